@@ -1,0 +1,78 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+DATE ?= $(shell git log -1 --format=%cI 2>/dev/null)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.buildDate=$(DATE)
+export CGO_ENABLED ?= 1
+
+# Debian packages that the tests drive as real peers.
+PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light wrk haproxy \
+	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 systemd \
+	openssh-server openssh-client tmux
+
+.PHONY: help build deb demo test test-microvm soak bench lint generate packages clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+build: ## build bin/lull and bin/lull-shim
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+deb: build ## build the Debian package in dist/
+	etc/deb/build '$(VERSION)' dist
+
+demo: build ## run three real programs that fall asleep and wake, then print what to type
+	@CGO_ENABLED=0 go build -o bin/lull-demo ./demo
+	@exec bin/lull-demo
+
+packages: ## install what the tests need (Debian, root)
+	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "not installed, tests that need them are skipped:" $$missing; exit 0; fi; \
+	echo installing: $$missing; \
+	printf '#!/bin/sh\nexit 101\n' > /tmp/lull-policy && chmod +x /tmp/lull-policy; \
+	restore=''; if [ -e /usr/sbin/policy-rc.d ]; then mv /usr/sbin/policy-rc.d /usr/sbin/policy-rc.d.lull; restore=1; fi; \
+	cp /tmp/lull-policy /usr/sbin/policy-rc.d; \
+	ok=0; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+		-o DPkg::Lock::Timeout=300 $$missing >/dev/null || ok=$$?; \
+	rm -f /usr/sbin/policy-rc.d /tmp/lull-policy; \
+	if [ -n "$$restore" ]; then mv /usr/sbin/policy-rc.d.lull /usr/sbin/policy-rc.d; fi; exit $$ok
+
+# Tests that read or load the whole machine run one package at a time.
+ALONE := ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs
+# Packages with goroutines that are quick enough under the race detector.
+RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
+	./internal/link/... ./internal/router ./internal/shim ./internal/sim/world ./internal/store/...
+
+test: packages lint build ## everything that must hold; installs what it needs
+	go test -timeout 20m $$(go list ./... | grep -vE '/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs)$$')
+	go test -p 1 -timeout 20m $(ALONE)
+	go test -race -short -timeout 20m $(RACE)
+
+test-microvm: ## real guests under QEMU: installs it, fetches a guest kernel
+	apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 qemu-system-x86 e2fsprogs >/dev/null
+	[ -d bin/guest-kernel ] || scripts/guest-kernel bin/guest-kernel
+	LULL_GUEST_KERNEL=$(CURDIR)/bin/guest-kernel go test -count=1 -timeout 20m ./internal/edge/runtime/microvm
+
+soak: packages build ## the proofs at their full counts; hours
+	LULL_INTERLEAVINGS=200000 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
+	LULL_PROGRAM_CYCLES=1000 LULL_SOAK=1 LULL_DAYS=20 LULL_SERVER_KILLS=200 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 \
+		go test -p 1 -count=1 -timeout 24h ./...
+
+bench: build ## ratios against baselines measured in the same run
+	go run ./bench/host
+	go run ./bench/relay
+
+lint: ## formatting and vet
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "gofmt would change:" $$bad; exit 1; fi
+	go vet ./...
+
+generate: ## write the generated reference pages again
+	go run ./cmd/lull reference docs/reference
+	go test ./internal/power ./internal/house -update
+
+clean: ## remove what was built
+	rm -rf bin dist

@@ -1,0 +1,76 @@
+package memnet
+
+import (
+	"net"
+	"sync"
+)
+
+// Listener is a listening address with its backlog. It is a net.Listener.
+type Listener struct {
+	network *Network
+	name    string
+	backlog int
+
+	mu      sync.Mutex
+	queue   []*Conn
+	closed  bool
+	changed signal
+}
+
+var _ net.Listener = (*Listener)(nil)
+
+// Accept takes the connection that has waited longest. After Close it answers
+// net.ErrClosed.
+func (l *Listener) Accept() (net.Conn, error) {
+	for {
+		l.mu.Lock()
+		if l.closed {
+			l.mu.Unlock()
+			return nil, &net.OpError{Op: "accept", Net: "mem", Addr: l.Addr(), Err: net.ErrClosed}
+		}
+		if len(l.queue) > 0 {
+			c := l.queue[0]
+			l.queue = l.queue[1:]
+			l.changed.notify()
+			l.mu.Unlock()
+			return c, nil
+		}
+		wait := l.changed.wait()
+		l.mu.Unlock()
+		<-wait
+	}
+}
+
+// Close stops listening, resets what nobody accepted and frees the address.
+// Dials that wait for room are refused. A second Close answers net.ErrClosed.
+func (l *Listener) Close() error {
+	n := l.network
+	n.mu.Lock()
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		n.mu.Unlock()
+		return &net.OpError{Op: "close", Net: "mem", Addr: l.Addr(), Err: net.ErrClosed}
+	}
+	l.closed = true
+	delete(n.listeners, l.name)
+	orphans := l.queue
+	l.queue = nil
+	l.changed.notify()
+	l.mu.Unlock()
+	n.mu.Unlock()
+	for _, c := range orphans {
+		c.Abort()
+	}
+	return nil
+}
+
+// Addr is the address listened on, with the port that was taken for port 0.
+func (l *Listener) Addr() net.Addr { return address(l.name) }
+
+// Pending is the number of connections that nobody has accepted yet.
+func (l *Listener) Pending() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.queue)
+}

@@ -1,0 +1,190 @@
+package segment
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// sample writes a log of two files and returns its folder and contents.
+func sample(t *testing.T) (dir string, want []string) {
+	l, _ := open(t, fresh(t), Options{SegmentBytes: 200})
+	add(t, l, "first", "second", "third", "fourth", "fifth", "sixth", "", "eighth")
+	want, _, _ = read(l, From{})
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if len(l.files) != 2 {
+		t.Fatalf("%d files", len(l.files))
+	}
+	return l.dir, want
+}
+
+func segments(t *testing.T, dir string) []string {
+	names, err := filepath.Glob(filepath.Join(dir, "*.seg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// clone copies the files of a log to a fresh folder.
+func clone(t *testing.T, dir string) string {
+	to := fresh(t)
+	if err := os.CopyFS(to, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// TestTornAtEachByte cuts the newest file at every length: what was whole
+// before the cut is there, the cut is reported unless it lies between two
+// records, and the log goes on.
+func TestTornAtEachByte(t *testing.T) {
+	dir, want := sample(t)
+	newest := segments(t, dir)[1]
+	data, err := os.ReadFile(newest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := map[int]int{0: 0, headSize: 0} // records of the file at each of its boundaries
+	for pos, n := headSize, 0; pos < len(data); {
+		_, size, err := decodeRecord(data[pos:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		pos, n = pos+size, n+1
+		whole[pos] = n
+	}
+	older := len(want) - whole[len(data)]
+	kept := older
+	for size := range len(data) + 1 {
+		if n, ok := whole[size]; ok {
+			kept = older + n
+		}
+		at := clone(t, dir)
+		name := segments(t, at)[1]
+		if err := os.Truncate(name, int64(size)); err != nil {
+			t.Fatal(err)
+		}
+		l, damage := open(t, at, Options{SegmentBytes: 200})
+		if _, clean := whole[size]; clean != (len(damage) == 0) {
+			t.Errorf("cut at %d: %v", size, damage)
+		}
+		for _, d := range damage {
+			if !d.Torn || d.File != name || d.Offset+d.Length != int64(size) {
+				t.Errorf("cut at %d: %+v", size, d)
+			}
+		}
+		add(t, l, "after")
+		got, more, err := read(l, From{})
+		if err != nil || more != nil || !slices.Equal(got, append(slices.Clone(want[:kept]), fmt.Sprintf("%d:after", kept+1))) {
+			t.Errorf("cut at %d: %q %v %v, want %d and one", size, got, more, err, kept)
+		}
+		l.Close()
+		l, damage = open(t, at, Options{SegmentBytes: 200})
+		if len(damage) != 0 {
+			t.Errorf("cut at %d and opened again: %v", size, damage)
+		}
+		l.Close()
+	}
+}
+
+// TestFlippedAtEachByte changes each byte of each file: no record is ever
+// returned changed, none is lost without a report that names file and place,
+// and the log goes on.
+func TestFlippedAtEachByte(t *testing.T) {
+	dir, want := sample(t)
+	for i, original := range segments(t, dir) {
+		data, err := os.ReadFile(original)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for pos := range data {
+			at := clone(t, dir)
+			name := segments(t, at)[i]
+			bad := slices.Clone(data)
+			bad[pos] ^= byte(1 << (pos % 8))
+			if err := os.WriteFile(name, bad, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			l, damage := open(t, at, Options{SegmentBytes: 200})
+			got, more, err := read(l, From{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			damage = append(damage, more...)
+			missing := 0
+			for _, r := range want {
+				if !slices.Contains(got, r) {
+					missing++
+				}
+			}
+			if len(got)+missing != len(want) || missing > 1 || len(damage) == 0 {
+				t.Errorf("byte %d of file %d: %q is left, %v", pos, i, got, damage)
+			}
+			for _, d := range damage {
+				if d.File != name || d.Offset > int64(pos) || d.Offset+d.Length <= int64(pos) || !strings.Contains(d.Error(), name) {
+					t.Errorf("byte %d of file %d: %v", pos, i, d)
+				}
+			}
+			next := l.Next()
+			add(t, l, "after")
+			got, _, err = read(l, From{Number: next})
+			if err != nil || !slices.Equal(got, []string{fmt.Sprintf("%d:after", next)}) {
+				t.Errorf("byte %d of file %d: then %q %v", pos, i, got, err)
+			}
+			l.Close()
+		}
+	}
+}
+
+func TestLostFilesAreReported(t *testing.T) {
+	l, _ := open(t, fresh(t), Options{SegmentBytes: 100})
+	add(t, l, "one", "two", "three", "four", "five", "six")
+	l.Close()
+	names := segments(t, l.dir)
+	if err := os.Remove(names[1]); err != nil {
+		t.Fatal(err)
+	}
+	l, _ = open(t, l.dir, Options{SegmentBytes: 100})
+	got, damage, err := read(l, From{})
+	if err != nil || len(damage) != 1 || damage[0].File != names[0] || damage[0].Lost != uint64(6-len(got)) || damage[0].Lost == 0 {
+		t.Errorf("%q %v %v", got, damage, err)
+	}
+	l.Close()
+	for _, name := range []string{"xyz.seg", "1.seg"} {
+		path := filepath.Join(l.dir, name)
+		os.WriteFile(path, nil, 0o600)
+		if _, _, err := Open(l.dir, Options{}); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("a file that is no segment: %v", err)
+		}
+		os.Remove(path)
+	}
+	os.Rename(names[2], names[1])
+	if _, _, err := Open(l.dir, Options{}); err == nil || !strings.Contains(err.Error(), names[1]) {
+		t.Errorf("a renamed segment: %v", err)
+	}
+}
+
+// TestTwiceDamaged: zeros in the middle and a torn end at the same time.
+func TestTwiceDamaged(t *testing.T) {
+	dir, want := sample(t)
+	name := segments(t, dir)[1]
+	data, _ := os.ReadFile(name)
+	copy(data[headSize+8:], make([]byte, 10))
+	os.WriteFile(name, append(data, "torn"...), 0o600)
+	l, damage := open(t, dir, Options{SegmentBytes: 200})
+	if len(damage) != 2 || damage[0].Torn || damage[0].Lost != 1 || damage[0].Offset != headSize || damage[1].Length != 4 {
+		t.Errorf("%+v", damage)
+	}
+	add(t, l, "after")
+	got, again, _ := read(l, From{})
+	if len(got) != len(want) || len(again) != 2 || l.Next() != uint64(len(want)+2) {
+		t.Errorf("%q %v", got, again)
+	}
+	l.Close()
+}

@@ -1,0 +1,412 @@
+package segment
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options bound a log.
+type Options struct {
+	SegmentBytes int64         // a file is closed before it grows past this; 0 is 8 MiB, at most MaxFile
+	SegmentAge   time.Duration // and before a record this much later than its first; 0 is never
+	MaxBytes     int64         // of all files; 0 is 2 GiB. The newest file is always kept.
+}
+
+// buffered is how many bytes of records wait in memory before they are written.
+const buffered = 64 << 10
+
+// file is one segment of a log.
+type file struct {
+	path    string
+	first   uint64 // from its name
+	head    head
+	headErr error
+	size    int64
+}
+
+// Log is an open ring of segment files. It is safe for concurrent use.
+type Log struct {
+	dir  string
+	opts Options
+	lock *os.File
+
+	commit sync.Mutex // held by the one Sync that writes; taken before mu
+
+	mu     sync.Mutex
+	files  []*file  // oldest first
+	active *os.File // the last of files, nil before the next append makes one
+	buf    []byte   // encoded records that belong at the end of active
+	next   uint64   // number of the next record
+	latest int64    // latest time of all records
+	synced uint64   // every record before this number is on disk
+	broken error    // a failed fsync: nothing can be promised any more
+}
+
+// ErrLocked is in the error of Open when another process has the log open.
+var ErrLocked = errors.New("another process has it open")
+
+// Open opens or makes the log in dir, which it creates with mode 0700. The
+// damage it returns is what a crash left at the end of the newest file (cut
+// off, Torn) and what else it met there; damage in older files is reported to
+// those who read them.
+func Open(dir string, opts Options) (*Log, []*Damage, error) {
+	if opts.SegmentBytes <= 0 {
+		opts.SegmentBytes = 8 << 20
+	}
+	opts.SegmentBytes = min(opts.SegmentBytes, MaxFile)
+	if opts.MaxBytes <= 0 {
+		opts.MaxBytes = 2 << 30
+	}
+	l := &Log{dir: dir, opts: opts, next: 1, latest: math.MinInt64}
+	damage, err := l.open()
+	if err != nil {
+		if l.lock != nil {
+			l.lock.Close()
+		}
+		if l.active != nil {
+			l.active.Close()
+		}
+		return nil, nil, fmt.Errorf("cannot open the log %s: %w", dir, err)
+	}
+	return l, damage, nil
+}
+
+func (l *Log) open() ([]*Damage, error) {
+	if err := os.MkdirAll(l.dir, 0o700); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(l.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	l.lock = lock
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, ErrLocked
+		}
+		return nil, err
+	}
+	if l.files, err = list(l.dir); err != nil {
+		return nil, err
+	}
+	damage, err := l.recover()
+	l.synced = l.next
+	return damage, err
+}
+
+// list reads the names and heads of a log's files, oldest first.
+func list(dir string) ([]*file, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var files []*file
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), ".seg")
+		if !ok || !e.Type().IsRegular() {
+			continue
+		}
+		first, err := strconv.ParseUint(name, 16, 64)
+		if err != nil || len(name) != 16 {
+			return nil, fmt.Errorf("%s is no name of a segment file: move it away", filepath.Join(dir, e.Name()))
+		}
+		f := &file{path: filepath.Join(dir, e.Name()), first: first}
+		if err := f.readHead(); err != nil {
+			return nil, err
+		}
+		if f.headErr == nil && f.head.first != first {
+			return nil, fmt.Errorf("%s begins with record %d, not with that of its name: move it away", f.path, f.head.first)
+		}
+		files = append(files, f)
+	}
+	slices.SortFunc(files, func(a, b *file) int { return strings.Compare(a.path, b.path) })
+	return files, nil
+}
+
+func (f *file) readHead() error {
+	in, err := os.Open(f.path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	f.size = info.Size()
+	b := make([]byte, headSize)
+	n, err := io.ReadFull(in, b)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	f.head, f.headErr = decodeHead(b[:n])
+	return nil
+}
+
+// recover finds where the log ends. A newest file that holds nothing goes.
+func (l *Log) recover() ([]*Damage, error) {
+	var damage []*Damage
+	for len(l.files) > 0 {
+		f := l.files[len(l.files)-1]
+		data, err := readFile(f.path, f.size)
+		if err != nil {
+			return nil, err
+		}
+		var met []*Damage
+		c := scan(f.path, data, func(_ Record, d *Damage) bool {
+			if d != nil {
+				met = append(met, d)
+			}
+			return true
+		})
+		if len(met) > 0 && !c.damaged {
+			met[0].Torn = true
+			if err := cut(f.path, c.good); err != nil {
+				return nil, err
+			}
+			f.size = c.good
+		}
+		damage = append(damage, met...)
+		if c.records == 0 && !c.damaged {
+			// Also a file whose head is whole: the next append makes it again.
+			l.next = max(l.next, f.first)
+			if err := os.Remove(f.path); err != nil {
+				return nil, err
+			}
+			l.files = l.files[:len(l.files)-1]
+			continue
+		}
+		l.next = max(l.next, c.last+1, f.first+1)
+		if l.latest, err = l.latestBefore(len(l.files) - 1); err != nil {
+			return nil, err
+		}
+		l.latest = max(l.latest, c.latest)
+		if c.damaged {
+			return damage, nil // left as it is; the next append makes a new file
+		}
+		l.active, err = os.OpenFile(f.path, os.O_WRONLY|os.O_APPEND, 0)
+		return damage, err
+	}
+	return damage, syncDir(l.dir)
+}
+
+// latestBefore is the latest time of all records before the i-th file. A head
+// that cannot be read is made up for by reading the file before it.
+func (l *Log) latestBefore(i int) (int64, error) {
+	latest := int64(math.MinInt64)
+	for ; i >= 0; i-- {
+		if l.files[i].headErr == nil {
+			return max(latest, l.files[i].head.prior), nil
+		}
+		if i > 0 {
+			data, err := readFile(l.files[i-1].path, l.files[i-1].size)
+			if err != nil {
+				return 0, err
+			}
+			latest = max(latest, scan(l.files[i-1].path, data, nil).latest)
+		}
+	}
+	return latest, nil
+}
+
+func cut(path string, size int64) error {
+	out, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	if err := out.Truncate(size); err != nil {
+		return err
+	}
+	return out.Sync()
+}
+
+// Append adds a record and returns its number. It is durable once a Sync that
+// was called later has returned. An error means that nothing was added, or
+// that the disk refuses what was added before (then Sync says so too).
+func (l *Log) Append(at time.Time, payload []byte) (uint64, error) {
+	if len(payload) > MaxRecord {
+		return 0, fmt.Errorf("cannot append %d bytes to the log %s: a record has at most %d", len(payload), l.dir, MaxRecord)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.broken != nil {
+		return 0, l.broken
+	}
+	if err := l.room(at, int64(recordSize+len(payload))); err != nil {
+		return 0, fmt.Errorf("cannot append to the log %s: %w", l.dir, err)
+	}
+	number := l.next
+	l.buf = appendRecord(l.buf, number, at, payload)
+	l.next++
+	l.latest = max(l.latest, at.UnixNano())
+	return number, nil
+}
+
+// room makes sure that a record of some bytes has a file and memory to go to.
+func (l *Log) room(at time.Time, size int64) error {
+	if l.active != nil {
+		f := l.files[len(l.files)-1]
+		full := f.size+int64(len(l.buf))+size > l.opts.SegmentBytes
+		old := l.opts.SegmentAge > 0 && at.Sub(time.Unix(0, f.head.begun)) >= l.opts.SegmentAge
+		if full || old {
+			if err := l.seal(); err != nil {
+				return err
+			}
+		}
+	}
+	if l.active == nil {
+		if err := l.create(at); err != nil {
+			return err
+		}
+	}
+	if len(l.buf) > 0 && int64(len(l.buf))+size > buffered {
+		return l.flush()
+	}
+	return nil
+}
+
+// seal makes the active file durable and closes it.
+func (l *Log) seal() error {
+	if err := l.flush(); err != nil {
+		return err
+	}
+	if err := l.active.Sync(); err != nil {
+		return l.fail(err)
+	}
+	l.synced = l.next
+	err := l.active.Close()
+	l.active = nil
+	return err
+}
+
+func (l *Log) create(at time.Time) error {
+	h := head{first: l.next, begun: at.UnixNano(), prior: l.latest}
+	path := filepath.Join(l.dir, fmt.Sprintf("%016x.seg", l.next))
+	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(h.encode())
+	if err == nil {
+		err = syncDir(l.dir)
+	}
+	if err != nil {
+		return errors.Join(err, out.Close(), os.Remove(path))
+	}
+	l.active = out
+	l.files = append(l.files, &file{path: path, first: l.next, head: h, size: headSize})
+	return l.trim()
+}
+
+// trim removes the oldest files until the rest is within the bound.
+func (l *Log) trim() error {
+	total := int64(0)
+	for _, f := range l.files {
+		total += f.size
+	}
+	// The active file will grow to its full size.
+	for len(l.files) > 1 && total+l.opts.SegmentBytes-headSize > l.opts.MaxBytes {
+		total -= l.files[0].size
+		if err := l.removeOldest(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *Log) removeOldest() error {
+	if err := os.Remove(l.files[0].path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	l.files = l.files[1:]
+	return nil
+}
+
+// Drop removes the oldest files whose records are all before an instant, and
+// returns how many. The newest file stays.
+func (l *Log) Drop(before time.Time) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for len(l.files) > 1 && l.files[1].headErr == nil && l.files[1].head.prior < before.UnixNano() {
+		if err := l.removeOldest(); err != nil {
+			return n, fmt.Errorf("cannot drop the oldest file of the log %s: %w", l.dir, err)
+		}
+		n++
+	}
+	return n, nil
+}
+
+// flush writes the buffer. After a short write the rest stays in it, and the
+// next flush goes on where this one ended.
+func (l *Log) flush() error {
+	if len(l.buf) == 0 {
+		return nil
+	}
+	n, err := l.active.Write(l.buf)
+	l.files[len(l.files)-1].size += int64(n)
+	l.buf = l.buf[:copy(l.buf, l.buf[n:])]
+	return err
+}
+
+// fail remembers a failed fsync: the kernel may have dropped the pages, so
+// that trying again would promise too much.
+func (l *Log) fail(err error) error {
+	l.broken = fmt.Errorf("cannot make the log %s durable, open it again: %w", l.dir, err)
+	return l.broken
+}
+
+// Sync returns when every record appended before the call is on disk. Calls
+// at the same time share one fsync.
+func (l *Log) Sync() error {
+	l.mu.Lock()
+	want := l.next
+	l.mu.Unlock()
+	l.commit.Lock()
+	defer l.commit.Unlock()
+	l.mu.Lock()
+	if l.broken != nil || l.synced >= want {
+		defer l.mu.Unlock()
+		return l.broken
+	}
+	if err := l.flush(); err != nil {
+		defer l.mu.Unlock()
+		return fmt.Errorf("cannot write to the log %s: %w", l.dir, err)
+	}
+	out, upTo := l.active, l.next
+	l.mu.Unlock()
+	err := out.Sync()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.synced >= upTo {
+		return nil // sealed meanwhile, which syncs too; out may be closed
+	}
+	if err != nil {
+		return l.fail(err)
+	}
+	l.synced = upTo
+	return nil
+}
+
+// Close makes everything durable and gives the log free. It must not be called
+// twice or beside other methods.
+func (l *Log) Close() error {
+	err := l.Sync()
+	if l.active != nil {
+		err = errors.Join(err, l.active.Close())
+	}
+	return errors.Join(err, l.lock.Close())
+}

@@ -1,0 +1,226 @@
+// Package segment keeps records in append-only files with checksums: a Log is
+// a bounded ring of such files, and WriteFile and the sealed files beside it
+// are single documents written whole or not at all.
+//
+// A Log guarantees that what Sync has returned for is on disk; that a tail
+// torn by a crash is cut off at the next Open and reported; that damage
+// anywhere else is reported with file and offset by whoever reads across it,
+// and that reading goes on behind it; that a record is never returned changed;
+// and that the files together stay within their bound, the oldest going first.
+// One process has a Log open at a time.
+//
+// It leaves out indexes, compression and deletion of single records. It never
+// looks at the clock: records carry the time that the writer gives them, which
+// need not rise.
+package segment
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"time"
+)
+
+// MaxRecord is the largest payload, in bytes. MaxFile is the largest segment
+// file that is read at all.
+const (
+	MaxRecord = 1 << 20
+	MaxFile   = 64 << 20
+)
+
+// Record is one entry of a log.
+type Record struct {
+	Number  uint64 // 1 for the first, rising by one
+	Time    time.Time
+	Payload []byte // shares memory with its neighbours: clone what is kept
+}
+
+// Damage is a stretch of a file that holds no valid record. It is an error and
+// is yielded as one between the records around it.
+type Damage struct {
+	File   string
+	Offset int64  // of its first byte
+	Length int64  // in bytes
+	Lost   uint64 // records missing there, as far as their numbers tell; 0 is unknown or none
+	Torn   bool   // it was the end of the newest file and has been cut off
+	What   string // the first thing that is wrong
+}
+
+func (d *Damage) Error() string {
+	if d.Torn {
+		return fmt.Sprintf("cannot read %s from byte %d: %s; the last write was cut short and its %d bytes were removed", d.File, d.Offset, d.What, d.Length)
+	}
+	return fmt.Sprintf("cannot read %d bytes of %s from byte %d: %s; the records around them are intact, restore the file from a backup if those are needed",
+		d.Length, d.File, d.Offset, d.What)
+}
+
+// The layout of a file is a head of 40 bytes and then records, all little
+// endian. Head: magic, number of the first record, its time, the latest time
+// of all records in earlier files, zeros, checksum. Record: length of the
+// payload, checksum of all that follows the checksum and of the length, number,
+// time, payload.
+const (
+	magic      = "lullseg1"
+	headSize   = 40
+	recordSize = 24
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// head is what a file says about itself.
+type head struct {
+	first uint64
+	begun int64 // time of the first record, Unix nanoseconds
+	prior int64 // latest time before this file; math.MinInt64 for none
+}
+
+func (h head) encode() []byte {
+	b := make([]byte, headSize)
+	copy(b, magic)
+	binary.LittleEndian.PutUint64(b[8:], h.first)
+	binary.LittleEndian.PutUint64(b[16:], uint64(h.begun))
+	binary.LittleEndian.PutUint64(b[24:], uint64(h.prior))
+	binary.LittleEndian.PutUint32(b[36:], crc32.Checksum(b[:36], castagnoli))
+	return b
+}
+
+var (
+	errShortHead = errors.New("the head is cut short")
+	errMagic     = errors.New("it is no segment file of a version that is known")
+	errHeadSum   = errors.New("the checksum of the head is wrong")
+)
+
+func decodeHead(b []byte) (head, error) {
+	switch {
+	case len(b) < headSize:
+		return head{}, errShortHead
+	case string(b[:8]) != magic:
+		return head{}, errMagic
+	case binary.LittleEndian.Uint32(b[36:]) != crc32.Checksum(b[:36], castagnoli):
+		return head{}, errHeadSum
+	}
+	return head{binary.LittleEndian.Uint64(b[8:]), int64(binary.LittleEndian.Uint64(b[16:])), int64(binary.LittleEndian.Uint64(b[24:]))}, nil
+}
+
+// appendRecord encodes a record at the end of b.
+func appendRecord(b []byte, number uint64, at time.Time, payload []byte) []byte {
+	begin := len(b)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(payload)))
+	b = append(b, 0, 0, 0, 0)
+	b = binary.LittleEndian.AppendUint64(b, number)
+	b = binary.LittleEndian.AppendUint64(b, uint64(at.UnixNano()))
+	b = append(b, payload...)
+	binary.LittleEndian.PutUint32(b[begin+4:], sum(b[begin:]))
+	return b
+}
+
+// sum is the checksum of an encoded record: its own field is left out.
+func sum(b []byte) uint32 {
+	return crc32.Update(crc32.Checksum(b[:4], castagnoli), castagnoli, b[8:])
+}
+
+var (
+	errShort    = errors.New("a record is cut short")
+	errTooLong  = errors.New("a record is longer than any that is written")
+	errChecksum = errors.New("the checksum of a record is wrong")
+	errMissing  = errors.New("records are missing")
+)
+
+// decodeRecord reads the record at the start of b and its size in bytes.
+func decodeRecord(b []byte) (Record, int, error) {
+	if len(b) < recordSize {
+		return Record{}, 0, errShort
+	}
+	n := int(binary.LittleEndian.Uint32(b))
+	if n > MaxRecord {
+		return Record{}, 0, errTooLong
+	}
+	size := recordSize + n
+	if len(b) < size {
+		return Record{}, 0, errShort
+	}
+	if binary.LittleEndian.Uint32(b[4:]) != sum(b[:size]) {
+		return Record{}, 0, errChecksum
+	}
+	return Record{
+		Number:  binary.LittleEndian.Uint64(b[8:]),
+		Time:    time.Unix(0, int64(binary.LittleEndian.Uint64(b[16:]))).UTC(),
+		Payload: b[recordSize:size:size],
+	}, size, nil
+}
+
+// contents is everything that could be read of a file.
+type contents struct {
+	head    head
+	headErr error
+	records int
+	last    uint64 // number of the last record; 0 for none
+	latest  int64  // latest time of a record; math.MinInt64 for none
+	damaged bool   // something other than the tail cannot be read
+	good    int64  // bytes up to the end of the last valid record
+}
+
+// scan reads the bytes of a file. visit gets every record and every stretch of
+// damage in order and may stop it by returning false; it may be nil.
+func scan(name string, data []byte, visit func(Record, *Damage) bool) contents {
+	c := contents{latest: math.MinInt64}
+	var next uint64
+	pos := 0
+	if c.head, c.headErr = decodeHead(data); c.headErr == nil {
+		next = c.head.first
+		pos, c.good = headSize, headSize
+	}
+	cause := c.headErr
+	bad := -1 // where the damage begins that is being skipped
+	if c.headErr != nil {
+		bad = 0
+	}
+	effort := 8*len(data) + 4*MaxRecord // bytes that looking for the next record may hash
+	for pos < len(data) {
+		r, size, err := decodeRecord(data[pos:])
+		if err == nil && r.Number < next {
+			err = fmt.Errorf("a record has the number %d where %d belongs", r.Number, next)
+		}
+		if err != nil {
+			if bad < 0 {
+				bad, cause = pos, err
+			}
+			if err == errChecksum {
+				effort -= recordSize + int(binary.LittleEndian.Uint32(data[pos:]))
+			}
+			if effort < 0 {
+				break
+			}
+			pos++
+			continue
+		}
+		if bad < 0 && r.Number > next {
+			bad, cause = pos, errMissing
+		}
+		if bad >= 0 {
+			c.damaged = true
+			d := &Damage{File: name, Offset: int64(bad), Length: int64(pos - bad), What: cause.Error()}
+			if next != 0 {
+				d.Lost = r.Number - next
+			}
+			if bad = -1; visit != nil && !visit(Record{}, d) {
+				return c
+			}
+		}
+		pos += size
+		next, c.last, c.good = r.Number+1, r.Number, int64(pos)
+		c.records++
+		c.latest = max(c.latest, r.Time.UnixNano())
+		if visit != nil && !visit(r, nil) {
+			return c
+		}
+	}
+	if bad >= 0 && bad < len(data) && visit != nil {
+		visit(Record{}, &Damage{File: name, Offset: int64(bad), Length: int64(len(data) - bad), What: cause.Error()})
+	}
+	// Giving up is not knowing: what follows may be valid.
+	c.damaged = c.damaged || effort < 0
+	return c
+}

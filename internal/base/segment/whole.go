@@ -1,0 +1,169 @@
+package segment
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// temporary begins the names of files that are being written.
+const temporary = ".lull-tmp-"
+
+// WriteFile replaces a file durably: after a crash at any instant it holds
+// either what it held before or all of data. It writes a new file beside it,
+// so the folder must be writable and have room for both.
+func WriteFile(path string, data []byte, perm fs.FileMode) error {
+	if err := writeFile(path, data, perm); err != nil {
+		return fmt.Errorf("cannot write %s: %w", path, err)
+	}
+	return nil
+}
+
+func writeFile(path string, data []byte, perm fs.FileMode) error {
+	dir := filepath.Dir(path)
+	out, err := os.CreateTemp(dir, temporary)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(data)
+	if err == nil {
+		err = out.Chmod(perm)
+	}
+	if err == nil {
+		err = out.Sync()
+	}
+	err = errors.Join(err, out.Close())
+	if err == nil {
+		err = os.Rename(out.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(out.Name()))
+	}
+	return syncDir(dir)
+}
+
+// syncDir makes names in a folder durable.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// RemoveTemporary removes what crashes in WriteFile left in a folder, and
+// returns how many files. Nobody may be writing there.
+func RemoveTemporary(dir string) (int, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, fmt.Errorf("cannot clean %s: %w", dir, err)
+	}
+	n := 0
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), temporary) && e.Type().IsRegular() {
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				return n, fmt.Errorf("cannot clean %s: %w", dir, err)
+			}
+			n++
+		}
+	}
+	return n, nil
+}
+
+// seal is the first line of a sealed file.
+const seal = "lull-record 1 sha256=%s len=%d\n"
+
+// maxSealLine bounds the first line: the format with the longest length.
+const maxSealLine = 128
+
+// Seal puts a line with version, checksum and length before a payload.
+func Seal(payload []byte) []byte {
+	sum := sha256.Sum256(payload)
+	return append(fmt.Appendf(nil, seal, hex.EncodeToString(sum[:]), len(payload)), payload...)
+}
+
+// SealError is the answer to a sealed file that is not as it was written.
+type SealError struct {
+	Name string // of the file
+	What string // what is wrong with it
+}
+
+func (e *SealError) Error() string {
+	return fmt.Sprintf("cannot read the record %s: %s; restore it from a backup, or move it away to go on without it", e.Name, e.What)
+}
+
+// Unseal checks a sealed file and returns its payload, which shares memory
+// with data. The name is for the *SealError.
+func Unseal(name string, data []byte) ([]byte, error) {
+	fault := func(format string, args ...any) ([]byte, error) {
+		return nil, &SealError{Name: name, What: fmt.Sprintf(format, args...)}
+	}
+	if len(data) == 0 {
+		return fault("it is empty")
+	}
+	line, payload, found := bytes.Cut(data, []byte("\n"))
+	if len(line) > maxSealLine || !strings.HasPrefix(string(line)+"\n", "lull-record ") {
+		return fault("it does not begin with a lull-record line")
+	}
+	if !found {
+		return fault("it is cut off in its first line")
+	}
+	fields := strings.Split(string(line), " ")
+	if fields[1] != "1" {
+		return fault("its version is %q and this program reads 1", fields[1])
+	}
+	var sum, size string
+	if len(fields) == 4 {
+		sum, _ = strings.CutPrefix(fields[2], "sha256=")
+		size, _ = strings.CutPrefix(fields[3], "len=")
+	}
+	n, err := strconv.ParseUint(size, 10, 63)
+	if err != nil || fmt.Sprintf(seal, sum, n) != string(line)+"\n" || len(sum) != 2*sha256.Size {
+		return fault("its first line is damaged")
+	}
+	switch {
+	case uint64(len(payload)) < n:
+		return fault("it is truncated: %d of %d bytes are there", len(payload), n)
+	case uint64(len(payload)) > n:
+		return fault("%d bytes follow its end", uint64(len(payload))-n)
+	}
+	if got := sha256.Sum256(payload); hex.EncodeToString(got[:]) != sum {
+		return fault("its checksum is wrong")
+	}
+	return payload, nil
+}
+
+// WriteSealed is WriteFile of Seal.
+func WriteSealed(path string, payload []byte, perm fs.FileMode) error {
+	return WriteFile(path, Seal(payload), perm)
+}
+
+// ReadSealed reads a file that WriteSealed wrote, of at most limit bytes of
+// payload. A missing file gives fs.ErrNotExist, a damaged one a *SealError.
+func ReadSealed(path string, limit int64) ([]byte, error) {
+	in, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the record %s: %w", path, err)
+	}
+	defer in.Close()
+	data, err := io.ReadAll(io.LimitReader(in, limit+maxSealLine+1))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the record %s: %w", path, err)
+	}
+	if int64(len(data)) > limit+maxSealLine {
+		return nil, &SealError{Name: path, What: fmt.Sprintf("it has more than the %d bytes that are allowed", limit)}
+	}
+	payload, err := Unseal(path, data)
+	if err == nil && int64(len(payload)) > limit {
+		return nil, &SealError{Name: path, What: fmt.Sprintf("it has more than the %d bytes that are allowed", limit)}
+	}
+	return payload, err
+}

@@ -1,0 +1,249 @@
+// Package task runs the long-running things of a process as one group: started
+// in order, each when the one before it is ready, and stopped in reverse order,
+// each when the one after it has ended.
+//
+// It guarantees that a task is never cancelled while one that was started after
+// it still runs (unless that one missed its deadline), that the first error
+// stops all, that every error names its task, and that Run returns only when
+// all have ended or have been named as overdue. A group is a task itself, so
+// groups nest. It leaves restarts out: what may fail and be tried again does
+// that inside its own Run.
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Task is the one shape of what runs for long.
+type Task interface {
+	// Run works until ctx ends or it fails. After ctx has ended, nil and the
+	// context's error mean the same: it stopped as asked.
+	Run(ctx context.Context) error
+	// Ready closes when the task does its work, so that what depends on it may
+	// start. It returns the same channel at each call.
+	Ready() <-chan struct{}
+	// String names the task in errors and logs.
+	String() string
+}
+
+// DefaultStopTimeout is how long a task has to end when its group says nothing.
+const DefaultStopTimeout = 30 * time.Second
+
+// Group runs tasks together. Set its fields before Run; a Group runs once.
+type Group struct {
+	// StartTimeout is how long each task has to become ready; 0 is for ever.
+	StartTimeout time.Duration
+	// StopTimeout is how long each task has to end after it was asked to;
+	// 0 is DefaultStopTimeout. A task that misses it is an error that names it,
+	// and its goroutine is left behind: the process should end.
+	StopTimeout time.Duration
+
+	name  string
+	tasks []Task
+	ready chan struct{}
+}
+
+var _ Task = (*Group)(nil)
+
+// NewGroup makes a group of tasks in the order in which they start. The name
+// is for errors and may be empty.
+func NewGroup(name string, tasks ...Task) *Group {
+	return &Group{name: name, tasks: tasks, ready: make(chan struct{})}
+}
+
+// Run runs tasks as a group with the default limits.
+func Run(ctx context.Context, tasks ...Task) error { return NewGroup("", tasks...).Run(ctx) }
+
+// Ready closes when every task of the group is ready.
+func (g *Group) Ready() <-chan struct{} { return g.ready }
+
+func (g *Group) String() string { return g.name }
+
+// OverdueError is in the result of Run for each task that had not ended within
+// the stop timeout.
+type OverdueError struct {
+	Task  string
+	After time.Duration
+}
+
+func (e *OverdueError) Error() string {
+	return fmt.Sprintf("cannot stop %s: still running after %v", e.Task, e.After)
+}
+
+// running is a started task.
+type running struct {
+	task  Task
+	stop  context.CancelFunc
+	ended chan struct{} // closed after err is set
+	err   error
+}
+
+// Run starts the tasks and waits until all have ended. It returns nil when ctx
+// ended and all stopped as asked, or when all ended by themselves without an
+// error; otherwise every task's error, the first one first.
+func (g *Group) Run(ctx context.Context) error {
+	// errgroup's context ends with the first error, or with ctx; the tasks'
+	// own contexts do not descend from it, since that would end them all at
+	// once instead of in order.
+	eg, first := errgroup.WithContext(ctx)
+	base := context.WithoutCancel(ctx)
+	var started []*running
+	var errs []error
+	for _, t := range g.tasks {
+		r := start(base, eg, t)
+		started = append(started, r)
+		if err := g.await(first, r); err != nil {
+			errs = append(errs, err)
+		}
+		if first.Err() != nil || len(errs) > 0 {
+			break
+		}
+	}
+	if first.Err() == nil && len(errs) == 0 {
+		close(g.ready)
+		waitAny(first, started)
+	}
+	if cause := context.Cause(first); ctx.Err() == nil && cause != nil && cause != context.Canceled {
+		errs = append(errs, cause)
+	}
+	errs = append(errs, g.stop(started, errs)...)
+	return errors.Join(errs...)
+}
+
+func start(base context.Context, eg *errgroup.Group, t Task) *running {
+	ctx, stop := context.WithCancel(base)
+	r := &running{task: t, stop: stop, ended: make(chan struct{})}
+	eg.Go(func() error {
+		defer close(r.ended)
+		err := t.Run(ctx)
+		if err != nil && !(ctx.Err() != nil && errors.Is(err, context.Canceled)) {
+			r.err = fmt.Errorf("cannot run %s: %w", t, err)
+		}
+		return r.err
+	})
+	return r
+}
+
+// await waits until a task is ready or has ended, or everything is to stop.
+func (g *Group) await(first context.Context, r *running) error {
+	var late <-chan time.Time
+	if g.StartTimeout > 0 {
+		t := time.NewTimer(g.StartTimeout)
+		defer t.Stop()
+		late = t.C
+	}
+	select {
+	case <-r.task.Ready():
+	case <-r.ended:
+		r.settle(first)
+	case <-first.Done():
+	case <-late:
+		return fmt.Errorf("cannot start %s: not ready after %v", r.task, g.StartTimeout)
+	}
+	return nil
+}
+
+// waitAny waits for the first error, the end of the group's context or the
+// natural end of every task.
+func waitAny(first context.Context, started []*running) {
+	for _, r := range started {
+		select {
+		case <-r.ended:
+			r.settle(first)
+		case <-first.Done():
+			return
+		}
+	}
+}
+
+// settle waits until the error of an ended task has reached the group: its
+// goroutine reports it just after ended is closed.
+func (r *running) settle(first context.Context) {
+	if r.err != nil {
+		<-first.Done()
+	}
+}
+
+// stop ends the tasks in reverse order and returns their errors, without those
+// that are in known already.
+func (g *Group) stop(started []*running, known []error) []error {
+	limit := g.StopTimeout
+	if limit == 0 {
+		limit = DefaultStopTimeout
+	}
+	var errs []error
+	for i := len(started) - 1; i >= 0; i-- {
+		r := started[i]
+		r.stop()
+		if !r.within(limit) {
+			errs = append(errs, &OverdueError{Task: r.task.String(), After: limit})
+			continue
+		}
+		if r.err != nil && !contains(known, r.err) {
+			errs = append(errs, r.err)
+		}
+	}
+	return errs
+}
+
+// within reports whether the task ends in time.
+func (r *running) within(limit time.Duration) bool {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-r.ended:
+		return true
+	case <-t.C:
+		select {
+		case <-r.ended:
+			return true
+		default:
+			return false
+		}
+	}
+}
+
+// contains compares by identity: equal texts of two tasks are two errors.
+func contains(errs []error, err error) bool {
+	for _, e := range errs {
+		if e == err {
+			return true
+		}
+	}
+	return false
+}
+
+// Func makes a task of a function that calls ready once its work has begun.
+// Further calls of ready do nothing.
+func Func(name string, run func(ctx context.Context, ready func()) error) Task {
+	return &function{name: name, run: run, ready: make(chan struct{})}
+}
+
+// Loop makes a task that is ready as soon as it is started.
+func Loop(name string, run func(ctx context.Context) error) Task {
+	return Func(name, func(ctx context.Context, ready func()) error {
+		ready()
+		return run(ctx)
+	})
+}
+
+type function struct {
+	name  string
+	run   func(context.Context, func()) error
+	once  sync.Once
+	ready chan struct{}
+}
+
+func (f *function) Run(ctx context.Context) error {
+	return f.run(ctx, func() { f.once.Do(func() { close(f.ready) }) })
+}
+
+func (f *function) Ready() <-chan struct{} { return f.ready }
+
+func (f *function) String() string { return f.name }

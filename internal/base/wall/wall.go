@@ -1,0 +1,233 @@
+// Package wall compares the machine's clocks, so that a suspend of the machine
+// and a step of its wall clock are events instead of mysteries.
+//
+// Three clocks are read together: CLOCK_MONOTONIC stands still while the
+// machine is suspended, CLOCK_BOOTTIME goes on, and the wall clock goes on and
+// can be set. Boot time minus monotonic time grows only by suspends; wall time
+// minus boot time changes only when somebody sets the clock (slewing moves all
+// three alike). Small changes add up: nothing is lost below the tolerance.
+//
+// It guarantees that a Detector reports each suspend and each step once, with
+// its length. It leaves out what no clock of the machine shows: a hypervisor
+// that stops a whole guest stops all three, and only the correction of the wall
+// clock afterwards is seen, as a step. A testing/synctest bubble moves time.Now
+// but not these clocks, so tests inject the reader.
+package wall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Tolerance is the least change that is reported when a Detector says nothing
+// else. Reading three clocks one after the other takes some microseconds, or
+// some milliseconds when the scheduler comes between.
+const Tolerance = time.Second
+
+// Reading is the three clocks at one moment.
+type Reading struct {
+	Wall time.Time     // without a monotonic part
+	Boot time.Duration // CLOCK_BOOTTIME: since boot, suspends included
+	Mono time.Duration // CLOCK_MONOTONIC: since boot, suspends left out
+}
+
+// Read reads the clocks of this machine.
+func Read() (Reading, error) {
+	var best Reading
+	// The two since boot are read around the wall clock; of a few tries the one
+	// with the least time in between counts.
+	width := time.Duration(1<<63 - 1)
+	for range 3 {
+		mono, err := clock(unix.CLOCK_MONOTONIC)
+		if err != nil {
+			return Reading{}, err
+		}
+		boot, err := clock(unix.CLOCK_BOOTTIME)
+		if err != nil {
+			return Reading{}, err
+		}
+		now := time.Now().Round(0)
+		end, err := clock(unix.CLOCK_MONOTONIC)
+		if err != nil {
+			return Reading{}, err
+		}
+		if end-mono < width {
+			width = end - mono
+			best = Reading{Wall: now, Boot: boot, Mono: mono}
+		}
+	}
+	return best, nil
+}
+
+func clock(id int32) (time.Duration, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(id, &ts); err != nil {
+		return 0, fmt.Errorf("cannot read clock %d: %w", id, err)
+	}
+	return time.Duration(ts.Nano()), nil
+}
+
+// Since is the time between two readings of one boot. It counts suspends and
+// does not care how the wall clock was set.
+func (r Reading) Since(earlier Reading) time.Duration { return r.Boot - earlier.Boot }
+
+// Kind is what happened to the clocks.
+type Kind string
+
+// The kinds of events.
+const (
+	Suspended Kind = "suspended" // the machine slept
+	Stepped   Kind = "stepped"   // somebody set the wall clock
+)
+
+// Event is one thing that happened between two readings.
+type Event struct {
+	Kind Kind
+	// By is how long the machine slept (positive), or how far the wall clock
+	// was set forward (positive) or back (negative).
+	By time.Duration
+	// After and Before are the readings that it happened between.
+	After, Before Reading
+}
+
+func (e Event) String() string {
+	switch {
+	case e.Kind == Suspended:
+		return fmt.Sprintf("the machine was suspended for %v", e.By)
+	case e.By < 0:
+		return fmt.Sprintf("the wall clock was set back by %v", -e.By)
+	}
+	return fmt.Sprintf("the wall clock was set forward by %v", e.By)
+}
+
+// Detector finds events in a series of readings. Its zero value works. It is
+// for one goroutine.
+type Detector struct {
+	Tolerance time.Duration // least change reported; 0 is the package's Tolerance
+
+	begun bool
+	last  Reading
+	slept time.Duration // boot minus monotonic, as reported so far
+	wall  time.Duration // wall minus boot, as reported so far
+}
+
+// Observe takes the next reading and returns what happened since the last one,
+// a suspend before a step. The first reading is only a baseline, and so is one
+// whose boot time lies before the last one's: that is another boot.
+func (d *Detector) Observe(r Reading) []Event {
+	slept, wall := r.Boot-r.Mono, time.Duration(r.Wall.UnixNano())-r.Boot
+	before := d.last
+	d.last = r
+	if !d.begun || r.Boot < before.Boot {
+		d.begun, d.slept, d.wall = true, slept, wall
+		return nil
+	}
+	limit := d.Tolerance
+	if limit <= 0 {
+		limit = Tolerance
+	}
+	var events []Event
+	if by := slept - d.slept; by >= limit {
+		d.slept = slept
+		events = append(events, Event{Kind: Suspended, By: by, After: before, Before: r})
+	}
+	if by := wall - d.wall; by >= limit || by <= -limit {
+		d.wall = wall
+		events = append(events, Event{Kind: Stepped, By: by, After: before, Before: r})
+	}
+	return events
+}
+
+// Watch reads the clocks again and again and tells what happened.
+type Watch struct {
+	Every     time.Duration           // between readings; 0 is 5 s
+	Tolerance time.Duration           // as of Detector
+	Read      func() (Reading, error) // nil is the machine's clocks
+	Tell      func(Event)             // called from Run, one at a time
+}
+
+// Run watches until ctx ends, which is no error. Clocks that cannot be read
+// end it: whoever relies on it must know.
+func (w *Watch) Run(ctx context.Context) error {
+	read, every := w.Read, w.Every
+	if read == nil {
+		read = Read
+	}
+	if every <= 0 {
+		every = 5 * time.Second
+	}
+	d := Detector{Tolerance: w.Tolerance}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		r, err := read()
+		if err != nil {
+			return err
+		}
+		for _, e := range d.Observe(r) {
+			w.Tell(e)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// Stamp is a moment that can be stored and compared later, even after a reboot.
+type Stamp struct {
+	Wall   time.Time     `json:"wall"`
+	BootID string        `json:"boot_id"`
+	Boot   time.Duration `json:"boot_ns"`
+}
+
+// Stamp marks a reading of the boot named by id.
+func (r Reading) Stamp(bootID string) Stamp { return Stamp{Wall: r.Wall, BootID: bootID, Boot: r.Boot} }
+
+// Since is the time between two stamps. Within one boot it is exact; across
+// boots it is the difference of the wall clocks, never negative, and exact is
+// false.
+func (s Stamp) Since(earlier Stamp) (d time.Duration, exact bool) {
+	if s.BootID != "" && s.BootID == earlier.BootID {
+		return s.Boot - earlier.Boot, true
+	}
+	return max(0, s.Wall.Sub(earlier.Wall)), false
+}
+
+// BootIDPath is where the kernel keeps the boot id, from the root of /proc.
+const BootIDPath = "sys/kernel/random/boot_id"
+
+// BootID reads the boot id from a /proc; os.DirFS("/proc") is the live one.
+func BootID(proc fs.FS) (string, error) {
+	text, err := fs.ReadFile(proc, BootIDPath)
+	if err != nil {
+		return "", fmt.Errorf("cannot read the boot id: %w", err)
+	}
+	id, err := parseBootID(string(text))
+	if err != nil {
+		return "", fmt.Errorf("cannot read the boot id from %s: %w", BootIDPath, err)
+	}
+	return id, nil
+}
+
+// parseBootID wants a UUID of lower-case hexadecimal digits.
+func parseBootID(text string) (string, error) {
+	id := strings.TrimSuffix(text, "\n")
+	if len(id) != 36 {
+		return "", errors.New("it is no UUID")
+	}
+	for i, c := range []byte(id) {
+		dash := i == 8 || i == 13 || i == 18 || i == 23
+		if dash != (c == '-') || !dash && !strings.ContainsRune("0123456789abcdef", rune(c)) {
+			return "", fmt.Errorf("it is no UUID: byte %d is %q", i, c)
+		}
+	}
+	return id, nil
+}

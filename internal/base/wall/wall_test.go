@@ -1,0 +1,207 @@
+package wall
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// machine is three clocks that tests move.
+type machine struct{ r Reading }
+
+func newMachine() *machine {
+	return &machine{Reading{Wall: time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC), Boot: time.Hour, Mono: 40 * time.Minute}}
+}
+
+func (m *machine) run(d time.Duration) {
+	m.r.Wall, m.r.Boot, m.r.Mono = m.r.Wall.Add(d), m.r.Boot+d, m.r.Mono+d
+}
+func (m *machine) suspend(d time.Duration) { m.r.Wall, m.r.Boot = m.r.Wall.Add(d), m.r.Boot+d }
+func (m *machine) step(d time.Duration)    { m.r.Wall = m.r.Wall.Add(d) }
+
+func TestDetector(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		do   func(*machine)
+		want []string
+	}{
+		{"nothing", func(m *machine) { m.run(time.Hour) }, nil},
+		{"suspend", func(m *machine) { m.run(time.Second); m.suspend(8 * time.Hour); m.run(time.Second) },
+			[]string{"the machine was suspended for 8h0m0s"}},
+		{"forward", func(m *machine) { m.step(time.Hour) }, []string{"the wall clock was set forward by 1h0m0s"}},
+		{"back", func(m *machine) { m.step(-time.Hour) }, []string{"the wall clock was set back by 1h0m0s"}},
+		{"both", func(m *machine) { m.suspend(time.Minute); m.step(-time.Hour) },
+			[]string{"the machine was suspended for 1m0s", "the wall clock was set back by 1h0m0s"}},
+		{"hardware clock stood still", func(m *machine) { m.suspend(time.Minute); m.step(-time.Minute) },
+			[]string{"the machine was suspended for 1m0s", "the wall clock was set back by 1m0s"}},
+		{"below the tolerance", func(m *machine) { m.suspend(999 * time.Millisecond); m.step(-999 * time.Millisecond) }, nil},
+		{"another boot", func(m *machine) {
+			*m = machine{Reading{Wall: m.r.Wall.Add(time.Hour), Boot: time.Second, Mono: time.Second}}
+		}, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := newMachine()
+			var d Detector
+			if e := d.Observe(m.r); e != nil {
+				t.Errorf("the baseline gave %v", e)
+			}
+			tc.do(m)
+			var got []string
+			for _, e := range d.Observe(m.r) {
+				got = append(got, e.String())
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+			m.run(time.Minute)
+			if e := d.Observe(m.r); e != nil {
+				t.Errorf("told twice: %v", e)
+			}
+		})
+	}
+}
+
+// TestNothingIsLost: whatever the sizes, the sums of what was reported differ
+// from what happened by less than the tolerance, and durations by nothing.
+func TestNothingIsLost(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		m := newMachine()
+		var d Detector
+		d.Observe(m.r)
+		first := m.r
+		var ran, slept, stepped, toldSlept, toldStepped time.Duration
+		for range rapid.IntRange(1, 30).Draw(r, "moves") {
+			by := time.Duration(rapid.IntRange(1, 3_000_000).Draw(r, "µs")) * time.Microsecond
+			switch rapid.SampledFrom([]string{"run", "suspend", "forward", "back"}).Draw(r, "move") {
+			case "run":
+				m.run(by)
+				ran += by
+			case "suspend":
+				m.suspend(by)
+				slept += by
+			case "forward":
+				m.step(by)
+				stepped += by
+			case "back":
+				m.step(-by)
+				stepped -= by
+			}
+			for _, e := range d.Observe(m.r) {
+				if e.Kind == Suspended {
+					toldSlept += e.By
+				} else {
+					toldStepped += e.By
+				}
+			}
+		}
+		if off := slept - toldSlept; off < 0 || off >= Tolerance {
+			r.Fatalf("slept %v, told %v", slept, toldSlept)
+		}
+		if off := (stepped - toldStepped).Abs(); off >= Tolerance {
+			r.Fatalf("stepped %v, told %v", stepped, toldStepped)
+		}
+		if got := m.r.Since(first); got != ran+slept {
+			r.Fatalf("duration %v, want %v", got, ran+slept)
+		}
+		a, b := first.Stamp("x"), m.r.Stamp("x")
+		if got, exact := b.Since(a); got != ran+slept || !exact {
+			r.Fatalf("stamps are %v apart (exact %v), want %v", got, exact, ran+slept)
+		}
+	})
+}
+
+func TestStampAcrossBoots(t *testing.T) {
+	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
+	a := Stamp{Wall: at, BootID: "a", Boot: 9 * time.Hour}
+	b := Stamp{Wall: at.Add(time.Hour), BootID: "b", Boot: time.Minute}
+	if d, exact := b.Since(a); d != time.Hour || exact {
+		t.Error(d, exact)
+	}
+	if d, exact := a.Since(b); d != 0 || exact {
+		t.Error("a negative time:", d, exact)
+	}
+	if _, exact := (Stamp{Wall: at}).Since(Stamp{Wall: at}); exact {
+		t.Error("stamps without a boot id are called exact")
+	}
+}
+
+func TestWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		begun := time.Now()
+		moved := time.Duration(0)
+		var got []Event
+		ctx, cancel := context.WithCancel(t.Context())
+		w := &Watch{Every: time.Second, Tell: func(e Event) { got = append(got, e) }, Read: func() (Reading, error) {
+			m.run(time.Since(begun) - moved)
+			moved = time.Since(begun)
+			if len(got) == 0 && moved >= time.Minute {
+				m.suspend(time.Hour)
+			}
+			return m.r, nil
+		}}
+		time.AfterFunc(2*time.Minute, cancel)
+		if err := w.Run(ctx); err != nil {
+			t.Error(err)
+		}
+		if len(got) != 1 || got[0].Kind != Suspended || got[0].By != time.Hour || got[0].Before.Since(got[0].After) != time.Hour+time.Second {
+			t.Errorf("got %v", got)
+		}
+		broken := errors.New("no clock")
+		w.Read = func() (Reading, error) { return Reading{}, broken }
+		if err := w.Run(t.Context()); !errors.Is(err, broken) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestMachine(t *testing.T) {
+	a, err := Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Boot <= 0 || a.Mono <= 0 || b.Since(a) < 0 || a.Boot-a.Mono < -Tolerance || a.Wall.Year() < 2020 {
+		t.Errorf("read %+v, then %+v", a, b)
+	}
+	id, err := BootID(os.DirFS("/proc"))
+	if err != nil || len(id) != 36 {
+		t.Errorf("boot id %q, %v", id, err)
+	}
+}
+
+func TestBootIDFaults(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "no UUID", "0c7b1c2e": "no UUID", strings.Repeat("-", 36): "byte 0", strings.Repeat("0", 36): "byte 8",
+		"0C7B1C2E-1111-4222-8333-444455556666\n": "byte 1",
+	} {
+		_, err := BootID(fstest.MapFS{BootIDPath: {Data: []byte(text)}})
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "cannot read the boot id") {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+	if _, err := BootID(fstest.MapFS{}); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+func FuzzBootID(f *testing.F) {
+	f.Add("0c7b1c2e-1111-4222-8333-444455556666\n")
+	f.Add("")
+	f.Fuzz(func(t *testing.T, text string) {
+		if id, err := parseBootID(text); err == nil && (len(id) != 36 || strings.ToLower(id) != id) {
+			t.Errorf("%q gave %q", text, id)
+		}
+	})
+}
