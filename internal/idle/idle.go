@@ -1,0 +1,406 @@
+// Package idle is lull's one idea of idleness: the only code that decides
+// whether something is unused and may be paused (spec, section 1).
+//
+// Decide is a pure function of now, a Policy and the Evidence. It does no I/O,
+// starts nothing, keeps nothing and has no clock, so that a verdict can be
+// replayed from its recorded inputs and comes out identical. Wall times only
+// are compared: callers on one machine pass times of a clock that does not
+// step.
+//
+// It guarantees that an unknown never counts as quiet, that more activity
+// never makes a verdict more idle, and that TargetPauseAt is exactly the
+// instant at which the verdict becomes eligible if nothing new arrives.
+//
+// It does not act, does not know what a worker or an instance is, and does not
+// decide between objects: floors, budgets and schedules reach it as Guards.
+package idle
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// FutureTolerance is how far a stored time may lie ahead of now before it is
+// the block ClockInFuture (spec, section 1).
+const FutureTolerance = 60 * time.Second
+
+// Policy holds the numbers of one decision, already resolved.
+type Policy struct {
+	Name          string   `json:"name,omitempty"`
+	Timeout       Duration `json:"timeout_seconds"`        // idle for at least this long is idle; > 0
+	Snooze        Duration `json:"snooze_seconds"`         // after a confirmed resume; >= 0
+	WarnBefore    Duration `json:"warn_before_seconds"`    // 0 pauses without a warning; at most half of Timeout takes effect
+	CheckInterval Duration `json:"check_interval_seconds"` // longest time between two looks; > 0
+
+	// Detection is the per-object switch and AutoPause the global one; both
+	// must be on for a pause.
+	Detection bool `json:"detection"`
+	AutoPause bool `json:"auto_pause"`
+
+	// Signals names the readings that count. Nil counts every reading there
+	// is; otherwise only the named ones count, and a named one without a
+	// reading is unknown. Empty but not nil counts none.
+	Signals []string `json:"signals"`
+
+	// Action names what a pause does (stop, hibernate, freeze, ...); the
+	// engine carries it and does not interpret it.
+	Action string `json:"action,omitempty"`
+}
+
+// Validate reports every fault of p, each with its field's name.
+func (p Policy) Validate() error {
+	var errs []error
+	positive := func(field string, d Duration) {
+		if d <= 0 {
+			errs = append(errs, fmt.Errorf("cannot use policy %q: %s must be above 0, is %s", p.Name, field, time.Duration(d)))
+		}
+	}
+	positive("timeout", p.Timeout)
+	positive("check_interval", p.CheckInterval)
+	if p.Snooze < 0 {
+		errs = append(errs, fmt.Errorf("cannot use policy %q: snooze must not be negative, is %s", p.Name, time.Duration(p.Snooze)))
+	}
+	if p.WarnBefore < 0 {
+		errs = append(errs, fmt.Errorf("cannot use policy %q: warn_before must not be negative, is %s", p.Name, time.Duration(p.WarnBefore)))
+	}
+	return errors.Join(errs...)
+}
+
+func (p Policy) counts(signal string) bool {
+	return p.Signals == nil || slices.Contains(p.Signals, signal)
+}
+
+// Lease is a named hold on an object until it expires.
+type Lease struct {
+	Holder    string    `json:"holder"`
+	Reason    string    `json:"reason,omitempty"`
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
+// Evidence is everything that is known about one object at one moment. A zero
+// time means that it never happened.
+type Evidence struct {
+	Status  string `json:"status"`  // as people know it, for sentences
+	Running bool   `json:"running"` // whether Status is the one from which a pause is legal
+
+	LastActivityAt time.Time `json:"last_activity_at,omitzero"`
+	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"` // the last confirmed resume of any kind
+	CreatedAt      time.Time `json:"created_at,omitzero"`
+	SnoozedUntil   time.Time `json:"snoozed_until,omitzero"` // set by a person
+	WarningSentAt  time.Time `json:"warning_sent_at,omitzero"`
+
+	Readings    []Reading `json:"readings,omitempty"`
+	Connections int       `json:"connections,omitempty"` // open ones that hold
+	Leases      []Lease   `json:"leases,omitempty"`
+
+	// Guards are blocks that somebody else decided on: min_workers, cooldown,
+	// schedule, budget, hook_veto, shadow and the preflight codes. One with
+	// an Until ends then; one without has no known end.
+	Guards []Block `json:"guards,omitempty"`
+}
+
+// Verdict is the engine's answer. JSON names are the contract of spec, section 1.
+type Verdict struct {
+	At              time.Time  `json:"at"`
+	IsIdle          bool       `json:"is_idle"`
+	IdleMinutes     float64    `json:"idle_minutes"`
+	Baseline        string     `json:"baseline"` // which time idle_minutes counts from
+	LastActivityAt  *time.Time `json:"last_activity_at"`
+	InSnoozePeriod  bool       `json:"in_snooze_period"`
+	SnoozeUntil     *time.Time `json:"snooze_until"`
+	Eligible        bool       `json:"eligible_for_pause"`
+	TargetPauseAt   *time.Time `json:"target_pause_at"`
+	WarnAt          *time.Time `json:"warn_at"`
+	WarnDue         bool       `json:"warn_due"` // the warning goes out now
+	NextIdleCheckAt time.Time  `json:"next_idle_check_at"`
+	Reason          Code       `json:"reason"`
+	Blocks          []Block    `json:"blocks"`
+	Action          string     `json:"action,omitempty"`
+}
+
+// Has reports whether a block with that code prevents a pause.
+func (v Verdict) Has(c Code) bool {
+	return slices.ContainsFunc(v.Blocks, func(b Block) bool { return b.Code == c })
+}
+
+// Decide judges one object at one moment. Every guard is evaluated and
+// reported, not only the first. An invalid policy is never eligible.
+func Decide(now time.Time, p Policy, e Evidence) Verdict {
+	d := decision{now: now.Round(0), p: p, e: e, known: true}
+	d.v = Verdict{At: d.now, Action: p.Action, Blocks: []Block{}}
+	d.clocks()
+	d.activity()
+	d.snooze()
+	d.switches()
+	d.signals()
+	d.holds()
+	d.warning()
+	d.finish()
+	return d.v
+}
+
+// decision carries one evaluation. end is the latest known end of a block and
+// known says whether every block has one.
+type decision struct {
+	now   time.Time
+	p     Policy
+	e     Evidence
+	v     Verdict
+	base  time.Time
+	end   time.Time
+	known bool
+}
+
+// until notes that nothing can happen before t; a zero t has no known end.
+func (d *decision) until(t time.Time) {
+	if t.IsZero() {
+		d.known = false
+		return
+	}
+	if t.After(d.end) {
+		d.end = t
+	}
+}
+
+func (d *decision) block(b Block) {
+	d.v.Blocks = append(d.v.Blocks, b)
+}
+
+// clocks refuses to reason from times that have not happened yet.
+func (d *decision) clocks() {
+	check := func(what string, t time.Time) {
+		if ahead := t.Sub(d.now); ahead > FutureTolerance {
+			d.known = false
+			d.block(Block{Code: ClockInFuture, Sentence: fmt.Sprintf(
+				"The time of %s lies %s in the future; a clock is wrong, so nothing is decided from it.", what, human(ahead))})
+		}
+	}
+	check("the last activity", d.e.LastActivityAt)
+	check("the last resume", d.e.LastResumedAt)
+	check("the creation", d.e.CreatedAt)
+	check("the warning", d.e.WarningSentAt)
+	for i := range d.e.Readings {
+		if r := &d.e.Readings[i]; d.p.counts(r.Signal) {
+			check("the reading of "+r.Signal, r.At)
+			check("the last event of "+r.Signal, r.LastEvent)
+		}
+	}
+}
+
+// activity finds the baseline and how long it has been idle since.
+func (d *decision) activity() {
+	last, active := d.e.LastActivityAt, -1
+	for i := range d.e.Readings {
+		r := &d.e.Readings[i]
+		if !d.p.counts(r.Signal) {
+			continue
+		}
+		if t := r.activityAt(); t.After(last) {
+			last = t
+		}
+		if r.State == Active && (active < 0 || r.At.After(d.e.Readings[active].At)) {
+			active = i
+		}
+	}
+	d.v.Baseline, d.base = "last_activity_at", last
+	switch {
+	case !last.IsZero():
+		t := last.Round(0)
+		d.v.LastActivityAt = &t
+	case !d.e.LastResumedAt.IsZero():
+		d.v.Baseline, d.base = "last_resumed_at", d.e.LastResumedAt
+	case !d.e.CreatedAt.IsZero():
+		d.v.Baseline, d.base = "created_at", d.e.CreatedAt
+	default:
+		d.v.Baseline = "none"
+		d.known = false
+		d.block(Block{Code: SignalUnknown, Signal: "last_activity_at",
+			Sentence: "No time of activity, resume or creation is known, so how long it has been idle is unknown."})
+		return
+	}
+	idle := max(d.now.Sub(d.base), 0)
+	d.v.IdleMinutes = idle.Minutes()
+	ends := d.base.Add(time.Duration(d.p.Timeout)).Round(0)
+	d.v.IsIdle = d.p.Timeout > 0 && !d.now.Before(ends)
+	if d.p.Timeout <= 0 {
+		d.known = false
+	}
+	d.until(ends)
+	if d.v.IsIdle {
+		return
+	}
+	b := Block{Code: NotIdleYet, Until: &ends, Sentence: fmt.Sprintf(
+		"Idle for %s of %s.", human(idle), human(time.Duration(d.p.Timeout)))}
+	if active >= 0 {
+		r := d.e.Readings[active]
+		b = Block{Code: RecentActivity, Signal: r.Signal, Until: &ends, Sentence: "Active: " + r.describe(d.now) + "."}
+	}
+	d.block(b)
+}
+
+// snooze protects what was just resumed or was asked for by a person.
+func (d *decision) snooze() {
+	var end time.Time
+	what := ""
+	if d.p.Snooze > 0 && !d.e.LastResumedAt.IsZero() {
+		end, what = d.e.LastResumedAt.Add(time.Duration(d.p.Snooze)), "resumed"
+	}
+	if d.e.SnoozedUntil.After(end) {
+		end, what = d.e.SnoozedUntil, "snoozed by a person"
+	}
+	if end.IsZero() {
+		return
+	}
+	end = end.Round(0)
+	d.until(end)
+	if !d.now.Before(end) {
+		return
+	}
+	d.v.InSnoozePeriod, d.v.SnoozeUntil = true, &end
+	d.block(Block{Code: InSnoozePeriod, Until: &end, Sentence: fmt.Sprintf(
+		"Protected for another %s because it was %s.", human(end.Sub(d.now)), what)})
+}
+
+// switches are the blocks that only a person or another part of lull ends.
+func (d *decision) switches() {
+	open := func(c Code, s string) {
+		d.known = false
+		d.block(Block{Code: c, Sentence: s})
+	}
+	if !d.p.AutoPause {
+		open(AutoPauseDisabled, "Automatic pausing is switched off.")
+	}
+	if !d.p.Detection {
+		open(DetectionDisabled, "Idle detection is switched off for it.")
+	}
+	if !d.e.Running {
+		open(StatusNotRunning, fmt.Sprintf("It is %s, and only what runs can be paused.", d.e.Status))
+	}
+	for _, g := range d.e.Guards {
+		if g.Until != nil {
+			d.until(*g.Until)
+			if !d.now.Before(*g.Until) {
+				continue
+			}
+		} else {
+			d.known = false
+		}
+		d.block(g)
+	}
+}
+
+// signals blocks for every counted signal that is not known.
+func (d *decision) signals() {
+	for i := range d.e.Readings {
+		r := &d.e.Readings[i]
+		if d.p.counts(r.Signal) && r.stateAt(d.now) == Unknown {
+			d.known = false
+			d.block(Block{Code: SignalUnknown, Signal: r.Signal,
+				Sentence: "Not known: " + r.describe(d.now) + "; an unknown signal never counts as quiet."})
+		}
+	}
+	for _, s := range d.p.Signals {
+		if !slices.ContainsFunc(d.e.Readings, func(r Reading) bool { return r.Signal == s }) {
+			d.known = false
+			d.block(Block{Code: SignalUnknown, Signal: s,
+				Sentence: fmt.Sprintf("Not known: %s has no reading; an unknown signal never counts as quiet.", s)})
+		}
+	}
+}
+
+// holds are connections and leases.
+func (d *decision) holds() {
+	if n := d.e.Connections; n > 0 {
+		d.known = false
+		s := "1 connection is open."
+		if n > 1 {
+			s = fmt.Sprintf("%d connections are open.", n)
+		}
+		d.block(Block{Code: ConnectionOpen, Sentence: s})
+	}
+	for _, l := range d.e.Leases {
+		ends := l.ExpiresAt.Round(0)
+		d.until(ends)
+		if !d.now.Before(ends) {
+			continue
+		}
+		s := fmt.Sprintf("%s holds it for another %s", l.Holder, human(ends.Sub(d.now)))
+		if l.Reason != "" {
+			s += " (" + l.Reason + ")"
+		}
+		d.block(Block{Code: LeaseHeld, Holder: l.Holder, Until: &ends, Sentence: s + "."})
+	}
+}
+
+// warnBefore is how long before its pause a warning goes out. It takes at most
+// half of the timeout: with a longer one people would be warned the moment
+// they pause for thought, again and again.
+func (p Policy) warnBefore() time.Duration {
+	return time.Duration(min(p.WarnBefore, p.Timeout/2))
+}
+
+// warningGrace is how long after its announced pause a warning still speaks
+// for one: people who were told "in five minutes" an hour ago were not warned.
+func (p Policy) warningGrace() time.Duration {
+	return max(p.warnBefore(), 2*time.Duration(p.CheckInterval))
+}
+
+// warning moves the end so that a warning has always been out for WarnBefore.
+func (d *decision) warning() {
+	before := d.p.warnBefore()
+	if before <= 0 {
+		return
+	}
+	sent := d.e.WarningSentAt.Round(0)
+	latest := d.end
+	if d.now.After(latest) {
+		latest = d.now
+	}
+	valid := !sent.IsZero() && !sent.Before(d.base) && !sent.Before(d.e.LastResumedAt) &&
+		!sent.After(d.now.Add(FutureTolerance)) && !latest.After(sent.Add(before+d.p.warningGrace()))
+	var warned time.Time // when a warning will have been out long enough
+	switch {
+	case valid:
+		warned = sent.Add(before)
+	case d.now.Before(d.end.Add(-before)):
+		return // there is time: it goes out at WarnAt
+	default:
+		warned = d.now.Add(before)
+		d.v.WarnDue = d.known
+	}
+	d.until(warned)
+	if d.now.Before(warned) && !d.now.Before(d.end.Add(-before)) {
+		d.block(Block{Code: WarningPending, Until: &warned, Sentence: fmt.Sprintf(
+			"Its users are warned first; that takes another %s.", human(warned.Sub(d.now)))})
+	}
+}
+
+// finish derives what follows from the blocks.
+func (d *decision) finish() {
+	d.v.Eligible = len(d.v.Blocks) == 0
+	d.v.Reason = IdleTimeoutExceeded
+	if !d.v.Eligible {
+		d.v.Reason = d.v.Blocks[0].Code
+	}
+	next := d.now.Add(time.Duration(max(d.p.CheckInterval, Duration(time.Second))))
+	if d.known {
+		t := d.end.Round(0)
+		d.v.TargetPauseAt = &t
+		if b := d.p.warnBefore(); b > 0 {
+			w := t.Add(-b)
+			d.v.WarnAt = &w
+			if w.After(d.now) && w.Before(next) {
+				next = w
+			}
+		}
+		if t.Before(next) {
+			next = t
+		}
+		if next.Before(d.now) {
+			next = d.now
+		}
+	}
+	d.v.NextIdleCheckAt = next
+}

@@ -1,0 +1,165 @@
+package idle
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// State is what a signal says. The zero value is Unknown, so that a reading
+// nobody filled in can never count as quiet.
+type State uint8
+
+// The values of a signal (spec, 0.1). Absent means that the signal's source
+// does not exist there: it is quiet, and shown as absent.
+const (
+	Unknown State = iota
+	Quiet
+	Active
+	Absent
+)
+
+var stateNames = [...]string{"unknown", "quiet", "active", "absent"}
+
+// String returns the contract's name of s.
+func (s State) String() string {
+	if int(s) < len(stateNames) {
+		return stateNames[s]
+	}
+	return "unknown"
+}
+
+// MarshalText writes the contract's name.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads the contract's name and refuses any other.
+func (s *State) UnmarshalText(b []byte) error {
+	for i, n := range stateNames {
+		if string(b) == n {
+			*s = State(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("cannot read signal state %q: want unknown, quiet, active or absent", b)
+}
+
+// Reading is one look at one signal: a value, an age and a state, never a bare
+// number.
+type Reading struct {
+	Signal    string    `json:"signal"`
+	State     State     `json:"state"`
+	Value     float64   `json:"value"`
+	Threshold float64   `json:"threshold"` // active at or above it
+	Unit      string    `json:"unit,omitempty"`
+	Window    Duration  `json:"window_seconds,omitzero"` // the measured time that Value covers
+	At        time.Time `json:"at,omitzero"`             // when it was taken
+	LastEvent time.Time `json:"last_event,omitzero"`     // for signals that carry the time of their last event
+	MaxAge    Duration  `json:"max_age_seconds,omitzero"`
+	Detail    string    `json:"detail,omitempty"` // what was seen, or why it is unknown
+}
+
+// Judge returns a reading of a rate or level: active at or above threshold.
+func Judge(signal string, value, threshold float64, unit string, window time.Duration, at time.Time) Reading {
+	r := Reading{Signal: signal, State: Quiet, Value: value, Threshold: threshold, Unit: unit, Window: Duration(window), At: at}
+	if value >= threshold {
+		r.State = Active
+	}
+	return r
+}
+
+// NotKnown returns an unknown reading with its cause.
+func NotKnown(signal string, at time.Time, why string) Reading {
+	return Reading{Signal: signal, State: Unknown, At: at, Detail: why}
+}
+
+// activityAt is the newest activity the reading proves; zero for none. An
+// event counts at its own time, whatever the state.
+func (r *Reading) activityAt() time.Time {
+	t := r.LastEvent
+	if r.State == Active && r.LastEvent.IsZero() {
+		t = r.At
+	}
+	return t
+}
+
+// stateAt is the state at now: a reading past its MaxAge is unknown.
+func (r *Reading) stateAt(now time.Time) State {
+	if r.stale(now) {
+		return Unknown
+	}
+	return r.State
+}
+
+func (r *Reading) stale(now time.Time) bool {
+	return r.MaxAge > 0 && now.Sub(r.At) > time.Duration(r.MaxAge)
+}
+
+// describe says what was read, for people.
+func (r *Reading) describe(now time.Time) string {
+	s := r.Signal
+	if r.State == Active || r.State == Quiet {
+		if r.Unit != "" {
+			s += fmt.Sprintf(" %s %s (counts from %s)", number(r.Value), r.Unit, number(r.Threshold))
+		}
+	}
+	if r.Detail != "" {
+		s += ", " + r.Detail
+	}
+	switch {
+	case r.stale(now):
+		s += fmt.Sprintf(", last read %s ago, too old to trust", human(now.Sub(r.At)))
+	case !r.LastEvent.IsZero():
+		s += fmt.Sprintf(", last event %s ago", human(now.Sub(r.LastEvent)))
+	case !r.At.IsZero():
+		s += fmt.Sprintf(", read %s ago", human(now.Sub(r.At)))
+	}
+	return s
+}
+
+func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
+
+// human rounds a duration to what a person reads at a glance.
+func human(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "0s"
+	case d < 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	case d < time.Hour:
+		return d.Round(time.Second).String()
+	default:
+		s := d.Round(time.Minute).String()
+		return s[:len(s)-2] // without "0s"
+	}
+}
+
+// Duration is a time.Duration that is seconds in JSON, where the contract's
+// names demand them.
+type Duration time.Duration
+
+// MarshalJSON writes seconds.
+func (d Duration) MarshalJSON() ([]byte, error) {
+	return strconv.AppendFloat(nil, time.Duration(d).Seconds(), 'f', -1, 64), nil
+}
+
+// UnmarshalJSON reads seconds, rounded to the nanosecond. It refuses what does
+// not fit a time.Duration.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	var sec float64
+	if err := json.Unmarshal(b, &sec); err != nil {
+		return fmt.Errorf("cannot read a duration: want a number of seconds, got %.40q", b)
+	}
+	const limit = float64(1<<63-1) / 1e9
+	if sec > limit || sec < -limit {
+		return fmt.Errorf("cannot read a duration: %g seconds is out of range", sec)
+	}
+	whole := time.Duration(int64(sec)) * time.Second
+	frac := sec - float64(int64(sec))
+	ns := int64(frac*1e9 + 0.5)
+	if frac < 0 {
+		ns = int64(frac*1e9 - 0.5)
+	}
+	*d = Duration(whole + time.Duration(ns))
+	return nil
+}
