@@ -1,0 +1,26 @@
+package instance
+
+import "fmt"
+
+// GoneError says that a run is over. Exit is how it ended; Lost is set in it
+// when nobody knows.
+type GoneError struct {
+	ID   string
+	Exit Exit
+}
+
+func (e *GoneError) Error() string {
+	if e.Exit.Lost {
+		return fmt.Sprintf("cannot find the run of %s: it is over, and how it ended is not known", e.ID)
+	}
+	return fmt.Sprintf("cannot find the run of %s: it ended with code %d", e.ID, e.Exit.Code)
+}
+
+// Listener is a listening socket of an instance's processes.
+type Listener struct {
+	Network   string // tcp or udp
+	Addr      string // host:port as bound; a wildcard host is 0.0.0.0 or ::
+	PID       int    // one process that has it
+	Watchable bool   // whether it can be duplicated while the instance is frozen
+	Why       string // why not, empty when it can
+}

@@ -1,0 +1,117 @@
+// Package instance holds the nouns of a host: what an instance is asked to be
+// (Spec), what one run of it is in the kernel (Identity), and what a runtime
+// can see of it (Sample).
+//
+// It is pure data. It guarantees nothing about the world; a value here is what
+// somebody read or asked for, with its age. Power states and their legal
+// transitions are package power; decisions are package idle.
+package instance
+
+import (
+	"time"
+)
+
+// Path names how a client's bytes reach an exposed port.
+type Path string
+
+// The data paths of an exposed port (design, section 1).
+const (
+	PathAuto   Path = "auto"   // direct where every listener can be watched, otherwise relay
+	PathDirect Path = "direct" // the program listens itself; nothing of lull is in between
+	PathRelay  Path = "relay"  // lull listens and relays
+)
+
+// Endpoint is one exposed port.
+type Endpoint struct {
+	Proto  string `json:"proto,omitempty"`  // empty is tcp; udp is direct only
+	Listen string `json:"listen"`           // host:port that clients use
+	Target string `json:"target"`           // host:port the program listens on
+	Path   Path   `json:"path"`             // auto until decided, then direct or relay
+	Why    string `json:"why,omitempty"`    // why that path was chosen
+	Status string `json:"status,omitempty"` // empty while well, otherwise what is wrong with it
+}
+
+// Restart says what happens after a workload ends by itself.
+type Restart string
+
+// Restart rules (spec, section 4). The default is OnFailure.
+const (
+	RestartNo        Restart = "no"
+	RestartOnFailure Restart = "on-failure"
+	RestartAlways    Restart = "always"
+)
+
+// Launch is everything a runtime needs to start one run of an instance.
+type Launch struct {
+	ID      string   // instance id, also the cgroup's name
+	Run     uint64   // generation of this run; rises with every start, unique per ID
+	Command []string // argv; Command[0] is looked up in the PATH of Env
+	Env     []string // the complete environment, KEY=VALUE
+	Dir     string   // working directory, absolute
+	User    string   // name or uid[:gid]; empty is the daemon's own user
+	Listen  []string // host:port of the sockets that the program inherits as LISTEN_FDS, in order
+	LogPath string   // file of standard output and error, rotated beside itself
+	LogMax  int64    // bytes per log file; the previous one is kept as LogPath.1
+}
+
+// Identity names one run in the kernel. A pid alone is never an identity: pids
+// are reused, and nothing survives a reboot (spec, section 4).
+type Identity struct {
+	BootID string `json:"boot_id"`
+	Cgroup string `json:"cgroup,omitempty"` // absolute directory; empty where no cgroup could be made
+	PID    int    `json:"pid"`
+	Start  uint64 `json:"start"` // start time in clock ticks since boot, field 22 of /proc/PID/stat
+	Run    uint64 `json:"run"`
+}
+
+// Exit is how a run ended.
+type Exit struct {
+	Code   int       `json:"code"`             // exit code, 128+signal when a signal ended it
+	Signal int       `json:"signal,omitempty"` // the signal, 0 when it exited by itself
+	At     time.Time `json:"at"`
+	Lost   bool      `json:"lost,omitempty"` // nobody could collect the code (the shim was gone)
+}
+
+// Conn is an open inbound connection of an instance.
+type Conn struct {
+	Local     string        // address and port on this machine
+	Remote    string        // the client's
+	QuietFor  time.Duration // since a byte moved in either direction, by the kernel's account
+	Unread    uint32        // bytes the program has not read yet
+	Accepted  bool          // false while it still waits in a listener's queue
+	Loopback  bool          // both ends on this machine's loopback
+	HalfClose bool          // the client has finished sending (CLOSE_WAIT)
+}
+
+// Sample is one look at an instance from outside. Every part can fail alone: a
+// nil error beside a value means that it was read, and an error makes that
+// signal unknown, never quiet.
+type Sample struct {
+	At time.Time // with a monotonic reading
+
+	CPU    time.Duration // used by the whole tree since it started, ended children included
+	CPUErr error
+
+	NetBytes uint64 // moved by the tree's sockets, cumulative as far as the kernel tells
+	NetErr   error
+
+	Outbound int // established connections that the tree opened itself, not to loopback
+
+	Inbound    []Conn
+	LastClosed time.Time // when the newest already closed inbound connection ended; zero if none is known
+	ConnErr    error     // covers Inbound, Outbound and LastClosed
+}
+
+// Command is a command to run beside an instance.
+type Command struct {
+	Command []string `json:"command"`
+	Env     []string `json:"env,omitempty"` // KEY=VALUE, after the instance's own
+	Dir     string   `json:"dir,omitempty"` // default: the instance's
+}
+
+// Outcome is how such a command ended and what it printed.
+type Outcome struct {
+	ExitCode int    `json:"exit_code"`
+	Stdout   string `json:"stdout"`
+	Stderr   string `json:"stderr"`
+}

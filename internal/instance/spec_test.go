@@ -1,0 +1,101 @@
+package instance
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/idle"
+)
+
+func TestParseExpose(t *testing.T) {
+	for _, c := range []struct {
+		in   string
+		want Endpoint
+	}{
+		{"8080", Endpoint{Listen: "127.0.0.1:8080", Target: "127.0.0.1:8080"}},
+		{"8080:80", Endpoint{Listen: "127.0.0.1:8080", Target: "127.0.0.1:80"}},
+		{"0.0.0.0:8080", Endpoint{Listen: "0.0.0.0:8080", Target: "0.0.0.0:8080"}},
+		{"10.0.0.1:8080:80", Endpoint{Listen: "10.0.0.1:8080", Target: "127.0.0.1:80"}},
+		{"10.0.0.1:8080:10.0.0.2:80", Endpoint{Listen: "10.0.0.1:8080", Target: "10.0.0.2:80"}},
+		{"53/udp", Endpoint{Proto: "udp", Listen: "127.0.0.1:53", Target: "127.0.0.1:53"}},
+	} {
+		got, err := ParseExpose(c.in, "")
+		if err != nil || got != c.want {
+			t.Errorf("%s: %+v, %v", c.in, got, err)
+		}
+	}
+	for _, bad := range []string{"", "0", "65536", "x", "a:b", "1:2:3:4:5", "80/tcp", "example.com:80"} {
+		if got, err := ParseExpose(bad, ""); err == nil || !strings.Contains(err.Error(), "cannot read") {
+			t.Errorf("%q was read as %+v, %v", bad, got, err)
+		}
+	}
+}
+
+func good() Spec {
+	return Spec{Name: "a", Command: []string{"x"}, Expose: []Endpoint{{Listen: "127.0.0.1:1", Target: "127.0.0.1:1"}}}
+}
+
+// TestValidateNamesTheField spoils one field at a time.
+func TestValidateNamesTheField(t *testing.T) {
+	s := good()
+	if err := s.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	d := func(x time.Duration) *idle.Duration { v := idle.Duration(x); return &v }
+	for field, spoil := range map[string]func(*Spec){
+		"as a name":              func(s *Spec) { s.Name = "-a" },
+		"command":                func(s *Spec) { s.Command = nil },
+		"command or env":         func(s *Spec) { s.Command = []string{"a\x00b"} },
+		"env[1]":                 func(s *Spec) { s.Env = []string{"A=1", "B"} },
+		"workdir":                func(s *Spec) { s.Workdir = "here" },
+		"idle_policy":            func(s *Spec) { s.IdlePolicy = "lazy" },
+		"restart":                func(s *Spec) { s.Restart = "maybe" },
+		"log_max_bytes":          func(s *Spec) { s.LogMax = -1 },
+		"pause_after":            func(s *Spec) { s.PauseAfter = d(-1) },
+		"stop_after":             func(s *Spec) { s.StopAfter = d(MaxDeadline + 1) },
+		"reclaim_after":          func(s *Spec) { s.ReclaimAfter, s.StopAfter = *d(time.Minute), d(time.Minute) },
+		"quiet_connection_after": func(s *Spec) { s.QuietConnectionAfter = -1 },
+		"expose[0]":              func(s *Spec) { s.Expose[0].Path = PathRelay },
+		"expose[1]":              func(s *Spec) { s.Expose = append(s.Expose, s.Expose[0]) },
+		"noise.sources[0]":       func(s *Spec) { s.Noise = &Noise{Sources: []string{"all"}} },
+	} {
+		s := good()
+		spoil(&s)
+		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+// FuzzSpec reads specs as the API does: what is accepted is valid and survives
+// a round trip.
+func FuzzSpec(f *testing.F) {
+	s := good()
+	b, err := json.Marshal(s)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(`{"name":"a","command":["x"],"expose":[{"listen":":1","target":"localhost:2","path":"relay"}],"pause_after":1.5}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var s Spec
+		if json.Unmarshal(b, &s) != nil || s.Validate() != nil {
+			return
+		}
+		out, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again Spec
+		if err := json.Unmarshal(out, &again); err != nil || again.Validate() != nil {
+			t.Fatalf("%s came back as %s: %v", b, out, err)
+		}
+		if len(s.Env) > 0 && !cmp.Equal(s.Env, again.Env) {
+			t.Fatalf("the environment changed")
+		}
+	})
+}
