@@ -1,0 +1,101 @@
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// A backup is etcd's own snapshot format, which etcd's tools read too: a
+// database in pages, followed by its SHA-256.
+const (
+	pageBytes = 512
+	sumBytes  = sha256.Size
+)
+
+// Backup writes a copy of the store, all at one revision, to the file path,
+// which must not exist. The file appears when it is complete, checked and
+// on disk, and never before; only its owner can read it.
+func (s *Store) Backup(ctx context.Context, path string) (err error) {
+	if _, err := os.Lstat(path); err == nil {
+		return fmt.Errorf("cannot write backup %q: %w", path, os.ErrExist)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".backup-*")
+	if err != nil {
+		return fmt.Errorf("cannot write backup: %w", err)
+	}
+	defer func() {
+		if gone := os.Remove(tmp.Name()); gone != nil {
+			err = errors.Join(err, fmt.Errorf("cannot remove %q: %w", tmp.Name(), gone))
+		}
+	}()
+	snapshot, err := s.client.Snapshot(ctx)
+	if err != nil {
+		return errors.Join(readError("read a snapshot", err), tmp.Close())
+	}
+	check := newSumCheck()
+	_, err = io.Copy(io.MultiWriter(tmp, check), snapshot)
+	if err == nil {
+		err = check.verify()
+	}
+	if err == nil {
+		err = tmp.Sync()
+	}
+	err = errors.Join(err, snapshot.Close(), tmp.Close())
+	if err != nil {
+		return fmt.Errorf("cannot write backup %q: %w", path, err)
+	}
+	// A link, unlike a rename, never replaces what is there.
+	if err := os.Link(tmp.Name(), path); err != nil {
+		return fmt.Errorf("cannot write backup: %w", err)
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// sumCheck is a writer that hashes all but the last sumBytes of what it is
+// given, and keeps those.
+type sumCheck struct {
+	hash hash.Hash
+	tail []byte
+	size int64
+}
+
+func newSumCheck() *sumCheck { return &sumCheck{hash: sha256.New()} }
+
+func (c *sumCheck) Write(p []byte) (int, error) {
+	c.size += int64(len(p))
+	c.tail = append(c.tail, p...)
+	if over := len(c.tail) - sumBytes; over > 0 {
+		c.hash.Write(c.tail[:over])
+		c.tail = append(c.tail[:0], c.tail[over:]...)
+	}
+	return len(p), nil
+}
+
+// verify tells what is wrong with what was written.
+func (c *sumCheck) verify() error {
+	switch {
+	case c.size <= sumBytes || (c.size-sumBytes)%pageBytes != 0:
+		return fmt.Errorf("truncated: %d bytes are not whole pages and a checksum", c.size)
+	case !bytes.Equal(c.hash.Sum(nil), c.tail):
+		return errors.New("corrupted: the checksum does not match")
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("cannot sync directory: %w", err)
+	}
+	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		return fmt.Errorf("cannot sync directory %q: %w", dir, err)
+	}
+	return nil
+}

@@ -1,0 +1,176 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"golang.org/x/sys/unix"
+
+	"lull/internal/store"
+)
+
+// EmbeddedConfig says how the embedded server runs.
+type EmbeddedConfig struct {
+	// Dir is the data directory. It is made, and made private to its
+	// owner (mode 0700), if need be.
+	Dir string
+	// Logger gets what etcd has to say; nil is nowhere.
+	Logger *slog.Logger
+	// QuotaBytes is how large the store may grow; 0 is 4 GiB.
+	QuotaBytes int64
+	// KeepRevisions is how many revisions of history Run keeps; 0 is
+	// 100,000.
+	KeepRevisions int64
+	// ShortTicks makes the start ten times faster, for tests.
+	ShortTicks bool
+	// NoSync leaves out fsync, for tests: a crash of the machine (not of
+	// the process) then loses data.
+	NoSync bool
+}
+
+const (
+	defaultQuota = 4 << 30
+	defaultKeep  = 100_000
+	memberName   = "lull"
+	// memberURL names the only member. Nothing listens there and nothing
+	// ever connects to it: a cluster of one has no peers.
+	memberURL = "http://127.0.0.1:1"
+	// etcdDir is where in the data directory etcd keeps its own.
+	etcdDir = "etcd"
+)
+
+// OpenEmbedded starts an etcd server in this process and waits until it can
+// be used. Close the Store to end it. A directory that another process has
+// open is an error that names it. A disk that cannot be written later on
+// makes the process panic, since etcd must not go on without its log.
+func OpenEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Store, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.QuotaBytes == 0 {
+		cfg.QuotaBytes = defaultQuota
+	}
+	if cfg.KeepRevisions == 0 {
+		cfg.KeepRevisions = defaultKeep
+	}
+	if err := makePrivate(cfg.Dir); err != nil {
+		return nil, err
+	}
+	lock, err := lockDir(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	server, err := startServer(ctx, cfg)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot start the store in %q: %w", cfg.Dir, err), lock.Close())
+	}
+	s := newStore(v3client.New(server.Server), cfg.Logger)
+	s.keep = cfg.KeepRevisions
+	s.defragment = func(context.Context) error { return server.Server.Defragment() }
+	s.shut = func() error {
+		server.Close()
+		return lock.Close()
+	}
+	return s, nil
+}
+
+func startServer(ctx context.Context, cfg EmbeddedConfig) (*embed.Etcd, error) {
+	server, err := embed.StartEtcd(embedConfig(cfg))
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-server.Server.ReadyNotify():
+		return server, nil
+	case <-server.Server.StopNotify():
+		server.Close()
+		return nil, errors.New("the server stopped by itself")
+	case <-ctx.Done():
+		server.Close()
+		return nil, context.Cause(ctx)
+	}
+}
+
+func embedConfig(cfg EmbeddedConfig) *embed.Config {
+	c := embed.NewConfig()
+	c.Name = memberName
+	c.Dir = filepath.Join(cfg.Dir, etcdDir)
+	c.ListenPeerUrls = nil
+	c.ListenClientUrls = nil
+	c.ListenMetricsUrls = nil
+	c.AdvertiseClientUrls = nil
+	own, err := url.Parse(memberURL)
+	if err != nil {
+		panic(err) // a constant
+	}
+	c.AdvertisePeerUrls = []url.URL{*own}
+	c.InitialCluster = memberName + "=" + memberURL
+	c.EnableGRPCGateway = false
+	c.QuotaBackendBytes = cfg.QuotaBytes
+	c.MaxTxnOps = store.MaxOps
+	c.UnsafeNoFsync = cfg.NoSync
+	c.WatchProgressNotifyInterval = time.Minute
+	if cfg.ShortTicks {
+		c.TickMs, c.ElectionMs = 10, 50
+		c.WatchProgressNotifyInterval = 100 * time.Millisecond
+	}
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapLogger(cfg.Logger))
+	return c
+}
+
+// makePrivate makes dir if it is missing and takes it away from everybody
+// but its owner.
+func makePrivate(dir string) error {
+	if dir == "" {
+		return errors.New("cannot open a data directory without a name")
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("cannot make data directory: %w", err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return fmt.Errorf("cannot use data directory: %w", err)
+	}
+	if info.Mode().Perm()&0o077 == 0 {
+		return nil
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return fmt.Errorf("cannot make data directory private: %w", err)
+	}
+	return nil
+}
+
+// lockDir takes the lock that keeps a second process out of dir. The kernel
+// drops it when the process ends, however it ends.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot lock data directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		holder := make([]byte, 20)
+		n, _ := f.Read(holder) // only to say who, if it can be read
+		_ = f.Close()          // nothing was written
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("cannot open data directory %q: it is in use by process %s", dir, strings.TrimSpace(string(holder[:n])))
+		}
+		return nil, fmt.Errorf("cannot lock data directory %q: %w", dir, err)
+	}
+	err = f.Truncate(0)
+	if err == nil {
+		_, err = fmt.Fprintln(f, os.Getpid())
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot lock data directory %q: %w", dir, err), f.Close())
+	}
+	return f, nil
+}

@@ -1,0 +1,79 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"lull/internal/store"
+)
+
+// refusals are the answers that say that nothing was done, and what kind of
+// failure each is. Every other failure of a write may have been applied.
+var refusals = map[error]error{
+	rpctypes.ErrEmptyKey:         store.ErrInvalid,
+	rpctypes.ErrDuplicateKey:     store.ErrInvalid,
+	rpctypes.ErrFutureRev:        store.ErrInvalid,
+	rpctypes.ErrLeaseTTLTooLarge: store.ErrInvalid,
+	rpctypes.ErrTooManyOps:       store.ErrTooLarge,
+	rpctypes.ErrRequestTooLarge:  store.ErrTooLarge,
+	rpctypes.ErrNoSpace:          store.ErrNoSpace,
+	rpctypes.ErrLeaseNotFound:    store.ErrLeaseLost,
+	rpctypes.ErrTooManyRequests:  store.ErrUnavailable,
+	rpctypes.ErrNoLeader:         store.ErrUnavailable,
+	rpctypes.ErrNotCapable:       store.ErrUnavailable,
+	rpctypes.ErrUserEmpty:        store.ErrDenied,
+	rpctypes.ErrAuthFailed:       store.ErrDenied,
+	rpctypes.ErrPermissionDenied: store.ErrDenied,
+	rpctypes.ErrInvalidAuthToken: store.ErrDenied,
+	rpctypes.ErrAuthOldRevision:  store.ErrUnavailable,
+	rpctypes.ErrRootRoleNotExist: store.ErrDenied,
+}
+
+// kindOf returns the kind of a refusal, or nil if err may be anything.
+func kindOf(err error) error {
+	var known rpctypes.EtcdError
+	if errors.As(err, &known) {
+		for refusal, kind := range refusals {
+			if known == refusal {
+				return kind
+			}
+		}
+	}
+	if errors.Is(err, rpctypes.ErrCompacted) {
+		return &store.CompactedError{}
+	}
+	// The client refuses by itself to send what is over its own limit.
+	if s, ok := status.FromError(err); ok && s.Code() == codes.ResourceExhausted {
+		return store.ErrTooLarge
+	}
+	return nil
+}
+
+// writeError tells what err of a write means.
+func writeError(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	kind := kindOf(err)
+	if kind == nil {
+		kind = store.ErrAmbiguous
+	}
+	return fmt.Errorf("cannot %s: %w: %w", what, kind, err)
+}
+
+// readError tells what err of a call without effect means.
+func readError(what string, err error) error {
+	kind := kindOf(err)
+	if kind == nil {
+		kind = store.ErrUnavailable
+	}
+	if errors.Is(err, context.Canceled) {
+		kind = store.ErrUnavailable
+	}
+	return fmt.Errorf("cannot %s: %w: %w", what, kind, err)
+}

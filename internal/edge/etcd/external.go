@@ -1,0 +1,157 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"lull/internal/store"
+)
+
+// ExternalConfig says how an existing cluster is reached.
+type ExternalConfig struct {
+	// Endpoints are URLs, all http or all https.
+	Endpoints []string
+	// CAFile is the certificate authority of the servers, in PEM; empty
+	// is those of the system. CertFile and KeyFile identify this client.
+	// They need https.
+	CAFile, CertFile, KeyFile string
+	// Username and Password are of etcd's own users; without https they
+	// travel in the clear.
+	Username, Password string
+	// Logger gets what the client has to say; nil is nowhere.
+	Logger *slog.Logger
+	// CallTimeout bounds each call; 0 is DefaultCallTimeout.
+	CallTimeout time.Duration
+	// Maintain lets Run compact and defragment the cluster. A cluster
+	// that others use too is theirs to maintain: compaction is of the
+	// whole key space.
+	Maintain bool
+	// KeepRevisions is as in EmbeddedConfig.
+	KeepRevisions int64
+}
+
+// Validate returns every fault of c.
+func (c ExternalConfig) Validate() error {
+	var errs []error
+	if len(c.Endpoints) == 0 {
+		errs = append(errs, errors.New("cannot reach etcd without endpoints"))
+	}
+	secure := 0
+	for _, e := range c.Endpoints {
+		u, err := url.Parse(e)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("cannot use etcd endpoint: %w", err))
+		case u.Scheme != "http" && u.Scheme != "https", u.Host == "", u.Path != "" && u.Path != "/", u.User != nil:
+			errs = append(errs, fmt.Errorf("cannot use etcd endpoint %q: want http://host:port or https://host:port", u.Redacted()))
+		case u.Scheme == "https":
+			secure++
+		}
+	}
+	if secure > 0 && secure < len(c.Endpoints) {
+		errs = append(errs, errors.New("cannot mix http and https etcd endpoints"))
+	}
+	if secure == 0 && (c.CAFile != "" || c.CertFile != "" || c.KeyFile != "") {
+		errs = append(errs, errors.New("cannot use certificates with http etcd endpoints"))
+	}
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		errs = append(errs, errors.New("cannot use an etcd client certificate without its key, or a key without its certificate"))
+	}
+	if c.Password != "" && c.Username == "" {
+		errs = append(errs, errors.New("cannot use an etcd password without a user"))
+	}
+	return errors.Join(errs...)
+}
+
+func (c ExternalConfig) tls() (*tls.Config, error) {
+	u, err := url.Parse(c.Endpoints[0])
+	if err != nil || u.Scheme != "https" {
+		return nil, err
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.CAFile != "" {
+		pem, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read etcd CA: %w", err)
+		}
+		t.RootCAs = x509.NewCertPool()
+		if !t.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("cannot read etcd CA %q: no certificate in it", c.CAFile)
+		}
+	}
+	if c.CertFile != "" {
+		// Read at every handshake, so that a renewed certificate is used.
+		if _, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile); err != nil {
+			return nil, fmt.Errorf("cannot read etcd client certificate: %w", err)
+		}
+		t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+			return &cert, err
+		}
+	}
+	return t, nil
+}
+
+// Dial connects to an existing cluster and makes sure that it answers.
+func Dial(ctx context.Context, cfg ExternalConfig) (*Store, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.KeepRevisions == 0 {
+		cfg.KeepRevisions = defaultKeep
+	}
+	secure, err := cfg.tls()
+	if err != nil {
+		return nil, err
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: cfg.Endpoints, TLS: secure,
+		Username: cfg.Username, Password: cfg.Password,
+		DialTimeout:          DefaultCallTimeout,
+		DialKeepAliveTime:    5 * time.Second,
+		DialKeepAliveTimeout: 3 * time.Second,
+		MaxCallSendMsgSize:   4 << 20,
+		Logger:               zapLogger(cfg.Logger),
+	})
+	if err != nil {
+		return nil, readError("reach etcd", err)
+	}
+	s := newStore(client, cfg.Logger)
+	s.external = true
+	if cfg.CallTimeout > 0 {
+		s.callTimeout = cfg.CallTimeout
+	}
+	if cfg.Maintain {
+		s.keep = cfg.KeepRevisions
+		s.defragment = s.defragmentMembers
+	}
+	if _, err := s.Range(ctx, store.Query{Keys: store.Key("lull"), KeysOnly: true}); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// defragmentMembers defragments one member after the other: each is deaf
+// while it lasts.
+func (s *Store) defragmentMembers(ctx context.Context) error {
+	var errs []error
+	for _, endpoint := range s.client.Endpoints() {
+		_, err := s.client.Defragment(ctx, endpoint)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("cannot defragment etcd member %q: %w", endpoint, err))
+		}
+	}
+	return errors.Join(errs...)
+}

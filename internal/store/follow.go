@@ -1,0 +1,88 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// pageSize is how many values List reads at a time.
+const pageSize = 1000
+
+// List reads all of keys at one revision, page by page.
+func List(ctx context.Context, s Store, keys Keys) (Page, error) {
+	var all Page
+	q := Query{Keys: keys, Limit: pageSize}
+	for {
+		page, err := s.Range(ctx, q)
+		if err != nil {
+			return Page{}, fmt.Errorf("cannot list %q: %w", keys, err)
+		}
+		all.Values = append(all.Values, page.Values...)
+		all.Revision = page.Revision
+		if !page.More {
+			return all, nil
+		}
+		q.Revision = page.Revision
+		q.After = page.Values[len(page.Values)-1].Key
+	}
+}
+
+// Follower receives the state of some keys and every change after it. Both
+// functions are called from the goroutine that called Follow; an error of
+// either ends it.
+type Follower struct {
+	// Reset gets all the keys. It is called first, and again whenever
+	// changes were missed because their history is gone.
+	Reset func(Page) error
+	// Apply gets the next change, or progress.
+	Apply func(Batch) error
+}
+
+// Follow keeps f up to date with keys until ctx ends, whose error it then
+// returns. A store that cannot be reached is waited for; no change is lost
+// by that.
+func Follow(ctx context.Context, s Store, keys Keys, f Follower) error {
+	next := int64(0)
+	for try := 0; ; try++ {
+		err := followOnce(ctx, s, keys, f, &next, &try)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, ErrCompacted):
+			next = 0
+		case !errors.Is(err, ErrUnavailable):
+			return err
+		}
+		if err := pause(ctx, try); err != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// followOnce lists if next is 0, and watches from next until the watch ends.
+func followOnce(ctx context.Context, s Store, keys Keys, f Follower, next *int64, try *int) error {
+	if *next == 0 {
+		page, err := List(ctx, s, keys)
+		if err != nil {
+			return err
+		}
+		if err := f.Reset(page); err != nil {
+			return err
+		}
+		*next = page.Revision + 1
+	}
+	watch, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for b := range s.Watch(watch, keys, *next) {
+		if b.Err != nil {
+			return b.Err
+		}
+		*try = 0
+		if err := f.Apply(b); err != nil {
+			return err
+		}
+		*next = b.Revision + 1
+	}
+	return fmt.Errorf("cannot go on watching %q: %w", keys, ErrUnavailable)
+}

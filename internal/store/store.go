@@ -1,0 +1,178 @@
+// Package store is the contract between lull and the one place its state
+// lives in: an ordered key space with revisions, transactions, watches and
+// leases, in the terms of etcd.
+//
+// It guarantees, for every implementation that passes the suite in
+// storetest:
+//
+//   - each Commit is atomic and gets one revision, larger than every earlier
+//     one; a Range sees one revision; both are linearizable;
+//   - a Watch delivers each revision that touches its keys exactly once, in
+//     order and whole, or ends with an error that says why;
+//   - a write whose answer was lost is ErrAmbiguous, never reported as
+//     refused; Update and Transact find out which it was;
+//   - when a lease has ended no Commit guarded by its Ownership succeeds.
+//
+// On top of the four methods of Store it has what every writer needs:
+// Update and Transact (compare-and-swap with retry), Claim and Campaign
+// (ownership by key and lease), Follow (list, then watch) and Codec
+// (versioned records). It leaves out what is in the records, and how a
+// store is opened: that is done by edge/etcd, and by mem for tests.
+//
+// Keys are UTF-8 text with '/' between their parts. No record or key here
+// holds metrics or heartbeats; they change too often for a replicated log.
+package store
+
+import (
+	"context"
+	"time"
+)
+
+// Store is the state of a fleet. It is safe for concurrent use.
+//
+// A context that ends while a write is under way gives ErrAmbiguous. An
+// implementation also bounds each call by itself, so that a store that
+// cannot be reached never blocks a caller for ever.
+type Store interface {
+	// Range reads the keys of q at one revision.
+	// Errors: ErrCompacted, ErrInvalid, ErrUnavailable.
+	Range(ctx context.Context, q Query) (Page, error)
+
+	// Commit runs t as one transaction. A condition that does not hold is
+	// not an error: the Result then has Succeeded false. A transaction
+	// that writes nothing takes no revision.
+	// Errors: ErrTooLarge, ErrInvalid, ErrNoSpace, ErrLeaseLost (a put
+	// names a lease that has ended), ErrUnavailable (not applied),
+	// ErrAmbiguous (may or may not be applied, now or later).
+	Commit(ctx context.Context, t Txn) (Result, error)
+
+	// Watch reports the changes of keys from revision from on, or from
+	// now if from is 0. The channel is closed when ctx ends or after a
+	// Batch with Err set, which is the last one. The reader must read
+	// until then or end ctx; batches wait for it in memory.
+	Watch(ctx context.Context, keys Keys, from int64) <-chan Batch
+
+	// Grant makes a lease that is renewed in the background every third
+	// of ttl until Revoke. ttl is in whole seconds, at least one. ctx
+	// bounds the call, not the lease.
+	Grant(ctx context.Context, ttl time.Duration) (Lease, error)
+}
+
+// Keys names one key, or all keys with a prefix.
+type Keys struct {
+	name   string
+	prefix bool
+}
+
+// Key is exactly the key name.
+func Key(name string) Keys { return Keys{name: name} }
+
+// Prefix is every key that begins with p. The empty prefix is every key.
+func Prefix(p string) Keys { return Keys{name: p, prefix: true} }
+
+// Name returns the key or the prefix.
+func (k Keys) Name() string { return k.name }
+
+// IsPrefix tells whether Name is a prefix.
+func (k Keys) IsPrefix() bool { return k.prefix }
+
+// Contains tells whether key is one of k.
+func (k Keys) Contains(key string) bool {
+	if !k.prefix {
+		return key == k.name
+	}
+	return len(key) >= len(k.name) && key[:len(k.name)] == k.name
+}
+
+// String returns the key, or the prefix with a star.
+func (k Keys) String() string {
+	if k.prefix {
+		return k.name + "*"
+	}
+	return k.name
+}
+
+// Query says what a Range reads.
+type Query struct {
+	Keys Keys
+	// After is where the page begins: the first key larger than it. Empty
+	// begins at the first key.
+	After string
+	// Limit is the most values in the page; 0 is no limit.
+	Limit int
+	// Revision is the revision to read at; 0 is the newest. Passing
+	// Page.Revision makes the pages of a listing one snapshot.
+	Revision int64
+	// KeysOnly leaves the data out.
+	KeysOnly bool
+}
+
+// Page is the answer to a Query, in the order of the keys.
+type Page struct {
+	Values []Value
+	// Revision is that of the store when it was read, or Query.Revision.
+	Revision int64
+	// More tells that keys after the last one were left out.
+	More bool
+}
+
+// LeaseID identifies a lease; 0 is none.
+type LeaseID int64
+
+// Value is what a key holds. A key that does not exist is a Value with only
+// the key set.
+type Value struct {
+	Key string
+	// Data belongs to the reader, who must not change it: a store may
+	// hand the same bytes to others.
+	Data []byte
+	// ModRevision is the revision of the last change, CreateRevision that
+	// of the first since the key was last absent.
+	ModRevision, CreateRevision int64
+	// Version counts the changes since the key was created, from 1.
+	Version int64
+	Lease   LeaseID
+}
+
+// Exists tells whether the key holds anything.
+func (v Value) Exists() bool { return v.CreateRevision > 0 }
+
+// Batch is every change to the watched keys that one transaction made.
+type Batch struct {
+	// Revision is that of the transaction. Without events it is progress:
+	// everything up to it has been delivered. Progress comes at a pace
+	// the store chooses, and may not come.
+	Revision int64
+	Events   []Event
+	// Err says why the watch ended: ErrCompacted (read again and watch
+	// from there) or ErrUnavailable (watch again from the revision after
+	// the last one). The channel is closed after it.
+	Err error
+}
+
+// Event is the change of one key.
+type Event struct {
+	// Deleted tells that the key is gone. Value then has only its key and
+	// ModRevision.
+	Deleted bool
+	Value   Value
+}
+
+// Lease is a promise with an end: keys put with it vanish when it ends. It
+// is safe for concurrent use.
+type Lease interface {
+	ID() LeaseID
+	// TTL is how long the lease outlives its last renewal.
+	TTL() time.Duration
+	// Remaining is how long the lease is still held for certain if no
+	// renewal succeeds, counted from when the last one that did was sent.
+	// It is 0 when the lease is lost. Time the machine slept counts.
+	Remaining() time.Duration
+	// Lost is closed when the lease ended or is no longer certain: it was
+	// revoked, or its TTL passed without a renewal.
+	Lost() <-chan struct{}
+	// Revoke ends the lease and its renewal. Renewal ends, and Lost is
+	// closed, even when it fails; the store then forgets the lease TTL
+	// after the last renewal.
+	Revoke(ctx context.Context) error
+}

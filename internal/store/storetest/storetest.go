@@ -1,0 +1,210 @@
+// Package storetest is the one conformance suite of package store. Every
+// implementation passes it: mem (in a synctest bubble too), the embedded
+// etcd, and Debian's etcd-server.
+//
+// A backend brings a Harness for each case. The cases wait on conditions
+// with a deadline and assert nothing by time, so that they hold on a slow
+// machine, and they use only their own keys, so that they can share a store.
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"lull/internal/store"
+)
+
+// Harness is what a case works with.
+type Harness struct {
+	// Store is the process under test, Other another process on the same
+	// store, if the backend can have one.
+	Store, Other store.Store
+	// Prefix begins every key of the case.
+	Prefix string
+	// Compact forgets the history before a revision.
+	Compact func(ctx context.Context, revision int64) error
+	// Expire ends a lease in the store without telling its owner.
+	Expire func(ctx context.Context, id store.LeaseID) error
+	// DropRenewals loses the renewals of Store's leases from now on.
+	DropRenewals func()
+}
+
+// Case is one case of the suite.
+type Case struct {
+	Name string
+	Run  func(t *testing.T, h Harness)
+}
+
+// Cases returns the suite. A case starts no subtests, so that it can run in
+// a bubble.
+func Cases() []Case {
+	return []Case{
+		{"Range", testRange},
+		{"PagesUnderWrites", testPages},
+		{"Conditions", testConditions},
+		{"Commit", testCommit},
+		{"Limits", testLimits},
+		{"Invalid", testInvalid},
+		{"OldRevisions", testOldRevisions},
+		{"WatchWholeRevisions", testWatchWhole},
+		{"WatchOrderUnderWriters", testWatchOrder},
+		{"WatchFromNow", testWatchFromNow},
+		{"WatchCompacted", testWatchCompacted},
+		{"WatchCancelled", testWatchCancelled},
+		{"WatchProgressNeverAhead", testWatchProgress},
+		{"FollowSurvivesCompaction", testFollow},
+		{"LeaseRevoked", testLeaseRevoked},
+		{"LeaseExpired", testLeaseExpired},
+		{"LeaseExpiresBetweenCompareAndPut", testLeaseExpiresInUpdate},
+		{"LostRenewals", testLostRenewals},
+		{"Handover", testHandover},
+		{"OneOwner", testOneOwner},
+		{"Update", testUpdate},
+		{"UpdateNoLostIncrement", testUpdateConcurrent},
+		{"UpdateAmbiguous", testUpdateAmbiguous},
+		{"UpdateAmbiguousOverwritten", testAmbiguousOverwritten},
+		{"UpdateAmbiguousDeleted", testAmbiguousDeleted},
+		{"UpdateAmbiguousDelete", testAmbiguousDelete},
+		{"UpdateAmbiguousCompacted", testAmbiguousCompacted},
+		{"Transact", testTransact},
+	}
+}
+
+// patience is how long a condition may take to come true.
+const patience = 60 * time.Second
+
+func (h Harness) key(name string) string { return h.Prefix + name }
+
+func (h Harness) all() store.Keys { return store.Prefix(h.Prefix) }
+
+func put(t *testing.T, h Harness, name, data string) int64 {
+	t.Helper()
+	return commit(t, h, store.Txn{Then: []store.Op{store.Put(h.key(name), []byte(data))}}).Revision
+}
+
+func commit(t *testing.T, h Harness, txn store.Txn) store.Result {
+	t.Helper()
+	res, err := h.Store.Commit(t.Context(), txn)
+	if err != nil {
+		t.Fatalf("Commit(%+v): %v", txn, err)
+	}
+	return res
+}
+
+func get(t *testing.T, h Harness, name string) store.Value {
+	t.Helper()
+	v, err := store.Get(t.Context(), h.Store, h.key(name))
+	if errors.Is(err, store.ErrNotFound) {
+		return store.Value{Key: h.key(name)}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func grant(t *testing.T, s store.Store, ttl time.Duration) store.Lease {
+	t.Helper()
+	l, err := s.Grant(t.Context(), ttl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// end revokes a lease that the case may have lost.
+func end(t *testing.T, l store.Lease) {
+	t.Helper()
+	if err := l.Revoke(context.WithoutCancel(t.Context())); err != nil {
+		t.Errorf("Revoke: %v", err)
+	}
+}
+
+// await waits until ch is closed.
+func await(t *testing.T, what string, ch <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-ch:
+	case <-time.After(patience):
+		t.Fatalf("still waiting for %s after %v", what, patience)
+	}
+}
+
+// next returns the next batch with events, or the last one.
+func next(t *testing.T, batches <-chan store.Batch) store.Batch {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		select {
+		case b, ok := <-batches:
+			if !ok {
+				t.Fatal("watch is closed")
+			}
+			if len(b.Events) > 0 || b.Err != nil {
+				return b
+			}
+		case <-deadline:
+			t.Fatalf("no batch after %v", patience)
+		}
+	}
+}
+
+// awaitGone waits until a key does not exist.
+func awaitGone(t *testing.T, h Harness, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	page, err := h.Store.Range(ctx, store.Query{Keys: store.Key(h.key(name))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(page.Values) == 0 {
+		return
+	}
+	for b := range h.Store.Watch(ctx, store.Key(h.key(name)), page.Revision+1) {
+		if b.Err != nil {
+			t.Fatal(b.Err)
+		}
+		for _, e := range b.Events {
+			if e.Deleted {
+				return
+			}
+		}
+	}
+	t.Fatalf("%q still exists", name)
+}
+
+// parallel runs f n times at once and reports every error.
+func parallel(t *testing.T, n int, f func(i int) error) {
+	t.Helper()
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = f(i) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// show is a page in one line: key=data@mod/version.
+func show(h Harness, values []store.Value) string {
+	var b strings.Builder
+	for _, v := range values {
+		fmt.Fprintf(&b, "%s=%s/%d ", strings.TrimPrefix(v.Key, h.Prefix), store.StripWriteID(v.Data), v.Version)
+	}
+	return strings.TrimSpace(b.String())
+}
+
+func wantKind(t *testing.T, what string, err, kind error) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("%s: error %v, want %v", what, err, kind)
+	}
+}

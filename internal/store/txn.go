@@ -1,0 +1,173 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+)
+
+// Limits of one transaction: etcd's defaults, less what its own framing
+// takes.
+const (
+	// MaxOps is the most conditions, and the most writes and reads
+	// together.
+	MaxOps = 128
+	// MaxTxnBytes is the most bytes of keys and data in a transaction.
+	MaxTxnBytes = 1536<<10 - 32<<10
+	// MaxKeyBytes is the longest key.
+	MaxKeyBytes = 1024
+)
+
+// Target is what a Cond looks at.
+type Target int
+
+// The targets. All are 0 for a key that does not exist.
+const (
+	TargetModRevision Target = iota
+	TargetCreateRevision
+	TargetLease
+)
+
+// Cond is a condition on one key: its Target equals Value or, when Not is
+// set, differs from it.
+type Cond struct {
+	Key    string
+	Target Target
+	Value  int64
+	Not    bool
+}
+
+// Unchanged holds while v is what its key holds, or while the key is absent
+// if v is.
+func Unchanged(v Value) Cond { return Cond{Key: v.Key, Value: v.ModRevision} }
+
+// Absent holds while key does not exist.
+func Absent(key string) Cond { return Cond{Key: key, Target: TargetCreateRevision} }
+
+// Exists holds while key exists.
+func Exists(key string) Cond {
+	return Cond{Key: key, Target: TargetCreateRevision, Not: true}
+}
+
+// CreatedAt holds while key is the one that was created at revision.
+func CreatedAt(key string, revision int64) Cond {
+	return Cond{Key: key, Target: TargetCreateRevision, Value: revision}
+}
+
+// HeldBy holds while key exists and is attached to the lease id.
+func HeldBy(key string, id LeaseID) Cond {
+	return Cond{Key: key, Target: TargetLease, Value: int64(id)}
+}
+
+// Holds tells whether v, the value of c.Key, fulfils c.
+func (c Cond) Holds(v Value) bool {
+	var got int64
+	switch c.Target {
+	case TargetModRevision:
+		got = v.ModRevision
+	case TargetCreateRevision:
+		got = v.CreateRevision
+	case TargetLease:
+		got = int64(v.Lease)
+	}
+	return (got == c.Value) != c.Not
+}
+
+// Op is one write of a transaction: a put, or a delete.
+type Op struct {
+	Key  string
+	Data []byte
+	// Lease is the lease the key is attached to; 0 detaches it.
+	Lease  LeaseID
+	Delete bool
+}
+
+// Put writes data to key. The data must not be changed until the
+// transaction is done.
+func Put(key string, data []byte) Op { return Op{Key: key, Data: data} }
+
+// PutLeased writes data to key, which vanishes when the lease ends.
+func PutLeased(key string, data []byte, id LeaseID) Op {
+	return Op{Key: key, Data: data, Lease: id}
+}
+
+// Delete removes key; it is no error if there is none.
+func Delete(key string) Op { return Op{Key: key, Delete: true} }
+
+// Txn is a transaction: when every condition of If holds, Then is done.
+type Txn struct {
+	If   []Cond
+	Then []Op
+	// Read are keys to be read in the transaction: as they are after Then
+	// if it was done, and as they are if it was not.
+	Read []string
+}
+
+// Result is what a transaction did.
+type Result struct {
+	Succeeded bool
+	// Revision is that of the transaction if it wrote, and else that of
+	// the store when it was looked at.
+	Revision int64
+	// Read has one Value for each key of Txn.Read, in their order.
+	Read []Value
+}
+
+// Validate returns every fault of t: ErrTooLarge for what is over a limit,
+// ErrInvalid for an empty or malformed key, or two writes of one key.
+func (t Txn) Validate() error {
+	var errs []error
+	if n := len(t.If); n > MaxOps {
+		errs = append(errs, fmt.Errorf("cannot commit %d conditions, the limit is %d: %w", n, MaxOps, ErrTooLarge))
+	}
+	if n := len(t.Then) + len(t.Read); n > MaxOps {
+		errs = append(errs, fmt.Errorf("cannot commit %d operations, the limit is %d: %w", n, MaxOps, ErrTooLarge))
+	}
+	size := 0
+	for _, c := range t.If {
+		size += len(c.Key)
+		errs = append(errs, checkKey(c.Key))
+	}
+	written := make(map[string]bool, len(t.Then))
+	for _, op := range t.Then {
+		size += len(op.Key) + len(op.Data)
+		errs = append(errs, checkKey(op.Key))
+		if written[op.Key] {
+			errs = append(errs, fmt.Errorf("cannot write %q twice in one transaction: %w", op.Key, ErrInvalid))
+		}
+		written[op.Key] = true
+	}
+	for _, key := range t.Read {
+		size += len(key)
+		errs = append(errs, checkKey(key))
+	}
+	if size > MaxTxnBytes {
+		errs = append(errs, fmt.Errorf("cannot commit %d bytes, the limit is %d: %w", size, MaxTxnBytes, ErrTooLarge))
+	}
+	return errors.Join(errs...)
+}
+
+// Validate returns what is wrong with q, as an ErrInvalid.
+func (q Query) Validate() error {
+	switch {
+	case q.Limit < 0:
+		return fmt.Errorf("cannot read %q: limit %d is negative: %w", q.Keys, q.Limit, ErrInvalid)
+	case q.Revision < 0:
+		return fmt.Errorf("cannot read %q: revision %d is negative: %w", q.Keys, q.Revision, ErrInvalid)
+	case !q.Keys.prefix:
+		return checkKey(q.Keys.name)
+	}
+	return nil
+}
+
+func checkKey(key string) error {
+	switch {
+	case key == "":
+		return fmt.Errorf("cannot use an empty key: %w", ErrInvalid)
+	case len(key) > MaxKeyBytes:
+		return fmt.Errorf("cannot use key %q...: %d bytes, the limit is %d: %w", key[:32], len(key), MaxKeyBytes, ErrTooLarge)
+	case !utf8.ValidString(key):
+		return fmt.Errorf("cannot use key %q: not UTF-8: %w", key, ErrInvalid)
+	}
+	return nil
+}

@@ -1,0 +1,212 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Get returns what key holds. Errors: ErrNotFound and those of Range.
+func Get(ctx context.Context, s Store, key string) (Value, error) {
+	page, err := s.Range(ctx, Query{Keys: Key(key)})
+	if err != nil {
+		return Value{}, err
+	}
+	if len(page.Values) == 0 {
+		return Value{}, fmt.Errorf("cannot find %q: %w", key, ErrNotFound)
+	}
+	return page.Values[0], nil
+}
+
+// Update changes key by compare-and-swap. fn gets what the key holds, or an
+// absent Value, and returns what it shall hold, nil to delete it, and
+// further writes for the same transaction. fn is called again with fresh
+// state each time the race is lost, so it must have no effect of its own;
+// its error ends the update and is returned. When fn changes nothing and
+// adds nothing, nothing is written.
+//
+// The guards are conditions on other keys, as a rule Ownership.Guard; one
+// that does not hold gives ErrLeaseLost.
+//
+// When the answer of the store is lost Update finds out whether the change
+// was applied, by a unique id written with it: the data, or that of one of
+// the further puts, must be a JSON object, into which the id goes as the
+// first member "w". ErrAmbiguous is returned only if that cannot be found
+// out, because the store stays unreachable for ResolveTime after ctx ended
+// or the history is compacted.
+//
+// The Value returned is as fn made it, with the revision of the change.
+func Update(ctx context.Context, s Store, key string, fn func(old Value) ([]byte, []Op, error), guards ...Cond) (Value, error) {
+	var done Value
+	res, err := Transact(ctx, s, []string{key}, func(view []Value) ([]Op, error) {
+		old := view[0]
+		data, extra, err := fn(old)
+		if err != nil {
+			return nil, err
+		}
+		done = old
+		done.Data = data
+		switch {
+		case data == nil && old.Exists():
+			extra = append([]Op{Delete(key)}, extra...)
+		case data != nil && !(old.Exists() && bytes.Equal(data, old.Data)):
+			extra = append([]Op{PutLeased(key, data, old.Lease)}, extra...)
+		}
+		return extra, nil
+	}, guards...)
+	if err != nil {
+		return Value{}, err
+	}
+	if !slices.ContainsFunc(res.writes, func(op Op) bool { return op.Key == key }) {
+		return done, nil
+	}
+	done.ModRevision = res.Revision
+	done.Version++
+	switch {
+	case done.Data == nil:
+		done = Value{Key: key, ModRevision: res.Revision}
+	case done.CreateRevision == 0:
+		done.CreateRevision = res.Revision
+	}
+	return done, nil
+}
+
+// Done is what a Transact did.
+type Done struct {
+	// Revision is that of the change, or, if nothing was written, that of
+	// the store when the keys were read.
+	Revision int64
+	writes   []Op
+}
+
+// Transact is Update over several keys: fn gets what keys hold, all at one
+// revision and in their order, and returns the writes of one transaction,
+// which is applied only if none of keys has changed since. The rest is as
+// with Update.
+func Transact(ctx context.Context, s Store, keys []string, fn func(view []Value) ([]Op, error), guards ...Cond) (Done, error) {
+	if len(keys) == 0 {
+		return Done{}, fmt.Errorf("cannot transact on no keys: %w", ErrInvalid)
+	}
+	view, err := s.Commit(ctx, Txn{Read: keys})
+	for try := 0; err == nil; try++ {
+		var a attempt
+		if a, err = newAttempt(keys, view, fn, guards); err != nil {
+			break
+		}
+		if len(a.txn.Then) == 0 {
+			return Done{Revision: view.Revision}, nil
+		}
+		var won bool
+		if view, won, err = a.run(ctx, s); won && err == nil {
+			return Done{Revision: view.Revision, writes: a.txn.Then}, nil
+		}
+		if err == nil {
+			err = pause(ctx, try)
+		}
+	}
+	return Done{}, err
+}
+
+// attempt is one try of a transaction, on one view of the keys it reads.
+type attempt struct {
+	txn    Txn
+	keys   int // the first of txn.If and txn.Read; guards and marker follow
+	base   int64
+	id     string
+	marker string // the key whose data has the id; empty if only deletes
+}
+
+func newAttempt(keys []string, view Result, fn func([]Value) ([]Op, error), guards []Cond) (attempt, error) {
+	a := attempt{keys: len(keys), base: view.Revision}
+	old := make([]Value, len(keys))
+	for i := range keys {
+		old[i] = view.Read[i]
+		old[i].Data = StripWriteID(old[i].Data)
+		a.txn.If = append(a.txn.If, Unchanged(old[i]))
+	}
+	a.txn.If = append(a.txn.If, guards...)
+	for _, c := range a.txn.If {
+		a.txn.Read = append(a.txn.Read, c.Key)
+	}
+	ops, err := fn(old)
+	if err != nil {
+		return attempt{}, err
+	}
+	a.txn.Then = slices.Clone(ops)
+	return a, a.mark()
+}
+
+// mark puts the unique id into the first write that can carry it.
+func (a *attempt) mark() error {
+	puts := 0
+	for i, op := range a.txn.Then {
+		if op.Delete {
+			continue
+		}
+		puts++
+		id, data, ok := addWriteID(op.Data)
+		if !ok {
+			continue
+		}
+		a.id, a.marker = id, op.Key
+		a.txn.Then[i].Data = data
+		a.txn.Read = append(a.txn.Read, op.Key)
+		return nil
+	}
+	if puts > 0 {
+		return fmt.Errorf("cannot update %q: no write is a JSON object that could carry its id: %w", a.txn.Then[0].Key, ErrInvalid)
+	}
+	return nil
+}
+
+// run commits the attempt. When it is lost to a change of the keys the
+// result is their fresh state.
+func (a *attempt) run(ctx context.Context, s Store) (res Result, won bool, err error) {
+	res, err = s.Commit(ctx, a.txn)
+	switch {
+	case errors.Is(err, ErrAmbiguous):
+		return a.resolve(ctx, s, err)
+	case err != nil || res.Succeeded:
+		return res, err == nil, err
+	}
+	return res, false, a.lost(res)
+}
+
+// lost tells why the attempt was refused: nil if one of its keys changed,
+// else a guard does not hold.
+func (a *attempt) lost(res Result) error {
+	for i, c := range a.txn.If[a.keys:] {
+		if !c.Holds(res.Read[a.keys+i]) {
+			return fmt.Errorf("cannot write %q: %q is no longer held: %w", a.txn.Then[0].Key, c.Key, ErrLeaseLost)
+		}
+	}
+	return nil
+}
+
+// changed tells whether one of the attempt's keys is not what it was based
+// on, so that it can never be applied any more.
+func (a *attempt) changed(res Result) bool {
+	for i, c := range a.txn.If[:a.keys] {
+		if !c.Holds(res.Read[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// pause waits a random time that grows with try, at most 200 ms.
+func pause(ctx context.Context, try int) error {
+	most := min(200*time.Millisecond, 2*time.Millisecond<<min(try, 10))
+	timer := time.NewTimer(rand.N(most))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("cannot finish the update: %w: %w", ErrUnavailable, context.Cause(ctx))
+	}
+}
