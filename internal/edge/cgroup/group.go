@@ -1,0 +1,498 @@
+package cgroup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Group is the control group of one instance. It holds no file open. Its
+// methods may be called at the same time, with the sense that the kernel gives
+// to that.
+type Group struct {
+	kind Kind
+	dir  string
+	cpu  string // v1 cpuacct directory, or empty
+}
+
+// Kind is the freezer that the group uses.
+func (g *Group) Kind() Kind { return g.kind }
+
+// Dir is the group's directory, which also names it after a restart.
+func (g *Group) Dir() string { return g.dir }
+
+// Dirs are all directories that a process joins to be in the group: Dir first,
+// then that of the v1 cpuacct controller where there is one.
+func (g *Group) Dirs() []string {
+	if g.cpu == "" {
+		return []string{g.dir}
+	}
+	return []string{g.dir, g.cpu}
+}
+
+func (g *Group) fail(what string, err error) error {
+	return fmt.Errorf("cannot %s the group %s: %w", what, filepath.Base(g.dir), err)
+}
+
+// Freeze stops every task of the group and of the groups below it, and returns
+// nil once all of them are still. On an error, or when ctx ends before, the
+// group is thawed again.
+func (g *Group) Freeze(ctx context.Context) error {
+	var err error
+	if g.kind == V2 {
+		err = g.freeze2(ctx)
+	} else {
+		err = g.freeze1(ctx)
+	}
+	if err != nil {
+		return errors.Join(g.fail("freeze", err), g.Thaw())
+	}
+	return nil
+}
+
+// Thaw lets every task run again. It may be called on a group that is not
+// frozen, and costs one short write.
+func (g *Group) Thaw() error {
+	name, value := "/cgroup.freeze", "0"
+	if g.kind == V1 {
+		name, value = "/freezer.state", "THAWED"
+	}
+	if err := writeFile(g.dir+name, value); err != nil {
+		return g.fail("thaw", err)
+	}
+	return nil
+}
+
+// Frozen says whether every task is still now.
+func (g *Group) Frozen() (bool, error) {
+	if g.kind == V2 {
+		_, frozen, err := g.events()
+		return frozen, err
+	}
+	state, err := readFile(g.dir + "/freezer.state")
+	if err != nil {
+		return false, g.fail("read", err)
+	}
+	return string(bytes.TrimSpace(state)) == "FROZEN", nil
+}
+
+// Held says whether the group was asked to freeze, be it still or not yet.
+func (g *Group) Held() (bool, error) {
+	name := "/cgroup.freeze"
+	if g.kind == V1 {
+		name = "/freezer.self_freezing"
+	}
+	b, err := readFile(g.dir + name)
+	if err != nil {
+		return false, g.fail("read", err)
+	}
+	return string(bytes.TrimSpace(b)) == "1", nil
+}
+
+func (g *Group) freeze2(ctx context.Context) error {
+	if err := writeFile(g.dir+"/cgroup.freeze", "1"); err != nil {
+		return err
+	}
+	return g.await(ctx, func(_, frozen bool) bool { return frozen })
+}
+
+// await reads cgroup.events until it says what is wanted. The file can be
+// polled, but the kernel holds its notices back by up to 10 ms, and a freeze
+// takes a tenth of one: so it is read a few times first, and later the poll is
+// kept short.
+func (g *Group) await(ctx context.Context, done func(populated, frozen bool) bool) error {
+	const (
+		eager = 60
+		pause = 2 // ms
+	)
+	fd, err := unix.Open(g.dir+"/cgroup.events", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var buf [256]byte
+	for i := 0; ; i++ {
+		n, err := unix.Pread(fd, buf[:], 0)
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+		if err == nil {
+			populated, frozen, err := parseEvents(buf[:n])
+			if err != nil {
+				return err
+			}
+			if done(populated, frozen) {
+				return nil
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		if i < eager {
+			runtime.Gosched()
+			continue
+		}
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}, pause)
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+func (g *Group) events() (populated, frozen bool, err error) {
+	b, err := readFile(g.dir + "/cgroup.events")
+	if err == nil {
+		populated, frozen, err = parseEvents(b)
+	}
+	if err != nil {
+		return false, false, g.fail("read", err)
+	}
+	return populated, frozen, nil
+}
+
+// parseEvents reads cgroup.events. Lines of a newer kernel are passed over;
+// the two that are needed must be there.
+func parseEvents(b []byte) (populated, frozen bool, err error) {
+	var seen int
+	for line := range bytes.Lines(b) {
+		key, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+		on := string(value) == "1"
+		if !on && string(value) != "0" {
+			continue
+		}
+		switch string(key) {
+		case "populated":
+			populated, seen = on, seen|1
+		case "frozen":
+			frozen, seen = on, seen|2
+		}
+	}
+	if seen != 3 {
+		return false, false, errors.New("cgroup.events does not say populated and frozen")
+	}
+	return populated, frozen, nil
+}
+
+// freeze1 asks the v1 freezer. It can stay FREEZING while a task was caught at
+// a bad moment (a fork, a vfork whose child is frozen already): asking again
+// helps, and now and then only letting go does.
+func (g *Group) freeze1(ctx context.Context) error {
+	const letGo = 50
+	path := g.dir + "/freezer.state"
+	for i := 1; ; i++ {
+		if err := writeFile(path, "FROZEN"); err != nil {
+			return err
+		}
+		for range 20 {
+			if frozen, err := g.Frozen(); err != nil {
+				return err
+			} else if frozen {
+				return nil
+			}
+			runtime.Gosched()
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if i%letGo == 0 {
+			if err := writeFile(path, "THAWED"); err != nil {
+				return err
+			}
+		}
+		if err := pause(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// pause waits for d or for the end of ctx.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}
+
+// Kill ends every process of the group, frozen or not, and returns nil when
+// none is left. Those that wait to be collected by their parent do not count.
+func (g *Group) Kill(ctx context.Context) error {
+	for i := 0; ; i++ {
+		if err := g.killOnce(ctx); err != nil && ctx.Err() == nil {
+			return g.fail("kill", err)
+		}
+		populated, err := g.Populated()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if !populated {
+			return nil
+		}
+		if err := pause(ctx, time.Duration(min(i+1, 20))*time.Millisecond); err != nil {
+			pids, _ := g.PIDs()
+			return g.fail("kill", fmt.Errorf("processes %v are left: %w", pids, err))
+		}
+	}
+}
+
+func (g *Group) killOnce(ctx context.Context) error {
+	if g.kind == V2 {
+		err := writeFile(g.dir+"/cgroup.kill", "1")
+		if err == nil {
+			short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+			defer cancel()
+			_ = g.await(short, func(populated, _ bool) bool { return !populated }) // Kill looks again
+			return nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if _, err := os.Stat(g.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	// Held still, nobody forks while they are signalled. Where the freeze takes
+	// too long the signals are sent anyway, and Kill comes again.
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	_ = g.Freeze(short)
+	pids, err := g.PIDs()
+	for _, pid := range pids {
+		if kerr := unix.Kill(pid, unix.SIGKILL); kerr != nil && kerr != unix.ESRCH {
+			err = errors.Join(err, fmt.Errorf("process %d: %w", pid, kerr))
+		}
+	}
+	return errors.Join(err, g.Thaw())
+}
+
+// Populated says whether any process lives in the group or below it.
+func (g *Group) Populated() (bool, error) {
+	if g.kind == V2 {
+		populated, _, err := g.events()
+		return populated, err
+	}
+	pids, err := g.PIDs()
+	return len(pids) > 0, err
+}
+
+// PIDs lists the processes of the group and of the groups below it. While the
+// group is frozen the list is complete; otherwise it is a moment's.
+func (g *Group) PIDs() ([]int, error) {
+	var pids []int
+	err := g.each(func(dir string) error {
+		b, err := readFile(dir + "/cgroup.procs")
+		if err != nil {
+			return err
+		}
+		for line := range bytes.Lines(b) {
+			pid, err := strconv.Atoi(string(bytes.TrimSpace(line)))
+			if err != nil {
+				return fmt.Errorf("%s/cgroup.procs: %w", dir, err)
+			}
+			if pid > 0 { // 0 is a process of another pid namespace
+				pids = append(pids, pid)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, g.fail("list", err)
+	}
+	return pids, nil
+}
+
+// each calls do for the group's directory and for those below it, parents
+// first. Groups below vanish as they please.
+func (g *Group) each(do func(dir string) error) error {
+	if err := do(g.dir); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(g.dir, &st); err == nil && st.Nlink == 2 {
+		return nil // nobody made a group in it
+	}
+	return filepath.WalkDir(g.dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && (path == g.dir || !d.IsDir()) {
+			return nil
+		}
+		if err == nil {
+			err = do(path)
+		}
+		if errors.Is(err, fs.ErrNotExist) && path != g.dir {
+			return nil
+		}
+		return err
+	})
+}
+
+// ErrNoAccount says that the group has no CPU account.
+var ErrNoAccount = errors.New("there is no CPU account")
+
+// CPU is what all processes that ever were in the group have used, those that
+// ended included.
+func (g *Group) CPU() (time.Duration, error) {
+	if g.kind == V2 {
+		b, err := readFile(g.dir + "/cpu.stat")
+		if err == nil {
+			var used time.Duration
+			if used, err = parseUsage(b); err == nil {
+				return used, nil
+			}
+		}
+		return 0, g.fail("measure", err)
+	}
+	if g.cpu == "" {
+		return 0, g.fail("measure", ErrNoAccount)
+	}
+	b, err := readFile(g.cpu + "/cpuacct.usage")
+	if err == nil {
+		var ns int64
+		if ns, err = strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64); err == nil {
+			return time.Duration(ns), nil
+		}
+	}
+	return 0, g.fail("measure", err)
+}
+
+func parseUsage(b []byte) (time.Duration, error) {
+	for line := range bytes.Lines(b) {
+		if rest, ok := bytes.CutPrefix(line, []byte("usage_usec ")); ok {
+			us, err := strconv.ParseInt(string(bytes.TrimSpace(rest)), 10, 64)
+			if err != nil || us < 0 || us > int64(1<<63-1)/int64(time.Microsecond) {
+				return 0, fmt.Errorf("cpu.stat: usage_usec %q is out of range", bytes.TrimSpace(rest))
+			}
+			return time.Duration(us) * time.Microsecond, nil
+		}
+	}
+	return 0, ErrNoAccount
+}
+
+// ErrNoReclaim says that memory cannot be reclaimed through this group.
+var ErrNoReclaim = errors.New("the group has no memory.reclaim")
+
+// Reclaim asks the kernel to take back up to size bytes of the group's memory.
+// Getting less than asked for is no error. ErrNoReclaim where the kernel or the
+// hierarchy cannot do it.
+func (g *Group) Reclaim(size int64) error {
+	err := writeFile(g.dir+"/memory.reclaim", strconv.FormatInt(size, 10))
+	switch {
+	case err == nil, errors.Is(err, unix.EAGAIN):
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return ErrNoReclaim
+	}
+	return g.fail("reclaim memory of", err)
+}
+
+// Remove takes the empty group away, with the groups below it. One that is gone
+// is no error; one that still has processes is EBUSY.
+func (g *Group) Remove() error {
+	for _, dir := range g.Dirs() {
+		below := []string{}
+		top := Group{dir: dir}
+		err := top.each(func(d string) error { below = append(below, d); return nil })
+		for i := len(below) - 1; i >= 0 && err == nil; i-- {
+			err = removeDir(below[i])
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return g.fail("remove", err)
+		}
+	}
+	return nil
+}
+
+// Renew makes the group anew; EBUSY when it has processes. A group that was
+// killed has to be made anew before a process is born in it: kernels (6.18 for
+// one) count the kills of a group, compare that of the parent's group with that
+// of the child's, and so kill every process that is cloned into one which ever
+// was killed.
+func (g *Group) Renew() error {
+	if populated, err := g.Populated(); err == nil && populated {
+		return g.fail("renew", unix.EBUSY)
+	}
+	if err := g.Remove(); err != nil {
+		return err
+	}
+	for _, dir := range g.Dirs() {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return g.fail("make", err)
+		}
+	}
+	return nil
+}
+
+// removeDir tries for a moment: a process that has just ended still counts for
+// as long as the kernel takes it apart.
+func removeDir(dir string) error {
+	var err error
+	for range 50 {
+		if err = unix.Rmdir(dir); err == nil || err == unix.ENOENT {
+			return nil
+		}
+		if err != unix.EBUSY {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return &fs.PathError{Op: "rmdir", Path: dir, Err: err}
+}
+
+// readFile reads a small file of the kernel. Its error keeps fs.ErrNotExist.
+func readFile(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, 0, 512)
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		n, err := unix.Read(fd, buf[len(buf):cap(buf)])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+		}
+		if n == 0 {
+			return buf, nil
+		}
+		buf = buf[:len(buf)+n]
+	}
+}
+
+// writeFile writes value in one write, as files of the kernel want it.
+func writeFile(path, value string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	for {
+		_, err = unix.Write(fd, []byte(value))
+		if err != unix.EINTR {
+			break
+		}
+	}
+	unix.Close(fd)
+	if err != nil {
+		return &fs.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
+}

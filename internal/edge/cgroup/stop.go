@@ -1,0 +1,152 @@
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Processes is what stopping by signals has to know about a process tree.
+type Processes interface {
+	// Tree lists every process of the tree at a moment. An error beside a list
+	// says that the list may lack some.
+	Tree() ([]int, error)
+	// Still says whether every thread of pid is stopped or ended.
+	Still(pid int) (bool, error)
+}
+
+// Stop sends SIGSTOP to the process group of root and to every process of its
+// tree, those that left the group included, until every thread is in state T
+// and no new process was found in two looks in a row. It gives the processes
+// for Continue. On an error, or when ctx ends before, all of them are continued.
+//
+// A process that leaves its parents behind again and again (a daemon of a
+// daemon of a daemon) while it is looked for can be missed by any listing; only
+// a control group holds such a one.
+func Stop(ctx context.Context, root int, p Processes) ([]int, error) {
+	if root <= 1 {
+		return nil, fmt.Errorf("cannot stop the processes of %d: it is no instance", root)
+	}
+	for {
+		s := stopping{p: p, root: root, still: map[int]bool{}}
+		attempt, cancel := context.WithTimeout(ctx, stuckAfter)
+		err := s.run(attempt)
+		cancel()
+		if err == nil {
+			return s.pids, nil
+		}
+		cerr := Continue(root, s.pids)
+		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return nil, errors.Join(fmt.Errorf("cannot stop the processes of %d: %w", root, err), cerr)
+		}
+		// A parent in vfork waits in the kernel for a child that is stopped by
+		// now. Letting go for a moment gets them past it.
+		if err := pause(ctx, 2*time.Millisecond); err != nil {
+			return nil, fmt.Errorf("cannot stop the processes of %d: %w", root, err)
+		}
+	}
+}
+
+// stuckAfter is how long one attempt may take before everything is let go once.
+const stuckAfter = 250 * time.Millisecond
+
+// stopping is one attempt.
+type stopping struct {
+	p     Processes
+	root  int
+	pids  []int // everything that was ever found
+	still map[int]bool
+}
+
+func (s *stopping) run(ctx context.Context) error {
+	// One signal to the group is atomic: no fork inside it gets away.
+	if err := unix.Kill(-s.root, unix.SIGSTOP); err != nil && err != unix.ESRCH {
+		return fmt.Errorf("process group: %w", err)
+	}
+	const calmEnough = 2
+	for calm := 0; calm < calmEnough; {
+		pids, listErr := s.p.Tree()
+		fresh, err := s.signal(pids)
+		if err != nil {
+			return err
+		}
+		settled, err := s.settle(pids)
+		if err != nil {
+			return err
+		}
+		if fresh || !settled || listErr != nil {
+			calm = 0
+		} else {
+			calm++
+		}
+		if ctx.Err() != nil {
+			return errors.Join(context.Cause(ctx), listErr)
+		}
+		if !settled {
+			if err := pause(ctx, 50*time.Microsecond); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// signal stops those that are not known to be still. fresh says that one of
+// them had not been seen before.
+func (s *stopping) signal(pids []int) (fresh bool, err error) {
+	for _, pid := range pids {
+		still, known := s.still[pid]
+		if !known {
+			fresh = true
+			s.pids = append(s.pids, pid)
+			s.still[pid] = false
+		}
+		if still {
+			continue
+		}
+		if err := unix.Kill(pid, unix.SIGSTOP); err != nil && err != unix.ESRCH {
+			return fresh, fmt.Errorf("process %d: %w", pid, err)
+		}
+	}
+	return fresh, nil
+}
+
+// settle looks at every process again, also at those that were still before:
+// one that was not stopped yet can have continued another.
+func (s *stopping) settle(pids []int) (bool, error) {
+	all := true
+	for _, pid := range pids {
+		still, err := s.p.Still(pid)
+		if err != nil {
+			return false, fmt.Errorf("process %d: %w", pid, err)
+		}
+		s.still[pid] = still
+		all = all && still
+	}
+	return all, nil
+}
+
+// Continue lets the processes that Stop gave run again: the group of root in
+// one call, then the others. Those that have ended are passed over.
+func Continue(root int, pids []int) error {
+	if root <= 1 {
+		return fmt.Errorf("cannot continue the processes of %d: it is no instance", root)
+	}
+	var errs []error
+	led := unix.Kill(-root, unix.SIGCONT)
+	if led != nil && led != unix.ESRCH {
+		errs = append(errs, fmt.Errorf("cannot continue the process group of %d: %w", root, led))
+	}
+	for _, pid := range pids {
+		if pid == root && led == nil {
+			continue // it leads the group
+		}
+		if err := unix.Kill(pid, unix.SIGCONT); err != nil && err != unix.ESRCH {
+			errs = append(errs, fmt.Errorf("cannot continue process %d: %w", pid, err))
+		}
+	}
+	return errors.Join(errs...)
+}

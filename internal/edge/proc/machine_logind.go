@@ -1,0 +1,269 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+)
+
+// ErrNoLogind says that this machine has no systemd-logind to ask.
+var ErrNoLogind = fmt.Errorf("no systemd-logind: %w", fs.ErrNotExist)
+
+// Session is one login of a person.
+type Session struct {
+	ID, User, TTY string
+	Kind          string // tty, x11, wayland, mir, web, unspecified; empty where the source does not say
+	Remote        string
+	Leader        int32
+	Since         time.Time
+
+	// Input is the time of its last keyboard input; zero where it has no
+	// keyboard that can be watched (sftp, a command over ssh).
+	Input time.Time
+}
+
+// Logind asks systemd-logind over the system bus. It keeps its connection. It
+// is safe for concurrent use; one question is asked at a time.
+type Logind struct {
+	Root string // in front of the socket's path; empty for the live machine
+
+	mu   sync.Mutex
+	conn *dbus.Conn
+}
+
+const (
+	logindName = "org.freedesktop.login1"
+	logindPath = "/org/freedesktop/login1"
+	managerIfc = "org.freedesktop.login1.Manager"
+	sessionIfc = "org.freedesktop.login1.Session"
+)
+
+func (l *Logind) connect(ctx context.Context) error {
+	if l.conn != nil && l.conn.Connected() {
+		return nil
+	}
+	root := l.Root
+	if root == "" {
+		root = "/"
+	}
+	// The directory is what sd_booted and sd_session look for: a bus without
+	// it would wait for a service that cannot start.
+	if _, err := os.Stat(filepath.Join(root, "run/systemd/sessions")); err != nil {
+		return ErrNoLogind
+	}
+	socket := filepath.Join(root, "run/dbus/system_bus_socket")
+	if _, err := os.Stat(socket); err != nil {
+		if missing(err) {
+			return ErrNoLogind
+		}
+		return err
+	}
+	// The connection outlives this call; only its set-up obeys ctx.
+	conn, err := dbus.Dial("unix:path=" + socket)
+	if err != nil {
+		return fmt.Errorf("cannot reach the system bus: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	err = conn.Auth(nil)
+	if err == nil {
+		err = conn.Hello()
+	}
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		conn.Close()
+		return fmt.Errorf("cannot log in to the system bus: %w", err)
+	}
+	l.conn = conn
+	return nil
+}
+
+// Close ends the connection.
+func (l *Logind) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.drop()
+}
+
+func (l *Logind) drop() {
+	if l.conn != nil {
+		l.conn.Close()
+		l.conn = nil
+	}
+}
+
+// call asks one method and reads its answer into ret. A machine without the
+// service answers ErrNoLogind.
+func (l *Logind) call(ctx context.Context, dest, path, method string, ret any, args ...any) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.connect(ctx); err != nil {
+		return err
+	}
+	c := l.conn.Object(dest, dbus.ObjectPath(path)).CallWithContext(ctx, method, 0, args...)
+	if c.Err != nil {
+		var e dbus.Error
+		if errors.As(c.Err, &e) && e.Name == "org.freedesktop.DBus.Error.ServiceUnknown" {
+			return ErrNoLogind
+		}
+		if ctx.Err() != nil {
+			l.drop()
+		}
+		return fmt.Errorf("cannot ask %s: %w", method, c.Err)
+	}
+	if err := c.Store(ret); err != nil {
+		return fmt.Errorf("cannot read the answer of %s: %w", method, err)
+	}
+	return nil
+}
+
+// Sessions lists the people's sessions: class user, not closing.
+func (l *Logind) Sessions(ctx context.Context) ([]Session, error) {
+	var list []struct {
+		ID   string
+		UID  uint32
+		User string
+		Seat string
+		Path dbus.ObjectPath
+	}
+	if err := l.call(ctx, logindName, logindPath, managerIfc+".ListSessions", &list); err != nil {
+		return nil, err
+	}
+	const most = 4096
+	if len(list) > most {
+		return nil, fmt.Errorf("cannot list sessions: logind names %d of them", len(list))
+	}
+	var out []Session
+	for _, e := range list {
+		var props map[string]dbus.Variant
+		err := l.call(ctx, logindName, string(e.Path), "org.freedesktop.DBus.Properties.GetAll", &props, sessionIfc)
+		if err != nil {
+			var gone dbus.Error
+			if errors.As(err, &gone) && gone.Name == "org.freedesktop.DBus.Error.UnknownObject" {
+				continue // ended since it was listed
+			}
+			return nil, err
+		}
+		if s, ok := sessionOf(props); ok {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// sessionOf reads the properties of a session. Greeters, lock screens,
+// managers and background sessions are nobody's; a closing one has ended.
+func sessionOf(props map[string]dbus.Variant) (Session, bool) {
+	s := Session{}
+	text := func(name string) string { v, _ := props[name].Value().(string); return v }
+	micros := func(name string) time.Time {
+		v, _ := props[name].Value().(uint64)
+		return microTime(int64(min(v, 1<<62)))
+	}
+	if c := text("Class"); c != "user" && c != "user-early" && c != "user-light" && c != "user-early-light" {
+		return s, false
+	}
+	if text("State") == "closing" {
+		return s, false
+	}
+	s.ID, s.User, s.TTY, s.Kind, s.Remote = text("Id"), text("Name"), text("TTY"), text("Type"), text("RemoteHost")
+	s.Since = micros("Timestamp")
+	if v, ok := props["Leader"].Value().(uint32); ok {
+		s.Leader = int32(v)
+	}
+	hint, _ := props["IdleHint"].Value().(bool)
+	switch s.Kind {
+	case "x11", "wayland", "mir", "web":
+		// The desktop sets the hint. While it says in use, that is now.
+		s.Input = micros("IdleSinceHint")
+		if !hint {
+			s.Input = time.Now()
+		}
+	}
+	return s, true
+}
+
+// Inhibitor is a lock somebody holds against shutting down or sleeping.
+type Inhibitor struct {
+	What, Who, Why, Mode string
+	UID, PID             uint32
+}
+
+// Inhibitors lists logind's locks that speak for the machine being in use:
+// those in block mode on shutdown, sleep or idle.
+func (l *Logind) Inhibitors(ctx context.Context) ([]Inhibitor, error) {
+	var list []Inhibitor
+	if err := l.call(ctx, logindName, logindPath, managerIfc+".ListInhibitors", &list); err != nil {
+		return nil, err
+	}
+	out := list[:0]
+	for _, i := range list {
+		if i.Mode == "block" && anyOf(i.What, "shutdown", "sleep", "idle") {
+			out = append(out, i)
+		}
+	}
+	return out, nil
+}
+
+// anyOf reports whether the colon-separated list holds one of the words.
+func anyOf(list string, words ...string) bool {
+	for len(list) > 0 {
+		var w string
+		w = list
+		for i := range list {
+			if list[i] == ':' {
+				w = list[:i]
+				break
+			}
+		}
+		for _, want := range words {
+			if w == want {
+				return true
+			}
+		}
+		list = list[min(len(w)+1, len(list)):]
+	}
+	return false
+}
+
+// Timer is a systemd timer and when it fires next.
+type Timer struct {
+	Unit string
+	Next time.Time
+}
+
+// Timers lists systemd's active timers that have a time on the calendar.
+func (l *Logind) Timers(ctx context.Context) ([]Timer, error) {
+	const systemd, path = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
+	var units []struct {
+		Name, Description, Load, Active, Sub, Following string
+		Path                                            dbus.ObjectPath
+		Job                                             uint32
+		JobType                                         string
+		JobPath                                         dbus.ObjectPath
+	}
+	err := l.call(ctx, systemd, path, systemd+".Manager.ListUnitsByPatterns", &units, []string{"active"}, []string{"*.timer"})
+	if err != nil {
+		return nil, err
+	}
+	var out []Timer
+	for _, u := range units {
+		var v dbus.Variant
+		err := l.call(ctx, systemd, string(u.Path), "org.freedesktop.DBus.Properties.Get", &v, systemd+".Timer", "NextElapseUSecRealtime")
+		if err != nil {
+			return nil, err
+		}
+		if us, ok := v.Value().(uint64); ok && us > 0 && us < maxUnix*1e6 {
+			out = append(out, Timer{Unit: u.Name, Next: time.UnixMicro(int64(us))})
+		}
+	}
+	return out, nil
+}

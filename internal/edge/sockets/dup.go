@@ -1,0 +1,72 @@
+package sockets
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Errors of Duplicate, for errors.Is.
+var (
+	ErrNotPermitted = errors.New("not permitted")                         // Yama, another user's process, or one that is not dumpable
+	ErrGone         = errors.New("the process or its descriptor is gone") // ended, or the descriptor was closed
+	ErrUnsupported  = errors.New("not supported by this kernel")          // before Linux 5.6
+)
+
+// DupError says which socket could not be duplicated.
+type DupError struct {
+	PID int
+	FD  int // -1 when the process itself could not be opened
+	Err error
+}
+
+// Error implements error.
+func (e *DupError) Error() string {
+	if e.FD < 0 {
+		return fmt.Sprintf("cannot open process %d: %v", e.PID, e.Err)
+	}
+	return fmt.Sprintf("cannot duplicate descriptor %d of process %d: %v", e.FD, e.PID, e.Err)
+}
+
+// Unwrap gives the cause, a unix.Errno.
+func (e *DupError) Unwrap() error { return e.Err }
+
+// Is sorts the cause into the errors of this package.
+func (e *DupError) Is(target error) bool {
+	switch target {
+	case ErrNotPermitted:
+		return e.Err == unix.EPERM || e.Err == unix.EACCES
+	case ErrGone:
+		return e.Err == unix.ESRCH || e.Err == unix.EBADF
+	case ErrUnsupported:
+		return e.Err == unix.ENOSYS
+	}
+	return false
+}
+
+// Duplicate takes a duplicate of each of fds of process pid, in that order, all
+// close-on-exec. The caller owns and closes them. When one cannot be taken, those
+// already taken are closed and the error is a *DupError.
+//
+// It needs the right to trace the process: the same user and, where Yama is at 1,
+// being its ancestor; or CAP_SYS_PTRACE.
+func Duplicate(pid int, fds []int) ([]int, error) {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, &DupError{PID: pid, FD: -1, Err: err}
+	}
+	defer unix.Close(pidfd)
+	dups := make([]int, 0, len(fds))
+	for _, fd := range fds {
+		dup, err := unix.PidfdGetfd(pidfd, fd, 0)
+		if err != nil {
+			for _, dup := range dups {
+				_ = unix.Close(dup)
+			}
+			return nil, &DupError{PID: pid, FD: fd, Err: err}
+		}
+		dups = append(dups, dup)
+	}
+	return dups, nil
+}

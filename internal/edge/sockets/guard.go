@@ -1,0 +1,254 @@
+package sockets
+
+import (
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kind says what a guarded socket is, and so which of its events matter.
+type Kind uint8
+
+// The kinds of a guarded socket.
+const (
+	Listener   Kind = iota + 1 // a stream listener: fires on a connection in the backlog
+	Stream                     // an established connection: fires on data, on a close by the peer and on an error
+	HalfClosed                 // a connection whose peer had closed before and was seen: fires on a reset or an error only
+	Datagram                   // a UDP socket: fires on a datagram and on an error
+)
+
+// Dup is one duplicate to be guarded.
+type Dup struct {
+	FD   int
+	Kind Kind
+	Name string // names the socket in reasons, such as "tcp 127.0.0.1:80"; kept as long as the guard
+}
+
+// events are the epoll bits of a kind; they are the same in poll(2). EPOLLERR and
+// EPOLLHUP come unasked.
+func (k Kind) events() (uint32, bool) {
+	switch k {
+	case Listener, Datagram:
+		return unix.EPOLLIN, true
+	case Stream:
+		return unix.EPOLLIN | unix.EPOLLRDHUP, true
+	case HalfClosed:
+		return 0, true
+	}
+	return 0, false
+}
+
+// reason says in words what events mean, and "" for none.
+func (k Kind) reason(events uint32) string {
+	switch {
+	case k == Listener:
+		if events&unix.EPOLLIN != 0 {
+			return "connection waiting on "
+		}
+	case events&unix.EPOLLERR != 0:
+		return "error on "
+	case events&(unix.EPOLLRDHUP|unix.EPOLLHUP) != 0:
+		return "closed by the client: "
+	case k == Datagram && events&unix.EPOLLIN != 0:
+		return "datagram on "
+	case events&unix.EPOLLIN != 0:
+		return "data on "
+	}
+	return ""
+}
+
+// Guard watches the sockets of one frozen program. It owns the duplicates until
+// Close. Its methods may be called from any goroutine, from wake too.
+type Guard struct {
+	poller *Poller
+	id     uint64
+	wake   func(reason string)
+
+	mu     sync.Mutex
+	socks  []watched // nil once closed
+	closed bool
+}
+
+type watched struct {
+	name  string
+	fd    int32
+	kind  Kind
+	fired bool
+}
+
+// Guard registers dups and calls wake from Run's goroutine with what happened, as
+// soon as something happens or had happened before. Each socket fires at most
+// once until Rearm, so a busy one costs nothing more; a guard of several sockets
+// may wake several times. wake must not block. It may be called before Guard has
+// returned.
+//
+// The duplicates belong to the guard from here on, also when an error is
+// returned: then they are all closed.
+func (p *Poller) Guard(dups []Dup, wake func(reason string)) (*Guard, error) {
+	g := &Guard{poller: p, wake: wake, socks: make([]watched, len(dups))}
+	for i, d := range dups {
+		if _, ok := d.Kind.events(); !ok || d.FD < 0 || len(dups) > maxPlaces {
+			closeAll(dups)
+			return nil, fmt.Errorf("cannot guard socket %s (descriptor %d): not a kind of socket that can be watched", d.Name, d.FD)
+		}
+		g.socks[i] = watched{name: d.Name, fd: int32(d.FD), kind: d.Kind}
+	}
+	// Held until everything is registered: an event fetched meanwhile waits in fire.
+	g.mu.Lock()
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		g.mu.Unlock()
+		closeAll(dups)
+		return nil, fmt.Errorf("cannot guard %d sockets: %w", len(dups), ErrClosed)
+	}
+	p.last++
+	g.id = p.last
+	p.guards[g.id] = g
+	p.mu.Unlock()
+	for i, s := range g.socks {
+		if err := g.control(unix.EPOLL_CTL_ADD, i); err != nil {
+			g.remove(i)
+			closeAll(dups)
+			g.socks, g.closed = nil, true
+			g.mu.Unlock()
+			p.forget(g.id)
+			return nil, fmt.Errorf("cannot guard socket %s (descriptor %d): %w", s.name, s.fd, failure("epoll_ctl", err))
+		}
+	}
+	g.mu.Unlock()
+	return g, nil
+}
+
+func (p *Poller) forget(id uint64) {
+	p.mu.Lock()
+	delete(p.guards, id)
+	p.mu.Unlock()
+}
+
+// control tells epoll about the socket at place i; the caller holds mu.
+func (g *Guard) control(op, i int) error {
+	s := &g.socks[i]
+	if op == unix.EPOLL_CTL_DEL {
+		return unix.EpollCtl(g.poller.epfd, op, int(s.fd), nil)
+	}
+	events, _ := s.kind.events()
+	return unix.EpollCtl(g.poller.epfd, op, int(s.fd), event(events|unix.EPOLLONESHOT, g.id<<placeBits|uint64(i)))
+}
+
+// fire notes an event and gives the reason to wake, "" when the guard is closed
+// or has told of this socket already.
+func (g *Guard) fire(i int, events uint32) string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed || i >= len(g.socks) || g.socks[i].fired {
+		return ""
+	}
+	s := &g.socks[i]
+	reason := s.kind.reason(events)
+	if reason == "" {
+		reason = "event on " // waking for nothing is harmless, sleeping through something is not
+	}
+	s.fired = true
+	return reason + s.name
+}
+
+// Rearm lets the sockets that have fired fire again. One that still has something
+// waiting fires at once. It is for a caller that did not act on a wake.
+func (g *Guard) Rearm() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range g.socks {
+		s := &g.socks[i]
+		if !s.fired {
+			continue
+		}
+		s.fired = false
+		if err := g.control(unix.EPOLL_CTL_MOD, i); err != nil {
+			s.fired = true
+			return fmt.Errorf("cannot watch socket %s again: %w", s.name, failure("epoll_ctl", err))
+		}
+	}
+	return nil
+}
+
+// Pending looks at every socket now, without waiting, and says what is there; ""
+// is nothing. It does not remember and is not moved by what has fired. When the
+// look itself fails, that is what it says: it must never pass for nothing. A
+// closed guard has nothing pending.
+func (g *Guard) Pending() string {
+	var few [16]unix.PollFd
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	fds := few[:0]
+	for i := range g.socks {
+		s := &g.socks[i]
+		events, _ := s.kind.events()
+		fds = append(fds, unix.PollFd{Fd: s.fd, Events: int16(events)})
+	}
+	if len(fds) == 0 {
+		return ""
+	}
+	n, err := unix.Poll(fds, 0)
+	for err == unix.EINTR {
+		n, err = unix.Poll(fds, 0)
+	}
+	if err != nil {
+		return fmt.Sprintf("cannot look at %d sockets: %v", len(fds), err)
+	}
+	if n == 0 {
+		return ""
+	}
+	for i, fd := range fds {
+		if fd.Revents == 0 {
+			continue
+		}
+		s := &g.socks[i]
+		if reason := s.kind.reason(uint32(fd.Revents)); reason != "" {
+			return reason + s.name
+		}
+		return "event on " + s.name
+	}
+	return ""
+}
+
+// Close takes every socket out of the poll set and closes it. When it returns no
+// duplicate is held. A wake that Run had already begun to deliver may still run;
+// no later one does. Closing twice, or from within wake, is fine.
+//
+// Taking out comes first and is needed: while the program holds the same open
+// socket, closing the duplicate alone would leave it registered.
+func (g *Guard) Close() {
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		return
+	}
+	g.remove(len(g.socks))
+	for _, s := range g.socks {
+		_ = unix.Close(int(s.fd)) // the descriptor is gone whatever it says
+	}
+	g.socks, g.closed = nil, true
+	g.mu.Unlock()
+	g.poller.forget(g.id)
+}
+
+// remove takes the first n sockets out of the poll set; the caller holds mu.
+func (g *Guard) remove(n int) {
+	for i := range n {
+		_ = g.control(unix.EPOLL_CTL_DEL, i) // fails only for what is not registered
+	}
+}
+
+// closeAll closes what was given to a guard that could not be made. The same
+// descriptor given twice is closed once.
+func closeAll(dups []Dup) {
+	seen := map[int]bool{}
+	for _, d := range dups {
+		if d.FD >= 0 && !seen[d.FD] {
+			seen[d.FD] = true
+			_ = unix.Close(d.FD)
+		}
+	}
+}
