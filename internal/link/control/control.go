@@ -1,0 +1,209 @@
+// Package control is what a client and a server of a fleet say to each other:
+// the objects of the HTTP API (spec, section 2.7) that are not the fleet's own
+// records, and a client for all of it.
+//
+// Workers, templates, settings and audit entries are those of package fleet.
+// Field names are a contract. It leaves out who may ask what.
+package control
+
+import (
+	"encoding/json"
+	"time"
+
+	"lull/internal/fleet"
+)
+
+// List is one page of a listing. Next is the cursor of the page after it,
+// for ?after=; empty at the end.
+type List[T any] struct {
+	Items []T    `json:"items"`
+	Next  string `json:"next,omitempty"`
+}
+
+// Why answers why a worker runs, or why and by whom it was stopped.
+type Why struct {
+	WorkerID   string           `json:"worker_id"`
+	WorkerName string           `json:"worker_name"`
+	Status     string           `json:"status"`
+	Question   string           `json:"question"`
+	Answer     string           `json:"answer"`
+	IdleStatus fleet.IdleStatus `json:"idle_status"`
+	// Change is what would have to change for it to be paused, or resumed.
+	Change []string `json:"change"`
+	// Last are the newest audit entries about it, newest first.
+	Last []fleet.Entry `json:"last"`
+	// Readings says where the readings came from: "live" or "unknown".
+	Readings string `json:"readings" enum:"live,unknown"`
+	// Halted tells that all automatic actions are stopped.
+	Halted bool `json:"halted"`
+}
+
+// Sample is one metric: a value with its time, or why there is none.
+type Sample struct {
+	Value *float64   `json:"value"`
+	At    *time.Time `json:"at"`
+	Error string     `json:"error,omitempty"`
+}
+
+// Metrics are those of a worker (spec, section 2.6). Null is not known; why is
+// in samples.
+type Metrics struct {
+	WorkerID          string          `json:"worker_id"`
+	CPUUtilization    *float64        `json:"cpu_utilization"`
+	MemoryUtilization *float64        `json:"memory_utilization"`
+	DiskUtilization   *float64        `json:"disk_utilization"`
+	LabsCount         *int            `json:"labs_count"`
+	NodesCount        *int            `json:"nodes_count"`
+	SystemInfo        json.RawMessage `json:"system_info,omitempty"`
+	CMLVersion        string          `json:"cml_version,omitempty"`
+	CollectedAt       *time.Time      `json:"collected_at"`
+	CMLError          string          `json:"cml_error,omitempty"`
+	// Samples are the utilizations with their times, by name.
+	Samples map[string]Sample `json:"samples,omitempty"`
+	// Readings is "live", or "unknown" when this answer comes from the
+	// stored record because nobody who observes the worker can be reached.
+	Readings string `json:"readings" enum:"live,unknown"`
+}
+
+// Observation is what the owner of a worker knows about it and the store does
+// not. Nil parts are unknown.
+type Observation struct {
+	Status    *fleet.IdleStatus `json:"idle_status,omitempty"`
+	EC2       *fleet.EC2State   `json:"ec2_state,omitempty"`
+	Telemetry []fleet.Event     `json:"telemetry_events,omitempty"`
+	Metrics   *Metrics          `json:"metrics,omitempty"`
+}
+
+// Snooze protects a worker: until a time, or for some minutes; neither ends
+// the protection.
+type Snooze struct {
+	Until   *time.Time `json:"until,omitempty"`
+	Minutes int        `json:"minutes,omitempty" minimum:"0" maximum:"43200"`
+}
+
+// LicenseRequest asks for a registration.
+type LicenseRequest struct {
+	Token      string `json:"token" minLength:"1" maxLength:"4096" doc:"The token, or file:PATH or env:NAME on the server"`
+	Reregister bool   `json:"reregister,omitempty"`
+}
+
+// ScaleUp asks for one more worker.
+type ScaleUp struct {
+	Template  string `json:"template" minLength:"1" maxLength:"128"`
+	AWSRegion string `json:"aws_region,omitempty" maxLength:"32"`
+	Reason    string `json:"reason,omitempty" maxLength:"512"`
+}
+
+// Selector names workers by what they have in common.
+type Selector struct {
+	WorkerIDs []string          `json:"worker_ids,omitempty" maxItems:"1000"`
+	Tags      map[string]string `json:"tags,omitempty"`
+	Region    string            `json:"aws_region,omitempty"`
+	All       bool              `json:"all,omitempty"`
+}
+
+// Settings is all settings with where each came from.
+type Settings struct {
+	Items    []fleet.Setting `json:"items"`
+	Revision int64           `json:"revision"`
+}
+
+// NewToken asks for a token.
+type NewToken struct {
+	Name       string `json:"name" minLength:"1" maxLength:"128"`
+	Role       string `json:"role" enum:"viewer,operator,admin,agent,host"`
+	Machine    string `json:"machine,omitempty" maxLength:"128" doc:"The machine that an agent's or host's token speaks for"`
+	TTLSeconds int64  `json:"ttl_seconds,omitempty" minimum:"0" maximum:"316224000" doc:"0 does not expire"`
+}
+
+// Token is what is known of a token. Secret is there once, when it is made.
+type Token struct {
+	ID        string     `json:"id"`
+	Name      string     `json:"name"`
+	Role      string     `json:"role"`
+	Machine   string     `json:"machine,omitempty"`
+	CreatedAt time.Time  `json:"created_at"`
+	CreatedBy string     `json:"created_by"`
+	ExpiresAt *time.Time `json:"expires_at,omitempty"`
+	RevokedAt *time.Time `json:"revoked_at,omitempty"`
+	RevokedBy string     `json:"revoked_by,omitempty"`
+	Secret    string     `json:"token,omitempty"`
+}
+
+// WakeToken is a worker's new wake token, shown once.
+type WakeToken struct {
+	WorkerID string `json:"worker_id"`
+	Token    string `json:"token"`
+	URL      string `json:"url" doc:"POST here with Authorization: Bearer and the token"`
+}
+
+// Machine is an agent or a host and what it last reported.
+type Machine struct {
+	Name       string          `json:"name"`
+	Kind       string          `json:"kind" enum:"agent,host"`
+	ReportedAt *time.Time      `json:"reported_at"`
+	AgeSeconds float64         `json:"age_seconds"`
+	Report     json.RawMessage `json:"report,omitempty"`
+}
+
+// Health is what /healthz and /readyz say: what is wrong, by part.
+type Health struct {
+	Status string            `json:"status" enum:"ok,starting,failing"`
+	Parts  map[string]string `json:"parts,omitempty"`
+}
+
+// Shards is which servers share the fleet and what this one owns of it.
+type Shards struct {
+	Server       string   `json:"server" doc:"The one that answers"`
+	Role         string   `json:"role"`
+	Members      []Member `json:"members"`
+	Held         []int    `json:"shards" doc:"Parts of the fleet that this server owns"`
+	Total        int      `json:"total_shards"`
+	LeaseSeconds float64  `json:"lease_remaining_seconds"`
+}
+
+// Member is one live server.
+type Member struct {
+	ID      string     `json:"id"`
+	Address string     `json:"address,omitempty"`
+	Since   *time.Time `json:"since,omitempty"`
+}
+
+// Session is who is asking, and of what server.
+type Session struct {
+	Name    string `json:"name"`
+	Role    string `json:"role"`
+	Fleet   string `json:"fleet"`
+	Version string `json:"version"`
+	Halted  bool   `json:"halted"`
+	Shadow  bool   `json:"shadow"`
+}
+
+// Reset tells a reader of the event stream that events may be missing, so
+// that it reads the present state again.
+type Reset struct {
+	Reason string `json:"reason"`
+}
+
+// TemplateBody is a template as it is given. Without enabled it is enabled.
+type TemplateBody struct {
+	Name               string               `json:"name,omitempty" maxLength:"128" doc:"The name in the path"`
+	Description        string               `json:"description,omitempty" maxLength:"1024"`
+	InstanceType       string               `json:"instance_type" maxLength:"64"`
+	AMINameFilter      string               `json:"ami_name_filter" maxLength:"255"`
+	UserData           string               `json:"user_data,omitempty"`
+	IAMInstanceProfile string               `json:"iam_instance_profile,omitempty" maxLength:"256"`
+	Capacity           *fleet.Capacity      `json:"capacity,omitempty"`
+	Enabled            *bool                `json:"enabled,omitempty"`
+	IdleDetection      *fleet.IdleDetection `json:"idle_detection,omitempty"`
+}
+
+// Template is the record of t under a name.
+func (t TemplateBody) Template(name string) fleet.Template {
+	out := fleet.Template{Name: name, Description: t.Description, InstanceType: t.InstanceType, AMINameFilter: t.AMINameFilter,
+		UserData: t.UserData, IAMInstanceProfile: t.IAMInstanceProfile, Enabled: t.Enabled == nil || *t.Enabled, IdleDetection: t.IdleDetection}
+	if t.Capacity != nil {
+		out.Capacity = *t.Capacity
+	}
+	return out
+}

@@ -1,0 +1,78 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestPeers: both ends call each other, refusals keep their code, and the end
+// of the channel fails what waits.
+func TestPeers(t *testing.T) {
+	x, y := net.Pipe()
+	a, b := NewPeer(x), NewPeer(y)
+	stuck := make(chan struct{})
+	var run sync.WaitGroup
+	run.Go(func() { _ = a.Run(nil, func(q Request) (any, error) { return nil, errors.New("not here") }) })
+	run.Go(func() {
+		_ = b.Run(nil, func(q Request) (any, error) {
+			switch q.Method {
+			case "stuck":
+				<-stuck
+			case "back":
+				return nil, b.Call(t.Context(), "x", nil, nil)
+			}
+			return HelloAnswer{Version: 7}, nil
+		})
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var h HelloAnswer
+	if err := a.Call(ctx, Hello, nil, &h); err != nil || h.Version != 7 {
+		t.Errorf("%+v, %v", h, err)
+	}
+	var refused *Error
+	if err := a.Call(ctx, "back", nil, nil); !errors.As(err, &refused) || refused.Code != Refused || refused.Message != "not here" {
+		t.Errorf("refusal: %v", err)
+	}
+	if err := a.Call(ctx, Log, LogNote{Data: make([]byte, MaxLine)}, nil); err == nil {
+		t.Error("a message of more than a line was sent")
+	}
+	waits := make(chan error, 1)
+	run.Go(func() { waits <- a.Call(ctx, "stuck", nil, nil) })
+	if err := a.Call(ctx, Hello, nil, &h); err != nil { // a call that waits holds no other
+		t.Error(err)
+	}
+	x.Close()
+	if err := <-waits; err == nil {
+		t.Error("a call outlived its channel")
+	}
+	close(stuck)
+	y.Close()
+	run.Wait()
+	if err := a.Call(ctx, Hello, nil, nil); !errors.Is(err, ErrChannelEnded) {
+		t.Errorf("a call on a channel that ended: %v", err)
+	}
+}
+
+// FuzzPeer: no line from a guest does more than be dropped or handled.
+func FuzzPeer(f *testing.F) {
+	f.Add([]byte(`{"jsonrpc":"2.0","method":"log","params":{"data":"aGk="}}`))
+	f.Add([]byte(`{"jsonrpc":"2.0","id":5,"result":{}}`))
+	f.Add([]byte("{\n\x00{}\nnull"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p := NewPeer(&pipe{Reader: bytes.NewReader(b)})
+		_ = p.Run(nil, func(q Request) (any, error) {
+			if q.Method == "" {
+				return nil, fmt.Errorf("no method")
+			}
+			_, _ = q.Message()
+			return nil, nil
+		})
+	})
+}

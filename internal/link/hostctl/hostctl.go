@@ -1,0 +1,131 @@
+// Package hostctl is what a client and a host daemon say to each other over
+// the host's unix socket: the objects of the API and a client for it.
+//
+// Field names are the contract of spec, section 9; times are RFC 3339 or null,
+// idle_for, pause_after and stop_after are seconds.
+package hostctl
+
+import (
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+)
+
+// Instance is an instance as people and scripts see it.
+type Instance struct {
+	ID             string              `json:"id" doc:"Stable id of the instance"`
+	Name           string              `json:"name"`
+	State          string              `json:"state" enum:"stopped,starting,running,pausing,paused,reclaimed,hibernated,resuming,stopping"`
+	StateSince     *time.Time          `json:"state_since"`
+	StatusReason   string              `json:"status_reason"`
+	Enabled        bool                `json:"enabled" doc:"False means stopped and not woken"`
+	Runtime        string              `json:"runtime"`
+	Command        []string            `json:"command"`
+	PID            int                 `json:"pid" doc:"Main process, 0 when there is none"`
+	CreatedAt      time.Time           `json:"created_at"`
+	StartedAt      *time.Time          `json:"started_at"`
+	LastActivityAt *time.Time          `json:"last_activity_at"`
+	LastPausedAt   *time.Time          `json:"last_paused_at"`
+	LastPausedBy   string              `json:"last_paused_by"`
+	LastResumedAt  *time.Time          `json:"last_resumed_at"`
+	LastResumedBy  string              `json:"last_resumed_by"`
+	IdleFor        float64             `json:"idle_for" doc:"Seconds since the last activity"`
+	PauseAt        *time.Time          `json:"pause_at" doc:"When it is paused if nothing happens; null when a block has no known end"`
+	StopAt         *time.Time          `json:"stop_at" doc:"When a paused instance is stopped"`
+	Connections    int                 `json:"connections" doc:"Open inbound connections that hold"`
+	Leases         []idle.Lease        `json:"leases"`
+	LeaseHeld      bool                `json:"lease_held"`
+	LeaseReason    string              `json:"lease_reason"`
+	LeaseExpiresAt *time.Time          `json:"lease_expires_at" doc:"Of the lease that ends last"`
+	IdlePolicy     string              `json:"idle_policy"`
+	PauseAfter     float64             `json:"pause_after" doc:"Seconds; 0 is never"`
+	StopAfter      float64             `json:"stop_after" doc:"Seconds from entering paused; 0 is never"`
+	ReclaimAfter   float64             `json:"reclaim_after"`
+	SnoozeUntil    *time.Time          `json:"snooze_until"`
+	Endpoints      []instance.Endpoint `json:"endpoints"`
+	Activity       []idle.Reading      `json:"activity" doc:"The last readings"`
+	Blocks         []idle.Block        `json:"blocks" doc:"Everything that prevents a pause right now"`
+	ExitCode       *int                `json:"exit_code"`
+	RestartCount   int                 `json:"restart_count"`
+	CrashLooping   bool                `json:"crash_looping"`
+	PauseCount     uint64              `json:"pause_count"`
+	WakeCount      uint64              `json:"wake_count"`
+	MemoryBytes    int64               `json:"memory_bytes" doc:"Resident memory, 0 when stopped or unknown"`
+	ReclaimedBytes int64               `json:"reclaimed_bytes"`
+}
+
+// Why answers why an instance runs, or why it was paused or stopped.
+type Why struct {
+	Instance Instance     `json:"instance"`
+	Question string       `json:"question"`
+	Answer   string       `json:"answer"`
+	Verdict  idle.Verdict `json:"verdict"`
+	Change   []string     `json:"change" doc:"What would have to change for it to be paused, or to stay"`
+	Relay    *RelayStats  `json:"relay,omitempty"`
+}
+
+// RelayStats is what the relay did for an instance.
+type RelayStats struct {
+	Accepted    uint64            `json:"accepted"`
+	Relayed     uint64            `json:"relayed"`
+	Waiting     int               `json:"waiting"`
+	ClientsGone uint64            `json:"clients_gone"`
+	Refused     uint64            `json:"refused"`
+	FailedWakes uint64            `json:"failed_wakes"`
+	LastFailure string            `json:"last_failure,omitempty"`
+	Ignored     map[string]uint64 `json:"ignored,omitempty"`
+}
+
+// Create asks for a new instance.
+type Create struct {
+	instance.Spec
+	Start bool `json:"start" doc:"Start it at once"`
+}
+
+// LeaseRequest takes or renews a lease.
+type LeaseRequest struct {
+	Holder string        `json:"holder" doc:"Default: default" required:"false"`
+	Reason string        `json:"reason" required:"false"`
+	TTL    idle.Duration `json:"ttl_seconds" doc:"Above 0, at most 24 h"`
+}
+
+// Event is one thing that happened.
+type Event struct {
+	Seq      uint64    `json:"seq"`
+	Time     time.Time `json:"time"`
+	Type     string    `json:"type"`
+	Instance string    `json:"instance"`
+	ID       string    `json:"id"`
+	State    string    `json:"state"`
+	By       string    `json:"by,omitempty"`
+	Reason   string    `json:"reason,omitempty"`
+}
+
+// Status is the host daemon's own state.
+type Status struct {
+	Version    string         `json:"version"`
+	PID        int            `json:"pid"`
+	StartedAt  time.Time      `json:"started_at"`
+	Halted     bool           `json:"halted"`
+	DataDir    string         `json:"data_dir"`
+	Instances  map[string]int `json:"instances" doc:"Count by state"`
+	Freezer    string         `json:"freezer" doc:"How processes are frozen here"`
+	Shim       string         `json:"shim"`
+	OpenFiles  int            `json:"open_files"`
+	FileLimit  uint64         `json:"file_limit"`
+	Goroutines int            `json:"goroutines"`
+	Faults     []string       `json:"faults" doc:"What is wrong, each with what to do"`
+}
+
+// ExecRequest is a command to run beside an instance, ExecResult its outcome.
+type (
+	ExecRequest = instance.Command
+	ExecResult  = instance.Outcome
+)
+
+// Reset tells a reader of the event stream that some events are gone, so that
+// it reads the present state again.
+type Reset struct {
+	Reason string `json:"reason"`
+}

@@ -1,0 +1,205 @@
+package shimctl
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+)
+
+// Request is one question of the daemon.
+type Request struct {
+	Verb string
+	FDs  []int // closed after the handler returns; one that it keeps is set to -1
+	body json.RawMessage
+}
+
+// Into reads the body.
+func (r *Request) Into(v any) error {
+	if err := json.Unmarshal(r.body, v); err != nil {
+		return Errorf(CodeInvalid, "cannot read the request %s: %v", r.Verb, err)
+	}
+	return nil
+}
+
+// Answer is a result with descriptors, which stay the handler's unless Close is set.
+type Answer struct {
+	Body  any
+	FDs   []int
+	Close bool // the descriptors are closed once they are sent
+}
+
+// Server accepts the daemon. Handle is called for each request after hello, for
+// several at the same time.
+type Server struct {
+	Handle  func(ctx context.Context, r *Request) (Answer, error)
+	Welcome func() Welcome // answers hello
+	Joined  func()         // a daemon has said hello; events may be sent
+	Left    func()         // the last daemon has gone
+	Log     *slog.Logger
+
+	mu  sync.Mutex
+	now *session
+}
+
+type session struct {
+	w       *wire
+	hello   bool
+	greeted bool // Welcome was called for it
+	tasks   chan struct{}
+}
+
+// parallel bounds the requests that are worked on at a time.
+const parallel = 16
+
+// Run serves l until ctx ends, then closes it and what is connected.
+func (s *Server) Run(ctx context.Context, l *net.UnixListener) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	stop := context.AfterFunc(ctx, func() {
+		l.Close()
+		s.mu.Lock()
+		if s.now != nil {
+			s.now.w.c.Close()
+		}
+		s.mu.Unlock()
+	})
+	defer stop()
+	for {
+		c, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			if err == nil {
+				c.Close()
+			}
+			return nil
+		}
+		if err != nil {
+			l.Close()
+			return fmt.Errorf("cannot accept a daemon: %w", err)
+		}
+		if err := trusted(c); err != nil {
+			s.Log.Warn("refused a connection", "error", err)
+			c.Close()
+			continue
+		}
+		wg.Go(func() { s.serve(ctx, c) })
+	}
+}
+
+func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
+	n := &session{w: newWire(c), tasks: make(chan struct{}, parallel)}
+	var wg sync.WaitGroup
+	for {
+		e, fds, err := n.w.read()
+		if err != nil {
+			if ctx.Err() == nil && n.hello {
+				s.Log.Info("the daemon has gone", "error", err)
+			}
+			break
+		}
+		if !n.hello {
+			CloseAll(fds)
+			if !s.greet(n, e) {
+				break
+			}
+			continue
+		}
+		n.tasks <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-n.tasks }()
+			s.answer(ctx, n, e, fds)
+		})
+	}
+	n.w.close()
+	wg.Wait()
+	s.mu.Lock()
+	last := s.now == n || s.now == nil && n.greeted
+	if s.now == n {
+		s.now = nil
+	}
+	s.mu.Unlock()
+	if last && s.Left != nil {
+		s.Left()
+	}
+}
+
+// greet answers hello and makes n the daemon; whoever was it before is cut off.
+func (s *Server) greet(n *session, e envelope) bool {
+	var h Hello
+	if e.Verb != VerbHello || json.Unmarshal(e.Body, &h) != nil {
+		_ = n.w.write(envelope{ID: e.ID, Error: Errorf(CodeInvalid, "cannot begin with %q: want hello", e.Verb)}, nil)
+		return false
+	}
+	n.greeted = true
+	b, err := json.Marshal(s.Welcome())
+	if err == nil {
+		err = n.w.write(envelope{ID: e.ID, Body: b}, nil)
+	}
+	if err != nil {
+		return false
+	}
+	n.hello = true
+	s.mu.Lock()
+	old := s.now
+	s.now = n
+	s.mu.Unlock()
+	if old != nil {
+		old.w.c.Close()
+	}
+	if s.Joined != nil {
+		s.Joined()
+	}
+	return true
+}
+
+func (s *Server) answer(ctx context.Context, n *session, e envelope, fds []int) {
+	r := &Request{Verb: e.Verb, body: e.Body, FDs: fds}
+	a, err := s.Handle(ctx, r)
+	for _, fd := range r.FDs {
+		if fd >= 0 {
+			CloseAll([]int{fd})
+		}
+	}
+	out := envelope{ID: e.ID}
+	if err != nil {
+		out.Error = asError(err)
+	} else if a.Body != nil {
+		if out.Body, err = json.Marshal(a.Body); err != nil {
+			out.Error = asError(err)
+		}
+	}
+	if err := n.w.write(out, a.FDs); err != nil {
+		s.Log.Warn("cannot answer the daemon", "verb", e.Verb, "error", err)
+		n.w.c.Close()
+	}
+	if a.Close {
+		CloseAll(a.FDs)
+	}
+}
+
+// Connected says whether a daemon is there.
+func (s *Server) Connected() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now != nil
+}
+
+// Send sends an event to the daemon, if there is one. It is lost otherwise, or
+// when the connection fails: what must arrive is sent again from Joined.
+func (s *Server) Send(verb string, body any) {
+	s.mu.Lock()
+	n := s.now
+	s.mu.Unlock()
+	if n == nil {
+		return
+	}
+	b, err := json.Marshal(body)
+	if err == nil {
+		err = n.w.write(envelope{Verb: verb, Body: b}, nil)
+	}
+	if err != nil {
+		s.Log.Warn("cannot send an event", "event", verb, "error", err)
+	}
+}

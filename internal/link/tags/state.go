@@ -1,0 +1,67 @@
+package tags
+
+import "time"
+
+// The values of State (spec, section 3).
+const (
+	StatusActive = "active"
+	StatusIdle   = "idle"
+
+	ActionHibernating = "hibernating"
+	ActionHibernated  = "hibernated"
+	ActionStopping    = "stopping"
+	ActionStopped     = "stopped"
+)
+
+// State is what the agent says about its machine. The agent writes the -ing
+// form of an action, the server the final one when EC2 confirms it; without a
+// server the agent does at its next start.
+type State struct {
+	Status string    // active or idle; empty is not written
+	Since  time.Time // when the idle period began; zero is not written
+	Action string    // empty is not written
+}
+
+// StateKeys returns the names of the three state tags: the seed's own under
+// the seed's prefix.
+func StateKeys(prefix string) (status, since, action string) {
+	if prefix == PrismPrefix {
+		return "Prism:IdleStatus", "Prism:IdleSince", "Prism:IdleAction"
+	}
+	return prefix + "idle-status", prefix + "idle-since", prefix + "idle-action"
+}
+
+// Encode writes the state as tags.
+func (s State) Encode(prefix string) map[string]string {
+	status, since, action := StateKeys(prefix)
+	out := map[string]string{}
+	if s.Status != "" {
+		out[status] = s.Status
+	}
+	if !s.Since.IsZero() {
+		out[since] = s.Since.UTC().Format(time.RFC3339)
+	}
+	if s.Action != "" {
+		out[action] = s.Action
+	}
+	return out
+}
+
+// DecodeState reads the state among an instance's tags. A value it does not
+// know is left out: somebody else wrote it.
+func DecodeState(prefix string, t map[string]string) State {
+	status, since, action := StateKeys(prefix)
+	var s State
+	switch v := t[status]; v {
+	case StatusActive, StatusIdle:
+		s.Status = v
+	}
+	if v, err := time.Parse(time.RFC3339, t[since]); err == nil {
+		s.Since = v
+	}
+	switch v := t[action]; v {
+	case ActionHibernating, ActionHibernated, ActionStopping, ActionStopped:
+		s.Action = v
+	}
+	return s
+}

@@ -1,0 +1,175 @@
+// Package tags is the language of EC2 instance tags between the agent and
+// whoever sets its policy (spec, section 3): which tags there are, how their
+// values are written, and what is wrong with them. It does no I/O.
+//
+// Settings are read from tags or from YAML; a setting that is not there is nil
+// and says nothing, so that sources can be laid over one another. Every fault
+// names its tag and value, and leaves only that tag out. The agent's state
+// goes the other way as State.
+//
+// It leaves out defaults and what a setting leads to: those are the agent's.
+package tags
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The prefixes with a meaning of their own: lull's, and the seed's.
+const (
+	DefaultPrefix = "lull:"
+	PrismPrefix   = "prism:"
+)
+
+// Limits of EC2 on a tag, in UTF-8 characters.
+const (
+	MaxKey   = 128
+	MaxValue = 256
+)
+
+// Settings is what a source says about the agent's policy. Nil fields are not
+// said.
+type Settings struct {
+	Enabled *bool // the switch of idle detection; a TTL and completion hold all the same
+
+	IdleTimeout   *time.Duration
+	CheckInterval *time.Duration
+	WarnBefore    *time.Duration
+	BootGrace     *time.Duration
+	Snooze        *time.Duration // after a resume
+
+	HibernateOnIdle *bool
+	OnComplete      *string // stop, hibernate, terminate, none
+	CompletionFile  *string
+	TTLDeadline     *time.Time
+	TTLAction       *string // stop, terminate
+
+	PreStop        *string
+	PreStopTimeout *time.Duration
+	PreStopUser    *string
+
+	IdleCPU      *float64 // percent
+	IdleCPUCores *float64
+	IdleNetwork  *float64 // bytes a minute
+	IdleDisk     *float64 // bytes a minute
+	IdleGPU      *float64 // percent
+
+	Signals         *[]string // which count, apart from those below
+	Presence        *[]string // terminals, users: count by being there
+	ActiveProcesses *[]string
+	ProcessProfiles *[]string
+	ActivePorts     *[]string
+	Sessions        *bool // Jupyter, RStudio and VS Code servers
+	Inhibitors      *bool
+	NotifyURL       *string
+	PauseHolder     *string // agent, server
+}
+
+// Fault is one tag or line that cannot be used.
+type Fault struct {
+	Tag     string `json:"tag"` // with its prefix, as it is written
+	Value   string `json:"value"`
+	Problem string `json:"problem"`
+}
+
+// Error says what is wrong, with name and value.
+func (f Fault) Error() string {
+	return fmt.Sprintf("cannot use tag %s=%q: %s", f.Tag, f.Value, f.Problem)
+}
+
+// Parse reads the settings among an instance's tags. Tags of other prefixes
+// are none of lull's; an unknown one under the prefix is a fault only where it
+// looks like a misspelt one, because other programs share the prefix.
+func Parse(prefix string, tags map[string]string) (Settings, []Fault) {
+	var s Settings
+	var faults []Fault
+	for _, key := range slices.Sorted(maps.Keys(tags)) {
+		value := tags[key]
+		name, ok := strings.CutPrefix(key, prefix)
+		if !ok || reserved[name] {
+			continue
+		}
+		f := find(name)
+		if f == nil {
+			if near := nearest(name); near != "" {
+				faults = append(faults, Fault{key, value, fmt.Sprintf("there is no such tag; %s%s is meant?", prefix, near)})
+			}
+			continue
+		}
+		if problem := f.set(&s, value); problem != nil {
+			faults = append(faults, Fault{key, value, problem.Error()})
+		}
+	}
+	return s, faults
+}
+
+// Encode writes the settings that s says, as tags.
+func (s Settings) Encode(prefix string) map[string]string {
+	out := map[string]string{}
+	for i := range fields {
+		if v, ok := fields[i].get(&s); ok {
+			out[prefix+fields[i].Name] = v
+		}
+	}
+	return out
+}
+
+// Over returns s with what base says where s says nothing.
+func (s Settings) Over(base Settings) Settings {
+	for i := range fields {
+		if _, ok := fields[i].get(&s); ok {
+			continue
+		}
+		if v, ok := fields[i].get(&base); ok {
+			// What get wrote, set reads: the laws of this package's test.
+			_ = fields[i].set(&s, v)
+		}
+	}
+	return s
+}
+
+// Changes lists the names of what differs between s and t, sorted.
+func (s Settings) Changes(t Settings) []string {
+	var out []string
+	for i := range fields {
+		a, aok := fields[i].get(&s)
+		b, bok := fields[i].get(&t)
+		if a != b || aok != bok {
+			out = append(out, fields[i].Name)
+		}
+	}
+	return out
+}
+
+// Set reads one setting by its name without a prefix.
+func (s *Settings) Set(name, value string) error {
+	f := find(name)
+	if f == nil {
+		if near := nearest(name); near != "" {
+			return fmt.Errorf("cannot set %s: there is no such setting; %s is meant?", name, near)
+		}
+		return fmt.Errorf("cannot set %s: there is no such setting", name)
+	}
+	if err := f.set(s, value); err != nil {
+		return fmt.Errorf("cannot set %s to %q: %w", name, value, err)
+	}
+	return nil
+}
+
+// Get writes one setting; ok is false where s does not say it.
+func (s Settings) Get(name string) (value string, ok bool) {
+	if f := find(name); f != nil {
+		return f.get(&s)
+	}
+	return "", false
+}
+
+// Clear takes one setting back.
+func (s *Settings) Clear(name string) {
+	if f := find(name); f != nil {
+		f.clear(s)
+	}
+}

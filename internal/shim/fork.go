@@ -1,0 +1,188 @@
+package shim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/link/shimctl"
+)
+
+// forking is one exec stage to be started.
+type forking struct {
+	what     string
+	spec     stageSpec
+	stdio    [3]int
+	cgroups  []string
+	listen   func() (fds []int, names string, err error) // with mu held
+	register func(pid int, start uint64) error           // with mu held; an error ends the stage
+}
+
+// fork starts the stage and waits until it has become the program.
+func (s *Shim) fork(ctx context.Context, f forking) error {
+	failed := func(err error) error { return shimctl.Errorf(shimctl.CodeFailed, "cannot %s: %w", f.what, err) }
+	specR, specW, err := os.Pipe()
+	if err != nil {
+		return failed(err)
+	}
+	defer specW.Close()
+	failR, failW, err := os.Pipe()
+	if err != nil {
+		specR.Close()
+		return failed(err)
+	}
+	defer failR.Close()
+	pid, err := s.spawn(&f, specR, failW)
+	specR.Close()
+	failW.Close()
+	if err != nil {
+		if pid > 0 {
+			_ = unix.Kill(pid, unix.SIGKILL) // it waits for a spec that does not come, and ends either way
+		}
+		return failed(err)
+	}
+	stop := time.AfterFunc(stageLimit, func() { _ = failR.SetReadDeadline(time.Now()) })
+	defer stop.Stop()
+	b, err := json.Marshal(f.spec)
+	if err == nil {
+		_ = specW.SetWriteDeadline(time.Now().Add(stageLimit))
+		_, err = specW.Write(b)
+	}
+	if err != nil {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		return failed(fmt.Errorf("cannot hand over what to run: %w", err))
+	}
+	specW.Close()
+	said, err := io.ReadAll(io.LimitReader(failR, 64<<10))
+	if err != nil {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		return failed(fmt.Errorf("the program did not begin within %s: %w", stageLimit, err))
+	}
+	if len(said) == 0 {
+		return nil
+	}
+	var why stageFailure
+	if err := json.Unmarshal(said, &why); err != nil {
+		return failed(fmt.Errorf("the stage before the program failed: %q", said))
+	}
+	return &shimctl.Error{Code: shimctl.CodeStage, Step: why.Step, Errno: why.Errno,
+		Message: fmt.Sprintf("cannot %s: step %s: %s", f.what, why.Step, why.What)}
+}
+
+// spawn forks the stage, straight into its v2 group where the kernel can, and
+// registers it. While that goes on nobody collects children, so an early end is
+// not missed.
+func (s *Shim) spawn(f *forking, spec, fail *os.File) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	files := []uintptr{uintptr(f.stdio[0]), uintptr(f.stdio[1]), uintptr(f.stdio[2]), spec.Fd(), fail.Fd()}
+	if f.listen != nil {
+		fds, names, err := f.listen()
+		if err != nil {
+			return 0, err
+		}
+		for _, fd := range fds {
+			files = append(files, uintptr(fd))
+		}
+		f.spec.Listen, f.spec.Names = len(fds), names
+	}
+	attr := &syscall.ProcAttr{Dir: "/", Env: []string{"GOMAXPROCS=1", "GOGC=off"}, Files: files,
+		Sys: &syscall.SysProcAttr{Setsid: true}}
+	f.spec.Join = f.cgroups
+	if into := intoGroup(f.cgroups); into >= 0 {
+		defer unix.Close(into)
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, into
+		f.spec.Join = f.cgroups[1:]
+	}
+	argv := []string{filepath.Base(s.cfg.Exe), StageVerb}
+	pid, err := syscall.ForkExec(s.cfg.Exe, argv, attr)
+	if err != nil && attr.Sys.UseCgroupFD {
+		// Before Linux 5.7, or refused: the stage joins by itself.
+		attr.Sys.UseCgroupFD = false
+		f.spec.Join = f.cgroups
+		pid, err = syscall.ForkExec(s.cfg.Exe, argv, attr)
+	}
+	if err != nil {
+		return 0, err
+	}
+	st, err := s.proc.Stat(pid)
+	if err != nil {
+		return pid, err
+	}
+	return pid, f.register(pid, st.Start)
+}
+
+// intoGroup opens the first group if a process can be born in it (v2), else -1.
+func intoGroup(cgroups []string) int {
+	if len(cgroups) == 0 || unix.Access(filepath.Join(cgroups[0], "cgroup.freeze"), unix.F_OK) != nil {
+		return -1
+	}
+	fd, err := unix.Open(cgroups[0], unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1
+	}
+	return fd
+}
+
+// reap collects every child that ends: mains of runs, commands, and orphans that
+// came to us as the subreaper.
+func (s *Shim) reap(ctx context.Context) error {
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, syscall.SIGCHLD)
+	defer signal.Stop(ch)
+	for {
+		for {
+			var ws syscall.WaitStatus
+			pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG, nil)
+			if err == syscall.EINTR {
+				continue
+			}
+			if err != nil || pid <= 0 {
+				break // ECHILD is no error: there is no child
+			}
+			s.collected(pid, ws)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ch:
+		}
+	}
+}
+
+func (s *Shim) collected(pid int, ws syscall.WaitStatus) {
+	e := shimctl.Exit{At: time.Now(), Code: ws.ExitStatus()}
+	if ws.Signaled() {
+		e.Signal = int(ws.Signal())
+		e.Code = 128 + e.Signal
+	}
+	s.mu.Lock()
+	if n, ok := s.execs[pid]; ok {
+		delete(s.execs, pid)
+		s.mu.Unlock()
+		s.note()
+		s.srv.Send(shimctl.VerbExecExited, shimctl.ExecEnded{Exec: n, Exit: e})
+		return
+	}
+	r := s.byPID[pid]
+	delete(s.byPID, pid)
+	if r == nil {
+		s.mu.Unlock()
+		return
+	}
+	if r.state == starting {
+		r.state, r.exit = over, e // start tells, if it was the program at all
+		s.mu.Unlock()
+		return
+	}
+	s.mu.Unlock()
+	s.ends(r, e)
+}

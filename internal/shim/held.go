@@ -1,0 +1,354 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/link/shimctl"
+)
+
+// held is one listening socket that outlives the program which accepts on it.
+type held struct {
+	addr string
+	fd   int
+}
+
+// hold binds what addrs ask for beyond old, keeps what both have, and gives what
+// is to be closed. On an error nothing has changed.
+func hold(old []held, addrs []string) (now, drop []held, err error) {
+	have := map[string]held{}
+	for _, h := range old {
+		have[h.addr] = h
+	}
+	var fresh []int
+	seen := map[string]bool{}
+	for _, a := range addrs {
+		if seen[a] {
+			err = shimctl.Errorf(shimctl.CodeInvalid, "cannot hold %s twice", a)
+			break
+		}
+		seen[a] = true
+		h, ok := have[a]
+		if !ok {
+			var fd int
+			if fd, err = listen(a); err != nil {
+				break
+			}
+			h = held{a, fd}
+			fresh = append(fresh, fd)
+		}
+		now = append(now, h)
+	}
+	if err != nil {
+		shimctl.CloseAll(fresh)
+		return nil, nil, err
+	}
+	for _, h := range old {
+		if !seen[h.addr] {
+			drop = append(drop, h)
+		}
+	}
+	return now, drop, nil
+}
+
+// backlog asks for as much as the kernel allows (net.core.somaxconn cuts it).
+const backlog = 4096
+
+// parseAddr reads host:port. An empty host is every address of both families
+// (any6), localhost is 127.0.0.1.
+func parseAddr(addr string) (ip netip.Addr, port int, any6 bool, err error) {
+	host, p, err := net.SplitHostPort(addr)
+	if err != nil {
+		return ip, 0, false, shimctl.Errorf(shimctl.CodeInvalid, "cannot hold %q: it is not host:port", addr)
+	}
+	n, err := strconv.ParseUint(p, 10, 16)
+	if err != nil {
+		return ip, 0, false, shimctl.Errorf(shimctl.CodeInvalid, "cannot hold %q: port %q", addr, p)
+	}
+	switch host {
+	case "":
+		return netip.IPv6Unspecified(), int(n), true, nil
+	case "localhost":
+		host = "127.0.0.1"
+	}
+	if ip, err = netip.ParseAddr(host); err != nil {
+		return ip, 0, false, shimctl.Errorf(shimctl.CodeInvalid, "cannot hold %q: %q is not an address", addr, host)
+	}
+	return ip, int(n), false, nil
+}
+
+// listen binds a TCP socket.
+func listen(addr string) (int, error) {
+	ip, port, any6, err := parseAddr(addr)
+	if err != nil {
+		return -1, err
+	}
+	fd, err := bind(ip, port, any6)
+	if any6 && err == unix.EAFNOSUPPORT {
+		fd, err = bind(netip.IPv4Unspecified(), port, false)
+	}
+	if err != nil {
+		return -1, shimctl.Errorf(shimctl.CodeFailed, "cannot hold %s: %w", addr, err)
+	}
+	return fd, nil
+}
+
+func bind(ip netip.Addr, port int, dual bool) (int, error) {
+	family := unix.AF_INET
+	var sa unix.Sockaddr = &unix.SockaddrInet4{Port: port, Addr: [4]byte{}}
+	if ip.Is4() || ip.Is4In6() {
+		sa = &unix.SockaddrInet4{Port: port, Addr: ip.Unmap().As4()}
+	} else {
+		family = unix.AF_INET6
+		in6 := &unix.SockaddrInet6{Port: port, Addr: ip.As16()}
+		if zone := ip.Zone(); zone != "" {
+			iface, err := net.InterfaceByName(zone)
+			if err != nil {
+				return -1, err
+			}
+			in6.ZoneId = uint32(iface.Index)
+		}
+		sa = in6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil && family == unix.AF_INET6 {
+		only := 1
+		if dual {
+			only = 0
+		}
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
+	}
+	if err == nil {
+		err = unix.Bind(fd, sa)
+	}
+	if err == nil {
+		err = unix.Listen(fd, backlog)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func (s *Shim) hold(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Hold
+	if err := r.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	if err := validID(m.ID); err != nil {
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "%v", err)
+	}
+	if len(m.Addrs) > shimctl.MaxFDs || len(r.FDs) > 0 && len(r.FDs) != len(m.Addrs) {
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot hold %d addresses for %s with %d descriptors", len(m.Addrs), m.ID, len(r.FDs))
+	}
+	s.mu.Lock()
+	for i, fd := range r.FDs { // kept by the daemon while another shim came
+		has := slices.ContainsFunc(s.held[m.ID], func(h held) bool { return h.addr == m.Addrs[i] })
+		if !has && listening(fd) {
+			s.held[m.ID] = append(s.held[m.ID], held{m.Addrs[i], fd})
+			r.FDs[i] = -1
+		}
+	}
+	s.mu.Unlock()
+	return shimctl.Answer{}, s.setHeld(m.ID, m.Addrs)
+}
+
+func listening(fd int) bool {
+	on, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	return err == nil && on == 1
+}
+
+// setHeld holds exactly addrs under id, and records that for a later shim.
+func (s *Shim) setHeld(id string, addrs []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.setHeldLocked(id, addrs)
+}
+
+func (s *Shim) setHeldLocked(id string, addrs []string) error {
+	now, drop, err := hold(s.held[id], addrs)
+	if err != nil {
+		return err
+	}
+	closeHeld(drop)
+	if len(now) == 0 {
+		delete(s.held, id)
+		return remove(s.dir.heldFile(id))
+	}
+	s.held[id] = now
+	return save(s.dir.heldFile(id), shimctl.Hold{ID: id, Addrs: addrs}, false)
+}
+
+// keepHeld adds what of addrs is not held under id yet.
+func (s *Shim) keepHeld(id string, addrs []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := slices.Clone(addrs)
+	for _, h := range s.held[id] {
+		if !slices.Contains(all, h.addr) {
+			all = append(all, h.addr)
+		}
+	}
+	return s.setHeldLocked(id, all)
+}
+
+// loadHeld holds again what an earlier shim held: taken from the program where
+// it runs, bound anew where it does not. What fails is left to the daemon, which
+// may have kept the sockets.
+func (s *Shim) loadHeld() error {
+	all, err := loadAll(s.dir.path+"/held", func(h shimctl.Hold) error { return validID(h.ID) })
+	errs := []error{err}
+	for _, h := range all {
+		if r := s.runs[h.ID]; r != nil && r.state == alive {
+			s.held[h.ID] = s.fromProgram(r.PID, h.Addrs)
+		}
+		now, drop, err := hold(s.held[h.ID], h.Addrs)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		closeHeld(drop)
+		s.held[h.ID] = now
+	}
+	return errors.Join(errs...)
+}
+
+// fromProgram takes duplicates of the listening sockets that a program got from
+// an earlier shim. Which one is which is known by the address.
+func (s *Shim) fromProgram(pid int, addrs []string) (found []held) {
+	fds, err := s.proc.Sockets(pid)
+	if err != nil {
+		return nil
+	}
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(pidfd)
+	for _, f := range fds {
+		fd, err := unix.PidfdGetfd(pidfd, f.FD, 0)
+		if err != nil {
+			continue
+		}
+		i := -1
+		if listening(fd) {
+			i = slices.IndexFunc(addrs, func(a string) bool {
+				return boundTo(fd, a) && !slices.ContainsFunc(found, func(h held) bool { return h.addr == a })
+			})
+		}
+		if i < 0 {
+			unix.Close(fd)
+			continue
+		}
+		found = append(found, held{addrs[i], fd})
+	}
+	return found
+}
+
+// boundTo says whether a socket is bound to addr.
+func boundTo(fd int, addr string) bool {
+	ip, port, _, err := parseAddr(addr)
+	if err != nil {
+		return false
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return false
+	}
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return sa.Port == port && ip.Unmap() == netip.AddrFrom4(sa.Addr)
+	case *unix.SockaddrInet6:
+		return sa.Port == port && ip.WithZone("") == netip.AddrFrom16(sa.Addr)
+	}
+	return false
+}
+
+func closeHeld(hs []held) {
+	for _, h := range hs {
+		unix.Close(h.fd)
+	}
+}
+
+func (s *Shim) unhold(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Name
+	if err := r.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	return shimctl.Answer{}, s.setHeld(m.ID, nil)
+}
+
+func (s *Shim) listeners(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Name
+	if err := r.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	hs := s.held[m.ID]
+	if len(hs) == 0 {
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeNotFound, "cannot give the sockets of %s: none is held", m.ID)
+	}
+	a := shimctl.Answer{Close: true}
+	body := shimctl.Hold{ID: m.ID}
+	for _, h := range hs {
+		fd, err := unix.FcntlInt(uintptr(h.fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			shimctl.CloseAll(a.FDs)
+			return shimctl.Answer{}, fmt.Errorf("cannot give the socket %s: %w", h.addr, err)
+		}
+		a.FDs = append(a.FDs, fd)
+		body.Addrs = append(body.Addrs, h.addr)
+	}
+	a.Body = body
+	return a, nil
+}
+
+// dup takes duplicates of descriptors of a process below the shim. Where Yama is
+// at 1 only an ancestor may, which is why the daemon asks.
+func (s *Shim) dup(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Dup
+	if err := r.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	if len(m.FDs) > shimctl.MaxFDs {
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot duplicate %d descriptors at once, at most %d", len(m.FDs), shimctl.MaxFDs)
+	}
+	pidfd, err := unix.PidfdOpen(m.PID, 0)
+	if err != nil {
+		return shimctl.Answer{}, dupError(m.PID, -1, err)
+	}
+	defer unix.Close(pidfd)
+	a := shimctl.Answer{Close: true}
+	for _, fd := range m.FDs {
+		got, err := unix.PidfdGetfd(pidfd, fd, 0)
+		if err != nil {
+			shimctl.CloseAll(a.FDs)
+			return shimctl.Answer{}, dupError(m.PID, fd, err)
+		}
+		a.FDs = append(a.FDs, got)
+	}
+	return a, nil
+}
+
+func dupError(pid, fd int, err error) error {
+	code := shimctl.CodeFailed
+	if err == unix.ESRCH || err == unix.EBADF {
+		code = shimctl.CodeGone
+	}
+	if fd < 0 {
+		return shimctl.Errorf(code, "cannot open process %d: %w", pid, err)
+	}
+	return shimctl.Errorf(code, "cannot duplicate descriptor %d of process %d: %w", fd, pid, err)
+}

@@ -1,0 +1,141 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"lull/internal/link/shimctl"
+)
+
+func (s *Shim) list(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Listing
+	if err := q.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	// Starts that are under way are waited for, so that none is missing.
+	s.begin.Lock()
+	s.begin.Unlock() //nolint:staticcheck // passing through is the point
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := shimctl.List{Runs: []shimctl.Run{}}
+	if m.ID != "" {
+		out.Runs = append(out.Runs, s.ofID(m.ID)...)
+		return shimctl.Answer{Body: out}, nil
+	}
+	ids := map[string]bool{}
+	for id := range s.runs {
+		ids[id] = true
+	}
+	for id := range s.exits {
+		ids[id] = true
+	}
+	for _, id := range slices.Sorted(maps.Keys(ids)) {
+		if id <= m.After {
+			continue
+		}
+		if len(out.Runs) >= shimctl.MaxListed {
+			out.More = true
+			break
+		}
+		out.Runs = append(out.Runs, s.ofID(id)...)
+	}
+	return shimctl.Answer{Body: out}, nil
+}
+
+// ofID gives the runs of one id; the caller holds mu.
+func (s *Shim) ofID(id string) (out []shimctl.Run) {
+	if r := s.runs[id]; r != nil && r.state == alive {
+		out = append(out, r.Run)
+	}
+	for n, e := range s.exits[id] {
+		one := shimctl.Run{ID: id, Run: n}
+		if r := s.runs[id]; r != nil && r.Run.Run == n {
+			one = r.Run
+		}
+		one.Exit = &e
+		out = append(out, one)
+	}
+	return out
+}
+
+func (s *Shim) ackExit(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Ended
+	if err := q.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	if err := validEnded(m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	s.mu.Lock()
+	gone := s.dropExits(m.ID, func(run uint64) bool { return run == m.Run })
+	r := s.runs[m.ID]
+	drop := r != nil && r.Run.Run == m.Run && r.state == over
+	if drop {
+		delete(s.runs, m.ID)
+	}
+	s.mu.Unlock()
+	s.note()
+	// The run's file goes first: without it and with the exit the end is told
+	// once more, the other way round a run would be taken up that is over.
+	var err error
+	if drop {
+		err = remove(s.dir.runFile(m.ID))
+	}
+	return shimctl.Answer{}, errors.Join(err, s.removeExits(gone))
+}
+
+func (s *Shim) removeExits(gone []key) error {
+	var errs []error
+	for _, k := range gone {
+		errs = append(errs, remove(s.dir.exitFile(k)))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Shim) ackThawed(context.Context, *shimctl.Request) (shimctl.Answer, error) {
+	s.mu.Lock()
+	s.thawed = nil
+	s.mu.Unlock()
+	return shimctl.Answer{}, remove(s.dir.path + "/thawed.json")
+}
+
+func (s *Shim) forget(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Name
+	if err := q.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	if err := validID(m.ID); err != nil {
+		return shimctl.Answer{}, err
+	}
+	s.mu.Lock()
+	r := s.runs[m.ID]
+	if r != nil && r.state != over {
+		s.mu.Unlock()
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeBusy, "cannot forget %s: run %d lives as process %d", m.ID, r.Run.Run, r.PID)
+	}
+	delete(s.runs, m.ID)
+	err := s.setHeldLocked(m.ID, nil)
+	gone := s.dropExits(m.ID, func(uint64) bool { return true })
+	s.mu.Unlock()
+	return shimctl.Answer{}, errors.Join(err, remove(s.dir.runFile(m.ID)), s.removeExits(gone))
+}
+
+func (s *Shim) adopt(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {
+	var r shimctl.Run
+	if err := q.Into(&r); err != nil {
+		return shimctl.Answer{}, err
+	}
+	if err := validRun(r); err != nil {
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot adopt: %v", err)
+	}
+	if r.BootID != s.boot {
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeGone, "cannot adopt %s: it ran before the machine was started", r.ID)
+	}
+	if err := s.takeUp(r); err != nil {
+		return shimctl.Answer{}, err
+	}
+	r.Adopted = true
+	return shimctl.Answer{}, save(s.dir.runFile(r.ID), r, false)
+}

@@ -1,0 +1,362 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bounds of the logs.
+const (
+	chunkSize  = 64 << 10               // bytes read at once; what a pipe holds
+	queued     = 64                     // chunks between the reader and the writer
+	slowDisk   = 100 * time.Millisecond // after which bytes are dropped instead of making programs wait
+	openLogs   = 64                     // log files kept open
+	defaultMax = 10 << 20
+)
+
+// logs reads the output pipes of all runs in one goroutine and writes their
+// files in another, so that a slow or full disk costs bytes (which are counted
+// and told in the log) and never stops a program for long.
+type logs struct {
+	ep    int
+	wake  int // eventfd that ends read
+	log   *slog.Logger
+	queue chan chunk
+	pool  sync.Pool
+
+	mu   sync.Mutex
+	last uint64
+	by   map[uint64]*source
+	dead func(pid int) // a process that is watched by pidfd has ended
+
+	open []*sink // with a file, least recently used first; the writer's own
+}
+
+// source is what an epoll registration stands for: a pipe, or a process.
+type source struct {
+	fd   int
+	sink *sink  // of a pipe
+	pid  int    // of a process
+	path string // of the pipe
+}
+
+// sink is one log file. The writer alone touches the lower part.
+type sink struct {
+	path string
+	max  int64
+
+	mu      sync.Mutex
+	dropped int64
+	why     string
+
+	file *os.File
+	size int64
+}
+
+type chunk struct {
+	sink *sink
+	b    *[]byte
+	n    int
+}
+
+func newLogs(log *slog.Logger, dead func(pid int)) (*logs, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("cannot watch pipes: %w", err)
+	}
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err == nil {
+		err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN})
+	}
+	if err != nil {
+		unix.Close(ep)
+		return nil, fmt.Errorf("cannot watch pipes: %w", err)
+	}
+	l := &logs{ep: ep, wake: wake, log: log, dead: dead, queue: make(chan chunk, queued), by: map[uint64]*source{}}
+	l.pool.New = func() any { b := make([]byte, chunkSize); return &b }
+	return l, nil
+}
+
+// run reads and writes until ctx ends and what was read is written.
+func (l *logs) run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() {
+		_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	})
+	defer stop()
+	var writer sync.WaitGroup
+	writer.Go(l.write)
+	err := l.read(ctx)
+	close(l.queue)
+	writer.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.by {
+		unix.Close(s.fd)
+	}
+	l.by = nil
+	unix.Close(l.ep)
+	unix.Close(l.wake)
+	return err
+}
+
+// add registers a pipe or a pidfd and owns it from here on.
+func (l *logs) add(s *source) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.by == nil {
+		unix.Close(s.fd)
+		return errors.New("cannot watch a pipe: the shim is ending")
+	}
+	l.last++
+	l.by[l.last] = s
+	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(uint32(l.last)), Pad: int32(uint32(l.last >> 32))}
+	if err := unix.EpollCtl(l.ep, unix.EPOLL_CTL_ADD, s.fd, &ev); err != nil {
+		delete(l.by, l.last)
+		unix.Close(s.fd)
+		return fmt.Errorf("cannot watch a pipe: %w", err)
+	}
+	return nil
+}
+
+// follow reads the pipe at path into the log file until nobody has it open for
+// writing any more; then the pipe is removed.
+func (l *logs) follow(path, logPath string, maxSize int64) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("cannot read the pipe %s: %w", path, err)
+	}
+	if maxSize <= 0 {
+		maxSize = defaultMax
+	}
+	return l.add(&source{fd: fd, path: path, sink: &sink{path: logPath, max: maxSize}})
+}
+
+// resume follows a pipe that an earlier shim made. The kernel tells the end of a
+// pipe only to who saw its beginning, so it is looked at once here.
+func (l *logs) resume(path, logPath string, maxSize int64) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read the pipe %s: %w", path, err)
+	}
+	if maxSize <= 0 {
+		maxSize = defaultMax
+	}
+	s := &source{fd: fd, path: path, sink: &sink{path: logPath, max: maxSize}}
+	if l.drain(s) {
+		unix.Close(fd)
+		return remove(path)
+	}
+	return l.add(s)
+}
+
+// watch calls dead once the process behind pidfd has ended.
+func (l *logs) watch(pid, pidfd int) error { return l.add(&source{fd: pidfd, pid: pid}) }
+
+func (l *logs) read(ctx context.Context) error {
+	events := make([]unix.EpollEvent, 64)
+	for {
+		n, err := unix.EpollWait(l.ep, events, -1)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("cannot wait for output: %w", err)
+		}
+		for _, e := range events[:n] {
+			id := uint64(uint32(e.Fd)) | uint64(uint32(e.Pad))<<32
+			l.mu.Lock()
+			s := l.by[id]
+			l.mu.Unlock()
+			if s == nil {
+				continue
+			}
+			if s.sink == nil {
+				l.forget(id, s)
+				l.dead(s.pid)
+				continue
+			}
+			if over := l.once(s); over {
+				l.forget(id, s)
+				if err := remove(s.path); err != nil {
+					l.log.Warn("a pipe is left behind", "error", err)
+				}
+			}
+		}
+	}
+}
+
+func (l *logs) forget(id uint64, s *source) {
+	l.mu.Lock()
+	delete(l.by, id)
+	l.mu.Unlock()
+	unix.Close(s.fd)
+}
+
+// once takes one chunk from a pipe. over says that nobody can write to it again.
+func (l *logs) once(s *source) (over bool) {
+	b := l.pool.Get().(*[]byte)
+	n, err := unix.Read(s.fd, *b)
+	if n <= 0 {
+		l.pool.Put(b)
+		return err == nil || err != unix.EAGAIN && err != unix.EINTR
+	}
+	l.enqueue(chunk{sink: s.sink, b: b, n: n})
+	return false
+}
+
+// drain takes what is in a pipe now.
+func (l *logs) drain(s *source) (over bool) {
+	for {
+		b := l.pool.Get().(*[]byte)
+		n, err := unix.Read(s.fd, *b)
+		if n <= 0 {
+			l.pool.Put(b)
+			return err == nil
+		}
+		l.enqueue(chunk{sink: s.sink, b: b, n: n})
+		if n < len(*b) {
+			return false
+		}
+	}
+}
+
+// enqueue hands a chunk to the writer, or drops it when the disk is too slow.
+func (l *logs) enqueue(c chunk) {
+	select {
+	case l.queue <- c:
+		return
+	default:
+	}
+	t := time.NewTimer(slowDisk)
+	defer t.Stop()
+	select {
+	case l.queue <- c:
+	case <-t.C:
+		c.sink.drop(c.n, "the disk is too slow")
+		l.pool.Put(c.b)
+	}
+}
+
+func (s *sink) drop(n int, why string) {
+	s.mu.Lock()
+	s.dropped += int64(n)
+	s.why = why
+	s.mu.Unlock()
+}
+
+func (l *logs) write() {
+	for c := range l.queue {
+		l.put(c.sink, (*c.b)[:c.n])
+		l.pool.Put(c.b)
+	}
+	for _, s := range l.open {
+		s.close()
+	}
+	l.open = nil
+}
+
+// put appends b to the file of s. What cannot be written is dropped and counted;
+// the next line that can be written says how much it was.
+func (l *logs) put(s *sink, b []byte) {
+	s.mu.Lock()
+	dropped, why := s.dropped, s.why
+	s.dropped = 0
+	s.mu.Unlock()
+	if dropped > 0 {
+		note := fmt.Sprintf("\n[lull] %d bytes of output are missing here: %s\n", dropped, why)
+		if err := l.append(s, []byte(note)); err != nil {
+			s.drop(int(dropped), why)
+		}
+	}
+	if err := l.append(s, b); err != nil {
+		s.drop(len(b), err.Error())
+		s.close() // a new try may find another disk
+		l.unlist(s)
+	}
+}
+
+func (l *logs) append(s *sink, b []byte) error {
+	for len(b) > 0 {
+		if err := l.ready(s); err != nil {
+			return err
+		}
+		if s.size >= s.max {
+			if err := s.rotate(); err != nil {
+				l.unlist(s)
+				return err
+			}
+			l.unlist(s)
+			continue
+		}
+		n := int(min(int64(len(b)), s.max-s.size))
+		wrote, err := s.file.Write(b[:n])
+		s.size += int64(wrote)
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// ready opens the file of s, closing the one that has been quiet for longest.
+func (l *logs) ready(s *sink) error {
+	if s.file != nil {
+		if n := len(l.open); n > 0 && l.open[n-1] != s {
+			l.unlist(s)
+			l.open = append(l.open, s)
+		}
+		return nil
+	}
+	f, err := os.OpenFile(s.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return err
+	}
+	s.file, s.size = f, st.Size()
+	if len(l.open) >= openLogs {
+		l.open[0].close()
+		l.open = l.open[1:]
+	}
+	l.open = append(l.open, s)
+	return nil
+}
+
+func (l *logs) unlist(s *sink) {
+	for i, o := range l.open {
+		if o == s {
+			l.open = append(l.open[:i], l.open[i+1:]...)
+			return
+		}
+	}
+}
+
+func (s *sink) close() {
+	if s.file != nil {
+		_ = s.file.Close() // every write was checked
+		s.file = nil
+	}
+}
+
+// rotate keeps the full file as PATH.1, in place of an older one.
+func (s *sink) rotate() error {
+	s.close()
+	return os.Rename(s.path, s.path+".1")
+}

@@ -1,0 +1,178 @@
+package shim_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"lull/internal/link/shimctl"
+)
+
+func TestLogRotates(t *testing.T) {
+	b := newBench(t).start()
+	l := b.launch("long", 1, "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done")
+	l.LogMax = 8 << 10
+	if _, err := b.c.Start(within(t), l); err != nil {
+		t.Fatal(err)
+	}
+	b.exit("long", 1)
+	b.waitText(b.logPath("long"), "line 2999\n")
+	now, before := b.text(b.logPath("long")), b.text(b.logPath("long")+".1")
+	if len(now) > 8<<10 || len(before) != 8<<10 {
+		t.Errorf("%d bytes and %d before, want at most 8 KiB and 8 KiB", len(now), len(before))
+	}
+	var all strings.Builder
+	for i := range 3000 {
+		fmt.Fprintf(&all, "line %d\n", i)
+	}
+	if !strings.HasSuffix(all.String(), before+now) {
+		t.Error("the two files are not the end of what was written")
+	}
+	if left, _ := filepath.Glob(b.logPath("long") + "*"); len(left) != 2 {
+		t.Errorf("files %v, want two", left)
+	}
+}
+
+// A log that cannot be written costs bytes, which are counted, and nothing else.
+func TestLogCannotBeWritten(t *testing.T) {
+	b := newBench(t).start()
+	l := b.launch("full", 1, "i=0; while [ $i -lt 2000 ]; do echo 0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789; i=$((i+1)); done; echo done > $OUT; until [ -e $OUT.go ]; do sleep 0.01; done; echo after; exit 4")
+	dir := filepath.Join(b.dir, "later")
+	l.LogPath = filepath.Join(dir, "log") // nowhere yet
+	if _, err := b.c.Start(within(t), l); err != nil {
+		t.Fatal(err)
+	}
+	b.waitText(b.dir+"/out", "done") // it wrote more than its pipe holds
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(b.dir+"/out.go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if e := b.exit("full", 1); e.Code != 4 {
+		t.Errorf("ended as %+v, want code 4", e)
+	}
+	b.waitText(l.LogPath, "after\n")
+	if text := b.text(l.LogPath); !strings.Contains(text, "bytes of output are missing here") || !strings.Contains(text, "[lull] 202000 bytes") {
+		t.Errorf("the log says %q, want that 202000 bytes are missing", text)
+	}
+}
+
+// A dead shim neither ends nor hinders a program that writes, up to what a pipe
+// holds, and the next shim writes that down.
+func TestLogOverTheDeathOfTheShim(t *testing.T) {
+	b := newBench(t).start()
+	got := b.run("talks", 1, "echo one; until [ -e $OUT ]; do sleep 0.01; done; echo two; echo said > $OUT.said; exec sleep 1000")
+	b.waitText(b.logPath("talks"), "one\n")
+	b.stop(syscall.SIGKILL)
+	if err := os.WriteFile(b.dir+"/out", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.waitText(b.dir+"/out.said", "said")
+	b.start()
+	b.waitText(b.logPath("talks"), "one\ntwo\n")
+	runs, err := b.c.List(within(t), "talks")
+	if err != nil || len(runs) != 1 || !runs[0].Adopted || runs[0].PID != got.PID {
+		t.Fatalf("List() = %+v, %v, want it adopted as process %d", runs, err, got.PID)
+	}
+	if err := syscall.Kill(got.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if e := b.exit("talks", 1); !e.Lost {
+		t.Errorf("ended as %+v, want lost", e)
+	}
+}
+
+func TestSecondShimRefuses(t *testing.T) {
+	b := newBench(t).start()
+	second := newBench(t)
+	second.dir = b.dir
+	cmd := second.command()
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "another one runs there") {
+		t.Fatalf("a second shim on the same directory: %v, %s", err, out)
+	}
+	b.run("still", 1, "exec sleep 1000") // the first one is not hurt
+	if _, err := b.c.List(within(t), ""); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDamagedState(t *testing.T) {
+	b := newBench(t).start()
+	b.run("good", 1, "exec sleep 1000")
+	b.run("bad", 1, "exec sleep 1000")
+	b.stop(syscall.SIGKILL)
+	if err := os.WriteFile(b.dir+"/runs/bad.json", []byte(`{"id":"bad"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.start()
+	runs, err := b.c.List(within(t), "")
+	if err != nil || len(runs) != 1 || runs[0].ID != "good" {
+		t.Fatalf("List() = %+v, %v, want the good one", runs, err)
+	}
+	if said := b.text(b.log.Name()); !strings.Contains(said, "runs/bad.json") {
+		t.Errorf("the damaged file is not named: %s", said)
+	}
+	if _, err := os.Stat(b.dir + "/runs/bad.json"); err != nil {
+		t.Errorf("the damaged file was dropped: %v", err)
+	}
+}
+
+func TestShimEnds(t *testing.T) {
+	// By itself, with nothing to keep and no daemon.
+	b := newBench(t, "LULL_TEST_GONE=50ms", "LULL_TEST_LINGER=100ms").start()
+	b.c.Close()
+	b.c = nil
+	if err := b.cmd.Wait(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	b.cmd = nil
+	// Not with a program to keep; on SIGTERM it thaws it and leaves it running.
+	b = newBench(t, "LULL_TEST_GONE=50ms", "LULL_TEST_LINGER=50ms").start()
+	got := b.run("kept", 1, "while :; do echo x >> $OUT; sleep 0.005; done")
+	eventually(t, "it writes", func() bool { return len(b.text(b.dir+"/out")) > 10 })
+	if err := syscall.Kill(-got.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is stopped", func() bool {
+		return strings.Contains(b.text(fmt.Sprintf("/proc/%d/stat", got.PID)), ") T ")
+	})
+	was := len(b.text(b.dir + "/out"))
+	b.stop(syscall.SIGTERM)
+	eventually(t, "it writes again", func() bool { return len(b.text(b.dir+"/out")) > was })
+	if _, err := os.Stat(b.dir + "/shim.sock"); !os.IsNotExist(err) {
+		t.Errorf("the socket is left: %v", err)
+	}
+	b.start()
+	if len(b.c.Welcome.Thawed) != 1 || b.c.Welcome.Thawed[0].Count != 1 || b.c.Welcome.Thawed[0].IDs[0] != "kept" {
+		t.Errorf("the next shim says it thawed %+v, want kept", b.c.Welcome.Thawed)
+	}
+	if err := b.c.AckThawed(within(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNewestDaemonWins(t *testing.T) {
+	b := newBench(t).start()
+	old := b.c
+	second, err := shimctl.Dial(within(t), b.dir+"/shim.sock", shimctl.Events{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	select {
+	case <-old.Done():
+	case <-within(t).Done():
+		t.Fatal("the older connection stays")
+	}
+	if _, err := old.List(within(t), ""); err == nil {
+		t.Error("the older connection still works")
+	}
+	if _, err := second.List(within(t), ""); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,272 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/edge/cgroup"
+	"lull/internal/link/shimctl"
+)
+
+// Mark is the environment entry by which processes of an instance are found
+// again when they left their parents.
+func Mark(id string) string { return "LULL_INSTANCE_ID=" + id }
+
+// stageLimit bounds the steps between fork and program.
+const stageLimit = 20 * time.Second
+
+// handle answers one request.
+func (s *Shim) handle(ctx context.Context, r *shimctl.Request) (shimctl.Answer, error) {
+	verbs := map[string]func(context.Context, *shimctl.Request) (shimctl.Answer, error){
+		shimctl.VerbStart: s.start, shimctl.VerbList: s.list, shimctl.VerbAckExit: s.ackExit,
+		shimctl.VerbAckThawed: s.ackThawed, shimctl.VerbHold: s.hold, shimctl.VerbUnhold: s.unhold,
+		shimctl.VerbListeners: s.listeners, shimctl.VerbDup: s.dup, shimctl.VerbExec: s.exec,
+		shimctl.VerbForget: s.forget, shimctl.VerbAdopt: s.adopt,
+	}
+	do := verbs[r.Verb]
+	if do == nil {
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot do %q: no such verb", r.Verb)
+	}
+	return do(ctx, r)
+}
+
+func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Start
+	if err := q.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	if err := checkStart(m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	r := &run{Run: shimctl.Run{ID: m.ID, Run: m.Run, BootID: s.boot, Cgroups: m.Cgroups, LogPath: m.LogPath, LogMax: m.LogMax, User: m.User}}
+	if err := s.claim(r); err != nil {
+		return shimctl.Answer{}, err
+	}
+	s.begin.RLock()
+	defer s.begin.RUnlock()
+	err := s.sweep(ctx, r)
+	if err == nil {
+		err = s.launch(ctx, r, m)
+	}
+	if err != nil {
+		s.mu.Lock()
+		delete(s.byPID, r.PID)
+		if s.runs[r.ID] == r {
+			delete(s.runs, r.ID)
+		}
+		s.mu.Unlock()
+		s.note()
+		return shimctl.Answer{}, errors.Join(err, remove(s.dir.runFile(r.ID)))
+	}
+	s.mu.Lock()
+	early := r.state == over // the program has ended already
+	// Who starts the next run knows how those before it ended.
+	gone := s.dropExits(r.ID, func(run uint64) bool { return run < m.Run })
+	if !early {
+		r.state = alive
+	}
+	exit := r.exit
+	s.mu.Unlock()
+	if early {
+		s.ends(r, exit)
+	}
+	if err := s.removeExits(gone); err != nil {
+		s.log.Warn("an old exit stays on disk", "instance", r.ID, "error", err)
+	}
+	return shimctl.Answer{Body: shimctl.Started{PID: r.PID, Start: r.Start}}, nil
+}
+
+// sweepLimit bounds the end of what an earlier run left in its group.
+const sweepLimit = 5 * time.Second
+
+// sweep ends what an earlier run of the same id left in the groups, and lets
+// them run, because a program started into a frozen group would never begin.
+func (s *Shim) sweep(ctx context.Context, r *run) error {
+	if len(r.Cgroups) == 0 {
+		return nil
+	}
+	g, err := cgroup.Place{}.Open(r.Cgroups[0])
+	if err != nil {
+		return &shimctl.Error{Code: shimctl.CodeStage, Step: "cgroup", Errno: int(errnoOf(err)), Message: err.Error()}
+	}
+	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
+	defer cancel()
+	populated, err := g.Populated()
+	if err == nil && populated {
+		s.log.Warn("ending what an earlier run left", "instance", r.ID)
+		if err = g.Kill(ctx); err == nil {
+			err = g.Renew()
+		}
+	}
+	if err == nil {
+		err = g.Thaw()
+	}
+	if err != nil {
+		return shimctl.Errorf(shimctl.CodeFailed, "cannot start %s: %w", r.ID, err)
+	}
+	return nil
+}
+
+func errnoOf(err error) (e syscall.Errno) {
+	errors.As(err, &e)
+	return e
+}
+
+func checkStart(m shimctl.Start) error {
+	if err := validID(m.ID); err != nil {
+		return shimctl.Errorf(shimctl.CodeInvalid, "%v", err)
+	}
+	bad := ""
+	switch {
+	case m.Run == 0:
+		bad = "run is 0"
+	case len(m.Command) == 0 || m.Command[0] == "":
+		bad = "command is empty"
+	case !filepath.IsAbs(m.Dir):
+		bad = fmt.Sprintf("dir %q is not absolute", m.Dir)
+	case !filepath.IsAbs(m.LogPath):
+		bad = fmt.Sprintf("log_path %q is not absolute", m.LogPath)
+	case len(m.Listen) > shimctl.MaxFDs:
+		bad = fmt.Sprintf("listen has %d addresses", len(m.Listen))
+	}
+	for _, c := range m.Cgroups {
+		if !filepath.IsAbs(c) {
+			bad = fmt.Sprintf("cgroup %q is not absolute", c)
+		}
+	}
+	if bad != "" {
+		return shimctl.Errorf(shimctl.CodeInvalid, "cannot start %s: %s", m.ID, bad)
+	}
+	return nil
+}
+
+// claim makes r the run of its id, unless one lives.
+func (s *Shim) claim(r *run) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old := s.runs[r.ID]; old != nil && old.state != over {
+		return shimctl.Errorf(shimctl.CodeBusy, "cannot start run %d of %s: run %d lives as process %d", r.Run.Run, r.ID, old.Run.Run, old.PID)
+	}
+	s.runs[r.ID] = r
+	return nil
+}
+
+// launch forks, makes the run durable, and only then lets the stage become the
+// program.
+func (s *Shim) launch(ctx context.Context, r *run, m shimctl.Start) error {
+	pipe := s.dir.pipe(r.key())
+	out, err := s.openPipe(pipe, m.User)
+	if err != nil {
+		return shimctl.Errorf(shimctl.CodeFailed, "cannot start %s: %w", m.ID, err)
+	}
+	defer unix.Close(out)
+	if err := s.logs.follow(pipe, m.LogPath, m.LogMax); err != nil {
+		return errors.Join(shimctl.Errorf(shimctl.CodeFailed, "cannot start %s: %w", m.ID, err), remove(pipe))
+	}
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("cannot open /dev/null: %w", err)
+	}
+	defer unix.Close(null)
+	stdio := [3]int{null, out, out}
+	spec := stageSpec{Command: m.Command, Env: append(m.Env, Mark(m.ID)), Dir: m.Dir, User: m.User, Listen: len(m.Listen)}
+	f := forking{what: "start " + m.ID, spec: spec, stdio: stdio, cgroups: m.Cgroups}
+	f.register = func(pid int, start uint64) error {
+		r.PID, r.Start = pid, start
+		s.byPID[pid] = r
+		return save(s.dir.runFile(r.ID), r.Run, false)
+	}
+	if len(m.Listen) > 0 {
+		if err := s.keepHeld(m.ID, m.Listen); err != nil {
+			return err
+		}
+		f.listen = func() ([]int, string, error) { return s.lend(m.ID, m.Listen) }
+	}
+	return s.fork(ctx, f)
+}
+
+// lend gives the held sockets of id for addrs. The caller holds mu.
+func (s *Shim) lend(id string, addrs []string) ([]int, string, error) {
+	var fds []int
+	var names []string
+	for _, a := range addrs {
+		i := slices.IndexFunc(s.held[id], func(h held) bool { return h.addr == a })
+		if i < 0 {
+			return nil, "", fmt.Errorf("cannot hand over %s: it is not held any more", a)
+		}
+		fds = append(fds, s.held[id][i].fd)
+		names = append(names, strings.ReplaceAll(a, ":", "_"))
+	}
+	return fds, strings.Join(names, ":"), nil
+}
+
+// openPipe makes the named pipe of a run. It is opened in both directions, so
+// that the program can write whether or not anybody reads.
+func (s *Shim) openPipe(path, who string) (int, error) {
+	if err := remove(path); err != nil {
+		return -1, err
+	}
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		return -1, fmt.Errorf("cannot make the pipe %s: %w", path, err)
+	}
+	if who != "" && os.Geteuid() == 0 {
+		// A program may open /dev/stdout again, which asks for permission anew.
+		if uid, gid, _, err := lookup(who); err == nil {
+			if err := os.Chown(path, uid, gid); err != nil {
+				return -1, errors.Join(err, remove(path))
+			}
+		}
+	}
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, errors.Join(fmt.Errorf("cannot open the pipe %s: %w", path, err), remove(path))
+	}
+	return fd, nil
+}
+
+// exec runs a command beside an instance.
+func (s *Shim) exec(ctx context.Context, q *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Exec
+	if err := q.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	if len(q.FDs) != 3 || len(m.Command) == 0 || m.Command[0] == "" || !filepath.IsAbs(m.Dir) {
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot run a command in %s: want a command, an absolute dir and three descriptors", m.ID)
+	}
+	s.mu.Lock()
+	r := s.runs[m.ID]
+	if r == nil || r.state != alive {
+		s.mu.Unlock()
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeNotFound, "cannot run a command in %s: it does not run", m.ID)
+	}
+	cgroups := r.Cgroups
+	if m.User == "" {
+		m.User = r.User
+	}
+	s.last++
+	out := shimctl.Started{Exec: s.last}
+	s.mu.Unlock()
+	f := forking{what: "run a command in " + m.ID, cgroups: cgroups, stdio: [3]int(q.FDs),
+		spec: stageSpec{Command: m.Command, Env: append(m.Env, Mark(m.ID)), Dir: m.Dir, User: m.User, TTY: m.TTY}}
+	f.register = func(pid int, start uint64) error {
+		out.PID, out.Start = pid, start
+		s.execs[pid] = out.Exec
+		return nil
+	}
+	if err := s.fork(ctx, f); err != nil {
+		s.mu.Lock()
+		delete(s.execs, out.PID)
+		s.mu.Unlock()
+		return shimctl.Answer{}, err
+	}
+	return shimctl.Answer{Body: out}, nil
+}

@@ -1,0 +1,377 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/edge/proc"
+	"lull/internal/link/shimctl"
+)
+
+// Config is what a shim needs.
+type Config struct {
+	Dir     string // its directory, mode 0700; made when it is missing
+	Exe     string // the lull-shim binary, started again as the exec stage
+	Release string // of the binary, shown to the daemon
+	Log     *slog.Logger
+
+	Gone   time.Duration // without a daemon, after which everything is thawed; default 2 s
+	Linger time.Duration // without a daemon and without a run, after which the shim ends; default 1 min
+}
+
+// Shim keeps the runs of one host. Make one with New and run it once.
+type Shim struct {
+	cfg     Config
+	dir     *directory
+	log     *slog.Logger
+	proc    *proc.FS
+	boot    string
+	started time.Time
+	logs    *logs
+	srv     *shimctl.Server
+	changed chan struct{} // something that Run's deadlines depend on
+
+	begin   sync.RWMutex // held for reading while a program is being started
+	thawing sync.Mutex   // held while everything is thawed for want of a daemon
+
+	mu     sync.Mutex
+	runs   map[string]*run   // the newest run of each id, until forgotten
+	byPID  map[int]*run      // of runs that are our children
+	execs  map[int]uint64    // pid -> number of a command beside an instance
+	last   uint64            // number of the last such command
+	exits  map[string]exits  // by id, not acknowledged
+	held   map[string][]held // LISTEN_FDS sockets
+	thawed []shimctl.Thawing // not acknowledged
+	alone  time.Time         // since when no daemon is there; zero while one is
+}
+
+// exits are how runs of one id ended, by run.
+type exits map[uint64]shimctl.Exit
+
+type key struct {
+	id  string
+	run uint64
+}
+
+// run is one run. Everything but the state is in its file too.
+type run struct {
+	shimctl.Run
+	state runState
+	exit  shimctl.Exit // kept for a starting run whose stage has ended
+}
+
+type runState uint8
+
+const (
+	starting runState = iota // the exec stage has not become the program yet
+	alive
+	over
+)
+
+func (r *run) key() key { return key{r.ID, r.Run.Run} }
+
+// New takes the directory, loads what an earlier shim left there and opens the
+// socket. Faults of single state files do not stop it: they are logged by name.
+func New(cfg Config) (*Shim, error) {
+	if cfg.Gone == 0 {
+		cfg.Gone = 2 * time.Second
+	}
+	if cfg.Linger == 0 {
+		cfg.Linger = time.Minute
+	}
+	dir, err := openDirectory(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Shim{cfg: cfg, dir: dir, log: cfg.Log, proc: proc.Live(), started: time.Now(),
+		changed: make(chan struct{}, 1), runs: map[string]*run{}, byPID: map[int]*run{},
+		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, alone: time.Now()}
+	if s.boot, err = s.proc.BootID(); err == nil {
+		err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	}
+	if err == nil {
+		s.logs, err = newLogs(cfg.Log, s.strangerEnded)
+	}
+	if err != nil {
+		dir.lock.Close()
+		return nil, fmt.Errorf("cannot start the shim: %w", err)
+	}
+	s.srv = &shimctl.Server{Handle: s.handle, Welcome: s.welcome, Joined: s.joined, Left: s.left, Log: cfg.Log}
+	if err := s.load(); err != nil {
+		s.log.Error("some of the state is not usable", "error", err)
+	}
+	return s, nil
+}
+
+// Run serves the daemon until ctx ends or there has been nothing to keep for
+// Config.Linger, then thaws every run and returns. The programs run on.
+func (s *Shim) Run(ctx context.Context) error {
+	l, err := shimctl.Listen(s.dir.path + "/shim.sock")
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	errs := make(chan error, 3)
+	for _, part := range []func(context.Context) error{
+		func(ctx context.Context) error { return s.srv.Run(ctx, l) }, s.logs.run, s.reap,
+	} {
+		wg.Go(func() { errs <- part(ctx) })
+	}
+	err = s.watch(ctx, errs)
+	cancel()
+	wg.Wait()
+	s.thawing.Lock()
+	s.thaw("the shim ends")
+	s.thawing.Unlock()
+	s.mu.Lock()
+	for _, hs := range s.held {
+		closeHeld(hs)
+	}
+	s.mu.Unlock()
+	return errors.Join(err, remove(s.dir.path+"/shim.sock"), s.dir.lock.Close())
+}
+
+// watch is the clock of the shim: it thaws when the daemon has gone for good and
+// ends when there is nothing left to do.
+func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
+	timer := time.NewTimer(s.cfg.Gone)
+	defer timer.Stop()
+	thawed := time.Time{} // the absence that was answered
+	for {
+		s.mu.Lock()
+		alone, busy := s.alone, s.busyLocked()
+		s.mu.Unlock()
+		wait := time.Hour
+		if !alone.IsZero() {
+			left := time.Until(alone.Add(s.cfg.Gone))
+			switch {
+			case left > 0:
+				wait = left
+			case thawed != alone:
+				thawed = alone
+				s.thawIfAlone(alone)
+				continue
+			case !busy && time.Since(alone) >= s.cfg.Linger:
+				s.log.Info("nothing is left to keep")
+				return nil
+			case !busy:
+				wait = time.Until(alone.Add(s.cfg.Linger))
+			}
+		}
+		timer.Reset(max(wait, time.Millisecond))
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-errs:
+			if err != nil || ctx.Err() == nil {
+				return errors.Join(err, errEarly(err))
+			}
+			return nil
+		case <-s.changed:
+		case <-timer.C:
+		}
+	}
+}
+
+func errEarly(err error) error {
+	if err == nil {
+		return errors.New("cannot go on: a part of the shim ended")
+	}
+	return nil
+}
+
+func (s *Shim) busyLocked() bool {
+	for _, r := range s.runs {
+		if r.state != over {
+			return true
+		}
+	}
+	return len(s.execs) > 0
+}
+
+func (s *Shim) note() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// welcome ends our being alone. It waits for a thaw that has begun, so that the
+// daemon learns of it before it does anything.
+func (s *Shim) welcome() shimctl.Welcome {
+	s.thawing.Lock()
+	defer s.thawing.Unlock()
+	s.mu.Lock()
+	s.alone = time.Time{}
+	defer s.mu.Unlock()
+	return shimctl.Welcome{Version: shimctl.Version, Release: s.cfg.Release, PID: os.Getpid(), StartedAt: s.started,
+		Thawed: append([]shimctl.Thawing(nil), s.thawed...)}
+}
+
+// joined tells a new daemon of every run that ended while nobody listened.
+func (s *Shim) joined() {
+	s.mu.Lock()
+	ends := make([]shimctl.Ended, 0, len(s.exits))
+	for id, of := range s.exits {
+		for n, e := range of {
+			ends = append(ends, shimctl.Ended{ID: id, Run: n, Exit: e})
+		}
+	}
+	s.mu.Unlock()
+	s.note()
+	for _, e := range ends {
+		s.srv.Send(shimctl.VerbExited, e)
+	}
+}
+
+func (s *Shim) left() {
+	s.mu.Lock()
+	s.alone = time.Now()
+	s.mu.Unlock()
+	s.note()
+}
+
+// load reads what an earlier shim left.
+func (s *Shim) load() error {
+	ended, err1 := loadAll(s.dir.path+"/exits", validEnded)
+	runs, err2 := loadAll(s.dir.path+"/runs", validRun)
+	errs := []error{err1, err2}
+	for _, e := range ended {
+		s.noteExit(key{e.ID, e.Run}, e.Exit)
+	}
+	for _, r := range runs {
+		if err := s.takeUp(r); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := s.loadHeld(); err != nil {
+		errs = append(errs, err)
+	}
+	if err := load(s.dir.path+"/thawed.json", &s.thawed); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// takeUp makes a run of an earlier shim ours, as far as that goes: its log, its
+// end (without its code) and thaw duty. A run that ended unseen is lost.
+func (s *Shim) takeUp(r shimctl.Run) error {
+	r.Adopted, r.Exit = true, nil
+	n := &run{Run: r, state: alive}
+	s.mu.Lock()
+	if old := s.runs[r.ID]; old != nil && old.state != over {
+		s.mu.Unlock()
+		if old.Run.Run == r.Run {
+			return nil
+		}
+		return shimctl.Errorf(shimctl.CodeBusy, "cannot adopt run %d of %s: run %d lives", r.Run, r.ID, old.Run.Run)
+	}
+	s.runs[r.ID] = n
+	_, ended := s.exits[r.ID][r.Run]
+	if ended {
+		n.state = over
+	}
+	s.mu.Unlock()
+	if r.BootID == s.boot {
+		if err := s.logs.resume(s.dir.pipe(n.key()), r.LogPath, r.LogMax); err != nil {
+			s.log.Warn("the log of a run is not followed", "instance", r.ID, "error", err)
+		}
+	}
+	if ended {
+		return nil
+	}
+	return s.watchStranger(n)
+}
+
+// watchStranger waits for the end of a process that is not our child.
+func (s *Shim) watchStranger(r *run) error {
+	if r.BootID != s.boot {
+		s.ends(r, lost())
+		return nil
+	}
+	pidfd, err := unix.PidfdOpen(r.PID, 0)
+	if err == unix.ESRCH {
+		s.ends(r, lost())
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot watch process %d of %s: %w", r.PID, r.ID, err)
+	}
+	// Looked at after it was opened, so it is that process or a later one.
+	st, err := s.proc.Stat(r.PID)
+	if errors.Is(err, proc.ErrGone) || err == nil && (st.Start != r.Start || st.Ended()) {
+		unix.Close(pidfd)
+		s.ends(r, lost())
+		return nil
+	}
+	if err != nil {
+		unix.Close(pidfd)
+		return fmt.Errorf("cannot look at process %d of %s: %w", r.PID, r.ID, err)
+	}
+	return s.logs.watch(r.PID, pidfd)
+}
+
+// noteExit keeps an exit; the caller holds mu, or nobody else is there yet.
+func (s *Shim) noteExit(k key, e shimctl.Exit) {
+	if s.exits[k.id] == nil {
+		s.exits[k.id] = exits{}
+	}
+	s.exits[k.id][k.run] = e
+}
+
+// dropExits forgets the exits of id for which old says so, and gives their keys.
+// The caller holds mu.
+func (s *Shim) dropExits(id string, old func(run uint64) bool) (gone []key) {
+	for n := range s.exits[id] {
+		if old(n) {
+			gone = append(gone, key{id, n})
+			delete(s.exits[id], n)
+		}
+	}
+	if len(s.exits[id]) == 0 {
+		delete(s.exits, id)
+	}
+	return gone
+}
+
+func lost() shimctl.Exit { return shimctl.Exit{At: time.Now(), Lost: true} }
+
+// strangerEnded is called when a watched process that is not our child has ended.
+func (s *Shim) strangerEnded(pid int) {
+	s.mu.Lock()
+	var found *run
+	for _, r := range s.runs {
+		if r.Adopted && r.state == alive && r.PID == pid {
+			found = r
+		}
+	}
+	s.mu.Unlock()
+	if found != nil {
+		s.ends(found, lost())
+	}
+}
+
+// ends records how a run ended, on disk first, and tells the daemon.
+func (s *Shim) ends(r *run, e shimctl.Exit) {
+	m := shimctl.Ended{ID: r.ID, Run: r.Run.Run, Exit: e}
+	if err := save(s.dir.exitFile(r.key()), m, true); err != nil {
+		// It is kept in memory and told all the same; only a death of the shim
+		// before the acknowledgement would lose the code.
+		s.log.Error("an exit is not on disk", "instance", r.ID, "error", err)
+	}
+	s.mu.Lock()
+	r.state = over
+	s.noteExit(r.key(), e)
+	s.mu.Unlock()
+	s.note()
+	s.srv.Send(shimctl.VerbExited, m)
+}

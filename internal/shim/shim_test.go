@@ -1,0 +1,130 @@
+package shim_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/link/shimctl"
+)
+
+func TestExitCodesAndLogs(t *testing.T) {
+	b := newBench(t).start()
+	for id, c := range map[string]struct {
+		script string
+		want   shimctl.Exit
+	}{
+		"clean":   {"echo out; echo err >&2", shimctl.Exit{}},
+		"code":    {"echo out; echo err >&2; exit 42", shimctl.Exit{Code: 42}},
+		"signal":  {"echo out; echo err >&2; kill -TERM $$", shimctl.Exit{Code: 143, Signal: 15}},
+		"instant": {"echo out; exec echo err", shimctl.Exit{}},
+	} {
+		if _, err := b.c.Start(within(t), b.launch(id, 7, c.script)); err != nil {
+			t.Fatal(err)
+		}
+		got := b.exit(id, 7)
+		if time.Since(got.At) > time.Minute || got.At.IsZero() {
+			t.Errorf("%s: ended at %v", id, got.At)
+		}
+		got.At = time.Time{}
+		if got != c.want {
+			t.Errorf("%s: ended as %+v, want %+v", id, got, c.want)
+		}
+		b.waitText(b.logPath(id), "out\nerr\n")
+		if err := b.c.AckExit(within(t), id, 7); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runs, err := b.c.List(within(t), "")
+	if err != nil || len(runs) != 0 {
+		t.Fatalf("after every acknowledgement List() = %+v, %v", runs, err)
+	}
+	for _, d := range []string{"runs", "exits"} {
+		if left, _ := os.ReadDir(filepath.Join(b.dir, d)); len(left) != 0 {
+			t.Errorf("left in %s: %v", d, left)
+		}
+	}
+	eventually(t, "no pipe is left", func() bool {
+		left, _ := os.ReadDir(filepath.Join(b.dir, "pipes"))
+		return len(left) == 0
+	})
+}
+
+func TestDaemonComesBack(t *testing.T) {
+	b := newBench(t).start()
+	stays := b.run("stays", 1, "trap 'echo asked; exit 3' TERM; echo ready; while :; do sleep 0.01; done")
+	b.run("ends", 1, "until [ -e $OUT ]; do sleep 0.01; done; exit 5")
+	b.waitText(b.logPath("stays"), "ready")
+	pid := b.c.Welcome.PID
+	b.c.Close()
+	if err := os.WriteFile(b.dir+"/out", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the exit is on disk", func() bool { _, err := os.Stat(b.dir + "/exits/ends.1.json"); return err == nil })
+	b.connect()
+	if b.c.Welcome.PID != pid {
+		t.Fatalf("another shim: process %d, was %d", b.c.Welcome.PID, pid)
+	}
+	if got := b.exit("ends", 1); got.Code != 5 || got.Lost {
+		t.Fatalf("ended while nobody listened: %+v, want code 5", got)
+	}
+	runs, err := b.c.List(within(t), "stays")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(runs, func(r shimctl.Run) bool { return r.ID == "stays" })
+	if i < 0 || runs[i].PID != stays.PID || runs[i].Start != stays.Start || runs[i].Exit != nil || runs[i].Adopted {
+		t.Fatalf("List() = %+v, want stays as %+v", runs, stays)
+	}
+	if err := syscall.Kill(stays.PID, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.exit("stays", 1); got.Code != 3 {
+		t.Fatalf("ended as %+v, want code 3", got)
+	}
+	b.waitText(b.logPath("stays"), "ready\nasked\n")
+}
+
+func TestStartRefused(t *testing.T) {
+	b := newBench(t).start()
+	b.run("lives", 1, "exec sleep 1000")
+	for name, c := range map[string]struct {
+		change func(*shimctl.Start)
+		code   shimctl.Code
+		step   string
+		errno  syscall.Errno
+		says   string
+	}{
+		"busy":      {func(s *shimctl.Start) { s.ID, s.Run = "lives", 2 }, shimctl.CodeBusy, "", 0, "run 1 lives"},
+		"bad id":    {func(s *shimctl.Start) { s.ID = "../x" }, shimctl.CodeInvalid, "", 0, "../x"},
+		"no run":    {func(s *shimctl.Start) { s.Run = 0 }, shimctl.CodeInvalid, "", 0, "run is 0"},
+		"relative":  {func(s *shimctl.Start) { s.Dir = "x" }, shimctl.CodeInvalid, "", 0, "not absolute"},
+		"no dir":    {func(s *shimctl.Start) { s.Dir = "/no/such" }, shimctl.CodeStage, "workdir", syscall.ENOENT, "/no/such"},
+		"missing":   {func(s *shimctl.Start) { s.Command = []string{"no-such-program"} }, shimctl.CodeStage, "command", syscall.ENOENT, "no-such-program"},
+		"no exec":   {func(s *shimctl.Start) { s.Command = []string{"/etc/passwd"} }, shimctl.CodeStage, "exec", syscall.EACCES, "/etc/passwd"},
+		"no user":   {func(s *shimctl.Start) { s.User = "nobody-at-all" }, shimctl.CodeStage, "user", 0, "nobody-at-all"},
+		"no cgroup": {func(s *shimctl.Start) { s.Cgroups = []string{"/no/such"} }, shimctl.CodeStage, "cgroup", syscall.ENOENT, "/no/such"},
+		"bad hold":  {func(s *shimctl.Start) { s.Listen = []string{"1.2.3.4.5:6"} }, shimctl.CodeInvalid, "", 0, "1.2.3.4.5"},
+	} {
+		s := b.launch("refused", 1, "exit 0")
+		c.change(&s)
+		_, err := b.c.Start(within(t), s)
+		e, ok := err.(*shimctl.Error)
+		if !ok || e.Code != c.code || e.Step != c.step || syscall.Errno(e.Errno) != c.errno || !strings.Contains(e.Message, c.says) {
+			t.Errorf("%s: %#v (%v), want code %s, step %q, errno %v, with %q", name, err, err, c.code, c.step, c.errno, c.says)
+		}
+	}
+	runs, err := b.c.List(within(t), "")
+	if err != nil || len(runs) != 1 {
+		t.Fatalf("List() = %+v, %v, want only the one that lives", runs, err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.ends["refused"]) != 0 {
+		t.Fatalf("refused starts were told as ends: %+v", b.ends["refused"])
+	}
+}

@@ -1,0 +1,199 @@
+package shim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/link/shimctl"
+)
+
+// directory is the shim's part of the disk:
+//
+//	shim.lock            held by the living shim
+//	shim.sock            the daemon connects here
+//	runs/ID.json         one for each run that was started and not forgotten
+//	exits/ID.RUN.json    how it ended, until acknowledged
+//	held/ID.json         which LISTEN_FDS sockets are held for it
+//	pipes/ID.RUN         the named pipe of its output
+//	thawed.json          what was thawed for want of a daemon, until acknowledged
+type directory struct {
+	path string
+	lock *os.File
+}
+
+// maxState bounds one state file in bytes.
+const maxState = 4 << 20
+
+// open makes the directory and takes the lock.
+func openDirectory(path string) (*directory, error) {
+	for _, d := range []string{path, path + "/runs", path + "/exits", path + "/pipes", path + "/held"} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return nil, fmt.Errorf("cannot make the directory of the shim: %w", err)
+		}
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use the directory of the shim: %w", err)
+	}
+	if st.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("cannot use %s: its mode is %v, and others must not reach it (0700)", path, st.Mode().Perm())
+	}
+	f, err := os.OpenFile(path+"/shim.lock", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot lock %s: %w", path, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot start a shim on %s: another one runs there: %w", path, err)
+	}
+	return &directory{path: path, lock: f}, nil
+}
+
+func (d *directory) runFile(id string) string { return filepath.Join(d.path, "runs", id+".json") }
+
+func (d *directory) heldFile(id string) string { return filepath.Join(d.path, "held", id+".json") }
+
+func (d *directory) exitFile(k key) string {
+	return filepath.Join(d.path, "exits", fmt.Sprintf("%s.%d.json", k.id, k.run))
+}
+
+func (d *directory) pipe(k key) string {
+	return filepath.Join(d.path, "pipes", fmt.Sprintf("%s.%d", k.id, k.run))
+}
+
+// save writes v whole or not at all. Only with sync does it outlive a crash of
+// the machine; without, one of the shim.
+func save(path string, v any, sync bool) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("cannot write %s: %w", path, err)
+	}
+	tmp := path + ".new"
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot write %s: %w", path, err)
+	}
+	_, err = f.Write(b)
+	if err == nil && sync {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		return fmt.Errorf("cannot write %s: %w", path, err)
+	}
+	if sync {
+		return syncDir(filepath.Dir(path))
+	}
+	return nil
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("cannot make %s durable: %w", path, err)
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("cannot make %s durable: %w", path, err)
+	}
+	return nil
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot remove a state file: %w", err)
+	}
+	return nil
+}
+
+// load reads a state file. One that cannot be read is named and left alone.
+func load(path string, into any) error {
+	st, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if st.Size() > maxState {
+		return fmt.Errorf("cannot read %s: %d bytes, at most %d", path, st.Size(), maxState)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return fmt.Errorf("cannot read %s: %w; if it cannot be repaired, move it away, and stop and start that instance", path, err)
+	}
+	return nil
+}
+
+// loadAll reads every state file of a kind. Faults come joined beside what could
+// be read.
+func loadAll[T any](dir string, check func(T) error) ([]T, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []T
+	var errs []error
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if strings.HasSuffix(path, ".new") {
+			_ = os.Remove(path) // never finished, so never relied upon
+			continue
+		}
+		var v T
+		err := load(path, &v)
+		if err == nil {
+			if cerr := check(v); cerr != nil {
+				err = fmt.Errorf("cannot use %s: %w", path, cerr)
+			}
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		out = append(out, v)
+	}
+	return out, errors.Join(errs...)
+}
+
+// validRun checks what came from a file or from the wire.
+func validRun(r shimctl.Run) error {
+	if err := validID(r.ID); err != nil {
+		return err
+	}
+	if r.PID <= 1 || r.Run == 0 {
+		return fmt.Errorf("pid %d, run %d: want a process and a run", r.PID, r.Run)
+	}
+	return nil
+}
+
+func validEnded(e shimctl.Ended) error {
+	if e.Run == 0 {
+		return errors.New("run is 0")
+	}
+	return validID(e.ID)
+}
+
+// validID keeps ids to one plain path element.
+func validID(id string) error {
+	ok := id != "" && len(id) <= 128 && id[0] != '.'
+	for i := range len(id) {
+		c := id[i]
+		ok = ok && ('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.')
+	}
+	if !ok {
+		return fmt.Errorf("cannot use %q as an id", id)
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+package shim
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"time"
+
+	"lull/internal/edge/cgroup"
+	"lull/internal/link/shimctl"
+)
+
+// maxThawings bounds what is remembered for a daemon that never comes.
+const maxThawings = 20
+
+// thawIfAlone thaws unless a daemon has come meanwhile.
+func (s *Shim) thawIfAlone(since time.Time) {
+	s.thawing.Lock()
+	defer s.thawing.Unlock()
+	s.mu.Lock()
+	still := s.alone.Equal(since)
+	s.mu.Unlock()
+	if still {
+		s.thaw("no daemon")
+	}
+}
+
+// thaw lets everything run that is frozen, and records which that was, for the
+// next daemon: what its records call paused runs from here on.
+// The caller holds thawing.
+func (s *Shim) thaw(why string) {
+	s.mu.Lock()
+	var runs []shimctl.Run
+	for _, r := range s.runs {
+		if r.PID > 0 {
+			runs = append(runs, r.Run)
+		}
+	}
+	s.mu.Unlock()
+	ids := []string{}
+	for _, r := range runs {
+		frozen, err := s.thawOne(r)
+		if err != nil {
+			s.log.Error("cannot thaw an instance", "instance", r.ID, "error", err)
+		}
+		if frozen {
+			ids = append(ids, r.ID)
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	slices.Sort(ids)
+	count := len(ids)
+	ids = ids[:min(count, shimctl.MaxThawedIDs)]
+	s.log.Warn("thawed", "why", why, "count", count, "first", ids)
+	s.mu.Lock()
+	s.thawed = append(s.thawed, shimctl.Thawing{At: time.Now(), Count: count, IDs: ids})
+	if n := len(s.thawed) - maxThawings; n > 0 {
+		s.thawed = s.thawed[n:]
+	}
+	all := slices.Clone(s.thawed)
+	s.mu.Unlock()
+	if err := save(s.dir.path+"/thawed.json", all, true); err != nil {
+		s.log.Error("what was thawed is not on disk", "error", err)
+	}
+}
+
+// thawOne thaws one run, its children included when the main process has ended.
+func (s *Shim) thawOne(r shimctl.Run) (bool, error) {
+	if len(r.Cgroups) > 0 {
+		g, err := cgroup.Place{}.Open(r.Cgroups[0])
+		if errors.Is(err, os.ErrNotExist) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		held, err := g.Held()
+		if err == nil && !held {
+			return false, nil
+		}
+		return held, errors.Join(err, g.Thaw())
+	}
+	// Listing a tree is dear. A tree that was stopped has its main process
+	// stopped; one without a main process is always listed.
+	st, err := s.proc.Stat(r.PID)
+	if err == nil && st.Start == r.Start && st.State != 'T' {
+		return false, nil
+	}
+	pids, lerr := s.proc.Tree(r.PID, Mark(r.ID), []int{os.Getpid(), 1})
+	if err != nil || st.Start != r.Start {
+		pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == r.PID })
+	}
+	frozen := false
+	for _, pid := range pids {
+		if p, err := s.proc.Stat(pid); err == nil && p.State == 'T' {
+			frozen = true
+		}
+	}
+	if !frozen {
+		return false, nil // an error of the listing is of no use to anybody then
+	}
+	return true, errors.Join(lerr, cgroup.Continue(r.PID, pids))
+}
