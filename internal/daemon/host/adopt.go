@@ -1,0 +1,196 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// adoptLimit bounds the search for one run after a restart.
+const adoptLimit = 10 * time.Second
+
+// Load takes over what an earlier daemon left: records of any state, written
+// at any instant. What still runs is adopted, what ended meanwhile is treated
+// like any ending, and what was paused is looked at through the fence before
+// it is frozen again. Call it once, before Run and before serving requests.
+func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
+	var errs []error
+	for n := range recs {
+		rec := recs[n]
+		rt, ok := h.cfg.Runtimes[rec.Spec.Runtime]
+		if !ok {
+			errs = append(errs, fmt.Errorf("cannot take over %s: there is no runtime %q on this host", rec.Spec.Name, rec.Spec.Runtime))
+			continue
+		}
+		i := newInst(h, rec, rt)
+		if err := i.openRelay(); err != nil {
+			// The instance is kept: its state and promises do not depend on
+			// the port, which the error names.
+			errs = append(errs, fmt.Errorf("cannot open the ports of %s: %w", rec.Spec.Name, err))
+			i.rec.StatusReason = "its ports could not be opened: " + err.Error()
+		}
+		h.mu.Lock()
+		h.byID[i.id], h.byName[i.name()] = i, i
+		h.mu.Unlock()
+		h.saver.seed(i.id, rec.Generation)
+	}
+	for _, i := range h.all() {
+		i.acquire()
+		if err := i.adopt(ctx); err != nil {
+			errs = append(errs, err)
+		}
+		i.release()
+	}
+	return errors.Join(errs...)
+}
+
+// adopt brings one instance into the state that its record says.
+func (i *inst) adopt(ctx context.Context) error {
+	was := i.state()
+	i.mu.Lock()
+	ident := i.rec.Identity
+	i.over = make(chan struct{})
+	i.mu.Unlock()
+	if was == power.Stopped {
+		i.forgetRun()
+		i.armRestart()
+		return nil
+	}
+	actx, cancel := context.WithTimeout(ctx, adoptLimit)
+	defer cancel()
+	var w Workload
+	var err error = &instance.GoneError{ID: i.id, Exit: instance.Exit{Lost: true}}
+	if ident != nil {
+		w, err = i.rt.Adopt(actx, i.id, *ident)
+	}
+	var gone *instance.GoneError
+	switch {
+	case errors.As(err, &gone):
+		return i.adoptEnded(was, gone.Exit)
+	case err != nil:
+		// Not found is not stopped: it stays as recorded and is tried again.
+		i.h.retryAdopt(i)
+		return fmt.Errorf("cannot take over %s: %w", i.name(), err)
+	}
+	found := w.Identity()
+	i.mu.Lock()
+	i.work, i.rec.Identity = w, &found
+	i.mu.Unlock()
+	switch was {
+	case power.Starting:
+		// Nobody knows how far it came; the person or client that asked has
+		// gone. A clean start is the only state that can be named.
+		if err := i.startFailed(w, errors.New("the daemon ended while it was starting")); err != nil && i.state() != power.Stopped {
+			return err
+		}
+		return i.start(ctx, "restart", "started again after the daemon ended while it was starting")
+	case power.Stopping:
+		a := &attempt{i: i, ctx: ctx, work: w, frozen: true, by: "restart"}
+		if err := a.walk([]step{{"stop-signal", askToEnd}, {"stop-thaw", thaw}}); err != nil {
+			return err
+		}
+		return i.finishStop(ctx, "restart", i.rec.StatusReason)
+	}
+	return i.adoptAlive(ctx, was, w)
+}
+
+// adoptAlive takes over a run that was running, paused or in between.
+func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) error {
+	if ls, err := w.Listeners(); err == nil {
+		if err := i.decidePaths(append([]instance.Endpoint(nil), i.spec.Expose...), ls); err != nil {
+			return err
+		}
+	}
+	paused := was.Asleep()
+	if paused {
+		still, err := w.Still()
+		if err != nil {
+			i.h.retryAdopt(i)
+			return fmt.Errorf("cannot tell whether %s is frozen: %w", i.name(), err)
+		}
+		if !still { // what it did meanwhile is not known, so it counts as used
+			i.update(func(r *instance.Record) { r.State = power.Resuming })
+			return i.backToRunning("supervisor", "it was let run while no daemon was there")
+		}
+	}
+	if !paused {
+		if err := w.Thaw(); err != nil {
+			return fmt.Errorf("cannot thaw %s: %w", i.name(), err)
+		}
+		if was == power.Running {
+			i.open()
+			i.scheduleAwake(i.h.now())
+			return nil
+		}
+		return i.backToRunning("restart", "the daemon ended in the middle of a change")
+	}
+	a := &attempt{i: i, ctx: ctx, by: "restart", reason: i.rec.StatusReason, force: true, adopted: true, work: w}
+	err := a.walk(i.h.steps.resumePause)
+	if err == nil {
+		return nil
+	}
+	if uerr := a.walk(i.h.steps.undo); uerr != nil {
+		i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+		return errors.Join(err, uerr)
+	}
+	i.emit("resumed", "restart", err.Error())
+	return nil
+}
+
+func (i *inst) backToRunning(by, why string) error {
+	now := i.h.now()
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.LastActivityAt, r.ResumedBy = power.Running, why, now, by
+	})
+	i.open()
+	i.scheduleAwake(now)
+	return err
+}
+
+// adoptEnded records what ended while no daemon watched, then applies the
+// restart rule.
+func (i *inst) adoptEnded(was power.Instance, e instance.Exit) error {
+	now := i.h.now()
+	if e.At.IsZero() {
+		e.At = now
+	}
+	why := "ended while the daemon was away"
+	if !e.Lost {
+		why = fmt.Sprintf("exited with code %d while the daemon was away", e.Code)
+	}
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.Exit, r.Leases = power.Stopped, why, &e, nil
+		if was != power.Stopping {
+			afterEnd(r, e, now)
+		}
+	})
+	i.forgetRun()
+	i.emit("exited", "", why)
+	i.armRestart()
+	return err
+}
+
+// retryAdopt looks again for a run that could not be looked for.
+func (h *Host) retryAdopt(i *inst) {
+	h.spawn(func() {
+		select {
+		case <-time.After(time.Second):
+		case <-h.ctx.Done():
+			return
+		}
+		if i.acquireCtx(h.ctx) != nil {
+			return
+		}
+		defer i.release()
+		if i.workload() != nil {
+			return
+		}
+		if err := i.adopt(h.ctx); err != nil {
+			h.log.Error("cannot take over", "instance", i.name(), "error", err)
+		}
+	})
+}

@@ -1,0 +1,305 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/danielgtaylor/huma/v2/sse"
+
+	"lull/internal/idle"
+	"lull/internal/link/hostctl"
+)
+
+// maxBody bounds a request body.
+const maxBody = 1 << 20
+
+// API serves a host. Extra knows what the host itself does not.
+type API struct {
+	Host    *Host
+	Version string
+	Status  func() hostctl.Status // the daemon's own state
+	Halt    func(on bool) error   // durable switch
+	Exec    func(ctx context.Context, id string, r hostctl.ExecRequest) (hostctl.ExecResult, error)
+}
+
+// Handler returns the HTTP API and its OpenAPI document.
+func (a *API) Handler() (http.Handler, huma.API) {
+	mux := http.NewServeMux()
+	cfg := huma.DefaultConfig("lull host", a.Version)
+	cfg.Info.Description = "Instances on one machine and their power states."
+	cfg.DocsPath = ""
+	cfg.CreateHooks = nil // no $schema field in answers: objects are the contract's own
+	// A duration is seconds on the wire, with fractions.
+	cfg.Components.Schemas.RegisterTypeAlias(reflect.TypeFor[idle.Duration](), reflect.TypeFor[float64]())
+	api := humago.New(mux, cfg)
+	a.reads(api)
+	a.verbs(api)
+	a.leases(api)
+	a.stream(api, mux)
+	return http.MaxBytesHandler(mux, maxBody), api
+}
+
+// Named addresses one instance.
+type Named struct {
+	Name string `path:"name" maxLength:"63" doc:"Name or id of an instance"`
+}
+
+type answer[T any] struct{ Body T }
+
+func operation(id, method, path, summary string) huma.Operation {
+	return huma.Operation{OperationID: id, Method: method, Path: "/api/v1" + path, Summary: summary, MaxBodyBytes: maxBody}
+}
+
+// problem turns an error of the host into a problem document.
+func problem(err error) error {
+	if err == nil {
+		return nil
+	}
+	var refused *RefusedError
+	var missing *NotFoundError
+	var invalid *InvalidError
+	switch {
+	case errors.As(err, &refused):
+		var details []error
+		for _, b := range refused.Blocks {
+			details = append(details, &huma.ErrorDetail{Message: b.Sentence, Location: string(b.Code)})
+		}
+		return huma.NewError(http.StatusConflict, err.Error(), details...)
+	case errors.As(err, &missing):
+		return huma.NewError(http.StatusNotFound, err.Error())
+	case errors.As(err, &invalid):
+		return huma.NewError(http.StatusUnprocessableEntity, err.Error())
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return huma.NewError(http.StatusGatewayTimeout, err.Error())
+	}
+	return huma.NewError(http.StatusInternalServerError, err.Error())
+}
+
+func (a *API) reads(api huma.API) {
+	huma.Register(api, operation("status", "GET", "/status", "The host daemon's own state"),
+		func(context.Context, *struct{}) (*answer[hostctl.Status], error) {
+			return &answer[hostctl.Status]{a.Status()}, nil
+		})
+	huma.Register(api, operation("list-instances", "GET", "/instances", "Every instance, by id"),
+		func(context.Context, *struct{}) (*answer[[]hostctl.Instance], error) {
+			return &answer[[]hostctl.Instance]{a.Host.List()}, nil
+		})
+	huma.Register(api, operation("get-instance", "GET", "/instances/{name}", "One instance"),
+		func(_ context.Context, in *Named) (*answer[hostctl.Instance], error) {
+			o, err := a.Host.Get(in.Name)
+			return &answer[hostctl.Instance]{o}, problem(err)
+		})
+	huma.Register(api, operation("why", "GET", "/instances/{name}/why", "Why it runs, or why it was paused or stopped"),
+		func(_ context.Context, in *Named) (*answer[hostctl.Why], error) {
+			y, err := a.Host.Why(in.Name)
+			return &answer[hostctl.Why]{y}, problem(err)
+		})
+}
+
+func (a *API) verbs(api huma.API) {
+	create := operation("create-instance", "POST", "/instances", "Create an instance")
+	create.DefaultStatus = http.StatusCreated
+	huma.Register(api, create, func(ctx context.Context, in *struct{ Body hostctl.Create }) (*answer[hostctl.Instance], error) {
+		id, err := a.Host.Create(ctx, in.Body.Spec)
+		if err == nil && in.Body.Start {
+			err = a.Host.Start(ctx, id, byManual)
+		}
+		if err != nil {
+			return nil, problem(err)
+		}
+		o, err := a.Host.Get(id)
+		return &answer[hostctl.Instance]{o}, problem(err)
+	})
+	del := operation("delete-instance", "DELETE", "/instances/{name}", "Stop an instance and forget it")
+	huma.Register(api, del, func(ctx context.Context, in *Named) (*struct{}, error) {
+		return nil, problem(a.Host.Delete(ctx, in.Name, byManual))
+	})
+	type verb struct {
+		Named
+		Force   bool `query:"force" doc:"pause: although connections or leases hold it"`
+		Disable bool `query:"disable" doc:"stop: and do not wake it again"`
+	}
+	for _, v := range []struct {
+		name, summary string
+		do            func(context.Context, *verb) error
+	}{
+		{"start", "Start it, or resume it when paused", func(ctx context.Context, in *verb) error { return a.Host.Start(ctx, in.Name, byManual) }},
+		{"stop", "Stop it; always works", func(ctx context.Context, in *verb) error { return a.Host.Stop(ctx, in.Name, byManual, in.Disable) }},
+		{"pause", "Freeze it; 409 while a connection or lease holds it", func(ctx context.Context, in *verb) error {
+			return a.Host.Pause(ctx, in.Name, byManual, in.Force)
+		}},
+		{"resume", "Thaw it", func(ctx context.Context, in *verb) error { return a.Host.Resume(ctx, in.Name, byManual) }},
+	} {
+		huma.Register(api, operation(v.name+"-instance", "POST", "/instances/{name}/"+v.name, v.summary),
+			func(ctx context.Context, in *verb) (*answer[hostctl.Instance], error) {
+				if err := v.do(ctx, in); err != nil {
+					return nil, problem(err)
+				}
+				o, err := a.Host.Get(in.Name)
+				return &answer[hostctl.Instance]{o}, problem(err)
+			})
+	}
+	huma.Register(api, operation("snooze-instance", "POST", "/instances/{name}/snooze", "Keep it running until a time"),
+		func(ctx context.Context, in *struct {
+			Named
+			Body struct {
+				Until time.Time `json:"until"`
+			}
+		}) (*answer[hostctl.Instance], error) {
+			if err := a.Host.Snooze(ctx, in.Name, in.Body.Until); err != nil {
+				return nil, problem(err)
+			}
+			o, err := a.Host.Get(in.Name)
+			return &answer[hostctl.Instance]{o}, problem(err)
+		})
+	huma.Register(api, operation("halt", "POST", "/halt", "Stop all automatic actions, or let them go on"),
+		func(_ context.Context, in *struct {
+			Body struct {
+				On bool `json:"on"`
+			}
+		}) (*answer[hostctl.Status], error) {
+			if err := a.Halt(in.Body.On); err != nil {
+				return nil, problem(err)
+			}
+			return &answer[hostctl.Status]{a.Status()}, nil
+		})
+	huma.Register(api, operation("exec", "POST", "/instances/{name}/exec", "Run a command beside an instance"),
+		func(ctx context.Context, in *struct {
+			Named
+			Body hostctl.ExecRequest
+		}) (*answer[hostctl.ExecResult], error) {
+			r, err := a.Host.Exec(ctx, in.Name, in.Body, a.Exec)
+			return &answer[hostctl.ExecResult]{r}, problem(err)
+		})
+}
+
+func (a *API) leases(api huma.API) {
+	list := func(name string) (*answer[[]idle.Lease], error) {
+		o, err := a.Host.Get(name)
+		return &answer[[]idle.Lease]{o.Leases}, problem(err)
+	}
+	huma.Register(api, operation("list-leases", "GET", "/instances/{name}/leases", "Leases that are held"),
+		func(_ context.Context, in *Named) (*answer[[]idle.Lease], error) { return list(in.Name) })
+	huma.Register(api, operation("hold-lease", "POST", "/instances/{name}/leases", "Take or renew a lease"),
+		func(ctx context.Context, in *struct {
+			Named
+			Body hostctl.LeaseRequest
+		}) (*answer[[]idle.Lease], error) {
+			l := idle.Lease{Holder: in.Body.Holder, Reason: in.Body.Reason}
+			if err := a.Host.Hold(ctx, in.Name, l, time.Duration(in.Body.TTL)); err != nil {
+				return nil, problem(err)
+			}
+			return list(in.Name)
+		})
+	huma.Register(api, operation("release-lease", "DELETE", "/instances/{name}/leases/{holder}", "Drop one holder's lease"),
+		func(ctx context.Context, in *struct {
+			Named
+			Holder string `path:"holder" maxLength:"128"`
+		}) (*answer[[]idle.Lease], error) {
+			if err := a.Host.ReleaseLease(ctx, in.Name, in.Holder); err != nil {
+				return nil, problem(err)
+			}
+			return list(in.Name)
+		})
+}
+
+// stream registers what answers piece by piece: events and logs.
+func (a *API) stream(api huma.API, mux *http.ServeMux) {
+	op := operation("events", "GET", "/events", "Events as they happen; Last-Event-ID continues where a client left off")
+	sse.Register(api, op, map[string]any{"event": hostctl.Event{}, "reset": hostctl.Reset{}},
+		func(ctx context.Context, in *struct {
+			Last  string `header:"Last-Event-ID"`
+			Since string `query:"since" doc:"now, or a sequence number; default everything that is kept"`
+		}, send sse.Sender) {
+			seq := a.Host.events.from(or(in.Last, in.Since))
+			for {
+				evs, gone, more := a.Host.events.Since(seq)
+				if gone && send(sse.Message{ID: int(seq), Data: hostctl.Reset{Reason: "some events are no longer kept"}}) != nil {
+					return
+				}
+				for _, e := range evs {
+					if send(sse.Message{ID: int(e.Seq), Data: e}) != nil {
+						return
+					}
+					seq = e.Seq
+				}
+				select {
+				case <-more:
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	mux.HandleFunc("GET /api/v1/instances/{name}/logs", func(w http.ResponseWriter, r *http.Request) {
+		i, err := a.Host.find(r.PathValue("name"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		tail := -1
+		if t := r.URL.Query().Get("tail"); t != "" {
+			if tail, err = strconv.Atoi(t); err != nil || tail < 0 {
+				http.Error(w, fmt.Sprintf("cannot use tail: %q is not a number of lines", t), http.StatusUnprocessableEntity)
+				return
+			}
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		if err := a.Host.Logs(r.Context(), w, i.id, tail, r.URL.Query().Get("follow") == "true"); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	})
+}
+
+// from reads where a client of the stream wants to begin.
+func (s *Events) from(text string) uint64 {
+	if text == "now" {
+		return s.Last()
+	}
+	n, err := strconv.ParseUint(text, 10, 63)
+	if err != nil {
+		return 0
+	}
+	return min(n, s.Last())
+}
+
+// Exec runs a command beside a running instance; a paused one is resumed
+// first, since it would share its freeze.
+func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest,
+	run func(context.Context, string, hostctl.ExecRequest) (hostctl.ExecResult, error)) (hostctl.ExecResult, error) {
+	i, err := h.find(ref)
+	if err != nil {
+		return hostctl.ExecResult{}, err
+	}
+	if len(r.Command) == 0 {
+		return hostctl.ExecResult{}, &InvalidError{errors.New("cannot run a command: it is empty")}
+	}
+	if err := h.hold(i, +1); err != nil {
+		return hostctl.ExecResult{}, err
+	}
+	defer h.hold(i, -1)
+	if err := h.Resume(ctx, ref, byManual); err != nil {
+		return hostctl.ExecResult{}, err
+	}
+	return run(ctx, i.id, r)
+}
+
+// hold counts commands that run beside an instance: it is not paused under
+// them.
+func (h *Host) hold(i *inst, n int) error {
+	if err := i.acquireCtx(h.ctx); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.execs += n
+	i.rec.LastActivityAt = h.now()
+	i.mu.Unlock()
+	i.release()
+	return nil
+}

@@ -1,0 +1,97 @@
+package host
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"lull/internal/daemon/host/hosttest"
+	"lull/internal/link/hostctl"
+)
+
+func testAPI() http.Handler {
+	k := &hosttest.Kernel{}
+	h := New(Config{Runtimes: map[string]Runtime{"process": k}, Records: hosttest.NewDisk(), KeepEvents: 16,
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), NewGate: func(t RelayTarget) (Gate, error) {
+			return &hosttest.Gate{K: k, Waker: t.Waker}, nil
+		}})
+	k.OnExit = h.OnExit
+	handler, _ := (&API{Host: h, Version: "test", Status: func() hostctl.Status { return hostctl.Status{} },
+		Halt: func(bool) error { return nil }}).Handler()
+	return handler
+}
+
+func ask(h http.Handler, method, path, body string) (int, string) {
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Code, w.Body.String()
+}
+
+// TestAPIAnswers is a table of requests and what they get: problem documents
+// that name the field, and nothing changed by a bad one.
+func TestAPIAnswers(t *testing.T) {
+	h := testAPI()
+	for _, c := range []struct {
+		method, path, body string
+		code               int
+		says               string
+	}{
+		{"GET", "/api/v1/instances", "", 200, "[]"},
+		{"GET", "/api/v1/instances/a", "", 404, `cannot find an instance \"a\"`},
+		{"POST", "/api/v1/instances", `{"name":"A B","runtime":"process","command":["x"],"start":true}`, 422, "as a name"},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"vm","command":["x"],"start":true}`, 422, "there is no runtime"},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"colour":1}`, 422, "colour"},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"pause_after":-1}`, 422, "pause_after"},
+		{"POST", "/api/v1/instances", `{`, 400, ""},
+		{"POST", "/api/v1/instances", `{"name":"a","command":["` + strings.Repeat("x", maxBody) + `"]}`, 413, ""},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"pause_after":1.5}`, 201, `"state":"running"`},
+		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true}`, 409, "already"},
+		{"POST", "/api/v1/instances/a/leases", `{"ttl_seconds":0}`, 422, "ttl"},
+		{"POST", "/api/v1/instances/a/leases", `{"ttl_seconds":60,"holder":"h"}`, 200, `"holder":"h"`},
+		{"POST", "/api/v1/instances/a/pause", "", 409, "holds it"},
+		{"DELETE", "/api/v1/instances/a/leases/x", "", 404, ""},
+		{"DELETE", "/api/v1/instances/a/leases/h", "", 200, "[]"},
+		{"POST", "/api/v1/instances/a/pause", "", 200, `"state":"paused"`},
+		{"GET", "/api/v1/instances/a/why", "", 200, "why is it paused"},
+		{"POST", "/api/v1/instances/a/snooze", `{"until":"2001-01-01T00:00:00Z"}`, 422, "cannot snooze"},
+		{"POST", "/api/v1/instances/a/resume", "", 200, `"state":"running"`},
+		{"POST", "/api/v1/instances/a/stop?disable=true", "", 200, `"enabled":false`},
+		{"POST", "/api/v1/instances/a/resume", "", 409, "stopped"},
+		{"POST", "/api/v1/instances/a/leases", `{"ttl_seconds":60}`, 409, "stopped"},
+		{"DELETE", "/api/v1/instances/a", "", 204, ""},
+		{"GET", "/api/v1/instances", "", 200, "[]"},
+		{"GET", "/openapi.json", "", 200, `"3.1.0"`},
+	} {
+		code, body := ask(h, c.method, c.path, c.body)
+		if code != c.code || !strings.Contains(body, c.says) {
+			t.Errorf("%s %s %.80s: %d %s; want %d and %q", c.method, c.path, c.body, code, body, c.code, c.says)
+		}
+		if code >= 400 && code != 413 && !strings.Contains(body, `"status"`) {
+			t.Errorf("%s %s: no problem document: %s", c.method, c.path, body)
+		}
+	}
+}
+
+// FuzzAPICreate sends bodies: whatever they are, the answer is a success or a
+// problem, never a crash, and a refused one leaves no instance.
+func FuzzAPICreate(f *testing.F) {
+	f.Add(`{"name":"a","runtime":"process","command":["x"],"start":false}`)
+	f.Add(`{"name":"a","runtime":"process","command":["x"],"start":false,"expose":[{"listen":"127.0.0.1:1","target":"127.0.0.1:2","path":"auto"}]}`)
+	f.Add(`{"pause_after":1e99}`)
+	f.Fuzz(func(t *testing.T, body string) {
+		h := testAPI()
+		code, answer := ask(h, "POST", "/api/v1/instances", body)
+		if code >= 500 {
+			t.Fatalf("%q: %d %s", body, code, answer)
+		}
+		_, list := ask(h, "GET", "/api/v1/instances", "")
+		if (code == 201) != (strings.TrimSpace(list) != "[]") {
+			t.Fatalf("%q: %d, and then %s", body, code, list)
+		}
+	})
+}

@@ -1,0 +1,198 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// scheduleAwake sets the first look after a start or a wake: soon, because the
+// first sample is only the base of the deltas.
+func (i *inst) scheduleAwake(now time.Time) {
+	i.h.due.set(i, now.Add(i.probeEvery()/5))
+}
+
+// scheduleAsleep sets the next step of the ladder, counted from entering
+// PAUSED. An instance without one costs no deadline.
+func (i *inst) scheduleAsleep(now time.Time) {
+	t, _ := i.nextStep()
+	if d := i.wakeDue(); !d.IsZero() && (t.IsZero() || d.Before(t)) {
+		t = d
+	}
+	if !t.IsZero() {
+		i.h.due.set(i, later(t, now))
+	} else {
+		i.h.due.remove(i)
+	}
+}
+
+// wakeDue is when the workload asked to be woken; zero for never.
+func (i *inst) wakeDue() time.Time {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.nextDue
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// nextStep is when a paused instance goes deeper, and to which state.
+func (i *inst) nextStep() (time.Time, power.Instance) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	since := i.rec.LastPausedAt
+	if r := time.Duration(i.spec.ReclaimAfter); r > 0 && i.rec.State == power.Paused {
+		return since.Add(r), power.Reclaimed
+	}
+	if s := i.stopAfter(); s > 0 {
+		return since.Add(s), power.Stopped
+	}
+	return time.Time{}, ""
+}
+
+// checkAsleep takes the next step of the ladder when it is due. A lease blocks
+// deeper steps and does not wake (spec, section 4).
+func (i *inst) checkAsleep() {
+	i.mu.Lock()
+	unguarded := i.guard == nil
+	due := !i.nextDue.IsZero() && !i.h.now().Before(i.nextDue)
+	if due {
+		i.nextDue = time.Time{}
+	}
+	i.mu.Unlock()
+	if unguarded || due {
+		by, why := "next_due", "it asked to be woken now"
+		if unguarded {
+			by, why = "repair", "nothing watched its sockets"
+		}
+		if err := i.wake(by, why); err != nil {
+			i.h.log.Error("cannot wake", "instance", i.name(), "error", err)
+			i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+		}
+		return
+	}
+	now := i.h.now()
+	at, to := i.nextStep()
+	if at.IsZero() {
+		i.scheduleAsleep(now)
+		return
+	}
+	if hold := i.holdUntil(now); hold.After(at) {
+		at = hold
+	}
+	if i.h.halted.Load() {
+		at = later(at, now.Add(time.Second))
+	}
+	if now.Before(at) {
+		if d := i.wakeDue(); !d.IsZero() && d.Before(at) {
+			at = d
+		}
+		i.h.due.set(i, at)
+		return
+	}
+	switch to {
+	case power.Reclaimed:
+		i.reclaim()
+		i.scheduleAsleep(i.h.now())
+	case power.Stopped:
+		if err := i.stop(i.h.ctx, stopAfter, fmt.Sprintf("paused for %s", i.stopAfter())); err != nil {
+			i.h.log.Info("not stopped", "instance", i.name(), "reason", err)
+		}
+	}
+}
+
+// holdUntil is when the last lease ends; zero for none.
+func (i *inst) holdUntil(now time.Time) (end time.Time) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, l := range i.rec.Leases {
+		if l.ExpiresAt.After(now) {
+			end = later(end, l.ExpiresAt)
+		}
+	}
+	return end
+}
+
+// reclaim pushes the memory of a paused instance out. A failure is shown and
+// changes nothing else.
+func (i *inst) reclaim() {
+	ctx, cancel := context.WithTimeout(i.h.ctx, 30*time.Second)
+	defer cancel()
+	freed, err := i.workload().Reclaim(ctx)
+	reason := fmt.Sprintf("freed %d bytes", freed)
+	if err != nil {
+		reason = "nothing was freed: " + err.Error()
+	}
+	err = i.save(func(r *instance.Record) {
+		r.State, r.Freed, r.StatusReason = power.Reclaimed, freed, reason
+	})
+	if err != nil {
+		i.h.log.Error("cannot record", "instance", i.name(), "error", err)
+		return
+	}
+	i.emit("reclaimed", "reclaim_after", reason)
+}
+
+// checkStopped starts again what failed, when its delay is over.
+func (i *inst) checkStopped() {
+	i.mu.Lock()
+	at, enabled := i.restart, i.rec.Enabled
+	i.mu.Unlock()
+	if at.IsZero() || !enabled {
+		return
+	}
+	if now := i.h.now(); now.Before(at) {
+		i.h.due.set(i, at)
+		return
+	}
+	i.h.spawn(func() {
+		if err := i.h.startFor(i.h.ctx, i, "restart", "restarted after it ended"); err != nil {
+			i.h.log.Warn("restart failed", "instance", i.name(), "error", err)
+		}
+	})
+}
+
+// repair ends a transition that could not be undone when it failed.
+func (i *inst) repair() {
+	a := &attempt{i: i, ctx: i.h.ctx, by: "repair", work: i.workload()}
+	i.mu.Lock()
+	a.guard, a.frozen = i.guard, i.frozen
+	i.mu.Unlock()
+	if err := a.walk(i.h.steps.undo); err != nil {
+		i.h.log.Error("cannot repair", "instance", i.name(), "error", err)
+		i.h.due.set(i, i.h.now().Add(time.Second))
+	}
+}
+
+// watchHeld lets a connection to the held sockets of a stopped program start
+// it.
+func (i *inst) watchHeld() {
+	if i.h.cfg.HeldListeners == nil || !i.spec.ListenFDs || !i.spec.WakeFromStopped || !i.enabled() {
+		return
+	}
+	g, err := i.h.cfg.HeldListeners.Watch(i.id, i.wantWake)
+	if err != nil {
+		i.h.log.Error("cannot watch the held sockets", "instance", i.name(), "error", err)
+		return
+	}
+	i.mu.Lock()
+	i.held = g
+	i.mu.Unlock()
+}
+
+func (i *inst) dropHeld() {
+	i.mu.Lock()
+	g := i.held
+	i.held = nil
+	i.mu.Unlock()
+	if g != nil {
+		g.Close()
+	}
+}

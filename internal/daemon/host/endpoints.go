@@ -1,0 +1,196 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/power"
+	"lull/internal/router"
+)
+
+// RelayTarget is an instance as the relay sees it.
+type RelayTarget struct {
+	Name      string
+	Endpoints []instance.Endpoint // those that the relay listens for; a port's number is its index
+	Noise     *instance.Noise
+	Waker     router.Waker
+}
+
+// relayed are the endpoints that the relay listens for.
+func relayed(s *instance.Spec) (out []instance.Endpoint) {
+	for _, e := range s.Expose {
+		if e.Listen != e.Target {
+			e.Path = instance.PathRelay
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// Ready answers the relay without a lock.
+func (i *inst) Ready(port int) (router.Backend, bool) {
+	if !i.up.Load() {
+		return router.Backend{}, false
+	}
+	b := i.backends.Load()
+	if b == nil || port >= len(*b) {
+		return router.Backend{}, false
+	}
+	return (*b)[port], true
+}
+
+// Wake brings the instance up for the relay.
+func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
+	why := fmt.Sprintf("a client came from %s", a.Remote)
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	i.serve()
+	switch s := i.state(); s {
+	case power.Running:
+		return nil
+	case power.Paused, power.Reclaimed:
+		return i.wake("connection", why)
+	case power.Stopped:
+		switch {
+		case a.Cause == router.CauseData:
+			return fmt.Errorf("%s was stopped, and the connection belonged to its last run", i.name())
+		case !i.enabled():
+			return fmt.Errorf("%s is disabled", i.name())
+		case !i.spec.WakeFromStopped:
+			return fmt.Errorf("%s is stopped; start it with: lull instance start %s", i.name(), i.name())
+		case i.crashLooping():
+			return fmt.Errorf("%s failed too often and is not started by itself", i.name())
+		}
+		return i.start(ctx, "connection", why)
+	default:
+		return fmt.Errorf("%s is %s", i.name(), s)
+	}
+}
+
+func (i *inst) crashLooping() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.rec.CrashLooping
+}
+
+// notListening names the first endpoint whose target has no listener.
+func notListening(want []instance.Endpoint, ls []instance.Listener) string {
+	for _, e := range want {
+		if len(listenersOn(e, ls)) == 0 {
+			return e.Target
+		}
+	}
+	return ""
+}
+
+func listenersOn(e instance.Endpoint, ls []instance.Listener) (out []instance.Listener) {
+	host, port, err := net.SplitHostPort(e.Target)
+	if err != nil {
+		return nil
+	}
+	for _, l := range ls {
+		lh, lp, err := net.SplitHostPort(l.Addr)
+		if err == nil && lp == port && serves(lh, host) && l.Network == or(e.Proto, "tcp") {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// serves says whether a listener bound to bound accepts what is sent to host.
+func serves(bound, host string) bool {
+	b, err := netip.ParseAddr(bound)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return b.IsLoopback() || b.IsUnspecified()
+	}
+	h, err := netip.ParseAddr(host)
+	if err != nil {
+		return host == ""
+	}
+	if b.IsUnspecified() {
+		return b.Is6() || h.Is4() || h.Is4In6()
+	}
+	return b.Unmap() == h.Unmap()
+}
+
+// decidePaths settles auto once the program listens (design, section 1). A
+// listener that cannot be watched while frozen makes direct unsafe: then the
+// instance is not paused at all and says so.
+func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) error {
+	var block *idle.Block
+	backends := []router.Backend{}
+	run := uint64(0)
+	i.mu.Lock()
+	if i.rec.Identity != nil {
+		run = i.rec.Identity.Run
+	}
+	i.mu.Unlock()
+	caps := i.rt.Capabilities()
+	for n := range want {
+		e := &want[n]
+		if e.Listen != e.Target {
+			why := "clients use another address than the program"
+			if e.Path == instance.PathRelay {
+				why = "asked for"
+			}
+			e.Path, e.Why = instance.PathRelay, why
+			addr, err := netip.ParseAddrPort(normalise(e.Target))
+			if err != nil {
+				return fmt.Errorf("cannot relay to %s: %w", e.Target, err)
+			}
+			backends = append(backends, router.Backend{Addr: addr, Generation: run})
+			continue
+		}
+		asked := e.Path == instance.PathDirect
+		e.Path, e.Why = instance.PathDirect, "the program itself listens there, and its sockets can be watched"
+		if asked {
+			e.Why = "asked for"
+		}
+		var cannot []string
+		if !caps.WatchSockets {
+			cannot = append(cannot, "this runtime cannot watch sockets")
+		}
+		for _, l := range listenersOn(*e, ls) {
+			if !l.Watchable {
+				cannot = append(cannot, l.Addr+": "+l.Why)
+			}
+		}
+		if len(cannot) > 0 {
+			e.Status = "unwatchable_socket"
+			e.Why = strings.Join(cannot, "; ")
+			block = &idle.Block{Code: "unwatchable_socket", Sentence: fmt.Sprintf(
+				"%s cannot be watched while frozen (%s); expose another port to use the relay.", e.Listen, e.Why)}
+		}
+	}
+	if len(backends) == 0 && len(want) > 0 { // the shared HTTP port reaches it too
+		if addr, err := netip.ParseAddrPort(normalise(want[0].Target)); err == nil {
+			backends = append(backends, router.Backend{Addr: addr, Generation: run})
+		}
+	}
+	i.backends.Store(&backends)
+	i.mu.Lock()
+	i.rec.Endpoints, i.block = want, block
+	i.mu.Unlock()
+	return nil
+}
+
+func normalise(addr string) string {
+	host, port, _ := net.SplitHostPort(addr)
+	if host == "" || host == "localhost" || host == "0.0.0.0" {
+		host = "127.0.0.1"
+	}
+	if host == "::" {
+		host = "::1"
+	}
+	return net.JoinHostPort(host, port)
+}

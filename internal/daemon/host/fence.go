@@ -1,0 +1,347 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+	"lull/internal/power"
+)
+
+// freezeLimit bounds how long a workload may take to become still.
+const freezeLimit = 5 * time.Second
+
+// unwatchableRetry is how long a workload whose sockets could not be watched
+// is left alone: it may have closed them by then.
+const unwatchableRetry = time.Minute
+
+// The fence is the order in which an instance is paused, woken and stopped. It
+// is a table, so that the order can be read, every step is a named point at
+// which tests stop the world, and a wrong order can be tried and must be
+// caught.
+//
+// Pausing, all of it under the instance's lock:
+//
+//	intent      the intent to pause is on disk
+//	gate        arrivals at the relay are held and counted
+//	freeze      every task is still; on the direct path this is the gate
+//	look        with the world still, everything is read again
+//	arm         duplicates of the sockets are taken and watched
+//	look-again  what came between look and arm is seen here
+//	commit      paused is on disk and the relay may ask for wakes
+//
+// Anything found at a look thaws at once and no pause is recorded. A wake that
+// is asked for before the commit cancels the pause; one asked for after it is
+// served as soon as the lock is free.
+type fence struct {
+	pause []step
+	undo  []step // after a step of pause or stop failed
+	wake  []step
+	stop  []step // of a paused instance
+	// resumePause restores what a daemon before this one had paused.
+	resumePause []step
+}
+
+type step struct {
+	name string
+	do   func(*attempt) error
+}
+
+// attempt is one walk through the steps.
+type attempt struct {
+	i      *inst
+	ctx    context.Context
+	by     string // idle_timeout, manual, ...
+	reason string
+	force  bool // a person insists: open connections and leases do not hold
+	// adopted: the pause is an earlier daemon's, and its time, cause and count
+	// stay: the next step of the ladder counts from them.
+	adopted bool
+
+	work   Workload
+	guard  Guard
+	frozen bool
+}
+
+func standardFence() fence {
+	return fence{
+		pause: []step{{"intent", intent}, {"gate", closeGate}, {"freeze", freeze}, {"look", look},
+			{"arm", arm}, {"look-again", lookAgain}, {"commit", commitPause}},
+		undo: []step{{"undo-disarm", disarm}, {"undo-thaw", thaw}, {"undo-publish", publishUndone}},
+		wake: []step{{"disarm", disarm}, {"thaw", thaw}, {"publish", publishWoken}},
+		resumePause: []step{{"gate", closeGate}, {"freeze", freeze}, {"look", look}, {"arm", arm},
+			{"look-again", lookAgain}, {"commit", commitPause}},
+		stop: []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-look", lookUnlessForced},
+			{"stop-signal", askToEnd}, {"stop-disarm", disarm}, {"stop-thaw", thaw}},
+	}
+}
+
+// errStirred is why a pause was cancelled.
+type errStirred struct{ what string }
+
+func (e *errStirred) Error() string { return "cannot pause: " + e.what }
+
+func (a *attempt) walk(steps []step) error {
+	for _, s := range steps {
+		a.i.h.point(s.name, a.i)
+		if err := s.do(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pause freezes a running instance through the fence. The caller holds the
+// lock.
+func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
+	if err := i.move(power.Pausing); err != nil {
+		return err
+	}
+	a := &attempt{i: i, ctx: ctx, by: by, reason: reason, force: force, work: i.workload()}
+	if a.work == nil {
+		return fmt.Errorf("cannot pause %s: it has no process", i.name())
+	}
+	err := a.walk(i.h.steps.pause)
+	i.h.point("pause-end", i)
+	if err == nil {
+		i.emit("paused", by, reason)
+		i.h.log.Info("paused", "instance", i.name(), "by", by, "reason", reason)
+		return nil
+	}
+	if i.state() == power.Running { // the intent could not be recorded
+		return err
+	}
+	if uerr := a.walk(i.h.steps.undo); uerr != nil {
+		// It may still be frozen. It stays pausing, which is never at rest:
+		// the deadline repairs it.
+		i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+		return errors.Join(err, uerr)
+	}
+	var stirred *errStirred
+	if errors.As(err, &stirred) {
+		i.emit("pause_cancelled", by, stirred.what)
+	} else {
+		i.h.log.Error("cannot pause", "instance", i.name(), "error", err)
+		i.emit("pause_failed", by, err.Error())
+	}
+	return err
+}
+
+// wake thaws a paused instance. The caller holds the lock. The record follows
+// the thaw, because a thaw is safe whatever is on disk: a daemon that finds
+// "paused" looks again before it freezes anything.
+func (i *inst) wake(by, why string) error {
+	if err := i.move(power.Resuming); err != nil {
+		return err
+	}
+	a := &attempt{i: i, ctx: i.h.ctx, by: by, reason: why, work: i.workload()}
+	i.mu.Lock()
+	a.guard, a.frozen = i.guard, i.frozen
+	i.mu.Unlock()
+	i.update(func(r *instance.Record) { r.State = power.Resuming })
+	if err := a.walk(i.h.steps.wake); err != nil {
+		return fmt.Errorf("cannot wake %s: %w", i.name(), err)
+	}
+	return nil
+}
+
+func intent(a *attempt) error {
+	return a.i.save(func(r *instance.Record) { r.State, r.StatusReason = power.Pausing, a.reason })
+}
+
+func closeGate(a *attempt) error {
+	a.i.up.Store(false)
+	if a.i.gate != nil {
+		a.i.gate.Hold()
+	}
+	return nil
+}
+
+func freeze(a *attempt) error {
+	ctx, cancel := context.WithTimeout(a.ctx, freezeLimit)
+	defer cancel()
+	if err := a.work.Freeze(ctx); err != nil {
+		return fmt.Errorf("cannot freeze %s: %w", a.i.name(), err)
+	}
+	a.frozen = true
+	a.i.mu.Lock()
+	a.i.frozen = true
+	a.i.mu.Unlock()
+	return nil
+}
+
+// look reads everything again with the world still.
+func look(a *attempt) error {
+	i := a.i
+	v := i.judge(i.look(a.work))
+	if a.by == byIdle && !v.Eligible {
+		return &errStirred{v.Blocks[0].Sentence}
+	}
+	if a.by != byIdle && !a.force {
+		for _, b := range v.Blocks {
+			if b.Code == idle.ConnectionOpen || b.Code == idle.LeaseHeld {
+				return &errStirred{b.Sentence}
+			}
+		}
+	}
+	return a.stirred()
+}
+
+func arm(a *attempt) error {
+	i := a.i
+	i.mu.Lock()
+	ports, outbound := i.rec.Endpoints, i.spec.WakeOnOutbound
+	i.mu.Unlock()
+	g, err := a.work.Guard(ports, outbound, i.wantWake)
+	if err != nil {
+		again := i.h.now().Add(unwatchableRetry)
+		i.mu.Lock()
+		i.block = &idle.Block{Code: "unwatchable_socket", Until: &again, Sentence: "It cannot be watched while frozen: " + err.Error()}
+		i.mu.Unlock()
+		return err
+	}
+	a.guard = g
+	i.mu.Lock()
+	i.guard, i.block = g, nil
+	i.mu.Unlock()
+	return nil
+}
+
+func lookAgain(a *attempt) error {
+	if a.guard != nil {
+		if what := a.guard.Pending(); what != "" {
+			return &errStirred{what}
+		}
+	}
+	return a.stirred()
+}
+
+// lookUnlessForced lets a person's stop through whoever has come.
+func lookUnlessForced(a *attempt) error {
+	if a.force {
+		return nil
+	}
+	return lookAgain(a)
+}
+
+// stirred is whatever arrived without the help of a socket of the workload.
+func (a *attempt) stirred() error {
+	i := a.i
+	if why := i.wanted.Load(); why != nil {
+		return &errStirred{*why}
+	}
+	if i.gate != nil {
+		if act := i.gate.Activity(); act.Stirred() {
+			return &errStirred{"a client has just come to the relay"}
+		}
+	}
+	if i.endedNow() {
+		return &errStirred{"the program has just ended"}
+	}
+	return nil
+}
+
+func commitPause(a *attempt) error {
+	i := a.i
+	now := i.h.now()
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StatusReason = power.Paused, a.reason
+		r.Freed = 0
+		if !a.adopted {
+			r.LastPausedAt, r.PausedBy = now, a.by
+			r.PauseCount++
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if i.gate != nil {
+		i.gate.Sleep()
+	}
+	i.scheduleAsleep(now)
+	return nil
+}
+
+func disarm(a *attempt) error {
+	a.i.mu.Lock()
+	g := a.i.guard
+	a.i.guard = nil
+	a.i.mu.Unlock()
+	if g == nil {
+		g = a.guard
+	}
+	a.guard = nil
+	if g != nil {
+		g.Close()
+	}
+	return nil
+}
+
+func thaw(a *attempt) error {
+	if !a.frozen {
+		return nil
+	}
+	if err := a.work.Thaw(); err != nil {
+		return fmt.Errorf("cannot thaw %s: %w", a.i.name(), err)
+	}
+	a.frozen = false
+	a.i.mu.Lock()
+	a.i.frozen = false
+	a.i.mu.Unlock()
+	return nil
+}
+
+// publishWoken makes it running for everybody; the record is written behind.
+func publishWoken(a *attempt) error {
+	i := a.i
+	now := i.h.now()
+	i.mu.Lock()
+	i.base, i.readings, i.conns = instance.Sample{}, nil, 0
+	i.mu.Unlock()
+	rec := i.update(func(r *instance.Record) {
+		r.State, r.StatusReason = power.Running, a.reason
+		r.LastResumedAt, r.LastActivityAt, r.ResumedBy = now, now, a.by
+		r.WakeCount++
+		r.Freed = 0
+	})
+	i.open()
+	i.h.saver.later(i)
+	i.scheduleAwake(now)
+	i.h.events.Add(hostctl.Event{Time: now, Type: "resumed", Instance: i.name(), ID: i.id, State: string(rec.State), By: a.by, Reason: a.reason})
+	return nil
+}
+
+// publishUndone returns it to running as if nothing had been tried. What
+// stirred was use.
+func publishUndone(a *attempt) error {
+	i := a.i
+	now := i.h.now()
+	if s := i.state(); s.Asleep() {
+		i.update(func(r *instance.Record) { r.State = power.Resuming })
+	}
+	i.update(func(r *instance.Record) {
+		r.State, r.StatusReason = power.Running, ""
+		r.LastActivityAt = now
+	})
+	i.wanted.Store(nil)
+	i.open()
+	i.h.saver.later(i)
+	i.scheduleAwake(now)
+	return nil
+}
+
+// open lets the relay through: the application accepts.
+func (i *inst) open() {
+	i.up.Store(true)
+	if i.gate != nil {
+		i.gate.Release()
+	}
+}
+
+func stopIntent(a *attempt) error {
+	return a.i.save(func(r *instance.Record) { r.State, r.StatusReason = power.Stopping, a.reason })
+}

@@ -1,0 +1,559 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/daemon/host/hosttest"
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// world is one instance on one simulated machine, driven point by point.
+type world struct {
+	h    *Host
+	i    *inst
+	k    *hosttest.Kernel
+	disk *hosttest.Disk
+	gate *hosttest.Gate
+
+	mu     sync.Mutex
+	on     bool
+	parked []*parking
+	seq    int
+	live   int
+	trace  []string
+	faults []string
+
+	clients  []*hosttest.Client
+	leased   bool // a lease was acknowledged while the instance ran
+	busied   bool // the program has said that it is busy
+	explicit bool // a person stops it
+	doomed   bool // a client waited when an automatic stop began
+}
+
+type parking struct {
+	point string
+	seq   int
+	ch    chan struct{}
+}
+
+// park stops the calling goroutine at a named point until the scheduler lets
+// it go on.
+func (w *world) park(point string) {
+	w.mu.Lock()
+	if !w.on {
+		w.mu.Unlock()
+		return
+	}
+	w.seq++
+	p := &parking{point: point, seq: w.seq, ch: make(chan struct{})}
+	w.parked = append(w.parked, p)
+	w.mu.Unlock()
+	<-p.ch
+}
+
+func (w *world) fault(format string, args ...any) {
+	w.mu.Lock()
+	w.faults = append(w.faults, fmt.Sprintf(format, args...))
+	w.mu.Unlock()
+}
+
+func newWorld(spec func(*instance.Spec), steps *fence) *world {
+	w := &world{k: &hosttest.Kernel{}, disk: hosttest.NewDisk()}
+	w.h = New(Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": w.k},
+		Records: w.disk, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 64,
+		NewGate: func(t RelayTarget) (Gate, error) {
+			w.gate = &hosttest.Gate{K: w.k, Waker: t.Waker}
+			return w.gate, nil
+		}})
+	if steps != nil {
+		w.h.steps = *steps
+	}
+	w.k.OnExit = w.h.OnExit
+	w.k.At = w.park
+	w.h.at = func(point string, _ *inst) {
+		w.park(point)
+		w.watch(point)
+	}
+	w.disk.On = w.recorded
+	s := instance.Spec{Name: "a", Command: []string{"x"}, Restart: instance.RestartNo, Expose: []instance.Endpoint{
+		{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}, {Listen: "127.0.0.1:81", Target: "127.0.0.1:80"}}}
+	if spec != nil {
+		spec(&s)
+	}
+	ctx := context.Background()
+	id, err := w.h.Create(ctx, s)
+	if err == nil {
+		err = w.h.Start(ctx, id, byManual)
+	}
+	if err != nil {
+		w.fault("setup: %v", err)
+		return w
+	}
+	w.i, _ = w.h.find(id)
+	w.gate.ID = id
+	w.i.check() // the base of the deltas
+	time.Sleep(61 * time.Second)
+	w.i.check()
+	time.Sleep(time.Millisecond)
+	return w
+}
+
+// watch notes what an automatic stop must see.
+func (w *world) watch(point string) {
+	w.mu.Lock()
+	on := w.on
+	w.mu.Unlock()
+	if !on || w.i == nil {
+		return
+	}
+	switch p := w.k.Proc(w.i.id); {
+	case p == nil:
+	case point == "stop-intent":
+		w.doomed = p.Frozen() && p.Waiting() > 0
+	case point == "stop-signal" && w.doomed && !w.explicit:
+		w.fault("an automatic stop went on although a client was waiting")
+	}
+}
+
+// recorded is what must hold at the instant at which a pause becomes durable.
+func (w *world) recorded(r *instance.Record) {
+	w.mu.Lock()
+	on := w.on
+	w.mu.Unlock()
+	if !on || w.i == nil || r.State != power.Paused {
+		return
+	}
+	p := w.k.Proc(w.i.id)
+	switch {
+	case p == nil || !p.Frozen():
+		w.fault("a pause was recorded of a program that runs")
+	case !p.Guarded():
+		w.fault("a pause was recorded while nobody watched the sockets")
+	case !w.gate.Activity().Held:
+		w.fault("a pause was recorded with an open relay")
+	case r.PausedBy == byIdle && r.Spec.QuietConnectionAfter == 0 && p.Open() > 0:
+		w.fault("a pause was recorded with %d open clients", p.Open())
+	}
+}
+
+// check is a look that may decide nothing: the instance is not idle yet.
+func (i *inst) check() {
+	i.acquire()
+	i.look(i.workload())
+	i.release()
+}
+
+// An actor does one thing. Its points decide where others may come between.
+type actor struct {
+	name string
+	do   func(*world)
+}
+
+var actors = map[string]actor{
+	"idle":    {"idle", func(w *world) { w.h.check(w.i) }},
+	"connect": {"connect", func(w *world) { w.add(w.k.Connect(w.i.id)) }},
+	"relay": {"relay", func(w *world) {
+		if c, err := w.gate.Arrive(w.h.ctx); err == nil {
+			w.add(c)
+		} else if w.i.state() == power.Paused {
+			w.fault("a relay client was turned away from a paused instance: %v", err)
+		}
+	}},
+	"talk": {"talk", func(w *world) {
+		c := w.k.Connect(w.i.id)
+		w.add(c)
+		c.Send()
+		c.Close()
+	}},
+	"lease": {"lease", func(w *world) {
+		before := w.i.state()
+		err := w.h.Hold(context.Background(), "a", idle.Lease{Holder: "x"}, time.Hour)
+		if err == nil && before == power.Running && w.i.state() == power.Running {
+			w.mu.Lock()
+			w.leased = true
+			w.mu.Unlock()
+		}
+	}},
+	"busy": {"busy", func(w *world) {
+		w.park("busy")
+		w.i.setBusy(+1)
+		w.mu.Lock()
+		w.busied = true
+		w.mu.Unlock()
+	}},
+	"pause":  {"pause", func(w *world) { _ = w.h.Pause(context.Background(), "a", byManual, true) }},
+	"resume": {"resume", func(w *world) { _ = w.h.Resume(context.Background(), "a", byManual) }},
+	"stop": {"stop", func(w *world) {
+		if err := w.h.Stop(context.Background(), "a", byManual, false); err != nil {
+			w.fault("stop: %v", err)
+		}
+	}},
+	"start": {"start", func(w *world) {
+		if err := w.h.Start(context.Background(), "a", byManual); err != nil && !strings.Contains(err.Error(), errEnded.Error()) {
+			w.fault("start: %v", err)
+		}
+	}},
+	"exit": {"exit", func(w *world) {
+		if p := w.k.Proc(w.i.id); p != nil {
+			p.Exit(1)
+		}
+	}},
+}
+
+func (w *world) add(c *hosttest.Client) {
+	w.mu.Lock()
+	w.clients = append(w.clients, c)
+	w.mu.Unlock()
+}
+
+// play runs the actors; choose picks which parked goroutine goes on.
+func (w *world) play(names []string, choose func(n int) int) {
+	w.mu.Lock()
+	w.on = true
+	w.live = len(names)
+	w.mu.Unlock()
+	for _, n := range names {
+		a := actors[n]
+		w.h.spawn(func() {
+			w.park("begin " + a.name)
+			a.do(w)
+			w.mu.Lock()
+			w.live--
+			w.mu.Unlock()
+		})
+	}
+	for idleFor := 0; ; {
+		synctest.Wait()
+		w.mu.Lock()
+		if len(w.parked) == 0 {
+			done := w.live == 0
+			w.mu.Unlock()
+			if done {
+				break
+			}
+			if idleFor++; idleFor > 100 {
+				w.fault("stuck: an actor waits for something that nobody will do")
+				break
+			}
+			time.Sleep(time.Second) // somebody waits for a timer
+			continue
+		}
+		idleFor = 0
+		slices.SortFunc(w.parked, func(a, b *parking) int {
+			if c := strings.Compare(a.point, b.point); c != 0 {
+				return c
+			}
+			return a.seq - b.seq
+		})
+		n := choose(len(w.parked))
+		p := w.parked[n]
+		w.parked = slices.Delete(w.parked, n, n+1)
+		w.trace = append(w.trace, p.point)
+		w.mu.Unlock()
+		close(p.ch)
+	}
+	w.mu.Lock()
+	w.on = false
+	for _, p := range w.parked {
+		close(p.ch)
+	}
+	w.mu.Unlock()
+	synctest.Wait()
+}
+
+// verify is what must hold whatever the order was.
+func (w *world) verify(s scene) []string {
+	faults := append(w.faults, w.k.Broken()...)
+	bad := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
+	p := w.k.Proc(w.i.id)
+	w.i.mu.Lock()
+	state, guard, by := w.i.rec.State, w.i.guard, w.i.rec.PausedBy
+	w.i.mu.Unlock()
+	switch state {
+	case power.Running:
+		if p == nil || p.Frozen() || guard != nil {
+			bad("recorded as running, but process %v, guard %v", p != nil, guard != nil)
+		}
+		if a := w.gate.Activity(); a.Held {
+			bad("running with a closed relay")
+		}
+	case power.Paused:
+		if p == nil || !p.Frozen() || guard == nil {
+			bad("recorded as paused, but not frozen and watched")
+		}
+	case power.Stopped:
+		if p != nil {
+			bad("recorded as stopped, but its process is there")
+		}
+	default:
+		bad("left in %s", state)
+	}
+	ends := s.paused || w.explicit || slices.Contains(s.names, "exit")
+	for n, c := range w.clients {
+		if o := c.Outcome(); o != "answered" && !ends {
+			bad("client %d is %s", n, o)
+		} else if o == "waiting" {
+			bad("client %d waits for ever", n)
+		}
+	}
+	if state == power.Paused && w.leased && by == byIdle {
+		bad("paused by the idle timer although a lease was acknowledged before")
+	}
+	if state == power.Paused && w.busied && by == byIdle {
+		bad("paused by the idle timer although the program said that it is busy")
+	}
+	if n := w.h.illegal.Load(); n > 0 {
+		bad("%d transitions that the table does not know", n)
+	}
+	if !w.i.tryAcquire() {
+		bad("its lock was never let go")
+	}
+	return faults
+}
+
+// scene is a set of actors and what they meet.
+type scene struct {
+	names  []string
+	quiet  bool // open connections do not hold by themselves
+	paused bool // it is paused already, and due to be stopped
+}
+
+func (s scene) String() string {
+	return fmt.Sprintf("%s quiet=%v paused=%v", strings.Join(s.names, "+"), s.quiet, s.paused)
+}
+
+// run is one interleaving from a fresh world.
+func run(steps *fence, s scene, choose func(n int) int) (faults []string, trace string) {
+	w := newWorld(func(spec *instance.Spec) {
+		if s.quiet {
+			spec.QuietConnectionAfter = idle.Duration(time.Nanosecond)
+		}
+	}, steps)
+	if len(w.faults) > 0 {
+		return w.faults, ""
+	}
+	if s.paused {
+		w.h.check(w.i)
+		time.Sleep(6 * time.Minute)
+	}
+	w.explicit = slices.Contains(s.names, "stop")
+	w.play(s.names, choose)
+	faults = w.verify(s)
+	w.h.cancel()
+	synctest.Wait()
+	return faults, strings.Join(w.trace, " ")
+}
+
+// enumerate walks every interleaving of the actors at the named points, at
+// most limit of them, and stops at the first fault.
+func enumerate(steps *fence, sc scene, limit int, seen map[string]bool) (fault, trace string) {
+	var prefix []int
+	for n := 0; n < limit; n++ {
+		var widths, taken []int
+		faults, tr := run(steps, sc, func(n int) int {
+			c := 0
+			if d := len(widths); d < len(prefix) {
+				c = min(prefix[d], n-1)
+			}
+			widths, taken = append(widths, n), append(taken, c)
+			return c
+		})
+		seen[tr] = true
+		if len(faults) > 0 {
+			return strings.Join(faults, "; "), tr
+		}
+		d := len(taken) - 1
+		for d >= 0 && taken[d]+1 >= widths[d] {
+			d--
+		}
+		if d < 0 {
+			return "", ""
+		}
+		prefix = append(slices.Clone(taken[:d]), taken[d]+1)
+	}
+	return "", "limit"
+}
+
+// scenes are all sets of up to three actors around a pause, and around the
+// automatic stop of a paused instance.
+func scenes() (out []scene) {
+	others := []string{"connect", "relay", "talk", "lease", "busy", "pause", "resume", "stop", "start", "exit"}
+	for _, sc := range []scene{{quiet: true}, {}, {quiet: true, paused: true}} {
+		for n, a := range others {
+			sc.names = []string{"idle", a}
+			out = append(out, sc)
+			for _, b := range others[n:] {
+				sc.names = []string{"idle", a, b}
+				out = append(out, sc)
+			}
+		}
+	}
+	return out
+}
+
+// count reads how often something is to be tried: make soak raises it, and the
+// race detector makes each try many times slower.
+func count(env string, def int) int {
+	if n, err := strconv.Atoi(os.Getenv(env)); err == nil && n > 0 {
+		return n
+	}
+	if underRace {
+		return max(def/20, 20)
+	}
+	return def
+}
+
+// TestFenceEveryInterleaving enumerates the orders in which up to three actors
+// can pass the named points of the fence.
+func TestFenceEveryInterleaving(t *testing.T) {
+	limit := count("LULL_INTERLEAVINGS", 1500)
+	total, cut := 0, 0
+	for _, sc := range scenes() {
+		seen := map[string]bool{}
+		var fault, trace string
+		synctest.Test(t, func(t *testing.T) { fault, trace = enumerate(nil, sc, limit, seen) })
+		if fault != "" {
+			t.Fatalf("%v: %s\norder: %s", sc, fault, trace)
+		}
+		if trace == "limit" {
+			cut++
+		}
+		total += len(seen)
+	}
+	t.Logf("%d distinct interleavings of %d scenes: none lost, none frozen, none started twice; %d scenes cut at %d runs", total, len(scenes()), cut, limit)
+}
+
+// drawScene draws three to five actors.
+func drawScene(r *rand.Rand) scene {
+	var all []string
+	for n := range actors {
+		all = append(all, n)
+	}
+	slices.Sort(all)
+	sc := scene{names: []string{"idle"}, quiet: r.IntN(2) == 0, paused: r.IntN(4) == 0}
+	for range 2 + r.IntN(3) {
+		sc.names = append(sc.names, all[r.IntN(len(all))])
+	}
+	return sc
+}
+
+// TestFenceRandomInterleavings draws orders of three to five actors.
+func TestFenceRandomInterleavings(t *testing.T) {
+	runs := count("LULL_RANDOM_INTERLEAVINGS", 50_000)
+	seed := rand.Uint64()
+	t.Logf("seed %d, %d runs", seed, runs)
+	r := rand.New(rand.NewPCG(seed, 0))
+	var fault, trace string
+	var sc scene
+	synctest.Test(t, func(t *testing.T) {
+		for n := 0; n < runs && fault == ""; n++ {
+			sc = drawScene(r)
+			faults, tr := run(nil, sc, r.IntN)
+			fault, trace = strings.Join(faults, "; "), tr
+		}
+	})
+	if fault != "" {
+		t.Fatalf("seed %d, %v: %s\norder: %s", seed, sc, fault, trace)
+	}
+}
+
+// without leaves a step out.
+func without(steps []step, name string) []step {
+	return slices.DeleteFunc(slices.Clone(steps), func(s step) bool { return s.name == name })
+}
+
+// before moves a step in front of another.
+func before(steps []step, name, other string) []step {
+	at := func(ss []step, n string) int { return slices.IndexFunc(ss, func(s step) bool { return s.name == n }) }
+	s := steps[at(steps, name)]
+	rest := without(steps, name)
+	return slices.Insert(rest, at(rest, other), s)
+}
+
+// instead replaces what a step does.
+func instead(steps []step, name string, do func(*attempt) error) []step {
+	out := slices.Clone(steps)
+	for n := range out {
+		if out[n].name == name {
+			out[n].do = do
+		}
+	}
+	return out
+}
+
+// TestFenceMutants breaks the fence on purpose, one rule at a time. Each
+// mutant must be caught, or the tests above prove nothing.
+func TestFenceMutants(t *testing.T) {
+	std := standardFence()
+	for _, m := range []struct {
+		name string
+		f    fence
+	}{
+		{"skip the look at the still world", fence{pause: without(std.pause, "look")}},
+		{"commit before the freeze", fence{pause: before(std.pause, "commit", "freeze")}},
+		{"commit before the sockets are watched", fence{pause: before(std.pause, "commit", "arm")}},
+		{"do not freeze", fence{pause: without(std.pause, "freeze")}},
+		{"do not watch the sockets", fence{pause: without(std.pause, "arm")}},
+		{"leave the relay open", fence{pause: without(std.pause, "gate")}},
+		{"look before the freeze", fence{pause: before(std.pause, "look", "freeze")}},
+		{"forget a wake that came while the lock was held", fence{pause: instead(std.pause, "arm", func(a *attempt) error {
+			g, err := a.work.Guard(nil, false, func(why string) {
+				if a.i.tryAcquire() {
+					a.i.serveWake(why)
+					<-a.i.lock
+				}
+			})
+			a.guard, a.i.guard = g, g
+			return err
+		})}},
+		{"do not let the relay ask for wakes", fence{pause: instead(std.pause, "commit", func(a *attempt) error {
+			g := a.i.gate
+			a.i.gate = nil
+			err := commitPause(a)
+			a.i.gate = g
+			return err
+		})}},
+		{"drop a duplicate after the thaw", fence{wake: before(std.wake, "thaw", "disarm")}},
+		{"say running before the thaw and forget it", fence{wake: without(std.wake, "thaw")}},
+		{"do not thaw what was cancelled", fence{undo: without(std.undo, "undo-thaw")}},
+		{"keep duplicates of what was cancelled", fence{undo: before(std.undo, "undo-thaw", "undo-disarm")}},
+		{"stop a paused instance without a look", fence{stop: without(std.stop, "stop-look")}},
+	} {
+		f := standardFence()
+		for _, part := range []struct{ to, from *[]step }{{&f.pause, &m.f.pause}, {&f.undo, &m.f.undo}, {&f.wake, &m.f.wake}, {&f.stop, &m.f.stop}} {
+			if *part.from != nil {
+				*part.to = *part.from
+			}
+		}
+		caught := ""
+		for _, sc := range scenes() {
+			synctest.Test(t, func(t *testing.T) {
+				if fault, _ := enumerate(&f, sc, count("LULL_MUTANT_RUNS", 3000), map[string]bool{}); fault != "" {
+					caught = fmt.Sprintf("%v: %s", sc, fault)
+				}
+			})
+			if caught != "" {
+				break
+			}
+		}
+		if caught == "" {
+			t.Errorf("mutant %q was not caught", m.name)
+		} else {
+			t.Logf("mutant %q caught by %s", m.name, caught)
+		}
+	}
+}

@@ -1,0 +1,145 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/link/guest"
+	"lull/internal/power"
+)
+
+// maxGuests bounds the open connections of all workloads to LULL_SOCKET.
+const maxGuests = 4096
+
+// Guests serves LULL_SOCKET: what workloads say about themselves. Who speaks
+// is taken from the kernel (the peer's pid), never from the message.
+//
+// A frozen program cannot send, so a message that is read while its instance
+// is paused was sent before the freeze: whatever holds an instance then wakes
+// it.
+type Guests struct {
+	Host     *Host
+	Listener *net.UnixListener
+	Identify func(pid int) (id string, err error) // which instance a process belongs to
+}
+
+// Run serves until ctx ends.
+func (g *Guests) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	stop := context.AfterFunc(ctx, func() { g.Listener.Close() })
+	defer stop()
+	slots := make(chan struct{}, maxGuests)
+	for {
+		c, err := g.Listener.AcceptUnix()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("cannot serve workloads: %w", err)
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			c.Close()
+			continue
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			defer c.Close()
+			end := context.AfterFunc(ctx, func() { c.Close() })
+			defer end()
+			if err := g.serve(c); err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
+				g.Host.log.Warn("a workload's messages ended", "error", err)
+			}
+		})
+	}
+}
+
+func (g *Guests) serve(c *net.UnixConn) error {
+	pid, err := peerPID(c)
+	if err != nil {
+		return err
+	}
+	id, err := g.Identify(pid)
+	if err != nil {
+		return fmt.Errorf("cannot tell whose process %d is: %w", pid, err)
+	}
+	i, err := g.Host.find(id)
+	if err != nil {
+		return err
+	}
+	busy := false
+	defer func() {
+		if busy { // it is gone without a word
+			i.setBusy(-1)
+		}
+	}()
+	return guest.Serve(c, func(m guest.Message) error {
+		switch {
+		case m.Method == guest.Busy && !busy:
+			busy = true
+			i.setBusy(+1)
+			return nil
+		case m.Method == guest.Waiting && busy:
+			busy = false
+			i.setBusy(-1)
+			return nil
+		}
+		return g.Host.fromGuest(i, m)
+	})
+}
+
+// fromGuest carries out one message of a workload.
+func (h *Host) fromGuest(i *inst, m guest.Message) error {
+	p := m.Params
+	switch m.Method {
+	case guest.Keepalive:
+		if err := h.Hold(h.ctx, i.id, idle.Lease{Holder: p.Holder, Reason: p.Reason}, p.TTL); err != nil {
+			return err
+		}
+		if s := i.state(); s == power.Paused || s == power.Reclaimed {
+			i.wantWake("the program asked for a lease")
+		}
+		return nil
+	case guest.KeepaliveRelease:
+		return h.ReleaseLease(h.ctx, i.id, p.Holder)
+	case guest.Busy, guest.Waiting: // again; said once it holds as long as its connection
+	case guest.NextDue:
+		at := p.At
+		if at.IsZero() {
+			at = h.now().Add(p.In)
+		}
+		if at.Sub(h.now()) > instance.MaxDeadline {
+			return fmt.Errorf("cannot use next_due: %s is too far away", at.Format(time.RFC3339))
+		}
+		i.setNextDue(at)
+	default:
+		return fmt.Errorf("cannot take %s from a process: the host reads its activity itself", m.Method)
+	}
+	return nil
+}
+
+func peerPID(c *net.UnixConn) (pid int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("cannot look at a connection: %w", err)
+	}
+	var cred *unix.Ucred
+	var gerr error
+	err = raw.Control(func(fd uintptr) {
+		cred, gerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(err, gerr); err != nil {
+		return 0, fmt.Errorf("cannot tell who connected: %w", err)
+	}
+	return int(cred.Pid), nil
+}

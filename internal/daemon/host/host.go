@@ -1,0 +1,222 @@
+// Package host runs instances on one machine and owns their power: it starts
+// them, watches whether anybody uses them, freezes those that nobody does,
+// wakes them on the first packet, and stops them gracefully in the end (spec,
+// section 4).
+//
+// What it guarantees: a connection that the kernel or the relay accepted is
+// never left frozen (fence.go has the order that makes it so); an unknown
+// reading never allows a pause; a change of state is on disk before it is
+// acknowledged; whatever instant the daemon is killed at, the next one finds
+// every instance again.
+//
+// How it works: one lock for each instance covers a whole transition, one heap
+// holds all deadlines, and the work of a deadline runs on a few workers, so
+// that a paused instance costs a record, its guard and no goroutine.
+//
+// What it leaves out: how a runtime starts and freezes (Runtime), how a relay
+// moves bytes (Gate), who decides (package idle) and how people ask (link
+// hostctl and the API in this package).
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/router"
+)
+
+// The port to the runtimes lives in package instance, where both sides of it
+// can see it.
+type (
+	Runtime  = instance.Runtime
+	Workload = instance.Workload
+	Guard    = instance.Guard
+)
+
+// Gate is the relay's half of an instance; router.Instance is the real one.
+type Gate interface {
+	Hold()    // arrivals are held from here on
+	Sleep()   // held arrivals and bytes may ask for a wake again
+	Release() // the backend accepts
+	Activity() router.Activity
+}
+
+// Records keeps what must survive.
+type Records interface {
+	Put(r *instance.Record) error // durable when it returns nil
+	Delete(id string) error
+}
+
+// Config is what a Host needs. Times are the host's defaults for instances
+// that do not say.
+type Config struct {
+	PauseAfter time.Duration // 0 never pauses
+	StopAfter  time.Duration // 0 never stops a paused instance
+	Probe      time.Duration // between two looks at a running instance, default 5 s, each jittered by a tenth
+	Workers    int           // transitions that run at once from deadlines, default 8
+	BaseEnv    []string      // environment of every instance, before its own
+	LogDir     string        // where instances' logs are written
+	Socket     string        // LULL_SOCKET of the instances; empty for none
+	SharedHTTP bool          // instances without a relayed port get a gate too
+	KeepEvents int           // newest events that are kept, default 4096
+
+	Runtimes map[string]Runtime
+	Records  Records
+	Log      *slog.Logger
+
+	// NewGate makes the relay's half of an instance; nil where nothing relays.
+	NewGate func(i RelayTarget) (Gate, error)
+	// HeldListeners watches the LISTEN_FDS sockets of a stopped instance; nil
+	// where nobody holds any.
+	HeldListeners HeldListeners
+}
+
+// HeldListeners holds the sockets of programs that take LISTEN_FDS.
+type HeldListeners interface {
+	Hold(ctx context.Context, id string, addrs []string) error
+	Unhold(ctx context.Context, id string) error
+	Watch(id string, wake func(reason string)) (Guard, error)
+}
+
+// Host runs instances. Make one with New, load it, then Run it.
+type Host struct {
+	cfg    Config
+	log    *slog.Logger
+	began  time.Time // anchor of now
+	due    *deadlines
+	saver  *saver
+	events *Events
+	halted atomic.Bool
+	// illegal counts transitions that the table does not know: always 0.
+	illegal atomic.Int64
+	steps   fence
+	at      func(point string, i *inst) // named points of a transition, for tests; nil otherwise
+
+	mu     sync.RWMutex // the two maps
+	byID   map[string]*inst
+	byName map[string]*inst
+
+	busy   sync.WaitGroup // work that was started outside Run's workers
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// New returns a host without instances.
+func New(cfg Config) *Host {
+	cfg.Probe = or(cfg.Probe, 5*time.Second)
+	cfg.Workers = or(cfg.Workers, 8)
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(or(cfg.KeepEvents, 4096)),
+		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}}
+	h.saver = newSaver(cfg.Records)
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	return h
+}
+
+// now is a wall time that does not step: durations of a running daemon are
+// measured, not looked up.
+func (h *Host) now() time.Time { return h.began.Add(time.Since(h.began)) }
+
+func (h *Host) point(name string, i *inst) {
+	if h.at != nil {
+		h.at(name, i)
+	}
+}
+
+// Run works on deadlines until ctx ends. Then it thaws what is paused and
+// leaves everything running (spec, section 4).
+func (h *Host) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for range h.cfg.Workers {
+		wg.Go(func() {
+			for {
+				i, ok := h.due.next(ctx)
+				if !ok {
+					return
+				}
+				h.check(i)
+			}
+		})
+	}
+	saving := make(chan struct{})
+	go func() { h.saver.run(); close(saving) }()
+	<-ctx.Done()
+	wg.Wait()
+	err := h.thawAll()
+	h.cancel()
+	h.busy.Wait()
+	h.saver.stop()
+	<-saving
+	return err
+}
+
+// thawAll leaves no instance frozen behind, and says so in their records.
+func (h *Host) thawAll() error {
+	var errs []error
+	for _, i := range h.all() {
+		i.acquire()
+		// The lock is kept: nothing may begin any more.
+		if !i.state().Asleep() {
+			continue
+		}
+		if err := i.wake("host", "the host ended"); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (h *Host) all() []*inst {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	out := make([]*inst, 0, len(h.byID))
+	for _, i := range h.byID {
+		out = append(out, i)
+	}
+	slices.SortFunc(out, func(a, b *inst) int { return strings.Compare(a.id, b.id) })
+	return out
+}
+
+// find looks an instance up by name or id.
+func (h *Host) find(ref string) (*inst, error) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if i, ok := h.byName[ref]; ok {
+		return i, nil
+	}
+	if i, ok := h.byID[ref]; ok {
+		return i, nil
+	}
+	return nil, &NotFoundError{Name: ref}
+}
+
+// NotFoundError names an instance that does not exist.
+type NotFoundError struct{ Name string }
+
+func (e *NotFoundError) Error() string { return fmt.Sprintf("cannot find an instance %q", e.Name) }
+
+// RefusedError is a command that was understood and not done, with the reasons.
+type RefusedError struct {
+	Name   string
+	What   string
+	Reason string
+	Blocks []idle.Block
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.Reason)
+}
+
+// spawn runs f where somebody waits for it.
+func (h *Host) spawn(f func()) { h.busy.Go(f) }

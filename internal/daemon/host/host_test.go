@@ -1,0 +1,506 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/daemon/host/hosttest"
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/link/guest"
+	"lull/internal/link/hostctl"
+	"lull/internal/power"
+)
+
+// rig is a whole host on a simulated machine in a bubble.
+type rig struct {
+	*Host
+	t      *testing.T
+	k      *hosttest.Kernel
+	disk   *hosttest.Disk
+	daemon *mortal // what the present daemon writes to
+	gates  map[string]*hosttest.Gate
+	end    context.CancelFunc
+	done   chan error
+}
+
+func inBubble(t *testing.T, f func(r *rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, k: &hosttest.Kernel{}, disk: hosttest.NewDisk(), gates: map[string]*hosttest.Gate{}}
+		t.Cleanup(r.shut) // also after a Fatal: nothing may outlive the bubble
+		r.boot()
+		f(r)
+		r.shut()
+		if b := r.k.Broken(); len(b) > 0 {
+			t.Errorf("broken: %v", b)
+		}
+		if n := r.illegal.Load(); n > 0 {
+			t.Errorf("%d illegal transitions", n)
+		}
+	})
+}
+
+// boot starts a daemon over what is on disk and in the kernel.
+func (r *rig) boot() {
+	r.daemon = &mortal{Disk: r.disk}
+	r.Host = New(Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": r.k},
+		Records: r.daemon, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 512,
+		NewGate: func(t RelayTarget) (Gate, error) {
+			g := &hosttest.Gate{K: r.k, Waker: t.Waker}
+			r.gates[t.Name] = g
+			return g, nil
+		}})
+	r.k.OnExit = r.Host.OnExit
+	if err := r.Load(context.Background(), r.disk.All()); err != nil {
+		r.t.Errorf("load: %v", err)
+	}
+	for name, g := range r.gates {
+		if o, err := r.Get(name); err == nil {
+			g.ID = o.ID
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r.end, r.done = cancel, make(chan error, 1)
+	go func() { r.done <- r.Run(ctx) }()
+	synctest.Wait()
+}
+
+func (r *rig) shut() {
+	if r.end == nil {
+		return
+	}
+	r.end()
+	r.end = nil
+	if err := <-r.done; err != nil {
+		r.t.Errorf("run: %v", err)
+	}
+}
+
+// crash ends the daemon without a word: nothing is thawed, nothing is written.
+func (r *rig) crash() {
+	r.k.OnExit = nil
+	r.daemon.dead.Store(true)
+	for _, i := range r.all() {
+		i.mu.Lock()
+		i.frozen, i.guard = false, nil // so that the end of Run touches nothing
+		i.mu.Unlock()
+	}
+	r.end()
+	<-r.done
+}
+
+// mortal is a disk that a dead daemon can write to no more.
+type mortal struct {
+	*hosttest.Disk
+	dead atomic.Bool
+}
+
+func (m *mortal) Put(r *instance.Record) error {
+	if m.dead.Load() {
+		return errors.New("the daemon is dead")
+	}
+	return m.Disk.Put(r)
+}
+
+func (r *rig) run(name string, change func(*instance.Spec)) string {
+	r.t.Helper()
+	s := instance.Spec{Name: name, Command: []string{"x"}, Restart: instance.RestartNo,
+		Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}, {Listen: "127.0.0.1:81", Target: "127.0.0.1:80"}}}
+	if change != nil {
+		change(&s)
+	}
+	id, err := r.Create(context.Background(), s)
+	if err != nil {
+		r.t.Fatalf("create: %v", err)
+	}
+	if g := r.gates[name]; g != nil {
+		g.ID = id
+	}
+	if err := r.Start(context.Background(), id, byManual); err != nil {
+		r.t.Fatalf("start: %v", err)
+	}
+	synctest.Wait()
+	return id
+}
+
+func (r *rig) is(name string, want power.Instance) hostctl.Instance {
+	r.t.Helper()
+	synctest.Wait()
+	o, err := r.Get(name)
+	if err != nil || o.State != string(want) {
+		r.t.Fatalf("%s is %s (%s), want %s: %v; blocks %v", name, o.State, o.StatusReason, want, err, o.Blocks)
+	}
+	return o
+}
+
+// TestLadder is the seed's state diagram in time: idle, paused, woken by a
+// connection, stopped.
+func TestLadder(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", nil)
+		time.Sleep(59 * time.Second)
+		r.is("a", power.Running)
+		time.Sleep(2 * time.Second)
+		o := r.is("a", power.Paused)
+		if o.LastPausedBy != byIdle || o.PauseCount != 1 {
+			t.Errorf("paused by %s, %d times", o.LastPausedBy, o.PauseCount)
+		}
+		c := r.k.Connect(id)
+		r.is("a", power.Running)
+		if c.Outcome() != "answered" {
+			t.Errorf("the client that woke it is %s", c.Outcome())
+		}
+		time.Sleep(2 * time.Minute)
+		if o := r.is("a", power.Running); o.Connections != 1 {
+			t.Errorf("an open connection does not hold: %+v", o)
+		}
+		c.Close()
+		time.Sleep(66 * time.Second)
+		r.is("a", power.Paused)
+		time.Sleep(5 * time.Minute)
+		o = r.is("a", power.Stopped)
+		if o.ExitCode == nil || *o.ExitCode != 143 {
+			t.Errorf("stopped without being asked: exit %v", o.ExitCode)
+		}
+		if c := r.k.Connect(id); c.Outcome() != "refused" {
+			t.Errorf("a stopped instance answered: %s", c.Outcome())
+		}
+		if _, err := r.gates["a"].Arrive(r.ctx); err == nil || !strings.Contains(err.Error(), "stopped") {
+			t.Errorf("the relay of a stopped instance: %v", err)
+		}
+	})
+}
+
+// TestInteractionMatrix is seeds/004, section 6, row by row.
+func TestInteractionMatrix(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		policy string
+		act    func(r *rig, id string)
+		want   power.Instance
+	}{
+		{"HTTP server with active requests", "", func(r *rig, id string) { r.k.Connect(id) }, power.Running},
+		{"HTTP server, no requests", "", func(*rig, string) {}, power.Paused},
+		{"Telegram bot polling", "", func(r *rig, id string) { r.k.Proc(id).SetOutbound(1) }, power.Running},
+		{"npm install", "", func(r *rig, id string) { r.k.Proc(id).SetBusy(true) }, power.Running},
+		{"sleep 300", "", func(*rig, string) {}, power.Paused},
+		{"build with explicit lease", "", func(r *rig, id string) { r.lease(id, "build", time.Hour) }, power.Running},
+		{"bot with leases_only, polling", instance.PolicyLeasesOnly, func(r *rig, id string) {
+			r.k.Proc(id).SetOutbound(1)
+			r.k.Proc(id).SetBusy(true)
+		}, power.Paused},
+		{"bot with leases_only, lease held", instance.PolicyLeasesOnly, func(r *rig, id string) { r.lease(id, "job", time.Hour) }, power.Running},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				id := r.run("a", func(s *instance.Spec) { s.IdlePolicy = row.policy })
+				row.act(r, id)
+				time.Sleep(62 * time.Second)
+				r.is("a", row.want)
+			})
+		})
+	}
+}
+
+func (r *rig) lease(id, holder string, ttl time.Duration) {
+	if err := r.Hold(context.Background(), id, idle.Lease{Holder: holder}, ttl); err != nil {
+		r.t.Errorf("lease: %v", err)
+	}
+}
+
+func TestLeases(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		ctx := context.Background()
+		r.run("a", nil)
+		for _, ttl := range []time.Duration{0, -1, 24*time.Hour + 1} {
+			var bad *InvalidError
+			if err := r.Hold(ctx, "a", idle.Lease{}, ttl); !errors.As(err, &bad) {
+				t.Errorf("ttl %s: %v", ttl, err)
+			}
+		}
+		r.lease("a", "one", 3*time.Minute)
+		r.lease("a", "two", 10*time.Minute)
+		if err := r.ReleaseLease(ctx, "a", "two"); err != nil {
+			t.Fatal(err)
+		}
+		var missing *NotFoundError
+		if err := r.ReleaseLease(ctx, "a", "two"); !errors.As(err, &missing) {
+			t.Errorf("released twice: %v", err)
+		}
+		time.Sleep(2 * time.Minute)
+		o := r.is("a", power.Running)
+		if !o.LeaseHeld || len(o.Leases) != 1 || o.Leases[0].Holder != "one" {
+			t.Errorf("another's lease was dropped: %+v", o.Leases)
+		}
+		r.lease("a", "one", 3*time.Minute) // renewed
+		time.Sleep(2*time.Minute + 59*time.Second)
+		r.is("a", power.Running)
+		time.Sleep(2 * time.Second)
+		r.is("a", power.Paused)
+		// On a paused one a lease is kept, wakes nothing and blocks deeper steps.
+		r.lease("a", "late", 20*time.Minute)
+		time.Sleep(19 * time.Minute)
+		r.is("a", power.Paused)
+		time.Sleep(2 * time.Minute)
+		r.is("a", power.Stopped)
+		var refused *RefusedError
+		if err := r.Hold(ctx, "a", idle.Lease{}, time.Minute); !errors.As(err, &refused) {
+			t.Errorf("lease on a stopped instance: %v", err)
+		}
+	})
+}
+
+func TestExplicitPause(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		ctx := context.Background()
+		id := r.run("a", nil)
+		c := r.k.Connect(id)
+		var refused *RefusedError
+		if err := r.Pause(ctx, "a", byManual, false); !errors.As(err, &refused) || !strings.Contains(refused.Reason, "connection") {
+			t.Fatalf("paused against a connection: %v", err)
+		}
+		r.is("a", power.Running)
+		if err := r.Pause(ctx, "a", byManual, true); err != nil {
+			t.Fatal(err)
+		}
+		r.is("a", power.Paused)
+		c.Send()
+		r.is("a", power.Running)
+		if err := r.Stop(ctx, "a", byManual, true); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("a", power.Stopped); o.Enabled {
+			t.Error("stopped with disable, and still enabled")
+		}
+		if err := r.Pause(ctx, "a", byManual, true); !errors.As(err, &refused) {
+			t.Errorf("paused a stopped one: %v", err)
+		}
+	})
+}
+
+func TestQuietConnection(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) { s.QuietConnectionAfter = 1 })
+		c := r.k.Connect(id)
+		time.Sleep(70 * time.Second)
+		r.is("a", power.Paused)
+		c.Close() // a close wakes too
+		r.is("a", power.Running)
+	})
+}
+
+func TestHaltStopsEverythingAutomatic(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.run("a", nil)
+		r.run("b", nil)
+		time.Sleep(62 * time.Second)
+		r.is("b", power.Paused)
+		if err := r.Resume(context.Background(), "a", byManual); err != nil {
+			t.Fatal(err)
+		}
+		r.Halt(true)
+		time.Sleep(time.Hour)
+		o := r.is("a", power.Running)
+		if o.Blocks[0].Code != idle.AutoPauseDisabled {
+			t.Errorf("blocks %v", o.Blocks)
+		}
+		r.is("b", power.Paused) // not stopped either
+		r.Halt(false)
+		time.Sleep(10 * time.Second)
+		r.is("a", power.Paused)
+		r.is("b", power.Stopped)
+	})
+}
+
+// TestCrashLoop uses true uptime: a program that fails after an hour is no
+// crash, however busy it was just before.
+func TestCrashLoop(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		noPause := idle.Duration(0)
+		id := r.run("a", func(s *instance.Spec) { s.Restart, s.PauseAfter = instance.RestartOnFailure, &noPause })
+		for range 7 {
+			time.Sleep(time.Hour)
+			r.k.Proc(id).Exit(1)
+			time.Sleep(time.Second)
+			if o := r.is("a", power.Running); o.CrashLooping {
+				t.Fatal("a late failure was taken for a crash")
+			}
+		}
+		starts := r.k.Starts()
+		for n := range crashLimit {
+			for r.k.Proc(id) == nil {
+				time.Sleep(time.Second)
+			}
+			time.Sleep(time.Second)
+			if n < crashLimit-1 {
+				r.is("a", power.Running)
+			}
+			r.k.Proc(id).Exit(1)
+			synctest.Wait()
+		}
+		time.Sleep(time.Hour)
+		o := r.is("a", power.Stopped)
+		if !o.CrashLooping || r.k.Starts() != starts+crashLimit-1 {
+			t.Errorf("crash looping %v after %d starts", o.CrashLooping, r.k.Starts()-starts)
+		}
+		if err := r.Start(context.Background(), "a", byManual); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("a", power.Running); o.CrashLooping {
+			t.Error("a person's start does not clear the crash loop")
+		}
+	})
+}
+
+func TestCleanExitEndsStopped(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) { s.Restart = instance.RestartOnFailure })
+		r.k.Proc(id).Exit(0)
+		time.Sleep(time.Hour)
+		if o := r.is("a", power.Stopped); *o.ExitCode != 0 || o.RestartCount != 0 {
+			t.Errorf("exit %d, %d restarts", *o.ExitCode, o.RestartCount)
+		}
+	})
+}
+
+func TestWakeFromStopped(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.run("a", func(s *instance.Spec) { s.WakeFromStopped = true })
+		time.Sleep(7 * time.Minute)
+		r.is("a", power.Stopped)
+		c, err := r.gates["a"].Arrive(r.ctx)
+		if err != nil || c.Outcome() != "answered" {
+			t.Fatalf("%v", err)
+		}
+		r.is("a", power.Running)
+	})
+}
+
+func TestWorkloadSpeaks(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", nil)
+		i, _ := r.find(id)
+		i.setBusy(+1)
+		time.Sleep(10 * time.Minute)
+		r.is("a", power.Running)
+		i.setBusy(-1)
+		time.Sleep(66 * time.Second)
+		r.is("a", power.Paused)
+		if err := r.fromGuest(i, guest.Message{Method: guest.NextDue, Params: guest.Params{In: 2 * time.Minute}}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(119 * time.Second)
+		r.is("a", power.Paused)
+		time.Sleep(2 * time.Second)
+		if o := r.is("a", power.Running); o.LastResumedBy != "next_due" {
+			t.Errorf("resumed by %s", o.LastResumedBy)
+		}
+	})
+}
+
+func TestReclaim(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) { s.ReclaimAfter = idle.Duration(30 * time.Second) })
+		time.Sleep(95 * time.Second)
+		if o := r.is("a", power.Reclaimed); o.ReclaimedBytes == 0 {
+			t.Error("no freed amount")
+		}
+		if c := r.k.Connect(id); c.Outcome() != "answered" {
+			t.Errorf("client is %s", c.Outcome())
+		}
+		r.is("a", power.Running)
+	})
+}
+
+func TestStubbornProgramIsKilled(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.k.Stubborn = true
+		r.run("a", nil)
+		if err := r.Stop(context.Background(), "a", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("a", power.Stopped); *o.ExitCode != 137 {
+			t.Errorf("exit %d", *o.ExitCode)
+		}
+	})
+}
+
+// TestDaemonCrash kills the daemon at random instants of a busy day and starts
+// another: no instance is lost, frozen, or started twice, and no lease is
+// forgotten.
+func TestDaemonCrash(t *testing.T) {
+	rounds := count("LULL_SIM_CRASHES", 60)
+	seed := rand.Uint64()
+	t.Logf("seed %d, %d crashes", seed, rounds)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, k: &hosttest.Kernel{}, disk: hosttest.NewDisk(), gates: map[string]*hosttest.Gate{}}
+		t.Cleanup(r.shut)
+		r.boot()
+		const n = 8
+		for i := range n {
+			r.run(fmt.Sprint("i", i), func(s *instance.Spec) { s.WakeFromStopped = i%2 == 0 })
+		}
+		until := map[string]time.Time{}
+		for range rounds {
+			for range 1 + rnd.IntN(12) {
+				name := fmt.Sprint("i", rnd.IntN(n))
+				o, _ := r.Get(name)
+				switch rnd.IntN(5) {
+				case 0:
+					if r.k.Proc(o.ID) != nil {
+						r.k.Connect(o.ID).Close()
+					}
+				case 1:
+					ttl := time.Duration(1+rnd.IntN(20)) * time.Minute
+					if r.Hold(r.ctx, name, idle.Lease{Holder: "h"}, ttl) == nil {
+						until[name] = r.now().Add(ttl)
+					}
+				case 2:
+					r.Start(r.ctx, name, byManual)
+				case 3:
+					r.Pause(r.ctx, name, byManual, true)
+				case 4:
+					if r.Stop(r.ctx, name, byManual, false) == nil {
+						delete(until, name)
+					}
+				}
+				time.Sleep(time.Duration(rnd.IntN(60_000)) * time.Millisecond)
+			}
+			before := map[string]hostctl.Instance{}
+			for _, o := range r.List() {
+				before[o.Name] = o
+			}
+			r.crash()
+			time.Sleep(time.Duration(rnd.IntN(1500)) * time.Millisecond)
+			r.boot()
+			for name, was := range before {
+				o, err := r.Get(name)
+				if err != nil {
+					t.Fatalf("seed %d: %s was lost: %v", seed, name, err)
+				}
+				due := was.State == "paused" && o.State == "stopped" && was.StopAt != nil && !was.StopAt.After(r.now())
+				if was.State != o.State && !(was.State == "paused" && o.State == "running") && !due {
+					t.Fatalf("seed %d: %s was %s and is %s: %s", seed, name, was.State, o.State, o.StatusReason)
+				}
+				if end, ok := until[name]; ok && end.After(r.now()) && o.State != "stopped" && !o.LeaseHeld {
+					t.Fatalf("seed %d: a lease of %s was forgotten", seed, name)
+				}
+			}
+			if b := r.k.Broken(); len(b) > 0 {
+				t.Fatalf("seed %d: %v", seed, b)
+			}
+		}
+		r.shut()
+	})
+}

@@ -1,0 +1,190 @@
+package hosttest
+
+import (
+	"sync/atomic"
+	"time"
+
+	"lull/internal/instance"
+)
+
+// guard implements instance.Guard.
+type guard struct {
+	p      *Proc
+	wake   func(string)
+	closed bool
+}
+
+// Guard implements instance.Workload.
+func (p *Proc) Guard(_ []instance.Endpoint, _ bool, wake func(string)) (instance.Guard, error) {
+	p.k.mu.Lock()
+	if !p.frozen && !p.dead {
+		p.k.breach("%s was guarded while it runs", p.id)
+	}
+	g := &guard{p: p, wake: wake}
+	p.guard = g
+	what := p.pending()
+	p.k.mu.Unlock()
+	if what != "" { // a poll set fires for what was there before it
+		g.fire(what)
+	}
+	return g, nil
+}
+
+func (g *guard) fire(what string) {
+	g.p.k.point("poller")
+	g.p.k.mu.Lock()
+	closed := g.closed
+	g.p.k.mu.Unlock()
+	if !closed {
+		g.wake(what)
+	}
+}
+
+// Pending implements instance.Guard.
+func (g *guard) Pending() string {
+	g.p.k.mu.Lock()
+	defer g.p.k.mu.Unlock()
+	if g.closed {
+		return ""
+	}
+	return g.p.pending()
+}
+
+// Close implements instance.Guard.
+func (g *guard) Close() {
+	g.p.k.mu.Lock()
+	defer g.p.k.mu.Unlock()
+	g.closed = true
+	if g.p.guard == g {
+		g.p.guard = nil
+	}
+}
+
+func (p *Proc) pending() string {
+	if len(p.backlog) > 0 {
+		return "a client waits in the backlog"
+	}
+	for _, c := range p.open {
+		if c.unread || c.closed {
+			return "a client sent something"
+		}
+	}
+	return ""
+}
+
+// Connect is a client's handshake and first bytes. The kernel completes it
+// whether the program runs or not.
+func (k *Kernel) Connect(id string) *Client {
+	c := &Client{k: k, id: id, unread: true, moved: time.Now()}
+	k.point("connect")
+	k.mu.Lock()
+	p := k.procs[id]
+	if p == nil || p.dead {
+		c.refused = true
+		k.mu.Unlock()
+		return c
+	}
+	p.backlog = append(p.backlog, c)
+	k.stir(p)
+	return c
+}
+
+// stir lets the program work, or its guard fire. k.mu is held and released.
+func (k *Kernel) stir(p *Proc) {
+	if !p.frozen {
+		p.work()
+		k.mu.Unlock()
+		return
+	}
+	g := p.guard
+	k.mu.Unlock()
+	if g != nil {
+		g.fire("a client came")
+	}
+}
+
+// Send is more bytes on an open connection.
+func (c *Client) Send() {
+	c.k.point("send")
+	c.k.mu.Lock()
+	p := c.k.procs[c.id]
+	if p == nil || p.dead || c.reset || c.refused || c.closed {
+		c.k.mu.Unlock()
+		return
+	}
+	c.unread, c.moved = true, time.Now()
+	c.k.stir(p)
+}
+
+// Close ends the connection from the client's side.
+func (c *Client) Close() {
+	c.k.point("close")
+	c.k.mu.Lock()
+	p := c.k.procs[c.id]
+	if p == nil || p.dead || c.reset || c.refused {
+		c.k.mu.Unlock()
+		return
+	}
+	c.closed = true
+	c.k.stir(p)
+}
+
+// Outcome is answered, refused, reset or waiting.
+func (c *Client) Outcome() string {
+	c.k.mu.Lock()
+	defer c.k.mu.Unlock()
+	switch {
+	case c.answered > 0:
+		return "answered"
+	case c.refused:
+		return "refused"
+	case c.reset:
+		return "reset"
+	}
+	return "waiting"
+}
+
+// Disk keeps records in memory and counts writes. It implements host.Records.
+type Disk struct {
+	On     func(r *instance.Record) // called at the instant of each write; nil for none
+	Writes atomic.Int64
+
+	recs map[string]instance.Record
+	sem  chan struct{}
+}
+
+// NewDisk returns an empty one.
+func NewDisk() *Disk {
+	return &Disk{recs: map[string]instance.Record{}, sem: make(chan struct{}, 1)}
+}
+
+// Put implements host.Records.
+func (d *Disk) Put(r *instance.Record) error {
+	if d.On != nil {
+		d.On(r)
+	}
+	d.sem <- struct{}{}
+	d.recs[r.ID] = *r
+	d.Writes.Add(1)
+	<-d.sem
+	return nil
+}
+
+// Delete implements host.Records.
+func (d *Disk) Delete(id string) error {
+	d.sem <- struct{}{}
+	delete(d.recs, id)
+	<-d.sem
+	return nil
+}
+
+// All returns what would be there after a crash now.
+func (d *Disk) All() []instance.Record {
+	d.sem <- struct{}{}
+	defer func() { <-d.sem }()
+	var out []instance.Record
+	for _, r := range d.recs {
+		out = append(out, r)
+	}
+	return out
+}

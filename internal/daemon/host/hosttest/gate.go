@@ -1,0 +1,98 @@
+package hosttest
+
+import (
+	"context"
+	"sync"
+
+	"lull/internal/router"
+)
+
+// Gate is a simulated relay with one port. It counts an arrival before it
+// looks at the flags, like the real one, and asks for one wake however many
+// wait.
+type Gate struct {
+	K     *Kernel
+	ID    string
+	Waker router.Waker
+
+	mu      sync.Mutex
+	held    bool
+	asleep  bool
+	waking  bool
+	inside  int
+	waiting int
+	fresh   chan struct{} // closed at Release and at the end of a wake
+	failed  error
+}
+
+func (g *Gate) change(f func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f()
+	if g.fresh != nil {
+		close(g.fresh)
+	}
+	g.fresh = make(chan struct{})
+}
+
+// Hold implements host.Gate.
+func (g *Gate) Hold() { g.change(func() { g.held = true }) }
+
+// Sleep implements host.Gate.
+func (g *Gate) Sleep() { g.change(func() { g.asleep = true }) }
+
+// Release implements host.Gate.
+func (g *Gate) Release() { g.change(func() { g.held, g.asleep = false, false }) }
+
+// Activity implements host.Gate.
+func (g *Gate) Activity() router.Activity {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return router.Activity{Held: g.held, Asleep: g.asleep, Open: g.inside, Waiting: g.waiting}
+}
+
+// Arrive is a client of the relay. It returns once the client is connected to
+// the program, or the error that closed it.
+func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
+	g.K.point("relay-arrive")
+	g.mu.Lock()
+	g.inside++
+	for g.held {
+		g.inside, g.waiting = g.inside-1, g.waiting+1
+		if g.asleep && !g.waking {
+			g.waking, g.failed = true, nil
+			g.mu.Unlock()
+			err := g.Waker.Wake(ctx, router.Arrival{Cause: router.CauseConnect})
+			g.change(func() { g.waking, g.failed = false, err })
+			g.mu.Lock()
+			if err != nil {
+				g.waiting--
+				g.mu.Unlock()
+				return nil, err
+			}
+		} else {
+			if g.fresh == nil {
+				g.fresh = make(chan struct{})
+			}
+			fresh := g.fresh
+			g.mu.Unlock()
+			select {
+			case <-fresh:
+			case <-ctx.Done():
+				g.mu.Lock()
+				g.waiting--
+				g.mu.Unlock()
+				return nil, ctx.Err()
+			}
+			g.mu.Lock()
+		}
+		g.inside, g.waiting = g.inside+1, g.waiting-1
+	}
+	g.mu.Unlock()
+	g.K.point("relay-dial")
+	c := g.K.Connect(g.ID)
+	g.mu.Lock()
+	g.inside--
+	g.mu.Unlock()
+	return c, nil
+}

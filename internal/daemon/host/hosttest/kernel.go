@@ -1,0 +1,365 @@
+// Package hosttest holds what tests of runtimes share: a simulated runtime
+// whose kernel models processes, backlogs, accepts and freezes, so that whole
+// days and every interleaving fit into a synctest bubble.
+//
+// The simulated kernel keeps count of every rule that must not be broken: a
+// program started twice, a duplicate held while its owner runs, a client left
+// in a frozen program. It decides nothing and imitates no daemon.
+package hosttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// Kernel is a simulated machine. Its zero value is ready.
+type Kernel struct {
+	// At is called at the kernel's own named points; nil for none.
+	At func(point string)
+	// OnExit is told when a run is over.
+	OnExit func(id string, run uint64, e instance.Exit)
+	// Ignores SIGTERM: programs end only by Kill.
+	Stubborn bool
+
+	mu     sync.Mutex
+	procs  map[string]*Proc
+	broken []string
+	starts int
+}
+
+// Client is one connection from outside.
+type Client struct {
+	k        *Kernel
+	id       string
+	accepted bool
+	unread   bool
+	closed   bool
+	answered int
+	moved    time.Time
+	refused  bool
+	reset    bool
+}
+
+// Proc is one simulated run; it implements instance.Workload.
+type Proc struct {
+	k       *Kernel
+	id      string
+	run     uint64
+	frozen  bool
+	dead    bool
+	term    bool
+	backlog []*Client
+	open    []*Client
+	guard   *guard
+	cpu     time.Duration
+	busy    bool // uses CPU all the time
+	last    time.Time
+	out     int
+}
+
+var _ instance.Runtime = (*Kernel)(nil)
+var _ instance.Workload = (*Proc)(nil)
+
+func (k *Kernel) point(name string) {
+	if k.At != nil {
+		k.At(name)
+	}
+}
+
+// breach notes a broken rule.
+func (k *Kernel) breach(format string, args ...any) {
+	k.broken = append(k.broken, fmt.Sprintf(format, args...))
+}
+
+// Broken returns every rule that was broken, and which client is stuck now.
+func (k *Kernel) Broken() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out := append([]string(nil), k.broken...)
+	for id, p := range k.procs {
+		if p.dead {
+			continue
+		}
+		if p.frozen && len(p.backlog) > 0 {
+			out = append(out, fmt.Sprintf("%s is frozen with %d clients in its backlog", id, len(p.backlog)))
+		}
+		for _, c := range p.open {
+			if p.frozen && (c.unread || c.closed) {
+				out = append(out, fmt.Sprintf("%s is frozen with unread bytes or a close of a client", id))
+			}
+		}
+		if !p.frozen && p.guard != nil && !p.guard.closed {
+			out = append(out, fmt.Sprintf("%s runs while duplicates of its sockets are held", id))
+		}
+	}
+	return out
+}
+
+// Starts counts programs that were started.
+func (k *Kernel) Starts() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.starts
+}
+
+// Proc returns the present run of id, nil for none.
+func (k *Kernel) Proc(id string) *Proc {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p := k.procs[id]; p != nil && !p.dead {
+		return p
+	}
+	return nil
+}
+
+// Capabilities implements instance.Runtime.
+func (k *Kernel) Capabilities() power.Capabilities { return power.Capabilities{WatchSockets: true} }
+
+// Start implements instance.Runtime.
+func (k *Kernel) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+	k.point("kernel-start")
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p := k.procs[l.ID]; p != nil && !p.dead {
+		k.breach("%s was started twice", l.ID)
+	}
+	if k.procs == nil {
+		k.procs = map[string]*Proc{}
+	}
+	p := &Proc{k: k, id: l.ID, run: l.Run, last: time.Now()}
+	k.procs[l.ID] = p
+	k.starts++
+	return p, nil
+}
+
+// Adopt implements instance.Runtime.
+func (k *Kernel) Adopt(_ context.Context, id string, ident instance.Identity) (instance.Workload, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.procs[id]
+	if p == nil || p.dead || p.run != ident.Run {
+		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true}}
+	}
+	if p.guard != nil { // the daemon that held the duplicates is dead
+		p.guard.closed, p.guard = true, nil
+	}
+	return p, nil
+}
+
+// Identity implements instance.Workload.
+func (p *Proc) Identity() instance.Identity {
+	return instance.Identity{BootID: "sim", PID: 1000 + int(p.run), Start: p.run, Run: p.run}
+}
+
+// Freeze implements instance.Workload.
+func (p *Proc) Freeze(context.Context) error {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	if p.dead {
+		return errors.New("cannot freeze: no such process")
+	}
+	p.tick()
+	p.frozen = true
+	return nil
+}
+
+// Thaw implements instance.Workload. The program then does what it was asked
+// to meanwhile: it accepts, reads, answers, or ends.
+func (p *Proc) Thaw() error {
+	p.k.mu.Lock()
+	if p.dead {
+		p.k.mu.Unlock()
+		return nil
+	}
+	if p.guard != nil && !p.guard.closed {
+		p.k.breach("%s was thawed while duplicates of its sockets were held", p.id)
+	}
+	p.frozen, p.last = false, time.Now()
+	if p.term && !p.k.Stubborn {
+		p.exit(143, 15)
+		return nil
+	}
+	p.work()
+	p.k.mu.Unlock()
+	return nil
+}
+
+// work is what a running program does at once. k.mu is held.
+func (p *Proc) work() {
+	for _, c := range p.backlog {
+		c.accepted = true
+		p.open = append(p.open, c)
+	}
+	p.backlog = nil
+	kept := p.open[:0]
+	for _, c := range p.open {
+		if c.unread {
+			c.unread = false
+			c.answered++
+		}
+		if !c.closed {
+			kept = append(kept, c)
+		}
+	}
+	p.open = kept
+}
+
+// tick lets a busy program use CPU up to now. k.mu is held.
+func (p *Proc) tick() {
+	now := time.Now()
+	if p.busy && !p.frozen {
+		p.cpu += now.Sub(p.last)
+	}
+	p.last = now
+}
+
+// exit ends the run. k.mu is held and released.
+func (p *Proc) exit(code, signal int) {
+	p.dead, p.frozen = true, false
+	for _, c := range append(p.backlog, p.open...) {
+		c.reset = true
+	}
+	p.backlog, p.open = nil, nil
+	f := p.k.OnExit
+	p.k.mu.Unlock()
+	if f != nil {
+		f(p.id, p.run, instance.Exit{Code: code, Signal: signal, At: time.Now()})
+	}
+}
+
+// Exit lets the program end by itself.
+func (p *Proc) Exit(code int) {
+	p.k.point("program-exit")
+	p.k.mu.Lock()
+	if p.dead || p.frozen {
+		p.k.mu.Unlock()
+		return
+	}
+	p.exit(code, 0)
+}
+
+// SetBusy makes the program use a whole CPU from now on, or stop using it.
+func (p *Proc) SetBusy(on bool) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.tick()
+	p.busy = on
+}
+
+// SetOutbound sets how many connections the program has opened itself.
+func (p *Proc) SetOutbound(n int) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.out = n
+}
+
+// Frozen says whether the program is still.
+func (p *Proc) Frozen() bool {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.frozen
+}
+
+// Still implements instance.Workload.
+func (p *Proc) Still() (bool, error) { return p.Frozen(), nil }
+
+// Waiting counts clients that the program has not answered yet.
+func (p *Proc) Waiting() int {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	n := len(p.backlog)
+	for _, c := range p.open {
+		if c.unread {
+			n++
+		}
+	}
+	return n
+}
+
+// Open counts accepted clients.
+func (p *Proc) Open() int {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return len(p.open)
+}
+
+// Guarded says whether duplicates of its sockets are watched.
+func (p *Proc) Guarded() bool {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.guard != nil && !p.guard.closed
+}
+
+// Signal implements instance.Workload; only SIGTERM does anything.
+func (p *Proc) Signal(s syscall.Signal) error {
+	p.k.mu.Lock()
+	if p.dead {
+		p.k.mu.Unlock()
+		return syscall.ESRCH
+	}
+	if s == syscall.SIGTERM {
+		if p.term = true; !p.frozen && !p.k.Stubborn {
+			p.exit(143, 15)
+			return nil
+		}
+	}
+	p.k.mu.Unlock()
+	return nil
+}
+
+// Kill implements instance.Workload.
+func (p *Proc) Kill(context.Context) error {
+	p.k.mu.Lock()
+	if p.dead {
+		p.k.mu.Unlock()
+		return nil
+	}
+	p.exit(137, 9)
+	return nil
+}
+
+// Sample implements instance.Workload.
+func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
+	p.k.point("sample")
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.tick()
+	s := instance.Sample{At: time.Now(), CPU: p.cpu, Outbound: p.out}
+	for _, c := range p.backlog {
+		s.Inbound = append(s.Inbound, instance.Conn{Unread: unread(c), QuietFor: time.Since(c.moved)})
+	}
+	for _, c := range p.open {
+		s.Inbound = append(s.Inbound, instance.Conn{Accepted: true, Unread: unread(c), QuietFor: time.Since(c.moved)})
+	}
+	return s
+}
+
+func unread(c *Client) uint32 {
+	if c.unread {
+		return 1
+	}
+	return 0
+}
+
+// Listeners implements instance.Workload.
+func (p *Proc) Listeners() ([]instance.Listener, error) {
+	return []instance.Listener{{Network: "tcp", Addr: "127.0.0.1:80", PID: 1, Watchable: true}}, nil
+}
+
+// Memory implements instance.Workload.
+func (p *Proc) Memory() (int64, error) { return 1 << 20, nil }
+
+// Reclaim implements instance.Workload.
+func (p *Proc) Reclaim(context.Context) (int64, error) {
+	if !p.Frozen() {
+		return 0, errors.New("cannot reclaim a running program")
+	}
+	return 1 << 19, nil
+}

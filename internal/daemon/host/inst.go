@@ -1,0 +1,234 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+	"lull/internal/power"
+	"lull/internal/router"
+)
+
+// inst is one instance in memory.
+type inst struct {
+	h    *Host
+	id   string
+	spec *instance.Spec // never changes
+	rt   Runtime
+	gate Gate // nil when nothing relays to it
+
+	// lock is held across one whole transition or one look. Everything that
+	// changes the instance's power holds it.
+	lock chan struct{}
+	// wanted is why a wake was asked for while somebody else held the lock.
+	// Whoever lets the lock go looks at it afterwards, so none is lost.
+	wanted atomic.Pointer[string]
+	// ended is the exit of the present run, noted before anybody has the lock.
+	ended atomic.Pointer[ending]
+	// up says that the application accepts: the relay reads it without a lock.
+	up       atomic.Bool
+	backends atomic.Pointer[[]router.Backend] // of the relayed endpoints, in order
+	deleted  atomic.Bool
+	// interrupt ends a start that is under way.
+	interrupt atomic.Pointer[context.CancelCauseFunc]
+
+	dueAt    time.Time // owned by deadlines
+	dueIndex int       // owned by deadlines
+
+	// mu guards the rest. It is never held across anything that waits.
+	mu       sync.Mutex
+	rec      instance.Record
+	work     Workload
+	guard    Guard
+	held     Guard // watches LISTEN_FDS sockets while stopped
+	frozen   bool
+	base     instance.Sample // the look that deltas are measured from
+	last     instance.Sample // the newest look
+	readings []idle.Reading
+	conns    int
+	verdict  idle.Verdict
+	block    *idle.Block // of the runtime: it cannot be paused, and why
+	execs    int         // commands that run beside it
+	busy     int         // connections by which the workload says that it works
+	nextDue  time.Time   // when the workload said that it wants to run again
+	restart  time.Time   // when it is started again after it failed
+	changed  chan struct{}
+	over     chan struct{} // closed when the present run is known to be over
+}
+
+type ending struct {
+	run  uint64
+	exit instance.Exit
+}
+
+func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
+	spec := rec.Spec // a copy of its own: rec changes under mu
+	return &inst{h: h, id: rec.ID, spec: &spec, rt: rt, rec: rec, lock: make(chan struct{}, 1), dueIndex: -1}
+}
+
+func (i *inst) name() string { return i.spec.Name } // never changes
+
+// acquire takes the lock.
+func (i *inst) acquire() { i.lock <- struct{}{} }
+
+// acquireCtx takes the lock unless ctx ends first.
+func (i *inst) acquireCtx(ctx context.Context) error {
+	select {
+	case i.lock <- struct{}{}:
+		if i.deleted.Load() {
+			<-i.lock
+			return &NotFoundError{Name: i.name()}
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("cannot reach %s: another change of it is still under way: %w", i.name(), context.Cause(ctx))
+	}
+}
+
+func (i *inst) tryAcquire() bool {
+	select {
+	case i.lock <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// release lets the lock go and serves what came in the meantime. Looking after
+// the release is what closes the gap: whoever sets wanted tries the lock
+// afterwards, so one of the two sees the other.
+func (i *inst) release() {
+	for {
+		<-i.lock
+		if i.wanted.Load() == nil && !i.endedNow() {
+			return
+		}
+		if !i.tryAcquire() {
+			return // its new holder will look
+		}
+		i.serve()
+	}
+}
+
+// endedNow says whether the present run is known to be over and not handled.
+func (i *inst) endedNow() bool { return i.ended.Load() != nil }
+
+// serve handles, under the lock, what others left for its holder.
+func (i *inst) serve() {
+	if e := i.ended.Swap(nil); e != nil {
+		i.handleEnding(e)
+	}
+	if why := i.wanted.Swap(nil); why != nil {
+		i.serveWake(*why)
+	}
+}
+
+// wantWake asks for a wake from anywhere and never waits.
+func (i *inst) wantWake(why string) {
+	i.wanted.Store(&why)
+	i.h.point("wake-wanted", i)
+	if i.tryAcquire() {
+		i.serve()
+		i.release()
+	}
+}
+
+// serveWake wakes the instance under the lock if it is asleep. An instance
+// that runs needs nothing, and one that may not be woken stays as it is.
+func (i *inst) serveWake(why string) {
+	switch s := i.state(); {
+	case s == power.Paused || s == power.Reclaimed:
+		if err := i.wake("connection", why); err != nil {
+			i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "error", err)
+			i.h.due.set(i, i.h.now().Add(100*time.Millisecond)) // it must not stay frozen: check tries again
+		}
+	case s == power.Stopped && i.spec.WakeFromStopped && i.enabled():
+		i.h.spawn(func() {
+			if err := i.h.startFor(i.h.ctx, i, "connection", why); err != nil {
+				i.h.log.Error("cannot start for a connection", "instance", i.name(), "error", err)
+			}
+		})
+	}
+}
+
+func (i *inst) state() power.Instance {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.rec.State
+}
+
+func (i *inst) enabled() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.rec.Enabled
+}
+
+// update changes the record in memory and returns a copy to be written. f runs
+// under mu and must not wait.
+func (i *inst) update(f func(r *instance.Record)) instance.Record {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	before := i.rec.State
+	f(&i.rec)
+	if i.rec.State != before {
+		if err := power.InstanceTable.Check(before, i.rec.State); err != nil {
+			i.h.illegal.Add(1)
+			i.h.log.Error("illegal transition", "instance", i.name(), "error", err)
+		}
+		i.rec.StateSince = i.h.now()
+	}
+	i.rec.Generation++
+	i.notifyLocked()
+	return i.rec
+}
+
+// save changes the record durably: what f did is undone if it cannot be
+// written.
+func (i *inst) save(f func(r *instance.Record)) error {
+	i.mu.Lock()
+	old := i.rec
+	i.mu.Unlock()
+	rec := i.update(f)
+	if err := i.h.saver.now(&rec); err != nil {
+		i.mu.Lock()
+		i.rec = old
+		i.mu.Unlock()
+		return fmt.Errorf("cannot record %s: %w", i.name(), err)
+	}
+	return nil
+}
+
+// move is a change of state that must be legal.
+func (i *inst) move(to power.Instance) error {
+	return power.InstanceTable.Check(i.state(), to)
+}
+
+// notifyLocked wakes whoever waits for a change of this instance.
+func (i *inst) notifyLocked() {
+	if i.changed != nil {
+		close(i.changed)
+		i.changed = nil
+	}
+}
+
+// watch returns a channel that is closed at the next change.
+func (i *inst) watch() <-chan struct{} {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.changed == nil {
+		i.changed = make(chan struct{})
+	}
+	return i.changed
+}
+
+func (i *inst) emit(kind, by, reason string) {
+	i.mu.Lock()
+	s := i.rec.State
+	i.mu.Unlock()
+	i.h.events.Add(hostctl.Event{Time: i.h.now(), Type: kind, Instance: i.name(), ID: i.id, State: string(s), By: by, Reason: reason})
+}

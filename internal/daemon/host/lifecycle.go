@@ -1,0 +1,443 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// Limits of starting and ending (spec, section 4).
+const (
+	readyTimeout = 60 * time.Second
+	stopGrace    = 10 * time.Second
+	killLimit    = 10 * time.Second
+	crashUptime  = 10 * time.Second // a run that fails sooner is a crash
+	crashWindow  = 2 * time.Minute
+	crashLimit   = 5 // crashes within the window are a loop
+	restartMax   = 30 * time.Second
+	logMax       = 10 << 20
+)
+
+func or[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+// startFor brings a stopped instance up, waiting for whatever else is under
+// way. It is nil too when it already runs.
+func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	i.serve()
+	switch i.state() {
+	case power.Running:
+		return nil
+	case power.Paused, power.Reclaimed:
+		return i.wake(by, why)
+	}
+	return i.start(ctx, by, why)
+}
+
+// start runs the program and waits until it accepts. The caller holds the lock.
+func (i *inst) start(ctx context.Context, by, why string) error {
+	if err := i.move(power.Starting); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	i.interrupt.Store(&cancel)
+	defer i.interrupt.Store(nil)
+
+	i.dropHeld()
+	var run uint64
+	err := i.save(func(r *instance.Record) {
+		run = 1
+		if r.Identity != nil {
+			run = r.Identity.Run + 1
+		}
+		r.Identity = &instance.Identity{Run: run}
+		r.State, r.StatusReason = power.Starting, why
+		r.Exit, r.RestartAt = nil, time.Time{}
+	})
+	if err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.over, i.restart = make(chan struct{}), time.Time{}
+	i.ended.Store(nil)
+	i.mu.Unlock()
+	w, err := i.launch(ctx, run)
+	if err == nil {
+		err = i.ready(ctx, w)
+	}
+	if err != nil {
+		return i.startFailed(w, err)
+	}
+	now := i.h.now()
+	err = i.save(func(r *instance.Record) {
+		r.State, r.StatusReason = power.Running, why
+		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, by
+	})
+	if err != nil {
+		return i.startFailed(w, err)
+	}
+	i.open()
+	i.scheduleAwake(now)
+	i.emit("started", by, why)
+	i.h.log.Info("started", "instance", i.name(), "by", by, "pid", w.Identity().PID)
+	return nil
+}
+
+// launch starts the process and records who it is.
+func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
+	i.h.point("launch", i)
+	s := i.spec
+	l := instance.Launch{ID: i.id, Run: run, Command: s.Command, Dir: or(s.Workdir, "/"), User: s.User,
+		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: or(s.LogMax, logMax)}
+	l.Env = append(append(l.Env, i.h.cfg.BaseEnv...), s.Env...)
+	l.Env = append(l.Env, "LULL_INSTANCE="+s.Name)
+	if i.h.cfg.Socket != "" {
+		l.Env = append(l.Env, "LULL_SOCKET="+i.h.cfg.Socket)
+	}
+	if s.ListenFDs && i.h.cfg.HeldListeners != nil {
+		for _, e := range s.Expose {
+			l.Listen = append(l.Listen, e.Target)
+		}
+		if err := i.h.cfg.HeldListeners.Hold(ctx, i.id, l.Listen); err != nil {
+			return nil, fmt.Errorf("cannot hold the sockets of %s: %w", s.Name, err)
+		}
+	}
+	w, err := i.rt.Start(ctx, l)
+	if err != nil {
+		return nil, fmt.Errorf("cannot start %s: %w", s.Name, err)
+	}
+	ident := w.Identity()
+	i.mu.Lock()
+	i.work, i.frozen, i.guard, i.block = w, false, nil, nil
+	i.base, i.last, i.readings, i.conns = instance.Sample{}, instance.Sample{}, nil, 0
+	i.mu.Unlock()
+	return w, i.save(func(r *instance.Record) { r.Identity, r.StartedAt = &ident, i.h.now() })
+}
+
+// ready waits until every exposed port has a listener of this program. A
+// connect would prove nothing: the kernel completes it for a program that
+// does not run.
+func (i *inst) ready(ctx context.Context, w Workload) error {
+	i.mu.Lock()
+	over := i.over
+	want := append([]instance.Endpoint(nil), i.spec.Expose...)
+	i.mu.Unlock()
+	limit := time.Duration(or(i.spec.ReadyTimeout, idle.Duration(readyTimeout)))
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	pause := 2 * time.Millisecond
+	for {
+		if len(want) == 0 {
+			return nil // started is all that it can be; how it ends is seen like any ending
+		}
+		if i.endedNow() {
+			return fmt.Errorf("cannot start %s: %w", i.name(), errEnded)
+		}
+		ls, err := w.Listeners()
+		if err == nil {
+			if missing := notListening(want, ls); missing == "" {
+				return i.decidePaths(want, ls)
+			}
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(pause*3/2, 50*time.Millisecond)
+		case <-over:
+		case <-ctx.Done():
+			return fmt.Errorf("cannot start %s: %w", i.name(), context.Cause(ctx))
+		case <-deadline.C:
+			if err != nil {
+				return fmt.Errorf("cannot start %s: its sockets cannot be read: %w", i.name(), err)
+			}
+			return fmt.Errorf("cannot start %s: nothing listens on %s after %s", i.name(), notListening(want, ls), limit)
+		}
+	}
+}
+
+var errEnded = errors.New("the program ended before it was ready")
+
+// startFailed leaves nothing of the run behind.
+func (i *inst) startFailed(w Workload, cause error) error {
+	if w != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)
+		defer cancel()
+		if err := w.Kill(ctx); err != nil {
+			// It is not down: a record that says stopped would start it twice.
+			i.h.due.set(i, i.h.now().Add(time.Second))
+			return errors.Join(cause, fmt.Errorf("cannot end the failed run of %s: %w", i.name(), err))
+		}
+		i.awaitExit() // a start that follows is refused while the end is not known
+	}
+	e := i.ended.Swap(nil)
+	now := i.h.now()
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StatusReason = power.Stopped, cause.Error()
+		if e == nil {
+			return
+		}
+		exit := e.exit
+		r.Exit = &exit
+		if errors.Is(cause, errEnded) {
+			afterEnd(r, exit, now)
+		}
+	})
+	i.forgetRun()
+	i.armRestart()
+	i.emit("start_failed", "", cause.Error())
+	i.h.log.Warn("start failed", "instance", i.name(), "error", cause)
+	return errors.Join(cause, err)
+}
+
+// forgetRun clears what belonged to a run that is over.
+func (i *inst) forgetRun() {
+	i.mu.Lock()
+	g := i.guard
+	i.work, i.guard, i.frozen = nil, nil, false
+	i.readings, i.conns, i.block, i.nextDue = nil, 0, nil, time.Time{}
+	i.mu.Unlock()
+	if g != nil {
+		g.Close()
+	}
+	i.up.Store(false)
+	if i.gate != nil {
+		i.gate.Hold()
+		i.gate.Sleep()
+	}
+	i.watchHeld()
+}
+
+// stop ends an instance gracefully. The caller holds the lock. An automatic
+// stop of a paused instance gives way to whoever came in the meantime.
+func (i *inst) stop(ctx context.Context, by, why string) error {
+	switch s := i.state(); s {
+	case power.Stopped:
+		return nil
+	case power.Stopping: // a stop before this one could not be finished
+	case power.Paused, power.Reclaimed:
+		a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload(), force: by != stopAfter}
+		i.mu.Lock()
+		a.guard, a.frozen = i.guard, i.frozen
+		i.mu.Unlock()
+		if err := a.walk(i.h.steps.stop); err != nil {
+			if i.state() == power.Stopping {
+				if uerr := a.walk(i.h.steps.undo); uerr != nil {
+					i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+					return errors.Join(err, uerr)
+				}
+				i.emit("stop_cancelled", by, err.Error())
+			}
+			return err
+		}
+	default:
+		if err := i.move(power.Stopping); err != nil {
+			return err
+		}
+		a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload(), force: true}
+		if err := a.walk([]step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-signal", askToEnd}}); err != nil {
+			return err
+		}
+	}
+	return i.finishStop(ctx, by, why)
+}
+
+// finishStop waits for the program's own end, then ends it.
+func (i *inst) finishStop(ctx context.Context, by, why string) error {
+	w := i.workload()
+	i.mu.Lock()
+	over := i.over
+	i.mu.Unlock()
+	if w != nil {
+		grace := time.NewTimer(time.Duration(or(i.spec.StopGrace, idle.Duration(stopGrace))))
+		select {
+		case <-over:
+		case <-grace.C:
+		}
+		grace.Stop()
+		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+		defer cancel()
+		if err := w.Kill(kctx); err != nil { // children may have outlived it
+			i.h.due.set(i, i.h.now().Add(time.Second))
+			return fmt.Errorf("cannot stop %s: %w", i.name(), err)
+		}
+		i.awaitExit()
+	}
+	i.h.point("stopped", i)
+	e := i.ended.Swap(nil)
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StatusReason = power.Stopped, why
+		r.Leases = nil
+		if e != nil {
+			exit := e.exit
+			r.Exit = &exit
+		}
+	})
+	i.forgetRun()
+	i.h.due.remove(i)
+	if err == nil {
+		i.emit("stopped", by, why)
+		i.h.log.Info("stopped", "instance", i.name(), "by", by, "reason", why)
+	}
+	return err
+}
+
+// exitLimit bounds the wait for the exit code of a run that was just ended.
+const exitLimit = time.Second
+
+// awaitExit waits until the end of the present run, whose processes are gone,
+// has been reported.
+func (i *inst) awaitExit() {
+	i.mu.Lock()
+	over := i.over
+	i.mu.Unlock()
+	select {
+	case <-over:
+	case <-time.After(exitLimit):
+	}
+}
+
+// askToEnd sends SIGTERM. A frozen program gets it at the thaw, before it can
+// accept anything more.
+func askToEnd(a *attempt) error {
+	if a.work == nil {
+		return nil
+	}
+	if err := a.work.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("cannot signal %s: %w", a.i.name(), err)
+	}
+	return nil
+}
+
+// OnExit is told by a runtime that a run is over. It never waits.
+func (h *Host) OnExit(id string, run uint64, e instance.Exit) {
+	h.mu.RLock()
+	i := h.byID[id]
+	h.mu.RUnlock()
+	if i == nil {
+		return
+	}
+	i.mu.Lock()
+	if i.rec.Identity == nil || i.rec.Identity.Run != run {
+		i.mu.Unlock()
+		return
+	}
+	i.ended.Store(&ending{run, e})
+	if i.over != nil {
+		select {
+		case <-i.over:
+		default:
+			close(i.over)
+		}
+	}
+	i.mu.Unlock()
+	h.point("exit-noted", i)
+	h.spawn(func() {
+		if i.tryAcquire() { // otherwise the holder serves it
+			i.serve()
+			i.release()
+		}
+	})
+}
+
+// handleEnding records that the program ended by itself. The caller holds the
+// lock and is in no transition.
+func (i *inst) handleEnding(e *ending) {
+	switch i.state() {
+	case power.Running, power.Paused, power.Reclaimed, power.Pausing, power.Resuming:
+	default:
+		return
+	}
+	if w := i.workload(); w != nil { // children may have outlived it
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)
+		err := w.Kill(ctx)
+		cancel()
+		if err != nil {
+			i.h.log.Error("cannot end what is left", "instance", i.name(), "error", err)
+			i.h.spawn(func() { // tried again until nothing is left
+				select {
+				case <-time.After(time.Second):
+					i.h.OnExit(i.id, e.run, e.exit)
+				case <-i.h.ctx.Done():
+				}
+			})
+			return
+		}
+	}
+	why := fmt.Sprintf("exited with code %d", e.exit.Code)
+	switch {
+	case e.exit.Lost:
+		why = "ended while nobody could see how"
+	case e.exit.Signal != 0:
+		why = fmt.Sprintf("ended by signal %d (%s)", e.exit.Signal, syscall.Signal(e.exit.Signal))
+	}
+	now := i.h.now()
+	err := i.save(func(r *instance.Record) {
+		exit := e.exit
+		r.State, r.StatusReason, r.Exit = power.Stopped, why, &exit
+		r.Leases = nil
+		afterEnd(r, exit, now)
+	})
+	if err != nil {
+		i.h.log.Error("cannot record an exit", "instance", i.name(), "error", err)
+	}
+	i.forgetRun()
+	i.h.due.remove(i)
+	i.emit("exited", "", why)
+	i.h.log.Info("exited", "instance", i.name(), "reason", why)
+	i.armRestart()
+}
+
+// afterEnd applies the restart rule to a record, so that what is due is written
+// together with the end. Uptime is the run's own, never the time since its last
+// activity.
+func afterEnd(r *instance.Record, e instance.Exit, now time.Time) {
+	failed := e.Code != 0 && !e.Lost
+	if failed && e.At.Sub(r.StartedAt) < crashUptime {
+		r.Crashes = append(slices.Clip(r.Crashes), now)
+	}
+	for len(r.Crashes) > 0 && now.Sub(r.Crashes[0]) > crashWindow {
+		r.Crashes = r.Crashes[1:]
+	}
+	rule := or(r.Spec.Restart, instance.RestartOnFailure)
+	again := r.Enabled && (rule == instance.RestartAlways || rule == instance.RestartOnFailure && (failed || e.Lost))
+	if len(r.Crashes) >= crashLimit {
+		r.CrashLooping, again = true, false
+		r.StatusReason += fmt.Sprintf("; it failed %d times within %s, so it is not started again by itself", len(r.Crashes), crashWindow)
+	}
+	r.RestartAt = time.Time{}
+	if again {
+		r.RestartAt = now.Add(min(time.Second<<min(len(r.Crashes), 5), restartMax))
+		if len(r.Crashes) == 0 {
+			r.RestartAt = now.Add(100 * time.Millisecond)
+		}
+		r.RestartCount++
+	}
+}
+
+// armRestart sets the deadline of a restart that is due.
+func (i *inst) armRestart() {
+	i.mu.Lock()
+	at := i.rec.RestartAt
+	i.restart = at
+	i.mu.Unlock()
+	if !at.IsZero() {
+		i.h.due.set(i, at)
+	}
+}

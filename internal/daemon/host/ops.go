@@ -1,0 +1,387 @@
+package host
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// MaxInstances bounds how many instances one host keeps.
+const MaxInstances = 100_000
+
+// Create makes an instance, stopped. The spec must be valid; a name that is
+// taken is refused.
+func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err error) {
+	s.Runtime = or(s.Runtime, "process")
+	if err := s.Validate(); err != nil {
+		return "", &InvalidError{err}
+	}
+	rt, ok := h.cfg.Runtimes[s.Runtime]
+	if !ok {
+		return "", &InvalidError{fmt.Errorf("cannot use runtime: there is no runtime %q on this host", s.Runtime)}
+	}
+	if pa, sa := s.PauseAfter, s.StopAfter; pa == nil && sa == nil && s.ReclaimAfter > 0 && h.cfg.StopAfter > 0 && time.Duration(s.ReclaimAfter) >= h.cfg.StopAfter {
+		return "", &InvalidError{fmt.Errorf("cannot use reclaim_after: %s is not before the host's stop_after %s", time.Duration(s.ReclaimAfter), h.cfg.StopAfter)}
+	}
+	rec := instance.Record{ID: newID(), Spec: s, State: power.Stopped, Enabled: true, CreatedAt: h.now(),
+		StateSince: h.now(), Endpoints: s.Expose, Generation: 1, StatusReason: "created"}
+	i := newInst(h, rec, rt)
+	h.mu.Lock()
+	switch {
+	case h.byName[s.Name] != nil:
+		err = &RefusedError{Name: s.Name, What: "create", Reason: "there is an instance of that name already"}
+	case len(h.byID) >= MaxInstances:
+		err = &RefusedError{Name: s.Name, What: "create", Reason: fmt.Sprintf("there are %d instances already", MaxInstances)}
+	default:
+		i.lock <- struct{}{}
+		h.byID[i.id], h.byName[s.Name] = i, i
+	}
+	h.mu.Unlock()
+	if err != nil {
+		return "", err
+	}
+	defer i.release()
+	if err = i.openRelay(); err == nil {
+		err = h.saver.now(&rec)
+	}
+	if err != nil {
+		h.drop(i)
+		return "", fmt.Errorf("cannot create %s: %w", s.Name, err)
+	}
+	i.emit("created", "", "")
+	return i.id, nil
+}
+
+// openRelay opens the relay's ports. They live as long as the instance.
+func (i *inst) openRelay() error {
+	eps := relayed(i.spec)
+	if len(eps) == 0 && (!i.h.cfg.SharedHTTP || len(i.spec.Expose) == 0) {
+		return nil
+	}
+	if i.h.cfg.NewGate == nil {
+		return errors.New("nothing relays on this host")
+	}
+	g, err := i.h.cfg.NewGate(RelayTarget{Name: i.name(), Endpoints: eps, Noise: i.spec.Noise, Waker: i})
+	if err != nil {
+		return err
+	}
+	g.Hold()
+	g.Sleep()
+	i.mu.Lock()
+	i.gate = g
+	i.mu.Unlock()
+	return nil
+}
+
+// drop takes i out of the host's maps and closes what it had open.
+func (h *Host) drop(i *inst) {
+	h.mu.Lock()
+	delete(h.byID, i.id)
+	delete(h.byName, i.name())
+	h.mu.Unlock()
+	h.due.remove(i)
+	h.saver.forget(i.id)
+	if c, ok := i.gate.(interface{ Close() error }); ok {
+		if err := c.Close(); err != nil {
+			h.log.Warn("cannot close the relay", "instance", i.name(), "error", err)
+		}
+	}
+	i.dropHeld()
+}
+
+func newID() string {
+	var b [8]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// InvalidError wraps what is wrong with a request.
+type InvalidError struct{ Err error }
+
+func (e *InvalidError) Error() string { return e.Err.Error() }
+func (e *InvalidError) Unwrap() error { return e.Err }
+
+// Start starts a stopped instance or resumes a paused one, and enables it.
+func (h *Host) Start(ctx context.Context, ref, by string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	i.update(func(r *instance.Record) {
+		r.Enabled, r.CrashLooping, r.Crashes = true, false, nil
+	})
+	h.saver.later(i)
+	return h.startFor(ctx, i, by, "started by a person")
+}
+
+// Stop ends an instance; it always works. With disable it is not woken either.
+func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if cancel := i.interrupt.Load(); cancel != nil {
+		(*cancel)(errors.New("it is being stopped"))
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	i.serve()
+	i.mu.Lock()
+	i.restart = time.Time{}
+	pending := !i.rec.RestartAt.IsZero()
+	i.mu.Unlock()
+	i.wanted.Store(nil)
+	if disable || pending {
+		if err := i.save(func(r *instance.Record) { r.Enabled, r.RestartAt = r.Enabled && !disable, time.Time{} }); err != nil {
+			return err
+		}
+	}
+	return i.stop(ctx, by, "stopped by a person")
+}
+
+// Pause freezes a running instance now. Without force it is refused while a
+// connection or a lease holds it.
+func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	i.serve()
+	switch s := i.state(); s {
+	case power.Paused, power.Reclaimed:
+		return nil
+	case power.Running:
+	default:
+		return &RefusedError{Name: i.name(), What: "pause", Reason: fmt.Sprintf("it is %s", s)}
+	}
+	var stirred *errStirred
+	err = i.pause(ctx, by, "paused by a person", force)
+	if errors.As(err, &stirred) {
+		i.mu.Lock()
+		blocks := i.verdict.Blocks
+		i.mu.Unlock()
+		return &RefusedError{Name: i.name(), What: "pause", Reason: stirred.what, Blocks: blocks}
+	}
+	return err
+}
+
+// Resume wakes a paused instance, durably.
+func (h *Host) Resume(ctx context.Context, ref, by string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	i.serve()
+	switch s := i.state(); s {
+	case power.Running:
+		return nil
+	case power.Paused, power.Reclaimed:
+		if err := i.wake(by, "resumed by a person"); err != nil {
+			return err
+		}
+		return i.save(func(*instance.Record) {})
+	default:
+		return &RefusedError{Name: i.name(), What: "resume", Reason: fmt.Sprintf("it is %s", s)}
+	}
+}
+
+// Delete stops an instance and forgets it.
+func (h *Host) Delete(ctx context.Context, ref, by string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := h.Stop(ctx, ref, by, true); err != nil {
+		return err
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	if s := i.state(); s != power.Stopped {
+		i.release()
+		return &RefusedError{Name: i.name(), What: "remove", Reason: fmt.Sprintf("it is %s again", s)}
+	}
+	if err := h.cfg.Records.Delete(i.id); err != nil {
+		i.release()
+		return fmt.Errorf("cannot remove %s: %w", i.name(), err)
+	}
+	i.dropHeld()
+	if h.cfg.HeldListeners != nil && i.spec.ListenFDs {
+		if err := h.cfg.HeldListeners.Unhold(ctx, i.id); err != nil {
+			h.log.Warn("cannot let the held sockets go", "instance", i.name(), "error", err)
+		}
+	}
+	if f, ok := i.rt.(interface {
+		Forget(ctx context.Context, id string) error
+	}); ok {
+		if err := f.Forget(ctx, i.id); err != nil {
+			h.log.Warn("cannot clean up after an instance", "instance", i.name(), "error", err)
+		}
+	}
+	if h.cfg.LogDir != "" {
+		h.removeLogs(i.id)
+	}
+	h.drop(i)
+	i.deleted.Store(true)
+	i.emit("removed", by, "")
+	i.release()
+	return nil
+}
+
+// Snooze keeps an instance running until t.
+func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if d := t.Sub(h.now()); d <= 0 || d > instance.MaxDeadline {
+		return &InvalidError{fmt.Errorf("cannot snooze until %s: it is not between now and %s from now", t.Format(time.RFC3339), instance.MaxDeadline)}
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	return i.save(func(r *instance.Record) { r.SnoozedUntil = t })
+}
+
+// Hold takes or renews a holder's lease. It is durable when it returns. On a
+// paused instance it is kept and wakes nothing; on a stopped one it is refused.
+func (h *Host) Hold(ctx context.Context, ref string, l idle.Lease, ttl time.Duration) error {
+	if ttl <= 0 || ttl > instance.MaxLease {
+		return &InvalidError{fmt.Errorf("cannot hold a lease: ttl %s is not above 0 and at most %s", ttl, instance.MaxLease)}
+	}
+	l.Holder = or(l.Holder, "default")
+	if len(l.Holder) > 128 || len(l.Reason) > 1024 {
+		return &InvalidError{errors.New("cannot hold a lease: holder has at most 128 bytes and reason 1024")}
+	}
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	i.serve()
+	switch s := i.state(); s {
+	case power.Stopped, power.Stopping:
+		return &RefusedError{Name: i.name(), What: "hold", Reason: fmt.Sprintf("it is %s", s)}
+	}
+	now := h.now()
+	l.ExpiresAt = now.Add(ttl).Round(0)
+	full := false
+	err = i.save(func(r *instance.Record) {
+		kept := make([]idle.Lease, 0, len(r.Leases)+1)
+		for _, o := range r.Leases {
+			if o.Holder != l.Holder && o.ExpiresAt.After(now) {
+				kept = append(kept, o)
+			}
+		}
+		if full = len(kept) >= instance.MaxHolders; !full {
+			kept = append(kept, l)
+		}
+		r.Leases = kept
+	})
+	if err == nil && full {
+		return &RefusedError{Name: i.name(), What: "hold", Reason: fmt.Sprintf("%d holders hold it already", instance.MaxHolders)}
+	}
+	if err == nil {
+		i.emit("lease_held", l.Holder, l.Reason)
+		if s := i.state(); s != power.Running {
+			i.scheduleAsleep(now)
+		}
+	}
+	return err
+}
+
+// ReleaseLease drops one holder's lease; another's is left alone.
+func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	holder = or(holder, "default")
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	found := false
+	now := h.now()
+	err = i.save(func(r *instance.Record) {
+		kept := make([]idle.Lease, 0, len(r.Leases))
+		for _, o := range r.Leases {
+			if o.Holder == holder {
+				found = found || o.ExpiresAt.After(now)
+			} else {
+				kept = append(kept, o)
+			}
+		}
+		r.Leases = kept
+	})
+	if err == nil && !found {
+		return &NotFoundError{Name: i.name() + "'s lease of " + holder}
+	}
+	if err == nil {
+		i.emit("lease_released", holder, "")
+	}
+	return err
+}
+
+// Halt stops every automatic pause and stop, or lets them go on.
+func (h *Host) Halt(on bool) {
+	h.halted.Store(on)
+	kind := "halt_off"
+	if on {
+		kind = "halt"
+	}
+	for _, i := range h.all() {
+		i.emit(kind, "", "")
+	}
+}
+
+// Halted reads the switch.
+func (h *Host) Halted() bool { return h.halted.Load() }
+
+// StopAll stops every instance, several at a time.
+func (h *Host) StopAll(ctx context.Context) {
+	slots := make(chan struct{}, 16)
+	var wg sync.WaitGroup
+	for _, i := range h.all() {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if err := h.Stop(ctx, i.id, byManual, false); err != nil {
+				h.log.Error("cannot stop", "instance", i.name(), "error", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// WakeAll thaws every paused instance: what watched over them has failed.
+func (h *Host) WakeAll(by, why string) {
+	for _, i := range h.all() {
+		if i.state().Asleep() {
+			i.wantWake(why)
+		}
+	}
+	h.log.Warn("woke everything", "by", by, "reason", why)
+}

@@ -1,0 +1,298 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// Thresholds of the heartbeat (spec, section 4). CPU counts from 1 % of the
+// window, but never for less than a few scheduler ticks; net from 512 bytes
+// for each probe interval of 5 s.
+const (
+	cpuShare   = 0.01
+	cpuTicks   = 20 * time.Millisecond
+	netBytes   = 512.0
+	netWindow  = 5 * time.Second
+	byIdle     = "idle_timeout"
+	byManual   = "manual"
+	stopAfter  = "stop_after"
+	haltSaying = "lull halt is on: nothing is paused or stopped automatically."
+)
+
+// probeEvery is how often a running instance is looked at.
+func (i *inst) probeEvery() time.Duration {
+	d := min(i.h.cfg.Probe, max(i.pauseAfter()/2, 50*time.Millisecond))
+	return d + time.Duration((rand.Float64()-0.5)*0.2*float64(d))
+}
+
+func (i *inst) pauseAfter() time.Duration {
+	if p := i.spec.PauseAfter; p != nil {
+		return time.Duration(*p)
+	}
+	return i.h.cfg.PauseAfter
+}
+
+func (i *inst) stopAfter() time.Duration {
+	if p := i.spec.StopAfter; p != nil {
+		return time.Duration(*p)
+	}
+	return i.h.cfg.StopAfter
+}
+
+// policy is what the engine is given for this instance.
+func (i *inst) policy() idle.Policy {
+	p := idle.Policy{Name: i.spec.IdlePolicy, Timeout: idle.Duration(i.pauseAfter()),
+		CheckInterval: idle.Duration(i.h.cfg.Probe), Detection: true, AutoPause: !i.h.halted.Load(), Action: "pause"}
+	if p.Name == "" {
+		p.Name = instance.PolicyDefault
+	}
+	if p.Timeout == 0 {
+		p.Detection, p.Timeout = false, idle.Duration(instance.MaxDeadline)
+	}
+	if p.Name == instance.PolicyLeasesOnly {
+		p.Signals = []string{}
+	}
+	return p
+}
+
+// look samples the workload and turns it into evidence. Deltas are measured
+// from the base sample, which only advance moves.
+func (i *inst) look(w Workload) idle.Evidence {
+	i.mu.Lock()
+	ports := i.rec.Endpoints
+	i.mu.Unlock()
+	s := w.Sample(ports)
+	now := i.h.now()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.base.At.IsZero() {
+		i.base = s
+	}
+	i.last = s
+	i.readings = readings(i.base, s, now)
+	e := i.evidenceLocked(now)
+	e.Connections, e.LastActivityAt = i.connections(s, now, e.LastActivityAt)
+	i.conns = e.Connections
+	unknownConnections(&e)
+	return e
+}
+
+// evidenceLocked is what is known without looking at the workload.
+func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
+	r := &i.rec
+	e := idle.Evidence{Status: string(r.State), Running: r.State == power.Running || r.State == power.Pausing,
+		LastActivityAt: r.LastActivityAt, LastResumedAt: r.LastResumedAt, CreatedAt: r.CreatedAt,
+		SnoozedUntil: r.SnoozedUntil, Readings: i.readings, Connections: i.conns, Leases: r.Leases}
+	if i.block != nil {
+		e.Guards = append(e.Guards, *i.block)
+	}
+	if i.busy > 0 {
+		e.Guards = append(e.Guards, idle.Block{Code: idle.RecentActivity, Signal: "workload", Sentence: "The program says that it is busy."})
+	}
+	if i.execs > 0 {
+		e.Guards = append(e.Guards, idle.Block{Code: idle.RecentActivity, Signal: "exec", Sentence: "A command runs beside it."})
+	}
+	if d := i.nextDue; d.After(now) && d.Sub(now) < i.pauseAfter() {
+		e.Guards = append(e.Guards, idle.Block{Code: idle.Schedule, Sentence: "The program is due to work soon.", Until: &d})
+	}
+	return e
+}
+
+// connections counts what holds and raises the time of the last activity. The
+// relay's count covers clients whose backend connection does not stand yet.
+func (i *inst) connections(s instance.Sample, now, last time.Time) (int, time.Time) {
+	quiet := time.Duration(i.spec.QuietConnectionAfter)
+	n := 0
+	for _, c := range s.Inbound {
+		moved := now.Add(-c.QuietFor)
+		if moved.After(last) {
+			last = moved
+		}
+		if quiet == 0 || c.QuietFor < quiet || !c.Accepted || c.Unread > 0 {
+			n++
+		}
+	}
+	if s.LastClosed.After(last) {
+		last = s.LastClosed
+	}
+	if i.gate != nil {
+		a := i.gate.Activity()
+		if a.LastArrival.After(last) {
+			last = a.LastArrival
+		}
+		if a.LastByte.After(last) {
+			last = a.LastByte
+		}
+		if quiet == 0 {
+			n = max(n, a.Open)
+		}
+		n += a.Waiting
+	}
+	if n > 0 && quiet == 0 {
+		last = now // the timer starts when the last connection closes (seeds/004, 3.1)
+	}
+	if last.After(now) {
+		last = now
+	}
+	return n, last
+}
+
+// readings are the heartbeat of the workload's tree between two samples.
+func readings(base, s instance.Sample, now time.Time) []idle.Reading {
+	window := s.At.Sub(base.At)
+	first := window <= 0
+	out := make([]idle.Reading, 0, 4)
+	switch {
+	case s.CPUErr != nil:
+		out = append(out, idle.NotKnown("cpu", now, s.CPUErr.Error()))
+	case first || base.CPUErr != nil:
+		out = append(out, idle.NotKnown("cpu", now, "this is the first look, a rate needs two"))
+	default:
+		threshold := max(cpuShare, cpuTicks.Seconds()/window.Seconds())
+		out = append(out, idle.Judge("cpu", round(max(s.CPU-base.CPU, 0).Seconds()/window.Seconds()*100),
+			round(threshold*100), "%", window, now))
+	}
+	switch {
+	case s.NetErr != nil:
+		out = append(out, idle.NotKnown("net", now, s.NetErr.Error()))
+	case first || base.NetErr != nil:
+		out = append(out, idle.NotKnown("net", now, "this is the first look, a rate needs two"))
+	default:
+		moved := float64(s.NetBytes) - float64(base.NetBytes)
+		threshold := netBytes * max(1, window.Seconds()/netWindow.Seconds())
+		out = append(out, idle.Judge("net", max(moved, 0), round(threshold), "bytes", window, now))
+	}
+	if s.ConnErr != nil {
+		out = append(out, idle.NotKnown("tcp", now, s.ConnErr.Error()), idle.NotKnown("connections", now, s.ConnErr.Error()))
+	} else {
+		out = append(out, idle.Judge("tcp", float64(s.Outbound), 1, "outbound connections", 0, now))
+	}
+	return out
+}
+
+func round(f float64) float64 { return float64(int64(f*100+0.5)) / 100 }
+
+// judge asks the engine and keeps its answer.
+func (i *inst) judge(e idle.Evidence) idle.Verdict {
+	v := idle.Decide(i.h.now(), i.policy(), e)
+	i.mu.Lock()
+	i.verdict = v
+	i.mu.Unlock()
+	return v
+}
+
+// unknownConnections makes connections a signal of leases_only too: an open
+// connection holds under every policy, so not knowing them blocks under every
+// policy.
+func unknownConnections(e *idle.Evidence) {
+	for n := range e.Readings {
+		r := &e.Readings[n]
+		if r.Signal == "connections" && r.State == idle.Unknown {
+			e.Guards = append(e.Guards, idle.Block{Code: idle.SignalUnknown, Signal: r.Signal,
+				Sentence: fmt.Sprintf("Not known: connections, %s; an unknown signal never counts as quiet.", r.Detail)})
+		}
+	}
+}
+
+// check is what a deadline does: look, decide, act, and set the next one.
+func (h *Host) check(i *inst) {
+	if !i.tryAcquire() {
+		h.due.set(i, h.now().Add(20*time.Millisecond))
+		return
+	}
+	defer i.release()
+	i.serve()
+	switch i.state() {
+	case power.Running:
+		i.checkRunning()
+	case power.Paused, power.Reclaimed:
+		i.checkAsleep()
+	case power.Pausing, power.Resuming:
+		i.repair()
+	case power.Stopping:
+		if err := i.finishStop(h.ctx, "repair", "its stop had not ended"); err != nil {
+			h.log.Error("cannot stop", "instance", i.name(), "error", err)
+		}
+	case power.Starting:
+		if err := i.startFailed(i.workload(), errors.New("its start was given up")); err != nil {
+			h.log.Error("start given up", "instance", i.name(), "error", err)
+		}
+	case power.Stopped:
+		i.checkStopped()
+	}
+}
+
+func (i *inst) checkRunning() {
+	w := i.workload()
+	if w == nil {
+		return
+	}
+	e := i.look(w)
+	v := i.judge(e)
+	now := i.h.now()
+	if v.LastActivityAt != nil {
+		i.mu.Lock()
+		if v.LastActivityAt.After(i.rec.LastActivityAt) {
+			i.rec.LastActivityAt = *v.LastActivityAt // written with the next real change
+		}
+		i.mu.Unlock()
+	}
+	if v.Eligible {
+		err := i.pause(i.h.ctx, byIdle, fmt.Sprintf("idle for %s", time.Duration(v.IdleMinutes*float64(time.Minute)).Round(time.Second)), false)
+		if err == nil {
+			return
+		}
+		now = i.h.now()
+	}
+	i.advance()
+	next := now.Add(i.probeEvery())
+	if t := v.TargetPauseAt; t != nil && t.After(now) && t.Before(next) {
+		next = *t
+	}
+	i.h.due.set(i, next)
+}
+
+// advance starts the next window when the present one has been long enough.
+func (i *inst) advance() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.last.At.Sub(i.base.At) >= min(i.h.cfg.Probe, i.pauseAfter())*8/10 {
+		i.base = i.last
+	}
+}
+
+func (i *inst) workload() Workload {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.work
+}
+
+// setBusy counts the workload's connections that say it is in the middle of
+// work. A message that is read after the freeze was sent before it, so it
+// wakes.
+func (i *inst) setBusy(n int) {
+	i.mu.Lock()
+	i.busy += n
+	i.rec.LastActivityAt = i.h.now()
+	i.mu.Unlock()
+	if n > 0 && !i.up.Load() {
+		i.wantWake("the program says that it is busy")
+	}
+}
+
+// setNextDue is when the workload wants to run again: it is not paused shortly
+// before, and woken then.
+func (i *inst) setNextDue(at time.Time) {
+	i.mu.Lock()
+	i.nextDue = at
+	i.mu.Unlock()
+	if s := i.state(); s == power.Paused || s == power.Reclaimed {
+		i.scheduleAsleep(i.h.now())
+	}
+}

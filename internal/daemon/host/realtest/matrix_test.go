@@ -1,0 +1,151 @@
+package realtest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+)
+
+const (
+	soon  = 2 * time.Second // pause-after of the matrix; shorter, a child that gets no processor looks idle
+	watch = 6 * time.Second // how long what must run is watched
+)
+
+// row is one line of the interaction matrix of seeds/004, section 6.
+type row struct {
+	name   string
+	args   []string
+	policy string
+	serves bool // has an exposed port
+	asked  bool // clients keep asking
+	lease  bool
+	sleeps bool   // it is paused
+	by     string // the signal or holder that holds it otherwise
+}
+
+// The whole matrix, row by row, on real processes, and what the two further
+// rules about CPU promise: a busy grandchild holds although it left session
+// and parents, a few scheduler ticks do not.
+func TestMatrix(t *testing.T) {
+	peer := pollServer(t)
+	rows := []row{
+		{name: "http-active", serves: true, asked: true, by: "connection_open"},
+		{name: "http-none", serves: true, sleeps: true},
+		{name: "polling", args: []string{"poll", peer, "50ms"}, by: "tcp"},
+		{name: "build", args: []string{"burn", "2", "2m"}, by: "cpu"},
+		{name: "sleeper", args: nil, sleeps: true},
+		{name: "build-leased", args: []string{"burn", "2", "2m"}, policy: instance.PolicyLeasesOnly, lease: true, by: "lease_held"},
+		{name: "bot", args: []string{"poll", peer, "50ms"}, policy: instance.PolicyLeasesOnly, sleeps: true},
+		{name: "bot-leased", args: []string{"poll", peer, "50ms"}, policy: instance.PolicyLeasesOnly, lease: true, by: "lease_held"},
+		{name: "detached", args: []string{"burn", "3", "detach", "2m"}, by: "cpu"},
+		{name: "ticks", args: []string{"tick", "100ms"}, sleeps: true},
+	}
+	d := startHost(t, "--probe", "1s", "--pause-after", soon.String())
+	t.Run("rows", func(t *testing.T) {
+		for _, r := range rows {
+			t.Run(r.name, func(t *testing.T) { t.Parallel(); r.prove(t, d) })
+		}
+	})
+}
+
+func (r row) prove(t *testing.T, d *daemon) {
+	d = d.in(t)
+	s := spec(r.name, r.args...)
+	addr := ""
+	switch {
+	case r.serves:
+		s, addr = web(t, r.name, false)
+	case r.args == nil:
+		s.Command = []string{"sleep", "300"}
+	}
+	s.IdlePolicy, s.StopGrace = r.policy, *seconds(time.Second)
+	d.run(s)
+	defer func() {
+		if err := d.Remove(context.Background(), r.name); err != nil {
+			t.Error(err)
+		}
+	}()
+	if r.lease {
+		if _, err := d.Hold(t.Context(), r.name, hostctl.LeaseRequest{Holder: "build", Reason: "matrix", TTL: *seconds(time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r.asked {
+		defer keepAsking(t, addr)()
+	}
+	if r.sleeps {
+		o := d.await(r.name, "paused")
+		t.Logf("REPORT matrix %s: paused, %s", r.name, o.StatusReason)
+		return
+	}
+	if !stays(watch, func() bool { return d.get(r.name).PauseCount == 0 }) {
+		o := d.get(r.name)
+		t.Fatalf("it is %s (%s), want running for %s", o.State, o.StatusReason, watch)
+	}
+	found := ""
+	waitFor(t, limit, "a block names "+r.by, func() bool {
+		for _, b := range d.get(r.name).Blocks {
+			if string(b.Code) == r.by {
+				found = b.Sentence
+			}
+		}
+		for _, a := range d.get(r.name).Activity {
+			if a.Signal == r.by && a.State == idle.Active {
+				found = fmt.Sprintf("%s %v %s, threshold %v", a.Signal, a.Value, a.Unit, a.Threshold)
+			}
+		}
+		return found != ""
+	})
+	t.Logf("REPORT matrix %s: running for %s, pause-after %s: %s", r.name, watch, soon, found)
+}
+
+// in is d for a subtest.
+func (d *daemon) in(t *testing.T) *daemon { c := *d; c.t = t; return &c }
+
+// keepAsking keeps requests under way until the returned function is called.
+func keepAsking(t *testing.T, addr string) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			if _, err := once(addr, "wait 150ms"); err != nil {
+				t.Errorf("a request failed: %v", err)
+				return
+			}
+		}
+	})
+	return func() { cancel(); wg.Wait() }
+}
+
+// pollServer answers a polling client, on an address that is not loopback.
+func pollServer(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", net.JoinHostPort(ownAddress(t), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			})
+		}
+	})
+	t.Cleanup(func() { ln.Close(); wg.Wait() })
+	return ln.Addr().String()
+}

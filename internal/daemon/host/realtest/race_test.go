@@ -1,0 +1,362 @@
+package realtest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+)
+
+// spread is how far around the freeze connections are sent.
+const spread = 1500 * time.Microsecond
+
+// raceLanes is how many instances race at once, and learning how many cycles
+// each spends on finding out when the freeze comes.
+const (
+	raceLanes = 6
+	learning  = 20
+)
+
+// Connections around the instant of the freeze: at the idle deadline, at a
+// person's pause, and requests on connections that stand already and were quiet
+// for long enough. Each must be answered.
+func TestRaceDirect(t *testing.T) { race(t, 0, false, 2000) }
+
+func TestRaceRelay(t *testing.T) { race(t, 0, true, 2000) }
+
+// The same without privileges: freezing by signals.
+func TestRaceDirectAsNobody(t *testing.T) { race(t, asNobody(t), false, 600) }
+
+func TestRaceRelayAsNobody(t *testing.T) { race(t, asNobody(t), true, 600) }
+
+func asNobody(t *testing.T) int {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("running as another user needs root")
+	}
+	return nobody
+}
+
+func race(t *testing.T, uid int, relay bool, def int) {
+	total := count(t, "LULL_HOST_RACES", def)
+	rng := random(t)
+	d := startHostAt(t, quickDisk(), uid, "--probe", "50ms")
+	log := d.follow()
+	lanes := make([]*lane, raceLanes)
+	if uid != 0 { // freezing by signals reads all of /proc, and they would disturb each other
+		lanes = lanes[:2]
+	}
+	var fired, woke atomic.Int64
+	var wg sync.WaitGroup
+	for n := range lanes {
+		s, addr := web(t, fmt.Sprintf("lane%d", n), relay)
+		s.PauseAfter = seconds(100 * time.Millisecond)
+		s.QuietConnectionAfter = *seconds(60 * time.Millisecond)
+		l := &lane{d: d, name: s.Name, addr: addr, rng: rand.New(rand.NewPCG(rng.Uint64(), 2))}
+		d.run(s)
+		o := d.get(s.Name)
+		want := instance.PathDirect
+		if relay {
+			want = instance.PathRelay
+		}
+		if o.Endpoints[0].Path != want {
+			t.Fatalf("the path is %+v, want %s", o.Endpoints[0], want)
+		}
+		for m := range l.aim {
+			l.aim[m], l.step[m] = 4*time.Millisecond, 6*time.Millisecond
+		}
+		lanes[n] = l
+	}
+	begin := time.Now()
+	for _, l := range lanes {
+		wg.Go(func() {
+			for n := int(fired.Load()); n < total || int(woke.Load())*8 < n && n < 4*total; n = int(fired.Load()) {
+				n, met, err := l.cycle(t.Context())
+				if err != nil {
+					o, gerr := d.Get(context.Background(), l.name)
+					t.Errorf("%s: %v; now %s (%s) %v", l.name, err, o.State, o.StatusReason, gerr)
+					return
+				}
+				if l.cycles > learning {
+					fired.Add(int64(n))
+					if met {
+						woke.Add(1)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(begin)
+	if t.Failed() {
+		return
+	}
+	st, err := d.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range lanes { // after the last cycle each still lives
+		mustAnswer(t, l.addr)
+	}
+	log.settle(t, d)
+	report(t, lanes, log, st.Freezer, took)
+}
+
+// ways are how the freeze comes about.
+var ways = []string{"deadline", "person", "standing"}
+
+// lane is one instance that is paused again and again.
+type lane struct {
+	d          *daemon
+	name, addr string
+	rng        *rand.Rand
+	aim, step  [3]time.Duration // from the way's own deadline to the freeze, learnt
+	shots      []shot
+	cycles     int
+}
+
+// shot is one connection, or one request on a standing one.
+type shot struct {
+	way      int
+	deadline time.Time // the pause's own instant
+	from, to time.Time // connect or write, and the answer
+	end      time.Time // of the cycle: what happened later is another's
+}
+
+// cycle brings one freeze about and fires at it.
+func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
+	way := [...]int{0, 0, 1, 1, 1, 2, 2}[l.rng.IntN(7)]
+	l.cycles++
+	var err error
+	shots := make([]shot, 1+l.rng.IntN(3))
+	clients := make([]*client, len(shots))
+	if way == 2 {
+		for n := range clients {
+			if clients[n], err = dial(l.addr); err == nil {
+				err = clients[n].echo("before")
+			}
+			if err != nil {
+				return 0, false, err
+			}
+			defer clients[n].Close()
+		}
+	}
+	deadline, before, err := l.provoke(ctx, way)
+	if err != nil {
+		return 0, false, err
+	}
+	errs := make([]error, len(shots))
+	var wg sync.WaitGroup
+	for n := range shots {
+		at := deadline.Add(l.aim[way] + time.Duration((l.rng.Float64()*2-1)*float64(spread)))
+		wg.Go(func() {
+			until(at)
+			s := shot{way: way, deadline: deadline, from: time.Now()}
+			c := clients[n]
+			if c == nil {
+				if c, errs[n] = dial(l.addr); errs[n] != nil {
+					return
+				}
+				defer c.Close()
+			}
+			errs[n] = c.echo(fmt.Sprintf("shot %d", n))
+			s.to = time.Now()
+			shots[n] = s
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return 0, false, fmt.Errorf("lost, way %s: %w", ways[way], err)
+		}
+	}
+	after, err := l.settled(ctx)
+	if err != nil {
+		return 0, false, err
+	}
+	woke = after.WakeCount > before
+	l.learn(way, woke)
+	for n := range shots {
+		shots[n].end = time.Now()
+	}
+	if l.cycles > learning {
+		l.shots = append(l.shots, shots...)
+	}
+	return len(shots), woke, nil
+}
+
+// learn moves the aim towards where half of the cycles meet a frozen program,
+// in steps that shrink at each turn.
+func (l *lane) learn(way int, woke bool) {
+	dir := time.Duration(1)
+	if woke {
+		dir = -1
+	}
+	// Two thirds are to meet it frozen: several connections share one wake.
+	if !woke {
+		l.aim[way] += 200 * time.Microsecond
+	}
+	if step := l.step[way]; dir*step < 0 {
+		l.step[way] = -step / 2
+	}
+	if s := l.step[way]; s < 100*time.Microsecond && s > -100*time.Microsecond {
+		l.step[way] = dir * 100 * time.Microsecond
+	}
+	l.aim[way] = min(max(l.aim[way]+l.step[way], -spread), 100*time.Millisecond)
+}
+
+// quickDisk is a directory in memory where there is one: a quick disk has the
+// freezes come closer to where they are expected, so more is met in the middle.
+func quickDisk() string {
+	if st, err := os.Stat("/dev/shm"); err == nil && st.IsDir() {
+		return "/dev/shm"
+	}
+	return ""
+}
+
+// provoke sees to it that a pause comes, and returns its instant and how often
+// the instance has been woken until then.
+func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64, err error) {
+	if way != 1 {
+		for end := time.Now().Add(limit); time.Now().Before(end); {
+			o, err := l.d.Get(ctx, l.name)
+			if err != nil {
+				return at, 0, err
+			}
+			if o.State == "paused" { // missed: wake it and wait for the next
+				if _, err := l.d.Do(ctx, l.name, "resume", nil); err != nil && refused(err) == "" {
+					return at, 0, err
+				}
+			} else if p := o.PauseAt; p != nil && time.Until(*p) > 2*time.Millisecond {
+				return *p, o.WakeCount, nil
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		return at, 0, fmt.Errorf("no pause is announced within %s", limit)
+	}
+	o, err := l.d.Do(ctx, l.name, "resume", nil)
+	if err != nil {
+		return at, 0, err
+	}
+	at = time.Now().Add(3 * time.Millisecond)
+	go func() { // its answer does not matter: a client may have been faster
+		until(at)
+		_, _ = l.d.Do(ctx, l.name, "pause", nil)
+	}()
+	return at, o.WakeCount, nil
+}
+
+// settled waits until it is at rest, and returns it.
+func (l *lane) settled(ctx context.Context) (o hostctl.Instance, err error) {
+	for end := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+		o, err = l.d.Get(ctx, l.name)
+		if err != nil || o.State == "running" || o.State == "paused" {
+			return o, err
+		}
+		if time.Now().After(end) {
+			return o, fmt.Errorf("it stays %s", o.State)
+		}
+	}
+}
+
+// until sleeps to about at and spins the rest, for an aim of microseconds.
+func until(at time.Time) {
+	time.Sleep(time.Until(at) - 200*time.Microsecond) // outside a bubble: the aim is real time
+	for time.Now().Before(at) {
+	}
+}
+
+// eventLog keeps the events of each instance.
+type eventLog struct {
+	mu   sync.Mutex
+	by   map[string][]hostctl.Event
+	last string
+}
+
+func (d *daemon) follow() *eventLog {
+	g := &eventLog{by: map[string][]hostctl.Event{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_ = d.Events(ctx, "", func(e hostctl.Event) error {
+			g.mu.Lock()
+			g.by[e.Instance] = append(g.by[e.Instance], e)
+			g.last = e.Type
+			g.mu.Unlock()
+			return nil
+		})
+	})
+	d.t.Cleanup(func() { cancel(); wg.Wait() })
+	return g
+}
+
+// settle waits until every event up to now is here.
+func (g *eventLog) settle(t *testing.T, d *daemon) {
+	t.Helper()
+	if _, err := d.Halt(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, limit, "the events arrive", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.last == "halt"
+	})
+}
+
+// met says what a shot met: a running program, one that was about to be
+// frozen, or a frozen one. The event that says so is returned with it.
+func met(s shot, events []hostctl.Event) (string, uint64) {
+	for _, e := range events {
+		if e.Time.Before(s.from) || e.Time.After(s.end) {
+			continue
+		}
+		switch e.Type {
+		case "resumed":
+			return "frozen", e.Seq
+		case "pause_cancelled":
+			if s.from.Before(s.deadline) {
+				return "running", 0
+			}
+			return "freezing", e.Seq
+		}
+	}
+	return "running", 0
+}
+
+func report(t *testing.T, lanes []*lane, log *eventLog, freezer string, took time.Duration) {
+	t.Helper()
+	counts, wakes, cycles, shots := map[string]int{}, map[uint64]bool{}, 0, 0
+	var worst time.Duration
+	aim := [3]time.Duration{}
+	for _, l := range lanes {
+		cycles += l.cycles
+		shots += len(l.shots)
+		for _, s := range l.shots {
+			m, seq := met(s, log.by[l.name])
+			counts[m]++
+			if m == "frozen" {
+				wakes[seq] = true // of those that met it frozen one woke it
+			}
+			worst = max(worst, s.to.Sub(s.from))
+		}
+		for w := range aim {
+			aim[w] += l.aim[w] / time.Duration(len(lanes))
+		}
+	}
+	t.Logf("REPORT race: %d connections at %d pauses, freezer %q: met running %d, freezing %d, frozen %d; %d woke it; lost 0, left frozen 0; "+
+		"slowest answer %s; aimed at %s after the deadline, %s after a request, %s after the deadline with standing connections; took %s",
+		shots, cycles, freezer, counts["running"], counts["freezing"], counts["frozen"], len(wakes), worst, aim[0], aim[1], aim[2], took)
+	if len(wakes)*10 < shots {
+		t.Errorf("only %d of %d connections woke it, want a tenth: the aim is off", len(wakes), shots)
+	}
+	if counts["running"] == 0 || counts["frozen"] == 0 {
+		t.Errorf("met %v: want all of running and frozen", counts)
+	}
+}

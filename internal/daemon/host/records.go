@@ -1,0 +1,157 @@
+package host
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"lull/internal/base/segment"
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// maxRecord bounds a record file.
+const maxRecord = 1 << 20
+
+// Files keeps records as one sealed file for each instance: a header line with
+// a checksum, then JSON that people can read. A file is replaced whole and
+// synced, so that a crash leaves the old or the new one.
+type Files struct {
+	dir  string
+	lock *os.File
+}
+
+// OpenFiles opens dir and makes it this process's own. A second daemon on the
+// same directory is refused by name.
+func OpenFiles(dir string) (*Files, error) {
+	f := &Files{dir: dir}
+	for _, d := range []string{dir, f.instances(), filepath.Join(dir, "logs")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return nil, fmt.Errorf("cannot make the data directory: %w", err)
+		}
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open the data directory: %w", err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("cannot use the data directory %s: another lull host is running on it", dir)
+	}
+	f.lock = lock
+	return f, nil
+}
+
+// Close gives the directory back.
+func (f *Files) Close() error { return f.lock.Close() }
+
+// Dir is the data directory.
+func (f *Files) Dir() string { return f.dir }
+
+func (f *Files) instances() string { return filepath.Join(f.dir, "instances") }
+
+func (f *Files) path(id string) string { return filepath.Join(f.instances(), id+".json") }
+
+// Put implements Records.
+func (f *Files) Put(r *instance.Record) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("cannot encode the record of %s: %w", r.Spec.Name, err)
+	}
+	return segment.WriteSealed(f.path(r.ID), b, 0o600)
+}
+
+// Delete implements Records.
+func (f *Files) Delete(id string) error {
+	if err := os.Remove(f.path(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Load reads every record. A file that is truncated, corrupted or not a record
+// is an error that names it and says what to do; the good ones are returned
+// too, and nothing is dropped or changed.
+func (f *Files) Load() ([]instance.Record, error) {
+	if _, err := segment.RemoveTemporary(f.instances()); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(f.instances())
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the records: %w", err)
+	}
+	var recs []instance.Record
+	var errs []error
+	names := map[string]string{}
+	for _, e := range entries {
+		path := filepath.Join(f.instances(), e.Name())
+		b, err := segment.ReadSealed(path, maxRecord)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		r, err := decodeRecord(b)
+		switch {
+		case err != nil:
+		case r.ID+".json" != e.Name():
+			err = fmt.Errorf("it holds the record of %s", r.ID)
+		case names[r.Spec.Name] != "":
+			err = fmt.Errorf("it has the same name as %s", names[r.Spec.Name])
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("cannot use the record %s: %w; restore it from a backup, or move it away to go on without it", path, err))
+			continue
+		}
+		names[r.Spec.Name] = path
+		recs = append(recs, r)
+	}
+	return recs, errors.Join(errs...)
+}
+
+// decodeRecord reads one record's JSON.
+func decodeRecord(b []byte) (instance.Record, error) {
+	var r instance.Record
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil {
+		return r, fmt.Errorf("its JSON cannot be read: %w", err)
+	}
+	if r.ID == "" || strings.ContainsAny(r.ID, "/\x00") {
+		return r, errors.New("it has no usable id")
+	}
+	if err := r.Spec.Validate(); err != nil {
+		return r, fmt.Errorf("its spec is invalid: %w", err)
+	}
+	if !power.InstanceTable.Has(r.State) {
+		return r, fmt.Errorf("its state %q is not known", r.State)
+	}
+	return r, nil
+}
+
+// haltFile marks a host whose automatic actions are switched off.
+func (f *Files) haltFile() string { return filepath.Join(f.dir, "halt") }
+
+// Halted reads the switch.
+func (f *Files) Halted() (bool, error) {
+	_, err := os.Stat(f.haltFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// SetHalted makes the switch durable.
+func (f *Files) SetHalted(on bool) error {
+	if on {
+		return segment.WriteFile(f.haltFile(), []byte("lull halt\n"), 0o600)
+	}
+	if err := os.Remove(f.haltFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}

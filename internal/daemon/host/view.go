@@ -1,0 +1,203 @@
+package host
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+	"lull/internal/power"
+)
+
+// List returns every instance, by name.
+func (h *Host) List() []hostctl.Instance {
+	all := h.all()
+	out := make([]hostctl.Instance, 0, len(all))
+	for _, i := range all {
+		out = append(out, i.view(false))
+	}
+	return out
+}
+
+// Get returns one instance.
+func (h *Host) Get(ref string) (hostctl.Instance, error) {
+	i, err := h.find(ref)
+	if err != nil {
+		return hostctl.Instance{}, err
+	}
+	return i.view(true), nil
+}
+
+func ptr(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = t.Round(0)
+	return &t
+}
+
+// view is the instance as of now. The verdict is judged anew from the last
+// readings, so that leases, snooze and switches show at once. It never waits
+// for a transition.
+func (i *inst) view(memory bool) hostctl.Instance {
+	now := i.h.now()
+	i.mu.Lock()
+	r := i.rec
+	e := i.evidenceLocked(now)
+	e.Connections = i.conns
+	w, next := i.work, i.restart
+	i.mu.Unlock()
+	v := idle.Decide(now, i.policy(), e)
+	o := hostctl.Instance{ID: r.ID, Name: r.Spec.Name, State: string(r.State), StateSince: ptr(r.StateSince),
+		StatusReason: r.StatusReason, Enabled: r.Enabled, Runtime: r.Spec.Runtime, Command: r.Spec.Command,
+		CreatedAt: r.CreatedAt, StartedAt: ptr(r.StartedAt), LastActivityAt: ptr(r.LastActivityAt),
+		LastPausedAt: ptr(r.LastPausedAt), LastPausedBy: r.PausedBy, LastResumedAt: ptr(r.LastResumedAt), LastResumedBy: r.ResumedBy,
+		Connections: e.Connections, Leases: liveLeases(r.Leases, now), IdlePolicy: or(r.Spec.IdlePolicy, instance.PolicyDefault),
+		PauseAfter: i.pauseAfter().Seconds(), StopAfter: i.stopAfter().Seconds(), ReclaimAfter: time.Duration(r.Spec.ReclaimAfter).Seconds(),
+		Endpoints: r.Endpoints, Activity: e.Readings, Blocks: v.Blocks, SnoozeUntil: v.SnoozeUntil,
+		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed}
+	if o.Endpoints == nil {
+		o.Endpoints = []instance.Endpoint{}
+	}
+	if o.Activity == nil {
+		o.Activity = []idle.Reading{}
+	}
+	if r.Exit != nil && !r.Exit.Lost { // a lost code is not 0
+		code := r.Exit.Code
+		o.ExitCode = &code
+	}
+	if !r.LastActivityAt.IsZero() {
+		o.IdleFor = max(now.Sub(r.LastActivityAt).Seconds(), 0)
+	}
+	for _, l := range o.Leases {
+		if !o.LeaseHeld || l.ExpiresAt.After(*o.LeaseExpiresAt) {
+			ends := l.ExpiresAt
+			o.LeaseHeld, o.LeaseReason, o.LeaseExpiresAt = true, l.Reason, &ends
+		}
+	}
+	switch r.State {
+	case power.Running:
+		o.PauseAt = v.TargetPauseAt
+	case power.Paused, power.Reclaimed:
+		if s := i.stopAfter(); s > 0 {
+			o.StopAt = ptr(r.LastPausedAt.Add(s))
+		}
+	case power.Stopped:
+		if !next.IsZero() {
+			o.StatusReason += fmt.Sprintf("; started again in %s", max(next.Sub(now), 0).Round(100*time.Millisecond))
+		}
+	}
+	if w != nil {
+		o.PID = w.Identity().PID
+		if memory {
+			if n, err := w.Memory(); err == nil {
+				o.MemoryBytes = n
+			}
+		}
+	}
+	return o
+}
+
+func liveLeases(in []idle.Lease, now time.Time) []idle.Lease {
+	out := make([]idle.Lease, 0, len(in))
+	for _, l := range in {
+		if l.ExpiresAt.After(now) {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// Why answers for one instance why it runs, or why it was paused or stopped.
+func (h *Host) Why(ref string) (hostctl.Why, error) {
+	i, err := h.find(ref)
+	if err != nil {
+		return hostctl.Why{}, err
+	}
+	if i.state() == power.Running && i.tryAcquire() { // fresh readings, unless something is under way
+		if w := i.workload(); w != nil {
+			i.judge(i.look(w))
+		}
+		i.release()
+	}
+	o := i.view(true)
+	i.mu.Lock()
+	e := i.evidenceLocked(h.now())
+	e.Connections = i.conns
+	gate := i.gate
+	i.mu.Unlock()
+	y := hostctl.Why{Instance: o, Verdict: idle.Decide(h.now(), i.policy(), e), Change: []string{}}
+	if s, ok := gate.(interface{ RelayStats() hostctl.RelayStats }); ok {
+		st := s.RelayStats()
+		y.Relay = &st
+	}
+	i.explain(&y)
+	return y, nil
+}
+
+// explain puts a verdict into words.
+func (i *inst) explain(y *hostctl.Why) {
+	o := &y.Instance
+	by := func(who, at string) string {
+		s := "by " + or(who, "nobody known")
+		if at != "" {
+			s += " at " + at
+		}
+		return s
+	}
+	when := func(t *time.Time) string {
+		if t == nil {
+			return ""
+		}
+		return t.Format(time.RFC3339)
+	}
+	switch power.Instance(o.State) {
+	case power.Running:
+		y.Question = "why is it running"
+		var parts []string
+		for _, b := range y.Verdict.Blocks {
+			parts = append(parts, b.Sentence)
+			y.Change = append(y.Change, change(b))
+		}
+		y.Answer = strings.Join(parts, " ")
+		if len(parts) == 0 {
+			y.Answer = "Nothing holds it: it is about to be paused."
+		}
+		if y.Verdict.TargetPauseAt != nil {
+			y.Answer += fmt.Sprintf(" If nothing happens it is paused at %s.", when(y.Verdict.TargetPauseAt))
+		}
+	case power.Paused, power.Reclaimed:
+		y.Question = "why is it paused"
+		y.Answer = fmt.Sprintf("It was paused %s: %s.", by(o.LastPausedBy, when(o.LastPausedAt)), o.StatusReason)
+		y.Change = append(y.Change, "a connection to one of its ports, or: lull instance resume "+o.Name)
+		if o.StopAt != nil {
+			y.Answer += fmt.Sprintf(" It is stopped at %s if nobody comes.", when(o.StopAt))
+		}
+	default:
+		y.Question = "why is it " + o.State
+		y.Answer = fmt.Sprintf("It is %s since %s: %s.", o.State, when(o.StateSince), or(o.StatusReason, "nothing is recorded"))
+		if o.State == string(power.Stopped) {
+			y.Change = append(y.Change, "lull instance start "+o.Name)
+		}
+	}
+}
+
+// change says what would have to happen for a block to end.
+func change(b idle.Block) string {
+	switch {
+	case b.Until != nil:
+		return fmt.Sprintf("%s ends at %s", b.Code, b.Until.Format(time.RFC3339))
+	case b.Code == idle.ConnectionOpen:
+		return "the open connections would have to close, or --quiet-connection-after be set"
+	case b.Code == idle.SignalUnknown:
+		return b.Signal + " would have to be readable"
+	case b.Code == idle.AutoPauseDisabled:
+		return "lull halt --off"
+	case b.Code == idle.DetectionDisabled:
+		return "--pause-after would have to be above 0"
+	default:
+		return string(b.Code) + " would have to end"
+	}
+}

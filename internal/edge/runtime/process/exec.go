@@ -1,0 +1,233 @@
+package process
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/edge/proc"
+	"lull/internal/instance"
+	"lull/internal/link/shimctl"
+)
+
+// maxOutput bounds what is kept of each stream of a command.
+const maxOutput = 8 << 20
+
+// Exec runs a command in the groups and the environment of an instance and
+// waits for it. When ctx ends, the command goes on and its outcome is lost.
+func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
+	env, dir, err := r.environment(id)
+	if err != nil {
+		return instance.Outcome{}, err
+	}
+	if q.Dir != "" {
+		dir = q.Dir
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return instance.Outcome{}, fmt.Errorf("cannot run a command: %w", err)
+	}
+	defer null.Close()
+	var out, errOut bytes.Buffer
+	var wg sync.WaitGroup
+	outR, outW, err := capture(&wg, &out)
+	if err != nil {
+		return instance.Outcome{}, err
+	}
+	errR, errW, err := capture(&wg, &errOut)
+	if err != nil {
+		err = errors.Join(err, outW.Close())
+		wg.Wait()
+		return instance.Outcome{}, err
+	}
+	s, err := r.shim().Exec(ctx, shimctl.Exec{ID: id, Command: q.Command, Env: append(env, q.Env...), Dir: dir},
+		[3]int{int(null.Fd()), int(outW.Fd()), int(errW.Fd())})
+	cerr := errors.Join(outW.Close(), errW.Close())
+	if err = errors.Join(err, cerr); err != nil {
+		wg.Wait()
+		err = errors.Join(err, outR.Close(), errR.Close())
+		return instance.Outcome{}, fmt.Errorf("cannot run %s: %w", q.Command[0], err)
+	}
+	e, err := r.awaitExec(ctx, s.Exec)
+	// What the command left in the background may keep its output open for ever.
+	last := time.Now().Add(outputGrace)
+	derr := errors.Join(outR.SetReadDeadline(last), errR.SetReadDeadline(last))
+	wg.Wait()
+	if err = errors.Join(err, derr, outR.Close(), errR.Close()); err != nil {
+		return instance.Outcome{}, err
+	}
+	return instance.Outcome{ExitCode: e.Code, Stdout: out.String(), Stderr: errOut.String()}, nil
+}
+
+// outputGrace is how long output is read after a command has ended.
+const outputGrace = 200 * time.Millisecond
+
+// capture reads one stream of a command until all its writers are gone, or the
+// deadline of the reading end. The caller closes both ends.
+func capture(wg *sync.WaitGroup, into *bytes.Buffer) (pr, pw *os.File, err error) {
+	if pr, pw, err = os.Pipe(); err != nil {
+		return nil, nil, fmt.Errorf("cannot make a pipe: %w", err)
+	}
+	wg.Go(func() {
+		// An error here is the deadline, or the end of the stream.
+		_, _ = io.Copy(into, io.LimitReader(pr, maxOutput))
+		_, _ = io.Copy(io.Discard, pr)
+	})
+	return pr, pw, nil
+}
+
+func (r *Runtime) awaitExec(ctx context.Context, id uint64) (instance.Exit, error) {
+	ch := make(chan instance.Exit, 1)
+	r.mu.Lock()
+	if e, ok := r.early[id]; ok {
+		delete(r.early, id)
+		ch <- e
+	} else {
+		r.execs[id] = ch
+	}
+	r.mu.Unlock()
+	select {
+	case e := <-ch:
+		return e, nil
+	case <-ctx.Done():
+		r.mu.Lock()
+		delete(r.execs, id)
+		r.mu.Unlock()
+		return instance.Exit{}, fmt.Errorf("cannot wait for the command any longer: %w", context.Cause(ctx))
+	}
+}
+
+func (r *Runtime) execEnded(e shimctl.ExecEnded) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if ch, ok := r.execs[e.Exec]; ok {
+		delete(r.execs, e.Exec)
+		ch <- e.Exit
+		return
+	}
+	if len(r.early) < 1024 { // commands whose starter has gone must not pile up
+		r.early[e.Exec] = e.Exit
+	}
+}
+
+// environment is that of an instance's main process.
+func (r *Runtime) environment(id string) (env []string, dir string, err error) {
+	r.mu.Lock()
+	w := r.works[id]
+	r.mu.Unlock()
+	if w == nil {
+		return nil, "", errors.New("cannot run a command: the instance has no process")
+	}
+	if live, err := w.alive(); err != nil || !live {
+		return nil, "", errors.New("cannot run a command: the instance has no process")
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", w.ident.PID))
+	if err != nil {
+		return nil, "", fmt.Errorf("cannot read the environment: %w", err)
+	}
+	dir, err = os.Readlink(fmt.Sprintf("/proc/%d/cwd", w.ident.PID))
+	if err != nil {
+		return nil, "", fmt.Errorf("cannot read the working directory: %w", err)
+	}
+	for e := range strings.SplitSeq(strings.TrimRight(string(b), "\x00"), "\x00") {
+		if !strings.HasPrefix(e, "LISTEN_") { // those were for the main process
+			env = append(env, e)
+		}
+	}
+	return env, dir, nil
+}
+
+// Identify says which instance a process belongs to: by its control group,
+// otherwise by the mark in its environment or a parent's.
+func (r *Runtime) Identify(pid int) (string, error) {
+	if r.place.Dir != "" {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err != nil {
+			return "", err
+		}
+		// The directory of this host's groups has a name of its own, so it is
+		// known from whatever namespace the path is told.
+		host := "/" + filepath.Base(r.place.Dir) + "/"
+		for line := range strings.Lines(string(b)) {
+			if _, rest, ok := strings.Cut(strings.TrimSpace(line), host); ok {
+				id, _, _ := strings.Cut(rest, "/") // it may have made groups of its own
+				return id, nil
+			}
+		}
+		return "", errors.New("it is in no instance's control group")
+	}
+	for p := pid; p > 1; {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p))
+		if err != nil {
+			return "", err
+		}
+		for _, e := range strings.Split(string(b), "\x00") {
+			if id, ok := strings.CutPrefix(e, "LULL_INSTANCE_ID="); ok {
+				return id, nil
+			}
+		}
+		s, err := r.fs.Stat(p)
+		if err != nil {
+			return "", err
+		}
+		p = s.PPID
+	}
+	return "", errors.New("it carries no instance's mark")
+}
+
+// mayPageOut says whether we may advise about another process's memory.
+func mayPageOut() bool {
+	var data [2]unix.CapUserData
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	return unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_NICE) != 0
+}
+
+// pageOut asks the kernel to push a process's memory out. It is advice: what
+// has nowhere to go stays.
+func (r *Runtime) pageOut(pid int) error {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if errors.Is(err, os.ErrNotExist) {
+		return proc.ErrGone
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read the mappings of process %d: %w", pid, err)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return fmt.Errorf("cannot open process %d: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	const page = 21 // MADV_PAGEOUT
+	done := 0
+	var last error
+	for line := range strings.Lines(string(b)) {
+		var from, to uint64
+		if _, err := fmt.Sscanf(line, "%x-%x", &from, &to); err != nil || from >= to || strings.Contains(line, "[v") {
+			continue
+		}
+		iov := struct{ base, size uint64 }{from, to - from}
+		if _, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, page, 0, 0); errno != 0 {
+			last = errno
+			if errno == syscall.EPERM {
+				break
+			}
+			continue
+		}
+		done++
+	}
+	if done == 0 && last != nil {
+		return fmt.Errorf("cannot push out the memory of process %d: %w", pid, last)
+	}
+	return nil
+}

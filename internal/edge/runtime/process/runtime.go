@@ -1,0 +1,323 @@
+// Package process runs instances as processes of this machine: started by the
+// supervisor (lull-shim), frozen by the cgroup freezer or by signals, watched
+// by duplicates of their sockets while they are frozen.
+//
+// It guarantees that Freeze returns nil only once every task is still, that no
+// duplicate of a socket is held while a program runs, and that what cannot be
+// read is an error in the sample and never a zero. It decides nothing.
+package process
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"lull/internal/edge/cgroup"
+	"lull/internal/edge/proc"
+	"lull/internal/edge/sockets"
+	"lull/internal/instance"
+	"lull/internal/link/shimctl"
+	"lull/internal/power"
+)
+
+// Config of a Runtime.
+type Config struct {
+	Dir     string        // the shim's directory, made with mode 0700
+	Shim    string        // the lull-shim program; empty finds it beside this one
+	Kinds   []cgroup.Kind // freezers to try, in order; empty is v2, then v1
+	Signals bool          // freeze by signals although control groups could be made
+	Log     *slog.Logger
+
+	// OnExit is told, at least once, when a run is over; never before Run is
+	// called. It must not wait.
+	OnExit func(id string, run uint64, e instance.Exit)
+	// OnShimLost is told when another shim has taken over, or when this one let
+	// frozen instances run because it could not see the daemon.
+	OnShimLost func()
+}
+
+// Runtime implements instance.Runtime. It is safe for concurrent use.
+type Runtime struct {
+	cfg    Config
+	fs     *proc.FS
+	boot   string
+	place  cgroup.Place // zero: no control group, signals instead
+	poller *sockets.Poller
+	table  tableCache
+	strays strays
+
+	reclaims bool // the kernel lets us push another process's memory out
+
+	mu       sync.Mutex
+	client   *shimctl.Client
+	orphaned bool // a shim died, so what left its parents may have come to init
+	child    int  // pid of a shim that we started, 0 for none
+	running  bool
+	unsaid   []shimctl.Ended // before Run
+	works    map[string]*Work
+	held     map[string]kept // LISTEN_FDS sockets, so that a new shim gets them
+	execs    map[uint64]chan instance.Exit
+	early    map[uint64]instance.Exit // commands that ended before their starter asked
+}
+
+// kept are duplicates of the sockets that the shim holds for an instance.
+type kept struct {
+	addrs []string
+	fds   []int
+}
+
+var _ instance.Runtime = (*Runtime)(nil)
+
+// connectLimit bounds how long a shim may take to answer.
+const connectLimit = 10 * time.Second
+
+// New finds a freezer and connects to the shim, which it starts when there is
+// none. Run must be called to watch frozen instances; Close gives the
+// connection back and leaves the shim and every program running.
+func New(ctx context.Context, cfg Config) (*Runtime, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("cannot make the shim's directory: %w", err)
+	}
+	r := &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}, held: map[string]kept{}, execs: map[uint64]chan instance.Exit{}, early: map[uint64]instance.Exit{}}
+	r.strays.r = r
+	var err error
+	if r.boot, err = r.fs.BootID(); err != nil {
+		return nil, err
+	}
+	if !cfg.Signals {
+		sum := sha256.Sum256([]byte(cfg.Dir))
+		r.place, err = cgroup.Find("h"+hex.EncodeToString(sum[:4]), cfg.Kinds...)
+		if err != nil && !errors.Is(err, cgroup.ErrNone) {
+			return nil, err
+		}
+	}
+	if r.poller, err = sockets.NewPoller(); err != nil {
+		return nil, err
+	}
+	r.reclaims = mayPageOut() || r.place.Dir != "" && r.place.Reclaims()
+	if _, err := r.connect(ctx); err != nil {
+		return nil, errors.Join(err, r.poller.Close())
+	}
+	return r, nil
+}
+
+// Freezer names how instances are frozen here.
+func (r *Runtime) Freezer() string {
+	if r.place.Dir == "" {
+		return "signals (SIGSTOP to the whole tree)"
+	}
+	return string(r.place.Kind) + " at " + r.place.Dir
+}
+
+// Shim names the shim that keeps the instances.
+func (r *Runtime) Shim() string {
+	c := r.shim()
+	if c == nil {
+		return "not connected"
+	}
+	return fmt.Sprintf("pid %d since %s", c.Welcome.PID, c.Welcome.StartedAt.Format(time.RFC3339))
+}
+
+// Capabilities implements instance.Runtime.
+func (r *Runtime) Capabilities() power.Capabilities {
+	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: r.reclaims, WakeFromStopped: true, ExecInside: true}
+}
+
+func (r *Runtime) shim() *shimctl.Client {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.client
+}
+
+// Close ends the connection and the poller.
+func (r *Runtime) Close() error {
+	err := r.poller.Close()
+	r.shim().Close()
+	r.collectShim()
+	r.place.Release()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, k := range r.held {
+		shimctl.CloseAll(k.fds)
+	}
+	r.held = nil
+	return err
+}
+
+func (r *Runtime) ended(e shimctl.Ended) {
+	r.mu.Lock()
+	if !r.running { // whoever is to be told may not be there yet
+		r.unsaid = append(r.unsaid, e)
+		r.mu.Unlock()
+		return
+	}
+	if w := r.works[e.ID]; w != nil && w.ident.Run == e.Run {
+		delete(r.works, e.ID)
+	}
+	r.mu.Unlock()
+	r.cfg.OnExit(e.ID, e.Run, e.Exit)
+}
+
+// startLimit bounds one start in the shim, whoever has stopped waiting for it.
+const startLimit = 30 * time.Second
+
+// Start implements instance.Runtime. An error means that nothing of the run is
+// left, or says otherwise.
+func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+	w := &Work{r: r, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User}
+	var dirs []string
+	if r.place.Dir != "" {
+		g, err := r.place.Create(l.ID)
+		if err != nil {
+			return nil, err
+		}
+		w.group, dirs = g, g.Dirs()
+		w.ident.Cgroup = g.Dir()
+	}
+	// Registered before the start, because an exit can be reported before the
+	// answer is.
+	w.ident.BootID, w.ident.Run = r.boot, l.Run
+	r.mu.Lock()
+	before := r.works[l.ID]
+	r.works[l.ID] = w
+	r.mu.Unlock()
+	// A start that nobody waits for any more would be a program that nobody
+	// knows: it is seen through, and ended when it was given up.
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
+	defer cancel()
+	s, err := r.shim().Start(sctx, shimctl.StartOf(l, dirs))
+	var said *shimctl.Error
+	if err != nil && !errors.As(err, &said) {
+		s, err = r.outcome(sctx, l, err)
+	}
+	r.mu.Lock()
+	if err != nil {
+		if r.works[l.ID] == w {
+			delete(r.works, l.ID)
+			if said != nil && said.Code == shimctl.CodeBusy && before != nil {
+				r.works[l.ID] = before
+			}
+		}
+		r.mu.Unlock()
+		return nil, err
+	}
+	w.ident.PID, w.ident.Start = s.PID, s.Start
+	r.mu.Unlock()
+	if ctx.Err() != nil {
+		err := fmt.Errorf("cannot start %s: %w", l.ID, context.Cause(ctx))
+		if kerr := w.Kill(sctx); kerr != nil {
+			err = errors.Join(err, kerr)
+		}
+		return nil, err
+	}
+	return w, nil
+}
+
+// outcome finds out what became of a start whose answer did not come, because
+// the shim died or the connection broke.
+func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (shimctl.Started, error) {
+	for {
+		runs, err := r.shim().List(ctx, l.ID)
+		if err == nil {
+			for _, run := range runs {
+				if run.Run == l.Run && run.Exit == nil {
+					return shimctl.Started{PID: run.PID, Start: run.Start}, nil
+				}
+			}
+			return shimctl.Started{}, cause
+		}
+		select {
+		case <-time.After(10 * time.Millisecond): // Run brings a new connection
+		case <-ctx.Done():
+			return shimctl.Started{}, fmt.Errorf("cannot learn whether %s was started: %w", l.ID, errors.Join(cause, err))
+		}
+	}
+}
+
+// mark is the entry of the environment by which a process is known to belong
+// to an instance although it left its parents.
+func mark(id string) string { return "LULL_INSTANCE_ID=" + id }
+
+// Adopt implements instance.Runtime.
+func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
+	c := r.shim()
+	runs, err := c.List(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("cannot ask the shim about %s: %w", id, err)
+	}
+	w := &Work{r: r, id: id, ident: ident}
+	known := false
+	for _, run := range runs {
+		if run.ID != id || run.Run != ident.Run {
+			continue
+		}
+		known = true
+		if run.Exit != nil {
+			return nil, &instance.GoneError{ID: id, Exit: *run.Exit}
+		}
+		w.ident, w.logPath, w.logMax, w.user = run.Identity(), run.LogPath, run.LogMax, run.User
+		if run.Adopted { // an earlier shim started it
+			r.mu.Lock()
+			r.orphaned = true
+			r.mu.Unlock()
+		}
+	}
+	gone := &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
+	if w.ident.BootID != r.boot || w.ident.PID == 0 {
+		return nil, gone
+	}
+	live, err := w.alive()
+	if err != nil {
+		return nil, fmt.Errorf("cannot look for process %d of %s: %w", w.ident.PID, id, err)
+	}
+	if !live {
+		return nil, gone
+	}
+	if w.ident.Cgroup != "" {
+		if w.group, err = r.place.Open(w.ident.Cgroup); err != nil {
+			return nil, fmt.Errorf("cannot find the control group of %s again: %w", id, err)
+		}
+		pids, err := w.group.PIDs()
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(pids, w.ident.PID) {
+			return nil, fmt.Errorf("cannot take over process %d of %s: it has left the control group %s", w.ident.PID, id, w.ident.Cgroup)
+		}
+	} else if err := w.findStopped(); err != nil {
+		return nil, err
+	}
+	if !known {
+		if err := c.Adopt(ctx, w.asRun()); err != nil {
+			return nil, fmt.Errorf("cannot tell the shim about %s: %w", id, err)
+		}
+	}
+	r.mu.Lock()
+	r.works[id] = w
+	r.mu.Unlock()
+	return w, nil
+}
+
+// Forget drops what is kept of an instance that has no run.
+func (r *Runtime) Forget(ctx context.Context, id string) error {
+	r.setHeld(id, nil, nil)
+	err := r.shim().Forget(ctx, id)
+	var unknown *shimctl.Error
+	if errors.As(err, &unknown) && unknown.Code == shimctl.CodeNotFound {
+		err = nil
+	}
+	if err == nil && r.place.Dir != "" {
+		err = r.place.Remove(id)
+	}
+	return err
+}

@@ -1,0 +1,261 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"lull/internal/edge/proc"
+	"lull/internal/edge/sockets"
+	"lull/internal/instance"
+)
+
+// timeWait is how long the kernel remembers a closed connection.
+const timeWait = 60 * time.Second
+
+// A listing of the machine's connections serves all instances whose look is due
+// within sharedFor; a frozen instance always gets a new one. Listening sockets
+// are listed apart and less often: thousands of sleeping instances have one
+// each. A listener that is too new to be in the list makes its connections look
+// like the program's own, which holds it.
+const (
+	sharedFor    = 50 * time.Millisecond
+	listeningFor = time.Second
+)
+
+// listing is the TCP sockets of this machine at a moment that matter.
+type listing struct {
+	at        time.Time
+	open      []sockets.Socket // established, and closed by the client
+	listening []sockets.Socket
+}
+
+// tableCache shares listings among looks that are due together.
+type tableCache struct {
+	mu          sync.Mutex
+	last        *listing
+	listening   []sockets.Socket
+	listeningAt time.Time
+	waited      []sockets.Socket // TIME_WAIT
+	waitedAt    time.Time
+}
+
+// recent may be as old as sharedFor.
+func (c *tableCache) recent() (*listing, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last != nil && time.Since(c.last.at) < sharedFor {
+		return c.last, nil
+	}
+	l, err := c.listLocked()
+	c.last = l
+	return l, err
+}
+
+// fresh lists connections now.
+func (c *tableCache) fresh() (*listing, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.listLocked()
+}
+
+func (c *tableCache) listLocked() (*listing, error) {
+	if time.Since(c.listeningAt) >= listeningFor {
+		at := time.Now()
+		ls, err := listeners()
+		if err != nil {
+			return nil, err
+		}
+		c.listening, c.listeningAt = ls, at
+	}
+	l := &listing{at: time.Now(), listening: c.listening}
+	var err error
+	l.open, err = dump(sockets.Query{Info: true, States: []sockets.State{sockets.Established, sockets.CloseWait,
+		sockets.SynRecv, sockets.NewSynRecv}})
+	return l, err
+}
+
+// closed lists connections that ended within the last minute. A busy server
+// has tens of thousands of them, so only a look that found nothing open asks,
+// and looks within sharedFor share the answer.
+func (c *tableCache) closed() (at time.Time, l []sockets.Socket, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.waitedAt) >= sharedFor {
+		at := time.Now()
+		ls, err := dump(sockets.Query{States: []sockets.State{sockets.TimeWait}})
+		if err != nil {
+			return at, nil, err
+		}
+		c.waited, c.waitedAt = ls, at
+	}
+	return c.waitedAt, c.waited, nil
+}
+
+// listeners lists the listening sockets of this machine now.
+func listeners() ([]sockets.Socket, error) {
+	return dump(sockets.Query{States: []sockets.State{sockets.Listen}})
+}
+
+// unconnected lists UDP sockets that anybody may send to.
+func unconnected() ([]sockets.Socket, error) {
+	return dump(sockets.Query{UDP: true, States: []sockets.State{sockets.Close}})
+}
+
+func dump(q sockets.Query) ([]sockets.Socket, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	t, err := sockets.Dump(ctx, q)
+	return t.Sockets, err
+}
+
+// netCount turns counts of sockets that come and go into one that only grows.
+type netCount struct {
+	gone uint64
+	live map[uint64]uint64
+}
+
+func (n *netCount) add(now map[uint64]uint64) uint64 {
+	total := uint64(0)
+	for inode, last := range n.live {
+		if now[inode] < last { // closed, or the inode is another socket's by now
+			n.gone += last
+		}
+	}
+	for _, b := range now {
+		total += b
+	}
+	n.live = now
+	return n.gone + total
+}
+
+// Sample implements instance.Workload.
+func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
+	s := instance.Sample{At: time.Now()}
+	s.CPU, s.CPUErr = w.cpu()
+	w.mu.Lock()
+	frozen := w.frozen
+	w.mu.Unlock()
+	look := w.r.table.recent
+	if frozen {
+		look = w.r.table.fresh
+	}
+	t, err := look()
+	var own map[uint64]place
+	if err == nil {
+		own, err = w.sockets()
+	}
+	if err != nil {
+		s.ConnErr, s.NetErr = err, err
+		return s
+	}
+	w.count(&s, t, own, exposed(ports), frozen)
+	return s
+}
+
+func (w *Work) cpu() (time.Duration, error) {
+	if w.group != nil {
+		if d, err := w.group.CPU(); err == nil {
+			return d, nil
+		}
+	}
+	pids, err := w.pids(false)
+	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
+		return 0, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+	}
+	return w.r.fs.TreeCPU(pids)
+}
+
+// count reads the sockets of the tree out of a listing.
+func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports map[uint16]bool, frozen bool) {
+	listens, at, local := map[uint16]bool{}, map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
+	for _, l := range t.listening {
+		if _, ok := own[l.Inode]; ok {
+			listens[l.Local.Port()], at[l.Local] = true, true
+		}
+	}
+	for _, o := range t.open {
+		if _, ok := own[o.Inode]; ok {
+			local[o.Local] = true
+		}
+	}
+	moved, closing := map[uint64]uint64{}, map[uint64]bool{}
+	for _, o := range t.open {
+		_, mine := own[o.Inode]
+		loopback := o.Remote.Addr().IsLoopback()
+		if mine && !loopback && o.HasBytes() {
+			moved[o.Inode] = o.Traffic.BytesAcked + o.Traffic.BytesReceived
+		}
+		if mine && o.State == sockets.CloseWait {
+			closing[o.Inode] = true
+		}
+		switch port := o.Local.Port(); {
+		case mine && (ports[port] || listens[port]), o.Inode == 0 && (ports[port] || waitsFor(at, o.Local)):
+			if local[o.Remote] && mine {
+				continue // between two processes of the tree
+			}
+			s.Inbound = append(s.Inbound, instance.Conn{Local: o.Local.String(), Remote: o.Remote.String(), QuietFor: quietFor(o),
+				Unread: o.RQueue, Accepted: mine, Loopback: loopback, HalfClose: o.State == sockets.CloseWait})
+		case mine && o.State == sockets.Established && !listens[port] && !loopback && !local[o.Remote]:
+			s.Outbound++
+		}
+	}
+	if len(s.Inbound) == 0 && len(at)+len(ports) > 0 && !frozen {
+		w.lastClosed(s, at, ports)
+	}
+	w.mu.Lock()
+	s.NetBytes = w.net.add(moved)
+	if !frozen {
+		w.closing = closing
+	}
+	w.mu.Unlock()
+}
+
+// lastClosed finds when the newest connection that is over ended.
+func (w *Work) lastClosed(s *instance.Sample, at map[netip.AddrPort]bool, ports map[uint16]bool) {
+	then, waited, err := w.r.table.closed()
+	if err != nil {
+		s.ConnErr = err
+		return
+	}
+	ours := func(a netip.AddrPort) bool { return ports[a.Port()] || waitsFor(at, a) }
+	for _, tw := range waited {
+		if ours(tw.Local) || tw.Remote.Addr().IsLoopback() && ours(tw.Remote) {
+			if t := then.Add(tw.Expires - timeWait); t.After(s.LastClosed) {
+				s.LastClosed = t
+			}
+		}
+	}
+}
+
+// waitsFor says whether a listener among at takes what comes to addr. A
+// connection that is not accepted yet belongs to nobody else.
+func waitsFor(at map[netip.AddrPort]bool, addr netip.AddrPort) bool {
+	port := addr.Port()
+	return at[addr] || at[netip.AddrPortFrom(netip.IPv6Unspecified(), port)] ||
+		addr.Addr().Is4() && at[netip.AddrPortFrom(netip.IPv4Unspecified(), port)]
+}
+
+// quietFor is how long no byte moved, by the kernel's account.
+func quietFor(o sockets.Socket) time.Duration {
+	if o.InfoSize == 0 {
+		return 0 // not known: as if it had just moved
+	}
+	return min(o.Traffic.LastSent, o.Traffic.LastReceived)
+}
+
+// numeric gives an address without names.
+func numeric(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	if host == "" || host == "localhost" {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
+}

@@ -1,0 +1,253 @@
+package process
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/edge/sockets"
+	"lull/internal/instance"
+	"lull/internal/link/shimctl"
+)
+
+// dupLimit bounds a duplication through the shim.
+const dupLimit = 2 * time.Second
+
+// duplicate takes descriptors of a process: directly, or through the shim,
+// which as the process's ancestor may where Yama forbids it to others.
+func (r *Runtime) duplicate(pid int, fds []int) ([]int, error) {
+	got, err := sockets.Duplicate(pid, fds)
+	if !errors.Is(err, sockets.ErrNotPermitted) {
+		return got, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
+	defer cancel()
+	if got, serr := r.shim().Dup(ctx, pid, fds); serr == nil {
+		return got, nil
+	}
+	return nil, err
+}
+
+// Guard implements instance.Workload. Every socket of the tree is taken, and
+// those that nobody outside can stir are given back at once.
+func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
+	own, err := w.sockets()
+	if err != nil {
+		return nil, err
+	}
+	byPID := map[int][]int{}
+	for _, at := range own {
+		byPID[at.pid] = append(byPID[at.pid], at.fd)
+	}
+	var found []taken
+	give := func() {
+		for _, t := range found {
+			unix.Close(t.fd)
+		}
+	}
+	for pid, fds := range byPID {
+		slices.Sort(fds)
+		dups, err := w.r.duplicate(pid, fds)
+		if err != nil {
+			give()
+			return nil, w.unwatchable(err, own)
+		}
+		for n, fd := range dups {
+			in, err := sockets.Inspect(fd)
+			if err != nil {
+				shimctl.CloseAll(dups[n:])
+				give()
+				return nil, fmt.Errorf("cannot look at socket %d of process %d: %w", fds[n], pid, err)
+			}
+			found = append(found, taken{fd, nameOf(in, pid, fds[n]), in})
+		}
+	}
+	w.mu.Lock()
+	closing := w.closing
+	w.mu.Unlock()
+	dups := choose(found, exposed(ports), outbound, closing)
+	g, err := w.r.poller.Guard(dups, wake) // owns the duplicates, also when it fails
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// UnwatchableError says which socket of an instance cannot be watched while it
+// is frozen, so that it must not be frozen.
+type UnwatchableError struct {
+	Socket string
+	Err    error
+}
+
+func (e *UnwatchableError) Error() string {
+	return fmt.Sprintf("cannot watch the socket %s: %v", e.Socket, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *UnwatchableError) Unwrap() error { return e.Err }
+
+// unwatchable names the socket that could not be duplicated.
+func (w *Work) unwatchable(err error, own map[uint64]place) error {
+	var dup *sockets.DupError
+	if !errors.As(err, &dup) || dup.FD < 0 {
+		return &UnwatchableError{fmt.Sprintf("of %s", w.id), err}
+	}
+	name := fmt.Sprintf("descriptor %d of process %d", dup.FD, dup.PID)
+	if t, lerr := w.r.table.fresh(); lerr == nil { // only to name it
+		for _, s := range slices.Concat(t.listening, t.open) {
+			if at, ok := own[s.Inode]; ok && at.pid == dup.PID && at.fd == dup.FD {
+				name = "tcp " + s.Local.String()
+			}
+		}
+	}
+	return &UnwatchableError{name, err}
+}
+
+// taken is one duplicate and what it is.
+type taken struct {
+	fd   int
+	name string
+	in   sockets.Info
+}
+
+// nameOf says which socket it is, as a person knows it.
+func nameOf(in sockets.Info, pid, fd int) string {
+	network := "tcp"
+	if in.Type == unix.SOCK_DGRAM {
+		network = "udp"
+	}
+	switch {
+	case in.Local.IsValid() && in.Peer.IsValid():
+		return fmt.Sprintf("%s %s from %s", network, in.Local, in.Peer)
+	case in.Local.IsValid():
+		return network + " " + in.Local.String()
+	case in.Path != "":
+		return "unix " + in.Path
+	}
+	return fmt.Sprintf("descriptor %d of process %d", fd, pid)
+}
+
+func exposed(ports []instance.Endpoint) map[uint16]bool {
+	out := map[uint16]bool{}
+	for _, e := range ports {
+		if ap, err := netip.ParseAddrPort(numeric(e.Target)); err == nil {
+			out[ap.Port()] = true
+		}
+	}
+	return out
+}
+
+// choose keeps what a client can stir and closes the rest: listeners,
+// connections that came to one of the tree's listening ports or paths, and UDP
+// sockets on exposed ports. A connection between two processes of the tree cannot
+// stir while both are frozen.
+func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uint64]bool) (dups []sockets.Dup) {
+	listens, local, paths := map[uint16]bool{}, map[netip.AddrPort]bool{}, map[string]bool{}
+	for p := range ports {
+		listens[p] = true
+	}
+	for _, t := range found {
+		switch {
+		case t.in.Listening && t.in.Path != "":
+			paths[t.in.Path] = true
+		case t.in.Listening && t.in.Local.IsValid():
+			listens[t.in.Local.Port()] = true
+		case t.in.Connected && t.in.Local.IsValid():
+			local[t.in.Local] = true
+		}
+	}
+	for _, t := range found {
+		kind, keep := sockets.Stream, false
+		switch in := t.in; {
+		case in.Listening:
+			kind, keep = sockets.Listener, true
+		case in.Type == unix.SOCK_DGRAM && in.Local.IsValid() && !in.Connected && ports[in.Local.Port()]:
+			kind, keep = sockets.Datagram, true
+		case in.Type == unix.SOCK_STREAM && in.Connected && paths[in.Path]:
+			// An accepted unix connection bears the path of its listener.
+			kind, keep = sockets.Stream, true
+		case in.Type == unix.SOCK_STREAM && in.Connected && in.Local.IsValid() && !local[in.Peer]:
+			keep = outbound || listens[in.Local.Port()]
+			if in.State == sockets.CloseWait && closing[in.Inode] && unread(t.fd) == 0 {
+				kind = sockets.HalfClosed // the program has known since before the freeze
+			}
+		}
+		if keep {
+			dups = append(dups, sockets.Dup{FD: t.fd, Kind: kind, Name: t.name})
+		} else {
+			unix.Close(t.fd)
+		}
+	}
+	slices.SortFunc(dups, func(a, b sockets.Dup) int { return cmp.Compare(a.FD, b.FD) })
+	return dups
+}
+
+// unread is what waits in a socket; 1 when it cannot be told.
+func unread(fd int) int {
+	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+	if err != nil {
+		return 1
+	}
+	return n
+}
+
+// Hold keeps listening sockets of an instance open whatever its state.
+func (r *Runtime) Hold(ctx context.Context, id string, addrs []string) error {
+	if err := r.shim().Hold(ctx, id, addrs); err != nil {
+		return err
+	}
+	got, fds, err := r.shim().Listeners(ctx, id)
+	if err != nil {
+		return err
+	}
+	r.setHeld(id, got, fds)
+	return nil
+}
+
+// setHeld keeps duplicates of what the shim holds, in place of those before.
+// With them a port and its backlog outlive the shim.
+func (r *Runtime) setHeld(id string, addrs []string, fds []int) {
+	r.mu.Lock()
+	old := r.held[id]
+	if len(fds) == 0 || r.held == nil {
+		delete(r.held, id)
+		shimctl.CloseAll(fds)
+	} else {
+		r.held[id] = kept{addrs, fds}
+	}
+	r.mu.Unlock()
+	shimctl.CloseAll(old.fds)
+}
+
+// Unhold closes them.
+func (r *Runtime) Unhold(ctx context.Context, id string) error {
+	r.setHeld(id, nil, nil)
+	return r.shim().Unhold(ctx, id)
+}
+
+// Watch calls wake when a client comes to a held socket of an instance that
+// has no process.
+func (r *Runtime) Watch(id string, wake func(string)) (instance.Guard, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
+	defer cancel()
+	addrs, fds, err := r.shim().Listeners(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	dups := make([]sockets.Dup, len(fds))
+	for n, fd := range fds {
+		dups[n] = sockets.Dup{FD: fd, Kind: sockets.Listener, Name: addrs[n]}
+	}
+	g, err := r.poller.Guard(dups, wake)
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}

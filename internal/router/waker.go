@@ -1,0 +1,64 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// Backend is where the application of an instance accepts connections.
+type Backend struct {
+	// Addr is the TCP address to connect to when Dial is nil.
+	Addr netip.AddrPort
+	// Dial reaches a backend that the kernel cannot (the network of a microVM
+	// in this process). It costs goroutines per connection.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Generation changes with every start of the application. Idle HTTP
+	// connections of an earlier generation are not used again.
+	Generation uint64
+}
+
+// Cause says what asked for a wake.
+type Cause string
+
+const (
+	CauseConnect Cause = "connect" // a new connection on an exposed port
+	CauseRequest Cause = "request" // an HTTP request on the shared port
+	CauseData    Cause = "data"    // bytes or a close on a connection that was open already
+)
+
+// Arrival is who asks for a wake, for the record.
+type Arrival struct {
+	Instance string
+	Port     int // as given to Listen or Route
+	Remote   netip.AddrPort
+	Cause    Cause
+	At       time.Time
+}
+
+// Waker is what the router asks of whoever owns the power state.
+type Waker interface {
+	// Ready answers where to connect for this port if the application is
+	// running and accepts right now. It is called for every arrival on the
+	// event loops: it must not block, and should take no lock and no memory.
+	// It must answer no from before Sleep until the application is up again.
+	Ready(port int) (Backend, bool)
+	// Wake brings the instance up and returns once Ready would answer yes. It
+	// blocks until then, until it failed, or until ctx ends, which happens at
+	// WakeTimeout and when nobody waits any more. The error is shown to people.
+	// For CauseData the connection belongs to the life before: a waker refuses
+	// when that life has ended.
+	Wake(ctx context.Context, why Arrival) error
+}
+
+// Reasons for which a client is turned away; errors.Is finds them.
+var (
+	ErrQueueFull  = errors.New("too many clients wait for this instance")
+	ErrClosed     = errors.New("the instance was removed")
+	ErrWake       = errors.New("wake failed")
+	ErrNotAccept  = errors.New("the application does not accept connections")
+	errAbandoned  = errors.New("nobody waits for this wake any more")
+	errClientGone = errors.New("the client went away")
+)
