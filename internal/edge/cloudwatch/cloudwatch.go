@@ -1,0 +1,276 @@
+// Package cloudwatch reads the utilisation of EC2 instances from CloudWatch.
+//
+// Read asks for three metrics of each instance in batches of 500 queries a call:
+// processor use, which EC2 publishes, and memory and disk use, which only the
+// CloudWatch agent publishes. Each reading is a value with its time, or missing
+// (CloudWatch answered and has none), or failed with its error; the three are
+// never mixed up, and a batch that fails leaves the others alone.
+//
+// Left out: deciding what a value means, and how old one may be.
+package cloudwatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/service/cloudwatch"
+	"github.com/aws/aws-sdk-go-v2/service/cloudwatch/types"
+	"golang.org/x/time/rate"
+)
+
+const (
+	// maxQueries is the most that GetMetricData takes in a call.
+	maxQueries = 500
+	// maxPages bounds the pages of one call's answer.
+	maxPages = 100
+)
+
+// A Metric names one of the things that are read.
+type Metric int
+
+// The metrics.
+const (
+	CPU Metric = iota
+	Memory
+	Disk
+	metrics // their number
+)
+
+// String is the metric's name in the API of the fleet.
+func (m Metric) String() string {
+	switch m {
+	case CPU:
+		return "cpu_utilization"
+	case Memory:
+		return "memory_utilization"
+	case Disk:
+		return "disk_utilization"
+	}
+	return "metric " + strconv.Itoa(int(m))
+}
+
+// A State says what a reading is worth.
+type State string
+
+// The states of a reading.
+const (
+	Present State = "present"
+	Missing State = "missing" // CloudWatch answered and has no value in the window
+	Failed  State = "failed"  // CloudWatch did not answer for this metric
+)
+
+// A Reading is the newest value of one metric.
+type Reading struct {
+	State State
+	Value float64   // per cent, if present
+	At    time.Time // start of the value's period, if present
+	Err   error     // why it failed
+}
+
+// Readings are those of one instance, by Metric.
+type Readings [metrics]Reading
+
+// An AgentMetric is how the CloudWatch agent publishes a metric. The default is
+// the plain InstanceId dimension, which the agent publishes when its
+// configuration aggregates by it ("aggregation_dimensions": [["InstanceId"]]).
+type AgentMetric struct {
+	Namespace, Name string
+	// Dimensions are those besides InstanceId.
+	Dimensions map[string]string
+}
+
+// Config is what a Client needs.
+type Config struct {
+	// AWS is the SDK's configuration for the account and region, as Load of
+	// package ec2's Access makes it: with bounded answers and a sound client.
+	AWS aws.Config
+	// Endpoint replaces AWS's own, if not empty.
+	Endpoint string
+	// Memory and Disk replace the agent's default metrics.
+	Memory, Disk AgentMetric
+	// Window is how far back a value is looked for; 0 means 15 min.
+	Window time.Duration
+	// Period is the length of the averages; 0 means 5 min, what EC2 publishes
+	// without detailed monitoring.
+	Period time.Duration
+	// Rate and Burst bound the calls; 0 means 5 a second and 10.
+	Rate  float64
+	Burst int
+	// Attempts bounds how often a call is tried in all; 0 means 4.
+	Attempts int
+}
+
+// A Client reads CloudWatch for one account in one region.
+type Client struct {
+	cfg   Config
+	api   *cloudwatch.Client
+	limit *rate.Limiter
+}
+
+// New makes a client and connects to nothing.
+func New(cfg Config) (*Client, error) {
+	if cfg.Memory.Name == "" {
+		cfg.Memory = AgentMetric{Namespace: "CWAgent", Name: "mem_used_percent"}
+	}
+	if cfg.Disk.Name == "" {
+		cfg.Disk = AgentMetric{Namespace: "CWAgent", Name: "disk_used_percent"}
+	}
+	cfg.Window = orDefault(cfg.Window, 15*time.Minute)
+	cfg.Period = orDefault(cfg.Period, 5*time.Minute)
+	cfg.Rate, cfg.Burst = orDefault(cfg.Rate, 5), orDefault(cfg.Burst, 10)
+	cfg.Attempts = orDefault(cfg.Attempts, 4)
+	if cfg.Period < time.Second || cfg.Window < cfg.Period || cfg.Period > 24*time.Hour {
+		return nil, fmt.Errorf("cannot use CloudWatch settings: window %v, period %v", cfg.Window, cfg.Period)
+	}
+	return &Client{
+		cfg: cfg, limit: rate.NewLimiter(rate.Limit(cfg.Rate), cfg.Burst),
+		api: cloudwatch.NewFromConfig(cfg.AWS, func(o *cloudwatch.Options) {
+			if cfg.Endpoint != "" {
+				o.BaseEndpoint = aws.String(cfg.Endpoint)
+			}
+			o.Retryer = retry.NewStandard(func(s *retry.StandardOptions) { s.MaxAttempts = cfg.Attempts })
+		}),
+	}, nil
+}
+
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+// Read gives the newest readings before now of every instance asked for.
+func (c *Client) Read(ctx context.Context, ids []string, now time.Time) map[string]Readings {
+	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
+	out := make(map[string]Readings, len(ids))
+	for part := range slices.Chunk(ids, maxQueries/int(metrics)) {
+		readings := make([]Readings, len(part))
+		if err := c.batch(ctx, part, readings, now); err != nil {
+			err = fmt.Errorf("cannot read CloudWatch metrics in %s: %w", c.cfg.AWS.Region, err)
+			for i := range readings {
+				for m := range readings[i] {
+					readings[i][m] = Reading{State: Failed, Err: err}
+				}
+			}
+		}
+		for i, id := range part {
+			out[id] = readings[i]
+		}
+	}
+	return out
+}
+
+// batch reads the metrics of at most maxQueries/metrics instances.
+func (c *Client) batch(ctx context.Context, ids []string, into []Readings, now time.Time) error {
+	in := &cloudwatch.GetMetricDataInput{
+		StartTime: aws.Time(now.Add(-c.cfg.Window)), EndTime: aws.Time(now),
+		ScanBy: types.ScanByTimestampDescending,
+	}
+	for i, id := range ids {
+		for m := range metrics {
+			in.MetricDataQueries = append(in.MetricDataQueries, c.query(i, m, id))
+			into[i][m].State = Missing
+		}
+	}
+	for range maxPages {
+		if err := c.limit.Wait(ctx); err != nil {
+			return fmt.Errorf("held back by the rate limit: %w", err)
+		}
+		out, err := c.api.GetMetricData(ctx, in)
+		if err != nil {
+			return err
+		}
+		for _, r := range out.MetricDataResults {
+			if err := take(r, into); err != nil {
+				return err
+			}
+		}
+		if aws.ToString(out.NextToken) == "" {
+			return nil
+		}
+		if in.NextToken != nil && *in.NextToken == *out.NextToken {
+			return errors.New("the answer's pages repeat their token")
+		}
+		in.NextToken = out.NextToken
+	}
+	return fmt.Errorf("the answer has more than %d pages", maxPages)
+}
+
+func (c *Client) query(i int, m Metric, id string) types.MetricDataQuery {
+	how := AgentMetric{Namespace: "AWS/EC2", Name: "CPUUtilization"}
+	switch m {
+	case Memory:
+		how = c.cfg.Memory
+	case Disk:
+		how = c.cfg.Disk
+	}
+	dimensions := []types.Dimension{{Name: aws.String("InstanceId"), Value: aws.String(id)}}
+	for name, value := range how.Dimensions {
+		dimensions = append(dimensions, types.Dimension{Name: aws.String(name), Value: aws.String(value)})
+	}
+	return types.MetricDataQuery{
+		Id: aws.String(queryID(i, m)),
+		MetricStat: &types.MetricStat{
+			Metric: &types.Metric{Namespace: aws.String(how.Namespace), MetricName: aws.String(how.Name), Dimensions: dimensions},
+			Period: aws.Int32(int32(c.cfg.Period / time.Second)), Stat: aws.String("Average"),
+		},
+	}
+}
+
+// queryID names a query of a batch; the answer repeats it.
+func queryID(i int, m Metric) string { return fmt.Sprintf("q%d_%d", i, int(m)) }
+
+func parseQueryID(s string, n int) (i int, m Metric, ok bool) {
+	var metric int
+	if k, err := fmt.Sscanf(s, "q%d_%d", &i, &metric); k != 2 || err != nil {
+		return 0, 0, false
+	}
+	m = Metric(metric)
+	ok = i >= 0 && i < n && m >= 0 && m < metrics && queryID(i, m) == s
+	return i, m, ok
+}
+
+// take puts one result in its place; several pages may speak of one metric.
+func take(r types.MetricDataResult, into []Readings) error {
+	i, m, ok := parseQueryID(aws.ToString(r.Id), len(into))
+	if !ok {
+		return fmt.Errorf("the answer holds a metric that was not asked for: %q", aws.ToString(r.Id))
+	}
+	if len(r.Timestamps) != len(r.Values) {
+		return fmt.Errorf("the answer for %s holds %d times and %d values", aws.ToString(r.Id), len(r.Timestamps), len(r.Values))
+	}
+	reading := &into[i][m]
+	for k, at := range r.Timestamps {
+		v := r.Values[k]
+		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+			continue
+		}
+		if reading.State != Present || at.After(reading.At) {
+			*reading = Reading{State: Present, Value: v, At: at.UTC()}
+		}
+	}
+	switch r.StatusCode {
+	case types.StatusCodeInternalError, types.StatusCodeForbidden:
+		if reading.State != Present {
+			*reading = Reading{State: Failed, Err: fmt.Errorf("cannot read %v from CloudWatch: %s%s", m, r.StatusCode, said(r.Messages))}
+		}
+	}
+	return nil
+}
+
+func said(messages []types.MessageData) string {
+	text := ""
+	for _, m := range messages {
+		text += fmt.Sprintf("; %s: %s", aws.ToString(m.Code), aws.ToString(m.Value))
+	}
+	return text
+}

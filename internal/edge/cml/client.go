@@ -1,0 +1,313 @@
+package cml
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Limits of every call.
+const (
+	maxAnswer      = 4 << 20  // bytes of an answer other than telemetry events
+	maxToken       = 16 << 10 // bytes of a session token
+	dialTimeout    = 10 * time.Second
+	headerTimeout  = 60 * time.Second
+	defaultTimeout = 60 * time.Second
+	// defaultEventsTimeout allows a history of a gigabyte on a slow line.
+	defaultEventsTimeout = 10 * time.Minute
+)
+
+// Config is what a client needs to know about one worker.
+type Config struct {
+	// URL is the worker's base address, "https://host" with an optional port.
+	// "http" is taken only with TLS.Insecure, as it verifies nothing.
+	URL string
+	// Username and Password are those of the account set up for lull.
+	Username, Password string
+	TLS                TLS
+	// Dial replaces the network; nil means net.Dialer.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// HTTP replaces the HTTP client altogether; then TLS and Dial must be zero.
+	HTTP *http.Client
+	// Timeout bounds one call except the telemetry events; 0 means 60 s.
+	Timeout time.Duration
+	// EventsTimeout bounds the telemetry events; 0 means 10 min.
+	EventsTimeout time.Duration
+}
+
+// A Client speaks to one CML host. It may be used from many goroutines.
+type Client struct {
+	base     string
+	host     string
+	username string
+	password string
+	http     *http.Client
+	timeout  time.Duration
+	events   time.Duration
+
+	login chan struct{} // held while authenticating
+	mu    sync.Mutex
+	token string
+}
+
+// New checks cfg and returns a client for it. It makes no connection.
+func New(cfg Config) (*Client, error) {
+	u, err := url.Parse(cfg.URL)
+	if err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http") ||
+		u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("cannot use CML url %q: it is not of the form https://host[:port]", redact(u, cfg.URL))
+	}
+	if u.Scheme == "http" && !cfg.TLS.Insecure {
+		return nil, fmt.Errorf("cannot use CML url %q: http is not verified; only insecure allows it", cfg.URL)
+	}
+	c := &Client{
+		base: u.Scheme + "://" + u.Host + "/api/v0", host: u.Host,
+		username: cfg.Username, password: cfg.Password, http: cfg.HTTP,
+		timeout: orDefault(cfg.Timeout, defaultTimeout),
+		events:  orDefault(cfg.EventsTimeout, defaultEventsTimeout),
+		login:   make(chan struct{}, 1),
+	}
+	if c.http != nil {
+		if cfg.Dial != nil || len(cfg.TLS.CA) > 0 || cfg.TLS.Pin != "" {
+			return nil, errors.New("cannot use CML client: an HTTP client of its own excludes dial and TLS settings")
+		}
+		return c, nil
+	}
+	config, err := cfg.TLS.config()
+	if err != nil {
+		return nil, err
+	}
+	c.http = newHTTP(config, cfg.Dial)
+	return c, nil
+}
+
+// redact keeps a password that somebody put into the URL out of the message.
+func redact(u *url.URL, raw string) string {
+	if u == nil {
+		return "(unreadable)"
+	}
+	if u.User != nil {
+		return u.Redacted()
+	}
+	return raw
+}
+
+func newHTTP(config *tls.Config, dial func(context.Context, string, string) (net.Conn, error)) *http.Client {
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	}
+	return &http.Client{
+		Transport: &http.Transport{
+			DialContext: dial, TLSClientConfig: config, TLSHandshakeTimeout: dialTimeout,
+			ResponseHeaderTimeout: headerTimeout, MaxResponseHeaderBytes: 64 << 10,
+			MaxIdleConnsPerHost: 1, IdleConnTimeout: 30 * time.Second,
+			ForceAttemptHTTP2: true,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// Close lets go of idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Host is the host and port that the client speaks to.
+func (c *Client) Host() string { return c.host }
+
+// A call is one request of the API.
+type call struct {
+	op     string // what it does, for errors
+	method string
+	path   string // below /api/v0
+	body   any    // nil for none
+	open   bool   // needs no session
+}
+
+// An answer is one whose status says success; its body is open.
+type answer struct {
+	*http.Response
+	offset   Offset
+	received time.Time
+}
+
+// send makes a call and, on 401, authenticates and makes it exactly once more.
+func (c *Client) send(ctx context.Context, k call) (*answer, error) {
+	var body []byte
+	if k.body != nil {
+		var err error
+		if body, err = json.Marshal(k.body); err != nil {
+			return nil, fmt.Errorf("cannot %s: %w", k.op, err)
+		}
+	}
+	if k.open {
+		return c.try(ctx, k, body, "")
+	}
+	token, err := c.session(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	a, err := c.try(ctx, k, body, token)
+	var refused *Error
+	if errors.As(err, &refused) && refused.Status == http.StatusUnauthorized {
+		if token, err = c.session(ctx, token); err != nil {
+			return nil, err
+		}
+		a, err = c.try(ctx, k, body, token)
+		if errors.As(err, &refused) && refused.Status == http.StatusUnauthorized {
+			c.forget(token)
+		}
+	}
+	return a, err
+}
+
+// try makes a call once.
+func (c *Client) try(ctx context.Context, k call, body []byte, token string) (*answer, error) {
+	req, err := http.NewRequestWithContext(ctx, k.method, c.base+k.path, bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("cannot %s: %w", k.op, err)
+	}
+	req.Header.Set("Accept", "application/json")
+	if len(body) > 0 {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	sent := time.Now()
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.unreachable(k.op, err)
+	}
+	received := time.Now()
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		defer resp.Body.Close()
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 16<<10)) // an unreadable body only costs the description
+		e := &Error{Op: k.op, Host: c.host, Status: resp.StatusCode, Kind: kindOf(resp.StatusCode)}
+		e.Code, e.Description = fault(text)
+		return nil, e
+	}
+	return &answer{Response: resp, offset: offsetOf(resp.Header, sent, received), received: received}, nil
+}
+
+func (c *Client) unreachable(op string, err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		err = u.Err // without the URL, which the message names already
+	}
+	return &Error{Op: op, Host: c.host, Kind: ErrUnreachable, Err: err}
+}
+
+// fetch makes a call and decodes its answer into v, unless v is nil. It returns
+// the status and the measured offset.
+func (c *Client) fetch(ctx context.Context, k call, v any) (int, Offset, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	a, err := c.send(ctx, k)
+	if err != nil {
+		return 0, Offset{}, err
+	}
+	defer a.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(a.Body, maxAnswer+1))
+	if err != nil {
+		return 0, Offset{}, c.unreachable(k.op, err)
+	}
+	bad := func(err error) error {
+		return &Error{Op: k.op, Host: c.host, Status: a.StatusCode, Kind: ErrBadAnswer, Err: err}
+	}
+	if len(text) > maxAnswer {
+		return 0, Offset{}, bad(fmt.Errorf("it is larger than %d bytes", maxAnswer))
+	}
+	if v == nil {
+		return a.StatusCode, a.offset, nil
+	}
+	if err := json.Unmarshal(text, v); err != nil {
+		return 0, Offset{}, bad(err)
+	}
+	return a.StatusCode, a.offset, nil
+}
+
+// session returns a token other than stale, authenticating if there is none.
+// Only one goroutine authenticates at a time.
+func (c *Client) session(ctx context.Context, stale string) (string, error) {
+	if t := c.current(stale); t != "" {
+		return t, nil
+	}
+	select {
+	case c.login <- struct{}{}:
+		defer func() { <-c.login }()
+	case <-ctx.Done():
+		return "", c.unreachable("authenticate", ctx.Err())
+	}
+	if t := c.current(stale); t != "" {
+		return t, nil
+	}
+	token, err := c.authenticate(ctx)
+	if err != nil {
+		return "", err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.token = token
+	return token, nil
+}
+
+func (c *Client) current(stale string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.token == stale {
+		return ""
+	}
+	return c.token
+}
+
+// forget drops a token that was refused.
+func (c *Client) forget(token string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.token == token {
+		c.token = ""
+	}
+}
+
+type credentials struct {
+	Username string `json:"username"`
+	Password string `json:"password"`
+}
+
+// authenticate asks for a token, which comes as a bare JSON string.
+func (c *Client) authenticate(ctx context.Context) (string, error) {
+	const op = "authenticate"
+	body, err := json.Marshal(credentials{c.username, c.password})
+	if err != nil {
+		return "", fmt.Errorf("cannot %s: %w", op, err)
+	}
+	a, err := c.try(ctx, call{op: op, method: http.MethodPost, path: "/authenticate"}, body, "")
+	if err != nil {
+		return "", err
+	}
+	defer a.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(a.Body, maxToken+1))
+	if err != nil {
+		return "", c.unreachable(op, err)
+	}
+	var token string
+	if json.Unmarshal(text, &token) != nil || !validToken(token) {
+		return "", &Error{Op: op, Host: c.host, Status: a.StatusCode, Kind: ErrBadAnswer,
+			Err: fmt.Errorf("it is not a token of at most %d bytes in a JSON string", maxToken)}
+	}
+	return token, nil
+}
+
+// validToken says whether a token can stand in a header.
+func validToken(s string) bool {
+	return s != "" && len(s) < maxToken && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
+}

@@ -1,0 +1,196 @@
+package cml
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"time"
+)
+
+// Statuses of CML's smart licensing agent that mean success.
+const (
+	registrationCompleted    = "COMPLETED"
+	authorizationInCompliant = "IN_COMPLIANCE"
+)
+
+// defaultPoll is how often a registration is looked at.
+const defaultPoll = 1500 * time.Millisecond
+
+var licenseToken = regexp.MustCompile(`^[a-zA-Z0-9+/%=-]{1,256}$`)
+
+// Licensing is the state of a host's license.
+type Licensing struct {
+	Registration  LicenseState `json:"registration"`
+	Authorization LicenseState `json:"authorization"`
+	Product       struct {
+		IsEnterprise bool `json:"is_enterprise"`
+	} `json:"product_license"`
+}
+
+// A LicenseState is one half of a license: who we are, and what we may use.
+type LicenseState struct {
+	Status         string      `json:"status"`
+	SmartAccount   string      `json:"smart_account"`
+	VirtualAccount string      `json:"virtual_account"`
+	RegisterTime   LicenseTime `json:"register_time"`
+	RenewTime      LicenseTime `json:"renew_time"`
+	Expires        string      `json:"expires"`
+}
+
+// A LicenseTime is the last attempt to register or renew.
+type LicenseTime struct {
+	Attempted string `json:"attempted"`
+	Succeeded string `json:"succeeded"`
+	Status    string `json:"status"`
+	Failure   string `json:"failure"`
+}
+
+// An Outcome is where a registration stands.
+type Outcome string
+
+// The outcomes of a registration.
+const (
+	OutcomePending Outcome = "pending"
+	OutcomeDone    Outcome = "done"
+	OutcomeFailed  Outcome = "failed"
+)
+
+// Outcome says whether the host is registered and in compliance, has failed with
+// a reason, or is still at it. The last failure is given as the reason of a
+// pending outcome too, as it may be all that is ever known.
+func (l Licensing) Outcome() (Outcome, string) {
+	reason := cmp.Or(l.Registration.RegisterTime.Failure, l.Registration.RenewTime.Failure)
+	switch l.Registration.Status {
+	case "FAILED", "NOT_SUPPORTED", "EXPIRED":
+		return OutcomeFailed, "registration " + l.Registration.Status + suffix(reason)
+	case registrationCompleted:
+	default:
+		return OutcomePending, "registration " + cmp.Or(l.Registration.Status, "unknown") + suffix(reason)
+	}
+	reason = l.Authorization.RenewTime.Failure
+	switch l.Authorization.Status {
+	case authorizationInCompliant:
+		return OutcomeDone, ""
+	case "OUT_OF_COMPLIANCE", "AUTHORIZATION_EXPIRED", "NOT_AUTHORIZED":
+		return OutcomeFailed, "authorization " + l.Authorization.Status + suffix(reason)
+	}
+	return OutcomePending, "authorization " + cmp.Or(l.Authorization.Status, "unknown") + suffix(reason)
+}
+
+func suffix(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return ": " + sample([]byte(reason))
+}
+
+// Licensing reads the state of the license.
+func (c *Client) Licensing(ctx context.Context) (Licensing, error) {
+	var v Licensing
+	_, _, err := c.fetch(ctx, call{op: "read licensing", method: http.MethodGet, path: "/licensing"}, &v)
+	return v, err
+}
+
+// Register asks CML to register with a token. Success means that CML accepted
+// the request, not that it is registered: see AwaitRegistration.
+func (c *Client) Register(ctx context.Context, token string, reregister bool) error {
+	if !licenseToken.MatchString(token) {
+		return fmt.Errorf("cannot register license of CML at %s: the token is not 1 to 256 letters, digits or +/%%=-", c.host)
+	}
+	body := struct {
+		Token      string `json:"token"`
+		Reregister bool   `json:"reregister"`
+	}{token, reregister}
+	_, _, err := c.fetch(ctx, call{op: "register license", method: http.MethodPost, path: "/licensing/registration", body: body}, nil)
+	return err
+}
+
+// A RegistrationError is a registration that CML accepted and that did not
+// succeed.
+type RegistrationError struct {
+	Host string
+	// Outcome is failed, or pending if the time ran out first.
+	Outcome Outcome
+	Reason  string
+	Err     error
+}
+
+func (e *RegistrationError) Error() string {
+	text := fmt.Sprintf("cannot register license of CML at %s: %s", e.Host, e.Reason)
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return text
+}
+
+// Unwrap gives what ended the wait, if not the registration itself.
+func (e *RegistrationError) Unwrap() error { return e.Err }
+
+// AwaitRegistration looks every so often (0 means 1.5 s) until the registration
+// is completed and in compliance, has failed, or ctx ends; a failure is a
+// *RegistrationError. A look that fails is repeated: the host may be busy.
+func (c *Client) AwaitRegistration(ctx context.Context, every time.Duration) error {
+	tick := time.NewTicker(orDefault(every, defaultPoll))
+	defer tick.Stop()
+	reason := "its state was never read"
+	var last error
+	for {
+		l, err := c.Licensing(ctx)
+		switch {
+		case errors.Is(err, ErrUnauthorized):
+			return &RegistrationError{Host: c.host, Outcome: OutcomePending, Reason: reason, Err: err}
+		case err != nil:
+			last = err
+		default:
+			var outcome Outcome
+			outcome, reason = l.Outcome()
+			last = nil
+			if outcome == OutcomeDone {
+				return nil
+			}
+			if outcome == OutcomeFailed {
+				return &RegistrationError{Host: c.host, Outcome: outcome, Reason: reason}
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return &RegistrationError{Host: c.host, Outcome: OutcomePending, Reason: reason, Err: errors.Join(ctx.Err(), last)}
+		}
+	}
+}
+
+// A Deregistration is what became of a request to deregister.
+type Deregistration string
+
+// What can become of it.
+const (
+	// Deregistered: the host and Smart Licensing both know.
+	Deregistered Deregistration = "deregistered"
+	// DeregisteredLocally: Smart Licensing could not be told; the seat there
+	// may still be taken.
+	DeregisteredLocally Deregistration = "deregistered_locally"
+	// NotRegistered: there was nothing to undo.
+	NotRegistered Deregistration = "not_registered"
+)
+
+// Deregister gives the license back.
+func (c *Client) Deregister(ctx context.Context) (Deregistration, error) {
+	k := call{op: "deregister license", method: http.MethodDelete, path: "/licensing/deregistration"}
+	status, _, err := c.fetch(ctx, k, nil)
+	var refused *Error
+	switch {
+	case errors.As(err, &refused) && refused.Status == http.StatusBadRequest:
+		return NotRegistered, nil
+	case err != nil:
+		return "", err
+	case status == http.StatusNoContent:
+		return Deregistered, nil
+	case status == http.StatusAccepted:
+		return DeregisteredLocally, nil
+	}
+	return "", &Error{Op: k.op, Host: c.host, Status: status, Kind: ErrBadAnswer, Err: errors.New("neither 204 nor 202")}
+}

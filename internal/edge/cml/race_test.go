@@ -1,0 +1,5 @@
+//go:build race
+
+package cml
+
+const raceDetector = true

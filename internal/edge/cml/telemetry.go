@@ -1,0 +1,120 @@
+package cml
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// OptedIn says whether CML was allowed to collect telemetry at all. An answer
+// without the flag is an error, not a no.
+func (c *Client) OptedIn(ctx context.Context) (bool, error) {
+	k := call{op: "read telemetry opt-in", method: http.MethodGet, path: "/telemetry"}
+	var v struct {
+		OptIn *bool `json:"opt_in"`
+	}
+	if _, _, err := c.fetch(ctx, k, &v); err != nil {
+		return false, err
+	}
+	if v.OptIn == nil {
+		return false, &Error{Op: k.op, Host: c.host, Kind: ErrBadAnswer, Err: errors.New("opt_in is missing")}
+	}
+	return *v.OptIn, nil
+}
+
+// Activity reads the opt-in and then the whole telemetry history through f.
+// seen is what the last reading of this worker returned.
+//
+// Every failure is an Activity with a Reason, so that none can be overlooked. An
+// Activity that is unknown for another reason than the history itself carries
+// seen unchanged. A host that is not opted in is not asked for its history.
+func (c *Client) Activity(ctx context.Context, f *Filter, seen Seen) Activity {
+	unknown := func(r Reason, err error) Activity {
+		return Activity{CheckedAt: time.Now(), Unknown: r, Err: err, Seen: seen}
+	}
+	in, err := c.OptedIn(ctx)
+	switch {
+	case err != nil:
+		reason := reasonOfCall(err)
+		if reason == ReasonRefused {
+			reason = ReasonOptInUnknown
+		}
+		return unknown(reason, err)
+	case !in:
+		return unknown(ReasonNotOptedIn, fmt.Errorf("cannot tell activity of CML at %s: telemetry is not opted in", c.host))
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.events)
+	defer cancel()
+	a, err := c.history(ctx)
+	if err != nil {
+		return unknown(reasonOfCall(err), err)
+	}
+	defer a.Body.Close()
+	activity := f.read(a.Body, a.received, a.offset, seen)
+	activity.seal(time.Now())
+	if activity.Err != nil {
+		activity.Err = fmt.Errorf("cannot tell activity of CML at %s: %w", c.host, activity.Err)
+	}
+	return activity
+}
+
+// RawEvents writes the telemetry history as CML sends it, at most limit bytes,
+// to w. It is for diagnosis; Activity is what idleness is judged by.
+func (c *Client) RawEvents(ctx context.Context, w io.Writer, limit int64) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.events)
+	defer cancel()
+	a, err := c.history(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer a.Body.Close()
+	n, err := io.Copy(w, io.LimitReader(a.Body, limit))
+	if err != nil {
+		return n, fmt.Errorf("cannot copy telemetry events of CML at %s: %w", c.host, err)
+	}
+	return n, nil
+}
+
+func (c *Client) history(ctx context.Context) (*answer, error) {
+	return c.send(ctx, call{op: "read telemetry events", method: http.MethodGet, path: "/telemetry/events"})
+}
+
+// reasonOfCall sorts a failed call into the reasons for an unknown signal.
+func reasonOfCall(err error) Reason {
+	switch {
+	case errors.Is(err, ErrUnreachable):
+		return ReasonUnreachable
+	case errors.Is(err, ErrUnauthorized):
+		return ReasonUnauthorized
+	}
+	return ReasonRefused
+}
+
+// An Identity is the account a client works under.
+type Identity struct {
+	ID       string `json:"id"`
+	Username string `json:"username"`
+	Admin    bool   `json:"admin"`
+}
+
+// Identity asks CML who we are, so that our own calls can be kept out of the
+// activity by id.
+func (c *Client) Identity(ctx context.Context) (Identity, error) {
+	k := call{
+		op: "read our identity", method: http.MethodPost, path: "/auth_extended",
+		body: credentials{c.username, c.password}, open: true,
+	}
+	var v Identity
+	if _, _, err := c.fetch(ctx, k, &v); err != nil {
+		return Identity{}, err
+	}
+	if v.ID == "" {
+		return Identity{}, &Error{Op: k.op, Host: c.host, Kind: ErrBadAnswer, Err: errors.New("id is missing")}
+	}
+	v.Username = cmp.Or(v.Username, c.username)
+	return v, nil
+}

@@ -1,0 +1,109 @@
+package ec2
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/credentials/stscreds"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
+)
+
+const (
+	maxAnswer      = 64 << 20         // bytes of one answer
+	attemptTimeout = 30 * time.Second // of one attempt, when no HTTP client is given
+)
+
+// Access says as whom and by what road AWS is called.
+type Access struct {
+	// RoleARN is the role to assume in the account; empty means the standard
+	// credential chain's own identity.
+	RoleARN string
+	// ExternalID and SessionName go with the role; the name defaults to "lull".
+	ExternalID, SessionName string
+	// Credentials replace the standard chain; nil means the chain.
+	Credentials aws.CredentialsProvider
+	// HTTP replaces the SDK's HTTP client for every call but those by which
+	// the standard chain finds its credentials.
+	HTTP *http.Client
+	// STSEndpoint is where roles are assumed, if not at AWS.
+	STSEndpoint string
+}
+
+// Load makes the SDK's configuration for a region. Answers are bounded in size.
+func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
+	if region == "" {
+		return aws.Config{}, errors.New("cannot load AWS configuration: no region is given")
+	}
+	options := []func(*config.LoadOptions) error{config.WithRegion(region)}
+	if a.Credentials != nil {
+		options = append(options, config.WithCredentialsProvider(a.Credentials))
+	}
+	options = append(options, config.WithHTTPClient(awshttp.NewBuildableClient().WithTimeout(attemptTimeout)))
+	cfg, err := config.LoadDefaultConfig(ctx, options...)
+	if err != nil {
+		return aws.Config{}, fmt.Errorf("cannot load AWS configuration for region %s: %w", region, err)
+	}
+	// Wrapped only now: for AWS_CA_BUNDLE the SDK wants a client of its own.
+	if a.HTTP != nil {
+		cfg.HTTPClient = a.HTTP
+	}
+	cfg.HTTPClient = bounded{cfg.HTTPClient}
+	if a.RoleARN == "" {
+		return cfg, nil
+	}
+	assume := sts.NewFromConfig(cfg, func(o *sts.Options) {
+		if a.STSEndpoint != "" {
+			o.BaseEndpoint = aws.String(a.STSEndpoint)
+		}
+	})
+	cfg.Credentials = aws.NewCredentialsCache(stscreds.NewAssumeRoleProvider(assume, a.RoleARN, func(o *stscreds.AssumeRoleOptions) {
+		o.RoleSessionName = cmp.Or(a.SessionName, "lull")
+		if a.ExternalID != "" {
+			o.ExternalID = aws.String(a.ExternalID)
+		}
+	}))
+	return cfg, nil
+}
+
+// bounded lets no answer be longer than maxAnswer.
+//
+// It also hides that the SDK's request bodies are an io.WriterTo. The SDK closes
+// a body as soon as the answer's headers are there; if net/http's last look for
+// surplus bytes comes later, the SDK's WriteTo returns io.EOF, which net/http
+// takes for a failed request and closes the connection in the middle of the
+// answer. Read has no such fault.
+type bounded struct{ client aws.HTTPClient }
+
+func (b bounded) Do(r *http.Request) (*http.Response, error) {
+	if r.Body != nil && r.Body != http.NoBody {
+		r = r.WithContext(r.Context())
+		r.Body = struct{ io.ReadCloser }{r.Body}
+	}
+	resp, err := b.client.Do(r)
+	if err == nil {
+		resp.Body = &boundedBody{resp.Body, maxAnswer}
+	}
+	return resp, err
+}
+
+type boundedBody struct {
+	io.ReadCloser
+	left int64
+}
+
+func (b *boundedBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, fmt.Errorf("the answer is larger than %d bytes", maxAnswer)
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}

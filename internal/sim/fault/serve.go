@@ -1,0 +1,100 @@
+package fault
+
+import (
+	"net/http"
+	"time"
+)
+
+// Serve applies the effect around one call. refuse renders an error answer in
+// the words of the protocol; next does the work and answers. Where the fault is
+// a dead connection Serve panics with http.ErrAbortHandler, which is how a
+// net/http server is told to drop one.
+func (e Effect) Serve(w http.ResponseWriter, r *http.Request, refuse func(http.ResponseWriter, Rule), next func(http.ResponseWriter)) {
+	if e.Delay > 0 && !wait(r, e.Delay) {
+		panic(http.ErrAbortHandler)
+	}
+	switch e.Rule.Kind {
+	case Error:
+		refuse(w, e.Rule)
+	case Refuse:
+		panic(http.ErrAbortHandler)
+	case Hang:
+		<-r.Context().Done()
+		panic(http.ErrAbortHandler)
+	case Lose:
+		next(&void{header: http.Header{}})
+		panic(http.ErrAbortHandler)
+	case Truncate:
+		cut := &cutter{ResponseWriter: w, left: e.Rule.Bytes}
+		next(cut)
+		cut.abort()
+	case Malform:
+		next(&spoiler{ResponseWriter: w, from: e.Rule.Bytes})
+	default:
+		next(w)
+	}
+}
+
+func wait(r *http.Request, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-r.Context().Done():
+		return false
+	}
+}
+
+// void takes an answer that nobody will read.
+type void struct{ header http.Header }
+
+func (v *void) Header() http.Header         { return v.header }
+func (v *void) Write(b []byte) (int, error) { return len(b), nil }
+func (v *void) WriteHeader(int)             {}
+
+// cutter passes on the first bytes and then drops the connection.
+type cutter struct {
+	http.ResponseWriter
+	left int
+}
+
+func (c *cutter) Write(b []byte) (int, error) {
+	c.Header().Del("Content-Length")
+	if len(b) < c.left {
+		c.left -= len(b)
+		return c.ResponseWriter.Write(b)
+	}
+	if _, err := c.ResponseWriter.Write(b[:c.left]); err != nil {
+		return 0, err
+	}
+	c.abort()
+	return 0, nil
+}
+
+// abort sends what was written so far, so that the client sees a cut body and
+// not a connection that never answered.
+func (c *cutter) abort() {
+	if f, ok := c.ResponseWriter.(http.Flusher); ok {
+		f.Flush()
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// spoiler replaces the characters that give every format here its structure.
+type spoiler struct {
+	http.ResponseWriter
+	from, seen int
+}
+
+func (s *spoiler) Write(b []byte) (int, error) {
+	out := make([]byte, len(b))
+	for i, c := range b {
+		if s.seen+i >= s.from && (s.seen+i)%7 == 3 {
+			c = 0xff
+		}
+		out[i] = c
+	}
+	s.seen += len(b)
+	return s.ResponseWriter.Write(out)
+}

@@ -1,0 +1,38 @@
+package sim
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+
+	"gopkg.in/yaml.v3"
+
+	"lull/internal/sim/world"
+)
+
+//go:embed default.yaml
+var defaultScenario []byte
+
+// maxScenario bounds a scenario file.
+const maxScenario = 4 << 20
+
+// Default returns the scenario that the binary carries: one region, a dozen
+// workers, users who come and go.
+func Default() (world.Config, error) { return ParseScenario(defaultScenario) }
+
+// ParseScenario reads a scenario in YAML or JSON. An unknown key is an error
+// that names its line.
+func ParseScenario(b []byte) (world.Config, error) {
+	var c world.Config
+	if len(b) > maxScenario {
+		return c, fmt.Errorf("cannot read scenario: %d bytes are more than %d", len(b), maxScenario)
+	}
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	d.KnownFields(true)
+	if err := d.Decode(&c); err != nil && !errors.Is(err, io.EOF) {
+		return c, fmt.Errorf("cannot read scenario: %w", err)
+	}
+	return c, nil
+}

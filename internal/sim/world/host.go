@@ -1,0 +1,295 @@
+package world
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Host is the CML server inside an instance.
+type Host struct {
+	Version string
+	Profile string
+	Offset  time.Duration // how far its clock is ahead of the clients'
+
+	OptIn      bool   // telemetry is collected
+	OptInFault bool   // the opt-in cannot be read
+	Password   string // of every account
+	Spoil      Spoil  // what is wrong with its telemetry
+	DeregSlow  bool   // deregistration times out at Smart Licensing (202)
+	TokenLife  time.Duration
+	Labs       []Lab
+	Licence    Licence
+	Notices    []Notice
+	Maint      bool
+
+	History BaseHistory // what happened before the simulation began
+	events  []event     // what happened since, oldest first
+	others  []string    // ids of accounts that no script uses, by their number in events
+
+	Users         []*User
+	Interruptions int       // times that a user at work found the machine gone
+	LastActivity  time.Time // client's time of the newest real user action
+
+	instance *Instance
+	readyAt  time.Time // world's time at which CML can start nodes
+	session  int       // raised at each cold boot; tokens of an earlier one are void
+	noisy    time.Time // world's time up to which background events exist
+	dice     dice
+}
+
+// Spoil is the share (0 to 1) of new events that are late, doubled, out of
+// order, dated in the future, or not events at all.
+type Spoil struct {
+	Late      float64  `yaml:"late" json:"late,omitempty"`
+	LateBy    Duration `yaml:"late_by" json:"late_by,omitempty"` // default 10 min, client's time
+	Duplicate float64  `yaml:"duplicate" json:"duplicate,omitempty"`
+	Reorder   float64  `yaml:"reorder" json:"reorder,omitempty"`
+	Future    float64  `yaml:"future" json:"future,omitempty"` // dated an hour ahead
+	Malformed float64  `yaml:"malformed" json:"malformed,omitempty"`
+}
+
+// Lab is one CML lab.
+type Lab struct {
+	ID, Title, Owner  string // Owner is a user id
+	Nodes             int
+	Started           bool
+	StartedAt         time.Time // world's time
+	Created, Modified time.Time // client's time
+}
+
+// Notice is a message to the users of CML.
+type Notice struct {
+	ID      string `json:"id"`
+	Level   string `json:"level"`
+	Label   string `json:"label"`
+	Content string `json:"content"`
+	Enabled bool   `json:"enabled"`
+}
+
+// AdminID is the id of CML's built-in account, which the seeds' exclusion pattern matches.
+const AdminID = "00000000-0000-4000-a000-000000000000"
+
+// newHost makes the CML host of a new instance.
+func (w *World) newHost(now Moment, i *Instance, version, profile string) *Host {
+	p := w.cfg.profile(profile)
+	h := &Host{
+		Version: version, Profile: profile, Offset: p.ClockOffset.D(), OptIn: !p.NoOptIn,
+		Password: p.Password, Spoil: p.Spoil, TokenLife: p.TokenLife.D(),
+		instance: i, noisy: now.World, dice: seedDice(w.cfg.Seed, "host", i.ID),
+	}
+	if i.Name != "" {
+		h.dice = seedDice(w.cfg.Seed, "host", i.Name)
+	}
+	h.Licence.Product = h.dice.uuid()
+	if p.Licensed {
+		h.Licence.complete(now.Wire)
+	}
+	if p.History > 0 {
+		h.History = BaseHistory{
+			Events: p.History, Seed: h.dice.next(),
+			From: now.Wire.Add(-p.HistorySpan.D()), To: now.Wire.Add(-p.HistoryAge.D()),
+		}
+	}
+	for _, u := range p.Users {
+		h.Users = append(h.Users, newUser(now, u, &h.dice))
+	}
+	for k := range p.Labs {
+		h.Labs = append(h.Labs, h.newLab(now, "Lab "+string(rune('A'+k%26)), k))
+	}
+	return h
+}
+
+func (h *Host) newLab(now Moment, title string, owner int) Lab {
+	id := AdminID
+	if len(h.Users) > 0 {
+		id = h.Users[owner%len(h.Users)].ID
+	}
+	return Lab{ID: h.dice.uuid(), Title: title, Owner: id, Nodes: 2 + h.dice.below(9), Created: now.Wire, Modified: now.Wire}
+}
+
+// powerOn starts the boot of CML; powerOff ends it.
+func (h *Host) powerOn(at time.Time) {
+	h.readyAt = at.Add(h.instance.cmlBoot)
+	h.noisy = at
+	if !h.instance.Hibernated {
+		h.session++
+		for k := range h.Labs {
+			h.Labs[k].Started = false
+		}
+		return
+	}
+	h.readyAt = at.Add(h.instance.cmlBoot / 10)
+}
+
+func (h *Host) powerOff(bool) { h.readyAt = time.Time{} }
+
+// Reach says what a client that connects to a host meets.
+type Reach int
+
+// What a connection to a host meets.
+const (
+	Nobody  Reach = iota // no machine has this address, or it is not up
+	Booting              // the machine is up, CML does not listen yet
+	Warming              // CML answers but is not ready
+	Ready                // CML can start nodes
+)
+
+func (h *Host) reach(now Moment) Reach {
+	boot := h.instance.cmlBoot
+	switch {
+	case h.instance.State != Running || h.readyAt.IsZero():
+		return Nobody
+	case now.World.Before(h.readyAt.Add(-boot / 2)):
+		return Booting
+	case now.World.Before(h.readyAt):
+		return Warming
+	}
+	return Ready
+}
+
+// HostAt visits the CML host at an address or with a scenario name or instance
+// id. It reports Nobody, and visits nothing, where there is none or it is not up.
+// The visitor may call the methods of Host, which change it, and those of World
+// that take a Host.
+func (w *World) HostAt(ref string, visit func(*Host, Moment, Reach)) Reach {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := w.resolve(ref)
+	if i == nil || i.Host == nil {
+		return Nobody
+	}
+	now := w.Clock.Now()
+	w.settle(now, i)
+	r := i.Host.reach(now)
+	if r == Nobody {
+		return r
+	}
+	w.background(now, i.Host)
+	visit(i.Host, now, r)
+	return r
+}
+
+// resolve finds an instance by id, scenario name or address. Beside its public
+// and private addresses an instance has one for its metadata service, which
+// stays the same for life: 10.a.b.c is reached at 127.(128+a).b.c.
+func (w *World) resolve(ref string) *Instance {
+	if i := w.lookup(ref); i != nil {
+		return i
+	}
+	a, err := netip.ParseAddr(ref)
+	if err != nil || !a.Unmap().Is4() {
+		return nil
+	}
+	a = a.Unmap()
+	if i := w.byPublic[a]; i != nil {
+		return i
+	}
+	b := a.As4()
+	if b[0] == 127 && b[1] >= 128 {
+		a = netip.AddrFrom4([4]byte{10, b[1] - 128, b[2], b[3]})
+	}
+	return w.byPrivate[a]
+}
+
+// MetadataAddr is the loopback address of an instance's metadata service.
+func (i *Instance) MetadataAddr() netip.Addr {
+	if !i.PrivateIP.IsValid() {
+		return netip.Addr{}
+	}
+	b := i.PrivateIP.As4()
+	return netip.AddrFrom4([4]byte{127, b[1] + 128, b[2], b[3]})
+}
+
+// Locate is Find for an address too.
+func (w *World) Locate(ref string, visit func(*Instance, Moment)) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := w.resolve(ref)
+	if i == nil {
+		return false
+	}
+	now := w.Clock.Now()
+	w.settle(now, i)
+	visit(i, now)
+	return true
+}
+
+// Instance returns the instance that a host runs on. Only visitors may use it.
+func (h *Host) Instance() *Instance { return h.instance }
+
+// Session is a number that changes at each cold boot.
+func (h *Host) Session() int { return h.session }
+
+// RunningNodes counts the nodes of started labs.
+func (h *Host) RunningNodes() int {
+	n := 0
+	for _, l := range h.Labs {
+		if l.Started {
+			n += l.Nodes
+		}
+	}
+	return n
+}
+
+// UserID returns the id of an account of the host: admin, a scripted user, or a
+// name that the host has not seen, which gets an id of its own as a created
+// account would.
+func (h *Host) UserID(name string) string {
+	if name == "admin" {
+		return AdminID
+	}
+	for _, u := range h.Users {
+		if u.Name == name {
+			return u.ID
+		}
+	}
+	d := seedDice(0, "account", name)
+	return d.uuid()
+}
+
+// SetLab starts, stops or wipes a lab on behalf of a user and reports whether it exists.
+func (h *Host) SetLab(now Moment, id, op, user string) bool {
+	for k := range h.Labs {
+		l := &h.Labs[k]
+		if l.ID != id {
+			continue
+		}
+		h.setLab(now, k, op, user)
+		return true
+	}
+	return false
+}
+
+func (h *Host) setLab(now Moment, k int, op, user string) {
+	l := &h.Labs[k]
+	l.Modified = now.Wire
+	switch op {
+	case "start":
+		if l.Started {
+			return
+		}
+		l.Started, l.StartedAt = true, now.World
+		h.log(now, catStartLab, user, k)
+		h.log(now, catQueueNode, user, k)
+		h.log(now, catBootNode, user, k)
+	case "stop":
+		if !l.Started {
+			return
+		}
+		l.Started = false
+		h.log(now, catStopLab, user, k)
+	case "wipe":
+		l.Started = false
+		h.log(now, catWipeNode, user, k)
+	}
+}
+
+// Lab finds a lab by id.
+func (h *Host) Lab(id string) (Lab, bool) {
+	for _, l := range h.Labs {
+		if l.ID == id {
+			return l, true
+		}
+	}
+	return Lab{}, false
+}

@@ -1,0 +1,211 @@
+package world
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// State is an EC2 instance state.
+type State string
+
+// The states of an instance, with EC2's names.
+const (
+	Pending      State = "pending"
+	Running      State = "running"
+	ShuttingDown State = "shutting-down"
+	Terminated   State = "terminated"
+	Stopping     State = "stopping"
+	Stopped      State = "stopped"
+)
+
+// Code is the number that EC2 gives the state.
+func (s State) Code() int {
+	switch s {
+	case Pending:
+		return 0
+	case Running:
+		return 16
+	case ShuttingDown:
+		return 32
+	case Terminated:
+		return 48
+	case Stopping:
+		return 64
+	}
+	return 80
+}
+
+// Legal lists the states that may follow s.
+func (s State) Legal() []State {
+	switch s {
+	case Pending:
+		return []State{Running, Stopped, ShuttingDown, Terminated}
+	case Running:
+		return []State{Stopping, ShuttingDown}
+	case Stopping:
+		return []State{Stopped, ShuttingDown}
+	case Stopped:
+		return []State{Pending, ShuttingDown}
+	case ShuttingDown:
+		return []State{Terminated}
+	}
+	return nil
+}
+
+// Tag is one tag of a resource.
+type Tag struct{ Key, Value string }
+
+// Tags are sorted by key and never changed in place.
+type Tags []Tag
+
+// Get returns the value of key.
+func (t Tags) Get(key string) (string, bool) {
+	i, ok := slices.BinarySearchFunc(t, key, func(a Tag, k string) int { return strings.Compare(a.Key, k) })
+	if !ok {
+		return "", false
+	}
+	return t[i].Value, true
+}
+
+// MakeTags sorts a map into Tags.
+func MakeTags(m map[string]string) Tags {
+	t := make(Tags, 0, len(m))
+	for k, v := range m {
+		t = append(t, Tag{k, v})
+	}
+	slices.SortFunc(t, func(a, b Tag) int { return strings.Compare(a.Key, b.Key) })
+	return t
+}
+
+func (t Tags) with(changes []Tag) Tags {
+	m := make(map[string]string, len(t)+len(changes))
+	for _, x := range t {
+		m[x.Key] = x.Value
+	}
+	for _, x := range changes {
+		m[x.Key] = x.Value
+	}
+	return MakeTags(m)
+}
+
+// TagChoice names a tag to delete: Value nil means whatever the value.
+type TagChoice struct {
+	Key   string
+	Value *string
+}
+
+func (t Tags) without(gone []TagChoice) Tags {
+	return slices.DeleteFunc(slices.Clone(t), func(x Tag) bool {
+		return slices.ContainsFunc(gone, func(g TagChoice) bool {
+			return g.Key == x.Key && (g.Value == nil || *g.Value == x.Value)
+		})
+	})
+}
+
+// Reason is EC2's StateReason with the older transition text beside it.
+type Reason struct {
+	Code, Message, Transition string
+}
+
+// Transition is one change of state, at the client's time.
+type Transition struct {
+	At       time.Time
+	From, To State
+	By       string // api, user (a person at the console), server, spot, instance, time
+}
+
+// Instance is one EC2 instance. Fields are read by visitors and written by World.
+type Instance struct {
+	ID, Account, Region string
+	Seq                 uint64 // order of launch; the page token
+	Name                string // name in the scenario; empty for launched ones
+	Zone, Subnet, VPC   string
+	Type, Image, Key    string
+	Profile             string // name of the instance profile
+	Groups              []string
+	Reservation         string
+	LaunchIndex         int
+	ClientToken         string
+
+	State      State
+	Reason     Reason
+	Launched   time.Time // client's time of the launch or the latest start
+	Created    time.Time // client's time of the first launch
+	UpSince    time.Time // world's time of the latest change to running
+	Due        time.Time // world's time at which DueTo is reached; zero when nothing is under way
+	DueTo      State
+	Stuck      bool // transitions do not end
+	Impaired   bool // status checks fail
+	Boots      int  // cold boots; a resume from hibernation is none
+	Hibernated bool // RAM was kept by the latest stop
+
+	PrivateIP, PublicIP netip.Addr
+	Elastic             bool // keeps PublicIP over stops
+	Hibernation         bool // configured at launch
+	NoStop, NoTerminate bool // stop and termination protection
+	OnShutdown          string
+	Spot                bool
+	SpotAt              time.Time // client's time of the announced Spot interruption; zero means none
+	InstanceStore       bool      // root device
+	UserData            []byte
+	HopLimit            int
+	TokensRequired      bool // IMDSv2 only
+	TagsInMetadata      bool
+	Volume              string
+	VolumeGB            int
+	Agent               bool // CloudWatch agent: memory and disk metrics
+
+	Tags    Tags
+	shown   Tags         // what reads see while a change of tags is under way
+	shownTo time.Time    // client's time at which Tags shows
+	Visible time.Time    // client's time from which reads find the instance
+	Gone    time.Time    // client's time from which they no longer do
+	History []Transition // newest last, bounded
+
+	purged  bool          // no longer in the world
+	cmlBoot time.Duration // world time from running to CML ready
+
+	Host *Host // the CML host inside; nil for a plain machine
+}
+
+// TagsAt returns the tags that a read at wire sees.
+func (i *Instance) TagsAt(wire time.Time) Tags {
+	if wire.Before(i.shownTo) {
+		return i.shown
+	}
+	return i.Tags
+}
+
+// found reports whether a read at wire finds the instance.
+func (i *Instance) found(wire time.Time) bool {
+	return !wire.Before(i.Visible) && (i.Gone.IsZero() || wire.Before(i.Gone))
+}
+
+const historyMax = 32
+
+func (i *Instance) become(at Moment, to State, by string) {
+	if len(i.History) >= historyMax {
+		i.History = slices.Delete(i.History, 0, len(i.History)-historyMax+1)
+	}
+	if n := len(i.History); n > 0 && at.Wire.Before(i.History[n-1].At) {
+		at.Wire = i.History[n-1].At
+	}
+	i.History = append(i.History, Transition{At: at.Wire, From: i.State, To: to, By: by})
+	i.State = to
+	i.Due, i.DueTo = time.Time{}, ""
+}
+
+// RunningAt reports whether the instance was running at a client's time, as far
+// back as its history goes.
+func (i *Instance) RunningAt(wire time.Time) bool {
+	up := i.State == Running
+	for k := len(i.History) - 1; k >= 0; k-- {
+		if !i.History[k].At.After(wire) {
+			return i.History[k].To == Running
+		}
+		up = i.History[k].From == Running
+	}
+	return up && !wire.Before(i.Created)
+}

@@ -1,0 +1,94 @@
+package world
+
+import (
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Licence is CML's smart licence. Registration is accepted first and true or
+// false later: Settle says what is known at a moment.
+type Licence struct {
+	Product       string    `json:"product"`
+	Registration  string    `json:"registration"`  // NOT_REGISTERED, IN_PROGRESS, COMPLETED, FAILED, RETRY_IN_PROGRESS
+	Authorization string    `json:"authorization"` // EVAL, IN_COMPLIANCE, OUT_OF_COMPLIANCE
+	Token         string    `json:"token,omitempty"`
+	Failure       string    `json:"failure,omitempty"`
+	Attempted     time.Time `json:"attempted,omitzero"` // client's time
+	Succeeded     time.Time `json:"succeeded,omitzero"` // client's time
+	Due           time.Time `json:"due,omitzero"`       // world's time of the next change
+}
+
+var tokenShape = regexp.MustCompile(`^[a-zA-Z\d+/%=-]{1,256}$`)
+
+func (l *Licence) complete(wire time.Time) {
+	l.Registration, l.Authorization, l.Failure = "COMPLETED", "IN_COMPLIANCE", ""
+	l.Attempted, l.Succeeded = wire, wire
+}
+
+// settle applies what the licence agent has found out by now.
+func (l *Licence) settle(w *World, now Moment) {
+	if l.Registration == "" {
+		l.Registration, l.Authorization = "NOT_REGISTERED", "EVAL"
+	}
+	for !l.Due.IsZero() && !l.Due.After(now.World) {
+		at := w.Clock.At(l.Due)
+		switch {
+		case l.Registration != "IN_PROGRESS":
+			l.Authorization, l.Due = "IN_COMPLIANCE", time.Time{}
+		case strings.HasPrefix(l.Token, "bad"):
+			l.Registration, l.Due = "FAILED", time.Time{}
+			l.Failure = "The token is not valid or has expired"
+		default:
+			l.Registration, l.Succeeded, l.Failure = "COMPLETED", at.Wire, ""
+			l.Due = l.Due.Add(w.cfg.Timing.Licence.D() / 3)
+			if strings.HasPrefix(l.Token, "over") {
+				l.Authorization, l.Due = "OUT_OF_COMPLIANCE", time.Time{}
+			}
+		}
+	}
+}
+
+// LicenceOf returns the host's licence as it is at now.
+func (w *World) LicenceOf(h *Host, now Moment) Licence {
+	h.Licence.settle(w, now)
+	return h.Licence
+}
+
+// Register begins a registration. Tokens that begin with "bad" are accepted and
+// fail later; those that begin with "over" register and stay out of compliance.
+// The error's Status is what CML answers.
+func (w *World) Register(h *Host, now Moment, token string, again bool) error {
+	l := &h.Licence
+	l.settle(w, now)
+	switch {
+	case !tokenShape.MatchString(token):
+		return refuse(400, "400", "token does not match the pattern")
+	case l.Registration == "IN_PROGRESS":
+		return refuse(409, "409", "A registration is in progress already")
+	case l.Registration == "COMPLETED" && !again:
+		return refuse(400, "400", "The product is registered already; use reregister")
+	}
+	l.Token, l.Registration, l.Failure = token, "IN_PROGRESS", ""
+	l.Attempted = now.Wire
+	l.Due = now.World.Add(h.dice.around(w.cfg.Timing.Licence.D(), 0.3))
+	h.log(now, catLicenseInfo, "", -1)
+	return nil
+}
+
+// Deregister ends a registration. told is false when Smart Licensing was not
+// reached and the product is deregistered on this side only.
+func (w *World) Deregister(h *Host, now Moment) (told bool, err error) {
+	l := &h.Licence
+	l.settle(w, now)
+	switch l.Registration {
+	case "IN_PROGRESS":
+		return false, refuse(409, "409", "A registration is in progress")
+	case "COMPLETED":
+	default:
+		return false, refuse(400, "400", "The product is not registered")
+	}
+	*l = Licence{Product: l.Product, Registration: "NOT_REGISTERED", Authorization: "EVAL"}
+	h.log(now, catLicenseInfo, "", -1)
+	return !h.DeregSlow, nil
+}
