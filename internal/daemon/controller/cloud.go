@@ -1,0 +1,200 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"lull/internal/fleet"
+)
+
+// Kind says what sort of failure a call to the cloud was. The names are those
+// of edge/ec2.
+type Kind string
+
+// The kinds that the controller tells apart; any other is tried again.
+const (
+	Throttled      Kind = "throttled"
+	NotFound       Kind = "not_found"
+	Unauthorized   Kind = "unauthorized"
+	Capacity       Kind = "capacity"
+	IncorrectState Kind = "incorrect_state"
+	Protected      Kind = "protected"
+	Mismatch       Kind = "mismatch"
+	Unreachable    Kind = "unreachable" // the call may have had its effect
+	Canceled       Kind = "canceled"    // the call may have had its effect
+	Invalid        Kind = "invalid"
+	NoImage        Kind = "no_image"
+)
+
+// CallError is what the adapters of an edge make of its errors.
+type CallError struct {
+	Kind Kind
+	Err  error
+}
+
+func (e *CallError) Error() string { return e.Err.Error() }
+func (e *CallError) Unwrap() error { return e.Err }
+
+// KindOf is the kind of the CallError in err, or Unreachable.
+func KindOf(err error) Kind {
+	if e, ok := errors.AsType[*CallError](err); ok {
+		return e.Kind
+	}
+	return Unreachable
+}
+
+// hopeless tells whether the same call can never succeed.
+func hopeless(k Kind) bool {
+	return k == Unauthorized || k == Mismatch || k == Invalid || k == NoImage
+}
+
+// Cause is who brought an instance into its state, by EC2's StateReason.
+type Cause string
+
+// The causes.
+const (
+	CauseUser     Cause = "user"
+	CauseInstance Cause = "instance"
+	CauseServer   Cause = "server"
+	CauseUnknown  Cause = "unknown"
+)
+
+// Instance is what EC2 tells about one instance.
+type Instance struct {
+	ID          string
+	State       string
+	Cause       Cause
+	Reason      string
+	PublicIP    string
+	PrivateIP   string
+	Type        string
+	ImageID     string
+	Name        string
+	LaunchTime  time.Time
+	ClientToken string
+	Tags        map[string]string
+}
+
+// Search selects instances: those with all the tags, with the client token,
+// or with an image whose name matches.
+type Search struct {
+	Tags        map[string]string
+	ClientToken string
+	ImageName   string
+}
+
+// Observer reads one region of one account. An answer is complete or an
+// error.
+type Observer interface {
+	// States reads the state of every instance by id.
+	States(ctx context.Context) (map[string]string, error)
+	// Instances describes ids; those EC2 does not know are missing.
+	Instances(ctx context.Context, ids []string) (found map[string]Instance, missing []string, err error)
+	Find(ctx context.Context, q Search) ([]Instance, error)
+}
+
+// Stopped is an accepted stop. Fallback says why a plain stop was made where
+// hibernation was asked for.
+type Stopped struct {
+	Hibernating bool
+	Fallback    string
+}
+
+// Mover moves instances. Accepted is not done.
+type Mover interface {
+	Start(ctx context.Context, id string) error
+	Stop(ctx context.Context, id string, hibernate bool) (Stopped, error)
+	Terminate(ctx context.Context, id string) error
+}
+
+// Launcher launches instances. Run with the same launch gives the instance
+// that the first call made.
+type Launcher interface {
+	NewestImage(ctx context.Context, pattern string) (id string, err error)
+	Run(ctx context.Context, l fleet.Launch) (Instance, error)
+}
+
+// Inspector looks at what speaks against a stop. Found are preflight codes;
+// an error is unknown, and blocks.
+type Inspector interface {
+	Preflight(ctx context.Context, id string) (found []string, err error)
+}
+
+// Tagger writes tags.
+type Tagger interface {
+	CreateTags(ctx context.Context, ids []string, tags map[string]string) error
+}
+
+// Load is the utilisation of an instance in per cent; nil is missing.
+type Load struct {
+	CPU, Memory, Disk *float64
+	At                time.Time
+	Err               error
+}
+
+// LoadReader reads the load of many instances in few calls.
+type LoadReader interface {
+	Load(ctx context.Context, ids []string) map[string]Load
+}
+
+// Cloud is one region of one account. Load, Check and Tag may be nil.
+type Cloud struct {
+	Look   Observer
+	Move   Mover
+	Launch Launcher
+	Check  Inspector
+	Tag    Tagger
+	Load   LoadReader
+}
+
+// Telemetry is one reading of a worker's CML history.
+type Telemetry struct {
+	CheckedAt  time.Time // when the answer had been read completely
+	Unknown    string    // why it says nothing about quiet; empty if it does
+	Newest     time.Time // newest relevant activity by our clock; zero for none
+	Recent     []fleet.Event
+	Seen       json.RawMessage // to be handed to the next reading
+	Future     int64           // future-dated events met
+	Malformed  int64
+	Categories map[string]int64 // unknown ones
+}
+
+// System is what CML tells about itself. A nil count is not known.
+type System struct {
+	Version string
+	Ready   bool
+	Labs    *int
+	Nodes   *int
+	Running *int // labs that run
+	Info    json.RawMessage
+}
+
+// Console is the CML of one worker.
+type Console interface {
+	Telemetry(ctx context.Context, seen json.RawMessage) Telemetry
+	System(ctx context.Context) (System, error)
+	RunningLabs(ctx context.Context) (int, error)
+}
+
+// LicenseState is where a CML license stands.
+type LicenseState struct {
+	Done, Failed bool // neither: still under way
+	Detail       string
+}
+
+// Licenser works on the license of a worker's CML. Register returning means
+// accepted, never done.
+type Licenser interface {
+	Register(ctx context.Context, token string, reregister bool) error
+	State(ctx context.Context) (LicenseState, error)
+	// Deregister returns local when Smart Licensing could not be told.
+	Deregister(ctx context.Context) (local bool, err error)
+}
+
+// Warner tells the users of a worker that it will be paused. A Console may
+// implement it.
+type Warner interface {
+	Warn(ctx context.Context, at time.Time) error
+}

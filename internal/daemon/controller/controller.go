@@ -1,0 +1,350 @@
+// Package controller drives every worker of a fleet through its life (spec,
+// section 2.6): it observes the cloud, judges idleness, and is the only part
+// of lull that acts on EC2.
+//
+// Run shares the workers with all other live servers on the same store: each
+// holds some of Shards shards under a lease, every write carries the shard's
+// ownership as a condition, and every acting call ends Margin before the
+// lease does. Without a store there is no ownership, so nothing is done.
+//
+// It guarantees that an intent is durable before a call is sent, that a pause
+// which rests on readings is called off unless readings that are at most
+// FinalLook old are quiet, that a launch is sent with parameters and a token
+// that were durable before, that "not found" is believed only when it was
+// answered twice at least MissingConfirm apart, and that one slow region or
+// worker delays no other: each region observes in a goroutine of its own, and
+// work on workers runs in lanes by region and by health.
+//
+// In a steady cycle a region costs one listing of instance states; a worker
+// with an unchanged observation and record and nothing due costs a map
+// look-up and no write.
+//
+// It leaves out how the cloud and CML are spoken to (the interfaces in
+// cloud.go; package cmd adapts the edges), and the records (package fleet).
+package controller
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"lull/internal/evidence"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/power"
+	"lull/internal/store"
+)
+
+// Fixed times of the controller (spec, section 2.6).
+const (
+	LeaseTTL       = 15 * time.Second
+	Margin         = 3 * time.Second // no acting call runs in the last of a lease
+	FinalLook      = 5 * time.Second // oldest reading a pause is sent on
+	MissingConfirm = 60 * time.Second
+	WriteChecks    = 30 * time.Minute // times of idle checks are written at most this late
+	FullPass       = 10 * time.Minute // every instance is described in this time
+	lateWindow     = 15 * time.Minute // an action that was given up may still happen
+	debounce       = 200 * time.Millisecond
+)
+
+// Config is what a Controller is made of. Fleet, Server, Clouds and Consoles
+// are required.
+type Config struct {
+	Fleet  *fleet.Fleet
+	Server string // unique among the servers of a store
+	// Address is where other servers reach this one.
+	Address string
+	Clouds  func(account, region string) (Cloud, error)
+	// Consoles makes the CML of a worker that has an address.
+	Consoles func(w fleet.Worker) (Console, error)
+	// Secret opens a worker's secret.
+	Secret func(s fleet.Secret) (string, error)
+	// Agent gives the last reading of a worker's agent, false for none.
+	Agent func(worker string) (idle.Reading, bool)
+	// Guards gives blocks that others decided on: schedule, budget, hooks.
+	Guards func(w *fleet.Worker, now time.Time) []idle.Block
+	// Journal keeps evidence; nil keeps none.
+	Journal func(evidence.Record)
+	// Archive takes audit entries that leave the store; nil keeps them there.
+	Archive func([]fleet.Entry) error
+	// Shadow decides and records everything and does nothing.
+	Shadow bool
+	// Lanes is how many workers of one region are worked on at a time, 0 is
+	// 16; as many again of those whose last try failed.
+	Lanes int
+	Log   *slog.Logger
+}
+
+// Controller reconciles workers. Make one with New.
+type Controller struct {
+	cfg   Config
+	fleet *fleet.Fleet
+	log   *slog.Logger
+	count counters
+	ready chan struct{}
+	wake  chan struct{} // the dispatcher has something to look at
+	jobs  sync.WaitGroup
+
+	mu      sync.Mutex
+	entries map[string]*entry
+	due     dueHeap
+	lanes   map[laneKey]*lane
+	regions map[regionKey]*region
+	shards  [Shards]*shard
+	leaving []*shard // given up here, and not yet in the store
+	members map[string]Member
+	lease   store.Lease
+	tmpls   map[string]fleet.Template
+	loaded  bool
+	waiting map[string][]fleet.Request // by worker
+	resign  chan struct{}
+}
+
+// New makes a Controller. It does no I/O and starts nothing.
+func New(cfg Config) (*Controller, error) {
+	switch {
+	case cfg.Fleet == nil || cfg.Clouds == nil || cfg.Consoles == nil:
+		return nil, errors.New("cannot make a controller without Fleet, Clouds and Consoles")
+	case cfg.Server == "":
+		return nil, errors.New("cannot make a controller without a server id")
+	}
+	cfg.Lanes = cmp.Or(cfg.Lanes, 16)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Secret == nil {
+		cfg.Secret = func(s fleet.Secret) (string, error) { return "", fmt.Errorf("cannot open secret %s", s) }
+	}
+	return &Controller{
+		cfg: cfg, fleet: cfg.Fleet, log: cfg.Log,
+		ready: make(chan struct{}), wake: make(chan struct{}, 1), resign: make(chan struct{}, 1),
+		entries: map[string]*entry{}, lanes: map[laneKey]*lane{}, regions: map[regionKey]*region{},
+		members: map[string]Member{}, tmpls: map[string]fleet.Template{}, waiting: map[string][]fleet.Request{},
+	}, nil
+}
+
+// String names the controller in errors and logs.
+func (c *Controller) String() string { return "worker controller" }
+
+// Ready closes when all records have been read.
+func (c *Controller) Ready() <-chan struct{} { return c.ready }
+
+// Run works until ctx ends. It gives its shards up before it returns.
+func (c *Controller) Run(ctx context.Context) error {
+	if err := c.fleet.Refresh(ctx); err != nil && !errors.Is(err, store.ErrUnavailable) {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		return c.fleet.Run(ctx, func(err error) { c.log.Error("cannot use a stored setting", "err", err) })
+	})
+	g.Go(func() error { return c.followWorkers(ctx) })
+	g.Go(func() error { return c.followTemplates(ctx) })
+	g.Go(func() error { return c.followRequests(ctx) })
+	g.Go(func() error { return c.own(ctx) })
+	g.Go(func() error { return c.dispatch(ctx) })
+	g.Go(func() error { return c.observe(ctx) })
+	g.Go(func() error { return c.housekeep(ctx) })
+	err := g.Wait()
+	c.jobs.Wait()
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return nil
+	}
+	return err
+}
+
+// followWorkers keeps the entries at what the store has.
+func (c *Controller) followWorkers(ctx context.Context) error {
+	return store.Follow(ctx, c.fleet.Store(), fleet.WorkerKeys(), store.Follower{
+		Reset: func(p store.Page) error {
+			seen := make(map[string]bool, len(p.Values))
+			for _, v := range p.Values {
+				seen[fleet.WorkerID(v.Key)] = true
+				c.read(v)
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			for id, e := range c.entries {
+				if !seen[id] {
+					c.drop(e)
+				}
+			}
+			if !c.loaded {
+				c.loaded = true
+				close(c.ready)
+			}
+			return nil
+		},
+		Apply: func(b store.Batch) error {
+			for _, ev := range b.Events {
+				if !ev.Deleted {
+					c.read(ev.Value)
+					continue
+				}
+				c.mu.Lock()
+				if e := c.entries[fleet.WorkerID(ev.Value.Key)]; e != nil && e.w.Revision() < ev.Value.ModRevision {
+					c.drop(e)
+				}
+				c.mu.Unlock()
+			}
+			return nil
+		},
+	})
+}
+
+// read takes a record from the store. One that cannot be read is left alone,
+// shown and counted.
+func (c *Controller) read(v store.Value) {
+	w, err := fleet.DecodeWorker(v)
+	if err != nil {
+		c.count.unreadable.Add(1)
+		c.log.Error("cannot read a worker", "key", v.Key, "err", err)
+		return
+	}
+	c.learn(w, debounce)
+}
+
+// learn takes a newer record and looks at the worker after a delay, which
+// collects changes that come together. A record that came back from our own
+// write is known already.
+func (c *Controller) learn(w fleet.Worker, after time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.entries[w.ID]
+	if e == nil {
+		e = &entry{id: w.ID, heap: -1, shard: shardOf(w.ID)}
+		c.entries[w.ID] = e
+	}
+	if w.Revision() <= e.w.Revision() {
+		return
+	}
+	if e.w.DesiredStatus != w.DesiredStatus && e.cancel != nil {
+		e.cancel() // what is being done was decided for another wish
+	}
+	e.w = w
+	e.settled = false
+	e.policyOK = false
+	c.region(&w)
+	c.kick(e, time.Now().Add(after))
+}
+
+func (c *Controller) drop(e *entry) {
+	if e.cancel != nil {
+		e.cancel()
+	}
+	c.unschedule(e)
+	delete(c.entries, e.id)
+}
+
+// followTemplates keeps the templates at hand, so that no policy costs a read.
+func (c *Controller) followTemplates(ctx context.Context) error {
+	take := func(v store.Value) {
+		t, err := fleet.DecodeTemplate(v)
+		if err != nil {
+			c.count.unreadable.Add(1)
+			c.log.Error("cannot read a template", "key", v.Key, "err", err)
+			return
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.tmpls[t.Name] = t
+		for _, e := range c.entries {
+			e.policyOK = false
+		}
+	}
+	return store.Follow(ctx, c.fleet.Store(), fleet.TemplateKeys(), store.Follower{
+		Reset: func(p store.Page) error {
+			for _, v := range p.Values {
+				take(v)
+			}
+			return nil
+		},
+		Apply: func(b store.Batch) error {
+			for _, ev := range b.Events {
+				if ev.Deleted {
+					c.mu.Lock()
+					delete(c.tmpls, fleet.TemplateName(ev.Value.Key))
+					c.mu.Unlock()
+					continue
+				}
+				take(ev.Value)
+			}
+			return nil
+		},
+	})
+}
+
+// followRequests answers what only the owner of a worker can.
+func (c *Controller) followRequests(ctx context.Context) error {
+	take := func(v store.Value) {
+		r, err := fleet.DecodeRequest(v)
+		if err != nil || r.AnsweredAt != nil || time.Since(r.At) > fleet.RequestTTL {
+			return
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.waiting[r.WorkerID] = append(c.waiting[r.WorkerID], r)
+		if e := c.entries[r.WorkerID]; e != nil {
+			c.kick(e, time.Now())
+		}
+	}
+	return store.Follow(ctx, c.fleet.Store(), fleet.RequestKeys(), store.Follower{
+		Reset: func(p store.Page) error {
+			c.mu.Lock()
+			clear(c.waiting)
+			c.mu.Unlock()
+			for _, v := range p.Values {
+				take(v)
+			}
+			return nil
+		},
+		Apply: func(b store.Batch) error {
+			for _, ev := range b.Events {
+				if !ev.Deleted {
+					take(ev.Value)
+				}
+			}
+			return nil
+		},
+	})
+}
+
+// running counts the RUNNING workers.
+func (c *Controller) running() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := int64(0)
+	for _, e := range c.entries {
+		if e.w.Status == power.WorkerRunning {
+			n++
+		}
+	}
+	return n
+}
+
+// sleep waits for d or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// jitter is a random time between half of d and d.
+func jitter(d time.Duration) time.Duration {
+	if d <= 1 {
+		return d
+	}
+	return d/2 + rand.N(d/2)
+}

@@ -1,0 +1,423 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"hash/fnv"
+	"math"
+	"slices"
+	"time"
+
+	"lull/internal/evidence"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/power"
+)
+
+// cpuActive is the load in per cent from which cloudwatch, as an activity
+// source, is active (seeds/002 has the same number for the agent).
+const cpuActive = 5
+
+// policy resolves the worker's idle policy from what is at hand.
+func (j *job) policy() idle.Policy { return j.c.policyOf(j.e, &j.w) }
+
+func (c *Controller) policyOf(e *entry, w *fleet.Worker) idle.Policy {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var tmpl *fleet.Template
+	if t, ok := c.tmpls[w.TemplateName]; ok {
+		tmpl = &t
+	}
+	return c.fleet.PolicyWith(w, tmpl)
+}
+
+// detects tells whether step 5 is done for the worker at all.
+func (j *job) detects() bool {
+	return j.w.IsIdleDetectionEnabled && j.w.PauseHolder != fleet.HolderAgent
+}
+
+// detectDue tells whether the worker's next check has come. A worker whose
+// check was never planned gets its own point of the interval.
+func (j *job) detectDue() bool {
+	if len(j.ask) > 0 {
+		return false // a request is answered by a check of its own
+	}
+	if !j.detects() {
+		return false
+	}
+	if j.live.nextCheck.IsZero() {
+		at := j.now.Add(spread(j.w.ID, j.s.IdleDetectionInterval))
+		if n := j.w.NextIdleCheckAt; n != nil && n.After(j.now) && n.Before(j.now.Add(j.s.WorkerActivityDetectionInterval)) {
+			at = *n
+		}
+		j.live.nextCheck = at
+	}
+	return !j.now.Before(j.live.nextCheck)
+}
+
+// spread maps a worker to a point of an interval.
+func spread(id string, d time.Duration) time.Duration {
+	h := fnv.New32a()
+	h.Write([]byte(id))
+	return time.Duration(float64(d) * float64(h.Sum32()) / (math.MaxUint32 + 1.0))
+}
+
+// detect is DetectWorkerIdle (spec, section 2.4): four steps, each of which
+// may fail alone. The error is one of the store; everything else is in the
+// result.
+func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error) {
+	j.c.count.detections.Add(1)
+	r := fleet.DetectResult{WorkerID: j.w.ID, CheckedAt: time.Now().UTC(), Action: fleet.ActNothing, Blocks: []idle.Block{}}
+	j.fetch(ctx, force)
+	if ctx.Err() != nil {
+		r.Error = "the check was called off"
+		return r, nil
+	}
+	// Step 1 again right before an automatic pause: every pause fetches.
+	if d := j.judge(); d.Verdict.Eligible && j.wantsCML() && !j.live.fetchedAt.After(j.now) {
+		j.fetch(ctx, true)
+	}
+	r.TelemetryFetched = j.live.cml.State == idle.Quiet || j.live.cml.State == idle.Active || !j.wantsCML()
+	if !r.TelemetryFetched {
+		r.Error, r.TelemetryUnknownWhy = "telemetry is unknown: "+j.live.cml.Detail, j.live.cml.Detail
+	}
+	// Step 2: update activity.
+	if err := j.update(ctx); err != nil {
+		r.Error = "cannot update the activity: " + err.Error()
+		return r, err
+	}
+	r.ActivityUpdated = r.TelemetryFetched
+	// Step 3: judge.
+	d := j.judge()
+	if d.Verdict.Eligible || d.Verdict.WarnDue || j.live.preflightErr != "" || len(j.live.preflight) > 0 {
+		j.preflight(ctx)
+		d = j.judge()
+	}
+	r.Fill(d.Verdict)
+	if d.Verdict.Has(idle.SignalUnknown) {
+		j.c.count.unknown.Add(1)
+	}
+	// Step 4: settle with the arbiter, if there is anything to settle.
+	err := j.settle(ctx, d, &r)
+	j.plan(d.Verdict)
+	j.record(d)
+	if err == nil {
+		err = j.alarm(ctx, d)
+	}
+	return r, err
+}
+
+func (j *job) wantsCML() bool { return slices.Contains(j.w.Sources(), fleet.SourceCML) }
+
+// far tells whether the pause is so far away that telemetry may be fetched at
+// the longer interval.
+func (j *job) far() bool {
+	v := j.live.verdict
+	return v != nil && v.TargetPauseAt != nil && v.TargetPauseAt.Sub(j.now) > j.s.WorkerActivityDetectionInterval
+}
+
+// interval is the least time between two fetches of the worker's telemetry.
+func (j *job) interval() time.Duration {
+	if j.far() {
+		return j.s.WorkerActivityDetectionInterval
+	}
+	return time.Duration(j.policy().CheckInterval)
+}
+
+// fetch reads telemetry unless the last reading is young enough.
+func (j *job) fetch(ctx context.Context, force bool) {
+	if !j.wantsCML() {
+		return
+	}
+	now := time.Now()
+	if !j.s.WorkerActivityDetectionEnabled {
+		j.live.cml = idle.NotKnown(fleet.SourceCML, now, "activity detection is switched off")
+		return
+	}
+	every := j.interval()
+	if !force && now.Sub(j.live.fetchedAt) < every {
+		return
+	}
+	console, err := j.c.cfg.Consoles(j.w)
+	if err != nil {
+		j.live.cml = idle.NotKnown(fleet.SourceCML, now, err.Error())
+		j.live.fetchedAt = now
+		return
+	}
+	t := console.Telemetry(ctx, j.live.seen)
+	if ctx.Err() != nil {
+		return
+	}
+	j.live.seen, j.live.telemetry, j.live.fetchedAt = t.Seen, t, time.Now()
+	j.c.count.future.Add(t.Future)
+	j.c.count.malformed.Add(t.Malformed)
+	r := idle.Reading{Signal: fleet.SourceCML, State: idle.Quiet, At: t.CheckedAt, LastEvent: t.Newest, MaxAge: idle.Duration(2 * every)}
+	if t.CheckedAt.IsZero() {
+		r.At = time.Now()
+	}
+	if t.Unknown != "" {
+		r.State, r.Detail = idle.Unknown, t.Unknown
+	} else if !t.Newest.IsZero() && now.Sub(t.Newest) < time.Duration(j.policy().Timeout) {
+		r.State = idle.Active
+	}
+	j.live.cml = r
+}
+
+// readings are those of the worker's sources.
+func (j *job) readings() []idle.Reading {
+	now := time.Now()
+	var out []idle.Reading
+	for _, s := range j.w.Sources() {
+		r := idle.NotKnown(s, now, "it was not read yet")
+		switch s {
+		case fleet.SourceCML:
+			if j.live.cml.Signal != "" {
+				r = j.live.cml
+			}
+		case fleet.SourceAgent:
+			if j.c.cfg.Agent != nil {
+				if got, ok := j.c.cfg.Agent(j.w.ID); ok {
+					r = got
+					r.Signal = s
+				}
+			}
+		case fleet.SourceCloudWatch:
+			switch l := j.live.load; {
+			case l.CPU != nil:
+				r = idle.Judge(s, *l.CPU, cpuActive, "%", 5*time.Minute, l.At)
+				r.MaxAge = idle.Duration(2*j.s.WorkerMetricsInterval + 5*time.Minute)
+			case l.Err != nil:
+				r.Detail = l.Err.Error()
+			}
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// guards are the blocks that do not come from the record or the pool.
+func (j *job) guards() []idle.Block {
+	var out []idle.Block
+	if j.c.cfg.Guards != nil {
+		out = j.c.cfg.Guards(&j.w, time.Now())
+	}
+	out = append(out, accepted(&j.w, j.live)...)
+	if j.c.fleet.Halted().On {
+		out = append(out, idle.Block{Code: "halted", Sentence: "All automatic actions are halted."})
+	}
+	if j.c.cfg.Shadow || !j.w.Armed {
+		out = append(out, idle.Block{Code: idle.Shadow, Sentence: "It is in shadow: everything is decided and nothing is done."})
+	}
+	return out
+}
+
+// judge asks the engine with what is at hand.
+func (j *job) judge() evidence.Decision {
+	j.live.readings = j.readings()
+	p := j.policy()
+	if j.c.cfg.Shadow || !j.w.Armed {
+		p.WarnBefore = 0 // nobody is warned of what will not happen
+	}
+	return evidence.Decide(time.Now(), p, fleet.EvidenceFor(&j.w, j.live.readings, j.guards()))
+}
+
+// update writes new activity into the record.
+func (j *job) update(ctx context.Context) error {
+	t := j.live.telemetry
+	if j.live.fetchedAt.IsZero() || t.CheckedAt.IsZero() {
+		return nil
+	}
+	if p, a := j.w.LastPausedAt, j.w.LastActivityAt; p != nil && !t.Newest.After(*p) && a != nil && t.Newest.Sub(*a) > fleet.Jitter {
+		j.c.count.lateActivity.Add(1)
+		j.c.log.Warn("activity before a pause was reported only after it", "worker", j.w.ID, "activity", t.Newest, "paused", *p, "delay", time.Since(*p))
+	}
+	u := fleet.ActivityUpdate{LastActivityAt: t.Newest, Recent: t.Recent, CheckedAt: t.CheckedAt}
+	if t.Unknown != "" {
+		u.Recent = nil // what is known is true, but not all of it
+	}
+	if v := j.live.verdict; v != nil {
+		u.Check, u.Target = &j.live.nextCheck, v.TargetPauseAt
+	}
+	w, err := j.f.UpdateWorkerActivity(ctx, j.w.ID, j.w.Revision(), u, WriteChecks)
+	if err != nil {
+		return err
+	}
+	j.took(w)
+	return nil
+}
+
+// activityInto is update inside another change.
+func (j *job) activityInto(w *fleet.Worker) {
+	t := j.live.telemetry
+	if at := t.Newest.UTC().Round(0); !t.Newest.IsZero() && (w.LastActivityAt == nil || at.Sub(*w.LastActivityAt) > fleet.Jitter) {
+		w.LastActivityAt = &at
+		if t.Recent != nil {
+			w.RecentActivityEvents = t.Recent[:min(len(t.Recent), j.s.WorkerActivityEventsMaxStored)]
+		}
+	}
+}
+
+// preflight looks what speaks against a stop, and keeps that for an hour. What
+// cannot be looked at blocks, and is looked at again in the next check.
+func (j *job) preflight(ctx context.Context) {
+	cloud, err := j.cloud()
+	if err != nil || cloud.Check == nil || j.now.Sub(j.live.preflightAt) < time.Hour {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	j.c.count.calls.add("preflight")
+	found, err := cloud.Check.Preflight(call, j.w.EC2InstanceID)
+	if err != nil {
+		j.live.preflight, j.live.preflightErr = nil, err.Error()
+		return
+	}
+	j.live.preflight, j.live.preflightErr, j.live.preflightAt = found, "", j.now
+}
+
+// settle gives a verdict to the arbiter where that can change something: the
+// worker is eligible, a warning is due, or the guard is another one.
+func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectResult) error {
+	limits := fleet.Limits{ScaleDown: j.s.ScaleDownEnabled, Up: math.MaxInt, Intended: j.w.Intent != nil}
+	_, guard := fleet.Arbitrate(d.Verdict.At, d.Verdict, limits)
+	shadowed := len(d.Verdict.Blocks) == 1 && d.Verdict.Blocks[0].Code == idle.Shadow
+	expected := guard
+	if shadowed {
+		expected = "shadow"
+		j.c.count.wouldPause.Add(1)
+		r.WouldHavePaused = true
+	}
+	if !d.Verdict.Eligible && !(d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow)) && expected == j.w.LastGuard {
+		if guard != "" {
+			j.c.count.skipped.add(guard)
+		}
+		r.Guard = guard
+		return nil
+	}
+	guards := slices.DeleteFunc(j.guards(), func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == "halted" })
+	out, err := j.f.Settle(ctx, j.w.ID, fleet.Judgement{
+		At: j.w.Revision(), Now: time.Now(), Readings: j.live.readings, Guards: guards, Shadow: j.c.cfg.Shadow,
+		Policy: func(w *fleet.Worker) idle.Policy { return j.c.policyOf(j.e, w) },
+	})
+	if err != nil {
+		r.Error = "cannot settle: " + err.Error()
+		return err
+	}
+	warned := j.w.WarningSentAt
+	j.took(out.Worker)
+	r.Action, r.Guard = out.Action, out.Guard
+	r.Fill(out.Decision.Verdict)
+	if out.Guard != "" {
+		j.c.count.skipped.add(out.Guard)
+	}
+	switch out.Action {
+	case fleet.ActPause, fleet.ActDrain:
+		r.AutoPauseTriggered = true
+		j.c.count.autoPause.Add(1)
+		if out.Action == fleet.ActDrain {
+			j.c.count.drains.Add(1)
+		}
+	default:
+		if s := j.w.WarningSentAt; s != nil && (warned == nil || s.After(*warned)) {
+			j.warn(ctx, s.Add(time.Duration(out.Decision.Policy.WarnBefore)))
+		}
+	}
+	return nil
+}
+
+// plan says when the worker is checked next: at the longer interval while
+// the pause is far, and never later than the warning or the pause.
+func (j *job) plan(v idle.Verdict) {
+	j.live.verdict, j.live.checkedAt = &v, v.At
+	next := v.At.Add(time.Duration(j.policy().CheckInterval))
+	if j.far() {
+		next = v.At.Add(j.s.WorkerActivityDetectionInterval)
+		if near := v.TargetPauseAt.Add(-j.s.WorkerActivityDetectionInterval); near.Before(next) && near.After(v.At.Add(j.s.IdleDetectionInterval)) {
+			next = near
+		}
+	}
+	for _, t := range []*time.Time{v.WarnAt, v.TargetPauseAt} {
+		if t != nil && t.After(v.At) && t.Before(next) {
+			next = *t
+		}
+	}
+	if j.w.WarningSentAt != nil {
+		if t := j.w.WarningSentAt.Add(time.Duration(j.policy().WarnBefore)); t.After(v.At) && t.Before(next) {
+			next = t
+		}
+	}
+	if soon := v.At.Add(j.s.ReconcileInterval); j.live.preflightErr != "" && soon.Before(next) {
+		next = soon
+	}
+	j.live.nextCheck = next
+}
+
+// record keeps the evidence.
+func (j *job) record(d evidence.Decision) {
+	if j.c.cfg.Journal != nil {
+		j.c.cfg.Journal(evidence.Record{At: d.Verdict.At, Object: j.w.ID, Region: j.w.AWSRegion, Decision: d})
+	}
+}
+
+// alarm is raised when a signal has become unknown: an unknown is never
+// silent. A worker that has just come up is given the time its CML takes.
+func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
+	i := slices.IndexFunc(d.Verdict.Blocks, func(b idle.Block) bool { return b.Code == idle.SignalUnknown })
+	booting := j.w.RunningSince != nil && j.now.Sub(*j.w.RunningSince) < j.s.ProvisioningTimeout
+	raised := j.live.unknown
+	j.live.unknown = i >= 0 && (raised || !booting)
+	if raised || !j.live.unknown {
+		return nil
+	}
+	why := d.Verdict.Blocks[i].Sentence
+	j.c.log.Warn("a signal is not known; the worker is not paused", "worker", j.w.ID, "why", why)
+	return j.write(ctx, func(_ *fleet.Worker, tx *fleet.Tx) error {
+		tx.Note(fleet.Entry{Action: "signal_unknown", Events: []string{fleet.EventUnknownSignal}, Detail: why, Decision: &d})
+		return nil
+	})
+}
+
+// finalLook reads everything again for a pause that rests on readings, with
+// what only the pause itself blocks left out: the warning was out, and the
+// record says that it is to stop.
+func (j *job) finalLook(ctx context.Context) evidence.Decision {
+	j.fetch(ctx, true)
+	p := j.policy()
+	p.WarnBefore = 0
+	e := fleet.EvidenceFor(&j.w, j.readings(), j.guards())
+	e.Running = j.w.Status == power.WorkerStopping || j.w.Status == power.WorkerDraining
+	d := evidence.Decide(time.Now(), p, e)
+	j.record(d)
+	return d
+}
+
+// answer carries out the requests that wait for the worker's owner.
+func (j *job) answer(ctx context.Context) {
+	for _, r := range j.ask {
+		switch {
+		case ctx.Err() != nil:
+			j.c.mu.Lock()
+			j.c.waiting[r.WorkerID] = append(j.c.waiting[r.WorkerID], r)
+			j.c.mu.Unlock()
+			continue
+		case r.Kind == fleet.RequestDetect && j.w.Status != power.WorkerRunning:
+			r.Error = "it is " + string(j.w.Status) + ", not RUNNING"
+		case r.Kind == fleet.RequestDetect:
+			d, err := j.detect(ctx, r.Force)
+			for try := 0; errors.Is(err, fleet.ErrStale) && try < 3; try++ {
+				// Somebody else's change: the same question on the newer record.
+				if w, reread := j.f.Worker(ctx, j.w.ID); reread == nil {
+					j.took(w)
+				}
+				d, err = j.detect(ctx, false)
+			}
+			r.Detect = &d
+			if err != nil {
+				r.Error = err.Error()
+			}
+		}
+		if err := j.f.Answer(ctx, r); err != nil {
+			j.c.log.Warn("cannot answer a request", "request", r.ID, "err", err)
+		}
+	}
+}

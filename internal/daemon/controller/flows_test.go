@@ -1,0 +1,414 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/power"
+	"lull/internal/store"
+	"lull/internal/store/mem"
+)
+
+// The result of DetectWorkerIdle when each of its steps fails (spec 2.4).
+func TestDetectResult(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{settings: map[string]any{"worker_warn_before_minutes": 0}})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		m := r.machine(id)
+		detect := func() fleet.DetectResult {
+			t.Helper()
+			q, err := r.fleet.AskOwner(t.Context(), person, fleet.RequestDetect, id, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if q, err = r.fleet.Await(ctx, q); err != nil || q.Detect == nil {
+				t.Fatalf("no answer: %+v %v", q, err)
+			}
+			return *q.Detect
+		}
+		d := detect()
+		if !d.TelemetryFetched || !d.ActivityUpdated || !d.IdleCheckPerformed || d.AutoPauseTriggered || d.IsIdle || d.EligibleForPause || d.Error != "" || d.WorkerID != id {
+			t.Errorf("all steps well: %+v", d)
+		}
+		time.Sleep(10 * time.Minute)
+		set := func(f func()) { r.world.mu.Lock(); f(); r.world.mu.Unlock() }
+		set(func() { m.down = true })
+		time.Sleep(55 * time.Minute)
+		d = detect()
+		if d.TelemetryFetched || d.ActivityUpdated || !d.IdleCheckPerformed || d.AutoPauseTriggered || !d.IsIdle || d.EligibleForPause || d.Error == "" {
+			t.Errorf("step 1 fails: %+v", d)
+		}
+		if len(d.Blocks) != 1 || d.Blocks[0].Code != idle.SignalUnknown || d.Blocks[0].Signal != fleet.SourceCML {
+			t.Errorf("blocks %+v", d.Blocks)
+		}
+		if r.c.Stats().UnknownSignal == 0 {
+			t.Error("the unknown signal is not counted")
+		}
+		if page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "signal_unknown"}); err != nil || len(page.Entries) != 1 || page.Entries[0].Decision.Replay() != nil {
+			t.Errorf("the alarm was raised %d times: %v", len(page.Entries), err)
+		}
+		set(func() { m.down, m.optOut = false, true })
+		if d = detect(); d.TelemetryFetched || d.EligibleForPause || d.TelemetryUnknownWhy != "not_opted_in" {
+			t.Errorf("not opted in: %+v", d)
+		}
+		if _, err := r.fleet.SnoozeWorker(t.Context(), person, id, time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		set(func() { m.optOut = false })
+		if d = detect(); !d.TelemetryFetched || !d.IsIdle || !d.InSnoozePeriod || d.EligibleForPause || d.AutoPauseTriggered {
+			t.Errorf("snoozed: %+v", d)
+		}
+		set(func() { m.risks = []string{fleet.RiskInstanceStore} })
+		if _, err := r.fleet.SnoozeWorker(t.Context(), person, id, time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		if d = detect(); d.EligibleForPause || len(d.Blocks) != 1 || d.Blocks[0].Code != fleet.RiskInstanceStore {
+			t.Errorf("preflight: %+v", d)
+		}
+		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{AcceptedRisks: []string{fleet.RiskInstanceStore}}); err != nil {
+			t.Fatal(err)
+		}
+		if d = detect(); !d.EligibleForPause || !d.AutoPauseTriggered || d.Action != fleet.ActPause {
+			t.Errorf("accepted: %+v", d)
+		}
+		r.await(id, power.WorkerStopped, 5*time.Minute)
+	})
+}
+
+func TestLicense(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		op      string
+		state   LicenseState // after a while
+		refuse  error
+		restart bool
+		want    string
+		counts  [2]int64
+	}{
+		{"registered", fleet.OperationRegister, LicenseState{Done: true}, nil, false, fleet.LicenseRegistered, [2]int64{1, 0}},
+		{"accepted, then failed", fleet.OperationRegister, LicenseState{Failed: true, Detail: "bad token"}, nil, false, fleet.LicenseFailed, [2]int64{}},
+		{"refused", fleet.OperationRegister, LicenseState{}, errors.New("400"), false, fleet.LicenseFailed, [2]int64{}},
+		{"accepted is not done, for ever", fleet.OperationRegister, LicenseState{}, nil, false, fleet.LicenseFailed, [2]int64{}},
+		{"resumed by the next controller", fleet.OperationRegister, LicenseState{Done: true}, nil, true, fleet.LicenseRegistered, [2]int64{1, 0}},
+		{"deregistered", fleet.OperationDeregister, LicenseState{}, nil, false, fleet.LicenseDeregistered, [2]int64{0, 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, options{})
+				defer func() { r.stop() }()
+				id := r.create().ID
+				r.await(id, power.WorkerRunning, 5*time.Minute)
+				m := r.machine(id)
+				r.world.mu.Lock()
+				m.regErr = c.refuse
+				r.world.mu.Unlock()
+				var err error
+				if c.op == fleet.OperationRegister {
+					_, err = r.fleet.RegisterLicense(t.Context(), person, id, "env:TOKEN", false)
+				} else {
+					_, err = r.fleet.DeregisterLicense(t.Context(), person, id)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(50 * time.Second)
+				if c.op == fleet.OperationRegister && c.refuse == nil {
+					if l := r.worker(id).License; l.Status != fleet.LicenseRegistering || l.OperationInProgress == nil {
+						t.Errorf("accepted was taken for done: %+v", l)
+					}
+				}
+				if c.restart {
+					r.stop()
+					r.run(r.db.Client(), options{server: "server-2"})
+				}
+				time.Sleep(time.Minute)
+				r.world.mu.Lock()
+				m.lic = c.state
+				r.world.mu.Unlock()
+				time.Sleep(12 * time.Minute)
+				l := r.worker(id).License
+				if l.Status != c.want || l.PendingOperation != "" || l.OperationInProgress != nil || l.Token != "" || (c.want == fleet.LicenseFailed) != (l.LastError != "" || c.state == (LicenseState{}) && c.refuse == nil && c.want == fleet.LicenseFailed) {
+					t.Errorf("ended as %+v, want %s", l, c.want)
+				}
+				if s := r.c.Stats(); s.LicenseRegistered != c.counts[0] || s.LicenseDeregistered != c.counts[1] {
+					t.Errorf("counted %d and %d", s.LicenseRegistered, s.LicenseDeregistered)
+				}
+			})
+		})
+	}
+}
+
+// A stop that is sent, given up, and takes effect all the same.
+func TestLateAction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		ec2 := r.worker(id).EC2InstanceID
+		r.world.mu.Lock()
+		r.world.fault = failNow("stop", Unreachable)
+		r.world.mu.Unlock()
+		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		for w := r.await(id, power.WorkerStopping, time.Minute); w.Intent.SentAt == nil; w = r.worker(id) {
+			time.Sleep(time.Second)
+		}
+		if _, err := r.fleet.ResumeWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		r.world.mu.Lock()
+		err := r.world.stop(ec2, CauseUser) // now it lands
+		r.world.fault = nil
+		r.world.mu.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(45 * time.Second)
+		defer func() {
+			if t.Failed() {
+				page, _ := r.fleet.Audit(t.Context(), fleet.AuditQuery{})
+				for _, e := range page.Entries {
+					t.Log(e.At.Format("15:04:05"), e.Action, e.From, e.To, e.Detail)
+				}
+			}
+		}()
+		w := r.await(id, power.WorkerRunning, 10*time.Minute)
+		if s := r.c.Stats(); s.LateActions != 1 || w.ExternalPauseCount != 0 || w.AutoResumeCount != 1 {
+			t.Errorf("late actions %d, external pauses %d, automatic resumes %d", s.LateActions, w.ExternalPauseCount, w.AutoResumeCount)
+		}
+	})
+}
+
+func failNow(call string, k Kind) func(string) (time.Duration, error, bool) {
+	return func(c string) (time.Duration, error, bool) {
+		if c == call {
+			return 0, callErr(k), false
+		}
+		return 0, nil, false
+	}
+}
+
+// In shadow everything is decided and recorded, and nothing is done.
+func TestShadow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{shadow: true})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		time.Sleep(5 * time.Hour)
+		w := r.worker(id)
+		if w.Status != power.WorkerRunning || w.AutoPauseCount != 0 || len(r.machine(id).warned) != 0 {
+			t.Errorf("in shadow it is %s, paused %d times, warned %d times", w.Status, w.AutoPauseCount, len(r.machine(id).warned))
+		}
+		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{Action: "would_pause"})
+		if err != nil || len(page.Entries) != 1 {
+			t.Errorf("recorded %d times: %v", len(page.Entries), err)
+		}
+		if r.c.Stats().WouldPause == 0 || r.world.calls["stop"] != 0 {
+			t.Errorf("counted %d, stopped %d times", r.c.Stats().WouldPause, r.world.calls["stop"])
+		}
+	})
+}
+
+// Off means off: within 5 s, also for what was intended already.
+func TestHaltInTheController(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		if _, err := r.fleet.SetHalt(t.Context(), person, true); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Hour)
+		if w := r.worker(id); w.Status != power.WorkerRunning || w.AutoPauseCount != 0 {
+			t.Errorf("halted, it is %s", w.Status)
+		}
+		r.stop()
+		r.run(r.db.Client(), options{server: "server-2"}) // survives a restart
+		time.Sleep(time.Hour)
+		if w := r.worker(id); w.Status != power.WorkerRunning {
+			t.Errorf("halted, after a restart it is %s", w.Status)
+		}
+		if _, err := r.fleet.SetHalt(t.Context(), person, false); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerStopped, 30*time.Minute)
+	})
+}
+
+// First contact is harmless: what is imported is watched, and not touched
+// before it is armed; then it gets this fleet's tag.
+func TestImport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		r.world.mu.Lock()
+		m := r.world.add("running")
+		m.PrivateIP = "10.9.9.9"
+		r.world.mu.Unlock()
+		w, err := r.fleet.ImportWorker(t.Context(), person, fleet.ImportedWorker{AWSRegion: region0, EC2InstanceID: m.ID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.fleet.ImportWorker(t.Context(), person, fleet.ImportedWorker{AWSRegion: region0, EC2InstanceID: m.ID}); err == nil {
+			t.Error("one instance was imported twice")
+		}
+		w = r.await(w.ID, power.WorkerRunning, 5*time.Minute)
+		if w.LastResumedAt != nil || w.ExternalResumeCount != 0 {
+			t.Error("the import counts as a resume")
+		}
+		time.Sleep(3 * time.Hour)
+		if w = r.worker(w.ID); w.Status != power.WorkerRunning || len(m.Tags) != 0 {
+			t.Errorf("not armed, it is %s with tags %v", w.Status, m.Tags)
+		}
+		if _, err := r.fleet.ArmWorker(t.Context(), person, w.ID, true); err != nil {
+			t.Fatal(err)
+		}
+		r.await(w.ID, power.WorkerStopped, 30*time.Minute)
+		if m.Tags["lull:managed-by"] != "fleet-1" {
+			t.Errorf("tags %v", m.Tags)
+		}
+	})
+}
+
+// An instance with this fleet's tag and no worker is imported after a grace
+// period and a second sighting; one found by its image's name is listed.
+func TestDiscovery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{settings: map[string]any{"aws_region_configs": map[string]any{region0: map[string]any{"ami_name_pattern": "cisco-*"}}}})
+		defer func() { r.stop() }()
+		r.world.mu.Lock()
+		ours, other := r.world.add("running"), r.world.add("running")
+		ours.Tags["lull:managed-by"], ours.PrivateIP = "fleet-1", "10.1.1.1"
+		other.ImageID = "cisco-cml2.9"
+		r.world.mu.Unlock()
+		time.Sleep(7 * time.Minute)
+		found, err := r.fleet.Discovered(t.Context())
+		if err != nil || len(found) != 2 {
+			t.Fatalf("found %+v, %v", found, err)
+		}
+		time.Sleep(15 * time.Minute)
+		page, err := r.fleet.Workers(t.Context(), fleet.WorkerFilter{}, "", 0)
+		if err != nil || len(page.Workers) != 1 || page.Workers[0].EC2InstanceID != ours.ID || page.Workers[0].Armed {
+			t.Errorf("imported %+v, %v", page.Workers, err)
+		}
+		if found, _ = r.fleet.Discovered(t.Context()); len(found) != 1 || found[0].EC2InstanceID != other.ID {
+			t.Errorf("still listed: %+v", found)
+		}
+		if r.world.calls["stop"]+r.world.calls["terminate"] != 0 {
+			t.Error("a discovered instance was touched")
+		}
+	})
+}
+
+// A server that is killed is taken over within the lease's TTL and the bound
+// of its calls; what its lease guarded cannot be written any more.
+func TestTakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		first := r.c
+		first.mu.Lock()
+		old := first.shards[shardOf(id)]
+		first.mu.Unlock()
+		second := &rig{t: t, db: r.db, world: r.world, fleet: r.fleet}
+		second.run(r.db.Client(), options{server: "server-2"})
+		defer func() { second.stop() }()
+		time.Sleep(time.Minute)
+		share := 0
+		owners := map[int]int{}
+		for _, n := range first.Leadership().Shards {
+			owners[n]++
+		}
+		for _, n := range second.c.Leadership().Shards {
+			owners[n]++
+			share++
+		}
+		for n := range Shards {
+			if owners[n] != 1 {
+				t.Errorf("shard %d has %d owners", n, owners[n])
+			}
+		}
+		if share == 0 || share == Shards {
+			t.Errorf("the second server has %d of %d shards", share, Shards)
+		}
+		killed := time.Now()
+		r.c.fleet.Store().(*mem.Client).Close()
+		for {
+			second.c.mu.Lock()
+			n := 0
+			for _, sh := range second.c.shards {
+				if sh != nil && time.Now().After(sh.since) {
+					n++
+				}
+			}
+			second.c.mu.Unlock()
+			if n == Shards {
+				break
+			}
+			if time.Since(killed) > time.Minute {
+				t.Fatalf("%d shards after a minute", n)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		took := time.Since(killed)
+		if took > LeaseTTL+Margin+2*time.Second {
+			t.Errorf("the takeover took %s", took)
+		}
+		t.Logf("taken over in %s", took)
+		_, err := second.c.fleet.Guarded(old.own.Guard()).StopWorker(t.Context(), person, id)
+		if !errors.Is(err, store.ErrLeaseLost) {
+			t.Errorf("a write under the lost lease: %v", err)
+		}
+		r.stop()
+	})
+}
+
+// No acting call begins when its lease ends within Margin.
+func TestCallsEndBeforeTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := mem.New(mem.Options{}).Client()
+		defer c.Close()
+		lease, err := c.Grant(t.Context(), LeaseTTL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own, err := store.Claim(t.Context(), c, lease, "shards/1", []byte("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sh := &shard{own: own}
+		c.Inject(func(mem.Call) mem.Fault { return mem.Fault{Err: fmt.Errorf("cannot: %w", store.ErrUnavailable)} })
+		for {
+			left := lease.Remaining()
+			ctx, cancel, err := sh.call(t.Context())
+			if err != nil {
+				if left > Margin || !errors.Is(err, store.ErrLeaseLost) {
+					t.Errorf("refused with %s left: %v", left, err)
+				}
+				break
+			}
+			end, _ := ctx.Deadline()
+			cancel()
+			if room := left - time.Until(end); room < Margin {
+				t.Errorf("with %s left a call may end %s before the lease", left, room)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}

@@ -1,0 +1,308 @@
+package controller
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/power"
+	"lull/internal/store"
+)
+
+// housekeep does what is done once for the fleet, by whoever holds shard 0:
+// discovery, the audit log's bounds and old requests; and, for this server's
+// own workers, the load of each region in few calls.
+func (c *Controller) housekeep(ctx context.Context) error {
+	var scan, load, trim time.Time
+	for {
+		if err := sleep(ctx, 5*time.Second); err != nil {
+			return err
+		}
+		s, now := c.fleet.Settings(), time.Now()
+		if now.Sub(load) >= s.WorkerMetricsInterval {
+			load = now
+			c.readLoad(ctx)
+		}
+		c.mu.Lock()
+		sh := c.shards[0]
+		c.mu.Unlock()
+		if sh == nil || now.Before(sh.since) {
+			continue
+		}
+		if now.Sub(scan) >= s.DiscoveryScanInterval {
+			scan = now
+			c.discover(sh.ctx, sh)
+		}
+		if now.Sub(trim) >= time.Hour {
+			trim = now
+			c.trim(sh.ctx, sh)
+		}
+	}
+}
+
+// readLoad asks CloudWatch for all RUNNING workers of each region at once.
+func (c *Controller) readLoad(ctx context.Context) {
+	ids := map[regionKey][]string{}
+	byID := map[string]*entry{}
+	c.mu.Lock()
+	for _, e := range c.entries {
+		if e.w.Status == power.WorkerRunning && e.w.EC2InstanceID != "" && c.shards[e.shard] != nil {
+			k := keyOf(&e.w)
+			ids[k] = append(ids[k], e.w.EC2InstanceID)
+			byID[e.w.EC2InstanceID] = e
+		}
+	}
+	c.mu.Unlock()
+	for k, list := range ids {
+		cloud, err := c.cfg.Clouds(k.account, k.name)
+		if err != nil || cloud.Load == nil {
+			continue
+		}
+		call, cancel := context.WithTimeout(ctx, time.Minute)
+		c.count.calls.add("metrics")
+		loads := cloud.Load.Load(call, list)
+		cancel()
+		c.mu.Lock()
+		for id, l := range loads {
+			if e := byID[id]; e != nil {
+				e.live.load = l
+			}
+		}
+		c.mu.Unlock()
+	}
+}
+
+// trim keeps the audit log and the requests within their bounds.
+func (c *Controller) trim(ctx context.Context, sh *shard) {
+	if c.cfg.Archive != nil {
+		if _, err := sh.fleet.TrimAudit(ctx, time.Now(), c.cfg.Archive); err != nil && ctx.Err() == nil {
+			c.log.Warn("cannot trim the audit log", "err", err)
+		}
+	}
+	page, err := store.List(ctx, c.fleet.Store(), fleet.RequestKeys())
+	if err != nil {
+		return
+	}
+	for _, v := range page.Values {
+		if r, err := fleet.DecodeRequest(v); err == nil && time.Since(r.At) > fleet.RequestTTL {
+			if err := sh.fleet.DropRequest(ctx, r.ID); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// orphanGrace is how long an instance that carries our tag may have no worker
+// before it is imported: a launch that was not recorded yet is found by its
+// own worker first.
+const orphanGrace = 10 * time.Minute
+
+// discover looks for instances nobody knows (spec, section 2.6). One that
+// carries this fleet's tag is imported, in shadow, after a grace period and a
+// second sighting; one found by the name of its image is listed, and imported
+// when that is set.
+func (c *Controller) discover(ctx context.Context, sh *shard) {
+	s := c.fleet.Settings()
+	if s.DiscoveryImport == "off" {
+		return
+	}
+	known, err := c.fleet.Discovered(ctx)
+	if err != nil {
+		return
+	}
+	old := map[string]fleet.Discovered{}
+	for _, d := range known {
+		old[d.Region+"/"+d.EC2InstanceID] = d
+	}
+	keys := map[regionKey]string{}
+	for name, r := range s.AWSRegionConfigs {
+		keys[regionKey{"", name}] = r.AMINamePattern
+	}
+	c.mu.Lock()
+	for k := range c.regions {
+		if _, ok := keys[k]; !ok {
+			keys[k] = ""
+		}
+	}
+	c.mu.Unlock()
+	for k, pattern := range keys {
+		cloud, err := c.cfg.Clouds(k.account, k.name)
+		if err != nil {
+			continue
+		}
+		searches := []Search{{Tags: map[string]string{s.TagPrefix + "managed-by": c.fleet.ID()}}}
+		if pattern != "" {
+			searches = append(searches, Search{ImageName: pattern})
+		}
+		for _, q := range searches {
+			c.count.calls.add("find")
+			found, err := cloud.Look.Find(ctx, q)
+			if err != nil {
+				c.log.Warn("cannot scan a region", "region", k.name, "err", err)
+				break
+			}
+			for _, in := range found {
+				c.discovered(ctx, sh, k, in, q.ImageName == "", old)
+			}
+		}
+	}
+	for _, d := range old {
+		// Gone, imported, or not seen any more.
+		if err := sh.fleet.PutDiscovered(ctx, d, true); err != nil {
+			return
+		}
+	}
+}
+
+// discovered deals with one instance of a scan. old keeps what no scan shows
+// any more.
+func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in Instance, ours bool, old map[string]fleet.Discovered) {
+	s := c.fleet.Settings()
+	key := k.name + "/" + in.ID
+	if in.State == "terminated" || in.State == "shutting-down" {
+		return
+	}
+	if owner, err := c.fleet.WorkerOf(ctx, k.name, in.ID); err != nil || owner != "" {
+		return
+	}
+	if id := in.Tags[s.TagPrefix+"worker-id"]; ours && id != "" {
+		if w, err := c.fleet.Worker(ctx, id); err == nil && w.EC2InstanceID == "" {
+			delete(old, key)
+			return // its own worker looks for it
+		}
+	}
+	first, seen := old[key]
+	delete(old, key)
+	if !seen {
+		d := fleet.Discovered{Region: k.name, EC2InstanceID: in.ID, Name: in.Name, State: in.State, Tags: in.Tags, FirstSeenAt: time.Now().UTC().Round(0), Orphan: ours}
+		if err := sh.fleet.PutDiscovered(ctx, d, false); err != nil {
+			c.log.Warn("cannot record a discovered instance", "instance", in.ID, "err", err)
+		}
+		return
+	}
+	if ours && time.Since(first.FirstSeenAt) < orphanGrace || !ours && s.DiscoveryImport != "auto" || c.fleet.Halted().On {
+		return
+	}
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' || r == '-' {
+			return r
+		}
+		return '-'
+	}, in.Name)
+	if len(name) > 128 {
+		name = name[:128]
+	}
+	if _, err := sh.fleet.ImportWorker(ctx, fleet.ByController, fleet.ImportedWorker{Name: name, AWSRegion: k.name, EC2InstanceID: in.ID}); err != nil {
+		c.log.Warn("cannot import a discovered instance", "instance", in.ID, "err", err)
+		return
+	}
+	if err := sh.fleet.PutDiscovered(ctx, first, true); err != nil {
+		c.log.Warn("cannot clear a discovered instance", "instance", in.ID, "err", err)
+	}
+}
+
+// Live is what this server knows about a worker beyond its record.
+type Live struct {
+	Owned       bool              `json:"owned"`
+	Region      string            `json:"aws_region"`
+	EC2         fleet.EC2State    `json:"ec2"`
+	Idle        *fleet.IdleStatus `json:"idle_status,omitempty"`
+	Metrics     Metrics           `json:"metrics"`
+	NextCheckAt *time.Time        `json:"next_idle_check_at"`
+	Failures    int               `json:"failures"`
+	RegionError string            `json:"region_error,omitempty"`
+	Telemetry   []fleet.Event     `json:"telemetry_events"`
+	Categories  map[string]int64  `json:"unknown_categories,omitempty"`
+}
+
+// Metrics are the last readings of a worker's load (spec, section 2.6). Null
+// is not known.
+type Metrics struct {
+	CPUUtilization    *float64   `json:"cpu_utilization"`
+	MemoryUtilization *float64   `json:"memory_utilization"`
+	DiskUtilization   *float64   `json:"disk_utilization"`
+	LabsCount         *int       `json:"labs_count"`
+	NodesCount        *int       `json:"nodes_count"`
+	SystemInfo        any        `json:"system_info"`
+	CMLVersion        string     `json:"cml_version"`
+	CollectedAt       *time.Time `json:"collected_at"`
+	CloudWatchError   string     `json:"cloudwatch_error,omitempty"`
+	CMLError          string     `json:"cml_error,omitempty"`
+}
+
+// Live returns what this server knows about a worker; false if it does not
+// know the worker at all.
+func (c *Controller) Live(worker string) (Live, bool) {
+	c.mu.Lock()
+	e := c.entries[worker]
+	if e == nil {
+		c.mu.Unlock()
+		return Live{}, false
+	}
+	w, v, l, inst := e.w, e.live, Live{Owned: c.shards[e.shard] != nil, Failures: e.failures}, e.inst
+	l.EC2 = fleet.EC2State{State: e.seen, Tags: w.Tags}
+	if at := e.seenAt; !at.IsZero() {
+		l.EC2.ObservedAt = &at
+	}
+	if r := c.regions[keyOf(&w)]; r != nil {
+		l.RegionError = r.err
+	}
+	c.mu.Unlock()
+	l.Region = w.AWSRegion
+	if inst != nil {
+		l.EC2.Tags = inst.Tags
+		if t := inst.LaunchTime; !t.IsZero() {
+			l.EC2.LaunchTime = &t
+		}
+	}
+	m := &l.Metrics
+	m.CPUUtilization, m.MemoryUtilization, m.DiskUtilization = v.load.CPU, v.load.Memory, v.load.Disk
+	if v.load.Err != nil {
+		m.CloudWatchError = v.load.Err.Error()
+	}
+	m.LabsCount, m.NodesCount, m.CMLVersion, m.CMLError = v.system.Labs, v.system.Nodes, v.system.Version, v.systemErr
+	if len(v.system.Info) > 0 {
+		m.SystemInfo = v.system.Info
+	}
+	if !v.metricsAt.IsZero() {
+		m.CollectedAt = &v.metricsAt
+	}
+	l.Telemetry, l.Categories = v.telemetry.Recent, v.telemetry.Categories
+	if !v.nextCheck.IsZero() {
+		l.NextCheckAt = &v.nextCheck
+	}
+	var readings []idle.Reading
+	if l.Owned {
+		readings = v.readings
+	}
+	var guards []idle.Block
+	if c.cfg.Guards != nil {
+		guards = c.cfg.Guards(&w, time.Now())
+	}
+	st := c.fleet.StatusOf(time.Now(), &w, c.policyOf(e, &w), readings, append(guards, accepted(&w, v)...))
+	if v.verdict != nil {
+		st.CheckedAt = v.checkedAt
+	}
+	l.Idle = &st
+	return l, true
+}
+
+// TriggerReconcile looks at every worker of this server now.
+func (c *Controller) TriggerReconcile() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, e := range c.entries {
+		if c.shards[e.shard] != nil {
+			e.settled = false
+			c.kick(e, time.Now())
+			n++
+		}
+	}
+	for _, r := range c.regions {
+		r.soon()
+	}
+	return n
+}

@@ -1,0 +1,319 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strconv"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/power"
+)
+
+// pending launches (seeds/003, section 3).
+func (j *job) pending(ctx context.Context) outcome {
+	cloud, err := j.cloud()
+	if err != nil {
+		return j.note(ctx, err.Error())
+	}
+	// A launch that nobody had the time to try is not overdue.
+	overdue := j.overdue(j.s.ProvisioningTimeout) && (j.w.Launch != nil || j.w.StatusReason != "")
+	if j.w.RetryLook || overdue {
+		if out, done := j.earlier(ctx, cloud); done {
+			return out
+		}
+	}
+	if overdue {
+		return j.fail(ctx, fleet.AuditProvisionFailed, "not launched within "+j.s.ProvisioningTimeout.String()+": "+j.w.StatusReason)
+	}
+	if j.w.Launch == nil {
+		if out, done := j.resolve(ctx, cloud); done {
+			return out
+		}
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return outcome{Result: Requeue}
+	}
+	defer cancel()
+	j.c.count.calls.add("run")
+	in, err := cloud.Launch.Run(call, *j.w.Launch)
+	switch {
+	case err != nil && hopeless(KindOf(err)):
+		return j.fail(ctx, fleet.AuditProvisionFailed, "EC2 refused the launch: "+err.Error())
+	case err != nil:
+		return j.note(ctx, "cannot launch yet: "+err.Error())
+	}
+	return j.launched(ctx, in)
+}
+
+// launched records the instance that a launch made.
+func (j *job) launched(ctx context.Context, in Instance) outcome {
+	err := j.to(ctx, power.WorkerProvisioning, "", func(w *fleet.Worker, tx *fleet.Tx) {
+		w.EC2InstanceID, w.EC2State, w.RetryLook, w.MissingSince = in.ID, in.State, false, nil
+		tx.Note(fleet.Entry{Action: fleet.AuditProvisioned, Detail: in.ID, Generation: w.LaunchGeneration})
+	})
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	j.c.count.provisioned.Add(1)
+	return outcome{Result: Success, Next: j.now.Add(j.s.ReconcileInterval)}
+}
+
+// earlier looks for what an earlier launch may have left, by its client
+// token and by the worker's tag. What it finds is adopted; when it finds
+// nothing, a person's retry may go on with the next generation.
+func (j *job) earlier(ctx context.Context, cloud Cloud) (outcome, bool) {
+	in, ok, err := j.look(ctx, cloud)
+	switch {
+	case err != nil:
+		return j.note(ctx, "cannot look for an earlier launch: "+err.Error()), true
+	case ok:
+		return j.launched(ctx, in), true
+	case !j.w.RetryLook:
+		return outcome{}, false
+	}
+	err = j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w.RetryLook, w.Launch, w.AMIID = false, nil, ""
+		w.LaunchGeneration++
+		tx.Note(fleet.Entry{Action: "launch_again", Detail: "the earlier launch left nothing", Generation: w.LaunchGeneration})
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err), true
+	}
+	return outcome{}, false
+}
+
+// look finds a live instance of this worker.
+func (j *job) look(ctx context.Context, cloud Cloud) (Instance, bool, error) {
+	searches := []Search{{Tags: map[string]string{j.s.TagPrefix + "worker-id": j.w.ID}}}
+	if j.w.Launch != nil {
+		searches = append(searches, Search{ClientToken: j.w.Launch.Token})
+	}
+	for _, q := range searches {
+		j.c.count.calls.add("find")
+		found, err := cloud.Look.Find(ctx, q)
+		if err != nil {
+			return Instance{}, false, err
+		}
+		for _, in := range found {
+			if in.State != "terminated" && in.State != "shutting-down" {
+				return in, true, nil
+			}
+		}
+	}
+	return Instance{}, false, nil
+}
+
+// resolve makes the launch parameters and writes them down before the call.
+// A template or region that is missing is FAILED with its cause.
+func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
+	j.c.mu.Lock()
+	tmpl, ok := j.c.tmpls[j.w.TemplateName]
+	j.c.mu.Unlock()
+	if !ok {
+		t, err := j.f.Template(ctx, j.w.TemplateName)
+		if _, missing := asNotFound(err); missing {
+			return j.fail(ctx, fleet.AuditProvisionFailed, fmt.Sprintf("there is no template %q", j.w.TemplateName)), true
+		} else if err != nil {
+			return j.failedWrite(err), true
+		}
+		tmpl = t
+	}
+	region, ok := j.s.Region(j.w.AWSRegion)
+	if !ok {
+		return j.fail(ctx, fleet.AuditProvisionFailed, fmt.Sprintf("there is no configuration of region %q", j.w.AWSRegion)), true
+	}
+	if err := region.Launchable(); err != nil {
+		return j.fail(ctx, fleet.AuditProvisionFailed, err.Error()), true
+	}
+	ami := j.w.AMIID
+	if ami == "" {
+		j.c.count.calls.add("images")
+		newest, err := cloud.Launch.NewestImage(ctx, tmpl.AMINameFilter)
+		if err != nil && hopeless(KindOf(err)) {
+			return j.fail(ctx, fleet.AuditProvisionFailed, "no image: "+err.Error()), true
+		} else if err != nil {
+			return j.note(ctx, "cannot find the image yet: "+err.Error()), true
+		}
+		ami = newest
+	}
+	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		now := tx.Now
+		if w.InstanceType == "" {
+			w.InstanceType = tmpl.InstanceType
+		}
+		w.AMIID = ami
+		w.Launch = &fleet.Launch{
+			Token: w.ID + "-" + strconv.FormatInt(w.LaunchGeneration, 10), Generation: w.LaunchGeneration, AMIID: ami,
+			InstanceType: w.InstanceType, SubnetID: region.SubnetID, SecurityGroupIDs: region.SecurityGroupIDs,
+			KeyName: region.KeyName, IAMInstanceProfile: tmpl.IAMInstanceProfile, UserData: tmpl.UserData,
+			Tags: j.tags(w, region), ResolvedAt: now, SentAt: &now,
+		}
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err), true
+	}
+	return outcome{}, false
+}
+
+// tags are those of a new instance: the region's, over them the worker's, and
+// over all our own.
+func (j *job) tags(w *fleet.Worker, region fleet.Region) map[string]string {
+	tags := map[string]string{}
+	maps.Copy(tags, region.DefaultTags)
+	maps.Copy(tags, w.Tags)
+	tags["Name"] = w.Name
+	tags[j.s.TagPrefix+"worker-id"] = w.ID
+	tags[j.s.TagPrefix+"template"] = w.TemplateName
+	tags[j.s.TagPrefix+"managed-by"] = j.c.fleet.ID()
+	return tags
+}
+
+// provisioning waits until EC2 reports running.
+func (j *job) provisioning(ctx context.Context) outcome {
+	if j.w.EC2InstanceID == "" {
+		return j.fail(ctx, fleet.AuditProvisionFailed, "the record has no instance")
+	}
+	if !j.fresh {
+		return outcome{Result: Requeue}
+	}
+	switch j.seen {
+	case "":
+		if j.overdue(j.s.ProvisioningTimeout) {
+			return j.fail(ctx, fleet.AuditProvisionFailed, "EC2 has not shown the instance for "+j.s.ProvisioningTimeout.String())
+		}
+		return j.lost(ctx)
+	case "running":
+		return j.step(ctx, power.WorkerStarting, "", func(w *fleet.Worker, tx *fleet.Tx) { now := tx.Now; w.StartSentAt = &now; w.MissingSince = nil })
+	case "pending":
+		if j.overdue(j.s.ProvisioningTimeout) {
+			return j.fail(ctx, fleet.AuditProvisionFailed, "still pending after "+j.s.ProvisioningTimeout.String())
+		}
+		return outcome{Result: Requeue}
+	case "terminated", "shutting-down":
+		if j.inst == nil {
+			return outcome{Result: Requeue}
+		}
+		if j.inst.Cause == CauseServer {
+			// Nothing is left of it, so that a retry launches anew.
+			err := j.to(ctx, power.WorkerFailed, "EC2 ended the launch: "+j.inst.Reason, func(w *fleet.Worker, tx *fleet.Tx) {
+				w.EC2InstanceID, w.EC2State = "", ""
+				tx.Note(fleet.Entry{Action: fleet.AuditProvisionFailed, Detail: w.StatusReason})
+			})
+			if err != nil {
+				return j.failedWrite(err)
+			}
+			return outcome{Result: Retry}
+		}
+	}
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	return outcome{Result: Retry}
+}
+
+// starting waits until EC2 reports running and an address, and asks for a
+// start where there is none under way.
+func (j *job) starting(ctx context.Context) outcome {
+	switch {
+	case j.w.EC2InstanceID == "":
+		return j.fail(ctx, "start_failed", "the record has no instance")
+	case j.w.DesiredStatus == power.WorkerStopped && j.w.Intent != nil:
+		return j.step(ctx, power.WorkerStopping, "", nil)
+	case !j.fresh:
+		return outcome{Result: Requeue}
+	case j.seen == "running" && j.inst != nil && j.inst.PrivateIP != "":
+		return j.up(ctx)
+	case j.overdue(j.s.ProvisioningTimeout) && (j.seen != "stopped" || j.w.StartSentAt != nil || j.w.StatusReason != ""):
+		return j.fail(ctx, "start_failed", fmt.Sprintf("EC2 reports %q after %s: %s", j.seen, j.s.ProvisioningTimeout, j.w.StatusReason))
+	}
+	switch j.seen {
+	case "pending", "running":
+		if j.w.EC2State != j.seen {
+			if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.EC2State = j.seen; return nil }); err != nil {
+				return j.failedWrite(err)
+			}
+		}
+		return outcome{Result: Requeue}
+	case "stopping":
+		return outcome{Result: Requeue}
+	case "stopped":
+		if j.w.EC2State == "pending" || j.w.EC2State == "running" {
+			break // it was up: somebody or something stopped it
+		}
+		if s := j.w.StartSentAt; s != nil && j.now.Sub(*s) < time.Minute {
+			return outcome{Result: Requeue} // give the call time to show
+		}
+		return j.start(ctx)
+	}
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	return outcome{Result: Retry}
+}
+
+// up confirms RUNNING.
+func (j *job) up(ctx context.Context) outcome {
+	in := j.inst
+	err := j.writeBy(ctx, fleet.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w.EC2State = "running"
+		w.PublicIP, w.PrivateIP, w.InstanceType, w.AMIID = in.PublicIP, in.PrivateIP, in.Type, in.ImageID
+		w.HTTPSEndpoint = endpoint(in)
+		if w.DesiredStatus == power.WorkerStopped && w.Intent == nil {
+			w.DesiredStatus = power.WorkerRunning
+		}
+		w.Resumed(tx)
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	j.c.count.started.Add(1)
+	j.live = live{nextCheck: j.live.nextCheck}
+	return j.again()
+}
+
+func endpoint(in *Instance) string {
+	ip := in.PublicIP
+	if ip == "" {
+		ip = in.PrivateIP
+	}
+	return "https://" + ip
+}
+
+// start sends StartInstances, after writing down that it will be.
+func (j *job) start(ctx context.Context) outcome {
+	if out, ok := j.ours(ctx, "start"); !ok {
+		return out
+	}
+	cloud, err := j.cloud()
+	if err != nil {
+		return j.note(ctx, err.Error())
+	}
+	if err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error { now := tx.Now; w.StartSentAt = &now; return nil }); err != nil {
+		return j.failedWrite(err)
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return outcome{Result: Requeue}
+	}
+	defer cancel()
+	j.c.count.calls.add("start")
+	err = cloud.Move.Start(call, j.w.EC2InstanceID)
+	switch k := KindOf(err); {
+	case err == nil, k == IncorrectState, k == NotFound:
+		return outcome{Result: Requeue} // look what it came to
+	case hopeless(k) || k == Protected:
+		return j.fail(ctx, "start_failed", "EC2 refused the start: "+err.Error())
+	}
+	// It did not start, so the next try need not wait for this one to show.
+	why := "cannot start yet: " + err.Error()
+	if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.StartSentAt, w.StatusReason = nil, why; return nil }); err != nil {
+		return j.failedWrite(err)
+	}
+	return outcome{Result: Retry}
+}

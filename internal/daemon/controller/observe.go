@@ -1,0 +1,249 @@
+package controller
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/power"
+)
+
+// regionKey names a region of an account.
+type regionKey struct{ account, name string }
+
+func keyOf(w *fleet.Worker) regionKey { return regionKey{w.Account, w.AWSRegion} }
+
+// region is what is observed together.
+type region struct {
+	key  regionKey
+	wake chan struct{}
+
+	// Guarded by the lock of the controller.
+	listedAt time.Time // when the last complete listing began
+	err      string
+	rolled   string  // how far the full pass is
+	credit   float64 // descriptions it may ask for
+}
+
+// soon asks for a listing before the next cycle.
+func (r *region) soon() { signal(r.wake) }
+
+// region returns the region of w, which begins to be observed if it is new.
+// The lock is held.
+func (c *Controller) region(w *fleet.Worker) *region {
+	k := keyOf(w)
+	r := c.regions[k]
+	if r == nil {
+		r = &region{key: k, wake: make(chan struct{}, 1)}
+		c.regions[k] = r
+		c.poke()
+	}
+	return r
+}
+
+// observe runs a goroutine for each region, so that none waits for another.
+func (c *Controller) observe(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	running := map[regionKey]bool{}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		c.mu.Lock()
+		for k, r := range c.regions {
+			if !running[k] {
+				running[k] = true
+				wg.Go(func() { c.watchRegion(ctx, r) })
+			}
+		}
+		c.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+}
+
+// watchRegion observes one region each cycle until ctx ends.
+func (c *Controller) watchRegion(ctx context.Context, r *region) {
+	failures := 0
+	for {
+		began := time.Now()
+		err := c.cycle(ctx, r)
+		took := time.Since(began)
+		wait := c.fleet.Settings().ReconcileInterval - took
+		c.mu.Lock()
+		r.err = ""
+		if err != nil {
+			r.err = err.Error()
+		}
+		c.mu.Unlock()
+		if err != nil {
+			if ctx.Err() == nil {
+				c.log.Warn("cannot observe a region", "region", r.key.name, "err", err)
+			}
+			wait = jitter(backoff(failures))
+			failures++
+		} else {
+			failures = 0
+		}
+		timer := time.NewTimer(max(wait, 0))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		case <-r.wake:
+			timer.Stop()
+			// Several wishes for a look in a row are one, and a region that
+			// is slow to list is not listed more often for them.
+			space := max(2*time.Second, 4*took) - time.Since(began)
+			if sleep(ctx, max(space, debounce)) != nil {
+				return
+			}
+		}
+	}
+}
+
+// cycle reads a region once: one listing for all workers, and descriptions
+// of those whose state changed, that are on their way or lack an address,
+// and of a part of the rest.
+func (c *Controller) cycle(ctx context.Context, r *region) error {
+	owned, transit := c.inRegion(r)
+	if owned == 0 || !c.fleet.Settings().ReconcilePollingEnabled && transit == 0 {
+		return nil
+	}
+	cloud, err := c.cfg.Clouds(r.key.account, r.key.name)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	c.count.calls.add("states")
+	states, err := cloud.Look.States(ctx)
+	if err != nil {
+		return err
+	}
+	ids := c.changed(r, states, began)
+	found, missing := map[string]Instance{}, map[string]bool{}
+	var failed error
+	if len(ids) > 0 {
+		c.count.calls.add("instances")
+		at := time.Now()
+		f, m, err := cloud.Look.Instances(ctx, ids)
+		if err != nil {
+			failed = err // the listing is good all the same
+		}
+		found = f
+		for _, id := range m {
+			missing[id] = true
+		}
+		c.described(r, found, missing, at)
+	}
+	c.sweep(r, states, began, found, missing)
+	return failed
+}
+
+// inRegion counts this server's workers of a region.
+func (c *Controller) inRegion(r *region) (owned, transit int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.entries {
+		if keyOf(&e.w) == r.key && c.shards[e.shard] != nil {
+			owned++
+			if power.WorkerTable.IsTransitional(e.w.Status) {
+				transit++
+			}
+		}
+	}
+	return owned, transit
+}
+
+// changed lists the instances that need a description.
+func (c *Controller) changed(r *region, states map[string]string, began time.Time) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.fleet.Settings()
+	var ids, rest []string
+	for _, e := range c.entries {
+		id := e.w.EC2InstanceID
+		if id == "" || keyOf(&e.w) != r.key || c.shards[e.shard] == nil || e.w.Status == power.WorkerTerminated {
+			continue
+		}
+		state, listed := states[id]
+		switch {
+		case !listed, state != e.w.EC2State, power.WorkerTable.IsTransitional(e.w.Status),
+			e.w.Status == power.WorkerRunning && e.w.PrivateIP == "", e.inst == nil && e.w.Status == power.WorkerRunning:
+			ids = append(ids, id)
+		default:
+			rest = append(rest, id)
+		}
+	}
+	// The rolling pass: all of the rest once in FullPass.
+	r.credit += float64(len(rest)) * float64(s.ReconcileInterval) / float64(FullPass)
+	if n := int(r.credit); n > 0 {
+		r.credit -= float64(n)
+		slices.Sort(rest)
+		from, found := slices.BinarySearch(rest, r.rolled)
+		if found {
+			from++
+		}
+		for i := range min(n, len(rest)) {
+			r.rolled = rest[(from+i)%len(rest)]
+			ids = append(ids, r.rolled)
+		}
+	}
+	return ids
+}
+
+// described takes descriptions.
+func (c *Controller) described(r *region, found map[string]Instance, missing map[string]bool, at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.entries {
+		id := e.w.EC2InstanceID
+		if id == "" || keyOf(&e.w) != r.key {
+			continue
+		}
+		if in, ok := found[id]; ok {
+			e.inst, e.instAt, e.missing = &in, at, false
+		}
+	}
+}
+
+// sweep gives each worker what was observed and wakes those that are not at
+// rest with it.
+func (c *Controller) sweep(r *region, states map[string]string, began time.Time, found map[string]Instance, missing map[string]bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.listedAt = began
+	now := time.Now()
+	polling := c.fleet.Settings().ReconcilePollingEnabled
+	for _, e := range c.entries {
+		if keyOf(&e.w) != r.key {
+			continue
+		}
+		state := states[e.w.EC2InstanceID]
+		if in, ok := found[e.w.EC2InstanceID]; ok {
+			state = in.State // newer than the listing
+		}
+		e.seen, e.seenAt = state, began
+		e.missing = state == "" && missing[e.w.EC2InstanceID]
+		if e.settled && e.settledSeen == state && !c.moved(e) || c.shards[e.shard] == nil {
+			continue
+		}
+		if polling || power.WorkerTable.IsTransitional(e.w.Status) {
+			if !e.running {
+				c.kick(e, now)
+			}
+		}
+	}
+}
+
+// moved tells whether a worker's addresses are no longer those in its record.
+func (c *Controller) moved(e *entry) bool {
+	return e.inst != nil && e.w.Status == power.WorkerRunning && e.inst.State == "running" &&
+		(e.inst.PrivateIP != e.w.PrivateIP || e.inst.PublicIP != e.w.PublicIP)
+}

@@ -1,0 +1,305 @@
+package controller
+
+import (
+	"context"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/power"
+)
+
+// runningSteps does the six steps of seeds/003, section 5, in their order.
+func (j *job) runningSteps(ctx context.Context) outcome {
+	// Step 1: what is desired.
+	if j.w.DesiredStatus == power.WorkerStopped {
+		if in := j.w.Intent; in != nil && in.Reason.Automatic() && j.c.fleet.Halted().On {
+			return j.callOff(ctx, nil, "all automatic actions are halted")
+		}
+		return j.step(ctx, power.WorkerStopping, "", nil)
+	}
+	// Step 2: what EC2 says.
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	if !j.fresh {
+		return outcome{Result: Requeue}
+	}
+	if out, done := j.addresses(ctx); done {
+		return out
+	}
+	// Step 3: metrics.
+	j.collect(ctx)
+	if out, done := j.learnSystem(ctx); done {
+		return out
+	}
+	// Step 4: the license.
+	if out, done := j.license(ctx); done {
+		return out
+	}
+	// The deadline of its life; it is not idleness, and needs no reading.
+	if out, done := j.ttl(ctx); done {
+		return out
+	}
+	// Steps 5 and 6: activity, and what the arbiter makes of it.
+	if j.detectDue() {
+		if _, err := j.detect(ctx, false); err != nil {
+			return j.failedWrite(err)
+		}
+	}
+	if ctx.Err() != nil {
+		return outcome{Result: Requeue, Next: time.Now().Add(debounce)}
+	}
+	if j.w.DesiredStatus != power.WorkerRunning || j.w.Status != power.WorkerRunning {
+		return j.again()
+	}
+	return outcome{Success, j.next()}
+}
+
+// next is when the clock brings a RUNNING worker back.
+func (j *job) next() time.Time {
+	at := j.live.nextLoad
+	if j.detects() && !j.live.nextCheck.IsZero() && (at.IsZero() || j.live.nextCheck.Before(at)) {
+		at = j.live.nextCheck
+	}
+	if d := j.w.TTLDeadline; d != nil {
+		for _, t := range []time.Time{d.Add(-j.s.WorkerWarnBefore), *d} {
+			if t.After(j.now) && t.Before(at) {
+				at = t
+			}
+		}
+		if s := j.w.WarningSentAt; s != nil && !j.now.Before(*d) {
+			if t := s.Add(j.s.WorkerWarnBefore); t.After(j.now) && t.Before(at) {
+				at = t
+			}
+		}
+	}
+	if j.w.License.PendingOperation != "" {
+		at = j.now.Add(10 * time.Second)
+	}
+	if least := time.Now().Add(100 * time.Millisecond); at.Before(least) {
+		at = least
+	}
+	return at
+}
+
+// addresses writes what changed while the worker ran.
+func (j *job) addresses(ctx context.Context) (outcome, bool) {
+	in := j.inst
+	if in == nil || in.PrivateIP == "" || in.PrivateIP == j.w.PrivateIP && in.PublicIP == j.w.PublicIP && j.w.EC2State == "running" {
+		return outcome{}, false
+	}
+	err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error {
+		w.PublicIP, w.PrivateIP, w.HTTPSEndpoint, w.EC2State = in.PublicIP, in.PrivateIP, endpoint(in), "running"
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err), true
+	}
+	return outcome{}, false
+}
+
+// collect reads CloudWatch and CML, each with its own failures, and keeps
+// both in memory.
+func (j *job) collect(ctx context.Context) {
+	if j.now.Before(j.live.nextLoad) {
+		return
+	}
+	every := j.s.WorkerMetricsInterval
+	if j.live.nextLoad.IsZero() {
+		// The first collection is at a point of the interval that is the
+		// worker's own, so that a fleet does not ask in step.
+		j.live.nextLoad = j.now.Add(spread(j.w.ID+"m", every))
+		return
+	}
+	j.live.nextLoad = j.now.Add(every)
+	j.live.metricsAt = j.now
+	j.c.mu.Lock()
+	j.live.load = j.e.live.load // CloudWatch is read for the region at once
+	j.c.mu.Unlock()
+	console, err := j.c.cfg.Consoles(j.w)
+	if err == nil {
+		call, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		var s System
+		if s, err = console.System(call); err == nil {
+			j.live.system, j.live.systemAt, j.live.systemErr = s, time.Now(), ""
+		}
+	}
+	if err != nil {
+		j.live.systemErr = err.Error()
+	}
+	j.c.count.metrics.Add(1)
+}
+
+// learnSystem writes what the record keeps of CML: version and readiness.
+func (j *job) learnSystem(ctx context.Context) (outcome, bool) {
+	s := j.live.system
+	if j.live.systemAt.IsZero() || j.live.systemErr != "" || s.Version == j.w.CMLVersion && s.Ready == j.w.CMLReady {
+		return outcome{}, false
+	}
+	err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error {
+		w.CMLVersion, w.CMLReady = s.Version, s.Ready
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err), true
+	}
+	return outcome{}, false
+}
+
+// ttl is the safety valve: it acts on a worker that is past its deadline even
+// when nobody else can, after the warning, and says what was in use.
+func (j *job) ttl(ctx context.Context) (outcome, bool) {
+	d := j.w.TTLDeadline
+	if d == nil || j.now.Before(d.Add(-j.s.WorkerWarnBefore)) || j.c.cfg.Shadow || !j.w.Armed || j.c.fleet.Halted().On {
+		return outcome{}, false
+	}
+	sent := j.w.WarningSentAt
+	if j.s.WorkerWarnBefore > 0 && (sent == nil || sent.Before(d.Add(-j.s.WorkerWarnBefore))) {
+		at := j.now.Add(j.s.WorkerWarnBefore)
+		if at.Before(*d) {
+			at = *d
+		}
+		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+			now := tx.Now
+			w.WarningSentAt = &now
+			tx.Note(fleet.Entry{Action: "pause_warning", Events: []string{fleet.EventPauseWarning}, Reason: string(fleet.ReasonTTL), Detail: "its ttl_deadline is " + d.Format(time.RFC3339)})
+			return nil
+		})
+		if err != nil {
+			return j.failedWrite(err), true
+		}
+		j.warn(ctx, at)
+		return outcome{}, false
+	}
+	if j.now.Before(*d) || sent != nil && j.now.Before(sent.Add(j.s.WorkerWarnBefore)) {
+		return outcome{}, false
+	}
+	use := "nothing is known to be in use"
+	if v := j.live.verdict; v != nil && len(v.Blocks) > 0 {
+		use = v.Blocks[0].Sentence
+	}
+	w, err := j.f.ExpireTTL(ctx, j.w.ID, j.w.Revision(), use)
+	if err != nil {
+		return j.failedWrite(err), true
+	}
+	j.took(w)
+	j.c.count.autoPause.Add(1)
+	return j.again(), true
+}
+
+// warn tells the users of a worker; the record has it already, so a CML that
+// does not answer delays nothing.
+func (j *job) warn(ctx context.Context, at time.Time) {
+	console, err := j.c.cfg.Consoles(j.w)
+	if err != nil {
+		return
+	}
+	if w, ok := console.(Warner); ok {
+		call, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		if err := w.Warn(call, at); err != nil {
+			j.c.log.Warn("cannot warn the users of a worker", "worker", j.w.ID, "err", err)
+		}
+	}
+}
+
+// licenseWait bounds how long CML may take over a registration.
+const licenseWait = 10 * time.Minute
+
+// license carries out what is pending (seeds/003, section 9): the marker that
+// CML is at work is durable before it is asked, and the outcome is the true
+// one, however often the controller is restarted in between.
+func (j *job) license(ctx context.Context) (outcome, bool) {
+	l := j.w.License
+	if l.PendingOperation == "" || j.now.Sub(j.live.licensed) < 5*time.Second {
+		return outcome{}, false
+	}
+	j.live.licensed = j.now
+	console, err := j.c.cfg.Consoles(j.w)
+	if err != nil {
+		return outcome{}, false
+	}
+	lic, ok := console.(Licenser)
+	if !ok {
+		return j.licensed(ctx, fleet.LicenseFailed, "this CML cannot be licensed by lull", false)
+	}
+	call, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if l.OperationInProgress == nil {
+		status := fleet.LicenseRegistering
+		if l.PendingOperation == fleet.OperationDeregister {
+			status = fleet.LicenseDeregistering
+		}
+		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+			now := tx.Now
+			w.License.OperationInProgress, w.License.Status = &now, status
+			tx.Note(fleet.Entry{Action: "license_started", Events: []string{fleet.EventLicense}, Detail: w.License.PendingOperation})
+			return nil
+		})
+		if err != nil {
+			return j.failedWrite(err), true
+		}
+		return j.askLicense(ctx, call, lic)
+	}
+	return j.followLicense(ctx, call, lic)
+}
+
+// askLicense asks CML for the first time.
+func (j *job) askLicense(ctx, call context.Context, lic Licenser) (outcome, bool) {
+	if j.w.License.PendingOperation == fleet.OperationDeregister {
+		local, err := lic.Deregister(call)
+		if err != nil {
+			return j.licensed(ctx, fleet.LicenseFailed, err.Error(), false)
+		}
+		return j.licensed(ctx, fleet.LicenseDeregistered, "", local)
+	}
+	token, err := j.c.cfg.Secret(j.w.License.Token)
+	if err == nil {
+		err = lic.Register(call, token, j.w.License.Reregister)
+	}
+	if err != nil {
+		return j.licensed(ctx, fleet.LicenseFailed, err.Error(), false)
+	}
+	return outcome{}, false // accepted is not done
+}
+
+// followLicense looks what came of an operation that was begun, perhaps by a
+// controller that is gone.
+func (j *job) followLicense(ctx, call context.Context, lic Licenser) (outcome, bool) {
+	over := j.now.Sub(*j.w.License.OperationInProgress) > licenseWait
+	if j.w.License.PendingOperation == fleet.OperationDeregister {
+		return j.askLicense(ctx, call, lic) // asking twice is harmless
+	}
+	st, err := lic.State(call)
+	switch {
+	case err != nil && over:
+		return j.licensed(ctx, fleet.LicenseFailed, "CML did not answer: "+err.Error(), false)
+	case err != nil:
+		return outcome{}, false
+	case st.Done:
+		return j.licensed(ctx, fleet.LicenseRegistered, "", false)
+	case st.Failed || over:
+		return j.licensed(ctx, fleet.LicenseFailed, st.Detail, false)
+	}
+	return outcome{}, false
+}
+
+// licensed records the outcome and clears the operation.
+func (j *job) licensed(ctx context.Context, status, why string, local bool) (outcome, bool) {
+	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w.License = fleet.License{Status: status, LastError: why, LocalOnly: local}
+		tx.Note(fleet.Entry{Action: "license_" + status, Events: []string{fleet.EventLicense}, Detail: why})
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err), true
+	}
+	switch status {
+	case fleet.LicenseRegistered:
+		j.c.count.registered.Add(1)
+	case fleet.LicenseDeregistered:
+		j.c.count.deregistered.Add(1)
+	}
+	return outcome{}, false
+}

@@ -1,0 +1,147 @@
+package controller
+
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Stats are the counters of this process since its start (spec, section 2.6),
+// and running_worker_count, the RUNNING workers it knows of.
+type Stats struct {
+	Provisioned         int64 `json:"provisioned_count"`
+	Started             int64 `json:"started_count"`
+	Stopped             int64 `json:"stopped_count"`
+	Terminated          int64 `json:"terminated_count"`
+	MetricsCollected    int64 `json:"metrics_collected_count"`
+	IdleDetection       int64 `json:"idle_detection_count"`
+	AutoPause           int64 `json:"auto_pause_count"`
+	LicenseRegistered   int64 `json:"license_registered_count"`
+	LicenseDeregistered int64 `json:"license_deregistered_count"`
+	ScaleDownDrain      int64 `json:"scale_down_drain_count"`
+	RunningWorkers      int64 `json:"running_worker_count"`
+	UnknownSignal       int64 `json:"unknown_signal_count"`
+
+	// Beyond the seed's twelve.
+	LateActivity   int64            `json:"late_activity_count"`
+	LateActions    int64            `json:"late_action_count"`
+	PauseCancelled int64            `json:"pause_cancelled_count"`
+	WouldPause     int64            `json:"would_pause_count"` // in shadow
+	FutureEvents   int64            `json:"future_event_count"`
+	Malformed      int64            `json:"malformed_event_count"`
+	Skipped        map[string]int64 `json:"skipped"` // by the arbiter's guard
+	Results        map[string]int64 `json:"results"` // by result of a reconciliation
+	CloudCalls     map[string]int64 `json:"cloud_calls"`
+	StaleRecords   int64            `json:"unreadable_record_count"`
+}
+
+// counters hold Stats while they count.
+type counters struct {
+	provisioned, started, stopped, terminated, metrics, detections, autoPause,
+	registered, deregistered, drains, unknown, lateActivity, lateActions, cancelled,
+	wouldPause, future, malformed, unreadable atomic.Int64
+
+	skipped, results, calls tally
+}
+
+// tally counts by name; the names are few and known.
+type tally struct {
+	m [32]struct {
+		name atomic.Pointer[string]
+		n    atomic.Int64
+	}
+}
+
+func (t *tally) add(name string) {
+	for i := range t.m {
+		p := t.m[i].name.Load()
+		if p == nil {
+			n := name
+			if t.m[i].name.CompareAndSwap(nil, &n) {
+				p = &n
+			} else {
+				p = t.m[i].name.Load()
+			}
+		}
+		if *p == name {
+			t.m[i].n.Add(1)
+			return
+		}
+	}
+}
+
+func (t *tally) snapshot() map[string]int64 {
+	out := map[string]int64{}
+	for i := range t.m {
+		if p := t.m[i].name.Load(); p != nil {
+			out[*p] = t.m[i].n.Load()
+		}
+	}
+	return out
+}
+
+// Stats returns the counters as they are now.
+func (c *Controller) Stats() Stats {
+	n := &c.count
+	return Stats{
+		Provisioned: n.provisioned.Load(), Started: n.started.Load(), Stopped: n.stopped.Load(), Terminated: n.terminated.Load(),
+		MetricsCollected: n.metrics.Load(), IdleDetection: n.detections.Load(), AutoPause: n.autoPause.Load(),
+		LicenseRegistered: n.registered.Load(), LicenseDeregistered: n.deregistered.Load(), ScaleDownDrain: n.drains.Load(),
+		RunningWorkers: c.running(), UnknownSignal: n.unknown.Load(), LateActivity: n.lateActivity.Load(),
+		LateActions: n.lateActions.Load(), PauseCancelled: n.cancelled.Load(), WouldPause: n.wouldPause.Load(),
+		FutureEvents: n.future.Load(), Malformed: n.malformed.Load(), StaleRecords: n.unreadable.Load(),
+		Skipped: n.skipped.snapshot(), Results: n.results.snapshot(), CloudCalls: n.calls.snapshot(),
+	}
+}
+
+// Collector returns Stats as Prometheus metrics, with the prefix lull_.
+func (c *Controller) Collector() prometheus.Collector { return collector{c} }
+
+type collector struct{ c *Controller }
+
+var labelled = map[string]*prometheus.Desc{
+	"skipped":     prometheus.NewDesc("lull_skipped_count", "Automatic actions that a guard kept from happening.", []string{"guard"}, nil),
+	"results":     prometheus.NewDesc("lull_reconcile_count", "Reconciliations by result.", []string{"result"}, nil),
+	"cloud_calls": prometheus.NewDesc("lull_cloud_call_count", "Calls to the cloud by kind.", []string{"call"}, nil),
+}
+
+// Describe implements prometheus.Collector; the set is checked when it is
+// collected.
+func (collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (k collector) Collect(ch chan<- prometheus.Metric) {
+	s := k.c.Stats()
+	for _, m := range []struct {
+		name, help string
+		v          int64
+		kind       prometheus.ValueType
+	}{
+		{"provisioned_count", "EC2 instances launched.", s.Provisioned, prometheus.CounterValue},
+		{"started_count", "EC2 instances confirmed running.", s.Started, prometheus.CounterValue},
+		{"stopped_count", "EC2 instances confirmed stopped.", s.Stopped, prometheus.CounterValue},
+		{"terminated_count", "EC2 instances confirmed terminated.", s.Terminated, prometheus.CounterValue},
+		{"metrics_collected_count", "Metrics collections completed.", s.MetricsCollected, prometheus.CounterValue},
+		{"idle_detection_count", "Idle checks performed.", s.IdleDetection, prometheus.CounterValue},
+		{"auto_pause_count", "Automatic pauses triggered.", s.AutoPause, prometheus.CounterValue},
+		{"license_registered_count", "License registrations completed.", s.LicenseRegistered, prometheus.CounterValue},
+		{"license_deregistered_count", "License deregistrations completed.", s.LicenseDeregistered, prometheus.CounterValue},
+		{"scale_down_drain_count", "Drains begun by scale-down.", s.ScaleDownDrain, prometheus.CounterValue},
+		{"running_worker_count", "Workers that are RUNNING.", s.RunningWorkers, prometheus.GaugeValue},
+		{"unknown_signal_count", "Idle checks with a signal that was not known.", s.UnknownSignal, prometheus.CounterValue},
+		{"late_activity_count", "Activity that was reported only after the final look before a pause.", s.LateActivity, prometheus.CounterValue},
+		{"late_action_count", "Calls that took effect after they were given up, and were repaired.", s.LateActions, prometheus.CounterValue},
+		{"pause_cancelled_count", "Pauses that the final look called off.", s.PauseCancelled, prometheus.CounterValue},
+		{"would_pause_count", "Pauses that shadow mode kept from happening.", s.WouldPause, prometheus.CounterValue},
+		{"future_event_count", "Telemetry events dated in the future.", s.FutureEvents, prometheus.CounterValue},
+		{"malformed_event_count", "Telemetry events that could not be read.", s.Malformed, prometheus.CounterValue},
+		{"unreadable_record_count", "Records that could not be read.", s.StaleRecords, prometheus.CounterValue},
+	} {
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("lull_"+m.name, m.help, nil, nil), m.kind, float64(m.v))
+	}
+	for name, values := range map[string]map[string]int64{"skipped": s.Skipped, "results": s.Results, "cloud_calls": s.CloudCalls} {
+		for label, v := range values {
+			ch <- prometheus.MustNewConstMetric(labelled[name], prometheus.CounterValue, float64(v), label)
+		}
+	}
+}

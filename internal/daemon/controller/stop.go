@@ -1,0 +1,439 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/evidence"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/power"
+)
+
+func asNotFound(err error) (*fleet.NotFound, bool) { return errors.AsType[*fleet.NotFound](err) }
+
+// ours makes sure that an instance is this fleet's before it is acted on:
+// only one that carries our tag is. A worker that a person armed gets it; an
+// instance of another fleet is refused.
+func (j *job) ours(ctx context.Context, what string) (outcome, bool) {
+	tag := j.s.TagPrefix + "managed-by"
+	if j.inst == nil {
+		return outcome{Result: Requeue}, false // its tags are in the description
+	}
+	switch owner := j.inst.Tags[tag]; {
+	case owner == j.c.fleet.ID():
+		return outcome{}, true
+	case owner != "":
+		return j.note(ctx, "cannot "+what+" it: its tag "+tag+" says it belongs to "+owner), false
+	case !j.w.Armed:
+		return j.note(ctx, "cannot "+what+" it before it is armed: it does not carry this fleet's tag"), false
+	}
+	cloud, err := j.cloud()
+	if err != nil || cloud.Tag == nil {
+		return j.note(ctx, "cannot tag it as this fleet's"), false
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return outcome{Result: Requeue}, false
+	}
+	defer cancel()
+	j.c.count.calls.add("tags")
+	if err := cloud.Tag.CreateTags(call, []string{j.w.EC2InstanceID}, map[string]string{tag: j.c.fleet.ID(), j.s.TagPrefix + "worker-id": j.w.ID}); err != nil {
+		return j.note(ctx, "cannot tag it as this fleet's: "+err.Error()), false
+	}
+	return outcome{}, true
+}
+
+// stopping sends the stop, and waits until EC2 reports stopped.
+func (j *job) stopping(ctx context.Context) outcome {
+	if j.w.EC2InstanceID == "" {
+		return j.down(ctx)
+	}
+	if !j.fresh {
+		return outcome{Result: Requeue}
+	}
+	switch j.seen {
+	case "":
+		return j.lost(ctx)
+	case "stopped":
+		return j.down(ctx)
+	case "stopping":
+		if j.overdue(4 * j.s.ProvisioningTimeout) {
+			return j.fail(ctx, "stop_failed", "EC2 reports stopping for "+(4*j.s.ProvisioningTimeout).String())
+		}
+		return outcome{Result: Requeue}
+	case "running":
+		return j.stopRunning(ctx)
+	case "pending":
+		return outcome{Result: Retry}
+	}
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	return outcome{Result: Retry}
+}
+
+// down confirms STOPPED.
+func (j *job) down(ctx context.Context) outcome {
+	err := j.writeBy(ctx, fleet.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+		e := fleet.Entry{Action: "stopped", Reason: string(w.PauseReason)}
+		if w.Intent != nil && w.Intent.Drain {
+			e.Action, e.Events = fleet.AuditDrained, []string{fleet.EventDrained}
+		}
+		w.Status, w.StatusReason, w.EC2State = power.WorkerStopped, "", "stopped"
+		w.Intent, w.Draining, w.MissingSince, w.CancelledStopAt = nil, false, nil, nil
+		clearAddress(w)
+		tx.Note(e)
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	j.c.count.stopped.Add(1)
+	j.live = live{}
+	return j.again()
+}
+
+// stopRunning decides what becomes of a stop whose instance still runs.
+func (j *job) stopRunning(ctx context.Context) outcome {
+	in := j.w.Intent
+	sent := in != nil && in.SentAt != nil && j.now.Sub(*in.SentAt) < 90*time.Second
+	switch {
+	case in == nil:
+		return j.startedOutside(ctx) // a stop from outside that was taken back
+	case sent:
+		return outcome{Result: Requeue} // give the call time to show
+	case j.w.PauseHolder == fleet.HolderAgent && in.Reason == fleet.ReasonIdleTimeout && j.w.DesiredStatus == power.WorkerStopped:
+		if j.overdue(j.s.ProvisioningTimeout) {
+			return j.callOff(ctx, nil, "its agent, which holds the power, did not stop it")
+		}
+		return outcome{Result: Requeue}
+	case j.w.DesiredStatus == power.WorkerRunning:
+		return j.callOff(ctx, nil, "resumed by "+j.w.StartBy)
+	case in.Reason.Automatic() && j.c.fleet.Halted().On:
+		return j.callOff(ctx, nil, "all automatic actions are halted")
+	case in.Reason.Automatic() && (j.c.cfg.Shadow || !j.w.Armed):
+		return j.callOff(ctx, nil, "it is in shadow")
+	case j.overdue(2*j.s.ProvisioningTimeout) && in.SentAt != nil && in.Reason.Automatic():
+		return j.callOff(ctx, nil, "not stopped within "+(2*j.s.ProvisioningTimeout).String())
+	case j.overdue(2*j.s.ProvisioningTimeout) && in.SentAt != nil:
+		return j.fail(ctx, "stop_failed", "not stopped within "+(2*j.s.ProvisioningTimeout).String()+": "+j.w.StatusReason)
+	}
+	if out, ok := j.ours(ctx, "stop"); !ok {
+		return out
+	}
+	var look evidence.Decision
+	if in.Reason.ByIdleness() {
+		if look = j.finalLook(ctx); !look.Verdict.Eligible {
+			return j.callOff(ctx, &look, "the final look found it in use or could not tell")
+		}
+	}
+	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error { now := tx.Now; w.Intent.SentAt = &now; return nil })
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	if in.Reason.ByIdleness() && time.Since(look.Verdict.At) > FinalLook {
+		// The write took so long that the look is too old: take it back.
+		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.Intent.SentAt = nil; return nil }); err != nil {
+			return j.failedWrite(err)
+		}
+		return outcome{Result: Retry}
+	}
+	return j.sendStop(ctx)
+}
+
+// sendStop calls StopInstances for an intent that is durable.
+func (j *job) sendStop(ctx context.Context) outcome {
+	cloud, err := j.cloud()
+	if err != nil {
+		return j.note(ctx, err.Error())
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return outcome{Result: Requeue}
+	}
+	defer cancel()
+	action := j.policy().Action
+	j.c.count.calls.add("stop")
+	done, err := cloud.Move.Stop(call, j.w.EC2InstanceID, action == fleet.ActionHibernate || action == fleet.ActionAuto)
+	switch k := KindOf(err); {
+	case err == nil && done.Fallback != "" && done.Fallback != j.w.HibernateNote:
+		if err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+			w.HibernateNote = done.Fallback
+			tx.Note(fleet.Entry{Action: "hibernate_fallback", Detail: done.Fallback})
+			return nil
+		}); err != nil {
+			return j.failedWrite(err)
+		}
+		return outcome{Result: Requeue}
+	case err == nil, k == IncorrectState, k == NotFound:
+		return outcome{Result: Requeue} // look what it came to
+	case k == Protected || k == Unauthorized || k == Invalid:
+		return j.callOff(ctx, nil, "EC2 refused the stop: "+err.Error())
+	case k == Throttled:
+		why := "cannot stop yet: " + err.Error()
+		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.Intent.SentAt, w.StatusReason = nil, why; return nil }); err != nil {
+			return j.failedWrite(err)
+		}
+		return outcome{Result: Retry}
+	}
+	return outcome{Result: Retry} // it may have had its effect: the next listing shows
+}
+
+// callOff returns a worker whose stop was not carried out to RUNNING.
+func (j *job) callOff(ctx context.Context, d *evidence.Decision, why string) outcome {
+	if d != nil && len(d.Verdict.Blocks) > 0 {
+		codes := make([]string, len(d.Verdict.Blocks))
+		for i, b := range d.Verdict.Blocks {
+			codes[i] = string(b.Code)
+		}
+		why += " (" + strings.Join(codes, ", ") + ")"
+	}
+	err := j.writeBy(ctx, fleet.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w.EC2State = j.state(w)
+		if d != nil {
+			j.activityInto(w)
+		}
+		return w.CallOff(tx, d, why)
+	})
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	j.c.count.cancelled.Add(1)
+	return j.again()
+}
+
+// draining waits for what runs to end (spec, section 2.3).
+func (j *job) draining(ctx context.Context) outcome {
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	in := j.w.Intent
+	if in == nil {
+		return j.callOff(ctx, nil, "the drain has no intent")
+	}
+	auto := in.Reason.Automatic()
+	switch {
+	case auto && j.c.fleet.Halted().On:
+		return j.callOff(ctx, nil, "all automatic actions are halted")
+	case auto && (j.c.cfg.Shadow || !j.w.Armed):
+		return j.callOff(ctx, nil, "it is in shadow")
+	}
+	j.tellPlacers(ctx, true)
+	j.countLabs(ctx)
+	over := j.overdue(j.s.DrainTimeout)
+	none := j.live.labs != nil && *j.live.labs == 0
+	if auto && (over || none || j.now.Sub(j.live.fetchedAt) >= j.s.IdleDetectionInterval) {
+		if look := j.finalLook(ctx); !look.Verdict.Eligible {
+			j.tellPlacers(ctx, false)
+			return j.callOff(ctx, &look, "a reading is active or unknown")
+		}
+	}
+	if none || over {
+		why := "nothing runs any more"
+		if !none {
+			why = "the drain timed out"
+		}
+		return j.step(ctx, power.WorkerStopping, why, func(w *fleet.Worker, tx *fleet.Tx) {
+			tx.Note(fleet.Entry{Action: "drain_ended", Detail: why})
+		})
+	}
+	return outcome{Result: Requeue}
+}
+
+// tellPlacers writes the tag that keeps new work away; it is advice, so a
+// failure does not hold the drain up.
+func (j *job) tellPlacers(ctx context.Context, on bool) {
+	if j.live.tagged == on {
+		return
+	}
+	cloud, err := j.cloud()
+	if err != nil || cloud.Tag == nil {
+		return
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return
+	}
+	defer cancel()
+	value := "false"
+	if on {
+		value = "true"
+	}
+	j.c.count.calls.add("tags")
+	if err := cloud.Tag.CreateTags(call, []string{j.w.EC2InstanceID}, map[string]string{j.s.TagPrefix + "draining": value}); err != nil {
+		j.c.log.Warn("cannot tag a draining worker", "worker", j.w.ID, "err", err)
+		return
+	}
+	j.live.tagged = on
+}
+
+// countLabs reads how many labs run, at most once a minute. What cannot be
+// read is not known, and is never none.
+func (j *job) countLabs(ctx context.Context) {
+	if j.now.Sub(j.live.labsAt) < time.Minute {
+		return
+	}
+	j.live.labs, j.live.labsAt = nil, j.now
+	console, err := j.c.cfg.Consoles(j.w)
+	if err != nil {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if n, err := console.RunningLabs(call); err == nil {
+		j.live.labs = &n
+	}
+}
+
+// stopped watches for starts: those that are wished for, and those that
+// happen outside.
+func (j *job) stopped(ctx context.Context) outcome {
+	if !j.fresh {
+		return outcome{Result: Requeue}
+	}
+	if j.seen == "stopped" && j.w.DesiredStatus == power.WorkerRunning {
+		if wait := restartBackoff(j.w.Restarts) - j.now.Sub(j.w.StatusSince); j.w.StartOrigin == fleet.OriginAuto && wait > 0 {
+			return outcome{Requeue, j.now.Add(wait)}
+		}
+		if j.w.StartOrigin == fleet.OriginAuto && j.c.fleet.Halted().On {
+			return outcome{Result: Requeue}
+		}
+		return j.step(ctx, power.WorkerStarting, "", func(w *fleet.Worker, _ *fleet.Tx) { w.StartSentAt = nil })
+	}
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	return outcome{Result: Success}
+}
+
+// restartBackoff is how long a worker that the cloud stopped stays down.
+func restartBackoff(restarts int) time.Duration {
+	if restarts <= 0 {
+		return 0
+	}
+	return min(10*time.Second<<min(restarts, 10), 30*time.Minute)
+}
+
+// terminating sends the termination and waits for it. A launch that may have
+// been sent is looked for first.
+func (j *job) terminating(ctx context.Context) outcome {
+	if j.w.EC2InstanceID == "" {
+		return j.terminatePending(ctx)
+	}
+	if !j.fresh {
+		return outcome{Result: Requeue}
+	}
+	switch j.seen {
+	case "":
+		return j.lost(ctx)
+	case "terminated":
+		return j.gonefor(ctx, "")
+	case "shutting-down":
+		return outcome{Result: Requeue}
+	}
+	if out, ok := j.ours(ctx, "terminate"); !ok {
+		return out
+	}
+	cloud, err := j.cloud()
+	if err != nil {
+		return j.note(ctx, err.Error())
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return outcome{Result: Requeue}
+	}
+	defer cancel()
+	j.c.count.calls.add("terminate")
+	err = cloud.Move.Terminate(call, j.w.EC2InstanceID)
+	switch k := KindOf(err); {
+	case err == nil, k == IncorrectState, k == NotFound:
+		return outcome{Result: Requeue}
+	case k == Protected || hopeless(k):
+		return j.fail(ctx, "terminate_failed", "EC2 refused the termination: "+err.Error())
+	}
+	return j.note(ctx, "cannot terminate yet: "+err.Error())
+}
+
+// terminatePending ends a worker that has no instance on record.
+func (j *job) terminatePending(ctx context.Context) outcome {
+	if j.w.Launch == nil || j.w.Launch.SentAt == nil {
+		return j.gonefor(ctx, "")
+	}
+	cloud, err := j.cloud()
+	if err != nil {
+		return j.note(ctx, err.Error())
+	}
+	in, ok, err := j.look(ctx, cloud)
+	switch {
+	case err != nil:
+		return j.note(ctx, "cannot look for an earlier launch: "+err.Error())
+	case ok:
+		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+			w.EC2InstanceID, w.EC2State, w.MissingSince = in.ID, in.State, nil
+			tx.Note(fleet.Entry{Action: "adopted", Detail: in.ID})
+			return nil
+		})
+		if err != nil {
+			return j.failedWrite(err)
+		}
+		return outcome{Result: Requeue}
+	}
+	j.gone = true
+	return j.lost(ctx) // twice, as a call that was sent may still land
+}
+
+// failed waits for a person, and notices what is done to its instance.
+func (j *job) failed(ctx context.Context) outcome {
+	if j.w.EC2InstanceID == "" {
+		return outcome{Result: Skip}
+	}
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	return outcome{Result: Success}
+}
+
+// unknown waits for a state that is known.
+func (j *job) unknown(ctx context.Context) outcome {
+	if !j.fresh {
+		return outcome{Result: Requeue}
+	}
+	if j.w.Imported && j.w.EC2State == "" && j.seen == "stopped" {
+		return j.step(ctx, power.WorkerStopped, "", func(w *fleet.Worker, tx *fleet.Tx) { w.DesiredStatus = power.WorkerStopped })
+	}
+	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	if j.overdue(j.s.ProvisioningTimeout) {
+		return j.fail(ctx, "state_unknown", "EC2 reports state "+j.seen)
+	}
+	return outcome{Result: Requeue}
+}
+
+// accepted makes blocks of what the preflight found and the worker does not
+// accept.
+func accepted(w *fleet.Worker, l live) []idle.Block {
+	var blocks []idle.Block
+	if l.preflightErr != "" {
+		blocks = append(blocks, idle.Block{Code: idle.SignalUnknown, Signal: "preflight",
+			Sentence: "What speaks against a stop cannot be looked at: " + l.preflightErr + "."})
+	}
+	for _, code := range l.preflight {
+		if !slices.Contains(w.AcceptedRisks, code) {
+			blocks = append(blocks, idle.Block{Code: idle.Code(code), Sentence: riskSentence[code]})
+		}
+	}
+	return blocks
+}
+
+var riskSentence = map[string]string{
+	fleet.RiskInstanceStore: "It has instance-store volumes, which lose their content in a stop.",
+	fleet.RiskNoElasticIP:   "Its public address is not an Elastic IP and would change.",
+	fleet.RiskASGMember:     "It belongs to an Auto Scaling group, which would replace it.",
+	fleet.RiskSpot:          "It is a Spot instance.",
+	fleet.RiskStopProtected: "It is protected against being stopped.",
+}

@@ -1,0 +1,437 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"sync"
+	"time"
+
+	"lull/internal/fleet"
+)
+
+// world is a cloud and the CMLs on it, as a model with state and clocks. It
+// knows nothing of the controller and asks what happened, never what was
+// called.
+type world struct {
+	mu    sync.Mutex
+	rng   *rand.Rand
+	insts map[string]*machine
+	token map[string]string // client token to instance
+	next  int
+	calls map[string]int
+	// fault is asked before each call; an error with applied true is a lost
+	// answer.
+	fault   func(call string) (delay time.Duration, err error, applied bool)
+	pending time.Duration
+	stopped time.Duration
+	latency time.Duration
+	launchT map[string]int                  // launches that made an instance, by token
+	onStop  func(id string, sent time.Time) // called before a stop takes effect, without the lock
+}
+
+type machine struct {
+	Instance
+	until   time.Time // when State becomes then
+	then    string
+	ips     int
+	protect bool
+	risks   []string
+	hidden  bool // EC2 does not answer for it
+
+	// CML
+	events  []cmlEvent // in order of arrival
+	optOut  bool
+	down    bool
+	skew    time.Duration // not compensated by an offset: the adapter does that
+	labs    int
+	lic     LicenseState
+	regErr  error
+	warned  []time.Time
+	fetches int
+	known   bool      // the last completed answer said all there is
+	answer  time.Time // when it was completed
+	newest  time.Time // the newest activity in any answer
+}
+
+type cmlEvent struct {
+	at      time.Time // true time
+	arrives time.Time // when the answer holds it
+}
+
+func newWorld(seed uint64) *world {
+	return &world{
+		rng: rand.New(rand.NewPCG(seed, 1)), insts: map[string]*machine{}, token: map[string]string{}, calls: map[string]int{},
+		pending: 20 * time.Second, stopped: 30 * time.Second, launchT: map[string]int{},
+	}
+}
+
+func (w *world) settle(m *machine) {
+	if m.then != "" && !time.Now().Before(m.until) {
+		m.State, m.then = m.then, ""
+		switch m.State {
+		case "running":
+			m.ips++
+			m.PrivateIP = fmt.Sprintf("10.0.%d.%d", m.ips, len(w.insts)%250)
+			m.Cause, m.Reason = "", ""
+		case "stopped", "terminated":
+			m.PrivateIP, m.PublicIP = "", ""
+		}
+	}
+}
+
+// enter is the way into every call: it counts, delays and fails.
+func (w *world) enter(ctx context.Context, call string) (applied bool, err error) {
+	w.mu.Lock()
+	w.calls[call]++
+	var delay time.Duration
+	applied = true
+	if w.fault != nil {
+		delay, err, applied = w.fault(call)
+		applied = applied || err == nil
+	}
+	delay += w.latency
+	w.mu.Unlock()
+	if delay > 0 {
+		if sleep(ctx, delay) != nil {
+			return false, &CallError{Canceled, ctx.Err()}
+		}
+	}
+	if ctx.Err() != nil {
+		return false, &CallError{Canceled, ctx.Err()}
+	}
+	return applied, err
+}
+
+func callErr(k Kind) error { return &CallError{k, fmt.Errorf("cannot call: %s", k)} }
+
+func (w *world) States(ctx context.Context) (map[string]string, error) {
+	if _, err := w.enter(ctx, "states"); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := map[string]string{}
+	for id, m := range w.insts {
+		if w.settle(m); !m.hidden {
+			out[id] = m.State
+		}
+	}
+	return out, nil
+}
+
+func (w *world) Instances(ctx context.Context, ids []string) (map[string]Instance, []string, error) {
+	if _, err := w.enter(ctx, "instances"); err != nil {
+		return nil, nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	found := map[string]Instance{}
+	var missing []string
+	for _, id := range ids {
+		if m := w.insts[id]; m != nil && !m.hidden {
+			w.settle(m)
+			found[id] = m.copy()
+		} else {
+			missing = append(missing, id)
+		}
+	}
+	return found, missing, nil
+}
+
+func (m *machine) copy() Instance {
+	in := m.Instance
+	in.Tags = map[string]string{}
+	for k, v := range m.Tags {
+		in.Tags[k] = v
+	}
+	return in
+}
+
+func (w *world) Find(ctx context.Context, q Search) ([]Instance, error) {
+	if _, err := w.enter(ctx, "find"); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var out []Instance
+	for _, m := range w.insts {
+		w.settle(m)
+		ok := q.ClientToken == "" || m.ClientToken == q.ClientToken
+		for k, v := range q.Tags {
+			ok = ok && m.Tags[k] == v
+		}
+		if q.ImageName != "" {
+			match, _ := path.Match(q.ImageName, m.ImageID)
+			ok = ok && match
+		}
+		if ok && !m.hidden {
+			out = append(out, m.copy())
+		}
+	}
+	slices.SortFunc(out, func(a, b Instance) int { return cmpString(a.ID, b.ID) })
+	return out, nil
+}
+
+func cmpString(a, b string) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+func (w *world) Start(ctx context.Context, id string) error {
+	applied, err := w.enter(ctx, "start")
+	if !applied {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return errors.Join(w.start(id), err)
+}
+
+func (w *world) start(id string) error {
+	m := w.insts[id]
+	if m == nil {
+		return callErr(NotFound)
+	}
+	w.settle(m)
+	switch m.State {
+	case "stopped":
+		m.State, m.then, m.until = "pending", "running", time.Now().Add(w.pending)
+		return nil
+	case "pending", "running":
+		return nil
+	}
+	return callErr(IncorrectState)
+}
+
+func (w *world) Stop(ctx context.Context, id string, hibernate bool) (Stopped, error) {
+	sent := time.Now()
+	applied, err := w.enter(ctx, "stop")
+	if !applied {
+		return Stopped{}, err
+	}
+	if w.onStop != nil {
+		w.onStop(id, sent)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return Stopped{Hibernating: hibernate}, errors.Join(w.stop(id, CauseUser), err)
+}
+
+func (w *world) stop(id string, cause Cause) error {
+	m := w.insts[id]
+	if m == nil {
+		return callErr(NotFound)
+	}
+	w.settle(m)
+	switch {
+	case m.protect:
+		return callErr(Protected)
+	case m.State == "running":
+		m.State, m.then, m.until = "stopping", "stopped", time.Now().Add(w.stopped)
+		m.Cause, m.Reason = cause, string(cause)+" initiated"
+		return nil
+	case m.State == "stopping", m.State == "stopped":
+		return nil
+	}
+	return callErr(IncorrectState)
+}
+
+func (w *world) Terminate(ctx context.Context, id string) error {
+	applied, err := w.enter(ctx, "terminate")
+	if !applied {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m := w.insts[id]
+	if m == nil {
+		return callErr(NotFound)
+	}
+	w.settle(m)
+	if m.State != "terminated" {
+		m.State, m.then, m.until, m.Cause = "shutting-down", "terminated", time.Now().Add(w.stopped), CauseUser
+	}
+	return err
+}
+
+func (w *world) NewestImage(ctx context.Context, pattern string) (string, error) {
+	if _, err := w.enter(ctx, "images"); err != nil {
+		return "", err
+	}
+	if pattern == "none*" {
+		return "", callErr(NoImage)
+	}
+	return "ami-0123", nil
+}
+
+func (w *world) Run(ctx context.Context, l fleet.Launch) (Instance, error) {
+	applied, err := w.enter(ctx, "run")
+	if !applied {
+		return Instance{}, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if id, ok := w.token[l.Token]; ok {
+		return w.insts[id].copy(), err
+	}
+	m := w.add("pending")
+	m.Tags, m.ClientToken, m.ImageID, m.Type = l.Tags, l.Token, l.AMIID, l.InstanceType
+	w.token[l.Token] = m.ID
+	w.launchT[l.Token]++
+	return m.copy(), err
+}
+
+// add makes an instance.
+func (w *world) add(state string) *machine {
+	w.next++
+	m := &machine{Instance: Instance{ID: fmt.Sprintf("i-%017x", w.next), State: state, LaunchTime: time.Now(), Tags: map[string]string{}}}
+	if state == "pending" {
+		m.then, m.until = "running", time.Now().Add(w.pending)
+	}
+	w.insts[m.ID] = m
+	return m
+}
+
+func (w *world) Preflight(ctx context.Context, id string) ([]string, error) {
+	if _, err := w.enter(ctx, "preflight"); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.insts[id].risks, nil
+}
+
+func (w *world) CreateTags(ctx context.Context, ids []string, tags map[string]string) error {
+	if _, err := w.enter(ctx, "tags"); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range ids {
+		for k, v := range tags {
+			w.insts[id].Tags[k] = v
+		}
+	}
+	return nil
+}
+
+func (w *world) cloud() Cloud { return Cloud{Look: w, Move: w, Launch: w, Check: w, Tag: w} }
+
+// console is the CML of one machine.
+type console struct {
+	w  *world
+	id string
+}
+
+func (w *world) console(wk fleet.Worker) (Console, error) {
+	if wk.PrivateIP == "" {
+		return nil, errors.New("cannot speak to a worker without an address")
+	}
+	return console{w, wk.EC2InstanceID}, nil
+}
+
+func (c console) Telemetry(ctx context.Context, seen json.RawMessage) Telemetry {
+	c.w.mu.Lock()
+	m := c.w.insts[c.id]
+	m.fetches++
+	down, latency := m.down || m.State != "running", c.w.latency
+	c.w.mu.Unlock()
+	if sleep(ctx, latency+10*time.Millisecond) != nil || down {
+		c.w.mu.Lock()
+		m.known = false
+		c.w.mu.Unlock()
+		return Telemetry{CheckedAt: time.Now(), Unknown: "unreachable", Seen: seen}
+	}
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	now := time.Now()
+	m.answer, m.known = now, !m.optOut
+	if m.optOut {
+		return Telemetry{CheckedAt: now, Unknown: "not_opted_in", Seen: seen}
+	}
+	t := Telemetry{CheckedAt: now, Seen: seen, Recent: []fleet.Event{}}
+	for _, e := range m.events {
+		if e.arrives.After(now) {
+			continue
+		}
+		if e.at.After(m.newest) {
+			m.newest = e.at
+		}
+		at := e.at.Add(c.w.offset(m))
+		if at.After(now) {
+			at = now
+		}
+		if at.After(t.Newest) {
+			t.Newest = at
+		}
+		t.Recent = append(t.Recent, fleet.Event{Category: "start_lab", Timestamp: e.at.Add(m.skew)})
+	}
+	slices.SortFunc(t.Recent, func(a, b fleet.Event) int { return b.Timestamp.Compare(a.Timestamp) })
+	t.Recent = t.Recent[:min(10, len(t.Recent))]
+	return t
+}
+
+// offset is what the bounds of a clock offset leave: up to a second late,
+// never early, and different at each reading.
+func (w *world) offset(m *machine) time.Duration {
+	if m.skew == 0 {
+		return 0
+	}
+	return time.Duration(w.rng.IntN(1000)) * time.Millisecond
+}
+
+func (c console) System(ctx context.Context) (System, error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	m := c.w.insts[c.id]
+	if m.down || m.State != "running" {
+		return System{}, errors.New("cannot reach it")
+	}
+	n := m.labs
+	return System{Version: "2.9.0", Ready: true, Labs: &n, Nodes: &n}, nil
+}
+
+func (c console) RunningLabs(ctx context.Context) (int, error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	if m := c.w.insts[c.id]; !m.down {
+		return m.labs, nil
+	}
+	return 0, errors.New("cannot reach it")
+}
+
+func (c console) Register(context.Context, string, bool) error {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return c.w.insts[c.id].regErr
+}
+
+func (c console) State(context.Context) (LicenseState, error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return c.w.insts[c.id].lic, nil
+}
+
+func (c console) Deregister(context.Context) (bool, error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return false, c.w.insts[c.id].regErr
+}
+
+func (c console) Warn(_ context.Context, at time.Time) error {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	m := c.w.insts[c.id]
+	m.warned = append(m.warned, at)
+	return nil
+}

@@ -1,0 +1,109 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"lull/internal/daemon/server/access"
+	"lull/internal/link/control"
+	"lull/internal/store"
+)
+
+// noController is the answer of a process that only serves the API.
+func noController() error {
+	return fault(http.StatusConflict, "no_controller", "cannot do that here: this process has no controller; ask one with --role all or controller")
+}
+
+func (s *Server) adminRoutes() {
+	register(s, route{id: "admin-stats", method: "GET", path: "/admin/stats", role: access.Viewer, doc: "Counters of this process"},
+		func(context.Context, *struct{}) (*answer[map[string]any], error) {
+			if s.admin == nil {
+				return nil, noController()
+			}
+			return ok(s.admin.Stats(), nil)
+		})
+	register(s, route{id: "trigger-reconcile", method: "POST", path: "/admin/trigger-reconcile", role: access.Admin, status: http.StatusAccepted, doc: "Reconcile all workers of this server now"},
+		func(context.Context, *struct{}) (*struct{}, error) {
+			if s.admin == nil {
+				return nil, noController()
+			}
+			s.admin.Trigger()
+			return nil, nil
+		})
+	register(s, route{id: "shards", method: "GET", path: "/admin/shards", role: access.Admin, doc: "Which servers share the fleet, and what this one owns"},
+		func(ctx context.Context, _ *struct{}) (*answer[control.Shards], error) {
+			if s.admin == nil {
+				return nil, noController()
+			}
+			return ok(s.admin.Shards(ctx))
+		})
+	register(s, route{id: "resign", method: "POST", path: "/admin/resign", role: access.Admin, status: http.StatusAccepted, doc: "Give up what this server owns, so that others take it"},
+		func(ctx context.Context, _ *struct{}) (*struct{}, error) {
+			if s.admin == nil {
+				return nil, noController()
+			}
+			return nil, problem(s.admin.Resign(ctx))
+		})
+	r := route{id: "metrics", method: "GET", path: "/metrics", role: access.Viewer, doc: "Counters of this process for Prometheus"}
+	register(s, r, func(context.Context, *struct{}) (*huma.StreamResponse, error) {
+		if s.metrics == nil {
+			return nil, fault(http.StatusNotFound, "no_metrics", "cannot find metrics: none are kept")
+		}
+		h := promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{})
+		return &huma.StreamResponse{Body: func(hc huma.Context) {
+			r, w := humago.Unwrap(hc)
+			h.ServeHTTP(w, r)
+		}}, nil
+	})
+	describe(s, r, "text/plain", "Prometheus exposition format")
+}
+
+// readyWithin is how long the store may take to show that it answers.
+const readyWithin = 3 * time.Second
+
+func (s *Server) healthRoutes() {
+	register(s, route{id: "healthz", method: "GET", path: "/healthz", doc: "Whether the process lives"},
+		func(context.Context, *struct{}) (*answer[control.Health], error) {
+			return ok(control.Health{Status: "ok"}, nil)
+		})
+	register(s, route{id: "readyz", method: "GET", path: "/readyz", doc: "Whether it can do its work; 503 while not"},
+		func(ctx context.Context, _ *struct{}) (*answer[control.Health], error) {
+			h := control.Health{Status: "ok", Parts: map[string]string{"store": "ok", "api": "ok"}}
+			look, cancel := context.WithTimeout(ctx, readyWithin)
+			defer cancel()
+			if _, err := s.fleet.Store().Range(look, store.Query{Keys: store.Key("access/born"), KeysOnly: true}); err != nil {
+				h.Status, h.Parts["store"] = "failing", "unavailable"
+			}
+			select {
+			case <-s.ready:
+			default:
+				h.Status, h.Parts["api"] = "starting", "starting"
+			}
+			a := &answer[control.Health]{Status: http.StatusOK, Body: h}
+			if h.Status != "ok" {
+				a.Status = http.StatusServiceUnavailable
+			}
+			return a, nil
+		})
+	r := route{id: "openapi", method: "GET", path: "/openapi.json", doc: "This document"}
+	document := sync.OnceValues(func() ([]byte, error) { return json.Marshal(s.api.OpenAPI()) })
+	register(s, r, func(context.Context, *struct{}) (*huma.StreamResponse, error) {
+		doc, err := document()
+		if err != nil {
+			return nil, problem(err)
+		}
+		return &huma.StreamResponse{Body: func(hc huma.Context) {
+			hc.SetHeader("Content-Type", "application/openapi+json")
+			hc.SetStatus(http.StatusOK)
+			_, _ = hc.BodyWriter().Write(doc) // nobody is left to tell
+		}}, nil
+	})
+	describe(s, r, "application/openapi+json", "OpenAPI 3.1")
+}

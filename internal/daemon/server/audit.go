@@ -1,0 +1,96 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"lull/internal/daemon/server/access"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+)
+
+type auditList struct {
+	Paged
+	WorkerID string    `query:"worker_id" maxLength:"128"`
+	Action   string    `query:"action" maxLength:"128"`
+	From     time.Time `query:"from" doc:"RFC 3339; from this time on"`
+	To       time.Time `query:"to" doc:"RFC 3339; before this time"`
+	Newest   bool      `query:"newest" doc:"The newest entries, newest first, instead of a page; limit says how many"`
+}
+
+func (q auditList) query() fleet.AuditQuery {
+	return fleet.AuditQuery{WorkerID: q.WorkerID, Action: q.Action, From: q.From, To: q.To, After: q.After, Limit: q.Limit}
+}
+
+func (s *Server) auditRoutes() {
+	list := func(ctx context.Context, in auditList) (control.List[fleet.Entry], error) {
+		if in.Newest {
+			items, err := s.newest(ctx, in.query(), in.Limit)
+			return control.List[fleet.Entry]{Items: items}, err
+		}
+		page, err := s.fleet.Audit(ctx, in.query())
+		if page.Entries == nil {
+			page.Entries = []fleet.Entry{}
+		}
+		return control.List[fleet.Entry]{Items: page.Entries, Next: page.Next}, err
+	}
+	register(s, route{id: "list-audit", method: "GET", path: base + "/audit", role: access.Viewer, doc: "The audit log, oldest first"},
+		func(ctx context.Context, in *auditList) (*answer[control.List[fleet.Entry]], error) {
+			return ok(list(ctx, *in))
+		})
+	register(s, route{id: "worker-audit", method: "GET", path: workersPath + "/{worker_id}/audit", role: access.Viewer, doc: "The audit log of one worker, oldest first"},
+		func(ctx context.Context, in *struct {
+			One
+			Paged
+			Newest bool `query:"newest" doc:"The newest entries, newest first"`
+		}) (*answer[control.List[fleet.Entry]], error) {
+			return ok(list(ctx, auditList{Paged: in.Paged, WorkerID: in.ID, Newest: in.Newest}))
+		})
+	export := route{id: "export-audit", method: "GET", path: base + "/audit/export", role: access.Viewer, doc: "The audit log as JSON lines, oldest first"}
+	register(s, export, func(ctx context.Context, in *struct {
+		WorkerID string    `query:"worker_id" maxLength:"128"`
+		Action   string    `query:"action" maxLength:"128"`
+		From     time.Time `query:"from"`
+		To       time.Time `query:"to"`
+	}) (*huma.StreamResponse, error) {
+		q := fleet.AuditQuery{WorkerID: in.WorkerID, Action: in.Action, From: in.From, To: in.To}
+		return &huma.StreamResponse{Body: func(hc huma.Context) {
+			hc.SetHeader("Content-Type", "application/jsonl")
+			hc.SetStatus(http.StatusOK)
+			if err := s.fleet.ExportAudit(hc.Context(), hc.BodyWriter(), q); err != nil {
+				s.log.Warn("export of the audit log was cut", "error", err)
+				panic(http.ErrAbortHandler) // a cut answer must not look whole
+			}
+		}}, nil
+	})
+	describe(s, export, "application/jsonl", "One entry in each line")
+}
+
+// newest are the last n entries that q selects, newest first.
+func (s *Server) newest(ctx context.Context, q fleet.AuditQuery, n int) ([]fleet.Entry, error) {
+	keep := make([]fleet.Entry, 0, n)
+	q.After, q.Limit = "", 1000
+	for {
+		page, err := s.fleet.Audit(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		keep = append(keep, page.Entries...)
+		keep = append(keep[:0], keep[max(0, len(keep)-n):]...)
+		if q.After = page.Next; q.After == "" {
+			slices.Reverse(keep)
+			return keep, nil
+		}
+	}
+}
+
+// describe says what a route answers that writes its body itself.
+func describe(s *Server, r route, mime, doc string) {
+	op := s.api.OpenAPI().Paths[r.path].Get
+	delete(op.Responses, "204")
+	op.Responses["200"] = &huma.Response{Description: doc, Content: map[string]*huma.MediaType{mime: {Schema: &huma.Schema{Type: huma.TypeString}}}}
+}

@@ -1,0 +1,91 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"lull/internal/daemon/server/access"
+	"lull/internal/fleet"
+)
+
+// principalKey is where a request keeps who makes it.
+type principalKey struct{}
+
+// principal is who makes a request: a token, or why there is none.
+type principal struct {
+	token   access.Token
+	given   bool
+	denied  error
+	waking  string // what was presented, for the wake route
+	unready bool
+}
+
+func principalOf(ctx context.Context) principal {
+	p, _ := ctx.Value(principalKey{}).(principal)
+	return p
+}
+
+// actor is who a change is recorded as.
+func actor(ctx context.Context) fleet.Actor {
+	p := principalOf(ctx)
+	kind := fleet.KindPerson
+	if p.token.Role == access.Agent || p.token.Role == access.Host {
+		kind = fleet.KindAgent
+	}
+	return fleet.Actor{Name: p.token.Name, Kind: kind}
+}
+
+// identify finds out who makes a request. What that one may do is up to the
+// route.
+func (s *Server) identify(r *http.Request) *http.Request {
+	p := principal{}
+	scheme, presented, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if strings.EqualFold(scheme, "bearer") && presented != "" && len(presented) < 512 {
+		p.given, p.waking = true, strings.TrimSpace(presented)
+		select {
+		case <-s.ready:
+			p.token, p.denied = s.tokens.Check(time.Now(), p.waking)
+		default:
+			p.unready = true
+		}
+	}
+	return r.WithContext(context.WithValue(r.Context(), principalKey{}, p))
+}
+
+// authorize holds a request to the role of its route.
+func (s *Server) authorize(ctx huma.Context, next func(huma.Context)) {
+	r, _ := ctx.Operation().Metadata["route"].(route)
+	p := principalOf(ctx.Context())
+	switch {
+	case r.role == "" && r.id != "":
+		next(ctx)
+	case p.unready:
+		refuse(ctx, fault(http.StatusServiceUnavailable, "starting", "cannot answer yet: the server is starting"))
+	case !p.given:
+		ctx.SetHeader("WWW-Authenticate", `Bearer realm="lull"`)
+		refuse(ctx, fault(http.StatusUnauthorized, "no_token", "cannot tell who asks: give a token in the header Authorization: Bearer TOKEN"))
+	case p.denied != nil:
+		ctx.SetHeader("WWW-Authenticate", `Bearer realm="lull", error="invalid_token"`)
+		refuse(ctx, fault(http.StatusUnauthorized, "bad_token", p.denied.Error()))
+	case r.machine && !p.token.Role.Person():
+		if string(p.token.Role)+"s" != machineKind(ctx.URL().Path) || p.token.Machine != ctx.Param("name") {
+			refuse(ctx, fault(http.StatusForbidden, "other_machine", "cannot speak for another machine than "+p.token.Machine))
+			return
+		}
+		next(ctx)
+	case !p.token.Role.Covers(r.role):
+		refuse(ctx, fault(http.StatusForbidden, "role", "cannot do that as "+string(p.token.Role)+": it needs "+string(r.role)))
+	default:
+		next(ctx)
+	}
+}
+
+// machineKind is "agents" or "hosts" of a path below them.
+func machineKind(path string) string {
+	kind, _, _ := strings.Cut(strings.TrimPrefix(path, base+"/"), "/")
+	return kind
+}

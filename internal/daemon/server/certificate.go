@@ -1,0 +1,73 @@
+package server
+
+import (
+	"crypto/tls"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+)
+
+// Certificate is a certificate and key in files, read again when they change,
+// so that it can be renewed under a running server. A pair that cannot be
+// read leaves the last good one in use.
+type Certificate struct {
+	certFile, keyFile string
+
+	mu     sync.Mutex
+	pair   *tls.Certificate
+	stamps [2]time.Time
+	looked time.Time
+}
+
+// lookEvery is how often the files are looked at, at most.
+const lookEvery = time.Second
+
+// NewCertificate reads the files a first time.
+func NewCertificate(certFile, keyFile string) (*Certificate, error) {
+	c := &Certificate{certFile: certFile, keyFile: keyFile}
+	stamps, err := c.look()
+	if err != nil {
+		return nil, err
+	}
+	return c, c.load(stamps)
+}
+
+// Config is a server's TLS configuration with the certificate.
+func (c *Certificate) Config() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current(time.Now()), nil }}
+}
+
+func (c *Certificate) current(now time.Time) *tls.Certificate {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now.Sub(c.looked) < lookEvery {
+		return c.pair
+	}
+	c.looked = now
+	if stamps, err := c.look(); err == nil && stamps != c.stamps {
+		_ = c.load(stamps) // a pair that is half written stays out: the next look finds it whole
+	}
+	return c.pair
+}
+
+func (c *Certificate) look() (stamps [2]time.Time, err error) {
+	for i, name := range []string{c.certFile, c.keyFile} {
+		info, err := os.Stat(name)
+		if err != nil {
+			return stamps, fmt.Errorf("cannot use the TLS certificate: %w", err)
+		}
+		stamps[i] = info.ModTime()
+	}
+	return stamps, nil
+}
+
+func (c *Certificate) load(stamps [2]time.Time) error {
+	pair, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+	if err != nil {
+		return fmt.Errorf("cannot use the TLS certificate %s with key %s: %w", c.certFile, c.keyFile, err)
+	}
+	c.pair, c.stamps = &pair, stamps
+	return nil
+}

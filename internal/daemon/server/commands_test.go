@@ -1,0 +1,162 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"testing"
+	"time"
+
+	"lull/internal/daemon/server/access"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/power"
+	"lull/internal/store"
+)
+
+func decode[T any](t *testing.T, data []byte) (v T) {
+	t.Helper()
+	if err := json.Unmarshal(data, &v); err != nil {
+		t.Fatalf("%v in %s", err, data)
+	}
+	return v
+}
+
+// stopped makes a worker that is STOPPED, as an import that was observed.
+func (b *bench) stopped() string {
+	b.t.Helper()
+	id := b.worker()
+	for _, to := range []power.Worker{power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning, power.WorkerStopping, power.WorkerStopped} {
+		if _, err := b.fleet.Change(b.t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+			w.Status = to
+			if to == power.WorkerStopped {
+				w.DesiredStatus = to
+			}
+			return nil
+		}); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	return id
+}
+
+// TestWake resumes a worker by its own token, once in a while, and by no
+// other.
+func TestWake(t *testing.T) {
+	b := newBench(t, memory(t))
+	id, other := b.stopped(), b.stopped()
+	at := "/api/v1/workers/" + id
+	_, data := b.ask("POST", at+"/wake-token", b.admin, nil)
+	token := decode[control.WakeToken](t, data)
+	res, data := b.ask("POST", "/api/v1/workers/"+other+"/wake", token.Token, nil)
+	b.problem("another worker", res, data, 401)
+	res, data = b.ask("GET", at, token.Token, nil)
+	b.problem("the API with a wake token", res, data, 401)
+	res, data = b.ask("POST", token.URL, token.Token, nil)
+	w := decode[fleet.Worker](t, data)
+	if res.StatusCode != http.StatusAccepted || w.DesiredStatus != power.WorkerRunning || w.TemplateName != "" {
+		t.Fatalf("wake: %d %s", res.StatusCode, data)
+	}
+	res, data = b.ask("POST", token.URL, token.Token, nil)
+	if p := b.problem("too soon", res, data, 409); p.Code() != "rate_limited" {
+		t.Errorf("too soon: %s", data)
+	}
+	_, data = b.ask("POST", at+"/wake-token", b.admin, nil)
+	res, data = b.ask("POST", token.URL, token.Token, nil)
+	b.problem("a token that was replaced", res, data, 401)
+}
+
+// TestDetectIdleIsAnsweredByTheOwner writes the request, and gives the
+// owner's answer.
+func TestDetectIdleIsAnsweredByTheOwner(t *testing.T) {
+	b := newBench(t, memory(t))
+	id := b.worker()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	owner := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			page, err := store.List(ctx, b.db, fleet.RequestKeys())
+			if err != nil {
+				owner <- err
+				return
+			}
+			for _, v := range page.Values {
+				r, err := fleet.DecodeRequest(v)
+				if err == nil {
+					r.Detect = &fleet.DetectResult{WorkerID: r.WorkerID, IdleMinutes: 7}
+					err = b.fleet.Answer(ctx, r)
+				}
+				owner <- err
+				return
+			}
+		}
+		owner <- ctx.Err()
+	}()
+	res, data := b.ask("POST", "/api/v1/workers/"+id+"/detect-idle", b.admin, nil)
+	if err := <-owner; err != nil {
+		t.Fatal(err)
+	}
+	r := decode[fleet.Request](t, data)
+	if res.StatusCode != http.StatusOK || r.Detect == nil || r.Detect.IdleMinutes != 7 || r.By.Name != "first-admin" {
+		t.Fatalf("%d %s", res.StatusCode, data)
+	}
+	_, data = b.ask("GET", "/api/v1/requests/"+r.ID, b.admin, nil)
+	if again := decode[fleet.Request](t, data); again.Detect == nil {
+		t.Errorf("looked up again: %s", data)
+	}
+}
+
+// TestMachinesSpeakForThemselves lets a machine's token report for its
+// machine, and do nothing else.
+func TestMachinesSpeakForThemselves(t *testing.T) {
+	b := newBench(t, memory(t))
+	agent, host := b.token(access.Agent, "m1"), b.token(access.Host, "m1")
+	report := []byte(`{"signals":{"cpu":1}}`)
+	if res, data := b.ask("POST", "/api/v1/agents/m1/report", agent, report); res.StatusCode != http.StatusOK {
+		t.Fatalf("its own report: %d %s", res.StatusCode, data)
+	}
+	for what, c := range map[string]struct{ method, path, token string }{
+		"another machine":     {"POST", "/api/v1/agents/m2/report", agent},
+		"as a host":           {"POST", "/api/v1/hosts/m1/report", agent},
+		"a host as an agent":  {"POST", "/api/v1/agents/m1/report", host},
+		"another's report":    {"GET", "/api/v1/agents/m2", agent},
+		"the list":            {"GET", "/api/v1/agents", agent},
+		"workers":             {"GET", "/api/v1/workers", agent},
+		"metrics for viewers": {"GET", "/metrics", host},
+	} {
+		var body []byte
+		if c.method == "POST" {
+			body = report
+		}
+		res, data := b.ask(c.method, c.path, c.token, body)
+		b.problem(what, res, data, 403)
+	}
+	_, data := b.ask("GET", "/api/v1/agents", b.admin, nil)
+	l := decode[control.List[control.Machine]](t, data)
+	if len(l.Items) != 1 || l.Items[0].Name != "m1" || l.Items[0].ReportedAt == nil || string(l.Items[0].Report) != string(report) {
+		t.Errorf("the list is %s", data)
+	}
+}
+
+// TestChangesOfOthers refuses a change that was made on an old state.
+func TestChangesOfOthers(t *testing.T) {
+	b := newBench(t, memory(t))
+	at := "/api/v1/region/us-east-1/workers/" + b.worker()
+	res, _ := b.ask("GET", at, b.admin, nil)
+	tag := res.Header.Get("ETag")
+	if res, data := b.ask("PATCH", at, b.admin, []byte(`{"owner":"a"}`), "If-Match", tag); res.StatusCode != http.StatusOK {
+		t.Fatalf("fresh: %d %s", res.StatusCode, data)
+	}
+	res, data := b.ask("PATCH", at, b.admin, []byte(`{"owner":"b"}`), "If-Match", tag)
+	b.problem("stale", res, data, 409, 412)
+	res, data = b.ask("GET", "/api/v1/region/eu-west-1/workers/"+at[len("/api/v1/region/us-east-1/workers/"):], b.admin, nil)
+	b.problem("another region", res, data, 404)
+	res, data = b.ask("DELETE", "/api/v1/workers", b.admin, nil)
+	b.problem("no such method", res, data, 405)
+	if res.Header.Get("Allow") != "GET, POST" {
+		t.Errorf("it allows %q", res.Header.Get("Allow"))
+	}
+	res, data = b.ask("POST", "/api/v1/workers", b.admin, []byte(`{}`), "Sec-Fetch-Site", "cross-site")
+	b.problem("another site", res, data, 403)
+}

@@ -1,0 +1,178 @@
+// Package feed is the event stream of a fleet: every audit entry, with the
+// store's revision as its id.
+//
+// It guarantees that a reader who goes on from the last id it got misses
+// nothing and gets nothing twice, on any server of the fleet, or is told by a
+// Reset that what it missed is gone. Entries of one change share its revision;
+// only the last of them carries the id, so that a reader who was cut off
+// between them gets the whole change again. It leaves HTTP out.
+package feed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/store"
+)
+
+// Message is one step of the stream: an entry, a reset, or neither, which is
+// progress.
+type Message struct {
+	// ID is where a reader goes on after this message; 0 says that it must
+	// not go on from here.
+	ID    int64
+	Entry *fleet.Entry
+	// Reset says why entries before ID may have been missed.
+	Reset string
+}
+
+// Start says where a stream begins.
+type Start struct {
+	// After is the last id the reader got, if Known; else it gets what
+	// happens from now on.
+	After int64
+	Known bool
+}
+
+// idle is how long the stream is silent before it tells how far it is.
+const idle = 15 * time.Second
+
+// Follow gives send everything after start until ctx ends or send fails,
+// whose error it returns. A store that cannot be reached is waited for.
+func Follow(ctx context.Context, s store.Store, start Start, send func(Message) error) error {
+	f := follower{store: s, send: send}
+	if err := f.begin(ctx, start); err != nil {
+		return err
+	}
+	for try := 0; ctx.Err() == nil; try++ {
+		err := f.watch(ctx)
+		switch {
+		case err == nil, errors.Is(err, store.ErrUnavailable):
+			err = wait(ctx, try)
+		case errors.Is(err, store.ErrCompacted):
+			err = f.reset(ctx, "some events are no longer kept")
+			try = 0
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
+}
+
+type follower struct {
+	store store.Store
+	send  func(Message) error
+	at    int64 // everything up to it has been sent
+}
+
+// now reads the revision of the store.
+func (f *follower) now(ctx context.Context) (int64, error) {
+	page, err := f.store.Range(ctx, store.Query{Keys: fleet.AuditKeys(), Limit: 1, KeysOnly: true})
+	if err != nil {
+		return 0, fmt.Errorf("cannot follow the events: %w", err)
+	}
+	return page.Revision, nil
+}
+
+// begin finds where the stream starts, and says so.
+func (f *follower) begin(ctx context.Context, start Start) error {
+	now, err := f.now(ctx)
+	if err != nil {
+		return err
+	}
+	if start.Known && start.After > now {
+		f.at = now
+		return f.send(Message{ID: now, Reset: "the last event id is of another store, or of one that was restored"})
+	}
+	f.at = now
+	if start.Known {
+		f.at = start.After
+	}
+	return f.send(Message{ID: f.at})
+}
+
+func (f *follower) reset(ctx context.Context, why string) error {
+	now, err := f.now(ctx)
+	for try := 0; errors.Is(err, store.ErrUnavailable) && wait(ctx, try) == nil; try++ {
+		now, err = f.now(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	f.at = now
+	return f.send(Message{ID: now, Reset: why})
+}
+
+// watch sends until the watch ends, and returns why it did.
+func (f *follower) watch(parent context.Context) error {
+	ctx, cancel := context.WithCancel(parent)
+	defer cancel()
+	batches := f.store.Watch(ctx, fleet.AuditKeys(), f.at+1)
+	quiet := time.NewTimer(idle)
+	defer quiet.Stop()
+	for {
+		select {
+		case <-quiet.C:
+			if err := f.send(Message{ID: f.at}); err != nil {
+				return err
+			}
+			quiet.Reset(idle)
+		case b, ok := <-batches:
+			if !ok {
+				return context.Cause(parent)
+			}
+			if b.Err != nil {
+				return b.Err
+			}
+			if err := f.batch(b); err != nil {
+				return err
+			}
+			if len(b.Events) > 0 {
+				quiet.Reset(idle)
+			}
+		}
+	}
+}
+
+// batch sends the entries of one change. An entry that cannot be read is
+// shown as one, not left out.
+func (f *follower) batch(b store.Batch) error {
+	var entries []fleet.Entry
+	for _, e := range b.Events {
+		if e.Deleted {
+			continue
+		}
+		entry, err := fleet.DecodeEntry(e.Value)
+		if err != nil {
+			entry = fleet.Entry{ID: b.Revision, At: time.Now().UTC(), Action: "unreadable_entry", Detail: err.Error()}
+		}
+		entries = append(entries, entry)
+	}
+	for i := range entries {
+		m := Message{Entry: &entries[i]}
+		if i == len(entries)-1 {
+			m.ID = b.Revision
+		}
+		if err := f.send(m); err != nil {
+			return err
+		}
+	}
+	f.at = max(f.at, b.Revision)
+	return nil
+}
+
+// wait grows from 20 ms to 2 s.
+func wait(ctx context.Context, try int) error {
+	t := time.NewTimer(min(2*time.Second, 20*time.Millisecond<<min(try, 7)))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

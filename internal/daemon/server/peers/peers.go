@@ -1,0 +1,279 @@
+// Package peers asks the other servers of a fleet for what only they have in
+// memory: the live readings of the workers that they own (spec, section 2.1).
+//
+// Each server with readings and an address registers it in the store under a
+// lease. Who asks shows a secret that all servers of a store share through
+// it; whoever can read the store could know everything anyway. A peer that
+// does not answer within Within is passed over: the caller then has no
+// readings and says so. It leaves out commands, which go through the store.
+package peers
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"lull/internal/base/task"
+	"lull/internal/link/control"
+	"lull/internal/store"
+)
+
+// Within is how long a peer has to answer.
+const Within = 2 * time.Second
+
+const (
+	prefix    = "peers/"
+	secretKey = "access/peers"
+	leaseTTL  = 15 * time.Second
+	maxAnswer = 4 << 20
+)
+
+// Live knows what the owner of a worker has in memory.
+type Live interface {
+	Observation(ctx context.Context, id string) (control.Observation, bool)
+}
+
+// Config is what Peers are made of.
+type Config struct {
+	Store store.Store
+	// Server is this one's id; Address is the URL where others reach it,
+	// empty for one that is not asked.
+	Server, Address string
+	// Local are this server's own readings; nil if it has none.
+	Local Live
+	// HTTP is how others are reached; nil is the default client.
+	HTTP *http.Client
+}
+
+// Peers are the servers of a fleet. It is safe for concurrent use; Run must
+// be running.
+type Peers struct {
+	cfg Config
+
+	mu     sync.Mutex
+	secret string
+	others map[string]string // address by server
+}
+
+var _ Live = (*Peers)(nil)
+
+type address struct {
+	URL string `json:"url"`
+}
+
+type shared struct {
+	Secret string `json:"secret"`
+}
+
+var (
+	addresses = store.Codec[address]{Version: 1}
+	secrets   = store.Codec[shared]{Version: 1}
+)
+
+// New makes Peers and does no I/O.
+func New(cfg Config) *Peers {
+	if cfg.HTTP == nil {
+		cfg.HTTP = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	}
+	return &Peers{cfg: cfg, others: map[string]string{}}
+}
+
+// String names it as a task.
+func (p *Peers) String() string { return "the link to other servers" }
+
+// Run registers this server and knows the others until ctx ends.
+func (p *Peers) Run(ctx context.Context) error {
+	if err := p.share(ctx); err != nil {
+		return err
+	}
+	return task.Run(ctx, task.Loop("the list of servers", p.follow), task.Loop("the registration", p.register))
+}
+
+// share reads the secret, or makes it.
+func (p *Peers) share(ctx context.Context) error {
+	v, err := store.Update(ctx, p.cfg.Store, secretKey, func(old store.Value) ([]byte, []store.Op, error) {
+		if old.Exists() {
+			return old.Data, nil, nil
+		}
+		data, err := secrets.Encode(secretKey, shared{Secret: rand.Text() + rand.Text()})
+		return data, nil, err
+	})
+	if err != nil {
+		return fmt.Errorf("cannot join the other servers: %w", err)
+	}
+	s, err := secrets.Decode(secretKey, v.Data)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.secret = s.Secret
+	return nil
+}
+
+// register keeps this server's address in the store, under a lease that is
+// granted again when it is lost.
+func (p *Peers) register(ctx context.Context) error {
+	for p.cfg.Address != "" && p.cfg.Local != nil && ctx.Err() == nil {
+		lease, err := p.cfg.Store.Grant(ctx, leaseTTL)
+		if err == nil {
+			err = p.put(ctx, lease)
+		}
+		if err == nil {
+			select {
+			case <-lease.Lost():
+				continue
+			case <-ctx.Done():
+				last, cancel := context.WithTimeout(context.WithoutCancel(ctx), Within)
+				defer cancel()
+				_ = lease.Revoke(last) // else it ends by itself
+				return nil
+			}
+		}
+		if control.Pause(ctx, time.Second) != nil {
+			return nil
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (p *Peers) put(ctx context.Context, lease store.Lease) error {
+	key := prefix + p.cfg.Server
+	data, err := addresses.Encode(key, address{URL: p.cfg.Address})
+	if err != nil {
+		return err
+	}
+	_, err = p.cfg.Store.Commit(ctx, store.Txn{Then: []store.Op{store.PutLeased(key, data, lease.ID())}})
+	return err
+}
+
+func (p *Peers) follow(ctx context.Context) error {
+	return store.Follow(ctx, p.cfg.Store, store.Prefix(prefix), store.Follower{
+		Reset: func(page store.Page) error {
+			p.mu.Lock()
+			clear(p.others)
+			p.mu.Unlock()
+			for _, v := range page.Values {
+				p.take(v, false)
+			}
+			return nil
+		},
+		Apply: func(b store.Batch) error {
+			for _, e := range b.Events {
+				p.take(e.Value, e.Deleted)
+			}
+			return nil
+		},
+	})
+}
+
+// take notes a server that came or went. An address that cannot be read is
+// that of nobody.
+func (p *Peers) take(v store.Value, gone bool) {
+	id := strings.TrimPrefix(v.Key, prefix)
+	a, err := addresses.Decode(v.Key, v.Data)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if delete(p.others, id); !gone && err == nil && id != p.cfg.Server {
+		p.others[id] = a.URL
+	}
+}
+
+// Observation asks this server and then, all at once, the others. The owner's
+// answer is the only one there is.
+func (p *Peers) Observation(ctx context.Context, id string) (control.Observation, bool) {
+	if p.cfg.Local != nil {
+		if o, ok := p.cfg.Local.Observation(ctx, id); ok {
+			return o, true
+		}
+	}
+	p.mu.Lock()
+	secret, urls := p.secret, make([]string, 0, len(p.others))
+	for _, u := range p.others {
+		urls = append(urls, u)
+	}
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, Within)
+	defer cancel()
+	type reply struct {
+		o   control.Observation
+		err error
+	}
+	replies := make(chan reply, len(urls)) // one for each, so that none waits
+	for _, u := range urls {
+		go func() {
+			o, err := p.ask(ctx, u, secret, id)
+			replies <- reply{o, err}
+		}()
+	}
+	for range urls {
+		if r := <-replies; r.err == nil {
+			return r.o, true
+		}
+	}
+	return control.Observation{}, false
+}
+
+const path = "/internal/observations/"
+
+func (p *Peers) ask(ctx context.Context, base, secret, id string) (o control.Observation, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+path+url.PathEscape(id), nil)
+	if err != nil {
+		return o, fmt.Errorf("cannot ask a server of the fleet: %w", err)
+	}
+	req.Header.Set("Authorization", "Bearer "+secret)
+	res, err := p.cfg.HTTP.Do(req)
+	if err != nil {
+		return o, fmt.Errorf("cannot ask a server of the fleet: %w", err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return o, errors.New("cannot use the answer of a server of the fleet: " + res.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxAnswer)).Decode(&o); err != nil {
+		return o, fmt.Errorf("cannot read the answer of a server of the fleet: %w", err)
+	}
+	return o, nil
+}
+
+// Handler answers the other servers.
+func (p *Peers) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+path+"{id}", func(w http.ResponseWriter, r *http.Request) {
+		p.mu.Lock()
+		secret := p.secret
+		p.mu.Unlock()
+		given := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if secret == "" || subtle.ConstantTimeCompare([]byte(given), []byte(secret)) != 1 {
+			http.Error(w, "cannot accept the secret", http.StatusUnauthorized)
+			return
+		}
+		if p.cfg.Local == nil {
+			http.NotFound(w, r)
+			return
+		}
+		o, ok := p.cfg.Local.Observation(r.Context(), r.PathValue("id"))
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		body, err := json.Marshal(o)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(body) // who asked gives up by itself
+	})
+	return mux
+}

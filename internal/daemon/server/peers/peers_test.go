@@ -1,0 +1,80 @@
+package peers_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"lull/internal/daemon/server/peers"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/store/mem"
+)
+
+// owned are readings of the workers that a server owns.
+type owned map[string]string
+
+func (o owned) Observation(_ context.Context, id string) (control.Observation, bool) {
+	s, ok := o[id]
+	return control.Observation{EC2: &fleet.EC2State{State: s}}, ok
+}
+
+func run(t *testing.T, cfg peers.Config) *peers.Peers {
+	p := peers.New(cfg)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+func TestOwnerIsAsked(t *testing.T) {
+	db := mem.New(mem.Options{})
+	var owner *peers.Peers
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { owner.Handler().ServeHTTP(w, r) }))
+	t.Cleanup(web.Close)
+	one, two := db.Client(), db.Client()
+	t.Cleanup(one.Close)
+	t.Cleanup(two.Close)
+	owner = run(t, peers.Config{Store: one, Server: "one", Address: web.URL, Local: owned{"w-1": "running"}})
+	asker := run(t, peers.Config{Store: two, Server: "two", Local: owned{"w-2": "stopped"}})
+	for end := time.Now().Add(30 * time.Second); ; {
+		if o, ok := asker.Observation(t.Context(), "w-1"); ok {
+			if o.EC2.State != "running" {
+				t.Fatalf("got %+v", o.EC2)
+			}
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the owner is not found")
+		}
+	}
+	if o, ok := asker.Observation(t.Context(), "w-2"); !ok || o.EC2.State != "stopped" {
+		t.Errorf("its own worker: %+v, %t", o.EC2, ok)
+	}
+	if _, ok := asker.Observation(t.Context(), "w-3"); ok {
+		t.Error("somebody answers for a worker that nobody owns")
+	}
+	for name, given := range map[string]string{"none": "", "empty": "Bearer ", "wrong": "Bearer x"} {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", web.URL+"/internal/observations/w-1", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", given)
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != http.StatusUnauthorized {
+			t.Errorf("secret %s: %d", name, res.StatusCode)
+		}
+	}
+}

@@ -1,0 +1,205 @@
+// Package replay makes calls of the API safe to repeat: the first answer to
+// an Idempotency-Key is durable and is what every later call with that key
+// gets, on any server and after a restart.
+//
+// It guarantees that of two calls with one key at most one runs at a time,
+// that a key used for another request is refused, and that an answer is given
+// again as it was for Keep. A server that dies between the change and the
+// recorded answer leaves a claim that ends with its lease; the call then runs
+// again, and it is for the call to find its own traces (Key gives it a name
+// that is the same each time). Failures of the server's own (5xx) are not
+// kept, so that a retry tries. It leaves out reading HTTP requests.
+package replay
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"lull/internal/store"
+)
+
+// Keep is how long an answer is kept.
+const Keep = 24 * time.Hour
+
+// MaxBody is the largest answer that is kept.
+const MaxBody = 256 << 10
+
+const (
+	donePrefix  = "replay/done/"
+	claimPrefix = "replay/claims/"
+)
+
+// Answer is what a call was answered with.
+type Answer struct {
+	Status  int               `json:"status"`
+	Headers map[string]string `json:"headers,omitempty"`
+	Body    []byte            `json:"body,omitempty"`
+}
+
+type record struct {
+	Request string    `json:"request"` // hash of the request
+	At      time.Time `json:"at"`
+	Answer  Answer    `json:"answer"`
+}
+
+var codec = store.Codec[record]{Version: 1}
+
+// The refusals.
+var (
+	// ErrOther: the key was used for another request.
+	ErrOther = errors.New("cannot use the idempotency key again: it was used for another request")
+	// ErrRunning: the first call with the key has not been answered yet.
+	ErrRunning = errors.New("cannot run the request a second time: the first with this idempotency key has not been answered yet")
+)
+
+// Log remembers answers in a store. The zero value is not usable.
+type Log struct {
+	store store.Store
+	lease store.Lease
+
+	mu      sync.Mutex
+	running map[string]bool // the keys of this server's claims: one lease holds them all
+}
+
+// New makes a Log whose claims end with lease.
+func New(s store.Store, lease store.Lease) *Log {
+	return &Log{store: s, lease: lease, running: map[string]bool{}}
+}
+
+// enter takes key for a call of this server, or tells that another has it.
+func (l *Log) enter(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.running[key] {
+		return false
+	}
+	l.running[key] = true
+	return true
+}
+
+func (l *Log) leave(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.running, key)
+}
+
+// Key names the calls of one principal with one idempotency key.
+func Key(principal, given string) string {
+	sum := sha256.Sum256([]byte(principal + "\x00" + given))
+	return hex.EncodeToString(sum[:20])
+}
+
+// Claim is the right to run a call.
+type Claim struct {
+	log     *Log
+	owner   *store.Ownership
+	key     string
+	request string
+}
+
+// Begin returns the answer that key got before, or a Claim to run the call
+// now, which must be ended by Done or Drop. request identifies what is asked.
+// Errors: ErrOther, ErrRunning, and those of the store.
+func (l *Log) Begin(ctx context.Context, key, request string) (*Answer, *Claim, error) {
+	if a, err := l.answer(ctx, key, request); a != nil || err != nil {
+		return a, nil, err
+	}
+	if !l.enter(key) {
+		return nil, nil, ErrRunning
+	}
+	o, err := store.Claim(ctx, l.store, l.lease, claimPrefix+key, []byte(`{"v":1}`))
+	if err != nil {
+		l.leave(key)
+	}
+	var held *store.HeldError
+	switch {
+	case errors.As(err, &held):
+		return nil, nil, ErrRunning
+	case err != nil:
+		return nil, nil, fmt.Errorf("cannot use the idempotency key: %w", err)
+	}
+	// The first call may have ended between the look and the claim.
+	a, err := l.answer(ctx, key, request)
+	c := &Claim{log: l, owner: o, key: key, request: request}
+	if a != nil || err != nil {
+		return a, nil, errors.Join(err, c.Drop(ctx))
+	}
+	return nil, c, nil
+}
+
+func (l *Log) answer(ctx context.Context, key, request string) (*Answer, error) {
+	v, err := store.Get(ctx, l.store, donePrefix+key)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up the idempotency key: %w", err)
+	}
+	r, err := codec.Decode(v.Key, v.Data)
+	switch {
+	case err != nil:
+		return nil, err
+	case r.Request != request:
+		return nil, ErrOther
+	}
+	return &r.Answer, nil
+}
+
+// Done keeps the answer and ends the claim. An answer of 500 and more, or one
+// over MaxBody, is not kept.
+func (c *Claim) Done(ctx context.Context, a Answer) error {
+	if a.Status >= 500 || len(a.Body) > MaxBody {
+		return c.Drop(ctx)
+	}
+	key := donePrefix + c.key
+	_, err := store.Update(ctx, c.log.store, key, func(store.Value) ([]byte, []store.Op, error) {
+		data, err := codec.Encode(key, record{Request: c.request, At: time.Now().UTC().Round(time.Second), Answer: a})
+		return data, []store.Op{store.Delete(c.owner.Key)}, err
+	})
+	if err == nil {
+		c.log.leave(c.key)
+		return nil
+	}
+	return errors.Join(fmt.Errorf("cannot keep the answer for its idempotency key: %w", err), c.Drop(ctx))
+}
+
+// Drop ends the claim without an answer.
+func (c *Claim) Drop(ctx context.Context) error {
+	defer c.log.leave(c.key)
+	if err := c.owner.Resign(ctx); err != nil {
+		return fmt.Errorf("cannot give the idempotency key back: %w", err)
+	}
+	return nil
+}
+
+// Sweep removes answers that are older than Keep and returns how many.
+func (l *Log) Sweep(ctx context.Context, now time.Time) (int, error) {
+	removed, after := 0, ""
+	for {
+		page, err := l.store.Range(ctx, store.Query{Keys: store.Prefix(donePrefix), After: after, Limit: 100})
+		if err != nil {
+			return removed, fmt.Errorf("cannot sweep old answers: %w", err)
+		}
+		var ops []store.Op
+		for _, v := range page.Values {
+			after = v.Key
+			if r, err := codec.Decode(v.Key, v.Data); err != nil || now.Sub(r.At) > Keep {
+				ops = append(ops, store.Delete(v.Key))
+			}
+		}
+		if len(ops) > 0 {
+			if _, err := l.store.Commit(ctx, store.Txn{Then: ops}); err != nil {
+				return removed, fmt.Errorf("cannot sweep old answers: %w", err)
+			}
+			removed += len(ops)
+		}
+		if !page.More {
+			return removed, nil
+		}
+	}
+}

@@ -1,0 +1,256 @@
+// Package server is the HTTP API of a fleet (spec, section 2.7): it says who
+// may ask, checks what is asked, hands it to package fleet and renders the
+// outcome.
+//
+// Guarantees. Every route but the four public ones needs a token whose role
+// covers it; the table of routes is in the OpenAPI document that is served,
+// with the role of each. Every fault is a problem document (RFC 9457) that
+// names the field, and changes nothing. A mutating call with an
+// Idempotency-Key is answered as the first one with that key was. Every
+// change is in the audit log with who asked for it. A command that is not
+// finished when it is answered is answered with 202 and where to look.
+//
+// It leaves out observing and acting (daemon/controller; a Live and an Admin
+// are handed in), the listener and its certificate's use (cmd; see Certificate),
+// and the dashboard (server/web).
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"lull/internal/base/task"
+	"lull/internal/daemon/server/access"
+	"lull/internal/daemon/server/replay"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/store"
+)
+
+// Live knows what the owner of a worker has in memory.
+type Live interface {
+	// Observation is what is known of a worker; false if nobody who
+	// observes it can be asked.
+	Observation(ctx context.Context, id string) (control.Observation, bool)
+}
+
+// Admin is the controller as administrators see it.
+type Admin interface {
+	// Stats are the counters of this process.
+	Stats() map[string]any
+	// Trigger starts a reconcile of all workers now.
+	Trigger()
+	Shards(ctx context.Context) (control.Shards, error)
+	// Resign gives up what this server owns, so that others take it.
+	Resign(ctx context.Context) error
+}
+
+// Options are what a Server is made of. Fleet is needed; everything else may
+// be left out.
+type Options struct {
+	Fleet *fleet.Fleet
+	// Tokens says who may ask. Nil makes one over the fleet's store.
+	Tokens *access.Tokens
+	// Live and Admin are the controller; nil in a process without one.
+	Live  Live
+	Admin Admin
+	// Web serves what is no API: the dashboard. Nil serves a 404.
+	Web http.Handler
+	// Peers answers the other servers below /internal/; nil answers none.
+	Peers   http.Handler
+	Metrics prometheus.Gatherer
+	Version string
+	Shadow  bool
+	Log     *slog.Logger
+	// LeaseTTL is how long claims of this server outlive it; 0 is 15 s.
+	LeaseTTL time.Duration
+}
+
+// Server is the API of one process. Make it with New and run it before it is
+// asked.
+type Server struct {
+	fleet    *fleet.Fleet
+	tokens   *access.Tokens
+	live     Live
+	admin    Admin
+	web      http.Handler
+	metrics  prometheus.Gatherer
+	version  string
+	shadow   bool
+	log      *slog.Logger
+	leaseTTL time.Duration
+
+	mux      *http.ServeMux
+	api      huma.API
+	machines *machines
+	streams  chan struct{} // one for each event stream that may be open
+	replays  *replay.Log   // set before ready closes
+	ready    chan struct{}
+}
+
+// maxStreams is how many event streams a server has open at once.
+const maxStreams = 512
+
+// New makes a Server and starts nothing.
+func New(o Options) (*Server, error) {
+	if o.Fleet == nil {
+		return nil, errors.New("cannot make a server without a fleet")
+	}
+	s := &Server{
+		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, web: o.Web, metrics: o.Metrics,
+		version: o.Version, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
+		mux: http.NewServeMux(), machines: newMachines(), streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
+	}
+	if s.tokens == nil {
+		s.tokens = access.New(o.Fleet.Store())
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.leaseTTL == 0 {
+		s.leaseTTL = 15 * time.Second
+	}
+	cfg := huma.DefaultConfig("lull server", o.Version)
+	cfg.Info.Description = "A fleet of cloud workers: who is idle, why, and what is done about it."
+	cfg.DocsPath, cfg.OpenAPIPath, cfg.SchemasPath = "", "", ""
+	cfg.CreateHooks = nil // no $schema member in answers: objects are the contract's own
+	cfg.RejectUnknownQueryParameters = true
+	cfg.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		"token": {Type: "http", Scheme: "bearer", Description: "A token of lull token create"},
+	}
+	s.api = humago.New(s.mux, cfg)
+	s.api.UseMiddleware(s.authorize, s.inRegion, s.once)
+	s.routes()
+	if err := s.regional(); err != nil {
+		return nil, err
+	}
+	if o.Peers != nil {
+		s.mux.Handle("/internal/", o.Peers)
+	}
+	s.mux.HandleFunc("/", s.elsewhere)
+	return s, nil
+}
+
+func (s *Server) routes() {
+	s.workerRoutes()
+	s.commandRoutes()
+	s.whyRoutes()
+	s.templateRoutes()
+	s.settingRoutes()
+	s.auditRoutes()
+	s.eventRoutes()
+	s.tokenRoutes()
+	s.machineRoutes()
+	s.adminRoutes()
+	s.healthRoutes()
+	s.pageRoute()
+}
+
+// String names the server as a task.
+func (s *Server) String() string { return "the API" }
+
+// Ready closes when requests can be answered.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// sweepEvery is how often old answers are removed.
+const sweepEvery = time.Hour
+
+// Run keeps what the server knows fresh until ctx ends. It grants a lease for
+// its claims; losing that ends the run with an error.
+func (s *Server) Run(ctx context.Context) error {
+	lease, err := s.fleet.Store().Grant(ctx, s.leaseTTL)
+	if err != nil {
+		return fmt.Errorf("cannot start the API: %w", err)
+	}
+	s.replays = replay.New(s.fleet.Store(), lease)
+	fault := func(err error) { s.log.Error("record cannot be read", "error", err) }
+	tokens := task.Loop("the tokens", func(ctx context.Context) error { return s.tokens.Run(ctx, fault) })
+	open := task.Func("the API's upkeep", func(ctx context.Context, ready func()) error {
+		select {
+		case <-s.tokens.Ready():
+		case <-ctx.Done():
+			return nil
+		}
+		close(s.ready)
+		ready()
+		return s.upkeep(ctx, lease)
+	})
+	return errors.Join(task.Run(ctx, tokens, open), s.revoke(ctx, lease))
+}
+
+func (s *Server) upkeep(ctx context.Context, lease store.Lease) error {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-lease.Lost():
+			return fmt.Errorf("cannot go on: %w", store.ErrLeaseLost)
+		case <-tick.C:
+			if _, err := s.replays.Sweep(ctx, time.Now()); err != nil {
+				s.log.Warn("old answers stay", "error", err)
+			}
+		}
+	}
+}
+
+// revoke gives the claims back at once; if that fails they end with the TTL.
+func (s *Server) revoke(ctx context.Context, lease store.Lease) error {
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if err := lease.Revoke(last); err != nil {
+		s.log.Debug("lease ends by itself", "error", err)
+	}
+	return nil
+}
+
+// API is the OpenAPI side of the server.
+func (s *Server) API() huma.API { return s.api }
+
+// Handler answers everything. It refuses requests that a browser makes for
+// another site.
+func (s *Server) Handler() http.Handler {
+	cop := http.NewCrossOriginProtection()
+	cop.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		writeProblem(w, http.StatusForbidden, "cross_origin", "cannot accept a request that a browser makes for another site")
+	}))
+	inner := cop.Handler(s.mux)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Cache-Control", "no-store")
+		inner.ServeHTTP(w, s.identify(r))
+	})
+}
+
+// elsewhere answers what no route has: the dashboard, or a problem.
+func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request) {
+	var allow []string
+	for _, m := range []string{"GET", "POST", "PUT", "PATCH", "DELETE"} {
+		probe := r.Clone(r.Context())
+		probe.Method = m
+		if _, pattern := s.mux.Handler(probe); pattern != "/" && m != r.Method {
+			allow = append(allow, m)
+		}
+	}
+	api := strings.HasPrefix(r.URL.Path, "/api/") || strings.HasPrefix(r.URL.Path, "/admin/")
+	switch {
+	case len(allow) > 0:
+		w.Header().Set("Allow", strings.Join(allow, ", "))
+		writeProblem(w, http.StatusMethodNotAllowed, "method_not_allowed", fmt.Sprintf("cannot %s %s: it takes %s", r.Method, r.URL.Path, strings.Join(allow, ", ")))
+	case s.web != nil && !api:
+		s.web.ServeHTTP(w, r)
+	default:
+		writeProblem(w, http.StatusNotFound, "not_found", fmt.Sprintf("cannot find %s", r.URL.Path))
+	}
+}

@@ -1,0 +1,110 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"lull/internal/daemon/server/access"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/link/control"
+	"lull/internal/power"
+)
+
+// lastEntries is how many audit entries an answer to why carries.
+const lastEntries = 10
+
+func (s *Server) whyRoutes() {
+	register(s, route{id: "why-worker", method: "GET", path: workersPath + "/{worker_id}/why", role: access.Viewer,
+		doc: "Why it runs, or why it was stopped, by whom and when"},
+		func(ctx context.Context, in *One) (*answer[control.Why], error) {
+			return ok(s.why(ctx, in.ID))
+		})
+}
+
+func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
+	w, err := s.fleet.Worker(ctx, id)
+	if err != nil {
+		return control.Why{}, err
+	}
+	st, err := s.idleStatus(ctx, &w)
+	if err != nil {
+		return control.Why{}, err
+	}
+	last, err := s.newest(ctx, fleet.AuditQuery{WorkerID: id}, lastEntries)
+	if err != nil {
+		return control.Why{}, err
+	}
+	y := control.Why{WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last, Readings: "live", Halted: s.fleet.Halted().On, Change: []string{}}
+	if _, live := s.observe(ctx, id); !live {
+		y.Readings = "unknown"
+	}
+	y.Question, y.Answer = explain(&w, st, time.Now())
+	if up(w.Status) {
+		for _, b := range st.Blocks {
+			y.Change = append(y.Change, b.Sentence)
+		}
+		if y.Halted {
+			y.Change = append(y.Change, "All automatic actions are halted.")
+		}
+	}
+	return y, nil
+}
+
+// up tells whether the question about a worker is why it runs.
+func up(w power.Worker) bool {
+	switch w {
+	case power.WorkerPending, power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning, power.WorkerDraining:
+		return true
+	}
+	return false
+}
+
+// explain answers the one question that people have about a worker.
+func explain(w *fleet.Worker, st fleet.IdleStatus, now time.Time) (question, text string) {
+	switch {
+	case w.Intent != nil:
+		return "why is it about to stop", fmt.Sprintf("%s asked for it at %s (%s); it is %s.", w.Intent.By, clock(w.Intent.At), w.Intent.Reason, w.Status)
+	case w.Status == power.WorkerRunning:
+		return "why is it still running", running(st, now)
+	case up(w.Status):
+		return "why is it not running yet", fmt.Sprintf("It is %s since %s%s.", w.Status, clock(w.StatusSince), because(w.StatusReason))
+	case w.Status == power.WorkerStopped || w.Status == power.WorkerStopping:
+		if w.LastPausedAt == nil {
+			return "why is it stopped", fmt.Sprintf("It was %s when lull first saw it.", w.Status)
+		}
+		return "why was it stopped", fmt.Sprintf("%s stopped it at %s (%s).", by(w.LastPausedBy), clock(*w.LastPausedAt), w.PauseReason)
+	case w.Status == power.WorkerFailed:
+		return "why has it failed", fmt.Sprintf("Since %s%s. Retry it or terminate it.", clock(w.StatusSince), because(w.StatusReason))
+	}
+	return "why is it " + string(w.Status), fmt.Sprintf("Since %s%s.", clock(w.StatusSince), because(w.StatusReason))
+}
+
+func running(st fleet.IdleStatus, now time.Time) string {
+	switch {
+	case len(st.Blocks) == 0:
+		return fmt.Sprintf("It is idle for %.0f minutes and is paused at the next check, %s.", st.IdleMinutes, clock(st.NextIdleCheckAt))
+	case st.TargetPauseAt != nil && st.TargetPauseAt.After(now):
+		return fmt.Sprintf("%s If nothing happens it is paused at %s, in %s.", first(st.Blocks), clock(*st.TargetPauseAt), st.TargetPauseAt.Sub(now).Round(time.Second))
+	}
+	return fmt.Sprintf("%s The next check is at %s.", first(st.Blocks), clock(st.NextIdleCheckAt))
+}
+
+func first(blocks []idle.Block) string { return blocks[0].Sentence }
+
+func by(who string) string {
+	if who == "" {
+		return "Somebody"
+	}
+	return who
+}
+
+func because(why string) string {
+	if why == "" {
+		return ""
+	}
+	return ": " + why
+}
+
+func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }

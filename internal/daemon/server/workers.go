@@ -1,0 +1,258 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"lull/internal/daemon/server/access"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/power"
+)
+
+// One names a worker in a path. Embedded parameters must be exported: huma
+// passes others over.
+type One struct {
+	ID string `path:"worker_id" maxLength:"128" doc:"Id of a worker"`
+}
+
+// Paged asks for a page of a listing.
+type Paged struct {
+	After string `query:"after" maxLength:"128" doc:"Cursor: next of the page before"`
+	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100"`
+}
+
+type workerList struct {
+	Paged
+	Name       string   `query:"name" maxLength:"128" doc:"Exactly this name"`
+	Region     string   `query:"aws_region" maxLength:"32"`
+	Status     string   `query:"status" enum:"PENDING,PROVISIONING,STARTING,RUNNING,DRAINING,STOPPING,STOPPED,TERMINATING,TERMINATED,FAILED,UNKNOWN"`
+	Template   string   `query:"template" maxLength:"128"`
+	Owner      string   `query:"owner" maxLength:"256"`
+	Tag        []string `query:"tag,explode" maxItems:"10" doc:"name=value, or name for any value"`
+	Terminated bool     `query:"terminated" doc:"List terminated workers too"`
+}
+
+func (q workerList) filter(ctx context.Context) fleet.WorkerFilter {
+	f := fleet.WorkerFilter{Region: q.Region, Status: power.Worker(q.Status), Template: q.Template, Owner: q.Owner, WithTerminated: q.Terminated}
+	if r := regionOf(ctx); r != "" {
+		f.Region = r
+	}
+	for _, t := range q.Tag {
+		name, value, _ := strings.Cut(t, "=")
+		if f.Tags == nil {
+			f.Tags = map[string]string{}
+		}
+		f.Tags[name] = value
+	}
+	return f
+}
+
+// shown is a worker as the API gives it.
+func shown(w fleet.Worker, err error) (*answer[fleet.Worker], error) {
+	if err != nil {
+		return nil, problem(err)
+	}
+	return &answer[fleet.Worker]{Status: http.StatusOK, ETag: etag(w.Revision()), Body: w.Public()}, nil
+}
+
+// accepted is shown after a command: 202 while it is not finished.
+func accepted(w fleet.Worker, err error) (*answer[fleet.Worker], error) {
+	a, err := shown(w, err)
+	if err == nil && !finished(&w) {
+		a.Status, a.Location = http.StatusAccepted, workersPath+"/"+w.ID
+	}
+	return a, err
+}
+
+// finished tells whether a worker is what it is wanted to be.
+func finished(w *fleet.Worker) bool {
+	return w.Status == w.DesiredStatus && w.Intent == nil && w.License.PendingOperation == "" || w.Status == power.WorkerFailed
+}
+
+func etag(revision int64) string { return `"` + strconv.FormatInt(revision, 10) + `"` }
+
+// revisionOf reads If-Match; 0 is any.
+func revisionOf(match string) (int64, error) {
+	if match == "" || match == "*" {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(strings.Trim(strings.TrimPrefix(match, "W/"), `"`), 10, 64)
+	if err != nil || n <= 0 {
+		return 0, fault(http.StatusUnprocessableEntity, "invalid", "cannot use If-Match: it is not an ETag of this API")
+	}
+	return n, nil
+}
+
+func (s *Server) workerRoutes() {
+	register(s, route{id: "list-workers", method: "GET", path: workersPath, role: access.Viewer, doc: "Workers, by id"},
+		func(ctx context.Context, in *workerList) (*answer[control.List[fleet.Worker]], error) {
+			return ok(s.listWorkers(ctx, in))
+		})
+	register(s, route{id: "create-worker", method: "POST", path: workersPath, role: access.Operator, status: http.StatusAccepted, long: true,
+		doc: "Record a worker that is launched from a template"},
+		func(ctx context.Context, in *struct{ Body fleet.NewWorker }) (*answer[fleet.Worker], error) {
+			if err := intoRegionOf(ctx, &in.Body.AWSRegion); err != nil {
+				return nil, problem(err)
+			}
+			return accepted(s.createOnce(ctx, in.Body))
+		})
+	register(s, route{id: "import-worker", method: "POST", path: workersPath + "/import", role: access.Operator, status: http.StatusAccepted, long: true,
+		doc: "Record an instance that exists; it is in shadow until it is armed"},
+		func(ctx context.Context, in *struct{ Body fleet.ImportedWorker }) (*answer[fleet.Worker], error) {
+			if err := intoRegionOf(ctx, &in.Body.AWSRegion); err != nil {
+				return nil, problem(err)
+			}
+			return accepted(s.fleet.ImportWorker(ctx, actor(ctx), in.Body))
+		})
+	register(s, route{id: "list-discovered", method: "GET", path: workersPath + "/discovered", role: access.Viewer, doc: "Instances that discovery found and nobody imported"},
+		func(ctx context.Context, _ *struct{}) (*answer[control.List[fleet.Discovered]], error) {
+			items, err := s.fleet.Discovered(ctx)
+			return ok(control.List[fleet.Discovered]{Items: items}, err)
+		})
+	register(s, route{id: "get-worker", method: "GET", path: workersPath + "/{worker_id}", role: access.Viewer, doc: "One worker"},
+		func(ctx context.Context, in *One) (*answer[fleet.Worker], error) {
+			return shown(s.fleet.Worker(ctx, in.ID))
+		})
+	register(s, route{id: "update-worker", method: "PATCH", path: workersPath + "/{worker_id}", role: access.Operator, doc: "Change what people set; If-Match guards against changes of others"},
+		func(ctx context.Context, in *struct {
+			One
+			Match string `header:"If-Match" maxLength:"40"`
+			Body  fleet.Profile
+		}) (*answer[fleet.Worker], error) {
+			at, err := revisionOf(in.Match)
+			if err != nil {
+				return nil, err
+			}
+			return shown(s.fleet.UpdateWorker(ctx, actor(ctx), in.ID, at, in.Body))
+		})
+	register(s, route{id: "forget-worker", method: "DELETE", path: workersPath + "/{worker_id}", role: access.Operator, doc: "Remove the record of a terminated worker"},
+		func(ctx context.Context, in *One) (*struct{}, error) {
+			return nil, problem(s.fleet.ForgetWorker(ctx, actor(ctx), in.ID))
+		})
+	s.observedRoutes()
+}
+
+// createOnce gives a worker of a call with an idempotency key the same id each
+// time, so that a repeat after a crash finds the one that it made.
+func (s *Server) createOnce(ctx context.Context, n fleet.NewWorker) (fleet.Worker, error) {
+	if key, keyed := ctx.Value(onceKey{}).(string); keyed {
+		n.WorkerID = "w-" + key[:16]
+	}
+	w, err := s.fleet.CreateWorker(ctx, actor(ctx), n)
+	if _, made := errors.AsType[*fleet.Conflict](err); made && n.WorkerID != "" {
+		return s.fleet.Worker(ctx, n.WorkerID)
+	}
+	return w, err
+}
+
+func intoRegionOf(ctx context.Context, region *string) error {
+	r := regionOf(ctx)
+	if r != "" && *region != "" && *region != r {
+		return invalid("aws_region", "it is not the region of the path")
+	}
+	if r != "" {
+		*region = r
+	}
+	return nil
+}
+
+func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[fleet.Worker], error) {
+	out := control.List[fleet.Worker]{Items: []fleet.Worker{}}
+	after := in.After
+	for {
+		page, err := s.fleet.Workers(ctx, in.filter(ctx), after, in.Limit)
+		if err != nil {
+			return out, err
+		}
+		for _, w := range page.Workers {
+			if in.Name != "" && w.Name != in.Name {
+				continue
+			}
+			out.Items = append(out.Items, w.Public())
+		}
+		after, out.Next = page.Next, page.Next
+		if page.Next == "" || len(out.Items) > 0 || in.Name == "" {
+			return out, nil
+		}
+	}
+}
+
+// observe is what the owner of a worker has in memory; false if it cannot be
+// asked, and the record is all there is.
+func (s *Server) observe(ctx context.Context, id string) (control.Observation, bool) {
+	if s.live == nil {
+		return control.Observation{}, false
+	}
+	return s.live.Observation(ctx, id)
+}
+
+// idleStatus judges a worker by its live readings, or by its record alone.
+func (s *Server) idleStatus(ctx context.Context, w *fleet.Worker) (fleet.IdleStatus, error) {
+	if seen, live := s.observe(ctx, w.ID); live && seen.Status != nil {
+		return *seen.Status, nil
+	}
+	p, err := s.fleet.Policy(ctx, w)
+	if err != nil {
+		return fleet.IdleStatus{}, err
+	}
+	return s.fleet.StatusOf(time.Now(), w, p, nil, nil), nil
+}
+
+func (s *Server) observedRoutes() {
+	at := func(suffix string) string { return workersPath + "/{worker_id}/" + suffix }
+	register(s, route{id: "worker-activity", method: "GET", path: at("activity"), role: access.Viewer, doc: "Last activity, recent events, pauses and resumes, snooze"},
+		func(ctx context.Context, in *One) (*answer[fleet.Activity], error) {
+			return ok(s.fleet.GetWorkerActivity(ctx, in.ID))
+		})
+	register(s, route{id: "worker-idle-status", method: "GET", path: at("idle-status"), role: access.Viewer, doc: "The verdict, with countdown and everything that blocks a pause"},
+		func(ctx context.Context, in *One) (*answer[fleet.IdleStatus], error) {
+			w, err := s.fleet.Worker(ctx, in.ID)
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.idleStatus(ctx, &w))
+		})
+	register(s, route{id: "worker-ec2-state", method: "GET", path: at("ec2-state"), role: access.Viewer, doc: "What EC2 says; observed_at is null when it is the recorded state"},
+		func(ctx context.Context, in *One) (*answer[fleet.EC2State], error) {
+			e, err := s.fleet.GetWorkerEC2State(ctx, in.ID)
+			if seen, live := s.observe(ctx, in.ID); err == nil && live && seen.EC2 != nil {
+				e = *seen.EC2
+			}
+			if e.Tags == nil {
+				e.Tags = map[string]string{}
+			}
+			return ok(e, err)
+		})
+	register(s, route{id: "worker-telemetry-events", method: "GET", path: at("telemetry-events"), role: access.Viewer, doc: "The relevant CML events last seen, newest first"},
+		func(ctx context.Context, in *One) (*answer[[]fleet.Event], error) {
+			l, err := s.fleet.GetWorkerTelemetryEvents(ctx, in.ID)
+			if seen, live := s.observe(ctx, in.ID); err == nil && live && seen.Telemetry != nil {
+				l = seen.Telemetry
+			}
+			if l == nil {
+				l = []fleet.Event{}
+			}
+			return ok(l, err)
+		})
+	register(s, route{id: "worker-metrics", method: "GET", path: at("metrics"), role: access.Viewer, doc: "Utilization, labs and nodes, each with its age or why it is unknown"},
+		func(ctx context.Context, in *One) (*answer[control.Metrics], error) {
+			w, err := s.fleet.Worker(ctx, in.ID)
+			if err != nil {
+				return nil, problem(err)
+			}
+			if seen, live := s.observe(ctx, in.ID); live && seen.Metrics != nil {
+				return ok(*seen.Metrics, nil)
+			}
+			return ok(control.Metrics{WorkerID: w.ID, CMLVersion: w.CMLVersion, Readings: "unknown"}, nil)
+		})
+	register(s, route{id: "worker-license", method: "GET", path: at("license"), role: access.Viewer, doc: "State of the CML license"},
+		func(ctx context.Context, in *One) (*answer[fleet.License], error) {
+			w, err := s.fleet.Worker(ctx, in.ID)
+			return ok(w.Public().License, err)
+		})
+}

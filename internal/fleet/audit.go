@@ -1,0 +1,272 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/evidence"
+	"lull/internal/power"
+	"lull/internal/store"
+)
+
+// Actor is who did something.
+type Actor struct {
+	Name string `json:"name"`
+	Kind string `json:"kind"` // one of the Kind constants
+}
+
+// Kinds of actors.
+const (
+	KindPerson     = "person"
+	KindController = "controller"
+	KindAgent      = "agent"
+	KindWake       = "wake"
+	KindSchedule   = "schedule"
+	KindCloud      = "cloud"
+)
+
+// ByController is the actor of lull's own decisions, ByCloud that of what
+// happened outside.
+var (
+	ByController = Actor{Name: "worker-controller", Kind: KindController}
+	ByCloud      = Actor{Name: "cloud", Kind: KindCloud}
+)
+
+// Names of domain events (spec, section 2.4), as the event stream and
+// webhooks carry them.
+const (
+	EventCreated        = "worker.created"
+	EventImported       = "worker.imported"
+	EventActivity       = "worker.activity.updated"
+	EventPaused         = "worker.paused"
+	EventResumed        = "worker.resumed"
+	EventStatus         = "worker.status.updated"
+	EventDrained        = "worker.drained"
+	EventLicense        = "worker.license.updated"
+	EventDetection      = "worker.idle_detection.toggled"
+	EventPauseWarning   = "worker.pause_warning"
+	EventUnknownSignal  = "worker.signal_unknown"
+	EventLateAction     = "worker.late_action"
+	EventPauseCancelled = "worker.pause_cancelled"
+)
+
+// Audit actions of scaling (seeds/003 and spec, section 2.4). Others are
+// named where they are written.
+const (
+	AuditProvisioned     = "provisioned"
+	AuditProvisionFailed = "provision_failed"
+	AuditDrainStarted    = "drain_started"
+	AuditDrained         = "drained"
+	AuditDrainCancelled  = "drain_cancelled"
+
+	SkippedAutoPause   = "skipped_auto_pause"
+	SkippedNotIdle     = "skipped_not_idle"
+	SkippedNotEligible = "skipped_not_eligible"
+	SkippedMinWorkers  = "skipped_min_workers"
+	SkippedCooldown    = "skipped_cooldown"
+)
+
+// Entry is one line of the audit log, and the domain events that go with it.
+// It is written in the transaction of the change it tells of.
+type Entry struct {
+	// ID is the store revision of the change. Entries of one change share
+	// it; a stream gives the id with the last of them.
+	ID         int64              `json:"id"`
+	At         time.Time          `json:"at"`
+	Action     string             `json:"action"`
+	Events     []string           `json:"events,omitempty"`
+	By         Actor              `json:"by"`
+	WorkerID   string             `json:"worker_id,omitempty"`
+	WorkerName string             `json:"worker_name,omitempty"`
+	Region     string             `json:"aws_region,omitempty"`
+	From       power.Worker       `json:"from,omitempty"`
+	To         power.Worker       `json:"to,omitempty"`
+	Reason     string             `json:"reason,omitempty"`
+	Detail     string             `json:"detail,omitempty"`
+	Generation int64              `json:"generation,omitempty"`
+	Decision   *evidence.Decision `json:"decision,omitempty"`
+}
+
+var entryCodec = store.Codec[Entry]{Version: 1}
+
+// DecodeEntry reads an entry that came by a watch or a listing.
+func DecodeEntry(v store.Value) (Entry, error) {
+	e, err := entryCodec.Decode(v.Key, v.Data)
+	e.ID = v.ModRevision
+	return e, err
+}
+
+const auditTime = "20060102T150405.000000000"
+
+// entryOp makes the write of e. Its key sorts by time.
+func entryOp(e Entry) (store.Op, error) {
+	if e.At.IsZero() {
+		e.At = time.Now()
+	}
+	e.At = e.At.UTC().Round(0)
+	key := auditPrefix + e.At.Format(auditTime) + "-" + rand.Text()[:12]
+	data, err := entryCodec.Encode(key, e)
+	return store.Put(key, data), err
+}
+
+// AuditQuery selects entries, newest last.
+type AuditQuery struct {
+	WorkerID string
+	Action   string
+	From, To time.Time // half open; zero is no bound
+	After    string    // the cursor of the page before
+	Limit    int       // 0 is 100, at most 1000
+}
+
+// AuditPage is one page of the log. Next is empty at the end.
+type AuditPage struct {
+	Entries []Entry `json:"entries"`
+	Next    string  `json:"next,omitempty"`
+}
+
+// Audit reads the log. Errors: Invalid, and those of the store.
+func (f *Fleet) Audit(ctx context.Context, q AuditQuery) (AuditPage, error) {
+	switch {
+	case q.Limit == 0:
+		q.Limit = 100
+	case q.Limit < 0 || q.Limit > 1000:
+		return AuditPage{}, invalidf("limit", "%d is not between 1 and 1000", q.Limit)
+	}
+	after := auditPrefix
+	if !q.From.IsZero() {
+		after += q.From.UTC().Format(auditTime)
+	}
+	if q.After != "" {
+		if after = auditPrefix + q.After; len(q.After) > 64 {
+			return AuditPage{}, invalidf("after", "it is not a cursor")
+		}
+	}
+	var out AuditPage
+	for {
+		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), After: after, Limit: 500})
+		if err != nil {
+			return AuditPage{}, fmt.Errorf("cannot read the audit log: %w", err)
+		}
+		for _, v := range page.Values {
+			after = v.Key
+			e, err := DecodeEntry(v)
+			if err != nil {
+				return AuditPage{}, err
+			}
+			if !q.To.IsZero() && !e.At.Before(q.To) {
+				return out, nil
+			}
+			if q.WorkerID != "" && e.WorkerID != q.WorkerID || q.Action != "" && e.Action != q.Action {
+				continue
+			}
+			if out.Entries = append(out.Entries, e); len(out.Entries) == q.Limit {
+				out.Next = strings.TrimPrefix(after, auditPrefix)
+				return out, nil
+			}
+		}
+		if !page.More {
+			return out, nil
+		}
+	}
+}
+
+// ExportAudit writes the entries of q as JSON lines, all pages of it.
+func (f *Fleet) ExportAudit(ctx context.Context, w io.Writer, q AuditQuery) error {
+	q.Limit = 1000
+	for {
+		page, err := f.Audit(ctx, q)
+		if err != nil {
+			return err
+		}
+		if err := writeLines(w, page.Entries); err != nil {
+			return err
+		}
+		if q.After = page.Next; page.Next == "" {
+			return nil
+		}
+	}
+}
+
+func writeLines(w io.Writer, entries []Entry) error {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	for _, e := range entries {
+		if err := enc.Encode(e); err != nil {
+			return fmt.Errorf("cannot write the audit log: %w", err)
+		}
+	}
+	if _, err := w.Write(buf.Bytes()); err != nil {
+		return fmt.Errorf("cannot write the audit log: %w", err)
+	}
+	return nil
+}
+
+// TrimAudit removes the oldest entries, beyond the age and size of the
+// settings, after archive has taken them. It returns how many.
+func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]Entry) error) (int, error) {
+	s := f.Settings()
+	keep := int64(s.AuditMaxMiB) << 20
+	total, err := f.auditSize(ctx)
+	if err != nil {
+		return 0, err
+	}
+	removed := 0
+	for {
+		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), Limit: 100})
+		if err != nil {
+			return removed, fmt.Errorf("cannot trim the audit log: %w", err)
+		}
+		var old []Entry
+		var ops []store.Op
+		for _, v := range page.Values {
+			e, err := DecodeEntry(v)
+			if err != nil {
+				return removed, err
+			}
+			if now.Sub(e.At) <= s.AuditRetention && total <= keep {
+				break
+			}
+			total -= int64(len(v.Data) + len(v.Key))
+			old, ops = append(old, e), append(ops, store.Delete(v.Key))
+		}
+		if len(ops) == 0 {
+			return removed, nil
+		}
+		if err := archive(old); err != nil {
+			return removed, fmt.Errorf("cannot archive the audit log: %w", err)
+		}
+		if _, err := f.store.Commit(ctx, store.Txn{If: f.guards, Then: ops}); err != nil {
+			return removed, fmt.Errorf("cannot trim the audit log: %w", err)
+		}
+		removed += len(ops)
+	}
+}
+
+func (f *Fleet) auditSize(ctx context.Context) (int64, error) {
+	total, after := int64(0), ""
+	for {
+		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), After: after, Limit: 500})
+		if err != nil {
+			return 0, fmt.Errorf("cannot measure the audit log: %w", err)
+		}
+		for _, v := range page.Values {
+			total += int64(len(v.Data) + len(v.Key))
+			after = v.Key
+		}
+		if !page.More {
+			return total, nil
+		}
+	}
+}
+
+func joinKeys(m map[string]any) string {
+	return strings.Join(slices.Sorted(maps.Keys(m)), ", ")
+}

@@ -1,0 +1,378 @@
+package fleet
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/power"
+	"lull/internal/store"
+)
+
+// Profile is what people may set on a worker, at its creation or later. A nil
+// field is left alone.
+type Profile struct {
+	Name                   *string           `json:"name,omitempty"`
+	Tags                   map[string]string `json:"tags,omitempty"`
+	Owner                  *string           `json:"owner,omitempty"`
+	Contacts               []string          `json:"contacts,omitempty"`
+	IsIdleDetectionEnabled *bool             `json:"is_idle_detection_enabled,omitempty"`
+	IdleTimeoutMinutes     *int              `json:"idle_timeout_minutes,omitempty"` // 0 returns to the policy
+	SnoozeMinutes          *int              `json:"snooze_minutes,omitempty"`       // -1 returns to the policy
+	PauseAction            *string           `json:"pause_action,omitempty"`
+	PauseHolder            *string           `json:"pause_holder,omitempty"`
+	TTLDeadline            *time.Time        `json:"ttl_deadline,omitempty"` // the zero time takes it away
+	TTLAction              *string           `json:"ttl_action,omitempty"`
+	Schedule               *string           `json:"schedule,omitempty"`
+	Policy                 *string           `json:"policy,omitempty"`
+	ActivitySources        []string          `json:"activity_sources,omitempty"`
+	AcceptedRisks          []string          `json:"accepted_risks,omitempty"`
+	CMLUsername            *string           `json:"cml_username,omitempty"`
+	CMLPassword            *string           `json:"cml_password,omitempty"`
+	TLSCA                  *string           `json:"tls_ca,omitempty"`
+	TLSPin                 *string           `json:"tls_pin,omitempty"`
+	TLSInsecure            *bool             `json:"tls_insecure,omitempty"`
+}
+
+// NewWorker is a worker to be created.
+type NewWorker struct {
+	Name         string `json:"name"`
+	AWSRegion    string `json:"aws_region,omitempty"` // empty is aws_default_region
+	TemplateName string `json:"template_name"`
+	InstanceType string `json:"instance_type,omitempty"` // instead of the template's
+	AMIID        string `json:"ami_id,omitempty"`        // instead of the newest that matches
+	// WorkerID is the id it shall have, for a call that may be repeated;
+	// empty makes one.
+	WorkerID string `json:"-"`
+	Profile
+}
+
+// ImportedWorker is an instance that exists already.
+type ImportedWorker struct {
+	Name          string `json:"name"`
+	AWSRegion     string `json:"aws_region"`
+	EC2InstanceID string `json:"ec2_instance_id"`
+	TemplateName  string `json:"template_name,omitempty"`
+	// WorkerID is the id that the instance's tag names; empty makes one.
+	WorkerID string `json:"-"`
+	Profile
+}
+
+// Preflight codes (spec, section 2.4).
+const (
+	RiskInstanceStore = "instance_store"
+	RiskNoElasticIP   = "no_elastic_ip"
+	RiskASGMember     = "asg_member"
+	RiskSpot          = "spot"
+	RiskStopProtected = "stop_protected"
+)
+
+var risks = []string{RiskInstanceStore, RiskNoElasticIP, RiskASGMember, RiskSpot, RiskStopProtected}
+
+// set puts what p says into w. Every fault is reported.
+func (p Profile) set(f *Fleet, w *Worker) error {
+	var errs []error
+	fail := func(field, format string, args ...any) { errs = append(errs, invalidf(field, format, args...)) }
+	text := func(field string, to *string, v *string, most int, oneOf ...string) {
+		switch {
+		case v == nil:
+			return
+		case len(*v) > most:
+			fail(field, "it has %d bytes, the limit is %d", len(*v), most)
+		case len(oneOf) > 0 && *v != "" && !slices.Contains(oneOf, *v):
+			fail(field, "%.40q is not one of %s", *v, strings.Join(oneOf, ", "))
+		}
+		*to = *v
+	}
+	list := func(field string, to *[]string, v []string, oneOf []string) {
+		if v == nil {
+			return
+		}
+		for _, s := range v {
+			if len(s) == 0 || len(s) > 200 || oneOf != nil && !slices.Contains(oneOf, s) {
+				fail(field, "%.40q is not allowed", s)
+			}
+		}
+		if len(v) > 50 {
+			fail(field, "there are %d, the limit is 50", len(v))
+		}
+		*to = slices.Clone(v)
+	}
+	text("name", &w.Name, p.Name, 128)
+	text("owner", &w.Owner, p.Owner, 256)
+	text("pause_action", &w.PauseAction, p.PauseAction, 16, ActionStop, ActionHibernate, ActionAuto)
+	text("pause_holder", &w.PauseHolder, p.PauseHolder, 16, HolderController, HolderAgent)
+	text("ttl_action", &w.TTLAction, p.TTLAction, 16, "stop", "terminate")
+	text("schedule", &w.Schedule, p.Schedule, 256)
+	text("policy", &w.Policy, p.Policy, 128)
+	text("cml_username", &w.CMLUsername, p.CMLUsername, 256)
+	text("tls_ca", &w.TLSCA, p.TLSCA, 64<<10)
+	text("tls_pin", &w.TLSPin, p.TLSPin, 256)
+	list("contacts", &w.Contacts, p.Contacts, nil)
+	list("activity_sources", &w.ActivitySources, p.ActivitySources, []string{SourceCML, SourceAgent, SourceCloudWatch})
+	list("accepted_risks", &w.AcceptedRisks, p.AcceptedRisks, risks)
+	errs = append(errs, p.setNumbers(w), p.setTags(w))
+	if p.CMLPassword != nil {
+		s, err := f.opts.Seal.Seal("cml_password", *p.CMLPassword)
+		errs = append(errs, err)
+		w.CMLPassword = s
+	}
+	if p.TLSInsecure != nil {
+		w.TLSInsecure = *p.TLSInsecure
+	}
+	if p.IsIdleDetectionEnabled != nil {
+		w.IsIdleDetectionEnabled = *p.IsIdleDetectionEnabled
+	}
+	if w.PauseHolder == "" {
+		w.PauseHolder = HolderController
+	}
+	return errors.Join(errs...)
+}
+
+func (p Profile) setNumbers(w *Worker) error {
+	var errs []error
+	minutes := func(field string, to **int, v *int, none int) {
+		switch {
+		case v == nil:
+		case *v == none:
+			*to = nil
+		case *v < 0 || *v > maxMinutes:
+			errs = append(errs, invalidf(field, "%d is not between 0 and %d", *v, maxMinutes))
+		default:
+			n := *v
+			*to = &n
+		}
+	}
+	minutes("idle_timeout_minutes", &w.IdleTimeoutMinutes, p.IdleTimeoutMinutes, 0)
+	minutes("snooze_minutes", &w.SnoozeMinutes, p.SnoozeMinutes, -1)
+	if p.TTLDeadline != nil {
+		w.TTLDeadline = nil
+		if !p.TTLDeadline.IsZero() {
+			t := p.TTLDeadline.UTC().Round(0)
+			w.TTLDeadline = &t
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p Profile) setTags(w *Worker) error {
+	if p.Tags == nil {
+		return nil
+	}
+	var errs []error
+	if len(p.Tags) > 40 {
+		errs = append(errs, invalidf("tags", "there are %d, EC2 takes 50 with ours", len(p.Tags)))
+	}
+	for _, k := range slices.Sorted(maps.Keys(p.Tags)) {
+		if k == "" || len(k) > 127 || strings.HasPrefix(k, "aws:") || len(p.Tags[k]) > 255 {
+			errs = append(errs, invalidf("tags", "%.40q is too long, empty or AWS's own", k))
+		}
+	}
+	w.Tags = maps.Clone(p.Tags)
+	return errors.Join(errs...)
+}
+
+// CreateWorker records a worker that the controller will launch. It is armed.
+// Errors: Invalid, NotFound (template).
+func (f *Fleet) CreateWorker(ctx context.Context, by Actor, n NewWorker) (Worker, error) {
+	tmpl, err := f.Template(ctx, n.TemplateName)
+	if err != nil {
+		return Worker{}, err
+	}
+	if !tmpl.Enabled {
+		return Worker{}, &Refused{Command: "create from", Name: tmpl.Name, Reason: "template_disabled", Detail: "the template is disabled"}
+	}
+	w, err := f.newWorker(n.AWSRegion, n.Name, n.Profile)
+	if err != nil {
+		return Worker{}, err
+	}
+	if n.InstanceType != "" && !instanceType.MatchString(n.InstanceType) {
+		return Worker{}, invalidf("instance_type", "%.40q is not an EC2 instance type", n.InstanceType)
+	}
+	if n.AMIID != "" && !strings.HasPrefix(n.AMIID, "ami-") {
+		return Worker{}, invalidf("ami_id", "%.40q is not the id of an image", n.AMIID)
+	}
+	if n.WorkerID != "" {
+		if err := checkName("worker_id", n.WorkerID); err != nil {
+			return Worker{}, err
+		}
+		w.ID = n.WorkerID
+	}
+	w.TemplateName, w.InstanceType, w.AMIID = n.TemplateName, n.InstanceType, n.AMIID
+	w.Status, w.DesiredStatus, w.Armed, w.LaunchGeneration = power.WorkerPending, power.WorkerRunning, true, 1
+	return f.insert(ctx, w, Entry{Action: "created", Events: []string{EventCreated}, By: by, To: w.Status})
+}
+
+var instanceID = regexp.MustCompile(`^i-(?:[0-9a-f]{8}|[0-9a-f]{17})$`)
+
+// ImportWorker records an instance that exists. It starts in shadow, and its
+// first observation decides what is desired. Errors: Invalid, Conflict.
+func (f *Fleet) ImportWorker(ctx context.Context, by Actor, n ImportedWorker) (Worker, error) {
+	if !instanceID.MatchString(n.EC2InstanceID) {
+		return Worker{}, invalidf("ec2_instance_id", "%.40q is not the id of an instance", n.EC2InstanceID)
+	}
+	if n.Name == "" {
+		n.Name = n.EC2InstanceID
+	}
+	w, err := f.newWorker(n.AWSRegion, n.Name, n.Profile)
+	if err != nil {
+		return Worker{}, err
+	}
+	if n.WorkerID != "" {
+		if err := checkName("worker_id", n.WorkerID); err != nil {
+			return Worker{}, err
+		}
+		w.ID = n.WorkerID
+	}
+	w.TemplateName, w.EC2InstanceID, w.Imported = n.TemplateName, n.EC2InstanceID, true
+	w.Status, w.DesiredStatus = power.WorkerUnknown, power.WorkerRunning
+	w.StatusReason = "imported, not observed yet"
+	return f.insert(ctx, w, Entry{Action: "imported", Events: []string{EventImported}, By: by, To: w.Status, Detail: n.EC2InstanceID})
+}
+
+// newWorker makes the record of a worker that does not exist yet.
+func (f *Fleet) newWorker(region, name string, p Profile) (Worker, error) {
+	if region == "" {
+		region = f.Settings().AWSDefaultRegion
+	}
+	if !regionName.MatchString(region) {
+		return Worker{}, invalidf("aws_region", "%.40q is not the name of a region", region)
+	}
+	if err := checkName("name", name); err != nil {
+		return Worker{}, err
+	}
+	now := time.Now().UTC().Round(0)
+	w := Worker{
+		ID: "w-" + strings.ToLower(rand.Text()[:14]), Name: name, AWSRegion: region, CreatedAt: now, StatusSince: now,
+		IsIdleDetectionEnabled: true, License: License{Status: LicenseUnregistered}, RecentActivityEvents: []Event{},
+	}
+	return w, p.set(f, &w)
+}
+
+// insert writes a new record and, if it has an instance, claims that.
+func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
+	key := workerKey(w.ID)
+	keys := []string{key}
+	if w.EC2InstanceID != "" {
+		keys = append(keys, instanceKey(w.AWSRegion, w.EC2InstanceID))
+	}
+	done, err := store.Transact(ctx, f.store, keys, func(view []store.Value) ([]store.Op, error) {
+		if view[0].Exists() {
+			return nil, &Conflict{Kind: "worker", Name: w.ID, Detail: "it exists already"}
+		}
+		data, err := workerCodec.Encode(key, w)
+		if err != nil {
+			return nil, err
+		}
+		ops := []store.Op{store.Put(key, data)}
+		if len(view) > 1 {
+			if view[1].Exists() {
+				return nil, &Conflict{Kind: "instance", Name: w.EC2InstanceID, Detail: "it belongs to a worker already"}
+			}
+			op, err := indexOp(&w)
+			if err != nil {
+				return nil, err
+			}
+			ops = append(ops, op)
+		}
+		e.WorkerID, e.WorkerName, e.Region = w.ID, w.Name, w.AWSRegion
+		op, err := entryOp(e)
+		return append(ops, op), err
+	}, f.guards...)
+	if err != nil {
+		return Worker{}, err
+	}
+	w.revision = done.Revision
+	return w, nil
+}
+
+// UpdateWorker changes what people may set. If revision is not 0 the worker
+// must still be at it. Errors: NotFound, Invalid, ErrStale.
+func (f *Fleet) UpdateWorker(ctx context.Context, by Actor, id string, revision int64, p Profile) (Worker, error) {
+	return f.Change(ctx, id, Changing{By: by, At: revision}, func(w *Worker, tx *Tx) error {
+		was := w.IsIdleDetectionEnabled
+		if err := p.set(f, w); err != nil {
+			return err
+		}
+		e := Entry{Action: "updated"}
+		if was != w.IsIdleDetectionEnabled {
+			e.Events = []string{EventDetection}
+		}
+		tx.Note(e)
+		return nil
+	})
+}
+
+// ForgetWorker removes the record of a TERMINATED worker.
+func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string) error {
+	if err := checkName("worker_id", id); err != nil {
+		return err
+	}
+	_, err := store.Update(ctx, f.store, workerKey(id), func(old store.Value) ([]byte, []store.Op, error) {
+		if !old.Exists() {
+			return nil, nil, &NotFound{Kind: "worker", Name: id}
+		}
+		w, err := DecodeWorker(old)
+		if err != nil {
+			return nil, nil, err
+		}
+		if w.Status != power.WorkerTerminated {
+			return nil, nil, &Refused{Command: "forget", Name: id, Reason: "status", Detail: fmt.Sprintf("it is %s, not TERMINATED", w.Status)}
+		}
+		op, err := entryOp(Entry{Action: "forgotten", By: by, WorkerID: id, WorkerName: w.Name, Region: w.AWSRegion})
+		ops := []store.Op{op}
+		if w.EC2InstanceID != "" {
+			ops = append(ops, store.Delete(instanceKey(w.AWSRegion, w.EC2InstanceID)))
+		}
+		return nil, ops, err
+	}, f.guards...)
+	return err
+}
+
+// ScaleUp is a request for one more worker of a template: a stopped one is
+// started before a new one is launched. Errors: NotFound, Refused at
+// MAX_WORKERS_PER_REGION, and those of CreateWorker.
+func (f *Fleet) ScaleUp(ctx context.Context, by Actor, template, region, reason string) (Worker, error) {
+	if len(reason) > 512 {
+		return Worker{}, invalidf("reason", "it has %d bytes, the limit is 512", len(reason))
+	}
+	s := f.Settings()
+	if region == "" {
+		region = s.AWSDefaultRegion
+	}
+	page, err := store.List(ctx, f.store, WorkerKeys())
+	if err != nil {
+		return Worker{}, err
+	}
+	live := 0
+	for _, v := range page.Values {
+		w, err := DecodeWorker(v)
+		if err != nil {
+			return Worker{}, err
+		}
+		if w.AWSRegion != region {
+			continue
+		}
+		switch w.Status {
+		case power.WorkerStopped:
+			if w.TemplateName == template && w.DesiredStatus == power.WorkerStopped {
+				return f.ResumeWorker(ctx, by, w.ID)
+			}
+		case power.WorkerTerminating, power.WorkerTerminated, power.WorkerFailed:
+		default:
+			live++
+		}
+	}
+	if live >= s.MaxWorkersPerRegion {
+		return Worker{}, &Refused{Command: "scale up", Name: template, Reason: "max_workers_per_region",
+			Detail: fmt.Sprintf("region %s has %d live workers, the limit is %d", region, live, s.MaxWorkersPerRegion)}
+	}
+	name := fmt.Sprintf("cml-%s-%s", template, time.Now().UTC().Format("20060102-150405"))
+	return f.CreateWorker(ctx, by, NewWorker{Name: name, AWSRegion: region, TemplateName: template})
+}

@@ -1,0 +1,36 @@
+// Package fleet holds the records of a fleet of cloud workers and the only
+// ways to read and change them (spec, sections 2.2 to 2.8). It decides and
+// records; nothing here speaks to a cloud or to CML.
+//
+// A Fleet is made by New over a store.Store. Its methods are the commands and
+// queries of the contract:
+//
+//	workers     CreateWorker ImportWorker UpdateWorker ForgetWorker Worker Workers ScaleUp
+//	power       PauseWorker StopWorker StartWorker ResumeWorker DrainWorker CancelDrain
+//	            TerminateWorker RetryWorker WakeWorker NewWakeToken
+//	idleness    SnoozeWorker SetIdleDetection ArmWorker UpdateWorkerActivity Settle
+//	            GetWorkerIdleStatus GetWorkerActivity GetWorkerTelemetryEvents GetWorkerEC2State
+//	owner       AskOwner Await Request Answer (detect-idle is a Request; its answer a DetectResult)
+//	license     RegisterLicense DeregisterLicense
+//	templates   Template Templates PutTemplate DeleteTemplate
+//	settings    Settings AllSettings PutSettings Refresh Run; Resolve, FileLayer and EnvLayer make layers
+//	audit       Audit ExportAudit TrimAudit
+//	halt        SetHalt Halted
+//	discovery   Discovered PutDiscovered WorkerOf
+//
+// Errors are *NotFound (404), *Invalid with its field (422), *Refused with a
+// reason code and the blocks (409), *Conflict and ErrStale (409 or 412), a
+// *power.IllegalError, or those of the store (503).
+//
+// It guarantees that every write is one compare-and-swap transaction which
+// also holds its domain events and audit entries (their ids are the store's
+// revisions), the pool record when a worker goes up or down, and the guards
+// of the view (Guarded); that no write takes a worker through a transition
+// package power does not have; that every pause is counted once, when its
+// intent is durable, and every resume once, when RUNNING is confirmed; that
+// an automatic pause is decided in the transaction that records it, against
+// the floor, the cooldown and the halt of that moment.
+//
+// It leaves out when things are looked at and carried out (daemon/controller),
+// who may ask (daemon/server) and what idleness is (package idle).
+package fleet

@@ -1,0 +1,75 @@
+package fleet
+
+import (
+	"fmt"
+	"strings"
+
+	"lull/internal/idle"
+)
+
+// NotFound says that an object does not exist. Find it with errors.AsType.
+type NotFound struct {
+	Kind string `json:"kind"` // "worker", "template", "setting", "request"
+	Name string `json:"name"`
+}
+
+func (e *NotFound) Error() string { return fmt.Sprintf("cannot find %s %q", e.Kind, e.Name) }
+
+// Refused says that a command is not carried out in the present state, and
+// why. Blocks are the reasons in the terms of the idle engine, if it was one.
+type Refused struct {
+	Command string       `json:"command"`
+	Name    string       `json:"name"`
+	Reason  string       `json:"reason"` // a code
+	Detail  string       `json:"detail"` // a sentence for people
+	Blocks  []idle.Block `json:"blocks,omitempty"`
+}
+
+func (e *Refused) Error() string {
+	return fmt.Sprintf("cannot %s %q: %s", e.Command, e.Name, e.Detail)
+}
+
+// Invalid says which field of an input is wrong, and how.
+type Invalid struct {
+	Field  string `json:"field"`
+	Detail string `json:"detail"`
+}
+
+func (e *Invalid) Error() string { return fmt.Sprintf("cannot use %s: %s", e.Field, e.Detail) }
+
+// Conflict says that an object is not what the caller thought: it exists
+// already, was changed by somebody else, or is pinned.
+type Conflict struct {
+	Kind   string `json:"kind"`
+	Name   string `json:"name"`
+	Detail string `json:"detail"`
+}
+
+func (e *Conflict) Error() string {
+	return fmt.Sprintf("cannot change %s %q: %s", e.Kind, e.Name, e.Detail)
+}
+
+// invalidf makes an Invalid for a field.
+func invalidf(field, format string, args ...any) *Invalid {
+	return &Invalid{Field: field, Detail: fmt.Sprintf(format, args...)}
+}
+
+// checkName holds names of objects to what is safe in a key, a path and a
+// header: 1 to 128 bytes of letters, digits, '.', '_' and '-'.
+func checkName(field, s string) error {
+	switch {
+	case s == "":
+		return invalidf(field, "it is empty")
+	case len(s) > 128:
+		return invalidf(field, "it has %d bytes, the limit is 128", len(s))
+	case s == "." || s == "..":
+		return invalidf(field, "%q is not a name", s)
+	}
+	bad := strings.IndexFunc(s, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' || r == '-')
+	})
+	if bad >= 0 {
+		return invalidf(field, "%q may hold only letters, digits, '.', '_' and '-'", s)
+	}
+	return nil
+}

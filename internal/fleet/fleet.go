@@ -1,0 +1,271 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/store"
+)
+
+// Options are what a Fleet is made of.
+type Options struct {
+	Store store.Store
+	ID    string // of this fleet, the value of the tag managed-by; never empty
+	Seal  *Sealer
+	// Flags, Env and File are the layers of settings below and above the
+	// stored ones.
+	Flags, Env, File Layer
+	// NamedPolicy resolves a policy by name; nil knows none.
+	NamedPolicy func(name string) (idle.Policy, bool)
+}
+
+// Fleet is the one way to read and change the fleet's records. It is safe
+// for concurrent use; any number of processes may have one on one store.
+type Fleet struct {
+	opts   Options
+	store  store.Store
+	guards []store.Cond
+	now    *snapshot
+}
+
+// snapshot is what Run keeps fresh for all views of a Fleet.
+type snapshot struct {
+	settings atomic.Pointer[effective]
+	halt     atomic.Pointer[Halt]
+}
+
+type effective struct {
+	Settings
+	all      []Setting
+	revision int64
+}
+
+// New makes a Fleet over a store. It does no I/O: the settings are those of
+// the process until Refresh or Run has read the stored ones. Errors: faults
+// of the layers.
+func New(o Options) (*Fleet, error) {
+	if err := checkName("fleet id", o.ID); err != nil {
+		return nil, err
+	}
+	o.Flags.Source, o.Env.Source, o.File.Source = FromFlag, FromEnv, FromFile
+	f := &Fleet{opts: o, store: o.Store, now: &snapshot{}}
+	s, all, err := Resolve(o.Flags, o.Env, o.File)
+	if err != nil {
+		return nil, err
+	}
+	f.now.settings.Store(&effective{Settings: s, all: all})
+	f.now.halt.Store(&Halt{})
+	return f, nil
+}
+
+// ID is the fleet's id.
+func (f *Fleet) ID() string { return f.opts.ID }
+
+// Store is the store the fleet lives in.
+func (f *Fleet) Store() store.Store { return f.store }
+
+// Guarded returns a view of f whose writes hold only while conds do; one that
+// does not is store.ErrLeaseLost.
+func (f *Fleet) Guarded(conds ...store.Cond) *Fleet {
+	g := *f
+	g.guards = append(append([]store.Cond(nil), f.guards...), conds...)
+	return &g
+}
+
+// Settings are the effective settings as last read.
+func (f *Fleet) Settings() Settings { return f.now.settings.Load().Settings }
+
+// AllSettings lists the effective settings with their sources, and the
+// revision of the stored ones.
+func (f *Fleet) AllSettings() ([]Setting, int64) {
+	e := f.now.settings.Load()
+	return e.all, e.revision
+}
+
+// storedSettings is the record of the settings that people changed.
+type storedSettings struct {
+	Values map[string]any `json:"values"`
+}
+
+var settingsCodec = store.Codec[storedSettings]{Version: 1}
+
+// Refresh reads the stored settings and the halt.
+func (f *Fleet) Refresh(ctx context.Context) error {
+	res, err := f.store.Commit(ctx, store.Txn{Read: []string{settingsKey, haltKey}})
+	if err != nil {
+		return fmt.Errorf("cannot read the settings: %w", err)
+	}
+	return errors.Join(f.take(res.Read[0]), f.take(res.Read[1]))
+}
+
+// take puts a record that was read or watched into the snapshot.
+func (f *Fleet) take(v store.Value) error {
+	switch v.Key {
+	case settingsKey:
+		var rec storedSettings
+		if v.Exists() {
+			var err error
+			if rec, err = settingsCodec.Decode(v.Key, v.Data); err != nil {
+				return err
+			}
+		}
+		s, all, err := Resolve(f.opts.Flags, f.opts.Env, Layer{Source: FromStored, Values: rec.Values}, f.opts.File)
+		if err != nil {
+			return err // the last good ones hold
+		}
+		f.now.settings.Store(&effective{Settings: s, all: all, revision: v.ModRevision})
+	case haltKey:
+		h, err := decodeHalt(v)
+		if err != nil {
+			return err
+		}
+		f.now.halt.Store(&h)
+	}
+	return nil
+}
+
+// Run keeps settings and halt fresh until ctx ends. fault is told of records
+// that cannot be read; the last good ones then hold.
+func (f *Fleet) Run(ctx context.Context, fault func(error)) error {
+	follow := func(key string) error {
+		return store.Follow(ctx, f.store, store.Key(key), store.Follower{
+			Reset: func(p store.Page) error {
+				v := store.Value{Key: key}
+				if len(p.Values) > 0 {
+					v = p.Values[0]
+				}
+				if err := f.take(v); err != nil {
+					fault(err)
+				}
+				return nil
+			},
+			Apply: func(b store.Batch) error {
+				for _, e := range b.Events {
+					v := e.Value
+					if e.Deleted {
+						v = store.Value{Key: key}
+					}
+					if err := f.take(v); err != nil {
+						fault(err)
+					}
+				}
+				return nil
+			},
+		})
+	}
+	done := make(chan error, 1)
+	go func() { done <- follow(settingsKey) }()
+	err := follow(haltKey)
+	return errors.Join(err, <-done)
+}
+
+// PutSettings changes stored settings; a value of nil returns one to what
+// lies below. Errors: Invalid with the field, Conflict for a key that a flag
+// or the environment pins.
+func (f *Fleet) PutSettings(ctx context.Context, by Actor, values map[string]any) ([]Setting, error) {
+	for key, v := range values {
+		field, ok := FieldOf(key)
+		if !ok {
+			return nil, &NotFound{Kind: "setting", Name: key}
+		}
+		for _, l := range []Layer{f.opts.Flags, f.opts.Env} {
+			if _, pinned := l.Values[key]; pinned {
+				return nil, &Conflict{Kind: "setting", Name: key, Detail: fmt.Sprintf("it is pinned by %s %s", l.Source, field.Env)}
+			}
+		}
+		if field.Key == "cml_default_password" && v != nil {
+			s, ok := v.(string)
+			if !ok {
+				return nil, invalidf(key, "it is not a text")
+			}
+			sealed, err := f.opts.Seal.Seal(key, s)
+			if err != nil {
+				return nil, err
+			}
+			values[key] = string(sealed)
+		}
+	}
+	var all []Setting
+	v, err := store.Update(ctx, f.store, settingsKey, func(old store.Value) ([]byte, []store.Op, error) {
+		rec := storedSettings{}
+		if old.Exists() {
+			var err error
+			if rec, err = settingsCodec.Decode(settingsKey, old.Data); err != nil {
+				return nil, nil, err
+			}
+		}
+		merged := map[string]any{}
+		for k, v := range rec.Values {
+			merged[k] = v
+		}
+		for k, v := range values {
+			if v == nil {
+				delete(merged, k)
+			} else {
+				merged[k] = v
+			}
+		}
+		var err error
+		if _, all, err = Resolve(f.opts.Flags, f.opts.Env, Layer{Source: FromStored, Values: merged}, f.opts.File); err != nil {
+			if bad, ok := errors.AsType[*Invalid](err); ok {
+				return nil, nil, bad
+			}
+			return nil, nil, err
+		}
+		data, err := settingsCodec.Encode(settingsKey, storedSettings{Values: merged})
+		if err != nil {
+			return nil, nil, err
+		}
+		op, err := entryOp(Entry{Action: "settings_changed", By: by, Detail: joinKeys(values)})
+		return data, []store.Op{op}, err
+	}, f.guards...)
+	if err != nil {
+		return nil, err
+	}
+	return all, f.take(v)
+}
+
+// Halt is the switch that stops all automatic actions (spec, promise 7).
+type Halt struct {
+	On bool      `json:"on"`
+	By string    `json:"by,omitempty"`
+	At time.Time `json:"at,omitzero"`
+}
+
+var haltCodec = store.Codec[Halt]{Version: 1}
+
+func decodeHalt(v store.Value) (Halt, error) {
+	if !v.Exists() {
+		return Halt{}, nil
+	}
+	return haltCodec.Decode(v.Key, v.Data)
+}
+
+// Halted tells whether automatic actions are stopped, as last read.
+func (f *Fleet) Halted() Halt { return *f.now.halt.Load() }
+
+// SetHalt stops or allows automatic actions. It is durable when it returns;
+// every automatic intent is refused in the same transaction that reads it.
+func (f *Fleet) SetHalt(ctx context.Context, by Actor, on bool) (Halt, error) {
+	h := Halt{On: on, By: by.Name, At: time.Now().UTC().Round(0)}
+	action := "halted"
+	if !on {
+		action = "halt_ended"
+	}
+	v, err := store.Update(ctx, f.store, haltKey, func(store.Value) ([]byte, []store.Op, error) {
+		data, err := haltCodec.Encode(haltKey, h)
+		if err != nil {
+			return nil, nil, err
+		}
+		op, err := entryOp(Entry{Action: action, By: by})
+		return data, []store.Op{op}, err
+	})
+	if err != nil {
+		return Halt{}, err
+	}
+	return h, f.take(v)
+}

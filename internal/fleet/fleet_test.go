@@ -1,0 +1,504 @@
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/power"
+	"lull/internal/store"
+	"lull/internal/store/mem"
+)
+
+var (
+	ada = fleet.Actor{Name: "ada", Kind: fleet.KindPerson}
+	cal = fleet.Actor{Name: "calendar", Kind: fleet.KindSchedule}
+)
+
+// bubble runs f with a fleet on a store in memory.
+func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.Fleet)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		c := mem.New(mem.Options{}).Client()
+		defer c.Close()
+		seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fl, err := fleet.New(fleet.Options{Store: c, ID: "f1", Seal: seal, File: fleet.Layer{Values: values}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fl.PutTemplate(t.Context(), ada, fleet.Template{Name: "small", InstanceType: "t3.small", AMINameFilter: "cml*", Enabled: true}, 0); err != nil {
+			t.Fatal(err)
+		}
+		f(t, fl)
+	})
+}
+
+func create(t *testing.T, fl *fleet.Fleet) fleet.Worker {
+	t.Helper()
+	w, err := fl.CreateWorker(t.Context(), ada, fleet.NewWorker{Name: "one", TemplateName: "small"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// put brings a worker to a status by legal transitions, as the controller
+// would.
+func put(t *testing.T, fl *fleet.Fleet, id string, s power.Worker) fleet.Worker {
+	t.Helper()
+	paths := map[power.Worker][]power.Worker{
+		power.WorkerPending: {}, power.WorkerProvisioning: {power.WorkerProvisioning}, power.WorkerFailed: {power.WorkerProvisioning, power.WorkerFailed},
+		power.WorkerStarting: {power.WorkerProvisioning, power.WorkerStarting},
+		power.WorkerRunning:  {power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning},
+		power.WorkerUnknown:  {power.WorkerProvisioning, power.WorkerUnknown},
+		power.WorkerStopping: {power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning, power.WorkerStopping},
+		power.WorkerStopped:  {power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning, power.WorkerStopped},
+		power.WorkerDraining: {power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning, power.WorkerDraining},
+	}
+	paths[power.WorkerTerminating] = []power.Worker{power.WorkerTerminating}
+	paths[power.WorkerTerminated] = []power.Worker{power.WorkerTerminating, power.WorkerTerminated}
+	var w fleet.Worker
+	var err error
+	for _, to := range paths[s] {
+		w, err = fl.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+			w.Status, w.EC2InstanceID = to, "i-00000000000000001"
+			switch to {
+			case power.WorkerStopping, power.WorkerStopped:
+				w.DesiredStatus = power.WorkerStopped
+			case power.WorkerRunning:
+				w.Resumed(tx)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return w
+}
+
+// Every command in every status, as the table of package power has it.
+func TestCommandsByStatus(t *testing.T) {
+	const refused = "refused"
+	type command struct {
+		name string
+		run  func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error)
+		// want is the status and desired status after it, "refused", or
+		// empty for no change.
+		want map[power.Worker]string
+	}
+	all := power.WorkerTable.All()
+	except := func(want map[power.Worker]string) map[power.Worker]string {
+		for _, s := range all {
+			if _, ok := want[s]; !ok {
+				want[s] = refused
+			}
+		}
+		return want
+	}
+	commands := []command{
+		{"stop", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.StopWorker(ctx, ada, id)
+		},
+			except(map[power.Worker]string{
+				power.WorkerRunning: "RUNNING/STOPPED", power.WorkerStarting: "STARTING/STOPPED", power.WorkerDraining: "DRAINING/STOPPED",
+				power.WorkerStopping: "STOPPING/STOPPED", power.WorkerStopped: "STOPPED/STOPPED", power.WorkerFailed: "STOPPING/STOPPED",
+			})},
+		{"drain", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.DrainWorker(ctx, ada, id)
+		}, except(map[power.Worker]string{power.WorkerRunning: "DRAINING/STOPPED", power.WorkerStopped: "STOPPED/STOPPED"})},
+		{"cancel-drain", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.CancelDrain(ctx, ada, id)
+		}, except(map[power.Worker]string{power.WorkerDraining: "RUNNING/RUNNING"})},
+		{"resume", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.ResumeWorker(ctx, ada, id)
+		}, except(map[power.Worker]string{
+			power.WorkerPending: "PENDING/RUNNING", power.WorkerProvisioning: "PROVISIONING/RUNNING", power.WorkerStarting: "STARTING/RUNNING",
+			power.WorkerRunning: "RUNNING/RUNNING", power.WorkerDraining: "RUNNING/RUNNING", power.WorkerStopping: "STOPPING/RUNNING",
+			power.WorkerStopped: "STOPPED/RUNNING", power.WorkerFailed: "STARTING/RUNNING", power.WorkerUnknown: "UNKNOWN/RUNNING",
+		})},
+		{"terminate", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.TerminateWorker(ctx, ada, id)
+		}, map[power.Worker]string{power.WorkerTerminated: "TERMINATED/RUNNING"}},
+		{"retry", func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.RetryWorker(ctx, ada, id)
+		},
+			except(map[power.Worker]string{power.WorkerFailed: "STARTING/RUNNING"})},
+	}
+	for _, s := range all {
+		if s != power.WorkerTerminated && s != power.WorkerTerminating {
+			commands[4].want[s] = "TERMINATING/TERMINATED"
+		}
+	}
+	commands[4].want[power.WorkerTerminating] = "TERMINATING/RUNNING"
+	for _, c := range commands {
+		for _, s := range all {
+			t.Run(c.name+"/"+string(s), func(t *testing.T) {
+				bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+					id := create(t, fl).ID
+					put(t, fl, id, s)
+					before, err := fl.Worker(t.Context(), id)
+					if err != nil {
+						t.Fatal(err)
+					}
+					after, err := c.run(t.Context(), fl, id)
+					if c.want[s] == refused {
+						if _, ok := errors.AsType[*fleet.Refused](err); !ok {
+							t.Fatalf("got %v, want it refused", err)
+						}
+						if now, _ := fl.Worker(t.Context(), id); now.Revision() != before.Revision() {
+							t.Error("a refused command wrote")
+						}
+						return
+					}
+					if got := string(after.Status) + "/" + string(after.DesiredStatus); err != nil || got != c.want[s] {
+						t.Errorf("got %s and %v, want %s", got, err, c.want[s])
+					}
+				})
+			})
+		}
+	}
+}
+
+// The exact rules of the counters: each pause once, when its intent is
+// durable, each resume once, when RUNNING is confirmed.
+func TestCounters(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		id := create(t, fl).ID
+		put(t, fl, id, power.WorkerRunning)
+		check := func(when string, want ...int64) {
+			t.Helper()
+			w, err := fl.Worker(ctx, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := []int64{w.AutoPauseCount, w.ManualPauseCount, w.ExternalPauseCount, w.AutoResumeCount, w.ManualResumeCount, w.ExternalResumeCount}
+			for i := range want {
+				if got[i] != want[i] {
+					t.Errorf("%s: counters %v, want %v", when, got, want)
+					return
+				}
+			}
+		}
+		stopped := func() {
+			t.Helper()
+			for _, to := range []power.Worker{power.WorkerStopping, power.WorkerStopped} {
+				if _, err := fl.Change(ctx, id, fleet.Changing{}, func(w *fleet.Worker, _ *fleet.Tx) error {
+					if w.Status = to; to == power.WorkerStopped {
+						w.Intent = nil
+					}
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		up := func() {
+			t.Helper()
+			for range 2 {
+				if _, err := fl.Change(ctx, id, fleet.Changing{}, func(w *fleet.Worker, tx *fleet.Tx) error {
+					if w.Status == power.WorkerStopped {
+						w.Status = power.WorkerStarting
+						return nil
+					}
+					w.Resumed(tx)
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		must := func(_ fleet.Worker, err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		check("a first launch is no resume", 0, 0, 0, 0, 0, 0)
+		must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonIdleTimeout}))
+		check("an intent counts at once", 1, 0, 0, 0, 0, 0)
+		if _, err := fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonSchedule}); err == nil {
+			t.Error("a second automatic intent was taken")
+		}
+		check("and once", 1, 0, 0, 0, 0, 0)
+		stopped()
+		must(fl.ResumeWorker(ctx, ada, id))
+		must(fl.ResumeWorker(ctx, ada, id))
+		check("a resume does not count before it is confirmed", 1, 0, 0, 0, 0, 0)
+		up()
+		check("a manual resume", 1, 0, 0, 0, 1, 0)
+		must(fl.StopWorker(ctx, ada, id))
+		must(fl.StopWorker(ctx, ada, id))
+		check("a manual pause, asked for twice", 1, 1, 0, 0, 1, 0)
+		stopped()
+		must(fl.ResumeWorker(ctx, cal, id))
+		up()
+		check("an automatic resume", 1, 1, 0, 1, 1, 0)
+		for i, r := range []fleet.Reason{fleet.ReasonSchedule, fleet.ReasonTTL, fleet.ReasonScaleDown} {
+			must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: r}))
+			check(string(r), int64(i+2), 1, 0, int64(i+1), 1, 0)
+			stopped()
+			must(fl.ResumeWorker(ctx, cal, id))
+			up()
+		}
+		must(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonIdleTimeout}))
+		must(fl.ResumeWorker(ctx, ada, id))
+		check("a pause that was called off was intended, and nothing was resumed", 5, 1, 0, 4, 1, 0)
+	})
+}
+
+// Every row of the arbiter: the five guards in their order, with and without
+// scale-down.
+func TestArbiter(t *testing.T) {
+	now := time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
+	ago := func(d time.Duration) *time.Time { t := now.Add(-d); return &t }
+	idleV, notIdle, blocked := idle.Verdict{IsIdle: true, Eligible: true}, idle.Verdict{}, idle.Verdict{IsIdle: true}
+	for _, c := range []struct {
+		name   string
+		v      idle.Verdict
+		l      fleet.Limits
+		action fleet.Action
+		guard  string
+	}{
+		{"intended first", notIdle, fleet.Limits{ScaleDown: true, Intended: true}, fleet.ActNothing, fleet.SkippedAutoPause},
+		{"not idle", notIdle, fleet.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, fleet.ActNothing, fleet.SkippedNotIdle},
+		{"not eligible", blocked, fleet.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, fleet.ActNothing, fleet.SkippedNotEligible},
+		{"at the floor", idleV, fleet.Limits{ScaleDown: true, Up: 2, MinWorkers: 2, LastScaleDownAt: ago(time.Second), Cooldown: time.Minute}, fleet.ActNothing, fleet.SkippedMinWorkers},
+		{"cooling: paused instead", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute}, fleet.ActPause, fleet.SkippedCooldown},
+		{"cooled", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(time.Minute), Cooldown: time.Minute}, fleet.ActDrain, ""},
+		{"all pass", idleV, fleet.Limits{ScaleDown: true, Up: 1}, fleet.ActDrain, ""},
+		{"off: pause", idleV, fleet.Limits{Up: 1}, fleet.ActPause, ""},
+		{"off: cooldown is nothing", idleV, fleet.Limits{Up: 1, LastScaleDownAt: ago(0), Cooldown: time.Hour}, fleet.ActPause, ""},
+		{"off: floor", idleV, fleet.Limits{Up: 1, MinWorkers: 1}, fleet.ActNothing, fleet.SkippedMinWorkers},
+		{"off: not idle", notIdle, fleet.Limits{Up: 1}, fleet.ActNothing, ""},
+		{"off: not eligible", blocked, fleet.Limits{Up: 1}, fleet.ActNothing, ""},
+		{"off: intended", idleV, fleet.Limits{Up: 1, Intended: true}, fleet.ActNothing, ""},
+	} {
+		if a, g := fleet.Arbitrate(now, c.v, c.l); a != c.action || g != c.guard {
+			t.Errorf("%s: %s and %q, want %s and %q", c.name, a, g, c.action, c.guard)
+		}
+	}
+}
+
+// The floor holds when everybody is idle at once, and people are exempt.
+func TestFloor(t *testing.T) {
+	bubble(t, map[string]any{"min_workers": 3, "worker_warn_before_minutes": 0}, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		var ids []string
+		for range 8 {
+			w := create(t, fl)
+			for _, to := range []power.Worker{power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning} {
+				if _, err := fl.Change(ctx, w.ID, fleet.Changing{}, func(w *fleet.Worker, _ *fleet.Tx) error { w.Status = to; return nil }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ids = append(ids, w.ID)
+		}
+		time.Sleep(2 * time.Hour)
+		done := make(chan fleet.Outcome, len(ids))
+		for _, id := range ids {
+			go func() {
+				out, err := fl.Settle(ctx, id, fleet.Judgement{Now: time.Now(), Policy: func(w *fleet.Worker) idle.Policy { return fl.PolicyWith(w, nil) },
+					Readings: []idle.Reading{{Signal: fleet.SourceCML, State: idle.Quiet, At: time.Now()}}})
+				if err != nil {
+					t.Error(err)
+				}
+				done <- out
+			}()
+		}
+		paused := 0
+		for range ids {
+			out := <-done
+			if err := out.Decision.Replay(); err != nil {
+				t.Error(err)
+			}
+			switch out.Action {
+			case fleet.ActPause:
+				paused++
+			case fleet.ActNothing:
+				if out.Guard != fleet.SkippedMinWorkers || !out.Decision.Verdict.Has(idle.MinWorkers) {
+					t.Errorf("kept up by %q and %v", out.Guard, out.Decision.Verdict.Blocks)
+				}
+			}
+		}
+		if pool, err := fl.Pool(ctx); err != nil || paused != 5 || pool.Up != 3 {
+			t.Errorf("paused %d, %d up: %v", paused, pool.Up, err)
+		}
+		for _, id := range ids {
+			if _, err := fl.StopWorker(ctx, ada, id); err != nil {
+				t.Error(err)
+			}
+		}
+		if pool, _ := fl.Pool(ctx); pool.Up != 0 {
+			t.Errorf("people left %d up", pool.Up)
+		}
+	})
+}
+
+func TestHaltRefusesAutomaticActions(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		id := create(t, fl).ID
+		put(t, fl, id, power.WorkerRunning)
+		if _, err := fl.SetHalt(ctx, ada, true); err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range []error{
+			second(fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonIdleTimeout})),
+			second(fl.ResumeWorker(ctx, cal, id)),
+		} {
+			if r, ok := errors.AsType[*fleet.Refused](err); !ok || r.Reason != "halted" {
+				t.Errorf("got %v while halted", err)
+			}
+		}
+		if _, err := fl.StopWorker(ctx, ada, id); err != nil {
+			t.Errorf("a person was refused: %v", err)
+		}
+		if _, err := fl.SetHalt(ctx, ada, false); err != nil || fl.Halted().On {
+			t.Errorf("the halt does not end: %v", err)
+		}
+	})
+}
+
+func second[A any](_ A, err error) error { return err }
+
+func TestWakeTokens(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		id := create(t, fl).ID
+		put(t, fl, id, power.WorkerStopped)
+		token, err := fl.NewWakeToken(ctx, ada, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := store.Get(ctx, fl.Store(), "workers/"+id)
+		if err != nil || strings.Contains(string(v.Data), token) {
+			t.Errorf("the token is stored in the clear, or: %v", err)
+		}
+		for _, wrong := range []string{"", "wake_", token + "x", token[:len(token)-1]} {
+			if _, ok := errors.AsType[*fleet.NotFound](second(fl.WakeWorker(ctx, id, wrong))); !ok {
+				t.Errorf("token %q was taken", wrong)
+			}
+		}
+		w, err := fl.WakeWorker(ctx, id, token)
+		if err != nil || w.DesiredStatus != power.WorkerRunning || w.StartOrigin != fleet.OriginAuto {
+			t.Errorf("woken to %s by %s: %v", w.DesiredStatus, w.StartOrigin, err)
+		}
+		if r, ok := errors.AsType[*fleet.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "rate_limited" {
+			t.Error("a second wake at once was taken")
+		}
+	})
+}
+
+func TestSecretsAreSealed(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		id := create(t, fl).ID
+		pass := "hunter2-very-secret"
+		if _, err := fl.UpdateWorker(ctx, ada, id, 0, fleet.Profile{CMLPassword: &pass}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fl.RegisterLicense(ctx, ada, id, "TOKEN1234567890==", false); err != nil {
+			t.Fatal(err)
+		}
+		page, err := store.List(ctx, fl.Store(), store.Prefix(""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range page.Values {
+			if strings.Contains(string(v.Data), pass) || strings.Contains(string(v.Data), "TOKEN1234567890") {
+				t.Errorf("%s holds a secret in the clear", v.Key)
+			}
+		}
+		w, _ := fl.Worker(ctx, id)
+		seal, _ := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+		none := func(string) (string, error) { return "", errors.New("not asked for") }
+		if got, err := seal.Open(w.CMLPassword, none, none); err != nil || got != pass {
+			t.Errorf("opened to %q: %v", got, err)
+		}
+		other, _ := fleet.NewSealer([]byte(strings.Repeat("x", 32)))
+		if _, err := other.Open(w.CMLPassword, none, none); err == nil {
+			t.Error("another key opened it")
+		}
+		if p := w.Public(); p.CMLPassword != "" || p.License.Token != "" {
+			t.Error("Public shows secrets")
+		}
+	})
+}
+
+func TestAuditIsBoundedAndExported(t *testing.T) {
+	bubble(t, map[string]any{"audit_retention_days": 1}, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		id := create(t, fl).ID
+		for range 5 {
+			if _, err := fl.SetIdleDetection(ctx, ada, id, false); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := fl.SetIdleDetection(ctx, ada, id, true); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(6 * time.Hour)
+		}
+		page, err := fl.Audit(ctx, fleet.AuditQuery{WorkerID: id, Action: "idle_detection_toggled", Limit: 4})
+		if err != nil || len(page.Entries) != 4 || page.Next == "" {
+			t.Fatalf("first page has %d entries, next %q: %v", len(page.Entries), page.Next, err)
+		}
+		if e := page.Entries[0]; e.ID == 0 || e.By != ada || e.Events[0] != fleet.EventDetection {
+			t.Errorf("entry %+v", e)
+		}
+		var out strings.Builder
+		if err := fl.ExportAudit(ctx, &out, fleet.AuditQuery{WorkerID: id}); err != nil || strings.Count(out.String(), "\n") != 11 {
+			t.Errorf("exported %d lines: %v", strings.Count(out.String(), "\n"), err)
+		}
+		var gone []fleet.Entry
+		n, err := fl.TrimAudit(ctx, time.Now(), func(e []fleet.Entry) error { gone = append(gone, e...); return nil })
+		// At 30 h what was written at 0 h is older than a day: the template,
+		// the creation and two toggles.
+		if err != nil || n != 4 || len(gone) != 4 {
+			t.Errorf("removed %d, archived %d: %v", n, len(gone), err)
+		}
+	})
+}
+
+func TestIllegalTransitionWritesNothing(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		w := create(t, fl)
+		_, err := fl.Change(t.Context(), w.ID, fleet.Changing{}, func(w *fleet.Worker, _ *fleet.Tx) error { w.Status = power.WorkerStopped; return nil })
+		if _, ok := errors.AsType[*power.IllegalError](err); !ok {
+			t.Errorf("PENDING to STOPPED: %v", err)
+		}
+		if now, _ := fl.Worker(t.Context(), w.ID); now.Revision() != w.Revision() {
+			t.Error("it wrote")
+		}
+	})
+}
+
+func TestScaleUp(t *testing.T) {
+	bubble(t, map[string]any{"max_workers_per_region": 2}, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		old := create(t, fl).ID
+		put(t, fl, old, power.WorkerStopped)
+		w, err := fl.ScaleUp(ctx, ada, "small", "", "more")
+		if err != nil || w.ID != old || w.DesiredStatus != power.WorkerRunning {
+			t.Errorf("the stopped worker was not started first: %+v %v", w.ID, err)
+		}
+		if w, err = fl.ScaleUp(ctx, ada, "small", "", "more"); err != nil || w.Status != power.WorkerPending {
+			t.Errorf("nothing was created: %v", err)
+		}
+		if w, err = fl.ScaleUp(ctx, ada, "small", "", "more"); err != nil {
+			t.Errorf("below the limit: %v", err)
+		}
+		if _, ok := errors.AsType[*fleet.Refused](second(fl.ScaleUp(ctx, ada, "small", "", "more"))); !ok {
+			t.Error("over the limit")
+		}
+	})
+}

@@ -1,0 +1,144 @@
+package fleet
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"time"
+)
+
+// MaxSnooze is how far ahead a person may snooze a worker.
+const MaxSnooze = 30 * 24 * time.Hour
+
+// SnoozeWorker protects a worker from automatic pauses until a time; the zero
+// time ends the protection. Errors: NotFound, Invalid.
+func (f *Fleet) SnoozeWorker(ctx context.Context, by Actor, id string, until time.Time) (Worker, error) {
+	if ahead := time.Until(until); !until.IsZero() && (ahead <= 0 || ahead > MaxSnooze) {
+		return Worker{}, invalidf("until", "%s is not within the next %s", until.Format(time.RFC3339), MaxSnooze)
+	}
+	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+		w.SnoozedUntil, w.SnoozedBy = nil, ""
+		e := Entry{Action: "snooze_ended"}
+		if !until.IsZero() {
+			t := until.UTC().Round(0)
+			w.SnoozedUntil, w.SnoozedBy = &t, tx.by.Name
+			e = Entry{Action: "snoozed", Detail: "until " + t.Format(time.RFC3339)}
+			w.TargetPauseAt, w.WarningSentAt = nil, nil
+		}
+		tx.Note(e)
+		return nil
+	})
+}
+
+// SetIdleDetection switches idle detection of one worker.
+func (f *Fleet) SetIdleDetection(ctx context.Context, by Actor, id string, on bool) (Worker, error) {
+	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+		if w.IsIdleDetectionEnabled == on {
+			return nil
+		}
+		w.IsIdleDetectionEnabled = on
+		tx.Note(Entry{Action: "idle_detection_toggled", Events: []string{EventDetection}, Detail: fmt.Sprintf("enabled=%t", on)})
+		return nil
+	})
+}
+
+// ArmWorker ends (or begins) the shadow of one worker.
+func (f *Fleet) ArmWorker(ctx context.Context, by Actor, id string, on bool) (Worker, error) {
+	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+		if w.Armed == on {
+			return nil
+		}
+		w.Armed = on
+		action := "armed"
+		if !on {
+			action = "disarmed"
+		}
+		tx.Note(Entry{Action: action})
+		return nil
+	})
+}
+
+// NewWakeToken makes a wake token for a worker, in place of the one it has.
+// The token is returned once and stored hashed.
+func (f *Fleet) NewWakeToken(ctx context.Context, by Actor, id string) (string, error) {
+	token := "wake_" + rand.Text()
+	_, err := f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+		w.WakeTokenHash = hashToken(token)
+		tx.Note(Entry{Action: "wake_token_made"})
+		return nil
+	})
+	return token, err
+}
+
+func hashToken(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(sum[:])
+}
+
+// WakeWorker is an automatic resume by a wake token. A token that does not
+// fit is a NotFound, as is the worker. Errors: Refused for a rate over
+// WAKE_INTERVAL_SECONDS, a halt, or the status.
+func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error) {
+	by := Actor{Name: "wake token", Kind: KindWake}
+	return f.Change(ctx, id, Changing{By: by, Limits: true}, func(w *Worker, tx *Tx) error {
+		if w.WakeTokenHash == "" || subtle.ConstantTimeCompare([]byte(hashToken(token)), []byte(w.WakeTokenHash)) != 1 {
+			return &NotFound{Kind: "worker", Name: id}
+		}
+		if w.LastWakeAt != nil && tx.Now.Sub(*w.LastWakeAt) < tx.Settings.WakeInterval {
+			return &Refused{Command: "wake", Name: id, Reason: "rate_limited",
+				Detail: fmt.Sprintf("it was woken less than %s ago", tx.Settings.WakeInterval)}
+		}
+		if tx.Halted {
+			return &Refused{Command: "wake", Name: id, Reason: "halted", Detail: "automatic actions are halted"}
+		}
+		if err := w.intendStart(tx, OriginAuto); err != nil {
+			return err
+		}
+		now := tx.Now
+		w.LastWakeAt = &now
+		return nil
+	})
+}
+
+var licenseToken = regexp.MustCompile(`^[a-zA-Z0-9+/%=-]{1,256}$`)
+
+// RegisterLicense asks for the registration of a worker's CML; token may be a
+// reference or, with a sealing key, the token. Errors: NotFound, Invalid,
+// Conflict while another operation is under way.
+func (f *Fleet) RegisterLicense(ctx context.Context, by Actor, id, token string, reregister bool) (Worker, error) {
+	if token == "" || len(token) > 4096 {
+		return Worker{}, invalidf("token", "it must have 1 to 4096 bytes")
+	}
+	ref, err := f.opts.Seal.Seal("token", token)
+	if err != nil {
+		return Worker{}, err
+	}
+	if string(ref) != token && !licenseToken.MatchString(token) {
+		return Worker{}, invalidf("token", "it is not 1 to 256 letters, digits or +/%%=-")
+	}
+	return f.requestLicense(ctx, by, id, OperationRegister, ref, reregister)
+}
+
+// DeregisterLicense asks for the license to be given back.
+func (f *Fleet) DeregisterLicense(ctx context.Context, by Actor, id string) (Worker, error) {
+	return f.requestLicense(ctx, by, id, OperationDeregister, "", false)
+}
+
+func (f *Fleet) requestLicense(ctx context.Context, by Actor, id, op string, token Secret, reregister bool) (Worker, error) {
+	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+		l := &w.License
+		switch {
+		case l.OperationInProgress != nil:
+			return &Conflict{Kind: "license of worker", Name: id, Detail: "CML is at work on " + l.PendingOperation}
+		case l.PendingOperation == op && op == OperationDeregister:
+			return nil
+		}
+		l.PendingOperation, l.LastError, l.Reregister, l.Token = op, "", reregister, token
+		tx.Note(Entry{Action: "license_requested", Events: []string{EventLicense}, Detail: op})
+		return nil
+	})
+}

@@ -1,0 +1,290 @@
+package fleet
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"lull/internal/evidence"
+	"lull/internal/idle"
+	"lull/internal/power"
+)
+
+// DetectResult is what DetectWorkerIdle reached (spec, section 2.4).
+type DetectResult struct {
+	WorkerID            string       `json:"worker_id"`
+	CheckedAt           time.Time    `json:"checked_at"`
+	TelemetryFetched    bool         `json:"telemetry_fetched"`
+	ActivityUpdated     bool         `json:"activity_updated"`
+	IdleCheckPerformed  bool         `json:"idle_check_performed"`
+	AutoPauseTriggered  bool         `json:"auto_pause_triggered"`
+	IsIdle              bool         `json:"is_idle"`
+	IdleMinutes         float64      `json:"idle_minutes"`
+	EligibleForPause    bool         `json:"eligible_for_pause"`
+	InSnoozePeriod      bool         `json:"in_snooze_period"`
+	Error               string       `json:"error,omitempty"`
+	Action              Action       `json:"action"`
+	Guard               string       `json:"guard,omitempty"` // the arbiter's audit name, if one failed
+	Blocks              []idle.Block `json:"blocks"`
+	WouldHavePaused     bool         `json:"would_have_paused,omitempty"` // in shadow
+	TelemetryUnknownWhy string       `json:"telemetry_unknown,omitempty"`
+}
+
+// Fill takes over what a verdict says.
+func (r *DetectResult) Fill(v idle.Verdict) {
+	r.IdleCheckPerformed = true
+	r.IsIdle, r.IdleMinutes = v.IsIdle, v.IdleMinutes
+	r.EligibleForPause, r.InSnoozePeriod = v.Eligible, v.InSnoozePeriod
+	r.Blocks = v.Blocks
+}
+
+// IdleStatus is the verdict on a worker with what it was judged by.
+type IdleStatus struct {
+	WorkerID string `json:"worker_id"`
+	idle.Verdict
+	IdleDuration     float64        `json:"idle_duration"` // seconds
+	TimeoutMinutes   float64        `json:"timeout_minutes"`
+	AutoPauseEnabled bool           `json:"auto_pause_enabled"`
+	CheckedAt        time.Time      `json:"checked_at"`
+	Readings         []idle.Reading `json:"readings"`
+	// ReadingsUnknown: nobody who has live readings could be asked.
+	ReadingsUnknown bool `json:"readings_unknown,omitempty"`
+}
+
+// Activity is the activity group of a worker, with the snooze.
+type Activity struct {
+	WorkerID               string     `json:"worker_id"`
+	LastActivityAt         *time.Time `json:"last_activity_at"`
+	LastActivityCheckAt    *time.Time `json:"last_activity_check_at"`
+	RecentActivityEvents   []Event    `json:"recent_activity_events"`
+	AutoPauseCount         int64      `json:"auto_pause_count"`
+	ManualPauseCount       int64      `json:"manual_pause_count"`
+	AutoResumeCount        int64      `json:"auto_resume_count"`
+	ManualResumeCount      int64      `json:"manual_resume_count"`
+	ExternalPauseCount     int64      `json:"external_pause_count"`
+	ExternalResumeCount    int64      `json:"external_resume_count"`
+	LastPausedAt           *time.Time `json:"last_paused_at"`
+	LastResumedAt          *time.Time `json:"last_resumed_at"`
+	LastPausedBy           string     `json:"last_paused_by"`
+	LastResumedBy          string     `json:"last_resumed_by"`
+	PauseReason            Reason     `json:"pause_reason"`
+	SnoozedUntil           *time.Time `json:"snoozed_until"`
+	SnoozedBy              string     `json:"snoozed_by"`
+	InSnoozePeriod         bool       `json:"in_snooze_period"`
+	SnoozeUntil            *time.Time `json:"snooze_until"`
+	NextIdleCheckAt        *time.Time `json:"next_idle_check_at"`
+	TargetPauseAt          *time.Time `json:"target_pause_at"`
+	IsIdleDetectionEnabled bool       `json:"is_idle_detection_enabled"`
+}
+
+// Action is what the arbiter chose.
+type Action string
+
+// The arbiter's actions.
+const (
+	ActNothing Action = "none"
+	ActPause   Action = "pause"
+	ActDrain   Action = "drain"
+)
+
+// Limits are what the arbiter holds a decision against.
+type Limits struct {
+	ScaleDown       bool
+	MinWorkers      int
+	Up              int // running and not intended to stop, the worker included
+	LastScaleDownAt *time.Time
+	Cooldown        time.Duration
+	Intended        bool // a pause of this worker is intended already
+}
+
+// Arbitrate chooses exactly one action for a worker (spec, section 2.4). v is
+// the verdict without the pool's own guards. The guard that failed first is
+// returned when scale-down is enabled, and min_workers whenever that is what
+// keeps an eligible worker up.
+func Arbitrate(now time.Time, v idle.Verdict, l Limits) (Action, string) {
+	floor := l.Up <= l.MinWorkers
+	cooling := l.LastScaleDownAt != nil && now.Sub(*l.LastScaleDownAt) < l.Cooldown
+	guard := ""
+	switch {
+	case l.Intended:
+		guard = SkippedAutoPause
+	case !v.IsIdle:
+		guard = SkippedNotIdle
+	case !v.Eligible:
+		guard = SkippedNotEligible
+	case floor:
+		guard = SkippedMinWorkers
+	case cooling && l.ScaleDown:
+		guard = SkippedCooldown
+	}
+	switch {
+	case guard == "" && l.ScaleDown:
+		return ActDrain, ""
+	case guard == "" || guard == SkippedCooldown:
+		return ActPause, guard
+	case !l.ScaleDown && guard != SkippedMinWorkers:
+		return ActNothing, ""
+	}
+	return ActNothing, guard
+}
+
+// EvidenceFor makes the engine's evidence of a record and its readings.
+func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.Evidence {
+	at := func(t *time.Time) time.Time {
+		if t == nil {
+			return time.Time{}
+		}
+		return *t
+	}
+	return idle.Evidence{
+		Status: string(w.Status), Running: w.Status == power.WorkerRunning && w.DesiredStatus == power.WorkerRunning,
+		LastActivityAt: at(w.LastActivityAt), LastResumedAt: at(w.LastResumedAt), CreatedAt: w.CreatedAt,
+		SnoozedUntil: at(w.SnoozedUntil), WarningSentAt: at(w.WarningSentAt),
+		Readings: readings, Guards: guards,
+	}
+}
+
+// ActivityUpdate is what a telemetry reading says about a worker.
+type ActivityUpdate struct {
+	LastActivityAt time.Time // zero: none seen
+	Recent         []Event   // newest first; nil leaves what is stored
+	CheckedAt      time.Time
+	// Check and Target are when the worker is looked at and paused next.
+	Check, Target *time.Time
+}
+
+// Jitter is how far a time of activity may move between two readings of the
+// same history without being news: the bounds of the host's clock offset.
+const Jitter = 2 * time.Second
+
+// changes tells whether u is news for w.
+func (u ActivityUpdate) changes(w *Worker) bool {
+	if !u.LastActivityAt.IsZero() && (w.LastActivityAt == nil || u.LastActivityAt.Sub(*w.LastActivityAt) > Jitter) {
+		return true
+	}
+	return u.Recent != nil && !slices.EqualFunc(u.Recent, w.RecentActivityEvents, func(a, b Event) bool {
+		return a.Category == b.Category && a.Timestamp.Equal(b.Timestamp)
+	})
+}
+
+// UpdateWorkerActivity writes new activity. It never moves activity back. A
+// reading that is no news writes nothing unless the stored times of the last
+// check are older than stale; 0 writes them always.
+func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u ActivityUpdate, stale time.Duration) (Worker, error) {
+	return f.Change(ctx, id, Changing{By: ByController, At: at}, func(w *Worker, tx *Tx) error {
+		news := u.changes(w)
+		if !news && w.LastActivityCheckAt != nil && u.CheckedAt.Sub(*w.LastActivityCheckAt) < stale {
+			return nil
+		}
+		checked := u.CheckedAt.UTC().Round(0)
+		w.LastActivityCheckAt, w.NextIdleCheckAt, w.TargetPauseAt = &checked, u.Check, u.Target
+		if !news {
+			return nil
+		}
+		moved := false
+		if t := u.LastActivityAt.UTC().Round(0); !u.LastActivityAt.IsZero() && (w.LastActivityAt == nil || t.After(*w.LastActivityAt)) {
+			w.LastActivityAt, w.WarningSentAt, moved = &t, nil, true
+		}
+		if u.Recent != nil {
+			w.RecentActivityEvents = u.Recent[:min(len(u.Recent), tx.Settings.WorkerActivityEventsMaxStored)]
+		}
+		if moved {
+			tx.Note(Entry{Action: "activity_updated", Events: []string{EventActivity}})
+		}
+		return nil
+	})
+}
+
+// Judgement is what an automatic decision is made from, again inside its
+// transaction: the readings, and everything that the record does not hold.
+type Judgement struct {
+	At       int64 // revision the readings were taken with
+	Now      time.Time
+	Policy   func(w *Worker) idle.Policy
+	Readings []idle.Reading
+	Guards   []idle.Block
+	Shadow   bool // the whole server is in shadow
+}
+
+// Outcome is what became of a judgement.
+type Outcome struct {
+	Action   Action
+	Guard    string
+	Decision evidence.Decision
+	Worker   Worker
+	// Shadowed: all that kept the worker up was shadow.
+	Shadowed bool
+}
+
+// Settle judges a worker and does what the arbiter chose, in one transaction
+// with the pool: the intent to pause or drain is durable when it returns. It
+// also writes the warning when that is due, and audits a guard's outcome when
+// it changed.
+func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, error) {
+	var out Outcome
+	w, err := f.Change(ctx, id, Changing{By: ByController, At: j.At, Limits: true}, func(w *Worker, tx *Tx) error {
+		out = Outcome{}
+		guards, policy := slices.Clone(j.Guards), j.Policy(w)
+		if j.Shadow || !w.Armed {
+			policy.WarnBefore = 0 // nobody is warned of what will not happen
+			guards = append(guards, idle.Block{Code: idle.Shadow, Sentence: "It is in shadow: everything is decided and nothing is done."})
+		}
+		if tx.Halted {
+			guards = append(guards, idle.Block{Code: "halted", Sentence: "All automatic actions are halted."})
+		}
+		d := evidence.Decide(j.Now, policy, EvidenceFor(w, j.Readings, guards))
+		l := Limits{
+			ScaleDown: tx.Settings.ScaleDownEnabled, MinWorkers: tx.Settings.MinWorkers, Up: tx.Pool.Up,
+			LastScaleDownAt: tx.Pool.LastScaleDownAt, Cooldown: tx.Settings.ScaleDownCooldown,
+			Intended: w.Intent != nil,
+		}
+		out.Action, out.Guard = Arbitrate(j.Now, d.Verdict, l)
+		out.Decision = d
+		out.Shadowed = len(d.Verdict.Blocks) == 1 && d.Verdict.Blocks[0].Code == idle.Shadow
+		return w.settle(tx, &out)
+	})
+	out.Worker = w
+	return out, err
+}
+
+// settle writes what out says.
+func (w *Worker) settle(tx *Tx, out *Outcome) error {
+	d := out.Decision
+	if out.Guard == SkippedMinWorkers {
+		b := idle.Block{Code: idle.MinWorkers, Sentence: "The fleet would have fewer running workers than its floor."}
+		out.Decision.Evidence.Guards = append(slices.Clone(d.Evidence.Guards), b)
+		out.Decision = evidence.Decide(d.Verdict.At, d.Policy, out.Decision.Evidence)
+		d = out.Decision
+	}
+	outcome := out.Guard
+	if out.Shadowed {
+		outcome = "shadow"
+	}
+	switch out.Action {
+	case ActPause, ActDrain:
+		p := Pause{Reason: ReasonIdleTimeout, Drain: out.Action == ActDrain, Decision: &d, Detail: string(d.Verdict.Reason)}
+		if p.Drain {
+			p.Reason = ReasonScaleDown
+			at := tx.Now
+			tx.Pool.LastScaleDownAt = &at
+		}
+		w.LastGuard = ""
+		return w.intendStop(tx, p)
+	}
+	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) {
+		at := tx.Now
+		w.WarningSentAt = &at
+		tx.Note(Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Decision: &d})
+	}
+	if outcome != w.LastGuard {
+		w.LastGuard = outcome
+		if outcome != "" {
+			action := outcome
+			if out.Shadowed {
+				action = "would_pause"
+			}
+			tx.Note(Entry{Action: action, Decision: &d})
+		}
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+package fleet
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// Source is where an effective setting came from.
+type Source string
+
+// The sources, strongest first.
+const (
+	FromFlag    Source = "flag"
+	FromEnv     Source = "env"
+	FromStored  Source = "stored"
+	FromFile    Source = "file"
+	FromDefault Source = "default"
+)
+
+// Layer is what one source says, by key.
+type Layer struct {
+	Source Source
+	Values map[string]any
+	lines  map[string]int
+}
+
+// Setting is one effective value and where it came from.
+type Setting struct {
+	Field
+	Value  any    `json:"value"`
+	Source Source `json:"source"`
+}
+
+// EnvLayer picks the settings out of an environment of NAME=value.
+func EnvLayer(environ []string) Layer {
+	l := Layer{Source: FromEnv, Values: map[string]any{}}
+	for _, kv := range environ {
+		name, value, _ := strings.Cut(kv, "=")
+		for _, f := range fields {
+			if f.Env == name {
+				l.Values[f.Key] = value
+			}
+		}
+	}
+	return l
+}
+
+// maxFile bounds a config file.
+const maxFile = 1 << 20
+
+// FileLayer reads a YAML config file. Keys that are no settings are given to
+// other, which returns false for those it does not know either; nil knows
+// none. Errors name file and line.
+func FileLayer(name string, data []byte, other func(key string) bool) (Layer, error) {
+	l := Layer{Source: FromFile, Values: map[string]any{}, lines: map[string]int{}}
+	if len(data) > maxFile {
+		return l, fmt.Errorf("cannot read %s: it has %d bytes, the limit is %d", name, len(data), maxFile)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return l, fmt.Errorf("cannot read %s: %w", name, err)
+	}
+	if len(doc.Content) == 0 {
+		return l, nil
+	}
+	root := doc.Content[0]
+	if root.Kind != yaml.MappingNode {
+		return l, fmt.Errorf("cannot read %s: line %d: it is not a mapping of settings", name, root.Line)
+	}
+	var errs []error
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		key := root.Content[i]
+		f, ok := FieldOf(key.Value)
+		switch {
+		case !ok && other != nil && other(key.Value):
+			continue
+		case !ok:
+			errs = append(errs, fmt.Errorf("cannot read %s: line %d: there is no setting %.60q", name, key.Line, key.Value))
+			continue
+		case l.lines[f.Key] != 0:
+			errs = append(errs, fmt.Errorf("cannot read %s: line %d: %s was set in line %d already", name, key.Line, f.Key, l.lines[f.Key]))
+			continue
+		}
+		l.lines[f.Key] = key.Line
+		var raw any
+		err := root.Content[i+1].Decode(&raw)
+		if err == nil {
+			err = f.set(&Settings{}, raw)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("cannot read %s: line %d: %w", name, key.Line, err))
+			continue
+		}
+		l.Values[f.Key] = raw
+	}
+	return l, errors.Join(errs...)
+}
+
+// Resolve makes the effective settings of layers, strongest first; what none
+// of them says is the default. Every fault is reported.
+func Resolve(layers ...Layer) (Settings, []Setting, error) {
+	var s Settings
+	var errs []error
+	all := make([]Setting, 0, len(fields))
+	for _, l := range layers {
+		for _, key := range slices.Sorted(maps.Keys(l.Values)) {
+			if _, ok := FieldOf(key); !ok {
+				errs = append(errs, fmt.Errorf("cannot use %s: there is no setting %.60q", l.Source, key))
+			}
+		}
+	}
+	for _, f := range fields {
+		set := Setting{Field: f, Source: FromDefault}
+		raw := any(f.Default)
+		for _, l := range layers {
+			if v, ok := l.Values[f.Key]; ok {
+				raw, set.Source = v, l.Source
+				break
+			}
+		}
+		if err := f.set(&s, raw); err != nil {
+			errs = append(errs, fmt.Errorf("cannot use %s: %w", set.Source, err))
+		}
+		set.Value = f.format(&s)
+		all = append(all, set)
+	}
+	if len(errs) == 0 {
+		errs = append(errs, s.Validate())
+	}
+	return s, all, errors.Join(errs...)
+}
+
+// Defaults are the settings when nobody says anything.
+func Defaults() Settings {
+	s, _, err := Resolve()
+	if err != nil {
+		panic(err) // a default in the struct tags is wrong; the tests hold it
+	}
+	return s
+}
+
+func containsString(list []string, s string) bool { return slices.Contains(list, s) }
+
+func asInt(raw any) (int64, error) {
+	switch v := raw.(type) {
+	case int:
+		return int64(v), nil
+	case int64:
+		return v, nil
+	case float64:
+		if v != float64(int64(v)) {
+			return 0, errors.New("not whole")
+		}
+		return int64(v), nil
+	case string:
+		return strconv.ParseInt(strings.TrimSpace(v), 10, 64)
+	}
+	return 0, errors.New("not a number")
+}
+
+func asStrings(raw any) ([]string, error) {
+	var out []string
+	switch v := raw.(type) {
+	case []string:
+		out = v
+	case []any:
+		for _, e := range v {
+			s, ok := e.(string)
+			if !ok {
+				return nil, errors.New("not a text")
+			}
+			out = append(out, s)
+		}
+	case string:
+		if v = strings.TrimSpace(v); strings.HasPrefix(v, "[") {
+			if err := json.Unmarshal([]byte(v), &out); err != nil {
+				return nil, err
+			}
+			break
+		}
+		for e := range strings.SplitSeq(v, ",") {
+			if e = strings.TrimSpace(e); e != "" {
+				out = append(out, e)
+			}
+		}
+	default:
+		return nil, errors.New("not a list")
+	}
+	if len(out) > 200 {
+		return nil, errors.New("too long")
+	}
+	for _, s := range out {
+		if s == "" || len(s) > 100 {
+			return nil, errors.New("empty or long name")
+		}
+	}
+	return out, nil
+}
+
+// asRegions takes a mapping of regions or, as the seed writes it in JSON, a
+// text.
+func asRegions(raw any) (map[string]Region, error) {
+	if s, ok := raw.(string); ok {
+		raw = nil
+		if err := json.Unmarshal([]byte(s), &raw); err != nil {
+			return nil, fmt.Errorf("it is not a JSON object: %v", err)
+		}
+	}
+	data, err := json.Marshal(raw)
+	if err != nil {
+		return nil, fmt.Errorf("it is not a mapping of regions")
+	}
+	var m map[string]Region
+	dec := json.NewDecoder(strings.NewReader(string(data)))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&m); err != nil {
+		return nil, fmt.Errorf("it is not a mapping of regions: %v", err)
+	}
+	for name, r := range m {
+		if r.Region == "" {
+			r.Region = name
+			m[name] = r
+		}
+	}
+	return m, nil
+}

@@ -1,0 +1,363 @@
+package fleet
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"lull/internal/evidence"
+	"lull/internal/idle"
+	"lull/internal/power"
+	"lull/internal/store"
+)
+
+// Worker reads one record. Errors: NotFound, Invalid.
+func (f *Fleet) Worker(ctx context.Context, id string) (Worker, error) {
+	if err := checkName("worker_id", id); err != nil {
+		return Worker{}, err
+	}
+	v, err := store.Get(ctx, f.store, workerKey(id))
+	if errors.Is(err, store.ErrNotFound) {
+		return Worker{}, &NotFound{Kind: "worker", Name: id}
+	}
+	if err != nil {
+		return Worker{}, fmt.Errorf("cannot read worker %q: %w", id, err)
+	}
+	return DecodeWorker(v)
+}
+
+// WorkerFilter selects workers; empty fields select all.
+type WorkerFilter struct {
+	Region, Template, Owner string
+	Status                  power.Worker
+	Tags                    map[string]string
+	WithTerminated          bool
+}
+
+// Matches tells whether w is selected.
+func (q WorkerFilter) Matches(w *Worker) bool {
+	if q.Region != "" && w.AWSRegion != q.Region || q.Template != "" && w.TemplateName != q.Template ||
+		q.Owner != "" && w.Owner != q.Owner || q.Status != "" && w.Status != q.Status ||
+		w.Status == power.WorkerTerminated && !q.WithTerminated && q.Status != power.WorkerTerminated {
+		return false
+	}
+	for k, v := range q.Tags {
+		if got, ok := w.Tags[k]; !ok || v != "" && got != v {
+			return false
+		}
+	}
+	return true
+}
+
+// WorkerPage is one page of a listing, by id. Next is empty at the end.
+type WorkerPage struct {
+	Workers []Worker `json:"workers"`
+	Next    string   `json:"next,omitempty"`
+}
+
+// Workers lists the workers that q selects, at most limit (0 is 100, at most
+// 1000), from the one after the id after.
+func (f *Fleet) Workers(ctx context.Context, q WorkerFilter, after string, limit int) (WorkerPage, error) {
+	switch {
+	case limit == 0:
+		limit = 100
+	case limit < 0 || limit > 1000:
+		return WorkerPage{}, invalidf("limit", "%d is not between 1 and 1000", limit)
+	case len(after) > 128:
+		return WorkerPage{}, invalidf("after", "it is not a cursor")
+	}
+	out := WorkerPage{Workers: []Worker{}}
+	key := workerKey(after)
+	for {
+		page, err := f.store.Range(ctx, store.Query{Keys: WorkerKeys(), After: key, Limit: 500})
+		if err != nil {
+			return WorkerPage{}, fmt.Errorf("cannot list the workers: %w", err)
+		}
+		for _, v := range page.Values {
+			key = v.Key
+			w, err := DecodeWorker(v)
+			if err != nil {
+				return WorkerPage{}, err
+			}
+			if !q.Matches(&w) {
+				continue
+			}
+			if out.Workers = append(out.Workers, w); len(out.Workers) == limit {
+				out.Next = w.ID
+				return out, nil
+			}
+		}
+		if !page.More {
+			return out, nil
+		}
+	}
+}
+
+// Policy resolves a worker's idle policy, with its template and named policy.
+func (f *Fleet) Policy(ctx context.Context, w *Worker) (idle.Policy, error) {
+	var tmpl *Template
+	if w.TemplateName != "" {
+		t, err := f.Template(ctx, w.TemplateName)
+		if _, missing := errors.AsType[*NotFound](err); err != nil && !missing {
+			return idle.Policy{}, err
+		} else if !missing {
+			tmpl = &t
+		}
+	}
+	return f.PolicyWith(w, tmpl), nil
+}
+
+// PolicyWith is Policy with a template that is at hand, or nil.
+func (f *Fleet) PolicyWith(w *Worker, tmpl *Template) idle.Policy {
+	var pol *idle.Policy
+	if w.Policy != "" && f.opts.NamedPolicy != nil {
+		if p, ok := f.opts.NamedPolicy(w.Policy); ok {
+			pol = &p
+		}
+	}
+	return f.Settings().PolicyFor(w, tmpl, pol)
+}
+
+// StatusOf makes the idle status of a worker from its record and readings. No
+// readings makes every signal unknown, and says so.
+func (f *Fleet) StatusOf(now time.Time, w *Worker, p idle.Policy, readings []idle.Reading, guards []idle.Block) IdleStatus {
+	if !w.Armed {
+		guards = append(guards[:len(guards):len(guards)], idle.Block{Code: idle.Shadow, Sentence: "It is in shadow until a person arms it."})
+	}
+	d := evidence.Decide(now, p, EvidenceFor(w, readings, guards))
+	return IdleStatus{
+		WorkerID: w.ID, Verdict: d.Verdict, IdleDuration: d.Verdict.IdleMinutes * 60,
+		TimeoutMinutes: time.Duration(p.Timeout).Minutes(), AutoPauseEnabled: p.AutoPause && p.Detection,
+		CheckedAt: d.Verdict.At, Readings: readings, ReadingsUnknown: len(readings) == 0,
+	}
+}
+
+// GetWorkerIdleStatus judges a worker by its stored record alone: what the
+// API answers when the owner of the live readings cannot be reached.
+func (f *Fleet) GetWorkerIdleStatus(ctx context.Context, id string) (IdleStatus, error) {
+	w, err := f.Worker(ctx, id)
+	if err != nil {
+		return IdleStatus{}, err
+	}
+	p, err := f.Policy(ctx, &w)
+	if err != nil {
+		return IdleStatus{}, err
+	}
+	return f.StatusOf(time.Now(), &w, p, nil, nil), nil
+}
+
+// GetWorkerActivity is the activity group of a worker.
+func (f *Fleet) GetWorkerActivity(ctx context.Context, id string) (Activity, error) {
+	w, err := f.Worker(ctx, id)
+	if err != nil {
+		return Activity{}, err
+	}
+	p, err := f.Policy(ctx, &w)
+	if err != nil {
+		return Activity{}, err
+	}
+	v := idle.Decide(time.Now(), p, EvidenceFor(&w, nil, nil))
+	return Activity{
+		WorkerID: w.ID, LastActivityAt: w.LastActivityAt, LastActivityCheckAt: w.LastActivityCheckAt,
+		RecentActivityEvents: w.RecentActivityEvents, AutoPauseCount: w.AutoPauseCount, ManualPauseCount: w.ManualPauseCount,
+		AutoResumeCount: w.AutoResumeCount, ManualResumeCount: w.ManualResumeCount,
+		ExternalPauseCount: w.ExternalPauseCount, ExternalResumeCount: w.ExternalResumeCount,
+		LastPausedAt: w.LastPausedAt, LastResumedAt: w.LastResumedAt, LastPausedBy: w.LastPausedBy, LastResumedBy: w.LastResumedBy,
+		PauseReason: w.PauseReason, SnoozedUntil: w.SnoozedUntil, SnoozedBy: w.SnoozedBy,
+		InSnoozePeriod: v.InSnoozePeriod, SnoozeUntil: v.SnoozeUntil,
+		NextIdleCheckAt: w.NextIdleCheckAt, TargetPauseAt: w.TargetPauseAt, IsIdleDetectionEnabled: w.IsIdleDetectionEnabled,
+	}, nil
+}
+
+// GetWorkerTelemetryEvents are the relevant events last seen, newest first.
+func (f *Fleet) GetWorkerTelemetryEvents(ctx context.Context, id string) ([]Event, error) {
+	w, err := f.Worker(ctx, id)
+	return w.RecentActivityEvents, err
+}
+
+// EC2State is what EC2 says about a worker's instance.
+type EC2State struct {
+	State      string            `json:"state"`
+	Tags       map[string]string `json:"tags"`
+	LaunchTime *time.Time        `json:"launch_time"`
+	ObservedAt *time.Time        `json:"observed_at,omitempty"`
+}
+
+// GetWorkerEC2State is the recorded state, for when no live observation is
+// at hand; then observed_at is null.
+func (f *Fleet) GetWorkerEC2State(ctx context.Context, id string) (EC2State, error) {
+	w, err := f.Worker(ctx, id)
+	return EC2State{State: w.EC2State, Tags: w.Tags}, err
+}
+
+// Request is a command that only the owner of a worker can carry out: it is
+// durable until the owner has answered it, or for RequestTTL.
+type Request struct {
+	ID         string        `json:"id"`
+	Kind       string        `json:"kind"` // RequestDetect or RequestReconcile
+	WorkerID   string        `json:"worker_id"`
+	By         Actor         `json:"by"`
+	At         time.Time     `json:"at"`
+	Force      bool          `json:"force,omitempty"`
+	AnsweredAt *time.Time    `json:"answered_at,omitempty"`
+	Detect     *DetectResult `json:"detect,omitempty"`
+	Error      string        `json:"error,omitempty"`
+}
+
+// Kinds of requests, and how long one is kept.
+const (
+	RequestDetect    = "detect-idle"
+	RequestReconcile = "reconcile"
+	RequestTTL       = 10 * time.Minute
+)
+
+var requestCodec = store.Codec[Request]{Version: 1}
+
+// DecodeRequest reads a request that came by a watch or a listing.
+func DecodeRequest(v store.Value) (Request, error) { return requestCodec.Decode(v.Key, v.Data) }
+
+// AskOwner writes a request for the owner of a worker. Await waits for its
+// answer. Errors: NotFound, Invalid.
+func (f *Fleet) AskOwner(ctx context.Context, by Actor, kind, worker string, force bool) (Request, error) {
+	if _, err := f.Worker(ctx, worker); err != nil {
+		return Request{}, err
+	}
+	if kind != RequestDetect && kind != RequestReconcile {
+		return Request{}, invalidf("kind", "%.40q is not a kind of request", kind)
+	}
+	r := Request{ID: strings.ToLower(rand.Text()), Kind: kind, WorkerID: worker, By: by, At: time.Now().UTC().Round(0), Force: force}
+	_, err := store.Update(ctx, f.store, requestPrefix+r.ID, func(store.Value) ([]byte, []store.Op, error) {
+		data, err := requestCodec.Encode(requestPrefix+r.ID, r)
+		return data, nil, err
+	})
+	return r, err
+}
+
+// Request reads a request again. Errors: NotFound.
+func (f *Fleet) Request(ctx context.Context, id string) (Request, error) {
+	if err := checkName("request", id); err != nil {
+		return Request{}, err
+	}
+	v, err := store.Get(ctx, f.store, requestPrefix+id)
+	if errors.Is(err, store.ErrNotFound) {
+		return Request{}, &NotFound{Kind: "request", Name: id}
+	}
+	if err != nil {
+		return Request{}, fmt.Errorf("cannot read request %q: %w", id, err)
+	}
+	return DecodeRequest(v)
+}
+
+// Await waits until a request is answered or ctx ends; then it returns the
+// request as it is, without an error.
+func (f *Fleet) Await(ctx context.Context, r Request) (Request, error) {
+	watch, cancel := context.WithCancel(ctx)
+	defer cancel()
+	batches := f.store.Watch(watch, store.Key(requestPrefix+r.ID), 0)
+	for {
+		now, err := f.Request(context.WithoutCancel(ctx), r.ID)
+		if err != nil || now.AnsweredAt != nil {
+			return now, err
+		}
+		select {
+		case <-ctx.Done():
+			return now, nil
+		case b, ok := <-batches:
+			if !ok || b.Err != nil {
+				return now, nil
+			}
+		}
+	}
+}
+
+// Answer writes the owner's answer to a request.
+func (f *Fleet) Answer(ctx context.Context, r Request) error {
+	now := time.Now().UTC().Round(0)
+	r.AnsweredAt = &now
+	key := requestPrefix + r.ID
+	_, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
+		if !old.Exists() {
+			return nil, nil, nil
+		}
+		data, err := requestCodec.Encode(key, r)
+		return data, nil, err
+	}, f.guards...)
+	return err
+}
+
+// DropRequest removes a request that is older than RequestTTL.
+func (f *Fleet) DropRequest(ctx context.Context, id string) error {
+	_, err := store.Update(ctx, f.store, requestPrefix+id, func(store.Value) ([]byte, []store.Op, error) {
+		return nil, nil, nil
+	}, f.guards...)
+	return err
+}
+
+// Discovered is an instance that discovery found and nobody imported yet.
+type Discovered struct {
+	Region        string            `json:"aws_region"`
+	EC2InstanceID string            `json:"ec2_instance_id"`
+	Name          string            `json:"name,omitempty"`
+	AMIName       string            `json:"ami_name,omitempty"`
+	State         string            `json:"state"`
+	Tags          map[string]string `json:"tags,omitempty"`
+	FirstSeenAt   time.Time         `json:"first_seen_at"`
+	// Orphan: it carries this fleet's tag, but no worker is known for it.
+	Orphan bool `json:"orphan,omitempty"`
+}
+
+var discoveredCodec = store.Codec[Discovered]{Version: 1}
+
+// Discovered lists what discovery found.
+func (f *Fleet) Discovered(ctx context.Context) ([]Discovered, error) {
+	page, err := store.List(ctx, f.store, store.Prefix(foundPrefix))
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Discovered, 0, len(page.Values))
+	for _, v := range page.Values {
+		d, err := discoveredCodec.Decode(v.Key, v.Data)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+// PutDiscovered records a finding; gone removes it.
+func (f *Fleet) PutDiscovered(ctx context.Context, d Discovered, gone bool) error {
+	key := foundPrefix + d.Region + "/" + d.EC2InstanceID
+	_, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
+		if gone {
+			return nil, nil, nil
+		}
+		if old.Exists() {
+			was, err := discoveredCodec.Decode(key, old.Data)
+			if err != nil {
+				return nil, nil, err
+			}
+			d.FirstSeenAt = was.FirstSeenAt
+		}
+		data, err := discoveredCodec.Encode(key, d)
+		return data, nil, err
+	}, f.guards...)
+	return err
+}
+
+// WorkerOf returns the id of the worker that an instance belongs to, or
+// nothing.
+func (f *Fleet) WorkerOf(ctx context.Context, region, instance string) (string, error) {
+	v, err := store.Get(ctx, f.store, instanceKey(region, instance))
+	if errors.Is(err, store.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("cannot look up instance %q: %w", instance, err)
+	}
+	ref, err := instanceCodec.Decode(v.Key, v.Data)
+	return ref.Worker, err
+}

@@ -1,0 +1,94 @@
+package fleet
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"strings"
+)
+
+// Secret is a reference to a secret, or one that is encrypted with a key
+// outside the store: "file:/path", "env:NAME" or "sealed:BASE64". It is never
+// the secret itself, and prints as what kind it is.
+type Secret string
+
+// String hides what a sealed secret holds.
+func (s Secret) String() string {
+	if strings.HasPrefix(string(s), "sealed:") {
+		return "sealed:***"
+	}
+	return string(s)
+}
+
+// GoString hides it in %#v as well.
+func (s Secret) GoString() string { return s.String() }
+
+// Sealer encrypts secrets that are given in the clear. A nil Sealer refuses
+// them.
+type Sealer struct{ aead cipher.AEAD }
+
+// NewSealer makes a Sealer from a key of 32 bytes.
+func NewSealer(key []byte) (*Sealer, error) {
+	if len(key) != 32 {
+		return nil, fmt.Errorf("cannot use the sealing key: it has %d bytes, not 32", len(key))
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use the sealing key: %w", err)
+	}
+	aead, err := cipher.NewGCM(block)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use the sealing key: %w", err)
+	}
+	return &Sealer{aead}, nil
+}
+
+// Seal turns what a person gave for field into a Secret: references stay as
+// they are, anything else is encrypted.
+func (s *Sealer) Seal(field, given string) (Secret, error) {
+	switch {
+	case given == "", strings.HasPrefix(given, "file:"), strings.HasPrefix(given, "env:"):
+		return Secret(given), nil
+	case strings.HasPrefix(given, "sealed:"):
+		return "", invalidf(field, "a sealed secret cannot be given from outside")
+	case s == nil:
+		return "", invalidf(field, "there is no sealing key; give file:PATH or env:NAME")
+	case len(given) > 4096:
+		return "", invalidf(field, "it has %d bytes, the limit is 4096", len(given))
+	}
+	nonce := make([]byte, s.aead.NonceSize())
+	if _, err := rand.Read(nonce); err != nil {
+		return "", fmt.Errorf("cannot seal %s: %w", field, err)
+	}
+	box := s.aead.Seal(nonce, nonce, []byte(given), []byte("lull secret"))
+	return Secret("sealed:" + base64.RawStdEncoding.EncodeToString(box)), nil
+}
+
+// Open returns the secret. file and env read what a reference names.
+func (s *Sealer) Open(ref Secret, file, env func(string) (string, error)) (string, error) {
+	kind, rest, _ := strings.Cut(string(ref), ":")
+	switch {
+	case ref == "":
+		return "", nil
+	case kind == "file":
+		return file(rest)
+	case kind == "env":
+		return env(rest)
+	case kind != "sealed":
+		return "", fmt.Errorf("cannot open a secret of kind %q", kind)
+	case s == nil:
+		return "", fmt.Errorf("cannot open a sealed secret without the key")
+	}
+	box, err := base64.RawStdEncoding.DecodeString(rest)
+	if err != nil || len(box) < s.aead.NonceSize() {
+		return "", fmt.Errorf("cannot open a sealed secret: it is damaged")
+	}
+	n := s.aead.NonceSize()
+	plain, err := s.aead.Open(nil, box[:n], box[n:], []byte("lull secret"))
+	if err != nil {
+		return "", fmt.Errorf("cannot open a sealed secret: the key is another one or it is damaged")
+	}
+	return string(plain), nil
+}

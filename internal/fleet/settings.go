@@ -1,0 +1,255 @@
+package fleet
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"lull/internal/idle"
+)
+
+// maxMinutes bounds every setting in minutes: a year.
+const maxMinutes = 525_600
+
+// Settings are the effective settings of the fleet (spec, section 2.8). The
+// tags are the contract: env is the variable, its lower case is the key in
+// the API and in the config file; unit is what a number means outside.
+type Settings struct {
+	WorkerIdleTimeout               time.Duration     `env:"WORKER_IDLE_TIMEOUT_MINUTES" default:"60" unit:"minutes" min:"1" max:"525600" doc:"Minutes without activity before a worker is idle."`
+	WorkerAutoPauseEnabled          bool              `env:"WORKER_AUTO_PAUSE_ENABLED" default:"true" doc:"Whether idle workers are paused at all."`
+	WorkerAutoPauseSnooze           time.Duration     `env:"WORKER_AUTO_PAUSE_SNOOZE_MINUTES" default:"60" unit:"minutes" max:"525600" doc:"Minutes of protection after a confirmed resume."`
+	WorkerWarnBefore                time.Duration     `env:"WORKER_WARN_BEFORE_MINUTES" default:"5" unit:"minutes" max:"1440" doc:"Minutes between the warning and the pause; 0 pauses without one."`
+	WorkerActivityDetectionEnabled  bool              `env:"WORKER_ACTIVITY_DETECTION_ENABLED" default:"true" doc:"Whether telemetry is fetched; without it nothing is paused for idleness."`
+	WorkerActivityDetectionInterval time.Duration     `env:"WORKER_ACTIVITY_DETECTION_INTERVAL" default:"1800" unit:"seconds" min:"60" max:"86400" doc:"Seconds between telemetry fetches while the pause is farther away than this."`
+	WorkerActivityEventsMaxStored   int               `env:"WORKER_ACTIVITY_EVENTS_MAX_STORED" default:"10" max:"100" doc:"Most recent activity events kept in the record."`
+	WorkerActivityCategories        []string          `env:"WORKER_ACTIVITY_RELEVANT_CATEGORIES" default:"start_lab,stop_lab,create_lab,import_lab,export_lab,wipe_lab,delete_lab,start_node,stop_node,queue_node,boot_node,wipe_node,packet_capture,user_activity" doc:"Telemetry categories that are activity."`
+	WorkerActivityExcludedUsers     string            `env:"WORKER_ACTIVITY_EXCLUDED_USER_PATTERN" default:"^00000000-0000-.*" doc:"user_activity of users whose id matches is not activity."`
+	IdleDetectionInterval           time.Duration     `env:"IDLE_DETECTION_INTERVAL" default:"300" unit:"seconds" min:"10" max:"86400" doc:"Least seconds between two idle checks of a worker."`
+	ReconcileInterval               time.Duration     `env:"RECONCILE_INTERVAL" default:"30" unit:"seconds" min:"1" max:"3600" doc:"Seconds between reconciliation cycles."`
+	ReconcilePollingEnabled         bool              `env:"RECONCILE_POLLING_ENABLED" default:"true" doc:"Whether the sweep of each cycle runs."`
+	WorkerMetricsInterval           time.Duration     `env:"WORKER_METRICS_INTERVAL" default:"300" unit:"seconds" min:"10" max:"86400" doc:"Seconds between metrics collections of a worker."`
+	CMLDefaultUsername              string            `env:"CML_DEFAULT_USERNAME" default:"admin" doc:"CML user of workers without one of their own."`
+	CMLDefaultPassword              Secret            `env:"CML_DEFAULT_PASSWORD" default:"" doc:"CML password of workers without one of their own; file:PATH, env:NAME or the password."`
+	ScaleDownEnabled                bool              `env:"SCALE_DOWN_ENABLED" default:"false" doc:"Whether idle workers are drained instead of paused."`
+	MinWorkers                      int               `env:"MIN_WORKERS" default:"0" max:"100000" doc:"Least running workers that automatic actions leave."`
+	ScaleDownCooldown               time.Duration     `env:"SCALE_DOWN_COOLDOWN_SECONDS" default:"600" unit:"seconds" max:"86400" doc:"Seconds between two drains by scale-down."`
+	DrainTimeout                    time.Duration     `env:"DRAIN_TIMEOUT_SECONDS" default:"600" unit:"seconds" max:"604800" doc:"Seconds after which a drain ends."`
+	ProvisioningTimeout             time.Duration     `env:"PROVISIONING_TIMEOUT_SECONDS" default:"900" unit:"seconds" min:"60" max:"86400" doc:"Seconds after which a launch or start has failed."`
+	DiscoveryScanInterval           time.Duration     `env:"DISCOVERY_SCAN_INTERVAL_SECONDS" default:"300" unit:"seconds" min:"30" max:"86400" doc:"Seconds between scans for unknown instances."`
+	DiscoveryImport                 string            `env:"DISCOVERY_IMPORT" default:"confirm" oneof:"confirm,auto,off" doc:"What happens to instances found by image name."`
+	MaxWorkersPerRegion             int               `env:"MAX_WORKERS_PER_REGION" default:"10" max:"100000" doc:"Most live workers of a region that scale-up leads to."`
+	TagPrefix                       string            `env:"TAG_PREFIX" default:"lull:" doc:"What the names of all tags begin with."`
+	AuditRetention                  time.Duration     `env:"AUDIT_RETENTION_DAYS" default:"90" unit:"days" min:"1" max:"3650" doc:"Days that audit entries stay in the store."`
+	AuditMaxMiB                     int               `env:"AUDIT_MAX_MIB" default:"256" min:"1" max:"4096" doc:"Most MiB of audit entries in the store."`
+	WakeInterval                    time.Duration     `env:"WAKE_INTERVAL_SECONDS" default:"60" unit:"seconds" max:"86400" doc:"Least seconds between two wakes of a worker by token."`
+	AWSDefaultRegion                string            `env:"AWS_DEFAULT_REGION" default:"us-east-1" doc:"Region of workers that name none."`
+	AWSRegionConfigs                map[string]Region `env:"AWS_REGION_CONFIGS" default:"{}" doc:"Infrastructure of each region: security_group_ids, subnet_id, key_name, default_tags."`
+}
+
+// Field describes one setting.
+type Field struct {
+	Key     string `json:"key"` // as in the API and the config file
+	Env     string `json:"env"`
+	Default string `json:"default"`
+	Unit    string `json:"unit,omitempty"`
+	Doc     string `json:"doc"`
+
+	index    int
+	min, max int64 // in Unit; max 0 is no bound
+	oneOf    []string
+}
+
+// Fields lists all settings in the order of the struct.
+func Fields() []Field { return fields }
+
+var fields = listFields()
+
+func listFields() []Field {
+	t := reflect.TypeFor[Settings]()
+	out := make([]Field, t.NumField())
+	for i := range out {
+		tag := t.Field(i).Tag
+		f := Field{Env: tag.Get("env"), Default: tag.Get("default"), Unit: tag.Get("unit"), Doc: tag.Get("doc"), index: i}
+		f.Key = strings.ToLower(f.Env)
+		f.min, _ = strconv.ParseInt(tag.Get("min"), 10, 64)
+		f.max, _ = strconv.ParseInt(tag.Get("max"), 10, 64)
+		if s := tag.Get("oneof"); s != "" {
+			f.oneOf = strings.Split(s, ",")
+		}
+		out[i] = f
+	}
+	return out
+}
+
+// FieldOf finds a setting by its key.
+func FieldOf(key string) (Field, bool) {
+	for _, f := range fields {
+		if f.Key == key {
+			return f, true
+		}
+	}
+	return Field{}, false
+}
+
+func (f Field) unit() time.Duration {
+	switch f.Unit {
+	case "seconds":
+		return time.Second
+	case "minutes":
+		return time.Minute
+	case "days":
+		return 24 * time.Hour
+	}
+	return 0
+}
+
+// Validate reports every fault that lies between settings; each alone was
+// held to its bounds when it was read.
+func (s Settings) Validate() error {
+	var errs []error
+	if s.IdleDetectionInterval > s.WorkerActivityDetectionInterval {
+		errs = append(errs, invalidf("idle_detection_interval", "%s is longer than worker_activity_detection_interval, %s",
+			s.IdleDetectionInterval, s.WorkerActivityDetectionInterval))
+	}
+	if s.WorkerWarnBefore > s.WorkerIdleTimeout {
+		errs = append(errs, invalidf("worker_warn_before_minutes", "%s is longer than the idle timeout, %s", s.WorkerWarnBefore, s.WorkerIdleTimeout))
+	}
+	if _, err := regexp.Compile(s.WorkerActivityExcludedUsers); err != nil {
+		errs = append(errs, invalidf("worker_activity_excluded_user_pattern", "it is not a regular expression: %v", err))
+	}
+	if !regionName.MatchString(s.AWSDefaultRegion) {
+		errs = append(errs, invalidf("aws_default_region", "%.40q is not the name of a region", s.AWSDefaultRegion))
+	}
+	if p := s.TagPrefix; p == "" || len(p) > 32 || strings.HasPrefix(p, "aws:") {
+		errs = append(errs, invalidf("tag_prefix", "%.40q is not 1 to 32 bytes, or belongs to AWS", p))
+	}
+	for name, r := range s.AWSRegionConfigs {
+		if r.Region != "" && r.Region != name {
+			errs = append(errs, invalidf("aws_region_configs."+name, "it names region %.40q", r.Region))
+		}
+		r.Region = name
+		errs = append(errs, r.validate("aws_region_configs."+name))
+	}
+	return errors.Join(errs...)
+}
+
+// Region returns the configuration of a region, or of the default one if
+// name is empty; false if there is none.
+func (s Settings) Region(name string) (Region, bool) {
+	if name == "" {
+		name = s.AWSDefaultRegion
+	}
+	r, ok := s.AWSRegionConfigs[name]
+	r.Region = name
+	return r, ok
+}
+
+// PolicyFor resolves the idle policy of a worker: its own field, the named
+// policy that pol is if there is one, the template, the global setting. tmpl
+// and pol may be nil.
+func (s Settings) PolicyFor(w *Worker, tmpl *Template, pol *idle.Policy) idle.Policy {
+	p := idle.Policy{
+		Name: "global", Timeout: idle.Duration(s.WorkerIdleTimeout), Snooze: idle.Duration(s.WorkerAutoPauseSnooze),
+		WarnBefore: idle.Duration(s.WorkerWarnBefore), CheckInterval: idle.Duration(s.IdleDetectionInterval),
+		Detection: w.IsIdleDetectionEnabled, AutoPause: s.WorkerAutoPauseEnabled, Signals: w.Sources(), Action: ActionStop,
+	}
+	if tmpl != nil && tmpl.IdleDetection != nil {
+		d := tmpl.IdleDetection
+		p.Name = "template " + tmpl.Name
+		p.Detection = p.Detection && d.Enabled
+		if d.HibernateThresholdMinutes > 0 {
+			p.Timeout = idle.Duration(time.Duration(d.HibernateThresholdMinutes) * time.Minute)
+		}
+		if d.IdleThresholdMinutes > 0 {
+			p.WarnBefore = p.Timeout - idle.Duration(time.Duration(d.IdleThresholdMinutes)*time.Minute)
+		}
+		if d.CheckIntervalMinutes > 0 {
+			p.CheckInterval = idle.Duration(time.Duration(d.CheckIntervalMinutes) * time.Minute)
+		}
+	}
+	if pol != nil {
+		p.Name, p.Timeout, p.Action = pol.Name, pol.Timeout, pol.Action
+		if pol.Snooze > 0 {
+			p.Snooze = pol.Snooze
+		}
+	}
+	if w.IdleTimeoutMinutes != nil {
+		p.Name, p.Timeout = "worker "+w.ID, idle.Duration(time.Duration(*w.IdleTimeoutMinutes)*time.Minute)
+	}
+	if w.SnoozeMinutes != nil {
+		p.Snooze = idle.Duration(time.Duration(*w.SnoozeMinutes) * time.Minute)
+	}
+	if w.PauseAction != "" {
+		p.Action = w.PauseAction
+	}
+	p.WarnBefore = max(0, min(p.WarnBefore, p.Timeout))
+	return p
+}
+
+// format returns the value of f in s as text, in the setting's own unit.
+// Secrets are shown as what kind they are.
+func (f Field) format(s *Settings) any {
+	switch v := reflect.ValueOf(s).Elem().Field(f.index).Interface().(type) {
+	case time.Duration:
+		return int64(v / f.unit())
+	case Secret:
+		if v == "" {
+			return ""
+		}
+		return v.String()
+	default:
+		return v
+	}
+}
+
+// set reads raw, which came from text, JSON or YAML, into f of s.
+func (f Field) set(s *Settings, raw any) error {
+	v := reflect.ValueOf(s).Elem().Field(f.index)
+	bad := func(want string) error { return invalidf(f.Key, "%.60q is not %s", fmt.Sprint(raw), want) }
+	switch v.Interface().(type) {
+	case time.Duration, int:
+		n, err := asInt(raw)
+		if err != nil {
+			return bad("a whole number")
+		}
+		if n < f.min || f.max > 0 && n > f.max {
+			return invalidf(f.Key, "%d is not between %d and %d", n, f.min, f.max)
+		}
+		if u := f.unit(); u > 0 {
+			n *= int64(u)
+		}
+		v.SetInt(n)
+	case bool:
+		b, err := strconv.ParseBool(strings.ToLower(fmt.Sprint(raw)))
+		if err != nil {
+			return bad("true or false")
+		}
+		v.SetBool(b)
+	case string, Secret:
+		t, ok := raw.(string)
+		if !ok || len(t) > 4096 {
+			return bad("a text of at most 4096 bytes")
+		}
+		if len(f.oneOf) > 0 && !containsString(f.oneOf, t) {
+			return bad("one of " + strings.Join(f.oneOf, ", "))
+		}
+		v.SetString(t)
+	case []string:
+		list, err := asStrings(raw)
+		if err != nil {
+			return bad("a list of names")
+		}
+		v.Set(reflect.ValueOf(list))
+	case map[string]Region:
+		m, err := asRegions(raw)
+		if err != nil {
+			return invalidf(f.Key, "%v", err)
+		}
+		v.Set(reflect.ValueOf(m))
+	}
+	return nil
+}

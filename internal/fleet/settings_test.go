@@ -1,0 +1,146 @@
+package fleet_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/idle"
+)
+
+func TestDefaultsAreTheSeeds(t *testing.T) {
+	s := fleet.Defaults()
+	for _, c := range []struct {
+		what      string
+		got, want any
+	}{
+		{"timeout", s.WorkerIdleTimeout, time.Hour}, {"auto pause", s.WorkerAutoPauseEnabled, true}, {"snooze", s.WorkerAutoPauseSnooze, time.Hour},
+		{"detection", s.WorkerActivityDetectionEnabled, true}, {"sweep", s.WorkerActivityDetectionInterval, 30 * time.Minute},
+		{"stored", s.WorkerActivityEventsMaxStored, 10}, {"check", s.IdleDetectionInterval, 5 * time.Minute}, {"cycle", s.ReconcileInterval, 30 * time.Second},
+		{"polling", s.ReconcilePollingEnabled, true}, {"user", s.CMLDefaultUsername, "admin"}, {"password", s.CMLDefaultPassword, fleet.Secret("")},
+		{"scale down", s.ScaleDownEnabled, false}, {"floor", s.MinWorkers, 0}, {"cooldown", s.ScaleDownCooldown, 10 * time.Minute},
+		{"drain", s.DrainTimeout, 10 * time.Minute}, {"provisioning", s.ProvisioningTimeout, 15 * time.Minute}, {"scan", s.DiscoveryScanInterval, 5 * time.Minute},
+		{"region limit", s.MaxWorkersPerRegion, 10}, {"users", s.WorkerActivityExcludedUsers, "^00000000-0000-.*"}, {"categories", len(s.WorkerActivityCategories), 14},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s is %v, want %v", c.what, c.got, c.want)
+		}
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	l := func(s fleet.Source, v int) fleet.Layer {
+		return fleet.Layer{Source: s, Values: map[string]any{"min_workers": v}}
+	}
+	layers := []fleet.Layer{l(fleet.FromFlag, 1), l(fleet.FromEnv, 2), l(fleet.FromStored, 3), l(fleet.FromFile, 4)}
+	for i := range layers {
+		s, all, err := fleet.Resolve(layers[i:]...)
+		if err != nil || s.MinWorkers != i+1 {
+			t.Errorf("from layer %d: %d, %v", i, s.MinWorkers, err)
+		}
+		for _, f := range all {
+			if f.Key == "min_workers" && f.Source != layers[i].Source {
+				t.Errorf("source %s, want %s", f.Source, layers[i].Source)
+			}
+		}
+	}
+}
+
+func TestBadSettingsAreNamed(t *testing.T) {
+	file := "worker_idle_timeout_minutes: 90\nmin_workers: many\nwat: 1\nreconcile_interval: 0\nmin_workers: 3\n" +
+		"aws_region_configs:\n  us-east-1: {subnet_id: subnet-1, color: red}\n"
+	_, err := fleet.FileLayer("lull.yaml", []byte(file), nil)
+	for _, want := range []string{"line 2", `"many"`, "line 3", `"wat"`, "line 4", "between 1 and", "line 5", "set in line 2", "line 6", "color"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not name %s: %v", want, err)
+		}
+	}
+	for _, c := range []struct {
+		key string
+		v   any
+	}{
+		{"aws_default_region", "moon"}, {"worker_activity_excluded_user_pattern", "("}, {"tag_prefix", "aws:"}, {"discovery_import", "maybe"},
+		{"idle_detection_interval", 7200}, {"worker_warn_before_minutes", 61}, {"aws_region_configs", map[string]any{"us-east-1": map[string]any{"subnet_id": "net"}}},
+		{"worker_idle_timeout_minutes", 1.5}, {"worker_auto_pause_enabled", "perhaps"},
+	} {
+		if _, _, err := fleet.Resolve(fleet.Layer{Source: fleet.FromFile, Values: map[string]any{c.key: c.v}}); err == nil {
+			t.Errorf("%s took %v", c.key, c.v)
+		}
+	}
+}
+
+func TestPinnedSettings(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		env := fleet.EnvLayer([]string{"MIN_WORKERS=4", "PATH=/bin"})
+		pinned, err := fleet.New(fleet.Options{Store: fl.Store(), ID: "f1", Env: env})
+		if err != nil || pinned.Settings().MinWorkers != 4 {
+			t.Fatalf("env: %v", err)
+		}
+		if _, ok := errors.AsType[*fleet.Conflict](second(pinned.PutSettings(t.Context(), ada, map[string]any{"min_workers": 1}))); !ok {
+			t.Error("a pinned key was changed")
+		}
+		if _, ok := errors.AsType[*fleet.Invalid](second(pinned.PutSettings(t.Context(), ada, map[string]any{"worker_idle_timeout_minutes": 0}))); !ok {
+			t.Error("a bad value was stored")
+		}
+		if _, err := pinned.PutSettings(t.Context(), ada, map[string]any{"worker_idle_timeout_minutes": 30.0}); err != nil {
+			t.Fatal(err)
+		}
+		if err := fl.Refresh(t.Context()); err != nil || fl.Settings().WorkerIdleTimeout != 30*time.Minute {
+			t.Errorf("another process has %s: %v", fl.Settings().WorkerIdleTimeout, err)
+		}
+		if _, err := pinned.PutSettings(t.Context(), ada, map[string]any{"worker_idle_timeout_minutes": nil}); err != nil || pinned.Settings().WorkerIdleTimeout != time.Hour {
+			t.Errorf("back to the default: %s, %v", pinned.Settings().WorkerIdleTimeout, err)
+		}
+	})
+}
+
+// Per worker: own field, named policy, template, global.
+func TestPolicyOfWorker(t *testing.T) {
+	s := fleet.Defaults()
+	n := func(i int) *int { return &i }
+	tmpl := &fleet.Template{Name: "t", IdleDetection: &fleet.IdleDetection{Enabled: true, IdleThresholdMinutes: 20, HibernateThresholdMinutes: 30, CheckIntervalMinutes: 2}}
+	pol := &idle.Policy{Name: "aggressive", Timeout: idle.Duration(15 * time.Minute), Action: "hibernate"}
+	for _, c := range []struct {
+		name    string
+		w       fleet.Worker
+		t       *fleet.Template
+		p       *idle.Policy
+		timeout time.Duration
+		warn    time.Duration
+		action  string
+		detect  bool
+	}{
+		{"global", fleet.Worker{IsIdleDetectionEnabled: true}, nil, nil, time.Hour, 5 * time.Minute, "stop", true},
+		{"template", fleet.Worker{IsIdleDetectionEnabled: true}, tmpl, nil, 30 * time.Minute, 10 * time.Minute, "stop", true},
+		{"policy", fleet.Worker{IsIdleDetectionEnabled: true}, tmpl, pol, 15 * time.Minute, 10 * time.Minute, "hibernate", true},
+		{"own", fleet.Worker{IsIdleDetectionEnabled: true, IdleTimeoutMinutes: n(4), PauseAction: "stop"}, tmpl, pol, 4 * time.Minute, 4 * time.Minute, "stop", true},
+		{"switched off", fleet.Worker{}, nil, nil, time.Hour, 5 * time.Minute, "stop", false},
+		{"template off", fleet.Worker{IsIdleDetectionEnabled: true}, &fleet.Template{IdleDetection: &fleet.IdleDetection{}}, nil, time.Hour, 5 * time.Minute, "stop", false},
+	} {
+		p := s.PolicyFor(&c.w, c.t, c.p)
+		if time.Duration(p.Timeout) != c.timeout || time.Duration(p.WarnBefore) != c.warn || p.Action != c.action || p.Detection != c.detect {
+			t.Errorf("%s: %+v", c.name, p)
+		}
+	}
+}
+
+func FuzzFileLayer(f *testing.F) {
+	f.Add("min_workers: 3\n")
+	f.Add("aws_region_configs: {us-east-1: {security_group_ids: [sg-1], default_tags: {a: b}}}\n")
+	f.Add("worker_activity_relevant_categories: [a, b]\nx: [")
+	f.Add("- 1\n- 2\n")
+	f.Fuzz(func(t *testing.T, in string) {
+		l, err := fleet.FileLayer("f", []byte(in), nil)
+		if err != nil {
+			return
+		}
+		l.Source = fleet.FromFile
+		if s, _, err := fleet.Resolve(l); err == nil {
+			if err := s.Validate(); err != nil {
+				t.Errorf("resolved to invalid settings: %v", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,211 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"strings"
+
+	"lull/internal/store"
+)
+
+// Capacity is what a worker of a template can carry.
+type Capacity struct {
+	CPUCores  int `json:"cpu_cores,omitempty"`
+	MemoryGB  int `json:"memory_gb,omitempty"`
+	StorageGB int `json:"storage_gb,omitempty"`
+	MaxNodes  int `json:"max_nodes,omitempty"`
+}
+
+// IdleDetection is a template's block of that name (seeds/002).
+type IdleDetection struct {
+	Enabled                   bool `json:"enabled"`
+	IdleThresholdMinutes      int  `json:"idle_threshold_minutes,omitempty"`      // when the warning starts
+	HibernateThresholdMinutes int  `json:"hibernate_threshold_minutes,omitempty"` // the idle timeout
+	CheckIntervalMinutes      int  `json:"check_interval_minutes,omitempty"`
+}
+
+// Template is what workers are launched from (spec, section 2.2).
+type Template struct {
+	Name               string         `json:"name"`
+	Description        string         `json:"description,omitempty"`
+	InstanceType       string         `json:"instance_type"`
+	AMINameFilter      string         `json:"ami_name_filter"`
+	UserData           string         `json:"user_data,omitempty"`
+	IAMInstanceProfile string         `json:"iam_instance_profile,omitempty"`
+	Capacity           Capacity       `json:"capacity"`
+	Enabled            bool           `json:"enabled"`
+	IdleDetection      *IdleDetection `json:"idle_detection,omitempty"`
+
+	revision int64
+}
+
+// Revision is the store's revision of the template as it was read.
+func (t Template) Revision() int64 { return t.revision }
+
+var instanceType = regexp.MustCompile(`^[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}$`)
+
+// Validate reports every fault of t.
+func (t Template) Validate() error {
+	var errs []error
+	if err := checkName("name", t.Name); err != nil {
+		errs = append(errs, err)
+	}
+	if !instanceType.MatchString(t.InstanceType) {
+		errs = append(errs, invalidf("instance_type", "%.40q is not an EC2 instance type", t.InstanceType))
+	}
+	if t.AMINameFilter == "" || len(t.AMINameFilter) > 255 {
+		errs = append(errs, invalidf("ami_name_filter", "it must have 1 to 255 bytes"))
+	}
+	if len(t.UserData) > 16<<10 {
+		errs = append(errs, invalidf("user_data", "it has %d bytes, EC2's limit is 16384", len(t.UserData)))
+	}
+	if c := t.Capacity; c.CPUCores < 0 || c.MemoryGB < 0 || c.StorageGB < 0 || c.MaxNodes < 0 {
+		errs = append(errs, invalidf("capacity", "no part of it may be negative"))
+	}
+	if d := t.IdleDetection; d != nil {
+		for _, f := range []struct {
+			name string
+			v    int
+		}{{"idle_threshold_minutes", d.IdleThresholdMinutes}, {"hibernate_threshold_minutes", d.HibernateThresholdMinutes}, {"check_interval_minutes", d.CheckIntervalMinutes}} {
+			if f.v < 0 || f.v > maxMinutes {
+				errs = append(errs, invalidf("idle_detection."+f.name, "%d is not between 0 and %d", f.v, maxMinutes))
+			}
+		}
+		if d.HibernateThresholdMinutes > 0 && d.IdleThresholdMinutes > d.HibernateThresholdMinutes {
+			errs = append(errs, invalidf("idle_detection.idle_threshold_minutes", "the warning cannot start after the timeout"))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+var templateCodec = store.Codec[Template]{Version: 1}
+
+func decodeTemplate(v store.Value) (Template, error) {
+	t, err := templateCodec.Decode(v.Key, v.Data)
+	t.revision = v.ModRevision
+	return t, err
+}
+
+// Template returns the template of that name.
+func (f *Fleet) Template(ctx context.Context, name string) (Template, error) {
+	if err := checkName("template", name); err != nil {
+		return Template{}, err
+	}
+	v, err := store.Get(ctx, f.store, templatePrefix+name)
+	if errors.Is(err, store.ErrNotFound) {
+		return Template{}, &NotFound{Kind: "template", Name: name}
+	}
+	if err != nil {
+		return Template{}, fmt.Errorf("cannot read template %q: %w", name, err)
+	}
+	return decodeTemplate(v)
+}
+
+// Templates lists all templates by name.
+func (f *Fleet) Templates(ctx context.Context) ([]Template, error) {
+	page, err := store.List(ctx, f.store, store.Prefix(templatePrefix))
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Template, 0, len(page.Values))
+	for _, v := range page.Values {
+		t, err := decodeTemplate(v)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+// PutTemplate creates or replaces a template. If revision is not 0 the
+// template must still be at it. Errors: Invalid, Conflict.
+func (f *Fleet) PutTemplate(ctx context.Context, by Actor, t Template, revision int64) (Template, error) {
+	if err := t.Validate(); err != nil {
+		return Template{}, err
+	}
+	key := templatePrefix + t.Name
+	v, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
+		if revision != 0 && old.ModRevision != revision {
+			return nil, nil, &Conflict{Kind: "template", Name: t.Name, Detail: "it was changed by somebody else"}
+		}
+		data, err := templateCodec.Encode(key, t)
+		if err != nil {
+			return nil, nil, err
+		}
+		op, err := entryOp(Entry{Action: "template_put", By: by, Detail: "template " + t.Name})
+		return data, []store.Op{op}, err
+	})
+	t.revision = v.ModRevision
+	return t, err
+}
+
+// DeleteTemplate removes a template. Workers that were launched from it stay.
+func (f *Fleet) DeleteTemplate(ctx context.Context, by Actor, name string) error {
+	if err := checkName("template", name); err != nil {
+		return err
+	}
+	_, err := store.Update(ctx, f.store, templatePrefix+name, func(old store.Value) ([]byte, []store.Op, error) {
+		if !old.Exists() {
+			return nil, nil, &NotFound{Kind: "template", Name: name}
+		}
+		op, err := entryOp(Entry{Action: "template_deleted", By: by, Detail: "template " + name})
+		return nil, []store.Op{op}, err
+	})
+	return err
+}
+
+// Region is the infrastructure of one AWS region (seeds/003, section 3).
+type Region struct {
+	Region           string            `json:"region" yaml:"region"`
+	SecurityGroupIDs []string          `json:"security_group_ids,omitempty" yaml:"security_group_ids"`
+	SubnetID         string            `json:"subnet_id,omitempty" yaml:"subnet_id"`
+	KeyName          string            `json:"key_name,omitempty" yaml:"key_name"`
+	DefaultTags      map[string]string `json:"default_tags,omitempty" yaml:"default_tags"`
+	// AMINamePattern is what discovery looks for besides the tag.
+	AMINamePattern string `json:"ami_name_pattern,omitempty" yaml:"ami_name_pattern"`
+}
+
+var regionName = regexp.MustCompile(`^[a-z]{2,4}(-[a-z]+){1,2}-[0-9]{1,2}$`)
+
+func (r Region) validate(field string) error {
+	var errs []error
+	if !regionName.MatchString(r.Region) {
+		errs = append(errs, invalidf(field+".region", "%.40q is not the name of a region", r.Region))
+	}
+	for _, id := range r.SecurityGroupIDs {
+		if !strings.HasPrefix(id, "sg-") || len(id) > 40 {
+			errs = append(errs, invalidf(field+".security_group_ids", "%.40q is not the id of a security group", id))
+		}
+	}
+	if r.SubnetID != "" && (!strings.HasPrefix(r.SubnetID, "subnet-") || len(r.SubnetID) > 48) {
+		errs = append(errs, invalidf(field+".subnet_id", "%.40q is not the id of a subnet", r.SubnetID))
+	}
+	if len(r.DefaultTags) > 40 {
+		errs = append(errs, invalidf(field+".default_tags", "there are %d tags, EC2 takes 50 with ours", len(r.DefaultTags)))
+	}
+	if _, err := path.Match(r.AMINamePattern, ""); err != nil {
+		errs = append(errs, invalidf(field+".ami_name_pattern", "it is not a pattern"))
+	}
+	return errors.Join(errs...)
+}
+
+// Launchable tells what is missing to launch in r.
+func (r Region) Launchable() error {
+	if r.SubnetID == "" || len(r.SecurityGroupIDs) == 0 {
+		return fmt.Errorf("cannot launch in region %s: its configuration has no subnet_id or no security_group_ids", r.Region)
+	}
+	return nil
+}
+
+// TemplateKeys are the keys of all templates, to follow.
+func TemplateKeys() store.Keys { return store.Prefix(templatePrefix) }
+
+// TemplateName is the name in the key of a template.
+func TemplateName(key string) string { return strings.TrimPrefix(key, templatePrefix) }
+
+// DecodeTemplate reads a template that came by a watch or a listing.
+func DecodeTemplate(v store.Value) (Template, error) { return decodeTemplate(v) }

@@ -1,0 +1,301 @@
+package fleet
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"time"
+
+	"lull/internal/power"
+	"lull/internal/store"
+)
+
+// Reason is why a worker was paused: a closed set (spec, section 2.2).
+type Reason string
+
+// The reasons of a pause.
+const (
+	ReasonIdleTimeout Reason = "idle_timeout"
+	ReasonManual      Reason = "manual"
+	ReasonExternal    Reason = "external"
+	ReasonSchedule    Reason = "schedule"
+	ReasonTTL         Reason = "ttl"
+	ReasonScaleDown   Reason = "scale_down"
+)
+
+// Automatic tells whether lull decided that itself, so that the pause counts
+// in auto_pause_count.
+func (r Reason) Automatic() bool {
+	return r == ReasonIdleTimeout || r == ReasonSchedule || r == ReasonTTL || r == ReasonScaleDown
+}
+
+// ByIdleness tells whether the pause rests on readings, which are then read
+// again right before the call.
+func (r Reason) ByIdleness() bool { return r == ReasonIdleTimeout || r == ReasonScaleDown }
+
+// Origin is who wanted a start.
+type Origin string
+
+// The origins of a start. A first launch is none.
+const (
+	OriginNone     Origin = ""
+	OriginManual   Origin = "manual"
+	OriginAuto     Origin = "auto" // a wake token, a schedule, a repair
+	OriginExternal Origin = "external"
+)
+
+// Pause actions and holders of the power to pause (spec, sections 2.2, 2.4).
+const (
+	ActionStop      = "stop"
+	ActionHibernate = "hibernate"
+	ActionAuto      = "auto"
+
+	HolderController = "controller"
+	HolderAgent      = "agent"
+)
+
+// Activity sources.
+const (
+	SourceCML        = "cml"
+	SourceAgent      = "agent"
+	SourceCloudWatch = "cloudwatch"
+)
+
+// License statuses and operations (seeds/003, section 9).
+const (
+	LicenseUnregistered  = "unregistered"
+	LicenseRegistering   = "registering"
+	LicenseRegistered    = "registered"
+	LicenseDeregistering = "deregistering"
+	LicenseDeregistered  = "deregistered"
+	LicenseFailed        = "failed"
+
+	OperationRegister   = "register"
+	OperationDeregister = "deregister"
+)
+
+// License is the state of a worker's CML license.
+type License struct {
+	Status           string `json:"status"`
+	PendingOperation string `json:"pending_operation,omitempty"`
+	// OperationInProgress says since when CML has been asked; a controller
+	// that finds it set goes on from there.
+	OperationInProgress *time.Time `json:"operation_in_progress,omitempty"`
+	LastError           string     `json:"last_error,omitempty"`
+	Token               Secret     `json:"token,omitempty"`
+	Reregister          bool       `json:"reregister,omitempty"`
+	// LocalOnly: deregistered here, but Smart Licensing could not be told.
+	LocalOnly bool `json:"local_only,omitempty"`
+}
+
+// Event is one relevant telemetry event.
+type Event struct {
+	Category  string          `json:"category"`
+	Timestamp time.Time       `json:"timestamp"`
+	Data      json.RawMessage `json:"data,omitempty"`
+}
+
+// Intent is a pause, drain or termination that is durable and not yet done.
+type Intent struct {
+	Reason     Reason    `json:"reason"`
+	By         string    `json:"by"`
+	At         time.Time `json:"at"`
+	Generation int64     `json:"generation"`
+	Drain      bool      `json:"drain,omitempty"`
+	// SentAt is written before the cloud is asked, so that a crash leaves
+	// no doubt about whether it may have been.
+	SentAt *time.Time `json:"sent_at,omitempty"`
+}
+
+// Launch is everything a launch is made of. It is durable before the call,
+// and a retry sends exactly this.
+type Launch struct {
+	Token              string            `json:"token"` // worker id and generation
+	Generation         int64             `json:"generation"`
+	AMIID              string            `json:"ami_id"`
+	InstanceType       string            `json:"instance_type"`
+	SubnetID           string            `json:"subnet_id,omitempty"`
+	SecurityGroupIDs   []string          `json:"security_group_ids,omitempty"`
+	KeyName            string            `json:"key_name,omitempty"`
+	IAMInstanceProfile string            `json:"iam_instance_profile,omitempty"`
+	UserData           string            `json:"user_data,omitempty"`
+	Tags               map[string]string `json:"tags,omitempty"`
+	ResolvedAt         time.Time         `json:"resolved_at"`
+	SentAt             *time.Time        `json:"sent_at,omitempty"`
+}
+
+// Worker is the record of one cloud machine (spec, section 2.2).
+type Worker struct {
+	ID            string            `json:"id"`
+	Name          string            `json:"name"`
+	AWSRegion     string            `json:"aws_region"`
+	Account       string            `json:"account,omitempty"`
+	TemplateName  string            `json:"template_name,omitempty"`
+	InstanceType  string            `json:"instance_type,omitempty"`
+	AMIID         string            `json:"ami_id,omitempty"`
+	Tags          map[string]string `json:"tags,omitempty"`
+	Owner         string            `json:"owner,omitempty"`
+	Contacts      []string          `json:"contacts,omitempty"`
+	DesiredStatus power.Worker      `json:"desired_status"`
+
+	LaunchGeneration int64   `json:"launch_generation"`
+	Launch           *Launch `json:"launch,omitempty"`
+	// RetryLook: a person asked for another launch; the earlier one must be
+	// proved to have left nothing first.
+	RetryLook bool `json:"retry_look,omitempty"`
+
+	IsIdleDetectionEnabled bool       `json:"is_idle_detection_enabled"`
+	IdleTimeoutMinutes     *int       `json:"idle_timeout_minutes,omitempty"`
+	SnoozeMinutes          *int       `json:"snooze_minutes,omitempty"`
+	PauseAction            string     `json:"pause_action,omitempty"`
+	PauseHolder            string     `json:"pause_holder"`
+	TTLDeadline            *time.Time `json:"ttl_deadline,omitempty"`
+	TTLAction              string     `json:"ttl_action,omitempty"`
+	Schedule               string     `json:"schedule,omitempty"`
+	Policy                 string     `json:"policy,omitempty"`
+	ActivitySources        []string   `json:"activity_sources,omitempty"`
+	AcceptedRisks          []string   `json:"accepted_risks,omitempty"` // preflight codes that do not block
+	CMLUsername            string     `json:"cml_username,omitempty"`
+	CMLPassword            Secret     `json:"cml_password,omitempty"`
+	TLSCA                  string     `json:"tls_ca,omitempty"`
+	TLSPin                 string     `json:"tls_pin,omitempty"`
+	TLSInsecure            bool       `json:"tls_insecure,omitempty"`
+
+	// Armed is false for what was imported or discovered, until a person
+	// arms it: everything is decided and nothing is done (shadow).
+	Armed    bool `json:"armed"`
+	Imported bool `json:"imported,omitempty"`
+
+	Status        power.Worker `json:"status"`
+	StatusReason  string       `json:"status_reason,omitempty"`
+	StatusSince   time.Time    `json:"status_since"`
+	EC2InstanceID string       `json:"ec2_instance_id,omitempty"`
+	EC2State      string       `json:"ec2_state,omitempty"` // as last recorded
+	PublicIP      string       `json:"public_ip,omitempty"`
+	PrivateIP     string       `json:"private_ip,omitempty"`
+	HTTPSEndpoint string       `json:"https_endpoint,omitempty"`
+	CMLVersion    string       `json:"cml_version,omitempty"`
+	CMLReady      bool         `json:"cml_ready"`
+	License       License      `json:"license"`
+	CreatedAt     time.Time    `json:"created_at"`
+	RunningSince  *time.Time   `json:"running_since"`
+	Draining      bool         `json:"draining,omitempty"`
+
+	LastActivityAt       *time.Time `json:"last_activity_at"`
+	LastActivityCheckAt  *time.Time `json:"last_activity_check_at"`
+	RecentActivityEvents []Event    `json:"recent_activity_events"`
+	AutoPauseCount       int64      `json:"auto_pause_count"`
+	ManualPauseCount     int64      `json:"manual_pause_count"`
+	AutoResumeCount      int64      `json:"auto_resume_count"`
+	ManualResumeCount    int64      `json:"manual_resume_count"`
+	ExternalPauseCount   int64      `json:"external_pause_count"`
+	ExternalResumeCount  int64      `json:"external_resume_count"`
+	LastPausedAt         *time.Time `json:"last_paused_at"`
+	LastResumedAt        *time.Time `json:"last_resumed_at"`
+	SnoozedUntil         *time.Time `json:"snoozed_until"`
+	SnoozedBy            string     `json:"snoozed_by,omitempty"`
+	LastPausedBy         string     `json:"last_paused_by,omitempty"`
+	LastResumedBy        string     `json:"last_resumed_by,omitempty"`
+	PauseReason          Reason     `json:"pause_reason,omitempty"`
+	NextIdleCheckAt      *time.Time `json:"next_idle_check_at"`
+	TargetPauseAt        *time.Time `json:"target_pause_at"`
+	WarningSentAt        *time.Time `json:"warning_sent_at,omitempty"`
+
+	Intent          *Intent `json:"intent,omitempty"`
+	PauseGeneration int64   `json:"pause_generation"`
+	// CancelledStopAt is when a stop that may already have been sent was
+	// given up: one that happens all the same is a late action.
+	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`
+	StartOrigin     Origin     `json:"start_origin,omitempty"`
+	StartBy         string     `json:"start_by,omitempty"`
+	StartSentAt     *time.Time `json:"start_sent_at,omitempty"`
+	Restarts        int        `json:"restarts,omitempty"` // after stops by the cloud, since it last ran for an hour
+	MissingSince    *time.Time `json:"missing_since,omitempty"`
+	HibernateNote   string     `json:"hibernate_note,omitempty"` // why a plain stop was made instead
+	LastGuard       string     `json:"last_guard,omitempty"`     // the arbiter's last outcome, to audit only changes
+	WakeTokenHash   string     `json:"wake_token_hash,omitempty"`
+	LastWakeAt      *time.Time `json:"last_wake_at,omitempty"`
+
+	revision int64
+}
+
+// Revision is the store's revision of the record as it was read, its ETag.
+func (w Worker) Revision() int64 { return w.revision }
+
+// Counted tells whether w counts towards the floor of min_workers: it runs
+// and nobody has decided that it shall not.
+func (w *Worker) Counted() bool {
+	return w.Status == power.WorkerRunning && w.DesiredStatus == power.WorkerRunning
+}
+
+// Sources are the activity sources in force.
+func (w *Worker) Sources() []string {
+	if len(w.ActivitySources) == 0 {
+		return []string{SourceCML}
+	}
+	return w.ActivitySources
+}
+
+// Public returns w without its secrets and internal hashes, for API and logs.
+func (w Worker) Public() Worker {
+	w.CMLPassword, w.License.Token, w.WakeTokenHash = "", "", ""
+	if w.Launch != nil {
+		l := *w.Launch
+		l.UserData = ""
+		w.Launch = &l
+	}
+	return w
+}
+
+// clone copies w deeply enough that a change of one is none of the other.
+func (w Worker) clone() Worker {
+	w.Tags = maps.Clone(w.Tags)
+	w.Contacts = slices.Clone(w.Contacts)
+	w.ActivitySources = slices.Clone(w.ActivitySources)
+	w.AcceptedRisks = slices.Clone(w.AcceptedRisks)
+	w.RecentActivityEvents = slices.Clone(w.RecentActivityEvents)
+	if w.Intent != nil {
+		i := *w.Intent
+		w.Intent = &i
+	}
+	if w.Launch != nil {
+		l := *w.Launch
+		w.Launch = &l
+	}
+	return w
+}
+
+// Keys of the records in the store.
+const (
+	workerPrefix   = "workers/"
+	templatePrefix = "templates/"
+	requestPrefix  = "requests/"
+	auditPrefix    = "audit/"
+	foundPrefix    = "discovered/"
+	settingsKey    = "settings"
+	poolKey        = "pool"
+	haltKey        = "halt"
+)
+
+// WorkerKeys are the keys of all worker records, to follow.
+func WorkerKeys() store.Keys { return store.Prefix(workerPrefix) }
+
+// RequestKeys are the keys of all requests to owners, to follow.
+func RequestKeys() store.Keys { return store.Prefix(requestPrefix) }
+
+// AuditKeys are the keys of the audit log, to follow for the event stream.
+func AuditKeys() store.Keys { return store.Prefix(auditPrefix) }
+
+func workerKey(id string) string { return workerPrefix + id }
+
+var workerCodec = store.Codec[Worker]{Version: 1}
+
+// DecodeWorker reads a record that came by a watch or a listing.
+func DecodeWorker(v store.Value) (Worker, error) {
+	w, err := workerCodec.Decode(v.Key, v.Data)
+	w.revision = v.ModRevision
+	return w, err
+}
+
+// WorkerID is the id in the key of a worker record.
+func WorkerID(key string) string { return key[len(workerPrefix):] }
