@@ -1,0 +1,401 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"lull/internal/link/agentctl"
+	"lull/internal/link/tags"
+)
+
+// What can be done to the machine.
+const (
+	actionStop      = "stop"
+	actionHibernate = "hibernate"
+	actionTerminate = "terminate"
+)
+
+// Phases of an action, in their order; the last three end it.
+const (
+	phaseIntent    = "intent"
+	phaseHook      = "hook"
+	phaseSettling  = "settling"
+	phaseFence     = "fence"
+	phaseCalling   = "calling"
+	phaseAccepted  = "accepted"
+	phaseDone      = "done"
+	phaseCancelled = "cancelled"
+	phaseFailed    = "failed"
+)
+
+// attempt is the action under way. Only its own goroutine moves it on, in
+// steps that run in the loop.
+type attempt struct {
+	out    *agentctl.Outcome
+	forced bool // a TTL or a completion: use does not cancel it
+	cancel context.CancelFunc
+}
+
+// errCancelled ends an attempt that is no longer wanted.
+type errCancelled struct{ why string }
+
+func (e errCancelled) Error() string { return e.why }
+
+// attempt begins an action. Its intent is durable before anything else
+// happens.
+func (a *Agent) attempt(action, reason string, inUse []string) {
+	now := a.now()
+	a.state.Generation++
+	out := &agentctl.Outcome{Generation: a.state.Generation, Action: action, Reason: reason,
+		Phase: phaseIntent, StartedAt: now, InUse: inUse}
+	failures, hook := 0, (*agentctl.Hook)(nil)
+	if last := a.state.Last; last != nil && last.Reason == reason && last.EndedAt != nil {
+		failures = a.failures
+		again := last.Phase == phaseFailed || last.Phase == phaseCancelled && now.Sub(*last.EndedAt) < hookHolds
+		if again && last.Hook != nil && last.Hook.Answer == "proceed" && a.machine.activity.Before(last.StartedAt) {
+			hook = last.Hook // once per stop: this is the same stop, tried again
+		}
+	}
+	out.Hook = hook
+	a.state.Last = out
+	ctx, cancel := context.WithCancel(a.ctx)
+	at := &attempt{out: out, forced: reason != reasonIdle, cancel: cancel}
+	a.acting = at
+	a.failures = failures
+	a.counters.Actions++
+	a.record(agentctl.Entry{Kind: "action", Sentence: fmt.Sprintf("Intent: %s because of %s.", action, reason), Outcome: copyOf(out)})
+	a.log.Info("action", "action", action, "reason", reason, "generation", out.Generation)
+	a.tasks.Go(func() {
+		defer cancel()
+		a.carryOut(ctx, at, hook != nil)
+	})
+}
+
+func copyOf(o *agentctl.Outcome) *agentctl.Outcome {
+	if o == nil {
+		return nil
+	}
+	c := *o
+	return &c
+}
+
+// carryOut is the fenced stop of the agent: intent, hook, read everything
+// again, call, observe.
+func (a *Agent) carryOut(ctx context.Context, at *attempt, hookRan bool) {
+	err := a.durable(ctx, func() error { return nil })
+	if err != nil {
+		err = fmt.Errorf("cannot record the intent: %w", err)
+	}
+	for _, step := range []func(context.Context, *attempt) error{
+		func(ctx context.Context, at *attempt) error {
+			if hookRan {
+				return nil
+			}
+			return a.runHook(ctx, at)
+		},
+		a.fence,
+		a.call,
+		a.observe,
+	} {
+		if err != nil {
+			break
+		}
+		err = step(ctx, at)
+	}
+	if a.ctx.Err() != nil {
+		return // the machine or the agent is going down; the next start concludes
+	}
+	a.post(func() {
+		if at.out.EndedAt != nil {
+			return // concluded by a resume
+		}
+		if _, ok := errors.AsType[errCancelled](err); ok {
+			a.counters.Cancelled++
+			a.finish(phaseCancelled, err.Error())
+		} else if err != nil {
+			a.failures++
+			a.counters.Failed++
+			a.finish(phaseFailed, err.Error())
+			a.alarm("action_failed", fmt.Sprintf("The machine could not be told to %s: %v.", at.out.Action, err))
+		} else {
+			a.finish(phaseDone, at.out.Detail)
+		}
+		a.unsay()
+		a.nextAt = a.now()
+	})
+}
+
+// unsay takes the -ing tag back after an action that did not happen.
+func (a *Agent) unsay() {
+	if a.o.Cloud != nil {
+		a.tagged.known = false
+		a.tellTags(a.now())
+	}
+}
+
+// step moves at to a phase, in the loop.
+func (a *Agent) step(ctx context.Context, at *attempt, phase string) error {
+	return a.ask(ctx, func() { at.out.Phase = phase })
+}
+
+// finish concludes the action under way.
+func (a *Agent) finish(phase, detail string) {
+	now := a.now()
+	out := a.state.Last
+	out.Phase, out.Detail, out.EndedAt = phase, detail, &now
+	if a.acting != nil {
+		a.acting.cancel()
+		a.acting = nil
+	}
+	if phase != phaseFailed {
+		a.failures = 0
+		a.alarmIf(false, "action_failed", "")
+	}
+	a.record(agentctl.Entry{Kind: "action", Sentence: fmt.Sprintf("%s %s: %s.", out.Action, phase, detail), Outcome: copyOf(out)})
+	a.log.Info("action ended", "action", out.Action, "phase", phase, "detail", detail)
+	a.save(nil)
+}
+
+// retryAt is when a failed action may be tried again: five minutes after, then
+// twice as long each time, at most an hour.
+func (a *Agent) retryAt() time.Time {
+	last := a.state.Last
+	if last == nil || last.Phase != phaseFailed || last.EndedAt == nil {
+		return time.Time{}
+	}
+	return last.EndedAt.Add(min(retryAfter<<min(max(a.failures-1, 0), 6), time.Hour))
+}
+
+// Exit codes of a pre-stop hook that hold the action up (the others, failures
+// too, do not: the hook is told to clean up, not asked for leave).
+const (
+	HookVeto  = 100 // not while the machine stays this idle: for another idle-timeout
+	HookDefer = 101 // ask again in ten minutes
+)
+
+// hookHolds is how long a hook that ran for a stop that was cancelled, and not
+// because of use, need not run again.
+const hookHolds = 15 * time.Minute
+
+// vetoBound is how long hooks may hold up one stop in all.
+const vetoBound = 4 * time.Hour
+
+// runHook runs the pre-stop hook and obeys its answer. A TTL or a completion
+// runs it too, and does not ask.
+func (a *Agent) runHook(ctx context.Context, at *attempt) error {
+	var spec HookSpec
+	var c Config
+	err := a.ask(ctx, func() {
+		c = a.config.Config
+		allowed := a.config.hookWhere == sourceFile || a.config.local.AllowTagHooks
+		if c.PreStop == "" || !allowed || a.o.Hooks == nil {
+			return
+		}
+		spec = HookSpec{Command: c.PreStop, User: c.PreStopUser, Timeout: c.PreStopTimeout,
+			Env: []string{"LULL_ACTION=" + at.out.Action, "LULL_REASON=" + at.out.Reason}}
+		at.out.Phase = phaseHook
+	})
+	if err != nil || spec.Command == "" {
+		return err
+	}
+	result := a.o.Hooks.Run(ctx, spec)
+	var answer error
+	err = a.ask(ctx, func() {
+		at.out.Hook = &result
+		answer = a.answerOf(at, &result, c)
+		if result.Error != "" || result.TimedOut || result.ExitCode != 0 {
+			a.alarm("hook_failed", fmt.Sprintf("The pre-stop hook ended with code %d, timed out: %t. %s", result.ExitCode, result.TimedOut, result.Error))
+		} else {
+			a.alarmIf(false, "hook_failed", "")
+		}
+	})
+	if err = errors.Join(err, answer); err != nil {
+		return err
+	}
+	// The hook's own work must not look like use: the samples start again, and
+	// a whole interval is read without it.
+	if err := a.ask(ctx, func() { at.out.Phase = phaseSettling; a.o.Cheap.Reset() }); err != nil {
+		return err
+	}
+	if err := a.look1(ctx); err != nil {
+		return err
+	}
+	if err := sleep(ctx, c.CheckInterval); err != nil {
+		return err
+	}
+	return a.look1(ctx)
+}
+
+// answerOf turns the hook's exit code into leave, or into an errCancelled with
+// the veto kept.
+func (a *Agent) answerOf(at *attempt, h *agentctl.Hook, c Config) error {
+	h.Answer = "proceed"
+	var wait time.Duration
+	switch {
+	case h.TimedOut:
+	case h.ExitCode == HookVeto:
+		h.Answer, wait = "veto", c.IdleTimeout
+	case h.ExitCode == HookDefer:
+		h.Answer, wait = "defer", 10*time.Minute
+	}
+	if wait == 0 || at.forced {
+		return nil
+	}
+	now := a.now()
+	v := &a.state.Vetoes
+	if v.Since.IsZero() || a.machine.activity.After(v.Since) {
+		*v = veto{Since: now}
+	}
+	end := v.Since.Add(vetoBound)
+	if !now.Before(end) {
+		h.Answer += " overruled"
+		return nil
+	}
+	v.Until, v.Kind = now.Add(wait), h.Answer
+	if v.Until.After(end) {
+		v.Until = end
+	}
+	return errCancelled{fmt.Sprintf("the pre-stop hook answered %s, until %s", h.Answer, v.Until.Format(time.RFC3339))}
+}
+
+// look1 has one whole round read, the slow signals too.
+func (a *Agent) look1(ctx context.Context) error {
+	done := make(chan struct{})
+	if err := a.ask(ctx, func() { a.look(false, func() { close(done) }) }); err != nil {
+		return err
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-a.ended:
+		return errors.New("cannot read the signals: the agent is shutting down")
+	}
+}
+
+// fence reads the tags and every signal again and asks whether the action is
+// still right. It returns with the readings at most freshLimit old.
+func (a *Agent) fence(ctx context.Context, at *attempt) error {
+	if err := a.step(ctx, at, phaseFence); err != nil {
+		return err
+	}
+	read := make(chan struct{})
+	if err := a.ask(ctx, func() { a.refresh(func(agentctl.Reload) { close(read) }) }); err != nil {
+		return err
+	}
+	select {
+	case <-read:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	var still error
+	if err := a.ask(ctx, func() { still = a.stillRight(at) }); err != nil || still != nil {
+		return errors.Join(err, still)
+	}
+	a.announce(ctx, at)
+	for range 3 {
+		if err := a.look1(ctx); err != nil {
+			return err
+		}
+		var fresh bool
+		err := a.ask(ctx, func() {
+			fresh = a.now().Sub(a.readAt()) <= freshLimit
+			if still = a.stillRight(at); still == nil && fresh {
+				at.out.Phase = phaseCalling
+			}
+		})
+		if err = errors.Join(err, still); err != nil || fresh {
+			return err
+		}
+	}
+	return errCancelled{"the signals take longer to read than their readings may be old"}
+}
+
+// readAt is the time of the oldest reading of the last round.
+func (a *Agent) readAt() time.Time {
+	var t time.Time
+	for _, r := range a.machine.readings {
+		if t.IsZero() || r.At.Before(t) {
+			t = r.At
+		}
+	}
+	return t
+}
+
+// stillRight judges the action once more, with what is known now.
+func (a *Agent) stillRight(at *attempt) error {
+	now := a.now()
+	if a.state.Halted != nil {
+		return errCancelled{"it was halted"}
+	}
+	c := a.config.Config
+	switch at.out.Reason {
+	case reasonTTL:
+		if c.TTLDeadline.IsZero() || now.Before(c.TTLDeadline) {
+			return errCancelled{"the deadline was moved"}
+		}
+		at.out.Action, at.out.InUse = c.TTLAction, a.inUse()
+		return nil
+	case reasonComplete:
+		if a.state.Completed == nil || c.OnComplete == "none" {
+			return errCancelled{"the completion was taken back"}
+		}
+		at.out.Action, at.out.InUse = c.OnComplete, a.inUse()
+		return nil
+	}
+	if a.machine.activity.After(at.out.StartedAt) {
+		return errCancelled{"somebody used the machine meanwhile"}
+	}
+	_, v := a.judge(now, true)
+	if !v.Eligible {
+		return errCancelled{"it is no longer idle: " + v.Blocks[0].Sentence}
+	}
+	at.out.Action = actionStop
+	if c.Hibernate {
+		at.out.Action = actionHibernate
+	}
+	return nil
+}
+
+// announce writes the -ing tag before the call: after it there may be no time.
+func (a *Agent) announce(ctx context.Context, at *attempt) {
+	form := map[string]string{actionStop: tags.ActionStopping, actionHibernate: tags.ActionHibernating}[at.out.Action]
+	if a.o.Cloud == nil || form == "" {
+		return
+	}
+	var want tags.State
+	if a.ask(ctx, func() {
+		want = tags.State{Status: tags.StatusIdle, Since: a.machine.activity, Action: form}
+		if at.forced && len(at.out.InUse) > 0 {
+			want.Status, want.Since = tags.StatusActive, time.Time{}
+		}
+		a.tagged.writing = true
+	}) != nil {
+		return
+	}
+	wctx, cancel := context.WithTimeout(ctx, tagLimit)
+	err := a.o.Cloud.WriteTags(wctx, want.Encode(a.o.Prefix))
+	cancel()
+	a.post(func() {
+		a.tagged.writing = false
+		a.alarmIf(err != nil, "tags_unwritten", fmt.Sprintf("The state tags cannot be written: %v.", err))
+		if err == nil {
+			a.merged(want)
+		}
+	})
+}
+
+// sleep waits for d.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,308 @@
+// Package agent decides on a machine itself whether it is idle, and stops,
+// hibernates or ends it (spec, section 3).
+//
+// One goroutine, the loop, owns all state: it reads the cheap signals, asks
+// the dear ones only when those are quiet, lets internal/idle judge, and
+// answers the control socket. Whatever can take time (tags, hooks, warnings,
+// the cloud, the disk) runs beside it with a deadline and hands its result
+// back, so that nothing holds the loop for longer than a tick.
+//
+// It guarantees: an unknown signal, an unreadable configuration and a halt
+// never lead to an idle action; an intent is durable before it is acted on;
+// after the hook everything is read again, the tags too, and the last readings
+// are at most 5 s old when the call is sent; only a TTL or a completion
+// terminates. Its own writes to terminals and its own traffic are not use.
+//
+// It leaves out where its parts come from: files, clocks, metadata and the
+// cloud are handed in through Options.
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"lull/internal/base/wall"
+	"lull/internal/edge/proc"
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+)
+
+// Cheap are the readings that cost microseconds: cpu, network, disk and
+// terminals. proc.Machine is one.
+type Cheap interface {
+	Read(now time.Time, l proc.Limits, into []idle.Reading) []idle.Reading
+	Reset()
+}
+
+// Slow is one signal that is asked only when the cheap ones are quiet. Read
+// obeys ctx as well as it can; one that does not answer is unknown.
+type Slow interface {
+	Signal() string
+	Wanted(c Config) bool
+	Read(ctx context.Context, now time.Time, c Config) idle.Reading
+}
+
+// TagSource reads the instance's tags.
+type TagSource interface {
+	Tags(ctx context.Context) (map[string]string, error)
+}
+
+// Instance is what the cloud says about the machine.
+type Instance struct {
+	State                 string // running, stopping, ...
+	HibernationConfigured bool
+}
+
+// Cloud acts on the machine the agent runs on. Stop hibernates if asked, stops
+// where that is not possible, and then says why.
+type Cloud interface {
+	Describe(ctx context.Context) (Instance, error)
+	WriteTags(ctx context.Context, t map[string]string) error
+	Stop(ctx context.Context, hibernate bool) (fallback string, err error)
+	Terminate(ctx context.Context) error
+}
+
+// Power acts on the machine where there is no cloud.
+type Power interface {
+	PowerOff(ctx context.Context) error
+	Hibernate(ctx context.Context) error
+}
+
+// Warner tells people. It returns what could not be told to whom; that never
+// holds an action.
+type Warner interface {
+	Warn(ctx context.Context, w Warning) error
+}
+
+// HookRunner runs the pre-stop hook.
+type HookRunner interface {
+	Run(ctx context.Context, h HookSpec) agentctl.Hook
+}
+
+// Disk keeps the agent's files.
+type Disk interface {
+	Load(name string) ([]byte, error)    // fs.ErrNotExist when there is none
+	Save(name string, b []byte) error    // durable when it returns
+	Config() ([]byte, error)             // the local file; fs.ErrNotExist when there is none
+	Completed(path string) (bool, error) // whether a trustworthy completion file of this boot is there
+}
+
+// Journal keeps the history.
+type Journal interface {
+	Append(e agentctl.Entry) error
+	Entries(q agentctl.HistoryQuery) ([]agentctl.Entry, error)
+}
+
+// Reporter tells a server what the agent sees.
+type Reporter interface {
+	Report(ctx context.Context, s agentctl.Status) error
+}
+
+// Options are the parts of an Agent. Cheap, Clocks, Disk and Journal are
+// required; the others may be nil, and what they would do is left out.
+type Options struct {
+	Version, BuildDate string
+	InstanceID, Region string
+	BootID             string
+	Prefix             string // of tags; empty is lull:
+
+	Cheap    Cheap
+	Slow     []Slow
+	Memory   func() (agentctl.Memory, error)
+	Timers   func(ctx context.Context) ([]agentctl.Timer, error)
+	Tags     []TagSource // tried in order
+	Cloud    Cloud
+	Power    Power
+	Warner   Warner
+	Hooks    HookRunner
+	Disk     Disk
+	Journal  Journal
+	Reporter Reporter
+	Clocks   func() wall.Reading // of one boot; see wall.Read
+	Own      *proc.OwnWrites
+	Log      *slog.Logger
+}
+
+// Bounds of what runs beside the loop.
+const (
+	configEvery  = 5 * time.Minute
+	sourceLimit  = 10 * time.Second // one source of configuration
+	probeLimit   = 10 * time.Second // one slow signal
+	warnLimit    = 10 * time.Second
+	tagLimit     = 10 * time.Second
+	callLimit    = 60 * time.Second // one call that stops the machine
+	freshLimit   = 5 * time.Second  // age of the readings when it is sent
+	acceptedWait = 10 * time.Minute // until an accepted stop must have happened
+	retryAfter   = 5 * time.Minute  // after a failed action; doubles up to an hour
+	stepLimit    = 60 * time.Second // a jump of the clock that is told
+	alarmAfter   = 15 * time.Minute // of an unknown signal
+)
+
+// Agent is one machine's agent. Its methods of agentctl.Agent are safe for
+// concurrent use while Run runs.
+type Agent struct {
+	o     Options
+	log   *slog.Logger
+	calls chan func()
+	ended chan struct{}
+	tasks sync.WaitGroup
+	ctx   context.Context // of Run
+	saver *saver
+	lines chan agentctl.Entry // of the history, on their way to the journal
+
+	// Below belongs to the loop.
+	clock    steady
+	started  time.Time
+	booted   time.Time
+	state    state
+	config   configured
+	machine  machineView
+	acting   *attempt
+	round    *round
+	busy     map[string]bool // slow signals whose last question is unanswered
+	nextAt   time.Time
+	tagged   tagWriter
+	alarms   map[string]agentctl.Alarm
+	counters agentctl.Counters
+	warned   map[string]time.Time // of ttl and completion, by reason and deadline
+	unknown  map[string]time.Time // since when, by signal
+	failures int                  // of the action in a row
+	ready    chan struct{}
+}
+
+// machineView is what the last finished round saw.
+type machineView struct {
+	readings   []idle.Reading
+	notAsked   []string
+	verdict    idle.Verdict
+	policy     idle.Policy
+	stages     []agentctl.Stage
+	stage      int
+	memory     *agentctl.Memory
+	timers     []agentctl.Timer
+	activity   time.Time // newest use of any kind
+	completion string
+	recorded   string // of the verdict last written to the journal
+}
+
+// New returns an agent. It reads nothing yet.
+func New(o Options) (*Agent, error) {
+	var errs []error
+	if o.Cheap == nil || o.Clocks == nil || o.Disk == nil || o.Journal == nil {
+		errs = append(errs, errors.New("cannot make an agent: Cheap, Clocks, Disk and Journal are required"))
+	}
+	if o.Prefix == "" {
+		o.Prefix = "lull:"
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Own == nil {
+		o.Own = &proc.OwnWrites{}
+	}
+	return &Agent{
+		o: o, log: o.Log,
+		calls: make(chan func()), ended: make(chan struct{}), ready: make(chan struct{}),
+		lines: make(chan agentctl.Entry, 256),
+		busy:  map[string]bool{}, alarms: map[string]agentctl.Alarm{},
+		warned: map[string]time.Time{}, unknown: map[string]time.Time{},
+	}, errors.Join(errs...)
+}
+
+// Ready is closed once the first configuration has been read or has failed to
+// be, and the control methods answer.
+func (a *Agent) Ready() <-chan struct{} { return a.ready }
+
+// String names the agent in a group of long-running things.
+func (a *Agent) String() string { return "agent" }
+
+// Run watches the machine until ctx ends. It returns nil then, and an error
+// only where the agent cannot begin.
+func (a *Agent) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	a.ctx = ctx
+	a.saver = newSaver(a.o.Disk)
+	a.tasks.Go(func() { a.saver.run(ctx) })
+	a.tasks.Go(func() { a.keep(ctx) })
+	defer func() {
+		close(a.ended)
+		cancel()
+		a.tasks.Wait()
+	}()
+	if err := a.begin(); err != nil {
+		return err
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case f := <-a.calls:
+			f()
+		case <-timer.C:
+			a.tick()
+		}
+		timer.Reset(max(a.nextAt.Sub(a.now()), 0))
+	}
+}
+
+// now is the time everything here is reckoned in: the wall clock, without its
+// jumps.
+func (a *Agent) now() time.Time { return a.clock.at(a.o.Clocks()) }
+
+// post has f run by the loop; it is dropped when the loop has ended.
+func (a *Agent) post(f func()) {
+	select {
+	case a.calls <- f:
+	case <-a.ended:
+	}
+}
+
+// ask has f run by the loop and waits for it.
+func (a *Agent) ask(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	select {
+	case a.calls <- func() { f(); close(done) }:
+	case <-a.ended:
+		return errors.New("cannot ask the agent: it is shutting down")
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	<-done
+	return nil
+}
+
+// beside runs work outside the loop, bounded by limit, and what it returns in
+// the loop. Run waits for it.
+func (a *Agent) beside(limit time.Duration, work func(ctx context.Context) (then func())) {
+	a.tasks.Go(func() {
+		ctx, cancel := context.WithTimeout(a.ctx, limit)
+		defer cancel()
+		if then := work(ctx); then != nil {
+			a.post(then)
+		}
+	})
+}
+
+// begin loads what an earlier agent left and says so.
+func (a *Agent) begin() error {
+	c := a.o.Clocks()
+	a.clock.start(c)
+	now := a.now()
+	a.started, a.booted = now, now.Add(-c.Boot)
+	a.machine.activity = now // the idle clock restarts with the agent
+	a.nextAt = now
+	if err := a.load(); err != nil {
+		return err
+	}
+	a.settle(now)
+	a.refresh(func(agentctl.Reload) {
+		a.nextAt = a.now()
+		close(a.ready)
+	})
+	return nil
+}

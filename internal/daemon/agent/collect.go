@@ -1,0 +1,63 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+)
+
+// collect asks, beside the loop, for what is not a signal: the completion
+// file, the pending timers, and the server's ear. Each is asked once at a time.
+func (a *Agent) collect(time.Time) {
+	path := a.config.CompletionFile
+	a.once("completion file", func(context.Context) func() {
+		there, err := a.o.Disk.Completed(path)
+		return func() {
+			bad := err != nil && !errors.Is(err, fs.ErrNotExist)
+			a.alarmIf(bad, "completion_file", fmt.Sprintf("The completion file is not obeyed: %v.", err))
+			if there && a.state.Completed == nil {
+				a.completed(completion{BootID: a.o.BootID, At: a.now(), By: "file " + path, Status: "success"})
+				a.save(nil)
+			}
+		}
+	})
+	if a.o.Timers != nil && a.machine.stage == 3 {
+		a.once("timers", func(ctx context.Context) func() {
+			list, err := a.o.Timers(ctx)
+			return func() {
+				if err == nil {
+					a.machine.timers = list
+				}
+			}
+		})
+	}
+	if a.o.Reporter != nil {
+		s := a.status()
+		a.once("report", func(ctx context.Context) func() {
+			err := a.o.Reporter.Report(ctx, s)
+			return func() {
+				a.alarmIf(err != nil, "server_unreachable", fmt.Sprintf("The server does not take reports: %v.", err))
+			}
+		})
+	}
+}
+
+// once runs work beside the loop unless its last run has not ended.
+func (a *Agent) once(name string, work func(ctx context.Context) func()) {
+	key := "job " + name
+	if a.busy[key] {
+		return
+	}
+	a.busy[key] = true
+	a.beside(probeLimit, func(ctx context.Context) func() {
+		then := work(ctx)
+		return func() {
+			delete(a.busy, key)
+			if then != nil {
+				then()
+			}
+		}
+	})
+}

@@ -1,0 +1,365 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"lull/internal/link/agentctl"
+	"lull/internal/link/tags"
+)
+
+// Names of sources, as people see them.
+const (
+	sourceDefault = "default"
+	sourceTags    = "tags"
+	sourceCache   = "cache"
+	sourceFile    = "file"
+)
+
+// Local is what the local file says: settings, and what only it may say.
+type Local struct {
+	Settings      tags.Settings
+	AllowTagHooks bool // run hooks that tags name: who can write tags then owns the machine
+	ReplaceTags   bool // tags are not read at all
+}
+
+// maxConfig bounds the local file.
+const maxConfig = 64 << 10
+
+// ParseLocal reads /etc/lull/agent.yaml: one setting a line under the tags'
+// names, lists as YAML lists or with commas, and allow-tag-hooks and
+// replace-tags. A file that is no YAML is an error; a setting that cannot be
+// used is a fault and leaves only itself out.
+func ParseLocal(b []byte) (Local, []tags.Fault, error) {
+	var l Local
+	if len(b) > maxConfig {
+		return l, nil, fmt.Errorf("cannot read the local file: larger than %d bytes", maxConfig)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(b, &doc); err != nil {
+		return l, nil, fmt.Errorf("cannot read the local file: %w", err)
+	}
+	if len(doc.Content) == 0 {
+		return l, nil, nil
+	}
+	root := doc.Content[0]
+	if root.Kind != yaml.MappingNode {
+		return l, nil, fmt.Errorf("cannot read the local file: line %d: want names and values", root.Line)
+	}
+	var faults []tags.Fault
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		key, node := root.Content[i], root.Content[i+1]
+		value, err := scalar(node)
+		if err == nil {
+			err = l.set(key.Value, value)
+		}
+		if err != nil {
+			faults = append(faults, tags.Fault{Tag: fmt.Sprintf("line %d: %s", key.Line, key.Value), Value: value, Problem: err.Error()})
+		}
+	}
+	return l, faults, nil
+}
+
+func (l *Local) set(name, value string) error {
+	switch name {
+	case "allow-tag-hooks":
+		return truth(value, &l.AllowTagHooks)
+	case "replace-tags":
+		return truth(value, &l.ReplaceTags)
+	}
+	return l.Settings.Set(name, value)
+}
+
+func truth(v string, into *bool) error {
+	switch v {
+	case "true":
+		*into = true
+	case "false":
+		*into = false
+	default:
+		return errors.New("want true or false")
+	}
+	return nil
+}
+
+func scalar(n *yaml.Node) (string, error) {
+	switch n.Kind {
+	case yaml.ScalarNode:
+		return n.Value, nil
+	case yaml.SequenceNode:
+		var list []string
+		for _, e := range n.Content {
+			if e.Kind != yaml.ScalarNode {
+				return "", errors.New("want a list of plain values")
+			}
+			list = append(list, e.Value)
+		}
+		return strings.Join(list, ","), nil
+	}
+	return "", errors.New("want a plain value or a list")
+}
+
+// fetched is one reading of every source. A nil error with nil content means
+// that the source has nothing.
+type fetched struct {
+	at       time.Time
+	tags     map[string]string
+	tagsErr  error
+	noTags   bool // there is no source of tags
+	local    Local
+	localErr error
+	noLocal  bool
+	faults   []tags.Fault
+}
+
+// fetch reads every source. It runs beside the loop.
+func (a *Agent) fetch(ctx context.Context) fetched {
+	f := fetched{at: a.o.Clocks().Wall}
+	b, err := a.o.Disk.Config()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		f.noLocal = true
+	case err != nil:
+		f.localErr = err
+	default:
+		f.local, f.faults, f.localErr = ParseLocal(b)
+	}
+	if f.noTags = len(a.o.Tags) == 0; f.noTags {
+		return f
+	}
+	var errs []error
+	for _, s := range a.o.Tags {
+		sctx, cancel := context.WithTimeout(ctx, sourceLimit)
+		t, err := s.Tags(sctx)
+		cancel()
+		if err == nil {
+			f.tags = t
+			return f
+		}
+		errs = append(errs, err)
+	}
+	f.tagsErr = errors.Join(errs...)
+	return f
+}
+
+// remembered is the last good configuration on disk.
+type remembered struct {
+	Tags    map[string]string `json:"tags"` // settings by name, without a prefix
+	TagsAt  time.Time         `json:"tags_at"`
+	Local   map[string]string `json:"local"`
+	Hooks   bool              `json:"allow_tag_hooks"`
+	Replace bool              `json:"replace_tags"`
+	LocalAt time.Time         `json:"local_at"`
+}
+
+// configured is the configuration that holds and how it came about. It belongs
+// to the loop.
+type configured struct {
+	Config
+	settled   bool // a first reading has come back
+	last      remembered
+	tags      tags.Settings // as they hold
+	local     Local
+	report    []agentctl.Config
+	faults    []tags.Fault
+	settings  []agentctl.Setting
+	unread    string // why a source has never been read; empty when all have been
+	silent    bool   // every source was read, and none says anything
+	hookWhere string // the source of the pre-stop hook
+	readAt    time.Time
+	reading   []func(agentctl.Reload) // who waits for the reading under way
+}
+
+const cacheFile = "config.json"
+
+// loadCache brings back the last good configuration of an earlier agent.
+func (a *Agent) loadCache() {
+	b, err := a.o.Disk.Load(cacheFile)
+	if err == nil {
+		err = json.Unmarshal(b, &a.config.last)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		a.alarm("config_cache", "The last good configuration on disk cannot be read: "+err.Error()+".")
+		a.config.last = remembered{}
+	}
+	a.config.Config = Resolve(tags.Settings{})
+}
+
+// refresh reads the sources beside the loop, applies them in it and then calls
+// done in it. A reading under way is joined.
+func (a *Agent) refresh(done func(agentctl.Reload)) {
+	a.config.reading = append(a.config.reading, done)
+	if len(a.config.reading) > 1 {
+		return
+	}
+	a.beside(time.Duration(len(a.o.Tags)+1)*sourceLimit, func(ctx context.Context) func() {
+		f := a.fetch(ctx)
+		return func() {
+			r := a.apply(f)
+			waiting := a.config.reading
+			a.config.reading = nil
+			for _, w := range waiting {
+				w(r)
+			}
+		}
+	})
+}
+
+// apply lays a reading of the sources over what held and reports the
+// difference. What could not be read keeps its last good value.
+func (a *Agent) apply(f fetched) agentctl.Reload {
+	c := &a.config
+	before := c.effective()
+	c.report, c.faults, c.unread = nil, nil, ""
+	replace := a.applyLocal(f)
+	a.applyTags(f, replace)
+	c.settled, c.readAt = true, a.now()
+	said := c.effective()
+	c.Config = Resolve(said)
+	c.settings = origins(c, said)
+	c.silent = c.unread == "" && len(said.Encode("")) == 0
+	r := agentctl.Reload{Changed: said.Changes(before), Faults: c.faults, Config: c.report}
+	if r.Changed == nil {
+		r.Changed = []string{}
+	}
+	a.alarmIf(c.unread != "", "config_unreadable", "The configuration cannot be read and nothing is cached: "+c.unread+". Nothing is done until it can be.")
+	a.alarmIf(len(c.faults) > 0, "config_faults", faultSentence(c.faults))
+	a.alarmIf(f.tagsErr != nil && c.unread == "" && !replace, "config_stale", "The tags cannot be read; what they said last holds.")
+	refused := c.PreStop != "" && c.hookWhere != sourceFile && !c.local.AllowTagHooks
+	a.alarmIf(refused, "tag_hook_refused", "The pre-stop hook comes from a tag and is not run: allow-tag-hooks is not set in the local file.")
+	if len(r.Changed) > 0 {
+		a.record(agentctl.Entry{Kind: "config", Sentence: "Changed: " + strings.Join(r.Changed, ", ") + "."})
+		a.log.Info("configuration changed", "settings", r.Changed)
+	}
+	return r
+}
+
+// effective is what the sources say together.
+func (c *configured) effective() tags.Settings { return c.local.Settings.Over(c.tags) }
+
+func (a *Agent) applyLocal(f fetched) (replace bool) {
+	c := &a.config
+	rep := agentctl.Config{Source: sourceFile, State: "read", Faults: f.faults, ReadAt: &f.at}
+	switch {
+	case f.noLocal:
+		c.local, rep.State, rep.ReadAt = Local{}, "absent", nil
+		c.last.Local, c.last.Hooks, c.last.Replace, c.last.LocalAt = nil, false, false, time.Time{}
+	case f.localErr != nil:
+		rep.State, rep.Detail, rep.ReadAt = "unreadable", f.localErr.Error(), nil
+		if !c.last.LocalAt.IsZero() {
+			c.local = Local{Settings: parseAll(c.last.Local), AllowTagHooks: c.last.Hooks, ReplaceTags: c.last.Replace}
+			at := c.last.LocalAt
+			rep.State, rep.ReadAt = "cached", &at
+		} else {
+			c.unread = "file: " + f.localErr.Error()
+		}
+	default:
+		c.local = f.local
+		keepFaulty(&c.local.Settings, f.faults, "", c.last.Local)
+		c.last.Local, c.last.LocalAt = c.local.Settings.Encode(""), f.at
+		c.last.Hooks, c.last.Replace = c.local.AllowTagHooks, c.local.ReplaceTags
+	}
+	c.faults = append(c.faults, f.faults...)
+	c.report = append(c.report, rep)
+	return c.local.ReplaceTags
+}
+
+func (a *Agent) applyTags(f fetched, replace bool) {
+	c := &a.config
+	rep := agentctl.Config{Source: sourceTags, State: "read", ReadAt: &f.at}
+	switch {
+	case replace:
+		c.tags, rep.State, rep.ReadAt = tags.Settings{}, "replaced", nil
+	case f.noTags:
+		c.tags, rep.State, rep.ReadAt = tags.Settings{}, "absent", nil
+	case f.tagsErr != nil:
+		rep.State, rep.Detail, rep.ReadAt = "unreadable", f.tagsErr.Error(), nil
+		if !c.last.TagsAt.IsZero() {
+			c.tags = parseAll(c.last.Tags)
+			at := c.last.TagsAt
+			rep.State, rep.ReadAt = "cached", &at
+		} else {
+			c.unread = strings.TrimPrefix(c.unread+"; tags: "+f.tagsErr.Error(), "; ")
+		}
+	default:
+		var faults []tags.Fault
+		c.tags, faults = tags.Parse(a.o.Prefix, f.tags)
+		keepFaulty(&c.tags, faults, a.o.Prefix, c.last.Tags)
+		rep.Faults = faults
+		c.faults = append(c.faults, faults...)
+		c.last.Tags, c.last.TagsAt = c.tags.Encode(""), f.at
+		a.tagged.seen(tags.DecodeState(a.o.Prefix, f.tags))
+		if b, err := json.Marshal(c.last); err == nil {
+			a.saver.save(cacheFile, b, func(err error) {
+				a.post(func() {
+					a.alarmIf(err != nil, "config_cache", fmt.Sprintf("The last good configuration cannot be kept on disk: %v.", err))
+				})
+			})
+		}
+	}
+	c.report = append(c.report, rep)
+}
+
+// keepFaulty gives a setting that was written wrongly its last good value, so
+// that a slip of the pen does not lift a limit.
+func keepFaulty(s *tags.Settings, faults []tags.Fault, prefix string, last map[string]string) {
+	for _, f := range faults {
+		name := strings.TrimPrefix(f.Tag, prefix)
+		if prefix == "" {
+			_, name, _ = strings.Cut(f.Tag, ": ")
+		}
+		if v, ok := last[name]; ok {
+			// What was good when it was cached is good now, or is left out.
+			_ = s.Set(name, v)
+		}
+	}
+}
+
+func parseAll(values map[string]string) tags.Settings {
+	s, _ := tags.Parse("", values)
+	return s
+}
+
+// origins lists every setting that holds, with where it comes from.
+func origins(c *configured, said tags.Settings) []agentctl.Setting {
+	var out []agentctl.Setting
+	base := Defaults()
+	whole := said.Over(base)
+	c.hookWhere = ""
+	for _, f := range tags.Fields() {
+		v, ok := whole.Get(f.Name)
+		if !ok {
+			continue
+		}
+		from := sourceDefault
+		if _, ok := c.local.Settings.Get(f.Name); ok {
+			from = sourceFile
+		} else if _, ok := c.tags.Get(f.Name); ok {
+			from = sourceTags
+			if slices.ContainsFunc(c.report, func(r agentctl.Config) bool { return r.Source == sourceTags && r.State == "cached" }) {
+				from = sourceCache
+			}
+		}
+		if f.Name == "pre-stop" {
+			c.hookWhere = from
+		}
+		out = append(out, agentctl.Setting{Name: f.Name, Value: v, Source: from})
+	}
+	return out
+}
+
+func faultSentence(faults []tags.Fault) string {
+	var parts []string
+	for _, f := range faults {
+		parts = append(parts, f.Error())
+	}
+	return strings.Join(parts, "; ") + "."
+}

@@ -1,0 +1,360 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+)
+
+var _ agentctl.Agent = (*Agent)(nil)
+
+// maxLease is the longest lease (spec, section 4).
+const maxLease = 24 * time.Hour
+
+func bad(format string, args ...any) error {
+	return &agentctl.Error{Code: agentctl.CodeBadRequest, Sentence: fmt.Sprintf(format, args...)}
+}
+
+func refused(format string, args ...any) error {
+	return &agentctl.Error{Code: agentctl.CodeRefused, Sentence: fmt.Sprintf(format, args...)}
+}
+
+// Status implements agentctl.Agent.
+func (a *Agent) Status(ctx context.Context) (s agentctl.Status, err error) {
+	err = a.ask(ctx, func() { s = a.status() })
+	return s, err
+}
+
+// status is a copy of everything, for other goroutines.
+func (a *Agent) status() agentctl.Status {
+	now := a.now()
+	m := &a.machine
+	s := agentctl.Status{
+		Version: a.o.Version, BuildDate: a.o.BuildDate, InstanceID: a.o.InstanceID, Region: a.o.Region, BootID: a.o.BootID,
+		StartedAt: a.started, BootedAt: a.booted, ResumedAt: timeOrNil(a.state.ResumedAt),
+		Stage: m.stage, Stages: slices.Clone(m.stages), Readings: slices.Clone(m.readings), NotAsked: slices.Clone(m.notAsked),
+		Memory: m.memory, NextTimers: m.timers, Leases: append([]idle.Lease{}, a.state.Leases...),
+		Settings: slices.Clone(a.config.settings), Config: slices.Clone(a.config.report),
+		WarnedAt: timeOrNil(a.state.WarnedAt), TTL: timeOrNil(a.config.TTLDeadline),
+		Last: copyOf(a.state.Last), Counters: a.counters, Alarms: []agentctl.Alarm{},
+	}
+	s.Policy, s.Verdict = a.judge(now, false)
+	if h := a.state.Halted; h != nil {
+		c := *h
+		s.Halted = &c
+	}
+	if c := a.state.Completed; c != nil {
+		s.Completion = c.Status
+	}
+	for _, al := range a.alarms {
+		s.Alarms = append(s.Alarms, al)
+	}
+	slices.SortFunc(s.Alarms, func(x, y agentctl.Alarm) int { return cmp.Compare(x.Code, y.Code) })
+	return s
+}
+
+func timeOrNil(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// Why implements agentctl.Agent.
+func (a *Agent) Why(ctx context.Context, at time.Time) (w agentctl.Why, err error) {
+	if !at.IsZero() {
+		return a.whyThen(at)
+	}
+	s, err := a.Status(ctx)
+	if err != nil {
+		return w, err
+	}
+	w = agentctl.Why{At: s.Verdict.At, Verdict: s.Verdict, Readings: s.Readings, Last: s.Last}
+	var parts []string
+	for _, b := range s.Verdict.Blocks {
+		parts = append(parts, b.Sentence)
+	}
+	switch {
+	case s.Verdict.Eligible:
+		w.Sentence = fmt.Sprintf("It has been idle for %.0f minutes and is about to %s.", s.Verdict.IdleMinutes, s.Verdict.Action)
+	default:
+		w.Sentence = "It is running because: " + strings.Join(parts, " ")
+	}
+	if t := s.Verdict.TargetPauseAt; t != nil {
+		w.Sentence += fmt.Sprintf(" The earliest %s is at %s, the next look at %s.", s.Verdict.Action, t.Format(time.RFC3339), s.Verdict.NextIdleCheckAt.Format(time.RFC3339))
+	}
+	if l := s.Last; l != nil {
+		w.Sentence += fmt.Sprintf(" The last action was a %s because of %s at %s: %s %s.", l.Action, l.Reason, l.StartedAt.Format(time.RFC3339), l.Phase, l.Detail)
+	}
+	return w, nil
+}
+
+// whyThen answers from the history.
+func (a *Agent) whyThen(at time.Time) (w agentctl.Why, err error) {
+	list, err := a.o.Journal.Entries(agentctl.HistoryQuery{Until: at.Add(time.Nanosecond)})
+	if err != nil {
+		return w, err
+	}
+	for _, e := range slices.Backward(list) {
+		if e.Outcome != nil && w.Last == nil {
+			w.Last = e.Outcome
+		}
+		if e.Verdict != nil && w.At.IsZero() {
+			w.At, w.Verdict, w.Readings = e.At, *e.Verdict, e.Readings
+			w.Sentence = "Since " + e.At.Format(time.RFC3339) + ": " + e.Sentence
+		}
+	}
+	if w.At.IsZero() {
+		return w, &agentctl.Error{Code: agentctl.CodeNotFound, Sentence: "cannot say why at " + at.Format(time.RFC3339) + ": the history does not reach back that far"}
+	}
+	return w, nil
+}
+
+// Reload implements agentctl.Agent.
+func (a *Agent) Reload(ctx context.Context) (r agentctl.Reload, err error) {
+	done := make(chan agentctl.Reload, 1)
+	if err := a.ask(ctx, func() {
+		a.refresh(func(r agentctl.Reload) { a.nextAt = a.now(); done <- r })
+	}); err != nil {
+		return r, err
+	}
+	select {
+	case r = <-done:
+		return r, nil
+	case <-ctx.Done():
+		return r, context.Cause(ctx)
+	case <-a.ended:
+		return r, errors.New("cannot reload: the agent is shutting down")
+	}
+}
+
+// Snooze implements agentctl.Agent. It comes too late once the call that stops
+// the machine is on its way.
+func (a *Agent) Snooze(ctx context.Context, r agentctl.SnoozeRequest) (agentctl.Status, error) {
+	by := agentctl.Caller(ctx)
+	err := a.durable(ctx, func() error {
+		now := a.now()
+		until := r.Until
+		switch {
+		case r.For != 0 && !r.Until.IsZero():
+			return bad("cannot snooze: give a duration or a time, not both")
+		case r.For < 0 || time.Duration(r.For) > 30*24*time.Hour:
+			return bad("cannot snooze for %s: want between 0 and 30 days", time.Duration(r.For))
+		case r.For > 0:
+			until = now.Add(time.Duration(r.For))
+		case !r.Until.IsZero() && (!r.Until.After(now) || r.Until.After(now.Add(30*24*time.Hour))):
+			return bad("cannot snooze until %s: want a time in the next 30 days", r.Until.Format(time.RFC3339))
+		}
+		if at := a.acting; at != nil && !at.forced && (at.out.Phase == phaseCalling || at.out.Phase == phaseAccepted) {
+			return refused("cannot snooze: the %s is already on its way", at.out.Action)
+		}
+		a.state.SnoozedUntil, a.state.SnoozedBy = until, by
+		sentence := "Snoozed until " + until.Format(time.RFC3339) + "."
+		if until.IsZero() {
+			sentence = "The snooze was ended."
+		}
+		a.record(agentctl.Entry{Kind: "snooze", By: by, Sentence: sentence})
+		a.nextAt = now
+		return nil
+	})
+	if err != nil {
+		return agentctl.Status{}, err
+	}
+	return a.Status(ctx)
+}
+
+// Complete implements agentctl.Agent.
+func (a *Agent) Complete(ctx context.Context, r agentctl.CompleteRequest) (agentctl.Status, error) {
+	by := agentctl.Caller(ctx)
+	if r.Status == "" {
+		r.Status = "success"
+	}
+	if len(r.Status) > 64 || len(r.Message) > 1024 {
+		return agentctl.Status{}, bad("cannot complete: a status has at most 64 bytes and a message 1024")
+	}
+	err := a.durable(ctx, func() error {
+		a.completed(completion{BootID: a.o.BootID, At: a.now(), By: by, Status: r.Status, Message: r.Message})
+		return nil
+	})
+	if err != nil {
+		return agentctl.Status{}, err
+	}
+	return a.Status(ctx)
+}
+
+// completed takes a completion signal in. The first one of a boot holds.
+func (a *Agent) completed(c completion) {
+	if a.state.Completed != nil {
+		return
+	}
+	a.state.Completed = &c
+	sentence := fmt.Sprintf("The work was completed with status %s. %s", c.Status, c.Message)
+	if a.config.OnComplete == "none" {
+		sentence += " No on-complete action is set."
+	}
+	a.record(agentctl.Entry{Kind: "completion", By: c.By, Sentence: strings.TrimSpace(sentence)})
+	a.nextAt = a.now()
+}
+
+// HoldLease implements agentctl.Agent.
+func (a *Agent) HoldLease(ctx context.Context, r agentctl.LeaseRequest) (l idle.Lease, err error) {
+	if r.Holder == "" {
+		r.Holder = "default"
+	}
+	if ttl := time.Duration(r.TTL); ttl <= 0 || ttl > maxLease {
+		return l, bad("cannot hold a lease for %s: want more than 0 and at most 24h", ttl)
+	}
+	if len(r.Holder) > 128 || len(r.Reason) > 512 {
+		return l, bad("cannot hold a lease: a holder has at most 128 bytes and a reason 512")
+	}
+	by := agentctl.Caller(ctx)
+	err = a.durable(ctx, func() error {
+		if at := a.acting; at != nil && (at.out.Phase == phaseCalling || at.out.Phase == phaseAccepted) {
+			return refused("cannot hold a lease: the %s is already on its way", at.out.Action)
+		}
+		l = idle.Lease{Holder: r.Holder, Reason: r.Reason, ExpiresAt: a.now().Add(time.Duration(r.TTL))}
+		i := slices.IndexFunc(a.state.Leases, func(o idle.Lease) bool { return o.Holder == r.Holder })
+		switch {
+		case i >= 0:
+			a.state.Leases[i] = l
+		case len(a.state.Leases) >= 1000:
+			return refused("cannot hold a lease: 1000 are held already")
+		default:
+			a.state.Leases = append(a.state.Leases, l)
+		}
+		a.record(agentctl.Entry{Kind: "lease", By: by, Sentence: fmt.Sprintf("Lease of %s until %s. %s", l.Holder, l.ExpiresAt.Format(time.RFC3339), l.Reason)})
+		return nil
+	})
+	return l, err
+}
+
+// ReleaseLease implements agentctl.Agent. It drops the holder's own lease only.
+func (a *Agent) ReleaseLease(ctx context.Context, holder string) error {
+	return a.durable(ctx, func() error {
+		i := slices.IndexFunc(a.state.Leases, func(l idle.Lease) bool { return l.Holder == holder })
+		if i < 0 {
+			return &agentctl.Error{Code: agentctl.CodeNotFound, Sentence: fmt.Sprintf("cannot release a lease: %q holds none", holder)}
+		}
+		a.state.Leases = slices.Delete(a.state.Leases, i, i+1)
+		a.record(agentctl.Entry{Kind: "lease", By: agentctl.Caller(ctx), Sentence: "Lease of " + holder + " released."})
+		a.nextAt = a.now()
+		return nil
+	})
+}
+
+// Leases implements agentctl.Agent.
+func (a *Agent) Leases(ctx context.Context) (l []idle.Lease, err error) {
+	err = a.ask(ctx, func() { l = append([]idle.Lease{}, a.state.Leases...) })
+	return l, err
+}
+
+// History implements agentctl.Agent. It reads beside the loop.
+func (a *Agent) History(_ context.Context, q agentctl.HistoryQuery) ([]agentctl.Entry, error) {
+	list, err := a.o.Journal.Entries(q)
+	if list == nil {
+		list = []agentctl.Entry{}
+	}
+	return list, err
+}
+
+// Halt implements agentctl.Agent. It cancels an action that has not been sent.
+func (a *Agent) Halt(ctx context.Context, r agentctl.HaltRequest) (agentctl.Status, error) {
+	by := agentctl.Caller(ctx)
+	if len(r.Reason) > 512 {
+		return agentctl.Status{}, bad("cannot halt: a reason has at most 512 bytes")
+	}
+	err := a.durable(ctx, func() error {
+		now := a.now()
+		if !r.On {
+			a.state.Halted = nil
+			a.alarmIf(false, "state_unreadable", "")
+			a.record(agentctl.Entry{Kind: "halt", By: by, Sentence: "The halt was ended."})
+			a.nextAt = now
+			return nil
+		}
+		if r.Reason == "" {
+			r.Reason = "no reason given"
+		}
+		a.state.Halted = &agentctl.Halted{Since: now, By: by, Reason: r.Reason}
+		a.record(agentctl.Entry{Kind: "halt", By: by, Sentence: "Halted: " + r.Reason + "."})
+		if at := a.acting; at != nil && at.out.Phase != phaseCalling && at.out.Phase != phaseAccepted {
+			a.counters.Cancelled++
+			a.finish(phaseCancelled, "it was halted")
+			a.unsay()
+		}
+		a.nextAt = now
+		return nil
+	})
+	if err != nil {
+		return agentctl.Status{}, err
+	}
+	return a.Status(ctx)
+}
+
+// record hands a line to the journal.
+func (a *Agent) record(e agentctl.Entry) {
+	e.At = a.now()
+	select {
+	case a.lines <- e:
+	default:
+		a.alarm("history_unwritten", "The history cannot be written: the disk does not keep up.")
+	}
+}
+
+// keep writes the history beside the loop, so that a disk that hangs holds
+// nothing up. What is under way when ctx ends is still written.
+func (a *Agent) keep(ctx context.Context) {
+	write := func(e agentctl.Entry) {
+		err := a.o.Journal.Append(e)
+		if ctx.Err() == nil {
+			a.post(func() {
+				a.alarmIf(err != nil, "history_unwritten", fmt.Sprintf("The history cannot be written: %v.", err))
+			})
+		}
+	}
+	for {
+		select {
+		case e := <-a.lines:
+			write(e)
+		case <-ctx.Done():
+			for {
+				select {
+				case e := <-a.lines:
+					write(e)
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+// alarm raises one, once.
+func (a *Agent) alarm(code, sentence string) {
+	if old, ok := a.alarms[code]; ok {
+		old.Sentence = sentence
+		a.alarms[code] = old
+		return
+	}
+	a.alarms[code] = agentctl.Alarm{Code: code, Sentence: sentence, Since: a.now()}
+	a.log.Error("alarm", "code", code, "sentence", sentence)
+	if code != "history_unwritten" {
+		a.record(agentctl.Entry{Kind: "alarm", Sentence: sentence})
+	}
+}
+
+// alarmIf raises an alarm or takes it back.
+func (a *Agent) alarmIf(on bool, code, sentence string) {
+	if on {
+		a.alarm(code, sentence)
+		return
+	}
+	delete(a.alarms, code)
+}

@@ -1,0 +1,295 @@
+package agent
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/edge/proc"
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+	"lull/internal/link/tags"
+)
+
+// Codes of guards that only the agent has.
+const (
+	codeBootGrace  idle.Code = "boot_grace"
+	codeConfig     idle.Code = "config_unreadable"
+	codeNoPolicy   idle.Code = "no_policy"
+	codeHolder     idle.Code = "pause_holder"
+	codeHalted     idle.Code = "halted"
+	codeActing     idle.Code = "action_under_way"
+	reasonIdle               = "idle_timeout"
+	reasonTTL                = "ttl"
+	reasonComplete           = "completion"
+)
+
+// judge has internal/idle decide on what the last round saw. fence is the last
+// look before an action: the warning is out, and the action itself is no
+// obstacle.
+func (a *Agent) judge(now time.Time, fence bool) (idle.Policy, idle.Verdict) {
+	p := a.config.policy()
+	e := idle.Evidence{
+		Status: "running", Running: true,
+		LastActivityAt: a.machine.activity, LastResumedAt: a.state.ResumedAt, CreatedAt: a.started,
+		SnoozedUntil: a.state.SnoozedUntil, WarningSentAt: a.state.WarnedAt,
+		Readings: a.machine.readings, Leases: a.state.Leases, Guards: a.guards(now, fence),
+	}
+	if fence {
+		p.WarnBefore = 0
+	}
+	return p, idle.Decide(now, p, e)
+}
+
+// guards are the agent's own reasons not to act.
+func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
+	var out []idle.Block
+	add := func(code idle.Code, until time.Time, format string, args ...any) {
+		b := idle.Block{Code: code, Sentence: fmt.Sprintf(format, args...)}
+		if !until.IsZero() {
+			b.Until = &until
+		}
+		out = append(out, b)
+	}
+	if h := a.state.Halted; h != nil {
+		add(codeHalted, time.Time{}, "Halted by %s since %s: %s.", h.By, h.Since.Format(time.RFC3339), h.Reason)
+	}
+	c := &a.config
+	switch {
+	case !c.settled:
+		add(codeConfig, time.Time{}, "The configuration has not been read yet.")
+	case c.unread != "":
+		add(codeConfig, time.Time{}, "The configuration cannot be read and nothing is cached: %s.", c.unread)
+	case c.silent:
+		add(codeNoPolicy, time.Time{}, "Neither the tags nor the local file say anything, so the agent only watches.")
+	case c.IdleTimeout == 0:
+		add(codeNoPolicy, time.Time{}, "No idle-timeout is set, so idleness leads to nothing.")
+	}
+	if end := a.graceEnd(); now.Before(end) {
+		add(codeBootGrace, end, "The machine booted less than %s ago.", c.BootGrace)
+	}
+	if c.PauseHolder != "agent" {
+		add(codeHolder, time.Time{}, "The %s decides about this machine; the agent only reports.", c.PauseHolder)
+	}
+	if v := a.state.Vetoes; now.Before(v.Until) {
+		add(idle.HookVeto, v.Until, "The pre-stop hook asked to %s.", v.Kind)
+	}
+	if end := a.retryAt(); now.Before(end) {
+		add(idle.Cooldown, end, "The last attempt failed: %s.", a.state.Last.Detail)
+	}
+	if a.acting != nil && !fence {
+		add(codeActing, time.Time{}, "A %s is under way.", a.acting.out.Action)
+	}
+	return out
+}
+
+func (a *Agent) graceEnd() time.Time { return a.booted.Add(a.config.BootGrace) }
+
+// conclude judges the finished round and does what follows: warnings, actions,
+// tags, the record, and when to look next.
+func (a *Agent) conclude() {
+	now := a.now()
+	m := &a.machine
+	m.policy, m.verdict = a.judge(now, false)
+	m.stage, m.stages = a.stages()
+	a.nextAt = m.verdict.NextIdleCheckAt
+	if !a.nextAt.After(now) {
+		a.nextAt = now.Add(a.config.CheckInterval)
+	}
+	a.expireLeases(now)
+	a.recordVerdict()
+	a.tellTags(now)
+	a.collect(now)
+	if a.acting != nil {
+		return
+	}
+	if a.overdue(now) {
+		return
+	}
+	switch {
+	case m.verdict.Eligible:
+		action := actionStop
+		if a.config.Hibernate {
+			action = actionHibernate
+		}
+		a.attempt(action, reasonIdle, nil)
+	case m.verdict.WarnDue:
+		a.state.WarnedAt = now
+		a.save(nil)
+		a.warn(Warning{Reason: reasonIdle, Action: m.policy.Action, At: now.Add(a.config.WarnBefore),
+			Sentence: fmt.Sprintf("This machine has been idle for %s.", (time.Duration(m.verdict.IdleMinutes*60) * time.Second).Round(time.Minute))})
+		a.soon(now.Add(a.config.WarnBefore))
+	}
+}
+
+// soon has the loop look again at t, or earlier.
+func (a *Agent) soon(t time.Time) {
+	if t.Before(a.nextAt) {
+		a.nextAt = t
+	}
+}
+
+// overdue acts on what ends the machine whether it is in use or not: a TTL and
+// a completion. It reports whether it began something.
+func (a *Agent) overdue(now time.Time) bool {
+	if a.state.Halted != nil || now.Before(a.retryAt()) {
+		return false
+	}
+	grace := a.graceEnd()
+	try := func(reason, action, sentence string, due time.Time) bool {
+		before := a.config.WarnBefore
+		key := reason + due.Format(time.RFC3339)
+		sent, ok := a.warned[key]
+		if !ok {
+			if warnAt := due.Add(-before); now.Before(warnAt) {
+				a.soon(warnAt)
+				return false
+			}
+			sent = now
+			a.warned[key] = sent
+			a.warn(Warning{Reason: reason, Action: action, At: later(due, sent.Add(before), grace), Sentence: sentence})
+		}
+		if at := later(due, sent.Add(before), grace); now.Before(at) {
+			a.soon(at)
+			return false
+		}
+		a.attempt(action, reason, a.inUse())
+		return true
+	}
+	if t := a.config.TTLDeadline; !t.IsZero() && try(reasonTTL, a.config.TTLAction, "This machine's time ends at "+t.Format(time.RFC3339)+".", t) {
+		return true
+	}
+	if done := a.state.Completed; done != nil && a.config.OnComplete != "none" {
+		return try(reasonComplete, a.config.OnComplete, fmt.Sprintf("The work on this machine was completed (%s).", done.Status), done.At)
+	}
+	return false
+}
+
+func later(times ...time.Time) time.Time {
+	return slices.MaxFunc(times, time.Time.Compare)
+}
+
+// inUse names what is active or unknown, for the record of a forced action.
+func (a *Agent) inUse() []string {
+	out := []string{}
+	for _, r := range a.machine.readings {
+		if r.State == idle.Active || r.State == idle.Unknown {
+			out = append(out, strings.TrimSpace(fmt.Sprintf("%s is %s %s", r.Signal, r.State, r.Detail)))
+		}
+	}
+	for _, l := range a.state.Leases {
+		out = append(out, "lease of "+l.Holder)
+	}
+	return out
+}
+
+// stages tells the verdict as the three looks of seeds/002.
+func (a *Agent) stages() (answered int, out []agentctl.Stage) {
+	people := []string{proc.SignalUsers, proc.SignalTerminals, proc.SignalRecent}
+	look := func(number int, name string, of func(string) bool, none string) agentctl.Stage {
+		s := agentctl.Stage{Number: number, Name: name, Answer: "idle", Sentence: none}
+		var active, unknown []string
+		for _, r := range a.machine.readings {
+			if !of(r.Signal) {
+				continue
+			}
+			switch r.State {
+			case idle.Active:
+				active = append(active, strings.TrimSpace(r.Signal+" "+r.Detail))
+			case idle.Unknown:
+				unknown = append(unknown, r.Signal)
+			}
+		}
+		switch {
+		case len(active) > 0:
+			s.Answer, s.Sentence = "not_idle", "Active: "+strings.Join(active, ", ")+"."
+		case len(unknown) > 0:
+			s.Answer, s.Sentence = "unknown", "Not known: "+strings.Join(unknown, ", ")+"."
+		}
+		return s
+	}
+	one := look(1, "connections of people", func(s string) bool { return slices.Contains(people, s) }, "Nobody is at a keyboard.")
+	two := look(2, "work in the background", func(s string) bool { return !slices.Contains(people, s) }, "No work is going on.")
+	if m := a.machine.memory; m != nil && m.TotalBytes > 0 {
+		two.Sentence += fmt.Sprintf(" Memory in use: %d %%.", 100-100*m.AvailableBytes/m.TotalBytes)
+	}
+	v := a.machine.verdict
+	three := agentctl.Stage{Number: 3, Name: "sustained quiet", Answer: "not_idle", Sentence: "The machine is idle."}
+	if v.Eligible {
+		three.Answer = "idle"
+	} else if len(v.Blocks) > 0 {
+		three.Sentence = v.Blocks[0].Sentence
+	}
+	switch {
+	case one.Answer == "not_idle":
+		two.Answer, three.Answer = "not_asked", "not_asked"
+		if slices.ContainsFunc(a.machine.readings, func(r idle.Reading) bool {
+			return r.State == idle.Active && !slices.Contains(people, r.Signal)
+		}) {
+			two.Answer = "not_idle"
+		}
+		answered = 1
+	case two.Answer == "not_idle":
+		three.Answer = "not_asked"
+		answered = 2
+	default:
+		answered = 3
+	}
+	return answered, []agentctl.Stage{one, two, three}
+}
+
+func (a *Agent) expireLeases(now time.Time) {
+	n := len(a.state.Leases)
+	a.state.Leases = slices.DeleteFunc(a.state.Leases, func(l idle.Lease) bool { return !l.ExpiresAt.After(now) })
+	if len(a.state.Leases) != n {
+		a.record(agentctl.Entry{Kind: "lease", Sentence: fmt.Sprintf("%d leases expired.", n-len(a.state.Leases))})
+		a.save(nil)
+	}
+}
+
+// recordVerdict writes a verdict into the history when what it says changed:
+// the codes of its blocks and the states of its signals, not every value.
+func (a *Agent) recordVerdict() {
+	m := &a.machine
+	var key strings.Builder
+	for _, b := range m.verdict.Blocks {
+		fmt.Fprintf(&key, "%s %s;", b.Code, b.Signal+b.Holder)
+	}
+	for _, r := range m.readings {
+		fmt.Fprintf(&key, "%s=%s;", r.Signal, r.State)
+	}
+	if key.String() == m.recorded {
+		return
+	}
+	m.recorded = key.String()
+	sentence := "The machine is idle."
+	if len(m.verdict.Blocks) > 0 {
+		sentence = m.verdict.Blocks[0].Sentence
+	}
+	v := m.verdict
+	a.record(agentctl.Entry{Kind: "verdict", Sentence: sentence, Verdict: &v, Readings: m.readings})
+	a.log.Info("verdict", "stage", m.stage, "idle_minutes", v.IdleMinutes, "eligible", v.Eligible, "reason", string(v.Reason), "sentence", sentence)
+}
+
+// idleTagAfter is how long the machine has to be quiet until its tag says so:
+// a tag that follows every pause of a typist would cost a call each.
+func (c Config) idleTagAfter() time.Duration {
+	if c.IdleTimeout > 0 {
+		return min(5*time.Minute, c.IdleTimeout/2)
+	}
+	return 5 * time.Minute
+}
+
+// tellTags brings the state tags to what holds, when it changed.
+func (a *Agent) tellTags(now time.Time) {
+	if a.o.Cloud == nil || !a.config.settled {
+		return
+	}
+	want := tags.State{Status: tags.StatusActive}
+	quiet := now.Sub(a.machine.activity) >= a.config.idleTagAfter()
+	if quiet && !a.machine.verdict.Has(idle.SignalUnknown) {
+		want = tags.State{Status: tags.StatusIdle, Since: a.machine.activity}
+	}
+	a.writeTags(want)
+}

@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"lull/internal/base/segment"
+)
+
+// Files is the Disk of a real machine.
+type Files struct {
+	State      string    // directory of what outlives the agent, such as /var/lib/lull/agent
+	ConfigFile string    // the local file, such as /etc/lull/agent.yaml
+	BootedAt   time.Time // a completion file older than that is of an earlier boot
+}
+
+var _ Disk = Files{}
+
+// Prepare makes the directories, closed to others.
+func (f Files) Prepare() error {
+	if err := os.MkdirAll(f.State, 0o700); err != nil {
+		return fmt.Errorf("cannot make the agent's directory: %w", err)
+	}
+	_, err := segment.RemoveTemporary(f.State)
+	return err
+}
+
+// Load implements Disk.
+func (f Files) Load(name string) ([]byte, error) {
+	return segment.ReadSealed(filepath.Join(f.State, name), 16<<20)
+}
+
+// Save implements Disk.
+func (f Files) Save(name string, b []byte) error {
+	return segment.WriteSealed(filepath.Join(f.State, name), b, 0o600)
+}
+
+// Config implements Disk. A file that somebody else than root or the agent's
+// own user could have written is not read.
+func (f Files) Config() ([]byte, error) {
+	if f.ConfigFile == "" {
+		return nil, fs.ErrNotExist
+	}
+	file, err := os.Open(f.ConfigFile)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if err := trusted(f.ConfigFile, file); err != nil {
+		return nil, fmt.Errorf("cannot trust %s: %w", f.ConfigFile, err)
+	}
+	return io.ReadAll(io.LimitReader(file, maxConfig+1))
+}
+
+// Completed implements Disk. The file must be a plain one of this boot, in a
+// directory and of an owner that other users cannot pretend to be.
+func (f Files) Completed(path string) (bool, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	if err := trusted(path, file); err != nil {
+		return false, fmt.Errorf("cannot trust %s: %w", path, err)
+	}
+	st, err := file.Stat()
+	if err != nil {
+		return false, err
+	}
+	// A reboot empties /run; elsewhere an old file must not end a new boot.
+	if st.ModTime().Before(f.BootedAt) {
+		return false, fmt.Errorf("cannot obey %s: it is of %s, before this boot", path, st.ModTime().Format(time.RFC3339))
+	}
+	return true, nil
+}
+
+// trusted checks an open file and the directories above it: each belongs to
+// root or to this process's user, and nobody else may write to it.
+func trusted(path string, file *os.File) error {
+	st, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if !st.Mode().IsRegular() {
+		return errors.New("it is not a plain file")
+	}
+	if err := ownOnly(st); err != nil {
+		return err
+	}
+	path, err = filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		st, err := os.Stat(dir)
+		if err != nil {
+			return err
+		}
+		if err := ownOnly(st); err != nil {
+			return fmt.Errorf("directory %s: %w", dir, err)
+		}
+		if dir == "/" {
+			return nil
+		}
+	}
+}
+
+func ownOnly(st fs.FileInfo) error {
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	if !ok {
+		return errors.New("its owner is not known")
+	}
+	if sys.Uid != 0 && int(sys.Uid) != os.Geteuid() {
+		return fmt.Errorf("it belongs to user %d", sys.Uid)
+	}
+	if st.Mode().Perm()&0o002 != 0 || st.Mode().Perm()&0o020 != 0 && sys.Gid != 0 {
+		return errors.New("others may write to it")
+	}
+	return nil
+}

@@ -1,0 +1,275 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/edge/proc"
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+)
+
+func TestHooks(t *testing.T) {
+	for _, tt := range []struct {
+		name, command string
+		user          string
+		code          int
+		timedOut      bool
+		output        string
+		fails         bool
+	}{
+		{name: "succeeds", command: "echo saved; echo $LULL_REASON >&2", output: "saved\nidle_timeout\n"},
+		{name: "fails", command: "echo no; exit 7", code: 7, output: "no\n"},
+		{name: "vetoes", command: "exit 100", code: HookVeto},
+		{name: "hangs", command: "sleep 600", code: -1, timedOut: true},
+		{name: "ignores its end", command: "trap '' TERM INT; echo on; while :; do sleep 600; done", code: -1, timedOut: true, output: "on\n"},
+		{name: "hangs with a grandchild that holds the output", command: "(trap '' TERM; sleep 600) & sleep 600", code: -1, timedOut: true},
+		{name: "ends with a grandchild that holds the output", command: "echo out; sleep 600 &", output: "out\n"},
+		{name: "ends with a grandchild that left the group", command: "echo out; setsid sleep 30 &", output: "out\n"},
+		{name: "talks without end", command: "yes", code: -1, timedOut: true, output: "y\n"},
+		{name: "no such user", command: "true", user: "nobody-at-all", code: -1, fails: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			started := time.Now()
+			h := ShellHooks{}.Run(t.Context(), HookSpec{Command: tt.command, User: tt.user, Timeout: 500 * time.Millisecond, Env: []string{"LULL_REASON=idle_timeout"}})
+			if tt.timedOut == false && h.TimedOut && !tt.fails { // a loaded machine: give it its time
+				h = ShellHooks{}.Run(t.Context(), HookSpec{Command: tt.command, User: tt.user, Timeout: 30 * time.Second, Env: []string{"LULL_REASON=idle_timeout"}})
+			}
+			if h.ExitCode != tt.code || h.TimedOut != tt.timedOut || !strings.HasPrefix(h.Output, tt.output) || (h.Error != "") != tt.fails {
+				t.Errorf("%+v", h)
+			}
+			if len(h.Output) > hookOutput {
+				t.Errorf("%d bytes of output are kept", len(h.Output))
+			}
+			if took := time.Since(started); took > 25*time.Second {
+				t.Errorf("took %s", took)
+			}
+		})
+	}
+}
+
+func TestHookRunsAsItsUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP hook user: needs root")
+	}
+	h := ShellHooks{}.Run(t.Context(), HookSpec{Command: "id -un; echo $HOME", User: "nobody", Timeout: 30 * time.Second})
+	if h.Output != "nobody\n/nonexistent\n" {
+		t.Errorf("%+v", h)
+	}
+}
+
+func TestHookEndsWithTheAgent(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if h := (ShellHooks{}).Run(ctx, HookSpec{Command: "sleep 600", Timeout: time.Hour}); h.Error == "" || h.ExitCode != -1 {
+		t.Errorf("%+v", h)
+	}
+}
+
+func TestFilesAreDistrusted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP trust: needs root to give files away")
+	}
+	// Below /run and not below /tmp, which everybody may write to.
+	dir, err := os.MkdirTemp("/run", "lull-test-")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "complete")
+	f := Files{State: dir, ConfigFile: path, BootedAt: time.Now().Add(-time.Hour)}
+	if ok, err := f.Completed(path); ok || err != nil {
+		t.Errorf("no file: %t, %v", ok, err)
+	}
+	if _, err := f.Config(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	for name, spoil := range map[string]func(){
+		"":                    func() {},
+		"another's":           func() { must(t, os.Chown(path, 1234, 0)) },
+		"writable by others":  func() { must(t, os.Chmod(path, 0o666)) },
+		"in another's folder": func() { must(t, os.Chown(dir, 1234, 0)) },
+		"in an open folder":   func() { must(t, os.Chmod(dir, 0o777)) },
+		"of a group":          func() { must(t, os.Chown(path, 0, 1234)); must(t, os.Chmod(path, 0o660)) },
+		"a link":              func() { must(t, os.Rename(path, path+"2")); must(t, os.Symlink(path+"2", path)) },
+		"a folder":            func() { must(t, os.Remove(path)); must(t, os.Mkdir(path, 0o700)) },
+		"of an earlier boot":  func() { must(t, os.Chtimes(path, time.Time{}, time.Now().Add(-2*time.Hour))) },
+	} {
+		must(t, os.Chown(dir, 0, 0))
+		must(t, os.Chmod(dir, 0o755))
+		os.RemoveAll(path)
+		os.RemoveAll(path + "2")
+		must(t, os.WriteFile(path, []byte("idle-timeout: 1h\n"), 0o644))
+		spoil()
+		if ok, err := f.Completed(path); ok != (name == "") || (err != nil) != (name != "") {
+			t.Errorf("completion file %s: %t, %v", name, ok, err)
+		}
+		if name == "of an earlier boot" || name == "a link" { // the local file may be both
+			continue
+		}
+		if _, err := f.Config(); (err != nil) != (name != "") {
+			t.Errorf("local file %s: %v", name, err)
+		}
+	}
+}
+
+func TestLocalFile(t *testing.T) {
+	l, faults, err := ParseLocal([]byte("idle-timeout: 45m\nsignals: [cpu, disk]\nallow-tag-hooks: true\nidle-cpu: lots\nidle-tiemout: 1h\n"))
+	if err != nil || *l.Settings.IdleTimeout != 45*time.Minute || !l.AllowTagHooks || len(faults) != 2 {
+		t.Fatalf("%+v, %v, %v", l, faults, err)
+	}
+	if d := cmp.Diff([]string{"cpu", "disk"}, *l.Settings.Signals); d != "" {
+		t.Error(d)
+	}
+	for i, want := range []string{"line 4: idle-cpu", "line 5: idle-tiemout"} {
+		if faults[i].Tag != want {
+			t.Errorf("fault %+v, want it at %s", faults[i], want)
+		}
+	}
+	if _, faults, err := ParseLocal([]byte(Example())); err != nil || len(faults) > 0 {
+		t.Errorf("the example: %v, %v", faults, err)
+	}
+	whole := strings.NewReplacer("\n# idle", "\nidle", "\n# check", "\ncheck", "\n# warn", "\nwarn", "\n# boot", "\nboot").Replace(Example())
+	if _, faults, err := ParseLocal([]byte(whole)); err != nil || len(faults) != 1 { // idle-timeout has no default
+		t.Errorf("the example without comment signs: %v, %v", faults, err)
+	}
+}
+
+func FuzzLocalFile(f *testing.F) {
+	f.Add([]byte("idle-timeout: 45m\nsignals: [cpu, disk]\n"))
+	f.Add([]byte("a: &a [*a]\n"))
+	f.Add([]byte("- 1\n"))
+	f.Add([]byte(Example()))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l, _, err := ParseLocal(b)
+		if err == nil {
+			Resolve(l.Settings)
+		}
+	})
+}
+
+func TestJournal(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "history")
+	j, damage, err := OpenJournal(dir)
+	if err != nil || len(damage) > 0 {
+		t.Fatal(err, damage)
+	}
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for i := range 100 {
+		e := agentctl.Entry{At: start.Add(time.Duration(i) * time.Minute), Kind: "verdict", Sentence: "line",
+			Readings: []idle.Reading{idle.Judge("cpu", float64(i), 5, "%", time.Minute, start)}}
+		must(t, j.Append(e))
+	}
+	must(t, j.Close())
+	j, _, err = OpenJournal(dir)
+	must(t, err)
+	defer j.Close()
+	got, err := j.Entries(agentctl.HistoryQuery{Since: start.Add(10 * time.Minute), Until: start.Add(50 * time.Minute), Limit: 5})
+	if err != nil || len(got) != 5 || got[4].Readings[0].Value != 49 || !got[0].At.Equal(start.Add(45*time.Minute)) {
+		t.Errorf("%d entries, %v: %+v", len(got), err, got)
+	}
+}
+
+func TestControlSocket(t *testing.T) {
+	w := newWorld()
+	w.config = []byte("idle-timeout: 1h\n")
+	a, err := New(Options{Version: "1.2.3", BootID: "b", Cheap: w, Disk: w, Journal: &MemoryJournal{}, Clocks: w.clocks, Own: w.own})
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := Listen(path)
+	must(t, err)
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm()&0o007 != 0 {
+		t.Errorf("socket mode %v, %v", st.Mode(), err)
+	}
+	ended := make(chan error, 2)
+	go func() { ended <- a.Run(ctx) }()
+	go func() { ended <- Control(a, l, slog.New(slog.DiscardHandler)).Run(ctx) }()
+	defer func() { cancel(); <-ended; <-ended }()
+	<-a.Ready()
+
+	c := agentctl.Dial(path)
+	s, err := c.Status(t.Context())
+	if err != nil || s.Version != "1.2.3" || len(s.Stages) == 0 && s.Counters.Ticks > 1 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if _, err := c.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "job 1/2", TTL: idle.Duration(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	if w, err := c.Why(t.Context(), time.Time{}); err != nil || !strings.Contains(w.Sentence, "job 1/2") {
+		t.Errorf("%+v, %v", w, err)
+	}
+	must(t, c.ReleaseLease(t.Context(), "job 1/2"))
+	err = c.ReleaseLease(t.Context(), "job 1/2")
+	if e, ok := errors.AsType[*agentctl.Error](err); !ok || e.Code != agentctl.CodeNotFound {
+		t.Errorf("%v", err)
+	}
+	w.with(func() { w.config = []byte("idle-timeout: 2h\nidle-cpu: x\n") })
+	r, err := c.Reload(t.Context())
+	if err != nil || !cmp.Equal(r.Changed, []string{"idle-timeout"}) || len(r.Faults) != 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if s, err = c.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(time.Hour)}); err != nil || !s.Verdict.InSnoozePeriod {
+		t.Errorf("%+v, %v", s.Verdict, err)
+	}
+	if s, err = c.Halt(t.Context(), agentctl.HaltRequest{On: true}); err != nil || s.Halted == nil || s.Halted.By == "somebody" {
+		t.Errorf("%+v, %v", s.Halted, err)
+	}
+	if s, err = c.Complete(t.Context(), agentctl.CompleteRequest{}); err != nil || s.Completion != "success" {
+		t.Errorf("%s, %v", s.Completion, err)
+	}
+	eventually(t, "the history", func() bool {
+		h, err := c.History(t.Context(), agentctl.HistoryQuery{})
+		return err == nil && len(h) >= 6
+	})
+	if _, err := c.HoldLease(t.Context(), agentctl.LeaseRequest{}); err == nil {
+		t.Error("a lease without a time was taken")
+	}
+	if l, err := c.Leases(t.Context()); err != nil || len(l) != 0 {
+		t.Errorf("%v, %v", l, err)
+	}
+}
+
+func TestWebhook(t *testing.T) {
+	got := make(chan string, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var v struct{ Event, Host, Action string }
+		json.NewDecoder(r.Body).Decode(&v)
+		got <- v.Event + " " + v.Host + " " + v.Action
+	}))
+	defer srv.Close()
+	p := People{Own: &proc.OwnWrites{}, HTTP: srv.Client(), Host: "h", File: filepath.Join(t.TempDir(), "warning")}
+	must(t, p.Warn(t.Context(), Warning{Reason: reasonIdle, Action: "stop", At: time.Now(), URL: srv.URL}))
+	if v := <-got; v != "idle_warning h stop" {
+		t.Error(v)
+	}
+	if b, err := os.ReadFile(p.File); err != nil || !strings.Contains(string(b), `"action":"stop"`) {
+		t.Errorf("%s, %v", b, err)
+	}
+	srv.Close()
+	if err := p.Warn(t.Context(), Warning{URL: srv.URL}); err == nil {
+		t.Error("a webhook that nobody answers is silent")
+	}
+}
+
+func TestMeterCounts(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(make([]byte, 10000)) }))
+	defer srv.Close()
+	m := &Meter{}
+	c := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, n, a string) (net.Conn, error) { return m.Dial(ctx, n, a) }}}
+	resp, err := c.Get(srv.URL)
+	must(t, err)
+	resp.Body.Close()
+	eventually(t, "the count", func() bool { return m.Bytes() > 200 })
+}

@@ -1,0 +1,350 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/edge/ec2"
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+)
+
+// trouble is a row of the table of what can go wrong between idle and stopped.
+type trouble struct {
+	name   string
+	set    func(w *world)
+	during func(t *testing.T, w *world, a *Agent) // after the agent has started
+	sleep  time.Duration                          // default 45 min; the timeout is 30
+	calls  []string
+	alarm  string // a code that must be raised at the end
+	check  func(t *testing.T, w *world, s agentctl.Status)
+}
+
+var errBoom = errors.New("boom")
+
+func faults() []trouble {
+	hook := func(h agentctl.Hook, took time.Duration) func(HookSpec) agentctl.Hook {
+		return func(HookSpec) agentctl.Hook { time.Sleep(took); return h }
+	}
+	withHook := func(w *world) { w.config = []byte("pre-stop: /opt/save\n") }
+	return []trouble{
+		{name: "nothing", calls: []string{"stop"}},
+		{name: "nothing is configured at all", set: func(w *world) { clear(w.tags) }, sleep: 9 * time.Hour, check: func(t *testing.T, _ *world, s agentctl.Status) {
+			if !s.Verdict.Has(codeNoPolicy) || len(s.Alarms) > 0 || s.Config[1].State != "read" {
+				t.Errorf("blocks %v, alarms %v, config %+v", s.Verdict.Blocks, s.Alarms, s.Config)
+			}
+		}},
+		{name: "tags unreadable, nothing cached", set: func(w *world) { w.tagsErr = errBoom }, sleep: 9 * time.Hour, alarm: "config_unreadable",
+			check: func(t *testing.T, _ *world, s agentctl.Status) {
+				if !s.Verdict.Has(codeConfig) || s.Config[1].State != "unreadable" {
+					t.Errorf("blocks %v, config %+v", s.Verdict.Blocks, s.Config)
+				}
+			}},
+		{name: "tags unreadable for an hour, cached", during: func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.tagsErr = errBoom }) },
+			calls: []string{"stop"}, alarm: "config_stale"},
+		{name: "metadata hangs", during: func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.tagsHang = true }) },
+			calls: []string{"stop"}, alarm: "config_stale"},
+		{name: "one tag is wrong", set: func(w *world) { w.tags["lull:idle-cpu"] = "lots" }, calls: []string{"stop"}, alarm: "config_faults"},
+		{name: "timeout becomes wrong while running", during: func(_ *testing.T, w *world, _ *Agent) {
+			w.with(func() { w.tags["lull:idle-timeout"] = "30 minutes" })
+		}, calls: []string{"stop"}, alarm: "config_faults"},
+		{name: "local file cannot be read", set: func(w *world) { w.config = []byte("unreadable") }, alarm: "config_unreadable"},
+		{name: "local file is no yaml", set: func(w *world) { w.config = []byte("a: [") }, alarm: "config_unreadable"},
+		{name: "timeout is raised at the last second", set: func(w *world) { withHook(w) }, during: func(_ *testing.T, w *world, _ *Agent) {
+			w.with(func() {
+				w.hook = func(HookSpec) agentctl.Hook {
+					w.with(func() { w.tags["lull:idle-timeout"] = "8h" })
+					return agentctl.Hook{}
+				}
+			})
+		}, check: cancelled("no longer idle")},
+		{name: "detection is switched off", during: func(_ *testing.T, w *world, _ *Agent) {
+			w.with(func() { w.tags["lull:enabled"] = "false" })
+		}, check: blocked(idle.DetectionDisabled)},
+		{name: "the server holds the pause", set: func(w *world) { w.tags["lull:pause-holder"] = "server" }, check: blocked(codeHolder)},
+
+		{name: "hook fails", set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: 3}, time.Minute) },
+			calls: []string{"stop"}, alarm: "hook_failed"},
+		{name: "hook runs into its deadline", set: func(w *world) {
+			withHook(w)
+			w.hook = hook(agentctl.Hook{ExitCode: -1, TimedOut: true}, 5*time.Minute)
+		}, calls: []string{"stop"}, alarm: "hook_failed"},
+		{name: "hook works hard", set: func(w *world) {
+			withHook(w)
+			w.hook = func(HookSpec) agentctl.Hook {
+				w.with(func() { w.busy["cpu"], w.busy["disk"] = true, true })
+				time.Sleep(4 * time.Minute)
+				w.with(func() { w.busy["cpu"], w.busy["disk"] = false, false })
+				return agentctl.Hook{}
+			}
+		}, calls: []string{"stop"}},
+		{name: "somebody types while the hook runs", set: func(w *world) {
+			withHook(w)
+			w.hook = func(HookSpec) agentctl.Hook {
+				w.with(func() { w.typed = time.Now() })
+				return agentctl.Hook{}
+			}
+		}, check: cancelled("Idle for 1m0s of 30m")},
+		{name: "work begins while the hook runs", set: func(w *world) {
+			withHook(w)
+			w.hook = func(HookSpec) agentctl.Hook {
+				w.with(func() { w.busy["cpu"] = true })
+				return agentctl.Hook{}
+			}
+		}, check: cancelled("used the machine")},
+		{name: "hook vetoes", set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: HookVeto}, 0) },
+			check: blocked(idle.HookVeto)},
+		{name: "hook vetoes for ever", sleep: 4*time.Hour + 36*time.Minute, set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: HookVeto}, 0) },
+			calls: []string{"stop"}},
+		{name: "hook defers once", set: func(w *world) {
+			withHook(w)
+			n := 0
+			w.hook = func(HookSpec) agentctl.Hook {
+				if n++; n == 1 {
+					return agentctl.Hook{ExitCode: HookDefer}
+				}
+				return agentctl.Hook{}
+			}
+		}, sleep: 48 * time.Minute, calls: []string{"stop"}},
+		{name: "tag hook is refused", set: func(w *world) { w.tags["lull:pre-stop"] = "/evil" }, calls: []string{"stop"}, alarm: "tag_hook_refused",
+			check: func(t *testing.T, w *world, _ agentctl.Status) {
+				if w.hooks != 0 {
+					t.Error("it ran")
+				}
+			}},
+		{name: "tag hook is allowed", set: func(w *world) { w.tags["lull:pre-stop"] = "/fine"; w.config = []byte("allow-tag-hooks: true\n") },
+			calls: []string{"stop"}, check: func(t *testing.T, w *world, s agentctl.Status) {
+				if w.hooks != 1 || s.Last.Hook.Command != "/fine" {
+					t.Errorf("ran %d times: %+v", w.hooks, s.Last.Hook)
+				}
+			}},
+
+		{name: "hibernate", set: func(w *world) { w.tags["lull:hibernate-on-idle"] = "true" }, calls: []string{"hibernate"}, check: tagged("hibernating")},
+		{name: "hibernation not configured", set: func(w *world) { w.tags["lull:hibernate-on-idle"] = "true"; w.hibernate = false }, calls: []string{"stop"}},
+		{name: "hibernation refused", set: func(w *world) {
+			w.tags["lull:hibernate-on-idle"] = "true"
+			w.stopErr = []error{refusal(ec2.HibernateUnsupported)}
+		}, calls: []string{"hibernate", "stop"}},
+		{name: "stop not allowed", set: func(w *world) { withHook(w); w.stopErr = slices.Repeat([]error{refusal(ec2.Unauthorized)}, 99) },
+			sleep: 44 * time.Minute, calls: []string{"stop", "stop"}, alarm: "action_failed", check: func(t *testing.T, w *world, s agentctl.Status) {
+				if w.hooks != 1 || len(w.warnings) > 3 || !s.Verdict.Has(idle.Cooldown) {
+					t.Errorf("%d hooks, %d warnings, blocks %v", w.hooks, len(w.warnings), s.Verdict.Blocks)
+				}
+			}},
+		{name: "stop throttled once", set: func(w *world) { w.stopErr = []error{refusal(ec2.Throttled)} }, sleep: 43 * time.Minute, calls: []string{"stop", "stop"}},
+		{name: "accepted and never done", sleep: 41 * time.Minute, calls: []string{"stop"}, alarm: "action_failed"},
+		{name: "state tags cannot be written", set: func(w *world) { w.writeErr = errBoom }, calls: []string{"stop"}, alarm: "tags_unwritten"},
+		{name: "disk is full", set: func(w *world) { w.saveErr = errBoom }, alarm: "state_unsaved"},
+
+		{name: "snooze at the last second", set: func(w *world) {}, during: func(t *testing.T, w *world, a *Agent) {
+			w.with(func() {
+				w.atFence = func() {
+					if _, err := a.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(2 * time.Hour)}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}, check: cancelled("no longer idle")},
+		{name: "lease at the last second", during: func(t *testing.T, w *world, a *Agent) {
+			w.with(func() {
+				w.atFence = func() {
+					if _, err := a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "job", TTL: idle.Duration(time.Hour)}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}, check: cancelled("no longer idle")},
+		{name: "halt at the last second", during: func(t *testing.T, w *world, a *Agent) {
+			w.with(func() {
+				w.atFence = func() {
+					if _, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true, Reason: "maintenance"}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}, check: func(t *testing.T, w *world, s agentctl.Status) {
+			if s.Halted == nil || s.Last.Phase != phaseCancelled || w.tags["lull:idle-action"] == "" {
+				t.Errorf("halted %v, last %+v, tags %v", s.Halted, s.Last, w.tags)
+			}
+		}},
+		{name: "a key at the last second", during: func(_ *testing.T, w *world, _ *Agent) {
+			w.with(func() { w.atFence = func() { w.with(func() { w.typed = time.Now() }) } })
+		}, check: cancelled("Idle for 0s of 30m")},
+	}
+}
+
+func cancelled(why string) func(*testing.T, *world, agentctl.Status) {
+	return func(t *testing.T, w *world, s agentctl.Status) {
+		t.Helper()
+		if s.Last == nil || s.Last.Phase != phaseCancelled || !strings.Contains(s.Last.Detail, why) {
+			t.Errorf("last action %+v, want it cancelled because %s", s.Last, why)
+		}
+	}
+}
+
+func blocked(code idle.Code) func(*testing.T, *world, agentctl.Status) {
+	return func(t *testing.T, _ *world, s agentctl.Status) {
+		t.Helper()
+		if !s.Verdict.Has(code) {
+			t.Errorf("blocks %v, want %s", s.Verdict.Blocks, code)
+		}
+	}
+}
+
+func tagged(action string) func(*testing.T, *world, agentctl.Status) {
+	return func(t *testing.T, w *world, _ agentctl.Status) {
+		t.Helper()
+		if w.tags["lull:idle-action"] != action {
+			t.Errorf("tags %v, want action %s", w.tags, action)
+		}
+	}
+}
+
+func TestFaults(t *testing.T) {
+	for _, f := range faults() {
+		t.Run(f.name, func(t *testing.T) {
+			w := newWorld()
+			w.tags["lull:idle-timeout"] = "30m"
+			if f.set != nil {
+				f.set(w)
+			}
+			bubble(t, w, func(t *testing.T, a *Agent) {
+				time.Sleep(10 * time.Second)
+				if f.during != nil {
+					f.during(t, w, a)
+				}
+				d := f.sleep
+				if d == 0 {
+					d = 40 * time.Minute
+				}
+				time.Sleep(d)
+				synctest.Wait()
+				asked := time.Now()
+				s := mustStatus(t, a)
+				if took := time.Since(asked); took > 0 {
+					t.Errorf("the loop was held up for %s", took)
+				}
+				if d := cmp.Diff(append([]string{}, f.calls...), w.sent()); d != "" {
+					t.Errorf("calls: %s\nblocks %v\nlast %+v", d, s.Verdict.Blocks, s.Last)
+				}
+				if f.alarm != "" && !slices.ContainsFunc(s.Alarms, func(x agentctl.Alarm) bool { return x.Code == f.alarm }) {
+					t.Errorf("alarms %v, want %s", s.Alarms, f.alarm)
+				}
+				if f.check != nil {
+					w.with(func() { f.check(t, w, s) })
+				}
+			})
+		})
+	}
+}
+
+// TestHookThatHangsHoldsNothingUp asks while a hook hangs.
+func TestHookThatHangsHoldsNothingUp(t *testing.T) {
+	w := newWorld()
+	w.tags["lull:idle-timeout"] = "10m"
+	w.config = []byte("pre-stop: sleep\n")
+	w.hook = func(h HookSpec) agentctl.Hook {
+		time.Sleep(h.Timeout)
+		return agentctl.Hook{TimedOut: true, ExitCode: -1}
+	}
+	bubble(t, w, func(t *testing.T, a *Agent) {
+		time.Sleep(12 * time.Minute)
+		for range 60 {
+			time.Sleep(time.Second)
+			asked := time.Now()
+			s := mustStatus(t, a)
+			if time.Since(asked) > 0 || s.Last == nil || s.Last.Phase != phaseHook {
+				t.Fatalf("took %s, last %+v", time.Since(asked), s.Last)
+			}
+		}
+		time.Sleep(10 * time.Minute)
+	})
+}
+
+// TestRestart kills the agent in every phase and starts another on what it
+// left, with and without a reboot in between.
+func TestRestart(t *testing.T) {
+	for _, at := range []string{phaseIntent, phaseHook, phaseFence, phaseCalling, phaseAccepted} {
+		for _, reboot := range []bool{false, true} {
+			name := at
+			if reboot {
+				name += " and a reboot"
+			}
+			t.Run(name, func(t *testing.T) { restartIn(t, at, reboot) })
+		}
+	}
+}
+
+func restartIn(t *testing.T, phase string, reboot bool) {
+	w := newWorld()
+	w.tags["lull:idle-timeout"] = "30m"
+	w.config = []byte("pre-stop: save\n")
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		a := w.start(t, ctx)
+		if _, err := a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "short", TTL: idle.Duration(time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(40 * time.Minute) // accepted by now
+		synctest.Wait()
+		w.with(func() {
+			// What a crash in that phase leaves on disk.
+			b := w.files[stateFile]
+			w.files[stateFile] = []byte(strings.Replace(string(b), `"phase":"accepted"`, `"phase":"`+phase+`"`, 1))
+		})
+		var files map[string][]byte
+		w.with(func() { files = maps.Clone(w.files) })
+		cancel()
+		synctest.Wait()
+		w.with(func() {
+			w.files = files
+			w.calls = nil
+			if reboot {
+				w.bootID = "boot-2"
+				w.samples = 0
+			}
+		})
+		ctx, cancel = context.WithCancel(t.Context())
+		defer cancel()
+		a = w.start(t, ctx)
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		s := mustStatus(t, a)
+		want := phaseCancelled
+		if reboot && (phase == phaseCalling || phase == phaseAccepted) {
+			want = phaseDone
+		}
+		if s.Last == nil || s.Last.Phase != want || s.Last.EndedAt == nil {
+			t.Errorf("last action %+v, want %s", s.Last, want)
+		}
+		if want == phaseDone && w.tag("idle-action") != "stopped" {
+			t.Errorf("action tag %q, want stopped", w.tag("idle-action"))
+		}
+		time.Sleep(90 * time.Second)
+		synctest.Wait()
+		if w.tag("idle-status") != "active" {
+			t.Errorf("status tag %q, want active", w.tag("idle-status"))
+		}
+		// The idle clock starts again: no stop before the timeout, then one.
+		time.Sleep(26 * time.Minute)
+		synctest.Wait()
+		if len(w.sent()) > 0 {
+			t.Errorf("calls %v before the timeout", w.sent())
+		}
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if d := cmp.Diff([]string{"stop"}, w.sent()); d != "" {
+			t.Error(d, mustStatus(t, a).Verdict.Blocks)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}

@@ -1,0 +1,326 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/base/wall"
+	"lull/internal/edge/proc"
+	"lull/internal/idle"
+)
+
+// nook is a corner of this machine with terminals, network and mounts of its
+// own, so that what else runs here does not show in it. CPU and disks are the
+// machine's: only that use is seen is tried on them, not that quiet is.
+type nook struct {
+	t    *testing.T
+	pid  int
+	root string // for the readers
+}
+
+func newNook(t *testing.T) *nook {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP real machine: needs root for namespaces")
+	}
+	cmd := exec.Command("unshare", "-m", "-n", "--propagation", "private", "sh", "-c", `
+set -e
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts /dev/pts
+mount --bind /dev/pts/ptmx /dev/ptmx
+mount -t tmpfs tmpfs /run
+ip link set lo up
+echo ready
+cat`)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Skipf("SKIP real machine: cannot make namespaces: %v", err)
+	}
+	t.Cleanup(func() { in.Close(); cmd.Wait() })
+	if line, _ := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Skipf("SKIP real machine: cannot set namespaces up")
+	}
+	n := &nook{t: t, pid: cmd.Process.Pid, root: t.TempDir()}
+	inside := fmt.Sprintf("/proc/%d/root", n.pid)
+	for name, target := range map[string]string{
+		"dev": inside + "/dev", "sys": "/sys", "run": inside + "/run",
+		"proc/stat": "/proc/stat", "proc/diskstats": "/proc/diskstats", "proc/net": fmt.Sprintf("/proc/%d/net", n.pid),
+	} {
+		path := filepath.Join(n.root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(target, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+// command runs in the nook.
+func (n *nook) command(name string, args ...string) *exec.Cmd {
+	return exec.Command("nsenter", append([]string{"-t", fmt.Sprint(n.pid), "-m", "-n", name}, args...)...)
+}
+
+func (n *nook) run(script string) {
+	n.t.Helper()
+	if out, err := n.command("sh", "-c", script).CombinedOutput(); err != nil {
+		n.t.Fatalf("%s: %v: %s", script, err, out)
+	}
+}
+
+// start runs a program until the test ends or stop is called.
+func (n *nook) start(cmd *exec.Cmd) (in io.WriteCloser, stop func()) {
+	n.t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	ended := false
+	stop = func() {
+		if !ended {
+			ended = true
+			in.Close()
+			cmd.Process.Kill()
+			cmd.Wait()
+		}
+	}
+	n.t.Cleanup(stop)
+	return in, stop
+}
+
+// eventually waits until ok holds.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(60 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s did not happen", what)
+		}
+		<-time.After(200 * time.Millisecond)
+	}
+}
+
+var realLimits = proc.Limits{CPU: 5, Network: 10e3, Disk: 100e3}
+
+// look takes a reading of one signal after the given work.
+func (n *nook) look(m *proc.Machine, signal string) idle.Reading {
+	for _, r := range m.Read(time.Now(), realLimits, nil) {
+		if r.Signal == signal {
+			return r
+		}
+	}
+	n.t.Fatalf("no reading of %s", signal)
+	return idle.Reading{}
+}
+
+// TestRealLoads holds that work of every kind on this machine is seen.
+func TestRealLoads(t *testing.T) {
+	n := newNook(t)
+	m := proc.NewMachine(proc.MachineConfig{Root: n.root, LeastWindow: 100 * time.Millisecond})
+	defer m.Close()
+	m.Read(time.Now(), realLimits, nil)
+
+	t.Run("silent computation in a child process", func(t *testing.T) {
+		_, stop := n.start(n.command("sh", "-c", "timeout -s KILL 10 sh -c 'while :; do :; done'"))
+		<-time.After(2 * time.Second)
+		if r := n.look(m, proc.SignalCPU); r.State != idle.Active {
+			t.Errorf("%+v", r)
+		}
+		stop()
+	})
+	t.Run("disk writes", func(t *testing.T) {
+		m.Read(time.Now(), realLimits, nil)
+		path := filepath.Join(t.TempDir(), "data")
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Write(bytes.Repeat([]byte("lull"), 4<<20))
+		f.Sync()
+		f.Close()
+		if r := n.look(m, proc.SignalDisk); r.State != idle.Active {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("traffic over a veth", func(t *testing.T) {
+		if r := n.look(m, proc.SignalNetwork); r.State != idle.Absent {
+			t.Errorf("a corner with loopback alone: %+v", r)
+		}
+		n.run(`ip link add lullv0 type veth peer name lullv1 && ip addr add 192.0.2.1/30 dev lullv0 && ip link set lullv0 up && ip link set lullv1 up && sysctl -qw net.ipv6.conf.lullv0.disable_ipv6=1 net.ipv6.conf.lullv1.disable_ipv6=1`)
+		eventually(t, "quiet", func() bool { return n.look(m, proc.SignalNetwork).State == idle.Quiet })
+		n.run(`ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lullv0; for i in 1 2 3 4 5 6 7 8 9 10 11 12; do head -c 1200 /dev/zero | timeout 1 bash -c 'cat > /dev/udp/192.0.2.2/9'; done`)
+		if r := n.look(m, proc.SignalNetwork); r.State != idle.Active {
+			t.Errorf("%+v", r)
+		}
+		n.run(`head -c 500000 /dev/zero | timeout 1 bash -c 'cat > /dev/udp/127.0.0.1/9' || true`)
+		m.Read(time.Now(), realLimits, nil)
+		<-time.After(time.Second)
+		if r := n.look(m, proc.SignalNetwork); r.State != idle.Quiet {
+			t.Errorf("after it ended, with loopback traffic: %+v", r)
+		}
+	})
+}
+
+// TestRealTerminals tries sshd with a real pty and a detached tmux: presence is
+// quiet, a key and an output are use.
+func TestRealTerminals(t *testing.T) {
+	n := newNook(t)
+	m := proc.NewMachine(proc.MachineConfig{Root: n.root})
+	defer m.Close()
+	people := &proc.People{Root: n.root}
+	if r := n.look(m, proc.SignalTerminals); r.State != idle.Quiet || r.Value != 0 {
+		t.Fatalf("before: %+v", r)
+	}
+	t.Run("sshd", func(t *testing.T) {
+		for _, tool := range []string{"/usr/sbin/sshd", "/usr/bin/ssh"} {
+			if _, err := os.Stat(tool); err != nil {
+				t.Skipf("SKIP sshd: %v", err)
+			}
+		}
+		in := n.login(t)
+		eventually(t, "the session", func() bool { return len(m.Terminals(nil)) > 0 || n.look(m, proc.SignalTerminals).Value > 0 })
+		n.quiet(t, m, "an open shell without input")
+		if r := people.Users(t.Context(), time.Now(), true); r.State != idle.Active {
+			t.Errorf("with presence: %+v", r)
+		}
+		fmt.Fprintln(in, "echo hello")
+		eventually(t, "typing seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
+		r := people.Users(t.Context(), time.Now(), false)
+		if time.Since(r.LastEvent) > 30*time.Second {
+			t.Errorf("users do not see the key: %+v", r)
+		}
+		fmt.Fprintln(in, "exit")
+		eventually(t, "the session's end", func() bool {
+			n.look(m, proc.SignalTerminals)
+			return len(m.Terminals(nil)) == 0
+		})
+	})
+	t.Run("tmux", func(t *testing.T) {
+		if _, err := exec.LookPath("tmux"); err != nil {
+			t.Skipf("SKIP tmux: %v", err)
+		}
+		sock := filepath.Join(t.TempDir(), "tmux")
+		n.run("TERM=xterm tmux -S " + sock + " -f /dev/null new-session -d 'cat'")
+		t.Cleanup(func() { n.command("tmux", "-S", sock, "kill-server").Run() })
+		eventually(t, "the terminal", func() bool { n.look(m, proc.SignalTerminals); return len(m.Terminals(nil)) == 1 })
+		n.quiet(t, m, "a detached tmux without output")
+		n.run("TERM=xterm tmux -S " + sock + " send-keys x Enter")
+		eventually(t, "its output seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
+	})
+}
+
+// quiet waits until the terminals stay quiet for a stretch that is longer than
+// the kernel's step of terminal times.
+func (n *nook) quiet(t *testing.T, m *proc.Machine, what string) {
+	t.Helper()
+	since := time.Now()
+	eventually(t, what+" is quiet", func() bool {
+		if n.look(m, proc.SignalTerminals).State != idle.Quiet {
+			since = time.Now()
+		}
+		return time.Since(since) > 10*time.Second
+	})
+}
+
+// login starts sshd in the nook and opens a session with a terminal.
+func (n *nook) login(t *testing.T) io.Writer {
+	t.Helper()
+	dir := t.TempDir()
+	n.run("mkdir -p /run/sshd")
+	n.run(fmt.Sprintf(`cd %s && ssh-keygen -q -t ed25519 -N '' -f host && ssh-keygen -q -t ed25519 -N '' -f key && cp key.pub allowed && chmod 600 allowed`, dir))
+	conf := fmt.Sprintf("Port 2222\nListenAddress 127.0.0.1\nHostKey %[1]s/host\nAuthorizedKeysFile %[1]s/allowed\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n", dir)
+	if err := os.WriteFile(filepath.Join(dir, "conf"), []byte(conf), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.start(n.command("/usr/sbin/sshd", "-D", "-e", "-f", filepath.Join(dir, "conf")))
+	var in io.Writer
+	eventually(t, "sshd", func() bool {
+		return n.command("bash", "-c", "true < /dev/tcp/127.0.0.1/2222").Run() == nil
+	})
+	in, _ = n.start(n.command("ssh", "-tt", "-p", "2222", "-i", filepath.Join(dir, "key"), "-o", "StrictHostKeyChecking=no",
+		"-o", "UserKnownHostsFile=/dev/null", "root@127.0.0.1", "sh"))
+	return in
+}
+
+// TestRealIdleShell runs a whole agent over the nook: an open shell that
+// nobody uses is warned once, through the real terminal, and then stopped; one
+// that answers the warning with a key is not.
+func TestRealIdleShell(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIP real idle shell: takes three minutes")
+	}
+	n := newNook(t)
+	master, slave := n.pty(t)
+	out := &lockedBuffer{}
+	go io.Copy(out, master)
+
+	w := newWorld()
+	w.config = []byte("idle-timeout: 1m\nwarn-before: 15s\ncheck-interval: 2s\nboot-grace: 0s\nsnooze: 0s\nsignals: [terminals, users, recent, network]\n")
+	own := &proc.OwnWrites{}
+	m := proc.NewMachine(proc.MachineConfig{Root: n.root, Own: own, LeastWindow: time.Second})
+	people := &proc.People{Root: n.root, Own: own}
+	cloud := &stopOnly{stopped: make(chan time.Time, 1)}
+	started := time.Now()
+	a, err := New(Options{BootID: "b", Cheap: m, Slow: Signals(people, &proc.Logind{Root: n.root}, &proc.Work{Root: n.root}, nil)[:2],
+		Cloud: cloud, Disk: w, Journal: &MemoryJournal{}, Own: own,
+		Warner: People{Terminals: filepath.Join(n.root, "dev/pts"), Own: own, Host: "test"},
+		Clocks: func() wall.Reading { r, err := wall.Read(); must(t, err); return r }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+
+	eventually2(t, "the first warning", 3*time.Minute, func() bool { return strings.Count(out.String(), "lull on test") == 1 })
+	// Somebody answers with a key: the shell on the terminal reads it.
+	io.WriteString(master, "x\n")
+	slave.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if _, err := slave.Read(make([]byte, 16)); err != nil {
+		t.Fatal(err)
+	}
+	pressed := time.Now()
+	var at time.Time
+	select {
+	case at = <-cloud.stopped:
+	case <-time.After(4 * time.Minute):
+		s, _ := a.Status(t.Context())
+		t.Fatalf("never stopped: %+v", s.Verdict.Blocks)
+	}
+	// The kernel's step of eight seconds may date the key that much early.
+	if idleFor := at.Sub(pressed); idleFor < 50*time.Second {
+		t.Errorf("stopped %s after the key", idleFor)
+	}
+	if n := strings.Count(out.String(), "lull on test"); n != 2 {
+		t.Errorf("warned %d times in two idle stretches", n)
+	}
+	s, err := a.Status(t.Context())
+	must(t, err)
+	t.Logf("stopped %s after the start, %s after the key; stage %d", at.Sub(started).Round(time.Second), at.Sub(pressed).Round(time.Second), s.Stage)
+	if d := cmp.Diff("idle_timeout", s.Last.Reason); d != "" {
+		t.Error(d)
+	}
+}

@@ -1,0 +1,69 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/user"
+	"strconv"
+
+	"lull/internal/base/httpx"
+	"lull/internal/link/agentctl"
+)
+
+// DefaultSocket is where the agent answers.
+const DefaultSocket = "/run/lull/agent.sock"
+
+// Group is the group whose members may speak to the agent beside root.
+const Group = "lull"
+
+// Listen makes the control socket: root's own, and the group's where it exists.
+func Listen(path string) (net.Listener, error) {
+	g, err := user.LookupGroup(Group)
+	if err != nil {
+		return httpx.ListenUnix(path, 0o600)
+	}
+	l, err := httpx.ListenUnix(path, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	gid, err := strconv.Atoi(g.Gid)
+	if err == nil {
+		// The owner changes first: the mode must not open it to another group.
+		if err = os.Chown(path, -1, gid); err == nil {
+			err = os.Chmod(path, 0o660)
+		}
+	}
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("cannot open the control socket to group %s: %w", Group, err)
+	}
+	return l, nil
+}
+
+// Control serves a on its control socket.
+func Control(a agentctl.Agent, l net.Listener, log *slog.Logger) *httpx.Server {
+	return &httpx.Server{Name: "agent control socket", Listener: l, Log: log, Handler: named(agentctl.Handler(a))}
+}
+
+// named tells the agent who asks: the user at the other end of the socket.
+func named(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		next.ServeHTTP(w, r.WithContext(agentctl.WithCaller(r.Context(), callerOf(r.Context()))))
+	})
+}
+
+func callerOf(ctx context.Context) string {
+	p, ok := httpx.PeerOf(ctx)
+	if !ok {
+		return ""
+	}
+	id := strconv.FormatUint(uint64(p.UID), 10)
+	if u, err := user.LookupId(id); err == nil {
+		return u.Username
+	}
+	return "uid " + id
+}

@@ -1,0 +1,123 @@
+package agent
+
+import (
+	"time"
+
+	"lull/internal/edge/proc"
+	"lull/internal/idle"
+	"lull/internal/link/tags"
+)
+
+// Config is the policy as it holds: defaults, tags and the local file laid over
+// one another.
+type Config struct {
+	Enabled       bool
+	IdleTimeout   time.Duration // 0: nobody said one, so idleness leads to nothing
+	CheckInterval time.Duration
+	WarnBefore    time.Duration
+	BootGrace     time.Duration
+	Snooze        time.Duration
+
+	Hibernate      bool
+	OnComplete     string
+	CompletionFile string
+	TTLDeadline    time.Time
+	TTLAction      string
+
+	PreStop        string
+	PreStopTimeout time.Duration
+	PreStopUser    string
+
+	Limits   proc.Limits
+	GPU      float64
+	Signals  []string // nil: all that are there
+	Presence []string
+
+	Processes, Profiles, Ports []string
+	Sessions, Inhibitors       bool
+	NotifyURL                  string
+	PauseHolder                string
+}
+
+// DefaultCompletionFile lies in the agent's runtime directory, which a reboot
+// empties.
+const DefaultCompletionFile = "/run/lull/complete"
+
+// Defaults are the values of spec, section 3. CPU counts from 5 percent of all
+// CPUs or half a CPU, whichever is less: one busy core is 0.8 % of a machine
+// of 128, and still somebody's work.
+func Defaults() tags.Settings {
+	return tags.Settings{
+		Enabled: new(true), CheckInterval: new(time.Minute), WarnBefore: new(5 * time.Minute),
+		BootGrace: new(2 * time.Minute), Snooze: new(10 * time.Minute),
+		HibernateOnIdle: new(false), OnComplete: new("none"), CompletionFile: new(DefaultCompletionFile),
+		TTLAction: new("stop"), PreStopTimeout: new(5 * time.Minute),
+		IdleCPU: new(5.0), IdleCPUCores: new(0.5), IdleNetwork: new(10e3), IdleDisk: new(100e3), IdleGPU: new(5.0),
+		Sessions: new(false), Inhibitors: new(false), PauseHolder: new("agent"),
+	}
+}
+
+// Resolve lays said over the defaults. A percentage of CPU that somebody set
+// holds as it is, without the default's half CPU.
+func Resolve(said tags.Settings) Config {
+	base := Defaults()
+	if said.IdleCPU != nil && said.IdleCPUCores == nil {
+		base.IdleCPUCores = new(0.0)
+	}
+	s := said.Over(base)
+	c := Config{
+		Enabled: *s.Enabled, CheckInterval: *s.CheckInterval, WarnBefore: *s.WarnBefore,
+		BootGrace: *s.BootGrace, Snooze: *s.Snooze, Hibernate: *s.HibernateOnIdle,
+		OnComplete: *s.OnComplete, CompletionFile: *s.CompletionFile, TTLAction: *s.TTLAction,
+		PreStopTimeout: *s.PreStopTimeout, GPU: *s.IdleGPU,
+		Limits:   proc.Limits{CPU: *s.IdleCPU, Cores: *s.IdleCPUCores, Network: *s.IdleNetwork, Disk: *s.IdleDisk},
+		Sessions: *s.Sessions, Inhibitors: *s.Inhibitors, PauseHolder: *s.PauseHolder,
+		IdleTimeout: deref(s.IdleTimeout), TTLDeadline: deref(s.TTLDeadline),
+		PreStop: deref(s.PreStop), PreStopUser: deref(s.PreStopUser), NotifyURL: deref(s.NotifyURL),
+		Signals: deref(s.Signals), Presence: deref(s.Presence),
+		Processes: deref(s.ActiveProcesses), Profiles: deref(s.ProcessProfiles), Ports: deref(s.ActivePorts),
+	}
+	c.Limits.PresentTerminals = contains(c.Presence, proc.SignalTerminals)
+	return c
+}
+
+func deref[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+func contains(list []string, s string) bool {
+	for _, v := range list {
+		if v == s {
+			return true
+		}
+	}
+	return false
+}
+
+// counts reports whether a reading of that signal is asked for: the seven
+// unless Signals leaves it out, the others because they are enabled.
+func (c Config) counts(signal string) bool {
+	switch signal {
+	case proc.SignalCPU, proc.SignalNetwork, proc.SignalDisk, proc.SignalGPU,
+		proc.SignalTerminals, proc.SignalUsers, proc.SignalRecent:
+		return c.Signals == nil || contains(c.Signals, signal)
+	}
+	return true
+}
+
+// policy is what internal/idle judges by. Signals that do not count are left
+// out of the evidence, so all that is there counts.
+func (c Config) policy() idle.Policy {
+	p := idle.Policy{
+		Name: "agent", Timeout: idle.Duration(c.IdleTimeout), Snooze: idle.Duration(c.Snooze),
+		WarnBefore: idle.Duration(c.WarnBefore), CheckInterval: idle.Duration(c.CheckInterval),
+		Detection: c.Enabled, AutoPause: true, Action: "stop",
+	}
+	if c.Hibernate {
+		p.Action = "hibernate"
+	}
+	return p
+}

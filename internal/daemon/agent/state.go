@@ -1,0 +1,212 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+)
+
+// state is what outlives the agent. Times are wall times.
+type state struct {
+	Generation   uint64            `json:"generation"` // of the last intent
+	BootID       string            `json:"boot_id"`    // under which it was written
+	SnoozedUntil time.Time         `json:"snoozed_until,omitzero"`
+	SnoozedBy    string            `json:"snoozed_by,omitempty"`
+	Leases       []idle.Lease      `json:"leases,omitempty"`
+	Halted       *agentctl.Halted  `json:"halted,omitempty"`
+	WarnedAt     time.Time         `json:"warned_at,omitzero"`
+	OwnWriteAt   time.Time         `json:"own_write_at,omitzero"`
+	Last         *agentctl.Outcome `json:"last,omitempty"` // the action under way or the last one
+	Vetoes       veto              `json:"vetoes,omitzero"`
+	Completed    *completion       `json:"completed,omitempty"`
+	ResumedAt    time.Time         `json:"resumed_at,omitzero"`
+}
+
+// veto is what pre-stop hooks have held up since the machine became idle.
+type veto struct {
+	Since time.Time `json:"since,omitzero"` // of the first
+	Until time.Time `json:"until,omitzero"`
+	Kind  string    `json:"kind,omitempty"`
+}
+
+// completion is a signal that the machine's work is done. It dies with the boot.
+type completion struct {
+	BootID  string    `json:"boot_id"`
+	At      time.Time `json:"at"`
+	By      string    `json:"by"`
+	Status  string    `json:"status"`
+	Message string    `json:"message"`
+}
+
+const stateFile = "state.json"
+
+func (a *Agent) load() error {
+	a.loadCache()
+	b, err := a.o.Disk.Load(stateFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		a.state = state{}
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &a.state)
+	}
+	if err != nil {
+		// A halt may have been in it: without knowing, nothing is done.
+		a.state = state{Halted: &agentctl.Halted{Since: a.now(), By: "agent",
+			Reason: "its state on disk cannot be read, and a halt may have been in it: " + err.Error()}}
+		a.alarm("state_unreadable", "The agent's state on disk cannot be read: "+err.Error()+".")
+	}
+	if !a.state.OwnWriteAt.IsZero() {
+		a.o.Own.Note(a.state.OwnWriteAt)
+	}
+	return nil
+}
+
+// settle draws the conclusions of a start: what became of the action an
+// earlier agent left, and what a new boot ends.
+func (a *Agent) settle(now time.Time) {
+	fresh := a.state.BootID != a.o.BootID
+	if last := a.state.Last; last != nil && last.EndedAt == nil {
+		ended := now
+		last.EndedAt = &ended
+		switch {
+		case fresh && (last.Phase == phaseCalling || last.Phase == phaseAccepted):
+			last.Phase = phaseDone
+			last.Detail = "the machine was down"
+			if last.Action == actionHibernate {
+				last.Detail = "the machine was down, and its memory was not kept: it booted anew"
+			}
+			a.tagged.final(last.Action)
+		case fresh:
+			last.Phase, last.Detail = phaseCancelled, "the machine went down before the call was sent"
+		default:
+			last.Phase, last.Detail = phaseCancelled, "the agent was restarted in the middle of it"
+		}
+	}
+	if fresh {
+		a.state.Completed, a.state.WarnedAt, a.state.Vetoes = nil, time.Time{}, veto{}
+	}
+	a.state.BootID = a.o.BootID
+	kind := "The agent was restarted; the idle clock starts again."
+	if fresh {
+		kind = "The machine has booted; the idle clock starts."
+	}
+	a.record(agentctl.Entry{Kind: "start", Sentence: kind, Outcome: a.state.Last})
+	a.save(nil)
+}
+
+// save makes the state durable and then calls done, if there is one, outside
+// the loop.
+func (a *Agent) save(done func(error)) {
+	a.state.OwnWriteAt = a.o.Own.Last()
+	b, err := json.Marshal(a.state)
+	if err != nil {
+		panic("the agent's state cannot be written as JSON: " + err.Error()) // plain data
+	}
+	a.saver.save(stateFile, b, func(err error) {
+		if done != nil {
+			done(err)
+		}
+		a.post(func() {
+			a.alarmIf(err != nil, "state_unsaved", fmt.Sprintf("The agent's state cannot be kept on disk: %v.", err))
+		})
+	})
+}
+
+// durable saves the state and waits for it, outside the loop.
+func (a *Agent) durable(ctx context.Context, change func() error) error {
+	saved := make(chan error, 1)
+	var refused error
+	err := a.ask(ctx, func() {
+		if refused = change(); refused == nil {
+			a.save(func(err error) { saved <- err })
+		}
+	})
+	if err = errors.Join(err, refused); err != nil {
+		return err
+	}
+	select {
+	case err := <-saved:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("cannot wait for the state to be kept: %w", context.Cause(ctx))
+	case <-a.ended:
+		return errors.New("cannot keep the state: the agent is shutting down")
+	}
+}
+
+// saver writes files one after another, beside the loop: a disk that hangs
+// holds nothing else up. Of several waiting versions of a file only the newest
+// is written.
+type saver struct {
+	disk Disk
+	wake chan struct{}
+
+	mu      sync.Mutex
+	pending map[string]*version
+	order   []string
+}
+
+type version struct {
+	b    []byte
+	done []func(error)
+}
+
+func newSaver(d Disk) *saver {
+	return &saver{disk: d, wake: make(chan struct{}, 1), pending: map[string]*version{}}
+}
+
+func (s *saver) save(name string, b []byte, done func(error)) {
+	s.mu.Lock()
+	v := s.pending[name]
+	if v == nil {
+		v = &version{}
+		s.pending[name] = v
+		s.order = append(s.order, name)
+	}
+	v.b, v.done = b, append(v.done, done)
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run writes until ctx ends, and then what still waits.
+func (s *saver) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			s.drain()
+			return
+		case <-s.wake:
+			s.drain()
+		}
+	}
+}
+
+func (s *saver) drain() {
+	for {
+		s.mu.Lock()
+		if len(s.order) == 0 {
+			s.mu.Unlock()
+			return
+		}
+		name := s.order[0]
+		s.order = s.order[1:]
+		v := s.pending[name]
+		delete(s.pending, name)
+		s.mu.Unlock()
+		err := s.disk.Save(name, v.b)
+		for _, done := range v.done {
+			done(err)
+		}
+	}
+}

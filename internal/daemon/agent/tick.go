@@ -1,0 +1,249 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/edge/proc"
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+)
+
+// round is one look at the machine: the cheap readings, and those of the slow
+// signals as they come in.
+type round struct {
+	at       time.Time
+	readings []idle.Reading
+	waiting  map[string]bool
+	asked    map[string]bool
+	done     []func() // called once it has ended
+	over     bool
+}
+
+// tick is one turn of the loop.
+func (a *Agent) tick() {
+	now := a.now()
+	a.counters.Ticks++
+	a.watchClocks()
+	now = a.now()
+	if a.config.settled && now.Sub(a.config.readAt) >= configEvery {
+		a.config.readAt = now
+		a.refresh(func(agentctl.Reload) {})
+	}
+	a.nextAt = now.Add(a.config.CheckInterval)
+	if at := a.acting; at != nil && at.out.Phase != phaseAccepted {
+		// The action reads for itself: a look in between would take the hook's
+		// work for use, or cut the stretch that is read after it.
+		return
+	}
+	a.look(true, func() { a.conclude() })
+}
+
+// watchClocks notices a suspend and a jump of the wall clock. Both make every
+// sample worthless and restart the idle clock.
+func (a *Agent) watchClocks() {
+	slept, jump := a.clock.look(a.o.Clocks())
+	if jump != 0 {
+		a.shift(jump)
+	}
+	now := a.now()
+	// A jump forward may be a suspend that the kernel did not account for.
+	resumed := slept > 0 || jump > stepLimit
+	if !resumed && jump > -stepLimit {
+		return
+	}
+	a.o.Cheap.Reset()
+	a.machine.activity = now
+	a.state.WarnedAt = time.Time{}
+	if !resumed {
+		a.record(agentctl.Entry{Kind: "resume", Sentence: fmt.Sprintf("The clock was set back by %s; the idle clock starts again.", -jump)})
+		return
+	}
+	a.counters.Resumes++
+	a.state.ResumedAt = now
+	sentence := fmt.Sprintf("The machine resumed after %s; the idle clock starts again.", max(slept, jump).Round(time.Second))
+	if slept == 0 {
+		sentence = fmt.Sprintf("The clock was set forward by %s, which is taken for a resume; the idle clock starts again.", jump)
+	}
+	if last := a.state.Last; last != nil && last.EndedAt == nil && last.Phase == phaseAccepted {
+		a.finish(phaseDone, "the machine was down and kept its memory (same boot id)")
+		a.tagged.final(last.Action)
+	}
+	a.state.Vetoes = veto{}
+	a.record(agentctl.Entry{Kind: "resume", Sentence: sentence, Outcome: a.state.Last})
+	a.save(nil)
+	a.refresh(func(agentctl.Reload) {})
+}
+
+// shift moves every kept time by a jump of the wall clock, so that durations
+// survive it.
+func (a *Agent) shift(d time.Duration) {
+	for _, t := range []*time.Time{&a.started, &a.booted, &a.machine.activity, &a.state.SnoozedUntil, &a.state.WarnedAt,
+		&a.state.ResumedAt, &a.state.Vetoes.Since, &a.state.Vetoes.Until, &a.config.readAt, &a.nextAt} {
+		if !t.IsZero() {
+			*t = t.Add(d)
+		}
+	}
+	for i := range a.state.Leases {
+		a.state.Leases[i].ExpiresAt = a.state.Leases[i].ExpiresAt.Add(d)
+	}
+	for _, m := range []map[string]time.Time{a.warned, a.unknown} {
+		for k, t := range m {
+			m[k] = t.Add(d)
+		}
+	}
+}
+
+// look starts a round, or joins the one under way, and calls done in the loop
+// when it has ended. With thrift set, slow signals are left alone while a
+// cheap one is active.
+func (a *Agent) look(thrift bool, done func()) {
+	if a.round != nil {
+		a.round.done = append(a.round.done, done)
+		return
+	}
+	now := a.now()
+	r := &round{at: now, waiting: map[string]bool{}, asked: map[string]bool{}, done: []func(){done}}
+	a.round = r
+	c := a.config.Config
+	for _, x := range a.o.Cheap.Read(now, c.Limits, nil) {
+		if c.counts(x.Signal) {
+			r.add(x)
+		}
+	}
+	busy := slices.ContainsFunc(r.readings, func(x idle.Reading) bool { return x.State == idle.Active })
+	if thrift && busy {
+		a.endRound(r)
+		return
+	}
+	for _, s := range a.o.Slow {
+		if !s.Wanted(c) || !c.counts(s.Signal()) {
+			continue
+		}
+		r.asked[s.Signal()] = true
+		a.askSlow(r, s, c)
+	}
+	if len(r.waiting) == 0 {
+		a.endRound(r)
+		return
+	}
+	a.beside(2*probeLimit, func(ctx context.Context) func() {
+		select {
+		case <-time.After(a.probeLimit(c)):
+		case <-ctx.Done():
+		}
+		return func() { a.endRound(r) }
+	})
+}
+
+// probeLimit is how long a slow signal may take: never so long that a tick
+// would wait for it.
+func (a *Agent) probeLimit(c Config) time.Duration { return min(probeLimit, c.CheckInterval*3/4) }
+
+// askSlow asks one slow signal. One that still owes an answer is not asked
+// again.
+func (a *Agent) askSlow(r *round, s Slow, c Config) {
+	name := s.Signal()
+	if a.busy[name] {
+		r.add(idle.NotKnown(name, r.at, "it still owes the answer to an earlier question"))
+		return
+	}
+	a.busy[name] = true
+	r.waiting[name] = true
+	limit := a.probeLimit(c)
+	a.beside(limit, func(ctx context.Context) func() {
+		x := s.Read(ctx, r.at, c)
+		return func() {
+			delete(a.busy, name)
+			if r.over {
+				return
+			}
+			delete(r.waiting, name)
+			r.add(x)
+			if len(r.waiting) == 0 {
+				a.endRound(r)
+			}
+		}
+	})
+}
+
+func (r *round) add(x idle.Reading) { r.readings = append(r.readings, x) }
+
+// endRound takes what has come in; what has not is unknown.
+func (a *Agent) endRound(r *round) {
+	if r.over {
+		return
+	}
+	r.over = true
+	for name := range r.waiting {
+		r.add(idle.NotKnown(name, r.at, "it did not answer in time"))
+	}
+	order := []string{proc.SignalUsers, proc.SignalTerminals, proc.SignalRecent, proc.SignalCPU, proc.SignalGPU, proc.SignalDisk, proc.SignalNetwork}
+	rank := func(x idle.Reading) int {
+		if i := slices.Index(order, x.Signal); i >= 0 {
+			return i
+		}
+		return len(order)
+	}
+	slices.SortFunc(r.readings, func(x, y idle.Reading) int {
+		if d := rank(x) - rank(y); d != 0 {
+			return d
+		}
+		return strings.Compare(x.Signal, y.Signal)
+	})
+	a.round = nil
+	a.note(r)
+	for _, f := range r.done {
+		f()
+	}
+}
+
+// note takes a finished round over into what is known of the machine.
+func (a *Agent) note(r *round) {
+	m := &a.machine
+	m.readings, m.notAsked = r.readings, nil
+	for _, s := range a.o.Slow {
+		if s.Wanted(a.config.Config) && a.config.counts(s.Signal()) && !r.asked[s.Signal()] {
+			m.notAsked = append(m.notAsked, s.Signal())
+		}
+	}
+	seen := map[string]bool{}
+	for _, x := range r.readings {
+		if t := useOf(x); t.After(m.activity) {
+			m.activity = t
+		}
+		if x.State != idle.Unknown {
+			continue
+		}
+		a.counters.Unknown++
+		seen[x.Signal] = true
+		if a.unknown[x.Signal].IsZero() {
+			a.unknown[x.Signal] = r.at
+		}
+		if r.at.Sub(a.unknown[x.Signal]) >= alarmAfter {
+			a.alarm("unknown_"+x.Signal, fmt.Sprintf("The signal %s has been unknown since %s: %s.", x.Signal, a.unknown[x.Signal].Format(time.RFC3339), x.Detail))
+		}
+	}
+	for s := range a.unknown {
+		if !seen[s] {
+			delete(a.unknown, s)
+			a.alarmIf(false, "unknown_"+s, "")
+		}
+	}
+	if a.o.Memory != nil {
+		if mem, err := a.o.Memory(); err == nil {
+			m.memory = &mem
+		}
+	}
+}
+
+// useOf is the newest use that a reading proves.
+func useOf(x idle.Reading) time.Time {
+	if x.State == idle.Active && x.LastEvent.IsZero() {
+		return x.At
+	}
+	return x.LastEvent
+}

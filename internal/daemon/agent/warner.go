@@ -1,0 +1,135 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/base/segment"
+	"lull/internal/edge/proc"
+)
+
+// People is the Warner of a real machine: every terminal, a file, the desktop
+// of a session, and a webhook. What fails is told; the others are tried all
+// the same.
+type People struct {
+	Terminals string          // directory, such as /dev/pts; empty for none
+	Consoles  []string        // further terminals, such as /dev/tty1
+	Own       *proc.OwnWrites // notes the writes, so that they are not use
+	File      string          // such as /run/lull/warning; empty for none
+	HTTP      *http.Client    // nil for no webhook
+	Host      string
+}
+
+var _ Warner = People{}
+
+// Warn implements Warner.
+func (p People) Warn(ctx context.Context, w Warning) error {
+	text := fmt.Sprintf("\r\n*** lull on %s: %s ***\r\n", p.Host, strings.ReplaceAll(w.Text(), "\n", "\r\n"))
+	reached, err := p.terminals(text)
+	errs := []error{}
+	if err != nil {
+		errs = append(errs, err)
+	}
+	if err != nil && reached == 0 {
+		errs = append(errs, p.wall(ctx, w.Text()))
+	}
+	if p.File != "" {
+		b, _ := json.Marshal(w) // plain data
+		errs = append(errs, segment.WriteFile(p.File, append(b, '\n'), 0o644))
+	}
+	errs = append(errs, p.webhook(ctx, w))
+	return errors.Join(errs...)
+}
+
+// terminals writes text to every terminal. One that takes nothing, because its
+// reader has stopped it, is passed over rather than waited for.
+func (p People) terminals(text string) (reached int, err error) {
+	var paths []string
+	if p.Terminals != "" {
+		names, rerr := os.ReadDir(p.Terminals)
+		err = rerr
+		for _, n := range names {
+			if _, nerr := strconv.ParseUint(n.Name(), 10, 32); nerr == nil {
+				paths = append(paths, filepath.Join(p.Terminals, n.Name()))
+			}
+		}
+	}
+	paths = append(paths, p.Consoles...)
+	for _, path := range paths {
+		if werr := p.write(path, text); werr != nil && !errors.Is(werr, os.ErrNotExist) {
+			err = errors.Join(err, werr)
+			continue
+		}
+		reached++
+	}
+	return reached, err
+}
+
+func (p People) write(path, text string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	// Noted on both sides: the kernel's time of the write lies in between.
+	p.Own.Note(time.Now())
+	defer func() { p.Own.Note(time.Now()) }()
+	if _, err := unix.Write(fd, []byte(text)); err != nil {
+		return &os.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
+}
+
+// wall is the fallback where the terminals cannot be listed or written.
+func (p People) wall(ctx context.Context, text string) error {
+	cmd := exec.CommandContext(ctx, "wall")
+	cmd.Stdin = strings.NewReader(text)
+	cmd.WaitDelay = time.Second
+	p.Own.Note(time.Now())
+	defer func() { p.Own.Note(time.Now()) }()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot run wall: %w: %.200s", err, out)
+	}
+	return nil
+}
+
+func (p People) webhook(ctx context.Context, w Warning) error {
+	if p.HTTP == nil || w.URL == "" {
+		return nil
+	}
+	b, err := json.Marshal(struct {
+		Event string `json:"event"`
+		Host  string `json:"host"`
+		Warning
+	}{"idle_warning", p.Host, w})
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.URL, bytes.NewReader(b))
+	if err != nil {
+		return fmt.Errorf("cannot post the warning: %w", err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := p.HTTP.Do(req)
+	if err != nil {
+		return fmt.Errorf("cannot post the warning: %w", err)
+	}
+	resp.Body.Close()
+	if !slices.Contains([]int{200, 201, 202, 204}, resp.StatusCode) {
+		return fmt.Errorf("cannot post the warning: the answer is %s", resp.Status)
+	}
+	return nil
+}
