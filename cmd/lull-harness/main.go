@@ -1,0 +1,50 @@
+// Command lull-harness is process 1 of a microVM guest: it brings the guest up
+// and runs the one workload that the host asks for (package harness).
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/harness"
+)
+
+var version = "dev"
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == "--version" {
+		fmt.Println("lull-harness", version)
+		return
+	}
+	if os.Getpid() != 1 {
+		fmt.Fprintln(os.Stderr, "lull-harness: cannot run: it is process 1 of a guest, started by the kernel")
+		os.Exit(2)
+	}
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "lull-harness:", err)
+	}
+	// Process 1 must not return: the host sees the machine go off.
+	unix.Sync()
+	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
+		fmt.Fprintln(os.Stderr, "lull-harness: cannot power off:", err)
+	}
+	time.Sleep(time.Hour)
+}
+
+func run() error {
+	cfg, err := harness.Boot()
+	if err != nil {
+		return err
+	}
+	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	h, err := harness.New(cfg)
+	if err != nil {
+		return err
+	}
+	return h.Run(context.Background())
+}

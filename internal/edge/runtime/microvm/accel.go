@@ -1,0 +1,103 @@
+package microvm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Accel is how QEMU runs the guest's processor.
+type Accel string
+
+// Accelerators.
+const (
+	KVM Accel = "kvm"
+	TCG Accel = "tcg" // software emulation
+)
+
+// machineFiles is where the rule looks; tests give their own.
+type machineFiles struct{ dev, sys, proc string }
+
+var liveFiles = machineFiles{"/dev", "/sys", "/proc"}
+
+// choose is the rule for the accelerator: KVM only where /dev/kvm opens for
+// reading and writing and the processor really has the extensions. Some
+// machines offer a /dev/kvm on which every call succeeds and no stock kernel
+// boots. why is for people.
+func (m machineFiles) choose() (a Accel, why string) {
+	f, err := os.OpenFile(filepath.Join(m.dev, "kvm"), os.O_RDWR, 0)
+	if err != nil {
+		return TCG, "no KVM: " + err.Error()
+	}
+	f.Close()
+	for _, mod := range []string{"kvm_intel", "kvm_amd"} {
+		if _, err := os.Stat(filepath.Join(m.sys, "module", mod)); err == nil {
+			return KVM, mod + " is loaded"
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(m.proc, "cpuinfo")); err == nil {
+		for line := range strings.Lines(string(b)) {
+			if !strings.HasPrefix(line, "flags") {
+				continue
+			}
+			for _, f := range strings.Fields(line) {
+				if f == "vmx" || f == "svm" {
+					return KVM, "the processor has " + f
+				}
+			}
+			break
+		}
+	}
+	return TCG, "/dev/kvm opens, but neither kvm_intel nor kvm_amd is loaded and the processor shows neither vmx nor svm"
+}
+
+// khz is the rate of the host's time stamp counter, as far as it can be told.
+func (m machineFiles) khz() int {
+	b, err := os.ReadFile(filepath.Join(m.proc, "cpuinfo"))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "cpu MHz" {
+			mhz, err := strconv.ParseFloat(strings.TrimSpace(v), 64)
+			if err != nil {
+				return 0
+			}
+			return int(mhz * 1000)
+		}
+	}
+	return 0
+}
+
+// fallbackFile remembers that KVM did not work here, and why.
+const fallbackFile = "no-kvm"
+
+// accel is the accelerator to use, with the reason: what was asked for, what
+// was remembered, or the rule.
+func (r *Runtime) accel() (Accel, string) {
+	if r.cfg.Accel != "" {
+		return r.cfg.Accel, "configured"
+	}
+	if b, err := os.ReadFile(filepath.Join(r.cfg.Dir, fallbackFile)); err == nil {
+		return TCG, strings.TrimSpace(string(b))
+	}
+	return r.files.choose()
+}
+
+// remember writes down that KVM failed, so that no later start tries it. A
+// person removes the file to try again.
+func (r *Runtime) remember(cause error) error {
+	text := fmt.Sprintf("KVM failed at %s: %v\n", time.Now().Format(time.RFC3339), cause)
+	if err := os.WriteFile(filepath.Join(r.cfg.Dir, fallbackFile), []byte(text), 0o600); err != nil {
+		return fmt.Errorf("cannot remember that KVM does not work: %w", err)
+	}
+	return nil
+}
+
+// errNoBoot marks a guest that never spoke: the sign of an accelerator that
+// does not work.
+var errNoBoot = errors.New("the guest did not answer")

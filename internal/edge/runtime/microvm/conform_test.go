@@ -1,0 +1,509 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/edge/runtime/microvm/vnet"
+	"lull/internal/instance"
+	"lull/internal/link/guest"
+	"lull/internal/router"
+)
+
+// TestEndings: how a run ended is told once, with its output, and nothing is
+// left of it.
+func TestEndings(t *testing.T) {
+	b := newBench(t, nil)
+	t.Run("by itself", func(t *testing.T) {
+		b := b.in(t)
+		b.start("e0", "guest", "exit", "42")
+		if e := b.exit(); e.Code != 42 || e.Signal != 0 || e.Lost {
+			t.Errorf("exit %+v", e)
+		}
+		if log := b.log("e0"); log != "leaving with 42\n" {
+			t.Errorf("log %q", log)
+		}
+		b.clean("e0")
+	})
+	t.Run("no such program", func(t *testing.T) {
+		b := b.in(t)
+		_, err := b.Start(t.Context(), b.launch("e1", 1, "nothing-like-it"))
+		if err == nil || !strings.Contains(err.Error(), "nothing-like-it") {
+			t.Errorf("start: %v", err)
+		}
+		b.clean("e1")
+	})
+	t.Run("asked while frozen", func(t *testing.T) {
+		b := b.in(t)
+		w := b.start("e2", "guest", "serve", ":80")
+		listening(t, w, "80")
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		if e := b.exit(); e.Code != 7 {
+			t.Errorf("exit %+v", e)
+		}
+		if err := w.Kill(t.Context()); err != nil { // as the host does after every end
+			t.Error(err)
+		}
+		if log := b.log("e2"); !strings.HasSuffix(log, "asked to end\n") {
+			t.Errorf("log %q", log)
+		}
+		b.clean("e2")
+	})
+	t.Run("QEMU is killed while frozen", func(t *testing.T) {
+		b := b.in(t)
+		w := b.start("e3", "guest", "serve", ":80")
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(w.Identity().PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if e := b.exit(); e.Signal != 9 {
+			t.Errorf("exit %+v", e)
+		}
+		if err := w.Freeze(t.Context()); err == nil && !w.isFrozen() {
+			t.Error("what is gone was frozen")
+		}
+		if w.Thaw() == nil {
+			t.Error("what is gone was thawed")
+		}
+		b.clean("e3")
+	})
+	t.Run("the kernel panics", func(t *testing.T) {
+		b := b.in(t)
+		w := b.start("e4", "guest", "serve", ":80")
+		listening(t, w, "80")
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if _, err := b.Exec(ctx, "e4", instance.Command{Command: []string{"guest", "panic"}}); err == nil {
+			t.Error("a command ended well in a guest that panicked")
+		}
+		if e := b.exit(); e.Code == 0 {
+			t.Errorf("exit %+v", e)
+		}
+		if log := b.log("e4"); !strings.Contains(log, "Kernel panic") {
+			t.Errorf("the console is not in the log: %q", log)
+		}
+		b.clean("e4")
+	})
+}
+
+// owner is the least that a host does with the relay: pause it, and wake it
+// when a client comes.
+type owner struct {
+	w     *Work
+	in    *router.Instance
+	up    atomic.Bool
+	wakes atomic.Int32
+}
+
+func (p *owner) Ready(int) (router.Backend, bool) {
+	return router.Backend{Generation: 1, Dial: func(ctx context.Context) (net.Conn, error) { return p.w.Dial(ctx, "127.0.0.1:80") }}, p.up.Load()
+}
+
+func (p *owner) Wake(context.Context, router.Arrival) error {
+	p.wakes.Add(1)
+	err := p.w.Thaw()
+	if err == nil {
+		p.up.Store(true)
+		p.in.Release()
+	}
+	return err
+}
+
+// TestRelay: clients of the relay reach a guest, wake it with a connection and
+// with bytes on an open one, and half-close is kept.
+func TestRelay(t *testing.T) {
+	b := newBench(t, nil)
+	w := b.start("relay", "guest", "serve", ":80")
+	listening(t, w, "80")
+	r, err := router.New(router.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var run sync.WaitGroup
+	run.Go(func() {
+		if err := r.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	defer run.Wait()
+	defer cancel()
+	p := &owner{w: w}
+	p.up.Store(true)
+	in, err := r.Add("relay", p, router.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.in = in
+	if _, err := in.Listen(ln, 0); err != nil {
+		t.Fatal(err)
+	}
+	in.Release()
+	pause := func() instance.Guard {
+		t.Helper()
+		p.up.Store(false)
+		in.Hold()
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		g, err := w.Guard(nil, false, func(string) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		in.Sleep()
+		return g
+	}
+	connect := func() *net.TCPConn {
+		t.Helper()
+		c, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.(*net.TCPConn)
+	}
+	first := connect()
+	defer first.Close()
+	talk(t, first, "before")
+	for n := range 5 {
+		g := pause()
+		if s := w.Sample(nil); len(s.Inbound) == 0 || s.ConnErr != nil {
+			t.Errorf("round %d: the open connection is not in the sample: %+v", n, s)
+		}
+		if n%2 == 0 {
+			c := connect()
+			talk(t, c, fmt.Sprint("new ", n))
+			g.Close()
+			talk(t, first, fmt.Sprint("old too ", n))
+			// Half-close: the guest sees the end and still answers.
+			if err := c.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			if rest, err := io.ReadAll(c); err != nil || string(rest) != "end after 1\n" {
+				t.Errorf("after the half-close: %q, %v", rest, err)
+			}
+			c.Close()
+		} else {
+			talk(t, first, fmt.Sprint("old ", n))
+			g.Close()
+		}
+	}
+	if got := p.wakes.Load(); got != 5 {
+		t.Errorf("%d wakes for 5 pauses", got)
+	}
+	first.Close()
+	until(t, "no connection is open", func() bool { return len(w.Sample(nil).Inbound) == 0 })
+	if s := w.Sample(nil); s.LastClosed.IsZero() {
+		t.Error("nobody knows when the last connection ended")
+	}
+}
+
+// TestSample: readings grow with what the program does and are its own.
+func TestSample(t *testing.T) {
+	b := newBench(t, nil)
+	w := b.start("sample", "guest", "serve", ":80")
+	listening(t, w, "80")
+	a := w.Sample(nil)
+	if err := errors.Join(a.CPUErr, a.NetErr, a.ConnErr); err != nil {
+		t.Fatal(err)
+	}
+	// Asking often is not the program's work.
+	for range 20 {
+		w.Sample(nil)
+	}
+	quiet := w.Sample(nil)
+	if d := quiet.CPU - a.CPU; d > 100*time.Millisecond {
+		t.Errorf("being asked cost the program %s", d)
+	}
+	if o, err := b.Exec(t.Context(), "sample", instance.Command{Command: []string{"guest", "spin"}}); err != nil || o.ExitCode != 0 {
+		t.Fatalf("%+v, %v", o, err)
+	}
+	if s := w.Sample(nil); s.CPU-quiet.CPU < 100*time.Millisecond {
+		t.Errorf("a second of work shows as %s", s.CPU-quiet.CPU)
+	}
+	c := dial(t, w)
+	for range 20 {
+		talk(t, c, strings.Repeat("x", 1000))
+	}
+	s := w.Sample(nil)
+	if s.NetBytes-quiet.NetBytes < 40000 || len(s.Inbound) != 1 || s.Outbound != 0 {
+		t.Errorf("after 40 kB: %+v", s)
+	}
+	c.Close()
+	if n, err := w.Memory(); err != nil || n < 20<<20 {
+		t.Errorf("memory %d, %v", n, err)
+	}
+	if o, err := b.Exec(t.Context(), "sample", instance.Command{Command: []string{"guest", "say",
+		`{"jsonrpc":"2.0","id":1,"method":"keepalive","params":{"ttl_ms":5000,"reason":"build"}}`}}); err != nil || !strings.Contains(o.Stdout, `"ok":true`) {
+		t.Errorf("a lease from inside: %+v, %v", o, err)
+	}
+	b.mu.Lock()
+	if len(b.said) != 1 || b.said[0].Method != guest.Keepalive || b.said[0].Params.Reason != "build" {
+		t.Errorf("heard %+v", b.said)
+	}
+	b.mu.Unlock()
+	// The clock stands still with the guest and is set at the thaw.
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	frozen := w.Sample(nil)
+	if errors.Join(frozen.CPUErr, frozen.ConnErr) != nil || frozen.CPU < s.CPU {
+		t.Errorf("a frozen guest: %+v", frozen)
+	}
+	// outside a bubble: the guest's clock is the kernel's
+	time.Sleep(3 * time.Second)
+	freed, err := w.Reclaim(t.Context())
+	if err != nil || freed < 10<<20 {
+		t.Errorf("reclaimed %d, %v", freed, err)
+	}
+	t.Logf("reclaimed %d MiB", freed>>20)
+	before := time.Now()
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	o, err := b.Exec(t.Context(), "sample", instance.Command{Command: []string{"guest", "time"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := strconv.ParseInt(strings.TrimSpace(o.Stdout), 10, 64)
+	if err != nil || time.Unix(0, ns).Before(before) {
+		t.Errorf("the guest's clock is behind by %s, %v", before.Sub(time.Unix(0, ns)), err)
+	}
+}
+
+// TestAdopt: a daemon that starts again finds its guests, running and frozen,
+// and learns how one ended while nobody was there.
+func TestAdopt(t *testing.T) {
+	b := newBench(t, nil)
+	w := b.start("adopt", "guest", "serve", ":80")
+	listening(t, w, "80")
+	ident := w.Identity()
+	again := func(id instance.Identity) (*Work, error) {
+		t.Helper()
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		r, err := New(b.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Runtime = r
+		w, err := b.Adopt(t.Context(), "adopt", id)
+		if err != nil {
+			return nil, err
+		}
+		return w.(*Work), nil
+	}
+	w, err := again(instance.Identity{Run: 1}) // the daemon died before it wrote the rest down
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.Identity() != ident {
+		t.Errorf("identity %+v, was %+v", w.Identity(), ident)
+	}
+	c := dial(t, w)
+	talk(t, c, "adopted")
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if w, err = again(ident); err != nil {
+		t.Fatal(err)
+	}
+	if !w.isFrozen() {
+		t.Error("it was taken over as running")
+	}
+	if s := w.Sample(nil); s.CPUErr == nil || s.ConnErr == nil {
+		t.Error("a guest that nobody has asked has readings")
+	}
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	c = dial(t, w)
+	talk(t, c, "adopted again")
+	if s := w.Sample(nil); errors.Join(s.CPUErr, s.NetErr, s.ConnErr) != nil {
+		t.Errorf("after the thaw: %+v", s)
+	}
+	// It ends while nobody is there.
+	if _, err := c.Write([]byte("crash\n")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.ReadAll(c)
+	t.Logf("the connection ended with %v", err)
+	w, err = again(ident)
+	var gone *instance.GoneError
+	switch {
+	case errors.As(err, &gone):
+		if gone.Exit.Code != 42 && !gone.Exit.Lost {
+			t.Errorf("gone: %+v", gone.Exit)
+		}
+	case err != nil:
+		t.Fatal(err)
+	default: // it is told like the end of any run
+		if e := b.exit(); e.Code != 42 {
+			t.Errorf("exit %+v", e)
+		}
+	}
+	b.clean("adopt")
+	if _, err := again(ident); !errors.As(err, &gone) {
+		t.Errorf("what is gone was taken over: %v", err)
+	}
+}
+
+// TestRoot: files come from a directory, writes stay in the guest's memory, and
+// the program runs as the user that was asked for; on the other machine type.
+func TestRoot(t *testing.T) {
+	parts, err := rig()
+	need(t, err)
+	if _, err := findTool("mke2fs"); err != nil {
+		need(t, &absent{"no mke2fs (Debian package e2fsprogs)"})
+	}
+	root := t.TempDir()
+	for _, d := range []string{"usr/bin", "etc", "srv"} {
+		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	program, err := os.ReadFile(parts.program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]struct {
+		b    []byte
+		mode os.FileMode
+	}{"usr/bin/guest": {program, 0o755}, "etc/passwd": {[]byte("web:x:33:34::/:/bin/sh\n"), 0o644}, "srv/data": {[]byte("from the image"), 0o644}} {
+		if err := os.WriteFile(filepath.Join(root, name), f.b, f.mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Its limits come with the boot: the image is made under Start.
+	b := newBench(t, func(c *Config) {
+		c.Machine = func(string) (Machine, error) { return Machine{Memory: 128 << 20, Kind: "microvm", Root: root}, nil }
+	})
+	l := b.launch("root", 1, "guest", "serve", ":8080")
+	l.User, l.Env = "web", []string{"PATH=/usr/bin"}
+	if _, err := b.Start(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ args, want string }{
+		{"cat /srv/data", "from the image"},
+		{"whoami", "33 34\n"},
+		{"cat /etc/resolv.conf", "nameserver 192.168.127.1\n"},
+		{"write /tmp/x", "written\n"},
+		{"cat /tmp/x", "by a guest"},
+	} {
+		o, err := b.Exec(t.Context(), "root", instance.Command{Command: append([]string{"guest"}, strings.Fields(c.args)...)})
+		if err != nil || o.Stdout != c.want {
+			t.Errorf("%s: %+v, %v", c.args, o, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(root, "tmp/x")); err == nil {
+		t.Error("a write in the guest reached the directory")
+	}
+}
+
+// TestReach: what a guest may reach of this machine.
+func TestReach(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	var serve sync.WaitGroup
+	serve.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprint(c, "the host")
+			c.Close()
+		}
+	})
+	defer serve.Wait()
+	defer ln.Close()
+	port := netip.MustParseAddrPort(ln.Addr().String()).Port()
+	target := netip.AddrPortFrom(vnet.HostAddr, port).String()
+	for mode, want := range map[vnet.Mode]string{vnet.Outbound: "refused", vnet.Full: "got the host"} {
+		b := newBench(t, func(c *Config) {
+			inner := c.Machine
+			c.Machine = func(id string) (Machine, error) {
+				m, err := inner(id)
+				m.Net = mode
+				return m, err
+			}
+		})
+		b.start("reach", "guest", "serve", ":80")
+		o, err := b.Exec(t.Context(), "reach", instance.Command{Command: []string{"guest", "dial", target}})
+		if err != nil || !strings.HasPrefix(o.Stdout, want) {
+			t.Errorf("%s: %+v, %v", mode, o, err)
+		}
+	}
+}
+
+// TestFlood: a program that prints as fast as it can is neither slowed by the
+// host nor able to fill the disk, and its guest still answers.
+func TestFlood(t *testing.T) {
+	b := newBench(t, nil)
+	w := b.start("flood", "guest", "flood")
+	until(t, "the log was rotated", func() bool { _, err := os.Stat(filepath.Join(b.cfg.Dir, "flood.log.1")); return err == nil })
+	for range 3 {
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "it answers", func() bool { return w.Sample(nil).CPUErr == nil })
+	for _, f := range []string{"flood.log", "flood.log.1"} {
+		if st, err := os.Stat(filepath.Join(b.cfg.Dir, f)); err != nil || st.Size() > 1<<20+guest.MaxChunk {
+			t.Errorf("%s: %v, %v", f, st, err)
+		}
+	}
+}
+
+// TestFallback: a machine that offers KVM on which nothing boots is remembered.
+func TestFallback(t *testing.T) {
+	b := newBench(t, nil)
+	real := b.qemu
+	fake := filepath.Join(b.cfg.Dir, "qemu")
+	script := "#!/bin/sh\ncase \"$*\" in *accel=kvm*) echo 'KVM is a trap here' >&2; exit 1;; esac\nexec " + real + " \"$@\"\n"
+	if err := os.WriteFile(fake, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b.qemu = fake
+	b.files = fakeFiles(t, "flags : fpu vmx", "")
+	if a, why := b.Accelerator(); a != KVM {
+		t.Fatalf("accelerator %s: %s", a, why)
+	}
+	b.start("fall", "guest", "serve", ":80")
+	if a, why := b.Accelerator(); a != TCG || !strings.Contains(why, "KVM is a trap here") {
+		t.Errorf("accelerator %s: %s", a, why)
+	}
+}

@@ -1,0 +1,120 @@
+package microvm
+
+import (
+	"bufio"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/instance"
+)
+
+// talk sends a line and wants it back.
+func talk(t testing.TB, c net.Conn, line string) {
+	t.Helper()
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte(line + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, len(line)+1)
+	for n := 0; n < len(b); {
+		k, err := c.Read(b[n:])
+		if err != nil {
+			t.Fatalf("%s: %v after %q", line, err, b[:n])
+		}
+		n += k
+	}
+	if string(b) != line+"\n" {
+		t.Fatalf("sent %q, got %q", line, b)
+	}
+}
+
+func dial(t testing.TB, w *Work) net.Conn {
+	t.Helper()
+	c, err := w.Dial(t.Context(), "127.0.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func listening(t testing.TB, w *Work, port string) {
+	t.Helper()
+	until(t, "it listens", func() bool {
+		ls, err := w.Listeners()
+		if err != nil {
+			return false
+		}
+		for _, l := range ls {
+			if l.Network == "tcp" && strings.HasSuffix(l.Addr, ":"+port) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// TestGuest walks one guest through its life.
+func TestGuest(t *testing.T) {
+	b := newBench(t, nil)
+	began := time.Now()
+	w := b.start("life", "guest", "serve", ":80")
+	a, why := b.Accelerator()
+	t.Logf("booted in %s on %s (%s)", time.Since(began).Round(time.Millisecond), a, why)
+	listening(t, w, "80")
+	c := dial(t, w)
+	talk(t, c, "hello")
+
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	woken := make(chan string, 1)
+	g, err := w.Guard(nil, false, func(why string) { woken <- why })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if what := g.Pending(); what != "" {
+		t.Fatalf("pending at once: %s", what)
+	}
+	if _, err := c.Write([]byte("again\n")); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case why := <-woken:
+		if !strings.Contains(why, "6 bytes") {
+			t.Errorf("woken by %q", why)
+		}
+	case <-time.After(patience):
+		t.Fatal("data for a frozen guest woke nobody")
+	}
+	if g.Pending() == "" {
+		t.Error("nothing is pending after data came")
+	}
+	g.Close()
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != "again\n" {
+		t.Fatalf("after the thaw: %q, %v", line, err)
+	}
+	talk(t, c, "and on")
+	c.Close()
+
+	o, err := b.Exec(t.Context(), "life", instance.Command{Command: []string{"guest", "exit", "3"}})
+	if err != nil || o.ExitCode != 3 || o.Stdout != "leaving with 3\n" {
+		t.Errorf("exec: %+v, %v", o, err)
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if e := b.exit(); e.Signal != 9 {
+		t.Errorf("exit %+v", e)
+	}
+	if log := b.log("life"); !strings.Contains(log, "serving :80") {
+		t.Errorf("log: %q", log)
+	}
+	b.clean("life")
+}

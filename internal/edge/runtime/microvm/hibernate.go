@@ -1,0 +1,354 @@
+package microvm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Files of a hibernated guest, beside its memory. The manifest is written last
+// and removed first: while it is there, memory and state belong together and
+// no QEMU has run since.
+const (
+	stateFile    = "state"
+	manifestFile = "hibernated.json"
+)
+
+// manifestVersion changes with what a saved guest needs to be restored.
+const manifestVersion = 1
+
+// manifest binds a saved guest to what it was saved with.
+type manifest struct {
+	Version int       `json:"version"`
+	At      time.Time `json:"at"`
+	QEMU    string    `json:"qemu"`   // its version
+	Kernel  string    `json:"kernel"` // digest
+	State   int64     `json:"state_bytes"`
+	Digest  string    `json:"state_sha256"`
+	Memory  int64     `json:"memory_bytes"`
+	Root    string    `json:"root,omitempty"` // size and time of the image
+}
+
+// SnapshotError says that a hibernated guest cannot be restored: it was saved
+// with something else, or its files are damaged. Nothing was changed; the
+// instance has to boot anew.
+type SnapshotError struct{ Reason string }
+
+func (e *SnapshotError) Error() string {
+	return "cannot restore the virtual machine: " + e.Reason
+}
+
+// Hibernated says whether the guest is on disk only.
+func (w *Work) Hibernated() bool { return w.hibernated() }
+
+// Hibernate saves a frozen guest to disk and ends its QEMU; Thaw restores it.
+// Its network stays, so that connections that are open go on after the thaw as
+// long as this daemon lives. It returns how many bytes are on disk, once they
+// are durable. On an error the guest is frozen as before.
+func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
+	if w.hibernated() {
+		return 0, errors.New("cannot hibernate: it is hibernated")
+	}
+	if !w.isFrozen() {
+		return 0, errors.New("cannot hibernate: the guest is not frozen")
+	}
+	m, err := w.monitor()
+	if err != nil {
+		return 0, err
+	}
+	man, err := w.binding(ctx, m)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, removeAll(w.path(manifestFile), w.path(stateFile)))
+		}
+	}()
+	if err := w.saveState(ctx, m); err != nil {
+		return 0, fmt.Errorf("cannot save the guest: %w", err)
+	}
+	if err := w.commit(&man); err != nil {
+		return 0, fmt.Errorf("cannot save the guest: %w", err)
+	}
+	// From here on it is hibernated, whatever happens to QEMU.
+	w.dropQEMU(ctx)
+	return man.State + man.Memory, nil
+}
+
+// saveState writes everything but the memory, which is in its file already.
+func (w *Work) saveState(ctx context.Context, m *monitor) error {
+	f, err := os.OpenFile(w.path(stateFile), os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := m.ignoreShared(ctx); err != nil {
+		return err
+	}
+	if err := m.doWith(ctx, "getfd", map[string]string{"fdname": "state"}, nil, f); err != nil {
+		return err
+	}
+	if err := m.do(ctx, "migrate", map[string]string{"uri": "fd:state"}, nil); err != nil {
+		return err
+	}
+	if err := m.migrated(ctx); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+func (m *monitor) ignoreShared(ctx context.Context) error {
+	type capability struct {
+		Name string `json:"capability"`
+		On   bool   `json:"state"`
+	}
+	return m.do(ctx, "migrate-set-capabilities", map[string]any{"capabilities": []capability{{"x-ignore-shared", true}}}, nil)
+}
+
+// migrated waits for a migration to end.
+func (m *monitor) migrated(ctx context.Context) error {
+	for {
+		var s struct {
+			Status string `json:"status"`
+			Desc   string `json:"error-desc"`
+		}
+		if err := m.do(ctx, "query-migrate", nil, &s); err != nil {
+			return err
+		}
+		switch s.Status {
+		case "completed":
+			return nil
+		case "failed", "cancelled":
+			return fmt.Errorf("QEMU's migration is %s: %s", s.Status, s.Desc)
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("QEMU's migration does not end: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// commit makes the memory durable and then writes the manifest.
+func (w *Work) commit(man *manifest) error {
+	ram, err := os.OpenFile(w.path(memoryFile), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	st, err := ram.Stat()
+	if err == nil {
+		man.Memory = st.Size()
+		err = ram.Sync()
+	}
+	if err := errors.Join(err, ram.Close()); err != nil {
+		return err
+	}
+	if man.Digest, man.State, err = digest(w.path(stateFile)); err != nil {
+		return err
+	}
+	man.At = time.Now()
+	b, err := json.Marshal(man)
+	if err != nil {
+		return err
+	}
+	tmp := w.path(manifestFile + ".new")
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return err
+	}
+	if err := errors.Join(syncPath(tmp), os.Rename(tmp, w.path(manifestFile))); err != nil {
+		return err
+	}
+	return syncPath(w.r.dir(w.id))
+}
+
+// dropQEMU ends the QEMU of a guest that was saved.
+func (w *Work) dropQEMU(ctx context.Context) {
+	w.mu.Lock()
+	w.saved = true
+	w.mu.Unlock()
+	w.qcancel()
+	<-w.over // supervise must not take its end for the run's
+	w.disconnect()
+	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	if err := w.proc.kill(kctx); err != nil {
+		w.r.log.Error("cannot end QEMU after hibernation", "instance", w.id, "error", err)
+	}
+	<-w.gone
+	w.renew()
+}
+
+// binding is what a saved guest depends on, as it is now.
+func (w *Work) binding(ctx context.Context, m *monitor) (manifest, error) {
+	man := manifest{Version: manifestVersion}
+	var v struct {
+		QEMU struct {
+			Major, Minor, Micro int
+		} `json:"qemu"`
+		Package string `json:"package"`
+	}
+	if err := m.do(ctx, "query-version", nil, &v); err != nil {
+		return man, err
+	}
+	man.QEMU = fmt.Sprintf("%d.%d.%d %s", v.QEMU.Major, v.QEMU.Minor, v.QEMU.Micro, v.Package)
+	var err error
+	if man.Kernel, _, err = digest(w.r.kernel.Image); err != nil {
+		return man, err
+	}
+	if w.rec.Root != "" {
+		st, err := os.Stat(w.rec.Root)
+		if err != nil {
+			return man, fmt.Errorf("cannot find the root image: %w", err)
+		}
+		man.Root = fmt.Sprintf("%d bytes of %s", st.Size(), st.ModTime().Format(time.RFC3339Nano))
+	}
+	return man, nil
+}
+
+// readManifest is nil without an error when the guest is not hibernated.
+func readManifest(dir string) (*manifest, error) {
+	b, err := os.ReadFile(filepath.Join(dir, manifestFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read how a guest was saved: %w", err)
+	}
+	var m manifest
+	if err := json.Unmarshal(b, &m); err != nil {
+		return nil, &SnapshotError{"its manifest is damaged: " + err.Error()}
+	}
+	return &m, nil
+}
+
+// restore brings a hibernated guest back, still frozen.
+func (w *Work) restore(ctx context.Context) (err error) {
+	man, err := readManifest(w.r.dir(w.id))
+	if err != nil {
+		return err
+	}
+	if man == nil {
+		return &SnapshotError{"its manifest is missing"}
+	}
+	if err := w.checkFiles(man); err != nil {
+		return err
+	}
+	state, err := os.Open(w.path(stateFile))
+	if err != nil {
+		return &SnapshotError{err.Error()}
+	}
+	defer state.Close()
+	if err := w.launch(append(w.r.arguments(w.id, w.rec), "-S", "-incoming", "defer")); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil { // it stays hibernated
+			w.dropQEMU(ctx)
+		}
+	}()
+	if err := w.connect(ctx); err != nil {
+		return w.explain(ctx, err)
+	}
+	m, err := w.monitor()
+	if err != nil {
+		return err
+	}
+	now, err := w.binding(ctx, m)
+	if err != nil {
+		return err
+	}
+	for _, c := range []struct{ what, was, is string }{
+		{"QEMU", man.QEMU, now.QEMU}, {"kernel", man.Kernel, now.Kernel}, {"root image", man.Root, now.Root},
+	} {
+		if c.was != c.is {
+			return &SnapshotError{fmt.Sprintf("it was saved with another %s (%s, now %s)", c.what, c.was, c.is)}
+		}
+	}
+	if err := m.ignoreShared(ctx); err != nil {
+		return err
+	}
+	if err := m.doWith(ctx, "getfd", map[string]string{"fdname": "state"}, nil, state); err != nil {
+		return err
+	}
+	if err := m.do(ctx, "migrate-incoming", map[string]string{"uri": "fd:state"}, nil); err != nil {
+		return err
+	}
+	if err := m.migrated(ctx); err != nil {
+		return w.explain(ctx, err)
+	}
+	// Its memory runs on from here, and the state beside it is the past.
+	if err := errors.Join(os.Remove(w.path(manifestFile)), syncPath(w.r.dir(w.id))); err != nil {
+		return fmt.Errorf("cannot take a guest out of hibernation: %w", err)
+	}
+	w.mu.Lock()
+	w.saved = false
+	w.mu.Unlock()
+	if err := os.Remove(w.path(stateFile)); err != nil {
+		w.r.log.Warn("cannot remove the state of a guest that runs again", "instance", w.id, "error", err)
+	}
+	return nil
+}
+
+// checkFiles compares what is on disk with the manifest.
+func (w *Work) checkFiles(man *manifest) error {
+	if man.Version != manifestVersion {
+		return &SnapshotError{fmt.Sprintf("it was saved in format %d, this is %d", man.Version, manifestVersion)}
+	}
+	st, err := os.Stat(w.path(memoryFile))
+	if err != nil {
+		return &SnapshotError{"its memory is missing: " + err.Error()}
+	}
+	if st.Size() != man.Memory {
+		return &SnapshotError{fmt.Sprintf("its memory has %d bytes, it was saved with %d", st.Size(), man.Memory)}
+	}
+	sum, n, err := digest(w.path(stateFile))
+	if err != nil {
+		return &SnapshotError{"its state cannot be read: " + err.Error()}
+	}
+	if n != man.State || sum != man.Digest {
+		return &SnapshotError{fmt.Sprintf("its state is damaged: %d bytes of %d", n, man.State)}
+	}
+	return nil
+}
+
+// digest is a file's SHA-256 and size.
+func digest(path string) (string, int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", 0, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	n, err := io.Copy(h, f)
+	if err != nil {
+		return "", 0, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), n, nil
+}
+
+// syncPath makes a file or a directory durable.
+func syncPath(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+func removeAll(paths ...string) error {
+	var errs []error
+	for _, p := range paths {
+		if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,139 @@
+package microvm
+
+import (
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/instance"
+)
+
+// TestHibernate: a guest that is saved holds no memory and has no process; a
+// connection that was open before goes on after, several times over; a daemon
+// that starts again finds it; and a damaged image is refused, not run.
+func TestHibernate(t *testing.T) {
+	b := newBench(t, nil)
+	w := b.start("hib", "guest", "serve", ":80")
+	listening(t, w, "80")
+	if _, err := w.Hibernate(t.Context()); err == nil {
+		t.Error("a running guest was hibernated")
+	}
+	c := dial(t, w)
+	talk(t, c, "before")
+	for n := range 3 {
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		size, err := w.Hibernate(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("round %d: saved %d MiB durably in %s", n, size>>20, time.Since(began).Round(time.Millisecond))
+		if held, err := w.Memory(); err != nil || held != 0 {
+			t.Errorf("it holds %d bytes, %v", held, err)
+		}
+		if p, err := findQEMU(b.dir("hib")); err != nil || len(p) != 0 {
+			t.Errorf("processes %v, %v", p, err)
+		}
+		woken := make(chan string, 1)
+		g, err := w.Guard(nil, false, func(why string) { woken <- why })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("x\n")); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-woken:
+		case <-time.After(patience):
+			t.Fatal("data for a hibernated guest woke nobody")
+		}
+		g.Close()
+		before := time.Now()
+		if err := w.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 2)
+		if _, err := c.Read(got); err != nil || string(got) != "x\n" {
+			t.Fatalf("the old connection: %q, %v", got, err)
+		}
+		t.Logf("round %d: restored to the first byte in %s", n, time.Since(before).Round(time.Millisecond))
+		o, err := b.Exec(t.Context(), "hib", instance.Command{Command: []string{"guest", "time"}})
+		ns, perr := strconv.ParseInt(strings.TrimSpace(o.Stdout), 10, 64)
+		if err != nil || perr != nil || time.Unix(0, ns).Before(before) {
+			t.Errorf("the guest's clock is behind by %s (%v, %v)", before.Sub(time.Unix(0, ns)), err, perr)
+		}
+	}
+	c.Close()
+
+	save := func() {
+		t.Helper()
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Hibernate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save()
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := New(b.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Runtime = r
+	aw, err := b.Adopt(t.Context(), "hib", instance.Identity{Run: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w = aw.(*Work)
+	if !w.Hibernated() {
+		t.Fatal("it was not found hibernated")
+	}
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	c = dial(t, w)
+	talk(t, c, "another daemon")
+	c.Close()
+
+	save()
+	for _, d := range []struct {
+		name string
+		harm func() error
+	}{
+		{"a truncated state", func() error { return os.Truncate(w.path(stateFile), 1000) }},
+		{"no state", func() error { return os.Remove(w.path(stateFile)) }},
+		{"a short memory", func() error { return os.Truncate(w.path(memoryFile), 1<<20) }},
+		{"no manifest", func() error { return os.Remove(w.path(manifestFile)) }},
+	} {
+		if err := d.harm(); err != nil {
+			t.Fatal(err)
+		}
+		var bad *SnapshotError
+		if err := w.Thaw(); !errors.As(err, &bad) {
+			t.Errorf("%s: %v", d.name, err)
+		}
+		if !w.Hibernated() {
+			t.Errorf("%s: it is not hibernated any more", d.name)
+		}
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.clean("hib")
+	if _, err := b.Start(t.Context(), b.launch("hib", 2, "guest", "exit", "0")); err != nil {
+		t.Fatalf("a cold boot after it: %v", err)
+	}
+	<-b.exits // of the run that was killed
+	if e := b.exit(); e.Code != 0 {
+		t.Errorf("exit %+v", e)
+	}
+	b.clean("hib")
+}

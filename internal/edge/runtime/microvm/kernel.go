@@ -1,0 +1,111 @@
+package microvm
+
+import (
+	"bufio"
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// modules are what a guest loads, in this order: virtio_ring comes before
+// virtio. Those that end in "?" may be missing.
+var modules = []string{"virtio_ring", "virtio", "virtio_mmio?", "virtio_pci_legacy_dev?", "virtio_pci_modern_dev?", "virtio_pci",
+	"failover", "net_failover", "virtio_net", "virtio_console", "virtio_blk", "virtio-rng?", "overlay"}
+
+// Kernel is a guest kernel with its modules.
+type Kernel struct {
+	Image   string   // a bzImage or an ELF vmlinux
+	Version string   // of the modules; empty when the kernel needs none
+	Modules []string // files, in the order to load them; what is built in is not among them
+}
+
+// FindKernel reads a tree as an unpacked linux-image package leaves it:
+// boot/vmlinuz-VERSION and lib/modules/VERSION. Of several the newest is
+// taken; an error names what is missing. A plain file is a kernel that has
+// everything built in.
+func FindKernel(path string) (Kernel, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return Kernel{}, fmt.Errorf("cannot find a guest kernel: %w; scripts/guest-kernel DIR fetches Debian's", err)
+	}
+	if !st.IsDir() {
+		return Kernel{Image: path}, nil
+	}
+	found, err := filepath.Glob(filepath.Join(path, "boot", "vmlinuz-*"))
+	if err != nil || len(found) == 0 {
+		return Kernel{}, fmt.Errorf("cannot find a guest kernel: %s has no boot/vmlinuz-VERSION; scripts/guest-kernel DIR fetches Debian's", path)
+	}
+	image := slices.MaxFunc(found, func(a, b string) int { return slices.CompareFunc(digits(a), digits(b), cmp.Compare) })
+	k := Kernel{Image: image, Version: strings.TrimPrefix(filepath.Base(image), "vmlinuz-")}
+	dir := filepath.Join(path, "lib", "modules", k.Version)
+	files, err := moduleFiles(dir)
+	if err != nil {
+		return Kernel{}, err
+	}
+	builtin := builtins(dir)
+	var errs []error
+	for _, m := range modules {
+		name, optional := strings.CutSuffix(m, "?")
+		switch f := files[plain(name)]; {
+		case f != "":
+			k.Modules = append(k.Modules, f)
+		case !optional && !builtin[plain(name)]:
+			errs = append(errs, fmt.Errorf("cannot use the kernel %s: module %s is neither in %s nor built in", image, name, dir))
+		}
+	}
+	return k, errors.Join(errs...)
+}
+
+// digits are the numbers of a version, so that 6.1.0-10 comes after 6.1.0-9.
+func digits(s string) (out []int) {
+	in := false
+	for _, c := range filepath.Base(s) {
+		switch {
+		case c < '0' || c > '9':
+			in = false
+		case !in:
+			out, in = append(out, int(c-'0')), true
+		default:
+			out[len(out)-1] = out[len(out)-1]*10 + int(c-'0')
+		}
+	}
+	return out
+}
+
+// plain makes one spelling of a module's name.
+func plain(name string) string { return strings.ReplaceAll(name, "-", "_") }
+
+func moduleFiles(dir string) (map[string]string, error) {
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if name, ok := strings.CutSuffix(d.Name(), ".ko"); ok {
+			out[plain(name)] = path
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the kernel's modules: %w", err)
+	}
+	return out, nil
+}
+
+func builtins(dir string) map[string]bool {
+	out := map[string]bool{}
+	f, err := os.Open(filepath.Join(dir, "modules.builtin"))
+	if err != nil {
+		return out
+	}
+	defer f.Close()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		out[plain(strings.TrimSuffix(filepath.Base(sc.Text()), ".ko"))] = true
+	}
+	return out
+}

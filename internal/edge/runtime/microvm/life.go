@@ -1,0 +1,543 @@
+package microvm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+
+	"lull/internal/edge/runtime/microvm/vnet"
+	"lull/internal/instance"
+	"lull/internal/link/guest"
+)
+
+// How fast a guest may talk: lines per second, and at once. More is read more
+// slowly.
+const (
+	talkRate  = 2000
+	talkBurst = 4000
+	again     = 100 * time.Millisecond // between two attempts to connect
+)
+
+// bring starts QEMU, waits for the guest and starts its program.
+func (w *Work) bring(ctx context.Context, rec runRecord, l instance.Launch) error {
+	dir := w.r.dir(w.id)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("cannot make its directory: %w", err)
+	}
+	if err := writeRecord(dir, rec); err != nil {
+		return err
+	}
+	w.rec = rec
+	var err error
+	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
+		return err
+	}
+	if err := w.launch(w.r.arguments(w.id, rec)); err != nil {
+		return err
+	}
+	bctx, cancel := context.WithTimeoutCause(ctx, w.r.cfg.BootLimit, fmt.Errorf("%w within %s", errNoBoot, w.r.cfg.BootLimit))
+	defer cancel()
+	if err := w.connect(bctx); err != nil {
+		if w.isGone() {
+			err = fmt.Errorf("%w: %w", errNoBoot, err)
+		}
+		return w.explain(ctx, err)
+	}
+	select {
+	case <-w.born:
+	case <-w.gone:
+		return w.explain(ctx, fmt.Errorf("%w: QEMU has ended", errNoBoot))
+	case <-bctx.Done():
+		return w.explain(ctx, context.Cause(bctx))
+	}
+	if err := w.setClock(ctx); err != nil {
+		return w.explain(ctx, err)
+	}
+	return w.call(ctx, callLimit, guest.Run, guest.RunCall{Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User}, nil)
+}
+
+// launch starts QEMU and sees it to its end.
+func (w *Work) launch(args []string) error {
+	cmd, err := w.r.spawn(w.id, args)
+	if err != nil {
+		return err
+	}
+	start, _, err := startTime(cmd.Process.Pid)
+	if err != nil {
+		return errors.Join(fmt.Errorf("cannot tell QEMU's process: %w", err), cmd.Process.Kill(), cmd.Wait())
+	}
+	w.proc = process{cmd.Process.Pid, start}
+	w.mu.Lock()
+	w.ident.PID, w.ident.Start = w.proc.pid, w.proc.start
+	w.exited = false
+	w.mu.Unlock()
+	gone := w.gone
+	go func() { // supervise waits for it
+		_ = cmd.Wait() // the state says more than the error
+		if cmd.ProcessState != nil {
+			w.mu.Lock()
+			w.status, w.exited = cmd.ProcessState.Sys().(syscall.WaitStatus)
+			w.mu.Unlock()
+		}
+		close(gone)
+	}()
+	go w.supervise()
+	return nil
+}
+
+// explain adds what QEMU and the guest's kernel printed.
+func (w *Work) explain(ctx context.Context, err error) error {
+	if s := w.r.complaint(w.id); s != "" {
+		err = fmt.Errorf("%w; QEMU says: %s", err, s)
+	}
+	if m, merr := w.monitor(); merr == nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if s := lastLines(m.console(ctx), 12); s != "" {
+			err = fmt.Errorf("%w; its console ends with: %s", err, s)
+		}
+	}
+	return err
+}
+
+func lastLines(s string, n int) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// connect opens the monitor and keeps the other two channels open.
+func (w *Work) connect(ctx context.Context) error {
+	m, err := dialMonitor(ctx, w.path(qmpSocket), w.gone, w.event)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.mon = m
+	w.mu.Unlock()
+	w.loops.Go(w.carryFrames)
+	w.loops.Go(w.talk)
+	return nil
+}
+
+// event is told what happens to the machine.
+func (w *Work) event(name string, data json.RawMessage) {
+	why := ""
+	switch name {
+	case "SHUTDOWN":
+		var d struct{ Reason string }
+		_ = json.Unmarshal(data, &d) // without a reason it is still a shutdown
+		why = "the guest went off: " + d.Reason
+	case "GUEST_PANICKED":
+		why = "the guest's kernel panicked"
+	case "STOP":
+		// Ours, or the accelerator gave up; supervise asks which.
+		why = ""
+		select {
+		case w.halted <- why:
+		default:
+		}
+		return
+	default:
+		return
+	}
+	select {
+	case <-w.halted: // a plain stop before it says less
+	default:
+	}
+	select {
+	case w.halted <- why:
+	default:
+	}
+}
+
+// carryFrames keeps the guest's network card connected.
+func (w *Work) carryFrames() {
+	for w.qctx.Err() == nil {
+		c, err := dialSocket(w.qctx, w.path(netSocket), w.gone)
+		if err == nil {
+			stop := context.AfterFunc(w.qctx, func() { c.Close() })
+			err = w.net.Attach(c)
+			stop()
+		}
+		if err != nil && w.qctx.Err() == nil && !w.isGone() {
+			w.r.log.Warn("the network of a guest was cut", "instance", w.id, "error", err)
+		}
+		if !w.pause() {
+			return
+		}
+	}
+}
+
+func (w *Work) isGone() bool {
+	select {
+	case <-w.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// pause waits a little between two attempts; false when there is none to come.
+func (w *Work) pause() bool {
+	select {
+	case <-time.After(again):
+		return true
+	case <-w.gone:
+		return false
+	case <-w.qctx.Done():
+		return false
+	}
+}
+
+// talk keeps the control channel connected and answers the guest.
+func (w *Work) talk() {
+	for w.qctx.Err() == nil {
+		c, err := dialSocket(w.qctx, w.path(ctlSocket), w.gone)
+		if err != nil {
+			return
+		}
+		stop := context.AfterFunc(w.qctx, func() { c.Close() })
+		p := guest.NewPeer(c)
+		w.mu.Lock()
+		w.peer = p
+		w.mu.Unlock()
+		ended := make(chan struct{})
+		w.loops.Go(func() { w.greet(p, ended) })
+		slow := rate.NewLimiter(talkRate, talkBurst)
+		err = p.Run(func() error { return slow.Wait(w.qctx) }, w.hear)
+		close(ended)
+		stop()
+		c.Close()
+		w.mu.Lock()
+		if w.peer == p {
+			w.peer = nil
+		}
+		w.mu.Unlock()
+		if err != nil && w.qctx.Err() == nil && !w.isGone() {
+			w.r.log.Warn("the control channel of a guest failed", "instance", w.id, "error", err)
+		}
+		if !w.pause() {
+			return
+		}
+	}
+}
+
+// greet says hello on a new channel and takes in what it missed. A frozen
+// guest answers when it is thawed, so this waits as long as the channel lives.
+func (w *Work) greet(p *guest.Peer, ended <-chan struct{}) {
+	ctx, cancel := context.WithCancel(w.qctx)
+	defer cancel()
+	go func() { // ends with greet
+		select {
+		case <-ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	var a guest.HelloAnswer
+	if err := p.Call(ctx, guest.Hello, nil, &a); err != nil {
+		return
+	}
+	if a.Version != guest.Version {
+		w.r.log.Error("a guest speaks another version", "instance", w.id, "version", a.Version, "want", guest.Version)
+		return
+	}
+	if a.Exit != nil {
+		w.exitNote(*a.Exit)
+	}
+	if a.Busy {
+		_ = w.message(guest.Message{Method: guest.Busy}) // nobody waits for the answer
+	}
+	w.bornMu.Do(func() { close(w.born) })
+}
+
+func (w *Work) exitNote(n guest.ExitNote) {
+	select {
+	case w.note <- n:
+	default: // it was told before
+	}
+}
+
+// hear takes what a guest sends. All of it is bounded and checked.
+func (w *Work) hear(q guest.Request) (any, error) {
+	switch q.Method {
+	case guest.Log:
+		var n guest.LogNote
+		if err := q.Bind(&n); err != nil {
+			return nil, err
+		}
+		if n.Dropped > 0 {
+			fmt.Fprintf(w.log, "lull: %d bytes of output were lost here\n", n.Dropped)
+		}
+		if _, err := w.log.Write(n.Data); err != nil {
+			w.r.log.Error("cannot keep a guest's output", "instance", w.id, "error", err)
+		}
+		return nil, nil
+	case guest.Exited:
+		var n guest.ExitNote
+		if err := q.Bind(&n); err != nil {
+			return nil, err
+		}
+		if n.Code < 0 || n.Code > 255 || n.Signal < 0 || n.Signal > 64 {
+			return nil, &guest.Error{Code: guest.InvalidParams, Message: "cannot use code or signal: out of range"}
+		}
+		w.exitNote(n)
+		return nil, nil
+	}
+	m, err := q.Message()
+	if err != nil {
+		return nil, err
+	}
+	if m.Method == guest.Activity {
+		return nil, nil // the readings of health say more
+	}
+	return nil, w.message(m)
+}
+
+func (w *Work) message(m guest.Message) error {
+	if w.r.cfg.OnMessage == nil {
+		return errors.New("cannot take messages of programs here")
+	}
+	return w.r.cfg.OnMessage(w.id, m)
+}
+
+// supervise sees the run to its end: the program's, the machine's or QEMU's,
+// whichever is first.
+func (w *Work) supervise() {
+	defer close(w.over)
+	for {
+		select {
+		case <-w.qctx.Done(): // let go of, or hibernated: somebody else sees to it
+			return
+		default:
+		}
+		select {
+		case <-w.gone:
+			w.end()
+			return
+		case <-w.qctx.Done():
+			return
+		case n := <-w.note:
+			w.mu.Lock()
+			w.exit = &instance.Exit{Code: n.Code, Signal: n.Signal, At: time.Now()}
+			w.mu.Unlock()
+			w.powerOff()
+		case why := <-w.halted:
+			if why == "" {
+				why = w.broken()
+			}
+			if why == "" {
+				continue
+			}
+			w.obituary(why)
+			w.quit()
+		}
+	}
+}
+
+// broken says why a machine that stopped did not stop for us.
+func (w *Work) broken() string {
+	m, err := w.monitor()
+	if err != nil {
+		return ""
+	}
+	s, err := m.status(w.ctx)
+	if err == nil && (s == "internal-error" || s == "io-error" || s == "guest-panicked" || s == "shutdown") {
+		return "the machine is " + s
+	}
+	return ""
+}
+
+// obituary writes into the instance's log why its machine ended.
+func (w *Work) obituary(why string) {
+	w.mu.Lock()
+	known := w.exit != nil
+	w.mu.Unlock()
+	if known {
+		return
+	}
+	m, err := w.monitor()
+	console := ""
+	if err == nil {
+		console = lastLines(m.console(w.ctx), 40)
+	}
+	if _, err := fmt.Fprintf(w.log, "lull: %s; its console ends with:\n%s\n", why, console); err != nil {
+		w.r.log.Error("cannot keep a guest's end", "instance", w.id, "error", err)
+	}
+	w.r.log.Warn("a virtual machine ended", "instance", w.id, "reason", why)
+}
+
+// powerOff ends a guest whose program is over.
+func (w *Work) powerOff() {
+	_ = w.call(w.ctx, time.Second, guest.Shutdown, guest.ShutdownCall{}, nil) // QEMU is ended in any case
+	select {
+	case <-w.halted:
+	case <-w.gone:
+		return
+	case <-time.After(offLimit):
+	case <-w.ctx.Done():
+	}
+	w.quit()
+}
+
+// quit ends QEMU, by force if it does not listen.
+func (w *Work) quit() {
+	ctx, cancel := context.WithTimeout(context.Background(), offLimit)
+	defer cancel()
+	if m, err := w.monitor(); err == nil && m.do(ctx, "quit", nil, nil) == nil {
+		select {
+		case <-w.gone:
+			return
+		case <-ctx.Done():
+		}
+	}
+	kctx, kcancel := context.WithTimeout(context.Background(), killLimit)
+	defer kcancel()
+	if err := w.proc.kill(kctx); err != nil {
+		w.r.log.Error("cannot end QEMU", "instance", w.id, "error", err)
+	}
+}
+
+// end clears a run away and tells how it ended, once. QEMU is gone.
+func (w *Work) end() { w.ending.Do(w.clearAway) }
+
+func (w *Work) clearAway() {
+	w.release()
+	e := w.outcome()
+	if s := w.r.complaint(w.id); s != "" {
+		fmt.Fprintf(w.log, "lull: QEMU said: %s\n", s)
+	}
+	if err := errors.Join(w.log.Close(), w.remove()); err != nil {
+		w.r.log.Error("cannot clear a virtual machine away", "instance", w.id, "error", err)
+	}
+	w.r.drop(w)
+	if !w.silent.Load() {
+		w.r.cfg.OnExit(w.id, w.ident.Run, e)
+	}
+	close(w.done)
+}
+
+// outcome is the program's own end if it was told, otherwise QEMU's, which
+// counts as a failure.
+func (w *Work) outcome() instance.Exit {
+	select {
+	case n := <-w.note:
+		return instance.Exit{Code: n.Code, Signal: n.Signal, At: time.Now()}
+	default:
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.exit != nil:
+		return *w.exit
+	case !w.exited:
+		return instance.Exit{Lost: true, At: time.Now()}
+	case w.status.Signaled():
+		return instance.Exit{Code: 128 + int(w.status.Signal()), Signal: int(w.status.Signal()), At: time.Now()}
+	}
+	// QEMU went off in good order, which a guest whose program still ran does
+	// only when it broke.
+	return instance.Exit{Code: max(w.status.ExitStatus(), 1), At: time.Now()}
+}
+
+// release gives back what this daemon holds of a guest.
+func (w *Work) release() {
+	w.cancel()
+	w.disconnect()
+	if w.net != nil {
+		if err := w.net.Close(); err != nil {
+			w.r.log.Error("cannot close a guest's network", "instance", w.id, "error", err)
+		}
+	}
+	w.loops.Wait()
+}
+
+// disconnect closes what leads to this QEMU.
+func (w *Work) disconnect() {
+	w.qcancel()
+	w.mu.Lock()
+	m := w.mon
+	w.mon = nil
+	w.mu.Unlock()
+	if m != nil {
+		m.close()
+	}
+	w.loops.Wait()
+}
+
+// letGo releases a guest that runs on without this daemon.
+func (w *Work) letGo() {
+	w.release()
+	if err := w.log.Close(); err != nil {
+		w.r.log.Error("cannot close a guest's log", "instance", w.id, "error", err)
+	}
+	w.r.drop(w)
+}
+
+// takeOver connects to a QEMU that an earlier daemon started. over is how the
+// run ended when it has.
+func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *instance.Exit, err error) {
+	w.proc, w.rec = p, rec
+	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
+		return nil, err
+	}
+	fd, err := unix.PidfdOpen(p.pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("cannot watch process %d: %w", p.pid, err)
+	}
+	pidfd := os.NewFile(uintptr(fd), "pidfd")
+	if !p.alive() { // checked after the descriptor, which pins the process
+		pidfd.Close()
+		return nil, fmt.Errorf("cannot watch process %d: it has just ended", p.pid)
+	}
+	go w.watch(pidfd, w.gone)
+	go w.supervise()
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	if err := w.connect(ctx); err != nil {
+		return nil, err
+	}
+	s, err := w.mon.status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	switch s {
+	case "running":
+	case "paused", "postmigrate": // the latter was being saved
+		w.setFrozen(true)
+		return nil, nil
+	default:
+		w.obituary("the machine is " + s)
+		return &instance.Exit{Lost: true, At: time.Now()}, nil
+	}
+	select {
+	case <-w.born:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("cannot reach the harness: %w", context.Cause(ctx))
+	}
+	return nil, nil // a program that ended meanwhile is told like any other
+}
+
+// watch closes gone when a process that is no child has ended.
+func (w *Work) watch(pidfd *os.File, gone chan struct{}) {
+	defer pidfd.Close()
+	defer context.AfterFunc(w.ctx, func() { pidfd.Close() })()
+	raw, err := pidfd.SyscallConn()
+	if err == nil {
+		err = raw.Read(func(fd uintptr) bool {
+			n, perr := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return perr == nil && n > 0
+		})
+	}
+	if err == nil {
+		close(gone)
+	}
+}

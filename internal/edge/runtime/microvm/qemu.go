@@ -1,0 +1,267 @@
+package microvm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/edge/runtime/microvm/vnet"
+)
+
+// consoleSize is how much of the guest kernel's output is kept, a power of two.
+const consoleSize = 64 << 10
+
+// runRecord is what a daemon must know to take a run over. It is on disk
+// before QEMU is started.
+type runRecord struct {
+	Run     uint64  `json:"run"`
+	LogPath string  `json:"log_path"`
+	LogMax  int64   `json:"log_max"`
+	Machine Machine `json:"machine"`
+	Accel   Accel   `json:"accel"`
+	Initrd  string  `json:"initrd"`
+	Root    string  `json:"root,omitempty"`
+}
+
+const recordFile = "run.json"
+
+func readRecord(dir string) (rec runRecord, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if err != nil {
+		return rec, fmt.Errorf("cannot read the run of a virtual machine: %w", err)
+	}
+	if err := json.Unmarshal(b, &rec); err != nil {
+		return rec, fmt.Errorf("cannot read the run of a virtual machine in %s: %w", dir, err)
+	}
+	return rec, nil
+}
+
+// writeRecord replaces the record in one step.
+func writeRecord(dir string, rec runRecord) error {
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return fmt.Errorf("cannot encode the run of a virtual machine: %w", err)
+	}
+	tmp := filepath.Join(dir, recordFile+".new")
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err == nil {
+		_, err = f.Write(b)
+		err = errors.Join(err, f.Sync(), f.Close())
+	}
+	if err == nil {
+		err = os.Rename(tmp, filepath.Join(dir, recordFile))
+	}
+	if err != nil {
+		return fmt.Errorf("cannot record the run of a virtual machine: %w", err)
+	}
+	return nil
+}
+
+// Files of an instance's directory.
+const (
+	qmpSocket  = "qmp.sock"
+	ctlSocket  = "ctl.sock"
+	netSocket  = "net.sock"
+	memoryFile = "ram"
+	errorsFile = "qemu.err"
+)
+
+// commandLine is the kernel's.
+func commandLine(id string, rec runRecord, khz int) string {
+	words := []string{"console=ttyS0", "panic=-1", "quiet", "loglevel=3", "init_on_alloc=0", "apparmor=0", "audit=0", "cryptomgr.notests", "lsm=",
+		fmt.Sprintf("lull.ip=%s/%d", vnet.Guest, vnet.Subnet.Bits()), "lull.gw=" + vnet.Gateway.String(), "lull.host=" + hostName(id)}
+	if rec.Machine.Net != vnet.None {
+		words = append(words, "lull.dns="+vnet.Gateway.String())
+	}
+	if rec.Root != "" {
+		words = append(words, "lull.root=/dev/vda")
+	}
+	if rec.Accel == TCG {
+		// Nobody else shares an emulated processor, and its layout is no secret
+		// to the emulator.
+		words = append(words, "nopti", "mitigations=off", "nokaslr")
+	}
+	if rec.Machine.Kind == "microvm" && khz > 0 {
+		// It has no other clock to measure this one by, and on a busy machine
+		// the kernel would wait for ever.
+		words = append(words, "tsc_early_khz="+strconv.Itoa(khz))
+	}
+	return strings.Join(words, " ")
+}
+
+// hostName makes a name that the kernel's command line and DNS accept.
+func hostName(id string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(id))
+}
+
+// arguments are QEMU's. Its sockets wait for us, so that a later daemon can
+// connect too.
+func (r *Runtime) arguments(id string, rec runRecord) []string {
+	dir := r.dir(id)
+	in := func(name string) string { return comma(filepath.Join(dir, name)) }
+	m := rec.Machine
+	mib := strconv.FormatInt(m.Memory>>20, 10)
+	cpu, bus := "host", "-pci"
+	machine := "q35,usb=off,vmport=off,smbus=off,sata=off"
+	if rec.Accel == TCG {
+		cpu = "qemu64" // less to emulate than "max", and sooner up
+	}
+	if m.Kind == "microvm" {
+		machine, bus = "microvm,rtc=on", "-device"
+	}
+	args := []string{
+		"-name", "lull-" + id, "-nodefaults", "-no-user-config", "-display", "none",
+		"-machine", machine + ",accel=" + string(rec.Accel) + ",memory-backend=ram",
+		"-cpu", cpu, "-smp", strconv.Itoa(m.CPUs), "-m", mib,
+		"-object", "memory-backend-file,id=ram,size=" + mib + "M,mem-path=" + in(memoryFile) + ",share=on",
+		"-global", "virtio-mmio.force-legacy=false",
+		// The machine stays when the guest ends, so that its console can be read.
+		"-action", "reboot=shutdown,shutdown=pause",
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+		"-qmp", "unix:" + in(qmpSocket) + ",server=on,wait=off",
+		"-chardev", "ringbuf,id=con,size=" + strconv.Itoa(consoleSize), "-serial", "chardev:con",
+		"-device", "virtio-serial" + bus + ",id=vs",
+		"-chardev", "socket,id=ctl,path=" + in(ctlSocket) + ",server=on,wait=off", "-device", "virtserialport,bus=vs.0,chardev=ctl,name=lull.0",
+		"-netdev", "stream,id=n0,server=on,addr.type=unix,addr.path=" + in(netSocket),
+		"-device", "virtio-net" + bus + ",netdev=n0,mac=" + vnet.GuestMAC + romless(bus),
+		"-object", "rng-builtin,id=rng", "-device", "virtio-rng" + bus + ",rng=rng",
+		"-kernel", r.kernel.Image, "-initrd", rec.Initrd, "-append", commandLine(id, rec, r.files.khz()),
+	}
+	if rec.Root != "" {
+		args = append(args, "-drive", "if=none,id=root,format=raw,readonly=on,file="+comma(rec.Root),
+			"-device", "virtio-blk"+bus+",drive=root")
+	}
+	return args
+}
+
+// romless keeps QEMU from loading a boot ROM that nobody installed.
+func romless(bus string) string {
+	if bus == "-pci" {
+		return ",romfile="
+	}
+	return ""
+}
+
+// comma doubles commas, which separate QEMU's options.
+func comma(s string) string { return strings.ReplaceAll(s, ",", ",,") }
+
+// spawn starts QEMU in a session of its own: it outlives the daemon.
+func (r *Runtime) spawn(id string, args []string, files ...*os.File) (*exec.Cmd, error) {
+	errs, err := os.OpenFile(filepath.Join(r.dir(id), errorsFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open QEMU's error log: %w", err)
+	}
+	defer errs.Close()
+	cmd := exec.Command(r.qemu, args...)
+	cmd.Dir, cmd.Stderr, cmd.ExtraFiles = "/", errs, files
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + r.dir(id)}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("cannot start %s: %w", r.qemu, err)
+	}
+	return cmd, nil
+}
+
+// complaint is what QEMU printed, for an error.
+func (r *Runtime) complaint(id string) string {
+	b, err := os.ReadFile(filepath.Join(r.dir(id), errorsFile))
+	if err != nil {
+		return ""
+	}
+	if len(b) > 2000 {
+		b = b[len(b)-2000:]
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// process is a QEMU: its number and when it was started.
+type process struct {
+	pid   int
+	start uint64
+}
+
+// alive says whether it is still the same process.
+func (p process) alive() bool {
+	s, state, err := startTime(p.pid)
+	return err == nil && s == p.start && state != 'Z'
+}
+
+// kill ends it and waits until it is gone.
+func (p process) kill(ctx context.Context) error {
+	for p.alive() {
+		if err := unix.Kill(p.pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+			return fmt.Errorf("cannot kill process %d: %w", p.pid, err)
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("cannot end process %d: %w", p.pid, context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+// startTime reads when a process was started, in ticks since boot, and its
+// state.
+func startTime(pid int) (uint64, byte, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	i := bytes.LastIndexByte(b, ')')
+	f := strings.Fields(string(b[i+1:]))
+	if i < 0 || len(f) < 20 {
+		return 0, 0, fmt.Errorf("cannot read /proc/%d/stat: it has too few fields", pid)
+	}
+	n, err := strconv.ParseUint(f[19], 10, 64)
+	return n, f[0][0], err
+}
+
+func bootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("cannot read the boot id: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// findQEMU lists processes that serve the monitor socket of a directory. It
+// looks at command lines, so that one is found although the daemon died before
+// it could write its number down.
+func findQEMU(dir string) (out []process, err error) {
+	mark := []byte("\x00unix:" + comma(filepath.Join(dir, qmpSocket)) + ",")
+	ents, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("cannot list processes: %w", err)
+	}
+	for _, e := range ents {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		b, err := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		if err != nil || !bytes.Contains(b, mark) {
+			continue
+		}
+		if start, state, err := startTime(pid); err == nil && state != 'Z' {
+			out = append(out, process{pid, start})
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,214 @@
+package microvm
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// qmpLimit bounds one command: QEMU's main loop answers in well under a
+// millisecond, but a busy machine may not run it for a while.
+const qmpLimit = 30 * time.Second
+
+// maxQMP bounds one message of QEMU.
+const maxQMP = 1 << 20
+
+// monitor speaks QMP with one QEMU.
+type monitor struct {
+	c      *net.UnixConn
+	events func(name string, data json.RawMessage) // called in order, must not wait
+
+	wmu  sync.Mutex
+	mu   sync.Mutex
+	next int
+	wait map[int]chan qmpAnswer
+	err  error
+	over chan struct{}
+}
+
+type qmpAnswer struct {
+	result json.RawMessage
+	err    error
+}
+
+// qmpError is QEMU's refusal of a command.
+type qmpError struct {
+	Class string `json:"class"`
+	Desc  string `json:"desc"`
+}
+
+func (e *qmpError) Error() string { return "QEMU refused: " + e.Desc }
+
+// dialMonitor connects and leaves the negotiation mode. It waits for the
+// socket to appear until ctx ends or gone is closed.
+func dialMonitor(ctx context.Context, path string, gone <-chan struct{}, events func(string, json.RawMessage)) (*monitor, error) {
+	c, err := dialSocket(ctx, path, gone)
+	if err != nil {
+		return nil, err
+	}
+	m := &monitor{c: c, events: events, wait: map[int]chan qmpAnswer{}, over: make(chan struct{})}
+	go m.read() // ends with the connection; close waits for it
+	if err := m.do(ctx, "qmp_capabilities", nil, nil); err != nil {
+		m.close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// dialSocket connects to a socket that QEMU is about to listen on.
+func dialSocket(ctx context.Context, path string, gone <-chan struct{}) (*net.UnixConn, error) {
+	var d net.Dialer
+	for {
+		c, err := d.DialContext(ctx, "unix", path)
+		if err == nil {
+			return c.(*net.UnixConn), nil
+		}
+		select {
+		case <-gone:
+			return nil, fmt.Errorf("cannot connect to %s: QEMU has ended", path)
+		case <-ctx.Done():
+			return nil, fmt.Errorf("cannot connect to %s: %w", path, errors.Join(context.Cause(ctx), err))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func (m *monitor) close() {
+	m.c.Close()
+	<-m.over
+}
+
+func (m *monitor) read() {
+	defer close(m.over)
+	sc := bufio.NewScanner(m.c)
+	sc.Buffer(make([]byte, 4096), maxQMP)
+	for sc.Scan() {
+		var msg struct {
+			ID     *int            `json:"id"`
+			Return json.RawMessage `json:"return"`
+			Error  *qmpError       `json:"error"`
+			Event  string          `json:"event"`
+			Data   json.RawMessage `json:"data"`
+		}
+		if json.Unmarshal(sc.Bytes(), &msg) != nil {
+			break
+		}
+		switch {
+		case msg.Event != "":
+			m.events(msg.Event, msg.Data)
+		case msg.ID != nil:
+			a := qmpAnswer{result: msg.Return}
+			if msg.Error != nil {
+				a.err = msg.Error
+			}
+			m.mu.Lock()
+			ch := m.wait[*msg.ID]
+			delete(m.wait, *msg.ID)
+			m.mu.Unlock()
+			if ch != nil {
+				ch <- a
+			}
+		}
+	}
+	m.c.Close()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.err = errors.New("the connection to QEMU has ended")
+	for id, ch := range m.wait {
+		delete(m.wait, id)
+		ch <- qmpAnswer{err: m.err}
+	}
+}
+
+// do runs a command and reads its result into result unless that is nil.
+func (m *monitor) do(ctx context.Context, command string, args, result any) error {
+	return m.doWith(ctx, command, args, result, nil)
+}
+
+// doWith sends an open file along.
+func (m *monitor) doWith(ctx context.Context, command string, args, result any, file *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, qmpLimit)
+	defer cancel()
+	ch := make(chan qmpAnswer, 1)
+	m.mu.Lock()
+	if m.err != nil {
+		defer m.mu.Unlock()
+		return fmt.Errorf("cannot %s: %w", command, m.err)
+	}
+	m.next++
+	id := m.next
+	m.wait[id] = ch
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		delete(m.wait, id)
+		m.mu.Unlock()
+	}()
+	b, err := json.Marshal(struct {
+		Execute   string `json:"execute"`
+		Arguments any    `json:"arguments,omitempty"`
+		ID        int    `json:"id"`
+	}{command, args, id})
+	if err != nil {
+		return fmt.Errorf("cannot encode %s: %w", command, err)
+	}
+	if err := m.send(append(b, '\n'), file); err != nil {
+		return fmt.Errorf("cannot %s: %w", command, err)
+	}
+	select {
+	case a := <-ch:
+		if a.err != nil {
+			return fmt.Errorf("cannot %s: %w", command, a.err)
+		}
+		if result == nil {
+			return nil
+		}
+		if err := json.Unmarshal(a.result, result); err != nil {
+			return fmt.Errorf("cannot read the answer to %s: %w", command, err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("cannot %s: QEMU does not answer: %w", command, context.Cause(ctx))
+	}
+}
+
+func (m *monitor) send(b []byte, file *os.File) error {
+	m.wmu.Lock()
+	defer m.wmu.Unlock()
+	if err := m.c.SetWriteDeadline(time.Now().Add(qmpLimit)); err != nil {
+		return err
+	}
+	if file == nil {
+		_, err := m.c.Write(b)
+		return err
+	}
+	_, _, err := m.c.WriteMsgUnix(b, unix.UnixRights(int(file.Fd())), nil)
+	return err
+}
+
+// status is what QEMU says of the machine: running, paused, shutdown,
+// internal-error, postmigrate and others.
+func (m *monitor) status(ctx context.Context) (string, error) {
+	var s struct {
+		Status string `json:"status"`
+	}
+	err := m.do(ctx, "query-status", nil, &s)
+	return s.Status, err
+}
+
+// console is the end of what the guest's kernel printed.
+func (m *monitor) console(ctx context.Context) string {
+	var s string
+	if m.do(ctx, "ringbuf-read", map[string]any{"device": "con", "size": consoleSize}, &s) != nil {
+		return ""
+	}
+	return s
+}

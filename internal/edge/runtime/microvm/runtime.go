@@ -1,0 +1,411 @@
+// Package microvm runs instances as small virtual machines: one QEMU for each,
+// driven by QMP, with lull-harness as the guest's first process and a network
+// inside this process (vnet). Clients reach a guest through the relay only,
+// which connects by [Work.Dial].
+//
+// It guarantees that Freeze returns nil only once the guest's processor stands
+// still, that Thaw returns nil only once the guest runs with its clock set and
+// its random numbers stirred, that what the guest did not say is an error in
+// the sample and never a zero, and that a run that is over leaves no process,
+// socket or memory file behind. The guest is hostile: what comes from it is
+// bounded and checked.
+//
+// QEMU outlives the daemon; Adopt connects to it again. While no daemon is
+// there a paused guest stays paused: its only clients came through the daemon.
+//
+// It decides nothing, and it keeps nothing of a guest's files: a root image is
+// shared read-only, and what a guest writes lies in its memory.
+package microvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"lull/internal/edge/runtime/microvm/vnet"
+	"lull/internal/instance"
+	"lull/internal/link/guest"
+	"lull/internal/power"
+)
+
+// Machine is what a guest is made of. The zero value of a field is its default.
+type Machine struct {
+	Memory int64             // bytes, a multiple of 1 MiB; default 256 MiB, at least 96 MiB
+	CPUs   int               // default 1, at most 64
+	Kind   string            // q35 (default), or microvm, which starts sooner
+	Root   string            // directory or ext4 image of the workload's files, read-only below a layer in memory; empty runs in the initramfs
+	Files  map[string]string // path in the guest's initramfs -> file here
+	Net    vnet.Mode         // what the guest may reach; default outbound
+}
+
+// Limits of a Machine.
+const (
+	minMemory     = 96 << 20
+	defaultMemory = 256 << 20
+	maxMemory     = 1 << 40
+	maxCPUs       = 64
+)
+
+func (m Machine) withDefaults() (Machine, error) {
+	if m.Memory == 0 {
+		m.Memory = defaultMemory
+	}
+	if m.CPUs == 0 {
+		m.CPUs = 1
+	}
+	if m.Kind == "" {
+		m.Kind = "q35"
+	}
+	var errs []error
+	if m.Memory < minMemory || m.Memory > maxMemory || m.Memory%(1<<20) != 0 {
+		errs = append(errs, fmt.Errorf("cannot use memory: %d bytes are no whole MiB between %d and %d MiB", m.Memory, minMemory>>20, maxMemory>>20))
+	}
+	if m.CPUs < 1 || m.CPUs > maxCPUs {
+		errs = append(errs, fmt.Errorf("cannot use cpus: %d is not between 1 and %d", m.CPUs, maxCPUs))
+	}
+	if m.Kind != "q35" && m.Kind != "microvm" {
+		errs = append(errs, fmt.Errorf("cannot use machine: %q is neither q35 nor microvm", m.Kind))
+	}
+	return m, errors.Join(errs...)
+}
+
+// Config of a Runtime.
+type Config struct {
+	Dir     string // private directory, made with mode 0700; its path is short, because sockets lie below it
+	Harness string // the lull-harness program
+	Kernel  string // tree or file as FindKernel reads it
+	QEMU    string // default qemu-system-x86_64 in PATH
+	Accel   Accel  // default: the rule, or what was remembered
+	Log     *slog.Logger
+
+	// Machine says what an instance's guest is made of; nil gives defaults.
+	Machine func(id string) (Machine, error)
+	// OnExit is told once, when a run is over. It must not wait.
+	OnExit func(id string, run uint64, e instance.Exit)
+	// OnMessage is told what a program in the guest says by LULL_SOCKET; its
+	// error is the answer. busy means that some program of the guest is in the
+	// middle of work, waiting that none is any more. Nil refuses them all.
+	OnMessage func(id string, m guest.Message) error
+
+	BootLimit time.Duration // for a guest to answer, default 90 s
+}
+
+// Runtime implements instance.Runtime.
+type Runtime struct {
+	cfg    Config
+	log    *slog.Logger
+	qemu   string
+	kernel Kernel
+	files  machineFiles
+	boot   string
+
+	mu     sync.Mutex
+	works  map[string]*Work
+	closed bool
+}
+
+var _ instance.Runtime = (*Runtime)(nil)
+
+// maxSocket is the longest path of a unix socket.
+const maxSocket = 107
+
+// New checks that everything is there; its error names every missing part. It
+// starts nothing.
+func New(cfg Config) (*Runtime, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.BootLimit == 0 {
+		cfg.BootLimit = 90 * time.Second
+	}
+	if cfg.OnExit == nil {
+		cfg.OnExit = func(string, uint64, instance.Exit) {}
+	}
+	if cfg.QEMU == "" {
+		cfg.QEMU = "qemu-system-x86_64"
+	}
+	r := &Runtime{cfg: cfg, log: cfg.Log, files: liveFiles, works: map[string]*Work{}}
+	var errs []error
+	var err error
+	if r.qemu, err = exec.LookPath(cfg.QEMU); err != nil {
+		errs = append(errs, fmt.Errorf("cannot find QEMU: %w (Debian package qemu-system-x86)", err))
+	}
+	if r.kernel, err = FindKernel(cfg.Kernel); err != nil {
+		errs = append(errs, err)
+	}
+	if _, err := os.Stat(cfg.Harness); err != nil {
+		errs = append(errs, fmt.Errorf("cannot find lull-harness: %w; build it with make build", err))
+	}
+	if cfg.Accel != "" && cfg.Accel != KVM && cfg.Accel != TCG {
+		errs = append(errs, fmt.Errorf("cannot use accel: %q is neither kvm nor tcg", cfg.Accel))
+	}
+	if n := len(filepath.Join(cfg.Dir, "vm", strings.Repeat("x", 32), "qmp.sock")); n > maxSocket || !filepath.IsAbs(cfg.Dir) {
+		errs = append(errs, fmt.Errorf("cannot use %s for virtual machines: want an absolute path of at most %d bytes, because sockets lie below it", cfg.Dir, maxSocket-n+len(cfg.Dir)))
+	}
+	if r.boot, err = bootID(); err != nil {
+		errs = append(errs, err)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	if err := os.MkdirAll(filepath.Join(cfg.Dir, "vm"), 0o700); err != nil {
+		return nil, fmt.Errorf("cannot make the directory of virtual machines: %w", err)
+	}
+	return r, nil
+}
+
+// Accelerator is what guests run on here, and why.
+func (r *Runtime) Accelerator() (Accel, string) { return r.accel() }
+
+// KernelVersion names the guests' kernel.
+func (r *Runtime) KernelVersion() string { return or(r.kernel.Version, r.kernel.Image) }
+
+func or(s, def string) string {
+	if s == "" {
+		return def
+	}
+	return s
+}
+
+// Capabilities implements instance.Runtime. Clients come through the relay, so
+// there are no sockets of the program to watch.
+func (r *Runtime) Capabilities() power.Capabilities {
+	return power.Capabilities{Freeze: true, Reclaim: true, Hibernate: true, WakeFromStopped: true, ExecInside: true, Heartbeat: true}
+}
+
+// dir is an instance's own directory.
+func (r *Runtime) dir(id string) string { return filepath.Join(r.cfg.Dir, "vm", id) }
+
+func checkID(id string) error {
+	if id == "" || len(id) > 32 || id != filepath.Base(id) || strings.HasPrefix(id, ".") {
+		return fmt.Errorf("cannot use %q as an instance's id: want a plain name of at most 32 bytes", id)
+	}
+	return nil
+}
+
+// Start implements instance.Runtime. It returns once the guest has booted and
+// its program was started.
+func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+	if err := checkID(l.ID); err != nil {
+		return nil, err
+	}
+	if len(l.Listen) > 0 {
+		return nil, errors.New("cannot start: a virtual machine cannot inherit sockets (listen_fds)")
+	}
+	var m Machine
+	var err error
+	if r.cfg.Machine != nil {
+		if m, err = r.cfg.Machine(l.ID); err != nil {
+			return nil, err
+		}
+	}
+	if m, err = m.withDefaults(); err != nil {
+		return nil, err
+	}
+	accel, _ := r.accel()
+	w, err := r.startOn(ctx, l, m, accel)
+	if err != nil && accel == KVM && r.cfg.Accel == "" && errors.Is(err, errNoBoot) && ctx.Err() == nil {
+		r.log.Warn("KVM does not boot a guest here; software emulation from now on", "error", err)
+		if rerr := r.remember(err); rerr != nil {
+			return nil, errors.Join(err, rerr)
+		}
+		return asWorkload(r.startOn(ctx, l, m, TCG))
+	}
+	return asWorkload(w, err)
+}
+
+func asWorkload(w *Work, err error) (instance.Workload, error) {
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, accel Accel) (*Work, error) {
+	if err := r.clear(ctx, l.ID); err != nil {
+		return nil, err
+	}
+	initrd, err := r.initramfs(m)
+	if err != nil {
+		return nil, err
+	}
+	root := ""
+	if m.Root != "" {
+		if root, err = r.rootImage(ctx, m.Root); err != nil {
+			return nil, err
+		}
+	}
+	w := r.newWork(l.ID)
+	w.ident = instance.Identity{BootID: r.boot, Run: l.Run}
+	if w.log, err = openLog(l.LogPath, l.LogMax); err != nil {
+		return nil, err
+	}
+	rec := runRecord{Run: l.Run, LogPath: l.LogPath, LogMax: l.LogMax, Machine: m, Accel: accel, Initrd: initrd, Root: root}
+	if err := r.register(w); err != nil {
+		return nil, errors.Join(err, w.log.Close())
+	}
+	if err := w.bring(ctx, rec, l); err != nil {
+		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+		defer cancel()
+		w.silent.Store(true)
+		return nil, errors.Join(fmt.Errorf("cannot start a virtual machine: %w", err), w.Kill(kctx))
+	}
+	return w, nil
+}
+
+func (r *Runtime) register(w *Work) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return errors.New("cannot start a virtual machine: the runtime was closed")
+	}
+	if r.works[w.id] != nil {
+		return fmt.Errorf("cannot start %s: an earlier run has not ended yet", w.id)
+	}
+	r.works[w.id] = w
+	return nil
+}
+
+// drop forgets a run that is over.
+func (r *Runtime) drop(w *Work) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.works[w.id] == w {
+		delete(r.works, w.id)
+	}
+}
+
+func (r *Runtime) work(id string) *Work {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.works[id]
+}
+
+// clear ends what an earlier run of an instance left and removes its files.
+func (r *Runtime) clear(ctx context.Context, id string) error {
+	dir := r.dir(id)
+	pids, err := findQEMU(dir)
+	if err != nil {
+		return err
+	}
+	for _, p := range pids {
+		if err := p.kill(ctx); err != nil {
+			return fmt.Errorf("cannot end what is left of %s: %w", id, err)
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("cannot remove what is left of %s: %w", id, err)
+	}
+	return nil
+}
+
+// Forget drops what is kept of an instance that has no run.
+func (r *Runtime) Forget(ctx context.Context, id string) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	if r.work(id) != nil {
+		return fmt.Errorf("cannot forget %s: it has a run", id)
+	}
+	return r.clear(ctx, id)
+}
+
+// Adopt implements instance.Runtime.
+func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
+	if err := checkID(id); err != nil {
+		return nil, err
+	}
+	gone := &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true}}
+	rec, err := readRecord(r.dir(id))
+	if errors.Is(err, os.ErrNotExist) || err == nil && rec.Run != ident.Run {
+		return nil, errors.Join(gone, r.clear(ctx, id))
+	}
+	if err != nil {
+		return nil, err
+	}
+	pids, err := findQEMU(r.dir(id))
+	if err != nil {
+		return nil, err
+	}
+	man, err := readManifest(r.dir(id))
+	var unusable *SnapshotError
+	if errors.As(err, &unusable) {
+		return nil, errors.Join(gone, err, r.clear(ctx, id))
+	}
+	if err != nil {
+		return nil, err
+	}
+	if man != nil {
+		return asWorkload(r.adoptSaved(ctx, id, rec, pids))
+	}
+	// The number of the process is not compared: a wake from hibernation
+	// changes it, and the directory with the run's record is what a QEMU
+	// belongs to.
+	if len(pids) == 0 {
+		return nil, errors.Join(gone, r.clear(ctx, id))
+	}
+	w := r.newWork(id)
+	w.ident = instance.Identity{BootID: r.boot, Run: rec.Run, PID: pids[0].pid, Start: pids[0].start}
+	if w.log, err = openLog(rec.LogPath, rec.LogMax); err != nil {
+		return nil, err
+	}
+	if err := r.register(w); err != nil {
+		return nil, errors.Join(err, w.log.Close())
+	}
+	over, err := w.takeOver(ctx, rec, pids[0])
+	if err != nil {
+		w.letGo()
+		return nil, fmt.Errorf("cannot take over the virtual machine of %s: %w", id, err)
+	}
+	if over != nil {
+		w.silent.Store(true)
+		return nil, errors.Join(&instance.GoneError{ID: id, Exit: *over}, w.Kill(ctx))
+	}
+	return w, nil
+}
+
+// adoptSaved takes over a hibernated guest. A QEMU that is there was saving it
+// or restoring it; the files are what counts.
+func (r *Runtime) adoptSaved(ctx context.Context, id string, rec runRecord, pids []process) (*Work, error) {
+	for _, p := range pids {
+		if err := p.kill(ctx); err != nil {
+			return nil, fmt.Errorf("cannot end what was left of a change of %s: %w", id, err)
+		}
+	}
+	w := r.newWork(id)
+	w.ident = instance.Identity{BootID: r.boot, Run: rec.Run}
+	w.rec, w.frozen, w.saved = rec, true, true
+	var err error
+	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
+		return nil, err
+	}
+	if w.log, err = openLog(rec.LogPath, rec.LogMax); err != nil {
+		return nil, errors.Join(err, w.net.Close())
+	}
+	if err := r.register(w); err != nil {
+		return nil, errors.Join(err, w.log.Close(), w.net.Close())
+	}
+	return w, nil
+}
+
+// Close lets go of every guest, which run on, and gives everything back.
+func (r *Runtime) Close() error {
+	r.mu.Lock()
+	r.closed = true
+	var all []*Work
+	for _, w := range r.works {
+		all = append(all, w)
+	}
+	r.mu.Unlock()
+	for _, w := range all {
+		w.letGo()
+	}
+	return nil
+}

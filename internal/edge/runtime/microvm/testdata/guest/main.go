@@ -1,0 +1,123 @@
+// Command guest is the workload of the tests: what it does is its first
+// argument.
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		os.Exit(2)
+	}
+	switch os.Args[1] {
+	case "serve":
+		serve(os.Args[2])
+	case "exit":
+		n, _ := strconv.Atoi(os.Args[2])
+		fmt.Println("leaving with", n)
+		os.Exit(n)
+	case "flood":
+		for n := 0; ; n++ {
+			fmt.Printf("line %d %s\n", n, strings.Repeat("x", 100))
+			if n%1000 == 0 {
+				os.WriteFile("/tmp/count", []byte(strconv.Itoa(n)), 0o644)
+			}
+		}
+	case "cat":
+		b, err := os.ReadFile(os.Args[2])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Stdout.Write(b)
+	case "time":
+		fmt.Println(time.Now().UnixNano())
+	case "whoami":
+		fmt.Println(os.Getuid(), os.Getgid())
+	case "write":
+		if err := os.WriteFile(os.Args[2], []byte("by a guest"), 0o644); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println("written")
+	case "panic":
+		if err := os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0); err != nil {
+			fmt.Println(err)
+		}
+		select {}
+	case "say":
+		say(os.Args[2])
+	case "dial":
+		c, err := net.DialTimeout("tcp", os.Args[2], 10*time.Second)
+		if err != nil {
+			fmt.Println("refused:", err)
+			os.Exit(1)
+		}
+		b, _ := io.ReadAll(c)
+		fmt.Printf("got %s\n", b)
+	case "spin":
+		for end := time.Now().Add(time.Second); time.Now().Before(end); {
+		}
+	}
+}
+
+// serve echoes lines on a port, in capitals at the end of the input; it knows
+// some words.
+func serve(addr string) {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("serving", addr)
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM)
+	go func() {
+		<-term
+		fmt.Println("asked to end")
+		os.Exit(7)
+	}()
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			os.Exit(1)
+		}
+		go func() {
+			defer c.Close()
+			r, n := bufio.NewReader(c), 0
+			for {
+				line, err := r.ReadString('\n')
+				if err != nil {
+					fmt.Fprintf(c, "end after %d\n", n)
+					return
+				}
+				n++
+				if line == "crash\n" {
+					os.Exit(42)
+				}
+				io.WriteString(c, line)
+			}
+		}()
+	}
+}
+
+func say(line string) {
+	c, err := net.Dial("unix", os.Getenv("LULL_SOCKET"))
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Fprintln(c, line)
+	b, _ := bufio.NewReader(c).ReadString('\n')
+	fmt.Print(b)
+}

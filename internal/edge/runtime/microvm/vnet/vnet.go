@@ -1,0 +1,311 @@
+// Package vnet is the network of one guest, inside this process: a link to
+// QEMU, a TCP/IP stack (gVisor's netstack) that plays the gateway, connections
+// into the guest, and what the guest may reach outside.
+//
+// It guarantees that a frozen guest blocks nobody: frames for it wait in a
+// bounded queue and are then dropped, as on a real wire. Each guest has a
+// network of its own, so there is no way from one guest to another. With mode
+// Outbound neither this machine's loopback nor any address of this machine can
+// be reached, with None nothing can.
+//
+// It leaves out IPv6, DHCP (the guest is told its address at boot), ICMP to the
+// outside, and who decides about power.
+package vnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+)
+
+// Addresses, the same in every network because no two are connected.
+var (
+	Guest   = netip.MustParseAddr("192.168.127.2")
+	Gateway = netip.MustParseAddr("192.168.127.1") // and name server
+	Subnet  = netip.MustParsePrefix("192.168.127.0/24")
+	// HostAddr is this machine's loopback, in mode Full only.
+	HostAddr = netip.MustParseAddr("192.168.127.254")
+)
+
+// GuestMAC is the hardware address that the guest's card is given.
+const GuestMAC = "52:54:00:6c:75:02"
+
+const (
+	gatewayMAC = "\x52\x54\x00\x6c\x75\x01"
+	mtu        = 1500
+	nic        = 1
+)
+
+// Mode is what a guest may reach.
+type Mode string
+
+// Modes. The zero value is Outbound.
+const (
+	None     Mode = "none"     // nothing; clients still reach the guest
+	Outbound Mode = "outbound" // everything but this machine and its link-local network
+	Full     Mode = "full"     // this machine too, its loopback at HostAddr
+)
+
+// Config of a Network.
+type Config struct {
+	Mode     Mode
+	Resolver netip.AddrPort // name server for the guest; zero reads /etc/resolv.conf
+}
+
+// Network is one guest's network. It is safe for concurrent use.
+type Network struct {
+	cfg   Config
+	stack *stack.Stack
+	link  *link
+	ctx   context.Context
+	stop  context.CancelFunc
+	work  sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[*Conn]struct{}
+	ended time.Time // when the newest closed connection into the guest ended
+	flows int       // connections and UDP flows that the guest opened
+
+	moved atomic.Uint64 // payload of connections into the guest, both ways
+	watch atomic.Pointer[watch]
+}
+
+// New makes a network without a guest. Close gives everything back.
+func New(cfg Config) (*Network, error) {
+	if cfg.Mode == "" {
+		cfg.Mode = Outbound
+	}
+	if cfg.Mode != None && cfg.Mode != Outbound && cfg.Mode != Full {
+		return nil, fmt.Errorf("cannot make a network: mode %q is none of none, outbound, full", cfg.Mode)
+	}
+	n := &Network{cfg: cfg, conns: map[*Conn]struct{}{}}
+	n.ctx, n.stop = context.WithCancel(context.Background())
+	n.link = newLink(n.sees)
+	n.stack = stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
+	})
+	if err := n.configure(); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+func (n *Network) configure() error {
+	if err := n.stack.CreateNIC(nic, n.link); err != nil {
+		return fmt.Errorf("cannot make a network: %s", err)
+	}
+	addr := tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: address(Gateway).WithPrefix()}
+	if err := n.stack.AddProtocolAddress(nic, addr, stack.AddressProperties{}); err != nil {
+		return fmt.Errorf("cannot make a network: %s", err)
+	}
+	sack := tcpip.TCPSACKEnabled(true)
+	if err := n.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &sack); err != nil {
+		return fmt.Errorf("cannot make a network: %s", err)
+	}
+	// The stack answers for every address, because it is the guest's way to
+	// all of them; what it lets through is allow's decision.
+	n.stack.SetSpoofing(nic, true)
+	n.stack.SetPromiscuousMode(nic, true)
+	subnet, err := tcpip.NewSubnet(address(Subnet.Addr()), tcpip.MaskFromBytes(net.CIDRMask(Subnet.Bits(), 32)))
+	if err != nil {
+		return fmt.Errorf("cannot make a network: %w", err)
+	}
+	n.stack.SetRouteTable([]tcpip.Route{{Destination: subnet, NIC: nic}})
+	n.forward()
+	return nil
+}
+
+func address(a netip.Addr) tcpip.Address { return tcpip.AddrFrom4(a.As4()) }
+
+// Attach carries frames over c, which it owns, until c ends; a link before it
+// is cut. The error of a plain end is nil.
+func (n *Network) Attach(c net.Conn) error { return n.link.run(n.ctx, c) }
+
+// Attached says whether a link to a guest is up.
+func (n *Network) Attached() bool { return n.link.up() }
+
+// Bytes is the payload of connections into the guest, both ways together.
+func (n *Network) Bytes() uint64 { return n.moved.Load() }
+
+// Dial connects to a port of the guest.
+func (n *Network) Dial(ctx context.Context, port uint16) (*Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.ctx, cancel)()
+	c, err := gonet.DialContextTCP(ctx, n.stack, tcpip.FullAddress{NIC: nic, Addr: address(Guest), Port: port}, ipv4.ProtocolNumber)
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect to port %d of the guest: %w", port, err)
+	}
+	local, _ := c.LocalAddr().(*net.TCPAddr)
+	conn := &Conn{TCPConn: c, n: n, port: port, local: local.AddrPort().Port()}
+	conn.last.Store(time.Now().UnixNano())
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ctx.Err() != nil {
+		_ = c.Close()
+		return nil, errors.New("cannot connect to the guest: its network was closed")
+	}
+	n.conns[conn] = struct{}{}
+	return conn, nil
+}
+
+// Conn is a connection into the guest.
+type Conn struct {
+	*gonet.TCPConn
+	n     *Network
+	port  uint16 // the guest's
+	local uint16 // ours
+	last  atomic.Int64
+	once  sync.Once
+}
+
+func (c *Conn) note(k int) {
+	if k > 0 {
+		c.last.Store(time.Now().UnixNano())
+		c.n.moved.Add(uint64(k))
+	}
+}
+
+// Read implements net.Conn.
+func (c *Conn) Read(b []byte) (int, error) {
+	k, err := c.TCPConn.Read(b)
+	c.note(k)
+	return k, err
+}
+
+// Write implements net.Conn.
+func (c *Conn) Write(b []byte) (int, error) {
+	k, err := c.TCPConn.Write(b)
+	c.note(k)
+	return k, err
+}
+
+// Close implements net.Conn.
+func (c *Conn) Close() error {
+	c.once.Do(func() {
+		c.n.mu.Lock()
+		delete(c.n.conns, c)
+		c.n.ended = time.Now()
+		c.n.mu.Unlock()
+	})
+	return c.TCPConn.Close()
+}
+
+// Open is one connection into the guest.
+type Open struct {
+	Port     uint16 // the guest's
+	From     uint16 // the port on the gateway that it comes from
+	QuietFor time.Duration
+}
+
+// Opens lists the connections into the guest, and when the newest that is
+// closed ended (zero for never).
+func (n *Network) Opens() (open []Open, ended time.Time) {
+	now := time.Now().UnixNano()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for c := range n.conns {
+		open = append(open, Open{Port: c.port, From: c.local, QuietFor: time.Duration(max(now-c.last.Load(), 0))})
+	}
+	return open, n.ended
+}
+
+// Close cuts every connection and gives everything back.
+func (n *Network) Close() error {
+	n.stop()
+	n.mu.Lock()
+	for c := range n.conns {
+		c.TCPConn.Close()
+	}
+	n.mu.Unlock()
+	n.link.cut()
+	n.work.Wait()
+	n.stack.Destroy()
+	return nil
+}
+
+// watch is who is told when something for a frozen guest comes.
+type watch struct {
+	outbound bool
+	wake     func(reason string)
+	found    atomic.Pointer[string]
+}
+
+// Watch calls wake, from any goroutine, when a connection, bytes or an end come
+// for the guest; those of connections that the guest opened count only with
+// outbound. There is one watch at a time. The function that it returns says
+// what has come so far, the other ends the watch.
+func (n *Network) Watch(outbound bool, wake func(reason string)) (pending func() string, end func()) {
+	w := &watch{outbound: outbound, wake: wake}
+	n.watch.Store(w)
+	pending = func() string {
+		if s := w.found.Load(); s != nil {
+			return *s
+		}
+		return ""
+	}
+	return pending, func() { n.watch.CompareAndSwap(w, nil) }
+}
+
+// sees looks at a frame for the guest while it is watched.
+func (n *Network) sees(frame []byte) {
+	w := n.watch.Load()
+	if w == nil {
+		return
+	}
+	if what := stirs(frame, w.outbound); what != "" && w.found.CompareAndSwap(nil, &what) {
+		w.wake(what)
+	}
+}
+
+// stirs says what a frame for the guest would do there, "" for nothing: plain
+// acknowledgements and resets move no program.
+func stirs(frame []byte, outbound bool) string {
+	if len(frame) < header.EthernetMinimumSize+header.IPv4MinimumSize || header.Ethernet(frame).Type() != ipv4.ProtocolNumber {
+		return ""
+	}
+	ip := header.IPv4(frame[header.EthernetMinimumSize:])
+	if !ip.IsValid(len(ip)) {
+		return ""
+	}
+	inbound := ip.SourceAddress() == address(Gateway)
+	if !inbound && !outbound {
+		return ""
+	}
+	switch ip.TransportProtocol() {
+	case tcp.ProtocolNumber:
+		t := header.TCP(ip.Payload())
+		if len(t) < header.TCPMinimumSize || int(t.DataOffset()) > len(t) {
+			return ""
+		}
+		switch f := t.Flags(); {
+		case f.Contains(header.TCPFlagSyn) && !f.Contains(header.TCPFlagAck):
+			return fmt.Sprintf("a client connects to port %d", t.DestinationPort())
+		case len(t.Payload()) > 0:
+			return fmt.Sprintf("%d bytes came for port %d", len(t.Payload()), t.DestinationPort())
+		case f.Contains(header.TCPFlagFin):
+			return fmt.Sprintf("the other end closed a connection of port %d", t.DestinationPort())
+		}
+	case udp.ProtocolNumber:
+		if !inbound { // the gateway itself sends nothing but answers of the name server
+			return "a datagram came"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,439 @@
+package microvm
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"lull/internal/edge/runtime/microvm/vnet"
+	"lull/internal/instance"
+	"lull/internal/link/guest"
+)
+
+// Limits of what is asked of a guest or of QEMU.
+const (
+	healthLimit = 2 * time.Second // no answer by then is an unknown signal (spec, section 4)
+	callLimit   = 30 * time.Second
+	offLimit    = 10 * time.Second // for a guest to power off
+	killLimit   = 10 * time.Second
+	maxExec     = 24 * time.Hour
+)
+
+// Work is one run: a QEMU with its guest. It implements instance.Workload.
+type Work struct {
+	r     *Runtime
+	id    string
+	ident instance.Identity
+	log   *logFile
+	net   *vnet.Network
+	rec   runRecord
+
+	ctx    context.Context // ends when this daemon lets go of the guest, or it is over
+	cancel context.CancelFunc
+	done   chan struct{} // closed when everything of the run was cleared away
+
+	// One QEMU; hibernation ends it and a wake makes another. They change only
+	// while the guest is frozen, under the lock of its host.
+	proc    process
+	qctx    context.Context // ends with this QEMU, or when it is let go of
+	qcancel context.CancelFunc
+	loops   sync.WaitGroup
+	gone    chan struct{} // closed when this QEMU has ended
+	over    chan struct{} // closed when supervise has ended
+	ending  sync.Once
+	silent  atomic.Bool // nobody is told that it ended: its starter knows
+
+	note   chan guest.ExitNote // the workload ended
+	halted chan string         // the machine stopped by itself, with QEMU's reason
+	born   chan struct{}       // closed when the guest answered for the first time
+	bornMu *sync.Once
+
+	mu      sync.Mutex
+	mon     *monitor
+	peer    *guest.Peer
+	frozen  bool
+	saved   bool // hibernated: there is no QEMU
+	last    guest.HealthAnswer
+	lastAt  time.Time // zero: nothing was read yet
+	lost    error     // why the last look failed
+	exit    *instance.Exit
+	signals []syscall.Signal // for a hibernated guest
+	status  syscall.WaitStatus
+	exited  bool // status is known
+}
+
+var _ instance.Workload = (*Work)(nil)
+
+func (r *Runtime) newWork(id string) *Work {
+	w := &Work{r: r, id: id, done: make(chan struct{}), note: make(chan guest.ExitNote, 1)}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	w.renew()
+	return w
+}
+
+// renew prepares for another QEMU.
+func (w *Work) renew() {
+	w.qctx, w.qcancel = context.WithCancel(w.ctx)
+	w.gone, w.over = make(chan struct{}), make(chan struct{})
+	w.halted, w.born, w.bornMu = make(chan string, 1), make(chan struct{}), new(sync.Once)
+	w.proc = process{}
+}
+
+// Identity implements instance.Workload. A wake from hibernation changes it.
+func (w *Work) Identity() instance.Identity {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ident
+}
+
+// call asks the harness.
+func (w *Work) call(ctx context.Context, limit time.Duration, method string, params, result any) error {
+	w.mu.Lock()
+	p := w.peer
+	w.mu.Unlock()
+	if p == nil {
+		return fmt.Errorf("cannot call %s: %w", method, guest.ErrChannelEnded)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return p.Call(ctx, method, params, result)
+}
+
+func (w *Work) monitor() (*monitor, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.mon == nil {
+		return nil, errors.New("cannot reach QEMU: its monitor is not connected")
+	}
+	return w.mon, nil
+}
+
+func (w *Work) isFrozen() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.frozen
+}
+
+func (w *Work) hibernated() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.saved
+}
+
+func (w *Work) setFrozen(on bool) {
+	w.mu.Lock()
+	w.frozen = on
+	w.mu.Unlock()
+}
+
+// Freeze implements instance.Workload. A guest that is still cannot be asked
+// how it is, so it is asked before; if it does not answer in time, its readings
+// are unknown from then on and a pause for idleness finds that.
+func (w *Work) Freeze(ctx context.Context) error {
+	if w.isFrozen() {
+		return nil
+	}
+	m, err := w.monitor()
+	if err != nil {
+		return err
+	}
+	w.look(ctx)
+	err = m.do(ctx, "stop", nil, nil)
+	if err == nil {
+		var s string
+		if s, err = m.status(ctx); err == nil && s != "paused" {
+			err = fmt.Errorf("cannot freeze the guest: the machine is %s", s)
+		}
+	}
+	if err != nil {
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
+		defer cancel()
+		return errors.Join(err, m.do(back, "cont", nil, nil))
+	}
+	w.setFrozen(true)
+	return nil
+}
+
+// Still implements instance.Workload: what the machine says, not what was asked.
+func (w *Work) Still() (bool, error) {
+	if w.hibernated() {
+		return true, nil
+	}
+	ctx, cancel := context.WithTimeout(w.ctx, callLimit)
+	defer cancel()
+	m, err := w.monitor()
+	if err != nil {
+		return false, err
+	}
+	s, err := m.status(ctx)
+	return s == "paused", err
+}
+
+// Thaw implements instance.Workload. The guest's clock stood still with it, so
+// it is set before anybody counts on the guest.
+func (w *Work) Thaw() error {
+	ctx, cancel := context.WithTimeout(w.ctx, callLimit)
+	defer cancel()
+	if w.hibernated() {
+		if err := w.restore(ctx); err != nil {
+			return err
+		}
+	}
+	m, err := w.monitor()
+	if err != nil {
+		return err
+	}
+	if err := m.do(ctx, "cont", nil, nil); err != nil {
+		return err
+	}
+	if err := w.setClock(ctx); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.frozen = false
+	late := w.signals
+	w.signals = nil
+	w.mu.Unlock()
+	for _, sig := range late {
+		if err := w.Signal(sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *Work) setClock(ctx context.Context) error {
+	c := guest.ClockCall{Seed: make([]byte, 64)}
+	if _, err := rand.Read(c.Seed); err != nil {
+		return fmt.Errorf("cannot draw random numbers for the guest: %w", err)
+	}
+	c.UnixNano = time.Now().UnixNano()
+	var a guest.ClockAnswer
+	if err := w.call(ctx, callLimit, guest.SetClock, c, &a); err != nil {
+		return fmt.Errorf("cannot set the guest's clock: %w", err)
+	}
+	w.r.log.Debug("clock set", "instance", w.id, "behind", time.Duration(a.Behind))
+	return nil
+}
+
+// look asks the guest how it is and keeps the answer.
+func (w *Work) look(ctx context.Context) {
+	var a guest.HealthAnswer
+	err := w.call(ctx, healthLimit, guest.Health, nil, &a)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last, w.lastAt, w.lost = a, time.Now(), err
+}
+
+// Sample implements instance.Workload. Of a frozen guest it gives what was read
+// right before the freeze.
+func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
+	if !w.isFrozen() {
+		w.look(w.ctx)
+	}
+	open, ended := w.net.Opens()
+	w.mu.Lock()
+	a, at, err := w.last, w.lastAt, w.lost
+	w.mu.Unlock()
+	if at.IsZero() && err == nil {
+		at, err = time.Now(), errors.New("the guest was not asked since this daemon took it over")
+	}
+	s := instance.Sample{At: at, CPU: time.Duration(a.CPU) * time.Millisecond, NetBytes: a.Net, Outbound: a.Outbound, LastClosed: ended}
+	for _, o := range open {
+		s.Inbound = append(s.Inbound, conn(o, a.Conns))
+	}
+	say := func(part string) error {
+		switch {
+		case err != nil:
+			return fmt.Errorf("cannot read the guest: %w", err)
+		case part != "":
+			return fmt.Errorf("cannot read in the guest: %.500s", part)
+		}
+		return nil
+	}
+	s.CPUErr, s.NetErr, s.ConnErr = say(a.CPUErr), say(a.NetErr), say(a.TCPErr)
+	return s
+}
+
+// conn is a connection into the guest with what the guest says about it.
+func conn(o vnet.Open, waiting []guest.WaitingConn) instance.Conn {
+	c := instance.Conn{Local: netip.AddrPortFrom(vnet.Guest, o.Port).String(), Remote: netip.AddrPortFrom(vnet.Gateway, o.From).String(),
+		QuietFor: o.QuietFor, Accepted: true}
+	for _, x := range waiting {
+		if x.Port == o.Port && x.Remote == o.From {
+			c.Unread, c.Accepted = x.Unread, x.Accepted
+		}
+	}
+	return c
+}
+
+// Listeners implements instance.Workload: those that can be reached from
+// outside the guest. One bound to the guest's own address is given as bound to
+// every address, because nobody outside knows that address.
+func (w *Work) Listeners() ([]instance.Listener, error) {
+	if !w.isFrozen() {
+		w.look(w.ctx)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.lost != nil {
+		return nil, fmt.Errorf("cannot read the guest: %w", w.lost)
+	}
+	if w.last.TCPErr != "" {
+		return nil, fmt.Errorf("cannot read in the guest: %.500s", w.last.TCPErr)
+	}
+	var out []instance.Listener
+	for _, l := range w.last.Listens {
+		ap, err := netip.ParseAddrPort(l.Addr)
+		if err != nil || ap.Addr().IsLoopback() || l.Network != "tcp" && l.Network != "udp" {
+			continue
+		}
+		if ap.Addr() == vnet.Guest {
+			ap = netip.AddrPortFrom(netip.IPv4Unspecified(), ap.Port())
+		}
+		out = append(out, instance.Listener{Network: l.Network, Addr: ap.String(), Why: "it is inside a virtual machine; clients reach it through the relay"})
+	}
+	return out, nil
+}
+
+// Dial connects to the port of target ("host:port"; the host is the guest,
+// whatever it says) inside the guest.
+func (w *Work) Dial(ctx context.Context, target string) (net.Conn, error) {
+	_, p, err := net.SplitHostPort(target)
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect to %q in the guest: %w", target, err)
+	}
+	port, err := strconv.ParseUint(p, 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect to %q in the guest: its port is no number", target)
+	}
+	c, err := w.net.Dial(ctx, uint16(port))
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Guard implements instance.Workload: the network is in this process and sees
+// what comes for the guest.
+func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(reason string)) (instance.Guard, error) {
+	if !w.isFrozen() {
+		return nil, errors.New("cannot watch the guest: it is not frozen")
+	}
+	pending, end := w.net.Watch(outbound, wake)
+	return &guard{pending, end}, nil
+}
+
+type guard struct {
+	pending func() string
+	end     func()
+}
+
+func (g *guard) Pending() string { return g.pending() }
+func (g *guard) Close()          { g.end() }
+
+// Signal implements instance.Workload. A frozen guest finds it when it is
+// thawed.
+func (w *Work) Signal(sig syscall.Signal) error {
+	c := guest.SignalCall{Signal: int(sig)}
+	if w.isFrozen() {
+		if w.hibernated() { // kept until it can be sent
+			w.mu.Lock()
+			w.signals = append(w.signals, sig)
+			w.mu.Unlock()
+			return nil
+		}
+		w.mu.Lock()
+		p := w.peer
+		w.mu.Unlock()
+		if p == nil {
+			return errors.New("cannot signal the guest's program: the control channel is not connected")
+		}
+		return p.Notify(guest.Signal, c)
+	}
+	err := w.call(w.ctx, callLimit, guest.Signal, c, nil)
+	var refused *guest.Error
+	if errors.As(err, &refused) {
+		return fmt.Errorf("%w: %w", refused, syscall.ESRCH)
+	}
+	return err
+}
+
+// Kill implements instance.Workload.
+func (w *Work) Kill(ctx context.Context) error {
+	switch {
+	case w.proc.pid != 0:
+		if err := w.proc.kill(ctx); err != nil {
+			return err
+		}
+	default:
+		w.end() // there is no QEMU whose end would do it
+	}
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("cannot clear %s away: %w", w.id, context.Cause(ctx))
+	}
+}
+
+// Memory implements instance.Workload: what QEMU holds, shared pages by their
+// share.
+func (w *Work) Memory() (int64, error) {
+	if w.hibernated() {
+		return 0, nil
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", w.proc.pid))
+	if err != nil {
+		return 0, fmt.Errorf("cannot read the memory of %s: %w", w.id, err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "Pss:"); ok {
+			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("cannot read the memory of %s: %w", w.id, err)
+			}
+			return kb << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("cannot read the memory of %s: the kernel does not say it", w.id)
+}
+
+// Exec runs a command in an instance's guest, as the user and with the
+// environment of its program, and waits for it.
+func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
+	w := r.work(id)
+	if w == nil || w.isFrozen() {
+		return instance.Outcome{}, errors.New("cannot run a command: the instance does not run")
+	}
+	c := guest.ExecCall{Command: q.Command, Env: q.Env, Dir: q.Dir, Timeout: maxExec.Milliseconds()}
+	if d, ok := ctx.Deadline(); ok {
+		c.Timeout = max(time.Until(d).Milliseconds(), 1)
+	}
+	var a guest.ExecAnswer
+	if err := w.call(ctx, maxExec, guest.Exec, c, &a); err != nil {
+		return instance.Outcome{}, err
+	}
+	return instance.Outcome{ExitCode: a.Code, Stdout: string(a.Stdout), Stderr: string(a.Stderr)}, nil
+}
+
+// remove clears a run's files away.
+func (w *Work) remove() error {
+	if err := os.RemoveAll(w.r.dir(w.id)); err != nil {
+		return fmt.Errorf("cannot remove the files of %s: %w", w.id, err)
+	}
+	return nil
+}
+
+func (w *Work) path(name string) string { return filepath.Join(w.r.dir(w.id), name) }

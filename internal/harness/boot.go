@@ -1,0 +1,274 @@
+package harness
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where things are in the guest's initramfs.
+const (
+	ModuleDir  = "/lib/lull" // modules and the file "order" that lists them
+	PortName   = "lull.0"    // the virtio-serial port of the control channel
+	rootDir    = "/newroot"
+	groupDir   = "/sys/fs/cgroup/workload"
+	socketPath = "/run/lull.sock"
+	bootLimit  = 30 * time.Second // for a device to appear
+)
+
+// Plan is what the kernel's command line asks of the boot.
+type Plan struct {
+	Address  netip.Prefix // lull.ip: the guest's address in its network
+	Gateway  netip.Addr   // lull.gw
+	Resolver netip.Addr   // lull.dns
+	Root     string       // lull.root: block device with the workload's files; empty runs in the initramfs
+	Name     string       // lull.host: host name
+}
+
+// ParsePlan reads the kernel's command line. Words of others are left alone.
+func ParsePlan(cmdline string) (Plan, error) {
+	var p Plan
+	var errs []error
+	for _, w := range strings.Fields(cmdline) {
+		k, v, _ := strings.Cut(w, "=")
+		var err error
+		switch k {
+		case "lull.ip":
+			p.Address, err = netip.ParsePrefix(v)
+		case "lull.gw":
+			p.Gateway, err = netip.ParseAddr(v)
+		case "lull.dns":
+			p.Resolver, err = netip.ParseAddr(v)
+		case "lull.root":
+			if p.Root = v; !strings.HasPrefix(v, "/dev/") {
+				err = errors.New("want a device")
+			}
+		case "lull.host":
+			p.Name = v
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("cannot use %s of the kernel command line: %w", k, err))
+		}
+	}
+	return p, errors.Join(errs...)
+}
+
+// Boot brings the guest up as its process 1 and returns the configuration with
+// which a Harness serves it.
+func Boot() (Config, error) {
+	if err := mountBasics(); err != nil {
+		return Config{}, err
+	}
+	cmdline, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return Config{}, fmt.Errorf("cannot read the kernel command line: %w", err)
+	}
+	p, err := ParsePlan(string(cmdline))
+	if err != nil {
+		return Config{}, err
+	}
+	if err := loadModules(ModuleDir); err != nil {
+		return Config{}, err
+	}
+	if p.Name != "" {
+		if err := unix.Sethostname([]byte(p.Name)); err != nil {
+			return Config{}, fmt.Errorf("cannot set the host name: %w", err)
+		}
+	}
+	cfg := Config{Init: true, Socket: socketPath, SockEnv: socketPath}
+	if err := bringUp("lo", netip.Prefix{}, netip.Addr{}); err != nil {
+		return Config{}, err
+	}
+	if p.Address.IsValid() {
+		if err := bringUp("eth0", p.Address, p.Gateway); err != nil {
+			return Config{}, err
+		}
+	}
+	if p.Root != "" {
+		if err := mountRoot(p.Root); err != nil {
+			return Config{}, err
+		}
+		cfg.Root, cfg.Socket = rootDir, filepath.Join(rootDir, socketPath)
+	}
+	if err := writeNames(or(cfg.Root, "/"), p); err != nil {
+		return Config{}, err
+	}
+	if err := os.Mkdir(groupDir, 0o755); err == nil || errors.Is(err, os.ErrExist) {
+		cfg.Group = groupDir
+	}
+	cfg.Channel, err = openPort(PortName)
+	return cfg, err
+}
+
+func or(s, def string) string {
+	if s == "" {
+		return def
+	}
+	return s
+}
+
+type mount struct {
+	from, to, kind, data string
+	flags                uintptr
+}
+
+func mountAll(ms []mount) error {
+	for _, m := range ms {
+		if err := os.MkdirAll(m.to, 0o755); err != nil {
+			return fmt.Errorf("cannot mount %s: %w", m.to, err)
+		}
+		if err := unix.Mount(m.from, m.to, m.kind, m.flags, m.data); err != nil && err != unix.EBUSY {
+			return fmt.Errorf("cannot mount %s on %s: %w", m.from, m.to, err)
+		}
+	}
+	return nil
+}
+
+const safe = unix.MS_NOSUID | unix.MS_NODEV
+
+func mountBasics() error {
+	return mountAll([]mount{
+		{"proc", "/proc", "proc", "", safe | unix.MS_NOEXEC},
+		{"sysfs", "/sys", "sysfs", "", safe | unix.MS_NOEXEC},
+		{"devtmpfs", "/dev", "devtmpfs", "", unix.MS_NOSUID},
+		{"devpts", "/dev/pts", "devpts", "ptmxmode=0666", unix.MS_NOSUID | unix.MS_NOEXEC},
+		{"tmpfs", "/run", "tmpfs", "mode=755", safe},
+		{"tmpfs", "/tmp", "tmpfs", "mode=1777", safe},
+		{"tmpfs", "/dev/shm", "tmpfs", "mode=1777", safe},
+		{"cgroup2", "/sys/fs/cgroup", "cgroup2", "", safe | unix.MS_NOEXEC},
+	})
+}
+
+// mountRoot puts a writable layer over the read-only image and the kernel's
+// file systems into it.
+func mountRoot(device string) error {
+	if err := await(device); err != nil {
+		return err
+	}
+	if err := mountAll([]mount{
+		{device, "/lower", "ext4", "", unix.MS_RDONLY},
+		{"tmpfs", "/upper", "tmpfs", "mode=755", 0},
+	}); err != nil {
+		return err
+	}
+	for _, d := range []string{"/upper/data", "/upper/work"} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			return fmt.Errorf("cannot make the writable layer: %w", err)
+		}
+	}
+	ms := []mount{{"overlay", rootDir, "overlay", "lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work", 0}}
+	for _, d := range []string{"/proc", "/sys", "/dev", "/run", "/tmp"} {
+		ms = append(ms, mount{d, rootDir + d, "", "", unix.MS_BIND | unix.MS_REC})
+	}
+	return mountAll(ms)
+}
+
+func await(path string) error {
+	deadline := time.Now().Add(bootLimit)
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("cannot find %s: it did not appear within %s", path, bootLimit)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// writeNames gives the workload its resolver and its own name. Files that the
+// image has are left alone, except that a dangling or missing resolv.conf is
+// written.
+func writeNames(root string, p Plan) error {
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return fmt.Errorf("cannot open the root: %w", err)
+	}
+	defer r.Close()
+	if err := r.MkdirAll("etc", 0o755); err != nil {
+		return fmt.Errorf("cannot write names: %w", err)
+	}
+	put := func(name, text string, always bool) error {
+		if _, err := r.Stat(name); err == nil && !always {
+			return nil
+		}
+		if err := r.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("cannot write %s: %w", name, err)
+		}
+		if err := r.WriteFile(name, []byte(text), 0o644); err != nil {
+			return fmt.Errorf("cannot write %s: %w", name, err)
+		}
+		return nil
+	}
+	if p.Resolver.IsValid() {
+		if err := put("etc/resolv.conf", "nameserver "+p.Resolver.String()+"\n", true); err != nil {
+			return err
+		}
+	}
+	return put("etc/hosts", "127.0.0.1 localhost "+p.Name+"\n", false)
+}
+
+// loadModules loads what the file "order" lists, in that order. What the kernel
+// has already, built in or loaded, is no error.
+func loadModules(dir string) error {
+	f, err := os.Open(filepath.Join(dir, "order"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // a kernel that has everything built in
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read the list of modules: %w", err)
+	}
+	defer f.Close()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		if err := loadModule(filepath.Join(dir, filepath.Base(sc.Text()))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func loadModule(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("cannot load a module: %w", err)
+	}
+	defer f.Close()
+	if err := unix.FinitModule(int(f.Fd()), "", 0); err != nil && err != unix.EEXIST {
+		return fmt.Errorf("cannot load %s: %w", path, err)
+	}
+	return nil
+}
+
+// openPort finds a virtio-serial port by its name. Opening does not wait for
+// the host; a read says io.EOF while nobody is there.
+func openPort(name string) (*os.File, error) {
+	deadline := time.Now().Add(bootLimit)
+	for {
+		names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range names {
+			b, err := os.ReadFile(n)
+			if err != nil || strings.TrimSpace(string(b)) != name {
+				continue
+			}
+			f, err := os.OpenFile(filepath.Join("/dev", filepath.Base(filepath.Dir(n))), os.O_RDWR|unix.O_NONBLOCK, 0)
+			if err != nil {
+				return nil, fmt.Errorf("cannot open the control channel: %w", err)
+			}
+			return f, nil
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("cannot find the control channel: no virtio port is named %s", name)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}

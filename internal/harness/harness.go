@@ -1,0 +1,236 @@
+// Package harness is what runs first in the guest of a microVM: it brings the
+// guest up (modules, mounts, network), starts the one workload when the host
+// says so, carries its output, reads how busy it is, and answers the host over
+// a virtio-serial port (package link/guest has the messages).
+//
+// It guarantees that the workload never waits for the host: output that nobody
+// takes is dropped and counted. Nothing of the harness itself counts as use:
+// readings are those of the workload's control group and of the network card,
+// which the harness does not touch. It starts nothing again by itself and
+// judges nothing; the host does both.
+//
+// A host that goes away and comes back finds the harness as it was: the first
+// call of every connection is hello, whose answer says what runs or how it
+// ended.
+package harness
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"lull/internal/link/guest"
+)
+
+// Config of a Harness. Paths are those of the guest, or a test's.
+type Config struct {
+	Channel io.ReadWriter // to the host; a read that ends (io.EOF) means that nobody is there now
+	Proc    string        // default /proc
+	Sys     string        // default /sys
+	Root    string        // root of the workload's files; default /
+	Group   string        // an existing control group (v2) for the workload; empty for none, then its CPU is unknown
+	Card    string        // network card that the workload uses; default eth0
+	Socket  string        // path of LULL_SOCKET as the harness sees it; empty for none
+	SockEnv string        // the same path as the workload sees it; default Socket
+	Init    bool          // this is process 1: every orphan is ours to collect
+	Log     *slog.Logger
+
+	SetClock func(time.Time) error // default the kernel's
+	Seed     func([]byte) error    // default the kernel's pool
+	PowerOff func() error          // default the kernel's; a nil error ends Run
+
+	Beat time.Duration // between two heartbeats, default 5 s, each jittered by a tenth
+}
+
+// retryRead is how long a channel without a host is left alone.
+const retryRead = 100 * time.Millisecond
+
+// Harness serves one guest. Make it with New.
+type Harness struct {
+	cfg  Config
+	log  *slog.Logger
+	boot string
+	kids *children
+	logs *ring
+
+	mu   sync.Mutex
+	peer *guest.Peer // the present connection
+	main *process    // nil before run
+	env  []string
+	dir  string
+	cred *syscall.Credential
+	exit *guest.ExitNote
+	busy int // programs that said busy
+
+	off     context.CancelFunc
+	offOnce sync.Once
+}
+
+// New checks the configuration and starts nothing.
+func New(cfg Config) (*Harness, error) {
+	if cfg.Channel == nil {
+		return nil, errors.New("cannot make a harness: there is no channel to the host")
+	}
+	def := func(s *string, v string) {
+		if *s == "" {
+			*s = v
+		}
+	}
+	def(&cfg.Proc, "/proc")
+	def(&cfg.Sys, "/sys")
+	def(&cfg.Root, "/")
+	def(&cfg.Card, "eth0")
+	def(&cfg.SockEnv, cfg.Socket)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.SetClock == nil {
+		cfg.SetClock = setClock
+	}
+	if cfg.Seed == nil {
+		cfg.Seed = seed
+	}
+	if cfg.PowerOff == nil {
+		cfg.PowerOff = powerOff
+	}
+	if cfg.Beat == 0 {
+		cfg.Beat = 5 * time.Second
+	}
+	var id [8]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		return nil, fmt.Errorf("cannot make a boot id: %w", err)
+	}
+	return &Harness{cfg: cfg, log: cfg.Log, boot: hex.EncodeToString(id[:]), kids: newChildren(cfg.Init), logs: newRing(ringSize)}, nil
+}
+
+// Run serves the host until ctx ends or the guest is powered off.
+func (h *Harness) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	h.off = cancel
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer cancel()
+	if c, ok := h.cfg.Channel.(io.Closer); ok {
+		defer context.AfterFunc(ctx, func() { c.Close() })()
+	}
+	if h.cfg.Init {
+		work.Go(func() { h.kids.collect(ctx) })
+	}
+	if h.cfg.Socket != "" {
+		ln, err := net.Listen("unix", h.cfg.Socket)
+		if err != nil {
+			return fmt.Errorf("cannot listen for the workload: %w", err)
+		}
+		work.Go(func() { h.serveWorkload(ctx, ln) })
+	}
+	work.Go(func() { h.beat(ctx) })
+	work.Go(func() { h.sendLogs(ctx) })
+	for ctx.Err() == nil {
+		p := guest.NewPeer(h.cfg.Channel)
+		h.mu.Lock()
+		h.peer = p
+		h.mu.Unlock()
+		if err := p.Run(nil, func(q guest.Request) (any, error) { return h.handle(ctx, q) }); err != nil && ctx.Err() == nil {
+			h.log.Warn("the control channel failed", "error", err)
+		}
+		select {
+		case <-time.After(retryRead):
+		case <-ctx.Done():
+		}
+	}
+	h.killAll()
+	return nil
+}
+
+func (h *Harness) host() *guest.Peer {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.peer
+}
+
+// handle answers one request of the host.
+func (h *Harness) handle(ctx context.Context, q guest.Request) (any, error) {
+	switch q.Method {
+	case guest.Hello:
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return guest.HelloAnswer{Version: guest.Version, Boot: h.boot, Running: h.main != nil && h.exit == nil, Exit: h.exit, Busy: h.busy > 0}, nil
+	case guest.Run:
+		var c guest.RunCall
+		if err := q.Bind(&c); err != nil {
+			return nil, err
+		}
+		return nil, h.run(c)
+	case guest.Exec:
+		var c guest.ExecCall
+		if err := q.Bind(&c); err != nil {
+			return nil, err
+		}
+		return h.exec(ctx, c)
+	case guest.Health:
+		return h.health(), nil
+	case guest.Signal:
+		var c guest.SignalCall
+		if err := q.Bind(&c); err != nil {
+			return nil, err
+		}
+		return nil, h.signal(syscall.Signal(c.Signal))
+	case guest.SetClock:
+		var c guest.ClockCall
+		if err := q.Bind(&c); err != nil {
+			return nil, err
+		}
+		return h.setClock(c)
+	case guest.Shutdown:
+		var c guest.ShutdownCall
+		if err := q.Bind(&c); err != nil {
+			return nil, err
+		}
+		h.offOnce.Do(func() { go h.shutdown(time.Duration(c.Grace) * time.Millisecond) })
+		return nil, nil
+	}
+	return nil, &guest.Error{Code: guest.MethodNotFound, Message: fmt.Sprintf("cannot call %.64q: there is no such method", q.Method)}
+}
+
+// setClock brings the guest's clock to the host's time and stirs the random
+// numbers, so that no two guests restored from one image draw the same.
+func (h *Harness) setClock(c guest.ClockCall) (guest.ClockAnswer, error) {
+	if len(c.Seed) < 16 || len(c.Seed) > 512 {
+		return guest.ClockAnswer{}, fmt.Errorf("cannot use seed: %d bytes, want 16 to 512", len(c.Seed))
+	}
+	to := time.Unix(0, c.UnixNano)
+	behind := time.Until(to.Round(0))
+	if err := errors.Join(h.cfg.SetClock(to), h.cfg.Seed(c.Seed)); err != nil {
+		return guest.ClockAnswer{}, err
+	}
+	return guest.ClockAnswer{Behind: int64(behind)}, nil
+}
+
+// shutdown ends the workload, first gracefully, and powers off. It outlives the
+// call that asked for it.
+func (h *Harness) shutdown(grace time.Duration) {
+	if err := h.signal(syscall.SIGTERM); err == nil {
+		h.mu.Lock()
+		m := h.main
+		h.mu.Unlock()
+		select {
+		case <-m.over:
+		case <-time.After(min(max(grace, 0), time.Hour)):
+		}
+	}
+	h.killAll()
+	h.logs.drained(time.Second)
+	if err := h.cfg.PowerOff(); err != nil {
+		h.log.Error("cannot power off", "error", err)
+	}
+	h.off()
+}

@@ -1,0 +1,406 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/link/guest"
+)
+
+// process is a program that the harness started.
+type process struct {
+	pid    int
+	over   chan struct{} // closed when it was collected
+	status syscall.WaitStatus
+}
+
+// note is how it ended; call it after over.
+func (p *process) note() guest.ExitNote {
+	n := guest.ExitNote{Code: p.status.ExitStatus(), At: time.Now().UnixMilli()}
+	if p.status.Signaled() {
+		n.Signal = int(p.status.Signal())
+		n.Code = 128 + n.Signal
+	}
+	return n
+}
+
+// children collects processes that ended. As process 1 it collects orphans
+// too, and must be the only one that waits.
+type children struct {
+	init bool
+	mu   sync.Mutex // held from before a fork until its pid is known
+	all  map[int]*process
+}
+
+func newChildren(init bool) *children { return &children{init: init, all: map[int]*process{}} }
+
+// start runs a program; its end closes over.
+func (c *children) start(path string, argv []string, attr *os.ProcAttr) (*process, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	osp, err := os.StartProcess(path, argv, attr)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{pid: osp.Pid, over: make(chan struct{})}
+	if c.init {
+		c.all[p.pid] = p
+		return p, osp.Release()
+	}
+	go func() { // over is what its starter waits for
+		if st, err := osp.Wait(); err == nil {
+			p.status, _ = st.Sys().(syscall.WaitStatus)
+		}
+		close(p.over)
+	}()
+	return p, nil
+}
+
+// collect waits for every process of the guest until ctx ends.
+func (c *children) collect(ctx context.Context) {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGCHLD)
+	defer signal.Stop(ended)
+	for {
+		for c.collectOne() {
+		}
+		select {
+		case <-ended:
+		case <-time.After(time.Second): // a signal can be lost, an orphan must not stay
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (c *children) collectOne() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var ws syscall.WaitStatus
+	pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG, nil)
+	if err == syscall.EINTR {
+		return true
+	}
+	if err != nil || pid <= 0 {
+		return false
+	}
+	if p := c.all[pid]; p != nil {
+		delete(c.all, pid)
+		p.status = ws
+		close(p.over)
+	}
+	return true
+}
+
+// run starts the workload. There is one in each boot.
+func (h *Harness) run(c guest.RunCall) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.main != nil {
+		return errors.New("cannot run: this guest has had its workload; boot another one")
+	}
+	if len(c.Command) == 0 {
+		return errors.New("cannot run: command is empty")
+	}
+	env := c.Env
+	if h.cfg.Socket != "" {
+		// The first of two entries is what programs see, so the host's goes.
+		env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "LULL_SOCKET=") })
+		env = append(env, "LULL_SOCKET="+h.cfg.SockEnv)
+	}
+	cred, err := lookUser(h.cfg.Root, c.User)
+	if err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("cannot make a pipe: %w", err)
+	}
+	p, err := h.spawn(c.Command, env, c.Dir, cred, w, w)
+	err = errors.Join(err, w.Close())
+	if err != nil {
+		return errors.Join(fmt.Errorf("cannot run %s: %w", c.Command[0], err), r.Close())
+	}
+	h.main, h.env, h.dir, h.cred = p, env, c.Dir, cred
+	read := make(chan struct{})
+	go func() { // read ends with the last process that holds the pipe
+		defer close(read)
+		defer r.Close()
+		h.logs.readFrom(r)
+	}()
+	go h.await(p, read)
+	return nil
+}
+
+// lastWords is how long the end of a workload's output is waited for: a child
+// that outlives it may hold the pipe open.
+const lastWords = 500 * time.Millisecond
+
+// await tells the host how the workload ended, as soon as anybody listens and
+// after what it printed.
+func (h *Harness) await(p *process, read <-chan struct{}) {
+	<-p.over
+	select {
+	case <-read:
+	case <-time.After(lastWords):
+	}
+	h.logs.drained(2 * time.Second)
+	n := p.note()
+	h.mu.Lock()
+	h.exit = &n
+	peer := h.peer
+	h.mu.Unlock()
+	if err := peer.Notify(guest.Exited, n); err != nil {
+		h.log.Warn("cannot say that the workload ended; hello will", "error", err)
+	}
+}
+
+// spawn starts a program in the workload's root and group.
+func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential, out, errOut *os.File) (*process, error) {
+	root, err := os.OpenFile(h.cfg.Root, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open the root: %w", err)
+	}
+	defer root.Close()
+	path, err := look(root, argv[0], env, dir)
+	if err != nil {
+		return nil, err
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	sys := &syscall.SysProcAttr{Setsid: true, Credential: cred}
+	if h.cfg.Root != "/" {
+		sys.Chroot = h.cfg.Root
+	}
+	if h.cfg.Group != "" {
+		g, err := os.Open(h.cfg.Group)
+		if err != nil {
+			return nil, fmt.Errorf("cannot open the control group: %w", err)
+		}
+		defer g.Close()
+		sys.UseCgroupFD, sys.CgroupFD = true, int(g.Fd())
+	}
+	if dir == "" {
+		dir = "/"
+	}
+	return h.kids.start(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{null, out, errOut}, Sys: sys})
+}
+
+// look finds a program in the workload's root, whose links are followed there.
+func look(root *os.File, name string, env []string, dir string) (string, error) {
+	runs := func(p string) bool {
+		fd, err := unix.Openat2(int(root.Fd()), p, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+		if err != nil {
+			return false
+		}
+		defer unix.Close(fd)
+		var st unix.Stat_t
+		return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0
+	}
+	if strings.Contains(name, "/") {
+		p := name
+		if !filepath.IsAbs(p) {
+			p = filepath.Join("/", dir, p)
+		}
+		if !runs(p) {
+			return "", fmt.Errorf("cannot find %s in the guest, or it is no program", p)
+		}
+		return p, nil
+	}
+	search := "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	for _, e := range env {
+		if v, ok := strings.CutPrefix(e, "PATH="); ok {
+			search = v
+		}
+	}
+	for _, d := range filepath.SplitList(search) {
+		if p := filepath.Join("/", d, name); runs(p) {
+			return p, nil
+		}
+	}
+	return "", fmt.Errorf("cannot find %s in the guest's PATH %s", name, search)
+}
+
+// maxFile bounds the guest's passwd file.
+const maxFile = 1 << 20
+
+// lookUser reads name or uid[:gid]; empty is the harness's own user.
+func lookUser(root, user string) (*syscall.Credential, error) {
+	if user == "" {
+		return nil, nil
+	}
+	u, g, both := strings.Cut(user, ":")
+	if uid, err := strconv.ParseUint(u, 10, 32); err == nil {
+		gid := uid
+		if both {
+			if gid, err = strconv.ParseUint(g, 10, 32); err != nil {
+				return nil, fmt.Errorf("cannot use user %q: the group is no number", user)
+			}
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
+	}
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up user %q: %w", user, err)
+	}
+	defer r.Close()
+	f, err := r.Open("etc/passwd")
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up user %q: %w", user, err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxFile))
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up user %q: %w", user, err)
+	}
+	for line := range strings.Lines(string(b)) {
+		p := strings.Split(strings.TrimSpace(line), ":")
+		if len(p) < 4 || p[0] != user {
+			continue
+		}
+		uid, uerr := strconv.ParseUint(p[2], 10, 32)
+		gid, gerr := strconv.ParseUint(p[3], 10, 32)
+		if uerr != nil || gerr != nil {
+			break
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
+	}
+	return nil, fmt.Errorf("cannot use user %q: the guest does not know it", user)
+}
+
+// exec runs a command beside the workload, as its user, and waits for it.
+func (h *Harness) exec(ctx context.Context, c guest.ExecCall) (guest.ExecAnswer, error) {
+	if len(c.Command) == 0 {
+		return guest.ExecAnswer{}, errors.New("cannot run a command: it is empty")
+	}
+	h.mu.Lock()
+	env, dir, cred, main := h.env, h.dir, h.cred, h.main
+	h.mu.Unlock()
+	if main == nil {
+		return guest.ExecAnswer{}, errors.New("cannot run a command: there is no workload")
+	}
+	if c.Dir != "" {
+		dir = c.Dir
+	}
+	var read sync.WaitGroup
+	var streams [2]tail
+	var ends, mine [2]*os.File
+	shut := func(fs [2]*os.File) {
+		for _, f := range fs {
+			if f != nil {
+				f.Close()
+			}
+		}
+	}
+	for n := range ends {
+		r, w, err := os.Pipe()
+		if err != nil {
+			shut(ends)
+			shut(mine)
+			return guest.ExecAnswer{}, fmt.Errorf("cannot make a pipe: %w", err)
+		}
+		mine[n], ends[n] = r, w
+	}
+	p, err := h.spawn(c.Command, append(slices.Clone(env), c.Env...), dir, cred, ends[0], ends[1])
+	shut(ends)
+	if err != nil {
+		shut(mine)
+		return guest.ExecAnswer{}, fmt.Errorf("cannot run %s: %w", c.Command[0], err)
+	}
+	for n := range mine {
+		read.Go(func() { io.Copy(&streams[n], mine[n]) })
+	}
+	if c.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(c.Timeout)*time.Millisecond)
+		defer cancel()
+	}
+	select {
+	case <-p.over:
+	case <-ctx.Done():
+		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // its session; it may be gone already
+		<-p.over
+	}
+	// A child of its that keeps a stream open must not keep the answer.
+	for _, f := range mine {
+		_ = f.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+	}
+	read.Wait()
+	shut(mine)
+	return guest.ExecAnswer{Code: p.note().Code, Stdout: streams[0].b, Stderr: streams[1].b,
+		Truncated: streams[0].cut || streams[1].cut}, nil
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	b   []byte
+	cut bool
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.b = append(t.b, p...)
+	if over := len(t.b) - guest.MaxOutput; over > 0 {
+		t.b, t.cut = slices.Delete(t.b, 0, over), true
+	}
+	return len(p), nil
+}
+
+// signal sends to the workload's main process.
+func (h *Harness) signal(sig syscall.Signal) error {
+	if sig < 1 || sig > 64 {
+		return fmt.Errorf("cannot use signal %d: want 1 to 64", sig)
+	}
+	h.mu.Lock()
+	m := h.main
+	h.mu.Unlock()
+	if m == nil {
+		return errors.New("cannot signal the workload: there is none")
+	}
+	h.kids.mu.Lock() // it is not collected meanwhile, so its pid is its own
+	defer h.kids.mu.Unlock()
+	select {
+	case <-m.over:
+		return errors.New("cannot signal the workload: it has ended")
+	default:
+	}
+	if err := syscall.Kill(m.pid, sig); err != nil {
+		return fmt.Errorf("cannot signal the workload: %w", err)
+	}
+	return nil
+}
+
+// killAll ends the workload with everything that it started.
+func (h *Harness) killAll() {
+	if h.cfg.Group != "" {
+		if err := os.WriteFile(filepath.Join(h.cfg.Group, "cgroup.kill"), []byte("1"), 0); err == nil {
+			return
+		}
+	}
+	h.mu.Lock()
+	m := h.main
+	h.mu.Unlock()
+	if m == nil {
+		return
+	}
+	select {
+	case <-m.over:
+	default:
+		_ = syscall.Kill(-m.pid, syscall.SIGKILL) // its session; ESRCH means that it is gone
+	}
+}
