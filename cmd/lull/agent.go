@@ -1,0 +1,316 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+)
+
+func (c *cli) agentCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "agent", Short: "Stop this machine when nobody uses it", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(c.agentRun(), c.agentStatus(), c.agentWhy(), c.agentReload(), c.agentSnooze(), c.agentComplete(), c.agentLease(),
+		c.agentHistory(), c.agentHalt(), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentUninstall())
+	return cmd
+}
+
+// onAgent declares --socket and runs f with a client of that agent. A refusal
+// becomes the exit code of the contract.
+func (c *cli) onAgent(cmd *cobra.Command, f func(cmd *cobra.Command, a []string, cl *agentctl.Client) error) *cobra.Command {
+	socket := cmd.Flags().String("socket", "", "the agent's control socket (default $LULL_AGENT_SOCKET, then /run/lull/agent.sock)")
+	cmd.RunE = func(cmd *cobra.Command, a []string) error {
+		return c.agentRefusal(f(cmd, a, agentctl.Dial(c.agentSocket(*socket))))
+	}
+	return cmd
+}
+
+func (c *cli) agentSocket(flag string) string {
+	if flag != "" {
+		return flag
+	}
+	if e := c.getenv("LULL_AGENT_SOCKET"); e != "" {
+		return e
+	}
+	return defaultAgentConfig().Socket
+}
+
+// agentRefusal gives an agent's answer of no its exit code.
+func (c *cli) agentRefusal(err error) error {
+	e, ok := errors.AsType[*agentctl.Error](err)
+	if !ok {
+		return err
+	}
+	switch e.Code {
+	case agentctl.CodeBadRequest:
+		return &usageError{err}
+	case agentctl.CodeNotFound:
+		fmt.Fprintln(c.err, "lull: "+e.Sentence)
+		return &exitError{exitNotFound}
+	case agentctl.CodeRefused:
+		fmt.Fprintln(c.err, "lull: "+e.Sentence)
+		return &exitError{exitRefused}
+	}
+	return err
+}
+
+func (c *cli) agentStatus() *cobra.Command {
+	return c.onAgent(&cobra.Command{Use: "status", Short: "Show signals, stages, policy and what comes next", Args: args(cobra.NoArgs)},
+		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+			s, err := cl.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.print(s, func(w io.Writer) { c.agentStatusText(w, s) })
+		})
+}
+
+func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
+	if h := s.Halted; h != nil {
+		fmt.Fprintln(w, c.red(fmt.Sprintf("HALTED by %s since %s: %s (end it with: lull agent halt --off)", h.By, clockTime(h.Since), h.Reason)))
+	}
+	for _, a := range s.Alarms {
+		fmt.Fprintln(w, c.red(fmt.Sprintf("ALARM %s since %s: %s", a.Code, clockTime(a.Since), a.Sentence)))
+	}
+	where := "no cloud"
+	if s.InstanceID != "" {
+		where = s.InstanceID + " in " + s.Region
+	}
+	fmt.Fprintf(w, "lull agent %s (built %s), %s, watching since %s\n\n", s.Version, dash(s.BuildDate), where, clockTime(s.StartedAt))
+	for _, g := range s.Stages {
+		mark := " "
+		if g.Number == s.Stage {
+			mark = ">"
+		}
+		fmt.Fprintf(w, "%s stage %d, %s: %s. %s\n", mark, g.Number, g.Name, strings.ReplaceAll(g.Answer, "_", " "), g.Sentence)
+	}
+	fmt.Fprintln(w)
+	agentReadings(w, s.Readings, s.NotAsked)
+	agentVerdict(w, s.Verdict)
+	if s.WarnedAt != nil {
+		fmt.Fprintf(w, "warned at %s\n", clockTime(*s.WarnedAt))
+	}
+	if s.TTL != nil {
+		fmt.Fprintf(w, "its time ends at %s\n", s.TTL.Local().Format(time.DateTime))
+	}
+	if s.Last != nil {
+		fmt.Fprintf(w, "last action: %s\n", outcomeText(s.Last))
+	}
+	fmt.Fprintln(w, "\npolicy:")
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, v := range s.Settings {
+		if v.Source != "default" {
+			fmt.Fprintf(t, "  %s\t%s\t(%s)\n", v.Name, v.Value, v.Source)
+		}
+	}
+	t.Flush()
+	for _, g := range s.Config {
+		fmt.Fprintf(w, "  %s: %s %s\n", g.Source, g.State, g.Detail)
+		for _, f := range g.Faults {
+			fmt.Fprintf(w, "    %s\n", f.Error())
+		}
+	}
+	if len(s.Leases) > 0 {
+		fmt.Fprintln(w)
+		leases(w, s.Leases)
+	}
+}
+
+func clockTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
+
+func agentReadings(w io.Writer, l []idle.Reading, notAsked []string) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "SIGNAL\tVERDICT\tVALUE\tCOUNTS FROM\tWINDOW\tLAST EVENT\tDETAIL")
+	for _, r := range l {
+		value, last := fmt.Sprintf("%.4g %s", r.Value, r.Unit), "-"
+		if r.State == idle.Unknown || r.State == idle.Absent {
+			value = "-"
+		}
+		if !r.LastEvent.IsZero() {
+			last = span(max(time.Since(r.LastEvent), 0)) + " ago"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%g\t%s\t%s\t%s\n", r.Signal, r.State, value, r.Threshold, span(time.Duration(r.Window)), last, r.Detail)
+	}
+	for _, s := range notAsked {
+		fmt.Fprintf(t, "%s\tnot asked\t-\t\t\t\tanother signal is active\n", s)
+	}
+	t.Flush()
+}
+
+func agentVerdict(w io.Writer, v idle.Verdict) {
+	fmt.Fprintf(w, "\nidle for %.1f minutes\n", v.IdleMinutes)
+	for _, b := range v.Blocks {
+		fmt.Fprintf(w, "  %-18s %s\n", b.Code, b.Sentence)
+	}
+	if v.TargetPauseAt != nil {
+		fmt.Fprintf(w, "earliest %s: %s\n", v.Action, clockTime(*v.TargetPauseAt))
+	}
+	if v.WarnAt != nil {
+		fmt.Fprintf(w, "warning: %s\n", clockTime(*v.WarnAt))
+	}
+}
+
+func outcomeText(o *agentctl.Outcome) string {
+	s := fmt.Sprintf("%s because of %s at %s: %s", o.Action, o.Reason, clockTime(o.StartedAt), o.Phase)
+	if o.Detail != "" {
+		s += " (" + o.Detail + ")"
+	}
+	if h := o.Hook; h != nil {
+		s += fmt.Sprintf("; hook ended with %d after %s", h.ExitCode, span(time.Duration(h.Took)))
+	}
+	return s
+}
+
+func (c *cli) agentWhy() *cobra.Command {
+	var at string
+	cmd := c.onAgent(&cobra.Command{Use: "why", Short: "Say why this machine runs, or why it was stopped", Args: args(cobra.NoArgs)},
+		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+			t, err := pastMoment(time.Now(), at)
+			if err != nil {
+				return &usageError{err}
+			}
+			y, err := cl.Why(cmd.Context(), t)
+			if err != nil {
+				return err
+			}
+			return c.print(y, func(w io.Writer) {
+				fmt.Fprintln(w, y.Sentence)
+				if len(y.Readings) > 0 {
+					fmt.Fprintln(w)
+					agentReadings(w, y.Readings, nil)
+				}
+				agentVerdict(w, y.Verdict)
+				if y.Last != nil {
+					fmt.Fprintf(w, "last action: %s\n", outcomeText(y.Last))
+				}
+			})
+		})
+	cmd.Flags().StringVar(&at, "at", "", "a past time: 15:04, 2006-01-02 15:04, RFC 3339, or how long ago (2h)")
+	return cmd
+}
+
+// pastMoment reads a time that lies behind now; empty is the zero time.
+func pastMoment(now time.Time, s string) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	t, err := moment(now, s, 0)
+	if err != nil {
+		return t, fmt.Errorf("cannot use %q: want 15:04, 2006-01-02 15:04, RFC 3339 or a duration", s)
+	}
+	if t.After(now) && len(s) == len("15:04") {
+		t = t.AddDate(0, 0, -1)
+	}
+	return t, nil
+}
+
+func (c *cli) agentReload() *cobra.Command {
+	return c.onAgent(&cobra.Command{Use: "reload", Short: "Read tags and the local file again, and say what changed or what is wrong", Args: args(cobra.NoArgs)},
+		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+			r, err := cl.Reload(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := c.print(r, func(w io.Writer) {
+				if len(r.Changed) == 0 {
+					fmt.Fprintln(w, "nothing changed")
+				} else {
+					fmt.Fprintln(w, "changed: "+strings.Join(r.Changed, ", "))
+				}
+				for _, g := range r.Config {
+					fmt.Fprintf(w, "%s: %s %s\n", g.Source, g.State, g.Detail)
+				}
+			}); err != nil {
+				return err
+			}
+			for _, f := range r.Faults {
+				fmt.Fprintln(c.err, "lull: "+f.Error())
+			}
+			bad := slices.ContainsFunc(r.Config, func(g agentctl.Config) bool { return g.State == "unreadable" || g.State == "cached" })
+			if bad || len(r.Faults) > 0 {
+				return &exitError{exitFailed}
+			}
+			return nil
+		})
+}
+
+func (c *cli) agentSnooze() *cobra.Command {
+	var until string
+	var dur time.Duration
+	var off bool
+	cmd := c.onAgent(&cobra.Command{Use: "snooze [DURATION]", Short: "Keep this machine running; the answer to a warning", Args: args(cobra.MaximumNArgs(1)),
+		Example: "  lull agent snooze 2h\n  lull agent snooze --until 22:00\n  lull agent snooze --off"},
+		func(cmd *cobra.Command, a []string, cl *agentctl.Client) error {
+			if len(a) == 1 {
+				d, err := time.ParseDuration(a[0])
+				if err != nil || dur != 0 {
+					return &usageError{fmt.Errorf("cannot snooze for %q: want one duration such as 2h", a[0])}
+				}
+				dur = d
+			}
+			var r agentctl.SnoozeRequest
+			var end time.Time
+			if !off {
+				t, err := moment(time.Now(), until, dur)
+				if err != nil {
+					return &usageError{err}
+				}
+				if end = t; dur > 0 {
+					r.For = idle.Duration(dur)
+				} else {
+					r.Until = t
+				}
+			} else if until != "" || dur != 0 {
+				return &usageError{errors.New("cannot snooze: --off goes with no time")}
+			}
+			s, err := cl.Snooze(cmd.Context(), r)
+			if err != nil {
+				return err
+			}
+			return c.print(s, func(w io.Writer) {
+				if off {
+					fmt.Fprintln(w, "the snooze is ended")
+					return
+				}
+				fmt.Fprintf(w, "this machine stays until %s\n", clockTime(end))
+			})
+		})
+	cmd.Flags().StringVar(&until, "until", "", "15:04 (today or tomorrow), 2006-01-02 15:04, or RFC 3339")
+	cmd.Flags().DurationVar(&dur, "for", 0, "how long from now")
+	cmd.Flags().BoolVar(&off, "off", false, "end the snooze")
+	return cmd
+}
+
+func (c *cli) agentComplete() *cobra.Command {
+	var r agentctl.CompleteRequest
+	cmd := c.onAgent(&cobra.Command{Use: "complete", Short: "Say that the work this machine was started for is done", Args: args(cobra.NoArgs)},
+		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+			s, err := cl.Complete(cmd.Context(), r)
+			if err != nil {
+				return err
+			}
+			return c.print(s, func(w io.Writer) {
+				what := "none"
+				for _, v := range s.Settings {
+					if v.Name == "on-complete" {
+						what = v.Value
+					}
+				}
+				fmt.Fprintf(w, "completed with status %s; on-complete is %s\n", s.Completion, what)
+			})
+		})
+	cmd.Flags().StringVar(&r.Status, "status", "success", "how it ended")
+	cmd.Flags().StringVar(&r.Message, "message", "", "a sentence for the record")
+	return cmd
+}

@@ -1,0 +1,221 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lull/internal/daemon/agent"
+	"lull/internal/edge/ec2"
+	"lull/internal/edge/imds"
+)
+
+// meter counts the bytes that lull itself moves over the network, so that they
+// are not taken for use (spec, promise 8).
+type meter struct{ bytes atomic.Uint64 }
+
+// Frames carry 66 bytes of Ethernet, IPv4 and TCP headers beside at most 1448
+// of content; acknowledgements are not counted, so that the sum stays below
+// what the interface counts.
+const (
+	frameHead = 66
+	frameFull = 1448
+)
+
+func (m *meter) add(n int) {
+	if n > 0 {
+		m.bytes.Add(uint64(n + frameHead*(1+n/frameFull)))
+	}
+}
+
+// client returns an HTTP client whose connections are counted.
+func (m *meter) client(proxy func(*http.Request) (*url.URL, error)) *http.Client {
+	d := &net.Dialer{Timeout: 5 * time.Second}
+	return &http.Client{Transport: &http.Transport{
+		Proxy: proxy, MaxIdleConns: 4, IdleConnTimeout: 30 * time.Second, TLSHandshakeTimeout: 5 * time.Second,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := d.DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			if a, ok := c.RemoteAddr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
+				return c, nil // the network signal leaves loopback out
+			}
+			return metered{c, m}, nil
+		},
+	}}
+}
+
+type metered struct {
+	net.Conn
+	m *meter
+}
+
+func (c metered) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.m.add(n)
+	return n, err
+}
+
+func (c metered) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.m.add(n)
+	return n, err
+}
+
+// firmware tells whether the hypervisor's names are EC2's; known is false where
+// there are none to read. It works before the network does, so that a metadata
+// service that does not answer is not taken for a machine without a cloud.
+func firmware(root string) (isEC2, known bool) {
+	for _, f := range []string{"sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/board_vendor"} {
+		if b, err := os.ReadFile(root + f); err == nil {
+			known = true
+			if strings.TrimSpace(string(b)) == "Amazon EC2" {
+				return true, true
+			}
+		}
+	}
+	b, err := os.ReadFile(root + "sys/hypervisor/uuid") // Xen instances
+	if err == nil && strings.HasPrefix(strings.ToLower(string(b)), "ec2") {
+		return true, true
+	}
+	return false, known
+}
+
+// ec2Edge is the instance this process runs on. Who it is is asked when it is
+// needed first, and again until the metadata service answers.
+type ec2Edge struct {
+	cfg  agentConfig
+	imds *imds.Client
+	http *http.Client
+
+	mu    sync.Mutex
+	known imds.Identity
+	api   *ec2.Client
+}
+
+var (
+	_ agent.Cloud     = (*ec2Edge)(nil)
+	_ agent.TagSource = describedTags{}
+)
+
+func newEC2Edge(cfg agentConfig, m *meter) *ec2Edge {
+	return &ec2Edge{cfg: cfg, http: m.client(http.ProxyFromEnvironment),
+		imds: imds.New(imds.Options{Endpoint: cfg.IMDSEndpoint, HTTP: m.client(nil)})}
+}
+
+// identity is who the instance is.
+func (e *ec2Edge) identity(ctx context.Context) (imds.Identity, error) {
+	e.mu.Lock()
+	known := e.known
+	e.mu.Unlock()
+	if known.InstanceID != "" {
+		return known, nil
+	}
+	i, err := e.imds.Identity(ctx)
+	if err != nil {
+		return imds.Identity{}, err
+	}
+	i.Region = cmp.Or(e.cfg.Region, i.Region)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.known = i
+	return i, nil
+}
+
+// instance is the edge to EC2, for this instance alone.
+func (e *ec2Edge) instance(ctx context.Context) (agent.EC2, error) {
+	i, err := e.identity(ctx)
+	if err != nil {
+		return agent.EC2{}, fmt.Errorf("cannot tell which instance this is: %w", err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.api == nil {
+		cfg, err := (ec2.Access{HTTP: e.http}).Load(ctx, i.Region)
+		if err != nil {
+			return agent.EC2{}, err
+		}
+		// Three attempts fit into the agent's limits of 10 s.
+		e.api = ec2.New(cfg, e.cfg.EC2Endpoint, ec2.Limits{Attempts: 3, MaxBackoff: 2 * time.Second})
+	}
+	return agent.EC2{Client: e.api, ID: i.InstanceID}, nil
+}
+
+// Describe implements agent.Cloud.
+func (e *ec2Edge) Describe(ctx context.Context) (agent.Instance, error) {
+	i, err := e.instance(ctx)
+	if err != nil {
+		return agent.Instance{}, err
+	}
+	return i.Describe(ctx)
+}
+
+// WriteTags implements agent.Cloud.
+func (e *ec2Edge) WriteTags(ctx context.Context, t map[string]string) error {
+	i, err := e.instance(ctx)
+	if err != nil {
+		return err
+	}
+	return i.WriteTags(ctx, t)
+}
+
+// Stop implements agent.Cloud.
+func (e *ec2Edge) Stop(ctx context.Context, hibernate bool) (string, error) {
+	i, err := e.instance(ctx)
+	if err != nil {
+		return "", err
+	}
+	return i.Stop(ctx, hibernate)
+}
+
+// Terminate implements agent.Cloud.
+func (e *ec2Edge) Terminate(ctx context.Context) error {
+	i, err := e.instance(ctx)
+	if err != nil {
+		return err
+	}
+	return i.Terminate(ctx)
+}
+
+// describedTags are the instance's tags by DescribeTags, where the metadata
+// service does not show them.
+type describedTags struct{ *ec2Edge }
+
+// Tags implements agent.TagSource.
+func (d describedTags) Tags(ctx context.Context) (map[string]string, error) {
+	i, err := d.instance(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return i.Tags(ctx)
+}
+
+// findCloud decides whether this is an EC2 instance; nil is none.
+func findCloud(ctx context.Context, cfg agentConfig, m *meter) (*ec2Edge, error) {
+	if cfg.Cloud == cloudNone {
+		return nil, nil
+	}
+	e := newEC2Edge(cfg, m)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	_, err := e.identity(ctx)
+	isEC2, known := firmware("/")
+	switch {
+	case err == nil || cfg.Cloud == cloudEC2 || isEC2:
+		return e, err
+	case known || imds.KindOf(err) == imds.Unreachable && cfg.IMDSEndpoint == "":
+		return nil, nil
+	}
+	// Something answers as a metadata service would: this may be an instance,
+	// and taking it for a machine without a cloud would power it off.
+	return e, fmt.Errorf("cannot tell whether this is an EC2 instance (set --cloud): %w", err)
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"lull/internal/daemon/agent"
+	"lull/internal/link/tags"
+)
+
+// agentConfig is everything that can be set about the process lull agent run.
+// What it decides by is the policy: tags and the local file.
+type agentConfig struct {
+	Config        string
+	State         string
+	Socket        string
+	Prefix        string
+	Cloud         string
+	Region        string
+	EC2Endpoint   string
+	IMDSEndpoint  string
+	PowerOff      string
+	Hibernate     string
+	ShortestReach time.Duration
+}
+
+// agentOption is one setting of the process; precedence is flag, environment,
+// default. systemd reads the environment from /etc/default/lull-agent.
+type agentOption struct {
+	Name, Env, Unit, Doc string
+	bind                 func(*agentConfig) any
+}
+
+var agentOptions = []agentOption{
+	{"config", "LULL_AGENT_CONFIG", "path", "the local policy file; it and every directory above it must be writable by root alone", func(c *agentConfig) any { return &c.Config }},
+	{"state", "LULL_AGENT_STATE", "path", "directory of the state, the cached policy and the history; one agent at a time", func(c *agentConfig) any { return &c.State }},
+	{"socket", "LULL_AGENT_SOCKET", "path", "control socket, for root and the group lull; the warning file lies beside it", func(c *agentConfig) any { return &c.Socket }},
+	{"prefix", "LULL_AGENT_PREFIX", "text", "prefix of the tags; prism: reads and writes the tags of Prism", func(c *agentConfig) any { return &c.Prefix }},
+	{"cloud", "LULL_AGENT_CLOUD", "auto, ec2, none", "where the machine runs; auto looks for EC2 in the firmware's names and the metadata service", func(c *agentConfig) any { return &c.Cloud }},
+	{"region", "AWS_REGION", "text", "region of EC2; empty takes the metadata's", func(c *agentConfig) any { return &c.Region }},
+	{"ec2-endpoint", "AWS_ENDPOINT_URL_EC2", "URL", "where EC2 is called, if not at AWS", func(c *agentConfig) any { return &c.EC2Endpoint }},
+	{"imds-endpoint", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "URL", "where the metadata service is asked, if not at its own address", func(c *agentConfig) any { return &c.IMDSEndpoint }},
+	{"power-off", "LULL_AGENT_POWER_OFF", "command", "what powers the machine off where there is no cloud; run by sh", func(c *agentConfig) any { return &c.PowerOff }},
+	{"hibernate", "LULL_AGENT_HIBERNATE", "command", "what hibernates the machine where there is no cloud; run by sh", func(c *agentConfig) any { return &c.Hibernate }},
+	{"shortest-window", "LULL_AGENT_SHORTEST_WINDOW", "duration", "the shortest time that rates of cpu, network and disk are judged over", func(c *agentConfig) any { return &c.ShortestReach }},
+}
+
+const (
+	cloudAuto = "auto"
+	cloudEC2  = "ec2"
+	cloudNone = "none"
+)
+
+func defaultAgentConfig() agentConfig {
+	return agentConfig{Config: "/etc/lull/agent.yaml", State: "/var/lib/lull/agent", Socket: agent.DefaultSocket,
+		Prefix: tags.DefaultPrefix, Cloud: cloudAuto, PowerOff: "systemctl poweroff", Hibernate: "systemctl hibernate",
+		ShortestReach: 10 * time.Second}
+}
+
+// resolveAgent reads every source. Every fault is reported, each naming the
+// variable or flag.
+func resolveAgent(getenv func(string) string, flags *pflag.FlagSet) (agentConfig, []setting, error) {
+	cfg := defaultAgentConfig()
+	var out []setting
+	var errs []error
+	for _, o := range agentOptions {
+		p := o.bind(&cfg)
+		s := setting{Name: o.Name, Env: o.Env, Unit: o.Unit, Default: text(p), Source: "default", Doc: o.Doc}
+		if e := getenv(o.Env); e != "" {
+			s.Source = "environment " + o.Env
+			if err := set(p, e); err != nil {
+				errs = append(errs, fmt.Errorf("cannot use %s: %q is not a %s", o.Env, e, o.Unit))
+			}
+		}
+		if f := flags.Lookup(o.Name); f != nil && f.Changed {
+			s.Source = "flag --" + o.Name
+			if err := set(p, f.Value.String()); err != nil {
+				errs = append(errs, fmt.Errorf("cannot use --%s: %q is not a %s", o.Name, f.Value, o.Unit))
+			}
+		}
+		s.Value = text(p)
+		out = append(out, s)
+	}
+	switch cfg.Cloud {
+	case cloudAuto, cloudEC2, cloudNone:
+	default:
+		errs = append(errs, fmt.Errorf("cannot use cloud %q: want auto, ec2 or none", cfg.Cloud))
+	}
+	if cfg.ShortestReach < 100*time.Millisecond || cfg.ShortestReach > time.Hour {
+		errs = append(errs, fmt.Errorf("cannot use shortest-window %s: want between 100ms and 1h", cfg.ShortestReach))
+	}
+	for name, v := range map[string]string{"config": cfg.Config, "state": cfg.State, "socket": cfg.Socket} {
+		if v == "" || v[0] != '/' {
+			errs = append(errs, fmt.Errorf("cannot use %s %q: want an absolute path", name, v))
+		}
+	}
+	if !strings.HasSuffix(cfg.Prefix, ":") || len(cfg.Prefix) > 64 || strings.HasPrefix(cfg.Prefix, "aws:") {
+		errs = append(errs, fmt.Errorf("cannot use prefix %q: want a word that ends in a colon, and not aws:", cfg.Prefix))
+	}
+	return cfg, out, errors.Join(errs...)
+}
+
+// bindAgentFlags declares the flags; their values are read by resolveAgent.
+func bindAgentFlags(f *pflag.FlagSet) {
+	def := defaultAgentConfig()
+	for _, o := range agentOptions {
+		f.String(o.Name, text(o.bind(&def)), fmt.Sprintf("%s ($%s)", o.Doc, o.Env))
+	}
+}
+
+// agentConfigCommand is lull config agent.
+func (c *cli) agentConfigCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "agent", Short: "Settings of lull agent run; its policy is shown by lull agent status", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, l, err := resolveAgent(c.getenv, cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			return c.print(l, func(w io.Writer) {
+				t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+				fmt.Fprintln(t, "SETTING\tVALUE\tSOURCE\tVARIABLE\tMEANING")
+				for _, s := range l {
+					fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Name, dash(s.Value), s.Source, s.Env, s.Doc)
+				}
+				t.Flush()
+			})
+		}}
+	bindAgentFlags(cmd.Flags())
+	return cmd
+}
+
+// agentSettingsPage is the generated reference of the agent's settings: the
+// process's own, and the policy's as tags and as lines of the local file.
+func agentSettingsPage() string {
+	var b strings.Builder
+	b.WriteString("# Settings of lull agent\n\nGenerated from cmd/lull/agentconfig.go and internal/link/tags.\n\n" +
+		"## The process\n\nPrecedence: flag, environment, default. The systemd unit reads the environment from `/etc/default/lull-agent`.\n\n" +
+		"| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
+	def := defaultAgentConfig()
+	for _, o := range agentOptions {
+		fmt.Fprintf(&b, "| %s | `--%s` | `%s` | %s | %s | %s |\n", o.Name, o.Name, o.Env, o.Unit, text(o.bind(&def)), o.Doc)
+	}
+	b.WriteString("\n## The policy\n\nPrecedence: local file, tags (prefix `lull:` unless set), default. " +
+		"Tags that cannot be read hold as they were read last.\n" +
+		"The local file also takes `allow-tag-hooks` (run hooks that tags name; default false) and `replace-tags` (read no tags; default false).\n\n" +
+		"| setting | value | default | meaning |\n|---|---|---|---|\n")
+	base := agent.Defaults()
+	for _, f := range tags.Fields() {
+		v, _ := base.Get(f.Name)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.Name, strings.ReplaceAll(f.Form, "|", "\\|"), v, f.Doc)
+	}
+	return b.String()
+}

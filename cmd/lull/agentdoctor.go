@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"os/user"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awsec2 "github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/smithy-go"
+	"github.com/spf13/cobra"
+
+	"lull/internal/daemon/agent"
+	"lull/internal/edge/ec2"
+	"lull/internal/edge/imds"
+	"lull/internal/edge/proc"
+	"lull/internal/link/agentctl"
+	"lull/internal/link/tags"
+)
+
+func (c *cli) agentDoctor() *cobra.Command {
+	cmd := &cobra.Command{Use: "doctor", Short: "Say what the agent lacks on this machine, and what to do", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, _, err := resolveAgent(c.getenv, cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), time.Minute)
+			defer cancel()
+			d := &agentCheck{cfg: cfg}
+			d.look(ctx)
+			err = c.print(d.found, func(w io.Writer) { findingsText(w, d.found) })
+			if err == nil && d.bad {
+				err = &exitError{exitFailed}
+			}
+			return err
+		}}
+	bindAgentFlags(cmd.Flags())
+	return cmd
+}
+
+func findingsText(w io.Writer, l []finding) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range l {
+		mark := "ok"
+		if !f.OK {
+			mark = "MISSING"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", mark, f.What, f.Found)
+		if f.Do != "" {
+			fmt.Fprintf(t, "\t\t-> %s\n", f.Do)
+		}
+	}
+	t.Flush()
+}
+
+// agentCheck gathers what an agent with cfg would meet here.
+type agentCheck struct {
+	cfg   agentConfig
+	found []finding
+	bad   bool
+}
+
+func (d *agentCheck) add(what string, ok bool, found, do string) {
+	if ok {
+		do = ""
+	} else {
+		d.bad = true
+	}
+	d.found = append(d.found, finding{what, ok, found, do})
+}
+
+func (d *agentCheck) look(ctx context.Context) {
+	d.add("root", os.Geteuid() == 0, fmt.Sprintf("user id %d", os.Geteuid()), "the agent needs root to write to terminals, run hooks as others and power off")
+	_, err := user.LookupGroup(agent.Group)
+	d.add("group "+agent.Group, err == nil, "its members may speak to the agent beside root", "make it: groupadd --system "+agent.Group)
+	d.running(ctx)
+	d.policyFile()
+	d.sources(ctx)
+	d.cloud(ctx)
+}
+
+func (d *agentCheck) running(ctx context.Context) {
+	s, err := agentctl.Dial(d.cfg.Socket).Status(ctx)
+	if err != nil {
+		d.add("agent", false, err.Error(), "start it: systemctl enable --now lull-agent (or ask as root or a member of group lull)")
+		return
+	}
+	d.add("agent", true, "version "+s.Version+", since "+clockTime(s.StartedAt), "")
+	for _, a := range s.Alarms {
+		d.add("alarm "+a.Code, false, a.Sentence, "see: lull agent why")
+	}
+	if s.Halted != nil {
+		d.add("halt", false, "halted by "+s.Halted.By+": "+s.Halted.Reason, "end it: lull agent halt --off")
+	}
+}
+
+func (d *agentCheck) policyFile() {
+	b, err := agent.Files{ConfigFile: d.cfg.Config}.Config()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		d.add("policy file", true, "none at "+d.cfg.Config+": tags alone decide", "")
+		return
+	case err != nil:
+		d.add("policy file", false, err.Error(), "make it and its directories root's, writable by nobody else")
+		return
+	}
+	l, faults, err := agent.ParseLocal(b)
+	if err != nil {
+		d.add("policy file", false, err.Error(), "correct it")
+		return
+	}
+	for _, f := range faults {
+		d.add("policy file", false, f.Error(), "correct the line in "+d.cfg.Config)
+	}
+	if len(faults) == 0 {
+		d.add("policy file", true, fmt.Sprintf("%s, %d settings", d.cfg.Config, len(l.Settings.Encode(""))), "")
+	}
+}
+
+// sources are where the signals of people come from.
+func (d *agentCheck) sources(ctx context.Context) {
+	bus := &proc.Logind{}
+	defer bus.Close()
+	_, source, err := (&proc.People{Logins: bus}).Sessions(ctx)
+	if err != nil {
+		source = err.Error()
+	}
+	d.add("sessions", err == nil, "read from "+source, "install libpam-systemd for systemd-logind, or give the agent access to utmp")
+	_, err = os.ReadDir("/dev/pts")
+	d.add("terminals", err == nil, "/dev/pts", "mount devpts there")
+}
+
+func (d *agentCheck) cloud(ctx context.Context) {
+	e, err := findCloud(ctx, d.cfg, &meter{})
+	if e == nil {
+		d.add("cloud", true, "none: idle machines are powered off by "+d.cfg.PowerOff, "")
+		d.localHibernation(false)
+		return
+	}
+	if err != nil {
+		do := "let this network reach the metadata service; from a container the hop limit must be 2: aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2"
+		if imds.KindOf(err) == imds.Disabled {
+			do = "enable it: aws ec2 modify-instance-metadata-options --http-endpoint enabled"
+		}
+		d.add("instance metadata", false, err.Error(), do)
+		return
+	}
+	i, err := e.identity(ctx)
+	if err != nil {
+		d.add("instance metadata", false, err.Error(), "see above")
+		return
+	}
+	d.add("instance metadata", true, i.InstanceID+" in "+i.Region, "")
+	d.instanceTags(ctx, e)
+	inst, err := e.instance(ctx)
+	if err != nil {
+		d.add("AWS credentials", false, err.Error(), "attach an instance profile: lull agent iam --script")
+		return
+	}
+	d.mayStop(ctx, e, inst)
+	d.hibernation(ctx, inst)
+}
+
+// instanceTags reads the tags by both roads; either is enough.
+func (d *agentCheck) instanceTags(ctx context.Context, e *ec2Edge) {
+	direct, err1 := e.imds.Tags(ctx)
+	if err1 == nil {
+		d.add("tags in metadata", true, fmt.Sprintf("%d tags", len(direct)), "")
+	}
+	described, err2 := describedTags{e}.Tags(ctx)
+	if err2 == nil {
+		d.add("DescribeTags", true, fmt.Sprintf("%d tags", len(described)), "")
+	}
+	if err1 != nil && err2 != nil {
+		d.add("tags in metadata", false, err1.Error(), "enable them: aws ec2 modify-instance-metadata-options --instance-metadata-tags enabled")
+		d.add("DescribeTags", false, err2.Error(), "or allow ec2:DescribeTags: lull agent iam")
+		return
+	}
+	t := direct
+	if err1 != nil {
+		t = described
+	}
+	s, faults := tags.Parse(d.cfg.Prefix, t)
+	for _, f := range faults {
+		d.add("tag "+f.Tag, false, f.Error(), "correct the tag")
+	}
+	if len(faults) == 0 {
+		d.add("policy tags", true, fmt.Sprintf("%d settings under %s", len(s.Encode("")), d.cfg.Prefix), "")
+	}
+}
+
+// mayStop asks EC2 whether it would stop this instance, without doing it.
+func (d *agentCheck) mayStop(ctx context.Context, e *ec2Edge, i agent.EC2) {
+	err := dryStop(ctx, e.http, d.cfg.EC2Endpoint, i)
+	switch code := apiCode(err); {
+	case code == "DryRunOperation":
+		d.add("StopInstances", true, "EC2 would stop "+i.ID, "")
+	case ec2.KindOf(err) == ec2.Unauthorized || code == "UnauthorizedOperation":
+		d.add("StopInstances", false, "this machine's role does not allow it", "lull agent iam --script creates one that does")
+	default:
+		d.add("StopInstances", false, fmt.Sprint(err), "see the cause")
+	}
+}
+
+func apiCode(err error) string {
+	if e, ok := errors.AsType[smithy.APIError](err); ok {
+		return e.ErrorCode()
+	}
+	return ""
+}
+
+func dryStop(ctx context.Context, h *http.Client, endpoint string, i agent.EC2) error {
+	cfg, err := (ec2.Access{HTTP: h}).Load(ctx, i.Client.Region())
+	if err != nil {
+		return err
+	}
+	api := awsec2.NewFromConfig(cfg, func(o *awsec2.Options) {
+		if endpoint != "" {
+			o.BaseEndpoint = aws.String(endpoint)
+		}
+	})
+	_, err = api.StopInstances(ctx, &awsec2.StopInstancesInput{InstanceIds: []string{i.ID}, DryRun: aws.Bool(true)})
+	return err
+}
+
+func (d *agentCheck) hibernation(ctx context.Context, i agent.EC2) {
+	s, err := i.Describe(ctx)
+	switch {
+	case err != nil:
+		d.add("hibernation", false, err.Error(), "allow ec2:DescribeInstances: lull agent iam")
+	case !s.HibernationConfigured:
+		d.add("hibernation", true, "not configured at launch: this instance is stopped instead", "")
+		d.found[len(d.found)-1].Do = "only a new instance can have it: aws ec2 run-instances --hibernation-options Configured=true, encrypted root volume"
+	default:
+		d.add("hibernation", true, "configured at launch", "")
+		d.localHibernation(true)
+	}
+}
+
+// localHibernation looks at what the kernel needs to keep the memory. It is a
+// fault only where hibernation is meant to work.
+func (d *agentCheck) localHibernation(wanted bool) {
+	note := func(what string, ok bool, found, do string) {
+		d.add(what, ok || !wanted, found, do)
+		if !ok {
+			d.found[len(d.found)-1].Do = do
+		}
+	}
+	state, err := os.ReadFile("/sys/power/state")
+	note("kernel hibernation", err == nil && strings.Contains(string(state), "disk"), "/sys/power/state: "+strings.TrimSpace(string(state)), "boot a kernel with CONFIG_HIBERNATION")
+	var ram, swap uint64
+	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
+		for line := range strings.Lines(string(b)) {
+			fmt.Sscanf(line, "MemTotal: %d kB", &ram)
+			fmt.Sscanf(line, "SwapTotal: %d kB", &swap)
+		}
+	}
+	note("swap for hibernation", swap >= ram && ram > 0, fmt.Sprintf("%d MiB of swap for %d MiB of memory", swap>>10, ram>>10), "make swap as large as the memory; on EC2 install ec2-hibinit-agent, which does")
+	line, _ := os.ReadFile("/proc/cmdline")
+	resume, _ := os.ReadFile("/sys/power/resume")
+	has := strings.Contains(string(line), "resume=") || len(resume) > 0 && strings.TrimSpace(string(resume)) != "0:0"
+	note("resume device", has, "/sys/power/resume: "+strings.TrimSpace(string(resume)), "set resume= on the kernel's command line; on EC2 ec2-hibinit-agent does")
+}

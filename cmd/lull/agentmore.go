@@ -1,0 +1,124 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+)
+
+func (c *cli) agentLease() *cobra.Command {
+	cmd := &cobra.Command{Use: "lease", Short: "Hold this machine awake for a while", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(c.agentLeaseHold(), c.agentLeaseRelease(), c.agentLeaseList())
+	return cmd
+}
+
+func (c *cli) agentLeaseHold() *cobra.Command {
+	var r agentctl.LeaseRequest
+	var ttl time.Duration
+	cmd := c.onAgent(&cobra.Command{Use: "hold", Short: "Take or renew a lease", Args: args(cobra.NoArgs)},
+		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+			r.TTL = idle.Duration(ttl)
+			l, err := cl.HoldLease(cmd.Context(), r)
+			if err != nil {
+				return err
+			}
+			return c.print(l, func(w io.Writer) { fmt.Fprintf(w, "%s holds until %s\n", l.Holder, clockTime(l.ExpiresAt)) })
+		})
+	cmd.Flags().StringVar(&r.Holder, "holder", "default", "who holds it; each holder has a lease of its own")
+	cmd.Flags().StringVar(&r.Reason, "reason", "", "shown by status and why")
+	cmd.Flags().DurationVar(&ttl, "ttl", 10*time.Minute, "for how long, at most 24h")
+	return cmd
+}
+
+func (c *cli) agentLeaseRelease() *cobra.Command {
+	var holder string
+	cmd := c.onAgent(&cobra.Command{Use: "release", Short: "Give a lease back", Args: args(cobra.NoArgs)},
+		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+			if err := cl.ReleaseLease(cmd.Context(), holder); err != nil {
+				return err
+			}
+			l, err := cl.Leases(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.print(l, func(w io.Writer) { fmt.Fprintf(w, "%s holds no lease\n", holder) })
+		})
+	cmd.Flags().StringVar(&holder, "holder", "default", "whose lease")
+	return cmd
+}
+
+func (c *cli) agentLeaseList() *cobra.Command {
+	return c.onAgent(&cobra.Command{Use: "ls", Short: "List the leases", Args: args(cobra.NoArgs)},
+		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+			l, err := cl.Leases(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.print(l, func(w io.Writer) { leases(w, l) })
+		})
+}
+
+func (c *cli) agentHistory() *cobra.Command {
+	var since, until string
+	var q agentctl.HistoryQuery
+	cmd := c.onAgent(&cobra.Command{Use: "history", Short: "Show what was decided and done, and why", Args: args(cobra.NoArgs)},
+		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+			now := time.Now()
+			var err1, err2 error
+			q.Since, err1 = pastMoment(now, since)
+			q.Until, err2 = pastMoment(now, until)
+			if err := errors.Join(err1, err2); err != nil {
+				return &usageError{err}
+			}
+			if q.Limit < 0 {
+				return &usageError{fmt.Errorf("cannot show %d entries: want 0 or more", q.Limit)}
+			}
+			l, err := cl.History(cmd.Context(), q)
+			if err != nil {
+				return err
+			}
+			return c.print(l, func(w io.Writer) {
+				for _, e := range l {
+					by := ""
+					if e.By != "" {
+						by = " (by " + e.By + ")"
+					}
+					fmt.Fprintf(w, "%s  %-10s %s%s\n", clockTime(e.At), e.Kind, strings.TrimSpace(e.Sentence), by)
+				}
+			})
+		})
+	cmd.Flags().StringVar(&since, "since", "", "from then on: 15:04, 2006-01-02 15:04, RFC 3339, or how long ago (2h)")
+	cmd.Flags().StringVar(&until, "until", "", "before then, in the same forms")
+	cmd.Flags().IntVar(&q.Limit, "limit", 100, "at most that many of the newest; 0 for all")
+	return cmd
+}
+
+func (c *cli) agentHalt() *cobra.Command {
+	var off bool
+	var reason string
+	cmd := c.onAgent(&cobra.Command{Use: "halt", Short: "Stop all automatic actions on this machine; --off lets them go on", Args: args(cobra.NoArgs)},
+		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+			s, err := cl.Halt(cmd.Context(), agentctl.HaltRequest{On: !off, Reason: reason})
+			if err != nil {
+				return err
+			}
+			return c.print(s, func(w io.Writer) {
+				if s.Halted != nil {
+					fmt.Fprintln(w, c.red("HALTED: this machine is not stopped automatically; end it with: lull agent halt --off"))
+				} else {
+					fmt.Fprintln(w, "automatic actions go on")
+				}
+			})
+		})
+	cmd.Flags().BoolVar(&off, "off", false, "let automatic actions go on")
+	cmd.Flags().StringVar(&reason, "reason", "", "shown by status and why")
+	return cmd
+}

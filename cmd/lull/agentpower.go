@@ -1,0 +1,37 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"lull/internal/daemon/agent"
+)
+
+// localPower acts on a machine that no cloud runs, by commands of the operator.
+type localPower struct{ off, hibernate string }
+
+var _ agent.Power = localPower{}
+
+// PowerOff implements agent.Power.
+func (p localPower) PowerOff(ctx context.Context) error { return shell(ctx, "power off", p.off) }
+
+// Hibernate implements agent.Power. The command returns when the machine has
+// been resumed, or at once where it cannot hibernate.
+func (p localPower) Hibernate(ctx context.Context) error { return shell(ctx, "hibernate", p.hibernate) }
+
+func shell(ctx context.Context, what, command string) error {
+	if command == "" {
+		return fmt.Errorf("cannot %s: no command is configured", what)
+	}
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", command)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 2 * time.Second // for children that keep the output open
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot %s by %q: %w: %.300s", what, command, err, out)
+	}
+	return nil
+}

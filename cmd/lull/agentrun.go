@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"lull/internal/base/task"
+	"lull/internal/base/wall"
+	"lull/internal/daemon/agent"
+	"lull/internal/edge/gpu"
+	"lull/internal/edge/proc"
+	"lull/internal/link/agentctl"
+)
+
+// buildDate is set by the linker, RFC 3339.
+var buildDate = ""
+
+func (c *cli) agentRun() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Watch this machine and stop it when nobody uses it",
+		Long: `Watch this machine, and stop or hibernate it when every signal has been quiet
+for the idle-timeout that its tags or /etc/lull/agent.yaml set. Without an
+idle-timeout it only watches.
+
+SIGHUP reads the policy again; lull agent reload does too and says what changed.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, _, err := resolveAgent(c.getenv, cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			return c.runAgent(cmd.Context(), cfg)
+		},
+	}
+	bindAgentFlags(cmd.Flags())
+	return cmd
+}
+
+// runAgent is the wiring of an agent, in the order in which it comes up.
+func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
+	log := slog.New(slog.NewTextHandler(c.err, nil))
+	clocks, err := machineClocks()
+	if err != nil {
+		return err
+	}
+	boot, err := wall.BootID(os.DirFS("/proc"))
+	if err != nil {
+		return err
+	}
+	at := clocks()
+	files := agent.Files{State: cfg.State, ConfigFile: cfg.Config, BootedAt: at.Wall.Add(-at.Boot)}
+	if err := files.Prepare(); err != nil {
+		return err
+	}
+	unlock, err := lockState(cfg.State)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	journal, damage, err := agent.OpenJournal(filepath.Join(cfg.State, "history"))
+	if err != nil {
+		return err
+	}
+	defer journal.Close()
+	for _, d := range damage {
+		log.Warn("the history was damaged and is cut there", "damage", d)
+	}
+	if err := os.MkdirAll(filepath.Dir(cfg.Socket), 0o755); err != nil {
+		return fmt.Errorf("cannot make the socket's directory: %w", err)
+	}
+	listener, err := agent.Listen(cfg.Socket)
+	if err != nil {
+		return err
+	}
+
+	bytes := &meter{}
+	own := &proc.OwnWrites{}
+	bus := &proc.Logind{}
+	defer bus.Close()
+	work := &proc.Work{}
+	machine := proc.NewMachine(proc.MachineConfig{LeastWindow: cfg.ShortestReach, Own: own, OwnBytes: bytes.bytes.Load})
+	defer machine.Close()
+	o := agent.Options{
+		Version: version, BuildDate: buildDate, BootID: boot, Prefix: cfg.Prefix,
+		Cheap:  machine,
+		Slow:   agent.Signals(&proc.People{Own: own, Logins: bus}, bus, work, &gpu.Reader{}),
+		Memory: memoryOf(work), Timers: agent.Pending(bus),
+		Hooks: agent.ShellHooks{}, Disk: files, Journal: journal, Clocks: clocks, Own: own, Log: log,
+	}
+	log.Info("agent starts", "version", version, "build_date", buildDate, "boot_id", boot)
+	addCloud(ctx, cfg, bytes, &o)
+	o.Warner = agent.People{Terminals: "/dev/pts", Consoles: agentConsoles(), Own: own, File: filepath.Join(filepath.Dir(cfg.Socket), "warning"),
+		HTTP: bytes.client(http.ProxyFromEnvironment), Host: hostName()}
+	a, err := agent.New(o)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	return task.Run(ctx, a, agent.Control(a, listener, log), task.Loop("reload on SIGHUP", func(ctx context.Context) error {
+		return reloadOnHangup(ctx, a, log)
+	}))
+}
+
+// machineClocks reads the machine's clocks once, to fail early, and returns
+// their reader.
+func machineClocks() (func() wall.Reading, error) {
+	last, err := wall.Read()
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	return func() wall.Reading {
+		r, err := wall.Read()
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			return last // clocks that could be read once do not go away
+		}
+		last = r
+		return r
+	}, nil
+}
+
+// lockState makes sure that one agent at a time keeps its state there.
+func lockState(dir string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot lock the agent's state: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot use %s: another lull agent keeps its state there", dir)
+	}
+	return func() { f.Close() }, nil
+}
+
+// addCloud adds the cloud the machine runs in, or what powers it off where it
+// runs in none.
+func addCloud(ctx context.Context, cfg agentConfig, m *meter, o *agent.Options) {
+	e, err := findCloud(ctx, cfg, m)
+	if err != nil {
+		o.Log.Error("the instance is not known yet; nothing is done until it is", "error", err)
+	}
+	if e == nil {
+		o.Log.Info("this machine runs in no cloud: it is powered off when idle", "power_off", cfg.PowerOff)
+		o.Power = localPower{off: cfg.PowerOff, hibernate: cfg.Hibernate}
+		return
+	}
+	if i, err := e.identity(ctx); err == nil {
+		o.InstanceID, o.Region = i.InstanceID, i.Region
+		o.Log.Info("this is an EC2 instance", "instance_id", i.InstanceID, "region", i.Region, "type", i.Type)
+	}
+	o.Cloud = e
+	o.Tags = []agent.TagSource{e.imds, describedTags{e}}
+}
+
+func memoryOf(w *proc.Work) func() (agentctl.Memory, error) {
+	return func() (agentctl.Memory, error) {
+		total, available, err := w.ReadMemory()
+		return agentctl.Memory{TotalBytes: total, AvailableBytes: available}, err
+	}
+}
+
+// agentConsoles are the terminals beside the pseudo ones that somebody can sit at.
+func agentConsoles() []string {
+	var out []string
+	for _, p := range []string{"/dev/tty1", "/dev/ttyS0"} {
+		if f, err := os.OpenFile(p, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0); err == nil {
+			f.Close()
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func hostName() string {
+	n, err := os.Hostname()
+	if err != nil {
+		return "this machine"
+	}
+	return n
+}
+
+// reloadOnHangup reads the policy again on SIGHUP, and logs what changed.
+func reloadOnHangup(ctx context.Context, a *agent.Agent, log *slog.Logger) error {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-hup:
+			r, err := a.Reload(ctx)
+			if err != nil {
+				log.Error("the policy could not be read again", "error", err)
+				continue
+			}
+			log.Info("the policy was read again", "changed", r.Changed, "faults", r.Faults)
+		}
+	}
+}

@@ -1,0 +1,260 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"lull/internal/daemon/host"
+	"lull/internal/edge/runtime/process"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+	"lull/internal/router"
+)
+
+func (c *cli) hostCommand() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "host",
+		Short: "Run instances on this machine and own their power state",
+		Long: `Run instances on this machine: freeze them when nobody uses them, wake them on
+the first packet.
+
+It runs for root and for ordinary users. When it ends, paused instances are
+thawed and running ones go on running; --stop-all stops them.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, _, err := resolve(c.getenv, file, cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			return c.runHost(cmd.Context(), cfg)
+		},
+	}
+	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	bindFlags(cmd.Flags(), c.getenv)
+	return cmd
+}
+
+// runHost is the wiring of a host daemon, in the order in which it comes up.
+func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
+	log := slog.New(slog.NewTextHandler(c.err, nil))
+	faults := raiseFiles(uint64(cfg.Files))
+	debug.SetGCPercent(50) // it keeps thousands of records and makes little garbage
+	files, err := host.OpenFiles(cfg.Data)
+	if err != nil {
+		return err
+	}
+	defer files.Close()
+	recs, err := files.Load()
+	if err != nil {
+		return err
+	}
+	api, guests, err := hostSockets(cfg.Socket)
+	if err != nil {
+		return err
+	}
+	defer api.Close()
+	defer guests.Close()
+	var shared net.Listener
+	if cfg.HTTP != "" {
+		if shared, err = net.Listen("tcp", cfg.HTTP); err != nil {
+			return fmt.Errorf("cannot listen for HTTP on %s: %w", cfg.HTTP, err)
+		}
+		defer shared.Close()
+	}
+
+	var h *host.Host
+	rt, err := process.New(ctx, process.Config{Dir: filepath.Join(cfg.Data, "shim"), Shim: cfg.Shim, Log: log,
+		OnExit:     func(id string, run uint64, e instance.Exit) { h.OnExit(id, run, e) },
+		OnShimLost: func() { h.WakeAll("supervisor", "the supervisor died and another has taken over") }})
+	if err != nil {
+		return err
+	}
+	defer rt.Close()
+	relay, err := router.New(router.Config{Log: log})
+	if err != nil {
+		return err
+	}
+	front, err := router.NewFront(router.FrontConfig{Log: log})
+	if err != nil {
+		return err
+	}
+	h = host.New(host.Config{PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
+		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
+		SharedHTTP: shared != nil, Runtimes: map[string]host.Runtime{"process": rt}, Records: files, Log: log,
+		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})
+	halted, err := files.Halted()
+	if err != nil {
+		return fmt.Errorf("cannot read whether the host is halted: %w", err)
+	}
+	h.Halt(halted)
+
+	// The relay carries connections before instances are taken over, so that
+	// clients of a restarting daemon wait instead of being refused.
+	g, gctx := errgroup.WithContext(context.WithoutCancel(ctx))
+	relayCtx, endRelay := context.WithCancel(gctx)
+	defer endRelay()
+	g.Go(func() error { return relay.Run(relayCtx) })
+	rtCtx, endRuntime := context.WithCancel(gctx)
+	defer endRuntime()
+	g.Go(func() error { return rt.Run(rtCtx) })
+	if err := h.Load(ctx, recs); err != nil {
+		log.Error("some instances could not be taken over as they were", "error", err)
+	}
+	started := time.Now()
+	a := &host.API{Host: h, Version: version, Exec: rt.Exec,
+		Halt: func(on bool) error {
+			if err := files.SetHalted(on); err != nil {
+				return fmt.Errorf("cannot record the switch: %w", err)
+			}
+			h.Halt(on)
+			return nil
+		},
+		Status: func() hostctl.Status { return hostStatus(h, rt, cfg, started, faults) }}
+	handler, _ := a.Handler()
+	ends := []func(){serve(g, api, handler)}
+	if shared != nil {
+		ends = append(ends, serve(g, shared, front))
+	}
+	guestCtx, endGuests := context.WithCancel(gctx)
+	guestServer := &host.Guests{Host: h, Listener: guests, Identify: rt.Identify}
+	g.Go(func() error { return guestServer.Run(guestCtx) })
+	hostCtx, endHost := context.WithCancel(gctx)
+	hostDone := make(chan struct{})
+	g.Go(func() error { defer close(hostDone); return h.Run(hostCtx) })
+	log.Info("host is ready", "socket", cfg.Socket, "data", cfg.Data, "freezer", rt.Freezer(), "instances", len(recs))
+
+	g.Go(func() error { // ends everything in reverse order
+		select {
+		case <-ctx.Done():
+		case <-gctx.Done():
+		}
+		if cfg.StopAll {
+			h.StopAll(context.WithoutCancel(ctx))
+		}
+		for _, end := range ends {
+			end()
+		}
+		endGuests()
+		endHost()
+		<-hostDone
+		endRelay()
+		endRuntime()
+		return nil
+	})
+	return g.Wait()
+}
+
+// serve runs an HTTP server in g and returns what ends it.
+func serve(g *errgroup.Group, ln net.Listener, h http.Handler) (end func()) {
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
+	g.Go(func() error {
+		if err := s.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("cannot serve on %s: %w", ln.Addr(), err)
+		}
+		return nil
+	})
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if s.Shutdown(ctx) != nil { // streams do not end by themselves
+			s.Close()
+		}
+	}
+}
+
+// raiseFiles raises the limit of open files to what was asked for, or as far
+// as it goes, and says what that allows.
+func raiseFiles(want uint64) (faults []string) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return []string{"the limit of open files cannot be read: " + err.Error()}
+	}
+	up := unix.Rlimit{Cur: max(l.Cur, want), Max: max(l.Max, want)}
+	if unix.Setrlimit(unix.RLIMIT_NOFILE, &up) == nil {
+		return nil
+	}
+	up = unix.Rlimit{Cur: l.Max, Max: l.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &up); err != nil || l.Max < want {
+		return []string{fmt.Sprintf("open files are limited to %d, %d were asked for: about %d instances can be paused at once; raise it with ulimit -n or LimitNOFILE=", l.Max, want, l.Max/3)}
+	}
+	return nil
+}
+
+// hostSockets opens the API's socket (mode 0600) and, beside it, LULL_SOCKET
+// (any local user; who speaks is taken from the kernel).
+func hostSockets(path string) (api net.Listener, guests *net.UnixListener, err error) {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, nil, fmt.Errorf("cannot make the socket's directory: %w", err)
+	}
+	open := func(path string, mode fs.FileMode) (*net.UnixListener, error) {
+		if c, err := net.Dial("unix", path); err == nil {
+			c.Close()
+			return nil, fmt.Errorf("cannot listen on %s: another lull host answers there", path)
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("cannot replace the socket %s: %w", path, err)
+		}
+		old := unix.Umask(0o177)
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		unix.Umask(old)
+		if err != nil {
+			return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
+		}
+		if err := os.Chmod(path, mode); err != nil {
+			return nil, errors.Join(fmt.Errorf("cannot set the mode of %s: %w", path, err), l.Close())
+		}
+		return l, nil
+	}
+	a, err := open(path, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	g, err := open(filepath.Join(dir, "guest.sock"), 0o666)
+	if err != nil {
+		return nil, nil, errors.Join(err, a.Close())
+	}
+	return a, g, nil
+}
+
+// baseEnv is what every instance gets of this process's environment.
+func baseEnv(getenv func(string) string) []string {
+	var env []string
+	for _, k := range []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"} {
+		if v := getenv(k); v != "" {
+			env = append(env, k+"="+v)
+		}
+	}
+	return env
+}
+
+func hostStatus(h *host.Host, rt *process.Runtime, cfg hostConfig, started time.Time, faults []string) hostctl.Status {
+	s := hostctl.Status{Version: version, PID: os.Getpid(), StartedAt: started, Halted: h.Halted(), DataDir: cfg.Data,
+		Instances: map[string]int{}, Freezer: rt.Freezer(), Shim: rt.Shim(), Goroutines: runtime.NumGoroutine(), Faults: append([]string{}, faults...)}
+	for _, o := range h.List() {
+		s.Instances[o.State]++
+	}
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) == nil {
+		s.FileLimit = l.Cur
+	}
+	if d, err := os.ReadDir("/proc/self/fd"); err == nil {
+		s.OpenFiles = len(d)
+	}
+	return s
+}

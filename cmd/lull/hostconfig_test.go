@@ -1,0 +1,101 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+func flags() *pflag.FlagSet {
+	f := pflag.NewFlagSet("host", pflag.ContinueOnError)
+	bindFlags(f, func(string) string { return "" })
+	return f
+}
+
+// TestResolvePrecedence sets one value everywhere and takes the sources away
+// one by one.
+func TestResolvePrecedence(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	if err := os.WriteFile(file, []byte("pause-after: 1s\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"LULL_HOST_PAUSE_AFTER": "2s"}
+	getenv := func(k string) string { return env[k] }
+	check := func(want time.Duration, source, file string, f *pflag.FlagSet) {
+		t.Helper()
+		cfg, l, err := resolve(getenv, file, f)
+		if err != nil || cfg.PauseAfter != want {
+			t.Errorf("pause-after %s, %v; want %s", cfg.PauseAfter, err, want)
+		}
+		for _, s := range l {
+			if s.Name == "pause-after" && !strings.HasPrefix(s.Source, source) {
+				t.Errorf("source %q, want %q", s.Source, source)
+			}
+		}
+	}
+	f := flags()
+	if err := f.Set("pause-after", "3s"); err != nil {
+		t.Fatal(err)
+	}
+	check(3*time.Second, "flag", file, f)
+	check(2*time.Second, "environment", file, flags())
+	delete(env, "LULL_HOST_PAUSE_AFTER")
+	check(time.Second, "file", file, flags())
+	check(time.Minute, "default", "", flags())
+}
+
+// FuzzConfigFile reads anything as a config file: it is used or refused, and a
+// refusal names the file.
+func FuzzConfigFile(f *testing.F) {
+	f.Add("probe: 2s\nstop-after: 1m\n")
+	f.Add("probe: [1]\n")
+	f.Add("- a\n")
+	f.Add("a: &x {b: *x}\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		file := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cfg, _, err := resolve(func(string) string { return "" }, file, flags())
+		if err == nil && (cfg.Probe <= 0 || cfg.PauseAfter < 0) {
+			t.Fatalf("%q gave %+v", text, cfg)
+		}
+		if err != nil && !strings.Contains(err.Error(), "c.yaml") && !strings.Contains(err.Error(), "cannot use") {
+			t.Fatalf("%q: %v", text, err)
+		}
+	})
+}
+
+// TestMoment is the one grammar of times.
+func TestMoment(t *testing.T) {
+	now := time.Date(2026, 3, 1, 20, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		until string
+		dur   time.Duration
+		want  string
+	}{
+		{"", 2 * time.Hour, "2026-03-01T22:00:00Z"},
+		{"22:30", 0, "2026-03-01T22:30:00Z"},
+		{"18:00", 0, "2026-03-02T18:00:00Z"}, // past today: tomorrow
+		{"20:00", 0, "2026-03-02T20:00:00Z"},
+		{"2026-03-05 07:15", 0, "2026-03-05T07:15:00Z"},
+		{"2026-03-05T07:15:00+01:00", 0, "2026-03-05T06:15:00Z"},
+	} {
+		got, err := moment(now, c.until, c.dur)
+		if err != nil || got.UTC().Format(time.RFC3339) != c.want {
+			t.Errorf("%q %s: %v, %v", c.until, c.dur, got, err)
+		}
+	}
+	for _, bad := range []struct {
+		until string
+		dur   time.Duration
+	}{{"", 0}, {"18:00", time.Hour}, {"", -time.Hour}, {"25:00", 0}, {"soon", 0}} {
+		if got, err := moment(now, bad.until, bad.dur); err == nil {
+			t.Errorf("%+v was read as %v", bad, got)
+		}
+	}
+}

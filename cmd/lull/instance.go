@@ -1,0 +1,199 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"lull/internal/link/hostctl"
+)
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+func (c *cli) instanceCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "instance", Short: "Start, stop, pause, resume, inspect and remove instances", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	verbs := []struct {
+		name, short, flag, doc string
+	}{
+		{"start", "Start it, or resume it when paused", "", ""},
+		{"stop", "Stop it; always works", "disable", "and do not wake it again until it is started"},
+		{"pause", "Freeze it now", "force", "although connections or leases hold it"},
+		{"resume", "Thaw it", "", ""},
+	}
+	for _, v := range verbs {
+		var on bool
+		sub := &cobra.Command{Use: v.name + " NAME", Short: v.short, Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+			RunE: func(cmd *cobra.Command, a []string) error {
+				q := url.Values{}
+				if on {
+					q.Set(v.flag, "true")
+				}
+				return c.do(cmd, a[0], v.name, q)
+			}}
+		if v.flag != "" {
+			sub.Flags().BoolVar(&on, v.flag, false, v.doc)
+		}
+		cmd.AddCommand(sub)
+	}
+	cmd.AddCommand(c.rmCommand(), c.infoCommand(), c.logsCommand(), c.execCommand())
+	return cmd
+}
+
+// do carries out a verb. Ctrl-C leaves the daemon at it.
+func (c *cli) do(cmd *cobra.Command, name, verb string, q url.Values) error {
+	cl, err := c.client()
+	if err != nil {
+		return err
+	}
+	o, err := cl.Do(cmd.Context(), name, verb, q)
+	if err != nil && cmd.Context().Err() != nil {
+		fmt.Fprintf(c.err, "lull: detached; look again with: lull instance info %s\n", name)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s\n", o.Name, o.State) })
+}
+
+func (c *cli) rmCommand() *cobra.Command {
+	return &cobra.Command{Use: "rm NAME...", Short: "Stop instances and forget them", Args: args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.complete,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			for _, name := range a {
+				if err := cl.Remove(cmd.Context(), name); err != nil {
+					return err
+				}
+				if !c.json {
+					fmt.Fprintln(c.out, name, "removed")
+				}
+			}
+			return nil
+		}}
+}
+
+func (c *cli) infoCommand() *cobra.Command {
+	return &cobra.Command{Use: "info NAME", Short: "Show everything about an instance", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			o, err := cl.Get(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			return c.print(o, func(w io.Writer) { infoText(w, o) })
+		}}
+}
+
+func infoText(w io.Writer, o hostctl.Instance) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(k, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", k, fmt.Sprintf(format, args...)) }
+	at := func(p *time.Time) string {
+		if p == nil {
+			return "never"
+		}
+		return p.Local().Format(time.DateTime)
+	}
+	row("name", "%s (%s)", o.Name, o.ID)
+	row("state", "%s since %s: %s", stateText(o), at(o.StateSince), o.StatusReason)
+	row("next", "%s", next(o))
+	row("command", "%q", o.Command)
+	row("process", "%d, runtime %s, %s resident", o.PID, o.Runtime, size(o.MemoryBytes))
+	row("last activity", "%s", at(o.LastActivityAt))
+	row("last paused", "%s by %s, %d times", at(o.LastPausedAt), dash(o.LastPausedBy), o.PauseCount)
+	row("last resumed", "%s by %s, %d wakes", at(o.LastResumedAt), dash(o.LastResumedBy), o.WakeCount)
+	row("restarts", "%d", o.RestartCount)
+	row("policy", "%s, pauses after %s idle, stops %s after that", o.IdlePolicy, seconds(o.PauseAfter), seconds(o.StopAfter))
+	for _, e := range o.Endpoints {
+		row("port", "%s to %s, %s path: %s", e.Listen, e.Target, e.Path, e.Why)
+	}
+	for _, l := range o.Leases {
+		row("lease", "%s until %s: %s", l.Holder, l.ExpiresAt.Local().Format(time.DateTime), dash(l.Reason))
+	}
+	readings(t, o)
+	t.Flush()
+}
+
+func readings(w io.Writer, o hostctl.Instance) {
+	for _, r := range o.Activity {
+		s := fmt.Sprintf("%s, %g %s, counts from %g", r.State, r.Value, r.Unit, r.Threshold)
+		if r.State.String() == "unknown" {
+			s = "unknown: " + r.Detail
+		}
+		fmt.Fprintf(w, "signal %s\t%s\n", r.Signal, s)
+	}
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func seconds(f float64) string {
+	if f == 0 {
+		return "never"
+	}
+	return span(time.Duration(f * float64(time.Second)))
+}
+
+func (c *cli) logsCommand() *cobra.Command {
+	var follow bool
+	var tail int
+	cmd := &cobra.Command{Use: "logs NAME", Short: "Show what an instance has printed", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			return cl.Logs(cmd.Context(), a[0], tail, follow, c.out)
+		}}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as it prints more")
+	cmd.Flags().IntVarP(&tail, "tail", "n", -1, "last lines only; -1 is all that is kept")
+	return cmd
+}
+
+func (c *cli) execCommand() *cobra.Command {
+	var r hostctl.ExecRequest
+	cmd := &cobra.Command{Use: "exec NAME -- COMMAND [ARG...]", Short: "Run a command beside an instance, in its environment", Args: args(cobra.MinimumNArgs(2)),
+		ValidArgsFunction: c.complete,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			r.Command = a[1:]
+			x, err := cl.Exec(cmd.Context(), a[0], r)
+			if err != nil {
+				return err
+			}
+			if c.json {
+				return c.print(x, nil)
+			}
+			io.WriteString(c.out, x.Stdout)
+			io.WriteString(c.err, x.Stderr)
+			if x.ExitCode != 0 {
+				return &exitError{x.ExitCode}
+			}
+			return nil
+		}}
+	cmd.Flags().StringArrayVarP(&r.Env, "env", "e", nil, "KEY=VALUE; repeatable")
+	cmd.Flags().StringVarP(&r.Dir, "workdir", "w", "", "working directory")
+	return cmd
+}

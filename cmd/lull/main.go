@@ -1,0 +1,20 @@
+// Command lull finds compute that nobody is using, pauses it safely and brings
+// it back the moment it is needed.
+//
+// This package is wiring only: the one place that touches the environment,
+// flags, listeners, exit codes and the default logger. Each verb has a file.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Getenv)
+	stop()
+	os.Exit(code)
+}

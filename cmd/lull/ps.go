@@ -1,0 +1,169 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/link/hostctl"
+)
+
+func (c *cli) psCommand() *cobra.Command {
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "ps", Aliases: []string{"ls"}, Short: "List instances: state, idle for, pauses in, held by", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			l, err := cl.List(cmd.Context())
+			if err != nil {
+				return err
+			}
+			st, err := cl.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.print(l, func(w io.Writer) {
+				if quiet {
+					for _, o := range l {
+						fmt.Fprintln(w, o.Name)
+					}
+					return
+				}
+				if st.Halted {
+					fmt.Fprintln(w, c.red("HALTED: nothing is paused or stopped automatically; end it with: lull halt --off"))
+				}
+				table(w, l)
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
+	return cmd
+}
+
+func table(w io.Writer, l []hostctl.Instance) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tSTATE\tIDLE FOR\tNEXT\tHELD BY\tMEMORY FREED\tPORTS")
+	for _, o := range l {
+		idle := "-"
+		if o.LastActivityAt != nil && o.State != "stopped" {
+			idle = span(time.Duration(o.IdleFor * float64(time.Second)))
+		}
+		freed := "-"
+		if o.ReclaimedBytes > 0 {
+			freed = size(o.ReclaimedBytes)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Name, stateText(o), idle, next(o), heldBy(o), freed, ports(o))
+	}
+	t.Flush()
+}
+
+func stateText(o hostctl.Instance) string {
+	switch {
+	case o.CrashLooping:
+		return o.State + " (crash loop)"
+	case !o.Enabled:
+		return o.State + " (disabled)"
+	case o.State == "stopped" && o.ExitCode != nil:
+		return fmt.Sprintf("stopped (exit %d)", *o.ExitCode)
+	}
+	return o.State
+}
+
+// next is what happens to it by itself, and when.
+func next(o hostctl.Instance) string {
+	switch {
+	case o.State == "running" && o.PauseAt != nil:
+		return "pauses in " + span(max(time.Until(*o.PauseAt), 0))
+	case o.State == "running":
+		return "stays"
+	case o.StopAt != nil:
+		return "stops in " + span(max(time.Until(*o.StopAt), 0))
+	case o.State == "paused" || o.State == "reclaimed":
+		return "wakes on connection"
+	}
+	return "-"
+}
+
+// heldBy names what keeps it running, apart from mere time.
+func heldBy(o hostctl.Instance) string {
+	var parts []string
+	if o.State != "running" && len(o.Leases) == 0 {
+		return "-"
+	}
+	for _, b := range o.Blocks {
+		if o.State != "running" && b.Code != "lease_held" {
+			continue
+		}
+		switch b.Code {
+		case "not_idle_yet", "status_not_running":
+		case "recent_activity":
+			parts = append(parts, b.Signal)
+		case "connection_open":
+			parts = append(parts, fmt.Sprintf("%d connections", o.Connections))
+		case "lease_held":
+			parts = append(parts, "lease "+b.Holder)
+		case "signal_unknown":
+			parts = append(parts, "unknown "+b.Signal)
+		default:
+			parts = append(parts, string(b.Code))
+		}
+	}
+	if len(parts) == 0 || o.State == "stopped" {
+		return "-"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func ports(o hostctl.Instance) string {
+	var parts []string
+	for _, e := range o.Endpoints {
+		s := e.Listen
+		if e.Target != e.Listen {
+			s += ">" + e.Target
+		}
+		if e.Status != "" {
+			s += " " + e.Status
+		}
+		parts = append(parts, s+" "+string(e.Path))
+	}
+	if len(parts) == 0 {
+		return "-"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// span is a duration as people read it at a glance.
+func span(d time.Duration) string {
+	switch {
+	case d < 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	case d < time.Hour:
+		return d.Round(time.Second).String()
+	}
+	return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+}
+
+func size(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%d KiB", n>>10)
+}
+
+// red marks what must not be overlooked, on a terminal.
+func (c *cli) red(s string) string {
+	if c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "" || !isTerminal(c.out) {
+		return s
+	}
+	return "\x1b[1;31m" + s + "\x1b[0m"
+}

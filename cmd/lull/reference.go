@@ -1,0 +1,95 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"lull/internal/daemon/host"
+)
+
+// referencePages are the generated pages of docs/reference that describe the
+// command line: they come from the code that they describe.
+func (c *cli) referencePages() (map[string][]byte, error) {
+	_, api := (&host.API{Version: "1"}).Handler()
+	doc, err := json.MarshalIndent(api.OpenAPI(), "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode the API's description: %w", err)
+	}
+	pages, err := serverPages()
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(pages, map[string][]byte{
+		"config-host.md":    []byte(hostSettingsPage()),
+		"config-agent.md":   []byte(agentSettingsPage()),
+		"cli.md":            cliPage(c.root()),
+		"host-openapi.json": append(doc, '\n'),
+	})
+	return pages, nil
+}
+
+// referenceCommand writes them; make generate calls it.
+func (c *cli) referenceCommand() *cobra.Command {
+	return &cobra.Command{Use: "reference DIR", Short: "Write the generated reference pages", Hidden: true, Args: args(cobra.ExactArgs(1)),
+		RunE: func(_ *cobra.Command, a []string) error {
+			pages, err := c.referencePages()
+			if err != nil {
+				return err
+			}
+			for name, b := range pages {
+				if err := os.WriteFile(filepath.Join(a[0], name), b, 0o644); err != nil {
+					return fmt.Errorf("cannot write a reference page: %w", err)
+				}
+			}
+			return nil
+		}}
+}
+
+// cliPage lists every verb with its flags.
+func cliPage(root *cobra.Command) []byte {
+	var b bytes.Buffer
+	b.WriteString("# Command line\n\nGenerated from cmd/lull. Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused with a reason.\n" +
+		"`--json` (or `-o json`) prints the API's own objects and nothing else on standard output.\n")
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		if cmd.Hidden || cmd.Name() == "help" || cmd.Name() == "completion" {
+			return
+		}
+		if cmd != root {
+			fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n    %s\n", cmd.CommandPath(), strings.TrimSuffix(cmd.Short, "."), cmd.UseLine())
+			flagTable(&b, cmd.NonInheritedFlags())
+		}
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(root)
+	return b.Bytes()
+}
+
+func flagTable(w io.Writer, f *pflag.FlagSet) {
+	first := true
+	f.VisitAll(func(x *pflag.Flag) {
+		if x.Name == "help" || x.Hidden {
+			return
+		}
+		if first {
+			fmt.Fprintf(w, "\n| flag | default | meaning |\n|---|---|---|\n")
+			first = false
+		}
+		def := x.DefValue
+		if strings.HasPrefix(def, "/run/") || strings.Contains(def, "lull-0") || strings.HasSuffix(def, "/host.sock") {
+			def = "by user"
+		}
+		fmt.Fprintf(w, "| `--%s` | %s | %s |\n", x.Name, def, strings.ReplaceAll(x.Usage, "|", "\\|"))
+	})
+}

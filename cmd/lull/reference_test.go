@@ -1,0 +1,25 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestReferenceIsFresh holds the generated pages to the code: make generate
+// writes them again.
+func TestReferenceIsFresh(t *testing.T) {
+	c := &cli{out: io.Discard, err: io.Discard, getenv: func(string) string { return "" }}
+	pages, err := c.referencePages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range pages {
+		got, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", name))
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("docs/reference/%s is not what the code says (%v): run make generate", name, err)
+		}
+	}
+}

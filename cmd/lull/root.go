@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/link/hostctl"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+// Exit codes of every verb (spec, section 9).
+const (
+	exitDone     = 0
+	exitFailed   = 1
+	exitUsage    = 2
+	exitNotFound = 3
+	exitRefused  = 4
+)
+
+// cli is what every verb shares.
+type cli struct {
+	in     io.Reader
+	out    io.Writer
+	err    io.Writer
+	getenv func(string) string
+	json   bool
+	output string
+	host   string
+	fleetFlags
+}
+
+// usageError is a mistake on the command line.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// exitError ends with a code of its own, and says nothing more.
+type exitError struct{ code int }
+
+func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
+
+// run is the whole program but for the process around it.
+func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer, getenv func(string) string) int {
+	c := &cli{in: in, out: out, err: errw, getenv: getenv}
+	root := c.root()
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitDone
+	}
+	var exit *exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
+	fmt.Fprintln(errw, "lull: "+strings.TrimSuffix(err.Error(), "\n"))
+	return exitCode(err)
+}
+
+func exitCode(err error) int {
+	var usage *usageError
+	var p *hostctl.Problem
+	switch {
+	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown command"):
+		return exitUsage
+	case errors.As(err, &p):
+		switch p.Status {
+		case http.StatusNotFound:
+			return exitNotFound
+		case http.StatusConflict:
+			return exitRefused
+		case http.StatusUnprocessableEntity, http.StatusBadRequest:
+			return exitUsage
+		}
+	}
+	if code, ok := controlExit(err); ok {
+		return code
+	}
+	return exitFailed
+}
+
+func (c *cli) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "lull",
+		Short: "Find compute nobody uses, pause it safely, bring it back when it is needed",
+		Long: `lull finds compute that nobody is using, pauses it safely, and brings it back
+the moment it is needed.
+
+Run instances on this machine with: lull host, then lull run.`,
+		SilenceErrors: true, SilenceUsage: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			switch c.output {
+			case "", "text":
+			case "json":
+				c.json = true
+			default:
+				return &usageError{fmt.Errorf("cannot use --output %q: want text or json", c.output)}
+			}
+			return nil
+		},
+	}
+	root.SetOut(c.out)
+	root.SetErr(c.err)
+	root.SetIn(c.in)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return &usageError{fmt.Errorf("%w; see: %s --help", err, cmd.CommandPath())}
+	})
+	f := root.PersistentFlags()
+	f.BoolVar(&c.json, "json", false, "print the API's own objects and nothing else")
+	f.StringVarP(&c.output, "output", "o", "", "text or json")
+	c.fleetFlags.bind(f)
+	f.StringVar(&c.host, "host", "", "the host daemon's socket, unix:///path (default $LULL_HOST, then the default socket)")
+	root.AddCommand(c.hostCommand(), c.runCommand(), c.psCommand(), c.instanceCommand(), c.leaseCommand(), c.orServer(c.whyCommand(), c.workerWhy),
+		c.orServer(c.eventsCommand(), c.fleetEvents), c.agentCommand(), c.snoozeCommand(), c.orServer(c.haltCommand(), c.fleetHalt), c.configCommand(), c.doctorCommand(), c.versionCommand(), c.referenceCommand())
+	root.AddCommand(c.serverCommand(), c.simCommand(), c.workerCommand(), c.templateCommand(), c.settingsCommand(), c.auditCommand(), c.tokenCommand())
+	return root
+}
+
+// args turns cobra's complaint about arguments into a usage error.
+func args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, a []string) error {
+		if err := check(cmd, a); err != nil {
+			return &usageError{fmt.Errorf("%w; see: %s --help", err, cmd.CommandPath())}
+		}
+		return nil
+	}
+}
+
+// client finds the host daemon.
+func (c *cli) client() (*hostctl.Client, error) {
+	where := c.host
+	if where == "" {
+		where = c.getenv("LULL_HOST")
+	}
+	if where == "" {
+		where = defaultSocket(c.getenv)
+	}
+	return hostctl.NewClient(where)
+}
+
+// defaultSocket is where a host of this user listens (spec, section 9).
+func defaultSocket(getenv func(string) string) string {
+	if os.Geteuid() == 0 {
+		return "/run/lull/host.sock"
+	}
+	if dir := getenv("XDG_RUNTIME_DIR"); dir != "" {
+		return filepath.Join(dir, "lull", "host.sock")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("lull-%d", os.Geteuid()), "host.sock")
+}
+
+// print shows v as JSON when asked to, or as text.
+func (c *cli) print(v any, text func(w io.Writer)) error {
+	if !c.json {
+		text(c.out)
+		return nil
+	}
+	e := json.NewEncoder(c.out)
+	e.SetIndent("", "  ")
+	if err := e.Encode(v); err != nil {
+		return fmt.Errorf("cannot print: %w", err)
+	}
+	return nil
+}
+
+// complete offers the names of instances.
+func (c *cli) complete(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(a) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	cl, err := c.client()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	l, err := cl.List(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	names := make([]string, 0, len(l))
+	for _, o := range l {
+		names = append(names, o.Name+"\t"+o.State)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (c *cli) versionCommand() *cobra.Command {
+	return &cobra.Command{Use: "version", Short: "Print the version", Args: args(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			return c.print(map[string]string{"version": version}, func(w io.Writer) { fmt.Fprintln(w, "lull", version) })
+		}}
+}

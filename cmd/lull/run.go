@@ -1,0 +1,167 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+)
+
+func (c *cli) runCommand() *cobra.Command {
+	var s instance.Spec
+	var expose []string
+	var path, logMax string
+	var pause, stop, reclaim, quiet, ready, grace, silent time.Duration
+	var noise instance.Noise
+	var detach, noStart bool
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- COMMAND [ARG...]",
+		Short: "Create an instance and start it",
+		Long: `Create an instance and start it.
+
+The program is started on the host daemon's machine, frozen when nobody uses
+it, and woken by the first packet to one of its exposed ports.
+
+  --expose 8080       the program listens on 127.0.0.1:8080 itself (direct path)
+  --expose 8080:80    lull listens on 8080 and relays to 80 (relay path)`,
+		Example: "  lull run --name web --expose 8080 --pause-after 30s -- python3 -m http.server 8080 --bind 127.0.0.1",
+		Args:    args(cobra.MinimumNArgs(1)),
+	}
+	f := cmd.Flags()
+	f.StringVar(&s.Name, "name", "", "name of the instance (default from the command)")
+	f.StringVar(&s.Runtime, "runtime", "process", "process")
+	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
+	f.StringVar(&path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")
+	f.DurationVar(&pause, "pause-after", 0, "idle time until it is paused; 0 never pauses (default: the host's)")
+	f.DurationVar(&stop, "stop-after", 0, "time from entering paused until it is stopped; 0 never stops (default: the host's)")
+	f.DurationVar(&reclaim, "reclaim-after", 0, "time from entering paused until its memory is pushed out; 0 is off")
+	f.DurationVar(&quiet, "quiet-connection-after", 0, "a connection that moved no byte for this long stops holding; 0 is off")
+	f.DurationVar(&ready, "ready-timeout", 0, "how long it may take until it listens (default 60s)")
+	f.DurationVar(&grace, "stop-grace", 0, "time from asking it to end until it is killed (default 10s)")
+	f.BoolVar(&s.WakeFromStopped, "wake-from-stopped", false, "a connection starts it although it is stopped")
+	f.BoolVar(&s.WakeOnOutbound, "wake-on-outbound", false, "bytes on connections that it opened itself wake it too")
+	f.BoolVar(&s.ListenFDs, "listen-fds", false, "hand the exposed sockets to the program (LISTEN_FDS); they stay open while it is stopped")
+	f.StringVar(&s.IdlePolicy, "idle-policy", "default", "default, or leases_only to ignore its own activity")
+	f.StringVar((*string)(&s.Restart), "restart", "on-failure", "no, on-failure or always")
+	f.StringArrayVarP(&s.Env, "env", "e", nil, "KEY=VALUE for its environment; repeatable")
+	f.StringVarP(&s.Workdir, "workdir", "w", "", "its working directory (default: this one)")
+	f.StringVarP(&s.User, "user", "u", "", "user to run as, name or uid[:gid]")
+	f.StringVar(&logMax, "log-max", "", "size of its log before it is rotated, as 10M (default 10M; one older file is kept)")
+	f.StringArrayVar(&noise.Sources, "ignore-source", nil, "relay: address range that neither holds nor wakes; repeatable")
+	f.DurationVar(&silent, "ignore-silent", 0, "relay: connections that send nothing neither hold nor wake; kept this long")
+	f.StringArrayVar(&noise.Paths, "ignore-path", nil, "HTTP: health-check path that neither holds nor wakes; repeatable")
+	f.StringArrayVar(&noise.UserAgents, "ignore-agent", nil, "HTTP: user agent that neither holds nor wakes; repeatable")
+	f.BoolVarP(&detach, "detach", "d", false, "return once it has started, instead of showing its output")
+	f.BoolVar(&noStart, "no-start", false, "create it stopped")
+	cmd.RunE = func(cmd *cobra.Command, a []string) error {
+		s.Command = a
+		if s.Name == "" {
+			s.Name = nameFrom(a[0])
+		}
+		for _, e := range expose {
+			ep, err := instance.ParseExpose(e, instance.Path(path))
+			if err != nil {
+				return &usageError{err}
+			}
+			s.Expose = append(s.Expose, ep)
+		}
+		if cmd.Flags().Changed("pause-after") {
+			d := idle.Duration(pause)
+			s.PauseAfter = &d
+		}
+		if cmd.Flags().Changed("stop-after") {
+			d := idle.Duration(stop)
+			s.StopAfter = &d
+		}
+		s.ReclaimAfter, s.QuietConnectionAfter = idle.Duration(reclaim), idle.Duration(quiet)
+		s.ReadyTimeout, s.StopGrace = idle.Duration(ready), idle.Duration(grace)
+		if noise.Silent = idle.Duration(silent); len(noise.Sources)+len(noise.Paths)+len(noise.UserAgents) > 0 || silent > 0 {
+			s.Noise = &noise
+		}
+		if s.Workdir == "" {
+			wd, err := os.Getwd()
+			if err != nil {
+				return fmt.Errorf("cannot find the working directory: %w", err)
+			}
+			s.Workdir = wd
+		}
+		var err error
+		if s.LogMax, err = parseSize(logMax); err != nil {
+			return &usageError{fmt.Errorf("cannot use --log-max: %w", err)}
+		}
+		if err := s.Validate(); err != nil {
+			return &usageError{err}
+		}
+		return c.runInstance(cmd, s, detach, noStart)
+	}
+	return cmd
+}
+
+func (c *cli) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart bool) error {
+	cl, err := c.client()
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	o, err := cl.Create(ctx, hostctl.Create{Spec: s, Start: !noStart})
+	if err != nil {
+		if ctx.Err() != nil {
+			fmt.Fprintf(c.err, "lull: detached; look again with: lull instance info %s\n", s.Name)
+			return nil
+		}
+		return err
+	}
+	if detach || noStart || c.json {
+		return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
+	}
+	fmt.Fprintf(c.err, "lull: %s is running%s; Ctrl-C leaves it running, and lull instance rm %s ends it\n", o.Name, endpointsText(o), o.Name)
+	return cl.Logs(ctx, o.ID, -1, true, c.out)
+}
+
+// nameFrom makes a name of a command.
+func nameFrom(command string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(filepath.Base(command)) {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '.' || r == '_' {
+			b.WriteRune(r)
+		}
+	}
+	return strings.Trim(b.String(), "-._")
+}
+
+// parseSize reads bytes with an optional K, M or G.
+func parseSize(s string) (int64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	num, unit := s, int64(1)
+	for suffix, u := range map[string]int64{"K": 1 << 10, "M": 1 << 20, "G": 1 << 30} {
+		if n, ok := strings.CutSuffix(strings.ToUpper(s), suffix); ok {
+			num, unit = n, u
+		}
+	}
+	var n int64
+	if _, err := fmt.Sscanf(num, "%d", &n); err != nil || n <= 0 || n > 1<<20 || fmt.Sprint(n) != num {
+		return 0, fmt.Errorf("%q is not a size like 10M", s)
+	}
+	return n * unit, nil
+}
+
+func endpointsText(o hostctl.Instance) string {
+	var parts []string
+	for _, e := range o.Endpoints {
+		parts = append(parts, fmt.Sprintf("%s (%s)", e.Listen, e.Path))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " on " + strings.Join(parts, ", ")
+}

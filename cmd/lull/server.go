@@ -1,0 +1,328 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/base/task"
+	"lull/internal/daemon/server"
+	"lull/internal/daemon/server/access"
+	"lull/internal/edge/etcd"
+	"lull/internal/fleet"
+	"lull/internal/store"
+)
+
+func (c *cli) serverCommand() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{Use: "server", Short: "Run the control plane of a fleet: API and controller", Args: args(cobra.NoArgs),
+		Example: "  lull server\n  lull server --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem --config server.yaml",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, _, err := resolveServer(c.getenv, file, cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			return c.serve(cmd.Context(), cfg)
+		}}
+	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	bindServerFlags(cmd.Flags())
+	cmd.AddCommand(c.backupCommand(), c.restoreCommand())
+	return cmd
+}
+
+// opened is a store with its maintenance and its end.
+type opened interface {
+	store.Store
+	Run(ctx context.Context) error
+	Close() error
+	Backup(ctx context.Context, path string) error
+}
+
+// open opens the store that cfg names.
+func (cfg *serverConfig) open(ctx context.Context, log *slog.Logger) (opened, error) {
+	if cfg.Etcd == "" {
+		return etcd.OpenEmbedded(ctx, etcd.EmbeddedConfig{Dir: cfg.Data, Logger: log.With("part", "store")})
+	}
+	ext := etcd.ExternalConfig{Endpoints: strings.Split(cfg.Etcd, ","), CAFile: cfg.EtcdCA, CertFile: cfg.EtcdCert, KeyFile: cfg.EtcdKey,
+		Username: cfg.EtcdUser, Logger: log.With("part", "store")}
+	if cfg.EtcdPasswordFile != "" {
+		b, err := os.ReadFile(cfg.EtcdPasswordFile)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read the password of etcd: %w", err)
+		}
+		ext.Password = strings.TrimSpace(string(b))
+	}
+	return etcd.Dial(ctx, ext)
+}
+
+// logger writes to standard error at the level of cfg.
+func (c *cli) logger(cfg serverConfig) *slog.Logger {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(cfg.LogLevel)); err != nil {
+		level = slog.LevelInfo // validate has let only names of levels through
+	}
+	return slog.New(slog.NewTextHandler(c.err, &slog.HandlerOptions{Level: level}))
+}
+
+// serve is lull server from the open store to its end.
+func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
+	log := c.logger(cfg)
+	db, err := cfg.open(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	seal, err := cfg.sealer()
+	if err != nil {
+		return err
+	}
+	f, err := cfg.fleet(ctx, db, seal)
+	if err != nil {
+		return err
+	}
+	tokens := access.New(db)
+	if err := c.announce(ctx, cfg, tokens); err != nil {
+		return err
+	}
+	ctl, err := c.newControl(cfg, f, seal, log)
+	if err != nil {
+		return err
+	}
+	var asked http.Handler
+	if ctl.peers != nil {
+		asked = ctl.peers.Handler()
+	}
+	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, Shadow: cfg.Shadow, Log: log.With("part", "api"),
+		Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Peers: asked})
+	if err != nil {
+		return err
+	}
+	tasks := append([]task.Task{task.Loop("the store's upkeep", db.Run)}, ctl.tasks...)
+	handler := api.Handler()
+	switch {
+	case cfg.Role != "controller":
+		tasks = append(tasks, api)
+	case cfg.Advertise != "":
+		handler = asked // a controller answers other servers and nobody else
+	default:
+		return task.Run(ctx, tasks...)
+	}
+	l, err := cfg.listen()
+	if err != nil {
+		return err
+	}
+	tasks = append(tasks, c.listener(cfg, l, handler, log))
+	return task.Run(ctx, tasks...)
+}
+
+// fleet makes the fleet over an open store.
+func (cfg *serverConfig) fleet(ctx context.Context, db store.Store, seal *fleet.Sealer) (*fleet.Fleet, error) {
+	id, err := fleetID(ctx, db, cfg.FleetID)
+	if err != nil {
+		return nil, err
+	}
+	f, err := fleet.New(fleet.Options{Store: db, ID: id, Seal: seal, Flags: cfg.flags, Env: cfg.env, File: cfg.file})
+	if err != nil {
+		return nil, err
+	}
+	return f, f.Refresh(ctx)
+}
+
+// identity is the record of a fleet's id.
+type identity struct {
+	ID string `json:"id"`
+}
+
+const identityKey = "fleet/id"
+
+// fleetID is the id in the store, or what it then becomes: the one that is
+// wanted or, without one, a new one. An id that differs from the stored one
+// is an error, since instances carry it.
+func fleetID(ctx context.Context, db store.Store, want string) (string, error) {
+	codec := store.Codec[identity]{Version: 1}
+	rec := identity{ID: want}
+	if want == "" {
+		rec.ID = "fleet-" + strings.ToLower(rand.Text()[:10])
+	}
+	v, err := store.Update(ctx, db, identityKey, func(old store.Value) ([]byte, []store.Op, error) {
+		if old.Exists() {
+			return old.Data, nil, nil
+		}
+		data, err := codec.Encode(identityKey, rec)
+		return data, nil, err
+	})
+	if err != nil {
+		return "", fmt.Errorf("cannot find out the fleet's id: %w", err)
+	}
+	if rec, err = codec.Decode(identityKey, v.Data); err != nil {
+		return "", err
+	}
+	if want != "" && rec.ID != want {
+		return "", fmt.Errorf("cannot use fleet-id %q: the store is that of fleet %q, whose id the instances carry", want, rec.ID)
+	}
+	return rec.ID, nil
+}
+
+// sealer reads the key that secrets are encrypted with. It is made where none
+// is named; with a cluster it must be named, since every server needs it.
+func (cfg *serverConfig) sealer() (*fleet.Sealer, error) {
+	name := cfg.SealKey
+	if name == "" && cfg.Etcd != "" {
+		return nil, nil
+	}
+	if name == "" {
+		name = filepath.Join(cfg.Data, "seal.key")
+	}
+	key, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) && cfg.SealKey == "" {
+		key = make([]byte, 32)
+		if _, err := rand.Read(key); err != nil {
+			return nil, fmt.Errorf("cannot make the sealing key: %w", err)
+		}
+		err = writeNew(name, key)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot use the sealing key: %w", err)
+	}
+	return fleet.NewSealer(key)
+}
+
+// writeNew writes a private file whole and to the disk, or not at all.
+func writeNew(name string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// announce makes the first admin token and shows it, once.
+func (c *cli) announce(ctx context.Context, cfg serverConfig, tokens *access.Tokens) error {
+	token, err := tokens.First(ctx)
+	if err != nil {
+		return err
+	}
+	if token == "" && cfg.NewToken {
+		if _, token, err = tokens.Create(ctx, access.Wanted{Name: "admin " + time.Now().UTC().Format(time.RFC3339), Role: access.Admin, By: "command line of the server"}); err != nil {
+			return err
+		}
+	}
+	if token == "" {
+		return nil
+	}
+	if cfg.TokenFile != "" {
+		if err := writeNew(cfg.TokenFile, []byte(token+"\n")); err != nil {
+			return fmt.Errorf("cannot write the admin token: %w", err)
+		}
+	}
+	fmt.Fprintf(c.out, "admin token (shown once): %s\n", token)
+	return nil
+}
+
+// listen opens the API's address, with TLS if there is a certificate.
+func (cfg *serverConfig) listen() (net.Listener, error) {
+	l, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen: %w", err)
+	}
+	return l, nil
+}
+
+// stopWithin is how long requests have to end when the server does.
+const stopWithin = 5 * time.Second
+
+// listener serves the API on l until it is asked to end; streams end at once,
+// other requests within stopWithin.
+func (c *cli) listener(cfg serverConfig, l net.Listener, h http.Handler, log *slog.Logger) task.Task {
+	return task.Func("the listener", func(ctx context.Context, ready func()) error {
+		srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+			BaseContext: func(net.Listener) context.Context { return ctx }, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
+		scheme := "http"
+		if cfg.TLSCert != "" {
+			cert, err := server.NewCertificate(cfg.TLSCert, cfg.TLSKey)
+			if err != nil {
+				return errors.Join(err, l.Close())
+			}
+			srv.TLSConfig, scheme = cert.Config(), "https"
+		}
+		ended := make(chan error, 1)
+		go func() {
+			if scheme == "https" {
+				ended <- srv.ServeTLS(l, "", "")
+			} else {
+				ended <- srv.Serve(l)
+			}
+		}()
+		fmt.Fprintf(c.out, "serving on %s://%s\n", scheme, l.Addr())
+		ready()
+		select {
+		case err := <-ended:
+			return fmt.Errorf("cannot serve: %w", err)
+		case <-ctx.Done():
+		}
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
+		defer cancel()
+		if err := srv.Shutdown(last); err != nil {
+			_ = srv.Close() // whoever has not gone by now is cut off
+		}
+		<-ended
+		return nil
+	})
+}
+
+func (c *cli) backupCommand() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{Use: "backup FILE", Short: "Write the whole state to a file, from a cluster or from a server that is stopped", Args: args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cfg, _, err := resolveServer(c.getenv, file, cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			cfg.LogLevel = "error"
+			db, err := cfg.open(cmd.Context(), c.logger(cfg))
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(db.Backup(cmd.Context(), a[0]), db.Close()); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.err, "written to %s; the sealing key is not in it\n", a[0])
+			return nil
+		}}
+	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	bindServerFlags(cmd.Flags())
+	return cmd
+}
+
+func (c *cli) restoreCommand() *cobra.Command {
+	var data string
+	cmd := &cobra.Command{Use: "restore FILE", Short: "Make a new data directory from a backup", Args: args(cobra.ExactArgs(1)),
+		RunE: func(_ *cobra.Command, a []string) error {
+			if err := etcd.Restore(a[0], data); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.err, "restored into %s; put its seal.key there too\n", data)
+			return nil
+		}}
+	cmd.Flags().StringVar(&data, "data", defaultServerConfig().Data, "the new data directory; it must not exist or be empty")
+	return cmd
+}

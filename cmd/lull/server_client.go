@@ -1,0 +1,275 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+)
+
+// fleetFlags are those of every verb that asks a server.
+type fleetFlags struct {
+	server string
+	token  string
+}
+
+func (f *fleetFlags) bind(flags *pflag.FlagSet) {
+	flags.StringVar(&f.server, "server", "", "the server's URL (default $LULL_SERVER, then http://127.0.0.1:7070)")
+	flags.StringVar(&f.token, "token", "", "token for the server (default $LULL_TOKEN, which does not show in a list of processes)")
+}
+
+// control finds the server.
+func (c *cli) control() (*control.Client, error) {
+	where := c.server
+	if where == "" {
+		where = c.getenv("LULL_SERVER")
+	}
+	if where == "" {
+		where = "http://127.0.0.1:7070"
+	}
+	token := c.token
+	if token == "" {
+		token = c.getenv("LULL_TOKEN")
+	}
+	return control.NewClient(where, token, nil)
+}
+
+// asksServer tells whether a verb that a host and a server both have is meant
+// for the server: --server is given, or only LULL_SERVER is set (spec,
+// section 9).
+func (c *cli) asksServer() bool {
+	return c.server != "" || c.getenv("LULL_SERVER") != "" && c.host == "" && c.getenv("LULL_HOST") == ""
+}
+
+// orServer gives a verb of the host its meaning for a server.
+func (c *cli) orServer(cmd *cobra.Command, ask func(cmd *cobra.Command, a []string) error) *cobra.Command {
+	host := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, a []string) error {
+		if c.asksServer() {
+			return ask(cmd, a)
+		}
+		return host(cmd, a)
+	}
+	complete := cmd.ValidArgsFunction
+	if complete != nil {
+		cmd.ValidArgsFunction = func(cmd *cobra.Command, a []string, to string) ([]string, cobra.ShellCompDirective) {
+			if c.asksServer() {
+				return c.completeWorkers(cmd, a, to)
+			}
+			return complete(cmd, a, to)
+		}
+	}
+	return cmd
+}
+
+// controlExit is the exit code of a server's problem; false if err is none.
+func controlExit(err error) (int, bool) {
+	p, ok := errors.AsType[*control.Problem](err)
+	if !ok {
+		return 0, false
+	}
+	switch p.Status {
+	case http.StatusNotFound:
+		return exitNotFound, true
+	case http.StatusConflict, http.StatusForbidden, http.StatusPreconditionFailed:
+		return exitRefused, true
+	case http.StatusUnprocessableEntity, http.StatusBadRequest, http.StatusRequestEntityTooLarge:
+		return exitUsage, true
+	}
+	return exitFailed, true
+}
+
+func (c *cli) completeWorkers(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(a) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	cl, err := c.control()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	l, err := cl.Workers(cmd.Context(), nil)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	names := make([]string, 0, len(l))
+	for _, w := range l {
+		names = append(names, w.Name+"\t"+string(w.Status))
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// rows prints rows under a header.
+func rows(w io.Writer, header string, each func(row func(format string, a ...any))) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, header)
+	each(func(format string, a ...any) { fmt.Fprintf(t, format+"\n", a...) })
+	t.Flush()
+}
+
+func moment0(t *time.Time) string {
+	if t == nil || t.IsZero() {
+		return "-"
+	}
+	return t.Local().Format(time.DateTime)
+}
+
+// workerWhy is lull why for a worker.
+func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
+	cl, err := c.control()
+	if err != nil {
+		return err
+	}
+	w, err := cl.Worker(cmd.Context(), a[0])
+	if err != nil {
+		return err
+	}
+	y, err := cl.Why(cmd.Context(), w.ID)
+	if err != nil {
+		return err
+	}
+	return c.print(y, func(w io.Writer) { workerWhyText(w, y) })
+}
+
+func workerWhyText(w io.Writer, y control.Why) {
+	fmt.Fprintf(w, "%s: %s?\n%s\n", y.WorkerName, y.Question, y.Answer)
+	if y.Readings != "live" {
+		fmt.Fprintln(w, "The readings are unknown: nobody who observes it can be asked; this is from its record.")
+	}
+	if len(y.IdleStatus.Readings) > 0 {
+		fmt.Fprintln(w)
+		rows(w, "SIGNAL\tVERDICT\tVALUE\tCOUNTS FROM\tWINDOW\tREAD", func(row func(string, ...any)) {
+			for _, r := range y.IdleStatus.Readings {
+				value := fmt.Sprintf("%g %s", r.Value, r.Unit)
+				if r.State.String() == "unknown" {
+					value = r.Detail
+				}
+				row("%s\t%s\t%s\t%g\t%s\t%s ago", r.Signal, r.State, value, r.Threshold, span(time.Duration(r.Window)), span(max(time.Since(r.At), 0)))
+			}
+		})
+	}
+	if len(y.Change) > 0 {
+		fmt.Fprintln(w, "\nwhat holds it:")
+		for _, b := range y.Change {
+			fmt.Fprintln(w, "  "+b)
+		}
+	}
+	fmt.Fprintf(w, "\nnext check %s, earliest pause %s\n", moment0(&y.IdleStatus.NextIdleCheckAt), moment0(y.IdleStatus.TargetPauseAt))
+	if len(y.Last) > 0 {
+		fmt.Fprintln(w)
+		entryTable(w, y.Last)
+	}
+}
+
+func entryTable(w io.Writer, l []fleet.Entry) {
+	rows(w, "TIME\tACTION\tWORKER\tBY\tREASON", func(row func(string, ...any)) {
+		for _, e := range l {
+			row("%s", entryLine(e))
+		}
+	})
+}
+
+func entryLine(e fleet.Entry) string {
+	what := e.Action
+	if e.To != "" && e.From != e.To {
+		what += " " + string(e.From) + ">" + string(e.To)
+	}
+	why := strings.TrimSpace(e.Reason + " " + e.Detail)
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", e.At.Local().Format(time.DateTime), what, dash(e.WorkerName), e.By.Name, why)
+}
+
+// fleetHalt is lull halt for a server.
+func (c *cli) fleetHalt(cmd *cobra.Command, _ []string) error {
+	off, err := cmd.Flags().GetBool("off")
+	if err != nil {
+		return fmt.Errorf("cannot tell whether to halt: %w", err)
+	}
+	cl, err := c.control()
+	if err != nil {
+		return err
+	}
+	h, err := control.Write[fleet.Halt](cmd.Context(), cl, "POST", "/halt", map[string]bool{"on": !off})
+	if err != nil {
+		return err
+	}
+	return c.print(h, func(w io.Writer) {
+		if h.On {
+			fmt.Fprintln(w, c.red("HALTED: no worker is paused, stopped or started automatically; end it with: lull halt --off"))
+		} else {
+			fmt.Fprintln(w, "automatic actions go on")
+		}
+	})
+}
+
+// fleetEvents is lull events for a server.
+func (c *cli) fleetEvents(cmd *cobra.Command, _ []string) error {
+	follow, err := cmd.Flags().GetBool("follow")
+	if err != nil {
+		return fmt.Errorf("cannot tell whether to follow: %w", err)
+	}
+	cl, err := c.control()
+	if err != nil {
+		return err
+	}
+	return c.entries(cmd.Context(), cl, "", 50, follow)
+}
+
+// entries shows the newest audit entries and, if asked to, those that come.
+func (c *cli) entries(ctx context.Context, cl *control.Client, worker string, n int, follow bool) error {
+	show := c.entryPrinter()
+	path := fmt.Sprintf("/audit?newest=true&limit=%d", n)
+	if worker != "" {
+		path += "&worker_id=" + worker
+	}
+	seen, shown := int64(0), false
+	past := func() error {
+		l, err := control.Read[control.List[fleet.Entry]](ctx, cl, path)
+		if err != nil {
+			return err
+		}
+		for i := len(l.Items) - 1; i >= 0; i-- {
+			seen = max(seen, l.Items[i].ID)
+			if err := show(l.Items[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if !follow {
+		return past()
+	}
+	var broken error
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	err := cl.Follow(ctx, control.Events{WorkerID: worker,
+		// The stream has begun when the past is read, so that nothing
+		// falls between them; what both have is shown once.
+		Started: func() {
+			if !shown {
+				shown = true
+				if broken = past(); broken != nil {
+					cancel()
+				}
+			}
+		},
+		Each: func(e fleet.Entry) error {
+			if e.ID <= seen {
+				return nil
+			}
+			return show(e)
+		},
+		Reset: func(why string) error {
+			fmt.Fprintln(c.err, "lull: events may be missing here:", why)
+			return nil
+		}})
+	return errors.Join(broken, err)
+}

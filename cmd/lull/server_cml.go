@@ -1,0 +1,261 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"lull/internal/daemon/controller"
+	"lull/internal/edge/cml"
+	"lull/internal/fleet"
+)
+
+// consoles makes and keeps the CML clients of workers, so that each logs in
+// once and not at every look.
+type consoles struct {
+	fleet  *fleet.Fleet
+	secret func(fleet.Secret) (string, error)
+	port   string // of CML on the workers
+
+	mu   sync.Mutex
+	byID map[string]*console
+}
+
+// maxConsoles is how many clients are kept; beyond it all are made anew.
+const maxConsoles = 200_000
+
+// console is the CML of one worker as the controller sees it.
+type console struct {
+	made   cml.Config // what it was made from, to see when that changes
+	client *cml.Client
+	fleet  *fleet.Fleet
+
+	mu     sync.Mutex
+	self   string // the id of our own user, once it is known
+	known  bool
+	rules  rules
+	filter *cml.Filter
+	notice string
+}
+
+// rules are the settings that a filter is made from.
+type rules struct {
+	categories []string
+	excluded   string
+	stored     int
+	self       string
+}
+
+var (
+	_ controller.Console  = (*console)(nil)
+	_ controller.Licenser = (*console)(nil)
+	_ controller.Warner   = (*console)(nil)
+)
+
+func (c *consoles) console(w fleet.Worker) (controller.Console, error) {
+	s := c.fleet.Settings()
+	user, ref := w.CMLUsername, w.CMLPassword
+	if user == "" {
+		user = s.CMLDefaultUsername
+	}
+	if ref == "" {
+		ref = s.CMLDefaultPassword
+	}
+	password, err := c.secret(ref)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open the CML password of worker %q: %w", w.ID, err)
+	}
+	u, err := url.Parse(w.HTTPSEndpoint)
+	if err != nil || u.Host == "" {
+		return nil, fmt.Errorf("cannot reach the CML of worker %q: it has no address", w.ID)
+	}
+	if u.Port() == "" && c.port != "443" {
+		u.Host = net.JoinHostPort(u.Hostname(), c.port)
+	}
+	cfg := cml.Config{URL: u.String(), Username: user, Password: password,
+		TLS: cml.TLS{CA: []byte(w.TLSCA), Pin: w.TLSPin, Insecure: w.TLSInsecure}}
+	if w.TLSCA == "" {
+		cfg.TLS.CA = nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old := c.byID[w.ID]
+	if old != nil && reflect.DeepEqual(old.made, cfg) {
+		return old, nil
+	}
+	client, err := cml.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if old != nil {
+		old.client.Close()
+	}
+	if len(c.byID) >= maxConsoles {
+		clear(c.byID)
+	}
+	v := &console{made: cfg, client: client, fleet: c.fleet}
+	c.byID[w.ID] = v
+	return v, nil
+}
+
+// filterFor makes the filter for the settings in force. Our own user is
+// excluded by its id, so that what lull does is never activity.
+func (c *console) filterFor(ctx context.Context) (*cml.Filter, error) {
+	s := c.fleet.Settings()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.known {
+		id, err := c.client.Identity(ctx)
+		if err != nil && !errors.Is(err, cml.ErrNotFound) {
+			return nil, err
+		}
+		c.self, c.known = id.ID, true
+	}
+	want := rules{categories: s.WorkerActivityCategories, excluded: s.WorkerActivityExcludedUsers, stored: s.WorkerActivityEventsMaxStored, self: c.self}
+	if c.filter != nil && reflect.DeepEqual(want, c.rules) {
+		return c.filter, nil
+	}
+	cfg := cml.FilterConfig{Categories: want.categories, MaxStored: want.stored}
+	if want.excluded != "" {
+		re, err := regexp.Compile(want.excluded)
+		if err != nil {
+			return nil, fmt.Errorf("cannot use worker_activity_excluded_user_pattern: %w", err)
+		}
+		cfg.ExcludedUsers = re
+	}
+	if want.self != "" {
+		cfg.ExcludedIDs = []string{want.self}
+	}
+	f, err := cml.NewFilter(cfg)
+	if err == nil {
+		c.filter, c.rules = f, want
+	}
+	return f, err
+}
+
+func (c *console) Telemetry(ctx context.Context, seen json.RawMessage) controller.Telemetry {
+	unknown := func(err error) controller.Telemetry {
+		return controller.Telemetry{CheckedAt: time.Now(), Unknown: err.Error(), Seen: seen}
+	}
+	f, err := c.filterFor(ctx)
+	if err != nil {
+		return unknown(err)
+	}
+	var before cml.Seen
+	if len(seen) > 0 {
+		if err := json.Unmarshal(seen, &before); err != nil {
+			return unknown(fmt.Errorf("cannot read the memory of future events: %w", err))
+		}
+	}
+	a := c.client.Activity(ctx, f, before)
+	after, err := json.Marshal(a.Seen)
+	if err != nil {
+		return unknown(err)
+	}
+	t := controller.Telemetry{CheckedAt: a.CheckedAt, Unknown: string(a.Unknown), Newest: a.Newest, Seen: after,
+		Future: a.Counts.Future, Malformed: a.Counts.Malformed, Categories: a.Counts.UnknownCategories}
+	if a.Err != nil {
+		t.Unknown = string(a.Unknown) + ": " + a.Err.Error()
+	}
+	for _, e := range a.Recent {
+		t.Recent = append(t.Recent, fleet.Event{Category: e.Category, Timestamp: e.At, Data: e.Data})
+	}
+	return t
+}
+
+// System reads what CML says of itself. A part that cannot be read is not
+// known; only without version and readiness the whole is an error.
+func (c *console) System(ctx context.Context) (controller.System, error) {
+	info, err := c.client.Information(ctx)
+	if err != nil {
+		return controller.System{}, err
+	}
+	s := controller.System{Version: info.Version, Ready: info.Ready}
+	if stats, err := c.client.Stats(ctx); err == nil {
+		if n, ok := stats.RunningNodes(); ok {
+			s.Nodes = &n
+		}
+		if b, err := json.Marshal(stats.All); err == nil {
+			s.Info = b
+		}
+	}
+	if labs, err := c.client.CountLabs(ctx); err == nil {
+		s.Labs, s.Running = &labs.Labs, &labs.Started
+	}
+	return s, nil
+}
+
+func (c *console) RunningLabs(ctx context.Context) (int, error) {
+	n, err := c.client.CountLabs(ctx)
+	return n.Started, err
+}
+
+func (c *console) Register(ctx context.Context, token string, reregister bool) error {
+	return c.client.Register(ctx, token, reregister)
+}
+
+func (c *console) State(ctx context.Context) (controller.LicenseState, error) {
+	l, err := c.client.Licensing(ctx)
+	if err != nil {
+		return controller.LicenseState{}, err
+	}
+	outcome, why := l.Outcome()
+	return controller.LicenseState{Done: outcome == cml.OutcomeDone, Failed: outcome == cml.OutcomeFailed, Detail: why}, nil
+}
+
+func (c *console) Deregister(ctx context.Context) (bool, error) {
+	d, err := c.client.Deregister(ctx)
+	return d == cml.DeregisteredLocally, err
+}
+
+// Warn shows a notice in CML's own pages, in place of the one before.
+func (c *console) Warn(ctx context.Context, at time.Time) error {
+	c.mu.Lock()
+	old := c.notice
+	c.mu.Unlock()
+	if old != "" {
+		if err := c.client.DeleteNotice(ctx, old); err != nil {
+			return err
+		}
+	}
+	id, err := c.client.PostNotice(ctx, cml.Notice{Level: "WARNING", Label: "This machine is about to be stopped", Enabled: true,
+		Content: fmt.Sprintf("Nobody has used it for a while. It is stopped at %s unless somebody does; its disks are kept.", at.UTC().Format("15:04 UTC"))})
+	if err == nil {
+		c.mu.Lock()
+		c.notice = id
+		c.mu.Unlock()
+	}
+	return err
+}
+
+// secrets opens what fleet.Secret refers to. Files are bounded, as anything
+// from outside.
+func secrets(seal *fleet.Sealer, getenv func(string) string) func(fleet.Secret) (string, error) {
+	file := func(name string) (string, error) {
+		b, err := os.ReadFile(name)
+		if err == nil && len(b) > 64<<10 {
+			err = fmt.Errorf("%d bytes, the limit is 65536", len(b))
+		}
+		if err != nil {
+			return "", fmt.Errorf("cannot read a secret: %w", err)
+		}
+		return strings.TrimRight(string(b), "\r\n"), nil
+	}
+	env := func(name string) (string, error) {
+		v := getenv(name)
+		if v == "" {
+			return "", fmt.Errorf("cannot read a secret: the environment has no %s", name)
+		}
+		return v, nil
+	}
+	return func(s fleet.Secret) (string, error) { return seal.Open(s, file, env) }
+}

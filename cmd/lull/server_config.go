@@ -1,0 +1,238 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"gopkg.in/yaml.v3"
+
+	"lull/internal/fleet"
+)
+
+// serverConfig is what can be set about the process of lull server. What can
+// be set about the fleet is fleet.Settings.
+type serverConfig struct {
+	Data, Listen, Role                            string
+	TLSCert, TLSKey                               string
+	Insecure, Shadow                              bool
+	Etcd, EtcdCA, EtcdCert, EtcdKey, EtcdUser     string
+	EtcdPasswordFile, FleetID, SealKey, TokenFile string
+	LogLevel, CMLPort, Owners, Accounts           string
+	Advertise                                     string
+	NewToken                                      bool
+
+	flags, env, file fleet.Layer
+}
+
+// serverOption is one setting of the process.
+type serverOption struct {
+	Name, Env, Unit, Doc string
+	bind                 func(*serverConfig) any // *string or *bool
+}
+
+var serverOptions = []serverOption{
+	{"data", "LULL_SERVER_DATA", "path", "directory of the store, the sealing key and archives; one server at a time", func(c *serverConfig) any { return &c.Data }},
+	{"listen", "LULL_SERVER_LISTEN", "host:port", "address of the API", func(c *serverConfig) any { return &c.Listen }},
+	{"role", "LULL_SERVER_ROLE", "all|api|controller", "what this process does; other than all needs --etcd", func(c *serverConfig) any { return &c.Role }},
+	{"shadow", "LULL_SERVER_SHADOW", "bool", "decide and record everything, do nothing", func(c *serverConfig) any { return &c.Shadow }},
+	{"tls-cert", "LULL_SERVER_TLS_CERT", "path", "certificate of the API in PEM, read again when it changes", func(c *serverConfig) any { return &c.TLSCert }},
+	{"tls-key", "LULL_SERVER_TLS_KEY", "path", "its key", func(c *serverConfig) any { return &c.TLSKey }},
+	{"insecure", "LULL_SERVER_INSECURE", "bool", "listen off loopback without TLS", func(c *serverConfig) any { return &c.Insecure }},
+	{"etcd", "LULL_SERVER_ETCD", "URL,...", "an existing etcd cluster; empty keeps the state in the data directory", func(c *serverConfig) any { return &c.Etcd }},
+	{"etcd-ca", "LULL_SERVER_ETCD_CA", "path", "certificate authority of the cluster in PEM", func(c *serverConfig) any { return &c.EtcdCA }},
+	{"etcd-cert", "LULL_SERVER_ETCD_CERT", "path", "client certificate for the cluster in PEM", func(c *serverConfig) any { return &c.EtcdCert }},
+	{"etcd-key", "LULL_SERVER_ETCD_KEY", "path", "its key", func(c *serverConfig) any { return &c.EtcdKey }},
+	{"etcd-user", "LULL_SERVER_ETCD_USER", "name", "user of the cluster", func(c *serverConfig) any { return &c.EtcdUser }},
+	{"etcd-password-file", "LULL_SERVER_ETCD_PASSWORD_FILE", "path", "file with its password", func(c *serverConfig) any { return &c.EtcdPasswordFile }},
+	{"fleet-id", "LULL_SERVER_FLEET_ID", "name", "value of the tag managed-by; empty takes the stored one, or makes one", func(c *serverConfig) any { return &c.FleetID }},
+	{"seal-key", "LULL_SERVER_SEAL_KEY", "path", "key of 32 bytes that secrets are encrypted with; empty is seal.key in the data directory, made at need", func(c *serverConfig) any { return &c.SealKey }},
+	{"admin-token-file", "LULL_SERVER_ADMIN_TOKEN_FILE", "path", "write the first admin token there (mode 0600) besides printing it", func(c *serverConfig) any { return &c.TokenFile }},
+	{"new-admin-token", "LULL_SERVER_NEW_ADMIN_TOKEN", "bool", "make and print another admin token, for when the first is lost", func(c *serverConfig) any { return &c.NewToken }},
+	{"cml-port", "LULL_SERVER_CML_PORT", "port", "where CML listens on the workers", func(c *serverConfig) any { return &c.CMLPort }},
+	{"image-owners", "LULL_SERVER_IMAGE_OWNERS", "account,...", "who may have published the images that templates name; empty is self", func(c *serverConfig) any { return &c.Owners }},
+	{"aws-accounts", "LULL_SERVER_AWS_ACCOUNTS", "NAME=ROLE-ARN,...", "roles to assume in other accounts", func(c *serverConfig) any { return &c.Accounts }},
+	{"advertise", "LULL_SERVER_ADVERTISE", "URL", "where other servers of the fleet reach this one for live readings; empty keeps them to itself", func(c *serverConfig) any { return &c.Advertise }},
+	{"log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "least level that is logged to standard error", func(c *serverConfig) any { return &c.LogLevel }},
+}
+
+func defaultServerConfig() serverConfig {
+	return serverConfig{Data: filepath.Join("lull-data", "server"), Listen: "127.0.0.1:7070", Role: "all", LogLevel: "info", CMLPort: "443"}
+}
+
+func bindServerFlags(f *pflag.FlagSet) {
+	def := defaultServerConfig()
+	for _, o := range serverOptions {
+		if p := o.bind(&def); isBool(p) {
+			f.Bool(o.Name, false, o.Doc)
+		} else {
+			f.String(o.Name, text(p), fmt.Sprintf("%s ($%s)", o.Doc, o.Env))
+		}
+	}
+	for _, s := range fleet.Fields() {
+		f.String(flagOf(s), s.Default, fmt.Sprintf("%s ($%s)", s.Doc, s.Env))
+	}
+}
+
+func isBool(p any) bool { _, ok := p.(*bool); return ok }
+
+func flagOf(f fleet.Field) string { return strings.ReplaceAll(f.Key, "_", "-") }
+
+// resolveServer reads every source. Every fault is reported, each naming the
+// flag, variable, or file and line.
+func resolveServer(getenv func(string) string, file string, flags *pflag.FlagSet) (serverConfig, []setting, error) {
+	cfg := defaultServerConfig()
+	nodes, err := cfg.readFile(file)
+	errs := []error{err}
+	var out []setting
+	for _, o := range serverOptions {
+		p := o.bind(&cfg)
+		s := setting{Name: o.Name, Env: o.Env, Unit: o.Unit, Default: text(p), Source: "default", Doc: o.Doc}
+		use := func(value, source string) {
+			s.Source = source
+			if err := set(p, value); err != nil {
+				errs = append(errs, fmt.Errorf("cannot use %s from %s: %q is not a %s", o.Name, source, value, o.Unit))
+			}
+		}
+		if n, ok := nodes[o.Name]; ok {
+			use(n.Value, fmt.Sprintf("%s:%d", file, n.Line))
+		}
+		if e := getenv(o.Env); e != "" {
+			use(e, "environment "+o.Env)
+		}
+		if f := flags.Lookup(o.Name); f != nil && f.Changed {
+			use(f.Value.String(), "flag --"+o.Name)
+		}
+		s.Value = text(p)
+		out = append(out, s)
+	}
+	cfg.layers(getenv, flags)
+	_, all, err := fleet.Resolve(cfg.flags, cfg.env, cfg.file)
+	for _, s := range all {
+		out = append(out, setting{Name: s.Key, Env: s.Env, Unit: s.Unit, Default: s.Default, Value: fmt.Sprint(s.Value), Source: string(s.Source), Doc: s.Doc})
+	}
+	return cfg, out, errors.Join(append(errs, err, cfg.validate())...)
+}
+
+// layers reads what flags and environment say about the fleet.
+func (cfg *serverConfig) layers(getenv func(string) string, flags *pflag.FlagSet) {
+	cfg.flags = fleet.Layer{Source: fleet.FromFlag, Values: map[string]any{}}
+	cfg.env = fleet.Layer{Source: fleet.FromEnv, Values: map[string]any{}}
+	for _, f := range fleet.Fields() {
+		if e := getenv(f.Env); e != "" {
+			cfg.env.Values[f.Key] = e
+		}
+		if fl := flags.Lookup(flagOf(f)); fl != nil && fl.Changed {
+			cfg.flags.Values[f.Key] = fl.Value.String()
+		}
+	}
+}
+
+// readFile reads the config file: settings of the process, which are
+// returned, and of the fleet.
+func (cfg *serverConfig) readFile(file string) (map[string]*yaml.Node, error) {
+	if file == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the config file: %w", err)
+	}
+	own := func(key string) bool {
+		return slices.ContainsFunc(serverOptions, func(o serverOption) bool { return o.Name == key })
+	}
+	if cfg.file, err = fleet.FileLayer(file, data, own); err != nil {
+		return nil, err
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil || len(doc.Content) == 0 {
+		return nil, err
+	}
+	nodes := map[string]*yaml.Node{}
+	for i := 0; i+1 < len(doc.Content[0].Content); i += 2 {
+		k, v := doc.Content[0].Content[i], doc.Content[0].Content[i+1]
+		switch {
+		case !own(k.Value):
+		case v.Kind != yaml.ScalarNode:
+			return nil, fmt.Errorf("cannot use %s:%d: %s wants a single value", file, v.Line, k.Value)
+		default:
+			nodes[k.Value] = v
+		}
+	}
+	return nodes, nil
+}
+
+func (cfg *serverConfig) validate() error {
+	var errs []error
+	fail := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
+	if !slices.Contains([]string{"all", "api", "controller"}, cfg.Role) {
+		fail("cannot use role %q: want all, api or controller", cfg.Role)
+	}
+	if cfg.Role != "all" && cfg.Etcd == "" {
+		fail("cannot split roles without --etcd: the processes meet in the store")
+	}
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, cfg.LogLevel) {
+		fail("cannot use log-level %q: want debug, info, warn or error", cfg.LogLevel)
+	}
+	if n, err := strconv.ParseUint(cfg.CMLPort, 10, 16); err != nil || n == 0 {
+		fail("cannot use cml-port %q: it is no port", cfg.CMLPort)
+	}
+	if u, err := url.Parse(cfg.Advertise); cfg.Advertise != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		fail("cannot use advertise %q: want http://host:port or https://host:port", cfg.Advertise)
+	}
+	if _, err := accountsOf(cfg.Accounts); err != nil {
+		errs = append(errs, err)
+	}
+	if (cfg.TLSCert == "") != (cfg.TLSKey == "") {
+		fail("cannot use tls-cert without tls-key, or tls-key without tls-cert")
+	}
+	host, _, err := net.SplitHostPort(cfg.Listen)
+	switch {
+	case err != nil:
+		fail("cannot listen on %q: want host:port", cfg.Listen)
+	case cfg.TLSCert == "" && !cfg.Insecure && !loopbackName(host):
+		fail("cannot listen on %s without TLS: everybody on the way could read the tokens; give --tls-cert and --tls-key, or --insecure", cfg.Listen)
+	}
+	if abs, err := filepath.Abs(cfg.Data); err == nil {
+		cfg.Data = abs
+	}
+	return errors.Join(errs...)
+}
+
+func loopbackName(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// configServer prints the effective settings of lull server.
+func (c *cli) configServer() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{Use: "server", Short: "Settings of lull server and its fleet, without the stored ones", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, l, err := resolveServer(c.getenv, file, cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			return c.print(l, func(w io.Writer) {
+				t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+				fmt.Fprintln(t, "SETTING\tVALUE\tSOURCE\tVARIABLE\tMEANING")
+				for _, s := range l {
+					fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Name, dash(s.Value), s.Source, s.Env, s.Doc)
+				}
+				t.Flush()
+			})
+		}}
+	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	bindServerFlags(cmd.Flags())
+	return cmd
+}

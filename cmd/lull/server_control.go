@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"lull/internal/base/task"
+	"lull/internal/daemon/controller"
+	"lull/internal/daemon/server"
+	"lull/internal/daemon/server/peers"
+	"lull/internal/edge/cloudwatch"
+	"lull/internal/edge/ec2"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/store"
+)
+
+// controlPlane is the controller of a process, as far as it has one.
+type controlPlane struct {
+	live    server.Live
+	admin   server.Admin
+	metrics *prometheus.Registry
+	tasks   []task.Task
+	peers   *peers.Peers // nil where no other server can be
+}
+
+// newControl makes the controller and what adapts the edges to it.
+func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, log *slog.Logger) (plane controlPlane, err error) {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	plane.metrics = reg
+	host, err := os.Hostname()
+	if err != nil {
+		return plane, fmt.Errorf("cannot name this server: %w", err)
+	}
+	id := host + "-" + strings.ToLower(rand.Text()[:8])
+	defer func() { plane.join(cfg, id, f.Store()) }()
+	if cfg.Role == "api" {
+		plane.tasks = []task.Task{task.Loop("the settings", func(ctx context.Context) error {
+			return f.Run(ctx, func(err error) { log.Error("record cannot be read", "error", err) })
+		})}
+		return plane, nil
+	}
+	accounts, err := accountsOf(cfg.Accounts)
+	if err != nil {
+		return plane, err
+	}
+	aws := &clouds{set: &ec2.Set{Accounts: accounts}, owners: fields(cfg.Owners), metric: map[[2]string]*cloudwatch.Client{}}
+	open := secrets(seal, c.getenv)
+	cmls := &consoles{fleet: f, secret: open, port: cfg.CMLPort, byID: map[string]*console{}}
+	ctl, err := controller.New(controller.Config{
+		Fleet: f, Server: id, Address: cfg.Advertise,
+		Clouds: aws.cloud, Consoles: cmls.console, Secret: open,
+		Archive: archive(filepath.Join(cfg.Data, "audit")), Shadow: cfg.Shadow, Log: log.With("part", "controller"),
+	})
+	if err != nil {
+		return plane, err
+	}
+	reg.MustRegister(ctl.Collector())
+	plane.live, plane.admin, plane.tasks = observed{ctl}, admin{ctl, cfg.Role}, []task.Task{ctl}
+	return plane, nil
+}
+
+// join lets servers of one cluster ask each other for live readings.
+func (p *controlPlane) join(cfg serverConfig, id string, db store.Store) {
+	if cfg.Etcd == "" {
+		return
+	}
+	p.peers = peers.New(peers.Config{Store: db, Server: id, Address: cfg.Advertise, Local: p.live})
+	p.live = p.peers
+	p.tasks = append(p.tasks, task.Loop(p.peers.String(), p.peers.Run))
+}
+
+func fields(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// observed is the controller as the API reads it.
+type observed struct{ ctl *controller.Controller }
+
+func (o observed) Observation(_ context.Context, id string) (control.Observation, bool) {
+	l, ok := o.ctl.Live(id)
+	if !ok || !l.Owned {
+		return control.Observation{}, false
+	}
+	out := control.Observation{EC2: &l.EC2, Telemetry: l.Telemetry, Status: l.Idle}
+	m, at := l.Metrics, l.Metrics.CollectedAt
+	sample := func(v *float64) control.Sample {
+		if v == nil {
+			why := "not published"
+			if m.CloudWatchError != "" {
+				why = m.CloudWatchError
+			}
+			return control.Sample{Error: why}
+		}
+		return control.Sample{Value: v, At: at}
+	}
+	out.Metrics = &control.Metrics{WorkerID: id, CPUUtilization: m.CPUUtilization, MemoryUtilization: m.MemoryUtilization, DiskUtilization: m.DiskUtilization,
+		LabsCount: m.LabsCount, NodesCount: m.NodesCount, CMLVersion: m.CMLVersion, CollectedAt: at, Readings: "live", CMLError: m.CMLError,
+		Samples: map[string]control.Sample{"cpu_utilization": sample(m.CPUUtilization), "memory_utilization": sample(m.MemoryUtilization), "disk_utilization": sample(m.DiskUtilization)}}
+	if raw, ok := m.SystemInfo.(json.RawMessage); ok {
+		out.Metrics.SystemInfo = raw
+	}
+	return out, true
+}
+
+// admin is the controller as administrators see it.
+type admin struct {
+	ctl  *controller.Controller
+	role string
+}
+
+func (a admin) Stats() map[string]any {
+	out := map[string]any{}
+	b, err := json.Marshal(a.ctl.Stats())
+	if err == nil {
+		err = json.Unmarshal(b, &out)
+	}
+	if err != nil {
+		out["error"] = err.Error()
+	}
+	return out
+}
+
+func (a admin) Trigger() { a.ctl.TriggerReconcile() }
+
+func (a admin) Resign(context.Context) error {
+	a.ctl.Resign()
+	return nil
+}
+
+func (a admin) Shards(context.Context) (control.Shards, error) {
+	l := a.ctl.Leadership()
+	out := control.Shards{Server: l.Server, Role: a.role, Held: l.Shards, Total: l.Total, LeaseSeconds: l.Lease, Members: []control.Member{}}
+	for _, id := range slices.Sorted(maps.Keys(l.Members)) {
+		m := l.Members[id]
+		out.Members = append(out.Members, control.Member{ID: id, Address: m.Address, Since: &m.Since})
+	}
+	return out, nil
+}
+
+// archive appends the audit entries that leave the store to a file for each
+// month, on the disk before it returns.
+func archive(dir string) func([]fleet.Entry) error {
+	return func(entries []fleet.Entry) error {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("cannot archive the audit log: %w", err)
+		}
+		byMonth := map[string][]byte{}
+		for _, e := range entries {
+			line, err := json.Marshal(e)
+			if err != nil {
+				return fmt.Errorf("cannot archive the audit log: %w", err)
+			}
+			month := e.At.UTC().Format("2006-01")
+			byMonth[month] = append(append(byMonth[month], line...), '\n')
+		}
+		for month, lines := range byMonth {
+			f, err := os.OpenFile(filepath.Join(dir, month+".jsonl"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+			if err != nil {
+				return fmt.Errorf("cannot archive the audit log: %w", err)
+			}
+			_, err = f.Write(lines)
+			if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+				return fmt.Errorf("cannot archive the audit log: %w", err)
+			}
+		}
+		return nil
+	}
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"lull/internal/daemon/server"
+	"lull/internal/fleet"
+)
+
+// serverPages are the generated pages about lull server: its settings and its
+// OpenAPI document.
+func serverPages() (map[string][]byte, error) {
+	f, err := fleet.New(fleet.Options{ID: "reference"}) // nothing is asked of its store
+	if err != nil {
+		return nil, err
+	}
+	s, err := server.New(server.Options{Fleet: f, Version: "1"})
+	if err != nil {
+		return nil, err
+	}
+	doc, err := json.MarshalIndent(s.API().OpenAPI(), "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode the API's description: %w", err)
+	}
+	return map[string][]byte{"server-openapi.json": append(doc, '\n'), "config-server.md": []byte(serverSettingsPage())}, nil
+}
+
+func serverSettingsPage() string {
+	var b strings.Builder
+	b.WriteString("# Settings of lull server\n\nGenerated from cmd/lull/server_config.go and internal/fleet/settings.go.\n" +
+		"Precedence: flag, environment, stored setting (those of the fleet only: `lull settings set`), config file (`--config`), default.\n\n## The process\n\n" +
+		"| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
+	def := defaultServerConfig()
+	for _, o := range serverOptions {
+		fmt.Fprintf(&b, "| %s | `--%s` | `%s` | %s | %s | %s |\n", o.Name, o.Name, o.Env, strings.ReplaceAll(o.Unit, "|", ", "), text(o.bind(&def)), o.Doc)
+	}
+	b.WriteString("\n## The fleet\n\n| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
+	for _, f := range fleet.Fields() {
+		fmt.Fprintf(&b, "| %s | `--%s` | `%s` | %s | `%s` | %s |\n", f.Key, flagOf(f), f.Env, f.Unit, f.Default, f.Doc)
+	}
+	return b.String()
+}

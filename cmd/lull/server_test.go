@@ -1,0 +1,136 @@
+package main
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// freePort is a port of this machine that nobody uses now.
+func freePort(t interface{ Fatal(...any) }) string {
+	l, err := net.Listen("tcp", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return strconv.Itoa(port)
+}
+
+// TestServerScripts runs the fleet's command line against a real server and
+// the simulated cloud, each a process of its own.
+func TestServerScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/server",
+		Setup: func(e *testscript.Env) error {
+			for _, name := range []string{"API_PORT", "SIM_PORT", "CML_PORT", "KV_PORT", "PEER_PORT", "PEER_API_PORT"} {
+				e.Setenv(name, freePort(e.T()))
+			}
+			e.Setenv("LULL_SERVER", "http://127.0.0.1:"+e.Getenv("API_PORT"))
+			e.Setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:"+e.Getenv("SIM_PORT"))
+			e.Setenv("AWS_ACCESS_KEY_ID", "test")
+			e.Setenv("AWS_SECRET_ACCESS_KEY", "test")
+			e.Setenv("CML_PW", "cml")
+			e.Setenv("RECONCILE_INTERVAL", "1")
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"code": exitCodeIs, "login": login, "until": until,
+		},
+	})
+}
+
+// login takes the admin token out of a file once the server has written it:
+// login FILE
+func login(ts *testscript.TestScript, _ bool, args []string) {
+	for range 600 {
+		b, err := os.ReadFile(ts.MkAbs(args[0]))
+		if token := strings.TrimSpace(string(b)); err == nil && token != "" {
+			ts.Setenv("LULL_TOKEN", token)
+			untilOutput(ts, "ok", "curl", "worker", "ls", "--json")
+			return
+		}
+		pause()
+	}
+	ts.Fatalf("no token in %s within a minute", args[0])
+}
+
+// until repeats lull ARG... until it succeeds and its output contains TEXT:
+// until TEXT ARG...
+func until(ts *testscript.TestScript, _ bool, args []string) {
+	untilOutput(ts, args[0], "", args[1:]...)
+}
+
+func untilOutput(ts *testscript.TestScript, text, any string, args ...string) {
+	path, err := exec.LookPath("lull")
+	ts.Check(err)
+	out := ""
+	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); pause() {
+		cmd := exec.Command(path, args...)
+		cmd.Dir = ts.Getenv("WORK")
+		for _, name := range []string{"PATH", "HOME", "LULL_SERVER", "LULL_TOKEN"} {
+			cmd.Env = append(cmd.Env, name+"="+ts.Getenv(name))
+		}
+		b, err := cmd.CombinedOutput()
+		if out = string(b); err == nil && (any != "" || strings.Contains(out, text)) {
+			return
+		}
+	}
+	ts.Fatalf("lull %s does not say %q; it says:\n%s", strings.Join(args, " "), text, out)
+}
+
+// TestServerConfigFaults names the line, variable or flag at fault.
+func TestServerConfigFaults(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "s.yaml")
+	for name, c := range map[string]struct {
+		file, env string
+		args      []string
+		want      []string
+	}{
+		"unknown key":         {file: "min_workers: 1\nmin_worker: 2\n", want: []string{"s.yaml", "line 2", "min_worker"}},
+		"bad value":           {file: "\nworker_idle_timeout_minutes: soon\n", want: []string{"s.yaml", "line 2", "worker_idle_timeout_minutes"}},
+		"bad process setting": {file: "shadow: perhaps\n", want: []string{"s.yaml:1", "shadow", "perhaps"}},
+		"list for a value":    {file: "listen: [a, b]\n", want: []string{"s.yaml:1", "listen"}},
+		"environment":         {env: "MIN_WORKERS=-1", want: []string{"env", "min_workers"}},
+		"flag":                {args: []string{"--drain-timeout-seconds", "never"}, want: []string{"flag", "drain_timeout_seconds"}},
+		"off loopback":        {args: []string{"--listen", "0.0.0.0:1"}, want: []string{"TLS", "--insecure"}},
+		"roles without etcd":  {args: []string{"--role", "api"}, want: []string{"--etcd"}},
+		"certificate alone":   {args: []string{"--tls-cert", "x"}, want: []string{"tls-key"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"config", "server"}, c.args...)
+			if c.file != "" {
+				if err := os.WriteFile(file, []byte(c.file), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				args = append(args, "--config", file)
+			}
+			k, v, _ := strings.Cut(c.env, "=")
+			var out, errs strings.Builder
+			code := run(t.Context(), args, nil, &out, &errs, func(name string) string {
+				if name == k {
+					return v
+				}
+				return ""
+			})
+			if code != exitUsage {
+				t.Errorf("ended with %d: %s", code, errs.String())
+			}
+			for _, w := range c.want {
+				if !strings.Contains(errs.String(), w) {
+					t.Errorf("%q does not say %q", errs.String(), w)
+				}
+			}
+		})
+	}
+}

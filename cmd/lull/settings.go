@@ -1,0 +1,106 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+)
+
+func (c *cli) settingsCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "settings", Short: "Show and change the fleet's settings", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	ls := &cobra.Command{Use: "ls", Short: "List effective settings and where each came from", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			s, err := control.Read[control.Settings](cmd.Context(), cl, "/settings")
+			if err != nil {
+				return err
+			}
+			return c.print(s.Items, func(w io.Writer) {
+				rows(w, "SETTING\tVALUE\tUNIT\tSOURCE\tMEANING", func(row func(string, ...any)) {
+					for _, v := range s.Items {
+						row("%s\t%s\t%s\t%s\t%s", v.Key, dash(settingText(v.Value)), v.Unit, v.Source, v.Doc)
+					}
+				})
+			})
+		}}
+	set := &cobra.Command{Use: "set NAME=VALUE...", Short: "Change settings, all or none; the value is read as JSON or else as text", Args: args(cobra.MinimumNArgs(1)),
+		ValidArgsFunction: completeSettings, Example: "  lull settings set worker_idle_timeout_minutes=30 scale_down_enabled=true",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			values := map[string]any{}
+			for _, kv := range a {
+				k, v, found := strings.Cut(kv, "=")
+				if !found {
+					return &usageError{fmt.Errorf("cannot read %q: want NAME=VALUE", kv)}
+				}
+				var parsed any
+				if json.Unmarshal([]byte(v), &parsed) != nil {
+					parsed = v
+				}
+				values[strings.ToLower(k)] = parsed
+			}
+			return c.changeSettings(cmd, values)
+		}}
+	unset := &cobra.Command{Use: "unset NAME...", Short: "Return settings to the config file or the default", Args: args(cobra.MinimumNArgs(1)),
+		ValidArgsFunction: completeSettings,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			values := map[string]any{}
+			for _, k := range a {
+				values[strings.ToLower(k)] = nil
+			}
+			return c.changeSettings(cmd, values)
+		}}
+	cmd.AddCommand(ls, set, unset)
+	return cmd
+}
+
+func settingText(v any) string {
+	switch v.(type) {
+	case map[string]any, []any:
+		b, err := json.Marshal(v)
+		if err != nil {
+			return fmt.Sprint(v)
+		}
+		return string(b)
+	}
+	return fmt.Sprint(v)
+}
+
+func completeSettings(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	var out []string
+	for _, f := range fleet.Fields() {
+		out = append(out, f.Key+"\t"+f.Doc)
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+}
+
+func (c *cli) changeSettings(cmd *cobra.Command, values map[string]any) error {
+	cl, err := c.control()
+	if err != nil {
+		return err
+	}
+	s, err := control.Write[control.Settings](cmd.Context(), cl, "PATCH", "/settings", values)
+	if err != nil {
+		return err
+	}
+	var changed []fleet.Setting
+	for _, v := range s.Items {
+		if _, ok := values[v.Key]; ok {
+			changed = append(changed, v)
+		}
+	}
+	return c.print(changed, func(w io.Writer) {
+		for _, v := range changed {
+			fmt.Fprintf(w, "%s = %s (%s)\n", v.Key, settingText(v.Value), v.Source)
+		}
+	})
+}

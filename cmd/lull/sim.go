@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/sim"
+	"lull/internal/sim/world"
+)
+
+// simFlags are those of lull sim.
+type simFlags struct {
+	listen, scenario, state, cml string
+	speed                        float64
+	seed                         uint64
+}
+
+func (c *cli) simCommand() *cobra.Command {
+	var f simFlags
+	cmd := &cobra.Command{Use: "sim", Short: "Run a simulated cloud: EC2, CloudWatch, metadata and CML hosts with scripted users", Args: args(cobra.NoArgs),
+		Long: `Run a simulated cloud: EC2, STS, CloudWatch, instance metadata and CML hosts with
+scripted users, on this machine only. Point a server at it with
+
+  AWS_ENDPOINT_URL=http://127.0.0.1:7071 AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test lull server --cml-port 8443`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.simulate(cmd.Context(), f) }}
+	fl := cmd.Flags()
+	fl.StringVar(&f.listen, "listen", "127.0.0.1:7071", "address of the AWS APIs and of the control API, on loopback")
+	fl.StringVar(&f.cml, "cml-port", "8443", "port of the CML hosts at their addresses in 127.64.0.0/10")
+	fl.Float64Var(&f.speed, "speed", 0, "how much faster than real things happen; 0 is the scenario's")
+	fl.Uint64Var(&f.seed, "seed", 0, "seed of chance; 0 is the scenario's")
+	fl.StringVar(&f.scenario, "scenario", "", "YAML file; empty is a dozen workers and their users")
+	fl.StringVar(&f.state, "state", "", "file that the world is loaded from and saved to")
+	return cmd
+}
+
+func (c *cli) simulate(ctx context.Context, f simFlags) error {
+	cfg, err := f.world()
+	if err != nil {
+		return &usageError{err}
+	}
+	host, _, err := net.SplitHostPort(f.listen)
+	if err != nil || !loopbackName(host) {
+		return &usageError{fmt.Errorf("cannot listen on %q: the simulator serves this machine only; want 127.0.0.1:port", f.listen)}
+	}
+	s, err := sim.New(sim.Options{Scenario: cfg, State: f.state})
+	if err != nil {
+		return err
+	}
+	api, err := net.Listen("tcp", f.listen)
+	if err != nil {
+		return fmt.Errorf("cannot listen: %w", err)
+	}
+	cml, err := net.Listen("tcp", net.JoinHostPort("0.0.0.0", f.cml))
+	if err != nil {
+		return errors.Join(fmt.Errorf("cannot listen for CML: %w", err), api.Close())
+	}
+	fmt.Fprintf(c.out, "AWS and control API on http://%s, CML on port %d of each host's address\n", api.Addr(), cml.Addr().(*net.TCPAddr).Port)
+	return s.Run(ctx, sim.Listeners{API: api, CML: sim.LoopbackOnly(cml)})
+}
+
+func (f simFlags) world() (world.Config, error) {
+	cfg, err := sim.Default()
+	if f.scenario != "" {
+		var b []byte
+		if b, err = os.ReadFile(f.scenario); err != nil {
+			return cfg, fmt.Errorf("cannot read scenario: %w", err)
+		}
+		cfg, err = sim.ParseScenario(b)
+	}
+	if f.speed < 0 {
+		return cfg, fmt.Errorf("cannot use --speed %g: it is negative", f.speed)
+	}
+	if f.speed > 0 {
+		cfg.Speed = f.speed
+	}
+	if f.seed > 0 {
+		cfg.Seed = f.seed
+	}
+	return cfg, err
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+
+	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
+
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+)
+
+func (c *cli) templateCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "template", Short: "What workers are launched from", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	ls := &cobra.Command{Use: "ls", Short: "List templates", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			l, err := control.All[fleet.Template](cmd.Context(), cl, "/api/v1/templates", nil)
+			if err != nil {
+				return err
+			}
+			return c.print(l, func(w io.Writer) {
+				rows(w, "NAME\tTYPE\tIMAGE\tENABLED\tDESCRIPTION", func(row func(string, ...any)) {
+					for _, t := range l {
+						row("%s\t%s\t%s\t%t\t%s", t.Name, t.InstanceType, t.AMINameFilter, t.Enabled, t.Description)
+					}
+				})
+			})
+		}}
+	get := &cobra.Command{Use: "get NAME", Short: "Show a template", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeTemplates,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			t, err := control.Read[fleet.Template](cmd.Context(), cl, "/templates/"+url.PathEscape(a[0]))
+			if err != nil {
+				return err
+			}
+			return c.print(t, func(w io.Writer) { yamlText(w, t) })
+		}}
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a template; workers launched from it stay", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeTemplates,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			_, err = cl.Call(cmd.Context(), "DELETE", "/api/v1/templates/"+url.PathEscape(a[0]), nil, nil)
+			if err == nil && !c.json {
+				fmt.Fprintln(c.out, a[0], "removed")
+			}
+			return err
+		}}
+	cmd.AddCommand(ls, get, c.templateApply(), rm)
+	return cmd
+}
+
+func (c *cli) templateApply() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{Use: "apply -f FILE", Short: "Create or replace templates from YAML or JSON, one or many documents", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			in := c.in
+			if file != "-" {
+				f, err := os.Open(file)
+				if err != nil {
+					return fmt.Errorf("cannot read the templates: %w", err)
+				}
+				defer f.Close()
+				in = f
+			}
+			docs, err := templatesOf(io.LimitReader(in, 1<<20))
+			if err != nil {
+				return &usageError{err}
+			}
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			out := []fleet.Template{}
+			for _, d := range docs {
+				name, _ := d["name"].(string)
+				t, err := control.Write[fleet.Template](cmd.Context(), cl, "PUT", "/templates/"+url.PathEscape(name), d)
+				if err != nil {
+					return err
+				}
+				out = append(out, t)
+			}
+			return c.print(out, func(w io.Writer) {
+				for _, t := range out {
+					fmt.Fprintln(w, t.Name, "applied")
+				}
+			})
+		}}
+	cmd.Flags().StringVarP(&file, "file", "f", "-", "file, or - for standard input")
+	return cmd
+}
+
+// templatesOf reads the documents of a stream. What is in them is for the
+// server to judge, but each must have a name.
+func templatesOf(r io.Reader) ([]map[string]any, error) {
+	d := yaml.NewDecoder(r)
+	var out []map[string]any
+	for {
+		doc := map[string]any{}
+		err := d.Decode(&doc)
+		if err == io.EOF {
+			if len(out) == 0 {
+				return nil, fmt.Errorf("cannot find a template in the input")
+			}
+			return out, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot read the templates: %w", err)
+		}
+		if name, _ := doc["name"].(string); name == "" {
+			return nil, fmt.Errorf("cannot use template %d of the input: it has no name", len(out)+1)
+		}
+		out = append(out, doc)
+	}
+}
+
+// yamlText shows an object as YAML with the names that the API has.
+func yamlText(w io.Writer, v any) {
+	b, err := json.Marshal(v)
+	var plain map[string]any
+	if err == nil {
+		err = json.Unmarshal(b, &plain)
+	}
+	if err == nil {
+		b, err = yaml.Marshal(plain)
+	}
+	if err != nil {
+		fmt.Fprintln(w, v)
+		return
+	}
+	_, _ = w.Write(b) // as with every print to the terminal
+}
+
+func (c *cli) completeTemplates(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+	cl, err := c.control()
+	if err != nil || len(a) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	l, err := control.All[fleet.Template](cmd.Context(), cl, "/api/v1/templates", nil)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var out []string
+	for _, t := range l {
+		out = append(out, t.Name+"\t"+t.Description)
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}

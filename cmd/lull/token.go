@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/link/control"
+)
+
+func (c *cli) tokenCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "token", Short: "Make, list and revoke tokens of the server", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(c.tokenCreate(), c.tokenLs(), c.tokenRevoke())
+	return cmd
+}
+
+func (c *cli) tokenCreate() *cobra.Command {
+	var in control.NewToken
+	var ttl time.Duration
+	cmd := &cobra.Command{Use: "create NAME", Short: "Make a token; it is shown once", Args: args(cobra.ExactArgs(1)),
+		Example: "  lull token create ci --role operator --ttl 720h\n  lull token create ws-1 --role agent --machine ws-1",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			in.Name, in.TTLSeconds = a[0], int64(ttl/time.Second)
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			t, err := control.Write[control.Token](cmd.Context(), cl, "POST", "/tokens", in)
+			if err != nil {
+				return err
+			}
+			return c.print(t, func(w io.Writer) { fmt.Fprintf(w, "%s (%s, %s, shown once): %s\n", t.Name, t.ID, t.Role, t.Secret) })
+		}}
+	cmd.Flags().StringVar(&in.Role, "role", "viewer", "viewer, operator, admin, agent or host")
+	cmd.Flags().StringVar(&in.Machine, "machine", "", "the machine that an agent's or host's token speaks for")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long it holds; 0 is until it is revoked")
+	return cmd
+}
+
+func (c *cli) tokenLs() *cobra.Command {
+	return &cobra.Command{Use: "ls", Short: "List tokens", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := c.tokens(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.print(l, func(w io.Writer) {
+				rows(w, "ID\tNAME\tROLE\tMACHINE\tCREATED\tBY\tEXPIRES\tREVOKED", func(row func(string, ...any)) {
+					for _, t := range l {
+						row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", t.ID, t.Name, t.Role, dash(t.Machine), moment0(&t.CreatedAt), t.CreatedBy, moment0(t.ExpiresAt), moment0(t.RevokedAt))
+					}
+				})
+			})
+		}}
+}
+
+func (c *cli) tokens(ctx context.Context) ([]control.Token, error) {
+	cl, err := c.control()
+	if err != nil {
+		return nil, err
+	}
+	return control.All[control.Token](ctx, cl, "/api/v1/tokens", nil)
+}
+
+func (c *cli) tokenRevoke() *cobra.Command {
+	return &cobra.Command{Use: "revoke ID", Short: "End a token for good", Args: args(cobra.ExactArgs(1)),
+		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+			l, err := c.tokens(cmd.Context())
+			if err != nil || len(a) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			var out []string
+			for _, t := range l {
+				if t.RevokedAt == nil {
+					out = append(out, t.ID+"\t"+t.Name)
+				}
+			}
+			return out, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			t, err := control.Write[control.Token](cmd.Context(), cl, "DELETE", "/tokens/"+url.PathEscape(a[0]), nil)
+			if err != nil {
+				return err
+			}
+			return c.print(t, func(w io.Writer) { fmt.Fprintf(w, "%s (%s) revoked\n", t.Name, t.ID) })
+		}}
+}

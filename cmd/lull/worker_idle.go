@@ -1,0 +1,241 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/power"
+)
+
+func cut(s, sep string) (before, after string, found bool) { return strings.Cut(s, sep) }
+
+func compare(a, b string) int { return cmp.Compare(a, b) }
+
+func (c *cli) workerActivity() *cobra.Command {
+	return &cobra.Command{Use: "activity WORKER", Short: "Show last activity, recent events, pauses and resumes", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.findWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			v, err := control.Read[fleet.Activity](cmd.Context(), cl, "/workers/"+w.ID+"/activity")
+			if err != nil {
+				return err
+			}
+			return c.print(v, func(out io.Writer) { activityText(out, w, v) })
+		}}
+}
+
+func activityText(out io.Writer, w fleet.Worker, v fleet.Activity) {
+	rows(out, w.Name+"\t", func(row func(string, ...any)) {
+		row("last activity\t%s", moment0(v.LastActivityAt))
+		row("last checked\t%s", moment0(v.LastActivityCheckAt))
+		row("last paused\t%s by %s (%s)", moment0(v.LastPausedAt), dash(v.LastPausedBy), dash(string(v.PauseReason)))
+		row("last resumed\t%s by %s", moment0(v.LastResumedAt), dash(v.LastResumedBy))
+		row("pauses\t%d automatic, %d by people, %d external", v.AutoPauseCount, v.ManualPauseCount, v.ExternalPauseCount)
+		row("resumes\t%d automatic, %d by people, %d external", v.AutoResumeCount, v.ManualResumeCount, v.ExternalResumeCount)
+		row("snooze\t%s", moment0(v.SnoozeUntil))
+		row("next check\t%s", moment0(v.NextIdleCheckAt))
+		row("pause at\t%s", moment0(v.TargetPauseAt))
+	})
+	if len(v.RecentActivityEvents) > 0 {
+		fmt.Fprintln(out)
+		rows(out, "TIME\tEVENT\tDETAILS", func(row func(string, ...any)) {
+			for _, e := range v.RecentActivityEvents {
+				row("%s\t%s\t%s", moment0(&e.Timestamp), e.Category, string(e.Data))
+			}
+		})
+	}
+}
+
+func (c *cli) workerIdleStatus() *cobra.Command {
+	return &cobra.Command{Use: "idle-status WORKER", Short: "Show whether a worker is idle, until when, and what holds it", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.findWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			v, err := control.Read[fleet.IdleStatus](cmd.Context(), cl, "/workers/"+w.ID+"/idle-status")
+			if err != nil {
+				return err
+			}
+			return c.print(v, func(out io.Writer) {
+				state := "active"
+				if v.IsIdle {
+					state = "idle"
+				}
+				fmt.Fprintf(out, "%s %s for %.1f of %.0f minutes; pause at %s\n", w.Name, state, v.IdleMinutes, v.TimeoutMinutes, moment0(v.TargetPauseAt))
+				for _, b := range v.Blocks {
+					fmt.Fprintf(out, "  %s: %s\n", b.Code, b.Sentence)
+				}
+			})
+		}}
+}
+
+func (c *cli) workerDetect() *cobra.Command {
+	return &cobra.Command{Use: "detect-idle WORKER", Short: "Check now whether a worker is idle, and pause it if it is eligible", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.findWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			r, err := cl.DetectIdle(cmd.Context(), w.ID)
+			if err != nil {
+				return err
+			}
+			if r.Error != "" {
+				return fmt.Errorf("cannot check %s: %s", w.Name, r.Error)
+			}
+			return c.print(r.Detect, func(out io.Writer) {
+				if d := r.Detect; d != nil {
+					fmt.Fprintf(out, "%s idle %.1f minutes, eligible %t, action %s %s\n", w.Name, d.IdleMinutes, d.EligibleForPause, d.Action, d.Error)
+				}
+			})
+		}}
+}
+
+func (c *cli) workerSnooze() *cobra.Command {
+	var until string
+	var dur time.Duration
+	var off bool
+	cmd := &cobra.Command{Use: "snooze WORKER", Short: "Protect a worker from automatic pauses until a time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Example: "  lull worker snooze cml-1 --for 2h\n  lull worker snooze cml-1 --until 22:00",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			in := control.Snooze{}
+			if !off {
+				t, err := moment(time.Now(), until, dur)
+				if err != nil {
+					return &usageError{err}
+				}
+				in.Until = &t
+			}
+			cl, w, err := c.findWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			w, _, err = cl.Do(cmd.Context(), w.ID, "snooze", in)
+			if err != nil {
+				return err
+			}
+			return c.print(w, func(out io.Writer) { fmt.Fprintf(out, "%s snoozed until %s\n", w.Name, moment0(w.SnoozedUntil)) })
+		}}
+	cmd.Flags().StringVar(&until, "until", "", "15:04 (today or tomorrow), 2006-01-02 15:04, or RFC 3339")
+	cmd.Flags().DurationVar(&dur, "for", 0, "how long from now")
+	cmd.Flags().BoolVar(&off, "off", false, "end the protection")
+	return cmd
+}
+
+func (c *cli) workerArm() *cobra.Command {
+	var sel control.Selector
+	var tags []string
+	var off bool
+	cmd := &cobra.Command{Use: "arm [WORKER...]", Short: "End the shadow of imported workers: what is decided is done", ValidArgsFunction: c.completeWorkers,
+		Example: "  lull worker arm cml-1\n  lull worker arm --tag team=network",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			var err error
+			if sel.Tags, err = pairs(tags); err != nil {
+				return &usageError{err}
+			}
+			selected := len(sel.Tags) > 0 || sel.Region != "" || sel.All
+			if selected == (len(a) > 0) || off && selected {
+				return &usageError{fmt.Errorf("cannot tell which workers: name them, or select with --tag, --region or --all")}
+			}
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			list := control.List[fleet.Worker]{Items: []fleet.Worker{}}
+			if selected {
+				list, err = control.Write[control.List[fleet.Worker]](cmd.Context(), cl, "POST", "/workers/arm", sel)
+			}
+			verb := "arm"
+			if off {
+				verb = "disarm"
+			}
+			for _, ref := range a {
+				w, e := cl.Worker(cmd.Context(), ref)
+				if e == nil {
+					w, _, e = cl.Do(cmd.Context(), w.ID, verb, nil)
+				}
+				if err = e; err != nil {
+					break
+				}
+				list.Items = append(list.Items, w)
+			}
+			if err != nil {
+				return err
+			}
+			return c.print(list.Items, func(out io.Writer) {
+				for _, w := range list.Items {
+					fmt.Fprintln(out, w.Name, verb+"ed")
+				}
+			})
+		}}
+	cmd.Flags().StringSliceVar(&tags, "tag", nil, "name=value, repeatable")
+	cmd.Flags().StringVar(&sel.Region, "region", "", "all of this AWS region")
+	cmd.Flags().BoolVar(&sel.All, "all", false, "all workers")
+	cmd.Flags().BoolVar(&off, "off", false, "put it back into shadow")
+	return cmd
+}
+
+func (c *cli) workerLicense() *cobra.Command {
+	cmd := &cobra.Command{Use: "license WORKER", Short: "Show, register or give back a worker's CML license", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.findWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			l, err := control.Read[fleet.License](cmd.Context(), cl, "/workers/"+w.ID+"/license")
+			if err != nil {
+				return err
+			}
+			return c.print(l, func(out io.Writer) {
+				fmt.Fprintf(out, "%s %s", w.Name, l.Status)
+				if l.PendingOperation != "" {
+					fmt.Fprintf(out, ", %s under way", l.PendingOperation)
+				}
+				if l.LastError != "" {
+					fmt.Fprintf(out, ": %s", l.LastError)
+				}
+				fmt.Fprintln(out)
+			})
+		}}
+	var in control.LicenseRequest
+	var file string
+	register := &cobra.Command{Use: "register WORKER", Short: "Register it", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			if file != "" {
+				in.Token = "file:" + file
+			}
+			return c.license(cmd, a[0], in)
+		}}
+	register.Flags().StringVar(&in.Token, "smart-token", "", "registration token, or env:NAME on the server")
+	register.Flags().StringVar(&file, "smart-token-file", "", "file on the server with the registration token")
+	register.Flags().BoolVar(&in.Reregister, "reregister", false, "although it is registered")
+	deregister := &cobra.Command{Use: "deregister WORKER", Short: "Give it back", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		RunE: func(cmd *cobra.Command, a []string) error { return c.license(cmd, a[0], nil) }}
+	cmd.AddCommand(register, deregister)
+	return cmd
+}
+
+func (c *cli) license(cmd *cobra.Command, ref string, in any) error {
+	cl, w, err := c.findWorker(cmd.Context(), ref)
+	if err != nil {
+		return err
+	}
+	w, _, err = cl.Do(cmd.Context(), w.ID, "license", in)
+	if err != nil {
+		return err
+	}
+	if w.Status != power.WorkerRunning {
+		fmt.Fprintf(c.err, "lull: %s is %s; it is done when it runs\n", w.Name, w.Status)
+	}
+	return c.print(w.License, func(out io.Writer) { fmt.Fprintf(out, "%s %s\n", w.Name, dash(w.License.PendingOperation)) })
+}
