@@ -1,0 +1,289 @@
+// Command agent measures what the agent costs beside two that watch a machine
+// as it does, prometheus-node-exporter and collectd, in one run on one machine:
+// memory, processor time and bytes written for each look at the machine.
+//
+// Every contender looks once every -every, for -for; node_exporter is asked for
+// its page that often. Figures for an hour assume the agent's own look a minute
+// for all of them. A contender that is not installed is left out and named.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"lull/internal/daemon/agent"
+	"lull/internal/edge/proc"
+	"lull/internal/idle"
+)
+
+func main() {
+	child := flag.String("child", "", "run the agent itself with its files in this directory (used by the measurement)")
+	span := flag.Duration("for", time.Minute, "how long to measure")
+	every := flag.Duration("every", time.Second, "time between two looks")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := error(nil)
+	if *child != "" {
+		err = watch(ctx, *child, *every)
+	} else {
+		err = measure(ctx, *span, *every)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench agent:", err)
+		os.Exit(1)
+	}
+}
+
+// local is a disk whose local file is given.
+type local struct {
+	agent.Files
+	text string
+}
+
+func (l local) Config() ([]byte, error) { return []byte(l.text), nil }
+
+// watch is an agent as a machine runs it, without a cloud.
+func watch(ctx context.Context, dir string, every time.Duration) error {
+	files := agent.Files{State: filepath.Join(dir, "state")}
+	if err := files.Prepare(); err != nil {
+		return err
+	}
+	journal, _, err := agent.OpenJournal(filepath.Join(dir, "history"))
+	if err != nil {
+		return err
+	}
+	defer journal.Close()
+	o, free, err := agent.Machine(agent.Options{Version: "bench", Journal: journal,
+		Disk: local{files, fmt.Sprintf("idle-timeout: 24h\ncheck-interval: %s\n", every)}}, &agent.Meter{})
+	if err != nil {
+		return err
+	}
+	defer free()
+	a, err := agent.New(o)
+	if err != nil {
+		return err
+	}
+	l, err := agent.Listen(filepath.Join(dir, "agent.sock"))
+	if err != nil {
+		return err
+	}
+	control := agent.Control(a, l, nil)
+	served := make(chan error, 1)
+	go func() { served <- control.Run(ctx) }()
+	return errors.Join(a.Run(ctx), <-served)
+}
+
+// usage is what a process has used.
+type usage struct {
+	cpu     time.Duration
+	rss     int64
+	written int64
+}
+
+func usageOf(pid int) (u usage, err error) {
+	live := proc.Live()
+	st, err := live.Stat(pid)
+	if err != nil {
+		return u, err
+	}
+	u.cpu = time.Duration(st.UTime+st.STime) * live.Tick()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return u, err
+	}
+	u.rss = number(string(status), "VmRSS:") << 10
+	written, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+	u.written = number(string(written), "write_bytes:")
+	return u, err
+}
+
+func number(text, name string) int64 {
+	_, rest, _ := strings.Cut(text, name)
+	fields := strings.Fields(rest)
+	if len(fields) == 0 {
+		return 0
+	}
+	n, _ := strconv.ParseInt(fields[0], 10, 64) // 0 where the kernel does not say
+	return n
+}
+
+// contender is one program under measurement.
+type contender struct {
+	name string
+	cmd  *exec.Cmd
+	ask  func(ctx context.Context) (int64, error) // one look, and the bytes it took; nil looks by itself
+}
+
+func measure(ctx context.Context, span, every time.Duration) error {
+	dir, err := os.MkdirTemp("", "lull-bench-agent-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	fmt.Printf("machine: %d CPUs; a look every %s for %s\n\n", countCPUs(), every, span)
+	fmt.Printf("file readings of a tick: %s\n\n", reading())
+	fmt.Printf("%-22s %10s %14s %16s %14s\n", "", "memory", "CPU a look", "CPU s an hour", "written a look")
+	base := usageLine{}
+	for _, c := range contenders(dir, every) {
+		u, err := c.run(ctx, span, every)
+		if err != nil {
+			fmt.Printf("%-22s left out: %v\n", c.name, err)
+			continue
+		}
+		if base.name == "" {
+			base = u
+		}
+		fmt.Println(u.text(base))
+	}
+	return nil
+}
+
+func countCPUs() int {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	return strings.Count(string(b), "\ncpu")
+}
+
+// reading times the file readings alone.
+func reading() string {
+	m := proc.NewMachine(proc.MachineConfig{})
+	defer m.Close()
+	into := make([]idle.Reading, 0, 8)
+	const rounds = 2000
+	started := time.Now()
+	for range rounds {
+		into = m.Read(time.Now(), proc.Limits{}, into[:0])
+	}
+	return (time.Since(started) / rounds).String()
+}
+
+func contenders(dir string, every time.Duration) []contender {
+	self, _ := os.Executable() // os.Args[0] would do as well
+	out := []contender{{name: "lull agent", cmd: exec.Command(self, "-child", dir, "-every", every.String())}}
+	out = append(out, exporter())
+	conf := filepath.Join(dir, "collectd.conf")
+	text := fmt.Sprintf("BaseDir %q\nPIDFile %q\nInterval %g\nLoadPlugin cpu\nLoadPlugin interface\nLoadPlugin disk\nLoadPlugin users\nLoadPlugin csv\n<Plugin csv>\nDataDir %q\n</Plugin>\n",
+		dir, filepath.Join(dir, "pid"), every.Seconds(), filepath.Join(dir, "csv"))
+	if err := os.WriteFile(conf, []byte(text), 0o600); err == nil {
+		out = append(out, contender{name: "collectd", cmd: exec.Command("collectd", "-f", "-C", conf)})
+	}
+	return out
+}
+
+func exporter() contender {
+	const addr = "127.0.0.1:19199"
+	return contender{name: "node_exporter",
+		cmd: exec.Command("prometheus-node-exporter", "--web.listen-address="+addr),
+		ask: func(ctx context.Context) (int64, error) {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
+			if err != nil {
+				return 0, err
+			}
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return 0, err
+			}
+			defer resp.Body.Close()
+			return io.Copy(io.Discard, resp.Body)
+		}}
+}
+
+// usageLine is a row of the table.
+type usageLine struct {
+	name    string
+	rss     int64
+	look    time.Duration // processor time
+	written int64         // bytes a look
+	sent    int64         // bytes a look, to who asks
+}
+
+func (u usageLine) text(base usageLine) string {
+	s := fmt.Sprintf("%-22s %7.1f MB %14s %16.2f %12d B", u.name, float64(u.rss)/1e6, u.look.Round(time.Microsecond), u.look.Seconds()*60, u.written)
+	if u.name != base.name && base.look > 0 && base.rss > 0 {
+		s += fmt.Sprintf("   (%.1fx memory, %.1fx CPU of the agent)", float64(u.rss)/float64(base.rss), float64(u.look)/float64(base.look))
+	}
+	if u.sent > 0 {
+		s += fmt.Sprintf(", %d B sent a look", u.sent)
+	}
+	return s
+}
+
+func (c contender) run(ctx context.Context, span, every time.Duration) (usageLine, error) {
+	line := usageLine{name: c.name}
+	if err := c.cmd.Start(); err != nil {
+		return line, err
+	}
+	defer func() {
+		c.cmd.Process.Signal(syscall.SIGTERM)
+		c.cmd.Wait()
+	}()
+	if err := c.settle(ctx); err != nil {
+		return line, err
+	}
+	before, err := usageOf(c.cmd.Process.Pid)
+	if err != nil {
+		return line, err
+	}
+	looks := int64(0)
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for end := time.Now().Add(span); time.Now().Before(end); looks++ {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return line, ctx.Err()
+		}
+		if c.ask != nil {
+			if line.sent, err = c.ask(ctx); err != nil {
+				return line, err
+			}
+		}
+	}
+	after, err := usageOf(c.cmd.Process.Pid)
+	if err != nil {
+		return line, err
+	}
+	line.rss = after.rss
+	line.look = (after.cpu - before.cpu) / time.Duration(looks)
+	line.written = (after.written - before.written) / looks
+	return line, nil
+}
+
+// settle waits until the contender works: what starting costs is not measured.
+func (c contender) settle(ctx context.Context) error {
+	for range 100 {
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if c.ask == nil {
+			continue // five seconds are enough for what looks by itself
+		}
+		if _, err := c.ask(ctx); err == nil {
+			return nil
+		} else if _, ok := errors.AsType[*net.OpError](err); !ok {
+			return err
+		}
+	}
+	if c.ask != nil {
+		return errors.New("it does not answer")
+	}
+	return nil
+}

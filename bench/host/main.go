@@ -1,0 +1,103 @@
+// Host measures what lull costs a program that it keeps: on the direct path
+// beside the bare program, at a wake, and asleep by the thousand.
+//
+// Every figure stands beside a baseline of the same run. Pairs are measured in
+// ABBA order, so that drift of the machine cancels out. It starts its own
+// daemon on a fresh directory and leaves nothing behind.
+//
+// It needs Go, and for parts of it Debian's strace (counts the daemon's system
+// calls) and gcc (builds the smallest program there is); what is missing is
+// said and left out. The relay beside other proxies is bench/relay.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+type settings struct {
+	pairs     int
+	slice     time.Duration
+	clients   int
+	wakes     int
+	instances int
+	quiet     time.Duration
+	freezes   int
+	bin       string
+}
+
+type part struct {
+	name, what string
+	run        func(context.Context, settings) error
+}
+
+var parts = []part{
+	{"direct", "direct path beside the bare program", directPart},
+	{"calls", "system calls of the daemon for each connection", callsPart},
+	{"wake", "first byte of a paused program beside a running one", wakePart},
+	{"freeze", "from the deadline to frozen", freezePart},
+	{"asleep", "many paused instances", asleepPart},
+}
+
+func main() {
+	var s settings
+	only := flag.String("part", "", "parts to run, by comma: direct, calls, wake, freeze, asleep; empty is all")
+	role := flag.String("serve", "", "internal: be the program, on this address")
+	flag.IntVar(&s.pairs, "pairs", 20, "pairs of the direct path, in ABBA order")
+	flag.DurationVar(&s.slice, "slice", 300*time.Millisecond, "time of one measurement")
+	flag.IntVar(&s.clients, "clients", 8, "clients at the same time")
+	flag.IntVar(&s.wakes, "wakes", 2000, "wakes to measure")
+	flag.IntVar(&s.instances, "instances", 10000, "paused instances; fewer where limits forbid so many")
+	flag.DurationVar(&s.quiet, "quiet", 20*time.Second, "how long paused instances are watched")
+	flag.IntVar(&s.freezes, "freezes", 100, "natural pauses to measure")
+	flag.StringVar(&s.bin, "bin", "", "folder with lull and lull-shim; empty builds them")
+	flag.Parse()
+	if *role != "" {
+		fail(serve(*role))
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	fail(runParts(ctx, s, *only))
+}
+
+func fail(err error) {
+	if err != nil && !errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func runParts(ctx context.Context, s settings, only string) error {
+	want := strings.Split(only, ",")
+	for _, w := range want {
+		if w != "" && !slices.ContainsFunc(parts, func(p part) bool { return p.name == w }) {
+			return fmt.Errorf("cannot run part %q: there is none of that name", w)
+		}
+	}
+	began := time.Now()
+	if err := programs.build(s.bin); err != nil {
+		return err
+	}
+	defer programs.remove()
+	for _, p := range parts {
+		if only != "" && !slices.Contains(want, p.name) {
+			continue
+		}
+		fmt.Printf("## %s: %s\n", p.name, p.what)
+		if err := p.run(ctx, s); err != nil {
+			return fmt.Errorf("cannot measure %s: %w", p.name, err)
+		}
+		fmt.Println()
+	}
+	fmt.Printf("all of it took %s\n", time.Since(began).Round(time.Second))
+	return nil
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"lull/internal/link/hostctl"
+)
+
+// settle is the silence before each measured connection, so that a running
+// program is as cold as a paused one.
+const settle = 2 * time.Millisecond
+
+// wakePart takes turns: a connection to the paused program, one to the running.
+func wakePart(ctx context.Context, s settings) (err error) {
+	d, err := startDaemon(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.end()) }()
+	addr, err := kept(ctx, d)
+	if err != nil {
+		return err
+	}
+	var asleep, awake []time.Duration
+	for range s.wakes {
+		if err := pause(ctx, d, "program"); err != nil {
+			return err
+		}
+		for _, into := range []*[]time.Duration{&asleep, &awake} {
+			<-time.After(settle)
+			t, err := firstByte(addr)
+			if err != nil {
+				return err
+			}
+			*into = append(*into, t)
+		}
+	}
+	o, err := d.Get(ctx, "program")
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	fmt.Fprintf(w, "%d of each; it says it was woken %d times\trunning\tpaused\tadded\tratio\twanted\t\n", s.wakes, o.WakeCount)
+	for _, q := range []struct {
+		name   string
+		p      float64
+		wanted string
+	}{{"p50", 0.5, "at most +100 us"}, {"p90", 0.9, ""}, {"p99", 0.99, "ratio at most 2"}, {"p99.9", 0.999, ""}} {
+		a, b := quantile(awake, q.p), quantile(asleep, q.p)
+		fmt.Fprintf(w, "connect to first byte, %s\t%.0f us\t%.0f us\t%+.0f us\t%.2f\t%s\t\n", q.name, a, b, b-a, b/a, q.wanted)
+	}
+	return w.Flush()
+}
+
+// pause freezes an instance as soon as its last connection is gone.
+func pause(ctx context.Context, d *daemon, name string) error {
+	return wait(ctx, 10*time.Second, func() error {
+		_, err := d.Do(ctx, name, "pause", nil)
+		var refused *hostctl.Problem
+		if errors.As(err, &refused) && refused.Status != http.StatusConflict {
+			return nil
+		}
+		return err
+	})
+}
+
+// freezePart lets instances fall asleep by their timers.
+func freezePart(ctx context.Context, s settings) (err error) {
+	const instances, after = 10, 500 * time.Millisecond
+	d, err := startDaemon(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.end()) }()
+	var addrs []string
+	for n := range instances {
+		addr, err := freeAddr()
+		if err != nil {
+			return err
+		}
+		command, err := self(addr)
+		if err != nil {
+			return err
+		}
+		if err := d.run(ctx, fmt.Sprint("p", n), addr, after, command...); err != nil {
+			return err
+		}
+		addrs = append(addrs, addr)
+	}
+	var late []time.Duration
+	for len(late) < s.freezes {
+		for n, addr := range addrs {
+			if _, err := firstByte(addr); err != nil {
+				return err
+			}
+			<-time.After(time.Duration(n) * time.Millisecond)
+		}
+		gone := time.Now()
+		for n := range addrs {
+			var o hostctl.Instance
+			err := wait(ctx, 30*time.Second, func() (err error) {
+				if o, err = d.Get(ctx, fmt.Sprint("p", n)); err == nil && (o.State != "paused" || !o.LastPausedAt.After(gone)) {
+					err = fmt.Errorf("%s is %s", o.Name, o.State)
+				}
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			late = append(late, o.LastPausedAt.Sub(o.LastActivityAt.Add(after)))
+		}
+	}
+	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	fmt.Fprintf(w, "%d natural pauses\tp50\tp90\tp99\t\n", len(late))
+	fmt.Fprintf(w, "last activity + pause-after to frozen and looked at again\t%.1f ms\t%.1f ms\t%.1f ms\t\n",
+		quantile(late, 0.5)/1000, quantile(late, 0.9)/1000, quantile(late, 0.99)/1000)
+	return w.Flush()
+}

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// program is one that the demo runs.
+type program struct {
+	name, addr, user string
+	command          []string
+	try              string // what a person types to wake it
+	visit            func(addr string) (said string, err error)
+}
+
+// visitLimit bounds what one client of the demo waits for.
+const visitLimit = 10 * time.Second
+
+// findPrograms prepares what is installed and says what is not.
+func findPrograms(s *stage) (found []program, missing []string) {
+	for _, find := range []func(*stage) (program, error){webServer, redis, postgres} {
+		p, err := find(s)
+		if err != nil {
+			missing = append(missing, err.Error())
+			continue
+		}
+		found = append(found, p)
+	}
+	return found, missing
+}
+
+func port() (string, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer ln.Close()
+	_, p, err := net.SplitHostPort(ln.Addr().String())
+	return p, err
+}
+
+// webServer is Python's where there is Python, otherwise the demo's own.
+func webServer(s *stage) (program, error) {
+	n, err := port()
+	if err != nil {
+		return program{}, err
+	}
+	addr := "127.0.0.1:" + n
+	root := filepath.Join(s.data, "www")
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return program{}, err
+	}
+	if err := os.WriteFile(filepath.Join(root, "index.html"), []byte("I was asleep a moment ago.\n"), 0o644); err != nil {
+		return program{}, err
+	}
+	p := program{name: "web", addr: addr, try: "curl http://" + addr + "/", visit: visitWeb}
+	if python, err := exec.LookPath("python3"); err == nil {
+		p.command = []string{python, "-m", "http.server", n, "--bind", "127.0.0.1", "--directory", root}
+		return p, nil
+	}
+	self, err := os.Executable()
+	p.command = []string{self, "-serve", addr}
+	return p, err
+}
+
+func serveWeb(addr string) error {
+	return (&http.Server{Addr: addr, ReadHeaderTimeout: visitLimit, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "I was asleep a moment ago.\n") // a client that has left needs no page
+	})}).ListenAndServe()
+}
+
+func visitWeb(addr string) (string, error) {
+	c := &http.Client{Timeout: visitLimit, Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := c.Get("http://" + addr + "/")
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(res.Body, 1<<16))
+	return fmt.Sprintf("status %d and %d bytes", res.StatusCode, len(b)), err
+}
+
+func redis(s *stage) (program, error) {
+	server, err := exec.LookPath("redis-server")
+	if err != nil {
+		return program{}, fmt.Errorf("Redis (Debian package redis-server)")
+	}
+	n, err := port()
+	if err != nil {
+		return program{}, err
+	}
+	return program{name: "redis", addr: "127.0.0.1:" + n, try: "redis-cli -p " + n + " incr visits", visit: visitRedis,
+		command: []string{server, "--port", n, "--bind", "127.0.0.1", "--save", "", "--dir", s.data}}, nil
+}
+
+func visitRedis(addr string) (string, error) {
+	c, err := net.DialTimeout("tcp", addr, visitLimit)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(visitLimit)); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(c, "INCR visits\r\n"); err != nil {
+		return "", err
+	}
+	line, err := bufio.NewReader(c).ReadString('\n')
+	return "visits is " + strings.Trim(line, ":\r\n"), err
+}
+
+// postgres makes a database of its own. As root it runs as Debian's user
+// postgres, because PostgreSQL refuses root.
+func postgres(s *stage) (program, error) {
+	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
+	if err != nil || len(found) == 0 {
+		return program{}, fmt.Errorf("PostgreSQL (Debian package postgresql)")
+	}
+	bin := filepath.Dir(found[len(found)-1])
+	n, err := port()
+	if err != nil {
+		return program{}, err
+	}
+	data := filepath.Join(s.data, "postgres")
+	who, cred, err := databaseUser()
+	if err == nil {
+		err = os.Mkdir(data, 0o700)
+	}
+	if err == nil && cred != nil {
+		err = os.Chown(data, int(cred.Uid), int(cred.Gid))
+	}
+	if err != nil {
+		return program{}, fmt.Errorf("PostgreSQL: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-N", "--locale=C", "-E", "UTF8")
+	cmd.Dir, cmd.SysProcAttr = data, &syscall.SysProcAttr{Credential: cred}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return program{}, fmt.Errorf("PostgreSQL: initdb: %w: %s", err, lastLine(out))
+	}
+	return program{name: "postgres", addr: "127.0.0.1:" + n, user: who, visit: visitPostgres,
+		try:     "psql -h 127.0.0.1 -p " + n + " -U postgres -c 'select now()'",
+		command: []string{filepath.Join(bin, "postgres"), "-D", data, "-h", "127.0.0.1", "-p", n, "-k", data, "-c", "fsync=off"}}, nil
+}
+
+func lastLine(b []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	return lines[len(lines)-1]
+}
+
+// databaseUser is who may run PostgreSQL here; nil is whoever runs the demo.
+func databaseUser() (string, *syscall.Credential, error) {
+	if os.Geteuid() != 0 {
+		return "", nil, nil
+	}
+	u, err := user.Lookup("postgres")
+	if err != nil {
+		return "", nil, err
+	}
+	uid, err := strconv.ParseUint(u.Uid, 10, 32)
+	if err != nil {
+		return "", nil, err
+	}
+	gid, err := strconv.ParseUint(u.Gid, 10, 32)
+	return u.Username, &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, err
+}
+
+func visitPostgres(addr string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), visitLimit)
+	defer cancel()
+	_, n, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.CommandContext(ctx, "psql", "-X", "-A", "-t", "-h", "127.0.0.1", "-p", n, "-U", "postgres", "-c", "select 'forty-two'").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%w: %s", err, lastLine(out))
+	}
+	return "it says " + lastLine(out), nil
+}
