@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -85,6 +87,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		return err
 	}
 	defer rt.Close()
+	runtimes := map[string]host.Runtime{"process": rt}
 	relay, err := router.New(router.Config{Log: log})
 	if err != nil {
 		return err
@@ -95,7 +98,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	}
 	h = host.New(host.Config{PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
 		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
-		SharedHTTP: shared != nil, Runtimes: map[string]host.Runtime{"process": rt}, Records: files, Log: log,
+		SharedHTTP: shared != nil, Runtimes: runtimes, Records: files, Log: log,
 		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})
 	halted, err := files.Halted()
 	if err != nil {
@@ -116,7 +119,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		log.Error("some instances could not be taken over as they were", "error", err)
 	}
 	started := time.Now()
-	a := &host.API{Host: h, Version: version, Exec: rt.Exec,
+	a := &host.API{Host: h, Version: version,
 		Halt: func(on bool) error {
 			if err := files.SetHalted(on); err != nil {
 				return fmt.Errorf("cannot record the switch: %w", err)
@@ -131,7 +134,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		ends = append(ends, serve(g, shared, front))
 	}
 	guestCtx, endGuests := context.WithCancel(gctx)
-	guestServer := &host.Guests{Host: h, Listener: guests, Identify: rt.Identify}
+	guestServer := &host.Guests{Host: h, Listener: guests, Identify: func(pid int) (string, error) { return identify(runtimes, pid) }}
 	g.Go(func() error { return guestServer.Run(guestCtx) })
 	hostCtx, endHost := context.WithCancel(gctx)
 	hostDone := make(chan struct{})
@@ -157,6 +160,21 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		return nil
 	})
 	return g.Wait()
+}
+
+// identify asks every runtime whose a process is.
+func identify(runtimes map[string]host.Runtime, pid int) (string, error) {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(runtimes)) {
+		if r, ok := runtimes[name].(instance.Identifier); ok {
+			id, err := r.Identify(pid)
+			if err == nil {
+				return id, nil
+			}
+			errs = append(errs, err)
+		}
+	}
+	return "", errors.Join(errs...)
 }
 
 // serve runs an HTTP server in g and returns what ends it.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,12 +19,12 @@ import (
 func (c *cli) runCommand() *cobra.Command {
 	var s instance.Spec
 	var expose []string
-	var path, logMax string
-	var pause, stop, reclaim, quiet, ready, grace, silent time.Duration
+	var path, logMax, memory string
+	var pause, stop, reclaim, hibernate, quiet, ready, grace, silent time.Duration
 	var noise instance.Noise
 	var detach, noStart bool
 	cmd := &cobra.Command{
-		Use:   "run [flags] -- COMMAND [ARG...]",
+		Use:   "run [flags] [-- COMMAND [ARG...]]",
 		Short: "Create an instance and start it",
 		Long: `Create an instance and start it.
 
@@ -33,16 +34,22 @@ it, and woken by the first packet to one of its exposed ports.
   --expose 8080       the program listens on 127.0.0.1:8080 itself (direct path)
   --expose 8080:80    lull listens on 8080 and relays to 80 (relay path)`,
 		Example: "  lull run --name web --expose 8080 --pause-after 30s -- python3 -m http.server 8080 --bind 127.0.0.1",
-		Args:    args(cobra.MinimumNArgs(1)),
+		Args:    args(cobra.ArbitraryArgs),
 	}
 	f := cmd.Flags()
 	f.StringVar(&s.Name, "name", "", "name of the instance (default from the command)")
-	f.StringVar(&s.Runtime, "runtime", "process", "process")
+	f.StringVar(&s.Runtime, "runtime", "process", "what it runs in, of those that lull doctor finds: process")
+	f.StringVar(&s.Image, "image", "", "its files: a directory, an image file or a registry reference, as the runtime reads it")
+	f.StringVar(&memory, "memory", "", "memory limit, as 256M (default: the runtime's)")
+	f.Float64Var(&s.CPUs, "cpus", 0, "processors; 0 is the runtime's default")
+	f.StringVar((*string)(&s.Net), "net", "", "what it may reach: none, outbound or full (default outbound where it has a network of its own)")
+	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine that it shares, at /workspace inside")
 	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
 	f.StringVar(&path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")
 	f.DurationVar(&pause, "pause-after", 0, "idle time until it is paused; 0 never pauses (default: the host's)")
 	f.DurationVar(&stop, "stop-after", 0, "time from entering paused until it is stopped; 0 never stops (default: the host's)")
 	f.DurationVar(&reclaim, "reclaim-after", 0, "time from entering paused until its memory is pushed out; 0 is off")
+	f.DurationVar(&hibernate, "hibernate-after", 0, "time from entering paused until it is saved to disk; 0 is off")
 	f.DurationVar(&quiet, "quiet-connection-after", 0, "a connection that moved no byte for this long stops holding; 0 is off")
 	f.DurationVar(&ready, "ready-timeout", 0, "how long it may take until it listens (default 60s)")
 	f.DurationVar(&grace, "stop-grace", 0, "time from asking it to end until it is killed (default 10s)")
@@ -63,8 +70,11 @@ it, and woken by the first packet to one of its exposed ports.
 	f.BoolVar(&noStart, "no-start", false, "create it stopped")
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
 		s.Command = a
+		if len(a) == 0 && s.Image == "" {
+			return &usageError{errors.New("cannot run nothing: want a command behind --, or --image of something that has one")}
+		}
 		if s.Name == "" {
-			s.Name = nameFrom(a[0])
+			s.Name = nameFrom(append(a, s.Image)[0])
 		}
 		for _, e := range expose {
 			ep, err := instance.ParseExpose(e, instance.Path(path))
@@ -81,19 +91,18 @@ it, and woken by the first packet to one of its exposed ports.
 			d := idle.Duration(stop)
 			s.StopAfter = &d
 		}
-		s.ReclaimAfter, s.QuietConnectionAfter = idle.Duration(reclaim), idle.Duration(quiet)
+		s.ReclaimAfter, s.HibernateAfter, s.QuietConnectionAfter = idle.Duration(reclaim), idle.Duration(hibernate), idle.Duration(quiet)
 		s.ReadyTimeout, s.StopGrace = idle.Duration(ready), idle.Duration(grace)
 		if noise.Silent = idle.Duration(silent); len(noise.Sources)+len(noise.Paths)+len(noise.UserAgents) > 0 || silent > 0 {
 			s.Noise = &noise
 		}
-		if s.Workdir == "" {
-			wd, err := os.Getwd()
-			if err != nil {
-				return fmt.Errorf("cannot find the working directory: %w", err)
-			}
-			s.Workdir = wd
+		if err := localPaths(&s); err != nil {
+			return err
 		}
 		var err error
+		if s.Memory, err = parseSize(memory); err != nil {
+			return &usageError{fmt.Errorf("cannot use --memory: %w", err)}
+		}
 		if s.LogMax, err = parseSize(logMax); err != nil {
 			return &usageError{fmt.Errorf("cannot use --log-max: %w", err)}
 		}
@@ -103,6 +112,27 @@ it, and woken by the first packet to one of its exposed ports.
 		return c.runInstance(cmd, s, detach, noStart)
 	}
 	return cmd
+}
+
+// localPaths turns what names a place from here into what the daemon finds
+// there too.
+func localPaths(s *instance.Spec) error {
+	wd, err := os.Getwd()
+	if err != nil {
+		return fmt.Errorf("cannot find the working directory: %w", err)
+	}
+	if s.Workdir == "" && s.Runtime == "process" {
+		s.Workdir = wd
+	}
+	if s.Workspace != "" && !filepath.IsAbs(s.Workspace) {
+		s.Workspace = filepath.Join(wd, s.Workspace)
+	}
+	if s.Image != "" && !filepath.IsAbs(s.Image) {
+		if _, err := os.Stat(s.Image); err == nil { // otherwise it is a reference
+			s.Image = filepath.Join(wd, s.Image)
+		}
+	}
+	return nil
 }
 
 func (c *cli) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart bool) error {

@@ -52,6 +52,12 @@ type Launch struct {
 	Listen  []string // host:port of the sockets that the program inherits as LISTEN_FDS, in order
 	LogPath string   // file of standard output and error, rotated beside itself
 	LogMax  int64    // bytes per log file; the previous one is kept as LogPath.1
+
+	Image     string  // as in Spec, and so are the others
+	Memory    int64   // bytes, 0 for the runtime's default
+	CPUs      float64 // 0 for the runtime's default
+	Net       Net
+	Workspace string
 }
 
 // Identity names one run in the kernel. A pid alone is never an identity: pids

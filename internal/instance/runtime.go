@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"net"
 	"syscall"
 
 	"lull/internal/power"
@@ -17,6 +18,48 @@ type Runtime interface {
 	Adopt(ctx context.Context, id string, ident Identity) (Workload, error)
 	Capabilities() power.Capabilities
 }
+
+// What some runtimes and workloads can do beside the rest. The host asks for
+// them by these interfaces.
+type (
+	// SpecChecker is a runtime with rules of its own for a Spec, beyond what
+	// its capabilities say.
+	SpecChecker interface{ CheckSpec(s *Spec) error }
+	// Execer is a runtime that can run a command beside an instance.
+	Execer interface {
+		Exec(ctx context.Context, id string, c Command) (Outcome, error)
+	}
+	// Forgetter is a runtime that keeps something of an instance across its
+	// runs, until the instance is removed.
+	Forgetter interface {
+		Forget(ctx context.Context, id string) error
+	}
+	// Identifier is a runtime that can tell whose a process is; an error when
+	// it is none of its own.
+	Identifier interface {
+		Identify(pid int) (id string, err error)
+	}
+	// Dialer is a workload with a network of its own: the relay connects to it
+	// by this. target is host:port as the workload sees it.
+	Dialer interface {
+		Dial(ctx context.Context, target string) (net.Conn, error)
+	}
+	// Hibernator is a workload that can be saved to disk while it is frozen.
+	// Thaw restores it; when that is impossible its error is a
+	// *SnapshotError, and the workload is still there to be killed.
+	Hibernator interface {
+		// Hibernate returns once everything is durable, with how many bytes
+		// that is. On an error the workload is frozen as before.
+		Hibernate(ctx context.Context) (saved int64, err error)
+	}
+)
+
+// SnapshotError says that a hibernated workload cannot be restored: it was
+// saved with something else, or its files are damaged. Nothing was changed; the
+// instance has to start anew.
+type SnapshotError struct{ Reason string }
+
+func (e *SnapshotError) Error() string { return "cannot restore it: " + e.Reason }
 
 // Workload is one run. The daemon serialises its calls, except Sample.
 type Workload interface {

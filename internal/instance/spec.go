@@ -30,6 +30,10 @@ const (
 	MaxDeadline = 366 * 24 * time.Hour
 	MaxHolders  = 256 // leases on one instance
 	MaxEndpoint = 32
+	MaxImage    = 4096    // bytes of an image's name or path
+	MinMemory   = 4 << 20 // bytes
+	MaxMemory   = 1 << 42
+	MaxCPUs     = 1024
 )
 
 // Spec is what a person asked for. Durations of zero mean off, except
@@ -37,19 +41,27 @@ const (
 type Spec struct {
 	Name    string   `json:"name"`
 	Runtime string   `json:"runtime"`
-	Command []string `json:"command"`
-	Env     []string `json:"env,omitempty"` // KEY=VALUE, added to the daemon's base environment
+	Command []string `json:"command,omitempty"` // empty is the image's own
+	Env     []string `json:"env,omitempty"`     // KEY=VALUE, added to the daemon's base environment
 	Workdir string   `json:"workdir,omitempty"`
 	User    string   `json:"user,omitempty"`
+
+	// What the program is put into; each is refused by a runtime that lacks it.
+	Image     string  `json:"image,omitempty"`        // directory, image file or registry reference of its files
+	Memory    int64   `json:"memory_bytes,omitempty"` // 0 is the runtime's default
+	CPUs      float64 `json:"cpus,omitempty"`         // processors; 0 is the runtime's default
+	Net       Net     `json:"net,omitempty"`          // what it may reach; empty is outbound
+	Workspace string  `json:"workspace,omitempty"`    // directory of this machine, at /workspace inside
 
 	Expose []Endpoint `json:"expose,omitempty"`
 	// ListenFDs hands the exposed sockets to the program (LISTEN_FDS); they
 	// are then held across STOPPED.
 	ListenFDs bool `json:"listen_fds,omitempty"`
 
-	PauseAfter           *idle.Duration `json:"pause_after,omitempty"`   // 0 never pauses
-	StopAfter            *idle.Duration `json:"stop_after,omitempty"`    // from entering PAUSED; 0 never stops
-	ReclaimAfter         idle.Duration  `json:"reclaim_after,omitempty"` // from entering PAUSED; 0 is off
+	PauseAfter           *idle.Duration `json:"pause_after,omitempty"`     // 0 never pauses
+	StopAfter            *idle.Duration `json:"stop_after,omitempty"`      // from entering PAUSED; 0 never stops
+	ReclaimAfter         idle.Duration  `json:"reclaim_after,omitempty"`   // from entering PAUSED; 0 is off
+	HibernateAfter       idle.Duration  `json:"hibernate_after,omitempty"` // from entering PAUSED; 0 is off
 	QuietConnectionAfter idle.Duration  `json:"quiet_connection_after,omitempty"`
 	ReadyTimeout         idle.Duration  `json:"ready_timeout,omitempty"` // default 60 s
 	StopGrace            idle.Duration  `json:"stop_grace,omitempty"`    // from SIGTERM to SIGKILL, default 10 s
@@ -62,6 +74,17 @@ type Spec struct {
 
 	Noise *Noise `json:"noise,omitempty"`
 }
+
+// Net says what an instance with a network of its own may reach. Clients reach
+// its exposed ports whatever it is.
+type Net string
+
+// The modes of Net. The default is outbound.
+const (
+	NetNone     Net = "none"     // nothing
+	NetOutbound Net = "outbound" // other machines, never this one
+	NetFull     Net = "full"     // this machine too
+)
 
 // Noise names arrivals on relay endpoints that neither hold nor wake.
 type Noise struct {
@@ -90,7 +113,8 @@ func (s *Spec) Validate() error {
 	if err := ValidName(s.Name); err != nil {
 		errs = append(errs, err)
 	}
-	if len(s.Command) == 0 || s.Command[0] == "" {
+	switch { // an image may name a command of its own
+	case len(s.Command) == 0 && s.Image == "", len(s.Command) > 0 && s.Command[0] == "":
 		bad("command", "it is empty")
 	}
 	size := 0
@@ -120,6 +144,7 @@ func (s *Spec) Validate() error {
 	if s.LogMax < 0 || s.LogMax > 1<<40 {
 		bad("log_max_bytes", "%d is out of range", s.LogMax)
 	}
+	errs = append(errs, s.checkBox()...)
 	errs = append(errs, s.checkDurations()...)
 	errs = append(errs, s.checkEndpoints()...)
 	if s.Noise != nil {
@@ -128,6 +153,90 @@ func (s *Spec) Validate() error {
 				bad(fmt.Sprintf("noise.sources[%d]", i), "%q is not an address range", c)
 			}
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkBox looks at what the program is put into.
+func (s *Spec) checkBox() (errs []error) {
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("cannot use %s: %s", field, fmt.Sprintf(format, args...)))
+	}
+	if len(s.Image) > MaxImage || strings.ContainsRune(s.Image, 0) {
+		bad("image", "it has more than %d bytes or a NUL byte", MaxImage)
+	}
+	if s.Memory != 0 && (s.Memory < MinMemory || s.Memory > MaxMemory) {
+		bad("memory_bytes", "%d is not between %d and %d", s.Memory, MinMemory, int64(MaxMemory))
+	}
+	if s.CPUs != 0 && !(s.CPUs >= 0.01 && s.CPUs <= MaxCPUs) {
+		bad("cpus", "%v is not between 0.01 and %d", s.CPUs, MaxCPUs)
+	}
+	if !slices.Contains([]Net{"", NetNone, NetOutbound, NetFull}, s.Net) {
+		bad("net", "%q is none of none, outbound, full", s.Net)
+	}
+	if s.Workspace != "" && (!filepath.IsAbs(s.Workspace) || strings.ContainsRune(s.Workspace, 0)) {
+		bad("workspace", "%q is not an absolute path", s.Workspace)
+	}
+	return errs
+}
+
+// CheckFor reports every part of s that a runtime of these capabilities does
+// not have, each by name. s is valid.
+func (s *Spec) CheckFor(c power.Capabilities) error {
+	var errs []error
+	lacks := func(field, why string) {
+		errs = append(errs, fmt.Errorf("cannot use %s: the %s runtime %s", field, s.Runtime, why))
+	}
+	if s.Image != "" && !c.Image {
+		lacks("image", "runs programs of this machine")
+	}
+	if s.Memory != 0 && !c.Limits {
+		lacks("memory_bytes", "has no limits")
+	}
+	if s.CPUs != 0 && !c.Limits {
+		lacks("cpus", "has no limits")
+	}
+	if s.Net != "" && !c.Network {
+		lacks("net", "uses this machine's network")
+	}
+	if s.Workspace != "" && !c.Workspace {
+		lacks("workspace", "cannot share a directory with it")
+	}
+	if s.HibernateAfter > 0 && !c.Hibernate {
+		lacks("hibernate_after", "cannot save an instance to disk")
+	}
+	if s.ListenFDs && c.Network {
+		lacks("listen_fds", "has a network of its own and inherits no sockets")
+	}
+	for i, e := range s.Expose {
+		switch {
+		case c.Network && e.Proto == "udp":
+			lacks(fmt.Sprintf("expose[%d]", i), "is reached through the relay, which is tcp only")
+		case c.Network && e.Path == PathDirect:
+			lacks(fmt.Sprintf("expose[%d]", i), "has a network of its own, so there is no direct path")
+		case !c.Network && e.Path == PathRelay && e.Listen == e.Target:
+			errs = append(errs, fmt.Errorf("cannot use expose[%d]: a relay cannot listen on %s, where the program listens itself", i, e.Listen))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// CheckLadder reports steps of the ladder that do not rise: all of them count
+// from entering PAUSED. stop is the stop_after in force, 0 for never.
+func (s *Spec) CheckLadder(stop time.Duration) error {
+	var errs []error
+	last, name := time.Duration(0), ""
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"reclaim_after", time.Duration(s.ReclaimAfter)}, {"hibernate_after", time.Duration(s.HibernateAfter)}, {"stop_after", stop}} {
+		if f.d <= 0 {
+			continue
+		}
+		if last >= f.d {
+			errs = append(errs, fmt.Errorf("cannot use %s: %s is not before %s %s, and both count from entering PAUSED", name, last, f.name, f.d))
+		}
+		last, name = f.d, f.name
 	}
 	return errors.Join(errs...)
 }
@@ -142,15 +251,14 @@ func (s *Spec) checkDurations() (errs []error) {
 	for _, f := range []struct {
 		name string
 		d    idle.Duration
-	}{{"pause_after", val(s.PauseAfter)}, {"stop_after", val(s.StopAfter)}, {"reclaim_after", s.ReclaimAfter},
+	}{{"pause_after", val(s.PauseAfter)}, {"stop_after", val(s.StopAfter)}, {"reclaim_after", s.ReclaimAfter}, {"hibernate_after", s.HibernateAfter},
 		{"quiet_connection_after", s.QuietConnectionAfter}, {"ready_timeout", s.ReadyTimeout}, {"stop_grace", s.StopGrace}} {
 		if f.d < 0 || time.Duration(f.d) > MaxDeadline {
 			errs = append(errs, fmt.Errorf("cannot use %s: %s is not between 0 and %s", f.name, time.Duration(f.d), MaxDeadline))
 		}
 	}
-	if stop := val(s.StopAfter); s.ReclaimAfter > 0 && stop > 0 && s.ReclaimAfter >= stop {
-		errs = append(errs, fmt.Errorf("cannot use reclaim_after: %s is not before stop_after %s, and both count from entering PAUSED",
-			time.Duration(s.ReclaimAfter), time.Duration(stop)))
+	if err := s.CheckLadder(time.Duration(val(s.StopAfter))); err != nil {
+		errs = append(errs, err)
 	}
 	return errs
 }
@@ -179,11 +287,7 @@ func (s *Spec) checkEndpoints() (errs []error) {
 			errs = append(errs, fmt.Errorf("cannot use expose[%d]: udp is never relayed, so listen and target must be the same", i))
 		}
 		switch e.Path {
-		case "", PathAuto:
-		case PathRelay:
-			if e.Listen == e.Target {
-				errs = append(errs, fmt.Errorf("cannot use expose[%d]: a relay cannot listen on %s, where the program listens itself", i, e.Listen))
-			}
+		case "", PathAuto, PathRelay:
 		case PathDirect:
 			if e.Listen != e.Target {
 				errs = append(errs, fmt.Errorf("cannot use expose[%d]: on the direct path the program itself listens on %s, so the target cannot be %s", i, e.Listen, e.Target))

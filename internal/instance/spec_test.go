@@ -2,6 +2,7 @@ package instance
 
 import (
 	"encoding/json"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"lull/internal/idle"
+	"lull/internal/power"
 )
 
 func TestParseExpose(t *testing.T) {
@@ -59,7 +61,13 @@ func TestValidateNamesTheField(t *testing.T) {
 		"stop_after":             func(s *Spec) { s.StopAfter = d(MaxDeadline + 1) },
 		"reclaim_after":          func(s *Spec) { s.ReclaimAfter, s.StopAfter = *d(time.Minute), d(time.Minute) },
 		"quiet_connection_after": func(s *Spec) { s.QuietConnectionAfter = -1 },
-		"expose[0]":              func(s *Spec) { s.Expose[0].Path = PathRelay },
+		"expose[0]":              func(s *Spec) { s.Expose[0].Path = "tunnel" },
+		"image":                  func(s *Spec) { s.Image = "a\x00b" },
+		"memory_bytes":           func(s *Spec) { s.Memory = 1 },
+		"cpus":                   func(s *Spec) { s.CPUs = math.NaN() },
+		"net":                    func(s *Spec) { s.Net = "some" },
+		"workspace":              func(s *Spec) { s.Workspace = "here" },
+		"hibernate_after":        func(s *Spec) { s.ReclaimAfter, s.HibernateAfter = 2, 2 },
 		"expose[1]":              func(s *Spec) { s.Expose = append(s.Expose, s.Expose[0]) },
 		"noise.sources[0]":       func(s *Spec) { s.Noise = &Noise{Sources: []string{"all"}} },
 	} {
@@ -98,4 +106,60 @@ func FuzzSpec(f *testing.F) {
 			t.Fatalf("the environment changed")
 		}
 	})
+}
+
+// TestCheckForNamesWhatARuntimeLacks asks a runtime that has nothing for one
+// thing after the other.
+func TestCheckForNamesWhatARuntimeLacks(t *testing.T) {
+	for field, want := range map[string]func(*Spec){
+		"image":           func(s *Spec) { s.Image = "/img" },
+		"memory_bytes":    func(s *Spec) { s.Memory = 64 << 20 },
+		"cpus":            func(s *Spec) { s.CPUs = 1 },
+		"net":             func(s *Spec) { s.Net = NetNone },
+		"workspace":       func(s *Spec) { s.Workspace = "/w" },
+		"hibernate_after": func(s *Spec) { s.HibernateAfter = 1 },
+		"expose[0]":       func(s *Spec) { s.Expose[0].Path = PathRelay },
+	} {
+		s := good()
+		s.Runtime = "bare"
+		want(&s)
+		if err := s.Validate(); err != nil {
+			t.Errorf("%s: %v", field, err)
+		}
+		err := s.CheckFor(power.Capabilities{})
+		if err == nil || !strings.Contains(err.Error(), "cannot use "+field+": ") {
+			t.Errorf("%s: %v", field, err)
+		}
+		if err := s.CheckFor(power.Capabilities{Image: true, Limits: true, Network: true, Workspace: true, Hibernate: true}); err != nil {
+			t.Errorf("%s: refused by a runtime that has it: %v", field, err)
+		}
+	}
+	for field, want := range map[string]func(*Spec){
+		"listen_fds": func(s *Spec) { s.ListenFDs = true },
+		"expose[0]":  func(s *Spec) { s.Expose[0].Path = PathDirect },
+		"expose[1]":  func(s *Spec) { s.Expose = append(s.Expose, Endpoint{Proto: "udp", Listen: ":2", Target: ":2"}) },
+	} {
+		s := good()
+		want(&s)
+		if err := s.CheckFor(power.Capabilities{Network: true}); err == nil || !strings.Contains(err.Error(), "cannot use "+field+": ") {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+func TestTheLadderRises(t *testing.T) {
+	for _, c := range []struct {
+		reclaim, hibernate, stop time.Duration
+		wrong                    string
+	}{
+		{1, 2, 3, ""}, {0, 0, 3, ""}, {1, 2, 0, ""}, {0, 2, 0, ""},
+		{2, 2, 3, "reclaim_after"}, {3, 0, 3, "reclaim_after"}, {0, 3, 3, "hibernate_after"}, {1, 4, 3, "hibernate_after"},
+	} {
+		s := good()
+		s.ReclaimAfter, s.HibernateAfter = idle.Duration(c.reclaim), idle.Duration(c.hibernate)
+		err := s.CheckLadder(c.stop)
+		if (err == nil) != (c.wrong == "") || err != nil && !strings.Contains(err.Error(), "cannot use "+c.wrong) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
 }

@@ -93,6 +93,10 @@ type Capabilities struct {
 	WakeFromStopped bool `json:"wake_from_stopped"` // a port can stay open while nothing runs
 	ExecInside      bool `json:"exec_inside"`       // a command can be run beside the program
 	Heartbeat       bool `json:"heartbeat"`         // a harness inside reports activity
+	Image           bool `json:"image"`             // it has files of its own: this machine's paths and environment mean nothing inside
+	Network         bool `json:"network"`           // it has a network of its own: clients reach it through the relay only
+	Limits          bool `json:"limits"`            // memory and processors can be bounded
+	Workspace       bool `json:"workspace"`         // a directory of this machine can be shared with it
 }
 
 // Reaches reports whether a runtime with these capabilities can ever be in a

@@ -14,6 +14,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/sse"
 
 	"lull/internal/idle"
+	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
 
@@ -26,7 +27,6 @@ type API struct {
 	Version string
 	Status  func() hostctl.Status // the daemon's own state
 	Halt    func(on bool) error   // durable switch
-	Exec    func(ctx context.Context, id string, r hostctl.ExecRequest) (hostctl.ExecResult, error)
 }
 
 // Handler returns the HTTP API and its OpenAPI document.
@@ -175,7 +175,7 @@ func (a *API) verbs(api huma.API) {
 			Named
 			Body hostctl.ExecRequest
 		}) (*answer[hostctl.ExecResult], error) {
-			r, err := a.Host.Exec(ctx, in.Name, in.Body, a.Exec)
+			r, err := a.Host.Exec(ctx, in.Name, in.Body)
 			return &answer[hostctl.ExecResult]{r}, problem(err)
 		})
 }
@@ -271,11 +271,14 @@ func (s *Events) from(text string) uint64 {
 
 // Exec runs a command beside a running instance; a paused one is resumed
 // first, since it would share its freeze.
-func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest,
-	run func(context.Context, string, hostctl.ExecRequest) (hostctl.ExecResult, error)) (hostctl.ExecResult, error) {
+func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (hostctl.ExecResult, error) {
 	i, err := h.find(ref)
 	if err != nil {
 		return hostctl.ExecResult{}, err
+	}
+	rt, ok := i.rt.(instance.Execer)
+	if !ok {
+		return hostctl.ExecResult{}, &RefusedError{Name: i.name(), What: "run a command beside", Reason: "its runtime cannot"}
 	}
 	if len(r.Command) == 0 {
 		return hostctl.ExecResult{}, &InvalidError{errors.New("cannot run a command: it is empty")}
@@ -287,7 +290,7 @@ func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest,
 	if err := h.Resume(ctx, ref, byManual); err != nil {
 		return hostctl.ExecResult{}, err
 	}
-	return run(ctx, i.id, r)
+	return rt.Exec(ctx, i.id, r)
 }
 
 // hold counts commands that run beside an instance: it is not paused under

@@ -21,10 +21,15 @@ type RelayTarget struct {
 	Waker     router.Waker
 }
 
+// relays says whether the relay listens for an endpoint.
+func (i *inst) relays(e instance.Endpoint) bool {
+	return e.Listen != e.Target || i.rt.Capabilities().Network
+}
+
 // relayed are the endpoints that the relay listens for.
-func relayed(s *instance.Spec) (out []instance.Endpoint) {
-	for _, e := range s.Expose {
-		if e.Listen != e.Target {
+func (i *inst) relayed() (out []instance.Endpoint) {
+	for _, e := range i.spec.Expose {
+		if i.relays(e) {
 			e.Path = instance.PathRelay
 			out = append(out, e)
 		}
@@ -138,17 +143,20 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 	caps := i.rt.Capabilities()
 	for n := range want {
 		e := &want[n]
-		if e.Listen != e.Target {
+		if i.relays(*e) {
 			why := "clients use another address than the program"
-			if e.Path == instance.PathRelay {
+			switch {
+			case e.Path == instance.PathRelay:
 				why = "asked for"
+			case caps.Network:
+				why = "the program has a network of its own"
 			}
 			e.Path, e.Why = instance.PathRelay, why
-			addr, err := netip.ParseAddrPort(normalise(e.Target))
+			b, err := i.backend(e.Target, run)
 			if err != nil {
 				return fmt.Errorf("cannot relay to %s: %w", e.Target, err)
 			}
-			backends = append(backends, router.Backend{Addr: addr, Generation: run})
+			backends = append(backends, b)
 			continue
 		}
 		asked := e.Path == instance.PathDirect
@@ -173,8 +181,8 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 		}
 	}
 	if len(backends) == 0 && len(want) > 0 { // the shared HTTP port reaches it too
-		if addr, err := netip.ParseAddrPort(normalise(want[0].Target)); err == nil {
-			backends = append(backends, router.Backend{Addr: addr, Generation: run})
+		if b, err := i.backend(want[0].Target, run); err == nil {
+			backends = append(backends, b)
 		}
 	}
 	i.backends.Store(&backends)
@@ -182,6 +190,16 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 	i.rec.Endpoints, i.block = want, block
 	i.mu.Unlock()
 	return nil
+}
+
+// backend is how the relay reaches a target of this run.
+func (i *inst) backend(target string, run uint64) (router.Backend, error) {
+	addr, err := netip.ParseAddrPort(normalise(target))
+	b := router.Backend{Addr: addr, Generation: run}
+	if d, ok := i.workload().(instance.Dialer); ok {
+		b.Dial = func(ctx context.Context) (net.Conn, error) { return d.Dial(ctx, target) }
+	}
+	return b, err
 }
 
 func normalise(addr string) string {

@@ -101,13 +101,22 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 	return nil
 }
 
+// boxEnv is the environment of a program that has files of its own, before what
+// its image and its spec add.
+var boxEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+
 // launch starts the process and records who it is.
 func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	i.h.point("launch", i)
 	s := i.spec
 	l := instance.Launch{ID: i.id, Run: run, Command: s.Command, Dir: or(s.Workdir, "/"), User: s.User,
 		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: or(s.LogMax, logMax)}
-	l.Env = append(append(l.Env, i.h.cfg.BaseEnv...), s.Env...)
+	l.Image, l.Memory, l.CPUs, l.Net, l.Workspace = s.Image, s.Memory, s.CPUs, s.Net, s.Workspace
+	base := i.h.cfg.BaseEnv
+	if i.rt.Capabilities().Image {
+		base = boxEnv
+	}
+	l.Env = append(append(l.Env, base...), s.Env...)
 	l.Env = append(l.Env, "LULL_INSTANCE="+s.Name)
 	if i.h.cfg.Socket != "" {
 		l.Env = append(l.Env, "LULL_SOCKET="+i.h.cfg.Socket)

@@ -28,8 +28,18 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	if !ok {
 		return "", &InvalidError{fmt.Errorf("cannot use runtime: there is no runtime %q on this host", s.Runtime)}
 	}
-	if pa, sa := s.PauseAfter, s.StopAfter; pa == nil && sa == nil && s.ReclaimAfter > 0 && h.cfg.StopAfter > 0 && time.Duration(s.ReclaimAfter) >= h.cfg.StopAfter {
-		return "", &InvalidError{fmt.Errorf("cannot use reclaim_after: %s is not before the host's stop_after %s", time.Duration(s.ReclaimAfter), h.cfg.StopAfter)}
+	if err := s.CheckFor(rt.Capabilities()); err != nil {
+		return "", &InvalidError{err}
+	}
+	if c, ok := rt.(instance.SpecChecker); ok {
+		if err := c.CheckSpec(&s); err != nil {
+			return "", &InvalidError{err}
+		}
+	}
+	if s.StopAfter == nil {
+		if err := s.CheckLadder(h.cfg.StopAfter); err != nil {
+			return "", &InvalidError{fmt.Errorf("%w (stop_after is the host's)", err)}
+		}
 	}
 	rec := instance.Record{ID: newID(), Spec: s, State: power.Stopped, Enabled: true, CreatedAt: h.now(),
 		StateSince: h.now(), Endpoints: s.Expose, Generation: 1, StatusReason: "created"}
@@ -62,7 +72,7 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 
 // openRelay opens the relay's ports. They live as long as the instance.
 func (i *inst) openRelay() error {
-	eps := relayed(i.spec)
+	eps := i.relayed()
 	if len(eps) == 0 && (!i.h.cfg.SharedHTTP || len(i.spec.Expose) == 0) {
 		return nil
 	}
@@ -229,9 +239,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 			h.log.Warn("cannot let the held sockets go", "instance", i.name(), "error", err)
 		}
 	}
-	if f, ok := i.rt.(interface {
-		Forget(ctx context.Context, id string) error
-	}); ok {
+	if f, ok := i.rt.(instance.Forgetter); ok {
 		if err := f.Forget(ctx, i.id); err != nil {
 			h.log.Warn("cannot clean up after an instance", "instance", i.name(), "error", err)
 		}

@@ -56,6 +56,8 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		LastPausedAt: ptr(r.LastPausedAt), LastPausedBy: r.PausedBy, LastResumedAt: ptr(r.LastResumedAt), LastResumedBy: r.ResumedBy,
 		Connections: e.Connections, Leases: liveLeases(r.Leases, now), IdlePolicy: or(r.Spec.IdlePolicy, instance.PolicyDefault),
 		PauseAfter: i.pauseAfter().Seconds(), StopAfter: i.stopAfter().Seconds(), ReclaimAfter: time.Duration(r.Spec.ReclaimAfter).Seconds(),
+		HibernateAfter: time.Duration(r.Spec.HibernateAfter).Seconds(), Image: r.Spec.Image, MemoryLimit: r.Spec.Memory, CPUs: r.Spec.CPUs,
+		Net: string(r.Spec.Net), Workspace: r.Spec.Workspace,
 		Endpoints: r.Endpoints, Activity: e.Readings, Blocks: v.Blocks, SnoozeUntil: v.SnoozeUntil,
 		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed}
 	if o.Endpoints == nil {

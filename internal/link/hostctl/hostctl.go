@@ -41,7 +41,13 @@ type Instance struct {
 	IdlePolicy     string              `json:"idle_policy"`
 	PauseAfter     float64             `json:"pause_after" doc:"Seconds; 0 is never"`
 	StopAfter      float64             `json:"stop_after" doc:"Seconds from entering paused; 0 is never"`
-	ReclaimAfter   float64             `json:"reclaim_after"`
+	ReclaimAfter   float64             `json:"reclaim_after" doc:"Seconds from entering paused; 0 is off"`
+	HibernateAfter float64             `json:"hibernate_after" doc:"Seconds from entering paused; 0 is off"`
+	Image          string              `json:"image"`
+	MemoryLimit    int64               `json:"memory_limit" doc:"Bytes; 0 is the runtime's default"`
+	CPUs           float64             `json:"cpus" doc:"0 is the runtime's default"`
+	Net            string              `json:"net" doc:"none, outbound or full; empty where it has no network of its own, or is outbound"`
+	Workspace      string              `json:"workspace"`
 	SnoozeUntil    *time.Time          `json:"snooze_until"`
 	Endpoints      []instance.Endpoint `json:"endpoints"`
 	Activity       []idle.Reading      `json:"activity" doc:"The last readings"`

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"lull/internal/instance"
 )
 
 // Files of a hibernated guest, beside its memory. The manifest is written last
@@ -34,15 +36,6 @@ type manifest struct {
 	Digest  string    `json:"state_sha256"`
 	Memory  int64     `json:"memory_bytes"`
 	Root    string    `json:"root,omitempty"` // size and time of the image
-}
-
-// SnapshotError says that a hibernated guest cannot be restored: it was saved
-// with something else, or its files are damaged. Nothing was changed; the
-// instance has to boot anew.
-type SnapshotError struct{ Reason string }
-
-func (e *SnapshotError) Error() string {
-	return "cannot restore the virtual machine: " + e.Reason
 }
 
 // Hibernated says whether the guest is on disk only.
@@ -224,7 +217,7 @@ func readManifest(dir string) (*manifest, error) {
 	}
 	var m manifest
 	if err := json.Unmarshal(b, &m); err != nil {
-		return nil, &SnapshotError{"its manifest is damaged: " + err.Error()}
+		return nil, &instance.SnapshotError{Reason: "its manifest is damaged: " + err.Error()}
 	}
 	return &m, nil
 }
@@ -236,14 +229,14 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return err
 	}
 	if man == nil {
-		return &SnapshotError{"its manifest is missing"}
+		return &instance.SnapshotError{Reason: "its manifest is missing"}
 	}
 	if err := w.checkFiles(man); err != nil {
 		return err
 	}
 	state, err := os.Open(w.path(stateFile))
 	if err != nil {
-		return &SnapshotError{err.Error()}
+		return &instance.SnapshotError{Reason: err.Error()}
 	}
 	defer state.Close()
 	if err := w.launch(append(w.r.arguments(w.id, w.rec), "-S", "-incoming", "defer")); err != nil {
@@ -269,7 +262,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		{"QEMU", man.QEMU, now.QEMU}, {"kernel", man.Kernel, now.Kernel}, {"root image", man.Root, now.Root},
 	} {
 		if c.was != c.is {
-			return &SnapshotError{fmt.Sprintf("it was saved with another %s (%s, now %s)", c.what, c.was, c.is)}
+			return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved with another %s (%s, now %s)", c.what, c.was, c.is)}
 		}
 	}
 	if err := m.ignoreShared(ctx); err != nil {
@@ -300,21 +293,21 @@ func (w *Work) restore(ctx context.Context) (err error) {
 // checkFiles compares what is on disk with the manifest.
 func (w *Work) checkFiles(man *manifest) error {
 	if man.Version != manifestVersion {
-		return &SnapshotError{fmt.Sprintf("it was saved in format %d, this is %d", man.Version, manifestVersion)}
+		return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved in format %d, this is %d", man.Version, manifestVersion)}
 	}
 	st, err := os.Stat(w.path(memoryFile))
 	if err != nil {
-		return &SnapshotError{"its memory is missing: " + err.Error()}
+		return &instance.SnapshotError{Reason: "its memory is missing: " + err.Error()}
 	}
 	if st.Size() != man.Memory {
-		return &SnapshotError{fmt.Sprintf("its memory has %d bytes, it was saved with %d", st.Size(), man.Memory)}
+		return &instance.SnapshotError{Reason: fmt.Sprintf("its memory has %d bytes, it was saved with %d", st.Size(), man.Memory)}
 	}
 	sum, n, err := digest(w.path(stateFile))
 	if err != nil {
-		return &SnapshotError{"its state cannot be read: " + err.Error()}
+		return &instance.SnapshotError{Reason: "its state cannot be read: " + err.Error()}
 	}
 	if n != man.State || sum != man.Digest {
-		return &SnapshotError{fmt.Sprintf("its state is damaged: %d bytes of %d", n, man.State)}
+		return &instance.SnapshotError{Reason: fmt.Sprintf("its state is damaged: %d bytes of %d", n, man.State)}
 	}
 	return nil
 }

@@ -116,7 +116,7 @@ func TestHibernate(t *testing.T) {
 		if err := d.harm(); err != nil {
 			t.Fatal(err)
 		}
-		var bad *SnapshotError
+		var bad *instance.SnapshotError
 		if err := w.Thaw(); !errors.As(err, &bad) {
 			t.Errorf("%s: %v", d.name, err)
 		}

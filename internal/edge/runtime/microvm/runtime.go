@@ -335,7 +335,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 		return nil, err
 	}
 	man, err := readManifest(r.dir(id))
-	var unusable *SnapshotError
+	var unusable *instance.SnapshotError
 	if errors.As(err, &unusable) {
 		return nil, errors.Join(gone, err, r.clear(ctx, id))
 	}
