@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -17,19 +19,51 @@ import (
 const settle = 2 * time.Millisecond
 
 // wakePart takes turns: a connection to the paused program, one to the running.
+// It does so for a program of one thread and for a Go program: the kernel thaws
+// every thread of a program before the one that answers may have its turn.
 func wakePart(ctx context.Context, s settings) (err error) {
 	d, err := startDaemon(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.end()) }()
-	addr, err := kept(ctx, d)
+	bin, err := tiny(d.dir)
 	if err != nil {
 		return err
 	}
+	for _, p := range []struct {
+		name    string
+		command func(addr string) ([]string, error)
+	}{
+		{"one thread", func(addr string) ([]string, error) {
+			_, port, err := net.SplitHostPort(addr)
+			return []string{bin, port}, err
+		}},
+		{"Go program", self},
+	} {
+		addr, err := freeAddr()
+		if err != nil {
+			return err
+		}
+		command, err := p.command(addr)
+		if err != nil {
+			return err
+		}
+		name := strings.ToLower(strings.ReplaceAll(p.name, " ", "-"))
+		if err := d.run(ctx, name, addr, time.Minute, command...); err != nil {
+			return err
+		}
+		if err := wakes(ctx, d, s, name, addr, p.name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func wakes(ctx context.Context, d *daemon, s settings, name, addr, title string) error {
 	var asleep, awake []time.Duration
 	for range s.wakes {
-		if err := pause(ctx, d, "program"); err != nil {
+		if err := pause(ctx, d, name); err != nil {
 			return err
 		}
 		for _, into := range []*[]time.Duration{&asleep, &awake} {
@@ -41,12 +75,12 @@ func wakePart(ctx context.Context, s settings) (err error) {
 			*into = append(*into, t)
 		}
 	}
-	o, err := d.Get(ctx, "program")
+	o, err := d.Get(ctx, name)
 	if err != nil {
 		return err
 	}
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
-	fmt.Fprintf(w, "%d of each; it says it was woken %d times\trunning\tpaused\tadded\tratio\twanted\t\n", s.wakes, o.WakeCount)
+	fmt.Fprintf(w, "%s: %d of each; it says it was woken %d times\trunning\tpaused\tadded\tratio\twanted\t\n", title, s.wakes, o.WakeCount)
 	for _, q := range []struct {
 		name   string
 		p      float64

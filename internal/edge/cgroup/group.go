@@ -60,7 +60,8 @@ func (g *Group) Freeze(ctx context.Context) error {
 }
 
 // Thaw lets every task run again. It may be called on a group that is not
-// frozen, and costs one short write.
+// frozen, and costs one short write. The caller's thread then gives way: the
+// kernel may have put the tasks on its processor, and they go first.
 func (g *Group) Thaw() error {
 	name, value := "/cgroup.freeze", "0"
 	if g.kind == V1 {
@@ -69,6 +70,7 @@ func (g *Group) Thaw() error {
 	if err := writeFile(g.dir+name, value); err != nil {
 		return g.fail("thaw", err)
 	}
+	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // cannot fail
 	return nil
 }
 
