@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -89,7 +90,7 @@ func controlExit(err error) (int, bool) {
 	return exitFailed, true
 }
 
-func (c *cli) completeWorkers(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (c *cli) completeWorkers(cmd *cobra.Command, a []string, to string) ([]string, cobra.ShellCompDirective) {
 	if len(a) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -97,12 +98,13 @@ func (c *cli) completeWorkers(cmd *cobra.Command, a []string, _ string) ([]strin
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	l, err := cl.Workers(cmd.Context(), nil)
+	q := url.Values{"sort": {"name"}, "limit": {"500"}, "q": {to}} // as many as anybody reads
+	l, err := control.Read[control.List[fleet.Worker]](cmd.Context(), cl, "/workers?"+q.Encode())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	names := make([]string, 0, len(l))
-	for _, w := range l {
+	names := make([]string, 0, len(l.Items))
+	for _, w := range l.Items {
 		names = append(names, w.Name+"\t"+string(w.Status))
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp

@@ -257,13 +257,13 @@ func (c *cli) workerImport() *cobra.Command {
 }
 
 func (c *cli) workerLs() *cobra.Command {
-	var region, status, template, owner, name string
+	var region, status, template, owner, name, text string
 	var tags []string
 	var terminated bool
 	cmd := &cobra.Command{Use: "ls", Short: "List workers", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			q := url.Values{}
-			for k, v := range map[string]string{"aws_region": region, "status": status, "template": template, "owner": owner, "name": name} {
+			for k, v := range map[string]string{"aws_region": region, "status": status, "template": template, "owner": owner, "name": name, "q": text} {
 				if v != "" {
 					q.Set(k, v)
 				}
@@ -291,6 +291,7 @@ func (c *cli) workerLs() *cobra.Command {
 	f.StringVar(&template, "template", "", "of this template only")
 	f.StringVar(&owner, "owner", "", "of this owner only")
 	f.StringVar(&name, "name", "", "with this name only")
+	f.StringVar(&text, "search", "", "with this text in the name, an id, an address, a tag, the owner or the template")
 	f.StringArrayVar(&tags, "tag", nil, "name or name=value, repeatable")
 	f.BoolVar(&terminated, "terminated", false, "terminated ones too")
 	return cmd

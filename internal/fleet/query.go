@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -94,6 +95,33 @@ func (f *Fleet) Workers(ctx context.Context, q WorkerFilter, after string, limit
 			return out, nil
 		}
 	}
+}
+
+// WorkersByID reads workers in the order of ids, and leaves out those that are
+// gone.
+func (f *Fleet) WorkersByID(ctx context.Context, ids []string) ([]Worker, error) {
+	out := make([]Worker, 0, len(ids))
+	for part := range slices.Chunk(ids, store.MaxOps) {
+		keys := make([]string, len(part))
+		for i, id := range part {
+			keys[i] = workerKey(id)
+		}
+		res, err := f.store.Commit(ctx, store.Txn{Read: keys})
+		if err != nil {
+			return nil, fmt.Errorf("cannot list the workers: %w", err)
+		}
+		for _, v := range res.Read {
+			if !v.Exists() {
+				continue
+			}
+			w, err := DecodeWorker(v)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, w)
+		}
+	}
+	return out, nil
 }
 
 // Policy resolves a worker's idle policy, with its template and named policy.

@@ -32,6 +32,9 @@ func List(ctx context.Context, s Store, keys Keys) (Page, error) {
 // functions are called from the goroutine that called Follow; an error of
 // either ends it.
 type Follower struct {
+	// Watch is what is watched when that is more than what is listed; the
+	// zero Keys are those that are listed.
+	Watch Keys
 	// Reset gets all the keys. It is called first, and again whenever
 	// changes were missed because their history is gone.
 	Reset func(Page) error
@@ -74,7 +77,11 @@ func followOnce(ctx context.Context, s Store, keys Keys, f Follower, next *int64
 	}
 	watch, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for b := range s.Watch(watch, keys, *next) {
+	watched := keys
+	if f.Watch != (Keys{}) {
+		watched = f.Watch
+	}
+	for b := range s.Watch(watch, watched, *next) {
 		if b.Err != nil {
 			return b.Err
 		}
@@ -84,5 +91,5 @@ func followOnce(ctx context.Context, s Store, keys Keys, f Follower, next *int64
 		}
 		*next = b.Revision + 1
 	}
-	return fmt.Errorf("cannot go on watching %q: %w", keys, ErrUnavailable)
+	return fmt.Errorf("cannot go on watching %q: %w", watched, ErrUnavailable)
 }

@@ -31,6 +31,7 @@ import (
 	"lull/internal/base/task"
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/replay"
+	"lull/internal/daemon/server/roster"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
 	"lull/internal/store"
@@ -92,6 +93,7 @@ type Server struct {
 	mux      *http.ServeMux
 	api      huma.API
 	machines *machines
+	roster   *roster.Roster
 	streams  chan struct{} // one for each event stream that may be open
 	replays  *replay.Log   // set before ready closes
 	ready    chan struct{}
@@ -116,6 +118,7 @@ func New(o Options) (*Server, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	s.roster = roster.New(o.Fleet.Store(), s.log)
 	if s.leaseTTL == 0 {
 		s.leaseTTL = 15 * time.Second
 	}
@@ -175,16 +178,18 @@ func (s *Server) Run(ctx context.Context) error {
 	fault := func(err error) { s.log.Error("record cannot be read", "error", err) }
 	tokens := task.Loop("the tokens", func(ctx context.Context) error { return s.tokens.Run(ctx, fault) })
 	open := task.Func("the API's upkeep", func(ctx context.Context, ready func()) error {
-		select {
-		case <-s.tokens.Ready():
-		case <-ctx.Done():
-			return nil
+		for _, known := range []<-chan struct{}{s.tokens.Ready(), s.roster.Ready()} {
+			select {
+			case <-known:
+			case <-ctx.Done():
+				return nil
+			}
 		}
 		close(s.ready)
 		ready()
 		return s.upkeep(ctx, lease)
 	})
-	return errors.Join(task.Run(ctx, tokens, open), s.revoke(ctx, lease))
+	return errors.Join(task.Run(ctx, tokens, task.Loop("the list of workers", s.roster.Run), open), s.revoke(ctx, lease))
 }
 
 func (s *Server) upkeep(ctx context.Context, lease store.Lease) error {

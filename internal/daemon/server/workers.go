@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"lull/internal/daemon/server/access"
+	"lull/internal/daemon/server/roster"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
 	"lull/internal/power"
@@ -22,34 +24,43 @@ type One struct {
 
 // Paged asks for a page of a listing.
 type Paged struct {
-	After string `query:"after" maxLength:"128" doc:"Cursor: next of the page before"`
+	After string `query:"after" maxLength:"300" doc:"Cursor: next of the page before"`
 	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100"`
+}
+
+// Selected selects workers.
+type Selected struct {
+	Text       string   `query:"q" maxLength:"128" doc:"What is in the name, an id, an address, a tag, the owner or the template, in any case"`
+	Name       string   `query:"name" maxLength:"128" doc:"Exactly this name"`
+	Region     string   `query:"aws_region" maxLength:"32"`
+	Short      string   `query:"region" maxLength:"32" doc:"The same as aws_region"`
+	Status     []string `query:"status,explode" maxItems:"11" enum:"PENDING,PROVISIONING,STARTING,RUNNING,DRAINING,STOPPING,STOPPED,TERMINATING,TERMINATED,FAILED,UNKNOWN" doc:"Repeatable"`
+	Template   string   `query:"template" maxLength:"128"`
+	Owner      string   `query:"owner" maxLength:"256"`
+	Tag        []string `query:"tag,explode" maxItems:"10" doc:"name=value, or name for any value"`
+	Terminated bool     `query:"terminated" doc:"Terminated workers too"`
+}
+
+func (q *Selected) query(ctx context.Context) roster.Query {
+	out := roster.Query{Name: q.Name, Text: q.Text, WorkerFilter: fleet.WorkerFilter{
+		Region: cmp.Or(regionOf(ctx), q.Region, q.Short), Template: q.Template, Owner: q.Owner, WithTerminated: q.Terminated}}
+	for _, status := range q.Status {
+		out.Statuses = append(out.Statuses, power.Worker(status))
+	}
+	for _, t := range q.Tag {
+		name, value, _ := strings.Cut(t, "=")
+		if out.Tags == nil {
+			out.Tags = map[string]string{}
+		}
+		out.Tags[name] = value
+	}
+	return out
 }
 
 type workerList struct {
 	Paged
-	Name       string   `query:"name" maxLength:"128" doc:"Exactly this name"`
-	Region     string   `query:"aws_region" maxLength:"32"`
-	Status     string   `query:"status" enum:"PENDING,PROVISIONING,STARTING,RUNNING,DRAINING,STOPPING,STOPPED,TERMINATING,TERMINATED,FAILED,UNKNOWN"`
-	Template   string   `query:"template" maxLength:"128"`
-	Owner      string   `query:"owner" maxLength:"256"`
-	Tag        []string `query:"tag,explode" maxItems:"10" doc:"name=value, or name for any value"`
-	Terminated bool     `query:"terminated" doc:"List terminated workers too"`
-}
-
-func (q workerList) filter(ctx context.Context) fleet.WorkerFilter {
-	f := fleet.WorkerFilter{Region: q.Region, Status: power.Worker(q.Status), Template: q.Template, Owner: q.Owner, WithTerminated: q.Terminated}
-	if r := regionOf(ctx); r != "" {
-		f.Region = r
-	}
-	for _, t := range q.Tag {
-		name, value, _ := strings.Cut(t, "=")
-		if f.Tags == nil {
-			f.Tags = map[string]string{}
-		}
-		f.Tags[name] = value
-	}
-	return f
+	Selected
+	Sort string `query:"sort" enum:"id,name" default:"id"`
 }
 
 // shown is a worker as the API gives it.
@@ -89,7 +100,7 @@ func revisionOf(match string) (int64, error) {
 }
 
 func (s *Server) workerRoutes() {
-	register(s, route{id: "list-workers", method: "GET", path: workersPath, role: access.Viewer, doc: "Workers, by id"},
+	register(s, route{id: "list-workers", method: "GET", path: workersPath, role: access.Viewer, doc: "Workers, page by page, with how many there are in all"},
 		func(ctx context.Context, in *workerList) (*answer[control.List[fleet.Worker]], error) {
 			return ok(s.listWorkers(ctx, in))
 		})
@@ -163,23 +174,21 @@ func intoRegionOf(ctx context.Context, region *string) error {
 
 func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[fleet.Worker], error) {
 	out := control.List[fleet.Worker]{Items: []fleet.Worker{}}
-	after := in.After
-	for {
-		page, err := s.fleet.Workers(ctx, in.filter(ctx), after, in.Limit)
-		if err != nil {
-			return out, err
-		}
-		for _, w := range page.Workers {
-			if in.Name != "" && w.Name != in.Name {
-				continue
-			}
-			out.Items = append(out.Items, w.Public())
-		}
-		after, out.Next = page.Next, page.Next
-		if page.Next == "" || len(out.Items) > 0 || in.Name == "" {
-			return out, nil
-		}
+	q := in.query(ctx)
+	q.ByName, q.After, q.Limit = in.Sort == "name", in.After, in.Limit
+	page, err := s.roster.Select(ctx, q)
+	if err != nil {
+		return out, err
 	}
+	workers, err := s.fleet.WorkersByID(ctx, page.IDs)
+	if err != nil {
+		return out, err
+	}
+	for _, w := range workers {
+		out.Items = append(out.Items, w.Public())
+	}
+	out.Next, out.Total = page.Next, &page.Total
+	return out, nil
 }
 
 // observe is what the owner of a worker has in memory; false if it cannot be

@@ -18,6 +18,9 @@ import (
 type List[T any] struct {
 	Items []T    `json:"items"`
 	Next  string `json:"next,omitempty"`
+	// Total counts what is selected on all pages together, where that is
+	// known without reading them.
+	Total *int `json:"total,omitempty"`
 }
 
 // Why answers why a worker runs, or why and by whom it was stopped.

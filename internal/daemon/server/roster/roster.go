@@ -1,0 +1,290 @@
+// Package roster answers which workers there are without reading them all: it
+// keeps what a listing selects and orders by, and follows the store.
+//
+// It guarantees that a listing shows every change that the store had taken
+// when the listing was asked for, from whichever server it came: it asks the
+// store for its revision and waits until it has followed that far. A line
+// costs about half a kilobyte; the records stay in the store, and a page reads
+// its own.
+package roster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/power"
+	"lull/internal/store"
+)
+
+// Query selects workers and says how they are ordered.
+type Query struct {
+	fleet.WorkerFilter
+	// Name is the whole name, Text what is in the name, an id, an address, a
+	// tag, the owner or the template, in any case.
+	Name, Text string
+	// Statuses are those selected; none selects all but TERMINATED, which
+	// WithTerminated adds.
+	Statuses []power.Worker
+	ByName   bool   // the order is by name and then id, else by id
+	After    string // cursor of the page before
+	Limit    int    // from 1
+}
+
+// Page is what a Query selects: the ids of one page, in order.
+type Page struct {
+	IDs   []string
+	Next  string // cursor of the next page; empty at the end
+	Total int    // selected on all pages together
+}
+
+// line is what is kept of a worker.
+type line struct {
+	w    fleet.Worker // only what WorkerFilter looks at, and the name
+	text string       // in lower case
+}
+
+func lineOf(w *fleet.Worker) *line {
+	parts := []string{w.Name, w.ID, w.EC2InstanceID, w.Owner, w.TemplateName, w.PublicIP, w.PrivateIP}
+	for k, v := range w.Tags {
+		parts = append(parts, k+"="+v)
+	}
+	return &line{text: strings.ToLower(strings.Join(parts, "\n")), w: fleet.Worker{
+		ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, TemplateName: w.TemplateName, Owner: w.Owner, Tags: w.Tags, Status: w.Status}}
+}
+
+func byID(a, b *line) int { return cmp.Compare(a.w.ID, b.w.ID) }
+
+func byName(a, b *line) int { return cmp.Or(cmp.Compare(a.w.Name, b.w.Name), byID(a, b)) }
+
+// waiter wants to know when the roster has come to a revision.
+type waiter struct {
+	revision int64
+	done     chan struct{}
+}
+
+// Roster is the list of a store's workers. Make it with New.
+type Roster struct {
+	store store.Store
+	log   *slog.Logger
+	ready chan struct{}
+
+	mu      sync.Mutex
+	at      int64 // every change up to it is here
+	lines   map[string]*line
+	ids     []*line // in order of id
+	names   []*line // in order of name
+	waiting []waiter
+	loaded  bool
+}
+
+// New makes a Roster; Run fills it.
+func New(s store.Store, log *slog.Logger) *Roster {
+	return &Roster{store: s, log: log, ready: make(chan struct{}), lines: map[string]*line{}}
+}
+
+// Ready closes when all workers have been read.
+func (r *Roster) Ready() <-chan struct{} { return r.ready }
+
+// Run follows the store until ctx ends, whose error it returns.
+func (r *Roster) Run(ctx context.Context) error {
+	return store.Follow(ctx, r.store, fleet.WorkerKeys(), store.Follower{
+		// Every key: so the revision it has come to is the store's own.
+		Watch: store.Prefix(""),
+		Reset: func(p store.Page) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			clear(r.lines)
+			for _, v := range p.Values {
+				if l := r.line(v); l != nil {
+					r.lines[l.w.ID] = l
+				}
+			}
+			r.ids = r.ids[:0]
+			for _, l := range r.lines {
+				r.ids = append(r.ids, l)
+			}
+			r.names = slices.Clone(r.ids)
+			slices.SortFunc(r.ids, byID)
+			slices.SortFunc(r.names, byName)
+			r.reached(p.Revision)
+			if !r.loaded {
+				r.loaded = true
+				close(r.ready)
+			}
+			return nil
+		},
+		Apply: func(b store.Batch) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			for _, e := range b.Events {
+				if fleet.WorkerKeys().Contains(e.Value.Key) {
+					r.change(e)
+				}
+			}
+			r.reached(b.Revision)
+			return nil
+		},
+	})
+}
+
+// line reads a record; nil for one that cannot be read, which no listing
+// shows.
+func (r *Roster) line(v store.Value) *line {
+	w, err := fleet.DecodeWorker(v)
+	if err != nil {
+		r.log.Error("cannot list a worker", "key", v.Key, "error", err)
+		return nil
+	}
+	return lineOf(&w)
+}
+
+// change takes one event. The lock is held.
+func (r *Roster) change(e store.Event) {
+	if old := r.lines[fleet.WorkerID(e.Value.Key)]; old != nil {
+		delete(r.lines, old.w.ID)
+		r.ids, r.names = without(r.ids, old, byID), without(r.names, old, byName)
+	}
+	if e.Deleted {
+		return
+	}
+	if l := r.line(e.Value); l != nil {
+		r.lines[l.w.ID] = l
+		r.ids, r.names = with(r.ids, l, byID), with(r.names, l, byName)
+	}
+}
+
+func with(s []*line, l *line, order func(a, b *line) int) []*line {
+	i, _ := slices.BinarySearchFunc(s, l, order)
+	return slices.Insert(s, i, l)
+}
+
+func without(s []*line, l *line, order func(a, b *line) int) []*line {
+	i, found := slices.BinarySearchFunc(s, l, order)
+	if !found {
+		return s
+	}
+	return slices.Delete(s, i, i+1)
+}
+
+// reached says how far the roster is. The lock is held.
+func (r *Roster) reached(revision int64) {
+	r.at = max(r.at, revision)
+	r.waiting = slices.DeleteFunc(r.waiting, func(w waiter) bool {
+		if w.revision > r.at {
+			return false
+		}
+		close(w.done)
+		return true
+	})
+}
+
+// patience bounds how long a listing waits for the changes that the store
+// has; they are on their way unless the store is away.
+const patience = 10 * time.Second
+
+// catchUp waits until everything that the store has now is here.
+func (r *Roster) catchUp(ctx context.Context) error {
+	res, err := r.store.Commit(ctx, store.Txn{Read: []string{revisionOf}})
+	if err != nil {
+		return fmt.Errorf("cannot list the workers: %w", err)
+	}
+	r.mu.Lock()
+	if r.loaded && r.at >= res.Revision {
+		r.mu.Unlock()
+		return nil
+	}
+	w := waiter{res.Revision, make(chan struct{})}
+	r.waiting = append(r.waiting, w)
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting = slices.DeleteFunc(r.waiting, func(o waiter) bool { return o.done == w.done })
+	return fmt.Errorf("cannot list the workers: changes of the store do not arrive: %w", errors.Join(store.ErrUnavailable, context.Cause(ctx)))
+}
+
+// revisionOf is a key whose reading tells the revision of the store.
+const revisionOf = "pool"
+
+// Select returns one page of what q selects.
+func (r *Roster) Select(ctx context.Context, q Query) (Page, error) {
+	if err := r.catchUp(ctx); err != nil {
+		return Page{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all, order := r.ids, byID
+	if q.ByName || q.Name != "" {
+		all, order = r.names, byName
+	}
+	if q.Name != "" {
+		all = named(all, q.Name)
+	}
+	after := cursor(q.After, q.ByName || q.Name != "")
+	var out Page
+	for _, l := range all {
+		if !q.selects(l) {
+			continue
+		}
+		out.Total++
+		if q.After != "" && order(l, after) <= 0 {
+			continue
+		}
+		switch {
+		case len(out.IDs) < q.Limit:
+			out.IDs = append(out.IDs, l.w.ID)
+		case out.Next == "":
+			last := r.lines[out.IDs[len(out.IDs)-1]]
+			if out.Next = last.w.ID; q.ByName || q.Name != "" {
+				out.Next = last.w.Name + "/" + last.w.ID
+			}
+		}
+	}
+	return out, nil
+}
+
+// named are the lines of s, which is in order of name, with one name.
+func named(s []*line, name string) []*line {
+	i, _ := slices.BinarySearchFunc(s, name, func(l *line, name string) int { return cmp.Compare(l.w.Name, name) })
+	n := i
+	for n < len(s) && s[n].w.Name == name {
+		n++
+	}
+	return s[i:n]
+}
+
+// cursor is the line that a page ended with, as far as its order goes.
+func cursor(after string, byName bool) *line {
+	l := &line{}
+	l.w.ID = after
+	if i := strings.LastIndexByte(after, '/'); byName && i >= 0 {
+		l.w.Name, l.w.ID = after[:i], after[i+1:]
+	}
+	return l
+}
+
+func (q *Query) selects(l *line) bool {
+	f := q.WorkerFilter
+	if len(q.Statuses) > 0 {
+		if !slices.Contains(q.Statuses, l.w.Status) {
+			return false
+		}
+		f.WithTerminated = true
+	}
+	return f.Matches(&l.w) && (q.Name == "" || l.w.Name == q.Name) &&
+		(q.Text == "" || strings.Contains(l.text, strings.ToLower(q.Text)))
+}
