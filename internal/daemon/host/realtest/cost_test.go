@@ -1,0 +1,63 @@
+package realtest
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// A paused instance costs the daemon a record and its sockets' duplicates, but
+// no goroutine, no thread and no timer of its own (spec, section 4).
+func TestNothingPerInstance(t *testing.T) {
+	const instances, slack = 40, 20
+	d := startHost(t, "--probe", "100ms", "--pause-after", "200ms")
+	empty := d.cost()
+	for n := range instances { // one after the other: threads once made stay
+		s, _ := web(t, fmt.Sprint("cost-", n), false)
+		d.run(s)
+	}
+	for n := range instances {
+		d.await(fmt.Sprint("cost-", n), "paused")
+	}
+	var full cost
+	if !waits(limit, func() bool {
+		full = d.cost()
+		return full.goroutines <= empty.goroutines+slack && full.threads <= empty.threads+slack && full.timers <= empty.timers+slack
+	}) {
+		t.Fatalf("an empty host has %+v, one with %d paused instances %+v: more than %d of something", empty, instances, full, slack)
+	}
+	t.Logf("REPORT cost: empty %+v, %d paused %+v", empty, instances, full)
+}
+
+// cost is what a daemon has of the things that must not grow with its instances.
+type cost struct{ goroutines, threads, timers int }
+
+func (d *daemon) cost() cost {
+	d.t.Helper()
+	st, err := d.Status(d.t.Context())
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	c := cost{goroutines: st.Goroutines}
+	proc := fmt.Sprintf("/proc/%d/", d.cmd.Process.Pid)
+	threads, err := os.ReadDir(proc + "task")
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	c.threads = len(threads)
+	if b, err := os.ReadFile(proc + "timers"); err == nil { // a kernel may have no such file
+		c.timers = bytes.Count(b, []byte("ID:"))
+	}
+	files, err := os.ReadDir(proc + "fd")
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	for _, f := range files {
+		if to, _ := os.Readlink(proc + "fd/" + f.Name()); strings.Contains(to, "timerfd") {
+			c.timers++
+		}
+	}
+	return c
+}
