@@ -3,6 +3,7 @@ package realtest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"sync"
@@ -105,8 +106,7 @@ func race(t *testing.T, uid int, relay bool, def int) {
 	for _, l := range lanes { // after the last cycle each still lives
 		mustAnswer(t, l.addr)
 	}
-	log.settle(t, d)
-	report(t, lanes, log, st.Freezer, took)
+	report(t, lanes, log.settle(t, d), st.Freezer, took)
 }
 
 // ways are how the freeze comes about.
@@ -275,9 +275,9 @@ func until(at time.Time) {
 
 // eventLog keeps the events of each instance.
 type eventLog struct {
-	mu   sync.Mutex
-	by   map[string][]hostctl.Event
-	last string
+	mu     sync.Mutex
+	by     map[string][]hostctl.Event
+	halted bool
 }
 
 func (d *daemon) follow() *eventLog {
@@ -288,7 +288,7 @@ func (d *daemon) follow() *eventLog {
 		_ = d.Events(ctx, "", func(e hostctl.Event) error {
 			g.mu.Lock()
 			g.by[e.Instance] = append(g.by[e.Instance], e)
-			g.last = e.Type
+			g.halted = g.halted || e.Type == "halt"
 			g.mu.Unlock()
 			return nil
 		})
@@ -297,8 +297,9 @@ func (d *daemon) follow() *eventLog {
 	return g
 }
 
-// settle waits until every event up to now is here.
-func (g *eventLog) settle(t *testing.T, d *daemon) {
+// settle waits until every event up to now is here, and gives them. More may
+// come: a transition that had begun ends.
+func (g *eventLog) settle(t *testing.T, d *daemon) map[string][]hostctl.Event {
 	t.Helper()
 	if _, err := d.Halt(t.Context(), true); err != nil {
 		t.Fatal(err)
@@ -306,8 +307,11 @@ func (g *eventLog) settle(t *testing.T, d *daemon) {
 	waitFor(t, limit, "the events arrive", func() bool {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		return g.last == "halt"
+		return g.halted
 	})
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return maps.Clone(g.by)
 }
 
 // met says what a shot met: a running program, one that was about to be
@@ -330,7 +334,7 @@ func met(s shot, events []hostctl.Event) (string, uint64) {
 	return "running", 0
 }
 
-func report(t *testing.T, lanes []*lane, log *eventLog, freezer string, took time.Duration) {
+func report(t *testing.T, lanes []*lane, events map[string][]hostctl.Event, freezer string, took time.Duration) {
 	t.Helper()
 	counts, wakes, cycles, shots := map[string]int{}, map[uint64]bool{}, 0, 0
 	var worst time.Duration
@@ -339,7 +343,7 @@ func report(t *testing.T, lanes []*lane, log *eventLog, freezer string, took tim
 		cycles += l.cycles
 		shots += len(l.shots)
 		for _, s := range l.shots {
-			m, seq := met(s, log.by[l.name])
+			m, seq := met(s, events[l.name])
 			counts[m]++
 			if m == "frozen" {
 				wakes[seq] = true // of those that met it frozen one woke it
