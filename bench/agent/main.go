@@ -68,7 +68,7 @@ func watch(ctx context.Context, dir string, every time.Duration) error {
 	}
 	defer journal.Close()
 	o, free, err := agent.Machine(agent.Options{Version: "bench", Journal: journal,
-		Disk: local{files, fmt.Sprintf("idle-timeout: 24h\ncheck-interval: %s\n", every)}}, &agent.Meter{})
+		Disk: local{files, fmt.Sprintf("idle-timeout: 24h\ncheck-interval: %s\n", every)}}, &agent.Meter{}, 0)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ func (c *cli) agentCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "agent", Short: "Stop this machine when nobody uses it", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.agentRun(), c.agentStatus(), c.agentWhy(), c.agentReload(), c.agentSnooze(), c.agentComplete(), c.agentLease(),
-		c.agentHistory(), c.agentHalt(), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentUninstall())
+		c.agentHistory(), c.agentHalt(), c.agentLs(), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentUninstall())
 	return cmd
 }
 
@@ -95,6 +95,19 @@ func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 	fmt.Fprintln(w)
 	agentReadings(w, s.Readings, s.NotAsked)
 	agentVerdict(w, s.Verdict)
+	if l := s.Server; l != nil {
+		what := "the server has not answered yet"
+		switch {
+		case l.WorkerID != "":
+			what = fmt.Sprintf("the server knows it as worker %s; decides: %s", l.WorkerID, l.Holder)
+		case l.ReportedAt != nil:
+			what = "the server knows no worker that is this machine"
+		}
+		if l.Error != "" {
+			what += " (not reached: " + l.Error + ")"
+		}
+		fmt.Fprintln(w, what)
+	}
 	if s.WarnedAt != nil {
 		fmt.Fprintf(w, "warned at %s\n", clockTime(*s.WarnedAt))
 	}

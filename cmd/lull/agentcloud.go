@@ -4,72 +4,16 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"lull/internal/daemon/agent"
 	"lull/internal/edge/ec2"
 	"lull/internal/edge/imds"
 )
-
-// meter counts the bytes that lull itself moves over the network, so that they
-// are not taken for use (spec, promise 8).
-type meter struct{ bytes atomic.Uint64 }
-
-// Frames carry 66 bytes of Ethernet, IPv4 and TCP headers beside at most 1448
-// of content; acknowledgements are not counted, so that the sum stays below
-// what the interface counts.
-const (
-	frameHead = 66
-	frameFull = 1448
-)
-
-func (m *meter) add(n int) {
-	if n > 0 {
-		m.bytes.Add(uint64(n + frameHead*(1+n/frameFull)))
-	}
-}
-
-// client returns an HTTP client whose connections are counted.
-func (m *meter) client(proxy func(*http.Request) (*url.URL, error)) *http.Client {
-	d := &net.Dialer{Timeout: 5 * time.Second}
-	return &http.Client{Transport: &http.Transport{
-		Proxy: proxy, MaxIdleConns: 4, IdleConnTimeout: 30 * time.Second, TLSHandshakeTimeout: 5 * time.Second,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			c, err := d.DialContext(ctx, network, address)
-			if err != nil {
-				return nil, err
-			}
-			if a, ok := c.RemoteAddr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
-				return c, nil // the network signal leaves loopback out
-			}
-			return metered{c, m}, nil
-		},
-	}}
-}
-
-type metered struct {
-	net.Conn
-	m *meter
-}
-
-func (c metered) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.m.add(n)
-	return n, err
-}
-
-func (c metered) Write(b []byte) (int, error) {
-	n, err := c.Conn.Write(b)
-	c.m.add(n)
-	return n, err
-}
 
 // firmware tells whether the hypervisor's names are EC2's; known is false where
 // there are none to read. It works before the network does, so that a metadata
@@ -107,9 +51,9 @@ var (
 	_ agent.TagSource = describedTags{}
 )
 
-func newEC2Edge(cfg agentConfig, m *meter) *ec2Edge {
-	return &ec2Edge{cfg: cfg, http: m.client(http.ProxyFromEnvironment),
-		imds: imds.New(imds.Options{Endpoint: cfg.IMDSEndpoint, HTTP: m.client(nil)})}
+func newEC2Edge(cfg agentConfig, m *agent.Meter) *ec2Edge {
+	return &ec2Edge{cfg: cfg, http: &http.Client{Transport: m.Transport(http.ProxyFromEnvironment)},
+		imds: imds.New(imds.Options{Endpoint: cfg.IMDSEndpoint, HTTP: &http.Client{Transport: m.Transport(nil)}})}
 }
 
 // identity is who the instance is.
@@ -200,7 +144,7 @@ func (d describedTags) Tags(ctx context.Context) (map[string]string, error) {
 }
 
 // findCloud decides whether this is an EC2 instance; nil is none.
-func findCloud(ctx context.Context, cfg agentConfig, m *meter) (*ec2Edge, error) {
+func findCloud(ctx context.Context, cfg agentConfig, m *agent.Meter) (*ec2Edge, error) {
 	if cfg.Cloud == cloudNone {
 		return nil, nil
 	}

@@ -29,6 +29,8 @@ type agentConfig struct {
 	PowerOff      string
 	Hibernate     string
 	ShortestReach time.Duration
+
+	Server, TokenFile, ServerCA, Machine string // reporting; see agentserver.go
 }
 
 // agentOption is one setting of the process; precedence is flag, environment,
@@ -50,6 +52,10 @@ var agentOptions = []agentOption{
 	{"power-off", "LULL_AGENT_POWER_OFF", "command", "what powers the machine off where there is no cloud; run by sh", func(c *agentConfig) any { return &c.PowerOff }},
 	{"hibernate", "LULL_AGENT_HIBERNATE", "command", "what hibernates the machine where there is no cloud; run by sh", func(c *agentConfig) any { return &c.Hibernate }},
 	{"shortest-window", "LULL_AGENT_SHORTEST_WINDOW", "duration", "the shortest time that rates of cpu, network and disk are judged over", func(c *agentConfig) any { return &c.ShortestReach }},
+	{"server", "LULL_AGENT_SERVER", "URL", "the server to report to, https unless it is on this machine; empty reports to none", func(c *agentConfig) any { return &c.Server }},
+	{"server-token-file", "LULL_AGENT_TOKEN_FILE", "path", "file with the token of this machine's agent, readable by nobody else", func(c *agentConfig) any { return &c.TokenFile }},
+	{"server-ca", "LULL_AGENT_SERVER_CA", "path", "certificates in PEM that the server's is checked against; empty takes the system's", func(c *agentConfig) any { return &c.ServerCA }},
+	{"machine", "LULL_AGENT_MACHINE", "text", "the machine that the token speaks for; empty is the instance's id or, without a cloud, the host's name", func(c *agentConfig) any { return &c.Machine }},
 }
 
 const (
@@ -92,6 +98,9 @@ func resolveAgent(getenv func(string) string, flags *pflag.FlagSet) (agentConfig
 	case cloudAuto, cloudEC2, cloudNone:
 	default:
 		errs = append(errs, fmt.Errorf("cannot use cloud %q: want auto, ec2 or none", cfg.Cloud))
+	}
+	if err := cfg.checkServer(); err != nil {
+		errs = append(errs, err)
 	}
 	if cfg.ShortestReach < 100*time.Millisecond || cfg.ShortestReach > time.Hour {
 		errs = append(errs, fmt.Errorf("cannot use shortest-window %s: want between 100ms and 1h", cfg.ShortestReach))

@@ -9,18 +9,13 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"lull/internal/base/task"
-	"lull/internal/base/wall"
 	"lull/internal/daemon/agent"
-	"lull/internal/edge/gpu"
-	"lull/internal/edge/proc"
-	"lull/internal/link/agentctl"
 )
 
 // buildDate is set by the linker, RFC 3339.
@@ -51,15 +46,13 @@ SIGHUP reads the policy again; lull agent reload does too and says what changed.
 // runAgent is the wiring of an agent, in the order in which it comes up.
 func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 	log := slog.New(slog.NewTextHandler(c.err, nil))
-	clocks, err := machineClocks()
+	bytes := &agent.Meter{}
+	o, free, err := agent.Machine(agent.Options{Version: version, BuildDate: buildDate, Prefix: cfg.Prefix, Hooks: agent.ShellHooks{}, Log: log}, bytes, cfg.ShortestReach)
 	if err != nil {
 		return err
 	}
-	boot, err := wall.BootID(os.DirFS("/proc"))
-	if err != nil {
-		return err
-	}
-	at := clocks()
+	defer free()
+	at := o.Clocks()
 	files := agent.Files{State: cfg.State, ConfigFile: cfg.Config, BootedAt: at.Wall.Add(-at.Boot)}
 	if err := files.Prepare(); err != nil {
 		return err
@@ -85,24 +78,14 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 		return err
 	}
 
-	bytes := &meter{}
-	own := &proc.OwnWrites{}
-	bus := &proc.Logind{}
-	defer bus.Close()
-	work := &proc.Work{}
-	machine := proc.NewMachine(proc.MachineConfig{LeastWindow: cfg.ShortestReach, Own: own, OwnBytes: bytes.bytes.Load})
-	defer machine.Close()
-	o := agent.Options{
-		Version: version, BuildDate: buildDate, BootID: boot, Prefix: cfg.Prefix,
-		Cheap:  machine,
-		Slow:   agent.Signals(&proc.People{Own: own, Logins: bus}, bus, work, &gpu.Reader{}),
-		Memory: memoryOf(work), Timers: agent.Pending(bus),
-		Hooks: agent.ShellHooks{}, Disk: files, Journal: journal, Clocks: clocks, Own: own, Log: log,
-	}
-	log.Info("agent starts", "version", version, "build_date", buildDate, "boot_id", boot)
+	o.Disk, o.Journal = files, journal
+	log.Info("agent starts", "version", version, "build_date", buildDate, "boot_id", o.BootID)
 	addCloud(ctx, cfg, bytes, &o)
-	o.Warner = agent.People{Terminals: "/dev/pts", Consoles: agentConsoles(), Own: own, File: filepath.Join(filepath.Dir(cfg.Socket), "warning"),
-		HTTP: bytes.client(http.ProxyFromEnvironment), Host: hostName()}
+	if err := addServer(cfg, bytes, &o); err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	o.Warner = agent.People{Terminals: "/dev/pts", Consoles: agentConsoles(), Own: o.Own, File: filepath.Join(filepath.Dir(cfg.Socket), "warning"),
+		HTTP: &http.Client{Transport: bytes.Transport(http.ProxyFromEnvironment)}, Host: hostName()}
 	a, err := agent.New(o)
 	if err != nil {
 		return errors.Join(err, listener.Close())
@@ -110,26 +93,6 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 	return task.Run(ctx, a, agent.Control(a, listener, log), task.Loop("reload on SIGHUP", func(ctx context.Context) error {
 		return reloadOnHangup(ctx, a, log)
 	}))
-}
-
-// machineClocks reads the machine's clocks once, to fail early, and returns
-// their reader.
-func machineClocks() (func() wall.Reading, error) {
-	last, err := wall.Read()
-	if err != nil {
-		return nil, err
-	}
-	var mu sync.Mutex
-	return func() wall.Reading {
-		r, err := wall.Read()
-		mu.Lock()
-		defer mu.Unlock()
-		if err != nil {
-			return last // clocks that could be read once do not go away
-		}
-		last = r
-		return r
-	}, nil
 }
 
 // lockState makes sure that one agent at a time keeps its state there.
@@ -147,7 +110,7 @@ func lockState(dir string) (unlock func(), err error) {
 
 // addCloud adds the cloud the machine runs in, or what powers it off where it
 // runs in none.
-func addCloud(ctx context.Context, cfg agentConfig, m *meter, o *agent.Options) {
+func addCloud(ctx context.Context, cfg agentConfig, m *agent.Meter, o *agent.Options) {
 	e, err := findCloud(ctx, cfg, m)
 	if err != nil {
 		o.Log.Error("the instance is not known yet; nothing is done until it is", "error", err)
@@ -163,13 +126,6 @@ func addCloud(ctx context.Context, cfg agentConfig, m *meter, o *agent.Options) 
 	}
 	o.Cloud = e
 	o.Tags = []agent.TagSource{e.imds, describedTags{e}}
-}
-
-func memoryOf(w *proc.Work) func() (agentctl.Memory, error) {
-	return func() (agentctl.Memory, error) {
-		total, available, err := w.ReadMemory()
-		return agentctl.Memory{TotalBytes: total, AvailableBytes: available}, err
-	}
 }
 
 // agentConsoles are the terminals beside the pseudo ones that somebody can sit at.

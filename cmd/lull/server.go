@@ -103,7 +103,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	if ctl.peers != nil {
 		asked = ctl.peers.Handler()
 	}
-	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, Shadow: cfg.Shadow, Log: log.With("part", "api"),
+	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, Log: log.With("part", "api"),
 		Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Peers: asked})
 	if err != nil {
 		return err

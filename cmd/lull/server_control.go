@@ -95,7 +95,7 @@ func (o observed) Observation(_ context.Context, id string) (control.Observation
 	if !ok || !l.Owned {
 		return control.Observation{}, false
 	}
-	out := control.Observation{EC2: &l.EC2, Telemetry: l.Telemetry, Status: l.Idle}
+	out := control.Observation{EC2: &l.EC2, Telemetry: l.Telemetry, Status: l.Idle, Agent: l.Agent}
 	m, at := l.Metrics, l.Metrics.CollectedAt
 	sample := func(v *float64) control.Sample {
 		if v == nil {
@@ -114,6 +114,10 @@ func (o observed) Observation(_ context.Context, id string) (control.Observation
 		out.Metrics.SystemInfo = raw
 	}
 	return out, true
+}
+
+func (o observed) Report(_ context.Context, id string, r control.AgentReport) bool {
+	return o.ctl.Report(id, r)
 }
 
 // admin is the controller as administrators see it.

@@ -105,6 +105,8 @@ type Intent struct {
 	// SentAt is written before the cloud is asked, so that a crash leaves
 	// no doubt about whether it may have been.
 	SentAt *time.Time `json:"sent_at,omitempty"`
+	// AgentGeneration is the agent's own number of an intent that it made.
+	AgentGeneration uint64 `json:"agent_generation,omitempty"`
 }
 
 // Launch is everything a launch is made of. It is durable before the call,

@@ -81,19 +81,24 @@ func copyOf(o *agentctl.Outcome) *agentctl.Outcome {
 	return &c
 }
 
-// carryOut is the fenced stop of the agent: intent, hook, read everything
-// again, call, observe.
+// carryOut is the fenced stop of the agent: intent, also in the server's record
+// where there is one, hook, the server again since a hook may take long, read
+// everything again, call, observe.
 func (a *Agent) carryOut(ctx context.Context, at *attempt, hookRan bool) {
 	err := a.durable(ctx, func() error { return nil })
 	if err != nil {
 		err = fmt.Errorf("cannot record the intent: %w", err)
 	}
 	for _, step := range []func(context.Context, *attempt) error{
+		a.declare,
 		func(ctx context.Context, at *attempt) error {
 			if hookRan {
 				return nil
 			}
-			return a.runHook(ctx, at)
+			if err := a.runHook(ctx, at); err != nil || at.out.Hook == nil {
+				return err
+			}
+			return a.declare(ctx, at)
 		},
 		a.fence,
 		a.call,
@@ -182,6 +187,11 @@ const hookHolds = 15 * time.Minute
 // vetoBound is how long hooks may hold up one stop in all.
 const vetoBound = 4 * time.Hour
 
+// hookAllowed tells whether the hook comes from where hooks may come from.
+func (a *Agent) hookAllowed() bool {
+	return a.config.hookWhere == sourceFile || a.config.local.AllowTagHooks
+}
+
 // runHook runs the pre-stop hook and obeys its answer. A TTL or a completion
 // runs it too, and does not ask.
 func (a *Agent) runHook(ctx context.Context, at *attempt) error {
@@ -189,8 +199,7 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	var c Config
 	err := a.ask(ctx, func() {
 		c = a.config.Config
-		allowed := a.config.hookWhere == sourceFile || a.config.local.AllowTagHooks
-		if c.PreStop == "" || !allowed || a.o.Hooks == nil {
+		if c.PreStop == "" || !a.hookAllowed() || a.o.Hooks == nil {
 			return
 		}
 		spec = HookSpec{Command: c.PreStop, User: c.PreStopUser, Timeout: c.PreStopTimeout,
@@ -328,7 +337,7 @@ func (a *Agent) readAt() time.Time {
 // stillRight judges the action once more, with what is known now.
 func (a *Agent) stillRight(at *attempt) error {
 	now := a.now()
-	if a.state.Halted != nil {
+	if a.state.Halted != nil || a.state.Server != nil && a.state.Server.Halted {
 		return errCancelled{"it was halted"}
 	}
 	c := a.config.Config

@@ -96,11 +96,6 @@ type Journal interface {
 	Entries(q agentctl.HistoryQuery) ([]agentctl.Entry, error)
 }
 
-// Reporter tells a server what the agent sees.
-type Reporter interface {
-	Report(ctx context.Context, s agentctl.Status) error
-}
-
 // Options are the parts of an Agent. Cheap, Clocks, Disk and Journal are
 // required; the others may be nil, and what they would do is left out.
 type Options struct {
@@ -165,6 +160,7 @@ type Agent struct {
 	busy     map[string]bool // slow signals whose last question is unanswered
 	nextAt   time.Time
 	tagged   tagWriter
+	server   reporting
 	alarms   map[string]agentctl.Alarm
 	counters agentctl.Counters
 	warned   map[string]time.Time // of ttl and completion, by reason and deadline

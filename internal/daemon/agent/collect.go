@@ -33,15 +33,7 @@ func (a *Agent) collect(time.Time) {
 			}
 		})
 	}
-	if a.o.Reporter != nil {
-		s := a.status()
-		a.once("report", func(ctx context.Context) func() {
-			err := a.o.Reporter.Report(ctx, s)
-			return func() {
-				a.alarmIf(err != nil, "server_unreachable", fmt.Sprintf("The server does not take reports: %v.", err))
-			}
-		})
-	}
+	a.report()
 }
 
 // once runs work beside the loop unless its last run has not ended.

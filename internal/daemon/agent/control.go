@@ -43,7 +43,7 @@ func (a *Agent) status() agentctl.Status {
 		Memory: m.memory, NextTimers: m.timers, Leases: append([]idle.Lease{}, a.state.Leases...),
 		Settings: slices.Clone(a.config.settings), Config: slices.Clone(a.config.report),
 		WarnedAt: timeOrNil(a.state.WarnedAt), TTL: timeOrNil(a.config.TTLDeadline),
-		Last: copyOf(a.state.Last), Counters: a.counters, Alarms: []agentctl.Alarm{},
+		Last: copyOf(a.state.Last), Counters: a.counters, Alarms: []agentctl.Alarm{}, Server: a.serverLink(),
 	}
 	s.Policy, s.Verdict = a.judge(now, false)
 	if h := a.state.Halted; h != nil {

@@ -69,8 +69,18 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 	if end := a.graceEnd(); now.Before(end) {
 		add(codeBootGrace, end, "The machine booted less than %s ago.", c.BootGrace)
 	}
-	if c.PauseHolder != "agent" {
-		add(codeHolder, time.Time{}, "The %s decides about this machine; the agent only reports.", c.PauseHolder)
+	switch h := a.holder(); h {
+	case holderAgent:
+	case "unknown":
+		add(codeHolder, time.Time{}, "The server has not said yet who decides about this machine; until it does the agent only reports.")
+	default:
+		add(codeHolder, time.Time{}, "The %s decides about this machine; the agent only reports.", h)
+	}
+	if s := a.state.Server; s != nil && s.Halted {
+		add(codeHalted, time.Time{}, "The server halted all automatic actions.")
+	}
+	if now.Before(a.server.until) {
+		add(idle.Cooldown, a.server.until, "The server refused it: %s.", a.server.refused)
 	}
 	if v := a.state.Vetoes; now.Before(v.Until) {
 		add(idle.HookVeto, v.Until, "The pre-stop hook asked to %s.", v.Kind)
@@ -133,7 +143,7 @@ func (a *Agent) soon(t time.Time) {
 // overdue acts on what ends the machine whether it is in use or not: a TTL and
 // a completion. It reports whether it began something.
 func (a *Agent) overdue(now time.Time) bool {
-	if a.state.Halted != nil || now.Before(a.retryAt()) {
+	if a.state.Halted != nil || a.state.Server != nil && a.state.Server.Halted || now.Before(a.retryAt()) || now.Before(a.server.until) {
 		return false
 	}
 	grace := a.graceEnd()

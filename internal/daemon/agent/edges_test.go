@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -267,9 +268,22 @@ func TestMeterCounts(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(make([]byte, 10000)) }))
 	defer srv.Close()
 	m := &Meter{}
-	c := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, n, a string) (net.Conn, error) { return m.Dial(ctx, n, a) }}}
-	resp, err := c.Get(srv.URL)
-	must(t, err)
-	resp.Body.Close()
-	eventually(t, "the count", func() bool { return m.Bytes() > 200 })
+	loopback := m.Transport(nil)
+	defer loopback.CloseIdleConnections()
+	get := func(rt http.RoundTripper) {
+		resp, err := (&http.Client{Transport: rt}).Get(srv.URL)
+		must(t, err)
+		_, err = io.Copy(io.Discard, resp.Body)
+		must(t, errors.Join(err, resp.Body.Close()))
+	}
+	if get(loopback); m.Bytes() != 0 {
+		t.Errorf("loopback counts: %d bytes", m.Bytes())
+	}
+	counted := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, n, a string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, n, a)
+		return metered{c, m}, err
+	}}
+	if get(counted); m.Bytes() < 10000 || m.Bytes() > 12000 {
+		t.Errorf("10000 bytes and their headers count %d", m.Bytes())
+	}
 }

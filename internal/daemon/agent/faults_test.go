@@ -69,7 +69,7 @@ func faults() []trouble {
 		{name: "detection is switched off", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { w.tags["lull:enabled"] = "false" })
 		}, check: blocked(idle.DetectionDisabled)},
-		{name: "the server holds the pause", set: func(w *world) { w.tags["lull:pause-holder"] = "server" }, check: blocked(codeHolder)},
+		{name: "the server holds the pause", set: func(w *world) { w.tags["lull:pause-holder"] = "controller" }, check: blocked(codeHolder)},
 
 		{name: "hook fails", set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: 3}, time.Minute) },
 			calls: []string{"stop"}, alarm: "hook_failed"},

@@ -2,9 +2,10 @@ package agent
 
 import (
 	"context"
-	"fmt"
 	"net"
-	"os/exec"
+	"net/http"
+	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,52 +15,68 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// Meter counts the bytes that lull's own connections move, so that they are
-// not taken for use. The zero value is ready.
+// Meter counts the bytes that lull itself moves over the network, so that they
+// are not taken for use (spec, promise 8). The zero value is ready.
 type Meter struct{ n atomic.Uint64 }
 
 // Bytes is the running total.
 func (m *Meter) Bytes() uint64 { return m.n.Load() }
 
-// Dial is a net.Dialer's DialContext whose connections are counted.
-func (m *Meter) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
+// Frames carry 66 bytes of Ethernet, IPv4 and TCP headers beside at most 1448
+// of content; acknowledgements are not counted, so that the sum stays below
+// what the interface counts.
+const (
+	frameHead = 66
+	frameFull = 1448
+)
+
+func (m *Meter) add(n int) {
+	if n > 0 {
+		m.n.Add(uint64(n + frameHead*(1+n/frameFull)))
 	}
-	return &metered{Conn: c, m: m}, nil
 }
 
-// metered counts what is read and written, and headers by a guess: 52 bytes a
-// packet of 1460.
+// Transport returns an HTTP transport whose connections are counted. proxy may
+// be nil.
+func (m *Meter) Transport(proxy func(*http.Request) (*url.URL, error)) *http.Transport {
+	d := &net.Dialer{Timeout: 5 * time.Second}
+	return &http.Transport{
+		Proxy: proxy, MaxIdleConns: 4, IdleConnTimeout: 30 * time.Second, TLSHandshakeTimeout: 5 * time.Second,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := d.DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			if a, ok := c.RemoteAddr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
+				return c, nil // the network signal leaves loopback out
+			}
+			return metered{c, m}, nil
+		},
+	}
+}
+
 type metered struct {
 	net.Conn
 	m *Meter
 }
 
-func (c *metered) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	c.count(n)
+func (c metered) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.m.add(n)
 	return n, err
 }
 
-func (c *metered) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	c.count(n)
+func (c metered) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.m.add(n)
 	return n, err
-}
-
-func (c *metered) count(n int) {
-	if n > 0 {
-		c.m.n.Add(uint64(n + (n/1460+1)*52))
-	}
 }
 
 // Machine sets the parts of o that read this machine: signals, clocks, memory
-// and timers. The caller releases them with the returned function.
-func Machine(o Options, own *Meter) (Options, func(), error) {
-	now, err := wall.Read()
+// and timers. Rates are judged over window at the shortest. The caller
+// releases the parts with the returned function.
+func Machine(o Options, own *Meter, window time.Duration) (Options, func(), error) {
+	clocks, err := machineClocks()
 	if err != nil {
 		return o, nil, err
 	}
@@ -70,48 +87,36 @@ func Machine(o Options, own *Meter) (Options, func(), error) {
 	if o.Own == nil {
 		o.Own = &proc.OwnWrites{}
 	}
-	m := proc.NewMachine(proc.MachineConfig{Own: o.Own, OwnBytes: own.Bytes})
+	m := proc.NewMachine(proc.MachineConfig{LeastWindow: window, Own: o.Own, OwnBytes: own.Bytes})
 	bus := &proc.Logind{}
 	work := &proc.Work{}
 	people := &proc.People{Own: o.Own, Logins: bus}
-	o.Cheap, o.BootID = m, boot
+	o.Cheap, o.BootID, o.Clocks = m, boot, clocks
 	o.Slow = Signals(people, bus, work, &gpu.Reader{})
 	o.Timers = Pending(bus)
 	o.Memory = func() (agentctl.Memory, error) {
 		total, free, err := work.ReadMemory()
 		return agentctl.Memory{TotalBytes: total, AvailableBytes: free}, err
 	}
-	// A clock that was read once is read again; if ever not, time stands still
-	// and nothing becomes due.
-	last := &atomic.Pointer[wall.Reading]{}
-	last.Store(&now)
-	o.Clocks = func() wall.Reading {
-		r, err := wall.Read()
-		if err != nil {
-			return *last.Load()
-		}
-		last.Store(&r)
-		return r
-	}
 	return o, func() { m.Close(); bus.Close() }, nil
 }
 
-// Systemd is the Power of a machine without a cloud.
-type Systemd struct{}
-
-var _ Power = Systemd{}
-
-// PowerOff implements Power.
-func (Systemd) PowerOff(ctx context.Context) error { return systemctl(ctx, "poweroff") }
-
-// Hibernate implements Power.
-func (Systemd) Hibernate(ctx context.Context) error { return systemctl(ctx, "hibernate") }
-
-func systemctl(ctx context.Context, verb string) error {
-	cmd := exec.CommandContext(ctx, "systemctl", "--no-wall", verb)
-	cmd.WaitDelay = 5 * time.Second
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot run systemctl %s: %w: %.300s", verb, err, out)
+// machineClocks reads the machine's clocks once, to fail early, and returns
+// their reader.
+func machineClocks() (func() wall.Reading, error) {
+	last, err := wall.Read()
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	var mu sync.Mutex
+	return func() wall.Reading {
+		r, err := wall.Read()
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			return last // clocks that could be read once do not go away
+		}
+		last = r
+		return r
+	}, nil
 }

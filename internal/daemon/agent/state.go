@@ -27,6 +27,8 @@ type state struct {
 	Vetoes       veto              `json:"vetoes,omitzero"`
 	Completed    *completion       `json:"completed,omitempty"`
 	ResumedAt    time.Time         `json:"resumed_at,omitzero"`
+	Server       *serverSaid       `json:"server,omitempty"`
+	ServerWarned string            `json:"server_warned,omitempty"` // id of its last warning
 }
 
 // veto is what pre-stop hooks have held up since the machine became idle.
@@ -73,6 +75,9 @@ func (a *Agent) load() error {
 // earlier agent left, and what a new boot ends.
 func (a *Agent) settle(now time.Time) {
 	fresh := a.state.BootID != a.o.BootID
+	if a.o.Reporter == nil {
+		a.state.Server = nil // what a server said that it no longer has
+	}
 	if last := a.state.Last; last != nil && last.EndedAt == nil {
 		ended := now
 		last.EndedAt = &ended

@@ -37,6 +37,7 @@ func (a *Agent) tick() {
 	if at := a.acting; at != nil && at.out.Phase != phaseAccepted {
 		// The action reads for itself: a look in between would take the hook's
 		// work for use, or cut the stretch that is read after it.
+		a.report()
 		return
 	}
 	a.look(true, func() { a.conclude() })
@@ -82,7 +83,8 @@ func (a *Agent) watchClocks() {
 // survive it.
 func (a *Agent) shift(d time.Duration) {
 	for _, t := range []*time.Time{&a.started, &a.booted, &a.machine.activity, &a.state.SnoozedUntil, &a.state.WarnedAt,
-		&a.state.ResumedAt, &a.state.Vetoes.Since, &a.state.Vetoes.Until, &a.config.readAt, &a.nextAt} {
+		&a.state.ResumedAt, &a.state.Vetoes.Since, &a.state.Vetoes.Until, &a.config.readAt, &a.nextAt,
+		&a.server.sentAt, &a.server.tryAt, &a.server.until} {
 		if !t.IsZero() {
 			*t = t.Add(d)
 		}

@@ -66,8 +66,6 @@ type Config struct {
 	Consoles func(w fleet.Worker) (Console, error)
 	// Secret opens a worker's secret.
 	Secret func(s fleet.Secret) (string, error)
-	// Agent gives the last reading of a worker's agent, false for none.
-	Agent func(worker string) (idle.Reading, bool)
 	// Guards gives blocks that others decided on: schedule, budget, hooks.
 	Guards func(w *fleet.Worker, now time.Time) []idle.Block
 	// Journal keeps evidence; nil keeps none.

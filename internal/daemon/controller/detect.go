@@ -32,9 +32,7 @@ func (c *Controller) policyOf(e *entry, w *fleet.Worker) idle.Policy {
 }
 
 // detects tells whether step 5 is done for the worker at all.
-func (j *job) detects() bool {
-	return j.w.IsIdleDetectionEnabled && j.w.PauseHolder != fleet.HolderAgent
-}
+func (j *job) detects() bool { return j.w.IsIdleDetectionEnabled }
 
 // detectDue tells whether the worker's next check has come. A worker whose
 // check was never planned gets its own point of the interval.
@@ -78,6 +76,9 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 		j.fetch(ctx, true)
 	}
 	r.TelemetryFetched = j.live.cml.State == idle.Quiet || j.live.cml.State == idle.Active || !j.wantsCML()
+	if a := j.agent().readings(time.Now())[0]; j.wantsAgent() && !j.wantsCML() {
+		r.TelemetryFetched = a.State == idle.Quiet || a.State == idle.Active
+	}
 	if !r.TelemetryFetched {
 		r.Error, r.TelemetryUnknownWhy = "telemetry is unknown: "+j.live.cml.Detail, j.live.cml.Detail
 	}
@@ -106,6 +107,8 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 	}
 	return r, err
 }
+
+func (j *job) wantsAgent() bool { return slices.Contains(j.w.Sources(), fleet.SourceAgent) }
 
 func (j *job) wantsCML() bool { return slices.Contains(j.w.Sources(), fleet.SourceCML) }
 
@@ -175,12 +178,8 @@ func (j *job) readings() []idle.Reading {
 				r = j.live.cml
 			}
 		case fleet.SourceAgent:
-			if j.c.cfg.Agent != nil {
-				if got, ok := j.c.cfg.Agent(j.w.ID); ok {
-					r = got
-					r.Signal = s
-				}
-			}
+			out = append(out, j.agent().readings(now)...)
+			continue
 		case fleet.SourceCloudWatch:
 			switch l := j.live.load; {
 			case l.CPU != nil:
@@ -202,6 +201,8 @@ func (j *job) guards() []idle.Block {
 		out = j.c.cfg.Guards(&j.w, time.Now())
 	}
 	out = append(out, accepted(&j.w, j.live)...)
+	out = append(out, j.agent().holds()...)
+	out = append(out, heldByAgent(&j.w)...)
 	if j.c.fleet.Halted().On {
 		out = append(out, idle.Block{Code: "halted", Sentence: "All automatic actions are halted."})
 	}
@@ -221,10 +222,27 @@ func (j *job) judge() evidence.Decision {
 	return evidence.Decide(time.Now(), p, fleet.EvidenceFor(&j.w, j.live.readings, j.guards()))
 }
 
+// activity is the newest activity of all sources, with CML's events.
+func (j *job) activity() Telemetry {
+	t := j.live.telemetry
+	if j.live.fetchedAt.IsZero() {
+		t = Telemetry{}
+	}
+	if a := j.agent(); a != nil && j.wantsAgent() {
+		if t.CheckedAt.IsZero() || a.at.After(t.CheckedAt) {
+			t.CheckedAt = a.at
+		}
+		if use := a.when(a.r.LastUse); use.After(t.Newest) {
+			t.Newest = use
+		}
+	}
+	return t
+}
+
 // update writes new activity into the record.
 func (j *job) update(ctx context.Context) error {
-	t := j.live.telemetry
-	if j.live.fetchedAt.IsZero() || t.CheckedAt.IsZero() {
+	t := j.activity()
+	if t.CheckedAt.IsZero() {
 		return nil
 	}
 	if p, a := j.w.LastPausedAt, j.w.LastActivityAt; p != nil && !t.Newest.After(*p) && a != nil && t.Newest.Sub(*a) > fleet.Jitter {
@@ -248,7 +266,7 @@ func (j *job) update(ctx context.Context) error {
 
 // activityInto is update inside another change.
 func (j *job) activityInto(w *fleet.Worker) {
-	t := j.live.telemetry
+	t := j.activity()
 	if at := t.Newest.UTC().Round(0); !t.Newest.IsZero() && (w.LastActivityAt == nil || at.Sub(*w.LastActivityAt) > fleet.Jitter) {
 		w.LastActivityAt = &at
 		if t.Recent != nil {

@@ -2,11 +2,13 @@ package controller
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
 	"lull/internal/fleet"
 	"lull/internal/idle"
+	"lull/internal/link/control"
 	"lull/internal/power"
 	"lull/internal/store"
 )
@@ -215,6 +217,8 @@ type Live struct {
 	RegionError string            `json:"region_error,omitempty"`
 	Telemetry   []fleet.Event     `json:"telemetry_events"`
 	Categories  map[string]int64  `json:"unknown_categories,omitempty"`
+	// Agent is the last report of the worker's agent; nil for none.
+	Agent *control.AgentView `json:"agent,omitempty"`
 }
 
 // Metrics are the last readings of a worker's load (spec, section 2.6). Null
@@ -241,7 +245,7 @@ func (c *Controller) Live(worker string) (Live, bool) {
 		c.mu.Unlock()
 		return Live{}, false
 	}
-	w, v, l, inst := e.w, e.live, Live{Owned: c.shards[e.shard] != nil, Failures: e.failures}, e.inst
+	w, v, l, inst, seen := e.w, e.live, Live{Owned: c.shards[e.shard] != nil, Failures: e.failures, Agent: e.agent.view(time.Now())}, e.inst, e.agent
 	l.EC2 = fleet.EC2State{State: e.seen, Tags: w.Tags}
 	if at := e.seenAt; !at.IsZero() {
 		l.EC2.ObservedAt = &at
@@ -275,13 +279,18 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	}
 	var readings []idle.Reading
 	if l.Owned {
-		readings = v.readings
+		readings = slices.DeleteFunc(slices.Clone(v.readings), func(r idle.Reading) bool {
+			return r.Signal == fleet.SourceAgent || strings.HasPrefix(r.Signal, fleet.SourceAgent+":")
+		})
+		if slices.Contains(w.Sources(), fleet.SourceAgent) {
+			readings = append(readings, seen.readings(time.Now())...) // newer than the last check
+		}
 	}
 	var guards []idle.Block
 	if c.cfg.Guards != nil {
 		guards = c.cfg.Guards(&w, time.Now())
 	}
-	st := c.fleet.StatusOf(time.Now(), &w, c.policyOf(e, &w), readings, append(guards, accepted(&w, v)...))
+	st := c.fleet.StatusOf(time.Now(), &w, c.policyOf(e, &w), readings, slices.Concat(guards, accepted(&w, v), seen.holds(), heldByAgent(&w)))
 	if v.verdict != nil {
 		st.CheckedAt = v.checkedAt
 	}

@@ -39,7 +39,8 @@ type entry struct {
 	policy   idle.Policy
 	policyOK bool
 
-	live live
+	live  live
+	agent *agentSeen // what the worker's agent reported last; replaced, never changed
 }
 
 // live is what is known about a worker beyond its record. It is lost with

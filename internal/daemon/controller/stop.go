@@ -94,6 +94,7 @@ func (j *job) down(ctx context.Context) outcome {
 	}
 	j.c.count.stopped.Add(1)
 	j.live = live{}
+	j.concludeTag(ctx)
 	return j.again()
 }
 
@@ -125,6 +126,9 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	if out, ok := j.ours(ctx, "stop"); !ok {
 		return out
 	}
+	if out, wait := j.consult(ctx); wait {
+		return out
+	}
 	var look evidence.Decision
 	if in.Reason.ByIdleness() {
 		if look = j.finalLook(ctx); !look.Verdict.Eligible {
@@ -135,7 +139,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	if err != nil {
 		return j.failedWrite(err)
 	}
-	if in.Reason.ByIdleness() && time.Since(look.Verdict.At) > FinalLook {
+	if in.Reason.ByIdleness() && (time.Since(look.Verdict.At) > FinalLook || j.wantsAgent() && j.agent().age(time.Now()) > FinalLook) {
 		// The write took so long that the look is too old: take it back.
 		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.Intent.SentAt = nil; return nil }); err != nil {
 			return j.failedWrite(err)

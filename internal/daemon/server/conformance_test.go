@@ -153,7 +153,7 @@ var bodies = map[string]string{
 	"change-settings":  `{"min_workers":1}`,
 	"halt":             `{"on":false}`,
 	"create-token":     `{"name":"t","role":"viewer"}`,
-	"report-agent":     `{"state":"active"}`,
+	"report-agent":     `{"at":"2026-01-01T00:00:00Z","sequence":1,"interval_seconds":60,"version":"test","last_use":"2026-01-01T00:00:00Z"}`,
 	"report-host":      `{"state":"active"}`,
 }
 
@@ -283,7 +283,7 @@ func TestEveryRouteAnswers(t *testing.T) {
 		case res.StatusCode >= 500, res.StatusCode == 405, res.StatusCode == 400, res.StatusCode == 422, res.StatusCode == 401, res.StatusCode == 403:
 			t.Errorf("%s: %d %s", where, res.StatusCode, data)
 			continue
-		case res.StatusCode == 404 && !slices.Contains([]string{"get-request", "get-agent", "get-host", "metrics"}, op.plain()):
+		case res.StatusCode == 404 && !slices.Contains([]string{"get-request", "get-agent", "get-host", "worker-agent", "metrics"}, op.plain()):
 			t.Errorf("%s: %d %s", where, res.StatusCode, data)
 			continue
 		}

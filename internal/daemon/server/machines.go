@@ -25,21 +25,27 @@ const (
 // they said last. They are forgotten when it ends: they report again.
 type machines struct {
 	mu   sync.Mutex
-	last map[string]control.Machine // by kind and name
+	last map[string]machine // by kind and name
 }
 
-func newMachines() *machines { return &machines{last: map[string]control.Machine{}} }
+// machine is one that reported, and how long it may then be silent; 0 is for ever.
+type machine struct {
+	control.Machine
+	span time.Duration
+}
 
-func (m *machines) put(kind, name string, report json.RawMessage, now time.Time) (control.Machine, error) {
+func newMachines() *machines { return &machines{last: map[string]machine{}} }
+
+func (m *machines) put(v control.Machine, span time.Duration, now time.Time) (control.Machine, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	key := kind + "/" + name
+	key := v.Kind + "/" + v.Name
 	if _, known := m.last[key]; !known && len(m.last) >= maxMachines {
 		return control.Machine{}, fault(http.StatusServiceUnavailable, "too_many_machines", "cannot remember another machine")
 	}
 	at := now.UTC().Round(0)
-	v := control.Machine{Name: name, Kind: kind, ReportedAt: &at, Report: report}
-	m.last[key] = v
+	v.ReportedAt = &at
+	m.last[key] = machine{v, span}
 	return v, nil
 }
 
@@ -48,9 +54,9 @@ func (m *machines) get(kind, name string, now time.Time) (control.Machine, error
 	defer m.mu.Unlock()
 	v, known := m.last[kind+"/"+name]
 	if !known {
-		return v, notFound(kind, name)
+		return v.Machine, notFound(kind, name)
 	}
-	return aged(v, now), nil
+	return v.aged(now), nil
 }
 
 func (m *machines) list(kind string, now time.Time) []control.Machine {
@@ -59,21 +65,24 @@ func (m *machines) list(kind string, now time.Time) []control.Machine {
 	var out []control.Machine
 	for _, key := range slices.Sorted(maps.Keys(m.last)) {
 		if strings.HasPrefix(key, kind+"/") {
-			out = append(out, aged(m.last[key], now))
+			out = append(out, m.last[key].aged(now))
 		}
 	}
 	return out
 }
 
-func aged(m control.Machine, now time.Time) control.Machine {
-	m.AgeSeconds = max(0, now.Sub(*m.ReportedAt).Seconds())
-	return m
+func (m machine) aged(now time.Time) control.Machine {
+	age := max(0, now.Sub(*m.ReportedAt))
+	m.AgeSeconds, m.Stale = age.Seconds(), m.span > 0 && age > m.span
+	return m.Machine
+}
+
+// Named is a machine in the path.
+type Named struct {
+	Name string `path:"name" maxLength:"128"`
 }
 
 func (s *Server) machineRoutes() {
-	type Named struct {
-		Name string `path:"name" maxLength:"128"`
-	}
 	for _, kind := range []string{"agent", "host"} {
 		all, each := base+"/"+kind+"s", base+"/"+kind+"s/{name}"
 		register(s, route{id: "list-" + kind + "s", method: "GET", path: all, role: access.Viewer, doc: "Machines that reported to this server as " + kind + "s"},
@@ -84,17 +93,27 @@ func (s *Server) machineRoutes() {
 			func(_ context.Context, in *Named) (*answer[control.Machine], error) {
 				return ok(s.machines.get(kind, in.Name, time.Now()))
 			})
-		register(s, route{id: "report-" + kind, method: "POST", path: each + "/report", role: access.Admin, machine: true, status: http.StatusOK,
-			doc: "Report what a machine sees; its token speaks for it alone"},
-			func(_ context.Context, in *struct {
-				Named
-				Body map[string]any
-			}) (*answer[control.Machine], error) {
-				report, err := json.Marshal(in.Body)
-				if err != nil || len(report) > maxReport {
-					return nil, problem(invalid("report", "it is larger than 128 KiB"))
-				}
-				return ok(s.machines.put(kind, in.Name, report, time.Now()))
-			})
 	}
+	register(s, route{id: "report-host", method: "POST", path: base + "/hosts/{name}/report", role: access.Admin, machine: true, status: http.StatusOK,
+		doc: "Report what a machine sees; its token speaks for it alone"},
+		func(_ context.Context, in *struct {
+			Named
+			Body map[string]any
+		}) (*answer[control.Machine], error) {
+			report, err := raw(in.Body)
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.machines.put(control.Machine{Kind: "host", Name: in.Name, Report: report}, 0, time.Now()))
+		})
+	s.agentRoutes()
+}
+
+// raw is a report as it is kept.
+func raw(body map[string]any) (json.RawMessage, error) {
+	b, err := json.Marshal(body)
+	if err != nil || len(b) > maxReport {
+		return nil, invalid("report", "it is larger than 128 KiB")
+	}
+	return b, nil
 }

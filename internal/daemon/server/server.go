@@ -42,6 +42,9 @@ type Live interface {
 	// Observation is what is known of a worker; false if nobody who
 	// observes it can be asked.
 	Observation(ctx context.Context, id string) (control.Observation, bool)
+	// Report hands what the worker's agent sees to the owner; false if that
+	// cannot be reached.
+	Report(ctx context.Context, id string, r control.AgentReport) bool
 }
 
 // Admin is the controller as administrators see it.
@@ -70,8 +73,10 @@ type Options struct {
 	Peers   http.Handler
 	Metrics prometheus.Gatherer
 	Version string
-	Shadow  bool
-	Log     *slog.Logger
+	// BuildDate, RFC 3339, is what agents are compared with.
+	BuildDate string
+	Shadow    bool
+	Log       *slog.Logger
 	// LeaseTTL is how long claims of this server outlive it; 0 is 15 s.
 	LeaseTTL time.Duration
 }
@@ -86,6 +91,7 @@ type Server struct {
 	web      http.Handler
 	metrics  prometheus.Gatherer
 	version  string
+	built    string
 	shadow   bool
 	log      *slog.Logger
 	leaseTTL time.Duration
@@ -109,7 +115,7 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, web: o.Web, metrics: o.Metrics,
-		version: o.Version, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
+		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
 	if s.tokens == nil {

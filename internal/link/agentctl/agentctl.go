@@ -128,6 +128,16 @@ type Status struct {
 	Completion string         `json:"completion"` // status of a completion signal; empty for none
 	Last       *Outcome       `json:"last_action"`
 	Counters   Counters       `json:"counters"`
+	Server     *ServerLink    `json:"server,omitempty"` // nil without one
+}
+
+// ServerLink is what the agent and its server know of each other.
+type ServerLink struct {
+	WorkerID   string     `json:"worker_id"`    // empty: no worker is this machine
+	Holder     string     `json:"pause_holder"` // agent, controller, or unknown until the server has said
+	Halted     bool       `json:"halted"`
+	ReportedAt *time.Time `json:"reported_at"`
+	Error      string     `json:"error"` // why the last report did not arrive
 }
 
 // Memory is shown beside stage 2 and judges nothing.

@@ -75,6 +75,7 @@ type Observation struct {
 	EC2       *fleet.EC2State   `json:"ec2_state,omitempty"`
 	Telemetry []fleet.Event     `json:"telemetry_events,omitempty"`
 	Metrics   *Metrics          `json:"metrics,omitempty"`
+	Agent     *AgentView        `json:"agent,omitempty"`
 }
 
 // Snooze protects a worker: until a time, or for some minutes; neither ends
@@ -147,6 +148,19 @@ type Machine struct {
 	ReportedAt *time.Time      `json:"reported_at"`
 	AgeSeconds float64         `json:"age_seconds"`
 	Report     json.RawMessage `json:"report,omitempty"`
+	// Of agents: the worker it is, and whether the agent is older than the
+	// server or was not heard for twice its interval.
+	WorkerID string `json:"worker_id,omitempty"`
+	Outdated bool   `json:"outdated,omitempty"`
+	Stale    bool   `json:"stale,omitempty"`
+}
+
+// Agent is an agent's report; a zero one if it cannot be read.
+func (m Machine) Agent() (r AgentReport) {
+	if m.Kind != "agent" || json.Unmarshal(m.Report, &r) != nil {
+		return AgentReport{}
+	}
+	return r
 }
 
 // Health is what /healthz and /readyz say: what is wrong, by part.

@@ -56,7 +56,7 @@ var fields = []Field{
 	truth("sessions", "whether busy Jupyter, RStudio and VS Code servers count", func(s *Settings) **bool { return &s.Sessions }),
 	truth("inhibitors", "whether logind's shutdown, sleep and idle locks count", func(s *Settings) **bool { return &s.Inhibitors }),
 	text("notify-url", "where warnings and actions are posted", webAddress, func(s *Settings) **string { return &s.NotifyURL }),
-	word("pause-holder", "who acts on idleness", func(s *Settings) **string { return &s.PauseHolder }, "agent", "server"),
+	word("pause-holder", "who acts on idleness; with a server its record of the worker decides, and controller here keeps the agent from it", func(s *Settings) **string { return &s.PauseHolder }, "agent", "controller"),
 }
 
 // reserved are names under the prefix that carry state or belong to the

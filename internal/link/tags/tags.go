@@ -65,7 +65,7 @@ type Settings struct {
 	Sessions        *bool // Jupyter, RStudio and VS Code servers
 	Inhibitors      *bool
 	NotifyURL       *string
-	PauseHolder     *string // agent, server
+	PauseHolder     *string // agent, controller
 }
 
 // Fault is one tag or line that cannot be used.

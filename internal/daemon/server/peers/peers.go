@@ -1,5 +1,6 @@
 // Package peers asks the other servers of a fleet for what only they have in
-// memory: the live readings of the workers that they own (spec, section 2.1).
+// memory, the live readings of the workers that they own, and hands them the
+// reports of those workers' agents (spec, section 2.1).
 //
 // Each server with readings and an address registers it in the store under a
 // lease. Who asks shows a secret that all servers of a store share through
@@ -9,6 +10,7 @@
 package peers
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
@@ -35,11 +37,14 @@ const (
 	secretKey = "access/peers"
 	leaseTTL  = 15 * time.Second
 	maxAnswer = 4 << 20
+	maxReport = 256 << 10
 )
 
 // Live knows what the owner of a worker has in memory.
 type Live interface {
 	Observation(ctx context.Context, id string) (control.Observation, bool)
+	// Report is false where this server does not own the worker.
+	Report(ctx context.Context, id string, r control.AgentReport) bool
 }
 
 // Config is what Peers are made of.
@@ -191,12 +196,36 @@ func (p *Peers) take(v store.Value, gone bool) {
 
 // Observation asks this server and then, all at once, the others. The owner's
 // answer is the only one there is.
-func (p *Peers) Observation(ctx context.Context, id string) (control.Observation, bool) {
+func (p *Peers) Observation(ctx context.Context, id string) (o control.Observation, ok bool) {
 	if p.cfg.Local != nil {
 		if o, ok := p.cfg.Local.Observation(ctx, id); ok {
 			return o, true
 		}
 	}
+	body, ok := p.any(ctx, http.MethodGet, observations+url.PathEscape(id), nil)
+	if !ok || json.Unmarshal(body, &o) != nil {
+		return control.Observation{}, false
+	}
+	return o, true
+}
+
+// Report hands a report to the worker's owner: this server, or the one of the
+// others that takes it.
+func (p *Peers) Report(ctx context.Context, id string, r control.AgentReport) bool {
+	if p.cfg.Local != nil && p.cfg.Local.Report(ctx, id, r) {
+		return true
+	}
+	body, err := json.Marshal(r)
+	if err != nil {
+		return false
+	}
+	_, ok := p.any(ctx, http.MethodPost, reports+url.PathEscape(id), body)
+	return ok
+}
+
+// any sends a request to all other servers at once and returns the first
+// answer that is a success.
+func (p *Peers) any(ctx context.Context, method, path string, body []byte) ([]byte, bool) {
 	p.mu.Lock()
 	secret, urls := p.secret, make([]string, 0, len(p.others))
 	for _, u := range p.others {
@@ -206,74 +235,90 @@ func (p *Peers) Observation(ctx context.Context, id string) (control.Observation
 	ctx, cancel := context.WithTimeout(ctx, Within)
 	defer cancel()
 	type reply struct {
-		o   control.Observation
-		err error
+		body []byte
+		err  error
 	}
 	replies := make(chan reply, len(urls)) // one for each, so that none waits
 	for _, u := range urls {
 		go func() {
-			o, err := p.ask(ctx, u, secret, id)
-			replies <- reply{o, err}
+			b, err := p.ask(ctx, method, strings.TrimSuffix(u, "/")+path, secret, body)
+			replies <- reply{b, err}
 		}()
 	}
 	for range urls {
 		if r := <-replies; r.err == nil {
-			return r.o, true
+			return r.body, true
 		}
 	}
-	return control.Observation{}, false
+	return nil, false
 }
 
-const path = "/internal/observations/"
+const (
+	observations = "/internal/observations/"
+	reports      = "/internal/reports/"
+)
 
-func (p *Peers) ask(ctx context.Context, base, secret, id string) (o control.Observation, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+path+url.PathEscape(id), nil)
+func (p *Peers) ask(ctx context.Context, method, where, secret string, body []byte) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, where, bytes.NewReader(body))
 	if err != nil {
-		return o, fmt.Errorf("cannot ask a server of the fleet: %w", err)
+		return nil, fmt.Errorf("cannot ask a server of the fleet: %w", err)
 	}
 	req.Header.Set("Authorization", "Bearer "+secret)
 	res, err := p.cfg.HTTP.Do(req)
 	if err != nil {
-		return o, fmt.Errorf("cannot ask a server of the fleet: %w", err)
+		return nil, fmt.Errorf("cannot ask a server of the fleet: %w", err)
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return o, errors.New("cannot use the answer of a server of the fleet: " + res.Status)
+		return nil, errors.New("cannot use the answer of a server of the fleet: " + res.Status)
 	}
-	if err := json.NewDecoder(io.LimitReader(res.Body, maxAnswer)).Decode(&o); err != nil {
-		return o, fmt.Errorf("cannot read the answer of a server of the fleet: %w", err)
+	b, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the answer of a server of the fleet: %w", err)
 	}
-	return o, nil
+	return b, nil
 }
 
 // Handler answers the other servers.
 func (p *Peers) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+path+"{id}", func(w http.ResponseWriter, r *http.Request) {
-		p.mu.Lock()
-		secret := p.secret
-		p.mu.Unlock()
-		given := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if secret == "" || subtle.ConstantTimeCompare([]byte(given), []byte(secret)) != 1 {
-			http.Error(w, "cannot accept the secret", http.StatusUnauthorized)
-			return
+	route := func(pattern string, answer func(w http.ResponseWriter, r *http.Request, id string) (any, bool)) {
+		mux.HandleFunc(pattern+"{id}", func(w http.ResponseWriter, r *http.Request) {
+			p.mu.Lock()
+			secret := p.secret
+			p.mu.Unlock()
+			given := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+			if secret == "" || subtle.ConstantTimeCompare([]byte(given), []byte(secret)) != 1 {
+				http.Error(w, "cannot accept the secret", http.StatusUnauthorized)
+				return
+			}
+			if p.cfg.Local == nil {
+				http.NotFound(w, r)
+				return
+			}
+			v, ok := answer(w, r, r.PathValue("id"))
+			if !ok {
+				http.NotFound(w, r)
+				return
+			}
+			body, err := json.Marshal(v)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write(body) // who asked gives up by itself
+		})
+	}
+	route("GET "+observations, func(_ http.ResponseWriter, r *http.Request, id string) (any, bool) {
+		return p.cfg.Local.Observation(r.Context(), id)
+	})
+	route("POST "+reports, func(w http.ResponseWriter, r *http.Request, id string) (any, bool) {
+		var report control.AgentReport
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxReport)).Decode(&report); err != nil || report.Check() != nil {
+			return nil, false
 		}
-		if p.cfg.Local == nil {
-			http.NotFound(w, r)
-			return
-		}
-		o, ok := p.cfg.Local.Observation(r.Context(), r.PathValue("id"))
-		if !ok {
-			http.NotFound(w, r)
-			return
-		}
-		body, err := json.Marshal(o)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(body) // who asked gives up by itself
+		return struct{}{}, p.cfg.Local.Report(r.Context(), id, report)
 	})
 	return mux
 }

@@ -9,6 +9,7 @@ import (
 
 	"lull/internal/daemon/server/peers"
 	"lull/internal/fleet"
+	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/store/mem"
 )
@@ -19,6 +20,15 @@ type owned map[string]string
 func (o owned) Observation(_ context.Context, id string) (control.Observation, bool) {
 	s, ok := o[id]
 	return control.Observation{EC2: &fleet.EC2State{State: s}}, ok
+}
+
+// Report takes those of its own workers, and remembers the last by name.
+func (o owned) Report(_ context.Context, id string, r control.AgentReport) bool {
+	if _, ok := o[id]; !ok {
+		return false
+	}
+	o[id] = r.Version
+	return true
 }
 
 func run(t *testing.T, cfg peers.Config) *peers.Peers {
@@ -61,6 +71,19 @@ func TestOwnerIsAsked(t *testing.T) {
 	}
 	if _, ok := asker.Observation(t.Context(), "w-3"); ok {
 		t.Error("somebody answers for a worker that nobody owns")
+	}
+	report := control.AgentReport{At: time.Now(), Interval: idle.Duration(time.Minute), Version: "reported"}
+	if !asker.Report(t.Context(), "w-1", report) {
+		t.Error("the owner does not take a report")
+	} else if o, _ := asker.Observation(t.Context(), "w-1"); o.EC2.State != "reported" {
+		t.Errorf("the owner has %+v", o.EC2)
+	}
+	if asker.Report(t.Context(), "w-3", report) {
+		t.Error("somebody takes a report for a worker that nobody owns")
+	}
+	report.Interval = 0
+	if asker.Report(t.Context(), "w-1", report) {
+		t.Error("the owner takes a report that is none")
 	}
 	for name, given := range map[string]string{"none": "", "empty": "Bearer ", "wrong": "Bearer x"} {
 		req, err := http.NewRequestWithContext(t.Context(), "GET", web.URL+"/internal/observations/w-1", nil)

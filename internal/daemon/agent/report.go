@@ -1,0 +1,362 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+	"lull/internal/link/control"
+)
+
+// Reporter tells a server what the agent sees and brings back what the server
+// asks for.
+type Reporter interface {
+	Report(ctx context.Context, r control.AgentReport) (control.AgentAnswer, error)
+}
+
+// Bounds of reporting.
+const (
+	reportLimit  = 10 * time.Second // one report
+	reportEvery  = 30 * time.Second // the shortest heartbeat
+	reportSpace  = time.Second      // between two reports
+	orderedSpace = 2 * time.Second  // between two looks that the server waits for
+	reportRetry  = 5 * time.Second  // after a failure; doubles up to configEvery
+	refusedHolds = 5 * time.Minute  // after the server refused an intent
+	declareTries = 3
+)
+
+// serverSaid is what the server said about this machine last. It outlives the
+// agent, so that losing the server changes nothing about who decides.
+type serverSaid struct {
+	WorkerID string `json:"worker_id"`
+	Holder   string `json:"pause_holder"`
+	Halted   bool   `json:"halted"`
+}
+
+// reporting is where the talk with the server stands. It belongs to the loop.
+type reporting struct {
+	sequence uint64
+	busy     bool      // a report is under way
+	force    bool      // the next one goes out whatever has changed
+	sentAt   time.Time // of the last one that arrived
+	tryAt    time.Time // not before
+	said     string    // what it said, to send only changes in between
+	failures int
+	errored  string // why the last one failed
+	looking  bool   // a look that the server waits for is under way
+
+	order   *control.AgentOrder
+	done    *control.AgentDone // of order, or of the one before
+	refused string
+	until   time.Time // refused holds
+}
+
+// reportInterval is the promise to the server: it hears something within it.
+func (a *Agent) reportInterval() time.Duration {
+	return min(max(a.config.CheckInterval, reportEvery), control.MaxInterval)
+}
+
+// report sends what has changed, or that nothing has, beside the loop. One is
+// under way at a time, and a server that does not answer is asked less and
+// less often.
+func (a *Agent) report() {
+	p := &a.server
+	if a.o.Reporter == nil || !a.config.settled || p.busy {
+		return
+	}
+	now := a.now()
+	beat := p.sentAt.Add(a.reportInterval() * 3 / 4)
+	r := a.reportNow(now)
+	if key := keyOf(r); !p.force && key == p.said && now.Before(beat) {
+		a.soon(beat)
+		return
+	}
+	if now.Before(p.tryAt) {
+		a.soon(p.tryAt)
+		return
+	}
+	p.busy, p.force = true, false
+	a.beside(reportLimit, func(ctx context.Context) func() {
+		ans, err := a.o.Reporter.Report(ctx, r)
+		return func() {
+			p.busy = false
+			a.heard(r, ans, err)
+		}
+	})
+}
+
+// heard takes an answer in, or that there was none.
+func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error) {
+	p, now := &a.server, a.now()
+	a.alarmIf(err != nil, "server_unreachable", fmt.Sprintf("The server does not take reports: %v.", err))
+	if err != nil {
+		wait := min(reportRetry<<min(p.failures, 6), configEvery)
+		p.failures++
+		p.tryAt, p.errored = now.Add(wait/2+rand.N(wait/2)), err.Error()
+		a.soon(p.tryAt)
+		return
+	}
+	p.failures, p.sentAt, p.tryAt, p.said = 0, now, now.Add(reportSpace), keyOf(r)
+	said := serverSaid{ans.WorkerID, ans.Holder, ans.Halted}
+	if a.state.Server == nil || *a.state.Server != said {
+		a.state.Server = &said
+		a.record(agentctl.Entry{Kind: "server", Sentence: said.sentence()})
+		a.save(nil)
+		a.soon(now)
+	}
+	if w := ans.Warning; w != nil && w.ID != a.state.ServerWarned {
+		a.state.ServerWarned = w.ID
+		a.save(nil)
+		a.warn(Warning{Reason: reasonIdle, Action: w.Action, At: now.Add(time.Duration(w.Seconds * float64(time.Second))),
+			Sentence: "The server found this machine idle."})
+	}
+	a.obey(ans.Order)
+	if p.force {
+		a.report() // it came while this one was under way
+	}
+}
+
+func (s serverSaid) sentence() string {
+	out := "The server knows no worker that is this machine."
+	if s.WorkerID != "" {
+		out = fmt.Sprintf("The server knows this machine as worker %s; the %s decides about it.", s.WorkerID, s.Holder)
+	}
+	if s.Halted {
+		out += " All automatic actions are halted."
+	}
+	return out
+}
+
+// reportNow is the report of this moment.
+func (a *Agent) reportNow(now time.Time) control.AgentReport {
+	p, m := &a.server, &a.machine
+	p.sequence++
+	r := control.AgentReport{At: now, Sequence: p.sequence, StartedAt: a.started, BootID: a.o.BootID, InstanceID: a.o.InstanceID, Region: a.o.Region,
+		Version: a.o.Version, BuildDate: a.o.BuildDate, Interval: idle.Duration(a.reportInterval()), LastUse: m.activity,
+		Idle: now.Sub(m.activity).Minutes(), Holder: a.holder(), Readings: []idle.Reading{}, Holds: a.holds(now), Ordered: p.done}
+	for _, x := range m.readings[:min(len(m.readings), 64)] {
+		x.Detail = cut(x.Detail)
+		r.Readings = append(r.Readings, x)
+	}
+	for _, code := range slices.Sorted(maps.Keys(a.alarms)) {
+		r.Alarms = append(r.Alarms, control.AgentAlarm{Code: code, Sentence: cut(a.alarms[code].Sentence)})
+	}
+	if a.config.PreStop != "" && a.hookAllowed() {
+		r.HookSeconds = a.config.PreStopTimeout.Seconds()
+	}
+	if l := a.state.Last; l != nil && l.Phase != phaseIntent {
+		r.Action = &control.AgentAction{Generation: l.Generation, Action: l.Action, Reason: l.Reason, Phase: l.Phase, Detail: cut(l.Detail)}
+	}
+	return r
+}
+
+// cut holds a sentence to what a report may carry.
+func cut(s string) string { return s[:min(len(s), 300)] }
+
+// keyOf is what of a report is worth sending before the next heartbeat:
+// verdicts and decisions, not every value.
+func keyOf(r control.AgentReport) string {
+	var b strings.Builder
+	for _, x := range r.Readings {
+		fmt.Fprintf(&b, "%s=%s;", x.Signal, x.State)
+	}
+	for _, h := range r.Holds {
+		fmt.Fprintf(&b, "%s %s %v;", h.Code, h.Holder, h.Until)
+	}
+	for _, al := range r.Alarms {
+		b.WriteString(al.Code + ";")
+	}
+	fmt.Fprintf(&b, "%s %v", r.Holder, r.HookSeconds)
+	if x := r.Action; x != nil {
+		fmt.Fprintf(&b, "%d %s", x.Generation, x.Phase)
+	}
+	if d := r.Ordered; d != nil {
+		fmt.Fprintf(&b, "%d %t", d.Generation, d.Done)
+	}
+	return b.String()
+}
+
+// holds are the agent's blocks that people and hooks decided on, and that hold
+// the controller as well.
+func (a *Agent) holds(now time.Time) []idle.Block {
+	out := []idle.Block{}
+	until := func(t time.Time) *time.Time { return &t }
+	for _, l := range a.state.Leases[:min(len(a.state.Leases), 60)] {
+		out = append(out, idle.Block{Code: idle.LeaseHeld, Holder: l.Holder, Until: until(l.ExpiresAt), Sentence: cut(fmt.Sprintf("%s holds the machine: %s", l.Holder, l.Reason))})
+	}
+	if t := a.state.SnoozedUntil; t.After(now) {
+		out = append(out, idle.Block{Code: idle.InSnoozePeriod, Until: until(t), Sentence: "Snoozed on the machine by " + a.state.SnoozedBy + "."})
+	}
+	if v := a.state.Vetoes; v.Until.After(now) {
+		out = append(out, idle.Block{Code: idle.HookVeto, Until: until(v.Until), Sentence: "The pre-stop hook asked to " + v.Kind + "."})
+	}
+	if h := a.state.Halted; h != nil {
+		out = append(out, idle.Block{Code: codeHalted, Sentence: cut("Halted on the machine by " + h.By + ": " + h.Reason)})
+	}
+	return out
+}
+
+// holder is who decides about this machine: the agent, the controller, or
+// nobody known. With a server its record decides; what was heard last holds
+// while it is away, and an agent that never heard from it does not act.
+func (a *Agent) holder() string {
+	own, s := a.config.PauseHolder, a.state.Server
+	switch {
+	case a.o.Reporter == nil || own != holderAgent:
+		return own
+	case s == nil:
+		return "unknown"
+	case s.WorkerID == "":
+		return own
+	}
+	return s.Holder
+}
+
+// serverLink is the talk with the server as people see it; nil without one.
+func (a *Agent) serverLink() *agentctl.ServerLink {
+	if a.o.Reporter == nil {
+		return nil
+	}
+	p := &a.server
+	l := &agentctl.ServerLink{Holder: a.holder(), ReportedAt: timeOrNil(p.sentAt)}
+	if s := a.state.Server; s != nil {
+		l.WorkerID, l.Halted = s.WorkerID, s.Halted
+	}
+	if p.failures > 0 {
+		l.Error = p.errored
+	}
+	return l
+}
+
+// holderAgent is the agent's name as the holder of the power to pause.
+const holderAgent = "agent"
+
+// declare tells the server what the agent is about to do, and gets its leave:
+// the intent is in the record before anything happens. A server that cannot be
+// told holds an idle action up, since a halt or a snooze may be in its record;
+// a deadline and a completion go on without it.
+func (a *Agent) declare(ctx context.Context, at *attempt) error {
+	var r control.AgentReport
+	needed := false
+	if err := a.ask(ctx, func() {
+		s := a.state.Server
+		needed = a.o.Reporter != nil && s != nil && s.WorkerID != "" && at.out.Action != actionTerminate
+		r = a.reportNow(a.now())
+		r.Action = &control.AgentAction{Generation: at.out.Generation, Action: at.out.Action, Reason: at.out.Reason, Phase: phaseIntent}
+	}); err != nil || !needed {
+		return err
+	}
+	var ans control.AgentAnswer
+	var err error
+	for try := range declareTries {
+		if try > 0 {
+			if err := sleep(ctx, reportRetry); err != nil {
+				return err
+			}
+		}
+		// The agent's clock goes on between tries.
+		if err := a.ask(ctx, func() { r.At = a.now(); a.server.sequence++; r.Sequence = a.server.sequence }); err != nil {
+			return err
+		}
+		tctx, cancel := context.WithTimeout(ctx, reportLimit)
+		ans, err = a.o.Reporter.Report(tctx, r)
+		cancel()
+		if err == nil {
+			break
+		}
+	}
+	var refused error
+	if aerr := a.ask(ctx, func() {
+		a.heard(r, ans, err)
+		if err == nil && ans.Refused != "" {
+			a.server.refused, a.server.until = ans.Refused, a.now().Add(refusedHolds)
+			refused = errCancelled{"the server refuses it: " + ans.Refused}
+		}
+	}); aerr != nil {
+		return aerr
+	}
+	switch {
+	case refused != nil:
+		return refused
+	case err != nil && !at.forced:
+		return fmt.Errorf("cannot tell the server of it first: %w", err)
+	}
+	return nil
+}
+
+// obey does what the server's order asks: once the hook, then a look at
+// everything for as long as the order stands.
+func (a *Agent) obey(o *control.AgentOrder) {
+	p := &a.server
+	switch {
+	case o == nil:
+		if p.order != nil && p.done != nil && p.done.Done {
+			a.unsay() // it was called off
+		}
+		p.order = nil
+	case p.order != nil && p.order.Generation == o.Generation:
+		if p.looking || p.done == nil || p.done.Generation != o.Generation || !p.done.Done {
+			return
+		}
+		p.looking = true
+		a.beside(2*orderedSpace, func(ctx context.Context) func() {
+			_ = sleep(ctx, orderedSpace)
+			return func() {
+				a.look(false, func() {
+					p.looking, p.force = false, true
+					a.report()
+				})
+			}
+		})
+	case a.acting == nil:
+		p.order, p.done = o, &control.AgentDone{Generation: o.Generation}
+		a.makeReady(*o)
+	}
+}
+
+// makeReady runs the hook for a stop that the controller sends, reads
+// everything again and says so.
+func (a *Agent) makeReady(o control.AgentOrder) {
+	a.state.Generation++
+	out := &agentctl.Outcome{Generation: a.state.Generation, Action: o.Action, Reason: o.Reason, Phase: phaseHook, StartedAt: a.now(), Detail: "the server asked for it"}
+	a.state.Last = out
+	ctx, cancel := context.WithCancel(a.ctx)
+	at := &attempt{out: out, forced: o.Forced, cancel: cancel}
+	a.acting = at
+	a.record(agentctl.Entry{Kind: "action", Sentence: fmt.Sprintf("The server is about to %s this machine because of %s.", o.Action, o.Reason), Outcome: copyOf(out)})
+	a.save(nil)
+	a.tasks.Go(func() {
+		defer cancel()
+		err := a.runHook(ctx, at)
+		if err == nil {
+			a.announce(ctx, at)
+			err = a.look1(ctx)
+		}
+		a.post(func() { a.madeReady(at, o, err) })
+	})
+}
+
+func (a *Agent) madeReady(at *attempt, o control.AgentOrder, err error) {
+	p := &a.server
+	d := &control.AgentDone{Generation: o.Generation, Done: true, Answer: "proceed"}
+	if h := at.out.Hook; h != nil {
+		d.ExitCode, d.TimedOut, d.Answer, d.Error = h.ExitCode, h.TimedOut, h.Answer, cut(h.Error)
+	}
+	if at.out.EndedAt == nil {
+		phase, detail := phaseDone, "ready for the stop that the server sends"
+		if err != nil {
+			phase, detail = phaseCancelled, err.Error()
+		}
+		a.finish(phase, detail)
+	} else if p.order != nil {
+		d.Answer = "veto" // halted, or resumed, meanwhile
+	}
+	p.done, p.force = d, true
+	a.report()
+}

@@ -1,0 +1,123 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/power"
+	"lull/internal/store"
+)
+
+// ByAgent is the actor of what an agent decides on the machine itself (spec,
+// section 2.4).
+var ByAgent = Actor{Name: "agent", Kind: KindAgent}
+
+// WorkerOfMachine finds the worker that a machine is: by the worker's id, or by
+// that of its instance in a region. Errors: NotFound.
+func (f *Fleet) WorkerOfMachine(ctx context.Context, machine, region string) (Worker, error) {
+	if checkName("machine", machine) != nil || region != "" && checkName("region", region) != nil {
+		return Worker{}, &NotFound{Kind: "worker", Name: machine}
+	}
+	res, err := f.store.Commit(ctx, store.Txn{Read: []string{workerKey(machine), instanceKey(region, machine)}})
+	if err != nil {
+		return Worker{}, fmt.Errorf("cannot find the worker of machine %q: %w", machine, err)
+	}
+	if res.Read[0].Exists() {
+		return DecodeWorker(res.Read[0])
+	}
+	if !res.Read[1].Exists() {
+		return Worker{}, &NotFound{Kind: "worker", Name: machine}
+	}
+	ref, err := instanceCodec.Decode(res.Read[1].Key, res.Read[1].Data)
+	if err != nil {
+		return Worker{}, err
+	}
+	w, err := f.Worker(ctx, ref.Worker)
+	if err == nil && w.EC2InstanceID != machine {
+		return Worker{}, &NotFound{Kind: "worker", Name: machine} // it has another instance now
+	}
+	return w, err
+}
+
+// AgentStop is the intent of an agent to stop its own machine.
+type AgentStop struct {
+	Generation uint64 // the agent's own
+	Reason     Reason // idle_timeout or ttl
+	Detail     string
+	Shadow     bool // the whole server is in shadow
+}
+
+// AgentIntends records that an agent is about to stop its machine: durable
+// before the agent acts, and counted here, once. An agent that asks again for
+// the same generation is told the same. Idleness is the agent's to act on only
+// while it holds the power and nothing of the fleet's speaks against it.
+// Errors: NotFound, Refused.
+func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (Worker, error) {
+	return f.Change(ctx, id, Changing{By: ByAgent, Limits: true}, func(w *Worker, tx *Tx) error {
+		refuse := func(reason, format string, args ...any) error {
+			return &Refused{Command: "let the agent stop", Name: id, Reason: reason, Detail: fmt.Sprintf(format, args...)}
+		}
+		if in := w.Intent; in != nil && in.By == ByAgent.Name && in.AgentGeneration == a.Generation && w.DesiredStatus == power.WorkerStopped {
+			return nil
+		}
+		switch {
+		case tx.Halted:
+			return refuse("halted", "automatic actions are halted")
+		case a.Shadow || !w.Armed:
+			return refuse("shadow", "it is in shadow")
+		case w.Status != power.WorkerRunning || w.DesiredStatus != power.WorkerRunning:
+			return refuse("status", "it is %s and wanted %s", w.Status, w.DesiredStatus)
+		}
+		if a.Reason == ReasonIdleTimeout {
+			if err := w.mayIdleStop(tx, f.PolicyWith(w, nil), refuse); err != nil {
+				return err
+			}
+		}
+		if err := w.intendStop(tx, Pause{Reason: a.Reason, Detail: a.Detail}); err != nil {
+			return err
+		}
+		now := tx.Now
+		w.Intent.SentAt, w.Intent.AgentGeneration = &now, a.Generation
+		return nil
+	})
+}
+
+// mayIdleStop holds an agent to what holds the controller's own idle pauses.
+func (w *Worker) mayIdleStop(tx *Tx, p idle.Policy, refuse func(reason, format string, args ...any) error) error {
+	switch {
+	case w.PauseHolder != HolderAgent:
+		return refuse("pause_holder", "the %s decides about it", w.PauseHolder)
+	case !p.Detection:
+		return refuse(string(idle.DetectionDisabled), "idle detection is switched off for it")
+	case !p.AutoPause:
+		return refuse(string(idle.AutoPauseDisabled), "automatic pauses are switched off")
+	case w.SnoozedUntil != nil && tx.Now.Before(*w.SnoozedUntil):
+		return refuse(string(idle.InSnoozePeriod), "%s snoozed it until %s", w.SnoozedBy, w.SnoozedUntil.Format(time.RFC3339))
+	case w.LastResumedAt != nil && tx.Now.Before(w.LastResumedAt.Add(time.Duration(p.Snooze))):
+		return refuse(string(idle.InSnoozePeriod), "it was resumed less than %s ago", time.Duration(p.Snooze))
+	case tx.Pool.Up <= tx.Settings.MinWorkers:
+		return refuse(string(idle.MinWorkers), "the fleet would have fewer running workers than its floor of %d", tx.Settings.MinWorkers)
+	}
+	return nil
+}
+
+// AgentWithdraws takes an agent's intent back: it did not stop its machine.
+func (f *Fleet) AgentWithdraws(ctx context.Context, id string, generation uint64, why string) (Worker, error) {
+	return f.Change(ctx, id, Changing{By: ByAgent}, func(w *Worker, tx *Tx) error {
+		in := w.Intent
+		if in == nil || in.By != ByAgent.Name || in.AgentGeneration != generation || w.DesiredStatus != power.WorkerStopped {
+			return nil
+		}
+		return w.CancelStop(tx, "pause_cancelled", why)
+	})
+}
+
+// AgentConsulted tells whether the worker's agent is to make ready for a stop
+// that the controller has decided on and not sent: run the pre-stop hook and
+// look again. A worker that ends is not consulted about.
+func (w *Worker) AgentConsulted() bool {
+	in := w.Intent
+	return in != nil && in.SentAt == nil && in.By != ByAgent.Name && w.DesiredStatus == power.WorkerStopped && w.Status != power.WorkerDraining
+}

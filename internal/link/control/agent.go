@@ -1,0 +1,223 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"lull/internal/idle"
+)
+
+// AgentReport is what an agent tells a server. Its times are those of the
+// agent's clock; the server uses them only as ages against At.
+type AgentReport struct {
+	At         time.Time      `json:"at"`       // when it was sent
+	Sequence   uint64         `json:"sequence"` // rises with every report since StartedAt
+	StartedAt  time.Time      `json:"started_at"`
+	BootID     string         `json:"boot_id"`
+	InstanceID string         `json:"instance_id,omitempty"`
+	Region     string         `json:"aws_region,omitempty"`
+	Version    string         `json:"version"`
+	BuildDate  string         `json:"build_date,omitempty"`
+	Interval   idle.Duration  `json:"interval_seconds"` // the next report comes within it
+	Readings   []idle.Reading `json:"readings"`
+	LastUse    time.Time      `json:"last_use"` // newest use of any signal; the agent's start counts
+	Idle       float64        `json:"idle_minutes"`
+	Holder     string         `json:"pause_holder"` // who decides, as the agent sees it
+	// Holds are what people and hooks decided on the machine itself: leases,
+	// a snooze, a veto, a halt. They block a pause by the controller too.
+	Holds  []idle.Block `json:"holds,omitempty"`
+	Alarms []AgentAlarm `json:"alarms,omitempty"`
+	// HookSeconds is how long the pre-stop hook may take; 0 is none.
+	HookSeconds float64      `json:"hook_seconds,omitempty"`
+	Ordered     *AgentDone   `json:"ordered,omitempty"` // the last order
+	Action      *AgentAction `json:"action,omitempty"`  // the agent's own, under way or last
+}
+
+// AgentAlarm is something a person has to know of.
+type AgentAlarm struct {
+	Code     string `json:"code"`
+	Sentence string `json:"sentence"`
+}
+
+// AgentAction is an action of the agent's own. With phase intent the agent asks
+// for leave: it acts only if the answer has no refusal.
+type AgentAction struct {
+	Generation uint64 `json:"generation"`
+	Action     string `json:"action"` // stop, hibernate
+	Reason     string `json:"reason"` // idle_timeout, ttl, completion
+	Phase      string `json:"phase"`  // intent, and those of agentctl.Outcome
+	Detail     string `json:"detail,omitempty"`
+}
+
+// AgentDone is what became of an order.
+type AgentDone struct {
+	Generation int64  `json:"generation"`
+	Done       bool   `json:"done"` // the hook has ended and everything was read again
+	ExitCode   int    `json:"exit_code"`
+	TimedOut   bool   `json:"timed_out,omitempty"`
+	Answer     string `json:"answer,omitempty"` // proceed, veto, defer
+	Error      string `json:"error,omitempty"`
+}
+
+// AgentOrder asks an agent, which does not decide, to make ready for a stop by
+// the controller: run the pre-stop hook once, then read everything again, and
+// report at once, for as long as the order stands.
+type AgentOrder struct {
+	Generation int64  `json:"generation"`
+	Action     string `json:"action"`
+	Reason     string `json:"reason"`
+	Forced     bool   `json:"forced,omitempty"` // the hook is not asked for leave
+}
+
+// AgentWarning asks an agent to warn people, once for each ID.
+type AgentWarning struct {
+	ID      string  `json:"id"`
+	Seconds float64 `json:"in_seconds"` // until the action
+	Action  string  `json:"action"`
+}
+
+// AgentAnswer is what a server says to a report.
+type AgentAnswer struct {
+	WorkerID string        `json:"worker_id,omitempty"`    // empty: no worker is this machine
+	Holder   string        `json:"pause_holder,omitempty"` // of that worker
+	Halted   bool          `json:"halted"`                 // the whole fleet
+	Refused  string        `json:"refused,omitempty"`      // why the intent must not be acted on
+	Order    *AgentOrder   `json:"order,omitempty"`
+	Warning  *AgentWarning `json:"warning,omitempty"`
+}
+
+// AgentView is an agent as a server sees it.
+type AgentView struct {
+	ReceivedAt time.Time   `json:"received_at"`
+	Stale      bool        `json:"stale"` // nothing was heard for twice its interval
+	Report     AgentReport `json:"report"`
+}
+
+// Bounds of a report.
+const (
+	maxReadings  = 64
+	maxHolds     = 64
+	MinInterval  = time.Second
+	MaxInterval  = 15 * time.Minute
+	maxAgentText = 512
+)
+
+// Check tells what is wrong with a report, naming the field.
+func (r *AgentReport) Check() error {
+	var errs []error
+	fail := func(field, format string, a ...any) {
+		errs = append(errs, fmt.Errorf("%s: %s", field, fmt.Sprintf(format, a...)))
+	}
+	if r.At.IsZero() {
+		fail("at", "it is missing")
+	}
+	if d := time.Duration(r.Interval); d < MinInterval || d > MaxInterval {
+		fail("interval_seconds", "it must lie between %s and %s", MinInterval, MaxInterval)
+	}
+	if n := len(r.Readings); n > maxReadings {
+		fail("readings", "there are %d, the limit is %d", n, maxReadings)
+	}
+	for i, x := range r.Readings {
+		if x.Signal == "" || len(x.Signal) > 64 || len(x.Detail) > maxAgentText || x.At.IsZero() {
+			fail(fmt.Sprintf("readings[%d]", i), "want a signal of at most 64 bytes, a detail of at most %d, and the time it was taken", maxAgentText)
+		}
+	}
+	if n := len(r.Holds); n > maxHolds {
+		fail("holds", "there are %d, the limit is %d", n, maxHolds)
+	}
+	for i, b := range r.Holds {
+		if b.Code == "" || len(b.Code) > 64 || len(b.Sentence) > maxAgentText || len(b.Holder) > 128 {
+			fail(fmt.Sprintf("holds[%d]", i), "want a code of at most 64 bytes and a sentence of at most %d", maxAgentText)
+		}
+	}
+	for field, s := range map[string]string{"instance_id": r.InstanceID, "aws_region": r.Region, "boot_id": r.BootID, "version": r.Version, "build_date": r.BuildDate, "pause_holder": r.Holder} {
+		if len(s) > 128 {
+			fail(field, "it is longer than 128 bytes")
+		}
+	}
+	if a := r.Action; a != nil && (len(a.Detail) > maxAgentText || len(a.Phase) > 32 || len(a.Reason) > 32) {
+		fail("action", "a phase or reason is longer than 32 bytes, or the detail longer than %d", maxAgentText)
+	}
+	if len(r.Alarms) > 64 {
+		fail("alarms", "there are %d, the limit is 64", len(r.Alarms))
+	}
+	return errors.Join(errs...)
+}
+
+// Report sends a report. It carries no idempotency key, since a report is kept
+// in no store: one that is sent twice says the same twice.
+func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (a AgentAnswer, err error) {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return a, fmt.Errorf("cannot encode the report: %w", err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base.String()+api+"/agents/"+url.PathEscape(machine)+"/report", bytes.NewReader(body))
+	if err != nil {
+		return a, fmt.Errorf("cannot make the report: %w", err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Authorization", "Bearer "+c.token)
+	res, err := c.http.Do(req)
+	if err != nil {
+		return a, fmt.Errorf("cannot report to the server: %w", err)
+	}
+	if res.StatusCode >= 400 {
+		return a, readProblem(res)
+	}
+	defer res.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(res.Body, 64<<10)).Decode(&a); err != nil {
+		return a, fmt.Errorf("cannot read the server's answer: %w", err)
+	}
+	return a, nil
+}
+
+// Outdated tells whether an agent is older than the server: by the numbers of
+// their versions or, where those say nothing, by the dates of their builds.
+// What cannot be compared is not called outdated.
+func Outdated(version, build, serverVersion, serverBuild string) bool {
+	if version == serverVersion {
+		return false
+	}
+	a, aok := numbers(version)
+	b, bok := numbers(serverVersion)
+	if aok && bok && a != b {
+		for i := range a {
+			if a[i] != b[i] {
+				return a[i] < b[i]
+			}
+		}
+	}
+	mine, err1 := time.Parse(time.RFC3339, build)
+	theirs, err2 := time.Parse(time.RFC3339, serverBuild)
+	return err1 == nil && err2 == nil && mine.Before(theirs)
+}
+
+// numbers reads a version as git describes it: 1.2.3, v1.2.3 or v1.2.3-4-gabc.
+func numbers(v string) (out [4]int, ok bool) {
+	v, rest, _ := strings.Cut(strings.TrimPrefix(v, "v"), "-")
+	parts := strings.Split(v, ".")
+	if len(parts) != 3 {
+		return out, false
+	}
+	for i, p := range parts {
+		n, err := strconv.Atoi(p)
+		if err != nil || n < 0 {
+			return out, false
+		}
+		out[i] = n
+	}
+	if n, _, found := strings.Cut(rest, "-g"); found {
+		// Commits since the tag; anything else there is none.
+		out[3], _ = strconv.Atoi(n)
+	}
+	return out, true
+}
