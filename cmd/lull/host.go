@@ -88,6 +88,11 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	}
 	defer rt.Close()
 	runtimes := map[string]host.Runtime{"process": rt}
+	if box, err := newContainers(cfg, rt); err == nil {
+		runtimes["container"] = box
+	} else {
+		log.Info("there is no container runtime", "reason", err)
+	}
 	relay, err := router.New(router.Config{Log: log})
 	if err != nil {
 		return err

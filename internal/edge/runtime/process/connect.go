@@ -166,7 +166,7 @@ func (r *Runtime) readopt(ctx context.Context) {
 		}
 		if err := c.Adopt(ctx, w.asRun()); err != nil {
 			r.cfg.Log.Warn("the new shim cannot keep an instance", "id", w.id, "error", err)
-			if live, lerr := w.alive(); lerr == nil && !live {
+			if live, lerr := w.Alive(); lerr == nil && !live {
 				r.ended(shimctl.Ended{ID: w.id, Run: w.ident.Run, Exit: instance.Exit{Lost: true, At: time.Now()}})
 			}
 		}

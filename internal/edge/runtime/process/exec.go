@@ -129,7 +129,7 @@ func (r *Runtime) environment(id string) (env []string, dir string, err error) {
 	if w == nil {
 		return nil, "", errors.New("cannot run a command: the instance has no process")
 	}
-	if live, err := w.alive(); err != nil || !live {
+	if live, err := w.Alive(); err != nil || !live {
 		return nil, "", errors.New("cannot run a command: the instance has no process")
 	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", w.ident.PID))

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -133,6 +134,16 @@ func (r *Runtime) Capabilities() power.Capabilities {
 	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: r.reclaims, WakeFromStopped: true, ExecInside: true}
 }
 
+// GroupDir is the directory of an instance's control group, empty where there
+// are none. A runtime on top of this one puts groups of its own below it, so
+// that they are frozen, counted and killed with it.
+func (r *Runtime) GroupDir(id string) string {
+	if r.place.Dir == "" {
+		return ""
+	}
+	return filepath.Join(r.place.Dir, id)
+}
+
 func (r *Runtime) shim() *shimctl.Client {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -174,12 +185,28 @@ const startLimit = 30 * time.Second
 // Start implements instance.Runtime. An error means that nothing of the run is
 // left, or says otherwise.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+	w, err := r.StartIn(ctx, l, nil)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// StartIn is Start for a runtime on top of this one: prepare, when it is not
+// nil, is given the control group before anything is in it. It is not called
+// where there are none.
+func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*cgroup.Group) error) (*Work, error) {
 	w := &Work{r: r, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User}
 	var dirs []string
 	if r.place.Dir != "" {
 		g, err := r.place.Create(l.ID)
 		if err != nil {
 			return nil, err
+		}
+		if prepare != nil {
+			if err := prepare(g); err != nil {
+				return nil, err
+			}
 		}
 		w.group, dirs = g, g.Dirs()
 		w.ident.Cgroup = g.Dir()
@@ -276,7 +303,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	if w.ident.BootID != r.boot || w.ident.PID == 0 {
 		return nil, gone
 	}
-	live, err := w.alive()
+	live, err := w.Alive()
 	if err != nil {
 		return nil, fmt.Errorf("cannot look for process %d of %s: %w", w.ident.PID, id, err)
 	}

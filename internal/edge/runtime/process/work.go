@@ -49,14 +49,20 @@ func (w *Work) asRun() shimctl.Run {
 	return run
 }
 
-// alive says whether the main process is still the one that was started. An
+// Alive says whether the main process is still the one that was started. An
 // error is not knowing, and never death.
-func (w *Work) alive() (bool, error) {
+func (w *Work) Alive() (bool, error) {
 	s, err := w.r.fs.Stat(w.ident.PID)
 	if errors.Is(err, proc.ErrGone) {
 		return false, nil
 	}
 	return err == nil && s.Start == w.ident.Start && !s.Ended(), err
+}
+
+// Holds says whether a process is one of the instance's now.
+func (w *Work) Holds(pid int) (bool, error) {
+	pids, err := w.pids(true)
+	return slices.Contains(pids, pid), err
 }
 
 // tree implements cgroup.Processes.
@@ -89,7 +95,7 @@ func (w *Work) Freeze(ctx context.Context) error {
 		w.setFrozen(true, nil)
 		return nil
 	}
-	if live, err := w.alive(); err != nil || !live {
+	if live, err := w.Alive(); err != nil || !live {
 		return errors.Join(fmt.Errorf("cannot stop process %d: it is not there", w.ident.PID), err)
 	}
 	pids, err := cgroup.Stop(ctx, w.ident.PID, tree{w})
@@ -145,7 +151,7 @@ func (w *Work) findStopped() error {
 
 // Signal implements instance.Workload.
 func (w *Work) Signal(sig syscall.Signal) error {
-	switch live, err := w.alive(); {
+	switch live, err := w.Alive(); {
 	case err != nil:
 		return fmt.Errorf("cannot signal process %d: %w", w.ident.PID, err)
 	case !live: // its pid may be somebody else's by now

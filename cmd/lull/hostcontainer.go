@@ -1,0 +1,46 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"lull/internal/edge/oci"
+	"lull/internal/edge/runtime/container"
+	"lull/internal/edge/runtime/process"
+)
+
+// newContainers makes the container runtime on top of the process runtime. An
+// error says what this machine lacks for it.
+func newContainers(cfg hostConfig, rt *process.Runtime) (*container.Runtime, error) {
+	if err := container.Check("", rt); err != nil {
+		return nil, err
+	}
+	guests := filepath.Join(filepath.Dir(cfg.Socket), "guest.d")
+	if err := shareGuests(guests, filepath.Join(filepath.Dir(cfg.Socket), "guest.sock")); err != nil {
+		return nil, err
+	}
+	images, err := oci.OpenStore(filepath.Join(cfg.Data, "images"), oci.Limits{})
+	if err != nil {
+		return nil, err
+	}
+	return container.New(container.Config{Dir: filepath.Join(cfg.Data, "containers"), Process: rt, Images: images, Guests: guests})
+}
+
+// shareGuests puts LULL_SOCKET into a directory of its own, which containers are
+// given: a daemon that comes after this one puts its socket there, too.
+func shareGuests(dir, socket string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("cannot make the directory of LULL_SOCKET for containers: %w", err)
+	}
+	at := filepath.Join(dir, filepath.Base(socket))
+	if err := os.Remove(at); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot replace %s: %w", at, err)
+	}
+	if err := os.Link(socket, at); err != nil {
+		return fmt.Errorf("cannot share LULL_SOCKET with containers: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+package oci
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// maxMeta bounds every file of an image that is read whole: index, manifest,
+// config.
+const maxMeta = 4 << 20
+
+// kind is what a file or directory on this machine holds.
+type kind string
+
+const (
+	rootDir   kind = "directory"
+	layoutDir kind = "OCI layout"
+	layoutTar kind = "OCI layout in a tar"
+	saved     kind = "docker-save archive"
+	rootTar   kind = "tar of a root file system"
+)
+
+// kindOf looks into a path. Every file of meta that a later reader takes into
+// memory whole was seen to be small.
+func kindOf(path string) (kind, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if st.IsDir() {
+		if _, err := os.Stat(filepath.Join(path, "oci-layout")); err == nil {
+			return layoutDir, nil
+		}
+		return rootDir, nil
+	}
+	if !st.Mode().IsRegular() {
+		return "", errors.New("it is neither a file nor a directory")
+	}
+	k := rootTar
+	err = eachEntry(path, func(h *tar.Header, _ io.Reader) error {
+		switch filepath.Clean(h.Name) {
+		case "oci-layout":
+			if k == rootTar {
+				k = layoutTar
+			}
+		case "manifest.json": // docker save writes both, and either reading is right
+			k = saved
+		}
+		if k != rootTar && filepath.Ext(h.Name) == ".json" && h.Size > maxMeta {
+			return fmt.Errorf("%s in it has %d bytes, at most %d", h.Name, h.Size, maxMeta)
+		}
+		return nil
+	})
+	return k, err
+}
+
+// maxEntries bounds the walk over a tar that is only looked at.
+const maxEntries = 5_000_000
+
+// eachEntry walks a tar, compressed by gzip or not.
+func eachEntry(path string, do func(h *tar.Header, r io.Reader) error) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	r, err := plain(f)
+	if err != nil {
+		return err
+	}
+	t := tar.NewReader(r)
+	for range maxEntries {
+		h, err := t.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := do(h, t); err != nil {
+			return err
+		}
+	}
+	return errors.New("it has too many entries")
+}
+
+// plain undoes gzip. An uncompressed file keeps its Seek, by which a tar reader
+// passes over contents.
+func plain(f *os.File) (io.Reader, error) {
+	var magic [2]byte
+	n, err := f.ReadAt(magic[:], 0)
+	if err != nil && err != io.EOF {
+		return nil, err
+	}
+	if n == 2 && magic == [2]byte{0x1f, 0x8b} {
+		return gzip.NewReader(f)
+	}
+	return f, nil
+}
+
+// fromLayout finds the image for this machine in a layout.
+func fromLayout(dir string) (v1.Image, error) {
+	small := func(parts ...string) error {
+		p := filepath.Join(append([]string{dir}, parts...)...)
+		st, err := os.Stat(p)
+		if err != nil {
+			return err
+		}
+		if !st.Mode().IsRegular() || st.Size() > maxMeta {
+			return fmt.Errorf("%s is no file of at most %d bytes", filepath.Join(parts...), maxMeta)
+		}
+		return nil
+	}
+	if err := small("index.json"); err != nil {
+		return nil, err
+	}
+	ix, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		return nil, err
+	}
+	for range 4 { // an index may hold another one
+		m, err := ix.IndexManifest()
+		if err != nil {
+			return nil, err
+		}
+		d, err := choose(m.Manifests)
+		if err != nil {
+			return nil, err
+		}
+		if err := small("blobs", d.Digest.Algorithm, d.Digest.Hex); err != nil {
+			return nil, err
+		}
+		if !d.MediaType.IsIndex() {
+			img, err := ix.Image(d.Digest)
+			if err != nil {
+				return nil, err
+			}
+			mf, err := img.Manifest()
+			if err != nil {
+				return nil, err
+			}
+			return img, small("blobs", mf.Config.Digest.Algorithm, mf.Config.Digest.Hex)
+		}
+		if ix, err = ix.ImageIndex(d.Digest); err != nil {
+			return nil, err
+		}
+	}
+	return nil, errors.New("its indexes are nested too deeply")
+}
+
+// choose takes the manifest for this machine, or the only one.
+func choose(all []v1.Descriptor) (v1.Descriptor, error) {
+	all = slices.DeleteFunc(slices.Clone(all), func(d v1.Descriptor) bool { return !d.MediaType.IsImage() && !d.MediaType.IsIndex() })
+	for _, d := range all {
+		if d.Platform != nil && d.Platform.OS == "linux" && d.Platform.Architecture == runtime.GOARCH {
+			return d, nil
+		}
+	}
+	if len(all) == 1 && (all[0].Platform == nil || all[0].Platform.OS == "" || all[0].MediaType.IsIndex()) {
+		return all[0], nil
+	}
+	return v1.Descriptor{}, fmt.Errorf("it has no image for linux/%s", runtime.GOARCH)
+}
+
+// fromRegistry asks a registry. Credentials are those of the user's Docker
+// configuration.
+func fromRegistry(ctx context.Context, ref string) (v1.Image, error) {
+	r, err := name.ParseReference(ref)
+	if err != nil {
+		return nil, fmt.Errorf("it is neither an absolute path nor a reference: %w", err)
+	}
+	return remote.Image(r, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain),
+		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}))
+}
+
+// fromSaved reads a docker-save archive of one image.
+func fromSaved(path string) (v1.Image, error) {
+	open := func() (io.ReadCloser, error) {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		r, err := plain(f)
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		return readCloser{r, f}, nil
+	}
+	return tarball.Image(open, nil)
+}
+
+type readCloser struct {
+	io.Reader
+	io.Closer
+}
+
+// Config is what an image says about running it.
+type Config struct {
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
+	Env        []string `json:"env,omitempty"`
+	WorkingDir string   `json:"working_dir,omitempty"`
+	User       string   `json:"user,omitempty"`
+}
+
+// Command is the image's own.
+func (c Config) Command() []string { return slices.Concat(c.Entrypoint, c.Cmd) }
+
+func configOf(f *v1.ConfigFile) Config {
+	return Config{f.Config.Entrypoint, f.Config.Cmd, f.Config.Env, f.Config.WorkingDir, f.Config.User}
+}
+
+// readConfig reads what save wrote.
+func readConfig(path string) (c Config, err error) {
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, &c)
+	}
+	return c, err
+}

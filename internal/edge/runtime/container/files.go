@@ -1,0 +1,131 @@
+package container
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// box is the directory of one instance. Upper is what it wrote; it lasts from
+// run to run until the instance is removed.
+type box string
+
+func (b box) upper() string  { return filepath.Join(string(b), "upper") }
+func (b box) work() string   { return filepath.Join(string(b), "work") }
+func (b box) rootfs() string { return filepath.Join(string(b), "rootfs") }
+func (b box) pid() string    { return filepath.Join(string(b), "pid") }
+func (b box) log() string    { return filepath.Join(string(b), "runc.log") }
+func (b box) copied() string { return filepath.Join(string(b), "copied") }
+
+// make builds the directory.
+func (b box) make() error {
+	for _, d := range []string{string(b), b.upper(), b.work(), b.rootfs()} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(b.rootfs(), 0o755)
+}
+
+// mount puts the instance's own layer over root. Where the kernel does not lay
+// files over each other there, root is copied once instead.
+func (b box) mount(ctx context.Context, root string) error {
+	if _, err := os.Stat(b.copied()); err == nil {
+		return nil
+	}
+	// What is mounted has the mode and owner of the upper directory.
+	var st unix.Stat_t
+	if err := unix.Stat(root, &st); err != nil {
+		return fmt.Errorf("cannot use %s: %w", root, err)
+	}
+	if err := errors.Join(os.Chown(b.upper(), int(st.Uid), int(st.Gid)), os.Chmod(b.upper(), fs.FileMode(st.Mode&0o777))); err != nil {
+		return err
+	}
+	opts := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", escape(root), escape(b.upper()), escape(b.work()))
+	err := unix.Mount("overlay", b.rootfs(), "overlay", unix.MS_NODEV, opts)
+	if err == nil {
+		return nil
+	}
+	if err != unix.EINVAL && err != unix.ENODEV && err != unix.EOPNOTSUPP {
+		return fmt.Errorf("cannot lay its files over %s: %w", root, err)
+	}
+	if out, cerr := exec.CommandContext(ctx, "cp", "-a", "--reflink=auto", root+"/.", b.rootfs()).CombinedOutput(); cerr != nil {
+		return fmt.Errorf("cannot lay its files over %s: %w; nor copy them: %w: %.300s", root, err, cerr, out)
+	}
+	return os.WriteFile(b.copied(), nil, 0o600)
+}
+
+// escape protects what mount options take as separators.
+func escape(path string) string {
+	return strings.NewReplacer(`\`, `\\`, ",", `\,`, ":", `\:`).Replace(path)
+}
+
+// unmount takes the mount away, however often it was made.
+func (b box) unmount() error {
+	for {
+		switch err := unix.Unmount(b.rootfs(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err {
+		case nil:
+		case unix.EINVAL, unix.ENOENT: // nothing is mounted there
+			return nil
+		default:
+			return fmt.Errorf("cannot unmount %s: %w", b.rootfs(), err)
+		}
+	}
+}
+
+func (b box) write(c bundle) error {
+	j, err := json.Marshal(c)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(string(b), "config.json"), j, 0o600)
+	}
+	return err
+}
+
+// readPID is the container's first process, as runc wrote it.
+func (b box) readPID() (int, error) {
+	s, err := os.ReadFile(b.pid())
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(s)))
+	if err != nil || n < 2 {
+		return 0, fmt.Errorf("cannot read %s: %q is not a process", b.pid(), s)
+	}
+	return n, nil
+}
+
+// said is the last error that runc logged.
+func (b box) said() string {
+	f, err := os.ReadFile(b.log())
+	if err != nil {
+		return ""
+	}
+	last := ""
+	for line := range strings.Lines(string(f[max(0, len(f)-64<<10):])) {
+		var e struct{ Level, Msg string }
+		if json.Unmarshal([]byte(line), &e) == nil && e.Level == "error" {
+			last = e.Msg
+		}
+	}
+	return last
+}
+
+// reset removes what belongs to one run.
+func (b box) reset() error {
+	var errs []error
+	for _, f := range []string{b.pid(), b.log()} {
+		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,330 @@
+// Package container runs instances as OCI containers by runc, without a daemon
+// of its own: the supervisor (lull-shim) starts runc, so a container lives on
+// while the host daemon restarts, and the control group of the instance holds
+// runc and everything inside, so it is frozen by one write.
+//
+// A container has files, processes, users, host name and limits of its own. Its
+// network is this machine's: the program listens on its ports itself, clients
+// reach it on the direct path, and its sockets are watched while it is frozen
+// as those of a process are (docs/decisions, containers). What it writes lies
+// in a layer of its own over an image that is shared and never written; the
+// layer lasts until the instance is removed.
+//
+// It guarantees that after Kill, and after an Adopt that finds the run over, no
+// process, mount, control group or state of runc is left. It decides nothing.
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/edge/cgroup"
+	"lull/internal/edge/oci"
+	"lull/internal/edge/runtime/process"
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// Config of a Runtime.
+type Config struct {
+	Dir     string           // private directory, made with mode 0700
+	Process *process.Runtime // whose shim and control groups are used
+	Images  *oci.Store
+	Runc    string // default runc in PATH
+	Guests  string // directory of LULL_SOCKET on this machine (guest.sock in it); empty for none
+}
+
+// Runtime implements instance.Runtime.
+type Runtime struct {
+	cfg  Config
+	runc string
+}
+
+var (
+	_ instance.Runtime     = (*Runtime)(nil)
+	_ instance.Execer      = (*Runtime)(nil)
+	_ instance.Forgetter   = (*Runtime)(nil)
+	_ instance.SpecChecker = (*Runtime)(nil)
+	_ instance.Workload    = (*Work)(nil)
+)
+
+// Find looks for runc, also where system tools are. Its error says what
+// installs it.
+func Find(name string) (string, error) {
+	if name == "" {
+		name = "runc"
+	}
+	for _, p := range []string{name, "/usr/sbin/" + name, "/sbin/" + name} {
+		if at, err := exec.LookPath(p); err == nil {
+			return at, nil
+		}
+	}
+	return "", fmt.Errorf("cannot find %s (Debian package runc)", name)
+}
+
+// Check says what this machine lacks for containers, nil for nothing.
+func Check(runc string, p *process.Runtime) error {
+	_, err := Find(runc)
+	errs := []error{err}
+	if os.Geteuid() != 0 {
+		errs = append(errs, errors.New("cannot run containers: the host is not root"))
+	} else if p.GroupDir("x") == "" {
+		errs = append(errs, errors.New("cannot run containers: there are no control groups here"))
+	}
+	return errors.Join(errs...)
+}
+
+// New makes a runtime; its error names everything that is missing. It starts
+// nothing.
+func New(cfg Config) (*Runtime, error) {
+	if err := Check(cfg.Runc, cfg.Process); err != nil {
+		return nil, err
+	}
+	runc, err := Find(cfg.Runc)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Join(cfg.Dir, "box"), 0o700); err != nil {
+		return nil, fmt.Errorf("cannot make the directory of containers: %w", err)
+	}
+	return &Runtime{cfg: cfg, runc: runc}, nil
+}
+
+// Capabilities implements instance.Runtime.
+func (r *Runtime) Capabilities() power.Capabilities {
+	c := r.cfg.Process.Capabilities()
+	c.Image, c.Limits, c.Workspace = true, true, true
+	return c
+}
+
+// CheckSpec implements instance.SpecChecker.
+func (r *Runtime) CheckSpec(s *instance.Spec) error {
+	if s.Image == "" {
+		return errors.New("cannot use image: a container needs one: a directory, an image file or a registry reference")
+	}
+	return nil
+}
+
+func (r *Runtime) box(id string) box { return box(filepath.Join(r.cfg.Dir, "box", id)) }
+
+// state is where runc keeps its own notes.
+func (r *Runtime) state() string { return filepath.Join(r.cfg.Dir, "runc") }
+
+// runLimit bounds a command of runc that does not run anything itself.
+const runLimit = 30 * time.Second
+
+// Start implements instance.Runtime. It returns once the container's program
+// was started.
+func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+	if err := r.sweep(ctx, l.ID); err != nil {
+		return nil, err
+	}
+	w, err := r.start(ctx, l)
+	if err != nil {
+		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), runLimit)
+		defer cancel()
+		if w != nil {
+			err = errors.Join(err, w.Kill(sctx))
+		} else {
+			err = errors.Join(err, r.sweep(sctx, l.ID))
+		}
+		return nil, err
+	}
+	return w, nil
+}
+
+func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
+	img, err := r.cfg.Images.Get(ctx, l.Image)
+	if err != nil {
+		return nil, err
+	}
+	b := r.box(l.ID)
+	if err := b.make(); err != nil {
+		return nil, fmt.Errorf("cannot make the directory of %s: %w", l.ID, err)
+	}
+	if err := b.mount(ctx, img.Root); err != nil {
+		return nil, err
+	}
+	p := plan{launch: l, config: img.Config, rootfs: b.rootfs(), guests: r.cfg.Guests, limits: true}
+	if len(p.args()) == 0 {
+		return nil, errors.New("cannot run it: it names no command, and neither does its image")
+	}
+	who := l.User
+	if who == "" {
+		who = img.Config.User
+	}
+	if p.user, err = oci.LookupUser(b.rootfs(), who); err != nil {
+		return nil, err
+	}
+	if l.Workspace != "" {
+		if st, err := os.Stat(l.Workspace); err != nil || !st.IsDir() {
+			return nil, errors.Join(fmt.Errorf("cannot use workspace: %s is not a directory", l.Workspace), err)
+		}
+	}
+	in := instance.Launch{ID: l.ID, Run: l.Run, Env: l.Env, Dir: "/", Listen: l.Listen, LogPath: l.LogPath, LogMax: l.LogMax,
+		Command: []string{r.runc, "--root", r.state(), "--log", b.log(), "--log-format", "json",
+			"run", "--bundle", string(b), "--pid-file", b.pid(), l.ID}}
+	// runc reads its configuration when it runs, so the group that is made for
+	// this run is prepared in between.
+	pw, err := r.cfg.Process.StartIn(ctx, in, func(g *cgroup.Group) error {
+		if p.group, err = g.Path(); err != nil {
+			return err
+		}
+		p.group += "/c"
+		if p.limits, err = limit(g.Dir(), l); err != nil {
+			return fmt.Errorf("cannot limit %s: %w", l.ID, err)
+		}
+		return b.write(p.bundle())
+	})
+	if err != nil {
+		return nil, err
+	}
+	w := &Work{Work: pw, r: r, id: l.ID}
+	if err := w.await(ctx, b); err != nil {
+		return w, err
+	}
+	// Inside it is mounted for good; here nothing of it shall outlive us.
+	return w, b.unmount()
+}
+
+// limit sets the limits on the instance's own group where the unified hierarchy
+// has the controllers (a group with processes of its own cannot hand them on);
+// otherwise runc shall set them, which is true.
+func limit(dir string, l instance.Launch) (byRunc bool, err error) {
+	if unix.Access(filepath.Join(filepath.Dir(dir), "cgroup.subtree_control"), unix.W_OK) != nil {
+		return true, nil
+	}
+	b, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "cgroup.controllers"))
+	if err != nil || !strings.Contains(string(b), "memory") && !strings.Contains(string(b), "cpu") {
+		return true, err // hybrid: the controllers are in v1
+	}
+	for _, f := range []struct {
+		controller, file, value string
+		on                      bool
+	}{
+		{"memory", "memory.max", fmt.Sprint(l.Memory), l.Memory > 0},
+		{"cpu", "cpu.max", fmt.Sprintf("%d %d", quota(l.CPUs), period), l.CPUs > 0},
+	} {
+		if !f.on {
+			continue
+		}
+		err := os.WriteFile(filepath.Join(filepath.Dir(dir), "cgroup.subtree_control"), []byte("+"+f.controller), 0)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, f.file), []byte(f.value), 0)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// await waits until the container's program was started.
+func (w *Work) await(ctx context.Context, b box) error {
+	for pause := time.Millisecond; ; pause = min(pause*3/2, 20*time.Millisecond) {
+		pid, err := b.readPID()
+		if err == nil {
+			w.init = pid
+			return nil
+		}
+		live, lerr := w.Alive()
+		if lerr == nil && !live {
+			if pid, err = b.readPID(); err == nil { // it has begun and ended
+				w.init = pid
+				return nil
+			}
+			said := b.said()
+			if said == "" {
+				said = "runc ended without a word"
+			}
+			return fmt.Errorf("cannot run its program: %s", said)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("cannot wait for its program: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// Adopt implements instance.Runtime.
+func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
+	pw, err := r.cfg.Process.Adopt(ctx, id, ident)
+	var gone *instance.GoneError
+	if errors.As(err, &gone) {
+		if g := r.cfg.Process.GroupDir(id); g != "" { // runc may have gone without its container
+			if grp, gerr := (cgroup.Place{}).Open(g); gerr == nil {
+				if kerr := grp.Kill(ctx); kerr != nil {
+					return nil, kerr
+				}
+			}
+		}
+		if serr := r.sweep(ctx, id); serr != nil {
+			return nil, serr
+		}
+		return nil, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	b := r.box(id)
+	w := &Work{Work: pw.(*process.Work), r: r, id: id}
+	if w.init, err = b.readPID(); err != nil && !errors.Is(err, fs.ErrNotExist) { // none: it never began
+		return nil, err
+	}
+	return w, b.unmount()
+}
+
+// sweep removes what a run left outside its processes.
+func (r *Runtime) sweep(ctx context.Context, id string) error {
+	b := r.box(id)
+	if _, err := os.Stat(filepath.Join(r.state(), id)); err == nil {
+		ctx, cancel := context.WithTimeout(ctx, runLimit)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, r.runc, "--root", r.state(), "delete", "--force", id).CombinedOutput()
+		if err != nil {
+			if _, serr := os.Stat(filepath.Join(r.state(), id)); !errors.Is(serr, fs.ErrNotExist) {
+				return fmt.Errorf("cannot remove the container of %s: %w: %.300s", id, err, out)
+			}
+		}
+	}
+	err := errors.Join(b.unmount(), b.reset())
+	if dir := r.cfg.Process.GroupDir(id); dir != "" {
+		if g, gerr := (cgroup.Place{}).Open(dir); gerr == nil {
+			err = errors.Join(err, g.RemoveNamesakes())
+		}
+	}
+	return err
+}
+
+// Forget implements instance.Forgetter: the instance's own layer goes too.
+func (r *Runtime) Forget(ctx context.Context, id string) error {
+	if err := r.sweep(ctx, id); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(string(r.box(id))); err != nil {
+		return fmt.Errorf("cannot remove the files of %s: %w", id, err)
+	}
+	return r.cfg.Process.Forget(ctx, id)
+}
+
+// Exec implements instance.Execer: the command runs inside.
+func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
+	argv := []string{r.runc, "--root", r.state(), "exec"}
+	for _, e := range q.Env {
+		argv = append(argv, "--env", e)
+	}
+	if q.Dir != "" {
+		argv = append(argv, "--cwd", q.Dir)
+	}
+	return r.cfg.Process.Exec(ctx, id, instance.Command{Command: append(append(argv, id), q.Command...), Dir: "/"})
+}

@@ -1,0 +1,209 @@
+package container
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"lull/internal/edge/oci"
+	"lull/internal/instance"
+)
+
+// bundle is the part of an OCI runtime configuration (config.json) that is used.
+type bundle struct {
+	Version  string   `json:"ociVersion"`
+	Process  ociProc  `json:"process"`
+	Root     ociRoot  `json:"root"`
+	Hostname string   `json:"hostname,omitempty"`
+	Mounts   []mount  `json:"mounts"`
+	Linux    ociLinux `json:"linux"`
+}
+
+type ociProc struct {
+	Terminal        bool                `json:"terminal"`
+	User            ociUser             `json:"user"`
+	Args            []string            `json:"args"`
+	Env             []string            `json:"env"`
+	Cwd             string              `json:"cwd"`
+	Capabilities    map[string][]string `json:"capabilities"`
+	NoNewPrivileges bool                `json:"noNewPrivileges"`
+}
+
+type ociUser struct {
+	UID    int   `json:"uid"`
+	GID    int   `json:"gid"`
+	Groups []int `json:"additionalGids,omitempty"`
+}
+
+type ociRoot struct {
+	Path     string `json:"path"`
+	Readonly bool   `json:"readonly"`
+}
+
+type mount struct {
+	Destination string   `json:"destination"`
+	Type        string   `json:"type"`
+	Source      string   `json:"source"`
+	Options     []string `json:"options,omitempty"`
+}
+
+type ociLinux struct {
+	Namespaces  []namespace `json:"namespaces"`
+	CgroupsPath string      `json:"cgroupsPath"`
+	Resources   resources   `json:"resources"`
+	Masked      []string    `json:"maskedPaths"`
+	Readonly    []string    `json:"readonlyPaths"`
+}
+
+type namespace struct {
+	Type string `json:"type"`
+}
+
+type resources struct {
+	Devices []device `json:"devices"`
+	Memory  *memory  `json:"memory,omitempty"`
+	CPU     *cpu     `json:"cpu,omitempty"`
+}
+
+type device struct {
+	Allow  bool   `json:"allow"`
+	Access string `json:"access"`
+}
+
+type memory struct {
+	Limit int64 `json:"limit"`
+}
+
+type cpu struct {
+	Quota  int64  `json:"quota"`
+	Period uint64 `json:"period"`
+}
+
+// caps are what root keeps inside, those that Docker leaves it by default.
+var caps = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID",
+	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE"}
+
+// guestDir is where a container finds the directory of LULL_SOCKET.
+const guestDir = "/run/lull"
+
+// plan is what a container is made from.
+type plan struct {
+	launch instance.Launch
+	config oci.Config // of the image
+	user   oci.User
+	rootfs string
+	group  string // cgroupsPath
+	guests string // directory of LULL_SOCKET here, empty for none
+	limits bool   // here, and not on the group above
+}
+
+func (p plan) bundle() bundle {
+	l := p.launch
+	bounding := map[string][]string{"bounding": caps}
+	if p.user.UID == 0 { // another user has none until a program gives it some
+		bounding["effective"], bounding["permitted"] = caps, caps
+	}
+	b := bundle{Version: "1.0.2", Hostname: l.ID, Root: ociRoot{Path: p.rootfs},
+		Process: ociProc{User: ociUser{p.user.UID, p.user.GID, p.user.Groups}, Args: p.args(), Env: p.env(), Cwd: p.cwd(),
+			Capabilities: bounding, NoNewPrivileges: true},
+		Mounts: p.mounts(),
+		Linux: ociLinux{CgroupsPath: p.group,
+			// The network is this machine's: the program listens on its ports
+			// itself, which is the direct path.
+			Namespaces: []namespace{{"pid"}, {"mount"}, {"ipc"}, {"uts"}, {"cgroup"}},
+			Resources:  resources{Devices: []device{{false, "rwm"}}},
+			Masked: []string{"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
+				"/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"},
+			Readonly: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}}}
+	if p.limits && l.Memory > 0 {
+		b.Linux.Resources.Memory = &memory{l.Memory}
+	}
+	if p.limits && l.CPUs > 0 {
+		b.Linux.Resources.CPU = &cpu{quota(l.CPUs), period}
+	}
+	return b
+}
+
+// period of the CPU limit in microseconds, and what of it may be used.
+const period = 100_000
+
+func quota(cpus float64) int64 { return max(int64(cpus*period), 1000) }
+
+func (p plan) args() []string {
+	if len(p.launch.Command) > 0 {
+		return p.launch.Command
+	}
+	return p.config.Command()
+}
+
+// cwd is the directory that was asked for, or the image's.
+func (p plan) cwd() string {
+	if d := p.launch.Dir; d != "" && d != "/" {
+		return d
+	}
+	if d := p.config.WorkingDir; filepath.IsAbs(d) {
+		return d
+	}
+	return "/"
+}
+
+// defaults of the host for programs with files of their own: an image's word
+// goes before them, and a person's before the image's.
+var defaults = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+
+func (p plan) env() []string {
+	var keys []string
+	set := map[string]string{}
+	add := func(list []string) {
+		for _, e := range list {
+			k, _, _ := strings.Cut(e, "=")
+			if _, ok := set[k]; !ok {
+				keys = append(keys, k)
+			}
+			set[k] = e
+		}
+	}
+	add(defaults)
+	if p.user.Home != "" {
+		add([]string{"HOME=" + p.user.Home})
+	}
+	add(p.config.Env)
+	for _, e := range p.launch.Env {
+		if !slices.Contains(defaults, e) && !strings.HasPrefix(e, "LULL_SOCKET=") {
+			add([]string{e})
+		}
+	}
+	if p.guests != "" {
+		add([]string{"LULL_SOCKET=" + guestDir + "/guest.sock"})
+	}
+	add([]string{"LULL_INSTANCE_ID=" + p.launch.ID})
+	var out []string
+	for _, k := range keys {
+		out = append(out, set[k])
+	}
+	return out
+}
+
+func (p plan) mounts() []mount {
+	m := []mount{
+		{"/proc", "proc", "proc", []string{"nosuid", "noexec", "nodev"}},
+		{"/dev", "tmpfs", "tmpfs", []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{"/dev/pts", "devpts", "devpts", []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}},
+		{"/dev/shm", "tmpfs", "shm", []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
+		{"/dev/mqueue", "mqueue", "mqueue", []string{"nosuid", "noexec", "nodev"}},
+		{"/sys", "sysfs", "sysfs", []string{"nosuid", "noexec", "nodev", "ro"}},
+	}
+	for _, f := range []string{"/etc/resolv.conf", "/etc/hosts"} { // the network is this machine's, and so are its names
+		if st, err := os.Stat(f); err == nil && st.Mode().IsRegular() {
+			m = append(m, mount{f, "bind", f, []string{"bind", "ro", "nosuid", "nodev"}})
+		}
+	}
+	if p.guests != "" {
+		m = append(m, mount{guestDir, "bind", p.guests, []string{"bind", "ro", "nosuid", "nodev", "noexec"}})
+	}
+	if p.launch.Workspace != "" {
+		m = append(m, mount{"/workspace", "bind", p.launch.Workspace, []string{"rbind", "rw", "nosuid", "nodev"}})
+	}
+	return m
+}

@@ -1,0 +1,53 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/edge/runtime/process"
+)
+
+// Work is one run; it implements instance.Workload. Its main process is runc,
+// which ends with the code of the program.
+type Work struct {
+	*process.Work
+	r    *Runtime
+	id   string
+	init int // the container's first process, as this machine numbers it; 0 for none
+}
+
+// Signal implements instance.Workload. The program gets it, not runc: a frozen
+// one acts on it before anything else when it is thawed. As the first process
+// of its namespace it does not end by a signal that it does not handle.
+func (w *Work) Signal(sig syscall.Signal) error {
+	if w.init == 0 {
+		return fmt.Errorf("cannot signal %s: %w", w.id, syscall.ESRCH)
+	}
+	fd, err := unix.PidfdOpen(w.init, 0)
+	if err != nil {
+		return fmt.Errorf("cannot signal %s: %w", w.id, err)
+	}
+	defer unix.Close(fd)
+	// Looked at after it was opened, so it is that process.
+	switch ours, err := w.Holds(w.init); {
+	case err != nil:
+		return fmt.Errorf("cannot signal %s: %w", w.id, err)
+	case !ours:
+		return fmt.Errorf("cannot signal %s: %w", w.id, syscall.ESRCH)
+	}
+	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil {
+		return fmt.Errorf("cannot signal %s: %w", w.id, err)
+	}
+	return nil
+}
+
+// Kill implements instance.Workload.
+func (w *Work) Kill(ctx context.Context) error {
+	if err := w.Work.Kill(ctx); err != nil {
+		return err
+	}
+	return w.r.sweep(ctx, w.id)
+}
