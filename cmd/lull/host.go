@@ -269,7 +269,7 @@ func baseEnv(getenv func(string) string) []string {
 func hostStatus(h *host.Host, rt *process.Runtime, cfg hostConfig, started time.Time, faults []string) hostctl.Status {
 	s := hostctl.Status{Version: version, PID: os.Getpid(), StartedAt: started, Halted: h.Halted(), DataDir: cfg.Data,
 		Instances: map[string]int{}, Freezer: rt.Freezer(), Shim: rt.Shim(), Goroutines: runtime.NumGoroutine(), Faults: append([]string{}, faults...)}
-	for _, o := range h.List() {
+	for _, o := range h.List(false) {
 		s.Instances[o.State]++
 	}
 	var l unix.Rlimit

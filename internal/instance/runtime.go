@@ -48,6 +48,7 @@ type (
 	// Thaw restores it; when that is impossible its error is a
 	// *SnapshotError, and the workload is still there to be killed.
 	Hibernator interface {
+		Hibernated() bool // whether it is on disk only
 		// Hibernate returns once everything is durable, with how many bytes
 		// that is. On an error the workload is frozen as before.
 		Hibernate(ctx context.Context) (saved int64, err error)

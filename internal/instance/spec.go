@@ -385,4 +385,8 @@ type Record struct {
 	PauseCount   uint64      `json:"pause_count"`
 	WakeCount    uint64      `json:"wake_count"`
 	Freed        int64       `json:"reclaimed_bytes,omitempty"`
+	Saved        int64       `json:"saved_bytes,omitempty"` // on disk while hibernated
+	// BootedAnew is why the present run was started although the one before it
+	// had been hibernated.
+	BootedAnew string `json:"booted_anew,omitempty"`
 }

@@ -23,7 +23,7 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 		rec := recs[n]
 		rt, ok := h.cfg.Runtimes[rec.Spec.Runtime]
 		if !ok {
-			errs = append(errs, fmt.Errorf("cannot take over %s: there is no runtime %q on this host", rec.Spec.Name, rec.Spec.Runtime))
+			errs = append(errs, fmt.Errorf("cannot take over %s: %w", rec.Spec.Name, h.noRuntime(rec.Spec.Runtime)))
 			continue
 		}
 		i := newInst(h, rec, rt)
@@ -70,7 +70,11 @@ func (i *inst) adopt(ctx context.Context) error {
 	var gone *instance.GoneError
 	switch {
 	case errors.As(err, &gone):
-		return i.adoptEnded(was, gone.Exit)
+		why := ""
+		if unusable := (*instance.SnapshotError)(nil); errors.As(err, &unusable) {
+			why = unusable.Error()
+		}
+		return i.adoptEnded(was, gone.Exit, why)
 	case err != nil:
 		// Not found is not stopped: it stays as recorded and is tried again.
 		i.h.retryAdopt(i)
@@ -79,6 +83,10 @@ func (i *inst) adopt(ctx context.Context) error {
 	found := w.Identity()
 	i.mu.Lock()
 	i.work, i.rec.Identity = w, &found
+	if s, ok := w.(instance.Hibernator); ok && s.Hibernated() && was.Asleep() {
+		// It was saved, and the daemon ended before it could say so.
+		was, i.rec.State = power.Hibernated, power.Hibernated
+	}
 	i.mu.Unlock()
 	switch was {
 	case power.Starting:
@@ -90,7 +98,14 @@ func (i *inst) adopt(ctx context.Context) error {
 		return i.start(ctx, "restart", "started again after the daemon ended while it was starting")
 	case power.Stopping:
 		a := &attempt{i: i, ctx: ctx, work: w, frozen: true, by: "restart"}
-		if err := a.walk([]step{{"stop-signal", askToEnd}, {"stop-thaw", thaw}}); err != nil {
+		err := a.walk([]step{{"stop-signal", askToEnd}, {"stop-thaw", thaw}})
+		var unusable *instance.SnapshotError
+		switch {
+		case errors.As(err, &unusable): // there is nobody to ask
+			if err := i.endNow(ctx); err != nil {
+				return err
+			}
+		case err != nil:
 			return err
 		}
 		return i.finishStop(ctx, "restart", i.rec.StatusReason)
@@ -118,7 +133,13 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		}
 	}
 	if !paused {
-		if err := w.Thaw(); err != nil {
+		err := w.Thaw()
+		var unusable *instance.SnapshotError
+		switch {
+		case errors.As(err, &unusable):
+			i.update(func(r *instance.Record) { r.State = power.Resuming })
+			return i.bootAnew(ctx, "restart", "the daemon ended in the middle of a wake", unusable)
+		case err != nil:
 			return fmt.Errorf("cannot thaw %s: %w", i.name(), err)
 		}
 		if was == power.Running {
@@ -153,7 +174,7 @@ func (i *inst) backToRunning(by, why string) error {
 
 // adoptEnded records what ended while no daemon watched, then applies the
 // restart rule.
-func (i *inst) adoptEnded(was power.Instance, e instance.Exit) error {
+func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) error {
 	now := i.h.now()
 	if e.At.IsZero() {
 		e.At = now
@@ -162,8 +183,11 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit) error {
 	if !e.Lost {
 		why = fmt.Sprintf("exited with code %d while the daemon was away", e.Code)
 	}
+	if cause != "" {
+		why += ": " + cause
+	}
 	err := i.save(func(r *instance.Record) {
-		r.State, r.StatusReason, r.Exit, r.Leases = power.Stopped, why, &e, nil
+		r.State, r.StatusReason, r.Exit, r.Leases, r.Saved = power.Stopped, why, &e, nil, 0
 		if was != power.Stopping {
 			afterEnd(r, e, now)
 		}

@@ -88,8 +88,10 @@ func (a *API) reads(api huma.API) {
 			return &answer[hostctl.Status]{a.Status()}, nil
 		})
 	huma.Register(api, operation("list-instances", "GET", "/instances", "Every instance, by id"),
-		func(context.Context, *struct{}) (*answer[[]hostctl.Instance], error) {
-			return &answer[[]hostctl.Instance]{a.Host.List()}, nil
+		func(_ context.Context, in *struct {
+			Memory bool `query:"memory" doc:"With the memory of each, which costs a look at each"`
+		}) (*answer[[]hostctl.Instance], error) {
+			return &answer[[]hostctl.Instance]{a.Host.List(in.Memory)}, nil
 		})
 	huma.Register(api, operation("get-instance", "GET", "/instances/{name}", "One instance"),
 		func(_ context.Context, in *Named) (*answer[hostctl.Instance], error) {

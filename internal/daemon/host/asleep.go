@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -48,13 +49,19 @@ func (i *inst) nextStep() (time.Time, power.Instance) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	since := i.rec.LastPausedAt
-	if r := time.Duration(i.spec.ReclaimAfter); r > 0 && i.rec.State == power.Paused {
+	s := i.rec.State
+	if r := time.Duration(i.spec.ReclaimAfter); r > 0 && s == power.Paused {
 		return since.Add(r), power.Reclaimed
 	}
-	if s := i.stopAfter(); s > 0 {
-		return since.Add(s), power.Stopped
+	var at time.Time
+	var to power.Instance
+	if d := time.Duration(i.spec.HibernateAfter); d > 0 && s != power.Hibernated {
+		at, to = later(since.Add(d), i.notBefore), power.Hibernated
 	}
-	return time.Time{}, ""
+	if d := i.stopAfter(); d > 0 && (to == "" || since.Add(d).Before(at)) {
+		at, to = since.Add(d), power.Stopped
+	}
+	return at, to
 }
 
 // checkAsleep takes the next step of the ladder when it is due. A lease blocks
@@ -101,6 +108,8 @@ func (i *inst) checkAsleep() {
 	case power.Reclaimed:
 		i.reclaim()
 		i.scheduleAsleep(i.h.now())
+	case power.Hibernated:
+		i.hibernate()
 	case power.Stopped:
 		if err := i.stop(i.h.ctx, stopAfter, fmt.Sprintf("paused for %s", i.stopAfter())); err != nil {
 			i.h.log.Info("not stopped", "instance", i.name(), "reason", err)
@@ -138,6 +147,67 @@ func (i *inst) reclaim() {
 		return
 	}
 	i.emit("reclaimed", "reclaim_after", reason)
+}
+
+// hibernateRetry is how long an instance that could not be saved is left as it
+// is.
+const hibernateRetry = time.Minute
+
+// hibernate saves a sleeping instance to disk. The caller holds the lock. What
+// cannot be saved stays as it was, and says why.
+func (i *inst) hibernate() {
+	a := &attempt{i: i, ctx: i.h.ctx, by: "hibernate_after", work: i.workload()}
+	err := a.walk(i.h.steps.deeper)
+	now := i.h.now()
+	i.mu.Lock()
+	i.notBefore = time.Time{}
+	if err != nil {
+		i.notBefore = now.Add(hibernateRetry)
+	}
+	i.mu.Unlock()
+	var stirred *errStirred
+	switch {
+	case err == nil:
+		i.emit("hibernated", a.by, a.reason)
+		i.h.log.Info("hibernated", "instance", i.name(), "bytes", a.saved)
+	case !errors.As(err, &stirred):
+		i.h.log.Error("cannot hibernate", "instance", i.name(), "error", err)
+		rec := i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
+		if err := i.h.saver.now(&rec); err != nil {
+			i.h.log.Error("cannot record", "instance", i.name(), "error", err)
+		}
+		i.emit("hibernate_failed", a.by, err.Error())
+	}
+	i.scheduleAsleep(now)
+}
+
+// bootAnew starts an instance whose saved state cannot be used. The caller
+// holds the lock and the instance is resuming.
+func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.SnapshotError) error {
+	i.h.log.Warn("a hibernated instance is booted anew", "instance", i.name(), "error", cause)
+	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	if w := i.workload(); w != nil {
+		if err := w.Kill(kctx); err != nil {
+			i.h.due.set(i, i.h.now().Add(time.Second))
+			return errors.Join(cause, fmt.Errorf("cannot clear the saved state of %s away: %w", i.name(), err))
+		}
+		i.awaitExit()
+	}
+	i.ended.Store(nil)
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, cause.Error(), 0, 0
+	})
+	i.forgetRun()
+	i.emit("snapshot_refused", by, cause.Reason)
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	if err := i.start(ctx, by, why); err != nil {
+		return errors.Join(cause, err)
+	}
+	rec := i.update(func(r *instance.Record) { r.BootedAnew = cause.Error(); r.WakeCount++ })
+	return i.h.saver.now(&rec)
 }
 
 // checkStopped starts again what failed, when its delay is over.

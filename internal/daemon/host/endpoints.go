@@ -60,7 +60,7 @@ func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
 	switch s := i.state(); s {
 	case power.Running:
 		return nil
-	case power.Paused, power.Reclaimed:
+	case power.Paused, power.Reclaimed, power.Hibernated:
 		return i.wake("connection", why)
 	case power.Stopped:
 		switch {

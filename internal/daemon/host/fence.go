@@ -15,6 +15,9 @@ import (
 // freezeLimit bounds how long a workload may take to become still.
 const freezeLimit = 5 * time.Second
 
+// saveLimit bounds how long saving a workload to disk may take.
+const saveLimit = 5 * time.Minute
+
 // unwatchableRetry is how long a workload whose sockets could not be watched
 // is left alone: it may have closed them by then.
 const unwatchableRetry = time.Minute
@@ -34,14 +37,23 @@ const unwatchableRetry = time.Minute
 //	look-again  what came between look and arm is seen here
 //	commit      paused is on disk and the relay may ask for wakes
 //
+// Hibernating keeps all of that in place; what comes meanwhile is served when it
+// is done:
+//
+//	deeper-look    somebody who has come already is served instead
+//	deeper-save    the runtime has made it durable
+//	deeper-commit  hibernated is on disk; before it a daemon that takes over asks
+//	               the runtime
+//
 // Anything found at a look thaws at once and no pause is recorded. A wake that
 // is asked for before the commit cancels the pause; one asked for after it is
 // served as soon as the lock is free.
 type fence struct {
-	pause []step
-	undo  []step // after a step of pause or stop failed
-	wake  []step
-	stop  []step // of a paused instance
+	pause  []step
+	undo   []step // after a step of pause or stop failed
+	wake   []step
+	stop   []step // of a paused instance
+	deeper []step // a sleeping instance is saved to disk
 	// resumePause restores what a daemon before this one had paused.
 	resumePause []step
 }
@@ -65,14 +77,16 @@ type attempt struct {
 	work   Workload
 	guard  Guard
 	frozen bool
+	saved  int64 // bytes on disk
 }
 
 func standardFence() fence {
 	return fence{
 		pause: []step{{"intent", intent}, {"gate", closeGate}, {"freeze", freeze}, {"look", look},
 			{"arm", arm}, {"look-again", lookAgain}, {"commit", commitPause}},
-		undo: []step{{"undo-disarm", disarm}, {"undo-thaw", thaw}, {"undo-publish", publishUndone}},
-		wake: []step{{"disarm", disarm}, {"thaw", thaw}, {"publish", publishWoken}},
+		undo:   []step{{"undo-disarm", disarm}, {"undo-thaw", thaw}, {"undo-publish", publishUndone}},
+		deeper: []step{{"deeper-look", lookAgain}, {"deeper-save", save}, {"deeper-commit", commitSaved}},
+		wake:   []step{{"disarm", disarm}, {"thaw", thaw}, {"publish", publishWoken}},
 		resumePause: []step{{"gate", closeGate}, {"freeze", freeze}, {"look", look}, {"arm", arm},
 			{"look-again", lookAgain}, {"commit", commitPause}},
 		stop: []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-look", lookUnlessForced},
@@ -143,9 +157,37 @@ func (i *inst) wake(by, why string) error {
 	a.guard, a.frozen = i.guard, i.frozen
 	i.mu.Unlock()
 	i.update(func(r *instance.Record) { r.State = power.Resuming })
-	if err := a.walk(i.h.steps.wake); err != nil {
-		return fmt.Errorf("cannot wake %s: %w", i.name(), err)
+	err := a.walk(i.h.steps.wake)
+	if err == nil {
+		return nil
 	}
+	var unusable *instance.SnapshotError
+	if errors.As(err, &unusable) {
+		return i.bootAnew(a.ctx, by, why, unusable)
+	}
+	err = fmt.Errorf("cannot wake %s: %w", i.name(), err)
+	if s, ok := a.work.(instance.Hibernator); ok && s.Hibernated() {
+		err = errors.Join(err, i.stayHibernated(a, err))
+	}
+	return err
+}
+
+// stayHibernated follows a restore that failed although what was saved is
+// good: it is watched again, and the next client tries again.
+func (i *inst) stayHibernated(a *attempt, cause error) error {
+	err := arm(a)
+	if err == nil {
+		err = i.save(func(r *instance.Record) { r.State, r.StatusReason = power.Hibernated, cause.Error() })
+	}
+	if err != nil {
+		i.h.due.set(i, i.h.now().Add(time.Second)) // repair tries to wake it
+		return err
+	}
+	if i.gate != nil {
+		i.gate.Sleep()
+	}
+	i.emit("wake_failed", a.by, cause.Error())
+	i.scheduleAsleep(i.h.now())
 	return nil
 }
 
@@ -249,12 +291,13 @@ func commitPause(a *attempt) error {
 	i := a.i
 	now := i.h.now()
 	err := i.save(func(r *instance.Record) {
-		r.State, r.StatusReason = power.Paused, a.reason
-		r.Freed = 0
-		if !a.adopted {
-			r.LastPausedAt, r.PausedBy = now, a.by
-			r.PauseCount++
+		if a.adopted { // it stays on the step of the ladder that it was on
+			return
 		}
+		r.State, r.StatusReason = power.Paused, a.reason
+		r.Freed, r.Saved = 0, 0
+		r.LastPausedAt, r.PausedBy = now, a.by
+		r.PauseCount++
 	})
 	if err != nil {
 		return err
@@ -264,6 +307,27 @@ func commitPause(a *attempt) error {
 	}
 	i.scheduleAsleep(now)
 	return nil
+}
+
+func save(a *attempt) error {
+	s, ok := a.work.(instance.Hibernator)
+	if !ok {
+		return fmt.Errorf("cannot hibernate %s: its runtime cannot", a.i.name())
+	}
+	ctx, cancel := context.WithTimeout(a.ctx, saveLimit)
+	defer cancel()
+	n, err := s.Hibernate(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot hibernate %s: %w", a.i.name(), err)
+	}
+	a.saved, a.reason = n, fmt.Sprintf("saved %d bytes", n)
+	return nil
+}
+
+func commitSaved(a *attempt) error {
+	return a.i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.Saved = power.Hibernated, a.reason, a.saved
+	})
 }
 
 func disarm(a *attempt) error {
@@ -299,14 +363,18 @@ func thaw(a *attempt) error {
 func publishWoken(a *attempt) error {
 	i := a.i
 	now := i.h.now()
+	ident := a.work.Identity() // a restore changes it
 	i.mu.Lock()
 	i.base, i.readings, i.conns = instance.Sample{}, nil, 0
 	i.mu.Unlock()
 	rec := i.update(func(r *instance.Record) {
+		if r.Identity == nil || *r.Identity != ident {
+			r.Identity = &ident
+		}
 		r.State, r.StatusReason = power.Running, a.reason
 		r.LastResumedAt, r.LastActivityAt, r.ResumedBy = now, now, a.by
 		r.WakeCount++
-		r.Freed = 0
+		r.Freed, r.Saved = 0, 0
 	})
 	i.open()
 	i.h.saver.later(i)

@@ -71,8 +71,8 @@ func (w *world) fault(format string, args ...any) {
 	w.mu.Unlock()
 }
 
-func newWorld(spec func(*instance.Spec), steps *fence) *world {
-	w := &world{k: &hosttest.Kernel{}, disk: hosttest.NewDisk()}
+func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
+	w := &world{k: &hosttest.Kernel{Deep: deep}, disk: hosttest.NewDisk()}
 	w.h = New(Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": w.k},
 		Records: w.disk, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 64,
 		NewGate: func(t RelayTarget) (Gate, error) {
@@ -134,11 +134,16 @@ func (w *world) recorded(r *instance.Record) {
 	w.mu.Lock()
 	on := w.on
 	w.mu.Unlock()
-	if !on || w.i == nil || r.State != power.Paused {
+	if !on || w.i == nil || r.State != power.Paused && r.State != power.Hibernated {
 		return
 	}
 	p := w.k.Proc(w.i.id)
 	switch {
+	case r.State == power.Hibernated && (p == nil || !p.Hibernated()):
+		w.fault("a hibernation was recorded of a program that is not saved")
+	case r.State == power.Hibernated && !p.Guarded():
+		w.fault("a hibernation was recorded while nobody watched the sockets")
+	case r.State == power.Hibernated:
 	case p == nil || !p.Frozen():
 		w.fault("a pause was recorded of a program that runs")
 	case !p.Guarded():
@@ -169,7 +174,7 @@ var actors = map[string]actor{
 	"relay": {"relay", func(w *world) {
 		if c, err := w.gate.Arrive(w.h.ctx); err == nil {
 			w.add(c)
-		} else if w.i.state() == power.Paused {
+		} else if w.i.state().Asleep() {
 			w.fault("a relay client was turned away from a paused instance: %v", err)
 		}
 	}},
@@ -291,9 +296,12 @@ func (w *world) verify(s scene) []string {
 		if a := w.gate.Activity(); a.Held {
 			bad("running with a closed relay")
 		}
-	case power.Paused:
+	case power.Paused, power.Hibernated:
 		if p == nil || !p.Frozen() || guard == nil {
-			bad("recorded as paused, but not frozen and watched")
+			bad("recorded as %s, but not frozen and watched", state)
+		}
+		if p != nil && p.Hibernated() != (state == power.Hibernated) {
+			bad("recorded as %s, but saved: %v", state, p.Hibernated())
 		}
 	case power.Stopped:
 		if p != nil {
@@ -310,10 +318,10 @@ func (w *world) verify(s scene) []string {
 			bad("client %d waits for ever", n)
 		}
 	}
-	if state == power.Paused && w.leased && by == byIdle {
+	if state.Asleep() && w.leased && by == byIdle {
 		bad("paused by the idle timer although a lease was acknowledged before")
 	}
-	if state == power.Paused && w.busied && by == byIdle {
+	if state.Asleep() && w.busied && by == byIdle {
 		bad("paused by the idle timer although the program said that it is busy")
 	}
 	if n := w.h.illegal.Load(); n > 0 {
@@ -329,11 +337,12 @@ func (w *world) verify(s scene) []string {
 type scene struct {
 	names  []string
 	quiet  bool // open connections do not hold by themselves
-	paused bool // it is paused already, and due to be stopped
+	paused bool // it is paused already, and due for the next step
+	deep   bool // that step is hibernation, not a stop
 }
 
 func (s scene) String() string {
-	return fmt.Sprintf("%s quiet=%v paused=%v", strings.Join(s.names, "+"), s.quiet, s.paused)
+	return fmt.Sprintf("%s quiet=%v paused=%v deep=%v", strings.Join(s.names, "+"), s.quiet, s.paused, s.deep)
 }
 
 // run is one interleaving from a fresh world.
@@ -342,7 +351,11 @@ func run(steps *fence, s scene, choose func(n int) int) (faults []string, trace 
 		if s.quiet {
 			spec.QuietConnectionAfter = idle.Duration(time.Nanosecond)
 		}
-	}, steps)
+		if s.deep {
+			never := idle.Duration(0)
+			spec.HibernateAfter, spec.StopAfter = idle.Duration(5*time.Minute), &never
+		}
+	}, steps, s.deep)
 	if len(w.faults) > 0 {
 		return w.faults, ""
 	}
@@ -392,7 +405,7 @@ func enumerate(steps *fence, sc scene, limit int, seen map[string]bool) (fault, 
 // automatic stop of a paused instance.
 func scenes() (out []scene) {
 	others := []string{"connect", "relay", "talk", "lease", "busy", "pause", "resume", "stop", "start", "exit"}
-	for _, sc := range []scene{{quiet: true}, {}, {quiet: true, paused: true}} {
+	for _, sc := range []scene{{quiet: true}, {}, {quiet: true, paused: true}, {quiet: true, paused: true, deep: true}} {
 		for n, a := range others {
 			sc.names = []string{"idle", a}
 			out = append(out, sc)
@@ -425,6 +438,10 @@ func TestFenceEveryInterleaving(t *testing.T) {
 	for _, sc := range scenes() {
 		seen := map[string]bool{}
 		var fault, trace string
+		limit := limit
+		if sc.deep { // what is around a hibernation differs little from what is around a stop
+			limit /= 3
+		}
 		synctest.Test(t, func(t *testing.T) { fault, trace = enumerate(nil, sc, limit, seen) })
 		if fault != "" {
 			t.Fatalf("%v: %s\norder: %s", sc, fault, trace)
@@ -444,7 +461,7 @@ func drawScene(r *rand.Rand) scene {
 		all = append(all, n)
 	}
 	slices.Sort(all)
-	sc := scene{names: []string{"idle"}, quiet: r.IntN(2) == 0, paused: r.IntN(4) == 0}
+	sc := scene{names: []string{"idle"}, quiet: r.IntN(2) == 0, paused: r.IntN(3) == 0, deep: r.IntN(2) == 0}
 	for range 2 + r.IntN(3) {
 		sc.names = append(sc.names, all[r.IntN(len(all))])
 	}
@@ -532,15 +549,20 @@ func TestFenceMutants(t *testing.T) {
 		{"do not thaw what was cancelled", fence{undo: without(std.undo, "undo-thaw")}},
 		{"keep duplicates of what was cancelled", fence{undo: before(std.undo, "undo-thaw", "undo-disarm")}},
 		{"stop a paused instance without a look", fence{stop: without(std.stop, "stop-look")}},
+		{"say hibernated before it is saved", fence{deeper: before(std.deeper, "deeper-commit", "deeper-save")}},
+		{"let the watch go while it is saved", fence{deeper: instead(std.deeper, "deeper-look", disarm)}},
 	} {
 		f := standardFence()
-		for _, part := range []struct{ to, from *[]step }{{&f.pause, &m.f.pause}, {&f.undo, &m.f.undo}, {&f.wake, &m.f.wake}, {&f.stop, &m.f.stop}} {
+		for _, part := range []struct{ to, from *[]step }{{&f.pause, &m.f.pause}, {&f.undo, &m.f.undo}, {&f.wake, &m.f.wake}, {&f.stop, &m.f.stop}, {&f.deeper, &m.f.deeper}} {
 			if *part.from != nil {
 				*part.to = *part.from
 			}
 		}
 		caught := ""
 		for _, sc := range scenes() {
+			if sc.deep != (m.f.deeper != nil) {
+				continue // only there it makes a difference that the others do not show
+			}
 			synctest.Test(t, func(t *testing.T) {
 				if fault, _ := enumerate(&f, sc, count("LULL_MUTANT_RUNS", 3000), map[string]bool{}); fault != "" {
 					caught = fmt.Sprintf("%v: %s", sc, fault)

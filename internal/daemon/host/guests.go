@@ -13,7 +13,6 @@ import (
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/guest"
-	"lull/internal/power"
 )
 
 // maxGuests bounds the open connections of all workloads to LULL_SOCKET.
@@ -94,24 +93,49 @@ func (g *Guests) serve(c *net.UnixConn) error {
 			i.setBusy(-1)
 			return nil
 		}
-		return g.Host.fromGuest(i, m)
+		return g.Host.fromGuest(g.Host.ctx, i, m)
 	})
 }
 
+// FromHarness takes what the harness of an instance passes on from the programs
+// beside it: Busy once some of them are in the middle of work, Waiting once none
+// is. It may wait for a change of the instance, at most until ctx ends.
+func (h *Host) FromHarness(ctx context.Context, id string, m guest.Message) error {
+	i, err := h.find(id)
+	if err != nil {
+		return err
+	}
+	if m.Method != guest.Busy && m.Method != guest.Waiting {
+		return h.fromGuest(ctx, i, m)
+	}
+	on := m.Method == guest.Busy
+	i.mu.Lock()
+	changed := i.inside != on
+	i.inside = on
+	i.mu.Unlock()
+	switch {
+	case changed && on:
+		i.setBusy(+1)
+	case changed:
+		i.setBusy(-1)
+	}
+	return nil
+}
+
 // fromGuest carries out one message of a workload.
-func (h *Host) fromGuest(i *inst, m guest.Message) error {
+func (h *Host) fromGuest(ctx context.Context, i *inst, m guest.Message) error {
 	p := m.Params
 	switch m.Method {
 	case guest.Keepalive:
-		if err := h.Hold(h.ctx, i.id, idle.Lease{Holder: p.Holder, Reason: p.Reason}, p.TTL); err != nil {
+		if err := h.Hold(ctx, i.id, idle.Lease{Holder: p.Holder, Reason: p.Reason}, p.TTL); err != nil {
 			return err
 		}
-		if s := i.state(); s == power.Paused || s == power.Reclaimed {
+		if i.state().Asleep() {
 			i.wantWake("the program asked for a lease")
 		}
 		return nil
 	case guest.KeepaliveRelease:
-		return h.ReleaseLease(h.ctx, i.id, p.Holder)
+		return h.ReleaseLease(ctx, i.id, p.Holder)
 	case guest.Busy, guest.Waiting: // again; said once it holds as long as its connection
 	case guest.NextDue:
 		at := p.At

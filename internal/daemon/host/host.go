@@ -31,6 +31,7 @@ import (
 
 	"lull/internal/idle"
 	"lull/internal/instance"
+	"lull/internal/power"
 	"lull/internal/router"
 )
 
@@ -70,6 +71,7 @@ type Config struct {
 	KeepEvents int           // newest events that are kept, default 4096
 
 	Runtimes map[string]Runtime
+	Missing  map[string]error // why a runtime that lull knows is not among them
 	Records  Records
 	Log      *slog.Logger
 
@@ -166,8 +168,9 @@ func (h *Host) thawAll() error {
 	var errs []error
 	for _, i := range h.all() {
 		i.acquire()
-		// The lock is kept: nothing may begin any more.
-		if !i.state().Asleep() {
+		// The lock is kept: nothing may begin any more. What is hibernated holds
+		// nothing that a thaw would set free.
+		if s := i.state(); !s.Asleep() || s == power.Hibernated {
 			continue
 		}
 		if err := i.wake("host", "the host ended"); err != nil {

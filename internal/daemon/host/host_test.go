@@ -396,7 +396,7 @@ func TestWorkloadSpeaks(t *testing.T) {
 		i.setBusy(-1)
 		time.Sleep(66 * time.Second)
 		r.is("a", power.Paused)
-		if err := r.fromGuest(i, guest.Message{Method: guest.NextDue, Params: guest.Params{In: 2 * time.Minute}}); err != nil {
+		if err := r.fromGuest(t.Context(), i, guest.Message{Method: guest.NextDue, Params: guest.Params{In: 2 * time.Minute}}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(119 * time.Second)
@@ -478,7 +478,7 @@ func TestDaemonCrash(t *testing.T) {
 				time.Sleep(time.Duration(rnd.IntN(60_000)) * time.Millisecond)
 			}
 			before := map[string]hostctl.Instance{}
-			for _, o := range r.List() {
+			for _, o := range r.List(false) {
 				before[o.Name] = o
 			}
 			r.crash()

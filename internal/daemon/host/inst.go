@@ -57,8 +57,11 @@ type inst struct {
 	busy     int         // connections by which the workload says that it works
 	nextDue  time.Time   // when the workload said that it wants to run again
 	restart  time.Time   // when it is started again after it failed
-	changed  chan struct{}
-	over     chan struct{} // closed when the present run is known to be over
+	// notBefore keeps a hibernation that failed from being tried again at once.
+	notBefore time.Time
+	inside    bool // a harness says that some program in it is in the middle of work
+	changed   chan struct{}
+	over      chan struct{} // closed when the present run is known to be over
 }
 
 type ending struct {
@@ -133,6 +136,12 @@ func (i *inst) wantWake(why string) {
 	i.wanted.Store(&why)
 	i.h.point("wake-wanted", i)
 	if i.tryAcquire() {
+		if i.rt.Capabilities().Network {
+			// Its thaw asks the guest and may restore it, which takes longer than
+			// whoever calls can wait.
+			i.h.spawn(func() { i.serve(); i.release() })
+			return
+		}
 		i.serve()
 		i.release()
 	}
@@ -142,7 +151,7 @@ func (i *inst) wantWake(why string) {
 // that runs needs nothing, and one that may not be woken stays as it is.
 func (i *inst) serveWake(why string) {
 	switch s := i.state(); {
-	case s == power.Paused || s == power.Reclaimed:
+	case s.Asleep():
 		if err := i.wake("connection", why); err != nil {
 			i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "error", err)
 			i.h.due.set(i, i.h.now().Add(100*time.Millisecond)) // it must not stay frozen: check tries again

@@ -45,7 +45,7 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 	switch i.state() {
 	case power.Running:
 		return nil
-	case power.Paused, power.Reclaimed:
+	case power.Paused, power.Reclaimed, power.Hibernated:
 		return i.wake(by, why)
 	}
 	return i.start(ctx, by, why)
@@ -70,7 +70,7 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 		}
 		r.Identity = &instance.Identity{Run: run}
 		r.State, r.StatusReason = power.Starting, why
-		r.Exit, r.RestartAt = nil, time.Time{}
+		r.Exit, r.RestartAt, r.BootedAnew = nil, time.Time{}, ""
 	})
 	if err != nil {
 		return err
@@ -221,6 +221,9 @@ func (i *inst) forgetRun() {
 	g := i.guard
 	i.work, i.guard, i.frozen = nil, nil, false
 	i.readings, i.conns, i.block, i.nextDue = nil, 0, nil, time.Time{}
+	if i.inside { // what was in the middle of work is gone
+		i.inside, i.busy = false, i.busy-1
+	}
 	i.mu.Unlock()
 	if g != nil {
 		g.Close()
@@ -240,12 +243,20 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	case power.Stopped:
 		return nil
 	case power.Stopping: // a stop before this one could not be finished
-	case power.Paused, power.Reclaimed:
+	case power.Paused, power.Reclaimed, power.Hibernated:
 		a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload(), force: by != stopAfter}
 		i.mu.Lock()
 		a.guard, a.frozen = i.guard, i.frozen
 		i.mu.Unlock()
-		if err := a.walk(i.h.steps.stop); err != nil {
+		err := a.walk(i.h.steps.stop)
+		var unusable *instance.SnapshotError
+		switch {
+		case errors.As(err, &unusable): // there is nobody to ask
+			why += "; " + unusable.Error()
+			if err := i.endNow(ctx); err != nil {
+				return err
+			}
+		case err != nil:
 			if i.state() == power.Stopping {
 				if uerr := a.walk(i.h.steps.undo); uerr != nil {
 					i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
@@ -265,6 +276,17 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 		}
 	}
 	return i.finishStop(ctx, by, why)
+}
+
+// endNow ends a workload that cannot be asked to.
+func (i *inst) endNow(ctx context.Context) error {
+	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	if err := i.workload().Kill(kctx); err != nil {
+		i.h.due.set(i, i.h.now().Add(time.Second))
+		return fmt.Errorf("cannot stop %s: %w", i.name(), err)
+	}
+	return nil
 }
 
 // finishStop waits for the program's own end, then ends it.
@@ -291,7 +313,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	i.h.point("stopped", i)
 	e := i.ended.Swap(nil)
 	err := i.save(func(r *instance.Record) {
-		r.State, r.StatusReason = power.Stopped, why
+		r.State, r.StatusReason, r.Saved = power.Stopped, why, 0
 		r.Leases = nil
 		if e != nil {
 			exit := e.exit
@@ -369,7 +391,7 @@ func (h *Host) OnExit(id string, run uint64, e instance.Exit) {
 // lock and is in no transition.
 func (i *inst) handleEnding(e *ending) {
 	switch i.state() {
-	case power.Running, power.Paused, power.Reclaimed, power.Pausing, power.Resuming:
+	case power.Running, power.Paused, power.Reclaimed, power.Hibernated, power.Pausing, power.Resuming:
 	default:
 		return
 	}
@@ -399,7 +421,7 @@ func (i *inst) handleEnding(e *ending) {
 	now := i.h.now()
 	err := i.save(func(r *instance.Record) {
 		exit := e.exit
-		r.State, r.StatusReason, r.Exit = power.Stopped, why, &exit
+		r.State, r.StatusReason, r.Exit, r.Saved = power.Stopped, why, &exit, 0
 		r.Leases = nil
 		afterEnd(r, exit, now)
 	})

@@ -26,7 +26,7 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	}
 	rt, ok := h.cfg.Runtimes[s.Runtime]
 	if !ok {
-		return "", &InvalidError{fmt.Errorf("cannot use runtime: there is no runtime %q on this host", s.Runtime)}
+		return "", &InvalidError{fmt.Errorf("cannot use runtime: %w", h.noRuntime(s.Runtime))}
 	}
 	if err := s.CheckFor(rt.Capabilities()); err != nil {
 		return "", &InvalidError{err}
@@ -68,6 +68,14 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	}
 	i.emit("created", "", "")
 	return i.id, nil
+}
+
+// noRuntime says why there is no such runtime here.
+func (h *Host) noRuntime(name string) error {
+	if err := h.cfg.Missing[name]; err != nil {
+		return fmt.Errorf("%s is not available here: %w; lull doctor says what to do", name, err)
+	}
+	return fmt.Errorf("there is no runtime %q on this host", name)
 }
 
 // openRelay opens the relay's ports. They live as long as the instance.
@@ -172,7 +180,7 @@ func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 	defer i.release()
 	i.serve()
 	switch s := i.state(); s {
-	case power.Paused, power.Reclaimed:
+	case power.Paused, power.Reclaimed, power.Hibernated:
 		return nil
 	case power.Running:
 	default:
@@ -203,7 +211,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 	switch s := i.state(); s {
 	case power.Running:
 		return nil
-	case power.Paused, power.Reclaimed:
+	case power.Paused, power.Reclaimed, power.Hibernated:
 		if err := i.wake(by, "resumed by a person"); err != nil {
 			return err
 		}
@@ -387,7 +395,7 @@ func (h *Host) StopAll(ctx context.Context) {
 // WakeAll thaws every paused instance: what watched over them has failed.
 func (h *Host) WakeAll(by, why string) {
 	for _, i := range h.all() {
-		if i.state().Asleep() {
+		if s := i.state(); s.Asleep() && s != power.Hibernated {
 			i.wantWake(why)
 		}
 	}

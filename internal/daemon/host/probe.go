@@ -211,7 +211,7 @@ func (h *Host) check(i *inst) {
 	switch i.state() {
 	case power.Running:
 		i.checkRunning()
-	case power.Paused, power.Reclaimed:
+	case power.Paused, power.Reclaimed, power.Hibernated:
 		i.checkAsleep()
 	case power.Pausing, power.Resuming:
 		i.repair()
@@ -292,7 +292,7 @@ func (i *inst) setNextDue(at time.Time) {
 	i.mu.Lock()
 	i.nextDue = at
 	i.mu.Unlock()
-	if s := i.state(); s == power.Paused || s == power.Reclaimed {
+	if i.state().Asleep() {
 		i.scheduleAsleep(i.h.now())
 	}
 }

@@ -12,11 +12,12 @@ import (
 )
 
 // List returns every instance, by name.
-func (h *Host) List() []hostctl.Instance {
+// Their memory is read only when it is asked for: it costs a look at each.
+func (h *Host) List(memory bool) []hostctl.Instance {
 	all := h.all()
 	out := make([]hostctl.Instance, 0, len(all))
 	for _, i := range all {
-		out = append(out, i.view(false))
+		out = append(out, i.view(memory))
 	}
 	return out
 }
@@ -59,7 +60,8 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		HibernateAfter: time.Duration(r.Spec.HibernateAfter).Seconds(), Image: r.Spec.Image, MemoryLimit: r.Spec.Memory, CPUs: r.Spec.CPUs,
 		Net: string(r.Spec.Net), Workspace: r.Spec.Workspace,
 		Endpoints: r.Endpoints, Activity: e.Readings, Blocks: v.Blocks, SnoozeUntil: v.SnoozeUntil,
-		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed}
+		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed,
+		SavedBytes: r.Saved, BootedAnew: r.BootedAnew}
 	if o.Endpoints == nil {
 		o.Endpoints = []instance.Endpoint{}
 	}
@@ -82,10 +84,12 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	switch r.State {
 	case power.Running:
 		o.PauseAt = v.TargetPauseAt
-	case power.Paused, power.Reclaimed:
+	case power.Paused, power.Reclaimed, power.Hibernated:
 		if s := i.stopAfter(); s > 0 {
 			o.StopAt = ptr(r.LastPausedAt.Add(s))
 		}
+		at, to := i.nextStep()
+		o.NextStep, o.NextStepAt = string(to), ptr(at)
 	case power.Stopped:
 		if !next.IsZero() {
 			o.StatusReason += fmt.Sprintf("; started again in %s", max(next.Sub(now), 0).Round(100*time.Millisecond))
@@ -167,11 +171,14 @@ func (i *inst) explain(y *hostctl.Why) {
 		if len(parts) == 0 {
 			y.Answer = "Nothing holds it: it is about to be paused."
 		}
+		if o.BootedAnew != "" {
+			y.Answer += " It was booted anew and not restored: " + o.BootedAnew + "."
+		}
 		if y.Verdict.TargetPauseAt != nil {
 			y.Answer += fmt.Sprintf(" If nothing happens it is paused at %s.", when(y.Verdict.TargetPauseAt))
 		}
-	case power.Paused, power.Reclaimed:
-		y.Question = "why is it paused"
+	case power.Paused, power.Reclaimed, power.Hibernated:
+		y.Question = "why is it " + o.State
 		y.Answer = fmt.Sprintf("It was paused %s: %s.", by(o.LastPausedBy, when(o.LastPausedAt)), o.StatusReason)
 		y.Change = append(y.Change, "a connection to one of its ports, or: lull instance resume "+o.Name)
 		if o.StopAt != nil {

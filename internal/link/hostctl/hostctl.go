@@ -59,6 +59,10 @@ type Instance struct {
 	WakeCount      uint64              `json:"wake_count"`
 	MemoryBytes    int64               `json:"memory_bytes" doc:"Resident memory, 0 when stopped or unknown"`
 	ReclaimedBytes int64               `json:"reclaimed_bytes"`
+	SavedBytes     int64               `json:"saved_bytes" doc:"On disk while hibernated"`
+	BootedAnew     string              `json:"booted_anew" doc:"Why its run began with a boot although it had been hibernated"`
+	NextStep       string              `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
+	NextStepAt     *time.Time          `json:"next_step_at"`
 }
 
 // Why answers why an instance runs, or why it was paused or stopped.

@@ -27,6 +27,13 @@ type Kernel struct {
 	OnExit func(id string, run uint64, e instance.Exit)
 	// Ignores SIGTERM: programs end only by Kill.
 	Stubborn bool
+	// Deep makes it a machine of guests: with a network of their own, and they
+	// can be saved.
+	Deep bool
+	// SaveFails and Spoiled are what Hibernate and the Thaw after it answer; nil
+	// for success.
+	SaveFails error
+	Spoiled   *instance.SnapshotError
 
 	mu     sync.Mutex
 	procs  map[string]*Proc
@@ -62,10 +69,12 @@ type Proc struct {
 	busy    bool // uses CPU all the time
 	last    time.Time
 	out     int
+	saved   bool
 }
 
 var _ instance.Runtime = (*Kernel)(nil)
 var _ instance.Workload = (*Proc)(nil)
+var _ instance.Hibernator = (*Proc)(nil)
 
 func (k *Kernel) point(name string) {
 	if k.At != nil {
@@ -120,7 +129,9 @@ func (k *Kernel) Proc(id string) *Proc {
 }
 
 // Capabilities implements instance.Runtime.
-func (k *Kernel) Capabilities() power.Capabilities { return power.Capabilities{WatchSockets: true} }
+func (k *Kernel) Capabilities() power.Capabilities {
+	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: true, Hibernate: k.Deep, Network: k.Deep}
+}
 
 // Start implements instance.Runtime.
 func (k *Kernel) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
@@ -181,6 +192,11 @@ func (p *Proc) Thaw() error {
 	if p.guard != nil && !p.guard.closed {
 		p.k.breach("%s was thawed while duplicates of its sockets were held", p.id)
 	}
+	if p.saved && p.k.Spoiled != nil {
+		p.k.mu.Unlock()
+		return p.k.Spoiled
+	}
+	p.saved = false
 	p.frozen, p.last = false, time.Now()
 	if p.term && !p.k.Stubborn {
 		p.exit(143, 15)
@@ -222,7 +238,7 @@ func (p *Proc) tick() {
 
 // exit ends the run. k.mu is held and released.
 func (p *Proc) exit(code, signal int) {
-	p.dead, p.frozen = true, false
+	p.dead, p.frozen, p.saved = true, false, false
 	for _, c := range append(p.backlog, p.open...) {
 		c.reset = true
 	}
@@ -265,6 +281,30 @@ func (p *Proc) Frozen() bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.frozen
+}
+
+// Hibernate implements instance.Hibernator.
+func (p *Proc) Hibernate(context.Context) (int64, error) {
+	p.k.point("kernel-save")
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	switch {
+	case p.dead:
+		return 0, errors.New("cannot hibernate: no such process")
+	case !p.frozen:
+		p.k.breach("%s was saved while it runs", p.id)
+	case p.k.SaveFails != nil:
+		return 0, p.k.SaveFails
+	}
+	p.saved = true
+	return 1 << 20, nil
+}
+
+// Hibernated implements instance.Hibernator.
+func (p *Proc) Hibernated() bool {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.saved
 }
 
 // Still implements instance.Workload.
