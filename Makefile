@@ -54,7 +54,7 @@ test: packages lint build ## everything that must hold; installs what it needs
 
 test-microvm: ## real guests under QEMU: installs it, fetches a guest kernel
 	apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 qemu-system-x86 e2fsprogs >/dev/null
-	[ -d bin/guest-kernel ] || scripts/guest-kernel bin/guest-kernel
+	[ -d bin/guest-kernel ] || sh cmd/lull/guest-kernel.sh bin/guest-kernel
 	LULL_GUEST_KERNEL=$(CURDIR)/bin/guest-kernel go test -count=1 -timeout 20m ./internal/edge/runtime/microvm
 
 soak: packages build ## the proofs at their full counts; hours

@@ -75,7 +75,7 @@ func (d *agentCheck) add(what string, ok bool, found, do string) {
 	} else {
 		d.bad = true
 	}
-	d.found = append(d.found, finding{what, ok, found, do})
+	d.found = append(d.found, finding{What: what, OK: ok, Found: found, Do: do})
 }
 
 func (d *agentCheck) look(ctx context.Context) {

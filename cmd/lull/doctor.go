@@ -20,23 +20,32 @@ type finding struct {
 	OK    bool   `json:"ok"`
 	Found string `json:"found"`
 	Do    string `json:"do,omitempty"` // what to do about it
+	// Optional is what only one runtime beside process needs.
+	Optional bool `json:"optional,omitempty"`
 }
 
 func (c *cli) doctorCommand() *cobra.Command {
 	return &cobra.Command{Use: "doctor", Short: "Say what this machine lacks for running instances, and what to do", Args: args(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error {
-			l := hostFindings()
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, _, err := resolve(c.getenv, "", cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			l := append(hostFindings(), machineFindings(cfg)...)
 			bad := 0
 			for _, f := range l {
-				if !f.OK {
+				if !f.OK && !f.Optional {
 					bad++
 				}
 			}
-			err := c.print(l, func(w io.Writer) {
+			err = c.print(l, func(w io.Writer) {
 				t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 				for _, f := range l {
 					mark := "ok"
-					if !f.OK {
+					switch {
+					case !f.OK && f.Optional:
+						mark = "not here"
+					case !f.OK:
 						mark = "MISSING"
 					}
 					fmt.Fprintf(t, "%s\t%s\t%s\n", mark, f.What, f.Found)
@@ -59,7 +68,7 @@ func hostFindings() []finding {
 		if ok {
 			do = ""
 		}
-		l = append(l, finding{what, ok, found, do})
+		l = append(l, finding{What: what, OK: ok, Found: found, Do: do})
 	}
 	if p, err := cgroup.Find("doctor"); err == nil {
 		add("freezer", true, fmt.Sprintf("%s at %s", p.Kind, p.Dir), "")

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -87,11 +88,17 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		return err
 	}
 	defer rt.Close()
-	runtimes := map[string]host.Runtime{"process": rt}
-	if box, err := newContainers(cfg, rt); err == nil {
-		runtimes["container"] = box
+	runtimes, missing := map[string]host.Runtime{"process": rt}, map[string]error{}
+	if box, err := newContainers(cfg, rt); err != nil {
+		missing["container"] = err
 	} else {
-		log.Info("there is no container runtime", "reason", err)
+		runtimes["container"] = box
+	}
+	if vms, err := openMachines(cfg, log, func() *host.Host { return h }); err != nil {
+		missing["microvm"] = err
+	} else {
+		runtimes["microvm"] = vms
+		defer vms.Close()
 	}
 	relay, err := router.New(router.Config{Log: log})
 	if err != nil {
@@ -103,7 +110,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	}
 	h = host.New(host.Config{PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
 		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
-		SharedHTTP: shared != nil, Runtimes: runtimes, Records: files, Log: log,
+		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Log: log,
 		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})
 	halted, err := files.Halted()
 	if err != nil {
@@ -144,7 +151,8 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	hostCtx, endHost := context.WithCancel(gctx)
 	hostDone := make(chan struct{})
 	g.Go(func() error { defer close(hostDone); return h.Run(hostCtx) })
-	log.Info("host is ready", "socket", cfg.Socket, "data", cfg.Data, "freezer", rt.Freezer(), "instances", len(recs))
+	log.Info("host is ready", "socket", cfg.Socket, "data", cfg.Data, "freezer", rt.Freezer(), "instances", len(recs),
+		"runtimes", strings.Join(slices.Sorted(maps.Keys(runtimes)), " "))
 
 	g.Go(func() error { // ends everything in reverse order
 		select {

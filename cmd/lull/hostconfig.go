@@ -25,6 +25,9 @@ type hostConfig struct {
 	Probe      time.Duration
 	Files      uint
 	Shim       string
+	Kernel     string
+	Harness    string
+	Machine    string
 	StopAll    bool
 }
 
@@ -44,12 +47,15 @@ var hostOptions = []option{
 	{"probe", "LULL_HOST_PROBE", "duration", "time between two looks at a running instance, jittered by a tenth", func(c *hostConfig) any { return &c.Probe }},
 	{"files", "LULL_HOST_FILES", "count", "open files that are asked for; paused instances need one for each of their sockets", func(c *hostConfig) any { return &c.Files }},
 	{"shim", "LULL_HOST_SHIM", "path", "the lull-shim program; empty finds it beside lull", func(c *hostConfig) any { return &c.Shim }},
+	{"guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a tree as lull guest-kernel makes it, or a file; empty looks in the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }},
+	{"harness", "LULL_HOST_HARNESS", "path", "the lull-harness program of microVMs; empty finds it beside lull", func(c *hostConfig) any { return &c.Harness }},
+	{"vm-machine", "LULL_HOST_VM_MACHINE", "name", "QEMU's machine for microVMs: q35, or microvm, which starts sooner", func(c *hostConfig) any { return &c.Machine }},
 	{"stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host ends, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }},
 }
 
 func defaultHostConfig(getenv func(string) string) hostConfig {
 	return hostConfig{Data: "lull-data/host", Socket: defaultSocket(getenv), PauseAfter: time.Minute,
-		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, Files: 65536}
+		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, Files: 65536, Machine: "q35"}
 }
 
 // setting is an effective value and where it came from.
@@ -142,6 +148,9 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	}
 	if cfg.Probe < 50*time.Millisecond || cfg.Probe > time.Hour {
 		errs = append(errs, fmt.Errorf("cannot use probe: %s is not between 50ms and 1h", cfg.Probe))
+	}
+	if cfg.Machine != "q35" && cfg.Machine != "microvm" {
+		errs = append(errs, fmt.Errorf("cannot use vm-machine: %q is neither q35 nor microvm", cfg.Machine))
 	}
 	if abs, err := filepath.Abs(cfg.Data); err == nil {
 		cfg.Data = abs

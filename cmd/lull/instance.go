@@ -114,6 +114,15 @@ func infoText(w io.Writer, o hostctl.Instance) {
 	row("next", "%s", next(o))
 	row("command", "%q", o.Command)
 	row("process", "%d, runtime %s, %s resident", o.PID, o.Runtime, size(o.MemoryBytes))
+	if o.Image != "" {
+		row("image", "%s, memory limit %s, net %s", o.Image, dash(limit(o.MemoryLimit)), dash(o.Net))
+	}
+	if o.SavedBytes > 0 {
+		row("on disk", "%s", size(o.SavedBytes))
+	}
+	if o.BootedAnew != "" {
+		row("booted anew", "%s", o.BootedAnew)
+	}
 	row("last activity", "%s", at(o.LastActivityAt))
 	row("last paused", "%s by %s, %d times", at(o.LastPausedAt), dash(o.LastPausedBy), o.PauseCount)
 	row("last resumed", "%s by %s, %d wakes", at(o.LastResumedAt), dash(o.LastResumedBy), o.WakeCount)
@@ -137,6 +146,13 @@ func readings(w io.Writer, o hostctl.Instance) {
 		}
 		fmt.Fprintf(w, "signal %s\t%s\n", r.Signal, s)
 	}
+}
+
+func limit(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return size(n)
 }
 
 func dash(s string) string {

@@ -21,7 +21,7 @@ func (c *cli) psCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			l, err := cl.List(cmd.Context())
+			l, err := cl.ListWithMemory(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -49,17 +49,23 @@ func (c *cli) psCommand() *cobra.Command {
 
 func table(w io.Writer, l []hostctl.Instance) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tSTATE\tIDLE FOR\tNEXT\tHELD BY\tMEMORY FREED\tPORTS")
+	fmt.Fprintln(t, "NAME\tSTATE\tIDLE FOR\tNEXT\tHELD BY\tMEMORY\tFREED\tPORTS")
 	for _, o := range l {
 		idle := "-"
 		if o.LastActivityAt != nil && o.State != "stopped" {
 			idle = span(time.Duration(o.IdleFor * float64(time.Second)))
 		}
-		freed := "-"
+		freed, held := "-", "-"
+		switch {
+		case o.State == "hibernated":
+			held = "on disk"
+		case o.MemoryBytes > 0:
+			held = size(o.MemoryBytes)
+		}
 		if o.ReclaimedBytes > 0 {
 			freed = size(o.ReclaimedBytes)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Name, stateText(o), idle, next(o), heldBy(o), freed, ports(o))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Name, stateText(o), idle, next(o), heldBy(o), held, freed, ports(o))
 	}
 	t.Flush()
 }
@@ -83,9 +89,10 @@ func next(o hostctl.Instance) string {
 		return "pauses in " + span(max(time.Until(*o.PauseAt), 0))
 	case o.State == "running":
 		return "stays"
-	case o.StopAt != nil:
-		return "stops in " + span(max(time.Until(*o.StopAt), 0))
-	case o.State == "paused" || o.State == "reclaimed":
+	case o.NextStepAt != nil:
+		verb := map[string]string{"reclaimed": "gives memory back", "hibernated": "goes to disk", "stopped": "stops"}[o.NextStep]
+		return verb + " in " + span(max(time.Until(*o.NextStepAt), 0))
+	case o.State == "paused" || o.State == "reclaimed" || o.State == "hibernated":
 		return "wakes on connection"
 	}
 	return "-"

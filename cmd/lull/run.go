@@ -38,7 +38,7 @@ it, and woken by the first packet to one of its exposed ports.
 	}
 	f := cmd.Flags()
 	f.StringVar(&s.Name, "name", "", "name of the instance (default from the command)")
-	f.StringVar(&s.Runtime, "runtime", "process", "what it runs in, of those that lull doctor finds: process, container")
+	f.StringVar(&s.Runtime, "runtime", "process", "what it runs in, of those that lull doctor finds: process, container, microvm")
 	f.StringVar(&s.Image, "image", "", "its files: a directory, an image file or a registry reference, as the runtime reads it")
 	f.StringVar(&memory, "memory", "", "memory limit, as 256M (default: the runtime's)")
 	f.Float64Var(&s.CPUs, "cpus", 0, "processors; 0 is the runtime's default")

@@ -70,7 +70,7 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 		}
 		r.Identity = &instance.Identity{Run: run}
 		r.State, r.StatusReason = power.Starting, why
-		r.Exit, r.RestartAt, r.BootedAnew = nil, time.Time{}, ""
+		r.Exit, r.RestartAt, r.BootedAnew, r.Freed = nil, time.Time{}, "", 0
 	})
 	if err != nil {
 		return err

@@ -139,6 +139,11 @@ func (c *Client) List(ctx context.Context) (l []Instance, err error) {
 	return l, c.call(ctx, "GET", "/instances", nil, &l)
 }
 
+// ListWithMemory returns every instance with what it holds.
+func (c *Client) ListWithMemory(ctx context.Context) (l []Instance, err error) {
+	return l, c.call(ctx, "GET", "/instances?memory=true", nil, &l)
+}
+
 // Get returns one instance.
 func (c *Client) Get(ctx context.Context, name string) (o Instance, err error) {
 	return o, c.call(ctx, "GET", inst(name), nil, &o)

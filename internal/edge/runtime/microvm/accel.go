@@ -101,3 +101,6 @@ func (r *Runtime) remember(cause error) error {
 // errNoBoot marks a guest that never spoke: the sign of an accelerator that
 // does not work.
 var errNoBoot = errors.New("the guest did not answer")
+
+// ChooseAccel is what the rule says of this machine, and why.
+func ChooseAccel() (Accel, string) { return liveFiles.choose() }

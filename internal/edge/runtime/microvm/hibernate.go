@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"lull/internal/instance"
@@ -193,7 +194,7 @@ func (w *Work) binding(ctx context.Context, m *monitor) (manifest, error) {
 	}
 	man.QEMU = fmt.Sprintf("%d.%d.%d %s", v.QEMU.Major, v.QEMU.Minor, v.QEMU.Micro, v.Package)
 	var err error
-	if man.Kernel, _, err = digest(w.r.kernel.Image); err != nil {
+	if man.Kernel, err = w.r.sum.of(w.r.kernel.Image); err != nil {
 		return man, err
 	}
 	if w.rec.Root != "" {
@@ -310,6 +311,31 @@ func (w *Work) checkFiles(man *manifest) error {
 		return &instance.SnapshotError{Reason: fmt.Sprintf("its state is damaged: %d bytes of %d", n, man.State)}
 	}
 	return nil
+}
+
+// kernelSum keeps the digest of the kernel's file, which is read again only when
+// the file was replaced.
+type kernelSum struct {
+	mu  sync.Mutex
+	st  os.FileInfo
+	sum string
+}
+
+func (k *kernelSum) of(path string) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	st, err := os.Stat(path)
+	if err != nil {
+		return "", fmt.Errorf("cannot find the kernel: %w", err)
+	}
+	if k.st == nil || !os.SameFile(k.st, st) || k.st.Size() != st.Size() || !k.st.ModTime().Equal(st.ModTime()) {
+		sum, _, err := digest(path)
+		if err != nil {
+			return "", err
+		}
+		k.st, k.sum = st, sum
+	}
+	return k.sum, nil
 }
 
 // digest is a file's SHA-256 and size.

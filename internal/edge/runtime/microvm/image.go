@@ -44,7 +44,7 @@ func (r *Runtime) rootImage(ctx context.Context, root string) (string, error) {
 	if err := tmp.Close(); err != nil {
 		return "", fmt.Errorf("cannot make an image of %s: %w", root, err)
 	}
-	mke2fs, err := findTool("mke2fs")
+	mke2fs, err := FindTool("mke2fs")
 	if err != nil {
 		return "", fmt.Errorf("cannot make an image of %s: %w (Debian package e2fsprogs)", root, err)
 	}
@@ -58,6 +58,32 @@ func (r *Runtime) rootImage(ctx context.Context, root string) (string, error) {
 		return "", fmt.Errorf("cannot keep the image of %s: %w", root, err)
 	}
 	return name, nil
+}
+
+// checkRoot says what is wrong with a root before anything is started.
+func checkRoot(root string) error {
+	if root == "" {
+		return errors.New("it is empty: want a directory or an ext4 image of the program's files")
+	}
+	st, err := os.Stat(root)
+	switch {
+	case err != nil:
+		return err
+	case st.IsDir():
+		return nil
+	case !st.Mode().IsRegular():
+		return fmt.Errorf("%s is neither a directory nor a file", root)
+	}
+	f, err := os.Open(root)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var magic [2]byte // of ext2, ext3 and ext4, in the super block
+	if _, err := f.ReadAt(magic[:], 1024+56); err != nil || magic != [2]byte{0x53, 0xef} {
+		return fmt.Errorf("%s is no ext4 image", root)
+	}
+	return nil
 }
 
 // fingerprint names the state of a tree by every file's name, kind, size, owner
@@ -91,8 +117,8 @@ func fingerprint(root string) (string, int64, error) {
 	return hex.EncodeToString(h.Sum(nil)[:16]), size, err
 }
 
-// findTool looks where system tools are, which is not in everybody's PATH.
-func findTool(name string) (string, error) {
+// FindTool looks where system tools are, which is not in everybody's PATH.
+func FindTool(name string) (string, error) {
 	if p, err := exec.LookPath(name); err == nil {
 		return p, nil
 	}

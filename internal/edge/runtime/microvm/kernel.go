@@ -31,14 +31,14 @@ type Kernel struct {
 func FindKernel(path string) (Kernel, error) {
 	st, err := os.Stat(path)
 	if err != nil {
-		return Kernel{}, fmt.Errorf("cannot find a guest kernel: %w; scripts/guest-kernel DIR fetches Debian's", err)
+		return Kernel{}, fmt.Errorf("cannot find a guest kernel: %w; lull guest-kernel DIR fetches Debian's", err)
 	}
 	if !st.IsDir() {
 		return Kernel{Image: path}, nil
 	}
 	found, err := filepath.Glob(filepath.Join(path, "boot", "vmlinuz-*"))
 	if err != nil || len(found) == 0 {
-		return Kernel{}, fmt.Errorf("cannot find a guest kernel: %s has no boot/vmlinuz-VERSION; scripts/guest-kernel DIR fetches Debian's", path)
+		return Kernel{}, fmt.Errorf("cannot find a guest kernel: %s has no boot/vmlinuz-VERSION; lull guest-kernel DIR fetches Debian's", path)
 	}
 	image := slices.MaxFunc(found, func(a, b string) int { return slices.CompareFunc(digits(a), digits(b), cmp.Compare) })
 	k := Kernel{Image: image, Version: strings.TrimPrefix(filepath.Base(image), "vmlinuz-")}

@@ -23,6 +23,7 @@ import (
 const (
 	talkRate  = 2000
 	talkBurst = 4000
+	maxAsks   = 16                     // messages of programs worked on at once; fewer than a peer serves
 	again     = 100 * time.Millisecond // between two attempts to connect
 )
 
@@ -111,6 +112,15 @@ func (w *Work) explain(ctx context.Context, err error) error {
 func lastLines(s string, n int) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// lastWords is the end of a console, from the panic on if there was one: what a
+// panic prints after its reason is long.
+func lastWords(console string) string {
+	if n := strings.LastIndex(console, "Kernel panic"); n >= 0 {
+		return strings.TrimSpace(console[strings.LastIndex(console[:n], "\n")+1:])
+	}
+	return lastLines(console, 40)
 }
 
 // connect opens the monitor and keeps the other two channels open.
@@ -253,9 +263,11 @@ func (w *Work) greet(p *guest.Peer, ended <-chan struct{}) {
 	if a.Exit != nil {
 		w.exitNote(*a.Exit)
 	}
+	said := guest.Message{Method: guest.Waiting}
 	if a.Busy {
-		_ = w.message(guest.Message{Method: guest.Busy}) // nobody waits for the answer
+		said.Method = guest.Busy
 	}
+	_ = w.message(said) // nobody waits for the answer
 	w.bornMu.Do(func() { close(w.born) })
 }
 
@@ -299,20 +311,35 @@ func (w *Work) hear(q guest.Request) (any, error) {
 	if m.Method == guest.Activity {
 		return nil, nil // the readings of health say more
 	}
+	if q.ID == nil {
+		return nil, errors.New("cannot take a program's message that nobody waits for")
+	}
 	return nil, w.message(m)
 }
 
+// message passes on what a program says. The answers of a guest are read by the
+// same goroutine as its messages, so that these never hold it up: there is room
+// for a few, and more are refused.
 func (w *Work) message(m guest.Message) error {
 	if w.r.cfg.OnMessage == nil {
 		return errors.New("cannot take messages of programs here")
 	}
-	return w.r.cfg.OnMessage(w.id, m)
+	select {
+	case w.asks <- struct{}{}:
+		defer func() { <-w.asks }()
+	default:
+		return fmt.Errorf("cannot take it: %d messages of this guest are being worked on", maxAsks)
+	}
+	ctx, cancel := context.WithTimeout(w.qctx, callLimit)
+	defer cancel()
+	return w.r.cfg.OnMessage(ctx, w.id, m)
 }
 
 // supervise sees the run to its end: the program's, the machine's or QEMU's,
 // whichever is first.
 func (w *Work) supervise() {
 	defer close(w.over)
+	told := false
 	for {
 		select {
 		case <-w.qctx.Done(): // let go of, or hibernated: somebody else sees to it
@@ -334,9 +361,10 @@ func (w *Work) supervise() {
 			if why == "" {
 				why = w.broken()
 			}
-			if why == "" {
+			if why == "" || told { // quit itself is an event too
 				continue
 			}
+			told = true
 			w.obituary(why)
 			w.quit()
 		}
@@ -367,7 +395,7 @@ func (w *Work) obituary(why string) {
 	m, err := w.monitor()
 	console := ""
 	if err == nil {
-		console = lastLines(m.console(w.ctx), 40)
+		console = lastWords(m.console(w.ctx))
 	}
 	if _, err := fmt.Fprintf(w.log, "lull: %s; its console ends with:\n%s\n", why, console); err != nil {
 		w.r.log.Error("cannot keep a guest's end", "instance", w.id, "error", err)

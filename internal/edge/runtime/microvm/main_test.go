@@ -1,6 +1,7 @@
 package microvm
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -114,7 +115,7 @@ func newBench(t testing.TB, change func(*Config)) *bench {
 			return Machine{Memory: 128 << 20, Files: map[string]string{"/bin/guest": parts.program}}, nil
 		},
 		OnExit: func(_ string, _ uint64, e instance.Exit) { b.exits <- e },
-		OnMessage: func(_ string, m guest.Message) error {
+		OnMessage: func(_ context.Context, _ string, m guest.Message) error {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			b.said = append(b.said, m)

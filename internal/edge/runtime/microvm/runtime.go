@@ -53,6 +53,37 @@ const (
 	maxCPUs       = 64
 )
 
+// with puts what an instance asks for over m, and defaults below it.
+func (m Machine) with(image string, memory int64, cpus float64, net instance.Net) (Machine, error) {
+	m.Root = or(image, m.Root)
+	m.Net = vnet.Mode(or(string(net), string(m.Net)))
+	if memory != 0 {
+		m.Memory = memory
+	}
+	if cpus != 0 {
+		m.CPUs = int(cpus)
+		if float64(m.CPUs) != cpus {
+			return m, fmt.Errorf("cannot use cpus: %v is no whole number, and a virtual machine has whole processors", cpus)
+		}
+	}
+	return m.withDefaults()
+}
+
+// CheckSpec implements instance.SpecChecker.
+func (r *Runtime) CheckSpec(s *instance.Spec) error {
+	var errs []error
+	if len(s.Command) == 0 {
+		errs = append(errs, errors.New("cannot use command: it is empty, and a virtual machine's image names none"))
+	}
+	if _, err := (Machine{}).with(s.Image, s.Memory, s.CPUs, s.Net); err != nil {
+		errs = append(errs, err)
+	}
+	if err := checkRoot(s.Image); err != nil {
+		errs = append(errs, fmt.Errorf("cannot use image: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
 func (m Machine) withDefaults() (Machine, error) {
 	if m.Memory == 0 {
 		m.Memory = defaultMemory
@@ -85,14 +116,16 @@ type Config struct {
 	Accel   Accel  // default: the rule, or what was remembered
 	Log     *slog.Logger
 
-	// Machine says what an instance's guest is made of; nil gives defaults.
+	// Machine says what an instance's guest is made of where its launch says
+	// nothing; nil gives defaults.
 	Machine func(id string) (Machine, error)
 	// OnExit is told once, when a run is over. It must not wait.
 	OnExit func(id string, run uint64, e instance.Exit)
 	// OnMessage is told what a program in the guest says by LULL_SOCKET; its
 	// error is the answer. busy means that some program of the guest is in the
-	// middle of work, waiting that none is any more. Nil refuses them all.
-	OnMessage func(id string, m guest.Message) error
+	// middle of work, waiting that none is any more; both may be said again. It
+	// may wait until ctx ends. Nil refuses them all.
+	OnMessage func(ctx context.Context, id string, m guest.Message) error
 
 	BootLimit time.Duration // for a guest to answer, default 90 s
 }
@@ -105,13 +138,19 @@ type Runtime struct {
 	kernel Kernel
 	files  machineFiles
 	boot   string
+	sum    kernelSum
 
 	mu     sync.Mutex
 	works  map[string]*Work
 	closed bool
 }
 
-var _ instance.Runtime = (*Runtime)(nil)
+var (
+	_ instance.Runtime     = (*Runtime)(nil)
+	_ instance.SpecChecker = (*Runtime)(nil)
+	_ instance.Execer      = (*Runtime)(nil)
+	_ instance.Forgetter   = (*Runtime)(nil)
+)
 
 // maxSocket is the longest path of a unix socket.
 const maxSocket = 107
@@ -177,7 +216,8 @@ func or(s, def string) string {
 // Capabilities implements instance.Runtime. Clients come through the relay, so
 // there are no sockets of the program to watch.
 func (r *Runtime) Capabilities() power.Capabilities {
-	return power.Capabilities{Freeze: true, Reclaim: true, Hibernate: true, WakeFromStopped: true, ExecInside: true, Heartbeat: true}
+	return power.Capabilities{Freeze: true, Reclaim: true, Hibernate: true, WakeFromStopped: true, ExecInside: true, Heartbeat: true,
+		Image: true, Network: true, Limits: true}
 }
 
 // dir is an instance's own directory.
@@ -206,7 +246,7 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 			return nil, err
 		}
 	}
-	if m, err = m.withDefaults(); err != nil {
+	if m, err = m.with(l.Image, l.Memory, l.CPUs, l.Net); err != nil {
 		return nil, err
 	}
 	accel, _ := r.accel()

@@ -54,6 +54,7 @@ type Work struct {
 	ending  sync.Once
 	silent  atomic.Bool // nobody is told that it ended: its starter knows
 
+	asks   chan struct{}       // slots of programs' messages that are worked on
 	note   chan guest.ExitNote // the workload ended
 	halted chan string         // the machine stopped by itself, with QEMU's reason
 	born   chan struct{}       // closed when the guest answered for the first time
@@ -73,10 +74,14 @@ type Work struct {
 	exited  bool // status is known
 }
 
-var _ instance.Workload = (*Work)(nil)
+var (
+	_ instance.Workload   = (*Work)(nil)
+	_ instance.Dialer     = (*Work)(nil)
+	_ instance.Hibernator = (*Work)(nil)
+)
 
 func (r *Runtime) newWork(id string) *Work {
-	w := &Work{r: r, id: id, done: make(chan struct{}), note: make(chan guest.ExitNote, 1)}
+	w := &Work{r: r, id: id, done: make(chan struct{}), note: make(chan guest.ExitNote, 1), asks: make(chan struct{}, maxAsks)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.renew()
 	return w

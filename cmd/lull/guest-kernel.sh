@@ -2,11 +2,11 @@
 # Fetches Debian's cloud kernel and unpacks it into a directory, without
 # installing it: DIR/boot/vmlinuz-VERSION and DIR/lib/modules/VERSION.
 #
-#   scripts/guest-kernel DIR
+#   guest-kernel.sh DIR
 set -eu
 
 if [ $# -ne 1 ]; then
-	echo "usage: scripts/guest-kernel DIR" >&2
+	echo "usage: guest-kernel.sh DIR" >&2
 	exit 2
 fi
 for tool in apt-cache apt-get dpkg; do

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/daemon/host"
+	"lull/internal/edge/runtime/microvm"
+	"lull/internal/instance"
+	"lull/internal/link/guest"
+)
+
+// openMachines wires the microVM runtime. Its error names what is missing.
+func openMachines(cfg hostConfig, log *slog.Logger, h func() *host.Host) (*microvm.Runtime, error) {
+	kernel, err := findKernel(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), Kernel: kernel, Log: log,
+		Machine: func(string) (microvm.Machine, error) { return microvm.Machine{Kind: cfg.Machine}, nil },
+		OnExit:  func(id string, run uint64, e instance.Exit) { h().OnExit(id, run, e) },
+		OnMessage: func(ctx context.Context, id string, m guest.Message) error {
+			return h().FromHarness(ctx, id, m)
+		}})
+}
+
+// findHarness is the program that guests begin with.
+func findHarness(cfg hostConfig) string {
+	if cfg.Harness != "" {
+		return cfg.Harness
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "lull-harness"
+	}
+	return filepath.Join(filepath.Dir(self), "lull-harness")
+}
+
+// kernelDir is where a host looks for a guest kernel of its own.
+func kernelDir(cfg hostConfig) string { return filepath.Join(cfg.Data, "guest-kernel") }
+
+// findKernel is the kernel that was asked for, or the first that can be used.
+func findKernel(cfg hostConfig) (string, error) {
+	if cfg.Kernel != "" {
+		_, err := microvm.FindKernel(cfg.Kernel)
+		return cfg.Kernel, err
+	}
+	for _, dir := range []string{kernelDir(cfg), "/usr/share/lull/guest-kernel", "/"} {
+		if k, err := microvm.FindKernel(dir); err == nil && readable(k.Image) {
+			return dir, nil
+		}
+	}
+	return "", fmt.Errorf("cannot find a guest kernel in %s, /usr/share/lull/guest-kernel or /boot: fetch Debian's with lull guest-kernel", kernelDir(cfg))
+}
+
+func readable(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	return f.Close() == nil
+}
+
+//go:embed guest-kernel.sh
+var guestKernel string
+
+func (c *cli) guestKernelCommand() *cobra.Command {
+	return &cobra.Command{Use: "guest-kernel [DIR]", Short: "Fetch a kernel for microVMs from Debian, without installing it",
+		Long: `Fetch Debian's cloud kernel and unpack it, without installing it, into DIR or
+where a host with this environment looks for it. It needs apt-get and dpkg; on
+other systems point LULL_GUEST_KERNEL at any kernel with virtio.`,
+		Args: args(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cfg, _, err := resolve(c.getenv, "", cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			dir := append(a, kernelDir(cfg))[0]
+			if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil && !os.IsExist(err) {
+				return fmt.Errorf("cannot make a place for the kernel: %w", err)
+			}
+			sh := exec.CommandContext(cmd.Context(), "sh", "-c", guestKernel, "guest-kernel", dir)
+			sh.Stdout, sh.Stderr = c.err, c.err
+			if err := sh.Run(); err != nil {
+				return fmt.Errorf("cannot fetch a guest kernel: %w", err)
+			}
+			k, err := microvm.FindKernel(dir)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(c.out, "%s in %s\n", k.Version, dir)
+			return nil
+		}}
+}
+
+// machineFindings is what microVMs need.
+func machineFindings(cfg hostConfig) (l []finding) {
+	add := func(what string, err error, found, do string) {
+		f := finding{What: what, OK: err == nil, Found: found, Optional: true}
+		if err != nil {
+			f.Found, f.Do = err.Error(), do
+		}
+		l = append(l, f)
+	}
+	qemu, err := exec.LookPath("qemu-system-x86_64")
+	add("microvm: QEMU", err, qemu, "apt-get install qemu-system-x86")
+	harness := findHarness(cfg)
+	_, err = os.Stat(harness)
+	add("microvm: lull-harness", err, harness, "build it with: make build")
+	kernel, err := findKernel(cfg)
+	if err == nil {
+		var k microvm.Kernel
+		if k, err = microvm.FindKernel(kernel); err == nil {
+			kernel = k.Version + " in " + kernel
+		}
+	}
+	add("microvm: guest kernel", err, kernel, "lull guest-kernel")
+	mke2fs, err := microvm.FindTool("mke2fs")
+	add("microvm: images of directories", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without)")
+	accel, why := microvm.ChooseAccel()
+	add("microvm: accelerator", nil, string(accel)+": "+why, "")
+	if st, err := os.Stat(cfg.Data); err == nil && st.Mode()&fs.ModeDir != 0 {
+		if b, err := os.ReadFile(filepath.Join(cfg.Data, "vm", "no-kvm")); err == nil {
+			add("microvm: KVM was given up", nil, string(b), "")
+			l[len(l)-1].Do = "remove " + filepath.Join(cfg.Data, "vm", "no-kvm") + " to try it again"
+		}
+	}
+	return l
+}
