@@ -138,6 +138,7 @@ func (w *killed) round(n int, what string, rng *rand.Rand) {
 	load.Wait()
 	if what == "shim" {
 		waitFor(t, limit, "another shim", func() bool { p := d.shimPID(); return p > 0 && p != shim })
+		waitFor(t, limit, "the daemon knows it, and everything was woken", func() bool { return d.get("quiet").State == "running" })
 	}
 	away := time.Duration(rng.IntN(300)) * time.Millisecond
 	if rng.IntN(5) == 0 {
