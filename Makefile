@@ -10,9 +10,9 @@ export CGO_ENABLED ?= 1
 # Debian packages that the tests drive as real peers.
 PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light wrk haproxy \
 	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 systemd \
-	openssh-server openssh-client tmux runc docker.io busybox-static
+	openssh-server openssh-client tmux chromium runc docker.io busybox-static
 
-.PHONY: help build deb demo test test-microvm soak bench lint generate packages clean
+.PHONY: help build deb web demo test test-microvm soak bench lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ build: ## build bin/lull and bin/lull-shim
 
 deb: build ## build the Debian package in dist/
 	etc/deb/build '$(VERSION)' dist
+
+web: ## build the dashboard from /web (needs npm; what it makes is committed)
+	cd web && npm ci && npm run build
 
 demo: build ## run three real programs that fall asleep and wake, then print what to type
 	@CGO_ENABLED=0 go build -o bin/lull-demo ./demo

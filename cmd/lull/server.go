@@ -19,6 +19,7 @@ import (
 	"lull/internal/base/task"
 	"lull/internal/daemon/server"
 	"lull/internal/daemon/server/access"
+	"lull/internal/daemon/server/web"
 	"lull/internal/edge/etcd"
 	"lull/internal/fleet"
 	"lull/internal/store"
@@ -104,7 +105,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 		asked = ctl.peers.Handler()
 	}
 	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, Log: log.With("part", "api"),
-		Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Peers: asked})
+		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Peers: asked})
 	if err != nil {
 		return err
 	}

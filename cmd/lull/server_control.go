@@ -120,6 +120,8 @@ func (o observed) Report(_ context.Context, id string, r control.AgentReport) bo
 	return o.ctl.Report(id, r)
 }
 
+func (o observed) Verdicts(context.Context) map[string]fleet.IdleStatus { return o.ctl.Verdicts() }
+
 // admin is the controller as administrators see it.
 type admin struct {
 	ctl  *controller.Controller

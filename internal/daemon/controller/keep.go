@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -296,6 +297,23 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	}
 	l.Idle = &st
 	return l, true
+}
+
+// Verdicts are the idle status of every worker that this server owns, without
+// the readings behind it.
+func (c *Controller) Verdicts() map[string]fleet.IdleStatus {
+	c.mu.Lock()
+	ids := slices.Collect(maps.Keys(c.entries))
+	c.mu.Unlock()
+	out := make(map[string]fleet.IdleStatus, len(ids))
+	for _, id := range ids {
+		if l, ok := c.Live(id); ok && l.Owned && l.Idle != nil {
+			st := *l.Idle
+			st.Readings = nil
+			out[id] = st
+		}
+	}
+	return out
 }
 
 // TriggerReconcile looks at every worker of this server now.

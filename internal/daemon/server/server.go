@@ -30,6 +30,7 @@ import (
 
 	"lull/internal/base/task"
 	"lull/internal/daemon/server/access"
+	"lull/internal/daemon/server/board"
 	"lull/internal/daemon/server/replay"
 	"lull/internal/daemon/server/roster"
 	"lull/internal/fleet"
@@ -45,6 +46,9 @@ type Live interface {
 	// Report hands what the worker's agent sees to the owner; false if that
 	// cannot be reached.
 	Report(ctx context.Context, id string, r control.AgentReport) bool
+	// Verdicts are the idle status of every worker that anybody who can be
+	// asked observes, by id and without readings.
+	Verdicts(ctx context.Context) map[string]fleet.IdleStatus
 }
 
 // Admin is the controller as administrators see it.
@@ -100,6 +104,7 @@ type Server struct {
 	api      huma.API
 	machines *machines
 	roster   *roster.Roster
+	board    *board.Board
 	streams  chan struct{} // one for each event stream that may be open
 	replays  *replay.Log   // set before ready closes
 	ready    chan struct{}
@@ -125,6 +130,11 @@ func New(o Options) (*Server, error) {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	s.roster = roster.New(o.Fleet.Store(), s.log)
+	var observed func(context.Context) map[string]fleet.IdleStatus
+	if o.Live != nil {
+		observed = o.Live.Verdicts
+	}
+	s.board = board.New(s.roster, observed)
 	if s.leaseTTL == 0 {
 		s.leaseTTL = 15 * time.Second
 	}
@@ -153,6 +163,7 @@ func (s *Server) routes() {
 	s.workerRoutes()
 	s.commandRoutes()
 	s.whyRoutes()
+	s.overviewRoutes()
 	s.templateRoutes()
 	s.settingRoutes()
 	s.auditRoutes()

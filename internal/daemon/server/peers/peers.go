@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -25,6 +26,7 @@ import (
 	"time"
 
 	"lull/internal/base/task"
+	"lull/internal/fleet"
 	"lull/internal/link/control"
 	"lull/internal/store"
 )
@@ -36,7 +38,7 @@ const (
 	prefix    = "peers/"
 	secretKey = "access/peers"
 	leaseTTL  = 15 * time.Second
-	maxAnswer = 4 << 20
+	maxAnswer = 64 << 20
 	maxReport = 256 << 10
 )
 
@@ -45,6 +47,8 @@ type Live interface {
 	Observation(ctx context.Context, id string) (control.Observation, bool)
 	// Report is false where this server does not own the worker.
 	Report(ctx context.Context, id string, r control.AgentReport) bool
+	// Verdicts are the idle status of every worker that it owns, by id.
+	Verdicts(ctx context.Context) map[string]fleet.IdleStatus
 }
 
 // Config is what Peers are made of.
@@ -223,29 +227,31 @@ func (p *Peers) Report(ctx context.Context, id string, r control.AgentReport) bo
 	return ok
 }
 
+// Verdicts are this server's and those of all others that answer in time.
+func (p *Peers) Verdicts(ctx context.Context) map[string]fleet.IdleStatus {
+	out := map[string]fleet.IdleStatus{}
+	if p.cfg.Local != nil {
+		maps.Copy(out, p.cfg.Local.Verdicts(ctx))
+	}
+	ctx, cancel := context.WithTimeout(ctx, Within)
+	defer cancel()
+	replies := p.each(ctx, http.MethodGet, verdicts+"all", nil)
+	for range cap(replies) {
+		theirs := map[string]fleet.IdleStatus{}
+		if r := <-replies; r.err == nil && json.Unmarshal(r.body, &theirs) == nil {
+			maps.Copy(out, theirs)
+		}
+	}
+	return out
+}
+
 // any sends a request to all other servers at once and returns the first
 // answer that is a success.
 func (p *Peers) any(ctx context.Context, method, path string, body []byte) ([]byte, bool) {
-	p.mu.Lock()
-	secret, urls := p.secret, make([]string, 0, len(p.others))
-	for _, u := range p.others {
-		urls = append(urls, u)
-	}
-	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, Within)
 	defer cancel()
-	type reply struct {
-		body []byte
-		err  error
-	}
-	replies := make(chan reply, len(urls)) // one for each, so that none waits
-	for _, u := range urls {
-		go func() {
-			b, err := p.ask(ctx, method, strings.TrimSuffix(u, "/")+path, secret, body)
-			replies <- reply{b, err}
-		}()
-	}
-	for range urls {
+	replies := p.each(ctx, method, path, body)
+	for range cap(replies) {
 		if r := <-replies; r.err == nil {
 			return r.body, true
 		}
@@ -253,7 +259,33 @@ func (p *Peers) any(ctx context.Context, method, path string, body []byte) ([]by
 	return nil, false
 }
 
+// reply is what one other server answered.
+type reply struct {
+	body []byte
+	err  error
+}
+
+// each sends a request to all other servers at once. The channel has room for
+// one reply of each, so that none waits.
+func (p *Peers) each(ctx context.Context, method, path string, body []byte) <-chan reply {
+	p.mu.Lock()
+	secret, urls := p.secret, make([]string, 0, len(p.others))
+	for _, u := range p.others {
+		urls = append(urls, u)
+	}
+	p.mu.Unlock()
+	replies := make(chan reply, len(urls))
+	for _, u := range urls {
+		go func() {
+			b, err := p.ask(ctx, method, strings.TrimSuffix(u, "/")+path, secret, body)
+			replies <- reply{b, err}
+		}()
+	}
+	return replies
+}
+
 const (
+	verdicts     = "/internal/verdicts/"
 	observations = "/internal/observations/"
 	reports      = "/internal/reports/"
 )
@@ -319,6 +351,9 @@ func (p *Peers) Handler() http.Handler {
 			return nil, false
 		}
 		return struct{}{}, p.cfg.Local.Report(r.Context(), id, report)
+	})
+	route("GET "+verdicts, func(_ http.ResponseWriter, r *http.Request, _ string) (any, bool) {
+		return p.cfg.Local.Verdicts(r.Context()), true
 	})
 	return mux
 }

@@ -101,3 +101,31 @@ func TestOwnerIsAsked(t *testing.T) {
 		}
 	}
 }
+
+func (o owned) Verdicts(context.Context) map[string]fleet.IdleStatus {
+	out := map[string]fleet.IdleStatus{}
+	for id := range o {
+		out[id] = fleet.IdleStatus{WorkerID: id}
+	}
+	return out
+}
+
+// TestVerdictsOfAll gathers what every server that can be reached says.
+func TestVerdictsOfAll(t *testing.T) {
+	db := mem.New(mem.Options{})
+	var other *peers.Peers
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { other.Handler().ServeHTTP(w, r) }))
+	defer web.Close()
+	other = run(t, peers.Config{Store: db.Client(), Server: "b", Address: web.URL, Local: owned{"w-2": "running"}})
+	one := run(t, peers.Config{Store: db.Client(), Server: "a", Local: owned{"w-1": "running"}})
+	for end := time.Now().Add(time.Minute); ; {
+		got := one.Verdicts(t.Context())
+		if len(got) == 2 && got["w-1"].WorkerID == "w-1" && got["w-2"].WorkerID == "w-2" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("knows of %v", got)
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+}

@@ -4,8 +4,8 @@
 // It guarantees that a listing shows every change that the store had taken
 // when the listing was asked for, from whichever server it came: it asks the
 // store for its revision and waits until it has followed that far. A line
-// costs about half a kilobyte; the records stay in the store, and a page reads
-// its own.
+// costs about two kilobytes; the whole records stay in the store, and a page
+// reads its own.
 package roster
 
 import (
@@ -45,24 +45,30 @@ type Page struct {
 	Total int    // selected on all pages together
 }
 
-// line is what is kept of a worker.
-type line struct {
-	w    fleet.Worker // only what WorkerFilter looks at, and the name
-	text string       // in lower case
+// Line is what is kept of a worker: its record without secrets and without
+// what only one worker's own page shows. It is replaced as a whole, never
+// changed.
+type Line struct {
+	Worker fleet.Worker
+	text   string // in lower case
 }
 
-func lineOf(w *fleet.Worker) *line {
+func lineOf(w *fleet.Worker) *Line {
 	parts := []string{w.Name, w.ID, w.EC2InstanceID, w.Owner, w.TemplateName, w.PublicIP, w.PrivateIP}
 	for k, v := range w.Tags {
 		parts = append(parts, k+"="+v)
 	}
-	return &line{text: strings.ToLower(strings.Join(parts, "\n")), w: fleet.Worker{
-		ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, TemplateName: w.TemplateName, Owner: w.Owner, Tags: w.Tags, Status: w.Status}}
+	kept := w.Public()
+	kept.Launch, kept.RecentActivityEvents, kept.Contacts = nil, nil, nil
+	return &Line{text: strings.ToLower(strings.Join(parts, "\n")), Worker: kept}
 }
 
-func byID(a, b *line) int { return cmp.Compare(a.w.ID, b.w.ID) }
+// Has tells whether text is in what a search looks at, in any case.
+func (l *Line) Has(text string) bool { return strings.Contains(l.text, strings.ToLower(text)) }
 
-func byName(a, b *line) int { return cmp.Or(cmp.Compare(a.w.Name, b.w.Name), byID(a, b)) }
+func byID(a, b *Line) int { return cmp.Compare(a.Worker.ID, b.Worker.ID) }
+
+func byName(a, b *Line) int { return cmp.Or(cmp.Compare(a.Worker.Name, b.Worker.Name), byID(a, b)) }
 
 // waiter wants to know when the roster has come to a revision.
 type waiter struct {
@@ -78,16 +84,16 @@ type Roster struct {
 
 	mu      sync.Mutex
 	at      int64 // every change up to it is here
-	lines   map[string]*line
-	ids     []*line // in order of id
-	names   []*line // in order of name
+	lines   map[string]*Line
+	ids     []*Line // in order of id
+	names   []*Line // in order of name
 	waiting []waiter
 	loaded  bool
 }
 
 // New makes a Roster; Run fills it.
 func New(s store.Store, log *slog.Logger) *Roster {
-	return &Roster{store: s, log: log, ready: make(chan struct{}), lines: map[string]*line{}}
+	return &Roster{store: s, log: log, ready: make(chan struct{}), lines: map[string]*Line{}}
 }
 
 // Ready closes when all workers have been read.
@@ -104,7 +110,7 @@ func (r *Roster) Run(ctx context.Context) error {
 			clear(r.lines)
 			for _, v := range p.Values {
 				if l := r.line(v); l != nil {
-					r.lines[l.w.ID] = l
+					r.lines[l.Worker.ID] = l
 				}
 			}
 			r.ids = r.ids[:0]
@@ -137,7 +143,7 @@ func (r *Roster) Run(ctx context.Context) error {
 
 // line reads a record; nil for one that cannot be read, which no listing
 // shows.
-func (r *Roster) line(v store.Value) *line {
+func (r *Roster) line(v store.Value) *Line {
 	w, err := fleet.DecodeWorker(v)
 	if err != nil {
 		r.log.Error("cannot list a worker", "key", v.Key, "error", err)
@@ -149,24 +155,24 @@ func (r *Roster) line(v store.Value) *line {
 // change takes one event. The lock is held.
 func (r *Roster) change(e store.Event) {
 	if old := r.lines[fleet.WorkerID(e.Value.Key)]; old != nil {
-		delete(r.lines, old.w.ID)
+		delete(r.lines, old.Worker.ID)
 		r.ids, r.names = without(r.ids, old, byID), without(r.names, old, byName)
 	}
 	if e.Deleted {
 		return
 	}
 	if l := r.line(e.Value); l != nil {
-		r.lines[l.w.ID] = l
+		r.lines[l.Worker.ID] = l
 		r.ids, r.names = with(r.ids, l, byID), with(r.names, l, byName)
 	}
 }
 
-func with(s []*line, l *line, order func(a, b *line) int) []*line {
+func with(s []*Line, l *Line, order func(a, b *Line) int) []*Line {
 	i, _ := slices.BinarySearchFunc(s, l, order)
 	return slices.Insert(s, i, l)
 }
 
-func without(s []*line, l *line, order func(a, b *line) int) []*line {
+func without(s []*Line, l *Line, order func(a, b *Line) int) []*Line {
 	i, found := slices.BinarySearchFunc(s, l, order)
 	if !found {
 		return s
@@ -246,45 +252,56 @@ func (r *Roster) Select(ctx context.Context, q Query) (Page, error) {
 		}
 		switch {
 		case len(out.IDs) < q.Limit:
-			out.IDs = append(out.IDs, l.w.ID)
+			out.IDs = append(out.IDs, l.Worker.ID)
 		case out.Next == "":
 			last := r.lines[out.IDs[len(out.IDs)-1]]
-			if out.Next = last.w.ID; q.ByName || q.Name != "" {
-				out.Next = last.w.Name + "/" + last.w.ID
+			if out.Next = last.Worker.ID; q.ByName || q.Name != "" {
+				out.Next = last.Worker.Name + "/" + last.Worker.ID
 			}
 		}
 	}
 	return out, nil
 }
 
+// All are the lines of all workers by name, and the revision of the store up
+// to which changes are in them.
+func (r *Roster) All(ctx context.Context) ([]*Line, int64, error) {
+	if err := r.catchUp(ctx); err != nil {
+		return nil, 0, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.names), r.at, nil
+}
+
 // named are the lines of s, which is in order of name, with one name.
-func named(s []*line, name string) []*line {
-	i, _ := slices.BinarySearchFunc(s, name, func(l *line, name string) int { return cmp.Compare(l.w.Name, name) })
+func named(s []*Line, name string) []*Line {
+	i, _ := slices.BinarySearchFunc(s, name, func(l *Line, name string) int { return cmp.Compare(l.Worker.Name, name) })
 	n := i
-	for n < len(s) && s[n].w.Name == name {
+	for n < len(s) && s[n].Worker.Name == name {
 		n++
 	}
 	return s[i:n]
 }
 
 // cursor is the line that a page ended with, as far as its order goes.
-func cursor(after string, byName bool) *line {
-	l := &line{}
-	l.w.ID = after
+func cursor(after string, byName bool) *Line {
+	l := &Line{}
+	l.Worker.ID = after
 	if i := strings.LastIndexByte(after, '/'); byName && i >= 0 {
-		l.w.Name, l.w.ID = after[:i], after[i+1:]
+		l.Worker.Name, l.Worker.ID = after[:i], after[i+1:]
 	}
 	return l
 }
 
-func (q *Query) selects(l *line) bool {
+func (q *Query) selects(l *Line) bool {
 	f := q.WorkerFilter
 	if len(q.Statuses) > 0 {
-		if !slices.Contains(q.Statuses, l.w.Status) {
+		if !slices.Contains(q.Statuses, l.Worker.Status) {
 			return false
 		}
 		f.WithTerminated = true
 	}
-	return f.Matches(&l.w) && (q.Name == "" || l.w.Name == q.Name) &&
-		(q.Text == "" || strings.Contains(l.text, strings.ToLower(q.Text)))
+	return f.Matches(&l.Worker) && (q.Name == "" || l.Worker.Name == q.Name) &&
+		(q.Text == "" || l.Has(q.Text))
 }

@@ -1,0 +1,145 @@
+package board
+
+import (
+	"fmt"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/link/control"
+	"lull/internal/power"
+)
+
+// Bounds of the standings: used within Lately is active, a pause within Soon
+// is soon. Both are at most a third of the worker's timeout, so that with a
+// short one not everything is about to be paused.
+const (
+	Lately = 10 * time.Minute
+	Soon   = 15 * time.Minute
+)
+
+// row judges one worker. st is nil if nobody observes it.
+func row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow {
+	r := control.WorkerRow{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, InstanceType: w.InstanceType, TemplateName: w.TemplateName, Owner: w.Owner,
+		Status: string(w.Status), DesiredStatus: string(w.DesiredStatus), LastActivityAt: w.LastActivityAt, LastPausedAt: w.LastPausedAt,
+		PauseReason: string(w.PauseReason), Armed: w.Armed, Revision: w.Revision()}
+	switch w.Status {
+	case power.WorkerStopped:
+		r.Standing, r.Sentence = control.StandingPaused, "Paused."
+		if w.LastPausedAt != nil {
+			r.Sentence = fmt.Sprintf("Paused by %s (%s).", w.LastPausedBy, w.PauseReason)
+		}
+		if w.DesiredStatus == power.WorkerRunning {
+			r.Standing, r.Sentence = control.StandingStarting, "About to start."
+		}
+	case power.WorkerPending, power.WorkerProvisioning, power.WorkerStarting:
+		r.Standing, r.Sentence = control.StandingStarting, "Starting."
+	case power.WorkerStopping, power.WorkerDraining:
+		r.Standing, r.Sentence = control.StandingPausingSoon, "Stopping."
+		if w.Status == power.WorkerDraining {
+			r.Sentence = "Draining: it takes nothing new, and stops when nothing runs."
+		}
+	case power.WorkerFailed:
+		r.Standing, r.Sentence, r.Attention = control.StandingFailed, "Failed.", true
+	case power.WorkerTerminating, power.WorkerTerminated:
+		r.Standing, r.Sentence = control.StandingEnded, "Ended."
+	case power.WorkerRunning:
+		judge(&r, w, st, now)
+	default:
+		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "EC2 says something about it that lull does not know.", true
+	}
+	if why := w.StatusReason; why != "" && (r.Standing == control.StandingFailed || r.Standing == control.StandingStarting || w.Status == power.WorkerUnknown) {
+		r.Sentence = why
+	}
+	if w.License.Status == fleet.LicenseFailed && r.Standing != control.StandingEnded {
+		r.Attention = true
+		r.Sentence = "Its license failed: " + w.License.LastError
+	}
+	return r
+}
+
+// judge places a worker that runs.
+func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time.Time) {
+	if st == nil {
+		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "Nobody who observes it can be asked.", true
+		return
+	}
+	r.IdleMinutes, r.TimeoutMinutes = st.IdleMinutes, st.TimeoutMinutes
+	r.TargetPauseAt, r.SnoozeUntil = st.TargetPauseAt, st.SnoozeUntil
+	if st.LastActivityAt != nil {
+		r.LastActivityAt = st.LastActivityAt
+	}
+	third := time.Duration(st.TimeoutMinutes / 3 * float64(time.Minute))
+	lasting := lasting(st.Blocks)
+	switch unknown := find(st.Blocks, idle.SignalUnknown, idle.ClockInFuture); {
+	case w.Intent != nil:
+		r.Standing, r.Sentence = control.StandingPausingSoon, fmt.Sprintf("%s asked for its pause (%s).", w.Intent.By, w.Intent.Reason)
+	case unknown != nil:
+		r.Standing, r.Sentence, r.Block, r.Attention = control.StandingUnknown, unknown.Sentence, string(unknown.Code), true
+	case st.IsIdle && lasting != nil:
+		r.Standing, r.Sentence, r.Block = control.StandingBlocked, lasting.Sentence, string(lasting.Code)
+	case len(st.Blocks) == 0:
+		r.Standing, r.Sentence = control.StandingPausingSoon, "It is paused at the next check."
+	case st.TargetPauseAt != nil && st.TargetPauseAt.Sub(now) <= min(Soon, third):
+		r.Standing, r.Sentence = control.StandingPausingSoon, "It is paused if nothing happens."
+	case time.Duration(st.IdleMinutes*float64(time.Minute)) <= min(Lately, third):
+		r.Standing, r.Sentence = control.StandingActive, "In use."
+	default:
+		r.Standing, r.Sentence = control.StandingIdle, "Not used lately."
+	}
+	if lasting != nil && r.Block == "" && w.Intent == nil {
+		r.Sentence, r.Block = lasting.Sentence, string(lasting.Code)
+	}
+	if lasting != nil && st.IsIdle {
+		r.Attention = r.Attention || actionable(lasting.Code)
+	}
+}
+
+// lasting is the first block that waiting for the timeout does not end.
+func lasting(blocks []idle.Block) *idle.Block {
+	for i := range blocks {
+		switch blocks[i].Code {
+		case idle.RecentActivity, idle.NotIdleYet, idle.WarningPending:
+		default:
+			return &blocks[i]
+		}
+	}
+	return nil
+}
+
+func find(blocks []idle.Block, codes ...idle.Code) *idle.Block {
+	for i := range blocks {
+		for _, c := range codes {
+			if blocks[i].Code == c {
+				return &blocks[i]
+			}
+		}
+	}
+	return nil
+}
+
+// actionable tells whether a block of an idle worker is one that a person did
+// not ask for and can end.
+func actionable(c idle.Code) bool {
+	switch c {
+	case idle.InSnoozePeriod, idle.LeaseHeld, idle.AutoPauseDisabled, idle.DetectionDisabled, idle.Schedule, idle.MinWorkers,
+		idle.Cooldown, idle.Budget, idle.ConnectionOpen, idle.StatusNotRunning:
+		return false
+	}
+	return true
+}
+
+// urgency puts what a person must do first.
+func urgency(r control.WorkerRow) int {
+	switch {
+	case r.Standing == control.StandingFailed:
+		return 4
+	case r.Status == string(power.WorkerUnknown):
+		return 3
+	case r.Standing == control.StandingUnknown:
+		return 2
+	case r.Attention:
+		return 1
+	}
+	return 0
+}

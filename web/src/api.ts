@@ -1,0 +1,261 @@
+// What the dashboard says to the server, and how. Field names are those of the
+// API (docs/reference/server-openapi.json).
+
+export type Standing =
+  | 'active' | 'idle' | 'pausing_soon' | 'blocked' | 'unknown' | 'paused' | 'starting' | 'failed' | 'ended'
+
+export interface WorkerRow {
+  id: string
+  name: string
+  aws_region: string
+  instance_type?: string
+  template_name?: string
+  owner?: string
+  status: string
+  desired_status: string
+  standing: Standing
+  sentence: string
+  block?: string
+  attention?: boolean
+  idle_minutes: number
+  timeout_minutes: number
+  last_activity_at: string | null
+  target_pause_at: string | null
+  snooze_until: string | null
+  last_paused_at: string | null
+  pause_reason?: string
+  armed: boolean
+  revision: number
+}
+
+export interface Halt { on: boolean; by?: string; at?: string }
+
+export interface Overview {
+  at: string
+  revision: number
+  total: number
+  matched: number
+  counts: Partial<Record<Standing, number>>
+  attention: WorkerRow[]
+  attention_total: number
+  aws_regions: string[]
+  offset: number
+  items: WorkerRow[]
+  halt: Halt
+}
+
+export interface ActivityEvent { category: string; timestamp: string; data?: unknown }
+
+export interface Worker {
+  id: string
+  name: string
+  aws_region: string
+  instance_type?: string
+  template_name?: string
+  ami_id?: string
+  tags?: Record<string, string>
+  owner?: string
+  status: string
+  desired_status: string
+  status_reason?: string
+  status_since: string
+  ec2_instance_id?: string
+  public_ip?: string
+  private_ip?: string
+  https_endpoint?: string
+  cml_version?: string
+  policy?: string
+  schedule?: string
+  ttl_deadline?: string
+  pause_action?: string
+  pause_holder?: string
+  armed: boolean
+  draining?: boolean
+  is_idle_detection_enabled: boolean
+  license: { status: string; pending_operation?: string; last_error?: string }
+  created_at: string
+  running_since: string | null
+  last_activity_at: string | null
+  last_activity_check_at: string | null
+  recent_activity_events: ActivityEvent[] | null
+  auto_pause_count: number
+  manual_pause_count: number
+  auto_resume_count: number
+  manual_resume_count: number
+  external_pause_count: number
+  external_resume_count: number
+  last_paused_at: string | null
+  last_resumed_at: string | null
+  last_paused_by?: string
+  last_resumed_by?: string
+  pause_reason?: string
+  snoozed_until: string | null
+  snoozed_by?: string
+  intent?: { reason: string; by: string; at: string; drain?: boolean }
+}
+
+export interface Block { code: string; sentence: string; signal?: string; holder?: string; until?: string }
+
+export interface Reading {
+  signal: string
+  state: 'active' | 'quiet' | 'unknown' | 'absent'
+  value: number
+  threshold: number
+  unit?: string
+  window_seconds?: number
+  at?: string
+  last_event?: string
+  max_age_seconds?: number
+  detail?: string
+}
+
+export interface IdleStatus {
+  is_idle: boolean
+  idle_minutes: number
+  idle_duration: number
+  timeout_minutes: number
+  auto_pause_enabled: boolean
+  checked_at: string
+  last_activity_at: string | null
+  in_snooze_period: boolean
+  snooze_until: string | null
+  eligible_for_pause: boolean
+  target_pause_at: string | null
+  warn_at: string | null
+  next_idle_check_at: string
+  reason: string
+  blocks: Block[] | null
+  action?: string
+  readings: Reading[] | null
+  readings_unknown?: boolean
+}
+
+export interface Entry {
+  id: number
+  at: string
+  action: string
+  events?: string[]
+  by: { name: string; kind: string }
+  worker_id?: string
+  worker_name?: string
+  aws_region?: string
+  from?: string
+  to?: string
+  reason?: string
+  detail?: string
+}
+
+export interface Why {
+  worker_id: string
+  question: string
+  answer: string
+  idle_status: IdleStatus
+  change: string[] | null
+  last: Entry[] | null
+  readings: 'live' | 'unknown'
+  halted: boolean
+}
+
+export interface Metrics {
+  cpu_utilization: number | null
+  memory_utilization: number | null
+  disk_utilization: number | null
+  labs_count: number | null
+  nodes_count: number | null
+  cml_version?: string
+  collected_at: string | null
+  cml_error?: string
+  readings: 'live' | 'unknown'
+  samples?: Record<string, { value: number | null; at: string | null; error?: string }>
+}
+
+export interface List<T> { items: T[]; next?: string }
+
+export interface Session { name: string; role: string; fleet: string; version: string; halted: boolean; shadow: boolean }
+
+export interface Setting { key: string; value: unknown; source: string; doc?: string; unit?: string; default?: unknown; [more: string]: unknown }
+
+export interface Token {
+  id: string
+  name: string
+  role: string
+  machine?: string
+  created_at: string
+  created_by: string
+  expires_at?: string
+  revoked_at?: string
+  revoked_by?: string
+  token?: string
+}
+
+export interface Machine { name: string; kind: string; reported_at: string | null; age_seconds: number; report?: Record<string, unknown> }
+
+/** A fault as the server tells it (RFC 9457), or that it does not answer. */
+export class Problem extends Error {
+  constructor(readonly status: number, readonly code: string, detail: string, readonly fields: { message: string; location?: string }[] = []) {
+    super(detail)
+  }
+}
+
+const tokenKey = 'lull-token'
+const tabs = new BroadcastChannel('lull-session')
+let changed: () => void = () => {}
+
+/** The token is kept by this tab only, for this origin only (decision 0020). */
+export const session = {
+  get token(): string { return sessionStorage.getItem(tokenKey) ?? '' },
+  set(token: string) {
+    sessionStorage.setItem(tokenKey, token)
+    changed()
+  },
+  end(everywhere: boolean) {
+    sessionStorage.removeItem(tokenKey)
+    if (everywhere) tabs.postMessage({ end: true })
+    changed()
+  },
+  onChange(f: () => void) { changed = f },
+}
+
+// A new tab asks the tabs of the same origin that are signed in.
+tabs.onmessage = (m: MessageEvent<{ ask?: boolean; token?: string; end?: boolean }>) => {
+  if (m.data.ask && session.token) tabs.postMessage({ token: session.token })
+  if (m.data.token && !session.token) session.set(m.data.token)
+  if (m.data.end && session.token) session.end(false)
+}
+if (!session.token) tabs.postMessage({ ask: true })
+
+function key(): string {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, '0')).join('')
+}
+
+export interface Answer<T> { value: T; revision: number; status: number }
+
+/** Asks for a path below /api/v1, or for an absolute one. Throws a Problem. */
+export async function ask<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Answer<T>> {
+  const headers: Record<string, string> = { Authorization: `Bearer ${session.token}`, Accept: 'application/json' }
+  if (body !== undefined) headers['Content-Type'] = 'application/json'
+  if (method !== 'GET') headers['Idempotency-Key'] = key()
+  let res: Response
+  try {
+    res = await fetch(path.startsWith('/') ? '/api/v1' + path : path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal })
+  } catch (e) {
+    if (signal?.aborted) throw e
+    throw new Problem(0, 'unreachable', 'The server does not answer.')
+  }
+  if (!res.ok) throw await problemOf(res)
+  const value = (res.status === 204 || res.headers.get('Content-Length') === '0' ? undefined : await res.json()) as T
+  return { value, status: res.status, revision: Number((res.headers.get('ETag') ?? '').replaceAll('"', '')) || 0 }
+}
+
+/** What a failed answer says. A refused token ends the session. */
+export async function problemOf(res: Response): Promise<Problem> {
+  let p: Problem
+  try {
+    const d = (await res.json()) as { type?: string; detail?: string; title?: string; errors?: { message: string; location?: string }[] }
+    p = new Problem(res.status, (d.type ?? '').replace('urn:lull:problem:', ''), d.detail || d.title || res.statusText, d.errors ?? [])
+  } catch {
+    p = new Problem(res.status, '', `The server answers ${res.status} ${res.statusText}`)
+  }
+  if (p.status === 401 && session.token) session.end(false)
+  return p
+}

@@ -1,0 +1,132 @@
+// The frame around every page: who is asking, whether what is shown is live,
+// and the halt.
+
+import { useEffect, useRef, useState } from 'preact/hooks'
+import { ask, Halt, Session, session } from './api'
+import { cut, follow, link, onLink } from './live'
+import { Login } from './pages/login'
+import { useResource } from './resource'
+import { Place, usePlace } from './router'
+import { setTheme, theme, Theme } from './theme'
+import { ago, useNow } from './time'
+import { attempt, Button, Dialog, Empty, Fault, Loading, Time, Toasts } from './ui'
+import { pages } from './pages'
+
+export function App() {
+  const [, redraw] = useState(0)
+  useEffect(() => {
+    session.onChange(() => {
+      if (!session.token) cut()
+      redraw((n) => n + 1)
+    })
+  }, [])
+  return session.token ? <Frame /> : <Login />
+}
+
+function Frame() {
+  const place = usePlace()
+  const who = useResource<Session>('/session', { every: 60_000 })
+  const halt = useResource<Halt>('/halt', { on: (e) => e.action.includes('halt'), every: 10_000 })
+  useEffect(() => { void follow() }, [])
+  const name = place.path[0] ?? ''
+  const page = pages.find((p) => p.path === name)
+  const main = useRef<HTMLElement>(null)
+  const first = useRef(true)
+  const at = place.path.join('/')
+  useEffect(() => {
+    document.title = `${place.path[1] ?? page?.title ?? 'Not found'} · lull`
+    if (!first.current) main.current?.focus()
+    first.current = false
+  }, [at])
+  const role = who.value?.role ?? 'viewer'
+  const operator = role === 'operator' || role === 'admin'
+  const shown = pages.filter((p) => p.title && (!p.admin || role === 'admin'))
+  return (
+    <>
+      <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus() }}>Skip to the page</a>
+      <HaltBanner halt={halt.value} operator={operator} reload={halt.reload} />
+      {who.value?.shadow && <div class="banner shadow" role="status">This server is in shadow: it decides and records everything, and acts on nothing.</div>}
+      <div class="frame">
+        <nav aria-label="Pages">
+          <a class="brand" href="/" aria-label="lull: fleet"><svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><rect width="32" height="32" rx="9" fill="var(--accent)" /><path d="M21.5 19.5A8 8 0 0 1 12.5 8.6a8.2 8.2 0 1 0 10.9 10.5 8 8 0 0 1-1.9.4z" fill="var(--surface)" /></svg>lull</a>
+          <ul>
+            {shown.map((p) => (
+              <li key={p.path}><a href={'/' + p.path} aria-current={(p.path === name || (p.path === '' && name === 'workers')) ? 'page' : undefined}>{p.title}</a></li>
+            ))}
+          </ul>
+          <div class="foot">
+            <LinkState />
+            <ThemeChoice />
+            {who.value && <p class="who">{who.value.name} <span class="muted">({who.value.role})</span></p>}
+            <button type="button" class="plain" onClick={() => session.end(true)}>Sign out</button>
+            <p class="muted small">{who.value && `${who.value.fleet}, lull ${who.value.version}`}</p>
+          </div>
+        </nav>
+        <main id="main" ref={main} tabIndex={-1}>
+          <HaltControl halt={halt.value} operator={operator} reload={halt.reload} />
+          {who.problem && !who.value ? <Fault problem={who.problem} retry={who.reload} what="The server cannot be asked." />
+            : !who.value ? <Loading what="who you are" />
+            : page ? <page.show place={place} role={role} operator={operator} />
+            : <Empty title="There is no such page."><a href="/">Go to the fleet</a></Empty>}
+        </main>
+      </div>
+      <Toasts />
+    </>
+  )
+}
+
+export interface PageProps { place: Place; role: string; operator: boolean }
+
+function HaltBanner(p: { halt: Halt | undefined; operator: boolean; reload: () => void }) {
+  if (!p.halt?.on) return null
+  const resume = () => attempt('Automatic actions go on.', async () => { await ask('POST', '/halt', { on: false }); p.reload() }).then(() => {})
+  return (
+    <div class="banner halt" role="alert">
+      <strong>Halted.</strong> All automatic actions are stopped
+      {p.halt.by && <> by {p.halt.by}</>} <Time at={p.halt.at} none="" />. Nothing is paused or resumed by itself.
+      {p.operator && <Button onClick={resume}>End the halt</Button>}
+    </div>
+  )
+}
+
+function HaltControl(p: { halt: Halt | undefined; operator: boolean; reload: () => void }) {
+  const [open, setOpen] = useState(false)
+  if (!p.halt || p.halt.on || !p.operator) return null
+  const stop = () => attempt('Halted: nothing is paused or resumed by itself.', async () => { await ask('POST', '/halt', { on: true }); p.reload(); setOpen(false) }).then(() => {})
+  return (
+    <div class="haltbox">
+      <button type="button" class="danger quiet" onClick={() => setOpen(true)}>Halt</button>
+      {open && (
+        <Dialog title="Stop all automatic actions?" onClose={() => setOpen(false)}>
+          <p>Within 5 seconds lull pauses, resumes and drains nothing by itself, on all servers, until the halt is ended. What people ask for still happens. It survives restarts.</p>
+          <div class="actions">
+            <button type="button" onClick={() => setOpen(false)}>Cancel</button>
+            <Button kind="danger" onClick={stop}>Halt everything</Button>
+          </div>
+        </Dialog>
+      )}
+    </div>
+  )
+}
+
+/** Whether what is shown is live. */
+function LinkState() {
+  const [, redraw] = useState(0)
+  useEffect(() => onLink(() => redraw((n) => n + 1)), [])
+  const now = useNow()
+  const text = link.state === 'live' ? 'Live' : link.state === 'connecting' ? 'Connecting…' : `Not live${link.heard ? `: last heard from the server ${ago(link.heard, now)}` : ''}. Trying again.`
+  return <p class={`link ${link.state}`} role="status" title={link.why}><span class="dot" aria-hidden="true" />{text}</p>
+}
+
+function ThemeChoice() {
+  const [t, set] = useState<Theme>(theme())
+  return (
+    <label class="theme">Colours{' '}
+      <select value={t} onChange={(e) => { const v = e.currentTarget.value as Theme; setTheme(v); set(v) }}>
+        <option value="system">as the system</option>
+        <option value="light">light</option>
+        <option value="dark">dark</option>
+      </select>
+    </label>
+  )
+}

@@ -1,0 +1,42 @@
+import { useState } from 'preact/hooks'
+import { session, Session } from '../api'
+
+export function Login() {
+  const [token, setToken] = useState('')
+  const [fault, setFault] = useState('')
+  const [busy, setBusy] = useState(false)
+  const enter = async (e: Event) => {
+    e.preventDefault()
+    const given = token.trim()
+    if (!given || busy) return
+    setBusy(true)
+    setFault('')
+    try {
+      const res = await fetch('/api/v1/session', { headers: { Authorization: `Bearer ${given}` } })
+      if (res.ok) {
+        const s = (await res.json()) as Session
+        if (s.name) session.set(given)
+        return
+      }
+      const d = (await res.json().catch(() => ({}))) as { detail?: string }
+      setFault(res.status === 401 ? 'This token is unknown, expired or revoked.' : d.detail ?? `The server answers ${res.status}.`)
+    } catch {
+      setFault('The server does not answer.')
+    } finally {
+      setBusy(false)
+    }
+  }
+  return (
+    <main class="login">
+      <form onSubmit={enter} class="card" aria-describedby="login-help">
+        <h1>lull</h1>
+        <p id="login-help">Sign in with a token. The first one was printed when the server first started; <code>lull token create</code> makes more.</p>
+        <label for="token">Token</label>
+        <input id="token" type="password" autoComplete="off" spellcheck={false} value={token} onInput={(e) => setToken(e.currentTarget.value)} aria-invalid={fault ? true : undefined} aria-describedby={fault ? 'login-fault' : undefined} />
+        {fault && <p id="login-fault" class="fault" role="alert">{fault}</p>}
+        <button type="submit" class="primary" aria-disabled={busy}>Sign in</button>
+        <p class="muted small">The token stays in this browser tab and is gone when the tab is closed.</p>
+      </form>
+    </main>
+  )
+}

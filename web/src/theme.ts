@@ -1,0 +1,20 @@
+// Light, dark, or as the system has it.
+
+export type Theme = 'system' | 'light' | 'dark'
+
+export function theme(): Theme {
+  const t = localStorage.getItem('lull-theme')
+  return t === 'light' || t === 'dark' ? t : 'system'
+}
+
+export function applyTheme() {
+  const t = theme()
+  if (t === 'system') delete document.documentElement.dataset.theme
+  else document.documentElement.dataset.theme = t
+}
+
+export function setTheme(t: Theme) {
+  if (t === 'system') localStorage.removeItem('lull-theme')
+  else localStorage.setItem('lull-theme', t)
+  applyTheme()
+}

@@ -1,0 +1,68 @@
+// Time as people say it.
+
+import { useEffect, useState } from 'preact/hooks'
+
+const ticks = new Set<(now: number) => void>()
+let timer = 0
+
+/** Now, and again every second while a component shows it. */
+export function useNow(): number {
+  const [now, set] = useState(Date.now())
+  useEffect(() => {
+    ticks.add(set)
+    if (!timer) timer = window.setInterval(() => { const t = Date.now(); for (const f of ticks) f(t) }, 1000)
+    return () => {
+      ticks.delete(set)
+      if (ticks.size === 0) { clearInterval(timer); timer = 0 }
+    }
+  }, [])
+  return now
+}
+
+const relative = new Intl.RelativeTimeFormat('en', { numeric: 'always' })
+
+const steps: [number, Intl.RelativeTimeFormatUnit][] = [[60, 'second'], [60, 'minute'], [24, 'hour'], [30, 'day'], [12, 'month'], [Infinity, 'year']]
+
+/** "2 hours ago", "in 5 minutes". Less than five seconds is "just now". */
+export function ago(at: string | number, now: number): string {
+  let n = (new Date(at).getTime() - now) / 1000
+  if (Math.abs(n) < 5) return 'just now'
+  for (const [size, unit] of steps) {
+    if (Math.abs(n) < size) return relative.format(Math.trunc(n), unit)
+    n /= size
+  }
+  return ''
+}
+
+/** "1 h 05 min", "4 min 09 s": a span of seconds, two units of it. */
+export function span(seconds: number): string {
+  const s = Math.max(0, Math.round(seconds))
+  const two = (n: number) => String(n).padStart(2, '0')
+  if (s < 60) return `${s} s`
+  if (s < 3600) return `${Math.floor(s / 60)} min ${two(s % 60)} s`
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${two(Math.floor((s % 3600) / 60))} min`
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`
+}
+
+/** Minutes as a short span: "45 min", "2 h 10 min". */
+export function minutes(m: number): string {
+  if (m < 1) return `${Math.round(m * 60)} s`
+  if (m < 60) return `${Math.floor(m)} min`
+  return span(m * 60)
+}
+
+const day = new Intl.DateTimeFormat('en', { weekday: 'short', day: 'numeric', month: 'short' })
+const clockFormat = new Intl.DateTimeFormat('en', { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' })
+
+/** "Sat, Nov 21 14:05:09", in the reader's own zone. */
+export function exact(at: string | number): string {
+  const d = new Date(at)
+  return `${day.format(d)} ${clockFormat.format(d)}`
+}
+
+/** "14:05", or with the day when it is another one. */
+export function clock(at: string | number, now: number): string {
+  const d = new Date(at)
+  const t = clockFormat.format(d).slice(0, 5)
+  return d.toDateString() === new Date(now).toDateString() ? t : `${day.format(d)} ${t}`
+}
