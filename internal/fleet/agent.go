@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"lull/internal/idle"
+	"lull/internal/policy"
 	"lull/internal/power"
 	"lull/internal/store"
 )
@@ -55,25 +56,30 @@ type AgentStop struct {
 // while it holds the power and nothing of the fleet's speaks against it.
 // Errors: NotFound, Refused.
 func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (Worker, error) {
-	return f.Change(ctx, id, Changing{By: ByAgent, Limits: true}, func(w *Worker, tx *Tx) error {
+	return f.Change(ctx, id, Changing{By: ByAgent, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		refuse := func(reason, format string, args ...any) error {
 			return &Refused{Command: "let the agent stop", Name: id, Reason: reason, Detail: fmt.Sprintf(format, args...)}
 		}
 		if in := w.Intent; in != nil && in.By == ByAgent.Name && in.AgentGeneration == a.Generation && w.DesiredStatus == power.WorkerStopped {
 			return nil
 		}
+		rules := f.PolicyWith(tx.Now, w, nil)
 		switch {
 		case tx.Halted:
 			return refuse("halted", "automatic actions are halted")
-		case a.Shadow || !w.Armed:
+		case a.Shadow || !w.Armed || rules.Shadow:
 			return refuse("shadow", "it is in shadow")
 		case w.Status != power.WorkerRunning || w.DesiredStatus != power.WorkerRunning:
 			return refuse("status", "it is %s and wanted %s", w.Status, w.DesiredStatus)
 		}
 		if a.Reason == ReasonIdleTimeout {
-			if err := w.mayIdleStop(tx, f.PolicyWith(w, nil), refuse); err != nil {
+			if err := w.mayIdleStop(tx, &rules, refuse); err != nil {
 				return err
 			}
+			if b := f.stopBudget(tx.Now, w, tx.Pool.Spent)(policy.ForIdle); len(b) > 0 {
+				return refuse(string(idle.Budget), "%s", b[0].Sentence)
+			}
+			f.spend(tx, w, policy.Stops, policy.ForIdle)
 		}
 		if err := w.intendStop(tx, Pause{Reason: a.Reason, Detail: a.Detail}); err != nil {
 			return err
@@ -85,7 +91,8 @@ func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (Worke
 }
 
 // mayIdleStop holds an agent to what holds the controller's own idle pauses.
-func (w *Worker) mayIdleStop(tx *Tx, p idle.Policy, refuse func(reason, format string, args ...any) error) error {
+func (w *Worker) mayIdleStop(tx *Tx, r *policy.Resolved, refuse func(reason, format string, args ...any) error) error {
+	p := r.Idle(w.IsIdleDetectionEnabled)
 	switch {
 	case w.PauseHolder != HolderAgent:
 		return refuse("pause_holder", "the %s decides about it", w.PauseHolder)
@@ -95,6 +102,10 @@ func (w *Worker) mayIdleStop(tx *Tx, p idle.Policy, refuse func(reason, format s
 		return refuse(string(idle.AutoPauseDisabled), "automatic pauses are switched off")
 	case w.SnoozedUntil != nil && tx.Now.Before(*w.SnoozedUntil):
 		return refuse(string(idle.InSnoozePeriod), "%s snoozed it until %s", w.SnoozedBy, w.SnoozedUntil.Format(time.RFC3339))
+	case r.KeptUntil != nil:
+		return refuse(string(idle.InSnoozePeriod), "a person keeps it until %s", r.KeptUntil.Format(time.RFC3339))
+	case len(r.Guards()) > 0:
+		return refuse(string(idle.Schedule), "%s", r.Guards()[0].Sentence)
 	case w.LastResumedAt != nil && tx.Now.Before(w.LastResumedAt.Add(time.Duration(p.Snooze))):
 		return refuse(string(idle.InSnoozePeriod), "it was resumed less than %s ago", time.Duration(p.Snooze))
 	case tx.Pool.Up <= tx.Settings.MinWorkers:

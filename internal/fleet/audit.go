@@ -56,6 +56,7 @@ const (
 	EventUnknownSignal  = "worker.signal_unknown"
 	EventLateAction     = "worker.late_action"
 	EventPauseCancelled = "worker.pause_cancelled"
+	EventRules          = "rules.updated" // a policy, schedule, group, override or budget
 )
 
 // Audit actions of scaling (seeds/003 and spec, section 2.4). Others are

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"lull/internal/policy"
 	"lull/internal/power"
 	"lull/internal/store"
 )
@@ -17,6 +18,8 @@ type Pool struct {
 	// Up counts the workers that run and that nobody has decided to stop.
 	Up              int        `json:"up"`
 	LastScaleDownAt *time.Time `json:"last_scale_down_at,omitempty"`
+	// Spent is what counts against the budgets.
+	Spent policy.Ledger `json:"spent,omitempty"`
 }
 
 var poolCodec = store.Codec[Pool]{Version: 1}
@@ -49,6 +52,7 @@ type Tx struct {
 	by      Actor
 	entries []Entry
 	pooled  bool
+	spent   bool // Pool.Spent was changed
 }
 
 // Note adds an audit entry to the change. At, By and what it is about are
@@ -67,6 +71,9 @@ type Changing struct {
 	At int64
 	// Limits reads Pool and Halted for the change.
 	Limits bool
+	// Rules makes sure, with Limits, that the rules are the newest: what is
+	// decided follows what people said last.
+	Rules bool
 }
 
 // errPool asks for the same change with the pool in its transaction.
@@ -89,13 +96,18 @@ func (f *Fleet) Change(ctx context.Context, id string, c Changing, fn func(w *Wo
 	if errors.Is(err, errPool) {
 		w, err = f.change(ctx, id, c, true, fn)
 	}
+	for try := 0; errors.Is(err, errRules) && try < 5; try++ {
+		if err = f.RefreshRules(ctx); err == nil {
+			w, err = f.change(ctx, id, c, true, fn)
+		}
+	}
 	return w, err
 }
 
 func (f *Fleet) change(ctx context.Context, id string, c Changing, pooled bool, fn func(w *Worker, tx *Tx) error) (Worker, error) {
 	keys := []string{workerKey(id)}
 	if pooled {
-		keys = append(keys, poolKey, haltKey)
+		keys = append(keys, poolKey, haltKey, rulesMark)
 	}
 	var made Worker
 	var wrote bool
@@ -136,6 +148,9 @@ func (f *Fleet) apply(id string, c Changing, view []store.Value, pooled bool, fn
 			return nil, Worker{}, err
 		}
 		tx.Halted = h.On
+		if c.Rules && view[3].ModRevision > f.now.rules.Load().revision {
+			return nil, Worker{}, errRules
+		}
 	}
 	w := old.clone()
 	if err := fn(&w, tx); err != nil {
@@ -206,7 +221,7 @@ func (tx *Tx) limits(old, w *Worker) ([]store.Op, error) {
 	case !before && after:
 		delta = 1
 	}
-	if delta == 0 && !tx.scaled() {
+	if delta == 0 && !tx.scaled() && !tx.spent {
 		return nil, nil
 	}
 	if !tx.pooled {

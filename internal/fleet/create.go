@@ -109,8 +109,19 @@ func (p Profile) set(f *Fleet, w *Worker) error {
 	text("pause_action", &w.PauseAction, p.PauseAction, 16, ActionStop, ActionHibernate, ActionAuto)
 	text("pause_holder", &w.PauseHolder, p.PauseHolder, 16, HolderController, HolderAgent)
 	text("ttl_action", &w.TTLAction, p.TTLAction, 16, "stop", "terminate")
-	text("schedule", &w.Schedule, p.Schedule, 256)
-	text("policy", &w.Policy, p.Policy, 128)
+	ruled := [2]string{w.Policy, w.Schedule}
+	text("schedule", &w.Schedule, p.Schedule, 64)
+	text("policy", &w.Policy, p.Policy, 64)
+	if rules := f.Rules(); ruled != [2]string{w.Policy, w.Schedule} {
+		if _, ok := rules.Policies[w.Policy]; !ok && w.Policy != "" {
+			fail("policy", "there is no policy %.40q", w.Policy)
+		}
+		if rules.Schedules[w.Schedule] == nil && w.Schedule != "" {
+			fail("schedule", "there is no schedule %.40q", w.Schedule)
+		}
+		now := time.Now().UTC().Round(0)
+		w.PolicySince = &now
+	}
 	text("cml_username", &w.CMLUsername, p.CMLUsername, 256)
 	text("tls_ca", &w.TLSCA, p.TLSCA, 64<<10)
 	text("tls_pin", &w.TLSPin, p.TLSPin, 256)

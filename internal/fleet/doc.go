@@ -14,6 +14,7 @@
 //	license     RegisterLicense DeregisterLicense
 //	templates   Template Templates PutTemplate DeleteTemplate
 //	settings    Settings AllSettings PutSettings Refresh Run; Resolve, FileLayer and EnvLayer make layers
+//	rules       PolicyWith Policy Rules; PutPolicy PutSchedule PutBudget AddOverride Apply and their like
 //	audit       Audit ExportAudit TrimAudit
 //	halt        SetHalt Halted
 //	discovery   Discovered PutDiscovered WorkerOf

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"lull/internal/idle"
+	"lull/internal/policy"
 	"lull/internal/store"
 )
 
@@ -19,8 +19,6 @@ type Options struct {
 	// Flags, Env and File are the layers of settings below and above the
 	// stored ones.
 	Flags, Env, File Layer
-	// NamedPolicy resolves a policy by name; nil knows none.
-	NamedPolicy func(name string) (idle.Policy, bool)
 }
 
 // Fleet is the one way to read and change the fleet's records. It is safe
@@ -36,6 +34,10 @@ type Fleet struct {
 type snapshot struct {
 	settings atomic.Pointer[effective]
 	halt     atomic.Pointer[Halt]
+	pool     atomic.Pointer[Pool]
+	rules    atomic.Pointer[rules]
+	changed  atomic.Pointer[func()]
+	size     atomic.Pointer[func(policy.Scope) int]
 }
 
 type effective struct {
@@ -59,6 +61,8 @@ func New(o Options) (*Fleet, error) {
 	}
 	f.now.settings.Store(&effective{Settings: s, all: all})
 	f.now.halt.Store(&Halt{})
+	f.now.pool.Store(&Pool{})
+	f.now.rules.Store(&rules{Set: policy.New(nil, nil, nil, nil, nil)})
 	return f, nil
 }
 
@@ -93,13 +97,13 @@ type storedSettings struct {
 
 var settingsCodec = store.Codec[storedSettings]{Version: 1}
 
-// Refresh reads the stored settings and the halt.
+// Refresh reads the stored settings, the halt, the pool and the rules.
 func (f *Fleet) Refresh(ctx context.Context) error {
-	res, err := f.store.Commit(ctx, store.Txn{Read: []string{settingsKey, haltKey}})
+	res, err := f.store.Commit(ctx, store.Txn{Read: []string{settingsKey, haltKey, poolKey}})
 	if err != nil {
 		return fmt.Errorf("cannot read the settings: %w", err)
 	}
-	return errors.Join(f.take(res.Read[0]), f.take(res.Read[1]))
+	return errors.Join(f.take(res.Read[0]), f.take(res.Read[1]), f.take(res.Read[2]), f.RefreshRules(ctx))
 }
 
 // take puts a record that was read or watched into the snapshot.
@@ -124,11 +128,17 @@ func (f *Fleet) take(v store.Value) error {
 			return err
 		}
 		f.now.halt.Store(&h)
+	case poolKey:
+		p, err := decodePool(v)
+		if err != nil {
+			return err
+		}
+		f.now.pool.Store(&p)
 	}
 	return nil
 }
 
-// Run keeps settings and halt fresh until ctx ends. fault is told of records
+// Run keeps settings, halt, pool and rules fresh until ctx ends. fault is told of records
 // that cannot be read; the last good ones then hold.
 func (f *Fleet) Run(ctx context.Context, fault func(error)) error {
 	follow := func(key string) error {
@@ -157,10 +167,13 @@ func (f *Fleet) Run(ctx context.Context, fault func(error)) error {
 			},
 		})
 	}
-	done := make(chan error, 1)
-	go func() { done <- follow(settingsKey) }()
+	done := make(chan error, 3)
+	for _, key := range []string{settingsKey, poolKey} {
+		go func() { done <- follow(key) }()
+	}
+	go func() { done <- f.followRules(ctx, fault) }()
 	err := follow(haltKey)
-	return errors.Join(err, <-done)
+	return errors.Join(err, <-done, <-done, <-done)
 }
 
 // PutSettings changes stored settings; a value of nil returns one to what

@@ -10,6 +10,7 @@ import (
 
 	"lull/internal/fleet"
 	"lull/internal/idle"
+	"lull/internal/policy"
 	"lull/internal/power"
 	"lull/internal/store"
 	"lull/internal/store/mem"
@@ -307,7 +308,7 @@ func TestFloor(t *testing.T) {
 		done := make(chan fleet.Outcome, len(ids))
 		for _, id := range ids {
 			go func() {
-				out, err := fl.Settle(ctx, id, fleet.Judgement{Now: time.Now(), Policy: func(w *fleet.Worker) idle.Policy { return fl.PolicyWith(w, nil) },
+				out, err := fl.Settle(ctx, id, fleet.Judgement{Now: time.Now(), Rules: func(w *fleet.Worker) policy.Resolved { return fl.PolicyWith(time.Now(), w, nil) },
 					Readings: []idle.Reading{{Signal: fleet.SourceCML, State: idle.Quiet, At: time.Now()}}})
 				if err != nil {
 					t.Error(err)

@@ -84,7 +84,7 @@ func hashToken(token string) string {
 // WAKE_INTERVAL_SECONDS, a halt, or the status.
 func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error) {
 	by := Actor{Name: "wake token", Kind: KindWake}
-	return f.Change(ctx, id, Changing{By: by, Limits: true}, func(w *Worker, tx *Tx) error {
+	return f.Change(ctx, id, Changing{By: by, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		if w.WakeTokenHash == "" || subtle.ConstantTimeCompare([]byte(hashToken(token)), []byte(w.WakeTokenHash)) != 1 {
 			return &NotFound{Kind: "worker", Name: id}
 		}
@@ -94,6 +94,9 @@ func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error
 		}
 		if tx.Halted {
 			return &Refused{Command: "wake", Name: id, Reason: "halted", Detail: "automatic actions are halted"}
+		}
+		if err := f.frozen(tx.Now, w, "wake"); err != nil {
+			return err
 		}
 		if err := w.intendStart(tx, OriginAuto); err != nil {
 			return err

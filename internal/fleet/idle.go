@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/evidence"
 	"lull/internal/idle"
+	"lull/internal/policy"
 	"lull/internal/power"
 )
 
@@ -46,6 +47,7 @@ type IdleStatus struct {
 	TimeoutMinutes   float64        `json:"timeout_minutes"`
 	AutoPauseEnabled bool           `json:"auto_pause_enabled"`
 	CheckedAt        time.Time      `json:"checked_at"`
+	PolicyName       string         `json:"policy_name"` // whose timeout it is
 	Readings         []idle.Reading `json:"readings"`
 	// ReadingsUnknown: nobody who has live readings could be asked.
 	ReadingsUnknown bool `json:"readings_unknown,omitempty"`
@@ -200,7 +202,7 @@ func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u
 type Judgement struct {
 	At       int64 // revision the readings were taken with
 	Now      time.Time
-	Policy   func(w *Worker) idle.Policy
+	Rules    func(w *Worker) policy.Resolved
 	Readings []idle.Reading
 	Guards   []idle.Block
 	Shadow   bool // the whole server is in shadow
@@ -210,6 +212,8 @@ type Judgement struct {
 type Outcome struct {
 	Action   Action
 	Guard    string
+	Reason   Reason // of the pause that was decided about
+	Force    bool
 	Decision evidence.Decision
 	Worker   Worker
 	// Shadowed: all that kept the worker up was shadow.
@@ -222,33 +226,43 @@ type Outcome struct {
 // it changed.
 func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, error) {
 	var out Outcome
-	w, err := f.Change(ctx, id, Changing{By: ByController, At: j.At, Limits: true}, func(w *Worker, tx *Tx) error {
+	w, err := f.Change(ctx, id, Changing{By: ByController, At: j.At, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		out = Outcome{}
-		guards, policy := slices.Clone(j.Guards), j.Policy(w)
-		if j.Shadow || !w.Armed {
-			policy.WarnBefore = 0 // nobody is warned of what will not happen
+		guards, rules := slices.Clone(j.Guards), j.Rules(w)
+		switch {
+		case rules.Shadow:
+			guards = append(guards, idle.Block{Code: idle.Shadow, Sentence: shadowed(&rules)})
+		case j.Shadow || !w.Armed:
 			guards = append(guards, idle.Block{Code: idle.Shadow, Sentence: "It is in shadow: everything is decided and nothing is done."})
 		}
 		if tx.Halted {
 			guards = append(guards, idle.Block{Code: "halted", Sentence: "All automatic actions are halted."})
 		}
-		d := evidence.Decide(j.Now, policy, EvidenceFor(w, j.Readings, guards))
+		d := Case{Now: j.Now, Worker: w, Rules: &rules, Readings: j.Readings, Guards: guards,
+			Budget: f.stopBudget(j.Now, w, tx.Pool.Spent), ScaleDown: tx.Settings.ScaleDownEnabled}.Judge()
+		out.Reason, out.Force = d.Reason, d.Force
 		l := Limits{
-			ScaleDown: tx.Settings.ScaleDownEnabled, MinWorkers: tx.Settings.MinWorkers, Up: tx.Pool.Up,
+			ScaleDown: tx.Settings.ScaleDownEnabled && d.Reason != ReasonSchedule, MinWorkers: tx.Settings.MinWorkers, Up: tx.Pool.Up,
 			LastScaleDownAt: tx.Pool.LastScaleDownAt, Cooldown: tx.Settings.ScaleDownCooldown,
 			Intended: w.Intent != nil,
 		}
 		out.Action, out.Guard = Arbitrate(j.Now, d.Verdict, l)
-		out.Decision = d
+		out.Decision = d.Decision
 		out.Shadowed = len(d.Verdict.Blocks) == 1 && d.Verdict.Blocks[0].Code == idle.Shadow
-		return w.settle(tx, &out)
+		if err := w.settle(tx, &out, d.Use); err != nil {
+			return err
+		}
+		if out.Action != ActNothing {
+			f.spend(tx, w, policy.Stops, string(w.PauseReason))
+		}
+		return nil
 	})
 	out.Worker = w
 	return out, err
 }
 
 // settle writes what out says.
-func (w *Worker) settle(tx *Tx, out *Outcome) error {
+func (w *Worker) settle(tx *Tx, out *Outcome, use string) error {
 	d := out.Decision
 	if out.Guard == SkippedMinWorkers {
 		b := idle.Block{Code: idle.MinWorkers, Sentence: "The fleet would have fewer running workers than its floor."}
@@ -262,7 +276,15 @@ func (w *Worker) settle(tx *Tx, out *Outcome) error {
 	}
 	switch out.Action {
 	case ActPause, ActDrain:
-		p := Pause{Reason: ReasonIdleTimeout, Drain: out.Action == ActDrain, Decision: &d, Detail: string(d.Verdict.Reason)}
+		p := Pause{Reason: out.Reason, Drain: out.Action == ActDrain, Decision: &d, Detail: string(d.Verdict.Reason), Force: out.Force}
+		switch {
+		case p.Force:
+			p.Detail = d.Policy.Name + ", forced: " + use
+		case p.Reason == ReasonSchedule:
+			p.Detail = d.Policy.Name
+		default:
+			p.Reason = ReasonIdleTimeout
+		}
 		if p.Drain {
 			p.Reason = ReasonScaleDown
 			at := tx.Now

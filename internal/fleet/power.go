@@ -1,11 +1,14 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
 
 	"lull/internal/evidence"
+	"lull/internal/idle"
+	"lull/internal/policy"
 	"lull/internal/power"
 )
 
@@ -16,6 +19,7 @@ type Pause struct {
 	// Decision is what an automatic pause rests on; it goes to the audit.
 	Decision *evidence.Decision
 	Detail   string
+	Force    bool // nothing that is read calls it off
 }
 
 // PauseWorker records the intent to stop a worker: desired STOPPED, reason
@@ -80,7 +84,7 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 	sent := w.stopSent()
 	w.PauseGeneration++
 	w.DesiredStatus = power.WorkerStopped
-	w.Intent = &Intent{Reason: p.Reason, By: tx.by.Name, At: tx.Now, Generation: w.PauseGeneration, Drain: p.Drain, SentAt: sent}
+	w.Intent = &Intent{Reason: p.Reason, By: tx.by.Name, At: tx.Now, Generation: w.PauseGeneration, Drain: p.Drain, Force: p.Force, SentAt: sent}
 	w.paused(tx, p.Reason, tx.by.Name)
 	action := "pause_intended"
 	e := Entry{Events: []string{EventPaused}, Reason: string(p.Reason), Decision: p.Decision, Detail: p.Detail, Generation: w.PauseGeneration}
@@ -130,12 +134,57 @@ func (f *Fleet) ResumeWorker(ctx context.Context, by Actor, id string) (Worker, 
 	if by.Kind != KindPerson {
 		origin = OriginAuto
 	}
-	return f.Change(ctx, id, Changing{By: by, Limits: origin == OriginAuto}, func(w *Worker, tx *Tx) error {
+	return f.Change(ctx, id, Changing{By: by, Limits: origin == OriginAuto, Rules: origin == OriginAuto}, func(w *Worker, tx *Tx) error {
 		if origin == OriginAuto && tx.Halted {
 			return &Refused{Command: "resume", Name: id, Reason: "halted", Detail: "automatic actions are halted"}
 		}
+		if origin == OriginAuto {
+			if err := f.frozen(tx.Now, w, "resume"); err != nil {
+				return err
+			}
+		}
 		return w.intendStart(tx, origin)
 	})
+}
+
+// startReason is why an actor starts something, as budgets name it.
+func startReason(by Actor) string {
+	switch by.Kind {
+	case KindPerson:
+		return policy.ByPerson
+	case KindWake:
+		return policy.ForWake
+	case KindSchedule:
+		return policy.ForSchedule
+	}
+	return policy.ForRepair
+}
+
+// TakeStart moves a STOPPED worker that is to run to STARTING, within the
+// budgets of automatic starts: those of people are counted and not held.
+// Errors: NotFound, ErrStale, Refused with reason budget and its blocks.
+func (f *Fleet) TakeStart(ctx context.Context, id string, at int64, ec2 string) (Worker, error) {
+	return f.Change(ctx, id, Changing{By: ByController, At: at, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
+		reason := cmp.Or(w.StartReason, policy.ForRepair)
+		if w.StartOrigin != OriginAuto {
+			reason = policy.ByPerson
+		}
+		if reason != policy.ByPerson {
+			used := f.Rules().BudgetsFor(tx.Now, f.subject(w, nil), policy.Starts, reason, tx.Pool.Spent, f.size)
+			if blocks := policy.Blocks(used); len(blocks) > 0 {
+				return &Refused{Command: "start", Name: id, Reason: string(idle.Budget), Detail: blocks[0].Sentence, Blocks: blocks}
+			}
+		}
+		f.spend(tx, w, policy.Starts, reason)
+		w.Status, w.StatusReason, w.EC2State, w.StartSentAt = power.WorkerStarting, "", ec2, nil
+		return nil
+	})
+}
+
+// spend counts an action against its budgets, in the change that makes it.
+func (f *Fleet) spend(tx *Tx, w *Worker, what, reason string) {
+	tx.Pool.Spent = f.Rules().Spend(tx.Now, f.subject(w, nil), what, reason, tx.Pool.Spent)
+	tx.spent = true
 }
 
 func (w *Worker) intendStart(tx *Tx, o Origin) error {
@@ -145,6 +194,7 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 	want := func() {
 		w.DesiredStatus = power.WorkerRunning
 		w.StartOrigin, w.StartBy = o, tx.by.Name
+		w.StartReason, w.StartAskedAt = startReason(tx.by), &tx.Now
 	}
 	switch w.Status {
 	case power.WorkerTerminating, power.WorkerTerminated:
@@ -289,7 +339,7 @@ func (w *Worker) Resumed(tx *Tx) {
 		w.ExternalResumeCount++
 	}
 	tx.Note(Entry{Action: action, Events: events, Reason: string(w.StartOrigin), Detail: w.StartBy})
-	w.StartOrigin, w.StartBy = OriginNone, ""
+	w.StartOrigin, w.StartBy, w.StartReason, w.StartAskedAt = OriginNone, "", "", nil
 }
 
 // CallOff is CancelStop of an automatic stop, with the decision that called it

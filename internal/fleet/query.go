@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"lull/internal/evidence"
 	"lull/internal/idle"
+	"lull/internal/policy"
 	"lull/internal/power"
 	"lull/internal/store"
 )
@@ -124,43 +124,25 @@ func (f *Fleet) WorkersByID(ctx context.Context, ids []string) ([]Worker, error)
 	return out, nil
 }
 
-// Policy resolves a worker's idle policy, with its template and named policy.
-func (f *Fleet) Policy(ctx context.Context, w *Worker) (idle.Policy, error) {
-	var tmpl *Template
-	if w.TemplateName != "" {
-		t, err := f.Template(ctx, w.TemplateName)
-		if _, missing := errors.AsType[*NotFound](err); err != nil && !missing {
-			return idle.Policy{}, err
-		} else if !missing {
-			tmpl = &t
-		}
-	}
-	return f.PolicyWith(w, tmpl), nil
-}
-
-// PolicyWith is Policy with a template that is at hand, or nil.
-func (f *Fleet) PolicyWith(w *Worker, tmpl *Template) idle.Policy {
-	var pol *idle.Policy
-	if w.Policy != "" && f.opts.NamedPolicy != nil {
-		if p, ok := f.opts.NamedPolicy(w.Policy); ok {
-			pol = &p
-		}
-	}
-	return f.Settings().PolicyFor(w, tmpl, pol)
-}
-
-// StatusOf makes the idle status of a worker from its record and readings. No
-// readings makes every signal unknown, and says so.
-func (f *Fleet) StatusOf(now time.Time, w *Worker, p idle.Policy, readings []idle.Reading, guards []idle.Block) IdleStatus {
+// StatusOf makes the idle status of a worker from its record, what holds for
+// it and its readings. No readings makes every signal unknown, and says so.
+func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings []idle.Reading, guards []idle.Block) IdleStatus {
 	if !w.Armed {
 		guards = append(guards[:len(guards):len(guards)], idle.Block{Code: idle.Shadow, Sentence: "It is in shadow until a person arms it."})
+	} else if r.Shadow {
+		guards = append(guards[:len(guards):len(guards)], idle.Block{Code: idle.Shadow, Sentence: shadowed(r)})
 	}
-	d := evidence.Decide(now, p, EvidenceFor(w, readings, guards))
+	d := Case{Now: now, Worker: w, Rules: r, Readings: readings, Guards: guards, Budget: f.StopBudget(now, w), ScaleDown: f.Settings().ScaleDownEnabled}.Judge()
 	return IdleStatus{
 		WorkerID: w.ID, Verdict: d.Verdict, IdleDuration: d.Verdict.IdleMinutes * 60,
-		TimeoutMinutes: time.Duration(p.Timeout).Minutes(), AutoPauseEnabled: p.AutoPause && p.Detection,
-		CheckedAt: d.Verdict.At, Readings: readings, ReadingsUnknown: len(readings) == 0,
+		TimeoutMinutes: time.Duration(d.Policy.Timeout).Minutes(), AutoPauseEnabled: d.Policy.AutoPause && d.Policy.Detection,
+		CheckedAt: d.Verdict.At, Readings: readings, ReadingsUnknown: len(readings) == 0, PolicyName: d.Policy.Name,
 	}
+}
+
+// shadowed is the sentence of the block of a policy in shadow.
+func shadowed(r *policy.Resolved) string {
+	return "Its policy is in shadow (" + r.From["shadow"].String() + "): everything is decided and nothing is done."
 }
 
 // GetWorkerIdleStatus judges a worker by its stored record alone: what the
@@ -174,7 +156,7 @@ func (f *Fleet) GetWorkerIdleStatus(ctx context.Context, id string) (IdleStatus,
 	if err != nil {
 		return IdleStatus{}, err
 	}
-	return f.StatusOf(time.Now(), &w, p, nil, nil), nil
+	return f.StatusOf(time.Now(), &w, &p, nil, nil), nil
 }
 
 // GetWorkerActivity is the activity group of a worker.
@@ -187,7 +169,7 @@ func (f *Fleet) GetWorkerActivity(ctx context.Context, id string) (Activity, err
 	if err != nil {
 		return Activity{}, err
 	}
-	v := idle.Decide(time.Now(), p, EvidenceFor(&w, nil, nil))
+	v := Case{Now: time.Now(), Worker: &w, Rules: &p}.idle().Verdict
 	return Activity{
 		WorkerID: w.ID, LastActivityAt: w.LastActivityAt, LastActivityCheckAt: w.LastActivityCheckAt,
 		RecentActivityEvents: w.RecentActivityEvents, AutoPauseCount: w.AutoPauseCount, ManualPauseCount: w.ManualPauseCount,

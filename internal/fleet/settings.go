@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"lull/internal/idle"
 )
 
 // maxMinutes bounds every setting in minutes: a year.
@@ -146,48 +144,6 @@ func (s Settings) Region(name string) (Region, bool) {
 	r, ok := s.AWSRegionConfigs[name]
 	r.Region = name
 	return r, ok
-}
-
-// PolicyFor resolves the idle policy of a worker: its own field, the named
-// policy that pol is if there is one, the template, the global setting. tmpl
-// and pol may be nil.
-func (s Settings) PolicyFor(w *Worker, tmpl *Template, pol *idle.Policy) idle.Policy {
-	p := idle.Policy{
-		Name: "global", Timeout: idle.Duration(s.WorkerIdleTimeout), Snooze: idle.Duration(s.WorkerAutoPauseSnooze),
-		WarnBefore: idle.Duration(s.WorkerWarnBefore), CheckInterval: idle.Duration(s.IdleDetectionInterval),
-		Detection: w.IsIdleDetectionEnabled, AutoPause: s.WorkerAutoPauseEnabled, Signals: w.Sources(), Action: ActionStop,
-	}
-	if tmpl != nil && tmpl.IdleDetection != nil {
-		d := tmpl.IdleDetection
-		p.Name = "template " + tmpl.Name
-		p.Detection = p.Detection && d.Enabled
-		if d.HibernateThresholdMinutes > 0 {
-			p.Timeout = idle.Duration(time.Duration(d.HibernateThresholdMinutes) * time.Minute)
-		}
-		if d.IdleThresholdMinutes > 0 {
-			p.WarnBefore = p.Timeout - idle.Duration(time.Duration(d.IdleThresholdMinutes)*time.Minute)
-		}
-		if d.CheckIntervalMinutes > 0 {
-			p.CheckInterval = idle.Duration(time.Duration(d.CheckIntervalMinutes) * time.Minute)
-		}
-	}
-	if pol != nil {
-		p.Name, p.Timeout, p.Action = pol.Name, pol.Timeout, pol.Action
-		if pol.Snooze > 0 {
-			p.Snooze = pol.Snooze
-		}
-	}
-	if w.IdleTimeoutMinutes != nil {
-		p.Name, p.Timeout = "worker "+w.ID, idle.Duration(time.Duration(*w.IdleTimeoutMinutes)*time.Minute)
-	}
-	if w.SnoozeMinutes != nil {
-		p.Snooze = idle.Duration(time.Duration(*w.SnoozeMinutes) * time.Minute)
-	}
-	if w.PauseAction != "" {
-		p.Action = w.PauseAction
-	}
-	p.WarnBefore = max(0, min(p.WarnBefore, p.Timeout))
-	return p
 }
 
 // format returns the value of f in s as text, in the setting's own unit.

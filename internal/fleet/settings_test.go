@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"lull/internal/fleet"
-	"lull/internal/idle"
 )
 
 func TestDefaultsAreTheSeeds(t *testing.T) {
@@ -98,30 +97,34 @@ func TestPinnedSettings(t *testing.T) {
 
 // Per worker: own field, named policy, template, global.
 func TestPolicyOfWorker(t *testing.T) {
-	s := fleet.Defaults()
+	fl, err := fleet.New(fleet.Options{ID: "f1"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	n := func(i int) *int { return &i }
 	tmpl := &fleet.Template{Name: "t", IdleDetection: &fleet.IdleDetection{Enabled: true, IdleThresholdMinutes: 20, HibernateThresholdMinutes: 30, CheckIntervalMinutes: 2}}
-	pol := &idle.Policy{Name: "aggressive", Timeout: idle.Duration(15 * time.Minute), Action: "hibernate"}
 	for _, c := range []struct {
 		name    string
 		w       fleet.Worker
 		t       *fleet.Template
-		p       *idle.Policy
 		timeout time.Duration
 		warn    time.Duration
 		action  string
 		detect  bool
+		from    string
 	}{
-		{"global", fleet.Worker{IsIdleDetectionEnabled: true}, nil, nil, time.Hour, 5 * time.Minute, "stop", true},
-		{"template", fleet.Worker{IsIdleDetectionEnabled: true}, tmpl, nil, 30 * time.Minute, 10 * time.Minute, "stop", true},
-		{"policy", fleet.Worker{IsIdleDetectionEnabled: true}, tmpl, pol, 15 * time.Minute, 10 * time.Minute, "hibernate", true},
-		{"own", fleet.Worker{IsIdleDetectionEnabled: true, IdleTimeoutMinutes: n(4), PauseAction: "stop"}, tmpl, pol, 4 * time.Minute, 4 * time.Minute, "stop", true},
-		{"switched off", fleet.Worker{}, nil, nil, time.Hour, 5 * time.Minute, "stop", false},
-		{"template off", fleet.Worker{IsIdleDetectionEnabled: true}, &fleet.Template{IdleDetection: &fleet.IdleDetection{}}, nil, time.Hour, 5 * time.Minute, "stop", false},
+		{"global", fleet.Worker{IsIdleDetectionEnabled: true}, nil, time.Hour, 5 * time.Minute, "stop", true, "settings"},
+		{"template", fleet.Worker{IsIdleDetectionEnabled: true}, tmpl, 30 * time.Minute, 10 * time.Minute, "stop", true, "template t"},
+		{"policy", fleet.Worker{IsIdleDetectionEnabled: true, Policy: "aggressive"}, tmpl, 15 * time.Minute, 10 * time.Minute, "hibernate", true, "policy aggressive"},
+		{"own", fleet.Worker{ID: "w", IsIdleDetectionEnabled: true, IdleTimeoutMinutes: n(4), PauseAction: "stop", Policy: "aggressive"}, tmpl, 4 * time.Minute, 4 * time.Minute, "stop", true, "worker w"},
+		{"switched off", fleet.Worker{}, nil, time.Hour, 5 * time.Minute, "stop", false, "settings"},
+		{"template off", fleet.Worker{IsIdleDetectionEnabled: true}, &fleet.Template{IdleDetection: &fleet.IdleDetection{}, Name: "o"}, time.Hour, 5 * time.Minute, "stop", false, "settings"},
 	} {
-		p := s.PolicyFor(&c.w, c.t, c.p)
-		if time.Duration(p.Timeout) != c.timeout || time.Duration(p.WarnBefore) != c.warn || p.Action != c.action || p.Detection != c.detect {
-			t.Errorf("%s: %+v", c.name, p)
+		r := fl.PolicyWith(time.Now(), &c.w, c.t)
+		p := r.Idle(c.w.IsIdleDetectionEnabled)
+		if time.Duration(p.Timeout) != c.timeout || time.Duration(p.WarnBefore) != c.warn || p.Action != c.action || p.Detection != c.detect ||
+			r.From["idle_timeout"].String() != c.from {
+			t.Errorf("%s: %+v from %s", c.name, p, r.From["idle_timeout"])
 		}
 	}
 }

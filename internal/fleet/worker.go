@@ -33,6 +33,11 @@ func (r Reason) Automatic() bool {
 // again right before the call.
 func (r Reason) ByIdleness() bool { return r == ReasonIdleTimeout || r == ReasonScaleDown }
 
+// ByReadings tells whether readings that are active or unknown call it off.
+func (i *Intent) ByReadings() bool {
+	return i.Reason.ByIdleness() || i.Reason == ReasonSchedule && !i.Force
+}
+
 // Origin is who wanted a start.
 type Origin string
 
@@ -102,6 +107,7 @@ type Intent struct {
 	At         time.Time `json:"at"`
 	Generation int64     `json:"generation"`
 	Drain      bool      `json:"drain,omitempty"`
+	Force      bool      `json:"force,omitempty"` // by a schedule that does not wait for quiet
 	// SentAt is written before the cloud is asked, so that a crash leaves
 	// no doubt about whether it may have been.
 	SentAt *time.Time `json:"sent_at,omitempty"`
@@ -155,6 +161,7 @@ type Worker struct {
 	TTLAction              string     `json:"ttl_action,omitempty"`
 	Schedule               string     `json:"schedule,omitempty"`
 	Policy                 string     `json:"policy,omitempty"`
+	PolicySince            *time.Time `json:"policy_since,omitempty"` // of Policy and Schedule
 	ActivitySources        []string   `json:"activity_sources,omitempty"`
 	AcceptedRisks          []string   `json:"accepted_risks,omitempty"` // preflight codes that do not block
 	CMLUsername            string     `json:"cml_username,omitempty"`
@@ -210,6 +217,8 @@ type Worker struct {
 	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`
 	StartOrigin     Origin     `json:"start_origin,omitempty"`
 	StartBy         string     `json:"start_by,omitempty"`
+	StartReason     string     `json:"start_reason,omitempty"` // as budgets name it
+	StartAskedAt    *time.Time `json:"start_asked_at,omitempty"`
 	StartSentAt     *time.Time `json:"start_sent_at,omitempty"`
 	Restarts        int        `json:"restarts,omitempty"` // after stops by the cloud, since it last ran for an hour
 	MissingSince    *time.Time `json:"missing_since,omitempty"`
@@ -228,14 +237,6 @@ func (w Worker) Revision() int64 { return w.revision }
 // and nobody has decided that it shall not.
 func (w *Worker) Counted() bool {
 	return w.Status == power.WorkerRunning && w.DesiredStatus == power.WorkerRunning
-}
-
-// Sources are the activity sources in force.
-func (w *Worker) Sources() []string {
-	if len(w.ActivitySources) == 0 {
-		return []string{SourceCML}
-	}
-	return w.ActivitySources
 }
 
 // Public returns w without its secrets and internal hashes, for API and logs.

@@ -94,15 +94,6 @@ func (a *agentSeen) holds() []idle.Block {
 	return out
 }
 
-// heldByAgent keeps the controller from a worker whose agent holds the power to
-// pause it: it is judged and shown, and never paused for idleness here.
-func heldByAgent(w *fleet.Worker) []idle.Block {
-	if w.PauseHolder != fleet.HolderAgent {
-		return nil
-	}
-	return []idle.Block{{Code: "pause_holder", Sentence: "Its agent decides about it."}}
-}
-
 // Report takes what the agent of a worker sees. It is false where the worker
 // belongs to another server, which must have it instead. A report that is
 // older than the one at hand is dropped.
@@ -147,7 +138,7 @@ func (j *job) agent() *agentSeen {
 // nothing: where it is a source, the final look finds it unknown.
 func (j *job) consult(ctx context.Context) (outcome, bool) {
 	in, a, now := j.w.Intent, j.agent(), time.Now()
-	source := j.wantsAgent() && in.Reason.ByIdleness()
+	source := j.wantsAgent() && in.ByReadings()
 	if a.silent(now) || !source && a.r.HookSeconds == 0 {
 		return outcome{}, false
 	}
@@ -160,7 +151,7 @@ func (j *job) consult(ctx context.Context) (outcome, bool) {
 	done := a.r.Ordered
 	switch {
 	case done == nil || done.Generation != in.Generation || !done.Done:
-	case in.Reason.ByIdleness() && (done.Answer == "veto" || done.Answer == "defer"):
+	case in.ByReadings() && (done.Answer == "veto" || done.Answer == "defer"):
 		return j.callOff(ctx, nil, fmt.Sprintf("its pre-stop hook answered %s", done.Answer)), true
 	case !source || a.age(now) <= FinalLook-time.Second:
 		return outcome{}, false

@@ -228,7 +228,6 @@ func (c *Controller) learn(w fleet.Worker, after time.Duration) {
 	}
 	e.w = w
 	e.settled = false
-	e.policyOK = false
 	c.region(&w)
 	c.kick(e, time.Now().Add(after))
 }
@@ -253,9 +252,6 @@ func (c *Controller) followTemplates(ctx context.Context) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.tmpls[t.Name] = t
-		for _, e := range c.entries {
-			e.policyOK = false
-		}
 	}
 	return store.Follow(ctx, c.fleet.Store(), fleet.TemplateKeys(), store.Follower{
 		Reset: func(p store.Page) error {

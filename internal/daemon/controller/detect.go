@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"hash/fnv"
@@ -11,6 +12,7 @@ import (
 	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
+	"lull/internal/policy"
 	"lull/internal/power"
 )
 
@@ -18,21 +20,31 @@ import (
 // source, is active (seeds/002 has the same number for the agent).
 const cpuActive = 5
 
-// policy resolves the worker's idle policy from what is at hand.
-func (j *job) policy() idle.Policy { return j.c.policyOf(j.e, &j.w) }
-
-func (c *Controller) policyOf(e *entry, w *fleet.Worker) idle.Policy {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var tmpl *fleet.Template
-	if t, ok := c.tmpls[w.TemplateName]; ok {
-		tmpl = &t
-	}
-	return c.fleet.PolicyWith(w, tmpl)
+// rules resolve what holds for the worker now, from what is at hand.
+func (j *job) rules() *policy.Resolved {
+	r := j.c.rulesOf(time.Now(), &j.w)
+	return &r
 }
 
-// detects tells whether step 5 is done for the worker at all.
-func (j *job) detects() bool { return j.w.IsIdleDetectionEnabled }
+func (c *Controller) rulesOf(now time.Time, w *fleet.Worker) policy.Resolved {
+	return c.fleet.PolicyWith(now, w, c.template(w))
+}
+
+func (c *Controller) template(w *fleet.Worker) *fleet.Template {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t, ok := c.tmpls[w.TemplateName]; ok {
+		return &t
+	}
+	return nil
+}
+
+// shadow tells whether what is decided for the worker is only recorded.
+func (j *job) shadow() bool { return j.c.cfg.Shadow || !j.w.Armed || j.rules().Shadow }
+
+// detects tells whether step 5 is done for the worker at all: for its
+// idleness, or for a schedule that pauses it.
+func (j *job) detects() bool { return j.w.IsIdleDetectionEnabled || j.rules().Standing != nil }
 
 // detectDue tells whether the worker's next check has come. A worker whose
 // check was never planned gets its own point of the interval.
@@ -108,9 +120,11 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 	return r, err
 }
 
-func (j *job) wantsAgent() bool { return slices.Contains(j.w.Sources(), fleet.SourceAgent) }
+func (j *job) wantsAgent() bool {
+	return slices.Contains(j.rules().ActivitySources, fleet.SourceAgent)
+}
 
-func (j *job) wantsCML() bool { return slices.Contains(j.w.Sources(), fleet.SourceCML) }
+func (j *job) wantsCML() bool { return slices.Contains(j.rules().ActivitySources, fleet.SourceCML) }
 
 // far tells whether the pause is so far away that telemetry may be fetched at
 // the longer interval.
@@ -124,7 +138,7 @@ func (j *job) interval() time.Duration {
 	if j.far() {
 		return j.s.WorkerActivityDetectionInterval
 	}
-	return time.Duration(j.policy().CheckInterval)
+	return time.Duration(j.rules().CheckInterval)
 }
 
 // fetch reads telemetry unless the last reading is young enough.
@@ -160,7 +174,7 @@ func (j *job) fetch(ctx context.Context, force bool) {
 	}
 	if t.Unknown != "" {
 		r.State, r.Detail = idle.Unknown, t.Unknown
-	} else if !t.Newest.IsZero() && now.Sub(t.Newest) < time.Duration(j.policy().Timeout) {
+	} else if !t.Newest.IsZero() && now.Sub(t.Newest) < time.Duration(j.rules().Timeout) {
 		r.State = idle.Active
 	}
 	j.live.cml = r
@@ -170,7 +184,8 @@ func (j *job) fetch(ctx context.Context, force bool) {
 func (j *job) readings() []idle.Reading {
 	now := time.Now()
 	var out []idle.Reading
-	for _, s := range j.w.Sources() {
+	rules := j.rules()
+	for _, s := range rules.ActivitySources {
 		r := idle.NotKnown(s, now, "it was not read yet")
 		switch s {
 		case fleet.SourceCML:
@@ -183,7 +198,8 @@ func (j *job) readings() []idle.Reading {
 		case fleet.SourceCloudWatch:
 			switch l := j.live.load; {
 			case l.CPU != nil:
-				r = idle.Judge(s, *l.CPU, cpuActive, "%", 5*time.Minute, l.At)
+				threshold := cmp.Or(rules.Thresholds["cpu"], cpuActive)
+				r = idle.Judge(s, *l.CPU, threshold, "%", 5*time.Minute, l.At)
 				r.MaxAge = idle.Duration(2*j.s.WorkerMetricsInterval + 5*time.Minute)
 			case l.Err != nil:
 				r.Detail = l.Err.Error()
@@ -200,13 +216,13 @@ func (j *job) guards() []idle.Block {
 	if j.c.cfg.Guards != nil {
 		out = j.c.cfg.Guards(&j.w, time.Now())
 	}
-	out = append(out, accepted(&j.w, j.live)...)
+	rules := j.rules()
+	out = append(out, accepted(rules, j.live)...)
 	out = append(out, j.agent().holds()...)
-	out = append(out, heldByAgent(&j.w)...)
 	if j.c.fleet.Halted().On {
 		out = append(out, idle.Block{Code: "halted", Sentence: "All automatic actions are halted."})
 	}
-	if j.c.cfg.Shadow || !j.w.Armed {
+	if j.c.cfg.Shadow || !j.w.Armed || rules.Shadow {
 		out = append(out, idle.Block{Code: idle.Shadow, Sentence: "It is in shadow: everything is decided and nothing is done."})
 	}
 	return out
@@ -215,11 +231,14 @@ func (j *job) guards() []idle.Block {
 // judge asks the engine with what is at hand.
 func (j *job) judge() evidence.Decision {
 	j.live.readings = j.readings()
-	p := j.policy()
-	if j.c.cfg.Shadow || !j.w.Armed {
-		p.WarnBefore = 0 // nobody is warned of what will not happen
-	}
-	return evidence.Decide(time.Now(), p, fleet.EvidenceFor(&j.w, j.live.readings, j.guards()))
+	return j.casus().Judge().Decision
+}
+
+// casus is what the worker is judged by, with the readings at hand.
+func (j *job) casus() fleet.Case {
+	now := time.Now()
+	return fleet.Case{Now: now, Worker: &j.w, Rules: j.rules(), Readings: j.live.readings, Guards: j.guards(),
+		Budget: j.c.fleet.StopBudget(now, &j.w), ScaleDown: j.s.ScaleDownEnabled}
 }
 
 // activity is the newest activity of all sources, with CML's events.
@@ -315,7 +334,7 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 	guards := slices.DeleteFunc(j.guards(), func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == "halted" })
 	out, err := j.f.Settle(ctx, j.w.ID, fleet.Judgement{
 		At: j.w.Revision(), Now: time.Now(), Readings: j.live.readings, Guards: guards, Shadow: j.c.cfg.Shadow,
-		Policy: func(w *fleet.Worker) idle.Policy { return j.c.policyOf(j.e, w) },
+		Rules: func(w *fleet.Worker) policy.Resolved { return j.c.rulesOf(time.Now(), w) },
 	})
 	if err != nil {
 		r.Error = "cannot settle: " + err.Error()
@@ -347,7 +366,7 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 // the pause is far, and never later than the warning or the pause.
 func (j *job) plan(v idle.Verdict) {
 	j.live.verdict, j.live.checkedAt = &v, v.At
-	next := v.At.Add(time.Duration(j.policy().CheckInterval))
+	next := v.At.Add(time.Duration(j.rules().CheckInterval))
 	if j.far() {
 		next = v.At.Add(j.s.WorkerActivityDetectionInterval)
 		if near := v.TargetPauseAt.Add(-j.s.WorkerActivityDetectionInterval); near.Before(next) && near.After(v.At.Add(j.s.IdleDetectionInterval)) {
@@ -360,7 +379,7 @@ func (j *job) plan(v idle.Verdict) {
 		}
 	}
 	if j.w.WarningSentAt != nil {
-		if t := j.w.WarningSentAt.Add(time.Duration(j.policy().WarnBefore)); t.After(v.At) && t.Before(next) {
+		if t := j.w.WarningSentAt.Add(time.Duration(j.rules().WarnBefore)); t.After(v.At) && t.Before(next) {
 			next = t
 		}
 	}
@@ -400,11 +419,8 @@ func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
 // record says that it is to stop.
 func (j *job) finalLook(ctx context.Context) evidence.Decision {
 	j.fetch(ctx, true)
-	p := j.policy()
-	p.WarnBefore = 0
-	e := fleet.EvidenceFor(&j.w, j.readings(), j.guards())
-	e.Running = j.w.Status == power.WorkerStopping || j.w.Status == power.WorkerDraining
-	d := evidence.Decide(time.Now(), p, e)
+	j.live.readings = j.readings()
+	d := j.casus().Look(j.w.Intent.Reason)
 	j.record(d)
 	return d
 }

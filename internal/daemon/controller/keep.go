@@ -278,12 +278,13 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	if !v.nextCheck.IsZero() {
 		l.NextCheckAt = &v.nextCheck
 	}
+	rules := c.rulesOf(time.Now(), &w)
 	var readings []idle.Reading
 	if l.Owned {
 		readings = slices.DeleteFunc(slices.Clone(v.readings), func(r idle.Reading) bool {
 			return r.Signal == fleet.SourceAgent || strings.HasPrefix(r.Signal, fleet.SourceAgent+":")
 		})
-		if slices.Contains(w.Sources(), fleet.SourceAgent) {
+		if slices.Contains(rules.ActivitySources, fleet.SourceAgent) {
 			readings = append(readings, seen.readings(time.Now())...) // newer than the last check
 		}
 	}
@@ -291,7 +292,7 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	if c.cfg.Guards != nil {
 		guards = c.cfg.Guards(&w, time.Now())
 	}
-	st := c.fleet.StatusOf(time.Now(), &w, c.policyOf(e, &w), readings, slices.Concat(guards, accepted(&w, v), seen.holds(), heldByAgent(&w)))
+	st := c.fleet.StatusOf(time.Now(), &w, &rules, readings, slices.Concat(guards, accepted(&rules, v), seen.holds()))
 	if v.verdict != nil {
 		st.CheckedAt = v.checkedAt
 	}

@@ -36,9 +36,6 @@ type entry struct {
 	cancel   context.CancelFunc
 	failures int
 
-	policy   idle.Policy
-	policyOK bool
-
 	live  live
 	agent *agentSeen // what the worker's agent reported last; replaced, never changed
 }

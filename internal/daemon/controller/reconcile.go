@@ -134,7 +134,7 @@ func (j *job) took(w fleet.Worker) {
 	j.c.mu.Lock()
 	defer j.c.mu.Unlock()
 	if j.c.entries[w.ID] == j.e && w.Revision() > j.e.w.Revision() {
-		j.e.w, j.e.policyOK, j.e.settled = w, false, false
+		j.e.w, j.e.settled = w, false
 	}
 }
 

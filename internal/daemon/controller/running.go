@@ -151,7 +151,7 @@ func (j *job) learnSystem(ctx context.Context) (outcome, bool) {
 // when nobody else can, after the warning, and says what was in use.
 func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	d := j.w.TTLDeadline
-	if d == nil || j.now.Before(d.Add(-j.s.WorkerWarnBefore)) || j.c.cfg.Shadow || !j.w.Armed || j.c.fleet.Halted().On {
+	if d == nil || j.now.Before(d.Add(-j.s.WorkerWarnBefore)) || j.shadow() || j.c.fleet.Halted().On {
 		return outcome{}, false
 	}
 	sent := j.w.WarningSentAt

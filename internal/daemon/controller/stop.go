@@ -10,6 +10,7 @@ import (
 	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
+	"lull/internal/policy"
 	"lull/internal/power"
 )
 
@@ -116,8 +117,10 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return j.callOff(ctx, nil, "resumed by "+j.w.StartBy)
 	case in.Reason.Automatic() && j.c.fleet.Halted().On:
 		return j.callOff(ctx, nil, "all automatic actions are halted")
-	case in.Reason.Automatic() && (j.c.cfg.Shadow || !j.w.Armed):
+	case in.Reason.Automatic() && j.shadow():
 		return j.callOff(ctx, nil, "it is in shadow")
+	case in.Reason.Automatic() && in.Reason != fleet.ReasonTTL && j.rules().FrozenUntil != nil:
+		return j.callOff(ctx, nil, "it is frozen")
 	case j.overdue(2*j.s.ProvisioningTimeout) && in.SentAt != nil && in.Reason.Automatic():
 		return j.callOff(ctx, nil, "not stopped within "+(2*j.s.ProvisioningTimeout).String())
 	case j.overdue(2*j.s.ProvisioningTimeout) && in.SentAt != nil:
@@ -130,7 +133,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return out
 	}
 	var look evidence.Decision
-	if in.Reason.ByIdleness() {
+	if in.ByReadings() {
 		if look = j.finalLook(ctx); !look.Verdict.Eligible {
 			return j.callOff(ctx, &look, "the final look found it in use or could not tell")
 		}
@@ -139,7 +142,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	if err != nil {
 		return j.failedWrite(err)
 	}
-	if in.Reason.ByIdleness() && (time.Since(look.Verdict.At) > FinalLook || j.wantsAgent() && j.agent().age(time.Now()) > FinalLook) {
+	if in.ByReadings() && (time.Since(look.Verdict.At) > FinalLook || j.wantsAgent() && j.agent().age(time.Now()) > FinalLook) {
 		// The write took so long that the look is too old: take it back.
 		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.Intent.SentAt = nil; return nil }); err != nil {
 			return j.failedWrite(err)
@@ -160,7 +163,7 @@ func (j *job) sendStop(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	defer cancel()
-	action := j.policy().Action
+	action := j.rules().PauseAction
 	j.c.count.calls.add("stop")
 	done, err := cloud.Move.Stop(call, j.w.EC2InstanceID, action == fleet.ActionHibernate || action == fleet.ActionAuto)
 	switch k := KindOf(err); {
@@ -223,7 +226,7 @@ func (j *job) draining(ctx context.Context) outcome {
 	switch {
 	case auto && j.c.fleet.Halted().On:
 		return j.callOff(ctx, nil, "all automatic actions are halted")
-	case auto && (j.c.cfg.Shadow || !j.w.Armed):
+	case auto && j.shadow():
 		return j.callOff(ctx, nil, "it is in shadow")
 	}
 	j.tellPlacers(ctx, true)
@@ -418,16 +421,16 @@ func (j *job) unknown(ctx context.Context) outcome {
 	return outcome{Result: Requeue}
 }
 
-// accepted makes blocks of what the preflight found and the worker does not
-// accept.
-func accepted(w *fleet.Worker, l live) []idle.Block {
+// accepted makes blocks of what the preflight found and the worker's policy
+// does not accept.
+func accepted(r *policy.Resolved, l live) []idle.Block {
 	var blocks []idle.Block
 	if l.preflightErr != "" {
 		blocks = append(blocks, idle.Block{Code: idle.SignalUnknown, Signal: "preflight",
 			Sentence: "What speaks against a stop cannot be looked at: " + l.preflightErr + "."})
 	}
 	for _, code := range l.preflight {
-		if !slices.Contains(w.AcceptedRisks, code) {
+		if !slices.Contains(r.AcceptedRisks, code) {
 			blocks = append(blocks, idle.Block{Code: idle.Code(code), Sentence: riskSentence[code]})
 		}
 	}

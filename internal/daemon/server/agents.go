@@ -113,13 +113,13 @@ func (s *Server) agentOrders(ctx context.Context, w *fleet.Worker, a *control.Ag
 	}
 	if w.AgentConsulted() {
 		in := w.Intent
-		a.Order = &control.AgentOrder{Generation: in.Generation, Action: p.Action, Reason: string(in.Reason), Forced: !in.Reason.ByIdleness()}
+		a.Order = &control.AgentOrder{Generation: in.Generation, Action: p.PauseAction, Reason: string(in.Reason), Forced: !in.ByReadings()}
 	}
 	sent := w.WarningSentAt
 	if sent == nil || w.Status != power.WorkerRunning || w.DesiredStatus != power.WorkerRunning || w.PauseHolder == fleet.HolderAgent {
 		return nil
 	}
 	at := sent.Add(time.Duration(min(p.WarnBefore, p.Timeout/2)))
-	a.Warning = &control.AgentWarning{ID: sent.UTC().Format(time.RFC3339Nano), Seconds: max(time.Until(at).Seconds(), 0), Action: p.Action}
+	a.Warning = &control.AgentWarning{ID: sent.UTC().Format(time.RFC3339Nano), Seconds: max(time.Until(at).Seconds(), 0), Action: p.PauseAction}
 	return nil
 }

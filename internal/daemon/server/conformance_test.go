@@ -155,6 +155,41 @@ var bodies = map[string]string{
 	"create-token":     `{"name":"t","role":"viewer"}`,
 	"report-agent":     `{"at":"2026-01-01T00:00:00Z","sequence":1,"interval_seconds":60,"version":"test","last_use":"2026-01-01T00:00:00Z"}`,
 	"report-host":      `{"state":"active"}`,
+	"put-schedule":     officeHours,
+	"put-budget":       `{"for":"stop","max_actions":3,"per_minutes":10}`,
+	"add-override":     `{"kind":"freeze","all":true,"until":"tomorrow 08:00 Europe/Berlin"}`,
+	"apply-policy":     `{"tags":{"team":"x"}}`,
+	"apply-schedule":   `{"tags":{"team":"y"}}`,
+}
+
+const officeHours = `{"zone":"Europe/Berlin","windows":[{"days":"mon-fri","from":"08:00","to":"18:00"}]}`
+
+// rule makes sure that the object that a path names exists, and names it.
+func (b *bench) rule(path string) string {
+	b.t.Helper()
+	for _, r := range []struct{ prefix, method, path, body string }{
+		{"/policies", "PUT", "/policies/m1", `{"idle_timeout_minutes":20}`},
+		{"/schedules", "PUT", "/schedules/m1", officeHours},
+		{"/budgets", "PUT", "/budgets/m1", bodies["put-budget"]},
+		{"/policy-groups", "POST", "/policies/balanced/apply", `{"aws_region":"us-east-1"}`},
+		{"/overrides", "POST", "/overrides", bodies["add-override"]},
+	} {
+		if !strings.HasPrefix(path, "/api/v1"+r.prefix+"/") {
+			continue
+		}
+		res, data := b.ask(r.method, "/api/v1"+r.path, b.admin, []byte(r.body))
+		var made struct {
+			ID    string
+			Group struct{ ID string }
+		}
+		if err := json.Unmarshal(data, &made); err != nil || res.StatusCode != http.StatusOK {
+			b.t.Fatalf("cannot make %s: %d %s", r.path, res.StatusCode, data)
+		}
+		if id := made.ID + made.Group.ID; id != "" {
+			return id
+		}
+	}
+	return "m1"
 }
 
 func (op operation) plain() string { return strings.TrimSuffix(op.ID, "-in-region") }
@@ -191,7 +226,7 @@ func (b *bench) target(op operation) string {
 				b.worker()
 				return "small"
 			}
-			return "m1"
+			return b.rule(op.Path)
 		}
 		b.t.Fatalf("no value for %s", m)
 		return ""

@@ -1,0 +1,283 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"lull/internal/daemon/server/access"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/policy"
+	"lull/internal/policy/when"
+	"lull/internal/power"
+)
+
+// RuleName names a rule in a path.
+type RuleName struct {
+	Name string `path:"name" maxLength:"64"`
+}
+
+// Putting is how a rule is written.
+type Putting struct {
+	RuleName
+	None string `header:"If-None-Match" maxLength:"8" doc:"* refuses to replace one that exists"`
+}
+
+// named holds the name of a body to that of the path.
+func named(path, body string) error {
+	if body != "" && body != path {
+		return invalid("name", "it is not the name in the path")
+	}
+	return nil
+}
+
+func (s *Server) policyRoutes() {
+	all, each := base+"/policies", base+"/policies/{name}"
+	register(s, route{id: "list-policies", method: "GET", path: all, role: access.Viewer, doc: "Policies, those that come with lull too, by name"},
+		func(ctx context.Context, in *Paged) (*answer[control.List[policy.Named]], error) {
+			l, err := s.fleet.Policies(ctx)
+			return ok(pageOf(l, in, func(p policy.Named) string { return p.Name }), err)
+		})
+	register(s, route{id: "get-policy", method: "GET", path: each, role: access.Viewer, doc: "One policy"},
+		func(ctx context.Context, in *RuleName) (*answer[policy.Named], error) {
+			return ok(s.fleet.NamedPolicy(ctx, in.Name))
+		})
+	register(s, route{id: "put-policy", method: "PUT", path: each, role: access.Admin, doc: "Create or replace a policy"},
+		func(ctx context.Context, in *struct {
+			Putting
+			Body control.PolicyBody
+		}) (*answer[policy.Named], error) {
+			if err := named(in.Name, in.Body.Name); err != nil {
+				return nil, problem(err)
+			}
+			p := policy.Named{Name: in.Name, Description: in.Body.Description, Values: in.Body.Values}
+			return ok(s.fleet.PutPolicy(ctx, actor(ctx), p, in.None == "*"))
+		})
+	register(s, route{id: "delete-policy", method: "DELETE", path: each, role: access.Admin, doc: "Remove a policy that is not used; one that comes with lull becomes as it came"},
+		func(ctx context.Context, in *RuleName) (*struct{}, error) {
+			return nil, problem(s.fleet.DeletePolicy(ctx, actor(ctx), in.Name))
+		})
+	register(s, route{id: "apply-policy", method: "POST", path: each + "/apply", role: access.Operator, doc: "Put a policy on workers, or on all that a selector names, now and later"},
+		func(ctx context.Context, in *struct {
+			RuleName
+			Body control.Apply
+		}) (*answer[control.Applied], error) {
+			name := in.Name
+			if in.Body.Remove {
+				name = ""
+			}
+			return ok(s.apply(ctx, in.Body, fleet.Application{Policy: &name}))
+		})
+	register(s, route{id: "list-policy-groups", method: "GET", path: base + "/policy-groups", role: access.Viewer, doc: "Selectors that a policy or schedule was applied to, weakest first"},
+		func(ctx context.Context, _ *struct{}) (*answer[control.List[policy.Group]], error) {
+			l, err := s.fleet.Groups(ctx)
+			return ok(control.List[policy.Group]{Items: l}, err)
+		})
+	register(s, route{id: "delete-policy-group", method: "DELETE", path: base + "/policy-groups/{name}", role: access.Operator, doc: "Take away what was applied to a selector"},
+		func(ctx context.Context, in *RuleName) (*struct{}, error) {
+			return nil, problem(s.fleet.DeleteGroup(ctx, actor(ctx), in.Name))
+		})
+	register(s, route{id: "worker-policy", method: "GET", path: workersPath + "/{worker_id}/policy", role: access.Viewer, doc: "What holds for a worker now, and where each value came from"},
+		func(ctx context.Context, in *One) (*answer[control.WorkerPolicy], error) {
+			w, err := s.fleet.Worker(ctx, in.ID)
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.workerPolicy(ctx, &w))
+		})
+}
+
+// apply puts something on the workers of a selector.
+func (s *Server) apply(ctx context.Context, in control.Apply, a fleet.Application) (control.Applied, error) {
+	if in.Scope.All() && !in.All {
+		return control.Applied{}, invalid("all", "a selector that names nothing needs all: true")
+	}
+	a.Priority = in.Priority
+	l, g, err := s.fleet.Apply(ctx, actor(ctx), in.Scope, a)
+	out := control.Applied{Workers: []fleet.Worker{}, Group: g}
+	for _, w := range l {
+		out.Workers = append(out.Workers, w.Public())
+	}
+	return out, err
+}
+
+func (s *Server) workerPolicy(ctx context.Context, w *fleet.Worker) (control.WorkerPolicy, error) {
+	if err := s.fleet.Refresh(ctx); err != nil {
+		return control.WorkerPolicy{}, err
+	}
+	r, err := s.fleet.Policy(ctx, w)
+	if err != nil {
+		return control.WorkerPolicy{}, err
+	}
+	return control.WorkerPolicy{WorkerID: w.ID, WorkerName: w.Name, Resolved: r, Budgets: s.budgetsOf(w, &r)}, nil
+}
+
+// budgetsOf are those that the next automatic stop or start of w meets.
+func (s *Server) budgetsOf(w *fleet.Worker, r *policy.Resolved) []policy.Used {
+	now, out := time.Now(), []policy.Used{}
+	if up(w.Status) {
+		reasons := []string{policy.ForIdle}
+		if r.Standing != nil {
+			reasons = append(reasons, policy.ForSchedule)
+		}
+		for _, reason := range reasons {
+			for _, u := range s.fleet.BudgetsOf(now, w, policy.Stops, reason) {
+				if len(out) == 0 || out[len(out)-1].Budget != u.Budget {
+					out = append(out, u)
+				}
+			}
+		}
+		return out
+	}
+	reason := w.StartReason
+	if reason == "" {
+		reason = policy.ForSchedule
+	}
+	if w.Status == power.WorkerTerminated || reason == policy.ByPerson {
+		return out
+	}
+	return append(out, s.fleet.BudgetsOf(now, w, policy.Starts, reason)...)
+}
+
+func (s *Server) scheduleRoutes() {
+	all, each := base+"/schedules", base+"/schedules/{name}"
+	register(s, route{id: "list-schedules", method: "GET", path: all, role: access.Viewer, doc: "Schedules, by name"},
+		func(ctx context.Context, in *Paged) (*answer[control.List[policy.Schedule]], error) {
+			l, err := s.fleet.Schedules(ctx)
+			return ok(pageOf(l, in, func(p policy.Schedule) string { return p.Name }), err)
+		})
+	register(s, route{id: "get-schedule", method: "GET", path: each, role: access.Viewer, doc: "One schedule"},
+		func(ctx context.Context, in *RuleName) (*answer[policy.Schedule], error) {
+			return ok(s.fleet.Schedule(ctx, in.Name))
+		})
+	register(s, route{id: "put-schedule", method: "PUT", path: each, role: access.Admin, doc: "Create or replace a schedule; changed hours speak from their next boundary on"},
+		func(ctx context.Context, in *struct {
+			Putting
+			Body control.ScheduleBody
+		}) (*answer[policy.Schedule], error) {
+			b := in.Body
+			if err := named(in.Name, b.Name); err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.fleet.PutSchedule(ctx, actor(ctx), policy.Schedule{Name: in.Name, Description: b.Description, Zone: b.Zone,
+				Windows: b.Windows, Holidays: b.Holidays, Start: b.Start, GraceMinutes: b.GraceMinutes}, in.None == "*"))
+		})
+	register(s, route{id: "delete-schedule", method: "DELETE", path: each, role: access.Admin, doc: "Remove a schedule that is not used"},
+		func(ctx context.Context, in *RuleName) (*struct{}, error) {
+			return nil, problem(s.fleet.DeleteSchedule(ctx, actor(ctx), in.Name))
+		})
+	register(s, route{id: "apply-schedule", method: "POST", path: each + "/apply", role: access.Operator, doc: "Put a schedule on workers, or on all that a selector names, now and later"},
+		func(ctx context.Context, in *struct {
+			RuleName
+			Body control.Apply
+		}) (*answer[control.Applied], error) {
+			name := in.Name
+			if in.Body.Remove {
+				name = ""
+			}
+			return ok(s.apply(ctx, in.Body, fleet.Application{Schedule: &name}))
+		})
+	register(s, route{id: "schedule-boundaries", method: "GET", path: each + "/boundaries", role: access.Viewer, doc: "When a schedule opens and closes next"},
+		func(ctx context.Context, in *struct {
+			RuleName
+			From  time.Time `query:"from" doc:"RFC 3339; now if not given"`
+			Limit int       `query:"limit" minimum:"1" maximum:"200" default:"10"`
+		}) (*answer[control.Boundaries], error) {
+			c, err := s.fleet.Schedule(ctx, in.Name)
+			if err != nil {
+				return nil, problem(err)
+			}
+			if in.From.IsZero() {
+				in.From = time.Now()
+			}
+			out := control.Boundaries{Schedule: c.Name, Zone: c.Zone}
+			if out.Open, err = c.Open(in.From); err == nil {
+				out.Items, err = c.Boundaries(in.From, in.Limit)
+			}
+			return ok(out, err)
+		})
+}
+
+func (s *Server) overrideRoutes() {
+	all := base + "/overrides"
+	register(s, route{id: "list-overrides", method: "GET", path: all, role: access.Viewer, doc: "Exceptions that people made, in the order of their creation"},
+		func(ctx context.Context, in *struct {
+			Ended bool `query:"ended" doc:"Those that have ended too, for 60 days"`
+		}) (*answer[control.List[policy.Override]], error) {
+			l, err := s.fleet.Overrides(ctx, in.Ended)
+			return ok(control.List[policy.Override]{Items: l}, err)
+		})
+	register(s, route{id: "add-override", method: "POST", path: all, role: access.Operator, status: http.StatusOK, doc: "Make an exception with an end: keep running, skip the schedule, freeze, or use another policy"},
+		func(ctx context.Context, in *struct{ Body control.NewOverride }) (*answer[policy.Override], error) {
+			o, err := overrideOf(time.Now().UTC(), in.Body)
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.fleet.AddOverride(ctx, actor(ctx), o))
+		})
+	register(s, route{id: "end-override", method: "DELETE", path: all + "/{name}", role: access.Operator, status: http.StatusOK, doc: "End an exception now"},
+		func(ctx context.Context, in *RuleName) (*answer[policy.Override], error) {
+			return ok(s.fleet.EndOverride(ctx, actor(ctx), in.Name))
+		})
+}
+
+// overrideOf reads the times of an exception.
+func overrideOf(now time.Time, n control.NewOverride) (policy.Override, error) {
+	o := policy.Override{Kind: n.Kind, Selector: n.Selector, Policy: n.Policy, Reason: n.Reason}
+	if n.Selector.All() && !n.All {
+		return o, invalid("all", "a selector that names nothing needs all: true")
+	}
+	var err error
+	start := now
+	if n.From != "" {
+		if o.From, err = when.Moment(now, n.From); err != nil {
+			return o, invalid("from", err.Error())
+		}
+		start = o.From
+	}
+	if n.Until != "" && n.For == "" {
+		start = now // an end is a time of its own
+	}
+	if o.Until, err = when.End(start, n.Until, n.For); err != nil {
+		field := "until"
+		if n.For != "" {
+			field = "for"
+		}
+		return o, invalid(field, err.Error())
+	}
+	return o, nil
+}
+
+func (s *Server) budgetRoutes() {
+	all, each := base+"/budgets", base+"/budgets/{name}"
+	register(s, route{id: "list-budgets", method: "GET", path: all, role: access.Viewer, doc: "Budgets of automatic stops and starts, and how they stand"},
+		func(ctx context.Context, _ *struct{}) (*answer[control.List[control.BudgetState]], error) {
+			l, err := s.fleet.Budgets(ctx)
+			if err != nil {
+				return nil, problem(err)
+			}
+			states, err := s.fleet.BudgetStates(ctx)
+			out := control.List[control.BudgetState]{Items: []control.BudgetState{}}
+			for _, b := range l {
+				out.Items = append(out.Items, control.BudgetState{Budget: b, State: states[b.Name]})
+			}
+			return ok(out, err)
+		})
+	register(s, route{id: "put-budget", method: "PUT", path: each, role: access.Admin, doc: "Create or replace a budget"},
+		func(ctx context.Context, in *struct {
+			RuleName
+			Body control.BudgetBody
+		}) (*answer[policy.Budget], error) {
+			b := in.Body
+			if err := named(in.Name, b.Name); err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.fleet.PutBudget(ctx, actor(ctx), policy.Budget{Name: in.Name, Description: b.Description, For: b.For, MaxActions: b.MaxActions,
+				MaxPercent: b.MaxPercent, PerMinutes: b.PerMinutes, Reasons: b.Reasons, Selector: b.Selector, During: b.During}))
+		})
+	register(s, route{id: "delete-budget", method: "DELETE", path: each, role: access.Admin, doc: "Remove a budget; the default one comes back as it came"},
+		func(ctx context.Context, in *RuleName) (*struct{}, error) {
+			return nil, problem(s.fleet.DeleteBudget(ctx, actor(ctx), in.Name))
+		})
+}

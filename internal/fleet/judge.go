@@ -1,0 +1,211 @@
+package fleet
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"lull/internal/evidence"
+	"lull/internal/idle"
+	"lull/internal/policy"
+)
+
+// Case is everything that a worker is judged by. Readings, Guards and Budget
+// may be nil.
+type Case struct {
+	Now      time.Time
+	Worker   *Worker
+	Rules    *policy.Resolved
+	Readings []idle.Reading
+	Guards   []idle.Block
+	// Budget gives the blocks of budgets for a pause with a reason.
+	Budget    func(reason string) []idle.Block
+	ScaleDown bool
+}
+
+// Ruling is what became of a Case.
+type Ruling struct {
+	evidence.Decision
+	// Reason is what a pause would be recorded with.
+	Reason Reason
+	// Force tells that readings do not count, and Use what they say.
+	Force bool
+	Use   string
+}
+
+// Judge asks the engine whether the worker is paused, for its idleness or by
+// its schedule, and returns the answer that comes first: of what may be done
+// now the one for idleness, else the one whose pause is nearer.
+//
+// A schedule that has closed since the worker was last started shortens the
+// timeout to its grace; one that will close does so from then on. With force
+// nothing that was read keeps the worker up.
+func (c Case) Judge() Ruling {
+	asIdle := c.idle()
+	asScheduled, ok := c.scheduled()
+	switch {
+	case !ok:
+		return asIdle
+	case nearer(asScheduled.Verdict, asIdle.Verdict):
+		return asScheduled
+	}
+	return asIdle
+}
+
+// nearer tells whether a's pause comes before b's.
+func nearer(a, b idle.Verdict) bool {
+	switch {
+	case b.Eligible || a.Eligible:
+		return !b.Eligible
+	case a.TargetPauseAt == nil || b.TargetPauseAt == nil:
+		return a.TargetPauseAt != nil
+	}
+	return a.TargetPauseAt.Before(*b.TargetPauseAt)
+}
+
+func (c Case) idle() Ruling {
+	r := Ruling{Reason: ReasonIdleTimeout}
+	if c.ScaleDown {
+		r.Reason = ReasonScaleDown
+	}
+	guards := c.guards(r.Reason)
+	if c.Worker.PauseHolder == HolderAgent {
+		guards = append(guards, idle.Block{Code: "pause_holder", Sentence: "Its agent decides about it."})
+	}
+	r.Decision = c.decide(c.Rules.Idle(c.Worker.IsIdleDetectionEnabled), c.evidence(), guards)
+	return r
+}
+
+// scheduled is the answer by the schedule; false without one that pauses.
+func (c Case) scheduled() (Ruling, bool) {
+	st := c.Rules.Standing
+	if st == nil {
+		return Ruling{}, false
+	}
+	guards := c.guards(ReasonSchedule)
+	switch {
+	case st.Pauses(c.Worker.lastStart()):
+	case st.NextClose != nil:
+		until := *st.NextClose
+		guards = append(guards, idle.Block{Code: idle.Schedule, Until: &until, Sentence: st.Describe()})
+	default:
+		return Ruling{}, false
+	}
+	r := Ruling{Reason: ReasonSchedule, Force: st.Force}
+	p, e := c.offHours(st)
+	if st.Force {
+		r.Use = c.use()
+	}
+	r.Decision = c.decide(p, e, guards)
+	return r, true
+}
+
+// offHours are the engine's numbers and evidence in closed hours.
+func (c Case) offHours(st *policy.Standing) (idle.Policy, idle.Evidence) {
+	p, e := c.Rules.Idle(true), c.evidence()
+	p.Name, p.AutoPause = "schedule "+st.Schedule, true
+	p.Timeout = min(p.Timeout, idle.Duration(st.Grace*float64(time.Minute)))
+	if st.Force {
+		// The warning is all that it waits for; the engine grants one half of
+		// the timeout.
+		p.Timeout, p.Signals = max(2*p.WarnBefore, idle.Duration(time.Second)), []string{}
+		e.LastActivityAt, e.Connections = time.Time{}, 0
+	}
+	return p, e
+}
+
+// use says what is in use, for the record of a pause that does not wait.
+func (c Case) use() string {
+	v := c.idle().Verdict
+	for _, b := range v.Blocks {
+		switch b.Code {
+		case idle.RecentActivity, idle.NotIdleYet, idle.SignalUnknown, idle.ConnectionOpen:
+			return b.Sentence
+		}
+	}
+	return "Nothing is known to be in use."
+}
+
+// evidence is the worker's, with the keeps of overrides.
+func (c Case) evidence() idle.Evidence {
+	e := EvidenceFor(c.Worker, c.Readings, nil)
+	if k := c.Rules.KeptUntil; k != nil && k.After(e.SnoozedUntil) {
+		e.SnoozedUntil = *k
+	}
+	return e
+}
+
+func (c Case) guards(r Reason) []idle.Block {
+	out := append(slices.Clone(c.Guards), c.Rules.Guards()...)
+	if c.Budget != nil {
+		out = append(out, c.Budget(string(r))...)
+	}
+	return out
+}
+
+func (c Case) decide(p idle.Policy, e idle.Evidence, guards []idle.Block) evidence.Decision {
+	e.Guards = guards
+	if slices.ContainsFunc(guards, func(b idle.Block) bool { return b.Code == idle.Shadow }) {
+		p.WarnBefore = 0 // nobody is warned of what will not happen
+	}
+	return evidence.Decide(c.Now, p, e)
+}
+
+// Look judges again, right before the call, a pause that was intended for a
+// reason: what only the pause itself blocks is left out.
+func (c Case) Look(why Reason) evidence.Decision {
+	p, e := c.Rules.Idle(c.Worker.IsIdleDetectionEnabled), c.evidence()
+	if st := c.Rules.Standing; why == ReasonSchedule && st != nil {
+		p, e = c.offHours(st)
+	}
+	p.WarnBefore = 0
+	e.Running = true
+	e.Guards = append(slices.Clone(c.Guards), c.Rules.Guards()...)
+	return evidence.Decide(c.Now, p, e)
+}
+
+// lastStart is when w last came up, for whatever cause.
+func (w *Worker) lastStart() time.Time {
+	t := w.CreatedAt
+	for _, at := range []*time.Time{w.RunningSince, w.LastResumedAt} {
+		if at != nil && at.After(t) {
+			t = *at
+		}
+	}
+	return t
+}
+
+// lastStop is when w last went down, for whatever cause.
+func (w *Worker) lastStop() time.Time {
+	if w.LastPausedAt != nil {
+		return *w.LastPausedAt
+	}
+	return w.StatusSince
+}
+
+// BudgetsOf tells how the budgets of an action on w stand, by the pool as
+// last read.
+func (f *Fleet) BudgetsOf(now time.Time, w *Worker, what, reason string) []policy.Used {
+	return f.Rules().BudgetsFor(now, f.subject(w, nil), what, reason, f.now.pool.Load().Spent, f.size)
+}
+
+// stopBudget is what Case.Budget needs.
+func (f *Fleet) stopBudget(now time.Time, w *Worker, spent policy.Ledger) func(string) []idle.Block {
+	return func(reason string) []idle.Block {
+		return policy.Blocks(f.Rules().BudgetsFor(now, f.subject(w, nil), policy.Stops, reason, spent, f.size))
+	}
+}
+
+// StopBudget is the Case.Budget of a worker by the pool as last read.
+func (f *Fleet) StopBudget(now time.Time, w *Worker) func(string) []idle.Block {
+	return f.stopBudget(now, w, f.now.pool.Load().Spent)
+}
+
+// frozen refuses an automatic start of what a person froze.
+func (f *Fleet) frozen(now time.Time, w *Worker, command string) error {
+	r := f.PolicyWith(now, w, nil)
+	if r.FrozenUntil == nil {
+		return nil
+	}
+	return &Refused{Command: command, Name: w.ID, Reason: "frozen", Detail: fmt.Sprintf("it is frozen until %s", r.FrozenUntil.UTC().Format(time.RFC3339))}
+}

@@ -1,0 +1,561 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/policy"
+	"lull/internal/store"
+)
+
+// Limits on how many rules there may be.
+const (
+	maxRules     = 1000 // policies, schedules, groups and budgets, each
+	maxOverrides = 5000
+	// keepOverrides is how long an override is kept after its end: it made
+	// boundaries of schedules void that may still be the last ones.
+	keepOverrides = 60 * 24 * time.Hour
+)
+
+// changeRule writes one rule with the mark and its audit entry, and brings
+// the rules at hand up to date. fn gets the old data, empty for none, and
+// returns the new, nil to delete it.
+func (f *Fleet) changeRule(ctx context.Context, key string, e Entry, fn func(old store.Value) ([]byte, error)) error {
+	e.Events = []string{EventRules}
+	_, err := store.Transact(ctx, f.store, []string{key, rulesMark}, func(view []store.Value) ([]store.Op, error) {
+		data, err := fn(view[0])
+		if err != nil || string(data) == string(view[0].Data) {
+			return nil, err
+		}
+		note, err := markCodec.Encode(rulesMark, mark{Changed: key + " " + rand.Text()[:8]})
+		if err != nil {
+			return nil, err
+		}
+		audit, err := entryOp(e)
+		op := store.Put(key, data)
+		if data == nil {
+			op = store.Delete(key)
+		}
+		return []store.Op{store.Put(rulesMark, note), op, audit}, err
+	}, f.guards...)
+	if err != nil {
+		return err
+	}
+	return f.RefreshRules(ctx)
+}
+
+// put makes the write of a rule that is at a revision, or 0 for any.
+func put[T any](c store.Codec[T], kind, name, key string, revision int64, make func(old *T) (T, error)) func(store.Value) ([]byte, error) {
+	return func(v store.Value) ([]byte, error) {
+		if revision != 0 && v.ModRevision != revision {
+			return nil, &Conflict{Kind: kind, Name: name, Detail: "it was changed by somebody else"}
+		}
+		var old *T
+		if v.Exists() {
+			rec, err := c.Decode(key, v.Data)
+			if err != nil {
+				return nil, err
+			}
+			old = &rec
+		}
+		rec, err := make(old)
+		if err != nil {
+			return nil, err
+		}
+		return c.Encode(key, rec)
+	}
+}
+
+func stampOf(by Actor) policy.Stamp {
+	return policy.Stamp{UpdatedAt: time.Now().UTC().Round(0), UpdatedBy: by.Name}
+}
+
+func text(p *string) string {
+	if p == nil {
+		return ""
+	}
+	return *p
+}
+
+// knows reports a schedule or policy that is named and does not exist.
+func (f *Fleet) knows(policyName, schedule string) error {
+	rules := f.Rules()
+	if _, ok := rules.Policies[policyName]; !ok && policyName != "" {
+		return &NotFound{Kind: "policy", Name: policyName}
+	}
+	if rules.Schedules[schedule] == nil && schedule != "" {
+		return &NotFound{Kind: "schedule", Name: schedule}
+	}
+	return nil
+}
+
+// Policies lists all policies by name, those that come with lull too.
+func (f *Fleet) Policies(ctx context.Context) ([]policy.Named, error) {
+	if err := f.RefreshRules(ctx); err != nil {
+		return nil, err
+	}
+	return slices.SortedFunc(maps.Values(f.Rules().Policies), func(a, b policy.Named) int { return cmp.Compare(a.Name, b.Name) }), nil
+}
+
+// NamedPolicy returns the policy of that name. Errors: NotFound.
+func (f *Fleet) NamedPolicy(ctx context.Context, name string) (policy.Named, error) {
+	if err := f.RefreshRules(ctx); err != nil {
+		return policy.Named{}, err
+	}
+	p, ok := f.Rules().Policies[name]
+	if !ok {
+		return p, &NotFound{Kind: "policy", Name: name}
+	}
+	return p, nil
+}
+
+// PutPolicy creates or replaces a policy. With create it must not exist.
+// Errors: Invalid, NotFound (its schedule), Conflict.
+func (f *Fleet) PutPolicy(ctx context.Context, by Actor, p policy.Named, create bool) (policy.Named, error) {
+	if err := invalidOf(p.Validate()); err != nil {
+		return p, err
+	}
+	if err := f.RefreshRules(ctx); err != nil {
+		return p, err
+	}
+	if err := f.knows("", text(p.Schedule)); err != nil {
+		return p, err
+	}
+	if _, exists := f.Rules().Policies[p.Name]; exists && create {
+		return p, &Conflict{Kind: "policy", Name: p.Name, Detail: "it exists already"}
+	} else if !exists && len(f.Rules().Policies) >= maxRules {
+		return p, &Refused{Command: "create policy", Name: p.Name, Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
+	}
+	p.Shipped, p.Stamp = false, stampOf(by)
+	key := namedPrefix + p.Name
+	err := f.changeRule(ctx, key, Entry{Action: "policy_put", By: by, Detail: "policy " + p.Name},
+		put(policyCodec, "policy", p.Name, key, 0, func(old *policy.Named) (policy.Named, error) {
+			p.ScheduleSince = time.Time{}
+			if p.Schedule != nil {
+				p.ScheduleSince = p.UpdatedAt
+				if old != nil && old.Schedule != nil && *old.Schedule == *p.Schedule {
+					p.ScheduleSince = old.ScheduleSince
+				}
+			}
+			return p, nil
+		}))
+	return p, err
+}
+
+// DeletePolicy removes a policy. A shipped one that was changed becomes as it
+// came. One that is in use stays. Errors: NotFound, Refused.
+func (f *Fleet) DeletePolicy(ctx context.Context, by Actor, name string) error {
+	if _, err := f.NamedPolicy(ctx, name); err != nil {
+		return err
+	}
+	if !policy.IsShipped(name) {
+		users, err := f.usersOf(ctx, func(w *Worker) bool { return w.Policy == name })
+		if err != nil {
+			return err
+		}
+		for _, g := range f.Rules().Groups {
+			if g.Policy == name {
+				users = append(users, g.Selector.String())
+			}
+		}
+		if err := inUse("policy", name, users); err != nil {
+			return err
+		}
+	}
+	return f.changeRule(ctx, namedPrefix+name, Entry{Action: "policy_deleted", By: by, Detail: "policy " + name},
+		func(old store.Value) ([]byte, error) {
+			if !old.Exists() {
+				return nil, &Refused{Command: "remove policy", Name: name, Reason: "shipped", Detail: "it comes with lull and was not changed"}
+			}
+			return nil, nil
+		})
+}
+
+func inUse(kind, name string, users []string) error {
+	if len(users) == 0 {
+		return nil
+	}
+	more := ""
+	if n := len(users) - 3; n > 0 {
+		users, more = users[:3], fmt.Sprintf(" and %d more", n)
+	}
+	return &Refused{Command: "remove " + kind, Name: name, Reason: "in_use", Detail: "it is used by " + strings.Join(users, ", ") + more}
+}
+
+// usersOf names the workers that use something.
+func (f *Fleet) usersOf(ctx context.Context, uses func(*Worker) bool) ([]string, error) {
+	var out []string
+	for after := ""; ; {
+		page, err := f.Workers(ctx, WorkerFilter{}, after, 1000)
+		if err != nil {
+			return nil, err
+		}
+		for i := range page.Workers {
+			if uses(&page.Workers[i]) {
+				out = append(out, "worker "+page.Workers[i].Name)
+			}
+		}
+		if after = page.Next; after == "" {
+			return out, nil
+		}
+	}
+}
+
+// Schedules lists all schedules by name.
+func (f *Fleet) Schedules(ctx context.Context) ([]policy.Schedule, error) {
+	if err := f.RefreshRules(ctx); err != nil {
+		return nil, err
+	}
+	out := []policy.Schedule{}
+	for _, name := range slices.Sorted(maps.Keys(f.Rules().Schedules)) {
+		out = append(out, *f.Rules().Schedules[name])
+	}
+	return out, nil
+}
+
+// Schedule returns the schedule of that name. Errors: NotFound.
+func (f *Fleet) Schedule(ctx context.Context, name string) (policy.Schedule, error) {
+	if err := f.RefreshRules(ctx); err != nil {
+		return policy.Schedule{}, err
+	}
+	if s := f.Rules().Schedules[name]; s != nil {
+		return *s, nil
+	}
+	return policy.Schedule{}, &NotFound{Kind: "schedule", Name: name}
+}
+
+// PutSchedule creates or replaces a schedule. With create it must not exist.
+// One whose hours change speaks first at its next boundary. Errors: Invalid,
+// Conflict.
+func (f *Fleet) PutSchedule(ctx context.Context, by Actor, s policy.Schedule, create bool) (policy.Schedule, error) {
+	if err := invalidOf(s.Validate()); err != nil {
+		return s, err
+	}
+	s.Stamp = stampOf(by)
+	key := schedulePrefix + s.Name
+	err := f.changeRule(ctx, key, Entry{Action: "schedule_put", By: by, Detail: "schedule " + s.Name},
+		put(scheduleCodec, "schedule", s.Name, key, 0, func(old *policy.Schedule) (policy.Schedule, error) {
+			if old != nil && create {
+				return s, &Conflict{Kind: "schedule", Name: s.Name, Detail: "it exists already"}
+			}
+			s.ChangedAt = s.UpdatedAt
+			if old != nil && s.SameHours(*old) {
+				s.ChangedAt = old.ChangedAt
+			}
+			return s, nil
+		}))
+	return s, err
+}
+
+// DeleteSchedule removes a schedule that nothing uses. Errors: NotFound,
+// Refused.
+func (f *Fleet) DeleteSchedule(ctx context.Context, by Actor, name string) error {
+	if _, err := f.Schedule(ctx, name); err != nil {
+		return err
+	}
+	users, err := f.usersOf(ctx, func(w *Worker) bool { return w.Schedule == name })
+	if err != nil {
+		return err
+	}
+	rules := f.Rules()
+	for _, p := range slices.Sorted(maps.Keys(rules.Policies)) {
+		if s := rules.Policies[p].Schedule; s != nil && *s == name {
+			users = append(users, "policy "+p)
+		}
+	}
+	for _, g := range rules.Groups {
+		if g.Schedule != nil && *g.Schedule == name {
+			users = append(users, g.Selector.String())
+		}
+	}
+	for _, b := range rules.Budgets {
+		if b.During == name {
+			users = append(users, "budget "+b.Name)
+		}
+	}
+	if err := inUse("schedule", name, users); err != nil {
+		return err
+	}
+	return f.changeRule(ctx, schedulePrefix+name, Entry{Action: "schedule_deleted", By: by, Detail: "schedule " + name},
+		func(store.Value) ([]byte, error) { return nil, nil })
+}
+
+// Application is what is put on the workers of a selector. Nil is left alone,
+// an empty name takes away.
+type Application struct {
+	Policy, Schedule *string
+	Priority         *int // of the group
+}
+
+// Apply puts a policy or a schedule on workers: on those that are named each
+// by itself, else on all that a selector names, now and later. It returns
+// the workers that were changed, or the group; a group that says nothing is
+// removed. Errors: Invalid, NotFound.
+func (f *Fleet) Apply(ctx context.Context, by Actor, sel policy.Scope, a Application) ([]Worker, *policy.Group, error) {
+	if err := f.RefreshRules(ctx); err != nil {
+		return nil, nil, err
+	}
+	if err := f.knows(text(a.Policy), text(a.Schedule)); err != nil {
+		return nil, nil, err
+	}
+	if len(sel.Workers) == 0 {
+		g, err := f.applyGroup(ctx, by, sel, a)
+		return nil, &g, err
+	}
+	if len(sel.Tags) > 0 || sel.Region != "" {
+		return nil, nil, invalidf("worker_ids", "give workers or a selector, not both")
+	}
+	out := []Worker{}
+	for _, id := range sel.Workers {
+		w, err := f.UpdateWorker(ctx, by, id, 0, Profile{Policy: a.Policy, Schedule: a.Schedule})
+		if err != nil {
+			return out, nil, err
+		}
+		out = append(out, w)
+	}
+	return out, nil, nil
+}
+
+// groupID is the same for the same selector.
+func groupID(s policy.Scope) string {
+	sum := sha256.Sum256([]byte(s.String()))
+	return "g-" + hex.EncodeToString(sum[:5])
+}
+
+func (f *Fleet) applyGroup(ctx context.Context, by Actor, sel policy.Scope, a Application) (policy.Group, error) {
+	g := policy.Group{ID: groupID(sel), Selector: sel, Stamp: stampOf(by)}
+	if err := invalidOf(g.Validate()); err != nil {
+		return g, err
+	}
+	if len(f.Rules().Groups) >= maxRules {
+		return g, &Refused{Command: "make group", Name: sel.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
+	}
+	key := groupPrefix + g.ID
+	err := f.changeRule(ctx, key, Entry{Action: "policy_applied", By: by, Detail: applied(sel, a)}, func(v store.Value) ([]byte, error) {
+		if v.Exists() {
+			old, err := groupCodec.Decode(key, v.Data)
+			if err != nil {
+				return nil, err
+			}
+			old.Stamp = g.Stamp
+			g = old
+		}
+		if a.Policy != nil {
+			g.Policy, g.ScheduleSince = *a.Policy, g.UpdatedAt
+		}
+		if a.Schedule != nil {
+			g.Schedule, g.ScheduleSince = a.Schedule, g.UpdatedAt
+			if *a.Schedule == "" {
+				g.Schedule = nil
+			}
+		}
+		if a.Priority != nil {
+			g.Priority = *a.Priority
+		}
+		if err := invalidOf(g.Validate()); err != nil {
+			return nil, err
+		}
+		if g.Policy == "" && g.Schedule == nil {
+			return nil, nil
+		}
+		return groupCodec.Encode(key, g)
+	})
+	return g, err
+}
+
+func applied(sel policy.Scope, a Application) string {
+	out := ""
+	if a.Policy != nil {
+		out = "policy " + cmp.Or(*a.Policy, "none") + " "
+	}
+	if a.Schedule != nil {
+		out += "schedule " + cmp.Or(*a.Schedule, "none") + " "
+	}
+	return out + "to " + sel.String()
+}
+
+// Groups lists the selectors that something was applied to, weakest first.
+func (f *Fleet) Groups(ctx context.Context) ([]policy.Group, error) {
+	if err := f.RefreshRules(ctx); err != nil {
+		return nil, err
+	}
+	return append([]policy.Group{}, f.Rules().Groups...), nil
+}
+
+// DeleteGroup takes away what was applied to a selector. Errors: NotFound.
+func (f *Fleet) DeleteGroup(ctx context.Context, by Actor, id string) error {
+	if err := checkName("group", id); err != nil {
+		return err
+	}
+	return f.changeRule(ctx, groupPrefix+id, Entry{Action: "policy_unapplied", By: by, Detail: "group " + id}, gone("group", id))
+}
+
+func gone(kind, name string) func(store.Value) ([]byte, error) {
+	return func(old store.Value) ([]byte, error) {
+		if !old.Exists() {
+			return nil, &NotFound{Kind: kind, Name: name}
+		}
+		return nil, nil
+	}
+}
+
+// Budgets lists all budgets by name, the default one too.
+func (f *Fleet) Budgets(ctx context.Context) ([]policy.Budget, error) {
+	if err := f.RefreshRules(ctx); err != nil {
+		return nil, err
+	}
+	return append([]policy.Budget{}, f.Rules().Budgets...), nil
+}
+
+// BudgetStates tells how every budget stands, by the pool as it is now.
+func (f *Fleet) BudgetStates(ctx context.Context) (map[string]policy.Used, error) {
+	pool, err := f.Pool(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]policy.Used{}
+	for _, b := range f.Rules().Budgets {
+		out[b.Name] = b.State(time.Now(), pool.Spent[b.Name], f.size(b.Selector))
+	}
+	return out, nil
+}
+
+// PutBudget creates or replaces a budget. Errors: Invalid, NotFound (its
+// schedule).
+func (f *Fleet) PutBudget(ctx context.Context, by Actor, b policy.Budget) (policy.Budget, error) {
+	if err := invalidOf(b.Validate()); err != nil {
+		return b, err
+	}
+	if err := f.RefreshRules(ctx); err != nil {
+		return b, err
+	}
+	if err := f.knows("", b.During); err != nil {
+		return b, err
+	}
+	b.Stamp = stampOf(by)
+	key := budgetPrefix + b.Name
+	err := f.changeRule(ctx, key, Entry{Action: "budget_put", By: by, Detail: "budget " + b.Name + ": " + b.Describe()},
+		put(budgetCodec, "budget", b.Name, key, 0, func(*policy.Budget) (policy.Budget, error) { return b, nil }))
+	return b, err
+}
+
+// DeleteBudget removes a budget. Errors: NotFound.
+func (f *Fleet) DeleteBudget(ctx context.Context, by Actor, name string) error {
+	if err := checkName("budget", name); err != nil {
+		return err
+	}
+	return f.changeRule(ctx, budgetPrefix+name, Entry{Action: "budget_deleted", By: by, Detail: "budget " + name}, gone("budget", name))
+}
+
+// Overrides lists those that have not ended, or with ended all that are kept.
+func (f *Fleet) Overrides(ctx context.Context, ended bool) ([]policy.Override, error) {
+	if err := f.RefreshRules(ctx); err != nil {
+		return nil, err
+	}
+	out := []policy.Override{}
+	for _, o := range f.Rules().Overrides {
+		if ended || time.Now().Before(o.Until) {
+			out = append(out, o)
+		}
+	}
+	return out, nil
+}
+
+// AddOverride makes an exception with an end. ID, By and CreatedAt are filled
+// in; a zero From is now. Errors: Invalid, NotFound (its policy or a worker).
+func (f *Fleet) AddOverride(ctx context.Context, by Actor, o policy.Override) (policy.Override, error) {
+	if err := f.RefreshRules(ctx); err != nil {
+		return o, err
+	}
+	now := time.Now().UTC().Round(0)
+	o.ID, o.By, o.CreatedAt = "o-"+strings.ToLower(rand.Text()[:10]), by.Name, now
+	if o.From.IsZero() {
+		o.From = now
+	}
+	o.From, o.Until = o.From.UTC().Round(0), o.Until.UTC().Round(0)
+	if err := invalidOf(o.Validate()); err != nil {
+		return o, err
+	}
+	if err := f.knows(o.Policy, ""); err != nil {
+		return o, err
+	}
+	for _, id := range o.Selector.Workers {
+		if _, err := f.Worker(ctx, id); err != nil {
+			return o, err
+		}
+	}
+	if len(f.Rules().Overrides) >= maxOverrides {
+		return o, &Refused{Command: "override", Name: o.Selector.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxOverrides)}
+	}
+	key := overridePrefix + o.ID
+	err := f.changeRule(ctx, key, overrideEntry("override_added", by, &o), func(store.Value) ([]byte, error) { return overrideCodec.Encode(key, o) })
+	return o, err
+}
+
+func overrideEntry(action string, by Actor, o *policy.Override) Entry {
+	e := Entry{Action: action, By: by, Reason: o.Kind, Detail: o.Selector.String() + ": " + o.Sentence()}
+	if len(o.Selector.Workers) == 1 {
+		e.WorkerID = o.Selector.Workers[0]
+	}
+	return e
+}
+
+// EndOverride ends an override now. What it made void until now stays void.
+// Errors: NotFound, Refused if it is over.
+func (f *Fleet) EndOverride(ctx context.Context, by Actor, id string) (policy.Override, error) {
+	var o policy.Override
+	if err := checkName("override", id); err != nil {
+		return o, err
+	}
+	if err := f.RefreshRules(ctx); err != nil {
+		return o, err
+	}
+	i := slices.IndexFunc(f.Rules().Overrides, func(o policy.Override) bool { return o.ID == id })
+	if i < 0 {
+		return o, &NotFound{Kind: "override", Name: id}
+	}
+	o = f.Rules().Overrides[i]
+	key := overridePrefix + id
+	err := f.changeRule(ctx, key, overrideEntry("override_ended", by, &o), func(v store.Value) ([]byte, error) {
+		if !v.Exists() {
+			return nil, &NotFound{Kind: "override", Name: id}
+		}
+		rec, err := overrideCodec.Decode(key, v.Data)
+		if err != nil {
+			return nil, err
+		}
+		now := time.Now().UTC().Round(0)
+		if !now.Before(rec.Until) {
+			return nil, &Refused{Command: "end override", Name: id, Reason: "ended", Detail: "it ended at " + rec.Until.Format(time.RFC3339)}
+		}
+		if rec.Until = now; !rec.From.Before(now) {
+			return nil, nil // it had not begun
+		}
+		o = rec
+		return overrideCodec.Encode(key, rec)
+	})
+	return o, err
+}
+
+// TrimOverrides removes overrides that ended long ago. It returns how many.
+func (f *Fleet) TrimOverrides(ctx context.Context, now time.Time) (int, error) {
+	n := 0
+	for _, o := range f.Rules().Overrides {
+		if now.Sub(o.Until) <= keepOverrides {
+			continue
+		}
+		if _, err := f.store.Commit(ctx, store.Txn{If: f.guards, Then: []store.Op{store.Delete(overridePrefix + o.ID)}}); err != nil {
+			return n, fmt.Errorf("cannot remove an old override: %w", err)
+		}
+		n++
+	}
+	return n, nil
+}

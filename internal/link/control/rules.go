@@ -1,0 +1,111 @@
+package control
+
+import (
+	"context"
+	"net/url"
+	"strconv"
+
+	"lull/internal/fleet"
+	"lull/internal/policy"
+)
+
+// PolicyBody is a policy as it is given.
+type PolicyBody struct {
+	Name        string `json:"name,omitempty" maxLength:"64" doc:"The name in the path"`
+	Description string `json:"description,omitempty" maxLength:"1024"`
+	policy.Values
+}
+
+// ScheduleBody is a schedule as it is given.
+type ScheduleBody struct {
+	Name         string          `json:"name,omitempty" maxLength:"64" doc:"The name in the path"`
+	Description  string          `json:"description,omitempty" maxLength:"1024"`
+	Zone         string          `json:"zone" maxLength:"64" doc:"IANA name of a time zone"`
+	Windows      []policy.Window `json:"windows" maxItems:"100"`
+	Holidays     []string        `json:"holidays,omitempty" maxItems:"1000" doc:"2026-12-25, or 12-25 for every year"`
+	Start        bool            `json:"start,omitempty" doc:"Resume workers when it opens"`
+	GraceMinutes *int            `json:"grace_minutes,omitempty" doc:"How long a worker must be quiet in closed hours; 15 if not given"`
+}
+
+// BudgetBody is a budget as it is given.
+type BudgetBody struct {
+	Name        string       `json:"name,omitempty" maxLength:"64" doc:"The name in the path"`
+	Description string       `json:"description,omitempty" maxLength:"1024"`
+	For         string       `json:"for" enum:"stop,start"`
+	MaxActions  *int         `json:"max_actions,omitempty"`
+	MaxPercent  *float64     `json:"max_percent,omitempty"`
+	PerMinutes  int          `json:"per_minutes"`
+	Reasons     []string     `json:"reasons,omitempty"`
+	Selector    policy.Scope `json:"selector,omitzero"`
+	During      string       `json:"during,omitempty" doc:"Schedule while which it holds"`
+}
+
+// Apply puts a policy or a schedule on workers: those that are named, or all
+// that a selector names, now and later.
+type Apply struct {
+	policy.Scope
+	All      bool `json:"all,omitempty" doc:"An empty selector needs it"`
+	Priority *int `json:"priority,omitempty" doc:"Between selectors of one worker the highest wins"`
+	Remove   bool `json:"remove,omitempty" doc:"Take it away instead"`
+}
+
+// Applied is what an Apply changed: workers, or the group of the selector.
+type Applied struct {
+	Workers []fleet.Worker `json:"workers"`
+	Group   *policy.Group  `json:"group,omitempty"`
+}
+
+// NewOverride asks for an exception.
+type NewOverride struct {
+	Kind     string       `json:"kind" enum:"keep,skip,freeze,policy"`
+	Selector policy.Scope `json:"selector,omitzero"`
+	All      bool         `json:"all,omitempty" doc:"An empty selector needs it"`
+	Policy   string       `json:"policy,omitempty" maxLength:"64"`
+	From     string       `json:"from,omitempty" maxLength:"80" doc:"Beginning, as until; now if not given"`
+	Until    string       `json:"until,omitempty" maxLength:"80" doc:"End: RFC 3339, 18:00, fri 18:00, 2006-01-02 15:04, with a zone such as Europe/Berlin behind it; UTC without"`
+	For      string       `json:"for,omitempty" maxLength:"40" doc:"Length instead of an end: 2h, 1d"`
+	Reason   string       `json:"reason,omitempty" maxLength:"256"`
+}
+
+// BudgetState is a budget and how it stands.
+type BudgetState struct {
+	policy.Budget
+	State policy.Used `json:"state"`
+}
+
+// WorkerPolicy is what holds for a worker, and where each value came from.
+type WorkerPolicy struct {
+	WorkerID   string `json:"worker_id"`
+	WorkerName string `json:"worker_name"`
+	policy.Resolved
+	// Budgets are those of its next automatic stop or start.
+	Budgets []policy.Used `json:"budgets"`
+}
+
+// Boundaries are the next ones of a schedule.
+type Boundaries struct {
+	Schedule string            `json:"schedule"`
+	Zone     string            `json:"zone"`
+	Open     bool              `json:"open"`
+	Items    []policy.Boundary `json:"items"`
+}
+
+// WorkerPolicy tells what holds for a worker.
+func (c *Client) WorkerPolicy(ctx context.Context, id string) (WorkerPolicy, error) {
+	return get[WorkerPolicy](ctx, c, WorkerPath(id, "policy"))
+}
+
+// Policies lists all policies.
+func (c *Client) Policies(ctx context.Context) ([]policy.Named, error) {
+	return All[policy.Named](ctx, c, api+"/policies", nil)
+}
+
+// Schedules lists all schedules.
+func (c *Client) Schedules(ctx context.Context) ([]policy.Schedule, error) {
+	return All[policy.Schedule](ctx, c, api+"/schedules", nil)
+}
+
+// Boundaries are the next n of a schedule.
+func (c *Client) Boundaries(ctx context.Context, name string, n int) (Boundaries, error) {
+	return get[Boundaries](ctx, c, api+"/schedules/"+url.PathEscape(name)+"/boundaries?limit="+strconv.Itoa(n))
+}

@@ -1,0 +1,273 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"lull/internal/idle"
+)
+
+// What a budget is for.
+const (
+	Stops  = "stop"
+	Starts = "start"
+)
+
+// Why something is stopped or started automatically, as budgets name it.
+// People and TTLs are not held by budgets; what people start counts.
+const (
+	ForIdle      = "idle_timeout"
+	ForScaleDown = "scale_down"
+	ForSchedule  = "schedule"
+	ForWake      = "wake"   // by token: somebody waits for it
+	ForRepair    = "repair" // what the cloud stopped
+	ByPerson     = "person"
+)
+
+// Parts is into how many parts the time of a budget is divided for counting.
+const Parts = 60
+
+// Budget bounds how many workers are stopped, or started, in a time.
+type Budget struct {
+	Name        string `json:"name"`
+	Description string `json:"description,omitempty"`
+	For         string `json:"for"` // stop or start
+	// MaxActions is the most in Per; MaxPercent the same of the workers that
+	// it selects, and at least 1 unless it is 0. With both the lower holds.
+	MaxActions *int     `json:"max_actions,omitempty"`
+	MaxPercent *float64 `json:"max_percent,omitempty"`
+	PerMinutes int      `json:"per_minutes"`
+	Reasons    []string `json:"reasons,omitempty"` // empty is all
+	Selector   Scope    `json:"selector"`
+	// During names a schedule: the budget holds only while that is open.
+	During string `json:"during,omitempty"`
+
+	Stamp
+}
+
+// DefaultStarts is the budget of automatic starts that holds where nobody
+// made one of its name: a morning of a thousand workers stays below EC2's
+// rate of starts, and people are not behind it.
+var DefaultStarts = Budget{Name: "starts", Description: "Smooths storms of automatic starts", For: Starts, MaxActions: new(120), PerMinutes: 1}
+
+// Validate returns every fault of b, as Faults.
+func (b Budget) Validate() error {
+	var f faults
+	f.name("name", b.Name)
+	f.text("description", b.Description, 1024)
+	f.oneOf("for", &b.For, Stops, Starts)
+	f.between("per_minutes", &b.PerMinutes, 1, 10080)
+	f.between("max_actions", b.MaxActions, 0, 100_000)
+	if b.MaxActions == nil && b.MaxPercent == nil {
+		f.add("max_actions", "give max_actions, max_percent or both")
+	}
+	if p := b.MaxPercent; p != nil && !(*p >= 0 && *p <= 100) {
+		f.add("max_percent", "%g is not between 0 and 100", *p)
+	}
+	allowed := []string{ForIdle, ForScaleDown, ForSchedule}
+	if b.For == Starts {
+		allowed = []string{ForSchedule, ForWake, ForRepair}
+	}
+	for _, r := range b.Reasons {
+		f.oneOf("reasons", &r, allowed...)
+	}
+	if b.During != "" {
+		f.name("during", b.During)
+	}
+	b.Selector.validate(&f)
+	return f.err()
+}
+
+// Per is the time that b looks at.
+func (b *Budget) Per() time.Duration { return time.Duration(b.PerMinutes) * time.Minute }
+
+// Limit is the most actions in Per, of that many workers that b selects.
+func (b *Budget) Limit(size int) int {
+	limit := 1 << 30
+	if b.MaxActions != nil {
+		limit = *b.MaxActions
+	}
+	if b.MaxPercent != nil {
+		n := int(*b.MaxPercent * float64(size) / 100)
+		if *b.MaxPercent > 0 {
+			n = max(n, 1)
+		}
+		limit = min(limit, n)
+	}
+	return limit
+}
+
+// Describe says b's limit for people.
+func (b *Budget) Describe() string {
+	limit := ""
+	switch {
+	case b.MaxActions != nil && b.MaxPercent != nil:
+		limit = fmt.Sprintf("%d and %g%%", *b.MaxActions, *b.MaxPercent)
+	case b.MaxPercent != nil:
+		limit = fmt.Sprintf("%g%%", *b.MaxPercent)
+	default:
+		limit = fmt.Sprint(*b.MaxActions)
+	}
+	return fmt.Sprintf("at most %s %ss in %s", limit, b.For, b.Per())
+}
+
+// holds tells whether b speaks of an action on w.
+func (b *Budget) holds(w *Subject, what, reason string) bool {
+	return b.For == what && b.Selector.Matches(w) && (len(b.Reasons) == 0 || slices.Contains(b.Reasons, reason) || reason == ByPerson)
+}
+
+// Spent counts the actions of one budget in the past. The zero value is none.
+// It is conservative: an action is counted until the part of Per in which it
+// fell has left Per completely, so that no stretch of Per ever holds more than
+// the limit.
+type Spent []Part
+
+// Part is some actions up to a moment.
+type Part struct {
+	End int64 `json:"end"` // Unix milliseconds
+	N   int   `json:"n"`
+}
+
+// Count is how many actions count at now.
+func (s Spent) Count(now time.Time, per time.Duration) int {
+	n, from := 0, now.Add(-per).UnixMilli()
+	for _, p := range s {
+		if p.End > from {
+			n += p.N
+		}
+	}
+	return n
+}
+
+// Free is the first moment from now on at which fewer than limit count; zero
+// for a limit of 0, which time does not help.
+func (s Spent) Free(now time.Time, per time.Duration, limit int) time.Time {
+	if limit <= 0 {
+		return time.Time{}
+	}
+	n := s.Count(now, per)
+	if n < limit {
+		return now
+	}
+	for _, p := range s {
+		if end := time.UnixMilli(p.End).Add(per); end.After(now) {
+			if n -= p.N; n < limit {
+				return end.UTC()
+			}
+		}
+	}
+	return time.Time{}
+}
+
+// Add counts one more action and drops what no longer counts.
+func (s Spent) Add(now time.Time, per time.Duration) Spent {
+	part := max(per/Parts, time.Second).Milliseconds()
+	from := now.Add(-per).UnixMilli()
+	out := make(Spent, 0, len(s)+1)
+	for _, p := range s {
+		if p.End > from {
+			out = append(out, p)
+		}
+	}
+	end := (now.UnixMilli()/part + 1) * part
+	if last := len(out) - 1; last >= 0 && out[last].End >= end {
+		out[last].N++
+		return out
+	}
+	return append(out, Part{end, 1})
+}
+
+// Ledger is what was spent, by the name of the budget.
+type Ledger map[string]Spent
+
+// Used is how a budget stands for one worker.
+type Used struct {
+	Budget   string     `json:"budget"`
+	For      string     `json:"for"`
+	Rule     string     `json:"rule"`
+	Limit    int        `json:"limit"`
+	Count    int        `json:"count"`
+	Free     bool       `json:"free"`
+	FreeAt   *time.Time `json:"free_at,omitempty"` // null with free false: time alone does not help
+	Sentence string     `json:"sentence"`
+}
+
+// BudgetsFor tells how every budget stands that speaks of an action on w. size
+// counts the workers of a selector; nil knows none, and a percentage then
+// allows one.
+func (s *Set) BudgetsFor(now time.Time, w *Subject, what, reason string, spent Ledger, size func(Scope) int) []Used {
+	var out []Used
+	for i := range s.Budgets {
+		b := &s.Budgets[i]
+		if !b.holds(w, what, reason) {
+			continue
+		}
+		var ends time.Time // of the schedule's being open
+		if b.During != "" {
+			sched, ok := s.Schedules[b.During]
+			if !ok {
+				continue
+			}
+			st, err := sched.Standing(now, time.Time{}, nil)
+			if err != nil || !st.Open {
+				continue
+			}
+			if st.NextClose != nil {
+				ends = *st.NextClose
+			}
+		}
+		n := 0
+		if b.MaxPercent != nil && size != nil {
+			n = size(b.Selector)
+		}
+		u := b.State(now, spent[b.Name], n)
+		if !u.Free && !ends.IsZero() && (u.FreeAt == nil || ends.Before(*u.FreeAt)) {
+			u.FreeAt = &ends
+		}
+		out = append(out, u)
+	}
+	return out
+}
+
+// Blocks are the budgets that have no room, for the idle engine.
+func Blocks(used []Used) []idle.Block {
+	var out []idle.Block
+	for _, u := range used {
+		if !u.Free {
+			out = append(out, idle.Block{Code: idle.Budget, Sentence: u.Sentence, Until: u.FreeAt})
+		}
+	}
+	return out
+}
+
+// Spend counts an action against every budget that speaks of it. It changes
+// no ledger but the one it returns.
+func (s *Set) Spend(now time.Time, w *Subject, what, reason string, spent Ledger) Ledger {
+	out := Ledger{}
+	for i := range s.Budgets {
+		b := &s.Budgets[i]
+		if old, ok := spent[b.Name]; ok {
+			out[b.Name] = old
+		}
+		if b.holds(w, what, reason) {
+			out[b.Name] = out[b.Name].Add(now, b.Per())
+		}
+	}
+	return out
+}
+
+// State is how b stands when size workers are selected.
+func (b *Budget) State(now time.Time, spent Spent, size int) Used {
+	limit := b.Limit(size)
+	u := Used{Budget: b.Name, For: b.For, Rule: b.Describe(), Limit: limit, Count: spent.Count(now, b.Per())}
+	room := "is used up"
+	if u.Free = u.Count < limit; u.Free {
+		room = "has room"
+	} else if at := spent.Free(now, b.Per(), limit); !at.IsZero() {
+		at = at.UTC()
+		u.FreeAt = &at
+	}
+	u.Sentence = fmt.Sprintf("Budget %s %s: %s, and %d count now.", b.Name, room, u.Rule, u.Count)
+	return u
+}

@@ -1,0 +1,59 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Fault says which field of an object is wrong, and how.
+type Fault struct {
+	Field, Detail string
+}
+
+func (f *Fault) Error() string { return fmt.Sprintf("cannot use %s: %s", f.Field, f.Detail) }
+
+// faults collects those of one object.
+type faults []error
+
+func (f *faults) add(field, format string, args ...any) {
+	*f = append(*f, &Fault{field, fmt.Sprintf(format, args...)})
+}
+
+func (f faults) err() error { return errors.Join(f...) }
+
+// name holds names of objects to what is safe in a key and a path.
+func (f *faults) name(field, s string) {
+	switch {
+	case s == "" || len(s) > 64:
+		f.add(field, "it has %d bytes, want 1 to 64", len(s))
+	case s == "." || s == ".." || strings.IndexFunc(s, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' || r == '-')
+	}) >= 0:
+		f.add(field, "%.64q may hold only letters, digits, '.', '_' and '-'", s)
+	}
+}
+
+func (f *faults) text(field, s string, most int) {
+	if len(s) > most {
+		f.add(field, "it has %d bytes, the limit is %d", len(s), most)
+	}
+}
+
+func (f *faults) between(field string, v *int, least, most int) {
+	if v != nil && (*v < least || *v > most) {
+		f.add(field, "%d is not between %d and %d", *v, least, most)
+	}
+}
+
+func (f *faults) oneOf(field string, v *string, allowed ...string) {
+	if v == nil {
+		return
+	}
+	for _, a := range allowed {
+		if *v == a {
+			return
+		}
+	}
+	f.add(field, "%.40q is not one of %s", *v, strings.Join(allowed, ", "))
+}

@@ -1,0 +1,184 @@
+// Package when is the one grammar for times that people type: snooze,
+// override, schedule and the looks into the past all read it. It is pure: now
+// and its zone are handed in.
+//
+// A moment is a clock time, a day or both, with a zone behind it if it is not
+// the reader's own: 18:00, fri 18:00, tomorrow, 2026-12-24 22:00
+// Europe/Berlin, an RFC 3339 time, or +2h. A length is 90m, 2h30m, 1d or 2w.
+//
+// The clock on the wall is not a line: it skips and repeats. First and After
+// say what that means, once for everything that is built on it: a time that
+// is skipped is the moment of the skip, and what comes twice begins with the
+// first and ends with the second.
+package when
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	_ "time/tzdata" // zones must be there on a machine that has none
+)
+
+// Forms is what a moment may look like, for help texts.
+const Forms = "18:00, fri 18:00, tomorrow, 2006-01-02 15:04, RFC 3339 or +2h, with a zone such as Europe/Berlin behind it"
+
+// MaxLength bounds a length: ten years.
+const MaxLength = 10 * 365 * 24 * time.Hour
+
+var zones sync.Map // name to *time.Location; only names that exist
+
+// Zone finds an IANA time zone. The local zone of the process has no name.
+func Zone(name string) (*time.Location, error) {
+	if l, ok := zones.Load(name); ok {
+		return l.(*time.Location), nil
+	}
+	l, err := time.LoadLocation(name)
+	if err != nil || name == "" || name == "Local" || len(name) > 64 {
+		return nil, fmt.Errorf("cannot find time zone %.64q: want a name such as Europe/Berlin or UTC", name)
+	}
+	zones.Store(name, l)
+	return l, nil
+}
+
+// Moment reads a moment after now, in now's zone unless it names one. A clock
+// time alone is the next one; a day alone is its beginning; a day of the week
+// is the next one, today's while its time is ahead. Only a date or an RFC 3339
+// time may lie behind now.
+func Moment(now time.Time, text string) (time.Time, error) {
+	text = strings.TrimSpace(text)
+	bad := func() (time.Time, error) {
+		return time.Time{}, fmt.Errorf("cannot read time %.80q: want %s", text, Forms)
+	}
+	if t, err := time.Parse(time.RFC3339, text); err == nil {
+		if t.Year() < 1970 || t.Year() > 2200 {
+			return bad()
+		}
+		return t, nil
+	}
+	if rest, ok := strings.CutPrefix(text, "+"); ok {
+		d, err := Length(rest)
+		return now.Add(d), err
+	}
+	parts := strings.Fields(text)
+	if len(parts) == 0 || len(parts) > 3 {
+		return bad()
+	}
+	loc := now.Location()
+	if z, err := Zone(parts[len(parts)-1]); err == nil && len(parts) > 1 {
+		loc, parts = z, parts[:len(parts)-1]
+	}
+	now = now.In(loc)
+	today := DateOf(now)
+	var clock Clock
+	var err error
+	hasClock := strings.Contains(parts[len(parts)-1], ":")
+	if hasClock {
+		if clock, err = ParseClock(parts[len(parts)-1]); err != nil {
+			return time.Time{}, err
+		}
+		parts = parts[:len(parts)-1]
+	}
+	switch {
+	case len(parts) > 1:
+		return bad()
+	case len(parts) == 0:
+		t := today.First(clock, loc)
+		if !t.After(now) {
+			t = today.Add(1).First(clock, loc)
+		}
+		return t, nil
+	case parts[0] == "today" && hasClock:
+		return today.First(clock, loc), nil
+	case parts[0] == "tomorrow":
+		return today.Add(1).First(clock, loc), nil
+	}
+	if d, err := ParseDate(parts[0]); err == nil {
+		return d.First(clock, loc), nil
+	}
+	w, ok := weekday(parts[0])
+	if !ok {
+		return bad()
+	}
+	day := today.Add((int(w) - int(today.Weekday()) + 7) % 7)
+	t := day.First(clock, loc)
+	if !t.After(now) {
+		t = day.Add(7).First(clock, loc)
+	}
+	return t, nil
+}
+
+// Ahead is Moment for an end: it must lie after now.
+func Ahead(now time.Time, text string) (time.Time, error) {
+	t, err := Moment(now, text)
+	if err == nil && !t.After(now) {
+		return t, fmt.Errorf("cannot use time %.80q: it is over", text)
+	}
+	return t, err
+}
+
+// Past reads a moment up to now: a length is how long ago it was, and a clock
+// time the last one.
+func Past(now time.Time, text string) (time.Time, error) {
+	if d, err := Length(strings.TrimSpace(text)); err == nil {
+		return now.Add(-d), nil
+	}
+	if strings.HasPrefix(strings.TrimSpace(text), "+") {
+		return time.Time{}, fmt.Errorf("cannot use time %.80q: it lies ahead", text)
+	}
+	t, err := Moment(now, text)
+	for back := 0; err == nil && t.After(now) && back < 2; back++ {
+		// A clock time or a day of the week, read forward: the one before.
+		step := -1
+		if parts := strings.Fields(text); len(parts) > 0 {
+			if _, named := weekday(parts[0]); named {
+				step = -7
+			}
+		}
+		local := t.In(t.Location())
+		t = DateOf(local).Add(step).First(clockOf(local), t.Location())
+	}
+	if err == nil && t.After(now) {
+		return t, fmt.Errorf("cannot use time %.80q: it lies ahead", text)
+	}
+	return t, err
+}
+
+// End reads an end that is given as a moment or as a length, not both.
+func End(now time.Time, until, length string) (time.Time, error) {
+	switch {
+	case (until == "") == (length == ""):
+		return time.Time{}, errors.New("cannot tell until when: give either --until or --for")
+	case until != "":
+		return Ahead(now, until)
+	}
+	d, err := Length(length)
+	return now.Add(d), err
+}
+
+// Length reads a length: numbers with the units w, d, h, m and s, largest
+// first or not, such as 90m, 1d12h or 2w. A day has 24 hours. It is longer
+// than nothing and at most MaxLength.
+func Length(text string) (time.Duration, error) {
+	bad := fmt.Errorf("cannot read length %.40q: want one such as 90m, 2h30m, 1d or 2w", text)
+	units := map[byte]time.Duration{'w': 7 * 24 * time.Hour, 'd': 24 * time.Hour, 'h': time.Hour, 'm': time.Minute, 's': time.Second}
+	var total time.Duration
+	for rest := text; rest != "" || total == 0; {
+		i := strings.IndexFunc(rest, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
+		if i <= 0 {
+			return 0, bad
+		}
+		n, err := strconv.ParseFloat(rest[:i], 64)
+		unit, ok := units[rest[i]]
+		if err != nil || !ok || n < 0 || n*float64(unit) > float64(MaxLength) {
+			return 0, bad
+		}
+		total += time.Duration(n * float64(unit))
+		if rest = rest[i+1:]; total > MaxLength || total == 0 && rest == "" {
+			return 0, bad
+		}
+	}
+	return total, nil
+}
