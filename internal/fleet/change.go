@@ -190,8 +190,10 @@ func (f *Fleet) writes(was []byte, old, w *Worker, tx *Tx) ([]store.Op, error) {
 		return nil, err
 	}
 	ops = append(ops, more...)
-	for _, e := range tx.entries {
-		e.At, e.WorkerID, e.WorkerName, e.Region = tx.Now, w.ID, w.Name, w.AWSRegion
+	for i, e := range tx.entries {
+		// A nanosecond apart, so that the log keeps their order.
+		at := tx.Now.Add(time.Duration(i))
+		e.At, e.WorkerID, e.WorkerName, e.Region = at, w.ID, w.Name, w.AWSRegion
 		op, err := entryOp(e)
 		if err != nil {
 			return nil, err

@@ -16,6 +16,7 @@
 //	settings    Settings AllSettings PutSettings Refresh Run; Resolve, FileLayer and EnvLayer make layers
 //	rules       PolicyWith Policy Rules; PutPolicy PutSchedule PutBudget AddOverride Apply and their like
 //	audit       Audit ExportAudit TrimAudit
+//	notices     Deliveries DeadLetters RetryDead DropDead; Links ReadAnswer AnswerWarning
 //	halt        SetHalt Halted
 //	discovery   Discovered PutDiscovered WorkerOf
 //

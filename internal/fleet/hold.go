@@ -21,17 +21,22 @@ func (f *Fleet) SnoozeWorker(ctx context.Context, by Actor, id string, until tim
 		return Worker{}, invalidf("until", "%s is not within the next %s", until.Format(time.RFC3339), MaxSnooze)
 	}
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
-		w.SnoozedUntil, w.SnoozedBy = nil, ""
-		e := Entry{Action: "snooze_ended"}
-		if !until.IsZero() {
-			t := until.UTC().Round(0)
-			w.SnoozedUntil, w.SnoozedBy = &t, tx.by.Name
-			e = Entry{Action: "snoozed", Detail: "until " + t.Format(time.RFC3339)}
-			w.TargetPauseAt, w.WarningSentAt = nil, nil
+		if until.IsZero() {
+			w.SnoozedUntil, w.SnoozedBy = nil, ""
+			tx.Note(Entry{Action: "snooze_ended"})
+			return nil
 		}
-		tx.Note(e)
+		w.snooze(tx, until)
 		return nil
 	})
+}
+
+// snooze protects w until a time, and takes a warning back.
+func (w *Worker) snooze(tx *Tx, until time.Time) {
+	t := until.UTC().Round(0)
+	w.SnoozedUntil, w.SnoozedBy = &t, tx.by.Name
+	w.TargetPauseAt, w.WarningSentAt = nil, nil
+	tx.Note(Entry{Action: "snoozed", Detail: "until " + t.Format(time.RFC3339)})
 }
 
 // SetIdleDetection switches idle detection of one worker.

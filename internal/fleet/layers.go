@@ -207,20 +207,8 @@ func asStrings(raw any) ([]string, error) {
 // asRegions takes a mapping of regions or, as the seed writes it in JSON, a
 // text.
 func asRegions(raw any) (map[string]Region, error) {
-	if s, ok := raw.(string); ok {
-		raw = nil
-		if err := json.Unmarshal([]byte(s), &raw); err != nil {
-			return nil, fmt.Errorf("it is not a JSON object: %v", err)
-		}
-	}
-	data, err := json.Marshal(raw)
-	if err != nil {
-		return nil, fmt.Errorf("it is not a mapping of regions")
-	}
 	var m map[string]Region
-	dec := json.NewDecoder(strings.NewReader(string(data)))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&m); err != nil {
+	if err := asObject(raw, &m); err != nil {
 		return nil, fmt.Errorf("it is not a mapping of regions: %v", err)
 	}
 	for name, r := range m {

@@ -3,7 +3,9 @@ package fleet
 import (
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/hkdf"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
 	"strings"
@@ -27,7 +29,10 @@ func (s Secret) GoString() string { return s.String() }
 
 // Sealer encrypts secrets that are given in the clear. A nil Sealer refuses
 // them.
-type Sealer struct{ aead cipher.AEAD }
+type Sealer struct {
+	aead  cipher.AEAD
+	links []byte // signs the links of warnings
+}
 
 // NewSealer makes a Sealer from a key of 32 bytes.
 func NewSealer(key []byte) (*Sealer, error) {
@@ -42,7 +47,11 @@ func NewSealer(key []byte) (*Sealer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot use the sealing key: %w", err)
 	}
-	return &Sealer{aead}, nil
+	links, err := hkdf.Key(sha256.New, key, nil, "lull links of warnings", 32)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use the sealing key: %w", err)
+	}
+	return &Sealer{aead, links}, nil
 }
 
 // Seal turns what a person gave for field into a Secret: references stay as

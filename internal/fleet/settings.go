@@ -46,6 +46,11 @@ type Settings struct {
 	WakeInterval                    time.Duration     `env:"WAKE_INTERVAL_SECONDS" default:"60" unit:"seconds" max:"86400" doc:"Least seconds between two wakes of a worker by token."`
 	AWSDefaultRegion                string            `env:"AWS_DEFAULT_REGION" default:"us-east-1" doc:"Region of workers that name none."`
 	AWSRegionConfigs                map[string]Region `env:"AWS_REGION_CONFIGS" default:"{}" doc:"Infrastructure of each region: security_group_ids, subnet_id, key_name, default_tags."`
+
+	NotifyChannels  map[string]Channel `env:"NOTIFY_CHANNELS" default:"{}" doc:"Receivers of notifications by name: type webhook, slack or mail, and what docs/operations.md says of each."`
+	NotifyPublicURL string             `env:"NOTIFY_PUBLIC_URL" default:"" doc:"Where people reach this server; warnings then hold links that answer them without a login."`
+	NotifyTimeZone  string             `env:"NOTIFY_TIME_ZONE" default:"UTC" doc:"Zone of the times in notifications, of quiet hours and of the end of the day."`
+	NotifyRetry     time.Duration      `env:"NOTIFY_RETRY_MINUTES" default:"1440" unit:"minutes" min:"1" max:"20160" doc:"Minutes that a notification is tried before it is a dead letter."`
 }
 
 // Field describes one setting.
@@ -132,7 +137,7 @@ func (s Settings) Validate() error {
 		r.Region = name
 		errs = append(errs, r.validate("aws_region_configs."+name))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.validateNotify()...)...)
 }
 
 // Region returns the configuration of a region, or of the default one if
@@ -202,6 +207,12 @@ func (f Field) set(s *Settings, raw any) error {
 		v.Set(reflect.ValueOf(list))
 	case map[string]Region:
 		m, err := asRegions(raw)
+		if err != nil {
+			return invalidf(f.Key, "%v", err)
+		}
+		v.Set(reflect.ValueOf(m))
+	case map[string]Channel:
+		m, err := asChannels(raw)
 		if err != nil {
 			return invalidf(f.Key, "%v", err)
 		}

@@ -1,0 +1,332 @@
+package fleet
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/mail"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Types of channels.
+const (
+	ChannelWebhook = "webhook" // CloudEvents over HTTP, signed
+	ChannelSlack   = "slack"   // a Slack-compatible incoming webhook
+	ChannelMail    = "mail"    // SMTP
+)
+
+// How a mail relay is spoken to.
+const (
+	MailStartTLS = "starttls" // the default; a relay that does not offer it is an error
+	MailTLS      = "tls"      // from the first byte
+	MailPlain    = "none"     // in the clear, without a password
+)
+
+// Channel is one receiver of notifications. Everything secret in it is a
+// reference, file:PATH or env:NAME, so that neither the store nor a backup
+// nor an answer of the API holds it.
+type Channel struct {
+	Type string `json:"type"` // one of the Channel constants
+	// URL is an http or https address, or a reference to one. An address
+	// that is a secret itself (every Slack-compatible one, and any with a
+	// query) has to be a reference.
+	URL Secret `json:"url,omitempty"`
+	// Key refers to the key that webhooks are signed with. Without one they
+	// are not signed.
+	Key Secret `json:"key,omitempty"`
+
+	Relay      string   `json:"relay,omitempty"` // host:port of the mail relay
+	TLS        string   `json:"tls,omitempty"`   // one of the Mail constants
+	Username   string   `json:"username,omitempty"`
+	Password   Secret   `json:"password,omitempty"`
+	From       string   `json:"from,omitempty"`
+	To         []string `json:"to,omitempty"`
+	ToContacts bool     `json:"to_contacts,omitempty"` // to the worker's contacts as well
+
+	// CA are certificates in PEM that are believed instead of the system's.
+	CA string `json:"tls_ca,omitempty"`
+	// Events are the names to send; none is everything for a webhook, and
+	// for people what they can act on (see Wants).
+	Events []string `json:"events,omitempty"`
+	// Urgent events wait for no digest and no end of quiet hours; none is
+	// the warning before a pause.
+	Urgent []string `json:"urgent,omitempty"`
+	// Digest is how often everything else is sent together, as a Go
+	// duration of a minute to a week; empty sends at once.
+	Digest string `json:"digest,omitempty"`
+	// QuietHours is a part of the day in which nothing but urgent events is
+	// sent, as 22:00-07:00 in the zone of NOTIFY_TIME_ZONE.
+	QuietHours string `json:"quiet_hours,omitempty"`
+}
+
+// EventNames are all names of domain events.
+func EventNames() []string { return slices.Clone(eventNames) }
+
+var eventNames = []string{EventCreated, EventImported, EventActivity, EventPaused, EventResumed, EventStatus, EventDrained, EventLicense,
+	EventDetection, EventPauseWarning, EventUnknownSignal, EventLateAction, EventPauseCancelled}
+
+// forPeople are the events that somebody can act on.
+var forPeople = []string{EventPaused, EventResumed, EventDrained, EventPauseWarning, EventPauseCancelled, EventUnknownSignal, EventLateAction}
+
+// Wants tells whether the channel sends an event of e. A channel for people
+// that names no events also tells of workers that fail.
+func (c Channel) Wants(e *Entry, event string) bool {
+	switch {
+	case len(c.Events) > 0:
+		return slices.Contains(c.Events, event)
+	case c.Type == ChannelWebhook:
+		return true
+	}
+	return slices.Contains(forPeople, event) || event == EventStatus && e.To == "FAILED"
+}
+
+// IsUrgent tells whether an event waits for nothing.
+func (c Channel) IsUrgent(event string) bool {
+	if len(c.Urgent) == 0 {
+		return event == EventPauseWarning
+	}
+	return slices.Contains(c.Urgent, event)
+}
+
+// Due is when an event of the time at is sent by a channel, and whether
+// together with others of the same moment. zone is that of QuietHours.
+func (c Channel) Due(at time.Time, event string, zone *time.Location) (due time.Time, together bool) {
+	if c.IsUrgent(event) {
+		return at, false
+	}
+	due = at
+	if every, err := time.ParseDuration(c.Digest); err == nil && c.Digest != "" {
+		due, together = at.Truncate(every).Add(every), true
+	}
+	if q, err := parseQuiet(c.QuietHours); err == nil && c.QuietHours != "" {
+		if end, in := q.end(due, zone); in {
+			due, together = end, true
+		}
+	}
+	return due, together
+}
+
+// quiet is a part of the day in minutes from midnight; it may go over
+// midnight.
+type quiet struct{ from, to int }
+
+func parseQuiet(s string) (quiet, error) {
+	from, to, ok := strings.Cut(s, "-")
+	a, err := time.Parse("15:04", from)
+	b, err2 := time.Parse("15:04", to)
+	if !ok || err != nil || err2 != nil {
+		return quiet{}, fmt.Errorf("%.40q is not two times of day like 22:00-07:00", s)
+	}
+	q := quiet{a.Hour()*60 + a.Minute(), b.Hour()*60 + b.Minute()}
+	if q.from == q.to {
+		return quiet{}, fmt.Errorf("%.40q begins when it ends", s)
+	}
+	return q, nil
+}
+
+// end is when the quiet hours that t is in are over.
+func (q quiet) end(t time.Time, zone *time.Location) (time.Time, bool) {
+	t = t.In(zone)
+	now := t.Hour()*60 + t.Minute()
+	in, day := now >= q.from && now < q.to, 0
+	if q.from > q.to {
+		in = now >= q.from || now < q.to
+		if now >= q.from {
+			day = 1
+		}
+	}
+	if !in {
+		return t, false
+	}
+	end := time.Date(t.Year(), t.Month(), t.Day()+day, q.to/60, q.to%60, 0, 0, zone)
+	if !end.After(t) { // the clock is set back inside
+		end = t.Add(time.Hour)
+	}
+	return end, true
+}
+
+// maxChannels bounds how many receivers a fleet has: each reads the whole log.
+const maxChannels = 20
+
+// validate reports every fault of a channel; at is its field.
+func (c Channel) validate(at string) error {
+	var errs []error
+	bad := func(field, format string, a ...any) { errs = append(errs, invalidf(at+"."+field, format, a...)) }
+	switch c.Type {
+	case ChannelWebhook, ChannelSlack:
+		c.validateURL(bad)
+		if c.Relay != "" || c.From != "" || len(c.To) > 0 || c.ToContacts || c.TLS != "" || c.Username != "" || c.Password != "" {
+			bad("type", "relay, tls, username, password, from, to and to_contacts are for mail")
+		}
+	case ChannelMail:
+		c.validateMail(bad)
+	default:
+		bad("type", "%.40q is not webhook, slack or mail", c.Type)
+	}
+	for field, s := range map[string]Secret{"key": c.Key, "password": c.Password} {
+		if s != "" && !isReference(s) {
+			bad(field, "a secret is given as file:PATH or env:NAME")
+		}
+	}
+	if c.Key != "" && c.Type != ChannelWebhook {
+		bad("key", "only webhooks are signed")
+	}
+	for field, list := range map[string][]string{"events": c.Events, "urgent": c.Urgent} {
+		for _, name := range list {
+			if !slices.Contains(eventNames, name) {
+				bad(field, "there is no event %.60q; known: %s", name, strings.Join(eventNames, ", "))
+			}
+		}
+	}
+	if d, err := time.ParseDuration(c.Digest); c.Digest != "" && (err != nil || d < time.Minute || d > 7*24*time.Hour) {
+		bad("digest", "%.40q is not a duration of 1m to 168h", c.Digest)
+	}
+	if _, err := parseQuiet(c.QuietHours); c.QuietHours != "" && err != nil {
+		bad("quiet_hours", "%v", err)
+	}
+	if c.CA != "" && (len(c.CA) > 64<<10 || !x509.NewCertPool().AppendCertsFromPEM([]byte(c.CA))) {
+		bad("tls_ca", "it holds no certificate in PEM")
+	}
+	return errors.Join(errs...)
+}
+
+func isReference(s Secret) bool {
+	kind, rest, _ := strings.Cut(string(s), ":")
+	return (kind == "file" || kind == "env") && rest != "" && len(rest) <= 1024
+}
+
+func (c Channel) validateURL(bad func(field, format string, a ...any)) {
+	switch {
+	case isReference(c.URL):
+	case c.Type == ChannelSlack:
+		bad("url", "the address of a Slack-compatible webhook is a secret: give file:PATH or env:NAME")
+	default:
+		if err := CheckAddress(string(c.URL)); err != nil {
+			bad("url", "%v", err)
+		} else if strings.Contains(string(c.URL), "?") {
+			bad("url", "an address with a query may hold a secret: give file:PATH or env:NAME")
+		}
+	}
+}
+
+// CheckAddress tells what is wrong with the address of a webhook. It never
+// repeats the address, which may be a secret.
+func CheckAddress(s string) error {
+	u, err := url.Parse(s)
+	switch {
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || len(s) > 2048:
+		return errors.New("it is not an http or https address")
+	case u.User != nil || u.Fragment != "":
+		return errors.New("an address has no user and no fragment here")
+	}
+	return nil
+}
+
+func (c Channel) validateMail(bad func(field, format string, a ...any)) {
+	if host, port, err := net.SplitHostPort(c.Relay); err != nil || host == "" || port == "" || len(c.Relay) > 260 {
+		bad("relay", "%.60q is not host:port", c.Relay)
+	}
+	if !slices.Contains([]string{"", MailStartTLS, MailTLS, MailPlain}, c.TLS) {
+		bad("tls", "%.40q is not starttls, tls or none", c.TLS)
+	}
+	if c.TLS == MailPlain && c.Password != "" {
+		bad("password", "it would be sent in the clear")
+	}
+	if (c.Username == "") != (c.Password == "") {
+		bad("username", "username and password come together")
+	}
+	if c.URL != "" {
+		bad("url", "mail has a relay")
+	}
+	if !IsMailAddress(c.From) {
+		bad("from", "%.60q is not a mail address", c.From)
+	}
+	if len(c.To) == 0 && !c.ToContacts || len(c.To) > 50 {
+		bad("to", "it needs 1 to 50 addresses, or to_contacts")
+	}
+	for _, a := range c.To {
+		if !IsMailAddress(a) {
+			bad("to", "%.60q is not a mail address", a)
+		}
+	}
+}
+
+// IsMailAddress tells whether s is a bare mail address.
+func IsMailAddress(s string) bool {
+	a, err := mail.ParseAddress(s)
+	return err == nil && a.Address == s && len(s) <= 254 && !strings.ContainsAny(s, "\r\n")
+}
+
+// asChannels takes a mapping of channels or, as the environment has it, a
+// text in JSON.
+func asChannels(raw any) (map[string]Channel, error) {
+	var m map[string]Channel
+	if err := asObject(raw, &m); err != nil {
+		return nil, fmt.Errorf("it is not a mapping of channels: %v", err)
+	}
+	if len(m) > maxChannels {
+		return nil, fmt.Errorf("it has %d channels, the limit is %d", len(m), maxChannels)
+	}
+	return m, nil
+}
+
+// asObject decodes what came from text, JSON or YAML, and knows every field.
+func asObject(raw, into any) error {
+	data, ok := []byte(nil), false
+	if s, text := raw.(string); text {
+		data, ok = []byte(s), true
+	}
+	if !ok {
+		var err error
+		if data, err = json.Marshal(raw); err != nil {
+			return err
+		}
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil {
+		return err
+	}
+	if dec.More() {
+		return errors.New("something follows it")
+	}
+	return nil
+}
+
+// validateNotify reports every fault of the settings of notifications.
+func (s Settings) validateNotify() []error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(s.NotifyChannels)) {
+		at := "notify_channels." + name
+		if err := checkName(at, name); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, s.NotifyChannels[name].validate(at))
+	}
+	if s.NotifyPublicURL != "" {
+		u, err := url.Parse(s.NotifyPublicURL)
+		if CheckAddress(s.NotifyPublicURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") {
+			errs = append(errs, invalidf("notify_public_url", "%.80q is not the address of this server, like https://lull.example.com", s.NotifyPublicURL))
+		}
+	}
+	if _, err := time.LoadLocation(s.NotifyTimeZone); err != nil {
+		errs = append(errs, invalidf("notify_time_zone", "%.40q is not a zone like Europe/Berlin", s.NotifyTimeZone))
+	}
+	return errs
+}
+
+// Zone is that of NOTIFY_TIME_ZONE.
+func (s Settings) Zone() *time.Location {
+	if z, err := time.LoadLocation(s.NotifyTimeZone); err == nil {
+		return z
+	}
+	return time.UTC
+}

@@ -1,0 +1,148 @@
+package fleet_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/fleet"
+)
+
+func channels(t testing.TB, text string) (fleet.Settings, error) {
+	t.Helper()
+	s, _, err := fleet.Resolve(fleet.Layer{Source: fleet.FromStored, Values: map[string]any{"notify_channels": text}})
+	return s, err
+}
+
+// TestChannelFaults: a bad channel names its field, and no error repeats what
+// may be a secret.
+func TestChannelFaults(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"a":{"type":"fax"}}`:                                                                                          "notify_channels.a.type",
+		`{"a b":{"type":"webhook","url":"https://x/"}}`:                                                                 "notify_channels.a b",
+		`{"a":{"type":"webhook"}}`:                                                                                      "notify_channels.a.url",
+		`{"a":{"type":"webhook","url":"ftp://x/"}}`:                                                                     "notify_channels.a.url",
+		`{"a":{"type":"webhook","url":"https://u:s3cret@x/"}}`:                                                          "notify_channels.a.url",
+		`{"a":{"type":"webhook","url":"https://x/?token=s3cret"}}`:                                                      "notify_channels.a.url",
+		`{"a":{"type":"webhook","url":"https://x/","key":"s3cret"}}`:                                                    "notify_channels.a.key",
+		`{"a":{"type":"slack","url":"https://x/s3cret"}}`:                                                               "notify_channels.a.url",
+		`{"a":{"type":"slack","url":"env:U","key":"env:K"}}`:                                                            "notify_channels.a.key",
+		`{"a":{"type":"webhook","url":"https://x/","to":["a@b"]}}`:                                                      "notify_channels.a.type",
+		`{"a":{"type":"mail","relay":"r:25","from":"a@b","to":["c@d"],"password":"s3cret"}}`:                            "notify_channels.a.password",
+		`{"a":{"type":"mail","relay":"r","from":"a@b","to":["c@d"]}}`:                                                   "notify_channels.a.relay",
+		`{"a":{"type":"mail","relay":"r:25","from":"A <a@b>","to":["c@d"]}}`:                                            "notify_channels.a.from",
+		`{"a":{"type":"mail","relay":"r:25","from":"a@b"}}`:                                                             "notify_channels.a.to",
+		`{"a":{"type":"mail","relay":"r:25","from":"a@b","to":["c@d\r\nBcc: e@f"]}}`:                                    "notify_channels.a.to",
+		`{"a":{"type":"mail","relay":"r:25","tls":"none","from":"a@b","to":["c@d"],"username":"u","password":"env:P"}}`: "notify_channels.a.password",
+		`{"a":{"type":"webhook","url":"https://x/","events":["worker.exploded"]}}`:                                      "notify_channels.a.events",
+		`{"a":{"type":"webhook","url":"https://x/","digest":"1s"}}`:                                                     "notify_channels.a.digest",
+		`{"a":{"type":"webhook","url":"https://x/","quiet_hours":"22-7"}}`:                                              "notify_channels.a.quiet_hours",
+		`{"a":{"type":"webhook","url":"https://x/","tls_ca":"no"}}`:                                                     "notify_channels.a.tls_ca",
+		`{"a":{"type":"webhook","url":"https://x/","colour":"red"}}`:                                                    "colour",
+		`[]`:   "notify_channels",
+		`{} x`: "notify_channels",
+	} {
+		_, err := channels(t, text)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%s: %v, want %s named", text, err, want)
+		}
+	}
+	many := map[string]any{}
+	for i := range 21 {
+		many["c"+string(rune('a'+i))] = map[string]any{"type": "webhook", "url": "https://x/"}
+	}
+	b, err := json.Marshal(many)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := channels(t, string(b)); err == nil || !strings.Contains(err.Error(), "limit is 20") {
+		t.Errorf("21 channels: %v", err)
+	}
+	for _, v := range []map[string]any{{"notify_public_url": "lull.example.com"}, {"notify_public_url": "https://x/?a"}, {"notify_public_url": "https://x/"},
+		{"notify_time_zone": "Middle/Earth"}} {
+		if _, _, err := fleet.Resolve(fleet.Layer{Source: fleet.FromStored, Values: v}); err == nil {
+			t.Errorf("%v is taken", v)
+		}
+	}
+}
+
+// TestDue: over midnight, over changes of the clock, and for what is urgent.
+func TestDue(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := fleet.Channel{Type: fleet.ChannelMail, QuietHours: "22:00-07:00"}
+	for at, want := range map[string]string{
+		"2026-07-01T12:00:00+02:00": "2026-07-01T12:00:00+02:00",
+		"2026-07-01T21:59:59+02:00": "2026-07-01T21:59:59+02:00",
+		"2026-07-01T22:00:00+02:00": "2026-07-02T07:00:00+02:00",
+		"2026-07-02T06:59:59+02:00": "2026-07-02T07:00:00+02:00",
+		"2026-07-02T07:00:00+02:00": "2026-07-02T07:00:00+02:00",
+		"2026-03-28T23:00:00+01:00": "2026-03-29T07:00:00+02:00", // summer begins in between
+		"2026-10-24T23:00:00+02:00": "2026-10-25T07:00:00+01:00", // and ends
+	} {
+		when, err := time.Parse(time.RFC3339, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		due, together := c.Due(when, fleet.EventPaused, berlin)
+		if got := due.In(berlin).Format(time.RFC3339); got != want || together == (got == when.In(berlin).Format(time.RFC3339)) {
+			t.Errorf("%s is due %s (together %t), want %s", at, got, together, want)
+		}
+		if due, together := c.Due(when, fleet.EventPauseWarning, berlin); !due.Equal(when) || together {
+			t.Errorf("a warning at %s is due %s", at, due)
+		}
+	}
+}
+
+// TestWants: people are told what they can act on, programs everything.
+func TestWants(t *testing.T) {
+	failed := &fleet.Entry{To: "FAILED"}
+	for _, c := range []struct {
+		channel fleet.Channel
+		entry   *fleet.Entry
+		event   string
+		want    bool
+	}{
+		{fleet.Channel{Type: fleet.ChannelWebhook}, &fleet.Entry{}, fleet.EventActivity, true},
+		{fleet.Channel{Type: fleet.ChannelMail}, &fleet.Entry{}, fleet.EventActivity, false},
+		{fleet.Channel{Type: fleet.ChannelMail}, &fleet.Entry{}, fleet.EventPauseWarning, true},
+		{fleet.Channel{Type: fleet.ChannelSlack}, &fleet.Entry{}, fleet.EventStatus, false},
+		{fleet.Channel{Type: fleet.ChannelSlack}, failed, fleet.EventStatus, true},
+		{fleet.Channel{Type: fleet.ChannelWebhook, Events: []string{fleet.EventPaused}}, failed, fleet.EventStatus, false},
+	} {
+		if got := c.channel.Wants(c.entry, c.event); got != c.want {
+			t.Errorf("%s wants %s: %t", c.channel.Type, c.event, got)
+		}
+	}
+}
+
+// FuzzChannels: no text makes settings that crash, and what is taken is
+// taken again.
+func FuzzChannels(f *testing.F) {
+	for _, s := range []string{`{}`, `null`, `{"a":null}`, `{"a":{"type":"webhook","url":"https://x/","quiet_hours":"22:00-07:00","digest":"1h"}}`,
+		`{"a":{"type":"mail","relay":"[::1]:25","from":"a@b","to":["c@d"]}}`, `{"a":{"type":"slack","url":"env:X"}}`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := channels(t, text)
+		if err != nil {
+			return
+		}
+		b, err := json.Marshal(s.NotifyChannels)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := channels(t, string(b)); err != nil {
+			t.Errorf("%s is taken, and %s is not: %v", text, b, err)
+		}
+		for _, c := range s.NotifyChannels {
+			at := time.Unix(1_800_000_000, 0)
+			if due, _ := c.Due(at, fleet.EventPaused, time.UTC); due.Before(at) || due.Sub(at) > 9*24*time.Hour {
+				t.Errorf("%+v makes %s of %s", c, due, at)
+			}
+		}
+	})
+}

@@ -1,0 +1,137 @@
+package fleet
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/power"
+)
+
+// Answers to a warning, as the links in it name them.
+const (
+	AnswerExtend   = "extend"    // an hour more
+	AnswerStop     = "stop"      // stop now
+	AnswerNotToday = "not-today" // nothing before midnight in NOTIFY_TIME_ZONE
+)
+
+// Answers lists them in the order in which they are offered.
+func Answers() []string { return []string{AnswerExtend, AnswerNotToday, AnswerStop} }
+
+// Answer is what a link in a warning says. It holds while that warning is
+// out: every answer, activity and the pause itself end the warning and with
+// it all its links.
+type Answer struct {
+	WorkerID string    `json:"w"`
+	Verb     string    `json:"v"` // one of the Answer constants
+	WarnedAt time.Time `json:"a"`
+	PauseAt  time.Time `json:"p"`
+	Channel  string    `json:"c,omitempty"` // where the warning went, for the record
+}
+
+// linkGrace is how long after the planned pause a link is still read.
+const linkGrace = 15 * time.Minute
+
+// Links makes the links of a warning that went out at warned, by verb; nil
+// without NOTIFY_PUBLIC_URL or without a sealing key, which signs them.
+func (f *Fleet) Links(worker, channel string, warned, pause time.Time) map[string]string {
+	base := f.Settings().NotifyPublicURL
+	if base == "" || f.opts.Seal == nil {
+		return nil
+	}
+	out := map[string]string{}
+	for _, verb := range Answers() {
+		token, err := f.opts.Seal.sign(Answer{WorkerID: worker, Verb: verb, WarnedAt: warned.UTC(), PauseAt: pause.UTC(), Channel: channel})
+		if err != nil {
+			return nil
+		}
+		out[verb] = base + "/answer/" + token
+	}
+	return out
+}
+
+// sign makes the token of a: its fields and a signature over them.
+func (s *Sealer) sign(a Answer) (string, error) {
+	body, err := json.Marshal(a)
+	if err != nil {
+		return "", fmt.Errorf("cannot sign a link: %w", err)
+	}
+	text := base64.RawURLEncoding.EncodeToString(body)
+	return text + "." + base64.RawURLEncoding.EncodeToString(s.mac(text)), nil
+}
+
+func (s *Sealer) mac(text string) []byte {
+	m := hmac.New(sha256.New, s.links)
+	m.Write([]byte(text))
+	return m.Sum(nil)
+}
+
+// ReadAnswer opens the token of a link. One that is not ours, was changed or
+// has expired is a NotFound, which says no more than that.
+func (f *Fleet) ReadAnswer(now time.Time, token string) (Answer, error) {
+	none := &NotFound{Kind: "link", Name: token[:min(len(token), 8)] + "..."}
+	text, sig, ok := strings.Cut(token, ".")
+	if !ok || len(token) > 2048 || f.opts.Seal == nil {
+		return Answer{}, none
+	}
+	given, err := base64.RawURLEncoding.DecodeString(sig)
+	if err != nil || !hmac.Equal(given, f.opts.Seal.mac(text)) {
+		return Answer{}, none
+	}
+	body, err := base64.RawURLEncoding.DecodeString(text)
+	var a Answer
+	if err != nil || json.Unmarshal(body, &a) != nil || !slices.Contains(Answers(), a.Verb) {
+		return Answer{}, none
+	}
+	if now.After(a.PauseAt.Add(linkGrace)) {
+		return Answer{}, none
+	}
+	return a, nil
+}
+
+// Holds tells whether the warning that a answers is still out for w.
+func (a Answer) Holds(w *Worker) bool {
+	return w.WarningSentAt != nil && w.WarningSentAt.Sub(a.WarnedAt).Abs() < time.Millisecond && w.Status == power.WorkerRunning && w.Intent == nil
+}
+
+// Until is how long a protects the worker; zero if it stops it.
+func (a Answer) Until(now time.Time, zone *time.Location) time.Time {
+	switch a.Verb {
+	case AnswerExtend:
+		if a.PauseAt.After(now) {
+			now = a.PauseAt
+		}
+		return now.Add(time.Hour)
+	case AnswerNotToday:
+		t := now.In(zone)
+		return time.Date(t.Year(), t.Month(), t.Day()+1, 0, 0, 0, 0, zone)
+	}
+	return time.Time{}
+}
+
+// AnswerWarning does what a link says, once: in the transaction that does it
+// the warning ends. Errors: NotFound, and Refused with "answered" when the
+// warning is no longer out.
+func (f *Fleet) AnswerWarning(ctx context.Context, a Answer) (Worker, error) {
+	by := Actor{Name: "link in a warning", Kind: KindPerson}
+	if a.Channel != "" {
+		by.Name += " to " + a.Channel
+	}
+	return f.Change(ctx, a.WorkerID, Changing{By: by}, func(w *Worker, tx *Tx) error {
+		if !a.Holds(w) {
+			return &Refused{Command: "answer the warning of", Name: w.Name, Reason: "answered",
+				Detail: "the warning is no longer out: it was answered, or the worker was used or stopped meanwhile"}
+		}
+		if a.Verb == AnswerStop {
+			return w.intendStop(tx, Pause{Reason: ReasonManual, Detail: "by a link in the warning"})
+		}
+		w.snooze(tx, a.Until(tx.Now, tx.Settings.Zone()))
+		return nil
+	})
+}

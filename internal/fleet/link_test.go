@@ -1,0 +1,169 @@
+package fleet_test
+
+import (
+	"context"
+	"encoding/base64"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/power"
+	"lull/internal/store/mem"
+)
+
+func linked(t *testing.T) *fleet.Fleet {
+	t.Helper()
+	seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := fleet.New(fleet.Options{Store: mem.New(mem.Options{}).Client(), ID: "test", Seal: seal,
+		Env: fleet.EnvLayer([]string{"NOTIFY_PUBLIC_URL=https://lull.example", "NOTIFY_TIME_ZONE=Europe/Berlin"})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// warned makes a running worker whose warning is out.
+func warned(t *testing.T, f *fleet.Fleet) (id string, at time.Time) {
+	t.Helper()
+	if _, err := f.PutTemplate(t.Context(), ada, fleet.Template{Name: "small", InstanceType: "m5.large", AMINameFilter: "x", Enabled: true}, 0); err != nil {
+		t.Fatal(err)
+	}
+	w, err := f.CreateWorker(t.Context(), ada, fleet.NewWorker{Name: "w", TemplateName: "small"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, f, w.ID, power.WorkerRunning)
+	return w.ID, warn(t, f, w.ID)
+}
+
+func warn(t *testing.T, f *fleet.Fleet, id string) time.Time {
+	t.Helper()
+	var at time.Time
+	if _, err := f.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+		at = tx.Now
+		w.WarningSentAt = &at
+		tx.Note(fleet.Entry{Action: "pause_warning", Events: []string{fleet.EventPauseWarning}})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// TestAnswers: each link does what it says, once, and ends its sisters.
+func TestAnswers(t *testing.T) {
+	for verb, want := range map[string]func(w fleet.Worker, pause time.Time) bool{
+		fleet.AnswerExtend: func(w fleet.Worker, pause time.Time) bool {
+			return w.SnoozedUntil.Equal(pause.Add(time.Hour)) && w.DesiredStatus == power.WorkerRunning
+		},
+		fleet.AnswerNotToday: func(w fleet.Worker, _ time.Time) bool {
+			z, err := time.LoadLocation("Europe/Berlin")
+			return err == nil && w.SnoozedUntil.In(z).Format("15:04:05") == "00:00:00" && time.Until(*w.SnoozedUntil) <= 24*time.Hour
+		},
+		fleet.AnswerStop: func(w fleet.Worker, _ time.Time) bool {
+			return w.DesiredStatus == power.WorkerStopped && w.Intent.Reason == fleet.ReasonManual && w.ManualPauseCount == 1 && w.LastPausedBy == "link in a warning to ops"
+		},
+	} {
+		t.Run(verb, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := linked(t)
+				id, at := warned(t, f)
+				pause := at.Add(5 * time.Minute)
+				links := f.Links(id, "ops", at, pause)
+				if len(links) != 3 {
+					t.Fatalf("the links are %v", links)
+				}
+				time.Sleep(time.Minute)
+				a := read(t, f, links[verb])
+				w, err := f.AnswerWarning(t.Context(), a)
+				if err != nil || !want(w, pause) {
+					t.Fatalf("it did %+v, %v", w, err)
+				}
+				for other, link := range links {
+					if _, err := f.AnswerWarning(t.Context(), read(t, f, link)); !isRefused(err) {
+						t.Errorf("%s after %s: %v", other, verb, err)
+					}
+				}
+				if verb == fleet.AnswerStop {
+					return
+				}
+				warn(t, f, id) // the next warning is not answered by the links of the last
+				if _, err := f.AnswerWarning(t.Context(), a); !isRefused(err) {
+					t.Errorf("an old link answers a new warning: %v", err)
+				}
+			})
+		})
+	}
+}
+
+func read(t *testing.T, f *fleet.Fleet, link string) fleet.Answer {
+	t.Helper()
+	a, err := f.ReadAnswer(time.Now(), strings.TrimPrefix(link, "https://lull.example/answer/"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// TestLinkEnds: by time, by activity, and for everything that was changed.
+func TestLinkEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := linked(t)
+		id, at := warned(t, f)
+		token := strings.TrimPrefix(f.Links(id, "ops", at, at.Add(5*time.Minute))[fleet.AnswerStop], "https://lull.example/answer/")
+		a, err := f.ReadAnswer(time.Now(), token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, sig, _ := strings.Cut(token, ".")
+		raw, err := base64.RawURLEncoding.DecodeString(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := base64.RawURLEncoding.EncodeToString([]byte(strings.Replace(string(raw), `"stop"`, `"extend"`, 1)))
+		for _, bad := range []string{"", ".", body, body + ".", "." + sig, other + "." + sig, token + "A", strings.Repeat("A", 5000)} {
+			if _, err := f.ReadAnswer(time.Now(), bad); err == nil {
+				t.Errorf("%.40q is a link", bad)
+			}
+		}
+		if _, err := f.ReadAnswer(at.Add(20*time.Minute+time.Second), token); err == nil {
+			t.Error("a link does not expire")
+		}
+		if _, err := f.UpdateWorkerActivity(t.Context(), id, 0, fleet.ActivityUpdate{LastActivityAt: time.Now().Add(time.Second), CheckedAt: time.Now()}, 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.AnswerWarning(context.Background(), a); !isRefused(err) {
+			t.Errorf("a worker that is used again is stopped by a link: %v", err)
+		}
+	})
+}
+
+func isRefused(err error) bool {
+	r, ok := err.(*fleet.Refused)
+	return ok && r.Reason == "answered"
+}
+
+// FuzzReadAnswer: no token but ours is one.
+func FuzzReadAnswer(f *testing.F) {
+	seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
+	if err != nil {
+		f.Fatal(err)
+	}
+	fl, err := fleet.New(fleet.Options{ID: "test", Seal: seal})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, s := range []string{"", "a.b", "eyJ3IjoiYSJ9.AAAA", "...", "eyJ3IjoiYSJ9." + strings.Repeat("A", 43)} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, token string) {
+		if a, err := fl.ReadAnswer(time.Unix(0, 0), token); err == nil {
+			t.Errorf("%q is %+v", token, a)
+		}
+	})
+}

@@ -1,0 +1,211 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"lull/internal/store"
+)
+
+// The outbox is the audit log itself: an event is in the entry of its change,
+// and so in the same transaction. What is kept beside it is how far each
+// channel has got, and what could not be delivered.
+
+// Delivery is how far a channel has got. Everything it wants up to Cursor, a
+// revision, is delivered or a dead letter, and so is what Ahead names.
+type Delivery struct {
+	Channel string           `json:"channel"`
+	Cursor  int64            `json:"cursor"`
+	Ahead   map[string]int64 `json:"ahead,omitempty"` // ids with their revisions
+
+	// What follows is for people to see.
+	Type            string     `json:"type"`
+	Pending         int        `json:"pending"`   // known to wait; more may be behind them
+	Delivered       int64      `json:"delivered"` // messages, since the channel is there
+	Dead            int        `json:"dead"`      // counted when it is listed
+	LastDeliveredAt *time.Time `json:"last_delivered_at"`
+	FailingSince    *time.Time `json:"failing_since"`
+	LastError       string     `json:"last_error,omitempty"`
+	NextTryAt       *time.Time `json:"next_try_at"`
+}
+
+// DeadLetter is an event that could not be delivered. It stays until somebody
+// has it sent again or drops it.
+type DeadLetter struct {
+	ID      string    `json:"id"`
+	Channel string    `json:"channel"`
+	Event   string    `json:"event"`
+	Entry   Entry     `json:"entry"`
+	Tries   int       `json:"tries"`
+	Error   string    `json:"error"`
+	DiedAt  time.Time `json:"died_at"`
+	// RetryAt is set when somebody asked for it to be sent again.
+	RetryAt *time.Time `json:"retry_at"`
+}
+
+var (
+	deliveryCodec = store.Codec[Delivery]{Version: 1}
+	deadCodec     = store.Codec[DeadLetter]{Version: 1}
+)
+
+const (
+	deliveryPrefix = "notify/channels/"
+	deadPrefix     = "notify/dead/"
+)
+
+// NotifierKey is held by the one process that delivers.
+const NotifierKey = "notify/holder"
+
+// DeliveryKey is where the Delivery of a channel is.
+func DeliveryKey(channel string) string { return deliveryPrefix + channel }
+
+// DeliveryKeys are those of all channels.
+func DeliveryKeys() store.Keys { return store.Prefix(deliveryPrefix) }
+
+// DeliveryChannel is the channel whose Delivery a key holds.
+func DeliveryChannel(key string) string { return strings.TrimPrefix(key, deliveryPrefix) }
+
+// DeadKeys are all dead letters.
+func DeadKeys() store.Keys { return store.Prefix(deadPrefix) }
+
+func deadKey(channel, id string) string { return deadPrefix + channel + "/" + id }
+
+// EventID is the id of an event: that of its entry, whose key in the log is
+// key, and where in the entry it is. It is the same at every delivery.
+func EventID(key string, index int) string {
+	return strings.TrimPrefix(key, auditPrefix) + "." + strconv.Itoa(index)
+}
+
+// DecodeDelivery reads a Delivery; an absent one is nil.
+func DecodeDelivery(v store.Value) (*Delivery, error) {
+	if !v.Exists() {
+		return nil, nil
+	}
+	d, err := deliveryCodec.Decode(v.Key, v.Data)
+	return &d, err
+}
+
+// DeliveryOp writes d.
+func DeliveryOp(d Delivery) (store.Op, error) {
+	data, err := deliveryCodec.Encode(DeliveryKey(d.Channel), d)
+	return store.Put(DeliveryKey(d.Channel), data), err
+}
+
+// DecodeDead reads a dead letter that came by a watch or a listing.
+func DecodeDead(v store.Value) (DeadLetter, error) { return deadCodec.Decode(v.Key, v.Data) }
+
+// DeadOp writes d.
+func DeadOp(d DeadLetter) (store.Op, error) {
+	key := deadKey(d.Channel, d.ID)
+	data, err := deadCodec.Encode(key, d)
+	return store.Put(key, data), err
+}
+
+// DropOp removes a dead letter.
+func DropOp(d DeadLetter) store.Op { return store.Delete(deadKey(d.Channel, d.ID)) }
+
+// Deliveries lists the channels that are set, by name, with how far each has
+// got; one that has not begun is there with zeroes.
+func (f *Fleet) Deliveries(ctx context.Context) ([]Delivery, error) {
+	page, err := store.List(ctx, f.store, DeliveryKeys())
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the channels: %w", err)
+	}
+	dead, err := store.List(ctx, f.store, DeadKeys())
+	if err != nil {
+		return nil, fmt.Errorf("cannot count the dead letters: %w", err)
+	}
+	died := map[string]int{}
+	for _, v := range dead.Values {
+		channel, _, _ := strings.Cut(strings.TrimPrefix(v.Key, deadPrefix), "/")
+		died[channel]++
+	}
+	set := f.Settings().NotifyChannels
+	out := []Delivery{}
+	for _, v := range page.Values {
+		d, err := DecodeDelivery(v)
+		if err != nil {
+			return nil, err
+		}
+		if _, ok := set[d.Channel]; ok {
+			out = append(out, *d)
+		}
+	}
+	for name, c := range set {
+		if !slices.ContainsFunc(out, func(d Delivery) bool { return d.Channel == name }) {
+			out = append(out, Delivery{Channel: name, Type: c.Type})
+		}
+	}
+	for i := range out {
+		out[i].Dead = died[out[i].Channel]
+	}
+	slices.SortFunc(out, func(a, b Delivery) int { return strings.Compare(a.Channel, b.Channel) })
+	return out, nil
+}
+
+// DeadLetters lists what could not be delivered, by channel and oldest first.
+func (f *Fleet) DeadLetters(ctx context.Context) ([]DeadLetter, error) {
+	page, err := store.List(ctx, f.store, DeadKeys())
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the dead letters: %w", err)
+	}
+	out := []DeadLetter{}
+	for _, v := range page.Values {
+		d, err := DecodeDead(v)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+// RetryDead asks for a dead letter to be sent again.
+func (f *Fleet) RetryDead(ctx context.Context, by Actor, channel, id string) (DeadLetter, error) {
+	var out DeadLetter
+	err := f.changeDead(ctx, by, "dead_letter_retried", channel, id, func(d *DeadLetter) bool {
+		now := time.Now().UTC().Round(0)
+		d.RetryAt = &now
+		out = *d
+		return true
+	})
+	return out, err
+}
+
+// DropDead removes a dead letter for good.
+func (f *Fleet) DropDead(ctx context.Context, by Actor, channel, id string) error {
+	return f.changeDead(ctx, by, "dead_letter_dropped", channel, id, func(*DeadLetter) bool { return false })
+}
+
+func (f *Fleet) changeDead(ctx context.Context, by Actor, action, channel, id string, fn func(*DeadLetter) (keep bool)) error {
+	if err := errors.Join(checkName("channel", channel), checkName("id", id)); err != nil {
+		return err
+	}
+	key := deadKey(channel, id)
+	_, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
+		if !old.Exists() {
+			return nil, nil, &NotFound{Kind: "dead letter", Name: channel + "/" + id}
+		}
+		d, err := DecodeDead(old)
+		if err != nil {
+			return nil, nil, err
+		}
+		op, err := entryOp(Entry{Action: action, By: by, Detail: channel + "/" + id, WorkerID: d.Entry.WorkerID, WorkerName: d.Entry.WorkerName})
+		if err != nil {
+			return nil, nil, err
+		}
+		var data []byte
+		if fn(&d) {
+			if data, err = deadCodec.Encode(key, d); err != nil {
+				return nil, nil, err
+			}
+		}
+		return data, []store.Op{op}, nil
+	}, f.guards...)
+	return err
+}
