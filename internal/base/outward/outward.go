@@ -1,0 +1,99 @@
+// Package outward dials where somebody who may change settings, and not only
+// who runs the process, has said: the receivers of notifications.
+//
+// It guarantees that no connection is made to an address of this machine, of
+// its networks or of a cloud's metadata service unless the process was told
+// that it may (Allow), whatever the name resolves to at that moment: the
+// address is looked at after it is resolved and right before it is connected
+// to. Metadata addresses are refused even then. It leaves out what is said
+// over the connection, and proxies, which would dial in its place.
+package outward
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+)
+
+// Dialer dials the public internet and what it is allowed beside it.
+type Dialer struct {
+	// Allow are networks beside the public internet, like 10.0.0.0/8.
+	Allow []netip.Prefix
+	// Timeout bounds one dial; 0 is 10 s.
+	Timeout time.Duration
+}
+
+// RefusedError says that an address may not be connected to.
+type RefusedError struct{ Addr netip.Addr }
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("cannot connect to %s: it is not on the public internet and not in a network that notifications may go to (--notify-allow)", e.Addr)
+}
+
+// metadata are what clouds answer their instances' secrets on.
+var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("169.254.170.2"), netip.MustParseAddr("fd00:ec2::254")}
+
+// shared are networks that netip has no name for and that are not public:
+// carriers' (RFC 6598), benchmarks' (RFC 2544), reserved, and IPv4 in IPv6.
+var shared = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("240.0.0.0/4"),
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("2001::/32")}
+
+// Check tells whether an address may be connected to; the error is a
+// *RefusedError.
+func (d *Dialer) Check(a netip.Addr) error {
+	a = a.Unmap().WithZone("")
+	for _, m := range metadata {
+		if a == m {
+			return &RefusedError{a}
+		}
+	}
+	for _, p := range d.Allow {
+		if p.Contains(a) {
+			return nil
+		}
+	}
+	private := !a.IsValid() || !a.IsGlobalUnicast() || a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast()
+	for _, p := range shared {
+		private = private || p.Contains(a)
+	}
+	if private {
+		return &RefusedError{a}
+	}
+	return nil
+}
+
+// DialContext dials like net.Dialer, where Check lets it.
+func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	timeout := d.Timeout
+	if timeout == 0 {
+		timeout = 10 * time.Second
+	}
+	inner := net.Dialer{Timeout: timeout, ControlContext: func(_ context.Context, _, address string, _ syscall.RawConn) error {
+		at, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return fmt.Errorf("cannot connect to %q: it is not an address", address)
+		}
+		return d.Check(at.Addr())
+	}}
+	return inner.DialContext(ctx, network, address)
+}
+
+// ParseAllow reads networks, or single addresses, from a list with commas.
+func ParseAllow(s []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, part := range s {
+		p, err := netip.ParsePrefix(part)
+		if err != nil {
+			a, bad := netip.ParseAddr(part)
+			if bad != nil {
+				return nil, fmt.Errorf("cannot read %q: it is not a network like 10.0.0.0/8 or an address", part)
+			}
+			p = netip.PrefixFrom(a, a.BitLen())
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}

@@ -1,0 +1,415 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/store"
+)
+
+// line is one channel at work: it follows the log, keeps what the channel
+// wants in a queue, and sends it.
+type line struct {
+	n       *Notifier
+	name    string
+	channel fleet.Channel
+	set     fleet.Settings
+	to      receiver
+	guard   store.Cond
+	state   fleet.Delivery
+	q       *queue
+	wrote   time.Time      // when the state was last written
+	last    fleet.Delivery // as it was then
+	died    bool           // something has, since then
+	again   []fleet.DeadLetter
+	retry   <-chan fleet.DeadLetter
+	backoff int
+}
+
+const (
+	parallel    = 8                // messages of one channel on their way at a time
+	rejectTries = 3                // how often a message is offered that the receiver refuses as such
+	firstWait   = time.Second      // after the first failure of the receiver
+	longestWait = 5 * time.Minute  // between two tries
+	writeEvery  = 30 * time.Second // a cursor that only skipped is written so often
+)
+
+// run delivers until ctx ends. It returns the error of the store or of the
+// ownership; a receiver's faults stay inside.
+func (l *line) run(ctx context.Context) error {
+	if err := l.load(ctx); err != nil {
+		return err
+	}
+	defer l.to.close()
+	for ctx.Err() == nil {
+		err := l.follow(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case errors.Is(err, store.ErrCompacted):
+			if err := l.scan(ctx); err != nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, store.ErrCompacted) {
+				return err
+			}
+		case err != nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, store.ErrAmbiguous):
+			return err
+		}
+		if err != nil {
+			pause(ctx, time.Second)
+		}
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	return l.write(last, true)
+}
+
+// load reads how far the channel has got; one that is new begins now.
+func (l *line) load(ctx context.Context) error {
+	v, err := l.n.store.Commit(ctx, store.Txn{Read: []string{fleet.DeliveryKey(l.name)}})
+	if err != nil {
+		return fmt.Errorf("cannot read how far channel %q is: %w", l.name, err)
+	}
+	d, err := fleet.DecodeDelivery(v.Read[0])
+	if err != nil {
+		return err
+	}
+	if d == nil {
+		d = &fleet.Delivery{Channel: l.name, Cursor: v.Revision}
+	}
+	l.state, l.q = *d, newQueue(d)
+	l.state.Type = l.channel.Type
+	return l.write(ctx, true)
+}
+
+// follow watches the log from where the queue is, and sends meanwhile. It
+// returns nil when the queue is full and has been emptied again.
+func (l *line) follow(ctx context.Context) error {
+	watch, cancel := context.WithCancel(ctx)
+	defer cancel()
+	batches := l.n.store.Watch(watch, fleet.AuditKeys(), l.q.seen+1)
+	for {
+		if l.q.full() {
+			cancel()
+			return l.drain(ctx)
+		}
+		at := l.wake()
+		timer := time.NewTimer(max(0, time.Until(at)))
+		if at.IsZero() {
+			timer.Stop()
+		}
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case b, ok := <-batches:
+			timer.Stop()
+			if !ok {
+				return fmt.Errorf("cannot follow the log: %w", store.ErrUnavailable)
+			}
+			if b.Err != nil {
+				return b.Err
+			}
+			l.take(b)
+		case d := <-l.retry:
+			timer.Stop()
+			l.again = append(l.again, d)
+		case <-timer.C:
+			if err := l.send(ctx); err != nil {
+				return err
+			}
+		}
+		if err := l.write(ctx, false); err != nil {
+			return err
+		}
+	}
+}
+
+// drain sends until half of the queue is gone, without reading more.
+func (l *line) drain(ctx context.Context) error {
+	for len(l.q.open) > maxOpen/2 {
+		if !pause(ctx, time.Until(l.wake())) {
+			return nil
+		}
+		if err := l.send(ctx); err != nil {
+			return err
+		}
+		if err := l.write(ctx, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wake is when there is something to do.
+func (l *line) wake() time.Time {
+	at := l.q.wake()
+	if len(l.again) > 0 {
+		at = time.Now()
+	}
+	if n := l.state.NextTryAt; n != nil && !at.IsZero() && n.After(at) {
+		at = *n
+	}
+	return at
+}
+
+// take puts what the channel wants of one change into the queue.
+func (l *line) take(b store.Batch) {
+	var found []*item
+	for _, e := range b.Events {
+		if !e.Deleted {
+			found = append(found, l.items(e.Value)...)
+		}
+	}
+	inOrder(found)
+	for _, it := range found {
+		l.q.add(it)
+	}
+	l.q.seen = max(l.q.seen, b.Revision)
+}
+
+// items are the events of an entry that the channel wants.
+func (l *line) items(v store.Value) []*item {
+	e, err := fleet.DecodeEntry(v)
+	if err != nil {
+		l.n.log.Error("record cannot be read", "key", v.Key, "error", err)
+		l.n.count.unreadable.Inc()
+		return nil
+	}
+	var out []*item
+	for i, event := range e.Events {
+		if !l.channel.Wants(&e, event) {
+			continue
+		}
+		it := &item{id: fleet.EventID(v.Key, i), rev: v.ModRevision, key: v.Key, index: i, event: event, entry: e}
+		it.due, it.together = l.channel.Due(e.At, event, l.set.Zone())
+		out = append(out, it)
+	}
+	return out
+}
+
+// scan reads the log itself, for when its history is gone: of everything after
+// what was seen the oldest, as much as the queue holds.
+func (l *line) scan(ctx context.Context) error {
+	var found []*item
+	var revision, upTo int64
+	q := store.Query{Keys: fleet.AuditKeys(), Limit: 500}
+	for {
+		page, err := l.n.store.Range(ctx, q)
+		if err != nil {
+			return fmt.Errorf("cannot read the log: %w", err)
+		}
+		q.Revision, revision = page.Revision, page.Revision
+		for _, v := range page.Values {
+			q.After = v.Key
+			if v.ModRevision > l.q.seen && (upTo == 0 || v.ModRevision <= upTo) {
+				found = append(found, l.items(v)...)
+			}
+		}
+		if len(found) > 2*maxOpen {
+			inOrder(found)
+			upTo = found[maxOpen].rev
+			found = slices.DeleteFunc(found, func(it *item) bool { return it.rev > upTo })
+		}
+		if !page.More {
+			break
+		}
+	}
+	inOrder(found)
+	for _, it := range found {
+		l.q.add(it)
+	}
+	l.q.seen = revision
+	if upTo > 0 {
+		l.q.seen = upTo
+	}
+	return nil
+}
+
+// outcome is what became of one message.
+type outcome struct {
+	items []*item
+	err   error
+}
+
+// send sends what is ready, several at a time, or one while the receiver
+// fails.
+func (l *line) send(ctx context.Context) error {
+	now, most := time.Now(), parallel
+	if l.state.FailingSince != nil {
+		most = 1
+	}
+	var results []outcome
+	for _, m := range l.q.ready(now, most) {
+		results = append(results, outcome{items: m})
+	}
+	var wg sync.WaitGroup
+	for i := range results {
+		wg.Go(func() { results[i].err = l.to.send(ctx, l.message(ctx, results[i].items)) })
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		// What went out all the same is delivered again, with the same id.
+		results = slices.DeleteFunc(results, func(r outcome) bool { return r.err != nil })
+	}
+	dead := l.resend(ctx)
+	for _, r := range results {
+		dead = append(dead, l.settle(r)...)
+	}
+	return l.bury(ctx, dead)
+}
+
+// resend tries dead letters that somebody wants to be sent again.
+func (l *line) resend(ctx context.Context) []store.Op {
+	var ops []store.Op
+	for _, d := range l.again {
+		it := &item{id: d.ID, event: d.Event, entry: d.Entry}
+		err := l.to.send(ctx, l.message(ctx, []*item{it}))
+		l.counted([]*item{it}, err)
+		if err == nil {
+			ops = append(ops, fleet.DropOp(d))
+			continue
+		}
+		d.RetryAt, d.Error, d.Tries = nil, err.Error(), d.Tries+1
+		if op, err := fleet.DeadOp(d); err == nil {
+			ops = append(ops, op)
+		}
+	}
+	l.again = nil
+	return ops
+}
+
+// settle books the outcome of a message and returns the writes of what has
+// died of it.
+func (l *line) settle(r outcome) []store.Op {
+	now := time.Now().UTC().Round(0)
+	l.counted(r.items, r.err)
+	if r.err == nil {
+		l.state.Delivered++
+		l.state.LastDeliveredAt, l.state.FailingSince, l.state.NextTryAt, l.state.LastError = &now, nil, nil, ""
+		l.backoff = 0
+		l.q.done(r.items)
+		return nil
+	}
+	l.state.LastError = r.err.Error()
+	wait := min(longestWait, firstWait<<min(l.backoff, 12))
+	wait = wait/2 + rand.N(wait/2+1)
+	var dead []*item
+	if verdict(r.err) == refusesMessage {
+		for _, it := range r.items {
+			it.tries++
+			it.next = now.Add(wait)
+		}
+		if r.items[0].tries >= rejectTries {
+			dead = r.items
+		}
+	} else {
+		l.backoff++
+		if after := retryAfter(r.err); after > wait {
+			wait = after
+		}
+		next := now.Add(wait)
+		l.state.NextTryAt = &next
+		if l.state.FailingSince == nil {
+			l.state.FailingSince = &now
+			l.n.log.Warn("a receiver of notifications fails", "channel", l.name, "error", r.err)
+		}
+		for _, it := range r.items {
+			it.tries++
+		}
+		if now.Sub(*l.state.FailingSince) >= l.set.NotifyRetry {
+			dead = slices.DeleteFunc(slices.Clone(l.q.open), func(it *item) bool { return now.Sub(it.due) < l.set.NotifyRetry })
+		}
+	}
+	return l.die(dead, now, r.err)
+}
+
+// die makes dead letters of items.
+func (l *line) die(items []*item, now time.Time, why error) []store.Op {
+	var ops []store.Op
+	var gone []*item
+	for _, it := range items {
+		op, err := fleet.DeadOp(fleet.DeadLetter{ID: it.id, Channel: l.name, Event: it.event, Entry: it.entry, Tries: it.tries, Error: why.Error(), DiedAt: now})
+		if err != nil {
+			l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", it.id, "error", err)
+			continue
+		}
+		ops, gone = append(ops, op), append(gone, it)
+	}
+	if len(gone) > 0 {
+		l.n.log.Error("notifications could not be delivered; see lull notify dead", "channel", l.name, "count", len(gone), "error", why)
+		l.n.count.dead.WithLabelValues(l.name).Add(float64(len(gone)))
+		l.died = true
+		l.q.done(gone)
+	}
+	return ops
+}
+
+// bury writes dead letters, before the cursor may pass them.
+func (l *line) bury(ctx context.Context, ops []store.Op) error {
+	for part := range slices.Chunk(ops, 100) {
+		if err := l.commit(ctx, part); err != nil {
+			return fmt.Errorf("cannot keep what was not delivered: %w", err)
+		}
+	}
+	return nil
+}
+
+// commit writes while the ownership holds. The writes say what is so, so one
+// that may have been done is done again.
+func (l *line) commit(ctx context.Context, ops []store.Op) error {
+	for {
+		res, err := l.n.store.Commit(ctx, store.Txn{If: []store.Cond{l.guard}, Then: ops})
+		switch {
+		case err == nil && !res.Succeeded:
+			return store.ErrLeaseLost
+		case err == nil:
+			return nil
+		case !errors.Is(err, store.ErrAmbiguous) && !errors.Is(err, store.ErrUnavailable), !pause(ctx, time.Second):
+			return err
+		}
+	}
+}
+
+// write keeps how far the channel is, if that has changed by a delivery, or
+// long enough ago.
+func (l *line) write(ctx context.Context, now bool) error {
+	s := l.state
+	s.Cursor, s.Pending, s.Ahead = l.q.cursor(), len(l.q.open), maps.Clone(l.q.ahead)
+	l.n.count.pending.WithLabelValues(l.name).Set(float64(s.Pending))
+	news := l.died || s.Delivered != l.last.Delivered || !same(s.NextTryAt, l.last.NextTryAt)
+	late := time.Since(l.wrote) >= writeEvery && (s.Cursor != l.last.Cursor || s.Pending != l.last.Pending)
+	if !now && !news && !late {
+		return nil
+	}
+	op, err := fleet.DeliveryOp(s)
+	if err != nil {
+		return err
+	}
+	if err := l.commit(ctx, []store.Op{op}); err != nil {
+		return fmt.Errorf("cannot keep how far channel %q is: %w", l.name, err)
+	}
+	l.wrote, l.last, l.died = time.Now(), s, false
+	return nil
+}
+
+func same(a, b *time.Time) bool { return a == b || a != nil && b != nil && a.Equal(*b) }
+
+// pause waits, and tells whether ctx still holds.
+func pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

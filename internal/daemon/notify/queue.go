@@ -1,0 +1,154 @@
+package notify
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"lull/internal/fleet"
+)
+
+// item is one event that a channel is to send.
+type item struct {
+	id    string
+	rev   int64  // of the change it tells of
+	key   string // of its entry, which orders the entries of one change
+	index int    // orders the events of one entry
+	event string
+	entry fleet.Entry
+	due   time.Time
+	// together items of one due time are one message.
+	together bool
+
+	tries int
+	next  time.Time // not before
+}
+
+// stream is what is sent in order: the events of one worker, or what is sent
+// together.
+func (it *item) stream() string {
+	if it.together {
+		return "digest"
+	}
+	return "worker " + it.entry.WorkerID
+}
+
+// queue is what a channel has taken from the log and not yet delivered, in
+// the order of the log. It is pure.
+type queue struct {
+	seen  int64            // every entry up to it was looked at
+	open  []*item          // by rev, key and index
+	ahead map[string]int64 // what was delivered above the cursor, with its revision
+}
+
+// maxOpen is how many items a queue has before it stops to read the log, and
+// maxAhead how many delivered ids it remembers above the cursor; what is
+// forgotten is delivered again after a restart.
+const (
+	maxOpen  = 2000
+	maxAhead = 2000
+)
+
+func newQueue(d *fleet.Delivery) *queue {
+	q := &queue{seen: d.Cursor, ahead: map[string]int64{}}
+	maps.Copy(q.ahead, d.Ahead)
+	return q
+}
+
+func (q *queue) full() bool { return len(q.open) >= maxOpen }
+
+// add takes an item unless it was delivered before.
+func (q *queue) add(it *item) {
+	if _, done := q.ahead[it.id]; !done {
+		q.open = append(q.open, it)
+	}
+}
+
+// cursor is the revision up to which everything is done.
+func (q *queue) cursor() int64 {
+	if len(q.open) > 0 {
+		return min(q.open[0].rev-1, q.seen)
+	}
+	return q.seen
+}
+
+// done removes items that were delivered or given up.
+func (q *queue) done(items []*item) {
+	for _, it := range items {
+		q.ahead[it.id] = it.rev
+	}
+	q.open = slices.DeleteFunc(q.open, func(it *item) bool { _, done := q.ahead[it.id]; return done })
+	upTo := q.cursor()
+	maps.DeleteFunc(q.ahead, func(_ string, rev int64) bool { return rev <= upTo })
+	for id := range q.ahead {
+		if len(q.ahead) <= maxAhead {
+			break
+		}
+		delete(q.ahead, id)
+	}
+}
+
+// ready are up to n messages that may be sent now: of each worker its oldest
+// event, and of what is sent together all that is due.
+func (q *queue) ready(now time.Time, n int) [][]*item {
+	var out [][]*item
+	busy := map[string]bool{}
+	for _, it := range q.open {
+		s := it.stream()
+		if len(out) == n || busy[s] {
+			continue
+		}
+		if busy[s] = true; !it.ripe(now) {
+			continue
+		}
+		out = append(out, q.message(it, now))
+	}
+	return out
+}
+
+func (it *item) ripe(now time.Time) bool { return !now.Before(it.due) && !now.Before(it.next) }
+
+// message is it, and what goes with it.
+func (q *queue) message(first *item, now time.Time) []*item {
+	m := []*item{first}
+	if !first.together {
+		return m
+	}
+	for _, it := range q.open {
+		if it != first && it.together && it.ripe(now) && len(m) < maxDigest {
+			m = append(m, it)
+		}
+	}
+	return m
+}
+
+// maxDigest is how many events one message holds.
+const maxDigest = 200
+
+// wake is when the next item is ripe; zero if none waits.
+func (q *queue) wake() time.Time {
+	var at time.Time
+	busy := map[string]bool{}
+	for _, it := range q.open {
+		if busy[it.stream()] {
+			continue
+		}
+		busy[it.stream()] = true
+		t := it.due
+		if it.next.After(t) {
+			t = it.next
+		}
+		if at.IsZero() || t.Before(at) {
+			at = t
+		}
+	}
+	return at
+}
+
+// inOrder sorts what was read from a listing, whose order is that of keys.
+func inOrder(items []*item) {
+	slices.SortStableFunc(items, func(a, b *item) int {
+		return cmp.Or(cmp.Compare(a.rev, b.rev), cmp.Compare(a.key, b.key), cmp.Compare(a.index, b.index))
+	})
+}

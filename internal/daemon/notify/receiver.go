@@ -1,0 +1,206 @@
+package notify
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"lull/internal/edge/smtp"
+	"lull/internal/edge/webhook"
+	"lull/internal/fleet"
+)
+
+// message is what one delivery holds: one event, or several together.
+type message struct {
+	id     string
+	events []event
+}
+
+// event is one of them, with what its entry does not hold.
+type event struct {
+	id    string
+	name  string
+	entry fleet.Entry
+	pause time.Time         // of a warning: when the worker is paused
+	links map[string]string // of a warning: by verb
+}
+
+// data is what a webhook gets of an event: the entry, and what a warning
+// offers.
+type data struct {
+	fleet.Entry
+	PauseAt *time.Time        `json:"pause_at,omitempty"`
+	Links   map[string]string `json:"links,omitempty"`
+}
+
+// receiver sends messages to one place.
+type receiver interface {
+	send(ctx context.Context, m message) error
+	close()
+}
+
+// open makes the receiver of a channel.
+func (n *Notifier) open(name string, c fleet.Channel, s fleet.Settings) (receiver, error) {
+	secret := func(field string, ref fleet.Secret) (string, error) {
+		v, err := n.cfg.Secret(ref)
+		if err != nil {
+			return "", fmt.Errorf("cannot open %s of channel %q: %w", field, name, err)
+		}
+		return v, nil
+	}
+	if c.Type == fleet.ChannelMail {
+		password, err := secret("the password", c.Password)
+		if err != nil {
+			return nil, err
+		}
+		client, err := smtp.New(smtp.Config{Relay: c.Relay, TLS: c.TLS, CA: c.CA, Username: c.Username, Password: password, From: c.From, Dial: n.cfg.Dial})
+		if err != nil {
+			return nil, err
+		}
+		return &mailbox{client: client, channel: c, fleet: n.cfg.Fleet, zone: s.Zone(), domain: n.cfg.Fleet.ID()}, nil
+	}
+	address := string(c.URL)
+	if fleet.CheckAddress(address) != nil {
+		var err error
+		if address, err = secret("the address", c.URL); err != nil {
+			return nil, err
+		}
+		if err := fleet.CheckAddress(address); err != nil {
+			return nil, fmt.Errorf("cannot use the address of channel %q: %w", name, err)
+		}
+	}
+	key, err := secret("the key", c.Key)
+	if err != nil {
+		return nil, err
+	}
+	client, err := webhook.New(webhook.Config{URL: address, Key: key, CA: c.CA, Dial: n.cfg.Dial, Agent: "lull/" + n.cfg.Version})
+	if err != nil {
+		return nil, err
+	}
+	if c.Type == fleet.ChannelSlack {
+		return &room{client, s.Zone()}, nil
+	}
+	return &hook{client, "lull/" + n.cfg.Fleet.ID()}, nil
+}
+
+// hook is a webhook that takes CloudEvents.
+type hook struct {
+	client *webhook.Client
+	source string
+}
+
+func (h *hook) close() { h.client.Close() }
+
+func (h *hook) send(ctx context.Context, m message) error {
+	events := make([]webhook.Event, 0, len(m.events))
+	for _, e := range m.events {
+		d := data{Entry: e.entry, Links: e.links}
+		if !e.pause.IsZero() {
+			d.PauseAt = &e.pause
+		}
+		body, err := json.Marshal(d)
+		if err != nil {
+			return fmt.Errorf("cannot encode an event: %w", err)
+		}
+		ce := webhook.Event{SpecVersion: "1.0", ID: e.id, Source: h.source, Type: e.name, Time: e.entry.At.UTC(), ContentType: "application/json",
+			Sequence: fmt.Sprintf("%020d", e.entry.ID), Data: body}
+		if e.entry.WorkerID != "" {
+			ce.Subject = "workers/" + e.entry.WorkerID
+		}
+		events = append(events, ce)
+	}
+	return h.client.Send(ctx, m.id, events...)
+}
+
+// room is a Slack-compatible webhook.
+type room struct {
+	client *webhook.Client
+	zone   *time.Location
+}
+
+func (r *room) close() { r.client.Close() }
+
+func (r *room) send(ctx context.Context, m message) error {
+	return r.client.Text(ctx, chat(m, r.zone))
+}
+
+// mailbox is a channel of mail.
+type mailbox struct {
+	client  *smtp.Client
+	channel fleet.Channel
+	fleet   *fleet.Fleet
+	zone    *time.Location
+	domain  string
+}
+
+func (b *mailbox) close() {}
+
+func (b *mailbox) send(ctx context.Context, m message) error {
+	to := slices.Clone(b.channel.To)
+	if b.channel.ToContacts {
+		for _, e := range m.events {
+			to = append(to, b.contacts(ctx, e.entry.WorkerID)...)
+		}
+	}
+	slices.Sort(to)
+	to = slices.Compact(to)
+	if len(to) == 0 {
+		return nil // nobody is named who could be told
+	}
+	subject, body := letter(m, b.zone)
+	return b.client.Send(ctx, smtp.Message{ID: m.id, Domain: b.domain, To: to, Subject: subject, Body: body, Date: m.events[0].entry.At})
+}
+
+// contacts are the mail addresses among a worker's contacts.
+func (b *mailbox) contacts(ctx context.Context, worker string) []string {
+	if worker == "" {
+		return nil
+	}
+	w, err := b.fleet.Worker(ctx, worker)
+	if err != nil {
+		return nil // gone meanwhile: the others are told
+	}
+	return slices.DeleteFunc(slices.Clone(w.Contacts), func(a string) bool { return !fleet.IsMailAddress(a) })
+}
+
+// verdictOn is whom a failure is about.
+type verdictOn int
+
+const (
+	failsReceiver  verdictOn = iota // everything for it would fail
+	refusesMessage                  // this message alone
+)
+
+func verdict(err error) verdictOn {
+	if e, ok := errors.AsType[*webhook.StatusError](err); ok && e.Rejected() || smtp.Rejected(err) {
+		return refusesMessage
+	}
+	return failsReceiver
+}
+
+// retryAfter is what the receiver asked for.
+func retryAfter(err error) time.Duration {
+	if e, ok := errors.AsType[*webhook.StatusError](err); ok {
+		return e.RetryAfter
+	}
+	return 0
+}
+
+// outcomeOf names an outcome for the metrics: a few fixed words.
+func outcomeOf(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	if e, ok := errors.AsType[*webhook.StatusError](err); ok {
+		return strconv.Itoa(e.Status/100) + "xx"
+	}
+	if n, ok := errors.AsType[net.Error](err); ok && n.Timeout() {
+		return "timeout"
+	}
+	return "failed"
+}

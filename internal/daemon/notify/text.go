@@ -1,0 +1,118 @@
+package notify
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"lull/internal/edge/webhook"
+	"lull/internal/fleet"
+)
+
+// label is what a link is called.
+var label = map[string]string{
+	fleet.AnswerExtend: "Extend by an hour", fleet.AnswerNotToday: "Not today", fleet.AnswerStop: "Stop now",
+}
+
+// sentence says what happened, for people. It holds what others wrote (names,
+// details), so it goes through an escape wherever there is markup.
+func sentence(e event, zone *time.Location) string {
+	x := e.entry
+	who := x.WorkerName
+	if who == "" {
+		who = x.WorkerID
+	}
+	if x.Region != "" {
+		who += " (" + x.Region + ")"
+	}
+	by := ""
+	if x.By.Name != "" {
+		by = " by " + x.By.Name
+	}
+	because := ""
+	if x.Reason != "" {
+		because = ": " + strings.ReplaceAll(x.Reason, "_", " ")
+	}
+	var s string
+	switch e.name {
+	case fleet.EventPauseWarning:
+		s = fmt.Sprintf("%s will be paused at %s, since nobody uses it", who, e.pause.In(zone).Format("15:04 MST"))
+	case fleet.EventPaused:
+		s = fmt.Sprintf("%s is being paused%s%s", who, by, because)
+	case fleet.EventResumed:
+		s = fmt.Sprintf("%s runs again: resumed by %s", who, x.Detail)
+		x.Detail = ""
+	case fleet.EventPauseCancelled:
+		s = fmt.Sprintf("The pause of %s was called off", who)
+	case fleet.EventDrained:
+		s = fmt.Sprintf("%s is drained and stopped%s", who, because)
+	case fleet.EventUnknownSignal:
+		s = fmt.Sprintf("A signal of %s is not known, so it is not paused", who)
+	case fleet.EventLateAction:
+		s = fmt.Sprintf("A call for %s took effect after it was given up, and is repaired", who)
+	case fleet.EventStatus:
+		s = fmt.Sprintf("%s is %s", who, x.To)
+	default:
+		s = fmt.Sprintf("%s: %s%s%s", who, strings.NewReplacer("_", " ", ".", " ").Replace(e.name), by, because)
+	}
+	if x.Detail != "" && e.name != fleet.EventPaused {
+		s += ": " + strings.TrimSuffix(x.Detail, ".")
+	}
+	return strings.Join(strings.Fields(s), " ")
+}
+
+// chat is a message in Slack's markup.
+func chat(m message, zone *time.Location) string {
+	var b strings.Builder
+	if len(m.events) > 1 {
+		fmt.Fprintf(&b, "*%d events*\n", len(m.events))
+	}
+	for _, e := range m.events {
+		if len(m.events) > 1 {
+			fmt.Fprintf(&b, "%s  ", e.entry.At.In(zone).Format("Mon 15:04"))
+		}
+		b.WriteString(webhook.Escape(sentence(e, zone)) + ".\n")
+		for i, verb := range verbs(e) {
+			sep := " · "
+			if i == 0 {
+				sep = ""
+			}
+			fmt.Fprintf(&b, "%s<%s|%s>", sep, e.links[verb], label[verb])
+		}
+		if len(e.links) > 0 {
+			b.WriteString("\n")
+		}
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// letter is a message as a mail.
+func letter(m message, zone *time.Location) (subject, body string) {
+	var b strings.Builder
+	subject = "lull: " + sentence(m.events[0], zone)
+	if len(m.events) > 1 {
+		subject = fmt.Sprintf("lull: %d events", len(m.events))
+	}
+	for _, e := range m.events {
+		fmt.Fprintf(&b, "%s\n%s.\n", e.entry.At.In(zone).Format("Mon 2 Jan 2006 15:04 MST"), sentence(e, zone))
+		for _, verb := range verbs(e) {
+			fmt.Fprintf(&b, "\n%s:\n%s\n", label[verb], e.links[verb])
+		}
+		if len(e.links) > 0 {
+			b.WriteString("\nEach link shows what it will do and asks first. They end when one of them is used, when the worker is used, and at the pause.\n")
+		}
+		b.WriteString("\n")
+	}
+	return subject, b.String()
+}
+
+// verbs are those a warning offers, in their order.
+func verbs(e event) []string {
+	var out []string
+	for _, v := range fleet.Answers() {
+		if e.links[v] != "" {
+			out = append(out, v)
+		}
+	}
+	return out
+}

@@ -1,0 +1,220 @@
+// Package smtp sends mail through a relay.
+//
+// It guarantees that a password and a message go over TLS unless the relay
+// is configured to be spoken to in the clear (which takes no password), that
+// nothing in a subject or an address can add a header, and that a message
+// that is sent again has the same Message-ID. It leaves out when to try again
+// and where it may connect to (the Dial given).
+package smtp
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"mime"
+	"mime/quotedprintable"
+	"net"
+	"net/mail"
+	"net/smtp"
+	"net/textproto"
+	"strings"
+	"time"
+)
+
+// Config is what a Client is made of. Relay, From and Dial are required.
+type Config struct {
+	Relay              string // host:port
+	TLS                string // starttls, tls or none; empty is starttls
+	CA                 string // PEM; empty believes the system's
+	Username, Password string
+	From               string
+	Hello              string // what the relay is greeted as; empty is localhost
+	Dial               func(ctx context.Context, network, address string) (net.Conn, error)
+	Timeout            time.Duration // of one message; 0 is 30 s
+}
+
+// Client sends through one relay. It is safe for concurrent use; each message
+// has a connection of its own.
+type Client struct {
+	cfg  Config
+	host string
+	tls  *tls.Config
+}
+
+// Message is a mail of plain text.
+type Message struct {
+	ID      string // unique and the same at every delivery: letters, digits, '.', '-' and '_'
+	Domain  string // the right side of the Message-ID
+	To      []string
+	Subject string
+	Body    string
+	Date    time.Time
+}
+
+// New makes a Client and does not connect.
+func New(c Config) (*Client, error) {
+	host, _, err := net.SplitHostPort(c.Relay)
+	if err != nil || host == "" {
+		return nil, fmt.Errorf("cannot make a mail client: %.80q is not host:port", c.Relay)
+	}
+	switch c.TLS {
+	case "":
+		c.TLS = "starttls"
+	case "starttls", "tls":
+	case "none":
+		if c.Password != "" {
+			return nil, errors.New("cannot make a mail client: the password would be sent in the clear")
+		}
+	default:
+		return nil, fmt.Errorf("cannot make a mail client: tls %.40q is not starttls, tls or none", c.TLS)
+	}
+	if _, err := mail.ParseAddress(c.From); err != nil {
+		return nil, fmt.Errorf("cannot make a mail client: %.80q is not a mail address", c.From)
+	}
+	conf := &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
+	if c.CA != "" {
+		conf.RootCAs = x509.NewCertPool()
+		if !conf.RootCAs.AppendCertsFromPEM([]byte(c.CA)) {
+			return nil, errors.New("cannot make a mail client: its CA holds no certificate in PEM")
+		}
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 30 * time.Second
+	}
+	if c.Hello == "" {
+		c.Hello = "localhost"
+	}
+	return &Client{cfg: c, host: host, tls: conf}, nil
+}
+
+// Rejected tells whether err is the relay's last word about this very
+// message or its recipients, so that another message may well be taken.
+func Rejected(err error) bool {
+	e, ok := errors.AsType[*textproto.Error](err)
+	return ok && (e.Code == 550 || e.Code == 551 || e.Code == 552 || e.Code == 553 || e.Code == 554)
+}
+
+// Send hands m to the relay. Errors: *textproto.Error for what the relay
+// refused, and those of the connection.
+func (c *Client) Send(ctx context.Context, m Message) error {
+	text, err := m.bytes(c.cfg.From)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	conn, err := c.cfg.Dial(ctx, "tcp", c.cfg.Relay)
+	if err != nil {
+		return fmt.Errorf("cannot reach the relay: %w", err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	if c.cfg.TLS == "tls" {
+		conn = tls.Client(conn, c.tls)
+	}
+	if err := c.talk(conn, m.To, text); err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+		return fmt.Errorf("cannot hand a mail to %s: %w", c.host, err)
+	}
+	return nil
+}
+
+func (c *Client) talk(conn net.Conn, to []string, text []byte) error {
+	s, err := smtp.NewClient(conn, c.host)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if err := s.Hello(c.cfg.Hello); err != nil {
+		return err
+	}
+	if c.cfg.TLS == "starttls" {
+		if ok, _ := s.Extension("STARTTLS"); !ok {
+			return errors.New("it does not offer STARTTLS; tls: none speaks to it in the clear")
+		}
+		if err := s.StartTLS(c.tls); err != nil {
+			return err
+		}
+	}
+	if c.cfg.Username != "" {
+		if err := s.Auth(smtp.PlainAuth("", c.cfg.Username, c.cfg.Password, c.host)); err != nil {
+			return err
+		}
+	}
+	if err := s.Mail(c.cfg.From); err != nil {
+		return err
+	}
+	for _, a := range to {
+		if err := s.Rcpt(a); err != nil {
+			return err
+		}
+	}
+	w, err := s.Data()
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(text); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	_ = s.Quit() // the relay has the message; how it says goodbye does not matter
+	return nil
+}
+
+// bytes is the message as it goes over the wire.
+func (m Message) bytes(from string) ([]byte, error) {
+	if len(m.To) == 0 {
+		return nil, errors.New("cannot send a mail to nobody")
+	}
+	for _, a := range append([]string{from}, m.To...) {
+		if p, err := mail.ParseAddress(a); err != nil || p.Address != a {
+			return nil, fmt.Errorf("cannot send a mail: %.80q is not a mail address", a)
+		}
+	}
+	var b bytes.Buffer
+	head := func(name, value string) { fmt.Fprintf(&b, "%s: %s\r\n", name, value) }
+	head("From", from)
+	head("To", strings.Join(m.To, ",\r\n "))
+	head("Subject", mime.QEncoding.Encode("utf-8", oneLine(m.Subject)))
+	head("Date", m.Date.Format(time.RFC1123Z))
+	head("Message-ID", "<"+atom(m.ID)+"@"+atom(m.Domain)+">")
+	head("MIME-Version", "1.0")
+	head("Content-Type", "text/plain; charset=utf-8")
+	head("Content-Transfer-Encoding", "quoted-printable")
+	head("Auto-Submitted", "auto-generated")
+	b.WriteString("\r\n")
+	q := quotedprintable.NewWriter(&b)
+	if _, err := q.Write([]byte(strings.ReplaceAll(m.Body, "\n", "\r\n"))); err != nil {
+		return nil, fmt.Errorf("cannot encode a mail: %w", err)
+	}
+	if err := q.Close(); err != nil {
+		return nil, fmt.Errorf("cannot encode a mail: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// oneLine makes a header's value of any text.
+func oneLine(s string) string {
+	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool { return r < ' ' || r == 0x7f }), " ")
+	if r := []rune(s); len(r) > 150 {
+		s = string(r[:150])
+	}
+	return s
+}
+
+// atom keeps of s what a Message-ID may hold.
+func atom(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.' {
+			return r
+		}
+		return '-'
+	}, s)
+}

@@ -1,0 +1,218 @@
+// Package webhook sends notifications by HTTP: CloudEvents 1.0 that are
+// signed, and messages for Slack-compatible incoming webhooks.
+//
+// A signature is that of the Standard Webhooks specification: webhook-id,
+// webhook-timestamp and webhook-signature, which is HMAC-SHA256 over
+// id.timestamp.body. A receiver keeps the ids it has seen, since a message
+// whose answer was lost is sent again with the same id, and refuses a
+// timestamp that is minutes away from its own clock.
+//
+// It guarantees that a redirect is not followed, that an answer is read in
+// bounds, and that no error holds the address, which may be a secret. It
+// leaves out when to try again and where it may connect to (the Dial given).
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Config is what a Client is made of. URL and Dial are required.
+type Config struct {
+	URL string
+	// Key signs what is sent: whsec_ and base64, or the key itself. Empty
+	// signs nothing.
+	Key  string
+	CA   string // PEM; empty believes the system's
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Timeout bounds one message; 0 is 15 s.
+	Timeout time.Duration
+	Agent   string // User-Agent
+}
+
+// Client sends to one receiver. It is safe for concurrent use.
+type Client struct {
+	url, agent string
+	key        []byte
+	http       *http.Client
+}
+
+// Event is a CloudEvent 1.0.
+type Event struct {
+	SpecVersion string          `json:"specversion"` // 1.0
+	ID          string          `json:"id"`
+	Source      string          `json:"source"`
+	Type        string          `json:"type"`
+	Subject     string          `json:"subject,omitempty"`
+	Time        time.Time       `json:"time"`
+	ContentType string          `json:"datacontenttype,omitempty"`
+	Sequence    string          `json:"sequence,omitempty"` // extension: orders the events of a source
+	Data        json.RawMessage `json:"data,omitempty"`
+}
+
+// StatusError is an answer that is no success.
+type StatusError struct {
+	Status     int
+	RetryAfter time.Duration // 0 if the receiver did not say
+	Detail     string
+}
+
+func (e *StatusError) Error() string {
+	s := fmt.Sprintf("the receiver answered %d %s", e.Status, http.StatusText(e.Status))
+	if e.Detail != "" {
+		s += ": " + e.Detail
+	}
+	return s
+}
+
+// Rejected tells whether the receiver refused this very message, so that
+// another one may well be taken.
+func (e *StatusError) Rejected() bool {
+	switch e.Status {
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity:
+		return true
+	}
+	return false
+}
+
+// New makes a Client and does not connect.
+func New(c Config) (*Client, error) {
+	u, err := url.Parse(c.URL)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return nil, errors.New("cannot make a webhook: its address is not an http or https one")
+	}
+	key := []byte(c.Key)
+	if text, ok := strings.CutPrefix(c.Key, "whsec_"); ok {
+		if key, err = base64.StdEncoding.DecodeString(text); err != nil {
+			return nil, errors.New("cannot make a webhook: what follows whsec_ in its key is not base64")
+		}
+	}
+	if c.Key != "" && len(key) < 16 {
+		return nil, fmt.Errorf("cannot make a webhook: its key has %d bytes, want at least 16", len(key))
+	}
+	conf := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.CA != "" {
+		conf.RootCAs = x509.NewCertPool()
+		if !conf.RootCAs.AppendCertsFromPEM([]byte(c.CA)) {
+			return nil, errors.New("cannot make a webhook: its CA holds no certificate in PEM")
+		}
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 15 * time.Second
+	}
+	return &Client{url: c.URL, agent: c.Agent, key: key, http: &http.Client{
+		Timeout: c.Timeout,
+		// No proxy: it would dial in place of Dial, which knows what is allowed.
+		Transport: &http.Transport{DialContext: c.Dial, TLSClientConfig: conf, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 2,
+			IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: 64 << 10},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}, nil
+}
+
+// Close lets go of idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Send sends one event, or several as a batch, whose id is given. Errors:
+// *StatusError, and those of the connection.
+func (c *Client) Send(ctx context.Context, id string, events ...Event) error {
+	var body []byte
+	var err error
+	kind := "application/cloudevents+json"
+	if len(events) == 1 {
+		body, err = json.Marshal(events[0])
+	} else {
+		kind = "application/cloudevents-batch+json"
+		body, err = json.Marshal(events)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot encode an event: %w", err)
+	}
+	h := http.Header{"Content-Type": {kind}}
+	if len(c.key) > 0 {
+		at := strconv.FormatInt(time.Now().Unix(), 10)
+		h.Set("Webhook-Id", id)
+		h.Set("Webhook-Timestamp", at)
+		h.Set("Webhook-Signature", "v1,"+Sign(c.key, id, at, body))
+	}
+	return c.post(ctx, h, body)
+}
+
+// Text sends a text to a Slack-compatible webhook. It is in Slack's markup;
+// what is not markup has been through Escape.
+func (c *Client) Text(ctx context.Context, text string) error {
+	body, err := json.Marshal(map[string]string{"text": text})
+	if err != nil {
+		return fmt.Errorf("cannot encode a message: %w", err)
+	}
+	return c.post(ctx, http.Header{"Content-Type": {"application/json"}}, body)
+}
+
+// Escape makes text harmless in Slack's markup.
+func Escape(s string) string {
+	return strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(s)
+}
+
+// Sign is the signature of a message in base64.
+func Sign(key []byte, id, timestamp string, body []byte) string {
+	m := hmac.New(sha256.New, key)
+	fmt.Fprintf(m, "%s.%s.", id, timestamp)
+	m.Write(body)
+	return base64.StdEncoding.EncodeToString(m.Sum(nil))
+}
+
+// maxRetryAfter bounds how long a receiver can put us off.
+const maxRetryAfter = time.Hour
+
+func (c *Client) post(ctx context.Context, h http.Header, body []byte) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+	if err != nil {
+		return errors.New("cannot make the request: the address is not one")
+	}
+	req.Header = h
+	req.Header.Set("User-Agent", c.agent)
+	res, err := c.http.Do(req)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // its text has the address
+		}
+		return fmt.Errorf("cannot reach the receiver: %w", err)
+	}
+	defer res.Body.Close()
+	said, err := io.ReadAll(io.LimitReader(res.Body, 4<<10))
+	if res.StatusCode/100 == 2 {
+		return nil
+	}
+	e := &StatusError{Status: res.StatusCode}
+	if err == nil {
+		e.Detail = shorten(string(said))
+	}
+	if n, err := strconv.Atoi(res.Header.Get("Retry-After")); err == nil && n > 0 {
+		e.RetryAfter = min(time.Duration(n)*time.Second, maxRetryAfter)
+	}
+	return e
+}
+
+// shorten keeps what a receiver said to a line.
+func shorten(s string) string {
+	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "?")), " ")
+	if r := []rune(s); len(r) > 200 {
+		s = string(r[:200])
+	}
+	return s
+}
