@@ -100,16 +100,24 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	if err != nil {
 		return err
 	}
+	note, err := c.newNotifier(cfg, f, seal, log)
+	if err != nil {
+		return err
+	}
+	ctl.metrics.MustRegister(note)
 	var asked http.Handler
 	if ctl.peers != nil {
 		asked = ctl.peers.Handler()
 	}
 	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, Log: log.With("part", "api"),
-		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Peers: asked})
+		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Notifier: note, Peers: asked})
 	if err != nil {
 		return err
 	}
 	tasks := append([]task.Task{task.Loop("the store's upkeep", db.Run)}, ctl.tasks...)
+	if cfg.Role != "api" {
+		tasks = append(tasks, task.Loop(note.String(), note.Run))
+	}
 	handler := api.Handler()
 	switch {
 	case cfg.Role != "controller":

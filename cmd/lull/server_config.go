@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"gopkg.in/yaml.v3"
 
+	"lull/internal/base/outward"
 	"lull/internal/fleet"
 )
 
@@ -29,7 +30,7 @@ type serverConfig struct {
 	Etcd, EtcdCA, EtcdCert, EtcdKey, EtcdUser     string
 	EtcdPasswordFile, FleetID, SealKey, TokenFile string
 	LogLevel, CMLPort, Owners, Accounts           string
-	Advertise                                     string
+	Advertise, NotifyAllow                        string
 	NewToken                                      bool
 
 	flags, env, file fleet.Layer
@@ -63,6 +64,7 @@ var serverOptions = []serverOption{
 	{"image-owners", "LULL_SERVER_IMAGE_OWNERS", "account,...", "who may have published the images that templates name; empty is self", func(c *serverConfig) any { return &c.Owners }},
 	{"aws-accounts", "LULL_SERVER_AWS_ACCOUNTS", "NAME=ROLE-ARN,...", "roles to assume in other accounts", func(c *serverConfig) any { return &c.Accounts }},
 	{"advertise", "LULL_SERVER_ADVERTISE", "URL", "where other servers of the fleet reach this one for live readings; empty keeps them to itself", func(c *serverConfig) any { return &c.Advertise }},
+	{"notify-allow", "LULL_SERVER_NOTIFY_ALLOW", "NETWORK,...", "networks beside the public internet that notifications may go to, like 10.0.0.0/8 or 127.0.0.1", func(c *serverConfig) any { return &c.NotifyAllow }},
 	{"log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "least level that is logged to standard error", func(c *serverConfig) any { return &c.LogLevel }},
 }
 
@@ -202,6 +204,9 @@ func (cfg *serverConfig) validate() error {
 		fail("cannot listen on %q: want host:port", cfg.Listen)
 	case cfg.TLSCert == "" && !cfg.Insecure && !loopbackName(host):
 		fail("cannot listen on %s without TLS: everybody on the way could read the tokens; give --tls-cert and --tls-key, or --insecure", cfg.Listen)
+	}
+	if _, err := outward.ParseAllow(fields(cfg.NotifyAllow)); err != nil {
+		fail("cannot use notify-allow: %v", err)
 	}
 	if abs, err := filepath.Abs(cfg.Data); err == nil {
 		cfg.Data = abs

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -29,6 +30,8 @@ func freePort(t interface{ Fatal(...any) }) string {
 // TestServerScripts runs the fleet's command line against a real server and
 // the simulated cloud, each a process of its own.
 func TestServerScripts(t *testing.T) {
+	cmds := (&receivers{all: map[string]*listening{}}).commands()
+	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until})
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/server",
 		Setup: func(e *testscript.Env) error {
@@ -43,9 +46,7 @@ func TestServerScripts(t *testing.T) {
 			e.Setenv("RECONCILE_INTERVAL", "1")
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"code": exitCodeIs, "login": login, "until": until,
-		},
+		Cmds: cmds,
 	})
 }
 

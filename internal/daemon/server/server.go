@@ -2,8 +2,9 @@
 // may ask, checks what is asked, hands it to package fleet and renders the
 // outcome.
 //
-// Guarantees. Every route but the four public ones needs a token whose role
-// covers it; the table of routes is in the OpenAPI document that is served,
+// Guarantees. Every route but the public ones (health, the description of the
+// API, and the answers to a warning, which carry a signature) needs a token
+// whose role covers it; the table of routes is in the OpenAPI document that is served,
 // with the role of each. Every fault is a problem document (RFC 9457) that
 // names the field, and changes nothing. A mutating call with an
 // Idempotency-Key is answered as the first one with that key was. Every
@@ -76,7 +77,9 @@ type Options struct {
 	// Peers answers the other servers below /internal/; nil answers none.
 	Peers   http.Handler
 	Metrics prometheus.Gatherer
-	Version string
+	// Notifier tests channels of notifications; nil in a process without one.
+	Notifier Notifier
+	Version  string
 	// BuildDate, RFC 3339, is what agents are compared with.
 	BuildDate string
 	Shadow    bool
@@ -94,6 +97,7 @@ type Server struct {
 	admin    Admin
 	web      http.Handler
 	metrics  prometheus.Gatherer
+	notifier Notifier
 	version  string
 	built    string
 	shadow   bool
@@ -119,7 +123,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("cannot make a server without a fleet")
 	}
 	s := &Server{
-		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, web: o.Web, metrics: o.Metrics,
+		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, web: o.Web, metrics: o.Metrics, notifier: o.Notifier,
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
@@ -175,6 +179,8 @@ func (s *Server) routes() {
 	s.tokenRoutes()
 	s.machineRoutes()
 	s.adminRoutes()
+	s.notifyRoutes()
+	s.answerRoutes()
 	s.healthRoutes()
 	s.pageRoute()
 }

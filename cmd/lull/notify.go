@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+)
+
+func (c *cli) notifyCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "notify", Short: "Show and test the channels of notifications, and see to what could not be delivered", Args: args(cobra.NoArgs),
+		Long: `Show and test the channels of notifications, and see to what could not be
+delivered. Channels are the setting notify_channels; see docs/operations.md.`,
+		Example: `  lull settings set notify_channels='{"ops":{"type":"webhook","url":"https://example.com/lull","key":"file:/etc/lull/hook.key"}}'
+  lull notify test ops`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(c.notifyLs(), c.notifyTest(), c.notifyDead(), c.notifyRetry(), c.notifyDrop())
+	return cmd
+}
+
+func (c *cli) channels(ctx context.Context) (*control.Client, []fleet.Delivery, error) {
+	cl, err := c.control()
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := control.All[fleet.Delivery](ctx, cl, "/api/v1/notifications/channels", nil)
+	return cl, l, err
+}
+
+func (c *cli) letters(ctx context.Context) (*control.Client, []fleet.DeadLetter, error) {
+	cl, err := c.control()
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := control.All[fleet.DeadLetter](ctx, cl, "/api/v1/notifications/dead", nil)
+	return cl, l, err
+}
+
+func (c *cli) notifyLs() *cobra.Command {
+	return &cobra.Command{Use: "ls", Short: "List the channels and how far each has got", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, l, err := c.channels(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.print(l, func(w io.Writer) {
+				rows(w, "CHANNEL\tTYPE\tPENDING\tDELIVERED\tLAST\tDEAD\tFAILING SINCE\tERROR", func(row func(string, ...any)) {
+					for _, d := range l {
+						row("%s\t%s\t%d\t%d\t%s\t%d\t%s\t%s", d.Channel, d.Type, d.Pending, d.Delivered, moment0(d.LastDeliveredAt), d.Dead, moment0(d.FailingSince), dash(d.LastError))
+					}
+				})
+			})
+		}}
+}
+
+func (c *cli) notifyTest() *cobra.Command {
+	return &cobra.Command{Use: "test CHANNEL", Short: "Send a test to a channel now and say what became of it", Args: args(cobra.ExactArgs(1)),
+		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+			_, l, err := c.channels(cmd.Context())
+			if err != nil || len(a) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			var out []string
+			for _, d := range l {
+				out = append(out, d.Channel+"\t"+d.Type)
+			}
+			return out, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			if _, err := cl.Call(cmd.Context(), "POST", "/api/v1/notifications/channels/"+url.PathEscape(a[0])+"/test", nil, nil); err != nil {
+				return err
+			}
+			return c.print(map[string]any{"channel": a[0], "delivered": true}, func(w io.Writer) { fmt.Fprintf(w, "%s took the test\n", a[0]) })
+		}}
+}
+
+func (c *cli) notifyDead() *cobra.Command {
+	return &cobra.Command{Use: "dead", Short: "List events that could not be delivered", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, l, err := c.letters(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.print(l, func(w io.Writer) {
+				rows(w, "LETTER\tEVENT\tWORKER\tHAPPENED\tTRIES\tERROR", func(row func(string, ...any)) {
+					for _, d := range l {
+						row("%s/%s\t%s\t%s\t%s\t%d\t%s", d.Channel, d.ID, d.Event, dash(d.Entry.WorkerName), moment0(&d.Entry.At), d.Tries, d.Error)
+					}
+				})
+			})
+		}}
+}
+
+func (c *cli) notifyRetry() *cobra.Command {
+	return c.eachLetter("retry", "Have dead letters sent again", func(ctx context.Context, cl *control.Client, path string) error {
+		_, err := cl.Call(ctx, "POST", path+"/retry", nil, nil)
+		return err
+	}, "is sent again")
+}
+
+func (c *cli) notifyDrop() *cobra.Command {
+	return c.eachLetter("drop", "Drop dead letters for good", func(ctx context.Context, cl *control.Client, path string) error {
+		_, err := cl.Call(ctx, "DELETE", path, nil, nil)
+		return err
+	}, "is dropped")
+}
+
+// eachLetter is a verb for dead letters, by name or all of them.
+func (c *cli) eachLetter(verb, short string, do func(context.Context, *control.Client, string) error, done string) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{Use: verb + " {CHANNEL/ID... | --all}", Short: short, Args: args(cobra.ArbitraryArgs),
+		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			_, l, err := c.letters(cmd.Context())
+			var out []string
+			for _, d := range l {
+				out = append(out, d.Channel+"/"+d.ID+"\t"+d.Event+" of "+d.Entry.WorkerName)
+			}
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveError
+			}
+			return out, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, a []string) error {
+			if all == (len(a) > 0) {
+				return &usageError{errors.New("cannot tell which: name dead letters as lull notify dead does, or give --all")}
+			}
+			cl, l, err := c.letters(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if all {
+				for _, d := range l {
+					a = append(a, d.Channel+"/"+d.ID)
+				}
+			}
+			for _, name := range a {
+				channel, id, ok := strings.Cut(name, "/")
+				if !ok {
+					return &usageError{fmt.Errorf("cannot read %q: want CHANNEL/ID", name)}
+				}
+				if err := do(cmd.Context(), cl, "/api/v1/notifications/dead/"+url.PathEscape(channel)+"/"+url.PathEscape(id)); err != nil {
+					return err
+				}
+			}
+			if a == nil {
+				a = []string{}
+			}
+			return c.print(a, func(w io.Writer) {
+				for _, name := range a {
+					fmt.Fprintln(w, name, done)
+				}
+			})
+		}}
+	cmd.Flags().BoolVar(&all, "all", false, "all of them")
+	return cmd
+}

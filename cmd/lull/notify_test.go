@@ -1,0 +1,238 @@
+package main
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"lull/internal/fleet"
+)
+
+const hookKey = "0123456789abcdef0123456789abcdef"
+
+// receivers are the HTTP servers that a script's notifications go to.
+type receivers struct {
+	mu  sync.Mutex
+	all map[string]*listening
+}
+
+type listening struct {
+	*httptest.Server
+	mu     sync.Mutex
+	broken bool
+	got    []string // bodies, in order
+	at     int      // those before were looked at
+	links  map[string]string
+	faults []string
+}
+
+func (l *listening) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil || l.broken {
+		http.Error(w, "out of order", http.StatusInternalServerError)
+		return
+	}
+	if sig := r.Header.Get("Webhook-Signature"); sig != "" {
+		m := hmac.New(sha256.New, []byte(hookKey))
+		fmt.Fprintf(m, "%s.%s.%s", r.Header.Get("Webhook-Id"), r.Header.Get("Webhook-Timestamp"), body)
+		if want := "v1," + base64.StdEncoding.EncodeToString(m.Sum(nil)); sig != want {
+			l.faults = append(l.faults, "a signature does not fit its body")
+		}
+		if !strings.HasPrefix(r.Header.Get("Content-Type"), "application/cloudevents+json") || !bytes.Contains(body, []byte(`"specversion":"1.0"`)) {
+			l.faults = append(l.faults, "it is no CloudEvent: "+string(body))
+		}
+	}
+	l.got = append(l.got, string(body))
+}
+
+// commands are those of scripts that have receivers.
+func (rs *receivers) commands() map[string]func(*testscript.TestScript, bool, []string) {
+	return map[string]func(*testscript.TestScript, bool, []string){
+		"receiver": rs.open, "received": rs.received, "link": rs.link, "forged-link": rs.forged, "notice": notice,
+		"broken": func(ts *testscript.TestScript, _ bool, a []string) { rs.set(ts, a[0], true) },
+		"mended": func(ts *testscript.TestScript, _ bool, a []string) { rs.set(ts, a[0], false) },
+	}
+}
+
+func (rs *receivers) of(ts *testscript.TestScript, name string) *listening {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	l := rs.all[ts.Getenv("WORK")+name]
+	if l == nil {
+		ts.Fatalf("there is no receiver %s", name)
+	}
+	return l
+}
+
+// open starts a receiver: receiver NAME. Its address is in NAME_URL, the key
+// in NAME_KEY.
+func (rs *receivers) open(ts *testscript.TestScript, _ bool, args []string) {
+	l := &listening{}
+	l.Server = httptest.NewServer(l)
+	ts.Defer(l.Close)
+	rs.mu.Lock()
+	rs.all[ts.Getenv("WORK")+args[0]] = l
+	rs.mu.Unlock()
+	ts.Setenv(strings.ToUpper(args[0])+"_URL", l.URL+"/"+args[0])
+	ts.Setenv(strings.ToUpper(args[0])+"_KEY", hookKey)
+}
+
+func (rs *receivers) set(ts *testscript.TestScript, name string, broken bool) {
+	l := rs.of(ts, name)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.broken = broken
+}
+
+// received waits for a message after the last one it was asked for that holds
+// all of some texts: received NAME TEXT...
+func (rs *receivers) received(ts *testscript.TestScript, _ bool, args []string) {
+	l := rs.of(ts, args[0])
+	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); pause() {
+		if l.find(args[1:]) {
+			if len(l.faults) > 0 {
+				ts.Fatalf("%v", l.faults)
+			}
+			return
+		}
+	}
+	ts.Fatalf("%s never got %q; it got:\n%s", args[0], args[1:], strings.Join(l.got, "\n"))
+}
+
+func (l *listening) find(texts []string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := l.at; i < len(l.got); i++ {
+		all := true
+		for _, t := range texts {
+			all = all && strings.Contains(l.got[i], strings.NewReplacer(">", `\u003e`, "<", `\u003c`).Replace(t))
+		}
+		if !all {
+			continue
+		}
+		l.at = i + 1
+		var e struct {
+			Data struct {
+				Links map[string]string `json:"links"`
+			} `json:"data"`
+		}
+		if json.Unmarshal([]byte(l.got[i]), &e) == nil && e.Data.Links != nil {
+			l.links = e.Data.Links
+		}
+		return true
+	}
+	return false
+}
+
+// link follows a link of the last warning of the receiver hook, as a browser
+// does: link VERB look|give STATUS TEXT
+func (rs *receivers) link(ts *testscript.TestScript, _ bool, args []string) {
+	address := rs.of(ts, "hook").links[args[0]]
+	visit(ts, address, args[1] == "give", args[2], args[3])
+}
+
+// forged visits links that nobody signed: forged-link STATUS TEXT
+func (rs *receivers) forged(ts *testscript.TestScript, _ bool, args []string) {
+	address := rs.of(ts, "hook").links[fleet.AnswerExtend]
+	cut := strings.LastIndexByte(address, '.')
+	middle := strings.LastIndexByte(address, '/') + 20
+	other := byte('A')
+	if address[middle] == other {
+		other = 'B'
+	}
+	for _, bad := range []string{address[:cut], address[:cut+1], address[:cut] + "." + strings.Repeat("A", 43), address[:middle] + string(other) + address[middle+1:]} {
+		for _, give := range []bool{false, true} {
+			visit(ts, bad, give, args[0], args[1])
+		}
+	}
+}
+
+func visit(ts *testscript.TestScript, address string, give bool, status, text string) {
+	var res *http.Response
+	var err error
+	if give {
+		res, err = http.Post(address, "application/x-www-form-urlencoded", nil)
+	} else {
+		res, err = http.Get(address)
+	}
+	ts.Check(err)
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	ts.Check(err)
+	if fmt.Sprint(res.StatusCode) != status || !strings.Contains(string(body), text) {
+		ts.Fatalf("give %t answers %d:\n%s", give, res.StatusCode, body)
+	}
+	if res.Header.Get("Referrer-Policy") != "no-referrer" || res.Header.Get("Cache-Control") != "no-store" || !strings.Contains(res.Header.Get("Content-Security-Policy"), "frame-ancestors 'none'") {
+		ts.Fatalf("the page's head is %v", res.Header)
+	}
+}
+
+// notice waits until CML on a worker shows a notice: notice WORKER TEXT
+func notice(ts *testscript.TestScript, _ bool, args []string) {
+	hc := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	last := ""
+	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); pause() {
+		var err error
+		if last, err = notices(ts, hc, args[0]); err == nil && strings.Contains(last, args[1]) {
+			return
+		}
+	}
+	ts.Fatalf("CML of %s never says %q: %s", args[0], args[1], last)
+}
+
+func notices(ts *testscript.TestScript, hc *http.Client, worker string) (string, error) {
+	token, err := os.ReadFile(ts.MkAbs("token"))
+	if err != nil {
+		return "", err
+	}
+	req, err := http.NewRequest("GET", ts.Getenv("LULL_SERVER")+"/api/v1/workers?name="+worker, nil)
+	if err != nil {
+		return "", err
+	}
+	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	res, err := hc.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	var l struct{ Items []fleet.Worker }
+	if err := json.NewDecoder(res.Body).Decode(&l); err != nil || len(l.Items) != 1 {
+		return "", fmt.Errorf("%d workers, %v", len(l.Items), err)
+	}
+	host := strings.TrimSuffix(l.Items[0].HTTPSEndpoint, "/") + ":" + ts.Getenv("CML_PORT")
+	in, err := hc.Post(host+"/api/v0/authenticate", "application/json", strings.NewReader(`{"username":"admin","password":"cml"}`))
+	if err != nil {
+		return "", err
+	}
+	defer in.Body.Close()
+	var session string
+	if err := json.NewDecoder(in.Body).Decode(&session); err != nil {
+		return "", err
+	}
+	if req, err = http.NewRequest("GET", host+"/api/v0/system/notices", nil); err != nil {
+		return "", err
+	}
+	req.Header.Set("Authorization", "Bearer "+session)
+	out, err := hc.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer out.Body.Close()
+	b, err := io.ReadAll(out.Body)
+	return string(b), err
+}

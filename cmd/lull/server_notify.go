@@ -1,0 +1,22 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	_ "time/tzdata" // zones where the machine has none, as in an empty container
+
+	"lull/internal/base/outward"
+	"lull/internal/daemon/notify"
+	"lull/internal/fleet"
+)
+
+// newNotifier makes what delivers notifications. It connects to the public
+// internet and to what the process, not a stored setting, allows beside it.
+func (c *cli) newNotifier(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, log *slog.Logger) (*notify.Notifier, error) {
+	allow, err := outward.ParseAllow(fields(cfg.NotifyAllow))
+	if err != nil {
+		return nil, fmt.Errorf("cannot use notify-allow: %w", err)
+	}
+	dial := outward.Dialer{Allow: allow}
+	return notify.New(notify.Config{Fleet: f, Secret: secrets(seal, c.getenv), Dial: dial.DialContext, Version: version, Log: log.With("part", "notifier")})
+}

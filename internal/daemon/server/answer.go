@@ -1,0 +1,109 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"html/template"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"lull/internal/fleet"
+)
+
+// The pages behind the links of a warning. They need no login: the signature
+// in the link is the right to give this one answer. To look is safe, since
+// programs that scan mail follow every link: only the form on the page acts.
+
+// question is what an answer is called before and after it is given.
+var question = map[string]struct{ ask, button, done string }{
+	fleet.AnswerExtend:   {"Keep it running for another hour?", "Extend by an hour", "It is kept running until"},
+	fleet.AnswerNotToday: {"Keep it running for the rest of the day?", "Not today", "It is kept running until"},
+	fleet.AnswerStop:     {"Stop it now? Its disks are kept.", "Stop now", "It is being stopped."},
+}
+
+var answerPage = template.Must(template.New("answer").Parse(`<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><meta name="robots" content="noindex"><title>lull: {{.Title}}</title>
+<style>
+:root{color-scheme:light dark;font:18px/1.5 system-ui,sans-serif}main{max-width:34rem;margin:3rem auto;padding:0 1rem}
+button{font:inherit;padding:.6rem 1.2rem;border-radius:.4rem;border:1px solid;cursor:pointer}
+</style>
+<main>
+<h1>{{.Title}}</h1>
+{{range .Lines}}<p>{{.}}</p>
+{{end}}{{if .Button}}<form method="post"><button type="submit">{{.Button}}</button></form>
+{{end}}</main></html>
+`))
+
+type shownAnswer struct {
+	Title  string
+	Lines  []string
+	Button string
+}
+
+type linkToken struct {
+	Token string `path:"token" maxLength:"2048" doc:"The signed answer, from a link in a warning"`
+}
+
+func (s *Server) answerRoutes() {
+	look := route{id: "look-at-answer", method: "GET", path: "/answer/{token}", doc: "The page behind a link in a warning; it does nothing by itself"}
+	give := route{id: "give-answer", method: "POST", path: "/answer/{token}", doc: "Give the answer of a link in a warning, once; the signature is the right to"}
+	for _, r := range []route{look, give} {
+		register(s, r, func(ctx context.Context, in *linkToken) (*huma.StreamResponse, error) {
+			status, p := s.answer(ctx, in.Token, r.method == "POST")
+			var body bytes.Buffer
+			if err := answerPage.Execute(&body, p); err != nil {
+				return nil, problem(err)
+			}
+			return &huma.StreamResponse{Body: func(hc huma.Context) {
+				hc.SetHeader("Content-Type", "text/html; charset=utf-8")
+				hc.SetHeader("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
+				hc.SetHeader("Referrer-Policy", "no-referrer") // the address is the right
+				hc.SetStatus(status)
+				_, _ = hc.BodyWriter().Write(body.Bytes()) // nobody is left to tell
+			}}, nil
+		})
+		describe(s, r, "text/html", "A page that needs nothing from elsewhere")
+	}
+}
+
+// over is the page of a link that has nothing left to say.
+func over(why string) (int, shownAnswer) {
+	return http.StatusGone, shownAnswer{Title: "Nothing to do", Lines: []string{why}}
+}
+
+// answer shows what a link would do, or does it.
+func (s *Server) answer(ctx context.Context, token string, act bool) (int, shownAnswer) {
+	a, err := s.fleet.ReadAnswer(time.Now(), token)
+	if err != nil {
+		return http.StatusNotFound, shownAnswer{Title: "This link is not valid", Lines: []string{"It has expired, or it was not copied whole. Nothing was done."}}
+	}
+	w, err := s.fleet.Worker(ctx, a.WorkerID)
+	if _, gone := errors.AsType[*fleet.NotFound](err); gone {
+		return over("The worker is no longer here.")
+	}
+	zone, q := s.fleet.Settings().Zone(), question[a.Verb]
+	switch {
+	case err != nil:
+	case !a.Holds(&w):
+		return over("The warning about " + w.Name + " is over: it was answered, or the worker was used or stopped meanwhile. It is " + string(w.Status) + " now.")
+	case !act:
+		return http.StatusOK, shownAnswer{Title: w.Name, Button: q.button, Lines: []string{
+			"Nobody seems to use " + w.Name + " (" + w.AWSRegion + "). It will be paused at " + a.PauseAt.In(zone).Format("15:04 MST") + ".", q.ask}}
+	default:
+		w, err = s.fleet.AnswerWarning(ctx, a)
+	}
+	if _, refused := errors.AsType[*fleet.Refused](err); refused {
+		return over("The warning about it is over: somebody was faster. Nothing was done by this link.")
+	}
+	if err != nil {
+		return http.StatusServiceUnavailable, shownAnswer{Title: "Not done", Lines: []string{"The server cannot do that at the moment. Try again."}, Button: q.button}
+	}
+	line := q.done
+	if w.SnoozedUntil != nil && a.Verb != fleet.AnswerStop {
+		line += " " + w.SnoozedUntil.In(zone).Format("15:04 MST on Monday, 2 January") + "."
+	}
+	return http.StatusOK, shownAnswer{Title: w.Name, Lines: []string{line}}
+}
