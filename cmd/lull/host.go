@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/daemon/host"
+	"lull/internal/edge/runtime/docker"
 	"lull/internal/edge/runtime/process"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -100,6 +101,15 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		runtimes["microvm"] = vms
 		defer vms.Close()
 	}
+	var containers *docker.Runtime
+	if cfg.Docker != "" {
+		if containers, err = docker.New(docker.Config{Socket: cfg.Docker, Process: rt, Log: log,
+			OnExit: func(id string, run uint64, e instance.Exit) { h.OnExit(id, run, e) }}); err != nil {
+			return err
+		}
+		defer containers.Close()
+		runtimes["docker"] = containers
+	}
 	relay, err := router.New(router.Config{Log: log})
 	if err != nil {
 		return err
@@ -148,6 +158,9 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	guestCtx, endGuests := context.WithCancel(gctx)
 	guestServer := &host.Guests{Host: h, Listener: guests, Identify: func(pid int) (string, error) { return identify(runtimes, pid) }}
 	g.Go(func() error { return guestServer.Run(guestCtx) })
+	if containers != nil {
+		g.Go(func() error { return containers.Follow(guestCtx, h) })
+	}
 	hostCtx, endHost := context.WithCancel(gctx)
 	hostDone := make(chan struct{})
 	g.Go(func() error { defer close(hostDone); return h.Run(hostCtx) })

@@ -29,7 +29,11 @@ type hostConfig struct {
 	Harness    string
 	Machine    string
 	StopAll    bool
+	Docker     string
 }
+
+// dockerSocket is where Docker listens when nobody says otherwise.
+const dockerSocket = "/var/run/docker.sock"
 
 // option is one setting: its flag, its environment variable, its unit and what
 // it means. Precedence is flag, environment, file, default.
@@ -50,6 +54,7 @@ var hostOptions = []option{
 	{"guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a tree as lull guest-kernel makes it, or a file; empty looks in the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }},
 	{"harness", "LULL_HOST_HARNESS", "path", "the lull-harness program of microVMs; empty finds it beside lull", func(c *hostConfig) any { return &c.Harness }},
 	{"vm-machine", "LULL_HOST_VM_MACHINE", "name", "QEMU's machine for microVMs: q35, or microvm, which starts sooner", func(c *hostConfig) any { return &c.Machine }},
+	{"docker", "LULL_HOST_DOCKER", "path", "take over the idling of Docker's containers with the label lull.pause-after, over its API at this socket; empty is off, --docker alone means " + dockerSocket, func(c *hostConfig) any { return &c.Docker }},
 	{"stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host ends, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }},
 }
 
@@ -201,6 +206,9 @@ func bindFlags(f *pflag.FlagSet, getenv func(string) string) {
 			continue
 		}
 		f.String(o.Name, text(p), fmt.Sprintf("%s ($%s)", o.Doc, o.Env))
+		if o.Name == "docker" {
+			f.Lookup(o.Name).NoOptDefVal = dockerSocket
+		}
 	}
 }
 

@@ -89,6 +89,8 @@ func next(o hostctl.Instance) string {
 		return "pauses in " + span(max(time.Until(*o.PauseAt), 0))
 	case o.State == "running":
 		return "stays"
+	case o.State == "paused" && o.LastPausedBy == "external":
+		return "until resumed"
 	case o.NextStepAt != nil:
 		verb := map[string]string{"reclaimed": "gives memory back", "hibernated": "goes to disk", "stopped": "stops"}[o.NextStep]
 		return verb + " in " + span(max(time.Until(*o.NextStepAt), 0))

@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"io"
 	"net"
 	"syscall"
 
@@ -33,6 +34,12 @@ type (
 	// runs, until the instance is removed.
 	Forgetter interface {
 		Forget(ctx context.Context, id string) error
+	}
+	// LogReader is a runtime whose instances' output somebody else keeps. Lines
+	// go to w: the last tail of them (all when negative), and with follow what
+	// comes until ctx ends.
+	LogReader interface {
+		Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error
 	}
 	// Identifier is a runtime that can tell whose a process is; an error when
 	// it is none of its own.

@@ -96,6 +96,7 @@ type Capabilities struct {
 	Image           bool `json:"image"`             // it has files of its own: this machine's paths and environment mean nothing inside
 	Network         bool `json:"network"`           // it has a network of its own: clients reach it through the relay only
 	Limits          bool `json:"limits"`            // memory and processors can be bounded
+	Shared          bool `json:"shared"`            // somebody else may start, pause and stop its instances too
 	Workspace       bool `json:"workspace"`         // a directory of this machine can be shared with it
 }
 

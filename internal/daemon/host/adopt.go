@@ -132,6 +132,18 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 			return i.backToRunning("supervisor", "it was let run while no daemon was there")
 		}
 	}
+	if i.rt.Capabilities().Shared {
+		// Its own pauses are recorded before they begin, so this is another's.
+		if still, err := w.Still(); err == nil && still && (was == power.Running || i.pausedByOthers()) {
+			if was == power.Running {
+				return i.pausedOutside("it was paused while no daemon was there")
+			}
+			i.mu.Lock()
+			i.frozen = true
+			i.mu.Unlock()
+			return nil
+		}
+	}
 	if !paused {
 		err := w.Thaw()
 		var unusable *instance.SnapshotError

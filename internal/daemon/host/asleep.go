@@ -49,6 +49,9 @@ func (i *inst) nextStep() (time.Time, power.Instance) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	since := i.rec.LastPausedAt
+	if i.rec.PausedBy == byOutside {
+		return time.Time{}, ""
+	}
 	s := i.rec.State
 	if r := time.Duration(i.spec.ReclaimAfter); r > 0 && s == power.Paused {
 		return since.Add(r), power.Reclaimed
@@ -68,7 +71,7 @@ func (i *inst) nextStep() (time.Time, power.Instance) {
 // deeper steps and does not wake (spec, section 4).
 func (i *inst) checkAsleep() {
 	i.mu.Lock()
-	unguarded := i.guard == nil
+	unguarded := i.guard == nil && i.rec.PausedBy != byOutside
 	due := !i.nextDue.IsZero() && !i.h.now().Before(i.nextDue)
 	if due {
 		i.nextDue = time.Time{}

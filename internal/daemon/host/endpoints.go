@@ -61,6 +61,9 @@ func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
 	case power.Running:
 		return nil
 	case power.Paused, power.Reclaimed, power.Hibernated:
+		if i.pausedByOthers() {
+			return fmt.Errorf("%s was paused from outside of lull; resume it there or with: lull instance resume %s", i.name(), i.name())
+		}
 		return i.wake("connection", why)
 	case power.Stopped:
 		switch {

@@ -170,7 +170,7 @@ func (h *Host) thawAll() error {
 		i.acquire()
 		// The lock is kept: nothing may begin any more. What is hibernated holds
 		// nothing that a thaw would set free.
-		if s := i.state(); !s.Asleep() || s == power.Hibernated {
+		if s := i.state(); !s.Asleep() || s == power.Hibernated || i.pausedByOthers() {
 			continue
 		}
 		if err := i.wake("host", "the host ended"); err != nil {

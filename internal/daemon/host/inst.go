@@ -151,6 +151,7 @@ func (i *inst) wantWake(why string) {
 // that runs needs nothing, and one that may not be woken stays as it is.
 func (i *inst) serveWake(why string) {
 	switch s := i.state(); {
+	case i.pausedByOthers():
 	case s.Asleep():
 		if err := i.wake("connection", why); err != nil {
 			i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "error", err)

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"lull/internal/instance"
 )
 
 // followEvery is how often a log that somebody follows is looked at.
@@ -18,6 +20,13 @@ const followEvery = 100 * time.Millisecond
 // Logs copies what an instance has printed, the older file first, and with
 // follow what it goes on to print, until ctx ends or the instance is gone.
 func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, tail int, follow bool) error {
+	i, err := h.find(id)
+	if err != nil {
+		return err
+	}
+	if r, ok := i.rt.(instance.LogReader); ok {
+		return r.Logs(ctx, id, flushing{w, http.NewResponseController(w)}, tail, follow)
+	}
 	path := filepath.Join(h.cfg.LogDir, id+".log")
 	kept, err := readLog(path)
 	if err != nil {
@@ -47,6 +56,20 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, tail 
 			return nil
 		}
 	}
+}
+
+// flushing sends each write on at once.
+type flushing struct {
+	io.Writer
+	c *http.ResponseController
+}
+
+func (f flushing) Write(p []byte) (int, error) {
+	n, err := f.Writer.Write(p)
+	if err == nil {
+		err = f.c.Flush()
+	}
+	return n, err
 }
 
 // logView remembers how far a log was read, across its rotation.

@@ -85,7 +85,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	case power.Running:
 		o.PauseAt = v.TargetPauseAt
 	case power.Paused, power.Reclaimed, power.Hibernated:
-		if s := i.stopAfter(); s > 0 {
+		if s := i.stopAfter(); s > 0 && r.PausedBy != byOutside {
 			o.StopAt = ptr(r.LastPausedAt.Add(s))
 		}
 		at, to := i.nextStep()

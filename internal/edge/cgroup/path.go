@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -60,4 +61,39 @@ func (g *Group) namesakes() (path string, dirs []string, err error) {
 		dirs = append(dirs, filepath.Join(m.dir, path))
 	}
 	return path, dirs, nil
+}
+
+// Of finds the group that a process is in, to be read and frozen by whoever made
+// it: the v1 freezer's where the process has one of its own there, else that of
+// the unified hierarchy. The root is nobody's group. fs.ErrNotExist says that
+// the process is gone.
+func Of(pid int) (*Group, error) {
+	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the mounts: %w", err)
+	}
+	own, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the groups of process %d: %w", pid, err)
+	}
+	in := parseOwn(own)
+	dir := func(controller string) string {
+		for _, m := range parseMounts(mountinfo) {
+			if controller == "" && !m.v2 || controller != "" && !slices.Contains(m.controllers, controller) {
+				continue
+			}
+			rel, ok := strings.CutPrefix(in[controller], strings.TrimSuffix(m.root, "/"))
+			if ok && strings.Trim(rel, "/") != "" && !strings.Contains(rel, "..") {
+				return filepath.Join(m.dir, rel)
+			}
+		}
+		return ""
+	}
+	if d := dir("freezer"); d != "" {
+		return &Group{kind: V1, dir: d, cpu: dir("cpuacct")}, nil
+	}
+	if d := dir(""); d != "" {
+		return &Group{kind: V2, dir: d}, nil
+	}
+	return nil, fmt.Errorf("cannot use the group of process %d: it is in none of its own", pid)
 }

@@ -196,7 +196,7 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 // nil, is given the control group before anything is in it. It is not called
 // where there are none.
 func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*cgroup.Group) error) (*Work, error) {
-	w := &Work{r: r, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User}
+	w := &Work{r: r, table: &r.table, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User}
 	var dirs []string
 	if r.place.Dir != "" {
 		g, err := r.place.Create(l.ID)
@@ -250,6 +250,21 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	return w, nil
 }
 
+// Attach makes a Work of what somebody else started and keeps: its processes
+// are those of the group, its sockets those of pid's network namespace. The
+// shim knows nothing of it. A *instance.GoneError when pid is not there.
+func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group) (*Work, error) {
+	s, err := r.fs.Stat(pid)
+	if errors.Is(err, proc.ErrGone) {
+		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot look at process %d of %s: %w", pid, id, err)
+	}
+	return &Work{r: r, table: &tableCache{netns: pid}, id: id, group: g,
+		ident: instance.Identity{BootID: r.boot, Cgroup: g.Dir(), PID: pid, Start: s.Start, Run: run}}, nil
+}
+
 // outcome finds out what became of a start whose answer did not come, because
 // the shim died or the connection broke.
 func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (shimctl.Started, error) {
@@ -282,7 +297,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	if err != nil {
 		return nil, fmt.Errorf("cannot ask the shim about %s: %w", id, err)
 	}
-	w := &Work{r: r, id: id, ident: ident}
+	w := &Work{r: r, table: &r.table, id: id, ident: ident}
 	known := false
 	for _, run := range runs {
 		if run.ID != id || run.Run != ident.Run {

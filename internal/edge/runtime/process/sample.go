@@ -36,6 +36,8 @@ type listing struct {
 
 // tableCache shares listings among looks that are due together.
 type tableCache struct {
+	netns int // whose network namespace, as the pid of a process in it; 0 is our own
+
 	mu          sync.Mutex
 	last        *listing
 	listening   []sockets.Socket
@@ -66,7 +68,7 @@ func (c *tableCache) fresh() (*listing, error) {
 func (c *tableCache) listLocked() (*listing, error) {
 	if time.Since(c.listeningAt) >= listeningFor {
 		at := time.Now()
-		ls, err := listeners()
+		ls, err := c.listeners()
 		if err != nil {
 			return nil, err
 		}
@@ -74,7 +76,7 @@ func (c *tableCache) listLocked() (*listing, error) {
 	}
 	l := &listing{at: time.Now(), listening: c.listening}
 	var err error
-	l.open, err = dump(sockets.Query{Info: true, States: []sockets.State{sockets.Established, sockets.CloseWait,
+	l.open, err = c.dump(sockets.Query{Info: true, States: []sockets.State{sockets.Established, sockets.CloseWait,
 		sockets.SynRecv, sockets.NewSynRecv}})
 	return l, err
 }
@@ -87,7 +89,7 @@ func (c *tableCache) closed() (at time.Time, l []sockets.Socket, err error) {
 	defer c.mu.Unlock()
 	if time.Since(c.waitedAt) >= sharedFor {
 		at := time.Now()
-		ls, err := dump(sockets.Query{States: []sockets.State{sockets.TimeWait}})
+		ls, err := c.dump(sockets.Query{States: []sockets.State{sockets.TimeWait}})
 		if err != nil {
 			return at, nil, err
 		}
@@ -96,17 +98,18 @@ func (c *tableCache) closed() (at time.Time, l []sockets.Socket, err error) {
 	return c.waitedAt, c.waited, nil
 }
 
-// listeners lists the listening sockets of this machine now.
-func listeners() ([]sockets.Socket, error) {
-	return dump(sockets.Query{States: []sockets.State{sockets.Listen}})
+// listeners lists the listening sockets now.
+func (c *tableCache) listeners() ([]sockets.Socket, error) {
+	return c.dump(sockets.Query{States: []sockets.State{sockets.Listen}})
 }
 
 // unconnected lists UDP sockets that anybody may send to.
-func unconnected() ([]sockets.Socket, error) {
-	return dump(sockets.Query{UDP: true, States: []sockets.State{sockets.Close}})
+func (c *tableCache) unconnected() ([]sockets.Socket, error) {
+	return c.dump(sockets.Query{UDP: true, States: []sockets.State{sockets.Close}})
 }
 
-func dump(q sockets.Query) ([]sockets.Socket, error) {
+func (c *tableCache) dump(q sockets.Query) ([]sockets.Socket, error) {
+	q.NetNSPID = c.netns
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	t, err := sockets.Dump(ctx, q)
@@ -140,9 +143,9 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	w.mu.Lock()
 	frozen := w.frozen
 	w.mu.Unlock()
-	look := w.r.table.recent
+	look := w.table.recent
 	if frozen {
-		look = w.r.table.fresh
+		look = w.table.fresh
 	}
 	t, err := look()
 	var own map[uint64]place
@@ -217,7 +220,7 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 
 // lastClosed finds when the newest connection that is over ended.
 func (w *Work) lastClosed(s *instance.Sample, at map[netip.AddrPort]bool, ports map[uint16]bool) {
-	then, waited, err := w.r.table.closed()
+	then, waited, err := w.table.closed()
 	if err != nil {
 		s.ConnErr = err
 		return

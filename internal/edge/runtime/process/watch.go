@@ -100,7 +100,7 @@ func (w *Work) unwatchable(err error, own map[uint64]place) error {
 		return &UnwatchableError{fmt.Sprintf("of %s", w.id), err}
 	}
 	name := fmt.Sprintf("descriptor %d of process %d", dup.FD, dup.PID)
-	if t, lerr := w.r.table.fresh(); lerr == nil { // only to name it
+	if t, lerr := w.table.fresh(); lerr == nil { // only to name it
 		for _, s := range slices.Concat(t.listening, t.open) {
 			if at, ok := own[s.Inode]; ok && at.pid == dup.PID && at.fd == dup.FD {
 				name = "tcp " + s.Local.String()

@@ -24,6 +24,7 @@ type Work struct {
 	id      string
 	ident   instance.Identity
 	group   *cgroup.Group // nil: signals
+	table   *tableCache   // of the sockets around it
 	logPath string
 	logMax  int64
 	user    string
@@ -251,7 +252,7 @@ func (w *Work) Reclaim(ctx context.Context) (int64, error) {
 
 // Listeners implements instance.Workload.
 func (w *Work) Listeners() ([]instance.Listener, error) {
-	tcp, err := listeners()
+	tcp, err := w.table.listeners()
 	if err != nil {
 		return nil, err
 	}
@@ -259,7 +260,7 @@ func (w *Work) Listeners() ([]instance.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	udp, err := unconnected()
+	udp, err := w.table.unconnected()
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,107 @@
+package host
+
+import (
+	"context"
+
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// byOutside is who paused, resumed or started an instance when it was somebody
+// who uses the runtime without lull (docker pause, docker start).
+const byOutside = "external"
+
+// ByImage finds the instance of a runtime that was made from an image, which
+// for containers of Docker is the container.
+func (h *Host) ByImage(runtime, image string) (id string, ok bool) {
+	for _, i := range h.all() {
+		if i.spec.Runtime == runtime && i.spec.Image == image {
+			return i.id, true
+		}
+	}
+	return "", false
+}
+
+// StartedOutside takes over an instance that is recorded as stopped and that
+// somebody else has started.
+func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	i.serve()
+	if i.state() != power.Stopped {
+		return nil
+	}
+	i.update(func(r *instance.Record) { r.Enabled, r.CrashLooping, r.Crashes = true, false, nil })
+	return i.start(ctx, byOutside, why)
+}
+
+// Observe compares an instance with its workload. One that somebody else has
+// paused is recorded as paused by them: it is left alone, no connection wakes
+// it and it takes no step of the ladder, until they or a person resumes it. One
+// that somebody else has resumed is running.
+func (h *Host) Observe(ctx context.Context, ref, why string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	i.serve()
+	w := i.workload()
+	if w == nil {
+		return nil
+	}
+	still, err := w.Still()
+	if err != nil {
+		return err
+	}
+	switch s := i.state(); {
+	case s == power.Running && still:
+		return i.pausedOutside(why)
+	case s.Asleep() && s != power.Hibernated && !still:
+		return i.wake(byOutside, why)
+	}
+	return nil
+}
+
+func (i *inst) pausedOutside(why string) error {
+	i.up.Store(false)
+	if i.gate != nil {
+		i.gate.Hold()
+	}
+	i.mu.Lock()
+	i.frozen = true
+	i.mu.Unlock()
+	now := i.h.now()
+	i.update(func(r *instance.Record) { r.State = power.Pausing })
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.Freed = power.Paused, why, 0
+		r.LastPausedAt, r.PausedBy = now, byOutside
+		r.PauseCount++
+	})
+	if err != nil {
+		i.h.due.set(i, now) // repaired: it is thawed
+		return err
+	}
+	if i.gate != nil {
+		i.gate.Sleep()
+	}
+	i.h.due.remove(i)
+	i.emit("paused", byOutside, why)
+	return nil
+}
+
+// pausedByOthers says that it sleeps because somebody else wants it to.
+func (i *inst) pausedByOthers() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.rec.State.Asleep() && i.rec.PausedBy == byOutside
+}

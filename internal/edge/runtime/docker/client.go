@@ -1,0 +1,332 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Bounds of what a daemon may answer.
+const (
+	maxAnswer = 16 << 20
+	maxEvent  = 1 << 20
+	maxOutput = 8 << 20 // kept of each stream of a command
+)
+
+// client speaks the Docker Engine API over its unix socket, as much of it as
+// idling needs. Paths without a version mean the daemon's own.
+type client struct {
+	http http.Client
+}
+
+func newClient(socket string) *client {
+	return &client{http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+		MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute,
+	}}}
+}
+
+// statusError is an answer that is no success.
+type statusError struct {
+	Status  int
+	Message string
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("docker says %d: %s", e.Status, e.Message) }
+
+// isStatus says whether err is an answer with one of the given statuses.
+func isStatus(err error, any ...int) bool {
+	var s *statusError
+	if errors.As(err, &s) {
+		for _, n := range any {
+			if s.Status == n {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// send makes one request. The caller closes the body.
+func (c *client) send(ctx context.Context, method, path string, query url.Values, body any) (*http.Response, error) {
+	var r io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		r = bytes.NewReader(b)
+	}
+	q, err := http.NewRequestWithContext(ctx, method, "http://docker"+path+"?"+query.Encode(), r)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		q.Header.Set("Content-Type", "application/json")
+	}
+	a, err := c.http.Do(q)
+	if err != nil {
+		return nil, err
+	}
+	if a.StatusCode < 300 {
+		return a, nil
+	}
+	defer a.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(a.Body, 64<<10))
+	if err != nil {
+		return nil, err
+	}
+	var m struct{ Message string }
+	if json.Unmarshal(b, &m) != nil || m.Message == "" {
+		m.Message = strings.TrimSpace(string(b))
+	}
+	return nil, &statusError{a.StatusCode, m.Message}
+}
+
+// call makes one request and reads its answer into out, when there is one.
+func (c *client) call(ctx context.Context, method, path string, query url.Values, body, out any) error {
+	a, err := c.send(ctx, method, path, query, body)
+	if err != nil {
+		return err
+	}
+	defer a.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(a.Body, maxAnswer+1))
+	if err != nil {
+		return err
+	}
+	if len(b) > maxAnswer {
+		return fmt.Errorf("the answer to %s has more than %d bytes", path, maxAnswer)
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(b, out); err != nil {
+		return fmt.Errorf("cannot read the answer to %s: %w", path, err)
+	}
+	return nil
+}
+
+// details is what inspecting a container tells.
+type details struct {
+	ID     string `json:"Id"`
+	Name   string
+	Config struct {
+		Labels     map[string]string
+		StopSignal string
+		Tty        bool
+	}
+	State struct {
+		Running    bool
+		Paused     bool
+		Restarting bool
+		OOMKilled  bool
+		Pid        int
+		ExitCode   int
+		StartedAt  time.Time
+		FinishedAt time.Time
+	}
+}
+
+func (d *details) name() string { return strings.TrimPrefix(d.Name, "/") }
+
+// runs says whether it has a process, paused or not.
+func (d *details) runs() bool { return d.State.Running && d.State.Pid > 1 }
+
+func (c *client) inspect(ctx context.Context, id string) (*details, error) {
+	var d details
+	if err := c.call(ctx, http.MethodGet, "/containers/"+url.PathEscape(id)+"/json", nil, nil, &d); err != nil {
+		return nil, err
+	}
+	if !validID(d.ID) {
+		return nil, fmt.Errorf("cannot use the answer about %s: its id is %.80q", id, d.ID)
+	}
+	return &d, nil
+}
+
+// validID holds an id to what Docker gives: 64 hexadecimal digits.
+func validID(id string) bool {
+	if len(id) != 64 {
+		return false
+	}
+	return strings.Trim(id, "0123456789abcdef") == ""
+}
+
+// do carries out a verb of a container.
+func (c *client) do(ctx context.Context, id, verb string, query url.Values) error {
+	return c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/"+verb, query, nil, nil)
+}
+
+// labelled lists the containers with a label, running or not.
+func (c *client) labelled(ctx context.Context, label string) (ids []string, err error) {
+	f, err := json.Marshal(map[string][]string{"label": {label}})
+	if err != nil {
+		return nil, err
+	}
+	var l []struct {
+		ID string `json:"Id"`
+	}
+	err = c.call(ctx, http.MethodGet, "/containers/json", url.Values{"all": {"1"}, "filters": {string(f)}}, nil, &l)
+	for _, e := range l {
+		if validID(e.ID) {
+			ids = append(ids, e.ID)
+		}
+	}
+	return ids, err
+}
+
+// event is one line of the event stream.
+type event struct {
+	Type   string
+	Action string
+	Actor  struct{ ID string }
+}
+
+// events calls each with every container event from now on, after calling
+// ready once the daemon has begun to tell. It returns why the stream ended.
+func (c *client) events(ctx context.Context, ready func(), each func(event)) error {
+	f := `{"type":["container"]}`
+	a, err := c.send(ctx, http.MethodGet, "/events", url.Values{"filters": {f}}, nil)
+	if err != nil {
+		return err
+	}
+	defer a.Body.Close()
+	ready()
+	return readEvents(a.Body, each)
+}
+
+// readEvents reads JSON objects behind each other. An object that is too long or
+// no event ends it: what followed could not be told apart.
+func readEvents(r io.Reader, each func(event)) error {
+	in := &refill{r: r}
+	d := json.NewDecoder(in)
+	for {
+		in.left = maxEvent
+		var e event
+		if err := d.Decode(&e); err != nil {
+			return fmt.Errorf("the stream of events ended: %w", err)
+		}
+		if e.Type == "container" && validID(e.Actor.ID) {
+			each(e)
+		}
+	}
+}
+
+// refill bounds what one object may take.
+type refill struct {
+	r    io.Reader
+	left int
+}
+
+func (f *refill) Read(p []byte) (int, error) {
+	if f.left <= 0 {
+		return 0, fmt.Errorf("an event has more than %d bytes", maxEvent)
+	}
+	n, err := f.r.Read(p[:min(len(p), f.left)])
+	f.left -= n
+	return n, err
+}
+
+// demux takes the two streams of a container's output apart: each piece has a
+// header of eight bytes, its stream and its length.
+func demux(r io.Reader, out, errOut io.Writer) error {
+	var h [8]byte
+	for {
+		if _, err := io.ReadFull(r, h[:]); err != nil {
+			if err == io.EOF {
+				return nil
+			}
+			return err
+		}
+		to := out
+		switch h[0] {
+		case 0, 1:
+		case 2:
+			to = errOut
+		default:
+			return fmt.Errorf("cannot read the output: there is no stream %d", h[0])
+		}
+		if _, err := io.CopyN(to, r, int64(binary.BigEndian.Uint32(h[4:]))); err != nil {
+			return err
+		}
+	}
+}
+
+// exec runs a command in a container and waits for it.
+func (c *client) exec(ctx context.Context, id string, command, env []string, dir string) (code int, out, errOut string, err error) {
+	var made struct{ ID string }
+	err = c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/exec", nil,
+		map[string]any{"AttachStdout": true, "AttachStderr": true, "Cmd": command, "Env": env, "WorkingDir": dir}, &made)
+	if err != nil {
+		return 0, "", "", err
+	}
+	a, err := c.send(ctx, http.MethodPost, "/exec/"+url.PathEscape(made.ID)+"/start", nil, map[string]bool{"Detach": false, "Tty": false})
+	if err != nil {
+		return 0, "", "", err
+	}
+	var o, e keep
+	if err := errors.Join(demux(a.Body, &o, &e), a.Body.Close()); err != nil {
+		return 0, "", "", err
+	}
+	for { // its end can come a moment after that of its output
+		var end struct {
+			ExitCode *int
+			Running  bool
+		}
+		if err := c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(made.ID)+"/json", nil, nil, &end); err != nil {
+			return 0, "", "", err
+		}
+		if !end.Running && end.ExitCode != nil {
+			return *end.ExitCode, string(o), string(e), nil
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return 0, "", "", context.Cause(ctx)
+		}
+	}
+}
+
+// keep keeps the first maxOutput bytes.
+type keep []byte
+
+func (k *keep) Write(p []byte) (int, error) {
+	*k = append(*k, p[:min(len(p), maxOutput-len(*k))]...)
+	return len(p), nil
+}
+
+// logs copies a container's output.
+func (c *client) logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error {
+	d, err := c.inspect(ctx, id)
+	if err != nil {
+		return err
+	}
+	q := url.Values{"stdout": {"1"}, "stderr": {"1"}, "tail": {"all"}}
+	if tail >= 0 {
+		q.Set("tail", strconv.Itoa(tail))
+	}
+	if follow {
+		q.Set("follow", "1")
+	}
+	a, err := c.send(ctx, http.MethodGet, "/containers/"+url.PathEscape(id)+"/logs", q, nil)
+	if err != nil {
+		return err
+	}
+	defer a.Body.Close()
+	if d.Config.Tty { // one stream, as it is
+		_, err = io.Copy(w, a.Body)
+		return err
+	}
+	return demux(a.Body, w, w)
+}

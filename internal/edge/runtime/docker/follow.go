@@ -1,0 +1,315 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+)
+
+// Labels of a container. Durations are as 30s or 5m; 0 is off.
+const (
+	LabelPauseAfter  = "lull.pause-after" // takes the container over; idle time until it is paused
+	LabelStopAfter   = "lull.stop-after"  // from being paused until it is stopped; default never
+	LabelReclaim     = "lull.reclaim-after"
+	LabelQuiet       = "lull.quiet-connection-after"
+	LabelIdlePolicy  = "lull.idle-policy"      // default or leases_only
+	LabelOutbound    = "lull.wake-on-outbound" // true or false
+	labelPrefix      = "lull."
+	nameWithoutRules = "docker-" // before the id, where a container's name is no instance's name
+)
+
+// Host is the part of the host daemon that is told what becomes of containers.
+// Every instance is named by its id.
+type Host interface {
+	// ByImage finds the instance that took over a container.
+	ByImage(runtime, image string) (id string, ok bool)
+	Create(ctx context.Context, s instance.Spec) (id string, err error)
+	// StartedOutside takes over what runs already.
+	StartedOutside(ctx context.Context, id, why string) error
+	// Observe compares the instance with what its workload is, and follows it
+	// when somebody else has paused or unpaused it.
+	Observe(ctx context.Context, id, why string) error
+	Delete(ctx context.Context, id, by string) error
+}
+
+// SpecOf reads a container's labels. Every fault names its label.
+func SpecOf(container, name string, labels map[string]string) (instance.Spec, error) {
+	s := instance.Spec{Name: name, Runtime: "docker", Image: container, Restart: instance.RestartNo, StopAfter: new(idle.Duration)}
+	if instance.ValidName(name) != nil {
+		s.Name = nameWithoutRules + container[:12]
+	}
+	var errs []error
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		v := labels[k]
+		if !strings.HasPrefix(k, labelPrefix) {
+			continue
+		}
+		var d time.Duration
+		var err error
+		switch k {
+		case LabelPauseAfter, LabelStopAfter, LabelReclaim, LabelQuiet:
+			if d, err = time.ParseDuration(v); err != nil {
+				errs = append(errs, fmt.Errorf("cannot use the label %s: %.100q is not a duration as 30s", k, v))
+			}
+		case LabelOutbound:
+			if s.WakeOnOutbound, err = strconv.ParseBool(v); err != nil {
+				errs = append(errs, fmt.Errorf("cannot use the label %s: %.100q is neither true nor false", k, v))
+			}
+		case LabelIdlePolicy:
+			s.IdlePolicy = v
+		default:
+			errs = append(errs, fmt.Errorf("cannot use the label %.100s: there is none of that name", k))
+		}
+		after := idle.Duration(d)
+		switch k {
+		case LabelPauseAfter:
+			s.PauseAfter = &after
+		case LabelStopAfter:
+			s.StopAfter = &after
+		case LabelReclaim:
+			s.ReclaimAfter = after
+		case LabelQuiet:
+			s.QuietConnectionAfter = after
+		}
+	}
+	return s, errors.Join(append(errs, s.Validate())...)
+}
+
+// Backoff between two tries to reach Docker.
+const (
+	firstRetry = 200 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// Follow keeps h in step with Docker until ctx ends: after a look at every
+// container by events alone, and after each break of those again by a look.
+func (r *Runtime) Follow(ctx context.Context, h Host) error {
+	f := &follower{r: r, h: h, told: map[string]string{}}
+	for wait := firstRetry; ; {
+		began := time.Now()
+		err := f.once(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(began) > lastRetry {
+			wait = firstRetry
+		}
+		r.log.Warn("Docker is not followed", "error", err, "again_in", wait)
+		select {
+		case <-time.After(wait + rand.N(wait/4)):
+		case <-ctx.Done():
+			return nil
+		}
+		wait = min(wait*2, lastRetry)
+	}
+}
+
+// follower is the one who tells the host.
+type follower struct {
+	r    *Runtime
+	h    Host
+	told map[string]string // container -> what was wrong with its labels, said once
+
+	mu    sync.Mutex
+	due   map[string]bool // containers to look at, each once however many events came
+	order []string
+	more  chan struct{}
+}
+
+func (f *follower) want(c string) {
+	f.mu.Lock()
+	if !f.due[c] {
+		f.due[c] = true
+		f.order = append(f.order, c)
+	}
+	f.mu.Unlock()
+	select {
+	case f.more <- struct{}{}:
+	default:
+	}
+}
+
+func (f *follower) take() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.order) == 0 {
+		return ""
+	}
+	c := f.order[0]
+	f.order = f.order[1:]
+	delete(f.due, c)
+	return c
+}
+
+// actions are the events after which a container may be something else.
+// Commands that run inside and health checks are not among them.
+var actions = map[string]bool{"start": true, "die": true, "pause": true, "unpause": true, "destroy": true, "stop": true, "kill": true, "restart": true, "oom": true}
+
+// once follows one stream of events to its end.
+func (f *follower) once(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	f.mu.Lock()
+	f.due, f.order, f.more = map[string]bool{}, nil, make(chan struct{}, 1)
+	f.mu.Unlock()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		// The look comes after the stream has begun, so nothing falls between.
+		cancel(f.r.api.events(ctx, func() {
+			if err := f.lookAtAll(ctx); err != nil {
+				cancel(err)
+			}
+		}, func(e event) {
+			if actions[e.Action] {
+				f.want(e.Actor.ID)
+			}
+		}))
+	})
+	defer wg.Wait()
+	for {
+		for c := f.take(); c != ""; c = f.take() {
+			if err := f.look(ctx, c); err != nil {
+				if isUnreachable(err) {
+					cancel(err)
+					return err
+				}
+				f.r.log.Warn("cannot follow a container", "container", c[:12], "error", err)
+			}
+		}
+		select {
+		case <-f.more:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// isUnreachable says that Docker did not answer at all.
+func isUnreachable(err error) bool {
+	var s *statusError
+	var other *hostError
+	return !errors.As(err, &s) && !errors.As(err, &other)
+}
+
+// hostError is what the host said, which has nothing to do with Docker.
+type hostError struct{ err error }
+
+func (e *hostError) Error() string { return e.err.Error() }
+func (e *hostError) Unwrap() error { return e.err }
+
+func (f *follower) lookAtAll(ctx context.Context) error {
+	ids, err := f.r.api.labelled(ctx, LabelPauseAfter)
+	if err != nil {
+		return err
+	}
+	for _, c := range ids {
+		f.want(c)
+	}
+	f.r.mu.Lock() // what was taken over before may be gone, or have no label
+	for c := range f.r.works {
+		ids = append(ids, c)
+	}
+	f.r.mu.Unlock()
+	for _, c := range ids {
+		f.want(c)
+	}
+	f.r.log.Info("following Docker", "socket", f.r.cfg.Socket, "containers", len(ids))
+	return nil
+}
+
+// look brings the host in step with one container as it is now. The order of
+// events does not matter: only what is found counts.
+func (f *follower) look(ctx context.Context, c string) error {
+	ctx, cancel := context.WithTimeout(ctx, apiLimit)
+	defer cancel()
+	d, err := f.r.api.inspect(ctx, c)
+	if isStatus(err, 404) {
+		return f.gone(ctx, c)
+	}
+	if err != nil {
+		return err
+	}
+	f.ended(d)
+	id, known := f.h.ByImage("docker", d.ID)
+	if !known {
+		id, known = f.h.ByImage("docker", d.name())
+	}
+	if !d.runs() {
+		return nil
+	}
+	if !known {
+		if _, labelled := d.Config.Labels[LabelPauseAfter]; !labelled {
+			return nil
+		}
+		if id, err = f.create(ctx, d); err != nil || id == "" {
+			return err
+		}
+	}
+	if f.r.workOf(d.ID) == nil {
+		if err := f.h.StartedOutside(ctx, id, "its container runs"); err != nil {
+			return &hostError{err}
+		}
+	}
+	if err := f.h.Observe(ctx, id, "somebody used docker"); err != nil {
+		return &hostError{err}
+	}
+	return nil
+}
+
+// create takes over a container by its labels. Labels that cannot be used are
+// said once.
+func (f *follower) create(ctx context.Context, d *details) (string, error) {
+	s, err := SpecOf(d.ID, d.name(), d.Config.Labels)
+	if err == nil {
+		id, cerr := f.h.Create(ctx, s)
+		if cerr == nil {
+			delete(f.told, d.ID)
+			return id, nil
+		}
+		err = cerr
+	}
+	if f.told[d.ID] != err.Error() {
+		f.told[d.ID] = err.Error()
+		f.r.log.Error("cannot take over a container", "container", d.name(), "error", err)
+	}
+	return "", nil
+}
+
+// ended tells of a run that is over.
+func (f *follower) ended(d *details) {
+	w := f.r.workOf(d.ID)
+	if w == nil || d.runs() && d.State.Pid == w.Identity().PID {
+		return
+	}
+	e := d.exit()
+	if d.runs() || d.State.Restarting { // another run has taken its place
+		e = instance.Exit{Lost: true, At: time.Now()}
+	}
+	f.r.drop(w)
+	f.r.cfg.OnExit(w.id, w.Identity().Run, e)
+}
+
+// gone forgets a container that was removed.
+func (f *follower) gone(ctx context.Context, c string) error {
+	if w := f.r.workOf(c); w != nil {
+		f.r.drop(w)
+		f.r.cfg.OnExit(w.id, w.Identity().Run, instance.Exit{Lost: true, At: time.Now()})
+	}
+	delete(f.told, c)
+	if id, ok := f.h.ByImage("docker", c); ok {
+		if err := f.h.Delete(ctx, id, "external"); err != nil {
+			return &hostError{err}
+		}
+	}
+	return nil
+}
