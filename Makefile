@@ -12,7 +12,7 @@ PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light w
 	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 systemd \
 	openssh-server openssh-client tmux chromium runc docker.io busybox-static
 
-.PHONY: help build deb web demo test test-microvm soak bench lint generate packages clean
+.PHONY: help build deb web demo test test-microvm soak bench bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,9 @@ soak: packages build ## the proofs at their full counts; hours
 	LULL_INTERLEAVINGS=200000 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
 	LULL_PROGRAM_CYCLES=1000 LULL_SOAK=1 LULL_DAYS=20 LULL_SERVER_KILLS=200 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 \
 		go test -p 1 -count=1 -timeout 24h ./...
+
+bench-agent: build ## what the agent costs, beside node_exporter and collectd; a minute
+	go run ./bench/agent
 
 bench: build ## ratios against baselines measured in the same run
 	go run ./bench/host

@@ -65,6 +65,8 @@ func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (Worke
 		}
 		rules := f.PolicyWith(tx.Now, w, nil)
 		switch {
+		case a.Generation == w.AgentCalledOff:
+			return refuse("called_off", "somebody called it off")
 		case tx.Halted:
 			return refuse("halted", "automatic actions are halted")
 		case a.Shadow || !w.Armed || rules.Shadow:

@@ -237,6 +237,9 @@ func (w *Worker) CancelStop(tx *Tx, action, why string) error {
 	if w.Intent != nil && w.Intent.SentAt != nil {
 		w.CancelledStopAt = w.Intent.SentAt
 	}
+	if w.Intent != nil && w.Intent.By == ByAgent.Name {
+		w.AgentCalledOff = w.Intent.AgentGeneration
+	}
 	w.DesiredStatus, w.Intent, w.Draining = power.WorkerRunning, nil, false
 	if w.Status != power.WorkerRunning {
 		w.Status, w.StatusReason = power.WorkerRunning, ""

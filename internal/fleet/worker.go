@@ -215,17 +215,20 @@ type Worker struct {
 	// CancelledStopAt is when a stop that may already have been sent was
 	// given up: one that happens all the same is a late action.
 	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`
-	StartOrigin     Origin     `json:"start_origin,omitempty"`
-	StartBy         string     `json:"start_by,omitempty"`
-	StartReason     string     `json:"start_reason,omitempty"` // as budgets name it
-	StartAskedAt    *time.Time `json:"start_asked_at,omitempty"`
-	StartSentAt     *time.Time `json:"start_sent_at,omitempty"`
-	Restarts        int        `json:"restarts,omitempty"` // after stops by the cloud, since it last ran for an hour
-	MissingSince    *time.Time `json:"missing_since,omitempty"`
-	HibernateNote   string     `json:"hibernate_note,omitempty"` // why a plain stop was made instead
-	LastGuard       string     `json:"last_guard,omitempty"`     // the arbiter's last outcome, to audit only changes
-	WakeTokenHash   string     `json:"wake_token_hash,omitempty"`
-	LastWakeAt      *time.Time `json:"last_wake_at,omitempty"`
+	// AgentCalledOff is the generation of the agent's intent that was called
+	// off last: the agent may not come back with it.
+	AgentCalledOff uint64     `json:"agent_called_off,omitempty"`
+	StartOrigin    Origin     `json:"start_origin,omitempty"`
+	StartBy        string     `json:"start_by,omitempty"`
+	StartReason    string     `json:"start_reason,omitempty"` // as budgets name it
+	StartAskedAt   *time.Time `json:"start_asked_at,omitempty"`
+	StartSentAt    *time.Time `json:"start_sent_at,omitempty"`
+	Restarts       int        `json:"restarts,omitempty"` // after stops by the cloud, since it last ran for an hour
+	MissingSince   *time.Time `json:"missing_since,omitempty"`
+	HibernateNote  string     `json:"hibernate_note,omitempty"` // why a plain stop was made instead
+	LastGuard      string     `json:"last_guard,omitempty"`     // the arbiter's last outcome, to audit only changes
+	WakeTokenHash  string     `json:"wake_token_hash,omitempty"`
+	LastWakeAt     *time.Time `json:"last_wake_at,omitempty"`
 
 	revision int64
 }

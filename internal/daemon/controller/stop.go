@@ -108,9 +108,9 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return j.startedOutside(ctx) // a stop from outside that was taken back
 	case sent:
 		return outcome{Result: Requeue} // give the call time to show
-	case j.w.PauseHolder == fleet.HolderAgent && in.Reason == fleet.ReasonIdleTimeout && j.w.DesiredStatus == power.WorkerStopped:
+	case in.By == fleet.ByAgent.Name && j.w.DesiredStatus == power.WorkerStopped:
 		if j.overdue(j.s.ProvisioningTimeout) {
-			return j.callOff(ctx, nil, "its agent, which holds the power, did not stop it")
+			return j.callOff(ctx, nil, "its agent, which was about to, did not stop it")
 		}
 		return outcome{Result: Requeue}
 	case j.w.DesiredStatus == power.WorkerRunning:
