@@ -222,6 +222,8 @@ func TestFloorHoldsTheAgent(t *testing.T) {
 	})
 }
 
+func slowly() agentctl.Hook { pass(8 * time.Minute); return agentctl.Hook{} }
+
 const hooked = "pre-stop: /bin/true\npre-stop-timeout: 10m\n"
 
 // TestHookWhenAsked has the controller ask for the hook before it stops, for
@@ -246,7 +248,7 @@ func TestHookWhenAsked(t *testing.T) {
 		"a person, vetoed":       {[]string{"agent"}, veto, stop, true, fleet.ReasonManual},
 		"idle, vetoed":           {[]string{"agent"}, veto, nil, false, ""},
 		"idle by CML, vetoed":    {[]string{"cml"}, veto, nil, false, ""},
-		"idle, the hook is slow": {[]string{"agent"}, func() agentctl.Hook { time.Sleep(8 * time.Minute); return agentctl.Hook{} }, nil, true, fleet.ReasonIdleTimeout},
+		"idle, the hook is slow": {[]string{"agent"}, slowly, nil, true, fleet.ReasonIdleTimeout},
 		"idle, the hook fails":   {[]string{"agent"}, func() agentctl.Hook { return agentctl.Hook{ExitCode: 3} }, nil, true, fleet.ReasonIdleTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
