@@ -99,6 +99,26 @@ func TestAdopt(t *testing.T) {
 	})
 }
 
+// A run that ends between the shim's answer and the look at its process is not
+// lost: the shim will know how it ended.
+func TestAdoptWhatEnds(t *testing.T) {
+	h := newHost(t, process.Config{})
+	for run := range uint64(40) {
+		w := h.start(h.launch("ends", run+1, "sh", "-c", "sleep 0.003; exit 9"))
+		for {
+			_, err := h.rt.Adopt(within(t), "ends", w.Identity())
+			var g *instance.GoneError
+			if !errors.As(err, &g) {
+				continue // it lives, or is about to be gone
+			}
+			if g.Exit.Lost || g.Exit.Code != 9 {
+				t.Fatalf("run %d is gone as %+v, want code 9", run+1, g.Exit)
+			}
+			break
+		}
+	}
+}
+
 // The shim thaws what is frozen when no daemon is there.
 func TestDaemonGone(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {

@@ -286,6 +286,29 @@ func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (
 	}
 }
 
+// howItEnded waits until the shim knows how a run ended whose process is gone,
+// and gives it as a *instance.GoneError. Another error says that nobody knows yet.
+func (r *Runtime) howItEnded(ctx context.Context, id string, run uint64) error {
+	for {
+		runs, err := r.shim().List(ctx, id)
+		if err != nil {
+			return fmt.Errorf("cannot ask the shim how %s ended: %w", id, err)
+		}
+		at := slices.IndexFunc(runs, func(k shimctl.Run) bool { return k.ID == id && k.Run == run })
+		switch {
+		case at < 0:
+			return &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
+		case runs[at].Exit != nil:
+			return &instance.GoneError{ID: id, Exit: *runs[at].Exit}
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("cannot learn how %s ended: the shim does not know yet: %w", id, ctx.Err())
+		}
+	}
+}
+
 // mark is the entry of the environment by which a process is known to belong
 // to an instance although it left its parents.
 func mark(id string) string { return "LULL_INSTANCE_ID=" + id }
@@ -321,6 +344,9 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	live, err := w.Alive()
 	if err != nil {
 		return nil, fmt.Errorf("cannot look for process %d of %s: %w", w.ident.PID, id, err)
+	}
+	if !live && known { // it ended after the shim was asked, and the shim learns how
+		return nil, r.howItEnded(ctx, id, ident.Run)
 	}
 	if !live {
 		return nil, gone
