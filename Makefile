@@ -62,7 +62,7 @@ test-microvm: ## real guests under QEMU: installs it, fetches a guest kernel
 
 soak: packages build ## the proofs at their full counts; hours
 	LULL_INTERLEAVINGS=200000 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
-	LULL_PROGRAM_CYCLES=1000 LULL_SOAK=1 LULL_DAYS=20 LULL_SERVER_KILLS=200 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 \
+	LULL_PROGRAM_CYCLES=1000 LULL_SOAK=1 LULL_DAYS=20 LULL_SERVER_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 \
 		go test -p 1 -count=1 -timeout 24h ./...
 
 bench-agent: build ## what the agent costs, beside node_exporter and collectd; a minute

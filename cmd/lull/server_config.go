@@ -18,6 +18,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"lull/internal/base/outward"
+	"lull/internal/edge/ec2"
 	"lull/internal/fleet"
 )
 
@@ -30,7 +31,7 @@ type serverConfig struct {
 	Etcd, EtcdCA, EtcdCert, EtcdKey, EtcdUser     string
 	EtcdPasswordFile, FleetID, SealKey, TokenFile string
 	LogLevel, CMLPort, Owners, Accounts           string
-	Advertise, NotifyAllow                        string
+	Advertise, NotifyAllow, ReadRate, WriteRate   string
 	NewToken                                      bool
 
 	flags, env, file fleet.Layer
@@ -63,13 +64,16 @@ var serverOptions = []serverOption{
 	{"cml-port", "LULL_SERVER_CML_PORT", "port", "where CML listens on the workers", func(c *serverConfig) any { return &c.CMLPort }},
 	{"image-owners", "LULL_SERVER_IMAGE_OWNERS", "account,...", "who may have published the images that templates name; empty is self", func(c *serverConfig) any { return &c.Owners }},
 	{"aws-accounts", "LULL_SERVER_AWS_ACCOUNTS", "NAME=ROLE-ARN,...", "roles to assume in other accounts", func(c *serverConfig) any { return &c.Accounts }},
+	{"aws-read-rate", "LULL_SERVER_AWS_READ_RATE", "calls a second", "EC2 describe calls in an account and region; AWS allows 20 unless it raised the quota", func(c *serverConfig) any { return &c.ReadRate }},
+	{"aws-write-rate", "LULL_SERVER_AWS_WRITE_RATE", "calls a second", "launches, starts, stops and terminations in an account and region; AWS allows 2 unless it raised the quota", func(c *serverConfig) any { return &c.WriteRate }},
 	{"advertise", "LULL_SERVER_ADVERTISE", "URL", "where other servers of the fleet reach this one for live readings; empty keeps them to itself", func(c *serverConfig) any { return &c.Advertise }},
 	{"notify-allow", "LULL_SERVER_NOTIFY_ALLOW", "NETWORK,...", "networks beside the public internet that notifications may go to, like 10.0.0.0/8 or 127.0.0.1", func(c *serverConfig) any { return &c.NotifyAllow }},
 	{"log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "least level that is logged to standard error", func(c *serverConfig) any { return &c.LogLevel }},
 }
 
 func defaultServerConfig() serverConfig {
-	return serverConfig{Data: filepath.Join("lull-data", "server"), Listen: "127.0.0.1:7070", Role: "all", LogLevel: "info", CMLPort: "443"}
+	return serverConfig{Data: filepath.Join("lull-data", "server"), Listen: "127.0.0.1:7070", Role: "all", LogLevel: "info", CMLPort: "443",
+		ReadRate: "10", WriteRate: "2"}
 }
 
 func bindServerFlags(f *pflag.FlagSet) {
@@ -174,6 +178,25 @@ func (cfg *serverConfig) readFile(file string) (map[string]*yaml.Node, error) {
 	return nodes, nil
 }
 
+// limits are the rates that EC2 is called at. A burst is what AWS's own
+// buckets hold, or two seconds' worth where the quota is larger.
+func (cfg *serverConfig) limits() (ec2.Limits, error) {
+	var l ec2.Limits
+	for _, r := range []struct {
+		name, text string
+		burst      int
+		rate       *float64
+		to         *int
+	}{{"aws-read-rate", cfg.ReadRate, 50, &l.ReadRate, &l.ReadBurst}, {"aws-write-rate", cfg.WriteRate, 5, &l.WriteRate, &l.WriteBurst}} {
+		v, err := strconv.ParseFloat(r.text, 64)
+		if err != nil || !(v > 0 && v <= 1000) {
+			return l, fmt.Errorf("cannot use %s %q: it is not between 0 and 1000", r.name, r.text)
+		}
+		*r.rate, *r.to = v, max(r.burst, int(2*v))
+	}
+	return l, nil
+}
+
 func (cfg *serverConfig) validate() error {
 	var errs []error
 	fail := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
@@ -191,6 +214,9 @@ func (cfg *serverConfig) validate() error {
 	}
 	if u, err := url.Parse(cfg.Advertise); cfg.Advertise != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		fail("cannot use advertise %q: want http://host:port or https://host:port", cfg.Advertise)
+	}
+	if _, err := cfg.limits(); err != nil {
+		errs = append(errs, err)
 	}
 	if _, err := accountsOf(cfg.Accounts); err != nil {
 		errs = append(errs, err)

@@ -57,7 +57,11 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	if err != nil {
 		return plane, err
 	}
-	aws := &clouds{set: &ec2.Set{Accounts: accounts}, owners: fields(cfg.Owners), metric: map[[2]string]*cloudwatch.Client{}}
+	limits, err := cfg.limits()
+	if err != nil {
+		return plane, err
+	}
+	aws := &clouds{set: &ec2.Set{Accounts: accounts, Limits: limits}, owners: fields(cfg.Owners), metric: map[[2]string]*cloudwatch.Client{}}
 	open := secrets(seal, c.getenv)
 	cmls := &consoles{fleet: f, secret: open, port: cfg.CMLPort, byID: map[string]*console{}}
 	ctl, err := controller.New(controller.Config{

@@ -106,6 +106,7 @@ func TestServerConfigFaults(t *testing.T) {
 		"flag":                {args: []string{"--drain-timeout-seconds", "never"}, want: []string{"flag", "drain_timeout_seconds"}},
 		"off loopback":        {args: []string{"--listen", "0.0.0.0:1"}, want: []string{"TLS", "--insecure"}},
 		"roles without etcd":  {args: []string{"--role", "api"}, want: []string{"--etcd"}},
+		"rate":                {args: []string{"--aws-write-rate", "many"}, want: []string{"aws-write-rate", "many"}},
 		"certificate alone":   {args: []string{"--tls-cert", "x"}, want: []string{"tls-key"}},
 	} {
 		t.Run(name, func(t *testing.T) {

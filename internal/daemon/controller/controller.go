@@ -51,6 +51,7 @@ const (
 	WriteChecks    = 30 * time.Minute // times of idle checks are written at most this late
 	FullPass       = 10 * time.Minute // every instance is described in this time
 	lateWindow     = 15 * time.Minute // an action that was given up may still happen
+	takeoverShows  = 10 * time.Second // until a call of an earlier owner shows, or will not
 	debounce       = 200 * time.Millisecond
 )
 

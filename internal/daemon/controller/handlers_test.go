@@ -301,6 +301,7 @@ func TestHandlers(t *testing.T) {
 		// DRAINING.
 		{name: "nothing runs", status: power.WorkerDraining, set: intent(fleet.ReasonManual, true), ec2: "running", result: Success, to: power.WorkerStopping, reason: "nothing runs", calls: "tags"},
 		{name: "labs run", status: power.WorkerDraining, set: intent(fleet.ReasonManual, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, result: Requeue, calls: "tags"},
+		{name: "stopped while it drains", status: power.WorkerDraining, set: intent(fleet.ReasonManual, false), ec2: "running", inst: func(m *machine) { m.labs = 2 }, result: Success, to: power.WorkerStopping},
 		{name: "manual drain times out", status: power.WorkerDraining, set: intent(fleet.ReasonManual, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, age: long, result: Success, to: power.WorkerStopping, reason: "timed out", calls: "tags"},
 		{name: "automatic drain times out, quiet", status: power.WorkerDraining, set: intent(fleet.ReasonScaleDown, true), ec2: "running", inst: func(m *machine) { m.labs = 2 }, age: long, result: Success, to: power.WorkerStopping, calls: "tags"},
 		{name: "automatic drain, active", status: power.WorkerDraining, set: intent(fleet.ReasonScaleDown, true), ec2: "running", inst: busy, age: long, result: Success, to: power.WorkerRunning, calls: "tags"},

@@ -245,7 +245,7 @@ func (j *job) starting(ctx context.Context) outcome {
 		if j.w.EC2State == "pending" || j.w.EC2State == "running" {
 			break // it was up: somebody or something stopped it
 		}
-		if s := j.w.StartSentAt; s != nil && j.now.Sub(*s) < time.Minute {
+		if s := j.w.StartSentAt; s != nil && !j.shows(*s, time.Minute) {
 			return outcome{Result: Requeue} // give the call time to show
 		}
 		return j.start(ctx)

@@ -102,7 +102,7 @@ func (j *job) down(ctx context.Context) outcome {
 // stopRunning decides what becomes of a stop whose instance still runs.
 func (j *job) stopRunning(ctx context.Context) outcome {
 	in := j.w.Intent
-	sent := in != nil && in.SentAt != nil && j.now.Sub(*in.SentAt) < 90*time.Second
+	sent := in != nil && in.SentAt != nil && !j.shows(*in.SentAt, 90*time.Second)
 	switch {
 	case in == nil:
 		return j.startedOutside(ctx) // a stop from outside that was taken back
@@ -150,6 +150,13 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return outcome{Result: Retry}
 	}
 	return j.sendStop(ctx)
+}
+
+// shows tells whether what a call came to that was sent at a time can be seen
+// by now: d later or, if an earlier owner sent it, takeoverShows after its
+// calls have ended for certain.
+func (j *job) shows(sent time.Time, d time.Duration) bool {
+	return j.now.Sub(sent) >= d || sent.Before(j.sh.since) && j.now.Sub(j.sh.since) >= min(d, takeoverShows)
 }
 
 // sendStop calls StopInstances for an intent that is durable.
@@ -224,6 +231,8 @@ func (j *job) draining(ctx context.Context) outcome {
 	}
 	auto := in.Reason.Automatic()
 	switch {
+	case !in.Drain:
+		return j.step(ctx, power.WorkerStopping, "", nil) // stopped while it drained: no more waiting
 	case auto && j.c.fleet.Halted().On:
 		return j.callOff(ctx, nil, "all automatic actions are halted")
 	case auto && j.shadow():

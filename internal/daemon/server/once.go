@@ -42,7 +42,7 @@ func (s *Server) once(ctx huma.Context, next func(huma.Context)) {
 		return
 	}
 	key := replay.Key(p.token.ID, given)
-	old, claim, err := s.replays.Begin(r.Context(), key, fingerprint(r, body))
+	old, claim, err := s.replays.Load().Begin(r.Context(), key, fingerprint(r, body))
 	switch {
 	case err != nil:
 		refuse(ctx, problem(err))

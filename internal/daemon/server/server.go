@@ -23,6 +23,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -109,8 +110,8 @@ type Server struct {
 	machines *machines
 	roster   *roster.Roster
 	board    *board.Board
-	streams  chan struct{} // one for each event stream that may be open
-	replays  *replay.Log   // set before ready closes
+	streams  chan struct{}              // one for each event stream that may be open
+	replays  atomic.Pointer[replay.Log] // set before ready closes
 	ready    chan struct{}
 }
 
@@ -194,14 +195,15 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // sweepEvery is how often old answers are removed.
 const sweepEvery = time.Hour
 
-// Run keeps what the server knows fresh until ctx ends. It grants a lease for
-// its claims; losing that ends the run with an error.
+// Run keeps what the server knows fresh until ctx ends. Its claims are held
+// by a lease; one that is lost, as when the store is away for long, is
+// replaced, and the claims that it held are free.
 func (s *Server) Run(ctx context.Context) error {
 	lease, err := s.fleet.Store().Grant(ctx, s.leaseTTL)
 	if err != nil {
 		return fmt.Errorf("cannot start the API: %w", err)
 	}
-	s.replays = replay.New(s.fleet.Store(), lease)
+	s.replays.Store(replay.New(s.fleet.Store(), lease))
 	fault := func(err error) { s.log.Error("record cannot be read", "error", err) }
 	tokens := task.Loop("the tokens", func(ctx context.Context) error { return s.tokens.Run(ctx, fault) })
 	open := task.Func("the API's upkeep", func(ctx context.Context, ready func()) error {
@@ -209,27 +211,41 @@ func (s *Server) Run(ctx context.Context) error {
 			select {
 			case <-known:
 			case <-ctx.Done():
+				s.revoke(ctx, lease)
 				return nil
 			}
 		}
 		close(s.ready)
 		ready()
-		return s.upkeep(ctx, lease)
+		s.upkeep(ctx, lease)
+		return nil
 	})
-	return errors.Join(task.Run(ctx, tokens, task.Loop("the list of workers", s.roster.Run), open), s.revoke(ctx, lease))
+	return task.Run(ctx, tokens, task.Loop("the list of workers", s.roster.Run), open)
 }
 
-func (s *Server) upkeep(ctx context.Context, lease store.Lease) error {
+// upkeep sweeps old answers and replaces a lease that is lost, until ctx
+// ends.
+func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			s.revoke(ctx, lease)
+			return
 		case <-lease.Lost():
-			return fmt.Errorf("cannot go on: %w", store.ErrLeaseLost)
+			s.log.Warn("the lease of the API is lost; it takes another")
+			next, err := s.fleet.Store().Grant(ctx, s.leaseTTL)
+			if err != nil {
+				if control.Pause(ctx, time.Second) != nil {
+					return
+				}
+				continue
+			}
+			lease = next
+			s.replays.Store(replay.New(s.fleet.Store(), lease))
 		case <-tick.C:
-			if _, err := s.replays.Sweep(ctx, time.Now()); err != nil {
+			if _, err := s.replays.Load().Sweep(ctx, time.Now()); err != nil {
 				s.log.Warn("old answers stay", "error", err)
 			}
 		}
@@ -237,13 +253,12 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) error {
 }
 
 // revoke gives the claims back at once; if that fails they end with the TTL.
-func (s *Server) revoke(ctx context.Context, lease store.Lease) error {
+func (s *Server) revoke(ctx context.Context, lease store.Lease) {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	if err := lease.Revoke(last); err != nil {
 		s.log.Debug("lease ends by itself", "error", err)
 	}
-	return nil
 }
 
 // API is the OpenAPI side of the server.

@@ -97,7 +97,7 @@ func (l *ledger) check(t *testing.T, s store.Store) {
 	t.Logf("%d done, %d unknown, %d refused", len(l.done), len(l.unknown), l.refused)
 }
 
-// TestClusterFaults kills, pauses and restarts members of three under
+// TestClusterFaults kills, pauses, cuts off and restarts members of three under
 // writers: every update that is reported done is done once, every refused
 // one never.
 func TestClusterFaults(t *testing.T) {
@@ -124,6 +124,9 @@ func TestClusterFaults(t *testing.T) {
 		c.Pause((i + 1) % 3)
 		l.progress(t, 30)
 		c.Resume((i + 1) % 3)
+		c.Cut((i + 2) % 3)
+		l.progress(t, 30)
+		c.Cut()
 	}
 	stop()
 	l.check(t, s)

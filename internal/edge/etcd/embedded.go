@@ -80,7 +80,26 @@ func OpenEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Store, error) {
 		server.Close()
 		return lock.Close()
 	}
+	s.endLeases(ctx)
 	return s, nil
+}
+
+// endLeases revokes every lease there is: the lock on the directory proves
+// that whoever held one is gone, so nobody need wait for it to run out. One
+// that cannot be revoked runs out all the same.
+func (s *Store) endLeases(ctx context.Context) {
+	call, done, err := s.begin(ctx)
+	if err != nil {
+		return
+	}
+	defer done()
+	all, err := s.client.Leases(call)
+	for i := 0; err == nil && i < len(all.Leases); i++ {
+		_, err = s.client.Revoke(call, all.Leases[i].ID)
+	}
+	if err != nil {
+		s.log.Warn("old leases run out by themselves", "err", err)
+	}
 }
 
 func startServer(ctx context.Context, cfg EmbeddedConfig) (*embed.Etcd, error) {

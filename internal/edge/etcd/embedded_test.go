@@ -203,6 +203,25 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
+// TestLeasesEndWithTheProcess holds a key under a long lease, ends as a killed
+// process does, and claims the key again at once.
+func TestLeasesEndWithTheProcess(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	for round := range 2 {
+		s, err := OpenEmbedded(t.Context(), EmbeddedConfig{Dir: dir, ShortTicks: true, NoSync: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease, err := s.Grant(t.Context(), time.Hour)
+		if err == nil {
+			_, err = store.Claim(t.Context(), s, lease, "k", []byte("{}"))
+		}
+		if err := errors.Join(err, s.Close()); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+	}
+}
+
 // TestClosed: every call after Close is refused, and a lease is lost.
 func TestClosed(t *testing.T) {
 	s := openTest(t, EmbeddedConfig{})

@@ -3,8 +3,8 @@
 // which can be killed, paused, resumed and started again.
 //
 // It speaks to the members by HTTP only, so that a test that uses it does
-// not link etcd. It leaves out partitions between members: a paused member
-// is silent towards everybody.
+// not link etcd. The members speak to each other through gates, so that one
+// can be cut off, and a test can put gates between them and their clients.
 package etcdtest
 
 import (
@@ -28,9 +28,11 @@ const patience = 60 * time.Second
 type Cluster struct {
 	t       testing.TB
 	members []*member
+	known   []string // ids of the members, once they were asked for
 }
 
 type member struct {
+	gate                    *Gate // in front of its peer address
 	name, client, peer, dir string
 	args                    []string
 	cmd                     *exec.Cmd
@@ -65,20 +67,20 @@ func Start(t testing.TB, n int, args ...string) *Cluster {
 	addrs := freeAddrs(t, 2*n)
 	var initial []string
 	for i := range n {
-		m := &member{name: fmt.Sprintf("m%d", i), dir: t.TempDir(), client: "http://" + addrs[2*i], peer: "http://" + addrs[2*i+1]}
+		m := &member{name: fmt.Sprintf("m%d", i), dir: t.TempDir(), client: "http://" + addrs[2*i], peer: "http://" + addrs[2*i+1], gate: NewGate(t, addrs[2*i+1])}
 		for _, a := range args {
 			if strings.HasPrefix(a, "--cert-file") {
 				m.client = "https://" + addrs[2*i]
 			}
 		}
-		initial = append(initial, m.name+"="+m.peer)
+		initial = append(initial, m.name+"="+m.gate.URL())
 		c.members = append(c.members, m)
 	}
 	for i, m := range c.members {
 		m.args = []string{
 			binary, "--name", m.name, "--data-dir", filepath.Join(m.dir, "data"),
 			"--listen-client-urls", m.client, "--advertise-client-urls", m.client,
-			"--listen-peer-urls", m.peer, "--initial-advertise-peer-urls", m.peer,
+			"--listen-peer-urls", m.peer, "--initial-advertise-peer-urls", m.gate.URL(),
 			"--initial-cluster", strings.Join(initial, ","), "--initial-cluster-token", "lull-test",
 			"--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap",
 		}

@@ -1,0 +1,300 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/edge/etcd/etcdtest"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/power"
+)
+
+// cluster is three servers on three members of Debian's etcd. Each server has
+// gates of its own to the members and to the cloud.
+type cluster struct {
+	*region
+	kv     *etcdtest.Cluster
+	gates  [3][3]*etcdtest.Gate // by server and member
+	clouds [3]*cloudGate
+}
+
+// cloudGate is a server's way to the cloud. It can hold one stop of an
+// instance between the server and the cloud.
+type cloudGate struct {
+	*httptest.Server
+	pass http.Handler
+
+	mu       sync.Mutex
+	instance string        // whose stop is held
+	caught   chan struct{} // closed when it is
+	release  chan struct{}
+}
+
+func newCloudGate(t *testing.T, sim string) *cloudGate {
+	u, err := url.Parse(sim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &cloudGate{pass: httputil.NewSingleHostReverseProxy(u)}
+	g.Server = httptest.NewServer(g)
+	t.Cleanup(g.Close)
+	return g
+}
+
+// hold catches the next stop of an instance, and keeps it until release.
+func (g *cloudGate) hold(instance string) (caught, release chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.instance, g.caught, g.release = instance, make(chan struct{}), make(chan struct{})
+	return g.caught, g.release
+}
+
+// ServeHTTP implements http.Handler.
+func (g *cloudGate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the server took its call back
+	}
+	text := string(body)
+	g.mu.Lock()
+	held := g.instance != "" && strings.Contains(text, "Action=StopInstances") && strings.Contains(text, g.instance)
+	caught, release := g.caught, g.release
+	if held {
+		g.instance = ""
+	}
+	g.mu.Unlock()
+	// Whoever sent it may be gone when it goes on: it is on its way.
+	out := r.Clone(r.Context())
+	if held {
+		out = r.Clone(context.WithoutCancel(r.Context()))
+		close(caught)
+		<-release
+	}
+	out.Body = io.NopCloser(bytes.NewReader(body))
+	g.pass.ServeHTTP(w, out)
+}
+
+// newCluster starts the members, the cloud and the servers.
+func newCluster(t *testing.T) *cluster {
+	c := &cluster{kv: etcdtest.Start(t, 3), region: newRegion(t, "idle_detection_interval: 10\ndrain_timeout_seconds: 5\n")}
+	for s := range 3 {
+		var urls []string
+		for m, at := range c.kv.Endpoints() {
+			c.gates[s][m] = etcdtest.NewGate(t, strings.TrimPrefix(at, "http://"))
+			urls = append(urls, c.gates[s][m].URL())
+		}
+		c.clouds[s] = newCloudGate(t, c.sim)
+		name := string(rune('a' + s))
+		p := c.add(name, c.clouds[s].URL, "--data", filepath.Join(c.dir, name), "--etcd", strings.Join(urls, ","))
+		p.start()
+	}
+	c.template()
+	return c
+}
+
+// held counts the parts of the fleet that some servers own.
+func (c *cluster) held(servers ...int) int {
+	n := 0
+	for _, s := range servers {
+		at := c.servers[s].at.Load()
+		if at == nil {
+			continue
+		}
+		var l control.Shards
+		if _, err := at.Call(c.t.Context(), "GET", "/admin/shards", nil, &l); err == nil {
+			n += len(l.Held)
+		}
+	}
+	return n
+}
+
+// takeover waits until the servers own everything, and tells how long that
+// took since a time.
+func (c *cluster) takeover(what string, since time.Time, servers ...int) {
+	c.t.Helper()
+	c.until(fmt.Sprintf("%s: %v own everything", what, servers), 3*time.Minute, func() bool { return c.held(servers...) == 32 })
+	c.t.Logf("%s: everything is claimed %.1f s later, and acted on 3 s after that; wanted 20 s", what, time.Since(since).Seconds())
+}
+
+// cut takes a server off the store; open puts it back.
+func (c *cluster) cut(server int) {
+	for _, g := range c.gates[server] {
+		g.Shut()
+	}
+}
+
+func (c *cluster) open(server int) {
+	for _, g := range c.gates[server] {
+		g.Open()
+	}
+}
+
+// isolate cuts a member off from its peers and from all servers.
+func (c *cluster) isolate(member int, off bool) {
+	if off {
+		c.kv.Cut(member)
+	} else {
+		c.kv.Cut()
+	}
+	for s := range 3 {
+		if off {
+			c.gates[s][member].Shut()
+		} else {
+			c.gates[s][member].Open()
+		}
+	}
+}
+
+// TestServersOnACluster runs three servers on three members of etcd while
+// members and servers are killed, stopped and cut off: in the end nothing was
+// launched twice, no instance is without a worker, no worker is stuck, no
+// counter went back. LULL_CLUSTER_ROUNDS asks for more than one round.
+func TestServersOnACluster(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 4))
+	c := newCluster(t)
+	c.takeover("start", time.Now(), 0, 1, 2)
+	made := 0
+	names := func(n int) (l []string) {
+		for range n {
+			l = append(l, fmt.Sprintf("w-%d", made))
+			made++
+		}
+		return l
+	}
+	for round := range count(t, "LULL_CLUSTER_ROUNDS", 1) {
+		// Members, one after the other: a majority stays.
+		c.storm(rng, names(20), 3*time.Second)
+		m := rng.IntN(3)
+		c.kv.Kill(m)
+		c.storm(rng, names(5), 2*time.Second)
+		c.kv.Restart(m)
+		c.kv.AwaitHealthy(m)
+		m = rng.IntN(3)
+		c.kv.Pause(m)
+		c.storm(rng, names(5), 2*time.Second)
+		c.kv.Resume(m)
+		m = rng.IntN(3)
+		c.isolate(m, true)
+		c.storm(rng, names(5), 3*time.Second)
+		c.isolate(m, false)
+
+		// One server is killed and one is cut off from the store, at once.
+		order := rng.Perm(3)
+		dead, alone, left := order[0], order[1], order[2]
+		since := time.Now()
+		c.servers[dead].kill()
+		c.cut(alone)
+		at := c.servers[alone].at.Swap(nil) // who asks it waits for nothing
+		c.storm(rng, names(5), 2*time.Second)
+		c.takeover(fmt.Sprintf("round %d, one killed, one cut off", round), since, left)
+		c.servers[dead].start()
+		c.open(alone)
+		c.servers[alone].at.Store(at)
+		c.lateStop(rng, round)
+	}
+	c.finish()
+	l := c.settle()
+	c.verify(l)
+	t.Logf("%d workers", len(l))
+}
+
+// lateStop stops a server between its decision to stop a worker and the call,
+// lets the others take over and call the stop off, and then lets the call
+// through: it happens late, is recorded as that, and is repaired.
+func (c *cluster) lateStop(rng *rand.Rand, round int) {
+	t := c.t
+	t.Helper()
+	c.takeover(fmt.Sprintf("round %d, all back", round), time.Now(), 0, 1, 2)
+	name := fmt.Sprintf("late-%d", round)
+	c.asked[name] = true
+	c.finish()
+	w := c.await(name, func(w fleet.Worker) bool { return w.Status == power.WorkerRunning })
+	caught := make(chan int, 3)
+	over := make(chan struct{})
+	defer close(over)
+	var releases []chan struct{}
+	for s, g := range c.clouds {
+		held, release := g.hold(w.EC2InstanceID)
+		releases = append(releases, release)
+		go func() {
+			select {
+			case <-held:
+				caught <- s
+			case <-over:
+			}
+		}()
+	}
+	if _, _, err := c.any(rng).Do(t.Context(), w.ID, "pause", nil); err != nil {
+		t.Fatal(err)
+	}
+	var owner int
+	select {
+	case owner = <-caught:
+	case <-time.After(2 * time.Minute):
+		t.Fatal("the stop is not sent")
+	}
+	since := time.Now()
+	p := c.servers[owner]
+	p.signal(syscall.SIGSTOP)
+	at := p.at.Swap(nil)
+	others := slices.DeleteFunc([]int{0, 1, 2}, func(s int) bool { return s == owner })
+	c.takeover(fmt.Sprintf("round %d, one stopped", round), since, others...)
+	if _, _, err := c.any(rng).Do(t.Context(), w.ID, "resume", nil); err != nil {
+		t.Fatal(err)
+	}
+	c.await(name, func(w fleet.Worker) bool { return w.Status == power.WorkerRunning && w.Intent == nil })
+	for s, g := range c.clouds {
+		g.hold("")
+		close(releases[s])
+	}
+	// The stop happens now.
+	c.until("the late stop is recorded", 2*time.Minute, func() bool { return c.audited(w.ID, "late_action") > 0 })
+	p.signal(syscall.SIGCONT)
+	p.at.Store(at)
+	w = c.await(name, func(w fleet.Worker) bool { return w.Status == power.WorkerRunning && w.Intent == nil })
+	if n := c.audited(w.ID, "late_action"); n != 1 || w.ExternalPauseCount != 0 {
+		t.Errorf("%s: %d late actions, %d external pauses", name, n, w.ExternalPauseCount)
+	}
+}
+
+// await waits until the one worker with a name is as it should be.
+func (c *cluster) await(name string, is func(fleet.Worker) bool) (w fleet.Worker) {
+	c.t.Helper()
+	c.until(name+" is as it should be", 3*time.Minute, func() bool {
+		l, err := c.any(nil).Workers(c.t.Context(), url.Values{"name": {name}})
+		if err != nil || len(l) != 1 {
+			return false
+		}
+		w = l[0]
+		return is(w)
+	})
+	return w
+}
+
+// audited counts the entries of a worker with an action.
+func (c *cluster) audited(id, action string) int {
+	q := url.Values{"worker_id": {id}, "action": {action}}
+	l, err := control.Read[control.List[fleet.Entry]](c.t.Context(), c.any(nil).Client, "/audit?"+q.Encode())
+	if err != nil {
+		return 0
+	}
+	return len(l.Items)
+}

@@ -1,0 +1,463 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/power"
+	"lull/internal/sim"
+)
+
+// region is some server processes on one store, the simulated cloud that
+// outlives them, and what was asked of them.
+type region struct {
+	t       *testing.T
+	sim     string // URL
+	dir     string
+	cml     string // port
+	token   string
+	servers []*serverProc
+
+	mu     sync.Mutex
+	asked  map[string]bool             // names whose creation was not answered yet
+	known  map[string]bool             // names whose creation was
+	floors map[string]map[string]int64 // by worker: counters that were seen
+}
+
+// serverProc is one lull server as a process of its own. All but at belongs
+// to the goroutine of the test.
+type serverProc struct {
+	r    *region
+	name string
+	args []string
+	cmd  *exec.Cmd
+	log  *os.File
+	at   atomic.Pointer[endpoint] // nil while it is down
+}
+
+// endpoint is where a server answers.
+type endpoint struct {
+	*control.Client
+	url string
+}
+
+// newRegion starts the simulated cloud. The settings of all servers follow
+// those of the region.
+func newRegion(t *testing.T, settings string) *region {
+	cfg, err := sim.ParseScenario([]byte("speed: 30\nregions: [{name: us-east-1}]\nprofiles: {quiet: {labs: 1}}\nlaunched_profile: quiet\nworkers: [{name: other, type: m5.large, profile: quiet}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	world, err := sim.New(sim.Options{Scenario: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	api, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cml, err := net.Listen("tcp", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- world.Run(ctx, sim.Listeners{API: api, CML: sim.LoopbackOnly(cml)}) }()
+	r := &region{t: t, sim: "http://" + api.Addr().String(), dir: t.TempDir(), cml: strconv.Itoa(cml.Addr().(*net.TCPAddr).Port),
+		asked: map[string]bool{}, known: map[string]bool{}, floors: map[string]map[string]int64{}}
+	t.Cleanup(func() {
+		for _, p := range r.servers {
+			p.kill()
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the simulator ended with %v", err)
+		}
+	})
+	config := "aws_region_configs:\n  us-east-1: {security_group_ids: [sg-0000000a], subnet_id: subnet-000000a0}\nworker_warn_before_minutes: 0\nreconcile_interval: 1\ncml_default_password: env:CML_PW\n" + settings
+	if err := os.WriteFile(filepath.Join(r.dir, "s.yaml"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// add makes a server that is not started yet. Its EC2 is at cloud.
+func (r *region) add(name, cloud string, args ...string) *serverProc {
+	p := &serverProc{r: r, name: name, args: append([]string{"server", "--listen", "127.0.0.1:0", "--config", filepath.Join(r.dir, "s.yaml"),
+		"--cml-port", r.cml, "--log-level", "warn", "--aws-write-rate", "200", "--aws-read-rate", "200"}, args...)}
+	p.args = append(p.args, "cloud="+cloud)
+	r.servers = append(r.servers, p)
+	return p
+}
+
+// start runs the server and waits until it answers.
+func (p *serverProc) start() {
+	t := p.r.t
+	t.Helper()
+	path, err := exec.LookPath("lull")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(p.r.dir, p.name+".log")
+	if p.log, err = os.OpenFile(out, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	from, err := p.log.Seek(0, io.SeekEnd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := len(p.args) - 1
+	p.cmd = exec.Command(path, p.args[:last]...)
+	p.cmd.Env = append(os.Environ(), "AWS_ENDPOINT_URL="+strings.TrimPrefix(p.args[last], "cloud="), "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test", "CML_PW=cml")
+	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.r.until(p.name+" is ready", 2*time.Minute, func() bool {
+		b, err := os.ReadFile(out)
+		if err != nil {
+			return false
+		}
+		said := string(b[from:])
+		if _, token, ok := line(said, "admin token (shown once): "); ok {
+			p.r.token = token
+		}
+		_, url, ok := line(said, "serving on ")
+		if !ok || p.r.token == "" {
+			return false
+		}
+		client, err := control.NewClient(url, p.r.token, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := control.Read[control.Session](t.Context(), client, "/session"); err != nil {
+			return false
+		}
+		p.at.Store(&endpoint{client, url})
+		return true
+	})
+}
+
+// line is what follows a prefix up to the end of its line; false while the
+// line is not whole.
+func line(text, prefix string) (before, rest string, ok bool) {
+	before, rest, ok = strings.Cut(text, prefix)
+	if !ok {
+		return "", "", false
+	}
+	rest, _, ok = strings.Cut(rest, "\n")
+	return before, rest, ok
+}
+
+// kill ends the server as kill -9 does; nothing if it is down.
+func (p *serverProc) kill() {
+	if p.cmd == nil {
+		return
+	}
+	p.at.Store(nil)
+	if err := p.cmd.Process.Kill(); err != nil {
+		p.r.t.Errorf("cannot kill %s: %v", p.name, err)
+	}
+	_ = p.cmd.Wait() // it was killed: that is its outcome
+	if err := p.log.Close(); err != nil {
+		p.r.t.Error(err)
+	}
+	p.cmd = nil
+}
+
+// signal sends a signal to the server.
+func (p *serverProc) signal(s syscall.Signal) {
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.r.t.Errorf("cannot send %v to %s: %v", s, p.name, err)
+	}
+}
+
+// template makes the template that all workers are launched from.
+func (r *region) template() {
+	body := control.TemplateBody{InstanceType: "m5.large", AMINameFilter: "cisco-cml2.9*"}
+	if _, err := control.Write[fleet.Template](r.t.Context(), r.any(nil).Client, "PUT", "/templates/small", body); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// any is some server that is up, or nil.
+func (r *region) any(rng *rand.Rand) *endpoint {
+	var up []*endpoint
+	for _, p := range r.servers {
+		if c := p.at.Load(); c != nil {
+			up = append(up, c)
+		}
+	}
+	switch {
+	case len(up) == 0:
+		return nil
+	case rng == nil:
+		return up[0]
+	}
+	return up[rng.IntN(len(up))]
+}
+
+// until waits for a condition.
+func (r *region) until(what string, within time.Duration, is func() bool) {
+	r.t.Helper()
+	for end := time.Now().Add(within); !is(); pause() {
+		if time.Now().After(end) {
+			for _, p := range r.servers {
+				if b, err := os.ReadFile(filepath.Join(r.dir, p.name+".log")); err == nil {
+					r.t.Logf("%s:\n%s", p.name, b[max(0, len(b)-4000):])
+				}
+			}
+			r.t.Fatalf("not within %s: %s", within, what)
+		}
+	}
+}
+
+// storm asks for the workers with these names, and for things to be done with
+// them, from several sides until the time is over.
+func (r *region) storm(rng *rand.Rand, names []string, live time.Duration) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), live)
+	defer cancel()
+	var wg sync.WaitGroup
+	todo := make(chan string, len(names))
+	for _, name := range names {
+		todo <- name
+		r.asked[name] = true
+	}
+	for k := range 6 {
+		own := rand.New(rand.NewPCG(rng.Uint64(), 5))
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if k < 4 {
+					select {
+					case name := <-todo:
+						r.create(ctx, own, name)
+						continue
+					default:
+					}
+				}
+				r.move(ctx, own)
+				if control.Pause(ctx, time.Duration(own.Int64N(int64(300*time.Millisecond)))) != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// create asks for a worker, with the same idempotency key each time.
+func (r *region) create(ctx context.Context, rng *rand.Rand, name string) {
+	to := r.any(rng)
+	if to == nil {
+		return
+	}
+	body, err := json.Marshal(map[string]any{"name": name, "template_name": "small", "tls_insecure": true, "accepted_risks": []string{"no_elastic_ip"}})
+	if err != nil {
+		r.t.Error(err)
+		return
+	}
+	req, err := http.NewRequestWithContext(ctx, "POST", to.url+"/api/v1/workers", bytes.NewReader(body))
+	if err != nil {
+		r.t.Error(err)
+		return
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Authorization", "Bearer "+r.token)
+	req.Header.Set("Idempotency-Key", "key-"+name)
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return // killed, or out of time: asked again later with the same key
+	}
+	defer res.Body.Close()
+	answer, err := io.ReadAll(res.Body)
+	if err != nil {
+		return
+	}
+	if res.StatusCode == http.StatusAccepted || res.StatusCode == http.StatusOK { // OK: it is there already, and up
+		r.mu.Lock()
+		delete(r.asked, name)
+		r.known[name] = true
+		r.mu.Unlock()
+		return
+	}
+	// 409: the claim of the killed server has not ended yet.
+	if res.StatusCode != http.StatusConflict && res.StatusCode < 500 {
+		r.t.Errorf("create %s: %d %s", name, res.StatusCode, answer)
+	}
+}
+
+// move does something to some worker, and looks at the counters of all.
+func (r *region) move(ctx context.Context, rng *rand.Rand) {
+	to := r.any(rng)
+	if to == nil {
+		return
+	}
+	page, err := control.Read[control.List[fleet.Worker]](ctx, to.Client, fmt.Sprintf("/workers?limit=20&after=w-%016x", rng.Uint64()))
+	if err != nil || len(page.Items) == 0 {
+		return
+	}
+	r.look(page.Items)
+	w := page.Items[rng.IntN(len(page.Items))]
+	verbs := []string{"pause", "resume", "pause", "resume", "drain", "cancel-drain", "stop", "start", "idle-detection/disable", "idle-detection/enable", "terminate"}
+	verb := verbs[rng.IntN(len(verbs))]
+	if verb == "terminate" && rng.IntN(4) > 0 {
+		verb = "resume"
+	}
+	_, _, err = to.Do(ctx, w.ID, verb, nil)
+	if p, refused := errors.AsType[*control.Problem](err); refused && p.Status != http.StatusConflict && p.Status < 500 {
+		r.t.Errorf("%s %s: %v", verb, w.Name, err)
+	}
+}
+
+// look holds every counter to what was seen of it before.
+func (r *region) look(l []fleet.Worker) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range l {
+		now := map[string]int64{"auto_pause_count": w.AutoPauseCount, "manual_pause_count": w.ManualPauseCount, "auto_resume_count": w.AutoResumeCount,
+			"manual_resume_count": w.ManualResumeCount, "external_pause_count": w.ExternalPauseCount, "external_resume_count": w.ExternalResumeCount}
+		was := r.floors[w.ID]
+		if was == nil {
+			r.floors[w.ID] = now
+			continue
+		}
+		for name, v := range now {
+			// Two lookers may pass each other: the older answer is no fault.
+			if v > was[name] {
+				was[name] = v
+			}
+		}
+	}
+}
+
+// finish asks again for every worker whose creation was not answered.
+func (r *region) finish() {
+	r.until("every creation is answered", 4*time.Minute, func() bool {
+		r.mu.Lock()
+		left := slices.Collect(maps.Keys(r.asked))
+		r.mu.Unlock()
+		for _, name := range left {
+			r.create(r.t.Context(), nil, name)
+		}
+		return len(left) == 0
+	})
+}
+
+// settle waits until every worker is what it is wanted to be.
+func (r *region) settle() (l []fleet.Worker) {
+	var open []string
+	defer func() {
+		if r.t.Failed() {
+			r.t.Log("not settled:", open)
+		}
+	}()
+	r.until("every worker is at rest", 8*time.Minute, func() bool {
+		var err error
+		if l, err = control.All[fleet.Worker](r.t.Context(), r.any(nil).Client, "/api/v1/workers", map[string][]string{"terminated": {"true"}, "limit": {"1000"}}); err != nil {
+			return false
+		}
+		open = nil
+		for _, w := range l {
+			if w.Status != w.DesiredStatus || w.Intent != nil || power.WorkerTable.IsTransitional(w.Status) {
+				open = append(open, fmt.Sprintf("%s is %s, wanted %s: %s", w.Name, w.Status, w.DesiredStatus, w.StatusReason))
+			}
+		}
+		if len(open) > 0 {
+			<-time.After(time.Second) // a listing of everything costs the servers what they need
+		}
+		return len(open) == 0
+	})
+	return l
+}
+
+// verify compares the records with the world.
+func (r *region) verify(l []fleet.Worker) {
+	byName := map[string][]fleet.Worker{}
+	for _, w := range l {
+		byName[w.Name] = append(byName[w.Name], w)
+	}
+	for name := range r.known {
+		if n := len(byName[name]); n != 1 {
+			r.t.Errorf("worker %s was asked for once with one key, and there are %d", name, n)
+		}
+	}
+	now := map[string]map[string]int64{}
+	for _, w := range l {
+		now[w.ID] = map[string]int64{"auto_pause_count": w.AutoPauseCount, "manual_pause_count": w.ManualPauseCount, "auto_resume_count": w.AutoResumeCount,
+			"manual_resume_count": w.ManualResumeCount, "external_pause_count": w.ExternalPauseCount, "external_resume_count": w.ExternalResumeCount}
+		if w.ExternalPauseCount+w.ExternalResumeCount > 0 {
+			r.t.Errorf("%s: what lull did itself was taken for external: %d pauses, %d resumes", w.Name, w.ExternalPauseCount, w.ExternalResumeCount)
+		}
+	}
+	for id, was := range r.floors {
+		for name, v := range was {
+			if now[id][name] < v {
+				r.t.Errorf("%s of %s was %d and is %d", name, id, v, now[id][name])
+			}
+		}
+	}
+	r.instances(byName)
+}
+
+// instances are those of the simulator: each worker has one, in the state
+// that its record says, and there is none without a worker.
+func (r *region) instances(byName map[string][]fleet.Worker) {
+	res, err := http.Get(r.sim + "/sim/instances")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	var all []sim.InstanceInfo
+	if err := json.NewDecoder(res.Body).Decode(&all); err != nil {
+		r.t.Fatal(err)
+	}
+	have, owner := map[string]sim.InstanceInfo{}, map[string]string{}
+	for _, i := range all {
+		if i.Name != "other" {
+			have[i.ID] = i
+		}
+	}
+	want := map[power.Worker]string{power.WorkerRunning: "running", power.WorkerStopped: "stopped", power.WorkerTerminated: "terminated"}
+	for name, l := range byName {
+		w := l[0]
+		i, there := have[w.EC2InstanceID]
+		switch {
+		case w.EC2InstanceID == "" && w.Status == power.WorkerTerminated: // ended before it was launched
+		case !there || string(i.State) != want[w.Status]:
+			r.t.Errorf("%s is %s with %q, and the cloud has %q", name, w.Status, w.EC2InstanceID, i.State)
+		case owner[i.ID] != "":
+			r.t.Errorf("%s and %s have one instance, %s", name, owner[i.ID], i.ID)
+		}
+		owner[w.EC2InstanceID] = name
+	}
+	for id := range have {
+		if owner[id] == "" {
+			r.t.Errorf("instance %s has no worker: it was launched twice or forgotten", id)
+		}
+	}
+	if len(have) == 0 {
+		r.t.Error("nothing was launched: the test shows nothing")
+	}
+}
