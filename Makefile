@@ -10,7 +10,7 @@ export CGO_ENABLED ?= 1
 # Debian packages that the tests drive as real peers.
 PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light wrk haproxy \
 	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 systemd \
-	openssh-server openssh-client tmux chromium runc docker.io busybox-static
+	openssh-server openssh-client tmux chromium runc docker.io busybox-static python3-aiosmtpd
 
 .PHONY: help build deb web demo test test-microvm soak bench bench-agent lint generate packages clean
 
