@@ -83,13 +83,14 @@ type Config struct {
 
 // Controller reconciles workers. Make one with New.
 type Controller struct {
-	cfg   Config
-	fleet *fleet.Fleet
-	log   *slog.Logger
-	count counters
-	ready chan struct{}
-	wake  chan struct{} // the dispatcher has something to look at
-	jobs  sync.WaitGroup
+	cfg     Config
+	fleet   *fleet.Fleet
+	log     *slog.Logger
+	count   counters
+	measure measures
+	ready   chan struct{}
+	wake    chan struct{} // the dispatcher has something to look at
+	jobs    sync.WaitGroup
 
 	mu      sync.Mutex
 	entries map[string]*entry
@@ -122,7 +123,7 @@ func New(cfg Config) (*Controller, error) {
 		cfg.Secret = func(s fleet.Secret) (string, error) { return "", fmt.Errorf("cannot open secret %s", s) }
 	}
 	return &Controller{
-		cfg: cfg, fleet: cfg.Fleet, log: cfg.Log,
+		cfg: cfg, fleet: cfg.Fleet, log: cfg.Log, measure: newMeasures(),
 		ready: make(chan struct{}), wake: make(chan struct{}, 1), resign: make(chan struct{}, 1),
 		entries: map[string]*entry{}, lanes: map[laneKey]*lane{}, regions: map[regionKey]*region{},
 		members: map[string]Member{}, tmpls: map[string]fleet.Template{}, waiting: map[string][]fleet.Request{},

@@ -268,6 +268,7 @@ func (j *job) update(ctx context.Context) error {
 		j.c.count.lateActivity.Add(1)
 		j.c.log.Warn("activity before a pause was reported only after it", "worker", j.w.ID, "activity", t.Newest, "paused", *p, "delay", time.Since(*p))
 	}
+	j.wouldBeFalse(t.Newest)
 	u := fleet.ActivityUpdate{LastActivityAt: t.Newest, Recent: t.Recent, CheckedAt: t.CheckedAt}
 	if t.Unknown != "" {
 		u.Recent = nil // what is known is true, but not all of it
@@ -322,6 +323,9 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 	if shadowed {
 		expected = "shadow"
 		j.c.count.wouldPause.Add(1)
+		if j.live.wouldAt.IsZero() {
+			j.live.wouldAt = d.Verdict.At
+		}
 		r.WouldHavePaused = true
 	}
 	if !d.Verdict.Eligible && !(d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow)) && expected == j.w.LastGuard {
@@ -365,6 +369,7 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 // plan says when the worker is checked next: at the longer interval while
 // the pause is far, and never later than the warning or the pause.
 func (j *job) plan(v idle.Verdict) {
+	j.idled(v)
 	j.live.verdict, j.live.checkedAt = &v, v.At
 	next := v.At.Add(time.Duration(j.rules().CheckInterval))
 	if j.far() {

@@ -258,7 +258,7 @@ func (j *job) starting(ctx context.Context) outcome {
 
 // up confirms RUNNING.
 func (j *job) up(ctx context.Context) outcome {
-	in := j.inst
+	in, asked := j.inst, j.w.StartAskedAt
 	err := j.writeBy(ctx, fleet.ByController, false, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.EC2State = "running"
 		w.PublicIP, w.PrivateIP, w.InstanceType, w.AMIID = in.PublicIP, in.PrivateIP, in.Type, in.ImageID
@@ -274,6 +274,7 @@ func (j *job) up(ctx context.Context) outcome {
 	}
 	j.c.count.started.Add(1)
 	j.live = live{nextCheck: j.live.nextCheck}
+	j.resumed(asked)
 	return j.again()
 }
 

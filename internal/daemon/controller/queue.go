@@ -60,6 +60,10 @@ type live struct {
 	metricsAt time.Time
 	nextLoad  time.Time
 
+	resumeAsked time.Time // of a resume whose CML is not ready yet
+	readyAt     time.Time // when CML is asked for that next
+	wouldAt     time.Time // when shadow first kept the pause from happening
+
 	preflight    []string // codes
 	preflightErr string   // why they are not known
 	preflightAt  time.Time

@@ -76,6 +76,9 @@ func (j *job) next() time.Time {
 	if j.w.License.PendingOperation != "" {
 		at = j.now.Add(10 * time.Second)
 	}
+	if t := j.live.readyAt; !j.live.resumeAsked.IsZero() && t.Before(at) {
+		at = t
+	}
 	if least := time.Now().Add(100 * time.Millisecond); at.Before(least) {
 		at = least
 	}
@@ -101,6 +104,7 @@ func (j *job) addresses(ctx context.Context) (outcome, bool) {
 // collect reads CloudWatch and CML, each with its own failures, and keeps
 // both in memory.
 func (j *job) collect(ctx context.Context) {
+	j.awaitReady(ctx)
 	if j.now.Before(j.live.nextLoad) {
 		return
 	}

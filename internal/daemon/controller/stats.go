@@ -105,43 +105,62 @@ var labelled = map[string]*prometheus.Desc{
 	"cloud_calls": prometheus.NewDesc("lull_cloud_call_count", "Calls to the cloud by kind.", []string{"call"}, nil),
 }
 
-// Describe implements prometheus.Collector; the set is checked when it is
-// collected.
-func (collector) Describe(chan<- *prometheus.Desc) {}
+// plain are the counters without labels.
+var plain = []struct {
+	name, help string
+	kind       prometheus.ValueType
+	of         func(*Stats) int64
+}{
+	{"provisioned_count", "EC2 instances launched.", prometheus.CounterValue, func(s *Stats) int64 { return s.Provisioned }},
+	{"started_count", "EC2 instances confirmed running.", prometheus.CounterValue, func(s *Stats) int64 { return s.Started }},
+	{"stopped_count", "EC2 instances confirmed stopped.", prometheus.CounterValue, func(s *Stats) int64 { return s.Stopped }},
+	{"terminated_count", "EC2 instances confirmed terminated.", prometheus.CounterValue, func(s *Stats) int64 { return s.Terminated }},
+	{"metrics_collected_count", "Metrics collections completed.", prometheus.CounterValue, func(s *Stats) int64 { return s.MetricsCollected }},
+	{"idle_detection_count", "Idle checks performed.", prometheus.CounterValue, func(s *Stats) int64 { return s.IdleDetection }},
+	{"auto_pause_count", "Automatic pauses triggered.", prometheus.CounterValue, func(s *Stats) int64 { return s.AutoPause }},
+	{"license_registered_count", "License registrations completed.", prometheus.CounterValue, func(s *Stats) int64 { return s.LicenseRegistered }},
+	{"license_deregistered_count", "License deregistrations completed.", prometheus.CounterValue, func(s *Stats) int64 { return s.LicenseDeregistered }},
+	{"scale_down_drain_count", "Drains begun by scale-down.", prometheus.CounterValue, func(s *Stats) int64 { return s.ScaleDownDrain }},
+	{"running_worker_count", "Workers that are RUNNING.", prometheus.GaugeValue, func(s *Stats) int64 { return s.RunningWorkers }},
+	{"unknown_signal_count", "Idle checks with a signal that was not known.", prometheus.CounterValue, func(s *Stats) int64 { return s.UnknownSignal }},
+	{"late_activity_count", "Activity that was reported only after the final look before a pause.", prometheus.CounterValue, func(s *Stats) int64 { return s.LateActivity }},
+	{"late_action_count", "Calls that took effect after they were given up, and were repaired.", prometheus.CounterValue, func(s *Stats) int64 { return s.LateActions }},
+	{"pause_cancelled_count", "Pauses that the final look called off.", prometheus.CounterValue, func(s *Stats) int64 { return s.PauseCancelled }},
+	{"would_pause_count", "Pauses that shadow mode kept from happening.", prometheus.CounterValue, func(s *Stats) int64 { return s.WouldPause }},
+	{"future_event_count", "Telemetry events dated in the future.", prometheus.CounterValue, func(s *Stats) int64 { return s.FutureEvents }},
+	{"malformed_event_count", "Telemetry events that could not be read.", prometheus.CounterValue, func(s *Stats) int64 { return s.Malformed }},
+	{"unreadable_record_count", "Records that could not be read.", prometheus.CounterValue, func(s *Stats) int64 { return s.StaleRecords }},
+}
+
+func descOf(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("lull_"+name, help, nil, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (k collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range plain {
+		ch <- descOf(m.name, m.help)
+	}
+	for _, d := range labelled {
+		ch <- d
+	}
+	for _, c := range k.c.measure.all() {
+		c.Describe(ch)
+	}
+}
 
 // Collect implements prometheus.Collector.
 func (k collector) Collect(ch chan<- prometheus.Metric) {
 	s := k.c.Stats()
-	for _, m := range []struct {
-		name, help string
-		v          int64
-		kind       prometheus.ValueType
-	}{
-		{"provisioned_count", "EC2 instances launched.", s.Provisioned, prometheus.CounterValue},
-		{"started_count", "EC2 instances confirmed running.", s.Started, prometheus.CounterValue},
-		{"stopped_count", "EC2 instances confirmed stopped.", s.Stopped, prometheus.CounterValue},
-		{"terminated_count", "EC2 instances confirmed terminated.", s.Terminated, prometheus.CounterValue},
-		{"metrics_collected_count", "Metrics collections completed.", s.MetricsCollected, prometheus.CounterValue},
-		{"idle_detection_count", "Idle checks performed.", s.IdleDetection, prometheus.CounterValue},
-		{"auto_pause_count", "Automatic pauses triggered.", s.AutoPause, prometheus.CounterValue},
-		{"license_registered_count", "License registrations completed.", s.LicenseRegistered, prometheus.CounterValue},
-		{"license_deregistered_count", "License deregistrations completed.", s.LicenseDeregistered, prometheus.CounterValue},
-		{"scale_down_drain_count", "Drains begun by scale-down.", s.ScaleDownDrain, prometheus.CounterValue},
-		{"running_worker_count", "Workers that are RUNNING.", s.RunningWorkers, prometheus.GaugeValue},
-		{"unknown_signal_count", "Idle checks with a signal that was not known.", s.UnknownSignal, prometheus.CounterValue},
-		{"late_activity_count", "Activity that was reported only after the final look before a pause.", s.LateActivity, prometheus.CounterValue},
-		{"late_action_count", "Calls that took effect after they were given up, and were repaired.", s.LateActions, prometheus.CounterValue},
-		{"pause_cancelled_count", "Pauses that the final look called off.", s.PauseCancelled, prometheus.CounterValue},
-		{"would_pause_count", "Pauses that shadow mode kept from happening.", s.WouldPause, prometheus.CounterValue},
-		{"future_event_count", "Telemetry events dated in the future.", s.FutureEvents, prometheus.CounterValue},
-		{"malformed_event_count", "Telemetry events that could not be read.", s.Malformed, prometheus.CounterValue},
-		{"unreadable_record_count", "Records that could not be read.", s.StaleRecords, prometheus.CounterValue},
-	} {
-		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("lull_"+m.name, m.help, nil, nil), m.kind, float64(m.v))
+	for _, m := range plain {
+		ch <- prometheus.MustNewConstMetric(descOf(m.name, m.help), m.kind, float64(m.of(&s)))
 	}
 	for name, values := range map[string]map[string]int64{"skipped": s.Skipped, "results": s.Results, "cloud_calls": s.CloudCalls} {
 		for label, v := range values {
 			ch <- prometheus.MustNewConstMetric(labelled[name], prometheus.CounterValue, float64(v), label)
 		}
+	}
+	for _, c := range k.c.measure.all() {
+		c.Collect(ch)
 	}
 }

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"lull/internal/fleet"
+)
+
+// metricInfo is one row of the metrics catalogue.
+type metricInfo struct {
+	Name, Kind, Help string
+	Labels           []string
+}
+
+// describedMetric reads what a Desc says of itself, which it says only as
+// text.
+var describedMetric = regexp.MustCompile(`fqName: "([^"]+)", help: ("(?:[^"\\]|\\.)*"), (?:unit: "[^"]*", )?constLabels: \{[^}]*\}, variableLabels: \{([^}]*)\}`)
+
+// catalogue lists the metrics of lull's own in a registry, by name.
+func catalogue(reg *prometheus.Registry) ([]metricInfo, error) {
+	kinds := map[string]string{}
+	families, err := reg.Gather()
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the metrics: %w", err)
+	}
+	for _, f := range families {
+		kinds[f.GetName()] = strings.ToLower(f.GetType().String())
+	}
+	descs := make(chan *prometheus.Desc)
+	go func() { reg.Describe(descs); close(descs) }()
+	found := map[string]metricInfo{}
+	var texts []string
+	for d := range descs { // to its end: Describe waits for us
+		texts = append(texts, d.String())
+	}
+	for _, text := range texts {
+		m := describedMetric.FindStringSubmatch(text)
+		if m == nil || !strings.HasPrefix(m[1], "lull_") {
+			continue
+		}
+		help, err := strconv.Unquote(m[2])
+		if err != nil {
+			return nil, fmt.Errorf("cannot read the description of %s: %w", m[1], err)
+		}
+		row := metricInfo{Name: m[1], Help: help, Kind: kinds[m[1]]}
+		if m[3] != "" {
+			row.Labels = strings.Split(m[3], ",")
+		}
+		if row.Kind == "" { // it has had no value yet
+			row.Kind = "gauge"
+			if strings.HasSuffix(row.Name, "_total") || strings.HasSuffix(row.Name, "_count") {
+				row.Kind = "counter"
+			}
+		}
+		found[row.Name] = row
+	}
+	out := make([]metricInfo, 0, len(found))
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		out = append(out, found[name])
+	}
+	return out, nil
+}
+
+// serverMetrics are those that lull server registers.
+func (c *cli) serverMetrics(f *fleet.Fleet) ([]metricInfo, error) {
+	log := slog.New(slog.DiscardHandler)
+	plane, err := c.newControl(defaultServerConfig(), f, nil, log)
+	if err != nil {
+		return nil, err
+	}
+	note, err := c.newNotifier(defaultServerConfig(), f, nil, log)
+	if err != nil {
+		return nil, err
+	}
+	plane.metrics.MustRegister(note)
+	return catalogue(plane.metrics)
+}
+
+func metricsPage(l []metricInfo) []byte {
+	var b strings.Builder
+	b.WriteString("# Metrics of lull server\n\nGenerated from what `lull server` registers. `/metrics` has them in Prometheus' format for a viewer's token, with those of the Go\n" +
+		"runtime and the process (`go_*`, `process_*`). Counters count since the start of the process; each server counts what it does itself.\n" +
+		"Rules and a dashboard for them: etc/prometheus-rules.yaml, etc/grafana-dashboard.json.\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n")
+	for _, m := range l {
+		labels := ""
+		if len(m.Labels) > 0 {
+			labels = "`" + strings.Join(m.Labels, "`, `") + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, m.Kind, labels, m.Help)
+	}
+	return []byte(b.String())
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	"lull/internal/fleet"
+)
+
+// metricNames are the lull_ names in an expression.
+var metricNames = regexp.MustCompile(`\blull_[a-z_]+`)
+
+// TestRulesAndDashboard: every metric that the alert rules and the dashboard
+// name is one that the server has, and with the labels that they use.
+func TestRulesAndDashboard(t *testing.T) {
+	f, err := fleet.New(fleet.Options{ID: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := (&cli{getenv: func(string) string { return "" }}).serverMetrics(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]metricInfo{}
+	for _, m := range l {
+		known[m.Name] = m
+		if m.Help == "" || m.Kind == "" {
+			t.Errorf("%s says nothing of itself: %+v", m.Name, m)
+		}
+		if m.Kind == "histogram" {
+			for _, s := range []string{"_bucket", "_sum", "_count"} {
+				known[m.Name+s] = m
+			}
+		}
+	}
+	for _, want := range []string{"lull_resume_seconds", "lull_would_be_false_pause_total", "lull_idle_hours_not_avoided_total", "lull_unknown_signal_count", "lull_notify_pending"} {
+		if _, ok := known[want]; !ok {
+			t.Errorf("the catalogue has no %s", want)
+		}
+	}
+	exprs := append(ruleExprs(t), panelExprs(t)...)
+	if len(exprs) < 20 {
+		t.Errorf("%d expressions only", len(exprs))
+	}
+	by := regexp.MustCompile(`by \(([a-z_, ]+)\)|\{([a-z_]+)=`)
+	for _, e := range exprs {
+		names := metricNames.FindAllString(e, -1)
+		if len(names) == 0 && !strings.HasPrefix(e, "up{") {
+			t.Errorf("%s names no metric of lull's", e)
+		}
+		for _, n := range names {
+			m, ok := known[n]
+			if !ok {
+				t.Errorf("%s: there is no metric %s", e, n)
+			}
+			for _, b := range by.FindAllStringSubmatch(e, -1) {
+				for label := range strings.SplitSeq(b[1]+b[2], ",") {
+					label = strings.TrimSpace(label)
+					if label != "le" && label != "outcome" && !slices.Contains(m.Labels, label) {
+						t.Errorf("%s: %s has no label %s", e, n, label)
+					}
+				}
+			}
+		}
+	}
+}
+
+func ruleExprs(t *testing.T) []string {
+	t.Helper()
+	var file struct {
+		Groups []struct {
+			Name  string
+			Rules []struct {
+				Alert, Expr, For    string
+				Labels, Annotations map[string]string
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(contents(t, "../../etc/prometheus-rules.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, g := range file.Groups {
+		for _, r := range g.Rules {
+			if r.Alert == "" || r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
+				t.Errorf("a rule lacks a part: %+v", r)
+			}
+			out = append(out, r.Expr)
+		}
+	}
+	return out
+}
+
+func panelExprs(t *testing.T) []string {
+	t.Helper()
+	var board struct {
+		Title  string
+		Panels []struct {
+			ID      int
+			Title   string
+			GridPos struct{ X, Y, W, H int }
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal([]byte(contents(t, "../../etc/grafana-dashboard.json")), &board); err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, p := range board.Panels {
+		if p.Title == "" || len(p.Targets) == 0 || p.GridPos.X+p.GridPos.W > 24 {
+			t.Errorf("a panel lacks a part: %+v", p)
+		}
+		for _, target := range p.Targets {
+			out = append(out, target.Expr)
+		}
+	}
+	return out
+}
+
+// TestRulesParse has Prometheus' own tool read the rules, where it is
+// installed: Debian's package is too large to be installed for this alone.
+func TestRulesParse(t *testing.T) {
+	tool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool is not installed (package prometheus)")
+	}
+	sh(t, tool, "check", "rules", "../../etc/prometheus-rules.yaml")
+	exprs := panelExprs(t)
+	var b strings.Builder
+	b.WriteString("groups:\n- name: panels\n  rules:\n")
+	for _, e := range exprs {
+		quoted, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.WriteString("  - {record: panel, expr: " + string(quoted) + "}\n")
+	}
+	name := t.TempDir() + "/panels.yaml"
+	if err := os.WriteFile(name, []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(tool, "check", "rules", name).CombinedOutput(); err != nil && !strings.Contains(string(out), "duplicate") {
+		t.Errorf("a panel's expression cannot be read: %s", out)
+	}
+}

@@ -1,0 +1,120 @@
+package controller
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"lull/internal/idle"
+)
+
+// measures are the metrics that are more than a count.
+type measures struct {
+	// resume is how long a resume took from when it was asked for: until
+	// RUNNING, and until CML said that it is ready.
+	resume *prometheus.HistogramVec
+	// notAvoided are the hours that workers ran idle, by what kept them up.
+	notAvoided *prometheus.CounterVec
+	// falsePause counts would-be pauses in shadow that somebody's work
+	// followed within falseWithin.
+	falsePause prometheus.Counter
+}
+
+// Stages of a resume, as the histogram names them.
+const (
+	stageRunning = "running"
+	stageReady   = "cml_ready"
+)
+
+// falseWithin is how soon after a would-be pause activity shows that the
+// pause would have been a false one.
+const falseWithin = 30 * time.Minute
+
+// readyEvery is how often CML is asked whether it is ready, after a resume and
+// for at most readyWithin.
+const (
+	readyEvery  = 10 * time.Second
+	readyWithin = time.Hour
+)
+
+func newMeasures() measures {
+	m := measures{
+		resume: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "lull_resume_seconds",
+			Help:    "Seconds from when a resume was asked for until the worker was RUNNING (stage running) and until its CML said that it is ready (stage cml_ready).",
+			Buckets: []float64{5, 10, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1200}}, []string{"stage"}),
+		notAvoided: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "lull_idle_hours_not_avoided_total",
+			Help: "Hours that workers ran although they were idle, by what kept them up: the code of a block."}, []string{"cause"}),
+		falsePause: prometheus.NewCounter(prometheus.CounterOpts{Name: "lull_would_be_false_pause_total",
+			Help: "Pauses that shadow mode kept from happening and that work followed within 30 minutes."}),
+	}
+	for _, s := range []string{stageRunning, stageReady} {
+		m.resume.WithLabelValues(s)
+	}
+	return m
+}
+
+func (m measures) all() []prometheus.Collector {
+	return []prometheus.Collector{m.resume, m.notAvoided, m.falsePause}
+}
+
+// resumed measures a resume that has just been confirmed. CML's part is
+// measured when it is ready.
+func (j *job) resumed(asked *time.Time) {
+	if asked == nil {
+		return
+	}
+	j.c.measure.resume.WithLabelValues(stageRunning).Observe(time.Since(*asked).Seconds())
+	j.live.resumeAsked = *asked
+}
+
+// awaitReady asks CML whether it is ready, while a resume waits for that.
+func (j *job) awaitReady(ctx context.Context) {
+	asked := j.live.resumeAsked
+	switch {
+	case asked.IsZero() || j.now.Before(j.live.readyAt):
+		return
+	case j.now.Sub(asked) > readyWithin:
+		j.live.resumeAsked = time.Time{} // it shows as not ready
+		return
+	}
+	j.live.readyAt = j.now.Add(readyEvery)
+	console, err := j.c.cfg.Consoles(j.w)
+	if err != nil {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	s, err := console.System(call)
+	if err != nil || !s.Ready {
+		return
+	}
+	j.live.system, j.live.systemAt, j.live.systemErr = s, time.Now(), ""
+	j.c.measure.resume.WithLabelValues(stageReady).Observe(time.Since(asked).Seconds())
+	j.live.resumeAsked = time.Time{}
+}
+
+// idled adds the time since the last check to the idle hours that were not
+// avoided, if the worker was idle then and is now.
+func (j *job) idled(v idle.Verdict) {
+	last := j.live.verdict
+	if last == nil || !last.IsIdle || !v.IsIdle || len(v.Blocks) == 0 {
+		return
+	}
+	if d := v.At.Sub(last.At); d > 0 && d < 24*time.Hour {
+		j.c.measure.notAvoided.WithLabelValues(string(v.Blocks[0].Code)).Add(d.Hours())
+	}
+}
+
+// wouldBeFalse counts a would-be pause that activity at newest has shown to be
+// a false one.
+func (j *job) wouldBeFalse(newest time.Time) {
+	at := j.live.wouldAt
+	if at.IsZero() || !newest.After(at) {
+		return
+	}
+	if newest.Sub(at) < falseWithin {
+		j.c.measure.falsePause.Inc()
+	}
+	j.live.wouldAt = time.Time{}
+}
