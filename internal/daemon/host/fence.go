@@ -302,6 +302,9 @@ func commitPause(a *attempt) error {
 	if err != nil {
 		return err
 	}
+	i.mu.Lock()
+	i.notBefore = time.Time{}
+	i.mu.Unlock()
 	if i.gate != nil {
 		i.gate.Sleep()
 	}
@@ -325,8 +328,9 @@ func save(a *attempt) error {
 }
 
 func commitSaved(a *attempt) error {
+	ident := a.work.Identity() // without a process now
 	return a.i.save(func(r *instance.Record) {
-		r.State, r.StatusReason, r.Saved = power.Hibernated, a.reason, a.saved
+		r.State, r.StatusReason, r.Saved, r.Identity = power.Hibernated, a.reason, a.saved, &ident
 	})
 }
 

@@ -167,6 +167,7 @@ func (w *Work) commit(man *manifest) error {
 func (w *Work) dropQEMU(ctx context.Context) {
 	w.mu.Lock()
 	w.saved = true
+	w.ident.PID, w.ident.Start = 0, 0
 	w.mu.Unlock()
 	w.qcancel()
 	<-w.over // supervise must not take its end for the run's

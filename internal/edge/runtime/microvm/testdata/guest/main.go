@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -105,10 +106,54 @@ func serve(addr string) {
 				if line == "crash\n" {
 					os.Exit(42)
 				}
-				io.WriteString(c, line)
+				io.WriteString(c, order(line))
 			}
 		}()
 	}
+}
+
+var (
+	polled   net.Conn
+	spinning atomic.Bool
+	counted  atomic.Int64
+	hoard    [][]byte
+)
+
+// order carries out a line that is an order, and gives back what is said to it:
+// the line itself when it is none.
+func order(line string) string {
+	word, arg, _ := strings.Cut(strings.TrimSpace(line), " ")
+	switch word {
+	case "poll": // keeps a connection to somebody open
+		c, err := net.DialTimeout("tcp", arg, 10*time.Second)
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		polled = c
+		return "polling\n"
+	case "unpoll":
+		polled.Close()
+		return "not polling\n"
+	case "spin":
+		if spinning.Swap(arg == "on") != (arg == "on") && arg == "on" {
+			go func() {
+				for spinning.Load() {
+				}
+			}()
+		}
+		return "spinning " + arg + "\n"
+	case "count":
+		return fmt.Sprintln("counted", counted.Add(1))
+	case "hog":
+		for {
+			b := make([]byte, 1<<20)
+			for n := range b {
+				b[n] = byte(n)
+			}
+			hoard = append(hoard, b)
+		}
+	}
+	return line
 }
 
 func say(line string) {

@@ -1,0 +1,133 @@
+package machines
+
+import (
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+)
+
+var byForce = url.Values{"force": {"true"}}
+
+// deep makes a guest go down the ladder soon after a pause by hand.
+func deep(s *instance.Spec) {
+	s.ReclaimAfter, s.HibernateAfter = idle.Duration(200*time.Millisecond), idle.Duration(400*time.Millisecond)
+}
+
+// TestDaemonKilled: kill -9 of the daemon while a guest runs, is paused or is
+// saved. The next daemon finds it as it was, with what it counted.
+func TestDaemonKilled(t *testing.T) {
+	d := host(t)
+	b := d.run("a", small, []int{80}, nil, "guest", "serve", ":80")
+	again := func(want, count string) {
+		t.Helper()
+		pid := b.get().PID
+		d.kill()
+		d.start()
+		if o := b.is(want); o.PID != pid || o.RestartCount != 0 {
+			t.Errorf("%s: process %d before, now %+v", want, pid, o)
+		}
+		if got := b.tell("count"); got != "counted "+count {
+			t.Errorf("after a kill while %s: %s", want, got)
+		}
+		b.is("running")
+	}
+	b.tell("count")
+	again("running", "2")
+	b.do("pause", byForce)
+	again("paused", "3")
+	d2 := d.run("b", small, []int{80}, deep, "guest", "serve", ":80")
+	d2.tell("count")
+	d2.do("pause", byForce)
+	d2.is("hibernated")
+	b = d2
+	again("hibernated", "2")
+}
+
+// TestFaults breaks one thing after the other around one instance.
+func TestFaults(t *testing.T) {
+	d := host(t)
+	b := d.run("a", small, []int{80}, deep, "guest", "serve", ":80")
+	file := func(name string) string { return filepath.Join(d.dir, "data", "vm", "vm", b.get().ID, name) }
+	why := func() string {
+		y, err := d.Why(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return y.Answer
+	}
+
+	// A disk that is full when the guest is to be saved.
+	b.tell("count")
+	if err := os.Symlink("/dev/full", file("state")); err != nil {
+		t.Fatal(err)
+	}
+	b.do("pause", byForce)
+	b.await("saving fails", func() (bool, string) {
+		o := b.get()
+		return o.State == "reclaimed" && strings.Contains(o.StatusReason, "cannot hibernate"), o.State + " " + o.StatusReason
+	})
+	t.Logf("a full disk: %s", why())
+	if got := b.tell("count"); got != "counted 2" {
+		t.Errorf("after a disk was full: %s", got)
+	}
+
+	// A guest that hangs is unknown, not idle, and goes on when it wakes up.
+	pid := b.get().PID
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	b.await("it is unknown", func() (bool, string) { a := why(); return strings.Contains(a, "Not known"), a })
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.tell("count"); got != "counted 3" {
+		t.Errorf("after a hang: %s", got)
+	}
+
+	// A saved guest whose files are damaged.
+	b.do("pause", byForce)
+	b.is("hibernated")
+	if err := os.Truncate(file("state"), 1000); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.tell("count"); got != "counted 1" {
+		t.Errorf("after a boot: %s", got)
+	}
+	if a := why(); !strings.Contains(a, "booted anew") || !strings.Contains(a, "damaged") {
+		t.Errorf("why: %s", a)
+	}
+
+	// QEMU killed while the guest runs, and while it is paused.
+	for _, paused := range []bool{false, true} {
+		if paused {
+			b.do("start", nil)
+			b.do("pause", byForce)
+		}
+		if err := syscall.Kill(b.get().PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if o := b.is("stopped"); !strings.Contains(o.StatusReason, "signal 9") {
+			t.Errorf("paused %v: its reason is %q", paused, o.StatusReason)
+		}
+	}
+
+	// A guest without memory ends with a reason.
+	b.do("start", nil)
+	c := b.dial(0)
+	defer c.Close()
+	if _, err := c.Write([]byte("hog\n")); err != nil {
+		t.Fatal(err)
+	}
+	o := b.is("stopped")
+	if o.ExitCode == nil || *o.ExitCode == 0 {
+		t.Errorf("out of memory: exit %v, %s", o.ExitCode, o.StatusReason)
+	}
+	t.Logf("out of memory: %s", o.StatusReason)
+}
