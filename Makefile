@@ -10,9 +10,12 @@ export CGO_ENABLED ?= 1
 # Debian packages that the tests drive as real peers.
 PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light wrk haproxy \
 	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 systemd \
-	openssh-server openssh-client tmux chromium runc docker.io busybox-static python3-aiosmtpd
+	openssh-server openssh-client tmux chromium runc docker.io busybox-static python3-aiosmtpd \
+	qemu-system-x86 e2fsprogs
+# The kernel of microVMs in the tests; empty where it could not be fetched.
+GUEST_KERNEL = $$([ -e bin/guest-kernel/boot ] && echo $(CURDIR)/bin/guest-kernel || true)
 
-.PHONY: help build deb web demo test test-microvm soak bench bench-agent lint generate packages clean
+.PHONY: help build deb web demo test guest-kernel test-microvm soak bench bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,23 +48,26 @@ packages: ## install what the tests need (Debian, root)
 	if [ -n "$$restore" ]; then mv /usr/sbin/policy-rc.d.lull /usr/sbin/policy-rc.d; fi; exit $$ok
 
 # Tests that read or load the whole machine run one package at a time.
-ALONE := ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs
+ALONE := ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs \
+	./internal/edge/runtime/microvm ./internal/daemon/host/machines
 # Packages with goroutines that are quick enough under the race detector.
 RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
 	./internal/link/... ./internal/router ./internal/shim ./internal/sim/world ./internal/store/...
 
-test: packages lint build ## everything that must hold; installs what it needs
-	go test -timeout 20m $$(go list ./... | grep -vE '/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs)$$')
-	go test -p 1 -timeout 20m $(ALONE)
+guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
+	@[ -e bin/guest-kernel/boot ] || sh cmd/lull/guest-kernel.sh bin/guest-kernel || \
+		echo "no guest kernel: tests of microVMs are skipped"
+
+test: packages guest-kernel lint build ## everything that must hold; installs what it needs
+	go test -timeout 20m $$(go list ./... | grep -vE '/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$')
+	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -p 1 -timeout 20m $(ALONE)
 	go test -race -short -timeout 20m $(RACE)
 
-test-microvm: ## real guests under QEMU: installs it, fetches a guest kernel
-	apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 qemu-system-x86 e2fsprogs >/dev/null
-	[ -d bin/guest-kernel ] || sh cmd/lull/guest-kernel.sh bin/guest-kernel
-	LULL_GUEST_KERNEL=$(CURDIR)/bin/guest-kernel go test -count=1 -timeout 20m ./internal/edge/runtime/microvm
+test-microvm: guest-kernel ## only the tests that boot guests
+	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -p 1 -count=1 -timeout 20m ./internal/edge/runtime/microvm ./internal/daemon/host/machines
 
-soak: packages build ## the proofs at their full counts; hours
-	LULL_INTERLEAVINGS=200000 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
+soak: packages guest-kernel build ## the proofs at their full counts; hours
+	LULL_GUEST_KERNEL=$(GUEST_KERNEL) LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=200000 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
 	LULL_PROGRAM_CYCLES=1000 LULL_SOAK=1 LULL_DAYS=20 LULL_SERVER_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 \
 		go test -p 1 -count=1 -timeout 24h ./...
 

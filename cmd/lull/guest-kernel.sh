@@ -19,14 +19,25 @@ if ls "$dir"/boot/vmlinuz-* >/dev/null 2>&1; then
 fi
 
 # The version moves, so its name is looked up.
-package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*\).*/\1/p' | head -n 1)
+name() {
+	apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*\).*/\1/p' | head -n 1
+}
+package=$(name)
+if [ -z "$package" ] && [ "$(id -u)" = 0 ]; then
+	apt-get -qq update
+	package=$(name)
+fi
 if [ -z "$package" ]; then
 	echo "cannot fetch a guest kernel: apt knows no linux-image-cloud-amd64 (run apt-get update)" >&2
 	exit 1
 fi
 work=$(mktemp -d "$dir/fetch.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-(cd "$work" && apt-get -qq -o APT::Sandbox::User=root download "$package")
+(cd "$work" && for try in 1 2 3; do
+	apt-get -qq -o APT::Sandbox::User=root -o Acquire::Retries=3 download "$package" && break
+	# What the lists name may have been replaced by a newer one.
+	[ "$try" != 3 ] && [ "$(id -u)" = 0 ] && apt-get -qq update || exit 1
+done)
 dpkg -x "$work"/*.deb "$work/tree"
 # Only what a guest uses: the kernel, its configuration and its modules. The
 # kernel comes last, because it is what a later run looks for.
