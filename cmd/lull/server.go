@@ -109,7 +109,11 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	if ctl.peers != nil {
 		asked = ctl.peers.Handler()
 	}
-	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, Log: log.With("part", "api"),
+	people, err := cfg.people()
+	if err != nil {
+		return err
+	}
+	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Log: log.With("part", "api"),
 		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Notifier: note, Peers: asked})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,18 +30,23 @@ func (f *fleetFlags) bind(flags *pflag.FlagSet) {
 	flags.StringVar(&f.token, "token", "", "token for the server (default $LULL_TOKEN, which does not show in a list of processes)")
 }
 
+// serverURL is where the server is.
+func (c *cli) serverURL() string {
+	return cmp.Or(c.server, c.getenv("LULL_SERVER"), "http://127.0.0.1:7070")
+}
+
 // control finds the server.
 func (c *cli) control() (*control.Client, error) {
-	where := c.server
-	if where == "" {
-		where = c.getenv("LULL_SERVER")
-	}
-	if where == "" {
-		where = "http://127.0.0.1:7070"
-	}
+	where := c.serverURL()
 	token := c.token
 	if token == "" {
 		token = c.getenv("LULL_TOKEN")
+	}
+	if token == "" {
+		var err error
+		if token, err = c.loggedIn(where); err != nil {
+			return nil, err
+		}
 	}
 	return control.NewClient(where, token, nil)
 }

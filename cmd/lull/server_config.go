@@ -18,7 +18,9 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"lull/internal/base/outward"
+	"lull/internal/daemon/server"
 	"lull/internal/edge/ec2"
+	"lull/internal/edge/oidc"
 	"lull/internal/fleet"
 )
 
@@ -33,6 +35,8 @@ type serverConfig struct {
 	LogLevel, CMLPort, Owners, Accounts           string
 	Advertise, NotifyAllow, ReadRate, WriteRate   string
 	NewToken                                      bool
+	Issuer, ClientID, ClientSecretFile            string // OIDC
+	RoleClaim, Roles, PublicURL                   string
 
 	flags, env, file fleet.Layer
 }
@@ -68,12 +72,19 @@ var serverOptions = []serverOption{
 	{"aws-write-rate", "LULL_SERVER_AWS_WRITE_RATE", "calls a second", "launches, starts, stops and terminations in an account and region; AWS allows 2 unless it raised the quota", func(c *serverConfig) any { return &c.WriteRate }},
 	{"advertise", "LULL_SERVER_ADVERTISE", "URL", "where other servers of the fleet reach this one for live readings; empty keeps them to itself", func(c *serverConfig) any { return &c.Advertise }},
 	{"notify-allow", "LULL_SERVER_NOTIFY_ALLOW", "NETWORK,...", "networks beside the public internet that notifications may go to, like 10.0.0.0/8 or 127.0.0.1", func(c *serverConfig) any { return &c.NotifyAllow }},
+	{"oidc-issuer", "LULL_SERVER_OIDC_ISSUER", "URL", "issuer whose people may ask with its ID tokens; empty is none", func(c *serverConfig) any { return &c.Issuer }},
+	{"oidc-client-id", "LULL_SERVER_OIDC_CLIENT_ID", "text", "this server's id there, which tokens must be for", func(c *serverConfig) any { return &c.ClientID }},
+	{"oidc-client-secret-file", "LULL_SERVER_OIDC_CLIENT_SECRET_FILE", "path", "file with its secret; empty is a public client, as lull login needs", func(c *serverConfig) any { return &c.ClientSecretFile }},
+	{"oidc-role-claim", "LULL_SERVER_OIDC_ROLE_CLAIM", "text", "claim that roles follow from; dots reach into objects", func(c *serverConfig) any { return &c.RoleClaim }},
+	{"oidc-roles", "LULL_SERVER_OIDC_ROLES", "VALUE=ROLE,...", "role for each value of the claim; * is everybody the issuer knows", func(c *serverConfig) any { return &c.Roles }},
+	{"public-url", "LULL_SERVER_PUBLIC_URL", "URL", "where browsers reach this server, to come back to from the issuer; empty is where they asked", func(c *serverConfig) any { return &c.PublicURL }},
 	{"log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "least level that is logged to standard error", func(c *serverConfig) any { return &c.LogLevel }},
 }
 
 func defaultServerConfig() serverConfig {
 	return serverConfig{Data: filepath.Join("lull-data", "server"), Listen: "127.0.0.1:7070", Role: "all", LogLevel: "info", CMLPort: "443",
-		ReadRate: "10", WriteRate: "2"}
+		ReadRate: "10", WriteRate: "2",
+		RoleClaim: "groups", Roles: "admin=admin,operator=operator,viewer=viewer"}
 }
 
 func bindServerFlags(f *pflag.FlagSet) {
@@ -221,6 +232,9 @@ func (cfg *serverConfig) validate() error {
 	if _, err := accountsOf(cfg.Accounts); err != nil {
 		errs = append(errs, err)
 	}
+	if _, err := cfg.people(); err != nil {
+		errs = append(errs, err)
+	}
 	if (cfg.TLSCert == "") != (cfg.TLSKey == "") {
 		fail("cannot use tls-cert without tls-key, or tls-key without tls-cert")
 	}
@@ -266,4 +280,34 @@ func (c *cli) configServer() *cobra.Command {
 	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
 	bindServerFlags(cmd.Flags())
 	return cmd
+}
+
+// people is the OIDC issuer that cfg names, or nil.
+func (cfg *serverConfig) people() (server.People, error) {
+	if cfg.Issuer == "" {
+		return nil, nil
+	}
+	o := oidc.Config{Issuer: cfg.Issuer, ClientID: cfg.ClientID, RoleClaim: cfg.RoleClaim, Roles: map[string]string{}}
+	for part := range strings.SplitSeq(cfg.Roles, ",") {
+		value, role, ok := strings.Cut(strings.TrimSpace(part), "=")
+		if !ok || value == "" {
+			return nil, fmt.Errorf("cannot use oidc-roles: %q is not VALUE=ROLE", part)
+		}
+		o.Roles[value] = role
+	}
+	if cfg.ClientSecretFile != "" {
+		b, err := os.ReadFile(cfg.ClientSecretFile)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read oidc-client-secret-file: %w", err)
+		}
+		o.ClientSecret = strings.TrimSpace(string(b))
+	}
+	if u, err := url.Parse(cfg.PublicURL); cfg.PublicURL != "" && (err != nil || u.Host == "" || strings.HasSuffix(cfg.PublicURL, "/")) {
+		return nil, fmt.Errorf("cannot use public-url %q: want https://host:port without a slash behind", cfg.PublicURL)
+	}
+	p, err := oidc.New(o)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
 }

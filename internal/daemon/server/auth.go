@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"lull/internal/daemon/server/access"
+	"lull/internal/edge/oidc"
 	"lull/internal/fleet"
 )
 
@@ -44,10 +46,16 @@ func actor(ctx context.Context) fleet.Actor {
 func (s *Server) identify(r *http.Request) *http.Request {
 	p := principal{}
 	scheme, presented, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if strings.EqualFold(scheme, "bearer") && presented != "" && len(presented) < 512 {
-		p.given, p.waking = true, strings.TrimSpace(presented)
+	presented = strings.TrimSpace(presented)
+	ofIssuer := s.people != nil && oidc.Looks(presented)
+	if strings.EqualFold(scheme, "bearer") && presented != "" && (len(presented) < 512 || ofIssuer) {
+		p.given, p.waking = true, presented
 		select {
 		case <-s.ready:
+			if ofIssuer {
+				p.token, p.denied = s.person(r.Context(), presented)
+				break
+			}
 			p.token, p.denied = s.tokens.Check(time.Now(), p.waking)
 		default:
 			p.unready = true
@@ -68,10 +76,12 @@ func (s *Server) authorize(ctx huma.Context, next func(huma.Context)) {
 	case !p.given:
 		ctx.SetHeader("WWW-Authenticate", `Bearer realm="lull"`)
 		refuse(ctx, fault(http.StatusUnauthorized, "no_token", "cannot tell who asks: give a token in the header Authorization: Bearer TOKEN"))
+	case errors.As(p.denied, new(errIssuer)):
+		refuse(ctx, fault(http.StatusServiceUnavailable, "issuer", p.denied.Error()))
 	case p.denied != nil:
 		ctx.SetHeader("WWW-Authenticate", `Bearer realm="lull", error="invalid_token"`)
 		refuse(ctx, fault(http.StatusUnauthorized, "bad_token", p.denied.Error()))
-	case r.machine && !p.token.Role.Person():
+	case r.machine && p.token.Machine != "":
 		if string(p.token.Role)+"s" != machineKind(ctx.URL().Path) || p.token.Machine != ctx.Param("name") {
 			refuse(ctx, fault(http.StatusForbidden, "other_machine", "cannot speak for another machine than "+p.token.Machine))
 			return

@@ -85,6 +85,11 @@ type Options struct {
 	BuildDate string
 	Shadow    bool
 	Log       *slog.Logger
+	// People are those of an OIDC issuer; nil is none. PublicURL is where
+	// browsers reach the server, to come back to from the issuer; empty is
+	// where they asked.
+	People    People
+	PublicURL string
 	// LeaseTTL is how long claims of this server outlive it; 0 is 15 s.
 	LeaseTTL time.Duration
 }
@@ -101,9 +106,12 @@ type Server struct {
 	notifier Notifier
 	version  string
 	built    string
-	shadow   bool
-	log      *slog.Logger
-	leaseTTL time.Duration
+
+	people    People
+	publicURL string
+	shadow    bool
+	log       *slog.Logger
+	leaseTTL  time.Duration
 
 	mux      *http.ServeMux
 	api      huma.API
@@ -128,6 +136,7 @@ func New(o Options) (*Server, error) {
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
+	s.people, s.publicURL = o.People, o.PublicURL
 	if s.tokens == nil {
 		s.tokens = access.New(o.Fleet.Store())
 	}
@@ -179,6 +188,7 @@ func (s *Server) routes() {
 	s.eventRoutes()
 	s.tokenRoutes()
 	s.machineRoutes()
+	s.peopleRoutes()
 	s.adminRoutes()
 	s.notifyRoutes()
 	s.answerRoutes()

@@ -42,6 +42,12 @@ func (fakeAdmin) Resign(context.Context) error { return nil }
 
 func newBench(t *testing.T, db store.Store) *bench {
 	t.Helper()
+	return newBenchWith(t, db, func(*server.Options) {})
+}
+
+// newBenchWith is newBench with other options.
+func newBenchWith(t *testing.T, db store.Store, more func(*server.Options)) *bench {
+	t.Helper()
 	f, err := fleet.New(fleet.Options{Store: db, ID: "test"})
 	if err != nil {
 		t.Fatal(err)
@@ -50,7 +56,9 @@ func newBench(t *testing.T, db store.Store) *bench {
 	if b.admin, err = b.tokens.First(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if b.api, err = server.New(server.Options{Fleet: f, Tokens: b.tokens, Version: "test", Admin: fakeAdmin{}}); err != nil {
+	o := server.Options{Fleet: f, Tokens: b.tokens, Version: "test", Admin: fakeAdmin{}}
+	more(&o)
+	if b.api, err = server.New(o); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -196,6 +196,13 @@ type Session struct {
 	Shadow  bool   `json:"shadow"`
 }
 
+// Auth is how people log in beside tokens; without an issuer all is empty.
+type Auth struct {
+	Issuer   string `json:"issuer,omitempty"`
+	ClientID string `json:"client_id,omitempty"`
+	Login    string `json:"login,omitempty" doc:"Where a browser begins"`
+}
+
 // Reset tells a reader of the event stream that events may be missing, so
 // that it reads the present state again.
 type Reset struct {

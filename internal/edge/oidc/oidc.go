@@ -1,0 +1,347 @@
+// Package oidc lets people in by OpenID Connect: it verifies the ID tokens of
+// one issuer, says which role their claims give, and gets such tokens for
+// somebody by the authorization code flow with PKCE or the device flow.
+//
+// Guarantees. A token counts only with a signature by a key that the issuer
+// publishes now, its issuer, this client as an audience, and before it expires;
+// algorithms without a public key never count. A person whose claims give no
+// role gets none. The issuer is asked for its documents when they are first
+// needed and, for a key it has not published before, at most every fetchEvery:
+// made-up tokens do not make lull a nuisance to it.
+//
+// It leaves out what a role allows, and keeps nothing of anybody.
+package oidc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"golang.org/x/oauth2"
+	"golang.org/x/time/rate"
+)
+
+// Bounds of the talk with an issuer.
+const (
+	within     = 10 * time.Second // one request
+	fetchEvery = 5 * time.Second  // for its documents and keys, beyond fetchBurst
+	fetchBurst = 10
+	MaxToken   = 16 << 10 // bytes of a token
+)
+
+// Config is the issuer, and what lull is to it.
+type Config struct {
+	Issuer       string // https, or http on loopback
+	ClientID     string
+	ClientSecret string // empty for a public client
+	// RoleClaim names the claim that roles follow from: a text or a list of
+	// texts, or one inside objects with dots (realm_access.roles).
+	RoleClaim string
+	// Roles gives each value of the claim a role; "*" stands for everybody
+	// the issuer knows.
+	Roles map[string]string
+	// HTTP is how the issuer is reached; nil is the default client.
+	HTTP *http.Client
+}
+
+// Person is who a token speaks for. Role is empty where the claims give none.
+type Person struct {
+	Subject string
+	Name    string // the verified mail address, else the subject
+	Role    string
+	Expires time.Time
+}
+
+// The errors of this package beside those of the network.
+var (
+	ErrExpired     = errors.New("cannot accept the token: it has expired; log in again")
+	ErrDenied      = errors.New("cannot accept the token: it is not one of the issuer's for this server")
+	ErrUnreachable = errors.New("cannot check the token: its issuer cannot be reached")
+)
+
+// rank orders roles; a person has the highest that the claims give.
+var rank = []string{"viewer", "operator", "admin"}
+
+// Provider is one issuer. It is safe for concurrent use.
+type Provider struct {
+	cfg  Config
+	http *http.Client
+
+	mu       sync.Mutex
+	found    *oidc.Provider
+	verifier *oidc.IDTokenVerifier
+	tryAt    time.Time
+}
+
+// New makes a Provider and does no I/O. Every fault of cfg is reported.
+func New(cfg Config) (*Provider, error) {
+	var errs []error
+	u, err := url.Parse(cfg.Issuer)
+	switch {
+	case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http":
+		errs = append(errs, fmt.Errorf("cannot use oidc-issuer %q: want an https URL", cfg.Issuer))
+	case u.Scheme == "http" && !loopback(u.Hostname()):
+		errs = append(errs, fmt.Errorf("cannot use oidc-issuer %q without TLS: anybody on the way could issue tokens", cfg.Issuer))
+	}
+	if cfg.ClientID == "" {
+		errs = append(errs, errors.New("cannot use an oidc-issuer without oidc-client-id"))
+	}
+	for value, role := range cfg.Roles {
+		if !slices.Contains(rank, role) {
+			errs = append(errs, fmt.Errorf("cannot give %q the role %q: want viewer, operator or admin", value, role))
+		}
+	}
+	base := http.DefaultClient
+	if cfg.HTTP != nil {
+		base = cfg.HTTP
+	}
+	next := base.Transport
+	if next == nil {
+		next = http.DefaultTransport
+	}
+	c := &http.Client{Timeout: within, Transport: sparing{next, rate.NewLimiter(rate.Every(fetchEvery), fetchBurst)}}
+	return &Provider{cfg: cfg, http: c}, errors.Join(errs...)
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// sparing refuses reads that come too often: the issuer's documents and keys.
+type sparing struct {
+	next  http.RoundTripper
+	limit *rate.Limiter
+}
+
+var errSparing = errors.New("the issuer was asked too often")
+
+func (s sparing) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodGet && !s.limit.Allow() {
+		return nil, errSparing
+	}
+	return s.next.RoundTrip(r)
+}
+
+// Issuer and ClientID are what a client needs to log in.
+func (p *Provider) Issuer() string { return p.cfg.Issuer }
+
+// ClientID is this server's id at the issuer.
+func (p *Provider) ClientID() string { return p.cfg.ClientID }
+
+// discover reads the issuer's document once; after a failure it waits.
+func (p *Provider) discover(ctx context.Context) (*oidc.Provider, *oidc.IDTokenVerifier, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.found != nil {
+		return p.found, p.verifier, nil
+	}
+	if time.Now().Before(p.tryAt) {
+		return nil, nil, ErrUnreachable
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
+	defer cancel()
+	found, err := oidc.NewProvider(oidc.ClientContext(ctx, p.http), p.cfg.Issuer)
+	if err != nil {
+		p.tryAt = time.Now().Add(fetchEvery)
+		return nil, nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	p.found, p.verifier = found, found.Verifier(&oidc.Config{ClientID: p.cfg.ClientID})
+	return p.found, p.verifier, nil
+}
+
+// Looks tells whether a presented token can be one of an issuer: three parts
+// of text, joined by dots.
+func Looks(token string) bool {
+	return len(token) <= MaxToken && strings.Count(token, ".") == 2 && !strings.ContainsAny(token, " \t\r\n")
+}
+
+// Verify says who a token speaks for. Errors: ErrExpired, ErrDenied,
+// ErrUnreachable, each with its cause.
+func (p *Provider) Verify(ctx context.Context, token string) (Person, error) {
+	t, err := p.verified(ctx, token)
+	if err != nil {
+		return Person{}, err
+	}
+	var claims map[string]any
+	if err := t.Claims(&claims); err != nil {
+		return Person{}, fmt.Errorf("%w: %w", ErrDenied, err)
+	}
+	who := Person{Subject: t.Subject, Name: t.Subject, Expires: t.Expiry}
+	if mail, _ := claims["email"].(string); mail != "" && claims["email_verified"] == true {
+		who.Name = mail
+	}
+	if who.Subject == "" || len(who.Name) > 128 || strings.ContainsFunc(who.Name, func(r rune) bool { return r < ' ' }) {
+		return Person{}, fmt.Errorf("%w: its subject is no name", ErrDenied)
+	}
+	who.Role = p.role(claims)
+	return who, nil
+}
+
+func (p *Provider) verified(ctx context.Context, token string) (*oidc.IDToken, error) {
+	if !Looks(token) {
+		return nil, ErrDenied
+	}
+	_, v, err := p.discover(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t, err := v.Verify(oidc.ClientContext(ctx, p.http), token)
+	if _, expired := errors.AsType[*oidc.TokenExpiredError](err); expired {
+		return nil, fmt.Errorf("%w: %w", ErrExpired, err)
+	}
+	// The library says so in words only.
+	if err != nil && strings.Contains(err.Error(), "fetching keys") {
+		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDenied, err)
+	}
+	return t, nil
+}
+
+// role is the highest that the claim's values give.
+func (p *Provider) role(claims map[string]any) string {
+	best := slices.Index(rank, p.cfg.Roles["*"])
+	var at any = claims
+	for part := range strings.SplitSeq(p.cfg.RoleClaim, ".") {
+		m, ok := at.(map[string]any)
+		if !ok {
+			at = nil
+			break
+		}
+		at = m[part]
+	}
+	values, ok := at.([]any)
+	if !ok {
+		values = []any{at}
+	}
+	for _, v := range values {
+		if s, ok := v.(string); ok && s != "*" {
+			best = max(best, slices.Index(rank, p.cfg.Roles[s]))
+		}
+	}
+	if best < 0 {
+		return ""
+	}
+	return rank[best]
+}
+
+// Login is what a flow gives.
+type Login struct {
+	IDToken      string    `json:"id_token"`
+	RefreshToken string    `json:"refresh_token,omitempty"`
+	Expires      time.Time `json:"expires"`
+}
+
+func (p *Provider) oauth(ctx context.Context, redirect string) (oauth2.Config, error) {
+	found, _, err := p.discover(ctx)
+	if err != nil {
+		return oauth2.Config{}, err
+	}
+	return oauth2.Config{ClientID: p.cfg.ClientID, ClientSecret: p.cfg.ClientSecret, Endpoint: found.Endpoint(), RedirectURL: redirect,
+		Scopes: []string{oidc.ScopeOpenID, "profile", "email", oidc.ScopeOfflineAccess}}, nil
+}
+
+// Flow is one authorization code flow with PKCE. Its secrets stay with who
+// began it.
+type Flow struct {
+	State    string `json:"state"`
+	Nonce    string `json:"nonce"`
+	Verifier string `json:"verifier"`
+}
+
+// NewFlow draws the secrets of a flow.
+func NewFlow() Flow {
+	return Flow{State: oauth2.GenerateVerifier(), Nonce: oauth2.GenerateVerifier(), Verifier: oauth2.GenerateVerifier()}
+}
+
+// URL is where a person goes to log in, and comes back from to redirect.
+func (p *Provider) URL(ctx context.Context, f Flow, redirect string) (string, error) {
+	c, err := p.oauth(ctx, redirect)
+	if err != nil {
+		return "", err
+	}
+	return c.AuthCodeURL(f.State, oidc.Nonce(f.Nonce), oauth2.S256ChallengeOption(f.Verifier)), nil
+}
+
+// Exchange turns the code that came back into a login. The token's nonce must
+// be the flow's.
+func (p *Provider) Exchange(ctx context.Context, f Flow, redirect, code string) (Login, error) {
+	c, err := p.oauth(ctx, redirect)
+	if err != nil {
+		return Login{}, err
+	}
+	t, err := c.Exchange(oidc.ClientContext(ctx, p.http), code, oauth2.VerifierOption(f.Verifier))
+	if err != nil {
+		return Login{}, fmt.Errorf("cannot log in: %w", err)
+	}
+	return p.login(ctx, t, f.Nonce)
+}
+
+// Device logs in without a browser here: show is told where a person enters
+// which code, with anything that has a browser.
+func (p *Provider) Device(ctx context.Context, show func(uri, code string)) (Login, error) {
+	c, err := p.oauth(ctx, "")
+	if err != nil {
+		return Login{}, err
+	}
+	if c.Endpoint.DeviceAuthURL == "" {
+		return Login{}, errors.New("cannot log in by a device code: the issuer does not offer it")
+	}
+	ctx = oidc.ClientContext(ctx, p.http)
+	d, err := c.DeviceAuth(ctx)
+	if err != nil {
+		return Login{}, fmt.Errorf("cannot log in: %w", err)
+	}
+	show(d.VerificationURI, d.UserCode)
+	t, err := c.DeviceAccessToken(ctx, d)
+	if err != nil {
+		return Login{}, fmt.Errorf("cannot log in: %w", err)
+	}
+	return p.login(ctx, t, "")
+}
+
+// Refresh renews a login that has a refresh token.
+func (p *Provider) Refresh(ctx context.Context, old Login) (Login, error) {
+	if old.RefreshToken == "" {
+		return Login{}, ErrExpired
+	}
+	c, err := p.oauth(ctx, "")
+	if err != nil {
+		return Login{}, err
+	}
+	t, err := c.TokenSource(oidc.ClientContext(ctx, p.http), &oauth2.Token{RefreshToken: old.RefreshToken}).Token()
+	if err != nil {
+		return Login{}, fmt.Errorf("cannot renew the login: %w", err)
+	}
+	l, err := p.login(ctx, t, "")
+	if err == nil && l.RefreshToken == "" {
+		l.RefreshToken = old.RefreshToken
+	}
+	return l, err
+}
+
+// login takes the ID token out of an answer and verifies it.
+func (p *Provider) login(ctx context.Context, t *oauth2.Token, nonce string) (Login, error) {
+	raw, _ := t.Extra("id_token").(string)
+	if raw == "" {
+		return Login{}, errors.New("cannot log in: the issuer gave no ID token")
+	}
+	id, err := p.verified(ctx, raw)
+	if err != nil {
+		return Login{}, err
+	}
+	if nonce != "" && id.Nonce != nonce {
+		return Login{}, fmt.Errorf("%w: it is not of this login", ErrDenied)
+	}
+	return Login{IDToken: raw, RefreshToken: t.RefreshToken, Expires: id.Expiry}, nil
+}
