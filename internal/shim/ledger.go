@@ -101,7 +101,7 @@ func (s *Shim) ackThawed(context.Context, *shimctl.Request) (shimctl.Answer, err
 	return shimctl.Answer{}, remove(s.dir.path + "/thawed.json")
 }
 
-func (s *Shim) forget(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {
+func (s *Shim) forget(ctx context.Context, q *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Name
 	if err := q.Into(&m); err != nil {
 		return shimctl.Answer{}, err
@@ -109,17 +109,19 @@ func (s *Shim) forget(_ context.Context, q *shimctl.Request) (shimctl.Answer, er
 	if err := validID(m.ID); err != nil {
 		return shimctl.Answer{}, err
 	}
-	s.mu.Lock()
-	r := s.runs[m.ID]
-	if r != nil && r.state != over {
+	return shimctl.Answer{}, s.onceOver(ctx, m.ID, func() error {
+		s.mu.Lock()
+		r := s.runs[m.ID]
+		if r != nil && r.state != over {
+			s.mu.Unlock()
+			return shimctl.Errorf(shimctl.CodeBusy, "cannot forget %s: run %d lives as process %d", m.ID, r.Run.Run, r.PID)
+		}
+		delete(s.runs, m.ID)
+		err := s.setHeldLocked(m.ID, nil)
+		gone := s.dropExits(m.ID, func(uint64) bool { return true })
 		s.mu.Unlock()
-		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeBusy, "cannot forget %s: run %d lives as process %d", m.ID, r.Run.Run, r.PID)
-	}
-	delete(s.runs, m.ID)
-	err := s.setHeldLocked(m.ID, nil)
-	gone := s.dropExits(m.ID, func(uint64) bool { return true })
-	s.mu.Unlock()
-	return shimctl.Answer{}, errors.Join(err, remove(s.dir.runFile(m.ID)), s.removeExits(gone))
+		return errors.Join(err, remove(s.dir.runFile(m.ID)), s.removeExits(gone))
+	})
 }
 
 func (s *Shim) adopt(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/edge/cgroup"
+	"lull/internal/edge/proc"
 	"lull/internal/link/shimctl"
 )
 
@@ -48,7 +49,7 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 		return shimctl.Answer{}, err
 	}
 	r := &run{Run: shimctl.Run{ID: m.ID, Run: m.Run, BootID: s.boot, Cgroups: m.Cgroups, LogPath: m.LogPath, LogMax: m.LogMax, User: m.User}}
-	if err := s.claim(r); err != nil {
+	if err := s.onceOver(ctx, m.ID, func() error { return s.claim(r) }); err != nil {
 		return shimctl.Answer{}, err
 	}
 	s.begin.RLock()
@@ -147,6 +148,43 @@ func checkStart(m shimctl.Start) error {
 		return shimctl.Errorf(shimctl.CodeInvalid, "cannot start %s: %s", m.ID, bad)
 	}
 	return nil
+}
+
+// onceOver does what a run that lives stands in the way of. Where the process of
+// the run is gone and only its end has not been collected yet, it waits for that.
+func (s *Shim) onceOver(ctx context.Context, id string, do func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
+	defer cancel()
+	for {
+		err := do()
+		var said *shimctl.Error
+		if !errors.As(err, &said) || said.Code != shimctl.CodeBusy || !s.collecting(id) {
+			return err
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// collecting says whether the process of id's run has ended although the run was
+// not over a moment ago.
+func (s *Shim) collecting(id string) bool {
+	s.mu.Lock()
+	old := s.runs[id]
+	if old == nil || old.state == over {
+		s.mu.Unlock()
+		return true
+	}
+	pid, start := old.PID, old.Start
+	s.mu.Unlock()
+	if pid == 0 {
+		return false // it begins
+	}
+	st, err := s.proc.Stat(pid)
+	return errors.Is(err, proc.ErrGone) || err == nil && (st.Start != start || st.Ended())
 }
 
 // claim makes r the run of its id, unless one lives.

@@ -1,6 +1,7 @@
 package shim_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/edge/proc"
 	"lull/internal/link/shimctl"
 )
 
@@ -127,4 +129,36 @@ func TestStartRefused(t *testing.T) {
 	if len(b.ends["refused"]) != 0 {
 		t.Fatalf("refused starts were told as ends: %+v", b.ends["refused"])
 	}
+}
+
+// A program that is gone does not stand in the way of the next run, whether or
+// not its end has been collected, be it our child or an earlier shim's.
+func TestStartAfterTheEnd(t *testing.T) {
+	b := newBench(t).start()
+	var last shimctl.Started
+	end := func() {
+		if err := syscall.Kill(last.PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		for { // without a pause, in which the end would be collected
+			st, err := proc.Live().Stat(last.PID)
+			if errors.Is(err, proc.ErrGone) || err == nil && st.Ended() {
+				return
+			}
+		}
+	}
+	for run := uint64(1); run <= 60; run++ {
+		if run%20 == 0 {
+			b.stop(syscall.SIGKILL)
+			b.start()
+		}
+		if run > 1 {
+			end()
+		}
+		var err error
+		if last, err = b.c.Start(within(t), b.launch("again", run, "exec sleep 1000")); err != nil {
+			t.Fatalf("run %d: %v", run, err)
+		}
+	}
+	end()
 }
