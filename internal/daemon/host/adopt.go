@@ -113,6 +113,10 @@ func (i *inst) adopt(ctx context.Context) error {
 	return i.adoptAlive(ctx, was, w)
 }
 
+// settleLimit is how long something that an earlier daemon asked others for may
+// still happen.
+const settleLimit = 30 * time.Second
+
 // adoptAlive takes over a run that was running, paused or in between.
 func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) error {
 	if ls, err := w.Listeners(); err == nil {
@@ -133,6 +137,11 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		}
 	}
 	if i.rt.Capabilities().Shared {
+		if was == power.Pausing {
+			i.mu.Lock()
+			i.settles = i.h.now().Add(settleLimit)
+			i.mu.Unlock()
+		}
 		// Its own pauses are recorded before they begin, so this is another's.
 		if still, err := w.Still(); err == nil && still && (was == power.Running || i.pausedByOthers()) {
 			if was == power.Running {

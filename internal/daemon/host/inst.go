@@ -28,6 +28,8 @@ type inst struct {
 	// wanted is why a wake was asked for while somebody else held the lock.
 	// Whoever lets the lock go looks at it afterwards, so none is lost.
 	wanted atomic.Pointer[string]
+	// observe is why somebody wants the workload to be looked at, likewise.
+	observe atomic.Pointer[string]
 	// ended is the exit of the present run, noted before anybody has the lock.
 	ended atomic.Pointer[ending]
 	// up says that the application accepts: the relay reads it without a lock.
@@ -61,6 +63,7 @@ type inst struct {
 	notBefore time.Time
 	inside    bool // a harness says that some program in it is in the middle of work
 	changed   chan struct{}
+	settles   time.Time     // until then a pause from outside is what an earlier daemon had asked for
 	over      chan struct{} // closed when the present run is known to be over
 }
 
@@ -108,7 +111,7 @@ func (i *inst) tryAcquire() bool {
 func (i *inst) release() {
 	for {
 		<-i.lock
-		if i.wanted.Load() == nil && !i.endedNow() {
+		if i.wanted.Load() == nil && i.observe.Load() == nil && !i.endedNow() {
 			return
 		}
 		if !i.tryAcquire() {
@@ -128,6 +131,9 @@ func (i *inst) serve() {
 	}
 	if why := i.wanted.Swap(nil); why != nil {
 		i.serveWake(*why)
+	}
+	if why := i.observe.Swap(nil); why != nil {
+		i.serveObserve(*why)
 	}
 }
 

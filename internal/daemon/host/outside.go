@@ -44,27 +44,45 @@ func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {
 // Observe compares an instance with its workload. One that somebody else has
 // paused is recorded as paused by them: it is left alone, no connection wakes
 // it and it takes no step of the ladder, until they or a person resumes it. One
-// that somebody else has resumed is running.
-func (h *Host) Observe(ctx context.Context, ref, why string) error {
+// that somebody else has resumed is running. It never waits: while the instance
+// is in a transition, whoever carries that out looks afterwards.
+func (h *Host) Observe(ref, why string) error {
 	i, err := h.find(ref)
 	if err != nil {
 		return err
 	}
-	if err := i.acquireCtx(ctx); err != nil {
-		return err
+	i.observe.Store(&why)
+	if i.tryAcquire() {
+		i.serve()
+		i.release()
 	}
-	defer i.release()
-	i.serve()
+	return nil
+}
+
+// serveObserve looks, under the lock.
+func (i *inst) serveObserve(why string) {
 	w := i.workload()
 	if w == nil {
-		return nil
+		return
 	}
 	still, err := w.Still()
-	if err != nil {
-		return err
+	if err == nil {
+		err = i.follow(still, why)
 	}
+	if err != nil {
+		i.h.log.Error("cannot follow what was done outside", "instance", i.name(), "error", err)
+	}
+}
+
+func (i *inst) follow(still bool, why string) error {
 	switch s := i.state(); {
 	case s == power.Running && still:
+		i.mu.Lock()
+		unsettled := i.h.now().Before(i.settles)
+		i.mu.Unlock()
+		if unsettled {
+			return i.workload().Thaw()
+		}
 		return i.pausedOutside(why)
 	case s.Asleep() && s != power.Hibernated && !still:
 		return i.wake(byOutside, why)

@@ -37,8 +37,8 @@ type Host interface {
 	// StartedOutside takes over what runs already.
 	StartedOutside(ctx context.Context, id, why string) error
 	// Observe compares the instance with what its workload is, and follows it
-	// when somebody else has paused or unpaused it.
-	Observe(ctx context.Context, id, why string) error
+	// when somebody else has paused or unpaused it. It does not wait.
+	Observe(id, why string) error
 	Delete(ctx context.Context, id, by string) error
 }
 
@@ -260,7 +260,7 @@ func (f *follower) look(ctx context.Context, c string) error {
 			return &hostError{err}
 		}
 	}
-	if err := f.h.Observe(ctx, id, "somebody used docker"); err != nil {
+	if err := f.h.Observe(id, "somebody used docker"); err != nil {
 		return &hostError{err}
 	}
 	return nil

@@ -270,8 +270,11 @@ type Work struct {
 // Freeze implements instance.Workload.
 func (w *Work) Freeze(ctx context.Context) error {
 	err := w.r.api.do(ctx, w.container, "pause", nil)
-	if isStatus(err, 409) { // paused, restarting or ended: none of it is ours
-		return fmt.Errorf("cannot pause the container: %w", err)
+	if isStatus(err, 409) { // restarting, ended, or paused already
+		if still, serr := w.group.Frozen(); serr != nil || !still {
+			return fmt.Errorf("cannot pause the container: %w", err)
+		}
+		return nil
 	}
 	for err == nil {
 		var still bool

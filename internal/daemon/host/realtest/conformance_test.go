@@ -1,0 +1,280 @@
+package realtest
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/daemon/host/hosttest"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+)
+
+// TestConformance runs one suite over every runtime that this machine has. The
+// simulated one passes it in package host.
+func TestConformance(t *testing.T) {
+	for name, machine := range map[string]func(t *testing.T) hosttest.Machine{
+		"process": processes_, "container": containers, "docker": dockers, "microvm": microvms,
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := machine(t)
+			for _, row := range hosttest.Suite(count(t, "LULL_CONFORMANCE_KILLS", 3), random(t)) {
+				t.Run(row.Name, func(t *testing.T) {
+					if why := m.Lacks(row.Needs); why != "" {
+						t.Skip(why)
+					}
+					row.Do(t, m)
+				})
+			}
+		})
+	}
+}
+
+// need skips for want of a tool, and fails in CI, where every tool is installed.
+func need(t *testing.T, err error, pkg string) {
+	t.Helper()
+	switch {
+	case err == nil:
+	case os.Getenv("CI") == "true":
+		t.Fatalf("%v; install the Debian package %s", err, pkg)
+	default:
+		t.Skipf("%v; install the Debian package %s", err, pkg)
+	}
+}
+
+// bare is a machine of the suite over one daemon.
+type bare struct {
+	d     *daemon
+	ids   map[string]string // of every instance there ever was
+	ports map[string]string // where its server is reached
+	box   func(s *instance.Spec, p hosttest.Program)
+}
+
+func newBare(t *testing.T, args ...string) *bare {
+	return &bare{d: startHost(t, append([]string{"--probe", "50ms"}, args...)...), ids: map[string]string{}, ports: map[string]string{}}
+}
+
+func processes_(t *testing.T) hosttest.Machine {
+	m := newBare(t)
+	m.box = func(s *instance.Spec, p hosttest.Program) {
+		s.Command = []string{"sh", "-c", p.Script}
+		if p.Serves {
+			s.Command = []string{filepath.Join(bin, "guest"), "serve", "-listen", s.Expose[0].Target}
+		}
+	}
+	return m
+}
+
+// image is a root file system with a shell and the guest program.
+func image(t *testing.T) string {
+	t.Helper()
+	busybox, err := exec.LookPath("busybox")
+	need(t, err, "busybox-static")
+	dir := t.TempDir()
+	for _, d := range []string{"bin", "tmp", "etc", "proc", "dev", "sys", "run", "root"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for from, to := range map[string]string{busybox: "bin/busybox", filepath.Join(bin, "guest"): "bin/guest"} {
+		b, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, to), b, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat"} {
+		if err := os.Symlink("busybox", filepath.Join(dir, "bin", tool)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.Command(filepath.Join(dir, "bin/sh"), "-c", "exit 0").CombinedOutput(); err != nil {
+		t.Fatalf("busybox does not run: %v: %s", err, out)
+	}
+	return dir
+}
+
+func containers(t *testing.T) hosttest.Machine {
+	if os.Geteuid() != 0 {
+		t.Skip("containers need root")
+	}
+	_, err := exec.LookPath("runc")
+	if err != nil {
+		_, err = os.Stat("/usr/sbin/runc")
+	}
+	need(t, err, "runc")
+	root := image(t)
+	m := newBare(t)
+	m.box = func(s *instance.Spec, p hosttest.Program) {
+		s.Runtime, s.Image = "container", root
+		s.Command = []string{"sh", "-c", p.Script}
+		if p.Serves {
+			s.Command = []string{"guest", "serve", "-listen", s.Expose[0].Target}
+		}
+	}
+	return m
+}
+
+func microvms(t *testing.T) hosttest.Machine {
+	kernel := os.Getenv("LULL_GUEST_KERNEL")
+	if kernel == "" {
+		t.Skip("LULL_GUEST_KERNEL is not set: make test-microvm runs this one")
+	}
+	root := image(t)
+	build := exec.Command("go", "build", "-o", bin+"/lull-harness", "lull/cmd/lull-harness")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("cannot build lull-harness: %v\n%s", err, out)
+	}
+	m := newBare(t, "--guest-kernel", kernel)
+	m.box = func(s *instance.Spec, p hosttest.Program) {
+		s.Runtime, s.Image, s.Memory = "microvm", root, 128<<20
+		s.Command = []string{"sh", "-c", p.Script}
+		if p.Serves {
+			s.Command = []string{"guest", "serve", "-listen", "0.0.0.0:8080"}
+			s.Expose[0].Target = "127.0.0.1:8080"
+		}
+	}
+	return m
+}
+
+// spec is what Run starts.
+func (m *bare) spec(t *testing.T, name string, p hosttest.Program, change func(*instance.Spec)) instance.Spec {
+	s := instance.Spec{Name: name, StopAfter: seconds(0), ReadyTimeout: *seconds(limit)}
+	if p.Serves {
+		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t)))
+		s.Expose = []instance.Endpoint{{Listen: at, Target: at}}
+		m.ports[name] = at
+	}
+	m.box(&s, p)
+	change(&s)
+	return s
+}
+
+func (m *bare) Run(t *testing.T, name string, p hosttest.Program, change func(*instance.Spec)) {
+	t.Helper()
+	o, err := m.d.Create(t.Context(), hostctl.Create{Spec: m.spec(t, name, p, change), Start: true})
+	if err != nil {
+		t.Fatalf("cannot run %s: %v\n%s", name, err, m.d.log())
+	}
+	m.ids[name] = o.ID
+}
+
+// lines implements hosttest.Conn.
+type lines struct{ *client }
+
+func (l lines) Ask(line string) error { return l.echo(line) }
+
+func (l lines) HalfClose(line string) error {
+	if _, err := io.WriteString(l, line+"\n"); err != nil {
+		return err
+	}
+	if err := l.Conn.(*net.TCPConn).CloseWrite(); err != nil {
+		return err
+	}
+	b, err := io.ReadAll(l.r)
+	// The guest says how much it had read when it saw the end.
+	if want := fmt.Sprintf("echo %s\nend after %d\n", line, len(line)+1); err == nil && string(b) != want {
+		err = fmt.Errorf("got %q and the end", b)
+	}
+	return err
+}
+
+func (l lines) Close() { l.Conn.Close() }
+
+func (m *bare) Dial(t *testing.T, name string) hosttest.Conn {
+	t.Helper()
+	return lines{mustDial(t, m.ports[name])}
+}
+
+func (m *bare) Crash(t *testing.T) {
+	t.Helper()
+	m.d.kill()
+	m.d.start()
+}
+
+func (m *bare) Until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	if !waits(2*limit, ok) {
+		l, err := m.d.List(t.Context())
+		t.Fatalf("not within %s: %s\n%+v, %v\n%s", 2*limit, what, l, err, m.d.log())
+	}
+}
+
+// Left looks for everything that is named after an instance, and for processes
+// that are marked with it.
+func (m *bare) Left(name string) []string {
+	return leftOf(m.d, m.ids[name])
+}
+
+func leftOf(d *daemon, id string) (left []string) {
+	for _, pid := range d.marked()[id] {
+		left = append(left, fmt.Sprint("process ", pid))
+	}
+	for _, dir := range []string{"/sys/fs/cgroup", d.dir + "/data"} {
+		err := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
+			if err == nil && strings.Contains(e.Name(), id) {
+				left = append(left, p)
+			}
+			return nil // groups come and go while this walks
+		})
+		if err != nil {
+			left = append(left, err.Error())
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || bytes.Contains(mounts, []byte(id)) {
+		left = append(left, fmt.Sprint("a mount, or ", err))
+	}
+	return left
+}
+
+func (m *bare) Lacks(hosttest.Ability) string { return "" }
+
+func (m *bare) Get(name string) (hostctl.Instance, error) { return m.d.Get(m.d.t.Context(), name) }
+
+func (m *bare) verb(name, verb string, force bool) error {
+	q := map[string][]string{}
+	if force {
+		q["force"] = []string{"true"}
+	}
+	_, err := m.d.Do(m.d.t.Context(), name, verb, q)
+	return err
+}
+
+func (m *bare) Pause(name string, force bool) error { return m.verb(name, "pause", force) }
+func (m *bare) Resume(name string) error            { return m.verb(name, "resume", false) }
+func (m *bare) Start(name string) error             { return m.verb(name, "start", false) }
+func (m *bare) Stop(name string) error              { return m.verb(name, "stop", false) }
+func (m *bare) Remove(name string) error            { return m.d.Remove(m.d.t.Context(), name) }
+
+func (m *bare) Hold(name, holder string, ttl time.Duration) error {
+	_, err := m.d.Hold(m.d.t.Context(), name, hostctl.LeaseRequest{Holder: holder, TTL: *seconds(ttl)})
+	return err
+}
+
+func (m *bare) Release(name, holder string) error {
+	_, err := m.d.Release(m.d.t.Context(), name, holder)
+	return err
+}
+
+func (m *bare) Exec(name string, command ...string) (instance.Outcome, error) {
+	return m.d.Exec(m.d.t.Context(), name, hostctl.ExecRequest{Command: command})
+}
+
+func (m *bare) Logs(name string) (string, error) {
+	var b bytes.Buffer
+	err := m.d.Logs(m.d.t.Context(), name, -1, false, &b)
+	return b.String(), err
+}

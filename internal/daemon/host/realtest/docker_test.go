@@ -1,0 +1,303 @@
+package realtest
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/daemon/host/hosttest"
+	"lull/internal/instance"
+)
+
+// dockerd is a Docker daemon of the test's own: its data, its socket, and one
+// image.
+type dockerd struct {
+	t    *testing.T
+	dir  string
+	cmd  *exec.Cmd
+	gone chan struct{}
+}
+
+func startDockerd(t *testing.T) *dockerd {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("dockerd needs root")
+	}
+	for _, p := range []string{"/usr/sbin/dockerd", "/usr/bin/docker"} {
+		_, err := os.Stat(p)
+		need(t, err, "docker.io")
+	}
+	dir, err := os.MkdirTemp("", "lk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, bridged := net.InterfaceByName("docker0")
+	k := &dockerd{t: t, dir: dir}
+	t.Cleanup(func() {
+		if ids := strings.Fields(k.docker("ps", "-aq")); len(ids) > 0 {
+			k.docker(append([]string{"rm", "-f"}, ids...)...)
+		}
+		k.stop()
+		if bridged != nil { // it was not there before
+			_ = exec.Command("ip", "link", "del", "docker0").Run()
+		}
+		// What is mounted below belongs to namespaces of containers that are over.
+		b, _ := os.ReadFile("/proc/self/mountinfo")
+		for _, f := range strings.Fields(string(b)) {
+			if strings.HasPrefix(f, dir+"/") {
+				_ = syscall.Unmount(f, syscall.MNT_DETACH)
+			}
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	k.start()
+	tar := filepath.Join(dir, "root.tar")
+	if out, err := exec.Command("tar", "-C", image(t), "-cf", tar, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	k.must("import", tar, "box:1")
+	return k
+}
+
+func (k *dockerd) socket() string { return k.dir + "/s" }
+
+func (k *dockerd) start() {
+	k.t.Helper()
+	log, err := os.OpenFile(k.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	defer log.Close()
+	// Containers outlive the daemon, as on a host where somebody cares.
+	cmd := exec.Command("/usr/sbin/dockerd", "--data-root", k.dir+"/d", "--exec-root", k.dir+"/e", "-H", "unix://"+k.socket(),
+		"--pidfile", k.dir+"/pid", "--iptables=false", "--live-restore")
+	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		k.t.Fatal(err)
+	}
+	k.cmd, k.gone = cmd, make(chan struct{})
+	go func(gone chan struct{}) { cmd.Wait(); close(gone) }(k.gone)
+	if !waits(2*limit, func() bool {
+		return k.over() || exec.Command("/usr/bin/docker", "-H", "unix://"+k.socket(), "version").Run() == nil
+	}) || k.over() {
+		b, _ := os.ReadFile(k.dir + "/log")
+		k.t.Fatalf("dockerd does not come up:\n%s", b[max(0, len(b)-4000):])
+	}
+}
+
+func (k *dockerd) over() bool {
+	select {
+	case <-k.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// stop ends the daemon; its containers live on.
+func (k *dockerd) stop() {
+	k.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-k.gone:
+	case <-time.After(2 * limit):
+		k.t.Error("dockerd does not end")
+		k.cmd.Process.Kill()
+		<-k.gone
+	}
+}
+
+// docker runs a command of the client and gives what it printed.
+func (k *dockerd) docker(args ...string) string {
+	out, _ := exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.socket()}, args...)...).Output()
+	return string(out)
+}
+
+func (k *dockerd) must(args ...string) string {
+	k.t.Helper()
+	out, err := exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.socket()}, args...)...).CombinedOutput()
+	if err != nil {
+		k.t.Fatalf("docker %s: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+// dockered is a machine of the suite whose containers a user has started: lull
+// finds them by their labels.
+type dockered struct {
+	*bare
+	k *dockerd
+}
+
+func dockers(t *testing.T) hosttest.Machine {
+	k := startDockerd(t)
+	return &dockered{newBare(t, "--docker="+k.socket()), k}
+}
+
+func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change func(*instance.Spec)) {
+	t.Helper()
+	s := instance.Spec{}
+	change(&s)
+	args := []string{"run", "-d", "--name", name, "--label", "lull.pause-after=" + time.Duration(*s.PauseAfter).String()}
+	if s.IdlePolicy != "" {
+		args = append(args, "--label", "lull.idle-policy="+s.IdlePolicy)
+	}
+	if p.Serves {
+		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t)))
+		m.ports[name] = at
+		m.k.must(append(args, "-p", at+":8080", "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
+	} else {
+		// It begins once it was taken over: only what runs is.
+		m.k.must(append(args, "box:1", "sh", "-c", untilGo+p.Script)...)
+	}
+	m.Until(t, name+" is taken over", func() bool {
+		o, err := m.Get(name)
+		m.ids[name] = o.ID
+		return err == nil && (o.State == "running" || o.State == "paused")
+	})
+	if p.Serves {
+		m.answers(t, name)
+	} else {
+		m.k.must("exec", name, "touch", "/tmp/go")
+	}
+}
+
+const untilGo = `trap "exit 0" TERM; while [ ! -e /tmp/go ]; do sleep 0.1; done; `
+
+// answers waits for the server: Docker forwards to a port before anybody listens
+// there.
+func (m *dockered) answers(t *testing.T, name string) {
+	t.Helper()
+	m.Until(t, name+" answers", func() bool { got, err := once(m.ports[name], "hello"); return err == nil && got == "echo hello" })
+}
+
+func (m *dockered) Start(name string) error {
+	err := m.bare.Start(name)
+	if err == nil {
+		m.answers(m.d.t, name)
+	}
+	return err
+}
+
+func (m *dockered) Remove(name string) error {
+	if err := m.bare.Remove(name); err != nil {
+		return err
+	}
+	if got := m.k.docker("inspect", "-f", "{{.State.Running}}", name); strings.TrimSpace(got) != "false" {
+		return fmt.Errorf("after it was removed from lull the container runs: %q", got)
+	}
+	m.k.must("rm", name)
+	return nil
+}
+
+func (m *dockered) Lacks(a hosttest.Ability) string {
+	switch a {
+	case hosttest.Restarts:
+		return "Docker starts its containers again itself, by their restart policy"
+	}
+	return ""
+}
+
+// TestDockerOutside does with docker what a user does, and holds that lull
+// follows.
+func TestDockerOutside(t *testing.T) {
+	k := startDockerd(t)
+	m := &dockered{newBare(t, "--docker="+k.socket()), k}
+	m.Run(t, "web", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = seconds(hosttest.Pauses) })
+
+	m.d.await("web", "paused")
+	if got := k.must("ps", "--format", "{{.Status}}"); !strings.Contains(got, "(Paused)") {
+		t.Errorf("docker does not know that it is paused: %s", got)
+	}
+	k.must("unpause", "web")
+	waitFor(t, limit, "docker unpause was seen", func() bool { return m.d.get("web").LastResumedBy == "external" })
+
+	// A pause by a person is not touched: no client wakes it.
+	waitFor(t, limit, "docker pause, while lull has it running", func() bool {
+		m.answers(t, "web")
+		return exec.Command("/usr/bin/docker", "-H", "unix://"+k.socket(), "pause", "web").Run() == nil
+	})
+	waitFor(t, limit, "docker pause was seen", func() bool { o := m.d.get("web"); return o.State == "paused" && o.LastPausedBy == "external" })
+	c := mustDial(t, m.ports["web"])
+	if _, err := c.Write([]byte("hello\n")); err != nil {
+		t.Fatal(err)
+	}
+	if !stays(time.Second, func() bool { return m.d.get("web").State == "paused" }) {
+		t.Error("a client woke what a person had paused")
+	}
+	// Neither does a daemon that comes anew.
+	m.Crash(t)
+	if o := m.d.get("web"); o.State != "paused" || o.LastPausedBy != "external" {
+		t.Errorf("after a restart it is %s, by %s", o.State, o.LastPausedBy)
+	}
+	k.must("unpause", "web")
+	if got, err := c.r.ReadString('\n'); err != nil || got != "echo hello\n" {
+		t.Errorf("the client that waited got %q, %v", got, err)
+	}
+	c.Close()
+
+	// A Docker daemon that is away delays a wake and loses nobody.
+	m.d.await("web", "paused")
+	k.stop()
+	c = mustDialLater(t, k, m, "web")
+	if got, err := c.r.ReadString('\n'); err != nil || got != "echo later\n" {
+		t.Errorf("the client that came while dockerd was away got %q, %v", got, err)
+	}
+	c.Close()
+
+	pid := m.d.get("web").PID
+	k.must("restart", "-t", "5", "web")
+	waitFor(t, limit, "docker restart was seen", func() bool { o := m.d.get("web"); return o.State != "stopped" && o.PID != 0 && o.PID != pid })
+	m.answers(t, "web")
+	k.must("stop", "-t", "5", "web")
+	o := m.d.await("web", "stopped")
+	if o.ExitCode == nil {
+		t.Errorf("docker stop: no exit code: %s", o.StatusReason)
+	}
+	k.must("rm", "web")
+	waitFor(t, limit, "docker rm was seen", func() bool { _, err := m.d.Get(t.Context(), "web"); return err != nil })
+
+	// Labels that say nothing sensible leave the container alone.
+	k.must("run", "-d", "--name", "odd", "--label", "lull.pause-after=soon", "box:1", "sh", "-c", untilGo)
+	waitFor(t, limit, "the label is named in the log", func() bool {
+		b, err := os.ReadFile(m.d.dir + "/daemon.log")
+		return err == nil && bytes.Contains(b, []byte("lull.pause-after"))
+	})
+	if _, err := m.d.Get(t.Context(), "odd"); err == nil {
+		t.Error("it was taken over")
+	}
+}
+
+// mustDialLater connects while dockerd is away, sends a line, and brings dockerd
+// back. docker-proxy is dockerd's child, so the client goes to the container's
+// own address.
+func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/fib_trie", m.d.get(name).PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := ""
+	lines := strings.Split(string(b), "\n")
+	for n, l := range lines {
+		if n > 0 && strings.Contains(l, "/32 host LOCAL") && !strings.Contains(lines[n-1], "127.") {
+			addr = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(lines[n-1]), "|--"))
+		}
+	}
+	c := mustDial(t, net.JoinHostPort(addr, "8080"))
+	if _, err := c.Write([]byte("later\n")); err != nil {
+		t.Fatal(err)
+	}
+	k.start()
+	return c
+}
