@@ -35,7 +35,7 @@ func (f *Fleet) SnoozeWorker(ctx context.Context, by Actor, id string, until tim
 func (w *Worker) snooze(tx *Tx, until time.Time) {
 	t := until.UTC().Round(0)
 	w.SnoozedUntil, w.SnoozedBy = &t, tx.by.Name
-	w.TargetPauseAt, w.WarningSentAt = nil, nil
+	w.TargetPauseAt, w.WarningSentAt, w.WarningFor = nil, nil, ""
 	tx.Note(Entry{Action: "snoozed", Detail: "until " + t.Format(time.RFC3339)})
 }
 

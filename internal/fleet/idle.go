@@ -185,7 +185,10 @@ func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u
 		}
 		moved := false
 		if t := u.LastActivityAt.UTC().Round(0); !u.LastActivityAt.IsZero() && (w.LastActivityAt == nil || t.After(*w.LastActivityAt)) {
-			w.LastActivityAt, w.WarningSentAt, moved = &t, nil, true
+			w.LastActivityAt, moved = &t, true
+			if w.WarningFor == "" {
+				w.WarningSentAt = nil
+			}
 		}
 		if u.Recent != nil {
 			w.RecentActivityEvents = u.Recent[:min(len(u.Recent), tx.Settings.WorkerActivityEventsMaxStored)]
@@ -295,8 +298,12 @@ func (w *Worker) settle(tx *Tx, out *Outcome, use string) error {
 	}
 	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) {
 		at := tx.Now
-		w.WarningSentAt = &at
-		tx.Note(Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Decision: &d})
+		w.WarningSentAt, w.WarningFor = &at, ""
+		e := Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(out.Reason), Decision: &d}
+		if out.Force {
+			w.WarningFor, e.Detail = out.Reason, use
+		}
+		tx.Note(e)
 	}
 	if outcome != w.LastGuard {
 		w.LastGuard = outcome

@@ -109,7 +109,7 @@ func (w *Worker) stopSent() *time.Time {
 func (w *Worker) paused(tx *Tx, r Reason, by string) {
 	now := tx.Now
 	w.LastPausedAt, w.LastPausedBy, w.PauseReason = &now, by, r
-	w.TargetPauseAt, w.WarningSentAt = nil, nil
+	w.TargetPauseAt, w.WarningSentAt, w.WarningFor = nil, nil, ""
 	switch {
 	case r.Automatic():
 		w.AutoPauseCount++
@@ -327,7 +327,7 @@ func (w *Worker) Resumed(tx *Tx) {
 	now := tx.Now
 	w.Status, w.StatusReason, w.RunningSince = power.WorkerRunning, "", &now
 	w.Intent, w.Draining, w.MissingSince, w.StartSentAt = nil, false, nil, nil
-	w.TargetPauseAt, w.WarningSentAt, w.CancelledStopAt = nil, nil, nil
+	w.TargetPauseAt, w.WarningSentAt, w.WarningFor, w.CancelledStopAt = nil, nil, "", nil
 	action, events := "started", []string(nil)
 	if w.StartOrigin != OriginNone {
 		action, events = "resumed", []string{EventResumed}
@@ -357,4 +357,26 @@ func (w *Worker) CallOff(tx *Tx, d *evidence.Decision, why string) error {
 	}
 	tx.entries[len(tx.entries)-1].Decision = d
 	return nil
+}
+
+// ScheduleStart asks for RUNNING because a schedule has opened. What at names
+// must be the newest, so that it never stands against a person's later word.
+// Errors: NotFound, ErrStale, Refused.
+func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule string) (Worker, error) {
+	by := Actor{Name: "schedule " + schedule, Kind: KindSchedule}
+	return f.Change(ctx, id, Changing{By: by, At: at, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
+		if tx.Halted {
+			return &Refused{Command: "resume", Name: id, Reason: "halted", Detail: "automatic actions are halted"}
+		}
+		if err := f.frozen(tx.Now, w, "resume"); err != nil {
+			return err
+		}
+		return w.intendStart(tx, OriginAuto)
+	})
+}
+
+// WantsStart tells whether a schedule wants a stopped worker started now.
+func (w *Worker) WantsStart(now time.Time, r *policy.Resolved) bool {
+	return w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerStopped && w.Intent == nil &&
+		r.Standing != nil && r.Standing.Starts(w.lastStop()) && (w.TTLDeadline == nil || now.Before(*w.TTLDeadline))
 }

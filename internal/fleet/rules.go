@@ -37,10 +37,13 @@ type mark struct {
 	Changed string `json:"changed"` // the key that did
 }
 
-// rules is a Set and the revision of the store that it was read at.
+// rules is a Set, the revision of the store that it was read at, and what it
+// was made of: how many records, and the revision of the newest.
 type rules struct {
 	*policy.Set
 	revision int64
+	records  int
+	newest   int64
 }
 
 // Rules are the policies, schedules, groups, overrides and budgets as last
@@ -85,18 +88,34 @@ func decodeInto[T any](c store.Codec[T], v store.Value, to *[]T) error {
 // takeRules puts a Set into the snapshot unless that has a newer one. A
 // record that cannot be read leaves the last good Set as it is.
 func (f *Fleet) takeRules(b ruleBook, revision int64) error {
-	set, err := b.set()
-	if err != nil {
-		return err
+	made := &rules{revision: revision, records: len(b)}
+	for _, v := range b {
+		made.newest = max(made.newest, v.ModRevision)
 	}
+	var built *policy.Set
+	same := false
 	for {
 		old := f.now.rules.Load()
 		if revision < old.revision {
 			return nil
 		}
-		if f.now.rules.CompareAndSwap(old, &rules{set, revision}) {
+		if same = old.records == made.records && old.newest == made.newest; same {
+			made.Set = old.Set
+		} else {
+			if built == nil {
+				var err error
+				if built, err = b.set(); err != nil {
+					return err
+				}
+			}
+			made.Set = built
+		}
+		if f.now.rules.CompareAndSwap(old, made) {
 			break
 		}
+	}
+	if same {
+		return nil
 	}
 	if changed := f.now.changed.Load(); changed != nil {
 		(*changed)()

@@ -209,6 +209,9 @@ type Worker struct {
 	NextIdleCheckAt      *time.Time `json:"next_idle_check_at"`
 	TargetPauseAt        *time.Time `json:"target_pause_at"`
 	WarningSentAt        *time.Time `json:"warning_sent_at,omitempty"`
+	// WarningFor is ttl or schedule when the warning is of a pause that does
+	// not wait for quiet: activity does not make it void.
+	WarningFor Reason `json:"warning_for,omitempty"`
 
 	Intent          *Intent `json:"intent,omitempty"`
 	PauseGeneration int64   `json:"pause_generation"`

@@ -82,9 +82,12 @@ func (b Budget) Validate() error {
 // Per is the time that b looks at.
 func (b *Budget) Per() time.Duration { return time.Duration(b.PerMinutes) * time.Minute }
 
+// unlimited is the limit of a budget that sets none.
+const unlimited = 1 << 30
+
 // Limit is the most actions in Per, of that many workers that b selects.
 func (b *Budget) Limit(size int) int {
-	limit := 1 << 30
+	limit := unlimited
 	if b.MaxActions != nil {
 		limit = *b.MaxActions
 	}
@@ -112,8 +115,8 @@ func (b *Budget) Describe() string {
 	return fmt.Sprintf("at most %s %ss in %s", limit, b.For, b.Per())
 }
 
-// holds tells whether b speaks of an action on w.
-func (b *Budget) holds(w *Subject, what, reason string) bool {
+// Holds tells whether b speaks of an action on w.
+func (b *Budget) Holds(w *Subject, what, reason string) bool {
 	return b.For == what && b.Selector.Matches(w) && (len(b.Reasons) == 0 || slices.Contains(b.Reasons, reason) || reason == ByPerson)
 }
 
@@ -188,6 +191,7 @@ type Used struct {
 	Rule     string     `json:"rule"`
 	Limit    int        `json:"limit"`
 	Count    int        `json:"count"`
+	Room     int        `json:"room"` // how many more may go now
 	Free     bool       `json:"free"`
 	FreeAt   *time.Time `json:"free_at,omitempty"` // null with free false: time alone does not help
 	Sentence string     `json:"sentence"`
@@ -200,7 +204,7 @@ func (s *Set) BudgetsFor(now time.Time, w *Subject, what, reason string, spent L
 	var out []Used
 	for i := range s.Budgets {
 		b := &s.Budgets[i]
-		if !b.holds(w, what, reason) {
+		if !b.Holds(w, what, reason) {
 			continue
 		}
 		var ends time.Time // of the schedule's being open
@@ -250,23 +254,50 @@ func (s *Set) Spend(now time.Time, w *Subject, what, reason string, spent Ledger
 		if old, ok := spent[b.Name]; ok {
 			out[b.Name] = old
 		}
-		if b.holds(w, what, reason) {
+		if b.Holds(w, what, reason) {
 			out[b.Name] = out[b.Name].Add(now, b.Per())
 		}
 	}
 	return out
 }
 
+// smooth is into how many parts the limit of starts is divided again, so that
+// a storm becomes a stream instead of a burst in each Per.
+const smooth = 6
+
+// shares are the limits that b sets: its own and, for starts, that of a part.
+func (b *Budget) shares(size int) []share {
+	out := []share{{b.Per(), b.Limit(size)}}
+	if n := b.Limit(size); b.For == Starts && n > smooth && n < unlimited {
+		out = append(out, share{b.Per() / smooth, (n + smooth - 1) / smooth})
+	}
+	return out
+}
+
+type share struct {
+	per   time.Duration
+	limit int
+}
+
 // State is how b stands when size workers are selected.
 func (b *Budget) State(now time.Time, spent Spent, size int) Used {
-	limit := b.Limit(size)
-	u := Used{Budget: b.Name, For: b.For, Rule: b.Describe(), Limit: limit, Count: spent.Count(now, b.Per())}
+	u := Used{Budget: b.Name, For: b.For, Rule: b.Describe(), Limit: b.Limit(size), Count: spent.Count(now, b.Per()), Room: unlimited}
+	var free time.Time
+	never := false
+	for _, s := range b.shares(size) {
+		u.Room = min(u.Room, max(s.limit-spent.Count(now, s.per), 0))
+		at := spent.Free(now, s.per, s.limit)
+		never = never || at.IsZero()
+		if at.After(free) {
+			free = at
+		}
+	}
 	room := "is used up"
-	if u.Free = u.Count < limit; u.Free {
+	if u.Free = u.Room > 0; u.Free {
 		room = "has room"
-	} else if at := spent.Free(now, b.Per(), limit); !at.IsZero() {
-		at = at.UTC()
-		u.FreeAt = &at
+	} else if !never {
+		free = free.UTC()
+		u.FreeAt = &free
 	}
 	u.Sentence = fmt.Sprintf("Budget %s %s: %s, and %d count now.", b.Name, room, u.Rule, u.Count)
 	return u

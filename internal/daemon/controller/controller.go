@@ -105,6 +105,8 @@ type Controller struct {
 	loaded  bool
 	waiting map[string][]fleet.Request // by worker
 	resign  chan struct{}
+	starts  starts
+	sizes   map[string]sized // by selector
 }
 
 // New makes a Controller. It does no I/O and starts nothing.
@@ -122,12 +124,16 @@ func New(cfg Config) (*Controller, error) {
 	if cfg.Secret == nil {
 		cfg.Secret = func(s fleet.Secret) (string, error) { return "", fmt.Errorf("cannot open secret %s", s) }
 	}
-	return &Controller{
+	c := &Controller{
 		cfg: cfg, fleet: cfg.Fleet, log: cfg.Log, measure: newMeasures(),
 		ready: make(chan struct{}), wake: make(chan struct{}, 1), resign: make(chan struct{}, 1),
 		entries: map[string]*entry{}, lanes: map[laneKey]*lane{}, regions: map[regionKey]*region{},
 		members: map[string]Member{}, tmpls: map[string]fleet.Template{}, waiting: map[string][]fleet.Request{},
-	}, nil
+		sizes: map[string]sized{},
+	}
+	c.fleet.CountBy(c.size)
+	c.fleet.OnRules(c.rulesChanged)
+	return c, nil
 }
 
 // String names the controller in errors and logs.

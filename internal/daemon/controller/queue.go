@@ -36,8 +36,9 @@ type entry struct {
 	cancel   context.CancelFunc
 	failures int
 
-	live  live
-	agent *agentSeen // what the worker's agent reported last; replaced, never changed
+	tagged bool // its policy tags are as its policy says
+	live   live
+	agent  *agentSeen // what the worker's agent reported last; replaced, never changed
 }
 
 // live is what is known about a worker beyond its record. It is lost with
@@ -68,10 +69,12 @@ type live struct {
 	preflightErr string   // why they are not known
 	preflightAt  time.Time
 
-	labs     *int
-	labsAt   time.Time
-	tagged   bool // the draining tag was written
-	licensed time.Time
+	labs   *int
+	labsAt time.Time
+	tagged bool // the draining tag was written
+
+	wouldStart time.Time // the boundary at which shadow kept it from being started
+	licensed   time.Time
 }
 
 // dueHeap orders entries by when they are due.

@@ -166,7 +166,7 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 		}
 		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
 			now := tx.Now
-			w.WarningSentAt = &now
+			w.WarningSentAt, w.WarningFor = &now, fleet.ReasonTTL
 			tx.Note(fleet.Entry{Action: "pause_warning", Events: []string{fleet.EventPauseWarning}, Reason: string(fleet.ReasonTTL), Detail: "its ttl_deadline is " + d.Format(time.RFC3339)})
 			return nil
 		})

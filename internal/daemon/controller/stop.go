@@ -318,12 +318,16 @@ func (j *job) stopped(ctx context.Context) outcome {
 		if j.w.StartOrigin == fleet.OriginAuto && j.c.fleet.Halted().On {
 			return outcome{Result: Requeue}
 		}
-		return j.step(ctx, power.WorkerStarting, "", func(w *fleet.Worker, _ *fleet.Tx) { w.StartSentAt = nil })
+		return j.takeStart(ctx)
 	}
 	if out, drifted := j.drift(ctx); drifted {
 		return out
 	}
-	return outcome{Result: Success}
+	out, started, next := j.opens(ctx)
+	if started {
+		return out
+	}
+	return outcome{Success, next}
 }
 
 // restartBackoff is how long a worker that the cloud stopped stays down.

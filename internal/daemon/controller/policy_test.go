@@ -1,0 +1,451 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/policy"
+	"lull/internal/policy/when"
+	"lull/internal/power"
+	"lull/internal/store/mem"
+)
+
+// local is a moment of the bubble's year in Berlin.
+func local(t *testing.T, text string) time.Time {
+	t.Helper()
+	m, err := when.Moment(time.Now(), text+" Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func (r *rig) until(m time.Time) {
+	r.t.Helper()
+	if time.Now().After(m) {
+		r.t.Fatalf("%s is over", m)
+	}
+	time.Sleep(time.Until(m))
+}
+
+// office makes a schedule of office hours that starts what it wants.
+func (r *rig) office(more ...string) {
+	r.t.Helper()
+	s := policy.Schedule{Name: "office", Zone: "Europe/Berlin", Start: true}
+	for _, text := range append([]string{"mon-fri 08:00-18:00"}, more...) {
+		w, err := policy.ParseWindow(text)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		w.Hold = text != "mon-fri 08:00-18:00"
+		s.Windows = append(s.Windows, w)
+	}
+	if _, err := r.fleet.PutSchedule(r.t.Context(), person, s, true); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) apply(sel policy.Scope, a fleet.Application) {
+	r.t.Helper()
+	if _, _, err := r.fleet.Apply(r.t.Context(), person, sel, a); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) override(o policy.Override) policy.Override {
+	r.t.Helper()
+	o, err := r.fleet.AddOverride(r.t.Context(), person, o)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return o
+}
+
+// use is one event on a worker's CML.
+func (r *rig) use(id string) {
+	m := r.machine(id)
+	r.world.mu.Lock()
+	defer r.world.mu.Unlock()
+	r.world.settle(m)
+	if m.State == "running" {
+		m.events = append(m.events, cmlEvent{at: time.Now(), arrives: time.Now()})
+	}
+}
+
+// A fortnight around each change of the clocks. Somebody works on weekdays
+// from eight to half past five, and people say this and that; each line is
+// what must be true at its moment.
+func TestScheduleWeeks(t *testing.T) {
+	for _, c := range []struct{ name, monday string }{{"spring forward", "2000-03-20"}, {"fall back", "2000-10-23"}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				monday, err := when.ParseDate(c.monday)
+				if err != nil {
+					t.Fatal(err)
+				}
+				on := func(day int, clock string) time.Time { return local(t, monday.Add(day).String()+" "+clock) }
+				time.Sleep(time.Until(on(0, "06:00")))
+				r := newRig(t, options{settings: map[string]any{"worker_idle_timeout_minutes": 180}})
+				defer r.stop()
+				r.office("sat 22:00-23:00")
+				w := r.create()
+				id := w.ID
+				r.await(id, power.WorkerRunning, 5*time.Minute)
+				r.apply(policy.Scope{Tags: map[string]string{"team": ""}}, fleet.Application{Schedule: new("office")})
+				if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{Tags: map[string]string{"team": "net"}}); err != nil {
+					t.Fatal(err)
+				}
+				ctx, end := context.WithCancel(t.Context())
+				defer end()
+				loc, err := when.Zone("Europe/Berlin")
+				if err != nil {
+					t.Fatal(err)
+				}
+				go func() { // the person at work
+					for sleep(ctx, 15*time.Minute) == nil {
+						now := time.Now().In(loc)
+						clock := when.Clock(now.Hour()*60 + now.Minute())
+						if d := now.Weekday(); d != time.Saturday && d != time.Sunday && clock >= 8*60 && clock < 17*60+30 {
+							r.use(id)
+						}
+					}
+				}()
+				type line struct {
+					day   int
+					clock string
+					run   bool
+					why   fleet.Reason // of the last pause
+					do    func()
+				}
+				on5 := func(o policy.Override) { o.Selector = policy.Scope{Workers: []string{id}}; r.override(o) }
+				for _, l := range []line{
+					{0, "17:55", true, "", nil},
+					{0, "18:03", false, fleet.ReasonSchedule, nil},
+					{1, "07:58", false, fleet.ReasonSchedule, nil},
+					{1, "08:03", true, fleet.ReasonSchedule, nil},
+					{1, "17:00", true, "", func() { on5(policy.Override{Kind: policy.Keep, Until: on(1, "19:00")}) }},
+					{1, "18:58", true, "", nil},
+					{1, "19:08", false, fleet.ReasonSchedule, nil}, // the closing counts when the keep ends
+					{2, "08:03", true, "", nil},
+					{2, "12:00", true, "", func() { on5(policy.Override{Kind: policy.Skip, Until: on(3, "00:00")}) }},
+					{2, "19:00", true, "", nil},
+					{2, "20:40", false, fleet.ReasonIdleTimeout, nil}, // the closing is gone, idleness is not
+					{3, "08:03", true, "", nil},
+					{3, "18:30", false, fleet.ReasonSchedule, func() { on5(policy.Override{Kind: policy.Freeze, Until: on(4, "09:30")}) }},
+					{4, "09:25", false, "", nil}, // frozen while stopped
+					{4, "09:35", true, "", nil},  // the opening still counts
+					{4, "12:00", true, "", func() {
+						if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+							t.Error(err)
+						}
+					}},
+					{4, "12:03", false, fleet.ReasonManual, nil},
+					{5, "10:00", false, fleet.ReasonManual, func() { // a person's start in closed hours
+						if _, err := r.fleet.ResumeWorker(t.Context(), person, id); err != nil {
+							t.Error(err)
+						}
+					}},
+					{5, "10:58", true, "", nil}, // stands until idleness ends it, after its snooze
+					{5, "11:12", false, fleet.ReasonIdleTimeout, nil},
+					{5, "22:05", true, "", nil},  // the maintenance window starts it
+					{5, "22:58", true, "", nil},  // and holds it
+					{5, "23:25", false, "", nil}, // and ends
+					{6, "12:00", false, "", nil}, // the clocks have changed
+					{7, "07:58", false, "", nil},
+					{7, "08:03", true, "", nil},
+					{7, "18:03", false, fleet.ReasonSchedule, nil},
+				} {
+					r.until(on(l.day, l.clock))
+					w := r.worker(id)
+					if running := w.Status == power.WorkerRunning; running != l.run || !l.run && l.why != "" && w.PauseReason != l.why {
+						st, _ := r.c.Live(id)
+						t.Fatalf("day %d at %s it is %s (%s by %s), want running %t (%s); blocks %+v", l.day, l.clock, w.Status, w.PauseReason, w.LastPausedBy, l.run, l.why, st.Idle.Blocks)
+					}
+					if l.do != nil {
+						l.do()
+					}
+				}
+				w = r.worker(id)
+				if w.ManualResumeCount != 1 || w.ManualPauseCount != 1 || w.AutoResumeCount != 6 {
+					t.Errorf("counted %d and %d resumes, %d pauses by people", w.ManualResumeCount, w.AutoResumeCount, w.ManualPauseCount)
+				}
+				if !strings.HasPrefix(w.LastResumedBy, "schedule office") {
+					t.Errorf("last resumed by %q", w.LastResumedBy)
+				}
+				m := r.machine(id)
+				if n := len(m.warned); n < 5 {
+					t.Errorf("%d warnings", n)
+				}
+			})
+		})
+	}
+}
+
+// A schedule waits for what is in use, unless its policy says force: then it
+// acts after the warning and says what was in use.
+func TestScheduleInUse(t *testing.T) {
+	for _, force := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			time.Sleep(time.Until(local(t, "2000-02-29 08:00"))) // a leap day, a Tuesday
+			r := newRig(t, options{})
+			defer r.stop()
+			r.office()
+			if _, err := r.fleet.PutPolicy(t.Context(), person, policy.Named{Name: "strict", Values: policy.Values{Force: &force, Schedule: new("office")}}, true); err != nil {
+				t.Fatal(err)
+			}
+			id := r.create().ID
+			r.await(id, power.WorkerRunning, 5*time.Minute)
+			r.apply(policy.Scope{Workers: []string{id}}, fleet.Application{Policy: new("strict")})
+			ctx, end := context.WithCancel(t.Context())
+			defer end()
+			go func() {
+				for sleep(ctx, 4*time.Minute) == nil {
+					r.use(id)
+				}
+			}()
+			r.until(local(t, "2000-02-29 18:30"))
+			w := r.worker(id)
+			if stopped := w.Status == power.WorkerStopped; stopped != force {
+				t.Fatalf("force %t: it is %s", force, w.Status)
+			}
+			if !force {
+				end()
+				r.until(local(t, "2000-02-29 19:00"))
+				if w = r.worker(id); w.Status != power.WorkerStopped || w.PauseReason != fleet.ReasonSchedule {
+					t.Errorf("after its user has gone it is %s (%s)", w.Status, w.PauseReason)
+				}
+				return
+			}
+			page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_intended"})
+			if err != nil || len(page.Entries) != 1 || !strings.Contains(page.Entries[0].Detail, "Active: cml") || page.Entries[0].Reason != "schedule" {
+				t.Errorf("recorded as %+v, %v", page.Entries, err)
+			}
+			m := r.machine(id)
+			if len(m.warned) != 1 || m.warned[0].Before(local(t, "2000-02-29 17:59")) {
+				t.Errorf("warned of %v", m.warned)
+			}
+		})
+	}
+}
+
+// many makes n workers that run, and returns their ids.
+func (r *rig) many(n int) []string {
+	r.t.Helper()
+	var ids []string
+	for i := range n {
+		w, err := r.fleet.CreateWorker(r.t.Context(), person, fleet.NewWorker{Name: fmt.Sprintf("n%d", i), AWSRegion: region0, TemplateName: "small"})
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		ids = append(ids, w.ID)
+	}
+	for _, id := range ids {
+		r.await(id, power.WorkerRunning, 10*time.Minute)
+	}
+	return ids
+}
+
+// times lists when audit entries that pick accepts were written.
+func (r *rig) times(pick func(fleet.Entry) bool) []time.Time {
+	r.t.Helper()
+	var out []time.Time
+	for q := (fleet.AuditQuery{Limit: 1000}); ; {
+		page, err := r.fleet.Audit(r.t.Context(), q)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for _, e := range page.Entries {
+			if pick(e) {
+				out = append(out, e.At)
+			}
+		}
+		if q.After = page.Next; page.Next == "" {
+			slices.SortFunc(out, time.Time.Compare)
+			return out
+		}
+	}
+}
+
+// most is the largest number of times in any stretch of that length.
+func most(times []time.Time, per time.Duration) int {
+	best, from := 0, 0
+	for i, t := range times {
+		for t.Sub(times[from]) >= per {
+			from++
+		}
+		best = max(best, i-from+1)
+	}
+	return best
+}
+
+// Budgets hold over two servers whose store loses answers, whatever their
+// numbers; every worker is stopped and started in the end, and those that
+// somebody waits for come first.
+func TestBudgets(t *testing.T) {
+	seed := baseSeed(t)
+	rng := rand.New(rand.NewPCG(seed, 3))
+	stops, starts := 1+rng.IntN(6), 1+rng.IntN(14)
+	stopPer, startPer := 1+rng.IntN(10), 1+rng.IntN(3)
+	percent := rng.IntN(2) == 0
+	t.Logf("at most %d stops in %d min (percent %t), %d starts in %d min", stops, stopPer, percent, starts, startPer)
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(local(t, "2000-01-03 10:00")))
+		settings := map[string]any{"worker_warn_before_minutes": 0, "max_workers_per_region": 100}
+		r := newRig(t, options{settings: settings})
+		first := r.stop
+		defer func() { first() }()
+		client := r.db.Client()
+		n := 0
+		client.Inject(func(c mem.Call) mem.Fault {
+			if n++; c.Kind == mem.Commit && n%97 == 0 {
+				return mem.Fault{LoseAnswer: true, Late: time.Second}
+			}
+			return mem.Fault{}
+		})
+		r.run(client, options{settings: settings, server: "server-2"})
+		second := r.stop
+		defer func() { second() }()
+		const workers = 40
+		ids := r.many(workers)
+		b := policy.Budget{Name: "gently", For: policy.Stops, MaxActions: &stops, PerMinutes: stopPer}
+		if percent {
+			b.MaxActions, b.MaxPercent = nil, new(float64(stops)*100/workers)
+		}
+		for _, b := range []policy.Budget{b, {Name: "starts", For: policy.Starts, MaxActions: &starts, PerMinutes: startPer}} {
+			if _, err := r.fleet.PutBudget(t.Context(), person, b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all := func(s power.Worker, within time.Duration) {
+			t.Helper()
+			for end := time.Now().Add(within); ; time.Sleep(10 * time.Second) {
+				left := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return r.worker(id).Status == s })
+				if len(left) == 0 {
+					return
+				}
+				if time.Now().After(end) {
+					w := r.worker(left[0])
+					st, _ := r.c.Live(w.ID)
+					t.Fatalf("%d are not %s after %s; %s is %s (%s) %+v", len(left), s, within, w.ID, w.Status, w.StatusReason, st.Idle.Blocks)
+				}
+			}
+		}
+		waves := time.Duration(workers/stops+2) * time.Duration(stopPer) * time.Minute
+		all(power.WorkerStopped, 3*time.Hour+2*waves)
+		paused := r.times(func(e fleet.Entry) bool { return e.Action == "pause_intended" })
+		if got := most(paused, time.Duration(stopPer)*time.Minute); got > stops || len(paused) < workers {
+			t.Errorf("%d stops, up to %d in %d min", len(paused), got, stopPer)
+		}
+		// The morning: all but four by their schedule, four by somebody who
+		// waits, two minutes later.
+		r.office()
+		r.apply(policy.Scope{}, fleet.Application{Schedule: new("office")})
+		var tokens []string
+		for _, id := range ids[:4] {
+			if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{Tags: map[string]string{"kind": "on demand"}}); err != nil {
+				t.Fatal(err)
+			}
+			token, err := r.fleet.NewWakeToken(t.Context(), person, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tokens = append(tokens, token)
+		}
+		r.apply(policy.Scope{Tags: map[string]string{"kind": "on demand"}}, fleet.Application{Schedule: new("office"), Priority: new(5)})
+		if _, err := r.fleet.AddOverride(t.Context(), person, policy.Override{Kind: policy.Skip, Selector: policy.Scope{Tags: map[string]string{"kind": ""}}, Until: local(t, "2000-01-04 07:00").Add(8 * time.Hour)}); err != nil {
+			t.Fatal(err)
+		}
+		begun := local(t, "2000-01-04 08:00")
+		r.until(begun.Add(10 * time.Second))
+		for i, token := range tokens {
+			if _, err := r.fleet.WakeWorker(t.Context(), ids[i], token); err != nil {
+				t.Fatal(err)
+			}
+		}
+		waves = time.Duration(workers/starts+2) * time.Duration(startPer) * time.Minute
+		all(power.WorkerRunning, 2*waves+15*time.Minute)
+		taken := r.times(func(e fleet.Entry) bool {
+			return e.From == power.WorkerStopped && e.To == power.WorkerStarting && !e.At.Before(begun)
+		})
+		if got := most(taken, time.Duration(startPer)*time.Minute); got > starts || len(taken) != workers {
+			t.Errorf("%d starts, up to %d in %d min", len(taken), got, startPer)
+		}
+		if starts > 6 {
+			part := time.Duration(startPer) * time.Minute / 6
+			if got := most(taken, part); got > (starts+5)/6 {
+				t.Errorf("up to %d starts in %s: it is no stream", got, part)
+			}
+		}
+		var waited []time.Time
+		for _, id := range ids[:4] {
+			at := r.times(func(e fleet.Entry) bool {
+				return e.WorkerID == id && e.From == power.WorkerStopped && e.To == power.WorkerStarting
+			})
+			waited = append(waited, at[len(at)-1])
+		}
+		last := slices.MaxFunc(waited, time.Time.Compare)
+		before := 0
+		for _, at := range taken {
+			if at.After(begun.Add(15*time.Second)) && at.Before(last) && !slices.Contains(waited, at) {
+				before++
+			}
+		}
+		if before > 2 {
+			t.Errorf("%d starts by schedule were before those that somebody waited for", before)
+		}
+		t.Logf("%d stops, %d starts in %s; somebody waited %s", len(paused), len(taken), taken[len(taken)-1].Sub(begun), last.Sub(begun.Add(10*time.Second)))
+	})
+}
+
+// A policy in shadow decides everything, records it and does nothing: not for
+// idleness, not by the schedule, not at the end of a life, and no tag.
+func TestShadowPolicy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(local(t, "2000-01-03 10:00")))
+		r := newRig(t, options{})
+		defer r.stop()
+		r.office()
+		if _, err := r.fleet.PutPolicy(t.Context(), person, policy.Named{Name: "try", Values: policy.Values{
+			Shadow: new(true), Schedule: new("office"), IdleTimeoutMinutes: new(30)}}, true); err != nil {
+			t.Fatal(err)
+		}
+		ids := r.many(3)
+		r.apply(policy.Scope{}, fleet.Application{Policy: new("try")})
+		at := time.Now().Add(4 * time.Hour)
+		if _, err := r.fleet.UpdateWorker(t.Context(), person, ids[0], 0, fleet.Profile{TTLDeadline: &at}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.fleet.StopWorker(t.Context(), person, ids[2]); err != nil {
+			t.Fatal(err)
+		}
+		r.await(ids[2], power.WorkerStopped, 5*time.Minute)
+		r.world.mu.Lock()
+		clear(r.world.calls)
+		r.world.mu.Unlock()
+		time.Sleep(26 * time.Hour)
+		r.world.mu.Lock()
+		for _, call := range []string{"stop", "start", "terminate", "tags"} {
+			if n := r.world.calls[call]; n > 0 {
+				t.Errorf("%d calls of %s", n, call)
+			}
+		}
+		for _, m := range r.world.insts {
+			if len(m.warned) > 0 {
+				t.Error("somebody was warned of what does not happen")
+			}
+		}
+		r.world.mu.Unlock()
+		for action, want := range map[string]int{"would_pause": 2, "would_resume": 1} {
+			if got := len(r.times(func(e fleet.Entry) bool { return e.Action == action })); got < want {
+				t.Errorf("%d of %s, want %d", got, action, want)
+			}
+		}
+	})
+}
