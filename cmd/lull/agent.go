@@ -13,6 +13,7 @@ import (
 
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
+	"lull/internal/policy/when"
 )
 
 func (c *cli) agentCommand() *cobra.Command {
@@ -210,24 +211,6 @@ func (c *cli) agentWhy() *cobra.Command {
 	return cmd
 }
 
-// pastMoment reads a time that lies behind now; empty is the zero time.
-func pastMoment(now time.Time, s string) (time.Time, error) {
-	if s == "" {
-		return time.Time{}, nil
-	}
-	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
-		return now.Add(-d), nil
-	}
-	t, err := moment(now, s, 0)
-	if err != nil {
-		return t, fmt.Errorf("cannot use %q: want 15:04, 2006-01-02 15:04, RFC 3339 or a duration", s)
-	}
-	if t.After(now) && len(s) == len("15:04") {
-		t = t.AddDate(0, 0, -1)
-	}
-	return t, nil
-}
-
 func (c *cli) agentReload() *cobra.Command {
 	return c.onAgent(&cobra.Command{Use: "reload", Short: "Read tags and the local file again, and say what changed or what is wrong", Args: args(cobra.NoArgs)},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
@@ -266,7 +249,7 @@ func (c *cli) agentSnooze() *cobra.Command {
 		Example: "  lull agent snooze 2h\n  lull agent snooze --until 22:00\n  lull agent snooze --off"},
 		func(cmd *cobra.Command, a []string, cl *agentctl.Client) error {
 			if len(a) == 1 {
-				d, err := time.ParseDuration(a[0])
+				d, err := when.Length(a[0])
 				if err != nil || dur != 0 {
 					return &usageError{fmt.Errorf("cannot snooze for %q: want one duration such as 2h", a[0])}
 				}
@@ -299,8 +282,7 @@ func (c *cli) agentSnooze() *cobra.Command {
 				fmt.Fprintf(w, "this machine stays until %s\n", clockTime(end))
 			})
 		})
-	cmd.Flags().StringVar(&until, "until", "", "15:04 (today or tomorrow), 2006-01-02 15:04, or RFC 3339")
-	cmd.Flags().DurationVar(&dur, "for", 0, "how long from now")
+	bindEnd(cmd.Flags(), &until, &dur)
 	cmd.Flags().BoolVar(&off, "off", false, "end the snooze")
 	return cmd
 }

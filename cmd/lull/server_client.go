@@ -171,6 +171,8 @@ func workerWhyText(w io.Writer, y control.Why) {
 			fmt.Fprintln(w, "  "+b)
 		}
 	}
+	fmt.Fprintf(w, "\npolicy %s (%s)\n", y.Policy.Name, y.Policy.From["idle_timeout"])
+	rulesText(w, y.Policy)
 	fmt.Fprintf(w, "\nnext check %s, earliest pause %s\n", moment0(&y.IdleStatus.NextIdleCheckAt), moment0(y.IdleStatus.TargetPauseAt))
 	if len(y.Last) > 0 {
 		fmt.Fprintln(w)

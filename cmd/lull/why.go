@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -119,36 +118,8 @@ func (c *cli) snoozeCommand() *cobra.Command {
 			}
 			return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s stays until %s\n", o.Name, t.Local().Format(time.DateTime)) })
 		}}
-	cmd.Flags().StringVar(&until, "until", "", "15:04 (today or tomorrow), 2006-01-02 15:04, or RFC 3339")
-	cmd.Flags().DurationVar(&dur, "for", 0, "how long from now")
+	bindEnd(cmd.Flags(), &until, &dur)
 	return cmd
-}
-
-// moment reads the one grammar for times: an end or a length, not both.
-func moment(now time.Time, until string, dur time.Duration) (time.Time, error) {
-	switch {
-	case (until == "") == (dur == 0):
-		return time.Time{}, errors.New("cannot tell until when: give either --until or --for")
-	case dur < 0:
-		return time.Time{}, fmt.Errorf("cannot use --for %s: it is negative", dur)
-	case dur > 0:
-		return now.Add(dur), nil
-	}
-	if t, err := time.Parse(time.RFC3339, until); err == nil {
-		return t, nil
-	}
-	if t, err := time.ParseInLocation("2006-01-02 15:04", until, now.Location()); err == nil {
-		return t, nil
-	}
-	clock, err := time.ParseInLocation("15:04", until, now.Location())
-	if err != nil {
-		return time.Time{}, fmt.Errorf("cannot use --until %q: want 15:04, 2006-01-02 15:04 or RFC 3339", until)
-	}
-	t := time.Date(now.Year(), now.Month(), now.Day(), clock.Hour(), clock.Minute(), 0, 0, now.Location())
-	if !t.After(now) {
-		t = time.Date(now.Year(), now.Month(), now.Day()+1, clock.Hour(), clock.Minute(), 0, 0, now.Location())
-	}
-	return t, nil
 }
 
 func (c *cli) haltCommand() *cobra.Command {

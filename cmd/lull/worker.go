@@ -197,6 +197,8 @@ func bindProfile(cmd *cobra.Command, p *fleet.Profile) func() {
 	sources := f.StringSlice("source", nil, "what tells of its activity: cml, agent, cloudwatch")
 	pin := f.String("tls-pin", "", "SHA-256 of the public key of its CML")
 	insecure := f.Bool("tls-insecure", false, "do not verify the certificate of its CML")
+	named := f.String("policy", "", "a policy by name; empty takes its own away")
+	hours := f.String("schedule", "", "a schedule by name; empty takes its own away")
 	risks := f.StringSlice("accept", nil, "what may not keep it from being stopped: instance_store, no_elastic_ip, asg_member, spot, stop_protected")
 	return func() {
 		set := func(name string, do func()) {
@@ -205,6 +207,8 @@ func bindProfile(cmd *cobra.Command, p *fleet.Profile) func() {
 			}
 		}
 		set("owner", func() { p.Owner = owner })
+		set("policy", func() { p.Policy = named })
+		set("schedule", func() { p.Schedule = hours })
 		set("pause-action", func() { p.PauseAction = action })
 		set("idle-timeout", func() { p.IdleTimeoutMinutes = idle })
 		set("snooze", func() { p.SnoozeMinutes = snooze })

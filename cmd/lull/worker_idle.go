@@ -126,8 +126,7 @@ func (c *cli) workerSnooze() *cobra.Command {
 			}
 			return c.print(w, func(out io.Writer) { fmt.Fprintf(out, "%s snoozed until %s\n", w.Name, moment0(w.SnoozedUntil)) })
 		}}
-	cmd.Flags().StringVar(&until, "until", "", "15:04 (today or tomorrow), 2006-01-02 15:04, or RFC 3339")
-	cmd.Flags().DurationVar(&dur, "for", 0, "how long from now")
+	bindEnd(cmd.Flags(), &until, &dur)
 	cmd.Flags().BoolVar(&off, "off", false, "end the protection")
 	return cmd
 }

@@ -21,7 +21,7 @@ type RuleName struct {
 // Putting is how a rule is written.
 type Putting struct {
 	RuleName
-	None string `header:"If-None-Match" maxLength:"8" doc:"* refuses to replace one that exists"`
+	Create bool `query:"create" doc:"Refuse to replace one that exists"`
 }
 
 // named holds the name of a body to that of the path.
@@ -52,7 +52,7 @@ func (s *Server) policyRoutes() {
 				return nil, problem(err)
 			}
 			p := policy.Named{Name: in.Name, Description: in.Body.Description, Values: in.Body.Values}
-			return ok(s.fleet.PutPolicy(ctx, actor(ctx), p, in.None == "*"))
+			return ok(s.fleet.PutPolicy(ctx, actor(ctx), p, in.Create))
 		})
 	register(s, route{id: "delete-policy", method: "DELETE", path: each, role: access.Admin, doc: "Remove a policy that is not used; one that comes with lull becomes as it came"},
 		func(ctx context.Context, in *RuleName) (*struct{}, error) {
@@ -161,7 +161,7 @@ func (s *Server) scheduleRoutes() {
 				return nil, problem(err)
 			}
 			return ok(s.fleet.PutSchedule(ctx, actor(ctx), policy.Schedule{Name: in.Name, Description: b.Description, Zone: b.Zone,
-				Windows: b.Windows, Holidays: b.Holidays, Start: b.Start, GraceMinutes: b.GraceMinutes}, in.None == "*"))
+				Windows: b.Windows, Holidays: b.Holidays, Start: b.Start, GraceMinutes: b.GraceMinutes}, in.Create))
 		})
 	register(s, route{id: "delete-schedule", method: "DELETE", path: each, role: access.Admin, doc: "Remove a schedule that is not used"},
 		func(ctx context.Context, in *RuleName) (*struct{}, error) {

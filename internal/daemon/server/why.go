@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
+	"lull/internal/policy"
 	"lull/internal/power"
 )
 
@@ -49,7 +51,37 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 			y.Change = append(y.Change, "All automatic actions are halted.")
 		}
 	}
+	if y.Policy, err = s.workerPolicy(ctx, &w); err != nil {
+		return control.Why{}, err
+	}
+	if w.Status == power.WorkerStopped {
+		y.Change = append(y.Change, comesBack(&w, &y.Policy)...)
+	}
+	y.Change = append(y.Change, y.Policy.Faults...)
 	return y, nil
+}
+
+// comesBack says what would start a stopped worker, and what keeps it from
+// that.
+func comesBack(w *fleet.Worker, p *control.WorkerPolicy) []string {
+	out := []string{}
+	for _, o := range p.Overrides {
+		if o.Kind == policy.Freeze {
+			out = append(out, o.Sentence())
+		}
+	}
+	if w.DesiredStatus == power.WorkerRunning {
+		for _, b := range p.Budgets {
+			if !b.Free {
+				out = append(out, b.Sentence)
+			}
+		}
+		return out
+	}
+	if st := p.Standing; st != nil && st.Start {
+		out = append(out, st.Describe()+" It starts it when it opens.")
+	}
+	return append(out, "A person or its wake token starts it at any time.")
 }
 
 // up tells whether the question about a worker is why it runs.
@@ -70,6 +102,8 @@ func explain(w *fleet.Worker, st fleet.IdleStatus, now time.Time) (question, tex
 		return "why is it still running", running(st, now)
 	case up(w.Status):
 		return "why is it not running yet", fmt.Sprintf("It is %s since %s%s.", w.Status, clock(w.StatusSince), because(w.StatusReason))
+	case w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning:
+		return "why is it not running yet", fmt.Sprintf("It is to start for %s%s.", cmp.Or(w.StartBy, "the cloud's sake"), because(w.StatusReason))
 	case w.Status == power.WorkerStopped || w.Status == power.WorkerStopping:
 		if w.LastPausedAt == nil {
 			return "why is it stopped", fmt.Sprintf("It was %s when lull first saw it.", w.Status)

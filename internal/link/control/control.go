@@ -39,6 +39,8 @@ type Why struct {
 	Readings string `json:"readings" enum:"live,unknown"`
 	// Halted tells that all automatic actions are stopped.
 	Halted bool `json:"halted"`
+	// Policy is what holds for it: policy, schedule, overrides and budgets.
+	Policy WorkerPolicy `json:"policy"`
 }
 
 // Sample is one metric: a value with its time, or why there is none.

@@ -129,16 +129,14 @@ func Past(now time.Time, text string) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("cannot use time %.80q: it lies ahead", text)
 	}
 	t, err := Moment(now, text)
-	for back := 0; err == nil && t.After(now) && back < 2; back++ {
+	if err == nil && t.After(now) {
 		// A clock time or a day of the week, read forward: the one before.
-		step := -1
-		if parts := strings.Fields(text); len(parts) > 0 {
-			if _, named := weekday(parts[0]); named {
-				step = -7
-			}
+		word := strings.Fields(text)[0]
+		if _, named := weekday(word); named {
+			t = DateOf(t).Add(-7).First(clockOf(t), t.Location())
+		} else if _, err := ParseClock(word); err == nil {
+			t = DateOf(t).Add(-1).First(clockOf(t), t.Location())
 		}
-		local := t.In(t.Location())
-		t = DateOf(local).Add(step).First(clockOf(local), t.Location())
 	}
 	if err == nil && t.After(now) {
 		return t, fmt.Errorf("cannot use time %.80q: it lies ahead", text)

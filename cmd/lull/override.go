@@ -1,0 +1,223 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/link/control"
+	"lull/internal/policy"
+	"lull/internal/policy/when"
+)
+
+func (c *cli) overrideCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "override", Aliases: []string{"overrides"}, Short: "Exceptions with an end: keep running, skip the schedule, freeze", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	var ended bool
+	ls := &cobra.Command{Use: "ls", Short: "List exceptions that have not ended", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			l, err := control.Read[control.List[policy.Override]](cmd.Context(), cl, fmt.Sprintf("/overrides?ended=%t", ended))
+			if err != nil {
+				return err
+			}
+			return c.print(l.Items, func(w io.Writer) {
+				rows(w, "ID\tKIND\tWORKERS\tFROM\tUNTIL\tBY\tREASON", func(row func(string, ...any)) {
+					for _, o := range l.Items {
+						kind := o.Kind
+						if o.Policy != "" {
+							kind += " " + o.Policy
+						}
+						row("%s\t%s\t%s\t%s\t%s\t%s\t%s", o.ID, kind, o.Selector, moment0(&o.From), moment0(&o.Until), o.By, dash(o.Reason))
+					}
+				})
+			})
+		}}
+	ls.Flags().BoolVar(&ended, "ended", false, "those that have ended too, for 60 days")
+	end := &cobra.Command{Use: "end ID", Short: "End an exception now", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeOverrides,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			o, err := control.Write[policy.Override](cmd.Context(), cl, "DELETE", "/overrides/"+a[0], nil)
+			if err != nil {
+				return err
+			}
+			return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s ended\n", a[0]) })
+		}}
+	cmd.AddCommand(ls, end,
+		c.overrideVerb(policy.Keep, "[WORKER...]", "Keep workers running until a time; then a schedule that has closed pauses them"),
+		c.overrideVerb(policy.Skip, "[WORKER...]", "Skip the schedule until a time (by default the end of today): what it would do until then is not made up for"),
+		c.overrideVerb(policy.Freeze, "[WORKER...]", "Do nothing automatic until a time, neither pause nor start; a ttl_deadline holds all the same"),
+		c.overrideVerb(policy.Use, "POLICY [WORKER...]", "Use another policy until a time, over all others"))
+	return cmd
+}
+
+func (c *cli) overrideVerb(kind, takes, short string) *cobra.Command {
+	var which choice
+	var from, until, reason string
+	var dur time.Duration
+	least := 0
+	if kind == policy.Use {
+		least = 1
+	}
+	example := map[string]string{policy.Keep: "cml-1 --until 22:00", policy.Skip: "cml-1", policy.Freeze: "--all --until \"mon 08:00\" --reason \"release\"", policy.Use: "conservative --tag team=ml --for 2d"}[kind]
+	cmd := &cobra.Command{Use: kind + " " + takes, Short: short, Args: args(cobra.MinimumNArgs(least)), Example: "  lull override " + kind + " " + example,
+		ValidArgsFunction: func(cmd *cobra.Command, a []string, to string) ([]string, cobra.ShellCompDirective) {
+			if len(a) < least {
+				return c.completeRules("policies")(cmd, a, to)
+			}
+			return c.completeWorkers(cmd, nil, to)
+		},
+		RunE: func(cmd *cobra.Command, a []string) error {
+			now := time.Now()
+			in := control.NewOverride{Kind: kind, All: which.all, Reason: reason}
+			if kind == policy.Use {
+				in.Policy, a = a[0], a[1:]
+			}
+			start := now
+			if from != "" {
+				t, err := when.Moment(now, from)
+				if err != nil {
+					return &usageError{err}
+				}
+				start, in.From = t, t.Format(time.RFC3339)
+			}
+			if kind == policy.Skip && until == "" && dur == 0 {
+				until = "tomorrow"
+			}
+			if until != "" {
+				start = now
+			}
+			t, err := moment(start, until, dur)
+			if err != nil {
+				return &usageError{err}
+			}
+			in.Until = t.Format(time.RFC3339)
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			if in.Selector, err = which.scope(cmd, cl, a); err != nil {
+				return err
+			}
+			o, err := control.Write[policy.Override](cmd.Context(), cl, "POST", "/overrides", in)
+			if err != nil {
+				return err
+			}
+			return c.print(o, func(w io.Writer) {
+				fmt.Fprintf(w, "%s until %s for %s; end it with: lull override end %s\n", kind, moment0(&o.Until), o.Selector, o.ID)
+			})
+		}}
+	which.bind(cmd)
+	bindEnd(cmd.Flags(), &until, &dur)
+	cmd.Flags().StringVar(&from, "from", "", "when it begins, now if not given")
+	cmd.Flags().StringVar(&reason, "reason", "", "a few words for the record")
+	return cmd
+}
+
+func (c *cli) completeOverrides(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+	cl, err := c.control()
+	if err != nil || len(a) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	l, err := control.Read[control.List[policy.Override]](cmd.Context(), cl, "/overrides")
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var out []string
+	for _, o := range l.Items {
+		out = append(out, o.ID+"\t"+o.Sentence())
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (c *cli) budgetCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "budget", Aliases: []string{"budgets"}, Short: "How many workers are stopped and started automatically in a time", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	ls := &cobra.Command{Use: "ls", Short: "List budgets and how they stand", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			l, err := control.Read[control.List[control.BudgetState]](cmd.Context(), cl, "/budgets")
+			if err != nil {
+				return err
+			}
+			return c.print(l.Items, func(w io.Writer) {
+				rows(w, "NAME\tRULE\tWORKERS\tREASONS\tDURING\tCOUNT\tROOM AGAIN", func(row func(string, ...any)) {
+					for _, b := range l.Items {
+						room := "now"
+						if !b.State.Free {
+							room = moment0(b.State.FreeAt)
+						}
+						row("%s\t%s\t%s\t%s\t%s\t%d\t%s", b.Name, b.Describe(), b.Selector, dash(strings.Join(b.Reasons, ",")), dash(b.During), b.State.Count, room)
+					}
+				})
+			})
+		}}
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a budget; the default one comes back as it came", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("budgets"),
+		RunE: func(cmd *cobra.Command, a []string) error { return c.removeRule(cmd, "/budgets/", a[0]) }}
+	cmd.AddCommand(ls, c.budgetSet(), rm)
+	return cmd
+}
+
+func (c *cli) budgetSet() *cobra.Command {
+	var in control.BudgetBody
+	var which choice
+	var most string
+	var per time.Duration
+	cmd := &cobra.Command{Use: "set NAME", Short: "Make or replace a budget", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("budgets"),
+		Example: "  lull budget set gently --of stop --max 10% --per 1h\n  lull budget set no-stops --of stop --max 0 --per 1h --during release-week",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			n, percent := strings.CutSuffix(most, "%")
+			v, err := strconv.ParseFloat(n, 64)
+			if err != nil || !percent && (v != math.Trunc(v) || math.Abs(v) > 1e6) {
+				return &usageError{fmt.Errorf("cannot read --max %q: want a number such as 5 or 10%%", most)}
+			}
+			if percent {
+				in.MaxPercent = &v
+			} else {
+				in.MaxActions = new(int(v))
+			}
+			if per%time.Minute != 0 {
+				return &usageError{fmt.Errorf("cannot use --per %s: want whole minutes", per)}
+			}
+			in.PerMinutes = int(per / time.Minute)
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			if len(which.tags) > 0 || which.region != "" {
+				if in.Selector, err = which.scope(cmd, cl, nil); err != nil {
+					return err
+				}
+			}
+			b, err := putRule[policy.Budget](cmd, cl, "/budgets/", a[0], in, false)
+			if err != nil {
+				return err
+			}
+			return c.print(b, func(w io.Writer) { fmt.Fprintf(w, "%s: %s of %s\n", b.Name, b.Describe(), b.Selector) })
+		}}
+	f := cmd.Flags()
+	f.StringVar(&in.For, "of", "stop", "stop or start")
+	f.StringVar(&most, "max", "", "the most in --per: 5, or 10% of the workers")
+	f.Var((*lengthFlag)(&per), "per", "the time that it looks at")
+	f.StringSliceVar(&in.Reasons, "reason", nil, "only for these: idle_timeout, scale_down, schedule; of starts schedule, wake, repair")
+	f.StringVar(&in.During, "during", "", "only while this schedule is open")
+	f.StringVar(&in.Description, "description", "", "a sentence for people")
+	which.bind(cmd)
+	completeWords(cmd, "of", policy.Stops, policy.Starts)
+	c.completeFlag(cmd, "during", "schedules")
+	return cmd
+}

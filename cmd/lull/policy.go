@@ -1,0 +1,409 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/link/control"
+	"lull/internal/policy"
+)
+
+func (c *cli) policyCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "policy", Aliases: []string{"policies"}, Short: "Named idle policies, and on whom they are", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	ls := &cobra.Command{Use: "ls", Short: "List policies", Args: args(cobra.NoArgs), RunE: c.policyLs}
+	get := &cobra.Command{Use: "get NAME", Short: "Show a policy", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("policies"),
+		RunE: func(cmd *cobra.Command, a []string) error { return c.showRule(cmd, "/policies/", a[0], policy.Named{}) }}
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a policy that is not used; one that comes with lull becomes as it came", Args: args(cobra.ExactArgs(1)),
+		ValidArgsFunction: c.completeRules("policies"),
+		RunE:              func(cmd *cobra.Command, a []string) error { return c.removeRule(cmd, "/policies/", a[0]) }}
+	resolve := &cobra.Command{Use: "resolve WORKER", Short: "Show what holds for a worker, and where each value came from", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.findWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			p, err := cl.WorkerPolicy(cmd.Context(), w.ID)
+			if err != nil {
+				return err
+			}
+			return c.print(p, func(out io.Writer) { resolvedText(out, p) })
+		}}
+	groups := &cobra.Command{Use: "groups", Short: "List the selectors that a policy or schedule was applied to, weakest first", Args: args(cobra.NoArgs), RunE: c.policyGroups}
+	cmd.AddCommand(ls, get, c.policyWrite("create"), c.policyWrite("edit"), rm, c.applyCommand("policy", "policies"), resolve, groups)
+	return cmd
+}
+
+func (c *cli) policyLs(cmd *cobra.Command, _ []string) error {
+	cl, err := c.control()
+	if err != nil {
+		return err
+	}
+	l, err := cl.Policies(cmd.Context())
+	if err != nil {
+		return err
+	}
+	return c.print(l, func(w io.Writer) {
+		rows(w, "NAME\tTIMEOUT\tACTION\tSCHEDULE\tMODE\tDESCRIPTION", func(row func(string, ...any)) {
+			for _, p := range l {
+				mode := "armed"
+				if p.Shadow != nil && *p.Shadow {
+					mode = "shadow"
+				}
+				row("%s\t%s\t%s\t%s\t%s\t%s", p.Name, minutesText(p.IdleTimeoutMinutes), dash(value(p.PauseAction)), dash(value(p.Schedule)), mode, p.Description)
+			}
+		})
+	})
+}
+
+func (c *cli) policyGroups(cmd *cobra.Command, _ []string) error {
+	cl, err := c.control()
+	if err != nil {
+		return err
+	}
+	l, err := control.Read[control.List[policy.Group]](cmd.Context(), cl, "/policy-groups")
+	if err != nil {
+		return err
+	}
+	return c.print(l.Items, func(w io.Writer) {
+		rows(w, "WORKERS\tPOLICY\tSCHEDULE\tPRIORITY\tBY\tID", func(row func(string, ...any)) {
+			for _, g := range l.Items {
+				row("%s\t%s\t%s\t%d\t%s\t%s", g.Selector, dash(g.Policy), dash(value(g.Schedule)), g.Priority, dash(g.UpdatedBy), g.ID)
+			}
+		})
+	})
+}
+
+func value(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+func minutesText(m *int) string {
+	if m == nil {
+		return "-"
+	}
+	return span(time.Duration(*m) * time.Minute)
+}
+
+// minutesFlag is a length on the command line that the API has in minutes.
+type minutesFlag struct{ at **int }
+
+// Set reads the flag.
+func (m minutesFlag) Set(text string) error {
+	var l lengthFlag
+	if text != "0" && text != "0m" {
+		if err := l.Set(text); err != nil {
+			return err
+		}
+	}
+	if time.Duration(l)%time.Minute != 0 {
+		return fmt.Errorf("cannot use %s: want whole minutes", text)
+	}
+	n := int(time.Duration(l) / time.Minute)
+	*m.at = &n
+	return nil
+}
+
+// String is empty: nothing is the default.
+func (m minutesFlag) String() string { return "" }
+
+// Type names the value in help texts.
+func (m minutesFlag) Type() string { return "length" }
+
+// policyWrite is create and edit: edit begins with what there is.
+func (c *cli) policyWrite(verb string) *cobra.Command {
+	var in control.PolicyBody
+	var action, schedule, description string
+	var shadow, force, enabled bool
+	var thresholds []string
+	short := map[string]string{"create": "Make a policy", "edit": "Change what is named by flags of a policy, and leave the rest"}[verb]
+	cmd := &cobra.Command{Use: verb + " NAME", Short: short, Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("policies"),
+		Example: "  lull policy " + verb + " nights --idle-timeout 20m --action hibernate --schedule office",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			body := control.PolicyBody{}
+			if verb == "edit" {
+				old, err := control.Read[policy.Named](cmd.Context(), cl, "/policies/"+url.PathEscape(a[0]))
+				if err != nil {
+					return err
+				}
+				body = control.PolicyBody{Description: old.Description, Values: old.Values}
+			}
+			set := func(name string, do func()) {
+				if cmd.Flags().Changed(name) {
+					do()
+				}
+			}
+			set("idle-timeout", func() { body.IdleTimeoutMinutes = in.IdleTimeoutMinutes })
+			set("warn-before", func() { body.WarnBeforeMinutes = in.WarnBeforeMinutes })
+			set("check-interval", func() { body.CheckIntervalMinutes = in.CheckIntervalMinutes })
+			set("snooze", func() { body.SnoozeMinutes = in.SnoozeMinutes })
+			set("action", func() { body.PauseAction = &action })
+			set("schedule", func() { body.Schedule = &schedule })
+			set("source", func() { body.ActivitySources = in.ActivitySources })
+			set("signal", func() { body.Signals = in.Signals })
+			set("accept", func() { body.AcceptedRisks = in.AcceptedRisks })
+			set("shadow", func() { body.Shadow = &shadow })
+			set("force", func() { body.Force = &force })
+			set("enabled", func() { body.Enabled = &enabled })
+			set("description", func() { body.Description = description })
+			for _, kv := range thresholds {
+				k, v, _ := cut(kv, "=")
+				n, err := strconv.ParseFloat(v, 64)
+				if err != nil {
+					return &usageError{fmt.Errorf("cannot read threshold %q: want one such as cpu=10", kv)}
+				}
+				if body.Thresholds == nil {
+					body.Thresholds = map[string]float64{}
+				}
+				body.Thresholds[k] = n
+			}
+			out, err := putRule[policy.Named](cmd, cl, "/policies/", a[0], body, verb == "create")
+			if err != nil {
+				return err
+			}
+			return c.print(out, func(w io.Writer) { yamlText(w, out) })
+		}}
+	f := cmd.Flags()
+	f.Var(minutesFlag{&in.IdleTimeoutMinutes}, "idle-timeout", "without activity for this long it is idle")
+	f.Var(minutesFlag{&in.WarnBeforeMinutes}, "warn-before", "between the warning and the pause; 0 for none")
+	f.Var(minutesFlag{&in.CheckIntervalMinutes}, "check-interval", "least time between two checks")
+	f.Var(minutesFlag{&in.SnoozeMinutes}, "snooze", "protection after a resume; 0 for none")
+	f.StringVar(&action, "action", "", "stop, hibernate or auto")
+	f.StringVar(&schedule, "schedule", "", "a schedule that they run by; empty for none")
+	f.StringSliceVar(&in.ActivitySources, "source", nil, "what tells of activity: cml, agent, cloudwatch")
+	f.StringSliceVar(&in.Signals, "signal", nil, "which of the agent's signals count: cpu, network, disk, gpu, terminals, users, recent")
+	f.StringSliceVar(&thresholds, "threshold", nil, "from where a signal counts, such as cpu=10 (per cent) or network=20000 (bytes a minute)")
+	f.StringSliceVar(&in.AcceptedRisks, "accept", nil, "what may not keep them from being stopped: instance_store, no_elastic_ip, asg_member, spot, stop_protected")
+	f.BoolVar(&shadow, "shadow", false, "decide and record everything, and do nothing")
+	f.BoolVar(&force, "force", false, "let the schedule pause what is in use, after the warning")
+	f.BoolVar(&enabled, "enabled", true, "whether idleness leads to a pause")
+	f.StringVar(&description, "description", "", "a sentence for people")
+	c.completeFlag(cmd, "schedule", "schedules")
+	completeWords(cmd, "action", "stop", "hibernate", "auto")
+	return cmd
+}
+
+// completeFlag completes a flag with the names of rules.
+func (c *cli) completeFlag(cmd *cobra.Command, flag, kind string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, to string) ([]string, cobra.ShellCompDirective) {
+		return c.completeRules(kind)(cmd, nil, to) // the flag is there: it was just made
+	})
+}
+
+func completeWords(cmd *cobra.Command, flag string, words ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // as above
+}
+
+// completeRules completes the names of policies, schedules or budgets.
+func (c *cli) completeRules(kind string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(a) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		cl, err := c.control()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		type rule struct{ Name, Description string }
+		l, err := control.Read[control.List[rule]](cmd.Context(), cl, "/"+kind)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		var out []string
+		for _, r := range l.Items {
+			out = append(out, r.Name+"\t"+r.Description)
+		}
+		return out, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// putRule writes a rule; create refuses to replace one.
+func putRule[T any](cmd *cobra.Command, cl *control.Client, path, name string, body any, create bool) (T, error) {
+	query := ""
+	if create {
+		query = "?create=true"
+	}
+	return control.Write[T](cmd.Context(), cl, "PUT", path+url.PathEscape(name)+query, body)
+}
+
+// showRule shows one rule as YAML; like is of its type.
+func (c *cli) showRule(cmd *cobra.Command, path, name string, like any) error {
+	cl, err := c.control()
+	if err != nil {
+		return err
+	}
+	full := path + url.PathEscape(name)
+	switch like.(type) {
+	case policy.Named:
+		return show[policy.Named](c, cmd, cl, full)
+	default:
+		return show[policy.Schedule](c, cmd, cl, full)
+	}
+}
+
+func show[T any](c *cli, cmd *cobra.Command, cl *control.Client, path string) error {
+	v, err := control.Read[T](cmd.Context(), cl, path)
+	if err != nil {
+		return err
+	}
+	return c.print(v, func(w io.Writer) { yamlText(w, v) })
+}
+
+func (c *cli) removeRule(cmd *cobra.Command, path, name string) error {
+	cl, err := c.control()
+	if err != nil {
+		return err
+	}
+	_, err = cl.Call(cmd.Context(), "DELETE", "/api/v1"+path+url.PathEscape(name), nil, nil)
+	if err == nil && !c.json {
+		fmt.Fprintln(c.out, name, "removed")
+	}
+	return err
+}
+
+// choice is how a verb names workers: one by one, or by what they share.
+type choice struct {
+	tags   []string
+	region string
+	all    bool
+}
+
+func (s *choice) bind(cmd *cobra.Command) {
+	cmd.Flags().StringSliceVar(&s.tags, "tag", nil, "all workers with this tag, now and later: name or name=value, repeatable")
+	cmd.Flags().StringVar(&s.region, "region", "", "all of this AWS region")
+	cmd.Flags().BoolVar(&s.all, "all", false, "all workers")
+}
+
+// scope is what was chosen; workers are named or found by their names.
+func (s *choice) scope(cmd *cobra.Command, cl *control.Client, workers []string) (policy.Scope, error) {
+	out := policy.Scope{Region: s.region}
+	for _, kv := range s.tags {
+		k, v, _ := cut(kv, "=")
+		if out.Tags == nil {
+			out.Tags = map[string]string{}
+		}
+		out.Tags[k] = v
+	}
+	selected := !out.All() || s.all
+	if selected == (len(workers) > 0) || s.all && !out.All() {
+		return out, &usageError{fmt.Errorf("cannot tell which workers: name them, or select with --tag, --region or --all")}
+	}
+	for _, ref := range workers {
+		w, err := cl.Worker(cmd.Context(), ref)
+		if err != nil {
+			return out, err
+		}
+		out.Workers = append(out.Workers, w.ID)
+	}
+	return out, nil
+}
+
+// applyCommand puts a policy or a schedule on workers.
+func (c *cli) applyCommand(kind, path string) *cobra.Command {
+	var which choice
+	var priority int
+	var remove bool
+	cmd := &cobra.Command{Use: "apply NAME [WORKER...]", Short: "Put a " + kind + " on workers, or on all that share something, now and later", Args: args(cobra.MinimumNArgs(1)),
+		Example: "  lull " + kind + " apply NAME cml-1 cml-2\n  lull " + kind + " apply NAME --tag team=ml\n  lull " + kind + " apply NAME --all",
+		ValidArgsFunction: func(cmd *cobra.Command, a []string, to string) ([]string, cobra.ShellCompDirective) {
+			if len(a) == 0 {
+				return c.completeRules(path)(cmd, a, to)
+			}
+			return c.completeWorkers(cmd, nil, to)
+		},
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			sel, err := which.scope(cmd, cl, a[1:])
+			if err != nil {
+				return err
+			}
+			in := control.Apply{Scope: sel, All: which.all, Remove: remove}
+			if cmd.Flags().Changed("priority") {
+				in.Priority = &priority
+			}
+			out, err := control.Write[control.Applied](cmd.Context(), cl, "POST", "/"+path+"/"+url.PathEscape(a[0])+"/apply", in)
+			if err != nil {
+				return err
+			}
+			return c.print(out, func(w io.Writer) {
+				verb := "has " + kind + " " + a[0]
+				if remove {
+					verb = "has no " + kind + " of its own"
+				}
+				for _, v := range out.Workers {
+					fmt.Fprintln(w, v.Name, verb)
+				}
+				if out.Group != nil {
+					fmt.Fprintln(w, out.Group.Selector, verb)
+				}
+			})
+		}}
+	which.bind(cmd)
+	cmd.Flags().IntVar(&priority, "priority", 0, "of several selectors of a worker the highest wins")
+	cmd.Flags().BoolVar(&remove, "remove", false, "take it away instead")
+	return cmd
+}
+
+// resolvedText shows what holds for a worker.
+func resolvedText(w io.Writer, p control.WorkerPolicy) {
+	fmt.Fprintf(w, "%s has policy %s\n\n", p.WorkerName, p.Name)
+	rows(w, "VALUE\t\tFROM", func(row func(string, ...any)) {
+		from := func(field string) string { return p.From[field].String() }
+		row("idle timeout\t%s\t%s", span(time.Duration(p.Timeout)), from("idle_timeout"))
+		row("warning before\t%s\t%s", span(time.Duration(p.WarnBefore)), from("warn_before"))
+		row("check interval\t%s\t%s", span(time.Duration(p.CheckInterval)), from("check_interval"))
+		row("snooze\t%s\t%s", span(time.Duration(p.Snooze)), from("snooze"))
+		row("action\t%s\t%s", p.PauseAction, from("pause_action"))
+		row("enabled\t%t\t%s", p.Enabled, from("enabled"))
+		row("sources\t%s\t%s", strings.Join(p.ActivitySources, ","), from("activity_sources"))
+		if p.Signals != nil {
+			row("signals\t%s\t%s", strings.Join(p.Signals, ","), from("signals"))
+		}
+		for _, k := range slices.Sorted(maps.Keys(p.Thresholds)) {
+			row("threshold %s\t%g\t%s", k, p.Thresholds[k], from("thresholds"))
+		}
+		row("accepted risks\t%s\t%s", dash(strings.Join(p.AcceptedRisks, ",")), from("accepted_risks"))
+		row("shadow\t%t\t%s", p.Shadow, from("shadow"))
+		row("schedule\t%s\t%s", dash(p.Schedule), from("schedule"))
+		row("force\t%t\t%s", p.Force, from("force"))
+	})
+	rulesText(w, p)
+}
+
+// rulesText says schedule, overrides and budgets in sentences.
+func rulesText(w io.Writer, p control.WorkerPolicy) {
+	var lines []string
+	if p.Standing != nil {
+		lines = append(lines, p.Standing.Describe())
+	}
+	for _, o := range p.Overrides {
+		lines = append(lines, o.Sentence())
+	}
+	for _, b := range p.Budgets {
+		lines = append(lines, b.Sentence)
+	}
+	for i, l := range append(lines, p.Faults...) {
+		if i == 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintln(w, l)
+	}
+}
