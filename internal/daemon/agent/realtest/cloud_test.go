@@ -79,11 +79,11 @@ func (i *instance) environ() []string {
 		"LULL_AGENT_CONFIG=" + filepath.Join(i.dir, "agent.yaml"), "LULL_AGENT_CLOUD=ec2", "LULL_AGENT_SHORTEST_WINDOW=1s"}
 }
 
-// boot starts the agent and waits until it answers.
-func (i *instance) boot() {
+// boot starts the agent, with more of an environment, and waits until it answers.
+func (i *instance) boot(env ...string) {
 	i.t.Helper()
 	i.cmd = exec.Command(program, "agent", "run")
-	i.cmd.Env = i.environ()
+	i.cmd.Env = append(i.environ(), env...)
 	i.log = &log{}
 	i.cmd.Stdout, i.cmd.Stderr = i.log, i.log
 	if err := i.cmd.Start(); err != nil {
@@ -128,9 +128,9 @@ func (i *instance) lull(args ...string) (string, int) {
 
 func (i *instance) await(what string, ok func() bool) {
 	i.t.Helper()
-	for end := time.Now().Add(120 * time.Second); !ok(); pause() {
+	for end := time.Now().Add(5 * time.Minute); !ok(); pause() {
 		if time.Now().After(end) {
-			i.t.Fatalf("did not happen in two minutes: %s", what)
+			i.t.Fatalf("did not happen in five minutes: %s", what)
 		}
 	}
 }
