@@ -10,7 +10,7 @@ export CGO_ENABLED ?= 1
 # Debian packages that the tests drive as real peers.
 PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light wrk haproxy \
 	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 systemd \
-	openssh-server openssh-client tmux chromium runc docker.io busybox-static python3-aiosmtpd \
+	openssh-server openssh-client tmux dbus-daemon chromium runc docker.io busybox-static python3-aiosmtpd \
 	qemu-system-x86 e2fsprogs
 # The kernel of microVMs in the tests; empty where it could not be fetched.
 GUEST_KERNEL = $$([ -e bin/guest-kernel/boot ] && echo $(CURDIR)/bin/guest-kernel || true)

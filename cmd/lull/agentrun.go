@@ -16,6 +16,7 @@ import (
 
 	"lull/internal/base/task"
 	"lull/internal/daemon/agent"
+	"lull/internal/edge/desktop"
 )
 
 // buildDate is set by the linker, RFC 3339.
@@ -85,7 +86,7 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 		return errors.Join(err, listener.Close())
 	}
 	o.Warner = agent.People{Terminals: "/dev/pts", Consoles: agentConsoles(), Own: o.Own, File: filepath.Join(filepath.Dir(cfg.Socket), "warning"),
-		HTTP: &http.Client{Transport: bytes.Transport(http.ProxyFromEnvironment)}, Host: hostName()}
+		Desktops: desktop.Runtime, HTTP: &http.Client{Transport: bytes.Transport(http.ProxyFromEnvironment)}, Host: hostName()}
 	a, err := agent.New(o)
 	if err != nil {
 		return errors.Join(err, listener.Close())

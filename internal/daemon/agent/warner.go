@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/base/segment"
+	"lull/internal/edge/desktop"
 	"lull/internal/edge/proc"
 )
 
@@ -29,6 +30,7 @@ type People struct {
 	Consoles  []string        // further terminals, such as /dev/tty1
 	Own       *proc.OwnWrites // notes the writes, so that they are not use
 	File      string          // such as /run/lull/warning; empty for none
+	Desktops  string          // directory of the users' session buses, such as /run/user; empty for none
 	HTTP      *http.Client    // nil for no webhook
 	Host      string
 }
@@ -49,6 +51,10 @@ func (p People) Warn(ctx context.Context, w Warning) error {
 	if p.File != "" {
 		b, _ := json.Marshal(w) // plain data
 		errs = append(errs, segment.WriteFile(p.File, append(b, '\n'), 0o644))
+	}
+	if p.Desktops != "" {
+		_, err := desktop.Notify(ctx, p.Desktops, desktop.Message{Summary: "lull on " + p.Host, Body: w.Text()})
+		errs = append(errs, err)
 	}
 	errs = append(errs, p.webhook(ctx, w))
 	return errors.Join(errs...)
