@@ -15,7 +15,7 @@ PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light w
 # The kernel of microVMs in the tests; empty where it could not be fetched.
 GUEST_KERNEL = $$([ -e bin/guest-kernel/boot ] && echo $(CURDIR)/bin/guest-kernel || true)
 
-.PHONY: help build deb web demo test guest-kernel test-microvm soak bench bench-agent lint generate packages clean
+.PHONY: help build deb web demo test guest-kernel test-microvm soak bench bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,7 +31,7 @@ web: ## build the dashboard from /web (needs npm; what it makes is committed)
 
 demo: build ## run three real programs that fall asleep and wake, then print what to type
 	@CGO_ENABLED=0 go build -o bin/lull-demo ./demo
-	@exec bin/lull-demo
+	@LULL_GUEST_KERNEL=$${LULL_GUEST_KERNEL:-$(GUEST_KERNEL)} exec bin/lull-demo
 
 packages: ## install what the tests need (Debian, root)
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
@@ -73,6 +73,9 @@ soak: packages guest-kernel build ## the proofs at their full counts; hours
 
 bench-agent: build ## what the agent costs, beside node_exporter and collectd; a minute
 	go run ./bench/agent
+
+bench-vm: build guest-kernel ## microVMs on every rung of the ladder; minutes
+	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go run ./bench/vm
 
 bench: build ## ratios against baselines measured in the same run
 	go run ./bench/host

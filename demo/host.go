@@ -98,8 +98,14 @@ func (h *host) startDaemon(ctx context.Context) error {
 
 func (h *host) run(ctx context.Context, p program) error {
 	after := idle.Duration(pauseAfter)
-	_, err := h.Create(ctx, hostctl.Create{Start: true, Spec: instance.Spec{Name: p.name, Command: p.command, User: p.user,
-		PauseAfter: &after, Expose: []instance.Endpoint{{Listen: p.addr, Target: p.addr, Path: instance.PathDirect}}}})
+	spec := instance.Spec{Name: p.name, Command: p.command, User: p.user,
+		PauseAfter: &after, Expose: []instance.Endpoint{{Listen: p.addr, Target: p.addr, Path: instance.PathDirect}}}
+	if p.image != "" {
+		spec.Runtime, spec.Image, spec.Memory = "microvm", p.image, 128<<20
+		spec.Expose = []instance.Endpoint{{Listen: p.addr, Target: "127.0.0.1:80"}}
+		spec.HibernateAfter = idle.Duration(pauseAfter)
+	}
+	_, err := h.Create(ctx, hostctl.Create{Start: true, Spec: spec})
 	return err
 }
 
@@ -129,7 +135,8 @@ func (h *host) visit(ctx context.Context) {
 	}
 	for n := 0; len(h.programs) > 0; n++ {
 		p := h.programs[n%len(h.programs)]
-		for state := ""; state != "paused"; {
+		state := ""
+		for state != "paused" && state != "hibernated" {
 			select {
 			case <-time.After(every):
 			case <-ctx.Done():
@@ -141,9 +148,9 @@ func (h *host) visit(ctx context.Context) {
 		}
 		began := time.Now()
 		said, err := p.visit(p.addr)
-		text := fmt.Sprintf("a client came to %s, which was paused: %s after %s", p.name, said, time.Since(began).Round(10*time.Microsecond))
+		text := fmt.Sprintf("a client came to %s, which was %s: %s after %s", p.name, state, said, time.Since(began).Round(10*time.Microsecond))
 		if err != nil {
-			text = fmt.Sprintf("a client came to %s, which was paused, and failed: %v", p.name, err)
+			text = fmt.Sprintf("a client came to %s, which was %s, and failed: %v", p.name, state, err)
 		}
 		select {
 		case h.visits <- text:
@@ -167,8 +174,8 @@ func (h *host) line(ctx context.Context) string {
 	for _, o := range all {
 		state, color := o.State, "32"
 		switch {
-		case o.State == "paused":
-			state, color = fmt.Sprintf("paused %.0fs", time.Since(*o.StateSince).Seconds()), "36"
+		case o.State == "paused" || o.State == "hibernated":
+			state, color = fmt.Sprintf("%s %.0fs", o.State, time.Since(*o.StateSince).Seconds()), "36"
 		case o.State == "running" && o.PauseAt != nil:
 			state = fmt.Sprintf("running, pauses in %.0fs", max(time.Until(*o.PauseAt).Seconds(), 0))
 		case o.State == "running" && o.Connections > 0:

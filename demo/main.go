@@ -1,6 +1,7 @@
 // Demo shows what lull does to programs that nobody uses: it starts a host of
-// its own with short timers, runs three programs on it (a web server, Redis,
-// PostgreSQL; what is not installed is said and left out), and prints a line
+// its own with short timers, runs programs on it (a web server, Redis,
+// PostgreSQL, and a web server in a microVM that goes to disk; what is not
+// installed is said and left out), and prints a line
 // for each of them every second while clients come and go. It ends with Ctrl-C
 // or after --for, and leaves nothing running.
 //

@@ -21,6 +21,7 @@ import (
 type program struct {
 	name, addr, user string
 	command          []string
+	image            string // files of a microVM; empty is a process of this machine
 	try              string // what a person types to wake it
 	visit            func(addr string) (said string, err error)
 }
@@ -30,7 +31,7 @@ const visitLimit = 10 * time.Second
 
 // findPrograms prepares what is installed and says what is not.
 func findPrograms(s *stage) (found []program, missing []string) {
-	for _, find := range []func(*stage) (program, error){webServer, redis, postgres} {
+	for _, find := range []func(*stage) (program, error){webServer, redis, postgres, guest} {
 		p, err := find(s)
 		if err != nil {
 			missing = append(missing, err.Error())
@@ -90,6 +91,40 @@ func visitWeb(addr string) (string, error) {
 	defer res.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(res.Body, 1<<16))
 	return fmt.Sprintf("status %d and %d bytes", res.StatusCode, len(b)), err
+}
+
+// guest is the demo's own web server in a microVM.
+func guest(s *stage) (program, error) {
+	lacks := func(what string) (program, error) {
+		return program{}, fmt.Errorf("a microVM (%s; see: lull doctor)", what)
+	}
+	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
+		return lacks("QEMU, Debian package qemu-system-x86")
+	}
+	if os.Getenv("LULL_GUEST_KERNEL") == "" {
+		return lacks("a guest kernel; make guest-kernel fetches one")
+	}
+	n, err := port()
+	if err != nil {
+		return program{}, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return program{}, err
+	}
+	b, err := os.ReadFile(self)
+	if err != nil {
+		return program{}, err
+	}
+	image := filepath.Join(s.data, "guest")
+	if err := os.MkdirAll(filepath.Join(image, "bin"), 0o755); err != nil {
+		return program{}, err
+	}
+	if err := os.WriteFile(filepath.Join(image, "bin", "web"), b, 0o755); err != nil {
+		return program{}, err
+	}
+	addr := "127.0.0.1:" + n
+	return program{name: "guest", addr: addr, image: image, command: []string{"web", "-serve", ":80"}, try: "curl http://" + addr + "/", visit: visitWeb}, nil
 }
 
 func redis(s *stage) (program, error) {

@@ -319,11 +319,12 @@ func save(a *attempt) error {
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, saveLimit)
 	defer cancel()
+	began := time.Now()
 	n, err := s.Hibernate(ctx)
 	if err != nil {
 		return fmt.Errorf("cannot hibernate %s: %w", a.i.name(), err)
 	}
-	a.saved, a.reason = n, fmt.Sprintf("saved %d bytes", n)
+	a.saved, a.reason = n, fmt.Sprintf("saved %d bytes in %s", n, time.Since(began).Round(100*time.Microsecond))
 	return nil
 }
 

@@ -1,0 +1,282 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+)
+
+// rig is a daemon of this program's own, with the files of its guests.
+type rig struct {
+	*hostctl.Client
+	s    settings
+	dir  string
+	cmd  *exec.Cmd
+	next int // port
+}
+
+// newRig builds what is measured. Its folder's name is short, because sockets
+// lie below it.
+func newRig(ctx context.Context, s settings) (r *rig, err error) {
+	r = &rig{s: s, next: 21000 + os.Getpid()%5000}
+	if r.dir, err = os.MkdirTemp("", "lvb"); err != nil {
+		return nil, err
+	}
+	image := filepath.Join(r.dir, "image", "bin")
+	if err := os.MkdirAll(image, 0o755); err != nil {
+		return r, err
+	}
+	for _, b := range [][]string{{r.dir + "/", "lull/cmd/lull", "lull/cmd/lull-shim", "lull/cmd/lull-harness"}, {image + "/vm", "lull/bench/vm"}} {
+		cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-trimpath", "-ldflags", "-s -w", "-o"}, b...)...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return r, fmt.Errorf("cannot build %v: %w\n%s", b[1:], err, out)
+		}
+	}
+	log, err := os.Create(filepath.Join(r.dir, "log"))
+	if err != nil {
+		return r, err
+	}
+	defer log.Close()
+	r.cmd = exec.Command(filepath.Join(r.dir, "lull"), "host", "--data", filepath.Join(r.dir, "data"), "--socket", filepath.Join(r.dir, "host.sock"),
+		"--vm-machine", s.machine, "--stop-after", "0", "--pause-after", "0")
+	r.cmd.Stdout, r.cmd.Stderr = log, log
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := r.cmd.Start(); err != nil {
+		r.cmd = nil
+		return r, err
+	}
+	if r.Client, err = hostctl.NewClient("unix://" + filepath.Join(r.dir, "host.sock")); err != nil {
+		return r, err
+	}
+	return r, r.until(ctx, func() bool { _, err := r.Status(ctx); return err == nil })
+}
+
+// until looks a few times a millisecond: what it waits for is measured by
+// others.
+func (r *rig) until(ctx context.Context, ok func() bool) error {
+	for end := time.Now().Add(patience); !ok(); {
+		if time.Now().After(end) {
+			said, _ := os.ReadFile(filepath.Join(r.dir, "log"))
+			return fmt.Errorf("cannot measure: the daemon does not come so far within %s\n%s", patience, said)
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (r *rig) end() error {
+	var err error
+	if r.cmd != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		all, lerr := r.List(ctx)
+		s, serr := r.Status(ctx)
+		err = errors.Join(lerr, serr)
+		for _, o := range all {
+			err = errors.Join(err, r.Remove(ctx, o.ID))
+		}
+		err = errors.Join(err, r.cmd.Process.Signal(syscall.SIGTERM), r.cmd.Wait())
+		shim := 0
+		if _, serr := fmt.Sscanf(s.Shim, "pid %d", &shim); serr == nil && shim > 1 {
+			err = errors.Join(err, syscall.Kill(shim, syscall.SIGTERM))
+		}
+	}
+	return errors.Join(err, os.RemoveAll(r.dir))
+}
+
+// guest starts one and returns the address of its port.
+func (r *rig) guest(ctx context.Context, name string, change func(*instance.Spec)) (addr string, err error) {
+	r.next++
+	addr = fmt.Sprintf("127.0.0.1:%d", r.next)
+	s := instance.Spec{Name: name, Runtime: "microvm", Image: filepath.Join(r.dir, "image"), Memory: r.s.mib << 20, Command: []string{"vm", "-serve", ":80"},
+		Expose: []instance.Endpoint{{Listen: addr, Target: "127.0.0.1:80"}}}
+	if change != nil {
+		change(&s)
+	}
+	_, err = r.Create(ctx, hostctl.Create{Spec: s, Start: true})
+	return addr, err
+}
+
+// sink brings a guest to a rung.
+func (r *rig) sink(ctx context.Context, name, rung string) (o hostctl.Instance, err error) {
+	if _, err := r.Do(ctx, name, "pause", url.Values{"force": {"true"}}); err != nil {
+		return o, err
+	}
+	uerr := r.until(ctx, func() bool { o, err = r.Get(ctx, name); return err != nil || o.State == rung })
+	return o, errors.Join(err, uerr)
+}
+
+func measure(ctx context.Context, s settings) (err error) {
+	r, err := newRig(ctx, s)
+	if r != nil {
+		defer func() { err = errors.Join(err, r.end()) }()
+	}
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	if _, err := r.guest(ctx, "boot", nil); err != nil { // makes the image
+		return err
+	}
+	first := time.Since(began)
+	began = time.Now()
+	addr, err := r.guest(ctx, "base", nil)
+	if err != nil {
+		return err
+	}
+	if _, err := firstByte(addr); err != nil {
+		return err
+	}
+	fmt.Printf("machine %s, %d MiB\ncold boot to first byte: %s (the first one, with its image: %s)\n", s.machine, s.mib,
+		time.Since(began).Round(time.Millisecond), first.Round(time.Millisecond))
+	if err := r.wakes(ctx); err != nil {
+		return err
+	}
+	if err := r.speed(ctx, addr); err != nil {
+		return err
+	}
+	return r.storm(ctx)
+}
+
+// wakes measures each rung in turns with a guest that runs.
+func (r *rig) wakes(ctx context.Context) error {
+	for _, rung := range []struct {
+		name string
+		spec func(*instance.Spec)
+	}{
+		{"paused", nil},
+		{"reclaimed", func(s *instance.Spec) { s.ReclaimAfter = 1 }},
+		{"hibernated", func(s *instance.Spec) { s.HibernateAfter = 1 }},
+	} {
+		addr, err := r.guest(ctx, rung.name, rung.spec)
+		if err != nil {
+			return err
+		}
+		var base, woken, saved []time.Duration
+		var held int64
+		for range r.s.rounds {
+			if _, err := firstByte(addr); err != nil { // warm
+				return err
+			}
+			b, err := firstByte(addr)
+			if err != nil {
+				return err
+			}
+			base = append(base, b)
+			o, err := r.sink(ctx, rung.name, rung.name)
+			if err != nil {
+				return err
+			}
+			held = o.MemoryBytes
+			if _, took, ok := strings.Cut(o.StatusReason, " bytes in "); ok {
+				d, err := time.ParseDuration(took)
+				if err != nil {
+					return err
+				}
+				saved = append(saved, d)
+			}
+			w, err := firstByte(addr)
+			if err != nil {
+				return err
+			}
+			woken = append(woken, w)
+		}
+		row("running", base, nil)
+		row("woken from "+rung.name, woken, base)
+		if len(saved) > 0 {
+			row("saved, durably", saved, nil)
+		}
+		if held > 0 {
+			fmt.Printf("%-28s %d MiB, %.1f guests in a GiB\n", "held while "+rung.name, held>>20, float64(1<<30)/float64(held))
+		}
+		if err := r.Remove(ctx, rung.name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// speed is bytes through the relay into a guest, beside the same program as a
+// process behind the relay.
+func (r *rig) speed(ctx context.Context, guest string) error {
+	process, err := r.guest(ctx, "process", func(s *instance.Spec) {
+		r.next++
+		target := fmt.Sprintf("127.0.0.1:%d", r.next)
+		s.Runtime, s.Image, s.Memory, s.Command = "process", "", 0, []string{filepath.Join(r.dir, "image", "bin", "vm"), "-serve", target}
+		s.Expose[0].Target = target
+	})
+	if err != nil {
+		return err
+	}
+	var in, beside float64
+	for range 3 {
+		a, err := throughput(guest, 64<<20)
+		if err != nil {
+			return err
+		}
+		b, err := throughput(process, 64<<20)
+		if err != nil {
+			return err
+		}
+		in, beside = max(in, a), max(beside, b)
+	}
+	fmt.Printf("%-28s %.0f MB/s, %.2f of a process behind the relay (%.0f MB/s)\n", "relay into a guest", in, in/beside, beside)
+	return errors.Join(r.Remove(ctx, "process"), r.Remove(ctx, "base"), r.Remove(ctx, "boot"))
+}
+
+// storm saves many guests at once and wakes them at once.
+func (r *rig) storm(ctx context.Context) error {
+	n := r.s.guests
+	if n == 0 {
+		return nil
+	}
+	before := resident(r.cmd.Process.Pid)
+	addrs := make([]string, n)
+	var err error
+	for k := range n { // one after the other: a boot takes a whole processor
+		if addrs[k], err = r.guest(ctx, fmt.Sprint("s", k), func(s *instance.Spec) { s.HibernateAfter = 1 }); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("%-28s %.2f MiB each\n", fmt.Sprintf("daemon with %d guests", n), float64(resident(r.cmd.Process.Pid)-before)/float64(n)/(1<<20))
+	began := time.Now()
+	err = each(n, func(k int) error { _, err := r.sink(ctx, fmt.Sprint("s", k), "hibernated"); return err })
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%-28s %s until the last was on disk\n", fmt.Sprintf("%d guests saved at once", n), time.Since(began).Round(time.Millisecond))
+	took := make([]time.Duration, n)
+	if err := each(n, func(k int) (err error) { took[k], err = firstByte(addrs[k]); return err }); err != nil {
+		return err
+	}
+	row(fmt.Sprintf("%d guests woken at once", n), took, nil)
+	return nil
+}
+
+// resident is the memory of a process in bytes, 0 where it cannot be read.
+func resident(pid int) int64 {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		return 0
+	}
+	var total, rss int64
+	if _, err := fmt.Sscan(string(b), &total, &rss); err != nil {
+		return 0
+	}
+	return rss * int64(os.Getpagesize())
+}
