@@ -1,0 +1,191 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"gopkg.in/yaml.v3"
+)
+
+// documents reads every document of a YAML file.
+func documents(t *testing.T, name string) []map[string]any {
+	t.Helper()
+	dec := yaml.NewDecoder(strings.NewReader(contents(t, name)))
+	var out []map[string]any
+	for {
+		var d map[string]any
+		err := dec.Decode(&d)
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		out = append(out, d)
+	}
+}
+
+// at walks into what YAML holds: names and indexes.
+func at(t *testing.T, v any, path ...any) any {
+	t.Helper()
+	for _, p := range path {
+		switch k := p.(type) {
+		case string:
+			m, ok := v.(map[string]any)
+			if !ok || m[k] == nil {
+				t.Fatalf("there is no %v in %v", path, v)
+			}
+			v = m[k]
+		case int:
+			l, ok := v.([]any)
+			if !ok || len(l) <= k {
+				t.Fatalf("there is no %v in %v", path, v)
+			}
+			v = l[k]
+		}
+	}
+	return v
+}
+
+// TestKubernetesManifest: it says what lull server takes, and every name in it
+// that points somewhere points at something.
+func TestKubernetesManifest(t *testing.T) {
+	var set map[string]any
+	names := map[string]bool{}
+	for _, d := range documents(t, "../../etc/examples/kubernetes.yaml") {
+		names[at(t, d, "kind").(string)+" "+at(t, d, "metadata", "name").(string)] = true
+		if at(t, d, "kind") == "StatefulSet" {
+			set = d
+		}
+		if at(t, d, "metadata", "namespace") != "lull" {
+			t.Errorf("%v is in another namespace", d["metadata"])
+		}
+	}
+	for _, want := range []string{"Service " + at(t, set, "spec", "serviceName").(string), "ServiceAccount lull", "ConfigMap lull", "PodDisruptionBudget lull"} {
+		if !names[want] {
+			t.Errorf("there is no %s", want)
+		}
+	}
+	pod := at(t, set, "spec", "template", "spec")
+	volumes := []string{"data"}
+	for _, v := range at(t, pod, "volumes").([]any) {
+		volumes = append(volumes, at(t, v, "name").(string))
+	}
+	box := at(t, pod, "containers", 0)
+	mounted := map[string]bool{}
+	for _, m := range at(t, box, "volumeMounts").([]any) {
+		mounted[at(t, m, "mountPath").(string)] = true
+		if name := at(t, m, "name").(string); !slices.Contains(volumes, name) {
+			t.Errorf("it mounts %s, which there is not", name)
+		}
+	}
+	env := map[string]string{"MIN_WORKERS": ""}
+	for _, e := range at(t, box, "env").([]any) {
+		name := at(t, e, "name").(string)
+		value, _ := e.(map[string]any)["value"].(string)
+		env[name] = value
+		known := name == "POD" || slices.ContainsFunc(serverOptions, func(o serverOption) bool { return o.Env == name })
+		if !known {
+			t.Errorf("lull server does not know %s", name)
+		}
+		if strings.HasPrefix(value, "/") && !mounted[filepath.Dir(value)] && !mounted[value] {
+			t.Errorf("%s is %s, where nothing is mounted", name, value)
+		}
+	}
+	// The process takes these settings as they are.
+	dir := t.TempDir()
+	file := filepath.Join(dir, "server.yaml")
+	for _, d := range documents(t, "../../etc/examples/kubernetes.yaml") {
+		if d["kind"] == "ConfigMap" {
+			if err := os.WriteFile(file, []byte(at(t, d, "data", "server.yaml").(string)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	flags := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	bindServerFlags(flags)
+	cfg, _, err := resolveServer(func(name string) string { return env[name] }, file, flags)
+	if err != nil || cfg.Etcd == "" || cfg.TLSCert == "" {
+		t.Errorf("lull server takes it as %+v, %v", cfg, err)
+	}
+}
+
+// TestCloudFormation: it parses, and grants what the server calls and no more.
+func TestCloudFormation(t *testing.T) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal([]byte(contents(t, "../../etc/examples/cloudformation.yaml")), &doc); err != nil {
+		t.Fatal(err)
+	}
+	text := contents(t, "../../etc/examples/cloudformation.yaml")
+	for _, ref := range regexp.MustCompile(`!Ref (\w+)`).FindAllStringSubmatch(text, -1) {
+		if !regexp.MustCompile(`(?m)^  ` + ref[1] + `:$`).MatchString(text) {
+			t.Errorf("it refers to %s, which there is not", ref[1])
+		}
+	}
+	granted := map[string]bool{}
+	for _, m := range regexp.MustCompile(`\b(?:ec2|cloudwatch):([A-Z]\w+)`).FindAllStringSubmatch(text, -1) {
+		granted[m[1]] = true
+	}
+	called := map[string]bool{}
+	call := regexp.MustCompile(`\.(?:api|client|ec2|cw)\w*\.([A-Z]\w+)\(|New((?:Describe|Get)\w+)Paginator\(`)
+	for _, pattern := range []string{"../../internal/edge/ec2/*.go", "../../internal/edge/cloudwatch/*.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if strings.HasSuffix(f, "_test.go") {
+				continue
+			}
+			for _, m := range call.FindAllStringSubmatch(contents(t, f), -1) {
+				called[m[1]+m[2]] = true
+			}
+		}
+	}
+	for name := range called {
+		if regexp.MustCompile(`^(Describe|Get|Start|Stop|Terminate|Create|Delete|Run)`).MatchString(name) && !granted[name] {
+			t.Errorf("the server calls %s, which the role does not grant", name)
+		}
+	}
+	for name := range granted {
+		if !called[name] {
+			t.Errorf("the role grants %s, which the server does not call", name)
+		}
+	}
+	if len(called) < 5 {
+		t.Errorf("only %v are found to be called", called)
+	}
+}
+
+// TestContainerfile: the last stage is empty but for what it copies, and it
+// does not run as root.
+func TestContainerfile(t *testing.T) {
+	text := contents(t, "../../etc/Containerfile")
+	_, last, found := strings.Cut(text, "\nFROM scratch\n")
+	if !found || strings.Contains(last, "\nFROM ") || strings.Contains(last, "\nRUN ") || !strings.Contains(last, "\nUSER 65532") {
+		t.Error("the image is not made from scratch for an ordinary user")
+	}
+	m := regexp.MustCompile(`CMD \["server", (.*)\]`).FindStringSubmatch(last)
+	if m == nil {
+		t.Fatal("it does not say what to run")
+	}
+	flags := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	bindServerFlags(flags)
+	var given []string
+	for a := range strings.SplitSeq(m[1], ", ") {
+		given = append(given, strings.Trim(a, `"`))
+	}
+	if err := flags.Parse(given); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := resolveServer(func(string) string { return "" }, "", flags); err != nil {
+		t.Error(err)
+	}
+}
