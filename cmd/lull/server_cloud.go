@@ -178,6 +178,10 @@ func (r awsRegion) Run(ctx context.Context, l fleet.Launch) (controller.Instance
 	return instanceFrom(i), callError(err)
 }
 
+func (r awsRegion) DeleteTags(ctx context.Context, ids []string, keys []string) error {
+	return callError(r.client.DeleteTags(ctx, ids, keys))
+}
+
 func (r awsRegion) CreateTags(ctx context.Context, ids []string, tags map[string]string) error {
 	return callError(r.client.CreateTags(ctx, ids, tags))
 }

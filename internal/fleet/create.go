@@ -163,7 +163,7 @@ func (p Profile) setNumbers(w *Worker) error {
 	minutes("idle_timeout_minutes", &w.IdleTimeoutMinutes, p.IdleTimeoutMinutes, 0)
 	minutes("snooze_minutes", &w.SnoozeMinutes, p.SnoozeMinutes, -1)
 	if p.TTLDeadline != nil {
-		w.TTLDeadline = nil
+		w.TTLDeadline, w.TTLFromTag = nil, false
 		if !p.TTLDeadline.IsZero() {
 			t := p.TTLDeadline.UTC().Round(0)
 			w.TTLDeadline = &t

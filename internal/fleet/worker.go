@@ -159,16 +159,19 @@ type Worker struct {
 	PauseHolder            string     `json:"pause_holder"`
 	TTLDeadline            *time.Time `json:"ttl_deadline,omitempty"`
 	TTLAction              string     `json:"ttl_action,omitempty"`
+	TTLFromTag             bool       `json:"ttl_from_tag,omitempty"` // TTLDeadline follows the instance's own tag
 	Schedule               string     `json:"schedule,omitempty"`
 	Policy                 string     `json:"policy,omitempty"`
 	PolicySince            *time.Time `json:"policy_since,omitempty"` // of Policy and Schedule
-	ActivitySources        []string   `json:"activity_sources,omitempty"`
-	AcceptedRisks          []string   `json:"accepted_risks,omitempty"` // preflight codes that do not block
-	CMLUsername            string     `json:"cml_username,omitempty"`
-	CMLPassword            Secret     `json:"cml_password,omitempty"`
-	TLSCA                  string     `json:"tls_ca,omitempty"`
-	TLSPin                 string     `json:"tls_pin,omitempty"`
-	TLSInsecure            bool       `json:"tls_insecure,omitempty"`
+	// PolicyTags are the tags that were written to the instance for its agent.
+	PolicyTags      map[string]string `json:"policy_tags,omitempty"`
+	ActivitySources []string          `json:"activity_sources,omitempty"`
+	AcceptedRisks   []string          `json:"accepted_risks,omitempty"` // preflight codes that do not block
+	CMLUsername     string            `json:"cml_username,omitempty"`
+	CMLPassword     Secret            `json:"cml_password,omitempty"`
+	TLSCA           string            `json:"tls_ca,omitempty"`
+	TLSPin          string            `json:"tls_pin,omitempty"`
+	TLSInsecure     bool              `json:"tls_insecure,omitempty"`
 
 	// Armed is false for what was imported or discovered, until a person
 	// arms it: everything is decided and nothing is done (shadow).
@@ -258,7 +261,7 @@ func (w Worker) Public() Worker {
 
 // clone copies w deeply enough that a change of one is none of the other.
 func (w Worker) clone() Worker {
-	w.Tags = maps.Clone(w.Tags)
+	w.Tags, w.PolicyTags = maps.Clone(w.Tags), maps.Clone(w.PolicyTags)
 	w.Contacts = slices.Clone(w.Contacts)
 	w.ActivitySources = slices.Clone(w.ActivitySources)
 	w.AcceptedRisks = slices.Clone(w.AcceptedRisks)

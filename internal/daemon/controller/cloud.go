@@ -125,6 +125,7 @@ type Inspector interface {
 // Tagger writes tags.
 type Tagger interface {
 	CreateTags(ctx context.Context, ids []string, tags map[string]string) error
+	DeleteTags(ctx context.Context, ids []string, keys []string) error
 }
 
 // Load is the utilisation of an instance in per cent; nil is missing.

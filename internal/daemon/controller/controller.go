@@ -107,6 +107,8 @@ type Controller struct {
 	resign  chan struct{}
 	starts  starts
 	sizes   map[string]sized // by selector
+	// tagAfter is when tags are tried again after a fault; housekeep's own.
+	tagAfter time.Time
 }
 
 // New makes a Controller. It does no I/O and starts nothing.
@@ -235,7 +237,7 @@ func (c *Controller) learn(w fleet.Worker, after time.Duration) {
 		e.cancel() // what is being done was decided for another wish
 	}
 	e.w = w
-	e.settled = false
+	e.settled, e.tagged = false, false
 	c.region(&w)
 	c.kick(e, time.Now().Add(after))
 }

@@ -18,7 +18,7 @@ import (
 // discovery, the audit log's bounds and old requests; and, for this server's
 // own workers, the load of each region in few calls.
 func (c *Controller) housekeep(ctx context.Context) error {
-	var scan, load, trim time.Time
+	var scan, load, trim, retag time.Time
 	for {
 		if err := sleep(ctx, 5*time.Second); err != nil {
 			return err
@@ -28,6 +28,15 @@ func (c *Controller) housekeep(ctx context.Context) error {
 			load = now
 			c.readLoad(ctx)
 		}
+		if now.Sub(retag) >= FullPass {
+			retag = now // an override may have begun or ended
+			c.mu.Lock()
+			for _, e := range c.entries {
+				e.tagged = false
+			}
+			c.mu.Unlock()
+		}
+		c.writePolicyTags(ctx)
 		c.mu.Lock()
 		sh := c.shards[0]
 		c.mu.Unlock()
@@ -41,6 +50,9 @@ func (c *Controller) housekeep(ctx context.Context) error {
 		if now.Sub(trim) >= time.Hour {
 			trim = now
 			c.trim(sh.ctx, sh)
+			if _, err := sh.fleet.TrimOverrides(sh.ctx, now); err != nil && ctx.Err() == nil {
+				c.log.Warn("cannot remove old overrides", "err", err)
+			}
 		}
 	}
 }

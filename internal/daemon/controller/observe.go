@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -208,6 +209,9 @@ func (c *Controller) described(r *region, found map[string]Instance, missing map
 			continue
 		}
 		if in, ok := found[id]; ok {
+			if e.inst == nil || !maps.Equal(e.inst.Tags, in.Tags) {
+				e.tagged = false
+			}
 			e.inst, e.instAt, e.missing = &in, at, false
 		}
 	}

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -446,6 +447,77 @@ func TestShadowPolicy(t *testing.T) {
 			if got := len(r.times(func(e fleet.Entry) bool { return e.Action == action })); got < want {
 				t.Errorf("%d of %s, want %d", got, action, want)
 			}
+		}
+	})
+}
+
+// tags are those of a worker's instance now.
+func (r *rig) tags(id string) map[string]string {
+	m := r.machine(id)
+	r.world.mu.Lock()
+	defer r.world.mu.Unlock()
+	return maps.Clone(m.Tags)
+}
+
+// Applying a policy writes tags, many instances with one call and only what
+// changes; taking it away takes them away. A deadline in a tag is kept even
+// when nobody else keeps it.
+func TestPolicyTags(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{settings: map[string]any{"max_workers_per_region": 100}})
+		defer r.stop()
+		ids := r.many(12)
+		calls := func() int {
+			r.world.mu.Lock()
+			defer r.world.mu.Unlock()
+			n := r.world.calls["tags"]
+			r.world.calls["tags"] = 0
+			return n
+		}
+		calls()
+		r.apply(policy.Scope{}, fleet.Application{Policy: new("conservative")})
+		time.Sleep(time.Minute)
+		if n := calls(); n != 1 {
+			t.Errorf("%d calls for one policy on %d instances", n, len(ids))
+		}
+		want := map[string]string{"lull:idle-timeout": "4h0m0s", "lull:hibernate-on-idle": "false", "lull:pause-holder": "server", "lull:policy": "conservative", "lull:enabled": "true"}
+		for _, id := range ids {
+			have := r.tags(id)
+			for k, v := range want {
+				if have[k] != v {
+					t.Errorf("%s is %q, want %q", k, have[k], v)
+				}
+			}
+		}
+		at := time.Now().Add(time.Hour).UTC()
+		m, other := r.machine(ids[1]), r.machine(ids[2])
+		r.world.mu.Lock()
+		m.Tags["lull:ttl-deadline"] = at.Format(time.RFC3339)
+		other.Tags["lull:idle-timeout"] = "99h" // by somebody else
+		r.world.mu.Unlock()
+		time.Sleep(25 * time.Minute) // the full pass sees both
+		if w := r.worker(ids[1]); w.TTLDeadline == nil || !w.TTLDeadline.Equal(at.Truncate(time.Second)) || !w.TTLFromTag {
+			t.Errorf("the deadline of the tag is %v", w.TTLDeadline)
+		}
+		if v := r.tags(ids[2])["lull:idle-timeout"]; v != "4h0m0s" {
+			t.Errorf("a changed tag stays %q", v)
+		}
+		r.apply(policy.Scope{}, fleet.Application{Policy: new("")})
+		time.Sleep(2 * time.Minute)
+		for k := range r.tags(ids[3]) {
+			if _, ours := want[k]; ours {
+				t.Errorf("%s stays although no policy is applied", k)
+			}
+		}
+		if n := calls(); n > 4 {
+			t.Errorf("%d calls", n)
+		}
+		for range 12 { // used all the time, and its life ends all the same
+			time.Sleep(5 * time.Minute)
+			r.use(ids[1])
+		}
+		if w := r.worker(ids[1]); w.Status != power.WorkerStopped || w.PauseReason != fleet.ReasonTTL {
+			t.Errorf("past its deadline it is %s (%s)", w.Status, w.PauseReason)
 		}
 	})
 }

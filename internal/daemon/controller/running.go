@@ -37,6 +37,9 @@ func (j *job) runningSteps(ctx context.Context) outcome {
 		return out
 	}
 	// The deadline of its life; it is not idleness, and needs no reading.
+	if out, done := j.adoptDeadline(ctx); done {
+		return out
+	}
 	if out, done := j.ttl(ctx); done {
 		return out
 	}

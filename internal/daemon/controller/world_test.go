@@ -325,6 +325,20 @@ func (w *world) CreateTags(ctx context.Context, ids []string, tags map[string]st
 	return nil
 }
 
+func (w *world) DeleteTags(ctx context.Context, ids []string, keys []string) error {
+	if _, err := w.enter(ctx, "tags"); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range ids {
+		for _, k := range keys {
+			delete(w.insts[id].Tags, k)
+		}
+	}
+	return nil
+}
+
 func (w *world) cloud() Cloud { return Cloud{Look: w, Move: w, Launch: w, Check: w, Tag: w} }
 
 // console is the CML of one machine.

@@ -1,0 +1,250 @@
+package controller
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/link/tags"
+	"lull/internal/policy"
+	"lull/internal/power"
+)
+
+// tagBatch is how many instances are tagged with one call, and tagTick how
+// many workers are looked at in one turn.
+const (
+	tagBatch = 200
+	tagTick  = 1000
+)
+
+// tagging is one worker whose tags are not what its policy says.
+type tagging struct {
+	w    fleet.Worker
+	sh   *shard
+	want map[string]string
+	put  map[string]string
+	drop []string
+}
+
+// key is the same for workers that take the same calls.
+func (t *tagging) key() string {
+	var b strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(t.put)) {
+		b.WriteString(k + "\x00" + t.put[k] + "\x00")
+	}
+	return b.String() + "\x01" + strings.Join(t.drop, "\x00")
+}
+
+// policyTags are the tags by which the agent of w learns what holds for it
+// (spec, section 3): none where nobody put a policy on it. A deadline that came
+// from a tag is not written again.
+func policyTags(prefix string, w *fleet.Worker, r *policy.Resolved) map[string]string {
+	var s tags.Settings
+	out := map[string]string{}
+	if r.Applied {
+		day := 24 * time.Hour
+		s.Enabled = new(r.Enabled && w.IsIdleDetectionEnabled)
+		s.IdleTimeout = new(min(max(time.Duration(r.Timeout), time.Minute), 30*day))
+		s.WarnBefore = new(min(time.Duration(r.WarnBefore), day))
+		s.Snooze = new(min(time.Duration(r.Snooze), 30*day))
+		s.HibernateOnIdle = new(r.PauseAction != fleet.ActionStop)
+		s.PauseHolder = new("server")
+		if w.PauseHolder == fleet.HolderAgent {
+			s.PauseHolder = new("agent")
+		}
+		if r.Signals != nil {
+			s.Signals = &r.Signals
+		}
+		for name, to := range map[string]**float64{"cpu": &s.IdleCPU, "gpu": &s.IdleGPU, "network": &s.IdleNetwork, "disk": &s.IdleDisk} {
+			if v, ok := r.Thresholds[name]; ok {
+				*to = &v
+			}
+		}
+		out[prefix+"policy"] = r.Name
+	}
+	if w.TTLDeadline != nil && !w.TTLFromTag {
+		s.TTLDeadline = w.TTLDeadline
+		if w.TTLAction != "" {
+			s.TTLAction = &w.TTLAction
+		}
+	}
+	maps.Copy(out, s.Encode(prefix))
+	return out
+}
+
+// writePolicyTags brings the tags of this server's workers to what their
+// policies say: only where they differ, and many instances with one call.
+func (c *Controller) writePolicyTags(ctx context.Context) {
+	if c.cfg.Shadow || c.fleet.Halted().On || time.Now().Before(c.tagAfter) {
+		return
+	}
+	batches := map[regionKey]map[string][]*tagging{}
+	for _, t := range c.untagged() {
+		k := keyOf(&t.w)
+		if batches[k] == nil {
+			batches[k] = map[string][]*tagging{}
+		}
+		batches[k][t.key()] = append(batches[k][t.key()], t)
+	}
+	for k, groups := range batches {
+		cloud, err := c.cfg.Clouds(k.account, k.name)
+		if err != nil || cloud.Tag == nil {
+			continue
+		}
+		for _, g := range groups {
+			for part := range slices.Chunk(g, tagBatch) {
+				if err := c.tagPart(ctx, cloud, part); err != nil {
+					c.tagAfter = time.Now().Add(time.Minute)
+					c.log.Warn("cannot write the tags of policies", "region", k.name, "instances", len(part), "err", err)
+				}
+			}
+		}
+	}
+}
+
+// untagged lists the workers whose tags differ from what they should be.
+func (c *Controller) untagged() []*tagging {
+	type candidate struct {
+		w    fleet.Worker
+		sh   *shard
+		have map[string]string
+	}
+	prefix := c.fleet.Settings().TagPrefix
+	var look []candidate
+	c.mu.Lock()
+	for _, e := range c.entries {
+		if len(look) == tagTick {
+			break
+		}
+		sh := c.shards[e.shard]
+		resting := e.w.Status == power.WorkerRunning || e.w.Status == power.WorkerStopped
+		if e.tagged || sh == nil || !resting || !e.w.Armed || e.inst == nil || e.inst.Tags[prefix+"managed-by"] != c.fleet.ID() {
+			continue
+		}
+		e.tagged = true // until something changes
+		look = append(look, candidate{e.w, sh, e.inst.Tags})
+	}
+	c.mu.Unlock()
+	now := time.Now()
+	var out []*tagging
+	for _, l := range look {
+		r := c.rulesOf(now, &l.w)
+		if r.Shadow {
+			continue
+		}
+		t := &tagging{w: l.w, sh: l.sh, want: policyTags(prefix, &l.w, &r), put: map[string]string{}}
+		for k, v := range t.want {
+			if l.have[k] != v {
+				t.put[k] = v
+			}
+		}
+		for _, k := range slices.Sorted(maps.Keys(l.w.PolicyTags)) {
+			if _, still := t.want[k]; !still {
+				t.drop = append(t.drop, k)
+			}
+		}
+		if len(t.put)+len(t.drop) > 0 || !maps.Equal(t.want, l.w.PolicyTags) {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// tagPart writes one batch, and what was written into each record.
+func (c *Controller) tagPart(ctx context.Context, cloud Cloud, part []*tagging) error {
+	ids := make([]string, len(part))
+	for i, t := range part {
+		ids[i] = t.w.EC2InstanceID
+	}
+	call, cancel, err := part[0].sh.call(ctx)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	if len(part[0].put) > 0 {
+		c.count.calls.add("tags")
+		err = cloud.Tag.CreateTags(call, ids, part[0].put)
+	}
+	if err == nil && len(part[0].drop) > 0 {
+		c.count.calls.add("tags")
+		err = cloud.Tag.DeleteTags(call, ids, part[0].drop)
+	}
+	if err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, t := range part {
+			if e := c.entries[t.w.ID]; e != nil {
+				e.tagged = false
+			}
+		}
+		return err
+	}
+	for _, t := range part {
+		c.tagWritten(ctx, t)
+	}
+	return nil
+}
+
+func (c *Controller) tagWritten(ctx context.Context, t *tagging) {
+	c.mu.Lock()
+	if e := c.entries[t.w.ID]; e != nil && e.inst != nil {
+		in := *e.inst
+		in.Tags = maps.Clone(in.Tags)
+		maps.Copy(in.Tags, t.put)
+		for _, k := range t.drop {
+			delete(in.Tags, k)
+		}
+		e.inst = &in
+	}
+	c.mu.Unlock()
+	if maps.Equal(t.want, t.w.PolicyTags) {
+		return
+	}
+	_, err := t.sh.fleet.Change(ctx, t.w.ID, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w.PolicyTags = t.want
+		tx.Note(fleet.Entry{Action: "policy_tags", Detail: strings.Join(slices.Sorted(maps.Keys(t.want)), ", ")})
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		c.log.Warn("cannot record the tags of a policy", "worker", t.w.ID, "err", err)
+	}
+}
+
+// adoptDeadline takes the end of its life from the instance's own tag where
+// the record has none, so that it is kept even when the agent is dead. It is
+// always a stop: a tag does not terminate here.
+func (j *job) adoptDeadline(ctx context.Context) (outcome, bool) {
+	key := j.s.TagPrefix + "ttl-deadline"
+	if j.inst == nil || j.w.TTLDeadline != nil && !j.w.TTLFromTag {
+		return outcome{}, false
+	}
+	if _, ours := j.w.PolicyTags[key]; ours {
+		return outcome{}, false
+	}
+	said, _ := tags.Parse(j.s.TagPrefix, map[string]string{key: j.inst.Tags[key]}) // the agent and its doctor show what is wrong with it
+	d := said.TTLDeadline
+	if _, is := j.inst.Tags[key]; !is {
+		d = nil
+	}
+	if d == nil && j.w.TTLDeadline == nil || d != nil && j.w.TTLDeadline != nil && d.Equal(*j.w.TTLDeadline) {
+		return outcome{}, false
+	}
+	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w.TTLDeadline, w.TTLFromTag, w.TTLAction = nil, false, ""
+		e := fleet.Entry{Action: "ttl_dropped", By: fleet.ByCloud, Detail: "its tag " + key + " is gone"}
+		if d != nil {
+			at := d.UTC().Round(0)
+			w.TTLDeadline, w.TTLFromTag, w.TTLAction = &at, true, fleet.ActionStop
+			e = fleet.Entry{Action: "ttl_adopted", By: fleet.ByCloud, Detail: "its tag " + key + " says " + at.Format(time.RFC3339)}
+		}
+		tx.Note(e)
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err), true
+	}
+	return outcome{}, false
+}
