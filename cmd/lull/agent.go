@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
 	"lull/internal/policy/when"
@@ -94,8 +95,12 @@ func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 		fmt.Fprintf(w, "%s stage %d, %s: %s. %s\n", mark, g.Number, g.Name, strings.ReplaceAll(g.Answer, "_", " "), g.Sentence)
 	}
 	fmt.Fprintln(w)
-	agentReadings(w, s.Readings, s.NotAsked)
-	agentVerdict(w, s.Verdict)
+	signalTable(w, evidence.Signals(s.Verdict.At, s.Policy, s.Readings))
+	for _, name := range s.NotAsked {
+		fmt.Fprintf(w, "%s: not asked, since another signal is active\n", name)
+	}
+	fmt.Fprintln(w)
+	verdictText(w, s.Verdict)
 	if l := s.Server; l != nil {
 		what := "the server has not answered yet"
 		switch {
@@ -140,38 +145,6 @@ func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 
 func clockTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
 
-func agentReadings(w io.Writer, l []idle.Reading, notAsked []string) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SIGNAL\tVERDICT\tVALUE\tCOUNTS FROM\tWINDOW\tLAST EVENT\tDETAIL")
-	for _, r := range l {
-		value, last := fmt.Sprintf("%.4g %s", r.Value, r.Unit), "-"
-		if r.State == idle.Unknown || r.State == idle.Absent {
-			value = "-"
-		}
-		if !r.LastEvent.IsZero() {
-			last = span(max(time.Since(r.LastEvent), 0)) + " ago"
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%g\t%s\t%s\t%s\n", r.Signal, r.State, value, r.Threshold, span(time.Duration(r.Window)), last, r.Detail)
-	}
-	for _, s := range notAsked {
-		fmt.Fprintf(t, "%s\tnot asked\t-\t\t\t\tanother signal is active\n", s)
-	}
-	t.Flush()
-}
-
-func agentVerdict(w io.Writer, v idle.Verdict) {
-	fmt.Fprintf(w, "\nidle for %.1f minutes\n", v.IdleMinutes)
-	for _, b := range v.Blocks {
-		fmt.Fprintf(w, "  %-18s %s\n", b.Code, b.Sentence)
-	}
-	if v.TargetPauseAt != nil {
-		fmt.Fprintf(w, "earliest %s: %s\n", v.Action, clockTime(*v.TargetPauseAt))
-	}
-	if v.WarnAt != nil {
-		fmt.Fprintf(w, "warning: %s\n", clockTime(*v.WarnAt))
-	}
-}
-
 func outcomeText(o *agentctl.Outcome) string {
 	s := fmt.Sprintf("%s because of %s at %s: %s", o.Action, o.Reason, clockTime(o.StartedAt), o.Phase)
 	if o.Detail != "" {
@@ -184,30 +157,24 @@ func outcomeText(o *agentctl.Outcome) string {
 }
 
 func (c *cli) agentWhy() *cobra.Command {
-	var at string
-	cmd := c.onAgent(&cobra.Command{Use: "why", Short: "Say why this machine runs, or why it was stopped", Args: args(cobra.NoArgs)},
+	cmd := c.onAgent(&cobra.Command{Use: "why", Short: "Say why this machine runs, or why it was stopped; now or at a past time", Args: args(cobra.NoArgs)},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
-			t, err := pastMoment(time.Now(), at)
+			t, err := atTime(cmd)
 			if err != nil {
-				return &usageError{err}
+				return err
 			}
 			y, err := cl.Why(cmd.Context(), t)
 			if err != nil {
 				return err
 			}
 			return c.print(y, func(w io.Writer) {
-				fmt.Fprintln(w, y.Sentence)
-				if len(y.Readings) > 0 {
-					fmt.Fprintln(w)
-					agentReadings(w, y.Readings, nil)
-				}
-				agentVerdict(w, y.Verdict)
+				accountText(w, y.Account)
 				if y.Last != nil {
 					fmt.Fprintf(w, "last action: %s\n", outcomeText(y.Last))
 				}
 			})
 		})
-	cmd.Flags().StringVar(&at, "at", "", "a past time: 15:04, 2006-01-02 15:04, RFC 3339, or how long ago (2h)")
+	atFlag(cmd)
 	return cmd
 }
 

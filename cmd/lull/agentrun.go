@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -17,6 +18,7 @@ import (
 	"lull/internal/base/task"
 	"lull/internal/daemon/agent"
 	"lull/internal/edge/desktop"
+	"lull/internal/edge/journal"
 )
 
 // buildDate is set by the linker, RFC 3339.
@@ -63,14 +65,20 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 		return err
 	}
 	defer unlock()
-	journal, damage, err := agent.OpenJournal(filepath.Join(cfg.State, "history"))
+	history, damage, err := agent.OpenJournal(filepath.Join(cfg.State, "history"))
 	if err != nil {
 		return err
 	}
-	defer journal.Close()
+	defer history.Close()
 	for _, d := range damage {
 		log.Warn("the history was damaged and is cut there", "damage", d)
 	}
+	// As small and as rarely written as the history.
+	kept, err := openEvidence(filepath.Join(cfg.State, "evidence"), journal.Options{MaxBytes: 64 << 20, SyncEvery: 15 * time.Minute}, log)
+	if err != nil {
+		return err
+	}
+	defer kept.Close()
 	if err := os.MkdirAll(filepath.Dir(cfg.Socket), 0o755); err != nil {
 		return fmt.Errorf("cannot make the socket's directory: %w", err)
 	}
@@ -79,7 +87,7 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 		return err
 	}
 
-	o.Disk, o.Journal = files, journal
+	o.Disk, o.Evidence, o.Journal = files, kept, history
 	log.Info("agent starts", "version", version, "build_date", buildDate, "boot_id", o.BootID)
 	addCloud(ctx, cfg, bytes, &o)
 	if err := addServer(cfg, bytes, &o); err != nil {
@@ -91,7 +99,7 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	return task.Run(ctx, a, agent.Control(a, listener, log), task.Loop("reload on SIGHUP", func(ctx context.Context) error {
+	return task.Run(ctx, task.Loop(kept.String(), kept.Run), a, agent.Control(a, listener, log), task.Loop("reload on SIGHUP", func(ctx context.Context) error {
 		return reloadOnHangup(ctx, a, log)
 	}))
 }

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/daemon/host"
+	"lull/internal/edge/journal"
 	"lull/internal/edge/runtime/docker"
 	"lull/internal/edge/runtime/process"
 	"lull/internal/instance"
@@ -110,6 +111,11 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		defer containers.Close()
 		runtimes["docker"] = containers
 	}
+	kept, err := openEvidence(filepath.Join(cfg.Data, "evidence"), journal.Options{MaxBytes: 256 << 20}, log)
+	if err != nil {
+		return err
+	}
+	defer kept.Close()
 	relay, err := router.New(router.Config{Log: log})
 	if err != nil {
 		return err
@@ -120,7 +126,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	}
 	h = host.New(host.Config{PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
 		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
-		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Log: log,
+		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, Log: log,
 		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})
 	halted, err := files.Halted()
 	if err != nil {
@@ -134,6 +140,9 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	relayCtx, endRelay := context.WithCancel(gctx)
 	defer endRelay()
 	g.Go(func() error { return relay.Run(relayCtx) })
+	keepCtx, endKeeping := context.WithCancel(gctx)
+	defer endKeeping()
+	g.Go(func() error { return kept.Run(keepCtx) })
 	rtCtx, endRuntime := context.WithCancel(gctx)
 	defer endRuntime()
 	g.Go(func() error { return rt.Run(rtCtx) })
@@ -183,6 +192,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		<-hostDone
 		endRelay()
 		endRuntime()
+		endKeeping()
 		return nil
 	})
 	return g.Wait()

@@ -97,6 +97,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 		return err
 	}
 	ctl, err := c.newControl(cfg, f, seal, log)
+	defer func() { err = errors.Join(err, ctl.close()) }()
 	if err != nil {
 		return err
 	}
@@ -114,7 +115,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 		return err
 	}
 	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Log: log.With("part", "api"),
-		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Notifier: note, Peers: asked})
+		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Evidence: ctl.evidence, Notifier: note, Peers: asked})
 	if err != nil {
 		return err
 	}

@@ -133,6 +133,10 @@ func moment0(t *time.Time) string {
 
 // workerWhy is lull why for a worker.
 func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
+	at, err := atTime(cmd)
+	if err != nil {
+		return err
+	}
 	cl, err := c.control()
 	if err != nil {
 		return err
@@ -141,43 +145,24 @@ func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
 	if err != nil {
 		return err
 	}
-	y, err := cl.Why(cmd.Context(), w.ID)
+	y, err := cl.Why(cmd.Context(), w.ID, at)
 	if err != nil {
 		return err
 	}
-	return c.print(y, func(w io.Writer) { workerWhyText(w, y) })
-}
-
-func workerWhyText(w io.Writer, y control.Why) {
-	fmt.Fprintf(w, "%s: %s?\n%s\n", y.WorkerName, y.Question, y.Answer)
-	if y.Readings != "live" {
-		fmt.Fprintln(w, "The readings are unknown: nobody who observes it can be asked; this is from its record.")
-	}
-	if len(y.IdleStatus.Readings) > 0 {
-		fmt.Fprintln(w)
-		rows(w, "SIGNAL\tVERDICT\tVALUE\tCOUNTS FROM\tWINDOW\tREAD", func(row func(string, ...any)) {
-			for _, r := range y.IdleStatus.Readings {
-				value := fmt.Sprintf("%g %s", r.Value, r.Unit)
-				if r.State.String() == "unknown" {
-					value = r.Detail
-				}
-				row("%s\t%s\t%s\t%g\t%s\t%s ago", r.Signal, r.State, value, r.Threshold, span(time.Duration(r.Window)), span(max(time.Since(r.At), 0)))
-			}
-		})
-	}
-	if len(y.Change) > 0 {
-		fmt.Fprintln(w, "\nwhat holds it:")
-		for _, b := range y.Change {
-			fmt.Fprintln(w, "  "+b)
+	return c.print(y, func(w io.Writer) {
+		if at.IsZero() && y.Readings == "unknown" {
+			fmt.Fprintln(w, "The readings are unknown: nobody who observes it can be asked; this is from its record.")
 		}
-	}
-	fmt.Fprintf(w, "\npolicy %s (%s)\n", y.Policy.Name, y.Policy.From["idle_timeout"])
-	rulesText(w, y.Policy)
-	fmt.Fprintf(w, "\nnext check %s, earliest pause %s\n", moment0(&y.IdleStatus.NextIdleCheckAt), moment0(y.IdleStatus.TargetPauseAt))
-	if len(y.Last) > 0 {
-		fmt.Fprintln(w)
-		entryTable(w, y.Last)
-	}
+		accountText(w, y.Account)
+		if at.IsZero() {
+			fmt.Fprintf(w, "\npolicy %s (%s)\n", y.Policy.Name, y.Policy.From["idle_timeout"])
+			rulesText(w, y.Policy)
+		}
+		if len(y.Last) > 0 {
+			fmt.Fprintln(w)
+			entryTable(w, y.Last)
+		}
+	})
 }
 
 func entryTable(w io.Writer, l []fleet.Entry) {

@@ -34,6 +34,7 @@ type serverConfig struct {
 	EtcdPasswordFile, FleetID, SealKey, TokenFile string
 	LogLevel, CMLPort, Owners, Accounts           string
 	Advertise, NotifyAllow, ReadRate, WriteRate   string
+	EvidenceDays, EvidenceMiB                     string
 	NewToken                                      bool
 	Issuer, ClientID, ClientSecretFile            string // OIDC
 	RoleClaim, Roles, PublicURL                   string
@@ -78,12 +79,14 @@ var serverOptions = []serverOption{
 	{"oidc-role-claim", "LULL_SERVER_OIDC_ROLE_CLAIM", "text", "claim that roles follow from; dots reach into objects", func(c *serverConfig) any { return &c.RoleClaim }},
 	{"oidc-roles", "LULL_SERVER_OIDC_ROLES", "VALUE=ROLE,...", "role for each value of the claim; * is everybody the issuer knows", func(c *serverConfig) any { return &c.Roles }},
 	{"public-url", "LULL_SERVER_PUBLIC_URL", "URL", "where browsers reach this server, to come back to from the issuer; empty is where they asked", func(c *serverConfig) any { return &c.PublicURL }},
+	{"evidence-days", "LULL_SERVER_EVIDENCE_DAYS", "days", "how long the readings and verdicts of checks are kept", func(c *serverConfig) any { return &c.EvidenceDays }},
+	{"evidence-max-mib", "LULL_SERVER_EVIDENCE_MAX_MIB", "MiB", "most space they take in the data directory; the oldest go first", func(c *serverConfig) any { return &c.EvidenceMiB }},
 	{"log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "least level that is logged to standard error", func(c *serverConfig) any { return &c.LogLevel }},
 }
 
 func defaultServerConfig() serverConfig {
 	return serverConfig{Data: filepath.Join("lull-data", "server"), Listen: "127.0.0.1:7070", Role: "all", LogLevel: "info", CMLPort: "443",
-		ReadRate: "10", WriteRate: "2",
+		ReadRate: "10", WriteRate: "2", EvidenceDays: "30", EvidenceMiB: "2048",
 		RoleClaim: "groups", Roles: "admin=admin,operator=operator,viewer=viewer"}
 }
 
@@ -222,6 +225,12 @@ func (cfg *serverConfig) validate() error {
 	}
 	if n, err := strconv.ParseUint(cfg.CMLPort, 10, 16); err != nil || n == 0 {
 		fail("cannot use cml-port %q: it is no port", cfg.CMLPort)
+	}
+	if n, err := strconv.Atoi(cfg.EvidenceDays); err != nil || n < 1 || n > 3650 {
+		fail("cannot use evidence-days %q: want 1 to 3650", cfg.EvidenceDays)
+	}
+	if n, err := strconv.Atoi(cfg.EvidenceMiB); err != nil || n < 1 || n > 1<<20 {
+		fail("cannot use evidence-max-mib %q: want 1 to 1048576", cfg.EvidenceMiB)
 	}
 	if u, err := url.Parse(cfg.Advertise); cfg.Advertise != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		fail("cannot use advertise %q: want http://host:port or https://host:port", cfg.Advertise)

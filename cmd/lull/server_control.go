@@ -22,6 +22,7 @@ import (
 	"lull/internal/daemon/server/peers"
 	"lull/internal/edge/cloudwatch"
 	"lull/internal/edge/ec2"
+	"lull/internal/edge/journal"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
 	"lull/internal/store"
@@ -34,6 +35,17 @@ type controlPlane struct {
 	metrics *prometheus.Registry
 	tasks   []task.Task
 	peers   *peers.Peers // nil where no other server can be
+
+	journal  *journal.Journal // nil without a controller
+	evidence server.Evidence
+}
+
+// close gives the journal free, once no task runs any more.
+func (p *controlPlane) close() error {
+	if p.journal == nil {
+		return nil
+	}
+	return p.journal.Close()
 }
 
 // newControl makes the controller and what adapts the edges to it.
@@ -64,16 +76,20 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	aws := &clouds{set: &ec2.Set{Accounts: accounts, Limits: limits}, owners: fields(cfg.Owners), metric: map[[2]string]*cloudwatch.Client{}}
 	open := secrets(seal, c.getenv)
 	cmls := &consoles{fleet: f, secret: open, port: cfg.CMLPort, byID: map[string]*console{}}
+	if plane.journal, err = openEvidence(filepath.Join(cfg.Data, "evidence"), cfg.evidenceBounds(), log); err != nil {
+		return plane, err
+	}
 	ctl, err := controller.New(controller.Config{
 		Fleet: f, Server: id, Address: cfg.Advertise,
-		Clouds: aws.cloud, Consoles: cmls.console, Secret: open,
+		Clouds: aws.cloud, Consoles: cmls.console, Secret: open, Journal: plane.journal.Take,
 		Archive: archive(filepath.Join(cfg.Data, "audit")), Shadow: cfg.Shadow, Log: log.With("part", "controller"),
 	})
 	if err != nil {
 		return plane, err
 	}
 	reg.MustRegister(ctl.Collector())
-	plane.live, plane.admin, plane.tasks = observed{ctl}, admin{ctl, cfg.Role}, []task.Task{ctl}
+	plane.live, plane.admin, plane.tasks = observed{ctl}, admin{ctl, cfg.Role}, []task.Task{task.Loop(plane.journal.String(), plane.journal.Run), ctl}
+	plane.evidence = plane.journal
 	return plane, nil
 }
 
@@ -82,8 +98,12 @@ func (p *controlPlane) join(cfg serverConfig, id string, db store.Store) {
 	if cfg.Etcd == "" {
 		return
 	}
-	p.peers = peers.New(peers.Config{Store: db, Server: id, Address: cfg.Advertise, Local: p.live})
-	p.live = p.peers
+	own := peers.Config{Store: db, Server: id, Address: cfg.Advertise, Local: p.live}
+	if p.journal != nil {
+		own.Journal = p.journal
+	}
+	p.peers = peers.New(own)
+	p.live, p.evidence = p.peers, p.peers
 	p.tasks = append(p.tasks, task.Loop(p.peers.String(), p.peers.Run))
 }
 

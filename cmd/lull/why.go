@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,47 +13,29 @@ import (
 )
 
 func (c *cli) whyCommand() *cobra.Command {
-	return &cobra.Command{Use: "why NAME", Short: "Say why an instance runs, or why it was paused or stopped", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+	cmd := &cobra.Command{Use: "why NAME", Short: "Say why an instance runs, or why it was paused or stopped; now or at a past time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Example: "  lull why web\n  lull why web --at 03:30\n  lull why web --at 2h",
 		RunE: func(cmd *cobra.Command, a []string) error {
+			at, err := atTime(cmd)
+			if err != nil {
+				return err
+			}
 			cl, err := c.client()
 			if err != nil {
 				return err
 			}
-			y, err := cl.Why(cmd.Context(), a[0])
+			y, err := cl.Why(cmd.Context(), a[0], at)
 			if err != nil {
 				return err
 			}
 			return c.print(y, func(w io.Writer) { whyText(w, y) })
 		}}
+	atFlag(cmd)
+	return cmd
 }
 
 func whyText(w io.Writer, y hostctl.Why) {
-	fmt.Fprintf(w, "%s: %s?\n%s\n", y.Instance.Name, y.Question, y.Answer)
-	if y.Instance.State == "running" && len(y.Instance.Activity) > 0 {
-		fmt.Fprintln(w)
-		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "SIGNAL\tVERDICT\tVALUE\tCOUNTS FROM\tWINDOW\tREAD")
-		for _, r := range y.Instance.Activity {
-			value := fmt.Sprintf("%g %s", r.Value, r.Unit)
-			if r.State.String() == "unknown" {
-				value = r.Detail
-			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%g\t%s\t%s ago\n", r.Signal, r.State, value, r.Threshold, span(time.Duration(r.Window)), span(max(time.Since(r.At), 0)))
-		}
-		t.Flush()
-	}
-	if len(y.Verdict.Blocks) > 0 && y.Instance.State == "running" {
-		fmt.Fprintln(w)
-		for _, b := range y.Verdict.Blocks {
-			fmt.Fprintf(w, "  %-18s %s\n", b.Code, b.Sentence)
-		}
-	}
-	for n, s := range y.Change {
-		if n == 0 {
-			fmt.Fprintln(w, "\nTo change that:")
-		}
-		fmt.Fprintln(w, "  "+s)
-	}
+	accountText(w, y.Account)
 	if r := y.Relay; r != nil {
 		fmt.Fprintf(w, "\nrelay: %d accepted, %d relayed, %d waiting, %d clients gone, %d refused, %d failed wakes\n",
 			r.Accepted, r.Relayed, r.Waiting, r.ClientsGone, r.Refused, r.FailedWakes)

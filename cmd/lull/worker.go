@@ -330,5 +330,8 @@ func (c *cli) workerGet() *cobra.Command {
 }
 
 func (c *cli) workerWhyCommand() *cobra.Command {
-	return &cobra.Command{Use: "why WORKER", Short: "Say why a worker runs, or why and by whom it was stopped", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers, RunE: c.workerWhy}
+	cmd := &cobra.Command{Use: "why WORKER", Short: "Say why a worker runs, or why and by whom it was stopped; now or at a past time", Args: args(cobra.ExactArgs(1)),
+		ValidArgsFunction: c.completeWorkers, RunE: c.workerWhy}
+	atFlag(cmd)
+	return cmd
 }

@@ -72,9 +72,7 @@ func (c *cli) workerIdleStatus() *cobra.Command {
 					state = "idle"
 				}
 				fmt.Fprintf(out, "%s %s for %.1f of %.0f minutes; pause at %s\n", w.Name, state, v.IdleMinutes, v.TimeoutMinutes, moment0(v.TargetPauseAt))
-				for _, b := range v.Blocks {
-					fmt.Fprintf(out, "  %s: %s\n", b.Code, b.Sentence)
-				}
+				verdictText(out, v.Verdict)
 			})
 		}}
 }

@@ -6,17 +6,19 @@
 // in an audit log or a journal can be proved, and Simulate asks what another
 // policy would have said.
 //
+// A Recorder makes Records of the checks of many objects, run-length: changes
+// and activity times, not every sample. Timeline puts them together again.
+//
 // It guarantees that a Decision that went through the codec replays to the
-// same verdict. It leaves out where records are kept (package base/segment)
-// and what they are about.
+// same verdict, and that time nobody looked at is never passed off as known.
+// It leaves out where records are kept (package edge/journal) and what they
+// are about.
 package evidence
 
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -78,71 +80,4 @@ func (d Decision) Replay() error {
 func (d Decision) Simulate(p idle.Policy) idle.Verdict {
 	p.Signals = d.Policy.Signals
 	return idle.Decide(d.Verdict.At, p, d.Evidence)
-}
-
-// Record is one entry of a journal: a decision about an object.
-type Record struct {
-	At     time.Time `json:"at"`
-	Object string    `json:"object"`
-	Region string    `json:"region,omitempty"`
-	Decision
-}
-
-// MaxRecord bounds one record, in bytes.
-const MaxRecord = 256 << 10
-
-// Encode writes a record as one line of JSON.
-func (r Record) Encode() ([]byte, error) {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return nil, fmt.Errorf("cannot encode evidence of %q: %w", r.Object, err)
-	}
-	if len(b) > MaxRecord {
-		return nil, fmt.Errorf("cannot encode evidence of %q: it has %d bytes, the limit is %d", r.Object, len(b), MaxRecord)
-	}
-	return append(b, '\n'), nil
-}
-
-// Decode reads one record.
-func Decode(line []byte) (Record, error) {
-	var r Record
-	if len(line) > MaxRecord {
-		return r, fmt.Errorf("cannot read evidence: a record of %d bytes, the limit is %d", len(line), MaxRecord)
-	}
-	dec := json.NewDecoder(bytes.NewReader(line))
-	if err := dec.Decode(&r); err != nil {
-		return Record{}, fmt.Errorf("cannot read evidence: %w", err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return Record{}, errors.New("cannot read evidence: data after the record")
-	}
-	if r.Object == "" || r.At.IsZero() {
-		return Record{}, errors.New("cannot read evidence: object or at is missing")
-	}
-	return r, nil
-}
-
-// Same tells whether b says nothing that a has not said: the same blocks,
-// signal states and activity, whatever the time. A journal leaves it out.
-func Same(a, b Decision) bool {
-	va, vb := a.Verdict, b.Verdict
-	if va.IsIdle != vb.IsIdle || va.Eligible != vb.Eligible || va.InSnoozePeriod != vb.InSnoozePeriod || len(va.Blocks) != len(vb.Blocks) {
-		return false
-	}
-	for i := range va.Blocks {
-		x, y := va.Blocks[i], vb.Blocks[i]
-		if x.Code != y.Code || x.Signal != y.Signal || x.Holder != y.Holder {
-			return false
-		}
-	}
-	if !a.Evidence.LastActivityAt.Equal(b.Evidence.LastActivityAt) || len(a.Evidence.Readings) != len(b.Evidence.Readings) {
-		return false
-	}
-	for i := range a.Evidence.Readings {
-		x, y := &a.Evidence.Readings[i], &b.Evidence.Readings[i]
-		if x.Signal != y.Signal || x.State != y.State || !x.LastEvent.Equal(y.LastEvent) {
-			return false
-		}
-	}
-	return true
 }

@@ -2,10 +2,10 @@ package evidence_test
 
 import (
 	"bytes"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"lull/internal/evidence"
@@ -46,23 +46,24 @@ func TestRecordsReplayAfterTheCodec(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now, p, e := drawn(t)
 		d := evidence.Decide(now, p, e)
-		line, err := evidence.Record{At: now, Object: "w-1", Decision: d}.Encode()
+		r := evidence.Record{At: d.Verdict.At, Object: "w-1", Region: "eu-west-1", Next: d.Verdict.NextIdleCheckAt, Checks: 3, Since: t0.Add(-time.Hour).UTC(), Decision: d}
+		b, err := r.Pack()
 		if err != nil {
 			t.Fatal(err)
 		}
-		back, err := evidence.Decode(line)
+		back, err := evidence.Unpack(b)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := back.Replay(); err != nil {
-			t.Fatal(err)
+		if err := back.Replay(); err != nil || back.Differs {
+			t.Fatalf("it differs: %t, %v", back.Differs, err)
 		}
-		if !evidence.Same(d, back.Decision) {
-			t.Fatal("the codec made news of it")
+		if diff := cmp.Diff(d.Verdict, back.Verdict); diff != "" {
+			t.Fatal(diff)
 		}
-		again, err := back.Encode()
-		if err != nil || !bytes.Equal(line, again) {
-			t.Fatalf("encoded again it is another line: %v\n%s%s", err, line, again)
+		again, err := back.Pack()
+		if err != nil || !bytes.Equal(b, again) {
+			t.Fatalf("packed again it is something else: %v", err)
 		}
 	})
 }
@@ -88,29 +89,62 @@ func TestSimulateAsksAnotherPolicy(t *testing.T) {
 	}
 }
 
-func TestDecodeRefuses(t *testing.T) {
-	for _, bad := range []string{"", "{", "[]", "null", `{"object":"x"}`, `{"at":"2026-01-01T00:00:00Z"}`, `{"at":"2026-01-01T00:00:00Z","object":"x"} {}`, strings.Repeat(" ", evidence.MaxRecord+1)} {
-		if _, err := evidence.Decode([]byte(bad)); err == nil {
-			t.Errorf("took %.40q", bad)
+func TestUnpackRefuses(t *testing.T) {
+	good := pack(t, evidence.Record{At: t0, Object: "w", Decision: evidence.Decide(t0, idle.Policy{Timeout: 1}, idle.Evidence{})})
+	for name, bad := range map[string][]byte{"nothing": nil, "another version": append([]byte{9}, good[1:]...), "no name": {1, 0}, "cut name": {1, 200},
+		"no body": good[:3], "cut body": good[:len(good)-5], "rubbish": append(bytes.Clone(good[:3]), 7, 7, 7)} {
+		if _, err := evidence.Unpack(bad); err == nil {
+			t.Errorf("took %s", name)
 		}
+	}
+	if _, err := (evidence.Record{At: t0}).Pack(); err == nil {
+		t.Error("packed a record of nothing")
 	}
 }
 
-func FuzzDecode(f *testing.F) {
-	d := evidence.Decide(t0, idle.Policy{Timeout: idle.Duration(time.Hour)}, idle.Evidence{CreatedAt: t0, Readings: []idle.Reading{{Signal: "cml", State: idle.Quiet, At: t0}}})
-	line, err := evidence.Record{At: t0, Object: "w", Decision: d}.Encode()
+// TestAnotherEngine: a verdict that the engine would not give today is shown
+// as such, and what was recorded of it stays.
+func TestAnotherEngine(t *testing.T) {
+	d := evidence.Decide(t0, idle.Policy{Timeout: idle.Duration(time.Hour), Detection: true, AutoPause: true}, idle.Evidence{Running: true, CreatedAt: t0.Add(-time.Minute)})
+	d.Verdict.Eligible, d.Verdict.Blocks = true, nil
+	r, err := evidence.Unpack(pack(t, evidence.Record{At: t0, Object: "w", Decision: d}))
 	if err != nil {
-		f.Fatal(err)
+		t.Fatal(err)
 	}
-	f.Add(line)
-	f.Add([]byte(`{"at":"2026-01-01T00:00:00Z","object":"x"}`))
+	if !r.Differs || r.Verdict.Eligible || !r.Was.Eligible {
+		t.Errorf("differs %t, now %t, was %t", r.Differs, r.Verdict.Eligible, r.Was.Eligible)
+	}
+	again, err := evidence.Unpack(pack(t, r))
+	if err != nil || !again.Was.Eligible || !again.Differs {
+		t.Errorf("passed on it is %+v, %v", again.Was, err)
+	}
+}
+
+func pack(t testing.TB, r evidence.Record) []byte {
+	t.Helper()
+	b, err := r.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func FuzzUnpack(f *testing.F) {
+	d := evidence.Decide(t0, idle.Policy{Timeout: idle.Duration(time.Hour)}, idle.Evidence{CreatedAt: t0, Readings: []idle.Reading{{Signal: "cml", State: idle.Quiet, At: t0}}})
+	f.Add(pack(f, evidence.Record{At: t0, Object: "w", Decision: d}))
+	f.Add(pack(f, evidence.Record{At: t0, Object: "w", Change: &evidence.Change{To: "paused"}}))
+	f.Add([]byte{1, 1, 'w'})
 	f.Fuzz(func(t *testing.T, in []byte) {
-		r, err := evidence.Decode(in)
+		r, err := evidence.Unpack(in)
 		if err != nil {
 			return
 		}
-		if _, err := r.Encode(); err != nil && len(in) < evidence.MaxRecord/8 {
-			t.Errorf("cannot encode what was decoded: %v", err)
+		b, err := r.Pack()
+		if err != nil {
+			return // it became too long, or holds a time that cannot be written
+		}
+		if _, err := evidence.Unpack(b); err != nil {
+			t.Errorf("cannot unpack what was packed: %v", err)
 		}
 	})
 }

@@ -68,7 +68,8 @@ func (p Policy) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (p Policy) counts(signal string) bool {
+// Counts tells whether the policy lets a signal count.
+func (p Policy) Counts(signal string) bool {
 	return p.Signals == nil || slices.Contains(p.Signals, signal)
 }
 
@@ -182,7 +183,7 @@ func (d *decision) clocks() {
 	check("the creation", d.e.CreatedAt)
 	check("the warning", d.e.WarningSentAt)
 	for i := range d.e.Readings {
-		if r := &d.e.Readings[i]; d.p.counts(r.Signal) {
+		if r := &d.e.Readings[i]; d.p.Counts(r.Signal) {
 			check("the reading of "+r.Signal, r.At)
 			check("the last event of "+r.Signal, r.LastEvent)
 		}
@@ -194,7 +195,7 @@ func (d *decision) activity() {
 	last, active := d.e.LastActivityAt, -1
 	for i := range d.e.Readings {
 		r := &d.e.Readings[i]
-		if !d.p.counts(r.Signal) {
+		if !d.p.Counts(r.Signal) {
 			continue
 		}
 		if t := r.activityAt(); t.After(last) {
@@ -295,7 +296,7 @@ func (d *decision) switches() {
 func (d *decision) signals() {
 	for i := range d.e.Readings {
 		r := &d.e.Readings[i]
-		if d.p.counts(r.Signal) && r.stateAt(d.now) == Unknown {
+		if d.p.Counts(r.Signal) && r.StateAt(d.now) == Unknown {
 			d.known = false
 			d.block(Block{Code: SignalUnknown, Signal: r.Signal,
 				Sentence: "Not known: " + r.describe(d.now) + "; an unknown signal never counts as quiet."})

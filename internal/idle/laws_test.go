@@ -76,7 +76,7 @@ func TestLawUnknownNeverAllows(t *testing.T) {
 		p, e := drawPolicy(t), drawEvidence(t)
 		v := Decide(t0, p, e)
 		for _, r := range e.Readings {
-			if r.State == Unknown && p.counts(r.Signal) && (v.Eligible || v.TargetPauseAt != nil || !v.Has(SignalUnknown)) {
+			if r.State == Unknown && p.Counts(r.Signal) && (v.Eligible || v.TargetPauseAt != nil || !v.Has(SignalUnknown)) {
 				t.Fatalf("%s is unknown, yet %+v", r.Signal, v)
 			}
 		}
@@ -84,7 +84,7 @@ func TestLawUnknownNeverAllows(t *testing.T) {
 			e2 := e
 			e2.Readings = append([]Reading(nil), e.Readings...)
 			e2.Readings[i].State = Unknown
-			if p.counts(e2.Readings[i].Signal) && Decide(t0, p, e2).Eligible {
+			if p.Counts(e2.Readings[i].Signal) && Decide(t0, p, e2).Eligible {
 				t.Fatalf("eligible with unknown %s", e2.Readings[i].Signal)
 			}
 		}

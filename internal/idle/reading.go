@@ -83,8 +83,8 @@ func (r *Reading) activityAt() time.Time {
 	return t
 }
 
-// stateAt is the state at now: a reading past its MaxAge is unknown.
-func (r *Reading) stateAt(now time.Time) State {
+// StateAt is the state at now: a reading past its MaxAge is unknown.
+func (r *Reading) StateAt(now time.Time) State {
 	if r.stale(now) {
 		return Unknown
 	}

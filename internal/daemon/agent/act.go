@@ -358,8 +358,9 @@ func (a *Agent) stillRight(at *attempt) error {
 	if a.machine.activity.After(at.out.StartedAt) {
 		return errCancelled{"somebody used the machine meanwhile"}
 	}
-	_, v := a.judge(now, true)
-	if !v.Eligible {
+	d := a.judge(now, true)
+	a.keepEvidence(d, now.Add(a.config.CheckInterval))
+	if v := d.Verdict; !v.Eligible {
 		return errCancelled{"it is no longer idle: " + v.Blocks[0].Sentence}
 	}
 	at.out.Action = actionStop

@@ -26,6 +26,7 @@ import (
 
 	"lull/internal/base/wall"
 	"lull/internal/edge/proc"
+	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
 )
@@ -96,6 +97,12 @@ type Journal interface {
 	Entries(q agentctl.HistoryQuery) ([]agentctl.Entry, error)
 }
 
+// Evidence keeps every look and its verdict.
+type Evidence interface {
+	Take(r evidence.Record) // never waits
+	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
+}
+
 // Options are the parts of an Agent. Cheap, Clocks, Disk and Journal are
 // required; the others may be nil, and what they would do is left out.
 type Options struct {
@@ -115,6 +122,7 @@ type Options struct {
 	Hooks    HookRunner
 	Disk     Disk
 	Journal  Journal
+	Evidence Evidence
 	Reporter Reporter
 	Clocks   func() wall.Reading // of one boot; see wall.Read
 	Own      *proc.OwnWrites

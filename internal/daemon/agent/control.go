@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
 )
@@ -45,7 +46,8 @@ func (a *Agent) status() agentctl.Status {
 		WarnedAt: timeOrNil(a.state.WarnedAt), TTL: timeOrNil(a.config.TTLDeadline),
 		Last: copyOf(a.state.Last), Counters: a.counters, Alarms: []agentctl.Alarm{}, Server: a.serverLink(),
 	}
-	s.Policy, s.Verdict = a.judge(now, false)
+	d := a.judge(now, false)
+	s.Policy, s.Verdict = d.Policy, d.Verdict
 	if h := a.state.Halted; h != nil {
 		c := *h
 		s.Halted = &c
@@ -70,51 +72,78 @@ func timeOrNil(t time.Time) *time.Time {
 // Why implements agentctl.Agent.
 func (a *Agent) Why(ctx context.Context, at time.Time) (w agentctl.Why, err error) {
 	if !at.IsZero() {
-		return a.whyThen(at)
+		return a.whyThen(ctx, at.UTC())
 	}
-	s, err := a.Status(ctx)
-	if err != nil {
+	var d evidence.Decision
+	var s agentctl.Status
+	if err := a.ask(ctx, func() { s, d = a.status(), a.judge(a.now(), false) }); err != nil {
 		return w, err
 	}
-	w = agentctl.Why{At: s.Verdict.At, Verdict: s.Verdict, Readings: s.Readings, Last: s.Last}
-	var parts []string
-	for _, b := range s.Verdict.Blocks {
-		parts = append(parts, b.Sentence)
-	}
+	w = agentctl.Why{Account: evidence.Explain(a.about(), d), Readings: s.Readings, Last: s.Last}
+	w.Resumed = turnOf(s.ResumedAt)
 	switch {
-	case s.Verdict.Eligible:
-		w.Sentence = fmt.Sprintf("It has been idle for %.0f minutes and is about to %s.", s.Verdict.IdleMinutes, s.Verdict.Action)
+	case d.Verdict.Eligible:
+		w.Answer = fmt.Sprintf("It has been idle for %.0f minutes and is about to %s.", d.Verdict.IdleMinutes, d.Verdict.Action)
 	default:
-		w.Sentence = "It is running because: " + strings.Join(parts, " ")
+		w.Answer = "It is running because: " + w.Answer
 	}
-	if t := s.Verdict.TargetPauseAt; t != nil {
-		w.Sentence += fmt.Sprintf(" The earliest %s is at %s, the next look at %s.", s.Verdict.Action, t.Format(time.RFC3339), s.Verdict.NextIdleCheckAt.Format(time.RFC3339))
-	}
+	w.Answer += fmt.Sprintf(" The next look is at %s.", d.Verdict.NextIdleCheckAt.Format(time.RFC3339))
 	if l := s.Last; l != nil {
-		w.Sentence += fmt.Sprintf(" The last action was a %s because of %s at %s: %s %s.", l.Action, l.Reason, l.StartedAt.Format(time.RFC3339), l.Phase, l.Detail)
+		w.Answer += fmt.Sprintf(" The last action was a %s because of %s at %s: %s %s.", l.Action, l.Reason, l.StartedAt.Format(time.RFC3339), l.Phase, l.Detail)
 	}
+	w.Sentence = w.Answer
 	return w, nil
 }
 
-// whyThen answers from the history.
-func (a *Agent) whyThen(at time.Time) (w agentctl.Why, err error) {
-	list, err := a.o.Journal.Entries(agentctl.HistoryQuery{Until: at.Add(time.Nanosecond)})
+func (a *Agent) about() evidence.Account {
+	return evidence.Account{Object: cmp.Or(a.o.InstanceID, evidence.KindAgent), Name: cmp.Or(a.o.InstanceID, "this machine"), Kind: evidence.KindAgent, State: "running"}
+}
+
+func turnOf(t *time.Time) *evidence.Turn {
+	if t == nil {
+		return nil
+	}
+	return &evidence.Turn{At: *t, By: "the machine"}
+}
+
+// skew is how far the clock of whoever asks may be ahead of ours: a moment
+// that close is taken for the present.
+const skew = 5 * time.Second
+
+// whyThen answers from the evidence, and the last action from the history.
+func (a *Agent) whyThen(ctx context.Context, at time.Time) (w agentctl.Why, err error) {
+	switch {
+	case a.o.Evidence == nil:
+		return w, refused("cannot say why at a past time: no evidence is kept")
+	case at.After(time.Now().Add(skew)):
+		return w, bad("cannot say why at %s: it has not come", at.Format(time.RFC3339))
+	}
+	var c evidence.Recall
+	c.Missing, err = a.o.Evidence.Read(ctx, evidence.Query{Object: evidence.KindAgent, From: at, To: at}, func(r evidence.Record) error { c.Add(at, &r); return nil })
 	if err != nil {
 		return w, err
 	}
+	about := a.about()
+	about.At = at
+	w.Account = evidence.Past(about, c)
+	if c.Before == nil || !c.Held(at) {
+		w.State = "" // it may have been down
+	}
+	if c.Before != nil {
+		w.Readings = c.Before.Evidence.Readings
+		if t := c.Before.Evidence.LastResumedAt; !t.IsZero() {
+			w.Resumed = turnOf(&t)
+		}
+	}
+	w.Sentence = w.Answer
+	list, err := a.o.Journal.Entries(agentctl.HistoryQuery{Until: at.Add(time.Nanosecond)})
 	for _, e := range slices.Backward(list) {
-		if e.Outcome != nil && w.Last == nil {
+		if e.Outcome != nil {
 			w.Last = e.Outcome
-		}
-		if e.Verdict != nil && w.At.IsZero() {
-			w.At, w.Verdict, w.Readings = e.At, *e.Verdict, e.Readings
-			w.Sentence = "Since " + e.At.Format(time.RFC3339) + ": " + e.Sentence
+			break
 		}
 	}
-	if w.At.IsZero() {
-		return w, &agentctl.Error{Code: agentctl.CodeNotFound, Sentence: "cannot say why at " + at.Format(time.RFC3339) + ": the history does not reach back that far"}
-	}
-	return w, nil
+	return w, err
 }
 
 // Reload implements agentctl.Agent.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/edge/proc"
+	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
 	"lull/internal/link/tags"
@@ -28,7 +29,7 @@ const (
 // judge has internal/idle decide on what the last round saw. fence is the last
 // look before an action: the warning is out, and the action itself is no
 // obstacle.
-func (a *Agent) judge(now time.Time, fence bool) (idle.Policy, idle.Verdict) {
+func (a *Agent) judge(now time.Time, fence bool) evidence.Decision {
 	p := a.config.policy()
 	e := idle.Evidence{
 		Status: "running", Running: true,
@@ -39,7 +40,15 @@ func (a *Agent) judge(now time.Time, fence bool) (idle.Policy, idle.Verdict) {
 	if fence {
 		p.WarnBefore = 0
 	}
-	return p, idle.Decide(now, p, e)
+	return evidence.Decide(now, p, e)
+}
+
+// keepEvidence writes a look and its verdict down. next is when the machine is
+// looked at again.
+func (a *Agent) keepEvidence(d evidence.Decision, next time.Time) {
+	if a.o.Evidence != nil {
+		a.o.Evidence.Take(evidence.Record{At: d.Verdict.At, Object: evidence.KindAgent, Next: next.Round(0).UTC(), Decision: d})
+	}
 }
 
 // guards are the agent's own reasons not to act.
@@ -101,12 +110,14 @@ func (a *Agent) graceEnd() time.Time { return a.booted.Add(a.config.BootGrace) }
 func (a *Agent) conclude() {
 	now := a.now()
 	m := &a.machine
-	m.policy, m.verdict = a.judge(now, false)
+	d := a.judge(now, false)
+	m.policy, m.verdict = d.Policy, d.Verdict
 	m.stage, m.stages = a.stages()
 	a.nextAt = m.verdict.NextIdleCheckAt
 	if !a.nextAt.After(now) {
 		a.nextAt = now.Add(a.config.CheckInterval)
 	}
+	a.keepEvidence(d, a.nextAt)
 	a.expireLeases(now)
 	a.recordVerdict()
 	a.tellTags(now)

@@ -113,7 +113,7 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 	// Step 4: settle with the arbiter, if there is anything to settle.
 	err := j.settle(ctx, d, &r)
 	j.plan(d.Verdict)
-	j.record(d)
+	j.record(d, j.live.nextCheck)
 	if err == nil {
 		err = j.alarm(ctx, d)
 	}
@@ -394,11 +394,18 @@ func (j *job) plan(v idle.Verdict) {
 	j.live.nextCheck = next
 }
 
-// record keeps the evidence.
-func (j *job) record(d evidence.Decision) {
-	if j.c.cfg.Journal != nil {
-		j.c.cfg.Journal(evidence.Record{At: d.Verdict.At, Object: j.w.ID, Region: j.w.AWSRegion, Decision: d})
+// record keeps the evidence. next is when the worker is looked at again.
+func (j *job) record(d evidence.Decision, next time.Time) {
+	if j.c.cfg.Journal == nil {
+		return
 	}
+	r := evidence.Record{At: d.Verdict.At, Object: j.w.ID, Region: j.w.AWSRegion, Next: next.UTC().Round(0), Decision: d}
+	for _, e := range slices.Backward(j.live.telemetry.Recent) { // oldest first
+		if at := e.Timestamp.UTC().Round(0); at.After(j.live.told) && !at.After(r.At) {
+			r.Activity, j.live.told = append(r.Activity, at), at
+		}
+	}
+	j.c.cfg.Journal(r)
 }
 
 // alarm is raised when a signal has become unknown: an unknown is never
@@ -426,7 +433,7 @@ func (j *job) finalLook(ctx context.Context) evidence.Decision {
 	j.fetch(ctx, true)
 	j.live.readings = j.readings()
 	d := j.casus().Look(j.w.Intent.Reason)
-	j.record(d)
+	j.record(d, d.Verdict.At.Add(j.s.ReconcileInterval))
 	return d
 }
 

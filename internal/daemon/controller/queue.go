@@ -48,6 +48,7 @@ type live struct {
 	telemetry Telemetry
 	seen      json.RawMessage
 	fetchedAt time.Time
+	told      time.Time // newest activity that the journal has
 	checkedAt time.Time
 	verdict   *idle.Verdict
 	readings  []idle.Reading

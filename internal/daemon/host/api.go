@@ -99,8 +99,11 @@ func (a *API) reads(api huma.API) {
 			return &answer[hostctl.Instance]{o}, problem(err)
 		})
 	huma.Register(api, operation("why", "GET", "/instances/{name}/why", "Why it runs, or why it was paused or stopped"),
-		func(_ context.Context, in *Named) (*answer[hostctl.Why], error) {
-			y, err := a.Host.Why(in.Name)
+		func(ctx context.Context, in *struct {
+			Named
+			At time.Time `query:"at" doc:"RFC 3339, a past time that is recorded; default now"`
+		}) (*answer[hostctl.Why], error) {
+			y, err := a.Host.Why(ctx, in.Name, in.At)
 			return &answer[hostctl.Why]{y}, problem(err)
 		})
 }

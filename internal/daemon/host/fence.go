@@ -384,7 +384,7 @@ func publishWoken(a *attempt) error {
 	i.open()
 	i.h.saver.later(i)
 	i.scheduleAwake(now)
-	i.h.events.Add(hostctl.Event{Time: now, Type: "resumed", Instance: i.name(), ID: i.id, State: string(rec.State), By: a.by, Reason: a.reason})
+	i.h.happened(hostctl.Event{Time: now, Type: "resumed", Instance: i.name(), ID: i.id, State: string(rec.State), By: a.by, Reason: a.reason})
 	return nil
 }
 

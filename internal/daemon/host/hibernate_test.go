@@ -98,7 +98,7 @@ func TestSnapshotRefused(t *testing.T) {
 		if err != nil || c.Outcome() != "answered" {
 			t.Fatalf("the client that came: %v", err)
 		}
-		y, err := r.Why("a")
+		y, err := r.Why(r.ctx, "a", time.Time{})
 		if err != nil || !strings.Contains(y.Answer, "its state is damaged") || y.Instance.State != string(power.Running) {
 			t.Errorf("why: %s, %v", y.Answer, err)
 		}

@@ -29,6 +29,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/power"
@@ -57,6 +58,12 @@ type Records interface {
 	Delete(id string) error
 }
 
+// Evidence keeps what instances were judged by.
+type Evidence interface {
+	Take(r evidence.Record) // never waits
+	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
+}
+
 // Config is what a Host needs. Times are the host's defaults for instances
 // that do not say.
 type Config struct {
@@ -74,6 +81,9 @@ type Config struct {
 	Missing  map[string]error // why a runtime that lull knows is not among them
 	Records  Records
 	Log      *slog.Logger
+
+	// Evidence keeps every look and its verdict; nil keeps none.
+	Evidence Evidence
 
 	// NewGate makes the relay's half of an instance; nil where nothing relays.
 	NewGate func(i RelayTarget) (Gate, error)

@@ -246,5 +246,5 @@ func (i *inst) emit(kind, by, reason string) {
 	i.mu.Lock()
 	s := i.rec.State
 	i.mu.Unlock()
-	i.h.events.Add(hostctl.Event{Time: i.h.now(), Type: kind, Instance: i.name(), ID: i.id, State: string(s), By: by, Reason: reason})
+	i.h.happened(hostctl.Event{Time: i.h.now(), Type: kind, Instance: i.name(), ID: i.id, State: string(s), By: by, Reason: reason})
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/power"
@@ -180,11 +181,14 @@ func round(f float64) float64 { return float64(int64(f*100+0.5)) / 100 }
 
 // judge asks the engine and keeps its answer.
 func (i *inst) judge(e idle.Evidence) idle.Verdict {
-	v := idle.Decide(i.h.now(), i.policy(), e)
+	d := evidence.Decide(i.h.now(), i.policy(), e)
 	i.mu.Lock()
-	i.verdict = v
+	i.verdict = d.Verdict
 	i.mu.Unlock()
-	return v
+	if j := i.h.cfg.Evidence; j != nil {
+		j.Take(evidence.Record{At: d.Verdict.At, Object: i.id, Next: d.Verdict.At.Add(2 * i.h.cfg.Probe), Decision: d})
+	}
+	return d.Verdict
 }
 
 // unknownConnections makes connections a signal of leases_only too: an open

@@ -1,10 +1,12 @@
 package host
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"strings"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -116,11 +118,15 @@ func liveLeases(in []idle.Lease, now time.Time) []idle.Lease {
 	return out
 }
 
-// Why answers for one instance why it runs, or why it was paused or stopped.
-func (h *Host) Why(ref string) (hostctl.Why, error) {
+// Why answers for one instance why it runs, or why it was paused or stopped;
+// now, or at a past time if that is not zero.
+func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, error) {
 	i, err := h.find(ref)
 	if err != nil {
 		return hostctl.Why{}, err
+	}
+	if !at.IsZero() {
+		return i.whyThen(ctx, at.UTC())
 	}
 	if i.state() == power.Running && i.tryAcquire() { // fresh readings, unless something is under way
 		if w := i.workload(); w != nil {
@@ -134,16 +140,83 @@ func (h *Host) Why(ref string) (hostctl.Why, error) {
 	e.Connections = i.conns
 	gate := i.gate
 	i.mu.Unlock()
-	y := hostctl.Why{Instance: o, Verdict: idle.Decide(h.now(), i.policy(), e), Change: []string{}}
+	y := hostctl.Why{Instance: o, Account: evidence.Explain(i.about(o.State), evidence.Decide(h.now(), i.policy(), e))}
 	if s, ok := gate.(interface{ RelayStats() hostctl.RelayStats }); ok {
 		st := s.RelayStats()
 		y.Relay = &st
+	}
+	if t := o.LastPausedAt; t != nil {
+		y.Paused = &evidence.Turn{At: *t, By: o.LastPausedBy}
+	}
+	if t := o.LastResumedAt; t != nil {
+		y.Resumed = &evidence.Turn{At: *t, By: o.LastResumedBy}
 	}
 	i.explain(&y)
 	return y, nil
 }
 
-// explain puts a verdict into words.
+func (i *inst) about(state string) evidence.Account {
+	return evidence.Account{Object: i.id, Name: i.name(), Kind: evidence.KindInstance, State: state}
+}
+
+// skew is how far the clock of whoever asks may be ahead of ours: a moment
+// that close is taken for the present.
+const skew = 5 * time.Second
+
+// whyThen answers from the journal.
+func (i *inst) whyThen(ctx context.Context, at time.Time) (hostctl.Why, error) {
+	j := i.h.cfg.Evidence
+	switch {
+	case j == nil:
+		return hostctl.Why{}, &InvalidError{errors.New("cannot say why at a past time: this host keeps no evidence")}
+	case at.After(i.h.now().Add(skew)):
+		return hostctl.Why{}, &InvalidError{errors.New("cannot say why at a time that has not come")}
+	}
+	y := hostctl.Why{Instance: i.view(true)}
+	a := i.about("")
+	a.At = at
+	var c evidence.Recall
+	var down *evidence.Record // the change that held, if it is not to running
+	var err error
+	c.Missing, err = j.Read(ctx, evidence.Query{Object: i.id, To: at}, func(r evidence.Record) error {
+		c.Add(at, &r)
+		if r.Change == nil || r.At.After(at) {
+			return nil
+		}
+		a.State, down = r.Change.To, &r
+		turn := &evidence.Turn{At: r.At, By: r.Change.By, Reason: r.Change.Reason}
+		if r.Change.To == string(power.Running) {
+			a.Resumed, down = turn, nil
+		} else if r.Change.To == string(power.Paused) {
+			a.Paused = turn
+		}
+		return nil
+	})
+	if err != nil {
+		return y, err
+	}
+	paused, resumed := a.Paused, a.Resumed
+	y.Account = evidence.Past(a, c)
+	y.Paused, y.Resumed = paused, resumed
+	if down != nil {
+		y.Question, y.Change = "why was it "+a.State, []string{}
+		y.Answer = fmt.Sprintf("It was %s since %s, by %s: %s.", a.State, down.At.Format(time.RFC3339), or(down.Change.By, "nobody known"), or(down.Change.Reason, "nothing is recorded"))
+	}
+	return y, nil
+}
+
+// happened publishes an event, and keeps what it says of the power.
+func (h *Host) happened(e hostctl.Event) {
+	h.events.Add(e)
+	switch e.Type {
+	case "paused", "resumed", "started", "stopped", "exited", "reclaimed", "hibernated", "removed":
+		if j := h.cfg.Evidence; j != nil {
+			j.Take(evidence.Record{At: e.Time.Round(0).UTC(), Object: e.ID, Change: &evidence.Change{To: e.State, By: e.By, Reason: e.Reason}})
+		}
+	}
+}
+
+// explain puts into words what does not run.
 func (i *inst) explain(y *hostctl.Why) {
 	o := &y.Instance
 	by := func(who, at string) string {
@@ -161,52 +234,22 @@ func (i *inst) explain(y *hostctl.Why) {
 	}
 	switch power.Instance(o.State) {
 	case power.Running:
-		y.Question = "why is it running"
-		var parts []string
-		for _, b := range y.Verdict.Blocks {
-			parts = append(parts, b.Sentence)
-			y.Change = append(y.Change, change(b))
-		}
-		y.Answer = strings.Join(parts, " ")
-		if len(parts) == 0 {
-			y.Answer = "Nothing holds it: it is about to be paused."
-		}
 		if o.BootedAnew != "" {
 			y.Answer += " It was booted anew and not restored: " + o.BootedAnew + "."
-		}
-		if y.Verdict.TargetPauseAt != nil {
-			y.Answer += fmt.Sprintf(" If nothing happens it is paused at %s.", when(y.Verdict.TargetPauseAt))
 		}
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		y.Question = "why is it " + o.State
 		y.Answer = fmt.Sprintf("It was paused %s: %s.", by(o.LastPausedBy, when(o.LastPausedAt)), o.StatusReason)
-		y.Change = append(y.Change, "a connection to one of its ports, or: lull instance resume "+o.Name)
+		y.Change = []string{"a connection to one of its ports, or: lull instance resume " + o.Name}
 		if o.StopAt != nil {
 			y.Answer += fmt.Sprintf(" It is stopped at %s if nobody comes.", when(o.StopAt))
 		}
 	default:
 		y.Question = "why is it " + o.State
 		y.Answer = fmt.Sprintf("It is %s since %s: %s.", o.State, when(o.StateSince), or(o.StatusReason, "nothing is recorded"))
+		y.Change = []string{}
 		if o.State == string(power.Stopped) {
 			y.Change = append(y.Change, "lull instance start "+o.Name)
 		}
-	}
-}
-
-// change says what would have to happen for a block to end.
-func change(b idle.Block) string {
-	switch {
-	case b.Until != nil:
-		return fmt.Sprintf("%s ends at %s", b.Code, b.Until.Format(time.RFC3339))
-	case b.Code == idle.ConnectionOpen:
-		return "the open connections would have to close, or --quiet-connection-after be set"
-	case b.Code == idle.SignalUnknown:
-		return b.Signal + " would have to be readable"
-	case b.Code == idle.AutoPauseDisabled:
-		return "lull halt --off"
-	case b.Code == idle.DetectionDisabled:
-		return "--pause-after would have to be above 0"
-	default:
-		return string(b.Code) + " would have to end"
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -35,7 +36,9 @@ import (
 	"lull/internal/daemon/server/board"
 	"lull/internal/daemon/server/replay"
 	"lull/internal/daemon/server/roster"
+	"lull/internal/evidence"
 	"lull/internal/fleet"
+	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/store"
 )
@@ -51,6 +54,12 @@ type Live interface {
 	// Verdicts are the idle status of every worker that anybody who can be
 	// asked observes, by id and without readings.
 	Verdicts(ctx context.Context) map[string]fleet.IdleStatus
+}
+
+// Evidence is what servers recorded of their checks (spec, section 2.1).
+type Evidence interface {
+	// Read yields records in the order of time, and says which are missing.
+	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
 // Admin is the controller as administrators see it.
@@ -73,6 +82,8 @@ type Options struct {
 	// Live and Admin are the controller; nil in a process without one.
 	Live  Live
 	Admin Admin
+	// Evidence is what was recorded, by all servers; nil keeps none.
+	Evidence Evidence
 	// Web serves what is no API: the dashboard. Nil serves a 404.
 	Web http.Handler
 	// Peers answers the other servers below /internal/; nil answers none.
@@ -101,6 +112,7 @@ type Server struct {
 	tokens   *access.Tokens
 	live     Live
 	admin    Admin
+	evidence Evidence
 	web      http.Handler
 	metrics  prometheus.Gatherer
 	notifier Notifier
@@ -132,7 +144,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("cannot make a server without a fleet")
 	}
 	s := &Server{
-		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, web: o.Web, metrics: o.Metrics, notifier: o.Notifier,
+		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, evidence: o.Evidence, web: o.Web, metrics: o.Metrics, notifier: o.Notifier,
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
@@ -160,6 +172,8 @@ func New(o Options) (*Server, error) {
 	cfg.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"token": {Type: "http", Scheme: "bearer", Description: "A token of lull token create"},
 	}
+	// A duration is seconds on the wire, with fractions.
+	cfg.Components.Schemas.RegisterTypeAlias(reflect.TypeFor[idle.Duration](), reflect.TypeFor[float64]())
 	s.api = humago.New(s.mux, cfg)
 	s.api.UseMiddleware(s.authorize, s.inRegion, s.once)
 	s.routes()
@@ -178,6 +192,7 @@ func (s *Server) routes() {
 	s.commandRoutes()
 	s.whyRoutes()
 	s.overviewRoutes()
+	s.timelineRoutes()
 	s.templateRoutes()
 	s.policyRoutes()
 	s.scheduleRoutes()

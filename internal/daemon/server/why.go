@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/daemon/server/access"
+	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
@@ -19,9 +20,15 @@ const lastEntries = 10
 
 func (s *Server) whyRoutes() {
 	register(s, route{id: "why-worker", method: "GET", path: workersPath + "/{worker_id}/why", role: access.Viewer,
-		doc: "Why it runs, or why it was stopped, by whom and when"},
-		func(ctx context.Context, in *One) (*answer[control.Why], error) {
-			return ok(s.why(ctx, in.ID))
+		doc: "Why it runs, or why it was stopped, by whom and when; now, or at a past time that is recorded"},
+		func(ctx context.Context, in *struct {
+			One
+			At time.Time `query:"at" doc:"RFC 3339; default now"`
+		}) (*answer[control.Why], error) {
+			if in.At.IsZero() {
+				return ok(s.why(ctx, in.ID))
+			}
+			return ok(s.whyThen(ctx, in.ID, in.At.UTC()))
 		})
 }
 
@@ -34,31 +41,105 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	if err != nil {
 		return control.Why{}, err
 	}
+	p, err := s.fleet.Policy(ctx, &w)
+	if err != nil {
+		return control.Why{}, err
+	}
 	last, err := s.newest(ctx, fleet.AuditQuery{WorkerID: id}, lastEntries)
 	if err != nil {
 		return control.Why{}, err
 	}
-	y := control.Why{WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last, Readings: "live", Halted: s.fleet.Halted().On, Change: []string{}}
+	d := evidence.Decision{Policy: p.Idle(w.IsIdleDetectionEnabled), Verdict: st.Verdict, Evidence: fleet.EvidenceFor(&w, st.Readings, nil)}
+	y := control.Why{Account: evidence.Explain(about(&w), d),
+		WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last, Readings: "live", Halted: s.fleet.Halted().On}
 	if _, live := s.observe(ctx, id); !live {
 		y.Readings = "unknown"
 	}
-	y.Question, y.Answer = explain(&w, st, time.Now())
-	if up(w.Status) {
-		for _, b := range st.Blocks {
-			y.Change = append(y.Change, b.Sentence)
-		}
-		if y.Halted {
-			y.Change = append(y.Change, "All automatic actions are halted.")
-		}
+	if t := w.LastPausedAt; t != nil {
+		y.Paused = &evidence.Turn{At: *t, By: w.LastPausedBy, Reason: string(w.PauseReason)}
 	}
+	if t := w.LastResumedAt; t != nil {
+		y.Resumed = &evidence.Turn{At: *t, By: w.LastResumedBy}
+	}
+	y.Question, y.Answer = explain(&w, st, time.Now())
 	if y.Policy, err = s.workerPolicy(ctx, &w); err != nil {
 		return control.Why{}, err
 	}
-	if w.Status == power.WorkerStopped {
-		y.Change = append(y.Change, comesBack(&w, &y.Policy)...)
+	switch {
+	case !up(w.Status):
+		y.Change = []string{}
+		if w.Status == power.WorkerStopped {
+			y.Change = append(y.Change, comesBack(&w, &y.Policy)...)
+		}
+	case y.Halted:
+		y.Change = append(y.Change, "All automatic actions are halted.")
 	}
 	y.Change = append(y.Change, y.Policy.Faults...)
 	return y, nil
+}
+
+func about(w *fleet.Worker) evidence.Account {
+	return evidence.Account{Object: w.ID, Name: w.Name, Kind: evidence.KindWorker, State: string(w.Status)}
+}
+
+// skew is how far the clock of whoever asks may be ahead of ours: a moment
+// that close is taken for the present.
+const skew = 5 * time.Second
+
+// whyThen answers for a past moment, from the evidence of all servers and the
+// audit log.
+func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.Why, error) {
+	w, err := s.fleet.Worker(ctx, id)
+	if err != nil {
+		return control.Why{}, err
+	}
+	if at.After(time.Now().Add(skew)) {
+		return control.Why{}, invalid("at", "it is not in the past")
+	}
+	around := evidence.Query{Object: id, From: at, To: at}
+	var c evidence.Recall
+	c.Missing, err = s.recorded(ctx, around, func(r evidence.Record) error { c.Add(at, &r); return nil })
+	if err != nil {
+		return control.Why{}, err
+	}
+	changes, err := s.changes(ctx, fleet.AuditQuery{WorkerID: id})
+	if err != nil {
+		return control.Why{}, err
+	}
+	last, err := s.newest(ctx, fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond)}, lastEntries)
+	if err != nil {
+		return control.Why{}, err
+	}
+	a := about(&w)
+	a.At, a.State = at, stateThen(changes[id], string(w.Status), at)
+	y := control.Why{WorkerID: w.ID, WorkerName: w.Name, Status: a.State, Last: last, Readings: "recorded", Halted: s.fleet.Halted().On}
+	y.Account = evidence.Past(a, c)
+	for _, ch := range changes[id] {
+		if ch.At.After(at) {
+			break
+		}
+		switch turn := (&evidence.Turn{At: ch.At, By: ch.By, Reason: ch.Reason}); {
+		case runs(ch.From) && !runs(ch.To):
+			y.Paused = turn
+		case ch.To == string(power.WorkerRunning):
+			y.Resumed = turn
+		}
+	}
+	if v := y.Verdict; v != nil {
+		y.IdleStatus = fleet.IdleStatus{WorkerID: id, Verdict: *v, IdleDuration: v.IdleMinutes * 60, CheckedAt: v.At, Readings: c.Before.Evidence.Readings,
+			TimeoutMinutes: time.Duration(c.Before.Policy.Timeout).Minutes(), AutoPauseEnabled: c.Before.Policy.AutoPause && c.Before.Policy.Detection}
+	} else {
+		y.Readings, y.IdleStatus = "unknown", fleet.IdleStatus{WorkerID: id, Verdict: idle.Verdict{At: at, Blocks: []idle.Block{}}, ReadingsUnknown: true}
+	}
+	if a.State != "" && !up(power.Worker(a.State)) {
+		y.Question, y.Change = "why was it "+a.State, []string{}
+		y.Answer = fmt.Sprintf("It was %s at %s.", a.State, clock(at))
+		if p := y.Paused; p != nil {
+			y.Answer += fmt.Sprintf(" %s stopped it at %s (%s).", by(p.By), clock(p.At), p.Reason)
+		}
+	}
+	y.Policy, err = s.workerPolicy(ctx, &w)
+	return y, err
 }
 
 // comesBack says what would start a stopped worker, and what keeps it from
@@ -82,6 +163,20 @@ func comesBack(w *fleet.Worker, p *control.WorkerPolicy) []string {
 		out = append(out, st.Describe()+" It starts it when it opens.")
 	}
 	return append(out, "A person or its wake token starts it at any time.")
+}
+
+// stateThen is the status at a past moment, by changes that reach to the
+// present, and the present status.
+func stateThen(changes []control.TimelineChange, present string, at time.Time) string {
+	for i, c := range changes {
+		if c.At.After(at) {
+			return c.From
+		}
+		if i == len(changes)-1 {
+			return c.To
+		}
+	}
+	return present
 }
 
 // up tells whether the question about a worker is why it runs.

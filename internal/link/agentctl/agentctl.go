@@ -15,6 +15,7 @@ import (
 	"context"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/link/tags"
 )
@@ -165,11 +166,10 @@ type Counters struct {
 
 // Why answers why the machine runs, or what would end it.
 type Why struct {
-	At       time.Time      `json:"at"`
-	Sentence string         `json:"sentence"`
-	Verdict  idle.Verdict   `json:"verdict"`
+	evidence.Account
+	Sentence string         `json:"sentence"` // the answer
 	Readings []idle.Reading `json:"readings"`
-	Last     *Outcome       `json:"last_action"`
+	Last     *Outcome       `json:"last_action"` // until then
 }
 
 // Reload says what reading the configuration again changed.

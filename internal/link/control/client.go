@@ -231,9 +231,13 @@ func (c *Client) Do(ctx context.Context, id, verb string, in any) (w fleet.Worke
 	return w, unfinished, err
 }
 
-// Why answers why a worker runs or not.
-func (c *Client) Why(ctx context.Context, id string) (Why, error) {
-	return get[Why](ctx, c, WorkerPath(id, "why"))
+// Why answers why a worker runs or not, now or at a past time; zero is now.
+func (c *Client) Why(ctx context.Context, id string, at time.Time) (Why, error) {
+	path := WorkerPath(id, "why")
+	if !at.IsZero() {
+		path += "?" + url.Values{"at": {at.UTC().Format(time.RFC3339Nano)}}.Encode()
+	}
+	return get[Why](ctx, c, path)
 }
 
 // DetectIdle checks a worker now, and waits for the answer until ctx ends.

@@ -10,7 +10,9 @@ import (
 	"encoding/json"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/fleet"
+	"lull/internal/idle"
 )
 
 // List is one page of a listing. Next is the cursor of the page after it,
@@ -25,22 +27,67 @@ type List[T any] struct {
 
 // Why answers why a worker runs, or why and by whom it was stopped.
 type Why struct {
+	evidence.Account
 	WorkerID   string           `json:"worker_id"`
 	WorkerName string           `json:"worker_name"`
 	Status     string           `json:"status"`
-	Question   string           `json:"question"`
-	Answer     string           `json:"answer"`
 	IdleStatus fleet.IdleStatus `json:"idle_status"`
-	// Change is what would have to change for it to be paused, or resumed.
-	Change []string `json:"change"`
-	// Last are the newest audit entries about it, newest first.
+	// Last are the newest audit entries about it until then, newest first.
 	Last []fleet.Entry `json:"last"`
-	// Readings says where the readings came from: "live" or "unknown".
-	Readings string `json:"readings" enum:"live,unknown"`
-	// Halted tells that all automatic actions are stopped.
+	// Readings says where the readings came from: "live", "recorded" or
+	// "unknown".
+	Readings string `json:"readings" enum:"live,recorded,unknown"`
+	// Halted tells that all automatic actions are stopped now.
 	Halted bool `json:"halted"`
 	// Policy is what holds for it: policy, schedule, overrides and budgets.
 	Policy WorkerPolicy `json:"policy"`
+}
+
+// Timeline is what was known of a worker's signals over a time. Points are
+// bounded: of those that fall together the most active one stays.
+type Timeline struct {
+	WorkerID string           `json:"worker_id"`
+	From     time.Time        `json:"from"`
+	To       time.Time        `json:"to"`
+	Signals  []TimelineSignal `json:"signals"`
+	// Verdicts are what the engine said, one after another. Time that none of
+	// them covers is in Missing, or the worker did not run.
+	Verdicts []TimelineVerdict  `json:"verdicts"`
+	Changes  []TimelineChange   `json:"changes"`
+	Missing  []evidence.Missing `json:"missing"`
+}
+
+// TimelineSignal is one signal over a time.
+type TimelineSignal struct {
+	Signal    string          `json:"signal"`
+	Unit      string          `json:"unit,omitempty"`
+	Threshold float64         `json:"threshold" doc:"Active at or above it, as last recorded"`
+	Points    []TimelinePoint `json:"points"`
+}
+
+// TimelinePoint is one reading. It holds until the next point, or to Until
+// where nobody looked after that.
+type TimelinePoint struct {
+	At    time.Time  `json:"at"`
+	Until time.Time  `json:"until"`
+	State idle.State `json:"state" doc:"unknown, quiet, active or absent"`
+	Value *float64   `json:"value" doc:"Null where it is not known or there is no source"`
+}
+
+// TimelineVerdict is a time during which the engine said the same.
+type TimelineVerdict struct {
+	From     time.Time   `json:"from"`
+	To       time.Time   `json:"to"`
+	IsIdle   bool        `json:"is_idle"`
+	Eligible bool        `json:"eligible_for_pause"`
+	Blocks   []idle.Code `json:"blocks"`
+	Reason   string      `json:"reason" doc:"The first block's sentence when it began, for people"`
+}
+
+// TimelineChange is a change of the worker's power.
+type TimelineChange struct {
+	At time.Time `json:"at"`
+	evidence.Change
 }
 
 // Sample is one metric: a value with its time, or why there is none.

@@ -168,9 +168,13 @@ func (c *Client) Remove(ctx context.Context, name string) error {
 	return c.call(ctx, "DELETE", inst(name), nil, nil)
 }
 
-// Why asks why it runs or does not.
-func (c *Client) Why(ctx context.Context, name string) (y Why, err error) {
-	return y, c.call(ctx, "GET", inst(name)+"/why", nil, &y)
+// Why asks why it runs or does not, now or at a past time; zero is now.
+func (c *Client) Why(ctx context.Context, name string, at time.Time) (y Why, err error) {
+	path := inst(name) + "/why"
+	if !at.IsZero() {
+		path += "?" + url.Values{"at": {at.UTC().Format(time.RFC3339Nano)}}.Encode()
+	}
+	return y, c.call(ctx, "GET", path, nil, &y)
 }
 
 // Snooze keeps it running until t.

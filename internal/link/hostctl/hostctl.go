@@ -8,6 +8,7 @@ package hostctl
 import (
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/instance"
 )
@@ -67,12 +68,9 @@ type Instance struct {
 
 // Why answers why an instance runs, or why it was paused or stopped.
 type Why struct {
-	Instance Instance     `json:"instance"`
-	Question string       `json:"question"`
-	Answer   string       `json:"answer"`
-	Verdict  idle.Verdict `json:"verdict"`
-	Change   []string     `json:"change" doc:"What would have to change for it to be paused, or to stay"`
-	Relay    *RelayStats  `json:"relay,omitempty"`
+	evidence.Account
+	Instance Instance    `json:"instance" doc:"As it is now"`
+	Relay    *RelayStats `json:"relay,omitempty"`
 }
 
 // RelayStats is what the relay did for an instance.

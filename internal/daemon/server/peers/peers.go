@@ -1,6 +1,6 @@
-// Package peers asks the other servers of a fleet for what only they have in
-// memory, the live readings of the workers that they own, and hands them the
-// reports of those workers' agents (spec, section 2.1).
+// Package peers asks the other servers of a fleet for what only they have, the
+// live readings of the workers that they own and the evidence that they kept,
+// and hands them the reports of those workers' agents (spec, section 2.1).
 //
 // Each server with readings and an address registers it in the store under a
 // lease. Who asks shows a secret that all servers of a store share through
@@ -59,6 +59,8 @@ type Config struct {
 	Server, Address string
 	// Local are this server's own readings; nil if it has none.
 	Local Live
+	// Journal is this server's own evidence; nil if it keeps none.
+	Journal Journal
 	// HTTP is how others are reached; nil is the default client.
 	HTTP *http.Client
 }
@@ -311,16 +313,22 @@ func (p *Peers) ask(ctx context.Context, method, where, secret string, body []by
 	return b, nil
 }
 
+// known tells whether a request shows the secret.
+func (p *Peers) known(r *http.Request) bool {
+	p.mu.Lock()
+	secret := p.secret
+	p.mu.Unlock()
+	given := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return secret != "" && subtle.ConstantTimeCompare([]byte(given), []byte(secret)) == 1
+}
+
 // Handler answers the other servers.
 func (p *Peers) Handler() http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+evidencePath, p.serveEvidence)
 	route := func(pattern string, answer func(w http.ResponseWriter, r *http.Request, id string) (any, bool)) {
 		mux.HandleFunc(pattern+"{id}", func(w http.ResponseWriter, r *http.Request) {
-			p.mu.Lock()
-			secret := p.secret
-			p.mu.Unlock()
-			given := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-			if secret == "" || subtle.ConstantTimeCompare([]byte(given), []byte(secret)) != 1 {
+			if !p.known(r) {
 				http.Error(w, "cannot accept the secret", http.StatusUnauthorized)
 				return
 			}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/evidence"
+	"lull/internal/idle"
+)
+
+// accountText is how every why is shown: of a worker, an instance or an agent,
+// now or then.
+func accountText(w io.Writer, a evidence.Account) {
+	fmt.Fprintf(w, "%s: %s?\n%s\n", a.Name, a.Question, a.Answer)
+	if c := a.Checked; c != nil {
+		same := ""
+		if c.At.After(c.Since) {
+			same = "; checks had said the same since " + clockTime(c.Since)
+		}
+		if c.Until.After(c.At) {
+			same += "; they went on to until " + clockTime(c.Until)
+		}
+		fmt.Fprintf(w, "From the check at %s%s.\n", clockTime(c.At), same)
+		if c.Differs {
+			fmt.Fprintf(w, "This version of lull judges it otherwise than was recorded then: %v\n", c.Was)
+		}
+	}
+	if len(a.Signals) > 0 {
+		fmt.Fprintln(w)
+		signalTable(w, a.Signals)
+	}
+	if v := a.Verdict; v != nil {
+		fmt.Fprintln(w)
+		verdictText(w, *v)
+	}
+	if len(a.Leases) > 0 {
+		fmt.Fprintln(w)
+		leases(w, a.Leases)
+	}
+	turn := func(what string, t *evidence.Turn) {
+		if t == nil {
+			return
+		}
+		why := ""
+		if t.Reason != "" {
+			why = " (" + t.Reason + ")"
+		}
+		fmt.Fprintf(w, "last %s %s by %s%s\n", what, clockTime(t.At), dash(t.By), why)
+	}
+	turn("paused", a.Paused)
+	turn("resumed", a.Resumed)
+	for n, s := range a.Change {
+		if n == 0 {
+			fmt.Fprintln(w, "\nTo change that:")
+		}
+		fmt.Fprintln(w, "  "+s)
+	}
+	for _, m := range a.Missing {
+		fmt.Fprintf(w, "missing %s to %s: %s %s\n", clockTime(m.From), clockTime(m.To), m.Server, m.Why)
+	}
+}
+
+// signalTable shows readings with all that they are judged by.
+func signalTable(w io.Writer, l []evidence.Signal) {
+	rows(w, "SIGNAL\tVERDICT\tVALUE\tCOUNTS FROM\tWINDOW\tREAD\tLAST EVENT\tDETAIL", func(row func(string, ...any)) {
+		for _, s := range l {
+			value, from, read, last := "-", "-", "-", "-"
+			if s.Value != nil && s.Unit != "" {
+				value, from = fmt.Sprintf("%.4g %s", *s.Value, s.Unit), fmt.Sprintf("%g", s.Threshold)
+			}
+			if s.Age != nil {
+				read = span(time.Duration(*s.Age*float64(time.Second))) + " ago"
+				if s.LastEvent != nil {
+					last = clockTime(*s.LastEvent)
+				}
+			}
+			detail := s.Detail
+			if !s.Counts {
+				detail = "does not count under this policy"
+			}
+			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", s.Signal, s.Verdict, value, from, span(time.Duration(s.Window)), read, last, detail)
+		}
+	})
+}
+
+// verdictText shows what the engine said, with every block.
+func verdictText(w io.Writer, v idle.Verdict) {
+	fmt.Fprintf(w, "idle for %.1f minutes at %s\n", v.IdleMinutes, clockTime(v.At))
+	for _, b := range v.Blocks {
+		fmt.Fprintf(w, "  %-18s %s\n", b.Code, b.Sentence)
+	}
+	fmt.Fprintf(w, "next check %s, earliest %s %s, warning %s\n", moment0(&v.NextIdleCheckAt), pauseWord(v.Action), moment0(v.TargetPauseAt), moment0(v.WarnAt))
+}
+
+func pauseWord(action string) string {
+	if action == "" {
+		return "pause"
+	}
+	return action
+}
+
+// atFlag is --at of every why.
+func atFlag(cmd *cobra.Command) {
+	cmd.Flags().String("at", "", "a past time: 15:04, 2006-01-02 15:04, RFC 3339, or how long ago (2h)")
+}
+
+// atTime is what --at says; zero for now.
+func atTime(cmd *cobra.Command) (time.Time, error) {
+	text, err := cmd.Flags().GetString("at")
+	if err != nil {
+		return time.Time{}, err
+	}
+	t, err := pastMoment(time.Now(), text)
+	if err != nil {
+		return t, &usageError{err}
+	}
+	return t, nil
+}

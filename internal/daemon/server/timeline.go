@@ -1,0 +1,301 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"lull/internal/daemon/server/access"
+	"lull/internal/evidence"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/link/control"
+	"lull/internal/power"
+)
+
+// Bounds of a timeline: its length, and the points of each signal.
+const (
+	maxTimeline = 35 * 24 * time.Hour
+	maxPoints   = 2000
+)
+
+func (s *Server) timelineRoutes() {
+	register(s, route{id: "worker-timeline", method: "GET", path: workersPath + "/{worker_id}/timeline", role: access.Viewer,
+		doc: "Its signals and verdicts over a time, as they were recorded"},
+		func(ctx context.Context, in *struct {
+			One
+			From   time.Time `query:"from" doc:"RFC 3339; default a day before to"`
+			To     time.Time `query:"to" doc:"RFC 3339; default now"`
+			Points int       `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"About how many points each signal has; never more than twice as many"`
+		}) (*answer[control.Timeline], error) {
+			return ok(s.timeline(ctx, in.ID, in.From, in.To, in.Points))
+		})
+}
+
+// period checks the bounds of a question about the past.
+func period(from, to, now time.Time, usual, most time.Duration) (time.Time, time.Time, error) {
+	if to.IsZero() || to.After(now) {
+		to = now
+	}
+	if from.IsZero() {
+		from = to.Add(-usual)
+	}
+	switch {
+	case !from.Before(to):
+		return from, to, invalid("from", "it is not before to, and not before now")
+	case to.Sub(from) > most:
+		return from, to, invalid("from", "it is more than "+most.String()+" before to")
+	}
+	return from.UTC(), to.UTC(), nil
+}
+
+// recorded reads evidence. Without a journal everything is missing.
+func (s *Server) recorded(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
+	if s.evidence == nil {
+		return []evidence.Missing{{From: q.From, To: q.To, Why: "this server keeps no evidence"}}, nil
+	}
+	return s.evidence.Read(ctx, q, yield)
+}
+
+func (s *Server) timeline(ctx context.Context, id string, from, to time.Time, points int) (control.Timeline, error) {
+	w, err := s.fleet.Worker(ctx, id)
+	if err != nil {
+		return control.Timeline{}, err
+	}
+	if from, to, err = period(from, to, time.Now(), 24*time.Hour, maxTimeline); err != nil {
+		return control.Timeline{}, err
+	}
+	changes, err := s.changes(ctx, fleet.AuditQuery{WorkerID: id, From: from})
+	if err != nil {
+		return control.Timeline{}, err
+	}
+	l := &lines{t: control.Timeline{WorkerID: w.ID, From: from, To: to, Signals: []control.TimelineSignal{}, Verdicts: []control.TimelineVerdict{},
+		Changes: []control.TimelineChange{}, Missing: []evidence.Missing{}}, width: to.Sub(from) / time.Duration(points), most: points}
+	l.off = stops(changes[id], string(w.Status), to)
+	for _, c := range changes[id] {
+		if c.At.Before(to) {
+			l.t.Changes = append(l.t.Changes, c)
+		}
+	}
+	var follow evidence.Follow
+	missing, err := s.recorded(ctx, evidence.Query{Object: id, From: from, To: to}, func(r evidence.Record) error {
+		follow.Add(&r, l.add)
+		return nil
+	})
+	if err != nil {
+		return control.Timeline{}, err
+	}
+	follow.End(to, l.add)
+	for _, m := range missing {
+		l.miss(m)
+	}
+	return l.done(), nil
+}
+
+// span is a time during which a worker did not run; zero from is ever since.
+type span struct{ from, to time.Time }
+
+func runs(status string) bool {
+	return status == string(power.WorkerRunning) || status == string(power.WorkerDraining)
+}
+
+// stops are the times until to during which a worker did not run, by its
+// changes, which reach to the present, and by its present status.
+func stops(changes []control.TimelineChange, present string, to time.Time) []span {
+	var out []span
+	first := present
+	if len(changes) > 0 {
+		first = changes[0].From
+	}
+	down := !runs(first)
+	if down {
+		out = append(out, span{})
+	}
+	for _, c := range changes {
+		switch {
+		case runs(c.To) && down:
+			out[len(out)-1].to = c.At
+		case !runs(c.To) && !down:
+			out = append(out, span{from: c.At})
+		}
+		down = !runs(c.To)
+	}
+	if down {
+		out[len(out)-1].to = later(to, out[len(out)-1].from)
+	}
+	return out
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// changes are the changes of power in the audit log, by worker.
+func (s *Server) changes(ctx context.Context, q fleet.AuditQuery) (map[string][]control.TimelineChange, error) {
+	out := map[string][]control.TimelineChange{}
+	why := map[string]string{} // the reason of the pause that is under way
+	q.Limit = 1000
+	for {
+		page, err := s.fleet.Audit(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range page.Entries {
+			if e.Reason != "" && (slices.Contains(e.Events, fleet.EventPaused) || e.Action == fleet.AuditDrainStarted) {
+				why[e.WorkerID] = e.Reason
+			}
+			if e.To == "" || e.WorkerID == "" {
+				continue
+			}
+			reason := cmp.Or(e.Reason, e.Detail)
+			switch e.To {
+			case power.WorkerStopping, power.WorkerStopped, power.WorkerDraining:
+				reason = cmp.Or(why[e.WorkerID], reason)
+			default:
+				delete(why, e.WorkerID)
+			}
+			out[e.WorkerID] = append(out[e.WorkerID], control.TimelineChange{At: e.At,
+				Change: evidence.Change{From: string(e.From), To: string(e.To), By: e.By.Name, Reason: reason}})
+		}
+		if q.After = page.Next; q.After == "" {
+			return out, nil
+		}
+	}
+}
+
+// lines draws a timeline while the records come.
+type lines struct {
+	t     control.Timeline
+	off   []span
+	width time.Duration // of the time that one point stands for
+	most  int
+}
+
+// add draws one stretch, without the times at which the worker did not run.
+func (l *lines) add(s evidence.Stretch) {
+	for _, o := range l.off {
+		if !o.to.After(s.From) || !o.from.Before(s.To) {
+			continue
+		}
+		if o.from.After(s.From) {
+			before := s
+			before.To = o.from
+			l.draw(before)
+		}
+		if s.From = o.to; !s.From.Before(s.To) {
+			return
+		}
+		if s.Known {
+			s.Known = false // what held before it was stopped says nothing after it
+		}
+	}
+	l.draw(s)
+}
+
+func (l *lines) draw(s evidence.Stretch) {
+	began := s.From
+	if s.From.Before(l.t.From) {
+		s.From = l.t.From
+	}
+	if s.To.After(l.t.To) {
+		s.To = l.t.To
+	}
+	if !s.From.Before(s.To) {
+		return
+	}
+	if !s.Known {
+		l.miss(evidence.Missing{From: s.From, To: s.To, Why: "no check is recorded"})
+		return
+	}
+	v := &s.Check.Verdict
+	for i := range s.Check.Evidence.Readings {
+		l.point(s.From, s.To, &s.Check.Evidence.Readings[i], began)
+	}
+	next := control.TimelineVerdict{From: s.From, To: s.To, IsIdle: v.IsIdle, Eligible: v.Eligible, Blocks: []idle.Code{}, Reason: "Idle for longer than the timeout."}
+	for _, b := range v.Blocks {
+		next.Blocks = append(next.Blocks, b.Code)
+	}
+	if len(v.Blocks) > 0 {
+		next.Reason = v.Blocks[0].Sentence
+	}
+	if n := len(l.t.Verdicts); n > 0 {
+		last := &l.t.Verdicts[n-1]
+		same := last.IsIdle == next.IsIdle && last.Eligible == next.Eligible && slices.Equal(last.Blocks, next.Blocks)
+		if last.To.Equal(next.From) && (same || n >= 2*l.most && next.To.Sub(next.From) < l.width) {
+			last.To = next.To
+			return
+		}
+	}
+	l.t.Verdicts = append(l.t.Verdicts, next)
+}
+
+// point adds a reading, or lets it join the last one when both fall into the
+// width of a point: then the more active one is shown. So there are at most
+// two points for each width.
+func (l *lines) point(from, to time.Time, r *idle.Reading, at time.Time) {
+	i := slices.IndexFunc(l.t.Signals, func(s control.TimelineSignal) bool { return s.Signal == r.Signal })
+	if i < 0 {
+		i = len(l.t.Signals)
+		l.t.Signals = append(l.t.Signals, control.TimelineSignal{Signal: r.Signal, Points: []control.TimelinePoint{}})
+	}
+	s := &l.t.Signals[i]
+	if r.Unit != "" {
+		s.Unit = r.Unit
+	}
+	if r.Threshold != 0 {
+		s.Threshold = r.Threshold
+	}
+	p := control.TimelinePoint{At: from, Until: to, State: r.StateAt(at)}
+	if r.State == idle.Quiet || r.State == idle.Active {
+		v := r.Value
+		p.Value = &v
+	}
+	if n := len(s.Points); n > 0 {
+		last := &s.Points[n-1]
+		if from.Sub(last.At) < l.width && (p.State == last.State || to.Sub(from) < l.width) {
+			last.Until = to
+			if weight(p) > weight(*last) {
+				last.State, last.Value = p.State, p.Value
+			}
+			return
+		}
+	}
+	s.Points = append(s.Points, p)
+}
+
+// weight orders points by what must not be lost: use first, then doubt, then
+// the higher value.
+func weight(p control.TimelinePoint) float64 {
+	w := map[idle.State]float64{idle.Active: 3, idle.Unknown: 2, idle.Quiet: 1}[p.State] * 1e18
+	if p.Value != nil {
+		w += min(*p.Value, 1e17)
+	}
+	return w
+}
+
+// miss adds a missing time, within the timeline.
+func (l *lines) miss(m evidence.Missing) {
+	if m.From.Before(l.t.From) {
+		m.From = l.t.From
+	}
+	if m.To.IsZero() || m.To.After(l.t.To) {
+		m.To = l.t.To
+	}
+	if m.To.Before(m.From) || len(l.t.Missing) >= maxPoints {
+		return
+	}
+	if n := len(l.t.Missing); n > 0 && l.t.Missing[n-1].Why == m.Why && l.t.Missing[n-1].To.Equal(m.From) {
+		l.t.Missing[n-1].To = m.To
+		return
+	}
+	l.t.Missing = append(l.t.Missing, m)
+}
+
+func (l *lines) done() control.Timeline {
+	slices.SortFunc(l.t.Signals, func(a, b control.TimelineSignal) int { return cmp.Compare(a.Signal, b.Signal) })
+	return l.t
+}

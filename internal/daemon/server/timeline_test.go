@@ -1,0 +1,200 @@
+package server_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/daemon/server"
+	"lull/internal/daemon/server/access"
+	"lull/internal/evidence"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/link/control"
+	"lull/internal/power"
+	"lull/internal/store"
+	"lull/internal/store/mem"
+)
+
+// kept is evidence in memory.
+type kept struct {
+	records []evidence.Record
+	missing []evidence.Missing
+}
+
+func (k *kept) Read(_ context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
+	for _, r := range k.records {
+		if q.Object == "" || r.Object == q.Object {
+			if err := yield(r); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return k.missing, nil
+}
+
+// recordedWorker is an imported worker that was looked at every five minutes
+// for a day: in use at first, then quiet, unknown for an hour, and not looked
+// at for another.
+func recordedWorker(t *testing.T) (api string, token string, w fleet.Worker, begun time.Time) {
+	t.Helper()
+	db := mem.New(mem.Options{}).Client()
+	t.Cleanup(db.Close)
+	f, err := fleet.New(fleet.Options{Store: db, ID: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err = f.ImportWorker(t.Context(), fleet.Actor{Name: "p", Kind: fleet.KindPerson}, fleet.ImportedWorker{Name: "w", AWSRegion: "us-east-1", EC2InstanceID: "i-00000000000000001"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun = time.Now().UTC().Add(-24 * time.Hour).Truncate(time.Second)
+	op, err := fleet.EntryOp(fleet.Entry{At: begun, Action: "status_changed", By: fleet.ByController, WorkerID: w.ID, From: power.WorkerStarting, To: power.WorkerRunning})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Commit(t.Context(), store.Txn{Then: []store.Op{op}}); err != nil {
+		t.Fatal(err)
+	}
+	k := &kept{missing: []evidence.Missing{{From: begun.Add(-time.Hour), To: begun, Server: "two", Why: "cannot ask the server"}}}
+	rec := evidence.Recorder{Beat: 30 * time.Minute}
+	p := idle.Policy{Name: "global", Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(5 * time.Minute), Detection: true, AutoPause: true, Action: "stop"}
+	active := begun
+	for m := 0; m < 24*60-5; m += 5 {
+		at := begun.Add(time.Duration(m) * time.Minute)
+		r := idle.Judge("cloudwatch", float64(m%60)/20, 5, "%", 5*time.Minute, at)
+		switch h := m / 60; {
+		case h < 8:
+			r = idle.Judge("cloudwatch", 60, 5, "%", 5*time.Minute, at)
+			active = at
+		case h == 10:
+			r = idle.NotKnown("cloudwatch", at, "throttled")
+		case h == 14:
+			continue
+		}
+		e := idle.Evidence{Status: "RUNNING", Running: true, LastActivityAt: active, CreatedAt: begun.Add(-time.Hour), Readings: []idle.Reading{r}}
+		if m/60 == 12 {
+			e.Leases = []idle.Lease{{Holder: "ci", Reason: "nightly", ExpiresAt: begun.Add(13 * time.Hour)}}
+		}
+		d := evidence.Decide(at, p, e)
+		k.records = append(k.records, rec.Take(evidence.Record{At: d.Verdict.At, Object: w.ID, Next: at.Add(5 * time.Minute), Decision: d})...)
+	}
+	k.records = append(k.records, rec.Flush()...)
+	tokens := access.New(db)
+	token, err = tokens.First(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: "test", Evidence: k})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	web := httptest.NewServer(s.Handler())
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		web.CloseClientConnections()
+		web.Close()
+	})
+	select {
+	case <-s.Ready():
+	case <-time.After(30 * time.Second):
+		t.Fatal("the server does not get ready")
+	}
+	return web.URL, token, w, begun
+}
+
+func get[T any](t *testing.T, api, token, path string) T {
+	t.Helper()
+	b := &bench{t: t, url: api}
+	res, data := b.ask("GET", path, token, nil)
+	if res.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %d %s", path, res.StatusCode, data)
+	}
+	return decode[T](t, data)
+}
+
+func TestTimeline(t *testing.T) {
+	api, token, w, begun := recordedWorker(t)
+	q := url.Values{"from": {begun.Format(time.RFC3339)}, "points": {"100"}}
+	l := get[control.Timeline](t, api, token, "/api/v1/workers/"+w.ID+"/timeline?"+q.Encode())
+	if len(l.Signals) != 1 || l.Signals[0].Unit != "%" || l.Signals[0].Threshold != 5 || len(l.Signals[0].Points) < 10 || len(l.Signals[0].Points) > 200 {
+		t.Fatalf("signals: %+v", l.Signals)
+	}
+	states := map[idle.State]time.Duration{}
+	for i, p := range l.Signals[0].Points {
+		states[p.State] += p.Until.Sub(p.At)
+		if i > 0 && p.At.Before(l.Signals[0].Points[i-1].Until) || (p.State == idle.Unknown) != (p.Value == nil) {
+			t.Errorf("point %d: %+v", i, p)
+		}
+	}
+	near := func(what string, got, want time.Duration) {
+		if (got - want).Abs() > 20*time.Minute {
+			t.Errorf("%s for %s, want about %s", what, got, want)
+		}
+	}
+	near("active", states[idle.Active], 8*time.Hour)
+	near("unknown", states[idle.Unknown], time.Hour)
+	near("quiet", states[idle.Quiet], 14*time.Hour)
+	held := time.Duration(0)
+	for _, v := range l.Verdicts {
+		if slices.Contains(v.Blocks, idle.LeaseHeld) {
+			held += v.To.Sub(v.From)
+		}
+	}
+	near("a lease was held", held, time.Hour)
+	gap := time.Duration(0)
+	for _, m := range l.Missing {
+		gap += m.To.Sub(m.From)
+	}
+	near("missing", gap, time.Hour)
+	if len(l.Changes) == 0 || l.Changes[0].To != "RUNNING" {
+		t.Errorf("changes: %+v", l.Changes)
+	}
+	b := &bench{t: t, url: api}
+	for _, bad := range []string{"from=2026-01-01T00:00:00Z&to=2025-01-01T00:00:00Z", "from=2020-01-01T00:00:00Z", "points=1", "from=yesterday"} {
+		res, data := b.ask("GET", "/api/v1/workers/"+w.ID+"/timeline?"+bad, token, nil)
+		b.problem(bad, res, data, 422)
+	}
+}
+
+func TestWhyThen(t *testing.T) {
+	api, token, w, begun := recordedWorker(t)
+	ask := func(at time.Time) control.Why {
+		return get[control.Why](t, api, token, "/api/v1/workers/"+w.ID+"/why?"+url.Values{"at": {at.Format(time.RFC3339)}}.Encode())
+	}
+	y := ask(begun.Add(12*time.Hour + 17*time.Minute))
+	if y.Verdict == nil || !y.Verdict.Has(idle.LeaseHeld) || len(y.Leases) != 1 || y.Leases[0].Holder != "ci" || y.Checked == nil {
+		t.Errorf("with a lease: %+v", y.Account)
+	}
+	if len(y.Signals) != 1 || y.Signals[0].Value == nil || y.Signals[0].Age == nil || y.Signals[0].Threshold != 5 || y.Signals[0].Unit != "%" {
+		t.Errorf("signals: %+v", y.Signals)
+	}
+	if len(y.Missing) != 1 || y.Missing[0].Server != "two" {
+		t.Errorf("missing: %+v", y.Missing)
+	}
+	if y = ask(begun.Add(10*time.Hour + 31*time.Minute)); y.Verdict == nil || !y.Verdict.Has(idle.SignalUnknown) || y.Signals[0].Value != nil {
+		t.Errorf("with an unknown signal: %+v", y.Account)
+	}
+	if y = ask(begun.Add(14*time.Hour + 30*time.Minute)); y.Verdict != nil || y.Checked == nil || y.Readings != "unknown" || y.IdleStatus.Eligible {
+		t.Errorf("in a gap: %+v", y.Account)
+	}
+	if y = ask(begun.Add(-time.Hour)); y.Verdict != nil || y.Checked != nil {
+		t.Errorf("before everything: %+v", y.Account)
+	}
+	b := &bench{t: t, url: api}
+	res, data := b.ask("GET", "/api/v1/workers/"+w.ID+"/why?at="+time.Now().Add(time.Hour).UTC().Format(time.RFC3339), token, nil)
+	if p := b.problem("in the future", res, data, 422); !strings.Contains(p.Detail, "at") {
+		t.Errorf("in the future: %s", p.Detail)
+	}
+}

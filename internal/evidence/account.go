@@ -1,0 +1,147 @@
+package evidence
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"lull/internal/idle"
+)
+
+// Account answers why, for a worker, an instance and an agent alike, now and
+// at a past time.
+type Account struct {
+	Object   string    `json:"object" doc:"Id of the worker or instance; the name of the agent's machine"`
+	Name     string    `json:"name"`
+	Kind     string    `json:"kind" enum:"worker,instance,agent"`
+	At       time.Time `json:"at" doc:"The moment it speaks of"`
+	State    string    `json:"state" doc:"Power at that moment; empty is not known"`
+	Question string    `json:"question"`
+	Answer   string    `json:"answer"`
+
+	Verdict *idle.Verdict `json:"verdict,omitempty" doc:"Absent where nothing is known"`
+	Policy  *idle.Policy  `json:"policy,omitempty"`
+	Signals []Signal      `json:"signals"`
+	Leases  []idle.Lease  `json:"leases" doc:"Held at that moment"`
+	Paused  *Turn         `json:"paused,omitempty" doc:"The last pause until then"`
+	Resumed *Turn         `json:"resumed,omitempty" doc:"The last resume until then"`
+	// Change is what would have to change for it to be paused, or to stay.
+	Change  []string  `json:"change"`
+	Checked *Checked  `json:"checked,omitempty" doc:"The recorded check it rests on; absent where it was judged just now"`
+	Missing []Missing `json:"missing,omitempty" doc:"Times around that moment of which records are missing"`
+}
+
+// Kinds of objects.
+const (
+	KindWorker   = "worker"
+	KindInstance = "instance"
+	KindAgent    = "agent"
+)
+
+// Turn is a pause or a resume that happened.
+type Turn struct {
+	At     time.Time `json:"at"`
+	By     string    `json:"by"`
+	Reason string    `json:"reason,omitempty"`
+}
+
+// Explain makes the account of an object about which a decision was made; at
+// is the moment that it speaks of. Question and answer are about something
+// that runs: whoever knows better replaces them.
+func Explain(a Account, d Decision) Account {
+	v, p := d.Verdict, d.Policy
+	a.Verdict, a.Policy, a.Change, a.Leases = &v, &p, []string{}, []idle.Lease{}
+	if a.At.IsZero() {
+		a.At = v.At
+	}
+	a.Signals = Signals(v.At, p, d.Evidence.Readings)
+	for _, l := range d.Evidence.Leases {
+		if l.ExpiresAt.After(v.At) {
+			a.Leases = append(a.Leases, l)
+		}
+	}
+	a.Question = "why is it running"
+	var parts []string
+	for _, b := range v.Blocks {
+		parts = append(parts, b.Sentence)
+		a.Change = append(a.Change, a.end(b))
+	}
+	a.Answer = strings.Join(parts, " ")
+	if len(parts) == 0 {
+		a.Answer = "Nothing holds it: it is about to be paused."
+	}
+	if t := v.TargetPauseAt; t != nil && t.After(v.At) {
+		a.Answer += fmt.Sprintf(" If nothing happens it is paused at %s.", t.Format(time.RFC3339))
+	}
+	if t := v.TargetPauseAt; t != nil {
+		a.Change = append(a.Change, "to stay beyond "+t.Format(time.RFC3339)+": use it, hold a lease, or: "+a.stay())
+	}
+	return a
+}
+
+// Past makes the account of an object at a past moment from what is recorded.
+func Past(a Account, c Recall) Account {
+	a.Change, a.Signals, a.Leases = []string{}, []Signal{}, []idle.Lease{}
+	a.Question = "why was it running"
+	a.Checked, a.Missing = c.Checked(), c.Missing
+	if c.Before != nil {
+		at, state, missing := a.At, a.State, a.Missing
+		a = Explain(a, c.Before.Decision)
+		a.At, a.State, a.Missing = at, state, missing
+		a.Question = "why was it " + orRunning(a.State)
+	}
+	switch {
+	case c.Before == nil:
+		a.Answer = "No check of it is recorded at that time or before."
+	case !c.Held(a.At):
+		a.Verdict, a.Change = nil, []string{}
+		a.Answer = fmt.Sprintf("Not known: the last recorded check was at %s, and the next was due at %s. What it said then: %s",
+			c.Before.At.Format(time.RFC3339), c.Before.Next.Format(time.RFC3339), a.Answer)
+	}
+	return a
+}
+
+func orRunning(state string) string {
+	if state == "" {
+		return "running"
+	}
+	return state
+}
+
+func (a *Account) stay() string {
+	switch a.Kind {
+	case KindWorker:
+		return "lull worker snooze " + a.Name
+	case KindAgent:
+		return "lull agent snooze"
+	}
+	return "lull snooze " + a.Name
+}
+
+// end says what would have to happen for a block to end.
+func (a *Account) end(b idle.Block) string {
+	if b.Until != nil {
+		return fmt.Sprintf("%s ends at %s", b.Code, b.Until.Format(time.RFC3339))
+	}
+	switch b.Code {
+	case idle.ConnectionOpen:
+		return "the open connections would have to close, or --quiet-connection-after be set"
+	case idle.SignalUnknown:
+		return b.Signal + " would have to be readable"
+	case idle.Shadow:
+		return "a person would have to arm it: lull worker arm " + a.Name
+	case idle.AutoPauseDisabled:
+		if a.Kind == KindInstance {
+			return "lull halt --off"
+		}
+		return "automatic pausing would have to be switched on"
+	case idle.DetectionDisabled:
+		if a.Kind == KindInstance {
+			return "--pause-after would have to be above 0"
+		}
+		return "idle detection would have to be switched on for it"
+	case "halted":
+		return "the halt would have to end"
+	}
+	return string(b.Code) + " would have to end"
+}

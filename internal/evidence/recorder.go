@@ -1,0 +1,195 @@
+package evidence
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"lull/internal/idle"
+)
+
+// Recorder makes records of checks: one where something changed, one when
+// that had lasted, and one every Beat in between, so that a crash loses little.
+// It is safe for concurrent use.
+type Recorder struct {
+	Beat time.Duration // longest time that a run goes unwritten; > 0
+
+	mu   sync.Mutex
+	runs map[string]*run
+}
+
+// run is the checks of an object that all said the same.
+type run struct {
+	began time.Time
+	kept  time.Time // of the last record
+	last  Record    // the last check
+	more  int       // checks since the last record
+}
+
+// Take takes a check or a change in and returns what is to be written.
+func (r *Recorder) Take(rec Record) []Record {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.runs == nil {
+		r.runs = map[string]*run{}
+	}
+	old := r.runs[rec.Object]
+	if rec.Change != nil {
+		delete(r.runs, rec.Object)
+		return append(old.end(), rec)
+	}
+	if old != nil && continues(&old.last, &rec) {
+		rec.Activity = append(old.last.Activity, rec.Activity...)
+		old.last = rec
+		old.more++
+		if rec.At.Sub(old.kept) < r.Beat && !moved(&rec) {
+			return nil
+		}
+		return old.end()
+	}
+	out := old.end()
+	rec.Since, rec.Checks = time.Time{}, 1
+	r.runs[rec.Object] = &run{began: rec.At, kept: rec.At, last: rec}
+	r.runs[rec.Object].last.Activity = nil
+	return append(out, rec)
+}
+
+// moved tells whether a check brings more times of use than a run may hold
+// back.
+func moved(rec *Record) bool { return len(rec.Activity) >= 64 }
+
+// end writes the last check of a run that is not written yet.
+func (u *run) end() []Record {
+	if u == nil || u.more == 0 {
+		return nil
+	}
+	out := u.last
+	out.Since, out.Checks = u.began, u.more
+	u.more, u.kept, u.last.Activity = 0, out.At, nil
+	return []Record{out}
+}
+
+// Overdue returns what runs have to be written although nothing more came, and
+// forgets those that ended.
+func (r *Recorder) Overdue(now time.Time) []Record {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []Record
+	for object, u := range r.runs {
+		if now.Sub(u.kept) >= r.Beat {
+			out = append(out, u.end()...)
+		}
+		if now.Sub(u.last.At) > r.Beat+2*u.last.Next.Sub(u.last.At) {
+			out = append(out, u.end()...)
+			delete(r.runs, object)
+		}
+	}
+	slices.SortFunc(out, func(a, b Record) int { return a.At.Compare(b.At) })
+	return out
+}
+
+// Flush returns everything that is not written yet.
+func (r *Recorder) Flush() []Record {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []Record
+	for _, u := range r.runs {
+		out = append(out, u.end()...)
+	}
+	slices.SortFunc(out, func(a, b Record) int { return a.At.Compare(b.At) })
+	return out
+}
+
+// Pending are the last checks that no record has yet: of one object, or of all.
+func (r *Recorder) Pending(object string) []Record {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []Record
+	for name, u := range r.runs {
+		if u.more > 0 && (object == "" || object == name) {
+			rec := u.last
+			rec.Since, rec.Checks, rec.Activity = u.began, u.more, slices.Clone(rec.Activity)
+			out = append(out, rec)
+		}
+	}
+	slices.SortFunc(out, func(a, b Record) int { return a.At.Compare(b.At) })
+	return out
+}
+
+// slack is how much later than planned a check may come: twice the time, and
+// never less than half a minute.
+func slack(r *Record) time.Time {
+	return r.Next.Add(max(r.Next.Sub(r.At), 30*time.Second))
+}
+
+// continues tells whether b says nothing that a has not said: the same
+// policy, blocks, holds and signal states, with use that went on at least
+// every second check interval, and nobody failed to look in between.
+func continues(a, b *Record) bool {
+	if b.At.After(slack(a)) || !samePolicy(a.Policy, b.Policy) {
+		return false
+	}
+	va, vb := &a.Verdict, &b.Verdict
+	if va.IsIdle != vb.IsIdle || va.Eligible != vb.Eligible || va.InSnoozePeriod != vb.InSnoozePeriod || len(va.Blocks) != len(vb.Blocks) {
+		return false
+	}
+	for i := range va.Blocks {
+		x, y := &va.Blocks[i], &vb.Blocks[i]
+		if x.Code != y.Code || x.Signal != y.Signal || x.Holder != y.Holder {
+			return false
+		}
+	}
+	x, y := va.LastActivityAt, vb.LastActivityAt
+	if (x == nil) != (y == nil) || x != nil && !x.Equal(*y) && !steady(*x, *y, b) {
+		return false
+	}
+	return sameEvidence(&a.Evidence, &b.Evidence)
+}
+
+// steady tells whether use went on from x to y without a gap that any policy
+// could make something of.
+func steady(x, y time.Time, b *Record) bool {
+	most := 2 * time.Duration(b.Policy.CheckInterval)
+	for _, t := range append(slices.Clone(b.Activity), y) {
+		if t.After(x) {
+			if t.Sub(x) > most {
+				return false
+			}
+			x = t
+		}
+	}
+	return true
+}
+
+func samePolicy(a, b idle.Policy) bool {
+	same := slices.Equal(a.Signals, b.Signals) && (a.Signals == nil) == (b.Signals == nil)
+	a.Signals, b.Signals = nil, nil
+	return same && a.Name == b.Name && a.Timeout == b.Timeout && a.Snooze == b.Snooze && a.WarnBefore == b.WarnBefore &&
+		a.CheckInterval == b.CheckInterval && a.Detection == b.Detection && a.AutoPause == b.AutoPause && a.Action == b.Action
+}
+
+func sameEvidence(a, b *idle.Evidence) bool {
+	if a.Status != b.Status || a.Running != b.Running || !a.LastResumedAt.Equal(b.LastResumedAt) || !a.CreatedAt.Equal(b.CreatedAt) ||
+		!a.SnoozedUntil.Equal(b.SnoozedUntil) || !a.WarningSentAt.Equal(b.WarningSentAt) || (a.Connections > 0) != (b.Connections > 0) ||
+		len(a.Readings) != len(b.Readings) || len(a.Leases) != len(b.Leases) || len(a.Guards) != len(b.Guards) {
+		return false
+	}
+	for i := range a.Readings {
+		x, y := &a.Readings[i], &b.Readings[i]
+		if x.Signal != y.Signal || x.State != y.State || x.Threshold != y.Threshold && x.Window == y.Window {
+			return false
+		}
+	}
+	for i := range a.Leases {
+		x, y := a.Leases[i], b.Leases[i]
+		if x.Holder != y.Holder || !x.ExpiresAt.Equal(y.ExpiresAt) {
+			return false
+		}
+	}
+	for i := range a.Guards {
+		if a.Guards[i].Code != b.Guards[i].Code {
+			return false
+		}
+	}
+	return true
+}
