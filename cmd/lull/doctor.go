@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -32,7 +31,7 @@ func (c *cli) doctorCommand() *cobra.Command {
 			if err != nil {
 				return &usageError{err}
 			}
-			l := slices.Concat(hostFindings(), containerFindings(cmd.Context(), cfg), machineFindings(cfg))
+			l := append(hostFindings(), machineFindings(cfg)...)
 			bad := 0
 			for _, f := range l {
 				if !f.OK && !f.Optional {

@@ -125,7 +125,7 @@ Run instances on this machine with: lull host, then lull run.`,
 		c.orServer(c.eventsCommand(), c.fleetEvents), c.agentCommand(), c.snoozeCommand(), c.orServer(c.haltCommand(), c.fleetHalt), c.configCommand(), c.doctorCommand(), c.guestKernelCommand(), c.versionCommand(), c.referenceCommand())
 	root.AddCommand(c.serverCommand(), c.simCommand(), c.workerCommand(), c.templateCommand(), c.settingsCommand(), c.auditCommand(), c.tokenCommand(), c.loginCommand(), c.logoutCommand())
 	root.AddCommand(c.policyCommand(), c.scheduleCommand(), c.overrideCommand(), c.budgetCommand())
-	root.AddCommand(c.notifyCommand())
+	root.AddCommand(c.notifyCommand(), c.simulateCommand(), c.savingsCommand())
 	return root
 }
 

@@ -114,8 +114,12 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	if err != nil {
 		return err
 	}
+	prices, err := cfg.prices()
+	if err != nil {
+		return err
+	}
 	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Log: log.With("part", "api"),
-		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Evidence: ctl.evidence, Notifier: note, Peers: asked})
+		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Evidence: ctl.evidence, Prices: prices, Notifier: note, Peers: asked})
 	if err != nil {
 		return err
 	}

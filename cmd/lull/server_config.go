@@ -34,7 +34,7 @@ type serverConfig struct {
 	EtcdPasswordFile, FleetID, SealKey, TokenFile string
 	LogLevel, CMLPort, Owners, Accounts           string
 	Advertise, NotifyAllow, ReadRate, WriteRate   string
-	EvidenceDays, EvidenceMiB                     string
+	EvidenceDays, EvidenceMiB, Prices             string
 	NewToken                                      bool
 	Issuer, ClientID, ClientSecretFile            string // OIDC
 	RoleClaim, Roles, PublicURL                   string
@@ -81,6 +81,7 @@ var serverOptions = []serverOption{
 	{"public-url", "LULL_SERVER_PUBLIC_URL", "URL", "where browsers reach this server, to come back to from the issuer; empty is where they asked", func(c *serverConfig) any { return &c.PublicURL }},
 	{"evidence-days", "LULL_SERVER_EVIDENCE_DAYS", "days", "how long the readings and verdicts of checks are kept", func(c *serverConfig) any { return &c.EvidenceDays }},
 	{"evidence-max-mib", "LULL_SERVER_EVIDENCE_MAX_MIB", "MiB", "most space they take in the data directory; the oldest go first", func(c *serverConfig) any { return &c.EvidenceMiB }},
+	{"prices", "LULL_SERVER_PRICES", "path", "CSV file of prices instead of the published ones in the binary", func(c *serverConfig) any { return &c.Prices }},
 	{"log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "least level that is logged to standard error", func(c *serverConfig) any { return &c.LogLevel }},
 }
 

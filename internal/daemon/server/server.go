@@ -40,6 +40,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
+	"lull/internal/savings"
 	"lull/internal/store"
 )
 
@@ -84,6 +85,8 @@ type Options struct {
 	Admin Admin
 	// Evidence is what was recorded, by all servers; nil keeps none.
 	Evidence Evidence
+	// Prices replaces the published table; nil takes that.
+	Prices savings.Prices
 	// Web serves what is no API: the dashboard. Nil serves a 404.
 	Web http.Handler
 	// Peers answers the other servers below /internal/; nil answers none.
@@ -113,6 +116,7 @@ type Server struct {
 	live     Live
 	admin    Admin
 	evidence Evidence
+	prices   savings.Prices
 	web      http.Handler
 	metrics  prometheus.Gatherer
 	notifier Notifier
@@ -144,11 +148,17 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("cannot make a server without a fleet")
 	}
 	s := &Server{
-		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, evidence: o.Evidence, web: o.Web, metrics: o.Metrics, notifier: o.Notifier,
+		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, evidence: o.Evidence, prices: o.Prices, web: o.Web, metrics: o.Metrics, notifier: o.Notifier,
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
 	s.people, s.publicURL = o.People, o.PublicURL
+	if s.prices == nil {
+		var err error
+		if s.prices, err = savings.Published(); err != nil {
+			return nil, err
+		}
+	}
 	if s.tokens == nil {
 		s.tokens = access.New(o.Fleet.Store())
 	}
@@ -193,6 +203,7 @@ func (s *Server) routes() {
 	s.whyRoutes()
 	s.overviewRoutes()
 	s.timelineRoutes()
+	s.simulateRoutes()
 	s.templateRoutes()
 	s.policyRoutes()
 	s.scheduleRoutes()

@@ -198,3 +198,34 @@ func TestWhyThen(t *testing.T) {
 		t.Errorf("in the future: %s", p.Detail)
 	}
 }
+
+// TestSimulateAndSavings: what policies would have done with a recorded day,
+// and what of it was idle; without a price no money is made up.
+func TestSimulateAndSavings(t *testing.T) {
+	api, token, _, begun := recordedWorker(t)
+	b := &bench{t: t, url: api}
+	body := `{"policies":[{"name":"aggressive"},{"name":"research"},{"name":"never","timeout_minutes":5000}],"from":"` + begun.Format(time.RFC3339) + `"}`
+	res, data := b.ask("POST", "/api/v1/simulate", token, []byte(body))
+	if res.StatusCode != http.StatusOK {
+		t.Fatalf("%d %s", res.StatusCode, data)
+	}
+	r := decode[control.Simulation](t, data)
+	if len(r.Policies) != 3 || r.Recommended != "aggressive" {
+		t.Fatalf("got %+v", r)
+	}
+	hasty, slow, never := r.Policies[0], r.Policies[1], r.Policies[2]
+	if hasty.Pauses == 0 || hasty.FalseStops != 0 || hasty.AvoidedHours <= slow.AvoidedHours || slow.AvoidedHours < 8 || never.Pauses != 0 || never.AvoidedHours != 0 {
+		t.Errorf("aggressive %+v, research %+v, never %+v", hasty.Sum, slow.Sum, never.Sum)
+	}
+	if hasty.ComputeSaved != nil || hasty.Sum.Saved != nil || hasty.UnpricedHours != hasty.AvoidedHours || hasty.UnknownHours < 0.5 {
+		t.Errorf("money or knowledge was made up: %+v", hasty)
+	}
+	res, data = b.ask("POST", "/api/v1/simulate", token, []byte(`{"policies":[{"name":"no-such"}]}`))
+	b.problem("an unknown policy", res, data, 422)
+	s := get[control.Savings](t, api, token, "/api/v1/savings?by=region&from="+begun.Format(time.RFC3339))
+	if s.NotAvoided["lease_held"] == 0 || s.NotAvoided["signal_unknown"] == 0 || s.NotAvoided["not_recorded"] == 0 || len(s.IdleByHour) != 7*24 || s.Total.Saved != nil {
+		t.Errorf("savings: %+v", s)
+	}
+	res, data = b.ask("GET", "/api/v1/savings?by=color", token, nil)
+	b.problem("an unknown grouping", res, data, 422)
+}

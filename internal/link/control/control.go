@@ -13,6 +13,7 @@ import (
 	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
+	"lull/internal/savings"
 )
 
 // List is one page of a listing. Next is the cursor of the page after it,
@@ -88,6 +89,63 @@ type TimelineVerdict struct {
 type TimelineChange struct {
 	At time.Time `json:"at"`
 	evidence.Change
+}
+
+// SimulatedPolicy names a policy, or gives its numbers under a name.
+type SimulatedPolicy struct {
+	Name           string `json:"name" minLength:"1" maxLength:"128"`
+	TimeoutMinutes int    `json:"timeout_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is that of the named policy"`
+	SnoozeMinutes  int    `json:"snooze_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is what was in force"`
+	Action         string `json:"action,omitempty" maxLength:"32"`
+}
+
+// Simulate asks what policies would have done in a recorded time.
+type Simulate struct {
+	Policies      []SimulatedPolicy `json:"policies" minItems:"1" maxItems:"8"`
+	From          *time.Time        `json:"from,omitempty" doc:"Default seven days before to"`
+	To            *time.Time        `json:"to,omitempty" doc:"Default now"`
+	WorkerIDs     []string          `json:"worker_ids,omitempty" maxItems:"1000" doc:"Default all"`
+	Tags          map[string]string `json:"tags,omitempty"`
+	Region        string            `json:"aws_region,omitempty" maxLength:"32"`
+	WindowMinutes int               `json:"window_minutes,omitempty" minimum:"0" maximum:"1440" doc:"Use this soon after a pause makes it a false stop; 0 is 15"`
+}
+
+// Simulation is the answer. Recommended is the policy with the most hours
+// avoided at no false stop; empty if there is none.
+type Simulation struct {
+	From          time.Time          `json:"from"`
+	To            time.Time          `json:"to"`
+	WindowMinutes int                `json:"window_minutes"`
+	Policies      []SimulatedOutcome `json:"policies"`
+	Recommended   string             `json:"recommended"`
+	Missing       []evidence.Missing `json:"missing"`
+}
+
+// SimulatedOutcome is what one policy would have done.
+type SimulatedOutcome struct {
+	savings.Sum
+	Name           string          `json:"name"`
+	TimeoutMinutes float64         `json:"timeout_minutes"`
+	Pauses         int             `json:"pauses"`
+	FalseStops     int             `json:"false_stops" doc:"Pauses after which somebody came back within the window"`
+	UnknownHours   float64         `json:"unknown_hours" doc:"Of which nothing is recorded; nothing is decided in them"`
+	Stops          []evidence.Stop `json:"stops" doc:"The false ones first, at most 200"`
+}
+
+// Savings is what real stops avoided, and what was idle and ran on.
+type Savings struct {
+	From   time.Time     `json:"from"`
+	To     time.Time     `json:"to"`
+	By     string        `json:"by"`
+	Groups []savings.Sum `json:"groups"`
+	Total  savings.Sum   `json:"total"`
+	// NotAvoided are hours that nobody used and that ran on, by what kept
+	// them up: the code of a block, about_to_be_paused or not_recorded.
+	NotAvoided map[string]float64 `json:"idle_hours_not_avoided"`
+	// IdleByHour are those hours by the hour of the week in UTC, the first
+	// that of Sunday at midnight.
+	IdleByHour []float64          `json:"idle_by_hour_of_week"`
+	Missing    []evidence.Missing `json:"missing"`
 }
 
 // Sample is one metric: a value with its time, or why there is none.

@@ -1,0 +1,367 @@
+package server
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/daemon/server/access"
+	"lull/internal/evidence"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/link/control"
+	"lull/internal/savings"
+)
+
+// Bounds of what is computed from the past.
+const (
+	maxSimulated = 35 * 24 * time.Hour
+	maxStops     = 200
+	falseStop    = 15 * time.Minute
+)
+
+func (s *Server) simulateRoutes() {
+	register(s, route{id: "simulate", method: "POST", path: base + "/simulate", role: access.Viewer, status: 200,
+		doc: "What policies would have done in a recorded time: pauses, hours, money and false stops"},
+		func(ctx context.Context, in *struct{ Body control.Simulate }) (*answer[control.Simulation], error) {
+			return ok(s.simulate(ctx, in.Body))
+		})
+	register(s, route{id: "savings", method: "GET", path: base + "/savings", role: access.Viewer,
+		doc: "Hours avoided and money saved by real stops, and the idle hours that were not avoided, with their cause"},
+		func(ctx context.Context, in *struct {
+			From time.Time `query:"from" doc:"RFC 3339; default 30 days before to"`
+			To   time.Time `query:"to" doc:"RFC 3339; default now"`
+			By   string    `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME"`
+		}) (*answer[control.Savings], error) {
+			return ok(s.savings(ctx, in.From, in.To, in.By))
+		})
+}
+
+// trial is what a question to the past needs about a worker.
+type trial struct {
+	w       fleet.Worker
+	storage float64
+	changes []control.TimelineChange
+	off     []evidence.Off
+	follow  evidence.Follow
+	runs    []*evidence.Trial // one for each policy that is asked about
+}
+
+// trials collects the workers with their changes since from.
+func (s *Server) trials(ctx context.Context, q fleet.WorkerFilter, from, to time.Time) (map[string]*trial, error) {
+	changes, err := s.changes(ctx, fleet.AuditQuery{From: from})
+	if err != nil {
+		return nil, err
+	}
+	q.WithTerminated = true
+	sizes := map[string]float64{}
+	out := map[string]*trial{}
+	for after := ""; ; {
+		page, err := s.fleet.Workers(ctx, q, after, 1000)
+		if err != nil {
+			return nil, err
+		}
+		for _, w := range page.Workers {
+			size, known := sizes[w.TemplateName]
+			if !known && w.TemplateName != "" {
+				if t, err := s.fleet.Template(ctx, w.TemplateName); err == nil {
+					size = float64(t.Capacity.StorageGB)
+				}
+				sizes[w.TemplateName] = size
+			}
+			t := &trial{w: w, storage: size, changes: changes[w.ID]}
+			t.off = offs(&t.w, t.changes, from, to)
+			out[w.ID] = t
+		}
+		if after = page.Next; after == "" {
+			return out, nil
+		}
+	}
+}
+
+// offs are the times within [from, to] at which a worker did not run.
+func offs(w *fleet.Worker, changes []control.TimelineChange, from, to time.Time) []evidence.Off {
+	var out []evidence.Off
+	automatic := func(at time.Time) bool {
+		reason := string(w.PauseReason) // of the last one
+		for _, c := range changes {
+			if c.At.Equal(at) {
+				reason = c.Reason
+			}
+		}
+		return fleet.Reason(reason).Automatic()
+	}
+	for _, o := range stops(changes, string(w.Status), to) {
+		off := evidence.Off{From: o.from, To: o.to}
+		switch {
+		case !o.from.IsZero():
+			off.Automatic = automatic(o.from)
+		case len(changes) == 0 && w.LastPausedAt != nil && w.Status != "TERMINATED":
+			off.Automatic = w.PauseReason.Automatic() // it has not changed since
+		}
+		if off.From.Before(from) {
+			off.From = from
+		}
+		if off.To.After(to) {
+			off.To = to
+		}
+		if off.From.Before(off.To) {
+			out = append(out, off)
+		}
+	}
+	return out
+}
+
+// replay feeds the recorded evidence to all trials.
+func (s *Server) replay(ctx context.Context, all map[string]*trial, from, to time.Time, yield func(*trial, evidence.Stretch)) ([]evidence.Missing, error) {
+	missing, err := s.recorded(ctx, evidence.Query{From: from, To: to}, func(r evidence.Record) error {
+		if t := all[r.Object]; t != nil && r.At.Before(to) {
+			t.follow.Add(&r, func(x evidence.Stretch) { yield(t, x) })
+		}
+		return nil
+	})
+	for _, t := range all {
+		t.follow.End(to, func(x evidence.Stretch) { yield(t, x) })
+	}
+	if missing == nil {
+		missing = []evidence.Missing{}
+	}
+	return missing, err
+}
+
+// wanted makes the numbers that a policy stands for.
+func (s *Server) wanted(w control.SimulatedPolicy) (idle.Policy, error) {
+	p := idle.Policy{Name: w.Name, Action: w.Action}
+	minutes := func(n int) idle.Duration { return idle.Duration(time.Duration(n) * time.Minute) }
+	p.Timeout, p.Snooze = minutes(w.TimeoutMinutes), minutes(w.SnoozeMinutes)
+	if p.Timeout > 0 {
+		return p, nil
+	}
+	n, known := s.fleet.Rules().Policies[w.Name]
+	if !known || n.IdleTimeoutMinutes == nil {
+		return p, invalid("policies", w.Name+" is no policy with an idle timeout, and timeout_minutes is not given")
+	}
+	p.Timeout = minutes(*n.IdleTimeoutMinutes)
+	if n.SnoozeMinutes != nil && p.Snooze == 0 {
+		p.Snooze = minutes(*n.SnoozeMinutes)
+	}
+	if n.WarnBeforeMinutes != nil {
+		p.WarnBefore = minutes(*n.WarnBeforeMinutes)
+	}
+	if n.PauseAction != nil && p.Action == "" {
+		p.Action = *n.PauseAction
+	}
+	return p, nil
+}
+
+func (s *Server) simulate(ctx context.Context, in control.Simulate) (control.Simulation, error) {
+	out := control.Simulation{Policies: []control.SimulatedOutcome{}, WindowMinutes: in.WindowMinutes}
+	if out.WindowMinutes == 0 {
+		out.WindowMinutes = int(falseStop.Minutes())
+	}
+	var from time.Time
+	if in.From != nil {
+		from = *in.From
+	}
+	to := time.Now()
+	if in.To != nil {
+		to = *in.To
+	}
+	var err error
+	if out.From, out.To, err = period(from, to, time.Now(), 7*24*time.Hour, maxSimulated); err != nil {
+		return out, err
+	}
+	policies := make([]idle.Policy, len(in.Policies))
+	for i, p := range in.Policies {
+		if policies[i], err = s.wanted(p); err != nil {
+			return out, err
+		}
+	}
+	q := fleet.WorkerFilter{Region: in.Region, Tags: in.Tags}
+	all, err := s.trials(ctx, q, out.From, out.To)
+	if err != nil {
+		return out, err
+	}
+	if len(in.WorkerIDs) > 0 {
+		for id := range all {
+			if !slices.Contains(in.WorkerIDs, id) {
+				delete(all, id)
+			}
+		}
+	}
+	for id, t := range all {
+		for i := range policies {
+			t.runs = append(t.runs, &evidence.Trial{Object: id, Policy: &policies[i], Off: t.off, From: out.From, To: out.To, Window: time.Duration(out.WindowMinutes) * time.Minute})
+		}
+	}
+	if out.Missing, err = s.replay(ctx, all, out.From, out.To, func(t *trial, x evidence.Stretch) {
+		for _, r := range t.runs {
+			r.Add(x)
+		}
+	}); err != nil {
+		return out, err
+	}
+	for i, p := range policies {
+		out.Policies = append(out.Policies, s.outcome(p, i, all))
+	}
+	out.Recommended = recommended(out.Policies)
+	return out, nil
+}
+
+// outcome sums one policy up over all workers.
+func (s *Server) outcome(p idle.Policy, i int, all map[string]*trial) control.SimulatedOutcome {
+	o := control.SimulatedOutcome{Name: p.Name, TimeoutMinutes: time.Duration(p.Timeout).Minutes(), Stops: []evidence.Stop{}}
+	var uses []savings.Use
+	for _, t := range all {
+		r := t.runs[i]
+		r.End()
+		o.Pauses += len(r.Stops)
+		for _, x := range r.Stops {
+			if x.False {
+				o.FalseStops++
+			}
+		}
+		o.UnknownHours += r.Unknown.Hours()
+		o.Stops = append(o.Stops, r.Stops...)
+		u := t.use()
+		u.Running, u.Avoided, u.Other = r.Running, r.Paused, r.Other
+		uses = append(uses, u)
+	}
+	_, o.Sum = s.prices.Group(uses, func(savings.Use) (string, string) { return "", "" })
+	slices.SortFunc(o.Stops, func(a, b evidence.Stop) int {
+		if a.False != b.False {
+			if a.False {
+				return -1
+			}
+			return 1
+		}
+		return a.From.Compare(b.From)
+	})
+	if len(o.Stops) > maxStops {
+		o.Stops = o.Stops[:maxStops]
+	}
+	return o
+}
+
+func (t *trial) use() savings.Use {
+	return savings.Use{Worker: t.w.ID, Name: t.w.Name, Region: t.w.AWSRegion, InstanceType: t.w.InstanceType, Policy: t.w.Policy, Tags: t.w.Tags, StorageGB: t.storage}
+}
+
+// recommended is the policy with the most hours avoided at no false stop;
+// empty if there is none.
+func recommended(l []control.SimulatedOutcome) string {
+	best := -1
+	for i, o := range l {
+		if o.FalseStops == 0 && o.AvoidedHours > 0 && (best < 0 || o.AvoidedHours > l[best].AvoidedHours) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return ""
+	}
+	return l[best].Name
+}
+
+func (s *Server) savings(ctx context.Context, from, to time.Time, by string) (control.Savings, error) {
+	out := control.Savings{By: by, Groups: []savings.Sum{}, NotAvoided: map[string]float64{}, IdleByHour: make([]float64, 7*24)}
+	var key func(savings.Use) (string, string)
+	switch name, tagged := strings.CutPrefix(by, "tag:"); {
+	case tagged:
+		key = func(u savings.Use) (string, string) { return u.Tags[name], "" }
+	case by == "worker":
+		key = func(u savings.Use) (string, string) { return u.Worker, u.Name }
+	case by == "region":
+		key = func(u savings.Use) (string, string) { return u.Region, "" }
+	case by == "policy":
+		key = func(u savings.Use) (string, string) { return u.Policy, "" }
+	case by == "instance_type":
+		key = func(u savings.Use) (string, string) { return u.InstanceType, "" }
+	default:
+		return out, invalid("by", "it is none of worker, region, policy, instance_type and tag:NAME")
+	}
+	var err error
+	if out.From, out.To, err = period(from, to, time.Now(), 30*24*time.Hour, maxSimulated); err != nil {
+		return out, err
+	}
+	all, err := s.trials(ctx, fleet.WorkerFilter{}, out.From, out.To)
+	if err != nil {
+		return out, err
+	}
+	var uses []savings.Use
+	for _, t := range all {
+		u := t.use()
+		begin := out.From
+		if t.w.CreatedAt.After(begin) {
+			begin = t.w.CreatedAt
+		}
+		if !begin.Before(out.To) {
+			continue
+		}
+		u.Running = out.To.Sub(begin)
+		for _, o := range t.off {
+			d := o.To.Sub(later(o.From, begin))
+			if d <= 0 {
+				continue
+			}
+			u.Running -= d
+			if o.Automatic {
+				u.Avoided += d
+			} else {
+				u.Other += d
+			}
+		}
+		uses = append(uses, u)
+	}
+	out.Groups, out.Total = s.prices.Group(uses, key)
+	out.Missing, err = s.replay(ctx, all, out.From, out.To, func(t *trial, x evidence.Stretch) { idleTime(&out, t, x) })
+	return out, err
+}
+
+// idleTime adds the time of a stretch that nobody used, by what kept the
+// worker up, and by hour of the week in UTC.
+func idleTime(out *control.Savings, t *trial, x evidence.Stretch) {
+	if x.Check == nil {
+		return
+	}
+	from, to := later(x.From, out.From), x.To
+	for _, o := range t.off {
+		if !o.From.After(from) && o.To.After(from) {
+			return
+		}
+		if o.From.After(from) && o.From.Before(to) {
+			to = o.From
+		}
+	}
+	if !from.Before(to) {
+		return
+	}
+	cause := "not_recorded"
+	if v := x.Check.Verdict; x.Known {
+		switch last := v.LastActivityAt; {
+		case last != nil && x.From.Sub(*last) < 2*time.Duration(x.Check.Policy.CheckInterval):
+			return // in use
+		case len(v.Blocks) == 0:
+			cause = "about_to_be_paused"
+		default:
+			cause = string(v.Blocks[0].Code)
+			if strongest := slices.IndexFunc(v.Blocks, func(b idle.Block) bool {
+				return b.Code != idle.NotIdleYet && b.Code != idle.RecentActivity && b.Code != idle.WarningPending
+			}); strongest >= 0 {
+				cause = string(v.Blocks[strongest].Code)
+			}
+		}
+	}
+	out.NotAvoided[cause] += to.Sub(from).Hours()
+	if cause == "not_recorded" || cause == string(idle.SignalUnknown) {
+		return // it may have been in use
+	}
+	for at := from.UTC(); at.Before(to); {
+		end := at.Truncate(time.Hour).Add(time.Hour)
+		if end.After(to) {
+			end = to
+		}
+		out.IdleByHour[int(at.Weekday())*24+at.Hour()] += end.Sub(at).Hours()
+		at = end
+	}
+}
