@@ -25,6 +25,7 @@ import (
 	"log/slog"
 	"net"
 	"reflect"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -279,32 +280,38 @@ type later struct {
 	name    string
 	channel fleet.Channel
 	set     fleet.Settings
-	to      receiver
+
+	mu sync.Mutex // messages go out several at a time
+	to receiver
 }
 
 func (l *later) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.to != nil {
 		l.to.close()
 	}
 }
 
-func (l *later) prepare() error {
+func (l *later) prepare() (receiver, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.to != nil {
-		return nil
+		return l.to, nil
 	}
 	to, err := l.n.open(l.name, l.channel, l.set)
-	if err != nil {
-		return err
+	if err == nil {
+		l.to = to
 	}
-	l.to = to
-	return nil
+	return to, err
 }
 
 func (l *later) send(ctx context.Context, m message) error {
-	if err := l.prepare(); err != nil {
+	to, err := l.prepare()
+	if err != nil {
 		return err
 	}
-	return l.to.send(ctx, m)
+	return to.send(ctx, m)
 }
 
 // Test sends a made-up event to a channel now, past the outbox, and returns
