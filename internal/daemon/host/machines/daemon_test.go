@@ -307,6 +307,28 @@ func (b *box) do(verb string, q url.Values) {
 	}
 }
 
+// pause freezes it by hand. The end of a connection that is still on its way
+// wakes it again, so it is tried until it stays.
+func (b *box) pause() {
+	b.t.Helper()
+	b.await(b.name+" is paused by hand", func() (bool, string) {
+		_, err := b.Do(b.t.Context(), b.name, "pause", url.Values{"force": {"true"}})
+		return err == nil, fmt.Sprint(err)
+	})
+}
+
+// signal is sent to its QEMU.
+func (b *box) signal(s syscall.Signal) {
+	b.t.Helper()
+	pid := b.get().PID
+	if pid <= 1 {
+		b.t.Fatalf("%s has no process: %+v", b.name, b.get())
+	}
+	if err := syscall.Kill(pid, s); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 func (b *box) dial(port int) net.Conn {
 	b.t.Helper()
 	c, err := net.DialTimeout("tcp", b.addrs[port], patience)

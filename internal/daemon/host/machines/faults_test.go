@@ -1,7 +1,7 @@
 package machines
 
 import (
-	"net/url"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,8 +12,6 @@ import (
 	"lull/internal/idle"
 	"lull/internal/instance"
 )
-
-var byForce = url.Values{"force": {"true"}}
 
 // deep makes a guest go down the ladder soon after a pause by hand.
 func deep(s *instance.Spec) {
@@ -30,9 +28,10 @@ func TestDaemonKilled(t *testing.T) {
 		pid := b.get().PID
 		d.kill()
 		d.start()
-		if o := b.is(want); o.PID != pid || o.RestartCount != 0 {
-			t.Errorf("%s: process %d before, now %+v", want, pid, o)
-		}
+		b.await("it is taken over while "+want, func() (bool, string) {
+			o := b.get()
+			return o.State == want && o.PID == pid && o.RestartCount == 0, fmt.Sprintf("it is %s, process %d, was %d", o.State, o.PID, pid)
+		})
 		if got := b.tell("count"); got != "counted "+count {
 			t.Errorf("after a kill while %s: %s", want, got)
 		}
@@ -40,11 +39,11 @@ func TestDaemonKilled(t *testing.T) {
 	}
 	b.tell("count")
 	again("running", "2")
-	b.do("pause", byForce)
+	b.pause()
 	again("paused", "3")
 	d2 := d.run("b", small, []int{80}, deep, "guest", "serve", ":80")
 	d2.tell("count")
-	d2.do("pause", byForce)
+	d2.pause()
 	d2.is("hibernated")
 	b = d2
 	again("hibernated", "2")
@@ -68,7 +67,7 @@ func TestFaults(t *testing.T) {
 	if err := os.Symlink("/dev/full", file("state")); err != nil {
 		t.Fatal(err)
 	}
-	b.do("pause", byForce)
+	b.pause()
 	b.await("saving fails", func() (bool, string) {
 		o := b.get()
 		return o.State == "reclaimed" && strings.Contains(o.StatusReason, "cannot hibernate"), o.State + " " + o.StatusReason
@@ -79,20 +78,15 @@ func TestFaults(t *testing.T) {
 	}
 
 	// A guest that hangs is unknown, not idle, and goes on when it wakes up.
-	pid := b.get().PID
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	b.signal(syscall.SIGSTOP)
 	b.await("it is unknown", func() (bool, string) { a := why(); return strings.Contains(a, "Not known"), a })
-	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	b.signal(syscall.SIGCONT)
 	if got := b.tell("count"); got != "counted 3" {
 		t.Errorf("after a hang: %s", got)
 	}
 
 	// A saved guest whose files are damaged.
-	b.do("pause", byForce)
+	b.pause()
 	b.is("hibernated")
 	if err := os.Truncate(file("state"), 1000); err != nil {
 		t.Fatal(err)
@@ -108,11 +102,10 @@ func TestFaults(t *testing.T) {
 	for _, paused := range []bool{false, true} {
 		if paused {
 			b.do("start", nil)
-			b.do("pause", byForce)
+			b.lease(take) // it stays paused and goes no deeper
+			b.pause()
 		}
-		if err := syscall.Kill(b.get().PID, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		b.signal(syscall.SIGKILL)
 		if o := b.is("stopped"); !strings.Contains(o.StatusReason, "signal 9") {
 			t.Errorf("paused %v: its reason is %q", paused, o.StatusReason)
 		}

@@ -274,7 +274,7 @@ func TestProgramsOnEveryRung(t *testing.T) {
 	for _, rung := range []string{"paused", "reclaimed", "hibernated"} {
 		woken := 0
 		for range rounds(t) {
-			b.do("pause", byForce)
+			b.pause()
 			if rung != "paused" {
 				b.is(rung)
 			}
