@@ -55,7 +55,7 @@ func TestFaults(t *testing.T) {
 	b := d.run("a", small, []int{80}, deep, "guest", "serve", ":80")
 	file := func(name string) string { return filepath.Join(d.dir, "data", "vm", "vm", b.get().ID, name) }
 	why := func() string {
-		y, err := d.Why(t.Context(), "a")
+		y, err := d.Why(t.Context(), "a", time.Time{})
 		if err != nil {
 			t.Fatal(err)
 		}
