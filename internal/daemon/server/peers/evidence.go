@@ -207,6 +207,7 @@ func (p *Peers) serveEvidence(w http.ResponseWriter, r *http.Request) {
 		return err
 	})
 	if err != nil {
+		_ = out.Flush()             // what there is
 		panic(http.ErrAbortHandler) // a cut answer must not look whole
 	}
 	if err := out.WriteByte(0); err == nil {
