@@ -3,15 +3,18 @@ package main
 import (
 	"bufio"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -27,7 +30,7 @@ import (
 )
 
 // patience bounds every wait of the browser tests: the machine may be loaded.
-const patience = 90 * time.Second
+const patience = 2 * time.Minute
 
 // daemon runs a command of lull in this process until the test ends, and
 // returns what the first line of its output that matches says.
@@ -101,6 +104,7 @@ func newWatched(t *testing.T) *watched {
 		t.Fatal(err)
 	}
 	r.fill()
+	r.settle()
 	return r
 }
 
@@ -120,7 +124,7 @@ func (r *watched) fill() {
 		w, err := control.Write[struct {
 			ID string `json:"id"`
 		}](r.t.Context(), r.client, "POST", "/workers/import",
-			map[string]any{"name": i.Name, "aws_region": i.Region, "ec2_instance_id": i.ID, "tls_insecure": true, "owner": i.Name[:4] + "@example.org"})
+			map[string]any{"name": i.Name, "aws_region": i.Region, "ec2_instance_id": i.ID, "tls_insecure": true, "owner": strings.Split(i.Name, "-")[0] + "@example.org", "idle_timeout_minutes": map[bool]int{true: 7 * 24 * 60, false: 60}[i.Name == "research-1"]})
 		if err != nil {
 			r.t.Fatal(err)
 		}
@@ -128,6 +132,47 @@ func (r *watched) fill() {
 	}
 	if _, err := control.Write[any](r.t.Context(), r.client, "POST", "/workers/arm", map[string]any{"all": true}); err != nil {
 		r.t.Fatal(err)
+	}
+}
+
+// used has somebody work on a worker, and look has its idleness judged.
+func (r *watched) used(name string) {
+	r.t.Helper()
+	body := strings.NewReader(`{"category": "start_lab", "user": "alice"}`)
+	res, err := http.Post(r.sim+"/sim/instances/"+name+"/events", "application/json", body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		r.t.Fatalf("cannot use %s: %s", name, res.Status)
+	}
+}
+
+func (r *watched) look(name string) {
+	r.t.Helper()
+	if _, err := r.client.DetectIdle(r.t.Context(), r.ids[name]); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// settle waits until all workers run, has some of them used, and looks at all.
+func (r *watched) settle() {
+	r.t.Helper()
+	eventually(r.t, func() error {
+		l, err := r.client.Workers(r.t.Context(), url.Values{"status": {"RUNNING"}})
+		if err == nil && len(l) != len(r.ids)-1 {
+			err = fmt.Errorf("%d of %d workers run", len(l), len(r.ids)-1)
+		}
+		return err
+	})
+	for _, name := range []string{"routing-1", "routing-2", "campus-1"} {
+		r.used(name)
+	}
+	for name := range r.ids {
+		if name != "classroom-2" {
+			r.look(name)
+		}
 	}
 }
 
@@ -181,7 +226,7 @@ func startBrowser(t *testing.T) context.Context {
 	return ctx
 }
 
-func open(t *testing.T, from context.Context, url string) *window {
+func open(t *testing.T, from context.Context, address string) *window {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(from, chromedp.WithNewBrowserContext())
 	w := &window{t: t, ctx: ctx}
@@ -218,7 +263,7 @@ func open(t *testing.T, from context.Context, url string) *window {
 			t.Errorf("the browser says: %s", f)
 		}
 	})
-	w.visit(url)
+	w.visit(address)
 	return w
 }
 
@@ -248,45 +293,46 @@ func do[T any](w *window, a chromedp.Action[T]) T {
 	return v
 }
 
-// js is what an expression says on the page; a promise is waited for.
-func js[T any](w *window, expression string, args ...any) T {
+// js is what an expression says on the page; a promise is waited for. Each $1
+// in it is an argument, as JSON.
+func js[T any](w *window, expression string, arg ...any) T {
 	w.t.Helper()
-	for i, a := range args {
-		b, err := json.Marshal(a)
+	if len(arg) > 0 {
+		b, err := json.Marshal(arg[0])
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		args[i] = string(b)
+		expression = strings.ReplaceAll(expression, "$1", string(b))
 	}
-	return do(w, chromedp.Evaluate[T](fmt.Sprintf(expression, args...), chromedp.EvalAwaitPromise))
+	return do(w, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
 }
 
 // until waits until an expression is true on the page.
-func (w *window) until(expression string, args ...any) {
+func (w *window) until(expression string, arg ...any) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); pause() {
-		if js[bool](w, "!!("+expression+")", append([]any(nil), args...)...) {
+		if js[bool](w, "!!("+expression+")", arg...) {
 			return
 		}
 	}
-	w.t.Fatalf("not within %v: %s %v; the page says:\n%s", patience, expression, args, js[string](w, `document.body.innerText`))
+	w.t.Fatalf("not within %v: %s %v; the page says:\n%s", patience, expression, arg, js[string](w, `document.body.innerText`))
 }
 
 // sees waits until the page's text matches a regular expression.
 func (w *window) sees(pattern string) {
 	w.t.Helper()
-	w.until(`new RegExp(%s, 's').test(document.body.innerText)`, pattern)
+	w.until(`new RegExp($1, 's').test(document.body.innerText)`, pattern)
 }
 
-func (w *window) visit(url string) {
+func (w *window) visit(address string) {
 	w.t.Helper()
-	do(w, chromedp.Navigate(url))
+	do(w, chromedp.Navigate(address))
 }
 
 // finds is an expression for what a person would press under a name: a
 // button, link or option, in the open dialog if there is one.
 const finds = `[...(document.querySelector('dialog[open]') ?? document).querySelectorAll('button, a, summary, label, select')]
-	.find((e) => (e.getAttribute('aria-label') ?? e.innerText).trim() === %s && e.getAttribute('aria-disabled') !== 'true')`
+	.find((e) => (e.getAttribute('aria-label') ?? e.innerText).trim() === $1 && e.getAttribute('aria-disabled') !== 'true')`
 
 // press clicks, with the mouse, what has that name.
 func (w *window) press(name string) {
@@ -299,8 +345,8 @@ func (w *window) press(name string) {
 // enter writes into the field that css finds.
 func (w *window) enter(css, text string) {
 	w.t.Helper()
-	w.until(`document.querySelector(%s)`, css)
-	js[bool](w, `(document.querySelector(%s).focus(), true)`, css)
+	w.until(`document.querySelector($1)`, css)
+	js[bool](w, `(document.querySelector($1).focus(), true)`, css)
 	do(w, chromedp.KeyEvent(text))
 }
 
@@ -330,15 +376,204 @@ func (w *window) picture(name string) {
 	}
 }
 
+// axe is the accessibility checker of Deque (MPL 2.0), as it comes.
+//
+//go:embed testdata/dashboard/axe.min.js
+var axe string
+
+// accessible checks the page as it is: nothing that axe calls serious or
+// critical.
+func (w *window) accessible(what string) {
+	w.t.Helper()
+	js[bool](w, "(() => {"+axe+"; return true })()")
+	faults := js[[]string](w, `axe.run(document, {resultTypes: ['violations']}).then((r) => r.violations
+		.filter((v) => v.impact === 'serious' || v.impact === 'critical')
+		.map((v) => v.id + ': ' + v.help + ' ' + v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160)).join(' | ')))`)
+	for _, f := range faults {
+		w.t.Errorf("%s is not accessible: %s", what, f)
+	}
+}
+
 // TestDashboard is a person at the dashboard of a real server, with a real
-// browser, over a simulated cloud.
+// browser, over a simulated cloud: every page, in light and dark, and what
+// can be done on it.
 func TestDashboard(t *testing.T) {
 	chrome := startBrowser(t)
 	r := newWatched(t)
 	w := open(t, chrome, r.url)
 	w.sees("Sign in with a token")
+	w.accessible("the login")
+	w.enter("#token", "lull_aaaaaaaaaa_aaaaaaaaaaaaaaaaaaaaaaaaaa")
+	w.press("Sign in")
+	w.sees("unknown, expired or revoked")
+	w.forgive("status of 401")
+	w.clear("#token")
 	w.login(r.token)
+	t.Run("fleet", func(t *testing.T) { w.in(t).fleet(r) })
+	t.Run("worker", func(t *testing.T) { w.in(t).worker(r) })
+	t.Run("halt", func(t *testing.T) { w.in(t).halt(r) })
+	t.Run("pages", func(t *testing.T) { w.in(t).pages(r) })
+}
+
+// in makes t the test that the window's steps report to.
+func (w *window) in(t *testing.T) *window {
+	was := w.t
+	w.t = t
+	t.Cleanup(func() { w.t = was })
+	return w
+}
+
+// both takes pictures of a page in light and dark, and checks what it looks
+// like in some of them.
+func (w *window) both(name string, checked ...string) {
+	w.t.Helper()
+	for _, scheme := range []string{"dark", "light"} {
+		w.colours(scheme)
+		w.picture(name + "-" + scheme)
+		if slices.Contains(checked, scheme) {
+			w.accessible(name + " in " + scheme)
+		}
+	}
+}
+
+// tile is how many workers the overview counts for a standing.
+func (w *window) tile(standing string) string {
+	return fmt.Sprintf(`document.querySelector('.tile.%s .count')?.innerText`, standing)
+}
+
+func (w *window) fleet(r *watched) {
 	w.sees("10 workers")
-	w.sees("routing-1")
-	w.picture("fleet")
+	for standing, n := range map[string]string{"active": "3", "idle": "1", "pausing_soon": "2", "blocked": "2", "unknown": "1", "paused": "1"} {
+		w.until(w.tile(standing)+" === $1", n)
+	}
+	w.both("fleet", "light", "dark")
+	w.press("Unknown")
+	w.until(`document.querySelectorAll('.list .body .name').length === 1 && document.querySelector('.list .name').innerText.includes('security-1')`)
+	w.press("Unknown")
+	w.enter("input[type=search]", "team=campus")
+	w.until(`document.querySelectorAll('.list .body .name').length === 2`)
+	w.until(`location.search === '?q=team%3Dcampus'`)
+	js[bool](w, `(history.back(), true)`)
+	w.visit(r.url + "/?q=nobody-has-this")
+	w.sees("No worker matches")
+	w.accessible("an empty list")
+}
+
+func (w *window) worker(r *watched) {
+	id := r.ids["routing-2"]
+	w.visit(r.url + "/workers/" + id)
+	w.sees(`Why is it still running\?.*Activity & Lifecycle.*Active.*Auto-pause\s+in \d+ min.*Recent activity`)
+	w.until(`document.querySelectorAll('#recent + .scroll tbody tr').length > 3`)
+	w.both("worker", "light", "dark")
+
+	w.press("Snooze")
+	w.sees("Protect routing-2 from automatic pauses")
+	w.accessible("the snooze")
+	w.press("For 2 hours")
+	w.sees(`Snooze protection\s+until .*by first-admin`)
+	w.press("End the snooze")
+	w.sees(`Snooze protection\s+none`)
+	w.press("Switch idle detection off")
+	w.sees(`Idle detection\s+off`)
+	w.press("Switch idle detection on")
+	w.sees(`Idle detection\s+on`)
+
+	w.press("Pause")
+	w.sees("Pause routing-2\\?.*stopped by your wish")
+	w.accessible("the question before a pause")
+	w.press("Pause it")
+	w.sees(`Last paused.*manual, by first-admin`)
+	w.sees("stopped\\b.*Lately")
+	w.until(`document.querySelector('h1 .badge.paused')`)
+	w.press("Resume")
+	w.until(`document.querySelector('h1 .badge:is(.active, .idle, .pausing_soon, .unknown)') && /Last resumed\s+[^n].*by first-admin/s.test(document.body.innerText)`)
+
+	w.visit(r.url + "/workers/" + r.ids["security-1"])
+	w.sees("signal_unknown")
+	w.until(`document.querySelector('h1 .badge.unknown')`)
+	w.visit(r.url + "/workers/w-none")
+	w.sees("There is no worker w-none")
+	w.forgive("status of 404")
+	w.forgive("status of 404")
+}
+
+// clear empties a field.
+func (w *window) clear(css string) {
+	w.t.Helper()
+	w.until(`document.querySelector($1)`, css)
+	js[bool](w, `(() => { const v = document.querySelector($1); v.value = ''; v.dispatchEvent(new Event('input', {bubbles: true})); return true })()`, css)
+}
+
+func (w *window) halt(r *watched) {
+	w.visit(r.url + "/")
+	w.press("Halt")
+	w.sees("Stop all automatic actions")
+	w.press("Halt everything")
+	for _, path := range []string{"/", "/audit", "/settings", "/workers/" + r.ids["campus-1"]} {
+		w.visit(r.url + path)
+		w.sees(`Halted\. All automatic actions are stopped\s+by first-admin`)
+	}
+	w.visit(r.url)
+	w.both("halted", "light")
+	w.press("End the halt")
+	w.until(`!document.querySelector('.banner.halt')`)
+}
+
+func (w *window) pages(r *watched) {
+	if _, err := control.Write[any](w.t.Context(), r.client, "POST", "/hosts/desk/report", map[string]any{"instances": []map[string]any{
+		{"id": "i1", "name": "web", "state": "paused", "runtime": "process", "idle_for": 90, "connections": 0},
+		{"id": "i2", "name": "db", "state": "running", "runtime": "microvm", "idle_for": 3, "connections": 2, "lease_held": true, "lease_reason": "backup"}}}); err != nil {
+		w.t.Fatal(err)
+	}
+	for i, p := range []struct{ path, text string }{
+		{"hosts", "desk.*web.*paused.*db.*lease backup"},
+		{"agents", "No agent has reported yet"},
+		{"audit", "imported.*first-admin"},
+		{"settings", "worker_idle_timeout_minutes.*60 minutes"},
+		{"tokens", "first-admin"},
+	} {
+		w.visit(r.url + "/" + p.path)
+		w.sees(p.text)
+		w.both(p.path, []string{"light", "dark"}[i%2])
+	}
+	w.visit(r.url + "/settings")
+	w.press("Change worker_warn_before_minutes")
+	w.clear("#value")
+	w.enter("#value", "5000")
+	w.press("Save")
+	w.sees("Nothing is changed.*is not between")
+	w.forgive("status of 422")
+	w.clear("#value")
+	w.enter("#value", "7")
+	w.press("Save")
+	w.sees("worker_warn_before_minutes is changed.*")
+	w.until(`/worker_warn_before_minutes[^]*?7 minutes\s+stored/.test(document.body.innerText)`)
+
+	w.visit(r.url + "/tokens")
+	w.press("Make a token")
+	w.enter("#token-name", "night watch")
+	w.press("Make it")
+	w.sees("it is not shown again.*lull_")
+	w.press("Done")
+	w.press("Revoke night watch")
+	w.sees("Revoke night watch\\?")
+	w.press("Revoke it")
+	w.sees("night watch.*revoked")
+	w.visit(r.url + "/nowhere")
+	w.sees("There is no such page")
+}
+
+// forgive waits for a complaint of the browser that a step meant to cause.
+func (w *window) forgive(text string) {
+	w.t.Helper()
+	eventually(w.t, func() error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		n := len(w.faults)
+		w.faults = slices.DeleteFunc(w.faults, func(f string) bool { return strings.Contains(f, text) })
+		if len(w.faults) == n {
+			return fmt.Errorf("the browser did not complain of %s", text)
+		}
+		return nil
+	})
 }

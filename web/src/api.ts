@@ -147,6 +147,7 @@ export interface Entry {
 
 export interface Why {
   worker_id: string
+  status: string
   question: string
   answer: string
   idle_status: IdleStatus

@@ -1,6 +1,10 @@
 import { ComponentType } from 'preact'
 import type { PageProps } from '../app'
+import { Audit } from './audit'
 import { Fleet } from './fleet'
+import { Agents, Hosts } from './machines'
+import { SettingsPage } from './settings'
+import { Tokens } from './tokens'
 import { WorkerPage } from './worker'
 
 /** A page of the dashboard. One without a title is reached by links only. */
@@ -9,4 +13,9 @@ export interface Page { path: string; title?: string; admin?: boolean; show: Com
 export const pages: Page[] = [
   { path: '', title: 'Fleet', show: Fleet },
   { path: 'workers', show: WorkerPage },
+  { path: 'hosts', title: 'Hosts', show: Hosts },
+  { path: 'agents', title: 'Agents', show: Agents },
+  { path: 'audit', title: 'Audit log', show: Audit },
+  { path: 'settings', title: 'Settings', show: SettingsPage },
+  { path: 'tokens', title: 'Tokens', admin: true, show: Tokens },
 ]

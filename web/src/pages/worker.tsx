@@ -1,11 +1,306 @@
+// One worker: why it runs or was stopped, its whole activity and life, and
+// what a person can do about it.
+
+import { useState } from 'preact/hooks'
+import { ask, Entry, IdleStatus, Metrics, Reading, Why, Worker } from '../api'
 import type { PageProps } from '../app'
-import { Worker } from '../api'
-import { useResource } from '../resource'
-import { Fault, Loading } from '../ui'
+import { Resource, useResource } from '../resource'
+import { ago, clock, exact, minutes, span, useNow } from '../time'
+import { attempt, Badge, Button, Card, Dialog, Empty, Fault, Loading, Time, words } from '../ui'
+import type { Standing } from '../api'
 
 export function WorkerPage(p: PageProps) {
   const id = p.place.path[1] ?? ''
-  const w = useResource<Worker>(id ? `/workers/${encodeURIComponent(id)}` : null, { on: (e) => e.worker_id === id })
-  if (!w.value) return w.problem ? <Fault problem={w.problem} retry={w.reload} /> : <Loading what="the worker" />
-  return <h1>{w.value.name}</h1>
+  return id ? <One key={id} id={id} operator={p.operator} /> : <Empty title="Which worker?"><a href="/">Choose one of the fleet</a></Empty>
 }
+
+function One(p: { id: string; operator: boolean }) {
+  const path = `/workers/${encodeURIComponent(p.id)}`
+  const mine = (e: Entry) => e.worker_id === p.id || e.action.includes('halt') || e.action.includes('settings')
+  const worker = useResource<Worker>(path, { on: mine, every: 30_000 })
+  const why = useResource<Why>(path + '/why', { on: mine, every: 5_000 })
+  const metrics = useResource<Metrics>(path + '/metrics', { every: 30_000 })
+  const w = worker.value
+  if (!w) {
+    if (!worker.problem) return <Loading what="the worker" />
+    return worker.problem.status === 404
+      ? <><h1>Not found</h1><Empty title={`There is no worker ${p.id}.`}><a href="/">See the fleet</a></Empty></>
+      : <><h1>Worker</h1><Fault problem={worker.problem} retry={worker.reload} /></>
+  }
+  const st = why.value?.idle_status
+  return (
+    <>
+      <p class="crumb"><a href="/">Fleet</a> / {w.aws_region}</p>
+      <h1>{w.name} <Badge standing={standingOf(w, st)} /></h1>
+      {worker.problem && <Fault problem={worker.problem} retry={worker.reload} what="This is not up to date." />}
+      <Answer why={why} />
+      {p.operator ? <Commands w={w} st={st} worker={worker} path={path} reload={() => { worker.reload(); why.reload() }} />
+        : <p class="muted">Your role can look; an operator can pause, resume and snooze.</p>}
+      <div class="columns">
+        <div>
+          <Lifecycle w={w} st={st} />
+          <WhyPanel why={why} />
+        </div>
+        <div>
+          <Facts w={w} metrics={metrics.value} />
+          <History why={why} id={p.id} />
+        </div>
+      </div>
+    </>
+  )
+}
+
+/** The standing of a worker whose verdict is at hand; the overview's rule. */
+function standingOf(w: Worker, st: IdleStatus | undefined): Standing {
+  switch (w.status) {
+    case 'STOPPED': return w.desired_status === 'RUNNING' ? 'starting' : 'paused'
+    case 'PENDING': case 'PROVISIONING': case 'STARTING': return 'starting'
+    case 'STOPPING': case 'DRAINING': return 'pausing_soon'
+    case 'FAILED': return 'failed'
+    case 'TERMINATING': case 'TERMINATED': return 'ended'
+    case 'RUNNING': break
+    default: return 'unknown'
+  }
+  if (w.intent) return 'pausing_soon'
+  if (!st || st.readings_unknown || has(st, 'signal_unknown') || has(st, 'clock_in_future')) return 'unknown'
+  const lasting = (st.blocks ?? []).some((b) => !['recent_activity', 'not_idle_yet', 'warning_pending'].includes(b.code))
+  if (st.is_idle && lasting) return 'blocked'
+  const third = st.timeout_minutes / 3
+  const left = st.target_pause_at ? (new Date(st.target_pause_at).getTime() - Date.now()) / 60_000 : Infinity
+  if ((st.blocks ?? []).length === 0 || left <= Math.min(15, third)) return 'pausing_soon'
+  return st.idle_minutes <= Math.min(10, third) ? 'active' : 'idle'
+}
+
+const has = (st: IdleStatus, code: string) => (st.blocks ?? []).some((b) => b.code === code)
+
+function Answer(p: { why: Resource<Why> }) {
+  const y = p.why.value
+  if (!y) return p.why.problem ? <Fault problem={p.why.problem} retry={p.why.reload} what="Why cannot be told." /> : <Loading what="why" />
+  return (
+    <p class="answer" role="status">
+      <span class="question">{y.question.charAt(0).toUpperCase() + y.question.slice(1)}?</span> {y.answer}
+    </p>
+  )
+}
+
+function Commands(p: { w: Worker; st: IdleStatus | undefined; worker: Resource<Worker>; path: string; reload: () => void }) {
+  const [dialog, setDialog] = useState<'' | 'pause' | 'snooze' | 'drain'>('')
+  const { w } = p
+  const now = useNow()
+  const act = async (verb: string, done: string, body?: unknown) => {
+    const ok = await attempt(done, async () => {
+      const a = await ask<Worker>('POST', `${p.path}/${verb}`, body)
+      if (a.value?.id) p.worker.put(a.value, a.revision)
+    })
+    if (ok) setDialog('')
+    p.reload()
+  }
+  const running = w.status === 'RUNNING', stopped = w.status === 'STOPPED'
+  const off = !w.is_idle_detection_enabled
+  const snoozed = w.snoozed_until !== null && new Date(w.snoozed_until).getTime() > now
+  return (
+    <div class="actions commands" role="group" aria-label="Commands">
+      {running && <Button onClick={() => setDialog('pause')}>Pause</Button>}
+      {(stopped || w.status === 'STOPPING') && <Button kind="primary" onClick={() => act('resume', `${w.name} is asked to resume.`)}>Resume</Button>}
+      {running && <Button onClick={() => setDialog('snooze')}>{snoozed ? 'Change the snooze' : 'Snooze'}</Button>}
+      {snoozed && <Button onClick={() => act('snooze', `The snooze of ${w.name} has ended.`, {})}>End the snooze</Button>}
+      {running && <Button onClick={() => setDialog('drain')}>Drain</Button>}
+      {w.status === 'DRAINING' && <Button kind="primary" onClick={() => act('cancel-drain', `The drain of ${w.name} is cancelled.`)}>Cancel the drain</Button>}
+      {running && <Button onClick={() => act('detect-idle', `${w.name} was looked at.`)}>Look now</Button>}
+      {w.status === 'FAILED' && <Button kind="primary" onClick={() => act('retry', `${w.name} is tried again.`)}>Try again</Button>}
+      <Button onClick={() => act(off ? 'idle-detection/enable' : 'idle-detection/disable', off ? `${w.name} may be paused when it is idle.` : `${w.name} is never paused for idleness.`)}>
+        {off ? 'Switch idle detection on' : 'Switch idle detection off'}
+      </Button>
+      {!w.armed && <Button kind="primary" onClick={() => act('arm', `${w.name} is armed.`)}>Arm it</Button>}
+      {dialog === 'pause' && (
+        <Dialog title={`Pause ${w.name}?`} onClose={() => setDialog('')}>
+          <p>{p.st && p.st.last_activity_at ? <>It was last used {ago(p.st.last_activity_at, now)}.</> : <>Nobody was seen using it.</>} {p.st && has(p.st, 'signal_unknown') && <strong>Whether it is used now is not known.</strong>}</p>
+          <p>Its instance is stopped by your wish, whoever uses it. It can be resumed at any time.</p>
+          <div class="actions"><button type="button" onClick={() => setDialog('')}>Cancel</button><Button kind="primary" onClick={() => act('pause', `${w.name} is asked to pause.`)}>Pause it</Button></div>
+        </Dialog>
+      )}
+      {dialog === 'drain' && (
+        <Dialog title={`Drain ${w.name}?`} onClose={() => setDialog('')}>
+          <p>It takes nothing new, and stops when nothing runs on it or the time for a drain is over. You can cancel that until then.</p>
+          <div class="actions"><button type="button" onClick={() => setDialog('')}>Cancel</button><Button kind="primary" onClick={() => act('drain', `${w.name} drains.`)}>Drain it</Button></div>
+        </Dialog>
+      )}
+      {dialog === 'snooze' && <Snooze w={w} onClose={() => setDialog('')} act={act} />}
+    </div>
+  )
+}
+
+function Snooze(p: { w: Worker; onClose: () => void; act: (verb: string, done: string, body: unknown) => Promise<void> }) {
+  const now = useNow()
+  const [until, setUntil] = useState('')
+  const to = (d: Date) => p.act('snooze', `${p.w.name} is not paused before ${clock(d.getTime(), now)}.`, { until: d.toISOString() })
+  const hours = (n: number) => new Date(Date.now() + n * 3_600_000)
+  const at = (hour: number) => { const d = new Date(now); d.setHours(hour, 0, 0, 0); if (d.getTime() <= now) d.setDate(d.getDate() + 1); return d }
+  const choices: [string, () => Date][] = [['For 1 hour', () => hours(1)], ['For 2 hours', () => hours(2)], ['For 4 hours', () => hours(4)], [`Until ${clock(at(18).getTime(), now)}`, () => at(18)], [`Until ${clock(at(22).getTime(), now)}`, () => at(22)]]
+  const given = until ? new Date(until) : null
+  return (
+    <Dialog title={`Protect ${p.w.name} from automatic pauses`} onClose={p.onClose}>
+      <div class="actions choices">{choices.map(([label, when]) => <Button key={label} onClick={() => to(when())}>{label}</Button>)}</div>
+      <form onSubmit={(e) => { e.preventDefault(); if (given && given.getTime() > now) void to(given) }}>
+        <label for="until">Or until</label>{' '}
+        <input id="until" type="datetime-local" value={until} onInput={(e) => setUntil(e.currentTarget.value)} />{' '}
+        <button type="submit" class="primary" aria-disabled={!given || given.getTime() <= now}>Snooze</button>
+        {given && given.getTime() <= now && <p class="fault" role="alert">This time is over.</p>}
+      </form>
+      <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button></div>
+    </Dialog>
+  )
+}
+
+/** The section "Activity & Lifecycle" of the worker. */
+function Lifecycle(p: { w: Worker; st: IdleStatus | undefined }) {
+  const { w, st } = p
+  const now = useNow()
+  const events = w.recent_activity_events ?? []
+  const seconds = st?.target_pause_at ? (new Date(st.target_pause_at).getTime() - now) / 1000 : null
+  const protectedUntil = st?.snooze_until && new Date(st.snooze_until).getTime() > now ? st.snooze_until : null
+  return (
+    <Card title="Activity & Lifecycle">
+      <dl class="facts two">
+        <div><dt>State</dt><dd>{w.status !== 'RUNNING' ? words(w.status).toLowerCase() : !st || st.readings_unknown ? 'Not known' : st.is_idle ? `Idle (${minutes(st.idle_minutes)})` : 'Active'}</dd></div>
+        <div><dt>Last activity</dt><dd><Time at={st?.last_activity_at ?? w.last_activity_at} none="none seen" /></dd></div>
+        <div><dt>Auto-pause</dt><dd>{pauseText(w, st, seconds, now)}</dd></div>
+        <div><dt>Next check</dt><dd>{w.status === 'RUNNING' && st ? <Time at={st.next_idle_check_at} /> : '–'}</dd></div>
+        <div><dt>Snooze protection</dt><dd>{protectedUntil ? <>until <Time at={protectedUntil} as="clock" /> (another {span((new Date(protectedUntil).getTime() - now) / 1000)}){w.snoozed_until === protectedUntil && w.snoozed_by && <>, by {w.snoozed_by}</>}</> : 'none'}</dd></div>
+        <div><dt>Idle detection</dt><dd>{w.is_idle_detection_enabled ? (st && !st.auto_pause_enabled ? 'on, but automatic pauses are off' : 'on') : 'off'}{!w.armed && ', in shadow'}</dd></div>
+      </dl>
+      {w.status === 'RUNNING' && st && <Progress st={st} seconds={seconds} />}
+      <dl class="facts two">
+        <div><dt>Last paused</dt><dd><Time at={w.last_paused_at} />{w.last_paused_at && <span class="muted"> {words(w.pause_reason)}, by {w.last_paused_by || 'somebody'}</span>}</dd></div>
+        <div><dt>Last resumed</dt><dd><Time at={w.last_resumed_at} />{w.last_resumed_at && w.last_resumed_by && <span class="muted"> by {w.last_resumed_by}</span>}</dd></div>
+      </dl>
+      <table class="counters">
+        <caption class="hidden">How often it was paused and resumed</caption>
+        <thead><tr><td /><th scope="col">Automatic</th><th scope="col">By people</th><th scope="col">Outside lull</th></tr></thead>
+        <tbody>
+          <tr><th scope="row">Paused</th><td>{w.auto_pause_count}</td><td>{w.manual_pause_count}</td><td>{w.external_pause_count}</td></tr>
+          <tr><th scope="row">Resumed</th><td>{w.auto_resume_count}</td><td>{w.manual_resume_count}</td><td>{w.external_resume_count}</td></tr>
+        </tbody>
+      </table>
+      <h3 id="recent">Recent activity</h3>
+      {events.length === 0 ? <p class="muted">No relevant event was seen in CML yet.</p> : (
+        <div class="scroll" tabIndex={0} role="region" aria-labelledby="recent">
+          <table>
+            <thead><tr><th scope="col">When</th><th scope="col">Category</th><th scope="col">Details</th></tr></thead>
+            <tbody>{events.map((e, i) => <tr key={i}><td title={exact(e.timestamp)}>{ago(e.timestamp, now)}</td><td>{words(e.category)}</td><td class="muted">{details(e.data)}</td></tr>)}</tbody>
+          </table>
+        </div>
+      )}
+    </Card>
+  )
+}
+
+function pauseText(w: Worker, st: IdleStatus | undefined, seconds: number | null, now: number): string {
+  if (w.intent) return `asked for by ${w.intent.by}`
+  if (w.status !== 'RUNNING') return '–'
+  if (!st) return 'not known'
+  if (seconds === null) return 'not before something changes'
+  return seconds > 0 ? `in ${span(seconds)}, at ${clock(st.target_pause_at!, now)}` : 'due'
+}
+
+function Progress(p: { st: IdleStatus; seconds: number | null }) {
+  const { st } = p
+  const share = p.seconds !== null && p.seconds <= 0 ? 1 : Math.min(1, st.idle_minutes / Math.max(st.timeout_minutes, 0.01))
+  const text = `Quiet for ${minutes(st.idle_minutes)} of ${minutes(st.timeout_minutes)}`
+  return (
+    <div class="progress">
+      <div role="progressbar" aria-label="On the way to the idle timeout" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(share * 100)} aria-valuetext={text}><div style={{ width: `${share * 100}%` }} /></div>
+      <span class="muted small">{text}</span>
+    </div>
+  )
+}
+
+/** The data of an event in a line. */
+export function details(data: unknown): string {
+  if (data === null || data === undefined) return ''
+  if (typeof data !== 'object') return String(data)
+  return Object.entries(data as Record<string, unknown>).filter(([, v]) => v !== null && v !== '').map(([k, v]) => `${words(k)}: ${typeof v === 'object' ? JSON.stringify(v) : String(v)}`).join(', ')
+}
+
+function WhyPanel(p: { why: Resource<Why> }) {
+  const y = p.why.value
+  const now = useNow()
+  if (!y) return null
+  const st = y.idle_status
+  const blocks = st.blocks ?? [], readings = st.readings ?? []
+  return (
+    <Card title="Why" aside={<span class="muted small">{y.readings === 'unknown' ? 'no live readings' : <>checked <Time at={st.checked_at} /></>}</span>}>
+      <h3>Signals</h3>
+      {readings.length === 0 ? <p class="muted">{y.readings === 'unknown' ? 'Nobody who has live readings of it can be asked. What is not known is not idle.' : 'None is read in this state.'}</p> : (
+        <div class="scroll" tabIndex={0} role="region" aria-label="Signals">
+          <table>
+            <thead><tr><th scope="col">Signal</th><th scope="col">Says</th><th scope="col">Value</th><th scope="col">Counts from</th><th scope="col">Window</th><th scope="col">Read</th></tr></thead>
+            <tbody>{readings.map((r) => <Signal key={r.signal} r={r} now={now} />)}</tbody>
+          </table>
+        </div>
+      )}
+      <h3>What prevents a pause</h3>
+      {blocks.length === 0 ? <p>{y.status === 'RUNNING' ? 'Nothing. It is paused at the next check.' : 'Nothing.'}</p> : (
+        <ul class="blocks">
+          {blocks.map((b, i) => <li key={i}><code>{b.code}</code> {b.sentence}{b.until && <span class="muted"> Ends <Time at={b.until} />.</span>}</li>)}
+        </ul>
+      )}
+      {(y.change ?? []).length > 0 && <><h3>What would have to change</h3><ul class="blocks">{y.change!.map((c, i) => <li key={i}>{c}</li>)}</ul></>}
+    </Card>
+  )
+}
+
+function Signal(p: { r: Reading; now: number }) {
+  const { r } = p
+  const number = (n: number) => (r.unit ? `${Math.round(n * 100) / 100} ${r.unit}` : '–')
+  return (
+    <tr>
+      <th scope="row">{r.signal}</th>
+      <td><span class={`state ${r.state}`}>{r.state}</span>{r.detail && <div class="muted small">{r.detail}</div>}</td>
+      <td>{r.state === 'unknown' || r.state === 'absent' ? '–' : r.last_event ? <>event <span title={exact(r.last_event)}>{ago(r.last_event, p.now)}</span></> : number(r.value)}</td>
+      <td>{number(r.threshold)}</td>
+      <td>{r.window_seconds ? span(r.window_seconds) : '–'}</td>
+      <td>{r.at ? <span title={exact(r.at)}>{ago(r.at, p.now)}</span> : 'never'}</td>
+    </tr>
+  )
+}
+
+function Facts(p: { w: Worker; metrics: Metrics | undefined }) {
+  const { w, metrics: m } = p
+  const percent = (v: number | null | undefined, name: string) => (v === null || v === undefined ? <span class="muted" title={m?.samples?.[name]?.error}>not known</span> : `${Math.round(v)} %`)
+  const tags = Object.entries(w.tags ?? {})
+  return (
+    <Card title="Machine">
+      <dl class="facts">
+        <div><dt>Instance</dt><dd>{w.ec2_instance_id || '–'} {w.instance_type && <span class="muted">{w.instance_type}</span>}</dd></div>
+        <div><dt>Address</dt><dd>{w.public_ip || w.private_ip || '–'}</dd></div>
+        <div><dt>Owner</dt><dd>{w.owner || '–'}</dd></div>
+        <div><dt>Running since</dt><dd><Time at={w.running_since} none="–" /></dd></div>
+        <div><dt>CPU, memory, disk</dt><dd>{percent(m?.cpu_utilization, 'cpu_utilization')}, {percent(m?.memory_utilization, 'memory_utilization')}, {percent(m?.disk_utilization, 'disk_utilization')}</dd></div>
+        <div><dt>Labs, nodes</dt><dd>{m?.labs_count ?? <span class="muted">not known</span>}, {m?.nodes_count ?? <span class="muted">not known</span>}</dd></div>
+        <div><dt>CML</dt><dd>{w.cml_version || '–'}, license {words(w.license.status) || 'not known'}{w.license.last_error && <span class="bad"> {w.license.last_error}</span>}</dd></div>
+        <div><dt>Tags</dt><dd>{tags.length === 0 ? '–' : tags.map(([k, v]) => <span key={k} class="tag">{k}={v}</span>)}</dd></div>
+      </dl>
+    </Card>
+  )
+}
+
+function History(p: { why: Resource<Why>; id: string }) {
+  const last = p.why.value?.last ?? []
+  return (
+    <Card title="Lately" aside={<a href={`/audit?worker_id=${encodeURIComponent(p.id)}`}>All of it</a>}>
+      {last.length === 0 ? <p class="muted">Nothing is recorded yet.</p> : (
+        <ul class="history">
+          {last.map((e, i) => (
+            <li key={`${e.id}-${i}`}>
+              <span><strong>{words(e.action)}</strong>{e.from && e.to && e.from !== e.to && <span class="muted"> {e.from} to {e.to}</span>}{e.reason && <span class="muted"> {words(e.reason)}</span>}</span>
+              <span class="muted small"><Time at={e.at} /> by {e.by.name}</span>
+              {e.detail && <span class="muted small">{e.detail}</span>}
+            </li>
+          ))}
+        </ul>
+      )}
+    </Card>
+  )
+}
+

@@ -1,0 +1,108 @@
+// Tokens: who may ask, and ending that.
+
+import { useState } from 'preact/hooks'
+import { ask, List, Problem, Token } from '../api'
+import type { PageProps } from '../app'
+import { useResource } from '../resource'
+import { attempt, Button, Dialog, Empty, Fault, Loading, Time } from '../ui'
+
+export function Tokens(p: PageProps) {
+  const all = useResource<List<Token>>('/tokens?limit=1000', { on: (e) => e.action.startsWith('token_') })
+  const [making, setMaking] = useState(false)
+  const [ending, setEnding] = useState<Token | null>(null)
+  if (p.role !== 'admin') return <><h1>Tokens</h1><Empty title="Only an admin can see the tokens." /></>
+  const now = Date.now()
+  const list = [...(all.value?.items ?? [])].reverse()
+  return (
+    <>
+      <h1>Tokens</h1>
+      <p class="headline">Who may ask this server. A token is shown once, when it is made; only its hash is kept.</p>
+      <div class="actions commands"><Button kind="primary" onClick={() => setMaking(true)}>Make a token</Button></div>
+      {all.problem && <Fault problem={all.problem} retry={all.reload} />}
+      {!all.value && !all.problem ? <Loading what="the tokens" /> : (
+        <div class="card flush scroll" tabIndex={0} role="region" aria-label="Tokens">
+          <table>
+            <thead><tr><th scope="col">Name</th><th scope="col">Role</th><th scope="col">Made</th><th scope="col">Ends</th><th scope="col"><span class="hidden">End it</span></th></tr></thead>
+            <tbody>
+              {list.map((t) => {
+                const over = t.expires_at && new Date(t.expires_at).getTime() < now
+                return (
+                  <tr key={t.id} class={t.revoked_at || over ? 'over' : ''}>
+                    <th scope="row">{t.name}<div class="muted small">{t.id}</div></th>
+                    <td>{t.role}{t.machine && <span class="muted"> of {t.machine}</span>}</td>
+                    <td><Time at={t.created_at} /> <span class="muted">by {t.created_by}</span></td>
+                    <td>{t.revoked_at ? <>revoked <Time at={t.revoked_at} /> <span class="muted">by {t.revoked_by}</span></> : t.expires_at ? <Time at={t.expires_at} /> : <span class="muted">never</span>}</td>
+                    <td>{!t.revoked_at && <Button kind="plain" label={`Revoke ${t.name}`} onClick={() => setEnding(t)}>Revoke</Button>}</td>
+                  </tr>
+                )
+              })}
+            </tbody>
+          </table>
+        </div>
+      )}
+      {making && <Make onClose={() => { setMaking(false); all.reload() }} />}
+      {ending && (
+        <Dialog title={`Revoke ${ending.name}?`} onClose={() => setEnding(null)}>
+          <p>Whoever uses it is refused from now on, on every server. It cannot be undone.</p>
+          <div class="actions">
+            <button type="button" onClick={() => setEnding(null)}>Cancel</button>
+            <Button kind="danger" onClick={async () => { if (await attempt(`${ending.name} is revoked.`, () => ask('DELETE', `/tokens/${ending.id}`))) setEnding(null); all.reload() }}>Revoke it</Button>
+          </div>
+        </Dialog>
+      )}
+    </>
+  )
+}
+
+function Make(p: { onClose: () => void }) {
+  const [made, setMade] = useState<Token | null>(null)
+  const [problem, setProblem] = useState<Problem | null>(null)
+  const [role, setRole] = useState('viewer')
+  const make = async (e: SubmitEvent) => {
+    e.preventDefault()
+    const f = new FormData(e.currentTarget as HTMLFormElement)
+    setProblem(null)
+    try {
+      const body: Record<string, unknown> = { name: f.get('name'), role }
+      if (f.get('machine')) body.machine = f.get('machine')
+      if (Number(f.get('days')) > 0) body.ttl_seconds = Number(f.get('days')) * 86400
+      setMade((await ask<Token>('POST', '/tokens', body)).value)
+    } catch (err) {
+      setProblem(err instanceof Problem ? err : new Problem(0, '', String(err)))
+    }
+  }
+  if (made) {
+    return (
+      <Dialog title={`Token ${made.name}`} onClose={p.onClose}>
+        <p>Copy it now: it is not shown again.</p>
+        <p><code class="secret">{made.token}</code></p>
+        <div class="actions">
+          <Button onClick={() => attempt('Copied.', () => navigator.clipboard.writeText(made.token ?? '')).then(() => {})}>Copy</Button>
+          <button type="button" class="primary" onClick={p.onClose}>Done</button>
+        </div>
+      </Dialog>
+    )
+  }
+  const machine = role === 'agent' || role === 'host'
+  return (
+    <Dialog title="Make a token" onClose={p.onClose}>
+      <form class="stack" onSubmit={make}>
+        <label for="token-name">Name</label>
+        <input id="token-name" name="name" required maxLength={128} />
+        <label for="token-role">Role</label>
+        <select id="token-role" value={role} onChange={(e) => setRole(e.currentTarget.value)}>
+          <option value="viewer">viewer: looks</option>
+          <option value="operator">operator: pauses, resumes, halts</option>
+          <option value="admin">admin: everything</option>
+          <option value="agent">agent: speaks for one machine</option>
+          <option value="host">host: speaks for one machine</option>
+        </select>
+        {machine && <><label for="token-machine">Machine</label><input id="token-machine" name="machine" required maxLength={128} /></>}
+        <label for="token-days">Days until it ends, empty for never</label>
+        <input id="token-days" name="days" type="number" min={1} max={3650} />
+        {problem && <Fault problem={problem} what="No token is made." />}
+        <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button><button type="submit" class="primary">Make it</button></div>
+      </form>
+    </Dialog>
+  )
+}
