@@ -2,13 +2,16 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -20,13 +23,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/heapprofiler"
 	cdplog "github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
+	"lull/internal/daemon/server"
+	"lull/internal/daemon/server/access"
+	"lull/internal/daemon/server/web"
+	"lull/internal/fleet"
+	"lull/internal/idle"
 	"lull/internal/link/control"
+	"lull/internal/power"
 	"lull/internal/sim"
+	"lull/internal/store"
+	"lull/internal/store/mem"
 )
 
 // patience bounds every wait of the browser tests: the machine may be loaded.
@@ -528,6 +541,9 @@ func (w *window) pages(r *watched) {
 	for i, p := range []struct{ path, text string }{
 		{"hosts", "desk.*web.*paused.*db.*lease backup"},
 		{"agents", "No agent has reported yet"},
+		{"policies", "aggressive.*hibernates after 15 min.*conservative"},
+		{"schedules", "There is no schedule yet"},
+		{"notifications", "There is no channel yet"},
 		{"audit", "imported.*first-admin"},
 		{"settings", "worker_idle_timeout_minutes.*60 minutes"},
 		{"tokens", "first-admin"},
@@ -561,6 +577,319 @@ func (w *window) pages(r *watched) {
 	w.sees("night watch.*revoked")
 	w.visit(r.url + "/nowhere")
 	w.sees("There is no such page")
+	w.rules(r)
+}
+
+// rules makes a schedule, a policy and an exception, and puts them on workers.
+func (w *window) rules(r *watched) {
+	w.visit(r.url + "/schedules")
+	w.press("New schedule")
+	w.enter("#s-name", "office")
+	w.clear("#s-zone")
+	w.enter("#s-zone", "Europe/Nowhere")
+	w.press("Save")
+	w.sees("Nothing is changed.*zone")
+	w.forgive("status of 422")
+	w.clear("#s-zone")
+	w.enter("#s-zone", "Europe/Berlin")
+	w.press("Save")
+	w.sees("office.*(Open|Closed) now, (opens|closes) in .*Europe/Berlin")
+	w.until(`document.querySelectorAll('.week .bar').length === 5`)
+	w.both("schedule", "light")
+
+	w.visit(r.url + "/policies")
+	w.press("New policy")
+	w.enter("#p-name", "patient")
+	w.enter("#p-idle_timeout_minutes", "500")
+	w.press("Save")
+	w.sees("patient.*pauses after 8 h 20 min")
+	w.press("Apply patient")
+	w.enter("#a-tags", "team=campus")
+	w.press("Apply")
+	w.sees(`Groups.*team=campus\s+patient`)
+	w.press("Make an exception")
+	w.enter("#o-tags", "team=network")
+	js[bool](w, `(() => { const e = document.querySelector('#o-until'); e.value = new Date(Date.now() + 7200e3).toISOString().slice(0, 16); e.dispatchEvent(new Event('input', {bubbles: true})); return true })()`)
+	w.press("Make it")
+	w.sees("Keep running team=network, until")
+	w.picture("policies-used")
+	w.visit(r.url + "/workers/" + r.ids["campus-2"])
+	w.sees(`Rules.*Policy\s+patient.*Idle after\s+8 h 20 min`)
+}
+
+// road is the network between a browser and a server; it can be cut.
+type road struct {
+	l     net.Listener
+	mu    sync.Mutex
+	open  map[net.Conn]bool
+	shut  bool
+	resum []string // Last-Event-ID of every request that had one
+}
+
+func newRoad(t *testing.T, to string) *road {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &road{l: l, open: map[net.Conn]bool{}}
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if !r.enter(c) {
+				c.Close()
+				continue
+			}
+			all.Go(func() { r.carry(c, to) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		r.set(true)
+		all.Wait()
+	})
+	return r
+}
+
+func (r *road) enter(c net.Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.shut {
+		r.open[c] = true
+	}
+	return !r.shut
+}
+
+// set cuts the road, with everything on it, or mends it.
+func (r *road) set(shut bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.shut = shut
+	for c := range r.open {
+		if shut {
+			c.Close()
+			delete(r.open, c)
+		}
+	}
+}
+
+var resumes = regexp.MustCompile(`(?i)\r\nLast-Event-ID: (\d+)`)
+
+func (r *road) carry(c net.Conn, to string) {
+	defer c.Close()
+	s, err := net.Dial("tcp", to)
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	if !r.enter(s) {
+		return
+	}
+	back := make(chan struct{})
+	go func() {
+		defer close(back)
+		_, _ = io.Copy(c, s) // a road that is cut is what this is about
+		c.Close()
+	}()
+	b := make([]byte, 64<<10)
+	for {
+		n, err := c.Read(b)
+		if m := resumes.FindSubmatch(b[:n]); m != nil {
+			r.mu.Lock()
+			r.resum = append(r.resum, string(m[1]))
+			r.mu.Unlock()
+		}
+		if _, werr := s.Write(b[:n]); err != nil || werr != nil {
+			break
+		}
+	}
+	s.Close()
+	<-back
+}
+
+// TestDashboardReconnects cuts the network under the page while things
+// happen: the page says that it is not live, shows everything that happened
+// once it is, and never puts older data over newer.
+func TestDashboardReconnects(t *testing.T) {
+	chrome := startBrowser(t)
+	r := newWatched(t)
+	way := newRoad(t, strings.TrimPrefix(r.url, "http://"))
+	w := open(t, chrome, "http://"+way.l.Addr().String()+"/audit")
+	w.login(r.token)
+	w.sees("imported")
+	w.until(`document.querySelector('.link.live')`)
+
+	w.mu.Lock()
+	w.cut = true
+	w.mu.Unlock()
+	way.set(true)
+	w.sees("Not live: last heard from the server .*Trying again")
+	id := r.ids["campus-1"]
+	const many = 30
+	for i := range many {
+		body := map[string]any{"minutes": 60 + i}
+		if i%2 == 1 {
+			body = map[string]any{}
+		}
+		if _, err := control.Write[any](t.Context(), r.client, "POST", "/workers/"+id+"/snooze", body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	missed, err := control.Read[control.List[fleet.Entry]](t.Context(), r.client, "/audit?newest=true&limit=100&worker_id="+id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []int64{}
+	for _, e := range missed.Items {
+		if strings.HasPrefix(e.Action, "snooze") {
+			want = append(want, e.ID)
+		}
+	}
+	if len(want) < many {
+		t.Fatalf("only %d of %d changes are in the audit log", len(want), many)
+	}
+	way.set(false)
+	w.until(`document.querySelector('.link.live')`)
+	shown := `[...document.querySelectorAll('#entries [data-entry]')].map((e) => Number(e.dataset.entry))`
+	w.until(`((all) => $1.every((id) => all.filter((x) => x === id).length === 1))(`+shown+`)`, want)
+	if got := js[[]int64](w, shown); !slices.IsSortedFunc(got, func(a, b int64) int { return cmp.Compare(b, a) }) {
+		t.Errorf("the entries are not newest first: %v", got)
+	}
+	way.mu.Lock()
+	resumed := len(way.resum)
+	way.mu.Unlock()
+	if resumed == 0 {
+		t.Error("the page did not go on after the last event that it had")
+	}
+	w.newerStays(r, "http://"+way.l.Addr().String())
+}
+
+// newerStays holds an answer back until the page has a newer one.
+func (w *window) newerStays(r *watched, address string) {
+	id := r.ids["routing-1"]
+	snooze := func(minutes int) {
+		w.t.Helper()
+		if _, err := control.Write[any](w.t.Context(), r.client, "POST", "/workers/"+id+"/snooze", map[string]any{"minutes": minutes}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	// In the same document, so that the changed fetch stays.
+	js[bool](w, `(() => {
+		const plain = window.fetch; window.held = []
+		window.fetch = async (url, o) => {
+			const res = await plain(url, o)
+			if (window.hold && url === $1) { const body = await res.blob(); window.hold = false; await new Promise((go) => window.held.push(go)); return new Response(body, res) }
+			return res
+		}
+		return true
+	})()`, "/api/v1/workers/"+id)
+	w.press("Fleet")
+	w.press("routing-1")
+	w.sees("Snooze protection.*none")
+	js[bool](w, `window.hold = true`)
+	snooze(120)
+	w.until(`window.held.length === 1`) // an answer with two hours is on its way
+	snooze(600)
+	w.sees(`another (9 h 59|10 h 00) min`)
+	js[bool](w, `(window.held[0](), true)`)
+	w.press("Look now")
+	w.sees("was looked at")
+	w.sees(`another 9 h 5\d min|another 10 h`)
+}
+
+// crowd are verdicts about a fleet that nobody really observes.
+type crowd map[string]fleet.IdleStatus
+
+func (c crowd) Observation(context.Context, string) (control.Observation, bool) {
+	return control.Observation{}, false
+}
+func (c crowd) Report(context.Context, string, control.AgentReport) bool { return false }
+func (c crowd) Verdicts(context.Context) map[string]fleet.IdleStatus     { return c }
+
+// TestDashboardOfTenThousand has a page with 10,000 workers come up, scroll
+// and search; the page stays as small as with ten.
+func TestDashboardOfTenThousand(t *testing.T) {
+	const many = 10_000
+	chrome := startBrowser(t)
+	db := mem.New(mem.Options{}).Client()
+	live, codec, now := crowd{}, store.Codec[fleet.Worker]{Version: 1}, time.Now().UTC()
+	var ops []store.Op
+	for i := range many {
+		id := fmt.Sprintf("w-%05d", i)
+		w := fleet.Worker{ID: id, Name: fmt.Sprintf("lab-%05d", i), AWSRegion: []string{"eu-west-1", "us-east-1", "us-west-2"}[i%3], InstanceType: "m5.xlarge",
+			Owner: fmt.Sprintf("team%d@example.org", i%40), Tags: map[string]string{"team": fmt.Sprint(i % 40)}, Armed: true, CreatedAt: now, StatusSince: now,
+			Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning, IsIdleDetectionEnabled: true}
+		if i%4 == 0 {
+			w.Status, w.DesiredStatus = power.WorkerStopped, power.WorkerStopped
+		}
+		idleFor := time.Duration(i%55) * time.Minute
+		used, target := now.Add(-idleFor), now.Add(time.Hour-idleFor)
+		live[id] = fleet.IdleStatus{WorkerID: id, TimeoutMinutes: 60, Verdict: idle.Verdict{IdleMinutes: idleFor.Minutes(), LastActivityAt: &used, TargetPauseAt: &target,
+			Blocks: []idle.Block{{Code: idle.RecentActivity, Sentence: "Active: cml."}}}}
+		data, err := codec.Encode("workers/"+id, w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ops = append(ops, store.Put("workers/"+id, data)); len(ops) == 100 {
+			if _, err := db.Commit(t.Context(), store.Txn{Then: ops}); err != nil {
+				t.Fatal(err)
+			}
+			ops = ops[:0]
+		}
+	}
+	f, err := fleet.New(fleet.Options{Store: db, ID: "crowd"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := access.New(db)
+	token, err := tokens.First(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: "test", Web: web.Handler(), Live: live})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- api.Run(ctx) }()
+	site := httptest.NewServer(api.Handler())
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		site.CloseClientConnections()
+		site.Close()
+	})
+	<-api.Ready()
+
+	w := open(t, chrome, site.URL)
+	w.login(token)
+	w.sees("10,000 workers")
+	w.visit(site.URL) // again, as who comes back
+	w.until(`document.querySelectorAll('.list .body .name').length > 5`)
+	took := js[float64](w, `performance.getEntriesByName('lull:fleet')[0].startTime`)
+	w.until(`document.querySelector('[aria-rowcount="10001"]')`)
+	w.picture("ten-thousand")
+	js[bool](w, `(document.querySelector('.list .body').scrollTop = 1e9, true)`)
+	w.sees("lab-09999")
+	js[bool](w, `(document.querySelector('.list .body').scrollTop = 260000, true)`)
+	w.sees("lab-05003")
+	w.enter("input[type=search]", "team=27 lab-0998")
+	w.until(`document.querySelector('[aria-rowcount="2"]') && document.querySelector('.list .body .name').innerText.includes('lab-09987')`)
+	if _, err := chromedp.Call(w.ctx, heapprofiler.CollectGarbage, cdp.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	heap, nodes := js[float64](w, `performance.memory.usedJSHeapSize`)/(1<<20), js[int](w, `document.querySelectorAll('*').length`)
+	t.Logf("10,000 workers: useful after %.0f ms, %.1f MiB of heap, %d elements", took, heap, nodes)
+	if heap > 64 || nodes > 2500 {
+		t.Errorf("the page holds %.1f MiB and %d elements", heap, nodes)
+	}
 }
 
 // forgive waits for a complaint of the browser that a step meant to cause.

@@ -40,6 +40,7 @@ export function Fleet(p: PageProps) {
     for (const i of known.rows.keys()) if (i >= v.matched) known.rows.delete(i)
   }
   const o = known.value
+  useEffect(() => { if (o) performance.mark('lull:fleet') }, [o === undefined])
   if (!o) return view.problem ? <><h1>Fleet</h1><Fault problem={view.problem} retry={view.reload} /></> : <><h1>Fleet</h1><Loading what="the fleet" /></>
   const c = (s: Standing) => o.counts[s] ?? 0
   return (

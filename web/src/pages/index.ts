@@ -3,6 +3,9 @@ import type { PageProps } from '../app'
 import { Audit } from './audit'
 import { Fleet } from './fleet'
 import { Agents, Hosts } from './machines'
+import { Notifications } from './notifications'
+import { Policies } from './policies'
+import { Schedules } from './schedules'
 import { SettingsPage } from './settings'
 import { Tokens } from './tokens'
 import { WorkerPage } from './worker'
@@ -15,6 +18,9 @@ export const pages: Page[] = [
   { path: 'workers', show: WorkerPage },
   { path: 'hosts', title: 'Hosts', show: Hosts },
   { path: 'agents', title: 'Agents', show: Agents },
+  { path: 'policies', title: 'Policies', show: Policies },
+  { path: 'schedules', title: 'Schedules', show: Schedules },
+  { path: 'notifications', title: 'Notifications', show: Notifications },
   { path: 'audit', title: 'Audit log', show: Audit },
   { path: 'settings', title: 'Settings', show: SettingsPage },
   { path: 'tokens', title: 'Tokens', admin: true, show: Tokens },

@@ -5,6 +5,7 @@ import { useState } from 'preact/hooks'
 import { ask, Entry, IdleStatus, Metrics, Reading, Why, Worker } from '../api'
 import type { PageProps } from '../app'
 import { Resource, useResource } from '../resource'
+import { Origin, WorkerPolicy } from '../rules'
 import { ago, clock, exact, minutes, span, useNow } from '../time'
 import { attempt, Badge, Button, Card, Dialog, Empty, Fault, Loading, Time, words } from '../ui'
 import type { Standing } from '../api'
@@ -43,6 +44,7 @@ function One(p: { id: string; operator: boolean }) {
         </div>
         <div>
           <Facts w={w} metrics={metrics.value} />
+          <Rules path={path} mine={mine} />
           <History why={why} id={p.id} />
         </div>
       </div>
@@ -280,6 +282,28 @@ function Facts(p: { w: Worker; metrics: Metrics | undefined }) {
         <div><dt>Labs, nodes</dt><dd>{m?.labs_count ?? <span class="muted">not known</span>}, {m?.nodes_count ?? <span class="muted">not known</span>}</dd></div>
         <div><dt>CML</dt><dd>{w.cml_version || '–'}, license {words(w.license.status) || 'not known'}{w.license.last_error && <span class="bad"> {w.license.last_error}</span>}</dd></div>
         <div><dt>Tags</dt><dd>{tags.length === 0 ? '–' : tags.map(([k, v]) => <span key={k} class="tag">{k}={v}</span>)}</dd></div>
+      </dl>
+    </Card>
+  )
+}
+
+/** What holds for it, and where each value came from. */
+function Rules(p: { path: string; mine: (e: Entry) => boolean }) {
+  const r = useResource<WorkerPolicy>(p.path + '/policy', { on: (e) => p.mine(e) || /^(policy|budget|schedule|override)_/.test(e.action), every: 60_000 })
+  const v = r.value
+  if (!v) return r.problem ? <Card title="Rules"><Fault problem={r.problem} retry={r.reload} /></Card> : null
+  const from = (o: Origin | undefined) => o && <span class="muted small"> {[words(o.layer), o.name].filter(Boolean).join(' ')}</span>
+  return (
+    <Card title="Rules" aside={<a href="/policies">All policies</a>}>
+      {(v.faults ?? []).map((f) => <p key={f} class="fault">{f}</p>)}
+      <dl class="facts">
+        <div><dt>Policy</dt><dd>{v.name}</dd></div>
+        <div><dt>Idle after</dt><dd>{minutes(v.idle_timeout_seconds / 60)}{from(v.from.idle_timeout)}</dd></div>
+        <div><dt>Then</dt><dd>{v.pause_action}, warned {minutes(v.warn_before_seconds / 60)} before{from(v.from.pause_action)}</dd></div>
+        <div><dt>Read from</dt><dd>{(v.activity_sources ?? []).join(', ')}{from(v.from.activity_sources)}</dd></div>
+        <div><dt>Schedule</dt><dd>{v.standing ? <>{v.standing.schedule}, {v.standing.open ? 'open' : 'closed'} now{v.standing.next && <>, {v.standing.next.opens ? 'opens' : 'closes'} <Time at={v.standing.next.at} /></>}</> : 'none'}</dd></div>
+        {(v.overrides ?? []).map((o) => <div key={o.id}><dt>Exception</dt><dd>{o.kind}, until <Time at={o.until} as="clock" /> by {o.by}</dd></div>)}
+        {(v.budgets ?? []).filter((b) => !b.free).map((b) => <div key={b.budget}><dt>Budget</dt><dd>{b.sentence}</dd></div>)}
       </dl>
     </Card>
   )

@@ -1,0 +1,115 @@
+// Schedules: the hours in which workers shall run.
+
+import { useState } from 'preact/hooks'
+import { ask, Entry, List } from '../api'
+import type { PageProps } from '../app'
+import { useResource } from '../resource'
+import { Boundaries, Schedule } from '../rules'
+import { attempt, Button, Card, Empty, Fault, Loading, Time } from '../ui'
+import { Apply, Form } from './policies'
+
+const mine = (e: Entry) => e.action.startsWith('schedule_')
+
+export function Schedules(p: PageProps) {
+  const all = useResource<List<Schedule>>('/schedules?limit=1000', { on: mine })
+  const [editing, setEditing] = useState<Schedule | 'new' | null>(null)
+  const [applying, setApplying] = useState<Schedule | null>(null)
+  const admin = p.role === 'admin'
+  return (
+    <>
+      <h1>Schedules</h1>
+      <p class="headline">The hours in which workers shall run. Outside them a worker is paused once it is quiet; nobody in use is cut off unless its policy says so.</p>
+      {admin && <div class="actions commands"><Button kind="primary" onClick={() => setEditing('new')}>New schedule</Button></div>}
+      {all.problem && <Fault problem={all.problem} retry={all.reload} />}
+      {!all.value ? !all.problem && <Loading what="the schedules" /> : all.value.items.length === 0 ? <Empty title="There is no schedule yet.">Office hours, such as Monday to Friday from 08:00 to 18:00, are one.</Empty> : all.value.items.map((s) => (
+        <Card key={s.name} title={s.name} aside={<span>
+          {p.operator && <Button kind="plain" label={`Apply ${s.name}`} onClick={() => setApplying(s)}>Apply</Button>}{' '}
+          {admin && <Button kind="plain" label={`Edit ${s.name}`} onClick={() => setEditing(s)}>Edit</Button>}{' '}
+          {admin && <Button kind="plain" label={`Remove ${s.name}`} onClick={() => attempt(`${s.name} is removed.`, () => ask('DELETE', `/schedules/${encodeURIComponent(s.name)}`)).then(all.reload)}>Remove</Button>}
+        </span>}>
+          {s.description && <p>{s.description}</p>}
+          <Next name={s.name} />
+          <Week s={s} />
+          <p class="muted small">{s.zone}. {s.start ? 'It resumes workers when it opens.' : 'It only pauses; people resume.'} {(s.holidays ?? []).length > 0 && `Holidays: ${s.holidays!.join(', ')}.`}</p>
+        </Card>
+      ))}
+      {editing && <Edit was={editing === 'new' ? null : editing} onClose={() => { setEditing(null); all.reload() }} />}
+      {applying && <Apply what="schedule" name={applying.name} text={applying.windows.map((w) => `${w.days ?? w.date ?? ''} ${w.from} to ${w.to}`).join(', ')} onClose={() => setApplying(null)} />}
+    </>
+  )
+}
+
+function Next(p: { name: string }) {
+  const b = useResource<Boundaries>(`/schedules/${encodeURIComponent(p.name)}/boundaries?limit=1`, { on: mine, every: 60_000 })
+  if (!b.value) return null
+  const next = b.value.items?.[0]
+  return <p><span class={`state ${b.value.open ? 'active' : 'quiet'}`}>{b.value.open ? 'Open now' : 'Closed now'}</span>{next && <>, {next.opens ? 'opens' : 'closes'} <Time at={next.at} /></>}</p>
+}
+
+const days = ['mon', 'tue', 'wed', 'thu', 'fri', 'sat', 'sun']
+
+/** Which days "mon-fri,sun" names, by number from Monday. */
+export function daysOf(text: string | undefined): number[] {
+  const out: number[] = []
+  for (const part of (text ?? '').toLowerCase().split(',').map((p) => p.trim())) {
+    if (part === 'daily' || part === 'all') return [0, 1, 2, 3, 4, 5, 6]
+    const [from = '', to = from] = part.split('-').map((d) => d.trim().slice(0, 3))
+    const a = days.indexOf(from), b = days.indexOf(to)
+    if (a < 0 || b < 0) continue
+    for (let d = a; ; d = (d + 1) % 7) {
+      out.push(d)
+      if (d === b) break
+    }
+  }
+  return out
+}
+
+/** The week of a schedule as a picture, and in words for who cannot see it. */
+function Week(p: { s: Schedule }) {
+  const hour = (t: string) => { const [h, m] = t.split(':'); return Number(h) + Number(m ?? 0) / 60 }
+  const bars: { day: number; from: number; to: number; hold: boolean }[] = []
+  for (const w of p.s.windows) {
+    for (const day of daysOf(w.days)) {
+      const from = hour(w.from), to = hour(w.to)
+      if (to > from) bars.push({ day, from, to, hold: !!w.hold })
+      else { bars.push({ day, from, to: 24, hold: !!w.hold }); if (to > 0) bars.push({ day: (day + 1) % 7, from: 0, to, hold: !!w.hold }) }
+    }
+  }
+  const words = p.s.windows.map((w) => `${w.days ?? w.date ?? ''} from ${w.from} to ${w.to}${w.hold ? ' (held)' : ''}`).join('; ')
+  return (
+    <svg class="week" viewBox="0 0 780 170" role="img" aria-label={`Open ${words}`}>
+      {[0, 6, 12, 18, 24].map((h) => <g key={h}><line x1={50 + h * 30} x2={50 + h * 30} y1="4" y2="146" /><text x={50 + h * 30} y="164" text-anchor="middle">{String(h).padStart(2, '0')}:00</text></g>)}
+      {days.map((d, i) => <g key={d}><text x="40" y={17 + i * 20} text-anchor="end">{d[0]!.toUpperCase() + d.slice(1)}</text><rect class="day" x="50" y={5 + i * 20} width="720" height="16" rx="4" /></g>)}
+      {bars.map((b, i) => <rect key={i} class={b.hold ? 'bar hold' : 'bar'} x={50 + b.from * 30} y={5 + b.day * 20} width={(b.to - b.from) * 30} height="16" rx="4" />)}
+    </svg>
+  )
+}
+
+function Edit(p: { was: Schedule | null; onClose: () => void }) {
+  const { was } = p
+  const lines = (was?.windows ?? [{ days: 'mon-fri', from: '08:00', to: '18:00' }]).map((w) => `${w.days ?? w.date} ${w.from}-${w.to}${w.hold ? ' hold' : ''}`).join('\n')
+  const send = async (f: FormData) => {
+    const get = (n: string) => String(f.get(n) ?? '').trim()
+    const name = was?.name ?? get('name')
+    const windows = get('windows').split('\n').map((l) => l.trim()).filter(Boolean).map((l) => {
+      const m = /^(\S+)\s+([0-9:]+)\s*-\s*([0-9:]+)(\s+hold)?$/.exec(l)
+      if (!m) throw new Error(`"${l}" is not days and hours, such as mon-fri 08:00-18:00.`)
+      const old = was?.windows.find((w) => (w.days ?? w.date) === m[1] && w.from === m[2] && w.to === m[3])
+      return { ...old, ...(/^\d{4}-/.test(m[1]!) ? { date: m[1] } : { days: m[1] }), from: m[2], to: m[3], hold: !!m[4] }
+    })
+    const body: Record<string, unknown> = { name, description: get('description'), zone: get('zone'), windows, holidays: get('holidays').split(',').map((h) => h.trim()).filter(Boolean), start: !!f.get('start') }
+    if (was?.grace_minutes !== undefined) body.grace_minutes = was.grace_minutes
+    await ask('PUT', `/schedules/${encodeURIComponent(name)}`, body)
+    return `${name} holds from its next boundary on.`
+  }
+  return (
+    <Form title={was ? `Edit ${was.name}` : 'New schedule'} submit="Save" onClose={p.onClose} send={send}>
+      {!was && <><label for="s-name">Name</label><input id="s-name" name="name" required maxLength={64} /></>}
+      <label for="s-description">Description</label><input id="s-description" name="description" maxLength={1024} value={was?.description} />
+      <label for="s-zone">Zone</label><input id="s-zone" name="zone" required maxLength={64} value={was?.zone ?? Intl.DateTimeFormat().resolvedOptions().timeZone} />
+      <label for="s-windows">Open, a line for each: days or a date, and hours</label><textarea id="s-windows" name="windows" rows={4} defaultValue={lines} />
+      <label for="s-holidays">Holidays, such as 12-25, 2026-04-03</label><input id="s-holidays" name="holidays" value={(was?.holidays ?? []).join(', ')} />
+      <label class="check"><input type="checkbox" name="start" checked={was?.start} /> Resume workers when it opens</label>
+    </Form>
+  )
+}

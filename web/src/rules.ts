@@ -1,0 +1,75 @@
+// What rules look like on the wire (internal/policy).
+
+export interface Scope { worker_ids?: string[]; tags?: Record<string, string>; aws_region?: string }
+
+export interface PolicyValues {
+  enabled?: boolean
+  idle_timeout_minutes?: number
+  warn_before_minutes?: number
+  check_interval_minutes?: number
+  snooze_minutes?: number
+  pause_action?: string
+  activity_sources?: string[]
+  signals?: string[]
+  thresholds?: Record<string, number>
+  accepted_risks?: string[]
+  shadow?: boolean
+  schedule?: string
+  force?: boolean
+}
+
+export interface Policy extends PolicyValues { name: string; description?: string; shipped?: boolean; updated_at?: string; updated_by?: string }
+
+export interface Group { id: string; selector: Scope; policy?: string; schedule?: string; priority?: number; updated_by?: string }
+
+export interface Override { id: string; kind: 'keep' | 'skip' | 'freeze' | 'policy'; selector: Scope; policy?: string; from: string; until: string; by: string; reason?: string }
+
+export interface Budget { name: string; description?: string; for: string; max_actions?: number; max_percent?: number; per_minutes: number; reasons?: string[]; selector: Scope; state: { sentence: string; free: boolean; free_at?: string | null; count: number; limit: number } }
+
+export interface ScheduleWindow { name?: string; days?: string; date?: string; from: string; to: string; hold?: boolean; on_holidays?: boolean }
+
+export interface Schedule { name: string; description?: string; zone: string; windows: ScheduleWindow[]; holidays?: string[]; start?: boolean; grace_minutes?: number }
+
+export interface Boundaries { schedule: string; zone: string; open: boolean; items: { at: string; opens: boolean }[] | null }
+
+export interface Origin { layer: string; name?: string; policy?: string }
+
+export interface WorkerPolicy {
+  name: string
+  enabled: boolean
+  idle_timeout_seconds: number
+  warn_before_seconds: number
+  check_interval_seconds: number
+  snooze_seconds: number
+  pause_action: string
+  activity_sources: string[] | null
+  accepted_risks: string[] | null
+  shadow: boolean
+  schedule: string
+  force: boolean
+  from: Record<string, Origin>
+  standing?: { schedule: string; zone: string; open: boolean; next?: { at: string; opens: boolean } }
+  overrides: Override[] | null
+  faults?: string[]
+  budgets: { budget: string; sentence: string; free: boolean }[] | null
+}
+
+/** A selector for people: "team=ml in us-east-1", "all workers". */
+export function scope(s: Scope | undefined): string {
+  const parts = Object.entries(s?.tags ?? {}).map(([k, v]) => (v ? `${k}=${v}` : k)).concat(s?.worker_ids ?? [])
+  const text = parts.join(', ')
+  if (s?.aws_region) return text ? `${text} in ${s.aws_region}` : `all in ${s.aws_region}`
+  return text || 'all workers'
+}
+
+/** Reads "team=ml, env" and a region as a selector; without any it is all. */
+export function selector(tags: string, region: string): Scope & { all?: boolean } {
+  const out: Scope & { all?: boolean } = {}
+  for (const part of tags.split(',').map((p) => p.trim()).filter(Boolean)) {
+    const at = part.indexOf('=')
+    out.tags = { ...out.tags, [at < 0 ? part : part.slice(0, at).trim()]: at < 0 ? '' : part.slice(at + 1).trim() }
+  }
+  if (region.trim()) out.aws_region = region.trim()
+  if (!out.tags && !out.aws_region) out.all = true
+  return out
+}
