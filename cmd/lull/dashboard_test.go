@@ -7,6 +7,7 @@ import (
 	_ "embed"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -134,10 +135,14 @@ func (r *watched) fill() {
 		r.t.Fatal(err)
 	}
 	for _, i := range all {
+		body := map[string]any{"name": i.Name, "aws_region": i.Region, "ec2_instance_id": i.ID, "tls_insecure": true, "owner": strings.Split(i.Name, "-")[0] + "@example.org"}
+		if i.Name == "research-1" {
+			body["idle_timeout_minutes"] = 7 * 24 * 60
+		}
 		w, err := control.Write[struct {
 			ID string `json:"id"`
 		}](r.t.Context(), r.client, "POST", "/workers/import",
-			map[string]any{"name": i.Name, "aws_region": i.Region, "ec2_instance_id": i.ID, "tls_insecure": true, "owner": strings.Split(i.Name, "-")[0] + "@example.org", "idle_timeout_minutes": map[bool]int{true: 7 * 24 * 60, false: 60}[i.Name == "research-1"]})
+			body)
 		if err != nil {
 			r.t.Fatal(err)
 		}
@@ -350,8 +355,19 @@ const finds = `[...(document.querySelector('dialog[open]') ?? document).querySel
 // press clicks, with the mouse, what has that name.
 func (w *window) press(name string) {
 	w.t.Helper()
-	w.until(finds, name)
-	at := js[[]float64](w, `(() => { const e = `+finds+`; e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()`, name)
+	w.click(finds, name)
+}
+
+// pressAt clicks what css finds.
+func (w *window) pressAt(css string) {
+	w.t.Helper()
+	w.click(`document.querySelector($1)`, css)
+}
+
+func (w *window) click(what, arg string) {
+	w.t.Helper()
+	w.until(what, arg)
+	at := js[[]float64](w, `(() => { const e = `+what+`; e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()`, arg)
 	do(w, chromedp.MouseClickXY(at[0], at[1]))
 }
 
@@ -380,9 +396,13 @@ func (w *window) colours(scheme string) {
 	}
 }
 
-// picture keeps what the page looks like among the artifacts of the test.
+// picture keeps what the page looks like among the artifacts of the test, if
+// they are kept (go test -artifacts).
 func (w *window) picture(name string) {
 	w.t.Helper()
+	if f := flag.Lookup("test.artifacts"); f == nil || f.Value.String() != "true" {
+		return
+	}
 	shot := do(w, chromedp.CaptureScreenshot())
 	if err := os.WriteFile(filepath.Join(w.t.ArtifactDir(), name+".png"), shot, 0o644); err != nil {
 		w.t.Fatal(err)
@@ -460,9 +480,9 @@ func (w *window) fleet(r *watched) {
 		w.until(w.tile(standing)+" === $1", n)
 	}
 	w.both("fleet", "light", "dark")
-	w.press("Unknown")
+	w.pressAt(".tile.unknown")
 	w.until(`document.querySelectorAll('.list .body .name').length === 1 && document.querySelector('.list .name').innerText.includes('security-1')`)
-	w.press("Unknown")
+	w.pressAt(".tile.unknown")
 	w.enter("input[type=search]", "team=campus")
 	w.until(`document.querySelectorAll('.list .body .name').length === 2`)
 	w.until(`location.search === '?q=team%3Dcampus'`)

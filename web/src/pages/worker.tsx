@@ -292,7 +292,7 @@ function Rules(p: { path: string; mine: (e: Entry) => boolean }) {
   const r = useResource<WorkerPolicy>(p.path + '/policy', { on: (e) => p.mine(e) || /^(policy|budget|schedule|override)_/.test(e.action), every: 60_000 })
   const v = r.value
   if (!v) return r.problem ? <Card title="Rules"><Fault problem={r.problem} retry={r.reload} /></Card> : null
-  const from = (o: Origin | undefined) => o && <span class="muted small"> {[words(o.layer), o.name].filter(Boolean).join(' ')}</span>
+  const from = (o: Origin | undefined) => o && <span class="muted small"> {o.layer === 'worker' ? 'its own' : [words(o.layer), o.name].filter(Boolean).join(' ')}</span>
   return (
     <Card title="Rules" aside={<a href="/policies">All policies</a>}>
       {(v.faults ?? []).map((f) => <p key={f} class="fault">{f}</p>)}
