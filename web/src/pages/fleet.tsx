@@ -47,7 +47,7 @@ export function Fleet(p: PageProps) {
     <>
       <h1>Fleet</h1>
       {view.problem && <Fault problem={view.problem} retry={view.reload} what="This is not up to date." />}
-      <p class="headline" role="status">{headline(o)}</p>
+      <p class="headline" role="status">{headline(o, !!(filter.q || filter.aws_region))}</p>
       {o.attention_total > 0 && <Attention o={o} onAll={() => set({ sort: 'attention', standing: '', q: '' })} />}
       <div class="tiles" role="group" aria-label="Workers by standing">
         {order.filter((s) => c(s) > 0 || ['active', 'idle', 'pausing_soon', 'blocked', 'unknown'].includes(s) || filter.standing === s).map((s) => (
@@ -70,13 +70,14 @@ export function Fleet(p: PageProps) {
 }
 
 /** The fleet in one sentence, what matters first. */
-function headline(o: Overview): string {
+function headline(o: Overview, narrowed: boolean): string {
   if (o.total === 0) return 'Nothing to watch yet.'
   const n = (s: Standing) => o.counts[s] ?? 0
   const parts = [`${n('active')} in use`]
   if (n('pausing_soon')) parts.push(`${n('pausing_soon')} about to pause`)
   if (n('paused')) parts.push(`${n('paused')} paused`)
   const needs = o.attention_total === 0 ? 'Nothing needs you.' : o.attention_total === 1 ? '1 worker needs you.' : `${o.attention_total.toLocaleString('en')} workers need you.`
+  if (narrowed) return `${needs} ${order.reduce((sum, s) => sum + n(s), 0).toLocaleString('en')} of ${o.total.toLocaleString('en')} workers match.`
   return `${needs} ${o.total.toLocaleString('en')} workers: ${parts.join(', ')}.`
 }
 
