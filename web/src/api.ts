@@ -202,7 +202,7 @@ const tokenKey = 'lull-token'
 const tabs = new BroadcastChannel('lull-session')
 let changed: () => void = () => {}
 
-/** The token is kept by this tab only, for this origin only (decision 0020). */
+/** The token is kept by this tab only, for this origin only (docs/decisions/0012-dashboard.md). */
 export const session = {
   get token(): string { return sessionStorage.getItem(tokenKey) ?? '' },
   set(token: string) {

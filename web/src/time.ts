@@ -51,6 +51,11 @@ export function minutes(m: number): string {
   return span(m * 60)
 }
 
+/** A sentence of the server with its times as the reader's own. */
+export function local(sentence: string, now: number): string {
+  return sentence.replace(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, (t) => clock(t, now))
+}
+
 const day = new Intl.DateTimeFormat('en', { weekday: 'short', day: 'numeric', month: 'short' })
 const clockFormat = new Intl.DateTimeFormat('en', { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' })
 

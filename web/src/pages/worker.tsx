@@ -6,7 +6,7 @@ import { ask, Entry, IdleStatus, Metrics, Reading, Why, Worker } from '../api'
 import type { PageProps } from '../app'
 import { Resource, useResource } from '../resource'
 import { Origin, WorkerPolicy } from '../rules'
-import { ago, clock, exact, minutes, span, useNow } from '../time'
+import { ago, clock, exact, local, minutes, span, useNow } from '../time'
 import { attempt, Badge, Button, Card, Dialog, Empty, Fault, Loading, Time, words } from '../ui'
 import type { Standing } from '../api'
 
@@ -77,10 +77,11 @@ const has = (st: IdleStatus, code: string) => (st.blocks ?? []).some((b) => b.co
 
 function Answer(p: { why: Resource<Why> }) {
   const y = p.why.value
+  const now = useNow()
   if (!y) return p.why.problem ? <Fault problem={p.why.problem} retry={p.why.reload} what="Why cannot be told." /> : <Loading what="why" />
   return (
     <p class="answer" role="status">
-      <span class="question">{y.question.charAt(0).toUpperCase() + y.question.slice(1)}?</span> {y.answer}
+      <span class="question">{y.question.charAt(0).toUpperCase() + y.question.slice(1)}?</span> {local(y.answer, now)}
     </p>
   )
 }
