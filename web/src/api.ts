@@ -231,17 +231,21 @@ function key(): string {
 
 export interface Answer<T> { value: T; revision: number; status: number }
 
-/** Asks for a path below /api/v1, or for an absolute one. Throws a Problem. */
+/** Asks for a path below /api/v1. Throws a Problem. */
 export async function ask<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Answer<T>> {
   const headers: Record<string, string> = { Authorization: `Bearer ${session.token}`, Accept: 'application/json' }
   if (body !== undefined) headers['Content-Type'] = 'application/json'
   if (method !== 'GET') headers['Idempotency-Key'] = key()
-  let res: Response
-  try {
-    res = await fetch(path.startsWith('/') ? '/api/v1' + path : path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal })
-  } catch (e) {
-    if (signal?.aborted) throw e
-    throw new Problem(0, 'unreachable', 'The server does not answer.')
+  // A broken connection is tried again: the key makes that harmless.
+  let res: Response | undefined
+  for (let tries = 1; !res; tries++) {
+    try {
+      res = await fetch('/api/v1' + path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal })
+    } catch (e) {
+      if (signal?.aborted) throw e
+      if (tries === 3) throw new Problem(0, 'unreachable', 'The server does not answer.')
+      await new Promise((go) => setTimeout(go, 200 * tries))
+    }
   }
   if (!res.ok) throw await problemOf(res)
   const value = (res.status === 204 || res.headers.get('Content-Length') === '0' ? undefined : await res.json()) as T

@@ -44,7 +44,7 @@ export function useResource<T>(path: string | null, o: Options<T> = {}): Resourc
     if (c.path !== path) Object.assign(c, { path, value: undefined, revision: 0, problem: undefined, wanted: 0 })
     if (path === null) return
     const control = new AbortController()
-    let timer = 0, at = 0, tries = 0
+    let timer = 0, at = 0, tries = 0, failures = 0
     const look = async () => {
       clearTimeout(timer)
       timer = 0
@@ -54,6 +54,7 @@ export function useResource<T>(path: string | null, o: Options<T> = {}): Resourc
       try {
         const a = await ask<T>('GET', path, undefined, control.signal)
         if (control.signal.aborted) return
+        failures = 0
         const revision = options.current.revision?.(a.value) ?? a.revision
         if (number > c.shown && (revision === 0 || revision >= c.revision)) {
           Object.assign(c, { value: a.value, revision: Math.max(c.revision, revision), problem: undefined, shown: number })
@@ -62,7 +63,9 @@ export function useResource<T>(path: string | null, o: Options<T> = {}): Resourc
         if (tries > 0 && tries < 20) soon(100 * tries)
       } catch (e) {
         if (control.signal.aborted) return
-        if (number > c.shown) c.problem = e instanceof Problem ? e : new Problem(0, '', String(e))
+        const problem = e instanceof Problem ? e : new Problem(0, '', String(e))
+        if (number > c.shown) c.problem = problem
+        if (problem.status === 0 || problem.status >= 500) soon(Math.min(15_000, 1000 * 2 ** failures++))
       }
       if (number === c.asked) c.loading = false
       redraw((n) => n + 1)
