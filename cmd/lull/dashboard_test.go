@@ -562,6 +562,7 @@ func (w *window) halt(r *watched) {
 	w.press("Halt")
 	w.sees("Stop all automatic actions")
 	w.press("Halt everything")
+	w.sees(`Halted\. All`)
 	for _, path := range []string{"/", "/audit", "/settings", "/workers/" + r.ids["campus-1"]} {
 		w.visit(r.url + path)
 		w.sees(`Halted\. All automatic actions are stopped\s+by first-admin`)
