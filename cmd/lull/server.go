@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -48,6 +49,7 @@ type opened interface {
 	Run(ctx context.Context) error
 	Close() error
 	Backup(ctx context.Context, path string) error
+	Snapshot(ctx context.Context) (io.ReadCloser, error)
 }
 
 // open opens the store that cfg names.
@@ -119,7 +121,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 		return err
 	}
 	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Log: log.With("part", "api"),
-		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Evidence: ctl.evidence, Prices: prices, Notifier: note, Peers: asked})
+		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Snapshot: db.Snapshot, Evidence: ctl.evidence, Prices: prices, Notifier: note, Peers: asked})
 	if err != nil {
 		return err
 	}
@@ -309,8 +311,14 @@ func (c *cli) listener(cfg serverConfig, l net.Listener, h http.Handler, log *sl
 
 func (c *cli) backupCommand() *cobra.Command {
 	var file string
-	cmd := &cobra.Command{Use: "backup FILE", Short: "Write the whole state to a file, from a cluster or from a server that is stopped", Args: args(cobra.ExactArgs(1)),
+	cmd := &cobra.Command{Use: "backup FILE", Short: "Write the whole state to a file", Args: args(cobra.ExactArgs(1)),
+		Long: `Write the whole state to a file: from a server that runs, with --server; from a
+cluster, with --etcd; else from the data directory of a server that is stopped.`,
+		Example: "  lull server backup state.backup --server http://127.0.0.1:7070",
 		RunE: func(cmd *cobra.Command, a []string) error {
+			if c.server != "" {
+				return c.backupRunning(cmd.Context(), a[0])
+			}
 			cfg, _, err := resolveServer(c.getenv, file, cmd.Flags())
 			if err != nil {
 				return &usageError{err}
@@ -329,6 +337,23 @@ func (c *cli) backupCommand() *cobra.Command {
 	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
 	bindServerFlags(cmd.Flags())
 	return cmd
+}
+
+// backupRunning takes the backup from a server that goes on.
+func (c *cli) backupRunning(ctx context.Context, path string) error {
+	cl, err := c.control()
+	if err != nil {
+		return err
+	}
+	snapshot, err := cl.Backup(ctx)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(etcd.SaveBackup(path, snapshot), snapshot.Close()); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.err, "written to %s; the sealing key is not in it\n", path)
+	return nil
 }
 
 func (c *cli) restoreCommand() *cobra.Command {

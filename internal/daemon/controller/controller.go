@@ -233,6 +233,12 @@ func (c *Controller) learn(w fleet.Worker, after time.Duration) {
 	if w.Revision() <= e.w.Revision() {
 		return
 	}
+	if r := c.region(&w); r != e.region {
+		if e.region != nil {
+			delete(e.region.entries, e.id)
+		}
+		e.region, r.entries[e.id] = r, e
+	}
 	if e.w.DesiredStatus != w.DesiredStatus && e.cancel != nil {
 		e.cancel() // what is being done was decided for another wish
 	}
@@ -247,6 +253,7 @@ func (c *Controller) drop(e *entry) {
 		e.cancel()
 	}
 	c.unschedule(e)
+	delete(e.region.entries, e.id)
 	delete(c.entries, e.id)
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/fnv"
 	"math"
+	"runtime/pprof"
 	"slices"
 	"time"
 
@@ -161,7 +162,8 @@ func (j *job) fetch(ctx context.Context, force bool) {
 		j.live.fetchedAt = now
 		return
 	}
-	t := console.Telemetry(ctx, j.live.seen)
+	var t Telemetry
+	pprof.Do(ctx, pprof.Labels("part", "telemetry"), func(ctx context.Context) { t = console.Telemetry(ctx, j.live.seen) })
 	if ctx.Err() != nil {
 		return
 	}

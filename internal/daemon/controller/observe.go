@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"maps"
+	"runtime/pprof"
 	"slices"
 	"sync"
 	"time"
@@ -22,6 +23,7 @@ type region struct {
 	wake chan struct{}
 
 	// Guarded by the lock of the controller.
+	entries  map[string]*entry
 	listedAt time.Time // when the last complete listing began
 	err      string
 	rolled   string  // how far the full pass is
@@ -37,7 +39,7 @@ func (c *Controller) region(w *fleet.Worker) *region {
 	k := keyOf(w)
 	r := c.regions[k]
 	if r == nil {
-		r = &region{key: k, wake: make(chan struct{}, 1)}
+		r = &region{key: k, wake: make(chan struct{}, 1), entries: map[string]*entry{}}
 		c.regions[k] = r
 		c.poke()
 	}
@@ -73,7 +75,8 @@ func (c *Controller) watchRegion(ctx context.Context, r *region) {
 	failures := 0
 	for {
 		began := time.Now()
-		err := c.cycle(ctx, r)
+		var err error
+		pprof.Do(ctx, pprof.Labels("part", "ec2"), func(ctx context.Context) { err = c.cycle(ctx, r) })
 		took := time.Since(began)
 		wait := c.fleet.Settings().ReconcileInterval - took
 		c.mu.Lock()
@@ -151,8 +154,8 @@ func (c *Controller) cycle(ctx context.Context, r *region) error {
 func (c *Controller) inRegion(r *region) (owned, transit int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range c.entries {
-		if keyOf(&e.w) == r.key && c.shards[e.shard] != nil {
+	for _, e := range r.entries {
+		if c.shards[e.shard] != nil {
 			owned++
 			if power.WorkerTable.IsTransitional(e.w.Status) {
 				transit++
@@ -168,9 +171,9 @@ func (c *Controller) changed(r *region, states map[string]string, began time.Tim
 	defer c.mu.Unlock()
 	s := c.fleet.Settings()
 	var ids, rest []string
-	for _, e := range c.entries {
+	for _, e := range r.entries {
 		id := e.w.EC2InstanceID
-		if id == "" || keyOf(&e.w) != r.key || c.shards[e.shard] == nil || e.w.Status == power.WorkerTerminated {
+		if id == "" || c.shards[e.shard] == nil || e.w.Status == power.WorkerTerminated {
 			continue
 		}
 		state, listed := states[id]
@@ -203,12 +206,8 @@ func (c *Controller) changed(r *region, states map[string]string, began time.Tim
 func (c *Controller) described(r *region, found map[string]Instance, missing map[string]bool, at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range c.entries {
-		id := e.w.EC2InstanceID
-		if id == "" || keyOf(&e.w) != r.key {
-			continue
-		}
-		if in, ok := found[id]; ok {
+	for _, e := range r.entries {
+		if in, ok := found[e.w.EC2InstanceID]; ok {
 			if e.inst == nil || !maps.Equal(e.inst.Tags, in.Tags) {
 				e.tagged = false
 			}
@@ -225,10 +224,7 @@ func (c *Controller) sweep(r *region, states map[string]string, began time.Time,
 	r.listedAt = began
 	now := time.Now()
 	polling := c.fleet.Settings().ReconcilePollingEnabled
-	for _, e := range c.entries {
-		if keyOf(&e.w) != r.key {
-			continue
-		}
+	for _, e := range r.entries {
 		state := states[e.w.EC2InstanceID]
 		if in, ok := found[e.w.EC2InstanceID]; ok {
 			state = in.State // newer than the listing

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"encoding/json"
+	"runtime/pprof"
 	"time"
 
 	"lull/internal/fleet"
@@ -13,9 +14,10 @@ import (
 // entry is one worker in memory. The lock of the controller guards it; a job
 // works on a copy of what it needs.
 type entry struct {
-	id    string
-	shard int
-	w     fleet.Worker
+	id     string
+	shard  int
+	region *region
+	w      fleet.Worker
 
 	// What was observed last. seen is the state in the region's listing, and
 	// empty when the instance was not in it.
@@ -207,7 +209,7 @@ func (c *Controller) start(ctx context.Context, l *lane) {
 		c.jobs.Go(func() {
 			defer sh.jobs.Done()
 			defer cancel()
-			c.work(job, e, sh)
+			pprof.Do(job, pprof.Labels("part", "idle"), func(job context.Context) { c.work(job, e, sh) })
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			l.busy--

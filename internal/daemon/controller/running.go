@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"runtime/pprof"
 	"time"
 
 	"lull/internal/fleet"
@@ -128,7 +129,8 @@ func (j *job) collect(ctx context.Context) {
 		call, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
 		var s System
-		if s, err = console.System(call); err == nil {
+		pprof.Do(call, pprof.Labels("part", "telemetry"), func(ctx context.Context) { s, err = console.System(ctx) })
+		if err == nil {
 			j.live.system, j.live.systemAt, j.live.systemErr = s, time.Now(), ""
 		}
 	}

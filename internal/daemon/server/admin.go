@@ -1,9 +1,12 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
+	"runtime/pprof"
 	"sync"
 	"time"
 
@@ -51,6 +54,7 @@ func (s *Server) adminRoutes() {
 			}
 			return nil, problem(s.admin.Resign(ctx))
 		})
+	s.copyRoutes()
 	r := route{id: "metrics", method: "GET", path: "/metrics", role: access.Viewer, doc: "Counters of this process for Prometheus"}
 	register(s, r, func(context.Context, *struct{}) (*huma.StreamResponse, error) {
 		if s.metrics == nil {
@@ -63,6 +67,48 @@ func (s *Server) adminRoutes() {
 		}}, nil
 	})
 	describe(s, r, "text/plain", "Prometheus exposition format")
+}
+
+// copyRoutes serve what administrators take away: the whole state, and what
+// the process spends its time on.
+func (s *Server) copyRoutes() {
+	r := route{id: "backup", method: "GET", path: "/admin/backup", role: access.Admin, doc: "The whole state as one snapshot, while the server goes on; lull server restore reads it"}
+	register(s, r, func(ctx context.Context, _ *struct{}) (*huma.StreamResponse, error) {
+		if s.snapshot == nil {
+			return nil, fault(http.StatusConflict, "no_backup", "cannot back up this store")
+		}
+		snapshot, err := s.snapshot(ctx)
+		if err != nil {
+			return nil, problem(err)
+		}
+		return &huma.StreamResponse{Body: func(hc huma.Context) {
+			defer snapshot.Close()
+			hc.SetHeader("Content-Type", "application/octet-stream")
+			hc.SetStatus(http.StatusOK)
+			if _, err := io.Copy(hc.BodyWriter(), snapshot); err != nil {
+				s.log.Warn("a backup was cut", "error", err)
+				panic(http.ErrAbortHandler) // a cut answer must not look whole
+			}
+		}}, nil
+	})
+	describe(s, r, "application/octet-stream", "A snapshot of etcd with its checksum")
+	r = route{id: "profile", method: "GET", path: "/admin/profile", role: access.Admin, doc: "A CPU profile of this process for go tool pprof, by parts of the work"}
+	register(s, r, func(_ context.Context, in *struct {
+		Seconds int `query:"seconds" minimum:"1" maximum:"300" default:"30"`
+	}) (*huma.StreamResponse, error) {
+		var profile bytes.Buffer
+		if err := pprof.StartCPUProfile(&profile); err != nil {
+			return nil, fault(http.StatusConflict, "busy", "cannot profile: another profile is being made")
+		}
+		return &huma.StreamResponse{Body: func(hc huma.Context) {
+			_ = control.Pause(hc.Context(), time.Duration(in.Seconds)*time.Second) // who left gets what there is
+			pprof.StopCPUProfile()
+			hc.SetHeader("Content-Type", "application/octet-stream")
+			hc.SetStatus(http.StatusOK)
+			_, _ = hc.BodyWriter().Write(profile.Bytes()) // nobody is left to tell
+		}}, nil
+	})
+	describe(s, r, "application/octet-stream", "A profile in pprof's format")
 }
 
 // readyWithin is how long the store may take to show that it answers.

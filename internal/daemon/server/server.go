@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"reflect"
@@ -92,6 +93,8 @@ type Options struct {
 	// Peers answers the other servers below /internal/; nil answers none.
 	Peers   http.Handler
 	Metrics prometheus.Gatherer
+	// Snapshot reads the whole state for a backup; nil has none.
+	Snapshot func(ctx context.Context) (io.ReadCloser, error)
 	// Notifier tests channels of notifications; nil in a process without one.
 	Notifier Notifier
 	Version  string
@@ -134,7 +137,8 @@ type Server struct {
 	machines *machines
 	roster   *roster.Roster
 	board    *board.Board
-	streams  chan struct{}              // one for each event stream that may be open
+	streams  chan struct{} // one for each event stream that may be open
+	snapshot func(ctx context.Context) (io.ReadCloser, error)
 	replays  atomic.Pointer[replay.Log] // set before ready closes
 	ready    chan struct{}
 }
@@ -148,7 +152,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("cannot make a server without a fleet")
 	}
 	s := &Server{
-		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, evidence: o.Evidence, prices: o.Prices, web: o.Web, metrics: o.Metrics, notifier: o.Notifier,
+		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, evidence: o.Evidence, prices: o.Prices, web: o.Web, metrics: o.Metrics, snapshot: o.Snapshot, notifier: o.Notifier,
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}

@@ -20,9 +20,29 @@ const (
 )
 
 // Backup writes a copy of the store, all at one revision, to the file path,
-// which must not exist. The file appears when it is complete, checked and
-// on disk, and never before; only its owner can read it.
-func (s *Store) Backup(ctx context.Context, path string) (err error) {
+// which must not exist. The store goes on meanwhile. See SaveBackup.
+func (s *Store) Backup(ctx context.Context, path string) error {
+	snapshot, err := s.Snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(SaveBackup(path, snapshot), snapshot.Close())
+}
+
+// Snapshot is a copy of the store, all at one revision, as a backup has it.
+// The reader closes it.
+func (s *Store) Snapshot(ctx context.Context) (io.ReadCloser, error) {
+	snapshot, err := s.client.Snapshot(ctx)
+	if err != nil {
+		return nil, readError("read a snapshot", err)
+	}
+	return snapshot, nil
+}
+
+// SaveBackup writes a snapshot to the file path, which must not exist. The
+// file appears when it is complete, checked and on disk, and never before;
+// only its owner can read it.
+func SaveBackup(path string, snapshot io.Reader) (err error) {
 	if _, err := os.Lstat(path); err == nil {
 		return fmt.Errorf("cannot write backup %q: %w", path, os.ErrExist)
 	}
@@ -35,10 +55,6 @@ func (s *Store) Backup(ctx context.Context, path string) (err error) {
 			err = errors.Join(err, fmt.Errorf("cannot remove %q: %w", tmp.Name(), gone))
 		}
 	}()
-	snapshot, err := s.client.Snapshot(ctx)
-	if err != nil {
-		return errors.Join(readError("read a snapshot", err), tmp.Close())
-	}
 	check := newSumCheck()
 	_, err = io.Copy(io.MultiWriter(tmp, check), snapshot)
 	if err == nil {
@@ -47,8 +63,7 @@ func (s *Store) Backup(ctx context.Context, path string) (err error) {
 	if err == nil {
 		err = tmp.Sync()
 	}
-	err = errors.Join(err, snapshot.Close(), tmp.Close())
-	if err != nil {
+	if err = errors.Join(err, tmp.Close()); err != nil {
 		return fmt.Errorf("cannot write backup %q: %w", path, err)
 	}
 	// A link, unlike a rename, never replaces what is there.

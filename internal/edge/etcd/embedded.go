@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime/pprof"
 	"strings"
 	"time"
 
@@ -69,7 +70,8 @@ func OpenEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	server, err := startServer(ctx, cfg)
+	var server *embed.Etcd
+	pprof.Do(ctx, pprof.Labels("part", "store"), func(ctx context.Context) { server, err = startServer(ctx, cfg) })
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot start the store in %q: %w", cfg.Dir, err), lock.Close())
 	}

@@ -287,6 +287,25 @@ func (c *Client) Export(ctx context.Context, q url.Values, w io.Writer) error {
 	return nil
 }
 
+// Backup is the whole state as the server sends it; the reader closes it.
+func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
+	res, err := c.send(ctx, "GET", "/admin/backup", nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return res.Body, nil
+}
+
+// Profile is a CPU profile of the server over some seconds, in pprof's form.
+func (c *Client) Profile(ctx context.Context, seconds int) ([]byte, error) {
+	res, err := c.send(ctx, "GET", fmt.Sprintf("/admin/profile?seconds=%d", seconds), nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	return io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+}
+
 // lastID makes a header of where a stream goes on.
 func lastID(id int64) http.Header {
 	h := http.Header{"Accept": {"text/event-stream"}}
