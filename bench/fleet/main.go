@@ -257,9 +257,16 @@ func (b *bench) look(ctx context.Context, c *control.Client) (m measured, err er
 	if err := json.NewDecoder(res.Body).Decode(&m.calls); err != nil {
 		return m, err
 	}
-	overview, err := control.Read[struct{ Revision int64 }](ctx, c, "/overview?limit=1")
-	m.revision = overview.Revision
-	return m, err
+	for try := 0; ; try++ {
+		overview, err := control.Read[struct{ Revision int64 }](ctx, c, "/overview?limit=1")
+		if err == nil || try == 20 {
+			m.revision = overview.Revision
+			return m, err
+		}
+		if err := control.Pause(ctx, 3*time.Second); err != nil {
+			return m, err
+		}
+	}
 }
 
 func (b *bench) measure(ctx context.Context, c *control.Client, pid int, ready time.Duration) error {

@@ -62,9 +62,23 @@ func register[I, O any](s *Server, r route, do func(context.Context, *I) (*O, er
 			Schema:      &huma.Schema{Type: huma.TypeString, MaxLength: new(maxKey)}})
 	}
 	if r.long {
-		op.Responses = map[string]*huma.Response{"202": {Description: "Durable, and not finished: Location says where to look"}}
+		op.Responses = map[string]*huma.Response{"200": {Description: "Done"}, "202": {Description: "Durable, and not finished: Location says where to look"}}
 	}
 	huma.Register(s.api, op, do)
+	if r.long {
+		// Done or not, the body is the same; huma describes only one of them.
+		item := s.api.OpenAPI().Paths[r.path]
+		for _, made := range []*huma.Operation{item.Get, item.Put, item.Post, item.Delete, item.Patch} {
+			if made == nil || made.OperationID != r.id {
+				continue
+			}
+			done, open := made.Responses["200"], made.Responses["202"]
+			if done.Content == nil {
+				done.Content, done.Headers = open.Content, open.Headers
+			}
+			open.Content, open.Headers = done.Content, done.Headers
+		}
+	}
 }
 
 // regionKey is where a request keeps the region of its path.
