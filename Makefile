@@ -76,6 +76,7 @@ bench-agent: build ## what the agent costs, beside node_exporter and collectd; a
 
 bench-vm: build guest-kernel ## microVMs on every rung of the ladder; minutes
 	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go run ./bench/vm
+
 bench-fleet: build ## what a fleet of 1,000, 10,000 and 100,000 costs a server; 15 minutes
 	go run ./bench/fleet -sizes 1000,10000,100000
 
