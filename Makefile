@@ -48,7 +48,7 @@ packages: ## install what the tests need (Debian, root)
 	if [ -n "$$restore" ]; then mv /usr/sbin/policy-rc.d.lull /usr/sbin/policy-rc.d; fi; exit $$ok
 
 # Tests that read or load the whole machine run one package at a time.
-ALONE := ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs \
+ALONE := ./cmd/lull ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs \
 	./internal/edge/runtime/microvm ./internal/daemon/host/machines
 # Packages with goroutines that are quick enough under the race detector.
 RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
@@ -59,7 +59,7 @@ guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 		echo "no guest kernel: tests of microVMs are skipped"
 
 test: packages guest-kernel lint build ## everything that must hold; installs what it needs
-	go test -timeout 20m $$(go list ./... | grep -vE '/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$')
+	go test -timeout 20m $$(go list ./... | grep -vE '^lull/cmd/lull$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$')
 	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -p 1 -timeout 20m $(ALONE)
 	go test -race -short -timeout 20m $(RACE)
 

@@ -205,6 +205,10 @@ func (c cloud) CreateTags(ctx context.Context, ids []string, tags map[string]str
 	return c.c.CreateTags(ctx, ids, tags)
 }
 
+func (c cloud) DeleteTags(ctx context.Context, ids []string, keys []string) error {
+	return c.c.DeleteTags(ctx, ids, keys)
+}
+
 // console is a CML that is quiet unless the test says otherwise.
 type console struct{ r *rig }
 
