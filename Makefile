@@ -50,6 +50,7 @@ packages: ## install what the tests need (Debian, root)
 # Tests that read or load the whole machine run one package at a time.
 ALONE := ./cmd/lull ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs \
 	./internal/edge/runtime/microvm ./internal/daemon/host/machines
+	LULL_CONFORMANCE_MICROVM=1 LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -count=1 -timeout 30m -run TestConformance/microvm ./internal/daemon/host/realtest
 # Packages with goroutines that are quick enough under the race detector.
 RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
 	./internal/link/... ./internal/router ./internal/shim ./internal/sim/world ./internal/store/...
@@ -68,7 +69,7 @@ test-microvm: guest-kernel ## only the tests that boot guests
 
 soak: packages guest-kernel build ## the proofs at their full counts; hours
 	LULL_GUEST_KERNEL=$(GUEST_KERNEL) LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=200000 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
-	LULL_PROGRAM_CYCLES=1000 LULL_SOAK=1 LULL_DAYS=20 LULL_SERVER_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 LULL_CONFORMANCE_KILLS=200 \
+	LULL_PROGRAM_CYCLES=1000 LULL_SOAK=1 LULL_DAYS=20 LULL_SERVER_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 LULL_CONFORMANCE_MICROVM=1 LULL_CONFORMANCE_KILLS=200 \
 		go test -p 1 -count=1 -timeout 24h ./...
 
 bench-agent: build ## what the agent costs, beside node_exporter and collectd; a minute

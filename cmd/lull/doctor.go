@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -31,7 +32,7 @@ func (c *cli) doctorCommand() *cobra.Command {
 			if err != nil {
 				return &usageError{err}
 			}
-			l := append(hostFindings(), machineFindings(cfg)...)
+			l := slices.Concat(hostFindings(), containerFindings(cmd.Context(), cfg), machineFindings(cfg))
 			bad := 0
 			for _, f := range l {
 				if !f.OK && !f.Optional {

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
+	"lull/internal/edge/cgroup"
 	"lull/internal/edge/oci"
 	"lull/internal/edge/runtime/container"
+	"lull/internal/edge/runtime/docker"
 	"lull/internal/edge/runtime/process"
 )
 
@@ -43,4 +47,31 @@ func shareGuests(dir, socket string) error {
 		return fmt.Errorf("cannot share LULL_SOCKET with containers: %w", err)
 	}
 	return nil
+}
+
+// containerFindings is what containers need, and those of Docker.
+func containerFindings(ctx context.Context, cfg hostConfig) (l []finding) {
+	add := func(what string, err error, found, do string) {
+		f := finding{What: what, OK: err == nil, Found: found, Optional: true}
+		if err != nil {
+			f.Found, f.Do = err.Error(), do
+		}
+		l = append(l, f)
+	}
+	runc, err := container.Find("")
+	add("container: runc", err, runc, "apt-get install runc")
+	_, err = cgroup.Find("doctor")
+	if os.Geteuid() != 0 {
+		err = errors.New("lull host is not root here")
+	}
+	add("container: root and control groups", err, "present", "run lull host as root, on a machine with control groups")
+	socket := cfg.Docker
+	if socket == "" {
+		socket = dockerSocket
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	version, err := docker.Ping(ctx, socket)
+	add("docker: daemon", err, version+" at "+socket, "apt-get install docker.io, or name its socket with --docker=PATH; lull host --docker takes over containers with the label "+docker.LabelPauseAfter)
+	return l
 }

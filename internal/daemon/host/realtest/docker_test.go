@@ -168,7 +168,10 @@ func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change fun
 	if p.Serves {
 		m.answers(t, name)
 	} else {
-		m.k.must("exec", name, "touch", "/tmp/go")
+		// Through lull, which resumes it first if it has paused it already.
+		if _, err := m.Exec(name, "touch", "/tmp/go"); err != nil {
+			t.Fatalf("cannot tell %s to begin: %v", name, err)
+		}
 	}
 }
 
@@ -213,8 +216,10 @@ func (m *dockered) Lacks(a hosttest.Ability) string {
 func TestDockerOutside(t *testing.T) {
 	k := startDockerd(t)
 	m := &dockered{newBare(t, "--docker="+k.socket()), k}
-	m.Run(t, "web", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = seconds(hosttest.Pauses) })
+	// It is paused by command only, so nothing of lull's comes between.
+	m.Run(t, "web", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = seconds(0) })
 
+	m.d.force("web")
 	m.d.await("web", "paused")
 	if got := k.must("ps", "--format", "{{.Status}}"); !strings.Contains(got, "(Paused)") {
 		t.Errorf("docker does not know that it is paused: %s", got)
@@ -223,10 +228,8 @@ func TestDockerOutside(t *testing.T) {
 	waitFor(t, limit, "docker unpause was seen", func() bool { return m.d.get("web").LastResumedBy == "external" })
 
 	// A pause by a person is not touched: no client wakes it.
-	waitFor(t, limit, "docker pause, while lull has it running", func() bool {
-		m.answers(t, "web")
-		return exec.Command("/usr/bin/docker", "-H", "unix://"+k.socket(), "pause", "web").Run() == nil
-	})
+	m.answers(t, "web")
+	k.must("pause", "web")
 	waitFor(t, limit, "docker pause was seen", func() bool { o := m.d.get("web"); return o.State == "paused" && o.LastPausedBy == "external" })
 	c := mustDial(t, m.ports["web"])
 	if _, err := c.Write([]byte("hello\n")); err != nil {
@@ -247,6 +250,8 @@ func TestDockerOutside(t *testing.T) {
 	c.Close()
 
 	// A Docker daemon that is away delays a wake and loses nobody.
+	m.d.await("web", "running")
+	m.d.force("web")
 	m.d.await("web", "paused")
 	k.stop()
 	c = mustDialLater(t, k, m, "web")

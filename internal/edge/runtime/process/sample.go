@@ -66,7 +66,7 @@ func (c *tableCache) fresh() (*listing, error) {
 }
 
 func (c *tableCache) listLocked() (*listing, error) {
-	if time.Since(c.listeningAt) >= listeningFor {
+	if c.netns != 0 || time.Since(c.listeningAt) >= listeningFor { // another's namespace holds its own listeners only
 		at := time.Now()
 		ls, err := c.listeners()
 		if err != nil {
