@@ -87,6 +87,8 @@ document.addEventListener('visibilitychange', () => {
   if (document.hidden) hiding = window.setTimeout(cut, hiddenFor)
 })
 window.addEventListener('online', cut)
+// A browser keeps pages that were left, with their connections, of which it has six.
+window.addEventListener('pagehide', cut)
 
 async function once(connected: () => void) {
   const control = new AbortController()

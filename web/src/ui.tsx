@@ -1,7 +1,7 @@
 // The parts that pages are made of.
 
 import { ComponentChildren, JSX } from 'preact'
-import { useEffect, useId, useRef, useState } from 'preact/hooks'
+import { useEffect, useId, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { Problem, Standing } from './api'
 import { ago, clock, exact, useNow } from './time'
 
@@ -82,10 +82,10 @@ export function Button(p: { onClick: () => void | Promise<void>; kind?: 'primary
 export function Dialog(p: { title: string; onClose: () => void; children: ComponentChildren }) {
   const box = useRef<HTMLDialogElement>(null)
   const id = useId()
-  useEffect(() => {
-    const d = box.current
-    if (d && !d.open) d.showModal()
-    return () => d?.close()
+  useLayoutEffect(() => {
+    const before = document.activeElement as HTMLElement | null
+    if (!box.current?.open) box.current?.showModal()
+    return () => before?.focus()
   }, [])
   return (
     <dialog ref={box} aria-labelledby={id} onClose={p.onClose} onClick={(e) => { if (e.target === box.current) p.onClose() }}>
