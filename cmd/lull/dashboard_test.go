@@ -316,14 +316,29 @@ func do[T any](w *window, a chromedp.Action[T]) T {
 // in it is an argument, as JSON.
 func js[T any](w *window, expression string, arg ...any) T {
 	w.t.Helper()
-	if len(arg) > 0 {
-		b, err := json.Marshal(arg[0])
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		expression = strings.ReplaceAll(expression, "$1", string(b))
+	return do(w, chromedp.Evaluate[T](w.fill(expression, arg), chromedp.EvalAwaitPromise))
+}
+
+func (w *window) fill(expression string, arg []any) string {
+	w.t.Helper()
+	if len(arg) == 0 {
+		return expression
 	}
-	return do(w, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
+	b, err := json.Marshal(arg[0])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return strings.ReplaceAll(expression, "$1", string(b))
+}
+
+// holds tells whether an expression is true on the page. On one that is being
+// loaded nothing is.
+func (w *window) holds(expression string, arg ...any) bool {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.ctx, patience)
+	defer cancel()
+	yes, err := chromedp.Run(ctx, chromedp.Evaluate[bool]("(() => { try { return !!("+w.fill(expression, arg)+") } catch { return false } })()"))
+	return err == nil && yes
 }
 
 // until waits until an expression is true on the page.
@@ -331,15 +346,15 @@ func (w *window) until(expression string, arg ...any) {
 	w.t.Helper()
 	empty := time.Now()
 	for end := time.Now().Add(patience); time.Now().Before(end); pause() {
-		if js[bool](w, "!!("+expression+")", arg...) {
+		if w.holds(expression, arg...) {
 			return
 		}
-		switch bare := js[bool](w, `!document.querySelector('#app > *')`); {
-		case !bare:
+		switch {
+		case w.holds(`document.querySelector('#app > *')`):
 			empty = time.Now()
 		case time.Since(empty) > 10*time.Second: // its script was aborted on the way
 			empty = time.Now()
-			_ = js[bool](w, `(location.reload(), true)`)
+			do(w, chromedp.Reload())
 		}
 	}
 	w.t.Fatalf("not within %v: %s %v; the page says:\n%s", patience, expression, arg, js[string](w, `document.body.innerText`))
@@ -506,7 +521,6 @@ func (w *window) fleet(r *watched) {
 	w.enter("input[type=search]", "example campus")
 	w.until(`document.querySelectorAll('.list .body .name').length === 2`)
 	w.until(`location.search === '?q=example+campus'`)
-	js[bool](w, `(history.back(), true)`)
 	w.visit(r.url + "/?q=nobody-has-this")
 	w.sees("No worker matches")
 	w.accessible("an empty list")
