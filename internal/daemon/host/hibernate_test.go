@@ -68,18 +68,19 @@ func TestLadderToDisk(t *testing.T) {
 // later, and is stopped at its time all the same.
 func TestHibernateFails(t *testing.T) {
 	inBubble(t, func(r *rig) {
-		r.k.Deep, r.k.SaveFails = true, errors.New("no space left on device")
+		r.k.Deep = true
+		r.k.FailSaves(errors.New("no space left on device"))
 		id := r.run("a", deep)
 		time.Sleep(7 * time.Minute)
 		if o := r.is("a", power.Reclaimed); !strings.Contains(o.StatusReason, "no space left") {
 			t.Errorf("its reason is %q", o.StatusReason)
 		}
-		r.k.SaveFails = nil
+		r.k.FailSaves(nil)
 		time.Sleep(time.Minute)
 		r.is("a", power.Hibernated)
 		r.k.Connect(id).Close()
 		r.is("a", power.Running)
-		r.k.SaveFails = errors.New("no space left on device")
+		r.k.FailSaves(errors.New("no space left on device"))
 		time.Sleep(33 * time.Minute)
 		r.is("a", power.Stopped)
 	})
@@ -93,7 +94,7 @@ func TestSnapshotRefused(t *testing.T) {
 		r.run("a", deep)
 		time.Sleep(8 * time.Minute)
 		r.is("a", power.Hibernated)
-		r.k.Spoiled = &instance.SnapshotError{Reason: "its state is damaged"}
+		r.k.Spoil(&instance.SnapshotError{Reason: "its state is damaged"})
 		c, err := r.gates["a"].Arrive(r.ctx)
 		if err != nil || c.Outcome() != "answered" {
 			t.Fatalf("the client that came: %v", err)
@@ -105,11 +106,11 @@ func TestSnapshotRefused(t *testing.T) {
 		if n := r.k.Starts(); n != 2 {
 			t.Errorf("%d starts", n)
 		}
-		r.k.Spoiled = nil
+		r.k.Spoil(nil)
 		c.Close()
 		time.Sleep(8 * time.Minute)
 		r.is("a", power.Hibernated)
-		r.k.Spoiled = &instance.SnapshotError{Reason: "its state is damaged"}
+		r.k.Spoil(&instance.SnapshotError{Reason: "its state is damaged"})
 		if err := r.Stop(context.Background(), "a", byManual, false); err != nil {
 			t.Errorf("stop: %v", err)
 		}

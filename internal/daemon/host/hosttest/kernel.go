@@ -30,15 +30,15 @@ type Kernel struct {
 	// Deep makes it a machine of guests: with a network of their own, and they
 	// can be saved.
 	Deep bool
-	// SaveFails and Spoiled are what Hibernate and the Thaw after it answer; nil
-	// for success.
-	SaveFails error
-	Spoiled   *instance.SnapshotError
 
-	mu     sync.Mutex
-	procs  map[string]*Proc
-	broken []string
-	starts int
+	mu sync.Mutex
+	// saveFails and spoiled are what Hibernate and the Thaw after it answer; nil
+	// for success.
+	saveFails error
+	spoiled   *instance.SnapshotError
+	procs     map[string]*Proc
+	broken    []string
+	starts    int
 }
 
 // Client is one connection from outside.
@@ -192,9 +192,9 @@ func (p *Proc) Thaw() error {
 	if p.guard != nil && !p.guard.closed {
 		p.k.breach("%s was thawed while duplicates of its sockets were held", p.id)
 	}
-	if p.saved && p.k.Spoiled != nil {
+	if bad := p.k.spoiled; p.saved && bad != nil {
 		p.k.mu.Unlock()
-		return p.k.Spoiled
+		return bad
 	}
 	p.saved = false
 	p.frozen, p.last = false, time.Now()
@@ -283,6 +283,20 @@ func (p *Proc) Frozen() bool {
 	return p.frozen
 }
 
+// FailSaves makes Hibernate answer err from now on; nil is success again.
+func (k *Kernel) FailSaves(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.saveFails = err
+}
+
+// Spoil makes what is saved unusable by that reason; nil makes it good again.
+func (k *Kernel) Spoil(err *instance.SnapshotError) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.spoiled = err
+}
+
 // Hibernate implements instance.Hibernator.
 func (p *Proc) Hibernate(context.Context) (int64, error) {
 	p.k.point("kernel-save")
@@ -293,8 +307,8 @@ func (p *Proc) Hibernate(context.Context) (int64, error) {
 		return 0, errors.New("cannot hibernate: no such process")
 	case !p.frozen:
 		p.k.breach("%s was saved while it runs", p.id)
-	case p.k.SaveFails != nil:
-		return 0, p.k.SaveFails
+	case p.k.saveFails != nil:
+		return 0, p.k.saveFails
 	}
 	p.saved = true
 	return 1 << 20, nil
