@@ -354,13 +354,15 @@ func TestWakeRace(t *testing.T) {
 			}
 			cancel()
 			isFrozen.Store(true)
-			took = (3*took + time.Since(began)) / 4
+			froze := time.Since(began)
+			took = (3*took + froze) / 4
 			woken := make(chan string, 64)
 			g, err := w.Guard(ports, false, func(why string) { woken <- why })
 			if err != nil {
 				t.Fatal(err)
 			}
-			if g.Pending() != "" {
+			pending := g.Pending()
+			if pending != "" {
 				cancelled++
 			} else if done := answered(&all); true { // paused: only the guard can end this
 				select {
@@ -371,11 +373,12 @@ func TestWakeRace(t *testing.T) {
 					t.Fatalf("round %d: accepted and left frozen", n)
 				}
 			}
+			slept := time.Since(began)
 			wake(t, w, g)
 			all.Wait()
 			select {
 			case err := <-failed:
-				t.Fatalf("round %d: %v", n, err)
+				t.Fatalf("round %d: %v; frozen after %s with %q pending, thawed after %s, now %s", n, err, froze, pending, slept, time.Since(began))
 			default:
 			}
 		}
