@@ -317,6 +317,19 @@ func (b *box) pause() {
 	})
 }
 
+// sinks pauses it and waits for a rung. What a client leaves behind late, such
+// as the end of its connection, wakes it once more.
+func (b *box) sinks(rung string) {
+	b.t.Helper()
+	b.await(b.name+" is "+rung, func() (bool, string) {
+		o := b.get()
+		if o.State == "running" {
+			_, _ = b.Do(b.t.Context(), b.name, "pause", url.Values{"force": {"true"}}) // looked at again
+		}
+		return o.State == rung, fmt.Sprintf("it is %s: %s; blocks %+v", o.State, o.StatusReason, o.Blocks)
+	})
+}
+
 // signal is sent to its QEMU.
 func (b *box) signal(s syscall.Signal) {
 	b.t.Helper()

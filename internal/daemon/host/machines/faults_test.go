@@ -43,8 +43,7 @@ func TestDaemonKilled(t *testing.T) {
 	again("paused", "3")
 	d2 := d.run("b", small, []int{80}, deep, "guest", "serve", ":80")
 	d2.tell("count")
-	d2.pause()
-	d2.is("hibernated")
+	d2.sinks("hibernated")
 	b = d2
 	again("hibernated", "2")
 }
@@ -86,8 +85,7 @@ func TestFaults(t *testing.T) {
 	}
 
 	// A saved guest whose files are damaged.
-	b.pause()
-	b.is("hibernated")
+	b.sinks("hibernated")
 	if err := os.Truncate(file("state"), 1000); err != nil {
 		t.Fatal(err)
 	}

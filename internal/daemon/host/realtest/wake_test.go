@@ -204,6 +204,7 @@ func TestWorkloadSocket(t *testing.T) {
 	}
 	runs := func(why string) {
 		t.Helper()
+		d.await("talks", "running") // its answer can come before the daemon says that it runs
 		if !stays(1500*time.Millisecond, func() bool { return d.get("talks").State == "running" }) {
 			t.Fatalf("it was paused although %s", why)
 		}
