@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -72,11 +73,18 @@ func catalogue(reg *prometheus.Registry) ([]metricInfo, error) {
 // serverMetrics are those that lull server registers.
 func (c *cli) serverMetrics(f *fleet.Fleet) ([]metricInfo, error) {
 	log := slog.New(slog.DiscardHandler)
-	plane, err := c.newControl(defaultServerConfig(), f, nil, log)
+	dir, err := os.MkdirTemp("", "lull-metrics") // a journal is opened in it, and stays empty
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the metrics: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	cfg := defaultServerConfig()
+	cfg.Data = dir
+	plane, err := c.newControl(cfg, f, nil, log)
 	if err != nil {
 		return nil, err
 	}
-	note, err := c.newNotifier(defaultServerConfig(), f, nil, log)
+	note, err := c.newNotifier(cfg, f, nil, log)
 	if err != nil {
 		return nil, err
 	}
