@@ -40,11 +40,14 @@ type Server struct {
 	Left    func()         // the last daemon has gone
 	Log     *slog.Logger
 
-	mu  sync.Mutex
-	now *session
+	mu     sync.Mutex
+	now    *session
+	begun  uint64 // sessions that have said hello
+	newest uint64 // the latest of them that became the daemon
 }
 
 type session struct {
+	number  uint64 // in the order of their hellos
 	w       *wire
 	hello   bool
 	greeted bool // Welcome was called for it
@@ -126,6 +129,8 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 }
 
 // greet answers hello and makes n the daemon; whoever was it before is cut off.
+// Who said hello later wins, whatever turn the answers take: a daemon that has its
+// answer may already have been followed by the next one.
 func (s *Server) greet(n *session, e envelope) bool {
 	var h Hello
 	if e.Verb != VerbHello || json.Unmarshal(e.Body, &h) != nil {
@@ -133,6 +138,10 @@ func (s *Server) greet(n *session, e envelope) bool {
 		return false
 	}
 	n.greeted = true
+	s.mu.Lock()
+	s.begun++
+	n.number = s.begun
+	s.mu.Unlock()
 	b, err := json.Marshal(s.Welcome())
 	if err == nil {
 		err = n.w.write(envelope{ID: e.ID, Body: b}, nil)
@@ -142,8 +151,12 @@ func (s *Server) greet(n *session, e envelope) bool {
 	}
 	n.hello = true
 	s.mu.Lock()
+	if n.number < s.newest {
+		s.mu.Unlock()
+		return false
+	}
 	old := s.now
-	s.now = n
+	s.now, s.newest = n, n.number
 	s.mu.Unlock()
 	if old != nil {
 		old.w.c.Close()

@@ -238,6 +238,54 @@ func TestLost(t *testing.T) {
 	c.Close()
 }
 
+// TestLaterHelloWins: the answer of the earlier hello is held up until the later
+// one has its own, as the scheduler may do to either.
+func TestLaterHelloWins(t *testing.T) {
+	came, release := make(chan struct{}, 1), make(chan struct{})
+	first := make(chan struct{}, 1)
+	first <- struct{}{}
+	path := serve(t, &Server{
+		Handle: func(context.Context, *Request) (Answer, error) { return Answer{Body: List{}}, nil },
+		Welcome: func() Welcome {
+			select {
+			case <-first:
+				came <- struct{}{}
+				<-release
+			default:
+			}
+			return Welcome{Version: Version}
+		},
+	})
+	type dialled struct {
+		c   *Client
+		err error
+	}
+	held := make(chan dialled, 1)
+	go func() {
+		c, err := Dial(within(t), path, Events{})
+		held <- dialled{c, err}
+	}()
+	<-came
+	later, err := Dial(within(t), path, Events{})
+	if err != nil {
+		close(release)
+		t.Fatal(err)
+	}
+	defer later.Close()
+	close(release)
+	if earlier := <-held; earlier.err == nil {
+		defer earlier.c.Close()
+		select {
+		case <-earlier.c.Done():
+		case <-within(t).Done():
+			t.Error("the earlier connection stays")
+		}
+	}
+	if _, err := later.List(within(t), ""); err != nil {
+		t.Errorf("the later connection was cut: %v", err)
+	}
+}
+
 func TestNoise(t *testing.T) {
 	path := serve(t, &Server{Handle: func(context.Context, *Request) (Answer, error) { return Answer{}, nil }})
 	for name, bytes := range map[string]string{
