@@ -55,14 +55,22 @@ ALONE := ./cmd/lull ./internal/daemon/agent ./internal/daemon/agent/realtest ./i
 RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
 	./internal/link/... ./internal/router ./internal/shim ./internal/sim/world ./internal/store/...
 
+# A test that fails is run once more by itself. What passes then is listed as flaky
+# at the end, with how it failed above: a fault to mend like any other. Three
+# failures, a data race and a panic are never tried again.
+TEST = go tool gotestsum --format pkgname --rerun-fails=1 --rerun-fails-max-failures=3 \
+	--rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$@-$(1) --packages="$(2)" -- $(3)
+
 guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 	@[ -e bin/guest-kernel/boot ] || sh cmd/lull/guest-kernel.sh bin/guest-kernel || \
 		echo "no guest kernel: tests of microVMs are skipped"
 
 test: packages guest-kernel lint build ## everything that must hold; installs what it needs
-	go test -timeout 20m $$(go list ./... | grep -vE '^lull/cmd/lull$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$')
-	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -p 1 -timeout 20m $(ALONE)
-	go test -race -short -timeout 20m $(RACE)
+	@rm -f bin/flaky-*
+	$(call TEST,main,$$(go list ./... | grep -vE '^lull/cmd/lull$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$' | tr '\n' ' '),-timeout 20m)
+	LULL_GUEST_KERNEL=$(GUEST_KERNEL) $(call TEST,alone,$(ALONE),-p 1 -timeout 20m)
+	$(call TEST,race,$(RACE),-race -short -timeout 20m)
+	@for f in bin/flaky-*; do [ ! -s $$f ] || sed 's/^/flaky: /' $$f; done
 
 test-microvm: guest-kernel ## only the tests that boot guests
 	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -p 1 -count=1 -timeout 20m ./internal/edge/runtime/microvm ./internal/daemon/host/machines
