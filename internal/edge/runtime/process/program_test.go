@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,9 +25,12 @@ func program(kind string, args []string) {
 		var c net.ListenConfig
 		c.SetMultipathTCP(false)
 		err = each(args, func(a string) (net.Listener, error) { return c.Listen(context.Background(), "tcp", a) })
-	case "reuseport": // four processes, each with a listener of its own
-		err = workers(4, append([]string{"reuseport-worker"}, args...), nil)
-	case "reuseport-worker":
+	case "reuseport", "thoughtful": // four processes, each with a listener of its own
+		err = workers(4, append([]string{kind + "-worker"}, args...), nil)
+	case "reuseport-worker", "thoughtful-worker":
+		if kind == "thoughtful-worker" {
+			think = time.Millisecond
+		}
 		c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 			var err error
 			cerr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
@@ -101,6 +105,9 @@ func accept(l net.Listener) error {
 	}
 }
 
+// think is how long a program works on each answer.
+var think time.Duration
+
 func echo(c net.Conn) {
 	defer c.Close()
 	in := bufio.NewReader(c)
@@ -109,6 +116,7 @@ func echo(c net.Conn) {
 		if err != nil {
 			return
 		}
+		spin(think)
 		if _, err := fmt.Fprintf(c, "%d %s", os.Getpid(), line); err != nil {
 			return
 		}
