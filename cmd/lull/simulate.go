@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"os"
 	"slices"
@@ -99,10 +100,10 @@ func money(usd *float64) string {
 }
 
 func (c *cli) savingsCommand() *cobra.Command {
-	var from, by string
+	var from, by, every, idleBy, zone string
 	var table bool
 	cmd := &cobra.Command{Use: "savings", Short: "Show hours avoided and money saved by real stops, and what was idle and ran on", Args: args(cobra.NoArgs),
-		Example: "  lull savings --since 30d\n  lull savings --by tag:team --csv",
+		Example: "  lull savings --since 30d\n  lull savings --by tag:team --csv\n  lull savings --by policy --every week --time-zone Europe/Berlin\n  lull savings --idle-by region",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at, err := since(time.Now(), from)
 			if err != nil {
@@ -112,7 +113,13 @@ func (c *cli) savingsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			q := url.Values{"from": {at.UTC().Format(time.RFC3339)}, "by": {by}}
+			q := url.Values{"from": {at.UTC().Format(time.RFC3339)}, "by": {by}, "time_zone": {zone}}
+			if every != "" {
+				q.Set("every", every)
+			}
+			if idleBy != "" {
+				q.Set("idle_by", idleBy)
+			}
 			r, err := control.Read[control.Savings](cmd.Context(), cl, "/savings?"+q.Encode())
 			if err != nil {
 				return err
@@ -124,37 +131,73 @@ func (c *cli) savingsCommand() *cobra.Command {
 		}}
 	cmd.Flags().StringVar(&from, "since", "30d", "how far back: 7d, 36h, or a past time")
 	cmd.Flags().StringVar(&by, "by", "worker", "worker, region, policy, instance_type, or tag:NAME")
-	cmd.Flags().BoolVar(&table, "csv", false, "write the groups as CSV; an empty field is unknown")
+	cmd.Flags().StringVar(&every, "every", "", "also sum up each day, week or month")
+	cmd.Flags().StringVar(&idleBy, "idle-by", "", "also show in which hours of the week a worker, region, policy, instance_type or tag:NAME was idle and ran on")
+	cmd.Flags().StringVar(&zone, "time-zone", "UTC", "in which days begin and hours are counted, such as Europe/Berlin")
+	cmd.Flags().BoolVar(&table, "csv", false, "write the groups as CSV, or with --idle-by the hours; an empty field is unknown")
+	completeWords(cmd, "every", "day", "week", "month")
+	for _, f := range []string{"by", "idle-by"} {
+		completeWords(cmd, f, "worker", "region", "policy", "instance_type", "tag:")
+	}
 	return cmd
 }
 
 func savingsText(w io.Writer, r control.Savings) {
 	fmt.Fprintf(w, "%s to %s\n\n", clockTime(r.From), clockTime(r.To))
-	rows(w, strings.ToUpper(r.By)+"\tRUNNING\tAVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS WITHOUT A PRICE", func(row func(string, ...any)) {
+	rows(w, strings.ToUpper(r.By)+savingsHead, func(row func(string, ...any)) {
 		for _, g := range append(slices.Clone(r.Groups), r.Total) {
-			key := dash(g.Key)
-			if g.Name != "" {
-				key = g.Name
-			}
-			row("%s\t%.1fh\t%.1fh\t%s\t%s\t%s\t%.1f", key, g.RunningHours, g.AvoidedHours, money(g.ComputeSaved), money(g.StoragePaid), money(g.Saved), g.UnpricedHours)
+			savingsRow(row, "", g)
 		}
 	})
+	if len(r.Periods) > 0 {
+		fmt.Fprintln(w)
+		rows(w, "FROM\t"+strings.ToUpper(r.By)+savingsHead, func(row func(string, ...any)) {
+			for _, p := range r.Periods {
+				for _, g := range append(slices.Clone(p.Groups), p.Total) {
+					savingsRow(row, clockTime(p.From)+"\t", g)
+				}
+			}
+		})
+	}
 	if len(r.NotAvoided) > 0 {
 		fmt.Fprintln(w)
 		rows(w, "IDLE AND RAN ON\tHOURS", func(row func(string, ...any)) {
-			causes := make([]string, 0, len(r.NotAvoided))
-			for cause := range r.NotAvoided {
-				causes = append(causes, cause)
-			}
-			slices.SortFunc(causes, func(a, b string) int { return compare(a, b) })
-			for _, cause := range causes {
+			for _, cause := range slices.Sorted(maps.Keys(r.NotAvoided)) {
 				row("%s\t%.1f", cause, r.NotAvoided[cause])
+			}
+		})
+	}
+	if len(r.Idle) > 0 {
+		fmt.Fprintln(w)
+		rows(w, "IDLE HOURS\tDAY\t0\t1\t2\t3\t4\t5\t6\t7\t8\t9\t10\t11\t12\t13\t14\t15\t16\t17\t18\t19\t20\t21\t22\t23", func(row func(string, ...any)) {
+			for _, p := range r.Idle {
+				for day := range 7 {
+					var cells []string
+					for _, h := range p.Hours[day*24 : day*24+24] {
+						cells = append(cells, strconv.FormatFloat(h, 'f', 1, 64))
+					}
+					row("%s\t%s\t%s", named(p.Key, p.Name), time.Weekday(day).String()[:3], strings.Join(cells, "\t"))
+				}
 			}
 		})
 	}
 	for _, m := range r.Missing {
 		fmt.Fprintf(w, "missing %s to %s: %s %s\n", clockTime(m.From), clockTime(m.To), m.Server, m.Why)
 	}
+}
+
+const savingsHead = "\tRUNNING\tAVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS WITHOUT A PRICE"
+
+func savingsRow(row func(string, ...any), before string, g savings.Sum) {
+	row("%s%s\t%.1fh\t%.1fh\t%s\t%s\t%s\t%.1f", before, named(g.Key, g.Name), g.RunningHours, g.AvoidedHours, money(g.ComputeSaved), money(g.StoragePaid), money(g.Saved), g.UnpricedHours)
+}
+
+// named is a group as people call it.
+func named(key, name string) string {
+	if name != "" {
+		return name
+	}
+	return dash(key)
 }
 
 func savingsCSV(w io.Writer, r control.Savings) error {
@@ -166,10 +209,26 @@ func savingsCSV(w io.Writer, r control.Savings) error {
 		}
 		return num(*f)
 	}
-	rows := [][]string{{"from", "to", r.By, "name", "workers", "running_hours", "avoided_hours", "other_stopped_hours", "compute_saved_usd", "unpriced_hours", "storage_paid_usd", "unknown_storage_hours", "saved_usd"}}
-	for _, g := range r.Groups {
-		rows = append(rows, []string{r.From.Format(time.RFC3339), r.To.Format(time.RFC3339), g.Key, g.Name, strconv.Itoa(g.Workers), num(g.RunningHours), num(g.AvoidedHours), num(g.OtherHours),
-			opt(g.ComputeSaved), num(g.UnpricedHours), opt(g.StoragePaid), num(g.UnknownStorageHours), opt(g.Saved)})
+	var rows [][]string
+	if len(r.Idle) > 0 {
+		rows = append(rows, []string{"from", "to", "key", "name", "weekday", "hour", "idle_hours"})
+		for _, p := range r.Idle {
+			for i, h := range p.Hours {
+				rows = append(rows, []string{r.From.Format(time.RFC3339), r.To.Format(time.RFC3339), p.Key, p.Name, time.Weekday(i / 24).String(), strconv.Itoa(i % 24), num(h)})
+			}
+		}
+	} else {
+		rows = append(rows, []string{"from", "to", r.By, "name", "workers", "running_hours", "avoided_hours", "other_stopped_hours", "compute_saved_usd", "unpriced_hours", "storage_paid_usd", "unknown_storage_hours", "saved_usd"})
+		periods := r.Periods
+		if len(periods) == 0 {
+			periods = []control.SavingsPeriod{{From: r.From, To: r.To, Groups: r.Groups}}
+		}
+		for _, p := range periods {
+			for _, g := range p.Groups {
+				rows = append(rows, []string{p.From.Format(time.RFC3339), p.To.Format(time.RFC3339), g.Key, g.Name, strconv.Itoa(g.Workers), num(g.RunningHours), num(g.AvoidedHours), num(g.OtherHours),
+					opt(g.ComputeSaved), num(g.UnpricedHours), opt(g.StoragePaid), num(g.UnknownStorageHours), opt(g.Saved)})
+			}
+		}
 	}
 	if err := out.WriteAll(rows); err != nil {
 		return fmt.Errorf("cannot write the savings: %w", err)

@@ -208,6 +208,7 @@ func (s *Server) routes() {
 	s.overviewRoutes()
 	s.timelineRoutes()
 	s.simulateRoutes()
+	s.savingsRoutes()
 	s.templateRoutes()
 	s.policyRoutes()
 	s.scheduleRoutes()

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"lull/internal/daemon/server/access"
@@ -26,15 +25,6 @@ func (s *Server) simulateRoutes() {
 		doc: "What policies would have done in a recorded time: pauses, hours, money and false stops"},
 		func(ctx context.Context, in *struct{ Body control.Simulate }) (*answer[control.Simulation], error) {
 			return ok(s.simulate(ctx, in.Body))
-		})
-	register(s, route{id: "savings", method: "GET", path: base + "/savings", role: access.Viewer,
-		doc: "Hours avoided and money saved by real stops, and the idle hours that were not avoided, with their cause"},
-		func(ctx context.Context, in *struct {
-			From time.Time `query:"from" doc:"RFC 3339; default 30 days before to"`
-			To   time.Time `query:"to" doc:"RFC 3339; default now"`
-			By   string    `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME"`
-		}) (*answer[control.Savings], error) {
-			return ok(s.savings(ctx, in.From, in.To, in.By))
 		})
 }
 
@@ -261,107 +251,4 @@ func recommended(l []control.SimulatedOutcome) string {
 		return ""
 	}
 	return l[best].Name
-}
-
-func (s *Server) savings(ctx context.Context, from, to time.Time, by string) (control.Savings, error) {
-	out := control.Savings{By: by, Groups: []savings.Sum{}, NotAvoided: map[string]float64{}, IdleByHour: make([]float64, 7*24)}
-	var key func(savings.Use) (string, string)
-	switch name, tagged := strings.CutPrefix(by, "tag:"); {
-	case tagged:
-		key = func(u savings.Use) (string, string) { return u.Tags[name], "" }
-	case by == "worker":
-		key = func(u savings.Use) (string, string) { return u.Worker, u.Name }
-	case by == "region":
-		key = func(u savings.Use) (string, string) { return u.Region, "" }
-	case by == "policy":
-		key = func(u savings.Use) (string, string) { return u.Policy, "" }
-	case by == "instance_type":
-		key = func(u savings.Use) (string, string) { return u.InstanceType, "" }
-	default:
-		return out, invalid("by", "it is none of worker, region, policy, instance_type and tag:NAME")
-	}
-	var err error
-	if out.From, out.To, err = period(from, to, time.Now(), 30*24*time.Hour, maxSimulated); err != nil {
-		return out, err
-	}
-	all, err := s.trials(ctx, fleet.WorkerFilter{}, out.From, out.To)
-	if err != nil {
-		return out, err
-	}
-	var uses []savings.Use
-	for _, t := range all {
-		u := t.use()
-		begin := out.From
-		if t.w.CreatedAt.After(begin) {
-			begin = t.w.CreatedAt
-		}
-		if !begin.Before(out.To) {
-			continue
-		}
-		u.Running = out.To.Sub(begin)
-		for _, o := range t.off {
-			d := o.To.Sub(later(o.From, begin))
-			if d <= 0 {
-				continue
-			}
-			u.Running -= d
-			if o.Automatic {
-				u.Avoided += d
-			} else {
-				u.Other += d
-			}
-		}
-		uses = append(uses, u)
-	}
-	out.Groups, out.Total = s.prices.Group(uses, key)
-	out.Missing, err = s.replay(ctx, all, out.From, out.To, func(t *trial, x evidence.Stretch) { idleTime(&out, t, x) })
-	return out, err
-}
-
-// idleTime adds the time of a stretch that nobody used, by what kept the
-// worker up, and by hour of the week in UTC.
-func idleTime(out *control.Savings, t *trial, x evidence.Stretch) {
-	if x.Check == nil {
-		return
-	}
-	from, to := later(x.From, out.From), x.To
-	for _, o := range t.off {
-		if !o.From.After(from) && o.To.After(from) {
-			return
-		}
-		if o.From.After(from) && o.From.Before(to) {
-			to = o.From
-		}
-	}
-	if !from.Before(to) {
-		return
-	}
-	cause := "not_recorded"
-	if v := x.Check.Verdict; x.Known {
-		switch last := v.LastActivityAt; {
-		case last != nil && x.From.Sub(*last) < 2*time.Duration(x.Check.Policy.CheckInterval):
-			return // in use
-		case len(v.Blocks) == 0:
-			cause = "about_to_be_paused"
-		default:
-			cause = string(v.Blocks[0].Code)
-			if strongest := slices.IndexFunc(v.Blocks, func(b idle.Block) bool {
-				return b.Code != idle.NotIdleYet && b.Code != idle.RecentActivity && b.Code != idle.WarningPending
-			}); strongest >= 0 {
-				cause = string(v.Blocks[strongest].Code)
-			}
-		}
-	}
-	out.NotAvoided[cause] += to.Sub(from).Hours()
-	if cause == "not_recorded" || cause == string(idle.SignalUnknown) {
-		return // it may have been in use
-	}
-	for at := from.UTC(); at.Before(to); {
-		end := at.Truncate(time.Hour).Add(time.Hour)
-		if end.After(to) {
-			end = to
-		}
-		out.IdleByHour[int(at.Weekday())*24+at.Hour()] += end.Sub(at).Hours()
-		at = end
-	}
 }

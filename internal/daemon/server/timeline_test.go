@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -226,6 +227,34 @@ func TestSimulateAndSavings(t *testing.T) {
 	if s.NotAvoided["lease_held"] == 0 || s.NotAvoided["signal_unknown"] == 0 || s.NotAvoided["not_recorded"] == 0 || len(s.IdleByHour) != 7*24 || s.Total.Saved != nil {
 		t.Errorf("savings: %+v", s)
 	}
-	res, data = b.ask("GET", "/api/v1/savings?by=color", token, nil)
-	b.problem("an unknown grouping", res, data, 422)
+	if len(s.Periods) != 0 || len(s.Idle) != 0 {
+		t.Errorf("details that nobody asked for: %+v", s)
+	}
+	s = get[control.Savings](t, api, token, "/api/v1/savings?by=region&every=day&idle_by=worker&time_zone=Asia/Kolkata&from="+begun.Format(time.RFC3339))
+	running, idle := 0.0, 0.0
+	for _, p := range s.Periods {
+		running += p.Total.RunningHours
+	}
+	if len(s.Periods) < 2 || len(s.Periods) > 3 || math.Abs(running-s.Total.RunningHours) > 1e-6 || running == 0 {
+		t.Errorf("by day: %+v", s.Periods)
+	}
+	if len(s.Idle) != 1 || s.Idle[0].Name != "w" || !slices.Equal(s.Idle[0].Hours, s.IdleByHour) {
+		t.Fatalf("by worker: %+v", s.Idle)
+	}
+	for _, h := range s.IdleByHour {
+		idle += h
+	}
+	want := 0.0
+	for cause, h := range s.NotAvoided {
+		if cause != "not_recorded" && cause != "signal_unknown" {
+			want += h
+		}
+	}
+	if math.Abs(idle-want) > 1e-6 {
+		t.Errorf("%g idle hours in the week, %g by cause", idle, want)
+	}
+	for _, bad := range []string{"by=color", "by=tag:", "idle_by=color", "every=year", "time_zone=Mars/Base", "time_zone=Local", "from=2020-01-01T00:00:00Z"} {
+		res, data = b.ask("GET", "/api/v1/savings?"+bad, token, nil)
+		b.problem(bad, res, data, 422)
+	}
 }

@@ -139,13 +139,33 @@ type Savings struct {
 	By     string        `json:"by"`
 	Groups []savings.Sum `json:"groups"`
 	Total  savings.Sum   `json:"total"`
+	// Periods are the same for each day, week or month; empty unless asked for.
+	Periods []SavingsPeriod `json:"periods,omitempty"`
 	// NotAvoided are hours that nobody used and that ran on, by what kept
 	// them up: the code of a block, about_to_be_paused or not_recorded.
 	NotAvoided map[string]float64 `json:"idle_hours_not_avoided"`
-	// IdleByHour are those hours by the hour of the week in UTC, the first
-	// that of Sunday at midnight.
-	IdleByHour []float64          `json:"idle_by_hour_of_week"`
-	Missing    []evidence.Missing `json:"missing"`
+	// IdleByHour are those hours by the hour of the week in the time zone, the
+	// first that of Sunday at midnight.
+	IdleByHour []float64 `json:"idle_by_hour_of_week"`
+	// Idle is the same for each group that idle_by names, the idlest first.
+	Idle    []IdlePattern      `json:"idle,omitempty"`
+	Missing []evidence.Missing `json:"missing"`
+}
+
+// SavingsPeriod is a part of the time: a day, a week from Monday, or a month
+// of the time zone; the first and the last may be cut short.
+type SavingsPeriod struct {
+	From   time.Time     `json:"from"`
+	To     time.Time     `json:"to"`
+	Groups []savings.Sum `json:"groups"`
+	Total  savings.Sum   `json:"total"`
+}
+
+// IdlePattern is when a group was idle and ran on.
+type IdlePattern struct {
+	Key   string    `json:"key"`
+	Name  string    `json:"name,omitempty"`
+	Hours []float64 `json:"idle_by_hour_of_week" doc:"168 sums of hours, the first that of Sunday at midnight"`
 }
 
 // Sample is one metric: a value with its time, or why there is none.

@@ -1,0 +1,244 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/daemon/server/access"
+	"lull/internal/evidence"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/link/control"
+	"lull/internal/savings"
+)
+
+// Bounds of an answer about savings.
+const (
+	maxSavings     = 93 * 24 * time.Hour // the audit log, which is what it rests on, keeps 90 days
+	maxPeriodSums  = 20_000
+	maxPatterns    = 1_000
+	hoursInWeek    = 7 * 24
+	savingsDefault = 30 * 24 * time.Hour
+)
+
+// savingsQuestion is what to sum up, and how.
+type savingsQuestion struct {
+	From   time.Time `query:"from" doc:"RFC 3339; default 30 days before to, at most 93"`
+	To     time.Time `query:"to" doc:"RFC 3339; default now"`
+	By     string    `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME"`
+	Every  string    `query:"every" enum:"day,week,month" doc:"Also sum up each day, week from Monday, or month"`
+	IdleBy string    `query:"idle_by" maxLength:"140" doc:"Also say for each worker, region, policy, instance_type or tag:NAME in which hours of the week it was idle and ran on; at most 1000"`
+	Zone   string    `query:"time_zone" maxLength:"64" default:"UTC" doc:"In which days begin and hours are counted, such as Europe/Berlin"`
+}
+
+func (s *Server) savingsRoutes() {
+	register(s, route{id: "savings", method: "GET", path: base + "/savings", role: access.Viewer,
+		doc: "Hours avoided and money saved by real stops, and the idle hours that were not avoided, with their cause"},
+		func(ctx context.Context, in *savingsQuestion) (*answer[control.Savings], error) {
+			return ok(s.savings(ctx, *in))
+		})
+}
+
+// groupKey is how uses are grouped by what a question names.
+func groupKey(field, by string) (func(savings.Use) (key, name string), error) {
+	if name, tagged := strings.CutPrefix(by, "tag:"); tagged && name != "" {
+		return func(u savings.Use) (string, string) { return u.Tags[name], "" }, nil
+	}
+	switch by {
+	case "worker":
+		return func(u savings.Use) (string, string) { return u.Worker, u.Name }, nil
+	case "region":
+		return func(u savings.Use) (string, string) { return u.Region, "" }, nil
+	case "policy":
+		return func(u savings.Use) (string, string) { return u.Policy, "" }, nil
+	case "instance_type":
+		return func(u savings.Use) (string, string) { return u.InstanceType, "" }, nil
+	}
+	return nil, invalid(field, "it is none of worker, region, policy, instance_type and tag:NAME")
+}
+
+func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savings, error) {
+	out := control.Savings{By: in.By, Groups: []savings.Sum{}, NotAvoided: map[string]float64{}, IdleByHour: make([]float64, hoursInWeek)}
+	key, err := groupKey("by", in.By)
+	if err != nil {
+		return out, err
+	}
+	var idleKey func(savings.Use) (string, string)
+	if in.IdleBy != "" {
+		if idleKey, err = groupKey("idle_by", in.IdleBy); err != nil {
+			return out, err
+		}
+	}
+	zone, err := time.LoadLocation(in.Zone)
+	if err != nil || in.Zone == "Local" {
+		return out, invalid("time_zone", "it is no time zone such as Europe/Berlin")
+	}
+	if out.From, out.To, err = period(in.From, in.To, time.Now(), savingsDefault, maxSavings); err != nil {
+		return out, err
+	}
+	all, err := s.trials(ctx, fleet.WorkerFilter{}, out.From, out.To)
+	if err != nil {
+		return out, err
+	}
+	out.Groups, out.Total = s.prices.Group(uses(all, out.From, out.To), key)
+	if in.Every != "" {
+		sums := 0
+		for _, p := range parts(out.From, out.To, in.Every, zone) {
+			p.Groups, p.Total = s.prices.Group(uses(all, p.From, p.To), key)
+			if sums += len(p.Groups); sums > maxPeriodSums {
+				return out, invalid("every", fmt.Sprintf("that is more than %d sums: ask for a shorter time, longer periods or larger groups", maxPeriodSums))
+			}
+			out.Periods = append(out.Periods, p)
+		}
+	}
+	patterns := map[string]*control.IdlePattern{}
+	out.Missing, err = s.replay(ctx, all, out.From, out.To, func(t *trial, x evidence.Stretch) {
+		from, to, cause := idleTime(t, x, out.From)
+		if cause == "" {
+			return
+		}
+		out.NotAvoided[cause] += to.Sub(from).Hours()
+		if cause == notRecorded || cause == string(idle.SignalUnknown) {
+			return // it may have been in use
+		}
+		byHour(out.IdleByHour, from, to, zone)
+		if idleKey == nil {
+			return
+		}
+		k, name := idleKey(t.use())
+		p := patterns[k]
+		if p == nil {
+			p = &control.IdlePattern{Key: k, Name: name, Hours: make([]float64, hoursInWeek)}
+			patterns[k] = p
+		}
+		byHour(p.Hours, from, to, zone)
+	})
+	out.Idle = idlest(patterns)
+	return out, err
+}
+
+// uses are what workers did in [from, to).
+func uses(all map[string]*trial, from, to time.Time) []savings.Use {
+	var out []savings.Use
+	for _, t := range all {
+		u, begin := t.use(), later(from, t.w.CreatedAt)
+		if !begin.Before(to) {
+			continue
+		}
+		u.Running = to.Sub(begin)
+		for _, o := range t.off {
+			end := o.To
+			if end.After(to) {
+				end = to
+			}
+			d := end.Sub(later(o.From, begin))
+			if d <= 0 {
+				continue
+			}
+			u.Running -= d
+			if o.Automatic {
+				u.Avoided += d
+			} else {
+				u.Other += d
+			}
+		}
+		out = append(out, u)
+	}
+	return out
+}
+
+// parts are the days, weeks or months of [from, to) in a zone.
+func parts(from, to time.Time, every string, zone *time.Location) []control.SavingsPeriod {
+	var out []control.SavingsPeriod
+	for at := from; at.Before(to); {
+		l := at.In(zone)
+		y, m, d := l.Date()
+		switch every {
+		case "month":
+			m, d = m+1, 1
+		case "week":
+			d += 7 - (int(l.Weekday())+6)%7
+		default:
+			d++
+		}
+		end := time.Date(y, m, d, 0, 0, 0, 0, zone).UTC()
+		if end.After(to) {
+			end = to
+		}
+		out = append(out, control.SavingsPeriod{From: at, To: end})
+		at = end
+	}
+	return out
+}
+
+// idlest are the patterns with the most hours, and at most maxPatterns of them.
+func idlest(patterns map[string]*control.IdlePattern) []control.IdlePattern {
+	sum := func(p control.IdlePattern) (h float64) {
+		for _, x := range p.Hours {
+			h += x
+		}
+		return h
+	}
+	var out []control.IdlePattern
+	for _, p := range patterns {
+		out = append(out, *p)
+	}
+	slices.SortFunc(out, func(a, b control.IdlePattern) int {
+		return cmp.Or(cmp.Compare(sum(b), sum(a)), cmp.Compare(a.Key, b.Key))
+	})
+	return out[:min(len(out), maxPatterns)]
+}
+
+// notRecorded is the cause of idle time that nobody saw.
+const notRecorded = "not_recorded"
+
+// idleTime is the part of a stretch after begin that nobody used, and what kept
+// the worker up; no cause if there is none.
+func idleTime(t *trial, x evidence.Stretch, begin time.Time) (from, to time.Time, cause string) {
+	if x.Check == nil {
+		return from, to, ""
+	}
+	from, to = later(x.From, begin), x.To
+	for _, o := range t.off {
+		if !o.From.After(from) && o.To.After(from) {
+			return from, to, ""
+		}
+		if o.From.After(from) && o.From.Before(to) {
+			to = o.From
+		}
+	}
+	if !from.Before(to) {
+		return from, to, ""
+	}
+	if !x.Known {
+		return from, to, notRecorded
+	}
+	v := x.Check.Verdict
+	if last := v.LastActivityAt; last != nil && x.From.Sub(*last) < 2*time.Duration(x.Check.Policy.CheckInterval) {
+		return from, to, "" // in use
+	}
+	if len(v.Blocks) == 0 {
+		return from, to, "about_to_be_paused"
+	}
+	strongest := slices.IndexFunc(v.Blocks, func(b idle.Block) bool {
+		return b.Code != idle.NotIdleYet && b.Code != idle.RecentActivity && b.Code != idle.WarningPending
+	})
+	return from, to, string(v.Blocks[max(strongest, 0)].Code)
+}
+
+// byHour adds [from, to) to the hours of the week that it covers.
+func byHour(sums []float64, from, to time.Time, zone *time.Location) {
+	for at := from.In(zone); at.Before(to); {
+		// Zones change at whole hours of their own, so an hour ends after what is left of its minutes.
+		end := at.Add(time.Hour - time.Duration(at.Minute())*time.Minute - time.Duration(at.Second())*time.Second - time.Duration(at.Nanosecond()))
+		if end.After(to) {
+			end = to
+		}
+		sums[int(at.Weekday())*24+at.Hour()] += end.Sub(at).Hours()
+		at = end.In(zone)
+	}
+}

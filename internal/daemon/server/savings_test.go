@@ -1,0 +1,82 @@
+package server
+
+import (
+	"testing"
+	"time"
+)
+
+// TestParts: days, weeks and months cover the time without a gap, also where
+// clocks change, leap days and months of any length.
+func TestParts(t *testing.T) {
+	berlin, kolkata, howe := zone(t, "Europe/Berlin"), zone(t, "Asia/Kolkata"), zone(t, "Australia/Lord_Howe")
+	for _, c := range []struct {
+		every    string
+		zone     *time.Location
+		from, to string
+		want     int
+		second   string
+	}{
+		{"day", time.UTC, "2028-02-28T12:00:00Z", "2028-03-02T00:00:00Z", 3, "2028-02-29T00:00:00Z"},
+		{"day", berlin, "2026-03-28T23:00:00Z", "2026-03-30T22:00:00Z", 2, "2026-03-29T22:00:00Z"}, // 23 hours
+		{"day", berlin, "2026-10-24T22:00:00Z", "2026-10-26T23:00:00Z", 2, "2026-10-25T23:00:00Z"}, // 25 hours
+		{"day", kolkata, "2026-05-01T00:00:00Z", "2026-05-02T00:00:00Z", 2, "2026-05-01T18:30:00Z"},
+		{"week", howe, "2026-04-01T00:00:00Z", "2026-04-13T00:00:00Z", 3, "2026-04-05T13:30:00Z"},
+		{"month", berlin, "2026-01-31T12:00:00Z", "2026-04-01T00:00:00Z", 4, "2026-01-31T23:00:00Z"},
+		{"month", time.UTC, "2026-12-05T00:00:00Z", "2026-12-06T00:00:00Z", 1, ""},
+	} {
+		from, to := moment(t, c.from), moment(t, c.to)
+		got := parts(from, to, c.every, c.zone)
+		at := from
+		for _, p := range got {
+			if !p.From.Equal(at) || !p.From.Before(p.To) {
+				t.Errorf("%s in %s from %s: %+v does not follow %s", c.every, c.zone, c.from, p, at)
+			}
+			at = p.To
+		}
+		if len(got) != c.want || !at.Equal(to) || c.second != "" && !got[1].From.Equal(moment(t, c.second)) {
+			t.Errorf("%s in %s from %s: %+v, want %d, the second from %s", c.every, c.zone, c.from, got, c.want, c.second)
+		}
+		sums := make([]float64, hoursInWeek)
+		byHour(sums, from, to, c.zone)
+		all := 0.0
+		for _, h := range sums {
+			all += h
+		}
+		if d := all - to.Sub(from).Hours(); d > 1e-9 || d < -1e-9 {
+			t.Errorf("%s from %s: %g hours of the week, %s passed", c.zone, c.from, all, to.Sub(from))
+		}
+	}
+}
+
+func zone(t *testing.T, name string) *time.Location {
+	t.Helper()
+	l, err := time.LoadLocation(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func moment(t *testing.T, text string) time.Time {
+	t.Helper()
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// TestHoursOfTheWeek: an hour counts where it is on the clock of the zone, and
+// one that comes twice counts twice.
+func TestHoursOfTheWeek(t *testing.T) {
+	sums := make([]float64, hoursInWeek)
+	byHour(sums, moment(t, "2026-10-24T22:00:00Z"), moment(t, "2026-10-25T23:00:00Z"), zone(t, "Europe/Berlin"))
+	if sums[2] != 2 || sums[3] != 1 || sums[23] != 1 || sums[24] != 0 {
+		t.Errorf("a Sunday of 25 hours: %v", sums[:26])
+	}
+	sums = make([]float64, hoursInWeek)
+	byHour(sums, moment(t, "2026-05-04T00:00:00Z"), moment(t, "2026-05-04T01:00:00Z"), zone(t, "Asia/Kolkata"))
+	if sums[24+5] != 0.5 || sums[24+6] != 0.5 {
+		t.Errorf("half past five on a Monday: %v", sums[24:34])
+	}
+}
