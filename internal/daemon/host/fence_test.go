@@ -29,17 +29,13 @@ type world struct {
 	disk *hosttest.Disk
 	gate *hosttest.Gate
 
-	mu       sync.Mutex
-	on       bool
-	began    time.Time
-	parked   []*parking
-	routines map[uint64]*routine
-	attempt  *attempt // the newest
-	seq      int
-	live     int
-	trace    []string
-	faults   []string
-	buf      []byte
+	mu     sync.Mutex
+	on     bool
+	parked []*parking
+	seq    int
+	live   int
+	trace  []string
+	faults []string
 
 	clients  []*hosttest.Client
 	leased   bool // a lease was acknowledged while the instance ran
@@ -52,30 +48,18 @@ type parking struct {
 	point string
 	seq   int
 	ch    chan struct{}
-	r     *routine
-	stand []byte
 }
 
 // park stops the calling goroutine at a named point until the scheduler lets
 // it go on.
-func (w *world) park(point string) { w.parkWith(point, nil) }
-
-func (w *world) parkWith(point string, own func([]byte, time.Time) []byte) {
+func (w *world) park(point string) {
 	w.mu.Lock()
 	if !w.on {
 		w.mu.Unlock()
 		return
 	}
-	id := self()
-	if point == "end" {
-		delete(w.routines, id)
-		w.mu.Unlock()
-		return
-	}
 	w.seq++
-	r := &routine{point: point, calls: calls(), own: own}
-	w.routines[id] = r
-	p := &parking{point: point, seq: w.seq, ch: make(chan struct{}), r: r}
+	p := &parking{point: point, seq: w.seq, ch: make(chan struct{})}
 	w.parked = append(w.parked, p)
 	w.mu.Unlock()
 	<-p.ch
@@ -98,9 +82,8 @@ func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
 	if steps != nil {
 		w.h.steps = *steps
 	}
-	w.h.steps = w.noting(w.h.steps)
 	w.k.OnExit = w.h.OnExit
-	w.k.At = w.parkWith
+	w.k.At = w.park
 	w.h.at = func(point string, _ *inst) {
 		w.park(point)
 		w.watch(point)
@@ -127,24 +110,6 @@ func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
 	w.i.check()
 	time.Sleep(time.Millisecond)
 	return w
-}
-
-// noting keeps the attempt that is under way; there is one at a time, because
-// it is made under the lock.
-func (w *world) noting(f fence) fence {
-	for _, steps := range []*[]step{&f.pause, &f.undo, &f.wake, &f.stop, &f.deeper, &f.resumePause} {
-		*steps = slices.Clone(*steps)
-		for n := range *steps {
-			do := (*steps)[n].do
-			(*steps)[n].do = func(a *attempt) error {
-				w.mu.Lock()
-				w.attempt = a
-				w.mu.Unlock()
-				return do(a)
-			}
-		}
-	}
-	return f
 }
 
 // watch notes what an automatic stop must see.
@@ -260,11 +225,10 @@ func (w *world) add(c *hosttest.Client) {
 	w.mu.Unlock()
 }
 
-// play runs the actors; choose picks which parked goroutine goes on, and none
-// when it has seen enough.
-func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
+// play runs the actors; choose picks which parked goroutine goes on.
+func (w *world) play(names []string, choose func(n int) int) {
 	w.mu.Lock()
-	w.on, w.began, w.routines = true, time.Now(), map[uint64]*routine{}
+	w.on = true
 	w.live = len(names)
 	w.mu.Unlock()
 	for _, n := range names {
@@ -277,7 +241,6 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 			w.mu.Unlock()
 		})
 	}
-	whole = true
 	for idleFor := 0; ; {
 		synctest.Wait()
 		w.mu.Lock()
@@ -295,16 +258,16 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 			continue
 		}
 		idleFor = 0
-		n := choose(w)
-		if n < 0 {
-			w.mu.Unlock()
-			whole = false
-			break
-		}
+		slices.SortFunc(w.parked, func(a, b *parking) int {
+			if c := strings.Compare(a.point, b.point); c != 0 {
+				return c
+			}
+			return a.seq - b.seq
+		})
+		n := choose(len(w.parked))
 		p := w.parked[n]
 		w.parked = slices.Delete(w.parked, n, n+1)
 		w.trace = append(w.trace, p.point)
-		w.letGo(p)
 		w.mu.Unlock()
 		close(p.ch)
 	}
@@ -315,33 +278,6 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 	}
 	w.mu.Unlock()
 	synctest.Wait()
-	return whole
-}
-
-// letGo notes what p's routine knows when it goes on. Whatever it may be blocked
-// by before its next point follows from that. The caller holds mu.
-func (w *world) letGo(p *parking) {
-	p.r.resumed = w.seq<<8 + len(w.trace)
-	switch {
-	case p.point == "begin lease": // it remembers the state that it met
-		p.r.from = []byte(w.i.state())
-	case strings.HasPrefix(p.point, "begin "), p.point == "relay-arrive": // nothing but who they are
-	default:
-		here := w.here
-		p.r.from = here[:]
-	}
-}
-
-// inOrder offers who stands at a point in the order in which they came, point by
-// point.
-func (w *world) inOrder() int {
-	slices.SortFunc(w.parked, func(a, b *parking) int {
-		if c := strings.Compare(a.point, b.point); c != 0 {
-			return c
-		}
-		return a.seq - b.seq
-	})
-	return len(w.parked)
 }
 
 // verify is what must hold whatever the order was.

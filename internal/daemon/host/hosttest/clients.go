@@ -31,11 +31,7 @@ func (p *Proc) Guard(_ []instance.Endpoint, _ bool, wake func(string)) (instance
 }
 
 func (g *guard) fire(what string) {
-	g.p.k.pointWith("poller", func(b []byte, _ time.Time) []byte {
-		g.p.k.mu.Lock()
-		defer g.p.k.mu.Unlock()
-		return g.state(b)
-	})
+	g.p.k.point("poller")
 	g.p.k.mu.Lock()
 	closed := g.closed
 	g.p.k.mu.Unlock()
@@ -109,7 +105,7 @@ func (k *Kernel) stir(p *Proc) {
 
 // Send is more bytes on an open connection.
 func (c *Client) Send() {
-	c.k.pointWith("send", c.State)
+	c.k.point("send")
 	c.k.mu.Lock()
 	p := c.k.procs[c.id]
 	if p == nil || p.dead || c.reset || c.refused || c.closed {
@@ -122,7 +118,7 @@ func (c *Client) Send() {
 
 // Close ends the connection from the client's side.
 func (c *Client) Close() {
-	c.k.pointWith("close", c.State)
+	c.k.point("close")
 	c.k.mu.Lock()
 	p := c.k.procs[c.id]
 	if p == nil || p.dead || c.reset || c.refused {

@@ -21,9 +21,8 @@ import (
 
 // Kernel is a simulated machine. Its zero value is ready.
 type Kernel struct {
-	// At is called at the kernel's own named points; nil for none. own appends
-	// what whoever is there goes on with (see State); nil for nothing.
-	At func(point string, own func(b []byte, since time.Time) []byte)
+	// At is called at the kernel's own named points; nil for none.
+	At func(point string)
 	// OnExit is told when a run is over.
 	OnExit func(id string, run uint64, e instance.Exit)
 	// Ignores SIGTERM: programs end only by Kill.
@@ -77,11 +76,9 @@ var _ instance.Runtime = (*Kernel)(nil)
 var _ instance.Workload = (*Proc)(nil)
 var _ instance.Hibernator = (*Proc)(nil)
 
-func (k *Kernel) point(name string) { k.pointWith(name, nil) }
-
-func (k *Kernel) pointWith(name string, own func([]byte, time.Time) []byte) {
+func (k *Kernel) point(name string) {
 	if k.At != nil {
-		k.At(name, own)
+		k.At(name)
 	}
 }
 
