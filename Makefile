@@ -100,6 +100,7 @@ lint: ## formatting and vet
 generate: ## write the generated reference pages again
 	go run ./cmd/lull reference docs/reference
 	go test ./internal/power ./internal/house -update
+	go test ./internal/daemon/agent -run TestFaultsPage -update
 
 clean: ## remove what was built
 	rm -rf bin dist

@@ -336,6 +336,7 @@ func (a *Agent) readAt() time.Time {
 
 // stillRight judges the action once more, with what is known now.
 func (a *Agent) stillRight(at *attempt) error {
+	a.watchClocks() // a machine that has just woken up is in use
 	now := a.now()
 	if a.state.Halted != nil || a.state.Server != nil && a.state.Server.Halted {
 		return errCancelled{"it was halted"}

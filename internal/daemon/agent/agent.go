@@ -136,6 +136,7 @@ const (
 	probeLimit   = 10 * time.Second // one slow signal
 	warnLimit    = 10 * time.Second
 	tagLimit     = 10 * time.Second
+	diskLimit    = 30 * time.Second // a write to disk that is told of
 	callLimit    = 60 * time.Second // one call that stops the machine
 	freshLimit   = 5 * time.Second  // age of the readings when it is sent
 	acceptedWait = 10 * time.Minute // until an accepted stop must have happened

@@ -24,6 +24,7 @@ import (
 )
 
 func TestHooks(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name, command string
 		user          string
@@ -44,6 +45,7 @@ func TestHooks(t *testing.T) {
 		{name: "no such user", command: "true", user: "nobody-at-all", code: -1, fails: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			started := time.Now()
 			h := ShellHooks{}.Run(t.Context(), HookSpec{Command: tt.command, User: tt.user, Timeout: 500 * time.Millisecond, Env: []string{"LULL_REASON=idle_timeout"}})
 			if tt.timedOut == false && h.TimedOut && !tt.fails { // a loaded machine: give it its time
@@ -73,6 +75,7 @@ func TestHookRunsAsItsUser(t *testing.T) {
 }
 
 func TestHookEndsWithTheAgent(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	if h := (ShellHooks{}).Run(ctx, HookSpec{Command: "sleep 600", Timeout: time.Hour}); h.Error == "" || h.ExitCode != -1 {

@@ -41,8 +41,11 @@ type world struct {
 	tagsErr   error
 	tagsHang  bool
 	writeErr  error
+	writeHang bool
+	descErr   error
 	stopErr   []error // one a call, then success
-	hibernate bool    // configured
+	stopHang  bool
+	hibernate bool // configured
 	calls     []string
 	stopped   bool
 	writes    []map[string]string
@@ -51,9 +54,11 @@ type world struct {
 	files    map[string][]byte
 	config   []byte
 	saveErr  error
+	saveTook time.Duration
 	complete bool
 
 	warnings []Warning
+	warnHang bool
 	hook     func(HookSpec) agentctl.Hook
 	hooks    int
 	atFence  func() // called once, when the tags are written before the call
@@ -137,12 +142,15 @@ type fakeCloud struct{ w *world }
 func (c fakeCloud) Describe(context.Context) (Instance, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	return Instance{State: "running", HibernationConfigured: c.w.hibernate}, nil
+	return Instance{State: "running", HibernationConfigured: c.w.hibernate}, c.w.descErr
 }
 
-func (c fakeCloud) WriteTags(_ context.Context, t map[string]string) error {
+func (c fakeCloud) WriteTags(ctx context.Context, t map[string]string) error {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
+	if c.w.writeHang {
+		return c.w.until(ctx)
+	}
 	if c.w.writeErr != nil {
 		return c.w.writeErr
 	}
@@ -157,13 +165,24 @@ func (c fakeCloud) WriteTags(_ context.Context, t map[string]string) error {
 	return nil
 }
 
-func (c fakeCloud) act(name string) error {
+// until lets the world go on until ctx ends; it is called with the lock held.
+func (w *world) until(ctx context.Context) error {
+	w.mu.Unlock()
+	defer w.mu.Lock()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (c fakeCloud) act(ctx context.Context, name string) error {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	if age := time.Since(c.w.lastRead); age > freshLimit {
 		panic(fmt.Sprintf("%s was sent on readings %s old", name, age))
 	}
 	c.w.calls = append(c.w.calls, name)
+	if c.w.stopHang {
+		return c.w.until(ctx)
+	}
 	if len(c.w.stopErr) > 0 {
 		err := c.w.stopErr[0]
 		c.w.stopErr = c.w.stopErr[1:]
@@ -175,17 +194,17 @@ func (c fakeCloud) act(name string) error {
 	return nil
 }
 
-func (c fakeCloud) Stop(_ context.Context, hibernate bool) (string, error) {
+func (c fakeCloud) Stop(ctx context.Context, hibernate bool) (string, error) {
 	if !hibernate {
-		return "", c.act("stop")
+		return "", c.act(ctx, "stop")
 	}
-	err := c.act("hibernate")
+	err := c.act(ctx, "hibernate")
 	if ec2.KindOf(err) == ec2.HibernateUnsupported {
-		return err.Error(), c.act("stop")
+		return err.Error(), c.act(ctx, "stop")
 	}
 	return "", err
 }
-func (c fakeCloud) Terminate(context.Context) error { return c.act("terminate") }
+func (c fakeCloud) Terminate(ctx context.Context) error { return c.act(ctx, "terminate") }
 
 // The world is also the Disk, the Warner and the HookRunner.
 
@@ -200,6 +219,10 @@ func (w *world) Load(name string) ([]byte, error) {
 }
 
 func (w *world) Save(name string, b []byte) error {
+	w.mu.Lock()
+	took := w.saveTook
+	w.mu.Unlock()
+	time.Sleep(took)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.saveErr != nil {
@@ -227,12 +250,15 @@ func (w *world) Completed(string) (bool, error) {
 	return w.complete, nil
 }
 
-func (w *world) Warn(_ context.Context, x Warning) error {
+func (w *world) Warn(ctx context.Context, x Warning) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.warnings = append(w.warnings, x)
 	w.own.Note(time.Now())
 	w.written = time.Now()
+	if w.warnHang {
+		return w.until(ctx)
+	}
 	return nil
 }
 
@@ -282,6 +308,7 @@ func bubble(t *testing.T, w *world, body func(t *testing.T, a *Agent)) {
 		a := w.start(t, ctx)
 		body(t, a)
 		cancel()
+		time.Sleep(4 * w.saveTook) // the agent ends when the disk has taken what waits
 		synctest.Wait()
 	})
 }

@@ -3,19 +3,14 @@ package agent
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
-	"lull/internal/base/wall"
 	"lull/internal/edge/proc"
 	"lull/internal/idle"
 )
@@ -137,6 +132,7 @@ func (n *nook) look(m *proc.Machine, signal string) idle.Reading {
 
 // TestRealLoads holds that work of every kind on this machine is seen.
 func TestRealLoads(t *testing.T) {
+	t.Parallel()
 	n := newNook(t)
 	m := proc.NewMachine(proc.MachineConfig{Root: n.root, LeastWindow: 100 * time.Millisecond})
 	defer m.Close()
@@ -183,9 +179,14 @@ func TestRealLoads(t *testing.T) {
 	})
 }
 
-// TestRealTerminals tries sshd with a real pty and a detached tmux: presence is
-// quiet, a key and an output are use.
-func TestRealTerminals(t *testing.T) {
+// TestRealLogin tries sshd with a real pty: presence is quiet, a key is use.
+func TestRealLogin(t *testing.T) {
+	t.Parallel()
+	for _, tool := range []string{"/usr/sbin/sshd", "/usr/bin/ssh"} {
+		if _, err := os.Stat(tool); err != nil {
+			t.Skipf("SKIP sshd: %v", err)
+		}
+	}
 	n := newNook(t)
 	m := proc.NewMachine(proc.MachineConfig{Root: n.root})
 	defer m.Close()
@@ -193,42 +194,41 @@ func TestRealTerminals(t *testing.T) {
 	if r := n.look(m, proc.SignalTerminals); r.State != idle.Quiet || r.Value != 0 {
 		t.Fatalf("before: %+v", r)
 	}
-	t.Run("sshd", func(t *testing.T) {
-		for _, tool := range []string{"/usr/sbin/sshd", "/usr/bin/ssh"} {
-			if _, err := os.Stat(tool); err != nil {
-				t.Skipf("SKIP sshd: %v", err)
-			}
-		}
-		in := n.login(t)
-		eventually(t, "the session", func() bool { return len(m.Terminals(nil)) > 0 || n.look(m, proc.SignalTerminals).Value > 0 })
-		n.quiet(t, m, "an open shell without input")
-		if r := people.Users(t.Context(), time.Now(), true); r.State != idle.Active {
-			t.Errorf("with presence: %+v", r)
-		}
-		fmt.Fprintln(in, "echo hello")
-		eventually(t, "typing seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
-		r := people.Users(t.Context(), time.Now(), false)
-		if time.Since(r.LastEvent) > 30*time.Second {
-			t.Errorf("users do not see the key: %+v", r)
-		}
-		fmt.Fprintln(in, "exit")
-		eventually(t, "the session's end", func() bool {
-			n.look(m, proc.SignalTerminals)
-			return len(m.Terminals(nil)) == 0
-		})
+	in := n.login(t)
+	eventually(t, "the session", func() bool { return len(m.Terminals(nil)) > 0 || n.look(m, proc.SignalTerminals).Value > 0 })
+	n.quiet(t, m, "an open shell without input")
+	if r := people.Users(t.Context(), time.Now(), true); r.State != idle.Active {
+		t.Errorf("with presence: %+v", r)
+	}
+	fmt.Fprintln(in, "echo hello")
+	eventually(t, "typing seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
+	r := people.Users(t.Context(), time.Now(), false)
+	if time.Since(r.LastEvent) > 30*time.Second {
+		t.Errorf("users do not see the key: %+v", r)
+	}
+	fmt.Fprintln(in, "exit")
+	eventually(t, "the session's end", func() bool {
+		n.look(m, proc.SignalTerminals)
+		return len(m.Terminals(nil)) == 0
 	})
-	t.Run("tmux", func(t *testing.T) {
-		if _, err := exec.LookPath("tmux"); err != nil {
-			t.Skipf("SKIP tmux: %v", err)
-		}
-		sock := filepath.Join(t.TempDir(), "tmux")
-		n.run("TERM=xterm tmux -S " + sock + " -f /dev/null new-session -d 'cat'")
-		t.Cleanup(func() { n.command("tmux", "-S", sock, "kill-server").Run() })
-		eventually(t, "the terminal", func() bool { n.look(m, proc.SignalTerminals); return len(m.Terminals(nil)) == 1 })
-		n.quiet(t, m, "a detached tmux without output")
-		n.run("TERM=xterm tmux -S " + sock + " send-keys x Enter")
-		eventually(t, "its output seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
-	})
+}
+
+// TestRealTmux tries a detached tmux: presence is quiet, an output is use.
+func TestRealTmux(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("tmux"); err != nil {
+		t.Skipf("SKIP tmux: %v", err)
+	}
+	n := newNook(t)
+	m := proc.NewMachine(proc.MachineConfig{Root: n.root})
+	defer m.Close()
+	sock := filepath.Join(t.TempDir(), "tmux")
+	n.run("TERM=xterm tmux -S " + sock + " -f /dev/null new-session -d 'cat'")
+	t.Cleanup(func() { n.command("tmux", "-S", sock, "kill-server").Run() })
+	eventually(t, "the terminal", func() bool { n.look(m, proc.SignalTerminals); return len(m.Terminals(nil)) == 1 })
+	n.quiet(t, m, "a detached tmux without output")
+	n.run("TERM=xterm tmux -S " + sock + " send-keys x Enter")
+	eventually(t, "its output seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
 }
 
 // quiet waits until the terminals stay quiet for a stretch that is longer than
@@ -264,63 +264,9 @@ func (n *nook) login(t *testing.T) io.Writer {
 	return in
 }
 
-// TestRealIdleShell runs a whole agent over the nook: an open shell that
-// nobody uses is warned once, through the real terminal, and then stopped; one
-// that answers the warning with a key is not.
-func TestRealIdleShell(t *testing.T) {
-	if testing.Short() {
-		t.Skip("SKIP real idle shell: takes three minutes")
-	}
-	n := newNook(t)
-	master, slave := n.pty(t)
-	out := &lockedBuffer{}
-	go io.Copy(out, master)
-
-	w := newWorld()
-	w.config = []byte("idle-timeout: 1m\nwarn-before: 15s\ncheck-interval: 2s\nboot-grace: 0s\nsnooze: 0s\nsignals: [terminals, users, recent, network]\n")
-	own := &proc.OwnWrites{}
-	m := proc.NewMachine(proc.MachineConfig{Root: n.root, Own: own, LeastWindow: time.Second})
-	people := &proc.People{Root: n.root, Own: own}
-	cloud := &stopOnly{stopped: make(chan time.Time, 1)}
-	started := time.Now()
-	a, err := New(Options{BootID: "b", Cheap: m, Slow: Signals(people, &proc.Logind{Root: n.root}, &proc.Work{Root: n.root}, nil)[:2],
-		Cloud: cloud, Disk: w, Journal: &MemoryJournal{}, Own: own,
-		Warner: People{Terminals: filepath.Join(n.root, "dev/pts"), Own: own, Host: "test"},
-		Clocks: func() wall.Reading { r, err := wall.Read(); must(t, err); return r }})
+func must(t *testing.T, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- a.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
-
-	eventually2(t, "the first warning", 3*time.Minute, func() bool { return strings.Count(out.String(), "lull on test") == 1 })
-	// Somebody answers with a key: the shell on the terminal reads it.
-	io.WriteString(master, "x\n")
-	slave.SetReadDeadline(time.Now().Add(20 * time.Second))
-	if _, err := slave.Read(make([]byte, 16)); err != nil {
-		t.Fatal(err)
-	}
-	pressed := time.Now()
-	var at time.Time
-	select {
-	case at = <-cloud.stopped:
-	case <-time.After(4 * time.Minute):
-		s, _ := a.Status(t.Context())
-		t.Fatalf("never stopped: %+v", s.Verdict.Blocks)
-	}
-	// The kernel's step of eight seconds may date the key that much early.
-	if idleFor := at.Sub(pressed); idleFor < 50*time.Second {
-		t.Errorf("stopped %s after the key", idleFor)
-	}
-	if n := strings.Count(out.String(), "lull on test"); n != 2 {
-		t.Errorf("warned %d times in two idle stretches", n)
-	}
-	s, err := a.Status(t.Context())
-	must(t, err)
-	t.Logf("stopped %s after the start, %s after the key; stage %d", at.Sub(started).Round(time.Second), at.Sub(pressed).Round(time.Second), s.Stage)
-	if d := cmp.Diff("idle_timeout", s.Last.Reason); d != "" {
-		t.Error(d)
 	}
 }

@@ -39,6 +39,9 @@ func TestAgainstSimulatedCloud(t *testing.T) {
 		{name: "metadata answers 401", worker: simworld.WorkerConfig{TagsInMetadata: true}, faults: []fault.Rule{{Service: "imds", Kind: fault.Error, Status: 401}}, state: "stopped", phase: phaseAccepted},
 		{name: "metadata answers 403", worker: simworld.WorkerConfig{TagsInMetadata: true}, faults: []fault.Rule{{Service: "imds", Kind: fault.Error, Status: 403}}, state: "stopped", phase: phaseAccepted},
 		{name: "metadata answers 503", worker: simworld.WorkerConfig{TagsInMetadata: true}, faults: []fault.Rule{{Service: "imds", Kind: fault.Error, Status: 503}}, state: "stopped", phase: phaseAccepted},
+		{name: "metadata hangs", worker: simworld.WorkerConfig{TagsInMetadata: true}, faults: []fault.Rule{{Service: "imds", Kind: fault.Hang}}, state: "stopped", phase: phaseAccepted},
+		{name: "DescribeTags is throttled for a while", faults: []fault.Rule{
+			{Service: "ec2", Action: "DescribeTags", Kind: fault.Error, Code: "RequestLimitExceeded", Status: 503, Count: 2}}, state: "stopped", phase: phaseAccepted},
 		{name: "metadata and DescribeTags fail", worker: simworld.WorkerConfig{TagsInMetadata: true}, faults: []fault.Rule{
 			{Service: "imds", Kind: fault.Error, Status: 503}, {Service: "ec2", Action: "DescribeTags", Kind: fault.Error, Code: "RequestLimitExceeded"}},
 			state: "running", alarm: "config_unreadable"},

@@ -157,6 +157,7 @@ type saver struct {
 	mu      sync.Mutex
 	pending map[string]*version
 	order   []string
+	since   time.Time // of the write under way; zero when there is none
 }
 
 type version struct {
@@ -184,6 +185,16 @@ func (s *saver) save(name string, b []byte, done func(error)) {
 	}
 }
 
+// hangs tells how long the write under way has taken, from diskLimit on.
+func (s *saver) hangs() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d := time.Since(s.since); !s.since.IsZero() && d >= diskLimit {
+		return d
+	}
+	return 0
+}
+
 // run writes until ctx ends, and then what still waits.
 func (s *saver) run(ctx context.Context) {
 	for {
@@ -208,8 +219,12 @@ func (s *saver) drain() {
 		s.order = s.order[1:]
 		v := s.pending[name]
 		delete(s.pending, name)
+		s.since = time.Now()
 		s.mu.Unlock()
 		err := s.disk.Save(name, v.b)
+		s.mu.Lock()
+		s.since = time.Time{}
+		s.mu.Unlock()
 		for _, done := range v.done {
 			done(err)
 		}

@@ -34,6 +34,8 @@ func (a *Agent) tick() {
 		a.refresh(func(agentctl.Reload) {})
 	}
 	a.nextAt = now.Add(a.config.CheckInterval)
+	d := a.saver.hangs()
+	a.alarmIf(d > 0, "disk_hangs", fmt.Sprintf("The disk has not taken the agent's state for %s; no action begins before it has.", d.Round(time.Second)))
 	if at := a.acting; at != nil && at.out.Phase != phaseAccepted {
 		// The action reads for itself: a look in between would take the hook's
 		// work for use, or cut the stretch that is read after it.
@@ -87,6 +89,13 @@ func (a *Agent) shift(d time.Duration) {
 		&a.server.sentAt, &a.server.tryAt, &a.server.until} {
 		if !t.IsZero() {
 			*t = t.Add(d)
+		}
+	}
+	if last := a.state.Last; last != nil {
+		last.StartedAt = last.StartedAt.Add(d)
+		if last.EndedAt != nil {
+			ended := last.EndedAt.Add(d)
+			last.EndedAt = &ended
 		}
 	}
 	for i := range a.state.Leases {

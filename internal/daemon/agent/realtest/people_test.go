@@ -96,7 +96,7 @@ func TestLoginShell(t *testing.T) {
 	m.restful()
 
 	// Keys in between keep the machine, for longer than the idle-timeout.
-	for range 4 {
+	for began := time.Now(); time.Since(began) < 65*time.Second; {
 		m.types(s)
 		for end := time.Now().Add(20 * time.Second); time.Now().Before(end); pause() {
 			m.isOn("while somebody types now and then")
@@ -121,31 +121,52 @@ func TestLoginShell(t *testing.T) {
 	t.Logf("powered off %s after the last key", off.Sub(last).Round(time.Second))
 }
 
-// TestWarningAnswered answers the warning by lull agent snooze from the open
-// shell: the machine stays.
+// TestWarningAnswered answers the warning from the open shell. After lull agent
+// snooze the machine stays; after a key it has its whole time again, with
+// another warning.
 func TestWarningAnswered(t *testing.T) {
 	t.Parallel()
 	need(t, "script")
-	m := newMachine(t)
-	m.agent(quick("signals: [terminals, users, recent]")...)
-	s := m.open(m.command("script", "-qec", "bash --norc --noprofile -i", "/dev/null"))
-	m.await("a warning on the terminal", 2*time.Minute, func() bool { return strings.Contains(s.tty.String(), "lull agent snooze") })
-	if out, code := m.lull("agent", "snooze", "2h"); code != 0 {
-		t.Fatalf("snooze ended with %d: %s", code, out)
+	warned := func(t *testing.T) (*machine, *shell) {
+		t.Parallel()
+		m := newMachine(t)
+		// Warned early, so that the answer comes in time on a busy machine.
+		m.agent("idle-timeout: 1m", "check-interval: 1s", "warn-before: 25s", "boot-grace: 0s", "signals: [terminals, users, recent]")
+		s := m.open(m.command("script", "-qec", "bash --norc --noprofile -i", "/dev/null"))
+		m.await("a warning on the terminal", 2*time.Minute, func() bool { return strings.Contains(s.tty.String(), "lull agent snooze") })
+		return m, s
 	}
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); pause() {
-		m.isOn("after the warning was answered")
-	}
-	st := m.status()
-	if !st.Verdict.InSnoozePeriod || st.Verdict.Eligible {
-		t.Errorf("after the snooze: %+v", st.Verdict)
-	}
-	if out, code := m.lull("agent", "why"); code != 0 || !strings.Contains(out, "nooze") {
-		t.Errorf("why does not tell of the snooze (%d):\n%s", code, out)
-	}
-	if out, code := m.lull("agent", "history", "--json"); code != 0 || !strings.Contains(out, `"by": "root"`) {
-		t.Errorf("the history does not tell who snoozed (%d):\n%s", code, out)
-	}
+	t.Run("snooze", func(t *testing.T) {
+		m, _ := warned(t)
+		if out, code := m.lull("agent", "snooze", "2h"); code != 0 {
+			t.Fatalf("snooze ended with %d: %s", code, out)
+		}
+		for end := time.Now().Add(20 * time.Second); time.Now().Before(end); pause() {
+			m.isOn("after the warning was answered")
+		}
+		st := m.status()
+		if !st.Verdict.InSnoozePeriod || st.Verdict.Eligible {
+			t.Errorf("after the snooze: %+v", st.Verdict)
+		}
+		if out, code := m.lull("agent", "why"); code != 0 || !strings.Contains(out, "nooze") {
+			t.Errorf("why does not tell of the snooze (%d):\n%s", code, out)
+		}
+		if out, code := m.lull("agent", "history", "--json"); code != 0 || !strings.Contains(out, `"by": "root"`) {
+			t.Errorf("the history does not tell who snoozed (%d):\n%s", code, out)
+		}
+	})
+	t.Run("key", func(t *testing.T) {
+		m, s := warned(t)
+		pressed := time.Now()
+		s.press(t, "true\n")
+		off := m.offAt(3 * time.Minute)
+		if after := off.Sub(pressed); after < 50*time.Second { // terminals' times move in steps of 8 s
+			t.Errorf("powered off %s after the key that answered the warning", after)
+		}
+		if n := m.warnings(); n != 2 {
+			t.Errorf("%d warnings, want one for each idle stretch", n)
+		}
+	})
 }
 
 // TestTmux leaves a detached tmux behind: with output it is use, without it is
