@@ -77,48 +77,52 @@ func (m *machine) login() *shell {
 	return s
 }
 
-// TestLoginShell logs in over ssh: typing is use, an open shell is not; output
-// of a program is; then nothing happens, and the machine goes down after its
-// window, not before.
+// TestLoginShell logs in over ssh: typing is use, for as long as it goes on; an
+// open shell is not, and the machine goes down after its window, not before.
 func TestLoginShell(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.agent(quick("signals: [network, terminals, users, recent]")...)
-	s := m.login()
-	m.types(s)
-	m.becomes("recent", idle.Active)
-	if r := m.reading("recent"); !strings.Contains(r.Detail, "wtmp") {
-		t.Logf("the login was not seen in wtmp: %+v", r)
+	login := func(t *testing.T) (*machine, *shell, time.Time) {
+		t.Parallel()
+		m := newMachine(t)
+		m.agent(quick("signals: [network, terminals, users, recent]")...)
+		s := m.login()
+		return m, s, m.types(s)
 	}
-	if s := m.status(); s.Stage != 1 {
-		t.Errorf("stage %d answered, want 1: %+v", s.Stage, s.Stages)
-	}
-	m.restful()
-
-	// Keys in between keep the machine, for longer than the idle-timeout.
-	for began := time.Now(); time.Since(began) < 65*time.Second; {
-		m.types(s)
-		for end := time.Now().Add(20 * time.Second); time.Now().Before(end); pause() {
-			m.isOn("while somebody types now and then")
+	t.Run("typing", func(t *testing.T) {
+		m, s, began := login(t)
+		m.becomes("recent", idle.Active)
+		if r := m.reading("recent"); !strings.Contains(r.Detail, "wtmp") {
+			t.Logf("the login was not seen in wtmp: %+v", r)
 		}
-	}
-	last := m.types(s)
-	// Sessions are asked once the terminals are quiet again.
-	m.await("users have the time of the keys", 60*time.Second, func() bool { return m.reading("users").LastEvent.After(last.Add(-10 * time.Second)) })
-
-	// Nothing more: the shell stays open and does not hold the machine.
-	off := m.offAt(3 * time.Minute)
-	if quiet := off.Sub(last); quiet < 52*time.Second { // terminals' times move in steps of 8 s
-		t.Errorf("powered off %s after the last key, the idle-timeout is 1m", quiet)
-	}
-	text := s.tty.String()
-	if n := strings.Count(text, "*** lull on"); n != 1 {
-		t.Errorf("the open shell was warned %d times in its last idle stretch:\n%s", n, text)
-	}
-	if n := m.warnings(); n != 1 {
-		t.Errorf("%d warnings in the history", n)
-	}
-	t.Logf("powered off %s after the last key", off.Sub(last).Round(time.Second))
+		if s := m.status(); s.Stage != 1 {
+			t.Errorf("stage %d answered, want 1: %+v", s.Stage, s.Stages)
+		}
+		m.restful()
+		// Keys now and then, for longer than the idle-timeout.
+		for time.Since(began) < 75*time.Second {
+			m.types(s)
+			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); pause() {
+				m.isOn("while somebody types now and then")
+			}
+		}
+	})
+	t.Run("left open", func(t *testing.T) {
+		m, s, last := login(t)
+		// Sessions are asked once the terminals are quiet again.
+		m.await("users have the time of the keys", 60*time.Second, func() bool { return m.reading("users").LastEvent.After(last.Add(-10 * time.Second)) })
+		off := m.offAt(3 * time.Minute)
+		if quiet := off.Sub(last); quiet < 52*time.Second { // terminals' times move in steps of 8 s
+			t.Errorf("powered off %s after the last key, the idle-timeout is 1m", quiet)
+		}
+		text := s.tty.String()
+		if n := strings.Count(text, "*** lull on"); n != 1 {
+			t.Errorf("the open shell was warned %d times in its last idle stretch:\n%s", n, text)
+		}
+		if n := m.warnings(); n != 1 {
+			t.Errorf("%d warnings in the history", n)
+		}
+		t.Logf("powered off %s after the last key", off.Sub(last).Round(time.Second))
+	})
 }
 
 // TestWarningAnswered answers the warning from the open shell. After lull agent
@@ -174,27 +178,37 @@ func TestWarningAnswered(t *testing.T) {
 func TestTmux(t *testing.T) {
 	t.Parallel()
 	need(t, "tmux")
-	m := newMachine(t)
-	m.agent(quick("signals: [terminals, users, recent]")...)
-	tmux := func(args string) { m.sh("tmux -S " + m.dir + "/tmux -f /dev/null " + args) }
-	tmux("new-session -d 'while read -r n; do for i in $(seq $n); do echo $i; sleep 1; done; done'")
-	t.Cleanup(func() { m.command("tmux", "-S", m.dir+"/tmux", "kill-server").Run() })
-	m.restful()
-
-	tmux("send-keys 70 Enter")
-	m.becomes("terminals", idle.Active)
-	began := time.Now()
-	for time.Since(began) < 68*time.Second { // longer than the idle-timeout
-		m.isOn("while a detached tmux prints")
-		pause()
+	detached := func(t *testing.T) (m *machine, print func(lines int)) {
+		t.Parallel()
+		m = newMachine(t)
+		m.agent(quick("signals: [terminals, users, recent]")...)
+		tmux := func(args string) { m.sh("tmux -S " + m.dir + "/tmux -f /dev/null " + args) }
+		tmux("new-session -d 'while read -r n; do for i in $(seq $n); do echo $i; sleep 1; done; done'")
+		t.Cleanup(func() { m.command("tmux", "-S", m.dir+"/tmux", "kill-server").Run() })
+		m.restful()
+		return m, func(lines int) {
+			tmux(fmt.Sprintf("send-keys %d Enter", lines))
+			m.becomes("terminals", idle.Active)
+		}
 	}
-	if v := m.status().Verdict; v.IdleMinutes > 0.5 {
-		t.Errorf("idle for %.2f minutes while something is printed", v.IdleMinutes)
-	}
-	off := m.offAt(3 * time.Minute)
-	if quiet := off.Sub(began.Add(70 * time.Second)); quiet < 45*time.Second {
-		t.Errorf("powered off %s after the last output", quiet)
-	}
+	t.Run("prints", func(t *testing.T) {
+		m, print := detached(t)
+		print(600)
+		for began := time.Now(); time.Since(began) < 68*time.Second; pause() { // longer than the idle-timeout
+			m.isOn("while a detached tmux prints")
+		}
+		if v := m.status().Verdict; v.IdleMinutes > 0.5 {
+			t.Errorf("idle for %.2f minutes while something is printed", v.IdleMinutes)
+		}
+	})
+	t.Run("silent", func(t *testing.T) {
+		m, print := detached(t)
+		began := time.Now()
+		print(5)
+		if quiet := m.offAt(3 * time.Minute).Sub(began); quiet < 50*time.Second { // terminals' times move in steps of 8 s
+			t.Errorf("powered off %s after the output", quiet)
+		}
+	})
 }
 
 // TestPrivilege holds who may speak to the agent, and what it trusts.
