@@ -2,12 +2,20 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"fmt"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	"lull/internal/daemon/agent"
 )
 
 // buildTree builds the programs as make build does.
@@ -92,9 +100,12 @@ func TestDebianPackage(t *testing.T) {
 	in := func(p string) string { return filepath.Join(root, p) }
 	modeIs(t, in("usr/bin/lull"), 0o755)
 	modeIs(t, in("usr/bin/lull-shim"), 0o755)
+	modeIs(t, in("usr/bin/lull-harness"), 0o755)
 	modeIs(t, in("var/lib/lull/agent"), 0o700)
 	for _, f := range []string{"lib/systemd/system/lull-agent.service", "lib/systemd/system/lull-host.service", "lib/systemd/system/lull-server.service",
 		"etc/lull/agent.yaml", "etc/default/lull-agent", "usr/lib/sysusers.d/lull.conf", "usr/share/doc/lull/README.md",
+		"etc/default/lull-host", "etc/default/lull-server", "usr/share/lull/prometheus-rules.yaml", "usr/share/lull/grafana-dashboard.json",
+		"usr/share/doc/lull/examples/user-data.sh", "usr/share/doc/lull/examples/cloud-init.yaml", "usr/share/doc/lull/examples/cloudformation.yaml",
 		"usr/share/doc/lull/reference/config-agent.md", "usr/share/doc/lull/examples/iam-agent.json", "usr/share/bash-completion/completions/lull"} {
 		modeIs(t, in(f), 0o644)
 	}
@@ -129,6 +140,79 @@ func TestDebianPackage(t *testing.T) {
 		if _, err := os.Stat(in(p)); err == nil {
 			t.Errorf("%s outlives the purge", p)
 		}
+	}
+	firstBoot(t, deb, root)
+}
+
+// firstBoot runs the user data and cloud-init's commands as an instance's first
+// boot would, with the package from a server and dpkg turned to the scratch
+// system: a package with another sum is not installed.
+func firstBoot(t *testing.T, deb, root string) {
+	content := []byte(contents(t, deb))
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(content) }))
+	defer srv.Close()
+	stubs := t.TempDir()
+	for name, text := range map[string]string{
+		"dpkg":      "exec " + need(t, "dpkg") + " --root=" + root + ` --force-script-chrootless "$@"`,
+		"systemctl": `echo systemctl "$@"`,
+		"lull":      `echo lull "$@"`,
+	} {
+		if err := os.WriteFile(filepath.Join(stubs, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	right, wrong := fmt.Sprintf("%x", sha256.Sum256(content)), strings.Repeat("0", 64)
+	installed := filepath.Join(root, "usr/bin/lull")
+	try := func(name, sum string, commands func(sum string) [][]string) {
+		t.Helper()
+		need(t, "curl")
+		if out, err := exec.Command("dpkg", "--root="+root, "--force-script-chrootless", "--purge", "lull").CombinedOutput(); err != nil {
+			t.Fatalf("cannot purge: %v: %s", err, out)
+		}
+		var said strings.Builder
+		var failed error
+		for _, arg := range commands(sum) {
+			cmd := exec.Command("env", arg...) // which looks in the PATH below
+			cmd.Env = append(os.Environ(), "PATH="+stubs+":"+os.Getenv("PATH"), "LULL_DEB_URL="+srv.URL, "LULL_DEB_SHA256="+sum)
+			out, err := cmd.CombinedOutput()
+			said.Write(out)
+			if failed = err; failed != nil {
+				break
+			}
+		}
+		_, err := os.Stat(installed)
+		if good := sum == right; (failed == nil) != good || (err == nil) != good ||
+			strings.Contains(said.String(), "systemctl enable --now lull-agent.service") != good {
+			t.Errorf("%s with the sum %s: %v, installed: %v\n%s", name, sum, failed, err == nil, said.String())
+		}
+	}
+	userData := func(string) [][]string { return [][]string{{"bash", "../../etc/user-data.sh"}} }
+	var cloud struct {
+		Files []struct{ Path, Owner, Permissions, Content string } `yaml:"write_files"`
+		Run   [][]string                                           `yaml:"runcmd"`
+	}
+	if err := yaml.Unmarshal([]byte(contents(t, "../../etc/cloud-init.yaml")), &cloud); err != nil {
+		t.Fatal(err)
+	}
+	if len(cloud.Files) != 1 || cloud.Files[0].Path != "/"+policyPath || cloud.Files[0].Permissions != "0644" {
+		t.Errorf("cloud-init writes %+v", cloud.Files)
+	} else if _, faults, err := agent.ParseLocal([]byte(cloud.Files[0].Content)); err != nil || len(faults) > 0 {
+		t.Errorf("the policy that cloud-init writes: %v, %v", err, faults)
+	}
+	cloudInit := func(sum string) (out [][]string) {
+		r := strings.NewReplacer("https://packages.example.com/lull_amd64.deb", srv.URL, "put-the-sum-here", sum, "/root/", stubs+"/")
+		for _, c := range cloud.Run {
+			var line []string
+			for _, w := range c {
+				line = append(line, r.Replace(w))
+			}
+			out = append(out, line)
+		}
+		return out
+	}
+	for _, sum := range []string{right, wrong} {
+		try("user data", sum, userData)
+		try("cloud-init", sum, cloudInit)
 	}
 }
 

@@ -116,7 +116,7 @@ func (cfg agentConfig) checkServer() error {
 
 // agentLs lists the agents that report to a server.
 func (c *cli) agentLs() *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List the agents that report to the server, and which are outdated or silent", Args: args(cobra.NoArgs),
+	return &cobra.Command{Use: "ls", Short: "List the agents that report to any server of the fleet, and which are outdated or silent", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -127,18 +127,23 @@ func (c *cli) agentLs() *cobra.Command {
 				return err
 			}
 			return c.print(l, func(w io.Writer) {
-				rows(w, "MACHINE\tWORKER\tVERSION\tHEARD\tHOLDER\tSTATE\tALARMS", func(row func(string, ...any)) {
+				rows(w, "MACHINE\tWORKER\tVERSION\tSERVER\tHEARD\tHOLDER\tSTATE\tALARMS", func(row func(string, ...any)) {
 					for _, m := range l {
 						r := m.Agent()
-						version := dash(r.Version)
+						version := dash(m.Version)
 						if m.Outdated {
 							version += " (outdated)"
 						}
-						heard := span(time.Duration(m.AgeSeconds*float64(time.Second))) + " ago"
+						// Another server hears it: what it said is known there.
+						heard, state, alarms := "there", "-", "-"
+						if m.ReportedAt != nil {
+							heard = span(time.Duration(m.AgeSeconds*float64(time.Second))) + " ago"
+							state, alarms = agentState(r), fmt.Sprint(len(r.Alarms))
+						}
 						if m.Stale {
 							heard += " (silent)"
 						}
-						row("%s\t%s\t%s\t%s\t%s\t%s\t%d", m.Name, dash(m.WorkerID), version, heard, dash(r.Holder), agentState(r), len(r.Alarms))
+						row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", m.Name, dash(m.WorkerID), version, m.Server, heard, dash(r.Holder), state, alarms)
 					}
 				})
 			})

@@ -34,6 +34,7 @@ type controlPlane struct {
 	admin   server.Admin
 	metrics *prometheus.Registry
 	tasks   []task.Task
+	name    string       // of this process among the servers of the fleet
 	peers   *peers.Peers // nil where no other server can be
 
 	journal  *journal.Journal // nil without a controller
@@ -58,6 +59,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 		return plane, fmt.Errorf("cannot name this server: %w", err)
 	}
 	id := host + "-" + strings.ToLower(rand.Text()[:8])
+	plane.name = id
 	defer func() { plane.join(cfg, id, f.Store()) }()
 	if cfg.Role == "api" {
 		plane.tasks = []task.Task{task.Loop("the settings", func(ctx context.Context) error {

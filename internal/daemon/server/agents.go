@@ -59,9 +59,13 @@ func (s *Server) agentReport(ctx context.Context, name string, r control.AgentRe
 	if !none && r.InstanceID != "" && w.EC2InstanceID != "" && r.InstanceID != w.EC2InstanceID {
 		return a, fault(http.StatusConflict, "other_instance", "cannot take the report: worker "+w.ID+" is instance "+w.EC2InstanceID+", not "+r.InstanceID)
 	}
-	seen := control.Machine{Kind: "agent", Name: name, Report: body, WorkerID: w.ID, Outdated: control.Outdated(r.Version, r.BuildDate, s.version, s.built)}
-	if _, err := s.machines.put(seen, 2*time.Duration(r.Interval), time.Now()); err != nil || none {
+	seen := control.Machine{Kind: "agent", Name: name, Report: body, WorkerID: w.ID, Version: r.Version, Outdated: control.Outdated(r.Version, r.BuildDate, s.version, s.built)}
+	if seen, err = s.machines.put(seen, 2*time.Duration(r.Interval), time.Now()); err != nil {
 		return a, err
+	}
+	s.announce(ctx, seen)
+	if none {
+		return a, nil
 	}
 	if w, err = s.agentAction(ctx, w, r.Action, &a); err != nil {
 		return a, err

@@ -12,6 +12,7 @@ import (
 
 	"lull/internal/daemon/server/access"
 	"lull/internal/link/control"
+	"lull/internal/store"
 )
 
 // maxReport is the longest report of a machine and maxMachines how many are
@@ -22,16 +23,20 @@ const (
 )
 
 // machines are the agents and hosts that reported to this server, and what
-// they said last. They are forgotten when it ends: they report again.
+// they said last. They are forgotten when it ends: they report again. Other
+// servers know of them by their presence in the store.
 type machines struct {
 	mu   sync.Mutex
 	last map[string]machine // by kind and name
 }
 
-// machine is one that reported, and how long it may then be silent; 0 is for ever.
+// machine is one that reported, how long it may then be silent (0 is for
+// ever), and what the store was told of it under which lease.
 type machine struct {
 	control.Machine
-	span time.Duration
+	span  time.Duration
+	told  presence
+	under store.LeaseID
 }
 
 func newMachines() *machines { return &machines{last: map[string]machine{}} }
@@ -40,23 +45,34 @@ func (m *machines) put(v control.Machine, span time.Duration, now time.Time) (co
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	key := v.Kind + "/" + v.Name
-	if _, known := m.last[key]; !known && len(m.last) >= maxMachines {
+	old, known := m.last[key]
+	if !known && len(m.last) >= maxMachines {
 		return control.Machine{}, fault(http.StatusServiceUnavailable, "too_many_machines", "cannot remember another machine")
 	}
 	at := now.UTC().Round(0)
 	v.ReportedAt = &at
-	m.last[key] = machine{v, span}
+	m.last[key] = machine{v, span, old.told, old.under}
 	return v, nil
 }
 
-func (m *machines) get(kind, name string, now time.Time) (control.Machine, error) {
+// news tells whether the store was told something else of v, or under another
+// lease. When it was heard last is no news.
+func (m *machines) news(v control.Machine, p presence, lease store.LeaseID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v, known := m.last[kind+"/"+name]
-	if !known {
-		return v.Machine, notFound(kind, name)
+	old := m.last[v.Kind+"/"+v.Name]
+	old.told.At = p.At
+	return old.told != p || old.under != lease
+}
+
+// announced notes what the store was told of v.
+func (m *machines) announced(v control.Machine, p presence, lease store.LeaseID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if old, known := m.last[v.Kind+"/"+v.Name]; known {
+		old.told, old.under = p, lease
+		m.last[v.Kind+"/"+v.Name] = old
 	}
-	return v.aged(now), nil
 }
 
 func (m *machines) list(kind string, now time.Time) []control.Machine {
@@ -85,18 +101,22 @@ type Named struct {
 func (s *Server) machineRoutes() {
 	for _, kind := range []string{"agent", "host"} {
 		all, each := base+"/"+kind+"s", base+"/"+kind+"s/{name}"
-		register(s, route{id: "list-" + kind + "s", method: "GET", path: all, role: access.Viewer, doc: "Machines that reported to this server as " + kind + "s"},
-			func(_ context.Context, in *Paged) (*answer[control.List[control.Machine]], error) {
-				return ok(pageOf(s.machines.list(kind, time.Now()), in, func(m control.Machine) string { return m.Name }), nil)
+		register(s, route{id: "list-" + kind + "s", method: "GET", path: all, role: access.Viewer, doc: "Machines that report to any server of the fleet as " + kind + "s, with their last report where the asked server hears it"},
+			func(ctx context.Context, in *Paged) (*answer[control.List[control.Machine]], error) {
+				l, err := s.everywhere(ctx, kind)
+				if err != nil {
+					return nil, problem(err)
+				}
+				return ok(pageOf(l, in, func(m control.Machine) string { return m.Name }), nil)
 			})
-		register(s, route{id: "get-" + kind, method: "GET", path: each, role: access.Viewer, machine: true, doc: "The last report of a machine, and its age"},
-			func(_ context.Context, in *Named) (*answer[control.Machine], error) {
-				return ok(s.machines.get(kind, in.Name, time.Now()))
+		register(s, route{id: "get-" + kind, method: "GET", path: each, role: access.Viewer, machine: true, doc: "The last report of a machine, and its age, where the asked server hears it"},
+			func(ctx context.Context, in *Named) (*answer[control.Machine], error) {
+				return ok(s.machine(ctx, kind, in.Name))
 			})
 	}
 	register(s, route{id: "report-host", method: "POST", path: base + "/hosts/{name}/report", role: access.Admin, machine: true, status: http.StatusOK,
 		doc: "Report what a machine sees; its token speaks for it alone"},
-		func(_ context.Context, in *struct {
+		func(ctx context.Context, in *struct {
 			Named
 			Body map[string]any
 		}) (*answer[control.Machine], error) {
@@ -104,7 +124,11 @@ func (s *Server) machineRoutes() {
 			if err != nil {
 				return nil, problem(err)
 			}
-			return ok(s.machines.put(control.Machine{Kind: "host", Name: in.Name, Report: report}, 0, time.Now()))
+			v, err := s.machines.put(control.Machine{Kind: "host", Name: in.Name, Report: report}, 0, time.Now())
+			if err == nil {
+				s.announce(ctx, v)
+			}
+			return ok(v, err)
 		})
 	s.agentRoutes()
 }

@@ -18,6 +18,7 @@ package server
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -109,6 +110,8 @@ type Options struct {
 	PublicURL string
 	// LeaseTTL is how long claims of this server outlive it; 0 is 15 s.
 	LeaseTTL time.Duration
+	// Name is what listings call this server; empty makes one up.
+	Name string
 }
 
 // Server is the API of one process. Make it with New and run it before it is
@@ -134,7 +137,9 @@ type Server struct {
 
 	mux      *http.ServeMux
 	api      huma.API
+	name     string
 	machines *machines
+	lease    atomic.Int64 // the store.LeaseID of its claims; 0 before it runs
 	roster   *roster.Roster
 	board    *board.Board
 	streams  chan struct{} // one for each event stream that may be open
@@ -156,7 +161,10 @@ func New(o Options) (*Server, error) {
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
-	s.people, s.publicURL = o.People, o.PublicURL
+	s.people, s.publicURL, s.name = o.People, o.PublicURL, o.Name
+	if s.name == "" {
+		s.name = "server-" + strings.ToLower(rand.Text()[:8])
+	}
 	if s.prices == nil {
 		var err error
 		if s.prices, err = savings.Published(); err != nil {
@@ -245,6 +253,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("cannot start the API: %w", err)
 	}
 	s.replays.Store(replay.New(s.fleet.Store(), lease))
+	s.lease.Store(int64(lease.ID()))
 	fault := func(err error) { s.log.Error("record cannot be read", "error", err) }
 	tokens := task.Loop("the tokens", func(ctx context.Context) error { return s.tokens.Run(ctx, fault) })
 	open := task.Func("the API's upkeep", func(ctx context.Context, ready func()) error {
@@ -269,6 +278,8 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
+	look := time.NewTicker(presenceEvery)
+	defer look.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -284,7 +295,12 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 				continue
 			}
 			lease = next
+			s.lease.Store(int64(lease.ID()))
 			s.replays.Store(replay.New(s.fleet.Store(), lease))
+		case <-look.C:
+			if err := s.attend(ctx); err != nil {
+				s.log.Warn("other servers may not see which machines are heard here", "error", err)
+			}
 		case <-tick.C:
 			if _, err := s.replays.Load().Sweep(ctx, time.Now()); err != nil {
 				s.log.Warn("old answers stay", "error", err)

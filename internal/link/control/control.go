@@ -275,9 +275,13 @@ type Machine struct {
 	ReportedAt *time.Time      `json:"reported_at"`
 	AgeSeconds float64         `json:"age_seconds"`
 	Report     json.RawMessage `json:"report,omitempty"`
-	// Of agents: the worker it is, and whether the agent is older than the
-	// server or was not heard for twice its interval.
+	// Server is the one that it reports to. Where that is not the one asked,
+	// ReportedAt is null and there is no Report.
+	Server string `json:"server,omitempty"`
+	// Of agents: the worker it is, the agent's version, and whether it is
+	// older than the server or was not heard for twice its interval.
 	WorkerID string `json:"worker_id,omitempty"`
+	Version  string `json:"version,omitempty"`
 	Outdated bool   `json:"outdated,omitempty"`
 	Stale    bool   `json:"stale,omitempty"`
 }

@@ -1,0 +1,140 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/link/control"
+	"lull/internal/store"
+)
+
+// presence is what the store says of a machine that reports to some server of
+// the fleet: enough for any server to list it. It is under the lease of the
+// server that hears it, and written when that or what it says changes, not
+// with every report; readings stay in the memory of who hears them.
+type presence struct {
+	Server   string    `json:"server"`
+	WorkerID string    `json:"worker_id,omitempty"`
+	Version  string    `json:"version,omitempty"`
+	Outdated bool      `json:"outdated,omitempty"`
+	Stale    bool      `json:"stale,omitempty"`
+	At       time.Time `json:"at"` // of the report that it was written for
+}
+
+const presencePrefix = "presence/"
+
+// presenceEvery is how often a server looks whether what the store says of the
+// machines that it hears is still so.
+const presenceEvery = time.Minute
+
+var presences = store.Codec[presence]{Version: 1}
+
+// says is the presence of v as this server knows it.
+func (s *Server) says(v control.Machine) presence {
+	return presence{Server: s.name, WorkerID: v.WorkerID, Version: v.Version, Outdated: v.Outdated, Stale: v.Stale, At: *v.ReportedAt}
+}
+
+// announce tells the store of a machine that was heard, if it does not know.
+// What cannot be written is tried again with the next report.
+func (s *Server) announce(ctx context.Context, v control.Machine) {
+	lease := store.LeaseID(s.lease.Load())
+	p := s.says(v)
+	if lease == 0 || !s.machines.news(v, p, lease) {
+		return
+	}
+	key := presencePrefix + v.Kind + "/" + v.Name
+	data, err := presences.Encode(key, p)
+	if err == nil {
+		_, err = s.fleet.Store().Commit(ctx, store.Txn{Then: []store.Op{store.PutLeased(key, data, lease)}})
+	}
+	if err != nil && !errors.Is(err, store.ErrAmbiguous) {
+		s.log.Debug("other servers do not see a machine yet", "machine", v.Name, "error", err)
+		return
+	}
+	s.machines.announced(v, p, lease)
+}
+
+// attend brings the store in line with what this server hears: machines that
+// fell silent, and those that left for another server and came back.
+func (s *Server) attend(ctx context.Context) error {
+	page, err := store.List(ctx, s.fleet.Store(), store.Prefix(presencePrefix))
+	if err != nil {
+		return err
+	}
+	known := map[string]store.Value{}
+	for _, v := range page.Values {
+		known[strings.TrimPrefix(v.Key, presencePrefix)] = v
+	}
+	lease, now := store.LeaseID(s.lease.Load()), time.Now()
+	for _, v := range slices.Concat(s.machines.list("agent", now), s.machines.list("host", now)) {
+		old, p := known[v.Kind+"/"+v.Name], s.says(v)
+		said, err := presences.Decode(old.Key, old.Data)
+		switch {
+		case lease == 0 || !old.Exists() || err != nil: // its next report writes it
+			s.machines.announced(v, presence{}, 0)
+			continue
+		case said.Server == s.name && said.Stale == v.Stale,
+			said.Server != s.name && !v.ReportedAt.After(said.At): // heard elsewhere since
+			continue
+		}
+		data, err := presences.Encode(old.Key, p)
+		if err != nil {
+			return err
+		}
+		t := store.Txn{If: []store.Cond{store.Unchanged(old)}, Then: []store.Op{store.PutLeased(old.Key, data, lease)}}
+		if res, err := s.fleet.Store().Commit(ctx, t); err != nil {
+			return err
+		} else if res.Succeeded {
+			s.machines.announced(v, p, lease)
+		}
+	}
+	return nil
+}
+
+// everywhere are the machines of a kind that report to any server of the
+// fleet: those heard here as they are known here, the others as the store
+// says.
+func (s *Server) everywhere(ctx context.Context, kind string) ([]control.Machine, error) {
+	prefix := presencePrefix + kind + "/"
+	page, err := store.List(ctx, s.fleet.Store(), store.Prefix(prefix))
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]control.Machine{}
+	for _, v := range s.machines.list(kind, time.Now()) {
+		v.Server = s.name
+		all[v.Name] = v
+	}
+	for _, v := range page.Values {
+		p, err := presences.Decode(v.Key, v.Data)
+		if err != nil {
+			return nil, err
+		}
+		name := strings.TrimPrefix(v.Key, prefix)
+		if here, ok := all[name]; p.Server == s.name || ok && here.ReportedAt.After(p.At) {
+			continue
+		}
+		all[name] = control.Machine{Kind: kind, Name: name, Server: p.Server, WorkerID: p.WorkerID, Version: p.Version, Outdated: p.Outdated, Stale: p.Stale}
+	}
+	out := make([]control.Machine, 0, len(all))
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		out = append(out, all[name])
+	}
+	return out, nil
+}
+
+// machine is one of everywhere.
+func (s *Server) machine(ctx context.Context, kind, name string) (control.Machine, error) {
+	all, err := s.everywhere(ctx, kind)
+	if err != nil {
+		return control.Machine{}, err
+	}
+	if i := slices.IndexFunc(all, func(m control.Machine) bool { return m.Name == name }); i >= 0 {
+		return all[i], nil
+	}
+	return control.Machine{}, notFound(kind, name)
+}
