@@ -124,7 +124,11 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if err != nil {
 		return err
 	}
-	h = host.New(host.Config{PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
+	budget, available, err := cfg.budget()
+	if err != nil {
+		return err
+	}
+	h = host.New(host.Config{Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
 		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
 		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, Log: log,
 		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})
@@ -299,7 +303,7 @@ func baseEnv(getenv func(string) string) []string {
 
 func hostStatus(h *host.Host, rt *process.Runtime, cfg hostConfig, started time.Time, faults []string) hostctl.Status {
 	s := hostctl.Status{Version: version, PID: os.Getpid(), StartedAt: started, Halted: h.Halted(), DataDir: cfg.Data,
-		Instances: map[string]int{}, Freezer: rt.Freezer(), Shim: rt.Shim(), Goroutines: runtime.NumGoroutine(), Faults: append([]string{}, faults...)}
+		Instances: map[string]int{}, Room: h.Room(), Freezer: rt.Freezer(), Shim: rt.Shim(), Goroutines: runtime.NumGoroutine(), Faults: append([]string{}, faults...)}
 	for _, o := range h.List(false) {
 		s.Instances[o.State]++
 	}

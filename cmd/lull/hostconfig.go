@@ -30,6 +30,9 @@ type hostConfig struct {
 	Machine    string
 	StopAll    bool
 	Docker     string
+	Memory     string
+	Wakes      uint
+	WakeWait   time.Duration
 }
 
 // dockerSocket is where Docker listens when nobody says otherwise.
@@ -54,13 +57,17 @@ var hostOptions = []option{
 	{"guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a tree as lull guest-kernel makes it, or a file; empty looks in the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }},
 	{"harness", "LULL_HOST_HARNESS", "path", "the lull-harness program of microVMs; empty finds it beside lull", func(c *hostConfig) any { return &c.Harness }},
 	{"vm-machine", "LULL_HOST_VM_MACHINE", "name", "QEMU's machine for microVMs: q35, or microvm, which starts sooner", func(c *hostConfig) any { return &c.Machine }},
+	{"memory", "LULL_HOST_MEMORY", "size", "memory that instances of a known size (microVMs, containers with a limit) may hold together, as 8G: a start or wake beyond it waits while others are pushed down the ladder; auto is the machine's less a tenth (at most 1 GiB), 0 does not bound them", func(c *hostConfig) any { return &c.Memory }},
+	{"wakes", "LULL_HOST_WAKES", "count", "boots and restores from disk of microVMs that run at once, others wait; 0 does not bound them", func(c *hostConfig) any { return &c.Wakes }},
+	{"wake-wait", "LULL_HOST_WAKE_WAIT", "duration", "how long a start or wake waits for memory and its turn before it fails; a relayed client waits a minute at most", func(c *hostConfig) any { return &c.WakeWait }},
 	{"docker", "LULL_HOST_DOCKER", "path", "take over the idling of Docker's containers with the label lull.pause-after, over its API at this socket; empty is off, --docker alone means " + dockerSocket, func(c *hostConfig) any { return &c.Docker }},
 	{"stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host ends, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }},
 }
 
 func defaultHostConfig(getenv func(string) string) hostConfig {
 	return hostConfig{Data: "lull-data/host", Socket: defaultSocket(getenv), PauseAfter: time.Minute,
-		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, Files: 65536, Machine: "q35"}
+		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, Files: 65536, Machine: "q35",
+		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second}
 }
 
 // setting is an effective value and where it came from.
@@ -153,6 +160,12 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	}
 	if cfg.Probe < 50*time.Millisecond || cfg.Probe > time.Hour {
 		errs = append(errs, fmt.Errorf("cannot use probe: %s is not between 50ms and 1h", cfg.Probe))
+	}
+	if cfg.WakeWait <= 0 || cfg.WakeWait > time.Hour {
+		errs = append(errs, fmt.Errorf("cannot use wake-wait: %s is not above 0 and at most 1h", cfg.WakeWait))
+	}
+	if _, _, err := cfg.budget(); err != nil {
+		errs = append(errs, fmt.Errorf("cannot use memory: %w", err))
 	}
 	if cfg.Machine != "q35" && cfg.Machine != "microvm" {
 		errs = append(errs, fmt.Errorf("cannot use vm-machine: %q is neither q35 nor microvm", cfg.Machine))

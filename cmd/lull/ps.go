@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
 
@@ -72,6 +73,8 @@ func table(w io.Writer, l []hostctl.Instance) {
 
 func stateText(o hostctl.Instance) string {
 	switch {
+	case o.Waiting != nil:
+		return fmt.Sprintf("%s (waits, place %d)", o.State, o.Waiting.Place)
 	case o.CrashLooping:
 		return o.State + " (crash loop)"
 	case !o.Enabled:
@@ -85,6 +88,8 @@ func stateText(o hostctl.Instance) string {
 // next is what happens to it by itself, and when.
 func next(o hostctl.Instance) string {
 	switch {
+	case o.Waiting != nil:
+		return fmt.Sprintf("gives up in %s: %s", span(max(time.Until(o.Waiting.Until), 0)), o.Waiting.Reason)
 	case o.State == "running" && o.PauseAt != nil:
 		return "pauses in " + span(max(time.Until(*o.PauseAt), 0))
 	case o.State == "running":
@@ -159,15 +164,7 @@ func span(d time.Duration) string {
 	return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
 }
 
-func size(n int64) string {
-	switch {
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
-	}
-	return fmt.Sprintf("%d KiB", n>>10)
-}
+func size(n int64) string { return instance.Bytes(n) }
 
 // red marks what must not be overlooked, on a terminal.
 func (c *cli) red(s string) string {

@@ -18,7 +18,7 @@ const core = "core"
 
 // coreDirs are the packages that decide and the nouns they decide about.
 var coreDirs = []string{"internal/idle", "internal/power", "internal/policy", "internal/fleet",
-	"internal/evidence", "internal/savings", "internal/instance"}
+	"internal/evidence", "internal/savings", "internal/instance", "internal/admit"}
 
 // bands is the import law of the design, section 1, for code that is not a test.
 var bands = []band{

@@ -41,6 +41,12 @@ type (
 	LogReader interface {
 		Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error
 	}
+	// Sizer is a runtime that knows how much memory of this machine an instance
+	// may take, in bytes (0 when nobody knows), and whether it is slow to boot
+	// and to restore.
+	Sizer interface {
+		Size(s *Spec) (memory int64, slow bool)
+	}
 	// Identifier is a runtime that can tell whose a process is; an error when
 	// it is none of its own.
 	Identifier interface {

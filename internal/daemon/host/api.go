@@ -65,7 +65,10 @@ func problem(err error) error {
 	var refused *RefusedError
 	var missing *NotFoundError
 	var invalid *InvalidError
+	var busy *BusyError
 	switch {
+	case errors.As(err, &busy):
+		return huma.NewError(http.StatusServiceUnavailable, err.Error())
 	case errors.As(err, &refused):
 		var details []error
 		for _, b := range refused.Blocks {

@@ -82,13 +82,18 @@ func (i *inst) checkAsleep() {
 		if unguarded {
 			by, why = "repair", "nothing watched its sockets"
 		}
-		if err := i.wake(by, why); err != nil {
-			i.h.log.Error("cannot wake", "instance", i.name(), "error", err)
-			i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+		if i.rationed() && i.state() != power.Paused {
+			i.wakeLater(by, why)
+		} else {
+			i.wakeOrRetry(by, why)
 		}
 		return
 	}
 	now := i.h.now()
+	if i.h.room.waiting(i) != nil { // it is about to be woken
+		i.h.due.set(i, now.Add(roomTick))
+		return
+	}
 	at, to := i.nextStep()
 	if at.IsZero() {
 		i.scheduleAsleep(now)
@@ -109,15 +114,43 @@ func (i *inst) checkAsleep() {
 	}
 	switch to {
 	case power.Reclaimed:
-		i.reclaim()
+		i.reclaim("reclaim_after")
 		i.scheduleAsleep(i.h.now())
 	case power.Hibernated:
-		i.hibernate()
+		i.hibernate("hibernate_after")
 	case power.Stopped:
-		if err := i.stop(i.h.ctx, stopAfter, fmt.Sprintf("paused for %s", i.stopAfter())); err != nil {
-			i.h.log.Info("not stopped", "instance", i.name(), "reason", err)
+		if i.rationed() && i.state() == power.Hibernated {
+			i.stopLater()
+			return
 		}
+		i.stopNow()
 	}
+}
+
+func (i *inst) stopNow() {
+	if err := i.stop(i.h.ctx, stopAfter, fmt.Sprintf("paused for %s", i.stopAfter())); err != nil {
+		i.h.log.Info("not stopped", "instance", i.name(), "reason", err)
+	}
+}
+
+// stopLater stops an instance that is on disk when there is room to restore it,
+// so that it can be asked to end.
+func (i *inst) stopLater() {
+	if !i.ending.CompareAndSwap(false, true) {
+		return
+	}
+	i.h.spawn(func() {
+		leave, err := i.h.enter(i.h.ctx, i, false)
+		i.ending.Store(false)
+		if err != nil {
+			i.h.due.set(i, i.h.now().Add(hibernateRetry))
+			return
+		}
+		defer leave()
+		if at, to := i.nextStep(); i.state().Asleep() && to == power.Stopped && !i.h.now().Before(at) {
+			i.stopNow()
+		}
+	})
 }
 
 // holdUntil is when the last lease ends; zero for none.
@@ -134,7 +167,7 @@ func (i *inst) holdUntil(now time.Time) (end time.Time) {
 
 // reclaim pushes the memory of a paused instance out. A failure is shown and
 // changes nothing else.
-func (i *inst) reclaim() {
+func (i *inst) reclaim(by string) {
 	ctx, cancel := context.WithTimeout(i.h.ctx, 30*time.Second)
 	defer cancel()
 	freed, err := i.workload().Reclaim(ctx)
@@ -149,7 +182,7 @@ func (i *inst) reclaim() {
 		i.h.log.Error("cannot record", "instance", i.name(), "error", err)
 		return
 	}
-	i.emit("reclaimed", "reclaim_after", reason)
+	i.emit("reclaimed", by, reason)
 }
 
 // hibernateRetry is how long an instance that could not be saved is left as it
@@ -158,8 +191,8 @@ const hibernateRetry = time.Minute
 
 // hibernate saves a sleeping instance to disk. The caller holds the lock. What
 // cannot be saved stays as it was, and says why.
-func (i *inst) hibernate() {
-	a := &attempt{i: i, ctx: i.h.ctx, by: "hibernate_after", work: i.workload()}
+func (i *inst) hibernate(by string) {
+	a := &attempt{i: i, ctx: i.h.ctx, by: by, work: i.workload()}
 	err := a.walk(i.h.steps.deeper)
 	now := i.h.now()
 	i.mu.Lock()

@@ -52,19 +52,38 @@ func (i *inst) Ready(port int) (router.Backend, bool) {
 // Wake brings the instance up for the relay.
 func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
 	why := fmt.Sprintf("a client came from %s", a.Remote)
-	if err := i.acquireCtx(ctx); err != nil {
+	if i.rationed() { // a client that wakes nothing takes no room
+		if err := i.mayWake(a); err != nil {
+			return err
+		}
+	}
+	leave, err := i.h.enter(ctx, i, true)
+	if err != nil {
 		return err
 	}
-	defer i.release()
-	i.serve()
+	defer leave()
+	if err := i.mayWake(a); err != nil {
+		return err
+	}
 	switch s := i.state(); s {
 	case power.Running:
 		return nil
 	case power.Paused, power.Reclaimed, power.Hibernated:
+		return i.wake(byConnection, why)
+	case power.Stopped:
+		return i.start(ctx, byConnection, why)
+	default:
+		return fmt.Errorf("%s is %s", i.name(), s)
+	}
+}
+
+// mayWake says why a client of the relay does not wake i as it is.
+func (i *inst) mayWake(a router.Arrival) error {
+	switch i.state() {
+	case power.Paused, power.Reclaimed, power.Hibernated:
 		if i.pausedByOthers() {
 			return fmt.Errorf("%s was paused from outside of lull; resume it there or with: lull instance resume %s", i.name(), i.name())
 		}
-		return i.wake("connection", why)
 	case power.Stopped:
 		switch {
 		case a.Cause == router.CauseData:
@@ -76,10 +95,8 @@ func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
 		case i.crashLooping():
 			return fmt.Errorf("%s failed too often and is not started by itself", i.name())
 		}
-		return i.start(ctx, "connection", why)
-	default:
-		return fmt.Errorf("%s is %s", i.name(), s)
 	}
+	return nil
 }
 
 func (i *inst) crashLooping() bool {

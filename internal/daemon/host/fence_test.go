@@ -73,7 +73,7 @@ func (w *world) fault(format string, args ...any) {
 
 func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
 	w := &world{k: &hosttest.Kernel{Deep: deep}, disk: hosttest.NewDisk()}
-	w.h = New(Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": w.k},
+	w.h = New(Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Memory: 2 * instance.MinMemory, Places: 1, Runtimes: map[string]Runtime{"process": w.k},
 		Records: w.disk, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 64,
 		NewGate: func(t RelayTarget) (Gate, error) {
 			w.gate = &hosttest.Gate{K: w.k, Waker: t.Waker}
@@ -212,6 +212,7 @@ var actors = map[string]actor{
 			w.fault("start: %v", err)
 		}
 	}},
+	"push": {"push", func(w *world) { w.i.pushDown(power.Hibernated) }}, // another needs its memory; only a guest yields
 	"exit": {"exit", func(w *world) {
 		if p := w.k.Proc(w.i.id); p != nil {
 			p.Exit(1)
@@ -354,6 +355,7 @@ func run(steps *fence, s scene, choose func(n int) int) (faults []string, trace 
 		if s.deep {
 			never := idle.Duration(0)
 			spec.HibernateAfter, spec.StopAfter = idle.Duration(5*time.Minute), &never
+			spec.Memory = instance.MinMemory
 		}
 	}, steps, s.deep)
 	if len(w.faults) > 0 {
@@ -414,6 +416,9 @@ func scenes() (out []scene) {
 				out = append(out, sc)
 			}
 		}
+	}
+	for _, a := range []string{"connect", "relay", "talk", "lease", "stop"} {
+		out = append(out, scene{names: []string{"push", a, "relay"}, quiet: true, paused: true, deep: true})
 	}
 	return out
 }

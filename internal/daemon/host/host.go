@@ -82,6 +82,14 @@ type Config struct {
 	Records  Records
 	Log      *slog.Logger
 
+	// Memory bounds what instances of a known size may hold together, in bytes;
+	// 0 does not. Available is what the machine can give to more of them, read
+	// when one waits; nil leaves that to Memory.
+	Memory    int64
+	Available func() (int64, error)
+	Places    int           // boots and restores from disk that run at once, of runtimes where they are slow; 0 does not bound them
+	WakeWait  time.Duration // for room, until a start or wake fails; default 45 s, less than the relay waits
+
 	// Evidence keeps every look and its verdict; nil keeps none.
 	Evidence Evidence
 
@@ -106,6 +114,7 @@ type Host struct {
 	began  time.Time // anchor of now
 	due    *deadlines
 	saver  *saver
+	room   *room
 	events *Events
 	halted atomic.Bool
 	// illegal counts transitions that the table does not know: always 0.
@@ -126,12 +135,14 @@ type Host struct {
 func New(cfg Config) *Host {
 	cfg.Probe = or(cfg.Probe, 5*time.Second)
 	cfg.Workers = or(cfg.Workers, 8)
+	cfg.WakeWait = or(cfg.WakeWait, 45*time.Second)
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
 	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(or(cfg.KeepEvents, 4096)),
 		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}}
 	h.saver = newSaver(cfg.Records)
+	h.room = newRoom(h)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	return h
 }

@@ -29,14 +29,20 @@ type rig struct {
 	disk   *hosttest.Disk
 	daemon *mortal // what the present daemon writes to
 	gates  map[string]*hosttest.Gate
+	tune   func(*Config) // of the next daemon; nil changes nothing
 	end    context.CancelFunc
 	done   chan error
 }
 
 func inBubble(t *testing.T, f func(r *rig)) {
 	t.Helper()
+	inTuned(t, nil, f)
+}
+
+func inTuned(t *testing.T, tune func(*Config), f func(r *rig)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{t: t, k: &hosttest.Kernel{}, disk: hosttest.NewDisk(), gates: map[string]*hosttest.Gate{}}
+		r := &rig{t: t, k: &hosttest.Kernel{}, disk: hosttest.NewDisk(), gates: map[string]*hosttest.Gate{}, tune: tune}
 		t.Cleanup(r.shut) // also after a Fatal: nothing may outlive the bubble
 		r.boot()
 		f(r)
@@ -53,13 +59,17 @@ func inBubble(t *testing.T, f func(r *rig)) {
 // boot starts a daemon over what is on disk and in the kernel.
 func (r *rig) boot() {
 	r.daemon = &mortal{Disk: r.disk}
-	r.Host = New(Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": r.k},
+	c := Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": r.k},
 		Records: r.daemon, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 512,
 		NewGate: func(t RelayTarget) (Gate, error) {
 			g := &hosttest.Gate{K: r.k, Waker: t.Waker}
 			r.gates[t.Name] = g
 			return g, nil
-		}})
+		}}
+	if r.tune != nil {
+		r.tune(&c)
+	}
+	r.Host = New(c)
 	r.k.OnExit = r.Host.OnExit
 	if err := r.Load(context.Background(), r.disk.All()); err != nil {
 		r.t.Errorf("load: %v", err)

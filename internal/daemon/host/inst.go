@@ -20,7 +20,9 @@ type inst struct {
 	id   string
 	spec *instance.Spec // never changes
 	rt   Runtime
-	gate Gate // nil when nothing relays to it
+	gate Gate  // nil when nothing relays to it
+	size int64 // bytes that it may take, 0 where its runtime does not know; never changes
+	slow bool  // booting and restoring it is; never changes
 
 	// lock is held across one whole transition or one look. Everything that
 	// changes the instance's power holds it.
@@ -36,6 +38,8 @@ type inst struct {
 	up       atomic.Bool
 	backends atomic.Pointer[[]router.Backend] // of the relayed endpoints, in order
 	deleted  atomic.Bool
+	queued   atomic.Bool // wakeLater is at it
+	ending   atomic.Bool // stopLater is at it
 	// interrupt ends a start that is under way.
 	interrupt atomic.Pointer[context.CancelCauseFunc]
 
@@ -74,7 +78,11 @@ type ending struct {
 
 func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
 	spec := rec.Spec // a copy of its own: rec changes under mu
-	return &inst{h: h, id: rec.ID, spec: &spec, rt: rt, rec: rec, lock: make(chan struct{}, 1), dueIndex: -1}
+	i := &inst{h: h, id: rec.ID, spec: &spec, rt: rt, rec: rec, lock: make(chan struct{}, 1), dueIndex: -1}
+	if s, ok := rt.(instance.Sizer); ok {
+		i.size, i.slow = s.Size(&spec)
+	}
+	return i
 }
 
 func (i *inst) name() string { return i.spec.Name } // never changes
@@ -158,14 +166,13 @@ func (i *inst) wantWake(why string) {
 func (i *inst) serveWake(why string) {
 	switch s := i.state(); {
 	case i.pausedByOthers():
+	case s.Asleep() && s != power.Paused && i.rationed():
+		i.wakeLater(byConnection, why)
 	case s.Asleep():
-		if err := i.wake("connection", why); err != nil {
-			i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "error", err)
-			i.h.due.set(i, i.h.now().Add(100*time.Millisecond)) // it must not stay frozen: check tries again
-		}
+		i.wakeOrRetry(byConnection, why)
 	case s == power.Stopped && i.spec.WakeFromStopped && i.enabled():
 		i.h.spawn(func() {
-			if err := i.h.startFor(i.h.ctx, i, "connection", why); err != nil {
+			if err := i.h.startFor(i.h.ctx, i, byConnection, why); err != nil {
 				i.h.log.Error("cannot start for a connection", "instance", i.name(), "error", err)
 			}
 		})
@@ -197,6 +204,7 @@ func (i *inst) update(f func(r *instance.Record)) instance.Record {
 			i.h.log.Error("illegal transition", "instance", i.name(), "error", err)
 		}
 		i.rec.StateSince = i.h.now()
+		i.h.room.kick()
 	}
 	i.rec.Generation++
 	i.notifyLocked()

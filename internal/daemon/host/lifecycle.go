@@ -37,11 +37,11 @@ func or[T comparable](v, def T) T {
 // startFor brings a stopped instance up, waiting for whatever else is under
 // way. It is nil too when it already runs.
 func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
-	if err := i.acquireCtx(ctx); err != nil {
+	leave, err := h.enter(ctx, i, by != "restart")
+	if err != nil {
 		return err
 	}
-	defer i.release()
-	i.serve()
+	defer leave()
 	switch i.state() {
 	case power.Running:
 		return nil
@@ -276,6 +276,27 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 		}
 	}
 	return i.finishStop(ctx, by, why)
+}
+
+// enterToStop takes the lock of i for a stop. What is on disk is restored
+// first, so that it can be asked to end; a person's stop does not fail for lack
+// of room.
+func (i *inst) enterToStop(ctx context.Context) (leave func(), err error) {
+	var busy *BusyError
+	if i.state() == power.Hibernated {
+		leave, err := i.h.enter(ctx, i, false)
+		if err == nil {
+			return leave, nil
+		}
+		if !errors.As(err, &busy) {
+			return nil, err
+		}
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return nil, err
+	}
+	i.serve()
+	return i.release, nil
 }
 
 // endNow ends a workload that cannot be asked to.

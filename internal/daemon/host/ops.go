@@ -149,11 +149,11 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if cancel := i.interrupt.Load(); cancel != nil {
 		(*cancel)(errors.New("it is being stopped"))
 	}
-	if err := i.acquireCtx(ctx); err != nil {
+	leave, err := i.enterToStop(ctx)
+	if err != nil {
 		return err
 	}
-	defer i.release()
-	i.serve()
+	defer leave()
 	i.mu.Lock()
 	i.restart = time.Time{}
 	pending := !i.rec.RestartAt.IsZero()
@@ -203,11 +203,14 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 	if err != nil {
 		return err
 	}
-	if err := i.acquireCtx(ctx); err != nil {
+	if s := i.state(); s == power.Stopped && i.rationed() { // it takes no room
+		return &RefusedError{Name: i.name(), What: "resume", Reason: "it is stopped"}
+	}
+	leave, err := h.enter(ctx, i, true)
+	if err != nil {
 		return err
 	}
-	defer i.release()
-	i.serve()
+	defer leave()
 	switch s := i.state(); s {
 	case power.Running:
 		return nil

@@ -16,14 +16,15 @@ import (
 // window, but never for less than a few scheduler ticks; net from 512 bytes
 // for each probe interval of 5 s.
 const (
-	cpuShare   = 0.01
-	cpuTicks   = 20 * time.Millisecond
-	netBytes   = 512.0
-	netWindow  = 5 * time.Second
-	byIdle     = "idle_timeout"
-	byManual   = "manual"
-	stopAfter  = "stop_after"
-	haltSaying = "lull halt is on: nothing is paused or stopped automatically."
+	cpuShare     = 0.01
+	cpuTicks     = 20 * time.Millisecond
+	netBytes     = 512.0
+	netWindow    = 5 * time.Second
+	byIdle       = "idle_timeout"
+	byManual     = "manual"
+	byConnection = "connection"
+	stopAfter    = "stop_after"
+	haltSaying   = "lull halt is on: nothing is paused or stopped automatically."
 )
 
 // probeEvery is how often a running instance is looked at.

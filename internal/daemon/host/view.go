@@ -97,6 +97,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 			o.StatusReason += fmt.Sprintf("; started again in %s", max(next.Sub(now), 0).Round(100*time.Millisecond))
 		}
 	}
+	o.Waiting = i.h.room.waiting(i)
 	if w != nil {
 		o.PID = w.Identity().PID
 		if memory {
@@ -251,5 +252,9 @@ func (i *inst) explain(y *hostctl.Why) {
 		if o.State == string(power.Stopped) {
 			y.Change = append(y.Change, "lull instance start "+o.Name)
 		}
+	}
+	if w := o.Waiting; w != nil {
+		y.Answer += fmt.Sprintf(" It has been asked for at %s and waits, at place %d, until %s: %s.", when(&w.Since), w.Place, when(&w.Until), w.Reason)
+		y.Change = []string{"others go to sleep, or: lull instance stop one of them, or a higher memory or wakes setting of the host"}
 	}
 }

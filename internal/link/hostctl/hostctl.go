@@ -64,6 +64,29 @@ type Instance struct {
 	BootedAnew     string              `json:"booted_anew" doc:"Why its run began with a boot although it had been hibernated"`
 	NextStep       string              `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
 	NextStepAt     *time.Time          `json:"next_step_at"`
+	Waiting        *Waiting            `json:"waiting" doc:"For room to start or wake; null when it does not"`
+}
+
+// Waiting is a start or wake that this host has no room for yet.
+type Waiting struct {
+	Reason string    `json:"reason"`
+	Place  int       `json:"place" doc:"In the queue, from 1"`
+	Since  time.Time `json:"since"`
+	Until  time.Time `json:"until" doc:"When it fails"`
+}
+
+// Room is what a host has for instances whose memory is known, and who waits
+// for it. Counts are of this daemon's life.
+type Room struct {
+	Memory  int64  `json:"memory_bytes" doc:"That instances of a known size may hold together; 0 is not bounded"`
+	Free    int64  `json:"free_bytes" doc:"Of it; 0 where it is not bounded"`
+	Places  int    `json:"wakes" doc:"Slow starts and restores that run at once; 0 is not bounded"`
+	Taken   int    `json:"wakes_running"`
+	Waiting int    `json:"waiting"`
+	Longest int    `json:"waiting_most" doc:"The longest that the queue has been"`
+	Granted uint64 `json:"granted"`
+	Refused uint64 `json:"refused" doc:"Starts and wakes that found no room in time"`
+	Pushed  uint64 `json:"pushed_down" doc:"Steps down the ladder that an instance took for another"`
 }
 
 // Why answers why an instance runs, or why it was paused or stopped.
@@ -123,6 +146,7 @@ type Status struct {
 	OpenFiles  int            `json:"open_files"`
 	FileLimit  uint64         `json:"file_limit"`
 	Goroutines int            `json:"goroutines"`
+	Room       Room           `json:"room" doc:"Memory and places for starts and wakes"`
 	Faults     []string       `json:"faults" doc:"What is wrong, each with what to do"`
 }
 

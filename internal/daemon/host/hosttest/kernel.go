@@ -30,6 +30,11 @@ type Kernel struct {
 	// Deep makes it a machine of guests: with a network of their own, and they
 	// can be saved.
 	Deep bool
+	// Restore is how long a guest takes from disk.
+	Restore time.Duration
+	// Frees is how much of a guest's memory Reclaim gives back, in bytes; 0 is
+	// half a MiB.
+	Frees int64
 
 	mu sync.Mutex
 	// saveFails and spoiled are what Hibernate and the Thaw after it answer; nil
@@ -39,6 +44,8 @@ type Kernel struct {
 	procs     map[string]*Proc
 	broken    []string
 	starts    int
+	restores  int // under way
+	most      int // of them at once
 }
 
 // Client is one connection from outside.
@@ -58,6 +65,8 @@ type Client struct {
 type Proc struct {
 	k       *Kernel
 	id      string
+	memory  int64 // as its launch asked for
+	freed   int64
 	run     uint64
 	frozen  bool
 	dead    bool
@@ -130,7 +139,29 @@ func (k *Kernel) Proc(id string) *Proc {
 
 // Capabilities implements instance.Runtime.
 func (k *Kernel) Capabilities() power.Capabilities {
-	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: true, Hibernate: k.Deep, Network: k.Deep}
+	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: true, Hibernate: k.Deep, Network: k.Deep, Limits: k.Deep}
+}
+
+// Size implements instance.Sizer.
+func (k *Kernel) Size(s *instance.Spec) (int64, bool) { return s.Memory, k.Deep }
+
+// Held is the memory of all guests as they are.
+func (k *Kernel) Held() (n int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range k.procs {
+		if !p.dead && !p.saved {
+			n += p.memory - p.freed
+		}
+	}
+	return n
+}
+
+// Restored is the most guests that were restored at once.
+func (k *Kernel) Restored() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.most
 }
 
 // Start implements instance.Runtime.
@@ -144,7 +175,7 @@ func (k *Kernel) Start(ctx context.Context, l instance.Launch) (instance.Workloa
 	if k.procs == nil {
 		k.procs = map[string]*Proc{}
 	}
-	p := &Proc{k: k, id: l.ID, run: l.Run, last: time.Now()}
+	p := &Proc{k: k, id: l.ID, run: l.Run, last: time.Now(), memory: l.Memory}
 	k.procs[l.ID] = p
 	k.starts++
 	return p, nil
@@ -196,7 +227,15 @@ func (p *Proc) Thaw() error {
 		p.k.mu.Unlock()
 		return bad
 	}
-	p.saved = false
+	if p.saved && p.k.Restore > 0 {
+		p.k.restores++
+		p.k.most = max(p.k.most, p.k.restores)
+		p.k.mu.Unlock()
+		time.Sleep(p.k.Restore)
+		p.k.mu.Lock()
+		p.k.restores--
+	}
+	p.saved, p.freed = false, 0
 	p.frozen, p.last = false, time.Now()
 	if p.term && !p.k.Stubborn {
 		p.exit(143, 15)
@@ -415,5 +454,8 @@ func (p *Proc) Reclaim(context.Context) (int64, error) {
 	if !p.Frozen() {
 		return 0, errors.New("cannot reclaim a running program")
 	}
-	return 1 << 19, nil
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.freed = min(max(p.k.Frees, 1<<19), p.memory)
+	return max(p.freed, 1<<19), nil
 }

@@ -54,6 +54,7 @@ var (
 	_ instance.Execer      = (*Runtime)(nil)
 	_ instance.Forgetter   = (*Runtime)(nil)
 	_ instance.SpecChecker = (*Runtime)(nil)
+	_ instance.Sizer       = (*Runtime)(nil)
 	_ instance.Workload    = (*Work)(nil)
 )
 
@@ -113,6 +114,9 @@ func (r *Runtime) CheckSpec(s *instance.Spec) error {
 	}
 	return nil
 }
+
+// Size implements instance.Sizer: a container without a limit is not counted.
+func (r *Runtime) Size(s *instance.Spec) (memory int64, slow bool) { return s.Memory, false }
 
 func (r *Runtime) box(id string) box { return box(filepath.Join(r.cfg.Dir, "box", id)) }
 

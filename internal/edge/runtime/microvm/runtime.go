@@ -150,6 +150,7 @@ var (
 	_ instance.SpecChecker = (*Runtime)(nil)
 	_ instance.Execer      = (*Runtime)(nil)
 	_ instance.Forgetter   = (*Runtime)(nil)
+	_ instance.Sizer       = (*Runtime)(nil)
 )
 
 // maxSocket is the longest path of a unix socket.

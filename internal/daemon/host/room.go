@@ -1,0 +1,460 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lull/internal/admit"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+	"lull/internal/power"
+)
+
+// roomTick is how often those that wait are looked at although nothing of this
+// host's has changed: the machine's own memory may have.
+const roomTick = time.Second
+
+// byMemory is who pushes an instance down when another needs its memory.
+const byMemory = "memory"
+
+// room is what this host has for instances whose memory is known. A start or a
+// wake takes what it needs before it takes the lock of its instance, so that
+// one that waits holds nothing up: it can be stopped, leased or removed. An
+// instance that only has to be thawed never asks.
+type room struct {
+	h       *Host
+	changed chan struct{} // something of an instance has changed
+	waits   atomic.Int32  // len(queue), read without mu
+
+	// mu is taken before the host's and an instance's mu, never after.
+	mu      sync.Mutex
+	queue   []*waiter // in the order of admit.Order
+	seq     uint64
+	taken   int           // places
+	given   map[*inst]int // leaves to use memory that are under way
+	making  bool          // somebody makes room
+	granted uint64
+	refused uint64
+	pushed  uint64
+	longest int
+}
+
+// waiter is a start or wake that asks for room.
+type waiter struct {
+	i            *inst
+	ask          admit.Ask
+	since, until time.Time
+	leave        *leave
+	done         chan struct{} // closed when leave is given
+	reason       string        // why it waits
+}
+
+// leave is what a start or wake was given.
+type leave struct {
+	r            *room
+	i            *inst
+	memory, slow bool
+}
+
+func newRoom(h *Host) *room {
+	return &room{h: h, changed: make(chan struct{}, 1), given: map[*inst]int{}}
+}
+
+// BusyError is a start or wake that found no room in time.
+type BusyError struct {
+	Name   string
+	Reason string
+	Waited time.Duration
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("cannot wake %s: there was no room on this host for %s: %s", e.Name, e.Waited.Round(time.Millisecond), e.Reason)
+}
+
+// rationed says whether starts and wakes of i ask for room.
+func (i *inst) rationed() bool {
+	c := &i.h.cfg
+	return i.slow && c.Places > 0 || i.size > 0 && c.Memory > 0
+}
+
+// needs is what a start or wake takes in the present state.
+func (i *inst) needs() (memory int64, slow bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch i.rec.State {
+	case power.Stopped, power.Hibernated:
+		memory, slow = i.size, i.slow
+	case power.Reclaimed:
+		memory = min(i.rec.Freed, i.size)
+	}
+	if i.h.cfg.Memory == 0 {
+		memory = 0
+	}
+	return memory, slow && i.h.cfg.Places > 0
+}
+
+// holds is what it may use of the memory of this host as it is.
+func (i *inst) holds() int64 {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch i.rec.State {
+	case power.Stopped, power.Hibernated:
+		return 0
+	case power.Reclaimed:
+		return max(i.size-i.rec.Freed, 0)
+	}
+	return i.size
+}
+
+// enter takes the lock of i with leave to start or wake it. client says that
+// somebody waits for it.
+func (h *Host) enter(ctx context.Context, i *inst, client bool) (leave func(), err error) {
+	for {
+		l, err := h.room.admit(ctx, i, client)
+		if err != nil {
+			return nil, err
+		}
+		if err := i.acquireCtx(ctx); err != nil {
+			l.end()
+			return nil, err
+		}
+		i.serve()
+		memory, slow := i.needs()
+		if (memory == 0 || l.memory) && (!slow || l.slow) {
+			return func() { i.release(); l.end() }, nil
+		}
+		i.release() // it has gone deeper in between
+		l.end()
+	}
+}
+
+// admit waits until there is room for i as it is.
+func (r *room) admit(ctx context.Context, i *inst, client bool) (*leave, error) {
+	memory, slow := i.needs()
+	if !i.rationed() || memory == 0 && !slow {
+		return &leave{}, nil
+	}
+	if memory > r.h.cfg.Memory {
+		return nil, &RefusedError{Name: i.name(), What: "wake", Reason: fmt.Sprintf("it may take %s, more than all instances together (memory %s)",
+			instance.Bytes(memory), instance.Bytes(r.h.cfg.Memory))}
+	}
+	now := r.h.now()
+	w := &waiter{i: i, ask: admit.Ask{Client: client}, since: now, until: now.Add(r.h.cfg.WakeWait), done: make(chan struct{})}
+	r.mu.Lock()
+	r.seq++
+	w.ask.Seq = r.seq
+	at, _ := slices.BinarySearchFunc(r.queue, w, func(a, b *waiter) int { return admit.Order(a.ask, b.ask) })
+	r.queue = slices.Insert(r.queue, at, w)
+	r.longest = max(r.longest, len(r.queue))
+	r.pumpLocked()
+	reason := w.reason
+	r.mu.Unlock()
+	if reason != "" {
+		i.emit("waiting", "", reason)
+	}
+	return r.await(ctx, w)
+}
+
+func (r *room) await(ctx context.Context, w *waiter) (*leave, error) {
+	deadline := time.NewTimer(r.h.cfg.WakeWait)
+	defer deadline.Stop()
+	tick := time.NewTicker(roomTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.done:
+			return w.leave, nil
+		case <-r.changed:
+			r.pump()
+			continue
+		case <-tick.C:
+			r.pump()
+			continue
+		case <-deadline.C:
+		case <-ctx.Done():
+		case <-r.h.ctx.Done():
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if w.leave != nil {
+			return w.leave, nil
+		}
+		r.queue = slices.DeleteFunc(r.queue, func(o *waiter) bool { return o == w })
+		r.refused++
+		r.pumpLocked() // it may have stood before others
+		return nil, &BusyError{Name: w.i.name(), Reason: w.reason, Waited: r.h.now().Sub(w.since)}
+	}
+}
+
+// end gives back what was given; what the instance holds by then is counted as
+// its own.
+func (l *leave) end() {
+	if l.r == nil {
+		return
+	}
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	if l.slow {
+		l.r.taken--
+	}
+	if l.r.given[l.i]--; l.r.given[l.i] == 0 {
+		delete(l.r.given, l.i)
+	}
+	l.r.pumpLocked()
+}
+
+// kick says that memory may have come free. It never waits.
+func (r *room) kick() {
+	if r.waits.Load() == 0 {
+		return
+	}
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (r *room) pump() (short int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pumpLocked()
+}
+
+// pumpLocked lets those go on for whom there is room.
+func (r *room) pumpLocked() (short int64) {
+	defer func() { r.waits.Store(int32(len(r.queue))) }()
+	if len(r.queue) == 0 {
+		return 0
+	}
+	free := r.freeLocked()
+	places := len(r.queue)
+	if n := r.h.cfg.Places; n > 0 {
+		places = n - r.taken
+	}
+	asks := make([]admit.Ask, len(r.queue))
+	for n, w := range r.queue {
+		if r.given[w.i] == 0 { // otherwise somebody brings it up already
+			w.ask.Memory, w.ask.Slow = w.i.needs()
+		} else {
+			w.ask.Memory, w.ask.Slow = 0, false
+		}
+		asks[n] = w.ask
+	}
+	granted, short := admit.Next(admit.Room{Free: free, Places: places}, asks)
+	for _, n := range granted {
+		w := r.queue[n]
+		w.leave = &leave{}
+		if w.ask.Memory > 0 || w.ask.Slow {
+			w.leave = &leave{r: r, i: w.i, memory: w.ask.Memory > 0, slow: w.ask.Slow}
+			r.given[w.i]++
+			if w.ask.Slow {
+				r.taken++
+			}
+		}
+		r.granted++
+		close(w.done)
+	}
+	r.queue = slices.DeleteFunc(r.queue, func(w *waiter) bool { return w.leave != nil })
+	for _, w := range r.queue {
+		switch {
+		case w.ask.Slow && r.taken >= r.h.cfg.Places && r.h.cfg.Places > 0:
+			w.reason = fmt.Sprintf("%d are being started or restored, as many as may at once", r.taken)
+		case w.ask.Memory > max(free, 0):
+			w.reason = fmt.Sprintf("it may take %s more, and %s of %s are free", instance.Bytes(w.ask.Memory), instance.Bytes(max(free, 0)), instance.Bytes(r.h.cfg.Memory))
+		default:
+			w.reason = "others wait for memory before it"
+		}
+	}
+	if short > 0 && !r.making {
+		r.making = true
+		r.h.spawn(r.make)
+	}
+	return short
+}
+
+// freeLocked is the memory that nobody may use yet: by the budget, and by what
+// the machine has left.
+func (r *room) freeLocked() int64 {
+	used, coming := int64(0), int64(0)
+	r.h.mu.RLock()
+	for _, i := range r.h.byID {
+		n := i.holds()
+		if r.given[i] > 0 {
+			coming += i.size - n
+			n = i.size
+		}
+		used += n
+	}
+	r.h.mu.RUnlock()
+	free := r.h.cfg.Memory - used
+	if f := r.h.cfg.Available; f != nil {
+		if n, err := f(); err == nil { // otherwise the budget has to do
+			free = min(free, n-coming)
+		}
+	}
+	return free
+}
+
+// make pushes sleeping instances down until the first that waits for memory
+// lacks none.
+func (r *room) make() {
+	tried := map[*inst]power.Instance{}
+	for {
+		short := r.pump()
+		i, to := r.pick(short, tried)
+		if to == "" {
+			break
+		}
+		tried[i] = to
+		if i.pushDown(to) {
+			r.mu.Lock()
+			r.pushed++
+			r.mu.Unlock()
+		}
+	}
+	r.mu.Lock()
+	r.making = false
+	r.mu.Unlock()
+}
+
+// pick finds who goes one step down next.
+func (r *room) pick(short int64, tried map[*inst]power.Instance) (*inst, power.Instance) {
+	if short <= 0 || r.h.halted.Load() {
+		return nil, ""
+	}
+	r.mu.Lock()
+	wait := map[*inst]bool{}
+	for _, w := range r.queue {
+		wait[w.i] = true
+	}
+	for i := range r.given {
+		wait[i] = true
+	}
+	r.mu.Unlock()
+	var who []*inst
+	var list []admit.Sleeper
+	for _, i := range r.h.all() {
+		if wait[i] || !i.yields() {
+			continue
+		}
+		c := i.rt.Capabilities()
+		s := admit.Sleeper{State: i.state(), Holds: i.holds(), Reclaim: c.Reclaim && tried[i] != power.Reclaimed, Hibernate: c.Hibernate && tried[i] != power.Hibernated}
+		i.mu.Lock()
+		s.Used = i.rec.LastActivityAt
+		i.mu.Unlock()
+		who, list = append(who, i), append(list, s)
+	}
+	n, to := admit.Push(short, list)
+	if to == "" {
+		return nil, ""
+	}
+	return who[n], to
+}
+
+// yields says whether i may be pushed down for another: it sleeps, its memory
+// counts, and nothing holds it.
+func (i *inst) yields() bool {
+	now := i.h.now()
+	if i.size == 0 || i.rt.Capabilities().Shared || i.wanted.Load() != nil || i.holdUntil(now).After(now) {
+		return false
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return (i.rec.State == power.Paused || i.rec.State == power.Reclaimed) && i.rec.PausedBy != byOutside &&
+		i.guard != nil && !i.rec.SnoozedUntil.After(now) && !i.notBefore.After(now)
+}
+
+// pushDown takes one step of the ladder before its time.
+func (i *inst) pushDown(to power.Instance) bool {
+	if !i.tryAcquire() {
+		return false // somebody is at it, and that is as good as use
+	}
+	defer i.release()
+	i.serve()
+	if !i.yields() || i.move(to) != nil {
+		return false
+	}
+	if to == power.Reclaimed {
+		i.reclaim(byMemory)
+		i.scheduleAsleep(i.h.now())
+	} else {
+		i.hibernate(byMemory)
+	}
+	return i.state() == to
+}
+
+// wakeLater wakes i when there is room for it. Whoever asked does not wait, so
+// it is tried until it is awake or nothing is there to be woken for.
+func (i *inst) wakeLater(by, why string) {
+	if !i.queued.CompareAndSwap(false, true) {
+		return
+	}
+	i.h.spawn(func() {
+		for {
+			leave, err := i.h.enter(i.h.ctx, i, true)
+			if i.h.ctx.Err() != nil {
+				if err == nil {
+					leave()
+				}
+				return
+			}
+			if err == nil {
+				i.queued.Store(false) // under the lock: whoever asks from here on is served at its release
+				if i.state().Asleep() {
+					i.wakeOrRetry(by, why)
+				}
+				leave()
+				return
+			}
+			i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "error", err)
+			i.emit("wake_failed", by, err.Error())
+			var busy *BusyError
+			if !errors.As(err, &busy) || !i.state().Asleep() {
+				i.queued.Store(false)
+				return
+			}
+		}
+	})
+}
+
+// wakeOrRetry wakes a sleeping instance under its lock. It must not stay frozen
+// when that fails: check tries again.
+func (i *inst) wakeOrRetry(by, why string) {
+	if err := i.wake(by, why); err != nil {
+		i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "error", err)
+		i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+	}
+}
+
+// waiting is how i waits for room; nil when it does not.
+func (r *room) waiting(i *inst) *hostctl.Waiting {
+	if r.waits.Load() == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for n, w := range r.queue {
+		if w.i == i {
+			return &hostctl.Waiting{Reason: w.reason, Place: n + 1, Since: w.since.Round(0), Until: w.until.Round(0)}
+		}
+	}
+	return nil
+}
+
+// Room says what this host has for its instances, and who waits.
+func (h *Host) Room() hostctl.Room {
+	r := h.room
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o := hostctl.Room{Memory: h.cfg.Memory, Places: h.cfg.Places, Taken: r.taken, Waiting: len(r.queue), Longest: r.longest,
+		Granted: r.granted, Refused: r.refused, Pushed: r.pushed}
+	if h.cfg.Memory > 0 {
+		o.Free = max(r.freeLocked(), 0)
+	}
+	return o
+}

@@ -1,0 +1,395 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+const mib = 1 << 20
+
+// inRoom is a host for guests with so much memory and so many places.
+func inRoom(t *testing.T, memory int64, places int, f func(r *rig)) {
+	t.Helper()
+	inTuned(t, func(c *Config) { c.Memory, c.Places = memory*mib, places }, func(r *rig) {
+		r.k.Deep = true
+		f(r)
+		synctest.Wait()
+		r.room.mu.Lock()
+		defer r.room.mu.Unlock()
+		if q, p, m := len(r.room.queue), r.room.taken, len(r.room.given); q+p+m != 0 {
+			t.Errorf("%d still wait at the end, %d places and the memory of %d were never given back", q, p, m)
+		}
+	})
+}
+
+// small is a guest of 100 MiB that only others push down.
+func small(s *instance.Spec) { guestOf(s, 100) }
+
+func guestOf(s *instance.Spec, memory int64) {
+	never := idle.Duration(0)
+	s.Memory, s.StopAfter = memory*mib, &never
+	s.Expose = s.Expose[:1]
+}
+
+// TestRoomPushesDown: who needs memory gets it from those that sleep, the one
+// that was used longest ago first and no further than needed; one that runs or
+// is held keeps what it has.
+func TestRoomPushesDown(t *testing.T) {
+	inRoom(t, 450, 2, func(r *rig) {
+		r.k.Frees = 60 * mib
+		a := r.run("a", small)
+		time.Sleep(time.Second)
+		b := r.run("b", small)
+		time.Sleep(30 * time.Second)
+		r.run("held", small)
+		time.Sleep(time.Minute)
+		c := r.run("c", small)
+		r.is("a", power.Paused)
+		time.Sleep(31 * time.Second)
+		for _, name := range []string{"a", "b", "held"} {
+			r.is(name, power.Paused)
+		}
+		r.lease("held", "x", time.Hour)
+		r.k.Connect(c) // keeps it running
+		r.run("d", small)
+		r.is("d", power.Running)
+		r.is("a", power.Reclaimed) // 60 freed and 50 there were enough
+		r.is("b", power.Paused)
+		r.run("e", small)
+		r.is("a", power.Hibernated)
+		r.is("b", power.Reclaimed)
+		o := r.is("held", power.Paused)
+		if o.Waiting != nil {
+			t.Errorf("held waits: %+v", o.Waiting)
+		}
+		if n := r.k.Held(); n > 450*mib {
+			t.Errorf("%d MiB are held", n/mib)
+		}
+		// Every client of one that was pushed down is served.
+		time.Sleep(2 * time.Minute) // d and e sleep too
+		for _, id := range []string{a, b} {
+			cl := r.k.Connect(id)
+			synctest.Wait()
+			time.Sleep(time.Second)
+			if cl.Outcome() != "answered" {
+				t.Errorf("a client of %s is %s", id, cl.Outcome())
+			}
+			cl.Close()
+		}
+		if s := r.Room(); s.Pushed < 4 || s.Refused != 0 || s.Waiting != 0 {
+			t.Errorf("room: %+v", s)
+		}
+	})
+}
+
+// TestRoomWaits: with nobody to push down a start waits, says so with its
+// place, and goes on as soon as somebody makes room; or fails at its deadline.
+func TestRoomWaits(t *testing.T) {
+	inRoom(t, 250, 0, func(r *rig) {
+		a := r.run("a", small)
+		r.k.Connect(a)
+		ids := []string{}
+		for _, name := range []string{"b", "c", "d"} {
+			s := instance.Spec{Name: name, Command: []string{"x"}, Restart: instance.RestartNo, Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
+			guestOf(&s, 100)
+			id, err := r.Create(r.ctx, s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, id)
+		}
+		if err := r.Start(r.ctx, "b", byManual); err != nil {
+			t.Fatal(err)
+		}
+		busy := r.k.Connect(ids[0])
+		errs := make([]error, 2)
+		var wg sync.WaitGroup
+		for n, name := range []string{"c", "d"} {
+			wg.Go(func() { errs[n] = r.Start(context.Background(), name, byManual) })
+			synctest.Wait()
+		}
+		o := r.is("d", power.Stopped)
+		if w := o.Waiting; w == nil || w.Place != 2 || w.Reason != "others wait for memory before it" && !strings.Contains(w.Reason, "50.0 MiB of 250.0 MiB are free") {
+			t.Errorf("d waits as %+v", w)
+		}
+		y, err := r.Why(r.ctx, "c", time.Time{})
+		if err != nil || !strings.Contains(y.Answer, "waits, at place 1") || !strings.Contains(y.Answer, "it may take 100.0 MiB more") {
+			t.Errorf("why: %s, %v", y.Answer, err)
+		}
+		if err := r.Hold(r.ctx, "b", idle.Lease{Holder: "x"}, time.Second); err != nil { // nobody is held up
+			t.Error(err)
+		}
+		time.Sleep(5 * time.Second)
+		busy.Close()
+		if err := r.Stop(r.ctx, "b", byManual, false); err != nil {
+			t.Error(err)
+		}
+		r.is("c", power.Running)
+		r.k.Connect(ids[1])
+		if o := r.is("d", power.Stopped); o.Waiting == nil || o.Waiting.Place != 1 {
+			t.Errorf("d waits as %+v", o.Waiting)
+		}
+		wg.Wait()
+		var late *BusyError
+		if errs[0] != nil || !errors.As(errs[1], &late) || late.Waited != 45*time.Second {
+			t.Errorf("the starts: %v", errs)
+		}
+		var p huma.StatusError
+		if !errors.As(problem(errs[1]), &p) || p.GetStatus() != http.StatusServiceUnavailable {
+			t.Errorf("the answer to who asked: %v", problem(errs[1]))
+		}
+		big := instance.Spec{Name: "big", Command: []string{"x"}, Memory: 251 * mib}
+		if _, err := r.Create(r.ctx, big); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Start(r.ctx, "big", byManual); err == nil || !strings.Contains(err.Error(), "more than all instances together") {
+			t.Errorf("what can never fit: %v", err)
+		}
+	})
+}
+
+// TestRoomPlaces: however many guests on disk are wanted at once, so many are
+// restored at a time, while one that only has to be thawed is not kept waiting.
+func TestRoomPlaces(t *testing.T) {
+	inRoom(t, 0, 3, func(r *rig) {
+		r.k.Restore = time.Second
+		const n = 20
+		for i := range n {
+			r.run(fmt.Sprintf("g%d", i), deep)
+		}
+		time.Sleep(8 * time.Minute)
+		thin := r.run("thin", nil)
+		time.Sleep(62 * time.Second)
+		r.is("thin", power.Paused)
+		answered := atomic.Int32{}
+		var wg sync.WaitGroup
+		for i := range n {
+			r.is(fmt.Sprintf("g%d", i), power.Hibernated)
+			wg.Go(func() {
+				if c, err := r.gates[fmt.Sprintf("g%d", i)].Arrive(context.Background()); err == nil && c.Outcome() == "answered" {
+					answered.Add(1)
+				}
+			})
+		}
+		synctest.Wait()
+		if s := r.Room(); s.Taken != 3 || s.Waiting != n-3 {
+			t.Errorf("room in the storm: %+v", s)
+		}
+		if c := r.k.Connect(thin); c.Outcome() != "answered" {
+			synctest.Wait()
+			if c.Outcome() != "answered" {
+				t.Errorf("the client of a paused one is %s in the storm", c.Outcome())
+			}
+		}
+		began := time.Now()
+		wg.Wait()
+		if answered.Load() != n || r.k.Restored() != 3 {
+			t.Errorf("%d of %d were answered, %d were restored at once", answered.Load(), n, r.k.Restored())
+		}
+		if d := time.Since(began); d != 7*time.Second {
+			t.Errorf("%d at 3 a second took %s", n, d)
+		}
+	})
+}
+
+// TestRoomClientsFirst: a start that nobody waits for lets those with a client
+// go first, which are served in the order in which they came.
+func TestRoomClientsFirst(t *testing.T) {
+	inRoom(t, 0, 1, func(r *rig) {
+		r.k.Restore = time.Second
+		for i := range 5 {
+			r.run(fmt.Sprintf("g%d", i), deep)
+		}
+		time.Sleep(8 * time.Minute)
+		var order []string
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		ask := func(name string, by string) {
+			wg.Go(func() {
+				i, err := r.find(name)
+				if err == nil {
+					err = r.startFor(context.Background(), i, by, "")
+				}
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				mu.Lock()
+				order = append(order, name)
+				mu.Unlock()
+			})
+			synctest.Wait()
+		}
+		ask("g0", byManual) // has the place
+		ask("g1", "restart")
+		ask("g2", "restart")
+		ask("g3", byManual)
+		ask("g4", byConnection)
+		wg.Wait()
+		if want := []string{"g0", "g3", "g4", "g1", "g2"}; !slices.Equal(order, want) {
+			t.Errorf("served in the order %v, want %v", order, want)
+		}
+	})
+}
+
+// TestRoomStops: a person's stop works whatever waits, and what waits for room
+// can be stopped and removed.
+func TestRoomStops(t *testing.T) {
+	inRoom(t, 150, 1, func(r *rig) {
+		a := r.run("a", small)
+		r.k.Connect(a).Close()
+		time.Sleep(2 * time.Minute)
+		r.is("a", power.Paused)
+		b := r.run("b", small)
+		r.k.Connect(b)
+		r.is("a", power.Hibernated)
+		failed := make(chan error, 1)
+		go func() { _, err := r.gates["a"].Arrive(context.Background()); failed <- err }()
+		time.Sleep(time.Second)
+		if o := r.is("a", power.Hibernated); o.Waiting == nil {
+			t.Error("a does not wait")
+		}
+		if err := r.Delete(r.ctx, "a", byManual); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+		if err := <-failed; err == nil {
+			t.Error("a client of an instance that was removed was served")
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestRoomKeepsToTheBudget lets many guests of random sizes live for hours with
+// clients at random: what they hold is never more than the budget, and every
+// client is served or told that there was no room.
+func TestRoomKeepsToTheBudget(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	inRoom(t, 1000, 2, func(r *rig) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		r.k.Frees, r.k.Restore = 30*mib, 300*time.Millisecond
+		var over atomic.Bool
+		r.disk.On = func(*instance.Record) {
+			if r.k.Held() > 1000*mib {
+				over.Store(true)
+			}
+		}
+		const guests = 24
+		for n := range guests {
+			size := 40 + rng.Int64N(160)
+			r.run(fmt.Sprintf("g%d", n), func(s *instance.Spec) {
+				guestOf(s, size)
+				if rng.IntN(2) == 0 {
+					s.HibernateAfter = idle.Duration(time.Duration(1+rng.IntN(5)) * time.Minute)
+				}
+			})
+			time.Sleep(time.Duration(rng.IntN(60)) * time.Second)
+		}
+		var wg sync.WaitGroup
+		var served, busy atomic.Int32
+		for range count("LULL_ROOM_CLIENTS", 400) {
+			g := r.gates[fmt.Sprintf("g%d", rng.IntN(guests))]
+			stay := time.Duration(rng.IntN(90)) * time.Second
+			wg.Go(func() {
+				c, err := g.Arrive(context.Background())
+				var late *BusyError
+				switch {
+				case errors.As(err, &late):
+					busy.Add(1)
+				case err != nil:
+					t.Errorf("a client: %v", err)
+				default:
+					time.Sleep(stay)
+					if c.Outcome() != "answered" {
+						t.Errorf("a client is %s", c.Outcome())
+					}
+					c.Send()
+					c.Close()
+					served.Add(1)
+				}
+			})
+			time.Sleep(time.Duration(rng.IntN(20_000)) * time.Millisecond)
+		}
+		wg.Wait()
+		s := r.Room()
+		if over.Load() {
+			t.Error("the guests held more than the budget")
+		}
+		if served.Load() < 10 {
+			t.Errorf("only %d clients were served", served.Load())
+		}
+		t.Logf("%d clients served, %d told that there was no room; %+v", served.Load(), busy.Load(), s)
+		time.Sleep(time.Hour)
+	})
+}
+
+// TestRoomAvailable: what the machine has left counts beside the budget.
+func TestRoomAvailable(t *testing.T) {
+	var left atomic.Int64
+	left.Store(50 * mib)
+	inTuned(t, func(c *Config) {
+		c.Memory, c.Available = 1000*mib, func() (int64, error) {
+			if n := left.Load(); n > 0 {
+				return n, nil
+			}
+			return 0, errors.New("cannot read it")
+		}
+	}, func(r *rig) {
+		r.k.Deep = true
+		done := make(chan struct{})
+		go func() { defer close(done); r.run("a", small) }()
+		time.Sleep(10 * time.Second)
+		if o, err := r.Get("a"); err != nil || o.Waiting == nil || !strings.Contains(o.Waiting.Reason, "50.0 MiB") {
+			t.Errorf("%+v, %v", o.Waiting, err)
+		}
+		left.Store(200 * mib)
+		<-done
+		r.is("a", power.Running)
+		left.Store(0)
+		r.run("b", small)
+	})
+}
+
+// TestRoomAfterRestart: what an earlier daemon had up counts, and is taken over
+// whatever the budget says now.
+func TestRoomAfterRestart(t *testing.T) {
+	inRoom(t, 300, 1, func(r *rig) {
+		for _, n := range []string{"a", "b", "c"} {
+			id := r.run(n, small)
+			r.k.Connect(id)
+		}
+		r.crash()
+		r.tune = func(c *Config) { c.Memory, c.Places = 200*mib, 1 }
+		r.boot()
+		for _, n := range []string{"a", "b", "c"} {
+			r.is(n, power.Running)
+		}
+		if s := r.Room(); s.Free != 0 {
+			t.Errorf("room: %+v", s)
+		}
+		var late *BusyError
+		s := instance.Spec{Name: "d", Command: []string{"x"}, Memory: 10 * mib}
+		id, err := r.Create(r.ctx, s)
+		if err == nil {
+			err = r.Start(r.ctx, id, byManual)
+		}
+		if !errors.As(err, &late) {
+			t.Errorf("beyond the budget: %v", err)
+		}
+	})
+}

@@ -1,0 +1,22 @@
+package microvm
+
+import "lull/internal/instance"
+
+// What QEMU holds beside a guest's memory (measured, notes of performance): its
+// own text and heap, and in software emulation the code that it has translated.
+const (
+	overheadKVM = 32 << 20
+	overheadTCG = 96 << 20
+)
+
+// Size implements instance.Sizer.
+func (r *Runtime) Size(s *instance.Spec) (memory int64, slow bool) {
+	m, err := (Machine{}).with(s.Image, s.Memory, s.CPUs, s.Net)
+	if err != nil { // it does not start either
+		return 0, true
+	}
+	if a, _ := r.accel(); a == KVM {
+		return m.Memory + overheadKVM, true
+	}
+	return m.Memory + overheadTCG, true
+}
