@@ -41,6 +41,7 @@ func main() {
 	warm := flag.Duration("warm", 90*time.Second, "time between ready and the measurement")
 	events := flag.Int("events", 300, "events in the history of each running worker")
 	bin := flag.String("bin", "bin/lull", "the binary to measure")
+	profile := flag.String("profile", "", "folder for the processor and heap profiles of each run")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -48,7 +49,7 @@ func main() {
 	for text := range strings.SplitSeq(*sizes, ",") {
 		n, err := strconv.Atoi(text)
 		if err == nil {
-			err = run(ctx, bench{workers: n, cycles: *cycles, warm: *warm, events: *events, bin: *bin})
+			err = run(ctx, bench{workers: n, cycles: *cycles, warm: *warm, events: *events, bin: *bin, profiles: *profile})
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "bench fleet:", err)
@@ -61,7 +62,7 @@ func main() {
 type bench struct {
 	workers, cycles, events int
 	warm                    time.Duration
-	bin, dir                string
+	bin, dir, profiles      string
 	sim                     string // URL
 }
 
@@ -279,7 +280,7 @@ func (b *bench) measure(ctx context.Context, c *control.Client, pid int, ready t
 	if err != nil {
 		return err
 	}
-	profile, err := c.Profile(ctx, int(span.Seconds()))
+	profile, err := c.Profile(ctx, "cpu", int(span.Seconds()))
 	if err != nil {
 		return err
 	}
@@ -292,6 +293,9 @@ func (b *bench) measure(ctx context.Context, c *control.Client, pid int, ready t
 		return err
 	}
 	if err := os.WriteFile(b.file("profile"), profile, 0o600); err != nil {
+		return err
+	}
+	if err := b.keep(ctx, c, profile); err != nil {
 		return err
 	}
 	shares, err := b.shares(ctx)
@@ -315,6 +319,19 @@ func (b *bench) measure(ctx context.Context, c *control.Client, pid int, ready t
 		float64(after.revision-before.revision)/per, total, total*shares["ec2"], total*shares["telemetry"], total*shares["idle"], total*shares["store"],
 		total*(1-known), rss/1024, rss/float64(b.workers))
 	return nil
+}
+
+// keep leaves the profiles of the run where they were asked for.
+func (b *bench) keep(ctx context.Context, c *control.Client, profile []byte) error {
+	if b.profiles == "" {
+		return nil
+	}
+	heap, err := c.Profile(ctx, "heap", 1)
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(b.profiles, strconv.Itoa(b.workers))
+	return errors.Join(os.WriteFile(name+"-cpu.pprof", profile, 0o600), os.WriteFile(name+"-heap.pprof", heap, 0o600))
 }
 
 // cpu is the processor time a process has used.

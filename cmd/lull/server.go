@@ -156,6 +156,9 @@ func (cfg *serverConfig) fleet(ctx context.Context, db store.Store, seal *fleet.
 	if err != nil {
 		return nil, err
 	}
+	if err := f.MarkAudit(ctx); err != nil {
+		return nil, err
+	}
 	return f, f.Refresh(ctx)
 }
 

@@ -107,15 +107,20 @@ func DecodeEntry(v store.Value) (Entry, error) {
 
 const auditTime = "20060102T150405.000000000"
 
-// entryOp makes the write of e. Its key sorts by time.
-func entryOp(e Entry) (store.Op, error) {
+// entryOps makes the writes of e: the entry, whose key sorts by time, and the
+// mark that finds it among those of its worker.
+func entryOps(e Entry) ([]store.Op, error) {
 	if e.At.IsZero() {
 		e.At = time.Now()
 	}
 	e.At = e.At.UTC().Round(0)
-	key := auditPrefix + e.At.Format(auditTime) + "-" + rand.Text()[:12]
-	data, err := entryCodec.Encode(key, e)
-	return store.Put(key, data), err
+	name := e.At.Format(auditTime) + "-" + rand.Text()[:12]
+	data, err := entryCodec.Encode(auditPrefix+name, e)
+	ops := []store.Op{store.Put(auditPrefix+name, data)}
+	if e.WorkerID != "" {
+		ops = append(ops, markOf(e.WorkerID, name))
+	}
+	return ops, err
 }
 
 // AuditQuery selects entries, newest last.
@@ -141,39 +146,21 @@ func (f *Fleet) Audit(ctx context.Context, q AuditQuery) (AuditPage, error) {
 	case q.Limit < 0 || q.Limit > 1000:
 		return AuditPage{}, invalidf("limit", "%d is not between 1 and 1000", q.Limit)
 	}
-	after := auditPrefix
-	if !q.From.IsZero() {
-		after += q.From.UTC().Format(auditTime)
+	if len(q.After) > maxCursor {
+		return AuditPage{}, invalidf("after", "it is not a cursor")
 	}
-	if q.After != "" {
-		if after = auditPrefix + q.After; len(q.After) > 64 {
-			return AuditPage{}, invalidf("after", "it is not a cursor")
-		}
+	read := auditReader{f: f, q: q, after: q.After}
+	if read.after == "" && !q.From.IsZero() {
+		read.after = q.From.UTC().Format(auditTime)
 	}
 	var out AuditPage
 	for {
-		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), After: after, Limit: 500})
-		if err != nil {
-			return AuditPage{}, fmt.Errorf("cannot read the audit log: %w", err)
+		e, more, err := read.next(ctx, q.Limit-len(out.Entries))
+		if err != nil || !more {
+			return out, err
 		}
-		for _, v := range page.Values {
-			after = v.Key
-			e, err := DecodeEntry(v)
-			if err != nil {
-				return AuditPage{}, err
-			}
-			if !q.To.IsZero() && !e.At.Before(q.To) {
-				return out, nil
-			}
-			if q.WorkerID != "" && e.WorkerID != q.WorkerID || q.Action != "" && e.Action != q.Action {
-				continue
-			}
-			if out.Entries = append(out.Entries, e); len(out.Entries) == q.Limit {
-				out.Next = strings.TrimPrefix(after, auditPrefix)
-				return out, nil
-			}
-		}
-		if !page.More {
+		if out.Entries = append(out.Entries, e); len(out.Entries) == q.Limit {
+			out.Next = read.after
 			return out, nil
 		}
 	}
@@ -221,7 +208,7 @@ func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]Ent
 	}
 	removed := 0
 	for {
-		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), Limit: 100})
+		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), Limit: store.MaxOps / 2})
 		if err != nil {
 			return removed, fmt.Errorf("cannot trim the audit log: %w", err)
 		}
@@ -237,6 +224,9 @@ func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]Ent
 			}
 			total -= int64(len(v.Data) + len(v.Key))
 			old, ops = append(old, e), append(ops, store.Delete(v.Key))
+			if e.WorkerID != "" {
+				ops = append(ops, store.Delete(markOf(e.WorkerID, strings.TrimPrefix(v.Key, auditPrefix)).Key))
+			}
 		}
 		if len(ops) == 0 {
 			return removed, nil
@@ -247,7 +237,7 @@ func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]Ent
 		if _, err := f.store.Commit(ctx, store.Txn{If: f.guards, Then: ops}); err != nil {
 			return removed, fmt.Errorf("cannot trim the audit log: %w", err)
 		}
-		removed += len(ops)
+		removed += len(old)
 	}
 }
 

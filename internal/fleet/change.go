@@ -194,11 +194,11 @@ func (f *Fleet) writes(was []byte, old, w *Worker, tx *Tx) ([]store.Op, error) {
 		// A nanosecond apart, so that the log keeps their order.
 		at := tx.Now.Add(time.Duration(i))
 		e.At, e.WorkerID, e.WorkerName, e.Region = at, w.ID, w.Name, w.AWSRegion
-		op, err := entryOp(e)
+		note, err := entryOps(e)
 		if err != nil {
 			return nil, err
 		}
-		ops = append(ops, op)
+		ops = append(ops, note...)
 	}
 	return ops, nil
 }

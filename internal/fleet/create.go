@@ -293,8 +293,8 @@ func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
 			ops = append(ops, op)
 		}
 		e.WorkerID, e.WorkerName, e.Region = w.ID, w.Name, w.AWSRegion
-		op, err := entryOp(e)
-		return append(ops, op), err
+		note, err := entryOps(e)
+		return append(ops, note...), err
 	}, f.guards...)
 	if err != nil {
 		return Worker{}, err
@@ -336,8 +336,7 @@ func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string) error {
 		if w.Status != power.WorkerTerminated {
 			return nil, nil, &Refused{Command: "forget", Name: id, Reason: "status", Detail: fmt.Sprintf("it is %s, not TERMINATED", w.Status)}
 		}
-		op, err := entryOp(Entry{Action: "forgotten", By: by, WorkerID: id, WorkerName: w.Name, Region: w.AWSRegion})
-		ops := []store.Op{op}
+		ops, err := entryOps(Entry{Action: "forgotten", By: by, WorkerID: id, WorkerName: w.Name, Region: w.AWSRegion})
 		if w.EC2InstanceID != "" {
 			ops = append(ops, store.Delete(instanceKey(w.AWSRegion, w.EC2InstanceID)))
 		}

@@ -233,8 +233,8 @@ func (f *Fleet) PutSettings(ctx context.Context, by Actor, values map[string]any
 		if err != nil {
 			return nil, nil, err
 		}
-		op, err := entryOp(Entry{Action: "settings_changed", By: by, Detail: joinKeys(values)})
-		return data, []store.Op{op}, err
+		ops, err := entryOps(Entry{Action: "settings_changed", By: by, Detail: joinKeys(values)})
+		return data, ops, err
 	}, f.guards...)
 	if err != nil {
 		return nil, err
@@ -274,8 +274,8 @@ func (f *Fleet) SetHalt(ctx context.Context, by Actor, on bool) (Halt, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		op, err := entryOp(Entry{Action: action, By: by})
-		return data, []store.Op{op}, err
+		ops, err := entryOps(Entry{Action: action, By: by})
+		return data, ops, err
 	})
 	if err != nil {
 		return Halt{}, err

@@ -195,7 +195,7 @@ func (f *Fleet) changeDead(ctx context.Context, by Actor, action, channel, id st
 		if err != nil {
 			return nil, nil, err
 		}
-		op, err := entryOp(Entry{Action: action, By: by, Detail: channel + "/" + id, WorkerID: d.Entry.WorkerID, WorkerName: d.Entry.WorkerName})
+		ops, err := entryOps(Entry{Action: action, By: by, Detail: channel + "/" + id, WorkerID: d.Entry.WorkerID, WorkerName: d.Entry.WorkerName})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -205,7 +205,7 @@ func (f *Fleet) changeDead(ctx context.Context, by Actor, action, channel, id st
 				return nil, nil, err
 			}
 		}
-		return data, []store.Op{op}, nil
+		return data, ops, nil
 	}, f.guards...)
 	return err
 }

@@ -39,12 +39,12 @@ func (f *Fleet) changeRule(ctx context.Context, key string, e Entry, fn func(old
 		if err != nil {
 			return nil, err
 		}
-		audit, err := entryOp(e)
+		audit, err := entryOps(e)
 		op := store.Put(key, data)
 		if data == nil {
 			op = store.Delete(key)
 		}
-		return []store.Op{store.Put(rulesMark, note), op, audit}, err
+		return append([]store.Op{store.Put(rulesMark, note), op}, audit...), err
 	}, f.guards...)
 	if err != nil {
 		return err

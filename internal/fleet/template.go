@@ -136,8 +136,8 @@ func (f *Fleet) PutTemplate(ctx context.Context, by Actor, t Template, revision 
 		if err != nil {
 			return nil, nil, err
 		}
-		op, err := entryOp(Entry{Action: "template_put", By: by, Detail: "template " + t.Name})
-		return data, []store.Op{op}, err
+		ops, err := entryOps(Entry{Action: "template_put", By: by, Detail: "template " + t.Name})
+		return data, ops, err
 	})
 	t.revision = v.ModRevision
 	return t, err
@@ -152,8 +152,8 @@ func (f *Fleet) DeleteTemplate(ctx context.Context, by Actor, name string) error
 		if !old.Exists() {
 			return nil, nil, &NotFound{Kind: "template", Name: name}
 		}
-		op, err := entryOp(Entry{Action: "template_deleted", By: by, Detail: "template " + name})
-		return nil, []store.Op{op}, err
+		ops, err := entryOps(Entry{Action: "template_deleted", By: by, Detail: "template " + name})
+		return nil, ops, err
 	})
 	return err
 }

@@ -163,13 +163,13 @@ func (p *process) end() {
 // happen makes a change of a worker with its event, in one transaction.
 func (w *town) happen(ctx context.Context, worker, event string) error {
 	w.n++
-	op, err := fleet.EntryOp(fleet.Entry{Action: "test", Events: []string{event}, WorkerID: worker, WorkerName: worker, Detail: fmt.Sprint(w.n)})
+	ops, err := fleet.EntryOps(fleet.Entry{Action: "test", Events: []string{event}, WorkerID: worker, WorkerName: worker, Detail: fmt.Sprint(w.n)})
 	if err != nil {
 		return err
 	}
-	res, err := w.writer.Commit(ctx, store.Txn{Then: []store.Op{store.Put("change", []byte(fmt.Sprint(w.n))), op}})
+	res, err := w.writer.Commit(ctx, store.Txn{Then: append([]store.Op{store.Put("change", []byte(fmt.Sprint(w.n)))}, ops...)})
 	if err == nil {
-		w.want = append(w.want, seen{id: fleet.EventID(op.Key, 0), worker: worker, event: event, rev: res.Revision})
+		w.want = append(w.want, seen{id: fleet.EventID(ops[0].Key, 0), worker: worker, event: event, rev: res.Revision})
 	}
 	return err
 }

@@ -92,17 +92,24 @@ func (s *Server) copyRoutes() {
 		}}, nil
 	})
 	describe(s, r, "application/octet-stream", "A snapshot of etcd with its checksum")
-	r = route{id: "profile", method: "GET", path: "/admin/profile", role: access.Admin, doc: "A CPU profile of this process for go tool pprof, by parts of the work"}
+	r = route{id: "profile", method: "GET", path: "/admin/profile", role: access.Admin, doc: "A profile of this process for go tool pprof: of its CPU over some seconds, by parts of the work, or of its heap now"}
 	register(s, r, func(_ context.Context, in *struct {
-		Seconds int `query:"seconds" minimum:"1" maximum:"300" default:"30"`
+		Kind    string `query:"kind" enum:"cpu,heap" default:"cpu"`
+		Seconds int    `query:"seconds" minimum:"1" maximum:"300" default:"30" doc:"Of the CPU's profile"`
 	}) (*huma.StreamResponse, error) {
 		var profile bytes.Buffer
-		if err := pprof.StartCPUProfile(&profile); err != nil {
-			return nil, fault(http.StatusConflict, "busy", "cannot profile: another profile is being made")
+		if in.Kind == "cpu" {
+			if err := pprof.StartCPUProfile(&profile); err != nil {
+				return nil, fault(http.StatusConflict, "busy", "cannot profile: another profile is being made")
+			}
+		} else if err := pprof.Lookup("heap").WriteTo(&profile, 0); err != nil {
+			return nil, problem(err)
 		}
 		return &huma.StreamResponse{Body: func(hc huma.Context) {
-			_ = control.Pause(hc.Context(), time.Duration(in.Seconds)*time.Second) // who left gets what there is
-			pprof.StopCPUProfile()
+			if in.Kind == "cpu" {
+				_ = control.Pause(hc.Context(), time.Duration(in.Seconds)*time.Second) // who left gets what there is
+				pprof.StopCPUProfile()
+			}
 			hc.SetHeader("Content-Type", "application/octet-stream")
 			hc.SetStatus(http.StatusOK)
 			_, _ = hc.BodyWriter().Write(profile.Bytes()) // nobody is left to tell

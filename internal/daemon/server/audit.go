@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -29,7 +28,7 @@ func (q auditList) query() fleet.AuditQuery {
 func (s *Server) auditRoutes() {
 	list := func(ctx context.Context, in auditList) (control.List[fleet.Entry], error) {
 		if in.Newest {
-			items, err := s.newest(ctx, in.query(), in.Limit)
+			items, err := s.fleet.NewestAudit(ctx, in.query(), in.Limit)
 			return control.List[fleet.Entry]{Items: items}, err
 		}
 		page, err := s.fleet.Audit(ctx, in.query())
@@ -68,24 +67,6 @@ func (s *Server) auditRoutes() {
 		}}, nil
 	})
 	describe(s, export, "application/jsonl", "One entry in each line")
-}
-
-// newest are the last n entries that q selects, newest first.
-func (s *Server) newest(ctx context.Context, q fleet.AuditQuery, n int) ([]fleet.Entry, error) {
-	keep := make([]fleet.Entry, 0, n)
-	q.After, q.Limit = "", 1000
-	for {
-		page, err := s.fleet.Audit(ctx, q)
-		if err != nil {
-			return nil, err
-		}
-		keep = append(keep, page.Entries...)
-		keep = append(keep[:0], keep[max(0, len(keep)-n):]...)
-		if q.After = page.Next; q.After == "" {
-			slices.Reverse(keep)
-			return keep, nil
-		}
-	}
 }
 
 // describe says what a route answers that writes its body itself.

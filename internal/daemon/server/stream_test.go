@@ -103,11 +103,11 @@ func missesNothing(t *testing.T, rng *rand.Rand) {
 		var ops []store.Op
 		for range min(1+rng.IntN(3), total-i) {
 			// Keys of one change come in the order of their names.
-			op, err := fleet.EntryOp(fleet.Entry{Action: "test", At: time.Unix(int64(1_700_000_000+i), 0), Detail: fmt.Sprint(i)})
+			entry, err := fleet.EntryOps(fleet.Entry{Action: "test", At: time.Unix(int64(1_700_000_000+i), 0), Detail: fmt.Sprint(i)})
 			if err != nil {
 				t.Fatal(err)
 			}
-			ops = append(ops, op)
+			ops = append(ops, entry...)
 			i++
 		}
 		if _, err := b.db.Commit(t.Context(), store.Txn{Then: ops}); err != nil {

@@ -55,11 +55,11 @@ func recordedWorker(t *testing.T) (api string, token string, w fleet.Worker, beg
 		t.Fatal(err)
 	}
 	begun = time.Now().UTC().Add(-24 * time.Hour).Truncate(time.Second)
-	op, err := fleet.EntryOp(fleet.Entry{At: begun, Action: "status_changed", By: fleet.ByController, WorkerID: w.ID, From: power.WorkerStarting, To: power.WorkerRunning})
+	ops, err := fleet.EntryOps(fleet.Entry{At: begun, Action: "status_changed", By: fleet.ByController, WorkerID: w.ID, From: power.WorkerStarting, To: power.WorkerRunning})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.Commit(t.Context(), store.Txn{Then: []store.Op{op}}); err != nil {
+	if _, err := db.Commit(t.Context(), store.Txn{Then: ops}); err != nil {
 		t.Fatal(err)
 	}
 	k := &kept{missing: []evidence.Missing{{From: begun.Add(-time.Hour), To: begun, Server: "two", Why: "cannot ask the server"}}}

@@ -34,12 +34,12 @@ func (s *Server) tokenRoutes() {
 	register(s, route{id: "create-token", method: "POST", path: all, role: access.Admin, status: http.StatusCreated, secret: true, doc: "Make a token; it is shown once"},
 		func(ctx context.Context, in *struct{ Body control.NewToken }) (*answer[control.Token], error) {
 			by := actor(ctx)
-			op, err := fleet.EntryOp(fleet.Entry{Action: "token_created", By: by, Detail: in.Body.Role + " " + in.Body.Name})
+			ops, err := fleet.EntryOps(fleet.Entry{Action: "token_created", By: by, Detail: in.Body.Role + " " + in.Body.Name})
 			if err != nil {
 				return nil, problem(err)
 			}
 			t, secret, err := s.tokens.Create(ctx, access.Wanted{Name: in.Body.Name, Role: access.Role(in.Body.Role), Machine: in.Body.Machine,
-				TTL: time.Duration(in.Body.TTLSeconds) * time.Second, By: by.Name}, op)
+				TTL: time.Duration(in.Body.TTLSeconds) * time.Second, By: by.Name}, ops...)
 			a, err := ok(tokenOf(t, secret), err)
 			if err == nil {
 				a.Status = http.StatusCreated
@@ -51,11 +51,11 @@ func (s *Server) tokenRoutes() {
 			ID string `path:"id" maxLength:"64"`
 		}) (*answer[control.Token], error) {
 			by := actor(ctx)
-			op, err := fleet.EntryOp(fleet.Entry{Action: "token_revoked", By: by, Detail: in.ID})
+			ops, err := fleet.EntryOps(fleet.Entry{Action: "token_revoked", By: by, Detail: in.ID})
 			if err != nil {
 				return nil, problem(err)
 			}
-			t, err := s.tokens.Revoke(ctx, in.ID, by.Name, op)
+			t, err := s.tokens.Revoke(ctx, in.ID, by.Name, ops...)
 			return ok(tokenOf(t, ""), err)
 		})
 }

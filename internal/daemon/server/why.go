@@ -45,7 +45,7 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	if err != nil {
 		return control.Why{}, err
 	}
-	last, err := s.newest(ctx, fleet.AuditQuery{WorkerID: id}, lastEntries)
+	last, err := s.fleet.NewestAudit(ctx, fleet.AuditQuery{WorkerID: id}, lastEntries)
 	if err != nil {
 		return control.Why{}, err
 	}
@@ -106,7 +106,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	if err != nil {
 		return control.Why{}, err
 	}
-	last, err := s.newest(ctx, fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond)}, lastEntries)
+	last, err := s.fleet.NewestAudit(ctx, fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond)}, lastEntries)
 	if err != nil {
 		return control.Why{}, err
 	}

@@ -296,9 +296,10 @@ func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
 	return res.Body, nil
 }
 
-// Profile is a CPU profile of the server over some seconds, in pprof's form.
-func (c *Client) Profile(ctx context.Context, seconds int) ([]byte, error) {
-	res, err := c.send(ctx, "GET", fmt.Sprintf("/admin/profile?seconds=%d", seconds), nil, nil)
+// Profile is a profile of the server in pprof's form: kind is cpu, over some
+// seconds, or heap.
+func (c *Client) Profile(ctx context.Context, kind string, seconds int) ([]byte, error) {
+	res, err := c.send(ctx, "GET", fmt.Sprintf("/admin/profile?kind=%s&seconds=%d", kind, seconds), nil, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,165 @@
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/store"
+	"lull/internal/store/mem"
+)
+
+// counting is a store that counts the records, and the keys alone, that are
+// read from it.
+type counting struct {
+	store.Store
+	records, keys int
+}
+
+func (c *counting) Range(ctx context.Context, q store.Query) (store.Page, error) {
+	p, err := c.Store.Range(ctx, q)
+	if q.KeysOnly {
+		c.keys += len(p.Values)
+	} else {
+		c.records += len(p.Values)
+	}
+	return p, err
+}
+
+func (c *counting) Commit(ctx context.Context, t store.Txn) (store.Result, error) {
+	r, err := c.Store.Commit(ctx, t)
+	c.records += len(r.Read)
+	return r, err
+}
+
+// TestAuditReadsItsOwn counts what a question about one worker, and one about
+// the newest entries, read in a log of others: it does not grow with the log.
+func TestAuditReadsItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := mem.New(mem.Options{}).Client()
+		defer c.Close()
+		db := &counting{Store: c}
+		f, err := fleet.New(fleet.Options{Store: db, ID: "f1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := t.Context()
+		write := func(worker string, n int, gap time.Duration) {
+			for i := range n {
+				ops, err := fleet.EntryOps(fleet.Entry{Action: "act" + fmt.Sprint(i%2), WorkerID: worker, Detail: fmt.Sprint(i)})
+				if err == nil {
+					_, err = c.Commit(ctx, store.Txn{Then: ops})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(gap)
+			}
+		}
+		write("mine", 20, time.Hour)
+		for i := range 300 {
+			write(fmt.Sprint("other-", i), 10, time.Second)
+		}
+		write("", 5, time.Second)
+		write("mine", 5, 48*time.Hour)
+		write("mine-too", 5, time.Minute) // its name begins with the other's
+		asked := func(name string, records, keys int, ask func() []fleet.Entry, want ...string) {
+			t.Helper()
+			db.records, db.keys = 0, 0
+			var got []string
+			for _, e := range ask() {
+				got = append(got, e.Detail)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+			if db.records > records || db.keys > keys {
+				t.Errorf("%s read %d records and %d keys, want at most %d and %d", name, db.records, db.keys, records, keys)
+			}
+		}
+		newest := func(q fleet.AuditQuery, n int) func() []fleet.Entry {
+			return func() []fleet.Entry {
+				e, err := f.NewestAudit(ctx, q, n)
+				if err != nil {
+					t.Error(err)
+				}
+				return e
+			}
+		}
+		asked("its newest", 7, 60, newest(fleet.AuditQuery{WorkerID: "mine"}, 7), "4", "3", "2", "1", "0", "19", "18")
+		asked("its newest of an action", 25, 60, newest(fleet.AuditQuery{WorkerID: "mine", Action: "act1"}, 4), "3", "1", "19", "17")
+		asked("the fleet's newest", 3, 20, newest(fleet.AuditQuery{}, 3), "4", "3", "2")
+		asked("nobody's", 0, 0, newest(fleet.AuditQuery{WorkerID: "nobody"}, 3))
+		asked("before it was", 0, 27, newest(fleet.AuditQuery{WorkerID: "mine", To: time.Now().Add(-1e6 * time.Hour)}, 3))
+		all := func(q fleet.AuditQuery) func() []fleet.Entry {
+			return func() (all []fleet.Entry) {
+				for {
+					page, err := f.Audit(ctx, q)
+					if err != nil {
+						t.Error(err)
+						return nil
+					}
+					all = append(all, page.Entries...)
+					if q.After = page.Next; q.After == "" {
+						return all
+					}
+				}
+			}
+		}
+		var want []string
+		for i := range 20 {
+			want = append(want, fmt.Sprint(i))
+		}
+		want = append(want, "0", "1", "2", "3", "4")
+		asked("all of it", 25, 25, all(fleet.AuditQuery{WorkerID: "mine"}), want...)
+		asked("all of it by pages", 25, 25, all(fleet.AuditQuery{WorkerID: "mine", Limit: 3}), want...)
+		asked("from a time", 5, 5, all(fleet.AuditQuery{WorkerID: "mine", From: time.Now().Add(-241 * time.Hour)}), "0", "1", "2", "3", "4")
+
+		// A log of an earlier version has no marks, and is given them once.
+		page, err := store.List(ctx, c, store.Prefix("audit-of/"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range page.Values {
+			if _, err := c.Commit(ctx, store.Txn{Then: []store.Op{store.Delete(v.Key)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 2 {
+			if err := f.MarkAudit(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		again, err := store.List(ctx, c, store.Prefix("audit-of/"))
+		if err != nil || len(again.Values) != len(page.Values) {
+			t.Errorf("%d marks were made again, want %d: %v", len(again.Values), len(page.Values), err)
+		}
+		db.records = 0
+		if err := f.MarkAudit(ctx); err != nil || db.records > 1 {
+			t.Errorf("a marked log is read again: %d records, %v", db.records, err)
+		}
+	})
+}
+
+// TestTrimTakesTheMarks leaves no mark of an entry that is gone.
+func TestTrimTakesTheMarks(t *testing.T) {
+	bubble(t, map[string]any{"audit_retention_days": 1}, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		w := create(t, fl)
+		time.Sleep(25 * time.Hour)
+		if _, err := fl.SetIdleDetection(ctx, ada, w.ID, false); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := fl.TrimAudit(ctx, time.Now(), func([]fleet.Entry) error { return nil }); err != nil || n != 2 {
+			t.Errorf("removed %d: %v", n, err)
+		}
+		page, err := store.List(ctx, fl.Store(), store.Prefix("audit-of/"))
+		if err != nil || len(page.Values) != 1 {
+			t.Errorf("%d marks are left: %v", len(page.Values), err)
+		}
+	})
+}
