@@ -38,14 +38,14 @@ import (
 func main() {
 	sizes := flag.String("sizes", "1000,10000", "numbers of workers, one run for each")
 	cycles := flag.Int("cycles", 4, "cycles of 30 s to measure")
-	warm := flag.Duration("warm", 90*time.Second, "time between ready and the measurement")
+	warm := flag.Duration("warm", 330*time.Second, "time between ready and the measurement; the first check of every worker, which always writes, takes 300 s")
 	events := flag.Int("events", 300, "events in the history of each running worker")
 	bin := flag.String("bin", "bin/lull", "the binary to measure")
 	profile := flag.String("profile", "", "folder for the processor and heap profiles of each run")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	fmt.Println("workers  ready s  describes/cycle  writes/cycle  CPU s/cycle: all    ec2  telemetry   idle  store  other   RSS MiB  KiB/worker")
+	fmt.Println("workers  ready s  describes/cycle  writes/cycle  CPU s/cycle: all    ec2  telemetry   idle  store   list  evidence     gc  other   RSS MiB  KiB/worker")
 	for text := range strings.SplitSeq(*sizes, ",") {
 		n, err := strconv.Atoi(text)
 		if err == nil {
@@ -314,10 +314,13 @@ func (b *bench) measure(ctx context.Context, c *control.Client, pid int, ready t
 	}
 	per := float64(b.cycles)
 	total := (now - used).Seconds() / per
-	known := shares["ec2"] + shares["telemetry"] + shares["idle"] + shares["store"]
-	fmt.Printf("%7d  %7.1f  %15.1f  %12.1f  %16.2f  %5.2f  %9.2f  %5.2f  %5.2f  %5.2f  %8.0f  %10.1f\n", b.workers, ready.Seconds(), describes/per,
+	known := 0.0
+	for _, v := range shares {
+		known += v
+	}
+	fmt.Printf("%7d  %7.1f  %15.1f  %12.1f  %16.2f  %5.2f  %9.2f  %5.2f  %5.2f  %5.2f  %8.2f  %5.2f  %5.2f  %8.0f  %10.1f\n", b.workers, ready.Seconds(), describes/per,
 		float64(after.revision-before.revision)/per, total, total*shares["ec2"], total*shares["telemetry"], total*shares["idle"], total*shares["store"],
-		total*(1-known), rss/1024, rss/float64(b.workers))
+		total*shares["list"], total*shares["evidence"], total*shares["gc"], total*(1-known), rss/1024, rss/float64(b.workers))
 	return nil
 }
 
@@ -359,7 +362,9 @@ func resident(pid int) (float64, error) {
 }
 
 var tagLine = regexp.MustCompile(`^\s*\S+ \(\s*([0-9.]+)%\): (\w+)$`)
-var tagTotal = regexp.MustCompile(`^part: Total ([0-9.]+)(\w+) of ([0-9.]+)(\w+) \(\s*([0-9.]+)%\)`)
+
+// focusLine tells how much of all a profile shows.
+var focusLine = regexp.MustCompile(`(?m)^Active filters:(?s:.*?)accounting for [0-9.a-z]+,\s+([0-9.]+)% of`)
 
 // shares are the parts of the processor time, each a share of 1, as the labels
 // of the profile tell them.
@@ -368,16 +373,9 @@ func (b *bench) shares(ctx context.Context) (map[string]float64, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the profile: %w", err)
 	}
-	shares, labelled := map[string]float64{}, 1.0
+	shares := map[string]float64{}
 	for line := range strings.SplitSeq(string(out), "\n") {
 		line = strings.TrimSpace(line)
-		if m := tagTotal.FindStringSubmatch(line); m != nil {
-			v, err := strconv.ParseFloat(m[5], 64)
-			if err != nil {
-				return nil, err
-			}
-			labelled = v / 100
-		}
 		if m := tagLine.FindStringSubmatch(line); m != nil {
 			v, err := strconv.ParseFloat(m[1], 64)
 			if err != nil {
@@ -386,8 +384,18 @@ func (b *bench) shares(ctx context.Context) (map[string]float64, error) {
 			shares[m[2]] = v / 100
 		}
 	}
-	for name := range shares {
-		shares[name] *= labelled
+	// Collecting garbage has no label. What of it goroutines do for themselves
+	// is in their parts.
+	out, err = exec.CommandContext(ctx, "go", "tool", "pprof", "-top", "-nodecount=100000", "-nodefraction=0", "-tagignore=.", "-focus=gcBgMarkWorker|bgsweep|bgscavenge", b.file("profile")).Output()
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the profile: %w", err)
+	}
+	if m := focusLine.FindSubmatch(out); m != nil {
+		v, err := strconv.ParseFloat(string(m[1]), 64)
+		if err != nil {
+			return nil, err
+		}
+		shares["gc"] = v / 100
 	}
 	return shares, nil
 }

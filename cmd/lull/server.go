@@ -152,7 +152,11 @@ func (cfg *serverConfig) fleet(ctx context.Context, db store.Store, seal *fleet.
 	if err != nil {
 		return nil, err
 	}
-	f, err := fleet.New(fleet.Options{Store: db, ID: id, Seal: seal, Flags: cfg.flags, Env: cfg.env, File: cfg.file})
+	accounts, err := accountsOf(cfg.Accounts)
+	if err != nil {
+		return nil, err
+	}
+	f, err := fleet.New(fleet.Options{Store: db, ID: id, Seal: seal, Accounts: accountNames(accounts), Flags: cfg.flags, Env: cfg.env, File: cfg.file})
 	if err != nil {
 		return nil, err
 	}

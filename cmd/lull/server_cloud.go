@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -76,6 +78,11 @@ func accountsOf(text string) (map[string]ec2.Access, error) {
 		out[name] = ec2.Access{RoleARN: arn}
 	}
 	return out, nil
+}
+
+// accountNames are the accounts beside the credentials' own.
+func accountNames(accounts map[string]ec2.Access) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(accounts)), func(name string) bool { return name == "" })
 }
 
 // awsRegion is one region of one account as the controller sees it.

@@ -83,7 +83,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	}
 	ctl, err := controller.New(controller.Config{
 		Fleet: f, Server: id, Address: cfg.Advertise,
-		Clouds: aws.cloud, Consoles: cmls.console, Secret: open, Journal: plane.journal.Take,
+		Clouds: aws.cloud, Accounts: accountNames(accounts), Consoles: cmls.console, Secret: open, Journal: plane.journal.Take,
 		Archive: archive(filepath.Join(cfg.Data, "audit")), Shadow: cfg.Shadow, Log: log.With("part", "controller"),
 	})
 	if err != nil {

@@ -176,6 +176,7 @@ func (c *cli) workerCreate() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&in.TemplateName, "template", "", "template to launch from")
 	f.StringVar(&in.AWSRegion, "region", "", "AWS region; empty is aws_default_region")
+	f.StringVar(&in.Account, "account", "", "one of the server's aws-accounts; empty is its credentials' own")
 	f.StringVar(&in.InstanceType, "instance-type", "", "instead of the template's")
 	f.StringVar(&in.AMIID, "ami", "", "instead of the newest image that matches the template")
 	f.StringSliceVar(&tags, "tag", nil, "name=value, repeatable")
@@ -259,6 +260,7 @@ func (c *cli) workerImport() *cobra.Command {
 		}}
 	cmd.Flags().StringVar(&in.Name, "name", "", "name of the worker; empty is the instance id")
 	cmd.Flags().StringVar(&in.AWSRegion, "region", "us-east-1", "AWS region of the instance")
+	cmd.Flags().StringVar(&in.Account, "account", "", "one of the server's aws-accounts; empty is its credentials' own")
 	cmd.Flags().StringVar(&in.TemplateName, "template", "", "template whose idle settings it takes")
 	profile = bindProfile(cmd, &in.Profile)
 	return cmd

@@ -55,6 +55,7 @@ const (
 	EventPauseWarning   = "worker.pause_warning"
 	EventUnknownSignal  = "worker.signal_unknown"
 	EventLateAction     = "worker.late_action"
+	EventLateActivity   = "worker.late_activity"
 	EventPauseCancelled = "worker.pause_cancelled"
 	EventRules          = "rules.updated" // a policy, schedule, group, override or budget
 )

@@ -70,10 +70,10 @@ type Channel struct {
 func EventNames() []string { return slices.Clone(eventNames) }
 
 var eventNames = []string{EventCreated, EventImported, EventActivity, EventPaused, EventResumed, EventStatus, EventDrained, EventLicense,
-	EventDetection, EventPauseWarning, EventUnknownSignal, EventLateAction, EventPauseCancelled}
+	EventDetection, EventPauseWarning, EventUnknownSignal, EventLateAction, EventLateActivity, EventPauseCancelled}
 
 // forPeople are the events that somebody can act on.
-var forPeople = []string{EventPaused, EventResumed, EventDrained, EventPauseWarning, EventPauseCancelled, EventUnknownSignal, EventLateAction}
+var forPeople = []string{EventPaused, EventResumed, EventDrained, EventPauseWarning, EventPauseCancelled, EventUnknownSignal, EventLateAction, EventLateActivity}
 
 // Wants tells whether the channel sends an event of e. A channel for people
 // that names no events also tells of workers that fail.

@@ -44,6 +44,7 @@ type Profile struct {
 type NewWorker struct {
 	Name         string `json:"name"`
 	AWSRegion    string `json:"aws_region,omitempty"` // empty is aws_default_region
+	Account      string `json:"account,omitempty"`    // one of aws_accounts; empty is the credentials' own
 	TemplateName string `json:"template_name"`
 	InstanceType string `json:"instance_type,omitempty"` // instead of the template's
 	AMIID        string `json:"ami_id,omitempty"`        // instead of the newest that matches
@@ -57,6 +58,7 @@ type NewWorker struct {
 type ImportedWorker struct {
 	Name          string `json:"name"`
 	AWSRegion     string `json:"aws_region"`
+	Account       string `json:"account,omitempty"` // one of aws_accounts; empty is the credentials' own
 	EC2InstanceID string `json:"ec2_instance_id"`
 	TemplateName  string `json:"template_name,omitempty"`
 	// WorkerID is the id that the instance's tag names; empty makes one.
@@ -199,7 +201,7 @@ func (f *Fleet) CreateWorker(ctx context.Context, by Actor, n NewWorker) (Worker
 	if !tmpl.Enabled {
 		return Worker{}, &Refused{Command: "create from", Name: tmpl.Name, Reason: "template_disabled", Detail: "the template is disabled"}
 	}
-	w, err := f.newWorker(n.AWSRegion, n.Name, n.Profile)
+	w, err := f.newWorker(n.Account, n.AWSRegion, n.Name, n.Profile)
 	if err != nil {
 		return Worker{}, err
 	}
@@ -231,7 +233,7 @@ func (f *Fleet) ImportWorker(ctx context.Context, by Actor, n ImportedWorker) (W
 	if n.Name == "" {
 		n.Name = n.EC2InstanceID
 	}
-	w, err := f.newWorker(n.AWSRegion, n.Name, n.Profile)
+	w, err := f.newWorker(n.Account, n.AWSRegion, n.Name, n.Profile)
 	if err != nil {
 		return Worker{}, err
 	}
@@ -248,19 +250,22 @@ func (f *Fleet) ImportWorker(ctx context.Context, by Actor, n ImportedWorker) (W
 }
 
 // newWorker makes the record of a worker that does not exist yet.
-func (f *Fleet) newWorker(region, name string, p Profile) (Worker, error) {
+func (f *Fleet) newWorker(account, region, name string, p Profile) (Worker, error) {
 	if region == "" {
 		region = f.Settings().AWSDefaultRegion
 	}
 	if !regionName.MatchString(region) {
 		return Worker{}, invalidf("aws_region", "%.40q is not the name of a region", region)
 	}
+	if account != "" && !slices.Contains(f.opts.Accounts, account) {
+		return Worker{}, invalidf("account", "%.40q is not one of aws_accounts", account)
+	}
 	if err := checkName("name", name); err != nil {
 		return Worker{}, err
 	}
 	now := time.Now().UTC().Round(0)
 	w := Worker{
-		ID: "w-" + strings.ToLower(rand.Text()[:14]), Name: name, AWSRegion: region, CreatedAt: now, StatusSince: now,
+		ID: "w-" + strings.ToLower(rand.Text()[:14]), Name: name, AWSRegion: region, Account: account, CreatedAt: now, StatusSince: now,
 		IsIdleDetectionEnabled: true, License: License{Status: LicenseUnregistered}, RecentActivityEvents: []Event{},
 	}
 	return w, p.set(f, &w)

@@ -16,6 +16,9 @@ type Options struct {
 	Store store.Store
 	ID    string // of this fleet, the value of the tag managed-by; never empty
 	Seal  *Sealer
+	// Accounts are the names of the accounts, beside the credentials' own, that
+	// workers may be in.
+	Accounts []string
 	// Flags, Env and File are the layers of settings below and above the
 	// stored ones.
 	Flags, Env, File Layer

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -151,6 +152,9 @@ type ActivityUpdate struct {
 	LastActivityAt time.Time // zero: none seen
 	Recent         []Event   // newest first; nil leaves what is stored
 	CheckedAt      time.Time
+	// Late is how long after it happened the activity was reported, where the
+	// last pause was decided without it and would not have been with it; else 0.
+	Late time.Duration
 	// Check and Target are when the worker is looked at and paused next.
 	Check, Target *time.Time
 }
@@ -192,6 +196,11 @@ func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u
 		}
 		if u.Recent != nil {
 			w.RecentActivityEvents = u.Recent[:min(len(u.Recent), tx.Settings.WorkerActivityEventsMaxStored)]
+		}
+		if u.Late > 0 && w.LastPausedAt != nil {
+			tx.Note(Entry{Action: "late_activity", Events: []string{EventLateActivity}, Reason: string(w.PauseReason),
+				Detail: fmt.Sprintf("activity of %s was reported %s later; the pause of %s was decided without it",
+					u.LastActivityAt.UTC().Format(time.RFC3339), u.Late.Round(time.Second), w.LastPausedAt.Format(time.RFC3339))})
 		}
 		if moved {
 			tx.Note(Entry{Action: "activity_updated", Events: []string{EventActivity}})

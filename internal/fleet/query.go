@@ -309,6 +309,7 @@ func (f *Fleet) DropRequest(ctx context.Context, id string) error {
 // Discovered is an instance that discovery found and nobody imported yet.
 type Discovered struct {
 	Region        string            `json:"aws_region"`
+	Account       string            `json:"account,omitempty"`
 	EC2InstanceID string            `json:"ec2_instance_id"`
 	Name          string            `json:"name,omitempty"`
 	AMIName       string            `json:"ami_name,omitempty"`

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"time"
+	"unique"
 
 	"lull/internal/power"
 	"lull/internal/store"
@@ -111,6 +112,8 @@ type Intent struct {
 	// SentAt is written before the cloud is asked, so that a crash leaves
 	// no doubt about whether it may have been.
 	SentAt *time.Time `json:"sent_at,omitempty"`
+	// Hibernate: the stop is to hibernate the instance. Decided with SentAt.
+	Hibernate bool `json:"hibernate,omitempty"`
 	// AgentGeneration is the agent's own number of an intent that it made.
 	AgentGeneration uint64 `json:"agent_generation,omitempty"`
 }
@@ -306,7 +309,22 @@ var workerCodec = store.Codec[Worker]{Version: 1}
 func DecodeWorker(v store.Value) (Worker, error) {
 	w, err := workerCodec.Decode(v.Key, v.Data)
 	w.revision = v.ModRevision
+	w.share()
 	return w, err
+}
+
+// share makes the texts that many workers have in common one text in memory.
+func (w *Worker) share() {
+	for _, s := range []*string{&w.AWSRegion, &w.Account, &w.TemplateName, &w.InstanceType, &w.AMIID, &w.Owner, (*string)(&w.DesiredStatus), (*string)(&w.Status),
+		&w.EC2State, &w.PauseHolder, &w.PauseAction, &w.CMLVersion, &w.CMLUsername, &w.License.Status, &w.Policy, &w.Schedule, &w.LastPausedBy, &w.LastResumedBy,
+		(*string)(&w.PauseReason), &w.LastGuard, &w.TLSPin, &w.TLSCA} {
+		if *s != "" {
+			*s = unique.Make(*s).Value()
+		}
+	}
+	for i, s := range w.AcceptedRisks {
+		w.AcceptedRisks[i] = unique.Make(s).Value()
+	}
 }
 
 // WorkerID is the id in the key of a worker record.

@@ -12,16 +12,25 @@ const pageSize = 1000
 // List reads all of keys at one revision, page by page.
 func List(ctx context.Context, s Store, keys Keys) (Page, error) {
 	var all Page
+	revision, err := listed(ctx, s, keys, func(values []Value) { all.Values = append(all.Values, values...) })
+	if err != nil {
+		return Page{}, err
+	}
+	all.Revision = revision
+	return all, nil
+}
+
+// listed gives each page of keys, all at the revision that it returns.
+func listed(ctx context.Context, s Store, keys Keys, take func([]Value)) (int64, error) {
 	q := Query{Keys: keys, Limit: pageSize}
 	for {
 		page, err := s.Range(ctx, q)
 		if err != nil {
-			return Page{}, fmt.Errorf("cannot list %q: %w", keys, err)
+			return 0, fmt.Errorf("cannot list %q: %w", keys, err)
 		}
-		all.Values = append(all.Values, page.Values...)
-		all.Revision = page.Revision
+		take(page.Values)
 		if !page.More {
-			return all, nil
+			return page.Revision, nil
 		}
 		q.Revision = page.Revision
 		q.After = page.Values[len(page.Values)-1].Key
@@ -35,6 +44,11 @@ type Follower struct {
 	// Watch is what is watched when that is more than what is listed; the
 	// zero Keys are those that are listed.
 	Watch Keys
+	// Listed gets the keys page by page before Reset, which is then told the
+	// revision and no values: so that many records are never all in memory as
+	// they were stored. first is true for the first page of a listing, which
+	// may begin anew. Without it Reset gets all.
+	Listed func(first bool, values []Value)
 	// Reset gets all the keys. It is called first, and again whenever
 	// changes were missed because their history is gone.
 	Reset func(Page) error
@@ -63,10 +77,23 @@ func Follow(ctx context.Context, s Store, keys Keys, f Follower) error {
 	}
 }
 
+// list is what Reset gets.
+func (f *Follower) list(ctx context.Context, s Store, keys Keys) (Page, error) {
+	if f.Listed == nil {
+		return List(ctx, s, keys)
+	}
+	first := true
+	revision, err := listed(ctx, s, keys, func(values []Value) {
+		f.Listed(first, values)
+		first = false
+	})
+	return Page{Revision: revision}, err
+}
+
 // followOnce lists if next is 0, and watches from next until the watch ends.
 func followOnce(ctx context.Context, s Store, keys Keys, f Follower, next *int64, try *int) error {
 	if *next == 0 {
-		page, err := List(ctx, s, keys)
+		page, err := f.list(ctx, s, keys)
 		if err != nil {
 			return err
 		}

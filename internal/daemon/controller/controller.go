@@ -63,6 +63,9 @@ type Config struct {
 	// Address is where other servers reach this one.
 	Address string
 	Clouds  func(account, region string) (Cloud, error)
+	// Accounts are the names of the accounts, beside the credentials' own, that
+	// discovery scans.
+	Accounts []string
 	// Consoles makes the CML of a worker that has an address.
 	Consoles func(w fleet.Worker) (Console, error)
 	// Secret opens a worker's secret.
@@ -107,6 +110,7 @@ type Controller struct {
 	resign  chan struct{}
 	starts  starts
 	sizes   map[string]sized // by selector
+	retag   []*entry         // whose policy tags may have to be written
 	// tagAfter is when tags are tried again after a fault; housekeep's own.
 	tagAfter time.Time
 }
@@ -170,13 +174,18 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // followWorkers keeps the entries at what the store has.
 func (c *Controller) followWorkers(ctx context.Context) error {
+	var seen map[string]bool
 	return store.Follow(ctx, c.fleet.Store(), fleet.WorkerKeys(), store.Follower{
-		Reset: func(p store.Page) error {
-			seen := make(map[string]bool, len(p.Values))
-			for _, v := range p.Values {
+		Listed: func(first bool, values []store.Value) {
+			if first {
+				seen = map[string]bool{}
+			}
+			for _, v := range values {
 				seen[fleet.WorkerID(v.Key)] = true
 				c.read(v)
 			}
+		},
+		Reset: func(store.Page) error {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			for id, e := range c.entries {
@@ -184,6 +193,7 @@ func (c *Controller) followWorkers(ctx context.Context) error {
 					c.drop(e)
 				}
 			}
+			seen = nil
 			if !c.loaded {
 				c.loaded = true
 				close(c.ready)
@@ -243,7 +253,8 @@ func (c *Controller) learn(w fleet.Worker, after time.Duration) {
 		e.cancel() // what is being done was decided for another wish
 	}
 	e.w = w
-	e.settled, e.tagged = false, false
+	e.settled = false
+	c.untag(e)
 	c.region(&w)
 	c.kick(e, time.Now().Add(after))
 }

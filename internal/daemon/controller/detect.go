@@ -266,12 +266,9 @@ func (j *job) update(ctx context.Context) error {
 	if t.CheckedAt.IsZero() {
 		return nil
 	}
-	if p, a := j.w.LastPausedAt, j.w.LastActivityAt; p != nil && !t.Newest.After(*p) && a != nil && t.Newest.Sub(*a) > fleet.Jitter {
-		j.c.count.lateActivity.Add(1)
-		j.c.log.Warn("activity before a pause was reported only after it", "worker", j.w.ID, "activity", t.Newest, "paused", *p, "delay", time.Since(*p))
-	}
+	late := j.late(t)
 	j.wouldBeFalse(t.Newest)
-	u := fleet.ActivityUpdate{LastActivityAt: t.Newest, Recent: t.Recent, CheckedAt: t.CheckedAt}
+	u := fleet.ActivityUpdate{LastActivityAt: t.Newest, Recent: t.Recent, CheckedAt: t.CheckedAt, Late: late}
 	if t.Unknown != "" {
 		u.Recent = nil // what is known is true, but not all of it
 	}
@@ -282,8 +279,30 @@ func (j *job) update(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if late > 0 {
+		j.c.count.lateActivity.Add(1)
+		j.c.measure.lateness.Observe(late.Seconds())
+		j.c.log.Warn("activity that would have prevented a pause was reported only after it", "worker", j.w.ID, "activity", t.Newest, "paused", *j.w.LastPausedAt, "delay", late)
+	}
 	j.took(w)
 	return nil
+}
+
+// late is how long after it happened the newest activity was reported, if the
+// last pause rested on readings, was carried out, and would not have been with
+// that activity known; else 0.
+func (j *job) late(t Telemetry) time.Duration {
+	w := &j.w
+	paused, resumed := w.LastPausedAt, w.LastResumedAt
+	switch {
+	case t.Newest.IsZero() || paused == nil || resumed == nil || !resumed.After(*paused) || !w.PauseReason.ByIdleness():
+		return 0
+	case !t.Newest.Before(*resumed) || paused.Sub(t.Newest) >= time.Duration(j.rules().Timeout):
+		return 0
+	case w.LastActivityAt != nil && t.Newest.Sub(*w.LastActivityAt) <= fleet.Jitter:
+		return 0 // known already
+	}
+	return max(t.CheckedAt.Sub(t.Newest), time.Nanosecond)
 }
 
 // activityInto is update inside another change.

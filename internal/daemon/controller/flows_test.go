@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	dto "github.com/prometheus/client_model/go"
 
 	"lull/internal/fleet"
 	"lull/internal/idle"
@@ -188,6 +191,97 @@ func TestLateAction(t *testing.T) {
 		w := r.await(id, power.WorkerRunning, 10*time.Minute)
 		if s := r.c.Stats(); s.LateActions != 1 || w.ExternalPauseCount != 0 || w.AutoResumeCount != 1 {
 			t.Errorf("late actions %d, external pauses %d, automatic resumes %d", s.LateActions, w.ExternalPauseCount, w.AutoResumeCount)
+		}
+	})
+}
+
+// Activity that CML reports only after the pause that it would have prevented is
+// counted once, with its delay, in the metrics and in the audit log. What came
+// before a person's pause is not late, nor is what would not have prevented one.
+func TestLateActivity(t *testing.T) {
+	for name, c := range map[string]struct {
+		manual bool
+		before time.Duration // the pause
+		late   bool
+	}{"prevents it": {before: 10 * time.Minute, late: true}, "is too old": {before: 70 * time.Minute}, "a person's pause": {manual: true, before: 10 * time.Minute}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, options{})
+				defer func() { r.stop() }()
+				id := r.create().ID
+				r.await(id, power.WorkerRunning, 5*time.Minute)
+				if c.manual {
+					time.Sleep(40 * time.Minute)
+					if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w := r.await(id, power.WorkerStopped, 5*time.Hour)
+				at := w.LastPausedAt.Add(-c.before)
+				m := r.machine(id)
+				r.world.mu.Lock()
+				m.events = append(m.events, cmlEvent{at: at, arrives: time.Now()})
+				r.world.mu.Unlock()
+				if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+					t.Fatal(err)
+				}
+				r.await(id, power.WorkerRunning, 5*time.Minute)
+				time.Sleep(30 * time.Minute)
+				want, samples := 0, uint64(0)
+				if c.late {
+					want, samples = 1, 1
+				}
+				if s := r.c.Stats(); s.LateActivity != int64(want) {
+					t.Errorf("%d counted, want %d", s.LateActivity, want)
+				}
+				var h dto.Metric
+				if err := r.c.measure.lateness.Write(&h); err != nil || h.Histogram.GetSampleCount() != samples {
+					t.Errorf("%d delays measured, want %d: %v", h.Histogram.GetSampleCount(), samples, err)
+				}
+				if sum := h.Histogram.GetSampleSum(); c.late && (sum < c.before.Seconds() || sum > (c.before+time.Hour).Seconds()) {
+					t.Errorf("measured a delay of %.0f s", sum)
+				}
+				page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "late_activity"})
+				if err != nil || len(page.Entries) != want {
+					t.Fatalf("%d in the audit log, want %d: %v", len(page.Entries), want, err)
+				}
+				if c.late && (page.Entries[0].Events[0] != fleet.EventLateActivity || !strings.Contains(page.Entries[0].Detail, at.UTC().Format(time.RFC3339))) {
+					t.Errorf("the audit log says %+v", page.Entries[0])
+				}
+			})
+		})
+	}
+}
+
+// pause_action auto stops a worker until its history shows that its pauses are
+// short, and then hibernates it; the audit log says why.
+func TestAutoPauseAction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		auto := fleet.ActionAuto
+		if _, err := r.fleet.UpdateWorker(t.Context(), person, id, 0, fleet.Profile{PauseAction: &auto}); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		for range 4 {
+			if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+				t.Fatal(err)
+			}
+			r.await(id, power.WorkerStopped, 10*time.Minute)
+			time.Sleep(10 * time.Hour)
+			if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+				t.Fatal(err)
+			}
+			r.await(id, power.WorkerRunning, 10*time.Minute)
+		}
+		if got := fmt.Sprint(r.world.hibernate); got != "[false false false true]" {
+			t.Errorf("hibernated %s", got)
+		}
+		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_action_chosen"})
+		if err != nil || len(page.Entries) != 4 || page.Entries[0].Reason != fleet.ActionStop || page.Entries[3].Reason != fleet.ActionHibernate || !strings.Contains(page.Entries[3].Detail, "median") {
+			t.Errorf("the audit log has %+v: %v", page.Entries, err)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -32,7 +31,7 @@ func (c *Controller) housekeep(ctx context.Context) error {
 			retag = now // an override may have begun or ended
 			c.mu.Lock()
 			for _, e := range c.entries {
-				e.tagged = false
+				c.untag(e)
 			}
 			c.mu.Unlock()
 		}
@@ -82,7 +81,9 @@ func (c *Controller) readLoad(ctx context.Context) {
 		c.mu.Lock()
 		for id, l := range loads {
 			if e := byID[id]; e != nil {
-				e.live.load = l
+				known := e.known()
+				known.load = l
+				e.learnt(known)
 			}
 		}
 		c.mu.Unlock()
@@ -131,9 +132,11 @@ func (c *Controller) discover(ctx context.Context, sh *shard) {
 	for _, d := range known {
 		old[d.Region+"/"+d.EC2InstanceID] = d
 	}
-	keys := map[regionKey]string{}
+	keys, unread := map[regionKey]string{}, map[regionKey]bool{}
 	for name, r := range s.AWSRegionConfigs {
-		keys[regionKey{"", name}] = r.AMINamePattern
+		for _, account := range append([]string{""}, c.cfg.Accounts...) {
+			keys[regionKey{account, name}] = r.AMINamePattern
+		}
 	}
 	c.mu.Lock()
 	for k := range c.regions {
@@ -145,6 +148,8 @@ func (c *Controller) discover(ctx context.Context, sh *shard) {
 	for k, pattern := range keys {
 		cloud, err := c.cfg.Clouds(k.account, k.name)
 		if err != nil {
+			c.log.Warn("cannot scan a region", "region", k.name, "account", k.account, "err", err)
+			unread[k] = true
 			continue
 		}
 		searches := []Search{{Tags: map[string]string{s.TagPrefix + "managed-by": c.fleet.ID()}}}
@@ -155,7 +160,8 @@ func (c *Controller) discover(ctx context.Context, sh *shard) {
 			c.count.calls.add("find")
 			found, err := cloud.Look.Find(ctx, q)
 			if err != nil {
-				c.log.Warn("cannot scan a region", "region", k.name, "err", err)
+				c.log.Warn("cannot scan a region", "region", k.name, "account", k.account, "err", err)
+				unread[k] = true
 				break
 			}
 			for _, in := range found {
@@ -164,6 +170,9 @@ func (c *Controller) discover(ctx context.Context, sh *shard) {
 		}
 	}
 	for _, d := range old {
+		if unread[regionKey{d.Account, d.Region}] {
+			continue // nobody knows whether it is still there
+		}
 		// Gone, imported, or not seen any more.
 		if err := sh.fleet.PutDiscovered(ctx, d, true); err != nil {
 			return
@@ -191,7 +200,7 @@ func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in 
 	first, seen := old[key]
 	delete(old, key)
 	if !seen {
-		d := fleet.Discovered{Region: k.name, EC2InstanceID: in.ID, Name: in.Name, State: in.State, Tags: in.Tags, FirstSeenAt: time.Now().UTC().Round(0), Orphan: ours}
+		d := fleet.Discovered{Region: k.name, Account: k.account, EC2InstanceID: in.ID, Name: in.Name, State: in.State, Tags: in.Tags, FirstSeenAt: time.Now().UTC().Round(0), Orphan: ours}
 		if err := sh.fleet.PutDiscovered(ctx, d, false); err != nil {
 			c.log.Warn("cannot record a discovered instance", "instance", in.ID, "err", err)
 		}
@@ -209,7 +218,7 @@ func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in 
 	if len(name) > 128 {
 		name = name[:128]
 	}
-	if _, err := sh.fleet.ImportWorker(ctx, fleet.ByController, fleet.ImportedWorker{Name: name, AWSRegion: k.name, EC2InstanceID: in.ID}); err != nil {
+	if _, err := sh.fleet.ImportWorker(ctx, fleet.ByController, fleet.ImportedWorker{Name: name, AWSRegion: k.name, Account: k.account, EC2InstanceID: in.ID}); err != nil {
 		c.log.Warn("cannot import a discovered instance", "instance", in.ID, "err", err)
 		return
 	}
@@ -258,7 +267,7 @@ func (c *Controller) Live(worker string) (Live, bool) {
 		c.mu.Unlock()
 		return Live{}, false
 	}
-	w, v, l, inst, seen := e.w, e.live, Live{Owned: c.shards[e.shard] != nil, Failures: e.failures, Agent: e.agent.view(time.Now())}, e.inst, e.agent
+	w, v, l, inst, seen := e.w, e.known(), Live{Owned: c.shards[e.shard] != nil, Failures: e.failures, Agent: e.agent.view(time.Now())}, e.inst, e.agent
 	l.EC2 = fleet.EC2State{State: e.seen, Tags: w.Tags}
 	if at := e.seenAt; !at.IsZero() {
 		l.EC2.ObservedAt = &at
@@ -312,11 +321,16 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	return l, true
 }
 
-// Verdicts are the idle status of every worker that this server owns, without
-// the readings behind it.
+// Verdicts are the idle status of every worker that this server owns and that
+// runs, without the readings behind it.
 func (c *Controller) Verdicts() map[string]fleet.IdleStatus {
 	c.mu.Lock()
-	ids := slices.Collect(maps.Keys(c.entries))
+	var ids []string
+	for id, e := range c.entries {
+		if e.w.Status == power.WorkerRunning && c.shards[e.shard] != nil {
+			ids = append(ids, id)
+		}
+	}
 	c.mu.Unlock()
 	out := make(map[string]fleet.IdleStatus, len(ids))
 	for _, id := range ids {

@@ -19,6 +19,9 @@ type measures struct {
 	// falsePause counts would-be pauses in shadow that somebody's work
 	// followed within falseWithin.
 	falsePause prometheus.Counter
+	// lateness is how long after it happened activity was reported that would
+	// have prevented a pause.
+	lateness prometheus.Histogram
 }
 
 // Stages of a resume, as the histogram names them.
@@ -47,6 +50,9 @@ func newMeasures() measures {
 			Help: "Hours that workers ran although they were idle, by what kept them up: the code of a block."}, []string{"cause"}),
 		falsePause: prometheus.NewCounter(prometheus.CounterOpts{Name: "lull_would_be_false_pause_total",
 			Help: "Pauses that shadow mode kept from happening and that work followed within 30 minutes."}),
+		lateness: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "lull_late_activity_delay_seconds",
+			Help:    "Seconds from activity until it was reported, where it would have prevented a pause that had been carried out by then.",
+			Buckets: []float64{60, 300, 900, 1800, 3600, 2 * 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600}}),
 	}
 	for _, s := range []string{stageRunning, stageReady} {
 		m.resume.WithLabelValues(s)
@@ -55,7 +61,7 @@ func newMeasures() measures {
 }
 
 func (m measures) all() []prometheus.Collector {
-	return []prometheus.Collector{m.resume, m.notAvoided, m.falsePause}
+	return []prometheus.Collector{m.resume, m.notAvoided, m.falsePause, m.lateness}
 }
 
 // resumed measures a resume that has just been confirmed. CML's part is

@@ -206,10 +206,13 @@ func (c *Controller) changed(r *region, states map[string]string, began time.Tim
 func (c *Controller) described(r *region, found map[string]Instance, missing map[string]bool, at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if len(found) == 0 {
+		return
+	}
 	for _, e := range r.entries {
 		if in, ok := found[e.w.EC2InstanceID]; ok {
 			if e.inst == nil || !maps.Equal(e.inst.Tags, in.Tags) {
-				e.tagged = false
+				c.untag(e)
 			}
 			e.inst, e.instAt, e.missing = &in, at, false
 		}

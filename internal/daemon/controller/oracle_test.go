@@ -120,8 +120,8 @@ func (d *day) state(id string) string {
 			continue
 		}
 		out := fmt.Sprintf("running=%t queued=%t again=%t heap=%d due in %s, settled=%t seen=%s at -%s, failures=%d, next check in %s, fetched -%s, rev %d", e.running, e.queued, e.again, e.heap,
-			time.Until(e.due), e.settled, e.seen, time.Since(e.seenAt), e.failures, time.Until(e.live.nextCheck), time.Since(e.live.fetchedAt), e.w.Revision())
-		if v := e.live.verdict; v != nil {
+			time.Until(e.due), e.settled, e.seen, time.Since(e.seenAt), e.failures, time.Until(e.known().nextCheck), time.Since(e.known().fetchedAt), e.w.Revision())
+		if v := e.known().verdict; v != nil {
 			out += fmt.Sprintf(", verdict %+v", v.Blocks)
 		}
 		s.c.mu.Unlock()

@@ -105,6 +105,15 @@ func (c *Controller) writePolicyTags(ctx context.Context) {
 	}
 }
 
+// untag has the tags of a worker looked at again. The lock is held.
+func (c *Controller) untag(e *entry) {
+	e.tagged = false
+	if !e.tagging {
+		e.tagging = true
+		c.retag = append(c.retag, e)
+	}
+}
+
 // untagged lists the workers whose tags differ from what they should be.
 func (c *Controller) untagged() []*tagging {
 	type candidate struct {
@@ -115,18 +124,19 @@ func (c *Controller) untagged() []*tagging {
 	prefix := c.fleet.Settings().TagPrefix
 	var look []candidate
 	c.mu.Lock()
-	for _, e := range c.entries {
-		if len(look) == tagTick {
-			break
-		}
+	n := 0
+	for ; n < len(c.retag) && len(look) < tagTick; n++ {
+		e := c.retag[n]
+		e.tagging = false
 		sh := c.shards[e.shard]
 		resting := e.w.Status == power.WorkerRunning || e.w.Status == power.WorkerStopped
-		if e.tagged || sh == nil || !resting || !e.w.Armed || e.inst == nil || e.inst.Tags[prefix+"managed-by"] != c.fleet.ID() {
-			continue
+		if c.entries[e.id] != e || e.tagged || sh == nil || !resting || !e.w.Armed || e.inst == nil || e.inst.Tags[prefix+"managed-by"] != c.fleet.ID() {
+			continue // what changes that brings it back
 		}
 		e.tagged = true // until something changes
 		look = append(look, candidate{e.w, sh, e.inst.Tags})
 	}
+	c.retag = slices.Clone(c.retag[n:])
 	c.mu.Unlock()
 	now := time.Now()
 	var out []*tagging
@@ -177,7 +187,7 @@ func (c *Controller) tagPart(ctx context.Context, cloud Cloud, part []*tagging) 
 		defer c.mu.Unlock()
 		for _, t := range part {
 			if e := c.entries[t.w.ID]; e != nil {
-				e.tagged = false
+				c.untag(e)
 			}
 		}
 		return err

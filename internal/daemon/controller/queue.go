@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"encoding/json"
+	"reflect"
 	"runtime/pprof"
 	"time"
 
@@ -38,9 +39,31 @@ type entry struct {
 	cancel   context.CancelFunc
 	failures int
 
-	tagged bool // its policy tags are as its policy says
-	live   live
+	tagged  bool  // its policy tags are as its policy says
+	tagging bool  // it is in the controller's list of those to be looked at for that
+	live    *live // nil while nothing is known; of the entry alone
 	agent  *agentSeen // what the worker's agent reported last; replaced, never changed
+}
+
+// known is what is known of the worker beyond its record.
+func (e *entry) known() live {
+	if e.live == nil {
+		return live{}
+	}
+	return *e.live
+}
+
+// learnt puts back what became known. Most workers of a fleet are stopped, and
+// of those nothing is known.
+func (e *entry) learnt(l live) {
+	if reflect.ValueOf(l).IsZero() {
+		e.live = nil
+		return
+	}
+	if e.live == nil {
+		e.live = new(live)
+	}
+	*e.live = l
 }
 
 // live is what is known about a worker beyond its record. It is lost with

@@ -50,7 +50,7 @@ func (c *Controller) reconcile(ctx context.Context, e *entry, sh *shard) outcome
 	c.mu.Lock()
 	now := time.Now()
 	j := &job{c: c, e: e, sh: sh, f: sh.fleet, w: e.w, s: c.fleet.Settings(), now: now, seen: e.seen, gone: e.missing,
-		inst: e.inst, live: e.live, ask: c.waiting[e.id]}
+		inst: e.inst, live: e.known(), ask: c.waiting[e.id]}
 	delete(c.waiting, e.id)
 	// An observation that began before the worker came into its status, or
 	// to this server, says nothing about what was done since.
@@ -73,8 +73,8 @@ func (c *Controller) keep(j *job, out outcome) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := j.e
-	j.live.load = e.live.load // read for the region meanwhile
-	e.live = j.live
+	j.live.load = e.known().load // read for the region meanwhile
+	e.learnt(j.live)
 	e.settled, e.settledSeen = out.Result == Success && j.rests() && e.w.Revision() == j.w.Revision(), j.seen
 	if out.Result == Skip {
 		e.settled = true

@@ -115,14 +115,15 @@ func (j *job) collect(ctx context.Context) {
 	every := j.s.WorkerMetricsInterval
 	if j.live.nextLoad.IsZero() {
 		// The first collection is at a point of the interval that is the
-		// worker's own, so that a fleet does not ask in step.
-		j.live.nextLoad = j.now.Add(spread(j.w.ID+"m", every))
+		// worker's own, so that a fleet does not ask in step, and that of its
+		// idle checks, so that both take one connection.
+		j.live.nextLoad = j.now.Add(spread(j.w.ID, every))
 		return
 	}
 	j.live.nextLoad = j.now.Add(every)
 	j.live.metricsAt = j.now
 	j.c.mu.Lock()
-	j.live.load = j.e.live.load // CloudWatch is read for the region at once
+	j.live.load = j.e.known().load // CloudWatch is read for the region at once
 	j.c.mu.Unlock()
 	console, err := j.c.cfg.Consoles(j.w)
 	if err == nil {

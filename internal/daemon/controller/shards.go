@@ -290,6 +290,7 @@ func (c *Controller) claim(ctx context.Context, lease store.Lease, n int) {
 	for _, e := range c.entries {
 		if e.shard == n {
 			e.settled = false
+			c.untag(e)
 			c.kick(e, sh.since.Add(time.Millisecond))
 		}
 	}

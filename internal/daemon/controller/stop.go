@@ -138,7 +138,22 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 			return j.callOff(ctx, &look, "the final look found it in use or could not tell")
 		}
 	}
-	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error { now := tx.Now; w.Intent.SentAt = &now; return nil })
+	hibernate, why := j.hibernates(ctx)
+	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		now := tx.Now
+		w.Intent.SentAt, w.Intent.Hibernate = &now, hibernate
+		if why != "" {
+			action := fleet.ActionStop
+			if hibernate {
+				action = fleet.ActionHibernate
+			}
+			tx.Note(fleet.Entry{Action: "pause_action_chosen", Reason: action, Detail: why})
+		}
+		if in.ByReadings() {
+			j.activityInto(w) // what the final look saw was known in time
+		}
+		return nil
+	})
 	if err != nil {
 		return j.failedWrite(err)
 	}
@@ -150,6 +165,23 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return outcome{Result: Retry}
 	}
 	return j.sendStop(ctx)
+}
+
+// hibernates tells whether the worker's stop is to be a hibernation, and why if
+// its history decides that.
+func (j *job) hibernates(ctx context.Context) (bool, string) {
+	switch j.rules().PauseAction {
+	case fleet.ActionHibernate:
+		return true, ""
+	case fleet.ActionAuto:
+	default:
+		return false, ""
+	}
+	pauses, err := j.f.PastPauses(ctx, j.w.ID)
+	if err != nil {
+		return false, "its history cannot be read: " + err.Error()
+	}
+	return fleet.HibernatePays(pauses)
 }
 
 // shows tells whether what a call came to that was sent at a time can be seen
@@ -170,9 +202,8 @@ func (j *job) sendStop(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	defer cancel()
-	action := j.rules().PauseAction
 	j.c.count.calls.add("stop")
-	done, err := cloud.Move.Stop(call, j.w.EC2InstanceID, action == fleet.ActionHibernate || action == fleet.ActionAuto)
+	done, err := cloud.Move.Stop(call, j.w.EC2InstanceID, j.w.Intent.Hibernate)
 	switch k := KindOf(err); {
 	case err == nil && done.Fallback != "" && done.Fallback != j.w.HibernateNote:
 		if err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {

@@ -240,9 +240,10 @@ func (c *Controller) rulesChanged() {
 		if c.shards[e.shard] == nil {
 			continue
 		}
-		e.settled, e.tagged = false, false
+		e.settled = false
+		c.untag(e)
 		at := now.Add(debounce + spread(e.id, within))
-		if e.live.nextCheck.After(at) {
+		if e.live != nil && e.live.nextCheck.After(at) {
 			e.live.nextCheck = at
 		}
 		c.kick(e, at)

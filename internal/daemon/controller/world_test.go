@@ -18,12 +18,13 @@ import (
 // knows nothing of the controller and asks what happened, never what was
 // called.
 type world struct {
-	mu    sync.Mutex
-	rng   *rand.Rand
-	insts map[string]*machine
-	token map[string]string // client token to instance
-	next  int
-	calls map[string]int
+	hibernate []bool // of each stop
+	mu        sync.Mutex
+	rng       *rand.Rand
+	insts     map[string]*machine
+	token     map[string]string // client token to instance
+	next      int
+	calls     map[string]int
 	// fault is asked before each call; an error with applied true is a lost
 	// answer.
 	fault   func(call string) (delay time.Duration, err error, applied bool)
@@ -224,6 +225,7 @@ func (w *world) Stop(ctx context.Context, id string, hibernate bool) (Stopped, e
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.hibernate = append(w.hibernate, hibernate)
 	return Stopped{Hibernating: hibernate}, errors.Join(w.stop(id, CauseUser), err)
 }
 

@@ -50,6 +50,8 @@ func sentence(e event, zone *time.Location) string {
 		s = fmt.Sprintf("A signal of %s is not known, so it is not paused", who)
 	case fleet.EventLateAction:
 		s = fmt.Sprintf("A call for %s took effect after it was given up, and is repaired", who)
+	case fleet.EventLateActivity:
+		s = fmt.Sprintf("%s was paused although somebody had used it, which was reported only later", who)
 	case fleet.EventStatus:
 		s = fmt.Sprintf("%s is %s", who, x.To)
 	default:

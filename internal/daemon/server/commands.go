@@ -2,10 +2,12 @@ package server
 
 import (
 	"context"
+	"math"
 	"net/http"
 	"time"
 
 	"lull/internal/daemon/server/access"
+	"lull/internal/daemon/server/roster"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
 )
@@ -184,21 +186,14 @@ func (s *Server) armSelected(ctx context.Context, sel control.Selector) (control
 	if len(sel.WorkerIDs) > 0 {
 		return out, nil
 	}
-	for after := ""; ; {
-		page, err := s.fleet.Workers(ctx, fleet.WorkerFilter{Region: sel.Region, Tags: sel.Tags}, after, 500)
-		if err != nil {
+	page, err := s.roster.Select(ctx, roster.Query{WorkerFilter: fleet.WorkerFilter{Region: sel.Region, Tags: sel.Tags}, Unarmed: true, Limit: math.MaxInt})
+	if err != nil {
+		return out, err
+	}
+	for _, id := range page.IDs {
+		if err := arm(id); err != nil {
 			return out, err
 		}
-		for _, w := range page.Workers {
-			if w.Armed {
-				continue
-			}
-			if err := arm(w.ID); err != nil {
-				return out, err
-			}
-		}
-		if after = page.Next; after == "" {
-			return out, nil
-		}
 	}
+	return out, nil
 }

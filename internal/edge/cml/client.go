@@ -110,7 +110,7 @@ func newHTTP(config *tls.Config, dial func(context.Context, string, string) (net
 		Transport: &http.Transport{
 			DialContext: dial, TLSClientConfig: config, TLSHandshakeTimeout: dialTimeout,
 			ResponseHeaderTimeout: headerTimeout, MaxResponseHeaderBytes: 64 << 10,
-			MaxIdleConnsPerHost: 1, IdleConnTimeout: 30 * time.Second,
+			MaxIdleConnsPerHost: 1, IdleConnTimeout: 10 * time.Second,
 			ForceAttemptHTTP2: true,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -21,12 +21,16 @@ const pageSize = 1000
 func (c *Client) States(ctx context.Context) (map[string]State, error) {
 	const op = "DescribeInstanceStatus"
 	states := map[string]State{}
+	var reader statusReader
 	err := pages(func(token *string) (*string, error) {
 		out, err := c.api.DescribeInstanceStatus(ctx, &ec2.DescribeInstanceStatusInput{
 			IncludeAllInstances: aws.Bool(true), MaxResults: aws.Int32(pageSize), NextToken: token,
-		})
+		}, ec2.WithAPIOptions(reader.option))
 		if err != nil {
 			return nil, err
+		}
+		for _, s := range reader.states {
+			states[s.id] = State(s.state)
 		}
 		for _, s := range out.InstanceStatuses {
 			if s.InstanceState == nil || aws.ToString(s.InstanceId) == "" {

@@ -41,7 +41,10 @@ type EmbeddedConfig struct {
 const (
 	defaultQuota = 4 << 30
 	defaultKeep  = 100_000
-	memberName   = "lull"
+	// catchUp is how many applied entries of its log etcd keeps in memory for
+	// members that are behind. There are none.
+	catchUp    = 100
+	memberName = "lull"
 	// memberURL names the only member. Nothing listens there and nothing
 	// ever connects to it: a cluster of one has no peers.
 	memberURL = "http://127.0.0.1:1"
@@ -137,6 +140,7 @@ func embedConfig(cfg EmbeddedConfig) *embed.Config {
 	c.InitialCluster = memberName + "=" + memberURL
 	c.EnableGRPCGateway = false
 	c.QuotaBackendBytes = cfg.QuotaBytes
+	c.SnapshotCatchUpEntries = catchUp
 	c.MaxTxnOps = store.MaxOps
 	c.UnsafeNoFsync = cfg.NoSync
 	c.WatchProgressNotifyInterval = time.Minute

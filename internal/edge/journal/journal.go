@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/pprof"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -136,7 +137,7 @@ func (j *Journal) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		j.drain()
+		pprof.Do(ctx, pprof.Labels("part", "evidence"), func(context.Context) { j.drain() })
 		now := time.Now()
 		if now.Sub(swept) >= time.Minute {
 			swept = now

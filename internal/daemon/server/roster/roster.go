@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -33,6 +34,7 @@ type Query struct {
 	// Statuses are those selected; none selects all but TERMINATED, which
 	// WithTerminated adds.
 	Statuses []power.Worker
+	Unarmed  bool   // only those in shadow until a person arms them
 	ByName   bool   // the order is by name and then id, else by id
 	After    string // cursor of the page before
 	Limit    int    // from 1
@@ -101,18 +103,24 @@ func (r *Roster) Ready() <-chan struct{} { return r.ready }
 
 // Run follows the store until ctx ends, whose error it returns.
 func (r *Roster) Run(ctx context.Context) error {
-	return store.Follow(ctx, r.store, fleet.WorkerKeys(), store.Follower{
+	lines := map[string]*Line{}
+	follower := store.Follower{
 		// Every key: so the revision it has come to is the store's own.
 		Watch: store.Prefix(""),
+		Listed: func(first bool, values []store.Value) {
+			if first {
+				clear(lines)
+			}
+			for _, v := range values {
+				if l := r.line(v); l != nil {
+					lines[l.Worker.ID] = l
+				}
+			}
+		},
 		Reset: func(p store.Page) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			clear(r.lines)
-			for _, v := range p.Values {
-				if l := r.line(v); l != nil {
-					r.lines[l.Worker.ID] = l
-				}
-			}
+			r.lines, lines = lines, map[string]*Line{}
 			r.ids = r.ids[:0]
 			for _, l := range r.lines {
 				r.ids = append(r.ids, l)
@@ -138,7 +146,10 @@ func (r *Roster) Run(ctx context.Context) error {
 			r.reached(b.Revision)
 			return nil
 		},
-	})
+	}
+	var err error
+	pprof.Do(ctx, pprof.Labels("part", "list"), func(ctx context.Context) { err = store.Follow(ctx, r.store, fleet.WorkerKeys(), follower) })
+	return err
 }
 
 // line reads a record; nil for one that cannot be read, which no listing
@@ -154,17 +165,35 @@ func (r *Roster) line(v store.Value) *Line {
 
 // change takes one event. The lock is held.
 func (r *Roster) change(e store.Event) {
-	if old := r.lines[fleet.WorkerID(e.Value.Key)]; old != nil {
-		delete(r.lines, old.Worker.ID)
-		r.ids, r.names = without(r.ids, old, byID), without(r.names, old, byName)
+	old := r.lines[fleet.WorkerID(e.Value.Key)]
+	var l *Line
+	if !e.Deleted {
+		l = r.line(e.Value)
 	}
-	if e.Deleted {
-		return
-	}
-	if l := r.line(e.Value); l != nil {
+	if l != nil {
 		r.lines[l.Worker.ID] = l
-		r.ids, r.names = with(r.ids, l, byID), with(r.names, l, byName)
+	} else if old != nil {
+		delete(r.lines, old.Worker.ID)
 	}
+	r.ids, r.names = moved(r.ids, old, l, byID), moved(r.names, old, l, byName)
+}
+
+// moved puts l where old was, in order; either may be nil. Nearly every change
+// of a worker leaves its place, and then the rest of the fleet is not touched.
+func moved(s []*Line, old, l *Line, order func(a, b *Line) int) []*Line {
+	if old != nil && l != nil && order(old, l) == 0 {
+		if i, found := slices.BinarySearchFunc(s, old, order); found {
+			s[i] = l
+			return s
+		}
+	}
+	if old != nil {
+		s = without(s, old, order)
+	}
+	if l != nil {
+		s = with(s, l, order)
+	}
+	return s
 }
 
 func with(s []*Line, l *Line, order func(a, b *Line) int) []*Line {
@@ -302,6 +331,6 @@ func (q *Query) selects(l *Line) bool {
 		}
 		f.WithTerminated = true
 	}
-	return f.Matches(&l.Worker) && (q.Name == "" || l.Worker.Name == q.Name) &&
+	return f.Matches(&l.Worker) && (!q.Unarmed || !l.Worker.Armed) && (q.Name == "" || l.Worker.Name == q.Name) &&
 		(q.Text == "" || l.Has(q.Text))
 }

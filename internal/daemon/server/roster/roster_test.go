@@ -106,6 +106,7 @@ func draw(rng *rand.Rand) roster.Query {
 	if rng.IntN(4) == 0 {
 		q.Statuses = []power.Worker{power.WorkerTerminated, power.WorkerUnknown}[:1+rng.IntN(2)]
 	}
+	q.Unarmed = rng.IntN(4) == 0
 	return q
 }
 
@@ -140,7 +141,7 @@ func naive(t *testing.T, f *fleet.Fleet, q roster.Query) []string {
 		gone := w.Status == power.WorkerTerminated
 		hay := strings.ToLower(strings.Join([]string{w.Name, w.ID, w.EC2InstanceID, w.Owner, "team=" + tag}, " "))
 		return q.Region != "" && w.AWSRegion != q.Region || q.Owner != "" && w.Owner != q.Owner || q.Name != "" && w.Name != q.Name ||
-			asked && (!tagged || want != "" && tag != want) ||
+			q.Unarmed && w.Armed || asked && (!tagged || want != "" && tag != want) ||
 			len(q.Statuses) > 0 && !slices.Contains(q.Statuses, w.Status) || len(q.Statuses) == 0 && gone && !q.WithTerminated ||
 			!strings.Contains(hay, strings.ToLower(q.Text))
 	})

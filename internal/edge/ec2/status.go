@@ -1,0 +1,144 @@
+package ec2
+
+import (
+	"bytes"
+	"context"
+	"io"
+
+	"github.com/aws/smithy-go/middleware"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
+)
+
+// statusReader takes the states out of answers to DescribeInstanceStatus
+// before the SDK decodes them: of some fifty elements for each instance two are
+// wanted, and decoding all is most of what observing a large region costs.
+// What is left for the SDK is the answer without its list. An answer that is
+// not written as plainly as EC2 does goes to the SDK whole.
+type statusReader struct {
+	buf    bytes.Buffer
+	states []idState // of the last answer; nil if the SDK got it whole
+}
+
+type idState struct{ id, state string }
+
+// option puts the reader into the stack of one call.
+func (r *statusReader) option(stack *middleware.Stack) error {
+	return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("ReadStates", func(
+		ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler,
+	) (middleware.DeserializeOutput, middleware.Metadata, error) {
+		r.states = nil
+		out, metadata, err := next.HandleDeserialize(ctx, in)
+		response, ok := out.RawResponse.(*smithyhttp.Response)
+		if err != nil || !ok || response.StatusCode != 200 {
+			return out, metadata, err
+		}
+		r.buf.Reset()
+		if _, err := r.buf.ReadFrom(response.Body); err != nil {
+			return out, metadata, err
+		}
+		body := r.buf.Bytes()
+		if states, rest, ok := readStates(body); ok {
+			r.states, body = states, rest
+		}
+		response.Body = readCloser{bytes.NewReader(body), response.Body}
+		return out, metadata, nil
+	}), middleware.After)
+}
+
+// readCloser reads from one place and closes another.
+type readCloser struct {
+	io.Reader
+	io.Closer
+}
+
+const (
+	statusOpen  = "<instanceStatusSet>"
+	statusClose = "</instanceStatusSet>"
+)
+
+// readStates reads the list of an answer, and gives the answer without it. It
+// is false for whatever is not plain: attributes, comments, references in what
+// is wanted, elements that do not match, an instance without id or state.
+func readStates(body []byte) (states []idState, rest []byte, ok bool) {
+	start, end := bytes.Index(body, []byte(statusOpen)), bytes.LastIndex(body, []byte(statusClose))
+	if start < 0 || end < start {
+		return nil, nil, false
+	}
+	head, list, tail := body[:start+len(statusOpen)], body[start+len(statusOpen):end], body[end:]
+	if bytes.Contains(head, []byte("<!")) || bytes.Contains(tail, []byte("<!")) {
+		return nil, nil, false
+	}
+	states = make([]idState, 0, pageSize)
+	if states, ok = scanItems(list, states); !ok {
+		return nil, nil, false
+	}
+	return states, append(append(make([]byte, 0, len(head)+len(tail)), head...), tail...), true
+}
+
+// scanItems adds every item of a list to states.
+func scanItems(list []byte, states []idState) ([]idState, bool) {
+	var open [16][]byte // the names of the elements that are open
+	var now idState
+	depth, leaf := 0, false
+	for {
+		at := bytes.IndexByte(list, '<')
+		if at < 0 {
+			return states, depth == 0 && len(bytes.TrimSpace(list)) == 0
+		}
+		text := list[:at]
+		name, closes, rest, ok := tag(list[at:])
+		if !ok || depth == 0 && len(bytes.TrimSpace(text)) > 0 {
+			return nil, false
+		}
+		list = rest
+		if !closes {
+			if depth == len(open) || depth == 0 && string(name) != "item" {
+				return nil, false
+			}
+			open[depth], leaf = name, true
+			depth++
+			continue
+		}
+		if depth == 0 || !bytes.Equal(open[depth-1], name) {
+			return nil, false
+		}
+		var into *string
+		switch {
+		case depth == 2 && string(name) == "instanceId":
+			into = &now.id
+		case depth == 3 && string(name) == "name" && string(open[1]) == "instanceState":
+			into = &now.state
+		}
+		if into != nil {
+			if !leaf || bytes.ContainsAny(text, "&\r") {
+				return nil, false
+			}
+			*into = string(text)
+		}
+		leaf = false
+		if depth--; depth == 0 {
+			if now.id == "" || now.state == "" {
+				return nil, false
+			}
+			states, now = append(states, now), idState{}
+		}
+	}
+}
+
+// tag reads a start or an end tag that is nothing but a name.
+func tag(b []byte) (name []byte, closes bool, rest []byte, ok bool) {
+	b = b[1:]
+	if len(b) > 0 && b[0] == '/' {
+		closes, b = true, b[1:]
+	}
+	for i, c := range b {
+		switch {
+		case c == '>':
+			return b[:i], closes, b[i+1:], i > 0
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', i > 0 && c >= '0' && c <= '9':
+		default:
+			return nil, false, nil, false
+		}
+	}
+	return nil, false, nil, false
+}

@@ -1,0 +1,61 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"lull/internal/power"
+)
+
+// What pause_action auto goes by (spec, section 2.2).
+const (
+	// HibernateWithin is the longest pause for which hibernation is worth it.
+	// An instance is billed while its memory is written, and its users wait
+	// less when they come back; nobody who comes back after a weekend has
+	// anything in memory that he waits for.
+	HibernateWithin = 48 * time.Hour
+	// leastPauses are needed before anything is expected from them, and
+	// mostPauses count.
+	leastPauses = 3
+	mostPauses  = 20
+)
+
+// PastPauses are how long the last pauses of a worker were that have ended,
+// newest first, as the audit log has them: at most mostPauses.
+func (f *Fleet) PastPauses(ctx context.Context, id string) ([]time.Duration, error) {
+	entries, err := f.NewestAudit(ctx, AuditQuery{WorkerID: id}, 500)
+	if err != nil {
+		return nil, err
+	}
+	var out []time.Duration
+	var ended time.Time
+	for _, e := range entries {
+		switch {
+		case e.From == power.WorkerStopped && e.To != power.WorkerTerminating:
+			ended = e.At
+		case e.To == power.WorkerStopped && !ended.IsZero():
+			out, ended = append(out, ended.Sub(e.At)), time.Time{}
+		}
+		if len(out) == mostPauses {
+			break
+		}
+	}
+	return out, nil
+}
+
+// HibernatePays tells whether the next pause is expected to be short enough
+// for hibernation, and why: the median of those that were is.
+func HibernatePays(pauses []time.Duration) (bool, string) {
+	if len(pauses) < leastPauses {
+		return false, fmt.Sprintf("%d of its pauses are known, %d are needed to expect how long one is", len(pauses), leastPauses)
+	}
+	sorted := slices.Sorted(slices.Values(pauses))
+	expected := sorted[len(sorted)/2]
+	how := "at most"
+	if expected > HibernateWithin {
+		how = "more than"
+	}
+	return expected <= HibernateWithin, fmt.Sprintf("its last %d pauses were %s long (median), %s %s", len(pauses), expected.Round(time.Minute), how, HibernateWithin)
+}
