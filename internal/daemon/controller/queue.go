@@ -39,10 +39,10 @@ type entry struct {
 	cancel   context.CancelFunc
 	failures int
 
-	tagged  bool  // its policy tags are as its policy says
-	tagging bool  // it is in the controller's list of those to be looked at for that
-	live    *live // nil while nothing is known; of the entry alone
-	agent  *agentSeen // what the worker's agent reported last; replaced, never changed
+	tagged  bool       // its policy tags are as its policy says
+	tagging bool       // it is in the controller's list of those to be looked at for that
+	live    *live      // nil while nothing is known; of the entry alone
+	agent   *agentSeen // what the worker's agent reported last; replaced, never changed
 }
 
 // known is what is known of the worker beyond its record.
