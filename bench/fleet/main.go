@@ -45,7 +45,7 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	fmt.Println("workers  ready s  describes/cycle  writes/cycle  CPU s/cycle: all    ec2  telemetry   idle  store   list  evidence     gc  other   RSS MiB  KiB/worker")
+	fmt.Println("workers  ready s (CPU)  describes/cycle  writes/cycle  CPU s/cycle: all    ec2  telemetry   idle  store   list  evidence     gc  other   RSS MiB  KiB/worker")
 	for text := range strings.SplitSeq(*sizes, ",") {
 		n, err := strconv.Atoi(text)
 		if err == nil {
@@ -109,10 +109,14 @@ workers:
 		return err
 	}
 	ready := time.Since(begun)
+	started, err := cpu(server.Process.Pid)
+	if err != nil {
+		return err
+	}
 	if err := control.Pause(ctx, b.warm); err != nil {
 		return err
 	}
-	return b.measure(ctx, client, server.Process.Pid, ready)
+	return b.measure(ctx, client, server.Process.Pid, ready, started)
 }
 
 func (b *bench) file(name string) string { return filepath.Join(b.dir, name) }
@@ -270,7 +274,7 @@ func (b *bench) look(ctx context.Context, c *control.Client) (m measured, err er
 	}
 }
 
-func (b *bench) measure(ctx context.Context, c *control.Client, pid int, ready time.Duration) error {
+func (b *bench) measure(ctx context.Context, c *control.Client, pid int, ready, started time.Duration) error {
 	before, err := b.look(ctx, c)
 	if err != nil {
 		return err
@@ -318,7 +322,7 @@ func (b *bench) measure(ctx context.Context, c *control.Client, pid int, ready t
 	for _, v := range shares {
 		known += v
 	}
-	fmt.Printf("%7d  %7.1f  %15.1f  %12.1f  %16.2f  %5.2f  %9.2f  %5.2f  %5.2f  %5.2f  %8.2f  %5.2f  %5.2f  %8.0f  %10.1f\n", b.workers, ready.Seconds(), describes/per,
+	fmt.Printf("%7d  %7.1f (%4.1f)  %15.1f  %12.1f  %16.2f  %5.2f  %9.2f  %5.2f  %5.2f  %5.2f  %8.2f  %5.2f  %5.2f  %8.0f  %10.1f\n", b.workers, ready.Seconds(), started.Seconds(), describes/per,
 		float64(after.revision-before.revision)/per, total, total*shares["ec2"], total*shares["telemetry"], total*shares["idle"], total*shares["store"],
 		total*shares["list"], total*shares["evidence"], total*shares["gc"], total*(1-known), rss/1024, rss/float64(b.workers))
 	return nil

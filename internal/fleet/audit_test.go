@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/power"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -160,6 +161,39 @@ func TestTrimTakesTheMarks(t *testing.T) {
 		page, err := store.List(ctx, fl.Store(), store.Prefix("audit-of/"))
 		if err != nil || len(page.Values) != 1 {
 			t.Errorf("%d marks are left: %v", len(page.Values), err)
+		}
+	})
+}
+
+// TestPastPauses reads them from the log: those that have ended, newest first,
+// without that of another worker and without one that a termination ended.
+func TestPastPauses(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		move := func(id string, from, to power.Worker, after time.Duration) {
+			ops, err := fleet.EntryOps(fleet.Entry{Action: "status_changed", WorkerID: id, From: from, To: to})
+			if err == nil {
+				_, err = fl.Store().Commit(t.Context(), store.Txn{Then: ops})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(after)
+		}
+		for i := range 25 {
+			move("w", power.WorkerStopping, power.WorkerStopped, time.Duration(i+1)*time.Hour)
+			move("w", power.WorkerStopped, power.WorkerStarting, time.Minute)
+			move("w", power.WorkerStarting, power.WorkerRunning, time.Hour)
+			move("other", power.WorkerStopping, power.WorkerStopped, time.Second)
+		}
+		move("w", power.WorkerStopping, power.WorkerStopped, time.Hour)
+		move("w", power.WorkerStopped, power.WorkerTerminating, 0)
+		got, err := fl.PastPauses(t.Context(), "w")
+		var want []time.Duration
+		for i := 25; i > 5; i-- {
+			want = append(want, time.Duration(i)*time.Hour)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%v, want %v: %v", got, want, err)
 		}
 	})
 }
