@@ -23,6 +23,7 @@ import (
 
 	"lull/internal/daemon/host"
 	"lull/internal/edge/journal"
+	"lull/internal/edge/oci"
 	"lull/internal/edge/runtime/docker"
 	"lull/internal/edge/runtime/process"
 	"lull/internal/instance"
@@ -91,12 +92,16 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	}
 	defer rt.Close()
 	runtimes, missing := map[string]host.Runtime{"process": rt}, map[string]error{}
-	if box, err := newContainers(cfg, rt); err != nil {
+	images, err := oci.OpenStore(filepath.Join(cfg.Data, "images"), oci.Limits{})
+	if err != nil {
+		return err
+	}
+	if box, err := newContainers(cfg, images, rt); err != nil {
 		missing["container"] = err
 	} else {
 		runtimes["container"] = box
 	}
-	if vms, err := openMachines(cfg, log, func() *host.Host { return h }); err != nil {
+	if vms, err := openMachines(cfg, images, log, func() *host.Host { return h }); err != nil {
 		missing["microvm"] = err
 	} else {
 		runtimes["microvm"] = vms

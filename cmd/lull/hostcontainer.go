@@ -18,16 +18,12 @@ import (
 
 // newContainers makes the container runtime on top of the process runtime. An
 // error says what this machine lacks for it.
-func newContainers(cfg hostConfig, rt *process.Runtime) (*container.Runtime, error) {
+func newContainers(cfg hostConfig, images *oci.Store, rt *process.Runtime) (*container.Runtime, error) {
 	if err := container.Check("", rt); err != nil {
 		return nil, err
 	}
 	guests := filepath.Join(filepath.Dir(cfg.Socket), "guest.d")
 	if err := shareGuests(guests, filepath.Join(filepath.Dir(cfg.Socket), "guest.sock")); err != nil {
-		return nil, err
-	}
-	images, err := oci.OpenStore(filepath.Join(cfg.Data, "images"), oci.Limits{})
-	if err != nil {
 		return nil, err
 	}
 	return container.New(container.Config{Dir: filepath.Join(cfg.Data, "containers"), Process: rt, Images: images, Guests: guests})

@@ -13,18 +13,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/daemon/host"
+	"lull/internal/edge/oci"
 	"lull/internal/edge/runtime/microvm"
 	"lull/internal/instance"
 	"lull/internal/link/guest"
 )
 
 // openMachines wires the microVM runtime. Its error names what is missing.
-func openMachines(cfg hostConfig, log *slog.Logger, h func() *host.Host) (*microvm.Runtime, error) {
+func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, h func() *host.Host) (*microvm.Runtime, error) {
 	kernel, err := findKernel(cfg)
 	if err != nil {
 		return nil, err
 	}
-	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), Kernel: kernel, Log: log,
+	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), Kernel: kernel, Images: images, Log: log,
 		Machine: func(string) (microvm.Machine, error) { return microvm.Machine{Kind: cfg.Machine}, nil },
 		OnExit:  func(id string, run uint64, e instance.Exit) { h().OnExit(id, run, e) },
 		OnMessage: func(ctx context.Context, id string, m guest.Message) error {

@@ -97,6 +97,10 @@ func Boot() (Config, error) {
 		}
 		cfg.Root, cfg.Socket = rootDir, filepath.Join(rootDir, socketPath)
 	}
+	// As containers have it: the user of an image may listen on its port 80.
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return Config{}, fmt.Errorf("cannot open the low ports to every user: %w", err)
+	}
 	if err := writeNames(or(cfg.Root, "/"), p); err != nil {
 		return Config{}, err
 	}

@@ -125,6 +125,14 @@ func (h *Harness) run(c guest.RunCall) error {
 	if err != nil {
 		return err
 	}
+	if cred != nil {
+		for _, g := range c.Groups {
+			cred.Groups = append(cred.Groups, uint32(g))
+		}
+	}
+	if err := makeDir(h.cfg.Root, c.Dir); err != nil {
+		return fmt.Errorf("cannot use dir: %w", err)
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("cannot make a pipe: %w", err)
@@ -143,6 +151,24 @@ func (h *Harness) run(c guest.RunCall) error {
 	}()
 	go h.await(p, read)
 	return nil
+}
+
+// makeDir makes the workload's directory where the image lacks it, as container
+// runtimes do.
+func makeDir(root, dir string) error {
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	at := strings.TrimPrefix(filepath.Clean("/"+dir), "/")
+	if at == "" {
+		return nil
+	}
+	if _, err := r.Stat(at); !errors.Is(err, os.ErrNotExist) {
+		return nil // it is there, or whoever goes there is told
+	}
+	return r.MkdirAll(at, 0o755)
 }
 
 // lastWords is how long the end of a workload's output is waited for: a child

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -178,6 +179,14 @@ func choose(all []v1.Descriptor) (v1.Descriptor, error) {
 	return v1.Descriptor{}, fmt.Errorf("it has no image for linux/%s", runtime.GOARCH)
 }
 
+// CheckReference says what is wrong with a name of an image in a registry.
+func CheckReference(ref string) error {
+	if _, err := name.ParseReference(ref); err != nil {
+		return fmt.Errorf("it is neither an absolute path nor a reference: %w", err)
+	}
+	return nil
+}
+
 // fromRegistry asks a registry. Credentials are those of the user's Docker
 // configuration.
 func fromRegistry(ctx context.Context, ref string) (v1.Image, error) {
@@ -221,6 +230,63 @@ type Config struct {
 
 // Command is the image's own.
 func (c Config) Command() []string { return slices.Concat(c.Entrypoint, c.Cmd) }
+
+// Args are what runs: the command that was asked for, or the image's.
+func (c Config) Args(asked []string) []string {
+	if len(asked) > 0 {
+		return asked
+	}
+	return c.Command()
+}
+
+// Dir is the directory that was asked for, or the image's.
+func (c Config) Dir(asked string) string {
+	if asked != "" && asked != "/" {
+		return asked
+	}
+	if filepath.IsAbs(c.WorkingDir) {
+		return c.WorkingDir
+	}
+	return "/"
+}
+
+// defaults of the host for programs with files of their own: an image's word
+// goes before them, and a person's before the image's.
+var defaults = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+
+// Environ is the environment of a program of the image: the defaults, its
+// user's home, the image's, what was asked for, and what the runtime itself says,
+// each going before those before it. A LULL_SOCKET that was asked for is a path
+// of this machine and left out.
+func (c Config) Environ(home string, asked []string, own ...string) []string {
+	var keys []string
+	set := map[string]string{}
+	add := func(list []string) {
+		for _, e := range list {
+			k, _, _ := strings.Cut(e, "=")
+			if _, ok := set[k]; !ok {
+				keys = append(keys, k)
+			}
+			set[k] = e
+		}
+	}
+	add(defaults)
+	if home != "" {
+		add([]string{"HOME=" + home})
+	}
+	add(c.Env)
+	for _, e := range asked {
+		if !slices.Contains(defaults, e) && !strings.HasPrefix(e, "LULL_SOCKET=") {
+			add([]string{e})
+		}
+	}
+	add(own)
+	out := make([]string, 0, len(keys))
+	for _, k := range keys {
+		out = append(out, set[k])
+	}
+	return out
+}
 
 func configOf(f *v1.ConfigFile) Config {
 	return Config{f.Config.Entrypoint, f.Config.Cmd, f.Config.Env, f.Config.WorkingDir, f.Config.User}

@@ -22,6 +22,7 @@ import (
 type Image struct {
 	Root   string // directory of its root file system; shared, never written
 	Config Config
+	Key    string // names this unpacking in the store; empty for a directory that is used as it is
 }
 
 // Store keeps unpacked images in a directory of one daemon. It is safe for
@@ -160,7 +161,7 @@ func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir stri
 
 func load(home string) (Image, error) {
 	c, err := readConfig(filepath.Join(home, "config.json"))
-	return Image{Root: filepath.Join(home, "rootfs"), Config: c}, err
+	return Image{Root: filepath.Join(home, "rootfs"), Config: c, Key: filepath.Base(home)}, err
 }
 
 // save writes the config and makes everything below dir durable.

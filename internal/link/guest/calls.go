@@ -43,7 +43,8 @@ type RunCall struct {
 	Command []string `json:"command"`
 	Env     []string `json:"env,omitempty"`
 	Dir     string   `json:"dir,omitempty"`
-	User    string   `json:"user,omitempty"` // name or uid[:gid] in the guest's own files
+	User    string   `json:"user,omitempty"`   // name or uid[:gid] in the guest's own files
+	Groups  []int    `json:"groups,omitempty"` // beside the user's own
 }
 
 // ExecCall runs a command beside the workload.

@@ -2,9 +2,6 @@ package container
 
 import (
 	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 
 	"lull/internal/edge/oci"
 	"lull/internal/instance"
@@ -105,7 +102,7 @@ func (p plan) bundle() bundle {
 		bounding["effective"], bounding["permitted"] = caps, caps
 	}
 	b := bundle{Version: "1.0.2", Hostname: l.ID, Root: ociRoot{Path: p.rootfs},
-		Process: ociProc{User: ociUser{p.user.UID, p.user.GID, p.user.Groups}, Args: p.args(), Env: p.env(), Cwd: p.cwd(),
+		Process: ociProc{User: ociUser{p.user.UID, p.user.GID, p.user.Groups}, Args: p.args(), Env: p.env(), Cwd: p.config.Dir(p.launch.Dir),
 			Capabilities: bounding, NoNewPrivileges: true},
 		Mounts: p.mounts(),
 		Linux: ociLinux{CgroupsPath: p.group,
@@ -130,59 +127,14 @@ const period = 100_000
 
 func quota(cpus float64) int64 { return max(int64(cpus*period), 1000) }
 
-func (p plan) args() []string {
-	if len(p.launch.Command) > 0 {
-		return p.launch.Command
-	}
-	return p.config.Command()
-}
-
-// cwd is the directory that was asked for, or the image's.
-func (p plan) cwd() string {
-	if d := p.launch.Dir; d != "" && d != "/" {
-		return d
-	}
-	if d := p.config.WorkingDir; filepath.IsAbs(d) {
-		return d
-	}
-	return "/"
-}
-
-// defaults of the host for programs with files of their own: an image's word
-// goes before them, and a person's before the image's.
-var defaults = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+func (p plan) args() []string { return p.config.Args(p.launch.Command) }
 
 func (p plan) env() []string {
-	var keys []string
-	set := map[string]string{}
-	add := func(list []string) {
-		for _, e := range list {
-			k, _, _ := strings.Cut(e, "=")
-			if _, ok := set[k]; !ok {
-				keys = append(keys, k)
-			}
-			set[k] = e
-		}
-	}
-	add(defaults)
-	if p.user.Home != "" {
-		add([]string{"HOME=" + p.user.Home})
-	}
-	add(p.config.Env)
-	for _, e := range p.launch.Env {
-		if !slices.Contains(defaults, e) && !strings.HasPrefix(e, "LULL_SOCKET=") {
-			add([]string{e})
-		}
-	}
+	own := []string{"LULL_INSTANCE_ID=" + p.launch.ID}
 	if p.guests != "" {
-		add([]string{"LULL_SOCKET=" + guestDir + "/guest.sock"})
+		own = append(own, "LULL_SOCKET="+guestDir+"/guest.sock")
 	}
-	add([]string{"LULL_INSTANCE_ID=" + p.launch.ID})
-	var out []string
-	for _, k := range keys {
-		out = append(out, set[k])
-	}
-	return out
+	return p.config.Environ(p.user.Home, p.launch.Env, own...)
 }
 
 func (p plan) mounts() []mount {

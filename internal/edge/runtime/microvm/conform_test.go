@@ -493,6 +493,9 @@ func TestFlood(t *testing.T) {
 func TestFallback(t *testing.T) {
 	b := newBench(t, nil)
 	real := b.qemu
+	if err := os.Chmod(b.cfg.Dir, 0o711); err != nil { // QEMU runs as another user
+		t.Fatal(err)
+	}
 	fake := filepath.Join(b.cfg.Dir, "qemu")
 	script := "#!/bin/sh\ncase \"$*\" in *accel=kvm*) echo 'KVM is a trap here' >&2; exit 1;; esac\nexec " + real + " \"$@\"\n"
 	if err := os.WriteFile(fake, []byte(script), 0o755); err != nil {

@@ -11,59 +11,108 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
+
+	"lull/internal/edge/oci"
+	"lull/internal/link/guest"
 )
 
-// rootImage returns the ext4 image of a machine's root: the file itself, or one
-// made from a directory, which is kept until the directory changes. Guests
-// read it only, so that all of them share it.
-func (r *Runtime) rootImage(ctx context.Context, root string) (string, error) {
-	st, err := os.Stat(root)
-	if err != nil {
-		return "", fmt.Errorf("cannot use the root: %w", err)
-	}
-	if !st.IsDir() {
+// prepareRoot returns the ext4 image of a machine's root and fills in what the
+// image says about running it: an OCI image's own command, environment,
+// directory and user, where the launch says nothing. Guests only read a root,
+// so that all of them share it.
+func (r *Runtime) prepareRoot(ctx context.Context, root string, call *guest.RunCall) (string, error) {
+	if isExt4(root) {
 		return root, nil
+	}
+	if r.cfg.Images == nil {
+		return r.rootImage(ctx, root, "")
+	}
+	img, err := r.cfg.Images.Get(ctx, root)
+	if err != nil {
+		return "", err
+	}
+	if img.Key == "" {
+		return r.rootImage(ctx, img.Root, "")
+	}
+	call.Command, call.Dir = img.Config.Args(call.Command), img.Config.Dir(call.Dir)
+	if len(call.Command) == 0 {
+		return "", errors.New("cannot run it: it names no command, and neither does its image")
+	}
+	who, err := oci.LookupUser(img.Root, or(call.User, img.Config.User))
+	if err != nil {
+		return "", err
+	}
+	call.Env = img.Config.Environ(who.Home, call.Env)
+	call.User, call.Groups = fmt.Sprintf("%d:%d", who.UID, who.GID), who.Groups
+	return r.rootImage(ctx, img.Root, img.Key)
+}
+
+// rootImage returns the ext4 image of a directory, which is kept until the
+// directory changes. One that never changes has a name for what it holds.
+func (r *Runtime) rootImage(ctx context.Context, root, name string) (string, error) {
+	image, err := r.makeImage(ctx, root, name)
+	if err != nil {
+		return "", fmt.Errorf("cannot make an image of %s: %w", root, err)
+	}
+	return image, nil
+}
+
+func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, error) {
+	dir := filepath.Join(r.cfg.Dir, "images")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	at := func(name string) (string, bool) {
+		path := filepath.Join(dir, name+".ext4")
+		_, err := os.Stat(path)
+		return path, err == nil
+	}
+	if path, ok := at(name); ok && name != "" {
+		return path, nil
+	}
+	// One after the other: a second guest of the same root finds it made.
+	select {
+	case r.making <- struct{}{}:
+		defer func() { <-r.making }()
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
 	}
 	sum, size, err := fingerprint(root)
 	if err != nil {
-		return "", fmt.Errorf("cannot use the root: %w", err)
+		return "", err
 	}
-	dir := filepath.Join(r.cfg.Dir, "images")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("cannot make an image of %s: %w", root, err)
-	}
-	name := filepath.Join(dir, sum+".ext4")
-	if _, err := os.Stat(name); err == nil {
-		return name, nil
+	path, ok := at(or(name, sum))
+	if ok {
+		return path, nil
 	}
 	tmp, err := os.CreateTemp(dir, "new-")
 	if err != nil {
-		return "", fmt.Errorf("cannot make an image of %s: %w", root, err)
+		return "", err
 	}
 	defer os.Remove(tmp.Name())
 	if err := tmp.Close(); err != nil {
-		return "", fmt.Errorf("cannot make an image of %s: %w", root, err)
+		return "", err
 	}
 	mke2fs, err := FindTool("mke2fs")
 	if err != nil {
-		return "", fmt.Errorf("cannot make an image of %s: %w (Debian package e2fsprogs)", root, err)
+		return "", fmt.Errorf("%w (Debian package e2fsprogs)", err)
 	}
 	// Room for metadata and rounding; the file is sparse.
 	mib := size>>20*5/4 + 16
 	cmd := exec.CommandContext(ctx, mke2fs, "-q", "-F", "-t", "ext4", "-d", root, "-O", "^has_journal", "-m", "0", tmp.Name(), fmt.Sprintf("%dM", mib))
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("cannot make an image of %s: %w: %.500s", root, err, out)
+		return "", fmt.Errorf("%w: %.500s", err, out)
 	}
-	if err := os.Rename(tmp.Name(), name); err != nil {
-		return "", fmt.Errorf("cannot keep the image of %s: %w", root, err)
-	}
-	return name, nil
+	return path, os.Rename(tmp.Name(), path)
 }
 
 // checkRoot says what is wrong with a root before anything is started.
-func checkRoot(root string) error {
+func (r *Runtime) checkRoot(root string) error {
 	if root == "" {
-		return errors.New("it is empty: want a directory or an ext4 image of the program's files")
+		return errors.New("it is empty: want a directory, an ext4 image, an image file or a registry reference of the program's files")
+	}
+	if r.cfg.Images != nil && !filepath.IsAbs(root) {
+		return oci.CheckReference(root)
 	}
 	st, err := os.Stat(root)
 	switch {
@@ -73,17 +122,33 @@ func checkRoot(root string) error {
 		return nil
 	case !st.Mode().IsRegular():
 		return fmt.Errorf("%s is neither a directory nor a file", root)
-	}
-	f, err := os.Open(root)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	var magic [2]byte // of ext2, ext3 and ext4, in the super block
-	if _, err := f.ReadAt(magic[:], 1024+56); err != nil || magic != [2]byte{0x53, 0xef} {
+	case r.cfg.Images == nil && !isExt4(root):
 		return fmt.Errorf("%s is no ext4 image", root)
 	}
 	return nil
+}
+
+// namesCommand says whether an image can name a command of its own.
+func namesCommand(root string) bool {
+	if st, err := os.Stat(root); err == nil && st.IsDir() {
+		_, err := os.Stat(filepath.Join(root, "oci-layout"))
+		return err == nil
+	}
+	return root != "" && !isExt4(root)
+}
+
+func isExt4(path string) bool {
+	if !filepath.IsAbs(path) {
+		return false
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var magic [2]byte // of ext2, ext3 and ext4, in the super block
+	_, err = f.ReadAt(magic[:], 1024+56)
+	return err == nil && magic == [2]byte{0x53, 0xef}
 }
 
 // fingerprint names the state of a tree by every file's name, kind, size, owner

@@ -144,11 +144,12 @@ func (r *Runtime) initramfs(m Machine) (string, error) {
 	defer os.Remove(tmp.Name())
 	sum := sha256.New()
 	err = writeInitramfs(io.MultiWriter(tmp, sum), r.cfg.Harness, r.kernel, m.Files)
-	if err = errors.Join(err, tmp.Close()); err != nil {
+	// QEMU runs as another user; the directory keeps everybody else away.
+	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
 		return "", err
 	}
 	name := filepath.Join(dir, hex.EncodeToString(sum.Sum(nil)[:16])+".cpio")
-	if _, err := os.Stat(name); err == nil {
+	if st, err := os.Stat(name); err == nil && st.Mode().Perm() == 0o644 {
 		return name, nil
 	}
 	if err := os.Rename(tmp.Name(), name); err != nil {

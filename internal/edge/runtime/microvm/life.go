@@ -28,7 +28,7 @@ const (
 )
 
 // bring starts QEMU, waits for the guest and starts its program.
-func (w *Work) bring(ctx context.Context, rec runRecord, l instance.Launch) error {
+func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) error {
 	dir := w.r.dir(w.id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("cannot make its directory: %w", err)
@@ -47,6 +47,12 @@ func (w *Work) bring(ctx context.Context, rec runRecord, l instance.Launch) erro
 	bctx, cancel := context.WithTimeoutCause(ctx, w.r.cfg.BootLimit, fmt.Errorf("%w within %s", errNoBoot, w.r.cfg.BootLimit))
 	defer cancel()
 	if err := w.connect(bctx); err != nil {
+		if errors.Is(err, errMonitorEnded) { // its socket went with QEMU, whose end is told any moment
+			select {
+			case <-w.gone:
+			case <-bctx.Done():
+			}
+		}
 		if w.isGone() {
 			err = fmt.Errorf("%w: %w", errNoBoot, err)
 		}
@@ -62,12 +68,12 @@ func (w *Work) bring(ctx context.Context, rec runRecord, l instance.Launch) erro
 	if err := w.setClock(ctx); err != nil {
 		return w.explain(ctx, err)
 	}
-	return w.call(ctx, callLimit, guest.Run, guest.RunCall{Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User}, nil)
+	return w.call(ctx, callLimit, guest.Run, run, nil)
 }
 
 // launch starts QEMU and sees it to its end.
 func (w *Work) launch(args []string) error {
-	cmd, err := w.r.spawn(w.id, args)
+	cmd, err := w.r.spawn(w.id, w.rec, args)
 	if err != nil {
 		return err
 	}

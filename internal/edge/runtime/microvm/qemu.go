@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -110,12 +109,16 @@ func hostName(id string) string {
 	}, strings.ToLower(id))
 }
 
+// openFile is the name under which QEMU opens a file that it was given open.
+func openFile(n int) string { return "/proc/self/fd/" + strconv.Itoa(n) }
+
 // arguments are QEMU's. Its sockets wait for us, so that a later daemon can
 // connect too.
 func (r *Runtime) arguments(id string, rec runRecord) []string {
-	dir := r.dir(id)
-	in := func(name string) string { return comma(filepath.Join(dir, name)) }
 	m := rec.Machine
+	socket := func(name string, n int) string {
+		return "socket,id=" + name + ",fd=" + strconv.Itoa(n) + ",server=on,wait=off"
+	}
 	mib := strconv.FormatInt(m.Memory>>20, 10)
 	cpu, bus := "host", "-pci"
 	machine := "q35,usb=off,vmport=off,smbus=off,sata=off"
@@ -126,25 +129,25 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 		machine, bus = "microvm,rtc=on", "-device"
 	}
 	args := []string{
-		"-name", "lull-" + id, "-nodefaults", "-no-user-config", "-display", "none",
+		"-name", qemuName(r.dir(id)), "-nodefaults", "-no-user-config", "-display", "none",
 		"-machine", machine + ",accel=" + string(rec.Accel) + ",memory-backend=ram",
 		"-cpu", cpu, "-smp", strconv.Itoa(m.CPUs), "-m", mib,
-		"-object", "memory-backend-file,id=ram,size=" + mib + "M,mem-path=" + in(memoryFile) + ",share=on",
+		"-object", "memory-backend-file,id=ram,size=" + mib + "M,mem-path=" + openFile(ramFile) + ",share=on",
 		"-global", "virtio-mmio.force-legacy=false",
 		// The machine stays when the guest ends, so that its console can be read.
 		"-action", "reboot=shutdown,shutdown=pause",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-		"-qmp", "unix:" + in(qmpSocket) + ",server=on,wait=off",
+		"-chardev", socket("qmp", qmpFile), "-mon", "chardev=qmp,mode=control",
 		"-chardev", "ringbuf,id=con,size=" + strconv.Itoa(consoleSize), "-serial", "chardev:con",
 		"-device", "virtio-serial" + bus + ",id=vs",
-		"-chardev", "socket,id=ctl,path=" + in(ctlSocket) + ",server=on,wait=off", "-device", "virtserialport,bus=vs.0,chardev=ctl,name=lull.0",
-		"-netdev", "stream,id=n0,server=on,addr.type=unix,addr.path=" + in(netSocket),
+		"-chardev", socket("ctl", ctlFile), "-device", "virtserialport,bus=vs.0,chardev=ctl,name=lull.0",
+		"-netdev", "stream,id=n0,server=on,addr.type=fd,addr.str=" + strconv.Itoa(netFile),
 		"-device", "virtio-net" + bus + ",netdev=n0,mac=" + vnet.GuestMAC + romless(bus),
 		"-object", "rng-builtin,id=rng", "-device", "virtio-rng" + bus + ",rng=rng",
-		"-kernel", r.kernel.Image, "-initrd", rec.Initrd, "-append", commandLine(id, rec, r.files.khz()),
+		"-kernel", openFile(kernelFile), "-initrd", openFile(initrdFile), "-append", commandLine(id, rec, r.files.khz()),
 	}
 	if rec.Root != "" {
-		args = append(args, "-drive", "if=none,id=root,format=raw,readonly=on,file="+comma(rec.Root),
+		args = append(args, "-add-fd", "fd="+strconv.Itoa(rootFile)+",set=1", "-drive", "if=none,id=root,format=raw,readonly=on,file=/dev/fdset/1",
 			"-device", "virtio-blk"+bus+",drive=root")
 	}
 	return args
@@ -158,11 +161,18 @@ func romless(bus string) string {
 	return ""
 }
 
-// comma doubles commas, which separate QEMU's options.
-func comma(s string) string { return strings.ReplaceAll(s, ",", ",,") }
+// qemuName is what a QEMU is called, by which it is found again; commas, which
+// separate QEMU's options, are doubled.
+func qemuName(dir string) string { return "lull in " + strings.ReplaceAll(dir, ",", ",,") }
 
-// spawn starts QEMU in a session of its own: it outlives the daemon.
-func (r *Runtime) spawn(id string, args []string, files ...*os.File) (*exec.Cmd, error) {
+// spawn starts QEMU without privileges in a session of its own: it outlives the
+// daemon.
+func (r *Runtime) spawn(id string, rec runRecord, args []string) (*exec.Cmd, error) {
+	files, err := r.open(id, rec)
+	if err != nil {
+		return nil, err
+	}
+	defer shut(files)
 	errs, err := os.OpenFile(filepath.Join(r.dir(id), errorsFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open QEMU's error log: %w", err)
@@ -170,9 +180,9 @@ func (r *Runtime) spawn(id string, args []string, files ...*os.File) (*exec.Cmd,
 	defer errs.Close()
 	cmd := exec.Command(r.qemu, args...)
 	cmd.Dir, cmd.Stderr, cmd.ExtraFiles = "/", errs, files
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + r.dir(id)}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.SysProcAttr = r.rights.attributes(id, rec.Accel)
+	if err := r.rights.start(cmd); err != nil {
 		return nil, fmt.Errorf("cannot start %s: %w", r.qemu, err)
 	}
 	return cmd, nil
@@ -241,11 +251,11 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// findQEMU lists processes that serve the monitor socket of a directory. It
+// findQEMU lists the QEMUs of an instance's directory. It
 // looks at command lines, so that one is found although the daemon died before
 // it could write its number down.
 func findQEMU(dir string) (out []process, err error) {
-	mark := []byte("\x00unix:" + comma(filepath.Join(dir, qmpSocket)) + ",")
+	mark := []byte("\x00" + qemuName(dir) + "\x00")
 	ents, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("cannot list processes: %w", err)

@@ -34,6 +34,8 @@ type monitor struct {
 	over chan struct{}
 }
 
+var errMonitorEnded = errors.New("the connection to QEMU has ended")
+
 type qmpAnswer struct {
 	result json.RawMessage
 	err    error
@@ -121,7 +123,7 @@ func (m *monitor) read() {
 	m.c.Close()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.err = errors.New("the connection to QEMU has ended")
+	m.err = errMonitorEnded
 	for id, ch := range m.wait {
 		delete(m.wait, id)
 		ch <- qmpAnswer{err: m.err}

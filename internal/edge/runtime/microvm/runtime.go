@@ -29,6 +29,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/edge/oci"
 	"lull/internal/edge/runtime/microvm/vnet"
 	"lull/internal/instance"
 	"lull/internal/link/guest"
@@ -40,7 +41,7 @@ type Machine struct {
 	Memory int64             // bytes, a multiple of 1 MiB; default 256 MiB, at least 96 MiB
 	CPUs   int               // default 1, at most 64
 	Kind   string            // q35 (default), or microvm, which starts sooner
-	Root   string            // directory or ext4 image of the workload's files, read-only below a layer in memory; empty runs in the initramfs
+	Root   string            // directory, ext4 image, OCI image or registry reference of the workload's files, read-only below a layer in memory; empty runs in the initramfs
 	Files  map[string]string // path in the guest's initramfs -> file here
 	Net    vnet.Mode         // what the guest may reach; default outbound
 }
@@ -72,13 +73,13 @@ func (m Machine) with(image string, memory int64, cpus float64, net instance.Net
 // CheckSpec implements instance.SpecChecker.
 func (r *Runtime) CheckSpec(s *instance.Spec) error {
 	var errs []error
-	if len(s.Command) == 0 {
-		errs = append(errs, errors.New("cannot use command: it is empty, and a virtual machine's image names none"))
+	if len(s.Command) == 0 && !namesCommand(s.Image) {
+		errs = append(errs, errors.New("cannot use command: it is empty, and a directory or an ext4 image names none"))
 	}
 	if _, err := (Machine{}).with(s.Image, s.Memory, s.CPUs, s.Net); err != nil {
 		errs = append(errs, err)
 	}
-	if err := checkRoot(s.Image); err != nil {
+	if err := r.checkRoot(s.Image); err != nil {
 		errs = append(errs, fmt.Errorf("cannot use image: %w", err))
 	}
 	return errors.Join(errs...)
@@ -109,11 +110,12 @@ func (m Machine) withDefaults() (Machine, error) {
 
 // Config of a Runtime.
 type Config struct {
-	Dir     string // private directory, made with mode 0700; its path is short, because sockets lie below it
-	Harness string // the lull-harness program
-	Kernel  string // tree or file as FindKernel reads it
-	QEMU    string // default qemu-system-x86_64 in PATH
-	Accel   Accel  // default: the rule, or what was remembered
+	Dir     string     // private directory, made with mode 0700; its path is short, because sockets lie below it
+	Harness string     // the lull-harness program
+	Kernel  string     // tree or file as FindKernel reads it
+	QEMU    string     // default qemu-system-x86_64 in PATH
+	Accel   Accel      // default: the rule, or what was remembered
+	Images  *oci.Store // where images are unpacked; nil takes directories and ext4 images only
 	Log     *slog.Logger
 
 	// Machine says what an instance's guest is made of where its launch says
@@ -137,8 +139,10 @@ type Runtime struct {
 	qemu   string
 	kernel Kernel
 	files  machineFiles
+	rights rights
 	boot   string
 	sum    kernelSum
+	making chan struct{} // held while the image of a root is made
 
 	mu     sync.Mutex
 	works  map[string]*Work
@@ -171,7 +175,8 @@ func New(cfg Config) (*Runtime, error) {
 	if cfg.QEMU == "" {
 		cfg.QEMU = "qemu-system-x86_64"
 	}
-	r := &Runtime{cfg: cfg, log: cfg.Log, files: liveFiles, works: map[string]*Work{}}
+	r := &Runtime{cfg: cfg, log: cfg.Log, files: liveFiles, works: map[string]*Work{}, making: make(chan struct{}, 1)}
+	r.rights = r.files.findRights(os.Geteuid())
 	var errs []error
 	var err error
 	if r.qemu, err = exec.LookPath(cfg.QEMU); err != nil {
@@ -278,8 +283,9 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 		return nil, err
 	}
 	root := ""
+	call := guest.RunCall{Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User}
 	if m.Root != "" {
-		if root, err = r.rootImage(ctx, m.Root); err != nil {
+		if root, err = r.prepareRoot(ctx, m.Root, &call); err != nil {
 			return nil, err
 		}
 	}
@@ -292,7 +298,7 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	if err := r.register(w); err != nil {
 		return nil, errors.Join(err, w.log.Close())
 	}
-	if err := w.bring(ctx, rec, l); err != nil {
+	if err := w.bring(ctx, rec, call); err != nil {
 		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 		defer cancel()
 		w.silent.Store(true)

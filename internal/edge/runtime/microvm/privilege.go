@@ -1,0 +1,271 @@
+package microvm
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Users of QEMUs, one for each instance: a range that no system hands out
+// (systemd's table of users leaves 1,879,048,192 to 2,147,483,647 free).
+const (
+	firstUser = 1_900_000_000
+	users     = 200_000_000
+	nobody    = 65534
+)
+
+// Capabilities that a host needs to take QEMU's away.
+const dropCaps = 1<<unix.CAP_CHOWN | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
+
+// rights are what this host may do about QEMU's privileges.
+type rights struct {
+	root  bool // its user is 0
+	own   bool // it may give QEMU a user of its own
+	apart bool // it may give QEMU a network and a view of the files of its own
+	many  bool // there is a user for each instance, not only nobody
+}
+
+// findRights reads what a process of this host may do.
+func (m machineFiles) findRights(euid int) (r rights) {
+	if euid != 0 {
+		return r
+	}
+	r.root = true
+	var caps uint64
+	status, err := os.ReadFile(filepath.Join(m.proc, "self/status"))
+	if err != nil {
+		return r
+	}
+	for line := range strings.Lines(string(status)) {
+		if v, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			if _, err := fmt.Sscanf(strings.TrimSpace(v), "%x", &caps); err != nil {
+				return r
+			}
+		}
+	}
+	r.apart = caps&(1<<unix.CAP_SYS_ADMIN) != 0
+	r.many = m.mapped("uid_map", firstUser, users) && m.mapped("gid_map", firstUser, users)
+	r.own = caps&dropCaps == dropCaps && (r.many || m.mapped("uid_map", nobody, 1) && m.mapped("gid_map", nobody, 1))
+	return r
+}
+
+// mapped says whether ids exist in this host's user namespace.
+func (m machineFiles) mapped(file string, from, count uint64) bool {
+	b, err := os.ReadFile(filepath.Join(m.proc, "self", file))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(b)) {
+		var in, out, n uint64
+		if _, err := fmt.Sscan(line, &in, &out, &n); err == nil && from >= in && from+count <= in+n {
+			return true
+		}
+	}
+	return false
+}
+
+// user is who an instance's QEMU runs as; false is this host's own user.
+func (r rights) user(id string) (int, bool) {
+	switch {
+	case !r.own:
+		return 0, false
+	case !r.many:
+		return nobody, true
+	}
+	h := fnv.New32a()
+	_, _ = io.WriteString(h, id) // never fails
+	return firstUser + int(h.Sum32()%users), true
+}
+
+// give makes a file the QEMU's of an instance.
+func (r rights) give(f *os.File, id string) error {
+	uid, ok := r.user(id)
+	if !ok {
+		return nil
+	}
+	return f.Chown(uid, uid)
+}
+
+// attributes are those of an instance's QEMU, which outlives the daemon.
+func (r rights) attributes(id string, accel Accel) *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Setsid: true}
+	if r.apart {
+		a.Cloneflags = syscall.CLONE_NEWNET // its frames come through a socket that it is given
+	}
+	uid, ok := r.user(id)
+	if !ok {
+		return a
+	}
+	a.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
+	var st unix.Stat_t
+	if accel == KVM && unix.Stat("/dev/kvm", &st) == nil && st.Mode&0o060 == 0o060 {
+		a.Credential.Groups = []uint32{st.Gid}
+	}
+	return a
+}
+
+// start starts a program that never gains a privilege. What it inherits is set
+// on a thread, which ends with the goroutine.
+func (r rights) start(cmd *exec.Cmd) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good
+		err := r.strip()
+		if err == nil {
+			err = cmd.Start()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// strip takes from this thread, for what it starts, every way to a privilege,
+// and the right to change any file that is not open.
+func (r rights) strip() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("cannot bar new privileges: %w", err)
+	}
+	if r.apart {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("cannot make a view of the files: %w", err)
+		}
+		err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE})
+		if err != nil && err != unix.ENOSYS { // before Linux 5.12
+			return fmt.Errorf("cannot make the files read-only: %w", err)
+		}
+	}
+	if !r.root {
+		return nil
+	}
+	for c := 0; c <= 63; c++ {
+		switch err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err {
+		case nil:
+		case unix.EINVAL: // there are no more
+			return nil
+		case unix.EPERM: // of a root that may not even give away; it has little
+			return nil
+		default:
+			return fmt.Errorf("cannot give up capability %d: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// Numbers of the files that QEMU is started with. It opens none of an
+// instance's by name.
+const (
+	qmpFile = 3 + iota
+	ctlFile
+	netFile
+	ramFile
+	kernelFile
+	initrdFile
+	rootFile // only where there is a root
+)
+
+// open opens what a QEMU is given, in the order of its numbers.
+func (r *Runtime) open(id string, rec runRecord) (files []*os.File, err error) {
+	defer func() {
+		if err != nil {
+			shut(files)
+		}
+	}()
+	for _, name := range []string{qmpSocket, ctlSocket, netSocket} {
+		f, err := listen(filepath.Join(r.dir(id), name))
+		if err != nil {
+			return files, fmt.Errorf("cannot listen for QEMU: %w", err)
+		}
+		files = append(files, f)
+	}
+	ram, err := os.OpenFile(filepath.Join(r.dir(id), memoryFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return files, fmt.Errorf("cannot make the guest's memory: %w", err)
+	}
+	files = append(files, ram)
+	if err := r.rights.give(ram, id); err != nil {
+		return files, fmt.Errorf("cannot make the guest's memory: %w", err)
+	}
+	kernel, err := r.openKernel()
+	if err != nil {
+		return files, err
+	}
+	files = append(files, kernel)
+	more := []string{rec.Initrd}
+	if rec.Root != "" {
+		more = append(more, rec.Root)
+	}
+	for _, name := range more {
+		f, err := os.Open(name)
+		if err != nil {
+			return files, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+func shut(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// listen makes a socket that is there before QEMU is: who connects is served
+// as soon as it runs. A later daemon connects to it, too.
+func listen(path string) (*os.File, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	ln.SetUnlinkOnClose(false)
+	f, err := ln.File()
+	return f, errors.Join(err, ln.Close())
+}
+
+// openKernel opens the kernel such that another user may read it: some systems
+// keep theirs from everybody, and then a copy is made once.
+func (r *Runtime) openKernel() (*os.File, error) {
+	f, err := os.Open(r.kernel.Image)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open the kernel: %w", err)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot open the kernel: %w", err), f.Close())
+	}
+	if !r.rights.own || st.Mode()&0o004 != 0 {
+		return f, nil
+	}
+	defer f.Close()
+	sum, err := r.sum.of(r.kernel.Image)
+	if err != nil {
+		return nil, err
+	}
+	name := filepath.Join(r.cfg.Dir, "boot", sum+".kernel")
+	if c, err := os.Open(name); err == nil {
+		return c, nil
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(name), "new-")
+	if err != nil {
+		return nil, fmt.Errorf("cannot copy the kernel: %w", err)
+	}
+	defer os.Remove(tmp.Name())
+	_, err = io.Copy(tmp, f)
+	if err := errors.Join(err, tmp.Chmod(0o644), tmp.Close(), os.Rename(tmp.Name(), name)); err != nil {
+		return nil, fmt.Errorf("cannot copy the kernel: %w", err)
+	}
+	return os.Open(name)
+}
