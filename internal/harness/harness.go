@@ -161,9 +161,7 @@ func (h *Harness) host() *guest.Peer {
 func (h *Harness) handle(ctx context.Context, q guest.Request) (any, error) {
 	switch q.Method {
 	case guest.Hello:
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return guest.HelloAnswer{Version: guest.Version, Boot: h.boot, Running: h.main != nil && h.exit == nil, Exit: h.exit, Busy: h.busy > 0}, nil
+		return h.hello(), nil
 	case guest.Run:
 		var c guest.RunCall
 		if err := q.Bind(&c); err != nil {
@@ -201,6 +199,12 @@ func (h *Harness) handle(ctx context.Context, q guest.Request) (any, error) {
 	return nil, &guest.Error{Code: guest.MethodNotFound, Message: fmt.Sprintf("cannot call %.64q: there is no such method", q.Method)}
 }
 
+func (h *Harness) hello() guest.HelloAnswer {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return guest.HelloAnswer{Version: guest.Version, Boot: h.boot, Running: h.main != nil && h.exit == nil, Exit: h.exit, Busy: h.busy > 0}
+}
+
 // setClock brings the guest's clock to the host's time and stirs the random
 // numbers, so that no two guests restored from one image draw the same.
 func (h *Harness) setClock(c guest.ClockCall) (guest.ClockAnswer, error) {
@@ -212,7 +216,8 @@ func (h *Harness) setClock(c guest.ClockCall) (guest.ClockAnswer, error) {
 	if err := errors.Join(h.cfg.SetClock(to), h.cfg.Seed(c.Seed)); err != nil {
 		return guest.ClockAnswer{}, err
 	}
-	return guest.ClockAnswer{Behind: int64(behind)}, nil
+	hello := h.hello()
+	return guest.ClockAnswer{Behind: int64(behind), Hello: &hello}, nil
 }
 
 // shutdown ends the workload, first gracefully, and powers off. It outlives the

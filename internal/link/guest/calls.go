@@ -76,7 +76,8 @@ type ClockCall struct {
 
 // ClockAnswer is by how much the clock was off, behind being positive.
 type ClockAnswer struct {
-	Behind int64 `json:"behind_ns"`
+	Behind int64        `json:"behind_ns"`
+	Hello  *HelloAnswer `json:"hello,omitempty"` // so that a guest that wakes is not asked twice
 }
 
 // ShutdownCall ends everything within Grace, then the guest powers off.

@@ -57,7 +57,7 @@ func tree(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	if os.Getenv("LULL_DEBOOTSTRAP") != "" {
-		out, err := exec.Command("debootstrap", "--variant=minbase", "--include=nginx-light,redis-server,python3-minimal", "bookworm", dir).CombinedOutput()
+		out, err := exec.Command("debootstrap", "--variant=minbase", "--include=nginx-light,redis-server,python3", "bookworm", dir).CombinedOutput()
 		if err != nil {
 			t.Fatalf("debootstrap: %v\n%s", err, out)
 		}

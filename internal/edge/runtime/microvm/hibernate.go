@@ -241,7 +241,8 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return &instance.SnapshotError{Reason: err.Error()}
 	}
 	defer state.Close()
-	if err := w.launch(append(w.r.arguments(w.id, w.rec), "-S", "-incoming", "defer")); err != nil {
+	w.waking.Store(true)
+	if err := w.launch(w.rec.restored()); err != nil {
 		return err
 	}
 	defer func() {

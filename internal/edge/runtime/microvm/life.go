@@ -41,7 +41,7 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
 		return err
 	}
-	if err := w.launch(w.r.arguments(w.id, rec)); err != nil {
+	if err := w.launch(rec); err != nil {
 		return err
 	}
 	bctx, cancel := context.WithTimeoutCause(ctx, w.r.cfg.BootLimit, fmt.Errorf("%w within %s", errNoBoot, w.r.cfg.BootLimit))
@@ -72,8 +72,8 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 }
 
 // launch starts QEMU and sees it to its end.
-func (w *Work) launch(args []string) error {
-	cmd, err := w.r.spawn(w.id, w.rec, args)
+func (w *Work) launch(rec runRecord) error {
+	cmd, err := w.r.spawn(w.id, rec)
 	if err != nil {
 		return err
 	}
@@ -225,11 +225,12 @@ func (w *Work) talk() {
 		w.mu.Lock()
 		w.peer = p
 		w.mu.Unlock()
-		ended := make(chan struct{})
-		w.loops.Go(func() { w.greet(p, ended) })
+		waking := w.waking.Swap(false)
+		live, ended := context.WithCancel(w.qctx)
+		w.loops.Go(func() { w.greet(live, p, waking) })
 		slow := rate.NewLimiter(talkRate, talkBurst)
 		err = p.Run(func() error { return slow.Wait(w.qctx) }, w.hear)
-		close(ended)
+		ended()
 		stop()
 		c.Close()
 		w.mu.Lock()
@@ -248,20 +249,28 @@ func (w *Work) talk() {
 
 // greet says hello on a new channel and takes in what it missed. A frozen
 // guest answers when it is thawed, so this waits as long as the channel lives.
-func (w *Work) greet(p *guest.Peer, ended <-chan struct{}) {
-	ctx, cancel := context.WithCancel(w.qctx)
-	defer cancel()
-	go func() { // ends with greet
+// One that is being woken says hello with the answer about its clock: in cold
+// software emulation a second question costs tens of milliseconds.
+func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool) {
+	if waking {
 		select {
-		case <-ended:
-			cancel()
+		case a := <-w.hello:
+			if a != nil {
+				w.met(*a)
+				return
+			}
 		case <-ctx.Done():
+			return
 		}
-	}()
-	var a guest.HelloAnswer
-	if err := p.Call(ctx, guest.Hello, nil, &a); err != nil {
-		return
 	}
+	var a guest.HelloAnswer
+	if err := p.Call(ctx, guest.Hello, nil, &a); err == nil {
+		w.met(a)
+	}
+}
+
+// met takes in what a guest said of itself.
+func (w *Work) met(a guest.HelloAnswer) {
 	if a.Version != guest.Version {
 		w.r.log.Error("a guest speaks another version", "instance", w.id, "version", a.Version, "want", guest.Version)
 		return

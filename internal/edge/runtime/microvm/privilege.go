@@ -170,7 +170,7 @@ const (
 	ramFile
 	kernelFile
 	initrdFile
-	rootFile // only where there is a root
+	rootFile // only where there is a root; kernel and first root are empty files in a QEMU that restores
 )
 
 // open opens what a QEMU is given, in the order of its numbers.
@@ -195,12 +195,13 @@ func (r *Runtime) open(id string, rec runRecord) (files []*os.File, err error) {
 	if err := r.rights.give(ram, id); err != nil {
 		return files, fmt.Errorf("cannot make the guest's memory: %w", err)
 	}
-	kernel, err := r.openKernel()
-	if err != nil {
-		return files, err
+	more := []string{os.DevNull, os.DevNull}
+	if rec.Initrd != "" {
+		if more[0], err = r.readableKernel(); err != nil {
+			return files, err
+		}
+		more[1] = rec.Initrd
 	}
-	files = append(files, kernel)
-	more := []string{rec.Initrd}
 	if rec.Root != "" {
 		more = append(more, rec.Root)
 	}
@@ -235,37 +236,42 @@ func listen(path string) (*os.File, error) {
 	return f, errors.Join(err, ln.Close())
 }
 
-// openKernel opens the kernel such that another user may read it: some systems
-// keep theirs from everybody, and then a copy is made once.
-func (r *Runtime) openKernel() (*os.File, error) {
-	f, err := os.Open(r.kernel.Image)
+// readableKernel is a kernel that another user may read: some systems keep
+// theirs from everybody, and then a copy is made once.
+func (r *Runtime) readableKernel() (string, error) {
+	st, err := os.Stat(r.kernel.Image)
 	if err != nil {
-		return nil, fmt.Errorf("cannot open the kernel: %w", err)
-	}
-	st, err := f.Stat()
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot open the kernel: %w", err), f.Close())
+		return "", fmt.Errorf("cannot find the kernel: %w", err)
 	}
 	if !r.rights.own || st.Mode()&0o004 != 0 {
-		return f, nil
+		return r.kernel.Image, nil
 	}
-	defer f.Close()
 	sum, err := r.sum.of(r.kernel.Image)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	name := filepath.Join(r.cfg.Dir, "boot", sum+".kernel")
-	if c, err := os.Open(name); err == nil {
-		return c, nil
+	if _, err := os.Stat(name); err == nil {
+		return name, nil
 	}
+	if err := copyFor(name, r.kernel.Image); err != nil {
+		return "", fmt.Errorf("cannot copy the kernel: %w", err)
+	}
+	return name, nil
+}
+
+// copyFor copies a file for every user, in one step.
+func copyFor(name, from string) error {
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
 	tmp, err := os.CreateTemp(filepath.Dir(name), "new-")
 	if err != nil {
-		return nil, fmt.Errorf("cannot copy the kernel: %w", err)
+		return err
 	}
 	defer os.Remove(tmp.Name())
 	_, err = io.Copy(tmp, f)
-	if err := errors.Join(err, tmp.Chmod(0o644), tmp.Close(), os.Rename(tmp.Name(), name)); err != nil {
-		return nil, fmt.Errorf("cannot copy the kernel: %w", err)
-	}
-	return os.Open(name)
+	return errors.Join(err, tmp.Chmod(0o644), tmp.Close(), os.Rename(tmp.Name(), name))
 }

@@ -33,6 +33,13 @@ type runRecord struct {
 	Root    string  `json:"root,omitempty"`
 }
 
+// restored is the same run for a QEMU that gets its guest's memory: it loads no
+// kernel.
+func (rec runRecord) restored() runRecord {
+	rec.Initrd = ""
+	return rec
+}
+
 const recordFile = "run.json"
 
 func readRecord(dir string) (rec runRecord, err error) {
@@ -144,7 +151,11 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 		"-netdev", "stream,id=n0,server=on,addr.type=fd,addr.str=" + strconv.Itoa(netFile),
 		"-device", "virtio-net" + bus + ",netdev=n0,mac=" + vnet.GuestMAC + romless(bus),
 		"-object", "rng-builtin,id=rng", "-device", "virtio-rng" + bus + ",rng=rng",
-		"-kernel", openFile(kernelFile), "-initrd", openFile(initrdFile), "-append", commandLine(id, rec, r.files.khz()),
+	}
+	if rec.Initrd != "" {
+		args = append(args, "-kernel", openFile(kernelFile), "-initrd", openFile(initrdFile), "-append", commandLine(id, rec, r.files.khz()))
+	} else {
+		args = append(args, "-S", "-incoming", "defer")
 	}
 	if rec.Root != "" {
 		args = append(args, "-add-fd", "fd="+strconv.Itoa(rootFile)+",set=1", "-drive", "if=none,id=root,format=raw,readonly=on,file=/dev/fdset/1",
@@ -167,7 +178,7 @@ func qemuName(dir string) string { return "lull in " + strings.ReplaceAll(dir, "
 
 // spawn starts QEMU without privileges in a session of its own: it outlives the
 // daemon.
-func (r *Runtime) spawn(id string, rec runRecord, args []string) (*exec.Cmd, error) {
+func (r *Runtime) spawn(id string, rec runRecord) (*exec.Cmd, error) {
 	files, err := r.open(id, rec)
 	if err != nil {
 		return nil, err
@@ -178,7 +189,7 @@ func (r *Runtime) spawn(id string, rec runRecord, args []string) (*exec.Cmd, err
 		return nil, fmt.Errorf("cannot open QEMU's error log: %w", err)
 	}
 	defer errs.Close()
-	cmd := exec.Command(r.qemu, args...)
+	cmd := exec.Command(r.qemu, r.arguments(id, rec)...)
 	cmd.Dir, cmd.Stderr, cmd.ExtraFiles = "/", errs, files
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.SysProcAttr = r.rights.attributes(id, rec.Accel)

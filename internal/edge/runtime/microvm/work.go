@@ -59,6 +59,8 @@ type Work struct {
 	halted chan string         // the machine stopped by itself, with QEMU's reason
 	born   chan struct{}       // closed when the guest answered for the first time
 	bornMu *sync.Once
+	waking atomic.Bool             // the guest is being restored: hello on its next channel comes from setClock
+	hello  chan *guest.HelloAnswer // from setClock; nil of a harness that does not say it there
 
 	mu      sync.Mutex
 	mon     *monitor
@@ -93,6 +95,8 @@ func (w *Work) renew() {
 	w.gone, w.over = make(chan struct{}), make(chan struct{})
 	w.halted, w.born, w.bornMu = make(chan string, 1), make(chan struct{}), new(sync.Once)
 	w.proc = process{}
+	w.waking.Store(false)
+	w.hello = make(chan *guest.HelloAnswer, 1)
 }
 
 // Identity implements instance.Workload. A wake from hibernation changes it.
@@ -229,6 +233,10 @@ func (w *Work) setClock(ctx context.Context) error {
 		return fmt.Errorf("cannot set the guest's clock: %w", err)
 	}
 	w.r.log.Debug("clock set", "instance", w.id, "behind", time.Duration(a.Behind))
+	select {
+	case w.hello <- a.Hello:
+	default: // it has been said
+	}
 	return nil
 }
 
