@@ -3,9 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,14 +31,9 @@ type agentConfig struct {
 	Server, TokenFile, ServerCA, Machine string // reporting; see agentserver.go
 }
 
-// agentOption is one setting of the process; precedence is flag, environment,
-// default. systemd reads the environment from /etc/default/lull-agent.
-type agentOption struct {
-	Name, Env, Unit, Doc string
-	bind                 func(*agentConfig) any
-}
-
-var agentOptions = []agentOption{
+// agentOptions come from flags and the environment, which systemd reads from
+// /etc/default/lull-agent; there is no config file of the process.
+var agentOptions = []option[agentConfig]{
 	{"config", "LULL_AGENT_CONFIG", "path", "the local policy file; it and every directory above it must be writable by root alone", func(c *agentConfig) any { return &c.Config }},
 	{"state", "LULL_AGENT_STATE", "path", "directory of the state, the cached policy and the history; one agent at a time", func(c *agentConfig) any { return &c.State }},
 	{"socket", "LULL_AGENT_SOCKET", "path", "control socket, for root and the group lull; the warning file lies beside it", func(c *agentConfig) any { return &c.Socket }},
@@ -74,26 +67,8 @@ func defaultAgentConfig() agentConfig {
 // variable or flag.
 func resolveAgent(getenv func(string) string, flags *pflag.FlagSet) (agentConfig, []setting, error) {
 	cfg := defaultAgentConfig()
-	var out []setting
-	var errs []error
-	for _, o := range agentOptions {
-		p := o.bind(&cfg)
-		s := setting{Name: o.Name, Env: o.Env, Unit: o.Unit, Default: text(p), Source: "default", Doc: o.Doc}
-		if e := getenv(o.Env); e != "" {
-			s.Source = "environment " + o.Env
-			if err := set(p, e); err != nil {
-				errs = append(errs, fmt.Errorf("cannot use %s: %q is not a %s", o.Env, e, o.Unit))
-			}
-		}
-		if f := flags.Lookup(o.Name); f != nil && f.Changed {
-			s.Source = "flag --" + o.Name
-			if err := set(p, f.Value.String()); err != nil {
-				errs = append(errs, fmt.Errorf("cannot use --%s: %q is not a %s", o.Name, f.Value, o.Unit))
-			}
-		}
-		s.Value = text(p)
-		out = append(out, s)
-	}
+	out, err := readOptions(&cfg, agentOptions, configFile{}, getenv, flags)
+	errs := []error{err}
 	switch cfg.Cloud {
 	case cloudAuto, cloudEC2, cloudNone:
 	default:
@@ -118,29 +93,15 @@ func resolveAgent(getenv func(string) string, flags *pflag.FlagSet) (agentConfig
 
 // bindAgentFlags declares the flags; their values are read by resolveAgent.
 func bindAgentFlags(f *pflag.FlagSet) {
-	def := defaultAgentConfig()
-	for _, o := range agentOptions {
-		f.String(o.Name, text(o.bind(&def)), fmt.Sprintf("%s ($%s)", o.Doc, o.Env))
-	}
+	bindOptions(f, defaultAgentConfig(), agentOptions)
 }
 
-// agentConfigCommand is lull config agent.
-func (c *cli) agentConfigCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "agent", Short: "Settings of lull agent run; its policy is shown by lull agent status", Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, l, err := resolveAgent(c.getenv, cmd.Flags())
-			if err != nil {
-				return &usageError{err}
-			}
-			return c.print(l, func(w io.Writer) {
-				t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-				fmt.Fprintln(t, "SETTING\tVALUE\tSOURCE\tVARIABLE\tMEANING")
-				for _, s := range l {
-					fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Name, dash(s.Value), s.Source, s.Env, s.Doc)
-				}
-				t.Flush()
-			})
-		}}
+// configAgent is lull config agent.
+func (c *cli) configAgent() *cobra.Command {
+	cmd := c.configOf("agent", "Settings of lull agent run; its policy is shown by lull agent status", func(flags *pflag.FlagSet) ([]setting, error) {
+		_, l, err := resolveAgent(c.getenv, flags)
+		return l, err
+	})
 	bindAgentFlags(cmd.Flags())
 	return cmd
 }
@@ -150,12 +111,8 @@ func (c *cli) agentConfigCommand() *cobra.Command {
 func agentSettingsPage() string {
 	var b strings.Builder
 	b.WriteString("# Settings of lull agent\n\nGenerated from cmd/lull/agentconfig.go and internal/link/tags.\n\n" +
-		"## The process\n\nPrecedence: flag, environment, default. The systemd unit reads the environment from `/etc/default/lull-agent`.\n\n" +
-		"| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
-	def := defaultAgentConfig()
-	for _, o := range agentOptions {
-		fmt.Fprintf(&b, "| %s | `--%s` | `%s` | %s | %s | %s |\n", o.Name, o.Name, o.Env, o.Unit, text(o.bind(&def)), o.Doc)
-	}
+		"## The process\n\nPrecedence: flag, environment, default. The systemd unit reads the environment from `/etc/default/lull-agent`.\n\n")
+	optionRows(&b, defaultAgentConfig(), agentOptions)
 	b.WriteString("\n## The policy\n\nPrecedence: local file, tags (prefix `lull:` unless set), default. " +
 		"Tags that cannot be read hold as they were read last.\n" +
 		"The local file also takes `allow-tag-hooks` (run hooks that tags name; default false) and `replace-tags` (read no tags; default false).\n\n" +

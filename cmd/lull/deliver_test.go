@@ -91,7 +91,7 @@ func TestKubernetesManifest(t *testing.T) {
 		name := at(t, e, "name").(string)
 		value, _ := e.(map[string]any)["value"].(string)
 		env[name] = value
-		known := name == "POD" || slices.ContainsFunc(serverOptions, func(o serverOption) bool { return o.Env == name })
+		known := name == "POD" || slices.ContainsFunc(serverOptions, func(o option[serverConfig]) bool { return o.Env == name })
 		if !known {
 			t.Errorf("lull server does not know %s", name)
 		}

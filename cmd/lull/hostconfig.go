@@ -3,16 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"gopkg.in/yaml.v3"
 )
 
 // hostConfig is everything that can be set about lull host.
@@ -38,14 +34,7 @@ type hostConfig struct {
 // dockerSocket is where Docker listens when nobody says otherwise.
 const dockerSocket = "/var/run/docker.sock"
 
-// option is one setting: its flag, its environment variable, its unit and what
-// it means. Precedence is flag, environment, file, default.
-type option struct {
-	Name, Env, Unit, Doc string
-	bind                 func(*hostConfig) any // *string, *time.Duration, *uint or *bool
-}
-
-var hostOptions = []option{
+var hostOptions = []option[hostConfig]{
 	{"data", "LULL_HOST_DATA", "path", "directory of records, logs and the shim's state; one host daemon at a time", func(c *hostConfig) any { return &c.Data }},
 	{"socket", "LULL_HOST_SOCKET", "path", "unix socket of the API, mode 0600", func(c *hostConfig) any { return &c.Socket }},
 	{"http", "LULL_HOST_HTTP", "host:port", "shared HTTP port that routes by host name (NAME.localhost) or X-Lull-Instance; empty is off", func(c *hostConfig) any { return &c.HTTP }},
@@ -70,89 +59,13 @@ func defaultHostConfig(getenv func(string) string) hostConfig {
 		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second}
 }
 
-// setting is an effective value and where it came from.
-type setting struct {
-	Name    string `json:"name"`
-	Env     string `json:"env"`
-	Unit    string `json:"unit"`
-	Default string `json:"default"`
-	Value   string `json:"value"`
-	Source  string `json:"source"`
-	Doc     string `json:"doc"`
-}
-
-func text(p any) string {
-	switch v := p.(type) {
-	case *string:
-		return *v
-	case *time.Duration:
-		return v.String()
-	case *uint:
-		return fmt.Sprint(*v)
-	case *bool:
-		return fmt.Sprint(*v)
-	}
-	return ""
-}
-
-func set(p any, s string) (err error) {
-	switch v := p.(type) {
-	case *string:
-		*v = s
-	case *time.Duration:
-		*v, err = time.ParseDuration(s)
-	case *uint:
-		_, err = fmt.Sscanf(s, "%d", v)
-		if err == nil && fmt.Sprint(*v) != s {
-			err = errors.New("not a number")
-		}
-	case *bool:
-		switch s {
-		case "true", "1":
-			*v = true
-		case "false", "0":
-			*v = false
-		default:
-			err = errors.New("want true or false")
-		}
-	}
-	return err
-}
-
 // resolve reads every source. Every fault is reported, each naming the
 // variable, flag or line.
 func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hostConfig, []setting, error) {
 	cfg := defaultHostConfig(getenv)
-	fromFile, errs := readConfigFile(file)
-	var out []setting
-	for _, o := range hostOptions {
-		p := o.bind(&cfg)
-		s := setting{Name: o.Name, Env: o.Env, Unit: o.Unit, Default: text(p), Source: "default", Doc: o.Doc}
-		if n, ok := fromFile[o.Name]; ok {
-			s.Source = fmt.Sprintf("file %s, line %d", file, n.Line)
-			if err := set(p, n.Value); err != nil {
-				errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: %q is not a %s", o.Name, file, n.Line, n.Value, o.Unit))
-			}
-			delete(fromFile, o.Name)
-		}
-		if e := getenv(o.Env); e != "" {
-			s.Source = "environment " + o.Env
-			if err := set(p, e); err != nil {
-				errs = append(errs, fmt.Errorf("cannot use %s: %q is not a %s", o.Env, e, o.Unit))
-			}
-		}
-		if f := flags.Lookup(o.Name); f != nil && f.Changed {
-			s.Source = "flag --" + o.Name
-			if err := set(p, f.Value.String()); err != nil {
-				errs = append(errs, fmt.Errorf("cannot use --%s: %q is not a %s", o.Name, f.Value, o.Unit))
-			}
-		}
-		s.Value = text(p)
-		out = append(out, s)
-	}
-	for name, n := range fromFile {
-		errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: there is no such setting", name, file, n.Line))
-	}
+	read, err := readConfigFile(file)
+	out, faults := readOptions(&cfg, hostOptions, read, getenv, flags)
+	errs := []error{err, unknown(read, hostOptions, func(string) bool { return false }), faults}
 	for name, d := range map[string]time.Duration{"pause-after": cfg.PauseAfter, "stop-after": cfg.StopAfter} {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("cannot use %s: %s is negative", name, d))
@@ -176,77 +89,21 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	return cfg, out, errors.Join(errs...)
 }
 
-// readConfigFile reads a flat YAML mapping with the line of each entry.
-func readConfigFile(file string) (map[string]*yaml.Node, []error) {
-	out := map[string]*yaml.Node{}
-	if file == "" {
-		return out, nil
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return out, []error{fmt.Errorf("cannot read the config file: %w", err)}
-	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(b, &doc); err != nil {
-		return out, []error{fmt.Errorf("cannot read %s: %w", file, err)}
-	}
-	if len(doc.Content) == 0 {
-		return out, nil
-	}
-	m := doc.Content[0]
-	if m.Kind != yaml.MappingNode {
-		return out, []error{fmt.Errorf("cannot read %s, line %d: want name: value", file, m.Line)}
-	}
-	var errs []error
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		k, v := m.Content[i], m.Content[i+1]
-		if v.Kind != yaml.ScalarNode {
-			errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: want a single value", k.Value, file, v.Line))
-			continue
-		}
-		out[k.Value] = v
-	}
-	return out, errs
-}
-
 // bindFlags declares the flags; their values are read by resolve.
 func bindFlags(f *pflag.FlagSet, getenv func(string) string) {
-	def := defaultHostConfig(getenv)
-	for _, o := range hostOptions {
-		p := o.bind(&def)
-		if _, ok := p.(*bool); ok {
-			f.Bool(o.Name, false, o.Doc)
-			continue
-		}
-		f.String(o.Name, text(p), fmt.Sprintf("%s ($%s)", o.Doc, o.Env))
-		if o.Name == "docker" {
-			f.Lookup(o.Name).NoOptDefVal = dockerSocket
-		}
-	}
+	bindOptions(f, defaultHostConfig(getenv), hostOptions)
+	f.Lookup("docker").NoOptDefVal = dockerSocket
 }
 
-func (c *cli) configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Print effective settings and where each came from", Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+// configHost is lull config host.
+func (c *cli) configHost() *cobra.Command {
 	var file string
-	host := &cobra.Command{Use: "host", Short: "Settings of lull host", Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, l, err := resolve(c.getenv, file, cmd.Flags())
-			if err != nil {
-				return &usageError{err}
-			}
-			return c.print(l, func(w io.Writer) {
-				t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-				fmt.Fprintln(t, "SETTING\tVALUE\tSOURCE\tVARIABLE\tMEANING")
-				for _, s := range l {
-					fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Name, dash(s.Value), s.Source, s.Env, s.Doc)
-				}
-				t.Flush()
-			})
-		}}
-	host.Flags().StringVar(&file, "config", "", "YAML file of settings")
-	bindFlags(host.Flags(), c.getenv)
-	cmd.AddCommand(host, c.agentConfigCommand(), c.configServer())
+	cmd := c.configOf("host", "Settings of lull host", func(flags *pflag.FlagSet) ([]setting, error) {
+		_, l, err := resolve(c.getenv, file, flags)
+		return l, err
+	})
+	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	bindFlags(cmd.Flags(), c.getenv)
 	return cmd
 }
 
@@ -254,11 +111,8 @@ func (c *cli) configCommand() *cobra.Command {
 func hostSettingsPage() string {
 	var b strings.Builder
 	b.WriteString("# Settings of lull host\n\nGenerated from cmd/lull/hostconfig.go. Precedence: flag, environment, config file (`--config`), default.\n\n")
-	b.WriteString("| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
 	def := defaultHostConfig(func(string) string { return "" })
 	def.Socket = "/run/lull/host.sock (root), $XDG_RUNTIME_DIR/lull/host.sock"
-	for _, o := range hostOptions {
-		fmt.Fprintf(&b, "| %s | `--%s` | `%s` | %s | %s | %s |\n", o.Name, o.Name, o.Env, o.Unit, text(o.bind(&def)), o.Doc)
-	}
+	optionRows(&b, def, hostOptions)
 	return b.String()
 }

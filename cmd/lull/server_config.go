@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/url"
 	"os"
@@ -11,11 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"gopkg.in/yaml.v3"
 
 	"lull/internal/base/outward"
 	"lull/internal/daemon/server"
@@ -42,13 +39,7 @@ type serverConfig struct {
 	flags, env, file fleet.Layer
 }
 
-// serverOption is one setting of the process.
-type serverOption struct {
-	Name, Env, Unit, Doc string
-	bind                 func(*serverConfig) any // *string or *bool
-}
-
-var serverOptions = []serverOption{
+var serverOptions = []option[serverConfig]{
 	{"data", "LULL_SERVER_DATA", "path", "directory of the store, the sealing key and archives; one server at a time", func(c *serverConfig) any { return &c.Data }},
 	{"listen", "LULL_SERVER_LISTEN", "host:port", "address of the API", func(c *serverConfig) any { return &c.Listen }},
 	{"role", "LULL_SERVER_ROLE", "all|api|controller", "what this process does; other than all needs --etcd", func(c *serverConfig) any { return &c.Role }},
@@ -92,20 +83,11 @@ func defaultServerConfig() serverConfig {
 }
 
 func bindServerFlags(f *pflag.FlagSet) {
-	def := defaultServerConfig()
-	for _, o := range serverOptions {
-		if p := o.bind(&def); isBool(p) {
-			f.Bool(o.Name, false, o.Doc)
-		} else {
-			f.String(o.Name, text(p), fmt.Sprintf("%s ($%s)", o.Doc, o.Env))
-		}
-	}
+	bindOptions(f, defaultServerConfig(), serverOptions)
 	for _, s := range fleet.Fields() {
 		f.String(flagOf(s), s.Default, fmt.Sprintf("%s ($%s)", s.Doc, s.Env))
 	}
 }
-
-func isBool(p any) bool { _, ok := p.(*bool); return ok }
 
 func flagOf(f fleet.Field) string { return strings.ReplaceAll(f.Key, "_", "-") }
 
@@ -113,34 +95,27 @@ func flagOf(f fleet.Field) string { return strings.ReplaceAll(f.Key, "_", "-") }
 // flag, variable, or file and line.
 func resolveServer(getenv func(string) string, file string, flags *pflag.FlagSet) (serverConfig, []setting, error) {
 	cfg := defaultServerConfig()
-	nodes, err := cfg.readFile(file)
-	errs := []error{err}
-	var out []setting
-	for _, o := range serverOptions {
-		p := o.bind(&cfg)
-		s := setting{Name: o.Name, Env: o.Env, Unit: o.Unit, Default: text(p), Source: "default", Doc: o.Doc}
-		use := func(value, source string) {
-			s.Source = source
-			if err := set(p, value); err != nil {
-				errs = append(errs, fmt.Errorf("cannot use %s from %s: %q is not a %s", o.Name, source, value, o.Unit))
-			}
+	read, err := readConfigFile(file)
+	out, faults := readOptions(&cfg, serverOptions, read, getenv, flags)
+	errs := []error{err, faults}
+	if err == nil {
+		own := func(key string) bool {
+			return slices.ContainsFunc(serverOptions, func(o option[serverConfig]) bool { return o.Name == key })
 		}
-		if n, ok := nodes[o.Name]; ok {
-			use(n.Value, fmt.Sprintf("%s:%d", file, n.Line))
-		}
-		if e := getenv(o.Env); e != "" {
-			use(e, "environment "+o.Env)
-		}
-		if f := flags.Lookup(o.Name); f != nil && f.Changed {
-			use(f.Value.String(), "flag --"+o.Name)
-		}
-		s.Value = text(p)
-		out = append(out, s)
+		cfg.file, err = fleet.FileLayer(file, read.data, own)
+		errs = append(errs, err)
 	}
 	cfg.layers(getenv, flags)
-	_, all, err := fleet.Resolve(cfg.flags, cfg.env, cfg.file)
+	layers := []fleet.Layer{cfg.flags, cfg.env, cfg.file}
+	_, all, err := fleet.Resolve(layers...)
 	for _, s := range all {
-		out = append(out, setting{Name: s.Key, Env: s.Env, Unit: s.Unit, Default: s.Default, Value: fmt.Sprint(s.Value), Source: string(s.Source), Doc: s.Doc})
+		from := string(s.Source)
+		for _, l := range layers {
+			if l.Source == s.Source {
+				from = l.Where(s.Field)
+			}
+		}
+		out = append(out, setting{Name: s.Key, Env: s.Env, Unit: s.Unit, Default: s.Default, Value: fmt.Sprint(s.Value), Source: from, Doc: s.Doc})
 	}
 	return cfg, out, errors.Join(append(errs, err, cfg.validate())...)
 }
@@ -157,40 +132,6 @@ func (cfg *serverConfig) layers(getenv func(string) string, flags *pflag.FlagSet
 			cfg.flags.Values[f.Key] = fl.Value.String()
 		}
 	}
-}
-
-// readFile reads the config file: settings of the process, which are
-// returned, and of the fleet.
-func (cfg *serverConfig) readFile(file string) (map[string]*yaml.Node, error) {
-	if file == "" {
-		return nil, nil
-	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the config file: %w", err)
-	}
-	own := func(key string) bool {
-		return slices.ContainsFunc(serverOptions, func(o serverOption) bool { return o.Name == key })
-	}
-	if cfg.file, err = fleet.FileLayer(file, data, own); err != nil {
-		return nil, err
-	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(data, &doc); err != nil || len(doc.Content) == 0 {
-		return nil, err
-	}
-	nodes := map[string]*yaml.Node{}
-	for i := 0; i+1 < len(doc.Content[0].Content); i += 2 {
-		k, v := doc.Content[0].Content[i], doc.Content[0].Content[i+1]
-		switch {
-		case !own(k.Value):
-		case v.Kind != yaml.ScalarNode:
-			return nil, fmt.Errorf("cannot use %s:%d: %s wants a single value", file, v.Line, k.Value)
-		default:
-			nodes[k.Value] = v
-		}
-	}
-	return nodes, nil
 }
 
 // limits are the rates that EC2 is called at. A burst is what AWS's own
@@ -272,21 +213,10 @@ func loopbackName(host string) bool {
 // configServer prints the effective settings of lull server.
 func (c *cli) configServer() *cobra.Command {
 	var file string
-	cmd := &cobra.Command{Use: "server", Short: "Settings of lull server and its fleet, without the stored ones", Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, l, err := resolveServer(c.getenv, file, cmd.Flags())
-			if err != nil {
-				return &usageError{err}
-			}
-			return c.print(l, func(w io.Writer) {
-				t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-				fmt.Fprintln(t, "SETTING\tVALUE\tSOURCE\tVARIABLE\tMEANING")
-				for _, s := range l {
-					fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Name, dash(s.Value), s.Source, s.Env, s.Doc)
-				}
-				t.Flush()
-			})
-		}}
+	cmd := c.configOf("server", "Settings of lull server and its fleet, without the stored ones", func(flags *pflag.FlagSet) ([]setting, error) {
+		_, l, err := resolveServer(c.getenv, file, flags)
+		return l, err
+	})
 	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
 	bindServerFlags(cmd.Flags())
 	return cmd

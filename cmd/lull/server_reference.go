@@ -34,12 +34,8 @@ func serverPages() (map[string][]byte, error) {
 func serverSettingsPage() string {
 	var b strings.Builder
 	b.WriteString("# Settings of lull server\n\nGenerated from cmd/lull/server_config.go and internal/fleet/settings.go.\n" +
-		"Precedence: flag, environment, stored setting (those of the fleet only: `lull settings set`), config file (`--config`), default.\n\n## The process\n\n" +
-		"| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
-	def := defaultServerConfig()
-	for _, o := range serverOptions {
-		fmt.Fprintf(&b, "| %s | `--%s` | `%s` | %s | %s | %s |\n", o.Name, o.Name, o.Env, strings.ReplaceAll(o.Unit, "|", ", "), text(o.bind(&def)), o.Doc)
-	}
+		"Precedence: flag, environment, stored setting (those of the fleet only: `lull settings set`), config file (`--config`), default.\n\n## The process\n\n")
+	optionRows(&b, defaultServerConfig(), serverOptions)
 	b.WriteString("\n## The fleet\n\n| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
 	for _, f := range fleet.Fields() {
 		fmt.Fprintf(&b, "| %s | `--%s` | `%s` | %s | `%s` | %s |\n", f.Key, flagOf(f), f.Env, f.Unit, f.Default, f.Doc)

@@ -29,6 +29,37 @@ type Layer struct {
 	Source Source
 	Values map[string]any
 	lines  map[string]int
+	name   string // of the file
+}
+
+// Where says to people which variable, flag or line sets f.
+func (l Layer) Where(f Field) string {
+	switch l.Source {
+	case FromFlag:
+		return "flag --" + strings.ReplaceAll(f.Key, "_", "-")
+	case FromEnv:
+		return "environment " + f.Env
+	case FromFile:
+		return fmt.Sprintf("file %s, line %d", l.name, l.lines[f.Key])
+	}
+	return string(l.Source)
+}
+
+// fault names what sets f, and why it cannot be used.
+func (l Layer) fault(f Field, err error) error {
+	detail := err.Error()
+	if e, ok := errors.AsType[*Invalid](err); ok && e.Field == f.Key {
+		detail = e.Detail
+	}
+	switch l.Source {
+	case FromFlag:
+		return fmt.Errorf("cannot use --%s: %s", strings.ReplaceAll(f.Key, "_", "-"), detail)
+	case FromEnv:
+		return fmt.Errorf("cannot use %s: %s", f.Env, detail)
+	case FromFile:
+		return fmt.Errorf("cannot use %s in %s, line %d: %s", f.Key, l.name, l.lines[f.Key], detail)
+	}
+	return fmt.Errorf("cannot use %s: %w", l.Source, err)
 }
 
 // Setting is one effective value and where it came from.
@@ -59,7 +90,7 @@ const maxFile = 1 << 20
 // other, which returns false for those it does not know either; nil knows
 // none. Errors name file and line.
 func FileLayer(name string, data []byte, other func(key string) bool) (Layer, error) {
-	l := Layer{Source: FromFile, Values: map[string]any{}, lines: map[string]int{}}
+	l := Layer{Source: FromFile, Values: map[string]any{}, lines: map[string]int{}, name: name}
 	if len(data) > maxFile {
 		return l, fmt.Errorf("cannot read %s: it has %d bytes, the limit is %d", name, len(data), maxFile)
 	}
@@ -82,10 +113,10 @@ func FileLayer(name string, data []byte, other func(key string) bool) (Layer, er
 		case !ok && other != nil && other(key.Value):
 			continue
 		case !ok:
-			errs = append(errs, fmt.Errorf("cannot read %s: line %d: there is no setting %.60q", name, key.Line, key.Value))
+			errs = append(errs, fmt.Errorf("cannot use %.60s in %s, line %d: there is no such setting", key.Value, name, key.Line))
 			continue
 		case l.lines[f.Key] != 0:
-			errs = append(errs, fmt.Errorf("cannot read %s: line %d: %s was set in line %d already", name, key.Line, f.Key, l.lines[f.Key]))
+			errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: it was set in line %d already", f.Key, name, key.Line, l.lines[f.Key]))
 			continue
 		}
 		l.lines[f.Key] = key.Line
@@ -95,7 +126,7 @@ func FileLayer(name string, data []byte, other func(key string) bool) (Layer, er
 			err = f.set(&Settings{}, raw)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("cannot read %s: line %d: %w", name, key.Line, err))
+			errs = append(errs, l.fault(f, err))
 			continue
 		}
 		l.Values[f.Key] = raw
@@ -117,16 +148,16 @@ func Resolve(layers ...Layer) (Settings, []Setting, error) {
 		}
 	}
 	for _, f := range fields {
-		set := Setting{Field: f, Source: FromDefault}
+		set, from := Setting{Field: f, Source: FromDefault}, Layer{Source: FromDefault}
 		raw := any(f.Default)
 		for _, l := range layers {
 			if v, ok := l.Values[f.Key]; ok {
-				raw, set.Source = v, l.Source
+				raw, set.Source, from = v, l.Source, l
 				break
 			}
 		}
 		if err := f.set(&s, raw); err != nil {
-			errs = append(errs, fmt.Errorf("cannot use %s: %w", set.Source, err))
+			errs = append(errs, from.fault(f, err))
 		}
 		set.Value = f.format(&s)
 		all = append(all, set)

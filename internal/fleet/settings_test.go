@@ -51,7 +51,7 @@ func TestBadSettingsAreNamed(t *testing.T) {
 	file := "worker_idle_timeout_minutes: 90\nmin_workers: many\nwat: 1\nreconcile_interval: 0\nmin_workers: 3\n" +
 		"aws_region_configs:\n  us-east-1: {subnet_id: subnet-1, color: red}\n"
 	_, err := fleet.FileLayer("lull.yaml", []byte(file), nil)
-	for _, want := range []string{"line 2", `"many"`, "line 3", `"wat"`, "line 4", "between 1 and", "line 5", "set in line 2", "line 6", "color"} {
+	for _, want := range []string{"line 2", `"many"`, "line 3", "wat", "line 4", "between 1 and", "line 5", "set in line 2", "line 6", "color"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not name %s: %v", want, err)
 		}

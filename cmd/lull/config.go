@@ -1,0 +1,215 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"gopkg.in/yaml.v3"
+)
+
+// option is one setting of a process whose settings are a C: its flag, its
+// environment variable, its unit and what it means. Precedence is flag,
+// environment, config file where there is one, default.
+type option[C any] struct {
+	Name, Env, Unit, Doc string
+	bind                 func(*C) any // *string, *time.Duration, *uint or *bool
+}
+
+// setting is an effective value and where it came from.
+type setting struct {
+	Name    string `json:"name"`
+	Env     string `json:"env"`
+	Unit    string `json:"unit"`
+	Default string `json:"default"`
+	Value   string `json:"value"`
+	Source  string `json:"source"`
+	Doc     string `json:"doc"`
+}
+
+func text(p any) string {
+	switch v := p.(type) {
+	case *string:
+		return *v
+	case *time.Duration:
+		return v.String()
+	case *uint:
+		return fmt.Sprint(*v)
+	case *bool:
+		return fmt.Sprint(*v)
+	}
+	return ""
+}
+
+func set(p any, s string) (err error) {
+	switch v := p.(type) {
+	case *string:
+		*v = s
+	case *time.Duration:
+		*v, err = time.ParseDuration(s)
+	case *uint:
+		_, err = fmt.Sscanf(s, "%d", v)
+		if err == nil && fmt.Sprint(*v) != s {
+			err = errors.New("not a number")
+		}
+	case *bool:
+		switch s {
+		case "true", "1":
+			*v = true
+		case "false", "0":
+			*v = false
+		default:
+			err = errors.New("want true or false")
+		}
+	}
+	return err
+}
+
+// configFile is a flat YAML mapping, with the line of each entry. The zero one
+// is empty.
+type configFile struct {
+	name    string
+	data    []byte
+	entries map[string]*yaml.Node
+	keys    []string // in their order
+}
+
+// maxConfigFile bounds a config file, in bytes.
+const maxConfigFile = 1 << 20
+
+// readConfigFile reads the file of that name; an empty name is an empty file.
+func readConfigFile(name string) (configFile, error) {
+	f := configFile{name: name, entries: map[string]*yaml.Node{}}
+	if name == "" {
+		return f, nil
+	}
+	var err error
+	if f.data, err = os.ReadFile(name); err != nil {
+		return f, fmt.Errorf("cannot read the config file: %w", err)
+	}
+	if len(f.data) > maxConfigFile {
+		return f, fmt.Errorf("cannot read %s: it has %d bytes, the limit is %d", name, len(f.data), maxConfigFile)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(f.data, &doc); err != nil {
+		return f, fmt.Errorf("cannot read %s: %w", name, err)
+	}
+	if len(doc.Content) == 0 {
+		return f, nil
+	}
+	m := doc.Content[0]
+	if m.Kind != yaml.MappingNode {
+		return f, fmt.Errorf("cannot read %s, line %d: want name: value", name, m.Line)
+	}
+	var errs []error
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		k, v := m.Content[i], m.Content[i+1]
+		if old := f.entries[k.Value]; old != nil {
+			errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: it was set in line %d already", k.Value, name, k.Line, old.Line))
+			continue
+		}
+		f.entries[k.Value], f.keys = v, append(f.keys, k.Value)
+	}
+	return f, errors.Join(errs...)
+}
+
+// unknown are faults for the entries that no option, and nothing that also
+// knows, has.
+func unknown[C any](f configFile, options []option[C], also func(key string) bool) error {
+	var errs []error
+	for _, k := range f.keys {
+		if !slices.ContainsFunc(options, func(o option[C]) bool { return o.Name == k }) && !also(k) {
+			errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: there is no such setting", k, f.name, f.entries[k].Line))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// readOptions lays file, environment and flags over the defaults in cfg. It
+// returns every setting with its source, and every fault, each naming the line,
+// the variable or the flag.
+func readOptions[C any](cfg *C, options []option[C], file configFile, getenv func(string) string, flags *pflag.FlagSet) ([]setting, error) {
+	var out []setting
+	var errs []error
+	for _, o := range options {
+		p := o.bind(cfg)
+		s := setting{Name: o.Name, Env: o.Env, Unit: o.Unit, Default: text(p), Source: "default", Doc: o.Doc}
+		use := func(value, source, named string) {
+			s.Source = source
+			if err := set(p, value); err != nil {
+				errs = append(errs, fmt.Errorf("cannot use %s: %q is not a %s", named, value, o.Unit))
+			}
+		}
+		if n, ok := file.entries[o.Name]; ok {
+			at := fmt.Sprintf("%s, line %d", file.name, n.Line)
+			if n.Kind != yaml.ScalarNode {
+				errs = append(errs, fmt.Errorf("cannot use %s in %s: want a single value", o.Name, at))
+			} else {
+				use(n.Value, "file "+at, o.Name+" in "+at)
+			}
+		}
+		if e := getenv(o.Env); e != "" {
+			use(e, "environment "+o.Env, o.Env)
+		}
+		if f := flags.Lookup(o.Name); f != nil && f.Changed {
+			use(f.Value.String(), "flag --"+o.Name, "--"+o.Name)
+		}
+		s.Value = text(p)
+		out = append(out, s)
+	}
+	return out, errors.Join(errs...)
+}
+
+// bindOptions declares the flags of options with the defaults in def; their
+// values are read by readOptions.
+func bindOptions[C any](f *pflag.FlagSet, def C, options []option[C]) {
+	for _, o := range options {
+		if p := o.bind(&def); isBool(p) {
+			f.Bool(o.Name, false, o.Doc)
+		} else {
+			f.String(o.Name, text(p), fmt.Sprintf("%s ($%s)", o.Doc, o.Env))
+		}
+	}
+}
+
+func isBool(p any) bool { _, ok := p.(*bool); return ok }
+
+// optionRows are the rows of options in a generated page.
+func optionRows[C any](b *strings.Builder, def C, options []option[C]) {
+	b.WriteString("| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
+	for _, o := range options {
+		fmt.Fprintf(b, "| %s | `--%s` | `%s` | %s | %s | %s |\n", o.Name, o.Name, o.Env, strings.ReplaceAll(o.Unit, "|", ", "), text(o.bind(&def)), o.Doc)
+	}
+}
+
+// configCommand is lull config.
+func (c *cli) configCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Print effective settings and where each came from", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(c.configHost(), c.configAgent(), c.configServer())
+	return cmd
+}
+
+// configOf is lull config of one process.
+func (c *cli) configOf(use, short string, read func(flags *pflag.FlagSet) ([]setting, error)) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := read(cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			return c.print(l, func(w io.Writer) {
+				rows(w, "SETTING\tVALUE\tSOURCE\tVARIABLE\tMEANING", func(row func(string, ...any)) {
+					for _, s := range l {
+						row("%s\t%s\t%s\t%s\t%s", s.Name, dash(s.Value), s.Source, s.Env, s.Doc)
+					}
+				})
+			})
+		}}
+}
