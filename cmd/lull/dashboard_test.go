@@ -11,7 +11,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -31,8 +30,6 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"lull/internal/daemon/server"
-	"lull/internal/daemon/server/access"
-	"lull/internal/daemon/server/web"
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
@@ -897,37 +894,11 @@ func TestDashboardOfTenThousand(t *testing.T) {
 			ops = ops[:0]
 		}
 	}
-	f, err := fleet.New(fleet.Options{Store: db, ID: "crowd"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tokens := access.New(db)
-	token, err := tokens.First(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: "test", Web: web.Handler(), Live: live})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- api.Run(ctx) }()
-	site := httptest.NewServer(api.Handler())
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		site.CloseClientConnections()
-		site.Close()
-	})
-	<-api.Ready()
-
-	w := open(t, chrome, site.URL)
+	address, token := site(t, db, func(o *server.Options) { o.Live = live })
+	w := open(t, chrome, address)
 	w.login(token)
 	w.sees("10,000 workers")
-	w.visit(site.URL) // again, as who comes back
+	w.visit(address) // again, as who comes back
 	w.until(`document.querySelectorAll('.list .body .name').length > 5`)
 	took := js[float64](w, `performance.getEntriesByName('lull:fleet')[0].startTime`)
 	w.until(`document.querySelector('[aria-rowcount="10001"]')`)

@@ -1,6 +1,8 @@
 // What the dashboard says to the server, and how. Field names are those of the
 // API (docs/reference/server-openapi.json).
 
+import type { Account } from './evidence'
+
 export type Standing =
   | 'active' | 'idle' | 'pausing_soon' | 'blocked' | 'unknown' | 'paused' | 'starting' | 'failed' | 'ended'
 
@@ -145,15 +147,13 @@ export interface Entry {
   detail?: string
 }
 
-export interface Why {
+export interface Why extends Account {
   worker_id: string
+  standing?: Standing
   status: string
-  question: string
-  answer: string
   idle_status: IdleStatus
-  change: string[] | null
   last: Entry[] | null
-  readings: 'live' | 'unknown'
+  readings: 'live' | 'recorded' | 'unknown'
   halted: boolean
 }
 

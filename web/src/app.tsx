@@ -9,7 +9,7 @@ import { useResource } from './resource'
 import { Place, usePlace } from './router'
 import { setTheme, theme, Theme } from './theme'
 import { ago, useNow } from './time'
-import { attempt, Button, Dialog, Empty, Fault, Loading, Time, Toasts } from './ui'
+import { attempt, Button, Dialog, Empty, Fault, Loading, Time, Toasts, words } from './ui'
 import { pages } from './pages'
 
 export function App() {
@@ -34,7 +34,7 @@ function Frame() {
   const first = useRef(true)
   const at = place.path.join('/')
   useEffect(() => {
-    document.title = `${place.path[1] ?? page?.title ?? 'Not found'} · lull`
+    document.title = `${place.path[1] ?? page?.title ?? (page ? words(page.path).replace(/^./, (c) => c.toUpperCase()) : 'Not found')} · lull`
     if (!first.current) main.current?.focus()
     first.current = false
   }, [at])
@@ -51,7 +51,7 @@ function Frame() {
           <a class="brand" href="/" aria-label="lull: fleet"><svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><rect width="32" height="32" rx="9" fill="var(--accent)" /><path d="M21.5 19.5A8 8 0 0 1 12.5 8.6a8.2 8.2 0 1 0 10.9 10.5 8 8 0 0 1-1.9.4z" fill="var(--surface)" /></svg>lull</a>
           <ul>
             {shown.map((p) => (
-              <li key={p.path}><a href={'/' + p.path} aria-current={(p.path === name || (p.path === '' && name === 'workers')) ? 'page' : undefined}>{p.title}</a></li>
+              <li key={p.path}><a href={'/' + p.path} aria-current={p.path === (page?.of ?? name) ? 'page' : undefined}>{p.title}</a></li>
             ))}
           </ul>
           <div class="foot">

@@ -16,7 +16,7 @@ window.addEventListener('popstate', () => { for (const f of moved) f() })
 document.addEventListener('click', (e) => {
   const a = (e.target as Element).closest?.('a')
   if (!a || e.defaultPrevented || e.button !== 0 || e.metaKey || e.ctrlKey || e.shiftKey || e.altKey) return
-  if (a.origin !== location.origin || a.target || a.hasAttribute('download') || a.pathname.startsWith('/api/') || a.pathname === '/docs' || a.hash) return
+  if (a.origin !== location.origin || a.target || a.hasAttribute('download') || a.pathname.startsWith('/api/') || a.pathname.startsWith('/auth/') || a.pathname === '/docs' || a.hash) return
   e.preventDefault()
   go(a.pathname + a.search)
   window.scrollTo(0, 0)

@@ -71,7 +71,11 @@ func (s *Server) auditRoutes() {
 
 // describe says what a route answers that writes its body itself.
 func describe(s *Server, r route, mime, doc string) {
-	op := s.api.OpenAPI().Paths[r.path].Get
+	item := s.api.OpenAPI().Paths[r.path]
+	op := item.Get
+	if r.method == http.MethodPost {
+		op = item.Post
+	}
 	delete(op.Responses, "204")
 	op.Responses["200"] = &huma.Response{Description: doc, Content: map[string]*huma.MediaType{mime: {Schema: &huma.Schema{Type: huma.TypeString}}}}
 }

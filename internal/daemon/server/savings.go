@@ -32,6 +32,7 @@ type savingsQuestion struct {
 	By     string    `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME"`
 	Every  string    `query:"every" enum:"day,week,month" doc:"Also sum up each day, week from Monday, or month"`
 	IdleBy string    `query:"idle_by" maxLength:"140" doc:"Also say for each worker, region, policy, instance_type or tag:NAME in which hours of the week it was idle and ran on; at most 1000"`
+	Idle   bool      `query:"idle" default:"true" doc:"false leaves out the idle hours, for which all evidence is read"`
 	Zone   string    `query:"time_zone" maxLength:"64" default:"UTC" doc:"In which days begin and hours are counted, such as Europe/Berlin"`
 }
 
@@ -62,7 +63,7 @@ func groupKey(field, by string) (func(savings.Use) (key, name string), error) {
 }
 
 func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savings, error) {
-	out := control.Savings{By: in.By, Groups: []savings.Sum{}, NotAvoided: map[string]float64{}, IdleByHour: make([]float64, hoursInWeek)}
+	out := control.Savings{By: in.By, Groups: []savings.Sum{}, NotAvoided: map[string]float64{}, IdleByHour: make([]float64, hoursInWeek), Missing: []evidence.Missing{}}
 	key, err := groupKey("by", in.By)
 	if err != nil {
 		return out, err
@@ -95,6 +96,9 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 			out.Periods = append(out.Periods, p)
 		}
 	}
+	if !in.Idle {
+		return out, nil
+	}
 	patterns := map[string]*control.IdlePattern{}
 	out.Missing, err = s.replay(ctx, all, out.From, out.To, func(t *trial, x evidence.Stretch) {
 		from, to, cause := idleTime(t, x, out.From)
@@ -116,7 +120,7 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 			patterns[k] = p
 		}
 		byHour(p.Hours, from, to, zone)
-	})
+	}, untold)
 	out.Idle = idlest(patterns)
 	return out, err
 }

@@ -2,8 +2,15 @@ package server
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
 	"slices"
 	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"lull/internal/daemon/server/access"
 	"lull/internal/evidence"
@@ -24,8 +31,14 @@ func (s *Server) simulateRoutes() {
 	register(s, route{id: "simulate", method: "POST", path: base + "/simulate", role: access.Viewer, status: 200,
 		doc: "What policies would have done in a recorded time: pauses, hours, money and false stops"},
 		func(ctx context.Context, in *struct{ Body control.Simulate }) (*answer[control.Simulation], error) {
-			return ok(s.simulate(ctx, in.Body))
+			return ok(s.simulate(ctx, in.Body, untold))
 		})
+	told := route{id: "simulate-told", method: "POST", path: base + "/simulate/progress", role: access.Viewer, status: 200,
+		doc: "The same, told as it goes; it ends when the caller goes away"}
+	register(s, told, func(_ context.Context, in *struct{ Body control.Simulate }) (*huma.StreamResponse, error) {
+		return &huma.StreamResponse{Body: func(hc huma.Context) { s.simulateTold(hc, in.Body) }}, nil
+	})
+	describe(s, told, "application/jsonl", "One step in each line; the last has the answer, or why there is none")
 }
 
 // trial is what a question to the past needs about a worker.
@@ -103,9 +116,18 @@ func offs(w *fleet.Worker, changes []control.TimelineChange, from, to time.Time)
 	return out
 }
 
-// replay feeds the recorded evidence to all trials.
-func (s *Server) replay(ctx context.Context, all map[string]*trial, from, to time.Time, yield func(*trial, evidence.Stretch)) ([]evidence.Missing, error) {
+// untold is for whom nobody waits to hear how far it is.
+func untold(float64) error { return nil }
+
+// replay feeds the recorded evidence to all trials, and tells how far it is.
+func (s *Server) replay(ctx context.Context, all map[string]*trial, from, to time.Time, yield func(*trial, evidence.Stretch), tell func(share float64) error) ([]evidence.Missing, error) {
 	missing, err := s.recorded(ctx, evidence.Query{From: from, To: to}, func(r evidence.Record) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx) // nobody waits for it any more
+		}
+		if err := tell(min(1, max(0, float64(r.At.Sub(from))/float64(to.Sub(from))))); err != nil {
+			return err
+		}
 		if t := all[r.Object]; t != nil && r.At.Before(to) {
 			t.follow.Add(&r, func(x evidence.Stretch) { yield(t, x) })
 		}
@@ -145,8 +167,8 @@ func (s *Server) wanted(w control.SimulatedPolicy) (idle.Policy, error) {
 	return p, nil
 }
 
-func (s *Server) simulate(ctx context.Context, in control.Simulate) (control.Simulation, error) {
-	out := control.Simulation{Policies: []control.SimulatedOutcome{}, WindowMinutes: in.WindowMinutes}
+func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(share float64) error) (control.Simulation, error) {
+	out := control.Simulation{Policies: []control.SimulatedOutcome{}, Workers: map[string]string{}, WindowMinutes: in.WindowMinutes}
 	if out.WindowMinutes == 0 {
 		out.WindowMinutes = int(falseStop.Minutes())
 	}
@@ -189,14 +211,67 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate) (control.Sim
 		for _, r := range t.runs {
 			r.Add(x)
 		}
-	}); err != nil {
+	}, tell); err != nil {
 		return out, err
 	}
 	for i, p := range policies {
 		out.Policies = append(out.Policies, s.outcome(p, i, all))
 	}
+	for _, o := range out.Policies {
+		for _, x := range o.Stops {
+			out.Workers[x.Object] = all[x.Object].w.Name
+		}
+	}
 	out.Recommended = recommended(out.Policies)
 	return out, nil
+}
+
+// tellEvery is the least time between two steps of a simulation that are told.
+const tellEvery = 100 * time.Millisecond
+
+// simulateTold writes a simulation's steps while it goes on. A fault that
+// comes before the first is answered as a problem.
+func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
+	_, w := humago.Unwrap(hc)
+	answer, begun := http.NewResponseController(w), false
+	line := func(step control.SimulateStep) error {
+		if !begun {
+			begun = true
+			hc.SetHeader("Content-Type", "application/jsonl")
+			hc.SetStatus(http.StatusOK)
+		}
+		// One that is kept for its idempotency key is told at its end only.
+		if err := answer.SetWriteDeadline(time.Now().Add(sendWithin)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return fmt.Errorf("cannot bound the answer: %w", err)
+		}
+		if err := json.NewEncoder(w).Encode(step); err != nil {
+			return fmt.Errorf("cannot tell how far the simulation is: %w", err)
+		}
+		if err := answer.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return fmt.Errorf("cannot tell how far the simulation is: %w", err)
+		}
+		return nil
+	}
+	var last time.Time
+	out, err := s.simulate(hc.Context(), in, func(share float64) error {
+		if time.Since(last) < tellEvery {
+			return nil
+		}
+		last = time.Now()
+		return line(control.SimulateStep{Share: share})
+	})
+	switch {
+	case err == nil:
+		err = line(control.SimulateStep{Share: 1, Simulation: &out})
+	case !begun:
+		refuse(hc, problem(err))
+		return
+	default:
+		err = errors.Join(err, line(control.SimulateStep{Fault: err.Error()}))
+	}
+	if err != nil {
+		s.log.Debug("a simulation was not told to its end", "error", err)
+	}
 }
 
 // outcome sums one policy up over all workers.

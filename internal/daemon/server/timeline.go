@@ -70,7 +70,7 @@ func (s *Server) timeline(ctx context.Context, id string, from, to time.Time, po
 	if err != nil {
 		return control.Timeline{}, err
 	}
-	l := &lines{t: control.Timeline{WorkerID: w.ID, From: from, To: to, Signals: []control.TimelineSignal{}, Verdicts: []control.TimelineVerdict{},
+	l := &lines{t: control.Timeline{WorkerID: w.ID, From: from, To: to, Signals: []control.TimelineSignal{}, Verdicts: []control.TimelineVerdict{}, Power: powers(changes[id], string(w.Status), later(from, w.CreatedAt), to),
 		Changes: []control.TimelineChange{}, Missing: []evidence.Missing{}}, width: to.Sub(from) / time.Duration(points), most: points}
 	l.off = stops(changes[id], string(w.Status), to)
 	for _, c := range changes[id] {
@@ -91,6 +91,31 @@ func (s *Server) timeline(ctx context.Context, id string, from, to time.Time, po
 		l.miss(m)
 	}
 	return l.done(), nil
+}
+
+// powers are the statuses of a worker from one time to another, by its changes
+// since then, which reach to the present, and by its present status.
+func powers(changes []control.TimelineChange, present string, from, to time.Time) []control.TimelinePower {
+	out := []control.TimelinePower{}
+	add := func(status string, end time.Time) {
+		if end.After(to) {
+			end = to
+		}
+		if n := len(out); n > 0 && out[n-1].Status == status {
+			out[n-1].To = end
+		} else if from.Before(end) {
+			out = append(out, control.TimelinePower{From: from, To: end, Status: status})
+		}
+		from = later(from, end)
+	}
+	for i, c := range changes {
+		add(c.From, c.At)
+		if i == len(changes)-1 {
+			present = c.To
+		}
+	}
+	add(present, to)
+	return out
 }
 
 // span is a time during which a worker did not run; zero from is ever since.

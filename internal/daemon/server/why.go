@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/daemon/server/access"
+	"lull/internal/daemon/server/board"
 	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
@@ -52,9 +53,11 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	d := evidence.Decision{Policy: p.Idle(w.IsIdleDetectionEnabled), Verdict: st.Verdict, Evidence: fleet.EvidenceFor(&w, st.Readings, nil)}
 	y := control.Why{Account: evidence.Explain(about(&w), d),
 		WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last, Readings: "live", Halted: s.fleet.Halted().On}
+	seen := &st
 	if _, live := s.observe(ctx, id); !live {
-		y.Readings = "unknown"
+		y.Readings, seen = "unknown", nil
 	}
+	y.Standing = board.Row(&w, seen, time.Now()).Standing
 	if t := w.LastPausedAt; t != nil {
 		y.Paused = &evidence.Turn{At: *t, By: w.LastPausedBy, Reason: string(w.PauseReason)}
 	}

@@ -29,9 +29,11 @@ type List[T any] struct {
 // Why answers why a worker runs, or why and by whom it was stopped.
 type Why struct {
 	evidence.Account
-	WorkerID   string           `json:"worker_id"`
-	WorkerName string           `json:"worker_name"`
-	Status     string           `json:"status"`
+	WorkerID   string `json:"worker_id"`
+	WorkerName string `json:"worker_name"`
+	Status     string `json:"status"`
+	// Standing is what the overview calls it now; empty at a past time.
+	Standing   Standing         `json:"standing,omitempty"`
 	IdleStatus fleet.IdleStatus `json:"idle_status"`
 	// Last are the newest audit entries about it until then, newest first.
 	Last []fleet.Entry `json:"last"`
@@ -53,9 +55,11 @@ type Timeline struct {
 	Signals  []TimelineSignal `json:"signals"`
 	// Verdicts are what the engine said, one after another. Time that none of
 	// them covers is in Missing, or the worker did not run.
-	Verdicts []TimelineVerdict  `json:"verdicts"`
-	Changes  []TimelineChange   `json:"changes"`
-	Missing  []evidence.Missing `json:"missing"`
+	Verdicts []TimelineVerdict `json:"verdicts"`
+	// Power is its status over all of the time, one after another.
+	Power   []TimelinePower    `json:"power"`
+	Changes []TimelineChange   `json:"changes"`
+	Missing []evidence.Missing `json:"missing"`
 }
 
 // TimelineSignal is one signal over a time.
@@ -83,6 +87,13 @@ type TimelineVerdict struct {
 	Eligible bool        `json:"eligible_for_pause"`
 	Blocks   []idle.Code `json:"blocks"`
 	Reason   string      `json:"reason" doc:"The first block's sentence when it began, for people"`
+}
+
+// TimelinePower is a time during which a worker had one status.
+type TimelinePower struct {
+	From   time.Time `json:"from"`
+	To     time.Time `json:"to"`
+	Status string    `json:"status" doc:"Empty is not known: from before lull had it"`
 }
 
 // TimelineChange is a change of the worker's power.
@@ -118,7 +129,16 @@ type Simulation struct {
 	WindowMinutes int                `json:"window_minutes"`
 	Policies      []SimulatedOutcome `json:"policies"`
 	Recommended   string             `json:"recommended"`
+	Workers       map[string]string  `json:"workers" doc:"Names of the workers that would have been stopped, by id"`
 	Missing       []evidence.Missing `json:"missing"`
+}
+
+// SimulateStep is a line of a simulation that tells how far it is. The last one
+// has the answer, or why there is none.
+type SimulateStep struct {
+	Share      float64     `json:"share" minimum:"0" maximum:"1" doc:"Of the time that has been replayed"`
+	Simulation *Simulation `json:"simulation,omitempty"`
+	Fault      string      `json:"fault,omitempty"`
 }
 
 // SimulatedOutcome is what one policy would have done.

@@ -5,20 +5,24 @@ import { Fleet } from './fleet'
 import { Agents, Hosts } from './machines'
 import { Notifications } from './notifications'
 import { Policies } from './policies'
+import { Preview } from './preview'
+import { SavingsPage } from './savings'
 import { Schedules } from './schedules'
 import { SettingsPage } from './settings'
 import { Tokens } from './tokens'
 import { WorkerPage } from './worker'
 
-/** A page of the dashboard. One without a title is reached by links only. */
-export interface Page { path: string; title?: string; admin?: boolean; show: ComponentType<PageProps> }
+/** A page of the dashboard. One without a title is reached by links only, from the page that it is of. */
+export interface Page { path: string; title?: string; of?: string; admin?: boolean; show: ComponentType<PageProps> }
 
 export const pages: Page[] = [
   { path: '', title: 'Fleet', show: Fleet },
-  { path: 'workers', show: WorkerPage },
+  { path: 'workers', of: '', show: WorkerPage },
+  { path: 'savings', title: 'Savings', show: SavingsPage },
   { path: 'hosts', title: 'Hosts', show: Hosts },
   { path: 'agents', title: 'Agents', show: Agents },
   { path: 'policies', title: 'Policies', show: Policies },
+  { path: 'preview', of: 'policies', show: Preview },
   { path: 'schedules', title: 'Schedules', show: Schedules },
   { path: 'notifications', title: 'Notifications', show: Notifications },
   { path: 'audit', title: 'Audit log', show: Audit },

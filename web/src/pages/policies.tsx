@@ -42,7 +42,11 @@ export function Policies(p: PageProps) {
     <>
       <h1>Policies</h1>
       <p class="headline">When idle workers are paused. A worker's own values come before its policy, that before its group's, and that before the fleet's <a href="/settings">settings</a>.</p>
-      {p.operator && <div class="actions commands">{admin && <Button kind="primary" onClick={() => setEditing('new')}>New policy</Button>}<Button onClick={() => setExcepting(true)}>Make an exception</Button></div>}
+      <div class="actions commands">
+        {admin && <Button kind="primary" onClick={() => setEditing('new')}>New policy</Button>}
+        {p.operator && <Button onClick={() => setExcepting(true)}>Make an exception</Button>}
+        <a class="button" href="/preview">Preview a policy</a>
+      </div>
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
       {!all.value ? !all.problem && <Loading what="the policies" /> : (
         <Card title="Named policies" class="flush">
@@ -56,6 +60,7 @@ export function Policies(p: PageProps) {
                     <td>{says(x)}</td>
                     <td>{(groups.value?.items ?? []).filter((g) => g.policy === x.name).map((g) => scope(g.selector)).join('; ') || <span class="muted">whom it is given</span>}</td>
                     <td class="nowrap">
+                      {x.idle_timeout_minutes !== undefined && <a href={`/preview?policy=${encodeURIComponent(x.name)}`} aria-label={`Preview ${x.name}`}>Preview</a>}{' '}
                       {p.operator && <Button kind="plain" label={`Apply ${x.name}`} onClick={() => setApplying(x)}>Apply</Button>}{' '}
                       {admin && <Button kind="plain" label={`Edit ${x.name}`} onClick={() => setEditing(x)}>Edit</Button>}{' '}
                       {admin && !x.shipped && <Button kind="plain" label={`Remove ${x.name}`} onClick={() => end(`${x.name} is removed.`, `/policies/${encodeURIComponent(x.name)}`, all.reload)}>Remove</Button>}

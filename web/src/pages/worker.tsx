@@ -1,21 +1,29 @@
 // One worker: why it runs or was stopped, its whole activity and life, and
 // what a person can do about it.
 
-import { useState } from 'preact/hooks'
-import { ask, Entry, IdleStatus, Metrics, Reading, Why, Worker } from '../api'
+import { useEffect, useRef, useState } from 'preact/hooks'
+import { ask, Entry, IdleStatus, Metrics, Why, Worker } from '../api'
 import type { PageProps } from '../app'
 import { Resource, useResource } from '../resource'
+import { go } from '../router'
 import { Origin, WorkerPolicy } from '../rules'
 import { ago, clock, exact, local, minutes, span, useNow } from '../time'
 import { attempt, Badge, Button, Card, Dialog, Empty, Fault, Loading, Time, words } from '../ui'
-import type { Standing } from '../api'
+import { Grounds, question } from './account'
+import { LookBack, TimelineCard } from './timeline'
 
 export function WorkerPage(p: PageProps) {
   const id = p.place.path[1] ?? ''
-  return id ? <One key={id} id={id} operator={p.operator} /> : <Empty title="Which worker?"><a href="/">Choose one of the fleet</a></Empty>
+  return id ? <One key={id} id={id} operator={p.operator} at={moment(p.place.query.get('at'))} /> : <Empty title="Which worker?"><a href="/">Choose one of the fleet</a></Empty>
 }
 
-function One(p: { id: string; operator: boolean }) {
+/** A time of an address; null if there is none. */
+function moment(text: string | null): number | null {
+  const t = new Date(text ?? '').getTime()
+  return Number.isNaN(t) ? null : t
+}
+
+function One(p: { id: string; operator: boolean; at: number | null }) {
   const path = `/workers/${encodeURIComponent(p.id)}`
   const mine = (e: Entry) => e.worker_id === p.id || e.action.includes('halt') || e.action.includes('settings')
   const worker = useResource<Worker>(path, { on: mine, every: 30_000 })
@@ -29,14 +37,18 @@ function One(p: { id: string; operator: boolean }) {
       : <><h1>Worker</h1><Fault problem={worker.problem} retry={worker.reload} /></>
   }
   const st = why.value?.idle_status
+  const pick = (at: number) => go(`/workers/${encodeURIComponent(p.id)}?at=${new Date(Math.floor(at / 1000) * 1000).toISOString().replace('.000Z', 'Z')}`, p.at !== null)
   return (
     <>
       <p class="crumb"><a href="/">Fleet</a> / {w.aws_region}</p>
-      <h1>{w.name} <Badge standing={standingOf(w, st)} /></h1>
+      <h1>{w.name} {why.value?.standing && <Badge standing={why.value.standing} />}</h1>
       {worker.problem && <Fault problem={worker.problem} retry={worker.reload} what="This is not up to date." />}
       <Answer why={why} />
       {p.operator ? <Commands w={w} st={st} worker={worker} path={path} reload={() => { worker.reload(); why.reload() }} />
         : <p class="muted">Your role can look; an operator can pause, resume and snooze.</p>}
+      <TimelineCard path={path} mine={mine} picked={p.at} onPick={pick} />
+      <LookBack onPick={pick} />
+      {p.at !== null && <Then path={path} at={p.at} onEnd={() => go(location.pathname)} />}
       <div class="columns">
         <div>
           <Lifecycle w={w} st={st} />
@@ -52,27 +64,6 @@ function One(p: { id: string; operator: boolean }) {
   )
 }
 
-/** The standing of a worker whose verdict is at hand; the overview's rule. */
-function standingOf(w: Worker, st: IdleStatus | undefined): Standing {
-  switch (w.status) {
-    case 'STOPPED': return w.desired_status === 'RUNNING' ? 'starting' : 'paused'
-    case 'PENDING': case 'PROVISIONING': case 'STARTING': return 'starting'
-    case 'STOPPING': case 'DRAINING': return 'pausing_soon'
-    case 'FAILED': return 'failed'
-    case 'TERMINATING': case 'TERMINATED': return 'ended'
-    case 'RUNNING': break
-    default: return 'unknown'
-  }
-  if (w.intent) return 'pausing_soon'
-  if (!st || st.readings_unknown || has(st, 'signal_unknown') || has(st, 'clock_in_future')) return 'unknown'
-  const lasting = (st.blocks ?? []).some((b) => !['recent_activity', 'not_idle_yet', 'warning_pending'].includes(b.code))
-  if (st.is_idle && lasting) return 'blocked'
-  const third = st.timeout_minutes / 3
-  const left = st.target_pause_at ? (new Date(st.target_pause_at).getTime() - Date.now()) / 60_000 : Infinity
-  if ((st.blocks ?? []).length === 0 || left <= Math.min(15, third)) return 'pausing_soon'
-  return st.idle_minutes <= Math.min(10, third) ? 'active' : 'idle'
-}
-
 const has = (st: IdleStatus, code: string) => (st.blocks ?? []).some((b) => b.code === code)
 
 function Answer(p: { why: Resource<Why> }) {
@@ -81,7 +72,7 @@ function Answer(p: { why: Resource<Why> }) {
   if (!y) return p.why.problem ? <Fault problem={p.why.problem} retry={p.why.reload} what="Why cannot be told." /> : <Loading what="why" />
   return (
     <p class="answer" role="status">
-      <span class="question">{y.question.charAt(0).toUpperCase() + y.question.slice(1)}?</span> {local(y.answer, now)}
+      <span class="question">{question(y)}</span> {local(y.answer, now)}
     </p>
   )
 }
@@ -227,44 +218,22 @@ export function details(data: unknown): string {
 
 function WhyPanel(p: { why: Resource<Why> }) {
   const y = p.why.value
-  const now = useNow()
   if (!y) return null
-  const st = y.idle_status
-  const blocks = st.blocks ?? [], readings = st.readings ?? []
-  return (
-    <Card title="Why" aside={<span class="muted small">{y.readings === 'unknown' ? 'no live readings' : <>checked <Time at={st.checked_at} /></>}</span>}>
-      <h3>Signals</h3>
-      {readings.length === 0 ? <p class="muted">{y.readings === 'unknown' ? 'Nobody who has live readings of it can be asked. What is not known is not idle.' : 'None is read in this state.'}</p> : (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Signals">
-          <table>
-            <thead><tr><th scope="col">Signal</th><th scope="col">Says</th><th scope="col">Value</th><th scope="col">Counts from</th><th scope="col">Window</th><th scope="col">Read</th></tr></thead>
-            <tbody>{readings.map((r) => <Signal key={r.signal} r={r} now={now} />)}</tbody>
-          </table>
-        </div>
-      )}
-      <h3>What prevents a pause</h3>
-      {blocks.length === 0 ? <p>{y.status === 'RUNNING' ? 'Nothing. It is paused at the next check.' : 'Nothing.'}</p> : (
-        <ul class="blocks">
-          {blocks.map((b, i) => <li key={i}><code>{b.code}</code> {b.sentence}{b.until && <span class="muted"> Ends <Time at={b.until} />.</span>}</li>)}
-        </ul>
-      )}
-      {(y.change ?? []).length > 0 && <><h3>What would have to change</h3><ul class="blocks">{y.change!.map((c, i) => <li key={i}>{c}</li>)}</ul></>}
-    </Card>
-  )
+  return <Grounds y={y} now title="Why" aside={<span class="muted small">{y.readings === 'unknown' ? 'no live readings' : <>checked <Time at={y.idle_status.checked_at} /></>}</span>} />
 }
 
-function Signal(p: { r: Reading; now: number }) {
-  const { r } = p
-  const number = (n: number) => (r.unit ? `${Math.round(n * 100) / 100} ${r.unit}` : '–')
+/** Why it was so at a past time, from what is recorded. */
+function Then(p: { path: string; at: number; onEnd: () => void }) {
+  const r = useResource<Why>(`${p.path}/why?at=${encodeURIComponent(new Date(p.at).toISOString())}`)
+  const head = useRef<HTMLDivElement>(null)
+  useEffect(() => head.current?.scrollIntoView({ block: 'nearest' }), [p.at, r.value === undefined])
+  const back = <button type="button" class="plain" onClick={p.onEnd}>Close</button>
   return (
-    <tr>
-      <th scope="row">{r.signal}</th>
-      <td><span class={`state ${r.state}`}>{r.state}</span>{r.detail && <div class="muted small">{r.detail}</div>}</td>
-      <td>{r.state === 'unknown' || r.state === 'absent' ? '–' : r.last_event ? <>event <span title={exact(r.last_event)}>{ago(r.last_event, p.now)}</span></> : number(r.value)}</td>
-      <td>{number(r.threshold)}</td>
-      <td>{r.window_seconds ? span(r.window_seconds) : '–'}</td>
-      <td>{r.at ? <span title={exact(r.at)}>{ago(r.at, p.now)}</span> : 'never'}</td>
-    </tr>
+    <div ref={head} class="past">
+      {r.problem ? <Card title="Why then" aside={back}><Fault problem={r.problem} retry={r.reload} what="Why cannot be told." /></Card>
+        : !r.value ? <Loading what="what was recorded" />
+        : <Grounds y={r.value} title={`Why, at ${clock(p.at, Date.now())}`} aside={back} last={r.value.last} />}
+    </div>
   )
 }
 

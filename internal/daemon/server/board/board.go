@@ -75,7 +75,7 @@ func gather(out *control.Overview, all []*roster.Line, verdicts map[string]fleet
 		if v, ok := verdicts[l.Worker.ID]; ok {
 			st = &v
 		}
-		r := row(&l.Worker, st, now)
+		r := Row(&l.Worker, st, now)
 		if r.Standing == control.StandingEnded {
 			continue
 		}

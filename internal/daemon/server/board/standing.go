@@ -18,8 +18,8 @@ const (
 	Soon   = 15 * time.Minute
 )
 
-// row judges one worker. st is nil if nobody observes it.
-func row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow {
+// Row judges one worker at a time. st is nil if nobody observes it.
+func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow {
 	r := control.WorkerRow{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, InstanceType: w.InstanceType, TemplateName: w.TemplateName, Owner: w.Owner,
 		Status: string(w.Status), DesiredStatus: string(w.DesiredStatus), LastActivityAt: w.LastActivityAt, LastPausedAt: w.LastPausedAt,
 		PauseReason: string(w.PauseReason), Armed: w.Armed, Revision: w.Revision()}

@@ -1,0 +1,422 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
+	"github.com/chromedp/chromedp"
+
+	"lull/internal/daemon/server"
+	"lull/internal/daemon/server/access"
+	"lull/internal/daemon/server/web"
+	"lull/internal/edge/oidc"
+	"lull/internal/edge/oidc/oidctest"
+	"lull/internal/evidence"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/link/control"
+	"lull/internal/power"
+	"lull/internal/store"
+	"lull/internal/store/mem"
+)
+
+// site is a server over a store, with the dashboard, until the test ends.
+func site(t *testing.T, db store.Store, more func(*server.Options)) (url, token string) {
+	t.Helper()
+	f, err := fleet.New(fleet.Options{Store: db, ID: "site"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := access.New(db)
+	if token, err = tokens.First(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	o := server.Options{Fleet: f, Tokens: tokens, Version: "test", Web: web.Handler()}
+	more(&o)
+	api, err := server.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- api.Run(ctx) }()
+	s := httptest.NewServer(api.Handler())
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		s.CloseClientConnections()
+		s.Close()
+	})
+	<-api.Ready()
+	return s.URL, token
+}
+
+// past is what was recorded of a few workers, and what is known of them now.
+type past struct {
+	records []evidence.Record
+	entries []fleet.Entry
+	workers []fleet.Worker
+	live    map[string]control.Observation
+
+	mu   sync.Mutex
+	slow bool          // the next reading stops half-way, until nobody waits for it
+	gone chan struct{} // closed when nobody does
+}
+
+func (p *past) Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
+	p.mu.Lock()
+	slow := p.slow
+	p.slow = false
+	p.mu.Unlock()
+	for i, r := range p.records {
+		if q.Object != "" && r.Object != q.Object || !q.From.IsZero() && r.At.Before(q.From.Add(-2*time.Hour)) || !q.To.IsZero() && r.At.After(q.To.Add(2*time.Hour)) {
+			continue
+		}
+		if err := yield(r); err != nil {
+			return nil, err
+		}
+		if slow && i > len(p.records)/2 {
+			for range 5 {
+				pause() // so that what comes next is told
+			}
+			if err := yield(r); err != nil {
+				return nil, err
+			}
+			<-ctx.Done()
+			close(p.gone)
+			return nil, ctx.Err()
+		}
+	}
+	return nil, nil
+}
+
+func (p *past) Observation(_ context.Context, id string) (control.Observation, bool) {
+	o, known := p.live[id]
+	return o, known
+}
+func (p *past) Report(context.Context, string, control.AgentReport) bool { return false }
+func (p *past) Verdicts(context.Context) map[string]fleet.IdleStatus {
+	out := map[string]fleet.IdleStatus{}
+	for id, o := range p.live {
+		out[id] = *o.Status
+	}
+	return out
+}
+
+// habit is how somebody uses a worker.
+type habit struct {
+	name, team, size string
+	from, to         int // hours of a working day
+	timeout          time.Duration
+	lease            int  // a day with a lease at night; -1 has none
+	unreadable       bool // CloudWatch does not answer for some hours
+}
+
+const recordedDays = 8
+
+// play plays days of a worker through the engine: somebody works, goes, it is
+// warned and paused, and comes back in the morning.
+func (p *past) play(h habit, now time.Time) {
+	id := "w-" + h.name
+	begun := now.Add(-recordedDays * 24 * time.Hour)
+	w := fleet.Worker{ID: id, Name: h.name, AWSRegion: "us-east-1", InstanceType: h.size, TemplateName: "lab", Owner: h.team + "@example.org", Tags: map[string]string{"team": h.team},
+		Armed: true, CreatedAt: begun, Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning, IsIdleDetectionEnabled: true, Policy: "balanced"}
+	policy := idle.Policy{Name: "balanced", Timeout: idle.Duration(h.timeout), WarnBefore: idle.Duration(10 * time.Minute), Snooze: idle.Duration(30 * time.Minute), CheckInterval: idle.Duration(5 * time.Minute),
+		Detection: true, AutoPause: true, Signals: []string{"cml", "cloudwatch"}, Action: "stop"}
+	rec := evidence.Recorder{Beat: 30 * time.Minute}
+	var active, warned, resumed, wake time.Time
+	change := func(at time.Time, from, to power.Worker, by fleet.Actor, event, reason string) {
+		e := fleet.Entry{At: at, Action: "status_changed", By: by, WorkerID: id, WorkerName: h.name, Region: w.AWSRegion, From: from, To: to, Reason: reason}
+		if event != "" {
+			e.Events = []string{event}
+		}
+		p.entries = append(p.entries, e)
+		w.Status, w.StatusSince = to, at
+	}
+	change(begun, power.WorkerProvisioning, power.WorkerRunning, fleet.ByController, "", "")
+	var last evidence.Decision
+	for n := 0; ; n++ {
+		at := begun.Add(time.Duration(n) * 5 * time.Minute)
+		if at.After(now) {
+			break
+		}
+		// Days begin at an hour of their own, so that it is five in the afternoon
+		// whenever this runs.
+		day, hour := (n+17*12)/288, (n+17*12)%288/12
+		working := hour >= h.from && hour < h.to && day != 3 && (hour != 12 || n%12 > 8)
+		if w.Status == power.WorkerStopped {
+			if !working {
+				continue
+			}
+			alice := fleet.Actor{Name: "alice@example.org", Kind: fleet.KindPerson}
+			change(at, power.WorkerStopped, power.WorkerStarting, alice, "", "manual")
+			wake, resumed = at.Add(2*time.Minute), at.Add(2*time.Minute)
+			change(wake, power.WorkerStarting, power.WorkerRunning, fleet.ByController, fleet.EventResumed, "manual")
+			w.ManualResumeCount++
+			w.LastResumedAt, w.LastResumedBy = &resumed, alice.Name
+			continue
+		}
+		cpu := 1.1 + 0.7*math.Sin(float64(n)/5)
+		if working {
+			active = at.Add(-time.Minute)
+			cpu = 34 + 22*math.Sin(float64(n)/7) + 9*math.Sin(float64(n)*1.7)
+		}
+		if h.lease >= 0 && day == h.lease && hour >= 20 && hour < 23 {
+			cpu += 3
+		}
+		ago := now.Sub(at)
+		if h.unreadable && ago > 100*time.Minute && ago < 170*time.Minute {
+			continue // nobody looks
+		}
+		used := idle.Reading{Signal: "cml", State: idle.Quiet, At: at, LastEvent: active, MaxAge: idle.Duration(15 * time.Minute)}
+		if !active.IsZero() && at.Sub(active) < 5*time.Minute {
+			used.State = idle.Active
+		}
+		load := idle.Judge("cloudwatch", math.Round(max(cpu, 0.2)*10)/10, 5, "%", 5*time.Minute, at)
+		if h.unreadable && ago > 4*time.Hour && ago < 5*time.Hour {
+			load = idle.NotKnown("cloudwatch", at, "throttled")
+		}
+		e := idle.Evidence{Status: "RUNNING", Running: true, LastActivityAt: active, LastResumedAt: resumed, CreatedAt: begun, WarningSentAt: warned, Readings: []idle.Reading{used, load}}
+		if load.State == idle.Active {
+			e.LastActivityAt = at
+		}
+		if h.lease >= 0 && day == h.lease && hour >= 17 {
+			e.Leases = []idle.Lease{{Holder: "nightly-build", Reason: "the build of the lab images", ExpiresAt: at.Truncate(time.Hour).Add(time.Duration(24-hour) * time.Hour)}}
+		}
+		last = evidence.Decide(at, policy, e)
+		p.records = append(p.records, rec.Take(evidence.Record{At: last.Verdict.At, Object: id, Region: w.AWSRegion, Next: at.Add(5 * time.Minute), Decision: last})...)
+		switch {
+		case last.Verdict.WarnDue:
+			warned = at
+		case last.Verdict.Eligible:
+			change(at, power.WorkerRunning, power.WorkerStopping, fleet.ByController, fleet.EventPaused, "idle_timeout")
+			change(at.Add(time.Minute), power.WorkerStopping, power.WorkerStopped, fleet.ByController, "", "")
+			warned, w.DesiredStatus = time.Time{}, power.WorkerStopped
+			w.AutoPauseCount++
+			stopped := at
+			w.LastPausedAt, w.LastPausedBy, w.PauseReason = &stopped, fleet.ByController.Name, "idle_timeout"
+			p.records = append(p.records, rec.Flush()...)
+			continue
+		case working:
+			warned = time.Time{}
+		}
+		w.DesiredStatus = power.WorkerRunning
+	}
+	p.records = append(p.records, rec.Flush()...)
+	if w.Status == power.WorkerRunning {
+		st := fleet.IdleStatus{WorkerID: id, Verdict: last.Verdict, IdleDuration: last.Verdict.IdleMinutes * 60, TimeoutMinutes: h.timeout.Minutes(), AutoPauseEnabled: true,
+			CheckedAt: last.Verdict.At, Readings: last.Evidence.Readings}
+		p.live[id] = control.Observation{Status: &st}
+	}
+	if !active.IsZero() {
+		seen := active
+		w.LastActivityAt = &seen
+	}
+	p.workers = append(p.workers, w)
+}
+
+// newPast records a week of four workers and puts it into a store.
+func newPast(t *testing.T, db store.Store) *past {
+	t.Helper()
+	p := &past{live: map[string]control.Observation{}, gone: make(chan struct{})}
+	now := time.Now().UTC().Truncate(time.Second)
+	for _, h := range []habit{
+		{name: "routing-1", team: "network", size: "m5.2xlarge", from: 8, to: 18, timeout: time.Hour, lease: recordedDays - 2, unreadable: true},
+		{name: "campus-1", team: "campus", size: "m5.xlarge", from: 9, to: 16, timeout: 2 * time.Hour, lease: -1},
+		{name: "training-1", team: "training", size: "c5.metal", from: 10, to: 13, timeout: 4 * time.Hour, lease: 2},
+		{name: "unpriced-1", team: "research", size: "z9.huge", from: 7, to: 11, timeout: time.Hour, lease: -1},
+	} {
+		p.play(h, now)
+	}
+	slices.SortStableFunc(p.records, func(a, b evidence.Record) int { return a.At.Compare(b.At) })
+	var ops []store.Op
+	codec := store.Codec[fleet.Worker]{Version: 1}
+	for _, w := range p.workers {
+		data, err := codec.Encode("workers/"+w.ID, w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops = append(ops, store.Put("workers/"+w.ID, data))
+	}
+	for _, e := range p.entries {
+		op, err := fleet.EntryOp(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops = append(ops, op)
+	}
+	for part := range slices.Chunk(ops, 100) {
+		if _, err := db.Commit(t.Context(), store.Txn{Then: part}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+// wide sets how wide the page is.
+func (w *window) wide(width int64) {
+	w.t.Helper()
+	if _, err := chromedp.Call(w.ctx, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: 1100, DeviceScaleFactor: 1}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// TestDashboardOfThePast is a person who looks at what was recorded: a
+// worker's timeline by mouse and by keyboard, why it was so at a past time,
+// what a policy would have done, and what was saved; and who signs in with an
+// issuer.
+func TestDashboardOfThePast(t *testing.T) {
+	chrome := startBrowser(t)
+	db := mem.New(mem.Options{}).Client()
+	t.Cleanup(db.Close)
+	p := newPast(t, db)
+	issuer := oidctest.New(t)
+	people, err := oidc.New(oidc.Config{Issuer: issuer.URL, ClientID: "lull", RoleClaim: "groups", Roles: map[string]string{"*": "viewer"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	url, token := site(t, db, func(o *server.Options) { o.Evidence, o.Live, o.People = p, p, people })
+	c, err := control.NewClient(url, token, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := control.Write[any](t.Context(), c, "PUT", "/templates/lab", map[string]any{"instance_type": "m5.2xlarge", "ami_name_filter": "lab-*", "capacity": map[string]any{"storage_gb": 100}}); err != nil {
+		t.Fatal(err)
+	}
+	w := open(t, chrome, url)
+	w.sees("Sign in with 127.0.0.1")
+	w.accessible("the login with an issuer")
+	w.picture("login")
+	w.press("Sign in with 127.0.0.1")
+	w.sees(`\(viewer\).*Sign out`)
+	w.press("Sign out")
+	w.login(token)
+	t.Run("timeline", func(t *testing.T) { w.in(t).timeline(url) })
+	t.Run("preview", func(t *testing.T) { w.in(t).preview(url, p) })
+	t.Run("savings", func(t *testing.T) { w.in(t).savings(url) })
+	w.wide(390)
+	for _, page := range []string{"workers/w-routing-1", "preview", "savings"} {
+		w.visit(url + "/" + page)
+		w.until(`document.querySelector('.chart svg, .trial, .sums')`)
+		if over := js[int](w, `document.documentElement.scrollWidth - document.documentElement.clientWidth`); over > 0 {
+			t.Errorf("%s is %d px wider than a narrow screen", page, over)
+		}
+		w.picture(fmt.Sprintf("narrow-%d", len(page)))
+	}
+}
+
+func (w *window) timeline(url string) {
+	w.visit(url + "/workers/w-routing-1")
+	w.sees(`Timeline.*Running.*Not known.*Signal active`)
+	w.until(`document.querySelector('.chart svg path.active')?.getAttribute('d').length > 10`)
+	w.wide(1360)
+	w.both("timeline", "light", "dark")
+	// What nobody recorded is hatched, and is not called quiet.
+	w.press("As tables")
+	w.sees(`States, newest first.*Not known\s+Nothing is recorded`)
+	w.sees(`cloudwatch\s+5 %\s+\d`)
+	w.accessible("the tables of a timeline")
+
+	// By keyboard: an hour back, then why it was so then.
+	js[bool](w, `(document.querySelector('.chart').focus(), true)`)
+	before := js[int](w, `Number(document.querySelector('.chart').getAttribute('aria-valuenow'))`)
+	w.key("ArrowLeft", 37)
+	w.until(`Number(document.querySelector('.chart').getAttribute('aria-valuenow')) < $1`, before)
+	w.key("PageDown", 34)
+	w.until(`Number(document.querySelector('.chart').getAttribute('aria-valuenow')) <= $1 - 60`, before)
+	w.until(`/Running.*cloudwatch active \d/.test(document.querySelector('.chart').getAttribute('aria-valuetext'))`)
+	w.key("Enter", 13)
+	w.until(`new URLSearchParams(location.search).get('at')`)
+	w.sees(`Why, at .*Why was it running\?.*From the check at.*cloudwatch\s+active.*What prevented a pause.*recent_activity`)
+	w.accessible("why at a past time")
+	w.picture("why-then")
+	w.press("Close")
+	w.until(`!document.querySelector('.past') && location.search === ''`)
+
+	w.press("7 d")
+	w.sees(`Paused.*lease held`)
+	w.until(`document.querySelectorAll('.mark.pause').length > 3 && document.querySelectorAll('.mark.resume').length > 3`)
+	w.both("timeline-week", "dark")
+	// By mouse: in the middle of a pause.
+	at := js[[]float64](w, `(() => { const c = document.querySelector('.chart'); c.scrollIntoView({block: 'center'}); const r = c.getBoundingClientRect(); const m = [...document.querySelectorAll('.on.paused')].pop().getBoundingClientRect(); return [m.x + m.width / 2, r.y + 30] })()`)
+	do(w, chromedp.MouseClickXY(at[0], at[1]))
+	w.sees(`Why was it stopped\?.*stopped it at .*idle_timeout`)
+	w.press("Close")
+
+	w.until(`document.querySelector('#at')`)
+	js[bool](w, `(() => { const e = document.querySelector('#at'); e.value = '2001-02-03T04:05'; e.dispatchEvent(new Event('input', {bubbles: true})); return true })()`)
+	w.press("Tell")
+	w.sees(`No check of it is recorded at that time or before`)
+	w.press("Close")
+}
+
+// key presses a key by its name.
+func (w *window) key(name string, code int64) {
+	w.t.Helper()
+	for _, kind := range []input.DispatchKeyEventType{"rawKeyDown", "keyUp"} {
+		if _, err := chromedp.Call(w.ctx, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: kind, Key: name, Code: name, WindowsVirtualKeyCode: code}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+func (w *window) preview(url string, p *past) {
+	w.visit(url + "/policies")
+	w.press("Preview aggressive")
+	w.sees("Preview.*Nothing is changed by it")
+	w.until(`document.querySelector('#one-name').value === 'aggressive' && document.querySelector('#one-timeout').value === '15'`)
+	w.press("Compare with another")
+	js[bool](w, `(() => { const e = document.querySelector('#two-name'); e.value = 'conservative'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
+	w.press("Preview")
+	w.sees(`What it would have done.*aggressive.*conservative.*Pauses\s+\d+\s+\d+.*False stops.*Saved.*\$`)
+	w.both("preview", "light", "dark")
+	w.press("Pauses of aggressive")
+	w.sees("somebody came back")
+
+	// A long one says how far it is, and ends on the server when it is cancelled.
+	p.mu.Lock()
+	p.slow = true
+	p.mu.Unlock()
+	w.press("Preview")
+	w.sees(`Replaying what is recorded: [1-9]\d? %`)
+	w.picture("preview-running")
+	w.press("Cancel")
+	select {
+	case <-p.gone:
+	case <-time.After(patience):
+		w.t.Fatal("the server goes on with a preview that was cancelled")
+	}
+	w.until(`![...document.querySelectorAll('[role=progressbar]')].length`)
+	w.clear("#one-timeout")
+	w.enter("#one-timeout", "45")
+	w.press("Preview")
+	w.sees(`aggressive, changed\s+idle after 45 min`)
+}
+
+func (w *window) savings(url string) {
+	w.press("Savings")
+	w.sees(`Savings.*\$[\d,.]+.*saved.*a day.*avoided.*By worker.*unpriced-1\s.*unknown.*routing-1.*All`)
+	w.sees(`Idle, and not avoided.*A lease.*Nobody looked|Idle, and not avoided.*Nobody looked.*A lease`)
+	w.until(`document.querySelectorAll('.heat rect').length === 168 && document.querySelectorAll('.heat rect.l5').length > 0`)
+	w.both("savings", "light", "dark")
+	js[bool](w, `(() => { const e = document.querySelector('.filters select'); e.value = 'tag'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
+	w.sees(`By tag team.*network.*training`)
+	// What is exported is what the command line writes.
+	js[bool](w, `(() => { const plain = URL.createObjectURL; URL.createObjectURL = (b) => { window.exported = b.text(); return plain.call(URL, b) }; HTMLAnchorElement.prototype.click = () => {}; return true })()`)
+	w.press("Export CSV")
+	w.until(`window.exported`)
+	text := js[string](w, `window.exported`)
+	if want := "from,to,tag:team,name,workers,running_hours,avoided_hours"; len(text) < len(want) || text[:len(want)] != want {
+		w.t.Errorf("the exported table begins with %.200q", text)
+	}
+}

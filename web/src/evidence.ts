@@ -1,0 +1,125 @@
+// What is recorded of a worker, as the API gives it (internal/evidence,
+// internal/link/control).
+
+import { Block, Problem, problemOf, session } from './api'
+
+export interface Missing { from: string; to: string; server?: string; why: string }
+
+export interface Turn { at: string; by: string; reason?: string }
+
+export interface SignalReading {
+  signal: string
+  verdict: 'active' | 'quiet' | 'unknown' | 'absent'
+  value: number | null
+  threshold: number
+  unit?: string
+  window_seconds: number
+  age_seconds: number | null
+  last_event: string | null
+  counts: boolean
+  detail?: string
+}
+
+/** Why, in the one form that workers, instances and agents share. */
+export interface Account {
+  name: string
+  at: string
+  state: string
+  question: string
+  answer: string
+  verdict?: { blocks: Block[] | null; eligible_for_pause: boolean; is_idle: boolean; target_pause_at: string | null }
+  signals: SignalReading[] | null
+  leases: { holder: string; reason: string; expires_at: string }[] | null
+  paused?: Turn
+  resumed?: Turn
+  change: string[] | null
+  checked?: { at: string; since: string; until?: string; engine_differs: boolean; was?: string[] }
+  missing?: Missing[]
+}
+
+export interface Point { at: string; until: string; state: 'active' | 'quiet' | 'unknown' | 'absent'; value: number | null }
+
+export interface Timeline {
+  worker_id: string
+  from: string
+  to: string
+  signals: { signal: string; unit?: string; threshold: number; points: Point[] }[]
+  verdicts: { from: string; to: string; is_idle: boolean; eligible_for_pause: boolean; blocks: string[]; reason: string }[]
+  power: { from: string; to: string; status: string }[]
+  changes: { at: string; from?: string; to: string; by?: string; reason?: string }[]
+  missing: Missing[]
+}
+
+export interface Sum {
+  key: string
+  name?: string
+  workers: number
+  running_hours: number
+  avoided_hours: number
+  other_stopped_hours: number
+  compute_saved_usd: number | null
+  unpriced_hours: number
+  storage_paid_usd: number | null
+  unknown_storage_hours: number
+  saved_usd: number | null
+}
+
+export interface Outcome extends Sum {
+  name: string
+  timeout_minutes: number
+  pauses: number
+  false_stops: number
+  unknown_hours: number
+  stops: { object: string; from: string; to: string; back: boolean; false_stop: boolean }[]
+}
+
+export interface Simulation { from: string; to: string; window_minutes: number; policies: Outcome[]; recommended: string; missing: Missing[]; workers: Record<string, string> }
+
+export interface Savings {
+  from: string
+  to: string
+  by: string
+  groups: Sum[] | null
+  total: Sum
+  idle_hours_not_avoided: Record<string, number>
+  idle_by_hour_of_week: number[]
+  missing: Missing[]
+}
+
+/** Simulates, and says how far it is: a share from 0 to 1. Aborting ends it on the server too. */
+export async function simulate(body: unknown, tell: (share: number) => void, signal: AbortSignal): Promise<Simulation> {
+  const res = await fetch('/api/v1/simulate/progress', { method: 'POST', signal, body: JSON.stringify(body), headers: { Authorization: `Bearer ${session.token}`, 'Content-Type': 'application/json' } })
+  if (!res.ok || !res.body) throw await problemOf(res)
+  const reader = res.body.pipeThrough(new TextDecoderStream() as unknown as ReadableWritablePair<string, Uint8Array>).getReader()
+  let rest = ''
+  for (;;) {
+    const { value, done } = await reader.read()
+    const parts = (rest + (value ?? '')).split('\n')
+    rest = parts.pop() ?? ''
+    for (const part of parts) {
+      const step = JSON.parse(part) as { share: number; simulation?: Simulation; fault?: string }
+      if (step.fault) throw new Problem(0, '', step.fault)
+      if (step.simulation) return step.simulation
+      tell(step.share)
+    }
+    if (done) throw new Problem(0, 'unreachable', 'The server broke off.')
+  }
+}
+
+const money = new Intl.NumberFormat('en', { style: 'currency', currency: 'USD' })
+
+/** "$12.40"; what has no price is unknown, never nothing. */
+export function usd(v: number | null | undefined): string {
+  return v === null || v === undefined ? 'unknown' : money.format(v)
+}
+
+/** "3.2 h", "1,204 h". */
+export function hours(h: number): string {
+  return `${h.toLocaleString('en', { maximumFractionDigits: h < 100 ? 1 : 0 })} h`
+}
+
+/** A number of a signal: "0.42", "12", "1,204". */
+export function figure(v: number, unit?: string): string {
+  const n = v.toLocaleString('en', { maximumFractionDigits: Math.abs(v) < 10 ? 2 : Math.abs(v) < 100 ? 1 : 0 })
+  return unit ? `${n} ${unit}` : n
+}

@@ -1,0 +1,76 @@
+// Why, in the one form of lull why: a question, an answer, and all that it
+// rests on.
+
+import { ComponentChildren } from 'preact'
+import { Entry } from '../api'
+import { Account, figure, SignalReading, Turn } from '../evidence'
+import { clock, local, span, useNow } from '../time'
+import { Card, Time, words } from '../ui'
+
+export function Grounds(p: { y: Account; title: string; aside?: ComponentChildren; now?: boolean; last?: Entry[] | null }) {
+  const { y } = p
+  const now = useNow()
+  const blocks = y.verdict?.blocks ?? [], signals = y.signals ?? [], leases = y.leases ?? []
+  const runs = ['RUNNING', 'DRAINING', 'running', ''].includes(y.state)
+  return (
+    <Card title={p.title} aside={p.aside}>
+      {!p.now && <p class="answer then" role="status"><span class="question">{question(y)}</span> {local(y.answer, now)}</p>}
+      {y.checked && (
+        <p class="muted small">
+          From the check at <Time at={y.checked.at} as="clock" />
+          {y.checked.since !== y.checked.at && <>; checks had said the same since <Time at={y.checked.since} as="clock" /></>}
+          {y.checked.until && <>, and went on to until <Time at={y.checked.until} as="clock" /></>}.
+        </p>
+      )}
+      {y.checked?.engine_differs && <p class="fault">This version of lull judges it otherwise than was recorded then{y.checked.was?.length ? `: ${y.checked.was.join(', ')}` : ''}.</p>}
+      <h3>Signals</h3>
+      {signals.length === 0 ? <p class="muted">{p.now && runs ? 'Nobody who has live readings of it can be asked. What is not known is not idle.' : 'None is recorded.'}</p> : (
+        <div class="scroll" tabIndex={0} role="region" aria-label="Signals">
+          <table>
+            <thead><tr><th scope="col">Signal</th><th scope="col">Says</th><th scope="col">Value</th><th scope="col">Counts from</th><th scope="col">Window</th><th scope="col">Read</th></tr></thead>
+            <tbody>{signals.map((s) => <Signal key={s.signal} s={s} now={p.now} />)}</tbody>
+          </table>
+        </div>
+      )}
+      <h3>What prevent{p.now ? 's' : 'ed'} a pause</h3>
+      {!y.verdict ? <p class="muted">{p.now ? 'Nothing.' : 'Not known.'}</p> : blocks.length === 0 ? <p>{runs ? `Nothing. It ${p.now ? 'is' : 'was'} about to be paused.` : 'Nothing.'}</p> : (
+        <ul class="blocks">
+          {blocks.map((b, i) => <li key={i}><code>{b.code}</code> {local(b.sentence, now)}{b.until && <span class="muted"> {p.now ? 'Ends' : 'It was to end at'} <Time at={b.until} as={p.now ? 'ago' : 'clock'} />.</span>}</li>)}
+        </ul>
+      )}
+      {leases.length > 0 && <><h3>Leases</h3><ul class="blocks">{leases.map((l, i) => <li key={i}>{l.holder}{l.reason && `: ${l.reason}`}<span class="muted">, until <Time at={l.expires_at} as="clock" /></span></li>)}</ul></>}
+      {!p.now && (y.paused || y.resumed) && <p class="small"><LastTurn what="Last paused" t={y.paused} /> <LastTurn what="Last resumed" t={y.resumed} /></p>}
+      {(y.change ?? []).length > 0 && <><h3>What would have {p.now ? 'to change' : 'had to change'}</h3><ul class="blocks">{y.change!.map((c, i) => <li key={i}>{local(c, now)}</li>)}</ul></>}
+      {(p.last ?? []).length > 0 && (
+        <>
+          <h3>What had happened until then</h3>
+          <ul class="blocks">{p.last!.slice(0, 5).map((e, i) => <li key={i}>{words(e.action)}{e.from && e.to && e.from !== e.to && `, ${e.from} to ${e.to}`} <span class="muted">{clock(e.at, now)} by {e.by.name}{e.reason && `, ${words(e.reason)}`}</span></li>)}</ul>
+        </>
+      )}
+      {(y.missing ?? []).map((m, i) => <p key={i} class="muted small">Missing from {clock(m.from, now)} to {clock(m.to, now)}: {[m.server, m.why].filter(Boolean).join(' ')}</p>)}
+    </Card>
+  )
+}
+
+export function question(y: { question: string }): string {
+  const text = y.question.replace(/[A-Z]{4,}/g, (state) => state.toLowerCase())
+  return text.charAt(0).toUpperCase() + text.slice(1) + '?'
+}
+
+function LastTurn(p: { what: string; t: Turn | undefined }) {
+  return p.t ? <span>{p.what} <Time at={p.t.at} as="clock" /> by {p.t.by || 'somebody'}{p.t.reason && ` (${words(p.t.reason)})`}.</span> : null
+}
+
+function Signal(p: { s: SignalReading; now: boolean | undefined }) {
+  const { s, now } = p
+  return (
+    <tr>
+      <th scope="row">{s.signal}</th>
+      <td><span class={`state ${s.verdict}`}>{s.verdict}</span>{!s.counts ? <div class="muted small">does not count under this policy</div> : s.detail && <div class="muted small">{s.detail}</div>}</td>
+      <td>{s.last_event ? <>event <Time at={s.last_event} as={now ? 'ago' : 'clock'} /></> : s.value === null || !s.unit ? '–' : figure(s.value, s.unit)}</td>
+      <td>{s.unit ? figure(s.threshold, s.unit) : '–'}</td>
+      <td>{s.window_seconds ? span(s.window_seconds) : '–'}</td>
+      <td>{s.age_seconds === null ? 'never' : s.age_seconds < 5 ? (now ? 'just now' : 'just then') : `${span(s.age_seconds)} ${now ? 'ago' : 'before'}`}</td>
+    </tr>
+  )
+}

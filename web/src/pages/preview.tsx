@@ -1,0 +1,161 @@
+// Preview: what policies would have done with the days that are recorded.
+
+import { useEffect, useRef, useState } from 'preact/hooks'
+import { List, Problem } from '../api'
+import type { PageProps } from '../app'
+import { hours, Outcome, simulate, Simulation, usd } from '../evidence'
+import { useResource } from '../resource'
+import { Policy } from '../rules'
+import { clock, minutes, span } from '../time'
+import { Empty, Fault, Loading } from '../ui'
+
+/** One policy to try: a named one, or numbers of its own. */
+interface Candidate { name: string; timeout: string; snooze: string }
+
+const own = 'my own'
+
+export function Preview(p: PageProps) {
+  const all = useResource<List<Policy>>('/policies?limit=1000')
+  const list = (all.value?.items ?? []).filter((x) => x.idle_timeout_minutes !== undefined)
+  if (!all.value) return <><h1>Preview</h1>{all.problem ? <Fault problem={all.problem} retry={all.reload} /> : <Loading what="the policies" />}</>
+  return (
+    <>
+      <p class="crumb"><a href="/policies">Policies</a></p>
+      <h1>Preview</h1>
+      <p class="headline">What a policy would have done with the days that are recorded. Nothing is changed by it.</p>
+      <Trial list={list} first={p.place.query.get('policy') ?? list[0]?.name ?? own} />
+    </>
+  )
+}
+
+function Trial(p: { list: Policy[]; first: string }) {
+  const pick = (name: string): Candidate => {
+    const of = p.list.find((x) => x.name === name)
+    return { name: of ? name : own, timeout: String(of?.idle_timeout_minutes ?? 60), snooze: String(of?.snooze_minutes ?? '') }
+  }
+  const [one, setOne] = useState(pick(p.first))
+  const [two, setTwo] = useState<Candidate | null>(null)
+  const [days, setDays] = useState(7)
+  const [share, setShare] = useState<number | null>(null)
+  const [result, setResult] = useState<Simulation | null>(null)
+  const [problem, setProblem] = useState<Problem | null>(null)
+  const running = useRef<AbortController | null>(null)
+  useEffect(() => () => running.current?.abort(), [])
+  const wanted = (c: Candidate, other: Candidate | null, n: number) => {
+    const named = p.list.find((x) => x.name === c.name)
+    const changed = !named || Number(c.timeout) !== named.idle_timeout_minutes || c.snooze !== String(named.snooze_minutes ?? '')
+    if (!changed) return { name: c.name }
+    const name = named ? `${c.name}, changed` : own
+    return { name: other && n === 1 && (other.name === c.name || !named) ? `${name} (2)` : name, timeout_minutes: Number(c.timeout), ...(c.snooze ? { snooze_minutes: Number(c.snooze) } : {}), ...(named?.pause_action ? { action: named.pause_action } : {}) }
+  }
+  const run = async (e: Event) => {
+    e.preventDefault()
+    if (running.current) return
+    const control = new AbortController()
+    running.current = control
+    setShare(0)
+    setProblem(null)
+    try {
+      const policies = [wanted(one, two, 0), ...(two ? [wanted(two, one, 1)] : [])]
+      setResult(await simulate({ policies, from: new Date(Date.now() - days * 86_400_000).toISOString() }, setShare, control.signal))
+    } catch (err) {
+      if (!control.signal.aborted) setProblem(err instanceof Problem ? err : new Problem(0, '', err instanceof Error ? err.message : String(err)))
+    } finally {
+      running.current = null
+      setShare(null)
+    }
+  }
+  return (
+    <>
+      <form class="card trial" onSubmit={run}>
+        <Choice id="one" title="Policy" list={p.list} c={one} set={setOne} pick={pick} />
+        {two ? <Choice id="two" title="Compared with" list={p.list} c={two} set={setTwo} pick={pick} onRemove={() => setTwo(null)} />
+          : <p><button type="button" onClick={() => setTwo(pick(p.list.find((x) => x.name !== one.name)?.name ?? own))}>Compare with another</button></p>}
+        <div class="actions">
+          <label>Over the last{' '}
+            <select value={String(days)} onChange={(e) => setDays(Number(e.currentTarget.value))}>
+              {[1, 3, 7, 14, 30].map((n) => <option key={n} value={n}>{n === 1 ? 'day' : `${n} days`}</option>)}
+            </select>
+          </label>
+          {share === null ? <button key="go" type="submit" class="primary">Preview</button> : <button key="end" type="button" onClick={() => running.current?.abort()}>Cancel</button>}
+        </div>
+        {share !== null && (
+          <div class="progress" role="status">
+            <div role="progressbar" aria-label="How much of the time has been replayed" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(share * 100)}><div style={{ width: `${share * 100}%` }} /></div>
+            <span class="muted small">Replaying what is recorded: {Math.round(share * 100)} %</span>
+          </div>
+        )}
+      </form>
+      {problem && <Fault problem={problem} what="It cannot be previewed." />}
+      {result && <Result r={result} />}
+    </>
+  )
+}
+
+function Choice(p: { id: string; title: string; list: Policy[]; c: Candidate; set: (c: Candidate) => void; pick: (name: string) => Candidate; onRemove?: () => void }) {
+  const { c, id } = p
+  return (
+    <fieldset>
+      <legend>{p.title}</legend>
+      <label for={`${id}-name`}>Start from</label>
+      <select id={`${id}-name`} value={c.name} onChange={(e) => p.set(p.pick(e.currentTarget.value))}>
+        {p.list.map((x) => <option key={x.name} value={x.name}>{x.name}</option>)}
+        <option value={own}>numbers of my own</option>
+      </select>
+      <label for={`${id}-timeout`}>Idle after, minutes</label>
+      <input id={`${id}-timeout`} type="number" min={1} max={525600} required value={c.timeout} onInput={(e) => p.set({ ...c, timeout: e.currentTarget.value })} />
+      <label for={`${id}-snooze`}>Protection after a resume, minutes</label>
+      <input id={`${id}-snooze`} type="number" min={0} max={525600} placeholder="as it was" value={c.snooze} onInput={(e) => p.set({ ...c, snooze: e.currentTarget.value })} />
+      {p.onRemove && <button type="button" class="plain" onClick={p.onRemove}>Do not compare</button>}
+    </fieldset>
+  )
+}
+
+function Result(p: { r: Simulation }) {
+  const { r } = p
+  const head = useRef<HTMLHeadingElement>(null)
+  useEffect(() => head.current?.focus(), [r])
+  const now = Date.now()
+  const total = r.policies[0]
+  const known = total ? total.running_hours + total.avoided_hours : 0
+  const rows: [string, (o: Outcome) => string, string?][] = [
+    ['Pauses', (o) => o.pauses.toLocaleString('en')],
+    ['False stops', (o) => o.false_stops.toLocaleString('en'), `Somebody came back within ${r.window_minutes} minutes`],
+    ['Hours avoided', (o) => hours(o.avoided_hours)],
+    ['Hours running', (o) => hours(o.running_hours)],
+    ['Saved', (o) => usd(o.saved_usd), 'Compute less the storage that is still paid for'],
+    ['Hours not known', (o) => hours(o.unknown_hours), 'Nothing is recorded of them; nothing is decided in them'],
+  ]
+  if (known === 0) return <Empty title="Nothing is recorded of that time yet.">A preview needs checks that lull has made. Look again when it has run for a while.</Empty>
+  return (
+    <section class="card" aria-labelledby="result">
+      <header><h2 id="result" tabIndex={-1} ref={head}>What it would have done</h2><span class="muted small">{clock(r.from, now)} to {clock(r.to, now)}</span></header>
+      <p class="answer">{recommend(r)}</p>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Outcome of each policy">
+        <table class="outcomes">
+          <thead><tr><td />{r.policies.map((o) => <th key={o.name} scope="col">{o.name}<div class="muted small">idle after {minutes(o.timeout_minutes)}</div></th>)}</tr></thead>
+          <tbody>{rows.map(([title, show, note]) => <tr key={title}><th scope="row">{title}{note && <div class="muted small">{note}</div>}</th>{r.policies.map((o) => <td key={o.name} class={title === 'False stops' && o.false_stops > 0 ? 'bad' : ''}>{show(o)}</td>)}</tr>)}</tbody>
+        </table>
+      </div>
+      {r.policies.map((o) => o.stops.length > 0 && (
+        <details key={o.name}>
+          <summary>Pauses of {o.name}{o.pauses > o.stops.length ? `, ${o.stops.length} of ${o.pauses}` : ''}</summary>
+          <div class="scroll rows" tabIndex={0} role="region" aria-label={`Pauses of ${o.name}`}>
+            <table>
+              <thead><tr><th scope="col">Worker</th><th scope="col">From</th><th scope="col">For</th><th scope="col">Then</th></tr></thead>
+              <tbody>{o.stops.map((x, i) => <tr key={i}><th scope="row"><a href={`/workers/${encodeURIComponent(x.object)}?at=${x.from}`}>{r.workers[x.object] ?? x.object}</a></th><td class="nowrap">{clock(x.from, now)}</td><td class="nowrap">{span((new Date(x.to).getTime() - new Date(x.from).getTime()) / 1000)}</td><td>{x.false_stop ? <span class="bad">somebody came back at once: a false stop</span> : x.back ? 'somebody came back' : 'until the end'}</td></tr>)}</tbody>
+            </table>
+          </div>
+        </details>
+      ))}
+      {r.missing.length > 0 && <p class="muted small">Not everything is recorded: {r.missing.slice(0, 3).map((m) => [m.server, m.why].filter(Boolean).join(' ')).join('; ')}.</p>}
+    </section>
+  )
+}
+
+function recommend(r: Simulation): string {
+  const best = r.policies.find((o) => o.name === r.recommended)
+  if (best) return `${best.name} avoids the most without a single false stop: ${hours(best.avoided_hours)}${best.saved_usd !== null ? `, ${usd(best.saved_usd)}` : ''}.`
+  if (r.policies.every((o) => o.avoided_hours === 0)) return r.policies.length === 1 ? 'It would have paused nothing.' : 'Neither would have paused anything.'
+  return r.policies.length === 1 ? 'It would have stopped somebody who was about to go on. A longer timeout has fewer false stops.' : 'Each would have stopped somebody who was about to go on. A longer timeout has fewer false stops.'
+}

@@ -1,0 +1,191 @@
+// Savings: what real stops avoided, and the idle hours that were not avoided,
+// with what kept them up.
+
+import { useState } from 'preact/hooks'
+import type { PageProps } from '../app'
+import { hours, Savings, Sum, usd } from '../evidence'
+import { useResource } from '../resource'
+import { go } from '../router'
+import { clock } from '../time'
+import { Card, Empty, Fault, Loading, words } from '../ui'
+
+/** What keeps idle workers up, and what a person can do about it. */
+const causes: Record<string, [title: string, help: string]> = {
+  not_idle_yet: ['Waiting for the idle timeout', 'A shorter timeout avoids more; a preview shows how much.'],
+  recent_activity: ['Waiting for the idle timeout', 'A shorter timeout avoids more; a preview shows how much.'],
+  warning_pending: ['Warned, about to pause', 'The time that people have to answer a warning.'],
+  about_to_be_paused: ['About to be paused', 'Between the verdict and the stop.'],
+  lease_held: ['A lease', 'Somebody or some job holds it up on purpose.'],
+  in_snooze_period: ['Protected after a resume, or snoozed', 'A shorter protection avoids more.'],
+  signal_unknown: ['A signal that cannot be read', 'What is not known is not idle. Make it readable.'],
+  not_recorded: ['Nobody looked', 'lull did not run, or the record is missing.'],
+  auto_pause_disabled: ['Automatic pauses are off', 'Switch them on in the settings or the policy.'],
+  detection_disabled: ['Idle detection is off', 'Switch it on for the worker or in its policy.'],
+  shadow: ['In shadow: decided, not done', 'Arm the worker to have it paused.'],
+  schedule: ['A schedule holds it up', 'Office hours or a window keep it.'],
+  connection_open: ['An open connection', ''],
+  min_workers: ['The least number of workers', ''],
+  budget: ['A budget of stops was spent', 'It spreads stops out.'],
+  halted: ['Everything was halted', 'End the halt.'],
+}
+
+const days = ['Sunday', 'Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday']
+
+export function SavingsPage(p: PageProps) {
+  const q = p.place.query
+  const by = q.get('by') ?? 'worker', back = Number(q.get('days')) || 30
+  const [tag, setTag] = useState(by.startsWith('tag:') ? by.slice(4) : '')
+  const [from, setFrom] = useState(() => start(back))
+  const set = (nextBy: string, nextDays: number) => {
+    setFrom(start(nextDays))
+    go(`/savings?by=${encodeURIComponent(nextBy)}&days=${nextDays}`, true)
+  }
+  const r = useResource<Savings>(`/savings?${new URLSearchParams({ by, from })}`)
+  const s = r.value
+  return (
+    <>
+      <h1>Savings</h1>
+      <p class="headline">What pauses by lull avoided, and what was idle and ran on.</p>
+      <form class="filters" onSubmit={(e) => { e.preventDefault(); if (tag.trim()) set('tag:' + tag.trim(), back) }}>
+        <label>By{' '}
+          <select value={by.startsWith('tag:') ? 'tag' : by} onChange={(e) => { const v = e.currentTarget.value; if (v === 'tag') { setTag('team'); set('tag:team', back) } else set(v, back) }}>
+            {['worker', 'policy', 'region', 'instance_type', 'tag'].map((x) => <option key={x} value={x}>{words(x)}</option>)}
+          </select>
+        </label>
+        {by.startsWith('tag:') && <label>Tag <input value={tag} maxLength={128} onInput={(e) => setTag(e.currentTarget.value)} onBlur={() => tag.trim() && 'tag:' + tag.trim() !== by && set('tag:' + tag.trim(), back)} /></label>}
+        <label>Over the last{' '}
+          <select value={String(back)} onChange={(e) => set(by, Number(e.currentTarget.value))}>
+            {[1, 7, 14, 30].map((n) => <option key={n} value={n}>{n === 1 ? 'day' : `${n} days`}</option>)}
+          </select>
+        </label>
+        {s && <span class="exports"><button type="button" onClick={() => save(`savings-${by.replace(':', '-')}.csv`, 'text/csv', csv(s))}>Export CSV</button> <button type="button" onClick={() => save(`savings-${by.replace(':', '-')}.json`, 'application/json', JSON.stringify(s, null, 2))}>Export JSON</button></span>}
+      </form>
+      {r.problem && <Fault problem={r.problem} retry={r.reload} />}
+      {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers show here from the day that lull has them.</Empty> : <Shown s={s} days={(new Date(s.to).getTime() - new Date(s.from).getTime()) / 86_400_000} />}
+    </>
+  )
+}
+
+const start = (days: number) => new Date(Date.now() - days * 86_400_000).toISOString()
+
+function Shown(p: { s: Savings; days: number }) {
+  const { s } = p
+  const t = s.total
+  const lost = Object.entries(s.idle_hours_not_avoided).sort((a, b) => b[1] - a[1])
+  const idle = lost.reduce((n, [, h]) => n + h, 0)
+  const most = Math.max(...lost.map(([, h]) => h), 1e-9)
+  const groups = s.groups ?? []
+  return (
+    <>
+      <div class="tiles sums">
+        <Figure value={usd(t.saved_usd)} text="saved" note={t.saved_usd === null ? (t.avoided_hours > 0 ? 'no price is known for what was avoided' : 'nothing was stopped by lull yet') : `${usd(t.saved_usd / p.days)} a day; storage is subtracted`} />
+        <Figure value={hours(t.avoided_hours)} text="avoided" note={`of ${hours(t.avoided_hours + t.running_hours)} of ${t.workers.toLocaleString('en')} worker${t.workers === 1 ? '' : 's'}`} />
+        <Figure value={hours(t.running_hours)} text="ran" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped by people` : 'nothing was stopped by people'} />
+        <Figure value={hours(idle)} text="idle, not avoided" note="by cause below" />
+      </div>
+      <Card title={`By ${words(s.by)}`} class="flush" aside={<span class="muted small">{clock(s.from, Date.now())} to {clock(s.to, Date.now())}</span>}>
+        <div class="scroll" tabIndex={0} role="region" aria-label={`Savings by ${words(s.by)}`}>
+          <table class="numbers">
+            <thead><tr><th scope="col">{s.by.startsWith('tag:') ? `Tag ${s.by.slice(4)}` : words(s.by).replace(/^./, (c) => c.toUpperCase())}</th><th scope="col">Running</th><th scope="col">Avoided</th><th scope="col">Compute</th><th scope="col">Storage paid</th><th scope="col">Saved</th></tr></thead>
+            <tbody>{groups.slice(0, 200).map((g) => <Row key={g.key} g={g} worker={s.by === 'worker'} />)}</tbody>
+            <tfoot><Row g={{ ...t, name: 'All', key: '' }} worker={false} /></tfoot>
+          </table>
+        </div>
+        {groups.length > 200 && <p class="muted small">The 200 with the most avoided of {groups.length.toLocaleString('en')}; an export has all.</p>}
+        {(t.unpriced_hours > 0 || t.unknown_storage_hours > 0) && <p class="muted small">{[t.unpriced_hours > 0 && `No price is known for ${hours(t.unpriced_hours)} of what was avoided`, t.unknown_storage_hours > 0 && `the cost of storage is not known for ${hours(t.unknown_storage_hours)}`].filter(Boolean).join('; ')}. What is not known is not counted.</p>}
+      </Card>
+      <div class="columns">
+        <Card title="Idle, and not avoided">
+          {lost.length === 0 ? <p class="muted">Nothing was idle and ran on, as far as it is recorded.</p> : (
+            <ul class="causes">
+              {lost.map(([code, h]) => (
+                <li key={code}>
+                  <span class="what"><strong>{causes[code]?.[0] ?? words(code)}</strong><span>{hours(h)}</span></span>
+                  <span class={`meter ${code === 'signal_unknown' || code === 'not_recorded' ? 'unknown' : ''}`} aria-hidden="true"><span style={{ width: `${(h / most) * 100}%` }} /></span>
+                  {causes[code]?.[1] && <span class="muted small">{causes[code]![1]}</span>}
+                </li>
+              ))}
+            </ul>
+          )}
+          <p class="small"><a href="/preview">Preview another policy</a></p>
+        </Card>
+        <Week hours={s.idle_by_hour_of_week} />
+      </div>
+    </>
+  )
+}
+
+function Figure(p: { value: string; text: string; note: string }) {
+  return <div class="tile figure"><span class="count">{p.value}</span><span>{p.text}</span><span class="muted small">{p.note}</span></div>
+}
+
+function Row(p: { g: Sum; worker: boolean }) {
+  const { g } = p
+  const name = g.name || g.key || 'none'
+  const cell = (v: number | null) => (v === null ? <span class="muted">{g.avoided_hours > 0 ? 'unknown' : '–'}</span> : usd(v))
+  return (
+    <tr>
+      <th scope="row">{p.worker ? <a href={`/workers/${encodeURIComponent(g.key)}`}>{name}</a> : name}{!p.worker && <span class="muted small"> {g.workers.toLocaleString('en')} worker{g.workers === 1 ? '' : 's'}</span>}</th>
+      <td>{hours(g.running_hours)}</td><td>{hours(g.avoided_hours)}</td><td>{cell(g.compute_saved_usd)}</td><td>{cell(g.storage_paid_usd)}</td><td><strong>{cell(g.saved_usd)}</strong></td>
+    </tr>
+  )
+}
+
+/** When it is idle: hours by hour of the week, in the reader's own zone. */
+function Week(p: { hours: number[] }) {
+  const shift = -Math.round(new Date().getTimezoneOffset() / 60)
+  const here = (day: number, hour: number) => p.hours[(((day * 24 + hour - shift) % 168) + 168) % 168] ?? 0
+  const most = Math.max(...p.hours)
+  const order = [1, 2, 3, 4, 5, 6, 0]
+  const level = (h: number) => (h <= 0 || most === 0 ? 0 : Math.min(5, 1 + Math.floor((h / most) * 4.999)))
+  const size = 20, left = 38, top = 16
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone
+  const peaks = order.map((d) => {
+    const all = Array.from({ length: 24 }, (_, h) => here(d, h))
+    const sum = all.reduce((a, b) => a + b, 0), top = Math.max(...all)
+    return { d, sum, top, at: all.indexOf(top) }
+  })
+  return (
+    <Card title="When it is idle" aside={<span class="muted small">{zone}</span>}>
+      {most === 0 ? <p class="muted">Nothing was idle, as far as it is recorded.</p> : (
+        <>
+          <svg class="heat" viewBox={`0 0 ${left + 24 * size} ${top + 7 * size}`} aria-hidden="true">
+            {[0, 6, 12, 18].map((h) => <text key={h} x={left + h * size} y={11}>{`${String(h).padStart(2, '0')}:00`}</text>)}
+            {order.map((d, row) => (
+              <g key={d}>
+                <text x={left - 8} y={top + row * size + 14} text-anchor="end">{days[d]!.slice(0, 3)}</text>
+                {Array.from({ length: 24 }, (_, h) => <rect key={h} class={`l${level(here(d, h))}`} x={left + h * size} y={top + row * size} width={size - 2} height={size - 2} rx={3}><title>{`${days[d]} ${String(h).padStart(2, '0')}:00: ${hours(here(d, h))}`}</title></rect>)}
+              </g>
+            ))}
+          </svg>
+          <p class="scale muted small" aria-hidden="true">none {[0, 1, 2, 3, 4, 5].map((l) => <span key={l} class={`cell l${l}`} />)} {hours(most)} in an hour of the week</p>
+          <details>
+            <summary>As a table</summary>
+            <table>
+              <thead><tr><th scope="col">Day</th><th scope="col">Idle</th><th scope="col">Most at</th></tr></thead>
+              <tbody>{peaks.map((x) => <tr key={x.d}><th scope="row">{days[x.d]}</th><td>{hours(x.sum)}</td><td>{x.top > 0 ? `${String(x.at).padStart(2, '0')}:00, ${hours(x.top)}` : '–'}</td></tr>)}</tbody>
+            </table>
+          </details>
+        </>
+      )}
+    </Card>
+  )
+}
+
+/** The groups as lull savings --csv writes them: an empty field is unknown. */
+function csv(s: Savings): string {
+  const columns: (keyof Sum)[] = ['key', 'name', 'workers', 'running_hours', 'avoided_hours', 'other_stopped_hours', 'compute_saved_usd', 'unpriced_hours', 'storage_paid_usd', 'unknown_storage_hours', 'saved_usd']
+  // What a spreadsheet would take for a formula is marked as text.
+  const field = (v: unknown) => { const text = v === null || v === undefined ? '' : typeof v === 'string' && /^[=+\-@\t\r]/.test(v) ? `'${v}` : String(v); return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text }
+  const head = ['from', 'to', s.by, ...columns.slice(1)]
+  return [head, ...(s.groups ?? []).map((g) => [s.from, s.to, ...columns.map((c) => g[c])])].map((row) => row.map(field).join(',')).join('\n') + '\n'
+}
+
+function save(name: string, type: string, text: string) {
+  const url = URL.createObjectURL(new Blob([text], { type }))
+  const a = document.createElement('a')
+  a.href = url
+  a.download = name
+  a.click()
+  setTimeout(() => URL.revokeObjectURL(url), 10_000)
+}
