@@ -249,11 +249,11 @@ func newPast(t *testing.T, db store.Store) *past {
 		ops = append(ops, store.Put("workers/"+w.ID, data))
 	}
 	for _, e := range p.entries {
-		op, err := fleet.EntryOp(e)
+		entry, err := fleet.EntryOps(e)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ops = append(ops, op)
+		ops = append(ops, entry...)
 	}
 	for part := range slices.Chunk(ops, 100) {
 		if _, err := db.Commit(t.Context(), store.Txn{Then: part}); err != nil {
