@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"lull/internal/base/tracing"
 	"lull/internal/daemon/host"
 	"lull/internal/edge/journal"
 	"lull/internal/edge/oci"
@@ -129,13 +130,22 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if err != nil {
 		return err
 	}
+	traces, err := tracing.FromEnv(ctx, c.getenv, "lull-host", version, log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := traces.End(); err != nil {
+			log.Warn(err.Error())
+		}
+	}()
 	budget, available, err := cfg.budget()
 	if err != nil {
 		return err
 	}
 	h = host.New(host.Config{Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
 		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
-		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, Log: log,
+		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, Log: log, Tracer: traces.Tracer(),
 		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})
 	halted, err := files.Halted()
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"lull/internal/base/task"
+	"lull/internal/base/tracing"
 	"lull/internal/daemon/controller"
 	"lull/internal/daemon/server"
 	"lull/internal/daemon/server/peers"
@@ -34,15 +35,20 @@ type controlPlane struct {
 	admin   server.Admin
 	metrics *prometheus.Registry
 	tasks   []task.Task
+	log     *slog.Logger
 	name    string       // of this process among the servers of the fleet
 	peers   *peers.Peers // nil where no other server can be
 
 	journal  *journal.Journal // nil without a controller
+	traces   *tracing.Traces  // nil where nobody collects them
 	evidence server.Evidence
 }
 
 // close gives the journal free, once no task runs any more.
 func (p *controlPlane) close() error {
+	if err := p.traces.End(); err != nil {
+		p.log.Warn(err.Error()) // a collector that is gone is no failure of the server
+	}
 	if p.journal == nil {
 		return nil
 	}
@@ -53,7 +59,7 @@ func (p *controlPlane) close() error {
 func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, log *slog.Logger) (plane controlPlane, err error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	plane.metrics = reg
+	plane.metrics, plane.log = reg, log
 	host, err := os.Hostname()
 	if err != nil {
 		return plane, fmt.Errorf("cannot name this server: %w", err)
@@ -81,10 +87,13 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	if plane.journal, err = openEvidence(filepath.Join(cfg.Data, "evidence"), cfg.evidenceBounds(), log); err != nil {
 		return plane, err
 	}
+	if plane.traces, err = tracing.FromEnv(context.Background(), c.getenv, "lull-server", version, log); err != nil {
+		return plane, err
+	}
 	ctl, err := controller.New(controller.Config{
 		Fleet: f, Server: id, Address: cfg.Advertise,
 		Clouds: aws.cloud, Accounts: accountNames(accounts), Consoles: cmls.console, Secret: open, Journal: plane.journal.Take,
-		Archive: archive(filepath.Join(cfg.Data, "audit")), Shadow: cfg.Shadow, Log: log.With("part", "controller"),
+		Archive: archive(filepath.Join(cfg.Data, "audit")), Shadow: cfg.Shadow, Log: log.With("part", "controller"), Tracer: plane.traces.Tracer(),
 	})
 	if err != nil {
 		return plane, err

@@ -190,7 +190,8 @@ type machineView struct {
 	timers     []agentctl.Timer
 	activity   time.Time // newest use of any kind
 	completion string
-	recorded   string // of the verdict last written to the journal
+	line       evidence.Line // of the decisions in the log
+	recorded   string        // of the verdict last written to the journal
 }
 
 // New returns an agent. It reads nothing yet.

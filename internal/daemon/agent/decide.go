@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -118,6 +120,9 @@ func (a *Agent) conclude() {
 		a.nextAt = now.Add(a.config.CheckInterval)
 	}
 	a.keepEvidence(d, a.nextAt)
+	if attrs := m.line.Take(d, "", slog.Int("stage", m.stage)); attrs != nil {
+		a.log.LogAttrs(context.Background(), slog.LevelInfo, "decision", attrs...)
+	}
 	a.expireLeases(now)
 	a.recordVerdict()
 	a.tellTags(now)
@@ -290,7 +295,6 @@ func (a *Agent) recordVerdict() {
 	}
 	v := m.verdict
 	a.record(agentctl.Entry{Kind: "verdict", Sentence: sentence, Verdict: &v, Readings: m.readings})
-	a.log.Info("verdict", "stage", m.stage, "idle_minutes", v.IdleMinutes, "eligible", v.Eligible, "reason", string(v.Reason), "sentence", sentence)
 }
 
 // idleTagAfter is how long the machine has to be quiet until its tag says so:

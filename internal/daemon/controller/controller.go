@@ -33,6 +33,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 
 	"lull/internal/evidence"
@@ -82,6 +84,8 @@ type Config struct {
 	// 16; as many again of those whose last try failed.
 	Lanes int
 	Log   *slog.Logger
+	// Tracer gets spans of checks, pauses and resumes; nil traces nothing.
+	Tracer trace.Tracer
 }
 
 // Controller reconciles workers. Make one with New.
@@ -89,6 +93,7 @@ type Controller struct {
 	cfg     Config
 	fleet   *fleet.Fleet
 	log     *slog.Logger
+	tracer  trace.Tracer
 	count   counters
 	measure measures
 	ready   chan struct{}
@@ -127,11 +132,14 @@ func New(cfg Config) (*Controller, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Tracer == nil {
+		cfg.Tracer = noop.NewTracerProvider().Tracer("")
+	}
 	if cfg.Secret == nil {
 		cfg.Secret = func(s fleet.Secret) (string, error) { return "", fmt.Errorf("cannot open secret %s", s) }
 	}
 	c := &Controller{
-		cfg: cfg, fleet: cfg.Fleet, log: cfg.Log, measure: newMeasures(),
+		cfg: cfg, fleet: cfg.Fleet, log: cfg.Log, tracer: cfg.Tracer, measure: newMeasures(),
 		ready: make(chan struct{}), wake: make(chan struct{}, 1), resign: make(chan struct{}, 1),
 		entries: map[string]*entry{}, lanes: map[laneKey]*lane{}, regions: map[regionKey]*region{},
 		members: map[string]Member{}, tmpls: map[string]fleet.Template{}, waiting: map[string][]fleet.Request{},

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/codes"
+
 	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
@@ -78,6 +80,8 @@ func spread(id string, d time.Duration) time.Duration {
 // result.
 func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error) {
 	j.c.count.detections.Add(1)
+	ctx, span := j.span(ctx, "worker.detect")
+	defer span.End()
 	r := fleet.DetectResult{WorkerID: j.w.ID, CheckedAt: time.Now().UTC(), Action: fleet.ActNothing, Blocks: []idle.Block{}}
 	j.fetch(ctx, force)
 	if ctx.Err() != nil {
@@ -115,6 +119,8 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 	err := j.settle(ctx, d, &r)
 	j.plan(d.Verdict)
 	j.record(d, j.live.nextCheck)
+	j.say(&j.live.line, "decision", d, r.Guard)
+	j.traceCheck(span, d, &r)
 	if err == nil {
 		err = j.alarm(ctx, d)
 	}
@@ -163,6 +169,8 @@ func (j *job) fetch(ctx context.Context, force bool) {
 		return
 	}
 	var t Telemetry
+	ctx, span := j.span(ctx, "telemetry.fetch")
+	defer span.End()
 	pprof.Do(ctx, pprof.Labels("part", "telemetry"), func(ctx context.Context) { t = console.Telemetry(ctx, j.live.seen) })
 	if ctx.Err() != nil {
 		return
@@ -176,6 +184,7 @@ func (j *job) fetch(ctx context.Context, force bool) {
 	}
 	if t.Unknown != "" {
 		r.State, r.Detail = idle.Unknown, t.Unknown
+		span.SetStatus(codes.Error, t.Unknown)
 	} else if !t.Newest.IsZero() && now.Sub(t.Newest) < time.Duration(j.rules().Timeout) {
 		r.State = idle.Active
 	}
@@ -268,6 +277,8 @@ func (j *job) update(ctx context.Context) error {
 	}
 	late := j.late(t)
 	j.wouldBeFalse(t.Newest)
+	ctx, span := j.span(ctx, "activity.update")
+	defer span.End()
 	u := fleet.ActivityUpdate{LastActivityAt: t.Newest, Recent: t.Recent, CheckedAt: t.CheckedAt, Late: late}
 	if t.Unknown != "" {
 		u.Recent = nil // what is known is true, but not all of it
@@ -356,6 +367,8 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 		r.Guard = guard
 		return nil
 	}
+	ctx, span := j.span(ctx, "settle")
+	defer span.End()
 	guards := slices.DeleteFunc(j.guards(), func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == "halted" })
 	out, err := j.f.Settle(ctx, j.w.ID, fleet.Judgement{
 		At: j.w.Revision(), Now: time.Now(), Readings: j.live.readings, Guards: guards, Shadow: j.c.cfg.Shadow,
@@ -451,9 +464,13 @@ func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
 // what only the pause itself blocks left out: the warning was out, and the
 // record says that it is to stop.
 func (j *job) finalLook(ctx context.Context) evidence.Decision {
+	ctx, span := j.span(j.pausing(ctx), "final_look")
+	defer span.End()
 	j.fetch(ctx, true)
 	j.live.readings = j.readings()
 	d := j.casus().Look(j.w.Intent.Reason)
+	traceVerdict(span, d)
+	j.say(&j.live.looked, "final look", d, "")
 	j.record(d, d.Verdict.At.Add(j.s.ReconcileInterval))
 	return d
 }

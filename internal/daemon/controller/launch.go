@@ -273,7 +273,8 @@ func (j *job) up(ctx context.Context) outcome {
 		return j.failedWrite(err)
 	}
 	j.c.count.started.Add(1)
-	j.live = live{nextCheck: j.live.nextCheck}
+	t := j.endResume(ctx, asked)
+	j.live = live{nextCheck: j.live.nextCheck, traced: t}
 	j.resumed(asked)
 	return j.again()
 }
@@ -304,7 +305,10 @@ func (j *job) start(ctx context.Context) outcome {
 	}
 	defer cancel()
 	j.c.count.calls.add("start")
+	call, span := j.span(j.resuming(call, j.w.StartAskedAt), "ec2.start")
+	defer span.End()
 	err = cloud.Move.Start(call, j.w.EC2InstanceID)
+	fault(span, err)
 	switch k := KindOf(err); {
 	case err == nil, k == IncorrectState, k == NotFound:
 		return outcome{Result: Requeue} // look what it came to

@@ -97,6 +97,7 @@ func (j *job) awaitReady(ctx context.Context) {
 	}
 	j.live.system, j.live.systemAt, j.live.systemErr = s, time.Now(), ""
 	j.c.measure.resume.WithLabelValues(stageReady).Observe(time.Since(asked).Seconds())
+	j.traceReady(ctx)
 	j.live.resumeAsked = time.Time{}
 }
 

@@ -8,6 +8,7 @@ import (
 	"runtime/pprof"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
 )
@@ -98,6 +99,10 @@ type live struct {
 	labs   *int
 	labsAt time.Time
 	tagged bool // the draining tag was written
+
+	line   evidence.Line // of its checks in the log
+	looked evidence.Line // of its final looks
+	traced traced
 
 	wouldStart time.Time // the boundary at which shadow kept it from being started
 	licensed   time.Time

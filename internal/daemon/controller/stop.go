@@ -94,6 +94,7 @@ func (j *job) down(ctx context.Context) outcome {
 		return j.failedWrite(err)
 	}
 	j.c.count.stopped.Add(1)
+	j.endPause(ctx, "stopped", "")
 	j.live = live{}
 	j.concludeTag(ctx)
 	return j.again()
@@ -203,7 +204,10 @@ func (j *job) sendStop(ctx context.Context) outcome {
 	}
 	defer cancel()
 	j.c.count.calls.add("stop")
+	call, span := j.span(j.pausing(call), "ec2.stop")
+	defer span.End()
 	done, err := cloud.Move.Stop(call, j.w.EC2InstanceID, j.w.Intent.Hibernate)
+	fault(span, err)
 	switch k := KindOf(err); {
 	case err == nil && done.Fallback != "" && done.Fallback != j.w.HibernateNote:
 		if err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
@@ -248,6 +252,7 @@ func (j *job) callOff(ctx context.Context, d *evidence.Decision, why string) out
 		return j.failedWrite(err)
 	}
 	j.c.count.cancelled.Add(1)
+	j.endPause(ctx, "called_off", why)
 	return j.again()
 }
 

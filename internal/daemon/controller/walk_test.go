@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"lull/internal/fleet"
 	"lull/internal/power"
 	"lull/internal/store/mem"
@@ -33,6 +35,8 @@ type options struct {
 	world    *world
 	db       *mem.DB
 	server   string
+	tracer   trace.Tracer
+	log      *slog.Logger
 }
 
 // newRig makes a fleet with a template and a running controller.
@@ -74,12 +78,14 @@ func (r *rig) run(client *mem.Client, o options) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	if o.log == nil {
+		o.log = slog.New(slog.NewTextHandler(testLog{r.t}, nil))
+	}
 	c, err := New(Config{
-		Fleet: f, Server: o.server, Shadow: o.shadow,
+		Tracer: o.tracer, Log: o.log, Fleet: f, Server: o.server, Shadow: o.shadow,
 		Clouds:   func(string, string) (Cloud, error) { return r.world.cloud(), nil },
 		Consoles: r.world.console,
 		Secret:   func(s fleet.Secret) (string, error) { return string(s), nil },
-		Log:      slog.New(slog.NewTextHandler(testLog{r.t}, nil)),
 	})
 	if err != nil {
 		r.t.Fatal(err)

@@ -102,7 +102,11 @@ func (e *errStirred) Error() string { return "cannot pause: " + e.what }
 func (a *attempt) walk(steps []step) error {
 	for _, s := range steps {
 		a.i.h.point(s.name, a.i)
-		if err := s.do(a); err != nil {
+		_, span := a.i.span(a.ctx, s.name)
+		err := s.do(a)
+		fault(span, err)
+		span.End()
+		if err != nil {
 			return err
 		}
 	}
@@ -115,11 +119,15 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	if err := i.move(power.Pausing); err != nil {
 		return err
 	}
+	ctx, span := i.span(ctx, "instance.pause")
+	defer span.End()
+	traceCause(span, by, reason)
 	a := &attempt{i: i, ctx: ctx, by: by, reason: reason, force: force, work: i.workload()}
 	if a.work == nil {
 		return fmt.Errorf("cannot pause %s: it has no process", i.name())
 	}
 	err := a.walk(i.h.steps.pause)
+	fault(span, err)
 	i.h.point("pause-end", i)
 	if err == nil {
 		i.emit("paused", by, reason)
@@ -152,7 +160,10 @@ func (i *inst) wake(by, why string) error {
 	if err := i.move(power.Resuming); err != nil {
 		return err
 	}
-	a := &attempt{i: i, ctx: i.h.ctx, by: by, reason: why, work: i.workload()}
+	ctx, span := i.span(i.h.ctx, "instance.wake")
+	defer span.End()
+	traceCause(span, by, why)
+	a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload()}
 	i.mu.Lock()
 	a.guard, a.frozen = i.guard, i.frozen
 	i.mu.Unlock()
@@ -161,6 +172,7 @@ func (i *inst) wake(by, why string) error {
 	if err == nil {
 		return nil
 	}
+	fault(span, err)
 	var unusable *instance.SnapshotError
 	if errors.As(err, &unusable) {
 		return i.bootAnew(a.ctx, by, why, unusable)

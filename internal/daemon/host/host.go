@@ -29,6 +29,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/instance"
@@ -81,6 +83,7 @@ type Config struct {
 	Missing  map[string]error // why a runtime that lull knows is not among them
 	Records  Records
 	Log      *slog.Logger
+	Tracer   trace.Tracer // gets spans of checks, pauses and wakes; nil traces nothing
 
 	// Memory bounds what instances of a known size may hold together, in bytes;
 	// 0 does not. Available is what the machine can give to more of them, read

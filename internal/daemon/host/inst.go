@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -58,11 +59,12 @@ type inst struct {
 	readings []idle.Reading
 	conns    int
 	verdict  idle.Verdict
-	block    *idle.Block // of the runtime: it cannot be paused, and why
-	execs    int         // commands that run beside it
-	busy     int         // connections by which the workload says that it works
-	nextDue  time.Time   // when the workload said that it wants to run again
-	restart  time.Time   // when it is started again after it failed
+	line     evidence.Line // of its decisions in the log
+	block    *idle.Block   // of the runtime: it cannot be paused, and why
+	execs    int           // commands that run beside it
+	busy     int           // connections by which the workload says that it works
+	nextDue  time.Time     // when the workload said that it wants to run again
+	restart  time.Time     // when it is started again after it failed
 	// notBefore keeps a hibernation that failed from being tried again at once.
 	notBefore time.Time
 	inside    bool // a harness says that some program in it is in the middle of work

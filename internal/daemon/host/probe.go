@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
@@ -185,7 +186,11 @@ func (i *inst) judge(e idle.Evidence) idle.Verdict {
 	d := evidence.Decide(i.h.now(), i.policy(), e)
 	i.mu.Lock()
 	i.verdict = d.Verdict
+	attrs := i.line.Take(d, "", slog.String("instance", i.spec.Name))
 	i.mu.Unlock()
+	if attrs != nil {
+		i.h.log.LogAttrs(i.h.ctx, slog.LevelInfo, "decision", attrs...)
+	}
 	if j := i.h.cfg.Evidence; j != nil {
 		j.Take(evidence.Record{At: d.Verdict.At, Object: i.id, Next: d.Verdict.At.Add(2 * i.h.cfg.Probe), Decision: d})
 	}
@@ -238,8 +243,11 @@ func (i *inst) checkRunning() {
 	if w == nil {
 		return
 	}
+	ctx, span := i.span(i.h.ctx, "instance.detect")
+	defer span.End()
 	e := i.look(w)
 	v := i.judge(e)
+	traceVerdict(span, &v)
 	now := i.h.now()
 	if v.LastActivityAt != nil {
 		i.mu.Lock()
@@ -249,7 +257,7 @@ func (i *inst) checkRunning() {
 		i.mu.Unlock()
 	}
 	if v.Eligible {
-		err := i.pause(i.h.ctx, byIdle, fmt.Sprintf("idle for %s", time.Duration(v.IdleMinutes*float64(time.Minute)).Round(time.Second)), false)
+		err := i.pause(ctx, byIdle, fmt.Sprintf("idle for %s", time.Duration(v.IdleMinutes*float64(time.Minute)).Round(time.Second)), false)
 		if err == nil {
 			return
 		}

@@ -1,0 +1,104 @@
+// Package tracing sends traces to a collector by OTLP over HTTP, as the
+// standard variables of OpenTelemetry say: OTEL_EXPORTER_OTLP_ENDPOINT or
+// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT switch it on, OTEL_EXPORTER_OTLP_HEADERS,
+// _TIMEOUT, _CERTIFICATE, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+// OTEL_TRACES_SAMPLER and OTEL_BSP_* say how.
+//
+// It guarantees that nothing waits for a collector: what it does not take is
+// dropped, and said at most once a minute. It leaves out metrics and logs.
+package tracing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// endWithin bounds how long the last spans may take to be sent.
+const endWithin = 3 * time.Second
+
+// Traces sends spans. A nil Traces sends none.
+type Traces struct {
+	provider *sdk.TracerProvider
+	tracer   trace.Tracer
+}
+
+// FromEnv makes what the environment asks for, and nil if it asks for none.
+// service is the name of this process unless OTEL_SERVICE_NAME is set. Further
+// variables are read by OpenTelemetry itself.
+func FromEnv(ctx context.Context, getenv func(string) string, service, version string, log *slog.Logger) (*Traces, error) {
+	endpoint := getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+	if endpoint == "" {
+		endpoint = getenv("OTEL_EXPORTER_OTLP_ENDPOINT")
+	}
+	if endpoint == "" || getenv("OTEL_SDK_DISABLED") == "true" || getenv("OTEL_TRACES_EXPORTER") == "none" {
+		return nil, nil
+	}
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"} {
+		if p := getenv(name); p != "" && p != "http/protobuf" {
+			return nil, fmt.Errorf("cannot send traces: %s is %q, and only http/protobuf is spoken", name, p)
+		}
+	}
+	exporter, err := otlptracehttp.New(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("cannot send traces to %s: %w", endpoint, err)
+	}
+	// What the environment says comes last and wins.
+	res, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", service), attribute.String("service.version", version)),
+		resource.WithHost(), resource.WithProcessPID(), resource.WithFromEnv())
+	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
+		return nil, fmt.Errorf("cannot send traces: %w", err)
+	}
+	otel.SetErrorHandler(&faults{log: log})
+	p := sdk.NewTracerProvider(sdk.WithBatcher(exporter), sdk.WithResource(res))
+	return &Traces{provider: p, tracer: p.Tracer("lull", trace.WithInstrumentationVersion(version))}, nil
+}
+
+// Tracer makes spans; nil if none are sent.
+func (t *Traces) Tracer() trace.Tracer {
+	if t == nil {
+		return nil
+	}
+	return t.tracer
+}
+
+// End sends what is left, for at most three seconds.
+func (t *Traces) End() error {
+	if t == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
+	defer cancel()
+	if err := t.provider.Shutdown(ctx); err != nil {
+		return fmt.Errorf("cannot send the last traces: %w", err)
+	}
+	return nil
+}
+
+// faults tells of what could not be sent, once a minute.
+type faults struct {
+	log *slog.Logger
+
+	mu   sync.Mutex
+	last time.Time
+}
+
+// Handle implements otel.ErrorHandler.
+func (f *faults) Handle(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now := time.Now(); now.Sub(f.last) >= time.Minute {
+		f.last = now
+		f.log.Warn("cannot send traces", "error", err)
+	}
+}

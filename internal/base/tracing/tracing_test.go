@@ -1,0 +1,160 @@
+package tracing_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/hex"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.opentelemetry.io/otel/attribute"
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/proto"
+
+	"lull/internal/base/tracing"
+)
+
+// receiver is a collector that keeps what it is sent.
+type receiver struct {
+	mu      sync.Mutex
+	spans   map[string]*otlp.Span
+	service string
+	headers http.Header
+}
+
+func (r *receiver) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	var body io.Reader = q.Body
+	if q.Header.Get("Content-Encoding") == "gzip" {
+		z, err := gzip.NewReader(q.Body)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		body = z
+	}
+	b, err := io.ReadAll(body)
+	var m collector.ExportTraceServiceRequest
+	if err == nil {
+		err = proto.Unmarshal(b, &m)
+	}
+	if err != nil || q.URL.Path != "/v1/traces" {
+		http.Error(w, "no traces", http.StatusBadRequest)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.headers = q.Header.Clone()
+	for _, rs := range m.ResourceSpans {
+		for _, a := range rs.Resource.Attributes {
+			if a.Key == "service.name" {
+				r.service = a.Value.GetStringValue()
+			}
+		}
+		for _, ss := range rs.ScopeSpans {
+			for _, s := range ss.Spans {
+				r.spans[s.Name] = s
+			}
+		}
+	}
+}
+
+func env(pairs ...string) func(string) string {
+	return func(name string) string {
+		for i := 0; i+1 < len(pairs); i += 2 {
+			if pairs[i] == name {
+				return pairs[i+1]
+			}
+		}
+		return ""
+	}
+}
+
+// set puts variables where OpenTelemetry itself reads them, too.
+func set(t *testing.T, pairs ...string) func(string) string {
+	for i := 0; i+1 < len(pairs); i += 2 {
+		t.Setenv(pairs[i], pairs[i+1])
+	}
+	return env(pairs...)
+}
+
+var discard = slog.New(slog.DiscardHandler)
+
+// TestSent: a collector gets each span with its parent, its attributes and the
+// name of the process.
+func TestSent(t *testing.T) {
+	r := &receiver{spans: map[string]*otlp.Span{}}
+	web := httptest.NewServer(r)
+	defer web.Close()
+	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_ENDPOINT", web.URL, "OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc"), "lull-server", "1.2", discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, parent := traces.Tracer().Start(t.Context(), "worker.detect")
+	_, child := traces.Tracer().Start(ctx, "telemetry.fetch")
+	child.SetAttributes(attribute.String("lull.worker.id", "w-1"))
+	child.End()
+	parent.End()
+	if err := traces.End(); err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	up, down := r.spans["worker.detect"], r.spans["telemetry.fetch"]
+	if up == nil || down == nil || len(up.ParentSpanId) != 0 || !bytes.Equal(down.ParentSpanId, up.SpanId) || !bytes.Equal(down.TraceId, up.TraceId) {
+		t.Fatalf("got %v and %v", up, down)
+	}
+	if want := child.SpanContext().SpanID().String(); hex.EncodeToString(down.SpanId) != want {
+		t.Errorf("the child is %x, want %s", down.SpanId, want)
+	}
+	if len(down.Attributes) != 1 || down.Attributes[0].Key != "lull.worker.id" || down.Attributes[0].Value.GetStringValue() != "w-1" {
+		t.Errorf("attributes: %v", down.Attributes)
+	}
+	if r.service != "lull-server" || r.headers.Get("X-Key") != "abc" {
+		t.Errorf("service %q, headers %v", r.service, r.headers)
+	}
+}
+
+// TestOff: without an endpoint, or where it is switched off, there is nothing,
+// and what cannot be done is an error.
+func TestOff(t *testing.T) {
+	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
+	for _, e := range [][]string{nil, {endpoint, "http://127.0.0.1:9", "OTEL_SDK_DISABLED", "true"}, {endpoint, "http://127.0.0.1:9", "OTEL_TRACES_EXPORTER", "none"}} {
+		traces, err := tracing.FromEnv(context.Background(), env(e...), "lull-server", "1.2", discard)
+		if err != nil || traces != nil || traces.Tracer() != nil || traces.End() != nil {
+			t.Errorf("%v: %v, %v", e, traces, err)
+		}
+	}
+	_, err := tracing.FromEnv(context.Background(), env(endpoint, "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), "lull-server", "1.2", discard)
+	if err == nil || !strings.Contains(err.Error(), "OTEL_EXPORTER_OTLP_PROTOCOL") {
+		t.Errorf("grpc: %v", err)
+	}
+}
+
+// TestRefused: what a collector does not take delays nobody, and is told once
+// a minute.
+func TestRefused(t *testing.T) {
+	web := httptest.NewServer(http.NotFoundHandler())
+	defer web.Close()
+	var said bytes.Buffer
+	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", web.URL+"/v1/traces"), "lull-host", "1.2", slog.New(slog.NewTextHandler(&said, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5000 { // more than are kept
+		_, s := traces.Tracer().Start(t.Context(), "instance.wake")
+		s.End()
+	}
+	if err := traces.End(); err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(said.String(), "cannot send traces"); n != 1 {
+		t.Errorf("it is told %d times that spans are lost: %s", n, &said)
+	}
+}
