@@ -1,7 +1,6 @@
 package host
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +12,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"go.opentelemetry.io/otel/trace"
 
 	"lull/internal/daemon/host/hosttest"
 	"lull/internal/idle"
@@ -35,8 +32,6 @@ type rig struct {
 	tune   func(*Config) // of the next daemon; nil changes nothing
 	end    context.CancelFunc
 	done   chan error
-	log    io.Writer    // of daemons that boot; nil keeps nothing
-	tracer trace.Tracer // the same
 }
 
 func inBubble(t *testing.T, f func(r *rig)) {
@@ -65,7 +60,7 @@ func inTuned(t *testing.T, tune func(*Config), f func(r *rig)) {
 func (r *rig) boot() {
 	r.daemon = &mortal{Disk: r.disk}
 	c := Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": r.k},
-		Records: r.daemon, Log: slog.New(slog.NewTextHandler(cmp.Or(r.log, io.Discard), nil)), Tracer: r.tracer, KeepEvents: 512,
+		Records: r.daemon, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 512,
 		NewGate: func(t RelayTarget) (Gate, error) {
 			g := &hosttest.Gate{K: r.k, Waker: t.Waker}
 			r.gates[t.Name] = g

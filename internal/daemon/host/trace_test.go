@@ -2,6 +2,7 @@ package host
 
 import (
 	"bytes"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -45,7 +46,10 @@ func TestTracesAndLines(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.shut()
 		spans, log := tracetest.NewSpanRecorder(), &lockedLog{}
-		r.log, r.tracer = log, sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")
+		r.tune = func(c *Config) {
+			c.Log = slog.New(slog.NewTextHandler(log, nil))
+			c.Tracer = sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")
+		}
 		r.boot()
 		id := r.run("a", nil)
 		time.Sleep(66 * time.Second)
