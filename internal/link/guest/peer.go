@@ -160,9 +160,9 @@ func (p *Peer) Call(ctx context.Context, method string, params, result any) erro
 
 // Run reads until the channel ends and then fails every call that waits.
 // Notifications are handled in order, calls each in a goroutine that Run waits
-// for. before, if not nil, is asked before each line and may wait: a guest that
-// talks too much is read slower.
-func (p *Peer) Run(before func() error, handle func(Request) (any, error)) error {
+// for. before, if not nil, is told of each line, an empty one too, how long it
+// is and may wait: a guest that talks too much is read slower.
+func (p *Peer) Run(before func(bytes int) error, handle func(Request) (any, error)) error {
 	var calls sync.WaitGroup
 	defer calls.Wait()
 	defer p.end()
@@ -176,13 +176,13 @@ func (p *Peer) Run(before func() error, handle func(Request) (any, error)) error
 		if err != nil {
 			return err
 		}
-		if line = bytes.TrimSpace(line); len(line) == 0 {
-			continue
-		}
 		if before != nil {
-			if err := before(); err != nil {
+			if err := before(len(line)); err != nil {
 				return err
 			}
+		}
+		if line = bytes.TrimSpace(line); len(line) == 0 {
+			continue
 		}
 		q, ok := p.take(line)
 		if !ok {

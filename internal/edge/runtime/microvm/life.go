@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"syscall"
@@ -18,11 +19,13 @@ import (
 	"lull/internal/link/guest"
 )
 
-// How fast a guest may talk: lines per second, and at once. More is read more
-// slowly.
+// How fast a guest may talk: bytes per second, and at once. Each line counts for
+// some more, because short ones are work, too. What is beyond it is read later.
 const (
-	talkRate  = 2000
-	talkBurst = 4000
+	talkRate  = 8 << 20
+	talkBurst = 4 << 20
+	lineCost  = 1 << 10
+	emptyCost = 1 << 6
 	maxAsks   = 16                     // messages of programs worked on at once; fewer than a peer serves
 	again     = 100 * time.Millisecond // between two attempts to connect
 )
@@ -138,8 +141,13 @@ func (w *Work) connect(ctx context.Context) error {
 	w.mu.Lock()
 	w.mon = m
 	w.mu.Unlock()
+	c, err := dialSocket(ctx, w.path(ctlSocket), w.gone)
+	if err != nil {
+		return err
+	}
+	p := w.speak(c)
 	w.loops.Go(w.carryFrames)
-	w.loops.Go(w.talk)
+	w.loops.Go(func() { w.talk(c, p) })
 	return nil
 }
 
@@ -213,38 +221,55 @@ func (w *Work) pause() bool {
 	}
 }
 
-// talk keeps the control channel connected and answers the guest.
-func (w *Work) talk() {
-	for w.qctx.Err() == nil {
-		c, err := dialSocket(w.qctx, w.path(ctlSocket), w.gone)
-		if err != nil {
-			return
-		}
-		stop := context.AfterFunc(w.qctx, func() { c.Close() })
-		p := guest.NewPeer(c)
-		w.mu.Lock()
-		w.peer = p
-		w.mu.Unlock()
-		waking := w.waking.Swap(false)
-		live, ended := context.WithCancel(w.qctx)
-		w.loops.Go(func() { w.greet(live, p, waking) })
-		slow := rate.NewLimiter(talkRate, talkBurst)
-		err = p.Run(func() error { return slow.Wait(w.qctx) }, w.hear)
-		ended()
-		stop()
-		c.Close()
-		w.mu.Lock()
-		if w.peer == p {
-			w.peer = nil
-		}
-		w.mu.Unlock()
+// speak makes c the channel on which the guest is called.
+func (w *Work) speak(c net.Conn) *guest.Peer {
+	p := guest.NewPeer(c)
+	w.mu.Lock()
+	w.peer = p
+	w.mu.Unlock()
+	return p
+}
+
+// talk answers the guest on c, and keeps the control channel connected after it.
+func (w *Work) talk(c net.Conn, p *guest.Peer) {
+	waking := w.waking.Swap(false)
+	for {
+		err := w.converse(c, p, waking)
+		waking = false
 		if err != nil && w.qctx.Err() == nil && !w.isGone() {
 			w.r.log.Warn("the control channel of a guest failed", "instance", w.id, "error", err)
 		}
 		if !w.pause() {
 			return
 		}
+		if c, err = dialSocket(w.qctx, w.path(ctlSocket), w.gone); err != nil {
+			return
+		}
+		p = w.speak(c)
 	}
+}
+
+// converse sees one connection of the channel to its end.
+func (w *Work) converse(c net.Conn, p *guest.Peer, waking bool) error {
+	defer c.Close()
+	defer context.AfterFunc(w.qctx, func() { c.Close() })()
+	live, ended := context.WithCancel(w.qctx)
+	defer ended()
+	w.loops.Go(func() { w.greet(live, p, waking) })
+	slow := rate.NewLimiter(talkRate, talkBurst)
+	err := p.Run(func(bytes int) error {
+		cost := emptyCost
+		if bytes > 1 {
+			cost = lineCost + bytes
+		}
+		return slow.WaitN(w.qctx, cost)
+	}, w.hear)
+	w.mu.Lock()
+	if w.peer == p {
+		w.peer = nil
+	}
+	w.mu.Unlock()
+	return err
 }
 
 // greet says hello on a new channel and takes in what it missed. A frozen

@@ -16,7 +16,7 @@ import (
 )
 
 // rig is what tests of real guests need: the programs, built once.
-var rig = sync.OnceValues(func() (r struct{ harness, program, kernel string }, err error) {
+var rig = sync.OnceValues(func() (r struct{ harness, saboteur, program, kernel string }, err error) {
 	dir, err := os.MkdirTemp("", "lullvm")
 	if err != nil {
 		return r, err
@@ -32,6 +32,9 @@ var rig = sync.OnceValues(func() (r struct{ harness, program, kernel string }, e
 		return out, nil
 	}
 	if r.harness, err = build("lull/cmd/lull-harness", "lull-harness"); err != nil {
+		return r, err
+	}
+	if r.saboteur, err = build("lull/internal/edge/runtime/microvm/testdata/saboteur", "saboteur"); err != nil {
 		return r, err
 	}
 	if r.program, err = build("lull/internal/edge/runtime/microvm/testdata/guest", "guest"); err != nil {

@@ -130,6 +130,7 @@ type Config struct {
 	OnMessage func(ctx context.Context, id string, m guest.Message) error
 
 	BootLimit time.Duration // for a guest to answer, default 90 s
+	CallLimit time.Duration // for a guest that wakes to set its clock, default 30 s
 }
 
 // Runtime implements instance.Runtime.
@@ -168,6 +169,9 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	if cfg.BootLimit == 0 {
 		cfg.BootLimit = 90 * time.Second
+	}
+	if cfg.CallLimit == 0 {
+		cfg.CallLimit = callLimit
 	}
 	if cfg.OnExit == nil {
 		cfg.OnExit = func(string, uint64, instance.Exit) {}

@@ -206,8 +206,10 @@ func (w *Work) Thaw() error {
 	if err := m.do(ctx, "cont", nil, nil); err != nil {
 		return err
 	}
-	if err := w.setClock(ctx); err != nil {
-		return err
+	if err := w.setClock(ctx); err != nil { // with a wrong clock nothing of it shall run
+		back, cancel := context.WithTimeout(w.ctx, callLimit)
+		defer cancel()
+		return errors.Join(err, m.do(back, "stop", nil, nil))
 	}
 	w.mu.Lock()
 	w.frozen = false
@@ -227,10 +229,19 @@ func (w *Work) setClock(ctx context.Context) error {
 	if _, err := rand.Read(c.Seed); err != nil {
 		return fmt.Errorf("cannot draw random numbers for the guest: %w", err)
 	}
-	c.UnixNano = time.Now().UnixNano()
+	ctx, cancel := context.WithTimeout(ctx, w.r.cfg.CallLimit)
+	defer cancel()
 	var a guest.ClockAnswer
-	if err := w.call(ctx, callLimit, guest.SetClock, c, &a); err != nil {
-		return fmt.Errorf("cannot set the guest's clock: %w", err)
+	for {
+		c.UnixNano = time.Now().UnixNano()
+		err := w.call(ctx, w.r.cfg.CallLimit, guest.SetClock, c, &a)
+		if err == nil {
+			break
+		}
+		var refused *guest.Error
+		if errors.As(err, &refused) || ctx.Err() != nil || !w.pause() { // otherwise the channel was cut, and is connected again
+			return fmt.Errorf("cannot set the guest's clock: %w", err)
+		}
 	}
 	w.r.log.Debug("clock set", "instance", w.id, "behind", time.Duration(a.Behind))
 	select {

@@ -1,0 +1,120 @@
+package microvm
+
+import (
+	"bufio"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/instance"
+)
+
+// sabotage orders a fault of the control channel over the guest's network.
+func sabotage(t *testing.T, w *Work, fault string) {
+	t.Helper()
+	var c net.Conn
+	until(t, "the guest takes orders", func() (ok bool) {
+		var err error
+		c, err = w.Dial(t.Context(), "127.0.0.1:9")
+		return err == nil
+	})
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte(fault + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil {
+		t.Fatalf("%s: %q, %v", fault, line, err)
+	}
+}
+
+// TestBrokenChannel: a harness that closes its control channel, sends garbage,
+// half a line or too long a one, floods, or says nothing any more, makes its
+// guest unknown at most. It is paused, saved and restored all the same; a wake
+// fails with its reason while nobody answers, and the guest stands still as
+// before; once the channel is right again everything is, with what the program
+// counted.
+func TestBrokenChannel(t *testing.T) {
+	b := newBench(t, func(c *Config) {
+		parts, err := rig()
+		need(t, err)
+		c.Harness, c.CallLimit = parts.saboteur, 2*time.Second
+	})
+	w := b.start("broken", "guest", "serve", ":80")
+	listening(t, w, "80")
+	counted := func(want string) {
+		t.Helper()
+		c := dial(t, w)
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("count\n")); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != "counted "+want+"\n" {
+			t.Fatalf("it answers %q, %v; want %s", line, err, want)
+		}
+	}
+	counted("1")
+	for n, f := range []struct {
+		fault  string
+		silent bool // nobody answers while it lasts
+	}{{"garbage", false}, {"half", false}, {"long", false}, {"newlines", false}, {"flood", false}, {"mute", true}, {"closed", true}} {
+		sabotage(t, w, f.fault)
+		s := w.Sample(nil)
+		switch err := s.CPUErr; {
+		case f.silent && err == nil:
+			t.Errorf("%s: a guest that does not answer has readings", f.fault)
+		case f.silent && !strings.Contains(err.Error(), "cannot read the guest"):
+			t.Errorf("%s: %v", f.fault, err)
+		}
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatalf("%s: %v", f.fault, err)
+		}
+		if n%2 == 0 || f.silent {
+			if _, err := w.Hibernate(t.Context()); err != nil {
+				t.Fatalf("%s: %v", f.fault, err)
+			}
+		}
+		// What an endless flood drowns is late and counts as not said.
+		if err := w.Thaw(); err != nil {
+			if !strings.Contains(err.Error(), "cannot set the guest's clock") {
+				t.Errorf("%s: woken with %v", f.fault, err)
+			}
+			if still, err := w.Still(); err != nil || !still || !w.isFrozen() {
+				t.Errorf("%s: after a wake that failed it runs: %v, %v", f.fault, still, err)
+			}
+			m, err := w.monitor() // its program runs, and the channel is mended
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := m.do(t.Context(), "cont", nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			sabotage(t, w, "right")
+			until(t, f.fault+": it wakes", func() bool { return w.Thaw() == nil })
+		} else if f.silent {
+			t.Errorf("%s: woken although nobody answers", f.fault)
+		}
+		sabotage(t, w, "right")
+		until(t, f.fault+": it is known again", func() bool { return w.Sample(nil).CPUErr == nil })
+		counted(string(rune('2' + n)))
+	}
+	if o, err := b.Exec(t.Context(), "broken", instance.Command{Command: []string{"guest", "exit", "3"}}); err != nil || o.ExitCode != 3 {
+		t.Errorf("exec: %+v, %v", o, err)
+	}
+	b.mu.Lock()
+	said := len(b.said)
+	b.mu.Unlock()
+	if said == 0 {
+		t.Error("nothing of the flood was heard")
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.clean("broken")
+}
