@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -75,4 +77,21 @@ func FuzzPeer(f *testing.F) {
 			return nil, nil
 		})
 	})
+}
+
+// TestEveryLineCounts: whoever bounds what is read is told of every line, also
+// of those that mean nothing, and can end it.
+func TestEveryLineCounts(t *testing.T) {
+	var told []int
+	enough := errors.New("enough")
+	p := NewPeer(&pipe{Reader: strings.NewReader("\n\n{}\nnot json at all\n\n\n")})
+	err := p.Run(func(bytes int) error {
+		if told = append(told, bytes); len(told) == 5 {
+			return enough
+		}
+		return nil
+	}, nil)
+	if want := []int{1, 1, 3, 16, 1}; !errors.Is(err, enough) || !slices.Equal(told, want) {
+		t.Errorf("told of %v and %v, want %v", told, err, want)
+	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"lull/internal/edge/runtime/microvm/vnet"
 	"lull/internal/instance"
 	"lull/internal/link/guest"
 	"lull/internal/router"
@@ -425,45 +423,6 @@ func TestRoot(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(root, "tmp/x")); err == nil {
 		t.Error("a write in the guest reached the directory")
-	}
-}
-
-// TestReach: what a guest may reach of this machine.
-func TestReach(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	var serve sync.WaitGroup
-	serve.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			fmt.Fprint(c, "the host")
-			c.Close()
-		}
-	})
-	defer serve.Wait()
-	defer ln.Close()
-	port := netip.MustParseAddrPort(ln.Addr().String()).Port()
-	target := netip.AddrPortFrom(vnet.HostAddr, port).String()
-	for mode, want := range map[vnet.Mode]string{vnet.Outbound: "refused", vnet.Full: "got the host"} {
-		b := newBench(t, func(c *Config) {
-			inner := c.Machine
-			c.Machine = func(id string) (Machine, error) {
-				m, err := inner(id)
-				m.Net = mode
-				return m, err
-			}
-		})
-		b.start("reach", "guest", "serve", ":80")
-		o, err := b.Exec(t.Context(), "reach", instance.Command{Command: []string{"guest", "dial", target}})
-		if err != nil || !strings.HasPrefix(o.Stdout, want) {
-			t.Errorf("%s: %+v, %v", mode, o, err)
-		}
 	}
 }
 

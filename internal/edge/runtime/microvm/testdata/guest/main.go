@@ -70,6 +70,14 @@ func main() {
 		}
 		b, _ := io.ReadAll(c)
 		fmt.Printf("got %s\n", b)
+	case "connect":
+		c, err := net.DialTimeout("tcp", os.Args[2], 10*time.Second)
+		if err != nil {
+			fmt.Println("refused:", err)
+			os.Exit(1)
+		}
+		c.Close()
+		fmt.Println("connected")
 	case "spin":
 		for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		}
