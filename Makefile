@@ -82,6 +82,7 @@ soak: packages guest-kernel build ## the proofs at their full counts; hours
 
 bench-agent: build ## what the agent costs, beside node_exporter and collectd; a minute
 	go run ./bench/agent
+	go test -count=1 -run 'TestHour$$' -v ./internal/daemon/agent | grep 'an hour'
 
 bench-vm: build guest-kernel ## microVMs on every rung of the ladder; minutes
 	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go run ./bench/vm

@@ -136,7 +136,7 @@ func measure(ctx context.Context, span, every time.Duration) error {
 	defer os.RemoveAll(dir)
 	fmt.Printf("machine: %d CPUs; a look every %s for %s\n\n", countCPUs(), every, span)
 	fmt.Printf("file readings of a tick: %s\n\n", reading())
-	fmt.Printf("%-22s %10s %14s %16s %14s\n", "", "memory", "CPU a look", "CPU s an hour", "written a look")
+	fmt.Printf("%-22s %10s %14s %16s %18s %14s\n", "", "memory", "CPU a look", "CPU s an hour", "written an hour", "sent an hour")
 	base := usageLine{}
 	for _, c := range contenders(dir, every) {
 		u, err := c.run(ctx, span, every)
@@ -214,12 +214,10 @@ type usageLine struct {
 }
 
 func (u usageLine) text(base usageLine) string {
-	s := fmt.Sprintf("%-22s %7.1f MB %14s %16.2f %12d B", u.name, float64(u.rss)/1e6, u.look.Round(time.Microsecond), u.look.Seconds()*60, u.written)
+	s := fmt.Sprintf("%-22s %7.1f MB %14s %16.2f %15.1f kB %11.1f kB", u.name, float64(u.rss)/1e6, u.look.Round(time.Microsecond), u.look.Seconds()*60,
+		float64(u.written)*60/1e3, float64(u.sent)*60/1e3)
 	if u.name != base.name && base.look > 0 && base.rss > 0 {
 		s += fmt.Sprintf("   (%.1fx memory, %.1fx CPU of the agent)", float64(u.rss)/float64(base.rss), float64(u.look)/float64(base.look))
-	}
-	if u.sent > 0 {
-		s += fmt.Sprintf(", %d B sent a look", u.sent)
 	}
 	return s
 }

@@ -17,13 +17,13 @@ import (
 
 // People reads who is logged in and who logged in lately, by the first source
 // that the machine has: logind, utmp, else the terminals alone; and wtmp,
-// wtmpdb, lastlog, lastlog2, else when terminals were handed out. A missing
-// source is never taken for nobody: the reading says what it was read from.
-// It is not safe for concurrent use.
+// wtmpdb, lastlog, lastlog2, where none of them is kept up the journal, and else
+// when terminals were handed out. A missing source is never taken for nobody:
+// the reading says what it was read from. It is not safe for concurrent use.
 //
 // Logins of which no record is made anywhere and that hold no terminal (a
 // command over ssh on a machine without logind) are left to cpu, network and
-// disk. The journal is not read.
+// disk.
 type People struct {
 	Root   string // in front of every path; empty for the live machine
 	Layout UtmpLayout
@@ -207,7 +207,7 @@ func (p *People) Recent(now time.Time) idle.Reading {
 			return l, err
 		}},
 	}
-	found, faults := 0, []error(nil)
+	found, kept, faults := 0, 0, []error(nil)
 	for _, s := range sources {
 		l, err := s.read()
 		switch {
@@ -218,7 +218,20 @@ func (p *People) Recent(now time.Time) idle.Reading {
 			continue
 		}
 		found++
+		if s.name == "wtmpdb" || s.name == "lastlog2" || p.writesUtmp() {
+			kept++
+		}
 		noteEvent(&r, l.newest, l.who+" (from "+s.name+")", now)
+	}
+	if kept == 0 {
+		l, err := p.journal()
+		switch {
+		case err == nil && !l.newest.IsZero():
+			found++
+			noteEvent(&r, l.newest, l.who+" (from the journal)", now)
+		case err != nil && !missing(err):
+			faults = append(faults, err)
+		}
 	}
 	if found == 0 && len(faults) == 0 {
 		list, err := p.terminals()
@@ -236,6 +249,17 @@ func (p *People) Recent(now time.Time) idle.Reading {
 		r.State, r.Detail = idle.Unknown, "cannot read it: "+errors.Join(faults...).Error()
 	}
 	return r
+}
+
+// writesUtmp tells whether this system keeps utmp and with it wtmp and lastlog:
+// Debian 13 does not, though files of an earlier release may still lie there.
+func (p *People) writesUtmp() bool {
+	for _, name := range []string{"run/utmp", "var/run/utmp"} {
+		if _, err := os.Stat(p.path(name)); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // noteEvent enters an event of r if it is the newest so far. One that lies
