@@ -173,6 +173,7 @@ func onDisk(t *testing.T, s *shelf) (size int64) {
 		looks.Take(r)
 	}
 	must(t, looks.Close())
+	replays(t, filepath.Join(dir, "evidence"))
 	must(t, filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -184,4 +185,24 @@ func onDisk(t *testing.T, s *shelf) (size int64) {
 		return err
 	}))
 	return size
+}
+
+// replays reads the looks of an hour back from the disk: each gives the verdict
+// that was recorded with it.
+func replays(t *testing.T, dir string) {
+	t.Helper()
+	j, damage, err := journal.Open(dir, journal.Options{})
+	if err != nil || len(damage) > 0 {
+		t.Fatal(damage, err)
+	}
+	defer j.Close()
+	n := 0
+	_, err = j.Read(t.Context(), evidence.Query{To: time.Now()}, func(r evidence.Record) error {
+		n++
+		return r.Decision.Replay()
+	})
+	if err != nil || n < 6 {
+		t.Errorf("%d records of an hour, %v", n, err)
+	}
+	t.Logf("%d records, each replays to its verdict", n)
 }
