@@ -15,13 +15,18 @@ PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light w
 # The kernel of microVMs in the tests; empty where it could not be fetched.
 GUEST_KERNEL = $$([ -e bin/guest-kernel/boot ] && echo $(CURDIR)/bin/guest-kernel || true)
 
-.PHONY: help build deb web demo test guest-kernel test-microvm soak bench bench-fleet bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross deb web demo test guest-kernel test-microvm soak bench bench-fleet bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 build: ## build bin/lull and bin/lull-shim
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+cross: ## build the command line for macOS and for arm64, to see that it does
+	CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 go build -o /dev/null ./cmd/lull
+	CGO_ENABLED=0 GOOS=darwin GOARCH=amd64 go build -o /dev/null ./cmd/lull
+	CGO_ENABLED=0 GOOS=linux GOARCH=arm64 go build -o /dev/null ./cmd/...
 
 deb: build ## build the Debian package in dist/
 	etc/deb/build '$(VERSION)' dist

@@ -42,7 +42,7 @@ func (c *cli) agentSocket(flag string) string {
 	if e := c.getenv("LULL_AGENT_SOCKET"); e != "" {
 		return e
 	}
-	return defaultAgentConfig().Socket
+	return agentctl.DefaultSocket
 }
 
 // agentRefusal gives an agent's answer of no its exit code.

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -10,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lull/internal/daemon/agent"
+	"lull/internal/link/agentctl"
 	"lull/internal/link/tags"
 )
 
@@ -58,7 +61,7 @@ const (
 )
 
 func defaultAgentConfig() agentConfig {
-	return agentConfig{Config: "/etc/lull/agent.yaml", State: "/var/lib/lull/agent", Socket: agent.DefaultSocket,
+	return agentConfig{Config: "/etc/lull/agent.yaml", State: "/var/lib/lull/agent", Socket: agentctl.DefaultSocket,
 		Prefix: tags.DefaultPrefix, Cloud: cloudAuto, PowerOff: "systemctl poweroff", Hibernate: "systemctl hibernate",
 		ShortestReach: 10 * time.Second}
 }

@@ -179,7 +179,7 @@ func (p Profile) setTags(w *Worker) error {
 		return nil
 	}
 	var errs []error
-	if len(p.Tags) > 40 {
+	if len(p.Tags) > maxTags {
 		errs = append(errs, invalidf("tags", "there are %d, EC2 takes 50 with ours", len(p.Tags)))
 	}
 	for _, k := range slices.Sorted(maps.Keys(p.Tags)) {
@@ -189,6 +189,28 @@ func (p Profile) setTags(w *Worker) error {
 	}
 	w.Tags = maps.Clone(p.Tags)
 	return errors.Join(errs...)
+}
+
+// maxTags leaves room among EC2's 50 for ours.
+const maxTags = 40
+
+// TakeTags gives an imported worker the tags of its instance that it has none
+// of the name of yet, so that policies and savings by tag find it. Names of
+// AWS's own, those with prefix, and the instance's Name stay out.
+func (w *Worker) TakeTags(tags map[string]string, prefix string) {
+	if !w.Imported {
+		return
+	}
+	for _, k := range slices.Sorted(maps.Keys(tags)) {
+		_, has := w.Tags[k]
+		if has || k == "" || k == "Name" || len(k) > 127 || len(tags[k]) > 255 || strings.HasPrefix(k, "aws:") || strings.HasPrefix(k, prefix) || len(w.Tags) >= maxTags {
+			continue
+		}
+		if w.Tags == nil {
+			w.Tags = map[string]string{}
+		}
+		w.Tags[k] = tags[k]
+	}
 }
 
 // CreateWorker records a worker that the controller will launch. It is armed.

@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Peer is who is at the other end of a unix socket, as the kernel saw it at
@@ -37,23 +35,6 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 		}
 	}
 	return ctx
-}
-
-// PeerOfConn asks the kernel for the peer of a unix socket.
-func PeerOfConn(c *net.UnixConn) (Peer, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return Peer{}, fmt.Errorf("cannot read the peer of a unix socket: %w", err)
-	}
-	var cred *unix.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err := errors.Join(err, credErr); err != nil {
-		return Peer{}, fmt.Errorf("cannot read the peer of a unix socket: %w", err)
-	}
-	return Peer{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, nil
 }
 
 // maxUnixPath is what the kernel takes for the name of a unix socket.

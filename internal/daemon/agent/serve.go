@@ -14,9 +14,6 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// DefaultSocket is where the agent answers.
-const DefaultSocket = "/run/lull/agent.sock"
-
 // Group is the group whose members may speak to the agent beside root.
 const Group = "lull"
 

@@ -353,6 +353,7 @@ func TestImport(t *testing.T) {
 		r.world.mu.Lock()
 		m := r.world.add("running")
 		m.PrivateIP = "10.9.9.9"
+		m.Tags = map[string]string{"team": "net", "Name": "lab 7", "aws:cloudformation:stack-name": "s", "lull:idle-timeout": "1h"}
 		r.world.mu.Unlock()
 		w, err := r.fleet.ImportWorker(t.Context(), person, fleet.ImportedWorker{AWSRegion: region0, EC2InstanceID: m.ID})
 		if err != nil {
@@ -362,11 +363,14 @@ func TestImport(t *testing.T) {
 			t.Error("one instance was imported twice")
 		}
 		w = r.await(w.ID, power.WorkerRunning, 5*time.Minute)
+		if len(w.Tags) != 1 || w.Tags["team"] != "net" {
+			t.Errorf("it has the tags %v", w.Tags)
+		}
 		if w.LastResumedAt != nil || w.ExternalResumeCount != 0 {
 			t.Error("the import counts as a resume")
 		}
 		time.Sleep(3 * time.Hour)
-		if w = r.worker(w.ID); w.Status != power.WorkerRunning || len(m.Tags) != 0 {
+		if w = r.worker(w.ID); w.Status != power.WorkerRunning || len(m.Tags) != 4 {
 			t.Errorf("not armed, it is %s with tags %v", w.Status, m.Tags)
 		}
 		if _, err := r.fleet.ArmWorker(t.Context(), person, w.ID, true); err != nil {

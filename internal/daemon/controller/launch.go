@@ -263,6 +263,7 @@ func (j *job) up(ctx context.Context) outcome {
 		w.EC2State = "running"
 		w.PublicIP, w.PrivateIP, w.InstanceType, w.AMIID = in.PublicIP, in.PrivateIP, in.Type, in.ImageID
 		w.HTTPSEndpoint = endpoint(in)
+		w.TakeTags(in.Tags, j.s.TagPrefix)
 		if w.DesiredStatus == power.WorkerStopped && w.Intent == nil {
 			w.DesiredStatus = power.WorkerRunning
 		}

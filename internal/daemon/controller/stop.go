@@ -459,7 +459,12 @@ func (j *job) unknown(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	if j.w.Imported && j.w.EC2State == "" && j.seen == "stopped" {
-		return j.step(ctx, power.WorkerStopped, "", func(w *fleet.Worker, tx *fleet.Tx) { w.DesiredStatus = power.WorkerStopped })
+		return j.step(ctx, power.WorkerStopped, "", func(w *fleet.Worker, tx *fleet.Tx) {
+			w.DesiredStatus = power.WorkerStopped
+			if j.inst != nil {
+				w.TakeTags(j.inst.Tags, j.s.TagPrefix)
+			}
+		})
 	}
 	if out, drifted := j.drift(ctx); drifted {
 		return out

@@ -257,8 +257,8 @@ func (s *Store) Grant(ctx context.Context, ttl time.Duration) (store.Lease, erro
 // bootTime is a clock that goes on while the machine sleeps.
 func bootTime() time.Duration {
 	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic("cannot read CLOCK_BOOTTIME: " + err.Error()) // every Linux since 2.6.39 has it
+	if err := unix.ClockGettime(bootClock, &ts); err != nil {
+		panic("cannot read the clock since boot: " + err.Error()) // every Linux since 2.6.39 has it
 	}
 	return time.Duration(ts.Nano())
 }

@@ -15,6 +15,9 @@ import (
 	"lull/internal/idle"
 )
 
+// DefaultSocket is where an agent answers (spec, section 9).
+const DefaultSocket = "/run/lull/agent.sock"
+
 // Client speaks to an agent. It is an Agent itself.
 type Client struct {
 	http *http.Client

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package etcd
+
+import "golang.org/x/sys/unix"
+
+// bootClock goes on while a Mac sleeps.
+const bootClock = unix.CLOCK_MONOTONIC
