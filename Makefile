@@ -34,7 +34,7 @@ deb: build ## build the Debian package in dist/
 web: ## build the dashboard from /web (needs npm; what it makes is committed)
 	cd web && npm ci && npm run build
 
-demo: build ## run three real programs that fall asleep and wake, then print what to type
+demo: build ## run real programs that fall asleep and wake, and a simulated fleet; then print what to type
 	@CGO_ENABLED=0 go build -o bin/lull-demo ./demo
 	@LULL_GUEST_KERNEL=$${LULL_GUEST_KERNEL:-$(GUEST_KERNEL)} exec bin/lull-demo
 

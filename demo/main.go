@@ -2,8 +2,10 @@
 // its own with short timers, runs programs on it (a web server, Redis,
 // PostgreSQL, and a web server in a microVM that goes to disk; what is not
 // installed is said and left out), and prints a line
-// for each of them every second while clients come and go. It ends with Ctrl-C
-// or after --for, and leaves nothing running.
+// for each of them every second while clients come and go. Next to it a server
+// keeps a simulated region of a dozen cloud workers, whose scripted users live a
+// day in 24 minutes. It ends with Ctrl-C or after --for, and leaves nothing
+// running.
 //
 // It drives the built programs of --bin as a user does and builds nothing.
 package main
@@ -22,8 +24,7 @@ import (
 )
 
 // scene is one part of the demo. A part starts what it shows, prints what to
-// type, and returns what ends it. The fleet's part has its place in scenes,
-// behind the host's.
+// type, and returns what ends it.
 type scene struct {
 	name  string
 	start func(ctx context.Context, s *stage) (end func() error, err error)
@@ -31,6 +32,7 @@ type scene struct {
 
 var scenes = []scene{
 	{"host", startHost},
+	{"fleet", startFleet},
 }
 
 // stage is what the scenes share.
@@ -102,7 +104,7 @@ func show(ctx context.Context, bin, data string, short bool) (err error) {
 		case <-ctx.Done():
 		}
 	}
-	fmt.Fprintln(s.out, "\nending: the programs are stopped and the host ends")
+	fmt.Fprintln(s.out, "\nending: programs, host, server and cloud are stopped")
 	return nil
 }
 

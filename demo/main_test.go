@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// The demo shows a program asleep and woken by its client, says what to type,
-// and leaves nothing behind when it is interrupted.
+// The demo shows a program asleep and woken by its client and a fleet, says
+// what to type, and leaves nothing behind when it is interrupted.
 func TestDemo(t *testing.T) {
 	dir, err := os.MkdirTemp("", "lull-demo") // PostgreSQL's user has to get in
 	if err != nil {
@@ -40,7 +40,8 @@ func TestDemo(t *testing.T) {
 	}
 	began := time.Now()
 	want := map[string]string{"what to type": "export LULL_HOST=unix://" + data, "a sleeping program": "web paused",
-		"a visit": "a client came to web, which was paused: status 200"}
+		"a visit":            "a client came to web, which was paused: status 200",
+		"where the fleet is": "export LULL_SERVER=http://127.0.0.1:", "its token": "export LULL_TOKEN=", "the fleet": " active"}
 	var said strings.Builder
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		said.WriteString(lines.Text() + "\n")

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,7 +32,7 @@ func freePort(t interface{ Fatal(...any) }) string {
 // the simulated cloud, each a process of its own.
 func TestServerScripts(t *testing.T) {
 	cmds := (&receivers{all: map[string]*listening{}}).commands()
-	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until})
+	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until, "take": take})
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/server",
 		Setup: func(e *testscript.Env) error {
@@ -63,6 +64,17 @@ func login(ts *testscript.TestScript, _ bool, args []string) {
 		pause()
 	}
 	ts.Fatalf("no token in %s within a minute", args[0])
+}
+
+// take sets a variable to what the group of a pattern matches in the last
+// output: take NAME PATTERN
+func take(ts *testscript.TestScript, _ bool, args []string) {
+	out := ts.ReadFile("stdout")
+	m := regexp.MustCompile(args[1]).FindStringSubmatch(out)
+	if m == nil {
+		ts.Fatalf("nothing matches %s in:\n%s", args[1], out)
+	}
+	ts.Setenv(args[0], m[1])
 }
 
 // until repeats lull ARG... until it succeeds and its output contains TEXT:

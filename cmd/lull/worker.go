@@ -19,7 +19,7 @@ import (
 func (c *cli) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "worker", Aliases: []string{"workers"}, Short: "Cloud workers: create, watch, pause, resume, end", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerLs(), c.workerGet(), c.workerWhyCommand(), c.workerActivity(), c.workerIdleStatus(),
+	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerDiscovered(), c.workerLs(), c.workerGet(), c.workerWhyCommand(), c.workerActivity(), c.workerIdleStatus(),
 		c.workerSnooze(), c.workerArm(), c.workerLicense(), c.workerDetect())
 	for _, v := range []struct {
 		name, short string
@@ -318,6 +318,32 @@ func workerTable(w io.Writer, l []fleet.Worker) {
 				moment0(v.TargetPauseAt), dash(v.LastPausedBy), mode, v.ID)
 		}
 	})
+}
+
+// workerDiscovered lists what discovery found and nobody took in.
+func (c *cli) workerDiscovered() *cobra.Command {
+	return &cobra.Command{Use: "discovered", Short: "List instances that look like workers and are none yet; import takes one in", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			l, err := control.Read[control.List[fleet.Discovered]](cmd.Context(), cl, "/workers/discovered")
+			if err != nil {
+				return err
+			}
+			return c.print(l.Items, func(w io.Writer) {
+				rows(w, "INSTANCE\tNAME\tSTATE\tREGION\tACCOUNT\tFOUND BY\tSINCE", func(row func(string, ...any)) {
+					for _, d := range l.Items {
+						by := "image"
+						if d.Orphan {
+							by = "tag"
+						}
+						row("%s\t%s\t%s\t%s\t%s\t%s\t%s", d.EC2InstanceID, dash(d.Name), d.State, d.Region, dash(d.Account), by, moment0(&d.FirstSeenAt))
+					}
+				})
+			})
+		}}
 }
 
 func (c *cli) workerGet() *cobra.Command {
