@@ -130,6 +130,7 @@ func machineFindings(cfg hostConfig) (l []finding) {
 	add("microvm: images of directories", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without)")
 	accel, why := microvm.ChooseAccel()
 	add("microvm: accelerator", nil, string(accel)+": "+why, "")
+	add("microvm: QEMU runs as", nil, microvm.Privileges(), "")
 	if st, err := os.Stat(cfg.Data); err == nil && st.Mode()&fs.ModeDir != 0 {
 		if b, err := os.ReadFile(filepath.Join(cfg.Data, "vm", "no-kvm")); err == nil {
 			add("microvm: KVM was given up", nil, string(b), "")

@@ -136,6 +136,7 @@ func (h *Harness) Run(ctx context.Context) error {
 	work.Go(func() { h.sendLogs(ctx) })
 	for ctx.Err() == nil {
 		p := guest.NewPeer(h.cfg.Channel)
+		p.Quick = h.quick
 		h.mu.Lock()
 		h.peer = p
 		h.mu.Unlock()

@@ -1,6 +1,7 @@
 package microvm
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"strconv"
@@ -104,20 +105,43 @@ func TestHibernate(t *testing.T) {
 	c.Close()
 
 	save()
+	good, err := os.ReadFile(w.path(manifestFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := func(change func(*manifest)) func() error {
+		return func() error {
+			var man manifest
+			if err := json.Unmarshal(good, &man); err != nil {
+				return err
+			}
+			change(&man)
+			b, err := json.Marshal(man)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(w.path(manifestFile), b, 0o600)
+		}
+	}
 	for _, d := range []struct {
-		name string
-		harm func() error
+		name, why string
+		harm      func() error
 	}{
-		{"a truncated state", func() error { return os.Truncate(w.path(stateFile), 1000) }},
-		{"no state", func() error { return os.Remove(w.path(stateFile)) }},
-		{"a short memory", func() error { return os.Truncate(w.path(memoryFile), 1<<20) }},
-		{"no manifest", func() error { return os.Remove(w.path(manifestFile)) }},
+		{"another kernel", "another kernel", with(func(m *manifest) { m.Kernel = "0" })},
+		{"another QEMU", "another QEMU", with(func(m *manifest) { m.QEMU = "1.0.0" })},
+		{"another disk", "another root image", with(func(m *manifest) { m.Root = "1 bytes of yesterday" })},
+		{"another format", "format 0", with(func(m *manifest) { m.Version = 0 })},
+		{"a manifest that is cut", "damaged", func() error { return os.WriteFile(w.path(manifestFile), good[:len(good)/2], 0o600) }},
+		{"a truncated state", "damaged", func() error { return os.Truncate(w.path(stateFile), 1000) }},
+		{"no state", "cannot be read", func() error { return os.Remove(w.path(stateFile)) }},
+		{"a short memory", "memory has", func() error { return os.Truncate(w.path(memoryFile), 1<<20) }},
+		{"no manifest", "manifest is missing", func() error { return os.Remove(w.path(manifestFile)) }},
 	} {
-		if err := d.harm(); err != nil {
+		if err := errors.Join(os.WriteFile(w.path(manifestFile), good, 0o600), d.harm()); err != nil {
 			t.Fatal(err)
 		}
 		var bad *instance.SnapshotError
-		if err := w.Thaw(); !errors.As(err, &bad) {
+		if err := w.Thaw(); !errors.As(err, &bad) || !strings.Contains(bad.Reason, d.why) {
 			t.Errorf("%s: %v", d.name, err)
 		}
 		if !w.Hibernated() {

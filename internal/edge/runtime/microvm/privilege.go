@@ -74,6 +74,25 @@ func (m machineFiles) mapped(file string, from, count uint64) bool {
 	return false
 }
 
+func (r rights) String() string {
+	who := "the host's own user"
+	switch {
+	case r.own && r.many:
+		who = "a user for each guest"
+	case r.own:
+		who = "nobody"
+	case r.root:
+		who = "root without capabilities, because this root may not change users"
+	}
+	if r.apart {
+		return who + ", no network, no file to write"
+	}
+	return who
+}
+
+// Privileges says as what QEMU runs on this machine.
+func Privileges() string { return liveFiles.findRights(os.Geteuid()).String() }
+
 // user is who an instance's QEMU runs as; false is this host's own user.
 func (r rights) user(id string) (int, bool) {
 	switch {

@@ -104,13 +104,14 @@ func TestRights(t *testing.T) {
 		name, caps, ids string
 		euid            int
 		want            rights
+		said            string
 	}{
-		{"root", "000001ffffffffff", whole, 0, rights{root: true, own: true, apart: true, many: true}},
-		{"an ordinary user", "0000000000000000", whole, 1000, rights{}},
-		{"root of a container", "00000000a80425fb", small, 0, rights{root: true, own: true}},
-		{"root with few ids", "00000000a80425fb", "0 1000 1\n", 0, rights{root: true}},
-		{"root that may not change users", "0000000000000400", whole, 0, rights{root: true, many: true}},
-		{"unreadable", "x", whole, 0, rights{root: true}},
+		{"root", "000001ffffffffff", whole, 0, rights{root: true, own: true, apart: true, many: true}, "a user for each guest, no network"},
+		{"an ordinary user", "0000000000000000", whole, 1000, rights{}, "own user"},
+		{"root of a container", "00000000a80425fb", small, 0, rights{root: true, own: true}, "nobody"},
+		{"root with few ids", "00000000a80425fb", "0 1000 1\n", 0, rights{root: true}, "root without"},
+		{"root that may not change users", "0000000000000400", whole, 0, rights{root: true, many: true}, "root without"},
+		{"unreadable", "x", whole, 0, rights{root: true}, "root without"},
 	} {
 		dir := t.TempDir()
 		if err := os.MkdirAll(filepath.Join(dir, "self"), 0o755); err != nil {
@@ -121,8 +122,8 @@ func TestRights(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := (machineFiles{proc: dir}).findRights(c.euid); got != c.want {
-			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		if got := (machineFiles{proc: dir}).findRights(c.euid); got != c.want || !strings.Contains(got.String(), c.said) {
+			t.Errorf("%s: %+v (%[2]s), want %+v (%s)", c.name, got, c.want, c.said)
 		}
 	}
 }
