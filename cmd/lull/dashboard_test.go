@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -91,6 +92,7 @@ type watched struct {
 	token  string
 	client *control.Client
 	ids    map[string]string // of workers, by name
+	mail   *mailbox
 }
 
 func newWatched(t *testing.T) *watched {
@@ -104,7 +106,7 @@ func newWatched(t *testing.T) *watched {
 	}
 	tokens := filepath.Join(t.TempDir(), "token")
 	r.url = daemon(t, regexp.MustCompile(`serving on (\S+)`), "server", "--config", filepath.Join(dir, "server.yaml"), "--data", filepath.Join(t.TempDir(), "data"),
-		"--listen", "127.0.0.1:0", "--cml-port", at[1], "--admin-token-file", tokens, "--log-level", "error")[0]
+		"--listen", "127.0.0.1:0", "--cml-port", at[1], "--admin-token-file", tokens, "--log-level", "error", "--notify-allow", "127.0.0.1")[0]
 	b, err := os.ReadFile(tokens)
 	if err != nil {
 		t.Fatal(err)
@@ -113,9 +115,54 @@ func newWatched(t *testing.T) *watched {
 	if r.client, err = control.NewClient(r.url, r.token, nil); err != nil {
 		t.Fatal(err)
 	}
+	r.mail = &mailbox{links: map[string]map[string]string{}}
+	box := httptest.NewServer(r.mail)
+	t.Cleanup(box.Close)
+	if _, err := control.Write[any](t.Context(), r.client, "PATCH", "/settings", map[string]any{"notify_public_url": r.url,
+		"notify_channels": map[string]any{"mail": map[string]any{"type": "webhook", "url": box.URL + "/"}}}); err != nil {
+		t.Fatal(err)
+	}
 	r.fill()
 	r.settle()
 	return r
+}
+
+// mailbox is where warnings arrive.
+type mailbox struct {
+	mu    sync.Mutex
+	links map[string]map[string]string // of the last warning about a worker, by name
+}
+
+func (m *mailbox) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var e struct {
+		Data struct {
+			Worker string            `json:"worker_name"`
+			Links  map[string]string `json:"links"`
+		} `json:"data"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&e); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e.Data.Links != nil {
+		m.links[e.Data.Worker] = e.Data.Links
+	}
+}
+
+// link waits for a warning about a worker, and is one of its links.
+func (m *mailbox) link(t *testing.T, worker, verb string) (link string) {
+	t.Helper()
+	eventually(t, func() error {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if link = m.links[worker][verb]; link == "" {
+			return fmt.Errorf("no warning about %s has come", worker)
+		}
+		return nil
+	})
+	return link
 }
 
 // fill imports what the simulator has, and arms it.
@@ -475,6 +522,7 @@ func TestDashboard(t *testing.T) {
 	w.clear("#token")
 	w.login(r.token)
 	t.Run("fleet", func(t *testing.T) { w.in(t).fleet(r) })
+	t.Run("warning", func(t *testing.T) { w.in(t).warning(r) })
 	t.Run("worker", func(t *testing.T) { w.in(t).worker(r) })
 	t.Run("halt", func(t *testing.T) { w.in(t).halt(r) })
 	t.Run("pages", func(t *testing.T) { w.in(t).pages(r) })
@@ -521,6 +569,52 @@ func (w *window) fleet(r *watched) {
 	w.visit(r.url + "/?q=nobody-has-this")
 	w.sees("No worker matches")
 	w.accessible("an empty list")
+}
+
+// warning is answered from its link: to look changes nothing, however often
+// and by whom; the button on the page acts, once.
+func (w *window) warning(r *watched) {
+	link := r.mail.link(w.t, "campus-2", fleet.AnswerExtend)
+	state := func() fleet.Worker {
+		w.t.Helper()
+		f, err := r.client.Worker(w.t.Context(), r.ids["campus-2"])
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return f
+	}
+	for _, method := range []string{"GET", "HEAD", "GET"} { // as programs that scan mail do
+		req, err := http.NewRequestWithContext(w.t.Context(), method, link, nil)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		res.Body.Close()
+	}
+	w.visit(link)
+	w.sees(`campus-2.*It will be paused at.*Keep it running for another hour\?`)
+	w.both("warning", "light", "dark")
+	if s := state(); s.SnoozedUntil != nil {
+		w.t.Errorf("to look at a link snoozed the worker until %v", s.SnoozedUntil)
+	}
+	w.press("Extend by an hour")
+	w.sees("It is kept running until")
+	if s := state(); s.SnoozedUntil == nil {
+		w.t.Error("the answer to a warning changed nothing")
+	}
+	res, err := http.Post(link, "application/x-www-form-urlencoded", nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusGone {
+		w.t.Errorf("the same answer again: %s", res.Status)
+	}
+	w.visit(r.url + "/workers/" + r.ids["campus-2"])
+	w.sees(`Snooze protection\s+until .*\(another (59|1 h)`)
 }
 
 func (w *window) worker(r *watched) {

@@ -82,7 +82,9 @@ export interface Savings {
   groups: Sum[] | null
   total: Sum
   idle_hours_not_avoided: Record<string, number>
+  periods?: { from: string; to: string; groups: Sum[] | null; total: Sum }[]
   idle_by_hour_of_week: number[]
+  idle?: { key: string; name?: string; idle_by_hour_of_week: number[] }[]
   missing: Missing[]
 }
 

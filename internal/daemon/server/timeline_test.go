@@ -162,6 +162,11 @@ func TestTimeline(t *testing.T) {
 	if len(l.Changes) == 0 || l.Changes[0].To != "RUNNING" {
 		t.Errorf("changes: %+v", l.Changes)
 	}
+	for i, p := range l.Power {
+		if !p.From.Before(p.To) || i > 0 && !p.From.Equal(l.Power[i-1].To) || p.From.Before(l.From) || p.To.After(l.To) {
+			t.Errorf("power %d of %+v", i, l.Power)
+		}
+	}
 	b := &bench{t: t, url: api}
 	for _, bad := range []string{"from=2026-01-01T00:00:00Z&to=2025-01-01T00:00:00Z", "from=2020-01-01T00:00:00Z", "points=1", "from=yesterday"} {
 		res, data := b.ask("GET", "/api/v1/workers/"+w.ID+"/timeline?"+bad, token, nil)
@@ -221,8 +226,26 @@ func TestSimulateAndSavings(t *testing.T) {
 	if hasty.ComputeSaved != nil || hasty.Sum.Saved != nil || hasty.UnpricedHours != hasty.AvoidedHours || hasty.UnknownHours < 0.5 {
 		t.Errorf("money or knowledge was made up: %+v", hasty)
 	}
-	res, data = b.ask("POST", "/api/v1/simulate", token, []byte(`{"policies":[{"name":"no-such"}]}`))
-	b.problem("an unknown policy", res, data, 422)
+	if len(r.Workers) != 1 {
+		t.Errorf("names of workers: %v", r.Workers)
+	}
+	res, data = b.ask("POST", "/api/v1/simulate/progress", token, []byte(body))
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	share := 0.0
+	for i, line := range lines {
+		step := decode[control.SimulateStep](t, []byte(line))
+		if step.Share < share || (step.Simulation != nil) != (i == len(lines)-1) || step.Fault != "" {
+			t.Errorf("step %d of %d: %s", i, len(lines), line)
+		}
+		share = step.Share
+	}
+	if res.StatusCode != http.StatusOK || len(lines) < 2 || share != 1 {
+		t.Errorf("told: %d, %d steps up to %v", res.StatusCode, len(lines), share)
+	}
+	for _, path := range []string{"/api/v1/simulate", "/api/v1/simulate/progress"} {
+		res, data = b.ask("POST", path, token, []byte(`{"policies":[{"name":"no-such"}]}`))
+		b.problem("an unknown policy", res, data, 422)
+	}
 	s := get[control.Savings](t, api, token, "/api/v1/savings?by=region&from="+begun.Format(time.RFC3339))
 	if s.NotAvoided["lease_held"] == 0 || s.NotAvoided["signal_unknown"] == 0 || s.NotAvoided["not_recorded"] == 0 || len(s.IdleByHour) != 7*24 || s.Total.Saved != nil {
 		t.Errorf("savings: %+v", s)

@@ -1,6 +1,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { Overview, Standing, WorkerRow } from '../api'
 import type { PageProps } from '../app'
+import { hours, Savings, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { clock, minutes, span, useNow } from '../time'
@@ -57,6 +58,7 @@ export function Fleet(p: PageProps) {
           </button>
         ))}
       </div>
+      {o.total > 0 && <Saved />}
       <Search filter={filter} set={set} regions={o.aws_regions} />
       {o.total === 0 ? (
         <Empty title="There are no workers yet.">Import an instance with <code>lull worker import</code>, or launch one with <code>lull worker create</code>.</Empty>
@@ -66,6 +68,20 @@ export function Fleet(p: PageProps) {
         <Rows key={filters} rows={known.rows} total={o.matched} onWindow={(offset, limit) => { if (offset !== windowAt.offset || limit !== windowAt.limit) setWindow({ offset, limit }) }} />
       )}
     </>
+  )
+}
+
+/** What was saved, in a line. */
+function Saved() {
+  const [from] = useState(() => new Date(Date.now() - 30 * 86_400_000).toISOString())
+  const s = useResource<Savings>(`/savings?${new URLSearchParams({ idle: 'false', by: 'region', from })}`, { every: 600_000 }).value
+  if (!s) return <p class="saved">&nbsp;</p>
+  const t = s.total
+  return (
+    <p class="saved">
+      {t.avoided_hours === 0 ? 'Nothing was avoided in 30 days.' : t.saved_usd === null ? <><strong>{hours(t.avoided_hours)}</strong> avoided in 30 days; no price is known for them.</>
+        : <><strong>{usd(t.saved_usd)}</strong> saved in 30 days, {usd(t.saved_usd / 30)} a day.</>} <a href="/savings">Savings</a>
+    </p>
   )
 }
 

@@ -29,18 +29,25 @@ const causes: Record<string, [title: string, help: string]> = {
   halted: ['Everything was halted', 'End the halt.'],
 }
 
+/** Days of a period, and the periods that it is shown in. */
+const spans: [days: number, every: string, text: string][] = [[1, '', 'day'], [7, 'day', '7 days'], [30, 'day', '30 days'], [90, 'week', '90 days']]
+
+const zone = Intl.DateTimeFormat().resolvedOptions().timeZone
+
 const days = ['Sunday', 'Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday']
 
 export function SavingsPage(p: PageProps) {
   const q = p.place.query
-  const by = q.get('by') ?? 'worker', back = Number(q.get('days')) || 30
+  const by = q.get('by') ?? 'worker', back = spans.find(([n]) => n === Number(q.get('days')))?.[0] ?? 30
   const [tag, setTag] = useState(by.startsWith('tag:') ? by.slice(4) : '')
   const [from, setFrom] = useState(() => start(back))
   const set = (nextBy: string, nextDays: number) => {
     setFrom(start(nextDays))
     go(`/savings?by=${encodeURIComponent(nextBy)}&days=${nextDays}`, true)
   }
-  const r = useResource<Savings>(`/savings?${new URLSearchParams({ by, from })}`)
+  const [whose, setWhose] = useState('')
+  const every = spans.find(([n]) => n === back)?.[1] ?? 'day'
+  const r = useResource<Savings>(`/savings?${new URLSearchParams({ by, from, time_zone: zone, idle_by: by, ...(every ? { every } : {}) })}`)
   const s = r.value
   return (
     <>
@@ -55,20 +62,22 @@ export function SavingsPage(p: PageProps) {
         {by.startsWith('tag:') && <label>Tag <input value={tag} maxLength={128} onInput={(e) => setTag(e.currentTarget.value)} onBlur={() => tag.trim() && 'tag:' + tag.trim() !== by && set('tag:' + tag.trim(), back)} /></label>}
         <label>Over the last{' '}
           <select value={String(back)} onChange={(e) => set(by, Number(e.currentTarget.value))}>
-            {[1, 7, 14, 30].map((n) => <option key={n} value={n}>{n === 1 ? 'day' : `${n} days`}</option>)}
+            {spans.map(([n, , text]) => <option key={n} value={n}>{text}</option>)}
           </select>
         </label>
         {s && <span class="exports"><button type="button" onClick={() => save(`savings-${by.replace(':', '-')}.csv`, 'text/csv', csv(s))}>Export CSV</button> <button type="button" onClick={() => save(`savings-${by.replace(':', '-')}.json`, 'application/json', JSON.stringify(s, null, 2))}>Export JSON</button></span>}
       </form>
       {r.problem && <Fault problem={r.problem} retry={r.reload} />}
-      {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers show here from the day that lull has them.</Empty> : <Shown s={s} days={(new Date(s.to).getTime() - new Date(s.from).getTime()) / 86_400_000} />}
+      {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers show here from the day that lull has them.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} days={(new Date(s.to).getTime() - new Date(s.from).getTime()) / 86_400_000} />}
     </>
   )
 }
 
+const grouping = (by: string) => words(by.replace(':', ' '))
+
 const start = (days: number) => new Date(Date.now() - days * 86_400_000).toISOString()
 
-function Shown(p: { s: Savings; days: number }) {
+function Shown(p: { s: Savings; days: number; every: string; whose: string; setWhose: (key: string) => void }) {
   const { s } = p
   const t = s.total
   const lost = Object.entries(s.idle_hours_not_avoided).sort((a, b) => b[1] - a[1])
@@ -83,10 +92,11 @@ function Shown(p: { s: Savings; days: number }) {
         <Figure value={hours(t.running_hours)} text="ran" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped by people` : 'nothing was stopped by people'} />
         <Figure value={hours(idle)} text="idle, not avoided" note="by cause below" />
       </div>
-      <Card title={`By ${words(s.by)}`} class="flush" aside={<span class="muted small">{clock(s.from, Date.now())} to {clock(s.to, Date.now())}</span>}>
-        <div class="scroll" tabIndex={0} role="region" aria-label={`Savings by ${words(s.by)}`}>
+      {(s.periods ?? []).length > 1 && <Periods s={s} every={p.every} />}
+      <Card title={`By ${grouping(s.by)}`} class="flush" aside={<span class="muted small">{clock(s.from, Date.now())} to {clock(s.to, Date.now())}</span>}>
+        <div class="scroll" tabIndex={0} role="region" aria-label={`Savings by ${grouping(s.by)}`}>
           <table class="numbers">
-            <thead><tr><th scope="col">{s.by.startsWith('tag:') ? `Tag ${s.by.slice(4)}` : words(s.by).replace(/^./, (c) => c.toUpperCase())}</th><th scope="col">Running</th><th scope="col">Avoided</th><th scope="col">Compute</th><th scope="col">Storage paid</th><th scope="col">Saved</th></tr></thead>
+            <thead><tr><th scope="col">{s.by.startsWith('tag:') ? `Tag ${s.by.slice(4)}` : grouping(s.by).replace(/^./, (c) => c.toUpperCase())}</th><th scope="col">Running</th><th scope="col">Avoided</th><th scope="col">Compute</th><th scope="col">Storage paid</th><th scope="col">Saved</th></tr></thead>
             <tbody>{groups.slice(0, 200).map((g) => <Row key={g.key} g={g} worker={s.by === 'worker'} />)}</tbody>
             <tfoot><Row g={{ ...t, name: 'All', key: '' }} worker={false} /></tfoot>
           </table>
@@ -94,7 +104,7 @@ function Shown(p: { s: Savings; days: number }) {
         {groups.length > 200 && <p class="muted small">The 200 with the most avoided of {groups.length.toLocaleString('en')}; an export has all.</p>}
         {(t.unpriced_hours > 0 || t.unknown_storage_hours > 0) && <p class="muted small">{[t.unpriced_hours > 0 && `No price is known for ${hours(t.unpriced_hours)} of what was avoided`, t.unknown_storage_hours > 0 && `the cost of storage is not known for ${hours(t.unknown_storage_hours)}`].filter(Boolean).join('; ')}. What is not known is not counted.</p>}
       </Card>
-      <div class="columns">
+      <div class="columns even">
         <Card title="Idle, and not avoided">
           {lost.length === 0 ? <p class="muted">Nothing was idle and ran on, as far as it is recorded.</p> : (
             <ul class="causes">
@@ -109,7 +119,7 @@ function Shown(p: { s: Savings; days: number }) {
           )}
           <p class="small"><a href="/preview">Preview another policy</a></p>
         </Card>
-        <Week hours={s.idle_by_hour_of_week} />
+        <Week s={s} whose={p.whose} setWhose={p.setWhose} />
       </div>
     </>
   )
@@ -131,15 +141,49 @@ function Row(p: { g: Sum; worker: boolean }) {
   )
 }
 
+/** What each day or week avoided. */
+function Periods(p: { s: Savings; every: string }) {
+  const all = p.s.periods!
+  const money = all.some((x) => x.total.saved_usd !== null)
+  const value = (x: (typeof all)[number]) => (money ? x.total.saved_usd ?? 0 : x.total.avoided_hours)
+  const most = Math.max(...all.map(value), 1e-9)
+  const width = 720, height = 96, each = width / all.length
+  const name = (at: string) => new Date(at).toLocaleDateString('en', { day: 'numeric', month: 'short' })
+  const show = (x: (typeof all)[number]) => (money ? usd(x.total.saved_usd) : hours(x.total.avoided_hours))
+  return (
+    <Card title={`Each ${p.every}`} aside={<span class="muted small">{money ? 'saved' : 'avoided'}, at most {money ? usd(most) : hours(most)}</span>}>
+      <svg class="bars" viewBox={`0 0 ${width} ${height + 20}`} aria-hidden="true">
+        <line x1={0} x2={width} y1={height + 0.5} y2={height + 0.5} />
+        {all.map((x, i) => (
+          <g key={x.from}>
+            <rect x={i * each + Math.min(3, each * 0.15)} width={Math.max(1, each - Math.min(6, each * 0.3))} y={height - Math.max(0, (value(x) / most) * (height - 6))} height={Math.max(0, (value(x) / most) * (height - 6))} rx={2}><title>{`${name(x.from)}: ${show(x)}`}</title></rect>
+            {i % Math.ceil(all.length / 8) === 0 && <text x={i * each + each / 2} y={height + 16} text-anchor="middle">{name(x.from)}</text>}
+          </g>
+        ))}
+      </svg>
+      <details>
+        <summary>As a table</summary>
+        <div class="scroll rows" tabIndex={0} role="region" aria-label={`Each ${p.every}`}>
+          <table class="numbers">
+            <thead><tr><th scope="col">From</th><th scope="col">Running</th><th scope="col">Avoided</th><th scope="col">Saved</th></tr></thead>
+            <tbody>{[...all].reverse().map((x) => <tr key={x.from}><th scope="row">{name(x.from)}</th><td>{hours(x.total.running_hours)}</td><td>{hours(x.total.avoided_hours)}</td><td>{x.total.saved_usd === null && x.total.avoided_hours === 0 ? '–' : usd(x.total.saved_usd)}</td></tr>)}</tbody>
+          </table>
+        </div>
+      </details>
+    </Card>
+  )
+}
+
 /** When it is idle: hours by hour of the week, in the reader's own zone. */
-function Week(p: { hours: number[] }) {
-  const shift = -Math.round(new Date().getTimezoneOffset() / 60)
-  const here = (day: number, hour: number) => p.hours[(((day * 24 + hour - shift) % 168) + 168) % 168] ?? 0
-  const most = Math.max(...p.hours)
+function Week(p: { s: Savings; whose: string; setWhose: (key: string) => void }) {
+  const groups = p.s.idle ?? []
+  const chosen = groups.find((g) => g.key === p.whose)
+  const all = chosen?.idle_by_hour_of_week ?? p.s.idle_by_hour_of_week
+  const here = (day: number, hour: number) => all[day * 24 + hour] ?? 0
+  const most = Math.max(...all)
   const order = [1, 2, 3, 4, 5, 6, 0]
   const level = (h: number) => (h <= 0 || most === 0 ? 0 : Math.min(5, 1 + Math.floor((h / most) * 4.999)))
   const size = 20, left = 38, top = 16
-  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone
   const peaks = order.map((d) => {
     const all = Array.from({ length: 24 }, (_, h) => here(d, h))
     const sum = all.reduce((a, b) => a + b, 0), top = Math.max(...all)
@@ -147,6 +191,14 @@ function Week(p: { hours: number[] }) {
   })
   return (
     <Card title="When it is idle" aside={<span class="muted small">{zone}</span>}>
+      {groups.length > 1 && (
+        <p><label>Of{' '}
+          <select id="whose" value={chosen ? p.whose : ''} onChange={(e) => p.setWhose(e.currentTarget.value)}>
+            <option value="">all</option>
+            {groups.slice(0, 200).map((g) => <option key={g.key} value={g.key}>{g.name || g.key || 'none'}</option>)}
+          </select>
+        </label></p>
+      )}
       {most === 0 ? <p class="muted">Nothing was idle, as far as it is recorded.</p> : (
         <>
           <svg class="heat" viewBox={`0 0 ${left + 24 * size} ${top + 7 * size}`} aria-hidden="true">

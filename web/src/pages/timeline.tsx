@@ -98,6 +98,7 @@ function Chart(p: { t: Timeline; days: number; picked: number | null; onPick: (a
   const x = (time: number) => ((Math.min(Math.max(time, from), to) - from) / (to - from)) * width
   const bands = useMemo(() => stretches(t), [t])
   const held = [...new Set(t.verdicts.flatMap((v) => v.blocks))].filter((b) => !plain.has(b)).sort()
+  const whole = useMemo(() => bands.reduce<Stretch[]>((all, b) => { const last = all[all.length - 1]; if (last?.kind === b.kind) last.to = b.to; else all.push({ ...b }); return all }, []), [bands])
   const still = bands.filter((b) => b.kind === 'paused')
   const cursor = over ?? p.picked
   const now = Date.now()
@@ -146,7 +147,7 @@ function Chart(p: { t: Timeline; days: number; picked: number | null; onPick: (a
             {ticks(from, to, width).map((k) => <g key={k.at}><line x1={x(k.at)} x2={x(k.at)} y1={bandTop} y2={bottom} class={k.strong ? 'grid strong' : 'grid'} /><text x={x(k.at)} y={bottom + 14} text-anchor="middle" class={k.strong ? 'tick strong' : 'tick'}>{k.text}</text></g>)}
             {(['running', 'warned', 'pausing', 'paused', 'starting'] as Kind[]).map((k) => <path key={k} class={`band ${k}`} d={bands.filter((b) => b.kind === k).map((b) => rect(b.from, b.to, bandTop, bandHeight)).join('')} />)}
             <path fill={`url(#${hatch})`} d={bands.filter((b) => b.kind === 'unknown').map((b) => rect(b.from, b.to, bandTop, bandHeight)).join('')} />
-            {bands.filter((b) => x(b.to) - x(b.from) > 58).map((b) => <text key={b.from} class={`on ${b.kind}`} x={(x(b.from) + x(b.to)) / 2} y={bandTop + bandHeight / 2 + 4} text-anchor="middle">{called[b.kind]}</text>)}
+            {whole.filter((b) => x(b.to) - x(b.from) > 58).map((b) => <text key={b.from} class={`on ${b.kind}`} x={(x(b.from) + x(b.to)) / 2} y={bandTop + bandHeight / 2 + 4} text-anchor="middle">{called[b.kind]}</text>)}
             {changes.map((c, i) => <path key={i} class={c.to === 'RUNNING' ? 'mark resume' : 'mark pause'} d={c.to === 'RUNNING' ? `M${x(ms(c.at)) - 3.5} 2v9l8-4.5z` : `M${x(ms(c.at)) - 4} 2h3v9h-3zm5 0h3v9h-3z`}><title>{`${c.to === 'RUNNING' ? 'Resumed' : 'Paused'} ${exact(c.at)}${c.by ? ` by ${c.by}` : ''}${c.reason ? ` (${words(c.reason)})` : ''}`}</title></path>)}
             {lanes.map(({ s, top, height }) => <Lane key={s.signal} s={s} top={top} height={height} rect={rect} from={from} to={to} still={still} hatch={hatch} width={width} />)}
             {holds.map(({ code, top }) => <g key={code}><text class="name" x={0} y={top - 5}>{holding[code] ?? words(code)}</text><path class="back" d={rect(from, to, top, low)} /><path class="hold" d={t.verdicts.filter((v) => v.blocks.includes(code)).map((v) => rect(ms(v.from), ms(v.to), top, low)).join('')} /></g>)}
@@ -193,7 +194,8 @@ function ticks(from: number, to: number, width: number): { at: number; text: str
   d.setHours(0, 0, 0, 0)
   for (let n = 0; d.getTime() < to && n < 400; n++) {
     const at = d.getTime()
-    if (at >= from + (to - from) * 0.015 && at < to - (to - from) * 0.015) {
+    const x = ((at - from) / (to - from)) * width
+    if (x >= 20 && x <= width - 22) {
       const midnight = d.getHours() === 0
       out.push({ at, strong: midnight, text: midnight ? d.toLocaleDateString('en', { weekday: 'short', day: 'numeric' }) : d.toLocaleTimeString('en', { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' }) })
     }
