@@ -689,7 +689,7 @@ func (w *window) pages(r *watched) {
 		{"agents", "No agent has reported yet"},
 		{"policies", "aggressive.*hibernates after 15 min.*conservative"},
 		{"schedules", "There is no schedule yet"},
-		{"notifications", "There is no channel yet"},
+		{"notifications", "mail.*Works.*delivered"},
 		{"audit", "imported.*first-admin"},
 		{"settings", "worker_idle_timeout_minutes.*60 minutes"},
 		{"tokens", "first-admin"},

@@ -142,6 +142,20 @@ export async function attempt(what: string, f: () => Promise<unknown>): Promise<
   }
 }
 
+/** How wide an element is, in pixels, as it changes. 0 is not known yet. */
+export function useWidth(box: { current: HTMLElement | null }): number {
+  const [width, setWidth] = useState(0)
+  useLayoutEffect(() => {
+    const el = box.current!
+    const look = () => setWidth(el.clientWidth)
+    look()
+    const watch = new ResizeObserver(look)
+    watch.observe(el)
+    return () => watch.disconnect()
+  }, [])
+  return width
+}
+
 /** Words of codes: "idle_timeout" is "idle timeout". */
 export function words(code: string | undefined): string {
   return (code ?? '').replaceAll('_', ' ').replaceAll('.', ' ').replaceAll('-', ' ')

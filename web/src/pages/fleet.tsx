@@ -79,7 +79,7 @@ function Saved() {
   const t = s.total
   return (
     <p class="saved">
-      {t.avoided_hours === 0 ? 'Nothing was avoided in 30 days.' : t.saved_usd === null ? <><strong>{hours(t.avoided_hours)}</strong> avoided in 30 days; no price is known for them.</>
+      {t.avoided_hours === 0 ? 'Nothing was saved yet.' : t.saved_usd === null ? <><strong>{hours(t.avoided_hours)}</strong> avoided in 30 days; no price is known for them.</>
         : <><strong>{usd(t.saved_usd)}</strong> saved in 30 days, {usd(t.saved_usd / 30)} a day.</>} <a href="/savings">Savings</a>
     </p>
   )

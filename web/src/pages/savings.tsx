@@ -1,13 +1,13 @@
 // Savings: what real stops avoided, and the idle hours that were not avoided,
 // with what kept them up.
 
-import { useState } from 'preact/hooks'
+import { useRef, useState } from 'preact/hooks'
 import type { PageProps } from '../app'
 import { hours, Savings, Sum, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { clock } from '../time'
-import { Card, Empty, Fault, Loading, words } from '../ui'
+import { Card, Empty, Fault, Loading, useWidth, words } from '../ui'
 
 /** What keeps idle workers up, and what a person can do about it. */
 const causes: Record<string, [title: string, help: string]> = {
@@ -68,9 +68,15 @@ export function SavingsPage(p: PageProps) {
         {s && <span class="exports"><button type="button" onClick={() => save(`savings-${by.replace(':', '-')}.csv`, 'text/csv', csv(s))}>Export CSV</button> <button type="button" onClick={() => save(`savings-${by.replace(':', '-')}.json`, 'application/json', JSON.stringify(s, null, 2))}>Export JSON</button></span>}
       </form>
       {r.problem && <Fault problem={r.problem} retry={r.reload} />}
-      {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers show here from the day that lull has them.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} days={(new Date(s.to).getTime() - new Date(s.from).getTime()) / 86_400_000} />}
+      {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers show here from the day that lull has them.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} days={(new Date(s.to).getTime() - new Date(held(s)[0]?.from ?? s.from).getTime()) / 86_400_000} />}
     </>
   )
+}
+
+/** The periods since there was a worker. */
+function held(s: Savings) {
+  const all = s.periods ?? []
+  return all.slice(Math.max(0, all.findIndex((x) => x.total.workers > 0)))
 }
 
 const grouping = (by: string) => words(by.replace(':', ' '))
@@ -92,7 +98,7 @@ function Shown(p: { s: Savings; days: number; every: string; whose: string; setW
         <Figure value={hours(t.running_hours)} text="ran" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped by people` : 'nothing was stopped by people'} />
         <Figure value={hours(idle)} text="idle, not avoided" note="by cause below" />
       </div>
-      {(s.periods ?? []).length > 1 && <Periods s={s} every={p.every} />}
+      {held(s).length > 1 && <Periods s={s} every={p.every} />}
       <Card title={`By ${grouping(s.by)}`} class="flush" aside={<span class="muted small">{clock(s.from, Date.now())} to {clock(s.to, Date.now())}</span>}>
         <div class="scroll" tabIndex={0} role="region" aria-label={`Savings by ${grouping(s.by)}`}>
           <table class="numbers">
@@ -143,24 +149,26 @@ function Row(p: { g: Sum; worker: boolean }) {
 
 /** What each day or week avoided. */
 function Periods(p: { s: Savings; every: string }) {
-  const all = p.s.periods!
+  const all = held(p.s)
+  const box = useRef<HTMLDivElement>(null)
+  const width = useWidth(box)
   const money = all.some((x) => x.total.saved_usd !== null)
   const value = (x: (typeof all)[number]) => (money ? x.total.saved_usd ?? 0 : x.total.avoided_hours)
   const most = Math.max(...all.map(value), 1e-9)
-  const width = 720, height = 96, each = width / all.length
+  const height = 110, each = width / all.length, room = Math.ceil(all.length / Math.max(1, Math.floor(width / 64)))
   const name = (at: string) => new Date(at).toLocaleDateString('en', { day: 'numeric', month: 'short' })
   const show = (x: (typeof all)[number]) => (money ? usd(x.total.saved_usd) : hours(x.total.avoided_hours))
   return (
     <Card title={`Each ${p.every}`} aside={<span class="muted small">{money ? 'saved' : 'avoided'}, at most {money ? usd(most) : hours(most)}</span>}>
-      <svg class="bars" viewBox={`0 0 ${width} ${height + 20}`} aria-hidden="true">
+      <div ref={box}><svg class="bars" width={width} height={height + 20} aria-hidden="true">
         <line x1={0} x2={width} y1={height + 0.5} y2={height + 0.5} />
         {all.map((x, i) => (
           <g key={x.from}>
             <rect x={i * each + Math.min(3, each * 0.15)} width={Math.max(1, each - Math.min(6, each * 0.3))} y={height - Math.max(0, (value(x) / most) * (height - 6))} height={Math.max(0, (value(x) / most) * (height - 6))} rx={2}><title>{`${name(x.from)}: ${show(x)}`}</title></rect>
-            {i % Math.ceil(all.length / 8) === 0 && <text x={i * each + each / 2} y={height + 16} text-anchor="middle">{name(x.from)}</text>}
+            {i % room === 0 && <text x={Math.min(Math.max(i * each + each / 2, 20), width - 22)} y={height + 15} text-anchor="middle">{name(x.from)}</text>}
           </g>
         ))}
-      </svg>
+      </svg></div>
       <details>
         <summary>As a table</summary>
         <div class="scroll rows" tabIndex={0} role="region" aria-label={`Each ${p.every}`}>

@@ -2,12 +2,12 @@
 // and each signal against the value from which it counts. Where nothing is
 // recorded it is hatched: not known, never idle.
 
-import { useEffect, useId, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks'
+import { useEffect, useId, useMemo, useRef, useState } from 'preact/hooks'
 import { Entry } from '../api'
 import { figure, Point, Timeline } from '../evidence'
 import { useResource } from '../resource'
 import { clock, exact, local, span } from '../time'
-import { Card, Fault, words } from '../ui'
+import { Card, Fault, useWidth, words } from '../ui'
 
 type Kind = 'running' | 'warned' | 'pausing' | 'paused' | 'starting' | 'unknown'
 
@@ -83,17 +83,9 @@ const bandHeight = 22, marks = 14, label = 17, tall = 46, low = 10, gap = 9, axi
 function Chart(p: { t: Timeline; days: number; picked: number | null; onPick: (at: number) => void }) {
   const { t } = p
   const box = useRef<HTMLDivElement>(null)
-  const [width, setWidth] = useState(0)
+  const width = useWidth(box)
   const [over, setOver] = useState<number | null>(null)
   const hatch = useId()
-  useLayoutEffect(() => {
-    const el = box.current!
-    const look = () => setWidth(el.clientWidth)
-    look()
-    const watch = new ResizeObserver(look)
-    watch.observe(el)
-    return () => watch.disconnect()
-  }, [])
   const from = ms(t.from), to = ms(t.to)
   const x = (time: number) => ((Math.min(Math.max(time, from), to) - from) / (to - from)) * width
   const bands = useMemo(() => stretches(t), [t])
