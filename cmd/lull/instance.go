@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
 
@@ -45,7 +46,7 @@ func (c *cli) instanceCommand() *cobra.Command {
 		}
 		cmd.AddCommand(sub)
 	}
-	cmd.AddCommand(c.rmCommand(), c.infoCommand(), c.logsCommand(), c.execCommand())
+	cmd.AddCommand(c.cloneCommand(), c.rmCommand(), c.infoCommand(), c.logsCommand(), c.execCommand())
 	return cmd
 }
 
@@ -64,6 +65,43 @@ func (c *cli) do(cmd *cobra.Command, name, verb string, q url.Values) error {
 		return err
 	}
 	return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s\n", o.Name, o.State) })
+}
+
+func (c *cli) cloneCommand() *cobra.Command {
+	var expose []string
+	cmd := &cobra.Command{Use: "clone SOURCE NEW", Short: "Make an instance out of what a sleeping one saved to disk", Args: args(cobra.ExactArgs(2)), ValidArgsFunction: c.complete,
+		Long: `Make an instance out of what a sleeping one saved to disk. It begins asleep with
+the memory, files and programs of the other, shares with it what neither changes,
+and has a network, a host name and random numbers of its own. The first client
+of one of its ports wakes it.
+
+A source that is paused is saved to disk first; one that runs, or has clients
+connected, is refused.`,
+		Example: "  lull instance pause web\n  lull instance clone web web2 --expose 8081:80",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			r := hostctl.Clone{Name: a[1]}
+			if err := instance.ValidName(a[1]); err != nil {
+				return &usageError{err}
+			}
+			for _, e := range expose {
+				ep, err := instance.ParseExpose(e, "")
+				if err != nil {
+					return &usageError{err}
+				}
+				r.Expose = append(r.Expose, ep)
+			}
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			o, err := cl.Clone(cmd.Context(), a[0], r)
+			if err != nil {
+				return err
+			}
+			return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
+		}}
+	cmd.Flags().StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
+	return cmd
 }
 
 func (c *cli) rmCommand() *cobra.Command {

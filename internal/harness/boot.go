@@ -187,6 +187,36 @@ func await(path string) error {
 	}
 }
 
+// rename gives a guest that was cloned its own host name and machine id.
+func rename(root, name, machine string) error {
+	was, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("cannot read the host name: %w", err)
+	}
+	if err := unix.Sethostname([]byte(name)); err != nil {
+		return fmt.Errorf("cannot set the host name: %w", err)
+	}
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return fmt.Errorf("cannot open the root: %w", err)
+	}
+	defer r.Close()
+	hosts, err := r.ReadFile("etc/hosts")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("cannot read etc/hosts: %w", err)
+	}
+	for _, f := range []struct{ name, text string }{{"etc/hostname", name + "\n"}, {"etc/machine-id", machine + "\n"},
+		{"etc/hosts", strings.ReplaceAll(string(hosts), was, name)}} {
+		if err := r.Remove(f.name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("cannot write %s: %w", f.name, err)
+		}
+		if err := r.WriteFile(f.name, []byte(f.text), 0o644); err != nil {
+			return fmt.Errorf("cannot write %s: %w", f.name, err)
+		}
+	}
+	return nil
+}
+
 // writeNames gives the workload its resolver and its own name. Files that the
 // image has are left alone, except that a dangling or missing resolv.conf is
 // written.

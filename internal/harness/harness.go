@@ -43,9 +43,10 @@ type Config struct {
 	Init    bool          // this is process 1: every orphan is ours to collect
 	Log     *slog.Logger
 
-	SetClock func(time.Time) error // default the kernel's
-	Seed     func([]byte) error    // default the kernel's pool
-	PowerOff func() error          // default the kernel's; a nil error ends Run
+	SetClock func(time.Time) error            // default the kernel's
+	Rename   func(name, machine string) error // default the kernel's host name and the files of Root
+	Seed     func([]byte) error               // default the kernel's pool
+	PowerOff func() error                     // default the kernel's; a nil error ends Run
 
 	Beat time.Duration // between two heartbeats, default 5 s, each jittered by a tenth
 }
@@ -94,6 +95,9 @@ func New(cfg Config) (*Harness, error) {
 	}
 	if cfg.SetClock == nil {
 		cfg.SetClock = setClock
+	}
+	if cfg.Rename == nil {
+		cfg.Rename = func(name, machine string) error { return rename(cfg.Root, name, machine) }
 	}
 	if cfg.Seed == nil {
 		cfg.Seed = seed
@@ -214,7 +218,11 @@ func (h *Harness) setClock(c guest.ClockCall) (guest.ClockAnswer, error) {
 	}
 	to := time.Unix(0, c.UnixNano)
 	behind := time.Until(to.Round(0))
-	if err := errors.Join(h.cfg.SetClock(to), h.cfg.Seed(c.Seed)); err != nil {
+	err := errors.Join(h.cfg.SetClock(to), h.cfg.Seed(c.Seed))
+	if c.Name != "" {
+		err = errors.Join(err, h.cfg.Rename(c.Name, c.Machine))
+	}
+	if err != nil {
 		return guest.ClockAnswer{}, err
 	}
 	hello := h.hello()

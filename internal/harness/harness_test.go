@@ -359,13 +359,22 @@ func TestStuckHost(t *testing.T) {
 func TestClock(t *testing.T) {
 	var at time.Time
 	var drawn []byte
+	named := ""
 	h := begin(t, func(c *Config) {
+		c.Rename = func(name, machine string) error { named = name + " " + machine; return nil }
 		c.SetClock = func(x time.Time) error { at = x; return nil }
 		c.Seed = func(b []byte) error { drawn = b; return nil }
 	}).connect(t)
 	to := time.Now().Add(time.Hour)
 	var a guest.ClockAnswer
 	h.must(t, guest.SetClock, guest.ClockCall{UnixNano: to.UnixNano(), Seed: make([]byte, 32)}, &a)
+	if named != "" {
+		t.Errorf("it was renamed to %s although it is no clone", named)
+	}
+	h.must(t, guest.SetClock, guest.ClockCall{UnixNano: to.UnixNano(), Seed: make([]byte, 32), Name: "c", Machine: "0f"}, nil)
+	if named != "c 0f" {
+		t.Errorf("a clone is %q", named)
+	}
 	if at.UnixNano() != to.UnixNano() || len(drawn) != 32 || time.Duration(a.Behind) < 59*time.Minute || time.Duration(a.Behind) > time.Hour {
 		t.Errorf("set to %s with %d bytes, behind %s", at, len(drawn), time.Duration(a.Behind))
 	}

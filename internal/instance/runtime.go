@@ -41,6 +41,13 @@ type (
 	LogReader interface {
 		Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error
 	}
+	// Cloner is a runtime that can make a hibernated run of l.ID out of another
+	// instance's that is hibernated too and stays so; Adopt finds it. saved is
+	// what it takes on disk beside what both share, in bytes. Of l only what
+	// names the run and its log counts.
+	Cloner interface {
+		Clone(ctx context.Context, from string, l Launch) (saved int64, err error)
+	}
 	// Sizer is a runtime that knows how much memory of this machine an instance
 	// may take, in bytes (0 when nobody knows), and whether it is slow to boot
 	// and to restore.

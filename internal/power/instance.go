@@ -34,7 +34,7 @@ const hostOwner = "host daemon, the instance's one owner"
 // InstanceTable is the one list of an instance's legal transitions.
 var InstanceTable = &Table[Instance]{
 	Name:    "instance",
-	Initial: []Instance{Stopped},
+	Initial: []Instance{Stopped, Hibernated}, // the latter of a clone
 	States: []State[Instance]{
 		{Name: Stopped, Kind: Resting, Doc: "No process of it exists."},
 		{Name: Starting, Kind: Transitional, Doc: "Launched, and not ready yet.",

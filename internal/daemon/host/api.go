@@ -125,6 +125,19 @@ func (a *API) verbs(api huma.API) {
 		o, err := a.Host.Get(id)
 		return &answer[hostctl.Instance]{o}, problem(err)
 	})
+	clone := operation("clone-instance", "POST", "/instances/{name}/clone", "Make an instance out of what this one saved to disk; 409 while it runs or clients are connected")
+	clone.DefaultStatus = http.StatusCreated
+	huma.Register(api, clone, func(ctx context.Context, in *struct {
+		Named
+		Body hostctl.Clone
+	}) (*answer[hostctl.Instance], error) {
+		id, err := a.Host.Clone(ctx, in.Name, in.Body)
+		if err != nil {
+			return nil, problem(err)
+		}
+		o, err := a.Host.Get(id)
+		return &answer[hostctl.Instance]{o}, problem(err)
+	})
 	del := operation("delete-instance", "DELETE", "/instances/{name}", "Stop an instance and forget it")
 	huma.Register(api, del, func(ctx context.Context, in *Named) (*struct{}, error) {
 		return nil, problem(a.Host.Delete(ctx, in.Name, byManual))

@@ -20,42 +20,14 @@ const MaxInstances = 100_000
 // Create makes an instance, stopped. The spec must be valid; a name that is
 // taken is refused.
 func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err error) {
-	s.Runtime = or(s.Runtime, "process")
-	if err := s.Validate(); err != nil {
-		return "", &InvalidError{err}
-	}
-	rt, ok := h.cfg.Runtimes[s.Runtime]
-	if !ok {
-		return "", &InvalidError{fmt.Errorf("cannot use runtime: %w", h.noRuntime(s.Runtime))}
-	}
-	if err := s.CheckFor(rt.Capabilities()); err != nil {
-		return "", &InvalidError{err}
-	}
-	if c, ok := rt.(instance.SpecChecker); ok {
-		if err := c.CheckSpec(&s); err != nil {
-			return "", &InvalidError{err}
-		}
-	}
-	if s.StopAfter == nil {
-		if err := s.CheckLadder(h.cfg.StopAfter); err != nil {
-			return "", &InvalidError{fmt.Errorf("%w (stop_after is the host's)", err)}
-		}
+	rt, err := h.checkSpec(&s)
+	if err != nil {
+		return "", err
 	}
 	rec := instance.Record{ID: newID(), Spec: s, State: power.Stopped, Enabled: true, CreatedAt: h.now(),
 		StateSince: h.now(), Endpoints: s.Expose, Generation: 1, StatusReason: "created"}
 	i := newInst(h, rec, rt)
-	h.mu.Lock()
-	switch {
-	case h.byName[s.Name] != nil:
-		err = &RefusedError{Name: s.Name, What: "create", Reason: "there is an instance of that name already"}
-	case len(h.byID) >= MaxInstances:
-		err = &RefusedError{Name: s.Name, What: "create", Reason: fmt.Sprintf("there are %d instances already", MaxInstances)}
-	default:
-		i.lock <- struct{}{}
-		h.byID[i.id], h.byName[s.Name] = i, i
-	}
-	h.mu.Unlock()
-	if err != nil {
+	if err := h.add(i); err != nil {
 		return "", err
 	}
 	defer i.release()
@@ -68,6 +40,47 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	}
 	i.emit("created", "", "")
 	return i.id, nil
+}
+
+// checkSpec finds the runtime of s and everything that is wrong with it there.
+func (h *Host) checkSpec(s *instance.Spec) (Runtime, error) {
+	s.Runtime = or(s.Runtime, "process")
+	if err := s.Validate(); err != nil {
+		return nil, &InvalidError{err}
+	}
+	rt, ok := h.cfg.Runtimes[s.Runtime]
+	if !ok {
+		return nil, &InvalidError{fmt.Errorf("cannot use runtime: %w", h.noRuntime(s.Runtime))}
+	}
+	if err := s.CheckFor(rt.Capabilities()); err != nil {
+		return nil, &InvalidError{err}
+	}
+	if c, ok := rt.(instance.SpecChecker); ok {
+		if err := c.CheckSpec(s); err != nil {
+			return nil, &InvalidError{err}
+		}
+	}
+	if s.StopAfter == nil {
+		if err := s.CheckLadder(h.cfg.StopAfter); err != nil {
+			return nil, &InvalidError{fmt.Errorf("%w (stop_after is the host's)", err)}
+		}
+	}
+	return rt, nil
+}
+
+// add puts a new instance into the host's maps, with its lock taken.
+func (h *Host) add(i *inst) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.byName[i.name()] != nil:
+		return &RefusedError{Name: i.name(), What: "create", Reason: "there is an instance of that name already"}
+	case len(h.byID) >= MaxInstances:
+		return &RefusedError{Name: i.name(), What: "create", Reason: fmt.Sprintf("there are %d instances already", MaxInstances)}
+	}
+	i.lock <- struct{}{}
+	h.byID[i.id], h.byName[i.name()] = i, i
+	return nil
 }
 
 // noRuntime says why there is no such runtime here.

@@ -72,6 +72,9 @@ type SignalCall struct {
 type ClockCall struct {
 	UnixNano int64  `json:"unix_ns"`
 	Seed     []byte `json:"seed"` // fresh random bytes, 16 to 512
+	// Of a guest that was cloned: its own host name and machine id from here on.
+	Name    string `json:"name,omitempty"`
+	Machine string `json:"machine_id,omitempty"`
 }
 
 // ClockAnswer is by how much the clock was off, behind being positive.

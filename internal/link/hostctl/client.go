@@ -154,6 +154,11 @@ func (c *Client) Create(ctx context.Context, r Create) (o Instance, err error) {
 	return o, c.call(ctx, "POST", "/instances", r, &o)
 }
 
+// Clone makes an instance out of what another one saved to disk.
+func (c *Client) Clone(ctx context.Context, from string, r Clone) (o Instance, err error) {
+	return o, c.call(ctx, "POST", inst(from)+"/clone", r, &o)
+}
+
 // Do carries out a verb: start, stop, pause or resume, with its query.
 func (c *Client) Do(ctx context.Context, name, verb string, query url.Values) (o Instance, err error) {
 	path := inst(name) + "/" + verb

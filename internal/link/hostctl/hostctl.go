@@ -114,6 +114,12 @@ type Create struct {
 	Start bool `json:"start" doc:"Start it at once"`
 }
 
+// Clone asks for an instance made out of what another one saved to disk.
+type Clone struct {
+	Name   string              `json:"name" doc:"Of the new instance"`
+	Expose []instance.Endpoint `json:"expose,omitempty" doc:"Its ports; those of the other are not taken over"`
+}
+
 // LeaseRequest takes or renews a lease.
 type LeaseRequest struct {
 	Holder string        `json:"holder" doc:"Default: default" required:"false"`

@@ -145,6 +145,21 @@ func (k *Kernel) Capabilities() power.Capabilities {
 // Size implements instance.Sizer.
 func (k *Kernel) Size(s *instance.Spec) (int64, bool) { return s.Memory, k.Deep }
 
+// Clone implements instance.Cloner.
+func (k *Kernel) Clone(_ context.Context, from string, l instance.Launch) (int64, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.procs[from]
+	switch {
+	case p == nil || p.dead || !p.saved:
+		return 0, errors.New("it is not hibernated")
+	case len(p.open) > 0:
+		return 0, errors.New("a copy would answer its clients too")
+	}
+	k.procs[l.ID] = &Proc{k: k, id: l.ID, run: l.Run, last: time.Now(), memory: p.memory, frozen: true, saved: true}
+	return 1 << 10, nil
+}
+
 // Held is the memory of all guests as they are.
 func (k *Kernel) Held() (n int64) {
 	k.mu.Lock()

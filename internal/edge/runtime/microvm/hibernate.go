@@ -25,7 +25,7 @@ const (
 )
 
 // manifestVersion changes with what a saved guest needs to be restored.
-const manifestVersion = 1
+const manifestVersion = 2
 
 // manifest binds a saved guest to what it was saved with.
 type manifest struct {
@@ -37,6 +37,10 @@ type manifest struct {
 	Digest  string    `json:"state_sha256"`
 	Memory  int64     `json:"memory_bytes"`
 	Root    string    `json:"root,omitempty"` // size and time of the image
+	// Template is the clone's whose memory it has (clone.go). Full says that the
+	// state has the memory in it: no file does, because the guest was a clone.
+	Template string `json:"template,omitempty"`
+	Full     bool   `json:"full,omitempty"`
 }
 
 // Hibernated says whether the guest is on disk only.
@@ -84,7 +88,7 @@ func (w *Work) saveState(ctx context.Context, m *monitor) error {
 		return err
 	}
 	defer f.Close()
-	if err := m.ignoreShared(ctx); err != nil {
+	if err := m.ignoreShared(ctx, w.rec.Template == ""); err != nil {
 		return err
 	}
 	if err := m.doWith(ctx, "getfd", map[string]string{"fdname": "state"}, nil, f); err != nil {
@@ -99,12 +103,13 @@ func (w *Work) saveState(ctx context.Context, m *monitor) error {
 	return f.Sync()
 }
 
-func (m *monitor) ignoreShared(ctx context.Context) error {
+// ignoreShared keeps a memory that is in a file of its own out of the state.
+func (m *monitor) ignoreShared(ctx context.Context, on bool) error {
 	type capability struct {
 		Name string `json:"capability"`
 		On   bool   `json:"state"`
 	}
-	return m.do(ctx, "migrate-set-capabilities", map[string]any{"capabilities": []capability{{"x-ignore-shared", true}}}, nil)
+	return m.do(ctx, "migrate-set-capabilities", map[string]any{"capabilities": []capability{{"x-ignore-shared", on}}}, nil)
 }
 
 // migrated waits for a migration to end.
@@ -132,35 +137,49 @@ func (m *monitor) migrated(ctx context.Context) error {
 }
 
 // commit makes the memory durable and then writes the manifest.
-func (w *Work) commit(man *manifest) error {
-	ram, err := os.OpenFile(w.path(memoryFile), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	st, err := ram.Stat()
-	if err == nil {
-		man.Memory = st.Size()
-		err = ram.Sync()
-	}
-	if err := errors.Join(err, ram.Close()); err != nil {
-		return err
+func (w *Work) commit(man *manifest) (err error) {
+	if man.Full = w.rec.Template != ""; !man.Full {
+		if man.Memory, err = syncMemory(w.path(memoryFile)); err != nil {
+			return err
+		}
 	}
 	if man.Digest, man.State, err = digest(w.path(stateFile)); err != nil {
 		return err
 	}
 	man.At = time.Now()
+	return man.write(w.r.dir(w.id))
+}
+
+// syncMemory makes a guest's memory durable and says how large it is.
+func syncMemory(path string) (int64, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
+	}
+	st, err := f.Stat()
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return 0, err
+	}
+	return st.Size(), nil
+}
+
+// write puts the manifest into an instance's directory, durably and in one step.
+func (man *manifest) write(dir string) error {
 	b, err := json.Marshal(man)
 	if err != nil {
 		return err
 	}
-	tmp := w.path(manifestFile + ".new")
+	tmp := filepath.Join(dir, manifestFile+".new")
 	if err := os.WriteFile(tmp, b, 0o600); err != nil {
 		return err
 	}
-	if err := errors.Join(syncPath(tmp), os.Rename(tmp, w.path(manifestFile))); err != nil {
+	if err := errors.Join(syncPath(tmp), os.Rename(tmp, filepath.Join(dir, manifestFile))); err != nil {
 		return err
 	}
-	return syncPath(w.r.dir(w.id))
+	return syncPath(dir)
 }
 
 // dropQEMU ends the QEMU of a guest that was saved.
@@ -194,18 +213,34 @@ func (w *Work) binding(ctx context.Context, m *monitor) (manifest, error) {
 		return man, err
 	}
 	man.QEMU = fmt.Sprintf("%d.%d.%d %s", v.QEMU.Major, v.QEMU.Minor, v.QEMU.Micro, v.Package)
-	var err error
-	if man.Kernel, err = w.r.sum.of(w.r.kernel.Image); err != nil {
-		return man, err
+	return man, w.r.bindFiles(&man, w.rec.Root)
+}
+
+// bindFiles adds the files that a saved guest depends on.
+func (r *Runtime) bindFiles(man *manifest, root string) (err error) {
+	if man.Kernel, err = r.sum.of(r.kernel.Image); err != nil {
+		return err
 	}
-	if w.rec.Root != "" {
-		st, err := os.Stat(w.rec.Root)
+	if root != "" {
+		st, err := os.Stat(root)
 		if err != nil {
-			return man, fmt.Errorf("cannot find the root image: %w", err)
+			return fmt.Errorf("cannot find the root image: %w", err)
 		}
 		man.Root = fmt.Sprintf("%d bytes of %s", st.Size(), st.ModTime().Format(time.RFC3339Nano))
 	}
-	return man, nil
+	return nil
+}
+
+// fits compares what a guest was saved with to what there is now.
+func (man *manifest) fits(now manifest) error {
+	for _, c := range []struct{ what, was, is string }{
+		{"QEMU", man.QEMU, now.QEMU}, {"kernel", man.Kernel, now.Kernel}, {"root image", man.Root, now.Root},
+	} {
+		if c.was != c.is {
+			return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved with another %s (%s, now %s)", c.what, c.was, c.is)}
+		}
+	}
+	return nil
 }
 
 // readManifest is nil without an error when the guest is not hibernated.
@@ -241,6 +276,12 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return &instance.SnapshotError{Reason: err.Error()}
 	}
 	defer state.Close()
+	if man.Full && w.rec.Template != "" { // from here on it has a memory of its own
+		w.rec.Template = ""
+		if err := writeRecord(w.r.dir(w.id), w.rec); err != nil {
+			return err
+		}
+	}
 	w.waking.Store(true)
 	if err := w.launch(w.rec.restored()); err != nil {
 		return err
@@ -261,14 +302,10 @@ func (w *Work) restore(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, c := range []struct{ what, was, is string }{
-		{"QEMU", man.QEMU, now.QEMU}, {"kernel", man.Kernel, now.Kernel}, {"root image", man.Root, now.Root},
-	} {
-		if c.was != c.is {
-			return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved with another %s (%s, now %s)", c.what, c.was, c.is)}
-		}
+	if err := man.fits(now); err != nil {
+		return err
 	}
-	if err := m.ignoreShared(ctx); err != nil {
+	if err := m.ignoreShared(ctx, !man.Full); err != nil {
 		return err
 	}
 	if err := m.doWith(ctx, "getfd", map[string]string{"fdname": "state"}, nil, state); err != nil {
@@ -295,15 +332,17 @@ func (w *Work) restore(ctx context.Context) (err error) {
 
 // checkFiles compares what is on disk with the manifest.
 func (w *Work) checkFiles(man *manifest) error {
-	if man.Version != manifestVersion {
+	if man.Version < 1 || man.Version > manifestVersion {
 		return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved in format %d, this is %d", man.Version, manifestVersion)}
 	}
-	st, err := os.Stat(w.path(memoryFile))
-	if err != nil {
-		return &instance.SnapshotError{Reason: "its memory is missing: " + err.Error()}
-	}
-	if st.Size() != man.Memory {
-		return &instance.SnapshotError{Reason: fmt.Sprintf("its memory has %d bytes, it was saved with %d", st.Size(), man.Memory)}
+	if !man.Full {
+		st, err := os.Stat(w.r.memoryPath(w.id, w.rec))
+		if err != nil {
+			return &instance.SnapshotError{Reason: "its memory is missing: " + err.Error()}
+		}
+		if st.Size() != man.Memory {
+			return &instance.SnapshotError{Reason: fmt.Sprintf("its memory has %d bytes, it was saved with %d", st.Size(), man.Memory)}
+		}
 	}
 	sum, n, err := digest(w.path(stateFile))
 	if err != nil {

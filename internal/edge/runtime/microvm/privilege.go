@@ -206,13 +206,15 @@ func (r *Runtime) open(id string, rec runRecord) (files []*os.File, err error) {
 		}
 		files = append(files, f)
 	}
-	ram, err := os.OpenFile(filepath.Join(r.dir(id), memoryFile), os.O_RDWR|os.O_CREATE, 0o600)
+	ram, err := os.OpenFile(r.memoryPath(id, rec), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return files, fmt.Errorf("cannot make the guest's memory: %w", err)
 	}
 	files = append(files, ram)
-	if err := r.rights.give(ram, id); err != nil {
-		return files, fmt.Errorf("cannot make the guest's memory: %w", err)
+	if rec.Template == "" {
+		if err := r.rights.give(ram, id); err != nil {
+			return files, fmt.Errorf("cannot make the guest's memory: %w", err)
+		}
 	}
 	more := []string{os.DevNull, os.DevNull}
 	if rec.Initrd != "" {

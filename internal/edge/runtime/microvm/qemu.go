@@ -31,6 +31,10 @@ type runRecord struct {
 	Accel   Accel   `json:"accel"`
 	Initrd  string  `json:"initrd"`
 	Root    string  `json:"root,omitempty"`
+	// Template is whose memory the guest shares until it writes to it; Clone
+	// that the guest does not know yet that it is one (clone.go).
+	Template string `json:"template,omitempty"`
+	Clone    bool   `json:"clone,omitempty"`
 }
 
 // restored is the same run for a QEMU that gets its guest's memory: it loads no
@@ -126,6 +130,10 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	socket := func(name string, n int) string {
 		return "socket,id=" + name + ",fd=" + strconv.Itoa(n) + ",server=on,wait=off"
 	}
+	share := "on"
+	if rec.Template != "" {
+		share = "off"
+	}
 	mib := strconv.FormatInt(m.Memory>>20, 10)
 	cpu, bus := "host", "-pci"
 	machine := "q35,usb=off,vmport=off,smbus=off,sata=off"
@@ -139,7 +147,7 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 		"-name", qemuName(r.dir(id)), "-nodefaults", "-no-user-config", "-display", "none",
 		"-machine", machine + ",accel=" + string(rec.Accel) + ",memory-backend=ram",
 		"-cpu", cpu, "-smp", strconv.Itoa(m.CPUs), "-m", mib,
-		"-object", "memory-backend-file,id=ram,size=" + mib + "M,mem-path=" + openFile(ramFile) + ",share=on",
+		"-object", "memory-backend-file,id=ram,size=" + mib + "M,mem-path=" + openFile(ramFile) + ",share=" + share,
 		"-global", "virtio-mmio.force-legacy=false",
 		// The machine stays when the guest ends, so that its console can be read.
 		"-action", "reboot=shutdown,shutdown=pause",

@@ -22,13 +22,11 @@ func (w *Work) Reclaim(ctx context.Context) (freed int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	f, err := os.OpenFile(w.path(memoryFile), os.O_RDWR, 0)
-	if err != nil {
-		return 0, fmt.Errorf("cannot open the guest's memory file: %w", err)
-	}
-	// What is not written cannot be dropped.
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		return 0, fmt.Errorf("cannot write the guest's memory to its file: %w", err)
+	if w.rec.Template == "" { // what a clone has written is in no file
+		// What is not written cannot be dropped.
+		if _, err := syncMemory(w.path(memoryFile)); err != nil {
+			return 0, fmt.Errorf("cannot write the guest's memory to its file: %w", err)
+		}
 	}
 	if err := pageOut(w.proc); err != nil {
 		return 0, err

@@ -143,7 +143,9 @@ type Runtime struct {
 	rights rights
 	boot   string
 	sum    kernelSum
-	making chan struct{} // held while the image of a root is made
+	// cloning is held while templates are made, used or removed.
+	cloning sync.Mutex
+	making  chan struct{} // held while the image of a root is made
 
 	mu     sync.Mutex
 	works  map[string]*Work
@@ -156,6 +158,7 @@ var (
 	_ instance.Execer      = (*Runtime)(nil)
 	_ instance.Forgetter   = (*Runtime)(nil)
 	_ instance.Sizer       = (*Runtime)(nil)
+	_ instance.Cloner      = (*Runtime)(nil)
 )
 
 // maxSocket is the longest path of a unix socket.

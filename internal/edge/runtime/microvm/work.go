@@ -229,6 +229,9 @@ func (w *Work) setClock(ctx context.Context) error {
 	if _, err := rand.Read(c.Seed); err != nil {
 		return fmt.Errorf("cannot draw random numbers for the guest: %w", err)
 	}
+	if w.rec.Clone {
+		c.Name, c.Machine = hostName(w.id), newMachineID()
+	}
 	ctx, cancel := context.WithTimeout(ctx, w.r.cfg.CallLimit)
 	defer cancel()
 	var a guest.ClockAnswer
@@ -241,6 +244,12 @@ func (w *Work) setClock(ctx context.Context) error {
 		var refused *guest.Error
 		if errors.As(err, &refused) || ctx.Err() != nil || !w.pause() { // otherwise the channel was cut, and is connected again
 			return fmt.Errorf("cannot set the guest's clock: %w", err)
+		}
+	}
+	if w.rec.Clone {
+		w.rec.Clone = false
+		if err := writeRecord(w.r.dir(w.id), w.rec); err != nil {
+			return err
 		}
 	}
 	w.r.log.Debug("clock set", "instance", w.id, "behind", time.Duration(a.Behind))
@@ -457,7 +466,8 @@ func (w *Work) remove() error {
 	if err := os.RemoveAll(w.r.dir(w.id)); err != nil {
 		return fmt.Errorf("cannot remove the files of %s: %w", w.id, err)
 	}
-	return nil
+	_, err := w.r.sweepTemplates()
+	return err
 }
 
 func (w *Work) path(name string) string { return filepath.Join(w.r.dir(w.id), name) }

@@ -1,0 +1,193 @@
+package microvm
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	"lull/internal/instance"
+)
+
+// A clone begins as a hibernated guest whose memory is another's, as that one
+// was saved: a template, which nobody writes to. It is mapped privately, so
+// that all clones share what none of them has changed. When a clone is saved
+// itself, its whole memory goes into its state, and from its next wake on it is
+// a guest like any other with a memory of its own.
+
+// templates is where they lie, each in a directory of its name.
+func (r *Runtime) templates() string { return filepath.Join(r.cfg.Dir, "templates") }
+
+// memoryPath is the file that a guest's memory is mapped from.
+func (r *Runtime) memoryPath(id string, rec runRecord) string {
+	if rec.Template != "" {
+		return filepath.Join(r.templates(), rec.Template, memoryFile)
+	}
+	return filepath.Join(r.dir(id), memoryFile)
+}
+
+func newMachineID() string {
+	var b [16]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// Clone implements instance.Cloner.
+func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (saved int64, err error) {
+	if err := errors.Join(checkID(from), checkID(l.ID)); err != nil {
+		return 0, err
+	}
+	w := r.work(from)
+	if w == nil || !w.hibernated() {
+		return 0, errors.New("it is not hibernated")
+	}
+	if open, _ := w.net.Opens(); len(open) > 0 {
+		return 0, fmt.Errorf("%d clients are connected to it, and a copy would answer them too", len(open))
+	}
+	man, err := readManifest(r.dir(from))
+	if err == nil && man == nil {
+		err = &instance.SnapshotError{Reason: "its manifest is missing"}
+	}
+	if err != nil {
+		return 0, err
+	}
+	now := manifest{QEMU: man.QEMU} // which the wake compares
+	if err := errors.Join(w.checkFiles(man), r.bindFiles(&now, w.rec.Root)); err != nil {
+		return 0, err
+	}
+	if err := man.fits(now); err != nil {
+		return 0, err
+	}
+	r.cloning.Lock() // a template that is new has no user yet
+	defer r.cloning.Unlock()
+	rec := w.rec
+	rec.Run, rec.LogPath, rec.LogMax, rec.Clone = l.Run, l.LogPath, l.LogMax, true
+	if !man.Full && rec.Template == "" {
+		if rec.Template, err = r.template(ctx, from, man); err != nil {
+			return 0, fmt.Errorf("cannot keep its memory for clones: %w", err)
+		}
+	}
+	man.Template = rec.Template
+	if err := r.clear(ctx, l.ID); err != nil {
+		return 0, err
+	}
+	if err := r.put(ctx, w, rec, man, l.ID); err != nil {
+		return 0, errors.Join(fmt.Errorf("cannot write the clone: %w", err), r.clear(ctx, l.ID))
+	}
+	return man.State, nil
+}
+
+// put writes what makes a hibernated guest, the manifest last.
+func (r *Runtime) put(ctx context.Context, w *Work, rec runRecord, man *manifest, id string) error {
+	dir := r.dir(id)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := copySparse(ctx, filepath.Join(dir, stateFile), w.path(stateFile)); err != nil {
+		return err
+	}
+	if err := writeRecord(dir, rec); err != nil {
+		return err
+	}
+	return man.write(dir)
+}
+
+// template copies the memory of a hibernated guest, unless that was done for an
+// earlier clone of the same state. It appears by a rename, whole.
+func (r *Runtime) template(ctx context.Context, from string, man *manifest) (string, error) {
+	name := man.Digest[:min(16, len(man.Digest))] + fmt.Sprintf("-%x", man.At.UnixNano())
+	home := filepath.Join(r.templates(), name)
+	if _, err := os.Stat(home); err == nil {
+		return name, nil
+	}
+	if err := os.MkdirAll(r.templates(), 0o700); err != nil {
+		return "", err
+	}
+	tmp, err := os.MkdirTemp(r.templates(), "new-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(tmp) // nothing is there any more after the rename
+	ram := filepath.Join(tmp, memoryFile)
+	if err := copySparse(ctx, ram, filepath.Join(r.dir(from), memoryFile)); err != nil {
+		return "", err
+	}
+	// QEMUs of several users open it; the directory keeps everybody else away.
+	if err := errors.Join(os.Chmod(ram, 0o666), os.Rename(tmp, home)); err != nil {
+		return "", err
+	}
+	return name, syncPath(r.templates())
+}
+
+// copySparse copies a file durably, holes as holes, and without a copy where
+// the file system can share blocks.
+func copySparse(ctx context.Context, to, from string) error {
+	out, err := exec.CommandContext(ctx, "cp", "--sparse=always", "--reflink=auto", "--", from, to).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("cannot copy %s: %w: %.300s", from, err, out)
+	}
+	return syncPath(to)
+}
+
+// sweepTemplates removes templates that no guest has any more, and gives how
+// many bytes that were.
+func (r *Runtime) sweepTemplates() (freed int64, err error) {
+	r.cloning.Lock()
+	defer r.cloning.Unlock()
+	list, err := os.ReadDir(r.templates())
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(list) == 0 {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	guests, err := os.ReadDir(filepath.Join(r.cfg.Dir, "vm"))
+	if err != nil {
+		return 0, err
+	}
+	used := map[string]bool{}
+	for _, g := range guests {
+		rec, err := readRecord(r.dir(g.Name()))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return 0, err // whatever it has is kept
+		}
+		used[rec.Template] = true
+	}
+	for _, t := range list {
+		if used[t.Name()] {
+			continue
+		}
+		path := filepath.Join(r.templates(), t.Name())
+		n, uerr := diskUse(path)
+		if rerr := errors.Join(uerr, os.RemoveAll(path)); rerr != nil {
+			err = errors.Join(err, fmt.Errorf("cannot remove a template: %w", rerr))
+			continue
+		}
+		freed += n
+	}
+	return freed, err
+}
+
+// diskUse is what the files of a directory take on the disk, in bytes.
+func diskUse(dir string) (n int64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+			n += sys.Blocks * 512
+		}
+		return nil
+	})
+	return n, err
+}
