@@ -29,6 +29,7 @@ type hostConfig struct {
 	Memory     string
 	Wakes      uint
 	WakeWait   time.Duration
+	ImageAge   time.Duration
 }
 
 // dockerSocket is where Docker listens when nobody says otherwise.
@@ -49,6 +50,7 @@ var hostOptions = []option[hostConfig]{
 	{"memory", "LULL_HOST_MEMORY", "size", "memory that instances of a known size (microVMs, containers with a limit) may hold together, as 8G: a start or wake beyond it waits while others are pushed down the ladder; auto is the machine's less a tenth (at most 1 GiB), 0 does not bound them", func(c *hostConfig) any { return &c.Memory }},
 	{"wakes", "LULL_HOST_WAKES", "count", "boots and restores from disk of microVMs that run at once, others wait; 0 does not bound them", func(c *hostConfig) any { return &c.Wakes }},
 	{"wake-wait", "LULL_HOST_WAKE_WAIT", "duration", "how long a start or wake waits for memory and its turn before it fails; a relayed client waits a minute at most", func(c *hostConfig) any { return &c.WakeWait }},
+	{"image-age", "LULL_HOST_IMAGE_AGE", "duration", "how long an unpacked image, or the disk made of one, is kept that no instance uses; 0 keeps them until lull image prune", func(c *hostConfig) any { return &c.ImageAge }},
 	{"docker", "LULL_HOST_DOCKER", "path", "take over the idling of Docker's containers with the label lull.pause-after, over its API at this socket; empty is off, --docker alone means " + dockerSocket, func(c *hostConfig) any { return &c.Docker }},
 	{"stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host ends, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }},
 }
@@ -56,7 +58,7 @@ var hostOptions = []option[hostConfig]{
 func defaultHostConfig(getenv func(string) string) hostConfig {
 	return hostConfig{Data: "lull-data/host", Socket: defaultSocket(getenv), PauseAfter: time.Minute,
 		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, Files: 65536, Machine: "q35",
-		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second}
+		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour}
 }
 
 // resolve reads every source. Every fault is reported, each naming the
@@ -66,7 +68,7 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	read, err := readConfigFile(file)
 	out, faults := readOptions(&cfg, hostOptions, read, getenv, flags)
 	errs := []error{err, unknown(read, hostOptions, func(string) bool { return false }), faults}
-	for name, d := range map[string]time.Duration{"pause-after": cfg.PauseAfter, "stop-after": cfg.StopAfter} {
+	for name, d := range map[string]time.Duration{"pause-after": cfg.PauseAfter, "stop-after": cfg.StopAfter, "image-age": cfg.ImageAge} {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("cannot use %s: %s is negative", name, d))
 		}

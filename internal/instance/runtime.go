@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"syscall"
+	"time"
 
 	"lull/internal/power"
 )
@@ -41,6 +42,12 @@ type (
 	LogReader interface {
 		Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error
 	}
+	// ImageKeeper keeps files that instances were made of. RemoveImage refuses
+	// one that is in use as the keeper knows it.
+	ImageKeeper interface {
+		Images(ctx context.Context) ([]Image, error)
+		RemoveImage(ctx context.Context, id string) error
+	}
 	// Cloner is a runtime that can make a hibernated run of l.ID out of another
 	// instance's that is hibernated too and stays so; Adopt finds it. saved is
 	// what it takes on disk beside what both share, in bytes. Of l only what
@@ -74,6 +81,16 @@ type (
 		Hibernate(ctx context.Context) (saved int64, err error)
 	}
 )
+
+// Image is something that is kept of an image, or of a guest.
+type Image struct {
+	ID     string    `json:"id"`
+	Kind   string    `json:"kind" doc:"unpacked: its files; disk: the disk of guests that is made of them, made anew when it is missing; guest: the files of a guest"`
+	Source string    `json:"source" doc:"What it was made of; empty where that is not known"`
+	Bytes  int64     `json:"bytes" doc:"On disk"`
+	MadeAt time.Time `json:"made_at"`
+	InUse  bool      `json:"in_use" doc:"A run lies upon it"`
+}
 
 // SnapshotError says that a hibernated workload cannot be restored: it was
 // saved with something else, or its files are damaged. Nothing was changed; the

@@ -42,6 +42,7 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	a.reads(api)
 	a.verbs(api)
 	a.leases(api)
+	a.images(api)
 	a.stream(api, mux)
 	return http.MaxBytesHandler(mux, maxBody), api
 }
@@ -198,6 +199,27 @@ func (a *API) verbs(api huma.API) {
 		}) (*answer[hostctl.ExecResult], error) {
 			r, err := a.Host.Exec(ctx, in.Name, in.Body)
 			return &answer[hostctl.ExecResult]{r}, problem(err)
+		})
+}
+
+func (a *API) images(api huma.API) {
+	huma.Register(api, operation("list-images", "GET", "/images", "What is kept of images, the largest first"),
+		func(ctx context.Context, _ *struct{}) (*answer[[]hostctl.Image], error) {
+			l, err := a.Host.Images(ctx)
+			return &answer[[]hostctl.Image]{l}, problem(err)
+		})
+	huma.Register(api, operation("prune-images", "POST", "/images/prune", "Remove images that nobody uses"),
+		func(ctx context.Context, in *struct {
+			Body struct {
+				Older float64 `json:"older_seconds" minimum:"0" maximum:"1e9" required:"false" doc:"Only those made longer ago"`
+			}
+		}) (*answer[[]hostctl.Image], error) {
+			var before time.Time
+			if in.Body.Older > 0 {
+				before = time.Now().Add(-time.Duration(in.Body.Older * float64(time.Second)))
+			}
+			l, err := a.Host.Prune(ctx, before)
+			return &answer[[]hostctl.Image]{l}, problem(err)
 		})
 }
 

@@ -93,6 +93,11 @@ type Config struct {
 	Places    int           // boots and restores from disk that run at once, of runtimes where they are slow; 0 does not bound them
 	WakeWait  time.Duration // for room, until a start or wake fails; default 45 s, less than the relay waits
 
+	// Images are what keeps images, by name; ImageAge how long one that nobody
+	// uses is kept, 0 for ever.
+	Images   map[string]instance.ImageKeeper
+	ImageAge time.Duration
+
 	// Evidence keeps every look and its verdict; nil keeps none.
 	Evidence Evidence
 
@@ -175,6 +180,7 @@ func (h *Host) Run(ctx context.Context) error {
 			}
 		})
 	}
+	wg.Go(func() { h.keepPruned(ctx) })
 	saving := make(chan struct{})
 	go func() { h.saver.run(); close(saving) }()
 	<-ctx.Done()

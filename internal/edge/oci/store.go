@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -31,7 +32,8 @@ type Store struct {
 	Dir    string // made with mode 0700
 	Limits Limits
 
-	busy chan struct{} // held while an image is unpacked
+	using sync.RWMutex  // held for reading while an image is taken into use
+	busy  chan struct{} // held while an image is unpacked
 }
 
 // OpenStore makes the directory and clears what a crash left half done.

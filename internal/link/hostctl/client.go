@@ -159,6 +159,16 @@ func (c *Client) Clone(ctx context.Context, from string, r Clone) (o Instance, e
 	return o, c.call(ctx, "POST", inst(from)+"/clone", r, &o)
 }
 
+// Images lists what is kept of images.
+func (c *Client) Images(ctx context.Context) (l []Image, err error) {
+	return l, c.call(ctx, "GET", "/images", nil, &l)
+}
+
+// Prune removes images that nobody uses and that are older; 0 is any.
+func (c *Client) Prune(ctx context.Context, older time.Duration) (l []Image, err error) {
+	return l, c.call(ctx, "POST", "/images/prune", map[string]float64{"older_seconds": older.Seconds()}, &l)
+}
+
 // Do carries out a verb: start, stop, pause or resume, with its query.
 func (c *Client) Do(ctx context.Context, name, verb string, query url.Values) (o Instance, err error) {
 	path := inst(name) + "/" + verb

@@ -120,6 +120,13 @@ type Clone struct {
 	Expose []instance.Endpoint `json:"expose,omitempty" doc:"Its ports; those of the other are not taken over"`
 }
 
+// Image is an image as it is kept on a host.
+type Image struct {
+	instance.Image
+	Keeper string   `json:"keeper" doc:"Who keeps it"`
+	UsedBy []string `json:"used_by" doc:"Instances that were made of it"`
+}
+
 // LeaseRequest takes or renews a lease.
 type LeaseRequest struct {
 	Holder string        `json:"holder" doc:"Default: default" required:"false"`

@@ -147,7 +147,7 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 }
 
 func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
-	img, err := r.cfg.Images.Get(ctx, l.Image)
+	img, err := r.cfg.Images.Use(ctx, l.Image, l.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -317,6 +317,9 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	}
 	if err := os.RemoveAll(string(r.box(id))); err != nil {
 		return fmt.Errorf("cannot remove the files of %s: %w", id, err)
+	}
+	if err := r.cfg.Images.Release(id); err != nil {
+		return err
 	}
 	return r.cfg.Process.Forget(ctx, id)
 }

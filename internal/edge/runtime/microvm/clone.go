@@ -6,12 +6,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 
+	"lull/internal/edge/oci"
 	"lull/internal/instance"
 )
 
@@ -164,7 +163,7 @@ func (r *Runtime) sweepTemplates() (freed int64, err error) {
 			continue
 		}
 		path := filepath.Join(r.templates(), t.Name())
-		n, uerr := diskUse(path)
+		_, n, uerr := oci.DiskUse(path)
 		if rerr := errors.Join(uerr, os.RemoveAll(path)); rerr != nil {
 			err = errors.Join(err, fmt.Errorf("cannot remove a template: %w", rerr))
 			continue
@@ -172,22 +171,4 @@ func (r *Runtime) sweepTemplates() (freed int64, err error) {
 		freed += n
 	}
 	return freed, err
-}
-
-// diskUse is what the files of a directory take on the disk, in bytes.
-func diskUse(dir string) (n int64, err error) {
-	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		st, err := d.Info()
-		if err != nil {
-			return err
-		}
-		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-			n += sys.Blocks * 512
-		}
-		return nil
-	})
-	return n, err
 }

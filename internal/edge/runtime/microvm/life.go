@@ -32,13 +32,6 @@ const (
 
 // bring starts QEMU, waits for the guest and starts its program.
 func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) error {
-	dir := w.r.dir(w.id)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("cannot make its directory: %w", err)
-	}
-	if err := writeRecord(dir, rec); err != nil {
-		return err
-	}
 	w.rec = rec
 	var err error
 	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {

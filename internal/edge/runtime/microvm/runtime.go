@@ -143,6 +143,8 @@ type Runtime struct {
 	rights rights
 	boot   string
 	sum    kernelSum
+	// roots is held for reading while the image of a root is taken into use.
+	roots sync.RWMutex
 	// cloning is held while templates are made, used or removed.
 	cloning sync.Mutex
 	making  chan struct{} // held while the image of a root is made
@@ -159,6 +161,7 @@ var (
 	_ instance.Forgetter   = (*Runtime)(nil)
 	_ instance.Sizer       = (*Runtime)(nil)
 	_ instance.Cloner      = (*Runtime)(nil)
+	_ instance.ImageKeeper = (*Runtime)(nil)
 )
 
 // maxSocket is the longest path of a unix socket.
@@ -289,19 +292,16 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	if err != nil {
 		return nil, err
 	}
-	root := ""
 	call := guest.RunCall{Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User}
-	if m.Root != "" {
-		if root, err = r.prepareRoot(ctx, m.Root, &call); err != nil {
-			return nil, err
-		}
+	rec := runRecord{Run: l.Run, LogPath: l.LogPath, LogMax: l.LogMax, Machine: m, Accel: accel, Initrd: initrd}
+	if err := r.claim(ctx, l.ID, &rec, &call); err != nil {
+		return nil, errors.Join(err, r.clear(context.WithoutCancel(ctx), l.ID))
 	}
 	w := r.newWork(l.ID)
 	w.ident = instance.Identity{BootID: r.boot, Run: l.Run}
 	if w.log, err = openLog(l.LogPath, l.LogMax); err != nil {
 		return nil, err
 	}
-	rec := runRecord{Run: l.Run, LogPath: l.LogPath, LogMax: l.LogMax, Machine: m, Accel: accel, Initrd: initrd, Root: root}
 	if err := r.register(w); err != nil {
 		return nil, errors.Join(err, w.log.Close())
 	}
@@ -312,6 +312,21 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 		return nil, errors.Join(fmt.Errorf("cannot start a virtual machine: %w", err), w.Kill(kctx))
 	}
 	return w, nil
+}
+
+// claim finds the image of a guest's root and writes the record that keeps it.
+func (r *Runtime) claim(ctx context.Context, id string, rec *runRecord, call *guest.RunCall) (err error) {
+	r.roots.RLock()
+	defer r.roots.RUnlock()
+	if root := rec.Machine.Root; root != "" {
+		if rec.Root, err = r.prepareRoot(ctx, root, call); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(r.dir(id), 0o700); err != nil {
+		return fmt.Errorf("cannot make its directory: %w", err)
+	}
+	return writeRecord(r.dir(id), *rec)
 }
 
 func (r *Runtime) register(w *Work) error {

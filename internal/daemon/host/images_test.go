@@ -1,0 +1,63 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/instance"
+)
+
+// shelf is a keeper of images in memory.
+type shelf struct{ list []instance.Image }
+
+func (s *shelf) Images(context.Context) ([]instance.Image, error) { return s.list, nil }
+
+func (s *shelf) RemoveImage(_ context.Context, id string) error {
+	if id == "stuck" {
+		return errors.New("cannot remove image stuck")
+	}
+	for n, i := range s.list {
+		if i.ID == id {
+			s.list = append(s.list[:n:n], s.list[n+1:]...)
+			return nil
+		}
+	}
+	return errors.New("there is no such image")
+}
+
+func (s *shelf) names() (out []string) {
+	for _, i := range s.list {
+		out = append(out, i.ID)
+	}
+	return out
+}
+
+// TestPrune: what is old goes by itself, what nobody uses when a person says
+// so, and what an instance was made of never.
+func TestPrune(t *testing.T) {
+	s := &shelf{}
+	inTuned(t, func(c *Config) {
+		c.Images, c.ImageAge = map[string]instance.ImageKeeper{"images": s}, 48*time.Hour
+	}, func(r *rig) {
+		old, now := time.Now(), time.Now().Add(72*time.Hour)
+		id := r.run("a", nil)
+		s.list = []instance.Image{{ID: "old", MadeAt: old}, {ID: "new", MadeAt: now}, {ID: "runs", MadeAt: old, InUse: true},
+			{ID: id, Kind: "guest", MadeAt: old}, {ID: "lost", Kind: "guest", MadeAt: old}}
+		time.Sleep(50 * time.Hour)
+		if d := cmp.Diff([]string{"new", "runs", id, "lost"}, s.names()); d != "" {
+			t.Errorf("after two days: %s", d)
+		}
+		s.list = append(s.list, instance.Image{ID: "stuck"})
+		gone, err := r.Prune(r.ctx, time.Time{})
+		if err == nil || len(gone) != 2 {
+			t.Errorf("%d removed, %v", len(gone), err)
+		}
+		if d := cmp.Diff([]string{"runs", id, "stuck"}, s.names()); d != "" {
+			t.Errorf("after a prune: %s", d)
+		}
+	})
+}

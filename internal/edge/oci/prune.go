@@ -1,0 +1,137 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"lull/internal/instance"
+)
+
+// users is where instances say which image their files lie upon, by id.
+func (s *Store) users() string { return filepath.Join(s.Dir, "users") }
+
+// Use gives the image that ref names and keeps it until Release of id: what an
+// instance writes lies upon it, whether it runs or not.
+func (s *Store) Use(ctx context.Context, ref, id string) (Image, error) {
+	s.using.RLock()
+	defer s.using.RUnlock()
+	img, err := s.Get(ctx, ref)
+	if err != nil || img.Key == "" {
+		return img, err
+	}
+	err = errors.Join(os.MkdirAll(s.users(), 0o700), os.WriteFile(filepath.Join(s.users(), id), []byte(img.Key), 0o600))
+	if err != nil {
+		return Image{}, fmt.Errorf("cannot note who uses image %.300s: %w", ref, err)
+	}
+	return img, nil
+}
+
+// Release says that an instance is gone.
+func (s *Store) Release(id string) error {
+	if err := os.Remove(filepath.Join(s.users(), id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot forget who uses an image: %w", err)
+	}
+	return nil
+}
+
+// used are the images of instances, by key.
+func (s *Store) used() (map[string]bool, error) {
+	out := map[string]bool{}
+	ents, err := os.ReadDir(s.users())
+	if errors.Is(err, fs.ErrNotExist) {
+		return out, nil
+	}
+	for _, e := range ents {
+		b, rerr := os.ReadFile(filepath.Join(s.users(), e.Name()))
+		if rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+		out[string(b)] = true
+	}
+	return out, err
+}
+
+// Images implements instance.ImageKeeper.
+func (s *Store) Images(context.Context) ([]instance.Image, error) {
+	ents, err := os.ReadDir(filepath.Join(s.Dir, "images"))
+	if err != nil {
+		return nil, fmt.Errorf("cannot list images: %w", err)
+	}
+	used, err := s.used()
+	if err != nil {
+		return nil, fmt.Errorf("cannot tell which images are in use: %w", err)
+	}
+	var out []instance.Image
+	for _, e := range ents {
+		home := filepath.Join(s.Dir, "images", e.Name())
+		i := instance.Image{ID: e.Name(), Kind: "unpacked", InUse: used[e.Name()]}
+		if b, err := os.ReadFile(filepath.Join(home, "config.json")); err == nil {
+			var c struct{ Ref string }
+			if json.Unmarshal(b, &c) == nil {
+				i.Source = c.Ref
+			}
+		}
+		if i.MadeAt, i.Bytes, err = DiskUse(home); err != nil {
+			return nil, fmt.Errorf("cannot measure an image: %w", err)
+		}
+		out = append(out, i)
+	}
+	return out, nil
+}
+
+// RemoveImage implements instance.ImageKeeper. An image that is being fetched
+// or taken into use just now is not waited for.
+func (s *Store) RemoveImage(_ context.Context, id string) error {
+	if !s.using.TryLock() {
+		return fmt.Errorf("cannot remove image %s: one is being taken into use", id)
+	}
+	defer s.using.Unlock()
+	used, err := s.used()
+	if err == nil && used[id] {
+		err = errors.New("it is in use")
+	}
+	if err == nil && (id == "" || id != filepath.Base(id) || id[0] == '.') {
+		err = errors.New("that is no name of one")
+	}
+	if err != nil {
+		return fmt.Errorf("cannot remove image %s: %w", id, err)
+	}
+	// It goes in one step, so that no half of it is ever taken for whole.
+	gone, err := os.MkdirTemp(s.Dir, "new-")
+	if err != nil {
+		return fmt.Errorf("cannot remove image %s: %w", id, err)
+	}
+	if err := os.Rename(filepath.Join(s.Dir, "images", id), filepath.Join(gone, id)); err != nil {
+		return errors.Join(fmt.Errorf("cannot remove image %s: %w", id, err), os.Remove(gone))
+	}
+	return os.RemoveAll(gone)
+}
+
+// DiskUse is what a file or a tree takes on the disk, in bytes, and when its
+// top was changed last.
+func DiskUse(top string) (changed time.Time, n int64, err error) {
+	err = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if path == top {
+			changed = st.ModTime()
+		}
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+			n += sys.Blocks * 512
+		}
+		return nil
+	})
+	return changed, n, err
+}

@@ -1,0 +1,64 @@
+package oci
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestPrune: an image is in use from the first instance that lies upon it to
+// the last, and only then it can be removed, whole.
+func TestPrune(t *testing.T) {
+	s, err := OpenStore(t.TempDir(), Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tar := filepath.Join(t.TempDir(), "root.tar")
+	if err := os.WriteFile(tar, make([]byte, 1024), 0o600); err != nil { // an archive of nothing
+		t.Fatal(err)
+	}
+	var key string
+	for _, id := range []string{"a", "b"} {
+		img, err := s.Use(t.Context(), tar, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key = img.Key
+	}
+	dir, err := s.Use(t.Context(), t.TempDir(), "c")
+	if err != nil || dir.Key != "" {
+		t.Errorf("a directory: %+v, %v", dir, err)
+	}
+	for _, id := range []string{"a", "b"} {
+		l, err := s.Images(t.Context())
+		if err != nil || len(l) != 1 || !l[0].InUse || l[0].Source != tar || l[0].Bytes == 0 {
+			t.Errorf("images: %+v, %v", l, err)
+		}
+		if err := s.RemoveImage(t.Context(), key); err == nil {
+			t.Error("an image in use was removed")
+		}
+		if err := s.Release(id); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, bad := range []string{"", ".", "..", "../images", "nobody"} {
+		if err := s.RemoveImage(t.Context(), bad); err == nil {
+			t.Errorf("%q was removed", bad)
+		}
+	}
+	if err := s.RemoveImage(t.Context(), key); err != nil {
+		t.Error(err)
+	}
+	if l, err := s.Images(t.Context()); err != nil || len(l) != 0 {
+		t.Errorf("images: %+v, %v", l, err)
+	}
+	if left, err := filepath.Glob(filepath.Join(s.Dir, "new-*")); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if err := s.Release("nobody"); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Use(t.Context(), tar, "a"); err != nil { // it comes back
+		t.Error(err)
+	}
+}

@@ -1,0 +1,108 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"lull/internal/edge/oci"
+	"lull/internal/instance"
+)
+
+// Kinds of what is kept beside guests that run.
+const (
+	kindDisk  = "disk"  // the ext4 image of a root, made anew when it is missing
+	kindGuest = "guest" // the files of a guest; left over when no instance has them
+)
+
+// Images implements instance.ImageKeeper: the images of roots, and the files of
+// guests.
+func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
+	used, err := r.usedRoots()
+	if err != nil {
+		return nil, err
+	}
+	add := func(dir, kind string, keep func(name string) bool) error {
+		ents, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("cannot list images: %w", err)
+		}
+		for _, e := range ents {
+			if strings.HasPrefix(e.Name(), "new-") { // being made
+				continue
+			}
+			path := filepath.Join(dir, e.Name())
+			i := instance.Image{ID: e.Name(), Kind: kind, InUse: keep(path)}
+			if i.MadeAt, i.Bytes, err = oci.DiskUse(path); errors.Is(err, fs.ErrNotExist) {
+				continue // gone meanwhile
+			} else if err != nil {
+				return fmt.Errorf("cannot measure an image: %w", err)
+			}
+			out = append(out, i)
+		}
+		return nil
+	}
+	err = errors.Join(add(filepath.Join(r.cfg.Dir, "images"), kindDisk, func(p string) bool { return used[p] }),
+		add(filepath.Join(r.cfg.Dir, "vm"), kindGuest, func(p string) bool { return r.work(filepath.Base(p)) != nil }))
+	return out, err
+}
+
+// usedRoots are the images that guests have, running or saved, by path.
+func (r *Runtime) usedRoots() (map[string]bool, error) {
+	ents, err := os.ReadDir(filepath.Join(r.cfg.Dir, "vm"))
+	if err != nil {
+		return nil, fmt.Errorf("cannot list guests: %w", err)
+	}
+	used := map[string]bool{}
+	for _, e := range ents {
+		rec, err := readRecord(r.dir(e.Name()))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err // what it uses is not known
+		}
+		used[rec.Root] = true
+	}
+	return used, nil
+}
+
+// RemoveImage implements instance.ImageKeeper.
+func (r *Runtime) RemoveImage(ctx context.Context, id string) error {
+	if id == "" || id != filepath.Base(id) || id[0] == '.' {
+		return fmt.Errorf("cannot remove image %s: that is no name of one", id)
+	}
+	if !strings.HasSuffix(id, ".ext4") {
+		pids, err := findQEMU(r.dir(id))
+		if err == nil && len(pids) > 0 {
+			err = fmt.Errorf("cannot remove guest %s: its machine runs", id)
+		}
+		if err == nil {
+			err = r.Forget(ctx, id)
+		}
+		if err == nil {
+			_, err = r.sweepTemplates()
+		}
+		return err
+	}
+	if !r.roots.TryLock() { // a guest is being started
+		return fmt.Errorf("cannot remove image %s: one is being taken into use", id)
+	}
+	defer r.roots.Unlock()
+	path := filepath.Join(r.cfg.Dir, "images", id)
+	used, err := r.usedRoots()
+	if err == nil && used[path] {
+		err = errors.New("it is in use")
+	}
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot remove image %s: %w", id, err)
+	}
+	return nil
+}
