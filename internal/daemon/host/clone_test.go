@@ -3,6 +3,7 @@ package host
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"lull/internal/instance"
@@ -34,6 +35,7 @@ func TestClone(t *testing.T) {
 		}
 		refused("an instance with a client", "1 clients are connected to it")
 		c.Close()
+		synctest.Wait()
 		time.Sleep(62 * time.Second)
 		r.is("a", power.Paused)
 		ask.Name = "-b"

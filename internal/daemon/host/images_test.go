@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -48,6 +49,7 @@ func TestPrune(t *testing.T) {
 		s.list = []instance.Image{{ID: "old", MadeAt: old}, {ID: "new", MadeAt: now}, {ID: "runs", MadeAt: old, InUse: true},
 			{ID: id, Kind: "guest", MadeAt: old}, {ID: "lost", Kind: "guest", MadeAt: old}}
 		time.Sleep(50 * time.Hour)
+		synctest.Wait()
 		if d := cmp.Diff([]string{"new", "runs", id, "lost"}, s.names()); d != "" {
 			t.Errorf("after two days: %s", d)
 		}
