@@ -55,7 +55,6 @@ packages: ## install what the tests need (Debian, root)
 # Tests that read or load the whole machine run one package at a time.
 ALONE := ./cmd/lull ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs \
 	./internal/edge/runtime/microvm ./internal/daemon/host/machines
-	LULL_CONFORMANCE_MICROVM=1 LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -count=1 -timeout 30m -run TestConformance/microvm ./internal/daemon/host/realtest
 # Packages with goroutines that are quick enough under the race detector.
 RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
 	./internal/link/... ./internal/router ./internal/shim ./internal/sim/world ./internal/store/...
@@ -79,6 +78,7 @@ test: packages guest-kernel lint build ## everything that must hold; installs wh
 
 test-microvm: guest-kernel ## only the tests that boot guests
 	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -p 1 -count=1 -timeout 20m ./internal/edge/runtime/microvm ./internal/daemon/host/machines
+	LULL_CONFORMANCE_MICROVM=1 LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -count=1 -timeout 30m -run TestConformance/microvm ./internal/daemon/host/realtest
 
 soak: packages guest-kernel build ## the proofs at their full counts; hours
 	LULL_GUEST_KERNEL=$(GUEST_KERNEL) LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=200000 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \

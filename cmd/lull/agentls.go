@@ -33,7 +33,7 @@ func (c *cli) agentLs() *cobra.Command {
 						}
 						// Another server hears it: what it said is known there.
 						heard, state, alarms := "there", "-", "-"
-						if m.ReportedAt != nil {
+						if m.Report != nil {
 							heard = span(time.Duration(m.AgeSeconds*float64(time.Second))) + " ago"
 							state, alarms = agentState(r), fmt.Sprint(len(r.Alarms))
 						}

@@ -104,8 +104,8 @@ func (s *Server) everywhere(ctx context.Context, kind string) ([]control.Machine
 	if err != nil {
 		return nil, err
 	}
-	all := map[string]control.Machine{}
-	for _, v := range s.machines.list(kind, time.Now()) {
+	all, now := map[string]control.Machine{}, time.Now()
+	for _, v := range s.machines.list(kind, now) {
 		v.Server = s.name
 		all[v.Name] = v
 	}
@@ -118,7 +118,8 @@ func (s *Server) everywhere(ctx context.Context, kind string) ([]control.Machine
 		if here, ok := all[name]; p.Server == s.name || ok && here.ReportedAt.After(p.At) {
 			continue
 		}
-		all[name] = control.Machine{Kind: kind, Name: name, Server: p.Server, WorkerID: p.WorkerID, Version: p.Version, Outdated: p.Outdated, Stale: p.Stale}
+		all[name] = control.Machine{Kind: kind, Name: name, ReportedAt: &p.At, AgeSeconds: max(0, now.Sub(p.At)).Seconds(),
+			Server: p.Server, WorkerID: p.WorkerID, Version: p.Version, Outdated: p.Outdated, Stale: p.Stale}
 	}
 	out := make([]control.Machine, 0, len(all))
 	for _, name := range slices.Sorted(maps.Keys(all)) {

@@ -50,7 +50,7 @@ func (s *Server) lists(t *testing.T, when, server string, stale bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(l) != 1 || l[0].Name != "m1" || l[0].Server != server || l[0].Stale != stale || l[0].Version != "v1" || (l[0].ReportedAt != nil) != (server == s.name) {
+	if len(l) != 1 || l[0].Name != "m1" || l[0].Server != server || l[0].Stale != stale || l[0].Version != "v1" || l[0].ReportedAt == nil || (l[0].Report != nil) != (server == s.name) {
 		t.Errorf("%s: %s lists %+v, want m1 at %s, stale %t", when, s.name, l, server, stale)
 	}
 }

@@ -296,7 +296,7 @@ type Machine struct {
 	AgeSeconds float64         `json:"age_seconds"`
 	Report     json.RawMessage `json:"report,omitempty"`
 	// Server is the one that it reports to. Where that is not the one asked,
-	// ReportedAt is null and there is no Report.
+	// there is no Report, and ReportedAt is when something new of it was said.
 	Server string `json:"server,omitempty"`
 	// Of agents: the worker it is, the agent's version, and whether it is
 	// older than the server or was not heard for twice its interval.
