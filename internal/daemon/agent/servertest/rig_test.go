@@ -375,6 +375,7 @@ func (o owner) Verdicts(context.Context) map[string]fleet.IdleStatus { return ni
 
 // wait lets d pass.
 func (r *rig) wait(d time.Duration) {
+	r.with(func() {}) // what the test read so far, it read before what comes
 	time.Sleep(d)
 	synctest.Wait()
 }
