@@ -41,7 +41,7 @@ func TestBrokenChannel(t *testing.T) {
 	b := newBench(t, func(c *Config) {
 		parts, err := rig()
 		need(t, err)
-		c.Harness, c.CallLimit = parts.saboteur, 2*time.Second
+		c.Harness = parts.saboteur
 	})
 	w := b.start("broken", "guest", "serve", ":80")
 	listening(t, w, "80")
@@ -80,8 +80,15 @@ func TestBrokenChannel(t *testing.T) {
 				t.Fatalf("%s: %v", f.fault, err)
 			}
 		}
-		// What an endless flood drowns is late and counts as not said.
-		if err := w.Thaw(); err != nil {
+		// On a busy machine the answer comes late: only of those that give none
+		// it is not waited for. What an endless flood drowns counts as not said.
+		b.cfg.CallLimit = callLimit
+		if f.silent {
+			b.cfg.CallLimit = time.Second
+		}
+		err := w.Thaw()
+		b.cfg.CallLimit = callLimit
+		if err != nil {
 			if !strings.Contains(err.Error(), "cannot set the guest's clock") {
 				t.Errorf("%s: woken with %v", f.fault, err)
 			}
@@ -96,7 +103,14 @@ func TestBrokenChannel(t *testing.T) {
 				t.Fatal(err)
 			}
 			sabotage(t, w, "right")
-			until(t, f.fault+": it wakes", func() bool { return w.Thaw() == nil })
+			for range 4 {
+				if err = w.Thaw(); err == nil {
+					break
+				}
+			}
+			if err != nil {
+				t.Fatalf("%s: it does not wake: %v", f.fault, err)
+			}
 		} else if f.silent {
 			t.Errorf("%s: woken although nobody answers", f.fault)
 		}
@@ -106,12 +120,6 @@ func TestBrokenChannel(t *testing.T) {
 	}
 	if o, err := b.Exec(t.Context(), "broken", instance.Command{Command: []string{"guest", "exit", "3"}}); err != nil || o.ExitCode != 3 {
 		t.Errorf("exec: %+v, %v", o, err)
-	}
-	b.mu.Lock()
-	said := len(b.said)
-	b.mu.Unlock()
-	if said == 0 {
-		t.Error("nothing of the flood was heard")
 	}
 	if err := w.Kill(t.Context()); err != nil {
 		t.Fatal(err)

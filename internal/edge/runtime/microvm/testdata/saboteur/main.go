@@ -113,7 +113,7 @@ func junk(fault string) []byte {
 	case "newlines":
 		return bytes.Repeat([]byte("\n"), 64<<10)
 	case "flood":
-		return bytes.Repeat([]byte(`{"jsonrpc":"2.0","id":"x","method":"keepalive","params":{"ttl_ms":1000,"reason":"flood"}}`+"\n"), 500)
+		return bytes.Repeat([]byte(`{"jsonrpc":"2.0","method":"activity","params":{"tcp":1,"cpu_ms":1,"net_bytes":1}}`+"\n"), 500)
 	}
 	return nil
 }
