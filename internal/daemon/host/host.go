@@ -252,4 +252,4 @@ func (e *RefusedError) Error() string {
 }
 
 // spawn runs f where somebody waits for it.
-func (h *Host) spawn(f func()) { h.busy.Go(f) }
+func (h *Host) spawn(f func()) { h.busy.Go(func() { f(); h.point("end", nil) }) }

@@ -31,7 +31,11 @@ func (p *Proc) Guard(_ []instance.Endpoint, _ bool, wake func(string)) (instance
 }
 
 func (g *guard) fire(what string) {
-	g.p.k.point("poller")
+	g.p.k.pointWith("poller", func(b []byte, _ time.Time) []byte {
+		g.p.k.mu.Lock()
+		defer g.p.k.mu.Unlock()
+		return g.state(b)
+	})
 	g.p.k.mu.Lock()
 	closed := g.closed
 	g.p.k.mu.Unlock()
@@ -76,7 +80,12 @@ func (p *Proc) pending() string {
 // whether the program runs or not.
 func (k *Kernel) Connect(id string) *Client {
 	c := &Client{k: k, id: id, unread: true, moved: time.Now()}
-	k.point("connect")
+	if k.At != nil {
+		k.mu.Lock()
+		k.clients = append(k.clients, c)
+		k.mu.Unlock()
+	}
+	k.pointWith("connect", c.State)
 	k.mu.Lock()
 	p := k.procs[id]
 	if p == nil || p.dead {
@@ -105,7 +114,7 @@ func (k *Kernel) stir(p *Proc) {
 
 // Send is more bytes on an open connection.
 func (c *Client) Send() {
-	c.k.point("send")
+	c.k.pointWith("send", c.State)
 	c.k.mu.Lock()
 	p := c.k.procs[c.id]
 	if p == nil || p.dead || c.reset || c.refused || c.closed {
@@ -118,7 +127,7 @@ func (c *Client) Send() {
 
 // Close ends the connection from the client's side.
 func (c *Client) Close() {
-	c.k.point("close")
+	c.k.pointWith("close", c.State)
 	c.k.mu.Lock()
 	p := c.k.procs[c.id]
 	if p == nil || p.dead || c.reset || c.refused {

@@ -3,6 +3,7 @@ package hosttest
 import (
 	"context"
 	"sync"
+	"time"
 
 	"lull/internal/router"
 )
@@ -54,16 +55,21 @@ func (g *Gate) Activity() router.Activity {
 // Arrive is a client of the relay. It returns once the client is connected to
 // the program, or the error that closed it.
 func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
-	g.K.point("relay-arrive")
+	asks := false // this one asks for a wake, others wait for what comes of it
+	g.K.pointWith("relay-arrive", func(b []byte, _ time.Time) []byte {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return Append(b, flag(asks))
+	})
 	g.mu.Lock()
 	g.inside++
 	for g.held {
 		g.inside, g.waiting = g.inside-1, g.waiting+1
 		if g.asleep && !g.waking {
-			g.waking, g.failed = true, nil
+			g.waking, g.failed, asks = true, nil, true
 			g.mu.Unlock()
 			err := g.Waker.Wake(ctx, router.Arrival{Cause: router.CauseConnect})
-			g.change(func() { g.waking, g.failed = false, err })
+			g.change(func() { g.waking, g.failed, asks = false, err, false })
 			g.mu.Lock()
 			if err != nil {
 				g.waiting--

@@ -21,8 +21,9 @@ import (
 
 // Kernel is a simulated machine. Its zero value is ready.
 type Kernel struct {
-	// At is called at the kernel's own named points; nil for none.
-	At func(point string)
+	// At is called at the kernel's own named points; nil for none. own appends
+	// what whoever is there goes on with (see State); nil for nothing.
+	At func(point string, own func(b []byte, since time.Time) []byte)
 	// OnExit is told when a run is over.
 	OnExit func(id string, run uint64, e instance.Exit)
 	// Ignores SIGTERM: programs end only by Kill.
@@ -42,6 +43,7 @@ type Kernel struct {
 	saveFails error
 	spoiled   *instance.SnapshotError
 	procs     map[string]*Proc
+	clients   []*Client // in the order in which they came, where somebody is at the points
 	broken    []string
 	starts    int
 	restores  int // under way
@@ -85,9 +87,11 @@ var _ instance.Runtime = (*Kernel)(nil)
 var _ instance.Workload = (*Proc)(nil)
 var _ instance.Hibernator = (*Proc)(nil)
 
-func (k *Kernel) point(name string) {
+func (k *Kernel) point(name string) { k.pointWith(name, nil) }
+
+func (k *Kernel) pointWith(name string, own func([]byte, time.Time) []byte) {
 	if k.At != nil {
-		k.At(name)
+		k.At(name, own)
 	}
 }
 
@@ -306,7 +310,7 @@ func (p *Proc) exit(code, signal int) {
 
 // Exit lets the program end by itself.
 func (p *Proc) Exit(code int) {
-	p.k.point("program-exit")
+	p.k.pointWith("program-exit", p.State)
 	p.k.mu.Lock()
 	if p.dead || p.frozen {
 		p.k.mu.Unlock()
