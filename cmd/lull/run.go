@@ -50,7 +50,7 @@ it, and woken by the first packet to one of its exposed ports.
 	f.DurationVar(&stop, "stop-after", 0, "time from entering paused until it is stopped; 0 never stops (default: the host's)")
 	f.DurationVar(&reclaim, "reclaim-after", 0, "time from entering paused until its memory is pushed out; 0 is off")
 	f.DurationVar(&hibernate, "hibernate-after", 0, "time from entering paused until it is saved to disk; 0 is off")
-	f.DurationVar(&quiet, "quiet-connection-after", 0, "a connection that moved no byte for this long stops holding; 0 is off")
+	f.DurationVar(&quiet, "quiet-connection-after", 0, "a connection that moved no byte for this long stops holding while the program has no work in hand; 0 is off")
 	f.DurationVar(&ready, "ready-timeout", 0, "how long it may take until it listens (default 60s)")
 	f.DurationVar(&grace, "stop-grace", 0, "time from asking it to end until it is killed (default 10s)")
 	f.BoolVar(&s.WakeFromStopped, "wake-from-stopped", false, "a connection starts it although it is stopped")

@@ -66,6 +66,13 @@ type (
 	Identifier interface {
 		Identify(pid int) (id string, err error)
 	}
+	// Toiler is a workload that tells whether it has work in hand while none
+	// of its clients moves a byte: a thread that runs, or waits for a
+	// processor or a disk, may owe one of them an answer. It is not asked of a
+	// frozen one.
+	Toiler interface {
+		AtWork() (bool, error)
+	}
 	// Dialer is a workload with a network of its own: the relay connects to it
 	// by this. target is host:port as the workload sees it.
 	Dialer interface {

@@ -309,6 +309,20 @@ func TestQuietConnection(t *testing.T) {
 	})
 }
 
+// A server that gets no processor moves no byte either; its client waits.
+func TestQuietConnectionOfAStarvedServer(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) { s.QuietConnectionAfter = 1 })
+		r.k.Connect(id)
+		r.k.Proc(id).Starve(true)
+		time.Sleep(time.Hour)
+		r.is("a", power.Running)
+		r.k.Proc(id).Starve(false)
+		time.Sleep(70 * time.Second)
+		r.is("a", power.Paused)
+	})
+}
+
 func TestHaltStopsEverythingAutomatic(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", nil)

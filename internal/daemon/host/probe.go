@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"lull/internal/evidence"
@@ -68,9 +69,12 @@ func (i *inst) policy() idle.Policy {
 // from the base sample, which only advance moves.
 func (i *inst) look(w Workload) idle.Evidence {
 	i.mu.Lock()
-	ports := i.rec.Endpoints
+	ports, quiet := i.rec.Endpoints, time.Duration(i.spec.QuietConnectionAfter)
 	i.mu.Unlock()
 	s := w.Sample(ports)
+	if quiet > 0 && toils(w, s, quiet) {
+		quiet = 0
+	}
 	now := i.h.now()
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -80,7 +84,7 @@ func (i *inst) look(w Workload) idle.Evidence {
 	i.last = s
 	i.readings = readings(i.base, s, now)
 	e := i.evidenceLocked(now)
-	e.Connections, e.LastActivityAt = i.connections(s, now, e.LastActivityAt)
+	e.Connections, e.LastActivityAt = i.connections(s, now, e.LastActivityAt, quiet)
 	i.conns = e.Connections
 	unknownConnections(&e)
 	return e
@@ -107,10 +111,26 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	return e
 }
 
+// toils says whether the workload is at work while a client of it has been quiet
+// for long enough to stop holding: a server that gets no processor or waits for
+// its disk moves no byte either, and frozen it would never answer. Not knowing
+// is as if it were.
+func toils(w Workload, s instance.Sample, quiet time.Duration) bool {
+	t, ok := w.(instance.Toiler)
+	if !ok || !slices.ContainsFunc(s.Inbound, func(c instance.Conn) bool { return c.QuietFor >= quiet }) {
+		return false
+	}
+	if still, err := w.Still(); err == nil && still {
+		return false // what it did before the freeze was asked then
+	}
+	busy, err := t.AtWork()
+	return busy || err != nil
+}
+
 // connections counts what holds and raises the time of the last activity. The
-// relay's count covers clients whose backend connection does not stand yet.
-func (i *inst) connections(s instance.Sample, now, last time.Time) (int, time.Time) {
-	quiet := time.Duration(i.spec.QuietConnectionAfter)
+// relay's count covers clients whose backend connection does not stand yet. With
+// quiet above 0, one that moved no byte for so long does not count.
+func (i *inst) connections(s instance.Sample, now, last time.Time, quiet time.Duration) (int, time.Time) {
 	n := 0
 	for _, c := range s.Inbound {
 		moved := now.Add(-c.QuietFor)

@@ -109,6 +109,10 @@ func (t Task) Still() bool {
 	return false
 }
 
+// Busy says that the task runs, or would if there were a processor for it, or
+// waits for a disk.
+func (t Task) Busy() bool { return t.State == 'R' || t.State == 'D' }
+
 // Tasks reads the state of every thread of a process. Threads that end meanwhile
 // are left out; a process without any gives ErrGone.
 func (f *FS) Tasks(pid int) ([]Task, error) {

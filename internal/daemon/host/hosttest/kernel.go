@@ -78,6 +78,7 @@ type Proc struct {
 	guard   *guard
 	cpu     time.Duration
 	busy    bool // uses CPU all the time
+	starved bool // wants CPU and gets none
 	last    time.Time
 	out     int
 	saved   bool
@@ -451,6 +452,20 @@ func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
 		s.Inbound = append(s.Inbound, instance.Conn{Accepted: true, Unread: unread(c), QuietFor: time.Since(c.moved)})
 	}
 	return s
+}
+
+// AtWork implements instance.Toiler.
+func (p *Proc) AtWork() (bool, error) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return (p.busy || p.starved) && !p.frozen, nil
+}
+
+// Starve makes the program want a processor that it does not get.
+func (p *Proc) Starve(on bool) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.starved = on
 }
 
 func unread(c *Client) uint32 {

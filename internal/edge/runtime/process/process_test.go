@@ -137,6 +137,25 @@ func TestExitCodes(t *testing.T) {
 	})
 }
 
+// A thread that wants the processor is at work, one that waits for nothing but
+// clients is not.
+func TestAtWork(t *testing.T) {
+	freezers(t, func(t *testing.T, cfg process.Config) {
+		h := newHost(t, cfg)
+		at := func(w instance.Workload) bool {
+			busy, err := w.(instance.Toiler).AtWork()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return busy
+		}
+		spins := h.start(h.launch("spins", 1, "sh", "-c", "sleep 1000 & while :; do :; done"))
+		sleeps := h.start(h.launch("sleeps", 1, "sleep", "1000"))
+		eventually(t, "a child that spins", func() bool { return at(spins) })
+		eventually(t, "one that sleeps", func() bool { return !at(sleeps) })
+	})
+}
+
 func TestGuardWakes(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)

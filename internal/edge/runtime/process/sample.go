@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -171,6 +172,27 @@ func (w *Work) cpu() (time.Duration, error) {
 		return 0, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
 	}
 	return w.r.fs.TreeCPU(pids)
+}
+
+// AtWork implements instance.Toiler.
+func (w *Work) AtWork() (bool, error) {
+	pids, err := w.pids(false)
+	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
+		return false, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+	}
+	for _, pid := range pids {
+		tasks, err := w.r.fs.Tasks(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		if slices.ContainsFunc(tasks, proc.Task.Busy) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // count reads the sockets of the tree out of a listing.
