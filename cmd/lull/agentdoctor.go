@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/user"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -47,21 +46,6 @@ func (c *cli) agentDoctor() *cobra.Command {
 		}}
 	bindAgentFlags(cmd.Flags())
 	return cmd
-}
-
-func findingsText(w io.Writer, l []finding) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, f := range l {
-		mark := "ok"
-		if !f.OK {
-			mark = "MISSING"
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\n", mark, f.What, f.Found)
-		if f.Do != "" {
-			fmt.Fprintf(t, "\t\t-> %s\n", f.Do)
-		}
-	}
-	t.Flush()
 }
 
 // agentCheck gathers what an agent with cfg would meet here.

@@ -17,16 +17,6 @@ import (
 	"lull/internal/edge/cgroup"
 )
 
-// finding is one thing that lull doctor looked at.
-type finding struct {
-	What  string `json:"what"`
-	OK    bool   `json:"ok"`
-	Found string `json:"found"`
-	Do    string `json:"do,omitempty"` // what to do about it
-	// Optional is what only one runtime beside process needs.
-	Optional bool `json:"optional,omitempty"`
-}
-
 func (c *cli) doctorCommand() *cobra.Command {
 	return &cobra.Command{Use: "doctor", Short: "Say what this machine lacks for running instances, and what to do", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -39,7 +39,7 @@ func (c *cli) serverCommand() *cobra.Command {
 		}}
 	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
 	bindServerFlags(cmd.Flags())
-	cmd.AddCommand(c.backupCommand(), c.restoreCommand())
+	cmd.AddCommand(c.backupCommand(), c.restoreCommand(), c.serverDoctor())
 	return cmd
 }
 

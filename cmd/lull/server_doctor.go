@@ -1,0 +1,356 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/edge/ec2"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/savings"
+	"lull/internal/store"
+	"lull/internal/store/mem"
+)
+
+// What the doctor of a server complains about.
+const (
+	oldPrices  = 400 * 24 * time.Hour // AWS lowers prices about once a year
+	certEnds   = 14 * 24 * time.Hour
+	clockSlack = 30 * time.Second // AWS refuses calls that are 5 minutes off
+)
+
+func (c *cli) serverDoctor() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{Use: "doctor", Short: "Say what a server with these settings lacks, and what to do", Args: args(cobra.NoArgs),
+		Long: `Look at everything that a server with these settings needs: its files, the
+store, the address and certificate, credentials and rights in each region, the
+clock, the table of prices. With LULL_SERVER and LULL_TOKEN the running server
+is asked as well: its stored settings and its notifications. Nothing is changed;
+rights are tried as EC2 dry runs.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, _, err := resolveServer(c.getenv, file, cmd.Flags())
+			if err != nil {
+				return &usageError{err}
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Minute)
+			defer cancel()
+			d := &serverCheck{c: c, cfg: cfg}
+			d.look(ctx)
+			err = c.print(d.found, func(w io.Writer) { findingsText(w, d.found) })
+			if err == nil && d.bad {
+				err = &exitError{exitFailed}
+			}
+			return err
+		}}
+	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	bindServerFlags(cmd.Flags())
+	return cmd
+}
+
+// serverCheck gathers what a server with cfg would meet here.
+type serverCheck struct {
+	c     *cli
+	cfg   serverConfig
+	found []finding
+	bad   bool
+}
+
+func (d *serverCheck) add(what string, ok bool, found, do string) {
+	if ok {
+		do = ""
+	} else {
+		d.bad = true
+	}
+	d.found = append(d.found, finding{What: what, OK: ok, Found: found, Do: do})
+}
+
+func (d *serverCheck) look(ctx context.Context) {
+	d.files()
+	d.address()
+	d.prices()
+	at, running := d.server(ctx)
+	d.store(ctx, running)
+	d.cloud(ctx, at)
+}
+
+func (d *serverCheck) files() {
+	info, err := os.Stat(d.cfg.Data)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		d.add("data directory", true, d.cfg.Data+" is made at the first start", "")
+	case err != nil:
+		d.add("data directory", false, err.Error(), "let this user read it")
+	case info.Mode().Perm()&0o077 != 0:
+		d.add("data directory", false, fmt.Sprintf("%s has mode %o: others may read what is in it", d.cfg.Data, info.Mode().Perm()), "chmod 700 "+d.cfg.Data)
+	default:
+		d.add("data directory", true, d.cfg.Data, "")
+	}
+	key := d.cfg.SealKey
+	if key == "" {
+		key = filepath.Join(d.cfg.Data, "seal.key")
+	}
+	info, err = os.Stat(key)
+	switch {
+	case d.cfg.SealKey == "" && d.cfg.Etcd != "":
+		d.add("sealing key", false, "none: no secret can be stored, and links in warnings cannot be signed", "name the same --seal-key for every server: head -c 32 /dev/urandom > FILE")
+	case errors.Is(err, fs.ErrNotExist) && d.cfg.SealKey == "":
+		d.add("sealing key", true, key+" is made at the first start", "")
+	case err != nil:
+		d.add("sealing key", false, err.Error(), "put a file of 32 bytes there that only the server reads")
+	case info.Size() != 32 || info.Mode().Perm()&0o077 != 0:
+		d.add("sealing key", false, fmt.Sprintf("%s has %d bytes and mode %o", key, info.Size(), info.Mode().Perm()), "it must have 32 bytes, and mode 600")
+	default:
+		d.add("sealing key", true, key+"; keep a copy elsewhere, a backup does not hold it", "")
+	}
+}
+
+func (d *serverCheck) address() {
+	host, _, err := net.SplitHostPort(d.cfg.Listen)
+	ip := net.ParseIP(host)
+	local := host == "localhost" || ip != nil && ip.IsLoopback()
+	switch {
+	case err != nil:
+		d.add("address", false, err.Error(), "want --listen HOST:PORT")
+	case d.cfg.TLSCert == "" && local:
+		d.add("address", true, d.cfg.Listen+", this machine only, without TLS", "")
+	case d.cfg.TLSCert == "":
+		d.add("address", false, d.cfg.Listen+" without TLS: tokens can be read on the way", "give --tls-cert and --tls-key, or put a proxy with TLS before it")
+	default:
+		d.certificate()
+	}
+}
+
+func (d *serverCheck) certificate() {
+	pair, err := tls.LoadX509KeyPair(d.cfg.TLSCert, d.cfg.TLSKey)
+	if err == nil {
+		pair.Leaf, err = x509.ParseCertificate(pair.Certificate[0])
+	}
+	if err != nil {
+		d.add("certificate", false, err.Error(), "want the certificate and its key in PEM")
+		return
+	}
+	left := time.Until(pair.Leaf.NotAfter)
+	d.add("certificate", left > certEnds && time.Now().After(pair.Leaf.NotBefore), fmt.Sprintf("%s, for %v, from %s until %s", d.cfg.Listen, pair.Leaf.DNSNames,
+		pair.Leaf.NotBefore.Format(time.DateOnly), pair.Leaf.NotAfter.Format(time.DateOnly)), "renew it; it is read again when it changes")
+}
+
+func (d *serverCheck) prices() {
+	p, err := d.cfg.prices()
+	if err == nil && p == nil {
+		p, err = savings.Published()
+	}
+	if err != nil {
+		d.add("prices", false, err.Error(), "correct the file of --prices")
+		return
+	}
+	var newest time.Time
+	for _, v := range p {
+		if v.AsOf.After(newest) {
+			newest = v.AsOf
+		}
+	}
+	d.add("prices", true, fmt.Sprintf("%d, as of %s", len(p), newest.Format(time.DateOnly)), "")
+	if time.Since(newest) > oldPrices { // nothing fails for it
+		d.found[len(d.found)-1].Do = "they are old: the money of savings is reckoned with them; give a newer table with --prices"
+	}
+}
+
+// places are the regions that the settings name, the default one first.
+type places []string
+
+func placesOf(first string, configured []string) places {
+	out := places{first}
+	for _, r := range slices.Sorted(slices.Values(configured)) {
+		if r != first {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// server asks the running server. The regions are those of cfg where it cannot
+// be asked.
+func (d *serverCheck) server(ctx context.Context) (at places, running bool) {
+	db := mem.New(mem.Options{}).Client()
+	defer db.Close()
+	f, err := fleet.New(fleet.Options{Store: db, ID: "doctor", Flags: d.cfg.flags, Env: d.cfg.env, File: d.cfg.file})
+	if err != nil {
+		d.add("settings", false, err.Error(), "correct what is named")
+		return nil, false
+	}
+	s := f.Settings()
+	at = placesOf(s.AWSDefaultRegion, slices.Collect(maps.Keys(s.AWSRegionConfigs)))
+	cl, err := d.c.control()
+	if err != nil {
+		d.add("server", true, "not asked: "+err.Error(), "")
+		return at, false
+	}
+	stored, err := control.Read[control.Settings](ctx, cl, "/settings")
+	if err != nil {
+		d.add("server", false, err.Error(), "start it, and set LULL_SERVER and LULL_TOKEN (lull server --new-admin-token makes one) to ask it")
+		return at, false
+	}
+	d.add("server", true, d.c.serverURL()+" answers, and the token is good", "")
+	_, channels, err := d.c.channels(ctx)
+	if err != nil {
+		d.add("notifications", false, err.Error(), "use a token with the role operator or admin")
+	}
+	for _, x := range channels {
+		ok := x.FailingSince == nil && x.Dead == 0
+		found := fmt.Sprintf("%s: %d delivered, %d waiting, %d dead", x.Type, x.Delivered, x.Pending, x.Dead)
+		if x.FailingSince != nil {
+			found += "; failing since " + clockTime(*x.FailingSince) + ": " + x.LastError
+		}
+		d.add("notifications to "+x.Channel, ok, found, "lull notify test "+x.Channel+"; then lull notify dead, retry or drop")
+	}
+	first, configured := s.AWSDefaultRegion, []string{}
+	for _, v := range stored.Items {
+		switch x := v.Value.(type) {
+		case string:
+			if v.Key == "aws_default_region" {
+				first = x
+			}
+		case map[string]any:
+			if v.Key == "aws_region_configs" {
+				configured = slices.Collect(maps.Keys(x))
+			}
+		}
+	}
+	return placesOf(first, configured), true
+}
+
+func (d *serverCheck) store(ctx context.Context, running bool) {
+	switch {
+	case d.cfg.Etcd == "" && running:
+		d.add("store", true, "in "+d.cfg.Data+", held by the running server, which answers from it", "")
+		return
+	case d.cfg.Etcd == "":
+		if _, err := os.Stat(d.cfg.Data); errors.Is(err, fs.ErrNotExist) {
+			d.add("store", true, "empty: it is made at the first start", "")
+			return
+		}
+	}
+	open, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	db, err := d.cfg.open(open, d.c.logger(d.cfg))
+	if err != nil {
+		d.add("store", false, err.Error(), "a running server holds its data directory: set LULL_SERVER and LULL_TOKEN to ask it; a cluster must have quorum and let this user in")
+		return
+	}
+	defer func() {
+		if err := db.Close(); err != nil {
+			d.add("store", false, err.Error(), "see the cause")
+		}
+	}()
+	began := time.Now()
+	page, err := db.Range(open, store.Query{Keys: store.Prefix("workers/"), Limit: 1})
+	if err != nil {
+		d.add("store", false, err.Error(), "free space or raise the quota, then disarm the alarm: etcdctl alarm disarm")
+		return
+	}
+	d.add("store", true, fmt.Sprintf("answers in %s, at revision %d", time.Since(began).Round(time.Millisecond), page.Revision), "")
+}
+
+// cloud tries each region that the settings name: the credentials, the clock,
+// and what the server would do to one instance.
+func (d *serverCheck) cloud(ctx context.Context, regions places) {
+	accounts, err := accountsOf(d.cfg.Accounts)
+	if err != nil {
+		d.add("accounts", false, err.Error(), "want --aws-accounts NAME=ROLE-ARN,...")
+		return
+	}
+	limits, err := d.cfg.limits()
+	if err != nil {
+		d.add("rates", false, err.Error(), "correct the rate")
+		return
+	}
+	set := &ec2.Set{Accounts: accounts, Limits: limits}
+	for _, account := range slices.Sorted(maps.Keys(accounts)) {
+		for _, region := range regions {
+			d.region(ctx, set, account, region)
+		}
+	}
+	if len(regions) > 0 {
+		d.clock(ctx, regions[0])
+	}
+}
+
+func (d *serverCheck) region(ctx context.Context, set *ec2.Set, account, region string) {
+	name := region
+	if account != "" {
+		name = account + " " + region
+	}
+	call, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	cl, err := set.Client(call, account, region)
+	if err != nil {
+		d.add("region "+name, false, err.Error(), "give credentials: AWS_PROFILE, AWS_ACCESS_KEY_ID, or the role of the machine")
+		return
+	}
+	states, err := cl.States(call)
+	if err != nil {
+		d.add("region "+name, false, err.Error(), "let the server's role do what etc/examples/cloudformation.yaml lists, and this network reach EC2")
+		return
+	}
+	d.add("region "+name, true, fmt.Sprintf("%d instances seen", len(states)), "")
+	ids := slices.Sorted(maps.Keys(states))
+	if len(ids) == 0 {
+		d.add("rights in "+name, true, "not tried: there is no instance to try them on", "")
+		return
+	}
+	for _, op := range []string{"StopInstances", "StartInstances", "CreateTags"} {
+		err := cl.DryRun(call, op, ids[0])
+		switch ec2.KindOf(err) {
+		case "":
+			d.add(op+" in "+name, err == nil, "tried on "+ids[0]+" without doing it", "see the cause: "+fmt.Sprint(err))
+		case ec2.Unauthorized:
+			d.add(op+" in "+name, false, err.Error(), "let the server's role do it, at least for instances with the tag managed-by")
+		default:
+			d.add(op+" in "+name, true, "allowed; of "+ids[0]+" EC2 says: "+ec2.CodeOf(err), "")
+		}
+	}
+}
+
+// clock compares this machine's with AWS's, which refuses calls that are five
+// minutes off.
+func (d *serverCheck) clock(ctx context.Context, region string) {
+	endpoint := d.c.getenv("AWS_ENDPOINT_URL")
+	if endpoint == "" {
+		endpoint = "https://ec2." + region + ".amazonaws.com"
+	}
+	call, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(call, http.MethodHead, endpoint, nil)
+	if err != nil {
+		d.add("clock", false, err.Error(), "correct AWS_ENDPOINT_URL")
+		return
+	}
+	began := time.Now()
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		d.add("clock", false, "not compared: "+err.Error(), "let this network reach EC2")
+		return
+	}
+	res.Body.Close()
+	at, err := http.ParseTime(res.Header.Get("Date"))
+	if err != nil {
+		d.add("clock", true, "not compared: the answer has no date", "")
+		return
+	}
+	off := began.Sub(at).Round(time.Second)
+	d.add("clock", off.Abs() < clockSlack, fmt.Sprintf("%s from that of %s", off, endpoint), "set the clock: systemctl enable --now systemd-timesyncd")
+}
