@@ -32,7 +32,7 @@ deb: build ## build the Debian package in dist/
 	etc/deb/build '$(VERSION)' dist
 
 web: ## build the dashboard from /web (needs npm; what it makes is committed)
-	cd web && npm ci && npm run build
+	cd web && npm install --no-save --no-audit --no-fund && npm run build
 
 demo: build ## run real programs that fall asleep and wake, and a simulated fleet; then print what to type
 	@CGO_ENABLED=0 go build -o bin/lull-demo ./demo
