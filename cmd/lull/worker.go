@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -115,11 +116,15 @@ func (c *cli) await(parent context.Context, cl *control.Client, w fleet.Worker, 
 		}})
 	}()
 	defer func() { stop(); <-ended }()
-	last, tick := power.Worker(""), time.NewTicker(pollEvery)
+	type shown struct {
+		status power.Worker
+		reason string
+	}
+	last, tick := shown{}, time.NewTicker(pollEvery)
 	defer tick.Stop()
 	for {
-		if w.Status != last {
-			last = w.Status
+		if now := (shown{w.Status, w.StatusReason}); now != last { // why it does not go on is told too
+			last = now
 			fmt.Fprintf(c.err, "%s  %s %s %s\n", time.Now().Format(time.TimeOnly), w.Name, w.Status, w.StatusReason)
 		}
 		switch {
@@ -132,7 +137,7 @@ func (c *cli) await(parent context.Context, cl *control.Client, w fleet.Worker, 
 		}
 		select {
 		case <-ctx.Done():
-			return w, fmt.Errorf("cannot wait longer for %s to be %s: it is %s", w.Name, to, w.Status)
+			return w, fmt.Errorf("cannot wait longer for %s to be %s: it is %s", w.Name, to, strings.TrimSpace(string(w.Status)+" "+w.StatusReason))
 		case <-changed:
 		case <-tick.C:
 		}
