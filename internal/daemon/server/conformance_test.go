@@ -159,6 +159,7 @@ var bodies = map[string]string{
 	"put-budget":       `{"for":"stop","max_actions":3,"per_minutes":10}`,
 	"add-override":     `{"kind":"freeze","all":true,"until":"tomorrow 08:00 Europe/Berlin"}`,
 	"simulate":         `{"policies":[{"name":"balanced"},{"name":"mine","timeout_minutes":45}]}`,
+	"simulate-told":    `{"policies":[{"name":"balanced"},{"name":"mine","timeout_minutes":45}]}`,
 	"apply-policy":     `{"tags":{"team":"x"}}`,
 	"apply-schedule":   `{"tags":{"team":"y"}}`,
 }
