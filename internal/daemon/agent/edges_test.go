@@ -47,17 +47,21 @@ func TestHooks(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			started := time.Now()
-			h := ShellHooks{}.Run(t.Context(), HookSpec{Command: tt.command, User: tt.user, Timeout: 500 * time.Millisecond, Env: []string{"LULL_REASON=idle_timeout"}})
-			if tt.timedOut == false && h.TimedOut && !tt.fails { // a loaded machine: give it its time
-				h = ShellHooks{}.Run(t.Context(), HookSpec{Command: tt.command, User: tt.user, Timeout: 30 * time.Second, Env: []string{"LULL_REASON=idle_timeout"}})
+			try := func(timeout time.Duration) (h agentctl.Hook, right bool) {
+				h = ShellHooks{}.Run(t.Context(), HookSpec{Command: tt.command, User: tt.user, Timeout: timeout, Env: []string{"LULL_REASON=idle_timeout"}})
+				return h, h.ExitCode == tt.code && h.TimedOut == tt.timedOut && strings.HasPrefix(h.Output, tt.output) && (h.Error != "") == tt.fails
 			}
-			if h.ExitCode != tt.code || h.TimedOut != tt.timedOut || !strings.HasPrefix(h.Output, tt.output) || (h.Error != "") != tt.fails {
+			h, right := try(500 * time.Millisecond)
+			if !right { // a busy machine may need longer to start a shell
+				h, right = try(15 * time.Second)
+			}
+			if !right {
 				t.Errorf("%+v", h)
 			}
 			if len(h.Output) > hookOutput {
 				t.Errorf("%d bytes of output are kept", len(h.Output))
 			}
-			if took := time.Since(started); took > 25*time.Second {
+			if took := time.Since(started); took > 60*time.Second {
 				t.Errorf("took %s", took)
 			}
 		})
