@@ -2,7 +2,6 @@ package main
 
 import (
 	"maps"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,17 +11,15 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/freeport"
+
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
 // freePort is a port of this machine that nobody uses now.
 func freePort(t interface{ Fatal(...any) }) string {
-	l, err := net.Listen("tcp", "0.0.0.0:0")
+	port, err := freeport.Take()
 	if err != nil {
-		t.Fatal(err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
 	return strconv.Itoa(port)

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/freeport"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -266,18 +267,13 @@ func (d *daemon) run(name, image string, ports []int, change func(*instance.Spec
 	return b
 }
 
-// freePort is an address below the range from which the kernel takes ports of
-// connections, so that no other program's client gets it meanwhile.
+// freePort is a loopback address on which nobody listens.
 func freePort(t *testing.T) string {
-	for range 200 {
-		addr := fmt.Sprintf("127.0.0.1:%d", 20000+time.Now().UnixNano()/1000%10000)
-		if ln, err := net.Listen("tcp", addr); err == nil {
-			ln.Close()
-			return addr
-		}
+	port, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("there is no free port")
-	return ""
+	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
 func (b *box) get() hostctl.Instance {

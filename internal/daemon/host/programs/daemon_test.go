@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/freeport"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -227,15 +228,13 @@ func (w *workload) port() string {
 	return p
 }
 
-// freePort finds a port of the loopback address that nobody uses.
+// freePort finds a port that nobody uses.
 func freePort(t *testing.T) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Take()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
-	_, p, _ := net.SplitHostPort(ln.Addr().String())
-	return p
+	return strconv.Itoa(port)
 }
 
 // place chooses the addresses of a path before the program is configured.

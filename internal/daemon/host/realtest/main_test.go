@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"lull/internal/base/freeport"
 )
 
 // bin is the directory of lull, lull-shim and guest.
@@ -117,27 +119,14 @@ func stays(d time.Duration, ok func() bool) bool {
 	return !waits(d, func() bool { return !ok() })
 }
 
-// freePort finds a port outside the range that outgoing connections use, or a
-// client of another test could sit on it while a program is away.
+// freePort finds a port that nobody uses.
 func freePort(t *testing.T) int {
 	t.Helper()
-	for range 1000 {
-		p := 10000 + rand.IntN(20000)
-		ok := true
-		for _, host := range []string{"127.0.0.1", "::"} {
-			ln, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(p)))
-			if err != nil {
-				ok = host == "::" && ok // a machine without IPv6
-				continue
-			}
-			ln.Close()
-		}
-		if ok {
-			return p
-		}
+	port, err := freeport.Take()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no free port")
-	return 0
+	return port
 }
 
 // ownAddress is an address of this machine that is not loopback.
