@@ -3,6 +3,8 @@ package host
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,11 +15,26 @@ import (
 )
 
 // shelf is a keeper of images in memory.
-type shelf struct{ list []instance.Image }
+type shelf struct {
+	mu   sync.Mutex
+	list []instance.Image
+}
 
-func (s *shelf) Images(context.Context) ([]instance.Image, error) { return s.list, nil }
+func (s *shelf) put(l ...instance.Image) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = append(s.list, l...)
+}
+
+func (s *shelf) Images(context.Context) ([]instance.Image, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.list), nil
+}
 
 func (s *shelf) RemoveImage(_ context.Context, id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if id == "stuck" {
 		return errors.New("cannot remove image stuck")
 	}
@@ -31,6 +48,8 @@ func (s *shelf) RemoveImage(_ context.Context, id string) error {
 }
 
 func (s *shelf) names() (out []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, i := range s.list {
 		out = append(out, i.ID)
 	}
@@ -46,14 +65,14 @@ func TestPrune(t *testing.T) {
 	}, func(r *rig) {
 		old, now := time.Now(), time.Now().Add(72*time.Hour)
 		id := r.run("a", nil)
-		s.list = []instance.Image{{ID: "old", MadeAt: old}, {ID: "new", MadeAt: now}, {ID: "runs", MadeAt: old, InUse: true},
-			{ID: id, Kind: "guest", MadeAt: old}, {ID: "lost", Kind: "guest", MadeAt: old}}
+		s.put(instance.Image{ID: "old", MadeAt: old}, instance.Image{ID: "new", MadeAt: now}, instance.Image{ID: "runs", MadeAt: old, InUse: true},
+			instance.Image{ID: id, Kind: "guest", MadeAt: old}, instance.Image{ID: "lost", Kind: "guest", MadeAt: old})
 		time.Sleep(50 * time.Hour)
 		synctest.Wait()
 		if d := cmp.Diff([]string{"new", "runs", id, "lost"}, s.names()); d != "" {
 			t.Errorf("after two days: %s", d)
 		}
-		s.list = append(s.list, instance.Image{ID: "stuck"})
+		s.put(instance.Image{ID: "stuck"})
 		gone, err := r.Prune(r.ctx, time.Time{})
 		if err == nil || len(gone) != 2 {
 			t.Errorf("%d removed, %v", len(gone), err)
