@@ -301,6 +301,9 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 			if err := s.attend(ctx); err != nil {
 				s.log.Warn("other servers may not see which machines are heard here", "error", err)
 			}
+			if err := s.replays.Load().Settle(ctx); err != nil {
+				s.log.Warn("a repeated request may be refused elsewhere until the store answers", "error", err)
+			}
 		case <-tick.C:
 			if _, err := s.replays.Load().Sweep(ctx, time.Now()); err != nil {
 				s.log.Warn("old answers stay", "error", err)

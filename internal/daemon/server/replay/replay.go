@@ -17,6 +17,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -64,11 +66,12 @@ type Log struct {
 
 	mu      sync.Mutex
 	running map[string]bool // the keys of this server's claims: one lease holds them all
+	left    map[string]int  // keys whose claim may still stand although nothing runs, with the looks that are due
 }
 
 // New makes a Log whose claims end with lease.
 func New(s store.Store, lease store.Lease) *Log {
-	return &Log{store: s, lease: lease, running: map[string]bool{}}
+	return &Log{store: s, lease: lease, running: map[string]bool{}, left: map[string]int{}}
 }
 
 // enter takes key for a call of this server, or tells that another has it.
@@ -113,14 +116,13 @@ func (l *Log) Begin(ctx context.Context, key, request string) (*Answer, *Claim, 
 		return nil, nil, ErrRunning
 	}
 	o, err := store.Claim(ctx, l.store, l.lease, claimPrefix+key, []byte(`{"v":1}`))
-	if err != nil {
-		l.leave(key)
-	}
 	var held *store.HeldError
 	switch {
 	case errors.As(err, &held):
+		l.leave(key)
 		return nil, nil, ErrRunning
 	case err != nil:
+		l.leaveBehind(key) // it may have been taken all the same
 		return nil, nil, fmt.Errorf("cannot use the idempotency key: %w", err)
 	}
 	// The first call may have ended between the look and the claim.
@@ -172,9 +174,62 @@ func (c *Claim) Done(ctx context.Context, a Answer) error {
 func (c *Claim) Drop(ctx context.Context) error {
 	defer c.log.leave(c.key)
 	if err := c.owner.Resign(ctx); err != nil {
+		c.log.leaveBehind(c.key)
 		return fmt.Errorf("cannot give the idempotency key back: %w", err)
 	}
 	return nil
+}
+
+// looks is how often a claim that was left behind must be seen gone: a write
+// whose outcome was unknown may arrive after the first.
+const looks = 2
+
+func (l *Log) leaveBehind(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.running, key)
+	l.left[key] = looks
+}
+
+// Settle gives back the claims of calls that ended while the store did not
+// answer. Without it they would refuse the key on every other server for as long
+// as this one lives. It is called now and then.
+func (l *Log) Settle(ctx context.Context) error {
+	l.mu.Lock()
+	keys := slices.Collect(maps.Keys(l.left))
+	l.mu.Unlock()
+	var errs []error
+	for _, key := range keys {
+		if !l.enter(key) {
+			continue // a call runs with it and ends its claim
+		}
+		gone, err := l.settle(ctx, claimPrefix+key)
+		errs = append(errs, err)
+		l.mu.Lock()
+		delete(l.running, key)
+		if gone {
+			if l.left[key]--; l.left[key] <= 0 {
+				delete(l.left, key)
+			}
+		}
+		l.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// settle ends a claim if it is this server's, and says whether there was none.
+func (l *Log) settle(ctx context.Context, key string) (gone bool, err error) {
+	v, err := store.Get(ctx, l.store, key)
+	switch {
+	case errors.Is(err, store.ErrNotFound), err == nil && v.Lease != l.lease.ID():
+		return true, nil
+	case err == nil:
+		_, err = l.store.Commit(ctx, store.Txn{If: []store.Cond{store.CreatedAt(key, v.CreateRevision)}, Then: []store.Op{store.Delete(key)}})
+	}
+	if err != nil {
+		return false, fmt.Errorf("cannot give an idempotency key back: %w", err)
+	}
+	return false, nil
 }
 
 // Sweep removes answers that are older than Keep and returns how many.

@@ -85,6 +85,66 @@ func TestClaimEndsWithItsServer(t *testing.T) {
 	}
 }
 
+// TestClaimOfAnUnansweredStore: the store takes a claim, or does not hear that
+// it is given back, and does not answer. Other servers get the key after Settle.
+func TestClaimOfAnUnansweredStore(t *testing.T) {
+	for what, fault := range map[string]mem.Fault{
+		"claimed without an answer": {LoseAnswer: true},
+		"not given back":            {Err: store.ErrUnavailable},
+	} {
+		t.Run(what, func(t *testing.T) {
+			db := mem.New(mem.Options{})
+			a, _, c := open(t, db)
+			b, _, _ := open(t, db)
+			broken := func(call mem.Call) mem.Fault {
+				if call.Kind == mem.Commit {
+					return fault
+				}
+				return mem.Fault{}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			if fault.LoseAnswer {
+				c.(*mem.Client).Inject(broken)
+				if _, _, err := a.Begin(ctx, "k", "req"); err == nil {
+					t.Fatal("it was told to run")
+				}
+			} else {
+				_, claim, err := a.Begin(t.Context(), "k", "req")
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.(*mem.Client).Inject(broken)
+				if err := claim.Drop(ctx); err == nil {
+					t.Fatal("given back")
+				}
+			}
+			if err := a.Settle(ctx); err == nil {
+				t.Error("settled while the store does not answer")
+			}
+			c.(*mem.Client).Inject(nil)
+			if _, _, err := b.Begin(t.Context(), "k", "req"); !errors.Is(err, replay.ErrRunning) {
+				t.Fatalf("before: %v, want that it runs", err)
+			}
+			for range 3 {
+				if err := a.Settle(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, claim, err := b.Begin(t.Context(), "k", "req")
+			if err != nil {
+				t.Fatalf("after: %v", err)
+			}
+			if err := a.Settle(t.Context()); err != nil { // leaves what is another's alone
+				t.Fatal(err)
+			}
+			if err := claim.Done(t.Context(), replay.Answer{Status: 200}); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
 func TestSweep(t *testing.T) {
 	a, _, c := open(t, mem.New(mem.Options{}))
 	for _, k := range []string{"1", "2", "3"} {
