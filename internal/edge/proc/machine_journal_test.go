@@ -74,10 +74,10 @@ func TestJournal(t *testing.T) {
 
 // TestJournalThatCannotBeReadIsUnknown: only what is not there is passed over.
 func TestJournalThatCannotBeReadIsUnknown(t *testing.T) {
-	root, stub := t.TempDir(), t.TempDir()
+	root, bin := t.TempDir(), t.TempDir()
 	file(t, root, "var/log/journal/x/system.journal", "")
-	program := filepath.Join(stub, "journalctl")
-	t.Setenv("PATH", stub)
+	program := filepath.Join(bin, "journalctl")
+	t.Setenv("PATH", bin)
 	for _, c := range []struct {
 		script string
 		state  idle.State

@@ -62,7 +62,7 @@ func ociImage(t *testing.T, program string) v1.Image {
 	img, err := mutate.AppendLayers(empty.Image, layer)
 	if err == nil {
 		img, err = mutate.Config(img, v1.Config{Entrypoint: []string{"guest"}, Cmd: []string{"serve", ":80"}, User: "web",
-			Env: []string{"PATH=/opt", "FROM=image", "ONLY=here"}, WorkingDir: "/work/here"})
+			Env: []string{"PATH=/opt", "FROM=image", "ONLY=here"}, WorkingDir: "/srv/here"})
 	}
 	if err == nil {
 		f, ferr := img.ConfigFile()
@@ -111,7 +111,7 @@ func TestImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := guest.RunCall{Command: []string{"guest", "serve", ":80"}, Dir: "/work/here", User: "33:34", Groups: []int{55},
+	want := guest.RunCall{Command: []string{"guest", "serve", ":80"}, Dir: "/srv/here", User: "33:34", Groups: []int{55},
 		Env: []string{"PATH=/opt", "HOME=/home/web", "FROM=image", "ONLY=here", "MORE=asked"}}
 	for _, from := range []string{saved, ref.String()} {
 		spec := instance.Spec{Image: from}
@@ -152,7 +152,7 @@ func TestImage(t *testing.T) {
 	listening(t, w.(*Work), "80")
 	for _, c := range []struct{ args, want string }{
 		{"whoami", "33 34\n"},
-		{"where", "/work/here [55] image here /home/web\n"},
+		{"where", "/srv/here [55] image here /home/web\n"},
 	} {
 		o, err := b.Exec(t.Context(), "oci", instance.Command{Command: append([]string{"guest"}, strings.Fields(c.args)...)})
 		if err != nil || o.Stdout != c.want {
