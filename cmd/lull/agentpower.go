@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lull/internal/daemon/agent"
+	"lull/internal/link/tags"
 )
 
 // localPower acts on a machine that no cloud runs, by commands of the operator.
@@ -33,7 +34,7 @@ func shell(ctx context.Context, what, command string) error {
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 2 * time.Second // for children that keep the output open
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot %s by %q: %w: %.300s", what, command, err, out)
+		return fmt.Errorf("cannot %s by %s: %w: %.300s", what, tags.Program(command), err, out)
 	}
 	return nil
 }

@@ -101,16 +101,27 @@ func (w *Work) processes() ([]process, error) {
 func processOf(pid int, cmdline, comm []byte) process {
 	words := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
 	p := process{pid: pid, comm: string(bytes.TrimRight(comm, "\n")), line: strings.Join(words, " ")}
-	p.program = filepath.Base(words[0])
+	p.program = programName(words[0])
 	if strings.HasPrefix(p.program, "python") || p.program == "sh" || p.program == "bash" || p.program == "perl" || p.program == "node" {
 		for _, word := range words[1:] {
-			if !strings.HasPrefix(word, "-") {
-				p.program = filepath.Base(word)
-				break
+			if strings.HasPrefix(word, "-") {
+				continue
 			}
+			if !strings.ContainsAny(word, " \t\n;='\"()") { // else it is program text, after -c or -e
+				p.program = programName(word)
+			}
+			break
 		}
 	}
 	return p
+}
+
+// programName is a program without its directory and without what a process
+// that writes its own title puts behind it: that may be anything, passwords
+// too, and the name is shown and reported.
+func programName(word string) string {
+	word, _, _ = strings.Cut(word, " ")
+	return filepath.Base(word)
 }
 
 func (p process) matches(name string) bool {

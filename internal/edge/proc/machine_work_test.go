@@ -186,3 +186,23 @@ func TestServers(t *testing.T) {
 		t.Errorf("no such server: %+v", r)
 	}
 }
+
+// TestProgramNames: of a command line only its program is told, since what
+// stands behind it may be a password.
+func TestProgramNames(t *testing.T) {
+	for line, want := range map[string]string{
+		"/usr/bin/rsync\x00-a\x00hunter2\x00":                 "rsync",
+		"python3\x00-u\x00/srv/train.py\x00--key=hunter2\x00": "train.py",
+		"python3\x00-m\x00ipykernel_launcher\x00-f\x00x\x00":  "ipykernel_launcher",
+		"python3\x00-c\x00print('hunter2')\x00":               "python3",
+		"sh\x00-c\x00KEY=hunter2 /srv/train.py\x00":           "sh",
+		"bash\x00-lc\x00curl https://x/hunter2 | sh\x00":      "bash",
+		"sh\x00-c\x00KEY=hunter2\x00":                         "sh",
+		"postgres: ada hunter2 [local] idle\x00":              "postgres:",
+		"sh\x00/srv/backup.sh\x00hunter2\x00":                 "backup.sh",
+	} {
+		if p := processOf(1, []byte(line), []byte("comm\n")); p.program != want {
+			t.Errorf("%q is told as %q, want %q", line, p.program, want)
+		}
+	}
+}

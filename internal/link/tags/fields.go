@@ -21,6 +21,7 @@ type Field struct {
 	set   func(*Settings, string) error
 	get   func(*Settings) (string, bool)
 	clear func(*Settings)
+	show  func(string) string // what of a value anybody may see; nil is all of it
 }
 
 // Fields lists the schema, in the order of its reference page.
@@ -40,7 +41,7 @@ var fields = []Field{
 	text("completion-file", "the file that signals completion; its directory must be root's", absolute, func(s *Settings) **string { return &s.CompletionFile }),
 	instant("ttl-deadline", "when the machine ends, in use or not", func(s *Settings) **time.Time { return &s.TTLDeadline }),
 	word("ttl-action", "what the deadline leads to", func(s *Settings) **string { return &s.TTLAction }, "stop", "terminate"),
-	text("pre-stop", "shell command that runs before an action", nonEmpty, func(s *Settings) **string { return &s.PreStop }),
+	private(text("pre-stop", "shell command that runs before an action", nonEmpty, func(s *Settings) **string { return &s.PreStop }), Program),
 	span("pre-stop-timeout", "how long it may take", time.Second, time.Hour, func(s *Settings) **time.Duration { return &s.PreStopTimeout }),
 	text("pre-stop-user", "who it runs as", userName, func(s *Settings) **string { return &s.PreStopUser }),
 	number("idle-cpu", "percent of all CPUs that counts as use", 0, 100, func(s *Settings) **float64 { return &s.IdleCPU }),
@@ -55,7 +56,7 @@ var fields = []Field{
 	words("active-ports", "TCP ports whose connections count as use", func(s *Settings) **[]string { return &s.ActivePorts }),
 	truth("sessions", "whether busy Jupyter, RStudio and VS Code servers count", func(s *Settings) **bool { return &s.Sessions }),
 	truth("inhibitors", "whether logind's shutdown, sleep and idle locks count", func(s *Settings) **bool { return &s.Inhibitors }),
-	text("notify-url", "where warnings and actions are posted", webAddress, func(s *Settings) **string { return &s.NotifyURL }),
+	private(text("notify-url", "where warnings and actions are posted", webAddress, func(s *Settings) **string { return &s.NotifyURL }), site),
 	word("pause-holder", "who acts on idleness; with a server its record of the worker decides, and controller here keeps the agent from it", func(s *Settings) **string { return &s.PauseHolder }, "agent", "controller"),
 }
 
@@ -205,6 +206,9 @@ func words(name, doc string, at func(*Settings) **[]string, allowed ...string) F
 			if !slices.Contains(out, w) {
 				out = append(out, w)
 			}
+		}
+		if name == "signals" && len(out) == 0 {
+			return nil, errors.New("want at least one: without any, nothing would be known of the machine's use")
 		}
 		if name == "active-ports" {
 			for _, w := range out {

@@ -70,8 +70,8 @@ type Settings struct {
 
 // Fault is one tag or line that cannot be used.
 type Fault struct {
-	Tag     string `json:"tag"` // with its prefix, as it is written
-	Value   string `json:"value"`
+	Tag     string `json:"tag"`   // with its prefix, as it is written
+	Value   string `json:"value"` // what Show leaves of it
 	Problem string `json:"problem"`
 }
 
@@ -95,12 +95,12 @@ func Parse(prefix string, tags map[string]string) (Settings, []Fault) {
 		f := find(name)
 		if f == nil {
 			if near := nearest(name); near != "" {
-				faults = append(faults, Fault{key, value, fmt.Sprintf("there is no such tag; %s%s is meant?", prefix, near)})
+				faults = append(faults, Fault{key, Show(near, value), fmt.Sprintf("there is no such tag; %s%s is meant?", prefix, near)})
 			}
 			continue
 		}
 		if problem := f.set(&s, value); problem != nil {
-			faults = append(faults, Fault{key, value, problem.Error()})
+			faults = append(faults, Fault{key, Show(name, value), problem.Error()})
 		}
 	}
 	return s, faults
@@ -154,7 +154,7 @@ func (s *Settings) Set(name, value string) error {
 		return fmt.Errorf("cannot set %s: there is no such setting", name)
 	}
 	if err := f.set(s, value); err != nil {
-		return fmt.Errorf("cannot set %s to %q: %w", name, value, err)
+		return fmt.Errorf("cannot set %s to %q: %w", name, Show(name, value), err)
 	}
 	return nil
 }

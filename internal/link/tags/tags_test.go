@@ -70,7 +70,7 @@ func TestFaultsNameTagAndValue(t *testing.T) {
 				got = append(got, f)
 			}
 		}
-		if len(got) != 1 || got[0].Value != value || got[0].Problem == "" || !strings.Contains(got[0].Error(), name) {
+		if len(got) != 1 || got[0].Value != shown(name, value) || got[0].Problem == "" || !strings.Contains(got[0].Error(), name) {
 			t.Errorf("%s=%q: faults %v", name, value, faults)
 		}
 		if d := cmp.Diff(Settings{}, s); d != "" {
@@ -135,7 +135,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name, value string) {
 		s, faults := Parse("lull:", map[string]string{"lull:" + name: value})
 		for _, f := range faults {
-			if f.Tag != "lull:"+name || f.Value != value || f.Problem == "" {
+			if f.Tag != "lull:"+name || f.Value != shown(name, value) || f.Problem == "" {
 				t.Fatalf("fault %+v of %q=%q", f, name, value)
 			}
 		}
@@ -148,4 +148,44 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%q=%q comes back different in %v: %v", name, value, d, out)
 		}
 	})
+}
+
+// shown is what a fault tells of a value; a misspelt name has that of the
+// setting that is meant.
+func shown(name, value string) string {
+	if find(name) == nil {
+		name = nearest(name)
+	}
+	return Show(name, value)
+}
+
+func TestEmptyList(t *testing.T) {
+	if _, faults := Parse("lull:", map[string]string{"lull:signals": " ,", "lull:presence": ""}); len(faults) != 1 || faults[0].Tag != "lull:signals" {
+		t.Errorf("a machine without signals: %v", faults)
+	}
+}
+
+func TestShow(t *testing.T) {
+	for _, c := range []struct{ name, value, want string }{
+		{"idle-timeout", "soon", "soon"},
+		{"pre-stop", "", ""},
+		{"pre-stop", "/opt/save", "/opt/save"},
+		{"pre-stop", "  /opt/save\t--key x", "/opt/save …"},
+		{"pre-stop", "KEY=x /opt/save", "…"},
+		{"pre-stop", "'/opt/a b' c", "…"},
+		{"pre-stop", "(sync)", "…"},
+		{"pre-stop", "/opt/save …", "/opt/save …"},
+		{"notify-url", "https://hooks.example", "https://hooks.example"},
+		{"notify-url", "https://hooks.example/", "https://hooks.example/"},
+		{"notify-url", "https://hooks.example/a/b", "https://hooks.example/…"},
+		{"notify-url", "https://a:b@hooks.example", "https://hooks.example/…"},
+		{"notify-url", "https://hooks.example?key=a", "https://hooks.example/…"},
+		{"notify-url", "hooks.example/a", "…"},
+		{"notify-url", "%zz", "…"},
+		{"notify-ulr", "x", "…"},
+	} {
+		if got := Show(c.name, c.value); got != c.want {
+			t.Errorf("%s=%q is shown as %q, want %q", c.name, c.value, got, c.want)
+		}
+	}
 }
