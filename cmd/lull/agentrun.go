@@ -18,9 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/base/task"
+	"lull/internal/base/tracing"
 	"lull/internal/daemon/agent"
 	"lull/internal/edge/desktop"
 	"lull/internal/edge/journal"
+	"lull/internal/link/tags"
 )
 
 // buildDate is set by the linker, RFC 3339.
@@ -95,6 +97,16 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 	if err := addServer(cfg, bytes, &o); err != nil {
 		return errors.Join(err, listener.Close())
 	}
+	traces, err := tracing.FromEnv(ctx, c.getenv, "lull-agent", version, bytes.Transport(http.ProxyFromEnvironment), log)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	defer func() {
+		if err := traces.End(); err != nil {
+			log.Warn(err.Error())
+		}
+	}()
+	o.Tracer = traces.Tracer()
 	o.Warner = agent.People{Terminals: "/dev/pts", Consoles: agentConsoles(), Own: o.Own, File: filepath.Join(filepath.Dir(cfg.Socket), "warning"),
 		Desktops: desktop.Runtime, HTTP: &http.Client{Transport: bytes.Transport(http.ProxyFromEnvironment)}, Host: hostName()}
 	a, err := agent.New(o)
@@ -127,7 +139,7 @@ func addCloud(ctx context.Context, cfg agentConfig, m *agent.Meter, o *agent.Opt
 		o.Log.Error("the instance is not known yet; nothing is done until it is", "error", err)
 	}
 	if e == nil {
-		o.Log.Info("this machine runs in no cloud: it is powered off when idle", "power_off", cfg.PowerOff)
+		o.Log.Info("this machine runs in no cloud: it is powered off when idle", "power_off", tags.Program(cfg.PowerOff))
 		o.Power = localPower{off: cfg.PowerOff, hibernate: cfg.Hibernate}
 		return
 	}

@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -56,19 +55,14 @@ var _ agent.Reporter = reporter{}
 
 // token reads the token's file, which nobody else may read.
 func (r reporter) token() (string, error) {
-	f, err := os.Open(r.cfg.TokenFile)
-	if err != nil {
-		return "", fmt.Errorf("cannot read server-token-file: %w", err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
+	st, err := os.Stat(r.cfg.TokenFile)
 	if err != nil {
 		return "", fmt.Errorf("cannot read server-token-file: %w", err)
 	}
 	if !st.Mode().IsRegular() || st.Mode().Perm()&0o077 != 0 {
 		return "", fmt.Errorf("cannot use server-token-file %s: others may read or write it; want a plain file of mode 0600", r.cfg.TokenFile)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, 1024))
+	b, err := agent.ReadTrusted(r.cfg.TokenFile, 1024)
 	if err != nil {
 		return "", fmt.Errorf("cannot read server-token-file: %w", err)
 	}

@@ -132,7 +132,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if err != nil {
 		return err
 	}
-	traces, err := tracing.FromEnv(ctx, c.getenv, "lull-host", version, log)
+	traces, err := tracing.FromEnv(ctx, c.getenv, "lull-host", version, nil, log)
 	if err != nil {
 		return err
 	}

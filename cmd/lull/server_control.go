@@ -87,7 +87,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	if plane.journal, err = openEvidence(filepath.Join(cfg.Data, "evidence"), cfg.evidenceBounds(), log); err != nil {
 		return plane, err
 	}
-	if plane.traces, err = tracing.FromEnv(context.Background(), c.getenv, "lull-server", version, log); err != nil {
+	if plane.traces, err = tracing.FromEnv(context.Background(), c.getenv, "lull-server", version, nil, log); err != nil {
 		return plane, err
 	}
 	ctl, err := controller.New(controller.Config{

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"sync"
 	"time"
 
@@ -35,8 +36,9 @@ type Traces struct {
 
 // FromEnv makes what the environment asks for, and nil if it asks for none.
 // service is the name of this process unless OTEL_SERVICE_NAME is set. Further
-// variables are read by OpenTelemetry itself.
-func FromEnv(ctx context.Context, getenv func(string) string, service, version string, log *slog.Logger) (*Traces, error) {
+// variables are read by OpenTelemetry itself. Spans go through t, for a process
+// that accounts for what it sends; nil is OpenTelemetry's own transport.
+func FromEnv(ctx context.Context, getenv func(string) string, service, version string, t *http.Transport, log *slog.Logger) (*Traces, error) {
 	endpoint := getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 	if endpoint == "" {
 		endpoint = getenv("OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -49,7 +51,15 @@ func FromEnv(ctx context.Context, getenv func(string) string, service, version s
 			return nil, fmt.Errorf("cannot send traces: %s is %q, and only http/protobuf is spoken", name, p)
 		}
 	}
-	exporter, err := otlptracehttp.New(ctx)
+	var options []otlptracehttp.Option
+	if t != nil {
+		c, err := over(t, getenv)
+		if err != nil {
+			return nil, fmt.Errorf("cannot send traces to %s: %w", endpoint, err)
+		}
+		options = append(options, otlptracehttp.WithHTTPClient(c))
+	}
+	exporter, err := otlptracehttp.New(ctx, options...)
 	if err != nil {
 		return nil, fmt.Errorf("cannot send traces to %s: %w", endpoint, err)
 	}

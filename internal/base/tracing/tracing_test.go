@@ -5,10 +5,14 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/hex"
+	"encoding/pem"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -92,7 +96,7 @@ func TestSent(t *testing.T) {
 	r := &receiver{spans: map[string]*otlp.Span{}}
 	web := httptest.NewServer(r)
 	defer web.Close()
-	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_ENDPOINT", web.URL, "OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc"), "lull-server", "1.2", discard)
+	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_ENDPOINT", web.URL, "OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc"), "lull-server", "1.2", nil, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,12 +130,12 @@ func TestSent(t *testing.T) {
 func TestOff(t *testing.T) {
 	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
 	for _, e := range [][]string{nil, {endpoint, "http://127.0.0.1:9", "OTEL_SDK_DISABLED", "true"}, {endpoint, "http://127.0.0.1:9", "OTEL_TRACES_EXPORTER", "none"}} {
-		traces, err := tracing.FromEnv(context.Background(), env(e...), "lull-server", "1.2", discard)
+		traces, err := tracing.FromEnv(context.Background(), env(e...), "lull-server", "1.2", nil, discard)
 		if err != nil || traces != nil || traces.Tracer() != nil || traces.End() != nil {
 			t.Errorf("%v: %v, %v", e, traces, err)
 		}
 	}
-	_, err := tracing.FromEnv(context.Background(), env(endpoint, "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), "lull-server", "1.2", discard)
+	_, err := tracing.FromEnv(context.Background(), env(endpoint, "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), "lull-server", "1.2", nil, discard)
 	if err == nil || !strings.Contains(err.Error(), "OTEL_EXPORTER_OTLP_PROTOCOL") {
 		t.Errorf("grpc: %v", err)
 	}
@@ -143,7 +147,7 @@ func TestRefused(t *testing.T) {
 	web := httptest.NewServer(http.NotFoundHandler())
 	defer web.Close()
 	var said bytes.Buffer
-	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", web.URL+"/v1/traces"), "lull-host", "1.2", slog.New(slog.NewTextHandler(&said, nil)))
+	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", web.URL+"/v1/traces"), "lull-host", "1.2", nil, slog.New(slog.NewTextHandler(&said, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,5 +160,45 @@ func TestRefused(t *testing.T) {
 	}
 	if n := strings.Count(said.String(), "cannot send traces"); n != 1 {
 		t.Errorf("it is told %d times that spans are lost: %s", n, &said)
+	}
+}
+
+// TestOwnTransport: a process that counts what it sends has its spans go
+// through its own transport, with the certificate and the time that the
+// environment names.
+func TestOwnTransport(t *testing.T) {
+	r := &receiver{spans: map[string]*otlp.Span{}}
+	web := httptest.NewTLSServer(r)
+	defer web.Close()
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dialled := 0
+	own := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		dialled++
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}}
+	defer own.CloseIdleConnections()
+	get := set(t, "OTEL_EXPORTER_OTLP_ENDPOINT", web.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca, "OTEL_EXPORTER_OTLP_TIMEOUT", "30000")
+	traces, err := tracing.FromEnv(t.Context(), get, "lull-agent", "1.2", own, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, s := traces.Tracer().Start(t.Context(), "agent.tick")
+	s.End()
+	if err := traces.End(); err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.spans["agent.tick"] == nil || dialled == 0 {
+		t.Errorf("%d spans arrived over %d connections", len(r.spans), dialled)
+	}
+	for _, bad := range [][2]string{{"TIMEOUT", "soon"}, {"CERTIFICATE", "/nowhere"}, {"CERTIFICATE", os.DevNull}} {
+		get := env("OTEL_EXPORTER_OTLP_ENDPOINT", web.URL, "OTEL_EXPORTER_OTLP_"+bad[0], bad[1])
+		if _, err := tracing.FromEnv(t.Context(), get, "lull-agent", "1.2", &http.Transport{}, discard); err == nil || !strings.Contains(err.Error(), bad[0]) {
+			t.Errorf("%v: %v", bad, err)
+		}
 	}
 }

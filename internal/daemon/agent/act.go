@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
 	"lull/internal/link/agentctl"
 	"lull/internal/link/tags"
 )
@@ -35,7 +38,12 @@ const (
 type attempt struct {
 	out    *agentctl.Outcome
 	forced bool // a TTL or a completion: use does not cancel it
-	cancel context.CancelFunc
+	sent   bool // the call is on its way, and nothing takes it back
+	// cannotHibernate: the instance was not launched for it. It belongs to the
+	// attempt's own goroutine.
+	cannotHibernate bool
+	cancel          context.CancelFunc
+	span            trace.Span
 }
 
 // errCancelled ends an attempt that is no longer wanted.
@@ -45,7 +53,7 @@ func (e errCancelled) Error() string { return e.why }
 
 // attempt begins an action. Its intent is durable before anything else
 // happens.
-func (a *Agent) attempt(action, reason string, inUse []string) {
+func (a *Agent) attempt(ctx context.Context, action, reason string, inUse []string) {
 	now := a.now()
 	a.state.Generation++
 	out := &agentctl.Outcome{Generation: a.state.Generation, Action: action, Reason: reason,
@@ -60,8 +68,10 @@ func (a *Agent) attempt(action, reason string, inUse []string) {
 	}
 	out.Hook = hook
 	a.state.Last = out
-	ctx, cancel := context.WithCancel(a.ctx)
-	at := &attempt{out: out, forced: reason != reasonIdle, cancel: cancel}
+	ctx, cancel := context.WithCancel(trace.ContextWithSpan(a.ctx, trace.SpanFromContext(ctx)))
+	ctx, span := a.span(ctx, "agent.action", linked(a.warning)...)
+	span.SetAttributes(attribute.String("lull.reason", reason), attribute.Int64("lull.generation", int64(out.Generation)))
+	at := &attempt{out: out, forced: reason != reasonIdle, cancel: cancel, span: span}
 	a.acting = at
 	a.failures = failures
 	a.counters.Actions++
@@ -89,27 +99,19 @@ func (a *Agent) carryOut(ctx context.Context, at *attempt, hookRan bool) {
 	if err != nil {
 		err = fmt.Errorf("cannot record the intent: %w", err)
 	}
-	for _, step := range []func(context.Context, *attempt) error{
-		a.declare,
-		func(ctx context.Context, at *attempt) error {
-			if hookRan {
-				return nil
-			}
-			if err := a.runHook(ctx, at); err != nil || at.out.Hook == nil {
-				return err
-			}
-			return a.declare(ctx, at)
-		},
-		a.fence,
-		a.call,
-		a.observe,
-	} {
-		if err != nil {
-			break
+	for _, step := range []struct {
+		name string
+		do   func(context.Context, *attempt) error
+	}{{"declare", a.declare}, {"hook", a.runHook}, {"fence", a.fence}, {"call", a.call}, {"observe", a.observe}} {
+		if step.name == "hook" && hookRan {
+			continue
 		}
-		err = step(ctx, at)
+		if err == nil {
+			err = a.within(ctx, step.name, func(ctx context.Context) error { return step.do(ctx, at) })
+		}
 	}
 	if a.ctx.Err() != nil {
+		at.span.End()
 		return // the machine or the agent is going down; the next start concludes
 	}
 	a.post(func() {
@@ -150,8 +152,10 @@ func (a *Agent) finish(phase, detail string) {
 	now := a.now()
 	out := a.state.Last
 	out.Phase, out.Detail, out.EndedAt = phase, detail, &now
-	if a.acting != nil {
-		a.acting.cancel()
+	if at := a.acting; at != nil {
+		at.cancel()
+		at.span.SetAttributes(attribute.String("lull.action", out.Action), attribute.String("lull.outcome", phase), attribute.String("lull.why", detail))
+		at.span.End()
 		a.acting = nil
 	}
 	if phase != phaseFailed {
@@ -210,6 +214,7 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 		return err
 	}
 	result := a.o.Hooks.Run(ctx, spec)
+	result.Command = tags.Program(result.Command)
 	var answer error
 	err = a.ask(ctx, func() {
 		at.out.Hook = &result
@@ -272,7 +277,7 @@ func (a *Agent) answerOf(at *attempt, h *agentctl.Hook, c Config) error {
 // look1 has one whole round read, the slow signals too.
 func (a *Agent) look1(ctx context.Context) error {
 	done := make(chan struct{})
-	if err := a.ask(ctx, func() { a.look(false, func() { close(done) }) }); err != nil {
+	if err := a.ask(ctx, func() { a.look(ctx, false, func() { close(done) }) }); err != nil {
 		return err
 	}
 	select {
@@ -286,35 +291,73 @@ func (a *Agent) look1(ctx context.Context) error {
 }
 
 // fence reads the tags and every signal again and asks whether the action is
-// still right. It returns with the readings at most freshLimit old.
+// still right. Whatever can take time comes before the last look: the tags, the
+// state tags, the disk and the server's leave. It returns with the readings at
+// most freshLimit old, and then nothing stands before the call.
 func (a *Agent) fence(ctx context.Context, at *attempt) error {
 	if err := a.step(ctx, at, phaseFence); err != nil {
 		return err
 	}
-	read := make(chan struct{})
-	if err := a.ask(ctx, func() { a.refresh(func(agentctl.Reload) { close(read) }) }); err != nil {
+	if err := a.within(ctx, "read_tags", a.reread); err != nil {
 		return err
-	}
-	select {
-	case <-read:
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 	var still error
 	if err := a.ask(ctx, func() { still = a.stillRight(at) }); err != nil || still != nil {
 		return errors.Join(err, still)
 	}
 	a.announce(ctx, at)
+	a.preflight(ctx, at)
+	// Phase calling is durable before the call: the next start must know that
+	// the machine may have gone down because of it.
+	if err := a.durable(ctx, func() error { at.out.Phase = phaseCalling; return nil }); err != nil {
+		return fmt.Errorf("cannot record the call: %w", err)
+	}
+	if err := a.declare(ctx, at); err != nil {
+		return err
+	}
+	return a.within(ctx, "last_look", func(ctx context.Context) error { return a.lastLook(ctx, at) })
+}
+
+// reread has the configuration read again.
+func (a *Agent) reread(ctx context.Context) error {
+	read := make(chan struct{})
+	if err := a.ask(ctx, func() { a.refresh(func(agentctl.Reload) { close(read) }) }); err != nil {
+		return err
+	}
+	select {
+	case <-read:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// preflight asks whether the instance can hibernate, where that is wanted.
+// What cannot be read is left to EC2's own answer.
+func (a *Agent) preflight(ctx context.Context, at *attempt) {
+	hibernates := false
+	if a.ask(ctx, func() { hibernates = at.out.Action == actionHibernate }) != nil || !hibernates || a.o.Cloud == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, sourceLimit)
+	defer cancel()
+	i, err := a.o.Cloud.Describe(ctx)
+	at.cannotHibernate = err == nil && !i.HibernationConfigured
+}
+
+// lastLook reads every signal, judges once more, and in the same turn of the
+// loop puts the call beyond recall.
+func (a *Agent) lastLook(ctx context.Context, at *attempt) error {
 	for range 3 {
 		if err := a.look1(ctx); err != nil {
 			return err
 		}
+		var still error
 		var fresh bool
 		err := a.ask(ctx, func() {
 			fresh = a.now().Sub(a.readAt()) <= freshLimit
-			if still = a.stillRight(at); still == nil && fresh {
-				at.out.Phase = phaseCalling
-			}
+			still = a.stillRight(at)
+			at.sent = still == nil && fresh
 		})
 		if err = errors.Join(err, still); err != nil || fresh {
 			return err
@@ -347,14 +390,12 @@ func (a *Agent) stillRight(at *attempt) error {
 		if c.TTLDeadline.IsZero() || now.Before(c.TTLDeadline) {
 			return errCancelled{"the deadline was moved"}
 		}
-		at.out.Action, at.out.InUse = c.TTLAction, a.inUse()
-		return nil
+		return at.change(c.TTLAction, a.inUse())
 	case reasonComplete:
 		if a.state.Completed == nil || c.OnComplete == "none" {
 			return errCancelled{"the completion was taken back"}
 		}
-		at.out.Action, at.out.InUse = c.OnComplete, a.inUse()
-		return nil
+		return at.change(c.OnComplete, a.inUse())
 	}
 	if a.machine.activity.After(at.out.StartedAt) {
 		return errCancelled{"somebody used the machine meanwhile"}
@@ -368,6 +409,16 @@ func (a *Agent) stillRight(at *attempt) error {
 	if c.Hibernate {
 		at.out.Action = actionHibernate
 	}
+	return nil
+}
+
+// change has a changed policy win, unless it would destroy what people were
+// told is only stopped: of that they are warned first.
+func (at *attempt) change(action string, inUse []string) error {
+	if action == actionTerminate && at.out.Action != actionTerminate {
+		return errCancelled{"it is to be terminated now, and people were warned of a " + at.out.Action}
+	}
+	at.out.Action, at.out.InUse = action, inUse
 	return nil
 }
 

@@ -24,6 +24,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"lull/internal/base/wall"
 	"lull/internal/edge/proc"
 	"lull/internal/evidence"
@@ -85,10 +87,10 @@ type HookRunner interface {
 
 // Disk keeps the agent's files.
 type Disk interface {
-	Load(name string) ([]byte, error)    // fs.ErrNotExist when there is none
-	Save(name string, b []byte) error    // durable when it returns
-	Config() ([]byte, error)             // the local file; fs.ErrNotExist when there is none
-	Completed(path string) (bool, error) // whether a trustworthy completion file of this boot is there
+	Load(name string) ([]byte, error)         // fs.ErrNotExist when there is none
+	Save(name string, b []byte) error         // durable when it returns
+	Config() ([]byte, error)                  // the local file; fs.ErrNotExist when there is none
+	Completed(path string) (time.Time, error) // when a trustworthy completion file of this boot was written; zero if none is there
 }
 
 // Journal keeps the history.
@@ -127,6 +129,7 @@ type Options struct {
 	Clocks   func() wall.Reading // of one boot; see wall.Read
 	Own      *proc.OwnWrites
 	Log      *slog.Logger
+	Tracer   trace.Tracer // gets spans of looks, warnings and actions; nil traces nothing
 }
 
 // Bounds of what runs beside the loop.
@@ -172,9 +175,10 @@ type Agent struct {
 	server   reporting
 	alarms   map[string]agentctl.Alarm
 	counters agentctl.Counters
-	warned   map[string]time.Time // of ttl and completion, by reason and deadline
+	warned   map[string]time.Time // of ttl and completion, by reason, action and deadline
 	unknown  map[string]time.Time // since when, by signal
 	failures int                  // of the action in a row
+	warning  trace.SpanContext    // of the newest warning; an action points to it
 	ready    chan struct{}
 }
 

@@ -11,19 +11,17 @@ import (
 // call sends the action. What EC2 cannot hibernate is stopped instead, which
 // is said.
 func (a *Agent) call(ctx context.Context, at *attempt) error {
-	// Phase calling is durable before the call: the next start must know that
-	// the machine may have gone down because of it.
-	if err := a.durable(ctx, func() error { return nil }); err != nil {
-		return fmt.Errorf("cannot record the call: %w", err)
-	}
-	action := at.out.Action
+	action := at.out.Action // what can change it has ended
 	cctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	detail, err := a.send(cctx, action)
+	detail, err := a.send(cctx, at, action)
 	if err != nil {
 		return explain(action, err)
 	}
 	return a.durable(ctx, func() error {
+		if at.out.EndedAt != nil {
+			return nil // the machine slept and woke before the answer came
+		}
 		at.out.Phase, at.out.Detail = phaseAccepted, detail
 		a.record(agentctl.Entry{Kind: "action", Sentence: action + " was accepted. " + detail, Outcome: copyOf(at.out)})
 		return nil
@@ -31,7 +29,7 @@ func (a *Agent) call(ctx context.Context, at *attempt) error {
 }
 
 // send asks the cloud, or the machine itself where there is none.
-func (a *Agent) send(ctx context.Context, action string) (detail string, err error) {
+func (a *Agent) send(ctx context.Context, at *attempt, action string) (detail string, err error) {
 	cloud, power := a.o.Cloud, a.o.Power
 	switch {
 	case action == actionTerminate && cloud != nil:
@@ -48,18 +46,17 @@ func (a *Agent) send(ctx context.Context, action string) (detail string, err err
 	case cloud == nil:
 		return "", power.PowerOff(ctx)
 	case action == actionHibernate:
-		return a.hibernate(ctx, cloud)
+		return hibernate(ctx, cloud, at)
 	}
 	_, err = cloud.Stop(ctx, false)
 	return "", err
 }
 
 // hibernate asks for it where the instance was launched for it, and stops
-// where it was not. What cannot be read is left to EC2's own answer.
-func (a *Agent) hibernate(ctx context.Context, cloud Cloud) (string, error) {
-	i, err := cloud.Describe(ctx)
-	if err == nil && !i.HibernationConfigured {
-		_, err = cloud.Stop(ctx, false)
+// where it was not.
+func hibernate(ctx context.Context, cloud Cloud, at *attempt) (string, error) {
+	if at.cannotHibernate {
+		_, err := cloud.Stop(ctx, false)
 		return "The instance was not launched for hibernation and is stopped instead.", err
 	}
 	fallback, err := cloud.Stop(ctx, true)

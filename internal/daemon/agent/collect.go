@@ -13,13 +13,16 @@ import (
 func (a *Agent) collect(time.Time) {
 	path := a.config.CompletionFile
 	a.once("completion file", func(context.Context) func() {
-		there, err := a.o.Disk.Completed(path)
+		written, err := a.o.Disk.Completed(path)
 		return func() {
 			bad := err != nil && !errors.Is(err, fs.ErrNotExist)
 			a.alarmIf(bad, "completion_file", fmt.Sprintf("The completion file is not obeyed: %v.", err))
-			if there && a.state.Completed == nil {
-				a.completed(completion{BootID: a.o.BootID, At: a.now(), By: "file " + path, Status: "success"})
+			if !written.IsZero() && !written.Equal(a.state.Obeyed) && a.state.Completed == nil {
+				a.completed(completion{BootID: a.o.BootID, At: a.now(), By: "file " + path, Status: "success", FileAt: written})
 				a.save(nil)
+			}
+			if c := a.state.Completed; c != nil && c.FileAt.IsZero() {
+				c.FileAt = written // of the same completion, told twice
 			}
 		}
 	})

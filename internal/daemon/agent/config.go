@@ -45,7 +45,7 @@ func ParseLocal(b []byte) (Local, []tags.Fault, error) {
 	}
 	var doc yaml.Node
 	if err := yaml.Unmarshal(b, &doc); err != nil {
-		return l, nil, fmt.Errorf("cannot read the local file: %w", err)
+		return l, nil, fmt.Errorf("cannot read the local file: %w", withoutText(err))
 	}
 	if len(doc.Content) == 0 {
 		return l, nil, nil
@@ -62,7 +62,7 @@ func ParseLocal(b []byte) (Local, []tags.Fault, error) {
 			err = l.set(key.Value, value)
 		}
 		if err != nil {
-			faults = append(faults, tags.Fault{Tag: fmt.Sprintf("line %d: %s", key.Line, key.Value), Value: value, Problem: err.Error()})
+			faults = append(faults, tags.Fault{Tag: fmt.Sprintf("line %d: %s", key.Line, key.Value), Value: l.show(key.Value, value), Problem: err.Error()})
 		}
 	}
 	return l, faults, nil
@@ -76,6 +76,23 @@ func (l *Local) set(name, value string) error {
 		return truth(value, &l.ReplaceTags)
 	}
 	return l.Settings.Set(name, value)
+}
+
+// show is what may be seen of a value that cannot be used.
+func (l *Local) show(name, value string) string {
+	if name == "allow-tag-hooks" || name == "replace-tags" {
+		return value
+	}
+	return tags.Show(name, value)
+}
+
+// withoutText leaves out of an error of YAML what it quotes from the file: a
+// password that begins with a star is read as an alias.
+func withoutText(err error) error {
+	if strings.Contains(err.Error(), "anchor") {
+		return errors.New("yaml: a value begins with * and is no alias; put it in quotes")
+	}
+	return err
 }
 
 func truth(v string, into *bool) error {
@@ -351,7 +368,7 @@ func origins(c *configured, said tags.Settings) []agentctl.Setting {
 		if f.Name == "pre-stop" {
 			c.hookWhere = from
 		}
-		out = append(out, agentctl.Setting{Name: f.Name, Value: v, Source: from})
+		out = append(out, agentctl.Setting{Name: f.Name, Value: tags.Show(f.Name, v), Source: from})
 	}
 	return out
 }

@@ -181,7 +181,7 @@ func (a *Agent) Snooze(ctx context.Context, r agentctl.SnoozeRequest) (agentctl.
 		case !r.Until.IsZero() && (!r.Until.After(now) || r.Until.After(now.Add(30*24*time.Hour))):
 			return bad("cannot snooze until %s: want a time in the next 30 days", r.Until.Format(time.RFC3339))
 		}
-		if at := a.acting; at != nil && !at.forced && (at.out.Phase == phaseCalling || at.out.Phase == phaseAccepted) {
+		if at := a.acting; at != nil && !at.forced && at.sent {
 			return refused("cannot snooze: the %s is already on its way", at.out.Action)
 		}
 		a.state.SnoozedUntil, a.state.SnoozedBy = until, by
@@ -245,7 +245,7 @@ func (a *Agent) HoldLease(ctx context.Context, r agentctl.LeaseRequest) (l idle.
 	}
 	by := agentctl.Caller(ctx)
 	err = a.durable(ctx, func() error {
-		if at := a.acting; at != nil && (at.out.Phase == phaseCalling || at.out.Phase == phaseAccepted) {
+		if at := a.acting; at != nil && at.sent {
 			return refused("cannot hold a lease: the %s is already on its way", at.out.Action)
 		}
 		l = idle.Lease{Holder: r.Holder, Reason: r.Reason, ExpiresAt: a.now().Add(time.Duration(r.TTL))}
@@ -313,7 +313,7 @@ func (a *Agent) Halt(ctx context.Context, r agentctl.HaltRequest) (agentctl.Stat
 		}
 		a.state.Halted = &agentctl.Halted{Since: now, By: by, Reason: r.Reason}
 		a.record(agentctl.Entry{Kind: "halt", By: by, Sentence: "Halted: " + r.Reason + "."})
-		if at := a.acting; at != nil && at.out.Phase != phaseCalling && at.out.Phase != phaseAccepted {
+		if at := a.acting; at != nil && !at.sent {
 			a.counters.Cancelled++
 			a.finish(phaseCancelled, "it was halted")
 			a.unsay()

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"lull/internal/edge/proc"
 	"lull/internal/evidence"
 	"lull/internal/idle"
@@ -109,12 +111,14 @@ func (a *Agent) graceEnd() time.Time { return a.booted.Add(a.config.BootGrace) }
 
 // conclude judges the finished round and does what follows: warnings, actions,
 // tags, the record, and when to look next.
-func (a *Agent) conclude() {
+func (a *Agent) conclude(ctx context.Context) {
+	a.watchClocks() // the machine may have slept while a signal was asked
 	now := a.now()
 	m := &a.machine
 	d := a.judge(now, false)
 	m.policy, m.verdict = d.Policy, d.Verdict
 	m.stage, m.stages = a.stages()
+	a.traceVerdict(trace.SpanFromContext(ctx), &m.verdict)
 	a.nextAt = m.verdict.NextIdleCheckAt
 	if !a.nextAt.After(now) {
 		a.nextAt = now.Add(a.config.CheckInterval)
@@ -130,7 +134,7 @@ func (a *Agent) conclude() {
 	if a.acting != nil {
 		return
 	}
-	if a.overdue(now) {
+	if a.overdue(ctx, now) {
 		return
 	}
 	switch {
@@ -139,11 +143,11 @@ func (a *Agent) conclude() {
 		if a.config.Hibernate {
 			action = actionHibernate
 		}
-		a.attempt(action, reasonIdle, nil)
+		a.attempt(ctx, action, reasonIdle, nil)
 	case m.verdict.WarnDue:
 		a.state.WarnedAt = now
 		a.save(nil)
-		a.warn(Warning{Reason: reasonIdle, Action: m.policy.Action, At: now.Add(a.config.WarnBefore),
+		a.warn(ctx, Warning{Reason: reasonIdle, Action: m.policy.Action, At: now.Add(a.config.WarnBefore),
 			Sentence: fmt.Sprintf("This machine has been idle for %s.", (time.Duration(m.verdict.IdleMinutes*60) * time.Second).Round(time.Minute))})
 		a.soon(now.Add(a.config.WarnBefore))
 	}
@@ -158,14 +162,14 @@ func (a *Agent) soon(t time.Time) {
 
 // overdue acts on what ends the machine whether it is in use or not: a TTL and
 // a completion. It reports whether it began something.
-func (a *Agent) overdue(now time.Time) bool {
+func (a *Agent) overdue(ctx context.Context, now time.Time) bool {
 	if a.state.Halted != nil || a.state.Server != nil && a.state.Server.Halted || now.Before(a.retryAt()) || now.Before(a.server.until) {
 		return false
 	}
 	grace := a.graceEnd()
 	try := func(reason, action, sentence string, due time.Time) bool {
 		before := a.config.WarnBefore
-		key := reason + due.Format(time.RFC3339)
+		key := reason + action + due.Format(time.RFC3339)
 		sent, ok := a.warned[key]
 		if !ok {
 			if warnAt := due.Add(-before); now.Before(warnAt) {
@@ -174,13 +178,13 @@ func (a *Agent) overdue(now time.Time) bool {
 			}
 			sent = now
 			a.warned[key] = sent
-			a.warn(Warning{Reason: reason, Action: action, At: later(due, sent.Add(before), grace), Sentence: sentence})
+			a.warn(ctx, Warning{Reason: reason, Action: action, At: later(due, sent.Add(before), grace), Sentence: sentence})
 		}
 		if at := later(due, sent.Add(before), grace); now.Before(at) {
 			a.soon(at)
 			return false
 		}
-		a.attempt(action, reason, a.inUse())
+		a.attempt(ctx, action, reason, a.inUse())
 		return true
 	}
 	if t := a.config.TTLDeadline; !t.IsZero() && try(reasonTTL, a.config.TTLAction, "This machine's time ends at "+t.Format(time.RFC3339)+".", t) {

@@ -1,12 +1,14 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -47,44 +49,52 @@ func (f Files) Config() ([]byte, error) {
 	if f.ConfigFile == "" {
 		return nil, fs.ErrNotExist
 	}
-	file, err := os.Open(f.ConfigFile)
+	return ReadTrusted(f.ConfigFile, maxConfig+1)
+}
+
+// ReadTrusted reads at most limit bytes of a plain file that nobody but root
+// and the agent's own user can have written.
+func ReadTrusted(path string, limit int64) ([]byte, error) {
+	// Without blocking: what lies there may be a pipe.
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	if err := trusted(f.ConfigFile, file); err != nil {
-		return nil, fmt.Errorf("cannot trust %s: %w", f.ConfigFile, err)
+	if err := trusted(path, file); err != nil {
+		return nil, fmt.Errorf("cannot trust %s: %w", path, err)
 	}
-	return io.ReadAll(io.LimitReader(file, maxConfig+1))
+	return io.ReadAll(io.LimitReader(file, limit))
 }
 
 // Completed implements Disk. The file must be a plain one of this boot, in a
 // directory and of an owner that other users cannot pretend to be.
-func (f Files) Completed(path string) (bool, error) {
+func (f Files) Completed(path string) (time.Time, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return time.Time{}, nil
 	}
 	if err != nil {
-		return false, err
+		return time.Time{}, err
 	}
 	defer file.Close()
 	if err := trusted(path, file); err != nil {
-		return false, fmt.Errorf("cannot trust %s: %w", path, err)
+		return time.Time{}, fmt.Errorf("cannot trust %s: %w", path, err)
 	}
 	st, err := file.Stat()
 	if err != nil {
-		return false, err
+		return time.Time{}, err
 	}
 	// A reboot empties /run; elsewhere an old file must not end a new boot.
 	if st.ModTime().Before(f.BootedAt) {
-		return false, fmt.Errorf("cannot obey %s: it is of %s, before this boot", path, st.ModTime().Format(time.RFC3339))
+		return time.Time{}, fmt.Errorf("cannot obey %s: it is of %s, before this boot", path, st.ModTime().Format(time.RFC3339))
 	}
-	return true, nil
+	return st.ModTime(), nil
 }
 
-// trusted checks an open file and the directories above it: each belongs to
-// root or to this process's user, and nobody else may write to it.
+// trusted checks an open file and every directory on the way to it, through
+// symbolic links too: each belongs to root or to this process's user, and
+// nobody else may write to it.
 func trusted(path string, file *os.File) error {
 	st, err := file.Stat()
 	if err != nil {
@@ -100,19 +110,37 @@ func trusted(path string, file *os.File) error {
 	if err != nil {
 		return err
 	}
-	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
-		st, err := os.Stat(dir)
+	at, names := "/", strings.Split(path, "/")
+	for links := 0; ; {
+		st, err := os.Lstat(at)
 		if err != nil {
 			return err
 		}
-		if err := ownOnly(st); err != nil {
-			return fmt.Errorf("directory %s: %w", dir, err)
+		switch {
+		case st.Mode()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(at)
+			if links++; err != nil || links > maxLinks {
+				return fmt.Errorf("cannot follow %s: %w", at, cmp.Or(err, error(syscall.ELOOP)))
+			}
+			names = append(strings.Split(target, "/"), names...)
+			if at = filepath.Dir(at); filepath.IsAbs(target) {
+				at = "/"
+			}
+			continue
+		case st.IsDir():
+			if err := ownOnly(st); err != nil {
+				return fmt.Errorf("directory %s: %w", at, err)
+			}
 		}
-		if dir == "/" {
+		if len(names) == 0 {
 			return nil
 		}
+		at, names = filepath.Join(at, names[0]), names[1:]
 	}
 }
+
+// maxLinks bounds the symbolic links on the way to a file, as the kernel does.
+const maxLinks = 40
 
 func ownOnly(st fs.FileInfo) error {
 	sys, ok := st.Sys().(*syscall.Stat_t)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -97,8 +98,8 @@ func TestFilesAreDistrusted(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, "complete")
 	f := Files{State: dir, ConfigFile: path, BootedAt: time.Now().Add(-time.Hour)}
-	if ok, err := f.Completed(path); ok || err != nil {
-		t.Errorf("no file: %t, %v", ok, err)
+	if at, err := f.Completed(path); !at.IsZero() || err != nil {
+		t.Errorf("no file: %s, %v", at, err)
 	}
 	if _, err := f.Config(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: %v", err)
@@ -111,6 +112,7 @@ func TestFilesAreDistrusted(t *testing.T) {
 		"in an open folder":   func() { must(t, os.Chmod(dir, 0o777)) },
 		"of a group":          func() { must(t, os.Chown(path, 0, 1234)); must(t, os.Chmod(path, 0o660)) },
 		"a link":              func() { must(t, os.Rename(path, path+"2")); must(t, os.Symlink(path+"2", path)) },
+		"a pipe":              func() { must(t, os.Remove(path)); must(t, syscall.Mkfifo(path, 0o600)) },
 		"a folder":            func() { must(t, os.Remove(path)); must(t, os.Mkdir(path, 0o700)) },
 		"of an earlier boot":  func() { must(t, os.Chtimes(path, time.Time{}, time.Now().Add(-2*time.Hour))) },
 	} {
@@ -120,14 +122,48 @@ func TestFilesAreDistrusted(t *testing.T) {
 		os.RemoveAll(path + "2")
 		must(t, os.WriteFile(path, []byte("idle-timeout: 1h\n"), 0o644))
 		spoil()
-		if ok, err := f.Completed(path); ok != (name == "") || (err != nil) != (name != "") {
-			t.Errorf("completion file %s: %t, %v", name, ok, err)
+		if at, err := f.Completed(path); at.IsZero() != (name != "") || (err != nil) != (name != "") {
+			t.Errorf("completion file %s: %s, %v", name, at, err)
 		}
 		if name == "of an earlier boot" || name == "a link" { // the local file may be both
 			continue
 		}
 		if _, err := f.Config(); (err != nil) != (name != "") {
 			t.Errorf("local file %s: %v", name, err)
+		}
+	}
+}
+
+// TestLinksAreFollowedWithDistrust: what stands on the way to a file, through
+// links too, is looked at as the file itself is.
+func TestLinksAreFollowedWithDistrust(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP trust: needs root for a directory that others cannot write to")
+	}
+	dir, err := os.MkdirTemp("/run", "lull-test-")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	at := func(names ...string) string { return filepath.Join(append([]string{dir}, names...)...) }
+	for _, d := range []string{"good", "good/deep", "open", "open/closed"} {
+		must(t, os.Mkdir(at(d), 0o755))
+	}
+	must(t, os.Chmod(at("open"), 0o777))
+	for _, f := range []string{"good/a", "open/a", "open/closed/a"} {
+		must(t, os.WriteFile(at(f), []byte("idle-timeout: 1h\n"), 0o644))
+	}
+	for name, target := range map[string]string{
+		"good/to-a": "a", "good/deep/up": "../a", "to-open": "open", "good/far": at("open/closed/a"), "open/back": at("good/a"),
+		"good/over": at("open/back"), "good/loop": "loop", "good/away": "nowhere",
+	} {
+		must(t, os.Symlink(target, at(name)))
+	}
+	for path, good := range map[string]bool{
+		"good/a": true, "good/to-a": true, "good/deep/up": true, "good/deep/../a": true,
+		"open/a": false, "open/closed/a": false, "to-open/a": false, "to-open/closed/a": false,
+		"good/far": false, "good/over": false, "good/loop": false, "good/away": false,
+	} {
+		if b, err := ReadTrusted(dir+"/"+path, 100); (err == nil) != good || good && len(b) == 0 {
+			t.Errorf("%s: %q, %v", path, b, err)
 		}
 	}
 }

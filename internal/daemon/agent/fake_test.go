@@ -45,6 +45,8 @@ type world struct {
 	descErr   error
 	stopErr   []error // one a call, then success
 	stopHang  bool
+	stopTook  time.Duration // until the call is answered
+	descTook  time.Duration
 	hibernate bool // configured
 	calls     []string
 	stopped   bool
@@ -55,13 +57,14 @@ type world struct {
 	config   []byte
 	saveErr  error
 	saveTook time.Duration
-	complete bool
+	complete time.Time // of the completion file
 
 	warnings []Warning
 	warnHang bool
 	hook     func(HookSpec) agentctl.Hook
 	hooks    int
 	atFence  func() // called once, when the tags are written before the call
+	tune     func(*Options)
 }
 
 func newWorld() *world {
@@ -142,6 +145,7 @@ type fakeCloud struct{ w *world }
 func (c fakeCloud) Describe(context.Context) (Instance, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
+	c.w.takes(c.w.descTook)
 	return Instance{State: "running", HibernationConfigured: c.w.hibernate}, c.w.descErr
 }
 
@@ -191,7 +195,15 @@ func (c fakeCloud) act(ctx context.Context, name string) error {
 		}
 	}
 	c.w.stopped = true
+	c.w.takes(c.w.stopTook)
 	return nil
+}
+
+// takes lets time pass; it is called with the lock held.
+func (w *world) takes(d time.Duration) {
+	w.mu.Unlock()
+	defer w.mu.Lock()
+	time.Sleep(d)
 }
 
 func (c fakeCloud) Stop(ctx context.Context, hibernate bool) (string, error) {
@@ -244,7 +256,7 @@ func (w *world) Config() ([]byte, error) {
 	return w.config, nil
 }
 
-func (w *world) Completed(string) (bool, error) {
+func (w *world) Completed(string) (time.Time, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.complete, nil
@@ -290,8 +302,12 @@ func (w *world) start(t *testing.T, ctx context.Context) *Agent {
 	for _, s := range []string{proc.SignalUsers, proc.SignalRecent, proc.SignalGPU} {
 		slow = append(slow, slowSignal{w, s})
 	}
-	a, err := New(Options{Version: "test", InstanceID: "i-1", BootID: w.bootID, Cheap: w, Slow: slow, Tags: []TagSource{w},
-		Cloud: fakeCloud{w}, Warner: w, Hooks: w, Disk: w, Journal: &MemoryJournal{}, Clocks: w.clocks, Own: w.own, Log: slog.New(slog.DiscardHandler)})
+	o := Options{Version: "test", InstanceID: "i-1", BootID: w.bootID, Cheap: w, Slow: slow, Tags: []TagSource{w},
+		Cloud: fakeCloud{w}, Warner: w, Hooks: w, Disk: w, Journal: &MemoryJournal{}, Clocks: w.clocks, Own: w.own, Log: slog.New(slog.DiscardHandler)}
+	if w.tune != nil {
+		w.tune(&o)
+	}
+	a, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -86,7 +86,7 @@ func TestCompletion(t *testing.T) {
 				bubble(t, w, func(t *testing.T, a *Agent) {
 					time.Sleep(time.Hour)
 					if how == "file" {
-						w.with(func() { w.complete = true })
+						w.with(func() { w.complete = time.Now() })
 					} else if _, err := a.Complete(t.Context(), agentctl.CompleteRequest{Status: "failed"}); err != nil {
 						t.Fatal(err)
 					}

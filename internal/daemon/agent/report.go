@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
 	"lull/internal/link/control"
@@ -113,7 +115,7 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 	if w := ans.Warning; w != nil && w.ID != a.state.ServerWarned {
 		a.state.ServerWarned = w.ID
 		a.save(nil)
-		a.warn(Warning{Reason: reasonIdle, Action: w.Action, At: now.Add(time.Duration(w.Seconds * float64(time.Second))),
+		a.warn(a.ctx, Warning{Reason: reasonIdle, Action: w.Action, At: now.Add(time.Duration(w.Seconds * float64(time.Second))),
 			Sentence: "The server found this machine idle."})
 	}
 	a.obey(ans.Order)
@@ -308,12 +310,14 @@ func (a *Agent) obey(o *control.AgentOrder) {
 		a.beside(2*orderedSpace, func(ctx context.Context) func() {
 			_ = sleep(ctx, orderedSpace)
 			return func() {
-				a.look(false, func() {
+				a.look(a.ctx, false, func() {
 					p.looking, p.force = false, true
 					a.report()
 				})
 			}
 		})
+	case a.state.Halted != nil && !o.Forced:
+		p.order, p.done, p.force = o, &control.AgentDone{Generation: o.Generation, Done: true, Answer: "veto"}, true
 	case a.acting == nil:
 		p.order, p.done = o, &control.AgentDone{Generation: o.Generation}
 		a.makeReady(*o)
@@ -327,12 +331,15 @@ func (a *Agent) makeReady(o control.AgentOrder) {
 	out := &agentctl.Outcome{Generation: a.state.Generation, Action: o.Action, Reason: o.Reason, Phase: phaseHook, StartedAt: a.now(), Detail: "the server asked for it"}
 	a.state.Last = out
 	ctx, cancel := context.WithCancel(a.ctx)
-	at := &attempt{out: out, forced: o.Forced, cancel: cancel}
+	ctx, span := a.span(ctx, "agent.order")
+	span.SetAttributes(attribute.String("lull.action", o.Action), attribute.String("lull.reason", o.Reason))
+	at := &attempt{out: out, forced: o.Forced, cancel: cancel, span: span}
 	a.acting = at
 	a.record(agentctl.Entry{Kind: "action", Sentence: fmt.Sprintf("The server is about to %s this machine because of %s.", o.Action, o.Reason), Outcome: copyOf(out)})
 	a.save(nil)
 	a.tasks.Go(func() {
 		defer cancel()
+		defer span.End()
 		err := a.runHook(ctx, at)
 		if err == nil {
 			a.announce(ctx, at)

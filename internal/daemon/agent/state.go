@@ -11,6 +11,7 @@ import (
 
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
+	"lull/internal/link/tags"
 )
 
 // state is what outlives the agent. Times are wall times.
@@ -26,6 +27,7 @@ type state struct {
 	Last         *agentctl.Outcome `json:"last,omitempty"` // the action under way or the last one
 	Vetoes       veto              `json:"vetoes,omitzero"`
 	Completed    *completion       `json:"completed,omitempty"`
+	Obeyed       time.Time         `json:"obeyed,omitzero"` // time of the completion file that was acted on
 	ResumedAt    time.Time         `json:"resumed_at,omitzero"`
 	Server       *serverSaid       `json:"server,omitempty"`
 	ServerWarned string            `json:"server_warned,omitempty"` // id of its last warning
@@ -45,6 +47,7 @@ type completion struct {
 	By      string    `json:"by"`
 	Status  string    `json:"status"`
 	Message string    `json:"message"`
+	FileAt  time.Time `json:"file_at,omitzero"` // when the completion file was written, if it was one
 }
 
 const stateFile = "state.json"
@@ -64,6 +67,9 @@ func (a *Agent) load() error {
 		a.state = state{Halted: &agentctl.Halted{Since: a.now(), By: "agent",
 			Reason: "its state on disk cannot be read, and a halt may have been in it: " + err.Error()}}
 		a.alarm("state_unreadable", "The agent's state on disk cannot be read: "+err.Error()+".")
+	}
+	if last := a.state.Last; last != nil && last.Hook != nil {
+		last.Hook.Command = tags.Program(last.Hook.Command)
 	}
 	if !a.state.OwnWriteAt.IsZero() {
 		a.o.Own.Note(a.state.OwnWriteAt)

@@ -7,6 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
 	"lull/internal/edge/proc"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
@@ -42,7 +45,8 @@ func (a *Agent) tick() {
 		a.report()
 		return
 	}
-	a.look(true, func() { a.conclude() })
+	ctx, s := a.span(a.ctx, "agent.tick")
+	a.look(ctx, true, func() { a.conclude(ctx); s.End() })
 }
 
 // watchClocks notices a suspend and a jump of the wall clock. Both make every
@@ -71,14 +75,32 @@ func (a *Agent) watchClocks() {
 	if slept == 0 {
 		sentence = fmt.Sprintf("The clock was set forward by %s, which is taken for a resume; the idle clock starts again.", jump)
 	}
-	if last := a.state.Last; last != nil && last.EndedAt == nil && last.Phase == phaseAccepted {
-		a.finish(phaseDone, "the machine was down and kept its memory (same boot id)")
-		a.tagged.final(last.Action)
-	}
+	ctx := a.concludeDown(slept)
+	_, s := a.span(ctx, "agent.resume")
+	s.SetAttributes(attribute.Float64("lull.slept_seconds", slept.Seconds()))
 	a.state.Vetoes = veto{}
-	a.record(agentctl.Entry{Kind: "resume", Sentence: sentence, Outcome: a.state.Last})
+	a.record(agentctl.Entry{Kind: "resume", Sentence: sentence, Outcome: copyOf(a.state.Last)})
+	a.log.Info("resumed", "slept", slept.Round(time.Second).String(), "jump", jump.Round(time.Second).String())
 	a.save(nil)
-	a.refresh(func(agentctl.Reload) {})
+	a.refresh(func(agentctl.Reload) { s.End() })
+}
+
+// concludeDown ends the action that took the machine down, now that it is back
+// with its memory. The context returned carries that action's span. A call
+// whose answer has not come did it too if the machine slept: a command that
+// hibernates answers after the resume.
+func (a *Agent) concludeDown(slept time.Duration) context.Context {
+	at, last := a.acting, a.state.Last
+	if at == nil || last.EndedAt != nil || !at.sent || last.Phase != phaseAccepted && slept == 0 {
+		return a.ctx
+	}
+	a.finish(phaseDone, "the machine was down and kept its memory (same boot id)")
+	a.tagged.final(last.Action)
+	if done := a.state.Completed; done != nil && last.Reason == reasonComplete {
+		// It has been acted on: the machine was not resumed to go down again.
+		a.state.Obeyed, a.state.Completed = done.FileAt, nil
+	}
+	return trace.ContextWithSpanContext(a.ctx, at.span.SpanContext())
 }
 
 // shift moves every kept time by a jump of the wall clock, so that durations
@@ -110,8 +132,8 @@ func (a *Agent) shift(d time.Duration) {
 
 // look starts a round, or joins the one under way, and calls done in the loop
 // when it has ended. With thrift set, slow signals are left alone while a
-// cheap one is active.
-func (a *Agent) look(thrift bool, done func()) {
+// cheap one is active. Of ctx only the span is used.
+func (a *Agent) look(ctx context.Context, thrift bool, done func()) {
 	if a.round != nil {
 		a.round.done = append(a.round.done, done)
 		return
@@ -135,7 +157,7 @@ func (a *Agent) look(thrift bool, done func()) {
 			continue
 		}
 		r.asked[s.Signal()] = true
-		a.askSlow(r, s, c)
+		a.askSlow(ctx, r, s, c)
 	}
 	if len(r.waiting) == 0 {
 		a.endRound(r)
@@ -156,7 +178,7 @@ func (a *Agent) probeLimit(c Config) time.Duration { return min(probeLimit, c.Ch
 
 // askSlow asks one slow signal. One that still owes an answer is not asked
 // again.
-func (a *Agent) askSlow(r *round, s Slow, c Config) {
+func (a *Agent) askSlow(ctx context.Context, r *round, s Slow, c Config) {
 	name := s.Signal()
 	if a.busy[name] {
 		r.add(idle.NotKnown(name, r.at, "it still owes the answer to an earlier question"))
@@ -165,8 +187,11 @@ func (a *Agent) askSlow(r *round, s Slow, c Config) {
 	a.busy[name] = true
 	r.waiting[name] = true
 	limit := a.probeLimit(c)
+	_, span := a.span(ctx, "signal."+name)
 	a.beside(limit, func(ctx context.Context) func() {
 		x := s.Read(ctx, r.at, c)
+		traceReading(span, x)
+		span.End()
 		return func() {
 			delete(a.busy, name)
 			if r.over {

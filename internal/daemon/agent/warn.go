@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"lull/internal/link/agentctl"
 )
 
@@ -30,17 +32,23 @@ func (w Warning) Text() string {
 	return s
 }
 
-// warn tells people, beside the loop.
-func (a *Agent) warn(w Warning) {
+// warn tells people, beside the loop. The span in ctx is of what decided it.
+func (a *Agent) warn(ctx context.Context, w Warning) {
+	_, s := a.span(ctx, "agent.warning")
+	s.SetAttributes(attribute.String("lull.reason", w.Reason), attribute.String("lull.action", w.Action))
+	a.warning = s.SpanContext()
 	a.counters.Warnings++
 	a.record(agentctl.Entry{Kind: "warning", Sentence: w.Sentence + " " + w.Action + " from " + w.At.Format(time.RFC3339) + "."})
 	a.log.Info("warning", "reason", w.Reason, "action", w.Action, "at", w.At)
 	if a.o.Warner == nil {
+		s.End()
 		return
 	}
 	w.URL = a.config.NotifyURL
 	a.beside(warnLimit, func(ctx context.Context) func() {
 		err := a.o.Warner.Warn(ctx, w)
+		failedWith(s, err)
+		s.End()
 		return func() {
 			a.alarmIf(err != nil, "warning_undelivered", fmt.Sprintf("A warning did not reach everybody: %v.", err))
 			a.save(nil) // the time of our write to terminals

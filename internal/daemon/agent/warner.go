@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -126,16 +127,25 @@ func (p People) webhook(ctx context.Context, w Warning) error {
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.URL, bytes.NewReader(b))
 	if err != nil {
-		return fmt.Errorf("cannot post the warning: %w", err)
+		return fmt.Errorf("cannot post the warning: %w", withoutURL(err))
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := p.HTTP.Do(req)
 	if err != nil {
-		return fmt.Errorf("cannot post the warning: %w", err)
+		return fmt.Errorf("cannot post the warning: %w", withoutURL(err))
 	}
 	resp.Body.Close()
 	if !slices.Contains([]int{200, 201, 202, 204}, resp.StatusCode) {
 		return fmt.Errorf("cannot post the warning: the answer is %s", resp.Status)
 	}
 	return nil
+}
+
+// withoutURL leaves the address out of an error of HTTP: a webhook's address is
+// its password, and this error is shown and reported.
+func withoutURL(err error) error {
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		return e.Err
+	}
+	return err
 }

@@ -57,7 +57,7 @@ type Config struct {
 // Setting is one value that holds and where it comes from.
 type Setting struct {
 	Name   string `json:"name"`
-	Value  string `json:"value"`
+	Value  string `json:"value"`  // of a command its program, of an address its host
 	Source string `json:"source"` // default, tags, cache, file
 }
 
@@ -76,7 +76,7 @@ type Outcome struct {
 
 // Hook is a run of the pre-stop hook.
 type Hook struct {
-	Command  string        `json:"command"`
+	Command  string        `json:"command"` // its program; what it is given is not told
 	User     string        `json:"user"`
 	ExitCode int           `json:"exit_code"` // -1 when it did not end by itself
 	TimedOut bool          `json:"timed_out"`

@@ -108,7 +108,7 @@ func (r *rig) Config() ([]byte, error) {
 	return []byte(r.config), nil
 }
 
-func (r *rig) Completed(string) (bool, error) { return false, nil }
+func (r *rig) Completed(string) (time.Time, error) { return time.Time{}, nil }
 
 func (r *rig) Warn(_ context.Context, w agent.Warning) error {
 	r.with(func() { r.warned = append(r.warned, w) })
