@@ -73,6 +73,9 @@ func (t *Trial) Add(s Stretch) {
 		}
 	}
 	turns = slices.DeleteFunc(turns, func(x turn) bool { return !x.at.After(known) })
+	if s.To.After(t.To) {
+		s.To = t.To // what came after it is told by the check after it, and counts no more
+	}
 	at := s.From
 	if s.After != nil && !s.After.Since.IsZero() && len(turns) > 0 {
 		// Use went on all the time, and its end is all there is to know.
@@ -86,6 +89,7 @@ func (t *Trial) Add(s Stretch) {
 		}
 		known, turns, t.warned = last, nil, time.Time{}
 	}
+	turns = slices.DeleteFunc(turns, func(x turn) bool { return !x.at.Before(t.To) })
 	for _, o := range t.Off {
 		if !o.To.Before(at) && o.To.Before(s.To) {
 			turns = append(turns, turn{at: o.To, resume: true})
@@ -137,7 +141,7 @@ func (t *Trial) span(from, to time.Time, s *Stretch, known time.Time) {
 			continue
 		}
 		if o.From.After(from) {
-			t.piece(from, o.From, s, known, s.Known)
+			t.piece(from, o.From, s, known, s.Covers(o.From))
 		}
 		end := o.To
 		if end.After(to) {

@@ -30,6 +30,13 @@ type Stretch struct {
 	After    *Record // the check at To; nil at the end
 }
 
+// Covers tells whether what the check found is known until a moment of the
+// stretch at which something else is known to begin, such as a stop: the next
+// check was not due yet, or came and said the same.
+func (s *Stretch) Covers(until time.Time) bool {
+	return s.Known || s.Check != nil && !until.After(slack(s.Check))
+}
+
 // Follow puts the checks of one object together. Feed it records in their
 // order; each call of Add gives the stretch that the record ends.
 type Follow struct{ last *Record }
@@ -47,6 +54,10 @@ func (f *Follow) Add(r *Record, yield func(Stretch)) {
 	known := !r.At.After(slack(old)) || !r.Since.IsZero() && !r.Since.After(old.At)
 	yield(Stretch{From: old.At, To: r.At, Known: known, Check: old, After: r})
 }
+
+// Reached tells whether the last check is at a time or after it, so that no
+// more is needed to know what was until then.
+func (f *Follow) Reached(to time.Time) bool { return f.last != nil && !f.last.At.Before(to) }
 
 // End gives the last stretch, which ends at a time or when the next check had
 // been due.

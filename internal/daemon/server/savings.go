@@ -207,18 +207,19 @@ func idleTime(t *trial, x evidence.Stretch, begin time.Time) (from, to time.Time
 		return from, to, ""
 	}
 	from, to = later(x.From, begin), x.To
+	known := x.Known
 	for _, o := range t.off {
 		if !o.From.After(from) && o.To.After(from) {
 			return from, to, ""
 		}
 		if o.From.After(from) && o.From.Before(to) {
-			to = o.From
+			to, known = o.From, x.Covers(o.From)
 		}
 	}
 	if !from.Before(to) {
 		return from, to, ""
 	}
-	if !x.Known {
+	if !known {
 		return from, to, notRecorded
 	}
 	v := x.Check.Verdict

@@ -121,6 +121,17 @@ func untold(float64) error { return nil }
 
 // replay feeds the recorded evidence to all trials, and tells how far it is.
 func (s *Server) replay(ctx context.Context, all map[string]*trial, from, to time.Time, yield func(*trial, evidence.Stretch), tell func(share float64) error) ([]evidence.Missing, error) {
+	// The check after to tells what was until then; what it tells beyond is not asked for.
+	give := func(t *trial) func(evidence.Stretch) {
+		return func(x evidence.Stretch) {
+			if x.To.After(to) {
+				x.To = to
+			}
+			if x.From.Before(x.To) {
+				yield(t, x)
+			}
+		}
+	}
 	missing, err := s.recorded(ctx, evidence.Query{From: from, To: to}, func(r evidence.Record) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx) // nobody waits for it any more
@@ -128,13 +139,13 @@ func (s *Server) replay(ctx context.Context, all map[string]*trial, from, to tim
 		if err := tell(min(1, max(0, float64(r.At.Sub(from))/float64(to.Sub(from))))); err != nil {
 			return err
 		}
-		if t := all[r.Object]; t != nil && r.At.Before(to) {
-			t.follow.Add(&r, func(x evidence.Stretch) { yield(t, x) })
+		if t := all[r.Object]; t != nil && !t.follow.Reached(to) {
+			t.follow.Add(&r, give(t))
 		}
 		return nil
 	})
 	for _, t := range all {
-		t.follow.End(to, func(x evidence.Stretch) { yield(t, x) })
+		t.follow.End(to, give(t))
 	}
 	if missing == nil {
 		missing = []evidence.Missing{}

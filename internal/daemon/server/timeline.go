@@ -208,7 +208,7 @@ func (l *lines) add(s evidence.Stretch) {
 		}
 		if o.from.After(s.From) {
 			before := s
-			before.To = o.from
+			before.To, before.Known = o.from, s.Covers(o.from)
 			l.draw(before)
 		}
 		if s.From = o.to; !s.From.Before(s.To) {
@@ -259,8 +259,9 @@ func (l *lines) draw(s evidence.Stretch) {
 }
 
 // point adds a reading, or lets it join the last one when both fall into the
-// width of a point: then the more active one is shown. So there are at most
-// two points for each width.
+// width of a point: then the more active one is shown, and a time between them
+// of which nothing is recorded makes it unknown rather than quiet. So there
+// are at most two points for each width.
 func (l *lines) point(from, to time.Time, r *idle.Reading, at time.Time) {
 	i := slices.IndexFunc(l.t.Signals, func(s control.TimelineSignal) bool { return s.Signal == r.Signal })
 	if i < 0 {
@@ -282,10 +283,16 @@ func (l *lines) point(from, to time.Time, r *idle.Reading, at time.Time) {
 	if n := len(s.Points); n > 0 {
 		last := &s.Points[n-1]
 		if from.Sub(last.At) < l.width && (p.State == last.State || to.Sub(from) < l.width) {
-			last.Until = to
-			if weight(p) > weight(*last) {
-				last.State, last.Value = p.State, p.Value
+			shown := []control.TimelinePoint{p}
+			if last.Until.Before(from) {
+				shown = append(shown, control.TimelinePoint{State: idle.Unknown})
 			}
+			for _, q := range shown {
+				if weight(q) > weight(*last) {
+					last.State, last.Value = q.State, q.Value
+				}
+			}
+			last.Until = to
 			return
 		}
 	}

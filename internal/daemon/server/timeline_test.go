@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -165,6 +166,18 @@ func TestTimeline(t *testing.T) {
 	for i, p := range l.Power {
 		if !p.From.Before(p.To) || i > 0 && !p.From.Equal(l.Power[i-1].To) || p.From.Before(l.From) || p.To.After(l.To) {
 			t.Errorf("power %d of %+v", i, l.Power)
+		}
+	}
+	// Where one point stands for longer than the gap, it is not shown as quiet.
+	for points := 10; points < 20; points++ {
+		q.Set("points", strconv.Itoa(points))
+		coarse := get[control.Timeline](t, api, token, "/api/v1/workers/"+w.ID+"/timeline?"+q.Encode())
+		for _, m := range coarse.Missing {
+			for _, p := range coarse.Signals[0].Points {
+				if p.At.Before(m.To) && m.From.Before(p.Until) && p.State != idle.Unknown {
+					t.Errorf("%d points: %s from %s to %s, and nothing is recorded from %s to %s", points, p.State, p.At, p.Until, m.From, m.To)
+				}
+			}
 		}
 	}
 	b := &bench{t: t, url: api}
