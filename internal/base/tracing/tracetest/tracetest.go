@@ -1,0 +1,106 @@
+// Package tracetest keeps the spans and the log lines of a daemon under test, and
+// says how they hang together.
+package tracetest
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.opentelemetry.io/otel/attribute"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// Recorder is what a daemon left behind. It may be written to and read at once.
+type Recorder struct {
+	spans *tracetest.SpanRecorder
+	mu    sync.Mutex
+	log   bytes.Buffer
+}
+
+// New gives an empty Recorder.
+func New() *Recorder { return &Recorder{spans: tracetest.NewSpanRecorder()} }
+
+// Tracer makes spans that are kept.
+func (r *Recorder) Tracer() trace.Tracer {
+	return sdk.NewTracerProvider(sdk.WithSpanProcessor(r.spans)).Tracer("test")
+}
+
+// Logger writes lines that are kept.
+func (r *Recorder) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(r, nil)) }
+
+// Write implements io.Writer for the logger.
+func (r *Recorder) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.log.Write(p)
+}
+
+// Lines are those that have all of some words, in their order.
+func (r *Recorder) Lines(words ...string) (out []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+next:
+	for line := range strings.Lines(r.log.String()) {
+		for _, w := range words {
+			if !strings.Contains(line, w) {
+				continue next
+			}
+		}
+		out = append(out, line)
+	}
+	return out
+}
+
+// Named are the spans of that name that have ended, in that order.
+func (r *Recorder) Named(name string) (out []sdk.ReadOnlySpan) {
+	for _, s := range r.spans.Ended() {
+		if s.Name() == name {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// Last is the newest span of that name, which must be there.
+func (r *Recorder) Last(t testing.TB, name string) sdk.ReadOnlySpan {
+	t.Helper()
+	l := r.Named(name)
+	if len(l) == 0 {
+		t.Fatalf("there is no span %s", name)
+	}
+	return l[len(l)-1]
+}
+
+// Parent is the span of that name under which child is, nil when there is none.
+func (r *Recorder) Parent(child sdk.ReadOnlySpan, name string) sdk.ReadOnlySpan {
+	for _, s := range r.Named(name) {
+		if s.SpanContext().SpanID() == child.Parent().SpanID() && s.SpanContext().TraceID() == child.SpanContext().TraceID() {
+			return s
+		}
+	}
+	return nil
+}
+
+// Under holds that the newest child is under some span parent.
+func (r *Recorder) Under(t testing.TB, child, parent string) {
+	t.Helper()
+	if r.Parent(r.Last(t, child), parent) == nil {
+		t.Errorf("%s is not under %s", child, parent)
+	}
+}
+
+// Has holds that a span has these attributes.
+func Has(t testing.TB, s sdk.ReadOnlySpan, want ...attribute.KeyValue) {
+	t.Helper()
+	got := attribute.NewSet(s.Attributes()...)
+	for _, kv := range want {
+		if v, ok := got.Value(kv.Key); !ok || v != kv.Value {
+			t.Errorf("%s: %s is %v, want %v", s.Name(), kv.Key, v.Emit(), kv.Value.Emit())
+		}
+	}
+}
