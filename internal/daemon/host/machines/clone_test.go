@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
@@ -15,27 +16,27 @@ import (
 // clone puts b to sleep and makes a guest out of it. What a client leaves
 // behind late wakes b once more, so it is tried until it is done.
 func (b *box) clone(name string) *box {
-	b.t.Helper()
-	listen := freePort(b.t)
+	b.T.Helper()
+	listen := daemontest.Addr(b.T)
 	var o hostctl.Instance
-	b.await(b.name+" is cloned", func() (bool, string) {
-		_, perr := b.Do(b.t.Context(), b.name, "pause", url.Values{"force": {"true"}})
+	daemontest.Wait(b.T, b.name+" is cloned", func() (bool, string) {
+		_, perr := b.Do(b.T.Context(), b.name, "pause", url.Values{"force": {"true"}})
 		var err error
-		o, err = b.Clone(b.t.Context(), b.name, hostctl.Clone{Name: name, Expose: []instance.Endpoint{{Listen: listen, Target: "127.0.0.1:80"}}})
+		o, err = b.Clone(b.T.Context(), b.name, hostctl.Clone{Name: name, Expose: []instance.Endpoint{{Listen: listen, Target: "127.0.0.1:80"}}})
 		return err == nil, fmt.Sprint(err, perr)
 	})
 	if o.State != "hibernated" || o.PID != 0 {
-		b.t.Errorf("the clone %s is %s with process %d", name, o.State, o.PID)
+		b.T.Errorf("the clone %s is %s with process %d", name, o.State, o.PID)
 	}
-	return &box{daemon: b.daemon, name: name, addrs: []string{listen}}
+	return &box{Host: b.Host, name: name, addrs: []string{listen}}
 }
 
 // inside is what a file in the guest says.
 func (b *box) inside(file string) string {
-	b.t.Helper()
-	x, err := b.Exec(b.t.Context(), b.name, hostctl.ExecRequest{Command: []string{"guest", "cat", file}})
+	b.T.Helper()
+	x, err := b.Exec(b.T.Context(), b.name, hostctl.ExecRequest{Command: []string{"guest", "cat", file}})
 	if err != nil || x.ExitCode != 0 {
-		b.t.Fatalf("%s in %s: %+v, %v", file, b.name, x, err)
+		b.T.Fatalf("%s in %s: %+v, %v", file, b.name, x, err)
 	}
 	return strings.TrimSpace(x.Stdout)
 }
@@ -46,7 +47,7 @@ func (b *box) inside(file string) string {
 // left of the memory that they shared.
 func TestClones(t *testing.T) {
 	d := host(t)
-	a := d.run("a", small, []int{80}, nil, "guest", "serve", ":80")
+	a := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
 	a.tell("count")
 	open := a.dial(0)
 	a.ask(open, "hello")
@@ -84,8 +85,8 @@ func TestClones(t *testing.T) {
 	t.Logf("held: %d MiB by the guest, %d and %d by its clones", a.get().MemoryBytes>>20, b.get().MemoryBytes>>20, c.get().MemoryBytes>>20)
 
 	e := b.clone("e") // of a clone
-	d.kill()
-	d.start()
+	d.Kill()
+	d.Boot()
 	if got := b.tell("count"); got != "counted 4" {
 		t.Errorf("b %s after it was on disk", got)
 	}
@@ -97,7 +98,7 @@ func TestClones(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if left, err := os.ReadDir(filepath.Join(d.dir, "data", "vm", "templates")); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(filepath.Join(d.Dir, "data", "vm", "templates")); err != nil || len(left) > 0 {
 		t.Errorf("templates are left: %v, %v", left, err)
 	}
 }

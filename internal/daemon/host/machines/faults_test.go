@@ -9,8 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/idle"
 	"lull/internal/instance"
+	"lull/internal/link/hostctl"
 )
 
 // deep makes a guest go down the ladder soon after a pause by hand.
@@ -22,15 +24,14 @@ func deep(s *instance.Spec) {
 // saved. The next daemon finds it as it was, with what it counted.
 func TestDaemonKilled(t *testing.T) {
 	d := host(t)
-	b := d.run("a", small, []int{80}, nil, "guest", "serve", ":80")
+	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
 	again := func(want, count string) {
 		t.Helper()
 		pid := b.get().PID
-		d.kill()
-		d.start()
-		b.await("it is taken over while "+want, func() (bool, string) {
-			o := b.get()
-			return o.State == want && o.PID == pid && o.RestartCount == 0, fmt.Sprintf("it is %s, process %d, was %d", o.State, o.PID, pid)
+		d.Kill()
+		d.Boot()
+		b.Until(b.name, fmt.Sprintf("it is taken over while %s, process %d", want, pid), func(o hostctl.Instance) bool {
+			return o.State == want && o.PID == pid && o.RestartCount == 0
 		})
 		if got := b.tell("count"); got != "counted "+count {
 			t.Errorf("after a kill while %s: %s", want, got)
@@ -41,7 +42,7 @@ func TestDaemonKilled(t *testing.T) {
 	again("running", "2")
 	b.pause()
 	again("paused", "3")
-	d2 := d.run("b", small, []int{80}, deep, "guest", "serve", ":80")
+	d2 := run(d, "b", small(t), []int{80}, deep, "guest", "serve", ":80")
 	d2.tell("count")
 	d2.sinks("hibernated")
 	b = d2
@@ -51,8 +52,8 @@ func TestDaemonKilled(t *testing.T) {
 // TestFaults breaks one thing after the other around one instance.
 func TestFaults(t *testing.T) {
 	d := host(t)
-	b := d.run("a", small, []int{80}, deep, "guest", "serve", ":80")
-	file := func(name string) string { return filepath.Join(d.dir, "data", "vm", "vm", b.get().ID, name) }
+	b := run(d, "a", small(t), []int{80}, deep, "guest", "serve", ":80")
+	file := func(name string) string { return filepath.Join(d.Dir, "data", "vm", "vm", b.get().ID, name) }
 	why := func() string {
 		y, err := d.Why(t.Context(), "a", time.Time{})
 		if err != nil {
@@ -67,9 +68,8 @@ func TestFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.pause()
-	b.await("saving fails", func() (bool, string) {
-		o := b.get()
-		return o.State == "reclaimed" && strings.Contains(o.StatusReason, "cannot hibernate"), o.State + " " + o.StatusReason
+	b.Until("a", "saving fails", func(o hostctl.Instance) bool {
+		return o.State == "reclaimed" && strings.Contains(o.StatusReason, "cannot hibernate")
 	})
 	t.Logf("a full disk: %s", why())
 	if got := b.tell("count"); got != "counted 2" {
@@ -78,7 +78,7 @@ func TestFaults(t *testing.T) {
 
 	// A guest that hangs is unknown, not idle, and goes on when it wakes up.
 	b.signal(syscall.SIGSTOP)
-	b.await("it is unknown", func() (bool, string) { a := why(); return strings.Contains(a, "Not known"), a })
+	daemontest.Wait(b.T, "it is unknown", func() (bool, string) { a := why(); return strings.Contains(a, "Not known"), a })
 	b.signal(syscall.SIGCONT)
 	if got := b.tell("count"); got != "counted 3" {
 		t.Errorf("after a hang: %s", got)
@@ -99,7 +99,7 @@ func TestFaults(t *testing.T) {
 	// QEMU killed while the guest runs, and while it is paused.
 	for _, paused := range []bool{false, true} {
 		if paused {
-			b.do("start", nil)
+			b.Must(b.name, "start")
 			b.lease(take) // it stays paused and goes no deeper
 			b.pause()
 		}
@@ -110,7 +110,7 @@ func TestFaults(t *testing.T) {
 	}
 
 	// A guest without memory ends with a reason.
-	b.do("start", nil)
+	b.Must(b.name, "start")
 	c := b.dial(0)
 	defer c.Close()
 	if _, err := c.Write([]byte("hog\n")); err != nil {

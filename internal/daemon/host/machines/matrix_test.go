@@ -1,9 +1,9 @@
 package machines
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,34 +19,28 @@ const pauseAfter = 2 * time.Second
 // holds checks that the guest keeps running over several idle times, for the
 // given reason.
 func (b *box) holds(row, reason string) {
-	b.t.Helper()
-	b.await(row+": "+reason+" holds it", func() (bool, string) {
-		o := b.get()
-		for _, x := range o.Blocks {
-			if string(x.Code)+"/"+x.Signal+x.Holder == reason {
-				return true, ""
-			}
-		}
-		return false, fmt.Sprintf("it is %s, blocks %+v", o.State, o.Blocks)
+	b.T.Helper()
+	b.Until(b.name, row+": "+reason+" holds it", func(o hostctl.Instance) bool {
+		return slices.ContainsFunc(o.Blocks, func(x idle.Block) bool { return string(x.Code)+"/"+x.Signal+x.Holder == reason })
 	})
 	was := b.get().PauseCount
 	for end := time.Now().Add(2 * pauseAfter); time.Now().Before(end); {
 		if o := b.get(); o.State != "running" || o.PauseCount != was {
-			b.t.Fatalf("%s: it is %s after %d pauses, want it to run on: %s", row, o.State, o.PauseCount-was, o.StatusReason)
+			b.T.Fatalf("%s: it is %s after %d pauses, want it to run on: %s", row, o.State, o.PauseCount-was, o.StatusReason)
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):
-		case <-b.t.Context().Done():
+		case <-b.T.Context().Done():
 		}
 	}
 }
 
 // lease takes or releases a lease from inside the guest.
 func (b *box) lease(line string) {
-	b.t.Helper()
-	o, err := b.Exec(b.t.Context(), b.name, hostctl.ExecRequest{Command: []string{"guest", "say", line}})
+	b.T.Helper()
+	o, err := b.Exec(b.T.Context(), b.name, hostctl.ExecRequest{Command: []string{"guest", "say", line}})
 	if err != nil || !strings.Contains(o.Stdout, `"ok":true`) {
-		b.t.Fatalf("%s: %+v, %v", line, o, err)
+		b.T.Fatalf("%s: %+v, %v", line, o, err)
 	}
 }
 
@@ -77,7 +71,7 @@ func TestInteractionMatrix(t *testing.T) {
 	}()
 	polled := "poll " + netip.AddrPortFrom(vnet.HostAddr, netip.MustParseAddrPort(ln.Addr().String()).Port()).String()
 	guest := func(policy string) *box {
-		return d.run(strings.ReplaceAll(policy, "_", "-"), small, []int{80}, func(s *instance.Spec) {
+		return run(d, strings.ReplaceAll(policy, "_", "-"), small(t), []int{80}, func(s *instance.Spec) {
 			after := idle.Duration(pauseAfter)
 			s.PauseAfter, s.IdlePolicy, s.Net = &after, policy, instance.NetFull
 		}, "guest", "serve", ":80")
@@ -102,7 +96,7 @@ func TestInteractionMatrix(t *testing.T) {
 	b.holds("build with a lease", "lease_held/default")
 	b.lease(release)
 	b.is("paused")
-	b.do("stop", nil)
+	b.Must(b.name, "stop")
 
 	b = guest(instance.PolicyLeasesOnly)
 	b.tell(polled)

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/idle"
 	"lull/internal/instance"
 )
@@ -73,12 +74,7 @@ func tree(t *testing.T) string {
 			if err != nil {
 				path, err = exec.LookPath("/usr/sbin/" + p)
 			}
-			if err != nil {
-				if os.Getenv("CI") != "" {
-					t.Fatal(err)
-				}
-				t.Skip(err)
-			}
+			daemontest.Need(t, err, map[string]string{"sh": "dash", "redis-server": "redis-server", "nginx": "nginx-light", "python3": "python3"}[p])
 			bring(t, dir, path, filepath.Join(dir, "usr", "bin", p))
 			if p == "sh" {
 				bring(t, dir, path, filepath.Join(dir, "bin", p))
@@ -175,31 +171,31 @@ type client struct {
 }
 
 func (c *client) redis(command ...string) string {
-	c.b.t.Helper()
+	c.b.T.Helper()
 	var s strings.Builder
 	fmt.Fprintf(&s, "*%d\r\n", len(command))
 	for _, a := range command {
 		fmt.Fprintf(&s, "$%d\r\n%s\r\n", len(a), a)
 	}
-	if err := c.kept.SetDeadline(time.Now().Add(patience)); err != nil {
-		c.b.t.Fatal(err)
+	if err := c.kept.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
+		c.b.T.Fatal(err)
 	}
 	if _, err := io.WriteString(c.kept, s.String()); err != nil {
-		c.b.t.Fatalf("redis: %v", err)
+		c.b.T.Fatalf("redis: %v", err)
 	}
 	line, err := c.in.ReadString('\n')
 	if err != nil {
-		c.b.t.Fatalf("redis, on the connection that was open all the time: %v; it is %+v", err, c.b.get())
+		c.b.T.Fatalf("redis, on the connection that was open all the time: %v; it is %+v", err, c.b.get())
 	}
 	line = strings.TrimSpace(line)
 	if size, ok := strings.CutPrefix(line, "$"); ok {
 		n, err := strconv.Atoi(size)
 		if err != nil || n < 0 {
-			c.b.t.Fatalf("redis: %q", line)
+			c.b.T.Fatalf("redis: %q", line)
 		}
 		v := make([]byte, n+2)
 		if _, err := io.ReadFull(c.in, v); err != nil {
-			c.b.t.Fatalf("redis: %v", err)
+			c.b.T.Fatalf("redis: %v", err)
 		}
 		return string(v[:n])
 	}
@@ -208,7 +204,7 @@ func (c *client) redis(command ...string) string {
 
 // visit is one round: the connection that stays, and new ones to all three.
 func (c *client) visit() {
-	t := c.b.t
+	t := c.b.T
 	t.Helper()
 	c.n++
 	if got := c.redis("INCR", "n"); got != ":"+strconv.Itoa(c.n) {
@@ -223,7 +219,7 @@ func (c *client) visit() {
 			t.Fatalf("redis: the value of round %d is another in round %d", k, c.n)
 		}
 	}
-	h := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	h := http.Client{Timeout: daemontest.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
 	r, err := h.Get("http://" + c.b.addrs[0] + "/big")
 	if err != nil {
 		t.Fatalf("nginx: %v", err)
@@ -259,7 +255,7 @@ func (c *client) visit() {
 func TestProgramsOnEveryRung(t *testing.T) {
 	d := host(t)
 	files := tree(t)
-	b := d.run("trio", files, []int{80, 6379, 9000}, func(s *instance.Spec) {
+	b := run(d, "trio", files, []int{80, 6379, 9000}, func(s *instance.Spec) {
 		s.Memory, s.QuietConnectionAfter = 256<<20, idle.Duration(time.Second)
 		s.ReclaimAfter, s.HibernateAfter = idle.Duration(2*time.Second), idle.Duration(4*time.Second)
 	}, "/bin/sh", "/srv/start")

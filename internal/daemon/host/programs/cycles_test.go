@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/link/hostctl"
 )
 
@@ -18,7 +19,7 @@ import (
 // over and over. visit is a whole client: it connects, works, checks every
 // answer and goes.
 func (w *workload) comeAndGo(n int, visit func(cycle int)) {
-	w.t.Helper()
+	w.T.Helper()
 	before := w.get()
 	for c := range n {
 		w.awaitState("paused")
@@ -27,12 +28,12 @@ func (w *workload) comeAndGo(n int, visit func(cycle int)) {
 	w.awaitState("paused")
 	after := w.get()
 	paused, woken := after.PauseCount-before.PauseCount, after.WakeCount-before.WakeCount
-	w.t.Logf("%s: %d visits, paused %d times, woken %d times", w.name, n, paused, woken)
+	w.T.Logf("%s: %d visits, paused %d times, woken %d times", w.name, n, paused, woken)
 	if int(paused) < n || int(woken) < n {
-		w.t.Errorf("%s went through %d pauses and %d wakes, want at least %d of each", w.name, paused, woken, n)
+		w.T.Errorf("%s went through %d pauses and %d wakes, want at least %d of each", w.name, paused, woken, n)
 	}
 	if after.RestartCount != 0 || after.LastPausedBy != "idle_timeout" {
-		w.t.Errorf("%s: %d restarts, paused by %s; want none, and by its idleness", w.name, after.RestartCount, after.LastPausedBy)
+		w.T.Errorf("%s: %d restarts, paused by %s; want none, and by its idleness", w.name, after.RestartCount, after.LastPausedBy)
 	}
 }
 
@@ -41,8 +42,8 @@ func (w *workload) comeAndGo(n int, visit func(cycle int)) {
 // that nobody will stir, so the one who insisted also resumes, a moment later.
 // It returns when work does.
 func (w *workload) hammer(work func()) {
-	w.t.Helper()
-	ctx, cancel := context.WithCancel(w.t.Context())
+	w.T.Helper()
+	ctx, cancel := context.WithCancel(w.T.Context())
 	var frozen, gaveWay int
 	before := w.get()
 	var wg sync.WaitGroup
@@ -65,24 +66,24 @@ func (w *workload) hammer(work func()) {
 				_, err = w.Do(ctx, w.name, "resume", nil)
 			}
 			if err != nil && ctx.Err() == nil {
-				w.t.Errorf("cannot pause and resume %s by force: %v", w.name, err)
+				w.T.Errorf("cannot pause and resume %s by force: %v", w.name, err)
 			}
 		}
 	})
 	work()
 	cancel()
 	wg.Wait()
-	w.t.Logf("%s under load: %d forced pauses took, %d gave way to a client after the freeze, %d wakes",
+	w.T.Logf("%s under load: %d forced pauses took, %d gave way to a client after the freeze, %d wakes",
 		w.name, frozen, gaveWay, w.get().WakeCount-before.WakeCount)
 	if frozen+gaveWay == 0 {
-		w.t.Errorf("%s was never frozen under load", w.name)
+		w.T.Errorf("%s was never frozen under load", w.name)
 	}
 }
 
 // client runs a program that must succeed, and returns what it said.
 func client(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), daemontest.Patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 	if err != nil {
@@ -94,30 +95,31 @@ func client(t *testing.T, name string, args ...string) string {
 // installed finds a program of a Debian package or skips the test.
 func installed(t *testing.T, pkg string, paths ...string) string {
 	t.Helper()
+	var err error
 	for _, p := range paths {
-		if found, err := exec.LookPath(p); err == nil {
+		var found string
+		if found, err = exec.LookPath(p); err == nil {
 			return found
 		}
 	}
-	t.Skipf("%s is not installed (Debian package %s)", paths[0], pkg)
+	daemontest.Need(t, err, pkg)
 	return ""
 }
 
 // holdsWhileOpen expects the program to stay awake although nothing happens,
 // because a connection is open (the default policy).
 func (w *workload) holdsWhileOpen() {
-	w.t.Helper()
+	w.T.Helper()
 	before := w.get().PauseCount
-	w.await("the idle connection to outlast the timeout", func() (bool, string) {
-		o := w.get()
+	w.Until(w.name, "the idle connection outlasts the timeout", func(o hostctl.Instance) bool {
 		if o.PauseCount != before {
-			w.t.Fatalf("%s was paused although a connection is open", w.name)
+			w.T.Fatalf("%s was paused although a connection is open", w.name)
 		}
 		for _, b := range o.Blocks {
 			if b.Code == "connection_open" && o.LastResumedAt != nil && time.Since(*o.LastResumedAt) > 5*pauseAfter {
-				return true, ""
+				return true
 			}
 		}
-		return false, o.StatusReason
+		return false
 	})
 }

@@ -11,17 +11,18 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
 )
 
 const page = "it is awake\n"
 
 // nginxAt serves one page with a master and two workers.
-func nginxAt(d *daemon, path instance.Path, quiet time.Duration) *workload {
-	server := installed(d.t, "nginx-light", "nginx", "/usr/sbin/nginx")
-	installed(d.t, "wrk", "wrk")
-	w := d.place("nginx", path)
-	conf, root := filepath.Join(w.dir, "nginx.conf"), filepath.Join(w.dir, "www")
+func nginxAt(h *daemontest.Host, path instance.Path, quiet time.Duration) *workload {
+	server := installed(h.T, "nginx-light", "nginx", "/usr/sbin/nginx")
+	installed(h.T, "wrk", "wrk")
+	w := place(h, "nginx", path)
+	conf, root := filepath.Join(w.Dir, "nginx.conf"), filepath.Join(w.Dir, "www")
 	text := fmt.Sprintf(`daemon off; worker_processes 2; pid %[1]s/nginx.pid; error_log stderr error;
 events { worker_connections 512; }
 http {
@@ -29,14 +30,14 @@ http {
   client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
   server { listen %[2]s reuseport; root %[3]s; }
 }
-`, w.dir, w.target, root)
+`, w.Dir, w.target, root)
 	for _, err := range []error{os.Mkdir(root, 0o755), os.WriteFile(conf, []byte(text), 0o644),
 		os.WriteFile(filepath.Join(root, "index.html"), []byte(page), 0o644)} {
 		if err != nil {
-			d.t.Fatal(err)
+			h.T.Fatal(err)
 		}
 	}
-	w.launch("", quiet, server, "-p", w.dir, "-c", conf, "-e", "stderr")
+	w.launch("", quiet, server, "-p", w.Dir, "-c", conf, "-e", "stderr")
 	return w
 }
 
@@ -59,10 +60,10 @@ func fetch(t testing.TB, hc *http.Client, url string, n int) {
 
 // wrk loads the page and expects no error of any kind.
 func (w *workload) wrk(d time.Duration, connections int) {
-	w.t.Helper()
-	out := client(w.t, "wrk", "-t1", fmt.Sprintf("-c%d", connections), fmt.Sprintf("-d%ds", int(d.Seconds())), "--timeout", "30s", "http://"+w.listen+"/")
+	w.T.Helper()
+	out := client(w.T, "wrk", "-t1", fmt.Sprintf("-c%d", connections), fmt.Sprintf("-d%ds", int(d.Seconds())), "--timeout", "30s", "http://"+w.listen+"/")
 	if strings.Contains(out, "Socket errors") || strings.Contains(out, "Non-2xx") || !strings.Contains(out, "requests in") {
-		w.t.Fatalf("wrk says:\n%s", out)
+		w.T.Fatalf("wrk says:\n%s", out)
 	}
 }
 
@@ -77,7 +78,7 @@ func nginxCycles(w *workload, n int) {
 			wg.Go(func() {
 				tr := &http.Transport{}
 				defer tr.CloseIdleConnections()
-				fetch(w.t, &http.Client{Transport: tr, Timeout: patience}, "http://"+w.listen+"/", 5)
+				fetch(w.T, &http.Client{Transport: tr, Timeout: daemontest.Patience}, "http://"+w.listen+"/", 5)
 			})
 		}
 		wg.Wait()
@@ -107,6 +108,6 @@ func TestNginxQuietConnectionSleeps(t *testing.T) {
 	w := nginxAt(start(t, nil), instance.PathDirect, pauseAfter)
 	tr := &http.Transport{MaxConnsPerHost: 1}
 	defer tr.CloseIdleConnections()
-	hc := &http.Client{Transport: tr, Timeout: patience}
+	hc := &http.Client{Transport: tr, Timeout: daemontest.Patience}
 	w.comeAndGo(cycles(t), func(int) { fetch(t, hc, "http://"+w.listen+"/", 1) })
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
 )
 
@@ -26,14 +27,15 @@ type postgres struct {
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
-	if err != nil || len(found) == 0 {
-		t.Skipf("%s is not installed (Debian package postgresql)", name)
+	if err == nil && len(found) == 0 {
+		err = fmt.Errorf("%s is not installed", name)
 	}
+	daemontest.Need(t, err, "postgresql")
 	return found[len(found)-1]
 }
 
-func postgresAt(d *daemon, path instance.Path, quiet time.Duration) *postgres {
-	server, initdb := tool(d.t, "postgres"), tool(d.t, "initdb")
+func postgresAt(h *daemontest.Host, path instance.Path, quiet time.Duration) *postgres {
+	server, initdb := tool(h.T, "postgres"), tool(h.T, "initdb")
 	var uid, gid int
 	out, err := exec.Command("id", "-u", "postgres").Output()
 	if err == nil {
@@ -43,26 +45,26 @@ func postgresAt(d *daemon, path instance.Path, quiet time.Duration) *postgres {
 		gid, err = strconv.Atoi(strings.TrimSpace(string(out)))
 	}
 	if err != nil {
-		d.t.Skipf("there is no user postgres: %v", err)
+		h.T.Skipf("there is no user postgres: %v", err)
 	}
-	data := filepath.Join(d.dir, "pg")
+	data := filepath.Join(h.Dir, "pg")
 	if err := os.Mkdir(data, 0o700); err != nil {
-		d.t.Fatal(err)
+		h.T.Fatal(err)
 	}
-	(&account{"postgres", uid, gid}).own(d.t, data)
+	(&account{"postgres", uid, gid}).own(h.T, data)
 	cmd := exec.Command(initdb, "-D", data, "-U", "postgres", "-A", "trust", "-N", "--locale=C", "-E", "UTF8")
 	cmd.Dir = data
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		d.t.Fatalf("initdb: %v\n%s", err, out)
+		h.T.Fatalf("initdb: %v\n%s", err, out)
 	}
-	p := &postgres{workload: d.place("postgres", path)}
+	p := &postgres{workload: place(h, "postgres", path)}
 	p.launch("postgres", quiet, server, "-D", data, "-h", "127.0.0.1", "-p", p.targetPort(), "-k", data, "-c", "fsync=off")
-	p.await("PostgreSQL to be ready", func() (bool, string) { // it listens before it serves
+	daemontest.Wait(h.T, "PostgreSQL is ready", func() (bool, string) { // it listens before it serves
 		out, err := exec.Command("pg_isready", "-q", "-h", "127.0.0.1", "-p", p.port()).CombinedOutput()
 		return err == nil, string(out)
 	})
-	client(d.t, tool(d.t, "pgbench"), append(p.args(), "-i", "-q", "-s", "1")...)
+	client(h.T, tool(h.T, "pgbench"), append(p.args(), "-i", "-q", "-s", "1")...)
 	return p
 }
 
@@ -72,32 +74,32 @@ func (p *postgres) args() []string {
 
 // pgbench runs whole transactions, each of which writes a row of history.
 func (p *postgres) pgbench(clients, each int) {
-	p.t.Helper()
+	p.T.Helper()
 	want := clients * each
-	out := client(p.t, tool(p.t, "pgbench"), append([]string{"-n", "-c", strconv.Itoa(clients), "-t", strconv.Itoa(each)}, p.args()...)...)
+	out := client(p.T, tool(p.T, "pgbench"), append([]string{"-n", "-c", strconv.Itoa(clients), "-t", strconv.Itoa(each)}, p.args()...)...)
 	if !strings.Contains(out, fmt.Sprintf("actually processed: %d/%d", want, want)) || !strings.Contains(out, "failed transactions: 0 ") {
-		p.t.Fatalf("pgbench says:\n%s", out)
+		p.T.Fatalf("pgbench says:\n%s", out)
 	}
 	p.sent += want
 }
 
 func (p *postgres) query(sql string) string {
-	p.t.Helper()
-	return strings.TrimSpace(client(p.t, "psql", append([]string{"-X", "-A", "-t", "-c", sql}, p.args()...)...))
+	p.T.Helper()
+	return strings.TrimSpace(client(p.T, "psql", append([]string{"-X", "-A", "-t", "-c", sql}, p.args()...)...))
 }
 
 // intact expects every acknowledged transaction in the history and the same
 // sum in all four tables.
 func (p *postgres) intact() {
-	p.t.Helper()
+	p.T.Helper()
 	got := p.query(`select (select count(*) from pgbench_history),
 		(select sum(delta) from pgbench_history) = (select sum(abalance) from pgbench_accounts),
 		(select sum(delta) from pgbench_history) = (select sum(tbalance) from pgbench_tellers),
 		(select sum(delta) from pgbench_history) = (select sum(bbalance) from pgbench_branches)`)
 	if want := fmt.Sprintf("%d|t|t|t", p.sent); got != want {
-		p.t.Errorf("the history says %s, want %s", got, want)
+		p.T.Errorf("the history says %s, want %s", got, want)
 	}
-	p.t.Logf("%d transactions acknowledged, all in the history, and the four sums agree", p.sent)
+	p.T.Logf("%d transactions acknowledged, all in the history, and the four sums agree", p.sent)
 }
 
 func (p *postgres) cycles(n int) {
@@ -145,66 +147,65 @@ func TestPostgresIdleSession(t *testing.T) {
 
 // session is a psql that stays connected.
 type session struct {
-	p    *postgres
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	out  *bufio.Reader
-	said *locked
+	p   *postgres
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader // answers and errors
 }
 
 func (p *postgres) session() *session {
 	cmd := exec.Command("psql", append([]string{"-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"}, p.args()...)...)
-	s := &session{p: p, cmd: cmd, said: &locked{}}
+	s := &session{p: p, cmd: cmd}
 	var err error
 	if s.in, err = cmd.StdinPipe(); err != nil {
-		p.t.Fatal(err)
+		p.T.Fatal(err)
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		p.t.Fatal(err)
+		p.T.Fatal(err)
 	}
-	s.out, cmd.Stderr = bufio.NewReader(out), s.said
+	s.out, cmd.Stderr = bufio.NewReader(out), cmd.Stdout
 	if err := cmd.Start(); err != nil {
-		p.t.Fatal(err)
+		p.T.Fatal(err)
 	}
 	return s
 }
 
 // ask runs a query of one row.
 func (s *session) ask(sql string) string {
-	s.p.t.Helper()
+	s.p.T.Helper()
 	if _, err := io.WriteString(s.in, sql+";\n"); err != nil {
-		s.p.t.Fatalf("the session is gone: %v: %s", err, s.said)
+		s.p.T.Fatalf("the session is gone: %v", err)
 	}
 	line := make(chan string, 1)
 	go func() {
 		l, err := s.out.ReadString('\n')
 		if err != nil {
-			l = "(" + err.Error() + ") " + s.said.String()
+			l = "(" + err.Error() + ")"
 		}
 		line <- strings.TrimSpace(l)
 	}()
 	select {
 	case l := <-line:
 		return l
-	case <-time.After(patience):
-		s.p.t.Fatalf("no answer to %q: %s", sql, s.said)
+	case <-time.After(daemontest.Patience):
+		s.p.T.Fatalf("no answer to %q", sql)
 		return ""
 	}
 }
 
 // send runs statements without a result and waits until they are done.
 func (s *session) send(sql string) {
-	s.p.t.Helper()
+	s.p.T.Helper()
 	if got := s.ask(sql + "; select 'done'"); got != "done" {
-		s.p.t.Fatalf("%q: psql says %q: %s", sql, got, s.said)
+		s.p.T.Fatalf("%q: psql says %q", sql, got)
 	}
 }
 
 func (s *session) end() {
-	s.p.t.Helper()
+	s.p.T.Helper()
 	s.in.Close()
 	if err := s.cmd.Wait(); err != nil {
-		s.p.t.Errorf("psql ended with %v: %s", err, s.said)
+		s.p.T.Errorf("psql ended with %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
 )
 
@@ -23,7 +24,7 @@ type redisConn struct {
 
 func dialRedis(t testing.TB, addr string) *redisConn {
 	t.Helper()
-	c, err := net.DialTimeout("tcp", addr, patience)
+	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
 	if err != nil {
 		t.Fatalf("cannot connect to Redis: %v", err)
 	}
@@ -33,7 +34,7 @@ func dialRedis(t testing.TB, addr string) *redisConn {
 // do sends an inline command and returns its integer or one-line answer.
 func (c *redisConn) do(format string, args ...any) string {
 	c.t.Helper()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
 		c.t.Fatal(err)
 	}
 	if _, err := fmt.Fprintf(c, format+"\r\n", args...); err != nil {
@@ -52,22 +53,22 @@ func (c *redisConn) do(format string, args ...any) string {
 	return strings.TrimSpace(strings.TrimPrefix(line, ":"))
 }
 
-func redisAt(d *daemon, path instance.Path, quiet time.Duration) *workload {
-	server := installed(d.t, "redis-server", "redis-server", "/usr/bin/redis-server")
-	installed(d.t, "redis-tools", "redis-benchmark")
-	w := d.place("redis", path)
-	w.launch("", quiet, server, "--port", w.targetPort(), "--bind", "127.0.0.1", "--save", "", "--dir", w.dir,
-		"--appendonly", "yes", "--appendfilename", "log.aof", "--appenddirname", filepath.Base(w.dir)+"-aof")
+func redisAt(h *daemontest.Host, path instance.Path, quiet time.Duration) *workload {
+	server := installed(h.T, "redis-server", "redis-server", "/usr/bin/redis-server")
+	installed(h.T, "redis-tools", "redis-benchmark")
+	w := place(h, "redis", path)
+	w.launch("", quiet, server, "--port", w.targetPort(), "--bind", "127.0.0.1", "--save", "", "--dir", w.Dir,
+		"--appendonly", "yes", "--appendfilename", "log.aof", "--appenddirname", filepath.Base(w.Dir)+"-aof")
 	return w
 }
 
 // benchmark runs redis-benchmark for n increments of one key.
 func (w *workload) benchmark(clients, n int) {
-	w.t.Helper()
-	out := client(w.t, "redis-benchmark", "-h", "127.0.0.1", "-p", w.port(), "-t", "incr", "-q",
+	w.T.Helper()
+	out := client(w.T, "redis-benchmark", "-h", "127.0.0.1", "-p", w.port(), "-t", "incr", "-q",
 		"-c", strconv.Itoa(clients), "-n", strconv.Itoa(n))
 	if strings.Contains(strings.ToLower(out), "error") || !strings.Contains(out, "requests per second") {
-		w.t.Fatalf("redis-benchmark says: %s", out)
+		w.T.Fatalf("redis-benchmark says: %s", out)
 	}
 }
 
@@ -85,7 +86,7 @@ func redisCycles(w *workload, n int) {
 		var wg sync.WaitGroup
 		for range clients {
 			wg.Go(func() {
-				c := dialRedis(w.t, w.listen)
+				c := dialRedis(w.T, w.listen)
 				defer c.Close()
 				for range own {
 					c.do("INCR own")
@@ -96,16 +97,16 @@ func redisCycles(w *workload, n int) {
 	})
 	const loaded = 60_000
 	w.hammer(func() { w.benchmark(clients, loaded) })
-	c := dialRedis(w.t, w.listen)
+	c := dialRedis(w.T, w.listen)
 	defer c.Close()
 	wantBench, wantOwn := (n+1)/2*per+loaded, n/2*clients*own
 	if got := c.do("GET %s", benchmarkKey); got != strconv.Itoa(wantBench) {
-		w.t.Errorf("redis-benchmark's counter is %s after %d increments", got, wantBench)
+		w.T.Errorf("redis-benchmark's counter is %s after %d increments", got, wantBench)
 	}
 	if got := c.do("GET own"); got != strconv.Itoa(wantOwn) {
-		w.t.Errorf("the clients' counter is %s after %d increments", got, wantOwn)
+		w.T.Errorf("the clients' counter is %s after %d increments", got, wantOwn)
 	}
-	w.t.Logf("%d increments acknowledged, none lost", wantBench+wantOwn)
+	w.T.Logf("%d increments acknowledged, none lost", wantBench+wantOwn)
 }
 
 func TestRedisDirect(t *testing.T) {

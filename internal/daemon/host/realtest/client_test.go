@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lull/internal/daemon/host/daemontest"
 )
 
 // client is a connection to a guest's server.
@@ -17,11 +19,11 @@ type client struct {
 }
 
 func dial(addr string) (*client, error) {
-	c, err := net.DialTimeout("tcp", addr, limit)
+	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.SetDeadline(time.Now().Add(limit)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
 		return nil, err
 	}
 	return &client{c, bufio.NewReader(c)}, nil

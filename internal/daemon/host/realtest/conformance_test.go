@@ -9,11 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/daemon/host/hosttest"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -27,7 +27,7 @@ func TestConformance(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := machine(t)
-			for _, row := range hosttest.Suite(count(t, "LULL_CONFORMANCE_KILLS", 3), random(t)) {
+			for _, row := range hosttest.Suite(daemontest.Count(t, "LULL_CONFORMANCE_KILLS", 3), random(t)) {
 				t.Run(row.Name, func(t *testing.T) {
 					if why := m.Lacks(row.Needs); why != "" {
 						t.Skip(why)
@@ -39,21 +39,9 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// need skips for want of a tool, and fails in CI, where every tool is installed.
-func need(t *testing.T, err error, pkg string) {
-	t.Helper()
-	switch {
-	case err == nil:
-	case os.Getenv("CI") == "true":
-		t.Fatalf("%v; install the Debian package %s", err, pkg)
-	default:
-		t.Skipf("%v; install the Debian package %s", err, pkg)
-	}
-}
-
 // bare is a machine of the suite over one daemon.
 type bare struct {
-	d     *daemon
+	d     *daemontest.Host
 	ids   map[string]string // of every instance there ever was
 	ports map[string]string // where its server is reached
 	box   func(s *instance.Spec, p hosttest.Program)
@@ -62,7 +50,7 @@ type bare struct {
 // newBare starts the daemon. Its windows are long enough for a program that uses
 // a processor all the time to be seen doing it although the machine is busy.
 func newBare(t *testing.T, args ...string) *bare {
-	return &bare{d: startHost(t, append([]string{"--probe", "1s"}, args...)...), ids: map[string]string{}, ports: map[string]string{}}
+	return &bare{d: host(t, append([]string{"--probe", "1s"}, args...)...), ids: map[string]string{}, ports: map[string]string{}}
 }
 
 func ordinary(t *testing.T) hosttest.Machine {
@@ -70,7 +58,7 @@ func ordinary(t *testing.T) hosttest.Machine {
 	m.box = func(s *instance.Spec, p hosttest.Program) {
 		s.Command = []string{"sh", "-c", p.Script}
 		if p.Serves {
-			s.Command = []string{filepath.Join(bin, "guest"), "serve", "-listen", s.Expose[0].Target}
+			s.Command = []string{daemontest.Program("guest"), "serve", "-listen", s.Expose[0].Target}
 		}
 	}
 	return m
@@ -80,14 +68,15 @@ func ordinary(t *testing.T) hosttest.Machine {
 func image(t *testing.T) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
-	need(t, err, "busybox-static")
+	daemontest.Need(t, err, "busybox-static")
+	daemontest.Build(t)
 	dir := t.TempDir()
 	for _, d := range []string{"bin", "tmp", "etc", "proc", "dev", "sys", "run", "root"} {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for from, to := range map[string]string{busybox: "bin/busybox", filepath.Join(bin, "guest"): "bin/guest"} {
+	for from, to := range map[string]string{busybox: "bin/busybox", daemontest.Program("guest"): "bin/guest"} {
 		b, err := os.ReadFile(from)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, to), b, 0o755)
@@ -115,7 +104,7 @@ func containers(t *testing.T) hosttest.Machine {
 	if err != nil {
 		_, err = os.Stat("/usr/sbin/runc")
 	}
-	need(t, err, "runc")
+	daemontest.Need(t, err, "runc")
 	root := image(t)
 	m := newBare(t)
 	m.box = func(s *instance.Spec, p hosttest.Program) {
@@ -134,11 +123,6 @@ func microvms(t *testing.T) hosttest.Machine {
 		t.Skip("it boots two dozen guests: make test-microvm and make soak set LULL_GUEST_KERNEL and LULL_CONFORMANCE_MICROVM for it")
 	}
 	root := image(t)
-	build := exec.Command("go", "build", "-o", bin+"/lull-harness", "lull/cmd/lull-harness")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("cannot build lull-harness: %v\n%s", err, out)
-	}
 	m := newBare(t, "--guest-kernel", kernel)
 	m.box = func(s *instance.Spec, p hosttest.Program) {
 		s.Runtime, s.Image, s.Memory = "microvm", root, 128<<20
@@ -153,9 +137,9 @@ func microvms(t *testing.T) hosttest.Machine {
 
 // spec is what Run starts.
 func (m *bare) spec(t *testing.T, name string, p hosttest.Program, change func(*instance.Spec)) instance.Spec {
-	s := instance.Spec{Name: name, StopAfter: seconds(0), ReadyTimeout: *seconds(limit)}
+	s := instance.Spec{Name: name, StopAfter: daemontest.Seconds(0), ReadyTimeout: *daemontest.Seconds(daemontest.Patience)}
 	if p.Serves {
-		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t)))
+		at := daemontest.Addr(t)
 		s.Expose = []instance.Endpoint{{Listen: at, Target: at}}
 		m.ports[name] = at
 	}
@@ -168,7 +152,7 @@ func (m *bare) Run(t *testing.T, name string, p hosttest.Program, change func(*i
 	t.Helper()
 	o, err := m.d.Create(t.Context(), hostctl.Create{Spec: m.spec(t, name, p, change), Start: true})
 	if err != nil {
-		t.Fatalf("cannot run %s: %v\n%s", name, err, m.d.log())
+		t.Fatalf("cannot run %s: %v\n%s", name, err, m.d.Log())
 	}
 	m.ids[name] = o.ID
 }
@@ -202,15 +186,15 @@ func (m *bare) Dial(t *testing.T, name string) hosttest.Conn {
 
 func (m *bare) Crash(t *testing.T) {
 	t.Helper()
-	m.d.kill()
-	m.d.start()
+	m.d.Kill()
+	m.d.Boot()
 }
 
 func (m *bare) Until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	if !waits(2*limit, ok) {
+	if !daemontest.Within(daemontest.Patience, ok) {
 		l, err := m.d.List(t.Context())
-		t.Fatalf("not within %s: %s\n%+v, %v\n%s", 2*limit, what, l, err, m.d.log())
+		t.Fatalf("not within %s: %s\n%+v, %v\n%s", daemontest.Patience, what, l, err, m.d.Log())
 	}
 }
 
@@ -220,11 +204,11 @@ func (m *bare) Left(name string) []string {
 	return leftOf(m.d, m.ids[name])
 }
 
-func leftOf(d *daemon, id string) (left []string) {
-	for _, pid := range d.marked()[id] {
+func leftOf(d *daemontest.Host, id string) (left []string) {
+	for _, pid := range d.Marked()[id] {
 		left = append(left, fmt.Sprint("process ", pid))
 	}
-	for _, dir := range []string{"/sys/fs/cgroup", d.dir + "/data"} {
+	for _, dir := range []string{"/sys/fs/cgroup", d.Dir + "/data"} {
 		err := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
 			if err == nil && strings.Contains(e.Name(), id) {
 				left = append(left, p)
@@ -244,14 +228,14 @@ func leftOf(d *daemon, id string) (left []string) {
 
 func (m *bare) Lacks(hosttest.Ability) string { return "" }
 
-func (m *bare) Get(name string) (hostctl.Instance, error) { return m.d.Get(m.d.t.Context(), name) }
+func (m *bare) Get(name string) (hostctl.Instance, error) { return m.d.Get(m.d.T.Context(), name) }
 
 func (m *bare) verb(name, verb string, force bool) error {
 	q := map[string][]string{}
 	if force {
 		q["force"] = []string{"true"}
 	}
-	_, err := m.d.Do(m.d.t.Context(), name, verb, q)
+	_, err := m.d.Do(m.d.T.Context(), name, verb, q)
 	return err
 }
 
@@ -259,24 +243,24 @@ func (m *bare) Pause(name string, force bool) error { return m.verb(name, "pause
 func (m *bare) Resume(name string) error            { return m.verb(name, "resume", false) }
 func (m *bare) Start(name string) error             { return m.verb(name, "start", false) }
 func (m *bare) Stop(name string) error              { return m.verb(name, "stop", false) }
-func (m *bare) Remove(name string) error            { return m.d.Remove(m.d.t.Context(), name) }
+func (m *bare) Remove(name string) error            { return m.d.Remove(m.d.T.Context(), name) }
 
 func (m *bare) Hold(name, holder string, ttl time.Duration) error {
-	_, err := m.d.Hold(m.d.t.Context(), name, hostctl.LeaseRequest{Holder: holder, TTL: *seconds(ttl)})
+	_, err := m.d.Hold(m.d.T.Context(), name, hostctl.LeaseRequest{Holder: holder, TTL: *daemontest.Seconds(ttl)})
 	return err
 }
 
 func (m *bare) Release(name, holder string) error {
-	_, err := m.d.Release(m.d.t.Context(), name, holder)
+	_, err := m.d.Release(m.d.T.Context(), name, holder)
 	return err
 }
 
 func (m *bare) Exec(name string, command ...string) (instance.Outcome, error) {
-	return m.d.Exec(m.d.t.Context(), name, hostctl.ExecRequest{Command: command})
+	return m.d.Exec(m.d.T.Context(), name, hostctl.ExecRequest{Command: command})
 }
 
 func (m *bare) Logs(name string) (string, error) {
 	var b bytes.Buffer
-	err := m.d.Logs(m.d.t.Context(), name, -1, false, &b)
+	err := m.d.Logs(m.d.T.Context(), name, -1, false, &b)
 	return b.String(), err
 }

@@ -6,24 +6,26 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"lull/internal/daemon/host/daemontest"
 )
 
 // A paused instance costs the daemon a record and its sockets' duplicates, but
 // no goroutine, no thread and no timer of its own (spec, section 4).
 func TestNothingPerInstance(t *testing.T) {
 	const instances, slack = 40, 20
-	d := startHost(t, "--probe", "100ms", "--pause-after", "200ms")
-	empty := d.cost()
+	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
+	empty := costOf(d)
 	for n := range instances { // one after the other: threads once made stay
 		s, _ := web(t, fmt.Sprint("cost-", n), false)
-		d.run(s)
+		d.Launch(s)
 	}
 	for n := range instances {
-		d.await(fmt.Sprint("cost-", n), "paused")
+		d.Await(fmt.Sprint("cost-", n), "paused")
 	}
 	var full cost
-	if !waits(limit, func() bool {
-		full = d.cost()
+	if !daemontest.Within(daemontest.Patience, func() bool {
+		full = costOf(d)
 		return full.goroutines <= empty.goroutines+slack && full.threads <= empty.threads+slack && full.timers <= empty.timers+slack
 	}) {
 		t.Fatalf("an empty host has %+v, one with %d paused instances %+v: more than %d of something", empty, instances, full, slack)
@@ -34,17 +36,17 @@ func TestNothingPerInstance(t *testing.T) {
 // cost is what a daemon has of the things that must not grow with its instances.
 type cost struct{ goroutines, threads, timers int }
 
-func (d *daemon) cost() cost {
-	d.t.Helper()
-	st, err := d.Status(d.t.Context())
+func costOf(d *daemontest.Host) cost {
+	d.T.Helper()
+	st, err := d.Status(d.T.Context())
 	if err != nil {
-		d.t.Fatal(err)
+		d.T.Fatal(err)
 	}
 	c := cost{goroutines: st.Goroutines}
-	proc := fmt.Sprintf("/proc/%d/", d.cmd.Process.Pid)
+	proc := fmt.Sprintf("/proc/%d/", d.PID())
 	threads, err := os.ReadDir(proc + "task")
 	if err != nil {
-		d.t.Fatal(err)
+		d.T.Fatal(err)
 	}
 	c.threads = len(threads)
 	if b, err := os.ReadFile(proc + "timers"); err == nil { // a kernel may have no such file
@@ -52,7 +54,7 @@ func (d *daemon) cost() cost {
 	}
 	files, err := os.ReadDir(proc + "fd")
 	if err != nil {
-		d.t.Fatal(err)
+		d.T.Fatal(err)
 	}
 	for _, f := range files {
 		if to, _ := os.Readlink(proc + "fd/" + f.Name()); strings.Contains(to, "timerfd") {

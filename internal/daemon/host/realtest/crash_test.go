@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
@@ -25,7 +26,7 @@ import (
 // Afterwards every instance is in a state that follows from its record, and
 // nothing is orphaned, forgotten, lost or stuck.
 func TestKill(t *testing.T) {
-	rounds := count(t, "LULL_HOST_CRASHES", 30)
+	rounds := daemontest.Count(t, "LULL_HOST_CRASHES", 30)
 	rng := random(t)
 	w := newKilled(t)
 	begin := time.Now()
@@ -47,7 +48,7 @@ func TestKill(t *testing.T) {
 // that is, one program that ends, and one that nobody touches.
 type killed struct {
 	t     *testing.T
-	d     *daemon
+	d     *daemontest.Host
 	addr  map[string]string
 	pid   map[string]int
 	kills map[string]int
@@ -64,20 +65,20 @@ type killed struct {
 }
 
 func newKilled(t *testing.T) *killed {
-	w := &killed{t: t, d: startHost(t, "--probe", "50ms"), addr: map[string]string{}, pid: map[string]int{},
+	w := &killed{t: t, d: host(t, "--probe", "50ms"), addr: map[string]string{}, pid: map[string]int{},
 		kills: map[string]int{}, seen: map[string]int{}, leases: map[string]bool{}}
 	for _, name := range []string{"direct", "relay", "leased", "toggled", "quiet"} {
 		s, addr := web(t, name, name == "relay")
-		s.PauseAfter = seconds(150 * time.Millisecond)
+		s.PauseAfter = daemontest.Seconds(150 * time.Millisecond)
 		if name == "quiet" {
-			s.PauseAfter = seconds(0)
+			s.PauseAfter = daemontest.Seconds(0)
 		}
 		w.addr[name] = addr
-		w.pid[name] = w.d.run(s).PID
+		w.pid[name] = w.d.Launch(s).PID
 	}
 	s := spec("ends", "exit", "7", "60ms")
 	s.Restart = instance.RestartNo
-	w.d.run(s)
+	w.d.Launch(s)
 	ctx, cancel := context.WithCancel(t.Context())
 	w.stop = cancel
 	for _, name := range []string{"direct", "leased", "relay"} {
@@ -115,10 +116,10 @@ func (w *killed) visit(ctx context.Context, name string) {
 func (w *killed) round(n int, what string, rng *rand.Rand) {
 	t, d := w.t, w.d
 	w.kills[what]++
-	quiet := d.get("quiet")
+	quiet := d.Look("quiet")
 	if quiet.State == "running" {
-		d.do("quiet", "pause")
-		quiet = d.get("quiet")
+		d.Must("quiet", "pause")
+		quiet = d.Look("quiet")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var load sync.WaitGroup
@@ -127,18 +128,18 @@ func (w *killed) round(n int, what string, rng *rand.Rand) {
 	load.Go(func() { w.pause(ctx) })
 	load.Go(func() { w.restart(ctx) })
 	until(time.Now().Add(time.Duration(20+rng.IntN(500)) * time.Millisecond))
-	shim := d.shimPID()
+	shim := d.ShimPID()
 	if what != "daemon" {
 		syscall.Kill(shim, syscall.SIGKILL)
 	}
 	if what != "shim" {
-		d.kill()
+		d.Kill()
 	}
 	cancel()
 	load.Wait()
 	if what == "shim" {
-		waitFor(t, limit, "another shim", func() bool { p := d.shimPID(); return p > 0 && p != shim })
-		waitFor(t, limit, "the daemon knows it, and everything was woken", func() bool { return d.get("quiet").State == "running" })
+		daemontest.Wait(t, "there is another shim", func() (bool, string) { p := d.ShimPID(); return p > 0 && p != shim, fmt.Sprint("process ", p) })
+		d.Await("quiet", "running") // the daemon knows it, and everything was woken
 	}
 	away := time.Duration(rng.IntN(300)) * time.Millisecond
 	if rng.IntN(5) == 0 {
@@ -151,14 +152,14 @@ func (w *killed) round(n int, what string, rng *rand.Rand) {
 	recs := w.records()
 	down := time.Now()
 	until(down.Add(away))
-	d.start()
+	d.Boot()
 	w.check(what, recs, time.Since(down), quiet)
 }
 
 func (w *killed) lease(ctx context.Context, n int) {
 	for k := 0; ctx.Err() == nil; k++ {
 		holder := fmt.Sprintf("h%d-%d", n, k)
-		_, err := w.d.Hold(ctx, "leased", hostctl.LeaseRequest{Holder: holder, Reason: "proof", TTL: *seconds(time.Hour)})
+		_, err := w.d.Hold(ctx, "leased", hostctl.LeaseRequest{Holder: holder, Reason: "proof", TTL: *daemontest.Seconds(time.Hour)})
 		if err == nil {
 			w.leases[holder] = true
 			w.held++
@@ -212,7 +213,7 @@ func (w *killed) restart(ctx context.Context) {
 // records reads what is on disk while no daemon is there.
 func (w *killed) records() map[string]instance.Record {
 	out := map[string]instance.Record{}
-	files, err := filepath.Glob(w.d.dir + "/data/instances/*.json")
+	files, err := filepath.Glob(w.d.Dir + "/data/instances/*.json")
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -252,7 +253,7 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 				o.Name != "ends" && strings.Contains(o.StatusReason, "started again in")
 		})
 	}
-	if !waits(limit, rest) {
+	if !daemontest.Within(daemontest.Patience, rest) {
 		for _, o := range l {
 			t.Logf("%s is %s (%s), pid %d", o.Name, o.State, o.StatusReason, o.PID)
 		}
@@ -293,8 +294,8 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 		}
 		mustAnswer(t, addr)
 	}
-	if d.get("toggled").State == "stopped" {
-		d.do("toggled", "start") // its port is free again
+	if d.Look("toggled").State == "stopped" {
+		d.Must("toggled", "start") // its port is free again
 	}
 	mustAnswer(t, w.addr["toggled"])
 }
@@ -336,14 +337,14 @@ func (w *killed) checkLeases(o hostctl.Instance) {
 // checkProcesses: one process for each instance that has one, none else.
 func (w *killed) checkProcesses() {
 	var odd string
-	ok := waits(limit, func() bool {
+	ok := daemontest.Within(daemontest.Patience, func() bool {
 		odd = ""
 		l, err := w.d.List(w.t.Context())
 		if err != nil {
 			odd = err.Error()
 			return false
 		}
-		left := w.d.marked()
+		left := w.d.Marked()
 		for _, o := range l {
 			want := 1
 			if o.State == "stopped" {

@@ -1,20 +1,20 @@
 package realtest
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/daemon/host/hosttest"
 	"lull/internal/instance"
+	"lull/internal/link/hostctl"
 )
 
 // dockerd is a Docker daemon of the test's own: its data, its socket, and one
@@ -33,7 +33,7 @@ func startDockerd(t *testing.T) *dockerd {
 	}
 	for _, p := range []string{"/usr/sbin/dockerd", "/usr/bin/docker"} {
 		_, err := os.Stat(p)
-		need(t, err, "docker.io")
+		daemontest.Need(t, err, "docker.io")
 	}
 	dir, err := os.MkdirTemp("", "lk")
 	if err != nil {
@@ -88,7 +88,7 @@ func (k *dockerd) start() {
 	}
 	k.cmd, k.gone = cmd, make(chan struct{})
 	go func(gone chan struct{}) { cmd.Wait(); close(gone) }(k.gone)
-	if !waits(2*limit, func() bool {
+	if !daemontest.Within(daemontest.Patience, func() bool {
 		return k.over() || exec.Command("/usr/bin/docker", "-H", "unix://"+k.socket(), "version").Run() == nil
 	}) || k.over() {
 		b, _ := os.ReadFile(k.dir + "/log")
@@ -110,7 +110,7 @@ func (k *dockerd) stop() {
 	k.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-k.gone:
-	case <-time.After(2 * limit):
+	case <-time.After(daemontest.Patience):
 		k.t.Error("dockerd does not end")
 		k.cmd.Process.Kill()
 		<-k.gone
@@ -153,7 +153,7 @@ func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change fun
 		args = append(args, "--label", "lull.idle-policy="+s.IdlePolicy)
 	}
 	if p.Serves {
-		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t)))
+		at := daemontest.Addr(t)
 		m.ports[name] = at
 		m.k.must(append(args, "-p", at+":8080", "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
 	} else {
@@ -187,7 +187,7 @@ func (m *dockered) answers(t *testing.T, name string) {
 func (m *dockered) Start(name string) error {
 	err := m.bare.Start(name)
 	if err == nil {
-		m.answers(m.d.t, name)
+		m.answers(m.d.T, name)
 	}
 	return err
 }
@@ -217,30 +217,30 @@ func TestDockerOutside(t *testing.T) {
 	k := startDockerd(t)
 	m := &dockered{newBare(t, "--docker="+k.socket()), k}
 	// It is paused by command only, so nothing of lull's comes between.
-	m.Run(t, "web", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = seconds(0) })
+	m.Run(t, "web", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = daemontest.Seconds(0) })
 
-	m.d.force("web")
-	m.d.await("web", "paused")
+	force(m.d, "web")
+	m.d.Await("web", "paused")
 	if got := k.must("ps", "--format", "{{.Status}}"); !strings.Contains(got, "(Paused)") {
 		t.Errorf("docker does not know that it is paused: %s", got)
 	}
 	k.must("unpause", "web")
-	waitFor(t, limit, "docker unpause was seen", func() bool { return m.d.get("web").LastResumedBy == "external" })
+	m.d.Until("web", "docker unpause was seen", func(o hostctl.Instance) bool { return o.LastResumedBy == "external" })
 
 	// A pause by a person is not touched: no client wakes it.
 	m.answers(t, "web")
 	k.must("pause", "web")
-	waitFor(t, limit, "docker pause was seen", func() bool { o := m.d.get("web"); return o.State == "paused" && o.LastPausedBy == "external" })
+	m.d.Until("web", "docker pause was seen", func(o hostctl.Instance) bool { return o.State == "paused" && o.LastPausedBy == "external" })
 	c := mustDial(t, m.ports["web"])
 	if _, err := c.Write([]byte("hello\n")); err != nil {
 		t.Fatal(err)
 	}
-	if !stays(time.Second, func() bool { return m.d.get("web").State == "paused" }) {
+	if !daemontest.Stays(time.Second, func() bool { return m.d.Look("web").State == "paused" }) {
 		t.Error("a client woke what a person had paused")
 	}
 	// Neither does a daemon that comes anew.
 	m.Crash(t)
-	if o := m.d.get("web"); o.State != "paused" || o.LastPausedBy != "external" {
+	if o := m.d.Look("web"); o.State != "paused" || o.LastPausedBy != "external" {
 		t.Errorf("after a restart it is %s, by %s", o.State, o.LastPausedBy)
 	}
 	k.must("unpause", "web")
@@ -250,9 +250,9 @@ func TestDockerOutside(t *testing.T) {
 	c.Close()
 
 	// A Docker daemon that is away delays a wake and loses nobody.
-	m.d.await("web", "running")
-	m.d.force("web")
-	m.d.await("web", "paused")
+	m.d.Await("web", "running")
+	force(m.d, "web")
+	m.d.Await("web", "paused")
 	k.stop()
 	c = mustDialLater(t, k, m, "web")
 	if got, err := c.r.ReadString('\n'); err != nil || got != "echo later\n" {
@@ -260,23 +260,26 @@ func TestDockerOutside(t *testing.T) {
 	}
 	c.Close()
 
-	pid := m.d.get("web").PID
+	pid := m.d.Look("web").PID
 	k.must("restart", "-t", "5", "web")
-	waitFor(t, limit, "docker restart was seen", func() bool { o := m.d.get("web"); return o.State != "stopped" && o.PID != 0 && o.PID != pid })
+	m.d.Until("web", "docker restart was seen", func(o hostctl.Instance) bool { return o.State != "stopped" && o.PID != 0 && o.PID != pid })
 	m.answers(t, "web")
 	k.must("stop", "-t", "5", "web")
-	o := m.d.await("web", "stopped")
+	o := m.d.Await("web", "stopped")
 	if o.ExitCode == nil {
 		t.Errorf("docker stop: no exit code: %s", o.StatusReason)
 	}
 	k.must("rm", "web")
-	waitFor(t, limit, "docker rm was seen", func() bool { _, err := m.d.Get(t.Context(), "web"); return err != nil })
+	daemontest.Wait(t, "docker rm was seen", func() (bool, string) {
+		o, err := m.d.Get(t.Context(), "web")
+		return err != nil, daemontest.Describe(o)
+	})
 
 	// Labels that say nothing sensible leave the container alone.
 	k.must("run", "-d", "--name", "odd", "--label", "lull.pause-after=soon", "box:1", "sh", "-c", untilGo)
-	waitFor(t, limit, "the label is named in the log", func() bool {
-		b, err := os.ReadFile(m.d.dir + "/daemon.log")
-		return err == nil && bytes.Contains(b, []byte("lull.pause-after"))
+	daemontest.Wait(t, "the label is named in the log", func() (bool, string) {
+		said := m.d.Log()
+		return strings.Contains(said, "lull.pause-after"), said
 	})
 	if _, err := m.d.Get(t.Context(), "odd"); err == nil {
 		t.Error("it was taken over")
@@ -288,7 +291,7 @@ func TestDockerOutside(t *testing.T) {
 // own address.
 func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
 	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/fib_trie", m.d.get(name).PID))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/fib_trie", m.d.Look(name).PID))
 	if err != nil {
 		t.Fatal(err)
 	}

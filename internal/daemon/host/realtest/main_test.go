@@ -1,82 +1,71 @@
 package realtest
 
 import (
-	"fmt"
+	"errors"
 	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
 
-	"lull/internal/base/freeport"
+	"lull/internal/daemon/host/daemontest"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
 )
 
-// bin is the directory of lull, lull-shim and guest.
-var bin string
+const nobody = 65534
 
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "lull-real")
-	if err == nil {
-		err = os.Chmod(dir, 0o755) // an ordinary user runs them too
-	}
-	if err == nil {
-		err = build(dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "cannot build what is tested:", err)
-		os.Exit(1)
-	}
-	bin = dir
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { daemontest.Main(m, "lull/cmd/lull-harness", "./testdata/guest") }
 
-// build puts the programs into dir: fresh ones, or those of LULL_BIN_DIR.
-func build(dir string) error {
-	given := os.Getenv("LULL_BIN_DIR")
-	for _, p := range []string{"lull/cmd/lull", "lull/cmd/lull-shim", "./testdata/guest"} {
-		to := filepath.Join(dir, filepath.Base(p))
-		if given != "" && p != "./testdata/guest" {
-			b, err := os.ReadFile(filepath.Join(given, filepath.Base(p)))
-			if err != nil {
-				return err
-			}
-			if err := os.WriteFile(to, b, 0o755); err != nil {
-				return err
-			}
-			continue
-		}
-		args, cgo := []string{"build", "-o", to}, "0"
-		if raceBuild() && p == "lull/cmd/lull" {
-			args, cgo = append(args, "-race"), "1"
-		}
-		cmd := exec.Command("go", append(args, p)...)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("cannot build %s: %w\n%s", p, err, out)
-		}
-	}
-	return nil
-}
-
-func raceBuild() bool { return os.Getenv("LULL_RACE") == "1" }
-
-// count is a number of the environment, or def.
-func count(t *testing.T, name string, def int) int {
+// host starts a daemon for the test.
+func host(t *testing.T, args ...string) *daemontest.Host {
 	t.Helper()
-	v := os.Getenv(name)
-	if v == "" {
-		return def
+	return daemontest.Start(t, daemontest.Config{Args: args})
+}
+
+// spec is an instance of the guest program.
+func spec(name string, args ...string) instance.Spec {
+	return instance.Spec{Name: name, Command: append([]string{daemontest.Program("guest")}, args...), StopAfter: daemontest.Seconds(0)}
+}
+
+// web is a guest that serves an address: directly, or behind the relay.
+func web(t *testing.T, name string, relay bool, args ...string) (s instance.Spec, listen string) {
+	t.Helper()
+	listen = daemontest.Addr(t)
+	target := listen
+	if relay {
+		target = daemontest.Addr(t)
 	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < 1 {
-		t.Fatalf("cannot use %s=%q: want a number above 0", name, v)
+	s = spec(name, append([]string{"serve", "-listen", target}, args...)...)
+	s.Expose = []instance.Endpoint{{Listen: listen, Target: target}}
+	return s, listen
+}
+
+// force pauses an instance whatever it does.
+func force(d *daemontest.Host, name string) {
+	d.T.Helper()
+	if err := d.Force(name); err != nil {
+		d.T.Fatalf("cannot pause %s by force: %v", name, err)
 	}
-	return n
+}
+
+// hold takes a lease.
+func hold(d *daemontest.Host, name, holder string) {
+	d.T.Helper()
+	if _, err := d.Hold(d.T.Context(), name, hostctl.LeaseRequest{Holder: holder, Reason: "a test", TTL: *daemontest.Seconds(time.Hour)}); err != nil {
+		d.T.Fatalf("cannot hold %s: %v", name, err)
+	}
+}
+
+// refused says why a verb was refused, "" when it was not.
+func refused(err error) string {
+	var p *hostctl.Problem
+	if errors.As(err, &p) && p.Status == 409 {
+		return p.Error()
+	}
+	return ""
 }
 
 // random gives a source whose seed is printed and differs per run.
@@ -92,41 +81,6 @@ func random(t *testing.T) *rand.Rand {
 	}
 	t.Logf("LULL_SEED=%d", seed)
 	return rand.New(rand.NewPCG(seed, 1))
-}
-
-// waitFor looks until ok, within limit.
-func waitFor(t *testing.T, limit time.Duration, what string, ok func() bool) {
-	t.Helper()
-	if !waits(limit, ok) {
-		t.Fatalf("not within %s: %s", limit, what)
-	}
-}
-
-func waits(limit time.Duration, ok func() bool) bool {
-	for end := time.Now().Add(limit); ; {
-		if ok() {
-			return true
-		}
-		if time.Now().After(end) {
-			return false
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
-
-// stays is true when ok holds at every look for as long as d.
-func stays(d time.Duration, ok func() bool) bool {
-	return !waits(d, func() bool { return !ok() })
-}
-
-// freePort finds a port that nobody uses.
-func freePort(t *testing.T) int {
-	t.Helper()
-	port, err := freeport.Take()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
 }
 
 // ownAddress is an address of this machine that is not loopback.
@@ -147,4 +101,10 @@ func ownAddress(t *testing.T) string {
 	}
 	t.Cleanup(func() { _ = exec.Command("ip", "addr", "del", own+"/32", "dev", "lo").Run() })
 	return own
+}
+
+// port is the port of an address.
+func port(addr string) string {
+	_, p, _ := net.SplitHostPort(addr)
+	return p
 }

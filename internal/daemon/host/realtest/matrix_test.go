@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -48,7 +49,7 @@ func TestMatrix(t *testing.T) {
 		{name: "detached", args: []string{"burn", "3", "detach", "2m"}, by: "cpu"},
 		{name: "ticks", args: []string{"tick", "100ms"}, sleeps: true},
 	}
-	d := startHost(t, "--probe", "1s", "--pause-after", soon.String())
+	d := host(t, "--probe", "1s", "--pause-after", soon.String())
 	t.Run("rows", func(t *testing.T) {
 		for _, r := range rows {
 			t.Run(r.name, func(t *testing.T) { t.Parallel(); r.prove(t, d) })
@@ -56,8 +57,8 @@ func TestMatrix(t *testing.T) {
 	})
 }
 
-func (r row) prove(t *testing.T, d *daemon) {
-	d = d.in(t)
+func (r row) prove(t *testing.T, d *daemontest.Host) {
+	d = d.In(t)
 	s := spec(r.name, r.args...)
 	addr := ""
 	switch {
@@ -66,38 +67,36 @@ func (r row) prove(t *testing.T, d *daemon) {
 	case r.args == nil:
 		s.Command = []string{"sleep", "300"}
 	}
-	s.IdlePolicy, s.StopGrace = r.policy, *seconds(time.Second)
-	d.run(s)
+	s.IdlePolicy, s.StopGrace = r.policy, *daemontest.Seconds(time.Second)
+	d.Launch(s)
 	defer func() {
 		if err := d.Remove(context.Background(), r.name); err != nil {
 			t.Error(err)
 		}
 	}()
 	if r.lease {
-		if _, err := d.Hold(t.Context(), r.name, hostctl.LeaseRequest{Holder: "build", Reason: "matrix", TTL: *seconds(time.Minute)}); err != nil {
-			t.Fatal(err)
-		}
+		hold(d, r.name, "build")
 	}
 	if r.asked {
 		defer keepAsking(t, addr)()
 	}
 	if r.sleeps {
-		o := d.await(r.name, "paused")
+		o := d.Await(r.name, "paused")
 		t.Logf("REPORT matrix %s: paused, %s", r.name, o.StatusReason)
 		return
 	}
-	if !stays(watch, func() bool { return d.get(r.name).PauseCount == 0 }) {
-		o := d.get(r.name)
+	if !daemontest.Stays(watch, func() bool { return d.Look(r.name).PauseCount == 0 }) {
+		o := d.Look(r.name)
 		t.Fatalf("it is %s (%s), want running for %s", o.State, o.StatusReason, watch)
 	}
 	found := ""
-	waitFor(t, limit, "a block names "+r.by, func() bool {
-		for _, b := range d.get(r.name).Blocks {
+	d.Until(r.name, "a block names "+r.by, func(o hostctl.Instance) bool {
+		for _, b := range o.Blocks {
 			if string(b.Code) == r.by {
 				found = b.Sentence
 			}
 		}
-		for _, a := range d.get(r.name).Activity {
+		for _, a := range o.Activity {
 			if a.Signal == r.by && a.State == idle.Active {
 				found = fmt.Sprintf("%s %v %s, threshold %v", a.Signal, a.Value, a.Unit, a.Threshold)
 			}
@@ -106,9 +105,6 @@ func (r row) prove(t *testing.T, d *daemon) {
 	})
 	t.Logf("REPORT matrix %s: running for %s, pause-after %s: %s", r.name, watch, soon, found)
 }
-
-// in is d for a subtest.
-func (d *daemon) in(t *testing.T) *daemon { c := *d; c.t = t; return &c }
 
 // keepAsking keeps requests under way until the returned function is called.
 func keepAsking(t *testing.T, addr string) (stop func()) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
@@ -46,10 +47,10 @@ func asNobody(t *testing.T) int {
 }
 
 func race(t *testing.T, uid int, relay bool, def int) {
-	total := count(t, "LULL_HOST_RACES", def)
+	total := daemontest.Count(t, "LULL_HOST_RACES", def)
 	rng := random(t)
-	d := startHostAt(t, quickDisk(), uid, "--probe", "50ms")
-	log := d.follow()
+	d := daemontest.Start(t, daemontest.Config{Under: quickDisk(), UID: uid, GID: uid, Args: []string{"--probe", "50ms"}})
+	log := follow(d)
 	lanes := make([]*lane, raceLanes)
 	if uid != 0 { // freezing by signals reads all of /proc, and they would disturb each other
 		lanes = lanes[:2]
@@ -58,11 +59,11 @@ func race(t *testing.T, uid int, relay bool, def int) {
 	var wg sync.WaitGroup
 	for n := range lanes {
 		s, addr := web(t, fmt.Sprintf("lane%d", n), relay)
-		s.PauseAfter = seconds(100 * time.Millisecond)
-		s.QuietConnectionAfter = *seconds(60 * time.Millisecond)
+		s.PauseAfter = daemontest.Seconds(100 * time.Millisecond)
+		s.QuietConnectionAfter = *daemontest.Seconds(60 * time.Millisecond)
 		l := &lane{d: d, name: s.Name, addr: addr, rng: rand.New(rand.NewPCG(rng.Uint64(), 2))}
-		d.run(s)
-		o := d.get(s.Name)
+		d.Launch(s)
+		o := d.Look(s.Name)
 		want := instance.PathDirect
 		if relay {
 			want = instance.PathRelay
@@ -114,7 +115,7 @@ var ways = []string{"deadline", "person", "standing"}
 
 // lane is one instance that is paused again and again.
 type lane struct {
-	d          *daemon
+	d          *daemontest.Host
 	name, addr string
 	rng        *rand.Rand
 	aim, step  [3]time.Duration // from the way's own deadline to the freeze, learnt
@@ -225,7 +226,7 @@ func quickDisk() string {
 // the instance has been woken until then.
 func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64, err error) {
 	if way != 1 {
-		for end := time.Now().Add(limit); time.Now().Before(end); {
+		for end := time.Now().Add(daemontest.Patience); time.Now().Before(end); {
 			o, err := l.d.Get(ctx, l.name)
 			if err != nil {
 				return at, 0, err
@@ -239,7 +240,7 @@ func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64
 			}
 			time.Sleep(5 * time.Millisecond)
 		}
-		return at, 0, fmt.Errorf("no pause is announced within %s", limit)
+		return at, 0, fmt.Errorf("no pause is announced within %s", daemontest.Patience)
 	}
 	o, err := l.d.Do(ctx, l.name, "resume", nil)
 	if err != nil {
@@ -255,7 +256,7 @@ func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64
 
 // settled waits until it is at rest, and returns it.
 func (l *lane) settled(ctx context.Context) (o hostctl.Instance, err error) {
-	for end := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
 		o, err = l.d.Get(ctx, l.name)
 		if err != nil || o.State == "running" || o.State == "paused" {
 			return o, err
@@ -280,7 +281,7 @@ type eventLog struct {
 	halted bool
 }
 
-func (d *daemon) follow() *eventLog {
+func follow(d *daemontest.Host) *eventLog {
 	g := &eventLog{by: map[string][]hostctl.Event{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -293,21 +294,21 @@ func (d *daemon) follow() *eventLog {
 			return nil
 		})
 	})
-	d.t.Cleanup(func() { cancel(); wg.Wait() })
+	d.T.Cleanup(func() { cancel(); wg.Wait() })
 	return g
 }
 
 // settle waits until every event up to now is here, and gives them. More may
 // come: a transition that had begun ends.
-func (g *eventLog) settle(t *testing.T, d *daemon) map[string][]hostctl.Event {
+func (g *eventLog) settle(t *testing.T, d *daemontest.Host) map[string][]hostctl.Event {
 	t.Helper()
 	if _, err := d.Halt(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, limit, "the events arrive", func() bool {
+	daemontest.Wait(t, "the event of the halt arrives", func() (bool, string) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		return g.halted
+		return g.halted, fmt.Sprintf("events of %d instances", len(g.by))
 	})
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -9,28 +9,30 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lull/internal/daemon/host/daemontest"
 )
 
 // Duplicates are gone before the thaw: the end of a connection arrives, and a
 // port is free as soon as its program is gone, paused or not.
 func TestDuplicatesAreGone(t *testing.T) {
 	t.Parallel()
-	d := startHost(t, "--probe", "100ms", "--pause-after", "200ms")
+	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	s, addr := web(t, "gone", false)
 	s.Restart = "no"
-	s.QuietConnectionAfter = *seconds(100 * time.Millisecond)
+	s.QuietConnectionAfter = *daemontest.Seconds(100 * time.Millisecond)
 	for n := range 10 {
 		if n == 0 {
-			d.run(s)
+			d.Launch(s)
 		} else {
-			d.do("gone", "start")
+			d.Must("gone", "start")
 		}
 		c := mustDial(t, addr)
 		if err := c.echo("hello"); err != nil {
 			t.Fatal(err)
 		}
-		d.await("gone", "paused")
-		pid := d.get("gone").PID
+		d.Await("gone", "paused")
+		pid := d.Look("gone").PID
 		if n%2 == 0 { // while frozen, or just after a wake
 			if err := c.echo("wake"); err != nil {
 				t.Fatal(err)
@@ -46,13 +48,13 @@ func TestDuplicatesAreGone(t *testing.T) {
 			}
 		}
 		var ln net.Listener
-		waitFor(t, limit, "the port of a dead program is free", func() bool {
+		daemontest.Wait(t, "the port of a dead program is free", func() (bool, string) {
 			var err error
 			ln, err = net.Listen("tcp", addr)
-			return err == nil
+			return err == nil, fmt.Sprint(err)
 		})
 		ln.Close()
-		d.await("gone", "stopped")
+		d.Await("gone", "stopped")
 	}
 	t.Log("REPORT duplicates: 10 programs killed while paused or just woken, each connection ended and each port was free")
 }
@@ -66,22 +68,22 @@ func asNet(err error, into *net.Error) bool {
 // A thousand pauses and wakes leave no descriptor and no goroutine behind.
 func TestNoLeaks(t *testing.T) {
 	t.Parallel()
-	cycles := count(t, "LULL_HOST_CYCLES", 1000)
-	d := startHost(t, "--probe", "1s")
+	cycles := daemontest.Count(t, "LULL_HOST_CYCLES", 1000)
+	d := host(t, "--probe", "1s")
 	var addrs, names []string
 	for n, relay := range []bool{false, true, false, true} {
 		s, addr := web(t, fmt.Sprintf("leak%d", n), relay)
-		d.run(s)
+		d.Launch(s)
 		addrs, names = append(addrs, addr), append(names, s.Name)
 	}
 	cycle := func(n int) {
 		name, addr := names[n%len(names)], addrs[n%len(addrs)]
-		waitFor(t, limit, "a pause", func() bool {
+		daemontest.Wait(t, name+" can be paused", func() (bool, string) {
 			_, err := d.Do(t.Context(), name, "pause", nil)
 			if err != nil && refused(err) == "" {
 				t.Fatal(err)
 			}
-			return err == nil
+			return err == nil, fmt.Sprint(err)
 		})
 		mustAnswer(t, addr)
 	}
@@ -93,7 +95,7 @@ func TestNoLeaks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return openFiles(t, d.cmd.Process.Pid), openFiles(t, d.shimPID()), st.Goroutines
+		return openFiles(t, d.PID()), openFiles(t, d.ShimPID()), st.Goroutines
 	}
 	files, shimFiles, routines := look()
 	begin := time.Now()
@@ -102,7 +104,7 @@ func TestNoLeaks(t *testing.T) {
 	}
 	took := time.Since(begin)
 	var nowFiles, nowShim, nowRoutines int
-	ok := waits(limit, func() bool {
+	ok := daemontest.Within(daemontest.Patience, func() bool {
 		nowFiles, nowShim, nowRoutines = look()
 		return nowFiles <= files+4 && nowShim <= shimFiles+2 && nowRoutines <= routines+4
 	})

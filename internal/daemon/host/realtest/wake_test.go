@@ -13,14 +13,15 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
 
-func onBothPaths(t *testing.T, f func(t *testing.T, d *daemon, relay bool)) {
-	d := startHost(t, "--probe", "100ms", "--pause-after", "200ms")
+func onBothPaths(t *testing.T, f func(t *testing.T, d *daemontest.Host, relay bool)) {
+	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	for _, relay := range []bool{false, true} {
-		t.Run(map[bool]string{false: "direct", true: "relay"}[relay], func(t *testing.T) { f(t, d.in(t), relay) })
+		t.Run(map[bool]string{false: "direct", true: "relay"}[relay], func(t *testing.T) { f(t, d.In(t), relay) })
 	}
 }
 
@@ -29,21 +30,21 @@ func onBothPaths(t *testing.T, f func(t *testing.T, d *daemon, relay bool)) {
 // connection are there.
 func TestStandingConnections(t *testing.T) {
 	t.Parallel()
-	onBothPaths(t, func(t *testing.T, d *daemon, relay bool) {
+	onBothPaths(t, func(t *testing.T, d *daemontest.Host, relay bool) {
 		s, addr := web(t, fmt.Sprintf("standing-%t", relay), relay)
-		s.QuietConnectionAfter = *seconds(150 * time.Millisecond)
-		d.run(s)
+		s.QuietConnectionAfter = *daemontest.Seconds(150 * time.Millisecond)
+		d.Launch(s)
 		c := mustDial(t, addr)
 		for n := range 5 {
 			if err := c.echo(fmt.Sprintf("line %d", n)); err != nil {
 				t.Fatal(err)
 			}
-			d.await(s.Name, "paused")
+			d.Await(s.Name, "paused")
 		}
-		before := d.get(s.Name).WakeCount
+		before := d.Look(s.Name).WakeCount
 		c.Close()
-		waitFor(t, limit, "a close wakes it", func() bool { return d.get(s.Name).WakeCount > before })
-		d.await(s.Name, "paused")
+		d.Until(s.Name, "a close wakes it", func(o hostctl.Instance) bool { return o.WakeCount > before })
+		d.Await(s.Name, "paused")
 
 		h := mustDial(t, addr)
 		sent := "first bytes\n" + strings.Repeat("x", 100_000) + "\n"
@@ -57,7 +58,7 @@ func TestStandingConnections(t *testing.T) {
 		if err != nil || !strings.HasPrefix(string(b), "echo first bytes\n") || !strings.HasSuffix(string(b), fmt.Sprintf("end after %d\n", len(sent))) {
 			t.Fatalf("after half a close: %d bytes, %q..., %v", len(b), b[:min(len(b), 40)], err)
 		}
-		t.Logf("REPORT standing %s: 5 wakes by data, 1 by a close, half-close answered with %d bytes", d.get(s.Name).Endpoints[0].Path, len(b))
+		t.Logf("REPORT standing %s: 5 wakes by data, 1 by a close, half-close answered with %d bytes", d.Look(s.Name).Endpoints[0].Path, len(b))
 	})
 }
 
@@ -65,37 +66,37 @@ func TestStandingConnections(t *testing.T) {
 // that has been quiet.
 func TestIdleConnectionHolds(t *testing.T) {
 	t.Parallel()
-	onBothPaths(t, func(t *testing.T, d *daemon, relay bool) {
+	onBothPaths(t, func(t *testing.T, d *daemontest.Host, relay bool) {
 		s, addr := web(t, fmt.Sprintf("holds-%t", relay), relay)
-		d.run(s)
+		d.Launch(s)
 		c := mustDial(t, addr)
 		if err := c.echo("hello"); err != nil {
 			t.Fatal(err)
 		}
-		if !stays(2*time.Second, func() bool { return d.get(s.Name).State == "running" }) {
+		if !daemontest.Stays(2*time.Second, func() bool { return d.Look(s.Name).State == "running" }) {
 			t.Fatal("it was paused under an open connection")
 		}
 		_, err := d.Do(t.Context(), s.Name, "pause", nil)
 		if why := refused(err); why == "" {
 			t.Fatalf("a pause against a connection: %v, want a refusal", err)
 		}
-		d.force(s.Name)
-		if o := d.get(s.Name); o.State != "paused" {
+		force(d, s.Name)
+		if o := d.Look(s.Name); o.State != "paused" {
 			t.Fatalf("by force it is %s, want paused", o.State)
 		}
 		if err := c.echo("and again"); err != nil { // data wakes whatever put it to sleep
 			t.Fatal(err)
 		}
 		c.Close()
-		d.await(s.Name, "paused")
+		d.Await(s.Name, "paused")
 	})
 }
 
 // Programs with several processes, several sockets and sockets that change.
 func TestServersOfAllKinds(t *testing.T) {
 	t.Parallel()
-	d := startHost(t, "--probe", "100ms", "--pause-after", "200ms")
-	four, six := freePort(t), freePort(t)
+	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
+	four, six := port(daemontest.Addr(t)), port(daemontest.Addr(t))
 	cases := []struct {
 		name, listen, addr string
 		args               []string
@@ -103,15 +104,15 @@ func TestServersOfAllKinds(t *testing.T) {
 	}{
 		{name: "reuseport", args: []string{"-reuse", "4"}},
 		{name: "prefork", args: []string{"-prefork", "3"}},
-		{name: "ipv6", listen: fmt.Sprintf("[::1]:%d", six), addr: fmt.Sprintf("[::1]:%d", six)},
-		{name: "wildcard", listen: fmt.Sprintf(":%d", four), addr: fmt.Sprintf("127.0.0.1:%d", four)},
+		{name: "ipv6", listen: "[::1]:" + six, addr: "[::1]:" + six},
+		{name: "wildcard", listen: ":" + four, addr: "127.0.0.1:" + four},
 		{name: "reopens", ask: "reopen"},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
-			d := d.in(t)
+			d := d.In(t)
 			if tc.listen == "" {
-				tc.listen = fmt.Sprintf("127.0.0.1:%d", freePort(t))
+				tc.listen = daemontest.Addr(t)
 				tc.addr = tc.listen
 			}
 			if tc.name == "ipv6" {
@@ -123,10 +124,10 @@ func TestServersOfAllKinds(t *testing.T) {
 			}
 			s := spec(tc.name, append([]string{"serve", "-listen", tc.listen}, tc.args...)...)
 			s.Expose = []instance.Endpoint{{Listen: tc.addr, Target: tc.addr, Path: instance.PathDirect}}
-			d.run(s)
+			d.Launch(s)
 			workers := map[string]bool{}
 			for range 12 {
-				d.await(tc.name, "paused")
+				d.Await(tc.name, "paused")
 				if tc.ask != "" {
 					if _, err := once(tc.addr, tc.ask); err != nil {
 						t.Fatal(err)
@@ -139,7 +140,7 @@ func TestServersOfAllKinds(t *testing.T) {
 				}
 				workers[pid] = true
 			}
-			o := d.get(tc.name)
+			o := d.Look(tc.name)
 			t.Logf("REPORT %s: %d pauses, %d wakes, answered by %d processes", tc.name, o.PauseCount, o.WakeCount, len(workers))
 		})
 	}
@@ -149,27 +150,27 @@ func TestServersOfAllKinds(t *testing.T) {
 // it; without, the port closes with it. A program that opens its own does too.
 func TestWakeFromStopped(t *testing.T) {
 	t.Parallel()
-	d := startHost(t, "--probe", "100ms", "--pause-after", "200ms")
+	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	make := func(name string, fds, wake bool) string {
 		s, addr := web(t, name, false)
 		if fds {
-			s.Command = []string{filepath.Join(bin, "guest"), "serve", "-fds"}
+			s.Command = []string{daemontest.Program("guest"), "serve", "-fds"}
 		}
 		s.ListenFDs, s.WakeFromStopped = fds, wake
-		d.run(s)
+		d.Launch(s)
 		mustAnswer(t, addr)
 		return addr
 	}
 	woken, plain := make("held", true, true), make("plain", false, false)
 	for range 5 {
-		d.do("held", "stop")
-		d.await("held", "stopped")
+		d.Must("held", "stop")
+		d.Await("held", "stopped")
 		mustAnswer(t, woken)
-		d.await("held", "paused") // and sleeps as ever
+		d.Await("held", "paused") // and sleeps as ever
 		mustAnswer(t, woken)
 	}
-	d.do("plain", "stop")
-	d.await("plain", "stopped")
+	d.Must("plain", "stop")
+	d.Await("plain", "stopped")
 	if c, err := net.DialTimeout("tcp", plain, time.Second); err == nil {
 		c.Close()
 		t.Error("the port of a stopped program is open")
@@ -181,10 +182,10 @@ func TestWakeFromStopped(t *testing.T) {
 	ln.Close()
 	// The ladder takes it there too.
 	s, addr := web(t, "ladder", true)
-	s.StopAfter, s.WakeFromStopped = seconds(300*time.Millisecond), true
-	d.run(s)
+	s.StopAfter, s.WakeFromStopped = daemontest.Seconds(300*time.Millisecond), true
+	d.Launch(s)
 	mustAnswer(t, addr)
-	d.await("ladder", "stopped")
+	d.Await("ladder", "stopped")
 	mustAnswer(t, addr)
 	t.Log("REPORT wake from stopped: 5 starts by a connection to held sockets, 1 through the relay; a plain program's port closes with it")
 }
@@ -192,9 +193,9 @@ func TestWakeFromStopped(t *testing.T) {
 // What a program says over LULL_SOCKET.
 func TestWorkloadSocket(t *testing.T) {
 	t.Parallel()
-	d := startHost(t, "--probe", "100ms", "--pause-after", "300ms")
+	d := host(t, "--probe", "100ms", "--pause-after", "300ms")
 	s, addr := web(t, "talks", false)
-	d.run(s)
+	d.Launch(s)
 	say := func(message string) {
 		t.Helper()
 		got, err := once(addr, "say "+message)
@@ -204,35 +205,34 @@ func TestWorkloadSocket(t *testing.T) {
 	}
 	runs := func(why string) {
 		t.Helper()
-		d.await("talks", "running") // its answer can come before the daemon says that it runs
-		if !stays(1500*time.Millisecond, func() bool { return d.get("talks").State == "running" }) {
+		d.Await("talks", "running") // its answer can come before the daemon says that it runs
+		if !daemontest.Stays(1500*time.Millisecond, func() bool { return d.Look("talks").State == "running" }) {
 			t.Fatalf("it was paused although %s", why)
 		}
 	}
 	say(`{"jsonrpc":"2.0","id":1,"method":"keepalive","params":{"ttl_ms":60000,"reason":"build"}}`)
-	if o := d.get("talks"); !o.LeaseHeld || o.LeaseReason != "build" {
+	if o := d.Look("talks"); !o.LeaseHeld || o.LeaseReason != "build" {
 		t.Fatalf("no lease: %+v", o.Leases)
 	}
 	runs("it holds a lease")
 	say(`{"jsonrpc":"2.0","id":2,"method":"keepalive.release","params":{}}`)
-	d.await("talks", "paused")
+	d.Await("talks", "paused")
 	say(`{"jsonrpc":"2.0","id":3,"method":"busy","params":{}}`)
 	runs("it is busy")
 	say(`{"jsonrpc":"2.0","id":4,"method":"waiting","params":{}}`)
-	d.await("talks", "paused")
+	d.Await("talks", "paused")
 	say(`{"jsonrpc":"2.0","id":5,"method":"busy","params":{}}`)
 	runs("it is busy")
 	if _, err := once(addr, "hangup"); err != nil { // busy ends with its connection
 		t.Fatal(err)
 	}
-	d.await("talks", "paused")
-	before := d.get("talks").WakeCount
+	d.Await("talks", "paused")
+	before := d.Look("talks").WakeCount
 	say(`{"jsonrpc":"2.0","id":6,"method":"next_due","params":{"in_ms":1500}}`)
 	due := time.Now().Add(1500 * time.Millisecond)
-	d.await("talks", "paused")
-	slept := d.get("talks").WakeCount
-	waitFor(t, limit, "next_due wakes it", func() bool { return d.get("talks").WakeCount > slept })
-	o := d.get("talks")
+	d.Await("talks", "paused")
+	slept := d.Look("talks").WakeCount
+	o := d.Until("talks", "next_due wakes it", func(o hostctl.Instance) bool { return o.WakeCount > slept })
 	if slept <= before || o.LastResumedBy != "next_due" || o.LastResumedAt.Before(due.Add(-100*time.Millisecond)) {
 		t.Fatalf("woken by %s at %s, due at %s", o.LastResumedBy, o.LastResumedAt, due)
 	}
@@ -241,16 +241,16 @@ func TestWorkloadSocket(t *testing.T) {
 
 func TestExecAndLogs(t *testing.T) {
 	t.Parallel()
-	d := startHost(t, "--probe", "100ms", "--pause-after", "200ms")
+	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	s := spec("spam", "spam", "40000") // 4 MB
 	s.LogMax, s.Env = 256<<10, []string{"COLOUR=blue"}
-	o := d.run(s)
-	waitFor(t, limit, "the last line is in the log", func() bool {
-		var b strings.Builder
-		err := d.Logs(t.Context(), "spam", 1, false, &b)
-		return err == nil && strings.Contains(b.String(), "the last line")
+	o := d.Launch(s)
+	hold(d, "spam", "prints") // one that gets no processor looks idle
+	daemontest.Wait(t, "the last line is in the log", func() (bool, string) {
+		said := d.Said("spam")
+		return strings.Contains(said, "the last line"), said[max(0, len(said)-200):]
 	})
-	logs, err := filepath.Glob(d.dir + "/data/logs/" + o.ID + ".log*")
+	logs, err := filepath.Glob(d.Dir + "/data/logs/" + o.ID + ".log*")
 	if err != nil || len(logs) != 2 {
 		t.Fatalf("log files %v, %v, want the present and one older", logs, err)
 	}
@@ -265,7 +265,10 @@ func TestExecAndLogs(t *testing.T) {
 	if total > 2*(256<<10)+64<<10 {
 		t.Errorf("%d bytes of logs, want at most two files of 256 KiB", total)
 	}
-	d.await("spam", "paused")
+	if _, err := d.Release(t.Context(), "spam", "prints"); err != nil {
+		t.Fatal(err)
+	}
+	d.Await("spam", "paused")
 	x, err := d.Exec(t.Context(), "spam", hostctl.ExecRequest{Command: []string{"sh", "-c", "echo $COLOUR; echo no >&2; exit 5"}})
 	if err != nil || x.ExitCode != 5 || x.Stdout != "blue\n" || x.Stderr != "no\n" {
 		t.Errorf("exec beside a paused program: %+v, %v", x, err)
@@ -277,26 +280,25 @@ func TestExecAndLogs(t *testing.T) {
 // daemon is killed in between, and a paused program is asked to end in order.
 func TestEnds(t *testing.T) {
 	t.Parallel()
-	d := startHost(t, "--probe", "100ms", "--pause-after", "200ms")
+	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	_, err := d.Create(t.Context(), hostctl.Create{Spec: spec("loops", "exit", "3", "10ms"), Start: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Short-lived failures are spaced: the daemon may be killed in a gap.
-	waitFor(t, limit, "two crashes", func() bool { o := d.get("loops"); return o.RestartCount >= 2 && o.State == "stopped" })
-	d.kill()
-	d.start()
-	waitFor(t, 3*limit, "a crash loop", func() bool { return d.get("loops").CrashLooping })
-	o := d.get("loops")
+	d.Until("loops", "two crashes", func(o hostctl.Instance) bool { return o.RestartCount >= 2 && o.State == "stopped" })
+	d.Kill()
+	d.Boot()
+	o := d.Until("loops", "a crash loop", func(o hostctl.Instance) bool { return o.CrashLooping })
 	if o.State != "stopped" || o.ExitCode == nil || *o.ExitCode != 3 {
 		t.Errorf("after the loop it is %s with %v", o.State, o.ExitCode)
 	}
-	term := filepath.Join(d.dir, "term")
+	term := filepath.Join(d.Dir, "term")
 	s, addr := web(t, "orderly", false, "-term", term)
-	s.StopAfter = seconds(300 * time.Millisecond)
-	d.run(s)
+	s.StopAfter = daemontest.Seconds(300 * time.Millisecond)
+	d.Launch(s)
 	mustAnswer(t, addr)
-	st := d.await("orderly", "stopped")
+	st := d.Await("orderly", "stopped")
 	b, err := os.ReadFile(term)
 	if err != nil || string(b) != "ended in order\n" {
 		t.Errorf("its handler of SIGTERM wrote %q, %v", b, err)
@@ -305,12 +307,12 @@ func TestEnds(t *testing.T) {
 		t.Errorf("its exit code is %v, want 0", st.ExitCode)
 	}
 	k, addr := web(t, "killed", false)
-	d.run(k)
-	pid := d.get("killed").PID
+	d.Launch(k)
+	pid := d.Look("killed").PID
 	if err := exec.Command("kill", "-9", strconv.Itoa(pid)).Run(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, limit, "it is started again", func() bool { o := d.get("killed"); return o.PID != 0 && o.PID != pid && o.State != "starting" })
+	d.Until("killed", "it is started again", func(o hostctl.Instance) bool { return o.PID != 0 && o.PID != pid && o.State != "starting" })
 	mustAnswer(t, addr)
 	t.Logf("REPORT ends: crash loop after %d restarts over a kill of the daemon; SIGTERM handled after PAUSED; killed program started again", o.RestartCount)
 }
@@ -318,8 +320,8 @@ func TestEnds(t *testing.T) {
 // Reclaim frees memory where the machine can: pages of files always.
 func TestReclaim(t *testing.T) {
 	t.Parallel()
-	d := startHost(t, "--probe", "100ms", "--pause-after", "200ms")
-	big := filepath.Join(d.dir, "big")
+	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
+	big := filepath.Join(d.Dir, "big")
 	if err := os.WriteFile(big, make([]byte, 32<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -330,14 +332,14 @@ func TestReclaim(t *testing.T) {
 	_ = f.Sync() // only clean pages can go
 	f.Close()
 	for _, s := range []instance.Spec{spec("file", "mapped", big), spec("anonymous", "mem", "32")} {
-		s.ReclaimAfter = *seconds(300 * time.Millisecond)
-		d.run(s)
-		o := d.await(s.Name, "reclaimed")
+		s.ReclaimAfter = *daemontest.Seconds(300 * time.Millisecond)
+		d.Launch(s)
+		o := d.Await(s.Name, "reclaimed")
 		if s.Name == "file" && o.ReclaimedBytes < 8<<20 {
 			t.Errorf("only %d bytes of %d mapped were freed: %s", o.ReclaimedBytes, 32<<20, o.StatusReason)
 		}
 		t.Logf("REPORT reclaim %s: freed %d of about %d bytes (%s)", s.Name, o.ReclaimedBytes, 32<<20, o.StatusReason)
-		d.do(s.Name, "resume")
+		d.Must(s.Name, "resume")
 	}
 	if b, err := os.Open("/proc/swaps"); err == nil {
 		defer b.Close()

@@ -1,0 +1,66 @@
+package daemontest
+
+import (
+	"fmt"
+	"iter"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ShimPID is the process of the shim; 0 when there is none.
+func (h *Host) ShimPID() int {
+	for pid := range living(func(pid int) bool { return strings.Contains(read(pid, "cmdline"), "--dir\x00"+h.Dir+"/data/shim\x00") }) {
+		return pid
+	}
+	return 0
+}
+
+// Marked are the living processes of each instance, by the mark in their
+// environment. LULL_SOCKET there tells whose mark it is.
+func (h *Host) Marked() map[string][]int {
+	out := map[string][]int{}
+	for pid := range living(func(pid int) bool { return strings.Contains(read(pid, "environ"), "LULL_SOCKET="+h.Dir+"/") }) {
+		for e := range strings.SplitSeq(read(pid, "environ"), "\x00") {
+			if id, ok := strings.CutPrefix(e, "LULL_INSTANCE_ID="); ok {
+				out[id] = append(out[id], pid)
+			}
+		}
+	}
+	return out
+}
+
+// processes are those that have to do with this host: its folder is in their
+// command line or in their environment.
+func (h *Host) processes() []int {
+	return slices.Collect(living(func(pid int) bool {
+		return strings.Contains(read(pid, "cmdline"), h.Dir+"/") || strings.Contains(read(pid, "environ"), h.Dir+"/")
+	}))
+}
+
+// living are the processes like that which have not ended.
+func living(like func(pid int) bool) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		entries, _ := os.ReadDir("/proc")
+		for _, e := range entries {
+			pid, err := strconv.Atoi(e.Name())
+			if err == nil && like(pid) && !ended(pid) && !yield(pid) {
+				return
+			}
+		}
+	}
+}
+
+// ended is true of a zombie too.
+func ended(pid int) bool {
+	stat := read(pid, "stat")
+	after := stat[strings.LastIndexByte(stat, ')')+1:]
+	return len(after) < 2 || after[1] == 'Z' || after[1] == 'X'
+}
+
+// read is a file of a process, "" if there is no such process.
+func read(pid int, file string) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+	return string(b)
+}
