@@ -61,6 +61,7 @@ var InstanceTable = &Table[Instance]{
 		{Running, Stopped, []Cause{Exit}, ""},
 		{Pausing, Paused, []Cause{Done, Restart}, "frozen, looked again twice, committed"},
 		{Pausing, Running, []Cause{Cancelled, Failure, Timeout, Restart}, "thawed at once"},
+		{Pausing, Stopping, []Cause{Command}, "the pause failed and could not be undone"},
 		{Pausing, Stopped, []Cause{Exit}, ""},
 		{Paused, Resuming, []Cause{Wake, Command, Restart}, ""},
 		{Paused, Reclaimed, []Cause{Ladder}, "memory pushed out"},

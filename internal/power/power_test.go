@@ -118,7 +118,7 @@ func TestInstanceLegality(t *testing.T) {
 		Stopped:    "starting",
 		Starting:   "running stopped stopping",
 		Running:    "pausing stopped stopping",
-		Pausing:    "paused running stopped",
+		Pausing:    "paused running stopped stopping",
 		Paused:     "hibernated reclaimed resuming stopped stopping",
 		Reclaimed:  "hibernated resuming stopped stopping",
 		Hibernated: "resuming stopped stopping",

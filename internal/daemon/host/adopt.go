@@ -106,11 +106,16 @@ func (i *inst) adopt(ctx context.Context) error {
 				return err
 			}
 		case err != nil:
+			i.h.due.set(i, i.h.now().Add(time.Second)) // it is ended then
 			return err
 		}
 		return i.finishStop(ctx, "restart", i.rec.StatusReason)
 	}
-	return i.adoptAlive(ctx, was, w)
+	if err := i.adoptAlive(ctx, was, w); err != nil {
+		i.h.due.set(i, i.h.now().Add(time.Second)) // looked at again
+		return err
+	}
+	return nil
 }
 
 // settleLimit is how long something that an earlier daemon asked others for may
@@ -127,8 +132,10 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 	paused := was.Asleep()
 	if paused {
 		still, err := w.Still()
-		if err != nil {
-			i.h.retryAdopt(i)
+		i.mu.Lock()
+		i.frozen = still || err != nil
+		i.mu.Unlock()
+		if err != nil { // nothing watches its sockets, so it is woken
 			return fmt.Errorf("cannot tell whether %s is frozen: %w", i.name(), err)
 		}
 		if !still { // what it did meanwhile is not known, so it counts as used
@@ -160,7 +167,13 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		case errors.As(err, &unusable):
 			i.update(func(r *instance.Record) { r.State = power.Resuming })
 			return i.bootAnew(ctx, "restart", "the daemon ended in the middle of a wake", unusable)
-		case err != nil:
+		case err != nil: // it may be frozen, so it does not count as running
+			if was == power.Running {
+				i.update(func(r *instance.Record) { r.State = power.Pausing })
+			}
+			i.mu.Lock()
+			i.frozen = true
+			i.mu.Unlock()
 			return fmt.Errorf("cannot thaw %s: %w", i.name(), err)
 		}
 		if was == power.Running {
@@ -170,7 +183,8 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		}
 		return i.backToRunning("restart", "the daemon ended in the middle of a change")
 	}
-	a := &attempt{i: i, ctx: ctx, by: "restart", reason: i.rec.StatusReason, force: true, adopted: true, work: w}
+	a := i.asItIs(ctx, "restart", i.rec.StatusReason)
+	a.force, a.adopted = true, true
 	err := a.walk(i.h.steps.resumePause)
 	if err == nil {
 		return nil
@@ -208,9 +222,11 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 		why += ": " + cause
 	}
 	err := i.save(func(r *instance.Record) {
-		r.State, r.StatusReason, r.Exit, r.Leases, r.Saved = power.Stopped, why, &e, nil, 0
+		r.State, r.StatusReason, r.Exit, r.Saved = power.Stopped, why, &e, 0
 		if was != power.Stopping {
 			afterEnd(r, e, now)
+		} else {
+			r.Leases = nil
 		}
 	})
 	i.forgetRun()

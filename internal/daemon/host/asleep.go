@@ -85,7 +85,7 @@ func (i *inst) checkAsleep() {
 		if i.rationed() && i.state() != power.Paused {
 			i.wakeLater(by, why)
 		} else {
-			i.wakeOrRetry(by, why)
+			i.wakeNow(by, why)
 		}
 		return
 	}
@@ -265,16 +265,37 @@ func (i *inst) checkStopped() {
 	})
 }
 
-// repair ends a transition that could not be undone when it failed.
+// repair ends a transition that failed half way. The caller holds the lock, so
+// nobody is in it any more.
 func (i *inst) repair() {
-	a := &attempt{i: i, ctx: i.h.ctx, by: "repair", work: i.workload()}
-	i.mu.Lock()
-	a.guard, a.frozen = i.guard, i.frozen
-	i.mu.Unlock()
-	if err := a.walk(i.h.steps.undo); err != nil {
+	var err error
+	switch i.state() {
+	case power.Pausing:
+		if err = i.asItIs(i.h.ctx, "repair", "").walk(i.h.steps.undo); err == nil {
+			i.emit("pause_failed", "repair", "it was thawed after a pause that failed")
+		}
+	case power.Resuming:
+		err = i.wake("repair", "a wake that had failed was tried again")
+	case power.Stopping:
+		err = i.finishStop(i.h.ctx, "repair", "its stop had not ended")
+	case power.Starting:
+		err = i.startFailed(i.workload(), errors.New("its start was given up"))
+	}
+	if err != nil {
 		i.h.log.Error("cannot repair", "instance", i.name(), "error", err)
+	}
+	if i.halfway() {
 		i.h.due.set(i, i.h.now().Add(time.Second))
 	}
+}
+
+// halfway says that a transition was begun and not ended.
+func (i *inst) halfway() bool {
+	switch i.state() {
+	case power.Pausing, power.Resuming, power.Stopping, power.Starting:
+		return true
+	}
+	return false
 }
 
 // watchHeld lets a connection to the held sockets of a stopped program start

@@ -157,16 +157,15 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 // the thaw, because a thaw is safe whatever is on disk: a daemon that finds
 // "paused" looks again before it freezes anything.
 func (i *inst) wake(by, why string) error {
-	if err := i.move(power.Resuming); err != nil {
-		return err
+	if i.state() != power.Resuming { // otherwise a wake before this one failed
+		if err := i.move(power.Resuming); err != nil {
+			return err
+		}
 	}
 	ctx, span := i.span(i.h.ctx, "instance.wake")
 	defer span.End()
 	traceCause(span, by, why)
-	a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload()}
-	i.mu.Lock()
-	a.guard, a.frozen = i.guard, i.frozen
-	i.mu.Unlock()
+	a := i.asItIs(ctx, by, why)
 	i.update(func(r *instance.Record) { r.State = power.Resuming })
 	err := a.walk(i.h.steps.wake)
 	if err == nil {
@@ -179,9 +178,21 @@ func (i *inst) wake(by, why string) error {
 	}
 	err = fmt.Errorf("cannot wake %s: %w", i.name(), err)
 	if s, ok := a.work.(instance.Hibernator); ok && s.Hibernated() {
-		err = errors.Join(err, i.stayHibernated(a, err))
+		return errors.Join(err, i.stayHibernated(a, err))
 	}
+	// Nothing watches its sockets any more, so it is tried until it is done.
+	i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
+	i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
 	return err
+}
+
+// asItIs is an attempt at an instance as the last one left it.
+func (i *inst) asItIs(ctx context.Context, by, why string) *attempt {
+	a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload()}
+	i.mu.Lock()
+	a.guard, a.frozen = i.guard, i.frozen
+	i.mu.Unlock()
+	return a
 }
 
 // stayHibernated follows a restore that failed although what was saved is

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/daemon/host/hosttest"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/power"
@@ -69,18 +70,18 @@ func TestLadderToDisk(t *testing.T) {
 func TestHibernateFails(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
-		r.k.FailSaves(errors.New("no space left on device"))
+		r.k.Fail(hosttest.Saving, errors.New("no space left on device"))
 		id := r.run("a", deep)
 		time.Sleep(7 * time.Minute)
 		if o := r.is("a", power.Reclaimed); !strings.Contains(o.StatusReason, "no space left") {
 			t.Errorf("its reason is %q", o.StatusReason)
 		}
-		r.k.FailSaves(nil)
+		r.k.Fail(hosttest.Saving, nil)
 		time.Sleep(time.Minute)
 		r.is("a", power.Hibernated)
 		r.k.Connect(id).Close()
 		r.is("a", power.Running)
-		r.k.FailSaves(errors.New("no space left on device"))
+		r.k.Fail(hosttest.Saving, errors.New("no space left on device"))
 		time.Sleep(33 * time.Minute)
 		r.is("a", power.Stopped)
 	})

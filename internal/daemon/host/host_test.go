@@ -58,6 +58,13 @@ func inTuned(t *testing.T, tune func(*Config), f func(r *rig)) {
 
 // boot starts a daemon over what is on disk and in the kernel.
 func (r *rig) boot() {
+	if err := r.bootFaulty(); err != nil {
+		r.t.Errorf("load: %v", err)
+	}
+}
+
+// bootFaulty is boot of one that may not be able to take everything over.
+func (r *rig) bootFaulty() error {
 	r.daemon = &mortal{Disk: r.disk}
 	c := Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": r.k},
 		Records: r.daemon, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), KeepEvents: 512,
@@ -71,9 +78,7 @@ func (r *rig) boot() {
 	}
 	r.Host = New(c)
 	r.k.OnExit = r.Host.OnExit
-	if err := r.Load(context.Background(), r.disk.All()); err != nil {
-		r.t.Errorf("load: %v", err)
-	}
+	err := r.Load(context.Background(), r.disk.All())
 	for name, g := range r.gates {
 		if o, err := r.Get(name); err == nil {
 			g.ID = o.ID
@@ -83,6 +88,7 @@ func (r *rig) boot() {
 	r.end, r.done = cancel, make(chan error, 1)
 	go func() { r.done <- r.Run(ctx) }()
 	synctest.Wait()
+	return err
 }
 
 func (r *rig) shut() {

@@ -171,7 +171,7 @@ func (i *inst) serveWake(why string) {
 	case s.Asleep() && s != power.Paused && i.rationed():
 		i.wakeLater(byConnection, why)
 	case s.Asleep():
-		i.wakeOrRetry(byConnection, why)
+		i.wakeNow(byConnection, why)
 	case s == power.Stopped && i.spec.WakeFromStopped && i.enabled():
 		i.h.spawn(func() {
 			if err := i.h.startFor(i.h.ctx, i, byConnection, why); err != nil {

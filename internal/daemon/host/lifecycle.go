@@ -42,6 +42,7 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 		return err
 	}
 	defer leave()
+	i.repair()
 	switch i.state() {
 	case power.Running:
 		return nil
@@ -237,43 +238,41 @@ func (i *inst) forgetRun() {
 }
 
 // stop ends an instance gracefully. The caller holds the lock. An automatic
-// stop of a paused instance gives way to whoever came in the meantime.
+// stop of a paused instance gives way to whoever came in the meantime; any other
+// goes on whatever fails: a program that cannot be asked to end is ended.
 func (i *inst) stop(ctx context.Context, by, why string) error {
-	switch s := i.state(); s {
+	steps := i.h.steps.stop
+	switch i.state() {
 	case power.Stopped:
 		return nil
 	case power.Stopping: // a stop before this one could not be finished
-	case power.Paused, power.Reclaimed, power.Hibernated:
-		a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload(), force: by != stopAfter}
-		i.mu.Lock()
-		a.guard, a.frozen = i.guard, i.frozen
-		i.mu.Unlock()
-		err := a.walk(i.h.steps.stop)
-		var unusable *instance.SnapshotError
-		switch {
-		case errors.As(err, &unusable): // there is nobody to ask
-			why += "; " + unusable.Error()
-			if err := i.endNow(ctx); err != nil {
-				return err
-			}
-		case err != nil:
-			if i.state() == power.Stopping {
-				if uerr := a.walk(i.h.steps.undo); uerr != nil {
-					i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
-					return errors.Join(err, uerr)
-				}
-				i.emit("stop_cancelled", by, err.Error())
-			}
+		return i.finishStop(ctx, by, why)
+	case power.Running, power.Starting:
+		steps = []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-signal", askToEnd}}
+	}
+	if err := i.move(power.Stopping); err != nil {
+		return err
+	}
+	a := i.asItIs(ctx, by, why)
+	a.force = by != stopAfter
+	err := a.walk(steps)
+	var unusable *instance.SnapshotError
+	switch {
+	case err == nil:
+	case i.state() != power.Stopping: // it could not be recorded
+		return err
+	case a.force || errors.As(err, &unusable):
+		why += "; it could not end in order: " + err.Error()
+		if err := i.endNow(ctx); err != nil {
 			return err
 		}
 	default:
-		if err := i.move(power.Stopping); err != nil {
-			return err
+		if uerr := a.walk(i.h.steps.undo); uerr != nil {
+			i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
+			return errors.Join(err, uerr)
 		}
-		a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload(), force: true}
-		if err := a.walk([]step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-signal", askToEnd}}); err != nil {
-			return err
-		}
+		i.emit("stop_cancelled", by, err.Error())
+		return err
 	}
 	return i.finishStop(ctx, by, why)
 }
@@ -282,14 +281,9 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 // first, so that it can be asked to end; a person's stop does not fail for lack
 // of room.
 func (i *inst) enterToStop(ctx context.Context) (leave func(), err error) {
-	var busy *BusyError
 	if i.state() == power.Hibernated {
-		leave, err := i.h.enter(ctx, i, false)
-		if err == nil {
+		if leave, err := i.h.enter(ctx, i, false); err == nil {
 			return leave, nil
-		}
-		if !errors.As(err, &busy) {
-			return nil, err
 		}
 	}
 	if err := i.acquireCtx(ctx); err != nil {
@@ -443,7 +437,6 @@ func (i *inst) handleEnding(e *ending) {
 	err := i.save(func(r *instance.Record) {
 		exit := e.exit
 		r.State, r.StatusReason, r.Exit, r.Saved = power.Stopped, why, &exit, 0
-		r.Leases = nil
 		afterEnd(r, exit, now)
 	})
 	if err != nil {
@@ -458,7 +451,8 @@ func (i *inst) handleEnding(e *ending) {
 
 // afterEnd applies the restart rule to a record, so that what is due is written
 // together with the end. Uptime is the run's own, never the time since its last
-// activity.
+// activity. Leases were given to the instance and not to the run, so they are
+// there when it is started again.
 func afterEnd(r *instance.Record, e instance.Exit, now time.Time) {
 	failed := e.Code != 0 && !e.Lost
 	if failed && e.At.Sub(r.StartedAt) < crashUptime {
@@ -474,7 +468,9 @@ func afterEnd(r *instance.Record, e instance.Exit, now time.Time) {
 		r.StatusReason += fmt.Sprintf("; it failed %d times within %s, so it is not started again by itself", len(r.Crashes), crashWindow)
 	}
 	r.RestartAt = time.Time{}
-	if again {
+	if !again {
+		r.Leases = nil
+	} else {
 		r.RestartAt = now.Add(min(time.Second<<min(len(r.Crashes), 5), restartMax))
 		if len(r.Crashes) == 0 {
 			r.RestartAt = now.Add(100 * time.Millisecond)

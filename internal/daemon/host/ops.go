@@ -173,7 +173,12 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	i.mu.Unlock()
 	i.wanted.Store(nil)
 	if disable || pending {
-		if err := i.save(func(r *instance.Record) { r.Enabled, r.RestartAt = r.Enabled && !disable, time.Time{} }); err != nil {
+		if err := i.save(func(r *instance.Record) {
+			r.Enabled, r.RestartAt = r.Enabled && !disable, time.Time{}
+			if pending {
+				r.Leases = nil
+			}
+		}); err != nil {
 			return err
 		}
 	}
@@ -192,6 +197,7 @@ func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 	}
 	defer i.release()
 	i.serve()
+	i.repair()
 	switch s := i.state(); s {
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		return nil
@@ -224,6 +230,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 		return err
 	}
 	defer leave()
+	i.repair()
 	switch s := i.state(); s {
 	case power.Running:
 		return nil

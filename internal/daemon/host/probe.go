@@ -1,7 +1,6 @@
 package host
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -243,18 +242,10 @@ func (h *Host) check(i *inst) {
 		i.checkRunning()
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		i.checkAsleep()
-	case power.Pausing, power.Resuming:
-		i.repair()
-	case power.Stopping:
-		if err := i.finishStop(h.ctx, "repair", "its stop had not ended"); err != nil {
-			h.log.Error("cannot stop", "instance", i.name(), "error", err)
-		}
-	case power.Starting:
-		if err := i.startFailed(i.workload(), errors.New("its start was given up")); err != nil {
-			h.log.Error("start given up", "instance", i.name(), "error", err)
-		}
 	case power.Stopped:
 		i.checkStopped()
+	default:
+		i.repair()
 	}
 }
 

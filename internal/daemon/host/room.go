@@ -406,7 +406,7 @@ func (i *inst) wakeLater(by, why string) {
 			if err == nil {
 				i.queued.Store(false) // under the lock: whoever asks from here on is served at its release
 				if i.state().Asleep() {
-					i.wakeOrRetry(by, why)
+					i.wakeNow(by, why)
 				}
 				leave()
 				return
@@ -422,12 +422,11 @@ func (i *inst) wakeLater(by, why string) {
 	})
 }
 
-// wakeOrRetry wakes a sleeping instance under its lock. It must not stay frozen
-// when that fails: check tries again.
-func (i *inst) wakeOrRetry(by, why string) {
+// wakeNow wakes a sleeping instance under its lock for somebody who does not
+// wait. What fails is tried again.
+func (i *inst) wakeNow(by, why string) {
 	if err := i.wake(by, why); err != nil {
 		i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "error", err)
-		i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
 	}
 }
 

@@ -37,17 +37,16 @@ type Kernel struct {
 	// half a MiB.
 	Frees int64
 
-	mu sync.Mutex
-	// saveFails and spoiled are what Hibernate and the Thaw after it answer; nil
-	// for success.
-	saveFails error
-	spoiled   *instance.SnapshotError
-	procs     map[string]*Proc
-	clients   []*Client // in the order in which they came, where somebody is at the points
-	broken    []string
-	starts    int
-	restores  int // under way
-	most      int // of them at once
+	mu    sync.Mutex
+	fails map[Fault]error
+	// spoiled is what the Thaw of a saved guest answers; nil for success.
+	spoiled  *instance.SnapshotError
+	procs    map[string]*Proc
+	clients  []*Client // in the order in which they came, where somebody is at the points
+	broken   []string
+	starts   int
+	restores int // under way
+	most     int // of them at once
 }
 
 // Client is one connection from outside.
@@ -227,6 +226,9 @@ func (p *Proc) Freeze(context.Context) error {
 	if p.dead {
 		return errors.New("cannot freeze: no such process")
 	}
+	if err := p.k.fails[Freezing]; err != nil {
+		return err
+	}
 	p.tick()
 	p.frozen = true
 	return nil
@@ -242,6 +244,10 @@ func (p *Proc) Thaw() error {
 	}
 	if p.guard != nil && !p.guard.closed {
 		p.k.breach("%s was thawed while duplicates of its sockets were held", p.id)
+	}
+	if err := p.k.fails[Thawing]; err != nil {
+		p.k.mu.Unlock()
+		return err
 	}
 	if bad := p.k.spoiled; p.saved && bad != nil {
 		p.k.mu.Unlock()
@@ -342,11 +348,27 @@ func (p *Proc) Frozen() bool {
 	return p.frozen
 }
 
-// FailSaves makes Hibernate answer err from now on; nil is success again.
-func (k *Kernel) FailSaves(err error) {
+// Fault is what can be made to fail in a simulated machine.
+type Fault string
+
+// The faults.
+const (
+	Freezing  Fault = "freeze"
+	Thawing   Fault = "thaw"
+	Saving    Fault = "save"
+	Signals   Fault = "signal"
+	Listening Fault = "listeners" // what listens cannot be told
+	Stillness Fault = "still"     // whether it is frozen cannot be told
+)
+
+// Fail makes that answer err from now on; nil is success again.
+func (k *Kernel) Fail(what Fault, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.saveFails = err
+	if k.fails == nil {
+		k.fails = map[Fault]error{}
+	}
+	k.fails[what] = err
 }
 
 // Spoil makes what is saved unusable by that reason; nil makes it good again.
@@ -366,8 +388,8 @@ func (p *Proc) Hibernate(context.Context) (int64, error) {
 		return 0, errors.New("cannot hibernate: no such process")
 	case !p.frozen:
 		p.k.breach("%s was saved while it runs", p.id)
-	case p.k.saveFails != nil:
-		return 0, p.k.saveFails
+	case p.k.fails[Saving] != nil:
+		return 0, p.k.fails[Saving]
 	}
 	p.saved = true
 	return 1 << 20, nil
@@ -381,7 +403,11 @@ func (p *Proc) Hibernated() bool {
 }
 
 // Still implements instance.Workload.
-func (p *Proc) Still() (bool, error) { return p.Frozen(), nil }
+func (p *Proc) Still() (bool, error) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.frozen, p.k.fails[Stillness]
+}
 
 // Waiting counts clients that the program has not answered yet.
 func (p *Proc) Waiting() int {
@@ -416,6 +442,10 @@ func (p *Proc) Signal(s syscall.Signal) error {
 	if p.dead {
 		p.k.mu.Unlock()
 		return syscall.ESRCH
+	}
+	if err := p.k.fails[Signals]; err != nil {
+		p.k.mu.Unlock()
+		return err
 	}
 	if s == syscall.SIGTERM {
 		if p.term = true; !p.frozen && !p.k.Stubborn {
@@ -477,6 +507,11 @@ func unread(c *Client) uint32 {
 
 // Listeners implements instance.Workload.
 func (p *Proc) Listeners() ([]instance.Listener, error) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	if err := p.k.fails[Listening]; err != nil {
+		return nil, err
+	}
 	return []instance.Listener{{Network: "tcp", Addr: "127.0.0.1:80", PID: 1, Watchable: true}}, nil
 }
 
