@@ -5,28 +5,31 @@ SHELL := /bin/bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 DATE ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.buildDate=$(DATE)
-export CGO_ENABLED ?= 1
+# One way to compile for lint, build and tests, so that nothing is compiled twice;
+# the race detector alone needs another.
+export CGO_ENABLED := 0
+export GOFLAGS := $(strip -trimpath $(filter-out -trimpath,$(GOFLAGS)))
 
 # Debian packages that the tests drive as real peers.
 PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light wrk haproxy \
 	etcd-server awscli strace iproute2 procps util-linux gcc libc6-dev python3 curl systemd \
 	openssh-server openssh-client tmux dbus-daemon chromium runc docker.io busybox-static python3-aiosmtpd \
-	qemu-system-x86 e2fsprogs
+	qemu-system-x86 e2fsprogs prometheus
 # The kernel of microVMs in the tests; empty where it could not be fetched.
 GUEST_KERNEL = $$([ -e bin/guest-kernel/boot ] && echo $(CURDIR)/bin/guest-kernel || true)
 
-.PHONY: help build cross deb web demo test guest-kernel test-microvm soak bench bench-fleet bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross deb web demo test modules guest-kernel test-microvm soak bench bench-fleet bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 build: ## build bin/lull and bin/lull-shim
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 cross: ## build the command line for macOS and for arm64, to see that it does
-	CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 go build -o /dev/null ./cmd/lull
-	CGO_ENABLED=0 GOOS=darwin GOARCH=amd64 go build -o /dev/null ./cmd/lull
-	CGO_ENABLED=0 GOOS=linux GOARCH=arm64 go build -o /dev/null ./cmd/...
+	GOOS=darwin GOARCH=arm64 go build -o /dev/null ./cmd/lull
+	GOOS=darwin GOARCH=amd64 go build -o /dev/null ./cmd/lull
+	GOOS=linux GOARCH=arm64 go build -o /dev/null ./cmd/...
 
 deb: build ## build the Debian package in dist/
 	etc/deb/build '$(VERSION)' dist
@@ -35,7 +38,7 @@ web: ## build the dashboard from /web (needs npm; what it makes is committed)
 	cd web && npm install --no-save --no-audit --no-fund && npm run build
 
 demo: build ## run real programs that fall asleep and wake, and a simulated fleet; then print what to type
-	@CGO_ENABLED=0 go build -o bin/lull-demo ./demo
+	@go build -o bin/lull-demo ./demo
 	@LULL_GUEST_KERNEL=$${LULL_GUEST_KERNEL:-$(GUEST_KERNEL)} exec bin/lull-demo
 
 packages: ## install what the tests need (Debian, root)
@@ -47,8 +50,9 @@ packages: ## install what the tests need (Debian, root)
 	printf '#!/bin/sh\nexit 101\n' > /tmp/lull-policy && chmod +x /tmp/lull-policy; \
 	restore=''; if [ -e /usr/sbin/policy-rc.d ]; then mv /usr/sbin/policy-rc.d /usr/sbin/policy-rc.d.lull; restore=1; fi; \
 	cp /tmp/lull-policy /usr/sbin/policy-rc.d; \
-	ok=0; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-		-o DPkg::Lock::Timeout=300 $$missing >/dev/null || ok=$$?; \
+	ok=1; for try in 1 2 3; do \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			-o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 $$missing >/dev/null && { ok=0; break; } || sleep $$((try*5)); done; \
 	rm -f /usr/sbin/policy-rc.d /tmp/lull-policy; \
 	if [ -n "$$restore" ]; then mv /usr/sbin/policy-rc.d.lull /usr/sbin/policy-rc.d; fi; exit $$ok
 
@@ -59,21 +63,26 @@ ALONE := ./cmd/lull ./internal/daemon/agent ./internal/daemon/agent/realtest ./i
 RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
 	./internal/link/... ./internal/router ./internal/shim ./internal/sim/world ./internal/store/...
 
-# A test that fails is run once more by itself. What passes then is listed as flaky
-# at the end, with how it failed above: a fault to mend like any other. Three
-# failures, a data race and a panic are never tried again.
-TEST = go tool gotestsum --format pkgname --rerun-fails=1 --rerun-fails-max-failures=3 \
-	--rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$@-$(1) --packages="$(2)" -- $(3)
+# A test that fails is run again by itself, twice at most. What passes then is
+# listed as flaky at the end, with how it failed above: a fault to mend like any
+# other. More than six failures, a data race and a panic are never tried again.
+TEST = go tool gotestsum --format pkgname --rerun-fails=2 --rerun-fails-max-failures=6 \
+	--rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$@-$(1) \
+	--jsonfile bin/tests-$@-$(1).json --packages="$(2)" -- $(3)
+
+modules: ## fetch the modules; a proxy that fails once is asked again
+	@for try in 1 2 3; do go mod download && exit 0; sleep $$((try*5)); done; exit 1
 
 guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 	@[ -e bin/guest-kernel/boot ] || sh cmd/lull/guest-kernel.sh bin/guest-kernel || \
 		echo "no guest kernel: tests of microVMs are skipped"
 
-test: packages guest-kernel lint build ## everything that must hold; installs what it needs
-	@rm -f bin/flaky-*
+test: packages modules guest-kernel lint build ## everything that must hold; installs what it needs
+	@rm -f bin/flaky-* bin/tests-*
 	$(call TEST,main,$$(go list ./... | grep -vE '^lull/cmd/lull$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$' | tr '\n' ' '),-timeout 20m)
 	LULL_GUEST_KERNEL=$(GUEST_KERNEL) $(call TEST,alone,$(ALONE),-p 1 -timeout 20m)
-	$(call TEST,race,$(RACE),-race -short -timeout 20m)
+	CGO_ENABLED=1 $(call TEST,race,$(RACE),-race -short -timeout 20m)
+	@LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/house | grep -v '^[=-]\|^PASS\|^ok'; exit $${PIPESTATUS[0]}
 	@for f in bin/flaky-*; do [ ! -s $$f ] || sed 's/^/flaky: /' $$f; done
 
 test-microvm: guest-kernel ## only the tests that boot guests
