@@ -1,10 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -64,41 +62,6 @@ func (c *cli) agentLeaseList() *cobra.Command {
 			}
 			return c.print(l, func(w io.Writer) { leases(w, l) })
 		})
-}
-
-func (c *cli) agentHistory() *cobra.Command {
-	var since, until string
-	var q agentctl.HistoryQuery
-	cmd := c.onAgent(&cobra.Command{Use: "history", Short: "Show what was decided and done, and why", Args: args(cobra.NoArgs)},
-		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
-			now := time.Now()
-			var err1, err2 error
-			q.Since, err1 = pastMoment(now, since)
-			q.Until, err2 = pastMoment(now, until)
-			if err := errors.Join(err1, err2); err != nil {
-				return &usageError{err}
-			}
-			if q.Limit < 0 {
-				return &usageError{fmt.Errorf("cannot show %d entries: want 0 or more", q.Limit)}
-			}
-			l, err := cl.History(cmd.Context(), q)
-			if err != nil {
-				return err
-			}
-			return c.print(l, func(w io.Writer) {
-				for _, e := range l {
-					by := ""
-					if e.By != "" {
-						by = " (by " + e.By + ")"
-					}
-					fmt.Fprintf(w, "%s  %-10s %s%s\n", clockTime(e.At), e.Kind, strings.TrimSpace(e.Sentence), by)
-				}
-			})
-		})
-	cmd.Flags().StringVar(&since, "since", "", "from then on: 15:04, 2006-01-02 15:04, RFC 3339, or how long ago (2h)")
-	cmd.Flags().StringVar(&until, "until", "", "before then, in the same forms")
-	cmd.Flags().IntVar(&q.Limit, "limit", 100, "at most that many of the newest; 0 for all")
-	return cmd
 }
 
 func (c *cli) agentHalt() *cobra.Command {

@@ -236,10 +236,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.ctx = ctx
 	a.saver = newSaver(a.o.Disk)
 	a.tasks.Go(func() { a.saver.run(ctx) })
-	a.tasks.Go(func() { a.keep(ctx) })
+	// The history is kept until its last line, which says that it ends.
+	keeping, kept := context.WithCancel(context.WithoutCancel(ctx))
+	a.tasks.Go(func() { a.keep(keeping) })
 	defer func() {
+		a.record(agentctl.Entry{Kind: "end", Sentence: "The agent ends."})
 		close(a.ended)
 		cancel()
+		kept()
 		a.tasks.Wait()
 	}()
 	if err := a.begin(); err != nil {

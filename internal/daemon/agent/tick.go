@@ -79,7 +79,7 @@ func (a *Agent) watchClocks() {
 	_, s := a.span(ctx, "agent.resume")
 	s.SetAttributes(attribute.Float64("lull.slept_seconds", slept.Seconds()))
 	a.state.Vetoes = veto{}
-	a.record(agentctl.Entry{Kind: "resume", Sentence: sentence, Outcome: copyOf(a.state.Last)})
+	a.record(agentctl.Entry{Kind: "resume", Sentence: sentence, Outcome: copyOf(a.state.Last), Slept: idle.Duration(max(slept, 0))})
 	a.log.Info("resumed", "slept", slept.Round(time.Second).String(), "jump", jump.Round(time.Second).String())
 	a.save(nil)
 	a.refresh(func(agentctl.Reload) { s.End() })

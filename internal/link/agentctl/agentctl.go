@@ -209,12 +209,13 @@ type HistoryQuery struct {
 // Entry is one line of the agent's history.
 type Entry struct {
 	At       time.Time      `json:"at"`
-	Kind     string         `json:"kind"` // verdict, warning, action, resume, config, snooze, lease, halt, completion, alarm, start
+	Kind     string         `json:"kind"` // verdict, warning, action, resume, config, snooze, lease, halt, completion, alarm, server, start, end
 	Sentence string         `json:"sentence"`
 	By       string         `json:"by,omitempty"`
 	Verdict  *idle.Verdict  `json:"verdict,omitempty"`
 	Readings []idle.Reading `json:"readings,omitempty"`
 	Outcome  *Outcome       `json:"outcome,omitempty"`
+	Slept    idle.Duration  `json:"slept_seconds,omitzero"` // of a resume: how long the machine was down
 }
 
 // HaltRequest switches all automatic actions off or on again.
