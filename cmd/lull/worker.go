@@ -133,7 +133,7 @@ func (c *cli) await(parent context.Context, cl *control.Client, w fleet.Worker, 
 		case w.Status == power.WorkerFailed:
 			return w, fmt.Errorf("cannot bring %s to %s: %s", w.Name, to, w.StatusReason)
 		case w.Status == power.WorkerTerminated, w.DesiredStatus != to && w.DesiredStatus != "":
-			return w, fmt.Errorf("cannot bring %s to %s: it is wanted to be %s now", w.Name, to, w.DesiredStatus)
+			return w, fmt.Errorf("cannot bring %s to %s: it is wanted to be %s now%s", w.Name, to, w.DesiredStatus, overtaken(&w, to))
 		}
 		select {
 		case <-ctx.Done():
@@ -153,6 +153,20 @@ func (c *cli) await(parent context.Context, cl *control.Client, w fleet.Worker, 
 			w = next
 		}
 	}
+}
+
+// overtaken says who wanted something else of a worker that was to get to a
+// status.
+func overtaken(w *fleet.Worker, to power.Worker) string {
+	switch {
+	case to == power.WorkerRunning && w.StartWithdrawnAt != nil:
+		return fmt.Sprintf(": %s took the start back at %s", w.StartWithdrawnBy, w.StartWithdrawnAt.Format(time.RFC3339))
+	case to == power.WorkerRunning && w.DesiredStatus == power.WorkerStopped && w.LastPausedBy != "":
+		return fmt.Sprintf(": %s asked for a stop (%s)", w.LastPausedBy, w.PauseReason)
+	case to == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartBy != "":
+		return ": " + w.StartBy + " asked for a start"
+	}
+	return ""
 }
 
 func (c *cli) workerCreate() *cobra.Command {

@@ -57,6 +57,7 @@ const (
 	EventLateAction     = "worker.late_action"
 	EventLateActivity   = "worker.late_activity"
 	EventPauseCancelled = "worker.pause_cancelled"
+	EventStartWithdrawn = "worker.start_withdrawn"
 	EventRules          = "rules.updated" // a policy, schedule, group, override or budget
 )
 
@@ -68,6 +69,7 @@ const (
 	AuditDrainStarted    = "drain_started"
 	AuditDrained         = "drained"
 	AuditDrainCancelled  = "drain_cancelled"
+	AuditStartWithdrawn  = "start_withdrawn"
 
 	SkippedAutoPause   = "skipped_auto_pause"
 	SkippedNotIdle     = "skipped_not_idle"

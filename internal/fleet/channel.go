@@ -70,7 +70,7 @@ type Channel struct {
 func EventNames() []string { return slices.Clone(eventNames) }
 
 var eventNames = []string{EventCreated, EventImported, EventActivity, EventPaused, EventResumed, EventStatus, EventDrained, EventLicense,
-	EventDetection, EventPauseWarning, EventUnknownSignal, EventLateAction, EventLateActivity, EventPauseCancelled}
+	EventDetection, EventPauseWarning, EventUnknownSignal, EventLateAction, EventLateActivity, EventPauseCancelled, EventStartWithdrawn}
 
 // forPeople are the events that somebody can act on.
 var forPeople = []string{EventPaused, EventResumed, EventDrained, EventPauseWarning, EventPauseCancelled, EventUnknownSignal, EventLateAction, EventLateActivity}

@@ -175,12 +175,17 @@ func (w *Worker) lastStart() time.Time {
 	return t
 }
 
-// lastStop is when w last went down, for whatever cause.
+// lastStop is when w last went down, for whatever cause, or when a start was
+// taken back after that: who did so has said that it shall be down.
 func (w *Worker) lastStop() time.Time {
+	t := w.StatusSince
 	if w.LastPausedAt != nil {
-		return *w.LastPausedAt
+		t = *w.LastPausedAt
 	}
-	return w.StatusSince
+	if at := w.StartWithdrawnAt; at != nil && at.After(t) {
+		t = *at
+	}
+	return t
 }
 
 // BudgetsOf tells how the budgets of an action on w stand, by the pool as

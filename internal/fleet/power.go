@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"lull/internal/evidence"
@@ -58,6 +59,7 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 	refuse := func(reason, detail string) error {
 		return &Refused{Command: command, Name: w.ID, Reason: reason, Detail: detail}
 	}
+	starts := w.startPending()
 	if w.DesiredStatus == power.WorkerStopped && (w.Status == power.WorkerStopped || w.Intent != nil) {
 		switch {
 		case p.Reason.Automatic():
@@ -68,8 +70,18 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 			return refuse("status", fmt.Sprintf("it is %s", w.Status))
 		}
 	}
-	if w.Status == power.WorkerStopping && w.DesiredStatus == power.WorkerRunning && w.Intent != nil && !p.Reason.Automatic() {
-		p.Drain = false // the resume that waits for the stop is withdrawn
+	if starts && p.Reason.Automatic() {
+		return refuse("status", fmt.Sprintf("it is %s and to start", w.Status)) // only a person takes a start back
+	}
+	if w.startWaits() {
+		if w.Status == power.WorkerStopped || w.Intent != nil && !w.Intent.Reason.Automatic() {
+			// The start is all that there is to take back: the pause was
+			// counted when it was intended.
+			w.DesiredStatus, w.StatusReason = power.WorkerStopped, ""
+			w.withdrawStart(tx)
+			return nil
+		}
+		p.Drain = false
 	} else if w.Status != power.WorkerStopping || p.Drain {
 		if _, err := w.Status.After(verb); err != nil {
 			return refuse("status", err.Error()[len("cannot "):])
@@ -79,7 +91,7 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 		if w.EC2InstanceID == "" {
 			return refuse("no_instance", "it has no instance; terminate or retry it")
 		}
-		w.Status, w.StatusReason = power.WorkerStopping, ""
+		w.Status, w.StatusReason, w.StartSentAt = power.WorkerStopping, "", nil
 	}
 	sent := w.stopSent()
 	w.PauseGeneration++
@@ -95,7 +107,47 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 	}
 	e.Action = action
 	tx.Note(e)
+	if starts {
+		w.StatusReason = ""
+		w.withdrawStart(tx)
+	}
+	w.clearStart()
 	return nil
+}
+
+// startWaits tells whether a start was asked for that a stop, or its turn, is
+// before.
+func (w *Worker) startWaits() bool {
+	return w.DesiredStatus == power.WorkerRunning && (w.Status == power.WorkerStopping || w.Status == power.WorkerStopped)
+}
+
+// startPending tells whether a start is under way or waits.
+func (w *Worker) startPending() bool {
+	return w.startWaits() || w.DesiredStatus == power.WorkerRunning && w.Status == power.WorkerStarting
+}
+
+// withdrawStart takes back a start that is not confirmed: it counts as no
+// resume and begins no snooze. One that was sent may take effect all the same,
+// so that StartSentAt is kept until EC2 has shown what came of it.
+func (w *Worker) withdrawStart(tx *Tx) {
+	now, detail := tx.Now, "the start of a new worker"
+	if w.StartBy != "" {
+		detail = "the start that " + w.StartBy + " asked for"
+	}
+	if at := w.StartAskedAt; at != nil {
+		detail += " at " + at.Format(time.RFC3339)
+	}
+	tx.Note(Entry{Action: AuditStartWithdrawn, Events: []string{EventStartWithdrawn}, Reason: string(w.StartOrigin), Detail: detail})
+	w.StartWithdrawnAt, w.StartWithdrawnBy = &now, tx.by.Name
+	if w.StartOrigin == OriginExternal || w.EC2State == string(power.EC2Pending) || w.EC2State == string(power.EC2Running) {
+		w.StartSentAt = nil // it has shown
+	}
+	w.clearStart()
+}
+
+// clearStart forgets who asked for a start and why.
+func (w *Worker) clearStart() {
+	w.StartOrigin, w.StartBy, w.StartReason, w.StartAskedAt = OriginNone, "", "", nil
 }
 
 func (w *Worker) stopSent() *time.Time {
@@ -170,6 +222,12 @@ func (f *Fleet) TakeStart(ctx context.Context, id string, at int64, ec2 string) 
 			reason = policy.ByPerson
 		}
 		if reason != policy.ByPerson {
+			if tx.Halted {
+				return &Refused{Command: "start", Name: id, Reason: "halted", Detail: "all automatic actions are halted"}
+			}
+			if err := f.frozen(tx.Now, w, "start"); err != nil {
+				return err
+			}
 			used := f.Rules().BudgetsFor(tx.Now, f.subject(w, nil), policy.Starts, reason, tx.Pool.Spent, f.size)
 			if blocks := policy.Blocks(used); len(blocks) > 0 {
 				return &Refused{Command: "start", Name: id, Reason: string(idle.Budget), Detail: blocks[0].Sentence, Blocks: blocks}
@@ -192,10 +250,17 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 		return &Refused{Command: "resume", Name: w.ID, Reason: "status", Detail: detail}
 	}
 	want := func() {
+		now := tx.Now
+		if w.DesiredStatus != power.WorkerRunning || w.StartAskedAt == nil {
+			w.StartAskedAt = &now
+		}
 		w.DesiredStatus = power.WorkerRunning
-		w.StartOrigin, w.StartBy = o, tx.by.Name
-		w.StartReason, w.StartAskedAt = startReason(tx.by), &tx.Now
+		w.StartOrigin, w.StartBy, w.StartReason = o, tx.by.Name, startReason(tx.by)
+		w.StartWithdrawnAt, w.StartWithdrawnBy = nil, ""
 	}
+	// A start that waits goes on as it is, unless somebody asks who waits for
+	// less than the one before.
+	asked := w.DesiredStatus == power.WorkerRunning && (w.StartOrigin != OriginAuto || urgency(startReason(tx.by)) <= urgency(w.StartReason))
 	switch w.Status {
 	case power.WorkerTerminating, power.WorkerTerminated:
 		return refuse(fmt.Sprintf("it is %s", w.Status))
@@ -207,7 +272,7 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 		}
 		return w.CancelStop(tx, "pause_cancelled", "resumed by "+tx.by.Name)
 	case power.WorkerStopped, power.WorkerStopping:
-		if w.DesiredStatus == power.WorkerRunning {
+		if asked {
 			return nil
 		}
 		want()
@@ -220,14 +285,28 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 	case power.WorkerUnknown:
 		want()
 	default:
-		if w.DesiredStatus == power.WorkerRunning {
+		if asked {
 			return nil
 		}
 		want()
-		w.Intent = nil
+		if w.Intent != nil {
+			w.Intent = nil
+			tx.Note(Entry{Action: "pause_cancelled", Events: []string{EventPauseCancelled}, Detail: "resumed by " + tx.by.Name})
+		}
 	}
 	tx.Note(Entry{Action: "resume_intended", Reason: string(o)})
 	return nil
+}
+
+// urgency orders reasons of starts by who waits for them.
+func urgency(reason string) int {
+	switch reason {
+	case policy.ByPerson:
+		return 2
+	case policy.ForWake:
+		return 1
+	}
+	return 0
 }
 
 // CancelStop withdraws a stop and returns the worker to RUNNING; the pause
@@ -241,6 +320,7 @@ func (w *Worker) CancelStop(tx *Tx, action, why string) error {
 		w.AgentCalledOff = w.Intent.AgentGeneration
 	}
 	w.DesiredStatus, w.Intent, w.Draining = power.WorkerRunning, nil, false
+	w.clearStart() // it never went down, so nothing is resumed
 	if w.Status != power.WorkerRunning {
 		w.Status, w.StatusReason = power.WorkerRunning, ""
 	}
@@ -273,9 +353,13 @@ func (w *Worker) intendEnd(tx *Tx, action, why string) error {
 	if err != nil {
 		return &Refused{Command: "terminate", Name: w.ID, Reason: "status", Detail: err.Error()[len("cannot "):]}
 	}
+	starts := w.startPending()
 	w.DesiredStatus, w.Intent, w.Draining = power.WorkerTerminated, nil, false
 	w.Status, w.StatusReason, w.MissingSince = to, why, nil
 	tx.Note(Entry{Action: action, Detail: why})
+	if starts {
+		w.withdrawStart(tx)
+	}
 	return nil
 }
 
@@ -342,7 +426,35 @@ func (w *Worker) Resumed(tx *Tx) {
 		w.ExternalResumeCount++
 	}
 	tx.Note(Entry{Action: action, Events: events, Reason: string(w.StartOrigin), Detail: w.StartBy})
-	w.StartOrigin, w.StartBy, w.StartReason, w.StartAskedAt = OriginNone, "", "", nil
+	w.clearStart()
+	w.StartWithdrawnAt, w.StartWithdrawnBy = nil, ""
+}
+
+// Repair asks for a start after a stop that nobody wanted.
+func (w *Worker) Repair(tx *Tx) {
+	now := tx.Now
+	w.StartOrigin, w.StartBy, w.StartReason, w.StartAskedAt = OriginAuto, tx.by.Name, policy.ForRepair, &now
+	w.StartSentAt, w.StartWithdrawnAt, w.StartWithdrawnBy = nil, nil, ""
+}
+
+// StoppedOutside takes back the start that was under way or waited as the
+// worker was before, if there was one: somebody stopped the machine meanwhile,
+// not through lull.
+func (w *Worker) StoppedOutside(tx *Tx, before *Worker) {
+	w.DesiredStatus = power.WorkerStopped
+	if before.startPending() {
+		w.withdrawStart(tx)
+	}
+	w.clearStart()
+	w.StartSentAt = nil
+}
+
+// StopLateStart makes a start that was withdrawn, and took effect all the same,
+// end in a stop: that of the person who withdrew it, which is counted already.
+func (w *Worker) StopLateStart(tx *Tx) {
+	w.DesiredStatus, w.StartSentAt = power.WorkerStopped, nil
+	w.Intent = &Intent{Reason: ReasonManual, By: w.StartWithdrawnBy, At: tx.Now, Generation: w.PauseGeneration}
+	w.clearStart()
 }
 
 // CallOff is CancelStop of an automatic stop, with the decision that called it
@@ -363,7 +475,7 @@ func (w *Worker) CallOff(tx *Tx, d *evidence.Decision, why string) error {
 // must be the newest, so that it never stands against a person's later word.
 // Errors: NotFound, ErrStale, Refused.
 func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule string) (Worker, error) {
-	by := Actor{Name: "schedule " + schedule, Kind: KindSchedule}
+	by := Actor{Name: bySchedule + schedule, Kind: KindSchedule}
 	return f.Change(ctx, id, Changing{By: by, At: at, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		if tx.Halted {
 			return &Refused{Command: "resume", Name: id, Reason: "halted", Detail: "automatic actions are halted"}
@@ -374,6 +486,28 @@ func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule
 		return w.intendStart(tx, OriginAuto)
 	})
 }
+
+// ScheduleWithdraws takes back a start that a schedule asked for and that still
+// waits, for the schedule no longer wants it. Errors: NotFound, ErrStale.
+func (f *Fleet) ScheduleWithdraws(ctx context.Context, id string, at int64) (Worker, error) {
+	return f.Change(ctx, id, Changing{By: ByController, At: at}, func(w *Worker, tx *Tx) error {
+		if !w.ForSchedule() || w.Status != power.WorkerStopped {
+			return nil
+		}
+		tx.by = Actor{Name: w.StartBy, Kind: KindSchedule}
+		w.DesiredStatus, w.StatusReason = power.WorkerStopped, ""
+		w.withdrawStart(tx)
+		return nil
+	})
+}
+
+// ForSchedule tells whether a start waits that a schedule asked for.
+func (w *Worker) ForSchedule() bool {
+	return w.startWaits() && w.StartReason == policy.ForSchedule && strings.HasPrefix(w.StartBy, bySchedule)
+}
+
+// bySchedule begins the name of a schedule's actor.
+const bySchedule = "schedule "
 
 // WantsStart tells whether a schedule wants a stopped worker started now.
 func (w *Worker) WantsStart(now time.Time, r *policy.Resolved) bool {

@@ -232,12 +232,17 @@ type Worker struct {
 	StartReason    string     `json:"start_reason,omitempty"` // as budgets name it
 	StartAskedAt   *time.Time `json:"start_asked_at,omitempty"`
 	StartSentAt    *time.Time `json:"start_sent_at,omitempty"`
-	Restarts       int        `json:"restarts,omitempty"` // after stops by the cloud, since it last ran for an hour
-	MissingSince   *time.Time `json:"missing_since,omitempty"`
-	HibernateNote  string     `json:"hibernate_note,omitempty"` // why a plain stop was made instead
-	LastGuard      string     `json:"last_guard,omitempty"`     // the arbiter's last outcome, to audit only changes
-	WakeTokenHash  string     `json:"wake_token_hash,omitempty"`
-	LastWakeAt     *time.Time `json:"last_wake_at,omitempty"`
+	// StartWithdrawnAt is when the last start that was asked for was taken back
+	// before the worker ran, and StartWithdrawnBy by whom. The next start, and
+	// the next time that it runs, clears both.
+	StartWithdrawnAt *time.Time `json:"start_withdrawn_at,omitempty"`
+	StartWithdrawnBy string     `json:"start_withdrawn_by,omitempty"`
+	Restarts         int        `json:"restarts,omitempty"` // after stops by the cloud, since it last ran for an hour
+	MissingSince     *time.Time `json:"missing_since,omitempty"`
+	HibernateNote    string     `json:"hibernate_note,omitempty"` // why a plain stop was made instead
+	LastGuard        string     `json:"last_guard,omitempty"`     // the arbiter's last outcome, to audit only changes
+	WakeTokenHash    string     `json:"wake_token_hash,omitempty"`
+	LastWakeAt       *time.Time `json:"last_wake_at,omitempty"`
 
 	revision int64
 }

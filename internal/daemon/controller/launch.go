@@ -219,6 +219,7 @@ func (j *job) provisioning(ctx context.Context) outcome {
 // starting waits until EC2 reports running and an address, and asks for a
 // start where there is none under way.
 func (j *job) starting(ctx context.Context) outcome {
+	code, why := j.noStart()
 	switch {
 	case j.w.EC2InstanceID == "":
 		return j.fail(ctx, "start_failed", "the record has no instance")
@@ -228,6 +229,9 @@ func (j *job) starting(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	case j.seen == "running" && j.inst != nil && j.inst.PrivateIP != "":
 		return j.up(ctx)
+	case j.seen == "stopped" && code != "" && !j.wasUp() && (j.w.StartSentAt == nil || j.shows(*j.w.StartSentAt, time.Minute)):
+		// Off means off, in the middle too: it waits as one that was not begun.
+		return j.step(ctx, power.WorkerStopped, "does not start: "+why, func(w *fleet.Worker, _ *fleet.Tx) { w.StartSentAt = nil })
 	case j.overdue(j.s.ProvisioningTimeout) && (j.seen != "stopped" || j.w.StartSentAt != nil || j.w.StatusReason != ""):
 		return j.fail(ctx, "start_failed", fmt.Sprintf("EC2 reports %q after %s: %s", j.seen, j.s.ProvisioningTimeout, j.w.StatusReason))
 	}
@@ -242,7 +246,7 @@ func (j *job) starting(ctx context.Context) outcome {
 	case "stopping":
 		return outcome{Result: Requeue}
 	case "stopped":
-		if j.w.EC2State == "pending" || j.w.EC2State == "running" {
+		if j.wasUp() {
 			break // it was up: somebody or something stopped it
 		}
 		if s := j.w.StartSentAt; s != nil && !j.shows(*s, time.Minute) {
@@ -255,6 +259,9 @@ func (j *job) starting(ctx context.Context) outcome {
 	}
 	return outcome{Result: Retry}
 }
+
+// wasUp tells whether EC2 has shown that the start had its effect.
+func (j *job) wasUp() bool { return j.w.EC2State == "pending" || j.w.EC2State == "running" }
 
 // up confirms RUNNING.
 func (j *job) up(ctx context.Context) outcome {

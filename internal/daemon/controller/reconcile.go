@@ -336,12 +336,12 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 		case late:
 			w.CancelledStopAt = nil
 			w.StatusReason = "a stop that was called off took effect; it is started again"
-			w.StartOrigin, w.StartBy = fleet.OriginAuto, fleet.ByController.Name
+			w.Repair(tx)
 			tx.Note(fleet.Entry{Action: "late_action", Events: []string{fleet.EventLateAction}, Detail: why})
 		case cause == CauseServer:
 			w.StatusReason = "stopped by the cloud: " + why
 			w.External(tx, "cloud")
-			w.StartOrigin, w.StartBy = fleet.OriginAuto, fleet.ByController.Name
+			w.Repair(tx)
 			w.Restarts++
 			if w.RunningSince != nil && tx.Now.Sub(*w.RunningSince) > time.Hour {
 				w.Restarts = 1
@@ -350,8 +350,10 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 		default:
 			w.StatusReason = "stopped from outside: " + why
 			w.External(tx, "external")
-			w.DesiredStatus, w.StartOrigin, w.StartBy = power.WorkerStopped, fleet.OriginNone, ""
 			tx.Note(fleet.Entry{Action: "external_pause", Events: []string{fleet.EventPaused}, Reason: string(fleet.ReasonExternal), Detail: why})
+			if j.w.Status != power.WorkerUnknown || j.w.StartAskedAt == nil { // else it was asked for since
+				w.StoppedOutside(tx, &j.w)
+			}
 		}
 	})
 	if late && out.Result == Success {
@@ -378,8 +380,20 @@ func (j *job) stepBy(ctx context.Context, by fleet.Actor, s power.Worker, more f
 	return j.again()
 }
 
-// startedOutside records a start that nobody asked lull for.
+// startedOutside records a start that nobody asked lull for, or that was
+// withdrawn: one that lull sent is stopped again.
 func (j *job) startedOutside(ctx context.Context) outcome {
+	if sent := j.w.StartSentAt; j.w.Status == power.WorkerStopped && j.w.StartWithdrawnAt != nil && sent != nil && j.now.Sub(*sent) < lateWindow {
+		out := j.stepBy(ctx, fleet.ByCloud, power.WorkerStarting, func(w *fleet.Worker, tx *fleet.Tx) {
+			w.StopLateStart(tx)
+			w.StatusReason = "a start that was withdrawn took effect; it is stopped again"
+			tx.Note(fleet.Entry{Action: "late_action", Events: []string{fleet.EventLateAction}, Detail: "start"})
+		})
+		if out.Result == Success {
+			j.c.count.lateActions.Add(1)
+		}
+		return out
+	}
 	return j.stepBy(ctx, fleet.ByCloud, power.WorkerStarting, func(w *fleet.Worker, tx *fleet.Tx) {
 		// What was imported running, or only seemed to be something else,
 		// was not started now.

@@ -60,6 +60,9 @@ func (j *job) stopping(ctx context.Context) outcome {
 	case "":
 		return j.lost(ctx)
 	case "stopped":
+		if s := j.w.StartSentAt; s != nil && !j.shows(*s, time.Minute) {
+			return outcome{Result: Requeue} // the start that was withdrawn may have been before the stop
+		}
 		return j.down(ctx)
 	case "stopping":
 		if j.overdue(4 * j.s.ProvisioningTimeout) {
@@ -348,11 +351,14 @@ func (j *job) stopped(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	if j.seen == "stopped" && j.w.DesiredStatus == power.WorkerRunning {
+		if st := j.rules().Standing; j.w.ForSchedule() && st != nil && !st.Open {
+			return j.withdraw(ctx)
+		}
 		if wait := restartBackoff(j.w.Restarts) - j.now.Sub(j.w.StatusSince); j.w.StartOrigin == fleet.OriginAuto && wait > 0 {
 			return outcome{Requeue, j.now.Add(wait)}
 		}
-		if j.w.StartOrigin == fleet.OriginAuto && j.c.fleet.Halted().On {
-			return outcome{Result: Requeue}
+		if code, why := j.noStart(); code != "" {
+			return j.held(ctx, code, why, j.now.Add(j.s.ReconcileInterval))
 		}
 		return j.takeStart(ctx)
 	}
@@ -364,6 +370,30 @@ func (j *job) stopped(ctx context.Context) outcome {
 		return out
 	}
 	return outcome{Success, next}
+}
+
+// withdraw takes back the start of a schedule that has closed since.
+func (j *job) withdraw(ctx context.Context) outcome {
+	w, err := j.f.ScheduleWithdraws(ctx, j.w.ID, j.w.Revision())
+	if err != nil {
+		return j.failedWrite(err)
+	}
+	j.took(w)
+	return outcome{Requeue, time.Now().Add(debounce)}
+}
+
+// noStart says what keeps an automatic start from being sent at all; empty for
+// a person's, which waits for nothing.
+func (j *job) noStart() (code, why string) {
+	switch {
+	case j.w.StartOrigin != fleet.OriginAuto:
+		return "", ""
+	case j.c.fleet.Halted().On:
+		return "halted", "all automatic actions are halted"
+	case j.shadow():
+		return string(idle.Shadow), "it is in shadow"
+	}
+	return "", ""
 }
 
 // restartBackoff is how long a worker that the cloud stopped stays down.
@@ -460,7 +490,9 @@ func (j *job) unknown(ctx context.Context) outcome {
 	}
 	if j.w.Imported && j.w.EC2State == "" && j.seen == "stopped" {
 		return j.step(ctx, power.WorkerStopped, "", func(w *fleet.Worker, tx *fleet.Tx) {
-			w.DesiredStatus = power.WorkerStopped
+			if w.StartAskedAt == nil { // else somebody was quicker than the first look
+				w.DesiredStatus = power.WorkerStopped
+			}
 			if j.inst != nil {
 				w.TakeTags(j.inst.Tags, j.s.TagPrefix)
 			}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/idle"
 	"lull/internal/policy"
 	"lull/internal/power"
 )
@@ -111,7 +112,11 @@ func (j *job) takeStart(ctx context.Context) outcome {
 	}
 	w, err := j.f.TakeStart(ctx, j.w.ID, j.w.Revision(), j.seen)
 	if no, refused := errors.AsType[*fleet.Refused](err); refused {
-		return j.held(ctx, no.Detail, time.Now().Add(time.Second))
+		next := j.s.ReconcileInterval
+		if no.Reason == string(idle.Budget) {
+			next = time.Second
+		}
+		return j.held(ctx, no.Reason, no.Detail, time.Now().Add(next))
 	}
 	if err != nil {
 		return j.failedWrite(err)
@@ -131,20 +136,25 @@ func (j *job) waitTurn(ctx context.Context) (outcome, bool) {
 			if u.FreeAt != nil && u.FreeAt.Before(next) {
 				next = u.FreeAt.Add(spread(j.w.ID, queued))
 			}
-			return j.held(ctx, u.Sentence, next), true
+			return j.held(ctx, string(idle.Budget), u.Sentence, next), true
 		case place >= u.Room && now.Sub(room) < unused:
-			return j.held(ctx, fmt.Sprintf("Budget %s has room, and others are before it.", u.Budget), now.Add(queued+spread(j.w.ID, queued))), true
+			return j.held(ctx, string(idle.Budget), fmt.Sprintf("Budget %s has room, and others are before it.", u.Budget), now.Add(queued+spread(j.w.ID, queued))), true
 		}
 	}
 	return outcome{}, false
 }
 
-// held leaves a start waiting, and says once why.
-func (j *job) held(ctx context.Context, why string, next time.Time) outcome {
-	if !strings.HasPrefix(j.w.StatusReason, "waits for its turn") {
+// held leaves a start waiting, and says why; for its turn once.
+func (j *job) held(ctx context.Context, code, why string, next time.Time) outcome {
+	turn := "waits for its turn to start: "
+	status := turn + why
+	if code != string(idle.Budget) {
+		status = "does not start: " + why
+	}
+	if j.w.StatusReason != status && !(code == string(idle.Budget) && strings.HasPrefix(j.w.StatusReason, turn)) {
 		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
-			w.StatusReason = "waits for its turn to start: " + why
-			tx.Note(fleet.Entry{Action: "start_held", Reason: "budget", Detail: why})
+			w.StatusReason = status
+			tx.Note(fleet.Entry{Action: "start_held", Reason: code, Detail: why})
 			return nil
 		})
 		if err != nil {

@@ -194,8 +194,10 @@ func up(w power.Worker) bool {
 // explain answers the one question that people have about a worker.
 func explain(w *fleet.Worker, st fleet.IdleStatus, now time.Time) (question, text string) {
 	switch {
+	case w.Intent != nil && w.DesiredStatus == power.WorkerRunning:
+		return "why is it not running yet", fmt.Sprintf("It is %s, and is to start for %s when that is done%s.", w.Status, cmp.Or(w.StartBy, "the cloud's sake"), because(w.StatusReason))
 	case w.Intent != nil:
-		return "why is it about to stop", fmt.Sprintf("%s asked for it at %s (%s); it is %s.", w.Intent.By, clock(w.Intent.At), w.Intent.Reason, w.Status)
+		return "why is it about to stop", fmt.Sprintf("%s asked for it at %s (%s); it is %s.", w.Intent.By, clock(w.Intent.At), w.Intent.Reason, w.Status) + withdrawn(w)
 	case w.Status == power.WorkerRunning:
 		return "why is it still running", running(st, now)
 	case up(w.Status):
@@ -204,13 +206,21 @@ func explain(w *fleet.Worker, st fleet.IdleStatus, now time.Time) (question, tex
 		return "why is it not running yet", fmt.Sprintf("It is to start for %s%s.", cmp.Or(w.StartBy, "the cloud's sake"), because(w.StatusReason))
 	case w.Status == power.WorkerStopped || w.Status == power.WorkerStopping:
 		if w.LastPausedAt == nil {
-			return "why is it stopped", fmt.Sprintf("It was %s when lull first saw it.", w.Status)
+			return "why is it stopped", fmt.Sprintf("It was %s when lull first saw it.", w.Status) + withdrawn(w)
 		}
-		return "why was it stopped", fmt.Sprintf("%s stopped it at %s (%s).", by(w.LastPausedBy), clock(*w.LastPausedAt), w.PauseReason)
+		return "why was it stopped", fmt.Sprintf("%s stopped it at %s (%s).", by(w.LastPausedBy), clock(*w.LastPausedAt), w.PauseReason) + withdrawn(w)
 	case w.Status == power.WorkerFailed:
 		return "why has it failed", fmt.Sprintf("Since %s%s. Retry it or terminate it.", clock(w.StatusSince), because(w.StatusReason))
 	}
 	return "why is it " + string(w.Status), fmt.Sprintf("Since %s%s.", clock(w.StatusSince), because(w.StatusReason))
+}
+
+// withdrawn says that a start was taken back.
+func withdrawn(w *fleet.Worker) string {
+	if w.StartWithdrawnAt == nil {
+		return ""
+	}
+	return fmt.Sprintf(" %s took a start of it back at %s.", by(w.StartWithdrawnBy), clock(*w.StartWithdrawnAt))
 }
 
 func running(st fleet.IdleStatus, now time.Time) string {

@@ -1,0 +1,283 @@
+package controller
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/policy"
+	"lull/internal/power"
+)
+
+// TestStartsAndStopsInEveryOrder has three commands, or crashes of the server,
+// follow each other in every order and at several distances, and looks what is
+// left: the last word holds, and each start that was asked for has ended once,
+// as a resume, taken back, or not needed.
+func TestStartsAndStopsInEveryOrder(t *testing.T) {
+	acts := []string{"start", "stop", "drain", "cancel-drain", "crash"}
+	for _, gap := range []time.Duration{0, 2 * time.Second, 13 * time.Second, 45 * time.Second} {
+		for _, up := range []bool{true, false} {
+			t.Run(fmt.Sprintf("gap=%s,up=%t", gap, up), func(t *testing.T) {
+				for _, a := range acts {
+					for _, b := range acts {
+						for _, c := range acts {
+							order := []string{a, b, c}
+							synctest.Test(t, func(t *testing.T) { inOrder(t, up, gap, order) })
+							if t.Failed() {
+								t.Fatalf("in the order %v", order)
+							}
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
+	r := newRig(t, options{})
+	defer func() { r.stop() }()
+	id := r.create().ID
+	r.await(id, power.WorkerRunning, 5*time.Minute)
+	ec2, wanted := r.worker(id).EC2InstanceID, power.WorkerRunning
+	if !up {
+		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerStopped, 5*time.Minute)
+		wanted = power.WorkerStopped
+	}
+	for i, act := range order {
+		var err error
+		to := power.WorkerStopped
+		switch act {
+		case "start":
+			_, err = r.fleet.StartWorker(t.Context(), person, id)
+			to = power.WorkerRunning
+		case "stop":
+			_, err = r.fleet.StopWorker(t.Context(), person, id)
+		case "drain":
+			_, err = r.fleet.DrainWorker(t.Context(), person, id)
+		case "cancel-drain":
+			_, err = r.fleet.CancelDrain(t.Context(), person, id)
+			to = power.WorkerRunning
+		case "crash":
+			r.stop()
+			r.run(r.db.Client(), options{server: fmt.Sprintf("server-%d", i+2)})
+			to = wanted
+		}
+		if err == nil {
+			wanted = to
+		}
+		time.Sleep(gap)
+	}
+	time.Sleep(12 * time.Minute)
+	w := r.worker(id)
+	r.world.mu.Lock()
+	m := r.world.insts[ec2]
+	r.world.settle(m)
+	state := m.State
+	r.world.mu.Unlock()
+	if w.Status != wanted || w.DesiredStatus != wanted || state != strings.ToLower(string(wanted)) {
+		t.Errorf("it is %s, wanted %s, the instance %s; the last word was %s", w.Status, w.DesiredStatus, state, wanted)
+	}
+	if w.Intent != nil || w.StartOrigin != fleet.OriginNone || w.StartBy != "" || w.StartAskedAt != nil || w.StartReason != "" || w.StatusReason != "" || w.Draining {
+		t.Errorf("left behind: intent %v, origin %q by %q at %v, reason %q", w.Intent, w.StartOrigin, w.StartBy, w.StartAskedAt, w.StatusReason)
+	}
+	page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Limit: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := map[string]int64{}
+	for _, e := range page.Entries {
+		n[e.Action]++
+		if e.Action == "pause_cancelled" && e.By.Kind == fleet.KindController {
+			n["not needed"]++
+		}
+	}
+	if asked, ended := n["resume_intended"], n["resumed"]+n[fleet.AuditStartWithdrawn]+n["not needed"]; asked != ended {
+		t.Errorf("%d starts were asked for, %d ended: %v", asked, ended, n)
+	}
+	if w.ManualResumeCount != n["resumed"] || w.AutoResumeCount+w.ExternalResumeCount+w.ExternalPauseCount+w.AutoPauseCount != 0 || (w.LastResumedAt != nil) != (n["resumed"] > 0) {
+		t.Errorf("counted: resumes %d/%d/%d, pauses %d/%d/%d, last resumed %v; %v", w.AutoResumeCount, w.ManualResumeCount, w.ExternalResumeCount,
+			w.AutoPauseCount, w.ManualPauseCount, w.ExternalPauseCount, w.LastResumedAt, n)
+	}
+	if n["late_action"]+n["external_start"]+n["external_pause"] != 0 {
+		t.Errorf("taken for somebody else's: %v", n)
+	}
+	if t.Failed() {
+		for _, e := range page.Entries {
+			t.Log(e.At.Format("15:04:05"), e.By.Name, e.Action, e.From, e.To, e.Reason, e.Detail)
+		}
+	}
+}
+
+// A start that was sent, withdrawn, and takes effect after the worker was seen
+// to be stopped is stopped again; one that somebody makes in the console later
+// is not.
+func TestLateStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		ec2 := r.worker(id).EC2InstanceID
+		ask := func(_ fleet.Worker, err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		ask(r.fleet.StopWorker(t.Context(), person, id))
+		r.await(id, power.WorkerStopped, 5*time.Minute)
+		r.world.mu.Lock()
+		r.world.fault = func(c string) (time.Duration, error, bool) {
+			if c == "start" {
+				return 30 * time.Second, callErr(Unreachable), false // nobody knows
+			}
+			return 0, nil, false
+		}
+		r.world.mu.Unlock()
+		ask(r.fleet.StartWorker(t.Context(), person, id))
+		for r.await(id, power.WorkerStarting, time.Minute).StartSentAt == nil {
+			time.Sleep(time.Second)
+		}
+		ask(r.fleet.StopWorker(t.Context(), person, id))
+		r.await(id, power.WorkerStopped, 5*time.Minute)
+		lands := func() {
+			r.world.mu.Lock()
+			defer r.world.mu.Unlock()
+			r.world.fault = nil
+			if err := r.world.start(ec2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		lands()
+		time.Sleep(5 * time.Minute)
+		w := r.await(id, power.WorkerStopped, time.Minute)
+		if s := r.c.Stats(); s.LateActions != 1 || w.ManualPauseCount != 2 || w.ManualResumeCount+w.ExternalResumeCount+w.AutoResumeCount != 0 || w.LastResumedAt != nil {
+			t.Errorf("late actions %d, record %+v", s.LateActions, w)
+		}
+		lands()
+		time.Sleep(5 * time.Minute)
+		if w = r.worker(id); w.Status != power.WorkerRunning || w.ExternalResumeCount != 1 || w.LastResumedBy != "external" {
+			t.Errorf("a start from the console: %s, counted %d, by %s", w.Status, w.ExternalResumeCount, w.LastResumedBy)
+		}
+	})
+}
+
+// What keeps an automatic start from being sent keeps it wherever it has got
+// to, and a person's start is kept by nothing.
+func TestAutomaticStartIsKept(t *testing.T) {
+	for name, keep := range map[string]struct {
+		on, off func(r *rig, id string)
+		why     string
+	}{
+		"halted": {func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, true) },
+			func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, false) }, "halted"},
+		"in shadow": {func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, false) },
+			func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, true) }, "in shadow"},
+		"frozen": {func(r *rig, id string) {
+			r.override(policy.Override{Kind: policy.Freeze, Selector: policy.Scope{Workers: []string{id}}, Until: time.Now().Add(10 * time.Minute)})
+		}, func(r *rig, _ string) { time.Sleep(10 * time.Minute) }, "frozen"},
+	} {
+		for _, begun := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s,begun=%t", name, begun), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r := newRig(t, options{})
+					defer func() { r.stop() }()
+					id := r.create().ID
+					r.await(id, power.WorkerRunning, 5*time.Minute)
+					ec2 := r.worker(id).EC2InstanceID
+					r.world.mu.Lock()
+					if begun {
+						r.world.fault = failNow("start", Capacity)
+					}
+					err := r.world.stop(ec2, CauseServer) // the cloud's doing is repaired
+					r.world.mu.Unlock()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if begun {
+						r.await(id, power.WorkerStarting, 5*time.Minute)
+						time.Sleep(10 * time.Second)
+						if name == "frozen" {
+							return // a start that was begun is carried through
+						}
+					}
+					keep.on(r, id)
+					time.Sleep(6 * time.Second)
+					calls := func() int {
+						r.world.mu.Lock()
+						defer r.world.mu.Unlock()
+						return r.world.calls["start"]
+					}
+					before := calls()
+					time.Sleep(8 * time.Minute)
+					w := r.worker(id)
+					if n := calls() - before; n > 0 || w.Status != power.WorkerStopped || w.DesiredStatus != power.WorkerRunning || !strings.Contains(w.StatusReason, keep.why) {
+						t.Errorf("%d starts were sent, it is %s/%s (%s)", n, w.Status, w.DesiredStatus, w.StatusReason)
+					}
+					r.world.mu.Lock()
+					r.world.fault = nil
+					r.world.mu.Unlock()
+					if begun {
+						if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+							t.Fatal(err)
+						}
+					} else {
+						keep.off(r, id)
+					}
+					w = r.await(id, power.WorkerRunning, 5*time.Minute)
+					if w.AutoResumeCount+w.ManualResumeCount != 1 || (w.ManualResumeCount == 1) != begun {
+						t.Errorf("counted %d and %d", w.AutoResumeCount, w.ManualResumeCount)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A start that a schedule asked for and that waits for its turn ends with the
+// schedule's hours; one that a person took back is not asked for again before
+// the next opening.
+func TestScheduledStartWithdrawn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(local(t, "2000-03-06 18:30")))
+		r := newRig(t, options{})
+		defer r.stop()
+		r.office()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		r.apply(policy.Scope{Workers: []string{id}}, fleet.Application{Schedule: new("office")})
+		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerStopped, 5*time.Minute)
+		if _, err := r.fleet.PutBudget(t.Context(), person, policy.Budget{Name: "starts", For: policy.Starts, MaxActions: new(0), PerMinutes: 1}); err != nil {
+			t.Fatal(err)
+		}
+		r.until(local(t, "2000-03-07 08:10"))
+		if w := r.worker(id); w.DesiredStatus != power.WorkerRunning || w.Status != power.WorkerStopped || !strings.Contains(w.StatusReason, "waits for its turn") {
+			t.Fatalf("it does not wait: %s/%s (%s)", w.Status, w.DesiredStatus, w.StatusReason)
+		}
+		r.until(local(t, "2000-03-07 18:05"))
+		if w := r.worker(id); w.DesiredStatus != power.WorkerStopped || w.StartWithdrawnBy != "schedule office" || w.StatusReason != "" {
+			t.Errorf("after the schedule has closed: %s, withdrawn by %q (%s)", w.DesiredStatus, w.StartWithdrawnBy, w.StatusReason)
+		}
+		r.until(local(t, "2000-03-08 08:10"))
+		if w := r.worker(id); w.DesiredStatus != power.WorkerRunning {
+			t.Fatalf("it does not wait again: %s", w.DesiredStatus)
+		}
+		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		r.until(local(t, "2000-03-08 12:00"))
+		if w := r.worker(id); w.DesiredStatus != power.WorkerStopped || w.StartWithdrawnBy != person.Name || w.AutoResumeCount != 0 {
+			t.Errorf("a person's word against the schedule: %s, withdrawn by %q", w.DesiredStatus, w.StartWithdrawnBy)
+		}
+	})
+}

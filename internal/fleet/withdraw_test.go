@@ -1,0 +1,223 @@
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/policy"
+	"lull/internal/power"
+)
+
+var bob = fleet.Actor{Name: "bob", Kind: fleet.KindPerson}
+
+// pending is one way in which a start can be on its way.
+type pending struct {
+	name string
+	make func(t *testing.T, fl *fleet.Fleet, id string)
+}
+
+// change is a step of the controller's.
+func change(t *testing.T, fl *fleet.Fleet, id string, fn func(w *fleet.Worker)) {
+	t.Helper()
+	if _, err := fl.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error { fn(w); return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func pendingStarts() []pending {
+	must := func(t *testing.T, _ fleet.Worker, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	resume := func(t *testing.T, fl *fleet.Fleet, id string, by fleet.Actor) {
+		w, err := fl.ResumeWorker(t.Context(), by, id)
+		must(t, w, err)
+	}
+	queued := func(by fleet.Actor) func(*testing.T, *fleet.Fleet, string) {
+		return func(t *testing.T, fl *fleet.Fleet, id string) {
+			put(t, fl, id, power.WorkerStopped)
+			resume(t, fl, id, by)
+		}
+	}
+	behind := func(p *fleet.Pause) func(*testing.T, *fleet.Fleet, string) {
+		return func(t *testing.T, fl *fleet.Fleet, id string) {
+			put(t, fl, id, power.WorkerRunning)
+			if p != nil {
+				w, err := fl.PauseWorker(t.Context(), ada, id, *p)
+				must(t, w, err)
+			}
+			change(t, fl, id, func(w *fleet.Worker) { w.Status, w.DesiredStatus = power.WorkerStopping, power.WorkerStopped })
+			resume(t, fl, id, ada)
+		}
+	}
+	starting := func(ec2 string, sent bool) func(*testing.T, *fleet.Fleet, string) {
+		return func(t *testing.T, fl *fleet.Fleet, id string) {
+			queued(ada)(t, fl, id)
+			change(t, fl, id, func(w *fleet.Worker) {
+				w.Status, w.EC2State = power.WorkerStarting, ec2
+				if now := time.Now().UTC(); sent {
+					w.StartSentAt = &now
+				}
+			})
+		}
+	}
+	return []pending{
+		{"queued", queued(cal)},
+		{"queued for a person", queued(ada)},
+		{"behind a person's stop", behind(&fleet.Pause{})},
+		{"behind an idle stop", behind(&fleet.Pause{Reason: fleet.ReasonIdleTimeout})},
+		{"behind a stop from outside", behind(nil)},
+		{"starting", starting("stopped", false)},
+		{"starting, sent", starting("stopped", true)},
+		{"starting, seen", starting("pending", true)},
+	}
+}
+
+// A start that is on its way, and what each command makes of it. Whoever takes
+// it back is in the record, it counts as no resume and leaves nothing behind
+// that a later start could be counted with.
+func TestStartWithdrawn(t *testing.T) {
+	commands := map[string]func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error){
+		"stop": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.StopWorker(ctx, bob, id)
+		},
+		"drain": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.DrainWorker(ctx, bob, id)
+		},
+		"cancel-drain": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.CancelDrain(ctx, bob, id)
+		},
+		"terminate": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.TerminateWorker(ctx, bob, id)
+		},
+		"start": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.StartWorker(ctx, bob, id)
+		},
+		"auto": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonIdleTimeout})
+		},
+	}
+	// What a command leads to: status/desired, whether the start is withdrawn,
+	// and how many pauses more are counted.
+	type end struct {
+		to        string
+		withdrawn bool
+		pauses    int64
+	}
+	stays := func(s string) end { return end{to: s + "/RUNNING"} }
+	want := map[string]map[string]end{
+		"queued":                     {"stop": {"STOPPED/STOPPED", true, 0}, "drain": {"STOPPED/STOPPED", true, 0}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPED")},
+		"queued for a person":        {"stop": {"STOPPED/STOPPED", true, 0}, "drain": {"STOPPED/STOPPED", true, 0}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPED")},
+		"behind a person's stop":     {"stop": {"STOPPING/STOPPED", true, 0}, "drain": {"STOPPING/STOPPED", true, 0}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPING")},
+		"behind an idle stop":        {"stop": {"STOPPING/STOPPED", true, 1}, "drain": {"STOPPING/STOPPED", true, 1}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPING")},
+		"behind a stop from outside": {"stop": {"STOPPING/STOPPED", true, 1}, "drain": {"STOPPING/STOPPED", true, 1}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STOPPING")},
+		"starting":                   {"stop": {"STARTING/STOPPED", true, 1}, "terminate": {"TERMINATING/TERMINATED", true, 0}, "start": stays("STARTING")},
+	}
+	want["starting, sent"], want["starting, seen"] = want["starting"], want["starting"]
+	for _, p := range pendingStarts() {
+		for name, run := range commands {
+			t.Run(p.name+"/"+name, func(t *testing.T) {
+				bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+					id := create(t, fl).ID
+					p.make(t, fl, id)
+					time.Sleep(time.Minute)
+					before, err := fl.Worker(t.Context(), id)
+					if err != nil {
+						t.Fatal(err)
+					}
+					w, err := run(t.Context(), fl, id)
+					end, ok := want[p.name][name]
+					if !ok {
+						if _, refused := errors.AsType[*fleet.Refused](err); !refused {
+							t.Fatalf("got %v, want it refused", err)
+						}
+						return
+					}
+					if got := string(w.Status) + "/" + string(w.DesiredStatus); err != nil || got != end.to {
+						t.Fatalf("got %s and %v, want %s", got, err, end.to)
+					}
+					if n := w.AutoPauseCount + w.ManualPauseCount - before.AutoPauseCount - before.ManualPauseCount; n != end.pauses {
+						t.Errorf("%d pauses were counted, want %d", n, end.pauses)
+					}
+					page, err := fl.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: fleet.AuditStartWithdrawn})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !end.withdrawn {
+						if w.StartWithdrawnAt != nil || len(page.Entries) > 0 || w.StartOrigin == fleet.OriginNone {
+							t.Errorf("withdrawn at %v, %d entries, origin %q", w.StartWithdrawnAt, len(page.Entries), w.StartOrigin)
+						}
+						return
+					}
+					const by = "bob"
+					if w.StartWithdrawnAt == nil || !w.StartWithdrawnAt.Equal(time.Now()) || w.StartWithdrawnBy != by {
+						t.Errorf("withdrawn at %v by %q", w.StartWithdrawnAt, w.StartWithdrawnBy)
+					}
+					if len(page.Entries) != 1 || page.Entries[0].By.Name != by || page.Entries[0].Events[len(page.Entries[0].Events)-1] != fleet.EventStartWithdrawn {
+						t.Errorf("the audit log has %+v", page.Entries)
+					}
+					if w.StartOrigin != fleet.OriginNone || w.StartBy != "" || w.StartReason != "" || w.StartAskedAt != nil || w.LastResumedAt != nil {
+						t.Errorf("left behind: %+v", w)
+					}
+					if kept := w.StartSentAt != nil; kept != (p.name == "starting, sent") {
+						t.Errorf("the mark of a start that was sent is kept: %t", kept)
+					}
+					if w.Status != power.WorkerTerminating {
+						if w, err = fl.StartWorker(t.Context(), ada, id); err != nil || w.DesiredStatus != power.WorkerRunning || w.StartWithdrawnAt != nil {
+							t.Errorf("started again: desired %s, withdrawn %v, %v", w.DesiredStatus, w.StartWithdrawnAt, err)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A stop that is called off before it was sent ends the start that waits
+// behind it: nothing was resumed, then or later.
+func TestStartThatIsNotNeeded(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		id := create(t, fl).ID
+		put(t, fl, id, power.WorkerRunning)
+		if _, err := fl.StopWorker(t.Context(), ada, id); err != nil {
+			t.Fatal(err)
+		}
+		change(t, fl, id, func(w *fleet.Worker) { w.Status = power.WorkerStopping })
+		if _, err := fl.ResumeWorker(t.Context(), ada, id); err != nil {
+			t.Fatal(err)
+		}
+		w, err := fl.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+			return w.CallOff(tx, nil, "resumed by ada")
+		})
+		if err != nil || w.Status != power.WorkerRunning || w.StartOrigin != fleet.OriginNone || w.StartAskedAt != nil || w.StartWithdrawnAt != nil {
+			t.Errorf("it is %+v: %v", w, err)
+		}
+	})
+}
+
+// A start that waits is taken over by whoever waits for less.
+func TestStartTakenOver(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		id := create(t, fl).ID
+		put(t, fl, id, power.WorkerStopped)
+		ask := func(by fleet.Actor, origin fleet.Origin, reason, who string) {
+			t.Helper()
+			w, err := fl.ResumeWorker(t.Context(), by, id)
+			if err != nil || w.StartOrigin != origin || w.StartReason != reason || w.StartBy != who {
+				t.Errorf("after %s: %s/%s by %s, %v", by.Name, w.StartOrigin, w.StartReason, w.StartBy, err)
+			}
+		}
+		ask(cal, fleet.OriginAuto, policy.ForSchedule, "calendar")
+		time.Sleep(time.Minute)
+		ask(fleet.Actor{Name: "token", Kind: fleet.KindWake}, fleet.OriginAuto, policy.ForWake, "token")
+		ask(cal, fleet.OriginAuto, policy.ForWake, "token")
+		ask(ada, fleet.OriginManual, policy.ByPerson, "ada")
+		ask(bob, fleet.OriginManual, policy.ByPerson, "ada")
+		ask(cal, fleet.OriginManual, policy.ByPerson, "ada")
+	})
+}
