@@ -200,7 +200,18 @@ func (c *console) RunningLabs(ctx context.Context) (int, error) {
 }
 
 func (c *console) Register(ctx context.Context, token string, reregister bool) error {
-	return c.client.Register(ctx, token, reregister)
+	return licenseError(c.client.Register(ctx, token, reregister))
+}
+
+// licenseError marks what is CML's own refusal. A host whose state does not
+// allow it now, or that does not answer, has refused nothing.
+func licenseError(err error) error {
+	for _, kind := range []error{cml.ErrBadRequest, cml.ErrUnauthorized} {
+		if errors.Is(err, kind) {
+			return fmt.Errorf("%w: %w", controller.ErrRefused, err)
+		}
+	}
+	return err
 }
 
 func (c *console) State(ctx context.Context) (controller.LicenseState, error) {
@@ -209,12 +220,12 @@ func (c *console) State(ctx context.Context) (controller.LicenseState, error) {
 		return controller.LicenseState{}, err
 	}
 	outcome, why := l.Outcome()
-	return controller.LicenseState{Done: outcome == cml.OutcomeDone, Failed: outcome == cml.OutcomeFailed, Detail: why}, nil
+	return controller.LicenseState{Done: outcome == cml.OutcomeDone, Failed: outcome == cml.OutcomeFailed, None: l.None(), Detail: why}, nil
 }
 
 func (c *console) Deregister(ctx context.Context) (bool, error) {
 	d, err := c.client.Deregister(ctx)
-	return d == cml.DeregisteredLocally, err
+	return d == cml.DeregisteredLocally, licenseError(err)
 }
 
 // Warn shows a notice in CML's own pages, in place of the one before.

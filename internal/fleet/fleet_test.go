@@ -42,6 +42,9 @@ func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.
 	})
 }
 
+// later is a minute of the bubble's time.
+func later() { time.Sleep(time.Minute) }
+
 func create(t *testing.T, fl *fleet.Fleet) fleet.Worker {
 	t.Helper()
 	w, err := fl.CreateWorker(t.Context(), ada, fleet.NewWorker{Name: "one", TemplateName: "small"})

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"regexp"
 	"time"
+
+	"lull/internal/power"
 )
 
 // MaxSnooze is how far ahead a person may snooze a worker.
@@ -140,12 +142,15 @@ func (f *Fleet) requestLicense(ctx context.Context, by Actor, id, op string, tok
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		l := &w.License
 		switch {
-		case l.OperationInProgress != nil:
+		case w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated:
+			return &Refused{Command: op + " the license of", Name: id, Reason: "status", Detail: fmt.Sprintf("it is %s", w.Status)}
+		case l.OperationInProgress != nil && w.Status == power.WorkerRunning:
 			return &Conflict{Kind: "license of worker", Name: id, Detail: "CML is at work on " + l.PendingOperation}
 		case l.PendingOperation == op && op == OperationDeregister:
 			return nil
 		}
 		l.PendingOperation, l.LastError, l.Reregister, l.Token = op, "", reregister, token
+		l.OperationInProgress = nil // of one that was broken off when the machine went down
 		tx.Note(Entry{Action: "license_requested", Events: []string{EventLicense}, Detail: op})
 		return nil
 	})

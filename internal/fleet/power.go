@@ -412,6 +412,9 @@ func (w *Worker) Resumed(tx *Tx) {
 	w.Status, w.StatusReason, w.RunningSince = power.WorkerRunning, "", &now
 	w.Intent, w.Draining, w.MissingSince, w.StartSentAt = nil, false, nil, nil
 	w.TargetPauseAt, w.WarningSentAt, w.WarningFor, w.CancelledStopAt = nil, nil, "", nil
+	if w.License.OperationInProgress != nil {
+		w.License.OperationInProgress = &now // CML's time for it begins anew
+	}
 	action, events := "started", []string(nil)
 	if w.StartOrigin != OriginNone {
 		action, events = "resumed", []string{EventResumed}

@@ -125,7 +125,7 @@ func TestStartWithdrawn(t *testing.T) {
 				bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 					id := create(t, fl).ID
 					p.make(t, fl, id)
-					time.Sleep(time.Minute)
+					later()
 					before, err := fl.Worker(t.Context(), id)
 					if err != nil {
 						t.Fatal(err)
@@ -213,7 +213,7 @@ func TestStartTakenOver(t *testing.T) {
 			}
 		}
 		ask(cal, fleet.OriginAuto, policy.ForSchedule, "calendar")
-		time.Sleep(time.Minute)
+		later()
 		ask(fleet.Actor{Name: "token", Kind: fleet.KindWake}, fleet.OriginAuto, policy.ForWake, "token")
 		ask(cal, fleet.OriginAuto, policy.ForWake, "token")
 		ask(ada, fleet.OriginManual, policy.ByPerson, "ada")

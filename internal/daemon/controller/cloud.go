@@ -182,11 +182,16 @@ type Console interface {
 // LicenseState is where a CML license stands.
 type LicenseState struct {
 	Done, Failed bool // neither: still under way
+	None         bool // or nothing is under way: it is not registered
 	Detail       string
 }
 
+// ErrRefused is in an error of a Licenser that is CML's own word: it will not
+// do what it was asked. After any other error nobody knows whether it did.
+var ErrRefused = errors.New("CML refuses")
+
 // Licenser works on the license of a worker's CML. Register returning means
-// accepted, never done.
+// accepted, never done. Both Register and Deregister may be asked twice.
 type Licenser interface {
 	Register(ctx context.Context, token string, reregister bool) error
 	State(ctx context.Context) (LicenseState, error)

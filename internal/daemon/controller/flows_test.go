@@ -88,69 +88,6 @@ func TestDetectResult(t *testing.T) {
 	})
 }
 
-func TestLicense(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		op      string
-		state   LicenseState // after a while
-		refuse  error
-		restart bool
-		want    string
-		counts  [2]int64
-	}{
-		{"registered", fleet.OperationRegister, LicenseState{Done: true}, nil, false, fleet.LicenseRegistered, [2]int64{1, 0}},
-		{"accepted, then failed", fleet.OperationRegister, LicenseState{Failed: true, Detail: "bad token"}, nil, false, fleet.LicenseFailed, [2]int64{}},
-		{"refused", fleet.OperationRegister, LicenseState{}, errors.New("400"), false, fleet.LicenseFailed, [2]int64{}},
-		{"accepted is not done, for ever", fleet.OperationRegister, LicenseState{}, nil, false, fleet.LicenseFailed, [2]int64{}},
-		{"resumed by the next controller", fleet.OperationRegister, LicenseState{Done: true}, nil, true, fleet.LicenseRegistered, [2]int64{1, 0}},
-		{"deregistered", fleet.OperationDeregister, LicenseState{}, nil, false, fleet.LicenseDeregistered, [2]int64{0, 1}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r := newRig(t, options{})
-				defer func() { r.stop() }()
-				id := r.create().ID
-				r.await(id, power.WorkerRunning, 5*time.Minute)
-				m := r.machine(id)
-				r.world.mu.Lock()
-				m.regErr = c.refuse
-				r.world.mu.Unlock()
-				var err error
-				if c.op == fleet.OperationRegister {
-					_, err = r.fleet.RegisterLicense(t.Context(), person, id, "env:TOKEN", false)
-				} else {
-					_, err = r.fleet.DeregisterLicense(t.Context(), person, id)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				time.Sleep(50 * time.Second)
-				if c.op == fleet.OperationRegister && c.refuse == nil {
-					if l := r.worker(id).License; l.Status != fleet.LicenseRegistering || l.OperationInProgress == nil {
-						t.Errorf("accepted was taken for done: %+v", l)
-					}
-				}
-				if c.restart {
-					r.stop()
-					r.run(r.db.Client(), options{server: "server-2"})
-				}
-				time.Sleep(time.Minute)
-				r.world.mu.Lock()
-				m.lic = c.state
-				r.world.mu.Unlock()
-				time.Sleep(12 * time.Minute)
-				l := r.worker(id).License
-				if l.Status != c.want || l.PendingOperation != "" || l.OperationInProgress != nil || l.Token != "" || (c.want == fleet.LicenseFailed) != (l.LastError != "" || c.state == (LicenseState{}) && c.refuse == nil && c.want == fleet.LicenseFailed) {
-					t.Errorf("ended as %+v, want %s", l, c.want)
-				}
-				if s := r.c.Stats(); s.LicenseRegistered != c.counts[0] || s.LicenseDeregistered != c.counts[1] {
-					t.Errorf("counted %d and %d", s.LicenseRegistered, s.LicenseDeregistered)
-				}
-			})
-		})
-	}
-}
-
 // A stop that is sent, given up, and takes effect all the same.
 func TestLateAction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

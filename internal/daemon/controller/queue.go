@@ -105,7 +105,10 @@ type live struct {
 	traced traced
 
 	wouldStart time.Time // the boundary at which shadow kept it from being started
-	licensed   time.Time
+
+	licensed     time.Time // when the license was worked on last
+	licenseAsked time.Time // when CML was asked to register
+	licenseTaken bool      // and it has accepted that
 }
 
 // dueHeap orders entries by when they are due.

@@ -424,6 +424,9 @@ func (j *job) terminating(ctx context.Context) outcome {
 	if out, ok := j.ours(ctx, "terminate"); !ok {
 		return out
 	}
+	if out, wait := j.giveBack(ctx); wait {
+		return out
+	}
 	cloud, err := j.cloud()
 	if err != nil {
 		return j.note(ctx, err.Error())

@@ -45,18 +45,22 @@ type machine struct {
 	hidden  bool // EC2 does not answer for it
 
 	// CML
-	events  []cmlEvent // in order of arrival
-	optOut  bool
-	down    bool
-	skew    time.Duration // not compensated by an offset: the adapter does that
-	labs    int
-	lic     LicenseState
-	regErr  error
-	warned  []time.Time
-	fetches int
-	known   bool      // the last completed answer said all there is
-	answer  time.Time // when it was completed
-	newest  time.Time // the newest activity in any answer
+	events []cmlEvent // in order of arrival
+	optOut bool
+	down   bool
+	skew   time.Duration // not compensated by an offset: the adapter does that
+	labs   int
+	lic    LicenseState
+	regErr error
+	// onLicense is asked before each call about the license, with the lock
+	// held; an error is the call's answer.
+	onLicense func(call string) error
+	licensed  map[string]int // calls
+	warned    []time.Time
+	fetches   int
+	known     bool      // the last completed answer said all there is
+	answer    time.Time // when it was completed
+	newest    time.Time // the newest activity in any answer
 }
 
 type cmlEvent struct {
@@ -426,22 +430,48 @@ func (c console) RunningLabs(ctx context.Context) (int, error) {
 	return 0, errors.New("cannot reach it")
 }
 
-func (c console) Register(context.Context, string, bool) error {
+func (c console) license(call string) (*machine, error) {
+	m := c.w.insts[c.id]
+	if m.licensed == nil {
+		m.licensed = map[string]int{}
+	}
+	m.licensed[call]++
+	if m.onLicense != nil {
+		if err := m.onLicense(call); err != nil {
+			return m, err
+		}
+	}
+	if m.down || m.State != "running" {
+		return m, errors.New("cannot reach it")
+	}
+	return m, nil
+}
+
+func (c console) Register(_ context.Context, token string, _ bool) error {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	return c.w.insts[c.id].regErr
+	m, err := c.license("register")
+	if err != nil {
+		return err
+	}
+	if m.regErr != nil {
+		return fmt.Errorf("%w of token %s", m.regErr, token)
+	}
+	return nil
 }
 
 func (c console) State(context.Context) (LicenseState, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	return c.w.insts[c.id].lic, nil
+	m, err := c.license("state")
+	return m.lic, err
 }
 
 func (c console) Deregister(context.Context) (bool, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	return false, c.w.insts[c.id].regErr
+	m, err := c.license("deregister")
+	return false, errors.Join(err, m.regErr)
 }
 
 func (c console) Warn(_ context.Context, at time.Time) error {

@@ -80,6 +80,9 @@ func (l Licensing) Outcome() (Outcome, string) {
 	return OutcomePending, "authorization " + cmp.Or(l.Authorization.Status, "unknown") + suffix(reason)
 }
 
+// None tells whether no registration is under way or done.
+func (l Licensing) None() bool { return l.Registration.Status == "NOT_REGISTERED" }
+
 func suffix(reason string) string {
 	if reason == "" {
 		return ""
@@ -98,7 +101,7 @@ func (c *Client) Licensing(ctx context.Context) (Licensing, error) {
 // the request, not that it is registered: see AwaitRegistration.
 func (c *Client) Register(ctx context.Context, token string, reregister bool) error {
 	if !licenseToken.MatchString(token) {
-		return fmt.Errorf("cannot register license of CML at %s: the token is not 1 to 256 letters, digits or +/%%=-", c.host)
+		return &Error{Op: "register license", Host: c.host, Kind: ErrBadRequest, Err: errors.New("the token is not 1 to 256 letters, digits or +/%=-")}
 	}
 	body := struct {
 		Token      string `json:"token"`
