@@ -31,7 +31,7 @@ type agentConfig struct {
 	Hibernate     string
 	ShortestReach time.Duration
 
-	Server, TokenFile, ServerCA, Machine string // reporting; see agentserver.go
+	reporting
 }
 
 // agentOptions come from flags and the environment, which systemd reads from
@@ -77,7 +77,7 @@ func resolveAgent(getenv func(string) string, flags *pflag.FlagSet) (agentConfig
 	default:
 		errs = append(errs, fmt.Errorf("cannot use cloud %q: want auto, ec2 or none", cfg.Cloud))
 	}
-	if err := cfg.checkServer(); err != nil {
+	if err := cfg.check("agent", agentToken); err != nil {
 		errs = append(errs, err)
 	}
 	if cfg.ShortestReach < 100*time.Millisecond || cfg.ShortestReach > time.Hour {

@@ -31,8 +31,10 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"lull/internal/daemon/server"
+	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
+	"lull/internal/instance"
 	"lull/internal/link/control"
 	"lull/internal/power"
 	"lull/internal/sim"
@@ -679,13 +681,8 @@ func (w *window) halt(r *watched) {
 }
 
 func (w *window) pages(r *watched) {
-	if _, err := control.Write[any](w.t.Context(), r.client, "POST", "/hosts/desk/report", map[string]any{"instances": []map[string]any{
-		{"id": "i1", "name": "web", "state": "paused", "runtime": "process", "idle_for": 90, "connections": 0},
-		{"id": "i2", "name": "db", "state": "running", "runtime": "microvm", "idle_for": 3, "connections": 2, "lease_held": true, "lease_reason": "backup"}}}); err != nil {
-		w.t.Fatal(err)
-	}
+	w.hosts(r)
 	for i, p := range []struct{ path, text string }{
-		{"hosts", "desk.*web.*paused.*db.*lease backup"},
 		{"agents", "No agent has reported yet"},
 		{"policies", "aggressive.*hibernates after 15 min.*conservative"},
 		{"schedules", "There is no schedule yet"},
@@ -724,6 +721,74 @@ func (w *window) pages(r *watched) {
 	w.visit(r.url + "/nowhere")
 	w.sees("There is no such page")
 	w.rules(r)
+}
+
+// hosts are two machines with instances: one that answers, and one that falls
+// silent.
+func (w *window) hosts(r *watched) {
+	ctx, end := context.WithCancel(w.t.Context())
+	var ended sync.WaitGroup
+	w.t.Cleanup(func() { end(); ended.Wait() })
+	now := time.Now()
+	tell := func(name string, every time.Duration, l ...control.HostInstance) {
+		w.t.Helper()
+		counts := map[string]int{}
+		for n := range l {
+			l[n].ID, l[n].Runtime, l[n].CreatedAt, l[n].StateSince, l[n].Enabled = fmt.Sprint("i", n), "process", now, &now, true
+			counts[l[n].State]++
+		}
+		report := control.HostReport{Host: name, At: now, Sequence: 1, StartedAt: now, Version: version, Interval: idle.Duration(every), Counts: counts, Instances: l,
+			Memory: control.HostMemory{Limit: 8 << 30}}
+		report.Fit()
+		if _, err := r.client.ReportHost(ctx, report); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	tell("attic", time.Second, control.HostInstance{Name: "cam", State: "running"})
+	tell("desk", 15*time.Minute,
+		control.HostInstance{Name: "db", State: "running", IdleFor: 3, Connections: 2, Memory: 200 << 20, Leases: []idle.Lease{{Holder: "ci", Reason: "backup", ExpiresAt: now.Add(time.Hour)}},
+			Blocks: []idle.Block{{Code: idle.ConnectionOpen, Sentence: "2 connections are open."}}, Endpoints: []instance.Endpoint{{Listen: "127.0.0.1:5432", Target: "127.0.0.1:5432", Path: "direct"}}},
+		control.HostInstance{Name: "web", State: "paused", StatusReason: "idle for 1m0s", LastPausedAt: &now, LastPausedBy: "idle_timeout"})
+	ended.Go(func() { // desk answers
+		turn := control.HostTurn{Answers: []control.HostReply{}, Wait: 10}
+		for ctx.Err() == nil {
+			q, err := r.client.HostTurn(ctx, "desk", turn)
+			turn.Answers = []control.HostReply{}
+			if err != nil {
+				continue // the end
+			}
+			for _, x := range q.Questions {
+				a := control.HostReply{ID: x.ID, Status: http.StatusNotFound, Detail: "cannot find it"}
+				if x.Instance == "db" {
+					a = control.HostReply{ID: x.ID, Why: &control.HostWhy{Instance: &control.HostInstance{ID: "i0", Name: "db", State: "running", Runtime: "process"},
+						Account: evidence.Account{Object: "i0", Name: "db", Kind: evidence.KindInstance, State: "running", Question: "why is it running", Answer: "2 connections are open.",
+							At: time.Now(), Verdict: &idle.Verdict{At: time.Now(), Blocks: []idle.Block{{Code: idle.ConnectionOpen, Sentence: "2 connections are open."}}}}}}
+				}
+				a.Fit()
+				turn.Answers = append(turn.Answers, a)
+			}
+		}
+	})
+	w.visit(r.url + "/hosts")
+	w.sees(`1 of 2 is not heard of.*attic\s+not heard of since.*not known.*desk\s+heard.*1 running, 1 paused.*200 MiB of 8 GiB`)
+	w.both("hosts", "light", "dark")
+	w.press("desk")
+	w.sees(`db process\s+running.*stays\s+lease ci \(backup\), 2 connections.*127\.0\.0\.1:5432.*web process\s+paused`)
+	w.both("host", "light", "dark")
+	w.press("db")
+	w.sees(`Why is it running\?.*2 connections are open.*asked.*connection_open`)
+	w.both("instance", "light", "dark")
+	w.visit(r.url + "/hosts/attic")
+	w.sees(`It was last heard of at.*cam process\s+unknown\s+was running`)
+	w.both("a silent host", "light", "dark")
+	w.press("cam")
+	w.sees(`Readings: unknown`)
+	w.visit(r.url + "/hosts/desk/none")
+	w.sees("Host desk has no instance none")
+	w.forgive("status of 404")
+	w.visit(r.url + "/hosts/nobody")
+	w.sees("There is no host nobody")
+	w.forgive("status of 404")
 }
 
 // rules makes a schedule, a policy and an exception, and puts them on workers.

@@ -24,7 +24,7 @@ func (c *cli) doctorCommand() *cobra.Command {
 			if err != nil {
 				return &usageError{err}
 			}
-			l := slices.Concat(hostFindings(), containerFindings(cmd.Context(), cfg), machineFindings(cfg))
+			l := slices.Concat(hostFindings(), containerFindings(cmd.Context(), cfg), machineFindings(cfg), c.serverFinding(cmd.Context(), cfg))
 			bad := 0
 			for _, f := range l {
 				if !f.OK && !f.Optional {

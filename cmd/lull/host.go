@@ -158,6 +158,10 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		return fmt.Errorf("cannot read whether the host is halted: %w", err)
 	}
 	h.Halt(halted)
+	reports, err := newReporter(cfg, h, faults, log)
+	if err != nil {
+		return err
+	}
 
 	// The relay carries connections before instances are taken over, so that
 	// clients of a restarting daemon wait instead of being refused.
@@ -183,7 +187,14 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 			h.Halt(on)
 			return nil
 		},
-		Status: func() hostctl.Status { return hostStatus(h, rt, cfg, started, faults) }}
+		Status: func() hostctl.Status {
+			s := hostStatus(h, rt, cfg, started, faults)
+			if reports != nil {
+				l := reports.Link()
+				s.Server = &l
+			}
+			return s
+		}}
 	handler, _ := a.Handler()
 	ends := []func(){serve(g, api, handler)}
 	if shared != nil {
@@ -194,6 +205,9 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	g.Go(func() error { return guestServer.Run(guestCtx) })
 	if containers != nil {
 		g.Go(func() error { return containers.Follow(guestCtx, h) })
+	}
+	if reports != nil {
+		g.Go(func() error { return reports.Run(guestCtx) })
 	}
 	hostCtx, endHost := context.WithCancel(gctx)
 	hostDone := make(chan struct{})

@@ -3,12 +3,15 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"lull/internal/link/control"
 )
 
 // hostConfig is everything that can be set about lull host.
@@ -30,6 +33,9 @@ type hostConfig struct {
 	Wakes      uint
 	WakeWait   time.Duration
 	ImageAge   time.Duration
+
+	reporting
+	ReportEvery time.Duration
 }
 
 // dockerSocket is where Docker listens when nobody says otherwise.
@@ -52,13 +58,18 @@ var hostOptions = []option[hostConfig]{
 	{"wake-wait", "LULL_HOST_WAKE_WAIT", "duration", "how long a start or wake waits for memory and its turn before it fails; a relayed client waits a minute at most", func(c *hostConfig) any { return &c.WakeWait }},
 	{"image-age", "LULL_HOST_IMAGE_AGE", "duration", "how long an unpacked image, or the disk made of one, is kept that no instance uses; 0 keeps them until lull image prune", func(c *hostConfig) any { return &c.ImageAge }},
 	{"docker", "LULL_HOST_DOCKER", "path", "take over the idling of Docker's containers with the label lull.pause-after, over its API at this socket; empty is off, --docker alone means " + dockerSocket, func(c *hostConfig) any { return &c.Docker }},
+	{"server", "LULL_HOST_SERVER", "URL", "the server of a fleet to report to, https unless it is on this machine; empty reports to none", func(c *hostConfig) any { return &c.Server }},
+	{"token-file", "LULL_HOST_TOKEN_FILE", "path", "file with the token of this host for the server, readable by nobody else", func(c *hostConfig) any { return &c.TokenFile }},
+	{"server-ca", "LULL_HOST_SERVER_CA", "path", "certificates in PEM that the server's is checked against; empty takes the system's", func(c *hostConfig) any { return &c.ServerCA }},
+	{"machine", "LULL_HOST_MACHINE", "text", "what this host is called at the server, as its token has it; empty is the machine's name", func(c *hostConfig) any { return &c.reporting.Machine }},
+	{"report-every", "LULL_HOST_REPORT_EVERY", "duration", "how often it reports where nothing changes; after three times that in silence the server calls it unheard of", func(c *hostConfig) any { return &c.ReportEvery }},
 	{"stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host ends, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }},
 }
 
 func defaultHostConfig(getenv func(string) string) hostConfig {
 	return hostConfig{Data: "lull-data/host", Socket: defaultSocket(getenv), PauseAfter: time.Minute,
 		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, Files: 65536, Machine: "q35",
-		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour}
+		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour, ReportEvery: 15 * time.Second}
 }
 
 // resolve reads every source. Every fault is reported, each naming the
@@ -85,10 +96,32 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	if cfg.Machine != "q35" && cfg.Machine != "microvm" {
 		errs = append(errs, fmt.Errorf("cannot use vm-machine: %q is neither q35 nor microvm", cfg.Machine))
 	}
+	errs = append(errs, cfg.checkReporting())
 	if abs, err := filepath.Abs(cfg.Data); err == nil {
 		cfg.Data = abs
 	}
 	return cfg, out, errors.Join(errs...)
+}
+
+// checkReporting tells what is wrong with where the host reports to, and finds
+// its name.
+func (c *hostConfig) checkReporting() error {
+	if c.Server == "" {
+		return nil
+	}
+	if c.ReportEvery < 2*time.Second || c.ReportEvery > control.MaxInterval {
+		return fmt.Errorf("cannot use report-every: %s is not between 2s and %s", c.ReportEvery, control.MaxInterval)
+	}
+	if c.reporting.Machine == "" {
+		var err error
+		if c.reporting.Machine, err = os.Hostname(); err != nil {
+			return fmt.Errorf("cannot name this host: %w; set machine", err)
+		}
+	}
+	if err := control.ValidHost(c.reporting.Machine); err != nil {
+		return fmt.Errorf("cannot use machine: %w", err)
+	}
+	return c.check("host", hostToken)
 }
 
 // bindFlags declares the flags; their values are read by resolve.

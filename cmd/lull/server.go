@@ -109,8 +109,9 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	}
 	ctl.metrics.MustRegister(note)
 	var asked http.Handler
+	var others server.OtherHosts
 	if ctl.peers != nil {
-		asked = ctl.peers.Handler()
+		asked, others = ctl.peers.Handler(), ctl.peers
 	}
 	people, err := cfg.people()
 	if err != nil {
@@ -121,9 +122,12 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 		return err
 	}
 	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Log: log.With("part", "api"),
-		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Snapshot: db.Snapshot, Evidence: ctl.evidence, Prices: prices, Notifier: note, Peers: asked, Name: ctl.name})
+		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Snapshot: db.Snapshot, Evidence: ctl.evidence, Prices: prices, Notifier: note, Peers: asked, Others: others, Name: ctl.name})
 	if err != nil {
 		return err
+	}
+	if ctl.peers != nil {
+		ctl.peers.Serve(api)
 	}
 	tasks := append([]task.Task{task.Loop("the store's upkeep", db.Run)}, ctl.tasks...)
 	if cfg.Role != "api" {

@@ -28,14 +28,21 @@ func freePort(t interface{ Fatal(...any) }) string {
 // TestServerScripts runs the fleet's command line against a real server and
 // the simulated cloud, each a process of its own.
 func TestServerScripts(t *testing.T) {
+	shim := buildShim(t)
 	cmds := (&receivers{all: map[string]*listening{}}).commands()
-	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until, "take": take})
+	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until, "take": take, "secret": secret})
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/server",
 		Setup: func(e *testscript.Env) error {
 			for _, name := range []string{"API_PORT", "SIM_PORT", "CML_PORT", "KV_PORT", "PEER_PORT", "PEER_API_PORT"} {
 				e.Setenv(name, freePort(e.T()))
 			}
+			data := filepath.Join(e.WorkDir, "host")
+			e.Setenv("LULL_HOST_SHIM", shim)
+			e.Setenv("LULL_HOST_DATA", data)
+			e.Setenv("LULL_HOST_SOCKET", filepath.Join(e.WorkDir, "run", "host.sock"))
+			e.Setenv("LULL_HOST", "unix://"+e.Getenv("LULL_HOST_SOCKET"))
+			e.Defer(func() { endShim(filepath.Join(data, "shim")) })
 			e.Setenv("LULL_SERVER", "http://127.0.0.1:"+e.Getenv("API_PORT"))
 			e.Setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:"+e.Getenv("SIM_PORT"))
 			e.Setenv("AWS_ACCESS_KEY_ID", "test")
@@ -63,6 +70,11 @@ func login(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Fatalf("no token in %s within a minute", args[0])
 }
 
+// secret writes a file that nobody else may read: secret FILE TEXT
+func secret(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(args[1]+"\n"), 0o600))
+}
+
 // take sets a variable to what the group of a pattern matches in the last
 // output: take NAME PATTERN
 func take(ts *testscript.TestScript, _ bool, args []string) {
@@ -74,24 +86,28 @@ func take(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Setenv(args[0], m[1])
 }
 
-// until repeats lull ARG... until it succeeds and its output contains TEXT:
-// until TEXT ARG...
-func until(ts *testscript.TestScript, _ bool, args []string) {
-	untilOutput(ts, args[0], "", args[1:]...)
+// until repeats lull ARG... until it succeeds, or with a ! fails, and its
+// output contains TEXT: until TEXT ARG...
+func until(ts *testscript.TestScript, neg bool, args []string) {
+	untilSays(ts, args[0], "", neg, args[1:]...)
 }
 
 func untilOutput(ts *testscript.TestScript, text, any string, args ...string) {
+	untilSays(ts, text, any, false, args...)
+}
+
+func untilSays(ts *testscript.TestScript, text, any string, fails bool, args ...string) {
 	path, err := exec.LookPath("lull")
 	ts.Check(err)
 	out := ""
 	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); pause() {
 		cmd := exec.Command(path, args...)
 		cmd.Dir = ts.Getenv("WORK")
-		for _, name := range []string{"PATH", "HOME", "LULL_SERVER", "LULL_TOKEN"} {
+		for _, name := range []string{"PATH", "HOME", "LULL_SERVER", "LULL_TOKEN", "LULL_HOST"} {
 			cmd.Env = append(cmd.Env, name+"="+ts.Getenv(name))
 		}
 		b, err := cmd.CombinedOutput()
-		if out = string(b); err == nil && (any != "" || strings.Contains(out, text)) {
+		if out = string(b); (err != nil) == fails && (any != "" || strings.Contains(out, text)) {
 			return
 		}
 	}

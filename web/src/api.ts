@@ -191,6 +191,68 @@ export interface Token {
 
 export interface Machine { name: string; kind: string; reported_at: string | null; age_seconds: number; report?: Record<string, unknown> }
 
+export interface Lease { holder: string; reason?: string; expires_at: string }
+
+/** An instance of a host, as the host told of it last. */
+export interface HostInstance {
+  id: string
+  name: string
+  state: string
+  last_state?: string
+  state_since: string | null
+  status_reason: string
+  enabled: boolean
+  runtime: string
+  image?: string
+  created_at: string
+  last_activity_at: string | null
+  last_paused_at: string | null
+  last_paused_by: string
+  last_resumed_at: string | null
+  last_resumed_by: string
+  idle_for: number
+  pause_at: string | null
+  next_step: string
+  next_step_at: string | null
+  pause_after: number
+  stop_after: number
+  connections: number
+  leases: Lease[]
+  endpoints: { proto?: string; listen: string; target: string; path: string; status?: string }[]
+  blocks: Block[]
+  memory_bytes: number
+  memory_limit: number
+  pause_count: number
+  wake_count: number
+  restart_count: number
+  exit_code: number | null
+  crash_looping: boolean
+  waiting: { reason: string; place: number; until: string } | null
+}
+
+export interface HostSummary {
+  name: string
+  heard: boolean
+  heard_at: string | null
+  unheard_since: string | null
+  unheard?: string
+  server: string
+  version: string
+  outdated: boolean
+  started_at: string | null
+  halted: boolean
+  instances_total: number
+  left_out: number
+  counts: Record<string, number>
+  memory: { limit_bytes: number; free_bytes: number; waiting: number }
+  held_bytes: number
+  faults: string[]
+}
+
+export interface HostView extends HostSummary { instances: HostInstance[]; next?: string }
+
+export interface HostWhy extends Account { host: string; readings: 'live' | 'recorded' | 'unknown'; unheard?: string; instance: HostInstance | null }
+
 /** A fault as the server tells it (RFC 9457), or that it does not answer. */
 export class Problem extends Error {
   constructor(readonly status: number, readonly code: string, detail: string, readonly fields: { message: string; location?: string }[] = []) {

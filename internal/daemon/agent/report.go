@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -98,9 +97,8 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 	p, now := &a.server, a.now()
 	a.alarmIf(err != nil, "server_unreachable", fmt.Sprintf("The server does not take reports: %v.", err))
 	if err != nil {
-		wait := min(reportRetry<<min(p.failures, 6), configEvery)
+		p.tryAt, p.errored = now.Add(control.Backoff(p.failures, reportRetry, configEvery)), err.Error()
 		p.failures++
-		p.tryAt, p.errored = now.Add(wait/2+rand.N(wait/2)), err.Error()
 		a.soon(p.tryAt)
 		return
 	}

@@ -154,14 +154,16 @@ var bodies = map[string]string{
 	"halt":             `{"on":false}`,
 	"create-token":     `{"name":"t","role":"viewer"}`,
 	"report-agent":     `{"at":"2026-01-01T00:00:00Z","sequence":1,"interval_seconds":60,"version":"test","last_use":"2026-01-01T00:00:00Z"}`,
-	"report-host":      `{"state":"active"}`,
-	"put-schedule":     officeHours,
-	"put-budget":       `{"for":"stop","max_actions":3,"per_minutes":10}`,
-	"add-override":     `{"kind":"freeze","all":true,"until":"tomorrow 08:00 Europe/Berlin"}`,
-	"simulate":         `{"policies":[{"name":"balanced"},{"name":"mine","timeout_minutes":45}]}`,
-	"simulate-told":    `{"policies":[{"name":"balanced"},{"name":"mine","timeout_minutes":45}]}`,
-	"apply-policy":     `{"tags":{"team":"x"}}`,
-	"apply-schedule":   `{"tags":{"team":"y"}}`,
+	"report-host": `{"host":"m1","at":"2026-01-01T00:00:00Z","sequence":1,"after":0,"started_at":"2026-01-01T00:00:00Z","interval_seconds":60,"version":"test",
+		"counts":{"running":1},"instances":[{"id":"i1","name":"web","state":"running","runtime":"process","created_at":"2026-01-01T00:00:00Z"}]}`,
+	"ask-host":       `{"answers":[]}`,
+	"put-schedule":   officeHours,
+	"put-budget":     `{"for":"stop","max_actions":3,"per_minutes":10}`,
+	"add-override":   `{"kind":"freeze","all":true,"until":"tomorrow 08:00 Europe/Berlin"}`,
+	"simulate":       `{"policies":[{"name":"balanced"},{"name":"mine","timeout_minutes":45}]}`,
+	"simulate-told":  `{"policies":[{"name":"balanced"},{"name":"mine","timeout_minutes":45}]}`,
+	"apply-policy":   `{"tags":{"team":"x"}}`,
+	"apply-schedule": `{"tags":{"team":"y"}}`,
 }
 
 const officeHours = `{"zone":"Europe/Berlin","windows":[{"days":"mon-fri","from":"08:00","to":"18:00"}]}`
@@ -225,7 +227,7 @@ func (b *bench) target(op operation) string {
 			return tok.ID
 		case "{channel}":
 			return "ops"
-		case "{letter}":
+		case "{letter}", "{instance}":
 			return "none"
 		case "{token}":
 			return "made-up"
@@ -301,7 +303,7 @@ func TestEveryRouteRefuses(t *testing.T) {
 			refuse(what, b.admin, []byte(bad), 400, 422)
 		}
 		refuse("oversized", b.admin, []byte(`{"name":"`+strings.Repeat("x", 300<<10)+`"}`), 413)
-		if free := op.plain(); free != "report-agent" && free != "report-host" {
+		if free := op.plain(); free != "report-agent" && free != "report-host" && free != "ask-host" {
 			refuse("with an unknown field", b.admin, append(bytes.TrimSuffix(body, []byte("}")), []byte(map[bool]string{true: `,"nope":1}`, false: `"nope":1}`}[len(body) > 2])...), 422)
 		}
 	}
@@ -326,7 +328,7 @@ func TestEveryRouteAnswers(t *testing.T) {
 		case res.StatusCode >= 500, res.StatusCode == 405, res.StatusCode == 400, res.StatusCode == 422, res.StatusCode == 401, res.StatusCode == 403:
 			t.Errorf("%s: %d %s", where, res.StatusCode, data)
 			continue
-		case res.StatusCode == 404 && !slices.Contains([]string{"get-request", "get-agent", "get-host", "worker-agent", "metrics", "look-at-answer", "give-answer", "retry-dead-letter", "drop-dead-letter"}, op.plain()):
+		case res.StatusCode == 404 && !slices.Contains([]string{"get-request", "get-agent", "get-host", "why-instance", "worker-agent", "metrics", "look-at-answer", "give-answer", "retry-dead-letter", "drop-dead-letter"}, op.plain()):
 			t.Errorf("%s: %d %s", where, res.StatusCode, data)
 			continue
 		}

@@ -22,8 +22,8 @@ const (
 	maxMachines = 20_000
 )
 
-// machines are the agents and hosts that reported to this server, and what
-// they said last. They are forgotten when it ends: they report again. Other
+// machines are the agents and hosts that reported to this server, and what the
+// agents said last; package hosts has what hosts said. They are forgotten when it ends: they report again. Other
 // servers know of them by their presence in the store.
 type machines struct {
 	mu   sync.Mutex
@@ -99,38 +99,20 @@ type Named struct {
 }
 
 func (s *Server) machineRoutes() {
-	for _, kind := range []string{"agent", "host"} {
-		all, each := base+"/"+kind+"s", base+"/"+kind+"s/{name}"
-		register(s, route{id: "list-" + kind + "s", method: "GET", path: all, role: access.Viewer, doc: "Machines that report to any server of the fleet as " + kind + "s, with their last report where the asked server hears it"},
-			func(ctx context.Context, in *Paged) (*answer[control.List[control.Machine]], error) {
-				l, err := s.everywhere(ctx, kind)
-				if err != nil {
-					return nil, problem(err)
-				}
-				return ok(pageOf(l, in, func(m control.Machine) string { return m.Name }), nil)
-			})
-		register(s, route{id: "get-" + kind, method: "GET", path: each, role: access.Viewer, machine: true, doc: "The last report of a machine, and its age, where the asked server hears it"},
-			func(ctx context.Context, in *Named) (*answer[control.Machine], error) {
-				return ok(s.machine(ctx, kind, in.Name))
-			})
-	}
-	register(s, route{id: "report-host", method: "POST", path: base + "/hosts/{name}/report", role: access.Admin, machine: true, status: http.StatusOK,
-		doc: "Report what a machine sees; its token speaks for it alone"},
-		func(ctx context.Context, in *struct {
-			Named
-			Body map[string]any
-		}) (*answer[control.Machine], error) {
-			report, err := raw(in.Body)
+	register(s, route{id: "list-agents", method: "GET", path: base + "/agents", role: access.Viewer, doc: "Machines that report to any server of the fleet as agents, with their last report where the asked server hears it"},
+		func(ctx context.Context, in *Paged) (*answer[control.List[control.Machine]], error) {
+			l, err := s.everywhere(ctx, "agent")
 			if err != nil {
 				return nil, problem(err)
 			}
-			v, err := s.machines.put(control.Machine{Kind: "host", Name: in.Name, Report: report}, 0, time.Now())
-			if err == nil {
-				s.announce(ctx, v)
-			}
-			return ok(v, err)
+			return ok(pageOf(l, in, func(m control.Machine) string { return m.Name }), nil)
+		})
+	register(s, route{id: "get-agent", method: "GET", path: base + "/agents/{name}", role: access.Viewer, machine: true, doc: "The last report of a machine, and its age, where the asked server hears it"},
+		func(ctx context.Context, in *Named) (*answer[control.Machine], error) {
+			return ok(s.machine(ctx, "agent", in.Name))
 		})
 	s.agentRoutes()
+	s.hostRoutes()
 }
 
 // raw is a report as it is kept.

@@ -95,12 +95,29 @@ func (s *Server) attend(ctx context.Context) error {
 	return nil
 }
 
+// present is what the store says of the machines of a kind, by name.
+func (s *Server) present(ctx context.Context, kind string) (map[string]presence, error) {
+	prefix := presencePrefix + kind + "/"
+	page, err := store.List(ctx, s.fleet.Store(), store.Prefix(prefix))
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]presence{}
+	for _, v := range page.Values {
+		p, err := presences.Decode(v.Key, v.Data)
+		if err != nil {
+			return nil, err
+		}
+		out[strings.TrimPrefix(v.Key, prefix)] = p
+	}
+	return out, nil
+}
+
 // everywhere are the machines of a kind that report to any server of the
 // fleet: those heard here as they are known here, the others as the store
 // says.
 func (s *Server) everywhere(ctx context.Context, kind string) ([]control.Machine, error) {
-	prefix := presencePrefix + kind + "/"
-	page, err := store.List(ctx, s.fleet.Store(), store.Prefix(prefix))
+	present, err := s.present(ctx, kind)
 	if err != nil {
 		return nil, err
 	}
@@ -109,12 +126,7 @@ func (s *Server) everywhere(ctx context.Context, kind string) ([]control.Machine
 		v.Server = s.name
 		all[v.Name] = v
 	}
-	for _, v := range page.Values {
-		p, err := presences.Decode(v.Key, v.Data)
-		if err != nil {
-			return nil, err
-		}
-		name := strings.TrimPrefix(v.Key, prefix)
+	for name, p := range present {
 		if here, ok := all[name]; p.Server == s.name || ok && here.ReportedAt.After(p.At) {
 			continue
 		}

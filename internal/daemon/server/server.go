@@ -36,6 +36,7 @@ import (
 	"lull/internal/base/task"
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/board"
+	"lull/internal/daemon/server/hosts"
 	"lull/internal/daemon/server/replay"
 	"lull/internal/daemon/server/roster"
 	"lull/internal/evidence"
@@ -92,7 +93,9 @@ type Options struct {
 	// Web serves what is no API: the dashboard. Nil serves a 404.
 	Web http.Handler
 	// Peers answers the other servers below /internal/; nil answers none.
-	Peers   http.Handler
+	Peers http.Handler
+	// Others are the hosts that the other servers hear; nil where there is none.
+	Others  OtherHosts
 	Metrics prometheus.Gatherer
 	// Snapshot reads the whole state for a backup; nil has none.
 	Snapshot func(ctx context.Context) (io.ReadCloser, error)
@@ -139,6 +142,8 @@ type Server struct {
 	api      huma.API
 	name     string
 	machines *machines
+	hosts    *hosts.Hosts
+	others   OtherHosts
 	lease    atomic.Int64 // the store.LeaseID of its claims; 0 before it runs
 	roster   *roster.Roster
 	board    *board.Board
@@ -159,7 +164,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, evidence: o.Evidence, prices: o.Prices, web: o.Web, metrics: o.Metrics, snapshot: o.Snapshot, notifier: o.Notifier,
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
-		mux: http.NewServeMux(), machines: newMachines(), streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
+		mux: http.NewServeMux(), machines: newMachines(), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
 	s.people, s.publicURL, s.name = o.People, o.PublicURL, o.Name
 	if s.name == "" {

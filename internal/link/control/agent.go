@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -153,31 +154,45 @@ func (r *AgentReport) Check() error {
 	return errors.Join(errs...)
 }
 
-// Report sends a report. It carries no idempotency key, since a report is kept
-// in no store: one that is sent twice says the same twice.
-func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (a AgentAnswer, err error) {
-	body, err := json.Marshal(r)
+// Report sends a report of an agent.
+func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (AgentAnswer, error) {
+	return tell[AgentAnswer](ctx, c, "/agents/"+url.PathEscape(machine)+"/report", r)
+}
+
+// tell sends what a machine has to say to a path below /api/v1, once. It
+// carries no idempotency key, since it is kept in no store: what is said twice
+// says the same twice.
+func tell[T any](ctx context.Context, c *Client, path string, in any) (out T, err error) {
+	body, err := json.Marshal(in)
 	if err != nil {
-		return a, fmt.Errorf("cannot encode the report: %w", err)
+		return out, fmt.Errorf("cannot encode the report: %w", err)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base.String()+api+"/agents/"+url.PathEscape(machine)+"/report", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base.String()+api+path, bytes.NewReader(body))
 	if err != nil {
-		return a, fmt.Errorf("cannot make the report: %w", err)
+		return out, fmt.Errorf("cannot make the report: %w", err)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Authorization", "Bearer "+c.token)
 	res, err := c.http.Do(req)
 	if err != nil {
-		return a, fmt.Errorf("cannot report to the server: %w", err)
+		return out, fmt.Errorf("cannot report to the server: %w", err)
 	}
 	if res.StatusCode >= 400 {
-		return a, readProblem(res)
+		return out, readProblem(res)
 	}
 	defer res.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(res.Body, 64<<10)).Decode(&a); err != nil {
-		return a, fmt.Errorf("cannot read the server's answer: %w", err)
+	if err := json.NewDecoder(io.LimitReader(res.Body, 64<<10)).Decode(&out); err != nil {
+		return out, fmt.Errorf("cannot read the server's answer: %w", err)
 	}
-	return a, nil
+	return out, nil
+}
+
+// Backoff is how long to wait after so many failures in a row, the first being
+// 0: least, doubled each time up to most, of which a random half is taken off,
+// so that machines that lost their server together do not come back together.
+func Backoff(failures int, least, most time.Duration) time.Duration {
+	wait := min(least<<min(max(failures, 0), 16), most)
+	return wait/2 + rand.N(wait/2)
 }
 
 // Outdated tells whether an agent is older than the server: by the numbers of

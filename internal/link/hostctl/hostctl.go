@@ -161,6 +161,16 @@ type Status struct {
 	Goroutines int            `json:"goroutines"`
 	Room       Room           `json:"room" doc:"Memory and places for starts and wakes"`
 	Faults     []string       `json:"faults" doc:"What is wrong, each with what to do"`
+	Server     *ServerLink    `json:"server" doc:"The server that it reports to; null without one"`
+}
+
+// ServerLink is how it stands with the server that a host reports to.
+type ServerLink struct {
+	URL          string     `json:"url"`
+	Host         string     `json:"host" doc:"What this host is called there"`
+	ReportedAt   *time.Time `json:"reported_at" doc:"The last report that arrived since the last failure"`
+	Error        string     `json:"error" doc:"Why the last report did not arrive; empty if it did"`
+	FailingSince *time.Time `json:"failing_since"`
 }
 
 // ExecRequest is a command to run beside an instance, ExecResult its outcome.

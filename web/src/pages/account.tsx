@@ -2,10 +2,50 @@
 // rests on.
 
 import { ComponentChildren } from 'preact'
+import { useEffect, useRef } from 'preact/hooks'
 import { Entry } from '../api'
 import { Account, figure, SignalReading, Turn } from '../evidence'
+import { Resource, useResource } from '../resource'
 import { clock, local, span, useNow } from '../time'
-import { Card, Time, words } from '../ui'
+import { Card, Fault, Loading, Time, words } from '../ui'
+
+/** A time of an address; null if there is none. */
+export function moment(text: string | null): number | null {
+  const t = new Date(text ?? '').getTime()
+  return Number.isNaN(t) ? null : t
+}
+
+/** The address of this page at a past time, to the second. */
+export function pathAt(at: number): string {
+  return `${location.pathname}?at=${new Date(Math.floor(at / 1000) * 1000).toISOString().replace('.000Z', 'Z')}`
+}
+
+/** The one question that people have, and its answer. */
+export function Answer(p: { why: Pick<Resource<Account>, 'value' | 'problem' | 'reload'> }) {
+  const y = p.why.value
+  const now = useNow()
+  if (!y) return p.why.problem ? <Fault problem={p.why.problem} retry={p.why.reload} what="Why cannot be told." /> : <Loading what="why" />
+  return (
+    <p class="answer" role="status">
+      <span class="question">{question(y)}</span> {local(y.answer, now)}
+    </p>
+  )
+}
+
+/** Why it was so at a past time, from what is recorded; path is that of its why. */
+export function Then(p: { path: string; at: number; onEnd: () => void }) {
+  const r = useResource<Account & { last?: Entry[] | null }>(`${p.path}?at=${encodeURIComponent(new Date(p.at).toISOString())}`)
+  const head = useRef<HTMLDivElement>(null)
+  useEffect(() => head.current?.scrollIntoView({ block: 'nearest' }), [p.at, r.value === undefined])
+  const back = <button type="button" class="plain" onClick={p.onEnd}>Close</button>
+  return (
+    <div ref={head} class="past">
+      {r.problem ? <Card title="Why then" aside={back}><Fault problem={r.problem} retry={r.reload} what="Why cannot be told." /></Card>
+        : !r.value ? <Loading what="what was recorded" />
+        : <Grounds y={r.value} title={`Why, at ${clock(p.at, Date.now())}`} aside={back} last={r.value.last} />}
+    </div>
+  )
+}
 
 export function Grounds(p: { y: Account; title: string; aside?: ComponentChildren; now?: boolean; last?: Entry[] | null }) {
   const { y } = p

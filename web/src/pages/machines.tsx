@@ -1,10 +1,9 @@
-// Machines that report to this server: agents with their signals, hosts with
-// their instances.
+// Machines that watch themselves: agents with their signals.
 
 import { Block, List, Machine, Reading } from '../api'
 import type { PageProps } from '../app'
 import { useResource } from '../resource'
-import { minutes, span } from '../time'
+import { minutes } from '../time'
 import { Card, Empty, Fault, Loading, Time, words } from '../ui'
 
 interface AgentReport {
@@ -16,8 +15,6 @@ interface AgentReport {
   alarms?: { code: string; sentence: string }[]
   action?: { action: string; reason: string; phase: string }
 }
-
-interface Instance { id?: string; name?: string; state?: string; runtime?: string; idle_for?: number; pause_at?: string | null; connections?: number; lease_held?: boolean; lease_reason?: string; blocks?: Block[] }
 
 export function Agents(_: PageProps) {
   const all = useResource<List<Machine & { worker_id?: string; outdated?: boolean; stale?: boolean }>>('/agents?limit=1000', { every: 10_000 })
@@ -58,43 +55,5 @@ function Readings(p: { list: Reading[]; name: string }) {
         <tbody>{p.list.map((r) => <tr key={r.signal}><th scope="row">{r.signal}</th><td><span class={`state ${r.state}`}>{r.state}</span> {r.detail && <span class="muted small">{r.detail}</span>}</td><td>{r.unit ? `${Math.round(r.value * 100) / 100} ${r.unit}` : '–'}</td><td>{r.unit ? `${r.threshold} ${r.unit}` : '–'}</td></tr>)}</tbody>
       </table>
     </div>
-  )
-}
-
-export function Hosts(_: PageProps) {
-  const all = useResource<List<Machine>>('/hosts?limit=1000', { every: 10_000 })
-  return (
-    <>
-      <h1>Hosts</h1>
-      <p class="headline">Machines whose local instances are paused and woken by connections.</p>
-      {all.problem && <Fault problem={all.problem} retry={all.reload} />}
-      {!all.value ? !all.problem && <Loading what="the hosts" /> : all.value.items.length === 0 ? (
-        <Empty title="No host has reported yet.">A host reports here with a token of the role host.</Empty>
-      ) : all.value.items.map((m) => {
-        const list = (Array.isArray(m.report?.instances) ? m.report.instances : []) as Instance[]
-        return (
-          <Card key={m.name} title={m.name} class="flush" aside={<span class={m.age_seconds > 120 ? 'bad' : 'muted'}>{m.age_seconds > 120 ? 'Not heard of: last report ' : 'reported '}<Time at={m.reported_at} /></span>}>
-            {list.length === 0 ? <p class="muted">It has no instances.</p> : (
-              <div class="scroll" tabIndex={0} role="region" aria-label={`Instances of ${m.name}`}>
-                <table>
-                  <thead><tr><th scope="col">Instance</th><th scope="col">State</th><th scope="col">Idle for</th><th scope="col">Pauses</th><th scope="col">Held by</th></tr></thead>
-                  <tbody>
-                    {list.map((i) => (
-                      <tr key={i.id ?? i.name}>
-                        <th scope="row">{i.name ?? i.id} <span class="muted small">{i.runtime}</span></th>
-                        <td><span class={`state ${i.state === 'running' ? 'active' : 'quiet'}`}>{i.state}</span></td>
-                        <td>{i.idle_for !== undefined ? span(i.idle_for) : '–'}</td>
-                        <td><Time at={i.pause_at} none="–" /></td>
-                        <td class="muted">{[i.connections ? `${i.connections} connections` : '', i.lease_held ? `lease ${i.lease_reason ?? ''}` : ''].filter(Boolean).join(', ') || '–'}</td>
-                      </tr>
-                    ))}
-                  </tbody>
-                </table>
-              </div>
-            )}
-          </Card>
-        )
-      })}
-    </>
   )
 }

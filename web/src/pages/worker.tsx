@@ -1,26 +1,20 @@
 // One worker: why it runs or was stopped, its whole activity and life, and
 // what a person can do about it.
 
-import { useEffect, useRef, useState } from 'preact/hooks'
+import { useState } from 'preact/hooks'
 import { ask, Entry, IdleStatus, Metrics, Why, Worker } from '../api'
 import type { PageProps } from '../app'
 import { Resource, useResource } from '../resource'
 import { go } from '../router'
 import { Origin, WorkerPolicy } from '../rules'
-import { ago, clock, exact, local, minutes, span, useNow } from '../time'
+import { ago, clock, exact, minutes, span, useNow } from '../time'
 import { attempt, Badge, Button, Card, Dialog, Empty, Fault, Loading, Time, words } from '../ui'
-import { Grounds, question } from './account'
+import { Answer, Grounds, moment, pathAt, Then } from './account'
 import { LookBack, TimelineCard } from './timeline'
 
 export function WorkerPage(p: PageProps) {
   const id = p.place.path[1] ?? ''
   return id ? <One key={id} id={id} operator={p.operator} at={moment(p.place.query.get('at'))} /> : <Empty title="Which worker?"><a href="/">Choose one of the fleet</a></Empty>
-}
-
-/** A time of an address; null if there is none. */
-function moment(text: string | null): number | null {
-  const t = new Date(text ?? '').getTime()
-  return Number.isNaN(t) ? null : t
 }
 
 function One(p: { id: string; operator: boolean; at: number | null }) {
@@ -37,7 +31,7 @@ function One(p: { id: string; operator: boolean; at: number | null }) {
       : <><h1>Worker</h1><Fault problem={worker.problem} retry={worker.reload} /></>
   }
   const st = why.value?.idle_status
-  const pick = (at: number) => go(`/workers/${encodeURIComponent(p.id)}?at=${new Date(Math.floor(at / 1000) * 1000).toISOString().replace('.000Z', 'Z')}`, p.at !== null)
+  const pick = (at: number) => go(pathAt(at), p.at !== null)
   return (
     <>
       <p class="crumb"><a href="/">Fleet</a> / {w.aws_region}</p>
@@ -48,7 +42,7 @@ function One(p: { id: string; operator: boolean; at: number | null }) {
         : <p class="muted">Your role can look; an operator can pause, resume and snooze.</p>}
       <TimelineCard path={path} mine={mine} picked={p.at} onPick={pick} />
       <LookBack onPick={pick} />
-      {p.at !== null && <Then path={path} at={p.at} onEnd={() => go(location.pathname)} />}
+      {p.at !== null && <Then path={path + '/why'} at={p.at} onEnd={() => go(location.pathname)} />}
       <div class="columns">
         <div>
           <Lifecycle w={w} st={st} />
@@ -65,17 +59,6 @@ function One(p: { id: string; operator: boolean; at: number | null }) {
 }
 
 const has = (st: IdleStatus, code: string) => (st.blocks ?? []).some((b) => b.code === code)
-
-function Answer(p: { why: Resource<Why> }) {
-  const y = p.why.value
-  const now = useNow()
-  if (!y) return p.why.problem ? <Fault problem={p.why.problem} retry={p.why.reload} what="Why cannot be told." /> : <Loading what="why" />
-  return (
-    <p class="answer" role="status">
-      <span class="question">{question(y)}</span> {local(y.answer, now)}
-    </p>
-  )
-}
 
 function Commands(p: { w: Worker; st: IdleStatus | undefined; worker: Resource<Worker>; path: string; reload: () => void }) {
   const [dialog, setDialog] = useState<'' | 'pause' | 'snooze' | 'drain'>('')
@@ -220,21 +203,6 @@ function WhyPanel(p: { why: Resource<Why> }) {
   const y = p.why.value
   if (!y) return null
   return <Grounds y={y} now title="Why" aside={<span class="muted small">{y.readings === 'unknown' ? 'no live readings' : <>checked <Time at={y.idle_status.checked_at} /></>}</span>} />
-}
-
-/** Why it was so at a past time, from what is recorded. */
-function Then(p: { path: string; at: number; onEnd: () => void }) {
-  const r = useResource<Why>(`${p.path}/why?at=${encodeURIComponent(new Date(p.at).toISOString())}`)
-  const head = useRef<HTMLDivElement>(null)
-  useEffect(() => head.current?.scrollIntoView({ block: 'nearest' }), [p.at, r.value === undefined])
-  const back = <button type="button" class="plain" onClick={p.onEnd}>Close</button>
-  return (
-    <div ref={head} class="past">
-      {r.problem ? <Card title="Why then" aside={back}><Fault problem={r.problem} retry={r.reload} what="Why cannot be told." /></Card>
-        : !r.value ? <Loading what="what was recorded" />
-        : <Grounds y={r.value} title={`Why, at ${clock(p.at, Date.now())}`} aside={back} last={r.value.last} />}
-    </div>
-  )
 }
 
 function Facts(p: { w: Worker; metrics: Metrics | undefined }) {

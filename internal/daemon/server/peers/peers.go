@@ -1,9 +1,9 @@
 // Package peers asks the other servers of a fleet for what only they have, the
-// live readings of the workers that they own and the evidence that they kept,
-// and hands them the reports of those workers' agents (spec, section 2.1).
+// live readings of the workers that they own, the evidence that they kept and
+// the hosts that report to them, and hands them the reports of those workers'
+// agents (spec, section 2.1).
 //
-// Each server with readings and an address registers it in the store under a
-// lease. Who asks shows a secret that all servers of a store share through
+// Each server with an address registers it in the store under a lease. Who asks shows a secret that all servers of a store share through
 // it; whoever can read the store could know everything anyway. A peer that
 // does not answer within Within is passed over: the caller then has no
 // readings and says so. It leaves out commands, which go through the store.
@@ -61,6 +61,8 @@ type Config struct {
 	Local Live
 	// Journal is this server's own evidence; nil if it keeps none.
 	Journal Journal
+	// Hosts are those that this server hears; nil if it hears none.
+	Hosts Hosts
 	// HTTP is how others are reached; nil is the default client.
 	HTTP *http.Client
 }
@@ -134,7 +136,7 @@ func (p *Peers) share(ctx context.Context) error {
 // register keeps this server's address in the store, under a lease that is
 // granted again when it is lost.
 func (p *Peers) register(ctx context.Context) error {
-	for p.cfg.Address != "" && p.cfg.Local != nil && ctx.Err() == nil {
+	for p.cfg.Address != "" && ctx.Err() == nil {
 		lease, err := p.cfg.Store.Grant(ctx, leaseTTL)
 		if err == nil {
 			err = p.put(ctx, lease)
@@ -235,16 +237,25 @@ func (p *Peers) Verdicts(ctx context.Context) map[string]fleet.IdleStatus {
 	if p.cfg.Local != nil {
 		maps.Copy(out, p.cfg.Local.Verdicts(ctx))
 	}
+	answers(ctx, p, verdicts+"all", func(theirs map[string]fleet.IdleStatus) bool {
+		maps.Copy(out, theirs)
+		return true
+	})
+	return out
+}
+
+// answers asks all other servers for path and gives take what each answers,
+// as it comes, while take returns true and no longer than Within.
+func answers[T any](ctx context.Context, p *Peers, path string, take func(T) bool) {
 	ctx, cancel := context.WithTimeout(ctx, Within)
 	defer cancel()
-	replies := p.each(ctx, http.MethodGet, verdicts+"all", nil)
+	replies := p.each(ctx, http.MethodGet, path, nil)
 	for range cap(replies) {
-		theirs := map[string]fleet.IdleStatus{}
-		if r := <-replies; r.err == nil && json.Unmarshal(r.body, &theirs) == nil {
-			maps.Copy(out, theirs)
+		var v T
+		if r := <-replies; r.err == nil && json.Unmarshal(r.body, &v) == nil && !take(v) {
+			return
 		}
 	}
-	return out
 }
 
 // any sends a request to all other servers at once and returns the first
@@ -322,32 +333,39 @@ func (p *Peers) known(r *http.Request) bool {
 	return secret != "" && subtle.ConstantTimeCompare([]byte(given), []byte(secret)) == 1
 }
 
+// serve answers another server, with a 404 where answer has none.
+func (p *Peers) serve(w http.ResponseWriter, r *http.Request, answer func() (any, bool)) {
+	if !p.known(r) {
+		http.Error(w, "cannot accept the secret", http.StatusUnauthorized)
+		return
+	}
+	v, ok := answer()
+	if !ok {
+		http.NotFound(w, r)
+		return
+	}
+	body, err := json.Marshal(v)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(body) // who asked gives up by itself
+}
+
 // Handler answers the other servers.
 func (p *Peers) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+evidencePath, p.serveEvidence)
+	p.hostRoutes(mux)
 	route := func(pattern string, answer func(w http.ResponseWriter, r *http.Request, id string) (any, bool)) {
 		mux.HandleFunc(pattern+"{id}", func(w http.ResponseWriter, r *http.Request) {
-			if !p.known(r) {
-				http.Error(w, "cannot accept the secret", http.StatusUnauthorized)
-				return
-			}
-			if p.cfg.Local == nil {
-				http.NotFound(w, r)
-				return
-			}
-			v, ok := answer(w, r, r.PathValue("id"))
-			if !ok {
-				http.NotFound(w, r)
-				return
-			}
-			body, err := json.Marshal(v)
-			if err != nil {
-				http.Error(w, err.Error(), http.StatusInternalServerError)
-				return
-			}
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write(body) // who asked gives up by itself
+			p.serve(w, r, func() (any, bool) {
+				if p.cfg.Local == nil {
+					return nil, false
+				}
+				return answer(w, r, r.PathValue("id"))
+			})
 		})
 	}
 	route("GET "+observations, func(_ http.ResponseWriter, r *http.Request, id string) (any, bool) {

@@ -1,0 +1,94 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"lull/internal/daemon/host"
+	"lull/internal/link/control"
+	"lull/internal/link/hostctl"
+)
+
+// newReporter makes what reports to the server of cfg; nil without one.
+func newReporter(cfg hostConfig, h *host.Host, faults []string, log *slog.Logger) (*host.Reporter, error) {
+	if cfg.Server == "" {
+		return nil, nil
+	}
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	hc, err := cfg.client(t)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := cfg.token(hostToken); err != nil {
+		return nil, err
+	}
+	return &host.Reporter{Host: h, Server: hostServer{cfg.reporting, hc}, Where: cfg.Server, Name: cfg.reporting.Machine,
+		Version: version, BuildDate: buildDate, Every: cfg.ReportEvery, Faults: faults, Log: log}, nil
+}
+
+// hostServer is the server that a host reports to.
+type hostServer struct {
+	reporting
+	http *http.Client
+}
+
+var _ host.Server = hostServer{}
+
+// ReportHost implements host.Server.
+func (s hostServer) ReportHost(ctx context.Context, r control.HostReport) (a control.HostAnswer, err error) {
+	cl, err := s.dial(s.http, hostToken)
+	if err != nil {
+		return a, err
+	}
+	return cl.ReportHost(ctx, r)
+}
+
+// HostTurn implements host.Server.
+func (s hostServer) HostTurn(ctx context.Context, name string, t control.HostTurn) (q control.HostQuestions, err error) {
+	cl, err := s.dial(s.http, hostToken)
+	if err != nil {
+		return q, err
+	}
+	return cl.HostTurn(ctx, name, t)
+}
+
+// serverFinding is how it stands with the server that this host is to report
+// to; none without one.
+func (c *cli) serverFinding(ctx context.Context, cfg hostConfig) []finding {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var l *hostctl.ServerLink
+	cl, err := c.client()
+	if err == nil {
+		var st hostctl.Status
+		if st, err = cl.Status(ctx); err == nil {
+			l = st.Server
+		}
+	}
+	f := finding{What: "server"}
+	switch {
+	case l == nil && cfg.Server == "":
+		return nil
+	case err != nil:
+		f.Found, f.Do = "reports are to go to "+cfg.Server+", and no host runs", "start it: lull host"
+		if _, terr := cfg.token(hostToken); terr != nil {
+			f.Found, f.Do = terr.Error(), "make a token with: lull token create NAME --role host --machine "+cfg.reporting.Machine
+		}
+	case l == nil:
+		f.Found, f.Do = "the host that runs reports to none, "+cfg.Server+" is set here", "start it again with this setting"
+	case l.Error != "":
+		f.Found = fmt.Sprintf("%s does not hear this host, since %s: %s", l.URL, clockTime(*l.FailingSince), l.Error)
+		f.Do = "instances go on as they are; look at the server, the way to it and the token"
+	case l.ReportedAt == nil:
+		f.Found = "the first report to " + l.URL + " is under way"
+		f.OK = true
+	default:
+		f.OK, f.Found = true, fmt.Sprintf("%s heard %s at %s", l.URL, l.Host, clockTime(*l.ReportedAt))
+	}
+	return []finding{f}
+}

@@ -1,0 +1,369 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"hash/maphash"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/link/control"
+	"lull/internal/link/hostctl"
+	"lull/internal/power"
+)
+
+// Server is the server of a fleet that a host reports to.
+type Server interface {
+	ReportHost(ctx context.Context, r control.HostReport) (control.HostAnswer, error)
+	HostTurn(ctx context.Context, host string, t control.HostTurn) (control.HostQuestions, error)
+}
+
+// Bounds of reporting.
+const (
+	reportLimit = 10 * time.Second // one report, and what a turn takes beyond its wait
+	reportSpace = time.Second      // between two reports
+	reportLook  = 5 * time.Second  // between two looks at what runs
+	reportRetry = time.Second      // after a failure; doubles up to reportMost
+	reportMost  = 30 * time.Second
+	reportPart  = 96 << 10 // bytes of instances or answers in one report
+	turnWait    = 25 * time.Second
+	answerLimit = time.Second // one answer
+)
+
+// Reporter tells a server of a host's instances, and answers its questions.
+// The server is a reader: nothing that it says or does not say changes what
+// happens to an instance. Its fields are set before Run.
+type Reporter struct {
+	Host   *Host
+	Server Server
+	Where  string // the server's URL, for people
+	// Name is the host's, as its token has it.
+	Name, Version, BuildDate string
+	// Every is how often it reports where nothing changes.
+	Every  time.Duration
+	Faults []string // what is wrong with the host
+	Log    *slog.Logger
+
+	mu   sync.Mutex
+	link hostctl.ServerLink
+}
+
+// Link is how it stands with the server.
+func (r *Reporter) Link() hostctl.ServerLink {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := r.link
+	l.URL, l.Host = r.Where, r.Name
+	return l
+}
+
+// String names it as a task.
+func (r *Reporter) String() string { return "reports to the server" }
+
+// Run reports until ctx ends. A server that does not answer is asked less and
+// less often.
+func (r *Reporter) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() { r.converse(ctx) })
+	r.reports(ctx)
+	wg.Wait()
+	return nil
+}
+
+// reports sends what changed as it changes, and what is left every Every.
+func (r *Reporter) reports(ctx context.Context) {
+	t := telling{r: r, seed: maphash.MakeSeed(), began: time.Now()}
+	seen, failures := r.Host.events.Last(), 0
+	for ctx.Err() == nil {
+		events, gone, more := r.Host.events.Since(seen)
+		if len(events) > 0 {
+			seen = events[len(events)-1].Seq
+		}
+		if gone {
+			t.anew()
+		}
+		err := t.tell(ctx, events)
+		r.told(err)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			t.anew()
+			_ = control.Pause(ctx, control.Backoff(failures, reportRetry, reportMost))
+			failures++
+			continue
+		}
+		failures = 0
+		_ = control.Pause(ctx, reportSpace)
+		select {
+		case <-more:
+		case <-time.After(min(reportLook, r.Every) - reportSpace):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// told notes how a report went. It is logged when that changes.
+func (r *Reporter) told(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now().Round(0)
+	switch {
+	case errors.Is(err, context.Canceled):
+	case err == nil:
+		if r.link.Error != "" {
+			r.Log.Info("the server hears this host again", "server", r.Where)
+		}
+		r.link = hostctl.ServerLink{ReportedAt: &now}
+	default:
+		if r.link.Error == "" {
+			r.Log.Warn("the server does not hear this host; its instances go on as they are", "server", r.Where, "error", err)
+			r.link.FailingSince = &now
+		}
+		r.link.Error = err.Error()
+	}
+}
+
+// telling is where the reports stand. The zero sums begin anew.
+type telling struct {
+	r     *Reporter
+	seed  maphash.Seed
+	began time.Time
+	seq   uint64
+	last  uint64 // sequence that the server has; 0 begins anew
+	beat  time.Time
+	head  uint64          // sum of what was said of the host itself
+	sums  map[string]sums // of what was said of instances, by id
+}
+
+// sums of an instance as it was told of: of what is told at once when it
+// changes, and of everything that the server cannot work out by itself.
+type sums struct{ urgent, all uint64 }
+
+func (t *telling) anew() { t.last, t.sums = 0, nil }
+
+// tell sends what there is to say.
+func (t *telling) tell(ctx context.Context, events []hostctl.Event) error {
+	for {
+		resend, err := t.once(ctx, events)
+		if err != nil || !resend {
+			return err
+		}
+		t.anew()
+		if err := control.Pause(ctx, reportSpace); err != nil {
+			return err
+		}
+	}
+}
+
+func (t *telling) once(ctx context.Context, events []hostctl.Event) (resend bool, err error) {
+	beat := t.last == 0 || !time.Now().Before(t.beat)
+	c := t.changed(beat, events)
+	head := t.heading(&c)
+	sum := t.sum(head) // before it says anything of instances
+	if p := &c.parts[0]; !beat && sum == t.head && len(p.instances)+len(p.gone) == 0 {
+		return false, nil
+	}
+	room := t.r.Host.Room()
+	head.Memory = control.HostMemory{Limit: room.Memory, Free: room.Free, Waiting: room.Waiting}
+	for n, p := range c.parts {
+		head.Instances, head.Gone = p.instances, p.gone
+		head.More = n < len(c.parts)-1
+		t.seq++
+		head.At, head.Sequence, head.After = time.Now().Round(0), t.seq, t.last
+		head.Fit()
+		within, cancel := context.WithTimeout(ctx, reportLimit)
+		a, err := t.r.Server.ReportHost(within, head)
+		cancel()
+		if err != nil || a.Resend {
+			return a.Resend, err
+		}
+		t.last = t.seq
+	}
+	t.sums, t.head = c.sums, sum
+	if beat {
+		// A little early, so that a slow report is not one that was missed.
+		t.beat = time.Now().Add(t.r.Every * 3 / 4)
+	}
+	return false, nil
+}
+
+// heading is what a report says of the host itself. What changes all the time
+// comes with the parts.
+func (t *telling) heading(c *change) control.HostReport {
+	return control.HostReport{Host: t.r.Name, StartedAt: t.began.Round(0), Version: t.r.Version, BuildDate: t.r.BuildDate,
+		Interval: idle.Duration(t.r.Every), Halted: t.r.Host.Halted(), Counts: c.counts, Faults: slices.Clone(t.r.Faults), LeftOut: c.total - len(c.sums)}
+}
+
+// change is what is to be told of the instances.
+type change struct {
+	total  int
+	counts map[string]int // by state
+	parts  []part         // at least one
+	sums   map[string]sums
+}
+
+// part is what of it goes into one report.
+type part struct {
+	instances []control.HostInstance
+	gone      []string
+	bytes     int
+}
+
+// changed looks at instances: at all for a beat, else at those that run and
+// those that events are about. What sleeps changes by events alone.
+func (t *telling) changed(beat bool, events []hostctl.Event) change {
+	about := map[string]bool{}
+	for _, e := range events {
+		about[e.ID] = true
+	}
+	c := change{counts: map[string]int{}, parts: make([]part, 1), sums: map[string]sums{}}
+	for _, i := range t.r.Host.all() {
+		s := i.state()
+		c.total++
+		c.counts[string(s)]++
+		old, known := t.sums[i.id]
+		if !known && len(c.sums) == control.MaxHostInstances {
+			continue
+		}
+		rests := s.Asleep() || s == power.Stopped
+		if known && rests && !beat && !about[i.id] {
+			c.sums[i.id] = old
+			continue
+		}
+		o := told(i.view(!rests || about[i.id] || !known))
+		body, now := t.weigh(o)
+		if c.sums[i.id] = now; now.urgent != old.urgent || beat && now.all != old.all {
+			c.add(o, body)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(t.sums)) {
+		if _, there := c.sums[id]; !there {
+			c.parts[0].gone = append(c.parts[0].gone, id)
+		}
+	}
+	return c
+}
+
+// add puts an instance into the last part, or into a new one.
+func (c *change) add(o control.HostInstance, size int) {
+	p := &c.parts[len(c.parts)-1]
+	if p.bytes+size > reportPart && len(p.instances) > 0 {
+		c.parts = append(c.parts, part{})
+		p = &c.parts[len(c.parts)-1]
+	}
+	p.instances, p.bytes = append(p.instances, o), p.bytes+size
+}
+
+// weigh is how long an instance is on the wire, and its sums.
+func (t *telling) weigh(o control.HostInstance) (int, sums) {
+	o.Blocks = slices.Clone(o.Blocks)
+	whole, err := json.Marshal(o)
+	if err != nil {
+		return 0, sums{} // of these fields none fails
+	}
+	o.IdleFor = 0 // the server works that out
+	all := t.sum(o)
+	// Sentences have ages in them, and use moves the times on all the time.
+	o.LastActivityAt, o.Memory = nil, 0
+	if o.PauseAt != nil {
+		o.PauseAt = &time.Time{}
+	}
+	for n := range o.Blocks {
+		o.Blocks[n].Sentence, o.Blocks[n].Until = "", nil
+	}
+	return len(whole), sums{t.sum(o), all}
+}
+
+func (t *telling) sum(v any) uint64 {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return 0
+	}
+	return maphash.Bytes(t.seed, body)
+}
+
+// told is what a server is told of an instance. Its command, environment and
+// files are not its business.
+func told(o hostctl.Instance) control.HostInstance {
+	out := control.HostInstance{ID: o.ID, Name: o.Name, State: o.State, StateSince: o.StateSince, StatusReason: o.StatusReason, Enabled: o.Enabled,
+		Runtime: o.Runtime, Image: o.Image, CreatedAt: o.CreatedAt, LastActivityAt: o.LastActivityAt, LastPausedAt: o.LastPausedAt, LastPausedBy: o.LastPausedBy,
+		LastResumedAt: o.LastResumedAt, LastResumedBy: o.LastResumedBy, IdleFor: o.IdleFor, PauseAt: o.PauseAt, NextStep: o.NextStep, NextStepAt: o.NextStepAt,
+		PauseAfter: o.PauseAfter, StopAfter: o.StopAfter, Connections: o.Connections, Leases: o.Leases, Endpoints: o.Endpoints, Blocks: o.Blocks,
+		Memory: o.MemoryBytes, MemoryLimit: o.MemoryLimit, PauseCount: o.PauseCount, WakeCount: o.WakeCount, RestartCount: o.RestartCount,
+		ExitCode: o.ExitCode, CrashLooping: o.CrashLooping}
+	if w := o.Waiting; w != nil {
+		out.Waiting = &control.HostInstanceWaiting{Reason: w.Reason, Place: w.Place, Until: w.Until}
+	}
+	return out
+}
+
+// converse answers the server's questions.
+func (r *Reporter) converse(ctx context.Context) {
+	turn, failures := control.HostTurn{Answers: []control.HostReply{}, Wait: turnWait.Seconds()}, 0
+	for ctx.Err() == nil {
+		began := time.Now()
+		within, cancel := context.WithTimeout(ctx, turnWait+reportLimit)
+		q, err := r.Server.HostTurn(within, r.Name, turn)
+		cancel()
+		turn.Answers = []control.HostReply{}
+		if err != nil {
+			_ = control.Pause(ctx, control.Backoff(failures, reportRetry, reportMost))
+			failures++
+			continue
+		}
+		failures = 0
+		room := reportPart
+		for _, x := range q.Questions[:min(len(q.Questions), control.MaxHostAnswers)] {
+			a := r.answer(ctx, x)
+			if room -= len(a.body); room >= 0 {
+				turn.Answers = append(turn.Answers, a.HostReply)
+			}
+		}
+		if len(q.Questions) == 0 && time.Since(began) < reportSpace {
+			_ = control.Pause(ctx, reportSpace) // one that does not wait
+		}
+	}
+}
+
+// weighed is an answer and what it is on the wire.
+type weighed struct {
+	control.HostReply
+	body []byte
+}
+
+// answer says why an instance is as it is.
+func (r *Reporter) answer(ctx context.Context, q control.HostQuestion) weighed {
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	a := control.HostReply{ID: q.ID}
+	y, err := r.Host.Why(ctx, q.Instance, q.At)
+	var missing *NotFoundError
+	var invalid *InvalidError
+	switch {
+	case errors.As(err, &missing):
+		a.Status = http.StatusNotFound
+	case errors.As(err, &invalid):
+		a.Status = http.StatusUnprocessableEntity
+	case err != nil:
+		a.Status = http.StatusServiceUnavailable
+	default:
+		i := told(y.Instance)
+		a.Why = &control.HostWhy{Account: y.Account, Host: r.Name, Readings: "live", Instance: &i}
+	}
+	if err != nil {
+		a.Detail = err.Error()
+	}
+	a.Fit()
+	body, err := json.Marshal(a)
+	if err != nil {
+		a = control.HostReply{ID: q.ID, Status: http.StatusInternalServerError, Detail: err.Error()}
+	}
+	return weighed{a, body}
+}

@@ -1,0 +1,112 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// What machines say is shown on terminals and pages: these three walk through
+// all of it by reflection, so that a field that is added later is held to the
+// same.
+
+// plain holds every text in v to MaxHostText bytes without control characters;
+// the error names the first that is not.
+func plain(v any) error {
+	var first error
+	walk(reflect.ValueOf(v), "", func(at string, t reflect.Value) {
+		s := t.String()
+		switch {
+		case first != nil:
+		case len(s) > MaxHostText:
+			first = fmt.Errorf("%s: it is longer than %d bytes", at, MaxHostText)
+		case !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl):
+			first = errors.New(at + ": it has control characters or is no UTF-8")
+		}
+	}, nil)
+	return first
+}
+
+// shorten makes every text in what v points to plain.
+func shorten(v any) {
+	walk(reflect.ValueOf(v), "", func(_ string, t reflect.Value) {
+		s := strings.ToValidUTF8(t.String(), "\uFFFD")
+		s = strings.Map(func(r rune) rune {
+			if unicode.IsControl(r) {
+				return ' '
+			}
+			return r
+		}, s)
+		for len(s) > MaxHostText {
+			cut := MaxHostText - len("…")
+			for !utf8.RuneStart(s[cut]) {
+				cut--
+			}
+			s = s[:cut] + "…"
+		}
+		if t.CanSet() {
+			t.SetString(s)
+		}
+	}, nil)
+}
+
+// fill makes every list and map in what v points to one that is not nil.
+func fill(v any) {
+	walk(reflect.ValueOf(v), "", nil, func(t reflect.Value) {
+		switch {
+		case !t.IsNil() || !t.CanSet():
+		case t.Kind() == reflect.Map:
+			t.Set(reflect.MakeMap(t.Type()))
+		default:
+			t.Set(reflect.MakeSlice(t.Type(), 0, 0))
+		}
+	})
+}
+
+// walk calls text for every string below v, keys of maps too, and list for
+// every slice and map; either may be nil.
+func walk(v reflect.Value, at string, text func(at string, t reflect.Value), list func(reflect.Value)) {
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if !v.IsNil() {
+			walk(v.Elem(), at, text, list)
+		}
+	case reflect.Struct:
+		for f, x := range v.Fields() {
+			if f.IsExported() { // a time has none, and says nothing but a time
+				walk(x, strings.TrimPrefix(at+"."+wireName(f), "."), text, list)
+			}
+		}
+	case reflect.Slice, reflect.Array:
+		if v.Kind() == reflect.Slice && list != nil {
+			list(v)
+		}
+		for n := range v.Len() {
+			walk(v.Index(n), fmt.Sprintf("%s[%d]", at, n), text, list)
+		}
+	case reflect.Map:
+		if list != nil {
+			list(v)
+		}
+		for _, k := range v.MapKeys() {
+			walk(k, at, text, list)
+			walk(v.MapIndex(k), at, text, list)
+		}
+	case reflect.String:
+		if text != nil {
+			text(at, v)
+		}
+	}
+}
+
+// wireName is what a field is called in JSON.
+func wireName(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	if name == "" {
+		return f.Name
+	}
+	return name
+}

@@ -1,0 +1,219 @@
+// Hosts, which pause and wake local instances, one host, and one instance with
+// why it is as it is. They are read again every few seconds: what hosts report
+// is in no event of the stream.
+
+import { HostInstance, HostSummary, HostView, HostWhy, List } from '../api'
+import type { PageProps } from '../app'
+import { useResource } from '../resource'
+import { go } from '../router'
+import { span } from '../time'
+import { Card, Empty, Fault, Loading, Time, words } from '../ui'
+import { Answer, Grounds, moment, pathAt, Then } from './account'
+import { LookBack } from './timeline'
+
+const every = 5_000
+
+export function Hosts(p: PageProps) {
+  const [, host, instance] = p.place.path
+  if (!host) return <All />
+  return instance ? <Instance key={`${host}/${instance}`} host={host} name={instance} at={moment(p.place.query.get('at'))} /> : <Host key={host} name={host} />
+}
+
+const hostAt = (name: string) => `/hosts/${encodeURIComponent(name)}`
+
+/** "2 running, 5 paused", the most awake first. */
+function states(h: HostSummary): string {
+  const order = ['running', 'starting', 'resuming', 'pausing', 'paused', 'reclaimed', 'hibernated', 'stopping', 'stopped']
+  const known = Object.keys(h.counts).sort((a, b) => order.indexOf(a) - order.indexOf(b))
+  return known.map((s) => `${h.counts[s]} ${s}`).join(', ') || 'none'
+}
+
+function bytes(n: number): string {
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB']
+  let u = 0
+  while (n >= 1024 && u < units.length - 1) { n /= 1024; u++ }
+  return `${n.toLocaleString('en', { maximumFractionDigits: n < 10 && u > 0 ? 1 : 0 })} ${units[u]}`
+}
+
+function Heard(p: { h: HostSummary }) {
+  const { h } = p
+  if (h.heard) return <span class="state active">heard <Time at={h.heard_at} /></span>
+  return <span class="state unknown">{h.heard_at ? <>not heard of since <Time at={h.heard_at} as="clock" /></> : 'never heard of'}</span>
+}
+
+function Memory(p: { h: HostSummary }) {
+  const { h } = p
+  if (!h.heard || !h.held_bytes) return <>–</>
+  return <>{bytes(h.held_bytes)}{h.memory.limit_bytes > 0 && <span class="muted"> of {bytes(h.memory.limit_bytes)}</span>}</>
+}
+
+function All() {
+  const all = useResource<List<HostSummary>>('/hosts?limit=1000', { every })
+  const list = all.value?.items ?? []
+  const lost = list.filter((h) => !h.heard).length
+  return (
+    <>
+      <h1>Hosts</h1>
+      <p class="headline">Machines whose local instances are paused when nobody uses them and woken by connections.{lost > 0 && <strong class="bad"> {lost} of {list.length} {lost === 1 ? 'is' : 'are'} not heard of.</strong>}</p>
+      {all.problem && <Fault problem={all.problem} retry={all.reload} />}
+      {!all.value ? !all.problem && <Loading what="the hosts" /> : list.length === 0 ? (
+        <Empty title="No host reports here yet.">Make a token with <code>lull token create NAME --role host --machine NAME</code>, and run <code>lull host --server</code> with it on the machine.</Empty>
+      ) : (
+        <div class="card scroll" tabIndex={0} role="region" aria-label="Hosts">
+          <table>
+            <thead><tr><th scope="col">Host</th><th scope="col">Heard</th><th scope="col">Instances</th><th scope="col">Memory</th><th scope="col">Version</th></tr></thead>
+            <tbody>
+              {list.map((h) => (
+                <tr key={h.name}>
+                  <th scope="row"><a href={hostAt(h.name)}>{h.name}</a></th>
+                  <td><Heard h={h} />{h.halted && h.heard && <div class="bad small">Halted: nothing is paused by itself</div>}</td>
+                  <td>{h.heard ? states(h) : <span class="muted">not known{h.heard_at && h.instances_total > 0 && `; it had ${states(h)}`}</span>}</td>
+                  <td><Memory h={h} /></td>
+                  <td>{h.version || '–'}{h.outdated && <div class="bad small">older than this server</div>}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+          {all.value.next && <p class="muted">There are more; <code>lull host ls</code> lists all of them.</p>}
+        </div>
+      )}
+    </>
+  )
+}
+
+function Host(p: { name: string }) {
+  const r = useResource<HostView>(`${hostAt(p.name)}?limit=1000`, { every })
+  const h = r.value
+  if (!h) {
+    if (!r.problem) return <Loading what="the host" />
+    return r.problem.status === 404
+      ? <><h1>Not found</h1><Empty title={`There is no host ${p.name}.`}><a href="/hosts">See the hosts</a></Empty></>
+      : <><h1>Host</h1><Fault problem={r.problem} retry={r.reload} /></>
+  }
+  return (
+    <>
+      <p class="crumb"><a href="/hosts">Hosts</a></p>
+      <h1>{h.name}</h1>
+      {r.problem && <Fault problem={r.problem} retry={r.reload} what="This is not up to date." />}
+      {!h.heard && <p class="fault" role="status">{h.unheard}</p>}
+      {h.halted && <p class="fault" role="status">{h.heard ? 'Halted: nothing is paused or stopped on it automatically.' : 'It was halted.'}</p>}
+      {h.faults.map((f) => <p key={f} class="fault">{f}</p>)}
+      <Card title="Host">
+        <dl class="facts two">
+          <div><dt>Heard</dt><dd><Heard h={h} />{h.server && <span class="muted"> by {h.server}</span>}</dd></div>
+          <div><dt>Version</dt><dd>{h.version || '–'}{h.outdated && <span class="bad"> older than this server</span>}</dd></div>
+          <div><dt>Instances</dt><dd>{h.heard ? states(h) : 'not known'}</dd></div>
+          <div><dt>Memory</dt><dd><Memory h={h} />{h.heard && h.memory.waiting > 0 && <span class="bad"> {h.memory.waiting} wait for room</span>}</dd></div>
+        </dl>
+      </Card>
+      <Card title="Instances" class="flush">
+        {h.instances.length === 0 ? <p class="muted">{h.heard ? 'It has none.' : 'None is known.'}</p> : (
+          <div class="scroll" tabIndex={0} role="region" aria-label={`Instances of ${h.name}`}>
+            <table>
+              <thead><tr><th scope="col">Instance</th><th scope="col">State</th><th scope="col">Idle for</th><th scope="col">What comes next</th><th scope="col">Held by</th><th scope="col">Memory</th><th scope="col">Ports</th></tr></thead>
+              <tbody>{h.instances.map((i) => <Row key={i.id} host={h.name} i={i} />)}</tbody>
+            </table>
+          </div>
+        )}
+        {(h.next || h.left_out > 0) && <p class="muted">There are more; <code>lull host get {h.name}</code> shows those that it tells of.</p>}
+      </Card>
+    </>
+  )
+}
+
+const asleep = ['paused', 'reclaimed', 'hibernated']
+
+function State(p: { i: HostInstance }) {
+  const { i } = p
+  const kind = i.state === 'unknown' ? 'unknown' : i.state === 'running' ? 'active' : 'quiet'
+  return (
+    <>
+      <span class={`state ${kind}`}>{i.state}</span>
+      {i.last_state && <span class="muted small"> was {i.last_state}</span>}
+      {i.crash_looping && <span class="bad small"> crash loop</span>}
+      {!i.enabled && <span class="muted small"> disabled</span>}
+    </>
+  )
+}
+
+function Next(p: { i: HostInstance }) {
+  const { i } = p
+  const steps: Record<string, string> = { reclaimed: 'gives memory back', hibernated: 'goes to disk', stopped: 'stops' }
+  if (i.waiting) return <>waits for room, place {i.waiting.place}</>
+  if (i.pause_at) return <>pauses <Time at={i.pause_at} /></>
+  if (i.state === 'running') return <>stays</>
+  if (i.next_step_at) return <>{steps[i.next_step] ?? i.next_step} <Time at={i.next_step_at} /></>
+  return <>{asleep.includes(i.state) ? 'wakes on a connection' : '–'}</>
+}
+
+/** What keeps it running, apart from mere time; a lease holds a sleeping one too. */
+function holders(i: HostInstance): string {
+  const names: Record<string, (signal: string) => string> = {
+    connection_open: () => `${i.connections} connection${i.connections === 1 ? '' : 's'}`, recent_activity: (s) => s || 'use', signal_unknown: (s) => `unknown ${s}`,
+  }
+  const held = i.leases.map((l) => `lease ${l.holder}${l.reason ? ` (${l.reason})` : ''}`)
+  if (i.state === 'running') held.push(...i.blocks.filter((b) => !['not_idle_yet', 'lease_held', 'status_not_running'].includes(b.code)).map((b) => names[b.code]?.(b.signal ?? '') ?? words(b.code)))
+  return held.join(', ') || '–'
+}
+
+function Row(p: { host: string; i: HostInstance }) {
+  const { i } = p
+  return (
+    <tr>
+      <th scope="row"><a href={`${hostAt(p.host)}/${encodeURIComponent(i.name)}`}>{i.name}</a> <span class="muted small">{i.runtime}</span></th>
+      <td><State i={i} /></td>
+      <td>{i.state === 'running' ? span(i.idle_for) : '–'}</td>
+      <td><Next i={i} /></td>
+      <td class="muted">{holders(i)}</td>
+      <td>{i.memory_bytes > 0 && i.state !== 'unknown' ? bytes(i.memory_bytes) : '–'}</td>
+      <td class="muted">{i.endpoints.map((e) => e.listen).join(', ') || '–'}</td>
+    </tr>
+  )
+}
+
+function Instance(p: { host: string; name: string; at: number | null }) {
+  const path = `${hostAt(p.host)}/instances/${encodeURIComponent(p.name)}/why`
+  const why = useResource<HostWhy>(path, { every })
+  const y = why.value
+  const i = y?.instance
+  const crumb = <p class="crumb"><a href="/hosts">Hosts</a> / <a href={hostAt(p.host)}>{p.host}</a></p>
+  if (why.problem?.status === 404) return <>{crumb}<h1>Not found</h1><Empty title={`Host ${p.host} has no instance ${p.name}.`}><a href={hostAt(p.host)}>See what it has</a></Empty></>
+  return (
+    <>
+      {crumb}
+      <h1>{p.name}</h1>
+      <Answer why={why} />
+      {y?.readings === 'unknown' && y.unheard && <p class="fault" role="status">Readings: unknown. {y.unheard}</p>}
+      <LookBack onPick={(at) => go(pathAt(at), p.at !== null)} />
+      {p.at !== null && <Then path={path} at={p.at} onEnd={() => go(location.pathname)} />}
+      {y && (
+        <div class="columns">
+          <div><Grounds y={y} now title="Why" aside={<span class="muted small">{y.readings === 'live' ? <>asked <Time at={y.at} /></> : 'no live readings'}</span>} /></div>
+          <div>{i && <Facts i={i} />}</div>
+        </div>
+      )}
+    </>
+  )
+}
+
+function Facts(p: { i: HostInstance }) {
+  const { i } = p
+  return (
+    <Card title="Instance">
+      <dl class="facts">
+        <div><dt>State</dt><dd><State i={i} />{i.state_since && <span class="muted"> since <Time at={i.state_since} as="clock" /></span>}</dd></div>
+        <div><dt>Runtime</dt><dd>{i.runtime}{i.image && <span class="muted"> {i.image}</span>}</dd></div>
+        <div><dt>What comes next</dt><dd><Next i={i} /></dd></div>
+        <div><dt>Pauses after</dt><dd>{i.pause_after > 0 ? span(i.pause_after) : 'never'}{i.stop_after > 0 && <span class="muted">, stops {span(i.stop_after)} later</span>}</dd></div>
+        <div><dt>Last paused</dt><dd><Time at={i.last_paused_at} />{i.last_paused_by && <span class="muted"> by {words(i.last_paused_by)}</span>}</dd></div>
+        <div><dt>Last resumed</dt><dd><Time at={i.last_resumed_at} />{i.last_resumed_by && <span class="muted"> by {words(i.last_resumed_by)}</span>}</dd></div>
+        <div><dt>Paused, woken</dt><dd>{i.pause_count} and {i.wake_count} times{i.restart_count > 0 && `, restarted ${i.restart_count} times`}</dd></div>
+        <div><dt>Connections</dt><dd>{i.connections}</dd></div>
+        <div><dt>Memory</dt><dd>{i.memory_bytes > 0 ? bytes(i.memory_bytes) : 'not known'}{i.memory_limit > 0 && <span class="muted"> of {bytes(i.memory_limit)}</span>}</dd></div>
+        <div><dt>Ports</dt><dd>{i.endpoints.length === 0 ? '–' : i.endpoints.map((e) => <div key={e.listen}>{e.listen} <span class="muted">{e.path}{e.status && `, ${e.status}`}</span></div>)}</dd></div>
+        {i.exit_code !== null && <div><dt>Exit code</dt><dd>{i.exit_code}</dd></div>}
+        {i.status_reason && <div><dt>Because</dt><dd>{i.status_reason}</dd></div>}
+      </dl>
+    </Card>
+  )
+}
