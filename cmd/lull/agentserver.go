@@ -23,7 +23,7 @@ func addServer(cfg agentConfig, m *agent.Meter, o *agent.Options) error {
 	}
 	r := reporter{cfg: cfg, http: hc}
 	r.cloud, _ = o.Cloud.(*ec2Edge)
-	if _, err := cfg.token(agentToken); err != nil {
+	if _, err := cfg.token(agentTokens); err != nil {
 		return err
 	}
 	o.Reporter = r
@@ -41,7 +41,7 @@ var _ agent.Reporter = reporter{}
 
 // Report implements agent.Reporter.
 func (r reporter) Report(ctx context.Context, report control.AgentReport) (a control.AgentAnswer, err error) {
-	cl, err := r.cfg.dial(r.http, agentToken)
+	cl, err := r.cfg.dial(r.http, agentTokens)
 	if err != nil {
 		return a, err
 	}

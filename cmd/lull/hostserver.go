@@ -24,7 +24,7 @@ func newReporter(cfg hostConfig, h *host.Host, faults []string, log *slog.Logger
 	if err != nil {
 		return nil, err
 	}
-	if _, err := cfg.token(hostToken); err != nil {
+	if _, err := cfg.token(hostTokens); err != nil {
 		return nil, err
 	}
 	return &host.Reporter{Host: h, Server: hostServer{cfg.reporting, hc}, Where: cfg.Server, Name: cfg.reporting.Machine,
@@ -41,7 +41,7 @@ var _ host.Server = hostServer{}
 
 // ReportHost implements host.Server.
 func (s hostServer) ReportHost(ctx context.Context, r control.HostReport) (a control.HostAnswer, err error) {
-	cl, err := s.dial(s.http, hostToken)
+	cl, err := s.dial(s.http, hostTokens)
 	if err != nil {
 		return a, err
 	}
@@ -50,7 +50,7 @@ func (s hostServer) ReportHost(ctx context.Context, r control.HostReport) (a con
 
 // HostTurn implements host.Server.
 func (s hostServer) HostTurn(ctx context.Context, name string, t control.HostTurn) (q control.HostQuestions, err error) {
-	cl, err := s.dial(s.http, hostToken)
+	cl, err := s.dial(s.http, hostTokens)
 	if err != nil {
 		return q, err
 	}
@@ -76,7 +76,7 @@ func (c *cli) serverFinding(ctx context.Context, cfg hostConfig) []finding {
 		return nil
 	case err != nil:
 		f.Found, f.Do = "reports are to go to "+cfg.Server+", and no host runs", "start it: lull host"
-		if _, terr := cfg.token(hostToken); terr != nil {
+		if _, terr := cfg.token(hostTokens); terr != nil {
 			f.Found, f.Do = terr.Error(), "make a token with: lull token create NAME --role host --machine "+cfg.reporting.Machine
 		}
 	case l == nil:

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -31,10 +32,30 @@ func (r reporting) client(t *http.Transport) (*http.Client, error) {
 	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }
 
+// tokenFile is how a daemon reads its token: option is the setting that names
+// the file, and read reads at most so many bytes of it. An agent, which runs as
+// root, asks more of where it lies than a host, which anybody may run.
+type tokenFile struct {
+	option string
+	read   func(path string, limit int64) ([]byte, error)
+}
+
+var (
+	agentTokens = tokenFile{agentToken, agent.ReadTrusted}
+	hostTokens  = tokenFile{hostToken, func(path string, limit int64) ([]byte, error) {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		return io.ReadAll(io.LimitReader(f, limit))
+	}}
+)
+
 // dial is a client of the server with the token of now: it is read each time,
 // so that a new one is used at once.
-func (r reporting) dial(hc *http.Client, option string) (*control.Client, error) {
-	token, err := r.token(option)
+func (r reporting) dial(hc *http.Client, from tokenFile) (*control.Client, error) {
+	token, err := r.token(from)
 	if err != nil {
 		return nil, err
 	}
@@ -42,17 +63,17 @@ func (r reporting) dial(hc *http.Client, option string) (*control.Client, error)
 }
 
 // token reads the token's file, which nobody else may read.
-func (r reporting) token(option string) (string, error) {
+func (r reporting) token(from tokenFile) (string, error) {
 	st, err := os.Stat(r.TokenFile)
 	if err != nil {
-		return "", fmt.Errorf("cannot read %s: %w", option, err)
+		return "", fmt.Errorf("cannot read %s: %w", from.option, err)
 	}
 	if !st.Mode().IsRegular() || st.Mode().Perm()&0o077 != 0 {
-		return "", fmt.Errorf("cannot use %s %s: others may read or write it; want a plain file of mode 0600", option, r.TokenFile)
+		return "", fmt.Errorf("cannot use %s %s: others may read or write it; want a plain file of mode 0600", from.option, r.TokenFile)
 	}
-	b, err := agent.ReadTrusted(r.TokenFile, 1024)
+	b, err := from.read(r.TokenFile, 1024)
 	if err != nil {
-		return "", fmt.Errorf("cannot read %s: %w", option, err)
+		return "", fmt.Errorf("cannot read %s: %w", from.option, err)
 	}
 	return strings.TrimSpace(string(b)), nil
 }
