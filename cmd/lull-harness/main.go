@@ -21,6 +21,13 @@ func main() {
 		fmt.Println("lull-harness", version)
 		return
 	}
+	if len(os.Args) > 1 && os.Args[1] == "workspace" && os.Getppid() == 1 {
+		if err := harness.ServeWorkspace(os.Args[2:], os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "lull-harness: cannot serve the workspace:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "lull-harness: cannot run: it is process 1 of a guest, started by the kernel")
 		os.Exit(2)

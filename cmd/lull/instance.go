@@ -69,6 +69,7 @@ func (c *cli) do(cmd *cobra.Command, name, verb string, q url.Values) error {
 
 func (c *cli) cloneCommand() *cobra.Command {
 	var expose []string
+	var workspace bool
 	cmd := &cobra.Command{Use: "clone SOURCE NEW", Short: "Make an instance out of what a sleeping one saved to disk", Args: args(cobra.ExactArgs(2)), ValidArgsFunction: c.complete,
 		Long: `Make an instance out of what a sleeping one saved to disk. It begins asleep with
 the memory, files and programs of the other, shares with it what neither changes,
@@ -76,10 +77,11 @@ and has a network, a host name and random numbers of its own. The first client
 of one of its ports wakes it.
 
 A source that is paused is saved to disk first; one that runs, or has clients
-connected, is refused.`,
+connected, is refused. The workspace of the source is not shared with the clone,
+whose programs find only errors in it, unless --workspace says so.`,
 		Example: "  lull instance pause web\n  lull instance clone web web2 --expose 8081:80",
 		RunE: func(cmd *cobra.Command, a []string) error {
-			r := hostctl.Clone{Name: a[1]}
+			r := hostctl.Clone{Name: a[1], Workspace: workspace}
 			if err := instance.ValidName(a[1]); err != nil {
 				return &usageError{err}
 			}
@@ -101,6 +103,7 @@ connected, is refused.`,
 			return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
 		}}
 	cmd.Flags().StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
+	cmd.Flags().BoolVar(&workspace, "workspace", false, "share the source's workspace with it")
 	return cmd
 }
 

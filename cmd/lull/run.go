@@ -43,7 +43,7 @@ it, and woken by the first packet to one of its exposed ports.
 	f.StringVar(&memory, "memory", "", "memory limit, as 256M (default: the runtime's)")
 	f.Float64Var(&s.CPUs, "cpus", 0, "processors; 0 is the runtime's default")
 	f.StringVar((*string)(&s.Net), "net", "", "what it may reach: none, outbound or full (default outbound where it has a network of its own)")
-	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine that it shares, at /workspace inside")
+	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine that it shares: DIR[:/PATH/INSIDE][:ro], at /workspace inside unless it says")
 	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
 	f.StringVar(&path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")
 	f.DurationVar(&pause, "pause-after", 0, "idle time until it is paused; 0 never pauses (default: the host's)")

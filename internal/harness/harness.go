@@ -60,6 +60,9 @@ type Harness struct {
 	log  *slog.Logger
 	boot string
 	kids *children
+
+	mounted mounted
+
 	logs *ring
 
 	mu   sync.Mutex
@@ -193,6 +196,12 @@ func (h *Harness) handle(ctx context.Context, q guest.Request) (any, error) {
 			return nil, err
 		}
 		return h.setClock(c)
+	case guest.Workspace:
+		var c guest.WorkspaceCall
+		if err := q.Bind(&c); err != nil {
+			return nil, err
+		}
+		return nil, h.workspace(c)
 	case guest.Shutdown:
 		var c guest.ShutdownCall
 		if err := q.Bind(&c); err != nil {

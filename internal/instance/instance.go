@@ -57,7 +57,7 @@ type Launch struct {
 	Memory    int64   // bytes, 0 for the runtime's default
 	CPUs      float64 // 0 for the runtime's default
 	Net       Net
-	Workspace string
+	Workspace string // as ParseWorkspace reads it
 }
 
 // Identity names one run in the kernel. A pid alone is never an identity: pids

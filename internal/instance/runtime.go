@@ -51,7 +51,8 @@ type (
 	// Cloner is a runtime that can make a hibernated run of l.ID out of another
 	// instance's that is hibernated too and stays so; Adopt finds it. saved is
 	// what it takes on disk beside what both share, in bytes. Of l only what
-	// names the run and its log counts.
+	// names the run and its log counts, and its workspace: without one the
+	// copy has none of the other's.
 	Cloner interface {
 		Clone(ctx context.Context, from string, l Launch) (saved int64, err error)
 	}

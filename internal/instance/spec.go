@@ -51,7 +51,7 @@ type Spec struct {
 	Memory    int64   `json:"memory_bytes,omitempty"` // 0 is the runtime's default
 	CPUs      float64 `json:"cpus,omitempty"`         // processors; 0 is the runtime's default
 	Net       Net     `json:"net,omitempty"`          // what it may reach; empty is outbound
-	Workspace string  `json:"workspace,omitempty"`    // directory of this machine, at /workspace inside
+	Workspace string  `json:"workspace,omitempty"`    // directory of this machine that it shares, as ParseWorkspace reads it
 
 	Expose []Endpoint `json:"expose,omitempty"`
 	// ListenFDs hands the exposed sockets to the program (LISTEN_FDS); they
@@ -174,8 +174,8 @@ func (s *Spec) checkBox() (errs []error) {
 	if !slices.Contains([]Net{"", NetNone, NetOutbound, NetFull}, s.Net) {
 		bad("net", "%q is none of none, outbound, full", s.Net)
 	}
-	if s.Workspace != "" && (!filepath.IsAbs(s.Workspace) || strings.ContainsRune(s.Workspace, 0)) {
-		bad("workspace", "%q is not an absolute path", s.Workspace)
+	if _, err := ParseWorkspace(s.Workspace); err != nil {
+		bad("workspace", "%v", err)
 	}
 	return errs
 }

@@ -32,6 +32,12 @@ func (h *Host) Clone(ctx context.Context, ref string, c hostctl.Clone) (id strin
 	}
 	s := *src.spec
 	s.Name, s.Expose = c.Name, c.Expose
+	switch {
+	case !c.Workspace:
+		s.Workspace = ""
+	case s.Workspace == "":
+		return "", refuse("it has no workspace that a clone could have, too")
+	}
 	if _, err := h.checkSpec(&s); err != nil {
 		return "", err
 	}
@@ -111,7 +117,7 @@ func (i *inst) toDisk(refuse func(string, ...any) error) error {
 // and it is taken over as after a restart. A daemon that dies in between leaves
 // files that the next prune removes.
 func (i *inst) become(ctx context.Context, rt instance.Cloner, src *inst) error {
-	saved, err := rt.Clone(ctx, src.id, instance.Launch{ID: i.id, Run: 1,
+	saved, err := rt.Clone(ctx, src.id, instance.Launch{ID: i.id, Run: 1, Workspace: i.spec.Workspace,
 		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: or(i.spec.LogMax, logMax)})
 	if err != nil {
 		return err

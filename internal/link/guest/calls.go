@@ -4,13 +4,14 @@ import "time"
 
 // Methods that a host calls in the harness of a guest.
 const (
-	Hello    = "hello"     // {} -> HelloAnswer; the first call on every connection
-	Run      = "run"       // RunCall -> {}; starts the one workload of this boot
-	Exec     = "exec"      // ExecCall -> ExecAnswer
-	Health   = "health"    // {} -> HealthAnswer
-	Signal   = "signal"    // SignalCall: to the workload's main process
-	SetClock = "set_clock" // ClockCall -> ClockAnswer; after every resume
-	Shutdown = "shutdown"  // ShutdownCall: ends the workload, syncs, powers off
+	Hello     = "hello"     // {} -> HelloAnswer; the first call on every connection
+	Run       = "run"       // RunCall -> {}; starts the one workload of this boot
+	Exec      = "exec"      // ExecCall -> ExecAnswer
+	Health    = "health"    // {} -> HealthAnswer
+	Signal    = "signal"    // SignalCall: to the workload's main process
+	SetClock  = "set_clock" // ClockCall -> ClockAnswer; after every resume
+	Workspace = "workspace" // WorkspaceCall -> {}; on every connection of the workspace's port, before run
+	Shutdown  = "shutdown"  // ShutdownCall: ends the workload, syncs, powers off
 )
 
 // Methods by which a harness notifies its host, beside those of workloads.
@@ -45,6 +46,16 @@ type RunCall struct {
 	Dir     string   `json:"dir,omitempty"`
 	User    string   `json:"user,omitempty"`   // name or uid[:gid] in the guest's own files
 	Groups  []int    `json:"groups,omitempty"` // beside the user's own
+}
+
+// WorkspaceCall mounts the workspace at its first call; from its answer on both
+// sides speak with Key on the workspace's port (package files).
+type WorkspaceCall struct {
+	Key      []byte `json:"key"`
+	Path     string `json:"path"` // in the workload's files
+	ReadOnly bool   `json:"read_only,omitempty"`
+	User     string `json:"user,omitempty"`   // whose the files are in the guest, as in RunCall
+	Refuse   bool   `json:"refuse,omitempty"` // nobody serves it: everything in it fails from here on
 }
 
 // ExecCall runs a command beside the workload.

@@ -116,8 +116,9 @@ type Create struct {
 
 // Clone asks for an instance made out of what another one saved to disk.
 type Clone struct {
-	Name   string              `json:"name" doc:"Of the new instance"`
-	Expose []instance.Endpoint `json:"expose,omitempty" doc:"Its ports; those of the other are not taken over"`
+	Name      string              `json:"name" doc:"Of the new instance"`
+	Expose    []instance.Endpoint `json:"expose,omitempty" doc:"Its ports; those of the other are not taken over"`
+	Workspace bool                `json:"workspace,omitempty" doc:"It gets the workspace of the other, too; otherwise everything in it fails with EIO until it is started anew"`
 }
 
 // Image is an image as it is kept on a host.

@@ -169,9 +169,12 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	if p.user, err = oci.LookupUser(b.rootfs(), who); err != nil {
 		return nil, err
 	}
-	if l.Workspace != "" {
-		if st, err := os.Stat(l.Workspace); err != nil || !st.IsDir() {
-			return nil, errors.Join(fmt.Errorf("cannot use workspace: %s is not a directory", l.Workspace), err)
+	if p.workspace, err = instance.ParseWorkspace(l.Workspace); err != nil {
+		return nil, fmt.Errorf("cannot use workspace: %w", err)
+	}
+	if dir := p.workspace.Dir; dir != "" {
+		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
+			return nil, errors.Join(fmt.Errorf("cannot use workspace: %s is not a directory", dir), err)
 		}
 	}
 	in := instance.Launch{ID: l.ID, Run: l.Run, Env: l.Env, Dir: "/", Listen: l.Listen, LogPath: l.LogPath, LogMax: l.LogMax,

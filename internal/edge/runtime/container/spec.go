@@ -86,13 +86,14 @@ const guestDir = "/run/lull"
 
 // plan is what a container is made from.
 type plan struct {
-	launch instance.Launch
-	config oci.Config // of the image
-	user   oci.User
-	rootfs string
-	group  string // cgroupsPath
-	guests string // directory of LULL_SOCKET here, empty for none
-	limits bool   // here, and not on the group above
+	workspace instance.Workspace
+	launch    instance.Launch
+	config    oci.Config // of the image
+	user      oci.User
+	rootfs    string
+	group     string // cgroupsPath
+	guests    string // directory of LULL_SOCKET here, empty for none
+	limits    bool   // here, and not on the group above
 }
 
 func (p plan) bundle() bundle {
@@ -154,8 +155,12 @@ func (p plan) mounts() []mount {
 	if p.guests != "" {
 		m = append(m, mount{guestDir, "bind", p.guests, []string{"bind", "ro", "nosuid", "nodev", "noexec"}})
 	}
-	if p.launch.Workspace != "" {
-		m = append(m, mount{"/workspace", "bind", p.launch.Workspace, []string{"rbind", "rw", "nosuid", "nodev"}})
+	if ws := p.workspace; ws.Dir != "" {
+		mode := "rw"
+		if ws.ReadOnly {
+			mode = "ro"
+		}
+		m = append(m, mount{ws.Path, "bind", ws.Dir, []string{"rbind", mode, "nosuid", "nodev"}})
 	}
 	return m
 }

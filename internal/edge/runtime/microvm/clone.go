@@ -67,6 +67,7 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	defer r.cloning.Unlock()
 	rec := w.rec
 	rec.Run, rec.LogPath, rec.LogMax, rec.Clone = l.Run, l.LogPath, l.LogMax, true
+	rec.Workspace = l.Workspace // otherwise everything in it fails there
 	if !man.Full && rec.Template == "" {
 		if rec.Template, err = r.template(ctx, from, man); err != nil {
 			return 0, fmt.Errorf("cannot keep its memory for clones: %w", err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -130,9 +131,17 @@ func writeInitramfs(w io.Writer, harness string, k Kernel, files map[string]stri
 	return c.finish()
 }
 
-// initramfs returns a file that holds the first root of machine m. It is kept
+// initramfs returns a file that holds the first root of machine m, with what a
+// workspace needs if it has one. It is kept
 // and shared: its name is the digest of its content.
-func (r *Runtime) initramfs(m Machine) (string, error) {
+func (r *Runtime) initramfs(m Machine, workspace bool) (string, error) {
+	with := maps.Clone(m.Files)
+	if workspace && r.kernel.Fuse != "" {
+		if with == nil {
+			with = map[string]string{}
+		}
+		with["/lib/lull/fuse.ko"] = r.kernel.Fuse
+	}
 	dir := filepath.Join(r.cfg.Dir, "boot")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("cannot make the initramfs: %w", err)
@@ -143,7 +152,7 @@ func (r *Runtime) initramfs(m Machine) (string, error) {
 	}
 	defer os.Remove(tmp.Name())
 	sum := sha256.New()
-	err = writeInitramfs(io.MultiWriter(tmp, sum), r.cfg.Harness, r.kernel, m.Files)
+	err = writeInitramfs(io.MultiWriter(tmp, sum), r.cfg.Harness, r.kernel, with)
 	// QEMU runs as another user; the directory keeps everybody else away.
 	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
 		return "", err

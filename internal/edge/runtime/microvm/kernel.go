@@ -22,6 +22,8 @@ type Kernel struct {
 	Image   string   // a bzImage or an ELF vmlinux
 	Version string   // of the modules; empty when the kernel needs none
 	Modules []string // files, in the order to load them; what is built in is not among them
+	FUSE    bool     // it can have a workspace
+	Fuse    string   // the module's file; empty when it is built in
 }
 
 // FindKernel reads a tree as an unpacked linux-image package leaves it:
@@ -58,6 +60,8 @@ func FindKernel(path string) (Kernel, error) {
 			errs = append(errs, fmt.Errorf("cannot use the kernel %s: module %s is neither in %s nor built in", image, name, dir))
 		}
 	}
+	k.Fuse = files["fuse"]
+	k.FUSE = k.Fuse != "" || builtin["fuse"]
 	return k, errors.Join(errs...)
 }
 

@@ -32,7 +32,7 @@ const (
 
 // bring starts QEMU, waits for the guest and starts its program.
 func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) error {
-	w.rec = rec
+	w.rec, w.filesFor = rec, run.User
 	var err error
 	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
 		return err
@@ -63,6 +63,11 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	}
 	if err := w.setClock(ctx); err != nil {
 		return w.explain(ctx, err)
+	}
+	if rec.FilesPort {
+		if err := w.awaitFiles(bctx); err != nil {
+			return w.explain(ctx, err)
+		}
 	}
 	return w.call(ctx, callLimit, guest.Run, run, nil)
 }
@@ -125,7 +130,7 @@ func lastWords(console string) string {
 	return lastLines(console, 40)
 }
 
-// connect opens the monitor and keeps the other two channels open.
+// connect opens the monitor and keeps the other channels open.
 func (w *Work) connect(ctx context.Context) error {
 	m, err := dialMonitor(ctx, w.path(qmpSocket), w.gone, w.event)
 	if err != nil {
@@ -138,8 +143,14 @@ func (w *Work) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := w.shareFiles(); err != nil {
+		return errors.Join(err, c.Close())
+	}
 	p := w.speak(c)
 	w.loops.Go(w.carryFrames)
+	if w.rec.FilesPort {
+		w.loops.Go(w.carryFiles)
+	}
 	w.loops.Go(func() { w.talk(c, p) })
 	return nil
 }

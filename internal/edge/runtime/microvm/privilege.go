@@ -9,11 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/base/thread"
 )
 
 // Users of QEMUs, one for each instance: a range that no system hands out
@@ -134,18 +135,14 @@ func (r rights) attributes(id string, accel Accel) *syscall.SysProcAttr {
 }
 
 // start starts a program that never gains a privilege. What it inherits is set
-// on a thread, which ends with the goroutine.
-func (r rights) start(cmd *exec.Cmd) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for good
-		err := r.strip()
-		if err == nil {
+// on a thread of its own.
+func (r rights) start(cmd *exec.Cmd) (err error) {
+	thread.Own(func() {
+		if err = r.strip(); err == nil {
 			err = cmd.Start()
 		}
-		done <- err
-	}()
-	return <-done
+	})
+	return err
 }
 
 // strip takes from this thread, for what it starts, every way to a privilege,
@@ -190,6 +187,7 @@ const (
 	kernelFile
 	initrdFile
 	rootFile // only where there is a root; kernel and first root are empty files in a QEMU that restores
+	// Behind the last of them comes the socket of a workspace's port.
 )
 
 // open opens what a QEMU is given, in the order of its numbers.
@@ -230,6 +228,13 @@ func (r *Runtime) open(id string, rec runRecord) (files []*os.File, err error) {
 		f, err := os.Open(name)
 		if err != nil {
 			return files, err
+		}
+		files = append(files, f)
+	}
+	if rec.FilesPort {
+		f, err := listen(filepath.Join(r.dir(id), filesSocket))
+		if err != nil {
+			return files, fmt.Errorf("cannot listen for QEMU: %w", err)
 		}
 		files = append(files, f)
 	}

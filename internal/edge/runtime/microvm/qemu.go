@@ -35,6 +35,11 @@ type runRecord struct {
 	// that the guest does not know yet that it is one (clone.go).
 	Template string `json:"template,omitempty"`
 	Clone    bool   `json:"clone,omitempty"`
+	// FilesPort says that the guest has the port of a workspace, which is
+	// Workspace as instance.ParseWorkspace reads it. A clone that was not given
+	// the workspace has the port only.
+	FilesPort bool   `json:"files_port,omitempty"`
+	Workspace string `json:"workspace,omitempty"`
 }
 
 // restored is the same run for a QEMU that gets its guest's memory: it loads no
@@ -80,11 +85,12 @@ func writeRecord(dir string, rec runRecord) error {
 
 // Files of an instance's directory.
 const (
-	qmpSocket  = "qmp.sock"
-	ctlSocket  = "ctl.sock"
-	netSocket  = "net.sock"
-	memoryFile = "ram"
-	errorsFile = "qemu.err"
+	qmpSocket   = "qmp.sock"
+	ctlSocket   = "ctl.sock"
+	netSocket   = "net.sock"
+	filesSocket = "fil.sock"
+	memoryFile  = "ram"
+	errorsFile  = "qemu.err"
 )
 
 // commandLine is the kernel's.
@@ -167,6 +173,13 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 		args = append(args, "-kernel", openFile(kernelFile), "-initrd", openFile(initrdFile), "-append", commandLine(id, rec, r.files.khz()))
 	} else {
 		args = append(args, "-S", "-incoming", "defer")
+	}
+	if rec.FilesPort {
+		n := rootFile
+		if rec.Root != "" {
+			n++
+		}
+		args = append(args, "-chardev", socket("fil", n), "-device", "virtserialport,bus=vs.0,chardev=fil,name=lull.1")
 	}
 	if rec.Root != "" {
 		args = append(args, "-add-fd", "fd="+strconv.Itoa(rootFile)+",set=1", "-drive", "if=none,id=root,format=raw,readonly=on,file=/dev/fdset/1",

@@ -14,7 +14,8 @@
 // there a paused guest stays paused: its only clients came through the daemon.
 //
 // It decides nothing, and it keeps nothing of a guest's files: a root image is
-// shared read-only, and what a guest writes lies in its memory.
+// shared read-only, and what a guest writes lies in its memory, or in its
+// workspace, a directory of this machine (package share).
 package microvm
 
 import (
@@ -81,6 +82,9 @@ func (r *Runtime) CheckSpec(s *instance.Spec) error {
 	}
 	if err := r.checkRoot(s.Image); err != nil {
 		errs = append(errs, fmt.Errorf("cannot use image: %w", err))
+	}
+	if err := r.checkWorkspace(s.Workspace); err != nil {
+		errs = append(errs, fmt.Errorf("cannot use workspace: %w", err))
 	}
 	return errors.Join(errs...)
 }
@@ -233,7 +237,7 @@ func or(s, def string) string {
 // there are no sockets of the program to watch.
 func (r *Runtime) Capabilities() power.Capabilities {
 	return power.Capabilities{Freeze: true, Reclaim: true, Hibernate: true, WakeFromStopped: true, ExecInside: true, Heartbeat: true,
-		Image: true, Network: true, Limits: true}
+		Image: true, Network: true, Limits: true, Workspace: true}
 }
 
 // dir is an instance's own directory.
@@ -288,12 +292,16 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	if err := r.clear(ctx, l.ID); err != nil {
 		return nil, err
 	}
-	initrd, err := r.initramfs(m)
+	if err := r.checkWorkspace(l.Workspace); err != nil {
+		return nil, fmt.Errorf("cannot use workspace: %w", err)
+	}
+	initrd, err := r.initramfs(m, l.Workspace != "")
 	if err != nil {
 		return nil, err
 	}
 	call := guest.RunCall{Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User}
-	rec := runRecord{Run: l.Run, LogPath: l.LogPath, LogMax: l.LogMax, Machine: m, Accel: accel, Initrd: initrd}
+	rec := runRecord{Run: l.Run, LogPath: l.LogPath, LogMax: l.LogMax, Machine: m, Accel: accel, Initrd: initrd,
+		FilesPort: l.Workspace != "", Workspace: l.Workspace}
 	if err := r.claim(ctx, l.ID, &rec, &call); err != nil {
 		return nil, errors.Join(err, r.clear(context.WithoutCancel(ctx), l.ID))
 	}

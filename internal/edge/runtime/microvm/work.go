@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"lull/internal/edge/runtime/microvm/share"
 	"lull/internal/edge/runtime/microvm/vnet"
 	"lull/internal/instance"
 	"lull/internal/link/guest"
@@ -62,6 +63,11 @@ type Work struct {
 	waking atomic.Bool             // the guest is being restored: hello on its next channel comes from setClock
 	hello  chan *guest.HelloAnswer // from setClock; nil of a harness that does not say it there
 
+	files    *share.Server // of its workspace; nil for none
+	filesAt  string        // where that is in the guest
+	filesFor string        // and whose, as in guest.RunCall
+	shared   chan error    // how the first try to mount it ended
+
 	mu      sync.Mutex
 	mon     *monitor
 	peer    *guest.Peer
@@ -83,7 +89,8 @@ var (
 )
 
 func (r *Runtime) newWork(id string) *Work {
-	w := &Work{r: r, id: id, done: make(chan struct{}), note: make(chan guest.ExitNote, 1), asks: make(chan struct{}, maxAsks)}
+	w := &Work{r: r, id: id, done: make(chan struct{}), note: make(chan guest.ExitNote, 1), asks: make(chan struct{}, maxAsks),
+		shared: make(chan error, 1)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.renew()
 	return w
@@ -142,8 +149,15 @@ func (w *Work) hibernated() bool {
 
 func (w *Work) setFrozen(on bool) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.frozen = on
-	w.mu.Unlock()
+	switch {
+	case w.files == nil:
+	case on:
+		w.files.Hold()
+	default:
+		w.files.Release()
+	}
 }
 
 // Freeze implements instance.Workload. A guest that is still cannot be asked
@@ -211,8 +225,8 @@ func (w *Work) Thaw() error {
 		defer cancel()
 		return errors.Join(err, m.do(back, "stop", nil, nil))
 	}
+	w.setFrozen(false)
 	w.mu.Lock()
-	w.frozen = false
 	late := w.signals
 	w.signals = nil
 	w.mu.Unlock()
@@ -365,16 +379,23 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(reason 
 		return nil, errors.New("cannot watch the guest: it is not frozen")
 	}
 	pending, end := w.net.Watch(outbound, wake)
-	return &guard{pending, end}, nil
+	return &guard{pending, end, w.files}, nil
 }
 
 type guard struct {
 	pending func() string
 	end     func()
+	files   *share.Server
 }
 
-func (g *guard) Pending() string { return g.pending() }
-func (g *guard) Close()          { g.end() }
+func (g *guard) Pending() string {
+	if what := g.pending(); what != "" || g.files == nil {
+		return what
+	}
+	return g.files.Pending()
+}
+
+func (g *guard) Close() { g.end() }
 
 // Signal implements instance.Workload. A frozen guest finds it when it is
 // thawed.

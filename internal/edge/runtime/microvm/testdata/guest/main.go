@@ -41,6 +41,8 @@ func main() {
 			os.Exit(1)
 		}
 		os.Stdout.Write(b)
+	case "files":
+		files(os.Args[2:])
 	case "time":
 		fmt.Println(time.Now().UnixNano())
 	case "whoami":
@@ -154,6 +156,8 @@ func order(line string) string {
 			}()
 		}
 		return "spinning " + arg + "\n"
+	case "keep": // works on one open file
+		return keep(arg)
 	case "count":
 		return fmt.Sprintln("counted", counted.Add(1))
 	case "hog":

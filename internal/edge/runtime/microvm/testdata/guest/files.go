@@ -1,0 +1,122 @@
+package main
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// files does something with files and says how it went.
+func files(args []string) {
+	out, err := fileOrder(args)
+	if err != nil {
+		var no syscall.Errno
+		if errors.As(err, &no) {
+			fmt.Printf("errno %d %s\n", no, no)
+		} else {
+			fmt.Println(err)
+		}
+		os.Exit(1)
+	}
+	fmt.Println(out)
+}
+
+func fileOrder(a []string) (string, error) {
+	num := func(n int) int { v, _ := strconv.Atoi(a[n]); return v }
+	switch a[0] {
+	case "put":
+		return "", os.WriteFile(a[1], []byte(a[2]), 0o644)
+	case "get":
+		b, err := os.ReadFile(a[1])
+		return string(b), err
+	case "many": // n files in a directory
+		for n := range num(2) {
+			if err := os.WriteFile(fmt.Sprintf("%s/f%04d", a[1], n), []byte(strconv.Itoa(n)), 0o644); err != nil {
+				return "", err
+			}
+		}
+		return "", nil
+	case "ls":
+		l, err := os.ReadDir(a[1])
+		return fmt.Sprintln(len(l)), err
+	case "rmrf":
+		return "", os.RemoveAll(a[1])
+	case "mv":
+		return "", os.Rename(a[1], a[2])
+	case "ln":
+		return "", os.Symlink(a[1], a[2])
+	case "hardlink":
+		return "", os.Link(a[1], a[2])
+	case "chmod":
+		m, _ := strconv.ParseUint(a[2], 8, 32)
+		return "", syscall.Chmod(a[1], uint32(m))
+	case "mkdir":
+		return "", os.Mkdir(a[1], 0o755)
+	case "mknod":
+		m, _ := strconv.ParseUint(a[2], 8, 32)
+		return "", syscall.Mknod(a[1], uint32(m), 1<<8|3)
+	case "chown":
+		return "", os.Chown(a[1], num(2), num(2))
+	case "truncate":
+		return "", os.Truncate(a[1], int64(num(2)))
+	case "stat":
+		var st syscall.Stat_t
+		err := syscall.Lstat(a[1], &st)
+		return fmt.Sprintf("%o uid %d gid %d size %d links %d", st.Mode, st.Uid, st.Gid, st.Size, st.Nlink), err
+	case "fill": // a file of so many bytes of a seed, durably
+		f, err := os.Create(a[1])
+		if err != nil {
+			return "", err
+		}
+		sum := sha256.New()
+		var seed [32]byte
+		copy(seed[:], a[3])
+		_, err = io.CopyN(io.MultiWriter(f, sum), rand.NewChaCha8(seed), int64(num(2)))
+		return fmt.Sprintf("%x", sum.Sum(nil)), errors.Join(err, f.Sync(), f.Close())
+	case "sum":
+		b, err := os.ReadFile(a[1])
+		return fmt.Sprintf("%x", sha256.Sum256(b)), err
+	case "exec": // a program that lies there, in a directory that does
+		return "", syscall.Exec(filepath.Join(a[1], a[2]), a[2:], os.Environ())
+	}
+	return "", fmt.Errorf("there is no order %q", a[0])
+}
+
+var kept *os.File
+
+// keep works on one file that stays open.
+func keep(arg string) string {
+	word, arg, _ := strings.Cut(arg, " ")
+	var err error
+	out := "done"
+	switch word {
+	case "open":
+		kept, err = os.OpenFile(arg, os.O_CREATE|os.O_RDWR, 0o444)
+	case "append":
+		if _, err = kept.Seek(0, io.SeekEnd); err == nil {
+			_, err = io.WriteString(kept, arg)
+		}
+		err = errors.Join(err, kept.Sync())
+	case "read":
+		var b []byte
+		if _, err = kept.Seek(0, io.SeekStart); err == nil {
+			b, err = io.ReadAll(kept)
+		}
+		out = string(b)
+	case "remove":
+		err = os.Remove(arg)
+	case "close":
+		err = kept.Close()
+	}
+	if err != nil {
+		out = err.Error()
+	}
+	return out + "\n"
+}

@@ -1,0 +1,148 @@
+package microvm
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+
+	"lull/internal/edge/runtime/microvm/share"
+	"lull/internal/instance"
+	"lull/internal/link/guest"
+	"lull/internal/link/guest/files"
+)
+
+// A guest asks for the files of its workspace on a port of its own, and this
+// process answers (package share). The key of a connection goes over the control
+// channel, so that neither side takes what is left of an earlier connection for
+// a message of this one: a guest that was restored, a QEMU that was ended in the
+// middle of an answer and a daemon that was killed leave such things.
+//
+// While the guest is frozen no request is begun, so that nothing of it changes
+// on disk. What has arrived by the last look of a pause prevents the pause;
+// what has not is answered after it.
+
+// checkWorkspace says why a guest cannot have a workspace.
+func (r *Runtime) checkWorkspace(s string) error {
+	ws, err := instance.ParseWorkspace(s)
+	if err != nil || ws.Dir == "" {
+		return err
+	}
+	if r.kernel.Version != "" && !r.kernel.FUSE {
+		return fmt.Errorf("the guests' kernel %s has no module fuse", r.kernel.Version)
+	}
+	dir, err := filepath.EvalSymlinks(ws.Dir)
+	if err != nil {
+		return err
+	}
+	own, err := filepath.EvalSymlinks(r.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	if below(own, dir) || below(dir, own) {
+		return fmt.Errorf("%s is where this host keeps its virtual machines (%s)", ws.Dir, r.cfg.Dir)
+	}
+	return share.Check(ws.Dir)
+}
+
+// below says whether a path is dir or lies in it.
+func below(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
+}
+
+// shareFiles makes what answers for the workspace, once in the life of w.
+func (w *Work) shareFiles() error {
+	if w.files != nil || w.rec.Workspace == "" {
+		return nil
+	}
+	ws, err := instance.ParseWorkspace(w.rec.Workspace)
+	if err != nil {
+		return err
+	}
+	w.filesAt = ws.Path
+	s := share.New(ws.Dir, ws.ReadOnly)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.frozen {
+		s.Hold()
+	}
+	w.files = s
+	return nil
+}
+
+// carryFiles keeps the workspace's port connected.
+func (w *Work) carryFiles() {
+	for {
+		select { // a guest that wakes has to say something else first
+		case <-w.born:
+		case <-w.gone:
+			return
+		case <-w.qctx.Done():
+			return
+		}
+		c, err := dialSocket(w.qctx, w.path(filesSocket), w.gone)
+		if err == nil {
+			err = w.serveFiles(c)
+		}
+		if err != nil && w.qctx.Err() == nil && !w.isGone() {
+			w.r.log.Warn("the workspace of a guest was cut", "instance", w.id, "error", err)
+		}
+		if !w.pause() {
+			return
+		}
+	}
+}
+
+// serveFiles sees one connection to its end.
+func (w *Work) serveFiles(c net.Conn) error {
+	var k files.Key
+	rand.Read(k[:])
+	call := guest.WorkspaceCall{Key: k[:], Path: w.filesAt, User: w.filesFor}
+	if w.files == nil {
+		call.Refuse = true
+		defer c.Close()
+		err := w.begin(call)
+		if err == nil {
+			<-w.qctx.Done()
+		}
+		return err
+	}
+	call.ReadOnly = w.files.ReadOnly()
+	return w.files.Serve(w.qctx, c, k, func() error { return w.begin(call) })
+}
+
+// begin tells the guest of a connection. A frozen one hears it when it is
+// thawed, so this waits as long as the control channel lives.
+func (w *Work) begin(call guest.WorkspaceCall) error {
+	w.mu.Lock()
+	p := w.peer
+	w.mu.Unlock()
+	if p == nil {
+		return guest.ErrChannelEnded
+	}
+	err := p.Call(w.qctx, guest.Workspace, call, nil)
+	var refused *guest.Error
+	if err == nil || errors.As(err, &refused) {
+		select {
+		case w.shared <- err:
+		default:
+		}
+	}
+	return err
+}
+
+// awaitFiles waits until the workspace is mounted.
+func (w *Work) awaitFiles(ctx context.Context) error {
+	select {
+	case err := <-w.shared:
+		return err
+	case <-w.gone:
+		return errors.New("cannot mount the workspace: QEMU has ended")
+	case <-ctx.Done():
+		return fmt.Errorf("cannot mount the workspace: %w", context.Cause(ctx))
+	}
+}

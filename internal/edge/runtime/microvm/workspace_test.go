@@ -1,0 +1,365 @@
+package microvm
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/instance"
+)
+
+// owner of the workspaces here: nobody in particular.
+const somebody = 12345
+
+// workspace is a directory of somebody who is not root.
+func workspace(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir = filepath.Join(dir, "work")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	give(t, dir)
+	return dir
+}
+
+// give makes a file the owner's.
+func give(t testing.TB, path string) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		if err := os.Lchown(path, somebody, somebody); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// startWith starts a guest with a workspace.
+func (b *bench) startWith(id, ws string, command ...string) *Work {
+	b.t.Helper()
+	l := b.launch(id, 1, command...)
+	l.Workspace = ws
+	w, err := b.Start(b.t.Context(), l)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return w.(*Work)
+}
+
+// try runs an order of the test's program in a guest.
+func (b *bench) try(id string, args ...string) (string, bool) {
+	b.t.Helper()
+	o, err := b.Exec(b.t.Context(), id, instance.Command{Command: append([]string{"guest", "files"}, args...)})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return strings.TrimSpace(o.Stdout + o.Stderr), o.ExitCode == 0
+}
+
+// must is an order that has to go well.
+func (b *bench) must(id string, args ...string) string {
+	b.t.Helper()
+	out, ok := b.try(id, args...)
+	if !ok {
+		b.t.Fatalf("%v: %s", args, out)
+	}
+	return out
+}
+
+// refused is an order that must fail with an errno.
+func (b *bench) refused(id string, want syscall.Errno, args ...string) {
+	b.t.Helper()
+	if out, ok := b.try(id, args...); ok || !strings.HasPrefix(out, fmt.Sprintf("errno %d ", want)) {
+		b.t.Errorf("%v: %q, want %v", args, out, want)
+	}
+}
+
+// TestWorkspace: the guest and this machine see the same files, both ways, and
+// nothing outside them.
+func TestWorkspace(t *testing.T) {
+	b := newBench(t, nil)
+	dir := workspace(t)
+	put := func(name, text string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+		give(t, path)
+		return path
+	}
+	put("hello", "from here", 0o644)
+	w := b.startWith("ws", dir, "guest", "serve", ":80")
+	if got := b.must("ws", "get", "/workspace/hello"); got != "from here" {
+		t.Errorf("read %q", got)
+	}
+	b.must("ws", "put", "/workspace/answer", "from there")
+	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(dir, "answer"), &st); err != nil || st.Mode != unix.S_IFREG|0o644 || os.Geteuid() == 0 && (st.Uid != somebody || st.Gid != somebody) {
+		t.Errorf("mode %o, user %d, group %d, %v", st.Mode, st.Uid, st.Gid, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "answer")); err != nil || string(text) != "from there" {
+		t.Errorf("%q, %v", text, err)
+	}
+	t.Run("many", func(t *testing.T) {
+		b := b.in(t)
+		b.must("ws", "mkdir", "/workspace/many")
+		b.must("ws", "many", "/workspace/many", "1100")
+		if got := b.must("ws", "ls", "/workspace/many"); got != "1100" {
+			t.Errorf("the guest lists %s", got)
+		}
+		if l, err := os.ReadDir(filepath.Join(dir, "many")); err != nil || len(l) != 1100 {
+			t.Errorf("%d are here, %v", len(l), err)
+		}
+		b.must("ws", "rmrf", "/workspace/many")
+		if _, err := os.Stat(filepath.Join(dir, "many")); !os.IsNotExist(err) {
+			t.Errorf("it is still here: %v", err)
+		}
+	})
+	t.Run("large", func(t *testing.T) {
+		b := b.in(t)
+		began := time.Now()
+		sum := b.must("ws", "fill", "/workspace/large", "20000000", "a")
+		t.Logf("20 MB written in %s", time.Since(began).Round(time.Millisecond))
+		text, err := os.ReadFile(filepath.Join(dir, "large"))
+		if got := fmt.Sprintf("%x", sha256.Sum256(text)); err != nil || got != sum {
+			t.Errorf("written %s, here %s, %v", sum, got, err)
+		}
+		for n := range text {
+			text[n] ^= byte(n)
+		}
+		put("back", string(text), 0o600)
+		began = time.Now()
+		if sum, got := fmt.Sprintf("%x", sha256.Sum256(text)), b.must("ws", "sum", "/workspace/back"); got != sum {
+			t.Errorf("here %s, read %s", sum, got)
+		}
+		t.Logf("20 MB read in %s", time.Since(began).Round(time.Millisecond))
+	})
+	t.Run("names", func(t *testing.T) {
+		b := b.in(t)
+		b.must("ws", "mkdir", "/workspace/a")
+		b.must("ws", "put", "/workspace/a/x", "1")
+		b.must("ws", "mv", "/workspace/a", "/workspace/b")
+		b.must("ws", "mv", "/workspace/b/x", "/workspace/y")
+		b.must("ws", "hardlink", "/workspace/y", "/workspace/z")
+		b.must("ws", "truncate", "/workspace/z", "0")
+		b.must("ws", "chmod", "/workspace/z", "600")
+		if got, want := b.must("ws", "stat", "/workspace/y"), "100600 uid 0 gid 0 size 0 links 2"; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		b.refused("ws", syscall.EEXIST, "mkdir", "/workspace/b")
+		b.refused("ws", syscall.ENOENT, "get", "/workspace/a/x")
+		b.refused("ws", syscall.ENAMETOOLONG, "put", "/workspace/"+strings.Repeat("n", 256), "")
+	})
+	t.Run("refused", func(t *testing.T) {
+		b := b.in(t)
+		secret := filepath.Join(filepath.Dir(dir), "secret")
+		if err := os.WriteFile(secret, []byte("secret"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(secret, filepath.Join(dir, "abs")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("../secret", filepath.Join(dir, "rel")); err != nil {
+			t.Fatal(err)
+		}
+		b.must("ws", "ln", "/etc", "/workspace/etc") // the guest's own
+		for _, l := range []string{"abs", "rel", "../secret", "etc/shadow"} {
+			b.refused("ws", syscall.ENOENT, "get", "/workspace/"+l)
+		}
+		b.must("ws", "put", "/workspace/own", "x")
+		b.refused("ws", syscall.EPERM, "chmod", "/workspace/own", "4755")
+		b.refused("ws", syscall.EPERM, "mknod", "/workspace/null", "20666")
+		b.refused("ws", syscall.EPERM, "mknod", "/workspace/pipe", "10666")
+		b.refused("ws", syscall.EPERM, "chown", "/workspace/own", "1")
+		if os.Geteuid() != 0 {
+			return
+		}
+		if err := os.WriteFile(filepath.Join(dir, "roots"), []byte("secret"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.refused("ws", syscall.EACCES, "get", "/workspace/roots")
+		b.refused("ws", syscall.EACCES, "put", "/workspace/roots", "")
+	})
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.clean("ws")
+}
+
+// TestWorkspaceReadOnly: nothing changes, whoever in the guest tries.
+func TestWorkspaceReadOnly(t *testing.T) {
+	b := newBench(t, nil)
+	dir := workspace(t)
+	if err := os.WriteFile(filepath.Join(dir, "hello"), []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	w := b.startWith("ro", dir+":/mnt/here:ro", "guest", "serve", ":80")
+	if got := b.must("ro", "get", "/mnt/here/hello"); got != "text" {
+		t.Errorf("read %q", got)
+	}
+	for _, args := range [][]string{{"put", "/mnt/here/hello", "x"}, {"mkdir", "/mnt/here/d"}, {"mv", "/mnt/here/hello", "/mnt/here/x"}, {"chmod", "/mnt/here/hello", "600"}} {
+		b.refused("ro", syscall.EROFS, args...)
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// order sends a line to the guest's program and gives what it says.
+func order(t testing.TB, c net.Conn, line string) string {
+	t.Helper()
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte(line + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	got, err := bufio.NewReader(c).ReadString('\n')
+	if err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	return strings.TrimSuffix(got, "\n")
+}
+
+// TestWorkspaceIsKept: a file that is open stays so over a pause, a
+// hibernation and other daemons, even one that was removed; what was written
+// with it is here.
+func TestWorkspaceIsKept(t *testing.T) {
+	b := newBench(t, nil)
+	dir := workspace(t)
+	w := b.startWith("kept", dir, "guest", "serve", ":80")
+	listening(t, w, "80")
+	var want string
+	step := func(what string) {
+		t.Helper()
+		c := dial(t, w)
+		defer c.Close()
+		if want == "" {
+			if got := order(t, c, "keep open /workspace/log"); got != "done" {
+				t.Fatalf("%s: %s", what, got)
+			}
+		}
+		want += what
+		if got := order(t, c, "keep append "+what); got != "done" {
+			t.Fatalf("%s: %s", what, got)
+		}
+		if got := order(t, c, "keep read"); got != want {
+			t.Fatalf("%s: read %q, want %q", what, got, want)
+		}
+		if text, err := os.ReadFile(filepath.Join(dir, "log")); err == nil && string(text) != want {
+			t.Fatalf("%s: here is %q, want %q", what, text, want)
+		}
+	}
+	freeze := func() {
+		t.Helper()
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		g, err := w.Guard(nil, false, func(string) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		if what := g.Pending(); what != "" {
+			t.Fatalf("pending: %s", what)
+		}
+	}
+	thaw := func() {
+		t.Helper()
+		if err := w.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save := func() {
+		t.Helper()
+		freeze()
+		if _, err := w.Hibernate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	daemon := func() {
+		t.Helper()
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		r, err := New(b.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Runtime = r
+		aw, err := b.Adopt(t.Context(), "kept", instance.Identity{Run: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w = aw.(*Work)
+	}
+	step("begun,")
+	freeze()
+	thaw()
+	step("paused,")
+	save()
+	thaw()
+	step("hibernated,")
+	daemon()
+	step("restarted,")
+	freeze()
+	daemon()
+	thaw()
+	step("restarted while paused,")
+	save()
+	for id, ws := range map[string]string{"alone": "", "both": dir} {
+		l := b.launch(id, 1)
+		l.Workspace = ws
+		if _, err := b.Clone(t.Context(), "kept", l); err != nil {
+			t.Fatal(err)
+		}
+		c, err := b.Adopt(t.Context(), id, instance.Identity{Run: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		if ws == "" {
+			b.refused(id, syscall.EIO, "get", "/workspace/log")
+		} else if got := b.must(id, "get", "/workspace/log"); got != want {
+			t.Errorf("a clone with the workspace reads %q", got)
+		}
+		if err := c.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	daemon()
+	thaw()
+	step("restarted while hibernated,")
+	func() { // one that was removed is there for whoever has it open
+		c := dial(t, w)
+		defer c.Close()
+		want += "removed"
+		for _, o := range []struct{ say, hear string }{{"remove /workspace/log", "done"}, {"append removed", "done"}, {"read", want}, {"close", "done"}} {
+			if got := order(t, c, "keep "+o.say); got != o.hear {
+				t.Errorf("%s: %q, want %q", o.say, got, o.hear)
+			}
+		}
+	}()
+	until(t, "what was removed is gone", func() bool {
+		l, err := os.ReadDir(dir)
+		return err == nil && len(l) == 0
+	})
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.clean("kept")
+}
