@@ -18,7 +18,7 @@ PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light w
 # The kernel of microVMs in the tests; empty where it could not be fetched.
 GUEST_KERNEL = $$([ -e bin/guest-kernel/boot ] && echo $(CURDIR)/bin/guest-kernel || true)
 
-.PHONY: help build cross deb web demo test modules guest-kernel test-microvm soak bench bench-fleet bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross deb web demo test modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -103,6 +103,9 @@ bench-vm: build guest-kernel ## microVMs on every rung of the ladder; minutes
 
 bench-fleet: build ## what a fleet of 1,000, 10,000 and 100,000 costs a server; 15 minutes
 	go run ./bench/fleet -sizes 1000,10000,100000
+
+bench-load: build ## the API and the event stream of 10,000 workers with 200 dashboards; 2 minutes
+	go run ./bench/load
 
 bench: build ## ratios against baselines measured in the same run
 	go run ./bench/host

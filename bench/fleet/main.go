@@ -8,14 +8,11 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -27,12 +24,8 @@ import (
 	"syscall"
 	"time"
 
-	"lull/internal/edge/etcd"
-	"lull/internal/fleet"
+	"lull/bench/rig"
 	"lull/internal/link/control"
-	"lull/internal/power"
-	"lull/internal/sim"
-	"lull/internal/store"
 )
 
 func main() {
@@ -49,7 +42,7 @@ func main() {
 	for text := range strings.SplitSeq(*sizes, ",") {
 		n, err := strconv.Atoi(text)
 		if err == nil {
-			err = run(ctx, bench{workers: n, cycles: *cycles, warm: *warm, events: *events, bin: *bin, profiles: *profile})
+			err = run(ctx, bench{workers: n, cycles: *cycles, warm: *warm, profiles: *profile}, rig.Region{Workers: n, Events: *events, Bin: *bin})
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "bench fleet:", err)
@@ -60,187 +53,35 @@ func main() {
 
 // bench is one run.
 type bench struct {
-	workers, cycles, events int
-	warm                    time.Duration
-	bin, dir, profiles      string
-	sim                     string // URL
+	cycles   int
+	warm     time.Duration
+	profiles string
+	workers  int
+
+	*rig.Rig
 }
 
 // cycle is RECONCILE_INTERVAL.
 const cycle = 30 * time.Second
 
-func run(ctx context.Context, b bench) (err error) {
-	if b.dir, err = os.MkdirTemp("", "lull-bench-"); err != nil {
+func run(ctx context.Context, b bench, of rig.Region) (err error) {
+	if b.Rig, err = rig.New(ctx, of); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
-	scenario := fmt.Sprintf(`regions: [{name: us-east-1}]
-timing: {background: -1s}
-profiles: {quiet: {history: %d, history_span: 700h}}
-workers:
-  - {name: up, count: %d, type: t3.small, profile: quiet}
-  - {name: down, count: %d, type: t3.small, profile: quiet, state: stopped}
-`, b.events, b.workers/10, b.workers-b.workers/10)
-	if err := os.WriteFile(b.file("sim.yaml"), []byte(scenario), 0o600); err != nil {
-		return err
-	}
-	cmlPort, err := freePort()
-	if err != nil {
-		return err
-	}
-	simulator, text, err := b.start(ctx, "on http://", "sim", "--listen", "127.0.0.1:0", "--cml-port", cmlPort, "--scenario", b.file("sim.yaml"))
-	if err != nil {
-		return err
-	}
-	defer end(simulator)
-	b.sim = "http://" + strings.TrimSuffix(text, ",")
-	if err := b.fill(ctx); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, b.Close()) }()
 	begun := time.Now()
-	server, url, err := b.start(ctx, "serving on ", "server", "--data", b.file("data"), "--listen", "127.0.0.1:0", "--cml-port", cmlPort, "--log-level", "warn",
-		"--admin-token-file", b.file("token"), "--worker-activity-detection-interval", "300")
-	if err != nil {
-		return err
-	}
-	defer end(server)
-	client, err := b.client(ctx, url)
-	if err != nil {
+	if err := b.Serve(ctx, "--worker-activity-detection-interval", "300"); err != nil {
 		return err
 	}
 	ready := time.Since(begun)
-	started, err := cpu(server.Process.Pid)
+	started, err := b.CPU()
 	if err != nil {
 		return err
 	}
 	if err := control.Pause(ctx, b.warm); err != nil {
 		return err
 	}
-	return b.measure(ctx, client, server.Process.Pid, ready, started)
-}
-
-func (b *bench) file(name string) string { return filepath.Join(b.dir, name) }
-
-func freePort() (string, error) {
-	l, err := net.Listen("tcp", "0.0.0.0:0")
-	if err != nil {
-		return "", err
-	}
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port), l.Close()
-}
-
-// start runs lull and returns the word after a text that it prints.
-func (b *bench) start(ctx context.Context, after string, args ...string) (*exec.Cmd, string, error) {
-	cmd := exec.CommandContext(ctx, b.bin, args...)
-	cmd.Env = append(os.Environ(), "AWS_ENDPOINT_URL="+b.sim, "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test", "CML_DEFAULT_PASSWORD=env:CML_PW", "CML_PW=cml")
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, "", err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, "", err
-	}
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		if _, rest, ok := strings.Cut(lines.Text(), after); ok {
-			go func() { _, _ = io.Copy(io.Discard, out) }() // what else it says is of no use
-			return cmd, strings.Fields(rest)[0], nil
-		}
-	}
-	end(cmd)
-	return nil, "", fmt.Errorf("cannot start %s: it ended before it said %q", args[0], after)
-}
-
-func end(cmd *exec.Cmd) {
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait() // it was killed
-}
-
-// fill makes the store of a server that knows every simulated instance.
-func (b *bench) fill(ctx context.Context) (err error) {
-	req, err := http.NewRequestWithContext(ctx, "GET", b.sim+"/sim/instances", nil)
-	if err != nil {
-		return err
-	}
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	var all []sim.InstanceInfo
-	if err := json.NewDecoder(res.Body).Decode(&all); err != nil {
-		return err
-	}
-	db, err := etcd.OpenEmbedded(ctx, etcd.EmbeddedConfig{Dir: b.file("data"), NoSync: true})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	var ops []store.Op
-	up := 0
-	for i, in := range all {
-		op, running := record(i, in)
-		ops = append(ops, op)
-		if running {
-			up++
-		}
-		if len(ops) == store.MaxOps || i == len(all)-1 {
-			if _, err := db.Commit(ctx, store.Txn{Then: ops}); err != nil {
-				return err
-			}
-			ops = nil
-		}
-	}
-	pool := fmt.Appendf(nil, `{"v":1,"up":%d}`, up)
-	_, err = db.Commit(ctx, store.Txn{Then: []store.Op{store.Put("pool", pool)}})
-	return err
-}
-
-// record is the worker of an instance, as it has been for a day.
-func record(i int, in sim.InstanceInfo) (store.Op, bool) {
-	since := time.Now().UTC().Add(-24 * time.Hour)
-	timeout := 20 * 24 * 60 // nothing is paused while it is measured
-	w := fleet.Worker{
-		ID: fmt.Sprintf("w-%016x", i), Name: in.Name, AWSRegion: in.Region, DesiredStatus: power.WorkerStopped, Status: power.WorkerStopped,
-		StatusSince: since, CreatedAt: since, IsIdleDetectionEnabled: true, IdleTimeoutMinutes: &timeout, PauseHolder: fleet.HolderController,
-		Armed: true, TLSInsecure: true, EC2InstanceID: in.ID, EC2State: string(in.State), InstanceType: in.Type,
-		License: fleet.License{Status: fleet.LicenseUnregistered}, RecentActivityEvents: []fleet.Event{}, AcceptedRisks: []string{fleet.RiskNoElasticIP},
-	}
-	running := in.State == "running"
-	if running {
-		w.Status, w.DesiredStatus, w.RunningSince = power.WorkerRunning, power.WorkerRunning, &since
-		w.PublicIP, w.PrivateIP, w.HTTPSEndpoint, w.CMLVersion, w.CMLReady = in.PublicIP, in.PrivateIP, "https://"+in.PublicIP, in.CMLVersion, true
-	}
-	body, err := json.Marshal(w)
-	if err != nil {
-		panic(err) // a record of plain values
-	}
-	return store.Put("workers/"+w.ID, append([]byte(`{"v":1,`), body[1:]...)), running
-}
-
-// client waits until the server owns every part of the fleet.
-func (b *bench) client(ctx context.Context, url string) (*control.Client, error) {
-	token, err := os.ReadFile(b.file("token"))
-	if err != nil {
-		return nil, err
-	}
-	c, err := control.NewClient(url, strings.TrimSpace(string(token)), nil)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		var s control.Shards
-		if _, err := c.Call(ctx, "GET", "/readyz", nil, nil); err == nil {
-			if _, err := c.Call(ctx, "GET", "/admin/shards", nil, &s); err == nil && len(s.Held) == s.Total {
-				return c, nil
-			}
-		}
-		if err := control.Pause(ctx, 50*time.Millisecond); err != nil {
-			return nil, err
-		}
-	}
+	return b.measure(ctx, ready, started)
 }
 
 // measured is what is counted at one moment.
@@ -249,8 +90,8 @@ type measured struct {
 	revision int64
 }
 
-func (b *bench) look(ctx context.Context, c *control.Client) (m measured, err error) {
-	req, err := http.NewRequestWithContext(ctx, "GET", b.sim+"/sim/calls", nil)
+func (b *bench) look(ctx context.Context) (m measured, err error) {
+	req, err := http.NewRequestWithContext(ctx, "GET", b.Sim+"/sim/calls", nil)
 	if err != nil {
 		return m, err
 	}
@@ -263,7 +104,7 @@ func (b *bench) look(ctx context.Context, c *control.Client) (m measured, err er
 		return m, err
 	}
 	for try := 0; ; try++ {
-		overview, err := control.Read[struct{ Revision int64 }](ctx, c, "/overview?limit=1")
+		overview, err := control.Read[struct{ Revision int64 }](ctx, b.Client, "/overview?limit=1")
 		if err == nil || try == 20 {
 			m.revision = overview.Revision
 			return m, err
@@ -274,39 +115,39 @@ func (b *bench) look(ctx context.Context, c *control.Client) (m measured, err er
 	}
 }
 
-func (b *bench) measure(ctx context.Context, c *control.Client, pid int, ready, started time.Duration) error {
-	before, err := b.look(ctx, c)
+func (b *bench) measure(ctx context.Context, ready, started time.Duration) error {
+	before, err := b.look(ctx)
 	if err != nil {
 		return err
 	}
 	span := time.Duration(b.cycles) * cycle
-	used, err := cpu(pid)
+	used, err := b.CPU()
 	if err != nil {
 		return err
 	}
-	profile, err := c.Profile(ctx, "cpu", int(span.Seconds()))
+	profile, err := b.Client.Profile(ctx, "cpu", int(span.Seconds()))
 	if err != nil {
 		return err
 	}
-	now, err := cpu(pid)
+	now, err := b.CPU()
 	if err != nil {
 		return err
 	}
-	after, err := b.look(ctx, c)
+	after, err := b.look(ctx)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(b.file("profile"), profile, 0o600); err != nil {
+	if err := os.WriteFile(b.File("profile"), profile, 0o600); err != nil {
 		return err
 	}
-	if err := b.keep(ctx, c, profile); err != nil {
+	if err := b.keep(ctx, profile); err != nil {
 		return err
 	}
 	shares, err := b.shares(ctx)
 	if err != nil {
 		return err
 	}
-	rss, err := resident(pid)
+	rss, err := b.Resident()
 	if err != nil {
 		return err
 	}
@@ -329,40 +170,16 @@ func (b *bench) measure(ctx context.Context, c *control.Client, pid int, ready, 
 }
 
 // keep leaves the profiles of the run where they were asked for.
-func (b *bench) keep(ctx context.Context, c *control.Client, profile []byte) error {
+func (b *bench) keep(ctx context.Context, profile []byte) error {
 	if b.profiles == "" {
 		return nil
 	}
-	heap, err := c.Profile(ctx, "heap", 1)
+	heap, err := b.Client.Profile(ctx, "heap", 1)
 	if err != nil {
 		return err
 	}
 	name := filepath.Join(b.profiles, strconv.Itoa(b.workers))
 	return errors.Join(os.WriteFile(name+"-cpu.pprof", profile, 0o600), os.WriteFile(name+"-heap.pprof", heap, 0o600))
-}
-
-// cpu is the processor time a process has used.
-func cpu(pid int) (time.Duration, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	f := strings.Fields(rest)
-	user, err := strconv.Atoi(f[11])
-	system, err2 := strconv.Atoi(f[12])
-	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(err, err2)
-}
-
-// resident is the memory of a process in KiB.
-func resident(pid int) (float64, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(b), "VmRSS:")
-	kib, err := strconv.Atoi(strings.Fields(rest)[0])
-	return float64(kib), err
 }
 
 var tagLine = regexp.MustCompile(`^\s*\S+ \(\s*([0-9.]+)%\): (\w+)$`)
@@ -373,7 +190,7 @@ var focusLine = regexp.MustCompile(`(?m)^Active filters:(?s:.*?)accounting for [
 // shares are the parts of the processor time, each a share of 1, as the labels
 // of the profile tell them.
 func (b *bench) shares(ctx context.Context) (map[string]float64, error) {
-	out, err := exec.CommandContext(ctx, "go", "tool", "pprof", "-tags", b.file("profile")).Output()
+	out, err := exec.CommandContext(ctx, "go", "tool", "pprof", "-tags", b.File("profile")).Output()
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the profile: %w", err)
 	}
@@ -390,7 +207,7 @@ func (b *bench) shares(ctx context.Context) (map[string]float64, error) {
 	}
 	// Collecting garbage has no label. What of it goroutines do for themselves
 	// is in their parts.
-	out, err = exec.CommandContext(ctx, "go", "tool", "pprof", "-top", "-nodecount=100000", "-nodefraction=0", "-tagignore=.", "-focus=gcBgMarkWorker|bgsweep|bgscavenge", b.file("profile")).Output()
+	out, err = exec.CommandContext(ctx, "go", "tool", "pprof", "-top", "-nodecount=100000", "-nodefraction=0", "-tagignore=.", "-focus=gcBgMarkWorker|bgsweep|bgscavenge", b.File("profile")).Output()
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the profile: %w", err)
 	}

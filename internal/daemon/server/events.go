@@ -66,7 +66,7 @@ func (s *Server) stream(hc huma.Context, start feed.Start, worker string) {
 	_, w := humago.Unwrap(hc)
 	control := http.NewResponseController(w)
 	begun := false
-	err := feed.Follow(hc.Context(), s.fleet.Store(), start, func(m feed.Message) error {
+	err := s.feed.Follow(hc.Context(), start, func(m feed.Message) error {
 		if !begun {
 			begun = true
 			hc.SetHeader("Content-Type", "text/event-stream")
@@ -102,21 +102,19 @@ func frameOf(m feed.Message) ([]byte, error) {
 	if m.ID > 0 {
 		fmt.Fprintf(&b, "id: %d\n", m.ID)
 	}
-	var data any
+	body := m.Data
 	switch {
 	case m.Reset != "":
 		b.WriteString("event: reset\n")
-		data = control.Reset{Reason: m.Reset}
+		var err error
+		if body, err = json.Marshal(control.Reset{Reason: m.Reset}); err != nil {
+			return nil, fmt.Errorf("cannot encode an event: %w", err)
+		}
 	case m.Entry != nil:
 		b.WriteString("event: event\n")
-		data = m.Entry
 	default:
 		b.WriteString(": so far\n\n")
 		return b.Bytes(), nil
-	}
-	body, err := json.Marshal(data)
-	if err != nil {
-		return nil, fmt.Errorf("cannot encode an event: %w", err)
 	}
 	b.WriteString("data: ")
 	b.Write(body)

@@ -36,6 +36,7 @@ import (
 	"lull/internal/base/task"
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/board"
+	"lull/internal/daemon/server/feed"
 	"lull/internal/daemon/server/hosts"
 	"lull/internal/daemon/server/replay"
 	"lull/internal/daemon/server/roster"
@@ -147,6 +148,7 @@ type Server struct {
 	lease    atomic.Int64 // the store.LeaseID of its claims; 0 before it runs
 	roster   *roster.Roster
 	board    *board.Board
+	feed     *feed.Hub
 	streams  chan struct{} // one for each event stream that may be open
 	snapshot func(ctx context.Context) (io.ReadCloser, error)
 	replays  atomic.Pointer[replay.Log] // set before ready closes
@@ -182,6 +184,7 @@ func New(o Options) (*Server, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	s.feed = feed.NewHub(o.Fleet.Store())
 	s.roster = roster.New(o.Fleet.Store(), s.log)
 	var observed func(context.Context) map[string]fleet.IdleStatus
 	if o.Live != nil {
@@ -275,7 +278,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.upkeep(ctx, lease)
 		return nil
 	})
-	return task.Run(ctx, tokens, task.Loop("the list of workers", s.roster.Run), open)
+	return task.Run(ctx, tokens, task.Loop("the list of workers", s.roster.Run), task.Loop(s.feed.String(), s.feed.Run), open)
 }
 
 // upkeep sweeps old answers and replaces a lease that is lost, until ctx

@@ -58,29 +58,29 @@ func (s *Server) trials(ctx context.Context, q fleet.WorkerFilter, from, to time
 		return nil, err
 	}
 	q.WithTerminated = true
+	lines, _, err := s.roster.All(ctx)
+	if err != nil {
+		return nil, err
+	}
 	sizes := map[string]float64{}
 	out := map[string]*trial{}
-	for after := ""; ; {
-		page, err := s.fleet.Workers(ctx, q, after, 1000)
-		if err != nil {
-			return nil, err
+	for _, l := range lines {
+		w := l.Worker
+		if !q.Matches(&w) {
+			continue
 		}
-		for _, w := range page.Workers {
-			size, known := sizes[w.TemplateName]
-			if !known && w.TemplateName != "" {
-				if t, err := s.fleet.Template(ctx, w.TemplateName); err == nil {
-					size = float64(t.Capacity.StorageGB)
-				}
-				sizes[w.TemplateName] = size
+		size, known := sizes[w.TemplateName]
+		if !known && w.TemplateName != "" {
+			if t, err := s.fleet.Template(ctx, w.TemplateName); err == nil {
+				size = float64(t.Capacity.StorageGB)
 			}
-			t := &trial{w: w, storage: size, changes: changes[w.ID]}
-			t.off = offs(&t.w, t.changes, from, to)
-			out[w.ID] = t
+			sizes[w.TemplateName] = size
 		}
-		if after = page.Next; after == "" {
-			return out, nil
-		}
+		t := &trial{w: w, storage: size, changes: changes[w.ID]}
+		t.off = offs(&t.w, t.changes, from, to)
+		out[w.ID] = t
 	}
+	return out, nil
 }
 
 // offs are the times within [from, to] at which a worker did not run.

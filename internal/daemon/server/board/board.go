@@ -13,6 +13,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"lull/internal/daemon/server/roster"
@@ -31,9 +32,37 @@ type Board struct {
 	roster   *roster.Roster
 	observed func(context.Context) map[string]fleet.IdleStatus
 
-	asking   chan struct{} // holds the one who asks for verdicts
+	asking chan struct{} // holds the one who asks for verdicts
+	view   *view
+}
+
+// view is what was known at one moment. Workers that have not changed since are
+// not judged again.
+type view struct {
 	verdicts map[string]fleet.IdleStatus
-	askedAt  time.Time
+	at       time.Time
+
+	mu   sync.Mutex
+	rows map[*roster.Line]*control.WorkerRow
+}
+
+// of are the rows of lines, in their order. Rows are shared: nobody changes them.
+func (v *view) of(lines []*roster.Line) []*control.WorkerRow {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	out := make([]*control.WorkerRow, len(lines))
+	for i, l := range lines {
+		if out[i] = v.rows[l]; out[i] != nil {
+			continue
+		}
+		var st *fleet.IdleStatus
+		if s, ok := v.verdicts[l.Worker.ID]; ok {
+			st = &s
+		}
+		r := Row(&l.Worker, st, v.at)
+		v.rows[l], out[i] = &r, &r
+	}
+	return out
 }
 
 // New makes a Board over a roster that runs. observed are the idle status of
@@ -54,28 +83,27 @@ type Query struct {
 
 // Overview answers q as of now. Errors: those of the store.
 func (b *Board) Overview(ctx context.Context, q Query, now time.Time) (control.Overview, error) {
-	verdicts := b.known(ctx, now)
+	v, err := b.known(ctx, now)
+	if err != nil {
+		return control.Overview{}, err
+	}
 	all, revision, err := b.roster.All(ctx)
 	if err != nil {
 		return control.Overview{}, err
 	}
 	out := control.Overview{At: now.UTC(), Revision: revision}
-	gather(&out, all, verdicts, q, now)
+	gather(&out, all, v.of(all), q)
 	return out, nil
 }
 
-// gather fills out from the workers, which are sorted by name.
-func gather(out *control.Overview, all []*roster.Line, verdicts map[string]fleet.IdleStatus, q Query, now time.Time) {
+// gather fills out from the workers, which are sorted by name, and their rows.
+func gather(out *control.Overview, all []*roster.Line, shown []*control.WorkerRow, q Query) {
 	out.Counts, out.Attention, out.Items = map[control.Standing]int{}, []control.WorkerRow{}, []control.WorkerRow{}
 	words := strings.Fields(q.Search)
 	regions := map[string]bool{}
-	var rows, urgent []control.WorkerRow
-	for _, l := range all {
-		var st *fleet.IdleStatus
-		if v, ok := verdicts[l.Worker.ID]; ok {
-			st = &v
-		}
-		r := Row(&l.Worker, st, now)
+	var rows, urgent []*control.WorkerRow
+	for i, l := range all {
+		r := shown[i]
 		if r.Standing == control.StandingEnded {
 			continue
 		}
@@ -95,21 +123,25 @@ func gather(out *control.Overview, all []*roster.Line, verdicts map[string]fleet
 	order(rows, q.Sort)
 	order(urgent, "attention")
 	out.Urgent, out.Matched, out.Regions = len(urgent), len(rows), slices.Sorted(maps.Keys(regions))
-	out.Attention = append(out.Attention, urgent[:min(len(urgent), MaxAttention)]...)
+	for _, r := range urgent[:min(len(urgent), MaxAttention)] {
+		out.Attention = append(out.Attention, *r)
+	}
 	out.Offset = min(q.Offset, len(rows))
-	out.Items = append(out.Items, rows[out.Offset:min(len(rows), out.Offset+q.Limit)]...)
+	for _, r := range rows[out.Offset:min(len(rows), out.Offset+q.Limit)] {
+		out.Items = append(out.Items, *r)
+	}
 }
 
 // order sorts rows that are in order of their names, and keeps that order
 // among equals.
-func order(rows []control.WorkerRow, by string) {
+func order(rows []*control.WorkerRow, by string) {
 	switch by {
 	case "idle":
-		slices.SortStableFunc(rows, func(x, y control.WorkerRow) int { return cmp.Compare(y.IdleMinutes, x.IdleMinutes) })
+		slices.SortStableFunc(rows, func(x, y *control.WorkerRow) int { return cmp.Compare(y.IdleMinutes, x.IdleMinutes) })
 	case "pause":
-		slices.SortStableFunc(rows, func(x, y control.WorkerRow) int { return compareTimes(x.TargetPauseAt, y.TargetPauseAt) })
+		slices.SortStableFunc(rows, func(x, y *control.WorkerRow) int { return compareTimes(x.TargetPauseAt, y.TargetPauseAt) })
 	case "attention":
-		slices.SortStableFunc(rows, func(x, y control.WorkerRow) int { return cmp.Compare(urgency(y), urgency(x)) })
+		slices.SortStableFunc(rows, func(x, y *control.WorkerRow) int { return cmp.Compare(urgency(*y), urgency(*x)) })
 	}
 }
 
@@ -126,20 +158,21 @@ func compareTimes(x, y *time.Time) int {
 	return x.Compare(*y)
 }
 
-// known are the verdicts, at most Fresh old if they can be had in time. One
-// caller at a time asks for them.
-func (b *Board) known(ctx context.Context, now time.Time) map[string]fleet.IdleStatus {
-	if b.observed == nil {
-		return nil
-	}
+// known is what is known, at most Fresh old. One caller at a time asks for
+// verdicts.
+func (b *Board) known(ctx context.Context, now time.Time) (*view, error) {
 	select {
 	case b.asking <- struct{}{}:
 	case <-ctx.Done():
-		return nil
+		return nil, context.Cause(ctx)
 	}
 	defer func() { <-b.asking }()
-	if b.verdicts == nil || now.Sub(b.askedAt) >= Fresh || now.Before(b.askedAt) {
-		b.verdicts, b.askedAt = b.observed(ctx), now
+	if v := b.view; v == nil || now.Sub(v.at) >= Fresh || now.Before(v.at) {
+		next := &view{at: now, rows: map[*roster.Line]*control.WorkerRow{}}
+		if b.observed != nil {
+			next.verdicts = b.observed(ctx)
+		}
+		b.view = next
 	}
-	return b.verdicts
+	return b.view, nil
 }

@@ -10,8 +10,8 @@ package feed
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	"lull/internal/fleet"
@@ -24,7 +24,8 @@ type Message struct {
 	// ID is where a reader goes on after this message; 0 says that it must
 	// not go on from here.
 	ID    int64
-	Entry *fleet.Entry
+	Entry *fleet.Entry // shared by all readers; not to be changed
+	Data  []byte       // Entry in JSON
 	// Reset says why entries before ID may have been missed.
 	Reset string
 }
@@ -42,13 +43,13 @@ const idle = 15 * time.Second
 
 // Follow gives send everything after start until ctx ends or send fails,
 // whose error it returns. A store that cannot be reached is waited for.
-func Follow(ctx context.Context, s store.Store, start Start, send func(Message) error) error {
-	f := follower{store: s, send: send}
+func (h *Hub) Follow(ctx context.Context, start Start, send func(Message) error) error {
+	f := follower{hub: h, store: h.store, send: send}
 	if err := f.begin(ctx, start); err != nil {
 		return err
 	}
 	for try := 0; ctx.Err() == nil; try++ {
-		err := f.watch(ctx)
+		err := f.next(ctx)
 		switch {
 		case err == nil, errors.Is(err, store.ErrUnavailable):
 			err = wait(ctx, try)
@@ -64,23 +65,29 @@ func Follow(ctx context.Context, s store.Store, start Start, send func(Message) 
 }
 
 type follower struct {
+	hub   *Hub
 	store store.Store
 	send  func(Message) error
 	at    int64 // everything up to it has been sent
 }
 
-// now reads the revision of the store.
-func (f *follower) now(ctx context.Context) (int64, error) {
-	page, err := f.store.Range(ctx, store.Query{Keys: fleet.AuditKeys(), Limit: 1, KeysOnly: true})
-	if err != nil {
-		return 0, fmt.Errorf("cannot follow the events: %w", err)
+// next sends by the reader's own watch until the hub holds what follows, and
+// then what the hub has for as long as it does. It returns why that ended.
+func (f *follower) next(ctx context.Context) error {
+	for {
+		err := f.watch(ctx)
+		if !errors.Is(err, errShared) {
+			return err
+		}
+		if err := f.shared(ctx); !errors.Is(err, errBehind) {
+			return err
+		}
 	}
-	return page.Revision, nil
 }
 
 // begin finds where the stream starts, and says so.
 func (f *follower) begin(ctx context.Context, start Start) error {
-	now, err := f.now(ctx)
+	now, err := revision(ctx, f.store)
 	if err != nil {
 		return err
 	}
@@ -96,9 +103,9 @@ func (f *follower) begin(ctx context.Context, start Start) error {
 }
 
 func (f *follower) reset(ctx context.Context, why string) error {
-	now, err := f.now(ctx)
+	now, err := revision(ctx, f.store)
 	for try := 0; errors.Is(err, store.ErrUnavailable) && wait(ctx, try) == nil; try++ {
-		now, err = f.now(ctx)
+		now, err = revision(ctx, f.store)
 	}
 	if err != nil {
 		return err
@@ -107,8 +114,12 @@ func (f *follower) reset(ctx context.Context, why string) error {
 	return f.send(Message{ID: now, Reset: why})
 }
 
-// watch sends until the watch ends, and returns why it did.
+// watch sends until the hub holds what follows or the watch ends, and returns
+// which.
 func (f *follower) watch(parent context.Context) error {
+	if f.hub.holds(f.at) {
+		return errShared
+	}
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
 	batches := f.store.Watch(ctx, fleet.AuditKeys(), f.at+1)
@@ -128,8 +139,11 @@ func (f *follower) watch(parent context.Context) error {
 			if b.Err != nil {
 				return b.Err
 			}
-			if err := f.batch(b); err != nil {
+			if err := f.batch(b.Revision, messagesOf(b)); err != nil {
 				return err
+			}
+			if f.hub.holds(f.at) {
+				return errShared
 			}
 			if len(b.Events) > 0 {
 				quiet.Reset(idle)
@@ -138,31 +152,40 @@ func (f *follower) watch(parent context.Context) error {
 	}
 }
 
-// batch sends the entries of one change. An entry that cannot be read is
+// batch sends the messages of one change.
+func (f *follower) batch(revision int64, messages []Message) error {
+	for _, m := range messages {
+		if err := f.send(m); err != nil {
+			return err
+		}
+	}
+	f.at = max(f.at, revision)
+	return nil
+}
+
+// messagesOf are the entries of one change. An entry that cannot be read is
 // shown as one, not left out.
-func (f *follower) batch(b store.Batch) error {
-	var entries []fleet.Entry
+func messagesOf(b store.Batch) []Message {
+	var out []Message
 	for _, e := range b.Events {
 		if e.Deleted {
 			continue
 		}
 		entry, err := fleet.DecodeEntry(e.Value)
+		var data []byte
+		if err == nil {
+			data, err = json.Marshal(entry)
+		}
 		if err != nil {
 			entry = fleet.Entry{ID: b.Revision, At: time.Now().UTC(), Action: "unreadable_entry", Detail: err.Error()}
+			data, _ = json.Marshal(entry) // plain values
 		}
-		entries = append(entries, entry)
+		out = append(out, Message{Entry: &entry, Data: data})
 	}
-	for i := range entries {
-		m := Message{Entry: &entries[i]}
-		if i == len(entries)-1 {
-			m.ID = b.Revision
-		}
-		if err := f.send(m); err != nil {
-			return err
-		}
+	if n := len(out); n > 0 {
+		out[n-1].ID = b.Revision
 	}
-	f.at = max(f.at, b.Revision)
-	return nil
+	return out
 }
 
 // wait grows from 20 ms to 2 s.
