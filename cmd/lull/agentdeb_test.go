@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -63,6 +64,27 @@ func contents(t *testing.T, path string) string {
 	return string(b)
 }
 
+// linksHold follows the links between the documents below dir.
+func linksHold(t *testing.T, dir string) {
+	t.Helper()
+	n := 0
+	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(name) != ".md" {
+			return err
+		}
+		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)[^):]*\)`).FindAllStringSubmatch(contents(t, name), -1) {
+			n++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(name), m[1])); err != nil {
+				t.Errorf("a link of %s leads nowhere: %v", name, err)
+			}
+		}
+		return nil
+	})
+	if err != nil || n < 20 {
+		t.Errorf("%d links: %v", n, err)
+	}
+}
+
 // TestDebianPackage builds the package, has dpkg install it into an empty
 // system, upgrade it, remove it and purge it.
 func TestDebianPackage(t *testing.T) {
@@ -106,9 +128,10 @@ func TestDebianPackage(t *testing.T) {
 		"etc/lull/agent.yaml", "etc/default/lull-agent", "usr/lib/sysusers.d/lull.conf", "usr/share/doc/lull/README.md",
 		"etc/default/lull-host", "etc/default/lull-server", "usr/share/lull/prometheus-rules.yaml", "usr/share/lull/grafana-dashboard.json",
 		"usr/share/doc/lull/examples/user-data.sh", "usr/share/doc/lull/examples/cloud-init.yaml", "usr/share/doc/lull/examples/cloudformation.yaml",
-		"usr/share/doc/lull/reference/config-agent.md", "usr/share/doc/lull/examples/iam-agent.json", "usr/share/bash-completion/completions/lull"} {
+		"usr/share/doc/lull/docs/reference/config-agent.md", "usr/share/doc/lull/docs/operations.md", "usr/share/doc/lull/examples/iam-agent.json", "usr/share/bash-completion/completions/lull"} {
 		modeIs(t, in(f), 0o644)
 	}
+	linksHold(t, in("usr/share/doc/lull"))
 	if g := contents(t, in("etc/group")); !strings.Contains(g, "\nlull:") && !strings.HasPrefix(g, "lull:") {
 		t.Errorf("there is no group lull:\n%s", g)
 	}

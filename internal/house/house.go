@@ -22,7 +22,7 @@ import (
 const Module = "lull"
 
 // roots are the folders that hold Go sources.
-var roots = []string{"cmd", "internal", "bench"}
+var roots = []string{"cmd", "internal", "bench", "demo"}
 
 // File is one parsed source file.
 type File struct {

@@ -23,7 +23,7 @@ var coreDirs = []string{"internal/idle", "internal/power", "internal/policy", "i
 // bands is the import law of the design, section 1, for code that is not a test.
 var bands = []band{
 	{"cmd", []string{"cmd"}, []string{"internal", "cmd"}},
-	{"bench", []string{"bench"}, []string{"internal", "bench"}},
+	{"bench and demo", []string{"bench", "demo"}, []string{"internal", "bench"}},
 	{"daemon", []string{"internal/daemon"}, []string{"own", "internal/link", "internal/edge", "internal/router", core, "internal/store", "internal/base"}},
 	{"harness and shim", []string{"internal/harness", "internal/shim"},
 		[]string{"own", "internal/link/guest", "internal/link/shimctl", "internal/edge/proc", "internal/edge/cgroup", "internal/idle", "internal/instance", "internal/base"}},

@@ -195,7 +195,7 @@ var process = map[[2]string]bool{
 	{"flag", "Parse"}: true, {"signal", "NotifyContext"}: true,
 }
 
-// Process refuses calls that touch the process outside cmd and bench.
+// Process refuses calls that touch the process outside cmd, bench and demo.
 func Process(t *Tree) []Fault {
 	var faults []Fault
 	for _, dir := range t.Dirs() {
