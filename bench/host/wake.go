@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/link/hostctl"
 )
 
@@ -96,7 +97,7 @@ func wakes(ctx context.Context, d *daemon, s settings, name, addr, title string)
 func pause(ctx context.Context, d *daemon, name string) error {
 	return wait(ctx, 10*time.Second, func() error {
 		_, err := d.Do(ctx, name, "pause", nil)
-		var refused *hostctl.Problem
+		var refused *httpx.Problem
 		if errors.As(err, &refused) && refused.Status != http.StatusConflict {
 			return nil
 		}

@@ -25,12 +25,11 @@ func (c *cli) agentCommand() *cobra.Command {
 	return cmd
 }
 
-// onAgent declares --socket and runs f with a client of that agent. A refusal
-// becomes the exit code of the contract.
+// onAgent declares --socket and runs f with a client of that agent.
 func (c *cli) onAgent(cmd *cobra.Command, f func(cmd *cobra.Command, a []string, cl *agentctl.Client) error) *cobra.Command {
 	socket := cmd.Flags().String("socket", "", "the agent's control socket (default $LULL_AGENT_SOCKET, then /run/lull/agent.sock)")
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
-		return c.agentRefusal(f(cmd, a, agentctl.Dial(c.agentSocket(*socket))))
+		return f(cmd, a, agentctl.Dial(c.agentSocket(*socket)))
 	}
 	return cmd
 }
@@ -45,27 +44,9 @@ func (c *cli) agentSocket(flag string) string {
 	return agentctl.DefaultSocket
 }
 
-// agentRefusal gives an agent's answer of no its exit code.
-func (c *cli) agentRefusal(err error) error {
-	e, ok := errors.AsType[*agentctl.Error](err)
-	if !ok {
-		return err
-	}
-	switch e.Code {
-	case agentctl.CodeBadRequest:
-		return &usageError{err}
-	case agentctl.CodeNotFound:
-		fmt.Fprintln(c.err, "lull: "+e.Sentence)
-		return &exitError{exitNotFound}
-	case agentctl.CodeRefused:
-		fmt.Fprintln(c.err, "lull: "+e.Sentence)
-		return &exitError{exitRefused}
-	}
-	return err
-}
-
 func (c *cli) agentStatus() *cobra.Command {
-	return c.onAgent(&cobra.Command{Use: "status", Short: "Show signals, stages, policy and what comes next", Args: args(cobra.NoArgs)},
+	return c.onAgent(&cobra.Command{Use: "status", Short: "Show signals, stages, policy and what comes next", Args: args(cobra.NoArgs),
+		Example: "  lull agent status\n  lull agent status --json"},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			s, err := cl.Status(cmd.Context())
 			if err != nil {
@@ -157,7 +138,8 @@ func outcomeText(o *agentctl.Outcome) string {
 }
 
 func (c *cli) agentWhy() *cobra.Command {
-	cmd := c.onAgent(&cobra.Command{Use: "why", Short: "Say why this machine runs, or why it was stopped; now or at a past time", Args: args(cobra.NoArgs)},
+	cmd := c.onAgent(&cobra.Command{Use: "why", Short: "Say why this machine runs, or why it was stopped; now or at a past time", Args: args(cobra.NoArgs),
+		Example: "  lull agent why\n  lull agent why --at 03:30"},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			t, err := atTime(cmd)
 			if err != nil {
@@ -179,7 +161,10 @@ func (c *cli) agentWhy() *cobra.Command {
 }
 
 func (c *cli) agentReload() *cobra.Command {
-	return c.onAgent(&cobra.Command{Use: "reload", Short: "Read tags and the local file again, and say what changed or what is wrong", Args: args(cobra.NoArgs)},
+	return c.onAgent(&cobra.Command{Use: "reload", Short: "Read tags and the local file again, and say what changed or what is wrong", Args: args(cobra.NoArgs),
+		Long: `Have the running agent read its tags and its local file again, and say what
+changed. What cannot be read or used is named and is exit code 1; the last good
+values hold then.`},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			r, err := cl.Reload(cmd.Context())
 			if err != nil {
@@ -256,7 +241,11 @@ func (c *cli) agentSnooze() *cobra.Command {
 
 func (c *cli) agentComplete() *cobra.Command {
 	var r agentctl.CompleteRequest
-	cmd := c.onAgent(&cobra.Command{Use: "complete", Short: "Say that the work this machine was started for is done", Args: args(cobra.NoArgs)},
+	cmd := c.onAgent(&cobra.Command{Use: "complete", Short: "Say that the work this machine was started for is done", Args: args(cobra.NoArgs),
+		Long: `Say that the work this machine was started for is done. What on-complete says
+follows, after the warning: stop, hibernate, terminate, or none, which only
+records it.`,
+		Example: "  lull agent complete\n  lull agent complete --status failed --message \"out of memory at epoch 7\""},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			s, err := cl.Complete(cmd.Context(), r)
 			if err != nil {

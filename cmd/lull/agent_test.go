@@ -80,7 +80,7 @@ func TestAgentSettings(t *testing.T) {
 func TestAgentAway(t *testing.T) {
 	env := map[string]string{"LULL_AGENT_SOCKET": filepath.Join(t.TempDir(), "none.sock")}
 	for _, verb := range []string{"status", "why", "reload", "history", "complete", "halt"} {
-		if out, errs, code := lullWith(env, "agent", verb, "--json"); code != exitFailed || out != "" || !strings.HasPrefix(errs, "lull: cannot reach the agent") {
+		if out, errs, code := lullWith(env, "agent", verb, "--json"); code != exitFailed || out != "" || !strings.HasPrefix(errs, "lull: cannot reach a lull agent") {
 			t.Errorf("agent %s ended with %d: %q %q", verb, code, out, errs)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -29,6 +28,9 @@ import (
 
 func (c *cli) agentDoctor() *cobra.Command {
 	cmd := &cobra.Command{Use: "doctor", Short: "Say what the agent lacks on this machine, and what to do", Args: args(cobra.NoArgs),
+		Long: `Look at what the agent needs here: its group, its policy, where it reads people
+from, the cloud's metadata, tags and rights (tried as dry runs), and hibernation.
+Exit code 1 says that something is missing.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, _, err := resolveAgent(c.getenv, cmd.Flags())
 			if err != nil {
@@ -38,11 +40,7 @@ func (c *cli) agentDoctor() *cobra.Command {
 			defer cancel()
 			d := &agentCheck{cfg: cfg}
 			d.look(ctx)
-			err = c.print(d.found, func(w io.Writer) { findingsText(w, d.found) })
-			if err == nil && d.bad {
-				err = &exitError{exitFailed}
-			}
-			return err
+			return c.showFindings(d.findings)
 		}}
 	bindAgentFlags(cmd.Flags())
 	return cmd
@@ -50,18 +48,8 @@ func (c *cli) agentDoctor() *cobra.Command {
 
 // agentCheck gathers what an agent with cfg would meet here.
 type agentCheck struct {
-	cfg   agentConfig
-	found []finding
-	bad   bool
-}
-
-func (d *agentCheck) add(what string, ok bool, found, do string) {
-	if ok {
-		do = ""
-	} else {
-		d.bad = true
-	}
-	d.found = append(d.found, finding{What: what, OK: ok, Found: found, Do: do})
+	cfg agentConfig
+	findings
 }
 
 func (d *agentCheck) look(ctx context.Context) {
@@ -225,7 +213,7 @@ func (d *agentCheck) hibernation(ctx context.Context, i agent.EC2) {
 		d.add("hibernation", false, err.Error(), "allow ec2:DescribeInstances: lull agent iam")
 	case !s.HibernationConfigured:
 		d.add("hibernation", true, "not configured at launch: this instance is stopped instead", "")
-		d.found[len(d.found)-1].Do = "only a new instance can have it: aws ec2 run-instances --hibernation-options Configured=true, encrypted root volume"
+		d.hint("only a new instance can have it: aws ec2 run-instances --hibernation-options Configured=true, encrypted root volume")
 	default:
 		d.add("hibernation", true, "configured at launch", "")
 		d.localHibernation(true)
@@ -238,7 +226,7 @@ func (d *agentCheck) localHibernation(wanted bool) {
 	note := func(what string, ok bool, found, do string) {
 		d.add(what, ok || !wanted, found, do)
 		if !ok {
-			d.found[len(d.found)-1].Do = do
+			d.hint(do)
 		}
 	}
 	state, err := os.ReadFile("/sys/power/state")

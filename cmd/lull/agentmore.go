@@ -21,7 +21,10 @@ func (c *cli) agentLease() *cobra.Command {
 func (c *cli) agentLeaseHold() *cobra.Command {
 	var r agentctl.LeaseRequest
 	var ttl time.Duration
-	cmd := c.onAgent(&cobra.Command{Use: "hold", Short: "Take or renew a lease", Args: args(cobra.NoArgs)},
+	cmd := c.onAgent(&cobra.Command{Use: "hold", Short: "Take or renew a lease", Args: args(cobra.NoArgs),
+		Long: `Take or renew a lease: while anybody holds one this machine is not stopped for
+idleness. Leases survive a restart of the agent.`,
+		Example: "  lull agent lease hold --holder training --reason \"epoch 3\" --ttl 1h"},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			r.TTL = idle.Duration(ttl)
 			l, err := cl.HoldLease(cmd.Context(), r)
@@ -67,7 +70,9 @@ func (c *cli) agentLeaseList() *cobra.Command {
 func (c *cli) agentHalt() *cobra.Command {
 	var off bool
 	var reason string
-	cmd := c.onAgent(&cobra.Command{Use: "halt", Short: "Stop all automatic actions on this machine; --off lets them go on", Args: args(cobra.NoArgs)},
+	cmd := c.onAgent(&cobra.Command{Use: "halt", Short: "Stop all automatic actions on this machine; --off lets them go on", Args: args(cobra.NoArgs),
+		Long:    "Stop all automatic actions of the agent at once, deadlines and completions too. It holds over restarts, until --off.",
+		Example: "  lull agent halt --reason \"demo today\"\n  lull agent halt --off"},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			s, err := cl.Halt(cmd.Context(), agentctl.HaltRequest{On: !off, Reason: reason})
 			if err != nil {

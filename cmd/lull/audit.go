@@ -19,16 +19,19 @@ func (c *cli) entryPrinter() func(fleet.Entry) error {
 		if c.json {
 			return enc.Encode(e)
 		}
-		_, err := fmt.Fprintln(c.out, strings.ReplaceAll(entryLine(e), "\t", "  "))
+		_, err := fmt.Fprintln(c.out, entryText(e))
 		return err
 	}
 }
+
+func entryText(e fleet.Entry) string { return strings.ReplaceAll(entryLine(e), "\t", "  ") }
 
 func (c *cli) auditCommand() *cobra.Command {
 	var follow bool
 	var worker string
 	var limit int
-	cmd := &cobra.Command{Use: "audit", Short: "Show who did what, when and why; JSON comes as lines", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "audit", Short: "Show who did what, when and why", Args: args(cobra.NoArgs),
+		Example: "  lull audit --worker cml-1\n  lull audit -f",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -47,7 +50,7 @@ func (c *cli) auditCommand() *cobra.Command {
 			}
 			return c.entries(cmd.Context(), cl, id, limit, follow)
 		}}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more happen")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more happen; JSON then comes as lines")
 	cmd.Flags().StringVar(&worker, "worker", "", "entries about this worker only")
 	cmd.Flags().IntVarP(&limit, "limit", "n", 100, "how many of the newest entries")
 	cmd.AddCommand(c.auditExport())
@@ -57,6 +60,7 @@ func (c *cli) auditCommand() *cobra.Command {
 func (c *cli) auditExport() *cobra.Command {
 	var from, to, action string
 	cmd := &cobra.Command{Use: "export", Short: "Write the audit log as JSON lines, oldest first", Args: args(cobra.NoArgs),
+		Example: "  lull audit export --from 2026-11-01T00:00:00Z --to 2026-12-01T00:00:00Z\n  lull audit export --action drained",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			q := url.Values{}
 			for name, v := range map[string]string{"from": from, "to": to} {

@@ -191,6 +191,9 @@ func optionRows[C any](b *strings.Builder, def C, options []option[C]) {
 // configCommand is lull config.
 func (c *cli) configCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Print effective settings and where each came from", Args: args(cobra.NoArgs),
+		Long: `Print the settings that a process would have with these flags and this environment,
+and where each came from. A fault is named with its flag, variable or line, and is
+exit code 2.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.configHost(), c.configAgent(), c.configServer())
 	return cmd

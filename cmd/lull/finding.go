@@ -3,10 +3,11 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 )
 
-// finding is one thing that lull doctor looked at.
+// finding is one thing that a doctor looked at.
 type finding struct {
 	What  string `json:"what"`
 	OK    bool   `json:"ok"`
@@ -16,11 +17,48 @@ type finding struct {
 	Optional bool `json:"optional,omitempty"`
 }
 
-func findingsText(w io.Writer, l []finding) {
+// findings are what a doctor has looked at so far.
+type findings []finding
+
+// add keeps what was found, and what to do where that is not well.
+func (l *findings) add(what string, ok bool, found, do string) {
+	if ok {
+		do = ""
+	}
+	*l = append(*l, finding{What: what, OK: ok, Found: found, Do: do})
+}
+
+// optional keeps what only one runtime needs, and what to do where err says that
+// it is not here.
+func (l *findings) optional(what string, err error, found, do string) {
+	f := finding{What: what, OK: err == nil, Found: found, Optional: true}
+	if err != nil {
+		f.Found, f.Do = err.Error(), do
+	}
+	*l = append(*l, f)
+}
+
+// hint says what could be done although the last finding is well.
+func (l findings) hint(do string) { l[len(l)-1].Do = do }
+
+// showFindings prints what a doctor found. It fails without a word more where
+// something that is needed is missing.
+func (c *cli) showFindings(l findings) error {
+	err := c.print(l, func(w io.Writer) { findingsText(w, l) })
+	if err == nil && slices.ContainsFunc(l, func(f finding) bool { return !f.OK && !f.Optional }) {
+		err = &exitError{exitFailed}
+	}
+	return err
+}
+
+func findingsText(w io.Writer, l findings) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range l {
 		mark := "ok"
-		if !f.OK {
+		switch {
+		case !f.OK && f.Optional:
+			mark = "not here"
+		case !f.OK:
 			mark = "MISSING"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\n", mark, f.What, f.Found)

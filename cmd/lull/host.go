@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -24,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/base/tracing"
+	"lull/internal/base/unixsock"
 	"lull/internal/daemon/host"
 	"lull/internal/edge/journal"
 	"lull/internal/edge/oci"
@@ -290,39 +290,18 @@ func raiseFiles(want uint64) (faults []string) {
 
 // hostSockets opens the API's socket (mode 0600) and, beside it, LULL_SOCKET
 // (any local user; who speaks is taken from the kernel).
-func hostSockets(path string) (api net.Listener, guests *net.UnixListener, err error) {
+func hostSockets(path string) (api, guests *unixsock.Listener, err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, nil, fmt.Errorf("cannot make the socket's directory: %w", err)
 	}
-	open := func(path string, mode fs.FileMode) (*net.UnixListener, error) {
-		if c, err := net.Dial("unix", path); err == nil {
-			c.Close()
-			return nil, fmt.Errorf("cannot listen on %s: another lull host answers there", path)
-		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("cannot replace the socket %s: %w", path, err)
-		}
-		old := unix.Umask(0o177)
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		unix.Umask(old)
-		if err != nil {
-			return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
-		}
-		if err := os.Chmod(path, mode); err != nil {
-			return nil, errors.Join(fmt.Errorf("cannot set the mode of %s: %w", path, err), l.Close())
-		}
-		return l, nil
-	}
-	a, err := open(path, 0o600)
-	if err != nil {
+	if api, err = unixsock.Listen(path, 0o600); err != nil {
 		return nil, nil, err
 	}
-	g, err := open(filepath.Join(dir, "guest.sock"), 0o666)
-	if err != nil {
-		return nil, nil, errors.Join(err, a.Close())
+	if guests, err = unixsock.Listen(filepath.Join(dir, "guest.sock"), 0o666); err != nil {
+		return nil, nil, errors.Join(err, api.Close())
 	}
-	return a, g, nil
+	return api, guests, nil
 }
 
 // baseEnv is what every instance gets of this process's environment.

@@ -48,21 +48,14 @@ func shareGuests(dir, socket string) error {
 }
 
 // containerFindings is what containers need, and those of Docker.
-func containerFindings(ctx context.Context, cfg hostConfig) (l []finding) {
-	add := func(what string, err error, found, do string) {
-		f := finding{What: what, OK: err == nil, Found: found, Optional: true}
-		if err != nil {
-			f.Found, f.Do = err.Error(), do
-		}
-		l = append(l, f)
-	}
+func containerFindings(ctx context.Context, cfg hostConfig) (l findings) {
 	runc, err := container.Find("")
-	add("container: runc", err, runc, "apt-get install runc")
+	l.optional("container: runc", err, runc, "apt-get install runc")
 	_, err = cgroup.Find("doctor")
 	if os.Geteuid() != 0 {
 		err = errors.New("lull host is not root here")
 	}
-	add("container: root and control groups", err, "present", "run lull host as root, on a machine with control groups")
+	l.optional("container: root and control groups", err, "present", "run lull host as root, on a machine with control groups")
 	socket := cfg.Docker
 	if socket == "" {
 		socket = dockerSocket
@@ -70,6 +63,6 @@ func containerFindings(ctx context.Context, cfg hostConfig) (l []finding) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	version, err := docker.Ping(ctx, socket)
-	add("docker: daemon", err, version+" at "+socket, "apt-get install docker.io, or name its socket with --docker=PATH; lull host --docker takes over containers with the label "+docker.LabelPauseAfter)
+	l.optional("docker: daemon", err, version+" at "+socket, "apt-get install docker.io, or name its socket with --docker=PATH; lull host --docker takes over containers with the label "+docker.LabelPauseAfter)
 	return l
 }

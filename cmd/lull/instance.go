@@ -24,16 +24,17 @@ func (c *cli) instanceCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "instance", Short: "Start, stop, pause, resume, inspect and remove instances", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	verbs := []struct {
-		name, short, flag, doc string
+		name, short, long, flag, doc string
 	}{
-		{"start", "Start it, or resume it when paused", "", ""},
-		{"stop", "Stop it; always works", "disable", "and do not wake it again until it is started"},
-		{"pause", "Freeze it now", "force", "although connections or leases hold it"},
-		{"resume", "Thaw it", "", ""},
+		{"start", "Start it, or resume it when paused", "", "", ""},
+		{"stop", "Stop it; always works", "It is thawed if it sleeps, asked to end, and killed after its --stop-grace.", "disable", "and do not wake it again until it is started"},
+		{"pause", "Freeze it now", "Refused, with the reason, while a connection or a lease holds it.", "force", "although connections or leases hold it"},
+		{"resume", "Thaw it", "", "", ""},
 	}
 	for _, v := range verbs {
 		var on bool
 		sub := &cobra.Command{Use: v.name + " NAME", Short: v.short, Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+			Long: v.long, Example: "  lull instance " + v.name + " web",
 			RunE: func(cmd *cobra.Command, a []string) error {
 				q := url.Values{}
 				if on {
@@ -56,12 +57,8 @@ func (c *cli) do(cmd *cobra.Command, name, verb string, q url.Values) error {
 	if err != nil {
 		return err
 	}
-	o, err := cl.Do(cmd.Context(), name, verb, q)
-	if err != nil && cmd.Context().Err() != nil {
-		fmt.Fprintf(c.err, "lull: detached; look again with: lull instance info %s\n", name)
-		return nil
-	}
-	if err != nil {
+	var o hostctl.Instance
+	if err := c.watched(cmd.Context(), cl, name, func() error { o, err = cl.Do(cmd.Context(), name, verb, q); return err }); err != nil {
 		return err
 	}
 	return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s\n", o.Name, o.State) })
@@ -96,8 +93,8 @@ whose programs find only errors in it, unless --workspace says so.`,
 			if err != nil {
 				return err
 			}
-			o, err := cl.Clone(cmd.Context(), a[0], r)
-			if err != nil {
+			var o hostctl.Instance
+			if err := c.watched(cmd.Context(), cl, a[1], func() error { o, err = cl.Clone(cmd.Context(), a[0], r); return err }); err != nil {
 				return err
 			}
 			return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
@@ -230,6 +227,9 @@ func (c *cli) execCommand() *cobra.Command {
 	var r hostctl.ExecRequest
 	cmd := &cobra.Command{Use: "exec NAME -- COMMAND [ARG...]", Short: "Run a command beside an instance, in its environment", Args: args(cobra.MinimumNArgs(2)),
 		ValidArgsFunction: c.complete,
+		Long: `Run a command beside an instance, in its environment. A sleeping instance is woken
+first, and is not paused while the command runs. Its exit code is this one's.`,
+		Example: "  lull instance exec web -- env",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
 			if err != nil {

@@ -44,7 +44,12 @@ func (c *cli) leaseHold() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hold NAME [-- COMMAND [ARG...]]",
 		Short: "Take or renew a lease; with a command, for as long as it runs",
-		Args:  args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Take or renew a lease: while anybody holds one the instance is not paused. Each
+holder has its own, with a reason and an end that why shows, and releases no
+other's. With a command the lease is renewed while it runs and dropped when it
+ends, and its exit code is this one's.`,
+		Example: "  lull lease hold web --holder deploy --reason \"new version\" --ttl 10m\n  lull lease hold web --holder backup -- tar cf web.tar web",
+		Args:    args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.complete,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
 			if err != nil {

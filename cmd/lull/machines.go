@@ -105,19 +105,12 @@ other systems point LULL_GUEST_KERNEL at any kernel with virtio.`,
 }
 
 // machineFindings is what microVMs need.
-func machineFindings(cfg hostConfig) (l []finding) {
-	add := func(what string, err error, found, do string) {
-		f := finding{What: what, OK: err == nil, Found: found, Optional: true}
-		if err != nil {
-			f.Found, f.Do = err.Error(), do
-		}
-		l = append(l, f)
-	}
+func machineFindings(cfg hostConfig) (l findings) {
 	qemu, err := exec.LookPath("qemu-system-x86_64")
-	add("microvm: QEMU", err, qemu, "apt-get install qemu-system-x86")
+	l.optional("microvm: QEMU", err, qemu, "apt-get install qemu-system-x86")
 	harness := findHarness(cfg)
 	_, err = os.Stat(harness)
-	add("microvm: lull-harness", err, harness, "build it with: make build")
+	l.optional("microvm: lull-harness", err, harness, "build it with: make build")
 	kernel, err := findKernel(cfg)
 	if err == nil {
 		var k microvm.Kernel
@@ -125,16 +118,16 @@ func machineFindings(cfg hostConfig) (l []finding) {
 			kernel = k.Version + " in " + kernel
 		}
 	}
-	add("microvm: guest kernel", err, kernel, "lull guest-kernel")
+	l.optional("microvm: guest kernel", err, kernel, "lull guest-kernel")
 	mke2fs, err := microvm.FindTool("mke2fs")
-	add("microvm: images of directories", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without)")
+	l.optional("microvm: images of directories", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without)")
 	accel, why := microvm.ChooseAccel()
-	add("microvm: accelerator", nil, string(accel)+": "+why, "")
-	add("microvm: QEMU runs as", nil, microvm.Privileges(), "")
+	l.optional("microvm: accelerator", nil, string(accel)+": "+why, "")
+	l.optional("microvm: QEMU runs as", nil, microvm.Privileges(), "")
 	if st, err := os.Stat(cfg.Data); err == nil && st.Mode()&fs.ModeDir != 0 {
 		if b, err := os.ReadFile(filepath.Join(cfg.Data, "vm", "no-kvm")); err == nil {
-			add("microvm: KVM was given up", nil, string(b), "")
-			l[len(l)-1].Do = "remove " + filepath.Join(cfg.Data, "vm", "no-kvm") + " to try it again"
+			l.optional("microvm: KVM was given up", nil, string(b), "")
+			l.hint("remove " + filepath.Join(cfg.Data, "vm", "no-kvm") + " to try it again")
 		}
 	}
 	return l

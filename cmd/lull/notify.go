@@ -61,7 +61,7 @@ func (c *cli) notifyLs() *cobra.Command {
 }
 
 func (c *cli) notifyTest() *cobra.Command {
-	return &cobra.Command{Use: "test CHANNEL", Short: "Send a test to a channel now and say what became of it", Args: args(cobra.ExactArgs(1)),
+	return &cobra.Command{Use: "test CHANNEL", Short: "Send a test to a channel now and say what became of it", Args: args(cobra.ExactArgs(1)), Example: "  lull notify test ops",
 		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
 			_, l, err := c.channels(cmd.Context())
 			if err != nil || len(a) > 0 {
@@ -119,7 +119,7 @@ func (c *cli) notifyDrop() *cobra.Command {
 // eachLetter is a verb for dead letters, by name or all of them.
 func (c *cli) eachLetter(verb, short string, do func(context.Context, *control.Client, string) error, done string) *cobra.Command {
 	var all bool
-	cmd := &cobra.Command{Use: verb + " {CHANNEL/ID... | --all}", Short: short, Args: args(cobra.ArbitraryArgs),
+	cmd := &cobra.Command{Use: verb + " {CHANNEL/ID... | --all}", Short: short, Args: args(cobra.ArbitraryArgs), Example: "  lull notify " + verb + " --all",
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			_, l, err := c.letters(cmd.Context())
 			var out []string

@@ -26,6 +26,10 @@ func (c *cli) policyCommand() *cobra.Command {
 		ValidArgsFunction: c.completeRules("policies"),
 		RunE:              func(cmd *cobra.Command, a []string) error { return c.removeRule(cmd, "/policies/", a[0]) }}
 	resolve := &cobra.Command{Use: "resolve WORKER", Short: "Show what holds for a worker, and where each value came from", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Show what holds for a worker, and where each value came from. The strongest that
+says something wins: an override, its own field, its own policy, a group by tag or
+region, the template, the policy of all, the settings.`,
+		Example: "  lull policy resolve cml-1",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.findWorker(cmd.Context(), a[0])
 			if err != nil {
@@ -319,6 +323,9 @@ func (c *cli) applyCommand(kind, path string) *cobra.Command {
 	var priority int
 	var remove bool
 	cmd := &cobra.Command{Use: "apply NAME [WORKER...]", Short: "Put a " + kind + " on workers, or on all that share something, now and later", Args: args(cobra.MinimumNArgs(1)),
+		Long: `Put a ` + kind + ` on workers by name, or on all that share a tag or a region, those
+that come later too. Of several groups of a worker the one with the higher
+--priority wins.`,
 		Example: "  lull " + kind + " apply NAME cml-1 cml-2\n  lull " + kind + " apply NAME --tag team=ml\n  lull " + kind + " apply NAME --all",
 		ValidArgsFunction: func(cmd *cobra.Command, a []string, to string) ([]string, cobra.ShellCompDirective) {
 			if len(a) == 0 {

@@ -17,6 +17,7 @@ func (c *cli) psCommand() *cobra.Command {
 	var quiet bool
 	cmd := &cobra.Command{
 		Use: "ps", Aliases: []string{"ls"}, Short: "List instances: state, idle for, pauses in, held by", Args: args(cobra.NoArgs),
+		Example: "  lull ps\n  lull ps --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.client()
 			if err != nil {

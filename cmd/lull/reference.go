@@ -67,7 +67,18 @@ func cliPage(root *cobra.Command) []byte {
 			return
 		}
 		if cmd != root {
-			fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n    %s\n", cmd.CommandPath(), strings.TrimSuffix(cmd.Short, "."), cmd.UseLine())
+			text := strings.TrimSuffix(cmd.Short, ".") + "."
+			if head, _, _ := strings.Cut(cmd.Short, ";"); strings.HasPrefix(strings.ReplaceAll(cmd.Long, "\n", " "), head) {
+				text = ""
+			}
+			text = strings.Trim(text+"\n\n"+strings.ReplaceAll(cmd.Long, "\n  ", "\n    "), "\n")
+			fmt.Fprintf(&b, "\n## %s\n\n    %s\n\n%s\n", cmd.CommandPath(), cmd.UseLine(), text)
+			if cmd.Example != "" {
+				b.WriteString("\nFor example:\n\n")
+				for line := range strings.Lines(cmd.Example) {
+					fmt.Fprintf(&b, "    %s\n", strings.TrimSpace(line))
+				}
+			}
 			flagTable(&b, cmd.NonInheritedFlags())
 		}
 		for _, sub := range cmd.Commands() {

@@ -9,10 +9,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/base/httpx"
 	"lull/internal/link/hostctl"
 )
 
@@ -69,23 +71,18 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer, 
 }
 
 func exitCode(err error) int {
-	var usage *usageError
-	var p *hostctl.Problem
-	switch {
-	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown command"):
+	if _, ok := errors.AsType[*usageError](err); ok || strings.HasPrefix(err.Error(), "unknown command") {
 		return exitUsage
-	case errors.As(err, &p):
+	}
+	if p, ok := errors.AsType[*httpx.Problem](err); ok {
 		switch p.Status {
 		case http.StatusNotFound:
 			return exitNotFound
-		case http.StatusConflict:
+		case http.StatusConflict, http.StatusForbidden, http.StatusPreconditionFailed:
 			return exitRefused
-		case http.StatusUnprocessableEntity, http.StatusBadRequest:
+		case http.StatusUnprocessableEntity, http.StatusBadRequest, http.StatusRequestEntityTooLarge:
 			return exitUsage
 		}
-	}
-	if code, ok := controlExit(err); ok {
-		return code
 	}
 	return exitFailed
 }
@@ -169,6 +166,9 @@ func (c *cli) print(v any, text func(w io.Writer)) error {
 	if !c.json {
 		text(c.out)
 		return nil
+	}
+	if l := reflect.ValueOf(v); l.Kind() == reflect.Slice && l.IsNil() {
+		v = []struct{}{} // a listing is an array, with nothing in it too
 	}
 	e := json.NewEncoder(c.out)
 	e.SetIndent("", "  ")

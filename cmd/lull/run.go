@@ -32,9 +32,14 @@ The program is started on the host daemon's machine, frozen when nobody uses
 it, and woken by the first packet to one of its exposed ports.
 
   --expose 8080       the program listens on 127.0.0.1:8080 itself (direct path)
-  --expose 8080:80    lull listens on 8080 and relays to 80 (relay path)`,
-		Example: "  lull run --name web --expose 8080 --pause-after 30s -- python3 -m http.server 8080 --bind 127.0.0.1",
-		Args:    args(cobra.ArbitraryArgs),
+  --expose 8080:80    lull listens on 8080 and relays to 80 (relay path)
+
+Without -d its output is shown; Ctrl-C leaves it running. What takes long, such as
+an image that is fetched, is told on standard error.`,
+		Example: "  lull run -d --name web --expose 8080 --pause-after 30s -- python3 -m http.server 8080 --bind 127.0.0.1" +
+			"\n  lull run -d --name api --runtime container --image registry.example.com/api:1 --expose 9000 --stop-after 1h" +
+			"\n  lull run -d --name vm --runtime microvm --image registry.example.com/api:1 --expose 9001:9000 --hibernate-after 10m",
+		Args: args(cobra.ArbitraryArgs),
 	}
 	f := cmd.Flags()
 	f.StringVar(&s.Name, "name", "", "name of the instance (default from the command)")
@@ -141,12 +146,8 @@ func (c *cli) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart b
 		return err
 	}
 	ctx := cmd.Context()
-	o, err := cl.Create(ctx, hostctl.Create{Spec: s, Start: !noStart})
-	if err != nil {
-		if ctx.Err() != nil {
-			fmt.Fprintf(c.err, "lull: detached; look again with: lull instance info %s\n", s.Name)
-			return nil
-		}
+	var o hostctl.Instance
+	if err := c.watched(ctx, cl, s.Name, func() error { o, err = cl.Create(ctx, hostctl.Create{Spec: s, Start: !noStart}); return err }); err != nil {
 		return err
 	}
 	if detach || noStart || c.json {

@@ -29,6 +29,12 @@ import (
 func (c *cli) serverCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{Use: "server", Short: "Run the control plane of a fleet: API and controller", Args: args(cobra.NoArgs),
+		Long: `Run the control plane of a fleet: the API, the dashboard and the worker controller.
+State is in --data, or in an etcd cluster that any number of servers share. The
+first start prints an admin token, once. It listens on this machine only unless
+--listen says otherwise, and then wants a certificate.
+
+Env names, settings and where each value comes from: lull config server.`,
 		Example: "  lull server\n  lull server --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem --config server.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, _, err := resolveServer(c.getenv, file, cmd.Flags())
@@ -370,6 +376,9 @@ func (c *cli) backupRunning(ctx context.Context, path string) error {
 func (c *cli) restoreCommand() *cobra.Command {
 	var data string
 	cmd := &cobra.Command{Use: "restore FILE", Short: "Make a new data directory from a backup", Args: args(cobra.ExactArgs(1)),
+		Long: `Make a new data directory from a backup. seal.key is not in a backup: put the old
+one there too, or stored secrets cannot be opened.`,
+		Example: "  lull server restore state.backup --data new-data",
 		RunE: func(_ *cobra.Command, a []string) error {
 			if err := etcd.Restore(a[0], data); err != nil {
 				return err

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -77,23 +77,6 @@ func (c *cli) orServer(cmd *cobra.Command, ask func(cmd *cobra.Command, a []stri
 		}
 	}
 	return cmd
-}
-
-// controlExit is the exit code of a server's problem; false if err is none.
-func controlExit(err error) (int, bool) {
-	p, ok := errors.AsType[*control.Problem](err)
-	if !ok {
-		return 0, false
-	}
-	switch p.Status {
-	case http.StatusNotFound:
-		return exitNotFound, true
-	case http.StatusConflict, http.StatusForbidden, http.StatusPreconditionFailed:
-		return exitRefused, true
-	case http.StatusUnprocessableEntity, http.StatusBadRequest, http.StatusRequestEntityTooLarge:
-		return exitUsage, true
-	}
-	return exitFailed, true
 }
 
 func (c *cli) completeWorkers(cmd *cobra.Command, a []string, to string) ([]string, cobra.ShellCompDirective) {
@@ -220,28 +203,28 @@ func (c *cli) fleetEvents(cmd *cobra.Command, _ []string) error {
 
 // entries shows the newest audit entries and, if asked to, those that come.
 func (c *cli) entries(ctx context.Context, cl *control.Client, worker string, n int, follow bool) error {
-	show := c.entryPrinter()
 	path := fmt.Sprintf("/audit?newest=true&limit=%d", n)
 	if worker != "" {
 		path += "&worker_id=" + worker
 	}
-	seen, shown := int64(0), false
-	past := func() error {
+	past := func() ([]fleet.Entry, error) {
 		l, err := control.Read[control.List[fleet.Entry]](ctx, cl, path)
+		slices.Reverse(l.Items)
+		return l.Items, err
+	}
+	if !follow {
+		l, err := past()
 		if err != nil {
 			return err
 		}
-		for i := len(l.Items) - 1; i >= 0; i-- {
-			seen = max(seen, l.Items[i].ID)
-			if err := show(l.Items[i]); err != nil {
-				return err
+		return c.print(l, func(w io.Writer) {
+			for _, e := range l {
+				fmt.Fprintln(w, entryText(e))
 			}
-		}
-		return nil
+		})
 	}
-	if !follow {
-		return past()
-	}
+	show := c.entryPrinter()
+	seen, shown := int64(0), false
 	var broken error
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -251,7 +234,13 @@ func (c *cli) entries(ctx context.Context, cl *control.Client, worker string, n 
 		Started: func() {
 			if !shown {
 				shown = true
-				if broken = past(); broken != nil {
+				var l []fleet.Entry
+				l, broken = past()
+				for _, e := range l {
+					seen = max(seen, e.ID)
+					broken = errors.Join(broken, show(e))
+				}
+				if broken != nil {
 					cancel()
 				}
 			}

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -50,11 +49,7 @@ rights are tried as EC2 dry runs.`,
 			defer cancel()
 			d := &serverCheck{c: c, cfg: cfg}
 			d.look(ctx)
-			err = c.print(d.found, func(w io.Writer) { findingsText(w, d.found) })
-			if err == nil && d.bad {
-				err = &exitError{exitFailed}
-			}
-			return err
+			return c.showFindings(d.findings)
 		}}
 	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
 	bindServerFlags(cmd.Flags())
@@ -63,19 +58,9 @@ rights are tried as EC2 dry runs.`,
 
 // serverCheck gathers what a server with cfg would meet here.
 type serverCheck struct {
-	c     *cli
-	cfg   serverConfig
-	found []finding
-	bad   bool
-}
-
-func (d *serverCheck) add(what string, ok bool, found, do string) {
-	if ok {
-		do = ""
-	} else {
-		d.bad = true
-	}
-	d.found = append(d.found, finding{What: what, OK: ok, Found: found, Do: do})
+	c   *cli
+	cfg serverConfig
+	findings
 }
 
 func (d *serverCheck) look(ctx context.Context) {
@@ -165,7 +150,7 @@ func (d *serverCheck) prices() {
 	}
 	d.add("prices", true, fmt.Sprintf("%d, as of %s", len(p), newest.Format(time.DateOnly)), "")
 	if time.Since(newest) > oldPrices { // nothing fails for it
-		d.found[len(d.found)-1].Do = "they are old: the money of savings is reckoned with them; give a newer table with --prices"
+		d.hint("they are old: the money of savings is reckoned with them; give a newer table with --prices")
 	}
 }
 

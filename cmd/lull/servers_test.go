@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
 	"lull/internal/power"
@@ -326,7 +327,7 @@ func (r *region) move(ctx context.Context, rng *rand.Rand) {
 		verb = "resume"
 	}
 	_, _, err = to.Do(ctx, w.ID, verb, nil)
-	if p, refused := errors.AsType[*control.Problem](err); refused && p.Status != http.StatusConflict && p.Status < 500 {
+	if p, refused := errors.AsType[*httpx.Problem](err); refused && p.Status != http.StatusConflict && p.Status < 500 {
 		r.t.Errorf("%s %s: %v", verb, w.Name, err)
 	}
 }

@@ -35,6 +35,9 @@ func (c *cli) settingsCommand() *cobra.Command {
 		}}
 	set := &cobra.Command{Use: "set NAME=VALUE...", Short: "Change settings, all or none; the value is read as JSON or else as text", Args: args(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeSettings, Example: "  lull settings set worker_idle_timeout_minutes=30 scale_down_enabled=true",
+		Long: `Change stored settings of the fleet, all or none. A flag or an environment
+variable of the server comes before them: such a setting is refused (exit code 4).
+Every change is in the audit log.`,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			values := map[string]any{}
 			for _, kv := range a {
@@ -51,6 +54,7 @@ func (c *cli) settingsCommand() *cobra.Command {
 			return c.changeSettings(cmd, values)
 		}}
 	unset := &cobra.Command{Use: "unset NAME...", Short: "Return settings to the config file or the default", Args: args(cobra.MinimumNArgs(1)),
+		Example:           "  lull settings unset worker_idle_timeout_minutes",
 		ValidArgsFunction: completeSettings,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			values := map[string]any{}

@@ -27,7 +27,8 @@ func (c *cli) simCommand() *cobra.Command {
 scripted users, on this machine only. Point a server at it with
 
   AWS_ENDPOINT_URL=http://127.0.0.1:7071 AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test lull server --cml-port 8443`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return c.simulate(cmd.Context(), f) }}
+		Example: "  lull sim\n  lull sim --speed 60 --cml-port 8443",
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.simulate(cmd.Context(), f) }}
 	fl := cmd.Flags()
 	fl.StringVar(&f.listen, "listen", "127.0.0.1:7071", "address of the AWS APIs and of the control API, on loopback")
 	fl.StringVar(&f.cml, "cml-port", "8443", "port of the CML hosts at their addresses in 127.64.0.0/10")

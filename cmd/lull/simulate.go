@@ -38,6 +38,10 @@ func (c *cli) simulateCommand() *cobra.Command {
 	var more []string
 	var in control.Simulate
 	cmd := &cobra.Command{Use: "simulate --policy NAME", Short: "Say what a policy would have done in a recorded time: pauses, hours, money and false stops", Args: args(cobra.NoArgs),
+		Long: `Replay what was recorded of the fleet under policies that exist or under a plain
+timeout, and say what each would have done: pauses, hours avoided, money, and false
+stops, after which somebody came back within --window minutes. Nothing is changed.
+Time of which nothing is recorded is named and decides nothing.`,
 		Example: "  lull simulate --policy balanced --compare aggressive --since 7d\n  lull simulate --policy 45m --since 14d",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at, err := since(time.Now(), from)
@@ -59,7 +63,14 @@ func (c *cli) simulateCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			r, err := control.Write[control.Simulation](cmd.Context(), cl, "POST", "/simulate", in)
+			next := time.Now().Add(tellAfter)
+			r, err := cl.Simulate(cmd.Context(), in, func(share float64) error {
+				if time.Now().After(next) {
+					next = time.Now().Add(tellAfter)
+					fmt.Fprintf(c.err, "%s  %.0f %%\n", time.Now().Format(time.TimeOnly), share*100)
+				}
+				return nil
+			})
 			if err != nil {
 				return err
 			}
@@ -103,6 +114,9 @@ func (c *cli) savingsCommand() *cobra.Command {
 	var from, by, every, idleBy, zone string
 	var table bool
 	cmd := &cobra.Command{Use: "savings", Short: "Show hours avoided and money saved by real stops, and what was idle and ran on", Args: args(cobra.NoArgs),
+		Long: `Show hours avoided and money saved by real stops, less the storage that is paid for
+meanwhile, by the table of prices that the server has. What has no price is
+unknown, never zero.`,
 		Example: "  lull savings --since 30d\n  lull savings --by tag:team --csv\n  lull savings --by policy --every week --time-zone Europe/Berlin\n  lull savings --idle-by region",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at, err := since(time.Now(), from)

@@ -66,6 +66,10 @@ func (c *cli) templateCommand() *cobra.Command {
 func (c *cli) templateApply() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{Use: "apply -f FILE", Short: "Create or replace templates from YAML or JSON, one or many documents", Args: args(cobra.NoArgs),
+		Long: `Create or replace templates from YAML or JSON, one or many documents. Each has at
+least a name, an instance_type and an ami_name_filter; lull template get shows the
+rest. A file that is wrong changes nothing from the fault on, and names the field.`,
+		Example: "  lull template apply -f templates.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			in := c.in
 			if file != "-" {

@@ -23,6 +23,9 @@ func (c *cli) tokenCreate() *cobra.Command {
 	var in control.NewToken
 	var ttl time.Duration
 	cmd := &cobra.Command{Use: "create NAME", Short: "Make a token; it is shown once", Args: args(cobra.ExactArgs(1)),
+		Long: `Make a token; it is shown once. A viewer reads, an operator pauses, resumes and
+halts, an admin changes settings and makes tokens. The token of an agent or a host
+only reports, for its own --machine.`,
 		Example: "  lull token create ci --role operator --ttl 720h\n  lull token create ws-1 --role agent --machine ws-1",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			in.Name, in.TTLSeconds = a[0], int64(ttl/time.Second)

@@ -13,7 +13,13 @@ import (
 )
 
 func (c *cli) whyCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "why NAME", Short: "Say why an instance runs, or why it was paused or stopped; now or at a past time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+	cmd := &cobra.Command{Use: "why NAME", Short: "Say why an instance or worker runs, or why it was paused or stopped; now or at a past time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Say why something runs, or why, by whom and when it was paused or stopped: each
+signal with its value, threshold, window and age, everything that speaks against
+a pause, when the next look and the earliest pause are, and what would change
+that. NAME is an instance of a host or a worker of a server.
+
+The host is asked, or the server if --server is given or only LULL_SERVER is set.`,
 		Example: "  lull why web\n  lull why web --at 03:30\n  lull why web --at 2h",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			at, err := atTime(cmd)
@@ -45,10 +51,23 @@ func whyText(w io.Writer, y hostctl.Why) {
 	}
 }
 
+// keptWithin is the longest pause between two events that are kept.
+const keptWithin = time.Second
+
+func eventText(w io.Writer, e hostctl.Event) {
+	who := e.By
+	if who != "" {
+		who = " by " + who
+	}
+	fmt.Fprintf(w, "%s  %-16s %s -> %s%s  %s\n", e.Time.Local().Format("15:04:05.000"), e.Type, e.Instance, e.State, who, e.Reason)
+}
+
 func (c *cli) eventsCommand() *cobra.Command {
 	var follow bool
 	var since string
 	cmd := &cobra.Command{Use: "events", Short: "Show what happened, and with -f what happens", Args: args(cobra.NoArgs),
+		Long:    "Show what happened to instances or workers, oldest first. The host is asked, or the server if --server is given or only LULL_SERVER is set.",
+		Example: "  lull events\n  lull events -f --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.client()
 			if err != nil {
@@ -56,25 +75,34 @@ func (c *cli) eventsCommand() *cobra.Command {
 			}
 			ctx, cancel := context.WithCancel(cmd.Context())
 			defer cancel()
-			if !follow {
-				// What is kept comes at once; a pause in it is the end.
-				t := time.AfterFunc(time.Second, cancel)
-				defer t.Stop()
+			if follow {
+				enc := json.NewEncoder(c.out)
+				return cl.Events(ctx, since, func(e hostctl.Event) error {
+					if c.json {
+						return enc.Encode(e)
+					}
+					eventText(c.out, e)
+					return nil
+				})
 			}
-			enc := json.NewEncoder(c.out)
-			return cl.Events(ctx, since, func(e hostctl.Event) error {
-				if c.json {
-					return enc.Encode(e)
-				}
-				who := e.By
-				if who != "" {
-					who = " by " + who
-				}
-				_, err := fmt.Fprintf(c.out, "%s  %-16s %s -> %s%s  %s\n", e.Time.Local().Format("15:04:05.000"), e.Type, e.Instance, e.State, who, e.Reason)
+			// What is kept comes at once; a pause in it is the end.
+			pause := time.AfterFunc(keptWithin, cancel)
+			defer pause.Stop()
+			var l []hostctl.Event
+			if err := cl.Events(ctx, since, func(e hostctl.Event) error {
+				pause.Reset(keptWithin)
+				l = append(l, e)
+				return nil
+			}); err != nil {
 				return err
+			}
+			return c.print(l, func(w io.Writer) {
+				for _, e := range l {
+					eventText(w, e)
+				}
 			})
 		}}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more happen")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more happen; JSON then comes as lines")
 	cmd.Flags().StringVar(&since, "since", "", "a sequence number, or now")
 	return cmd
 }
@@ -83,6 +111,9 @@ func (c *cli) snoozeCommand() *cobra.Command {
 	var until string
 	var dur time.Duration
 	cmd := &cobra.Command{Use: "snooze NAME", Short: "Keep an instance running until a time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Keep an instance running until a time: no automatic pause or stop before it. A
+snooze is a person's; programs hold leases. See lull worker snooze and lull agent
+snooze for the other two places.`,
 		Example: "  lull snooze web --until 18:00\n  lull snooze web --for 2h",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			t, err := moment(time.Now(), until, dur)
@@ -105,7 +136,14 @@ func (c *cli) snoozeCommand() *cobra.Command {
 
 func (c *cli) haltCommand() *cobra.Command {
 	var off bool
-	cmd := &cobra.Command{Use: "halt", Short: "Stop all automatic actions of the host; --off lets them go on", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "halt", Short: "Stop all automatic actions of a host or fleet; --off lets them go on", Args: args(cobra.NoArgs),
+		Long: `Stop all automatic actions within five seconds: nothing is paused, stopped,
+drained or started but by a person, and clients still wake what sleeps. It holds
+over restarts and is shown in red everywhere, until --off.
+
+The host is asked, or the server if --server is given or only LULL_SERVER is set.
+For a machine with an agent: lull agent halt.`,
+		Example: "  lull halt\n  lull halt --off\n  lull halt --server https://lull.example.com:7070",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.client()
 			if err != nil {

@@ -2,13 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/url"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,19 +20,21 @@ func (c *cli) workerCommand() *cobra.Command {
 	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerDiscovered(), c.workerLs(), c.workerGet(), c.workerWhyCommand(), c.workerActivity(), c.workerIdleStatus(),
 		c.workerSnooze(), c.workerArm(), c.workerLicense(), c.workerDetect())
 	for _, v := range []struct {
-		name, short string
-		to          power.Worker
+		name, short, long string
+		to                power.Worker
 	}{
-		{"start", "Start it", power.WorkerRunning},
-		{"resume", "Start it: the same as start", power.WorkerRunning},
-		{"stop", "Stop it", power.WorkerStopped},
-		{"pause", "Stop it by a person's wish: the same as stop", power.WorkerStopped},
-		{"drain", "Take nothing new, and stop it when nothing runs", power.WorkerStopped},
-		{"cancel-drain", "Return a draining worker to service", power.WorkerRunning},
-		{"terminate", "End it for ever, with its volumes", power.WorkerTerminated},
-		{"retry", "Try a failed worker again", power.WorkerRunning},
+		{"start", "Start it", "", power.WorkerRunning},
+		{"resume", "Start it: the same as start", "", power.WorkerRunning},
+		{"stop", "Stop it", "Its disks are kept. Neither use nor a snooze holds a person's stop.", power.WorkerStopped},
+		{"pause", "Stop it by a person's wish: the same as stop", "", power.WorkerStopped},
+		{"drain", "Take nothing new, and stop it when nothing runs", "Placers see that it drains; running labs may end. At the end of DRAIN_TIMEOUT_SECONDS it is stopped all the same.", power.WorkerStopped},
+		{"cancel-drain", "Return a draining worker to service", "", power.WorkerRunning},
+		{"terminate", "End it for ever, with its volumes", "Nothing brings it back, and idleness alone never does this.", power.WorkerTerminated},
+		{"retry", "Try a failed worker again", "It is launched anew only once it is certain that the failed attempt left no instance.", power.WorkerRunning},
 	} {
-		cmd.AddCommand(c.workerVerb(v.name, v.short, v.to))
+		verb := c.workerVerb(v.name, v.short, v.to)
+		verb.Long, verb.Example = v.long, "  lull worker "+v.name+" cml-1 --wait"
+		cmd.AddCommand(verb)
 	}
 	return cmd
 }
@@ -68,113 +67,13 @@ func (c *cli) findWorker(ctx context.Context, ref string) (*control.Client, flee
 	return cl, w, err
 }
 
-// waiting is what --wait says.
-type waiting struct {
-	on     bool
-	within time.Duration
-}
-
-func (w *waiting) bind(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&w.on, "wait", "w", false, "wait until it is done, and show how it goes")
-	cmd.Flags().DurationVar(&w.within, "timeout", 30*time.Minute, "how long to wait")
-}
-
-// pollEvery is how often a waiting verb looks, besides when an event comes.
-const pollEvery = 2 * time.Second
-
-// arrive shows the worker, and with --wait first waits until it is at to. It
-// fails if the worker fails, or will not get there any more.
-func (c *cli) arrive(ctx context.Context, cl *control.Client, w fleet.Worker, to power.Worker, wait waiting) error {
-	if wait.on {
-		var err error
-		if w, err = c.await(ctx, cl, w, to, wait.within); err != nil {
-			if ctx.Err() != nil {
-				fmt.Fprintf(c.err, "lull: detached, it goes on; look again with: lull worker get %s\n", w.Name)
-				return nil
-			}
-			return err
-		}
-	}
-	return c.print(w, func(out io.Writer) { fmt.Fprintf(out, "%s %s\n", w.Name, w.Status) })
-}
-
-func (c *cli) await(parent context.Context, cl *control.Client, w fleet.Worker, to power.Worker, within time.Duration) (fleet.Worker, error) {
-	ctx, cancel := context.WithTimeout(parent, within)
-	defer cancel()
-	changed := make(chan struct{}, 1)
-	stream, stop := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		// Without the stream the polls below find the change a little later.
-		_ = cl.Follow(stream, control.Events{WorkerID: w.ID, Each: func(fleet.Entry) error {
-			select {
-			case changed <- struct{}{}:
-			default:
-			}
-			return nil
-		}})
-	}()
-	defer func() { stop(); <-ended }()
-	type shown struct {
-		status power.Worker
-		reason string
-	}
-	last, tick := shown{}, time.NewTicker(pollEvery)
-	defer tick.Stop()
-	for {
-		if now := (shown{w.Status, w.StatusReason}); now != last { // why it does not go on is told too
-			last = now
-			fmt.Fprintf(c.err, "%s  %s %s %s\n", time.Now().Format(time.TimeOnly), w.Name, w.Status, w.StatusReason)
-		}
-		switch {
-		case w.Status == to && w.Intent == nil:
-			return w, nil
-		case w.Status == power.WorkerFailed:
-			return w, fmt.Errorf("cannot bring %s to %s: %s", w.Name, to, w.StatusReason)
-		case w.Status == power.WorkerTerminated, w.DesiredStatus != to && w.DesiredStatus != "":
-			return w, fmt.Errorf("cannot bring %s to %s: it is wanted to be %s now%s", w.Name, to, w.DesiredStatus, overtaken(&w, to))
-		}
-		select {
-		case <-ctx.Done():
-			return w, fmt.Errorf("cannot wait longer for %s to be %s: it is %s", w.Name, to, strings.TrimSpace(string(w.Status)+" "+w.StatusReason))
-		case <-changed:
-		case <-tick.C:
-		}
-		next, err := cl.Worker(ctx, w.ID)
-		if unreachable, ok := errors.AsType[*control.UnreachableError](err); ok {
-			fmt.Fprintln(c.err, "lull:", unreachable)
-			continue
-		}
-		if err != nil && ctx.Err() == nil {
-			return w, err
-		}
-		if err == nil {
-			w = next
-		}
-	}
-}
-
-// overtaken says who wanted something else of a worker that was to get to a
-// status.
-func overtaken(w *fleet.Worker, to power.Worker) string {
-	switch {
-	case to == power.WorkerRunning && w.StartWithdrawnAt != nil:
-		return fmt.Sprintf(": %s took the start back at %s", w.StartWithdrawnBy, w.StartWithdrawnAt.Format(time.RFC3339))
-	case to == power.WorkerRunning && w.DesiredStatus == power.WorkerStopped && w.LastPausedBy != "":
-		return fmt.Sprintf(": %s asked for a stop (%s)", w.LastPausedBy, w.PauseReason)
-	case to == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartBy != "":
-		return ": " + w.StartBy + " asked for a start"
-	}
-	return ""
-}
-
 func (c *cli) workerCreate() *cobra.Command {
 	var in fleet.NewWorker
 	var wait waiting
 	var tags []string
 	var profile func()
 	cmd := &cobra.Command{Use: "create NAME --template TEMPLATE", Short: "Launch a worker from a template", Args: args(cobra.ExactArgs(1)),
+		Example: "  lull worker create cml-1 --template small --wait\n  lull worker create cml-2 --template small --tag team=network --idle-timeout 30 --pause-action hibernate",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			in.Name = a[0]
 			profile()
@@ -257,8 +156,14 @@ func pairs(l []string) (map[string]string, error) {
 
 func (c *cli) workerImport() *cobra.Command {
 	var in fleet.ImportedWorker
+	var wait waiting
 	var profile func()
 	cmd := &cobra.Command{Use: "import INSTANCE-ID", Short: "Take an instance that exists into the fleet; it is in shadow until it is armed", Args: args(cobra.ExactArgs(1)),
+		Long: `Take an instance that exists into the fleet. It is in shadow: everything is decided
+and recorded, and nothing is done to it, until lull worker arm; it is tagged as this
+fleet's before the first thing that is. With --wait it is shown once its instance
+was seen.`,
+		Example: "  lull worker import i-0123456789abcdef0 --name old --region eu-north-1 --wait\n  lull worker import i-0123456789abcdef0 --tls-pin SHA256 --accept no_elastic_ip",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			in.EC2InstanceID = a[0]
 			profile()
@@ -273,8 +178,10 @@ func (c *cli) workerImport() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(w, func(out io.Writer) {
-				fmt.Fprintf(out, "%s imported (%s), in shadow; let lull act on it with: lull worker arm %s\n", w.Name, w.ID, w.Name)
+			return c.follow(cmd.Context(), cl, w, wasSeen, wait, func(w fleet.Worker) error {
+				return c.print(w, func(out io.Writer) {
+					fmt.Fprintf(out, "%s imported (%s), in shadow; let lull act on it with: lull worker arm %s\n", w.Name, w.ID, w.Name)
+				})
 			})
 		}}
 	cmd.Flags().StringVar(&in.Name, "name", "", "name of the worker; empty is the instance id")
@@ -282,14 +189,24 @@ func (c *cli) workerImport() *cobra.Command {
 	cmd.Flags().StringVar(&in.Account, "account", "", "one of the server's aws-accounts; empty is its credentials' own")
 	cmd.Flags().StringVar(&in.TemplateName, "template", "", "template whose idle settings it takes")
 	profile = bindProfile(cmd, &in.Profile)
+	wait.bind(cmd)
 	return cmd
 }
+
+// wasSeen is the goal of an imported worker: its instance was seen.
+var wasSeen = goal{"be observed", func(w fleet.Worker) (bool, error) {
+	if w.Status == power.WorkerTerminated {
+		return false, fmt.Errorf("cannot observe %s: it is terminated: %s", w.Name, w.StatusReason)
+	}
+	return w.Status != power.WorkerUnknown, nil
+}}
 
 func (c *cli) workerLs() *cobra.Command {
 	var region, status, template, owner, name, text string
 	var tags []string
 	var terminated bool
 	cmd := &cobra.Command{Use: "ls", Short: "List workers", Args: args(cobra.NoArgs),
+		Example: "  lull worker ls --status RUNNING --tag team=network\n  lull worker ls --search cml --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			q := url.Values{}
 			for k, v := range map[string]string{"aws_region": region, "status": status, "template": template, "owner": owner, "name": name, "q": text} {

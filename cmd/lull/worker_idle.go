@@ -79,6 +79,10 @@ func (c *cli) workerIdleStatus() *cobra.Command {
 
 func (c *cli) workerDetect() *cobra.Command {
 	return &cobra.Command{Use: "detect-idle WORKER", Short: "Check now whether a worker is idle, and pause it if it is eligible", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Check now whether a worker is idle, in the four steps of every check: read its
+telemetry, update its activity, judge, and pause it if it is eligible and armed. The
+answer says how far it came; a reading that failed never leads to a pause.`,
+		Example: "  lull worker detect-idle cml-1",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.findWorker(cmd.Context(), a[0])
 			if err != nil {
@@ -134,6 +138,8 @@ func (c *cli) workerArm() *cobra.Command {
 	var tags []string
 	var off bool
 	cmd := &cobra.Command{Use: "arm [WORKER...]", Short: "End the shadow of imported workers: what is decided is done", ValidArgsFunction: c.completeWorkers,
+		Long: `End the shadow of workers: what is decided about them is done from now on. lull why
+says what would have happened so far; --off puts them back into shadow.`,
 		Example: "  lull worker arm cml-1\n  lull worker arm --tag team=network",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			var err error
@@ -206,23 +212,40 @@ func (c *cli) workerLicense() *cobra.Command {
 		}}
 	var in control.LicenseRequest
 	var file string
+	var wait waiting
 	register := &cobra.Command{Use: "register WORKER", Short: "Register it", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Register a worker's CML with Smart Licensing. That CML took the request is not the
+end of it: it is done when CML says so, which --wait waits for.`,
+		Example: "  lull worker license register cml-1 --smart-token-file /etc/lull/smart.token --wait",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if file != "" {
 				in.Token = "file:" + file
 			}
-			return c.license(cmd, a[0], in)
+			return c.license(cmd, a[0], in, wait)
 		}}
+	wait.bind(register)
 	register.Flags().StringVar(&in.Token, "smart-token", "", "registration token, or env:NAME on the server")
 	register.Flags().StringVar(&file, "smart-token-file", "", "file on the server with the registration token")
 	register.Flags().BoolVar(&in.Reregister, "reregister", false, "although it is registered")
 	deregister := &cobra.Command{Use: "deregister WORKER", Short: "Give it back", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
-		RunE: func(cmd *cobra.Command, a []string) error { return c.license(cmd, a[0], nil) }}
+		RunE: func(cmd *cobra.Command, a []string) error { return c.license(cmd, a[0], nil, wait) }}
+	wait.bind(deregister)
 	cmd.AddCommand(register, deregister)
 	return cmd
 }
 
-func (c *cli) license(cmd *cobra.Command, ref string, in any) error {
+// licensed is the goal of a license that is asked for or given back.
+var licensed = goal{"finish with its license", func(w fleet.Worker) (bool, error) {
+	if w.License.PendingOperation != "" {
+		return false, nil
+	}
+	if w.License.Status == fleet.LicenseFailed {
+		return false, fmt.Errorf("cannot finish with the license of %s: %s", w.Name, w.License.LastError)
+	}
+	return true, nil
+}}
+
+func (c *cli) license(cmd *cobra.Command, ref string, in any, wait waiting) error {
 	cl, w, err := c.findWorker(cmd.Context(), ref)
 	if err != nil {
 		return err
@@ -234,5 +257,9 @@ func (c *cli) license(cmd *cobra.Command, ref string, in any) error {
 	if w.Status != power.WorkerRunning {
 		fmt.Fprintf(c.err, "lull: %s is %s; it is done when it runs\n", w.Name, w.Status)
 	}
-	return c.print(w.License, func(out io.Writer) { fmt.Fprintf(out, "%s %s\n", w.Name, dash(w.License.PendingOperation)) })
+	return c.follow(cmd.Context(), cl, w, licensed, wait, func(w fleet.Worker) error {
+		return c.print(w.License, func(out io.Writer) {
+			fmt.Fprintf(out, "%s %s\n", w.Name, cmp.Or(w.License.PendingOperation, w.License.Status))
+		})
+	})
 }

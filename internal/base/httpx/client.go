@@ -2,160 +2,139 @@ package httpx
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net"
 	"net/http"
-	"net/url"
-	"path/filepath"
-	"strings"
 )
 
-// DefaultMaxAnswer bounds an answer that is read as a whole, in bytes.
-const DefaultMaxAnswer = 16 << 20
+// maxAnswer bounds an answer that is decoded whole, in bytes: ten thousand
+// instances take about a tenth of it.
+const maxAnswer = 256 << 20
 
-// Client speaks JSON to one API. Header and HTTP may be changed before its
-// first use; it is safe for concurrent use then.
+// Client speaks JSON to one API. Set the fields before the first use; it is
+// safe for concurrent use then.
 type Client struct {
-	Target    string      // as given to NewClient, for errors
-	Header    http.Header // sent with every request, such as Authorization
-	HTTP      *http.Client
-	MaxAnswer int64 // 0 is DefaultMaxAnswer
+	Peer  string // who answers, for errors, such as "lull host"
+	Start string // the command that starts one
+	Where string // its address, as people write it
+	Base  string // goes before every path, such as http://127.0.0.1:7070
+	Token string // sent as a bearer's unless it is empty
+	HTTP  *http.Client
+	// Tries is how often a request is sent when its connection breaks; 0 is
+	// once. What changes something then carries an Idempotency-Key, which the
+	// API must know.
+	Tries int
 
-	base string
+	limit int64 // of an answer; 0 is maxAnswer
 }
 
-// NewClient makes a client for unix:///path or an http or https URL, which may
-// have a path that goes before every other. It does not connect.
-func NewClient(target string) (*Client, error) {
-	u, err := url.Parse(target)
-	if err != nil {
-		return nil, fmt.Errorf("cannot use the address %q: %w", target, err)
-	}
-	fault := func(what string) (*Client, error) {
-		return nil, fmt.Errorf("cannot use the address %q: %s", target, what)
-	}
-	c := &Client{Target: target, Header: http.Header{}}
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	switch u.Scheme {
-	case "unix":
-		if u.Host != "" || u.RawQuery != "" || u.Fragment != "" || !filepath.IsAbs(u.Path) {
-			return fault("a unix socket is given as unix:///path")
-		}
-		path := u.Path
-		transport.Proxy = nil
-		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+// Unix makes a client whose every connection goes to the socket at path. It
+// keeps none: a new one costs nothing, and a daemon that was started anew in
+// between is no error.
+func Unix(path string) *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", path)
-		}
-		c.base = "http://lull"
-	case "http", "https":
-		if u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
-			return fault("it must be scheme, host and at most a path")
-		}
-		c.base = u.Scheme + "://" + u.Host + strings.TrimSuffix(u.EscapedPath(), "/")
-	default:
-		return fault("it must begin with unix://, http:// or https://")
-	}
-	c.HTTP = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse // a token must not follow to another host
-	}}
-	return c, nil
+		}}}
 }
 
-// UnreachableError says that no answer came. Whether anything was done is not
-// known where the connection broke after the request was sent.
+// Request is one question to an API.
+type Request struct {
+	Method string
+	Path   string // begins with a slash
+	In     any    // sent as JSON unless it is nil
+	Header http.Header
+	Once   bool // never sent again, and without an Idempotency-Key
+}
+
+// UnreachableError says that nobody answers at an address.
 type UnreachableError struct {
-	Target string
-	Err    error
+	Peer, Start, Where string
+	Err                error
 }
 
 func (e *UnreachableError) Error() string {
-	return fmt.Sprintf("cannot reach %s: %v", e.Target, e.Err)
+	return fmt.Sprintf("cannot reach a %s at %s: %v; start one with: %s", e.Peer, e.Where, e.Err, e.Start)
 }
 
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// Do sends in as JSON (nil is no body) and decodes the answer into out (nil
-// drops it). An answer of 400 and above is a *Problem, no answer is an
-// *UnreachableError.
-func (c *Client) Do(ctx context.Context, method, path string, in, out any) error {
-	body, err := c.Open(ctx, method, path, in)
-	if err != nil {
-		return err
+// Open sends a request and returns the answer with its body, which the caller
+// reads and closes; ctx holds for all of it. Errors: *Problem for an answer
+// that is no success, *UnreachableError where no connection was made.
+func (c *Client) Open(ctx context.Context, r Request) (*http.Response, error) {
+	var body []byte
+	if r.In != nil {
+		var err error
+		if body, err = json.Marshal(r.In); err != nil {
+			return nil, fmt.Errorf("cannot encode the request: %w", err)
+		}
 	}
-	defer body.Close()
-	data, err := c.whole(body)
-	if err != nil {
-		return fmt.Errorf("cannot read the answer of %s to %s %s: %w", c.Target, method, path, err)
+	key := ""
+	if c.Tries > 1 && !r.Once && r.Method != http.MethodGet {
+		key = rand.Text()
 	}
-	if out == nil || len(data) == 0 {
-		return nil
+	for try := 1; ; try++ {
+		res, err := c.send(ctx, r, body, key)
+		if err == nil && res.StatusCode < 300 {
+			return res, nil
+		}
+		if err == nil {
+			return nil, readProblem(res)
+		}
+		if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+			return nil, &UnreachableError{c.Peer, c.Start, c.Where, op.Err}
+		}
+		if r.Once || try >= c.Tries || ctx.Err() != nil {
+			return nil, fmt.Errorf("cannot ask the %s at %s: %w", c.Peer, c.Where, err)
+		}
 	}
-	if err := json.Unmarshal(data, out); err != nil {
-		return fmt.Errorf("cannot read the answer of %s to %s %s: %w", c.Target, method, path, err)
-	}
-	return nil
 }
 
-// Open is Do for an answer that goes on: the caller reads and closes it. ctx
-// holds for the whole stream.
-func (c *Client) Open(ctx context.Context, method, path string, in any) (io.ReadCloser, error) {
-	var body io.Reader
-	if in != nil {
-		data, err := json.Marshal(in)
-		if err != nil {
-			return nil, fmt.Errorf("cannot encode the request %s %s: %w", method, path, err)
-		}
-		body = bytes.NewReader(data)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
+func (c *Client) send(ctx context.Context, r Request, body []byte, key string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, r.Method, c.Base+r.Path, bytes.NewReader(body))
 	if err != nil {
-		return nil, fmt.Errorf("cannot make the request %s %s: %w", method, path, err)
+		return nil, err
 	}
-	for name, values := range c.Header {
+	for name, values := range r.Header {
 		req.Header[name] = values
 	}
-	if in != nil {
+	if r.In != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	resp, err := c.HTTP.Do(req)
+	if c.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	if key != "" {
+		req.Header.Set("Idempotency-Key", key)
+	}
+	return c.HTTP.Do(req)
+}
+
+// Do sends a request, decodes the answer into out unless that is nil, and
+// returns the status. Errors are those of Open.
+func (c *Client) Do(ctx context.Context, r Request, out any) (status int, err error) {
+	res, err := c.Open(ctx, r)
 	if err != nil {
-		if e, ok := errors.AsType[*url.Error](err); ok {
-			err = e.Err // the URL of a unix socket tells nobody anything
-		}
-		return nil, &UnreachableError{c.Target, err}
+		return 0, err
 	}
-	if resp.StatusCode < 300 {
-		return resp.Body, nil
+	defer res.Body.Close()
+	if out == nil || res.StatusCode == http.StatusNoContent {
+		return res.StatusCode, nil
 	}
-	defer resp.Body.Close()
-	return nil, c.problem(resp)
-}
-
-// whole reads an answer within its limit.
-func (c *Client) whole(r io.Reader) ([]byte, error) {
-	limit := or(c.MaxAnswer, DefaultMaxAnswer)
-	data, err := io.ReadAll(io.LimitReader(r, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("the answer has more than %d bytes", limit)
+	err = json.NewDecoder(http.MaxBytesReader(nil, res.Body, cmp.Or(c.limit, maxAnswer))).Decode(out)
+	if res.StatusCode == http.StatusAccepted && errors.Is(err, io.EOF) {
+		return res.StatusCode, nil // what is not done has no result
 	}
-	return data, err
-}
-
-// problem makes the error of an answer that is none of success.
-func (c *Client) problem(resp *http.Response) error {
-	p := &Problem{}
-	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	data, err := c.whole(resp.Body)
-	if err != nil || kind != "application/problem+json" || json.Unmarshal(data, p) != nil {
-		p = &Problem{Detail: fmt.Sprintf("%s answered %s", c.Target, resp.Status)}
+	if err != nil {
+		return res.StatusCode, fmt.Errorf("cannot read the answer of the %s at %s: %w", c.Peer, c.Where, err)
 	}
-	p.Status = resp.StatusCode
-	p.RequestID = or2(p.RequestID, resp.Header.Get(RequestIDHeader))
-	return p
+	return res.StatusCode, nil
 }

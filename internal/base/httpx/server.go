@@ -1,36 +1,34 @@
-// Package httpx is the plumbing that every HTTP API of lull shares: a server
-// with limits, request ids, peer credentials and problem documents (RFC 9457),
-// streams of JSON lines and of server-sent events, and a client for unix
-// sockets and URLs.
+// Package httpx is the plumbing that the HTTP APIs of lull share: a client for
+// URLs and unix sockets, problem documents (RFC 9457) as errors, a reader of
+// server-sent events, and a server with limits that knows its unix peers.
 //
-// It guarantees that a body is never read past its limit, that a peer that
-// stalls is let go, that every answer carries a request id, that a panic is
-// one failed request, and that a stopping server lets requests end for a while
-// and tells streams at once. Routing, access rules and documents of the API
-// are left to those who own them: a Server takes any http.Handler.
+// It guarantees that no answer is read without a bound, that an answer which is
+// no success is an error with its status and code, that a peer that stalls is
+// let go, and that a stopping server lets requests end for a while. Routing,
+// access rules and documents of the API are left to those who own them: a
+// Server takes any http.Handler.
 package httpx
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"runtime/debug"
 	"sync"
 	"time"
+
+	"lull/internal/base/unixsock"
 )
 
-// The limits of a server that says nothing else.
+// The limits of a server.
 const (
-	DefaultMaxBody  = 1 << 20          // bytes of a request's body
-	DefaultRequest  = 30 * time.Second // to read a request, and to write its answer
-	DefaultIdle     = 2 * time.Minute  // between the requests of a connection
-	DefaultGrace    = 5 * time.Second  // for requests to end when the server stops
-	maxHeaderBytes  = 64 << 10
-	readHeaderLimit = 10 * time.Second
+	requestLimit = 30 * time.Second // to read a request, and to write its answer
+	headerLimit  = 10 * time.Second
+	idleLimit    = 2 * time.Minute // between the requests of a connection
+	grace        = 5 * time.Second // for requests to end when the server stops
+	maxHeader    = 64 << 10        // bytes
 )
 
 // Server serves a listener until its context ends. Set the fields before Run;
@@ -40,10 +38,6 @@ type Server struct {
 	Listener net.Listener // owned by Run, which closes it
 	Handler  http.Handler
 	Log      *slog.Logger // nil discards
-
-	MaxBody int64         // 0 is DefaultMaxBody, negative is no limit
-	Request time.Duration // 0 is DefaultRequest; streams extend it with every write
-	Grace   time.Duration // 0 is DefaultGrace
 
 	once  sync.Once
 	ready chan struct{}
@@ -67,19 +61,18 @@ func (s *Server) Run(ctx context.Context) error {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	base, cancel := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), stoppingKey{}, ctx.Done()))
+	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	limit := or(s.Request, DefaultRequest)
 	srv := &http.Server{
-		Handler:           s.wrap(log),
-		ReadHeaderTimeout: min(readHeaderLimit, limit),
-		ReadTimeout:       limit,
-		WriteTimeout:      limit,
-		IdleTimeout:       DefaultIdle,
-		MaxHeaderBytes:    maxHeaderBytes,
+		Handler:           s.Handler,
+		ReadHeaderTimeout: headerLimit,
+		ReadTimeout:       requestLimit,
+		WriteTimeout:      requestLimit,
+		IdleTimeout:       idleLimit,
+		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ConnContext:       withPeer,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(s.Listener) }()
@@ -89,9 +82,9 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("cannot serve %s: %w", s.Name, err)
 	case <-ctx.Done():
 	}
-	grace, done := context.WithTimeout(base, or(s.Grace, DefaultGrace))
+	last, done := context.WithTimeout(base, grace)
 	defer done()
-	if err := srv.Shutdown(grace); err != nil {
+	if err := srv.Shutdown(last); err != nil {
 		log.Warn("requests were cut off", "server", s.Name)
 		cancel()
 		srv.Close()
@@ -102,98 +95,20 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-func or[T int64 | time.Duration](v, otherwise T) T {
-	if v == 0 {
-		return otherwise
-	}
-	return v
+type peerKey struct{}
+
+// PeerOf returns the peer of the unix socket that a request came over. It is
+// false for TCP and where the kernel would not say.
+func PeerOf(ctx context.Context) (unixsock.Peer, bool) {
+	p, ok := ctx.Value(peerKey{}).(unixsock.Peer)
+	return p, ok
 }
 
-type stoppingKey struct{}
-
-// Stopping closes when the server that has this request is asked to stop.
-// Streams end then; without it they would be cut off after the grace time. It
-// is nil for requests of another server.
-func Stopping(ctx context.Context) <-chan struct{} {
-	ch, _ := ctx.Value(stoppingKey{}).(<-chan struct{})
-	return ch
-}
-
-type requestKey struct{}
-
-// RequestID is the id of the request that a context belongs to, or "".
-func RequestID(ctx context.Context) string {
-	id, _ := ctx.Value(requestKey{}).(string)
-	return id
-}
-
-// RequestIDHeader carries the request id in both directions. A client may
-// choose it: up to 64 letters, digits, dots, dashes and underscores.
-const RequestIDHeader = "X-Request-Id"
-
-func requestID(given string) string {
-	if given == "" || len(given) > 64 {
-		return rand.Text()
-	}
-	for _, c := range []byte(given) {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '.', c == '-', c == '_':
-		default:
-			return rand.Text()
+func withPeer(ctx context.Context, c net.Conn) context.Context {
+	if u, ok := c.(*net.UnixConn); ok {
+		if p, err := unixsock.PeerOf(u); err == nil {
+			return context.WithValue(ctx, peerKey{}, p)
 		}
 	}
-	return given
+	return ctx
 }
-
-// wrap puts id, size limit and recovery around the handler.
-func (s *Server) wrap(log *slog.Logger) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		id := requestID(r.Header.Get(RequestIDHeader))
-		w.Header().Set(RequestIDHeader, id)
-		r = r.WithContext(context.WithValue(r.Context(), requestKey{}, id))
-		if limit := or(s.MaxBody, DefaultMaxBody); limit > 0 {
-			r.Body = http.MaxBytesReader(w, r.Body, limit)
-		}
-		track := &tracked{ResponseWriter: w}
-		defer func() {
-			v := recover()
-			if v == nil {
-				return
-			}
-			if v == http.ErrAbortHandler {
-				panic(v)
-			}
-			log.Error("a request panicked", "server", s.Name, "request", id, "path", r.URL.Path, "panic", v, "stack", string(debug.Stack()))
-			if track.wrote {
-				panic(http.ErrAbortHandler) // the client must not take half an answer for a whole one
-			}
-			WriteProblem(w, r, &Problem{Status: http.StatusInternalServerError, Detail: "the request failed inside lull; the log has it under its request id"})
-		}()
-		s.Handler.ServeHTTP(track, r)
-	})
-}
-
-// tracked knows whether an answer has begun.
-type tracked struct {
-	http.ResponseWriter
-	wrote bool
-}
-
-func (t *tracked) WriteHeader(status int) {
-	t.wrote = t.wrote || status >= 200
-	t.ResponseWriter.WriteHeader(status)
-}
-
-func (t *tracked) Write(p []byte) (int, error) {
-	t.wrote = true
-	return t.ResponseWriter.Write(p)
-}
-
-// Flush keeps http.Flusher for those who ask for it by type.
-func (t *tracked) Flush() {
-	t.wrote = true
-	http.NewResponseController(t.ResponseWriter).Flush()
-}
-
-// Unwrap lets http.ResponseController reach the connection.
-func (t *tracked) Unwrap() http.ResponseWriter { return t.ResponseWriter }

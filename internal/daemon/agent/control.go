@@ -20,11 +20,11 @@ var _ agentctl.Agent = (*Agent)(nil)
 const maxLease = 24 * time.Hour
 
 func bad(format string, args ...any) error {
-	return &agentctl.Error{Code: agentctl.CodeBadRequest, Sentence: fmt.Sprintf(format, args...)}
+	return agentctl.Refusal(agentctl.CodeBadRequest, format, args...)
 }
 
 func refused(format string, args ...any) error {
-	return &agentctl.Error{Code: agentctl.CodeRefused, Sentence: fmt.Sprintf(format, args...)}
+	return agentctl.Refusal(agentctl.CodeRefused, format, args...)
 }
 
 // Status implements agentctl.Agent.
@@ -269,7 +269,7 @@ func (a *Agent) ReleaseLease(ctx context.Context, holder string) error {
 	return a.durable(ctx, func() error {
 		i := slices.IndexFunc(a.state.Leases, func(l idle.Lease) bool { return l.Holder == holder })
 		if i < 0 {
-			return &agentctl.Error{Code: agentctl.CodeNotFound, Sentence: fmt.Sprintf("cannot release a lease: %q holds none", holder)}
+			return agentctl.Refusal(agentctl.CodeNotFound, "cannot release a lease: %q holds none", holder)
 		}
 		a.state.Leases = slices.Delete(a.state.Leases, i, i+1)
 		a.record(agentctl.Entry{Kind: "lease", By: agentctl.Caller(ctx), Sentence: "Lease of " + holder + " released."})

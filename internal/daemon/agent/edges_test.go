@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"lull/internal/base/httpx"
 	"lull/internal/edge/proc"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
@@ -256,7 +257,7 @@ func TestControlSocket(t *testing.T) {
 	}
 	must(t, c.ReleaseLease(t.Context(), "job 1/2"))
 	err = c.ReleaseLease(t.Context(), "job 1/2")
-	if e, ok := errors.AsType[*agentctl.Error](err); !ok || e.Code != agentctl.CodeNotFound {
+	if e, ok := errors.AsType[*httpx.Problem](err); !ok || e.Code() != agentctl.CodeNotFound {
 		t.Errorf("%v", err)
 	}
 	w.with(func() { w.config = []byte("idle-timeout: 2h\nidle-cpu: x\n") })

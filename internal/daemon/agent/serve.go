@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 
 	"lull/internal/base/httpx"
+	"lull/internal/base/unixsock"
 	"lull/internal/link/agentctl"
 )
 
@@ -19,13 +21,13 @@ const Group = "lull"
 
 // Listen makes the control socket: root's own, and the group's where it exists.
 func Listen(path string) (net.Listener, error) {
-	g, err := user.LookupGroup(Group)
-	if err != nil {
-		return httpx.ListenUnix(path, 0o600)
-	}
-	l, err := httpx.ListenUnix(path, 0o600)
+	l, err := unixsock.Listen(path, 0o600)
 	if err != nil {
 		return nil, err
+	}
+	g, err := user.LookupGroup(Group)
+	if err != nil {
+		return l, nil
 	}
 	gid, err := strconv.Atoi(g.Gid)
 	if err == nil {
@@ -35,8 +37,7 @@ func Listen(path string) (net.Listener, error) {
 		}
 	}
 	if err != nil {
-		l.Close()
-		return nil, fmt.Errorf("cannot open the control socket to group %s: %w", Group, err)
+		return nil, errors.Join(fmt.Errorf("cannot open the control socket to group %s: %w", Group, err), l.Close())
 	}
 	return l, nil
 }
@@ -58,7 +59,7 @@ func callerOf(ctx context.Context) string {
 	if !ok {
 		return ""
 	}
-	id := strconv.FormatUint(uint64(p.UID), 10)
+	id := strconv.Itoa(p.UID)
 	if u, err := user.LookupId(id); err == nil {
 		return u.Username
 	}

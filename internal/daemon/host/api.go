@@ -13,6 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/danielgtaylor/huma/v2/sse"
 
+	"lull/internal/base/httpx"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -281,21 +282,24 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 			}
 		})
 	mux.HandleFunc("GET /api/v1/instances/{name}/logs", func(w http.ResponseWriter, r *http.Request) {
+		refuse := func(status int, code, sentence string) {
+			httpx.WriteProblem(w, httpx.NewProblem(status, code, sentence))
+		}
 		i, err := a.Host.find(r.PathValue("name"))
 		if err != nil {
-			http.Error(w, err.Error(), http.StatusNotFound)
+			refuse(http.StatusNotFound, "not_found", err.Error())
 			return
 		}
 		tail := -1
 		if t := r.URL.Query().Get("tail"); t != "" {
 			if tail, err = strconv.Atoi(t); err != nil || tail < 0 {
-				http.Error(w, fmt.Sprintf("cannot use tail: %q is not a number of lines", t), http.StatusUnprocessableEntity)
+				refuse(http.StatusUnprocessableEntity, "invalid", fmt.Sprintf("cannot use tail: %q is not a number of lines", t))
 				return
 			}
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		if err := a.Host.Logs(r.Context(), w, i.id, tail, r.URL.Query().Get("follow") == "true"); err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
+			refuse(http.StatusInternalServerError, "internal", err.Error())
 		}
 	})
 }

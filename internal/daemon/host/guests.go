@@ -8,8 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"lull/internal/base/unixsock"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/guest"
@@ -26,7 +25,7 @@ const maxGuests = 4096
 // it.
 type Guests struct {
 	Host     *Host
-	Listener *net.UnixListener
+	Listener *unixsock.Listener
 	Identify func(pid int) (id string, err error) // which instance a process belongs to
 }
 
@@ -64,13 +63,13 @@ func (g *Guests) Run(ctx context.Context) error {
 }
 
 func (g *Guests) serve(c *net.UnixConn) error {
-	pid, err := peerPID(c)
+	peer, err := unixsock.PeerOf(c)
 	if err != nil {
 		return err
 	}
-	id, err := g.Identify(pid)
+	id, err := g.Identify(peer.PID)
 	if err != nil {
-		return fmt.Errorf("cannot tell whose process %d is: %w", pid, err)
+		return fmt.Errorf("cannot tell whose process %d is: %w", peer.PID, err)
 	}
 	i, err := g.Host.find(id)
 	if err != nil {
@@ -150,20 +149,4 @@ func (h *Host) fromGuest(ctx context.Context, i *inst, m guest.Message) error {
 		return fmt.Errorf("cannot take %s from a process: the host reads its activity itself", m.Method)
 	}
 	return nil
-}
-
-func peerPID(c *net.UnixConn) (pid int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, fmt.Errorf("cannot look at a connection: %w", err)
-	}
-	var cred *unix.Ucred
-	var gerr error
-	err = raw.Control(func(fd uintptr) {
-		cred, gerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err = errors.Join(err, gerr); err != nil {
-		return 0, fmt.Errorf("cannot tell who connected: %w", err)
-	}
-	return int(cred.Pid), nil
 }

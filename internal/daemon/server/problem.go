@@ -8,6 +8,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"lull/internal/base/httpx"
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/replay"
 	"lull/internal/fleet"
@@ -15,12 +16,9 @@ import (
 	"lull/internal/store"
 )
 
-// typeOf makes the type of a problem from its code.
-func typeOf(code string) string { return "urn:lull:problem:" + code }
-
 // fault makes a problem document.
 func fault(status int, code, detail string, errs ...*huma.ErrorDetail) *huma.ErrorModel {
-	return &huma.ErrorModel{Type: typeOf(code), Title: http.StatusText(status), Status: status, Detail: detail, Errors: errs}
+	return &huma.ErrorModel{Type: httpx.TypeOf(code), Title: http.StatusText(status), Status: status, Detail: detail, Errors: errs}
 }
 
 func notFound(kind, name string) error { return &fleet.NotFound{Kind: kind, Name: name} }
@@ -111,14 +109,7 @@ func invalids(err error) []*fleet.Invalid {
 
 // writeProblem answers with a problem document outside of a route.
 func writeProblem(w http.ResponseWriter, status int, code, detail string) {
-	body, err := json.Marshal(fault(status, code, detail))
-	if err != nil {
-		http.Error(w, detail, status)
-		return
-	}
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(status)
-	_, _ = w.Write(body) // the client is told all there is; if it has gone there is nobody to tell
+	httpx.WriteProblem(w, httpx.NewProblem(status, code, detail))
 }
 
 // refuse answers with a problem document in a middleware.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/daemon/server"
 	"lull/internal/daemon/server/access"
 	"lull/internal/fleet"
@@ -136,9 +137,9 @@ func (b *bench) ask(method, path, token string, body []byte, header ...string) (
 
 // problem checks that an answer is a problem document with a status, and
 // returns it.
-func (b *bench) problem(what string, res *http.Response, data []byte, want ...int) control.Problem {
+func (b *bench) problem(what string, res *http.Response, data []byte, want ...int) httpx.Problem {
 	b.t.Helper()
-	var p control.Problem
+	var p httpx.Problem
 	if err := json.Unmarshal(data, &p); err != nil {
 		b.t.Errorf("%s: %d %.200q is no problem document: %v", what, res.StatusCode, data, err)
 		return p

@@ -2,8 +2,8 @@
 // over the agent's unix socket: the objects, a client, and the server's side
 // of the wire as an http.Handler over Agent.
 //
-// Requests and answers are JSON over HTTP, at most 1 MiB. An error is an
-// object with a code and a sentence; Error carries both. Field names are a
+// Requests and answers are JSON over HTTP, a request at most 1 MiB. An error is
+// a problem document (RFC 9457), here a *httpx.Problem. Field names are a
 // contract; times are RFC 3339 or null, durations are seconds in names that
 // end in _seconds.
 //
@@ -13,15 +13,18 @@ package agentctl
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/link/tags"
 )
 
 // Agent is what answers. Each method is safe for concurrent use, and an error
-// that is an *Error keeps its code on the wire.
+// that is a *httpx.Problem stays one on the wire.
 type Agent interface {
 	Status(ctx context.Context) (Status, error)
 	Why(ctx context.Context, at time.Time) (Why, error) // zero for now
@@ -224,21 +227,19 @@ type HaltRequest struct {
 	Reason string `json:"reason"`
 }
 
-// Codes of Error.
+// Codes of the problems of an agent.
 const (
 	CodeBadRequest = "bad_request"
 	CodeNotFound   = "not_found"
 	CodeRefused    = "refused" // understood, and the answer is no
-	CodeInternal   = "internal"
 )
 
-// Error is an answer of no.
-type Error struct {
-	Code     string `json:"code"`
-	Sentence string `json:"error"`
-}
+var statuses = map[string]int{CodeBadRequest: http.StatusBadRequest, CodeNotFound: http.StatusNotFound, CodeRefused: http.StatusConflict}
 
-func (e *Error) Error() string { return e.Sentence }
+// Refusal is an answer of no with one of the codes.
+func Refusal(code, format string, args ...any) *httpx.Problem {
+	return httpx.NewProblem(statuses[code], code, fmt.Sprintf(format, args...))
+}
 
 type callerKey struct{}
 

@@ -1,17 +1,12 @@
 package agentctl
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"net/url"
 	"strconv"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/idle"
 )
 
@@ -19,63 +14,18 @@ import (
 const DefaultSocket = "/run/lull/agent.sock"
 
 // Client speaks to an agent. It is an Agent itself.
-type Client struct {
-	http *http.Client
-	name string // of the agent's address, for sentences
-}
+type Client struct{ api *httpx.Client }
 
 var _ Agent = (*Client)(nil)
 
 // Dial returns a client of the agent whose unix socket is at path.
 func Dial(path string) *Client {
-	return NewClient(path, func(ctx context.Context) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", path)
-	})
-}
-
-// NewClient returns a client that reaches its agent through dial.
-func NewClient(name string, dial func(context.Context) (net.Conn, error)) *Client {
-	return &Client{name: name, http: &http.Client{Transport: &http.Transport{
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-		DisableKeepAlives: true,
-	}}}
+	return &Client{&httpx.Client{Peer: "lull agent", Start: "lull agent run", Where: path, Base: "http://agent", HTTP: httpx.Unix(path)}}
 }
 
 func (c *Client) do(ctx context.Context, method, path string, in, out any) error {
-	var payload io.Reader
-	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
-			return err
-		}
-		payload = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, payload)
-	if err != nil {
-		return err
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return fmt.Errorf("cannot reach the agent at %s: %w", c.name, err)
-	}
-	defer resp.Body.Close()
-	const most = 64 << 20 // a history of many readings
-	b, err := io.ReadAll(io.LimitReader(resp.Body, most))
-	if err != nil {
-		return fmt.Errorf("cannot read the agent's answer: %w", err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		e := &Error{}
-		if json.Unmarshal(b, e) != nil || e.Sentence == "" {
-			return fmt.Errorf("cannot read the agent's answer: status %s", resp.Status)
-		}
-		return e
-	}
-	if err := json.Unmarshal(b, out); err != nil {
-		return fmt.Errorf("cannot read the agent's answer: %w", err)
-	}
-	return nil
+	_, err := c.api.Do(ctx, httpx.Request{Method: method, Path: path, In: in}, out)
+	return err
 }
 
 // Status implements Agent.
@@ -112,8 +62,7 @@ func (c *Client) HoldLease(ctx context.Context, r LeaseRequest) (v idle.Lease, e
 
 // ReleaseLease implements Agent.
 func (c *Client) ReleaseLease(ctx context.Context, holder string) error {
-	var v struct{}
-	return c.do(ctx, "DELETE", "/v1/leases/"+url.PathEscape(holder), nil, &v)
+	return c.do(ctx, "DELETE", "/v1/leases/"+url.PathEscape(holder), nil, nil)
 }
 
 // Leases implements Agent.

@@ -3,11 +3,12 @@ package agentctl
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"strconv"
 	"time"
+
+	"lull/internal/base/httpx"
 )
 
 const maxBody = 1 << 20
@@ -76,7 +77,7 @@ func Handler(a Agent) http.Handler {
 		return a.Halt(r.Context(), q)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, &Error{Code: CodeNotFound, Sentence: fmt.Sprintf("cannot serve %s %.80q: there is no such route", r.Method, r.URL.Path)})
+		writeError(w, Refusal(CodeNotFound, "cannot serve %s %.80q: there is no such route", r.Method, r.URL.Path))
 	})
 	return mux
 }
@@ -90,7 +91,7 @@ func historyQuery(r *http.Request) (q HistoryQuery, err error) {
 	}
 	if v := r.URL.Query().Get("limit"); v != "" {
 		if q.Limit, err = strconv.Atoi(v); err != nil || q.Limit < 0 {
-			return q, &Error{Code: CodeBadRequest, Sentence: fmt.Sprintf("cannot read limit %.40q: want a whole number", v)}
+			return q, Refusal(CodeBadRequest, "cannot read limit %.40q: want a whole number", v)
 		}
 	}
 	return q, nil
@@ -103,7 +104,7 @@ func queryTime(r *http.Request, name string) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339, v)
 	if err != nil {
-		return t, &Error{Code: CodeBadRequest, Sentence: fmt.Sprintf("cannot read %s %.60q: want RFC 3339", name, v)}
+		return t, Refusal(CodeBadRequest, "cannot read %s %.60q: want RFC 3339", name, v)
 	}
 	return t, nil
 }
@@ -115,21 +116,17 @@ func body[T any](r *http.Request) (T, error) {
 		err = json.Unmarshal(b, &v)
 	}
 	if err != nil {
-		return v, &Error{Code: CodeBadRequest, Sentence: "cannot read the request: " + err.Error()}
+		return v, Refusal(CodeBadRequest, "cannot read the request: %v", err)
 	}
 	return v, nil
 }
 
+// writeError answers with the problem that err is; any other error is the
+// agent's own.
 func writeError(w http.ResponseWriter, err error) {
-	e, ok := errors.AsType[*Error](err)
+	p, ok := errors.AsType[*httpx.Problem](err)
 	if !ok {
-		e = &Error{Code: CodeInternal, Sentence: err.Error()}
+		p = httpx.NewProblem(http.StatusInternalServerError, "internal", err.Error())
 	}
-	status := map[string]int{CodeBadRequest: 400, CodeNotFound: 404, CodeRefused: 409}[e.Code]
-	if status == 0 {
-		status = 500
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(e)
+	httpx.WriteProblem(w, p)
 }

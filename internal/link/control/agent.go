@@ -1,12 +1,9 @@
 package control
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -14,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/idle"
 )
 
@@ -163,28 +161,8 @@ func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (Age
 // carries no idempotency key, since it is kept in no store: what is said twice
 // says the same twice.
 func tell[T any](ctx context.Context, c *Client, path string, in any) (out T, err error) {
-	body, err := json.Marshal(in)
-	if err != nil {
-		return out, fmt.Errorf("cannot encode the report: %w", err)
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base.String()+api+path, bytes.NewReader(body))
-	if err != nil {
-		return out, fmt.Errorf("cannot make the report: %w", err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Authorization", "Bearer "+c.token)
-	res, err := c.http.Do(req)
-	if err != nil {
-		return out, fmt.Errorf("cannot report to the server: %w", err)
-	}
-	if res.StatusCode >= 400 {
-		return out, readProblem(res)
-	}
-	defer res.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(res.Body, 64<<10)).Decode(&out); err != nil {
-		return out, fmt.Errorf("cannot read the server's answer: %w", err)
-	}
-	return out, nil
+	_, err = c.api.Do(ctx, httpx.Request{Method: http.MethodPost, Path: api + path, In: in, Once: true}, &out)
+	return out, err
 }
 
 // Backoff is how long to wait after so many failures in a row, the first being

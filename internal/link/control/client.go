@@ -1,29 +1,28 @@
 package control
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/fleet"
 )
 
-// Client speaks to one server. It is safe for concurrent use.
-type Client struct {
-	base  *url.URL
-	token string
-	http  *http.Client
-}
+// Client speaks to one server. It is safe for concurrent use. Errors:
+// *httpx.Problem for an answer of no, *httpx.UnreachableError.
+type Client struct{ api *httpx.Client }
+
+// maxTries is how often a call is sent when the connection breaks: what
+// changes something carries a key that makes that harmless.
+const maxTries = 3
 
 // NewClient makes a client of the server at address, an http or https URL.
 // hc may be nil.
@@ -35,129 +34,25 @@ func NewClient(address, token string, hc *http.Client) (*Client, error) {
 	if hc == nil {
 		hc = &http.Client{}
 	}
-	return &Client{base: u, token: token, http: hc}, nil
+	return &Client{&httpx.Client{Peer: "lull server", Start: "lull server", Where: u.String(), Base: strings.TrimSuffix(u.String(), "/"),
+		Token: token, HTTP: hc, Tries: maxTries}}, nil
 }
 
-// Problem is an answer that is no success (RFC 9457).
-type Problem struct {
-	Type   string `json:"type"`
-	Status int    `json:"status"`
-	Title  string `json:"title"`
-	Detail string `json:"detail"`
-	Errors []struct {
-		Message  string `json:"message"`
-		Location string `json:"location"`
-	} `json:"errors"`
-}
-
-// Code is the last part of the type: what a program can go by.
-func (p *Problem) Code() string { return strings.TrimPrefix(p.Type, "urn:lull:problem:") }
-
-func (p *Problem) Error() string {
-	s := p.Detail
-	if s == "" {
-		s = p.Title
+// open asks for an answer that the caller reads and closes.
+func (c *Client) open(ctx context.Context, path string, header http.Header) (io.ReadCloser, error) {
+	res, err := c.api.Open(ctx, httpx.Request{Method: http.MethodGet, Path: path, Header: header})
+	if err != nil {
+		return nil, err
 	}
-	for _, e := range p.Errors {
-		if !strings.Contains(s, e.Message) {
-			s += "\n  " + e.Message
-			if e.Location != "" {
-				s += " (" + e.Location + ")"
-			}
-		}
-	}
-	return s
-}
-
-// UnreachableError says that no server answers.
-type UnreachableError struct {
-	Where string
-	Err   error
-}
-
-func (e *UnreachableError) Error() string {
-	return fmt.Sprintf("cannot reach a lull server at %s: %v; start one with: lull server", e.Where, e.Err)
-}
-
-func (e *UnreachableError) Unwrap() error { return e.Err }
-
-// maxAnswer bounds an answer that is decoded whole.
-const maxAnswer = 64 << 20
-
-// maxTries is how often a call is sent when the connection breaks: a mutating
-// one carries a key that makes that harmless.
-const maxTries = 3
-
-func (c *Client) send(ctx context.Context, method, path string, in any, header http.Header) (*http.Response, error) {
-	var body []byte
-	if in != nil {
-		var err error
-		if body, err = json.Marshal(in); err != nil {
-			return nil, fmt.Errorf("cannot encode the request: %w", err)
-		}
-	}
-	key := rand.Text()
-	for try := 1; ; try++ {
-		req, err := http.NewRequestWithContext(ctx, method, c.base.String()+path, bytes.NewReader(body))
-		if err != nil {
-			return nil, fmt.Errorf("cannot make the request: %w", err)
-		}
-		for k, v := range header {
-			req.Header[k] = v
-		}
-		if in != nil {
-			req.Header.Set("Content-Type", "application/json")
-		}
-		if c.token != "" && req.Header.Get("Authorization") == "" {
-			req.Header.Set("Authorization", "Bearer "+c.token)
-		}
-		if method != http.MethodGet {
-			req.Header.Set("Idempotency-Key", key)
-		}
-		res, err := c.http.Do(req)
-		if err == nil && res.StatusCode < 400 {
-			return res, nil
-		}
-		if err == nil {
-			return nil, readProblem(res)
-		}
-		var op *net.OpError
-		if errors.As(err, &op) && op.Op == "dial" {
-			return nil, &UnreachableError{Where: c.base.String(), Err: op.Err}
-		}
-		if try == maxTries || ctx.Err() != nil {
-			return nil, fmt.Errorf("cannot ask the server: %w", err)
-		}
-	}
-}
-
-func readProblem(res *http.Response) error {
-	defer res.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
-	p := &Problem{Status: res.StatusCode, Title: res.Status}
-	if err != nil || json.Unmarshal(b, p) != nil || p.Detail == "" {
-		p.Detail = strings.TrimSpace(res.Status + " " + string(b[:min(len(b), 200)]))
-	}
-	return p
+	return res.Body, nil
 }
 
 // Call asks for path, which begins with a slash, and decodes the answer into
 // out unless that is nil. It tells whether the server answered 202: durable,
-// and not finished. Errors: *Problem, *UnreachableError.
+// and not finished.
 func (c *Client) Call(ctx context.Context, method, path string, in, out any) (unfinished bool, err error) {
-	res, err := c.send(ctx, method, path, in, nil)
-	if err != nil {
-		return false, err
-	}
-	defer res.Body.Close()
-	unfinished = res.StatusCode == http.StatusAccepted
-	if out == nil || res.StatusCode == http.StatusNoContent {
-		return unfinished, nil
-	}
-	if err := json.NewDecoder(io.LimitReader(res.Body, maxAnswer)).Decode(out); err != nil && !(unfinished && errors.Is(err, io.EOF)) {
-		return unfinished, fmt.Errorf("cannot read the server's answer: %w", err)
-	}
-	return unfinished, nil
+	status, err := c.api.Do(ctx, httpx.Request{Method: method, Path: path, In: in}, out)
+	return status == http.StatusAccepted, err
 }
 
 const api = "/api/v1"
@@ -205,7 +100,7 @@ func (c *Client) Workers(ctx context.Context, q url.Values) ([]fleet.Worker, err
 // Worker finds a worker by its id or, if no other has it, its name.
 func (c *Client) Worker(ctx context.Context, ref string) (fleet.Worker, error) {
 	w, err := get[fleet.Worker](ctx, c, WorkerPath(ref))
-	p, missing := errors.AsType[*Problem](err)
+	p, missing := errors.AsType[*httpx.Problem](err)
 	if !missing || p.Status != http.StatusNotFound {
 		return w, err
 	}
@@ -216,7 +111,7 @@ func (c *Client) Worker(ctx context.Context, ref string) (fleet.Worker, error) {
 	case len(l) == 1:
 		return l[0], nil
 	case len(l) > 1:
-		return w, &Problem{Status: http.StatusConflict, Detail: fmt.Sprintf("cannot tell which worker %q is: %d have that name; give an id", ref, len(l))}
+		return w, httpx.NewProblem(http.StatusConflict, "ambiguous", fmt.Sprintf("cannot tell which worker %q is: %d have that name; give an id", ref, len(l)))
 	}
 	return w, err
 }
@@ -276,35 +171,59 @@ func Write[T any](ctx context.Context, c *Client, method, path string, in any) (
 
 // Export copies the audit log as JSON lines to w.
 func (c *Client) Export(ctx context.Context, q url.Values, w io.Writer) error {
-	res, err := c.send(ctx, "GET", api+"/audit/export?"+q.Encode(), nil, nil)
+	log, err := c.open(ctx, api+"/audit/export?"+q.Encode(), nil)
 	if err != nil {
 		return err
 	}
-	defer res.Body.Close()
-	if _, err := io.Copy(w, res.Body); err != nil {
+	defer log.Close()
+	if _, err := io.Copy(w, log); err != nil {
 		return fmt.Errorf("cannot read the audit log to its end: %w", err)
 	}
 	return nil
 }
 
+// Simulate asks what policies would have done. tell is called as it goes, with
+// the share that is done; an error of it ends the question.
+func (c *Client) Simulate(ctx context.Context, in Simulate, tell func(share float64) error) (Simulation, error) {
+	// With a key the server would keep its answer back to the end.
+	res, err := c.api.Open(ctx, httpx.Request{Method: http.MethodPost, Path: api + "/simulate/progress", In: in, Once: true})
+	if err != nil {
+		return Simulation{}, err
+	}
+	defer res.Body.Close()
+	for steps := json.NewDecoder(res.Body); ; {
+		var s SimulateStep
+		switch err := steps.Decode(&s); {
+		case err != nil:
+			return Simulation{}, fmt.Errorf("cannot follow the simulation to its end: %w", err)
+		case s.Fault != "":
+			return Simulation{}, errors.New(s.Fault)
+		case s.Simulation != nil:
+			return *s.Simulation, nil
+		}
+		if err := tell(s.Share); err != nil {
+			return Simulation{}, err
+		}
+	}
+}
+
 // Backup is the whole state as the server sends it; the reader closes it.
 func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
-	res, err := c.send(ctx, "GET", "/admin/backup", nil, nil)
-	if err != nil {
-		return nil, err
-	}
-	return res.Body, nil
+	return c.open(ctx, "/admin/backup", nil)
 }
+
+// maxProfile bounds a profile, in bytes.
+const maxProfile = 64 << 20
 
 // Profile is a profile of the server in pprof's form: kind is cpu, over some
 // seconds, or heap.
 func (c *Client) Profile(ctx context.Context, kind string, seconds int) ([]byte, error) {
-	res, err := c.send(ctx, "GET", fmt.Sprintf("/admin/profile?kind=%s&seconds=%d", kind, seconds), nil, nil)
+	profile, err := c.open(ctx, fmt.Sprintf("/admin/profile?kind=%s&seconds=%d", kind, seconds), nil)
 	if err != nil {
 		return nil, err
 	}
-	defer res.Body.Close()
-	return io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+	defer profile.Close()
+	return io.ReadAll(io.LimitReader(profile, maxProfile))
 }
 
 // lastID makes a header of where a stream goes on.

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/instance"
@@ -402,5 +403,5 @@ func (c *Client) HostWhy(ctx context.Context, host, inst string, at time.Time) (
 
 // Refusal is the answer of a host that was asked and says no.
 func (a *HostReply) Refusal() error {
-	return &Problem{Status: a.Status, Title: http.StatusText(a.Status), Detail: a.Detail}
+	return &httpx.Problem{Status: a.Status, Title: http.StatusText(a.Status), Detail: a.Detail}
 }

@@ -1,18 +1,16 @@
 package control
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/fleet"
 )
 
@@ -29,7 +27,7 @@ type Events struct {
 	Started func()
 }
 
-// maxEvent is the longest line of a stream.
+// maxEvent bounds an event, in bytes.
 const maxEvent = 2 << 20
 
 // callbackError marks an error of the reader's own functions.
@@ -40,7 +38,7 @@ func (e *callbackError) Error() string { return e.err.Error() }
 // Follow reads the stream until ctx ends. It connects again when the
 // connection breaks and goes on after the last event it got, so that nothing
 // is missed and nothing is given twice. Errors: those of Each and Reset, and a
-// *Problem that trying again does not change.
+// *httpx.Problem that trying again does not change.
 func (c *Client) Follow(ctx context.Context, e Events) error {
 	at := e.After
 	for try := 0; ; try++ {
@@ -48,14 +46,14 @@ func (c *Client) Follow(ctx context.Context, e Events) error {
 		if begun {
 			try = 0
 		}
-		var own *callbackError
-		var p *Problem
+		own, mine := errors.AsType[*callbackError](err)
+		p, refused := errors.AsType[*httpx.Problem](err)
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.As(err, &own):
+		case mine:
 			return own.err
-		case errors.As(err, &p) && p.Status < 500:
+		case refused && p.Status < 500:
 			return err
 		case try >= 8 && !begun:
 			return err
@@ -72,76 +70,60 @@ func (c *Client) follow(ctx context.Context, e Events, at *int64) (begun bool, e
 	if e.WorkerID != "" {
 		q.Set("worker_id", e.WorkerID)
 	}
-	res, err := c.send(ctx, http.MethodGet, api+"/events?"+q.Encode(), nil, lastID(*at))
+	stream, err := c.open(ctx, api+"/events?"+q.Encode(), lastID(*at))
 	if err != nil {
 		return false, err
 	}
-	defer res.Body.Close()
+	defer stream.Close()
 	if e.Started != nil {
 		e.Started()
 	}
-	return true, read(res.Body, at, e)
+	return true, read(stream, at, e)
 }
 
 // read gives each event of a stream to e and keeps the last id in at. Events
 // between two ids belong to one change: they are given when its id comes, so
 // that a change is given whole or, by the next connection, again.
 func read(body io.Reader, at *int64, e Events) error {
-	s := bufio.NewScanner(body)
-	s.Buffer(nil, maxEvent)
-	var kind, data string
-	var id int64
 	var held []fleet.Entry
-	for s.Scan() {
-		field, value, _ := strings.Cut(s.Text(), ":")
-		value = strings.TrimPrefix(value, " ")
-		switch field {
-		case "id":
-			n, err := strconv.ParseInt(value, 10, 64)
-			if err != nil {
-				return fmt.Errorf("cannot read the stream: id %.40q is no number", value)
+	for ev, err := range httpx.ReadEvents(body, maxEvent) {
+		if err != nil {
+			return err
+		}
+		var id int64
+		if ev.ID != "" {
+			if id, err = strconv.ParseInt(ev.ID, 10, 64); err != nil {
+				return fmt.Errorf("cannot read the stream: id %.40q is no number", ev.ID)
 			}
-			id = n
-		case "event":
-			kind = value
-		case "data":
-			data = value
 		}
-		if s.Text() != "" {
-			continue
-		}
-		if kind == "event" {
+		if ev.Name == "event" {
 			var entry fleet.Entry
-			if err := json.Unmarshal([]byte(data), &entry); err != nil {
+			if err := json.Unmarshal(ev.Data, &entry); err != nil {
 				return fmt.Errorf("cannot read an event: %w", err)
 			}
 			held = append(held, entry)
 		}
 		if id > 0 {
-			if err := deliver(kind, data, held, e); err != nil {
+			if err := deliver(ev, held, e); err != nil {
 				return &callbackError{err}
 			}
 			*at, held = id, nil
 		}
-		kind, data, id = "", "", 0
-	}
-	if err := s.Err(); err != nil {
-		return fmt.Errorf("cannot read the stream: %w", err)
 	}
 	return io.ErrUnexpectedEOF
 }
 
-func deliver(kind, data string, held []fleet.Entry, e Events) error {
+func deliver(ev httpx.Event, held []fleet.Entry, e Events) error {
 	for _, entry := range held {
 		if err := e.Each(entry); err != nil {
 			return err
 		}
 	}
-	if kind != "reset" || e.Reset == nil {
+	if ev.Name != "reset" || e.Reset == nil {
 		return nil
 	}
 	var r Reset
-	if err := json.Unmarshal([]byte(data), &r); err != nil {
+	if err := json.Unmarshal(ev.Data, &r); err != nil {
 		return fmt.Errorf("cannot read a reset: %w", err)
 	}
 	return e.Reset(r.Reason)

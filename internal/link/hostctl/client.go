@@ -1,28 +1,23 @@
 package hostctl
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/idle"
 )
 
-// Client speaks to one host daemon. It is safe for concurrent use.
-type Client struct {
-	where string
-	http  *http.Client
-}
+// Client speaks to one host daemon. It is safe for concurrent use. Errors:
+// *httpx.Problem for an answer of no, *httpx.UnreachableError.
+type Client struct{ api *httpx.Client }
 
 // NewClient returns a client of address, "unix:///path" or a bare path.
 func NewClient(address string) (*Client, error) {
@@ -30,101 +25,21 @@ func NewClient(address string) (*Client, error) {
 	if path == "" || strings.Contains(path, "://") {
 		return nil, fmt.Errorf("cannot use %q as a host: want unix:///path/of/the/socket", address)
 	}
-	var d net.Dialer
-	return &Client{where: path, http: &http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "unix", path) },
-	}}}, nil
-}
-
-// Problem is an answer that is no success (RFC 9457).
-type Problem struct {
-	Status int    `json:"status"`
-	Title  string `json:"title"`
-	Detail string `json:"detail"`
-	Errors []struct {
-		Message  string `json:"message"`
-		Location string `json:"location"`
-	} `json:"errors"`
-}
-
-func (p *Problem) Error() string {
-	s := p.Detail
-	if s == "" {
-		s = p.Title
-	}
-	for _, e := range p.Errors {
-		s += "\n  " + e.Message
-		if p.Status == http.StatusUnprocessableEntity && e.Location != "" {
-			s += " (" + e.Location + ")"
-		}
-	}
-	return s
-}
-
-// UnreachableError says that no daemon answers.
-type UnreachableError struct {
-	Where string
-	Err   error
-}
-
-func (e *UnreachableError) Error() string {
-	return fmt.Sprintf("cannot reach a lull host at %s: %v; start one with: lull host", e.Where, e.Err)
-}
-
-func (e *UnreachableError) Unwrap() error { return e.Err }
-
-// maxAnswer bounds an answer that is decoded whole.
-const maxAnswer = 256 << 20
-
-func (c *Client) send(ctx context.Context, method, path string, in any) (*http.Response, error) {
-	var body io.Reader
-	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
-			return nil, fmt.Errorf("cannot encode the request: %w", err)
-		}
-		body = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://lull/api/v1"+path, body)
-	if err != nil {
-		return nil, fmt.Errorf("cannot make the request: %w", err)
-	}
-	if in != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	res, err := c.http.Do(req)
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
-		return nil, &UnreachableError{Where: c.where, Err: op.Err}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("cannot ask the host: %w", err)
-	}
-	if res.StatusCode >= 400 {
-		defer res.Body.Close()
-		b, _ := io.ReadAll(io.LimitReader(res.Body, 1<<20))
-		p := &Problem{Status: res.StatusCode}
-		if json.Unmarshal(b, p) != nil || p.Detail == "" && p.Title == "" {
-			p.Detail = strings.TrimSpace(string(b))
-		}
-		return nil, p
-	}
-	return res, nil
+	return &Client{&httpx.Client{Peer: "lull host", Start: "lull host", Where: path, Base: "http://lull/api/v1", HTTP: httpx.Unix(path)}}, nil
 }
 
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
-	res, err := c.send(ctx, method, path, in)
+	_, err := c.api.Do(ctx, httpx.Request{Method: method, Path: path, In: in}, out)
+	return err
+}
+
+// follow opens an answer that goes on.
+func (c *Client) follow(ctx context.Context, path string, q url.Values) (io.ReadCloser, error) {
+	res, err := c.api.Open(ctx, httpx.Request{Method: "GET", Path: path + "?" + q.Encode()})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer res.Body.Close()
-	if out == nil {
-		return nil
-	}
-	if err := json.NewDecoder(io.LimitReader(res.Body, maxAnswer)).Decode(out); err != nil {
-		return fmt.Errorf("cannot read the host's answer: %w", err)
-	}
-	return nil
+	return res.Body, nil
 }
 
 func inst(name string) string { return "/instances/" + url.PathEscape(name) }
@@ -226,12 +141,12 @@ func (c *Client) Logs(ctx context.Context, name string, tail int, follow bool, w
 	if follow {
 		q.Set("follow", "true")
 	}
-	res, err := c.send(ctx, "GET", inst(name)+"/logs?"+q.Encode(), nil)
+	logs, err := c.follow(ctx, inst(name)+"/logs", q)
 	if err != nil {
 		return err
 	}
-	defer res.Body.Close()
-	if _, err = io.Copy(w, res.Body); err != nil && ctx.Err() == nil {
+	defer logs.Close()
+	if _, err = io.Copy(w, logs); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("cannot read the logs of %s: %w", name, err)
 	}
 	return nil
@@ -240,40 +155,33 @@ func (c *Client) Logs(ctx context.Context, name string, tail int, follow bool, w
 // Events calls each for every event after since ("" for all that are kept,
 // "now", or a number) until ctx ends or the host goes away.
 func (c *Client) Events(ctx context.Context, since string, each func(Event) error) error {
-	res, err := c.send(ctx, "GET", "/events?since="+url.QueryEscape(since), nil)
+	stream, err := c.follow(ctx, "/events", url.Values{"since": {since}})
 	if err != nil {
 		return err
 	}
-	defer res.Body.Close()
-	s := bufio.NewScanner(res.Body)
-	s.Buffer(nil, 1<<20)
-	kind := ""
-	for s.Scan() {
-		field, value, _ := strings.Cut(s.Text(), ":")
-		value = strings.TrimPrefix(value, " ")
-		switch field {
-		case "event":
-			kind = value
-		case "":
-			kind = ""
-		case "data":
-			if kind == "reset" {
-				continue
-			}
-			var e Event
-			if err := json.Unmarshal([]byte(value), &e); err != nil {
-				return fmt.Errorf("cannot read an event: %w", err)
-			}
-			if err := each(e); err != nil {
-				return err
-			}
+	defer stream.Close()
+	for ev, err := range httpx.ReadEvents(stream, maxEvent) {
+		var e Event
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		case ev.Name == "reset":
+			continue
+		}
+		if err := json.Unmarshal(ev.Data, &e); err != nil {
+			return fmt.Errorf("cannot read an event: %w", err)
+		}
+		if err := each(e); err != nil {
+			return err
 		}
 	}
 	if ctx.Err() != nil {
 		return nil
 	}
-	if err := s.Err(); err != nil {
-		return fmt.Errorf("cannot follow the events: %w", err)
-	}
 	return errors.New("cannot follow the events any longer: the host has ended")
 }
+
+// maxEvent bounds an event, in bytes.
+const maxEvent = 1 << 20

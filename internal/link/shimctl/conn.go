@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/base/unixsock"
 )
 
 // envelope is one line.
@@ -213,30 +215,14 @@ func shorten(path string) (string, func(), error) {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", fd, filepath.Base(path)), func() { unix.Close(fd) }, nil
 }
 
-// peer is the user on the other end.
-func peer(c *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var cred *unix.Ucred
-	var cerr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return nil, err
-	}
-	return cred, cerr
-}
-
 // trusted says whether the peer is our own user or root.
 func trusted(c *net.UnixConn) error {
-	cred, err := peer(c)
+	p, err := unixsock.PeerOf(c)
 	if err != nil {
-		return fmt.Errorf("cannot learn who connected: %w", err)
+		return err
 	}
-	if int(cred.Uid) != os.Geteuid() && cred.Uid != 0 {
-		return fmt.Errorf("cannot speak with process %d: it belongs to user %d", cred.Pid, cred.Uid)
+	if p.UID != os.Geteuid() && p.UID != 0 {
+		return fmt.Errorf("cannot speak with process %d: it belongs to user %d", p.PID, p.UID)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/link/hostctl"
 )
@@ -50,7 +51,7 @@ func (w *workload) hammer(work func()) {
 	wg.Go(func() {
 		for ctx.Err() == nil {
 			_, err := w.Do(ctx, w.name, "pause", url.Values{"force": {"true"}})
-			var refused *hostctl.Problem
+			var refused *httpx.Problem
 			switch {
 			case err == nil:
 				frozen++

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/httpx"
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -61,7 +62,7 @@ func hold(d *daemontest.Host, name, holder string) {
 
 // refused says why a verb was refused, "" when it was not.
 func refused(err error) string {
-	var p *hostctl.Problem
+	var p *httpx.Problem
 	if errors.As(err, &p) && p.Status == 409 {
 		return p.Error()
 	}

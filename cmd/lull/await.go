@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/base/httpx"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/link/hostctl"
+	"lull/internal/power"
+)
+
+// waiting is what --wait says.
+type waiting struct {
+	on     bool
+	within time.Duration
+}
+
+func (w *waiting) bind(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&w.on, "wait", "w", false, "wait until it is done, and show how it goes")
+	cmd.Flags().DurationVar(&w.within, "timeout", 30*time.Minute, "how long to wait")
+}
+
+// pollEvery is how often a waiting verb looks, besides when an event comes.
+const pollEvery = 2 * time.Second
+
+// goal is what a verb waits for.
+type goal struct {
+	what string // follows "wait longer for NAME to"
+	// met tells whether a worker is there, or why it does not get there any more.
+	met func(w fleet.Worker) (bool, error)
+}
+
+// reach is the goal of a worker that is brought to a status.
+func reach(to power.Worker) goal {
+	return goal{"be " + string(to), func(w fleet.Worker) (bool, error) {
+		switch {
+		case w.Status == to && w.Intent == nil:
+			return true, nil
+		case w.Status == power.WorkerFailed:
+			return false, fmt.Errorf("cannot bring %s to %s: %s", w.Name, to, w.StatusReason)
+		case w.Status == power.WorkerTerminated, w.DesiredStatus != to && w.DesiredStatus != "":
+			return false, fmt.Errorf("cannot bring %s to %s: it is wanted to be %s now%s", w.Name, to, w.DesiredStatus, overtaken(&w, to))
+		}
+		return false, nil
+	}}
+}
+
+// overtaken says who wanted something else of a worker that was to get to a
+// status.
+func overtaken(w *fleet.Worker, to power.Worker) string {
+	switch {
+	case to == power.WorkerRunning && w.StartWithdrawnAt != nil:
+		return fmt.Sprintf(": %s took the start back at %s", w.StartWithdrawnBy, w.StartWithdrawnAt.Format(time.RFC3339))
+	case to == power.WorkerRunning && w.DesiredStatus == power.WorkerStopped && w.LastPausedBy != "":
+		return fmt.Sprintf(": %s asked for a stop (%s)", w.LastPausedBy, w.PauseReason)
+	case to == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartBy != "":
+		return ": " + w.StartBy + " asked for a start"
+	}
+	return ""
+}
+
+// arrive shows the worker, and with --wait first waits until it is at to. It
+// fails if the worker fails, or will not get there any more.
+func (c *cli) arrive(ctx context.Context, cl *control.Client, w fleet.Worker, to power.Worker, wait waiting) error {
+	return c.follow(ctx, cl, w, reach(to), wait, func(w fleet.Worker) error {
+		return c.print(w, func(out io.Writer) { fmt.Fprintf(out, "%s %s\n", w.Name, w.Status) })
+	})
+}
+
+// follow waits for a goal if it is to, and then shows the worker. Ctrl-C
+// detaches: what was asked for goes on.
+func (c *cli) follow(ctx context.Context, cl *control.Client, w fleet.Worker, g goal, wait waiting, show func(fleet.Worker) error) error {
+	if wait.on {
+		var err error
+		if w, err = c.await(ctx, cl, w, g, wait.within); err != nil {
+			if ctx.Err() != nil {
+				fmt.Fprintf(c.err, "lull: detached, it goes on; look again with: lull worker get %s\n", w.Name)
+				return nil
+			}
+			return err
+		}
+	}
+	return show(w)
+}
+
+func (c *cli) await(parent context.Context, cl *control.Client, w fleet.Worker, g goal, within time.Duration) (fleet.Worker, error) {
+	ctx, cancel := context.WithTimeout(parent, within)
+	defer cancel()
+	changed := make(chan struct{}, 1)
+	stream, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		// Without the stream the polls below find the change a little later.
+		_ = cl.Follow(stream, control.Events{WorkerID: w.ID, Each: func(fleet.Entry) error {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+			return nil
+		}})
+	}()
+	defer func() { stop(); <-ended }()
+	last, tick := "", time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		if now := standing(w); now != last { // why it does not go on is told too
+			last = now
+			fmt.Fprintf(c.err, "%s  %s %s\n", time.Now().Format(time.TimeOnly), w.Name, now)
+		}
+		if there, err := g.met(w); there || err != nil {
+			return w, err
+		}
+		select {
+		case <-ctx.Done():
+			return w, fmt.Errorf("cannot wait longer for %s to %s: it is %s", w.Name, g.what, standing(w))
+		case <-changed:
+		case <-tick.C:
+		}
+		next, err := cl.Worker(ctx, w.ID)
+		if unreachable, ok := errors.AsType[*httpx.UnreachableError](err); ok {
+			fmt.Fprintln(c.err, "lull:", unreachable)
+			continue
+		}
+		if err != nil && ctx.Err() == nil {
+			return w, err
+		}
+		if err == nil {
+			w = next
+		}
+	}
+}
+
+// standing is how a worker is, in a line.
+func standing(w fleet.Worker) string {
+	s := strings.TrimSpace(string(w.Status) + " " + w.StatusReason)
+	if op := w.License.PendingOperation; op != "" {
+		s += ", license " + op
+	}
+	return s
+}
+
+// tellAfter is how long a verb of a host may take before it shows what happens.
+const tellAfter = 2 * time.Second
+
+// watched runs a verb of a host and, while it takes long, shows what happens
+// to the instance: its files are fetched, it waits for memory, it starts. Ctrl-C
+// detaches: the daemon goes on with it.
+func (c *cli) watched(ctx context.Context, cl *hostctl.Client, name string, do func() error) error {
+	looking, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		last := ""
+		for wait := time.After(tellAfter); ; wait = time.After(pollEvery) {
+			select {
+			case <-looking.Done():
+				return
+			case <-wait:
+			}
+			o, err := cl.Get(looking, name)
+			if now := strings.TrimSpace(o.State + " " + o.StatusReason); err == nil && now != last {
+				last = now
+				fmt.Fprintf(c.err, "%s  %s %s\n", time.Now().Format(time.TimeOnly), o.Name, now)
+			}
+		}
+	}()
+	err := do()
+	stop()
+	<-ended
+	if err != nil && ctx.Err() != nil {
+		fmt.Fprintf(c.err, "lull: detached, it goes on; look again with: lull instance info %s\n", name)
+		return &exitError{exitDone}
+	}
+	return err
+}

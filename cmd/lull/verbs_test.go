@@ -1,0 +1,296 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"lull/internal/base/httpx"
+)
+
+// asking are all verbs that ask a daemon, each with arguments that it takes.
+var asking = map[string][]string{
+	"agent complete": nil, "agent halt": nil, "agent history": nil, "agent ls": nil, "agent reload": nil, "agent status": nil, "agent why": nil,
+	"agent lease hold": nil, "agent lease ls": nil, "agent lease release": nil, "agent snooze": {"2h"},
+	"audit": nil, "audit export": nil,
+	"budget ls": nil, "budget rm": {"b"}, "budget set": {"b", "--max", "1", "--per", "1h"},
+	"events": nil, "halt": nil, "ps": nil, "why": {"web"}, "snooze": {"web", "--for", "1h"},
+	"host get": {"h"}, "host ls": nil, "host why": {"h", "web"},
+	"image ls": nil, "image prune": nil,
+	"instance clone": {"a", "b"}, "instance exec": {"web", "--", "true"}, "instance info": {"web"}, "instance logs": {"web"}, "instance pause": {"web"},
+	"instance resume": {"web"}, "instance rm": {"web"}, "instance start": {"web"}, "instance stop": {"web"},
+	"lease hold": {"web"}, "lease ls": {"web"}, "lease release": {"web"},
+	"login":       nil,
+	"notify dead": nil, "notify drop": {"a/1"}, "notify ls": nil, "notify retry": {"a/1"}, "notify test": {"a"},
+	"override end": {"o"}, "override ls": nil, "override freeze": {"--all", "--for", "1h"}, "override keep": {"--all", "--for", "1h"},
+	"override skip": {"--all"}, "override policy": {"p", "--all", "--for", "1h"},
+	"policy apply": {"p", "--all"}, "policy create": {"p"}, "policy edit": {"p"}, "policy get": {"p"}, "policy groups": nil, "policy ls": nil,
+	"policy resolve": {"w"}, "policy rm": {"p"},
+	"run":     {"--", "true"},
+	"savings": nil, "simulate": {"--policy", "balanced"},
+	"schedule apply": {"s", "--all"}, "schedule create": {"s", "--zone", "UTC", "--open", "mon-fri 08:00-18:00"}, "schedule edit": {"s"}, "schedule get": {"s"},
+	"schedule ls": nil, "schedule next": {"s"}, "schedule rm": {"s"},
+	"settings ls": nil, "settings set": {"worker_idle_timeout_minutes=30"}, "settings unset": {"worker_idle_timeout_minutes"},
+	"template apply": {"-f", "TEMPLATE"}, "template get": {"t"}, "template ls": nil, "template rm": {"t"},
+	"token create": {"ci"}, "token ls": nil, "token revoke": {"t"},
+	"worker activity": {"w"}, "worker arm": {"w"}, "worker cancel-drain": {"w"}, "worker create": {"w", "--template", "t"}, "worker detect-idle": {"w"},
+	"worker discovered": nil, "worker drain": {"w"}, "worker get": {"w"}, "worker idle-status": {"w"}, "worker import": {"i-0123456789abcdef0"},
+	"worker license": {"w"}, "worker license deregister": {"w"}, "worker license register": {"w"}, "worker ls": nil, "worker pause": {"w"},
+	"worker resume": {"w"}, "worker retry": {"w"}, "worker snooze": {"w", "--for", "1h"}, "worker start": {"w"}, "worker stop": {"w"},
+	"worker terminate": {"w"}, "worker why": {"w"},
+}
+
+// alone are the verbs that need no daemon, or are one.
+var alone = []string{"agent doctor", "agent iam", "agent install", "agent run", "agent uninstall", "config agent", "config host", "config server",
+	"doctor", "guest-kernel", "host", "logout", "server", "server backup", "server doctor", "server restore", "sim", "version"}
+
+// listings are the verbs whose JSON is an array.
+var listings = []string{"agent history", "agent lease ls", "agent ls", "audit", "budget ls", "events", "host ls", "image ls", "image prune", "lease ls", "notify dead", "notify ls",
+	"override ls", "policy groups", "policy ls", "ps", "schedule ls", "settings ls", "template ls", "token ls", "worker discovered", "worker ls"}
+
+// leaves are all verbs by name that do something.
+func leaves() map[string]*cobra.Command {
+	root := (&cli{getenv: func(string) string { return "" }, out: &bytes.Buffer{}, err: &bytes.Buffer{}}).root()
+	out := map[string]*cobra.Command{}
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		name := strings.TrimPrefix(cmd.CommandPath(), "lull ")
+		_, asks := asking[name]
+		if !cmd.Hidden && (!cmd.HasSubCommands() || asks || slices.Contains(alone, name)) {
+			out[name] = cmd
+		}
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(root)
+	return out
+}
+
+// fake answers as server, host and agent at once. env tells where.
+func fake(t *testing.T, h http.HandlerFunc) (env map[string]string) {
+	t.Helper()
+	web := httptest.NewServer(h)
+	t.Cleanup(web.Close)
+	dir, err := os.MkdirTemp("", "lull-verbs-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	local := httptest.NewUnstartedServer(h)
+	local.Listener.Close()
+	local.Listener = l
+	local.Start()
+	t.Cleanup(local.Close)
+	return map[string]string{"LULL_SERVER": web.URL, "LULL_TOKEN": "t", "LULL_HOST": "unix://" + l.Addr().String(), "LULL_AGENT_SOCKET": l.Addr().String(), "XDG_CONFIG_HOME": dir}
+}
+
+// words are a verb and its arguments.
+func words(t *testing.T, verb string, more ...string) []string {
+	out := strings.Fields(verb)
+	for _, a := range asking[verb] {
+		if a == "TEMPLATE" {
+			a = filepath.Join(t.TempDir(), "t.yaml")
+			if err := os.WriteFile(a, []byte("name: t\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if a == "--" {
+			out, more = append(out, more...), nil
+		}
+		out = append(out, a)
+	}
+	return append(out, more...)
+}
+
+// TestVerbsAreTold: the tables here know every verb, and every verb says what
+// it is for.
+func TestVerbsAreTold(t *testing.T) {
+	all := leaves()
+	for name, cmd := range all {
+		if _, asks := asking[name]; !asks && !slices.Contains(alone, name) {
+			t.Errorf("%s is in no table of this test", name)
+		}
+		if !regexp.MustCompile(`^[A-Z].*[^.]$`).MatchString(cmd.Short) {
+			t.Errorf("%s: %q is no sentence without its end", name, cmd.Short)
+		}
+	}
+	for name := range asking {
+		if all[name] == nil {
+			t.Errorf("there is no verb %s", name)
+		}
+	}
+	for _, name := range append(slices.Clone(alone), listings...) {
+		if all[name] == nil {
+			t.Errorf("there is no verb %s", name)
+		}
+	}
+}
+
+// TestExamplesAreTaken: what the help texts show is understood.
+func TestExamplesAreTaken(t *testing.T) {
+	n := 0
+	for name, cmd := range leaves() {
+		for line := range strings.Lines(cmd.Example) {
+			n++
+			if a := shellWords(strings.TrimSpace(line)); len(a) > 1 && a[0] == "lull" {
+				root := (&cli{getenv: func(string) string { return "" }}).root()
+				found, rest, err := root.Find(a[1:])
+				if err == nil {
+					err = found.ParseFlags(rest)
+				}
+				if err == nil {
+					err = found.ValidateArgs(found.Flags().Args())
+				}
+				if err != nil {
+					t.Errorf("%s: %s: %v", name, line, err)
+				}
+			} else {
+				t.Errorf("%s: %q is no command of lull", name, line)
+			}
+		}
+	}
+	if n < 20 {
+		t.Errorf("%d examples only", n)
+	}
+}
+
+// shellWords splits a line at blanks outside of quotes.
+func shellWords(line string) (out []string) {
+	for _, w := range regexp.MustCompile(`(?:[^\s"']|"[^"]*"|'[^']*')+`).FindAllString(line, -1) {
+		out = append(out, strings.NewReplacer(`"`, "", "'", "").Replace(w))
+	}
+	return out
+}
+
+// TestExitCodes: every verb ends with the code of the answer it gets, says why
+// on standard error, and prints nothing.
+func TestExitCodes(t *testing.T) {
+	for status, want := range map[int]int{404: exitNotFound, 409: exitRefused, 403: exitRefused, 412: exitRefused, 400: exitUsage, 422: exitUsage, 413: exitUsage, 401: exitFailed, 500: exitFailed, 503: exitFailed} {
+		env := fake(t, func(w http.ResponseWriter, r *http.Request) {
+			httpx.WriteProblem(w, httpx.NewProblem(status, "some_code", "cannot do it: a reason"))
+		})
+		for verb := range asking {
+			for _, json := range []string{"--json", "--output=text"} {
+				if out, errs, code := lullWith(env, words(t, verb, json)...); code != want || out != "" || !strings.HasPrefix(errs, "lull: cannot do it: a reason") {
+					t.Errorf("%s %s at %d ended with %d, want %d: %q %q", verb, json, status, code, want, out, errs)
+				}
+			}
+		}
+	}
+}
+
+// TestNobodyAnswers: nor where nobody answers, and every verb says how to start one.
+func TestNobodyAnswers(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "none")
+	env := map[string]string{"LULL_SERVER": "http://127.0.0.1:1", "LULL_TOKEN": "t", "LULL_HOST": "unix://" + none, "LULL_AGENT_SOCKET": none, "XDG_CONFIG_HOME": none}
+	for verb := range asking {
+		out, errs, code := lullWith(env, words(t, verb, "--json")...)
+		if code != exitFailed || out != "" || !strings.Contains(errs, "lull: cannot reach a lull ") || !strings.Contains(errs, "start one with: lull ") {
+			t.Errorf("%s ended with %d: %q %q", verb, code, out, errs)
+		}
+	}
+}
+
+// TestUsage: what a verb does not know is code 2, and nothing is asked.
+func TestUsage(t *testing.T) {
+	env := fake(t, func(w http.ResponseWriter, r *http.Request) { t.Errorf("%s %s was asked", r.Method, r.URL) })
+	for name, cmd := range leaves() {
+		for _, wrong := range [][]string{{"--no-such-flag"}, {"--output=xml"}} {
+			out, errs, code := lullWith(env, append(strings.Fields(name), wrong...)...)
+			if cmd.DisableFlagParsing {
+				continue
+			}
+			if code != exitUsage || out != "" || !strings.HasPrefix(errs, "lull: ") {
+				t.Errorf("%s %v ended with %d: %q %q", name, wrong, code, out, errs)
+			}
+		}
+		if cmd.ValidateArgs(nil) == nil {
+			continue
+		}
+		if out, errs, code := lullWith(env, strings.Fields(name)...); code != exitUsage || out != "" || !strings.Contains(errs, "--help") {
+			t.Errorf("%s without arguments ended with %d: %q %q", name, code, out, errs)
+		}
+	}
+}
+
+// TestListingsAreArrays: with nothing to list, too.
+func TestListingsAreArrays(t *testing.T) {
+	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
+		list := "[]"
+		switch {
+		case r.URL.Path == "/api/v1/events": // goes on
+			w.WriteHeader(http.StatusOK)
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+			return
+		case r.Header.Get("Authorization") != "":
+			list = `{"items":[]}`
+		case strings.HasPrefix(r.URL.Path, "/api/v1/instances/"), r.URL.Path == "/api/v1/status":
+			list = "{}"
+		}
+		fmt.Fprintln(w, list)
+	})
+	for _, verb := range listings {
+		for _, flag := range []string{"--json", "-o=json"} {
+			out, errs, code := lullWith(env, words(t, verb, flag)...)
+			var l []any
+			if err := json.Unmarshal([]byte(out), &l); err != nil || l == nil || len(l) > 0 || code != exitDone || errs != "" {
+				t.Errorf("%s %s ended with %d: %q %q %v", verb, flag, code, out, errs, err)
+			}
+		}
+	}
+}
+
+// TestWaiting: a verb that waits tells on standard error how it goes, and prints
+// the end alone.
+func TestWaiting(t *testing.T) {
+	n := 0
+	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
+		status, reason := "UNKNOWN", "imported, not observed yet"
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/events"):
+			w.WriteHeader(http.StatusOK)
+			fmt.Fprint(w, "id: 1\nevent: event\ndata: {}\n\nid: 2\nevent: event\ndata: {}\n\n")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+			return
+		case r.Method == http.MethodGet:
+			if n++; n > 1 {
+				status, reason = "RUNNING", ""
+			}
+		}
+		fmt.Fprintf(w, `{"id":"w-1","name":"old","status":%q,"status_reason":%q}`, status, reason)
+	})
+	out, errs, code := lullWith(env, "worker", "import", "i-0123456789abcdef0", "--name", "old", "--wait", "--json")
+	var w struct{ Status string }
+	if err := json.Unmarshal([]byte(out), &w); err != nil || w.Status != "RUNNING" || code != exitDone {
+		t.Errorf("ended with %d: %q, %v", code, out, err)
+	}
+	if !strings.Contains(errs, "old UNKNOWN imported, not observed yet\n") || !strings.Contains(errs, "old RUNNING\n") {
+		t.Errorf("it told %q", errs)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var o, e bytes.Buffer
+	code = run(ctx, []string{"worker", "start", "w", "--wait"}, nil, &o, &e, func(k string) string { return env[k] })
+	if code == exitDone && o.Len() > 0 {
+		t.Errorf("after Ctrl-C it printed %q %q", o.String(), e.String())
+	}
+}

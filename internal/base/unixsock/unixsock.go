@@ -1,0 +1,111 @@
+// Package unixsock makes the unix sockets of the daemons and asks the kernel who
+// connected to one.
+//
+// It guarantees that a socket has its mode from the first instant, that a
+// socket on which somebody answers is never taken away, and that only the file
+// that a listener made goes with it. What is said over a socket is left to
+// those who listen.
+package unixsock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Peer is who is at the other end of a connection, as the kernel saw it at
+// connect. The pid may have been reused since.
+type Peer struct {
+	UID, GID, PID int
+}
+
+// maxPath is what the kernel takes for the name of a unix socket, in bytes.
+const maxPath = 107
+
+// Listen listens on a socket at path. A socket file that nobody answers on is
+// replaced; one that somebody answers on gives EADDRINUSE, and anything that is
+// no socket is left alone. Closing the listener removes the file.
+func Listen(path string, mode fs.FileMode) (*Listener, error) {
+	l, err := listen(path, mode)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
+	}
+	return l, nil
+}
+
+func listen(path string, mode fs.FileMode) (*Listener, error) {
+	if len(path) > maxPath {
+		return nil, fmt.Errorf("the path has %d bytes, a socket's has at most %d", len(path), maxPath)
+	}
+	if err := clear(path); err != nil {
+		return nil, err
+	}
+	// bind gives the file the mode of the socket, less the umask.
+	narrow := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), uint32(mode)) }), err)
+	}}
+	made, err := narrow.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	l := made.(*net.UnixListener)
+	l.SetUnlinkOnClose(false)
+	err = os.Chmod(path, mode)
+	var info fs.FileInfo
+	if err == nil {
+		info, err = os.Lstat(path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(path))
+	}
+	return &Listener{UnixListener: l, path: path, file: info}, nil
+}
+
+// clear makes sure that nobody serves at path, and takes a dead socket away.
+func clear(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return errors.New("something that is no socket has that name: move it away")
+	}
+	c, err := net.DialTimeout("unix", path, time.Second)
+	switch {
+	case err == nil:
+		c.Close()
+		return fmt.Errorf("another process serves there: %w", syscall.EADDRINUSE)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return os.Remove(path)
+	}
+	return err
+}
+
+// Listener is a socket that takes its file with it.
+type Listener struct {
+	*net.UnixListener
+	path string
+	file fs.FileInfo
+}
+
+// Close stops listening and removes the socket file if it is still this one's.
+func (l *Listener) Close() error {
+	if now, err := os.Lstat(l.path); err == nil && os.SameFile(now, l.file) {
+		if err := os.Remove(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return errors.Join(fmt.Errorf("cannot remove %s: %w", l.path, err), l.UnixListener.Close())
+		}
+	}
+	return l.UnixListener.Close()
+}
