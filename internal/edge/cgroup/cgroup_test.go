@@ -2,6 +2,7 @@ package cgroup_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -118,6 +119,7 @@ func TestGroup(t *testing.T) {
 				t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) { freezeAndThaw(t, group(t, p), text) })
 			}
 			t.Run("kill-frozen", func(t *testing.T) { killFrozen(t, group(t, p)) })
+			t.Run("open-files", func(t *testing.T) { openFiles(t, group(t, p)) })
 			t.Run("kill-forking", func(t *testing.T) {
 				g := group(t, p)
 				out := filepath.Join(t.TempDir(), "out")
@@ -198,6 +200,62 @@ func stays(t *testing.T, out string, list func() ([]int, error)) {
 		if err != nil || !slices.Equal(now, pids) {
 			t.Fatalf("processes changed while frozen: %v, then %v (%v)", pids, now, err)
 		}
+	}
+}
+
+// openFiles: a frozen group has its file open for the thaw, and nothing of it is
+// open afterwards; one that was made anew meanwhile is thawed all the same.
+func openFiles(t *testing.T, g *cgroup.Group) {
+	opened := func() (n int) {
+		l, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range l {
+			if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.Contains(to, filepath.Base(g.Dir())) {
+				n++
+			}
+		}
+		return n
+	}
+	steps := []struct {
+		name string
+		do   func() error
+		want int
+	}{
+		{"freeze", func() error { return g.Freeze(within(t)) }, 1},
+		{"freeze again", func() error { return g.Freeze(within(t)) }, 1},
+		{"thaw", g.Thaw, 0},
+		{"thaw again", g.Thaw, 0},
+		{"freeze once more", func() error { return g.Freeze(within(t)) }, 1},
+		{"kill", func() error { return g.Kill(within(t)) }, 0},
+		{"freeze what is empty", func() error { return g.Freeze(within(t)) }, 1},
+		{"make it anew", func() error {
+			for _, d := range g.Dirs() {
+				if err := errors.Join(os.Remove(d), os.Mkdir(d, 0o755)); err != nil {
+					return err
+				}
+			}
+			name, value := "cgroup.freeze", "1"
+			if g.Kind() == cgroup.V1 {
+				name, value = "freezer.state", "FROZEN"
+			}
+			return os.WriteFile(filepath.Join(g.Dir(), name), []byte(value), 0)
+		}, 1},
+		{"thaw what was made anew", g.Thaw, 0},
+	}
+	script(t, g, "sleep 100")
+	eventually(t, "the program is in its group", func() bool { pids, err := g.PIDs(); return err == nil && len(pids) > 0 })
+	for _, s := range steps {
+		if err := s.do(); err != nil {
+			t.Fatalf("%s: %v", s.name, err)
+		}
+		if n := opened(); n != s.want {
+			t.Errorf("%s: %d files are open, want %d", s.name, n, s.want)
+		}
+	}
+	if held, err := g.Held(); err != nil || held {
+		t.Errorf("it is held: %t, %v", held, err)
 	}
 }
 
