@@ -2,8 +2,8 @@
 // guests under QEMU, and tests speak to it as a user does.
 //
 // Its tests hold the interaction matrix of seeds/004 inside a guest, that nginx,
-// Redis and a Python service keep their data, their clients and the time over
-// every rung of the ladder, and that what breaks (QEMU, the daemon, the guest's
+// Redis and a Python service keep their data, their clients (wrk and
+// redis-benchmark among them) and the time over every rung of the ladder, and that what breaks (QEMU, the daemon, the guest's
 // memory, the disk, a saved guest) is told with its reason and loses nothing
 // that was acknowledged.
 //
