@@ -66,7 +66,8 @@ type endpoint struct {
 // newRegion starts the simulated cloud. The settings of all servers follow
 // those of the region.
 func newRegion(t *testing.T, settings string) *region {
-	cfg, err := sim.ParseScenario([]byte("speed: 30\nregions: [{name: us-east-1}]\nprofiles: {quiet: {labs: 1}}\nlaunched_profile: quiet\nworkers: [{name: other, type: m5.large, profile: quiet}]\n"))
+	// What was terminated stays to be seen until the end, however long that takes.
+	cfg, err := sim.ParseScenario([]byte("speed: 30\ntiming: {terminated_visible: 10000h}\nregions: [{name: us-east-1}]\nprofiles: {quiet: {labs: 1}}\nlaunched_profile: quiet\nworkers: [{name: other, type: m5.large, profile: quiet}]\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
