@@ -318,18 +318,24 @@ func (a *Agent) fence(ctx context.Context, at *attempt) error {
 	return a.within(ctx, "last_look", func(ctx context.Context) error { return a.lastLook(ctx, at) })
 }
 
-// reread has the configuration read again.
+// reread has the configuration read again, by a reading that begins now: one
+// under way may have passed what has changed since.
 func (a *Agent) reread(ctx context.Context) error {
-	read := make(chan struct{})
-	if err := a.ask(ctx, func() { a.refresh(func(agentctl.Reload) { close(read) }) }); err != nil {
-		return err
+	for joined := true; joined; {
+		read := make(chan struct{})
+		if err := a.ask(ctx, func() {
+			joined = len(a.config.reading) > 0
+			a.refresh(func(agentctl.Reload) { close(read) })
+		}); err != nil {
+			return err
+		}
+		select {
+		case <-read:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
-	select {
-	case <-read:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return nil
 }
 
 // preflight asks whether the instance can hibernate, where that is wanted.

@@ -40,6 +40,7 @@ type world struct {
 	tags      map[string]string
 	tagsErr   error
 	tagsHang  bool
+	tagsTook  time.Duration // until what they said at the beginning is answered
 	writeErr  error
 	writeHang bool
 	descErr   error
@@ -129,6 +130,7 @@ func (s slowSignal) Read(ctx context.Context, now time.Time, _ Config) idle.Read
 func (w *world) Tags(ctx context.Context) (map[string]string, error) {
 	w.mu.Lock()
 	hang, t, err := w.tagsHang, maps.Clone(w.tags), w.tagsErr
+	w.takes(w.tagsTook)
 	w.mu.Unlock()
 	if hang {
 		<-ctx.Done()

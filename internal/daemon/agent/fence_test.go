@@ -206,3 +206,22 @@ func TestHaltedMachineRunsNoHook(t *testing.T) {
 		})
 	}
 }
+
+// TestTagsAreReadAnew: a reading of the tags that was under way when the action
+// began may have passed a change, and is not the last.
+func TestTagsAreReadAnew(t *testing.T) {
+	w := newWorld()
+	w.tags["lull:idle-timeout"] = "30m"
+	bubble(t, w, func(t *testing.T, a *Agent) {
+		time.Sleep(30*time.Minute - 2*time.Second)
+		w.with(func() { w.tagsTook = 8 * time.Second })
+		go a.Reload(t.Context())
+		time.Sleep(time.Second)
+		w.with(func() { w.tags["lull:idle-timeout"] = "8h" })
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if s := mustStatus(t, a); len(w.sent()) > 0 || s.Last == nil || s.Last.Phase != phaseCancelled {
+			t.Errorf("calls %v, last %+v", w.sent(), s.Last)
+		}
+	})
+}

@@ -109,7 +109,7 @@ func (a *Agent) settle(now time.Time) {
 	if fresh {
 		kind = "The machine has booted; the idle clock starts."
 	}
-	a.record(agentctl.Entry{Kind: "start", Sentence: kind, Outcome: a.state.Last})
+	a.record(agentctl.Entry{Kind: "start", Sentence: kind, Outcome: copyOf(a.state.Last)})
 	a.save(nil)
 }
 

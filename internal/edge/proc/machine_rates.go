@@ -108,7 +108,9 @@ func (p *cpuProbe) reset() { p.old = cpuTimes{}; p.win.reset() }
 func (p *cpuProbe) read(now time.Time, percent, cores float64) idle.Reading {
 	b, err := p.file.read(cpuComplete)
 	if err != nil {
-		return failed(SignalCPU, now, err)
+		// Every machine has CPUs: where their times are not to be found, they
+		// are not known.
+		return idle.NotKnown(SignalCPU, now, "cannot read it: "+err.Error())
 	}
 	c, err := parseCPU(b)
 	if err != nil {
