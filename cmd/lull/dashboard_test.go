@@ -682,8 +682,8 @@ func (w *window) halt(r *watched) {
 
 func (w *window) pages(r *watched) {
 	w.hosts(r)
+	w.agents(r)
 	for i, p := range []struct{ path, text string }{
-		{"agents", "No agent has reported yet"},
 		{"policies", "aggressive.*hibernates after 15 min.*conservative"},
 		{"schedules", "There is no schedule yet"},
 		{"notifications", "mail.*Works.*delivered"},
@@ -789,6 +789,35 @@ func (w *window) hosts(r *watched) {
 	w.visit(r.url + "/hosts/nobody")
 	w.sees("There is no host nobody")
 	w.forgive("status of 404")
+}
+
+// agents shows who hears each machine, and which are silent or outdated. That
+// another server hears one is laid into the answer: what it looks like is held
+// by the server's own tests.
+func (w *window) agents(r *watched) {
+	w.visit(r.url + "/agents")
+	w.sees("No agent has reported yet")
+	now := time.Now()
+	if _, err := control.Write[any](w.t.Context(), r.client, "POST", "/agents/lab-7/report", control.AgentReport{At: now, StartedAt: now, BootID: "b",
+		Version: "1.2.3", Interval: idle.Duration(time.Minute), LastUse: now, Idle: 4, Holder: "agent",
+		Readings: []idle.Reading{idle.Judge("cpu", 2, 5, "%", time.Minute, now)}}); err != nil {
+		w.t.Fatal(err)
+	}
+	js[bool](w, `(() => {
+		const plain = window.fetch
+		window.fetch = async (at, o) => {
+			const answer = await plain(at, o)
+			if (!String(at.url ?? at).includes('/agents?')) return answer
+			const list = await answer.json()
+			list.items.push({name: 'lab-8', kind: 'agent', server: 'another', reported_at: new Date().toISOString(), age_seconds: 5, version: '0.9.0', outdated: true},
+				{name: 'lab-9', kind: 'agent', server: 'another', reported_at: new Date(0).toISOString(), age_seconds: 5e7, version: '1.2.3', stale: true})
+			return new Response(JSON.stringify(list), {headers: {'Content-Type': 'application/json'}})
+		}
+		return true
+	})()`)
+	w.sees("Server another hears 2.*1 is not heard of.*1 is older than its server.*lab-7.*Idle for 4 min.*Version 1\\.2\\.3.*cpu.*quiet.*" +
+		"lab-8.*to server another.*Server another hears it.*Version 0\\.9\\.0, older than the server.*lab-9.*Not heard of")
+	w.both("agents", "light")
 }
 
 // rules makes a schedule, a policy and an exception, and puts them on workers.

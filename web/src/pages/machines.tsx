@@ -6,8 +6,10 @@ import { useResource } from '../resource'
 import { minutes } from '../time'
 import { Card, Empty, Fault, Loading, Time, words } from '../ui'
 
+/** server is the one that hears it; where that is another than the one asked, there is no report. */
+interface Agent extends Machine { worker_id?: string; version?: string; server?: string; outdated?: boolean; stale?: boolean }
+
 interface AgentReport {
-  version?: string
   readings?: Reading[]
   idle_minutes?: number
   pause_holder?: string
@@ -16,24 +18,38 @@ interface AgentReport {
   action?: { action: string; reason: string; phase: string }
 }
 
+/** What is to be known of all agents together: who hears them, and which need a person. */
+function together(list: Agent[]): string {
+  const heard = new Map<string, number>()
+  for (const m of list) if (m.server) heard.set(m.server, (heard.get(m.server) ?? 0) + 1)
+  const count = (n: number, one: string, many: string) => n === 0 ? [] : [n === 1 ? `1 ${one}` : `${n} ${many}`]
+  return [
+    ...(heard.size > 1 ? [[...heard].sort().map(([server, n]) => `server ${server} hears ${n}`).join(', ')] : []),
+    ...count(list.filter((m) => m.stale).length, 'is not heard of', 'are not heard of'),
+    ...count(list.filter((m) => m.outdated).length, 'is older than its server', 'are older than their server'),
+  ].map((s) => ` ${s.charAt(0).toUpperCase()}${s.slice(1)}.`).join('')
+}
+
 export function Agents(_: PageProps) {
-  const all = useResource<List<Machine & { worker_id?: string; outdated?: boolean; stale?: boolean }>>('/agents?limit=1000', { every: 10_000 })
+  const all = useResource<List<Agent>>('/agents?limit=1000', { every: 10_000 })
+  const several = new Set((all.value?.items ?? []).map((m) => m.server)).size > 1
   return (
     <>
       <h1>Agents</h1>
-      <p class="headline">Machines that watch themselves and report here.</p>
+      <p class="headline">Machines that watch themselves and report here.{together(all.value?.items ?? [])}</p>
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
       {!all.value ? !all.problem && <Loading what="the agents" /> : all.value.items.length === 0 ? (
         <Empty title="No agent has reported yet.">Run <code>lull agent run</code> with <code>--server</code> and a token of the role agent on a machine.</Empty>
       ) : all.value.items.map((m) => {
         const r = (m.report ?? {}) as AgentReport
         return (
-          <Card key={m.name} title={m.name} aside={<span class={m.stale ? 'bad' : 'muted'}>{m.stale ? 'Not heard of: last report ' : 'reported '}<Time at={m.reported_at} /></span>}>
+          <Card key={m.name} title={m.name} aside={<span class={m.stale ? 'bad' : 'muted'}>{m.stale ? 'Not heard of: last report ' : 'reported '}<Time at={m.reported_at} />{several && m.server && ` to server ${m.server}`}</span>}>
             <p>
+              {!m.report && m.server && <>Server {m.server} hears it; its signals are shown there. </>}
               {m.stale ? 'What it sees now is not known.' : r.idle_minutes !== undefined && <>Idle for {minutes(r.idle_minutes)}. </>}
               {r.pause_holder && <span class="muted">{r.pause_holder === 'agent' ? 'It decides about itself. ' : 'The controller decides about it. '}</span>}
               {m.worker_id && <a href={`/workers/${encodeURIComponent(m.worker_id)}`}>Its worker</a>}
-              {m.outdated && <span class="bad"> It is older than this server (version {r.version}).</span>}
+              {m.version && <span class={m.outdated ? 'bad' : 'muted'}> Version {m.version}{m.outdated && ', older than the server that hears it'}.</span>}
             </p>
             {(r.alarms ?? []).map((a) => <p key={a.code} class="fault">{a.sentence}</p>)}
             {r.action && <p>{words(r.action.action)}: {words(r.action.phase)} <span class="muted">({words(r.action.reason)})</span></p>}
