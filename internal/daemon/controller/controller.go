@@ -257,8 +257,8 @@ func (c *Controller) learn(w fleet.Worker, after time.Duration) {
 		}
 		e.region, r.entries[e.id] = r, e
 	}
-	if e.w.DesiredStatus != w.DesiredStatus && e.cancel != nil {
-		e.cancel() // what is being done was decided for another wish
+	if e.w.DesiredStatus != w.DesiredStatus && e.cancel != nil && !e.writing {
+		e.cancel() // what is being done was decided for another wish; a write would be refused for that
 	}
 	e.w = w
 	e.settled = false

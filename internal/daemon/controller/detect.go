@@ -370,16 +370,20 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 	ctx, span := j.span(ctx, "settle")
 	defer span.End()
 	guards := slices.DeleteFunc(j.guards(), func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == "halted" })
+	end := j.writes()
 	out, err := j.f.Settle(ctx, j.w.ID, fleet.Judgement{
 		At: j.w.Revision(), Now: time.Now(), Readings: j.live.readings, Guards: guards, Shadow: j.c.cfg.Shadow,
 		Rules: func(w *fleet.Worker) policy.Resolved { return j.c.rulesOf(time.Now(), w) },
 	})
+	warned := j.w.WarningSentAt
+	if err == nil {
+		j.took(out.Worker)
+	}
+	end()
 	if err != nil {
 		r.Error = "cannot settle: " + err.Error()
 		return err
 	}
-	warned := j.w.WarningSentAt
-	j.took(out.Worker)
 	r.Action, r.Guard = out.Action, out.Guard
 	r.Fill(out.Decision.Verdict)
 	if out.Guard != "" {
@@ -475,15 +479,43 @@ func (j *job) finalLook(ctx context.Context) evidence.Decision {
 	return d
 }
 
-// answer carries out the requests that wait for the worker's owner.
+// overtaken answers a request for a check with the one that was under way when
+// it was made, if that has decided on a pause.
+func (j *job) overtaken(r *fleet.Request) bool {
+	in, v := j.w.Intent, j.live.verdict
+	if in == nil || v == nil || !in.ByReadings() || in.At.Before(r.At) {
+		return false
+	}
+	r.Detect = &fleet.DetectResult{WorkerID: j.w.ID, CheckedAt: v.At, TelemetryFetched: true, ActivityUpdated: true, AutoPauseTriggered: true, Action: fleet.ActPause}
+	if in.Drain {
+		r.Detect.Action = fleet.ActDrain
+	}
+	r.Detect.Fill(*v)
+	return true
+}
+
+// answerWithin bounds the writing of an answer.
+const answerWithin = 10 * time.Second
+
+// answer carries out the requests that wait for the worker's owner. They were
+// written after whatever their askers had changed before, which may not have
+// come by the watch yet: so the record is read again first.
 func (j *job) answer(ctx context.Context) {
+	if len(j.ask) == 0 {
+		return
+	}
+	if w, err := j.f.Worker(ctx, j.w.ID); err == nil && w.Revision() > j.w.Revision() {
+		j.took(w)
+	}
 	for _, r := range j.ask {
 		switch {
 		case ctx.Err() != nil:
 			j.c.mu.Lock()
 			j.c.waiting[r.WorkerID] = append(j.c.waiting[r.WorkerID], r)
+			j.c.kick(j.e, time.Now().Add(debounce))
 			j.c.mu.Unlock()
 			continue
+		case r.Kind == fleet.RequestDetect && j.overtaken(&r):
 		case r.Kind == fleet.RequestDetect && j.w.Status != power.WorkerRunning:
 			r.Error = "it is " + string(j.w.Status) + ", not RUNNING"
 		case r.Kind == fleet.RequestDetect:
@@ -500,8 +532,11 @@ func (j *job) answer(ctx context.Context) {
 				r.Error = err.Error()
 			}
 		}
-		if err := j.f.Answer(ctx, r); err != nil {
+		// What was done is answered, though the job was called off meanwhile.
+		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+		if err := j.f.Answer(bound, r); err != nil {
 			j.c.log.Warn("cannot answer a request", "request", r.ID, "err", err)
 		}
+		cancel()
 	}
 }

@@ -25,6 +25,9 @@ type row struct {
 	world  func(w *world)
 	config map[string]any
 	age    time.Duration // in the status
+	// asks changes the record, which the controller does not hear of, and then
+	// asks for a check.
+	asks func(f *fleet.Fleet) error
 
 	result Result
 	to     power.Worker // empty: no change
@@ -109,6 +112,16 @@ func runRow(t *testing.T, r row) {
 		t.Fatal(err)
 	}
 	c.read(v)
+	if r.asks != nil {
+		if err := r.asks(f); err != nil {
+			t.Fatal(err)
+		}
+		q, err := f.AskOwner(ctx, person, fleet.RequestDetect, "w-1", true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.waiting["w-1"] = []fleet.Request{q}
+	}
 	out := c.once(t, ctx, r.ec2, m)
 	after, err := f.Worker(ctx, "w-1")
 	if err != nil {
@@ -272,6 +285,20 @@ func TestHandlers(t *testing.T) {
 				t.Errorf("recorded as %s/%s/%d", w.DesiredStatus, w.PauseReason, w.AutoPauseCount)
 			}
 		}},
+		{name: "a check that is asked for sees what was said before", status: power.WorkerRunning, ec2: "running", age: long, config: map[string]any{"worker_warn_before_minutes": 0},
+			set: func(w *fleet.Worker) { at := time.Now(); w.LastActivityCheckAt = &at }, asks: func(f *fleet.Fleet) error {
+				_, err := f.SnoozeWorker(context.Background(), person, "w-1", time.Now().Add(time.Hour))
+				return err
+			}, result: Success, check: func(t *testing.T, w fleet.Worker, c *Controller) {
+				page, err := store.List(t.Context(), c.fleet.Store(), fleet.RequestKeys())
+				if err != nil || len(page.Values) != 1 {
+					t.Fatalf("%d requests: %v", len(page.Values), err)
+				}
+				q, err := fleet.DecodeRequest(page.Values[0])
+				if err != nil || q.Detect == nil || !q.Detect.InSnoozePeriod || c.entries["w-1"].known().preflightAt != (time.Time{}) {
+					t.Errorf("answered %+v: %v", q, err)
+				}
+			}},
 		// STOPPING (section 6, as amended).
 		{name: "no instance to stop", status: power.WorkerStopping, set: both(intent(fleet.ReasonManual, false), fresh), result: Success, to: power.WorkerStopped},
 		{name: "stopped", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "stopped", result: Success, to: power.WorkerStopped, check: counters(func(s Stats) int64 { return s.Stopped }, 1)},

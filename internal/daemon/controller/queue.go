@@ -38,6 +38,7 @@ type entry struct {
 	running  bool
 	again    bool
 	cancel   context.CancelFunc
+	writing  bool // its job writes the record: what comes of that is its own doing
 	failures int
 
 	tagged  bool       // its policy tags are as its policy says

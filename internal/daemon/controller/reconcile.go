@@ -120,12 +120,26 @@ func (j *job) write(ctx context.Context, fn func(w *fleet.Worker, tx *fleet.Tx) 
 }
 
 func (j *job) writeBy(ctx context.Context, by fleet.Actor, limits bool, fn func(w *fleet.Worker, tx *fleet.Tx) error) error {
+	defer j.writes()()
 	w, err := j.f.Change(ctx, j.w.ID, fleet.Changing{By: by, At: j.w.Revision(), Limits: limits}, fn)
 	if err != nil {
 		return err
 	}
 	j.took(w)
 	return nil
+}
+
+// writes begins a change of the record by this job, which ends when what it
+// returns is called: the change that comes back by the watch before it is
+// taken calls nothing off.
+func (j *job) writes() (end func()) {
+	set := func(on bool) {
+		j.c.mu.Lock()
+		defer j.c.mu.Unlock()
+		j.e.writing = on
+	}
+	set(true)
+	return func() { set(false) }
 }
 
 // took makes a record that this job wrote the one it works on.

@@ -189,6 +189,7 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	if v := j.live.verdict; v != nil && len(v.Blocks) > 0 {
 		use = v.Blocks[0].Sentence
 	}
+	defer j.writes()()
 	w, err := j.f.ExpireTTL(ctx, j.w.ID, j.w.Revision(), use)
 	if err != nil {
 		return j.failedWrite(err), true

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/policy"
 	"lull/internal/power"
+	"lull/internal/store/mem"
 )
 
 // TestStartsAndStopsInEveryOrder has three commands, or crashes of the server,
@@ -278,6 +280,72 @@ func TestScheduledStartWithdrawn(t *testing.T) {
 		r.until(local(t, "2000-03-08 12:00"))
 		if w := r.worker(id); w.DesiredStatus != power.WorkerStopped || w.StartWithdrawnBy != person.Name || w.AutoResumeCount != 0 {
 			t.Errorf("a person's word against the schedule: %s, withdrawn by %q", w.DesiredStatus, w.StartWithdrawnBy)
+		}
+	})
+}
+
+// A pause that an asked-for check decides on comes back by the watch before the
+// check is done; it is answered all the same.
+func TestAnswerSurvivesItsOwnPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{settings: map[string]any{"worker_warn_before_minutes": 0}})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		if _, err := r.fleet.SetHalt(t.Context(), person, true); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour)
+		// What became of a write is known late, so that the watch is first.
+		r.c.fleet.Store().(*mem.Client).Inject(func(c mem.Call) mem.Fault {
+			switch {
+			case c.Kind == mem.Commit && len(c.Txn.Then) > 0:
+				return mem.Fault{LoseAnswer: true}
+			case c.Kind == mem.Commit:
+				return mem.Fault{Latency: 100 * time.Millisecond}
+			}
+			return mem.Fault{}
+		})
+		if _, err := r.fleet.SetHalt(t.Context(), person, false); err != nil {
+			t.Fatal(err)
+		}
+		q, err := r.fleet.AskOwner(t.Context(), person, fleet.RequestDetect, id, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if q, err = r.fleet.Request(t.Context(), q.ID); err != nil || q.AnsweredAt == nil {
+			t.Errorf("not answered: %+v: %v", q, err)
+		}
+	})
+}
+
+// A check that is asked for while another decides on a pause is told of that
+// pause, and not that the worker stops.
+func TestAnswerOfTheCheckBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{settings: map[string]any{"worker_warn_before_minutes": 0}})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		asked := make(chan fleet.Request, 1)
+		r.c.fleet.Store().(*mem.Client).Inject(func(c mem.Call) mem.Fault {
+			for _, op := range c.Txn.Then {
+				if c.Kind == mem.Commit && strings.HasPrefix(op.Key, "workers/") && strings.Contains(string(op.Data), `"reason":"idle_timeout"`) && len(asked) == 0 {
+					q, err := r.fleet.AskOwner(context.Background(), person, fleet.RequestDetect, id, true)
+					if err != nil {
+						t.Error(err)
+					}
+					asked <- q
+				}
+			}
+			return mem.Fault{}
+		})
+		q := <-asked
+		time.Sleep(10 * time.Second)
+		q, err := r.fleet.Request(t.Context(), q.ID)
+		if err != nil || q.Error != "" || q.Detect == nil || !q.Detect.AutoPauseTriggered || !q.Detect.IdleCheckPerformed || q.Detect.Action != fleet.ActPause {
+			t.Errorf("answered %+v: %v", q, err)
 		}
 	})
 }
