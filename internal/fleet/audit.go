@@ -111,7 +111,7 @@ func DecodeEntry(v store.Value) (Entry, error) {
 const auditTime = "20060102T150405.000000000"
 
 // entryOps makes the writes of e: the entry, whose key sorts by time, and the
-// mark that finds it among those of its worker.
+// marks that find it among those of its worker, and among those about power.
 func entryOps(e Entry) ([]store.Op, error) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -119,11 +119,11 @@ func entryOps(e Entry) ([]store.Op, error) {
 	e.At = e.At.UTC().Round(0)
 	name := e.At.Format(auditTime) + "-" + rand.Text()[:12]
 	data, err := entryCodec.Encode(auditPrefix+name, e)
-	ops := []store.Op{store.Put(auditPrefix+name, data)}
-	if e.WorkerID != "" {
-		ops = append(ops, markOf(e.WorkerID, name))
+	if err != nil {
+		return nil, err
 	}
-	return ops, err
+	marks, err := marksOf(&e, name)
+	return append([]store.Op{store.Put(auditPrefix+name, data)}, marks...), err
 }
 
 // AuditQuery selects entries, newest last.
@@ -141,16 +141,27 @@ type AuditPage struct {
 	Next    string  `json:"next,omitempty"`
 }
 
-// Audit reads the log. Errors: Invalid, and those of the store.
-func (f *Fleet) Audit(ctx context.Context, q AuditQuery) (AuditPage, error) {
+// checked is q with its usual limit. Errors: Invalid.
+func (q AuditQuery) checked() (AuditQuery, error) {
 	switch {
 	case q.Limit == 0:
 		q.Limit = 100
 	case q.Limit < 0 || q.Limit > 1000:
-		return AuditPage{}, invalidf("limit", "%d is not between 1 and 1000", q.Limit)
+		return q, invalidf("limit", "%d is not between 1 and 1000", q.Limit)
 	}
 	if len(q.After) > maxCursor {
-		return AuditPage{}, invalidf("after", "it is not a cursor")
+		return q, invalidf("after", "it is not a cursor")
+	}
+	return q, nil
+}
+
+// Audit reads a page of the log, of which at most maxScanned entries are read:
+// where few of those are selected the page has few, or none, and a Next.
+// Errors: Invalid, and those of the store.
+func (f *Fleet) Audit(ctx context.Context, q AuditQuery) (AuditPage, error) {
+	q, err := q.checked()
+	if err != nil {
+		return AuditPage{}, err
 	}
 	read := auditReader{f: f, q: q, after: q.After}
 	if read.after == "" && !q.From.IsZero() {
@@ -159,8 +170,14 @@ func (f *Fleet) Audit(ctx context.Context, q AuditQuery) (AuditPage, error) {
 	var out AuditPage
 	for {
 		e, more, err := read.next(ctx, q.Limit-len(out.Entries))
-		if err != nil || !more {
+		if err != nil {
 			return out, err
+		}
+		if !more {
+			if read.bounded {
+				out.Next = read.after
+			}
+			return out, nil
 		}
 		if out.Entries = append(out.Entries, e); len(out.Entries) == q.Limit {
 			out.Next = read.after
@@ -211,7 +228,7 @@ func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]Ent
 	}
 	removed := 0
 	for {
-		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), Limit: store.MaxOps / 2})
+		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), Limit: store.MaxOps / 3})
 		if err != nil {
 			return removed, fmt.Errorf("cannot trim the audit log: %w", err)
 		}
@@ -227,8 +244,12 @@ func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]Ent
 			}
 			total -= int64(len(v.Data) + len(v.Key))
 			old, ops = append(old, e), append(ops, store.Delete(v.Key))
-			if e.WorkerID != "" {
-				ops = append(ops, store.Delete(markOf(e.WorkerID, strings.TrimPrefix(v.Key, auditPrefix)).Key))
+			marks, err := marksOf(&e, strings.TrimPrefix(v.Key, auditPrefix))
+			if err != nil {
+				return removed, err
+			}
+			for _, m := range marks {
+				ops = append(ops, store.Delete(m.Key))
 			}
 		}
 		if len(ops) == 0 {

@@ -84,11 +84,12 @@ func TestAuditReadsItsOwn(t *testing.T) {
 		}
 		newest := func(q fleet.AuditQuery, n int) func() []fleet.Entry {
 			return func() []fleet.Entry {
-				e, err := f.NewestAudit(ctx, q, n)
+				q.Limit = n
+				page, err := f.NewestAudit(ctx, q)
 				if err != nil {
 					t.Error(err)
 				}
-				return e
+				return page.Entries
 			}
 		}
 		asked("its newest", 7, 60, newest(fleet.AuditQuery{WorkerID: "mine"}, 7), "4", "3", "2", "1", "0", "19", "18")
@@ -139,9 +140,109 @@ func TestAuditReadsItsOwn(t *testing.T) {
 		if err != nil || len(again.Values) != len(page.Values) {
 			t.Errorf("%d marks were made again, want %d: %v", len(again.Values), len(page.Values), err)
 		}
+		if power, err := store.List(ctx, c, store.Prefix("audit-power/")); err != nil || len(power.Values) != 0 {
+			t.Errorf("%d entries are taken to be about power: %v", len(power.Values), err)
+		}
 		db.records = 0
 		if err := f.MarkAudit(ctx); err != nil || db.records > 1 {
 			t.Errorf("a marked log is read again: %d records, %v", db.records, err)
+		}
+	})
+}
+
+// TestAuditPagesAreBounded counts what one page reads of a log in which little
+// is selected, and of one that is written at one moment: a page with few
+// entries, or none, goes on where it has stopped.
+func TestAuditPagesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := mem.New(mem.Options{}).Client()
+		defer c.Close()
+		db := &counting{Store: c}
+		f, err := fleet.New(fleet.Options{Store: db, ID: "f1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := t.Context()
+		const total, rare = 30_000, 7000
+		var ops []store.Op
+		for i := range total {
+			e := fleet.Entry{At: time.Now().Add(time.Duration(i)), Action: "often", Detail: fmt.Sprint(i), WorkerID: fmt.Sprint("w", i%3), From: power.WorkerRunning, To: power.WorkerStopped}
+			if i%rare == 0 {
+				e.Action = "rare"
+			}
+			if i%10 != 0 {
+				e.From, e.To = "", ""
+			}
+			more, err := fleet.EntryOps(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ops = append(ops, more...); len(ops) > store.MaxOps-3 || i == total-1 {
+				if _, err := c.Commit(ctx, store.Txn{Then: ops}); err != nil {
+					t.Fatal(err)
+				}
+				ops = nil
+			}
+			if i < total/2 && i%20 == 0 { // the second half is of one second
+				time.Sleep(5 * time.Minute)
+			} else if i%5 == 0 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		type page struct {
+			name string
+			read func(fleet.AuditQuery) (fleet.AuditPage, error)
+			want []string
+		}
+		audit := func(q fleet.AuditQuery) (fleet.AuditPage, error) { return f.Audit(ctx, q) }
+		newest := func(q fleet.AuditQuery) (fleet.AuditPage, error) { return f.NewestAudit(ctx, q) }
+		for _, p := range []page{{"oldest first", audit, []string{"0", "7000", "14000", "21000", "28000"}}, {"newest first", newest, []string{"28000", "21000", "14000", "7000", "0"}}} {
+			var got []string
+			for q, pages := (fleet.AuditQuery{Action: "rare"}), 0; ; pages++ {
+				db.records, db.keys = 0, 0
+				out, err := p.read(q)
+				if err != nil || pages > 20 {
+					t.Fatal(pages, err)
+				}
+				if db.records > 5700 || db.keys > 25_000 {
+					t.Errorf("%s: a page read %d records and %d keys", p.name, db.records, db.keys)
+				}
+				for _, e := range out.Entries {
+					got = append(got, e.Detail)
+				}
+				if q.After = out.Next; q.After == "" {
+					break
+				}
+			}
+			if !slices.Equal(got, p.want) {
+				t.Errorf("%s: %q, want %q", p.name, got, p.want)
+			}
+		}
+		// A few of any, of a dense part and before it, and one page after the other.
+		seen := map[string]bool{}
+		for q := (fleet.AuditQuery{Limit: 100}); len(seen) < 2000; {
+			db.records, db.keys = 0, 0
+			out, err := f.NewestAudit(ctx, q)
+			if err != nil || len(out.Entries) != 100 || db.records > 100 || db.keys > 4000 {
+				t.Fatalf("%d entries of %d records and %d keys: %v", len(out.Entries), db.records, db.keys, err)
+			}
+			for _, e := range out.Entries {
+				if want := fmt.Sprint(total - 1 - len(seen)); e.Detail != want {
+					t.Fatalf("entry %s, want %s", e.Detail, want)
+				}
+				seen[e.Detail] = true
+			}
+			q.After = out.Next
+		}
+		db.records, db.keys = 0, 0
+		if out, err := f.NewestAudit(ctx, fleet.AuditQuery{To: time.Now().Add(-30 * time.Hour), Limit: 10}); err != nil || len(out.Entries) != 10 || db.records > 10 || db.keys > 600 {
+			t.Errorf("at a past time %d entries of %d records and %d keys: %v", len(out.Entries), db.records, db.keys, err)
+		}
+		// What changes power is found without the rest.
+		db.records = 0
+		n := 0
+		if err := f.PowerAudit(ctx, time.Time{}, func(*fleet.Entry) error { n++; return nil }); err != nil || n != total/10 || db.records != n {
+			t.Errorf("%d entries about power of %d records: %v", n, db.records, err)
 		}
 	})
 }
@@ -158,9 +259,11 @@ func TestTrimTakesTheMarks(t *testing.T) {
 		if n, err := fl.TrimAudit(ctx, time.Now(), func([]fleet.Entry) error { return nil }); err != nil || n != 2 {
 			t.Errorf("removed %d: %v", n, err)
 		}
-		page, err := store.List(ctx, fl.Store(), store.Prefix("audit-of/"))
-		if err != nil || len(page.Values) != 1 {
-			t.Errorf("%d marks are left: %v", len(page.Values), err)
+		for prefix, n := range map[string]int{"audit-of/": 1, "audit-power/": 0} {
+			page, err := store.List(ctx, fl.Store(), store.Prefix(prefix))
+			if err != nil || len(page.Values) != n {
+				t.Errorf("%d marks %s are left: %v", len(page.Values), prefix, err)
+			}
 		}
 	})
 }

@@ -11,18 +11,64 @@ import (
 	"lull/internal/store"
 )
 
-// Marks find the entries of one worker without reading those of others: a key
-// below markPrefix for each, which ends as the entry's own does.
+// Marks find entries without reading others: keys that end as the entry's own
+// does.
 const (
+	// markPrefix has one for each entry of a worker, below its id.
 	markPrefix = "audit-of/"
-	// marked is the key that tells that every entry has its mark. A log that
+	// powerPrefix has one for each entry that is about power, with what of it
+	// is needed to know when a worker ran.
+	powerPrefix = "audit-power/"
+	// marked is the key that tells that every entry has its marks. A log that
 	// was begun by an earlier version is given them by MarkAudit.
-	marked = "audit-marked"
+	marked = "audit-marked-2"
 	// maxCursor is the longest that the end of an entry's key is.
 	maxCursor = 64
 )
 
-func markOf(worker, name string) store.Op { return store.Put(markPrefix+worker+"/"+name, []byte("{}")) }
+// marksOf are the marks of an entry: at most two.
+func marksOf(e *Entry, name string) ([]store.Op, error) {
+	if e.WorkerID == "" {
+		return nil, nil
+	}
+	ops := []store.Op{store.Put(markPrefix+e.WorkerID+"/"+name, []byte("{}"))}
+	if e.To == "" && e.Action != AuditDrainStarted && !slices.Contains(e.Events, EventPaused) {
+		return ops, nil
+	}
+	short := *e
+	short.Decision = nil
+	data, err := entryCodec.Encode(powerPrefix+name, short)
+	return append(ops, store.Put(powerPrefix+name, data)), err
+}
+
+// PowerAudit yields the entries that change the power of workers, or say why it
+// will change, from a time on, oldest first and without their decisions. It
+// reads no others. Errors: those of yield and of the store.
+func (f *Fleet) PowerAudit(ctx context.Context, from time.Time, yield func(*Entry) error) error {
+	after := powerPrefix
+	if !from.IsZero() {
+		after += from.UTC().Format(auditTime)
+	}
+	for {
+		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(powerPrefix), After: after, Limit: 500})
+		if err != nil {
+			return fmt.Errorf("cannot read the audit log: %w", err)
+		}
+		for _, v := range page.Values {
+			after = v.Key
+			e, err := DecodeEntry(v)
+			if err == nil {
+				err = yield(&e)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if !page.More {
+			return nil
+		}
+	}
+}
 
 // MarkAudit gives marks to the entries of a log that an earlier version began.
 // It is to be called once before the log is read; any number of processes may.
@@ -31,31 +77,35 @@ func (f *Fleet) MarkAudit(ctx context.Context) error {
 	if !errors.Is(err, store.ErrNotFound) {
 		return err
 	}
-	after := ""
-	for {
-		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), After: after, Limit: store.MaxOps})
+	for after, more := "", true; more; {
+		page, err := f.store.Range(ctx, store.Query{Keys: store.Prefix(auditPrefix), After: after, Limit: store.MaxOps/2 - 1})
 		if err != nil {
 			return fmt.Errorf("cannot mark the audit log: %w", err)
 		}
 		var ops []store.Op
 		for _, v := range page.Values {
 			after = v.Key
-			if e, err := DecodeEntry(v); err == nil && e.WorkerID != "" {
-				ops = append(ops, markOf(e.WorkerID, strings.TrimPrefix(v.Key, auditPrefix)))
+			e, err := DecodeEntry(v)
+			if err != nil {
+				continue // it is found where the whole log is read
 			}
+			marks, err := marksOf(&e, strings.TrimPrefix(v.Key, auditPrefix))
+			if err != nil {
+				return err
+			}
+			ops = append(ops, marks...)
 		}
-		if !page.More && len(ops) < store.MaxOps {
+		if more = page.More; !more {
 			ops = append(ops, store.Put(marked, []byte("{}")))
 		}
-		if len(ops) > 0 {
-			if _, err := f.store.Commit(ctx, store.Txn{Then: ops}); err != nil {
-				return fmt.Errorf("cannot mark the audit log: %w", err)
-			}
+		if len(ops) == 0 {
+			continue
 		}
-		if !page.More && (len(ops) < store.MaxOps || ops[len(ops)-1].Key == marked) {
-			return nil
+		if _, err := f.store.Commit(ctx, store.Txn{Then: ops}); err != nil {
+			return fmt.Errorf("cannot mark the audit log: %w", err)
 		}
 	}
+	return nil
 }
 
 // keys are where the entries that q asks for are found, and what comes before
@@ -74,6 +124,10 @@ type auditReader struct {
 	after string // the name of the last one that was read
 	have  []store.Value
 	ended bool
+	// scanned is how many entries were read; at maxScanned it stops, and
+	// bounded tells so.
+	scanned int
+	bounded bool
 }
 
 // next is the next entry that the query selects; want is how many are wanted.
@@ -81,6 +135,9 @@ func (r *auditReader) next(ctx context.Context, want int) (Entry, bool, error) {
 	for {
 		if len(r.have) == 0 {
 			if r.ended {
+				return Entry{}, false, nil
+			}
+			if r.bounded = r.scanned >= maxScanned; r.bounded {
 				return Entry{}, false, nil
 			}
 			if err := r.fill(ctx, want); err != nil {
@@ -123,6 +180,7 @@ func (r *auditReader) fill(ctx context.Context, want int) error {
 		return err
 	}
 	r.ended, r.have = !page.More, page.Values
+	r.scanned += len(page.Values)
 	if r.q.WorkerID == "" {
 		return nil
 	}
@@ -151,81 +209,153 @@ func (f *Fleet) entries(ctx context.Context, names []string) ([]store.Value, err
 	return res.Read, err
 }
 
-// NewestAudit are the last n entries that q selects, newest first. It looks
-// back over longer and longer spans, so that a long log costs no more than a
-// short one. After and Limit of q are not used. Errors: those of the store.
-func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery, n int) ([]Entry, error) {
-	out := []Entry{}
-	keys := q.keys()
-	first, err := f.store.Range(ctx, store.Query{Keys: keys, Limit: 1, KeysOnly: true})
+// Bounds of one page: how many entries are read for it, and how many names are
+// looked at together.
+const (
+	maxScanned = 5000
+	manyNames  = 512
+)
+
+// NewestAudit is a page of the last entries that q selects, newest first; its
+// Next, as q.After, goes on with those before. It looks back over longer and
+// longer spans, and over shorter ones where the log is dense, so that a long
+// log costs no more than a short one. A page of a filter that selects little
+// may have fewer entries than q.Limit, or none, and a Next. Errors: Invalid,
+// and those of the store.
+func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery) (AuditPage, error) {
+	q, err := q.checked()
 	if err != nil {
-		return nil, fmt.Errorf("cannot read the audit log: %w", err)
+		return AuditPage{}, err
 	}
-	if len(first.Values) == 0 {
-		return out, nil
+	out := AuditPage{Entries: []Entry{}}
+	w, err := f.backward(ctx, &q)
+	if err != nil || w == nil {
+		return out, err
 	}
-	oldest := names(first.Values, keys)[0]
-	oldest = oldest[:min(len(oldest), len(auditTime))]
-	if !q.From.IsZero() {
-		oldest = max(oldest, q.From.UTC().Format(auditTime))
-	}
-	end, to := "~", time.Now() // whatever is newer than now comes first
-	if !q.To.IsZero() {
-		to = q.To
-		end = to.UTC().Format(auditTime)
-	}
-	for span := time.Minute; end > oldest && len(out) < n; span *= 2 {
-		from := max(oldest, to.Add(-span).UTC().Format(auditTime))
-		within, err := f.namesBetween(ctx, keys, from, end)
+	for scanned := 0; w.end > w.oldest; {
+		within, err := w.names(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("cannot read the audit log: %w", err)
+			return AuditPage{}, fmt.Errorf("cannot read the audit log: %w", err)
 		}
-		for len(within) > 0 && len(out) < n {
+		for len(within) > 0 {
 			take := min(len(within), store.MaxOps)
 			if q.Action == "" {
-				take = min(take, n-len(out))
+				take = min(take, q.Limit-len(out.Entries))
 			}
 			values, err := f.entries(ctx, within[len(within)-take:])
 			if err != nil {
-				return nil, fmt.Errorf("cannot read the audit log: %w", err)
+				return AuditPage{}, fmt.Errorf("cannot read the audit log: %w", err)
 			}
 			within = within[:len(within)-take]
+			scanned += take
 			for _, v := range slices.Backward(values) {
+				at := strings.TrimPrefix(v.Key, auditPrefix)
 				if !v.Exists() {
 					continue // trimmed meanwhile
 				}
 				e, err := DecodeEntry(v)
 				if err != nil {
-					return nil, err
+					return AuditPage{}, err
 				}
-				if len(out) < n && (q.Action == "" || e.Action == q.Action) {
-					out = append(out, e)
+				if q.Action != "" && e.Action != q.Action {
+					continue
+				}
+				if out.Entries = append(out.Entries, e); len(out.Entries) == q.Limit {
+					out.Next = at
+					return out, nil
 				}
 			}
+			if scanned >= maxScanned {
+				out.Next = strings.TrimPrefix(values[0].Key, auditPrefix)
+				return out, nil
+			}
 		}
-		end = from
 	}
 	return out, nil
 }
 
-// namesBetween are the names of entries from a time until before another. No
-// name is a time alone: all have more behind it.
-func (f *Fleet) namesBetween(ctx context.Context, keys store.Keys, from, to string) ([]string, error) {
-	var out []string
-	after := keys.Name() + from
+// backward walks over the names of entries from the newest to the oldest.
+type backward struct {
+	f           *Fleet
+	keys        store.Keys
+	oldest, end string // what is left
+	at          time.Time
+	width       time.Duration // of the next span
+}
+
+// backward begins a walk; nil if there is nothing to walk over.
+func (f *Fleet) backward(ctx context.Context, q *AuditQuery) (*backward, error) {
+	w := &backward{f: f, keys: q.keys(), end: "~", at: time.Now(), width: time.Minute} // whatever is newer than now comes first
+	first, err := f.store.Range(ctx, store.Query{Keys: w.keys, Limit: 1, KeysOnly: true})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the audit log: %w", err)
+	}
+	if len(first.Values) == 0 {
+		return nil, nil
+	}
+	w.oldest = names(first.Values, w.keys)[0]
+	w.oldest = w.oldest[:min(len(w.oldest), len(auditTime))]
+	if !q.From.IsZero() {
+		w.oldest = max(w.oldest, q.From.UTC().Format(auditTime))
+	}
+	if !q.To.IsZero() {
+		w.at = q.To
+		w.end = w.at.UTC().Format(auditTime)
+	}
+	if q.After != "" && q.After < w.end {
+		if w.at, err = time.Parse(auditTime, q.After[:min(len(q.After), len(auditTime))]); err != nil {
+			return nil, invalidf("after", "it is not a cursor")
+		}
+		w.end = q.After
+	}
+	return w, nil
+}
+
+// names are those of the next span, which is made as short as it takes for
+// there not to be too many of them.
+func (w *backward) names(ctx context.Context) ([]string, error) {
 	for {
-		page, err := f.store.Range(ctx, store.Query{Keys: keys, After: after, Limit: 500, KeysOnly: true})
+		begin := w.at.Add(-w.width)
+		from := max(w.oldest, begin.UTC().Format(auditTime))
+		most := manyNames
+		if w.width <= time.Microsecond {
+			most = 0 // all of one moment
+		}
+		out, all, err := w.f.namesBetween(ctx, w.keys, from, w.end, most)
 		if err != nil {
 			return nil, err
 		}
+		if all {
+			if w.end, w.at = from, begin; len(out) < manyNames/2 {
+				w.width *= 2
+			}
+			return out, nil
+		}
+		w.width /= 4
+	}
+}
+
+// namesBetween are the names of entries from a time until before another, and
+// whether they are all: false where there are more than most, if that is not 0.
+// No name is a time alone: all have more behind it.
+func (f *Fleet) namesBetween(ctx context.Context, keys store.Keys, from, to string, most int) (out []string, all bool, err error) {
+	after := keys.Name() + from
+	for {
+		page, err := f.store.Range(ctx, store.Query{Keys: keys, After: after, Limit: manyNames, KeysOnly: true})
+		if err != nil {
+			return nil, false, err
+		}
 		for _, n := range names(page.Values, keys) {
 			if n >= to {
-				return out, nil
+				return out, true, nil
 			}
 			out = append(out, n)
 		}
 		if !page.More {
-			return out, nil
+			return out, true, nil
+		}
+		if most > 0 && len(out) >= most {
+			return nil, false, nil
 		}
 		after = page.Values[len(page.Values)-1].Key
 	}

@@ -25,13 +25,13 @@ const (
 // PastPauses are how long the last pauses of a worker were that have ended,
 // newest first, as the audit log has them: at most mostPauses.
 func (f *Fleet) PastPauses(ctx context.Context, id string) ([]time.Duration, error) {
-	entries, err := f.NewestAudit(ctx, AuditQuery{WorkerID: id}, 500)
+	page, err := f.NewestAudit(ctx, AuditQuery{WorkerID: id, Limit: 500})
 	if err != nil {
 		return nil, err
 	}
 	var out []time.Duration
 	var ended time.Time
-	for _, e := range entries {
+	for _, e := range page.Entries {
 		switch {
 		case e.From == power.WorkerStopped && e.To != power.WorkerTerminating:
 			ended = e.At

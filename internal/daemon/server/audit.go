@@ -18,7 +18,7 @@ type auditList struct {
 	Action   string    `query:"action" maxLength:"128"`
 	From     time.Time `query:"from" doc:"RFC 3339; from this time on"`
 	To       time.Time `query:"to" doc:"RFC 3339; before this time"`
-	Newest   bool      `query:"newest" doc:"The newest entries, newest first, instead of a page; limit says how many"`
+	Newest   bool      `query:"newest" doc:"The newest entries, newest first; next then goes back in time"`
 }
 
 func (q auditList) query() fleet.AuditQuery {
@@ -28,8 +28,8 @@ func (q auditList) query() fleet.AuditQuery {
 func (s *Server) auditRoutes() {
 	list := func(ctx context.Context, in auditList) (control.List[fleet.Entry], error) {
 		if in.Newest {
-			items, err := s.fleet.NewestAudit(ctx, in.query(), in.Limit)
-			return control.List[fleet.Entry]{Items: items}, err
+			page, err := s.fleet.NewestAudit(ctx, in.query())
+			return control.List[fleet.Entry]{Items: page.Entries, Next: page.Next}, err
 		}
 		page, err := s.fleet.Audit(ctx, in.query())
 		if page.Entries == nil {

@@ -159,35 +159,54 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// changes are the changes of power in the audit log, by worker.
+// story collects changes of power, by worker, from entries of the audit log in
+// their order.
+type story struct {
+	changes map[string][]control.TimelineChange
+	why     map[string]string // the reason of the pause that is under way
+}
+
+func newStory() *story {
+	return &story{changes: map[string][]control.TimelineChange{}, why: map[string]string{}}
+}
+
+func (s *story) add(e *fleet.Entry) {
+	if e.Reason != "" && (slices.Contains(e.Events, fleet.EventPaused) || e.Action == fleet.AuditDrainStarted) {
+		s.why[e.WorkerID] = e.Reason
+	}
+	if e.To == "" || e.WorkerID == "" {
+		return
+	}
+	reason := cmp.Or(e.Reason, e.Detail)
+	switch e.To {
+	case power.WorkerStopping, power.WorkerStopped, power.WorkerDraining:
+		reason = cmp.Or(s.why[e.WorkerID], reason)
+	default:
+		delete(s.why, e.WorkerID)
+	}
+	s.changes[e.WorkerID] = append(s.changes[e.WorkerID], control.TimelineChange{At: e.At,
+		Change: evidence.Change{From: string(e.From), To: string(e.To), By: e.By.Name, Reason: reason}})
+}
+
+// changes are the changes of power in the audit log, by worker. Of the whole
+// fleet's only those entries are read that are about power.
 func (s *Server) changes(ctx context.Context, q fleet.AuditQuery) (map[string][]control.TimelineChange, error) {
-	out := map[string][]control.TimelineChange{}
-	why := map[string]string{} // the reason of the pause that is under way
+	out := newStory()
+	if q.WorkerID == "" {
+		err := s.fleet.PowerAudit(ctx, q.From, func(e *fleet.Entry) error { out.add(e); return nil })
+		return out.changes, err
+	}
 	q.Limit = 1000
 	for {
 		page, err := s.fleet.Audit(ctx, q)
 		if err != nil {
 			return nil, err
 		}
-		for _, e := range page.Entries {
-			if e.Reason != "" && (slices.Contains(e.Events, fleet.EventPaused) || e.Action == fleet.AuditDrainStarted) {
-				why[e.WorkerID] = e.Reason
-			}
-			if e.To == "" || e.WorkerID == "" {
-				continue
-			}
-			reason := cmp.Or(e.Reason, e.Detail)
-			switch e.To {
-			case power.WorkerStopping, power.WorkerStopped, power.WorkerDraining:
-				reason = cmp.Or(why[e.WorkerID], reason)
-			default:
-				delete(why, e.WorkerID)
-			}
-			out[e.WorkerID] = append(out[e.WorkerID], control.TimelineChange{At: e.At,
-				Change: evidence.Change{From: string(e.From), To: string(e.To), By: e.By.Name, Reason: reason}})
+		for i := range page.Entries {
+			out.add(&page.Entries[i])
 		}
 		if q.After = page.Next; q.After == "" {
-			return out, nil
+			return out.changes, nil
 		}
 	}
 }

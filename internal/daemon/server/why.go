@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"lull/internal/daemon/server/access"
@@ -46,13 +47,13 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	if err != nil {
 		return control.Why{}, err
 	}
-	last, err := s.fleet.NewestAudit(ctx, fleet.AuditQuery{WorkerID: id}, lastEntries)
+	last, err := s.fleet.NewestAudit(ctx, fleet.AuditQuery{WorkerID: id, Limit: lastEntries})
 	if err != nil {
 		return control.Why{}, err
 	}
 	d := evidence.Decision{Policy: p.Idle(w.IsIdleDetectionEnabled), Verdict: st.Verdict, Evidence: fleet.EvidenceFor(&w, st.Readings, nil)}
 	y := control.Why{Account: evidence.Explain(about(&w), d),
-		WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last, Readings: "live", Halted: s.fleet.Halted().On}
+		WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last.Entries, Readings: "live", Halted: s.fleet.Halted().On}
 	seen := &st
 	if _, live := s.observe(ctx, id); !live {
 		y.Readings, seen = "unknown", nil
@@ -105,29 +106,19 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	if err != nil {
 		return control.Why{}, err
 	}
-	changes, err := s.changes(ctx, fleet.AuditQuery{WorkerID: id})
+	past, err := s.powerThen(ctx, id, at)
 	if err != nil {
 		return control.Why{}, err
 	}
-	last, err := s.fleet.NewestAudit(ctx, fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond)}, lastEntries)
+	last, err := s.fleet.NewestAudit(ctx, fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond), Limit: lastEntries})
 	if err != nil {
 		return control.Why{}, err
 	}
 	a := about(&w)
-	a.At, a.State = at, stateThen(changes[id], string(w.Status), at)
-	y := control.Why{WorkerID: w.ID, WorkerName: w.Name, Status: a.State, Last: last, Readings: "recorded", Halted: s.fleet.Halted().On}
+	a.At, a.State = at, cmp.Or(past.state, string(w.Status))
+	y := control.Why{WorkerID: w.ID, WorkerName: w.Name, Status: a.State, Last: last.Entries, Readings: "recorded", Halted: s.fleet.Halted().On}
 	y.Account = evidence.Past(a, c)
-	for _, ch := range changes[id] {
-		if ch.At.After(at) {
-			break
-		}
-		switch turn := (&evidence.Turn{At: ch.At, By: ch.By, Reason: ch.Reason}); {
-		case runs(ch.From) && !runs(ch.To):
-			y.Paused = turn
-		case ch.To == string(power.WorkerRunning):
-			y.Resumed = turn
-		}
-	}
+	y.Paused, y.Resumed = past.paused, past.resumed
 	if v := y.Verdict; v != nil {
 		y.IdleStatus = fleet.IdleStatus{WorkerID: id, Verdict: *v, IdleDuration: v.IdleMinutes * 60, CheckedAt: v.At, Readings: c.Before.Evidence.Readings,
 			TimeoutMinutes: time.Duration(c.Before.Policy.Timeout).Minutes(), AutoPauseEnabled: c.Before.Policy.AutoPause && c.Before.Policy.Detection}
@@ -168,18 +159,82 @@ func comesBack(w *fleet.Worker, p *control.WorkerPolicy) []string {
 	return append(out, "A person or its wake token starts it at any time.")
 }
 
-// stateThen is the status at a past moment, by changes that reach to the
-// present, and the present status.
-func stateThen(changes []control.TimelineChange, present string, at time.Time) string {
-	for i, c := range changes {
-		if c.At.After(at) {
-			return c.From
+// then is what a worker's power was at a past moment: its status, empty if it
+// has not changed, and how it last went down and came up.
+type then struct {
+	state           string
+	paused, resumed *evidence.Turn
+}
+
+// maxThen bounds how many of a worker's entries are read for its power at a
+// past moment.
+const maxThen = 5000
+
+// powerThen reads back from a moment until it knows the worker's power then.
+func (s *Server) powerThen(ctx context.Context, id string, at time.Time) (then, error) {
+	var out then
+	var back []fleet.Entry // newest first
+	q := fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond), Limit: 100}
+	for {
+		page, err := s.fleet.NewestAudit(ctx, q)
+		if err != nil {
+			return out, err
 		}
-		if i == len(changes)-1 {
-			return c.To
+		back = append(back, page.Entries...)
+		if q.After = page.Next; q.After == "" || len(back) >= maxThen || knowsPower(back) {
+			break
+		}
+		q.Limit = 1000
+	}
+	slices.Reverse(back)
+	story := newStory()
+	for i := range back {
+		story.add(&back[i])
+	}
+	for _, ch := range story.changes[id] {
+		out.state = ch.To
+		switch turn := (&evidence.Turn{At: ch.At, By: ch.By, Reason: ch.Reason}); {
+		case runs(ch.From) && !runs(ch.To):
+			out.paused = turn
+		case ch.To == string(power.WorkerRunning):
+			out.resumed = turn
 		}
 	}
-	return present
+	if out.state != "" {
+		return out, nil
+	}
+	// It has not changed before: it was what it changed from afterwards.
+	q = fleet.AuditQuery{WorkerID: id, From: at, Limit: 1000}
+	for read := 0; read < maxThen; {
+		page, err := s.fleet.Audit(ctx, q)
+		if err != nil {
+			return out, err
+		}
+		for _, e := range page.Entries {
+			if e.To != "" {
+				out.state = string(e.From)
+				return out, nil
+			}
+		}
+		read += len(page.Entries)
+		if q.After = page.Next; q.After == "" {
+			break
+		}
+	}
+	return out, nil
+}
+
+// knowsPower tells whether entries, newest first, go back to when their worker
+// last came up and, with why, to when it last went down.
+func knowsPower(back []fleet.Entry) bool {
+	up, down, why := false, false, false
+	for i := range back {
+		e := &back[i]
+		up = up || e.To == power.WorkerRunning
+		down = down || runs(string(e.From)) && e.To != "" && !runs(string(e.To))
+		why = why || down && (slices.Contains(e.Events, fleet.EventPaused) || e.Action == fleet.AuditDrainStarted)
+	}
+	return up && down && why
 }
 
 // up tells whether the question about a worker is why it runs.
