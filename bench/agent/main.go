@@ -67,12 +67,13 @@ func watch(ctx context.Context, dir string, every time.Duration) error {
 		return err
 	}
 	defer journal.Close()
-	o, free, err := agent.Machine(agent.Options{Version: "bench", Journal: journal,
-		Disk: local{files, fmt.Sprintf("idle-timeout: 24h\ncheck-interval: %s\n", every)}}, &agent.Meter{}, 0)
+	o, free, err := agent.Machine(agent.Options{Version: "bench", Journal: journal}, &agent.Meter{}, 0)
 	if err != nil {
 		return err
 	}
 	defer free()
+	files.Clock = o.Clocks
+	o.Disk = local{files, fmt.Sprintf("idle-timeout: 24h\ncheck-interval: %s\n", every)}
 	a, err := agent.New(o)
 	if err != nil {
 		return err

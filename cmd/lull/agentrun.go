@@ -59,8 +59,7 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 		return err
 	}
 	defer free()
-	at := o.Clocks()
-	files := agent.Files{State: cfg.State, ConfigFile: cfg.Config, BootedAt: at.Wall.Add(-at.Boot)}
+	files := agent.Files{State: cfg.State, ConfigFile: cfg.Config, Clock: o.Clocks}
 	if err := files.Prepare(); err != nil {
 		return err
 	}

@@ -13,13 +13,18 @@ import (
 	"time"
 
 	"lull/internal/base/segment"
+	"lull/internal/base/wall"
+	"lull/internal/idle"
 )
 
 // Files is the Disk of a real machine.
 type Files struct {
-	State      string    // directory of what outlives the agent, such as /var/lib/lull/agent
-	ConfigFile string    // the local file, such as /etc/lull/agent.yaml
-	BootedAt   time.Time // a completion file older than that is of an earlier boot
+	State      string // directory of what outlives the agent, such as /var/lib/lull/agent
+	ConfigFile string // the local file, such as /etc/lull/agent.yaml
+	// Clock reads the machine's clocks: a completion file older than its boot is
+	// of an earlier one. They are read each time, because a clock that was wrong
+	// at the boot is set later.
+	Clock func() wall.Reading
 }
 
 var _ Disk = Files{}
@@ -57,6 +62,12 @@ func (f Files) Config() ([]byte, error) {
 func ReadTrusted(path string, limit int64) ([]byte, error) {
 	// Without blocking: what lies there may be a pipe.
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		// A link that leads nowhere is a file that cannot be read, not none.
+		if st, lerr := os.Lstat(path); lerr == nil && st.Mode()&fs.ModeSymlink != 0 {
+			return nil, fmt.Errorf("cannot read %s: it is a link that leads nowhere", path)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -85,11 +96,16 @@ func (f Files) Completed(path string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	// A reboot empties /run; elsewhere an old file must not end a new boot.
-	if st.ModTime().Before(f.BootedAt) {
-		return time.Time{}, fmt.Errorf("cannot obey %s: it is of %s, before this boot", path, st.ModTime().Format(time.RFC3339))
+	// A reboot empties /run; elsewhere an old file must not end a new boot. One
+	// from the future is an old one too, where the clock has not been set yet.
+	written, now := st.ModTime(), f.Clock()
+	if written.Before(now.Wall.Add(-now.Boot)) {
+		return time.Time{}, fmt.Errorf("cannot obey %s: it is of %s, before this boot", path, written.Format(time.RFC3339))
 	}
-	return st.ModTime(), nil
+	if written.After(now.Wall.Add(idle.FutureTolerance)) {
+		return time.Time{}, fmt.Errorf("cannot obey %s: it is of %s, which lies in the future", path, written.Format(time.RFC3339))
+	}
+	return written, nil
 }
 
 // trusted checks an open file and every directory on the way to it, through

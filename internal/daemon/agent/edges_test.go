@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"lull/internal/base/httpx"
+	"lull/internal/base/wall"
 	"lull/internal/edge/proc"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
@@ -98,7 +99,9 @@ func TestFilesAreDistrusted(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, "complete")
-	f := Files{State: dir, ConfigFile: path, BootedAt: time.Now().Add(-time.Hour)}
+	// It booted an hour ago, whatever its clock says now.
+	set := time.Duration(0)
+	f := Files{State: dir, ConfigFile: path, Clock: func() wall.Reading { return wall.Reading{Boot: time.Hour, Wall: time.Now().Add(set)} }}
 	if at, err := f.Completed(path); !at.IsZero() || err != nil {
 		t.Errorf("no file: %s, %v", at, err)
 	}
@@ -116,20 +119,23 @@ func TestFilesAreDistrusted(t *testing.T) {
 		"a pipe":              func() { must(t, os.Remove(path)); must(t, syscall.Mkfifo(path, 0o600)) },
 		"a folder":            func() { must(t, os.Remove(path)); must(t, os.Mkdir(path, 0o700)) },
 		"of an earlier boot":  func() { must(t, os.Chtimes(path, time.Time{}, time.Now().Add(-2*time.Hour))) },
+		"of the future":       func() { set = -56 * 365 * 24 * time.Hour },
+		"a link to nowhere":   func() { must(t, os.Remove(path)); must(t, os.Symlink("nowhere", path)) },
 	} {
 		must(t, os.Chown(dir, 0, 0))
 		must(t, os.Chmod(dir, 0o755))
 		os.RemoveAll(path)
 		os.RemoveAll(path + "2")
+		set = 0
 		must(t, os.WriteFile(path, []byte("idle-timeout: 1h\n"), 0o644))
 		spoil()
 		if at, err := f.Completed(path); at.IsZero() != (name != "") || (err != nil) != (name != "") {
 			t.Errorf("completion file %s: %s, %v", name, at, err)
 		}
-		if name == "of an earlier boot" || name == "a link" { // the local file may be both
+		if name == "of an earlier boot" || name == "of the future" || name == "a link" { // the local file may be both
 			continue
 		}
-		if _, err := f.Config(); (err != nil) != (name != "") {
+		if _, err := f.Config(); (err != nil) != (name != "") || errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("local file %s: %v", name, err)
 		}
 	}

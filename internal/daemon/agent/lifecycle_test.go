@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -326,5 +327,46 @@ func TestLeasesAndSnoozesAreChecked(t *testing.T) {
 		if err != nil || len(l) != 1 || l[0].Holder != "b" {
 			t.Errorf("%v, %v", l, err)
 		}
+	})
+}
+
+// TestSmallClockStep: a step of the clock that is no resume still makes every
+// sample worthless, since a rate over a time that it made longer looks quiet.
+func TestSmallClockStep(t *testing.T) {
+	w := newWorld()
+	w.tags["lull:idle-timeout"] = "30m"
+	bubble(t, w, func(t *testing.T, a *Agent) {
+		time.Sleep(20*time.Minute + 30*time.Second)
+		w.with(func() { w.skew += 50 * time.Second })
+		stepped := time.Now()
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		list, err := a.History(t.Context(), agentctl.HistoryQuery{Since: stepped})
+		must(t, err)
+		if !slices.ContainsFunc(list, func(e agentctl.Entry) bool { return e.Verdict != nil && e.Verdict.Has(idle.SignalUnknown) }) {
+			t.Errorf("the samples before the step still counted: %+v", list)
+		}
+		if s := mustStatus(t, a); s.Counters.Resumes > 0 || s.Verdict.IdleMinutes < 20 {
+			t.Errorf("it is taken for a resume: %+v", s.Verdict)
+		}
+	})
+}
+
+// TestPrismPrefix: the tags of the seed work as they are, its state tags too.
+func TestPrismPrefix(t *testing.T) {
+	w := newWorld()
+	w.tune = func(o *Options) { o.Prefix = "prism:" }
+	w.tags["prism:idle-timeout"], w.tags["prism:hibernate-on-idle"], w.tags["lull:enabled"] = "30m", "true", "false"
+	bubble(t, w, func(t *testing.T, a *Agent) {
+		time.Sleep(32 * time.Minute)
+		synctest.Wait()
+		if d := cmp.Diff([]string{"hibernate"}, w.sent()); d != "" {
+			t.Error(d, mustStatus(t, a).Verdict.Blocks)
+		}
+		w.with(func() {
+			if w.tags["Prism:IdleStatus"] != "idle" || w.tags["Prism:IdleAction"] != "hibernating" || w.tags["Prism:IdleSince"] == "" || w.tags["lull:idle-status"] != "" {
+				t.Errorf("tags %v", w.tags)
+			}
+		})
 	})
 }

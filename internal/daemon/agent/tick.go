@@ -55,6 +55,7 @@ func (a *Agent) watchClocks() {
 	slept, jump := a.clock.look(a.o.Clocks())
 	if jump != 0 {
 		a.shift(jump)
+		a.o.Cheap.Reset() // a rate over a time that the clock made longer looks quiet
 	}
 	now := a.now()
 	// A jump forward may be a suspend that the kernel did not account for.
