@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,6 +36,12 @@ type instance struct {
 // launch starts a simulated cloud with one instance; w says what is special.
 func launch(t *testing.T, w world.WorkerConfig, tags map[string]string) *instance {
 	t.Helper()
+	return launchAway(t, 1, w, tags)
+}
+
+// launchAway is launch with an agent that many hops away from its metadata.
+func launchAway(t *testing.T, hops int, w world.WorkerConfig, tags map[string]string) *instance {
+	t.Helper()
 	dir, err := os.MkdirTemp("/run", "lull-cloud-")
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +53,7 @@ func launch(t *testing.T, w world.WorkerConfig, tags map[string]string) *instanc
 	w.Tags = map[string]string{"lull:signals": "gpu", "lull:idle-timeout": "1m", "lull:check-interval": "1s",
 		"lull:warn-before": "2s", "lull:boot-grace": "0s"}
 	maps.Copy(w.Tags, tags)
-	s, err := sim.New(sim.Options{Metadata: "m", Scenario: world.Config{Speed: 30,
+	s, err := sim.New(sim.Options{Metadata: "m", Hops: hops, Scenario: world.Config{Speed: 30,
 		Accounts: []world.AccountConfig{{ID: "111122223333", Roles: []world.Role{{Name: "lull-agent", SelfOnly: true}}}},
 		Regions:  []world.RegionConfig{{Name: "us-east-1"}}, Workers: []world.WorkerConfig{w}}})
 	if err != nil {
@@ -409,5 +416,74 @@ func TestDoctorOnInstance(t *testing.T) {
 	}
 	if s, _, _ := i.state(); s != "running" {
 		t.Errorf("the doctor left the instance %s", s)
+	}
+}
+
+// TestHopLimit runs the agent where its network is a hop farther from the
+// metadata than the instance lets it be, as in a container: nothing is known,
+// nothing is done, and it says what to change. With the limit raised it works.
+func TestHopLimit(t *testing.T) {
+	t.Parallel()
+	i := launchAway(t, 2, world.WorkerConfig{TagsInMetadata: true}, nil)
+	i.boot()
+	i.await("the alarm", func() bool { return i.alarmed("config_unreadable") })
+	if d := i.source("tags").Detail; !strings.Contains(d, "hop limit") {
+		t.Errorf("the reason given is %q", d)
+	}
+	if s := i.status(); s.Verdict.Eligible || !s.Verdict.Has("config_unreadable") {
+		t.Errorf("without a policy: %+v", s.Verdict.Blocks)
+	}
+	j := launchAway(t, 2, world.WorkerConfig{TagsInMetadata: true, HopLimit: 2}, map[string]string{"lull:idle-timeout": "30m"})
+	j.boot()
+	j.await("the tags", func() bool { return j.source("tags").State == "read" })
+}
+
+// TestHangup has SIGHUP read the tags again, and looks at the history's picture.
+func TestHangup(t *testing.T) {
+	t.Parallel()
+	i := launch(t, world.WorkerConfig{TagsInMetadata: true}, map[string]string{"lull:idle-timeout": "30m"})
+	i.boot()
+	i.await("the tags", func() bool { return i.source("tags").State == "read" })
+	i.setTag("lull:idle-timeout", "2h")
+	if err := i.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	i.await("the new timeout", func() bool { return time.Duration(i.status().Policy.Timeout) == 2*time.Hour })
+	i.await("a line in the log", func() bool {
+		return strings.Contains(i.log.String(), "the policy was read again") && strings.Contains(i.log.String(), "[idle-timeout]")
+	})
+	i.await("the picture", func() bool {
+		out, code := i.lull("agent", "history")
+		return code == 0 && strings.Contains(out, "\ngpu ") && strings.Contains(out, "\nevents ") && strings.Contains(out, "B agent or machine started") &&
+			strings.Contains(out, "Changed: idle-timeout.")
+	})
+}
+
+// TestNothingSecretIsSaid gives the program a hook and a webhook that hold a
+// password and fail, and looks for it in everything that it prints.
+func TestNothingSecretIsSaid(t *testing.T) {
+	t.Parallel()
+	i := launch(t, world.WorkerConfig{TagsInMetadata: true}, map[string]string{"lull:pre-stop": "/bin/false --key hunter2",
+		"lull:notify-url": "http://ada:hunter2@127.0.0.1:1/hunter2", "lull:notify-urls": "http://hooks.example/hunter2"})
+	if err := os.WriteFile(filepath.Join(i.dir, "agent.yaml"), []byte("allow-tag-hooks: true\npassword: hunter2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	i.boot()
+	i.gone("stopped")
+	i.await("what went wrong", func() bool {
+		return i.alarmed("hook_failed") && i.alarmed("warning_undelivered") && i.alarmed("config_faults")
+	})
+	said := map[string]string{"log": i.log.String()}
+	for _, args := range [][]string{{"status"}, {"status", "--json"}, {"why"}, {"why", "--json"}, {"history"}, {"history", "--json", "--limit", "0"}, {"doctor"}, {"reload"}} {
+		out, _ := i.lull(append([]string{"agent"}, args...)...)
+		said[strings.Join(args, " ")] = out
+	}
+	for what, out := range said {
+		if at := strings.Index(out, "hunter2"); at >= 0 {
+			t.Errorf("%s tells it: %s", what, out[max(0, at-300):min(len(out), at+100)])
+		}
+		if len(out) < 20 {
+			t.Errorf("%s says nothing: %q", what, out)
+		}
 	}
 }
