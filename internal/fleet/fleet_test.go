@@ -400,6 +400,16 @@ func TestWakeTokens(t *testing.T) {
 		if r, ok := errors.AsType[*fleet.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "rate_limited" {
 			t.Error("a second wake at once was taken")
 		}
+		at := time.Now().Add(24 * time.Hour) // of a server whose clock was wrong
+		change(t, fl, id, func(w *fleet.Worker) { w.LastWakeAt = &at })
+		if _, err := fl.WakeWorker(ctx, id, token); err != nil {
+			t.Errorf("a wake after one in the future: %v", err)
+		}
+		change(t, fl, id, func(w *fleet.Worker) { w.Status, w.LastWakeAt = power.WorkerStarting, nil })
+		change(t, fl, id, func(w *fleet.Worker) { w.Status, w.StatusReason = power.WorkerFailed, "no capacity" })
+		if r, ok := errors.AsType[*fleet.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "status" {
+			t.Error("a failed worker was woken")
+		}
 	})
 }
 

@@ -95,7 +95,8 @@ func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error
 		if w.WakeTokenHash == "" || subtle.ConstantTimeCompare([]byte(hashToken(token)), []byte(w.WakeTokenHash)) != 1 {
 			return &NotFound{Kind: "worker", Name: id}
 		}
-		if w.LastWakeAt != nil && tx.Now.Sub(*w.LastWakeAt) < tx.Settings.WakeInterval {
+		// A wake in the future is of a clock that was wrong.
+		if at := w.LastWakeAt; at != nil && tx.Now.Sub(*at) < tx.Settings.WakeInterval && at.Sub(tx.Now) <= time.Minute {
 			return &Refused{Command: "wake", Name: id, Reason: "rate_limited",
 				Detail: fmt.Sprintf("it was woken less than %s ago", tx.Settings.WakeInterval)}
 		}

@@ -280,6 +280,9 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 		if w.EC2InstanceID == "" {
 			return refuse("it was never launched; retry it")
 		}
+		if o == OriginAuto {
+			return refuse("it has failed, and only a person tries again: " + w.StatusReason)
+		}
 		want()
 		w.Status, w.StatusReason, w.StartSentAt = power.WorkerStarting, "", nil
 	case power.WorkerUnknown:

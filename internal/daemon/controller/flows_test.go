@@ -88,6 +88,39 @@ func TestDetectResult(t *testing.T) {
 	})
 }
 
+// That an instance is not found is believed when it is answered twice: while
+// nobody answers, the first answer is not taken for the second.
+func TestMissingTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		m := r.machine(id)
+		set := func(hidden bool, fault func(string) (time.Duration, error, bool)) {
+			r.world.mu.Lock()
+			defer r.world.mu.Unlock()
+			m.hidden, r.world.fault = hidden, fault
+		}
+		set(true, nil)
+		for r.worker(id).MissingSince == nil {
+			time.Sleep(time.Second)
+		}
+		set(true, failNow("states", Unreachable))
+		time.Sleep(10 * time.Minute)
+		if w := r.worker(id); w.Status != power.WorkerRunning {
+			t.Fatalf("after one answer it is %s", w.Status)
+		}
+		set(false, nil)
+		time.Sleep(5 * time.Minute)
+		if w := r.worker(id); w.Status != power.WorkerRunning || w.MissingSince != nil {
+			t.Errorf("found again it is %s, missing since %v", w.Status, w.MissingSince)
+		}
+		set(true, nil)
+		r.await(id, power.WorkerTerminated, 5*time.Minute)
+	})
+}
+
 // A stop that is sent, given up, and takes effect all the same.
 func TestLateAction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -309,6 +309,10 @@ func TestHandlers(t *testing.T) {
 			check: counters(func(s Stats) int64 { return s.PauseCancelled }, 1)},
 		{name: "an idle stop is called off by an unknown", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: func(m *machine) { m.down = true }, result: Success, to: power.WorkerRunning},
 		{name: "an idle stop is called off by a snooze", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent, func(w *fleet.Worker) { at := time.Now().Add(time.Hour); w.SnoozedUntil = &at }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
+		{name: "a schedule's stop with force is called off by a snooze", status: power.WorkerStopping, set: both(intent(fleet.ReasonSchedule, false), recent, func(w *fleet.Worker) {
+			at := time.Now().Add(time.Hour)
+			w.SnoozedUntil, w.Intent.Force = &at, true
+		}), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
 		{name: "an idle stop of one in shadow", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent, func(w *fleet.Worker) { w.Armed = false }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
 		{name: "resumed before it was sent", status: power.WorkerStopping, set: both(intent(fleet.ReasonManual, false), desired(power.WorkerRunning)), ec2: "running", result: Success, to: power.WorkerRunning},
 		{name: "sent a moment ago", status: power.WorkerStopping, set: both(intent(fleet.ReasonManual, false), func(w *fleet.Worker) { at := time.Now(); w.Intent.SentAt = &at }), ec2: "running", result: Requeue},

@@ -30,26 +30,27 @@ type outcome struct {
 
 // job is one reconciliation: a copy of what was known when it began.
 type job struct {
-	c     *Controller
-	e     *entry
-	sh    *shard
-	f     *fleet.Fleet
-	w     fleet.Worker
-	s     fleet.Settings
-	now   time.Time
-	seen  string // the state in EC2, empty if it was not listed
-	gone  bool   // EC2 does not know the instance
-	fresh bool   // seen is newer than the claim and the record's status
-	inst  *Instance
-	live  live
-	ask   []fleet.Request
+	c      *Controller
+	e      *entry
+	sh     *shard
+	f      *fleet.Fleet
+	w      fleet.Worker
+	s      fleet.Settings
+	now    time.Time
+	seen   string    // the state in EC2, empty if it was not listed
+	seenAt time.Time // when that was asked for
+	gone   bool      // EC2 does not know the instance
+	fresh  bool      // seen is newer than the claim and the record's status
+	inst   *Instance
+	live   live
+	ask    []fleet.Request
 }
 
 // reconcile drives one worker one step.
 func (c *Controller) reconcile(ctx context.Context, e *entry, sh *shard) outcome {
 	c.mu.Lock()
 	now := time.Now()
-	j := &job{c: c, e: e, sh: sh, f: sh.fleet, w: e.w, s: c.fleet.Settings(), now: now, seen: e.seen, gone: e.missing,
+	j := &job{c: c, e: e, sh: sh, f: sh.fleet, w: e.w, s: c.fleet.Settings(), now: now, seen: e.seen, seenAt: e.seenAt, gone: e.missing,
 		inst: e.inst, live: e.known(), ask: c.waiting[e.id]}
 	delete(c.waiting, e.id)
 	// An observation that began before the worker came into its status, or
@@ -257,8 +258,8 @@ func (j *job) lost(ctx context.Context) outcome {
 		}
 		return outcome{Result: Requeue}
 	}
-	if j.now.Sub(*since) < confirm {
-		return outcome{Requeue, j.now.Add(confirm - j.now.Sub(*since))}
+	if left := confirm - j.seenAt.Sub(*since); left > 0 {
+		return outcome{Requeue, j.now.Add(max(left-j.now.Sub(j.seenAt), j.s.ReconcileInterval/2))} // the same answer again is none
 	}
 	return j.gonefor(ctx, "external: EC2 does not know the instance")
 }

@@ -137,7 +137,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return out
 	}
 	var look evidence.Decision
-	if in.ByReadings() {
+	if in.ByReadings() || in.Reason == fleet.ReasonSchedule { // which with force waits for no reading, and for a person's word all the same
 		if look = j.finalLook(ctx); !look.Verdict.Eligible {
 			return j.callOff(ctx, &look, "the final look found it in use or could not tell")
 		}
@@ -168,7 +168,10 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		}
 		return outcome{Result: Retry}
 	}
-	return j.sendStop(ctx)
+	if in.ByReadings() {
+		return j.sendStop(ctx, look.Verdict.At.Add(FinalLook))
+	}
+	return j.sendStop(ctx, time.Time{})
 }
 
 // hibernates tells whether the worker's stop is to be a hibernation, and why if
@@ -195,8 +198,9 @@ func (j *job) shows(sent time.Time, d time.Duration) bool {
 	return j.now.Sub(sent) >= d || sent.Before(j.sh.since) && j.now.Sub(j.sh.since) >= min(d, takeoverShows)
 }
 
-// sendStop calls StopInstances for an intent that is durable.
-func (j *job) sendStop(ctx context.Context) outcome {
+// sendStop calls StopInstances for an intent that is durable. It may be sent
+// until a time, its retries too; the zero time is no bound.
+func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 	cloud, err := j.cloud()
 	if err != nil {
 		return j.note(ctx, err.Error())
@@ -206,6 +210,10 @@ func (j *job) sendStop(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	defer cancel()
+	if !until.IsZero() {
+		call, cancel = context.WithDeadline(call, until)
+		defer cancel()
+	}
 	j.c.count.calls.add("stop")
 	call, span := j.span(j.pausing(call), "ec2.stop")
 	defer span.End()
@@ -471,7 +479,7 @@ func (j *job) terminatePending(ctx context.Context) outcome {
 		}
 		return outcome{Result: Requeue}
 	}
-	j.gone = true
+	j.gone, j.seenAt = true, j.now
 	return j.lost(ctx) // twice, as a call that was sent may still land
 }
 
