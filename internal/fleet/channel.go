@@ -66,9 +66,7 @@ type Channel struct {
 	QuietHours string `json:"quiet_hours,omitempty"`
 }
 
-// EventNames are all names of domain events.
-func EventNames() []string { return slices.Clone(eventNames) }
-
+// eventNames are all names of domain events.
 var eventNames = []string{EventCreated, EventImported, EventActivity, EventPaused, EventResumed, EventStatus, EventDrained, EventLicense,
 	EventDetection, EventPauseWarning, EventUnknownSignal, EventLateAction, EventLateActivity, EventPauseCancelled, EventStartWithdrawn}
 

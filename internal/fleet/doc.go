@@ -13,7 +13,7 @@
 //	owner       AskOwner Await Request Answer (detect-idle is a Request; its answer a DetectResult)
 //	license     RegisterLicense DeregisterLicense
 //	templates   Template Templates PutTemplate DeleteTemplate
-//	settings    Settings AllSettings PutSettings Refresh Run; Resolve, FileLayer and EnvLayer make layers
+//	settings    Settings AllSettings PutSettings Refresh Run; Resolve reads layers, FileLayer makes one
 //	rules       PolicyWith Policy Rules; PutPolicy PutSchedule PutBudget AddOverride Apply and their like
 //	audit       Audit ExportAudit TrimAudit
 //	notices     Deliveries DeadLetters RetryDead DropDead; Links ReadAnswer AnswerWarning

@@ -69,20 +69,6 @@ type Setting struct {
 	Source Source `json:"source"`
 }
 
-// EnvLayer picks the settings out of an environment of NAME=value.
-func EnvLayer(environ []string) Layer {
-	l := Layer{Source: FromEnv, Values: map[string]any{}}
-	for _, kv := range environ {
-		name, value, _ := strings.Cut(kv, "=")
-		for _, f := range fields {
-			if f.Env == name {
-				l.Values[f.Key] = value
-			}
-		}
-	}
-	return l
-}
-
 // maxFile bounds a config file.
 const maxFile = 1 << 20
 
@@ -166,15 +152,6 @@ func Resolve(layers ...Layer) (Settings, []Setting, error) {
 		errs = append(errs, s.Validate())
 	}
 	return s, all, errors.Join(errs...)
-}
-
-// Defaults are the settings when nobody says anything.
-func Defaults() Settings {
-	s, _, err := Resolve()
-	if err != nil {
-		panic(err) // a default in the struct tags is wrong; the tests hold it
-	}
-	return s
 }
 
 func containsString(list []string, s string) bool { return slices.Contains(list, s) }

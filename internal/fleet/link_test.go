@@ -20,7 +20,7 @@ func linked(t *testing.T) *fleet.Fleet {
 		t.Fatal(err)
 	}
 	f, err := fleet.New(fleet.Options{Store: mem.New(mem.Options{}).Client(), ID: "test", Seal: seal,
-		Env: fleet.EnvLayer([]string{"NOTIFY_PUBLIC_URL=https://lull.example", "NOTIFY_TIME_ZONE=Europe/Berlin"})})
+		Env: fleet.Layer{Source: fleet.FromEnv, Values: map[string]any{"notify_public_url": "https://lull.example", "notify_time_zone": "Europe/Berlin"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

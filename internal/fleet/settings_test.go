@@ -10,7 +10,10 @@ import (
 )
 
 func TestDefaultsAreTheSeeds(t *testing.T) {
-	s := fleet.Defaults()
+	s, _, err := fleet.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		what      string
 		got, want any
@@ -72,7 +75,7 @@ func TestBadSettingsAreNamed(t *testing.T) {
 
 func TestPinnedSettings(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
-		env := fleet.EnvLayer([]string{"MIN_WORKERS=4", "PATH=/bin"})
+		env := fleet.Layer{Source: fleet.FromEnv, Values: map[string]any{"min_workers": "4"}}
 		pinned, err := fleet.New(fleet.Options{Store: fl.Store(), ID: "f1", Env: env})
 		if err != nil || pinned.Settings().MinWorkers != 4 {
 			t.Fatalf("env: %v", err)

@@ -13,27 +13,6 @@ const (
 	EC2Terminated   EC2 = "terminated"
 )
 
-// StatusOf is the map of seeds/003, section 5: what a state of EC2 means for a
-// worker of which nothing else is known. What it means for a worker with a
-// status of its own is Observe.
-func StatusOf(s EC2) Worker {
-	switch s {
-	case EC2Pending:
-		return WorkerProvisioning
-	case EC2Running:
-		return WorkerRunning
-	case EC2Stopping:
-		return WorkerStopping
-	case EC2Stopped:
-		return WorkerStopped
-	case EC2ShuttingDown:
-		return WorkerTerminating
-	case EC2Terminated:
-		return WorkerTerminated
-	}
-	return WorkerUnknown
-}
-
 // Observation is one reading of EC2. "No such instance" is none: whoever has
 // confirmed it twice, in the right region and account, passes EC2Terminated.
 type Observation struct {

@@ -2,7 +2,6 @@ package power
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -99,18 +98,6 @@ func (t *Table[S]) Check(from, to S) error {
 	return e
 }
 
-// CheckCause is Check for a transition that must also be open to a cause.
-func (t *Table[S]) CheckCause(from, to S, cause Cause) error {
-	if err := t.Check(from, to); err != nil {
-		return err
-	}
-	tr, _ := t.Find(from, to)
-	if !slices.Contains(tr.Causes, cause) {
-		return fmt.Errorf("cannot take %s from %s to %s by %s: only by %s", t.Name, from, to, cause, joinCauses(tr.Causes))
-	}
-	return nil
-}
-
 // Find returns the transition between two states.
 func (t *Table[S]) Find(from, to S) (Transition[S], bool) {
 	for _, tr := range t.Transitions {
@@ -161,21 +148,6 @@ func (t *Table[S]) State(s S) (State[S], bool) {
 func (t *Table[S]) IsTransitional(s S) bool {
 	row, _ := t.State(s)
 	return row.Kind == Transitional
-}
-
-// Parse returns the state of a name from outside.
-func (t *Table[S]) Parse(name string) (S, error) {
-	if t.Has(S(name)) {
-		return S(name), nil
-	}
-	names := make([]string, len(t.States))
-	for i, s := range t.All() {
-		names[i] = string(s)
-	}
-	if len(name) > 64 {
-		name = name[:64] + "..."
-	}
-	return "", fmt.Errorf("cannot read the state %q of %s: it must be one of %s", name, t.Name, strings.Join(names, ", "))
 }
 
 func joinCauses(causes []Cause) string {

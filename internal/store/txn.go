@@ -25,16 +25,13 @@ type Target int
 const (
 	TargetModRevision Target = iota
 	TargetCreateRevision
-	TargetLease
 )
 
-// Cond is a condition on one key: its Target equals Value or, when Not is
-// set, differs from it.
+// Cond is a condition on one key: its Target equals Value.
 type Cond struct {
 	Key    string
 	Target Target
 	Value  int64
-	Not    bool
 }
 
 // Unchanged holds while v is what its key holds, or while the key is absent
@@ -44,19 +41,9 @@ func Unchanged(v Value) Cond { return Cond{Key: v.Key, Value: v.ModRevision} }
 // Absent holds while key does not exist.
 func Absent(key string) Cond { return Cond{Key: key, Target: TargetCreateRevision} }
 
-// Exists holds while key exists.
-func Exists(key string) Cond {
-	return Cond{Key: key, Target: TargetCreateRevision, Not: true}
-}
-
 // CreatedAt holds while key is the one that was created at revision.
 func CreatedAt(key string, revision int64) Cond {
 	return Cond{Key: key, Target: TargetCreateRevision, Value: revision}
-}
-
-// HeldBy holds while key exists and is attached to the lease id.
-func HeldBy(key string, id LeaseID) Cond {
-	return Cond{Key: key, Target: TargetLease, Value: int64(id)}
 }
 
 // Holds tells whether v, the value of c.Key, fulfils c.
@@ -67,10 +54,8 @@ func (c Cond) Holds(v Value) bool {
 		got = v.ModRevision
 	case TargetCreateRevision:
 		got = v.CreateRevision
-	case TargetLease:
-		got = int64(v.Lease)
 	}
-	return (got == c.Value) != c.Not
+	return got == c.Value
 }
 
 // Op is one write of a transaction: a put, or a delete.

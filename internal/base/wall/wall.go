@@ -15,11 +15,7 @@
 package wall
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -142,92 +138,4 @@ func (d *Detector) Observe(r Reading) []Event {
 		events = append(events, Event{Kind: Stepped, By: by, After: before, Before: r})
 	}
 	return events
-}
-
-// Watch reads the clocks again and again and tells what happened.
-type Watch struct {
-	Every     time.Duration           // between readings; 0 is 5 s
-	Tolerance time.Duration           // as of Detector
-	Read      func() (Reading, error) // nil is the machine's clocks
-	Tell      func(Event)             // called from Run, one at a time
-}
-
-// Run watches until ctx ends, which is no error. Clocks that cannot be read
-// end it: whoever relies on it must know.
-func (w *Watch) Run(ctx context.Context) error {
-	read, every := w.Read, w.Every
-	if read == nil {
-		read = Read
-	}
-	if every <= 0 {
-		every = 5 * time.Second
-	}
-	d := Detector{Tolerance: w.Tolerance}
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		r, err := read()
-		if err != nil {
-			return err
-		}
-		for _, e := range d.Observe(r) {
-			w.Tell(e)
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// Stamp is a moment that can be stored and compared later, even after a reboot.
-type Stamp struct {
-	Wall   time.Time     `json:"wall"`
-	BootID string        `json:"boot_id"`
-	Boot   time.Duration `json:"boot_ns"`
-}
-
-// Stamp marks a reading of the boot named by id.
-func (r Reading) Stamp(bootID string) Stamp { return Stamp{Wall: r.Wall, BootID: bootID, Boot: r.Boot} }
-
-// Since is the time between two stamps. Within one boot it is exact; across
-// boots it is the difference of the wall clocks, never negative, and exact is
-// false.
-func (s Stamp) Since(earlier Stamp) (d time.Duration, exact bool) {
-	if s.BootID != "" && s.BootID == earlier.BootID {
-		return s.Boot - earlier.Boot, true
-	}
-	return max(0, s.Wall.Sub(earlier.Wall)), false
-}
-
-// BootIDPath is where the kernel keeps the boot id, from the root of /proc.
-const BootIDPath = "sys/kernel/random/boot_id"
-
-// BootID reads the boot id from a /proc; os.DirFS("/proc") is the live one.
-func BootID(proc fs.FS) (string, error) {
-	text, err := fs.ReadFile(proc, BootIDPath)
-	if err != nil {
-		return "", fmt.Errorf("cannot read the boot id: %w", err)
-	}
-	id, err := parseBootID(string(text))
-	if err != nil {
-		return "", fmt.Errorf("cannot read the boot id from %s: %w", BootIDPath, err)
-	}
-	return id, nil
-}
-
-// parseBootID wants a UUID of lower-case hexadecimal digits.
-func parseBootID(text string) (string, error) {
-	id := strings.TrimSuffix(text, "\n")
-	if len(id) != 36 {
-		return "", errors.New("it is no UUID")
-	}
-	for i, c := range []byte(id) {
-		dash := i == 8 || i == 13 || i == 18 || i == 23
-		if dash != (c == '-') || !dash && !strings.ContainsRune("0123456789abcdef", rune(c)) {
-			return "", fmt.Errorf("it is no UUID: byte %d is %q", i, c)
-		}
-	}
-	return id, nil
 }

@@ -1,14 +1,8 @@
 package wall
 
 import (
-	"context"
-	"errors"
-	"os"
 	"slices"
-	"strings"
 	"testing"
-	"testing/fstest"
-	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -111,55 +105,6 @@ func TestNothingIsLost(t *testing.T) {
 		if got := m.r.Since(first); got != ran+slept {
 			r.Fatalf("duration %v, want %v", got, ran+slept)
 		}
-		a, b := first.Stamp("x"), m.r.Stamp("x")
-		if got, exact := b.Since(a); got != ran+slept || !exact {
-			r.Fatalf("stamps are %v apart (exact %v), want %v", got, exact, ran+slept)
-		}
-	})
-}
-
-func TestStampAcrossBoots(t *testing.T) {
-	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
-	a := Stamp{Wall: at, BootID: "a", Boot: 9 * time.Hour}
-	b := Stamp{Wall: at.Add(time.Hour), BootID: "b", Boot: time.Minute}
-	if d, exact := b.Since(a); d != time.Hour || exact {
-		t.Error(d, exact)
-	}
-	if d, exact := a.Since(b); d != 0 || exact {
-		t.Error("a negative time:", d, exact)
-	}
-	if _, exact := (Stamp{Wall: at}).Since(Stamp{Wall: at}); exact {
-		t.Error("stamps without a boot id are called exact")
-	}
-}
-
-func TestWatch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMachine()
-		begun := time.Now()
-		moved := time.Duration(0)
-		var got []Event
-		ctx, cancel := context.WithCancel(t.Context())
-		w := &Watch{Every: time.Second, Tell: func(e Event) { got = append(got, e) }, Read: func() (Reading, error) {
-			m.run(time.Since(begun) - moved)
-			moved = time.Since(begun)
-			if len(got) == 0 && moved >= time.Minute {
-				m.suspend(time.Hour)
-			}
-			return m.r, nil
-		}}
-		time.AfterFunc(2*time.Minute, cancel)
-		if err := w.Run(ctx); err != nil {
-			t.Error(err)
-		}
-		if len(got) != 1 || got[0].Kind != Suspended || got[0].By != time.Hour || got[0].Before.Since(got[0].After) != time.Hour+time.Second {
-			t.Errorf("got %v", got)
-		}
-		broken := errors.New("no clock")
-		w.Read = func() (Reading, error) { return Reading{}, broken }
-		if err := w.Run(t.Context()); !errors.Is(err, broken) {
-			t.Error(err)
-		}
 	})
 }
 
@@ -175,33 +120,4 @@ func TestMachine(t *testing.T) {
 	if a.Boot <= 0 || a.Mono <= 0 || b.Since(a) < 0 || a.Boot-a.Mono < -Tolerance || a.Wall.Year() < 2020 {
 		t.Errorf("read %+v, then %+v", a, b)
 	}
-	id, err := BootID(os.DirFS("/proc"))
-	if err != nil || len(id) != 36 {
-		t.Errorf("boot id %q, %v", id, err)
-	}
-}
-
-func TestBootIDFaults(t *testing.T) {
-	for text, want := range map[string]string{
-		"": "no UUID", "0c7b1c2e": "no UUID", strings.Repeat("-", 36): "byte 0", strings.Repeat("0", 36): "byte 8",
-		"0C7B1C2E-1111-4222-8333-444455556666\n": "byte 1",
-	} {
-		_, err := BootID(fstest.MapFS{BootIDPath: {Data: []byte(text)}})
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "cannot read the boot id") {
-			t.Errorf("%q: %v, want %s", text, err, want)
-		}
-	}
-	if _, err := BootID(fstest.MapFS{}); !errors.Is(err, os.ErrNotExist) {
-		t.Error(err)
-	}
-}
-
-func FuzzBootID(f *testing.F) {
-	f.Add("0c7b1c2e-1111-4222-8333-444455556666\n")
-	f.Add("")
-	f.Fuzz(func(t *testing.T, text string) {
-		if id, err := parseBootID(text); err == nil && (len(id) != 36 || strings.ToLower(id) != id) {
-			t.Errorf("%q gave %q", text, id)
-		}
-	})
 }

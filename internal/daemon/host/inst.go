@@ -67,8 +67,7 @@ type inst struct {
 	restart  time.Time     // when it is started again after it failed
 	// notBefore keeps a hibernation that failed from being tried again at once.
 	notBefore time.Time
-	inside    bool // a harness says that some program in it is in the middle of work
-	changed   chan struct{}
+	inside    bool          // a harness says that some program in it is in the middle of work
 	settles   time.Time     // until then a pause from outside is what an earlier daemon had asked for
 	over      chan struct{} // closed when the present run is known to be over
 }
@@ -209,7 +208,6 @@ func (i *inst) update(f func(r *instance.Record)) instance.Record {
 		i.h.room.kick()
 	}
 	i.rec.Generation++
-	i.notifyLocked()
 	return i.rec
 }
 
@@ -232,24 +230,6 @@ func (i *inst) save(f func(r *instance.Record)) error {
 // move is a change of state that must be legal.
 func (i *inst) move(to power.Instance) error {
 	return power.InstanceTable.Check(i.state(), to)
-}
-
-// notifyLocked wakes whoever waits for a change of this instance.
-func (i *inst) notifyLocked() {
-	if i.changed != nil {
-		close(i.changed)
-		i.changed = nil
-	}
-}
-
-// watch returns a channel that is closed at the next change.
-func (i *inst) watch() <-chan struct{} {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.changed == nil {
-		i.changed = make(chan struct{})
-	}
-	return i.changed
 }
 
 func (i *inst) emit(kind, by, reason string) {

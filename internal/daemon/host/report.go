@@ -63,9 +63,6 @@ func (r *Reporter) Link() hostctl.ServerLink {
 	return l
 }
 
-// String names it as a task.
-func (r *Reporter) String() string { return "reports to the server" }
-
 // Run reports until ctx ends. A server that does not answer is asked less and
 // less often.
 func (r *Reporter) Run(ctx context.Context) error {

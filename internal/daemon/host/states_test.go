@@ -163,7 +163,7 @@ func (w *world) state(b []byte) []byte {
 		}
 	}
 	b = hosttest.Append(b, yes(i.work != nil), yes(i.guard != nil), yes(i.held != nil), yes(i.frozen), i.conns, yes(i.block != nil), i.execs, i.busy,
-		since(i.nextDue), since(i.restart), since(i.notBefore), since(i.settles), yes(i.inside), yes(i.changed != nil), over)
+		since(i.nextDue), since(i.restart), since(i.notBefore), since(i.settles), yes(i.inside), over)
 	for _, s := range []struct {
 		at  time.Time
 		cpu time.Duration

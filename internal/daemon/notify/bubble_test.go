@@ -133,7 +133,12 @@ func (w *town) notifier(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.fleet, err = fleet.New(fleet.Options{Store: p.client, ID: "test", Seal: key, Env: fleet.EnvLayer(append([]string{"NOTIFY_CHANNELS=" + w.channels}, w.env...))})
+	env := fleet.Layer{Source: fleet.FromEnv, Values: map[string]any{"notify_channels": w.channels}}
+	for _, kv := range w.env {
+		name, value, _ := strings.Cut(kv, "=")
+		env.Values[strings.ToLower(name)] = value
+	}
+	p.fleet, err = fleet.New(fleet.Options{Store: p.client, ID: "test", Seal: key, Env: env})
 	if err != nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func stream(text []byte) (int, error) {
 // turn of each and their ratio: other load on the machine only ever slows down.
 func BenchmarkTelemetry(b *testing.B) {
 	text := benchArray(b)
-	f, err := NewFilter(DefaultFilterConfig())
+	f, err := NewFilter(defaultFilterConfig())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func BenchmarkTelemetry(b *testing.B) {
 // BenchmarkFilter is the filter alone, for profiles.
 func BenchmarkFilter(b *testing.B) {
 	text := benchArray(b)
-	f, err := NewFilter(DefaultFilterConfig())
+	f, err := NewFilter(defaultFilterConfig())
 	if err != nil {
 		b.Fatal(err)
 	}

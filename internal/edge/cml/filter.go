@@ -35,7 +35,7 @@ const DefaultExcludedUsers = `^00000000-0000-.*`
 
 // FilterConfig says which telemetry events are activity and what is kept.
 type FilterConfig struct {
-	// Categories are the relevant categories; nil means RelevantCategories().
+	// Categories are the relevant categories; nil means those that count by default.
 	Categories []string
 	// ExcludedUsers matches (anywhere, unless anchored) the data.user_id of
 	// user_activity events that are not activity; nil excludes nobody. An event
@@ -58,18 +58,6 @@ type FilterConfig struct {
 	// MaxFuture bounds Seen; 0 means 128. A future-dated event that found no
 	// room counts as activity at each sight.
 	MaxFuture int
-}
-
-// RelevantCategories returns the categories that count as activity by default.
-func RelevantCategories() []string { return slices.Clone(relevantByDefault) }
-
-// DefaultFilterConfig returns the configuration of spec section 2.5.
-func DefaultFilterConfig() FilterConfig {
-	return FilterConfig{
-		Categories:    RelevantCategories(),
-		ExcludedUsers: regexp.MustCompile(DefaultExcludedUsers),
-		MaxStored:     10,
-	}
 }
 
 // A Filter reads telemetry histories. It may be used from many goroutines.

@@ -13,9 +13,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// defaultFilterConfig is what a server has whose settings say nothing.
+func defaultFilterConfig() FilterConfig {
+	return FilterConfig{Categories: relevantByDefault, ExcludedUsers: regexp.MustCompile(DefaultExcludedUsers), MaxStored: 10}
+}
+
 func mustFilter(t testing.TB, change func(*FilterConfig)) *Filter {
 	t.Helper()
-	cfg := DefaultFilterConfig()
+	cfg := defaultFilterConfig()
 	if change != nil {
 		change(&cfg)
 	}
@@ -300,7 +305,7 @@ func TestFilterConfig(t *testing.T) {
 		{"future after", func(c *FilterConfig) { c.FutureAfter = -1 }},
 		{"max future", func(c *FilterConfig) { c.MaxFuture = -1 }},
 	} {
-		cfg := DefaultFilterConfig()
+		cfg := defaultFilterConfig()
 		c.change(&cfg)
 		if _, err := NewFilter(cfg); err == nil || !strings.Contains(err.Error(), c.field) {
 			t.Errorf("%s: %v", c.field, err)

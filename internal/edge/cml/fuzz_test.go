@@ -16,7 +16,7 @@ func FuzzFilter(f *testing.F) {
 	f.Add([]byte(`[{"category":"user_activity","timestamp":"2025-11-19T10:25:32","data":{"user_id":"00000000-0000-1"}},null]`), uint8(3))
 	f.Add([]byte(` [ ] `), uint8(2))
 	f.Add([]byte(`[{"category":"start_lab"`), uint8(0))
-	cfg := DefaultFilterConfig()
+	cfg := defaultFilterConfig()
 	cfg.MaxEventBytes = 300
 	filter, err := NewFilter(cfg)
 	if err != nil {

@@ -174,7 +174,7 @@ func corrupt(t *rapid.T, text []byte) []byte {
 }
 
 func testConfig(t *rapid.T) FilterConfig {
-	cfg := DefaultFilterConfig()
+	cfg := defaultFilterConfig()
 	cfg.MaxStored = rapid.IntRange(0, 12).Draw(t, "max stored")
 	cfg.MaxEventBytes = rapid.SampledFrom([]int{100, 400, 16 << 10}).Draw(t, "max event bytes")
 	cfg.ExcludedIDs = []string{"me"}
@@ -300,7 +300,7 @@ func TestFilterArrivalOrder(t *testing.T) {
 
 // TestFilterEveryTruncation: no prefix of a history is ever quiet.
 func TestFilterEveryTruncation(t *testing.T) {
-	f, err := NewFilter(DefaultFilterConfig())
+	f, err := NewFilter(defaultFilterConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +318,7 @@ func TestFilterEveryTruncation(t *testing.T) {
 }
 
 func TestFilterReaderFails(t *testing.T) {
-	f, err := NewFilter(DefaultFilterConfig())
+	f, err := NewFilter(defaultFilterConfig())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -198,18 +198,12 @@ func (s *Store) Commit(ctx context.Context, t store.Txn) (store.Result, error) {
 
 func translate(t store.Txn) (conds []clientv3.Cmp, then, reads []clientv3.Op) {
 	for _, c := range t.If {
-		sign := "="
-		if c.Not {
-			sign = "!="
-		}
 		var cmp clientv3.Cmp
 		switch c.Target {
 		case store.TargetModRevision:
-			cmp = clientv3.Compare(clientv3.ModRevision(c.Key), sign, c.Value)
+			cmp = clientv3.Compare(clientv3.ModRevision(c.Key), "=", c.Value)
 		case store.TargetCreateRevision:
-			cmp = clientv3.Compare(clientv3.CreateRevision(c.Key), sign, c.Value)
-		case store.TargetLease:
-			cmp = clientv3.Compare(clientv3.LeaseValue(c.Key), sign, c.Value)
+			cmp = clientv3.Compare(clientv3.CreateRevision(c.Key), "=", c.Value)
 		}
 		conds = append(conds, cmp)
 	}

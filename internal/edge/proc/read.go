@@ -299,13 +299,3 @@ func field(b []byte) (word, rest []byte) {
 }
 
 func blank(c byte) bool { return c == ' ' || c == '\t' || c == '\n' }
-
-// line cuts the next line off b, without its newline.
-func line(b []byte) (text, rest []byte) {
-	for i, c := range b {
-		if c == '\n' {
-			return b[:i], b[i+1:]
-		}
-	}
-	return b, nil
-}

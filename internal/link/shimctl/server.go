@@ -192,13 +192,6 @@ func (s *Server) answer(ctx context.Context, n *session, e envelope, fds []int) 
 	}
 }
 
-// Connected says whether a daemon is there.
-func (s *Server) Connected() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.now != nil
-}
-
 // Send sends an event to the daemon, if there is one. It is lost otherwise, or
 // when the connection fails: what must arrive is sent again from Joined.
 func (s *Server) Send(verb string, body any) {

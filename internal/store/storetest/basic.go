@@ -96,18 +96,12 @@ func testConditions(t *testing.T, h Harness) {
 		{store.Unchanged(store.Value{Key: none}), true},
 		{store.Absent(plain), false},
 		{store.Absent(none), true},
-		{store.Exists(plain), true},
-		{store.Exists(none), false},
 		{store.CreatedAt(plain, second), true},
 		{store.CreatedAt(plain, third), false},
 		{store.CreatedAt(none, second), false},
-		{store.HeldBy(leased, l.ID()), true},
-		{store.HeldBy(leased, l.ID()+1), false},
-		{store.HeldBy(plain, l.ID()), false},
-		{store.HeldBy(none, l.ID()), false},
 		{store.CreatedAt(leased, first), true},
 	} {
-		for _, others := range [][]store.Cond{nil, {store.Exists(plain)}, {store.Exists(none)}} {
+		for _, others := range [][]store.Cond{nil, {store.CreatedAt(plain, second)}, {store.CreatedAt(none, second)}} {
 			marker := h.key(fmt.Sprintf("marker%d", i))
 			res := commit(t, h, store.Txn{
 				If:   append([]store.Cond{c.cond}, others...),

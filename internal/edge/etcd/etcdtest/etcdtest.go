@@ -136,14 +136,6 @@ func (c *Cluster) Endpoints() []string {
 	return urls
 }
 
-// Pid returns the process of member i, or 0 if it was killed.
-func (c *Cluster) Pid(i int) int {
-	if c.members[i].cmd == nil {
-		return 0
-	}
-	return c.members[i].cmd.Process.Pid
-}
-
 // Kill ends member i as kill -9 does.
 func (c *Cluster) Kill(i int) {
 	c.t.Helper()

@@ -285,9 +285,6 @@ func AppendEntry(b []byte, e Entry) []byte {
 	return append(append(b, e.Type, byte(len(e.Name))), e.Name...)
 }
 
-// EntrySize is what an entry of a name takes.
-func EntrySize(name string) int { return 18 + len(name) }
-
 // ParseEntries reads the data of an answer to List.
 func ParseEntries(b []byte) (out []Entry, err error) {
 	for c := cut(b); len(c) > 0; {
