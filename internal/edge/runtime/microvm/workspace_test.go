@@ -3,6 +3,7 @@ package microvm
 import (
 	"bufio"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -115,11 +116,19 @@ func TestWorkspace(t *testing.T) {
 	t.Run("many", func(t *testing.T) {
 		b := b.in(t)
 		b.must("ws", "mkdir", "/workspace/many")
-		b.must("ws", "many", "/workspace/many", "1100")
-		if got := b.must("ws", "ls", "/workspace/many"); got != "1100" {
+		for n := range 2000 {
+			put(fmt.Sprint("many/h", n), "", 0o644)
+		}
+		if got := b.must("ws", "ls", "/workspace/many"); got != "2000" {
 			t.Errorf("the guest lists %s", got)
 		}
-		if l, err := os.ReadDir(filepath.Join(dir, "many")); err != nil || len(l) != 1100 {
+		for n := range 2000 {
+			if err := os.Remove(filepath.Join(dir, fmt.Sprint("many/h", n))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.must("ws", "many", "/workspace/many", "100")
+		if l, err := os.ReadDir(filepath.Join(dir, "many")); err != nil || len(l) != 100 {
 			t.Errorf("%d are here, %v", len(l), err)
 		}
 		b.must("ws", "rmrf", "/workspace/many")
@@ -192,10 +201,49 @@ func TestWorkspace(t *testing.T) {
 		b.refused("ws", syscall.EACCES, "get", "/workspace/roots")
 		b.refused("ws", syscall.EACCES, "put", "/workspace/roots", "")
 	})
+	t.Run("pause", func(t *testing.T) { b.in(t).holdsPause(w) })
 	if err := w.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.clean("ws")
+}
+
+// holdsPause: a request that is in hand is seen by the last look of a pause, and
+// is answered afterwards.
+func (b *bench) holdsPause(w *Work) {
+	t := b.t
+	w.files.Hold() // as a disk that takes long
+	put := make(chan error, 1)
+	go func() {
+		o, err := b.Exec(t.Context(), w.id, instance.Command{Command: []string{"guest", "files", "put", "/workspace/slow", "text"}})
+		if err == nil && o.ExitCode != 0 {
+			err = errors.New(o.Stdout)
+		}
+		put <- err
+	}()
+	until(t, "the guest asks for a file", func() bool { return w.files.Pending() != "" })
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g, err := w.Guard(nil, false, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if what := g.Pending(); !strings.Contains(what, "workspace") {
+		t.Errorf("the last look finds %q", what)
+	}
+	g.Close()
+	if err := w.Thaw(); err != nil { // which lets the request through
+		t.Fatal(err)
+	}
+	select {
+	case err := <-put:
+		if err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("nobody answered the guest")
+	}
 }
 
 // TestWorkspaceReadOnly: nothing changes, whoever in the guest tries.

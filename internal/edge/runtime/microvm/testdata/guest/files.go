@@ -89,6 +89,68 @@ func fileOrder(a []string) (string, error) {
 	return "", fmt.Errorf("there is no order %q", a[0])
 }
 
+var churning struct {
+	stop, over chan struct{}
+	rounds     int
+	err        error
+}
+
+// churn makes, renames and removes files in a directory until it is told "off";
+// every one of these has to go well, and once.
+func churn(arg string) string {
+	c := &churning
+	if arg != "off" {
+		c.stop, c.over = make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(c.over)
+			log, err := os.OpenFile(arg+"/log", os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o444)
+			for c.err = err; c.err == nil; c.rounds++ {
+				select {
+				case <-c.stop:
+					c.err = log.Close()
+					return
+				default:
+					c.err = round(arg, log, c.rounds)
+				}
+			}
+		}()
+		return "churning\n"
+	}
+	close(c.stop)
+	<-c.over
+	return fmt.Sprintf("%d rounds, %v\n", c.rounds, c.err)
+}
+
+// round leaves one file and a line in the log.
+func round(in string, log *os.File, n int) error {
+	dir, f, to := fmt.Sprintf("%s/d%d", in, n), fmt.Sprintf("%s/d%d/f", in, n), fmt.Sprintf("%s/f%d", in, n)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(f, []byte(strconv.Itoa(n)), 0o644); err != nil {
+		return err
+	}
+	if err := os.Symlink("f", dir+"/s"); err != nil {
+		return err
+	}
+	if err := os.Link(f, dir+"/l"); err != nil {
+		return err
+	}
+	if err := os.Rename(f, to); err != nil {
+		return err
+	}
+	for _, name := range []string{dir + "/s", dir + "/l"} {
+		if err := syscall.Unlink(name); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	if err := syscall.Rmdir(dir); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	_, err := fmt.Fprintln(log, n)
+	return errors.Join(err, log.Sync())
+}
+
 var kept *os.File
 
 // keep works on one file that stays open.

@@ -156,6 +156,8 @@ func order(line string) string {
 			}()
 		}
 		return "spinning " + arg + "\n"
+	case "churn": // works on files all the time
+		return churn(arg)
 	case "keep": // works on one open file
 		return keep(arg)
 	case "count":

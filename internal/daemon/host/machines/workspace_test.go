@@ -1,0 +1,85 @@
+package machines
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/daemon/host/daemontest"
+	"lull/internal/instance"
+)
+
+// TestWorkspaceSurvives: a guest works on its files without a stop while the
+// daemon is killed, and while it is put to sleep on every rung. Each of its
+// calls goes well, and what is here afterwards is what it did, once.
+func TestWorkspaceSurvives(t *testing.T) {
+	d := host(t)
+	dir := t.TempDir()
+	b := run(d, "a", small(t), []int{80}, func(s *instance.Spec) {
+		deep(s)
+		s.Workspace = dir + ":/work"
+	}, "guest", "serve", ":80")
+	if o := b.get(); o.Workspace != dir+":/work" {
+		t.Errorf("it is shown with the workspace %q", o.Workspace)
+	}
+	if got := b.tell("churn /work"); got != "churning" {
+		t.Fatal(got)
+	}
+	goesOn := func(after string) {
+		t.Helper()
+		was := size(t, dir)
+		daemontest.Wait(t, "it goes on after "+after, func() (bool, string) {
+			now := size(t, dir)
+			return now > was, fmt.Sprintf("%d bytes, %d before; it is %+v", now, was, b.get())
+		})
+	}
+	for n := range rounds(t) {
+		goesOn("its beginning")
+		time.Sleep(time.Duration(n*37%100) * time.Millisecond) // in the middle of anything
+		d.Kill()
+		d.Boot()
+		goesOn("a kill")
+		b.sinks("hibernated")
+		if b.tell("count") == "" {
+			t.Error("it does not answer")
+		}
+		goesOn("a hibernation")
+	}
+	got := b.tell("churn off")
+	n, end, _ := strings.Cut(got, " rounds, ")
+	want, err := strconv.Atoi(n)
+	if err != nil || end != "<nil>" {
+		t.Fatalf("it ended with %q", got)
+	}
+	var text strings.Builder
+	for i := range want {
+		fmt.Fprintln(&text, i)
+		if b, err := os.ReadFile(filepath.Join(dir, fmt.Sprint("f", i))); err != nil || string(b) != strconv.Itoa(i) {
+			t.Errorf("file %d has %q, %v", i, b, err)
+		}
+	}
+	if log, err := os.ReadFile(filepath.Join(dir, "log")); err != nil || string(log) != text.String() {
+		t.Errorf("the log does not have %d lines in order: %v\n%s", want, err, log)
+	}
+	if l, err := os.ReadDir(dir); err != nil || len(l) != want+1 {
+		t.Errorf("%d files are here after %d rounds, %v", len(l), want, err)
+	}
+	t.Logf("%d rounds", want)
+}
+
+// size is that of what the guest has written.
+func size(t *testing.T, dir string) int64 {
+	t.Helper()
+	st, err := os.Stat(filepath.Join(dir, "log"))
+	if os.IsNotExist(err) {
+		return 0
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Size()
+}
