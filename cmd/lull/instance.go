@@ -152,6 +152,9 @@ func infoText(w io.Writer, o hostctl.Instance) {
 	row("next", "%s", next(o))
 	row("command", "%q", o.Command)
 	row("process", "%d, runtime %s, %s resident", o.PID, o.Runtime, size(o.MemoryBytes))
+	if o.Workspace != "" {
+		row("workspace", "%s", o.Workspace)
+	}
 	if o.Image != "" {
 		row("image", "%s, memory limit %s, net %s", o.Image, dash(limit(o.MemoryLimit)), dash(o.Net))
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -112,13 +113,16 @@ func machineFindings(cfg hostConfig) (l findings) {
 	_, err = os.Stat(harness)
 	l.optional("microvm: lull-harness", err, harness, "build it with: make build")
 	kernel, err := findKernel(cfg)
+	var k microvm.Kernel
 	if err == nil {
-		var k microvm.Kernel
 		if k, err = microvm.FindKernel(kernel); err == nil {
 			kernel = k.Version + " in " + kernel
 		}
 	}
 	l.optional("microvm: guest kernel", err, kernel, "lull guest-kernel")
+	if err == nil && k.Version != "" && !k.FUSE {
+		l.optional("microvm: workspaces", errors.New("the guest kernel has no module fuse"), "", "lull guest-kernel")
+	}
 	mke2fs, err := microvm.FindTool("mke2fs")
 	l.optional("microvm: images of directories", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without)")
 	accel, why := microvm.ChooseAccel()

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
@@ -39,7 +38,10 @@ func TestWorkspaceSurvives(t *testing.T) {
 	}
 	for n := range rounds(t) {
 		goesOn("its beginning")
-		time.Sleep(time.Duration(n*37%100) * time.Millisecond) // in the middle of anything
+		daemontest.Wait(t, "it is in the middle of something", func() (bool, string) {
+			found, err := filepath.Glob(filepath.Join(dir, []string{"d*", "d*/f", "d*/s", "d*/l"}[n%4]))
+			return err == nil && len(found) > 0, fmt.Sprint(err)
+		})
 		d.Kill()
 		d.Boot()
 		goesOn("a kill")

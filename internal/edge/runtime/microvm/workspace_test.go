@@ -253,7 +253,28 @@ func TestWorkspaceReadOnly(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "hello"), []byte("text"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	w := b.startWith("ro", dir+":/mnt/here:ro", "guest", "serve", ":80")
+	parts, err := rig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(parts.program)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "program"), program, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The program itself is there, and so is its directory.
+	l := b.launch("ro", 1, "./program", "serve", ":80")
+	l.Workspace, l.Dir = dir+":/mnt/here:ro", "/mnt/here"
+	aw, err := b.Start(t.Context(), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := aw.(*Work)
+	if o, err := b.Exec(t.Context(), "ro", instance.Command{Command: []string{"/mnt/here/program", "where"}, Dir: "/mnt/here"}); err != nil || !strings.HasPrefix(o.Stdout, "/mnt/here ") {
+		t.Errorf("a command there: %+v, %v", o, err)
+	}
 	if got := b.must("ro", "get", "/mnt/here/hello"); got != "text" {
 		t.Errorf("read %q", got)
 	}
