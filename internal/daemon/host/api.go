@@ -119,7 +119,7 @@ func (a *API) verbs(api huma.API) {
 	huma.Register(api, create, func(ctx context.Context, in *struct{ Body hostctl.Create }) (*answer[hostctl.Instance], error) {
 		id, err := a.Host.Create(ctx, in.Body.Spec)
 		if err == nil && in.Body.Start {
-			err = a.Host.Start(ctx, id, byManual)
+			err = a.Host.carry(ctx, func(ctx context.Context) error { return a.Host.Start(ctx, id, byManual) })
 		}
 		if err != nil {
 			return nil, problem(err)
@@ -142,7 +142,7 @@ func (a *API) verbs(api huma.API) {
 	})
 	del := operation("delete-instance", "DELETE", "/instances/{name}", "Stop an instance and forget it")
 	huma.Register(api, del, func(ctx context.Context, in *Named) (*struct{}, error) {
-		return nil, problem(a.Host.Delete(ctx, in.Name, byManual))
+		return nil, problem(a.Host.carry(ctx, func(ctx context.Context) error { return a.Host.Delete(ctx, in.Name, byManual) }))
 	})
 	type verb struct {
 		Named
@@ -162,7 +162,7 @@ func (a *API) verbs(api huma.API) {
 	} {
 		huma.Register(api, operation(v.name+"-instance", "POST", "/instances/{name}/"+v.name, v.summary),
 			func(ctx context.Context, in *verb) (*answer[hostctl.Instance], error) {
-				if err := v.do(ctx, in); err != nil {
+				if err := a.Host.carry(ctx, func(ctx context.Context) error { return v.do(ctx, in) }); err != nil {
 					return nil, problem(err)
 				}
 				o, err := a.Host.Get(in.Name)

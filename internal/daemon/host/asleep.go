@@ -147,6 +147,10 @@ func (i *inst) stopLater() {
 			return
 		}
 		defer leave()
+		if i.h.halted.Load() {
+			i.scheduleAsleep(i.h.now())
+			return
+		}
 		if at, to := i.nextStep(); i.state().Asleep() && to == power.Stopped && !i.h.now().Before(at) {
 			i.stopNow()
 		}

@@ -137,6 +137,9 @@ type Host struct {
 	busy   sync.WaitGroup // work that was started outside Run's workers
 	ctx    context.Context
 	cancel context.CancelFunc
+	// asked is the context of what people ask for; it ends when Run is to.
+	asked    context.Context
+	endAsked context.CancelFunc
 }
 
 // New returns a host without instances.
@@ -152,6 +155,7 @@ func New(cfg Config) *Host {
 	h.saver = newSaver(cfg.Records)
 	h.room = newRoom(h)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.asked, h.endAsked = context.WithCancel(h.ctx)
 	return h
 }
 
@@ -184,6 +188,7 @@ func (h *Host) Run(ctx context.Context) error {
 	saving := make(chan struct{})
 	go func() { h.saver.run(); close(saving) }()
 	<-ctx.Done()
+	h.endAsked()
 	wg.Wait()
 	err := h.thawAll()
 	h.cancel()
@@ -200,6 +205,9 @@ func (h *Host) thawAll() error {
 		i.acquire()
 		// The lock is kept: nothing may begin any more. What is hibernated holds
 		// nothing that a thaw would set free.
+		if s := i.state(); s == power.Pausing || s == power.Resuming {
+			i.repair()
+		}
 		if s := i.state(); !s.Asleep() || s == power.Hibernated || i.pausedByOthers() {
 			continue
 		}
@@ -249,6 +257,19 @@ type RefusedError struct {
 
 func (e *RefusedError) Error() string {
 	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.Reason)
+}
+
+// carry does what somebody asks for, also when they do not wait for it any
+// longer. Only the end of the host ends it early.
+func (h *Host) carry(ctx context.Context, do func(ctx context.Context) error) error {
+	done := make(chan error, 1)
+	h.spawn(func() { done <- do(h.asked) })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("nobody waits for it any longer, it goes on: %w", context.Cause(ctx))
+	}
 }
 
 // spawn runs f where somebody waits for it.

@@ -354,3 +354,98 @@ func TestLeaseOverCrash(t *testing.T) {
 		}
 	}
 }
+
+// TestDetached: what somebody has asked for goes on when they do not wait for it
+// any longer.
+func TestDetached(t *testing.T) {
+	t.Run("start", func(t *testing.T) {
+		inBubble(t, func(r *rig) {
+			id, err := r.Create(context.Background(), instance.Spec{Name: "a", Command: []string{"x"},
+				Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.k.Fail(hosttest.Listening, errWorld) // it is not ready yet
+			ctx, cancel := context.WithCancel(context.Background())
+			time.AfterFunc(time.Second, cancel)
+			if err := r.carry(ctx, func(ctx context.Context) error { return r.Start(ctx, id, byManual) }); !errors.Is(err, context.Canceled) {
+				t.Errorf("who did not wait was told: %v", err)
+			}
+			r.is("a", power.Starting)
+			r.k.Fail(hosttest.Listening, nil)
+			time.Sleep(time.Second)
+			r.is("a", power.Running)
+			if n := r.k.Starts(); n != 1 {
+				t.Errorf("%d starts", n)
+			}
+		})
+	})
+	t.Run("stop", func(t *testing.T) {
+		inBubble(t, func(r *rig) {
+			r.k.Stubborn = true
+			r.run("a", nil)
+			ctx, cancel := context.WithCancel(context.Background())
+			time.AfterFunc(time.Second, cancel)
+			if err := r.carry(ctx, func(ctx context.Context) error { return r.Stop(ctx, "a", byManual, false) }); !errors.Is(err, context.Canceled) {
+				t.Errorf("who did not wait was told: %v", err)
+			}
+			time.Sleep(20 * time.Second)
+			r.is("a", power.Stopped)
+		})
+	})
+	t.Run("stop in the queue", func(t *testing.T) {
+		inBubble(t, func(r *rig) {
+			r.k.Deep, r.k.Restore = true, 10*time.Second
+			id := r.asleep("a", power.Hibernated)
+			r.k.Connect(id)
+			synctest.Wait()
+			ctx, cancel := context.WithCancel(context.Background())
+			time.AfterFunc(time.Second, cancel)
+			if err := r.carry(ctx, func(ctx context.Context) error { return r.Stop(ctx, "a", byManual, false) }); !errors.Is(err, context.Canceled) {
+				t.Errorf("who did not wait was told: %v", err)
+			}
+			time.Sleep(20 * time.Second)
+			r.is("a", power.Stopped)
+		})
+	})
+}
+
+// TestReleaseLetsSink: a paused instance whose lease is given back goes on down
+// the ladder then, not when the lease would have ended.
+func TestReleaseLetsSink(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.run("a", nil)
+		time.Sleep(62 * time.Second)
+		r.is("a", power.Paused)
+		if err := r.Hold(context.Background(), "a", idle.Lease{Holder: "x"}, 20*time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Minute)
+		r.is("a", power.Paused)
+		if err := r.ReleaseLease(context.Background(), "a", "x"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		r.is("a", power.Stopped)
+	})
+}
+
+// TestEndThawsHalfway: a host that ends leaves nothing frozen behind, also not
+// what a pause that failed left.
+func TestEndThawsHalfway(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", nil)
+		c := r.k.Connect(id)
+		r.k.Fail(hosttest.Thawing, errWorld)
+		if err := r.Pause(context.Background(), "a", byManual, false); err == nil {
+			t.Error("it was paused under a client")
+		}
+		r.is("a", power.Pausing)
+		r.k.Fail(hosttest.Thawing, nil)
+		r.shut()
+		if r.k.Proc(id).Frozen() {
+			t.Error("it is frozen, and no daemon is there")
+		}
+		c.Close()
+	})
+}

@@ -380,6 +380,9 @@ func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
 	}
 	if err == nil {
 		i.emit("lease_released", holder, "")
+		if i.state().Asleep() {
+			i.scheduleAsleep(now) // the lease may have been what its next step waited for
+		}
 	}
 	return err
 }
