@@ -47,7 +47,7 @@ func (h *Harness) health() guest.HealthAnswer {
 	if err := h.tcp(&a); err != nil {
 		a.TCPErr = err.Error()
 	}
-	a.Free = h.available()
+	a.Free, a.Now = h.available(), time.Now().UnixNano()
 	return a
 }
 

@@ -129,6 +129,7 @@ type HealthAnswer struct {
 	// Conns are inbound connections on which something waits for the program.
 	Conns   []WaitingConn `json:"conns,omitempty"`
 	Listens []ListenAddr  `json:"listens,omitempty"`
+	Now     int64         `json:"unix_ns,omitempty"` // of its clock
 	Free    int64         `json:"mem_available_bytes,omitempty"`
 	Dropped uint64        `json:"log_dropped_bytes,omitempty"`
 }

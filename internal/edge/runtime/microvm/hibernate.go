@@ -61,7 +61,7 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	man, err := w.binding(ctx, m)
+	man, err := w.binding(m)
 	if err != nil {
 		return 0, err
 	}
@@ -88,28 +88,36 @@ func (w *Work) saveState(ctx context.Context, m *monitor) error {
 		return err
 	}
 	defer f.Close()
-	if err := m.ignoreShared(ctx, w.rec.Template == ""); err != nil {
-		return err
-	}
-	if err := m.doWith(ctx, "getfd", map[string]string{"fdname": "state"}, nil, f); err != nil {
-		return err
-	}
-	if err := m.do(ctx, "migrate", map[string]string{"uri": "fd:state"}, nil); err != nil {
-		return err
-	}
-	if err := m.migrated(ctx); err != nil {
+	if err := m.stream(ctx, "migrate", w.rec.Template == "", f); err != nil {
 		return err
 	}
 	return f.Sync()
 }
 
 // ignoreShared keeps a memory that is in a file of its own out of the state.
-func (m *monitor) ignoreShared(ctx context.Context, on bool) error {
+func (m *monitor) ignoreShared(on bool) (finish func(ctx context.Context, result any) error) {
 	type capability struct {
 		Name string `json:"capability"`
 		On   bool   `json:"state"`
 	}
-	return m.do(ctx, "migrate-set-capabilities", map[string]any{"capabilities": []capability{{"x-ignore-shared", on}}}, nil)
+	return m.begin("migrate-set-capabilities", map[string]any{"capabilities": []capability{{"x-ignore-shared", on}}}, nil)
+}
+
+// stream has QEMU save its state into f, or with "migrate-incoming" read it from
+// there.
+func (m *monitor) stream(ctx context.Context, command string, ignoreShared bool, f *os.File) error {
+	var errs []error
+	for _, finish := range []func(context.Context, any) error{
+		m.ignoreShared(ignoreShared),
+		m.begin("getfd", map[string]string{"fdname": "state"}, f),
+		m.begin(command, map[string]string{"uri": "fd:state"}, nil),
+	} {
+		errs = append(errs, finish(ctx, nil))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return m.migrated(ctx)
 }
 
 // migrated waits for a migration to end.
@@ -201,18 +209,8 @@ func (w *Work) dropQEMU(ctx context.Context) {
 }
 
 // binding is what a saved guest depends on, as it is now.
-func (w *Work) binding(ctx context.Context, m *monitor) (manifest, error) {
-	man := manifest{Version: manifestVersion}
-	var v struct {
-		QEMU struct {
-			Major, Minor, Micro int
-		} `json:"qemu"`
-		Package string `json:"package"`
-	}
-	if err := m.do(ctx, "query-version", nil, &v); err != nil {
-		return man, err
-	}
-	man.QEMU = fmt.Sprintf("%d.%d.%d %s", v.QEMU.Major, v.QEMU.Minor, v.QEMU.Micro, v.Package)
+func (w *Work) binding(m *monitor) (manifest, error) {
+	man := manifest{Version: manifestVersion, QEMU: m.version()}
 	return man, w.r.bindFiles(&man, w.rec.Root)
 }
 
@@ -268,12 +266,12 @@ func (w *Work) restore(ctx context.Context) (err error) {
 	if man == nil {
 		return &instance.SnapshotError{Reason: "its manifest is missing"}
 	}
-	if err := w.checkFiles(man); err != nil {
+	if err := w.checkMemory(man); err != nil {
 		return err
 	}
 	state, err := os.Open(w.path(stateFile))
 	if err != nil {
-		return &instance.SnapshotError{Reason: err.Error()}
+		return &instance.SnapshotError{Reason: "its state cannot be read: " + err.Error()}
 	}
 	defer state.Close()
 	if man.Full && w.rec.Template != "" { // from here on it has a memory of its own
@@ -282,6 +280,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	began := time.Now()
 	w.waking.Store(true)
 	if err := w.launch(w.rec.restored()); err != nil {
 		return err
@@ -291,6 +290,9 @@ func (w *Work) restore(ctx context.Context) (err error) {
 			w.dropQEMU(ctx)
 		}
 	}()
+	if err := w.checkState(man); err != nil { // while QEMU starts
+		return err
+	}
 	if err := w.connect(ctx); err != nil {
 		return w.explain(ctx, err)
 	}
@@ -298,25 +300,18 @@ func (w *Work) restore(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	now, err := w.binding(ctx, m)
+	now, err := w.binding(m)
 	if err != nil {
 		return err
 	}
 	if err := man.fits(now); err != nil {
 		return err
 	}
-	if err := m.ignoreShared(ctx, !man.Full); err != nil {
-		return err
-	}
-	if err := m.doWith(ctx, "getfd", map[string]string{"fdname": "state"}, nil, state); err != nil {
-		return err
-	}
-	if err := m.do(ctx, "migrate-incoming", map[string]string{"uri": "fd:state"}, nil); err != nil {
-		return err
-	}
-	if err := m.migrated(ctx); err != nil {
+	up := time.Now()
+	if err := m.stream(ctx, "migrate-incoming", !man.Full, state); err != nil {
 		return w.explain(ctx, err)
 	}
+	read := time.Now()
 	// Its memory runs on from here, and the state beside it is the past.
 	if err := errors.Join(os.Remove(w.path(manifestFile)), syncPath(w.r.dir(w.id))); err != nil {
 		return fmt.Errorf("cannot take a guest out of hibernation: %w", err)
@@ -327,23 +322,39 @@ func (w *Work) restore(ctx context.Context) (err error) {
 	if err := os.Remove(w.path(stateFile)); err != nil {
 		w.r.log.Warn("cannot remove the state of a guest that runs again", "instance", w.id, "error", err)
 	}
+	w.r.log.Debug("restored", "instance", w.id, "qemu_up", up.Sub(began), "state_read", read.Sub(up), "recorded", time.Since(read))
 	return nil
 }
 
 // checkFiles compares what is on disk with the manifest.
 func (w *Work) checkFiles(man *manifest) error {
+	if err := w.checkMemory(man); err != nil {
+		return err
+	}
+	return w.checkState(man)
+}
+
+// checkMemory looks at the memory. It comes before QEMU, which makes the file as
+// large as it wants it.
+func (w *Work) checkMemory(man *manifest) error {
 	if man.Version < 1 || man.Version > manifestVersion {
 		return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved in format %d, this is %d", man.Version, manifestVersion)}
 	}
-	if !man.Full {
-		st, err := os.Stat(w.r.memoryPath(w.id, w.rec))
-		if err != nil {
-			return &instance.SnapshotError{Reason: "its memory is missing: " + err.Error()}
-		}
-		if st.Size() != man.Memory {
-			return &instance.SnapshotError{Reason: fmt.Sprintf("its memory has %d bytes, it was saved with %d", st.Size(), man.Memory)}
-		}
+	if man.Full {
+		return nil
 	}
+	st, err := os.Stat(w.r.memoryPath(w.id, w.rec))
+	if err != nil {
+		return &instance.SnapshotError{Reason: "its memory is missing: " + err.Error()}
+	}
+	if st.Size() != man.Memory {
+		return &instance.SnapshotError{Reason: fmt.Sprintf("its memory has %d bytes, it was saved with %d", st.Size(), man.Memory)}
+	}
+	return nil
+}
+
+// checkState reads the state.
+func (w *Work) checkState(man *manifest) error {
 	sum, n, err := digest(w.path(stateFile))
 	if err != nil {
 		return &instance.SnapshotError{Reason: "its state cannot be read: " + err.Error()}

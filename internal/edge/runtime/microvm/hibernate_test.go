@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lull/internal/instance"
+	"lull/internal/link/guest"
 )
 
 // TestHibernate: a guest that is saved holds no memory and has no process; a
@@ -70,6 +71,18 @@ func TestHibernate(t *testing.T) {
 		}
 	}
 	c.Close()
+
+	// A guest that heard late what the time is hears it again.
+	wrong := newClockCall()
+	wrong.UnixNano -= int64(time.Hour)
+	if err := w.call(t.Context(), callLimit, guest.SetClock, wrong, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.late.Store(true)
+	until(t, "its clock is right", func() bool { w.Sample(nil); return !w.late.Load() })
+	if off, way, known := w.look(t.Context()); !known || off.Abs() > time.Minute {
+		t.Errorf("the guest's clock is off by %s, seen over a way of %s, %t", off, way, known)
+	}
 
 	save := func() {
 		t.Helper()

@@ -1,6 +1,9 @@
 package microvm
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -36,4 +39,58 @@ func BenchmarkWake(b *testing.B) {
 	slices.Sort(woken)
 	b.ReportMetric(float64(running[len(running)/2].Microseconds()), "running-us-p50")
 	b.ReportMetric(float64(woken[len(woken)/2].Microseconds()), "woken-us-p50")
+}
+
+// BenchmarkHibernate saves a guest and brings it back, to the first byte of a
+// new client. QEMU's own processor time is there for machines on which the clock
+// says nothing.
+func BenchmarkHibernate(b *testing.B) {
+	bn := newBench(b, nil)
+	w := bn.start("deep", "guest", "serve", ":80")
+	listening(b, w, "80")
+	var saved, restored, first, spent []time.Duration
+	for b.Loop() {
+		if err := w.Freeze(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		began := time.Now()
+		if _, err := w.Hibernate(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		saved = append(saved, time.Since(began))
+		began = time.Now()
+		if err := w.Thaw(); err != nil {
+			b.Fatal(err)
+		}
+		restored = append(restored, time.Since(began))
+		c := dial(b, w)
+		talk(b, c, "x")
+		first = append(first, time.Since(began))
+		c.Close()
+		spent = append(spent, processorTime(b, w.proc.pid))
+	}
+	for name, all := range map[string][]time.Duration{"saved": saved, "restored": restored, "first-byte": first, "qemu-cpu": spent} {
+		slices.Sort(all)
+		b.ReportMetric(float64(all[len(all)/2].Microseconds())/1000, name+"-ms-p50")
+	}
+}
+
+// processorTime is what all threads of a process have used.
+func processorTime(b *testing.B, pid int) (sum time.Duration) {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil || len(tasks) == 0 {
+		b.Fatalf("process %d has no threads: %v", pid, err)
+	}
+	for _, name := range tasks {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // it has just ended
+		}
+		var ns int64
+		if _, err := fmt.Sscan(string(text), &ns); err != nil {
+			b.Fatal(err)
+		}
+		sum += time.Duration(ns)
+	}
+	return sum
 }

@@ -30,6 +30,7 @@ type monitor struct {
 	mu   sync.Mutex
 	next int
 	wait map[int]chan qmpAnswer
+	qemu string // its version, as it says at the beginning
 	err  error
 	over chan struct{}
 }
@@ -39,6 +40,17 @@ var errMonitorEnded = errors.New("the connection to QEMU has ended")
 type qmpAnswer struct {
 	result json.RawMessage
 	err    error
+}
+
+type qmpVersion struct {
+	QEMU struct {
+		Major, Minor, Micro int
+	} `json:"qemu"`
+	Package string `json:"package"`
+}
+
+func (v qmpVersion) String() string {
+	return fmt.Sprintf("%d.%d.%d %s", v.QEMU.Major, v.QEMU.Minor, v.QEMU.Micro, v.Package)
 }
 
 // qmpError is QEMU's refusal of a command.
@@ -94,6 +106,9 @@ func (m *monitor) read() {
 	sc.Buffer(make([]byte, 4096), maxQMP)
 	for sc.Scan() {
 		var msg struct {
+			QMP *struct {
+				Version qmpVersion `json:"version"`
+			} `json:"QMP"`
 			ID     *int            `json:"id"`
 			Return json.RawMessage `json:"return"`
 			Error  *qmpError       `json:"error"`
@@ -104,6 +119,10 @@ func (m *monitor) read() {
 			break
 		}
 		switch {
+		case msg.QMP != nil:
+			m.mu.Lock()
+			m.qemu = msg.QMP.Version.String()
+			m.mu.Unlock()
 		case msg.Event != "":
 			m.events(msg.Event, msg.Data)
 		case msg.ID != nil:
@@ -137,49 +156,72 @@ func (m *monitor) do(ctx context.Context, command string, args, result any) erro
 
 // doWith sends an open file along.
 func (m *monitor) doWith(ctx context.Context, command string, args, result any, file *os.File) error {
-	ctx, cancel := context.WithTimeout(ctx, qmpLimit)
-	defer cancel()
+	return m.begin(command, args, file)(ctx, result)
+}
+
+// begin sends a command, with an open file unless that is nil, and gives what
+// waits for its answer. QEMU carries commands out in the order in which they
+// were begun, so that several take one way there and back together.
+func (m *monitor) begin(command string, args any, file *os.File) (finish func(ctx context.Context, result any) error) {
+	failed := func(err error) func(context.Context, any) error {
+		return func(context.Context, any) error { return fmt.Errorf("cannot %s: %w", command, err) }
+	}
 	ch := make(chan qmpAnswer, 1)
 	m.mu.Lock()
 	if m.err != nil {
 		defer m.mu.Unlock()
-		return fmt.Errorf("cannot %s: %w", command, m.err)
+		return failed(m.err)
 	}
 	m.next++
 	id := m.next
 	m.wait[id] = ch
 	m.mu.Unlock()
-	defer func() {
-		m.mu.Lock()
-		delete(m.wait, id)
-		m.mu.Unlock()
-	}()
 	b, err := json.Marshal(struct {
 		Execute   string `json:"execute"`
 		Arguments any    `json:"arguments,omitempty"`
 		ID        int    `json:"id"`
 	}{command, args, id})
+	if err == nil {
+		err = m.send(append(b, '\n'), file)
+	}
 	if err != nil {
-		return fmt.Errorf("cannot encode %s: %w", command, err)
+		m.forget(id)
+		return failed(err)
 	}
-	if err := m.send(append(b, '\n'), file); err != nil {
-		return fmt.Errorf("cannot %s: %w", command, err)
-	}
-	select {
-	case a := <-ch:
-		if a.err != nil {
-			return fmt.Errorf("cannot %s: %w", command, a.err)
-		}
-		if result == nil {
+	return func(ctx context.Context, result any) error {
+		defer m.forget(id)
+		ctx, cancel := context.WithTimeout(ctx, qmpLimit)
+		defer cancel()
+		select {
+		case a := <-ch:
+			if a.err != nil {
+				return fmt.Errorf("cannot %s: %w", command, a.err)
+			}
+			if result == nil {
+				return nil
+			}
+			if err := json.Unmarshal(a.result, result); err != nil {
+				return fmt.Errorf("cannot read the answer to %s: %w", command, err)
+			}
 			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("cannot %s: QEMU does not answer: %w", command, context.Cause(ctx))
 		}
-		if err := json.Unmarshal(a.result, result); err != nil {
-			return fmt.Errorf("cannot read the answer to %s: %w", command, err)
-		}
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("cannot %s: QEMU does not answer: %w", command, context.Cause(ctx))
 	}
+}
+
+// forget waits for an answer no more.
+func (m *monitor) forget(id int) {
+	m.mu.Lock()
+	delete(m.wait, id)
+	m.mu.Unlock()
+}
+
+// version is QEMU's. It is known once a command was answered.
+func (m *monitor) version() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.qemu
 }
 
 func (m *monitor) send(b []byte, file *os.File) error {

@@ -26,7 +26,8 @@ import (
 const (
 	healthLimit = 2 * time.Second // no answer by then is an unknown signal (spec, section 4)
 	callLimit   = 30 * time.Second
-	offLimit    = 10 * time.Second // for a guest to power off
+	clockSlack  = 5 * time.Millisecond // what a clock may be off
+	offLimit    = 10 * time.Second     // for a guest to power off
 	killLimit   = 10 * time.Second
 	maxExec     = 24 * time.Hour
 )
@@ -60,6 +61,7 @@ type Work struct {
 	halted chan string         // the machine stopped by itself, with QEMU's reason
 	born   chan struct{}       // closed when the guest answered for the first time
 	bornMu *sync.Once
+	late   atomic.Bool             // the guest heard late what the time is
 	waking atomic.Bool             // the guest is being restored: hello on its next channel comes from setClock
 	hello  chan *guest.HelloAnswer // from setClock; nil of a harness that does not say it there
 
@@ -220,11 +222,13 @@ func (w *Work) Thaw() error {
 	if err := m.do(ctx, "cont", nil, nil); err != nil {
 		return err
 	}
+	began := time.Now()
 	if err := w.setClock(ctx); err != nil { // with a wrong clock nothing of it shall run
 		back, cancel := context.WithTimeout(w.ctx, callLimit)
 		defer cancel()
 		return errors.Join(err, m.do(back, "stop", nil, nil))
 	}
+	w.late.Store(time.Since(began) > clockSlack)
 	w.setFrozen(false)
 	w.mu.Lock()
 	late := w.signals
@@ -238,11 +242,15 @@ func (w *Work) Thaw() error {
 	return nil
 }
 
+// newClockCall says what the time is, with fresh random bytes.
+func newClockCall() guest.ClockCall {
+	c := guest.ClockCall{UnixNano: time.Now().UnixNano(), Seed: make([]byte, 64)}
+	rand.Read(c.Seed)
+	return c
+}
+
 func (w *Work) setClock(ctx context.Context) error {
-	c := guest.ClockCall{Seed: make([]byte, 64)}
-	if _, err := rand.Read(c.Seed); err != nil {
-		return fmt.Errorf("cannot draw random numbers for the guest: %w", err)
-	}
+	c := newClockCall()
 	if w.rec.Clone {
 		c.Name, c.Machine = hostName(w.id), newMachineID()
 	}
@@ -274,20 +282,46 @@ func (w *Work) setClock(ctx context.Context) error {
 	return nil
 }
 
-// look asks the guest how it is and keeps the answer.
-func (w *Work) look(ctx context.Context) {
+// tuneClock sets the clock once more of a guest that heard late what the time
+// is: after a restore in software emulation, or on a busy machine, the way there
+// takes up to a second, and by that the guest would stay behind. off is how far
+// its clock is away, seen over a way of that length.
+func (w *Work) tuneClock(off, way time.Duration) {
+	if !w.late.Load() {
+		return
+	}
+	if off.Abs() <= way/2+clockSlack {
+		w.late.Store(false)
+		return
+	}
+	err := w.call(w.ctx, healthLimit, guest.SetClock, newClockCall(), nil)
+	w.r.log.Debug("clock set again", "instance", w.id, "off", off, "seen_over", way, "error", err)
+}
+
+// look asks the guest how it is and keeps the answer. It gives how far the
+// guest's clock is away, and over how long a way that was seen, where it is
+// known.
+func (w *Work) look(ctx context.Context) (off, way time.Duration, known bool) {
 	var a guest.HealthAnswer
+	began := time.Now()
 	err := w.call(ctx, healthLimit, guest.Health, nil, &a)
+	way = time.Since(began)
+	if known = err == nil && a.Now != 0; known {
+		off = time.Unix(0, a.Now).Sub(began.Add(way / 2))
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.last, w.lastAt, w.lost = a, time.Now(), err
+	return off, way, known
 }
 
 // Sample implements instance.Workload. Of a frozen guest it gives what was read
 // right before the freeze.
 func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	if !w.isFrozen() {
-		w.look(w.ctx)
+		if off, way, known := w.look(w.ctx); known {
+			w.tuneClock(off, way)
+		}
 	}
 	open, ended := w.net.Opens()
 	w.mu.Lock()
