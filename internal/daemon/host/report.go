@@ -140,8 +140,12 @@ type telling struct {
 }
 
 // sums of an instance as it was told of: of what is told at once when it
-// changes, and of everything that the server cannot work out by itself.
-type sums struct{ urgent, all uint64 }
+// changes, and of everything that the server cannot work out by itself; and its
+// memory.
+type sums struct {
+	urgent, all uint64
+	memory      int64
+}
 
 func (t *telling) anew() { t.last, t.sums = 0, nil }
 
@@ -234,7 +238,11 @@ func (t *telling) changed(beat bool, events []hostctl.Event) change {
 			c.sums[i.id] = old
 			continue
 		}
-		o := told(i.view(!rests || about[i.id] || !known))
+		read := !rests || about[i.id] || !known
+		o := told(i.view(read))
+		if !read { // what sleeps holds what it held when it fell asleep
+			o.Memory = old.memory
+		}
 		body, now := t.weigh(o)
 		if c.sums[i.id] = now; now.urgent != old.urgent || beat && now.all != old.all {
 			c.add(o, body)
@@ -266,7 +274,7 @@ func (t *telling) weigh(o control.HostInstance) (int, sums) {
 		return 0, sums{} // of these fields none fails
 	}
 	o.IdleFor = 0 // the server works that out
-	all := t.sum(o)
+	all, memory := t.sum(o), o.Memory
 	// Sentences have ages in them, and use moves the times on all the time.
 	o.LastActivityAt, o.Memory = nil, 0
 	if o.PauseAt != nil {
@@ -275,7 +283,7 @@ func (t *telling) weigh(o control.HostInstance) (int, sums) {
 	for n := range o.Blocks {
 		o.Blocks[n].Sentence, o.Blocks[n].Until = "", nil
 	}
-	return len(whole), sums{t.sum(o), all}
+	return len(whole), sums{t.sum(o), all, memory}
 }
 
 func (t *telling) sum(v any) uint64 {

@@ -14,13 +14,17 @@ import (
 )
 
 // started runs a server of the fleet that the store holds; stop ends it.
-func started(t *testing.T, db store.Store, name string) (s *Server, stop func()) {
+func started(t *testing.T, db store.Store, name string, more ...func(*Options)) (s *Server, stop func()) {
 	t.Helper()
 	f, err := fleet.New(fleet.Options{Store: db, ID: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s, err = New(Options{Fleet: f, Name: name, Version: "v2"}); err != nil {
+	o := Options{Fleet: f, Name: name, Version: "v2"}
+	for _, change := range more {
+		change(&o)
+	}
+	if s, err = New(o); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
