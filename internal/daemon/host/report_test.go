@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"lull/internal/daemon/server/hosts"
@@ -108,6 +109,12 @@ func (l *listener) shows(t *testing.T, name string) control.HostInstance {
 	return control.HostInstance{}
 }
 
+// pass lets time go by in the bubble.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 // reporting has the rig's host report to a server.
 func (r *rig) reporting(f func(l *listener, rep *Reporter, log *bytes.Buffer)) {
 	l, log := &listener{Hosts: hosts.New("v1", "")}, &bytes.Buffer{}
@@ -129,21 +136,21 @@ func TestReport(t *testing.T) {
 		r.run("a", nil)
 		r.run("b", func(s *instance.Spec) { s.PauseAfter = new(idle.Duration) })
 		r.reporting(func(l *listener, rep *Reporter, _ *bytes.Buffer) {
-			time.Sleep(2 * time.Second)
+			pass(2 * time.Second)
 			if i := l.shows(t, "a"); i.State != "running" || i.PauseAt == nil || len(i.Endpoints) != 2 {
 				t.Errorf("a is %+v", i)
 			}
 			if i := l.shows(t, "b"); i.PauseAt != nil || len(i.Blocks) == 0 {
 				t.Errorf("b is %+v", i)
 			}
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			r.is("a", power.Paused)
-			time.Sleep(2 * time.Second)
+			pass(2 * time.Second)
 			if i := l.shows(t, "a"); i.State != "paused" || i.NextStep != "stopped" || i.LastPausedBy != "idle_timeout" {
 				t.Errorf("a is %+v", i)
 			}
 			l.take()
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			n := 0
 			for _, x := range l.take() {
 				for _, i := range x.Instances {
@@ -161,7 +168,7 @@ func TestReport(t *testing.T) {
 			if err := r.Hold(context.Background(), "a", idle.Lease{Holder: "ci"}, time.Hour); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(2 * time.Second)
+			pass(2 * time.Second)
 			if i := l.shows(t, "a"); len(i.Leases) != 1 || i.Leases[0].Holder != "ci" {
 				t.Errorf("a has the leases %v", i.Leases)
 			}
@@ -169,7 +176,7 @@ func TestReport(t *testing.T) {
 			if err := r.Delete(context.Background(), "b", byManual); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(2 * time.Second)
+			pass(2 * time.Second)
 			v, _ := l.View("desk", time.Now())
 			if !v.Heard || !v.Halted || len(v.Instances) != 1 || v.Counts["paused"] != 1 || len(v.Counts) != 1 {
 				t.Errorf("at the end: %+v", v)
@@ -187,14 +194,14 @@ func TestServerIsGone(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", nil)
 		r.reporting(func(l *listener, rep *Reporter, log *bytes.Buffer) {
-			time.Sleep(2 * time.Second)
+			pass(2 * time.Second)
 			l.set(true)
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			r.is("a", power.Paused)
 			if err := r.Resume(context.Background(), id, byManual); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(time.Hour)
+			pass(time.Hour)
 			r.is("a", power.Stopped)
 			if s := rep.Link(); s.Error != "nobody answers" || s.FailingSince == nil || time.Since(*s.FailingSince) < time.Hour-time.Minute {
 				t.Errorf("the link is %+v", s)
@@ -204,7 +211,7 @@ func TestServerIsGone(t *testing.T) {
 			}
 			l.forget()
 			l.set(false)
-			time.Sleep(reportMost + 2*time.Second)
+			pass(reportMost + 2*time.Second)
 			if i := l.shows(t, "a"); i.State != "stopped" || i.LastState != "" {
 				t.Errorf("a is %+v", i)
 			}
@@ -212,7 +219,7 @@ func TestServerIsGone(t *testing.T) {
 				t.Errorf("the link is %+v:\n%s", rep.Link(), log)
 			}
 			l.forget() // restarted between two reports
-			time.Sleep(20 * time.Second)
+			pass(20 * time.Second)
 			l.shows(t, "a")
 		})
 	})
@@ -229,7 +236,7 @@ func TestManyInstances(t *testing.T) {
 			}
 		}
 		r.reporting(func(l *listener, _ *Reporter, _ *bytes.Buffer) {
-			time.Sleep(2 * time.Second)
+			pass(2 * time.Second)
 			sent := l.take()
 			if len(sent) < 3 || !sent[0].More || sent[len(sent)-1].More {
 				t.Errorf("it took %d reports", len(sent))
@@ -251,7 +258,7 @@ func TestQuestionsAreAnswered(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", nil)
 		r.reporting(func(l *listener, _ *Reporter, _ *bytes.Buffer) {
-			time.Sleep(3 * time.Second)
+			pass(3 * time.Second)
 			for ref, status := range map[string]int{"a": 0, "none": 404} {
 				a, ok := l.Why(context.Background(), "desk", ref, time.Time{})
 				if !ok || a.Status != status || status == 0 && (a.Why == nil || a.Why.Readings != "live" || a.Why.Verdict == nil || a.Why.Instance.Name != "a") {
@@ -263,7 +270,7 @@ func TestQuestionsAreAnswered(t *testing.T) {
 				t.Errorf("a past time of a host without evidence: %+v", a)
 			}
 			l.set(true)
-			time.Sleep(30 * time.Second) // the turn that was open ends
+			pass(30 * time.Second) // the turn that was open ends
 			if a, _ := l.Why(context.Background(), "desk", "a", time.Time{}); a.Why == nil || a.Why.Readings != "unknown" || a.Why.Unheard == "" {
 				t.Errorf("a host that does not listen: %+v", a.Why)
 			}
