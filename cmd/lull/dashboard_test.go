@@ -198,6 +198,54 @@ func (r *watched) fill() {
 	}
 }
 
+// hosts has two machines with instances report: desk, which answers until the
+// test ends, and attic, which falls silent.
+func (r *watched) hosts() {
+	ctx, end := context.WithCancel(context.Background())
+	var ended sync.WaitGroup
+	r.t.Cleanup(func() { end(); ended.Wait() })
+	now := time.Now()
+	tell := func(name string, every time.Duration, l ...control.HostInstance) {
+		r.t.Helper()
+		counts := map[string]int{}
+		for n := range l {
+			l[n].ID, l[n].Runtime, l[n].CreatedAt, l[n].StateSince, l[n].Enabled = fmt.Sprint("i", n), "process", now, &now, true
+			counts[l[n].State]++
+		}
+		report := control.HostReport{Host: name, At: now, Sequence: 1, StartedAt: now, Version: version, Interval: idle.Duration(every), Counts: counts, Instances: l,
+			Memory: control.HostMemory{Limit: 8 << 30}}
+		report.Fit()
+		if _, err := r.client.ReportHost(ctx, report); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	tell("attic", time.Second, control.HostInstance{Name: "cam", State: "running"})
+	tell("desk", 15*time.Minute,
+		control.HostInstance{Name: "db", State: "running", IdleFor: 3, Connections: 2, Memory: 200 << 20, Leases: []idle.Lease{{Holder: "ci", Reason: "backup", ExpiresAt: now.Add(time.Hour)}},
+			Blocks: []idle.Block{{Code: idle.ConnectionOpen, Sentence: "2 connections are open."}}, Endpoints: []instance.Endpoint{{Listen: "127.0.0.1:5432", Target: "127.0.0.1:5432", Path: "direct"}}},
+		control.HostInstance{Name: "web", State: "paused", StatusReason: "idle for 1m0s", LastPausedAt: &now, LastPausedBy: "idle_timeout"})
+	ended.Go(func() { // desk answers
+		turn := control.HostTurn{Answers: []control.HostReply{}, Wait: 10}
+		for ctx.Err() == nil {
+			q, err := r.client.HostTurn(ctx, "desk", turn)
+			turn.Answers = []control.HostReply{}
+			if err != nil {
+				continue // the end
+			}
+			for _, x := range q.Questions {
+				a := control.HostReply{ID: x.ID, Status: http.StatusNotFound, Detail: "cannot find it"}
+				if x.Instance == "db" {
+					a = control.HostReply{ID: x.ID, Why: &control.HostWhy{Instance: &control.HostInstance{ID: "i0", Name: "db", State: "running", Runtime: "process"},
+						Account: evidence.Account{Object: "i0", Name: "db", Kind: evidence.KindInstance, State: "running", Question: "why is it running", Answer: "2 connections are open.",
+							At: time.Now(), Verdict: &idle.Verdict{At: time.Now(), Blocks: []idle.Block{{Code: idle.ConnectionOpen, Sentence: "2 connections are open."}}}}}}
+				}
+				a.Fit()
+				turn.Answers = append(turn.Answers, a)
+			}
+		}
+	})
+}
+
 // used has somebody work on a worker, and look has its idleness judged.
 func (r *watched) used(name string) {
 	r.t.Helper()
@@ -723,52 +771,9 @@ func (w *window) pages(r *watched) {
 	w.rules(r)
 }
 
-// hosts are two machines with instances: one that answers, and one that falls
-// silent.
+// hosts are on the pages of hosts.
 func (w *window) hosts(r *watched) {
-	ctx, end := context.WithCancel(w.t.Context())
-	var ended sync.WaitGroup
-	w.t.Cleanup(func() { end(); ended.Wait() })
-	now := time.Now()
-	tell := func(name string, every time.Duration, l ...control.HostInstance) {
-		w.t.Helper()
-		counts := map[string]int{}
-		for n := range l {
-			l[n].ID, l[n].Runtime, l[n].CreatedAt, l[n].StateSince, l[n].Enabled = fmt.Sprint("i", n), "process", now, &now, true
-			counts[l[n].State]++
-		}
-		report := control.HostReport{Host: name, At: now, Sequence: 1, StartedAt: now, Version: version, Interval: idle.Duration(every), Counts: counts, Instances: l,
-			Memory: control.HostMemory{Limit: 8 << 30}}
-		report.Fit()
-		if _, err := r.client.ReportHost(ctx, report); err != nil {
-			w.t.Fatal(err)
-		}
-	}
-	tell("attic", time.Second, control.HostInstance{Name: "cam", State: "running"})
-	tell("desk", 15*time.Minute,
-		control.HostInstance{Name: "db", State: "running", IdleFor: 3, Connections: 2, Memory: 200 << 20, Leases: []idle.Lease{{Holder: "ci", Reason: "backup", ExpiresAt: now.Add(time.Hour)}},
-			Blocks: []idle.Block{{Code: idle.ConnectionOpen, Sentence: "2 connections are open."}}, Endpoints: []instance.Endpoint{{Listen: "127.0.0.1:5432", Target: "127.0.0.1:5432", Path: "direct"}}},
-		control.HostInstance{Name: "web", State: "paused", StatusReason: "idle for 1m0s", LastPausedAt: &now, LastPausedBy: "idle_timeout"})
-	ended.Go(func() { // desk answers
-		turn := control.HostTurn{Answers: []control.HostReply{}, Wait: 10}
-		for ctx.Err() == nil {
-			q, err := r.client.HostTurn(ctx, "desk", turn)
-			turn.Answers = []control.HostReply{}
-			if err != nil {
-				continue // the end
-			}
-			for _, x := range q.Questions {
-				a := control.HostReply{ID: x.ID, Status: http.StatusNotFound, Detail: "cannot find it"}
-				if x.Instance == "db" {
-					a = control.HostReply{ID: x.ID, Why: &control.HostWhy{Instance: &control.HostInstance{ID: "i0", Name: "db", State: "running", Runtime: "process"},
-						Account: evidence.Account{Object: "i0", Name: "db", Kind: evidence.KindInstance, State: "running", Question: "why is it running", Answer: "2 connections are open.",
-							At: time.Now(), Verdict: &idle.Verdict{At: time.Now(), Blocks: []idle.Block{{Code: idle.ConnectionOpen, Sentence: "2 connections are open."}}}}}}
-				}
-				a.Fit()
-				turn.Answers = append(turn.Answers, a)
-			}
-		}
-	})
+	r.hosts()
 	w.visit(r.url + "/hosts")
 	w.sees(`1 of 2 is not heard of.*attic\s+not heard of since.*not known.*desk\s+heard.*1 running, 1 paused.*200 MiB of 8 GiB`)
 	w.both("hosts", "light", "dark")

@@ -85,7 +85,8 @@ export function Dialog(p: { title: string; onClose: () => void; children: Compon
   useLayoutEffect(() => {
     const before = document.activeElement as HTMLElement | null
     if (!box.current?.open) box.current?.showModal()
-    return () => before?.focus()
+    // Once the dialog is gone: while it is open, nothing behind it takes the focus.
+    return () => queueMicrotask(() => before?.focus())
   }, [])
   return (
     <dialog ref={box} aria-labelledby={id} onClose={p.onClose} onClick={(e) => { if (e.target === box.current) p.onClose() }}>
