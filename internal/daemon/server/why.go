@@ -106,7 +106,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	if err != nil {
 		return control.Why{}, err
 	}
-	past, err := s.powerThen(ctx, id, at)
+	past, err := s.powerThen(ctx, &w, at)
 	if err != nil {
 		return control.Why{}, err
 	}
@@ -115,7 +115,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 		return control.Why{}, err
 	}
 	a := about(&w)
-	a.At, a.State = at, cmp.Or(past.state, string(w.Status))
+	a.At, a.State = at, past.state
 	y := control.Why{WorkerID: w.ID, WorkerName: w.Name, Status: a.State, Last: last.Entries, Readings: "recorded", Halted: s.fleet.Halted().On}
 	y.Account = evidence.Past(a, c)
 	y.Paused, y.Resumed = past.paused, past.resumed
@@ -159,8 +159,8 @@ func comesBack(w *fleet.Worker, p *control.WorkerPolicy) []string {
 	return append(out, "A person or its wake token starts it at any time.")
 }
 
-// then is what a worker's power was at a past moment: its status, empty if it
-// has not changed, and how it last went down and came up.
+// then is what a worker's power was at a past moment: its status, empty before
+// it was there, and how it last went down and came up.
 type then struct {
 	state           string
 	paused, resumed *evidence.Turn
@@ -171,7 +171,8 @@ type then struct {
 const maxThen = 5000
 
 // powerThen reads back from a moment until it knows the worker's power then.
-func (s *Server) powerThen(ctx context.Context, id string, at time.Time) (then, error) {
+func (s *Server) powerThen(ctx context.Context, w *fleet.Worker, at time.Time) (then, error) {
+	id := w.ID
 	var out then
 	var back []fleet.Entry // newest first
 	q := fleet.AuditQuery{WorkerID: id, To: at.Add(time.Nanosecond), Limit: 100}
@@ -221,6 +222,7 @@ func (s *Server) powerThen(ctx context.Context, id string, at time.Time) (then, 
 			break
 		}
 	}
+	out.state = string(w.Status) // it has not changed since, as far as is known
 	return out, nil
 }
 
