@@ -20,12 +20,18 @@ func (c *cli) agentLease() *cobra.Command {
 
 func (c *cli) agentLeaseHold() *cobra.Command {
 	var r agentctl.LeaseRequest
-	var ttl time.Duration
+	var until string
+	var dur time.Duration
 	cmd := c.onAgent(&cobra.Command{Use: "hold", Short: "Take or renew a lease", Args: args(cobra.NoArgs),
 		Long: `Take or renew a lease: while anybody holds one this machine is not stopped for
-idleness. Leases survive a restart of the agent.`,
-		Example: "  lull agent lease hold --holder training --reason \"epoch 3\" --ttl 1h"},
+idleness. It lasts 10 minutes unless --for or --until says otherwise, and at most a
+day; leases survive a restart of the agent.`,
+		Example: "  lull agent lease hold --holder training --reason \"epoch 3\" --for 1h\n  lull agent lease hold --until 18:00"},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+			ttl, err := endOr(time.Now(), until, dur, 10*time.Minute)
+			if err != nil {
+				return err
+			}
 			r.TTL = idle.Duration(ttl)
 			l, err := cl.HoldLease(cmd.Context(), r)
 			if err != nil {
@@ -35,7 +41,7 @@ idleness. Leases survive a restart of the agent.`,
 		})
 	cmd.Flags().StringVar(&r.Holder, "holder", "default", "who holds it; each holder has a lease of its own")
 	cmd.Flags().StringVar(&r.Reason, "reason", "", "shown by status and why")
-	cmd.Flags().DurationVar(&ttl, "ttl", 10*time.Minute, "for how long, at most 24h")
+	bindEnd(cmd.Flags(), &until, &dur)
 	return cmd
 }
 

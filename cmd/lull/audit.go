@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/fleet"
+	"lull/internal/policy/when"
 )
 
 // entryPrinter writes one entry per line: text, or JSON lines.
@@ -28,10 +30,10 @@ func entryText(e fleet.Entry) string { return strings.ReplaceAll(entryLine(e), "
 
 func (c *cli) auditCommand() *cobra.Command {
 	var follow bool
-	var worker string
+	var worker, action, since, until string
 	var limit int
 	cmd := &cobra.Command{Use: "audit", Short: "Show who did what, when and why", Args: args(cobra.NoArgs),
-		Example: "  lull audit --worker cml-1\n  lull audit -f",
+		Example: "  lull audit --worker cml-1\n  lull audit --since 2h --action pause_intended\n  lull audit -f",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -40,18 +42,27 @@ func (c *cli) auditCommand() *cobra.Command {
 			if limit < 1 || limit > 1000 {
 				return &usageError{fmt.Errorf("cannot show %d entries: want 1 to 1000; lull audit export gives all", limit)}
 			}
-			id := ""
+			if follow && until != "" {
+				return &usageError{errors.New("cannot go on after --until: leave out one of --follow and --until")}
+			}
+			q, err := period(time.Now(), since, until, action)
+			if err != nil {
+				return err
+			}
 			if worker != "" {
 				w, err := cl.Worker(cmd.Context(), worker)
 				if err != nil {
 					return err
 				}
-				id = w.ID
+				q.Set("worker_id", w.ID)
 			}
-			return c.entries(cmd.Context(), cl, id, limit, follow)
+			return c.entries(cmd.Context(), cl, q, limit, follow)
 		}}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more happen; JSON then comes as lines")
 	cmd.Flags().StringVar(&worker, "worker", "", "entries about this worker only")
+	cmd.Flags().StringVar(&action, "action", "", "this action only")
+	cmd.Flags().StringVar(&since, "since", "", "from this time on: 2h ago, or "+when.Forms)
+	cmd.Flags().StringVar(&until, "until", "", "before this time, in the same form")
 	cmd.Flags().IntVarP(&limit, "limit", "n", 100, "how many of the newest entries")
 	cmd.AddCommand(c.auditExport())
 	return cmd
@@ -60,20 +71,11 @@ func (c *cli) auditCommand() *cobra.Command {
 func (c *cli) auditExport() *cobra.Command {
 	var from, to, action string
 	cmd := &cobra.Command{Use: "export", Short: "Write the audit log as JSON lines, oldest first", Args: args(cobra.NoArgs),
-		Example: "  lull audit export --from 2026-11-01T00:00:00Z --to 2026-12-01T00:00:00Z\n  lull audit export --action drained",
+		Example: "  lull audit export --from 2026-11-01 --to 2026-12-01\n  lull audit export --action drained",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			q := url.Values{}
-			for name, v := range map[string]string{"from": from, "to": to} {
-				if v == "" {
-					continue
-				}
-				if _, err := time.Parse(time.RFC3339, v); err != nil {
-					return &usageError{fmt.Errorf("cannot use --%s %q: want RFC 3339, 2006-01-02T15:04:05Z", name, v)}
-				}
-				q.Set(name, v)
-			}
-			if action != "" {
-				q.Set("action", action)
+			q, err := period(time.Now(), from, to, action)
+			if err != nil {
+				return err
 			}
 			cl, err := c.control()
 			if err != nil {
@@ -81,8 +83,26 @@ func (c *cli) auditExport() *cobra.Command {
 			}
 			return cl.Export(cmd.Context(), q, c.out)
 		}}
-	cmd.Flags().StringVar(&from, "from", "", "from this time on (RFC 3339)")
-	cmd.Flags().StringVar(&to, "to", "", "before this time (RFC 3339)")
+	cmd.Flags().StringVar(&from, "from", "", "from this time on: 30d ago, or "+when.Forms)
+	cmd.Flags().StringVar(&to, "to", "", "before this time, in the same form")
 	cmd.Flags().StringVar(&action, "action", "", "this action only")
 	return cmd
+}
+
+// period is the part of a query that says of which time and action.
+func period(now time.Time, from, to, action string) (url.Values, error) {
+	q := url.Values{}
+	for name, text := range map[string]string{"from": from, "to": to} {
+		t, err := pastMoment(now, text)
+		if err != nil {
+			return nil, &usageError{err}
+		}
+		if !t.IsZero() {
+			q.Set(name, t.Format(time.RFC3339Nano))
+		}
+	}
+	if action != "" {
+		q.Set("action", action)
+	}
+	return q, nil
 }

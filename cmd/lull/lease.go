@@ -39,24 +39,32 @@ func leases(w io.Writer, l []idle.Lease) {
 }
 
 func (c *cli) leaseHold() *cobra.Command {
-	var holder, reason string
-	var ttl time.Duration
+	var holder, reason, until string
+	var dur time.Duration
 	cmd := &cobra.Command{
 		Use:   "hold NAME [-- COMMAND [ARG...]]",
 		Short: "Take or renew a lease; with a command, for as long as it runs",
 		Long: `Take or renew a lease: while anybody holds one the instance is not paused. Each
 holder has its own, with a reason and an end that why shows, and releases no
-other's. With a command the lease is renewed while it runs and dropped when it
-ends, and its exit code is this one's.`,
-		Example: "  lull lease hold web --holder deploy --reason \"new version\" --ttl 10m\n  lull lease hold web --holder backup -- tar cf web.tar web",
+other's. It lasts 5 minutes unless --for or --until says otherwise, and at most a
+day. With a command it is renewed while that runs and dropped when it ends, and
+the command's exit code is this one's.`,
+		Example: "  lull lease hold web --holder deploy --reason \"new version\" --for 10m\n  lull lease hold web --until 18:00\n  lull lease hold web --holder backup -- tar cf web.tar web",
 		Args:    args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.complete,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
 			if err != nil {
 				return err
 			}
+			ttl, err := endOr(time.Now(), until, dur, 5*time.Minute)
+			if err != nil {
+				return err
+			}
 			r := hostctl.LeaseRequest{Holder: holder, Reason: reason, TTL: idle.Duration(ttl)}
 			if len(a) > 1 {
+				if until != "" {
+					return &usageError{errors.New("cannot hold it until a time and for a command: the lease of a command lasts as long as it runs")}
+				}
 				return c.holdWhile(cmd.Context(), cl, a[0], r, a[1:])
 			}
 			l, err := cl.Hold(cmd.Context(), a[0], r)
@@ -68,7 +76,7 @@ ends, and its exit code is this one's.`,
 	}
 	cmd.Flags().StringVar(&holder, "holder", "default", "who holds it")
 	cmd.Flags().StringVar(&reason, "reason", "", "why, for whoever asks")
-	cmd.Flags().DurationVar(&ttl, "ttl", 5*time.Minute, "how long, at most 24h; with a command it is renewed")
+	bindEnd(cmd.Flags(), &until, &dur)
 	return cmd
 }
 

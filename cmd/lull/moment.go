@@ -49,6 +49,18 @@ func moment(now time.Time, until string, dur time.Duration) (time.Time, error) {
 	return when.End(now, until, length)
 }
 
+// endOr is moment as a length from now; usual where neither is given.
+func endOr(now time.Time, until string, dur, usual time.Duration) (time.Duration, error) {
+	if until == "" && dur == 0 {
+		return usual, nil
+	}
+	end, err := moment(now, until, dur)
+	if err != nil {
+		return 0, &usageError{err}
+	}
+	return end.Sub(now), nil
+}
+
 // pastMoment reads a time that lies behind now; empty is the zero time.
 func pastMoment(now time.Time, s string) (time.Time, error) {
 	if s == "" {

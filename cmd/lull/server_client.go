@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -198,19 +199,28 @@ func (c *cli) fleetEvents(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	return c.entries(cmd.Context(), cl, "", 50, follow)
+	return c.entries(cmd.Context(), cl, url.Values{}, 50, follow)
 }
 
-// entries shows the newest audit entries and, if asked to, those that come.
-func (c *cli) entries(ctx context.Context, cl *control.Client, worker string, n int, follow bool) error {
-	path := fmt.Sprintf("/audit?newest=true&limit=%d", n)
-	if worker != "" {
-		path += "&worker_id=" + worker
-	}
+// entries shows the newest n audit entries that q selects and, if asked to,
+// those that come.
+func (c *cli) entries(ctx context.Context, cl *control.Client, q url.Values, n int, follow bool) error {
+	q.Set("newest", "true")
 	past := func() ([]fleet.Entry, error) {
-		l, err := control.Read[control.List[fleet.Entry]](ctx, cl, path)
-		slices.Reverse(l.Items)
-		return l.Items, err
+		out := []fleet.Entry{}
+		for {
+			// A page in which little is selected is short, and has a next.
+			q.Set("limit", strconv.Itoa(n-len(out)))
+			l, err := control.Read[control.List[fleet.Entry]](ctx, cl, "/audit?"+q.Encode())
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, l.Items...)
+			if q.Set("after", l.Next); l.Next == "" || len(out) >= n {
+				slices.Reverse(out)
+				return out, nil
+			}
+		}
 	}
 	if !follow {
 		l, err := past()
@@ -228,7 +238,7 @@ func (c *cli) entries(ctx context.Context, cl *control.Client, worker string, n 
 	var broken error
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	err := cl.Follow(ctx, control.Events{WorkerID: worker,
+	err := cl.Follow(ctx, control.Events{WorkerID: q.Get("worker_id"),
 		// The stream has begun when the past is read, so that nothing
 		// falls between them; what both have is shown once.
 		Started: func() {
@@ -246,7 +256,7 @@ func (c *cli) entries(ctx context.Context, cl *control.Client, worker string, n 
 			}
 		},
 		Each: func(e fleet.Entry) error {
-			if e.ID <= seen {
+			if e.ID <= seen || q.Has("action") && e.Action != q.Get("action") {
 				return nil
 			}
 			return show(e)

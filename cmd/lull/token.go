@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net/url"
 	"time"
 
@@ -21,14 +22,20 @@ func (c *cli) tokenCommand() *cobra.Command {
 
 func (c *cli) tokenCreate() *cobra.Command {
 	var in control.NewToken
-	var ttl time.Duration
+	var until string
+	var dur time.Duration
 	cmd := &cobra.Command{Use: "create NAME", Short: "Make a token; it is shown once", Args: args(cobra.ExactArgs(1)),
 		Long: `Make a token; it is shown once. A viewer reads, an operator pauses, resumes and
 halts, an admin changes settings and makes tokens. The token of an agent or a host
-only reports, for its own --machine.`,
-		Example: "  lull token create ci --role operator --ttl 720h\n  lull token create ws-1 --role agent --machine ws-1",
+only reports, for its own --machine. It holds until it is revoked, or until --for or
+--until says.`,
+		Example: "  lull token create ci --role operator --for 30d\n  lull token create audit --until 2027-01-01\n  lull token create ws-1 --role agent --machine ws-1",
 		RunE: func(cmd *cobra.Command, a []string) error {
-			in.Name, in.TTLSeconds = a[0], int64(ttl/time.Second)
+			ttl, err := endOr(time.Now(), until, dur, 0)
+			if err != nil {
+				return err
+			}
+			in.Name, in.TTLSeconds = a[0], int64(math.Ceil(ttl.Seconds()))
 			cl, err := c.control()
 			if err != nil {
 				return err
@@ -37,11 +44,17 @@ only reports, for its own --machine.`,
 			if err != nil {
 				return err
 			}
-			return c.print(t, func(w io.Writer) { fmt.Fprintf(w, "%s (%s, %s, shown once): %s\n", t.Name, t.ID, t.Role, t.Secret) })
+			end := ""
+			if t.ExpiresAt != nil {
+				end = ", until " + t.ExpiresAt.Format(time.RFC3339)
+			}
+			return c.print(t, func(w io.Writer) {
+				fmt.Fprintf(w, "%s (%s, %s%s, shown once): %s\n", t.Name, t.ID, t.Role, end, t.Secret)
+			})
 		}}
 	cmd.Flags().StringVar(&in.Role, "role", "viewer", "viewer, operator, admin, agent or host")
 	cmd.Flags().StringVar(&in.Machine, "machine", "", "the machine that an agent's or host's token speaks for")
-	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long it holds; 0 is until it is revoked")
+	bindEnd(cmd.Flags(), &until, &dur)
 	return cmd
 }
 

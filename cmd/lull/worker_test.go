@@ -26,3 +26,26 @@ func TestOvertaken(t *testing.T) {
 		}
 	}
 }
+
+// TestEndOr holds ends that may be given as a length or as a moment, or not.
+func TestEndOr(t *testing.T) {
+	now := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	for _, c := range []struct {
+		until string
+		dur   time.Duration
+		want  time.Duration // 0 is refused
+	}{
+		{"", 0, time.Minute},
+		{"", 2 * time.Hour, 2 * time.Hour},
+		{"05:16:00", 0, 0},
+		{"05:16", 0, 10*time.Minute - 7*time.Second},
+		{"2026-03-05", 0, 19*time.Hour - 6*time.Minute - 7*time.Second},
+		{"2026-03-03", 0, 0},
+		{"+1h", time.Hour, 0},
+	} {
+		got, err := endOr(now, c.until, c.dur, time.Minute)
+		if got != c.want || (err != nil) != (c.want == 0) {
+			t.Errorf("%q, %s: %s and %v, want %s", c.until, c.dur, got, err, c.want)
+		}
+	}
+}

@@ -253,7 +253,7 @@ func TestPrivilege(t *testing.T) {
 	if out, code = m.lull("agent", "run", "--cloud", "none", "--config", m.dir+"/agent.yaml", "--state", m.dir+"/state"); code != 1 || !strings.Contains(out, "another lull agent") {
 		t.Errorf("a second agent ended with %d: %s", code, out)
 	}
-	for _, c := range [][]string{{"agent", "snooze", "-5m"}, {"agent", "snooze", "never"}, {"agent", "lease", "hold", "--ttl", "25h"}, {"agent", "history", "--since", "soon"}} {
+	for _, c := range [][]string{{"agent", "snooze", "-5m"}, {"agent", "snooze", "never"}, {"agent", "lease", "hold", "--for", "25h"}, {"agent", "history", "--since", "soon"}} {
 		if out, code := m.lull(c...); code != 2 {
 			t.Errorf("%v ended with %d, want 2: %s", c, code, out)
 		}
