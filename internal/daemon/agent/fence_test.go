@@ -225,3 +225,34 @@ func TestTagsAreReadAnew(t *testing.T) {
 		}
 	})
 }
+
+// TestHaltedFleetEndsNothing: a halt of the fleet that was set a moment before
+// an action is heard before the call, whatever the action and its reason.
+func TestHaltedFleetEndsNothing(t *testing.T) {
+	for _, action := range []string{"stop", "terminate", "idle"} {
+		w, to := newWorld(), &ear{}
+		w.tune = func(o *Options) { o.Reporter = to }
+		if action == "idle" {
+			w.tags["lull:idle-timeout"] = "2h"
+		} else {
+			w.busy["cpu"] = true
+			w.tags["lull:ttl-deadline"], w.tags["lull:ttl-action"] = "2000-01-01T02:00:00Z", action
+		}
+		bubble(t, w, func(t *testing.T, a *Agent) {
+			time.Sleep(2*time.Hour - time.Second)
+			w.with(func() { w.saveTook = 12 * time.Second }) // the call is more than half a minute away then
+			time.Sleep(25 * time.Second)
+			if s := mustStatus(t, a); s.Last == nil || s.Last.EndedAt != nil {
+				t.Fatalf("%s: no action is under way: %+v", action, s.Last)
+			}
+			to.mu.Lock()
+			to.halts = true
+			to.mu.Unlock()
+			time.Sleep(10 * time.Minute)
+			synctest.Wait()
+			if s := mustStatus(t, a); len(w.sent()) > 0 || s.Last != nil && s.Last.Phase != phaseCancelled {
+				t.Errorf("%s: calls %v, last %+v", action, w.sent(), s.Last)
+			}
+		})
+	}
+}

@@ -246,8 +246,11 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 	needed := false
 	if err := a.ask(ctx, func() {
 		s := a.state.Server
-		needed = a.o.Reporter != nil && s != nil && s.WorkerID != "" && at.out.Action != actionTerminate
+		needed = a.o.Reporter != nil && s != nil && s.WorkerID != ""
 		r = a.reportNow(a.now())
+		if at.out.Action == actionTerminate {
+			return // no intent in the record is of one, but a halt may be in it
+		}
 		r.Action = &control.AgentAction{Generation: at.out.Generation, Action: at.out.Action, Reason: at.out.Reason, Phase: phaseIntent}
 	}); err != nil || !needed {
 		return err

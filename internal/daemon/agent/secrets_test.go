@@ -22,13 +22,14 @@ type ear struct {
 	mu    sync.Mutex
 	heard []any
 	order *control.AgentOrder
+	halts bool
 }
 
 func (e *ear) Report(_ context.Context, r control.AgentReport) (control.AgentAnswer, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.heard = append(e.heard, r)
-	return control.AgentAnswer{Holder: holderAgent, Order: e.order}, nil
+	return control.AgentAnswer{WorkerID: "w-1", Holder: holderAgent, Order: e.order, Halted: e.halts}, nil
 }
 
 func (e *ear) Take(r evidence.Record) {
