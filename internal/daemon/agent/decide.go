@@ -147,9 +147,10 @@ func (a *Agent) conclude(ctx context.Context) {
 	case m.verdict.WarnDue:
 		a.state.WarnedAt = now
 		a.save(nil)
-		a.warn(ctx, Warning{Reason: reasonIdle, Action: m.policy.Action, At: now.Add(a.config.WarnBefore),
+		at := *m.verdict.TargetPauseAt // a warning that is due has an end
+		a.warn(ctx, Warning{Reason: reasonIdle, Action: m.policy.Action, At: at,
 			Sentence: fmt.Sprintf("This machine has been idle for %s.", (time.Duration(m.verdict.IdleMinutes*60) * time.Second).Round(time.Minute))})
-		a.soon(now.Add(a.config.WarnBefore))
+		a.soon(at)
 	}
 }
 

@@ -256,3 +256,23 @@ func TestHaltedFleetEndsNothing(t *testing.T) {
 		})
 	}
 }
+
+// TestNothingBeforeTheAnnouncedTime: whatever timeout and warning are set, the
+// machine runs until the time that people were told.
+func TestNothingBeforeTheAnnouncedTime(t *testing.T) {
+	for _, c := range [][2]string{{"1m", "5m"}, {"6m", "5m"}, {"30m", "5m"}, {"30m", "20m"}, {"2h", "1m"}, {"10m", "90s"}} {
+		t.Run(c[0]+" "+c[1], func(t *testing.T) {
+			w := newWorld()
+			w.tags["lull:idle-timeout"], w.tags["lull:warn-before"] = c[0], c[1]
+			bubble(t, w, func(t *testing.T, a *Agent) {
+				for len(w.sent()) == 0 {
+					time.Sleep(time.Second)
+				}
+				called := time.Now()
+				if n := w.warned(); len(n) != 1 || called.Before(n[0].At) || called.Sub(n[0].At) > 5*time.Second {
+					t.Errorf("stopped at %s, warnings %+v", called, n)
+				}
+			})
+		})
+	}
+}
