@@ -145,11 +145,15 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if err != nil {
 		return err
 	}
+	space, err := cfg.imageSpace()
+	if err != nil {
+		return err
+	}
 	keepers := map[string]instance.ImageKeeper{"images": images}
 	if k, ok := runtimes["microvm"].(instance.ImageKeeper); ok {
 		keepers["microvm"] = k
 	}
-	h = host.New(host.Config{Images: keepers, ImageAge: cfg.ImageAge, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
+	h = host.New(host.Config{Images: keepers, ImageAge: cfg.ImageAge, ImageSpace: space, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
 		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
 		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, Log: log, Tracer: traces.Tracer(),
 		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})

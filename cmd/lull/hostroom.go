@@ -35,6 +35,14 @@ func (c hostConfig) budget() (bytes int64, available func() (int64, error), err 
 	}, nil
 }
 
+// imageSpace is how much images may take together, 0 for any.
+func (c hostConfig) imageSpace() (int64, error) {
+	if c.ImageSpace == "0" {
+		return 0, nil
+	}
+	return parseSize(c.ImageSpace)
+}
+
 // readMeminfo is the machine's memory and what of it can be had, in bytes.
 func readMeminfo() (total, available int64, err error) {
 	b, err := os.ReadFile("/proc/meminfo")

@@ -97,6 +97,7 @@ type Image struct {
 	Source string    `json:"source" doc:"What it was made of; empty where that is not known"`
 	Bytes  int64     `json:"bytes" doc:"On disk"`
 	MadeAt time.Time `json:"made_at"`
+	UsedAt time.Time `json:"used_at" doc:"When a run was last made of it; when it was made, if none was"`
 	InUse  bool      `json:"in_use" doc:"A run lies upon it"`
 }
 

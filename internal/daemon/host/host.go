@@ -94,9 +94,11 @@ type Config struct {
 	WakeWait  time.Duration // for room, until a start or wake fails; default 45 s, less than the relay waits
 
 	// Images are what keeps images, by name; ImageAge how long one that nobody
-	// uses is kept, 0 for ever.
-	Images   map[string]instance.ImageKeeper
-	ImageAge time.Duration
+	// uses is kept, 0 for ever; ImageSpace how many bytes all of them may take
+	// together before those go that nobody uses, 0 for any.
+	Images     map[string]instance.ImageKeeper
+	ImageAge   time.Duration
+	ImageSpace int64
 
 	// Evidence keeps every look and its verdict; nil keeps none.
 	Evidence Evidence

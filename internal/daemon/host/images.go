@@ -40,7 +40,7 @@ func (h *Host) usersOf(img instance.Image) []string {
 	return out
 }
 
-// Prune removes the images that nobody uses and that were made before a time;
+// Prune removes the images that nobody uses, nor has used since a time;
 // zero is any, and only then the files of guests that no instance is left of go
 // too: a record that cannot be read looks like none. Removed is what went; an
 // error names what could not.
@@ -49,8 +49,13 @@ func (h *Host) Prune(ctx context.Context, before time.Time) (removed []hostctl.I
 	if err != nil {
 		return nil, fmt.Errorf("cannot tell what is in use: %w", err)
 	}
+	return h.removeImages(ctx, superfluous(list, before))
+}
+
+// removeImages removes images of which nobody has made an instance meanwhile.
+func (h *Host) removeImages(ctx context.Context, list []hostctl.Image) (removed []hostctl.Image, err error) {
 	removed = []hostctl.Image{}
-	for _, i := range superfluous(list, before) {
+	for _, i := range list {
 		if i.UsedBy = h.usersOf(i.Image); len(i.UsedBy) > 0 { // made since
 			continue
 		}
@@ -70,23 +75,62 @@ func (h *Host) Prune(ctx context.Context, before time.Time) (removed []hostctl.I
 	return removed, err
 }
 
-// superfluous are the images of list that nobody uses and that are older.
+// superfluous are the images of list that nobody uses, nor has since before.
 func superfluous(list []hostctl.Image, before time.Time) (out []hostctl.Image) {
 	for _, i := range list {
-		if !i.InUse && len(i.UsedBy) == 0 && (before.IsZero() || i.Kind != "guest" && i.MadeAt.Before(before)) {
+		if !i.InUse && len(i.UsedBy) == 0 && (before.IsZero() || i.Kind != "guest" && lastUse(i).Before(before)) {
 			out = append(out, i)
 		}
 	}
 	return out
 }
 
+func lastUse(i hostctl.Image) time.Time {
+	if i.UsedAt.After(i.MadeAt) {
+		return i.UsedAt
+	}
+	return i.MadeAt
+}
+
+// beyond are the images that go so that all of list take no more than space: of
+// those that nobody uses the ones that were not used for longest. Files of
+// guests are none of them, and do not count.
+func beyond(list []hostctl.Image, space int64) (out []hostctl.Image) {
+	sum := int64(0)
+	for _, i := range list {
+		if i.Kind != "guest" {
+			sum += i.Bytes
+		}
+	}
+	old := slices.DeleteFunc(superfluous(list, time.Time{}), func(i hostctl.Image) bool { return i.Kind == "guest" })
+	slices.SortStableFunc(old, func(a, b hostctl.Image) int { return lastUse(a).Compare(lastUse(b)) })
+	for _, i := range old {
+		if sum <= space {
+			break
+		}
+		sum -= i.Bytes
+		out = append(out, i)
+	}
+	return out
+}
+
+// fitImages removes what is beyond ImageSpace.
+func (h *Host) fitImages(ctx context.Context) error {
+	list, err := h.Images(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot tell what is in use: %w", err)
+	}
+	_, err = h.removeImages(ctx, beyond(list, h.cfg.ImageSpace))
+	return err
+}
+
 // pruneEvery is how often old images are looked for.
 const pruneEvery = time.Hour
 
 // keepPruned removes images that nobody has used for as long as ImageAge says,
-// until ctx ends.
+// and what is beyond ImageSpace, until ctx ends.
 func (h *Host) keepPruned(ctx context.Context) {
-	if h.cfg.ImageAge == 0 {
+	if h.cfg.ImageAge == 0 && h.cfg.ImageSpace == 0 {
 		return
 	}
 	t := time.NewTicker(pruneEvery)
@@ -100,7 +144,14 @@ func (h *Host) keepPruned(ctx context.Context) {
 		if h.halted.Load() {
 			continue
 		}
-		if _, err := h.Prune(ctx, time.Now().Add(-h.cfg.ImageAge)); err != nil {
+		var err error
+		if h.cfg.ImageAge > 0 {
+			_, err = h.Prune(ctx, time.Now().Add(-h.cfg.ImageAge))
+		}
+		if h.cfg.ImageSpace > 0 {
+			err = errors.Join(err, h.fitImages(ctx))
+		}
+		if err != nil {
 			h.log.Warn("some images could not be removed", "error", err)
 		}
 	}

@@ -56,6 +56,30 @@ func (s *shelf) names() (out []string) {
 	return out
 }
 
+// TestImageSpace: beyond the space that images may take, those go that nobody
+// uses, the longest unused first, and no more of them than must.
+func TestImageSpace(t *testing.T) {
+	s := &shelf{}
+	inTuned(t, func(c *Config) {
+		c.Images, c.ImageSpace = map[string]instance.ImageKeeper{"images": s}, 100
+	}, func(r *rig) {
+		at := func(h int) time.Time { return time.Now().Add(time.Duration(h) * time.Hour) }
+		s.put(instance.Image{ID: "older", Bytes: 30, MadeAt: at(-9), UsedAt: at(-1)}, instance.Image{ID: "old", Bytes: 30, MadeAt: at(-5)},
+			instance.Image{ID: "runs", Bytes: 60, MadeAt: at(-20), InUse: true}, instance.Image{ID: "lost", Kind: "guest", Bytes: 1000, MadeAt: at(-30)})
+		time.Sleep(90 * time.Minute)
+		synctest.Wait()
+		if d := cmp.Diff([]string{"older", "runs", "lost"}, s.names()); d != "" {
+			t.Errorf("after an hour: %s", d)
+		}
+		s.put(instance.Image{ID: "large", Bytes: 200, MadeAt: at(0), InUse: true})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if d := cmp.Diff([]string{"runs", "lost", "large"}, s.names()); d != "" {
+			t.Errorf("where what is in use is too much: %s", d)
+		}
+	})
+}
+
 // TestPrune: what is old goes by itself, what nobody uses when a person says
 // so, and what an instance was made of never.
 func TestPrune(t *testing.T) {

@@ -78,8 +78,12 @@ func (s *Store) Images(context.Context) ([]instance.Image, error) {
 				i.Source = c.Ref
 			}
 		}
-		if i.MadeAt, i.Bytes, err = DiskUse(home); err != nil {
+		if i.UsedAt, i.Bytes, err = DiskUse(home); err != nil {
 			return nil, fmt.Errorf("cannot measure an image: %w", err)
+		}
+		i.MadeAt = i.UsedAt
+		if st, err := os.Stat(filepath.Join(home, "config.json")); err == nil {
+			i.MadeAt = st.ModTime()
 		}
 		out = append(out, i)
 	}

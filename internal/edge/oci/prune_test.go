@@ -1,9 +1,11 @@
 package oci
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 // TestPrune: an image is in use from the first instance that lies upon it to
@@ -39,6 +41,18 @@ func TestPrune(t *testing.T) {
 		}
 		if err := s.Release(id); err != nil {
 			t.Error(err)
+		}
+	}
+	home, old := filepath.Join(s.Dir, "images", key), time.Unix(1_000_000, 0)
+	if err := errors.Join(os.Chtimes(filepath.Join(home, "config.json"), old, old), os.Chtimes(home, old, old)); err != nil {
+		t.Fatal(err)
+	}
+	for _, used := range []bool{false, true} {
+		if l, err := s.Images(t.Context()); err != nil || !l[0].MadeAt.Equal(old) || l[0].UsedAt.After(old) != used {
+			t.Errorf("made and used long ago, used again %v: %+v, %v", used, l, err)
+		}
+		if _, err := s.Get(t.Context(), tar); err != nil {
+			t.Fatal(err)
 		}
 	}
 	for _, bad := range []string{"", ".", "..", "../images", "nobody"} {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
@@ -125,7 +126,7 @@ func keyOf(parts ...string) string {
 func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir string) (Config, error)) (Image, error) {
 	home := filepath.Join(s.Dir, "images", key)
 	if img, err := load(home); err == nil {
-		return img, nil
+		return img, touch(home)
 	}
 	select {
 	case s.busy <- struct{}{}:
@@ -159,6 +160,16 @@ func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir stri
 		return Image{}, err
 	}
 	return load(home)
+}
+
+// touch says that an image is taken into use: the time of its directory is
+// that, the time of its configuration when it was made.
+func touch(home string) error {
+	now := time.Now()
+	if err := os.Chtimes(home, now, now); err != nil {
+		return fmt.Errorf("cannot note that it is used: %w", err)
+	}
+	return nil
 }
 
 func load(home string) (Image, error) {

@@ -51,6 +51,9 @@ func (r *Runtime) prepareRoot(ctx context.Context, root string, call *guest.RunC
 // directory changes. One that never changes has a name for what it holds.
 func (r *Runtime) rootImage(ctx context.Context, root, name string) (string, error) {
 	image, err := r.makeImage(ctx, root, name)
+	if err == nil {
+		err = touch(image)
+	}
 	if err != nil {
 		return "", fmt.Errorf("cannot make an image of %s: %w", root, err)
 	}

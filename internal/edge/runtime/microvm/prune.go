@@ -8,6 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"lull/internal/edge/oci"
 	"lull/internal/instance"
@@ -45,6 +48,7 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 			} else if err != nil {
 				return fmt.Errorf("cannot measure an image: %w", err)
 			}
+			i.UsedAt = usedAt(path, i.MadeAt)
 			out = append(out, i)
 		}
 		return nil
@@ -52,6 +56,25 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 	err = errors.Join(add(filepath.Join(r.cfg.Dir, "images"), kindDisk, func(p string) bool { return used[p] }),
 		add(filepath.Join(r.cfg.Dir, "vm"), kindGuest, func(p string) bool { return r.work(filepath.Base(p)) != nil }))
 	return out, err
+}
+
+// usedAt is when something was taken into use, which the time of its last access
+// says: the time of its last change is what saved guests know a disk by.
+func usedAt(path string, made time.Time) time.Time {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil || st.Atim.Nano() < made.UnixNano() {
+		return made
+	}
+	return time.Unix(st.Atim.Unix())
+}
+
+// touch says that a disk is taken into use.
+func touch(path string) error {
+	err := unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_OMIT}}, 0)
+	if err != nil {
+		return fmt.Errorf("cannot note that %s is used: %w", path, err)
+	}
+	return nil
 }
 
 // usedRoots are the images that guests have, running or saved, by path.

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 // TestPruneKeepsWhatGuestsHave: the disk of a guest that is there stays, and so
@@ -20,10 +21,19 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 		}
 		return path
 	}
+	old := time.Unix(1_000_000, 0)
 	used, free := put("images", "used.ext4"), put("images", "free.ext4")
 	shared, alone := put("templates", "shared", memoryFile), put("templates", "alone", memoryFile)
 	put("vm", "g", errorsFile)
 	if err := writeRecord(r.dir("g"), runRecord{Run: 1, Root: used, Template: "shared"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []string{used, free} {
+		if err := os.Chtimes(f, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := touch(used); err != nil {
 		t.Fatal(err)
 	}
 	l, err := r.Images(t.Context())
@@ -31,6 +41,10 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 		t.Fatalf("%+v, %v", l, err)
 	}
 	for _, i := range l {
+		// A saved guest knows its disk by the time at which that was made.
+		if i.Kind == kindDisk && (!i.MadeAt.Equal(old) || i.UsedAt.After(old) != i.InUse) {
+			t.Errorf("made and used long ago, %s: %+v", i.ID, i)
+		}
 		if i.InUse != (i.ID == "used.ext4") {
 			t.Errorf("%+v", i)
 		}
