@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"lull/bench/rig"
+	"lull/internal/base/delay"
 	"lull/internal/link/control"
 )
 
@@ -78,7 +79,7 @@ func run(ctx context.Context, b bench, of rig.Region) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := control.Pause(ctx, b.warm); err != nil {
+	if err := delay.For(ctx, b.warm); err != nil {
 		return err
 	}
 	return b.measure(ctx, ready, started)
@@ -109,7 +110,7 @@ func (b *bench) look(ctx context.Context) (m measured, err error) {
 			m.revision = overview.Revision
 			return m, err
 		}
-		if err := control.Pause(ctx, 3*time.Second); err != nil {
+		if err := delay.For(ctx, 3*time.Second); err != nil {
 			return m, err
 		}
 	}

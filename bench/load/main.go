@@ -29,7 +29,7 @@ import (
 	"time"
 
 	"lull/bench/rig"
-	"lull/internal/link/control"
+	"lull/internal/base/delay"
 )
 
 func main() {
@@ -128,7 +128,7 @@ func (b *bench) watchServer(ctx context.Context) error {
 	if b.profiles == "" {
 		return nil
 	}
-	if err := control.Pause(ctx, time.Until(b.from)); err != nil {
+	if err := delay.For(ctx, time.Until(b.from)); err != nil {
 		return err
 	}
 	p, err := b.Client.Profile(ctx, "cpu", int((b.span - time.Second).Seconds()))
@@ -182,7 +182,7 @@ func (b *bench) requests(ctx context.Context) {
 	begun := time.Now()
 	for n := 0; ; n++ {
 		due := begun.Add(time.Duration(n) * every)
-		if due.After(b.from.Add(b.span)) || control.Pause(ctx, time.Until(due)) != nil {
+		if due.After(b.from.Add(b.span)) || delay.For(ctx, time.Until(due)) != nil {
 			return
 		}
 		k := draw()

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/base/freeport"
 	"lull/internal/edge/etcd"
 	"lull/internal/fleet"
@@ -120,7 +121,7 @@ func (r *Rig) Serve(ctx context.Context, args ...string) (err error) {
 				return nil
 			}
 		}
-		if err := control.Pause(ctx, 50*time.Millisecond); err != nil {
+		if err := delay.For(ctx, 50*time.Millisecond); err != nil {
 			return err
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/base/httpx"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
@@ -260,7 +261,7 @@ func (r *region) storm(rng *rand.Rand, names []string, live time.Duration) {
 					}
 				}
 				r.move(ctx, own)
-				if control.Pause(ctx, time.Duration(own.Int64N(int64(300*time.Millisecond)))) != nil {
+				if delay.For(ctx, time.Duration(own.Int64N(int64(300*time.Millisecond)))) != nil {
 					return
 				}
 			}

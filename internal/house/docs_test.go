@@ -16,7 +16,7 @@ import (
 var (
 	mdLink    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	mdHeading = regexp.MustCompile(`(?m)^#+ +(.*)$`)
-	testName  = regexp.MustCompile("\\b(?:Test|Fuzz|Benchmark)[A-Z][A-Za-z]*\\b")
+	testName  = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z][A-Za-z]*\b`)
 )
 
 // documents are the texts for people, by name.

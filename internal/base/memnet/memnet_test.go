@@ -196,7 +196,7 @@ func TestDialErrors(t *testing.T) {
 	if _, err := n.Dial("tcp", "db:5432"); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("dial after close: %v", err)
 	}
-	if l, err = n.Listen("db:5432"); err != nil {
+	if _, err = n.Listen("db:5432"); err != nil {
 		t.Errorf("the address was not freed: %v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"lull/internal/base/delay"
 	"lull/internal/link/agentctl"
 	"lull/internal/link/tags"
 )
@@ -236,7 +237,7 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	if err := a.look1(ctx); err != nil {
 		return err
 	}
-	if err := sleep(ctx, c.CheckInterval); err != nil {
+	if err := delay.For(ctx, c.CheckInterval); err != nil {
 		return err
 	}
 	return a.look1(ctx)
@@ -454,16 +455,4 @@ func (a *Agent) announce(ctx context.Context, at *attempt) {
 			a.merged(want)
 		}
 	})
-}
-
-// sleep waits for d.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"lull/internal/base/delay"
 	"lull/internal/link/agentctl"
 )
 
@@ -69,7 +70,7 @@ func hibernate(ctx context.Context, cloud Cloud, at *attempt) (string, error) {
 // observe waits for an accepted action to happen. Accepted is not done: a
 // machine that still runs after acceptedWait was not stopped.
 func (a *Agent) observe(ctx context.Context, at *attempt) error {
-	if err := sleep(ctx, acceptedWait); err != nil {
+	if err := delay.For(ctx, acceptedWait); err != nil {
 		return err
 	}
 	return fmt.Errorf("the call was accepted %s ago, and the machine still runs", acceptedWait)

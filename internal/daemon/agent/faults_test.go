@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"lull/internal/base/delay"
 	"lull/internal/edge/ec2"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
@@ -351,7 +352,7 @@ func watchLoop(t *testing.T, a *Agent) (stop func()) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for sleep(ctx, 7*time.Second) == nil {
+		for delay.For(ctx, 7*time.Second) == nil {
 			asked := time.Now()
 			if _, err := a.Status(ctx); err == nil && time.Since(asked) > 0 {
 				t.Errorf("the loop was held up for %s", time.Since(asked))

@@ -10,6 +10,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"lull/internal/base/delay"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
 	"lull/internal/link/control"
@@ -97,7 +98,7 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 	p, now := &a.server, a.now()
 	a.alarmIf(err != nil, "server_unreachable", fmt.Sprintf("The server does not take reports: %v.", err))
 	if err != nil {
-		p.tryAt, p.errored = now.Add(control.Backoff(p.failures, reportRetry, configEvery)), err.Error()
+		p.tryAt, p.errored = now.Add(delay.Backoff(p.failures, reportRetry, configEvery)), err.Error()
 		p.failures++
 		a.soon(p.tryAt)
 		return
@@ -259,7 +260,7 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 	var err error
 	for try := range declareTries {
 		if try > 0 {
-			if err := sleep(ctx, reportRetry); err != nil {
+			if err := delay.For(ctx, reportRetry); err != nil {
 				return err
 			}
 		}
@@ -309,7 +310,7 @@ func (a *Agent) obey(o *control.AgentOrder) {
 		}
 		p.looking = true
 		a.beside(2*orderedSpace, func(ctx context.Context) func() {
-			_ = sleep(ctx, orderedSpace)
+			_ = delay.For(ctx, orderedSpace)
 			return func() {
 				a.look(a.ctx, false, func() {
 					p.looking, p.force = false, true

@@ -359,18 +359,6 @@ func (c *Controller) running() int64 {
 	return n
 }
 
-// sleep waits for d or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // jitter is a random time between half of d and d.
 func jitter(d time.Duration) time.Duration {
 	if d <= 1 {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
@@ -19,7 +20,7 @@ import (
 func (c *Controller) housekeep(ctx context.Context) error {
 	var scan, load, trim, retag time.Time
 	for {
-		if err := sleep(ctx, 5*time.Second); err != nil {
+		if err := delay.For(ctx, 5*time.Second); err != nil {
 			return err
 		}
 		s, now := c.fleet.Settings(), time.Now()

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/fleet"
 	"lull/internal/power"
 )
@@ -105,7 +106,7 @@ func (c *Controller) watchRegion(ctx context.Context, r *region) {
 			// Several wishes for a look in a row are one, and a region that
 			// is slow to list is not listed more often for them.
 			space := max(2*time.Second, 4*took) - time.Since(began)
-			if sleep(ctx, max(space, debounce)) != nil {
+			if delay.For(ctx, max(space, debounce)) != nil {
 				return
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/fleet"
 	"lull/internal/policy"
 	"lull/internal/policy/when"
@@ -110,7 +111,7 @@ func TestScheduleWeeks(t *testing.T) {
 					t.Fatal(err)
 				}
 				go func() { // the person at work
-					for sleep(ctx, 15*time.Minute) == nil {
+					for delay.For(ctx, 15*time.Minute) == nil {
 						now := time.Now().In(loc)
 						clock := when.Clock(now.Hour()*60 + now.Minute())
 						if d := now.Weekday(); d != time.Saturday && d != time.Sunday && clock >= 8*60 && clock < 17*60+30 {
@@ -207,7 +208,7 @@ func TestScheduleInUse(t *testing.T) {
 			ctx, end := context.WithCancel(t.Context())
 			defer end()
 			go func() {
-				for sleep(ctx, 4*time.Minute) == nil {
+				for delay.For(ctx, 4*time.Minute) == nil {
 					r.use(id)
 				}
 			}()

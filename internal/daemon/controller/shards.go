@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/fleet"
 	"lull/internal/store"
 )
@@ -75,7 +76,7 @@ func (c *Controller) own(ctx context.Context) error {
 	for try := 0; ctx.Err() == nil; try++ {
 		lease, err := c.fleet.Store().Grant(ctx, LeaseTTL)
 		if err != nil {
-			if err := sleep(ctx, jitter(backoff(try))); err != nil {
+			if err := delay.For(ctx, jitter(backoff(try))); err != nil {
 				return err
 			}
 			continue
@@ -85,7 +86,7 @@ func (c *Controller) own(ctx context.Context) error {
 		c.release(lease)
 		if err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrLeaseLost) {
 			c.log.Warn("cannot hold the shards", "err", err)
-			if err := sleep(ctx, jitter(backoff(try+1))); err != nil {
+			if err := delay.For(ctx, jitter(backoff(try+1))); err != nil {
 				return err
 			}
 		}
@@ -127,7 +128,7 @@ func (c *Controller) hold(ctx context.Context, lease store.Lease) error {
 	if _, err := store.Claim(ctx, c.fleet.Store(), lease, key, data); err != nil {
 		if held, ok := errors.AsType[*store.HeldError](err); ok {
 			_ = held
-			return sleep(ctx, LeaseTTL/3) // our own earlier life, or a name used twice
+			return delay.For(ctx, LeaseTTL/3) // our own earlier life, or a name used twice
 		}
 		return err
 	}

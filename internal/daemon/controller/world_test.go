@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/fleet"
 )
 
@@ -93,16 +94,16 @@ func (w *world) settle(m *machine) {
 func (w *world) enter(ctx context.Context, call string) (applied bool, err error) {
 	w.mu.Lock()
 	w.calls[call]++
-	var delay time.Duration
+	var lag time.Duration
 	applied = true
 	if w.fault != nil {
-		delay, err, applied = w.fault(call)
+		lag, err, applied = w.fault(call)
 		applied = applied || err == nil
 	}
-	delay += w.latency
+	lag += w.latency
 	w.mu.Unlock()
-	if delay > 0 {
-		if sleep(ctx, delay) != nil {
+	if lag > 0 {
+		if delay.For(ctx, lag) != nil {
 			return false, &CallError{Canceled, ctx.Err()}
 		}
 	}
@@ -366,7 +367,7 @@ func (c console) Telemetry(ctx context.Context, seen json.RawMessage) Telemetry 
 	m.fetches++
 	down, latency := m.down || m.State != "running", c.w.latency
 	c.w.mu.Unlock()
-	if sleep(ctx, latency+10*time.Millisecond) != nil || down {
+	if delay.For(ctx, latency+10*time.Millisecond) != nil || down {
 		c.w.mu.Lock()
 		m.known = false
 		c.w.mu.Unlock()

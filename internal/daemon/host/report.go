@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/link/hostctl"
@@ -92,12 +93,12 @@ func (r *Reporter) reports(ctx context.Context) {
 		}
 		if err != nil {
 			t.anew()
-			_ = control.Pause(ctx, control.Backoff(failures, reportRetry, reportMost))
+			_ = delay.For(ctx, delay.Backoff(failures, reportRetry, reportMost))
 			failures++
 			continue
 		}
 		failures = 0
-		_ = control.Pause(ctx, reportSpace)
+		_ = delay.For(ctx, reportSpace)
 		select {
 		case <-more:
 		case <-time.After(min(reportLook, r.Every) - reportSpace):
@@ -157,7 +158,7 @@ func (t *telling) tell(ctx context.Context, events []hostctl.Event) error {
 			return err
 		}
 		t.anew()
-		if err := control.Pause(ctx, reportSpace); err != nil {
+		if err := delay.For(ctx, reportSpace); err != nil {
 			return err
 		}
 	}
@@ -319,7 +320,7 @@ func (r *Reporter) converse(ctx context.Context) {
 		cancel()
 		turn.Answers = []control.HostReply{}
 		if err != nil {
-			_ = control.Pause(ctx, control.Backoff(failures, reportRetry, reportMost))
+			_ = delay.For(ctx, delay.Backoff(failures, reportRetry, reportMost))
 			failures++
 			continue
 		}
@@ -332,7 +333,7 @@ func (r *Reporter) converse(ctx context.Context) {
 			}
 		}
 		if len(q.Questions) == 0 && time.Since(began) < reportSpace {
-			_ = control.Pause(ctx, reportSpace) // one that does not wait
+			_ = delay.For(ctx, reportSpace) // one that does not wait
 		}
 	}
 }

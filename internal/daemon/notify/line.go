@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/fleet"
 	"lull/internal/store"
 )
@@ -60,7 +61,7 @@ func (l *line) run(ctx context.Context) error {
 			return err
 		}
 		if err != nil {
-			pause(ctx, time.Second)
+			_ = delay.For(ctx, time.Second)
 		}
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
@@ -132,7 +133,7 @@ func (l *line) follow(ctx context.Context) error {
 // drain sends until half of the queue is gone, without reading more.
 func (l *line) drain(ctx context.Context) error {
 	for len(l.q.open) > maxOpen/2 {
-		if !pause(ctx, time.Until(l.wake())) {
+		if delay.For(ctx, time.Until(l.wake())) != nil {
 			return nil
 		}
 		if err := l.send(ctx); err != nil {
@@ -369,7 +370,7 @@ func (l *line) commit(ctx context.Context, ops []store.Op) error {
 			return store.ErrLeaseLost
 		case err == nil:
 			return nil
-		case !errors.Is(err, store.ErrAmbiguous) && !errors.Is(err, store.ErrUnavailable), !pause(ctx, time.Second):
+		case !errors.Is(err, store.ErrAmbiguous) && !errors.Is(err, store.ErrUnavailable), delay.For(ctx, time.Second) != nil:
 			return err
 		}
 	}
@@ -398,18 +399,3 @@ func (l *line) write(ctx context.Context, now bool) error {
 }
 
 func same(a, b *time.Time) bool { return a == b || a != nil && b != nil && a.Equal(*b) }
-
-// pause waits, and tells whether ctx still holds.
-func pause(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}

@@ -30,6 +30,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"lull/internal/base/delay"
 	"lull/internal/fleet"
 	"lull/internal/store"
 )
@@ -80,7 +81,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := n.hold(ctx); err != nil && ctx.Err() == nil {
 			n.log.Warn("notifications wait", "error", err)
-			pause(ctx, 2*time.Second)
+			_ = delay.For(ctx, 2*time.Second)
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"lull/internal/base/delay"
 	"lull/internal/daemon/server/access"
 	"lull/internal/link/control"
 	"lull/internal/store"
@@ -107,7 +108,7 @@ func (s *Server) copyRoutes() {
 		}
 		return &huma.StreamResponse{Body: func(hc huma.Context) {
 			if in.Kind == "cpu" {
-				_ = control.Pause(hc.Context(), time.Duration(in.Seconds)*time.Second) // who left gets what there is
+				_ = delay.For(hc.Context(), time.Duration(in.Seconds)*time.Second) // who left gets what there is
 				pprof.StopCPUProfile()
 			}
 			hc.SetHeader("Content-Type", "application/octet-stream")

@@ -33,6 +33,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"lull/internal/base/delay"
 	"lull/internal/base/task"
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/board"
@@ -297,7 +298,7 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 			s.log.Warn("the lease of the API is lost; it takes another")
 			next, err := s.fleet.Store().Grant(ctx, s.leaseTTL)
 			if err != nil {
-				if control.Pause(ctx, time.Second) != nil {
+				if delay.For(ctx, time.Second) != nil {
 					return
 				}
 				continue

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/base/delay"
 )
 
 // Group is the control group of one instance. Its methods may be called at the
@@ -273,21 +275,9 @@ func (g *Group) freeze1(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := pause(ctx, time.Millisecond); err != nil {
+		if err := delay.For(ctx, time.Millisecond); err != nil {
 			return err
 		}
-	}
-}
-
-// pause waits for d or for the end of ctx.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-t.C:
-		return nil
 	}
 }
 
@@ -311,7 +301,7 @@ func (g *Group) Kill(ctx context.Context) error {
 		if !populated {
 			return nil
 		}
-		if err := pause(ctx, time.Duration(min(i+1, 20))*time.Millisecond); err != nil {
+		if err := delay.For(ctx, time.Duration(min(i+1, 20))*time.Millisecond); err != nil {
 			pids, _ := g.PIDs()
 			return g.fail("kill", fmt.Errorf("processes %v are left: %w", pids, err))
 		}

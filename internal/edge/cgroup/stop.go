@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/base/delay"
 )
 
 // Processes is what stopping by signals has to know about a process tree.
@@ -44,7 +46,7 @@ func Stop(ctx context.Context, root int, p Processes) ([]int, error) {
 		}
 		// A parent in vfork waits in the kernel for a child that is stopped by
 		// now. Letting go for a moment gets them past it.
-		if err := pause(ctx, 2*time.Millisecond); err != nil {
+		if err := delay.For(ctx, 2*time.Millisecond); err != nil {
 			return nil, fmt.Errorf("cannot stop the processes of %d: %w", root, err)
 		}
 	}
@@ -86,7 +88,7 @@ func (s *stopping) run(ctx context.Context) error {
 			return errors.Join(context.Cause(ctx), listErr)
 		}
 		if !settled {
-			if err := pause(ctx, 50*time.Microsecond); err != nil {
+			if err := delay.For(ctx, 50*time.Microsecond); err != nil {
 				return err
 			}
 		}

@@ -274,7 +274,7 @@ func (p *pass) userID(data []byte) (id []byte, ok bool) {
 		}
 		if c == ',' {
 			in.pos++
-			if c, err = in.next(); err != nil {
+			if _, err = in.next(); err != nil {
 				break
 			}
 		}

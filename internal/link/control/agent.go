@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -163,14 +162,6 @@ func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (Age
 func tell[T any](ctx context.Context, c *Client, path string, in any) (out T, err error) {
 	_, err = c.api.Do(ctx, httpx.Request{Method: http.MethodPost, Path: api + path, In: in, Once: true}, &out)
 	return out, err
-}
-
-// Backoff is how long to wait after so many failures in a row, the first being
-// 0: least, doubled each time up to most, of which a random half is taken off,
-// so that machines that lost their server together do not come back together.
-func Backoff(failures int, least, most time.Duration) time.Duration {
-	wait := min(least<<min(max(failures, 0), 16), most)
-	return wait/2 + rand.N(wait/2)
 }
 
 // Outdated tells whether an agent is older than the server: by the numbers of

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/base/httpx"
 	"lull/internal/fleet"
 )
@@ -139,23 +140,11 @@ func (c *Client) Why(ctx context.Context, id string, at time.Time) (Why, error) 
 func (c *Client) DetectIdle(ctx context.Context, id string) (r fleet.Request, err error) {
 	_, err = c.Call(ctx, "POST", WorkerPath(id, "detect-idle"), nil, &r)
 	for err == nil && r.AnsweredAt == nil {
-		if err = Pause(ctx, time.Second); err == nil {
+		if err = delay.For(ctx, time.Second); err == nil {
 			r, err = get[fleet.Request](ctx, c, api+"/requests/"+url.PathEscape(r.ID))
 		}
 	}
 	return r, err
-}
-
-// Pause waits, or returns the context's error.
-func Pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // Read asks for one object below /api/v1.

@@ -2,7 +2,6 @@ package control
 
 import (
 	"encoding/json"
-	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -132,19 +131,4 @@ func tame(t *testing.T, v any) {
 			t.Fatalf("a list of %s is null", l.Type())
 		}
 	})
-}
-
-// TestBackoff rises, is bounded, and differs.
-func TestBackoff(t *testing.T) {
-	seen := map[string]bool{}
-	for n := range 100 {
-		d := Backoff(n, time.Second, 30*time.Second)
-		if most := min(time.Second<<min(n, 10), 30*time.Second); d < most/2 || d > most {
-			t.Errorf("after %d failures: %s", n, d)
-		}
-		seen[fmt.Sprint(d)] = true
-	}
-	if len(seen) < 50 {
-		t.Errorf("only %d different waits of 100", len(seen))
-	}
 }

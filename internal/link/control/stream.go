@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/base/httpx"
 	"lull/internal/fleet"
 )
@@ -58,7 +59,7 @@ func (c *Client) Follow(ctx context.Context, e Events) error {
 		case try >= 8 && !begun:
 			return err
 		}
-		if Pause(ctx, min(5*time.Second, 50*time.Millisecond<<min(try, 7))) != nil {
+		if delay.For(ctx, min(5*time.Second, 50*time.Millisecond<<min(try, 7))) != nil {
 			return nil
 		}
 	}

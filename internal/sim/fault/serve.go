@@ -2,7 +2,8 @@ package fault
 
 import (
 	"net/http"
-	"time"
+
+	"lull/internal/base/delay"
 )
 
 // Serve applies the effect around one call. refuse renders an error answer in
@@ -10,7 +11,7 @@ import (
 // a dead connection Serve panics with http.ErrAbortHandler, which is how a
 // net/http server is told to drop one.
 func (e Effect) Serve(w http.ResponseWriter, r *http.Request, refuse func(http.ResponseWriter, Rule), next func(http.ResponseWriter)) {
-	if e.Delay > 0 && !wait(r, e.Delay) {
+	if e.Delay > 0 && delay.For(r.Context(), e.Delay) != nil {
 		panic(http.ErrAbortHandler)
 	}
 	switch e.Rule.Kind {
@@ -32,17 +33,6 @@ func (e Effect) Serve(w http.ResponseWriter, r *http.Request, refuse func(http.R
 		next(&spoiler{ResponseWriter: w, from: e.Rule.Bytes})
 	default:
 		next(w)
-	}
-}
-
-func wait(r *http.Request, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-r.Context().Done():
-		return false
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/fleet"
 	"lull/internal/store"
 )
@@ -52,7 +53,7 @@ func (h *Hub) Follow(ctx context.Context, start Start, send func(Message) error)
 		err := f.next(ctx)
 		switch {
 		case err == nil, errors.Is(err, store.ErrUnavailable):
-			err = wait(ctx, try)
+			err = delay.For(ctx, backoff(try))
 		case errors.Is(err, store.ErrCompacted):
 			err = f.reset(ctx, "some events are no longer kept")
 			try = 0
@@ -104,7 +105,7 @@ func (f *follower) begin(ctx context.Context, start Start) error {
 
 func (f *follower) reset(ctx context.Context, why string) error {
 	now, err := revision(ctx, f.store)
-	for try := 0; errors.Is(err, store.ErrUnavailable) && wait(ctx, try) == nil; try++ {
+	for try := 0; errors.Is(err, store.ErrUnavailable) && delay.For(ctx, backoff(try)) == nil; try++ {
 		now, err = revision(ctx, f.store)
 	}
 	if err != nil {
@@ -188,14 +189,5 @@ func messagesOf(b store.Batch) []Message {
 	return out
 }
 
-// wait grows from 20 ms to 2 s.
-func wait(ctx context.Context, try int) error {
-	t := time.NewTimer(min(2*time.Second, 20*time.Millisecond<<min(try, 7)))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
+// backoff grows from 20 ms to 2 s.
+func backoff(try int) time.Duration { return min(2*time.Second, 20*time.Millisecond<<min(try, 7)) }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/fleet"
 	"lull/internal/store"
 )
@@ -61,7 +62,7 @@ func (h *Hub) Run(ctx context.Context) error {
 		if errors.Is(err, store.ErrCompacted) {
 			h.forget()
 		}
-		if err := wait(ctx, try); err != nil {
+		if err := delay.For(ctx, backoff(try)); err != nil {
 			return err
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/link/control"
 )
 
@@ -224,7 +225,7 @@ func (h *Hosts) Turn(ctx context.Context, name string, answers []control.HostRep
 	x := h.byID[name]
 	if x == nil { // it has not reported yet
 		h.mu.Unlock()
-		_ = control.Pause(ctx, min(wait, time.Second))
+		_ = delay.For(ctx, min(wait, time.Second))
 		h.mu.Lock()
 		return []control.HostQuestion{}
 	}

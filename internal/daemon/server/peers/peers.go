@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/base/task"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
@@ -152,7 +153,7 @@ func (p *Peers) register(ctx context.Context) error {
 				return nil
 			}
 		}
-		if control.Pause(ctx, time.Second) != nil {
+		if delay.For(ctx, time.Second) != nil {
 			return nil
 		}
 	}
