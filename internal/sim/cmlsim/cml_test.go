@@ -155,11 +155,11 @@ func TestTelemetry(t *testing.T) {
 		}
 		mine := all[3136]
 		id := mine.Data["user_id"]
-		if mine.Category != "user_activity" || id == world.AdminID || mine.Timestamp.Sub(time.Now()).Round(time.Second) != 7*time.Minute {
+		if mine.Category != "user_activity" || id == world.AdminID || time.Until(mine.Timestamp).Round(time.Second) != 7*time.Minute {
 			t.Errorf("our own login is shown as %+v at %s", mine, time.Now())
 		}
 		_, _, h := b.do("GET", "telemetry", "")
-		if at, err := http.ParseTime(h.Get("Date")); err != nil || at.Sub(time.Now()).Round(time.Second) != 7*time.Minute {
+		if at, err := http.ParseTime(h.Get("Date")); err != nil || time.Until(at).Round(time.Second) != 7*time.Minute {
 			t.Errorf("Date %q, %v", h.Get("Date"), err)
 		}
 		b.want("PUT", "telemetry", `{"opt_in":false}`, 204)

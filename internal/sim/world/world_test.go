@@ -238,7 +238,7 @@ func TestWeekOfUsers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			offset := start.Sub(time.Now())
+			offset := time.Until(start)
 			for end := time.Now().Add(7 * 24 * time.Hour); time.Now().Before(end); time.Sleep(step) {
 				w.HostAt("h", func(*Host, Moment, Reach) {})
 			}

@@ -100,7 +100,7 @@ func Has(t testing.TB, s sdk.ReadOnlySpan, want ...attribute.KeyValue) {
 	got := attribute.NewSet(s.Attributes()...)
 	for _, kv := range want {
 		if v, ok := got.Value(kv.Key); !ok || v != kv.Value {
-			t.Errorf("%s: %s is %v, want %v", s.Name(), kv.Key, v.Emit(), kv.Value.Emit())
+			t.Errorf("%s: %s is %v, want %v", s.Name(), kv.Key, v.String(), kv.Value.String())
 		}
 	}
 }
