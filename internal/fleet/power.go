@@ -344,7 +344,12 @@ func (f *Fleet) CancelDrain(ctx context.Context, by Actor, id string) (Worker, e
 // TerminateWorker ends a worker for ever. Idleness never calls it.
 func (f *Fleet) TerminateWorker(ctx context.Context, by Actor, id string) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
-		if w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated {
+		switch {
+		case w.Status == power.WorkerTerminating && w.TerminateFor == ReasonTTL:
+			w.TerminateFor, w.StatusReason = "", "by "+tx.by.Name // a halt no longer holds it
+			tx.Note(Entry{Action: "terminate_intended", Detail: w.StatusReason})
+			return nil
+		case w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated:
 			return nil
 		}
 		return w.intendEnd(tx, "terminate_intended", "by "+tx.by.Name)
@@ -376,6 +381,7 @@ func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) 
 		case w.TTLDeadline == nil || tx.Now.Before(*w.TTLDeadline):
 			return &Refused{Command: "expire", Name: id, Reason: "ttl", Detail: "its deadline has not passed"}
 		case w.TTLAction == "terminate":
+			w.TerminateFor = ReasonTTL
 			return w.intendEnd(tx, "ttl_terminate", use)
 		}
 		return w.intendStop(tx, Pause{Reason: ReasonTTL, Detail: use})

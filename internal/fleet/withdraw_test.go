@@ -221,3 +221,23 @@ func TestStartTakenOver(t *testing.T) {
 		ask(cal, fleet.OriginManual, policy.ByPerson, "ada")
 	})
 }
+
+// A termination that a deadline asked for becomes a person's when one asks for
+// it, so that a halt no longer holds it.
+func TestTerminationForTTL(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		id := create(t, fl).ID
+		put(t, fl, id, power.WorkerRunning)
+		change(t, fl, id, func(w *fleet.Worker) {
+			at := time.Now()
+			w.TTLDeadline, w.TTLAction = &at, "terminate"
+		})
+		w, err := fl.ExpireTTL(t.Context(), id, 0, "nothing")
+		if err != nil || w.Status != power.WorkerTerminating || w.TerminateFor != fleet.ReasonTTL {
+			t.Fatalf("it is %s for %q: %v", w.Status, w.TerminateFor, err)
+		}
+		if w, err = fl.TerminateWorker(t.Context(), bob, id); err != nil || w.TerminateFor != "" {
+			t.Errorf("after a person asked it is for %q: %v", w.TerminateFor, err)
+		}
+	})
+}

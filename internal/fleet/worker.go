@@ -221,6 +221,8 @@ type Worker struct {
 
 	Intent          *Intent `json:"intent,omitempty"`
 	PauseGeneration int64   `json:"pause_generation"`
+	// TerminateFor is ttl where that, and no person, wants the worker ended.
+	TerminateFor Reason `json:"terminate_for,omitempty"`
 	// CancelledStopAt is when a stop that may already have been sent was
 	// given up: one that happens all the same is a late action.
 	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`

@@ -25,6 +25,7 @@ type row struct {
 	world  func(w *world)
 	config map[string]any
 	age    time.Duration // in the status
+	halted bool
 	// asks changes the record, which the controller does not hear of, and then
 	// asks for a check.
 	asks func(f *fleet.Fleet) error
@@ -112,6 +113,11 @@ func runRow(t *testing.T, r row) {
 		t.Fatal(err)
 	}
 	c.read(v)
+	if r.halted {
+		if _, err := f.SetHalt(ctx, person, true); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if r.asks != nil {
 		if err := r.asks(f); err != nil {
 			t.Fatal(err)
@@ -352,6 +358,10 @@ func TestHandlers(t *testing.T) {
 		{name: "never launched", status: power.WorkerTerminating, set: fresh, result: Success, to: power.WorkerTerminated},
 		{name: "launch may have been sent", status: power.WorkerTerminating, set: both(fresh, func(w *fleet.Worker) { at := time.Now(); w.Launch = &fleet.Launch{Token: "x", SentAt: &at} }), result: Requeue},
 		{name: "terminate is sent", status: power.WorkerTerminating, ec2: "running", result: Requeue, calls: "terminate"},
+		{name: "a person's is sent though all is halted", status: power.WorkerTerminating, halted: true, ec2: "running", result: Requeue, calls: "terminate"},
+		{name: "a ttl's is held by a halt", status: power.WorkerTerminating, halted: true, set: func(w *fleet.Worker) { w.TerminateFor = fleet.ReasonTTL }, ec2: "running", result: Retry, reason: "halted"},
+		{name: "a ttl's is held in shadow", status: power.WorkerTerminating, set: func(w *fleet.Worker) { w.TerminateFor, w.Armed = fleet.ReasonTTL, false }, ec2: "running", result: Retry, reason: "shadow"},
+		{name: "a ttl's", status: power.WorkerTerminating, set: func(w *fleet.Worker) { w.TerminateFor = fleet.ReasonTTL }, ec2: "running", result: Requeue, calls: "terminate"},
 		{name: "shutting down", status: power.WorkerTerminating, ec2: "shutting-down", result: Requeue},
 		{name: "terminated", status: power.WorkerTerminating, ec2: "terminated", result: Success, to: power.WorkerTerminated, check: counters(func(s Stats) int64 { return s.Terminated }, 1)},
 		{name: "termination protected", status: power.WorkerTerminating, ec2: "running", world: failing("terminate", Protected, false), result: Retry, to: power.WorkerFailed, reason: "refused the termination", calls: "terminate"},

@@ -429,6 +429,12 @@ func (j *job) terminating(ctx context.Context) outcome {
 	case "shutting-down":
 		return outcome{Result: Requeue}
 	}
+	switch auto := j.w.TerminateFor.Automatic(); {
+	case auto && j.c.fleet.Halted().On:
+		return j.note(ctx, "not terminated: all automatic actions are halted")
+	case auto && j.shadow():
+		return j.note(ctx, "not terminated: it is in shadow")
+	}
 	if out, ok := j.ours(ctx, "terminate"); !ok {
 		return out
 	}
