@@ -41,7 +41,6 @@ func TestServerScripts(t *testing.T) {
 			e.Setenv("LULL_HOST_SHIM", shim)
 			e.Setenv("LULL_HOST_DATA", data)
 			e.Setenv("LULL_HOST_SOCKET", filepath.Join(e.WorkDir, "run", "host.sock"))
-			e.Setenv("LULL_HOST", "unix://"+e.Getenv("LULL_HOST_SOCKET"))
 			e.Defer(func() { endShim(filepath.Join(data, "shim")) })
 			e.Setenv("LULL_SERVER", "http://127.0.0.1:"+e.Getenv("API_PORT"))
 			e.Setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:"+e.Getenv("SIM_PORT"))
