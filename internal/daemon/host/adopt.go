@@ -23,7 +23,9 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 		rec := recs[n]
 		rt, ok := h.cfg.Runtimes[rec.Spec.Runtime]
 		if !ok {
-			errs = append(errs, fmt.Errorf("cannot take over %s: %w", rec.Spec.Name, h.noRuntime(rec.Spec.Runtime)))
+			err := fmt.Errorf("cannot take over %s: %w", rec.Spec.Name, h.noRuntime(rec.Spec.Runtime))
+			h.absent[rec.ID], h.absent[rec.Spec.Name] = err, err
+			errs = append(errs, err)
 			continue
 		}
 		i := newInst(h, rec, rt)
@@ -237,6 +239,9 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 
 // retryAdopt looks again for a run that could not be looked for.
 func (h *Host) retryAdopt(i *inst) {
+	if !i.lost.CompareAndSwap(false, true) {
+		return // somebody is at it
+	}
 	h.spawn(func() {
 		select {
 		case <-time.After(time.Second):
@@ -247,11 +252,19 @@ func (h *Host) retryAdopt(i *inst) {
 			return
 		}
 		defer i.release()
-		if i.workload() != nil {
-			return
-		}
-		if err := i.adopt(h.ctx); err != nil {
+		i.lost.Store(false)
+		if err := i.takenOver(); err != nil {
 			h.log.Error("cannot take over", "instance", i.name(), "error", err)
 		}
 	})
+}
+
+// takenOver sees to it that a run which an earlier daemon left is known: until
+// then it can be neither woken nor stopped, and nothing is started beside it.
+// The caller holds the lock.
+func (i *inst) takenOver() error {
+	if i.workload() != nil || i.state() == power.Stopped {
+		return nil
+	}
+	return i.adopt(i.h.ctx)
 }

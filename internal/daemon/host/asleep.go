@@ -293,6 +293,18 @@ func (i *inst) repair() {
 	}
 }
 
+// settle brings i to rest before something is asked of it: a run that was left is
+// taken over, and what failed half way is ended. The caller holds the lock.
+func (i *inst) settle() error {
+	if err := i.takenOver(); err != nil {
+		return err
+	}
+	if i.halfway() {
+		i.repair()
+	}
+	return nil
+}
+
 // halfway says that a transition was begun and not ended.
 func (i *inst) halfway() bool {
 	switch i.state() {

@@ -85,7 +85,6 @@ func (i *inst) undoClone(ctx context.Context) {
 		i.h.log.Warn("cannot clean up after a clone", "instance", i.name(), "error", err)
 	}
 	i.h.drop(i)
-	i.deleted.Store(true)
 }
 
 // toDisk sees to it that a sleeping instance is saved. The caller holds the

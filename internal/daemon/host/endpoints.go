@@ -62,6 +62,9 @@ func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
 		return err
 	}
 	defer leave()
+	if err := i.settle(); err != nil {
+		return err
+	}
 	if err := i.mayWake(a); err != nil {
 		return err
 	}

@@ -157,6 +157,9 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 // the thaw, because a thaw is safe whatever is on disk: a daemon that finds
 // "paused" looks again before it freezes anything.
 func (i *inst) wake(by, why string) error {
+	if i.workload() == nil {
+		return fmt.Errorf("cannot wake %s: its run has not been found again yet", i.name())
+	}
 	if i.state() != power.Resuming { // otherwise a wake before this one failed
 		if err := i.move(power.Resuming); err != nil {
 			return err

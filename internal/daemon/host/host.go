@@ -132,9 +132,10 @@ type Host struct {
 	steps   fence
 	at      func(point string, i *inst) // named points of a transition, for tests; nil otherwise
 
-	mu     sync.RWMutex // the two maps
+	mu     sync.RWMutex // the three maps
 	byID   map[string]*inst
 	byName map[string]*inst
+	absent map[string]error // by id and name: instances whose runtime is not here, and why
 
 	busy   sync.WaitGroup // work that was started outside Run's workers
 	ctx    context.Context
@@ -153,7 +154,7 @@ func New(cfg Config) *Host {
 		cfg.Log = slog.Default()
 	}
 	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(or(cfg.KeepEvents, 4096)),
-		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}}
+		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
 	h.saver = newSaver(cfg.Records)
 	h.room = newRoom(h)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
@@ -240,6 +241,9 @@ func (h *Host) find(ref string) (*inst, error) {
 	}
 	if i, ok := h.byID[ref]; ok {
 		return i, nil
+	}
+	if err := h.absent[ref]; err != nil {
+		return nil, &RefusedError{Name: ref, What: "reach", Reason: err.Error()}
 	}
 	return nil, &NotFoundError{Name: ref}
 }

@@ -41,6 +41,7 @@ type inst struct {
 	deleted  atomic.Bool
 	queued   atomic.Bool // wakeLater is at it
 	ending   atomic.Bool // stopLater is at it
+	lost     atomic.Bool // retryAdopt is at it
 	// interrupt ends a start that is under way.
 	interrupt atomic.Pointer[context.CancelCauseFunc]
 

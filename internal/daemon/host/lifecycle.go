@@ -42,7 +42,9 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 		return err
 	}
 	defer leave()
-	i.repair()
+	if err := i.settle(); err != nil {
+		return err
+	}
 	switch i.state() {
 	case power.Running:
 		return nil

@@ -449,3 +449,82 @@ func TestEndThawsHalfway(t *testing.T) {
 		c.Close()
 	})
 }
+
+// TestNotFoundYet: a run that a new daemon can neither find nor tell to be over
+// is neither stopped nor started beside; who asks meanwhile is told, and whoever
+// comes once it is found is served.
+func TestNotFoundYet(t *testing.T) {
+	for _, state := range []power.Instance{power.Running, power.Paused, power.Hibernated} {
+		for name, ask := range map[string]func(r *rig) error{
+			"stop":   func(r *rig) error { return r.Stop(context.Background(), "a", byManual, false) },
+			"resume": func(r *rig) error { return r.Resume(context.Background(), "a", byManual) },
+			"start":  func(r *rig) error { return r.Start(context.Background(), "a", byManual) },
+			"pause":  func(r *rig) error { return r.Pause(context.Background(), "a", byManual, true) },
+			"remove": func(r *rig) error { return r.Delete(context.Background(), "a", byManual) },
+			"client": func(r *rig) error {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				defer cancel()
+				_, err := r.gates["a"].Arrive(ctx)
+				return err
+			},
+		} {
+			t.Run(string(state)+"/"+name, func(t *testing.T) {
+				inBubble(t, func(r *rig) {
+					r.k.Deep = true
+					id := ""
+					if state == power.Running {
+						id = r.run("a", nil)
+					} else {
+						id = r.asleep("a", state)
+					}
+					r.crash()
+					r.k.Fail(hosttest.Adopting, errWorld)
+					if r.bootFaulty() == nil {
+						t.Error("everything was taken over, it says")
+					}
+					if err := ask(r); err == nil {
+						t.Error("it was done, it says")
+					}
+					synctest.Wait()
+					if o, err := r.Get("a"); err != nil || o.State != string(state) || r.k.Proc(id) == nil || r.k.Starts() != 1 {
+						t.Errorf("it is %s (%s), %v; its program lives: %t; %d starts", o.State, o.StatusReason, err, r.k.Proc(id) != nil, r.k.Starts())
+					}
+					r.k.Fail(hosttest.Adopting, nil)
+					if err := ask(r); err != nil {
+						t.Errorf("found again: %v", err)
+					}
+					synctest.Wait()
+				})
+			})
+		}
+	}
+}
+
+// TestNoRuntime: an instance whose runtime is not here any more keeps its name,
+// and who asks for it is told why it cannot be reached.
+func TestNoRuntime(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", nil)
+		r.crash()
+		r.tune = func(c *Config) {
+			c.Runtimes, c.Missing = map[string]Runtime{"other": r.k}, map[string]error{"process": errWorld}
+		}
+		if r.bootFaulty() == nil {
+			t.Error("everything was taken over, it says")
+		}
+		for _, ref := range []string{"a", id} {
+			_, err := r.Why(context.Background(), ref, time.Time{})
+			if err == nil || !strings.Contains(err.Error(), errWorld.Error()) {
+				t.Errorf("why: %v", err)
+			}
+		}
+		s := instance.Spec{Name: "a", Command: []string{"x"}, Runtime: "other"}
+		if _, err := r.Create(context.Background(), s); err == nil {
+			t.Error("its name was given away")
+		}
+		r.crash()
+		r.tune = nil
+		r.boot()
+		r.is("a", power.Running)
+	})
+}

@@ -73,7 +73,7 @@ func (h *Host) add(i *inst) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
-	case h.byName[i.name()] != nil:
+	case h.byName[i.name()] != nil, h.absent[i.name()] != nil:
 		return &RefusedError{Name: i.name(), What: "create", Reason: "there is an instance of that name already"}
 	case len(h.byID) >= MaxInstances:
 		return &RefusedError{Name: i.name(), What: "create", Reason: fmt.Sprintf("there are %d instances already", MaxInstances)}
@@ -118,6 +118,7 @@ func (h *Host) drop(i *inst) {
 	delete(h.byID, i.id)
 	delete(h.byName, i.name())
 	h.mu.Unlock()
+	i.deleted.Store(true) // for those who wait for its lock
 	h.due.remove(i)
 	h.saver.forget(i.id)
 	if c, ok := i.gate.(interface{ Close() error }); ok {
@@ -167,6 +168,9 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 		return err
 	}
 	defer leave()
+	if err := i.takenOver(); err != nil { // not found is not stopped
+		return err
+	}
 	i.mu.Lock()
 	i.restart = time.Time{}
 	pending := !i.rec.RestartAt.IsZero()
@@ -197,7 +201,9 @@ func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 	}
 	defer i.release()
 	i.serve()
-	i.repair()
+	if err := i.settle(); err != nil {
+		return err
+	}
 	switch s := i.state(); s {
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		return nil
@@ -230,7 +236,9 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 		return err
 	}
 	defer leave()
-	i.repair()
+	if err := i.settle(); err != nil {
+		return err
+	}
 	switch s := i.state(); s {
 	case power.Running:
 		return nil
@@ -279,7 +287,6 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 		h.removeLogs(i.id)
 	}
 	h.drop(i)
-	i.deleted.Store(true)
 	i.emit("removed", by, "")
 	i.release()
 	return nil

@@ -204,6 +204,9 @@ func (k *Kernel) Start(ctx context.Context, l instance.Launch) (instance.Workloa
 func (k *Kernel) Adopt(_ context.Context, id string, ident instance.Identity) (instance.Workload, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if err := k.fails[Adopting]; err != nil {
+		return nil, err
+	}
 	p := k.procs[id]
 	if p == nil || p.dead || p.run != ident.Run {
 		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true}}
@@ -359,6 +362,7 @@ const (
 	Signals   Fault = "signal"
 	Listening Fault = "listeners" // what listens cannot be told
 	Stillness Fault = "still"     // whether it is frozen cannot be told
+	Adopting  Fault = "adopt"     // whether its run lives cannot be told
 )
 
 // Fail makes that answer err from now on; nil is success again.
