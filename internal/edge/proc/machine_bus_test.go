@@ -159,6 +159,14 @@ func TestLogind(t *testing.T) {
 	if _, err := l.Sessions(ctx); !errors.Is(err, ErrNoLogind) {
 		t.Errorf("a bus without logind: %v", err)
 	}
+	left := filepath.Join(root, "run/systemd/sessions/c9")
+	put(t, root, "run/systemd/sessions/c9", "")
+	if _, err := l.Sessions(ctx); err == nil || missing(err) {
+		t.Errorf("a logind that has gone while somebody is logged in: %v", err)
+	}
+	if err := os.Remove(left); err != nil {
+		t.Fatal(err)
+	}
 	f := serveLogind(t, root)
 	people := func() *People { return &People{Root: root, Logins: l} }
 	since := time.Now().Add(-40 * time.Minute).Truncate(time.Second)
@@ -239,10 +247,28 @@ func TestNoBusIsNoLogind(t *testing.T) {
 	if _, err := l.Sessions(t.Context()); !errors.Is(err, ErrNoLogind) {
 		t.Errorf("nothing there: %v", err)
 	}
+	sessions := filepath.Join(root, "run/systemd/sessions")
+	if err := os.MkdirAll(filepath.Dir(sessions), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	put(t, root, "run/systemd/sessions", "") // what cannot be listed is not none
+	if _, err := l.Sessions(t.Context()); err == nil || missing(err) {
+		t.Errorf("sessions that cannot be listed: %v", err)
+	}
+	if err := os.Remove(sessions); err != nil {
+		t.Fatal(err)
+	}
 	for _, dir := range []string{"run/dbus", "run/systemd/sessions"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if _, err := l.Sessions(t.Context()); !errors.Is(err, ErrNoLogind) {
+		t.Errorf("no bus and no session: %v", err)
+	}
+	put(t, root, "run/systemd/sessions/c1", "")
+	if _, err := l.Sessions(t.Context()); err == nil || missing(err) {
+		t.Errorf("no bus while somebody is logged in: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(root, "run/dbus/system_bus_socket"), nil, 0o644); err != nil {
 		t.Fatal(err)

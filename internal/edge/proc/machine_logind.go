@@ -55,15 +55,12 @@ func (l *Logind) connect(ctx context.Context) error {
 	}
 	// The directory is what sd_booted and sd_session look for: a bus without
 	// it would wait for a service that cannot start.
-	if _, err := os.Stat(filepath.Join(root, "run/systemd/sessions")); err != nil {
-		return ErrNoLogind
+	if _, err := l.kept(); err != nil {
+		return err
 	}
 	socket := filepath.Join(root, "run/dbus/system_bus_socket")
 	if _, err := os.Stat(socket); err != nil {
-		if missing(err) {
-			return ErrNoLogind
-		}
-		return err
+		return l.gone(err)
 	}
 	// The connection outlives this call; only its set-up obeys ctx.
 	conn, err := dbus.Dial("unix:path=" + socket)
@@ -84,6 +81,35 @@ func (l *Logind) connect(ctx context.Context) error {
 	}
 	l.conn = conn
 	return nil
+}
+
+// kept is how many files of sessions logind keeps; ErrNoLogind where it never ran.
+func (l *Logind) kept() (int, error) {
+	root := l.Root
+	if root == "" {
+		root = "/"
+	}
+	files, err := os.ReadDir(filepath.Join(root, "run/systemd/sessions"))
+	if missing(err) {
+		return 0, ErrNoLogind
+	}
+	if err != nil {
+		return 0, fmt.Errorf("cannot tell whether there is a systemd-logind: %w", err)
+	}
+	return len(files), nil
+}
+
+// gone is the error of a logind that cannot be asked. One that is not there is
+// none only while nobody is logged in by what it left.
+func (l *Logind) gone(err error) error {
+	if n, kerr := l.kept(); kerr != nil || n > 0 {
+		// Not wrapped: it would be taken for a machine without one.
+		return fmt.Errorf("cannot ask systemd-logind, which keeps %d files of sessions: %v", n, errors.Join(err, kerr))
+	}
+	if err == nil || missing(err) {
+		return ErrNoLogind
+	}
+	return err
 }
 
 // Close ends the connection.
@@ -112,7 +138,7 @@ func (l *Logind) call(ctx context.Context, dest, path, method string, ret any, a
 	if c.Err != nil {
 		var e dbus.Error
 		if errors.As(c.Err, &e) && e.Name == "org.freedesktop.DBus.Error.ServiceUnknown" {
-			return ErrNoLogind
+			return l.gone(nil)
 		}
 		if ctx.Err() != nil {
 			l.drop()
