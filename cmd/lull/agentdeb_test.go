@@ -129,7 +129,7 @@ func TestDebianPackage(t *testing.T) {
 		"etc/default/lull-host", "etc/default/lull-server", "usr/share/lull/prometheus-rules.yaml", "usr/share/lull/grafana-dashboard.json",
 		"usr/share/doc/lull/examples/user-data.sh", "usr/share/doc/lull/examples/cloud-init.yaml", "usr/share/doc/lull/examples/cloudformation.yaml",
 		"usr/share/doc/lull/docs/reference/config-agent.md", "usr/share/doc/lull/docs/operations.md", "usr/share/doc/lull/examples/iam-agent.json", "usr/share/bash-completion/completions/lull"} {
-		modeIs(t, in(f), 0o644)
+		modeIs(t, in(f), map[bool]fs.FileMode{true: 0o600, false: 0o644}[f == policyPath])
 	}
 	linksHold(t, in("usr/share/doc/lull"))
 	if g := contents(t, in("etc/group")); !strings.Contains(g, "\nlull:") && !strings.HasPrefix(g, "lull:") {
@@ -217,7 +217,7 @@ func firstBoot(t *testing.T, deb, root string) {
 	if err := yaml.Unmarshal([]byte(contents(t, "../../etc/cloud-init.yaml")), &cloud); err != nil {
 		t.Fatal(err)
 	}
-	if len(cloud.Files) != 1 || cloud.Files[0].Path != "/"+policyPath || cloud.Files[0].Permissions != "0644" {
+	if len(cloud.Files) != 1 || cloud.Files[0].Path != "/"+policyPath || cloud.Files[0].Permissions != "0600" {
 		t.Errorf("cloud-init writes %+v", cloud.Files)
 	} else if _, faults, err := agent.ParseLocal([]byte(cloud.Files[0].Content)); err != nil || len(faults) > 0 {
 		t.Errorf("the policy that cloud-init writes: %v, %v", err, faults)
@@ -251,7 +251,7 @@ func TestInstall(t *testing.T) {
 	in := func(p string) string { return filepath.Join(root, p) }
 	modeIs(t, in(binPath), 0o755)
 	modeIs(t, in(unitPath), 0o644)
-	modeIs(t, in(policyPath), 0o644)
+	modeIs(t, in(policyPath), 0o600)
 	modeIs(t, in("var/lib/lull/agent"), 0o700)
 	if u := contents(t, in(unitPath)); !strings.Contains(u, "ExecStart=/usr/local/bin/lull agent run\n") {
 		t.Errorf("the unit does not run the installed program:\n%s", u)

@@ -83,6 +83,9 @@ func (d *agentCheck) policyFile() {
 	case errors.Is(err, fs.ErrNotExist):
 		d.add("policy file", true, "none at "+d.cfg.Config+": tags alone decide", "")
 		return
+	case errors.Is(err, fs.ErrPermission):
+		d.add("policy file", false, err.Error(), "ask as root: it may hold the address of a webhook, and is root's alone")
+		return
 	case err != nil:
 		d.add("policy file", false, err.Error(), "make it and its directories root's, writable by nobody else")
 		return

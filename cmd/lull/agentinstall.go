@@ -130,10 +130,10 @@ func installAgent(root string) ([]placed, error) {
 	} else if l, err = place(l, filepath.Join(root, binPath), 0o755, nil, self); err != nil {
 		return l, err
 	}
-	policy := filepath.Join(root, policyPath)
+	policy := filepath.Join(root, policyPath) // root's alone: a webhook's address is its password
 	if _, err := os.Lstat(policy); err == nil {
 		l = append(l, placed{policy, "-", "kept"})
-	} else if l, err = place(l, policy, 0o644, []byte(agent.Example()), ""); err != nil {
+	} else if l, err = place(l, policy, 0o600, []byte(agent.Example()), ""); err != nil {
 		return l, err
 	}
 	if l, err = place(l, filepath.Join(root, usersPath), 0o644, []byte(sysusers), ""); err != nil {
