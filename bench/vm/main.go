@@ -30,6 +30,8 @@ type settings struct {
 	guests  int
 	machine string
 	mib     int64
+	wakes   int
+	budget  string
 }
 
 func main() {
@@ -39,6 +41,8 @@ func main() {
 	flag.IntVar(&s.guests, "guests", 50, "guests that are saved and woken at once; 0 leaves that out")
 	flag.StringVar(&s.machine, "machine", "microvm", "QEMU's machine: microvm or q35")
 	flag.Int64Var(&s.mib, "memory", 128, "memory of a guest, MiB")
+	flag.IntVar(&s.wakes, "wakes", 4, "restores from disk that the daemon runs at once")
+	flag.StringVar(&s.budget, "budget", "auto", "memory that the daemon lets guests hold together, as lull host --memory takes it")
 	flag.Parse()
 	if *serveOn != "" {
 		fail(serve(*serveOn))

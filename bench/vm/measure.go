@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"lull/internal/base/freeport"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
@@ -19,16 +22,15 @@ import (
 // rig is a daemon of this program's own, with the files of its guests.
 type rig struct {
 	*hostctl.Client
-	s    settings
-	dir  string
-	cmd  *exec.Cmd
-	next int // port
+	s   settings
+	dir string
+	cmd *exec.Cmd
 }
 
 // newRig builds what is measured. Its folder's name is short, because sockets
 // lie below it.
 func newRig(ctx context.Context, s settings) (r *rig, err error) {
-	r = &rig{s: s, next: 21000 + os.Getpid()%5000}
+	r = &rig{s: s}
 	if r.dir, err = os.MkdirTemp("", "lvb"); err != nil {
 		return nil, err
 	}
@@ -49,7 +51,8 @@ func newRig(ctx context.Context, s settings) (r *rig, err error) {
 	}
 	defer log.Close()
 	r.cmd = exec.Command(filepath.Join(r.dir, "lull"), "host", "--data", filepath.Join(r.dir, "data"), "--socket", filepath.Join(r.dir, "host.sock"),
-		"--vm-machine", s.machine, "--stop-after", "0", "--pause-after", "0")
+		"--vm-machine", s.machine, "--stop-after", "0", "--pause-after", "0",
+		"--wakes", strconv.Itoa(s.wakes), "--memory", s.budget, "--wake-wait", "10m")
 	r.cmd.Stdout, r.cmd.Stderr = log, log
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := r.cmd.Start(); err != nil {
@@ -99,10 +102,16 @@ func (r *rig) end() error {
 	return errors.Join(err, os.RemoveAll(r.dir))
 }
 
+func freeAddr() (string, error) {
+	port, err := freeport.Take()
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), err
+}
+
 // guest starts one and returns the address of its port.
 func (r *rig) guest(ctx context.Context, name string, change func(*instance.Spec)) (addr string, err error) {
-	r.next++
-	addr = fmt.Sprintf("127.0.0.1:%d", r.next)
+	if addr, err = freeAddr(); err != nil {
+		return "", err
+	}
 	s := instance.Spec{Name: name, Runtime: "microvm", Image: filepath.Join(r.dir, "image"), Memory: r.s.mib << 20, Command: []string{"vm", "-serve", ":80"},
 		Expose: []instance.Endpoint{{Listen: addr, Target: "127.0.0.1:80"}}}
 	if change != nil {
@@ -112,12 +121,22 @@ func (r *rig) guest(ctx context.Context, name string, change func(*instance.Spec
 	return addr, err
 }
 
-// sink brings a guest to a rung.
+// pause freezes a guest by hand.
+func (r *rig) pause(ctx context.Context, name string) error {
+	_, err := r.Do(ctx, name, "pause", url.Values{"force": {"true"}})
+	return err
+}
+
+// sink brings a guest to a rung. The late end of a connection wakes it once
+// more.
 func (r *rig) sink(ctx context.Context, name, rung string) (o hostctl.Instance, err error) {
-	if _, err := r.Do(ctx, name, "pause", url.Values{"force": {"true"}}); err != nil {
-		return o, err
-	}
-	uerr := r.until(ctx, func() bool { o, err = r.Get(ctx, name); return err != nil || o.State == rung })
+	uerr := r.until(ctx, func() bool {
+		if o, err = r.Get(ctx, name); err == nil && o.State == "running" {
+			_ = r.pause(ctx, name) // looked at again
+			return false
+		}
+		return err != nil || o.State == rung
+	})
 	return o, errors.Join(err, uerr)
 }
 
@@ -183,11 +202,7 @@ func (r *rig) wakes(ctx context.Context) error {
 				return err
 			}
 			held = o.MemoryBytes
-			if _, took, ok := strings.Cut(o.StatusReason, " bytes in "); ok {
-				d, err := time.ParseDuration(took)
-				if err != nil {
-					return err
-				}
+			if d, ok := saving(o); ok {
 				saved = append(saved, d)
 			}
 			w, err := firstByte(addr)
@@ -201,9 +216,7 @@ func (r *rig) wakes(ctx context.Context) error {
 		if len(saved) > 0 {
 			row("saved, durably", saved, nil)
 		}
-		if held > 0 {
-			fmt.Printf("%-28s %d MiB, %.1f guests in a GiB\n", "held while "+rung.name, held>>20, float64(1<<30)/float64(held))
-		}
+		holds("held while "+rung.name, held)
 		if err := r.Remove(ctx, rung.name); err != nil {
 			return err
 		}
@@ -211,12 +224,21 @@ func (r *rig) wakes(ctx context.Context) error {
 	return nil
 }
 
+// saving is how long a guest that is on disk was saved for.
+func saving(o hostctl.Instance) (time.Duration, bool) {
+	_, took, _ := strings.Cut(o.StatusReason, " bytes in ")
+	d, err := time.ParseDuration(took)
+	return d, err == nil
+}
+
 // speed is bytes through the relay into a guest, beside the same program as a
 // process behind the relay.
 func (r *rig) speed(ctx context.Context, guest string) error {
+	target, err := freeAddr()
+	if err != nil {
+		return err
+	}
 	process, err := r.guest(ctx, "process", func(s *instance.Spec) {
-		r.next++
-		target := fmt.Sprintf("127.0.0.1:%d", r.next)
 		s.Runtime, s.Image, s.Memory, s.Command = "process", "", 0, []string{filepath.Join(r.dir, "image", "bin", "vm"), "-serve", target}
 		s.Expose[0].Target = target
 	})
@@ -237,46 +259,4 @@ func (r *rig) speed(ctx context.Context, guest string) error {
 	}
 	fmt.Printf("%-28s %.0f MB/s, %.2f of a process behind the relay (%.0f MB/s)\n", "relay into a guest", in, in/beside, beside)
 	return errors.Join(r.Remove(ctx, "process"), r.Remove(ctx, "base"), r.Remove(ctx, "boot"))
-}
-
-// storm saves many guests at once and wakes them at once.
-func (r *rig) storm(ctx context.Context) error {
-	n := r.s.guests
-	if n == 0 {
-		return nil
-	}
-	before := resident(r.cmd.Process.Pid)
-	addrs := make([]string, n)
-	var err error
-	for k := range n { // one after the other: a boot takes a whole processor
-		if addrs[k], err = r.guest(ctx, fmt.Sprint("s", k), func(s *instance.Spec) { s.HibernateAfter = 1 }); err != nil {
-			return err
-		}
-	}
-	fmt.Printf("%-28s %.2f MiB each\n", fmt.Sprintf("daemon with %d guests", n), float64(resident(r.cmd.Process.Pid)-before)/float64(n)/(1<<20))
-	began := time.Now()
-	err = each(n, func(k int) error { _, err := r.sink(ctx, fmt.Sprint("s", k), "hibernated"); return err })
-	if err != nil {
-		return err
-	}
-	fmt.Printf("%-28s %s until the last was on disk\n", fmt.Sprintf("%d guests saved at once", n), time.Since(began).Round(time.Millisecond))
-	took := make([]time.Duration, n)
-	if err := each(n, func(k int) (err error) { took[k], err = firstByte(addrs[k]); return err }); err != nil {
-		return err
-	}
-	row(fmt.Sprintf("%d guests woken at once", n), took, nil)
-	return nil
-}
-
-// resident is the memory of a process in bytes, 0 where it cannot be read.
-func resident(pid int) int64 {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		return 0
-	}
-	var total, rss int64
-	if _, err := fmt.Sscan(string(b), &total, &rss); err != nil {
-		return 0
-	}
-	return rss * int64(os.Getpagesize())
 }
