@@ -293,6 +293,9 @@ func TestDashboardOfThePast(t *testing.T) {
 	if _, err := control.Write[any](t.Context(), c, "PUT", "/templates/lab", map[string]any{"instance_type": "m5.2xlarge", "ami_name_filter": "lab-*", "capacity": map[string]any{"storage_gb": 100}}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := control.Write[any](t.Context(), c, "PUT", "/schedules/office", map[string]any{"zone": "UTC", "windows": []map[string]any{{"days": "mon-fri", "from": "08:00", "to": "18:00"}}}); err != nil {
+		t.Fatal(err)
+	}
 	w := open(t, chrome, url)
 	w.sees("Sign in with 127.0.0.1")
 	w.accessible("the login with an issuer")
@@ -402,6 +405,15 @@ func (w *window) preview(url string, p *past) {
 	w.enter("#one-timeout", "45")
 	w.press("Preview")
 	w.sees(`aggressive, changed\s+idle after 45 min`)
+
+	// What else a policy can say.
+	for _, v := range []string{"one-schedule:office", "one-sources:cml,agent"} {
+		js[bool](w, `(() => { const [id, v] = $1.split(':'), e = document.querySelector('#' + id); e.value = v; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`, v)
+	}
+	w.press("Preview")
+	w.sees(`aggressive, changed\s+idle after 45 min, hours of office.*Hours not known`)
+	w.accessible("a preview of what a policy can say")
+	w.picture("preview-changed")
 }
 
 func (w *window) savings(url string) {

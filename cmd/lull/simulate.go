@@ -34,15 +34,17 @@ func since(now time.Time, text string) (time.Time, error) {
 }
 
 func (c *cli) simulateCommand() *cobra.Command {
-	var name, from string
-	var more []string
+	var name, from, hours string
+	var more, signals []string
+	var snooze, warn *int
 	var in control.Simulate
 	cmd := &cobra.Command{Use: "simulate --policy NAME", Short: "Say what a policy would have done in a recorded time: pauses, hours, money and false stops", Args: args(cobra.NoArgs),
 		Long: `Replay what was recorded of the fleet under policies that exist or under a plain
 timeout, and say what each would have done: pauses, hours avoided, money, and false
-stops, after which somebody came back within --window minutes. Nothing is changed.
-Time of which nothing is recorded is named and decides nothing.`,
-		Example: "  lull simulate --policy balanced --compare aggressive --since 7d\n  lull simulate --policy 45m --since 14d",
+stops, after which somebody came back within --window minutes. The policy of
+--policy may be tried with another schedule, warning, protection or other signals.
+Nothing is changed. Time of which nothing is recorded is named and decides nothing.`,
+		Example: "  lull simulate --policy balanced --compare aggressive --since 7d\n  lull simulate --policy 45m --since 14d\n  lull simulate --policy balanced --schedule office --compare balanced",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at, err := since(time.Now(), from)
 			if err != nil {
@@ -58,6 +60,18 @@ Time of which nothing is recorded is named and decides nothing.`,
 					p.TimeoutMinutes = int(d.Minutes())
 				}
 				in.Policies = append(in.Policies, p)
+			}
+			changed := &in.Policies[0]
+			if changed.ActivitySources = signals; cmd.Flags().Changed("schedule") {
+				changed.Schedule = &hours
+			}
+			for _, x := range []struct{ to, from *int }{{&changed.SnoozeMinutes, snooze}, {&changed.WarnBeforeMinutes, warn}} {
+				if x.from != nil {
+					*x.to = *x.from
+				}
+			}
+			if changed.TimeoutMinutes == 0 && (snooze != nil || warn != nil || signals != nil || changed.Schedule != nil) {
+				changed.Policy, changed.Name = name, name+", changed"
 			}
 			cl, err := c.control()
 			if err != nil {
@@ -80,6 +94,10 @@ Time of which nothing is recorded is named and decides nothing.`,
 	f.StringVar(&name, "policy", "", "name of a policy, or an idle timeout like 45m")
 	f.StringSliceVar(&more, "compare", nil, "another to compare it with, repeatable")
 	f.StringVar(&from, "since", "7d", "how far back: 7d, 36h, or a past time")
+	f.Var(minutesFlag{&snooze}, "snooze", "with this protection after a resume, such as 30m, and not the policy's")
+	f.Var(minutesFlag{&warn}, "warn", "warned this long before, and not as the policy says")
+	f.StringSliceVar(&signals, "sources", nil, "only these signals count: cml, agent, cloudwatch")
+	f.StringVar(&hours, "schedule", "", "following this schedule as if it always had, and not the policy's; empty is none")
 	f.StringVar(&in.Region, "region", "", "workers of this AWS region only")
 	f.IntVar(&in.WindowMinutes, "window", 15, "minutes within which somebody who comes back makes it a false stop")
 	return cmd

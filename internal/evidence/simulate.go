@@ -2,9 +2,11 @@ package evidence
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"lull/internal/idle"
+	"lull/internal/policy"
 )
 
 // Off is a time during which an object did not run. Automatic: lull's own
@@ -31,9 +33,16 @@ type Stop struct {
 // it or started it. Feed it stretches in their order, then End.
 type Trial struct {
 	Object string
-	// Policy replaces timeout, snooze, warning and action of the recorded one;
-	// nil leaves it.
-	Policy   *idle.Policy
+	// Policy replaces timeout, snooze, warning, action and signals of the
+	// recorded one; nil leaves it. Nothing is known of times at which a signal
+	// that it lets count was not read.
+	Policy *idle.Policy
+	// Never: the policy pauses nothing for its idleness.
+	Never bool
+	// Schedule tells what the policy's schedule says at a moment; nil is none. A
+	// Trial without it leaves what schedules and freezes were recorded.
+	Schedule func(time.Time) *policy.Standing
+
 	Off      []Off         // recorded, in their order
 	Window   time.Duration // activity this soon after a pause makes it a false stop
 	From, To time.Time     // what is counted
@@ -46,12 +55,14 @@ type Trial struct {
 	down    time.Time // stopped since; zero while it runs
 	resumed time.Time
 	warned  time.Time
+	used    time.Time // last, by the signals that count
 }
 
 // turn is somebody's use or start of the object.
 type turn struct {
 	at     time.Time
 	resume bool
+	opens  bool // a schedule that starts workers
 }
 
 // Add replays one stretch.
@@ -59,17 +70,16 @@ func (t *Trial) Add(s Stretch) {
 	if s.Check == nil {
 		return
 	}
-	known := time.Time{}
-	if a := s.Check.Verdict.LastActivityAt; a != nil {
-		known = *a
+	known := t.used
+	for _, a := range t.uses(s.Check) {
+		if a.After(known) {
+			known = a
+		}
 	}
 	var turns []turn
 	if s.After != nil {
-		for _, a := range s.After.Activity {
+		for _, a := range t.uses(s.After) {
 			turns = append(turns, turn{at: a})
-		}
-		if a := s.After.Verdict.LastActivityAt; a != nil {
-			turns = append(turns, turn{at: *a})
 		}
 	}
 	turns = slices.DeleteFunc(turns, func(x turn) bool { return !x.at.After(known) })
@@ -95,6 +105,7 @@ func (t *Trial) Add(s Stretch) {
 			turns = append(turns, turn{at: o.To, resume: true})
 		}
 	}
+	turns = append(turns, t.openings(at, s.To)...)
 	slices.SortStableFunc(turns, byTime)
 	for _, x := range turns {
 		if x.at.After(at) {
@@ -102,19 +113,82 @@ func (t *Trial) Add(s Stretch) {
 			at = x.at
 		}
 		t.back(x)
-		if x.at.After(known) && !x.resume {
+		if x.at.After(known) && !x.resume && !x.opens {
 			known = x.at
 		}
 	}
 	if s.To.After(at) {
 		t.span(at, s.To, &s, known)
 	}
+	t.used = known
 }
 
 func byTime(a, b turn) int { return a.at.Compare(b.at) }
 
-// back ends a stop: somebody is there.
+// eventful is the signal whose single times of use records hold.
+const eventful = "cml"
+
+// uses are the times of use that a check tells of, by the signals that count.
+func (t *Trial) uses(r *Record) []time.Time {
+	if t.Policy == nil || t.Policy.Signals == nil {
+		out := slices.Clone(r.Activity)
+		if a := r.Verdict.LastActivityAt; a != nil {
+			out = append(out, *a)
+		}
+		return out
+	}
+	var out []time.Time
+	if t.Policy.Counts(eventful) {
+		out = slices.Clone(r.Activity)
+	}
+	for i := range r.Evidence.Readings {
+		if x := &r.Evidence.Readings[i]; t.Policy.Counts(x.Signal) {
+			if at := x.ActivityAt(); !at.IsZero() {
+				out = append(out, at)
+			}
+		}
+	}
+	return out
+}
+
+// read tells whether every signal that the policy names was read.
+func (t *Trial) read(r *Record) bool {
+	if t.Policy == nil {
+		return true
+	}
+	for _, name := range t.Policy.Signals {
+		if !slices.ContainsFunc(r.Evidence.Readings, func(x idle.Reading) bool { return x.Signal == name }) {
+			return false
+		}
+	}
+	return true
+}
+
+// openings are the times in [from, to) at which the schedule starts workers.
+func (t *Trial) openings(from, to time.Time) (out []turn) {
+	if t.Schedule == nil {
+		return nil
+	}
+	for at := from.Add(-time.Nanosecond); ; { // one at from counts
+		st := t.Schedule(at)
+		if st == nil || st.Next == nil || !st.Next.At.Before(to) {
+			return out
+		}
+		if at = st.Next.At; st.Next.Opens && st.Start {
+			out = append(out, turn{at: at, opens: true})
+		}
+	}
+}
+
+// back ends a stop: somebody is there, or a schedule starts it.
 func (t *Trial) back(x turn) {
+	if x.opens {
+		if !t.down.IsZero() {
+			t.stop(x.at, false)
+			t.resumed = x.at
+		}
+		return
+	}
 	if !t.down.IsZero() {
 		end := x.at
 		if end.Before(t.down) {
@@ -169,7 +243,7 @@ func (t *Trial) span(from, to time.Time, s *Stretch, known time.Time) {
 
 // piece is a time during which the same is known all along.
 func (t *Trial) piece(from, to time.Time, s *Stretch, known time.Time, looked bool) {
-	if !looked {
+	if !looked || !t.read(s.Check) {
 		t.count(&t.Unknown, from, to)
 		return
 	}
@@ -194,9 +268,10 @@ func (t *Trial) count(sum *time.Duration, from, to time.Time) {
 	*sum += max(to.Sub(from), 0)
 }
 
-// pause finds when the policy pauses it in [from, to).
-func (t *Trial) pause(from, to time.Time, s *Stretch, known time.Time) (time.Time, bool) {
+// trialled are the policy and the evidence of a check as the trial has them.
+func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidence) {
 	p, e := s.Check.Policy, s.Check.Evidence
+	scheduled := strings.HasPrefix(p.Name, "schedule ") // judged by it, which this policy need not be
 	if q := t.Policy; q != nil {
 		p.Name, p.Timeout, p.Action, p.AutoPause = q.Name, q.Timeout, q.Action, true
 		if q.Snooze > 0 {
@@ -205,8 +280,13 @@ func (t *Trial) pause(from, to time.Time, s *Stretch, known time.Time) (time.Tim
 		if q.WarnBefore > 0 {
 			p.WarnBefore = q.WarnBefore
 		}
+		if q.Signals != nil {
+			p.Signals = q.Signals
+		} else if scheduled && len(p.Signals) == 0 {
+			p.Signals = nil // by force, whatever was read
+		}
 	}
-	e.Running, e.LastActivityAt, e.WarningSentAt = true, known, t.warned
+	e.Running, e.LastActivityAt = true, known
 	if t.resumed.After(e.LastResumedAt) {
 		e.LastResumedAt = t.resumed
 	}
@@ -221,30 +301,72 @@ func (t *Trial) pause(from, to time.Time, s *Stretch, known time.Time) (time.Tim
 			r.At = known
 		}
 	}
-	e.Guards = slices.DeleteFunc(slices.Clone(e.Guards), func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == "halted" })
+	e.Guards = slices.DeleteFunc(slices.Clone(e.Guards), func(b idle.Block) bool {
+		return b.Code == idle.Shadow || b.Code == "halted" || b.Code == idle.Schedule && (t.Schedule != nil || t.Policy != nil && scheduled)
+	})
+	return p, e
+}
+
+// judge asks the engine at a moment whether it is paused for its idleness, and
+// by the schedule. next is when the schedule says something else.
+func (t *Trial) judge(now time.Time, p idle.Policy, e idle.Evidence) (verdicts []idle.Verdict, next *time.Time) {
+	e.WarningSentAt = t.warned
+	var st *policy.Standing
+	if t.Schedule != nil {
+		st = t.Schedule(now)
+	}
+	if st != nil {
+		if st.Next != nil {
+			next = &st.Next.At
+		}
+		if st.HeldUntil != nil {
+			e.Guards = append(slices.Clone(e.Guards), idle.Block{Code: idle.Schedule, Until: st.HeldUntil})
+		}
+		started := e.CreatedAt
+		if e.LastResumedAt.After(started) {
+			started = e.LastResumedAt
+		}
+		if st.Pauses(started) {
+			off, seen := st.OffHours(p, e)
+			verdicts = append(verdicts, idle.Decide(now, off, seen))
+		}
+	}
+	if !t.Never {
+		verdicts = append(verdicts, idle.Decide(now, p, e))
+	}
+	return verdicts, next
+}
+
+// pause finds when the policy pauses it in [from, to).
+func (t *Trial) pause(from, to time.Time, s *Stretch, known time.Time) (time.Time, bool) {
+	p, e := t.trialled(s, known)
 	now := from
 	for range 1000 { // each turn is a later moment, or the one warning at it
 		if !now.Before(to) {
 			break
 		}
-		v := idle.Decide(now, p, e)
-		if v.Eligible {
-			return now, true
-		}
-		if v.WarnDue {
-			t.warned, e.WarningSentAt = now, now
-			continue
-		}
-		next := to
-		for _, x := range []*time.Time{v.TargetPauseAt, v.WarnAt} {
+		verdicts, boundary := t.judge(now, p, e)
+		next, warn := to, false
+		sooner := func(x *time.Time) {
 			if x != nil && x.After(now) && x.Before(next) {
 				next = *x
 			}
 		}
-		for _, b := range v.Blocks {
-			if b.Until != nil && b.Until.After(now) && b.Until.Before(next) {
-				next = *b.Until
+		sooner(boundary)
+		for _, v := range verdicts {
+			if v.Eligible {
+				return now, true
 			}
+			warn = warn || v.WarnDue
+			sooner(v.TargetPauseAt)
+			sooner(v.WarnAt)
+			for _, b := range v.Blocks {
+				sooner(b.Until)
+			}
+		}
+		if warn {
+			t.warned = now
+			continue
 		}
 		now = next
 	}

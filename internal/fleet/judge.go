@@ -102,16 +102,7 @@ func (c Case) scheduled() (Ruling, bool) {
 
 // offHours are the engine's numbers and evidence in closed hours.
 func (c Case) offHours(st *policy.Standing) (idle.Policy, idle.Evidence) {
-	p, e := c.Rules.Idle(true), c.evidence()
-	p.Name, p.AutoPause = "schedule "+st.Schedule, true
-	p.Timeout = min(p.Timeout, idle.Duration(st.Grace*float64(time.Minute)))
-	if st.Force {
-		// The warning is all that it waits for; the engine grants one half of
-		// the timeout.
-		p.Timeout, p.Signals = max(2*p.WarnBefore, idle.Duration(time.Second)), []string{}
-		e.LastActivityAt, e.Connections = time.Time{}, 0
-	}
-	return p, e
+	return st.OffHours(c.Rules.Idle(true), c.evidence())
 }
 
 // use says what is in use, for the record of a pause that does not wait.

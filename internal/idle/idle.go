@@ -198,7 +198,7 @@ func (d *decision) activity() {
 		if !d.p.Counts(r.Signal) {
 			continue
 		}
-		if t := r.activityAt(); t.After(last) {
+		if t := r.ActivityAt(); t.After(last) {
 			last = t
 		}
 		if r.State == Active && (active < 0 || r.At.After(d.e.Readings[active].At)) {

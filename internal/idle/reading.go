@@ -73,9 +73,9 @@ func NotKnown(signal string, at time.Time, why string) Reading {
 	return Reading{Signal: signal, State: Unknown, At: at, Detail: why}
 }
 
-// activityAt is the newest activity the reading proves; zero for none. An
+// ActivityAt is the newest activity the reading proves; zero for none. An
 // event counts at its own time, whatever the state.
-func (r *Reading) activityAt() time.Time {
+func (r *Reading) ActivityAt() time.Time {
 	t := r.LastEvent
 	if r.State == Active && r.LastEvent.IsZero() {
 		t = r.At

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"lull/internal/idle"
 	"lull/internal/policy/when"
 )
 
@@ -487,6 +488,20 @@ func (s *Standing) Pauses(started time.Time) bool {
 // stopped at a moment: it has opened since, and is open.
 func (s *Standing) Starts(stopped time.Time) bool {
 	return s.Start && s.Open && s.Last != nil && s.Last.Opens && stopped.Before(s.Last.At)
+}
+
+// OffHours are the numbers and the evidence by which the schedule pauses a
+// worker in closed hours: after its grace and, with force, whatever was read.
+func (s *Standing) OffHours(p idle.Policy, e idle.Evidence) (idle.Policy, idle.Evidence) {
+	p.Name, p.Detection, p.AutoPause = "schedule "+s.Schedule, true, true
+	p.Timeout = min(p.Timeout, idle.Duration(s.Grace*float64(time.Minute)))
+	if s.Force {
+		// The warning is all that it waits for; the engine grants one half of
+		// the timeout.
+		p.Timeout, p.Signals = max(2*p.WarnBefore, idle.Duration(time.Second)), []string{}
+		e.LastActivityAt, e.Connections = time.Time{}, 0
+	}
+	return p, e
 }
 
 // Describe says the standing in a sentence.

@@ -67,6 +67,7 @@ export interface Sum {
 export interface Outcome extends Sum {
   name: string
   timeout_minutes: number
+  schedule?: string
   pauses: number
   false_stops: number
   unknown_hours: number

@@ -207,18 +207,25 @@ func (j *job) readings() []idle.Reading {
 			out = append(out, j.agent().readings(now)...)
 			continue
 		case fleet.SourceCloudWatch:
-			switch l := j.live.load; {
-			case l.CPU != nil:
-				threshold := cmp.Or(rules.Thresholds["cpu"], cpuActive)
-				r = idle.Judge(s, *l.CPU, threshold, "%", 5*time.Minute, l.At)
-				r.MaxAge = idle.Duration(2*j.s.WorkerMetricsInterval + 5*time.Minute)
-			case l.Err != nil:
-				r.Detail = l.Err.Error()
-			}
+			r = j.load(rules)
 		}
 		out = append(out, r)
 	}
 	return out
+}
+
+// load is CloudWatch's reading of the worker's processors.
+func (j *job) load(rules *policy.Resolved) idle.Reading {
+	r := idle.NotKnown(fleet.SourceCloudWatch, time.Now(), "it was not read yet")
+	switch l := j.live.load; {
+	case l.CPU != nil:
+		threshold := cmp.Or(rules.Thresholds["cpu"], cpuActive)
+		r = idle.Judge(r.Signal, *l.CPU, threshold, "%", 5*time.Minute, l.At)
+		r.MaxAge = idle.Duration(2*j.s.WorkerMetricsInterval + 5*time.Minute)
+	case l.Err != nil:
+		r.Detail = l.Err.Error()
+	}
+	return r
 }
 
 // guards are the blocks that do not come from the record or the pool.
@@ -264,6 +271,14 @@ func (j *job) activity() Telemetry {
 		}
 		if use := a.when(a.r.LastUse); use.After(t.Newest) {
 			t.Newest = use
+		}
+	}
+	if at := j.live.loaded; slices.Contains(j.rules().ActivitySources, fleet.SourceCloudWatch) {
+		if at.After(t.CheckedAt) {
+			t.CheckedAt = at
+		}
+		if at.After(t.Newest) {
+			t.Newest = at
 		}
 	}
 	return t

@@ -86,6 +86,7 @@ type live struct {
 	systemAt  time.Time
 	systemErr string
 	load      Load
+	loaded    time.Time // when the load was last seen active
 	metricsAt time.Time
 	nextLoad  time.Time
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/idle"
 	"lull/internal/power"
 )
 
@@ -125,6 +126,10 @@ func (j *job) collect(ctx context.Context) {
 	j.c.mu.Lock()
 	j.live.load = j.e.known().load // CloudWatch is read for the region at once
 	j.c.mu.Unlock()
+	// A load has no history to ask for later.
+	if r := j.load(j.rules()); r.State == idle.Active && r.At.After(j.live.loaded) {
+		j.live.loaded = r.At
+	}
 	console, err := j.c.cfg.Consoles(j.w)
 	if err == nil {
 		call, cancel := context.WithTimeout(ctx, 30*time.Second)

@@ -34,6 +34,7 @@ type world struct {
 	latency time.Duration
 	launchT map[string]int                  // launches that made an instance, by token
 	onStop  func(id string, sent time.Time) // called before a stop takes effect, without the lock
+	cpu     *float64                        // per cent of every machine, as CloudWatch has it; nil without CloudWatch
 }
 
 type machine struct {
@@ -346,7 +347,24 @@ func (w *world) DeleteTags(ctx context.Context, ids []string, keys []string) err
 	return nil
 }
 
-func (w *world) cloud() Cloud { return Cloud{Look: w, Move: w, Launch: w, Check: w, Tag: w} }
+func (w *world) cloud() Cloud {
+	c := Cloud{Look: w, Move: w, Launch: w, Check: w, Tag: w}
+	if w.cpu != nil {
+		c.Load = w
+	}
+	return c
+}
+
+func (w *world) Load(_ context.Context, ids []string) map[string]Load {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := map[string]Load{}
+	for _, id := range ids {
+		v := *w.cpu
+		out[id] = Load{CPU: &v, At: time.Now().Add(-time.Minute)}
+	}
+	return out
+}
 
 // console is the CML of one machine.
 type console struct {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
+	"lull/internal/policy"
 	"lull/internal/savings"
 )
 
@@ -153,29 +155,72 @@ func (s *Server) replay(ctx context.Context, all map[string]*trial, from, to tim
 	return missing, err
 }
 
+// candidate is a policy that is tried.
+type candidate struct {
+	idle.Policy
+	never    bool // it pauses nothing for idleness
+	hours    func(time.Time) *policy.Standing
+	schedule string
+}
+
 // wanted makes the numbers that a policy stands for.
-func (s *Server) wanted(w control.SimulatedPolicy) (idle.Policy, error) {
-	p := idle.Policy{Name: w.Name, Action: w.Action}
-	minutes := func(n int) idle.Duration { return idle.Duration(time.Duration(n) * time.Minute) }
-	p.Timeout, p.Snooze = minutes(w.TimeoutMinutes), minutes(w.SnoozeMinutes)
-	if p.Timeout > 0 {
-		return p, nil
+func (s *Server) wanted(w control.SimulatedPolicy) (candidate, error) {
+	rules := s.fleet.Rules()
+	base, known := rules.Policies[cmp.Or(w.Policy, w.Name)]
+	switch {
+	case w.Policy == "" && w.TimeoutMinutes > 0:
+		base = policy.Named{} // numbers of its own
+	case w.Policy != "" && !known:
+		return candidate{}, invalid("policies", "there is no policy "+w.Policy)
+	case !known || base.IdleTimeoutMinutes == nil && w.TimeoutMinutes == 0:
+		return candidate{}, invalid("policies", cmp.Or(w.Policy, w.Name)+" is no policy with an idle timeout, and timeout_minutes is not given")
 	}
-	n, known := s.fleet.Rules().Policies[w.Name]
-	if !known || n.IdleTimeoutMinutes == nil {
-		return p, invalid("policies", w.Name+" is no policy with an idle timeout, and timeout_minutes is not given")
+	minutes := func(given int, named *int) idle.Duration {
+		if given == 0 && named != nil {
+			given = *named
+		}
+		return idle.Duration(time.Duration(given) * time.Minute)
 	}
-	p.Timeout = minutes(*n.IdleTimeoutMinutes)
-	if n.SnoozeMinutes != nil && p.Snooze == 0 {
-		p.Snooze = minutes(*n.SnoozeMinutes)
+	c := candidate{never: base.Enabled != nil && !*base.Enabled, Policy: idle.Policy{Name: w.Name, Action: w.Action,
+		Timeout: minutes(w.TimeoutMinutes, base.IdleTimeoutMinutes), Snooze: minutes(w.SnoozeMinutes, base.SnoozeMinutes),
+		WarnBefore: minutes(w.WarnBeforeMinutes, base.WarnBeforeMinutes), Signals: base.ActivitySources}}
+	if base.PauseAction != nil && c.Action == "" {
+		c.Action = *base.PauseAction
 	}
-	if n.WarnBeforeMinutes != nil {
-		p.WarnBefore = minutes(*n.WarnBeforeMinutes)
+	if len(w.ActivitySources) > 0 {
+		c.Signals = w.ActivitySources
 	}
-	if n.PauseAction != nil && p.Action == "" {
-		p.Action = *n.PauseAction
+	name := w.Schedule
+	if name == nil {
+		name = base.Schedule
 	}
-	return p, nil
+	err := c.follow(rules, name, base.Force != nil && *base.Force)
+	return c, err
+}
+
+// follow gives a candidate its schedule; nil leaves what was in force.
+func (c *candidate) follow(rules *policy.Set, name *string, force bool) error {
+	switch {
+	case name == nil:
+		return nil
+	case *name == "":
+		c.hours = func(time.Time) *policy.Standing { return nil }
+		return nil
+	}
+	is, known := rules.Schedules[*name]
+	if !known {
+		return invalid("policies", "there is no schedule "+*name)
+	}
+	c.schedule = *name
+	c.hours = func(at time.Time) *policy.Standing {
+		st, err := is.Standing(at, time.Time{}, nil)
+		if err != nil {
+			return nil // it was validated when it was written
+		}
+		st.Force = force
+		return &st
+	}
+	return nil
 }
 
 func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(share float64) error) (control.Simulation, error) {
@@ -195,7 +240,7 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	if out.From, out.To, err = period(from, to, time.Now(), 7*24*time.Hour, maxSimulated); err != nil {
 		return out, err
 	}
-	policies := make([]idle.Policy, len(in.Policies))
+	policies := make([]candidate, len(in.Policies))
 	for i, p := range in.Policies {
 		if policies[i], err = s.wanted(p); err != nil {
 			return out, err
@@ -215,7 +260,8 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	}
 	for id, t := range all {
 		for i := range policies {
-			t.runs = append(t.runs, &evidence.Trial{Object: id, Policy: &policies[i], Off: t.off, From: out.From, To: out.To, Window: time.Duration(out.WindowMinutes) * time.Minute})
+			c := &policies[i]
+			t.runs = append(t.runs, &evidence.Trial{Object: id, Policy: &c.Policy, Never: c.never, Schedule: c.hours, Off: t.off, From: out.From, To: out.To, Window: time.Duration(out.WindowMinutes) * time.Minute})
 		}
 	}
 	if out.Missing, err = s.replay(ctx, all, out.From, out.To, func(t *trial, x evidence.Stretch) {
@@ -225,8 +271,8 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	}, tell); err != nil {
 		return out, err
 	}
-	for i, p := range policies {
-		out.Policies = append(out.Policies, s.outcome(p, i, all))
+	for i := range policies {
+		out.Policies = append(out.Policies, s.outcome(&policies[i], i, all))
 	}
 	for _, o := range out.Policies {
 		for _, x := range o.Stops {
@@ -286,8 +332,8 @@ func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 }
 
 // outcome sums one policy up over all workers.
-func (s *Server) outcome(p idle.Policy, i int, all map[string]*trial) control.SimulatedOutcome {
-	o := control.SimulatedOutcome{Name: p.Name, TimeoutMinutes: time.Duration(p.Timeout).Minutes(), Stops: []evidence.Stop{}}
+func (s *Server) outcome(p *candidate, i int, all map[string]*trial) control.SimulatedOutcome {
+	o := control.SimulatedOutcome{Name: p.Name, TimeoutMinutes: time.Duration(p.Timeout).Minutes(), Schedule: p.schedule, Stops: []evidence.Stop{}}
 	var uses []savings.Use
 	for _, t := range all {
 		r := t.runs[i]

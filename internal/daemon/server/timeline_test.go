@@ -256,8 +256,30 @@ func TestSimulateAndSavings(t *testing.T) {
 		t.Errorf("told: %d, %d steps up to %v", res.StatusCode, len(lines), share)
 	}
 	for _, path := range []string{"/api/v1/simulate", "/api/v1/simulate/progress"} {
-		res, data = b.ask("POST", path, token, []byte(`{"policies":[{"name":"no-such"}]}`))
-		b.problem("an unknown policy", res, data, 422)
+		for _, bad := range []string{`"name":"no-such"`, `"name":"x","policy":"no-such","timeout_minutes":5`, `"name":"balanced","schedule":"no-such"`, `"name":"balanced","activity_sources":["ears"]`} {
+			res, data = b.ask("POST", path, token, []byte(`{"policies":[{`+bad+`}]}`))
+			b.problem(bad, res, data, 422)
+		}
+	}
+	// What a policy says beside its timeout.
+	res, data = b.ask("PUT", "/api/v1/schedules/brief", token, []byte(`{"zone":"UTC","windows":[{"days":"daily","from":"00:00","to":"00:01"}]}`))
+	if res.StatusCode != http.StatusOK {
+		t.Fatalf("%d %s", res.StatusCode, data)
+	}
+	res, data = b.ask("POST", "/api/v1/simulate", token, []byte(`{"policies":[{"name":"read","policy":"aggressive","activity_sources":["cloudwatch"],"schedule":"","warn_before_minutes":1},
+		{"name":"not read","policy":"aggressive","activity_sources":["agent"]},{"name":"closed","timeout_minutes":5000,"schedule":"brief"}],"from":"`+begun.Format(time.RFC3339)+`"}`))
+	if res.StatusCode != http.StatusOK {
+		t.Fatalf("%d %s", res.StatusCode, data)
+	}
+	more := decode[control.Simulation](t, data).Policies
+	if more[0].Pauses != hasty.Pauses || math.Abs(more[0].AvoidedHours-hasty.AvoidedHours) > 0.2 || more[0].TimeoutMinutes != 15 {
+		t.Errorf("with what was read: %+v, without saying so %+v", more[0].Sum, hasty.Sum)
+	}
+	if more[1].Pauses != 0 || more[1].UnknownHours < 23 {
+		t.Errorf("with what was not read: %+v, %g hours unknown", more[1].Sum, more[1].UnknownHours)
+	}
+	if c := more[2]; c.Pauses != 1 || c.Stops[0].From.Format("15:04") != "00:01" || c.Schedule != "brief" {
+		t.Errorf("with a schedule that is closed: %+v", more[2])
 	}
 	s := get[control.Savings](t, api, token, "/api/v1/savings?by=region&from="+begun.Format(time.RFC3339))
 	if s.NotAvoided["lease_held"] == 0 || s.NotAvoided["signal_unknown"] == 0 || s.NotAvoided["not_recorded"] == 0 || len(s.IdleByHour) != 7*24 || s.Total.Saved != nil {

@@ -108,6 +108,11 @@ type SimulatedPolicy struct {
 	TimeoutMinutes int    `json:"timeout_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is that of the named policy"`
 	SnoozeMinutes  int    `json:"snooze_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is what was in force"`
 	Action         string `json:"action,omitempty" maxLength:"32"`
+	// Policy is the named policy that says what is not given here.
+	Policy            string   `json:"policy,omitempty" maxLength:"128" doc:"The named policy that says what is not given; absent is the one of that name, unless timeout_minutes is given"`
+	WarnBeforeMinutes int      `json:"warn_before_minutes,omitempty" minimum:"0" maximum:"1440" doc:"0 is what was in force"`
+	ActivitySources   []string `json:"activity_sources,omitempty" maxItems:"3" enum:"cml,agent,cloudwatch" doc:"Only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
+	Schedule          *string  `json:"schedule,omitempty" maxLength:"128" doc:"The schedule that is followed, as if it always had been; empty is none. Absent is the policy's, or what was in force"`
 }
 
 // Simulate asks what policies would have done in a recorded time.
@@ -146,6 +151,7 @@ type SimulatedOutcome struct {
 	savings.Sum
 	Name           string          `json:"name"`
 	TimeoutMinutes float64         `json:"timeout_minutes"`
+	Schedule       string          `json:"schedule,omitempty" doc:"That was followed; absent is what was in force, or none"`
 	Pauses         int             `json:"pauses"`
 	FalseStops     int             `json:"false_stops" doc:"Pauses after which somebody came back within the window"`
 	UnknownHours   float64         `json:"unknown_hours" doc:"Of which nothing is recorded; nothing is decided in them"`

@@ -5,17 +5,22 @@ import { List, Problem } from '../api'
 import type { PageProps } from '../app'
 import { hours, Outcome, simulate, Simulation, usd } from '../evidence'
 import { useResource } from '../resource'
-import { Policy } from '../rules'
+import { Policy, Schedule } from '../rules'
 import { clock, minutes, span } from '../time'
 import { Empty, Fault, Loading } from '../ui'
 
 /** One policy to try: a named one, or numbers of its own. */
-interface Candidate { name: string; timeout: string; snooze: string }
+interface Candidate { name: string; timeout: string; snooze: string; warn: string; schedule: string; sources: string }
+
+/** What is not chosen is the policy's or, where that does not say, what was in force. */
+const asIs = 'as it is'
+const sources: [string, string][] = [['cml', 'CML alone'], ['cml,agent', 'CML and the agent'], ['agent', 'the agent alone'], ['cml,agent,cloudwatch', 'CML, the agent and CloudWatch']]
 
 const own = 'my own'
 
 export function Preview(p: PageProps) {
   const all = useResource<List<Policy>>('/policies?limit=1000')
+  const schedules = useResource<List<Schedule>>('/schedules?limit=1000')
   const list = (all.value?.items ?? []).filter((x) => x.idle_timeout_minutes !== undefined)
   if (!all.value) return <><h1>Preview</h1>{all.problem ? <Fault problem={all.problem} retry={all.reload} /> : <Loading what="the policies" />}</>
   return (
@@ -23,15 +28,15 @@ export function Preview(p: PageProps) {
       <p class="crumb"><a href="/policies">Policies</a></p>
       <h1>Preview</h1>
       <p class="headline">What a policy would have done with the days that are recorded. Nothing is changed by it.</p>
-      <Trial list={list} first={p.place.query.get('policy') ?? list[0]?.name ?? own} />
+      <Trial list={list} schedules={(schedules.value?.items ?? []).map((x) => x.name)} first={p.place.query.get('policy') ?? list[0]?.name ?? own} />
     </>
   )
 }
 
-function Trial(p: { list: Policy[]; first: string }) {
+function Trial(p: { list: Policy[]; schedules: string[]; first: string }) {
   const pick = (name: string): Candidate => {
     const of = p.list.find((x) => x.name === name)
-    return { name: of ? name : own, timeout: String(of?.idle_timeout_minutes ?? 60), snooze: String(of?.snooze_minutes ?? '') }
+    return { name: of ? name : own, timeout: String(of?.idle_timeout_minutes ?? 60), snooze: String(of?.snooze_minutes ?? ''), warn: String(of?.warn_before_minutes ?? ''), schedule: asIs, sources: asIs }
   }
   const [one, setOne] = useState(pick(p.first))
   const [two, setTwo] = useState<Candidate | null>(null)
@@ -43,10 +48,10 @@ function Trial(p: { list: Policy[]; first: string }) {
   useEffect(() => () => running.current?.abort(), [])
   const wanted = (c: Candidate, other: Candidate | null, n: number) => {
     const named = p.list.find((x) => x.name === c.name)
-    const changed = !named || Number(c.timeout) !== named.idle_timeout_minutes || c.snooze !== String(named.snooze_minutes ?? '')
+    const changed = !named || Number(c.timeout) !== named.idle_timeout_minutes || c.snooze !== String(named.snooze_minutes ?? '') || c.warn !== String(named.warn_before_minutes ?? '') || c.schedule !== asIs || c.sources !== asIs
     if (!changed) return { name: c.name }
     const name = named ? `${c.name}, changed` : own
-    return { name: other && n === 1 && (other.name === c.name || !named) ? `${name} (2)` : name, timeout_minutes: Number(c.timeout), ...(c.snooze ? { snooze_minutes: Number(c.snooze) } : {}), ...(named?.pause_action ? { action: named.pause_action } : {}) }
+    return { name: other && n === 1 && (other.name === c.name || !named) ? `${name} (2)` : name, timeout_minutes: Number(c.timeout), ...(named ? { policy: named.name } : {}), ...(c.snooze ? { snooze_minutes: Number(c.snooze) } : {}), ...(c.warn ? { warn_before_minutes: Number(c.warn) } : {}), ...(c.schedule !== asIs ? { schedule: c.schedule } : {}), ...(c.sources !== asIs ? { activity_sources: c.sources.split(',') } : {}) }
   }
   const run = async (e: Event) => {
     e.preventDefault()
@@ -68,8 +73,8 @@ function Trial(p: { list: Policy[]; first: string }) {
   return (
     <>
       <form class="card trial" onSubmit={run}>
-        <Choice id="one" title="Policy" list={p.list} c={one} set={setOne} pick={pick} />
-        {two ? <Choice id="two" title="Compared with" list={p.list} c={two} set={setTwo} pick={pick} onRemove={() => setTwo(null)} />
+        <Choice id="one" title="Policy" list={p.list} schedules={p.schedules} c={one} set={setOne} pick={pick} />
+        {two ? <Choice id="two" title="Compared with" list={p.list} schedules={p.schedules} c={two} set={setTwo} pick={pick} onRemove={() => setTwo(null)} />
           : <p><button type="button" onClick={() => setTwo(pick(p.list.find((x) => x.name !== one.name)?.name ?? own))}>Compare with another</button></p>}
         <div class="actions">
           <label>Over the last{' '}
@@ -92,20 +97,45 @@ function Trial(p: { list: Policy[]; first: string }) {
   )
 }
 
-function Choice(p: { id: string; title: string; list: Policy[]; c: Candidate; set: (c: Candidate) => void; pick: (name: string) => Candidate; onRemove?: () => void }) {
+function Choice(p: { id: string; title: string; list: Policy[]; schedules: string[]; c: Candidate; set: (c: Candidate) => void; pick: (name: string) => Candidate; onRemove?: () => void }) {
   const { c, id } = p
   return (
     <fieldset>
       <legend>{p.title}</legend>
-      <label for={`${id}-name`}>Start from</label>
-      <select id={`${id}-name`} value={c.name} onChange={(e) => p.set(p.pick(e.currentTarget.value))}>
-        {p.list.map((x) => <option key={x.name} value={x.name}>{x.name}</option>)}
-        <option value={own}>numbers of my own</option>
-      </select>
-      <label for={`${id}-timeout`}>Idle after, minutes</label>
-      <input id={`${id}-timeout`} type="number" min={1} max={525600} required value={c.timeout} onInput={(e) => p.set({ ...c, timeout: e.currentTarget.value })} />
-      <label for={`${id}-snooze`}>Protection after a resume, minutes</label>
-      <input id={`${id}-snooze`} type="number" min={0} max={525600} placeholder="as it was" value={c.snooze} onInput={(e) => p.set({ ...c, snooze: e.currentTarget.value })} />
+      <div class="field">
+        <label for={`${id}-name`}>Start from</label>
+        <select id={`${id}-name`} value={c.name} onChange={(e) => p.set(p.pick(e.currentTarget.value))}>
+          {p.list.map((x) => <option key={x.name} value={x.name}>{x.name}</option>)}
+          <option value={own}>numbers of my own</option>
+        </select>
+      </div>
+      <div class="field">
+        <label for={`${id}-timeout`}>Idle after, minutes</label>
+        <input id={`${id}-timeout`} type="number" min={1} max={525600} required value={c.timeout} onInput={(e) => p.set({ ...c, timeout: e.currentTarget.value })} />
+      </div>
+      <div class="field">
+        <label for={`${id}-snooze`}>Protection after a resume, minutes</label>
+        <input id={`${id}-snooze`} type="number" min={0} max={525600} placeholder="as it was" value={c.snooze} onInput={(e) => p.set({ ...c, snooze: e.currentTarget.value })} />
+      </div>
+      <div class="field">
+        <label for={`${id}-warn`}>Warned before, minutes</label>
+        <input id={`${id}-warn`} type="number" min={0} max={1440} placeholder="as it was" value={c.warn} onInput={(e) => p.set({ ...c, warn: e.currentTarget.value })} />
+      </div>
+      <div class="field">
+        <label for={`${id}-schedule`}>Schedule</label>
+        <select id={`${id}-schedule`} value={c.schedule} onChange={(e) => p.set({ ...c, schedule: e.currentTarget.value })}>
+          <option value={asIs}>{asIs}</option>
+          <option value="">none</option>
+          {p.schedules.map((x) => <option key={x} value={x}>{x}</option>)}
+        </select>
+      </div>
+      <div class="field">
+        <label for={`${id}-sources`}>Signals that count</label>
+        <select id={`${id}-sources`} value={c.sources} onChange={(e) => p.set({ ...c, sources: e.currentTarget.value })}>
+          <option value={asIs}>{asIs}</option>
+          {sources.map(([value, text]) => <option key={value} value={value}>{text}</option>)}
+        </select>
+      </div>
       {p.onRemove && <button type="button" class="plain" onClick={p.onRemove}>Do not compare</button>}
     </fieldset>
   )
@@ -133,7 +163,7 @@ function Result(p: { r: Simulation }) {
       <p class="answer">{recommend(r)}</p>
       <div class="scroll" tabIndex={0} role="region" aria-label="Outcome of each policy">
         <table class="outcomes">
-          <thead><tr><td />{r.policies.map((o) => <th key={o.name} scope="col">{o.name}<div class="muted small">idle after {minutes(o.timeout_minutes)}</div></th>)}</tr></thead>
+          <thead><tr><td />{r.policies.map((o) => <th key={o.name} scope="col">{o.name}<div class="muted small">idle after {minutes(o.timeout_minutes)}{o.schedule && `, hours of ${o.schedule}`}</div></th>)}</tr></thead>
           <tbody>{rows.map(([title, show, note]) => <tr key={title}><th scope="row">{title}{note && <div class="muted small">{note}</div>}</th>{r.policies.map((o) => <td key={o.name} class={title === 'False stops' && o.false_stops > 0 ? 'bad' : ''}>{show(o)}</td>)}</tr>)}</tbody>
         </table>
       </div>
