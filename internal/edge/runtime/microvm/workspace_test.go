@@ -24,12 +24,15 @@ const somebody = 12345
 // workspace is a directory of somebody who is not root.
 func workspace(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ws")
+	top, err := os.MkdirTemp("", "ws") // which another user may enter, unlike t.TempDir
+	if err == nil {
+		err = os.Chmod(top, 0o755)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	dir = filepath.Join(dir, "work")
+	t.Cleanup(func() { os.RemoveAll(top) })
+	dir := filepath.Join(top, "work")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
