@@ -96,7 +96,7 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 	n := map[string]int64{}
 	for _, e := range page.Entries {
 		n[e.Action]++
-		if e.Action == "pause_cancelled" && e.By.Kind == fleet.KindController {
+		if (e.Action == "pause_cancelled" || e.Action == fleet.AuditDrainCancelled) && e.By.Kind == fleet.KindController {
 			n["not needed"]++
 		}
 	}
