@@ -26,10 +26,12 @@ help: ## list the targets
 build: ## build bin/lull and bin/lull-shim
 	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
-cross: ## build the command line for macOS and for arm64, to see that it does
-	GOOS=darwin GOARCH=arm64 go build -o /dev/null ./cmd/lull
-	GOOS=darwin GOARCH=amd64 go build -o /dev/null ./cmd/lull
-	GOOS=linux GOARCH=arm64 go build -o /dev/null ./cmd/...
+# macOS has the command line alone, Linux the helpers too.
+CROSS ?= darwin/arm64 linux/arm64 darwin/amd64
+cross: ## build for macOS and for arm64, in bin/cross
+	@for t in $(CROSS); do echo "building for $$t"; \
+		case $$t in darwin/*) what=./cmd/lull;; *) what=./cmd/...;; esac; \
+		GOOS=$${t%/*} GOARCH=$${t#*/} go build -ldflags '$(LDFLAGS)' -o bin/cross/$$t/ $$what || exit 1; done
 
 deb: build ## build the Debian package in dist/
 	etc/deb/build '$(VERSION)' dist
@@ -82,6 +84,7 @@ test: packages modules guest-kernel lint build ## everything that must hold; ins
 	$(call TEST,main,$$(go list ./... | grep -vE '^lull/cmd/lull$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$' | tr '\n' ' '),-timeout 20m)
 	LULL_GUEST_KERNEL=$(GUEST_KERNEL) $(call TEST,alone,$(ALONE),-p 1 -timeout 20m)
 	CGO_ENABLED=1 $(call TEST,race,$(RACE),-race -short -timeout 20m)
+	$(MAKE) --no-print-directory cross CROSS='darwin/arm64 linux/arm64'
 	@LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/house | grep -v '^[=-]\|^PASS\|^ok'; exit $${PIPESTATUS[0]}
 	@for f in bin/flaky-*; do [ ! -s $$f ] || sed 's/^/flaky: /' $$f; done
 

@@ -11,7 +11,7 @@ import (
 var onlyLinux = []string{"daemon/agent", "daemon/host", "edge/cgroup", "edge/desktop", "edge/oci", "edge/proc", "edge/runtime", "edge/sockets", "link/shimctl", "router", "shim"}
 
 // TestPortable: the command line for macOS carries none of them. That it
-// builds is shown by make cross, which takes minutes.
+// builds is shown by make cross, which make test ends with.
 func TestPortable(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "lull/cmd/lull")
 	cmd.Env = append(os.Environ(), "GOOS=darwin", "GOARCH=arm64", "CGO_ENABLED=0")
