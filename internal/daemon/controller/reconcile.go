@@ -132,15 +132,20 @@ func (j *job) writeBy(ctx context.Context, by fleet.Actor, limits bool, fn func(
 
 // writes begins a change of the record by this job, which ends when what it
 // returns is called: the change that comes back by the watch before it is
-// taken calls nothing off.
+// taken calls nothing off. Another wish that was learned meanwhile calls the job
+// off at the end, for what it would do next was decided before that.
 func (j *job) writes() (end func()) {
-	set := func(on bool) {
+	j.c.mu.Lock()
+	defer j.c.mu.Unlock()
+	j.e.writing = true
+	return func() {
 		j.c.mu.Lock()
 		defer j.c.mu.Unlock()
-		j.e.writing = on
+		j.e.writing = false
+		if known := &j.e.w; known.Revision() > j.w.Revision() && known.DesiredStatus != j.w.DesiredStatus && j.e.cancel != nil {
+			j.e.cancel()
+		}
 	}
-	set(true)
-	return func() { set(false) }
 }
 
 // took makes a record that this job wrote the one it works on.

@@ -117,6 +117,44 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 	}
 }
 
+// Another wish that is learned while a job writes calls the job off when the
+// write is over: what it would do next was decided before that wish. Its own
+// write, or one of the same wish, does not.
+func TestWishDuringAWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		wrote := r.worker(id)
+		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		since := r.worker(id)
+		r.stop()
+		for _, tc := range []struct {
+			what    string
+			learned fleet.Worker
+			off     bool
+		}{{"another wish", since, true}, {"its own write", wrote, false}} {
+			ctx, cancel := context.WithCancel(t.Context())
+			e := &entry{id: id, heap: -1, w: wrote, cancel: cancel}
+			j := &job{c: r.c, e: e}
+			r.c.entries[id] = e
+			end := j.writes()
+			e.w = tc.learned
+			if ctx.Err() != nil {
+				t.Errorf("%s: called off during the write", tc.what)
+			}
+			j.took(wrote)
+			end()
+			if off := ctx.Err() != nil; off != tc.off {
+				t.Errorf("%s: called off %v, want %v", tc.what, off, tc.off)
+			}
+			cancel()
+		}
+	})
+}
+
 // A start that was sent, withdrawn, and takes effect after the worker was seen
 // to be stopped is stopped again; one that somebody makes in the console later
 // is not.
