@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -262,7 +263,12 @@ func TestSimulateAndSavings(t *testing.T) {
 		}
 	}
 	// What a policy says beside its timeout.
-	res, data = b.ask("PUT", "/api/v1/schedules/brief", token, []byte(`{"zone":"UTC","windows":[{"days":"daily","from":"00:00","to":"00:01"}]}`))
+	closes := begun.Add(16*time.Hour + 30*time.Minute).Truncate(time.Minute) // when it is quiet, whatever the hour is now
+	if closes.Format("15:04") == "00:00" {
+		closes = closes.Add(time.Minute) // a window ends on the day that it begins
+	}
+	res, data = b.ask("PUT", "/api/v1/schedules/brief", token, fmt.Appendf(nil, `{"zone":"UTC","windows":[{"days":"daily","from":%q,"to":%q}]}`,
+		closes.Add(-time.Minute).Format("15:04"), closes.Format("15:04")))
 	if res.StatusCode != http.StatusOK {
 		t.Fatalf("%d %s", res.StatusCode, data)
 	}
@@ -278,7 +284,7 @@ func TestSimulateAndSavings(t *testing.T) {
 	if more[1].Pauses != 0 || more[1].UnknownHours < 23 {
 		t.Errorf("with what was not read: %+v, %g hours unknown", more[1].Sum, more[1].UnknownHours)
 	}
-	if c := more[2]; c.Pauses != 1 || c.Stops[0].From.Format("15:04") != "00:01" || c.Schedule != "brief" {
+	if c := more[2]; c.Pauses != 1 || !c.Stops[0].From.Truncate(time.Minute).Equal(closes) || c.Schedule != "brief" {
 		t.Errorf("with a schedule that is closed: %+v", more[2])
 	}
 	s := get[control.Savings](t, api, token, "/api/v1/savings?by=region&from="+begun.Format(time.RFC3339))
