@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
+	"lull/internal/link/control"
 	"lull/internal/policy/when"
 )
 
@@ -138,12 +140,19 @@ func outcomeText(o *agentctl.Outcome) string {
 }
 
 func (c *cli) agentWhy() *cobra.Command {
-	cmd := c.onAgent(&cobra.Command{Use: "why", Short: "Say why this machine runs, or why it was stopped; now or at a past time", Args: args(cobra.NoArgs),
-		Example: "  lull agent why\n  lull agent why --at 03:30"},
-		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
+	cmd := c.onAgent(&cobra.Command{Use: "why [MACHINE]", Short: "Say why this machine runs, or why it was stopped; now or at a past time", Args: args(cobra.MaximumNArgs(1)), ValidArgsFunction: c.completeAgents,
+		Long: `Say why a machine with an agent runs, or why, by whom and when it was stopped:
+each signal with its value, threshold, window and age, everything that speaks
+against a stop, and what would change that. Without MACHINE the agent of this one
+is asked; with it, the server, by what that machine's agent reported to it.`,
+		Example: "  lull agent why\n  lull agent why --at 03:30\n  lull agent why i-0123456789abcdef0 --at 2h"},
+		func(cmd *cobra.Command, a []string, cl *agentctl.Client) error {
 			t, err := atTime(cmd)
 			if err != nil {
 				return err
+			}
+			if len(a) == 1 {
+				return c.agentWhyThere(cmd.Context(), a[0], t)
 			}
 			y, err := cl.Why(cmd.Context(), t)
 			if err != nil {
@@ -158,6 +167,43 @@ func (c *cli) agentWhy() *cobra.Command {
 		})
 	atFlag(cmd)
 	return cmd
+}
+
+// agentWhyThere says why a machine runs by what its agent reported to a server.
+func (c *cli) agentWhyThere(ctx context.Context, machine string, at time.Time) error {
+	cl, err := c.control()
+	if err != nil {
+		return err
+	}
+	y, err := cl.AgentWhy(ctx, machine, at)
+	if err != nil {
+		return err
+	}
+	return c.print(y, func(w io.Writer) {
+		accountText(w, y.Account)
+		if y.Readings == "unknown" {
+			fmt.Fprintln(w, "\nreadings: unknown. "+y.Unheard)
+		}
+	})
+}
+
+// completeAgents offers the machines whose agents report to the server.
+func (c *cli) completeAgents(cmd *cobra.Command, a []string, _ string) (names []string, _ cobra.ShellCompDirective) {
+	if len(a) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	cl, err := c.control()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	l, err := control.All[control.Machine](cmd.Context(), cl, "/api/v1/agents", nil)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	for _, m := range l {
+		names = append(names, m.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 func (c *cli) agentReload() *cobra.Command {

@@ -24,6 +24,7 @@ import (
 	"lull/internal/edge/cloudwatch"
 	"lull/internal/edge/ec2"
 	"lull/internal/edge/journal"
+	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
 	"lull/internal/store"
@@ -39,7 +40,7 @@ type controlPlane struct {
 	name    string       // of this process among the servers of the fleet
 	peers   *peers.Peers // nil where no other server can be
 
-	journal  *journal.Journal // nil without a controller
+	journal  *journal.Journal // nil in an API process that can write nowhere
 	traces   *tracing.Traces  // nil where nobody collects them
 	evidence server.Evidence
 }
@@ -68,9 +69,13 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	plane.name = id
 	defer func() { plane.join(cfg, id, f.Store()) }()
 	if cfg.Role == "api" {
+		plane.keepReports(cfg)
 		plane.tasks = []task.Task{task.Loop("the settings", func(ctx context.Context) error {
 			return f.Run(ctx, func(err error) { log.Error("record cannot be read", "error", err) })
 		})}
+		if plane.journal != nil {
+			plane.tasks = append(plane.tasks, task.Loop(plane.journal.String(), plane.journal.Run))
+		}
 		return plane, nil
 	}
 	accounts, err := accountsOf(cfg.Accounts)
@@ -102,6 +107,26 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	plane.live, plane.admin, plane.tasks = observed{ctl}, admin{ctl, cfg.Role}, []task.Task{task.Loop(plane.journal.String(), plane.journal.Run), ctl}
 	plane.evidence = plane.journal
 	return plane, nil
+}
+
+// keepReports opens a journal for a process that makes no checks itself, of what
+// agents report to it. Its data directory may be another process's too, or none
+// that can be written: then that past is not kept, and it is said.
+func (p *controlPlane) keepReports(cfg serverConfig) {
+	j, err := openEvidence(filepath.Join(cfg.Data, "evidence-api"), cfg.evidenceBounds(), p.log)
+	if err != nil {
+		p.log.Warn("what agents report to this server is not kept: why at a past time does not know it", "err", err)
+		return
+	}
+	p.journal, p.evidence = j, j
+}
+
+// record is where what agents report is kept; nil is nowhere.
+func (p *controlPlane) record() func(evidence.Record) {
+	if p.journal == nil {
+		return nil
+	}
+	return p.journal.Take
 }
 
 // join lets servers of one cluster ask each other for live readings.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"maps"
 	"os"
 	"os/exec"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"lull/internal/base/freeport"
+	"lull/internal/idle"
+	"lull/internal/link/control"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -30,7 +33,7 @@ func freePort(t interface{ Fatal(...any) }) string {
 func TestServerScripts(t *testing.T) {
 	shim := buildShim(t)
 	cmds := (&receivers{all: map[string]*listening{}}).commands()
-	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until, "take": take, "secret": secret})
+	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until, "take": take, "secret": secret, "report": report})
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/server",
 		Setup: func(e *testscript.Env) error {
@@ -160,5 +163,25 @@ func TestServerConfigFaults(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// report says what an agent sees, as one would: report MACHINE CPU, with the
+// token in $LULL_TOKEN.
+func report(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: report MACHINE CPU")
+	}
+	cl, err := control.NewClient(ts.Getenv("LULL_SERVER"), ts.Getenv("LULL_TOKEN"), nil)
+	ts.Check(err)
+	cpu, err := strconv.ParseFloat(args[1], 64)
+	ts.Check(err)
+	now := time.Now()
+	_, err = cl.Report(context.Background(), args[0], control.AgentReport{At: now, Sequence: uint64(now.UnixNano()), StartedAt: now.Add(-time.Hour), BootID: "b", Version: "v1", Interval: idle.Duration(time.Minute),
+		LastUse: now.Add(-10 * time.Minute), Readings: []idle.Reading{idle.Judge("cpu", cpu, 5, "%", time.Minute, now)},
+		Judged: &control.AgentJudged{Policy: idle.Policy{Name: "agent", Timeout: idle.Duration(20 * time.Minute), CheckInterval: idle.Duration(time.Minute), Detection: true, AutoPause: true, Action: "stop"},
+			Leases: []idle.Lease{{Holder: "training", Reason: "epoch 3", ExpiresAt: now.Add(time.Hour)}}}})
+	if neg != (err != nil) {
+		ts.Fatalf("the report: %v", err)
 	}
 }

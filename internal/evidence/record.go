@@ -32,6 +32,14 @@ type Record struct {
 	// Activity are times of use that became known since the record before,
 	// oldest first, beside the newest one, which the evidence has.
 	Activity []time.Time
+	// Levels are the values of the signals since the record before; nil where
+	// nobody asks what another threshold would have said.
+	Levels *Levels
+	// Unasked are signals that count and were left out of the check, since
+	// others had answered already.
+	Unasked []string
+	// Paused is the last pause until then, as the object itself tells of it.
+	Paused *Turn
 	// Change is set in a record of a change; then there is no decision.
 	Change *Change
 	Decision
@@ -80,6 +88,9 @@ type line struct {
 	Since    time.Time      `json:"f,omitzero"`
 	Checks   int            `json:"k,omitempty"`
 	Activity []time.Time    `json:"a,omitempty"`
+	Levels   *levelLine     `json:"l,omitempty"`
+	Unasked  []string       `json:"u,omitempty"`
+	Paused   *Turn          `json:"d,omitempty"`
 	Change   *Change        `json:"c,omitempty"`
 	Policy   *idle.Policy   `json:"p,omitempty"`
 	Evidence *idle.Evidence `json:"e,omitempty"`
@@ -139,7 +150,7 @@ func (r Record) Pack() ([]byte, error) {
 	if r.Object == "" || len(r.Object) > maxName {
 		return fail(fmt.Errorf("the object's name is not 1 to %d bytes", maxName))
 	}
-	l := line{At: r.At, Region: r.Region, Next: r.Next, Since: r.Since, Checks: r.Checks, Activity: r.Activity, Change: r.Change}
+	l := line{At: r.At, Region: r.Region, Next: r.Next, Since: r.Since, Checks: r.Checks, Activity: r.Activity, Levels: r.Levels.line(r.At), Unasked: r.Unasked, Paused: r.Paused, Change: r.Change}
 	if r.Change == nil {
 		o := r.Was
 		if !r.Differs {
@@ -215,7 +226,10 @@ func Unpack(b []byte) (Record, error) {
 	if l.At.IsZero() || l.Change == nil && (l.Policy == nil || l.Evidence == nil || l.Outcome == nil) {
 		return fail(errors.New("it is not whole"))
 	}
-	r := Record{At: l.At, Object: string(name), Region: l.Region, Next: l.Next, Since: l.Since, Checks: l.Checks, Activity: l.Activity, Change: l.Change}
+	r := Record{At: l.At, Object: string(name), Region: l.Region, Next: l.Next, Since: l.Since, Checks: l.Checks, Activity: l.Activity, Unasked: l.Unasked, Paused: l.Paused, Change: l.Change}
+	if r.Levels, err = l.Levels.levels(l.At); err != nil {
+		return fail(err)
+	}
 	if l.Change == nil {
 		r.Policy, r.Evidence, r.Was = *l.Policy, *l.Evidence, *l.Outcome
 		r.Verdict = idle.Decide(l.At, r.Policy, r.Evidence)

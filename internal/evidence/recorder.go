@@ -38,8 +38,9 @@ func (r *Recorder) Take(rec Record) []Record {
 		delete(r.runs, rec.Object)
 		return append(old.end(), rec)
 	}
-	if old != nil && continues(&old.last, &rec) {
+	if old != nil && Continues(&old.last, &rec) {
 		rec.Activity = append(old.last.Activity, rec.Activity...)
+		rec.Levels = old.last.Levels.with(rec.Levels)
 		old.last = rec
 		old.more++
 		if rec.At.Sub(old.kept) < r.Beat && !moved(&rec) {
@@ -50,7 +51,7 @@ func (r *Recorder) Take(rec Record) []Record {
 	out := old.end()
 	rec.Since, rec.Checks = time.Time{}, 1
 	r.runs[rec.Object] = &run{began: rec.At, kept: rec.At, last: rec}
-	r.runs[rec.Object].last.Activity = nil
+	r.runs[rec.Object].last.Activity, r.runs[rec.Object].last.Levels = nil, nil
 	return append(out, rec)
 }
 
@@ -65,7 +66,7 @@ func (u *run) end() []Record {
 	}
 	out := u.last
 	out.Since, out.Checks = u.began, u.more
-	u.more, u.kept, u.last.Activity = 0, out.At, nil
+	u.more, u.kept, u.last.Activity, u.last.Levels = 0, out.At, nil, nil
 	return []Record{out}
 }
 
@@ -122,10 +123,10 @@ func slack(r *Record) time.Time {
 	return r.Next.Add(max(r.Next.Sub(r.At), 30*time.Second))
 }
 
-// continues tells whether b says nothing that a has not said: the same
+// Continues tells whether b says nothing that a has not said: the same
 // policy, blocks, holds and signal states, with use that went on at least
 // every second check interval, and nobody failed to look in between.
-func continues(a, b *Record) bool {
+func Continues(a, b *Record) bool {
 	if b.At.After(slack(a)) || !samePolicy(a.Policy, b.Policy) {
 		return false
 	}

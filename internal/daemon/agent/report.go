@@ -53,10 +53,50 @@ type reporting struct {
 	errored  string // why the last one failed
 	looking  bool   // a look that the server waits for is under way
 
+	peaks map[string]peak // of signals with a value, by signal
+
 	order   *control.AgentOrder
 	done    *control.AgentDone // of order, or of the one before
 	refused string
 	until   time.Time // refused holds
+}
+
+// peak is the highest value that no report has told of yet.
+type peak struct {
+	value float64
+	at    time.Time
+}
+
+// notePeaks remembers what a round read: the values between two reports count
+// for whoever asks later what another threshold would have made of them.
+func (p *reporting) notePeaks(readings []idle.Reading) {
+	if p.peaks == nil {
+		p.peaks = map[string]peak{}
+	}
+	for _, x := range readings {
+		if x.Unit == "" || x.State == idle.Unknown || x.State == idle.Absent {
+			continue
+		}
+		if old, known := p.peaks[x.Signal]; !known || x.Value >= old.value {
+			p.peaks[x.Signal] = peak{x.Value, x.At}
+		}
+	}
+}
+
+// told forgets the peaks that a report which arrived had in it.
+func (p *reporting) told(r *control.AgentReport) {
+	maps.DeleteFunc(p.peaks, func(_ string, x peak) bool { return !x.at.After(r.At) })
+}
+
+// judged is what the verdict follows from beside the readings.
+func (a *Agent) judged(now time.Time) *control.AgentJudged {
+	j := &control.AgentJudged{Policy: a.config.policy(), ResumedAt: a.state.ResumedAt, SnoozedUntil: a.state.SnoozedUntil, WarnedAt: a.state.WarnedAt,
+		Leases: slices.Clone(a.state.Leases), Guards: a.guards(now, false), NotAsked: slices.Clone(a.machine.notAsked), Peaks: map[string]float64{}}
+	for name, x := range a.server.peaks {
+		j.Peaks[name] = x.value
+	}
+	j.Fit()
+	return j
 }
 
 // reportInterval is the promise to the server: it hears something within it.
@@ -103,6 +143,7 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 		a.soon(p.tryAt)
 		return
 	}
+	p.told(&r)
 	p.failures, p.sentAt, p.tryAt, p.said = 0, now, now.Add(reportSpace), keyOf(r)
 	said := serverSaid{ans.WorkerID, ans.Holder, ans.Halted}
 	if a.state.Server == nil || *a.state.Server != said {
@@ -140,7 +181,7 @@ func (a *Agent) reportNow(now time.Time) control.AgentReport {
 	p.sequence++
 	r := control.AgentReport{At: now, Sequence: p.sequence, StartedAt: a.started, BootID: a.o.BootID, InstanceID: a.o.InstanceID, Region: a.o.Region,
 		Version: a.o.Version, BuildDate: a.o.BuildDate, Interval: idle.Duration(a.reportInterval()), LastUse: m.activity,
-		Idle: now.Sub(m.activity).Minutes(), Holder: a.holder(), Readings: []idle.Reading{}, Holds: a.holds(now), Ordered: p.done}
+		Idle: now.Sub(m.activity).Minutes(), Holder: a.holder(), Readings: []idle.Reading{}, Holds: a.holds(now), Ordered: p.done, Judged: a.judged(now)}
 	for _, x := range m.readings[:min(len(m.readings), 64)] {
 		x.Detail = cut(x.Detail)
 		r.Readings = append(r.Readings, x)
@@ -152,7 +193,7 @@ func (a *Agent) reportNow(now time.Time) control.AgentReport {
 		r.HookSeconds = a.config.PreStopTimeout.Seconds()
 	}
 	if l := a.state.Last; l != nil && l.Phase != phaseIntent {
-		r.Action = &control.AgentAction{Generation: l.Generation, Action: l.Action, Reason: l.Reason, Phase: l.Phase, Detail: cut(l.Detail)}
+		r.Action = &control.AgentAction{Generation: l.Generation, Action: l.Action, Reason: l.Reason, Phase: l.Phase, Detail: cut(l.Detail), At: l.StartedAt}
 	}
 	return r
 }

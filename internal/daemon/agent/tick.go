@@ -124,6 +124,9 @@ func (a *Agent) shift(d time.Duration) {
 	for i := range a.state.Leases {
 		a.state.Leases[i].ExpiresAt = a.state.Leases[i].ExpiresAt.Add(d)
 	}
+	for name, x := range a.server.peaks {
+		a.server.peaks[name] = peak{x.value, x.at.Add(d)}
+	}
 	for _, m := range []map[string]time.Time{a.warned, a.unknown} {
 		for k, t := range m {
 			m[k] = t.Add(d)
@@ -242,6 +245,7 @@ func (a *Agent) endRound(r *round) {
 func (a *Agent) note(r *round) {
 	m := &a.machine
 	m.readings, m.notAsked = r.readings, nil
+	a.server.notePeaks(r.readings)
 	for _, s := range a.o.Slow {
 		if s.Wanted(a.config.Config) && a.config.counts(s.Signal()) && !r.asked[s.Signal()] {
 			m.notAsked = append(m.notAsked, s.Signal())

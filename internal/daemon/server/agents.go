@@ -14,6 +14,7 @@ import (
 )
 
 func (s *Server) agentRoutes() {
+	s.agentWhyRoutes()
 	register(s, route{id: "report-agent", method: "POST", path: base + "/agents/{name}/report", role: access.Admin, machine: true, status: http.StatusOK,
 		doc: "Report what an agent sees, and hear what it is asked for; its token speaks for its machine alone"},
 		func(ctx context.Context, in *struct {
@@ -63,6 +64,7 @@ func (s *Server) agentReport(ctx context.Context, name string, r control.AgentRe
 	if seen, err = s.machines.put(seen, 2*time.Duration(r.Interval), time.Now()); err != nil {
 		return a, err
 	}
+	s.agents.Take(name, r, *seen.ReportedAt)
 	s.announce(ctx, seen)
 	if none {
 		return a, nil

@@ -36,6 +36,7 @@ import (
 	"lull/internal/base/delay"
 	"lull/internal/base/task"
 	"lull/internal/daemon/server/access"
+	"lull/internal/daemon/server/agents"
 	"lull/internal/daemon/server/board"
 	"lull/internal/daemon/server/feed"
 	"lull/internal/daemon/server/hosts"
@@ -90,6 +91,9 @@ type Options struct {
 	Admin Admin
 	// Evidence is what was recorded, by all servers; nil keeps none.
 	Evidence Evidence
+	// Record keeps what agents report for this server's part of Evidence; nil
+	// keeps none of it. It never waits.
+	Record func(evidence.Record)
 	// Prices replaces the published table; nil takes that.
 	Prices savings.Prices
 	// Web serves what is no API: the dashboard. Nil serves a 404.
@@ -144,6 +148,7 @@ type Server struct {
 	api      huma.API
 	name     string
 	machines *machines
+	agents   *agents.Agents
 	hosts    *hosts.Hosts
 	others   OtherHosts
 	lease    atomic.Int64 // the store.LeaseID of its claims; 0 before it runs
@@ -167,7 +172,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, evidence: o.Evidence, prices: o.Prices, web: o.Web, metrics: o.Metrics, snapshot: o.Snapshot, notifier: o.Notifier,
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
-		mux: http.NewServeMux(), machines: newMachines(), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
+		mux: http.NewServeMux(), machines: newMachines(), agents: agents.New(o.Record), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
 	s.people, s.publicURL, s.name = o.People, o.PublicURL, o.Name
 	if s.name == "" {

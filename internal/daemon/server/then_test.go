@@ -65,11 +65,11 @@ func TestPowerThen(t *testing.T) {
 	for m := 10; m < 20_000; m += 5 {
 		write(m, fleet.Entry{Action: "activity_updated"})
 	}
-	write(20_000, fleet.Entry{Action: "pause_intended", Reason: "idle_timeout", Events: []string{fleet.EventPaused}, By: fleet.Actor{Name: "c"}})
+	write(20_000, fleet.Entry{Action: "pause_intended", Reason: "idle_timeout", Events: []string{fleet.EventPaused}, By: fleet.Actor{Name: "ben"}})
 	move(20_001, power.WorkerRunning, power.WorkerStopping, "c", "")
 	move(20_002, power.WorkerStopping, power.WorkerStopped, "c", "idle_timeout")
 	move(21_000, power.WorkerStopped, power.WorkerStarting, "c", "")
-	move(21_001, power.WorkerStarting, power.WorkerRunning, "c", "manual")
+	write(21_001, fleet.Entry{Action: "resumed", From: power.WorkerStarting, To: power.WorkerRunning, By: fleet.Actor{Name: "c"}, Reason: "manual", Detail: "eve", Events: []string{fleet.EventResumed}})
 	for m := 21_010; m < 24_000; m++ {
 		write(m, fleet.Entry{Action: "activity_updated"})
 	}
@@ -98,6 +98,12 @@ func TestPowerThen(t *testing.T) {
 		}
 		if got.state != string(q.state) || db.records > q.most {
 			t.Errorf("minute %d: %q, want %q; read %d records, want at most %d", q.minute, got.state, q.state, db.records, q.most)
+		}
+		if p := got.paused; p != nil && p.By != "ben" {
+			t.Errorf("minute %d: paused by %s, who asked for it was ben", q.minute, p.By)
+		}
+		if r := got.resumed; r != nil && q.resumed == 21_001 && r.By != "eve" {
+			t.Errorf("minute %d: resumed by %s, who asked for it was eve", q.minute, r.By)
 		}
 		if p := got.paused; (p == nil) != (q.paused == 0) || p != nil && (!p.At.Equal(begun.Add(time.Duration(q.paused)*time.Minute)) || p.Reason != q.reason) {
 			t.Errorf("minute %d: paused %+v, want at %d for %s", q.minute, p, q.paused, q.reason)

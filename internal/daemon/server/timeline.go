@@ -29,7 +29,11 @@ func (s *Server) timelineRoutes() {
 			To     time.Time `query:"to" doc:"RFC 3339; default now"`
 			Points int       `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"About how many points each signal has; never more than twice as many"`
 		}) (*answer[control.Timeline], error) {
-			return ok(s.timeline(ctx, in.ID, in.From, in.To, in.Points))
+			w, err := s.fleet.Worker(ctx, in.ID)
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.timeline(ctx, w.ID, &w, in.From, in.To, in.Points))
 		})
 }
 
@@ -58,28 +62,24 @@ func (s *Server) recorded(ctx context.Context, q evidence.Query, yield func(evid
 	return s.evidence.Read(ctx, q, yield)
 }
 
-func (s *Server) timeline(ctx context.Context, id string, from, to time.Time, points int) (control.Timeline, error) {
-	w, err := s.fleet.Worker(ctx, id)
+// timeline draws what is recorded of an object: of a worker, or of the agent of
+// a machine, which w is; nil if no worker is that machine.
+func (s *Server) timeline(ctx context.Context, object string, w *fleet.Worker, from, to time.Time, points int) (control.Timeline, error) {
+	from, to, err := period(from, to, time.Now(), 24*time.Hour, maxTimeline)
 	if err != nil {
 		return control.Timeline{}, err
 	}
-	if from, to, err = period(from, to, time.Now(), 24*time.Hour, maxTimeline); err != nil {
-		return control.Timeline{}, err
-	}
-	changes, err := s.changes(ctx, fleet.AuditQuery{WorkerID: id, From: from})
-	if err != nil {
-		return control.Timeline{}, err
-	}
-	l := &lines{t: control.Timeline{WorkerID: w.ID, From: from, To: to, Signals: []control.TimelineSignal{}, Verdicts: []control.TimelineVerdict{}, Power: powers(changes[id], string(w.Status), later(from, w.CreatedAt), to),
+	l := &lines{t: control.Timeline{From: from, To: to, Signals: []control.TimelineSignal{}, Verdicts: []control.TimelineVerdict{},
 		Changes: []control.TimelineChange{}, Missing: []evidence.Missing{}}, width: to.Sub(from) / time.Duration(points), most: points}
-	l.off = stops(changes[id], string(w.Status), to)
-	for _, c := range changes[id] {
-		if c.At.Before(to) {
-			l.t.Changes = append(l.t.Changes, c)
+	if w != nil {
+		changes, err := s.changes(ctx, fleet.AuditQuery{WorkerID: w.ID, From: from})
+		if err != nil {
+			return control.Timeline{}, err
 		}
+		l.follows(w, changes[w.ID])
 	}
 	var follow evidence.Follow
-	missing, err := s.recorded(ctx, evidence.Query{Object: id, From: from, To: to}, func(r evidence.Record) error {
+	missing, err := s.recorded(ctx, evidence.Query{Object: object, From: from, To: to}, func(r evidence.Record) error {
 		follow.Add(&r, l.add)
 		return nil
 	})
@@ -90,7 +90,45 @@ func (s *Server) timeline(ctx context.Context, id string, from, to time.Time, po
 	for _, m := range missing {
 		l.miss(m)
 	}
+	if w == nil {
+		l.t.Power = seenUp(l.t.Verdicts, from, to)
+	}
 	return l.done(), nil
+}
+
+// follows takes a worker's changes of power in, which reach to the present.
+func (l *lines) follows(w *fleet.Worker, changes []control.TimelineChange) {
+	l.t.WorkerID, l.t.Power = w.ID, powers(changes, string(w.Status), later(l.t.From, w.CreatedAt), l.t.To)
+	l.off = stops(changes, string(w.Status), l.t.To)
+	for _, c := range changes {
+		if c.At.Before(l.t.To) {
+			l.t.Changes = append(l.t.Changes, c)
+		}
+	}
+}
+
+// seenUp is the power of a machine of which nothing is known but what it said
+// of itself: it ran when it spoke, and between that it is not known.
+func seenUp(verdicts []control.TimelineVerdict, from, to time.Time) []control.TimelinePower {
+	out := []control.TimelinePower{}
+	add := func(status string, end time.Time) {
+		if n := len(out); n > 0 && out[n-1].Status == status {
+			out[n-1].To = end
+		} else if from.Before(end) {
+			out = append(out, control.TimelinePower{From: from, To: end, Status: status})
+		}
+		from = later(from, end)
+	}
+	for _, v := range verdicts {
+		if v.From.After(from) {
+			add("", v.From)
+		}
+		add(string(power.WorkerRunning), v.To)
+	}
+	if from.Before(to) {
+		add("", to)
+	}
+	return out
 }
 
 // powers are the statuses of a worker from one time to another, by its changes
@@ -163,29 +201,34 @@ func later(a, b time.Time) time.Time {
 // their order.
 type story struct {
 	changes map[string][]control.TimelineChange
-	why     map[string]string // the reason of the pause that is under way
+	pauses  map[string]evidence.Change // who decided on the pause that is under way, and why
 }
 
 func newStory() *story {
-	return &story{changes: map[string][]control.TimelineChange{}, why: map[string]string{}}
+	return &story{changes: map[string][]control.TimelineChange{}, pauses: map[string]evidence.Change{}}
 }
 
+// add takes an entry in. The controller carries out what others ask for: a
+// change is by whoever asked.
 func (s *story) add(e *fleet.Entry) {
 	if e.Reason != "" && (slices.Contains(e.Events, fleet.EventPaused) || e.Action == fleet.AuditDrainStarted) {
-		s.why[e.WorkerID] = e.Reason
+		s.pauses[e.WorkerID] = evidence.Change{By: e.By.Name, Reason: e.Reason}
 	}
 	if e.To == "" || e.WorkerID == "" {
 		return
 	}
-	reason := cmp.Or(e.Reason, e.Detail)
+	by, reason := e.By.Name, cmp.Or(e.Reason, e.Detail)
 	switch e.To {
 	case power.WorkerStopping, power.WorkerStopped, power.WorkerDraining:
-		reason = cmp.Or(s.why[e.WorkerID], reason)
+		p := s.pauses[e.WorkerID]
+		by, reason = cmp.Or(p.By, by), cmp.Or(p.Reason, reason)
 	default:
-		delete(s.why, e.WorkerID)
+		if delete(s.pauses, e.WorkerID); slices.Contains(e.Events, fleet.EventResumed) {
+			by = cmp.Or(e.Detail, by)
+		}
 	}
 	s.changes[e.WorkerID] = append(s.changes[e.WorkerID], control.TimelineChange{At: e.At,
-		Change: evidence.Change{From: string(e.From), To: string(e.To), By: e.By.Name, Reason: reason}})
+		Change: evidence.Change{From: string(e.From), To: string(e.To), By: by, Reason: reason}})
 }
 
 // changes are the changes of power in the audit log, by worker. Of the whole

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"lull/internal/base/httpx"
+	"lull/internal/evidence"
+	"lull/internal/fleet"
 	"lull/internal/idle"
 )
 
@@ -38,6 +40,24 @@ type AgentReport struct {
 	HookSeconds float64      `json:"hook_seconds,omitempty"`
 	Ordered     *AgentDone   `json:"ordered,omitempty"` // the last order
 	Action      *AgentAction `json:"action,omitempty"`  // the agent's own, under way or last
+	// Judged is what the agent judges by beside its readings; nil from one of an
+	// earlier version.
+	Judged *AgentJudged `json:"judged,omitempty"`
+}
+
+// AgentJudged is the rest of what an agent's verdict follows from, for whoever
+// asks the server why, now or later.
+type AgentJudged struct {
+	Policy       idle.Policy  `json:"policy"`
+	ResumedAt    time.Time    `json:"last_resumed_at,omitzero"`
+	SnoozedUntil time.Time    `json:"snoozed_until,omitzero"`
+	WarnedAt     time.Time    `json:"warning_sent_at,omitzero"`
+	Leases       []idle.Lease `json:"leases,omitempty"`
+	Guards       []idle.Block `json:"guards,omitempty"`
+	// NotAsked are signals that count and were left out, since others are active.
+	NotAsked []string `json:"not_asked,omitempty"`
+	// Peaks are the highest values of signals since the report before.
+	Peaks map[string]float64 `json:"peaks,omitempty"`
 }
 
 // AgentAlarm is something a person has to know of.
@@ -54,6 +74,8 @@ type AgentAction struct {
 	Reason     string `json:"reason"` // idle_timeout, ttl, completion
 	Phase      string `json:"phase"`  // intent, and those of agentctl.Outcome
 	Detail     string `json:"detail,omitempty"`
+	// At is when it began; zero from an agent of an earlier version.
+	At time.Time `json:"at,omitzero"`
 }
 
 // AgentDone is what became of an order.
@@ -98,6 +120,21 @@ type AgentView struct {
 	ReceivedAt time.Time   `json:"received_at"`
 	Stale      bool        `json:"stale"` // nothing was heard for twice its interval
 	Report     AgentReport `json:"report"`
+}
+
+// AgentWhy answers why the machine of an agent runs, by what the agent reported.
+type AgentWhy struct {
+	evidence.Account
+	Machine  string `json:"machine"`
+	WorkerID string `json:"worker_id,omitempty" doc:"The worker that it is; absent where it is none"`
+	// Readings says where they are from: "live" from its last report,
+	// "recorded" from what a server kept, or "unknown" where it is not heard of.
+	Readings string `json:"readings" enum:"live,recorded,unknown"`
+	// Unheard says why there are no readings; empty where there are.
+	Unheard string `json:"unheard,omitempty"`
+	// Last are the newest audit entries about the worker until then, newest
+	// first; empty where it is none.
+	Last []fleet.Entry `json:"last"`
 }
 
 // Bounds of a report.
@@ -148,12 +185,64 @@ func (r *AgentReport) Check() error {
 	if len(r.Alarms) > 64 {
 		fail("alarms", "there are %d, the limit is 64", len(r.Alarms))
 	}
+	if j := r.Judged; j != nil {
+		if err := j.check(); err != nil {
+			fail("judged", "%v", err)
+		}
+	}
 	return errors.Join(errs...)
 }
 
+// maxJudged is the longest time that a policy may name.
+const maxJudged = 366 * 24 * time.Hour
+
+func (j *AgentJudged) check() error {
+	for field, n := range map[string]int{"policy.signals": len(j.Policy.Signals), "leases": len(j.Leases), "guards": len(j.Guards), "not_asked": len(j.NotAsked), "peaks": len(j.Peaks)} {
+		if n > maxReadings {
+			return fmt.Errorf("%s: there are %d, the limit is %d", field, n, maxReadings)
+		}
+	}
+	for field, d := range map[string]idle.Duration{"timeout_seconds": j.Policy.Timeout, "snooze_seconds": j.Policy.Snooze, "warn_before_seconds": j.Policy.WarnBefore, "check_interval_seconds": j.Policy.CheckInterval} {
+		if d < 0 || time.Duration(d) > maxJudged {
+			return fmt.Errorf("policy.%s: it must lie between 0 and %s", field, maxJudged)
+		}
+	}
+	return plain(j)
+}
+
+// Fit makes it fit: texts are cut and have no control characters, lists are cut
+// too.
+func (j *AgentJudged) Fit() {
+	j.Leases, j.Guards, j.NotAsked = j.Leases[:min(len(j.Leases), maxReadings)], j.Guards[:min(len(j.Guards), maxReadings)], j.NotAsked[:min(len(j.NotAsked), maxReadings)]
+	for name := range j.Peaks {
+		if len(j.Peaks) > maxReadings {
+			delete(j.Peaks, name)
+		}
+	}
+	shorten(j)
+}
+
+// Shorten makes what an agent says fit to be shown: texts are cut and have no
+// control characters.
+func (r *AgentReport) Shorten() { shorten(r) }
+
 // Report sends a report of an agent.
 func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (AgentAnswer, error) {
-	return tell[AgentAnswer](ctx, c, "/agents/"+url.PathEscape(machine)+"/report", r)
+	return tell[AgentAnswer](ctx, c, agentPath(machine, "report"), r)
+}
+
+func agentPath(machine string, below ...string) string {
+	return "/agents/" + strings.Join(append([]string{url.PathEscape(machine)}, below...), "/")
+}
+
+// AgentWhy answers why an agent's machine runs or was stopped, now or at a past
+// time; zero is now.
+func (c *Client) AgentWhy(ctx context.Context, machine string, at time.Time) (AgentWhy, error) {
+	path := api + agentPath(machine, "why")
+	if !at.IsZero() {
+		path += "?" + url.Values{"at": {at.UTC().Format(time.RFC3339Nano)}}.Encode()
+	}
+	return get[AgentWhy](ctx, c, path)
 }
 
 // tell sends what a machine has to say to a path below /api/v1, once. It

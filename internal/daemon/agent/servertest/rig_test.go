@@ -48,6 +48,9 @@ type rig struct {
 	id    string // of the instance
 	w     string // of the worker
 	agent *agent.Agent
+	own   *kept           // evidence of the agent
+	told  *kept           // and of the server
+	asks  *control.Client // of a person
 
 	mu     sync.Mutex
 	busy   map[string]bool // signals in use
@@ -260,7 +263,7 @@ func must[T any](v T, err error) func(t *testing.T) T {
 }
 
 func start(t *testing.T, o options) *rig {
-	r := &rig{t: t, busy: map[string]bool{}, broken: map[string]bool{}, files: map[string][]byte{}, skew: o.skew,
+	r := &rig{t: t, own: newKept(t), told: newKept(t), busy: map[string]bool{}, broken: map[string]bool{}, files: map[string][]byte{}, skew: o.skew,
 		config: "idle-timeout: 20m\nwarn-before: 2m\nsnooze: 0s\nboot-grace: 0s\n" + o.config}
 	r.sim = must(sim.New(sim.Options{Scenario: world.Config{Regions: []world.RegionConfig{{Name: region}},
 		Workers: []world.WorkerConfig{{Name: "m", Region: region, Image: "ami-0000000000000d012"}}}}))(t)
@@ -306,8 +309,10 @@ func start(t *testing.T, o options) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := must(server.New(server.Options{Fleet: r.fleet, Tokens: tokens, Version: "v1.2.0", Live: owner{r.ctl}}))(t)
+	admin := must(tokens.First(t.Context()))(t)
+	api := must(server.New(server.Options{Fleet: r.fleet, Tokens: tokens, Version: "v1.2.0", Live: owner{r.ctl}, Record: r.told.Take, Evidence: r.told}))(t)
 	web, endAPI := serve(api.Handler(), ":7070")
+	r.asks = must(control.NewClient("http://server:7070", admin, web))(t)
 
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -336,7 +341,7 @@ func start(t *testing.T, o options) *rig {
 // boot starts an agent on the machine.
 func (r *rig) boot(o agent.Options) (stop func()) {
 	o.Version, o.InstanceID, o.Region, o.BootID = "v1.1.0", r.id, region, "boot-1"
-	o.Cheap, o.Warner, o.Hooks, o.Disk, o.Journal = r, r, r, r, &agent.MemoryJournal{}
+	o.Cheap, o.Warner, o.Hooks, o.Disk, o.Journal, o.Evidence = r, r, r, r, &agent.MemoryJournal{}, r.own
 	epoch := time.Now().Add(-time.Hour)
 	o.Clocks = func() wall.Reading {
 		r.mu.Lock()

@@ -1,0 +1,116 @@
+package evidence
+
+import (
+	"errors"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// levelSlot is the time of which Levels keep one value of each signal.
+const levelSlot = 5 * time.Minute
+
+// Levels are what signals with a value came to: the highest of each slot of
+// five minutes, to four digits. A run says no more of a signal than that it
+// stayed on one side of its threshold; Levels tell what another threshold
+// would have made of it. A Levels is never changed once it is in a Record.
+type Levels struct {
+	// At is the last check of each slot, oldest first.
+	At []time.Time
+	// High is by signal, one value for each slot.
+	High map[string][]float64
+}
+
+// LevelsAt are the values of one check; nil without any.
+func LevelsAt(at time.Time, values map[string]float64) *Levels {
+	if len(values) == 0 {
+		return nil
+	}
+	l := &Levels{At: []time.Time{at}, High: map[string][]float64{}}
+	for name, v := range values {
+		l.High[name] = []float64{fourDigits(v)}
+	}
+	return l
+}
+
+func fourDigits(v float64) float64 {
+	r, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64)
+	if err != nil {
+		return v // it is out of range once it is rounded
+	}
+	return r
+}
+
+// with adds the values of a later check.
+func (l *Levels) with(next *Levels) *Levels {
+	switch {
+	case l == nil:
+		return next
+	case next == nil:
+		return l
+	}
+	same := len(l.High) == len(next.High)
+	for name := range next.High {
+		same = same && l.High[name] != nil
+	}
+	if !same {
+		return next // other signals: it is no run of the same
+	}
+	slot := func(t time.Time) int64 { return t.Unix() / int64(levelSlot/time.Second) }
+	n := len(l.At) - 1
+	joins := slot(l.At[n]) == slot(next.At[0])
+	out := &Levels{At: slices.Clone(l.At), High: maps.Clone(l.High)}
+	if joins {
+		out.At[n] = next.At[0]
+	} else {
+		out.At = append(out.At, next.At[0])
+	}
+	for name, high := range out.High {
+		high, v := slices.Clone(high), next.High[name][0]
+		if joins {
+			high[n] = math.Max(high[n], v)
+		} else {
+			high = append(high, v)
+		}
+		out.High[name] = high
+	}
+	return out
+}
+
+// levelLine is a Levels as it is packed.
+type levelLine struct {
+	Ago  []int64              `json:"o"` // seconds before the record
+	High map[string][]float64 `json:"h"`
+}
+
+func (l *Levels) line(at time.Time) *levelLine {
+	if l == nil {
+		return nil
+	}
+	out := &levelLine{High: l.High}
+	for _, t := range l.At {
+		out.Ago = append(out.Ago, int64(at.Sub(t)/time.Second))
+	}
+	return out
+}
+
+func (l *levelLine) levels(at time.Time) (*Levels, error) {
+	if l == nil {
+		return nil, nil
+	}
+	out := &Levels{High: l.High}
+	for _, s := range l.Ago {
+		if s < 0 || s > int64(math.MaxInt64/time.Second) {
+			return nil, errors.New("its levels are of no time before it")
+		}
+		out.At = append(out.At, at.Add(-time.Duration(s)*time.Second))
+	}
+	for _, high := range l.High {
+		if len(high) != len(out.At) {
+			return nil, errors.New("its levels are not whole")
+		}
+	}
+	return out, nil
+}
