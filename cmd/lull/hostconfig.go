@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,7 @@ type hostConfig struct {
 	Kernel     string
 	Harness    string
 	Machine    string
+	Channel    string
 	StopAll    bool
 	Docker     string
 	Memory     string
@@ -54,6 +56,7 @@ var hostOptions = []option[hostConfig]{
 	{"guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a tree as lull guest-kernel makes it, or a file; empty looks in the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }},
 	{"harness", "LULL_HOST_HARNESS", "path", "the lull-harness program of microVMs; empty finds it beside lull", func(c *hostConfig) any { return &c.Harness }},
 	{"vm-machine", "LULL_HOST_VM_MACHINE", "name", "QEMU's machine for microVMs: q35, or microvm, which starts sooner", func(c *hostConfig) any { return &c.Machine }},
+	{"vm-channel", "LULL_HOST_VM_CHANNEL", "name", "over what the harness in a microVM is called: vsock where this machine and the guest's kernel have it (auto; not for guests with --net none), the serial port alone (serial), or vsock for every guest (vsock); lull doctor says which it is", func(c *hostConfig) any { return &c.Channel }},
 	{"memory", "LULL_HOST_MEMORY", "size", "memory that instances of a known size (microVMs, containers with a limit) may hold together, as 8G: a start or wake beyond it waits while others are pushed down the ladder; auto is the machine's less a tenth (at most 1 GiB), 0 does not bound them", func(c *hostConfig) any { return &c.Memory }},
 	{"wakes", "LULL_HOST_WAKES", "count", "boots and restores from disk of microVMs that run at once, others wait; 0 does not bound them", func(c *hostConfig) any { return &c.Wakes }},
 	{"wake-wait", "LULL_HOST_WAKE_WAIT", "duration", "how long a start or wake waits for memory and its turn before it fails; a relayed client waits a minute at most", func(c *hostConfig) any { return &c.WakeWait }},
@@ -70,7 +73,7 @@ var hostOptions = []option[hostConfig]{
 
 func defaultHostConfig(getenv func(string) string) hostConfig {
 	return hostConfig{Data: "lull-data/host", Socket: defaultSocket(getenv), PauseAfter: time.Minute,
-		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, Files: 65536, Machine: "q35",
+		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, Files: 65536, Machine: "q35", Channel: "auto",
 		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour, ImageSpace: "0", ReportEvery: 15 * time.Second}
 }
 
@@ -100,6 +103,9 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	}
 	if cfg.Machine != "q35" && cfg.Machine != "microvm" {
 		errs = append(errs, fmt.Errorf("cannot use vm-machine: %q is neither q35 nor microvm", cfg.Machine))
+	}
+	if !slices.Contains([]string{"auto", "serial", "vsock"}, cfg.Channel) {
+		errs = append(errs, fmt.Errorf("cannot use vm-channel: %q is none of auto, serial, vsock", cfg.Channel))
 	}
 	errs = append(errs, cfg.checkReporting())
 	if abs, err := filepath.Abs(cfg.Data); err == nil {

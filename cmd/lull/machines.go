@@ -29,6 +29,7 @@ func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, h func() 
 		return nil, err
 	}
 	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), Kernel: kernel, Images: images, Log: log,
+		Channel: microvm.Channel(cfg.Channel),
 		Machine: func(string) (microvm.Machine, error) { return microvm.Machine{Kind: cfg.Machine}, nil },
 		OnExit:  func(id string, run uint64, e instance.Exit) { h().OnExit(id, run, e) },
 		OnMessage: func(ctx context.Context, id string, m guest.Message) error {
@@ -127,6 +128,8 @@ func machineFindings(cfg hostConfig) (l findings) {
 	l.optional("microvm: images of directories", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without)")
 	accel, why := microvm.ChooseAccel()
 	l.optional("microvm: accelerator", nil, string(accel)+": "+why, "")
+	channel, err := microvm.FindChannel(microvm.Channel(cfg.Channel), k)
+	l.optional("microvm: control channel", err, channel, "modprobe vhost_vsock, or set vm-channel to auto")
 	l.optional("microvm: QEMU runs as", nil, microvm.Privileges(), "")
 	if st, err := os.Stat(cfg.Data); err == nil && st.Mode()&fs.ModeDir != 0 {
 		if b, err := os.ReadFile(filepath.Join(cfg.Data, "vm", "no-kvm")); err == nil {

@@ -1,7 +1,9 @@
 // Package harness is what runs first in the guest of a microVM: it brings the
 // guest up (modules, mounts, network), starts the one workload when the host
 // says so, carries its output, reads how busy it is, and answers the host over
-// a virtio-serial port (package link/guest has the messages).
+// a virtio-serial port (package link/guest has the messages), and over vsock as
+// well when the host asks for it. What the harness has to say goes over vsock
+// then; a vsock connection that ends leaves the port as it was.
 //
 // It guarantees that the workload never waits for the host: output that nobody
 // takes is dropped and counted. Nothing of the harness itself counts as use:
@@ -28,6 +30,7 @@ import (
 	"time"
 
 	"lull/internal/link/guest"
+	"lull/internal/link/guest/vsock"
 )
 
 // Config of a Harness. Paths are those of the guest, or a test's.
@@ -48,6 +51,10 @@ type Config struct {
 	Seed     func([]byte) error               // default the kernel's pool
 	PowerOff func() error                     // default the kernel's; a nil error ends Run
 
+	// DialHost connects to a vsock port of the host, default by the kernel's
+	// modules of ModuleDir.
+	DialHost func(ctx context.Context, port uint32, k vsock.Key) (io.ReadWriteCloser, error)
+
 	Beat time.Duration // between two heartbeats, default 5 s, each jittered by a tenth
 }
 
@@ -65,8 +72,11 @@ type Harness struct {
 
 	logs *ring
 
+	work sync.WaitGroup // what Run waits for
+
 	mu   sync.Mutex
-	peer *guest.Peer // the present connection
+	peer *guest.Peer // the present connection of the port
+	fast *overVsock  // what is preferred to it; nil for none
 	main *process    // nil before run
 	env  []string
 	dir  string
@@ -108,6 +118,9 @@ func New(cfg Config) (*Harness, error) {
 	if cfg.PowerOff == nil {
 		cfg.PowerOff = powerOff
 	}
+	if cfg.DialHost == nil {
+		cfg.DialHost = dialHost
+	}
 	if cfg.Beat == 0 {
 		cfg.Beat = 5 * time.Second
 	}
@@ -123,31 +136,29 @@ func (h *Harness) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	h.off = cancel
-	var work sync.WaitGroup
-	defer work.Wait()
+	defer h.work.Wait()
 	defer cancel()
 	if c, ok := h.cfg.Channel.(io.Closer); ok {
 		defer context.AfterFunc(ctx, func() { c.Close() })()
 	}
 	if h.cfg.Init {
-		work.Go(func() { h.kids.collect(ctx) })
+		h.work.Go(func() { h.kids.collect(ctx) })
 	}
 	if h.cfg.Socket != "" {
 		ln, err := net.Listen("unix", h.cfg.Socket)
 		if err != nil {
 			return fmt.Errorf("cannot listen for the workload: %w", err)
 		}
-		work.Go(func() { h.serveWorkload(ctx, ln) })
+		h.work.Go(func() { h.serveWorkload(ctx, ln) })
 	}
-	work.Go(func() { h.beat(ctx) })
-	work.Go(func() { h.sendLogs(ctx) })
+	h.work.Go(func() { h.beat(ctx) })
+	h.work.Go(func() { h.sendLogs(ctx) })
 	for ctx.Err() == nil {
 		p := guest.NewPeer(h.cfg.Channel)
-		p.Quick = h.quick
 		h.mu.Lock()
 		h.peer = p
 		h.mu.Unlock()
-		if err := p.Run(nil, func(q guest.Request) (any, error) { return h.handle(ctx, q) }); err != nil && ctx.Err() == nil {
+		if err := h.serve(ctx, p); err != nil && ctx.Err() == nil {
 			h.log.Warn("the control channel failed", "error", err)
 		}
 		select {
@@ -159,14 +170,30 @@ func (h *Harness) Run(ctx context.Context) error {
 	return nil
 }
 
+// host is the connection on which the host is told things.
 func (h *Harness) host() *guest.Peer {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.fast != nil {
+		return h.fast.Peer
+	}
 	return h.peer
 }
 
-// handle answers one request of the host.
-func (h *Harness) handle(ctx context.Context, q guest.Request) (any, error) {
+// serve answers the host on one connection until that ends.
+func (h *Harness) serve(ctx context.Context, p *guest.Peer) error {
+	p.Quick = func(line []byte) ([]byte, bool) {
+		b, ok := h.quick(line)
+		if ok {
+			h.prefers(p)
+		}
+		return b, ok
+	}
+	return p.Run(nil, func(q guest.Request) (any, error) { return h.handle(ctx, p, q) })
+}
+
+// handle answers one request of the host, which came by p.
+func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (any, error) {
 	switch q.Method {
 	case guest.Hello:
 		return h.hello(), nil
@@ -195,6 +222,7 @@ func (h *Harness) handle(ctx context.Context, q guest.Request) (any, error) {
 		if err := q.Bind(&c); err != nil {
 			return nil, err
 		}
+		h.prefers(p)
 		return h.setClock(c)
 	case guest.Workspace:
 		var c guest.WorkspaceCall
@@ -202,6 +230,12 @@ func (h *Harness) handle(ctx context.Context, q guest.Request) (any, error) {
 			return nil, err
 		}
 		return nil, h.workspace(c)
+	case guest.Vsock:
+		var c guest.VsockCall
+		if err := q.Bind(&c); err != nil {
+			return nil, err
+		}
+		return nil, h.moveToVsock(ctx, c)
 	case guest.Shutdown:
 		var c guest.ShutdownCall
 		if err := q.Bind(&c); err != nil {

@@ -103,7 +103,8 @@ type host struct {
 	exit chan guest.ExitNote
 }
 
-func (p *port) connect(t *testing.T) *host {
+// ends are those of a connection.
+func ends(t *testing.T) (near, far net.Conn) {
 	t.Helper()
 	dir := t.TempDir()
 	ln, err := net.Listen("unix", filepath.Join(dir, "c"))
@@ -115,14 +116,25 @@ func (p *port) connect(t *testing.T) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	far, err := ln.Accept()
+	far, err = ln.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return c, far
+}
+
+func newHost(t *testing.T, c net.Conn) *host {
 	h := &host{Peer: guest.NewPeer(c), c: c, exit: make(chan guest.ExitNote, 4)}
 	var run sync.WaitGroup
 	run.Go(func() { _ = h.Run(nil, h.hear) })
 	t.Cleanup(func() { c.Close(); run.Wait() })
+	return h
+}
+
+func (p *port) connect(t *testing.T) *host {
+	t.Helper()
+	c, far := ends(t)
+	h := newHost(t, c)
 	p.mu.Lock()
 	p.c = far
 	p.cond.Broadcast()

@@ -187,9 +187,8 @@ func (h *Harness) await(p *process, read <-chan struct{}) {
 	n := p.note()
 	h.mu.Lock()
 	h.exit = &n
-	peer := h.peer
 	h.mu.Unlock()
-	if err := peer.Notify(guest.Exited, n); err != nil {
+	if err := h.host().Notify(guest.Exited, n); err != nil {
 		h.log.Warn("cannot say that the workload ended; hello will", "error", err)
 	}
 }

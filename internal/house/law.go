@@ -51,6 +51,7 @@ var exceptions = map[[2]string]string{
 	{"internal/edge/runtime/microvm", "internal/edge/oci"}:               "its files come from images",
 	{"internal/edge/runtime/microvm", "internal/link/guest"}:             "the harness in the guest is asked over the control channel",
 	{"internal/edge/runtime/microvm", "internal/link/guest/files"}:       "and asks for the files of its workspace",
+	{"internal/edge/runtime/microvm", "internal/link/guest/vsock"}:       "over vsock, where there is one",
 	{"internal/edge/runtime/microvm/share", "internal/link/guest/files"}: "which this answers",
 	{"internal/shim", "internal/edge/sockets"}:                           "only an ancestor may take a socket under Yama",
 }

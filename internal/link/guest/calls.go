@@ -11,6 +11,7 @@ const (
 	Signal    = "signal"    // SignalCall: to the workload's main process
 	SetClock  = "set_clock" // ClockCall -> ClockAnswer; after every resume
 	Workspace = "workspace" // WorkspaceCall -> {}; on every connection of the workspace's port, before run
+	Vsock     = "vsock"     // VsockCall -> {}, once connected; on the serial port only
 	Shutdown  = "shutdown"  // ShutdownCall: ends the workload, syncs, powers off
 )
 
@@ -56,6 +57,14 @@ type WorkspaceCall struct {
 	ReadOnly bool   `json:"read_only,omitempty"`
 	User     string `json:"user,omitempty"`   // whose the files are in the guest, as in RunCall
 	Refuse   bool   `json:"refuse,omitempty"` // nobody serves it: everything in it fails from here on
+}
+
+// VsockCall moves this channel to a vsock connection, on which the harness has
+// to ask for it (package vsock). The serial port stays, and serves whenever that
+// connection is cut.
+type VsockCall struct {
+	Port uint32 `json:"port"` // of the host
+	Key  []byte `json:"key"`
 }
 
 // ExecCall runs a command beside the workload.

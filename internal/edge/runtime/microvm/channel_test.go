@@ -41,7 +41,7 @@ func TestBrokenChannel(t *testing.T) {
 	b := newBench(t, func(c *Config) {
 		parts, err := rig()
 		need(t, err)
-		c.Harness = parts.saboteur
+		c.Harness, c.Channel = parts.saboteur, ChannelSerial // the channel whose faults it has
 	})
 	w := b.start("broken", "guest", "serve", ":80")
 	listening(t, w, "80")

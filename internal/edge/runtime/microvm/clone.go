@@ -56,7 +56,7 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	if err != nil {
 		return 0, err
 	}
-	now := manifest{QEMU: man.QEMU} // which the wake compares
+	now := manifest{QEMU: man.QEMU, Vsock: man.Vsock} // which the wake compares
 	if err := errors.Join(w.checkFiles(man), r.bindFiles(&now, w.rec.Root)); err != nil {
 		return 0, err
 	}
@@ -68,6 +68,9 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	rec := w.rec
 	rec.Run, rec.LogPath, rec.LogMax, rec.Clone = l.Run, l.LogPath, l.LogMax, true
 	rec.Workspace = l.Workspace // otherwise everything in it fails there
+	if rec.CID != 0 {
+		rec.CID = newCID()
+	}
 	if !man.Full && rec.Template == "" {
 		if rec.Template, err = r.template(ctx, from, man); err != nil {
 			return 0, fmt.Errorf("cannot keep its memory for clones: %w", err)

@@ -25,7 +25,7 @@ const (
 )
 
 // manifestVersion changes with what a saved guest needs to be restored.
-const manifestVersion = 2
+const manifestVersion = 3
 
 // manifest binds a saved guest to what it was saved with.
 type manifest struct {
@@ -41,6 +41,8 @@ type manifest struct {
 	// state has the memory in it: no file does, because the guest was a clone.
 	Template string `json:"template,omitempty"`
 	Full     bool   `json:"full,omitempty"`
+	// Vsock says that its machine has a vsock device, with any context id.
+	Vsock bool `json:"vsock,omitempty"`
 }
 
 // Hibernated says whether the guest is on disk only.
@@ -210,7 +212,7 @@ func (w *Work) dropQEMU(ctx context.Context) {
 
 // binding is what a saved guest depends on, as it is now.
 func (w *Work) binding(m *monitor) (manifest, error) {
-	man := manifest{Version: manifestVersion, QEMU: m.version()}
+	man := manifest{Version: manifestVersion, QEMU: m.version(), Vsock: w.rec.CID != 0}
 	return man, w.r.bindFiles(&man, w.rec.Root)
 }
 
@@ -237,6 +239,9 @@ func (man *manifest) fits(now manifest) error {
 		if c.was != c.is {
 			return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved with another %s (%s, now %s)", c.what, c.was, c.is)}
 		}
+	}
+	if man.Vsock != now.Vsock {
+		return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved with a vsock device: %t, now: %t", man.Vsock, now.Vsock)}
 	}
 	return nil
 }
@@ -267,6 +272,9 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return &instance.SnapshotError{Reason: "its manifest is missing"}
 	}
 	if err := w.checkMemory(man); err != nil {
+		return err
+	}
+	if err := w.checkVsock(man); err != nil {
 		return err
 	}
 	state, err := os.Open(w.path(stateFile))

@@ -131,16 +131,19 @@ func writeInitramfs(w io.Writer, harness string, k Kernel, files map[string]stri
 	return c.finish()
 }
 
-// initramfs returns a file that holds the first root of machine m, with what a
-// workspace needs if it has one. It is kept
-// and shared: its name is the digest of its content.
-func (r *Runtime) initramfs(m Machine, workspace bool) (string, error) {
-	with := maps.Clone(m.Files)
+// initramfs returns a file that holds the first root of machine m, with the
+// modules of what it has beside: a workspace, a vsock device. It is kept and
+// shared: its name is the digest of its content.
+func (r *Runtime) initramfs(m Machine, workspace, vsock bool) (string, error) {
+	with := map[string]string{}
+	maps.Copy(with, m.Files)
 	if workspace && r.kernel.Fuse != "" {
-		if with == nil {
-			with = map[string]string{}
-		}
 		with["/lib/lull/fuse.ko"] = r.kernel.Fuse
+	}
+	if vsock {
+		for _, f := range r.kernel.Vsock {
+			with["/lib/lull/"+filepath.Base(f)] = f
+		}
 	}
 	dir := filepath.Join(r.cfg.Dir, "boot")
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"lull/internal/link/guest/vsock"
 )
 
 // modules are what a guest loads, in this order: virtio_ring comes before
@@ -24,6 +26,8 @@ type Kernel struct {
 	Modules []string // files, in the order to load them; what is built in is not among them
 	FUSE    bool     // it can have a workspace
 	Fuse    string   // the module's file; empty when it is built in
+	VSOCK   bool     // it can use a vsock device
+	Vsock   []string // the modules' files, as Modules
 }
 
 // FindKernel reads a tree as an unpacked linux-image package leaves it:
@@ -36,7 +40,7 @@ func FindKernel(path string) (Kernel, error) {
 		return Kernel{}, fmt.Errorf("cannot find a guest kernel: %w; lull guest-kernel DIR fetches Debian's", err)
 	}
 	if !st.IsDir() {
-		return Kernel{Image: path}, nil
+		return Kernel{Image: path, VSOCK: true}, nil
 	}
 	found, err := filepath.Glob(filepath.Join(path, "boot", "vmlinuz-*"))
 	if err != nil || len(found) == 0 {
@@ -62,6 +66,14 @@ func FindKernel(path string) (Kernel, error) {
 	}
 	k.Fuse = files["fuse"]
 	k.FUSE = k.Fuse != "" || builtin["fuse"]
+	k.VSOCK = true
+	for _, name := range vsock.Modules {
+		f := files[plain(name)]
+		if f != "" {
+			k.Vsock = append(k.Vsock, f)
+		}
+		k.VSOCK = k.VSOCK && (f != "" || builtin[plain(name)])
+	}
 	return k, errors.Join(errs...)
 }
 

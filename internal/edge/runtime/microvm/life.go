@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -12,7 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 
 	"lull/internal/edge/runtime/microvm/vnet"
 	"lull/internal/instance"
@@ -74,7 +74,14 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 
 // launch starts QEMU and sees it to its end.
 func (w *Work) launch(rec runRecord) error {
-	cmd, err := w.r.spawn(w.id, rec)
+	vsock, err := w.openVsock(&rec)
+	if err != nil {
+		return err
+	}
+	if vsock != nil {
+		defer vsock.Close()
+	}
+	cmd, err := w.r.spawn(w.id, rec, vsock)
 	if err != nil {
 		return err
 	}
@@ -152,6 +159,9 @@ func (w *Work) connect(ctx context.Context) error {
 		w.loops.Go(w.carryFiles)
 	}
 	w.loops.Go(func() { w.talk(c, p) })
+	if w.rec.CID != 0 {
+		w.loops.Go(w.carryVsock)
+	}
 	return nil
 }
 
@@ -214,9 +224,11 @@ func (w *Work) isGone() bool {
 }
 
 // pause waits a little between two attempts; false when there is none to come.
-func (w *Work) pause() bool {
+func (w *Work) pause() bool { return w.pauseFor(again) }
+
+func (w *Work) pauseFor(d time.Duration) bool {
 	select {
-	case <-time.After(again):
+	case <-time.After(d):
 		return true
 	case <-w.gone:
 		return false
@@ -225,7 +237,7 @@ func (w *Work) pause() bool {
 	}
 }
 
-// speak makes c the channel on which the guest is called.
+// speak makes c the serial port on which the guest is called.
 func (w *Work) speak(c net.Conn) *guest.Peer {
 	p := guest.NewPeer(c)
 	w.mu.Lock()
@@ -254,19 +266,18 @@ func (w *Work) talk(c net.Conn, p *guest.Peer) {
 }
 
 // converse sees one connection of the channel to its end.
-func (w *Work) converse(c net.Conn, p *guest.Peer, waking bool) error {
+func (w *Work) converse(c io.Closer, p *guest.Peer, waking bool) error {
 	defer c.Close()
 	defer context.AfterFunc(w.qctx, func() { c.Close() })()
 	live, ended := context.WithCancel(w.qctx)
 	defer ended()
 	w.loops.Go(func() { w.greet(live, p, waking) })
-	slow := rate.NewLimiter(talkRate, talkBurst)
 	err := p.Run(func(bytes int) error {
 		cost := emptyCost
 		if bytes > 1 {
 			cost = lineCost + bytes
 		}
-		return slow.WaitN(w.qctx, cost)
+		return w.slow.WaitN(w.qctx, cost)
 	}, w.hear)
 	w.mu.Lock()
 	if w.peer == p {

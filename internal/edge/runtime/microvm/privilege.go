@@ -187,7 +187,8 @@ const (
 	kernelFile
 	initrdFile
 	rootFile // only where there is a root; kernel and first root are empty files in a QEMU that restores
-	// Behind the last of them comes the socket of a workspace's port.
+	// Behind the last of them come the socket of a workspace's port, and what a
+	// vsock device is made of.
 )
 
 // open opens what a QEMU is given, in the order of its numbers.

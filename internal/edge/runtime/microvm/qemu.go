@@ -40,6 +40,9 @@ type runRecord struct {
 	// the workspace has the port only.
 	FilesPort bool   `json:"files_port,omitempty"`
 	Workspace string `json:"workspace,omitempty"`
+	// CID is the context id of its vsock device; 0 for a guest without one. Each
+	// QEMU may have another.
+	CID uint32 `json:"cid,omitempty"`
 }
 
 // restored is the same run for a QEMU that gets its guest's memory: it loads no
@@ -174,12 +177,16 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	} else {
 		args = append(args, "-S", "-incoming", "defer")
 	}
+	next := rootFile
+	if rec.Root != "" {
+		next++
+	}
 	if rec.FilesPort {
-		n := rootFile
-		if rec.Root != "" {
-			n++
-		}
-		args = append(args, "-chardev", socket("fil", n), "-device", "virtserialport,bus=vs.0,chardev=fil,name=lull.1")
+		args = append(args, "-chardev", socket("fil", next), "-device", "virtserialport,bus=vs.0,chardev=fil,name=lull.1")
+		next++
+	}
+	if rec.CID != 0 {
+		args = append(args, "-device", "vhost-vsock"+bus+",guest-cid="+strconv.FormatUint(uint64(rec.CID), 10)+",vhostfd="+strconv.Itoa(next))
 	}
 	if rec.Root != "" {
 		args = append(args, "-add-fd", "fd="+strconv.Itoa(rootFile)+",set=1", "-drive", "if=none,id=root,format=raw,readonly=on,file=/dev/fdset/1",
@@ -201,13 +208,16 @@ func romless(bus string) string {
 func qemuName(dir string) string { return "lull in " + strings.ReplaceAll(dir, ",", ",,") }
 
 // spawn starts QEMU without privileges in a session of its own: it outlives the
-// daemon.
-func (r *Runtime) spawn(id string, rec runRecord) (*exec.Cmd, error) {
+// daemon. vsock is its device's, nil for none.
+func (r *Runtime) spawn(id string, rec runRecord, vsock *os.File) (*exec.Cmd, error) {
 	files, err := r.open(id, rec)
 	if err != nil {
 		return nil, err
 	}
 	defer shut(files)
+	if vsock != nil {
+		files = append(files[:len(files):len(files)], vsock)
+	}
 	errs, err := os.OpenFile(filepath.Join(r.dir(id), errorsFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open QEMU's error log: %w", err)

@@ -28,6 +28,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"lull/internal/edge/oci"
@@ -119,6 +120,7 @@ type Config struct {
 	Kernel  string     // tree or file as FindKernel reads it
 	QEMU    string     // default qemu-system-x86_64 in PATH
 	Accel   Accel      // default: the rule, or what was remembered
+	Channel Channel    // default: auto
 	Images  *oci.Store // where images are unpacked; nil takes directories and ext4 images only
 	Log     *slog.Logger
 
@@ -135,6 +137,7 @@ type Config struct {
 
 	BootLimit time.Duration // for a guest to answer, default 90 s
 	CallLimit time.Duration // for a guest that wakes to set its clock, default 30 s
+	LookLimit time.Duration // for a guest to say how it is, default 2 s; no answer by then is an unknown signal (spec, section 4)
 }
 
 // Runtime implements instance.Runtime.
@@ -145,10 +148,16 @@ type Runtime struct {
 	kernel Kernel
 	files  machineFiles
 	rights rights
-	boot   string
-	sum    kernelSum
+	// listens says why this process cannot listen on vsock; setCID names a vsock
+	// device. Tests have their own.
+	listens func() error
+	setCID  func(fd int, cid uint32) error
+	boot    string
+	sum     kernelSum
 	// roots is held for reading while the image of a root is taken into use.
 	roots sync.RWMutex
+	// without says why no guest gets a vsock device any more.
+	without atomic.Pointer[string]
 	// cloning is held while templates are made, used or removed.
 	cloning sync.Mutex
 	making  chan struct{} // held while the image of a root is made
@@ -183,13 +192,19 @@ func New(cfg Config) (*Runtime, error) {
 	if cfg.CallLimit == 0 {
 		cfg.CallLimit = callLimit
 	}
+	if cfg.LookLimit == 0 {
+		cfg.LookLimit = 2 * time.Second
+	}
 	if cfg.OnExit == nil {
 		cfg.OnExit = func(string, uint64, instance.Exit) {}
+	}
+	if cfg.Channel == "" {
+		cfg.Channel = ChannelAuto
 	}
 	if cfg.QEMU == "" {
 		cfg.QEMU = "qemu-system-x86_64"
 	}
-	r := &Runtime{cfg: cfg, log: cfg.Log, files: liveFiles, works: map[string]*Work{}, making: make(chan struct{}, 1)}
+	r := &Runtime{cfg: cfg, log: cfg.Log, files: liveFiles, listens: listens, setCID: setCID, works: map[string]*Work{}, making: make(chan struct{}, 1)}
 	r.rights = r.files.findRights(os.Geteuid())
 	var errs []error
 	var err error
@@ -201,6 +216,9 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	if _, err := os.Stat(cfg.Harness); err != nil {
 		errs = append(errs, fmt.Errorf("cannot find lull-harness: %w; build it with make build", err))
+	}
+	if err := cfg.Channel.check(r.noVsock); err != nil {
+		errs = append(errs, err)
 	}
 	if cfg.Accel != "" && cfg.Accel != KVM && cfg.Accel != TCG {
 		errs = append(errs, fmt.Errorf("cannot use accel: %q is neither kvm nor tcg", cfg.Accel))
@@ -276,7 +294,11 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 		if rerr := r.remember(err); rerr != nil {
 			return nil, errors.Join(err, rerr)
 		}
-		return asWorkload(r.startOn(ctx, l, m, TCG))
+		accel = TCG
+		w, err = r.startOn(ctx, l, m, accel)
+	}
+	if err != nil && ctx.Err() == nil && r.doWithoutVsock(err) {
+		w, err = r.startOn(ctx, l, m, accel)
 	}
 	return asWorkload(w, err)
 }
@@ -295,13 +317,17 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	if err := r.checkWorkspace(l.Workspace); err != nil {
 		return nil, fmt.Errorf("cannot use workspace: %w", err)
 	}
-	initrd, err := r.initramfs(m, l.Workspace != "")
+	cid, err := r.giveCID(m)
+	if err != nil {
+		return nil, err
+	}
+	initrd, err := r.initramfs(m, l.Workspace != "", cid != 0)
 	if err != nil {
 		return nil, err
 	}
 	call := guest.RunCall{Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User}
 	rec := runRecord{Run: l.Run, LogPath: l.LogPath, LogMax: l.LogMax, Machine: m, Accel: accel, Initrd: initrd,
-		FilesPort: l.Workspace != "", Workspace: l.Workspace}
+		FilesPort: l.Workspace != "", Workspace: l.Workspace, CID: cid}
 	if err := r.claim(ctx, l.ID, &rec, &call); err != nil {
 		return nil, errors.Join(err, r.clear(context.WithoutCancel(ctx), l.ID))
 	}

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"lull/internal/edge/runtime/microvm/share"
 	"lull/internal/edge/runtime/microvm/vnet"
 	"lull/internal/instance"
@@ -24,12 +26,11 @@ import (
 
 // Limits of what is asked of a guest or of QEMU.
 const (
-	healthLimit = 2 * time.Second // no answer by then is an unknown signal (spec, section 4)
-	callLimit   = 30 * time.Second
-	clockSlack  = 5 * time.Millisecond // what a clock may be off
-	offLimit    = 10 * time.Second     // for a guest to power off
-	killLimit   = 10 * time.Second
-	maxExec     = 24 * time.Hour
+	callLimit  = 30 * time.Second
+	clockSlack = 5 * time.Millisecond // what a clock may be off
+	offLimit   = 10 * time.Second     // for a guest to power off
+	killLimit  = 10 * time.Second
+	maxExec    = 24 * time.Hour
 )
 
 // Work is one run: a QEMU with its guest. It implements instance.Workload.
@@ -70,9 +71,12 @@ type Work struct {
 	filesFor string        // and whose, as in guest.RunCall
 	shared   chan error    // how the first try to mount it ended
 
+	slow *rate.Limiter // how fast the guest may talk, however it does
+
 	mu      sync.Mutex
 	mon     *monitor
-	peer    *guest.Peer
+	peer    *guest.Peer // on the serial port
+	fast    *vsockPeer  // preferred to it; nil for none
 	frozen  bool
 	saved   bool // hibernated: there is no QEMU
 	last    guest.HealthAnswer
@@ -92,7 +96,7 @@ var (
 
 func (r *Runtime) newWork(id string) *Work {
 	w := &Work{r: r, id: id, done: make(chan struct{}), note: make(chan guest.ExitNote, 1), asks: make(chan struct{}, maxAsks),
-		shared: make(chan error, 1)}
+		shared: make(chan error, 1), slow: rate.NewLimiter(talkRate, talkBurst)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.renew()
 	return w
@@ -117,15 +121,46 @@ func (w *Work) Identity() instance.Identity {
 
 // call asks the harness.
 func (w *Work) call(ctx context.Context, limit time.Duration, method string, params, result any) error {
-	w.mu.Lock()
-	p := w.peer
-	w.mu.Unlock()
+	p, _ := w.voice()
+	return callOn(ctx, p, limit, method, params, result)
+}
+
+// ask is call for what may be asked twice: where a vsock connection is cut or
+// silent, over the serial port.
+func (w *Work) ask(ctx context.Context, limit time.Duration, method string, params, result any) error {
+	p, fast := w.voice()
+	if fast == nil {
+		return callOn(ctx, p, limit, method, params, result)
+	}
+	err := callOn(ctx, p, min(limit, w.r.cfg.LookLimit), method, params, result)
+	var refused *guest.Error
+	if err == nil || errors.As(err, &refused) || ctx.Err() != nil {
+		return err
+	}
+	w.r.log.Info("a guest does not answer over vsock; the serial port is asked", "instance", w.id, "error", err)
+	w.doubt(fast)
+	p, _ = w.voice()
+	return callOn(ctx, p, limit, method, params, result)
+}
+
+func callOn(ctx context.Context, p *guest.Peer, limit time.Duration, method string, params, result any) error {
 	if p == nil {
 		return fmt.Errorf("cannot call %s: %w", method, guest.ErrChannelEnded)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return p.Call(ctx, method, params, result)
+}
+
+// voice is the connection on which the guest is called, nil for none, and which
+// one it is over vsock.
+func (w *Work) voice() (*guest.Peer, *vsockPeer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fast != nil {
+		return w.fast.Peer, w.fast
+	}
+	return w.peer, nil
 }
 
 func (w *Work) monitor() (*monitor, error) {
@@ -208,7 +243,7 @@ func (w *Work) Still() (bool, error) {
 // Thaw implements instance.Workload. The guest's clock stood still with it, so
 // it is set before anybody counts on the guest.
 func (w *Work) Thaw() error {
-	ctx, cancel := context.WithTimeout(w.ctx, callLimit)
+	ctx, cancel := context.WithTimeout(w.ctx, max(callLimit, w.r.cfg.CallLimit))
 	defer cancel()
 	if w.hibernated() {
 		if err := w.restore(ctx); err != nil {
@@ -259,7 +294,7 @@ func (w *Work) setClock(ctx context.Context) error {
 	var a guest.ClockAnswer
 	for {
 		c.UnixNano = time.Now().UnixNano()
-		err := w.call(ctx, w.r.cfg.CallLimit, guest.SetClock, c, &a)
+		err := w.ask(ctx, w.r.cfg.CallLimit, guest.SetClock, c, &a)
 		if err == nil {
 			break
 		}
@@ -294,7 +329,7 @@ func (w *Work) tuneClock(off, way time.Duration) {
 		w.late.Store(false)
 		return
 	}
-	err := w.call(w.ctx, healthLimit, guest.SetClock, newClockCall(), nil)
+	err := w.ask(w.ctx, w.r.cfg.LookLimit, guest.SetClock, newClockCall(), nil)
 	w.r.log.Debug("clock set again", "instance", w.id, "off", off, "seen_over", way, "error", err)
 }
 
@@ -304,7 +339,7 @@ func (w *Work) tuneClock(off, way time.Duration) {
 func (w *Work) look(ctx context.Context) (off, way time.Duration, known bool) {
 	var a guest.HealthAnswer
 	began := time.Now()
-	err := w.call(ctx, healthLimit, guest.Health, nil, &a)
+	err := w.ask(ctx, w.r.cfg.LookLimit, guest.Health, nil, &a)
 	way = time.Since(began)
 	if known = err == nil && a.Now != 0; known {
 		off = time.Unix(0, a.Now).Sub(began.Add(way / 2))
@@ -442,9 +477,7 @@ func (w *Work) Signal(sig syscall.Signal) error {
 			w.mu.Unlock()
 			return nil
 		}
-		w.mu.Lock()
-		p := w.peer
-		w.mu.Unlock()
+		p, _ := w.voice()
 		if p == nil {
 			return errors.New("cannot signal the guest's program: the control channel is not connected")
 		}

@@ -4,6 +4,8 @@ package main
 
 import (
 	"bufio"
+	"context"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +16,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"lull/internal/link/guest/vsock"
 )
 
 func main() {
@@ -80,10 +84,28 @@ func main() {
 		}
 		c.Close()
 		fmt.Println("connected")
+	case "vsock":
+		overVsock(os.Args[2], os.Args[3])
 	case "spin":
 		for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		}
 	}
+}
+
+// overVsock connects to a port of the host with a key in hexadecimal.
+func overVsock(port, key string) {
+	n, err := strconv.ParseUint(port, 10, 32)
+	b, kerr := hex.DecodeString(key)
+	if err != nil || kerr != nil || len(b) != len(vsock.Key{}) {
+		os.Exit(2)
+	}
+	c, err := vsock.Dial(context.Background(), vsock.Host, uint32(n), vsock.Key(b))
+	if err != nil {
+		fmt.Println("refused:", err)
+		os.Exit(1)
+	}
+	c.Close()
+	fmt.Println("connected")
 }
 
 // serve echoes lines on a port, in capitals at the end of the input; it knows

@@ -1,0 +1,94 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+
+	"lull/internal/link/guest"
+	"lull/internal/link/guest/vsock"
+)
+
+// overVsock is a connection to the host beside the port.
+type overVsock struct {
+	*guest.Peer
+	c io.Closer
+}
+
+// dialHost connects to the host. A module that is built in is not in ModuleDir.
+func dialHost(ctx context.Context, port uint32, k vsock.Key) (io.ReadWriteCloser, error) {
+	for _, m := range vsock.Modules {
+		if err := loadModule(filepath.Join(ModuleDir, m+".ko")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	c, err := vsock.Dial(ctx, vsock.Host, port, k)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// moveToVsock makes the connection that the host waits for, and says from then
+// on there what it has to say.
+func (h *Harness) moveToVsock(ctx context.Context, c guest.VsockCall) error {
+	if len(c.Key) != len(vsock.Key{}) {
+		return fmt.Errorf("cannot use key: %d bytes, want %d", len(c.Key), len(vsock.Key{}))
+	}
+	conn, err := h.cfg.DialHost(ctx, c.Port, vsock.Key(c.Key))
+	if err != nil {
+		return err
+	}
+	v := &overVsock{guest.NewPeer(conn), conn}
+	h.mu.Lock()
+	old := h.fast
+	h.fast = v
+	h.mu.Unlock()
+	if old != nil {
+		old.c.Close()
+	}
+	h.work.Go(func() { h.serveVsock(ctx, v) })
+	return nil
+}
+
+// serveVsock sees one connection to its end.
+func (h *Harness) serveVsock(ctx context.Context, v *overVsock) {
+	defer v.c.Close()
+	defer context.AfterFunc(ctx, func() { v.c.Close() })()
+	err := h.serve(ctx, v.Peer)
+	h.mu.Lock()
+	was := h.fast == v
+	if was {
+		h.fast = nil
+	}
+	exit := h.exit
+	h.mu.Unlock()
+	if was && err != nil && ctx.Err() == nil {
+		h.log.Warn("vsock was cut; the port serves", "error", err)
+	}
+	if exit == nil || ctx.Err() != nil {
+		return
+	}
+	// It may have been on its way when the connection was cut.
+	if err := h.host().Notify(guest.Exited, *exit); err != nil {
+		h.log.Warn("cannot say that the workload ended; hello will", "error", err)
+	}
+}
+
+// prefers is told that the host, which wakes, says by p what the time is. Where
+// that is the port, it has no vsock connection any more, whatever this side
+// believes: one that was saved with the guest leads nowhere.
+func (h *Harness) prefers(p *guest.Peer) {
+	h.mu.Lock()
+	v := h.fast
+	if v != nil && v.Peer != p {
+		h.fast = nil
+	}
+	h.mu.Unlock()
+	if v != nil && v.Peer != p {
+		v.c.Close()
+	}
+}
