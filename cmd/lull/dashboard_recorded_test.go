@@ -16,6 +16,7 @@ import (
 
 	"lull/internal/daemon/server"
 	"lull/internal/daemon/server/access"
+	"lull/internal/daemon/server/agents"
 	"lull/internal/daemon/server/web"
 	"lull/internal/edge/oidc"
 	"lull/internal/edge/oidc/oidctest"
@@ -225,6 +226,38 @@ func (p *past) play(h habit, now time.Time) {
 	p.workers = append(p.workers, w)
 }
 
+// laptop plays days of a machine that watches itself and is no worker, as its
+// agent reports them: in use by day, with a lease one evening, and silent for an
+// hour.
+func (p *past) laptop(name string, now time.Time) {
+	begun := now.Add(-recordedDays * 24 * time.Hour)
+	rec := evidence.Recorder{Beat: 30 * time.Minute}
+	told := agents.New(func(r evidence.Record) { p.records = append(p.records, rec.Take(r)...) })
+	used := begun
+	for n := 0; ; n++ {
+		at := begun.Add(time.Duration(n) * 5 * time.Minute)
+		if at.After(now) {
+			break
+		}
+		ago, hour := now.Sub(at), (n+17*12)%288/12
+		if ago > 3*time.Hour && ago < 4*time.Hour {
+			continue
+		}
+		cpu := 1.5 + math.Sin(float64(n)/5)
+		if hour >= 9 && hour < 16 {
+			cpu, used = math.Round(30+20*math.Sin(float64(n)/7)), at
+		}
+		r := control.AgentReport{At: at, Sequence: uint64(n + 1), StartedAt: begun, BootID: "b", Version: "v1", Interval: idle.Duration(5 * time.Minute), LastUse: used,
+			Readings: []idle.Reading{idle.Judge("cpu", cpu, 5, "%", time.Minute, at), idle.Judge("network", 2, 10, "KB/min", time.Minute, at), {Signal: "users", State: idle.Quiet, At: at, LastEvent: used}},
+			Judged:   &control.AgentJudged{Policy: idle.Policy{Name: "agent", Timeout: idle.Duration(24 * time.Hour), WarnBefore: idle.Duration(5 * time.Minute), CheckInterval: idle.Duration(time.Minute), Detection: true, AutoPause: true, Action: "stop"}}}
+		if hour == 16 {
+			r.Judged.Leases = []idle.Lease{{Holder: "training", Reason: "epoch 3", ExpiresAt: at.Truncate(time.Hour).Add(time.Hour)}}
+		}
+		told.Take(name, r, at)
+	}
+	p.records = append(p.records, rec.Flush()...)
+}
+
 // newPast records a week of four workers and puts it into a store.
 func newPast(t *testing.T, db store.Store) *past {
 	t.Helper()
@@ -238,6 +271,7 @@ func newPast(t *testing.T, db store.Store) *past {
 	} {
 		p.play(h, now)
 	}
+	p.laptop("lab-7", now)
 	slices.SortStableFunc(p.records, func(a, b evidence.Record) int { return a.At.Compare(b.At) })
 	var ops []store.Op
 	codec := store.Codec[fleet.Worker]{Version: 1}
@@ -305,10 +339,11 @@ func TestDashboardOfThePast(t *testing.T) {
 	w.press("Sign out")
 	w.login(token)
 	t.Run("timeline", func(t *testing.T) { w.in(t).timeline(url) })
+	t.Run("agent", func(t *testing.T) { w.in(t).agent(url) })
 	t.Run("preview", func(t *testing.T) { w.in(t).preview(url, p) })
 	t.Run("savings", func(t *testing.T) { w.in(t).savings(url) })
 	w.wide(390)
-	for _, page := range []string{"workers/w-routing-1", "preview", "savings"} {
+	for _, page := range []string{"workers/w-routing-1", "agents/lab-7", "preview", "savings"} {
 		w.visit(url + "/" + page)
 		w.until(`document.querySelector('.chart svg, .trial, .sums')`)
 		if wide := js[[]string](w, `document.documentElement.scrollWidth <= document.documentElement.clientWidth ? []
@@ -362,6 +397,35 @@ func (w *window) timeline(url string) {
 	w.press("Tell")
 	w.sees(`No check of it is recorded at that time or before`)
 	w.press("Close")
+}
+
+// agent is the same past of a machine that watches itself.
+func (w *window) agent(url string) {
+	w.visit(url + "/agents/lab-7")
+	w.sees(`lab-7.*Timeline.*Running.*Not known.*Signal active`)
+	w.until(`document.querySelector('.chart svg path.active')?.getAttribute('d').length > 10`)
+	w.sees(`Signals.*cpu\s+(active|quiet).*5 %`)
+	w.both("agent", "light", "dark")
+	w.press("As tables")
+	w.sees(`States, newest first.*Not known\s+Nothing is recorded`)
+	js[bool](w, `(document.querySelector('.chart').focus(), true)`)
+	before := js[int](w, `Number(document.querySelector('.chart').getAttribute('aria-valuenow'))`)
+	w.key("PageDown", 34)
+	w.until(`Number(document.querySelector('.chart').getAttribute('aria-valuenow')) <= $1 - 60`, before)
+	w.key("Enter", 13)
+	w.until(`new URLSearchParams(location.search).get('at')`)
+	w.sees(`Why, at .*Why was it running\?.*From the check at.*cpu\s+(active|quiet)`)
+	w.accessible("why at a past time of an agent")
+	w.press("Close")
+	w.until(`!document.querySelector('.past') && location.search === ''`)
+	w.until(`document.querySelector('#at')`)
+	js[bool](w, `(() => { const e = document.querySelector('#at'); e.value = '2001-02-03T04:05'; e.dispatchEvent(new Event('input', {bubbles: true})); return true })()`)
+	w.press("Tell")
+	w.sees(`No check of it is recorded at that time or before`)
+	w.press("Close")
+	w.visit(url + "/agents/nobody")
+	w.sees("There is no agent nobody")
+	w.forgive("status of 404")
 }
 
 // key presses a key by its name.

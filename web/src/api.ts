@@ -253,6 +253,8 @@ export interface HostView extends HostSummary { instances: HostInstance[]; next?
 
 export interface HostWhy extends Account { host: string; readings: 'live' | 'recorded' | 'unknown'; unheard?: string; instance: HostInstance | null }
 
+export interface AgentWhy extends Account { machine: string; worker_id?: string; readings: 'live' | 'recorded' | 'unknown'; unheard?: string; last: Entry[] }
+
 /** A fault as the server tells it (RFC 9457), or that it does not answer. */
 export class Problem extends Error {
   constructor(readonly status: number, readonly code: string, detail: string, readonly fields: { message: string; location?: string }[] = []) {

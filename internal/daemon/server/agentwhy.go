@@ -92,8 +92,11 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	if err != nil {
 		return y, err
 	}
-	if _, known := s.agents.Seen(name); c.Before == nil && c.After == nil && w == nil && !known {
-		if _, err := s.machine(ctx, "agent", name); err != nil {
+	known := c.Before != nil || c.After != nil || w != nil
+	if !known {
+		_, err := s.machine(ctx, "agent", name)
+		_, none := errors.AsType[*fleet.NotFound](err)
+		if known = !none; err != nil && (!none || at.IsZero()) {
 			return y, err
 		}
 	}
@@ -103,6 +106,8 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 		y.State = c.Before.Evidence.Status
 	case at.IsZero():
 		y.Readings, y.Unheard = "unknown", "Its agent is not heard of, so what it sees now is not known."
+	case !known: // nothing tells a machine that was forgotten from one that never was
+		y.Readings, y.Unheard = "unknown", "No report of such an agent is recorded of that time, and no server that runs has heard of it."
 	default:
 		y.Readings, y.Unheard = "unknown", "No report of its agent is recorded of that time."
 	}

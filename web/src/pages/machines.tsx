@@ -1,10 +1,14 @@
-// Machines that watch themselves: agents with their signals.
+// Machines that watch themselves: agents with their signals, and one of them
+// with why it is as it is, now and at a past time.
 
-import { Block, List, Machine, Reading } from '../api'
+import { AgentWhy, Block, Entry, List, Machine, Reading } from '../api'
 import type { PageProps } from '../app'
 import { useResource } from '../resource'
+import { go } from '../router'
 import { minutes } from '../time'
 import { Card, Empty, Fault, Loading, Time, words } from '../ui'
+import { Answer, Grounds, moment, pathAt, Then } from './account'
+import { LookBack, TimelineCard } from './timeline'
 
 /** server is the one that hears it; where that is another than the one asked, there is no report. */
 interface Agent extends Machine { worker_id?: string; version?: string; server?: string; outdated?: boolean; stale?: boolean }
@@ -30,7 +34,37 @@ function together(list: Agent[]): string {
   ].map((s) => ` ${s.charAt(0).toUpperCase()}${s.slice(1)}.`).join('')
 }
 
-export function Agents(_: PageProps) {
+const agentAt = (name: string) => `/agents/${encodeURIComponent(name)}`
+
+export function Agents(p: PageProps) {
+  const name = p.place.path[1]
+  return name ? <One key={name} name={name} at={moment(p.place.query.get('at'))} /> : <All />
+}
+
+function One(p: { name: string; at: number | null }) {
+  const path = agentAt(p.name)
+  const why = useResource<AgentWhy>(path + '/why', { every: 10_000 })
+  const y = why.value
+  const crumb = <p class="crumb"><a href="/agents">Agents</a></p>
+  if (why.problem?.status === 404) return <>{crumb}<h1>Not found</h1><Empty title={`There is no agent ${p.name}.`}><a href="/agents">See the agents</a></Empty></>
+  const pick = (at: number) => go(pathAt(at), p.at !== null)
+  const mine = (e: Entry) => y?.worker_id !== undefined && e.worker_id === y.worker_id
+  return (
+    <>
+      {crumb}
+      <h1>{p.name}</h1>
+      <Answer why={why} />
+      {y?.readings === 'unknown' && y.unheard && <p class="fault" role="status">Readings: unknown. {y.unheard}</p>}
+      {y?.worker_id && <p><a href={`/workers/${encodeURIComponent(y.worker_id)}`}>Its worker</a></p>}
+      <TimelineCard path={path} mine={mine} picked={p.at} onPick={pick} />
+      <LookBack onPick={pick} />
+      {p.at !== null && <Then path={path + '/why'} at={p.at} onEnd={() => go(location.pathname)} />}
+      {y && <Grounds y={y} now title="Why" aside={<span class="muted small">{y.readings === 'live' ? <>reported <Time at={y.at} /></> : 'no live readings'}</span>} />}
+    </>
+  )
+}
+
+function All() {
   const all = useResource<List<Agent>>('/agents?limit=1000', { every: 10_000 })
   const several = new Set((all.value?.items ?? []).map((m) => m.server)).size > 1
   return (
@@ -48,7 +82,8 @@ export function Agents(_: PageProps) {
               {!m.report && m.server && <>Server {m.server} hears it; its signals are shown there. </>}
               {m.stale ? 'What it sees now is not known.' : r.idle_minutes !== undefined && <>Idle for {minutes(r.idle_minutes)}. </>}
               {r.pause_holder && <span class="muted">{r.pause_holder === 'agent' ? 'It decides about itself. ' : 'The controller decides about it. '}</span>}
-              {m.worker_id && <a href={`/workers/${encodeURIComponent(m.worker_id)}`}>Its worker</a>}
+              <a href={agentAt(m.name)}>Why, and its past</a>
+              {m.worker_id && <>, <a href={`/workers/${encodeURIComponent(m.worker_id)}`}>its worker</a></>}.
               {m.version && <span class={m.outdated ? 'bad' : 'muted'}> Version {m.version}{m.outdated && ', older than the server that hears it'}.</span>}
             </p>
             {(r.alarms ?? []).map((a) => <p key={a.code} class="fault">{a.sentence}</p>)}
