@@ -46,6 +46,40 @@ func TestVsockSockets(t *testing.T) {
 	b.clean("sockets")
 }
 
+// TestVsockRefused: a QEMU that cannot make its vsock device of what it is given
+// costs the guests vsock and not their start, unless they shall have it.
+func TestVsockRefused(t *testing.T) {
+	for _, kind := range []string{"q35", "microvm"} {
+		b := newBench(t, func(c *Config) {
+			machine := c.Machine
+			c.Machine = func(id string) (Machine, error) {
+				m, err := machine(id)
+				m.Kind = kind
+				return m, err
+			}
+		})
+		b.files.dev = withVsock(t).dev // a file, and no device
+		b.listens, b.setCID = func() error { return nil }, func(int, uint32) error { return nil }
+		b.cfg.Channel = ChannelVsock
+		if _, err := b.Start(t.Context(), b.launch("bold", 1, "guest", "serve", ":80")); err == nil || !strings.Contains(err.Error(), "vhost-vsock") {
+			t.Errorf("%s: started with %v", kind, err)
+		}
+		b.clean("bold")
+		b.cfg.Channel = ChannelAuto
+		w := b.start("meek", "guest", "serve", ":80")
+		if _, v := w.voice(); v != nil || w.rec.CID != 0 || b.without.Load() == nil {
+			t.Errorf("%s: it has a vsock device: %+v", kind, w.rec)
+		}
+		if err := w.Sample(nil).CPUErr; err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+		if err := w.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.clean("meek")
+	}
+}
+
 // compile makes a program of a package's tests.
 func compile(t *testing.T, pkg string) string {
 	t.Helper()

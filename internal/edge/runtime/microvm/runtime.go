@@ -289,16 +289,15 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 	}
 	accel, _ := r.accel()
 	w, err := r.startOn(ctx, l, m, accel)
-	if err != nil && accel == KVM && r.cfg.Accel == "" && errors.Is(err, errNoBoot) && ctx.Err() == nil {
+	if ctx.Err() == nil && r.doWithoutVsock(err) {
+		w, err = r.startOn(ctx, l, m, accel)
+	}
+	if accel == KVM && r.cfg.Accel == "" && errors.Is(err, errNoBoot) && !vsockFailed(err) && ctx.Err() == nil {
 		r.log.Warn("KVM does not boot a guest here; software emulation from now on", "error", err)
 		if rerr := r.remember(err); rerr != nil {
 			return nil, errors.Join(err, rerr)
 		}
-		accel = TCG
-		w, err = r.startOn(ctx, l, m, accel)
-	}
-	if err != nil && ctx.Err() == nil && r.doWithoutVsock(err) {
-		w, err = r.startOn(ctx, l, m, accel)
+		return asWorkload(r.startOn(ctx, l, m, TCG))
 	}
 	return asWorkload(w, err)
 }

@@ -109,12 +109,16 @@ func (r *Runtime) giveCID(m Machine) (uint32, error) {
 	return 0, nil
 }
 
-// doWithoutVsock says whether a start failed because of QEMU's vsock device, and
-// that the next shall be without: nothing that is better to have shall keep a
+// vsockFailed says whether a start failed because of QEMU's vsock device.
+func vsockFailed(err error) bool {
+	return errors.Is(err, errVsock) || errors.Is(err, errNoBoot) && strings.Contains(err.Error(), "vhost-vsock")
+}
+
+// doWithoutVsock says whether a start that failed shall be made again without a
+// vsock device, like all that follow: what is only better to have shall keep no
 // guest from starting.
 func (r *Runtime) doWithoutVsock(err error) bool {
-	device := errors.Is(err, errVsock) || errors.Is(err, errNoBoot) && strings.Contains(err.Error(), "vhost-vsock")
-	if r.cfg.Channel != ChannelAuto || !device {
+	if r.cfg.Channel != ChannelAuto || !vsockFailed(err) {
 		return false
 	}
 	why := err.Error()
@@ -283,7 +287,7 @@ func (w *Work) carryVsock() {
 	for wait := again; ; wait = min(2*wait, moveAgain) {
 		c, err := w.meetVsock()
 		if err == nil {
-			w.r.log.Debug("called over vsock", "instance", w.id, "cid", w.rec.CID)
+			w.r.log.Info("a guest is called over vsock", "instance", w.id, "cid", w.rec.CID)
 			if err = w.speakVsock(c); err == nil {
 				err = errors.New("the guest ended the connection")
 			}
