@@ -87,6 +87,12 @@ func Boot() (Config, error) {
 		return Config{}, err
 	}
 	if p.Address.IsValid() {
+		// Nobody on its network speaks IPv6: it would only look for neighbours, at
+		// times just when the guest is back from disk. Programs may still listen on
+		// [::], and lo has ::1.
+		if err := setKernel("net/ipv6/conf/eth0/disable_ipv6", "1"); err != nil {
+			return Config{}, err
+		}
 		if err := bringUp("eth0", p.Address, p.Gateway); err != nil {
 			return Config{}, err
 		}
@@ -98,8 +104,11 @@ func Boot() (Config, error) {
 		cfg.Root, cfg.Socket = rootDir, filepath.Join(rootDir, socketPath)
 	}
 	// As containers have it: the user of an image may listen on its port 80.
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return Config{}, fmt.Errorf("cannot open the low ports to every user: %w", err)
+	if err := setKernel("net/ipv4/ip_unprivileged_port_start", "0"); err != nil {
+		return Config{}, err
+	}
+	if _, err := randomPool(); err != nil {
+		return Config{}, fmt.Errorf("cannot open the random pool: %w", err)
 	}
 	if err := writeNames(or(cfg.Root, "/"), p); err != nil {
 		return Config{}, err
@@ -109,6 +118,15 @@ func Boot() (Config, error) {
 	}
 	cfg.Channel, err = openPort(PortName)
 	return cfg, err
+}
+
+// setKernel sets a parameter below /proc/sys that the kernel may lack.
+func setKernel(name, value string) error {
+	err := os.WriteFile("/proc/sys/"+name, []byte(value), 0)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("cannot set the kernel's %s to %s: %w", name, value, err)
+	}
+	return nil
 }
 
 func or(s, def string) string {

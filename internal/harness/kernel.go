@@ -2,6 +2,7 @@ package harness
 
 import (
 	"fmt"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -22,14 +23,19 @@ const (
 	rndReseedCRNG = 0x5207
 )
 
+// randomPool stays open: a guest that is back from disk is seeded before anything
+// else, and to open it again would cost an emulated processor milliseconds.
+var randomPool = sync.OnceValues(func() (int, error) {
+	return unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+})
+
 // seed adds bytes to the kernel's pool as entropy and makes it draw from them
 // at once.
 func seed(b []byte) error {
-	fd, err := unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	fd, err := randomPool()
 	if err != nil {
 		return fmt.Errorf("cannot open the random pool: %w", err)
 	}
-	defer unix.Close(fd)
 	var info struct {
 		bits, size int32
 		b          [512]byte

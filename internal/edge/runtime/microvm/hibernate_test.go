@@ -174,3 +174,57 @@ func TestHibernate(t *testing.T) {
 	}
 	b.clean("hib")
 }
+
+// TestGuestsClocks looks at what the guest's kernel keeps time with, on every
+// machine, and that standing still does not cost it that.
+func TestGuestsClocks(t *testing.T) {
+	for _, kind := range []string{"microvm", "q35"} {
+		t.Run(kind, func(t *testing.T) {
+			b := newBench(t, func(c *Config) {
+				made := c.Machine
+				c.Machine = func(id string) (Machine, error) {
+					m, err := made(id)
+					m.Kind = kind
+					return m, err
+				}
+			})
+			w := b.start("clocks", "guest", "serve", ":80")
+			listening(t, w, "80")
+			read := func(file string) string {
+				o, err := b.Exec(t.Context(), "clocks", instance.Command{Command: []string{"guest", "cat", file}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return o.Stdout
+			}
+			fine := func() bool {
+				source := strings.TrimSpace(read("/sys/devices/system/clocksource/clocksource0/current_clocksource"))
+				return (source == "tsc" || source == "kvm-clock") && strings.Contains(read("/proc/timer_list"), ".hres_active    : 1")
+			}
+			until(t, "it has a steady clock and timers finer than a tick", fine)
+			if err := w.Freeze(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Hibernate(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.Thaw(); err != nil {
+				t.Fatal(err)
+			}
+			uptime := func() float64 {
+				s, _, _ := strings.Cut(read("/proc/uptime"), " ")
+				v, err := strconv.ParseFloat(s, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return v
+			}
+			// Its kernel compares its clocks twice a second.
+			began := uptime()
+			until(t, "two seconds pass in the guest", func() bool { return uptime() > began+2 })
+			if !fine() {
+				t.Errorf("after a hibernation: %s\n%s", read("/sys/devices/system/clocksource/clocksource0/current_clocksource"), read("/proc/timer_list"))
+			}
+		})
+	}
+}
