@@ -231,14 +231,16 @@ func TestSample(t *testing.T) {
 	if err := errors.Join(a.CPUErr, a.NetErr, a.ConnErr); err != nil {
 		t.Fatal(err)
 	}
-	// Asking often is not the program's work.
-	for range 20 {
-		w.Sample(nil)
-	}
-	quiet := w.Sample(nil)
-	if d := quiet.CPU - a.CPU; d > 100*time.Millisecond {
-		t.Errorf("being asked cost the program %s", d)
-	}
+	// Asking often is not the program's work. It may still be at its start, and an
+	// emulated processor counts what the host's others take from it.
+	var quiet instance.Sample
+	until(t, "being asked 20 times costs the program next to nothing", func() bool {
+		before := w.Sample(nil)
+		for range 20 {
+			quiet = w.Sample(nil)
+		}
+		return quiet.CPUErr == nil && quiet.CPU-before.CPU < 100*time.Millisecond
+	})
 	if o, err := b.Exec(t.Context(), "sample", instance.Command{Command: []string{"guest", "spin"}}); err != nil || o.ExitCode != 0 {
 		t.Fatalf("%+v, %v", o, err)
 	}

@@ -72,6 +72,9 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 			err = errors.Join(err, removeAll(w.path(manifestFile), w.path(stateFile)))
 		}
 	}()
+	ports := w.ports
+	ports.hold()
+	defer ports.open()
 	if err := w.saveState(ctx, m); err != nil {
 		return 0, fmt.Errorf("cannot save the guest: %w", err)
 	}
@@ -90,6 +93,13 @@ func (w *Work) saveState(ctx context.Context, m *monitor) error {
 		return err
 	}
 	defer f.Close()
+	// With every answer its loop went round, in which it sends what still goes
+	// into the ports' sockets; nobody takes that out now.
+	for range 3 {
+		if _, err := m.status(ctx); err != nil {
+			return err
+		}
+	}
 	if err := m.stream(ctx, "migrate", w.rec.Template == "", f); err != nil {
 		return err
 	}

@@ -228,3 +228,21 @@ func TestGuestsClocks(t *testing.T) {
 		})
 	}
 }
+
+// TestSavedInFullSpeech saves a guest whose program writes to its log all the
+// time, so that its port has something under way at every moment.
+func TestSavedInFullSpeech(t *testing.T) {
+	b := newBench(t, nil)
+	w := b.start("speech", "guest", "flood", "1000000")
+	for n := range 15 {
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Hibernate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Thaw(); err != nil {
+			t.Fatalf("save %d: %v", n, err)
+		}
+	}
+}

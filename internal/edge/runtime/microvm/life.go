@@ -146,7 +146,7 @@ func (w *Work) connect(ctx context.Context) error {
 	w.mu.Lock()
 	w.mon = m
 	w.mu.Unlock()
-	c, err := dialSocket(ctx, w.path(ctlSocket), w.gone)
+	c, err := w.port(ctx, ctlSocket)
 	if err != nil {
 		return err
 	}
@@ -163,6 +163,15 @@ func (w *Work) connect(ctx context.Context) error {
 		w.loops.Go(w.carryVsock)
 	}
 	return nil
+}
+
+// port connects to one of the guest's ports.
+func (w *Work) port(ctx context.Context, socket string) (net.Conn, error) {
+	c, err := dialSocket(ctx, w.path(socket), w.gone)
+	if err != nil {
+		return nil, err
+	}
+	return w.ports.through(c)
 }
 
 // event is told what happens to the machine.
@@ -258,7 +267,7 @@ func (w *Work) talk(c net.Conn, p *guest.Peer) {
 		if !w.pause() {
 			return
 		}
-		if c, err = dialSocket(w.qctx, w.path(ctlSocket), w.gone); err != nil {
+		if c, err = w.port(w.qctx, ctlSocket); err != nil {
 			return
 		}
 		p = w.speak(c)

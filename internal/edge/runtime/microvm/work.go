@@ -52,6 +52,7 @@ type Work struct {
 	qctx    context.Context // ends with this QEMU, or when it is let go of
 	qcancel context.CancelFunc
 	loops   sync.WaitGroup
+	ports   *gate
 	gone    chan struct{} // closed when this QEMU has ended
 	over    chan struct{} // closed when supervise has ended
 	ending  sync.Once
@@ -105,6 +106,7 @@ func (r *Runtime) newWork(id string) *Work {
 // renew prepares for another QEMU.
 func (w *Work) renew() {
 	w.qctx, w.qcancel = context.WithCancel(w.ctx)
+	w.ports = new(gate)
 	w.gone, w.over = make(chan struct{}), make(chan struct{})
 	w.halted, w.born, w.bornMu = make(chan string, 1), make(chan struct{}), new(sync.Once)
 	w.proc = process{}

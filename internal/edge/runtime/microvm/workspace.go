@@ -84,7 +84,7 @@ func (w *Work) carryFiles() {
 		case <-w.qctx.Done():
 			return
 		}
-		c, err := dialSocket(w.qctx, w.path(filesSocket), w.gone)
+		c, err := w.port(w.qctx, filesSocket)
 		if err == nil {
 			err = w.serveFiles(c)
 		}

@@ -1,0 +1,117 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// gate stops what passes over a machine's ports while the machine is saved. QEMU
+// carries what a port still has to say also out of a guest that stands still.
+// Were that taken from it between the moment in which it writes its state and its
+// end, the guest's memory would be further than the state, and no QEMU would have
+// them back.
+type gate struct {
+	mu   sync.RWMutex
+	held chan struct{} // nil while it is open, closed when it opens again
+}
+
+// hold lets nothing pass from here on. What is under way has passed when it
+// returns.
+func (g *gate) hold() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.held = make(chan struct{})
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.held)
+	g.held = nil
+}
+
+// through is c behind the gate.
+func (g *gate) through(c *net.UnixConn) (net.Conn, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	return &gatedConn{Conn: c, gate: g, raw: raw, over: ctx.Done(), end: cancel}, nil
+}
+
+// gatedConn is a connection to a port. Its deadlines do not count while the gate
+// is held.
+type gatedConn struct {
+	net.Conn
+	gate *gate
+	raw  syscall.RawConn
+	over <-chan struct{} // closed with the connection
+	end  func()
+}
+
+func (c *gatedConn) Close() error {
+	c.end()
+	return c.Conn.Close()
+}
+
+func (c *gatedConn) Read(p []byte) (n int, err error) {
+	err = c.pass(c.raw.Read, func(fd int) (err error) {
+		n, err = unix.Read(fd, p)
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	if n == 0 && len(p) > 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func (c *gatedConn) Write(p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		err = c.pass(c.raw.Write, func(fd int) error {
+			m, err := unix.Write(fd, p[n:])
+			n += max(m, 0)
+			return err
+		})
+	}
+	return n, err
+}
+
+// pass does something once the connection is ready for it and the gate is open.
+func (c *gatedConn) pass(ready func(func(uintptr) bool) error, do func(fd int) error) error {
+	for {
+		var held chan struct{}
+		var failed error
+		if err := ready(func(fd uintptr) bool {
+			c.gate.mu.RLock()
+			defer c.gate.mu.RUnlock()
+			if held = c.gate.held; held != nil {
+				return true
+			}
+			for failed = do(int(fd)); failed == unix.EINTR; {
+				failed = do(int(fd))
+			}
+			return failed != unix.EAGAIN
+		}); err != nil {
+			return err
+		}
+		if held == nil {
+			return os.NewSyscallError("port", failed)
+		}
+		select {
+		case <-held:
+		case <-c.over:
+			return net.ErrClosed
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package microvm
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// ported is a port behind a gate and QEMU's end of it.
+func ported(t *testing.T, g *gate) (port net.Conn, far net.Conn) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if far, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	if port, err = g.through(c.(*net.UnixConn)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { port.Close(); far.Close() })
+	return port, far
+}
+
+// TestGate: what comes while a gate is held stays where it is, both ways, and
+// passes whole and in order once it is open.
+func TestGate(t *testing.T) {
+	g := new(gate)
+	port, far := ported(t, g)
+	got := make(chan []byte, 1)
+	go func() {
+		b, err := io.ReadAll(port)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- b
+	}()
+	var want []byte
+	for n := range 50 {
+		g.hold()
+		part := bytes.Repeat([]byte{byte(n)}, 100)
+		want = append(want, part...)
+		if _, err := far.Write(part); err != nil {
+			t.Fatal(err)
+		}
+		g.open()
+	}
+	if err := far.(*net.UnixConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if b := <-got; !bytes.Equal(b, want) {
+		t.Errorf("%d bytes arrived, or in another order; %d were sent", len(b), len(want))
+	}
+
+	// A reader and a writer that wait; what they wait for is not taken.
+	port, far = ported(t, g)
+	read := make(chan error, 1)
+	go func() {
+		_, err := port.Read(make([]byte, 1))
+		read <- err
+	}()
+	g.hold()
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := port.Write(bytes.Repeat([]byte("w"), 1<<20))
+		wrote <- err
+	}()
+	if _, err := far.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := far.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := far.Read(make([]byte, 1)); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("past the held gate came %d bytes, %v", n, err)
+	}
+	select {
+	case err := <-read:
+		t.Errorf("the held gate let a reader through: %v", err)
+	case err := <-wrote:
+		t.Errorf("the held gate let a writer through: %v", err)
+	default:
+	}
+	g.open()
+	if err := <-read; err != nil {
+		t.Error(err)
+	}
+	if err := far.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(far, make([]byte, 1<<20)); err != nil {
+		t.Error(err)
+	}
+	if err := <-wrote; err != nil {
+		t.Error(err)
+	}
+
+	// A connection that is closed ends whoever waits.
+	g.hold()
+	go func() {
+		_, err := port.Read(make([]byte, 1))
+		read <- err
+	}()
+	if _, err := far.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	port.Close()
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a reader of a closed port got %v", err)
+	}
+	g.open()
+}
