@@ -111,14 +111,14 @@ func overVsock(port, key string) {
 // serve echoes lines on a port, in capitals at the end of the input; it knows
 // some words.
 func serve(addr string) {
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM) // before anybody sees it listen
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
 	fmt.Println("serving", addr)
-	term := make(chan os.Signal, 1)
-	signal.Notify(term, syscall.SIGTERM)
 	go func() {
 		<-term
 		fmt.Println("asked to end")
