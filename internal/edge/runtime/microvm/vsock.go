@@ -271,8 +271,11 @@ func (w *Work) speakVsock(c *os.File) error {
 	return err
 }
 
-// moveAgain is the longest time between two attempts to move to vsock.
-const moveAgain = time.Minute
+// Times of a move to vsock.
+const (
+	moveFirst = time.Second // after the first word of a guest that boots or wakes: its clients come first
+	moveAgain = time.Minute // at most between two attempts, and what lasted as long was none in vain
+)
 
 // carryVsock moves the control channel to vsock whenever it is not there.
 func (w *Work) carryVsock() {
@@ -283,15 +286,21 @@ func (w *Work) carryVsock() {
 	case <-w.qctx.Done():
 		return
 	}
+	if !w.pauseFor(moveFirst) {
+		return
+	}
 	said := ""
 	for wait := again; ; wait = min(2*wait, moveAgain) {
 		c, err := w.meetVsock()
 		if err == nil {
 			w.r.log.Info("a guest is called over vsock", "instance", w.id, "cid", w.rec.CID)
+			began := time.Now()
 			if err = w.speakVsock(c); err == nil {
 				err = errors.New("the guest ended the connection")
 			}
-			wait = again
+			if time.Since(began) > moveAgain {
+				wait = again
+			}
 		}
 		if !w.pauseFor(wait) {
 			return
