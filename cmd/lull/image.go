@@ -29,8 +29,8 @@ func (c *cli) imageCommand() *cobra.Command {
 		}}
 	var older time.Duration
 	prune := &cobra.Command{Use: "prune", Short: "Remove images that no instance uses, and what guests left behind", Args: args(cobra.NoArgs),
-		Long: `Remove unpacked images, disks made of them and files of guests that no instance
-uses. A host does that by itself with what nobody has used for its --image-age,
+		Long: `Remove unpacked images, disks made of them, what guests begin with and files of
+guests that no instance uses. A host does that by itself with what nobody has used for its --image-age,
 and with what was not used for longest when all take more than --image-space.`,
 		Example: "  lull image prune\n  lull image prune --older 24h",
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -112,7 +112,7 @@ func (r *Runtime) template(ctx context.Context, from string, man *manifest) (str
 	if err := os.MkdirAll(r.templates(), 0o700); err != nil {
 		return "", err
 	}
-	tmp, err := os.MkdirTemp(r.templates(), "new-")
+	tmp, err := os.MkdirTemp(r.templates(), halfMade)
 	if err != nil {
 		return "", err
 	}
@@ -122,16 +122,16 @@ func (r *Runtime) template(ctx context.Context, from string, man *manifest) (str
 		return "", err
 	}
 	// QEMUs of several users open it; the directory keeps everybody else away.
-	if err := errors.Join(os.Chmod(ram, 0o666), os.Rename(tmp, home)); err != nil {
+	if err := os.Chmod(ram, 0o666); err != nil {
 		return "", err
 	}
-	return name, syncPath(r.templates())
+	return name, appear(tmp, home)
 }
 
 // copySparse copies a file durably, holes as holes, and without a copy where
 // the file system can share blocks.
 func copySparse(ctx context.Context, to, from string) error {
-	out, err := exec.CommandContext(ctx, "cp", "--sparse=always", "--reflink=auto", "--", from, to).CombinedOutput()
+	out, err := tied(exec.CommandContext(ctx, "cp", "--sparse=always", "--reflink=auto", "--", from, to))
 	if err != nil {
 		return fmt.Errorf("cannot copy %s: %w: %.300s", from, err, out)
 	}

@@ -425,6 +425,18 @@ func digest(path string) (string, int64, error) {
 	return hex.EncodeToString(h.Sum(nil)), n, nil
 }
 
+// appear gives a file or a directory that is whole its final name, under which
+// nothing less is found, not even after a power loss.
+func appear(tmp, path string) error {
+	if err := syncPath(tmp); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return err
+	}
+	return syncPath(filepath.Dir(path))
+}
+
 // syncPath makes a file or a directory durable.
 func syncPath(path string) error {
 	f, err := os.Open(path)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"lull/internal/base/thread"
 	"lull/internal/edge/oci"
 	"lull/internal/link/guest"
 )
@@ -88,7 +89,7 @@ func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, err
 	if ok {
 		return path, nil
 	}
-	tmp, err := os.CreateTemp(dir, "new-")
+	tmp, err := os.CreateTemp(dir, halfMade)
 	if err != nil {
 		return "", err
 	}
@@ -103,10 +104,18 @@ func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, err
 	// Room for metadata and rounding; the file is sparse.
 	mib := size>>20*5/4 + 16
 	cmd := exec.CommandContext(ctx, mke2fs, "-q", "-F", "-t", "ext4", "-d", root, "-O", "^has_journal", "-m", "0", tmp.Name(), fmt.Sprintf("%dM", mib))
-	if out, err := cmd.CombinedOutput(); err != nil {
+	if out, err := tied(cmd); err != nil {
 		return "", fmt.Errorf("%w: %.500s", err, out)
 	}
-	return path, os.Rename(tmp.Name(), path)
+	return path, appear(tmp.Name(), path)
+}
+
+// tied runs a program that ends with this process, however that ends. The
+// kernel watches the thread that started it, which is there until it has ended.
+func tied(cmd *exec.Cmd) (out []byte, err error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	thread.Own(func() { out, err = cmd.CombinedOutput() })
+	return out, err
 }
 
 // checkRoot says what is wrong with a root before anything is started.

@@ -145,11 +145,11 @@ func (r *Runtime) initramfs(m Machine, workspace, vsock bool) (string, error) {
 			with["/lib/lull/"+filepath.Base(f)] = f
 		}
 	}
-	dir := filepath.Join(r.cfg.Dir, "boot")
+	dir := r.bootFiles()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("cannot make the initramfs: %w", err)
 	}
-	tmp, err := os.CreateTemp(dir, "new-")
+	tmp, err := os.CreateTemp(dir, halfMade)
 	if err != nil {
 		return "", fmt.Errorf("cannot make the initramfs: %w", err)
 	}
@@ -162,9 +162,9 @@ func (r *Runtime) initramfs(m Machine, workspace, vsock bool) (string, error) {
 	}
 	name := filepath.Join(dir, hex.EncodeToString(sum.Sum(nil)[:16])+".cpio")
 	if st, err := os.Stat(name); err == nil && st.Mode().Perm() == 0o644 {
-		return name, nil
+		return name, touch(name)
 	}
-	if err := os.Rename(tmp.Name(), name); err != nil {
+	if err := appear(tmp.Name(), name); err != nil {
 		return "", fmt.Errorf("cannot keep the initramfs: %w", err)
 	}
 	return name, nil

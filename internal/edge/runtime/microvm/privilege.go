@@ -273,11 +273,10 @@ func (r *Runtime) readableKernel() (string, error) {
 	if !r.rights.own || st.Mode()&0o004 != 0 {
 		return r.kernel.Image, nil
 	}
-	sum, err := r.sum.of(r.kernel.Image)
+	name, err := r.kernelCopy()
 	if err != nil {
 		return "", err
 	}
-	name := filepath.Join(r.cfg.Dir, "boot", sum+".kernel")
 	if _, err := os.Stat(name); err == nil {
 		return name, nil
 	}
@@ -287,6 +286,12 @@ func (r *Runtime) readableKernel() (string, error) {
 	return name, nil
 }
 
+// kernelCopy is where the copy of the kernel is kept.
+func (r *Runtime) kernelCopy() (string, error) {
+	sum, err := r.sum.of(r.kernel.Image)
+	return filepath.Join(r.bootFiles(), sum+".kernel"), err
+}
+
 // copyFor copies a file for every user, in one step.
 func copyFor(name, from string) error {
 	f, err := os.Open(from)
@@ -294,11 +299,14 @@ func copyFor(name, from string) error {
 		return err
 	}
 	defer f.Close()
-	tmp, err := os.CreateTemp(filepath.Dir(name), "new-")
+	tmp, err := os.CreateTemp(filepath.Dir(name), halfMade)
 	if err != nil {
 		return err
 	}
 	defer os.Remove(tmp.Name())
 	_, err = io.Copy(tmp, f)
-	return errors.Join(err, tmp.Chmod(0o644), tmp.Close(), os.Rename(tmp.Name(), name))
+	if err := errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
+		return err
+	}
+	return appear(tmp.Name(), name)
 }

@@ -19,16 +19,45 @@ import (
 // Kinds of what is kept beside guests that run.
 const (
 	kindDisk  = "disk"  // the ext4 image of a root, made anew when it is missing
+	kindBoot  = "boot"  // what guests begin with, or a copy of their kernel; made anew when it is missing
 	kindGuest = "guest" // the files of a guest; left over when no instance has them
 )
 
-// Images implements instance.ImageKeeper: the images of roots, and the files of
-// guests.
+// halfMade begins the names of what is being made.
+const halfMade = "new-"
+
+// bootFiles is where that lies which guests begin with.
+func (r *Runtime) bootFiles() string { return filepath.Join(r.cfg.Dir, "boot") }
+
+// clearHalfMade removes what was being made when an earlier daemon ended, and
+// ended with it (tied).
+func (r *Runtime) clearHalfMade() error {
+	var errs []error
+	for _, dir := range []string{filepath.Join(r.cfg.Dir, "images"), r.bootFiles(), r.templates()} {
+		ents, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		for _, e := range ents {
+			if strings.HasPrefix(e.Name(), halfMade) {
+				errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("cannot clear away what was left half made: %w", err)
+	}
+	return nil
+}
+
+// Images implements instance.ImageKeeper: the images of roots, what guests begin
+// with, and the files of guests.
 func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
-	used, err := r.usedRoots()
+	used, err := r.usedFiles()
 	if err != nil {
 		return nil, err
 	}
+	has := func(p string) bool { return used[p] }
 	add := func(dir, kind string, keep func(name string) bool) error {
 		ents, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -38,7 +67,7 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 			return fmt.Errorf("cannot list images: %w", err)
 		}
 		for _, e := range ents {
-			if strings.HasPrefix(e.Name(), "new-") { // being made
+			if strings.HasPrefix(e.Name(), halfMade) { // being made
 				continue
 			}
 			path := filepath.Join(dir, e.Name())
@@ -53,7 +82,7 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 		}
 		return nil
 	}
-	err = errors.Join(add(filepath.Join(r.cfg.Dir, "images"), kindDisk, func(p string) bool { return used[p] }),
+	err = errors.Join(add(filepath.Join(r.cfg.Dir, "images"), kindDisk, has), add(r.bootFiles(), kindBoot, has),
 		add(filepath.Join(r.cfg.Dir, "vm"), kindGuest, func(p string) bool { return r.work(filepath.Base(p)) != nil }))
 	return out, err
 }
@@ -77,8 +106,9 @@ func touch(path string) error {
 	return nil
 }
 
-// usedRoots are the images that guests have, running or saved, by path.
-func (r *Runtime) usedRoots() (map[string]bool, error) {
+// usedFiles are the images that guests have, running or saved, what they began
+// with, and the copy of the kernel that the next would begin with, by path.
+func (r *Runtime) usedFiles() (map[string]bool, error) {
 	ents, err := os.ReadDir(filepath.Join(r.cfg.Dir, "vm"))
 	if err != nil {
 		return nil, fmt.Errorf("cannot list guests: %w", err)
@@ -89,7 +119,12 @@ func (r *Runtime) usedRoots() (map[string]bool, error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err // what it uses is not known
 		}
-		used[rec.Root] = true
+		used[rec.Root], used[rec.Initrd] = true, true
+	}
+	if r.rights.own {
+		if kernel, err := r.kernelCopy(); err == nil { // without a kernel there is no next
+			used[kernel] = true
+		}
 	}
 	return used, nil
 }
@@ -99,7 +134,12 @@ func (r *Runtime) RemoveImage(ctx context.Context, id string) error {
 	if id == "" || id != filepath.Base(id) || id[0] == '.' {
 		return fmt.Errorf("cannot remove image %s: that is no name of one", id)
 	}
-	if !strings.HasSuffix(id, ".ext4") {
+	dir := r.bootFiles()
+	switch filepath.Ext(id) {
+	case ".ext4":
+		dir = filepath.Join(r.cfg.Dir, "images")
+	case ".cpio", ".kernel":
+	default:
 		pids, err := findQEMU(r.dir(id))
 		if err == nil && len(pids) > 0 {
 			err = fmt.Errorf("cannot remove guest %s: its machine runs", id)
@@ -116,8 +156,8 @@ func (r *Runtime) RemoveImage(ctx context.Context, id string) error {
 		return fmt.Errorf("cannot remove image %s: one is being taken into use", id)
 	}
 	defer r.roots.Unlock()
-	path := filepath.Join(r.cfg.Dir, "images", id)
-	used, err := r.usedRoots()
+	path := filepath.Join(dir, id)
+	used, err := r.usedFiles()
 	if err == nil && used[path] {
 		err = errors.New("it is in use")
 	}

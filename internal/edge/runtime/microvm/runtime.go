@@ -154,7 +154,8 @@ type Runtime struct {
 	setCID  func(fd int, cid uint32) error
 	boot    string
 	sum     kernelSum
-	// roots is held for reading while the image of a root is taken into use.
+	// roots is held for reading while the image of a root, and what a guest begins
+	// with, are taken into use.
 	roots sync.RWMutex
 	// without says why no guest gets a vsock device any more.
 	without atomic.Pointer[string]
@@ -181,7 +182,8 @@ var (
 const maxSocket = 107
 
 // New checks that everything is there; its error names every missing part. It
-// starts nothing.
+// starts nothing, and removes what a crash left half made: nobody else may be
+// using the directory.
 func New(cfg Config) (*Runtime, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -234,6 +236,9 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, "vm"), 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the directory of virtual machines: %w", err)
+	}
+	if err := r.clearHalfMade(); err != nil {
+		return nil, err
 	}
 	return r, nil
 }
@@ -320,12 +325,8 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	if err != nil {
 		return nil, err
 	}
-	initrd, err := r.initramfs(m, l.Workspace != "", cid != 0)
-	if err != nil {
-		return nil, err
-	}
 	call := guest.RunCall{Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User}
-	rec := runRecord{Run: l.Run, LogPath: l.LogPath, LogMax: l.LogMax, Machine: m, Accel: accel, Initrd: initrd,
+	rec := runRecord{Run: l.Run, LogPath: l.LogPath, LogMax: l.LogMax, Machine: m, Accel: accel,
 		FilesPort: l.Workspace != "", Workspace: l.Workspace, CID: cid}
 	if err := r.claim(ctx, l.ID, &rec, &call); err != nil {
 		return nil, errors.Join(err, r.clear(context.WithoutCancel(ctx), l.ID))
@@ -347,7 +348,8 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	return w, nil
 }
 
-// claim finds the image of a guest's root and writes the record that keeps it.
+// claim finds the image of a guest's root and what it begins with, and writes
+// the record that keeps them.
 func (r *Runtime) claim(ctx context.Context, id string, rec *runRecord, call *guest.RunCall) (err error) {
 	r.roots.RLock()
 	defer r.roots.RUnlock()
@@ -355,6 +357,9 @@ func (r *Runtime) claim(ctx context.Context, id string, rec *runRecord, call *gu
 		if rec.Root, err = r.prepareRoot(ctx, root, call); err != nil {
 			return err
 		}
+	}
+	if rec.Initrd, err = r.initramfs(rec.Machine, rec.FilesPort, rec.CID != 0); err != nil {
+		return err
 	}
 	if err := os.MkdirAll(r.dir(id), 0o700); err != nil {
 		return fmt.Errorf("cannot make its directory: %w", err)
