@@ -248,7 +248,7 @@ func (p *past) laptop(name string, now time.Time) {
 			cpu, used = math.Round(30+20*math.Sin(float64(n)/7)), at
 		}
 		r := control.AgentReport{At: at, Sequence: uint64(n + 1), StartedAt: begun, BootID: "b", Version: "v1", Interval: idle.Duration(5 * time.Minute), LastUse: used,
-			Readings: []idle.Reading{idle.Judge("cpu", cpu, 5, "%", time.Minute, at), idle.Judge("network", 2, 10, "KB/min", time.Minute, at), {Signal: "users", State: idle.Quiet, At: at, LastEvent: used}},
+			Readings: []idle.Reading{idle.Judge("cpu", cpu, 5, "%", time.Minute, at), idle.Judge("network", 2, 10, "KB/min", time.Minute, at), {Signal: "users", State: idle.Quiet, At: at, LastEvent: begun}},
 			Judged:   &control.AgentJudged{Policy: idle.Policy{Name: "agent", Timeout: idle.Duration(24 * time.Hour), WarnBefore: idle.Duration(5 * time.Minute), CheckInterval: idle.Duration(time.Minute), Detection: true, AutoPause: true, Action: "stop"}}}
 		if hour == 16 {
 			r.Judged.Leases = []idle.Lease{{Holder: "training", Reason: "epoch 3", ExpiresAt: at.Truncate(time.Hour).Add(time.Hour)}}
@@ -411,7 +411,7 @@ func (w *window) agent(url string) {
 	js[bool](w, `(document.querySelector('.chart').focus(), true)`)
 	before := js[int](w, `Number(document.querySelector('.chart').getAttribute('aria-valuenow'))`)
 	w.key("PageDown", 34)
-	w.until(`Number(document.querySelector('.chart').getAttribute('aria-valuenow')) <= $1 - 60`, before)
+	w.until(`Number(document.querySelector('.chart').getAttribute('aria-valuenow')) < $1 - 50`, before) // an hour, from the nearest five minutes
 	w.key("Enter", 13)
 	w.until(`new URLSearchParams(location.search).get('at')`)
 	w.sees(`Why, at .*Why was it running\?.*From the check at.*cpu\s+(active|quiet)`)
@@ -478,6 +478,19 @@ func (w *window) preview(url string, p *past) {
 	w.sees(`aggressive, changed\s+idle after 45 min, hours of office.*Hours not known`)
 	w.accessible("a preview of what a policy can say")
 	w.picture("preview-changed")
+
+	// Thresholds of agents: what its day's load is then called.
+	js[bool](w, `(() => { const e = document.querySelector('#of'); e.value = 'agents'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
+	w.until(`document.querySelector('#one-cpu') && !document.querySelector('#one-schedule')`)
+	w.press("Preview")
+	w.sees(`What it would have done.*aggressive, changed.*Pauses\s+[1-9]\d*\s`)
+	before := js[string](w, `document.querySelector('table.outcomes').innerText.match(/Hours avoided\s+([\d.,]+)/)[1]`)
+	w.enter("#one-cpu", "45")
+	w.press("Preview")
+	w.until(`Number(document.querySelector('table.outcomes')?.innerText.match(/Hours avoided\s+([\d.,]+)/)?.[1].replace(',', '')) > Number($1.replace(',', ''))`, before)
+	w.both("preview-agents", "light", "dark")
+	w.press("Pauses of aggressive, changed")
+	w.until(`document.querySelector('details a[href^="/agents/lab-7?at="]')`)
 }
 
 func (w *window) savings(url string) {

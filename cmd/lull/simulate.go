@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net/url"
 	"os"
 	"slices"
@@ -35,7 +36,9 @@ func since(now time.Time, text string) (time.Time, error) {
 
 func (c *cli) simulateCommand() *cobra.Command {
 	var name, from, hours string
-	var more, signals []string
+	var more, sources, signals []string
+	var limits map[string]string
+	var ofAgents bool
 	var snooze, warn *int
 	var in control.Simulate
 	cmd := &cobra.Command{Use: "simulate --policy NAME", Short: "Say what a policy would have done in a recorded time: pauses, hours, money and false stops", Args: args(cobra.NoArgs),
@@ -43,8 +46,11 @@ func (c *cli) simulateCommand() *cobra.Command {
 timeout, and say what each would have done: pauses, hours avoided, money, and false
 stops, after which somebody came back within --window minutes. The policy of
 --policy may be tried with another schedule, warning, protection or other signals.
-Nothing is changed. Time of which nothing is recorded is named and decides nothing.`,
-		Example: "  lull simulate --policy balanced --compare aggressive --since 7d\n  lull simulate --policy 45m --since 14d\n  lull simulate --policy balanced --schedule office --compare balanced",
+Nothing is changed. Time of which nothing is recorded is named and decides nothing.
+
+With --agents the machines are replayed as their agents saw themselves: then other
+--signals may count, and from other values (--threshold).`,
+		Example: "  lull simulate --agents --policy 45m --threshold cpu=20 --compare 45m\n  lull simulate --policy balanced --compare aggressive --since 7d\n  lull simulate --policy 45m --since 14d\n  lull simulate --policy balanced --schedule office --compare balanced",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at, err := since(time.Now(), from)
 			if err != nil {
@@ -62,7 +68,14 @@ Nothing is changed. Time of which nothing is recorded is named and decides nothi
 				in.Policies = append(in.Policies, p)
 			}
 			changed := &in.Policies[0]
-			if changed.ActivitySources = signals; cmd.Flags().Changed("schedule") {
+			if changed.Thresholds, err = thresholds(limits); err != nil {
+				return &usageError{err}
+			}
+			if in.Of = "workers"; ofAgents || changed.Thresholds != nil || signals != nil || in.Machines != nil {
+				in.Of = "agents"
+			}
+			changed.Signals = signals
+			if changed.ActivitySources = sources; cmd.Flags().Changed("schedule") {
 				changed.Schedule = &hours
 			}
 			for _, x := range []struct{ to, from *int }{{&changed.SnoozeMinutes, snooze}, {&changed.WarnBeforeMinutes, warn}} {
@@ -70,8 +83,10 @@ Nothing is changed. Time of which nothing is recorded is named and decides nothi
 					*x.to = *x.from
 				}
 			}
-			if changed.TimeoutMinutes == 0 && (snooze != nil || warn != nil || signals != nil || changed.Schedule != nil) {
-				changed.Policy, changed.Name = name, name+", changed"
+			if snooze != nil || warn != nil || sources != nil || signals != nil || changed.Thresholds != nil || changed.Schedule != nil {
+				if changed.Name = name + ", changed"; changed.TimeoutMinutes == 0 {
+					changed.Policy = name
+				}
 			}
 			cl, err := c.control()
 			if err != nil {
@@ -96,11 +111,31 @@ Nothing is changed. Time of which nothing is recorded is named and decides nothi
 	f.StringVar(&from, "since", "7d", "how far back: 7d, 36h, or a past time")
 	f.Var(minutesFlag{&snooze}, "snooze", "with this protection after a resume, such as 30m, and not the policy's")
 	f.Var(minutesFlag{&warn}, "warn", "warned this long before, and not as the policy says")
-	f.StringSliceVar(&signals, "sources", nil, "only these signals count: cml, agent, cloudwatch")
+	f.StringSliceVar(&sources, "sources", nil, "only these signals count: cml, agent, cloudwatch")
 	f.StringVar(&hours, "schedule", "", "following this schedule as if it always had, and not the policy's; empty is none")
+	f.BoolVar(&ofAgents, "agents", false, "replay machines as their agents saw themselves; implied by the next three")
+	f.StringToStringVar(&limits, "threshold", nil, "of agents: a signal counts from this value, such as cpu=20, in percent or KB/min")
+	f.StringSliceVar(&signals, "signals", nil, "of agents: only these signals count, such as cpu,gpu,users")
+	f.StringSliceVar(&in.Machines, "machine", nil, "of agents: only these machines")
 	f.StringVar(&in.Region, "region", "", "workers of this AWS region only")
 	f.IntVar(&in.WindowMinutes, "window", 15, "minutes within which somebody who comes back makes it a false stop")
 	return cmd
+}
+
+// thresholds reads values of signals.
+func thresholds(given map[string]string) (map[string]float64, error) {
+	if len(given) == 0 {
+		return nil, nil
+	}
+	out := map[string]float64{}
+	for name, text := range given {
+		v, err := strconv.ParseFloat(text, 64)
+		if err != nil || !(v > 0) || math.IsInf(v, 0) {
+			return nil, fmt.Errorf("cannot use --threshold %s=%s: want a number above 0", name, text)
+		}
+		out[name] = v
+	}
+	return out, nil
 }
 
 func simulationText(w io.Writer, r control.Simulation) {

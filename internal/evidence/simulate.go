@@ -37,6 +37,14 @@ type Trial struct {
 	// recorded one; nil leaves it. Nothing is known of times at which a signal
 	// that it lets count was not read.
 	Policy *idle.Policy
+	// Measured: the object measured itself, and its records have Levels. What is
+	// use then follows from the values of its signals, whatever was made of them.
+	Measured bool
+	// Thresholds replace the recorded ones of signals with a value, in their
+	// units; only of a Measured one.
+	Thresholds map[string]float64
+	// Ignored are guards that would not be there under the policy.
+	Ignored []idle.Code
 	// Never: the policy pauses nothing for its idleness.
 	Never bool
 	// Schedule tells what the policy's schedule says at a moment; nil is none. A
@@ -76,20 +84,25 @@ func (t *Trial) Add(s Stretch) {
 			known = a
 		}
 	}
+	if t.Measured && s.Known && !t.asked(&s) {
+		s.Known = false
+	}
 	var turns []turn
 	if s.After != nil {
 		for _, a := range t.uses(s.After) {
 			turns = append(turns, turn{at: a})
 		}
 	}
+	if t.Measured && s.After != nil {
+		turns = append(turns, t.between(&s)...)
+	}
 	turns = slices.DeleteFunc(turns, func(x turn) bool { return !x.at.After(known) })
 	if s.To.After(t.To) {
 		s.To = t.To // what came after it is told by the check after it, and counts no more
 	}
 	at := s.From
-	if s.After != nil && !s.After.Since.IsZero() && len(turns) > 0 {
+	if last := t.steadily(&s, turns); last.After(known) {
 		// Use went on all the time, and its end is all there is to know.
-		last := slices.MaxFunc(turns, byTime).at
 		if !t.down.IsZero() {
 			t.back(turn{at: s.From})
 		}
@@ -97,7 +110,8 @@ func (t *Trial) Add(s Stretch) {
 			t.count(&t.Running, at, last)
 			at = last
 		}
-		known, turns, t.warned = last, nil, time.Time{}
+		known, t.warned = last, time.Time{}
+		turns = slices.DeleteFunc(turns, func(x turn) bool { return !x.at.After(last) })
 	}
 	turns = slices.DeleteFunc(turns, func(x turn) bool { return !x.at.Before(t.To) })
 	for _, o := range t.Off {
@@ -130,6 +144,9 @@ const eventful = "cml"
 
 // uses are the times of use that a check tells of, by the signals that count.
 func (t *Trial) uses(r *Record) []time.Time {
+	if t.Measured {
+		return t.measured(r)
+	}
 	if t.Policy == nil || t.Policy.Signals == nil {
 		out := slices.Clone(r.Activity)
 		if a := r.Verdict.LastActivityAt; a != nil {
@@ -293,6 +310,7 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 	e.Readings = slices.Clone(e.Readings)
 	for i := range e.Readings {
 		r := &e.Readings[i]
+		*r = t.judged(*r)
 		r.MaxAge = 0 // it was read again all the time
 		if r.LastEvent.After(known) {
 			r.LastEvent = known
@@ -302,7 +320,7 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 		}
 	}
 	e.Guards = slices.DeleteFunc(slices.Clone(e.Guards), func(b idle.Block) bool {
-		return b.Code == idle.Shadow || b.Code == "halted" || b.Code == idle.Schedule && (t.Schedule != nil || t.Policy != nil && scheduled)
+		return slices.Contains(t.Ignored, b.Code) || b.Code == idle.Shadow || b.Code == "halted" || b.Code == idle.Schedule && (t.Schedule != nil || t.Policy != nil && scheduled)
 	})
 	return p, e
 }

@@ -100,7 +100,7 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 		return out, nil
 	}
 	patterns := map[string]*control.IdlePattern{}
-	out.Missing, err = s.replay(ctx, all, out.From, out.To, func(t *trial, x evidence.Stretch) {
+	out.Missing, err = s.replay(ctx, all, among(all), out.From, out.To, func(t *trial, x evidence.Stretch) {
 		from, to, cause := idleTime(t, x, out.From)
 		if cause == "" {
 			return
@@ -120,7 +120,7 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 			patterns[k] = p
 		}
 		byHour(p.Hours, from, to, zone)
-	}, untold)
+	}, unheeded)
 	out.Idle = idlest(patterns)
 	return out, err
 }

@@ -33,7 +33,7 @@ func (s *Server) simulateRoutes() {
 	register(s, route{id: "simulate", method: "POST", path: base + "/simulate", role: access.Viewer, status: 200,
 		doc: "What policies would have done in a recorded time: pauses, hours, money and false stops"},
 		func(ctx context.Context, in *struct{ Body control.Simulate }) (*answer[control.Simulation], error) {
-			return ok(s.simulate(ctx, in.Body, untold))
+			return ok(s.simulate(ctx, in.Body, unheeded))
 		})
 	told := route{id: "simulate-told", method: "POST", path: base + "/simulate/progress", role: access.Viewer, status: 200,
 		doc: "The same, told as it goes; it ends when the caller goes away"}
@@ -43,9 +43,11 @@ func (s *Server) simulateRoutes() {
 	describe(s, told, "application/jsonl", "One step in each line; the last has the answer, or why there is none")
 }
 
-// trial is what a question to the past needs about a worker.
+// trial is what a question to the past needs about a worker, or about a machine
+// with an agent, which need not be one.
 type trial struct {
 	w       fleet.Worker
+	machine string // of an agent
 	storage float64
 	changes []control.TimelineChange
 	off     []evidence.Off
@@ -118,11 +120,17 @@ func offs(w *fleet.Worker, changes []control.TimelineChange, from, to time.Time)
 	return out
 }
 
-// untold is for whom nobody waits to hear how far it is.
-func untold(float64) error { return nil }
+// unheeded is for whom nobody waits to hear how far it is.
+func unheeded(float64) error { return nil }
 
-// replay feeds the recorded evidence to all trials, and tells how far it is.
-func (s *Server) replay(ctx context.Context, all map[string]*trial, from, to time.Time, yield func(*trial, evidence.Stretch), tell func(share float64) error) ([]evidence.Missing, error) {
+// among finds the trial of a record by its object.
+func among(all map[string]*trial) func(*evidence.Record) *trial {
+	return func(r *evidence.Record) *trial { return all[r.Object] }
+}
+
+// replay feeds the recorded evidence to all trials, which of finds and may add
+// to, and tells how far it is.
+func (s *Server) replay(ctx context.Context, all map[string]*trial, of func(*evidence.Record) *trial, from, to time.Time, yield func(*trial, evidence.Stretch), tell func(share float64) error) ([]evidence.Missing, error) {
 	// The check after to tells what was until then; what it tells beyond is not asked for.
 	give := func(t *trial) func(evidence.Stretch) {
 		return func(x evidence.Stretch) {
@@ -141,7 +149,7 @@ func (s *Server) replay(ctx context.Context, all map[string]*trial, from, to tim
 		if err := tell(min(1, max(0, float64(r.At.Sub(from))/float64(to.Sub(from))))); err != nil {
 			return err
 		}
-		if t := all[r.Object]; t != nil && !t.follow.Reached(to) {
+		if t := of(&r); t != nil && !t.follow.Reached(to) {
 			t.follow.Add(&r, give(t))
 		}
 		return nil
@@ -158,13 +166,17 @@ func (s *Server) replay(ctx context.Context, all map[string]*trial, from, to tim
 // candidate is a policy that is tried.
 type candidate struct {
 	idle.Policy
-	never    bool // it pauses nothing for idleness
+	never    bool               // it pauses nothing for idleness
+	limits   map[string]float64 // thresholds of agents' signals
 	hours    func(time.Time) *policy.Standing
 	schedule string
 }
 
 // wanted makes the numbers that a policy stands for.
-func (s *Server) wanted(w control.SimulatedPolicy) (candidate, error) {
+func (s *Server) wanted(w control.SimulatedPolicy, of string) (candidate, error) {
+	if err := fits(&w, of); err != nil {
+		return candidate{}, err
+	}
 	rules := s.fleet.Rules()
 	base, known := rules.Policies[cmp.Or(w.Policy, w.Name)]
 	switch {
@@ -189,6 +201,10 @@ func (s *Server) wanted(w control.SimulatedPolicy) (candidate, error) {
 	}
 	if len(w.ActivitySources) > 0 {
 		c.Signals = w.ActivitySources
+	}
+	if of == ofAgents { // they read signals of their own, and follow no schedule
+		c.Signals, c.limits = w.Signals, w.Thresholds
+		return c, nil
 	}
 	name := w.Schedule
 	if name == nil {
@@ -242,7 +258,7 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	}
 	policies := make([]candidate, len(in.Policies))
 	for i, p := range in.Policies {
-		if policies[i], err = s.wanted(p); err != nil {
+		if policies[i], err = s.wanted(p, in.Of); err != nil {
 			return out, err
 		}
 	}
@@ -251,20 +267,27 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	if err != nil {
 		return out, err
 	}
-	if len(in.WorkerIDs) > 0 {
-		for id := range all {
-			if !slices.Contains(in.WorkerIDs, id) {
-				delete(all, id)
-			}
-		}
-	}
-	for id, t := range all {
+	of, each := among(all), func(t *trial, id string) {
 		for i := range policies {
 			c := &policies[i]
 			t.runs = append(t.runs, &evidence.Trial{Object: id, Policy: &c.Policy, Never: c.never, Schedule: c.hours, Off: t.off, From: out.From, To: out.To, Window: time.Duration(out.WindowMinutes) * time.Minute})
 		}
 	}
-	if out.Missing, err = s.replay(ctx, all, out.From, out.To, func(t *trial, x evidence.Stretch) {
+	if in.Of == ofAgents {
+		all, of = s.agentTrials(all, &in, policies, each)
+	} else {
+		for id, t := range all {
+			if len(in.WorkerIDs) > 0 && !slices.Contains(in.WorkerIDs, id) {
+				delete(all, id)
+				continue
+			}
+			each(t, id)
+		}
+	}
+	if out.Missing, err = s.replay(ctx, all, of, out.From, out.To, func(t *trial, x evidence.Stretch) {
+		if t.machine != "" && untold(x.Check) {
+			x.Known = false
+		}
 		for _, r := range t.runs {
 			r.Add(x)
 		}
@@ -274,9 +297,16 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	for i := range policies {
 		out.Policies = append(out.Policies, s.outcome(&policies[i], i, all))
 	}
+	names := map[string]string{}
+	for id, t := range all {
+		if t.machine != "" {
+			id = t.machine
+		}
+		names[id] = cmp.Or(t.w.Name, t.machine)
+	}
 	for _, o := range out.Policies {
 		for _, x := range o.Stops {
-			out.Workers[x.Object] = all[x.Object].w.Name
+			out.Workers[x.Object] = names[x.Object]
 		}
 	}
 	out.Recommended = recommended(out.Policies)
@@ -367,6 +397,9 @@ func (s *Server) outcome(p *candidate, i int, all map[string]*trial) control.Sim
 }
 
 func (t *trial) use() savings.Use {
+	if t.w.ID == "" {
+		return savings.Use{Worker: t.machine, Name: t.machine, Region: t.w.AWSRegion} // what it costs is not known
+	}
 	return savings.Use{Worker: t.w.ID, Name: t.w.Name, Region: t.w.AWSRegion, InstanceType: t.w.InstanceType, Policy: t.w.Policy, Tags: t.w.Tags, StorageGB: t.storage}
 }
 

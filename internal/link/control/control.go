@@ -112,7 +112,10 @@ type SimulatedPolicy struct {
 	Policy            string   `json:"policy,omitempty" maxLength:"128" doc:"The named policy that says what is not given; absent is the one of that name, unless timeout_minutes is given"`
 	WarnBeforeMinutes int      `json:"warn_before_minutes,omitempty" minimum:"0" maximum:"1440" doc:"0 is what was in force"`
 	ActivitySources   []string `json:"activity_sources,omitempty" maxItems:"3" enum:"cml,agent,cloudwatch" doc:"Only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
-	Schedule          *string  `json:"schedule,omitempty" maxLength:"128" doc:"The schedule that is followed, as if it always had been; empty is none. Absent is the policy's, or what was in force"`
+	// Signals and Thresholds are of agents alone.
+	Signals    []string           `json:"signals,omitempty" maxItems:"32" doc:"Of agents: only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
+	Thresholds map[string]float64 `json:"thresholds,omitempty" doc:"Of agents: from which value a signal counts, in its unit (cpu and gpu in percent, network and disk in KB/min); absent is what was in force"`
+	Schedule   *string            `json:"schedule,omitempty" maxLength:"128" doc:"The schedule that is followed, as if it always had been; empty is none. Absent is the policy's, or what was in force"`
 }
 
 // Simulate asks what policies would have done in a recorded time.
@@ -120,7 +123,9 @@ type Simulate struct {
 	Policies      []SimulatedPolicy `json:"policies" minItems:"1" maxItems:"8"`
 	From          *time.Time        `json:"from,omitempty" doc:"Default seven days before to"`
 	To            *time.Time        `json:"to,omitempty" doc:"Default now"`
+	Of            string            `json:"of,omitempty" enum:"workers,agents" doc:"What is replayed: workers as the server saw them, or machines as their agents saw themselves; default workers"`
 	WorkerIDs     []string          `json:"worker_ids,omitempty" maxItems:"1000" doc:"Default all"`
+	Machines      []string          `json:"machines,omitempty" maxItems:"1000" doc:"Of agents; default all"`
 	Tags          map[string]string `json:"tags,omitempty"`
 	Region        string            `json:"aws_region,omitempty" maxLength:"32"`
 	WindowMinutes int               `json:"window_minutes,omitempty" minimum:"0" maximum:"1440" doc:"Use this soon after a pause makes it a false stop; 0 is 15"`
@@ -134,7 +139,7 @@ type Simulation struct {
 	WindowMinutes int                `json:"window_minutes"`
 	Policies      []SimulatedOutcome `json:"policies"`
 	Recommended   string             `json:"recommended"`
-	Workers       map[string]string  `json:"workers" doc:"Names of the workers that would have been stopped, by id"`
+	Workers       map[string]string  `json:"workers" doc:"Names of the workers or machines that would have been stopped, by id"`
 	Missing       []evidence.Missing `json:"missing"`
 }
 

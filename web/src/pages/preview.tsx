@@ -10,7 +10,13 @@ import { clock, minutes, span } from '../time'
 import { Empty, Fault, Loading } from '../ui'
 
 /** One policy to try: a named one, or numbers of its own. */
-interface Candidate { name: string; timeout: string; snooze: string; warn: string; schedule: string; sources: string }
+interface Candidate { name: string; timeout: string; snooze: string; warn: string; schedule: string; sources: string; signals: string; limits: Record<string, string> }
+
+/** What is replayed: workers as the server saw them, or machines as their agents saw themselves. */
+type Of = 'workers' | 'agents'
+
+/** Signals of agents that have a value, with what it is. */
+const valued: [string, string, string][] = [['cpu', 'CPU', '%'], ['network', 'Network', 'KB/min'], ['disk', 'Disk', 'KB/min'], ['gpu', 'GPU', '%']]
 
 /** What is not chosen is the policy's or, where that does not say, what was in force. */
 const asIs = 'as it is'
@@ -36,8 +42,9 @@ export function Preview(p: PageProps) {
 function Trial(p: { list: Policy[]; schedules: string[]; first: string }) {
   const pick = (name: string): Candidate => {
     const of = p.list.find((x) => x.name === name)
-    return { name: of ? name : own, timeout: String(of?.idle_timeout_minutes ?? 60), snooze: String(of?.snooze_minutes ?? ''), warn: String(of?.warn_before_minutes ?? ''), schedule: asIs, sources: asIs }
+    return { name: of ? name : own, timeout: String(of?.idle_timeout_minutes ?? 60), snooze: String(of?.snooze_minutes ?? ''), warn: String(of?.warn_before_minutes ?? ''), schedule: asIs, sources: asIs, signals: '', limits: {} }
   }
+  const [of, setOf] = useState<Of>('workers')
   const [one, setOne] = useState(pick(p.first))
   const [two, setTwo] = useState<Candidate | null>(null)
   const [days, setDays] = useState(7)
@@ -48,10 +55,13 @@ function Trial(p: { list: Policy[]; schedules: string[]; first: string }) {
   useEffect(() => () => running.current?.abort(), [])
   const wanted = (c: Candidate, other: Candidate | null, n: number) => {
     const named = p.list.find((x) => x.name === c.name)
-    const changed = !named || Number(c.timeout) !== named.idle_timeout_minutes || c.snooze !== String(named.snooze_minutes ?? '') || c.warn !== String(named.warn_before_minutes ?? '') || c.schedule !== asIs || c.sources !== asIs
+    const signals = c.signals.split(/[\s,]+/).filter(Boolean), limits = Object.entries(c.limits).filter(([, v]) => v !== '')
+    const what = of === 'agents' ? { ...(signals.length > 0 ? { signals } : {}), ...(limits.length > 0 ? { thresholds: Object.fromEntries(limits.map(([k, v]) => [k, Number(v)])) } : {}) }
+      : { ...(c.schedule !== asIs ? { schedule: c.schedule } : {}), ...(c.sources !== asIs ? { activity_sources: c.sources.split(',') } : {}) }
+    const changed = !named || Number(c.timeout) !== named.idle_timeout_minutes || c.snooze !== String(named.snooze_minutes ?? '') || c.warn !== String(named.warn_before_minutes ?? '') || Object.keys(what).length > 0
     if (!changed) return { name: c.name }
     const name = named ? `${c.name}, changed` : own
-    return { name: other && n === 1 && (other.name === c.name || !named) ? `${name} (2)` : name, timeout_minutes: Number(c.timeout), ...(named ? { policy: named.name } : {}), ...(c.snooze ? { snooze_minutes: Number(c.snooze) } : {}), ...(c.warn ? { warn_before_minutes: Number(c.warn) } : {}), ...(c.schedule !== asIs ? { schedule: c.schedule } : {}), ...(c.sources !== asIs ? { activity_sources: c.sources.split(',') } : {}) }
+    return { name: other && n === 1 && (other.name === c.name || !named) ? `${name} (2)` : name, timeout_minutes: Number(c.timeout), ...(named ? { policy: named.name } : {}), ...(c.snooze ? { snooze_minutes: Number(c.snooze) } : {}), ...(c.warn ? { warn_before_minutes: Number(c.warn) } : {}), ...what }
   }
   const run = async (e: Event) => {
     e.preventDefault()
@@ -62,7 +72,7 @@ function Trial(p: { list: Policy[]; schedules: string[]; first: string }) {
     setProblem(null)
     try {
       const policies = [wanted(one, two, 0), ...(two ? [wanted(two, one, 1)] : [])]
-      setResult(await simulate({ policies, from: new Date(Date.now() - days * 86_400_000).toISOString() }, setShare, control.signal))
+      setResult(await simulate({ of, policies, from: new Date(Date.now() - days * 86_400_000).toISOString() }, setShare, control.signal))
     } catch (err) {
       if (!control.signal.aborted) setProblem(err instanceof Problem ? err : new Problem(0, '', err instanceof Error ? err.message : String(err)))
     } finally {
@@ -73,8 +83,15 @@ function Trial(p: { list: Policy[]; schedules: string[]; first: string }) {
   return (
     <>
       <form class="card trial" onSubmit={run}>
-        <Choice id="one" title="Policy" list={p.list} schedules={p.schedules} c={one} set={setOne} pick={pick} />
-        {two ? <Choice id="two" title="Compared with" list={p.list} schedules={p.schedules} c={two} set={setTwo} pick={pick} onRemove={() => setTwo(null)} />
+        <div class="field">
+          <label for="of">Replay</label>
+          <select id="of" value={of} onChange={(e) => { setOf(e.currentTarget.value as Of); setResult(null) }}>
+            <option value="workers">workers, as this server saw them</option>
+            <option value="agents">machines, as their agents saw themselves</option>
+          </select>
+        </div>
+        <Choice id="one" of={of} title="Policy" list={p.list} schedules={p.schedules} c={one} set={setOne} pick={pick} />
+        {two ? <Choice id="two" of={of} title="Compared with" list={p.list} schedules={p.schedules} c={two} set={setTwo} pick={pick} onRemove={() => setTwo(null)} />
           : <p><button type="button" onClick={() => setTwo(pick(p.list.find((x) => x.name !== one.name)?.name ?? own))}>Compare with another</button></p>}
         <div class="actions">
           <label>Over the last{' '}
@@ -92,12 +109,12 @@ function Trial(p: { list: Policy[]; schedules: string[]; first: string }) {
         )}
       </form>
       {problem && <Fault problem={problem} what="It cannot be previewed." />}
-      {result && <Result r={result} />}
+      {result && <Result r={result} of={of} />}
     </>
   )
 }
 
-function Choice(p: { id: string; title: string; list: Policy[]; schedules: string[]; c: Candidate; set: (c: Candidate) => void; pick: (name: string) => Candidate; onRemove?: () => void }) {
+function Choice(p: { id: string; of: Of; title: string; list: Policy[]; schedules: string[]; c: Candidate; set: (c: Candidate) => void; pick: (name: string) => Candidate; onRemove?: () => void }) {
   const { c, id } = p
   return (
     <fieldset>
@@ -121,6 +138,7 @@ function Choice(p: { id: string; title: string; list: Policy[]; schedules: strin
         <label for={`${id}-warn`}>Warned before, minutes</label>
         <input id={`${id}-warn`} type="number" min={0} max={1440} placeholder="as it was" value={c.warn} onInput={(e) => p.set({ ...c, warn: e.currentTarget.value })} />
       </div>
+      {p.of === 'agents' ? <Limits id={id} c={c} set={p.set} /> : <>
       <div class="field">
         <label for={`${id}-schedule`}>Schedule</label>
         <select id={`${id}-schedule`} value={c.schedule} onChange={(e) => p.set({ ...c, schedule: e.currentTarget.value })}>
@@ -136,12 +154,33 @@ function Choice(p: { id: string; title: string; list: Policy[]; schedules: strin
           {sources.map(([value, text]) => <option key={value} value={value}>{text}</option>)}
         </select>
       </div>
+      </>}
       {p.onRemove && <button type="button" class="plain" onClick={p.onRemove}>Do not compare</button>}
     </fieldset>
   )
 }
 
-function Result(p: { r: Simulation }) {
+/** From which value each signal of an agent counts, and which count at all. */
+function Limits(p: { id: string; c: Candidate; set: (c: Candidate) => void }) {
+  const { id, c } = p
+  return (
+    <>
+      {valued.map(([name, label, unit]) => (
+        <div key={name} class="field">
+          <label for={`${id}-${name}`}>{label} counts from, {unit}</label>
+          <input id={`${id}-${name}`} type="number" min={0.001} step="any" placeholder="as it was" value={c.limits[name] ?? ''} onInput={(e) => p.set({ ...c, limits: { ...c.limits, [name]: e.currentTarget.value } })} />
+        </div>
+      ))}
+      <div class="field">
+        <label for={`${id}-signals`}>Signals that count</label>
+        <input id={`${id}-signals`} placeholder="as it was" value={c.signals} onInput={(e) => p.set({ ...c, signals: e.currentTarget.value })} aria-describedby={`${id}-signals-note`} />
+        <span id={`${id}-signals-note`} class="muted small">such as cpu, gpu, users</span>
+      </div>
+    </>
+  )
+}
+
+function Result(p: { r: Simulation; of: Of }) {
   const { r } = p
   const head = useRef<HTMLHeadingElement>(null)
   useEffect(() => head.current?.focus(), [r])
@@ -156,7 +195,7 @@ function Result(p: { r: Simulation }) {
     ['Saved', (o) => usd(o.saved_usd), 'Compute less the storage that is still paid for'],
     ['Hours not known', (o) => hours(o.unknown_hours), 'Nothing is recorded of them; nothing is decided in them'],
   ]
-  if (known === 0) return <Empty title="Nothing is recorded of that time yet.">A preview needs checks that lull has made. Look again when it has run for a while.</Empty>
+  if (known === 0) return <Empty title="Nothing is recorded of that time yet.">{p.of === 'agents' ? 'A preview needs reports of agents. Look again when some have reported for a while.' : 'A preview needs checks that lull has made. Look again when it has run for a while.'}</Empty>
   return (
     <section class="card" aria-labelledby="result">
       <header><h2 id="result" tabIndex={-1} ref={head}>What it would have done</h2><span class="muted small">{clock(r.from, now)} to {clock(r.to, now)}</span></header>
@@ -172,8 +211,8 @@ function Result(p: { r: Simulation }) {
           <summary>Pauses of {o.name}{o.pauses > o.stops.length ? `, ${o.stops.length} of ${o.pauses}` : ''}</summary>
           <div class="scroll rows" tabIndex={0} role="region" aria-label={`Pauses of ${o.name}`}>
             <table>
-              <thead><tr><th scope="col">Worker</th><th scope="col">From</th><th scope="col">For</th><th scope="col">Then</th></tr></thead>
-              <tbody>{o.stops.map((x, i) => <tr key={i}><th scope="row"><a href={`/workers/${encodeURIComponent(x.object)}?at=${x.from}`}>{r.workers[x.object] ?? x.object}</a></th><td class="nowrap">{clock(x.from, now)}</td><td class="nowrap">{span((new Date(x.to).getTime() - new Date(x.from).getTime()) / 1000)}</td><td>{x.false_stop ? <span class="bad">somebody came back at once: a false stop</span> : x.back ? 'somebody came back' : 'until the end'}</td></tr>)}</tbody>
+              <thead><tr><th scope="col">{p.of === 'agents' ? 'Machine' : 'Worker'}</th><th scope="col">From</th><th scope="col">For</th><th scope="col">Then</th></tr></thead>
+              <tbody>{o.stops.map((x, i) => <tr key={i}><th scope="row"><a href={`/${p.of}/${encodeURIComponent(x.object)}?at=${x.from}`}>{r.workers[x.object] ?? x.object}</a></th><td class="nowrap">{clock(x.from, now)}</td><td class="nowrap">{span((new Date(x.to).getTime() - new Date(x.from).getTime()) / 1000)}</td><td>{x.false_stop ? <span class="bad">somebody came back at once: a false stop</span> : x.back ? 'somebody came back' : 'until the end'}</td></tr>)}</tbody>
             </table>
           </div>
         </details>

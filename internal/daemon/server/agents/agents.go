@@ -15,6 +15,7 @@ package agents
 
 import (
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,7 +26,13 @@ import (
 
 // Object is what the evidence of an agent's machine is filed under. No worker
 // has such an id.
-func Object(machine string) string { return "agent/" + machine }
+func Object(machine string) string { return prefix + machine }
+
+const prefix = "agent/"
+
+// Machine is the one whose evidence is filed under object; false if it is of
+// something else.
+func Machine(object string) (string, bool) { return strings.CutPrefix(object, prefix) }
 
 // CodePolicyUntold is the guard of an agent that does not say what it judges by.
 const CodePolicyUntold idle.Code = "policy_untold"

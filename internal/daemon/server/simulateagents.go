@@ -1,0 +1,85 @@
+package server
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"lull/internal/daemon/server/agents"
+	"lull/internal/evidence"
+	"lull/internal/idle"
+	"lull/internal/link/control"
+)
+
+// ofAgents asks of machines as their agents saw themselves.
+const ofAgents = "agents"
+
+// otherwise are guards of agents that a policy of the trial does away with: that
+// nothing said an idle timeout, and that another decides.
+var otherwise = []idle.Code{"no_policy", "pause_holder"}
+
+// fits holds a policy that is tried to what it is tried on.
+func fits(w *control.SimulatedPolicy, of string) error {
+	if of != ofAgents {
+		if w.Signals != nil || w.Thresholds != nil {
+			return invalid("policies", "signals and thresholds are of agents: ask for of agents")
+		}
+		return nil
+	}
+	if w.ActivitySources != nil || w.Schedule != nil {
+		return invalid("policies", "agents have neither activity_sources nor a schedule: name signals")
+	}
+	if len(w.Thresholds) > 32 {
+		return invalid("policies", "there are more than 32 thresholds")
+	}
+	for name, v := range w.Thresholds {
+		if name == "" || len(name) > 64 || v <= 0 || math.IsInf(v, 0) || math.IsNaN(v) {
+			return invalid("policies", fmt.Sprintf("the threshold of %.64q is not above 0", name))
+		}
+	}
+	return nil
+}
+
+// agentTrials finds the machines with agents while their records come: those
+// that are workers have the power, price and tags of these; the others are known
+// by what they said of themselves alone, and have no tags.
+func (s *Server) agentTrials(workers map[string]*trial, in *control.Simulate, policies []candidate, each func(*trial, string)) (map[string]*trial, func(*evidence.Record) *trial) {
+	byMachine := map[string]*trial{}
+	for id, t := range workers {
+		byMachine[agents.Object(id)] = t
+		if t.w.EC2InstanceID != "" {
+			byMachine[agents.Object(t.w.EC2InstanceID)] = t
+		}
+	}
+	all, passed := map[string]*trial{}, map[string]bool{}
+	return all, func(r *evidence.Record) *trial {
+		machine, agent := agents.Machine(r.Object)
+		if t := all[r.Object]; !agent || t != nil || passed[r.Object] {
+			return t
+		}
+		w := byMachine[r.Object]
+		selected := w != nil && (len(in.WorkerIDs) == 0 || slices.Contains(in.WorkerIDs, w.w.ID)) ||
+			w == nil && len(in.WorkerIDs) == 0 && len(in.Tags) == 0 && (in.Region == "" || r.Region == in.Region)
+		if !selected || len(in.Machines) > 0 && !slices.Contains(in.Machines, machine) {
+			passed[r.Object] = true
+			return nil
+		}
+		t := &trial{machine: machine}
+		if w != nil {
+			t.w, t.storage, t.off = w.w, w.storage, w.off
+		} else {
+			t.w.AWSRegion = r.Region
+		}
+		each(t, machine)
+		for i, x := range t.runs {
+			x.Measured, x.Thresholds, x.Ignored = true, policies[i].limits, otherwise
+		}
+		all[r.Object] = t
+		return t
+	}
+}
+
+// untold tells of an agent that did not say what it judges by.
+func untold(r *evidence.Record) bool {
+	return r != nil && slices.ContainsFunc(r.Evidence.Guards, func(b idle.Block) bool { return b.Code == agents.CodePolicyUntold })
+}
