@@ -9,6 +9,7 @@ import (
 
 	"lull/internal/evidence"
 	"lull/internal/idle"
+	"lull/internal/policy/when"
 )
 
 // accountText is how every why is shown: of a worker, an instance or an agent,
@@ -104,7 +105,7 @@ func pauseWord(action string) string {
 
 // atFlag is --at of every why.
 func atFlag(cmd *cobra.Command) {
-	cmd.Flags().String("at", "", "a past time: 15:04, 2006-01-02 15:04, RFC 3339, or how long ago (2h)")
+	cmd.Flags().String("at", "", "a past time: "+when.PastForms)
 }
 
 // atTime is what --at says; zero for now.

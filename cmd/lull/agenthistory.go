@@ -14,6 +14,7 @@ import (
 
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
+	"lull/internal/policy/when"
 )
 
 func (c *cli) agentHistory() *cobra.Command {
@@ -56,8 +57,8 @@ was not asked, since a cheaper one was active, or no agent ran.`},
 			}
 			return nil
 		})
-	cmd.Flags().StringVar(&since, "since", "", "from then on: 15:04, 2006-01-02 15:04, RFC 3339, or how long ago (2h)")
-	cmd.Flags().StringVar(&until, "until", "", "before then, in the same forms")
+	cmd.Flags().StringVar(&since, "since", "", "from then on: "+when.PastForms)
+	cmd.Flags().StringVar(&until, "until", "", "before then, in the same form")
 	cmd.Flags().IntVar(&q.Limit, "limit", 100, "at most that many of the newest entries; 0 for all")
 	return cmd
 }

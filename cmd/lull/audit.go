@@ -28,6 +28,9 @@ func (c *cli) entryPrinter() func(fleet.Entry) error {
 
 func entryText(e fleet.Entry) string { return strings.ReplaceAll(entryLine(e), "\t", "  ") }
 
+// maxEntries is how many entries a verb shows at most.
+const maxEntries = 1000
+
 func (c *cli) auditCommand() *cobra.Command {
 	var follow bool
 	var worker, action, since, until string
@@ -39,8 +42,8 @@ func (c *cli) auditCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if limit < 1 || limit > 1000 {
-				return &usageError{fmt.Errorf("cannot show %d entries: want 1 to 1000; lull audit export gives all", limit)}
+			if limit < 1 || limit > maxEntries {
+				return &usageError{fmt.Errorf("cannot show %d entries: want 1 to %d; lull audit export gives all", limit, maxEntries)}
 			}
 			if follow && until != "" {
 				return &usageError{errors.New("cannot go on after --until: leave out one of --follow and --until")}
@@ -61,7 +64,7 @@ func (c *cli) auditCommand() *cobra.Command {
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more happen; JSON then comes as lines")
 	cmd.Flags().StringVar(&worker, "worker", "", "entries about this worker only")
 	cmd.Flags().StringVar(&action, "action", "", "this action only")
-	cmd.Flags().StringVar(&since, "since", "", "from this time on: 2h ago, or "+when.Forms)
+	cmd.Flags().StringVar(&since, "since", "", "from this time on: "+when.PastForms)
 	cmd.Flags().StringVar(&until, "until", "", "before this time, in the same form")
 	cmd.Flags().IntVarP(&limit, "limit", "n", 100, "how many of the newest entries")
 	cmd.AddCommand(c.auditExport())
@@ -83,7 +86,7 @@ func (c *cli) auditExport() *cobra.Command {
 			}
 			return cl.Export(cmd.Context(), q, c.out)
 		}}
-	cmd.Flags().StringVar(&from, "from", "", "from this time on: 30d ago, or "+when.Forms)
+	cmd.Flags().StringVar(&from, "from", "", "from this time on: "+when.PastForms)
 	cmd.Flags().StringVar(&to, "to", "", "before this time, in the same form")
 	cmd.Flags().StringVar(&action, "action", "", "this action only")
 	return cmd

@@ -25,7 +25,7 @@ type waiting struct {
 
 func (w *waiting) bind(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&w.on, "wait", "w", false, "wait until it is done, and show how it goes")
-	cmd.Flags().DurationVar(&w.within, "timeout", 30*time.Minute, "how long to wait")
+	bindSpan(cmd.Flags(), &w.within, "timeout", 30*time.Minute, "how long to wait")
 }
 
 // pollEvery is how often a waiting verb looks, besides when an event comes.

@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"gopkg.in/yaml.v3"
+
+	"lull/internal/policy/when"
 )
 
 // option is one setting of a process whose settings are a C: its flag, its
@@ -52,7 +54,7 @@ func set(p any, s string) (err error) {
 	case *string:
 		*v = s
 	case *time.Duration:
-		*v, err = time.ParseDuration(s)
+		*v, err = when.Span(s)
 	case *uint:
 		_, err = fmt.Sscanf(s, "%d", v)
 		if err == nil && fmt.Sprint(*v) != s {

@@ -54,7 +54,7 @@ and with what was not used for longest when all take more than --image-space.`,
 				fmt.Fprintf(w, "%d removed, %s\n", len(l), size(freed))
 			})
 		}}
-	prune.Flags().DurationVar(&older, "older", 0, "only those made longer ago, as 24h")
+	bindSpan(prune.Flags(), &older, "older", 0, "only those made longer ago, as 24h or 7d")
 	cmd.AddCommand(ls, prune)
 	return cmd
 }

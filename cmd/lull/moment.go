@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -34,10 +36,73 @@ func (l *lengthFlag) String() string {
 // Type names the value in help texts.
 func (l *lengthFlag) Type() string { return "length" }
 
+// spanFlag is a length on the command line that may be none, with a default.
+type spanFlag time.Duration
+
+// Set reads the flag.
+func (s *spanFlag) Set(text string) error {
+	d, err := when.Span(text)
+	if err == nil {
+		*s = spanFlag(d)
+	}
+	return err
+}
+
+// String is the flag as it is read.
+func (s *spanFlag) String() string { return time.Duration(*s).String() }
+
+// Type names the value in help texts.
+func (s *spanFlag) Type() string { return "length" }
+
+// bindSpan gives a verb a length that may be none.
+func bindSpan(f *pflag.FlagSet, to *time.Duration, name string, usual time.Duration, doc string) {
+	*to = usual
+	f.Var((*spanFlag)(to), name, doc)
+}
+
+// wholeMinutes reads a length of whole minutes; a bare number is minutes.
+func wholeMinutes(text string) (int, error) {
+	if n, err := strconv.Atoi(text); err == nil {
+		return n, nil
+	}
+	d, err := when.Span(text)
+	if err != nil {
+		return 0, err
+	}
+	if d%time.Minute != 0 {
+		return 0, fmt.Errorf("cannot use %s: want whole minutes", text)
+	}
+	return int(d / time.Minute), nil
+}
+
+// numberFlag is a length in minutes on the command line that is a number in the
+// API, in which a number below 0 may mean something of its own.
+type numberFlag int
+
+// Set reads the flag.
+func (n *numberFlag) Set(text string) error {
+	m, err := wholeMinutes(text)
+	if err == nil {
+		*n = numberFlag(m)
+	}
+	return err
+}
+
+// String is the flag as it is read.
+func (n *numberFlag) String() string {
+	if *n <= 0 {
+		return strconv.Itoa(int(*n))
+	}
+	return strconv.Itoa(int(*n)) + "m"
+}
+
+// Type names the value in help texts.
+func (n *numberFlag) Type() string { return "length" }
+
 // bindEnd gives a verb --until and --for.
 func bindEnd(f *pflag.FlagSet, until *string, dur *time.Duration) {
 	f.StringVar(until, "until", "", untilHelp)
-	f.Var((*lengthFlag)(dur), "for", "how long from now: 90m, 2h, 1d")
+	f.Var((*lengthFlag)(dur), "for", "how long from now: "+when.LengthForms)
 }
 
 // moment reads an end that is given as a time or a length, not both.

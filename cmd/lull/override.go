@@ -120,7 +120,7 @@ func (c *cli) overrideVerb(kind, takes, short string) *cobra.Command {
 		}}
 	which.bind(cmd)
 	bindEnd(cmd.Flags(), &until, &dur)
-	cmd.Flags().StringVar(&from, "from", "", "when it begins, now if not given")
+	cmd.Flags().StringVar(&from, "from", "", "when it begins, now if not given: "+when.Forms)
 	cmd.Flags().StringVar(&reason, "reason", "", "a few words for the record")
 	return cmd
 }

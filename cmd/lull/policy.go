@@ -14,6 +14,7 @@ import (
 
 	"lull/internal/link/control"
 	"lull/internal/policy"
+	"lull/internal/policy/when"
 )
 
 func (c *cli) policyCommand() *cobra.Command {
@@ -105,16 +106,14 @@ type minutesFlag struct{ at **int }
 
 // Set reads the flag.
 func (m minutesFlag) Set(text string) error {
-	var l lengthFlag
-	if text != "0" && text != "0m" {
-		if err := l.Set(text); err != nil {
-			return err
-		}
+	d, err := when.Span(text)
+	if err != nil {
+		return err
 	}
-	if time.Duration(l)%time.Minute != 0 {
+	if d%time.Minute != 0 {
 		return fmt.Errorf("cannot use %s: want whole minutes", text)
 	}
-	n := int(time.Duration(l) / time.Minute)
+	n := int(d / time.Minute)
 	*m.at = &n
 	return nil
 }

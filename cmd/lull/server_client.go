@@ -195,11 +195,22 @@ func (c *cli) fleetEvents(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return fmt.Errorf("cannot tell whether to follow: %w", err)
 	}
+	since, err := cmd.Flags().GetString("since")
+	if err != nil {
+		return fmt.Errorf("cannot tell from when on: %w", err)
+	}
+	q, most := url.Values{}, 50
+	if since != "" {
+		if q, err = period(time.Now(), since, "", ""); err != nil {
+			return err
+		}
+		most = maxEntries
+	}
 	cl, err := c.control()
 	if err != nil {
 		return err
 	}
-	return c.entries(cmd.Context(), cl, url.Values{}, 50, follow)
+	return c.entries(cmd.Context(), cl, q, most, follow)
 }
 
 // entries shows the newest n audit entries that q selects and, if asked to,

@@ -17,22 +17,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/link/control"
+	"lull/internal/policy/when"
 	"lull/internal/savings"
 )
-
-// since reads how far back to look: 7d, 36h, or a past time as of --at.
-func since(now time.Time, text string) (time.Time, error) {
-	if days, ok := strings.CutSuffix(text, "d"); ok {
-		if n, err := strconv.Atoi(days); err == nil && n > 0 {
-			return now.AddDate(0, 0, -n), nil
-		}
-	}
-	t, err := pastMoment(now, text)
-	if err != nil || text == "" {
-		return t, fmt.Errorf("cannot use --since %q: want 7d, 36h, 15:04, 2006-01-02 15:04 or RFC 3339", text)
-	}
-	return t, nil
-}
 
 func (c *cli) simulateCommand() *cobra.Command {
 	var name, from, hours string
@@ -44,7 +31,7 @@ func (c *cli) simulateCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "simulate --policy NAME", Short: "Say what a policy would have done in a recorded time: pauses, hours, money and false stops", Args: args(cobra.NoArgs),
 		Long: `Replay what was recorded of the fleet under policies that exist or under a plain
 timeout, and say what each would have done: pauses, hours avoided, money, and false
-stops, after which somebody came back within --window minutes. The policy of
+stops, after which somebody came back within --window. The policy of
 --policy may be tried with another schedule, warning, protection or other signals.
 Nothing is changed. Time of which nothing is recorded is named and decides nothing.
 
@@ -52,7 +39,7 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 --signals may count, and from other values (--threshold).`,
 		Example: "  lull simulate --agents --policy 45m --threshold cpu=20 --compare 45m\n  lull simulate --policy balanced --compare aggressive --since 7d\n  lull simulate --policy 45m --since 14d\n  lull simulate --policy balanced --schedule office --compare balanced",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			at, err := since(time.Now(), from)
+			at, err := when.Past(time.Now(), from)
 			if err != nil {
 				return &usageError{err}
 			}
@@ -62,8 +49,8 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 			}
 			for _, n := range append([]string{name}, more...) {
 				p := control.SimulatedPolicy{Name: n}
-				if d, err := time.ParseDuration(n); err == nil {
-					p.TimeoutMinutes = int(d.Minutes())
+				if m, err := wholeMinutes(n); err == nil && m > 0 {
+					p.TimeoutMinutes = m
 				}
 				in.Policies = append(in.Policies, p)
 			}
@@ -106,9 +93,9 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 			return c.print(r, func(w io.Writer) { simulationText(w, r) })
 		}}
 	f := cmd.Flags()
-	f.StringVar(&name, "policy", "", "name of a policy, or an idle timeout like 45m")
+	f.StringVar(&name, "policy", "", "name of a policy, or an idle timeout like 45m or 1d")
 	f.StringSliceVar(&more, "compare", nil, "another to compare it with, repeatable")
-	f.StringVar(&from, "since", "7d", "how far back: 7d, 36h, or a past time")
+	f.StringVar(&from, "since", "7d", "from this time on: "+when.PastForms)
 	f.Var(minutesFlag{&snooze}, "snooze", "with this protection after a resume, such as 30m, and not the policy's")
 	f.Var(minutesFlag{&warn}, "warn", "warned this long before, and not as the policy says")
 	f.StringSliceVar(&sources, "sources", nil, "only these signals count: cml, agent, cloudwatch")
@@ -118,7 +105,8 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 	f.StringSliceVar(&signals, "signals", nil, "of agents: only these signals count, such as cpu,gpu,users")
 	f.StringSliceVar(&in.Machines, "machine", nil, "of agents: only these machines")
 	f.StringVar(&in.Region, "region", "", "workers of this AWS region only")
-	f.IntVar(&in.WindowMinutes, "window", 15, "minutes within which somebody who comes back makes it a false stop")
+	in.WindowMinutes = 15
+	f.Var((*numberFlag)(&in.WindowMinutes), "window", "whoever comes back within this time makes it a false stop; a bare number is minutes")
 	return cmd
 }
 
@@ -172,7 +160,7 @@ meanwhile, by the table of prices that the server has. What has no price is
 unknown, never zero.`,
 		Example: "  lull savings --since 30d\n  lull savings --by tag:team --csv\n  lull savings --by policy --every week --time-zone Europe/Berlin\n  lull savings --idle-by region",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			at, err := since(time.Now(), from)
+			at, err := when.Past(time.Now(), from)
 			if err != nil {
 				return &usageError{err}
 			}
@@ -196,7 +184,7 @@ unknown, never zero.`,
 			}
 			return c.print(r, func(w io.Writer) { savingsText(w, r) })
 		}}
-	cmd.Flags().StringVar(&from, "since", "30d", "how far back: 7d, 36h, or a past time")
+	cmd.Flags().StringVar(&from, "since", "30d", "from this time on: "+when.PastForms)
 	cmd.Flags().StringVar(&by, "by", "worker", "worker, region, policy, instance_type, or tag:NAME")
 	cmd.Flags().StringVar(&every, "every", "", "also sum up each day, week or month")
 	cmd.Flags().StringVar(&idleBy, "idle-by", "", "also show in which hours of the week a worker, region, policy, instance_type or tag:NAME was idle and ran on")

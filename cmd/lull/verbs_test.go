@@ -14,10 +14,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"lull/internal/base/httpx"
+	"lull/internal/link/control"
+	"lull/internal/policy/when"
 )
 
 // asking are all verbs that ask a daemon, each with arguments that it takes.
@@ -168,6 +172,109 @@ func TestExamplesAreTaken(t *testing.T) {
 	}
 	if n < 20 {
 		t.Errorf("%d examples only", n)
+	}
+}
+
+// momentFlags are the flags, by name, that take a moment wherever they are.
+var momentFlags = []string{"at", "from", "since", "to", "until"}
+
+// TestTimesHaveOneGrammar: every flag of every verb that takes a length takes
+// days, and every one that takes a moment takes what its help says, and
+// refuses the rest before anything is asked.
+func TestTimesHaveOneGrammar(t *testing.T) {
+	asked := false
+	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
+		asked = true
+		httpx.WriteProblem(w, httpx.NewProblem(404, "none", "cannot find it"))
+	})
+	lengths, moments := 0, 0
+	for verb, cmd := range leaves() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			switch {
+			case f.Value.Type() == "duration":
+				t.Errorf("%s --%s reads lengths in a grammar of its own", verb, f.Name)
+			case f.Value.Type() == "length":
+				lengths++
+				for _, text := range []string{"1d", "36h", "1h30m", "2w"} {
+					if err := f.Value.Set(text); err != nil {
+						t.Errorf("%s --%s %s: %v", verb, f.Name, text, err)
+					}
+				}
+				if f.Value.Set("soon") == nil {
+					t.Errorf("%s --%s took soon", verb, f.Name)
+				}
+			case slices.Contains(momentFlags, f.Name):
+				moments++
+				forms, takes := when.PastForms, []string{"2h", "2h ago", "1d", "00:00", "2026-01-02 15:04 Europe/Berlin", "2026-01-02T15:04:05Z"}
+				if f.Name == "until" && !strings.Contains(f.Usage, "before") || strings.HasPrefix(verb, "override ") || verb == "schedule next" {
+					forms, takes = when.Forms, []string{"+2h", "23:59", "fri 18:00", "tomorrow", "2100-01-02 15:04 Europe/Berlin", "2100-01-02T15:04:05Z"}
+				}
+				if !strings.Contains(f.Usage, forms) && !strings.Contains(f.Usage, "same form") {
+					t.Errorf("%s --%s does not say what it takes: %s", verb, f.Name, f.Usage)
+				}
+				for _, text := range takes {
+					args := words(t, verb)
+					if f.Name == "from" && forms == when.Forms {
+						text = strings.Replace(text, "2100", "2099", 1)
+					}
+					if i := slices.Index(args, "--for"); i >= 0 && f.Name == "until" {
+						args = slices.Delete(args, i, i+2)
+					}
+					if verb == "agent snooze" {
+						args = strings.Fields(verb)
+					}
+					if out, errs, code := lullWith(env, append(args, "--"+f.Name, text)...); code == exitUsage {
+						t.Errorf("%s --%s %q: %q %q", verb, f.Name, text, out, errs)
+					}
+				}
+				asked = false
+				if _, errs, code := lullWith(env, append(words(t, verb), "--"+f.Name, "soonish")...); code != exitUsage || asked {
+					t.Errorf("%s --%s soonish ended with %d, asked %t: %q", verb, f.Name, code, asked, errs)
+				}
+			}
+		})
+	}
+	if lengths < 25 || moments < 15 {
+		t.Errorf("%d lengths and %d moments only", lengths, moments)
+	}
+	for _, text := range []string{"1d", "90m", "0"} {
+		var d time.Duration
+		if err := set(&d, text); err != nil {
+			t.Errorf("a setting of %s: %v", text, err)
+		}
+	}
+}
+
+// TestSimulateTakesLengths: what is no name of a policy is a timeout.
+func TestSimulateTakesLengths(t *testing.T) {
+	var got control.Simulate
+	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
+		if err := json.NewDecoder(r.Body).Decode(&got); err != nil {
+			t.Error(err)
+		}
+		httpx.WriteProblem(w, httpx.NewProblem(404, "none", "cannot find it"))
+	})
+	lullWith(env, "simulate", "--policy", "1d", "--window", "1h")
+	if len(got.Policies) != 1 || got.Policies[0].TimeoutMinutes != 24*60 || got.WindowMinutes != 60 {
+		t.Errorf("asked %+v", got)
+	}
+}
+
+// TestServersAreAskedAlike: with a server alone, lull snooze is of a worker, and
+// lull events looks back as far as it is told.
+func TestServersAreAskedAlike(t *testing.T) {
+	var asked []string
+	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.Method+" "+r.URL.Path+" "+r.URL.Query().Get("from"))
+		fmt.Fprint(w, `{"id":"w-1","name":"campus-1","items":[]}`)
+	})
+	delete(env, "LULL_HOST")
+	if out, errs, code := lullWith(env, "snooze", "campus-1", "--for", "1h"); code != exitDone || !strings.Contains(out, "campus-1 snoozed until") || !strings.HasPrefix(asked[len(asked)-1], "POST /api/v1/workers/w-1/snooze") {
+		t.Errorf("snooze ended with %d: %q %q, asked %q", code, out, errs, asked)
+	}
+	asked = nil
+	if out, errs, code := lullWith(env, "events", "--since", "2026-01-02T15:04:05Z"); code != exitDone || len(asked) != 1 || !strings.Contains(asked[0], "2026-01-02T15:04:05Z") {
+		t.Errorf("events ended with %d: %q %q, asked %q", code, out, errs, asked)
 	}
 }
 

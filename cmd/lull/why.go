@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"lull/internal/link/hostctl"
+	"lull/internal/policy/when"
 )
 
 func (c *cli) whyCommand() *cobra.Command {
@@ -73,11 +75,18 @@ func (c *cli) eventsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			seq, from, err := eventsFrom(time.Now(), since)
+			if err != nil {
+				return err
+			}
 			ctx, cancel := context.WithCancel(cmd.Context())
 			defer cancel()
 			if follow {
 				enc := json.NewEncoder(c.out)
-				return cl.Events(ctx, since, func(e hostctl.Event) error {
+				return cl.Events(ctx, seq, func(e hostctl.Event) error {
+					if e.Time.Before(from) {
+						return nil
+					}
 					if c.json {
 						return enc.Encode(e)
 					}
@@ -89,9 +98,10 @@ func (c *cli) eventsCommand() *cobra.Command {
 			pause := time.AfterFunc(keptWithin, cancel)
 			defer pause.Stop()
 			var l []hostctl.Event
-			if err := cl.Events(ctx, since, func(e hostctl.Event) error {
-				pause.Reset(keptWithin)
-				l = append(l, e)
+			if err := cl.Events(ctx, seq, func(e hostctl.Event) error {
+				if pause.Reset(keptWithin); !e.Time.Before(from) {
+					l = append(l, e)
+				}
 				return nil
 			}); err != nil {
 				return err
@@ -103,17 +113,30 @@ func (c *cli) eventsCommand() *cobra.Command {
 			})
 		}}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more happen; JSON then comes as lines")
-	cmd.Flags().StringVar(&since, "since", "", "a sequence number, or now")
+	cmd.Flags().StringVar(&since, "since", "", "from this time on: now, "+when.PastForms+"; of a host also a sequence number")
 	return cmd
+}
+
+// eventsFrom is where a host's events begin: at a sequence number or now, which
+// it knows, or at a time.
+func eventsFrom(now time.Time, since string) (seq string, from time.Time, err error) {
+	if _, err := strconv.ParseUint(since, 10, 64); err == nil || since == "now" {
+		return since, from, nil
+	}
+	if from, err = pastMoment(now, since); err != nil {
+		err = &usageError{err}
+	}
+	return "", from, err
 }
 
 func (c *cli) snoozeCommand() *cobra.Command {
 	var until string
 	var dur time.Duration
-	cmd := &cobra.Command{Use: "snooze NAME", Short: "Keep an instance running until a time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
-		Long: `Keep an instance running until a time: no automatic pause or stop before it. A
-snooze is a person's; programs hold leases. See lull worker snooze and lull agent
-snooze for the other two places.`,
+	cmd := &cobra.Command{Use: "snooze NAME", Short: "Keep an instance or a worker running until a time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Keep an instance or a worker running until a time: no automatic pause or stop
+before it. A snooze is a person's; programs hold leases. The host is asked, or the
+server if --server is given or only LULL_SERVER is set. For a machine with an
+agent: lull agent snooze.`,
 		Example: "  lull snooze web --until 18:00\n  lull snooze web --for 2h",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			t, err := moment(time.Now(), until, dur)

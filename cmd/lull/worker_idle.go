@@ -103,6 +103,33 @@ answer says how far it came; a reading that failed never leads to a pause.`,
 		}}
 }
 
+// snoozeWorker is lull snooze for a worker.
+func (c *cli) snoozeWorker(cmd *cobra.Command, a []string) error {
+	until, err := cmd.Flags().GetString("until")
+	if err != nil {
+		return err
+	}
+	dur := *(cmd.Flags().Lookup("for").Value.(*lengthFlag))
+	t, err := moment(time.Now(), until, time.Duration(dur))
+	if err != nil {
+		return &usageError{err}
+	}
+	return c.protect(cmd, a[0], control.Snooze{Until: &t})
+}
+
+// protect snoozes a worker, or ends that.
+func (c *cli) protect(cmd *cobra.Command, name string, in control.Snooze) error {
+	cl, w, err := c.findWorker(cmd.Context(), name)
+	if err != nil {
+		return err
+	}
+	w, _, err = cl.Do(cmd.Context(), w.ID, "snooze", in)
+	if err != nil {
+		return err
+	}
+	return c.print(w, func(out io.Writer) { fmt.Fprintf(out, "%s snoozed until %s\n", w.Name, moment0(w.SnoozedUntil)) })
+}
+
 func (c *cli) workerSnooze() *cobra.Command {
 	var until string
 	var dur time.Duration
@@ -118,15 +145,7 @@ func (c *cli) workerSnooze() *cobra.Command {
 				}
 				in.Until = &t
 			}
-			cl, w, err := c.findWorker(cmd.Context(), a[0])
-			if err != nil {
-				return err
-			}
-			w, _, err = cl.Do(cmd.Context(), w.ID, "snooze", in)
-			if err != nil {
-				return err
-			}
-			return c.print(w, func(out io.Writer) { fmt.Fprintf(out, "%s snoozed until %s\n", w.Name, moment0(w.SnoozedUntil)) })
+			return c.protect(cmd, a[0], in)
 		}}
 	bindEnd(cmd.Flags(), &until, &dur)
 	cmd.Flags().BoolVar(&off, "off", false, "end the protection")

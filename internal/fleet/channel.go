@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"lull/internal/policy/when"
 )
 
 // Types of channels.
@@ -58,8 +60,8 @@ type Channel struct {
 	// Urgent events wait for no digest and no end of quiet hours; none is
 	// the warning before a pause.
 	Urgent []string `json:"urgent,omitempty"`
-	// Digest is how often everything else is sent together, as a Go
-	// duration of a minute to a week; empty sends at once.
+	// Digest is how often everything else is sent together, a length
+	// of a minute to a week; empty sends at once.
 	Digest string `json:"digest,omitempty"`
 	// QuietHours is a part of the day in which nothing but urgent events is
 	// sent, as 22:00-07:00 in the zone of NOTIFY_TIME_ZONE.
@@ -100,7 +102,7 @@ func (c Channel) Due(at time.Time, event string, zone *time.Location) (due time.
 		return at, false
 	}
 	due = at
-	if every, err := time.ParseDuration(c.Digest); err == nil && c.Digest != "" {
+	if every, err := when.Length(c.Digest); err == nil {
 		due, together = at.Truncate(every).Add(every), true
 	}
 	if q, err := parseQuiet(c.QuietHours); err == nil && c.QuietHours != "" {
@@ -183,8 +185,8 @@ func (c Channel) validate(at string) error {
 			}
 		}
 	}
-	if d, err := time.ParseDuration(c.Digest); c.Digest != "" && (err != nil || d < time.Minute || d > 7*24*time.Hour) {
-		bad("digest", "%.40q is not a duration of 1m to 168h", c.Digest)
+	if d, err := when.Length(c.Digest); c.Digest != "" && (err != nil || d < time.Minute || d > 7*24*time.Hour) {
+		bad("digest", "%.40q is not a length of 1m to 7d", c.Digest)
 	}
 	if _, err := parseQuiet(c.QuietHours); c.QuietHours != "" && err != nil {
 		bad("quiet_hours", "%v", err)

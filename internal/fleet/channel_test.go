@@ -122,7 +122,7 @@ func TestWants(t *testing.T) {
 // FuzzChannels: no text makes settings that crash, and what is taken is
 // taken again.
 func FuzzChannels(f *testing.F) {
-	for _, s := range []string{`{}`, `null`, `{"a":null}`, `{"a":{"type":"webhook","url":"https://x/","quiet_hours":"22:00-07:00","digest":"1h"}}`,
+	for _, s := range []string{`{}`, `null`, `{"a":null}`, `{"a":{"type":"webhook","url":"https://x/","quiet_hours":"22:00-07:00","digest":"1h"}}`, `{"a":{"type":"webhook","url":"https://x/","digest":"1d"}}`,
 		`{"a":{"type":"mail","relay":"[::1]:25","from":"a@b","to":["c@d"]}}`, `{"a":{"type":"slack","url":"env:X"}}`} {
 		f.Add(s)
 	}

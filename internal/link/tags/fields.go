@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"lull/internal/policy/when"
 )
 
 // Field is one setting: how it is named, written and explained.
@@ -114,10 +116,10 @@ func truth(name, doc string, at func(*Settings) **bool) Field {
 }
 
 func span(name, doc string, least, most time.Duration, at func(*Settings) **time.Duration) Field {
-	return field(name, "duration such as 90s, 45m or 4h", doc, at, func(v string) (time.Duration, error) {
-		d, err := time.ParseDuration(strings.TrimSpace(v))
+	return field(name, "length: "+when.LengthForms, doc, at, func(v string) (time.Duration, error) {
+		d, err := when.Span(strings.TrimSpace(v))
 		if err != nil {
-			return 0, errors.New("want a duration such as 90s, 45m or 4h")
+			return 0, errors.New("want a length such as " + when.LengthForms)
 		}
 		if d < least || d > most {
 			return 0, fmt.Errorf("want between %s and %s", least, most)

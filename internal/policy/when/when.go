@@ -4,7 +4,9 @@
 //
 // A moment is a clock time, a day or both, with a zone behind it if it is not
 // the reader's own: 18:00, fri 18:00, tomorrow, 2026-12-24 22:00
-// Europe/Berlin, an RFC 3339 time, or +2h. A length is 90m, 2h30m, 1d or 2w.
+// Europe/Berlin, an RFC 3339 time, or +2h. A moment that is past is written the
+// same, or as how long ago it was: 2h, or 2h ago. A length is 90m, 2h30m, 1d or
+// 2w.
 //
 // The clock on the wall is not a line: it skips and repeats. First and After
 // say what that means, once for everything that is built on it: a time that
@@ -24,6 +26,12 @@ import (
 
 // Forms is what a moment may look like, for help texts.
 const Forms = "18:00, fri 18:00, tomorrow, 2006-01-02 15:04, RFC 3339 or +2h, with a zone such as Europe/Berlin behind it"
+
+// PastForms is what a moment that is past may look like, for help texts.
+const PastForms = "2h (ago), 18:00, fri 18:00, 2006-01-02 15:04 or RFC 3339, with a zone such as Europe/Berlin behind it"
+
+// LengthForms is what a length may look like, for help texts.
+const LengthForms = "90s, 45m, 2h30m, 1d or 2w"
 
 // MaxLength bounds a length: ten years.
 const MaxLength = 10 * 365 * 24 * time.Hour
@@ -61,6 +69,9 @@ func Moment(now time.Time, text string) (time.Time, error) {
 	if rest, ok := strings.CutPrefix(text, "+"); ok {
 		d, err := Length(rest)
 		return now.Add(d), err
+	}
+	if text == "now" {
+		return now, nil
 	}
 	parts := strings.Fields(text)
 	if len(parts) == 0 || len(parts) > 3 {
@@ -119,16 +130,20 @@ func Ahead(now time.Time, text string) (time.Time, error) {
 	return t, err
 }
 
-// Past reads a moment up to now: a length is how long ago it was, and a clock
-// time the last one.
+// Past reads a moment up to now: a length, with or without "ago", is how long
+// ago it was, and a clock time the last one.
 func Past(now time.Time, text string) (time.Time, error) {
-	if d, err := Length(strings.TrimSpace(text)); err == nil {
+	text = strings.TrimSpace(text)
+	if d, err := Length(strings.TrimSuffix(text, " ago")); err == nil {
 		return now.Add(-d), nil
 	}
-	if strings.HasPrefix(strings.TrimSpace(text), "+") {
+	if strings.HasPrefix(text, "+") {
 		return time.Time{}, fmt.Errorf("cannot use time %.80q: it lies ahead", text)
 	}
 	t, err := Moment(now, text)
+	if err != nil && t.IsZero() {
+		return t, fmt.Errorf("cannot read time %.80q: want %s", text, PastForms)
+	}
 	if err == nil && t.After(now) {
 		// A clock time or a day of the week, read forward: the one before.
 		word := strings.Fields(text)[0]
@@ -156,27 +171,54 @@ func End(now time.Time, until, length string) (time.Time, error) {
 	return now.Add(d), err
 }
 
-// Length reads a length: numbers with the units w, d, h, m and s, largest
+// Length reads a length: numbers with the units w, d, h, m, s and ms, largest
 // first or not, such as 90m, 1d12h or 2w. A day has 24 hours. It is longer
 // than nothing and at most MaxLength.
 func Length(text string) (time.Duration, error) {
-	bad := fmt.Errorf("cannot read length %.40q: want one such as 90m, 2h30m, 1d or 2w", text)
-	units := map[byte]time.Duration{'w': 7 * 24 * time.Hour, 'd': 24 * time.Hour, 'h': time.Hour, 'm': time.Minute, 's': time.Second}
+	d, err := Span(text)
+	if err == nil && d == 0 {
+		err = badLength(text)
+	}
+	return d, err
+}
+
+// Span is Length where nothing is a length too: 0, 0s.
+func Span(text string) (time.Duration, error) {
+	if text == "0" {
+		return 0, nil
+	}
 	var total time.Duration
-	for rest := text; rest != "" || total == 0; {
-		i := strings.IndexFunc(rest, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
-		if i <= 0 {
-			return 0, bad
+	for rest := text; rest != "" || text == ""; {
+		n, unit, after, ok := part(rest)
+		if rest = after; !ok || n*float64(unit) > float64(MaxLength) {
+			return 0, badLength(text)
 		}
-		n, err := strconv.ParseFloat(rest[:i], 64)
-		unit, ok := units[rest[i]]
-		if err != nil || !ok || n < 0 || n*float64(unit) > float64(MaxLength) {
-			return 0, bad
-		}
-		total += time.Duration(n * float64(unit))
-		if rest = rest[i+1:]; total > MaxLength || total == 0 && rest == "" {
-			return 0, bad
+		if total += time.Duration(n * float64(unit)); total > MaxLength {
+			return 0, badLength(text)
 		}
 	}
 	return total, nil
+}
+
+func badLength(text string) error {
+	return fmt.Errorf("cannot read length %.40q: want one such as %s", text, LengthForms)
+}
+
+var units = map[string]time.Duration{"w": 7 * 24 * time.Hour, "d": 24 * time.Hour, "h": time.Hour, "m": time.Minute, "s": time.Second,
+	"ms": time.Millisecond, "us": time.Microsecond, "µs": time.Microsecond, "ns": time.Nanosecond}
+
+// part is the first number of a length, with its unit and what comes behind.
+func part(text string) (n float64, unit time.Duration, rest string, ok bool) {
+	digit := func(r rune) bool { return r >= '0' && r <= '9' || r == '.' }
+	i := strings.IndexFunc(text, func(r rune) bool { return !digit(r) })
+	if i <= 0 {
+		return 0, 0, text, false
+	}
+	end := len(text)
+	if j := strings.IndexFunc(text[i:], digit); j >= 0 {
+		end = i + j
+	}
+	n, err := strconv.ParseFloat(text[:i], 64)
+	unit, ok = units[text[i:end]]
+	return n, unit, text[end:], ok && err == nil
 }

@@ -39,7 +39,7 @@ func TestMoment(t *testing.T) {
 		}
 	}
 	for in, want := range map[string]string{
-		"2h": "2026-03-25T12:30:00+01:00", "14:00": "2026-03-25T14:00:00+01:00", "18:00": "2026-03-24T18:00:00+01:00", "mon 09:00": "2026-03-23T09:00:00+01:00",
+		"2h": "2026-03-25T12:30:00+01:00", "2h ago": "2026-03-25T12:30:00+01:00", "1d": "2026-03-24T14:30:00+01:00", "now": "2026-03-25T14:30:00+01:00", "14:00": "2026-03-25T14:00:00+01:00", "18:00": "2026-03-24T18:00:00+01:00", "mon 09:00": "2026-03-23T09:00:00+01:00",
 		"wed 15:00": "2026-03-18T15:00:00+01:00", "2026-01-01": "2026-01-01T00:00:00+01:00", "1w": "2026-03-18T14:30:00+01:00",
 	} {
 		if got, err := when.Past(wednesday, in); err != nil || got.Format(time.RFC3339) != want {
@@ -60,13 +60,27 @@ func TestMoment(t *testing.T) {
 }
 
 func TestLength(t *testing.T) {
-	for in, want := range map[string]time.Duration{"90m": 90 * time.Minute, "2h30m": 150 * time.Minute, "1d": 24 * time.Hour, "2w": 14 * 24 * time.Hour, "1.5h": 90 * time.Minute, "1d12h": 36 * time.Hour} {
+	for in, want := range map[string]time.Duration{"90m": 90 * time.Minute, "2h30m": 150 * time.Minute, "1d": 24 * time.Hour, "2w": 14 * 24 * time.Hour, "1.5h": 90 * time.Minute, "500ms": time.Second / 2, "1m30s": 90 * time.Second, "1d12h": 36 * time.Hour} {
 		if got, err := when.Length(in); err != nil || got != want {
 			t.Errorf("%q is %s, %v", in, got, err)
 		}
 	}
 	for _, in := range []string{"", "0h", "h", "-1h", "1", "1y", "2h x", "11000d", "1e9h", "..h", "1h 2m", "0.0000000000001s"} {
 		if got, err := when.Length(in); err == nil {
+			t.Errorf("%q was read as %s", in, got)
+		}
+	}
+}
+
+// TestSpan: where nothing is a length too, all else is read as Length reads it.
+func TestSpan(t *testing.T) {
+	for in, want := range map[string]time.Duration{"0": 0, "0s": 0, "0h0m": 0, "250ms": time.Second / 4, "1d": 24 * time.Hour} {
+		if got, err := when.Span(in); err != nil || got != want {
+			t.Errorf("%q is %s, %v", in, got, err)
+		}
+	}
+	for _, in := range []string{"", "1", "-1s", "d", "11000d", "00"} {
+		if got, err := when.Span(in); err == nil {
 			t.Errorf("%q was read as %s", in, got)
 		}
 	}

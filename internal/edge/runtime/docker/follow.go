@@ -14,6 +14,7 @@ import (
 
 	"lull/internal/idle"
 	"lull/internal/instance"
+	"lull/internal/policy/when"
 )
 
 // Labels of a container. Durations are as 30s or 5m; 0 is off.
@@ -58,7 +59,7 @@ func SpecOf(container, name string, labels map[string]string) (instance.Spec, er
 		var err error
 		switch k {
 		case LabelPauseAfter, LabelStopAfter, LabelReclaim, LabelQuiet:
-			if d, err = time.ParseDuration(v); err != nil {
+			if d, err = when.Span(v); err != nil {
 				errs = append(errs, fmt.Errorf("cannot use the label %s: %.100q is not a duration as 30s", k, v))
 			}
 		case LabelOutbound:
