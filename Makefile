@@ -41,6 +41,9 @@ web: ## build the dashboard from /web (needs npm; what it makes is committed)
 
 demo: build ## run real programs that fall asleep and wake, and a simulated fleet; then print what to type
 	@go build -o bin/lull-demo ./demo
+	@[ -n "$${LULL_GUEST_KERNEL:-}" ] || [ -e bin/guest-kernel/boot ] || ! command -v qemu-system-x86_64 >/dev/null || { \
+		echo "fetching a guest kernel for the microVM (26 MB)"; timeout 300 sh cmd/lull/guest-kernel.sh bin/guest-kernel || \
+		echo "no guest kernel: the demo goes on without its microVM"; }
 	@LULL_GUEST_KERNEL=$${LULL_GUEST_KERNEL:-$(GUEST_KERNEL)} exec bin/lull-demo
 
 packages: ## install what the tests need (Debian, root)
@@ -59,7 +62,7 @@ packages: ## install what the tests need (Debian, root)
 	if [ -n "$$restore" ]; then mv /usr/sbin/policy-rc.d.lull /usr/sbin/policy-rc.d; fi; exit $$ok
 
 # Tests that read or load the whole machine run one package at a time.
-ALONE := ./cmd/lull ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs \
+ALONE := ./cmd/lull ./demo ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs \
 	./internal/edge/runtime/microvm ./internal/daemon/host/machines
 # Packages with goroutines that are quick enough under the race detector.
 RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
@@ -81,7 +84,7 @@ guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 
 test: packages modules guest-kernel lint build ## everything that must hold; installs what it needs
 	@rm -f bin/flaky-* bin/tests-*
-	$(call TEST,main,$$(go list ./... | grep -vE '^lull/cmd/lull$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$' | tr '\n' ' '),-timeout 20m)
+	$(call TEST,main,$$(go list ./... | grep -vE '^lull/(cmd/lull|demo)$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$' | tr '\n' ' '),-timeout 20m)
 	LULL_GUEST_KERNEL=$(GUEST_KERNEL) $(call TEST,alone,$(ALONE),-p 1 -timeout 20m)
 	CGO_ENABLED=1 $(call TEST,race,$(RACE),-race -short -timeout 20m)
 	$(MAKE) --no-print-directory cross CROSS='darwin/arm64 linux/arm64'

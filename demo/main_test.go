@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// The demo shows a program asleep and woken by its client and a fleet, says
-// what to type, and leaves nothing behind when it is interrupted.
+// The demo shows a program asleep and woken by its client, a microVM on disk
+// where there can be one, and a fleet, says what to type, and leaves nothing
+// behind when it is interrupted.
 func TestDemo(t *testing.T) {
 	dir, err := os.MkdirTemp("", "lull-demo") // PostgreSQL's user has to get in
 	if err != nil {
@@ -23,11 +24,11 @@ func TestDemo(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("go", "build", "-o", dir, "lull/cmd/lull", "lull/cmd/lull-shim", "lull/demo").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", dir, "lull/cmd/lull", "lull/cmd/lull-shim", "lull/cmd/lull-harness", "lull/demo").CombinedOutput(); err != nil {
 		t.Fatalf("cannot build: %v\n%s", err, out)
 	}
 	data := filepath.Join(dir, "data")
-	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "demo"), "--bin", dir, "--data", data, "--for", "3m")
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "demo"), "--bin", dir, "--data", data, "--for", "5m")
 	cmd.Env = append(os.Environ(), "NO_COLOR=1")
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	out, err := cmd.StdoutPipe()
@@ -42,6 +43,11 @@ func TestDemo(t *testing.T) {
 	want := map[string]string{"what to type": "export LULL_HOST=unix://" + data, "a sleeping program": "web paused",
 		"a visit":            "a client came to web, which was paused: status 200",
 		"where the fleet is": "export LULL_SERVER=http://127.0.0.1:", "its token": "export LULL_TOKEN=", "the fleet": " active"}
+	_, err = exec.LookPath("qemu-system-x86_64")
+	machines := err == nil && os.Getenv("LULL_GUEST_KERNEL") != ""
+	if machines {
+		want["a sleeping guest"], want["a visit to it"] = "guest hibernated", "a client came to guest, which was hibernated: status 200"
+	}
 	var said strings.Builder
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		said.WriteString(lines.Text() + "\n")
@@ -66,6 +72,11 @@ func TestDemo(t *testing.T) {
 	if t.Failed() {
 		t.Logf("it said:\n%s", said.String())
 	}
+	t.Run("MicroVM", func(t *testing.T) {
+		if !machines {
+			t.Skip("its microVM was not shown: QEMU or the guest kernel is not installed")
+		}
+	})
 }
 
 // A folder with somebody's files is not the demo's to empty.

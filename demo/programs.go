@@ -102,7 +102,7 @@ func guest(s *stage) (program, error) {
 		return lacks("QEMU, Debian package qemu-system-x86")
 	}
 	if os.Getenv("LULL_GUEST_KERNEL") == "" {
-		return lacks("a guest kernel; make guest-kernel fetches one")
+		return lacks("a guest kernel; make demo fetches one where there is a network, and lull guest-kernel")
 	}
 	n, err := port()
 	if err != nil {
