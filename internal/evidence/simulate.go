@@ -9,6 +9,10 @@ import (
 	"lull/internal/policy"
 )
 
+// Jitter is how far the time of one use may move between two readings of the
+// same history: the bounds within which its host's clock is known.
+const Jitter = 2 * time.Second
+
 // Off is a time during which an object did not run. Automatic: lull's own
 // idleness stopped it, so that under another policy it might have gone on.
 type Off struct {

@@ -160,16 +160,21 @@ type ActivityUpdate struct {
 }
 
 // Jitter is how far a time of activity may move between two readings of the
-// same history without being news: the bounds of the host's clock offset.
-const Jitter = 2 * time.Second
+// same history without being news.
+const Jitter = evidence.Jitter
+
+// moves tells whether u has activity that is newer than what w knows of.
+func (u ActivityUpdate) moves(w *Worker) bool {
+	return !u.LastActivityAt.IsZero() && (w.LastActivityAt == nil || u.LastActivityAt.Sub(*w.LastActivityAt) > Jitter)
+}
 
 // changes tells whether u is news for w.
 func (u ActivityUpdate) changes(w *Worker) bool {
-	if !u.LastActivityAt.IsZero() && (w.LastActivityAt == nil || u.LastActivityAt.Sub(*w.LastActivityAt) > Jitter) {
+	if u.moves(w) {
 		return true
 	}
 	return u.Recent != nil && !slices.EqualFunc(u.Recent, w.RecentActivityEvents, func(a, b Event) bool {
-		return a.Category == b.Category && a.Timestamp.Equal(b.Timestamp)
+		return a.Category == b.Category && a.Timestamp.Sub(b.Timestamp).Abs() <= Jitter
 	})
 }
 
@@ -187,9 +192,10 @@ func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u
 		if !news {
 			return nil
 		}
-		moved := false
-		if t := u.LastActivityAt.UTC().Round(0); !u.LastActivityAt.IsZero() && (w.LastActivityAt == nil || t.After(*w.LastActivityAt)) {
-			w.LastActivityAt, moved = &t, true
+		moved := u.moves(w)
+		if moved {
+			t := u.LastActivityAt.UTC().Round(0)
+			w.LastActivityAt = &t
 			if w.WarningFor == "" {
 				w.WarningSentAt = nil
 			}

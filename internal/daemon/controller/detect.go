@@ -454,7 +454,7 @@ func (j *job) record(d evidence.Decision, next time.Time) {
 	}
 	r := evidence.Record{At: d.Verdict.At, Object: j.w.ID, Region: j.w.AWSRegion, Next: next.UTC().Round(0), Decision: d}
 	for _, e := range slices.Backward(j.live.telemetry.Recent) { // oldest first
-		if at := e.Timestamp.UTC().Round(0); at.After(j.live.told) && !at.After(r.At) {
+		if at := e.Timestamp.UTC().Round(0); at.Sub(j.live.told) > fleet.Jitter && !at.After(r.At) {
 			r.Activity, j.live.told = append(r.Activity, at), at
 		}
 	}

@@ -37,6 +37,7 @@ type options struct {
 	server   string
 	tracer   trace.Tracer
 	log      *slog.Logger
+	consoles func(fleet.Worker) (Console, error) // nil: the world's
 }
 
 // newRig makes a fleet with a template and a running controller.
@@ -81,10 +82,13 @@ func (r *rig) run(client *mem.Client, o options) {
 	if o.log == nil {
 		o.log = slog.New(slog.NewTextHandler(testLog{r.t}, nil))
 	}
+	if o.consoles == nil {
+		o.consoles = r.world.console
+	}
 	c, err := New(Config{
 		Tracer: o.tracer, Log: o.log, Fleet: f, Server: o.server, Shadow: o.shadow,
 		Clouds:   func(string, string) (Cloud, error) { return r.world.cloud(), nil },
-		Consoles: r.world.console,
+		Consoles: o.consoles,
 		Secret:   func(s fleet.Secret) (string, error) { return string(s), nil },
 	})
 	if err != nil {

@@ -79,9 +79,10 @@ type Activity struct {
 	Err error `json:"-"`
 	// Newest is the time of the newest relevant event over the whole array by
 	// our clock, never later than CheckedAt; zero if there is none or if the
-	// offset is unknown. It is the latest time that the offset's bounds allow,
-	// so it moves by up to a second from one reading to the next though no
-	// event was added; NewestHost does not.
+	// offset is unknown. It is the latest time that the offset's bounds allow.
+	// A Client keeps those while it can; with other bounds (another client,
+	// another process) it moves by a second and the round trip, though no event
+	// was added; NewestHost does not.
 	Newest time.Time `json:"newest"`
 	// NewestHost is the timestamp that the event behind Newest carries.
 	NewestHost time.Time `json:"newest_host"`

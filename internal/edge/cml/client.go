@@ -55,9 +55,10 @@ type Client struct {
 	timeout  time.Duration
 	events   time.Duration
 
-	login chan struct{} // held while authenticating
-	mu    sync.Mutex
-	token string
+	login  chan struct{} // held while authenticating
+	mu     sync.Mutex
+	token  string
+	offset Offset // the last known one
 }
 
 // New checks cfg and returns a client for it. It makes no connection.
@@ -195,7 +196,18 @@ func (c *Client) try(ctx context.Context, k call, body []byte, token string) (*a
 		e.Code, e.Description = fault(text)
 		return nil, e
 	}
-	return &answer{Response: resp, offset: offsetOf(resp.Header, sent, received), received: received}, nil
+	return &answer{Response: resp, offset: c.measured(offsetOf(resp.Header, sent, received)), received: received}, nil
+}
+
+// measured is the offset to read an answer by that measured o.
+func (c *Client) measured(o Offset) Offset {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o = c.offset.after(o)
+	if o.Known {
+		c.offset = o
+	}
+	return o
 }
 
 func (c *Client) unreachable(op string, err error) error {

@@ -362,3 +362,33 @@ func TestOffset(t *testing.T) {
 		t.Errorf("a clock that stepped back gave %+v", o)
 	}
 }
+
+// TestOffsetStays: an offset is gone on with until a measurement contradicts
+// it, and narrowed by one that is much better.
+func TestOffsetStays(t *testing.T) {
+	ms := func(low, high int) Offset {
+		return Offset{Known: true, Low: time.Duration(low) * time.Millisecond, High: time.Duration(high) * time.Millisecond}
+	}
+	for name, c := range map[string]struct{ old, now, want Offset }{
+		"the first":                     {Offset{}, ms(0, 1000), ms(0, 1000)},
+		"within its bounds":             {ms(0, 1000), ms(-900, 100), ms(0, 1000)},
+		"just touching":                 {ms(0, 1000), ms(1000, 2000), ms(0, 1000)},
+		"the host's clock was set":      {ms(0, 1000), ms(1001, 2001), ms(1001, 2001)},
+		"set back":                      {ms(0, 1000), ms(-2000, -1), ms(-2000, -1)},
+		"a long way says nothing more":  {ms(0, 1000), ms(-9000, 4000), ms(0, 1000)},
+		"much better, within":           {ms(-9000, 4000), ms(0, 1000), ms(0, 1000)},
+		"much better, across an edge":   {ms(-9000, 4000), ms(-9500, -8500), ms(-9000, -8500)},
+		"an answer without a time":      {ms(0, 1000), Offset{}, Offset{}},
+		"a little better moves nothing": {ms(0, 1100), ms(100, 1100), ms(0, 1100)},
+	} {
+		if got := c.old.after(c.now); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+	c := &Client{}
+	for i, o := range []Offset{ms(0, 1000), {}, ms(500, 1500)} {
+		if got := c.measured(o); got.Known != o.Known || o.Known && got != ms(0, 1000) {
+			t.Errorf("measurement %d is read as %+v", i, got)
+		}
+	}
+}

@@ -24,8 +24,8 @@ func (o Offset) Estimate() time.Duration { return o.Low + (o.High-o.Low)/2 }
 func (o Offset) Bound() time.Duration { return (o.High - o.Low) / 2 }
 
 // ours turns a time of the host's clock into ours: the latest time within the
-// bounds, so that activity never seems older than it is. With an unknown offset
-// the time is left as it is.
+// bounds, so that activity does not seem older than it is. With an unknown
+// offset the time is left as it is.
 func (o Offset) ours(host time.Time) time.Time {
 	if !o.Known {
 		return host
@@ -41,4 +41,19 @@ func offsetOf(h http.Header, sent, received time.Time) Offset {
 		return Offset{}
 	}
 	return Offset{Known: true, Low: date.Sub(received), High: date.Add(time.Second).Sub(sent)}
+}
+
+// after is the offset to go on with when now was measured after o. It stays o
+// for as long as now does not contradict it: each measurement has other bounds,
+// and by each of them the same event would have happened at another time. A
+// much better one narrows o, which only moves times back. A clock that drifts
+// leaves o unnoticed by at most the width of a measurement.
+func (o Offset) after(now Offset) Offset {
+	switch {
+	case !o.Known, !now.Known, now.Low > o.High, now.High < o.Low:
+		return now
+	case now.Bound() <= o.Bound()/2:
+		return Offset{Known: true, Low: max(o.Low, now.Low), High: min(o.High, now.High)}
+	}
+	return o
 }
