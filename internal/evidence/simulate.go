@@ -97,10 +97,15 @@ func (t *Trial) Add(s Stretch) {
 			turns = append(turns, turn{at: a})
 		}
 	}
-	if t.Measured && s.After != nil {
-		turns = append(turns, t.between(&s)...)
+	// The same use, read again at a slightly other time, is nobody who came back.
+	same := Jitter
+	if t.Measured {
+		same = 0 // by its own clock
+		if s.After != nil {
+			turns = append(turns, t.between(&s)...)
+		}
 	}
-	turns = slices.DeleteFunc(turns, func(x turn) bool { return !x.at.After(known) })
+	turns = slices.DeleteFunc(turns, func(x turn) bool { return x.at.Sub(known) <= same })
 	if s.To.After(t.To) {
 		s.To = t.To // what came after it is told by the check after it, and counts no more
 	}

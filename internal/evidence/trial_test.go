@@ -118,3 +118,43 @@ func TestTrialOfAPolicy(t *testing.T) {
 		})
 	}
 }
+
+// TestTrialOfAnUnsteadyClock: the time of one use moves within the bounds of
+// its host's clock from check to check, and nobody came back by that.
+func TestTrialOfAnUnsteadyClock(t *testing.T) {
+	begin := t0.UTC().Truncate(24 * time.Hour)
+	uses := []time.Duration{9 * time.Hour, 9*time.Hour + 10*time.Minute, 20 * time.Hour}
+	trial := func(unsteady bool) evidence.Trial {
+		x := evidence.Trial{Object: "w-1", Policy: &idle.Policy{Timeout: idle.Duration(time.Hour)}, Window: 15 * time.Minute, From: begin, To: begin.Add(24 * time.Hour)}
+		var follow evidence.Follow
+		rec := evidence.Recorder{Beat: 30 * time.Minute}
+		for n, m := 0, time.Duration(0); m < 24*time.Hour; n, m = n+1, m+5*time.Minute {
+			active := begin
+			for _, u := range uses {
+				if u <= m {
+					active = begin.Add(u)
+				}
+			}
+			if unsteady {
+				active = active.Add(time.Duration(n*617%1500) * time.Millisecond)
+			}
+			r := check(begin.Add(m), active, idle.Evidence{CreatedAt: begin.Add(-24 * time.Hour)})
+			r.Activity = []time.Time{active}
+			for _, r := range rec.Take(r) {
+				follow.Add(&r, x.Add)
+			}
+		}
+		for _, r := range rec.Flush() {
+			follow.Add(&r, x.Add)
+		}
+		follow.End(x.To, x.Add)
+		x.End()
+		return x
+	}
+	want, got := trial(false), trial(true)
+	if len(want.Stops) != 3 || !slices.EqualFunc(got.Stops, want.Stops, func(a, b evidence.Stop) bool {
+		return a.From.Sub(b.From).Abs() <= evidence.Jitter && a.To.Sub(b.To).Abs() <= evidence.Jitter && a.Back == b.Back && a.False == b.False
+	}) {
+		t.Errorf("stops %+v; with a steady clock %+v", got.Stops, want.Stops)
+	}
+}
