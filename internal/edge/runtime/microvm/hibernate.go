@@ -75,35 +75,40 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	ports := w.ports
 	ports.hold()
 	defer ports.open()
-	if err := w.saveState(ctx, m); err != nil {
+	began := time.Now()
+	state, err := w.saveState(ctx, m)
+	if err != nil {
 		return 0, fmt.Errorf("cannot save the guest: %w", err)
 	}
-	if err := w.commit(&man); err != nil {
+	written := time.Now()
+	if err := errors.Join(state.Sync(), state.Close(), w.commit(&man)); err != nil {
 		return 0, fmt.Errorf("cannot save the guest: %w", err)
 	}
+	w.r.log.Debug("saved", "instance", w.id, "written", written.Sub(began), "durable", time.Since(written))
 	// From here on it is hibernated, whatever happens to QEMU.
 	w.dropQEMU(ctx)
 	return man.State + man.Memory, nil
 }
 
-// saveState writes everything but the memory, which is in its file already.
-func (w *Work) saveState(ctx context.Context, m *monitor) error {
-	f, err := os.OpenFile(w.path(stateFile), os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
+// saveState writes everything but the memory, which is in its file already. The
+// file that it gives may not be durable yet.
+func (w *Work) saveState(ctx context.Context, m *monitor) (f *os.File, err error) {
+	if f, err = os.OpenFile(w.path(stateFile), os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600); err != nil {
+		return nil, err
 	}
-	defer f.Close()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
 	// With every answer its loop went round, in which it sends what still goes
 	// into the ports' sockets; nobody takes that out now.
 	for range 3 {
 		if _, err := m.status(ctx); err != nil {
-			return err
+			return f, err
 		}
 	}
-	if err := m.stream(ctx, "migrate", w.rec.Template == "", f); err != nil {
-		return err
-	}
-	return f.Sync()
+	return f, m.stream(ctx, "migrate", w.rec.Template == "", f)
 }
 
 // ignoreShared keeps a memory that is in a file of its own out of the state.
