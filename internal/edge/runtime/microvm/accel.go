@@ -73,6 +73,24 @@ func (m machineFiles) khz() int {
 	return 0
 }
 
+// processor is what a guest sees of this machine's.
+func (m machineFiles) processor() string {
+	b, err := os.ReadFile(filepath.Join(m.proc, "cpuinfo"))
+	if err != nil {
+		return ""
+	}
+	var out []string
+	for line := range strings.Lines(string(b)) {
+		if strings.HasPrefix(line, "model name") || strings.HasPrefix(line, "flags") {
+			out = append(out, line)
+		}
+		if line == "\n" { // the next one is the same
+			break
+		}
+	}
+	return strings.Join(out, "")
+}
+
 // fallbackFile remembers that KVM did not work here, and why.
 const fallbackFile = "no-kvm"
 
@@ -88,6 +106,25 @@ func (r *Runtime) accel() (Accel, string) {
 	return r.files.choose()
 }
 
+// kvmBoots says that a guest booted with KVM on this machine since it was started:
+// where a later one does not, something else is wrong with it.
+func (r *Runtime) kvmBoots() bool {
+	b, err := os.ReadFile(filepath.Join(r.cfg.Dir, worksFile))
+	return err == nil && string(b) == r.boot
+}
+
+// worksFile is in which boot of this machine a guest booted with KVM.
+const worksFile = "kvm-boot"
+
+func (r *Runtime) noteKVM() {
+	if r.kvmBoots() {
+		return
+	}
+	if err := os.WriteFile(filepath.Join(r.cfg.Dir, worksFile), []byte(r.boot), 0o600); err != nil {
+		r.log.Warn("cannot write down that KVM works here", "error", err)
+	}
+}
+
 // remember writes down that KVM failed, so that no later start tries it. A
 // person removes the file to try again.
 func (r *Runtime) remember(cause error) error {
@@ -99,7 +136,7 @@ func (r *Runtime) remember(cause error) error {
 }
 
 // errNoBoot marks a guest that never spoke: the sign of an accelerator that
-// does not work.
+// does not work, if the same guest speaks with another.
 var errNoBoot = errors.New("the guest did not answer")
 
 // ChooseAccel is what the rule says of this machine, and why.

@@ -57,7 +57,7 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 		return 0, err
 	}
 	now := manifest{QEMU: man.QEMU, Vsock: man.Vsock} // which the wake compares
-	if err := errors.Join(w.checkFiles(man), r.bindFiles(&now, w.rec.Root)); err != nil {
+	if err := errors.Join(w.checkFiles(man), r.bindMachine(&now, w.rec)); err != nil {
 		return 0, err
 	}
 	if err := man.fits(now); err != nil {

@@ -464,25 +464,54 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestFallback: a machine that offers KVM on which nothing boots is remembered.
+// TestFallback: a machine that offers KVM on which nothing boots is remembered,
+// and what else keeps a guest from booting is not taken for that.
 func TestFallback(t *testing.T) {
 	b := newBench(t, nil)
 	real := b.qemu
 	if err := os.Chmod(b.cfg.Dir, 0o711); err != nil { // QEMU runs as another user
 		t.Fatal(err)
 	}
-	fake := filepath.Join(b.cfg.Dir, "qemu")
-	script := "#!/bin/sh\ncase \"$*\" in *accel=kvm*) echo 'KVM is a trap here' >&2; exit 1;; esac\nexec " + real + " \"$@\"\n"
-	if err := os.WriteFile(fake, []byte(script), 0o755); err != nil {
+	b.qemu = filepath.Join(b.cfg.Dir, "qemu")
+	b.files = fakeFiles(t, "flags : fpu vmx", "")
+	behave := func(with string) {
+		t.Helper()
+		script := "#!/bin/bash\nkvm=no\nfor a; do case $a in kvm) kvm=yes;; esac; done\n" + with + "\na=(\"${@/#kvm/tcg}\")\nexec " + real + " \"${a[@]/#host/max}\"\n"
+		if err := os.WriteFile(b.qemu+".new", []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(b.qemu+".new", b.qemu); err != nil {
+			t.Fatal(err)
+		}
+	}
+	chosen := func(want Accel, because string) {
+		t.Helper()
+		if a, why := b.Accelerator(); a != want || !strings.Contains(why, because) {
+			t.Fatalf("accelerator %s: %s", a, why)
+		}
+	}
+	refused := func(id string) {
+		t.Helper()
+		if _, err := b.Start(t.Context(), b.launch(id, 1, "guest", "serve", ":80")); err == nil {
+			t.Fatalf("%s: it started", id)
+		}
+		chosen(KVM, "vmx")
+	}
+	chosen(KVM, "vmx")
+	behave("echo 'no guest boots at all' >&2; exit 1")
+	refused("never")
+	behave("")
+	w := b.start("once", "guest", "serve", ":80")
+	chosen(KVM, "vmx")
+	if err := w.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.qemu = fake
-	b.files = fakeFiles(t, "flags : fpu vmx", "")
-	if a, why := b.Accelerator(); a != KVM {
-		t.Fatalf("accelerator %s: %s", a, why)
+	behave("[ $kvm = no ] || { echo 'no guest with KVM, now' >&2; exit 1; }")
+	refused("later")
+	if err := os.Remove(filepath.Join(b.cfg.Dir, worksFile)); err != nil {
+		t.Fatal(err)
 	}
+	behave("[ $kvm = no ] || { echo 'KVM is a trap here' >&2; exit 1; }")
 	b.start("fall", "guest", "serve", ":80")
-	if a, why := b.Accelerator(); a != TCG || !strings.Contains(why, "KVM is a trap here") {
-		t.Errorf("accelerator %s: %s", a, why)
-	}
+	chosen(TCG, "KVM failed")
 }

@@ -25,7 +25,7 @@ const (
 )
 
 // manifestVersion changes with what a saved guest needs to be restored.
-const manifestVersion = 3
+const manifestVersion = 4
 
 // manifest binds a saved guest to what it was saved with.
 type manifest struct {
@@ -33,10 +33,13 @@ type manifest struct {
 	At      time.Time `json:"at"`
 	QEMU    string    `json:"qemu"`   // its version
 	Kernel  string    `json:"kernel"` // digest
-	State   int64     `json:"state_bytes"`
-	Digest  string    `json:"state_sha256"`
-	Memory  int64     `json:"memory_bytes"`
-	Root    string    `json:"root,omitempty"` // size and time of the image
+	// Machine is a digest of what QEMU is told of it, with the processor that a
+	// guest sees where it is this machine's.
+	Machine string `json:"machine"`
+	State   int64  `json:"state_bytes"`
+	Digest  string `json:"state_sha256"`
+	Memory  int64  `json:"memory_bytes"`
+	Root    string `json:"root,omitempty"` // size and time of the image
 	// Template is the clone's whose memory it has (clone.go). Full says that the
 	// state has the memory in it: no file does, because the guest was a clone.
 	Template string `json:"template,omitempty"`
@@ -85,7 +88,6 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 		return 0, fmt.Errorf("cannot save the guest: %w", err)
 	}
 	w.r.log.Debug("saved", "instance", w.id, "written", written.Sub(began), "durable", time.Since(written))
-	// From here on it is hibernated, whatever happens to QEMU.
 	w.dropQEMU(ctx)
 	return man.State + man.Memory, nil
 }
@@ -174,7 +176,22 @@ func (w *Work) commit(man *manifest) (err error) {
 		return err
 	}
 	man.At = time.Now()
-	return man.write(w.r.dir(w.id))
+	w.fate.Lock()
+	defer w.fate.Unlock()
+	if w.ended {
+		return errors.New("QEMU has ended")
+	}
+	if err := man.write(w.r.dir(w.id)); err != nil {
+		return err
+	}
+	w.setSaved(true) // from here on it is on disk, whatever happens to QEMU
+	return nil
+}
+
+func (w *Work) setSaved(on bool) {
+	w.mu.Lock()
+	w.saved = on
+	w.mu.Unlock()
 }
 
 // syncMemory makes a guest's memory durable and says how large it is.
@@ -212,7 +229,6 @@ func (man *manifest) write(dir string) error {
 // dropQEMU ends the QEMU of a guest that was saved.
 func (w *Work) dropQEMU(ctx context.Context) {
 	w.mu.Lock()
-	w.saved = true
 	w.ident.PID, w.ident.Start = 0, 0
 	w.mu.Unlock()
 	w.qcancel()
@@ -230,7 +246,21 @@ func (w *Work) dropQEMU(ctx context.Context) {
 // binding is what a saved guest depends on, as it is now.
 func (w *Work) binding(m *monitor) (manifest, error) {
 	man := manifest{Version: manifestVersion, QEMU: m.version(), Vsock: w.rec.CID != 0}
-	return man, w.r.bindFiles(&man, w.rec.Root)
+	return man, w.r.bindMachine(&man, w.rec)
+}
+
+// bindMachine adds the machine that a saved guest depends on, and its files.
+func (r *Runtime) bindMachine(man *manifest, rec runRecord) error {
+	rec.Template, rec.CID = "", min(rec.CID, 1) // which may be others at each start
+	sum := sha256.New()
+	for _, a := range r.arguments("", rec.restored())[2:] { // without its name
+		fmt.Fprintln(sum, a)
+	}
+	if rec.Accel == KVM {
+		fmt.Fprintln(sum, r.files.processor())
+	}
+	man.Machine = hex.EncodeToString(sum.Sum(nil))
+	return r.bindFiles(man, rec.Root)
 }
 
 // bindFiles adds the files that a saved guest depends on.
@@ -251,7 +281,7 @@ func (r *Runtime) bindFiles(man *manifest, root string) (err error) {
 // fits compares what a guest was saved with to what there is now.
 func (man *manifest) fits(now manifest) error {
 	for _, c := range []struct{ what, was, is string }{
-		{"QEMU", man.QEMU, now.QEMU}, {"kernel", man.Kernel, now.Kernel}, {"root image", man.Root, now.Root},
+		{"QEMU", man.QEMU, now.QEMU}, {"machine", man.Machine, now.Machine}, {"kernel", man.Kernel, now.Kernel}, {"root image", man.Root, now.Root},
 	} {
 		if c.was != c.is {
 			return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved with another %s (%s, now %s)", c.what, c.was, c.is)}
@@ -334,21 +364,49 @@ func (w *Work) restore(ctx context.Context) (err error) {
 	}
 	up := time.Now()
 	if err := m.stream(ctx, "migrate-incoming", !man.Full, state); err != nil {
-		return w.explain(ctx, err)
+		return w.refused(ctx, err)
 	}
 	read := time.Now()
-	// Its memory runs on from here, and the state beside it is the past.
-	if err := errors.Join(os.Remove(w.path(manifestFile)), syncPath(w.r.dir(w.id))); err != nil {
+	if err := w.uncommit(); err != nil {
 		return fmt.Errorf("cannot take a guest out of hibernation: %w", err)
 	}
-	w.mu.Lock()
-	w.saved = false
-	w.mu.Unlock()
 	if err := os.Remove(w.path(stateFile)); err != nil {
 		w.r.log.Warn("cannot remove the state of a guest that runs again", "instance", w.id, "error", err)
 	}
 	w.r.log.Debug("restored", "instance", w.id, "qemu_up", up.Sub(began), "state_read", read.Sub(up), "recorded", time.Since(read))
 	return nil
+}
+
+// uncommit takes the manifest away: the guest's memory runs on from here, and the
+// state beside it is the past.
+func (w *Work) uncommit() error {
+	w.fate.Lock()
+	defer w.fate.Unlock()
+	if w.isGone() { // supervise took it for a guest on disk, and so it is
+		return errors.New("QEMU has ended")
+	}
+	if err := errors.Join(os.Remove(w.path(manifestFile)), syncPath(w.r.dir(w.id))); err != nil {
+		return err
+	}
+	w.setSaved(false)
+	return nil
+}
+
+// refused says why QEMU did not take a guest's state. One that read it and gave
+// up will do so again, and the guest has to boot; one that was ended will not.
+func (w *Work) refused(ctx context.Context, err error) error {
+	select { // which it does where it gives up
+	case <-w.gone:
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+	}
+	w.mu.Lock()
+	gaveUp := w.exited && w.status.Exited()
+	w.mu.Unlock()
+	if err = w.explain(ctx, err); gaveUp {
+		return &instance.SnapshotError{Reason: "QEMU does not take its state: " + err.Error()}
+	}
+	return err
 }
 
 // checkFiles compares what is on disk with the manifest.
@@ -362,7 +420,7 @@ func (w *Work) checkFiles(man *manifest) error {
 // checkMemory looks at the memory. It comes before QEMU, which makes the file as
 // large as it wants it.
 func (w *Work) checkMemory(man *manifest) error {
-	if man.Version < 1 || man.Version > manifestVersion {
+	if man.Version != manifestVersion {
 		return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved in format %d, this is %d", man.Version, manifestVersion)}
 	}
 	if man.Full {

@@ -3,11 +3,15 @@ package microvm
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"lull/internal/instance"
 	"lull/internal/link/guest"
@@ -142,6 +146,7 @@ func TestHibernate(t *testing.T) {
 	}{
 		{"another kernel", "another kernel", with(func(m *manifest) { m.Kernel = "0" })},
 		{"another QEMU", "another QEMU", with(func(m *manifest) { m.QEMU = "1.0.0" })},
+		{"another machine", "another machine", with(func(m *manifest) { m.Machine = "0" })},
 		{"another disk", "another root image", with(func(m *manifest) { m.Root = "1 bytes of yesterday" })},
 		{"another format", "format 0", with(func(m *manifest) { m.Version = 0 })},
 		{"a manifest that is cut", "damaged", func() error { return os.WriteFile(w.path(manifestFile), good[:len(good)/2], 0o600) }},
@@ -244,5 +249,87 @@ func TestSavedInFullSpeech(t *testing.T) {
 		if err := w.Thaw(); err != nil {
 			t.Fatalf("save %d: %v", n, err)
 		}
+	}
+}
+
+// TestKilledWhileRestored ends QEMU at random moments of a restore. A guest whose
+// manifest is there then is still on disk, and comes back with what it counted.
+func TestKilledWhileRestored(t *testing.T) {
+	b := newBench(t, nil)
+	w := b.start("killed", "guest", "serve", ":80")
+	listening(t, w, "80")
+	c := dial(t, w)
+	talk(t, c, "before")
+	survived := 0
+	for n := range 14 {
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Hibernate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		after := time.Duration(rand.Int64N(int64(300 * time.Millisecond)))
+		hit := make(chan bool, 1)
+		go func() {
+			var p []process
+			for len(p) == 0 && t.Context().Err() == nil {
+				p, _ = findQEMU(b.dir("killed"))
+			}
+			timer := time.NewTimer(after)
+			defer timer.Stop()
+			<-timer.C
+			_ = unix.Kill(p[0].pid, unix.SIGKILL)
+			_, err := os.Stat(w.path(manifestFile))
+			hit <- err == nil // it was restoring
+		}()
+		err := w.Thaw()
+		if <-hit {
+			survived++
+			if err == nil || !w.Hibernated() {
+				t.Fatalf("round %d, killed after %s: %v, hibernated %t", n, after, err, w.Hibernated())
+			}
+			if err := w.Thaw(); err != nil {
+				t.Fatalf("round %d, killed after %s: not restored afterwards: %v", n, after, err)
+			}
+			talk(t, c, fmt.Sprint("round ", n))
+			continue
+		}
+		select { // it ran already, and ended with its QEMU
+		case <-b.exits:
+		case <-time.After(patience):
+			t.Fatalf("round %d, killed after %s: nobody was told", n, after)
+		}
+		w = b.start("killed", "guest", "serve", ":80")
+		listening(t, w, "80")
+		c = dial(t, w)
+	}
+	t.Logf("%d of 14 kills came while it was restored", survived)
+	if survived == 0 {
+		t.Error("no kill came while it was restored")
+	}
+
+	// A state that QEMU itself gives up on says so: the guest has to boot.
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	man, err := readManifest(b.dir("killed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(w.path(stateFile), []byte("no state of a machine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if man.Digest, man.State, err = digest(w.path(stateFile)); err == nil {
+		err = man.write(b.dir("killed"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var unusable *instance.SnapshotError
+	if err := w.Thaw(); !errors.As(err, &unusable) || !strings.Contains(err.Error(), "QEMU does not take its state") || !w.Hibernated() {
+		t.Errorf("a state that QEMU gives up on: %v", err)
 	}
 }

@@ -412,7 +412,9 @@ func (w *Work) supervise() {
 		}
 		select {
 		case <-w.gone:
-			w.end()
+			if w.isOver() {
+				w.end()
+			}
 			return
 		case <-w.qctx.Done():
 			return
@@ -433,6 +435,17 @@ func (w *Work) supervise() {
 			w.quit()
 		}
 	}
+}
+
+// isOver says that the run ends with its QEMU, which is gone. A guest that is on
+// disk has not ended: whoever restores it sees to that.
+func (w *Work) isOver() bool {
+	w.fate.Lock()
+	defer w.fate.Unlock()
+	if !w.hibernated() {
+		w.ended = true
+	}
+	return w.ended
 }
 
 // broken says why a machine that stopped did not stop for us.

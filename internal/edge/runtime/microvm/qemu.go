@@ -155,7 +155,9 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	mib := strconv.FormatInt(m.Memory>>20, 10)
 	cpu, bus := "host", "-pci"
 	machine := "q35,usb=off,vmport=off,smbus=off,sata=off"
+	accel := string(rec.Accel)
 	if rec.Accel == TCG {
+		accel += ",tb-size=" + strconv.Itoa(translated>>20)
 		// Less to emulate than "max", and sooner up. With a timer that goes on while
 		// the processor sleeps the kernel needs no tick, and has timers finer than it.
 		cpu = "qemu64,arat=on"
@@ -165,7 +167,7 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	}
 	args := []string{
 		"-name", qemuName(r.dir(id)), "-nodefaults", "-no-user-config", "-display", "none",
-		"-machine", machine + ",accel=" + string(rec.Accel) + ",memory-backend=ram",
+		"-machine", machine + ",memory-backend=ram", "-accel", accel,
 		"-cpu", cpu, "-smp", strconv.Itoa(m.CPUs), "-m", mib,
 		"-object", "memory-backend-file,id=ram,size=" + mib + "M,mem-path=" + openFile(ramFile) + ",share=" + share,
 		"-global", "virtio-mmio.force-legacy=false",

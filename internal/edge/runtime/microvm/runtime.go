@@ -297,14 +297,28 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 	if ctx.Err() == nil && r.doWithoutVsock(err) {
 		w, err = r.startOn(ctx, l, m, accel)
 	}
-	if accel == KVM && r.cfg.Accel == "" && errors.Is(err, errNoBoot) && !vsockFailed(err) && ctx.Err() == nil {
-		r.log.Warn("KVM does not boot a guest here; software emulation from now on", "error", err)
-		if rerr := r.remember(err); rerr != nil {
-			return nil, errors.Join(err, rerr)
-		}
-		return asWorkload(r.startOn(ctx, l, m, TCG))
+	if accel == KVM && err == nil {
+		r.noteKVM()
+	}
+	if accel == KVM && r.cfg.Accel == "" && errors.Is(err, errNoBoot) && !vsockFailed(err) && ctx.Err() == nil && !r.kvmBoots() {
+		return asWorkload(r.startWithoutKVM(ctx, l, m, err))
 	}
 	return asWorkload(w, err)
+}
+
+// startWithoutKVM tries whether it was KVM that kept a guest from booting. A
+// guest that boots in no other way either says nothing about KVM.
+func (r *Runtime) startWithoutKVM(ctx context.Context, l instance.Launch, m Machine, cause error) (*Work, error) {
+	r.log.Warn("a guest does not boot with KVM; trying software emulation", "instance", l.ID, "error", cause)
+	w, err := r.startOn(ctx, l, m, TCG)
+	if err != nil {
+		return nil, cause
+	}
+	r.log.Warn("KVM does not boot a guest here; software emulation from now on")
+	if err := r.remember(cause); err != nil {
+		r.log.Error("the next start tries KVM again", "error", err)
+	}
+	return w, nil
 }
 
 func asWorkload(w *Work, err error) (instance.Workload, error) {

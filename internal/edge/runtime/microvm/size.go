@@ -3,10 +3,12 @@ package microvm
 import "lull/internal/instance"
 
 // What QEMU holds beside a guest's memory (measured, notes of performance): its
-// own text and heap, and in software emulation the code that it has translated.
+// own text and heap, and in software emulation the code that it has translated,
+// which it throws away when there is more.
 const (
 	overheadKVM = 32 << 20
-	overheadTCG = 96 << 20
+	overheadTCG = overheadKVM + translated + 32<<20
+	translated  = 64 << 20
 )
 
 // Size implements instance.Sizer.

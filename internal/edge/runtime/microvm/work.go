@@ -74,6 +74,11 @@ type Work struct {
 
 	slow *rate.Limiter // how fast the guest may talk, however it does
 
+	// fate is held while what is on disk and what saved says change together, so
+	// that the end of a QEMU is never taken for the end of a guest that is on disk.
+	fate  sync.Mutex
+	ended bool // supervise takes the run for over; under fate
+
 	mu      sync.Mutex
 	mon     *monitor
 	peer    *guest.Peer // on the serial port
