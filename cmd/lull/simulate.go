@@ -43,7 +43,7 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 			if err != nil {
 				return &usageError{err}
 			}
-			in.From = &at
+			in.From = at.UTC().Format(time.RFC3339Nano)
 			if name == "" {
 				return &usageError{errors.New("cannot simulate nothing: give --policy, a name or a timeout like 45m")}
 			}

@@ -114,7 +114,7 @@ func (c *cli) snoozeWorker(cmd *cobra.Command, a []string) error {
 	if err != nil {
 		return &usageError{err}
 	}
-	return c.protect(cmd, a[0], control.Snooze{Until: &t})
+	return c.protect(cmd, a[0], control.Snooze{Until: t.Format(time.RFC3339Nano)})
 }
 
 // protect snoozes a worker, or ends that.
@@ -143,7 +143,7 @@ func (c *cli) workerSnooze() *cobra.Command {
 				if err != nil {
 					return &usageError{err}
 				}
-				in.Until = &t
+				in.Until = t.Format(time.RFC3339Nano)
 			}
 			return c.protect(cmd, a[0], in)
 		}}

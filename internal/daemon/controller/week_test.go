@@ -452,7 +452,7 @@ type weighed struct {
 }
 
 func (w *weighed) simulate(ids ...string) (s control.Simulation, err error) {
-	return s, w.ask("POST", "/simulate", control.Simulate{Policies: weekPolicies, From: &w.from, To: &w.to, WorkerIDs: ids, WindowMinutes: int(tooSoon.Minutes())}, &s)
+	return s, w.ask("POST", "/simulate", control.Simulate{Policies: weekPolicies, From: w.from.Format(time.RFC3339Nano), To: w.to.Format(time.RFC3339Nano), WorkerIDs: ids, WindowMinutes: int(tooSoon.Minutes())}, &s)
 }
 
 // worker compares one worker, stop by stop.

@@ -17,6 +17,7 @@ import (
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
+	"lull/internal/policy/when"
 )
 
 // maxBody bounds a request body.
@@ -106,9 +107,13 @@ func (a *API) reads(api huma.API) {
 	huma.Register(api, operation("why", "GET", "/instances/{name}/why", "Why it runs, or why it was paused or stopped"),
 		func(ctx context.Context, in *struct {
 			Named
-			At time.Time `query:"at" doc:"RFC 3339, a past time that is recorded; default now"`
+			At string `query:"at" maxLength:"80" doc:"A past time that is recorded: RFC 3339, how long ago (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in the host's zone or with one behind it; default now"`
 		}) (*answer[hostctl.Why], error) {
-			y, err := a.Host.Why(ctx, in.Name, in.At)
+			at, err := when.Bound(time.Now(), in.At)
+			if err != nil {
+				return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
+			}
+			y, err := a.Host.Why(ctx, in.Name, at)
 			return &answer[hostctl.Why]{y}, problem(err)
 		})
 }
@@ -173,10 +178,14 @@ func (a *API) verbs(api huma.API) {
 		func(ctx context.Context, in *struct {
 			Named
 			Body struct {
-				Until time.Time `json:"until"`
+				Until string `json:"until" maxLength:"80" doc:"RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in the host's zone or with one such as Europe/Berlin behind it"`
 			}
 		}) (*answer[hostctl.Instance], error) {
-			if err := a.Host.Snooze(ctx, in.Name, in.Body.Until); err != nil {
+			until, err := when.Moment(time.Now(), in.Body.Until)
+			if err != nil {
+				return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
+			}
+			if err := a.Host.Snooze(ctx, in.Name, until); err != nil {
 				return nil, problem(err)
 			}
 			o, err := a.Host.Get(in.Name)

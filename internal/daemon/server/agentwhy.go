@@ -19,23 +19,30 @@ func (s *Server) agentWhyRoutes() {
 		doc: "Why the machine of an agent runs, or was stopped, by what the agent reported; now, or at a past time that is recorded"},
 		func(ctx context.Context, in *struct {
 			Named
-			At time.Time `query:"at" doc:"RFC 3339; default now"`
+			Then
 		}) (*answer[control.AgentWhy], error) {
-			return ok(s.agentWhy(ctx, in.Name, in.At.UTC()))
+			at, err := in.read()
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.agentWhy(ctx, in.Name, at))
 		})
 	register(s, route{id: "agent-timeline", method: "GET", path: each + "/timeline", role: access.Viewer, machine: true,
 		doc: "The signals and verdicts of an agent over a time, as they were recorded"},
 		func(ctx context.Context, in *struct {
 			Named
-			From   time.Time `query:"from" doc:"RFC 3339; default a day before to"`
-			To     time.Time `query:"to" doc:"RFC 3339; default now"`
-			Points int       `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"About how many points each signal has; never more than twice as many"`
+			Between
+			Points int `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"About how many points each signal has; never more than twice as many"`
 		}) (*answer[control.Timeline], error) {
 			w, err := s.agentWorker(ctx, in.Name)
 			if err != nil {
 				return nil, problem(err)
 			}
-			return ok(s.timeline(ctx, agents.Object(in.Name), w, in.From, in.To, in.Points))
+			from, to, err := in.read()
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.timeline(ctx, agents.Object(in.Name), w, from, to, in.Points))
 		})
 }
 

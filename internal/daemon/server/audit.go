@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -14,24 +13,28 @@ import (
 
 type auditList struct {
 	Paged
-	WorkerID string    `query:"worker_id" maxLength:"128"`
-	Action   string    `query:"action" maxLength:"128"`
-	From     time.Time `query:"from" doc:"RFC 3339; from this time on"`
-	To       time.Time `query:"to" doc:"RFC 3339; before this time"`
-	Newest   bool      `query:"newest" doc:"The newest entries, newest first; next then goes back in time"`
+	WorkerID string `query:"worker_id" maxLength:"128"`
+	Action   string `query:"action" maxLength:"128"`
+	Between
+	Newest bool `query:"newest" doc:"The newest entries, newest first; next then goes back in time"`
 }
 
-func (q auditList) query() fleet.AuditQuery {
-	return fleet.AuditQuery{WorkerID: q.WorkerID, Action: q.Action, From: q.From, To: q.To, After: q.After, Limit: q.Limit}
+func (q auditList) query() (fleet.AuditQuery, error) {
+	from, to, err := q.Between.read()
+	return fleet.AuditQuery{WorkerID: q.WorkerID, Action: q.Action, From: from, To: to, After: q.After, Limit: q.Limit}, err
 }
 
 func (s *Server) auditRoutes() {
 	list := func(ctx context.Context, in auditList) (control.List[fleet.Entry], error) {
+		q, err := in.query()
+		if err != nil {
+			return control.List[fleet.Entry]{}, err
+		}
 		if in.Newest {
-			page, err := s.fleet.NewestAudit(ctx, in.query())
+			page, err := s.fleet.NewestAudit(ctx, q)
 			return control.List[fleet.Entry]{Items: page.Entries, Next: page.Next}, err
 		}
-		page, err := s.fleet.Audit(ctx, in.query())
+		page, err := s.fleet.Audit(ctx, q)
 		if page.Entries == nil {
 			page.Entries = []fleet.Entry{}
 		}
@@ -51,12 +54,15 @@ func (s *Server) auditRoutes() {
 		})
 	export := route{id: "export-audit", method: "GET", path: base + "/audit/export", role: access.Viewer, doc: "The audit log as JSON lines, oldest first"}
 	register(s, export, func(ctx context.Context, in *struct {
-		WorkerID string    `query:"worker_id" maxLength:"128"`
-		Action   string    `query:"action" maxLength:"128"`
-		From     time.Time `query:"from"`
-		To       time.Time `query:"to"`
+		WorkerID string `query:"worker_id" maxLength:"128"`
+		Action   string `query:"action" maxLength:"128"`
+		Between
 	}) (*huma.StreamResponse, error) {
-		q := fleet.AuditQuery{WorkerID: in.WorkerID, Action: in.Action, From: in.From, To: in.To}
+		from, to, err := in.read()
+		if err != nil {
+			return nil, problem(err)
+		}
+		q := fleet.AuditQuery{WorkerID: in.WorkerID, Action: in.Action, From: from, To: to}
 		return &huma.StreamResponse{Body: func(hc huma.Context) {
 			hc.SetHeader("Content-Type", "application/jsonl")
 			hc.SetStatus(http.StatusOK)

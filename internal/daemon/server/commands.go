@@ -10,6 +10,7 @@ import (
 	"lull/internal/daemon/server/roster"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
+	"lull/internal/policy/when"
 )
 
 // detectWait is how long the API waits for the owner of a worker before it
@@ -87,10 +88,13 @@ func (s *Server) snoozeRoute(at func(string) string) {
 		}) (*answer[fleet.Worker], error) {
 			var until time.Time
 			switch b := in.Body; {
-			case b.Until != nil && b.Minutes > 0:
+			case b.Until != "" && b.Minutes > 0:
 				return nil, problem(invalid("minutes", "give until or minutes, not both"))
-			case b.Until != nil:
-				until = *b.Until
+			case b.Until != "":
+				var err error
+				if until, err = when.Moment(time.Now().UTC(), b.Until); err != nil {
+					return nil, problem(invalid("until", err.Error()))
+				}
 			case b.Minutes > 0:
 				until = time.Now().Add(time.Duration(b.Minutes) * time.Minute)
 			}

@@ -57,10 +57,14 @@ func (s *Server) hostRoutes() {
 		doc: "Why an instance of a host runs, or why it was paused or stopped: the host is asked; now, or at a past time that it recorded"},
 		func(ctx context.Context, in *struct {
 			Named
-			Instance string    `path:"instance" maxLength:"64" doc:"Its name or id"`
-			At       time.Time `query:"at" doc:"RFC 3339; default now"`
+			Instance string `path:"instance" maxLength:"64" doc:"Its name or id"`
+			Then
 		}) (*answer[control.HostWhy], error) {
-			a, err := s.hostWhy(ctx, in.Name, in.Instance, in.At)
+			at, err := in.read()
+			if err != nil {
+				return nil, problem(err)
+			}
+			a, err := s.hostWhy(ctx, in.Name, in.Instance, at)
 			if err == nil && a.Why == nil {
 				code := map[int]string{http.StatusNotFound: "not_found", http.StatusUnprocessableEntity: "invalid"}[a.Status]
 				if code == "" {

@@ -181,19 +181,22 @@ func (s *Server) scheduleRoutes() {
 	register(s, route{id: "schedule-boundaries", method: "GET", path: each + "/boundaries", role: access.Viewer, doc: "When a schedule opens and closes next"},
 		func(ctx context.Context, in *struct {
 			RuleName
-			From  time.Time `query:"from" doc:"RFC 3339; now if not given"`
-			Limit int       `query:"limit" minimum:"1" maximum:"200" default:"10"`
+			From  string `query:"from" maxLength:"80" doc:"RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in UTC or with a zone behind it; now if not given"`
+			Limit int    `query:"limit" minimum:"1" maximum:"200" default:"10"`
 		}) (*answer[control.Boundaries], error) {
 			c, err := s.fleet.Schedule(ctx, in.Name)
 			if err != nil {
 				return nil, problem(err)
 			}
-			if in.From.IsZero() {
-				in.From = time.Now()
+			from := time.Now()
+			if in.From != "" {
+				if from, err = when.Moment(from.UTC(), in.From); err != nil {
+					return nil, problem(invalid("query.from", err.Error()))
+				}
 			}
 			out := control.Boundaries{Schedule: c.Name, Zone: c.Zone}
-			if out.Open, err = c.Open(in.From); err == nil {
-				out.Items, err = c.Boundaries(in.From, in.Limit)
+			if out.Open, err = c.Open(from); err == nil {
+				out.Items, err = c.Boundaries(from, in.Limit)
 			}
 			return ok(out, err)
 		})

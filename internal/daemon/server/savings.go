@@ -27,13 +27,12 @@ const (
 
 // savingsQuestion is what to sum up, and how.
 type savingsQuestion struct {
-	From   time.Time `query:"from" doc:"RFC 3339; default 30 days before to, at most 93"`
-	To     time.Time `query:"to" doc:"RFC 3339; default now"`
-	By     string    `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME"`
-	Every  string    `query:"every" enum:"day,week,month" doc:"Also sum up each day, week from Monday, or month"`
-	IdleBy string    `query:"idle_by" maxLength:"140" doc:"Also say for each worker, region, policy, instance_type or tag:NAME in which hours of the week it was idle and ran on; at most 1000"`
-	Idle   bool      `query:"idle" default:"true" doc:"false leaves out the idle hours, for which all evidence is read"`
-	Zone   string    `query:"time_zone" maxLength:"64" default:"UTC" doc:"In which days begin and hours are counted, such as Europe/Berlin"`
+	Between
+	By     string `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME"`
+	Every  string `query:"every" enum:"day,week,month" doc:"Also sum up each day, week from Monday, or month"`
+	IdleBy string `query:"idle_by" maxLength:"140" doc:"Also say for each worker, region, policy, instance_type or tag:NAME in which hours of the week it was idle and ran on; at most 1000"`
+	Idle   bool   `query:"idle" default:"true" doc:"false leaves out the idle hours, for which all evidence is read"`
+	Zone   string `query:"time_zone" maxLength:"64" default:"UTC" doc:"In which days begin and hours are counted, such as Europe/Berlin"`
 }
 
 func (s *Server) savingsRoutes() {
@@ -78,7 +77,11 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 	if err != nil || in.Zone == "Local" {
 		return out, invalid("time_zone", "it is no time zone such as Europe/Berlin")
 	}
-	if out.From, out.To, err = period(in.From, in.To, time.Now(), savingsDefault, maxSavings); err != nil {
+	from, to, err := in.read()
+	if err != nil {
+		return out, err
+	}
+	if out.From, out.To, err = period(from, to, time.Now(), savingsDefault, maxSavings); err != nil {
 		return out, err
 	}
 	all, err := s.trials(ctx, fleet.WorkerFilter{}, out.From, out.To)

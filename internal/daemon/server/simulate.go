@@ -244,15 +244,14 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	if out.WindowMinutes == 0 {
 		out.WindowMinutes = int(falseStop.Minutes())
 	}
-	var from time.Time
-	if in.From != nil {
-		from = *in.From
+	from, err := bound("from", in.From)
+	if err != nil {
+		return out, err
 	}
-	to := time.Now()
-	if in.To != nil {
-		to = *in.To
+	to, err := bound("to", in.To)
+	if err != nil {
+		return out, err
 	}
-	var err error
 	if out.From, out.To, err = period(from, to, time.Now(), 7*24*time.Hour, maxSimulated); err != nil {
 		return out, err
 	}

@@ -11,6 +11,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
+	"lull/internal/policy/when"
 	"lull/internal/power"
 )
 
@@ -25,16 +26,52 @@ func (s *Server) timelineRoutes() {
 		doc: "Its signals and verdicts over a time, as they were recorded"},
 		func(ctx context.Context, in *struct {
 			One
-			From   time.Time `query:"from" doc:"RFC 3339; default a day before to"`
-			To     time.Time `query:"to" doc:"RFC 3339; default now"`
-			Points int       `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"About how many points each signal has; never more than twice as many"`
+			Between
+			Points int `query:"points" minimum:"10" maximum:"2000" default:"500" doc:"About how many points each signal has; never more than twice as many"`
 		}) (*answer[control.Timeline], error) {
 			w, err := s.fleet.Worker(ctx, in.ID)
 			if err != nil {
 				return nil, problem(err)
 			}
-			return ok(s.timeline(ctx, w.ID, &w, in.From, in.To, in.Points))
+			from, to, err := in.read()
+			if err != nil {
+				return nil, problem(err)
+			}
+			return ok(s.timeline(ctx, w.ID, &w, from, to, in.Points))
 		})
+}
+
+// bound reads the bound of a question about the past; a time without a zone is
+// in UTC.
+func bound(field, text string) (time.Time, error) {
+	t, err := when.Bound(time.Now().UTC(), text)
+	if err != nil {
+		err = invalid(field, err.Error())
+	}
+	return t, err
+}
+
+// Between is the bounds of a question about the past.
+type Between struct {
+	From string `query:"from" maxLength:"80" doc:"RFC 3339, how long before now (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it"`
+	To   string `query:"to" maxLength:"80" doc:"The end, in the same form; default now"`
+}
+
+func (b Between) read() (from, to time.Time, err error) {
+	if from, err = bound("query.from", b.From); err == nil {
+		to, err = bound("query.to", b.To)
+	}
+	return from, to, err
+}
+
+// Then is a past moment that is asked about.
+type Then struct {
+	At string `query:"at" maxLength:"80" doc:"RFC 3339, how long ago (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it; default now"`
+}
+
+func (t Then) read() (time.Time, error) {
+	at, err := bound("query.at", t.At)
+	return at.UTC(), err
 }
 
 // period checks the bounds of a question about the past.

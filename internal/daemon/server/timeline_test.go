@@ -322,3 +322,47 @@ func TestSimulateAndSavings(t *testing.T) {
 		b.problem(bad, res, data, 422)
 	}
 }
+
+// TestMomentsHaveOneGrammar: every question about the past, and every end,
+// takes what the command line takes, and names the field where it does not.
+func TestMomentsHaveOneGrammar(t *testing.T) {
+	api, token, w, _ := recordedWorker(t)
+	worker := "/api/v1/workers/" + w.ID
+	ask := func(method, path, body string) int {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, strings.TrimSuffix(api, "/api/v1")+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		req.Header.Set("Content-Type", "application/json")
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		return res.StatusCode
+	}
+	for _, path := range []string{worker + "/why?at=", worker + "/timeline?from=", "/api/v1/audit?from=", "/api/v1/audit?to=", "/api/v1/audit/export?from=", "/api/v1/savings?from=",
+		"/api/v1/savings?idle=false&from="} {
+		for _, text := range []string{"2h", "2h ago", time.Now().UTC().Add(-3 * time.Hour).Format("2006-01-02 15:04"), time.Now().UTC().Add(-2 * time.Hour).Format(time.RFC3339)} {
+			if status := ask("GET", path+url.QueryEscape(text), ""); status != http.StatusOK && status != http.StatusNotFound {
+				t.Errorf("%s%s answered %d", path, text, status)
+			}
+		}
+		if status := ask("GET", path+"soonish", ""); status != http.StatusUnprocessableEntity {
+			t.Errorf("%ssoonish answered %d", path, status)
+		}
+	}
+	for _, text := range []string{"18:00", "tomorrow", "+2h", "fri 18:00 Europe/Berlin"} {
+		if status := ask("POST", worker+"/snooze", `{"until":"`+text+`"}`); status != http.StatusOK {
+			t.Errorf("snooze until %s answered %d", text, status)
+		}
+		if status := ask("POST", "/api/v1/overrides", `{"kind":"keep","all":true,"until":"`+text+`"}`); status != http.StatusOK {
+			t.Errorf("an exception until %s answered %d", text, status)
+		}
+	}
+	if status := ask("POST", "/api/v1/simulate", `{"policies":[{"name":"x","timeout_minutes":30}],"from":"2h"}`); status != http.StatusOK {
+		t.Errorf("simulate from 2h answered %d", status)
+	}
+}

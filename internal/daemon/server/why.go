@@ -25,12 +25,16 @@ func (s *Server) whyRoutes() {
 		doc: "Why it runs, or why it was stopped, by whom and when; now, or at a past time that is recorded"},
 		func(ctx context.Context, in *struct {
 			One
-			At time.Time `query:"at" doc:"RFC 3339; default now"`
+			Then
 		}) (*answer[control.Why], error) {
-			if in.At.IsZero() {
+			at, err := in.read()
+			switch {
+			case err != nil:
+				return nil, problem(err)
+			case at.IsZero():
 				return ok(s.why(ctx, in.ID))
 			}
-			return ok(s.whyThen(ctx, in.ID, in.At.UTC()))
+			return ok(s.whyThen(ctx, in.ID, at))
 		})
 }
 

@@ -121,8 +121,8 @@ type SimulatedPolicy struct {
 // Simulate asks what policies would have done in a recorded time.
 type Simulate struct {
 	Policies      []SimulatedPolicy `json:"policies" minItems:"1" maxItems:"8"`
-	From          *time.Time        `json:"from,omitempty" doc:"Default seven days before to"`
-	To            *time.Time        `json:"to,omitempty" doc:"Default now"`
+	From          string            `json:"from,omitempty" maxLength:"80" doc:"RFC 3339, how long before now (7d), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it; default seven days before to"`
+	To            string            `json:"to,omitempty" maxLength:"80" doc:"In the same form; default now"`
 	Of            string            `json:"of,omitempty" enum:"workers,agents" doc:"What is replayed: workers as the server saw them, or machines as their agents saw themselves; default workers"`
 	WorkerIDs     []string          `json:"worker_ids,omitempty" maxItems:"1000" doc:"Default all"`
 	Machines      []string          `json:"machines,omitempty" maxItems:"1000" doc:"Of agents; default all"`
@@ -239,8 +239,8 @@ type Observation struct {
 // Snooze protects a worker: until a time, or for some minutes; neither ends
 // the protection.
 type Snooze struct {
-	Until   *time.Time `json:"until,omitempty"`
-	Minutes int        `json:"minutes,omitempty" minimum:"0" maximum:"43200"`
+	Until   string `json:"until,omitempty" maxLength:"80" doc:"RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in UTC or with a zone such as Europe/Berlin behind it"`
+	Minutes int    `json:"minutes,omitempty" minimum:"0" maximum:"43200"`
 }
 
 // LicenseRequest asks for a registration.

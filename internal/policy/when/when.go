@@ -159,6 +159,21 @@ func Past(now time.Time, text string) (time.Time, error) {
 	return t, err
 }
 
+// Bound is Past for the bound of a question: nothing is the zero time, and a
+// moment that can only lie ahead is taken as it is.
+func Bound(now time.Time, text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	t, err := Past(now, text)
+	if err != nil {
+		if ahead, bad := Moment(now, text); bad == nil {
+			return ahead, nil
+		}
+	}
+	return t, err
+}
+
 // End reads an end that is given as a moment or as a length, not both.
 func End(now time.Time, until, length string) (time.Time, error) {
 	switch {
