@@ -47,7 +47,7 @@ an image that is fetched, is told on standard error.`,
 	f.StringVar(&s.Image, "image", "", "its files: a directory, an image file or a registry reference, as the runtime reads it")
 	f.StringVar(&memory, "memory", "", "memory limit, as 256M (default: the runtime's)")
 	f.Float64Var(&s.CPUs, "cpus", 0, "processors; 0 is the runtime's default")
-	f.StringVar((*string)(&s.Net), "net", "", "what it may reach: none, outbound or full (default outbound where it has a network of its own)")
+	f.StringVar((*string)(&s.Net), "net", "", "what it may reach: none; outbound, everything but this machine; or full, this machine too, in a microVM at 192.168.127.254 (default outbound where it has a network of its own)")
 	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine that it shares: DIR[:/PATH/INSIDE][:ro], at /workspace inside unless it says")
 	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
 	f.StringVar(&path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")

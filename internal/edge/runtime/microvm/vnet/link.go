@@ -13,6 +13,7 @@ import (
 	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
@@ -195,5 +196,23 @@ func inject(d stack.NetworkDispatcher, frame []byte) {
 	if to := eth.DestinationAddress(); to != gatewayMAC && to != header.EthernetBroadcastAddress {
 		return
 	}
+	if kind == ipv4.ProtocolNumber && callsAbroad(frame[header.EthernetMinimumSize:]) {
+		return
+	}
 	d.DeliverNetworkPacket(kind, pkt)
+}
+
+// callsAbroad says whether a packet asks anybody but the gateway for an echo.
+// The stack, which has every address, would answer for who never saw it. Errors
+// about what came from outside are let through.
+func callsAbroad(packet []byte) bool {
+	ip := header.IPv4(packet)
+	if !ip.IsValid(len(ip)) || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.DestinationAddress() == address(Gateway) {
+		return false
+	}
+	if ip.More() || ip.FragmentOffset() != 0 { // what it asks is not known; errors are short
+		return true
+	}
+	icmp := header.ICMPv4(ip.Payload())
+	return len(icmp) > 0 && icmp.Type() == header.ICMPv4Echo
 }

@@ -6,7 +6,7 @@
 // bounded queue and are then dropped, as on a real wire. Each guest has a
 // network of its own, so there is no way from one guest to another. With mode
 // Outbound neither this machine's loopback nor any address of this machine can
-// be reached, with None nothing can.
+// be reached, with None nothing can. Only the gateway answers a ping.
 //
 // It leaves out IPv6, DHCP (the guest is told its address at boot), ICMP to the
 // outside, and who decides about power.

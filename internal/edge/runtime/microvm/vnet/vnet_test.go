@@ -2,6 +2,7 @@ package vnet
 
 import (
 	"encoding/binary"
+	"io"
 	"net"
 	"net/netip"
 	"runtime"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
@@ -110,6 +112,100 @@ func TestHostileLink(t *testing.T) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
+}
+
+// ping is a frame of the guest that asks to for an echo.
+func ping(to netip.Addr, ident uint16, fragment uint8) []byte {
+	f := make([]byte, header.EthernetMinimumSize+header.IPv4MinimumSize+header.ICMPv4MinimumSize)
+	header.Ethernet(f).Encode(&header.EthernetFields{SrcAddr: guestMAC, DstAddr: gatewayMAC, Type: header.IPv4ProtocolNumber})
+	ip := header.IPv4(f[header.EthernetMinimumSize:])
+	ip.Encode(&header.IPv4Fields{TotalLength: uint16(len(ip)), TTL: 64, Flags: fragment, Protocol: uint8(header.ICMPv4ProtocolNumber), SrcAddr: address(Guest), DstAddr: address(to)})
+	ip.SetChecksum(^ip.CalculateChecksum())
+	icmp := header.ICMPv4(ip.Payload())
+	icmp.SetType(header.ICMPv4Echo)
+	icmp.SetIdent(ident)
+	icmp.SetChecksum(header.ICMPv4Checksum(icmp, 0))
+	return f
+}
+
+const guestMAC = "\x52\x54\x00\x6c\x75\x02"
+
+// whoIs is a frame of the guest that asks for the gateway's hardware address, by
+// which the gateway learns the guest's.
+func whoIs() []byte {
+	f := make([]byte, header.EthernetMinimumSize+header.ARPSize)
+	header.Ethernet(f).Encode(&header.EthernetFields{SrcAddr: guestMAC, DstAddr: header.EthernetBroadcastAddress, Type: header.ARPProtocolNumber})
+	a := header.ARP(f[header.EthernetMinimumSize:])
+	a.SetIPv4OverEthernet()
+	a.SetOp(header.ARPRequest)
+	copy(a.HardwareAddressSender(), guestMAC)
+	copy(a.ProtocolAddressSender(), Guest.AsSlice())
+	copy(a.ProtocolAddressTarget(), Gateway.AsSlice())
+	return f
+}
+
+// TestPing: the gateway answers, nobody else seems to.
+func TestPing(t *testing.T) {
+	for _, mode := range []Mode{None, Outbound, Full} {
+		n, err := New(Config{Mode: mode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		near, far := net.Pipe()
+		var run sync.WaitGroup
+		run.Go(func() { _ = n.Attach(far) }) // it ends with the pipe
+		answers := make(chan uint16, 16)
+		run.Go(func() {
+			defer close(answers)
+			for {
+				var size [4]byte
+				if _, err := io.ReadFull(near, size[:]); err != nil {
+					return
+				}
+				f := make([]byte, binary.BigEndian.Uint32(size[:]))
+				if _, err := io.ReadFull(near, f); err != nil {
+					return
+				}
+				if header.Ethernet(f).Type() == header.IPv4ProtocolNumber {
+					answers <- header.ICMPv4(header.IPv4(f[header.EthernetMinimumSize:]).Payload()).Ident()
+				}
+			}
+		})
+		const last = 100
+		frames := [][]byte{whoIs()}
+		for k, to := range []string{"8.8.8.8", HostAddr.String(), Guest.Next().String(), "169.254.169.254", "127.0.0.1"} {
+			frames = append(frames, ping(netip.MustParseAddr(to), uint16(k), 0))
+		}
+		frames = append(frames, ping(netip.MustParseAddr("8.8.8.8"), 50, header.IPv4FlagMoreFragments), ping(Gateway, last, 0))
+		for _, f := range frames {
+			if _, err := near.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(f))), f...)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		select {
+		case ident := <-answers: // they come in the order of the questions
+			if ident != last {
+				t.Errorf("with %s ping %d was answered", mode, ident)
+			}
+		case <-time.After(30 * time.Second):
+			t.Errorf("with %s the gateway does not answer", mode)
+		}
+		near.Close()
+		run.Wait()
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func FuzzCallsAbroad(f *testing.F) {
+	f.Add(ping(Gateway, 1, 0)[header.EthernetMinimumSize:])
+	f.Add(ping(HostAddr, 1, header.IPv4FlagMoreFragments)[header.EthernetMinimumSize:])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if callsAbroad(b) && len(b) < header.IPv4MinimumSize {
+			t.Fatalf("%d bytes are a packet", len(b))
+		}
+	})
 }
 
 func FuzzStirs(f *testing.F) {
