@@ -1,8 +1,11 @@
 package main
 
 import (
+	"encoding/pem"
 	"errors"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -99,8 +102,13 @@ func TestKubernetesManifest(t *testing.T) {
 			t.Errorf("%s is %s, where nothing is mounted", name, value)
 		}
 	}
+	// A certificate for the names of the pods is of a private CA.
+	if env["LULL_SERVER_PEER_CA"] == "" {
+		t.Error("its servers cannot ask each other: nobody signs the names of pods but a CA that has to be named")
+	}
 	// The process takes these settings as they are.
 	dir := t.TempDir()
+	env["LULL_SERVER_PEER_CA"] = authority(t, dir)
 	file := filepath.Join(dir, "server.yaml")
 	for _, d := range documents(t, "../../etc/examples/kubernetes.yaml") {
 		if d["kind"] == "ConfigMap" {
@@ -188,4 +196,16 @@ func TestContainerfile(t *testing.T) {
 	if _, _, err := resolveServer(func(string) string { return "" }, "", flags); err != nil {
 		t.Error(err)
 	}
+}
+
+// authority is a file below dir with a certificate in PEM.
+func authority(t *testing.T, dir string) string {
+	t.Helper()
+	web := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(web.Close)
+	file := filepath.Join(dir, "ca.crt")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -30,7 +31,8 @@ type serverConfig struct {
 	Etcd, EtcdCA, EtcdCert, EtcdKey, EtcdUser     string
 	EtcdPasswordFile, FleetID, SealKey, TokenFile string
 	LogLevel, CMLPort, Owners, Accounts           string
-	Advertise, NotifyAllow, ReadRate, WriteRate   string
+	Advertise, PeerCA                             string
+	NotifyAllow, ReadRate, WriteRate              string
 	EvidenceDays, EvidenceMiB, Prices             string
 	NewToken                                      bool
 	Issuer, ClientID, ClientSecretFile            string // OIDC
@@ -63,6 +65,7 @@ var serverOptions = []option[serverConfig]{
 	{"aws-read-rate", "LULL_SERVER_AWS_READ_RATE", "calls a second", "EC2 describe calls in an account and region; AWS allows 20 unless it raised the quota", func(c *serverConfig) any { return &c.ReadRate }},
 	{"aws-write-rate", "LULL_SERVER_AWS_WRITE_RATE", "calls a second", "launches, starts, stops and terminations in an account and region; AWS allows 2 unless it raised the quota", func(c *serverConfig) any { return &c.WriteRate }},
 	{"advertise", "LULL_SERVER_ADVERTISE", "URL", "where other servers of the fleet reach this one for live readings; empty keeps them to itself", func(c *serverConfig) any { return &c.Advertise }},
+	{"peer-ca", "LULL_SERVER_PEER_CA", "path", "certificate authority in PEM that certificates of other servers of the fleet are of, at the names they advertise; empty is the system's", func(c *serverConfig) any { return &c.PeerCA }},
 	{"notify-allow", "LULL_SERVER_NOTIFY_ALLOW", "NETWORK,...", "networks beside the public internet that notifications may go to, like 10.0.0.0/8 or 127.0.0.1", func(c *serverConfig) any { return &c.NotifyAllow }},
 	{"oidc-issuer", "LULL_SERVER_OIDC_ISSUER", "URL", "issuer whose people may ask with its ID tokens; empty is none", func(c *serverConfig) any { return &c.Issuer }},
 	{"oidc-client-id", "LULL_SERVER_OIDC_CLIENT_ID", "text", "this server's id there, which tokens must be for", func(c *serverConfig) any { return &c.ClientID }},
@@ -177,6 +180,9 @@ func (cfg *serverConfig) validate() error {
 	if u, err := url.Parse(cfg.Advertise); cfg.Advertise != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		fail("cannot use advertise %q: want http://host:port or https://host:port", cfg.Advertise)
 	}
+	if _, err := cfg.peerRoots(); err != nil {
+		errs = append(errs, err)
+	}
 	if _, err := cfg.limits(); err != nil {
 		errs = append(errs, err)
 	}
@@ -203,6 +209,22 @@ func (cfg *serverConfig) validate() error {
 		cfg.Data = abs
 	}
 	return errors.Join(errs...)
+}
+
+// peerRoots are the authorities of other servers; nil are the system's.
+func (cfg *serverConfig) peerRoots() (*x509.CertPool, error) {
+	if cfg.PeerCA == "" {
+		return nil, nil
+	}
+	pem, err := os.ReadFile(cfg.PeerCA)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read peer-ca: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("cannot use peer-ca %s: it has no certificate in PEM", cfg.PeerCA)
+	}
+	return pool, nil
 }
 
 func loopbackName(host string) bool {

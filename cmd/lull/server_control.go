@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -67,7 +68,11 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	}
 	id := host + "-" + strings.ToLower(rand.Text()[:8])
 	plane.name = id
-	defer func() { plane.join(cfg, id, f.Store()) }()
+	roots, err := cfg.peerRoots()
+	if err != nil {
+		return plane, err
+	}
+	defer func() { plane.join(cfg, roots, id, f.Store()) }()
 	if cfg.Role == "api" {
 		plane.keepReports(cfg)
 		plane.tasks = []task.Task{task.Loop("the settings", func(ctx context.Context) error {
@@ -130,11 +135,11 @@ func (p *controlPlane) record() func(evidence.Record) {
 }
 
 // join lets servers of one cluster ask each other for live readings.
-func (p *controlPlane) join(cfg serverConfig, id string, db store.Store) {
+func (p *controlPlane) join(cfg serverConfig, roots *x509.CertPool, id string, db store.Store) {
 	if cfg.Etcd == "" {
 		return
 	}
-	own := peers.Config{Store: db, Server: id, Address: cfg.Advertise, Local: p.live}
+	own := peers.Config{Store: db, Server: id, Address: cfg.Advertise, Local: p.live, HTTP: peers.Client(roots), Log: p.log}
 	if p.journal != nil {
 		own.Journal = p.journal
 	}

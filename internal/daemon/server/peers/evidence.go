@@ -129,6 +129,7 @@ func (p *Peers) fetch(ctx context.Context, base, secret string, q evidence.Query
 	req.Header.Set("Authorization", "Bearer "+secret)
 	late := time.AfterFunc(connectWithin, cancel)
 	res, err := p.cfg.HTTP.Do(req)
+	p.reached(ctx, base, err)
 	if err != nil {
 		return nil, fmt.Errorf("cannot ask the server: %w", err)
 	}

@@ -14,10 +14,13 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"net/url"
@@ -66,6 +69,9 @@ type Config struct {
 	Hosts Hosts
 	// HTTP is how others are reached; nil is the default client.
 	HTTP *http.Client
+	// Log is told once when a server cannot be reached, and when it can be
+	// again; nil tells nobody.
+	Log *slog.Logger
 }
 
 // Peers are the servers of a fleet. It is safe for concurrent use; Run must
@@ -76,6 +82,7 @@ type Peers struct {
 	mu     sync.Mutex
 	secret string
 	others map[string]string // address by server
+	silent map[string]bool   // addresses that could not be reached
 }
 
 var _ Live = (*Peers)(nil)
@@ -93,12 +100,23 @@ var (
 	secrets   = store.Codec[shared]{Version: 1}
 )
 
+// Client reaches servers that show a certificate of a CA in roots; nil are the
+// system's. It follows no redirect, since it shows a secret.
+func Client(roots *x509.CertPool) *http.Client {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
 // New makes Peers and does no I/O.
 func New(cfg Config) *Peers {
 	if cfg.HTTP == nil {
-		cfg.HTTP = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+		cfg.HTTP = Client(nil)
 	}
-	return &Peers{cfg: cfg, others: map[string]string{}}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Peers{cfg: cfg, others: map[string]string{}, silent: map[string]bool{}}
 }
 
 // String names it as a task.
@@ -291,7 +309,7 @@ func (p *Peers) each(ctx context.Context, method, path string, body []byte) <-ch
 	replies := make(chan reply, len(urls))
 	for _, u := range urls {
 		go func() {
-			b, err := p.ask(ctx, method, strings.TrimSuffix(u, "/")+path, secret, body)
+			b, err := p.ask(ctx, u, method, path, secret, body)
 			replies <- reply{b, err}
 		}()
 	}
@@ -304,13 +322,32 @@ const (
 	reports      = "/internal/reports/"
 )
 
-func (p *Peers) ask(ctx context.Context, method, where, secret string, body []byte) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, method, where, bytes.NewReader(body))
+// reached notes whether a server could be reached, and tells of a change. An
+// asker who left says nothing about it.
+func (p *Peers) reached(ctx context.Context, server string, err error) {
+	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
+	p.mu.Lock()
+	was := p.silent[server]
+	p.silent[server] = err != nil
+	p.mu.Unlock()
+	switch {
+	case err != nil && !was:
+		p.cfg.Log.Warn("another server of the fleet cannot be asked: what only it knows is missing here", "server", server, "error", err)
+	case err == nil && was:
+		p.cfg.Log.Info("another server of the fleet can be asked again", "server", server)
+	}
+}
+
+func (p *Peers) ask(ctx context.Context, server, method, path, secret string, body []byte) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(server, "/")+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, fmt.Errorf("cannot ask a server of the fleet: %w", err)
 	}
 	req.Header.Set("Authorization", "Bearer "+secret)
 	res, err := p.cfg.HTTP.Do(req)
+	p.reached(ctx, server, err)
 	if err != nil {
 		return nil, fmt.Errorf("cannot ask a server of the fleet: %w", err)
 	}

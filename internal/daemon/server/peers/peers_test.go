@@ -2,8 +2,14 @@ package peers_test
 
 import (
 	"context"
+	"crypto/x509"
+	"io"
+	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -127,5 +133,75 @@ func TestVerdictsOfAll(t *testing.T) {
 			t.Fatalf("knows of %v", got)
 		}
 		<-time.After(20 * time.Millisecond)
+	}
+}
+
+// heard collects what is logged.
+type heard struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (h *heard) Write(b []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lines = append(h.lines, string(b))
+	return len(b), nil
+}
+
+func (h *heard) count(text string) (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.lines {
+		if strings.Contains(l, text) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestPrivateAuthority: servers whose certificates a private CA signed ask each
+// other once they are told of it; before, the log says once that they cannot.
+func TestPrivateAuthority(t *testing.T) {
+	db := mem.New(mem.Options{})
+	var owner *peers.Peers
+	web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { owner.Handler().ServeHTTP(w, r) }))
+	web.Config.ErrorLog = log.New(io.Discard, "", 0)
+	web.StartTLS()
+	t.Cleanup(web.Close)
+	one, two := db.Client(), db.Client()
+	t.Cleanup(one.Close)
+	t.Cleanup(two.Close)
+	owner = run(t, peers.Config{Store: one, Server: "one", Address: web.URL, Local: owned{"w-1": "running"}})
+	told := &heard{}
+	lines := slog.New(slog.NewTextHandler(told, nil))
+	stranger := run(t, peers.Config{Store: two, Server: "two", Log: lines})
+	for end := time.Now().Add(30 * time.Second); told.count("cannot be asked") == 0; time.Sleep(time.Millisecond) {
+		if _, ok := stranger.Observation(t.Context(), "w-1"); ok {
+			t.Fatal("a certificate of an unknown CA was believed")
+		}
+		if time.Now().After(end) {
+			t.Fatal("nothing is logged")
+		}
+	}
+	for range 3 {
+		stranger.Observation(t.Context(), "w-1")
+	}
+	if n := told.count("cannot be asked"); n != 1 {
+		t.Errorf("it was logged %d times", n)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(web.Certificate())
+	asker := run(t, peers.Config{Store: two, Server: "three", HTTP: peers.Client(roots), Log: lines})
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if o, ok := asker.Observation(t.Context(), "w-1"); ok {
+			if o.EC2.State != "running" {
+				t.Errorf("got %+v", o.EC2)
+			}
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("the owner is not believed")
+		}
 	}
 }
