@@ -137,6 +137,7 @@ func (h *Harness) run(c guest.RunCall) error {
 	if err != nil {
 		return fmt.Errorf("cannot make a pipe: %w", err)
 	}
+	killed := h.oomKills()
 	p, err := h.spawn(c.Command, env, c.Dir, cred, w, w)
 	err = errors.Join(err, w.Close())
 	if err != nil {
@@ -149,7 +150,7 @@ func (h *Harness) run(c guest.RunCall) error {
 		defer r.Close()
 		h.logs.readFrom(r)
 	}()
-	go h.await(p, read)
+	go h.await(p, read, killed)
 	return nil
 }
 
@@ -176,8 +177,8 @@ func makeDir(root, dir string) error {
 const lastWords = 500 * time.Millisecond
 
 // await tells the host how the workload ended, as soon as anybody listens and
-// after what it printed.
-func (h *Harness) await(p *process, read <-chan struct{}) {
+// after what it printed. killed is what oomKills was before it began.
+func (h *Harness) await(p *process, read <-chan struct{}, killed uint64) {
 	<-p.over
 	select {
 	case <-read:
@@ -185,6 +186,7 @@ func (h *Harness) await(p *process, read <-chan struct{}) {
 	}
 	h.logs.drained(2 * time.Second)
 	n := p.note()
+	n.Starved = n.Code == 128+int(syscall.SIGKILL) && h.oomKills() > killed
 	h.mu.Lock()
 	h.exit = &n
 	h.mu.Unlock()

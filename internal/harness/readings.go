@@ -51,6 +51,23 @@ func (h *Harness) health() guest.HealthAnswer {
 	return a
 }
 
+// oomKills counts the processes that the guest's kernel ended for want of memory
+// since the boot; 0 when it does not say. All memory of the guest is the
+// workload's to use up, so the kernel's count for everything is its own.
+func (h *Harness) oomKills() uint64 {
+	b, err := os.ReadFile(filepath.Join(h.cfg.Proc, "vmstat"))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
+			n, _ := strconv.ParseUint(strings.TrimSpace(v), 10, 64) // 0 for what is no number
+			return n
+		}
+	}
+	return 0
+}
+
 // cpu is what the workload's group has used since the boot.
 func (h *Harness) cpu() (time.Duration, error) {
 	if h.cfg.Group == "" {

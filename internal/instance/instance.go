@@ -8,6 +8,8 @@
 package instance
 
 import (
+	"fmt"
+	"syscall"
 	"time"
 )
 
@@ -76,6 +78,37 @@ type Exit struct {
 	Signal int       `json:"signal,omitempty"` // the signal, 0 when it exited by itself
 	At     time.Time `json:"at"`
 	Lost   bool      `json:"lost,omitempty"` // nobody could collect the code (the shim was gone)
+	// Why is what is known of the cause, beyond the code.
+	Why string `json:"why,omitempty"`
+	// Machine is how its virtual machine ended, when that did and not the program.
+	Machine string `json:"machine,omitempty"`
+}
+
+// How says for people how the run ended: "exited with code 1".
+func (e Exit) How() string {
+	how := fmt.Sprintf("exited with code %d", e.Code)
+	switch {
+	case e.Machine != "":
+		how = "the virtual machine ended: " + e.Machine
+	case e.Lost:
+		how = "ended while nobody could see how"
+	case e.Signal != 0:
+		how = fmt.Sprintf("ended by signal %d (%s)", e.Signal, syscall.Signal(e.Signal))
+	}
+	if e.Why != "" {
+		how += ": " + e.Why
+	}
+	return how
+}
+
+// Starved is Exit.Why of a run that kernel ended for want of memory; limit is
+// what it has, in bytes, and 0 if nobody limits it.
+func Starved(kernel string, limit int64) string {
+	why := "out of memory: " + kernel + " ended it"
+	if limit > 0 {
+		why += fmt.Sprintf("; it has %d MiB: raise --memory", limit>>20)
+	}
+	return why
 }
 
 // Conn is an open inbound connection of an instance.

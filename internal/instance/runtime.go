@@ -127,6 +127,12 @@ type Workload interface {
 	Reclaim(ctx context.Context) (freed int64, err error)
 }
 
+// Explainer is implemented by workloads that can learn why their run ended
+// until Kill clears it away.
+type Explainer interface {
+	Explain(e Exit) Exit
+}
+
 // Guard watches a frozen workload's sockets.
 type Guard interface {
 	Pending() string // what waits right now, "" for nothing

@@ -163,3 +163,21 @@ func TestTheLadderRises(t *testing.T) {
 		}
 	}
 }
+
+func TestHow(t *testing.T) {
+	for _, c := range []struct {
+		e    Exit
+		want string
+	}{
+		{Exit{Code: 3}, "exited with code 3"},
+		{Exit{Lost: true}, "ended while nobody could see how"},
+		{Exit{Code: 143, Signal: 15}, "ended by signal 15 (terminated)"},
+		{Exit{Code: 137, Signal: 9, Why: Starved("the kernel", 0)}, "ended by signal 9 (killed): out of memory: the kernel ended it"},
+		{Exit{Code: 137, Why: Starved("the kernel", 64<<20)}, "exited with code 137: out of memory: the kernel ended it; it has 64 MiB: raise --memory"},
+		{Exit{Lost: true, Machine: "the machine is shutdown"}, "the virtual machine ended: the machine is shutdown"},
+	} {
+		if got := c.e.How(); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.e, got, c.want)
+		}
+	}
+}

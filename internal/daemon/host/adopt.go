@@ -218,7 +218,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	}
 	why := "ended while the daemon was away"
 	if !e.Lost {
-		why = fmt.Sprintf("exited with code %d while the daemon was away", e.Code)
+		why = e.How() + ", while the daemon was away"
 	}
 	if cause != "" {
 		why += ": " + cause

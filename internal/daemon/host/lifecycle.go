@@ -160,8 +160,8 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 		if len(want) == 0 {
 			return nil // started is all that it can be; how it ends is seen like any ending
 		}
-		if i.endedNow() {
-			return fmt.Errorf("cannot start %s: %w", i.name(), errEnded)
+		if e := i.ended.Load(); e != nil {
+			return fmt.Errorf("cannot start %s: %w: it %s", i.name(), errEnded, i.explained(e.exit).How())
 		}
 		ls, err := w.Listeners()
 		if err == nil {
@@ -404,6 +404,14 @@ func (h *Host) OnExit(id string, run uint64, e instance.Exit) {
 	})
 }
 
+// explained adds what the workload knows of its end and is not said yet.
+func (i *inst) explained(e instance.Exit) instance.Exit {
+	if x, ok := i.workload().(instance.Explainer); ok && e.Why == "" {
+		return x.Explain(e)
+	}
+	return e
+}
+
 // handleEnding records that the program ended by itself. The caller holds the
 // lock and is in no transition.
 func (i *inst) handleEnding(e *ending) {
@@ -412,6 +420,7 @@ func (i *inst) handleEnding(e *ending) {
 	default:
 		return
 	}
+	exit := i.explained(e.exit)
 	if w := i.workload(); w != nil { // children may have outlived it
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)
 		err := w.Kill(ctx)
@@ -421,23 +430,16 @@ func (i *inst) handleEnding(e *ending) {
 			i.h.spawn(func() { // tried again until nothing is left
 				select {
 				case <-time.After(time.Second):
-					i.h.OnExit(i.id, e.run, e.exit)
+					i.h.OnExit(i.id, e.run, exit)
 				case <-i.h.ctx.Done():
 				}
 			})
 			return
 		}
 	}
-	why := fmt.Sprintf("exited with code %d", e.exit.Code)
-	switch {
-	case e.exit.Lost:
-		why = "ended while nobody could see how"
-	case e.exit.Signal != 0:
-		why = fmt.Sprintf("ended by signal %d (%s)", e.exit.Signal, syscall.Signal(e.exit.Signal))
-	}
+	why := exit.How()
 	now := i.h.now()
 	err := i.save(func(r *instance.Record) {
-		exit := e.exit
 		r.State, r.StatusReason, r.Exit, r.Saved = power.Stopped, why, &exit, 0
 		afterEnd(r, exit, now)
 	})

@@ -113,6 +113,8 @@ type ExitNote struct {
 	Code   int   `json:"code"` // 128+signal when a signal ended it
 	Signal int   `json:"signal,omitempty"`
 	At     int64 `json:"unix_ms"`
+	// Starved says that the guest's kernel ended it for want of memory.
+	Starved bool `json:"starved,omitempty"`
 }
 
 // Time of the end by the guest's clock.

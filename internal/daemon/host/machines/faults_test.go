@@ -104,7 +104,7 @@ func TestFaults(t *testing.T) {
 			b.pause()
 		}
 		b.signal(syscall.SIGKILL)
-		if o := b.is("stopped"); !strings.Contains(o.StatusReason, "signal 9") {
+		if o := b.is("stopped"); o.StatusReason != "the virtual machine ended: QEMU was killed by signal 9 (killed)" {
 			t.Errorf("paused %v: its reason is %q", paused, o.StatusReason)
 		}
 	}
@@ -117,8 +117,11 @@ func TestFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := b.is("stopped")
-	if o.ExitCode == nil || *o.ExitCode == 0 {
+	const want = "ended by signal 9 (killed): out of memory: the guest's kernel ended it; it has 128 MiB: raise --memory"
+	if o.ExitCode == nil || *o.ExitCode != 137 || o.StatusReason != want {
 		t.Errorf("out of memory: exit %v, %s", o.ExitCode, o.StatusReason)
 	}
-	t.Logf("out of memory: %s", o.StatusReason)
+	if a := why(); !strings.Contains(a, want) {
+		t.Errorf("out of memory: why says %s", a)
+	}
 }

@@ -96,7 +96,8 @@ func image(t *testing.T) string {
 	return dir
 }
 
-func containers(t *testing.T) hosttest.Machine {
+func needContainers(t *testing.T) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("containers need root")
 	}
@@ -105,6 +106,10 @@ func containers(t *testing.T) hosttest.Machine {
 		_, err = os.Stat("/usr/sbin/runc")
 	}
 	daemontest.Need(t, err, "runc")
+}
+
+func containers(t *testing.T) hosttest.Machine {
+	needContainers(t)
 	root := image(t)
 	m := newBare(t)
 	m.box = func(s *instance.Spec, p hosttest.Program) {

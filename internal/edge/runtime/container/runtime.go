@@ -179,7 +179,8 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	}
 	in := instance.Launch{ID: l.ID, Run: l.Run, Env: l.Env, Dir: "/", Listen: l.Listen, LogPath: l.LogPath, LogMax: l.LogMax,
 		Command: []string{r.runc, "--root", r.state(), "--log", b.log(), "--log-format", "json",
-			"run", "--bundle", string(b), "--pid-file", b.pid(), l.ID}}
+			// Its groups stay until Kill, which asks them why it ended.
+			"run", "--keep", "--bundle", string(b), "--pid-file", b.pid(), l.ID}}
 	// runc reads its configuration when it runs, so the group that is made for
 	// this run is prepared in between.
 	pw, err := r.cfg.Process.StartIn(ctx, in, func(g *cgroup.Group) error {
@@ -268,6 +269,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	pw, err := r.cfg.Process.Adopt(ctx, id, ident)
 	var gone *instance.GoneError
 	if errors.As(err, &gone) {
+		gone.Exit = r.explain(id, gone.Exit)
 		if g := r.cfg.Process.GroupDir(id); g != "" { // runc may have gone without its container
 			if grp, gerr := (cgroup.Place{}).Open(g); gerr == nil {
 				if kerr := grp.Kill(ctx); kerr != nil {
@@ -289,6 +291,23 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 		return nil, err
 	}
 	return w, b.unmount()
+}
+
+// explain looks whether a run that is over, and not cleared away yet, was ended
+// for want of memory.
+func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
+	dir := r.cfg.Process.GroupDir(id)
+	if dir == "" || e.Code != 128+int(unix.SIGKILL) {
+		return e
+	}
+	g, err := (cgroup.Place{}).Open(dir)
+	if err != nil {
+		return e
+	}
+	if kills, limit, err := g.OOMKills(); err == nil && kills > 0 {
+		e.Why = instance.Starved("the kernel", limit)
+	}
+	return e
 }
 
 // sweep removes what a run left outside its processes.

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/edge/runtime/process"
+	"lull/internal/instance"
 )
 
 // Work is one run; it implements instance.Workload. Its main process is runc,
@@ -43,6 +44,9 @@ func (w *Work) Signal(sig syscall.Signal) error {
 	}
 	return nil
 }
+
+// Explain implements instance.Explainer.
+func (w *Work) Explain(e instance.Exit) instance.Exit { return w.r.explain(w.id, e) }
 
 // Kill implements instance.Workload.
 func (w *Work) Kill(ctx context.Context) error {

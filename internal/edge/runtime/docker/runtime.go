@@ -170,6 +170,9 @@ func (d *details) exit() instance.Exit {
 	if e.Code > 128 && e.Code < 128+65 {
 		e.Signal = e.Code - 128
 	}
+	if d.State.OOMKilled {
+		e.Why = instance.Starved("the kernel", 0)
+	}
 	return e
 }
 

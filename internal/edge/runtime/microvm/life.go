@@ -420,7 +420,7 @@ func (w *Work) supervise() {
 			return
 		case n := <-w.note:
 			w.mu.Lock()
-			w.exit = &instance.Exit{Code: n.Code, Signal: n.Signal, At: time.Now()}
+			w.exit = w.exitOf(n)
 			w.mu.Unlock()
 			w.powerOff()
 		case why := <-w.halted:
@@ -431,7 +431,10 @@ func (w *Work) supervise() {
 				continue
 			}
 			told = true
-			w.obituary(why)
+			why = w.obituary(why)
+			w.mu.Lock()
+			w.wentBy = why
+			w.mu.Unlock()
 			w.quit()
 		}
 	}
@@ -461,13 +464,14 @@ func (w *Work) broken() string {
 	return ""
 }
 
-// obituary writes into the instance's log why its machine ended.
-func (w *Work) obituary(why string) {
+// obituary writes into the instance's log why its machine ended, and gives it
+// with the reason of a panic.
+func (w *Work) obituary(why string) string {
 	w.mu.Lock()
 	known := w.exit != nil
 	w.mu.Unlock()
 	if known {
-		return
+		return why
 	}
 	m, err := w.monitor()
 	console := ""
@@ -477,7 +481,12 @@ func (w *Work) obituary(why string) {
 	if _, err := fmt.Fprintf(w.log, "lull: %s; its console ends with:\n%s\n", why, console); err != nil {
 		w.r.log.Error("cannot keep a guest's end", "instance", w.id, "error", err)
 	}
+	if _, panic, ok := strings.Cut(console, "Kernel panic"); ok {
+		panic, _, _ = strings.Cut(panic, "\n")
+		why = fmt.Sprintf("%s; its kernel said: Kernel panic%.200s", why, strings.TrimSpace(panic))
+	}
 	w.r.log.Warn("a virtual machine ended", "instance", w.id, "reason", why)
+	return why
 }
 
 // powerOff ends a guest whose program is over.
@@ -535,7 +544,7 @@ func (w *Work) clearAway() {
 func (w *Work) outcome() instance.Exit {
 	select {
 	case n := <-w.note:
-		return instance.Exit{Code: n.Code, Signal: n.Signal, At: time.Now()}
+		return *w.exitOf(n)
 	default:
 	}
 	w.mu.Lock()
@@ -544,13 +553,25 @@ func (w *Work) outcome() instance.Exit {
 	case w.exit != nil:
 		return *w.exit
 	case !w.exited:
-		return instance.Exit{Lost: true, At: time.Now()}
+		return instance.Exit{Lost: true, At: time.Now(), Machine: or(w.wentBy, "QEMU is gone, and nobody could see how it ended")}
 	case w.status.Signaled():
-		return instance.Exit{Code: 128 + int(w.status.Signal()), Signal: int(w.status.Signal()), At: time.Now()}
+		sig := w.status.Signal()
+		return instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(),
+			Machine: or(w.wentBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig))}
 	}
 	// QEMU went off in good order, which a guest whose program still ran does
 	// only when it broke.
-	return instance.Exit{Code: max(w.status.ExitStatus(), 1), At: time.Now()}
+	code := w.status.ExitStatus()
+	return instance.Exit{Code: max(code, 1), At: time.Now(), Machine: or(w.wentBy, fmt.Sprintf("QEMU exited with code %d", code))}
+}
+
+// exitOf is how the guest's program ended.
+func (w *Work) exitOf(n guest.ExitNote) *instance.Exit {
+	e := &instance.Exit{Code: n.Code, Signal: n.Signal, At: time.Now()}
+	if n.Starved {
+		e.Why = instance.Starved("the guest's kernel", w.rec.Machine.Memory)
+	}
+	return e
 }
 
 // release gives back what this daemon holds of a guest.
@@ -620,8 +641,7 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 		w.setFrozen(true)
 		return nil, nil
 	default:
-		w.obituary("the machine is " + s)
-		return &instance.Exit{Lost: true, At: time.Now()}, nil
+		return &instance.Exit{Lost: true, At: time.Now(), Machine: w.obituary("the machine is " + s)}, nil
 	}
 	select {
 	case <-w.born:

@@ -91,7 +91,8 @@ type Work struct {
 	exit    *instance.Exit
 	signals []syscall.Signal // for a hibernated guest
 	status  syscall.WaitStatus
-	exited  bool // status is known
+	exited  bool   // status is known
+	wentBy  string // why the machine went off by itself, "" when it did not
 }
 
 var (
