@@ -118,6 +118,14 @@ func (a *Account) stay() string {
 	return "lull snooze " + a.Name
 }
 
+// agentEnds are the ends of guards that only agents have.
+var agentEnds = map[idle.Code]string{
+	"no_policy":         "an idle-timeout would have to be set, by a tag of the machine or in /etc/lull/agent.yaml",
+	"pause_holder":      "the agent would have to decide about the machine: pause-holder agent",
+	"config_unreadable": "its configuration would have to be readable: lull agent reload says what is wrong",
+	"policy_untold":     "its agent would have to be of this version",
+}
+
 // end says what would have to happen for a block to end.
 func (a *Account) end(b idle.Block) string {
 	if b.Until != nil {
@@ -142,6 +150,9 @@ func (a *Account) end(b idle.Block) string {
 		return "idle detection would have to be switched on for it"
 	case "halted":
 		return "the halt would have to end"
+	}
+	if sentence := agentEnds[b.Code]; a.Kind == KindAgent && sentence != "" {
+		return sentence
 	}
 	return string(b.Code) + " would have to end"
 }

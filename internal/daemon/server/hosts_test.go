@@ -11,6 +11,7 @@ import (
 	"lull/internal/base/memnet"
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/peers"
+	"lull/internal/edge/journal"
 	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/link/control"
@@ -23,8 +24,14 @@ import (
 func together(t *testing.T, db store.Store, net *memnet.Network, name string) (s *Server, stop func()) {
 	t.Helper()
 	hc := &http.Client{Transport: &http.Transport{DialContext: net.Host(name).DialContext, DisableKeepAlives: true}}
-	p := peers.New(peers.Config{Store: db, Server: name, Address: "http://" + name + ":80", HTTP: hc})
-	s, end := started(t, db, name, func(o *Options) { o.Peers, o.Others = p.Handler(), p })
+	kept, _, err := journal.Open(t.TempDir(), journal.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := peers.New(peers.Config{Store: db, Server: name, Address: "http://" + name + ":80", HTTP: hc, Journal: kept})
+	s, end := started(t, db, name, func(o *Options) {
+		o.Peers, o.Others, o.Evidence, o.Record = p.Handler(), p, p, kept.Take
+	})
 	p.Serve(s)
 	l, err := net.Listen(name + ":80")
 	if err != nil {
@@ -44,6 +51,9 @@ func together(t *testing.T, db store.Store, net *memnet.Network, name string) (s
 			}
 		}
 		end()
+		if err := kept.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -222,10 +222,6 @@ func (j *AgentJudged) Fit() {
 	shorten(j)
 }
 
-// Shorten makes what an agent says fit to be shown: texts are cut and have no
-// control characters.
-func (r *AgentReport) Shorten() { shorten(r) }
-
 // Report sends a report of an agent.
 func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (AgentAnswer, error) {
 	return tell[AgentAnswer](ctx, c, agentPath(machine, "report"), r)

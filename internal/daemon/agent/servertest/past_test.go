@@ -3,6 +3,7 @@ package servertest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -181,6 +182,9 @@ func (r *rig) lives(skew time.Duration) {
 	}
 	if y := ask(time.Time{}); y.Readings != "live" || y.Verdict == nil || y.Answer == "" {
 		t.Errorf("now: %+v", y)
+	}
+	if y := ask(time.Time{}); !slices.Contains(y.Change, "the agent would have to decide about the machine: pause-holder agent") {
+		t.Errorf("what would have to change: %q", y.Change)
 	}
 	if n := r.told.of("agent/" + r.id); n > 40 {
 		t.Errorf("two hours of that took %d records", n)

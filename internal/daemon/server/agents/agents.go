@@ -18,6 +18,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"lull/internal/evidence"
 	"lull/internal/idle"
@@ -105,7 +107,6 @@ func (a *Agents) Take(machine string, r control.AgentReport, now time.Time) {
 	if d := now.Sub(r.At); (d - x.offset).Abs() > clockSlack {
 		x.offset = d
 	}
-	r.Shorten()
 	rec, cost := x.record(machine, &r, now)
 	x.seen = rec
 	if a.keep == nil || !x.admits(&rec, cost, now) {
@@ -231,12 +232,21 @@ type body struct {
 
 func cut[T any](l []T) []T { return l[:min(len(l), maxEach)] }
 
+// text cuts a text at a whole character, and makes it fit for a terminal.
 func (b *body) text(s string) string {
-	for n := range s { // whole characters
+	for n := range s {
 		if n > maxText {
 			s = s[:n]
 			break
 		}
+	}
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl) {
+		s = strings.Map(func(r rune) rune {
+			if unicode.IsControl(r) {
+				return ' '
+			}
+			return r
+		}, strings.ToValidUTF8(s, "\uFFFD"))
 	}
 	b.bytes += len(s)
 	return s

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"lull/internal/evidence"
 	"lull/internal/idle"
@@ -191,6 +192,23 @@ func TestUntold(t *testing.T) {
 	}
 }
 
+// BenchmarkTake is what one report costs a server that hears 20,000 agents.
+func BenchmarkTake(b *testing.B) {
+	rec := evidence.Recorder{Beat: 30 * time.Minute}
+	written := 0
+	a := New(func(r evidence.Record) { written += len(rec.Take(r)) })
+	names := make([]string, 20_000)
+	for i := range names {
+		names[i] = fmt.Sprintf("i-%017x", i)
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		at := begun.Add(time.Duration(i/len(names)) * 45 * time.Second)
+		a.Take(names[i%len(names)], report(at, uint64(i/len(names))+1, 1, begun), at)
+	}
+	b.ReportMetric(float64(written)/float64(b.N), "records/op")
+}
+
 // FuzzReport feeds what passes for a report: whatever it says, a record of it
 // can be written, is small, and replays.
 func FuzzReport(f *testing.F) {
@@ -213,6 +231,12 @@ func FuzzReport(f *testing.F) {
 		r.Sequence++
 		a.Take("m", r, begun.Add(time.Minute))
 		d.write(d.rec.Flush())
+		seen, _ := a.Seen("m")
+		for _, x := range seen.Evidence.Readings {
+			if strings.ContainsFunc(x.Signal+x.Detail+x.Unit, unicode.IsControl) || len(x.Detail) > maxText+4 {
+				t.Errorf("not fit for a terminal: %+q", x.Signal+x.Detail+x.Unit)
+			}
+		}
 		if d.bytes > 80<<10 {
 			t.Errorf("two reports took %d bytes", d.bytes)
 		}
