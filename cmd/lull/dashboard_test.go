@@ -645,7 +645,7 @@ func (w *window) warning(r *watched) {
 		res.Body.Close()
 	}
 	w.visit(link)
-	w.sees(`campus-2.*It will be paused at.*Keep it running for another hour\?`)
+	w.sees(`campus-2.*will be paused at.*Keep it running for another hour\?`)
 	w.both("warning", "light", "dark")
 	if s := state(); s.SnoozedUntil != nil {
 		w.t.Errorf("to look at a link snoozed the worker until %v", s.SnoozedUntil)

@@ -97,6 +97,7 @@ type Entry struct {
 	Detail     string             `json:"detail,omitempty"`
 	Generation int64              `json:"generation,omitempty"`
 	Decision   *evidence.Decision `json:"decision,omitempty"`
+	Warning    *Warning           `json:"warning,omitempty"` // of a pause_warning
 }
 
 var entryCodec = store.Codec[Entry]{Version: 1}

@@ -314,7 +314,8 @@ func (w *Worker) settle(tx *Tx, out *Outcome, use string) error {
 	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) {
 		at := tx.Now
 		w.WarningSentAt, w.WarningFor = &at, ""
-		e := Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(out.Reason), Decision: &d}
+		e := Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(out.Reason), Decision: &d,
+			Warning: out.warns(use)}
 		if out.Force {
 			w.WarningFor, e.Detail = out.Reason, use
 		}

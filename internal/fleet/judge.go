@@ -94,7 +94,7 @@ func (c Case) scheduled() (Ruling, bool) {
 	r := Ruling{Reason: ReasonSchedule, Force: st.Force}
 	p, e := c.offHours(st)
 	if st.Force {
-		r.Use = c.use()
+		r.Use = c.Use()
 	}
 	r.Decision = c.decide(p, e, guards)
 	return r, true
@@ -105,8 +105,8 @@ func (c Case) offHours(st *policy.Standing) (idle.Policy, idle.Evidence) {
 	return st.OffHours(c.Rules.Idle(true), c.evidence())
 }
 
-// use says what is in use, for the record of a pause that does not wait.
-func (c Case) use() string {
+// Use says what is in use, for the record of a pause that does not wait.
+func (c Case) Use() string {
 	v := c.idle().Verdict
 	for _, b := range v.Blocks {
 		switch b.Code {

@@ -38,16 +38,16 @@ type Answer struct {
 // linkGrace is how long after the planned pause a link is still read.
 const linkGrace = 15 * time.Minute
 
-// Links makes the links of a warning that went out at warned, by verb; nil
+// Links makes the links of a warning x that went out at warned, by verb; nil
 // without NOTIFY_PUBLIC_URL or without a sealing key, which signs them.
-func (f *Fleet) Links(worker, channel string, warned, pause time.Time) map[string]string {
+func (f *Fleet) Links(worker, channel string, warned time.Time, x *Warning) map[string]string {
 	base := f.Settings().NotifyPublicURL
 	if base == "" || f.opts.Seal == nil {
 		return nil
 	}
 	out := map[string]string{}
-	for _, verb := range Answers() {
-		token, err := f.opts.Seal.sign(Answer{WorkerID: worker, Verb: verb, WarnedAt: warned.UTC(), PauseAt: pause.UTC(), Channel: channel})
+	for _, verb := range x.Answers() {
+		token, err := f.opts.Seal.sign(Answer{WorkerID: worker, Verb: verb, WarnedAt: warned.UTC(), PauseAt: x.PauseAt.UTC(), Channel: channel})
 		if err != nil {
 			return nil
 		}
@@ -113,6 +113,16 @@ func (a Answer) Until(now time.Time, zone *time.Location) time.Time {
 		return time.Date(t.Year(), t.Month(), t.Day()+1, 0, 0, 0, 0, zone)
 	}
 	return time.Time{}
+}
+
+// WarningOf is the warning that a answers, as the audit log has it; nil if it
+// has it no longer.
+func (f *Fleet) WarningOf(ctx context.Context, a Answer) (*Warning, error) {
+	page, err := f.NewestAudit(ctx, AuditQuery{WorkerID: a.WorkerID, Action: "pause_warning", From: a.WarnedAt.Add(-time.Second), Limit: 1})
+	if err != nil || len(page.Entries) == 0 {
+		return nil, err
+	}
+	return page.Entries[0].Warning, nil
 }
 
 // AnswerWarning does what a link says, once: in the transaction that does it

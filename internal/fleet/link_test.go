@@ -55,6 +55,25 @@ func warn(t *testing.T, f *fleet.Fleet, id string) time.Time {
 	return at
 }
 
+// TestWarningSentence: a warning says what comes, when and why, and claims that
+// nobody uses a worker only where that is the reason.
+func TestWarningSentence(t *testing.T) {
+	at := time.Date(2026, 11, 22, 16, 54, 43, 0, time.UTC)
+	for want, x := range map[string]fleet.Warning{
+		"w will be paused at 16:54 UTC, since nobody uses it":                                                                {Action: fleet.ActionHibernate, Reason: fleet.ReasonIdleTimeout},
+		"w will be drained and stopped at 16:54 UTC, since nobody uses it":                                                   {Action: "drain", Reason: fleet.ReasonScaleDown},
+		"w will be paused at 16:54 UTC by its schedule office, since nobody uses it":                                         {Action: fleet.ActionStop, Reason: fleet.ReasonSchedule, Cause: "schedule office"},
+		"w will be paused at 16:54 UTC by its schedule office, used or not: Active: cml, last event 20s ago":                 {Action: fleet.ActionStop, Reason: fleet.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml, last event 20s ago."},
+		"w will be stopped at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, used or not: Idle for 2m of 1h":            {Action: fleet.ActionStop, Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Idle for 2m of 1h."},
+		"w will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, used or not: Nothing is known to be in": {Action: "terminate", Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Nothing is known to be in."},
+	} {
+		x.PauseAt = at
+		if got := x.Sentence("w", time.UTC); got != want {
+			t.Errorf("it says %q, want %q", got, want)
+		}
+	}
+}
+
 // TestAnswers: each link does what it says, once, and ends its sisters.
 func TestAnswers(t *testing.T) {
 	for verb, want := range map[string]func(w fleet.Worker, pause time.Time) bool{
@@ -74,7 +93,7 @@ func TestAnswers(t *testing.T) {
 				f := linked(t)
 				id, at := warned(t, f)
 				pause := at.Add(5 * time.Minute)
-				links := f.Links(id, "ops", at, pause)
+				links := f.Links(id, "ops", at, &fleet.Warning{PauseAt: pause, Reason: fleet.ReasonIdleTimeout})
 				if len(links) != 3 {
 					t.Fatalf("the links are %v", links)
 				}
@@ -115,7 +134,7 @@ func TestLinkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := linked(t)
 		id, at := warned(t, f)
-		token := strings.TrimPrefix(f.Links(id, "ops", at, at.Add(5*time.Minute))[fleet.AnswerStop], "https://lull.example/answer/")
+		token := strings.TrimPrefix(f.Links(id, "ops", at, &fleet.Warning{PauseAt: at.Add(5 * time.Minute)})[fleet.AnswerStop], "https://lull.example/answer/")
 		a, err := f.ReadAnswer(time.Now(), token)
 		if err != nil {
 			t.Fatal(err)

@@ -412,8 +412,9 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 			j.c.count.drains.Add(1)
 		}
 	default:
-		if s := j.w.WarningSentAt; s != nil && (warned == nil || s.After(*warned)) {
-			j.warn(ctx, s.Add(time.Duration(out.Decision.Policy.WarnBefore)))
+		at := out.Decision.Verdict.TargetPauseAt
+		if s := j.w.WarningSentAt; s != nil && at != nil && (warned == nil || s.After(*warned)) {
+			j.warn(ctx, *at)
 		}
 	}
 	return nil

@@ -229,8 +229,16 @@ func TestScheduleInUse(t *testing.T) {
 			if err != nil || len(page.Entries) != 1 || !strings.Contains(page.Entries[0].Detail, "Active: cml") || page.Entries[0].Reason != "schedule" {
 				t.Errorf("recorded as %+v, %v", page.Entries, err)
 			}
+			page, err = r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning"})
+			if err != nil || len(page.Entries) != 1 || page.Entries[0].Warning == nil {
+				t.Fatalf("warned as %+v, %v", page.Entries, err)
+			}
+			x := page.Entries[0].Warning
+			if !x.Forced || x.Reason != fleet.ReasonSchedule || x.Cause != "schedule office" || !strings.Contains(x.Use, "Active: cml") || w.LastPausedAt.Sub(x.PauseAt).Abs() > time.Minute {
+				t.Errorf("the warning is %+v; it was paused at %s", x, w.LastPausedAt)
+			}
 			m := r.machine(id)
-			if len(m.warned) != 1 || m.warned[0].Before(local(t, "2000-02-29 17:59")) {
+			if len(m.warned) != 1 || !m.warned[0].Equal(x.PauseAt) || m.warned[0].Before(local(t, "2000-02-29 17:59")) {
 				t.Errorf("warned of %v", m.warned)
 			}
 		})
@@ -519,6 +527,13 @@ func TestPolicyTags(t *testing.T) {
 		}
 		if w := r.worker(ids[1]); w.Status != power.WorkerStopped || w.PauseReason != fleet.ReasonTTL {
 			t.Errorf("past its deadline it is %s (%s)", w.Status, w.PauseReason)
+		}
+		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: ids[1], Action: "pause_warning"})
+		if err != nil || len(page.Entries) == 0 {
+			t.Fatalf("warned as %+v, %v", page.Entries, err)
+		}
+		if x := page.Entries[len(page.Entries)-1].Warning; x == nil || x.Reason != fleet.ReasonTTL || x.Action != fleet.ActionStop || !x.PauseAt.Equal(at.Truncate(time.Second)) || !strings.Contains(x.Use, "Active: cml") {
+			t.Errorf("the warning of its deadline is %+v", x)
 		}
 	})
 }

@@ -169,16 +169,14 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	if d == nil || j.now.Before(d.Add(-j.s.WorkerWarnBefore)) || j.shadow() || j.c.fleet.Halted().On {
 		return outcome{}, false
 	}
-	sent := j.w.WarningSentAt
+	sent, use := j.w.WarningSentAt, j.casus().Use()
 	if j.s.WorkerWarnBefore > 0 && (sent == nil || sent.Before(d.Add(-j.s.WorkerWarnBefore))) {
 		at := j.now.Add(j.s.WorkerWarnBefore)
 		if at.Before(*d) {
 			at = *d
 		}
 		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
-			now := tx.Now
-			w.WarningSentAt, w.WarningFor = &now, fleet.ReasonTTL
-			tx.Note(fleet.Entry{Action: "pause_warning", Events: []string{fleet.EventPauseWarning}, Reason: string(fleet.ReasonTTL), Detail: "its ttl_deadline is " + d.Format(time.RFC3339)})
+			w.WarnOfTTL(tx, at, use)
 			return nil
 		})
 		if err != nil {
@@ -189,10 +187,6 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	}
 	if j.now.Before(*d) || sent != nil && j.now.Before(sent.Add(j.s.WorkerWarnBefore)) {
 		return outcome{}, false
-	}
-	use := "nothing is known to be in use"
-	if v := j.live.verdict; v != nil && len(v.Blocks) > 0 {
-		use = v.Blocks[0].Sentence
 	}
 	defer j.writes()()
 	w, err := j.f.ExpireTTL(ctx, j.w.ID, j.w.Revision(), use)

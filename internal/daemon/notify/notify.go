@@ -345,9 +345,8 @@ func (l *line) message(_ context.Context, items []*item) message {
 	}
 	for _, it := range items {
 		e := event{id: it.id, name: it.event, entry: it.entry}
-		if it.event == fleet.EventPauseWarning && it.entry.Decision != nil {
-			e.pause = it.entry.At.Add(time.Duration(it.entry.Decision.Policy.WarnBefore)).UTC()
-			e.links = l.n.cfg.Fleet.Links(it.entry.WorkerID, l.name, it.entry.At, e.pause)
+		if x := it.entry.Warning; it.event == fleet.EventPauseWarning && x != nil {
+			e.links = l.n.cfg.Fleet.Links(it.entry.WorkerID, l.name, it.entry.At, x)
 		}
 		m.events = append(m.events, e)
 	}

@@ -26,7 +26,6 @@ type event struct {
 	id    string
 	name  string
 	entry fleet.Entry
-	pause time.Time         // of a warning: when the worker is paused
 	links map[string]string // of a warning: by verb
 }
 
@@ -100,8 +99,8 @@ func (h *hook) send(ctx context.Context, m message) error {
 	events := make([]webhook.Event, 0, len(m.events))
 	for _, e := range m.events {
 		d := data{Entry: e.entry, Links: e.links}
-		if !e.pause.IsZero() {
-			d.PauseAt = &e.pause
+		if x := e.entry.Warning; x != nil {
+			d.PauseAt = &x.PauseAt
 		}
 		body, err := json.Marshal(d)
 		if err != nil {

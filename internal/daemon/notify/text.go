@@ -36,7 +36,11 @@ func sentence(e event, zone *time.Location) string {
 	var s string
 	switch e.name {
 	case fleet.EventPauseWarning:
-		s = fmt.Sprintf("%s will be paused at %s, since nobody uses it", who, e.pause.In(zone).Format("15:04 MST"))
+		s = who + " will be paused"
+		if x.Warning != nil { // servers before this one kept none
+			s = x.Warning.Sentence(who, zone)
+		}
+		x.Detail = ""
 	case fleet.EventPaused:
 		s = fmt.Sprintf("%s is being paused%s%s", who, by, because)
 	case fleet.EventResumed:

@@ -74,6 +74,16 @@ func over(why string) (int, shownAnswer) {
 	return http.StatusGone, shownAnswer{Title: "Nothing to do", Lines: []string{why}}
 }
 
+// warned repeats the warning that a answers.
+func (s *Server) warned(ctx context.Context, w *fleet.Worker, a fleet.Answer) string {
+	who, zone := w.Name+" ("+w.AWSRegion+")", s.fleet.Settings().Zone()
+	x, err := s.fleet.WarningOf(ctx, a)
+	if err != nil || x == nil {
+		return who + " will be paused at " + a.PauseAt.In(zone).Format("15:04 MST")
+	}
+	return x.Sentence(who, zone)
+}
+
 // answer shows what a link would do, or does it.
 func (s *Server) answer(ctx context.Context, token string, act bool) (int, shownAnswer) {
 	a, err := s.fleet.ReadAnswer(time.Now(), token)
@@ -90,8 +100,7 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 	case !a.Holds(&w):
 		return over("The warning about " + w.Name + " is over: it was answered, or the worker was used or stopped meanwhile. It is " + string(w.Status) + " now.")
 	case !act:
-		return http.StatusOK, shownAnswer{Title: w.Name, Button: q.button, Lines: []string{
-			"Nobody seems to use " + w.Name + " (" + w.AWSRegion + "). It will be paused at " + a.PauseAt.In(zone).Format("15:04 MST") + ".", q.ask}}
+		return http.StatusOK, shownAnswer{Title: w.Name, Button: q.button, Lines: []string{s.warned(ctx, &w, a) + ".", q.ask}}
 	default:
 		w, err = s.fleet.AnswerWarning(ctx, a)
 	}

@@ -1,0 +1,85 @@
+package fleet
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Warning is what the users of a worker are told before it goes down, and
+// why.
+type Warning struct {
+	PauseAt time.Time `json:"pause_at"`
+	// Action is stop, hibernate or auto, drain, or terminate.
+	Action string `json:"action"`
+	Reason Reason `json:"reason"`
+	// Cause is the schedule or the deadline, if it is for one.
+	Cause string `json:"cause,omitempty"`
+	// Forced tells that it comes whether the worker is used or not, and Use
+	// what was in use when the warning went out.
+	Forced bool   `json:"forced,omitempty"`
+	Use    string `json:"use,omitempty"`
+}
+
+// warns is the warning that an outcome is about, whose pause has a time since
+// it is due; use is what is in use.
+func (o *Outcome) warns(use string) *Warning {
+	d := &o.Decision
+	x := &Warning{PauseAt: d.Verdict.TargetPauseAt.UTC(), Action: d.Verdict.Action, Reason: o.Reason, Forced: o.Force}
+	switch o.Reason {
+	case ReasonSchedule:
+		x.Cause = d.Policy.Name
+	case ReasonScaleDown:
+		x.Action = string(ActDrain)
+	}
+	if o.Force {
+		x.Use = use
+	}
+	return x
+}
+
+// WarnOfTTL writes the warning of a worker's ttl_deadline, which is acted on
+// at a time. It is for the controller inside a Change.
+func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
+	now := tx.Now
+	w.WarningSentAt, w.WarningFor = &now, ReasonTTL
+	x := &Warning{PauseAt: at.UTC(), Action: cmp.Or(w.TTLAction, ActionStop), Reason: ReasonTTL, Forced: true, Use: use,
+		Cause: "ttl_deadline " + w.TTLDeadline.UTC().Format(time.RFC3339)}
+	tx.Note(Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(ReasonTTL), Warning: x,
+		Detail: "its " + x.Cause + "; " + use})
+}
+
+// Answers are those that a link in the warning may give: no snooze holds back
+// a ttl_deadline.
+func (x *Warning) Answers() []string {
+	if x.Reason == ReasonTTL {
+		return []string{AnswerStop}
+	}
+	return Answers()
+}
+
+// Sentence says what will happen to who, when and why, without a full stop.
+func (x *Warning) Sentence(who string, zone *time.Location) string {
+	done := "paused"
+	switch {
+	case x.Action == "terminate":
+		done = "terminated"
+	case x.Action == string(ActDrain):
+		done = "drained and stopped"
+	case x.Reason == ReasonTTL:
+		done = "stopped"
+	}
+	s := fmt.Sprintf("%s will be %s at %s", who, done, x.PauseAt.In(zone).Format("15:04 MST"))
+	if x.Cause != "" {
+		s += " by its " + x.Cause
+	}
+	if !x.Forced {
+		return s + ", since nobody uses it"
+	}
+	s += ", used or not"
+	if x.Use != "" {
+		s += ": " + strings.TrimSuffix(x.Use, ".")
+	}
+	return s
+}
