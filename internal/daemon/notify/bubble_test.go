@@ -238,6 +238,44 @@ func bubble(t *testing.T, body func(ctx context.Context) error) {
 	}
 }
 
+// said delivers an entry to a chat and returns what it says there.
+func said(ctx context.Context, e fleet.Entry) (string, error) {
+	w := newTown(`{"ops":{"type":"slack","url":"env:ADDRESS"}}`, 1, "NOTIFY_PUBLIC_URL=https://lull.example", "NOTIFY_TIME_ZONE=UTC")
+	got := make(chan string, 10)
+	w.peer.answer = func(_ int, _ *http.Request, body []byte) int {
+		var m struct{ Text string }
+		if err := json.Unmarshal(body, &m); err != nil {
+			return http.StatusBadRequest
+		}
+		got <- m.Text
+		return http.StatusOK
+	}
+	end, err := w.serve()
+	if err != nil {
+		return "", err
+	}
+	defer func() { end() }()
+	p, err := w.notifier(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer func() { p.end() }()
+	time.Sleep(10 * time.Second) // the channel begins
+	ops, err := fleet.EntryOps(e)
+	if err != nil {
+		return "", err
+	}
+	if _, err := w.writer.Commit(ctx, store.Txn{Then: ops}); err != nil {
+		return "", err
+	}
+	select {
+	case text := <-got:
+		return text, nil
+	case <-time.After(time.Hour):
+		return "", fmt.Errorf("nothing was said of %s", e.Action)
+	}
+}
+
 // TestReceivers: whatever a receiver does for an hour, everything arrives.
 func TestReceivers(t *testing.T) {
 	down := func(d time.Duration) func(w *town, n int, r *http.Request) int {

@@ -43,6 +43,9 @@ func sentence(e event, zone *time.Location) string {
 		x.Detail = ""
 	case fleet.EventPaused:
 		s = fmt.Sprintf("%s is being paused%s%s", who, by, because)
+		if fleet.Reason(x.Reason).ByIdleness() {
+			x.Detail = "" // a code; the reason says it
+		}
 	case fleet.EventResumed:
 		s = fmt.Sprintf("%s runs again: resumed by %s", who, x.Detail)
 		x.Detail = ""
@@ -61,7 +64,7 @@ func sentence(e event, zone *time.Location) string {
 	default:
 		s = fmt.Sprintf("%s: %s%s%s", who, strings.NewReplacer("_", " ", ".", " ").Replace(e.name), by, because)
 	}
-	if x.Detail != "" && e.name != fleet.EventPaused {
+	if x.Detail != "" {
 		s += ": " + strings.TrimSuffix(x.Detail, ".")
 	}
 	return strings.Join(strings.Fields(s), " ")

@@ -2,54 +2,13 @@ package notify_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"lull/internal/fleet"
-	"lull/internal/store"
 )
-
-// said delivers an entry to a chat and returns what it says there.
-func said(ctx context.Context, e fleet.Entry) (string, error) {
-	w := newTown(`{"ops":{"type":"slack","url":"env:ADDRESS"}}`, 1, "NOTIFY_PUBLIC_URL=https://lull.example", "NOTIFY_TIME_ZONE=UTC")
-	got := make(chan string, 10)
-	w.peer.answer = func(_ int, _ *http.Request, body []byte) int {
-		var m struct{ Text string }
-		if err := json.Unmarshal(body, &m); err != nil {
-			return http.StatusBadRequest
-		}
-		got <- m.Text
-		return http.StatusOK
-	}
-	end, err := w.serve()
-	if err != nil {
-		return "", err
-	}
-	defer func() { end() }()
-	p, err := w.notifier(ctx)
-	if err != nil {
-		return "", err
-	}
-	defer func() { p.end() }()
-	time.Sleep(10 * time.Second) // the channel begins
-	ops, err := fleet.EntryOps(e)
-	if err != nil {
-		return "", err
-	}
-	if _, err := w.writer.Commit(ctx, store.Txn{Then: ops}); err != nil {
-		return "", err
-	}
-	select {
-	case text := <-got:
-		return text, nil
-	case <-time.After(time.Hour):
-		return "", fmt.Errorf("nothing was said of %s", e.Action)
-	}
-}
 
 // TestWarningText: what people are told of a warning is that warning: its time,
 // its cause, and the links that can change something.
@@ -79,6 +38,25 @@ func TestWarningText(t *testing.T) {
 				}
 				return nil
 			})
+		})
+	}
+}
+
+// TestPausedText: of a pause that does not wait for readings people are told
+// what was in use.
+func TestPausedText(t *testing.T) {
+	for want, e := range map[string]fleet.Entry{
+		"r1 is being paused by worker-controller: schedule: schedule office, forced: Active: cml, last event 20s ago.": {Reason: "schedule", Detail: "schedule office, forced: Active: cml, last event 20s ago."},
+		"r1 is being paused by worker-controller: ttl: Active: cml, last event 20s ago.":                               {Reason: "ttl", Detail: "Active: cml, last event 20s ago."},
+		"r1 is being paused by worker-controller: idle timeout.":                                                       {Reason: "idle_timeout", Detail: "idle_timeout_exceeded"},
+	} {
+		bubble(t, func(ctx context.Context) error {
+			e.Action, e.Events, e.By, e.WorkerID, e.WorkerName = "pause_intended", []string{fleet.EventPaused}, fleet.ByController, "w1", "r1"
+			text, err := said(ctx, e)
+			if err == nil && text != want {
+				err = fmt.Errorf("it says %q, want %q", text, want)
+			}
+			return err
 		})
 	}
 }
