@@ -204,6 +204,9 @@ func savingsText(w io.Writer, r control.Savings) {
 			savingsRow(row, "", g)
 		}
 	})
+	if r.By == "policy" {
+		fmt.Fprintln(w, "\na stop counts for the policy that held when it was decided, where that is recorded; all else for the one that holds now")
+	}
 	if len(r.Periods) > 0 {
 		fmt.Fprintln(w)
 		rows(w, "FROM\t"+strings.ToUpper(r.By)+savingsHead, func(row func(string, ...any)) {

@@ -55,6 +55,7 @@ type Change struct {
 	To     string `json:"to"`
 	By     string `json:"by,omitempty"`
 	Reason string `json:"reason,omitempty"`
+	Policy string `json:"policy,omitempty"` // that held when a pause was decided, if it is recorded
 }
 
 // Outcome is what a journal keeps of a verdict: its gist, and a sum over all

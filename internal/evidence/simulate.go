@@ -18,6 +18,7 @@ const Jitter = 2 * time.Second
 type Off struct {
 	From, To  time.Time
 	Automatic bool
+	Policy    string // that held when it was stopped; empty if it is not recorded
 }
 
 // Stop is a pause that a policy would have made.

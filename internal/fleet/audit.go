@@ -97,6 +97,7 @@ type Entry struct {
 	Detail     string             `json:"detail,omitempty"`
 	Generation int64              `json:"generation,omitempty"`
 	Decision   *evidence.Decision `json:"decision,omitempty"`
+	Policy     string             `json:"policy,omitempty"`  // that held when a pause was decided
 	Warning    *Warning           `json:"warning,omitempty"` // of a pause_warning
 }
 

@@ -267,7 +267,7 @@ func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, er
 		out.Action, out.Guard = Arbitrate(j.Now, d.Verdict, l)
 		out.Decision = d.Decision
 		out.Shadowed = len(d.Verdict.Blocks) == 1 && d.Verdict.Blocks[0].Code == idle.Shadow
-		if err := w.settle(tx, &out, d.Use); err != nil {
+		if err := w.settle(tx, &out, rules.Name, d.Use); err != nil {
 			return err
 		}
 		if out.Action != ActNothing {
@@ -279,8 +279,8 @@ func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, er
 	return out, err
 }
 
-// settle writes what out says.
-func (w *Worker) settle(tx *Tx, out *Outcome, use string) error {
+// settle writes what out says; held is the policy that did when it was decided.
+func (w *Worker) settle(tx *Tx, out *Outcome, held, use string) error {
 	d := out.Decision
 	if out.Guard == SkippedMinWorkers {
 		b := idle.Block{Code: idle.MinWorkers, Sentence: "The fleet would have fewer running workers than its floor."}
@@ -294,7 +294,7 @@ func (w *Worker) settle(tx *Tx, out *Outcome, use string) error {
 	}
 	switch out.Action {
 	case ActPause, ActDrain:
-		p := Pause{Reason: out.Reason, Drain: out.Action == ActDrain, Decision: &d, Detail: string(d.Verdict.Reason), Force: out.Force}
+		p := Pause{Reason: out.Reason, Drain: out.Action == ActDrain, Decision: &d, Detail: string(d.Verdict.Reason), Policy: held, Force: out.Force}
 		switch {
 		case p.Force:
 			p.Detail = d.Policy.Name + ", forced: " + use

@@ -20,7 +20,8 @@ type Pause struct {
 	// Decision is what an automatic pause rests on; it goes to the audit.
 	Decision *evidence.Decision
 	Detail   string
-	Force    bool // nothing that is read calls it off
+	Policy   string // that held, as policy.Resolved names it; empty if it is not known
+	Force    bool   // nothing that is read calls it off
 }
 
 // PauseWorker records the intent to stop a worker: desired STOPPED, reason
@@ -98,8 +99,9 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 	w.DesiredStatus = power.WorkerStopped
 	w.Intent = &Intent{Reason: p.Reason, By: tx.by.Name, At: tx.Now, Generation: w.PauseGeneration, Drain: p.Drain, Force: p.Force, SentAt: sent}
 	w.paused(tx, p.Reason, tx.by.Name)
+	w.PausePolicy = p.Policy
 	action := "pause_intended"
-	e := Entry{Events: []string{EventPaused}, Reason: string(p.Reason), Decision: p.Decision, Detail: p.Detail, Generation: w.PauseGeneration}
+	e := Entry{Events: []string{EventPaused}, Reason: string(p.Reason), Decision: p.Decision, Detail: p.Detail, Policy: p.Policy, Generation: w.PauseGeneration}
 	if p.Drain {
 		action = AuditDrainStarted
 		w.Draining = true
@@ -160,7 +162,7 @@ func (w *Worker) stopSent() *time.Time {
 // paused writes what a pause of any kind leaves in the activity group.
 func (w *Worker) paused(tx *Tx, r Reason, by string) {
 	now := tx.Now
-	w.LastPausedAt, w.LastPausedBy, w.PauseReason = &now, by, r
+	w.LastPausedAt, w.LastPausedBy, w.PauseReason, w.PausePolicy = &now, by, r, ""
 	w.TargetPauseAt, w.WarningSentAt, w.WarningFor = nil, nil, ""
 	switch {
 	case r.Automatic():

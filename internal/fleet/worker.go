@@ -212,6 +212,7 @@ type Worker struct {
 	LastPausedBy         string     `json:"last_paused_by,omitempty"`
 	LastResumedBy        string     `json:"last_resumed_by,omitempty"`
 	PauseReason          Reason     `json:"pause_reason,omitempty"`
+	PausePolicy          string     `json:"pause_policy,omitempty"` // that held when lull last decided on a pause
 	NextIdleCheckAt      *time.Time `json:"next_idle_check_at"`
 	TargetPauseAt        *time.Time `json:"target_pause_at"`
 	WarningSentAt        *time.Time `json:"warning_sent_at,omitempty"`

@@ -490,10 +490,13 @@ func (s *Standing) Starts(stopped time.Time) bool {
 	return s.Start && s.Open && s.Last != nil && s.Last.Opens && stopped.Before(s.Last.At)
 }
 
+// ScheduleName is how the name of the numbers of closed hours begins.
+const ScheduleName = "schedule "
+
 // OffHours are the numbers and the evidence by which the schedule pauses a
 // worker in closed hours: after its grace and, with force, whatever was read.
 func (s *Standing) OffHours(p idle.Policy, e idle.Evidence) (idle.Policy, idle.Evidence) {
-	p.Name, p.Detection, p.AutoPause = "schedule "+s.Schedule, true, true
+	p.Name, p.Detection, p.AutoPause = ScheduleName+s.Schedule, true, true
 	p.Timeout = min(p.Timeout, idle.Duration(s.Grace*float64(time.Minute)))
 	if s.Force {
 		// The warning is all that it waits for; the engine grants one half of

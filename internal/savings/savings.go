@@ -12,6 +12,7 @@ type Use struct {
 	Tags                                       map[string]string
 	StorageGB                                  float64 // 0 is unknown
 	Running, Avoided, Other                    time.Duration
+	Part                                       bool // the worker has another Use, of another group
 }
 
 // Sum is what a group of workers used and did not use.
@@ -48,6 +49,9 @@ func (p Prices) Group(uses []Use, key func(Use) (key, name string)) (groups []Su
 		}
 		p.add(g, u)
 		p.add(&total, u)
+		if g.Workers++; !u.Part {
+			total.Workers++
+		}
 	}
 	for _, g := range byKey {
 		groups = append(groups, *g)
@@ -59,7 +63,6 @@ func (p Prices) Group(uses []Use, key func(Use) (key, name string)) (groups []Su
 }
 
 func (p Prices) add(s *Sum, u Use) {
-	s.Workers++
 	s.RunningHours += u.Running.Hours()
 	s.OtherHours += u.Other.Hours()
 	hours := u.Avoided.Hours()

@@ -142,7 +142,9 @@ func (w *town) notifier(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Notifier, err = notify.New(notify.Config{Fleet: p.fleet, Server: "one", Secret: func(s fleet.Secret) (string, error) { return map[fleet.Secret]string{"env:ADDRESS": "http://receiver/"}[s], nil }, Dial: w.net.DialContext})
+	p.Notifier, err = notify.New(notify.Config{Fleet: p.fleet, Server: "one", Secret: func(s fleet.Secret) (string, error) {
+		return map[fleet.Secret]string{"env:ADDRESS": "http://receiver/"}[s], nil
+	}, Dial: w.net.DialContext})
 	if err != nil {
 		return nil, err
 	}

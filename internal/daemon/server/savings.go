@@ -13,6 +13,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
+	"lull/internal/policy"
 	"lull/internal/savings"
 )
 
@@ -28,7 +29,7 @@ const (
 // savingsQuestion is what to sum up, and how.
 type savingsQuestion struct {
 	Between
-	By     string `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME"`
+	By     string `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME. By policy, a stop counts for the policy that held when it was decided, if that is recorded; all else for the one that holds now"`
 	Every  string `query:"every" enum:"day,week,month" doc:"Also sum up each day, week from Monday, or month"`
 	IdleBy string `query:"idle_by" maxLength:"140" doc:"Also say for each worker, region, policy, instance_type or tag:NAME in which hours of the week it was idle and ran on; at most 1000"`
 	Idle   bool   `query:"idle" default:"true" doc:"false leaves out the idle hours, for which all evidence is read"`
@@ -88,11 +89,18 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 	if err != nil {
 		return out, err
 	}
-	out.Groups, out.Total = s.prices.Group(uses(all, out.From, out.To), key)
+	byPolicy := in.By == "policy"
+	if byPolicy || in.IdleBy == "policy" {
+		now := time.Now()
+		for _, t := range all {
+			t.policy = s.fleet.PolicyWith(now, &t.w, t.tmpl).Name
+		}
+	}
+	out.Groups, out.Total = s.prices.Group(uses(all, out.From, out.To, byPolicy), key)
 	if in.Every != "" {
 		sums := 0
 		for _, p := range parts(out.From, out.To, in.Every, zone) {
-			p.Groups, p.Total = s.prices.Group(uses(all, p.From, p.To), key)
+			p.Groups, p.Total = s.prices.Group(uses(all, p.From, p.To, byPolicy), key)
 			if sums += len(p.Groups); sums > maxPeriodSums {
 				return out, invalid("every", fmt.Sprintf("that is more than %d sums: ask for a shorter time, longer periods or larger groups", maxPeriodSums))
 			}
@@ -116,7 +124,11 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 		if idleKey == nil {
 			return
 		}
-		k, name := idleKey(t.use())
+		u := t.use()
+		if held := x.Check.Policy.Name; held != "" && !strings.HasPrefix(held, policy.ScheduleName) {
+			u.Policy = held
+		}
+		k, name := idleKey(u)
 		p := patterns[k]
 		if p == nil {
 			p = &control.IdlePattern{Key: k, Name: name, Hours: make([]float64, hoursInWeek)}
@@ -128,11 +140,13 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 	return out, err
 }
 
-// uses are what workers did in [from, to).
-func uses(all map[string]*trial, from, to time.Time) []savings.Use {
+// uses are what workers did in [from, to). byPolicy makes one more of a worker
+// for each policy under which it was stopped and that holds no longer.
+func uses(all map[string]*trial, from, to time.Time, byPolicy bool) []savings.Use {
 	var out []savings.Use
 	for _, t := range all {
 		u, begin := t.use(), later(from, t.w.CreatedAt)
+		before := map[string]time.Duration{}
 		if !begin.Before(to) {
 			continue
 		}
@@ -147,13 +161,21 @@ func uses(all map[string]*trial, from, to time.Time) []savings.Use {
 				continue
 			}
 			u.Running -= d
-			if o.Automatic {
-				u.Avoided += d
-			} else {
+			switch {
+			case !o.Automatic:
 				u.Other += d
+			case byPolicy && o.Policy != "" && o.Policy != u.Policy:
+				before[o.Policy] += d
+			default:
+				u.Avoided += d
 			}
 		}
 		out = append(out, u)
+		for held, d := range before {
+			more := t.use()
+			more.Policy, more.Avoided, more.Part = held, d, true
+			out = append(out, more)
+		}
 	}
 	return out
 }

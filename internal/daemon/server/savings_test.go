@@ -1,8 +1,12 @@
 package server
 
 import (
+	"math"
 	"testing"
 	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/savings"
 )
 
 // TestParts: days, weeks and months cover the time without a gap, also where
@@ -78,5 +82,36 @@ func TestHoursOfTheWeek(t *testing.T) {
 	byHour(sums, moment(t, "2026-05-04T00:00:00Z"), moment(t, "2026-05-04T01:00:00Z"), zone(t, "Asia/Kolkata"))
 	if sums[24+5] != 0.5 || sums[24+6] != 0.5 {
 		t.Errorf("half past five on a Monday: %v", sums[24:34])
+	}
+}
+
+// TestStopsCountForTheirPolicy: a stop counts for the policy that held when it
+// was decided, though another one holds now; the worker stays one worker.
+func TestStopsCountForTheirPolicy(t *testing.T) {
+	from := moment(t, "2026-05-01T00:00:00Z")
+	at := func(h int) time.Time { return from.Add(time.Duration(h) * time.Hour) }
+	story := newStory()
+	for _, e := range []fleet.Entry{
+		{At: at(1), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: "idle_timeout", Policy: "hasty"},
+		{At: at(1), From: "RUNNING", To: "STOPPING"}, {At: at(2), From: "STOPPING", To: "STOPPED"}, {At: at(5), From: "STOPPED", To: "RUNNING"},
+		{At: at(6), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: "idle_timeout"},
+		{At: at(6), From: "RUNNING", To: "STOPPED"}, {At: at(8), From: "STOPPED", To: "RUNNING"},
+	} {
+		e.WorkerID = "w"
+		story.add(&e)
+	}
+	x := &trial{w: fleet.Worker{ID: "w", Status: "RUNNING"}, policy: "calm", changes: story.changes["w"]}
+	x.off = offs(&x.w, x.changes, from, at(10))
+	key, err := groupKey("by", "policy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups, total := savings.Prices{}.Group(uses(map[string]*trial{"w": x}, from, at(10), true), key)
+	got := map[string]float64{}
+	for _, g := range groups {
+		got[g.Key] = g.AvoidedHours
+	}
+	if len(got) != 2 || got["hasty"] != 4 || got["calm"] != 2 || total.Workers != 1 || math.Abs(total.RunningHours-4) > 1e-9 {
+		t.Errorf("avoided %v, in all %+v", got, total)
 	}
 }

@@ -48,6 +48,8 @@ func (s *Server) simulateRoutes() {
 type trial struct {
 	w       fleet.Worker
 	machine string // of an agent
+	tmpl    *fleet.Template
+	policy  string // that holds now; only where it is asked for
 	storage float64
 	changes []control.TimelineChange
 	off     []evidence.Off
@@ -66,21 +68,24 @@ func (s *Server) trials(ctx context.Context, q fleet.WorkerFilter, from, to time
 	if err != nil {
 		return nil, err
 	}
-	sizes := map[string]float64{}
+	tmpls := map[string]*fleet.Template{}
 	out := map[string]*trial{}
 	for _, l := range lines {
 		w := l.Worker
 		if !q.Matches(&w) {
 			continue
 		}
-		size, known := sizes[w.TemplateName]
+		tmpl, known := tmpls[w.TemplateName]
 		if !known && w.TemplateName != "" {
 			if t, err := s.fleet.Template(ctx, w.TemplateName); err == nil {
-				size = float64(t.Capacity.StorageGB)
+				tmpl = &t
 			}
-			sizes[w.TemplateName] = size
+			tmpls[w.TemplateName] = tmpl
 		}
-		t := &trial{w: w, storage: size, changes: changes[w.ID]}
+		t := &trial{w: w, tmpl: tmpl, changes: changes[w.ID]}
+		if tmpl != nil {
+			t.storage = float64(tmpl.Capacity.StorageGB)
+		}
 		t.off = offs(&t.w, t.changes, from, to)
 		out[w.ID] = t
 	}
@@ -90,22 +95,21 @@ func (s *Server) trials(ctx context.Context, q fleet.WorkerFilter, from, to time
 // offs are the times within [from, to] at which a worker did not run.
 func offs(w *fleet.Worker, changes []control.TimelineChange, from, to time.Time) []evidence.Off {
 	var out []evidence.Off
-	automatic := func(at time.Time) bool {
-		reason := string(w.PauseReason) // of the last one
+	why := func(at time.Time) (automatic bool, held string) {
 		for _, c := range changes {
 			if c.At.Equal(at) {
-				reason = c.Reason
+				return fleet.Reason(c.Reason).Automatic(), c.Policy
 			}
 		}
-		return fleet.Reason(reason).Automatic()
+		return w.PauseReason.Automatic(), w.PausePolicy // of the last one
 	}
 	for _, o := range stops(changes, string(w.Status), to) {
 		off := evidence.Off{From: o.from, To: o.to}
 		switch {
 		case !o.from.IsZero():
-			off.Automatic = automatic(o.from)
+			off.Automatic, off.Policy = why(o.from)
 		case len(changes) == 0 && w.LastPausedAt != nil && w.Status != "TERMINATED":
-			off.Automatic = w.PauseReason.Automatic() // it has not changed since
+			off.Automatic, off.Policy = w.PauseReason.Automatic(), w.PausePolicy // it has not changed since
 		}
 		if off.From.Before(from) {
 			off.From = from
@@ -399,7 +403,7 @@ func (t *trial) use() savings.Use {
 	if t.w.ID == "" {
 		return savings.Use{Worker: t.machine, Name: t.machine, Region: t.w.AWSRegion} // what it costs is not known
 	}
-	return savings.Use{Worker: t.w.ID, Name: t.w.Name, Region: t.w.AWSRegion, InstanceType: t.w.InstanceType, Policy: t.w.Policy, Tags: t.w.Tags, StorageGB: t.storage}
+	return savings.Use{Worker: t.w.ID, Name: t.w.Name, Region: t.w.AWSRegion, InstanceType: t.w.InstanceType, Policy: t.policy, Tags: t.w.Tags, StorageGB: t.storage}
 }
 
 // recommended is the policy with the most hours avoided at no false stop;

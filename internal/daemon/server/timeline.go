@@ -249,23 +249,24 @@ func newStory() *story {
 // change is by whoever asked.
 func (s *story) add(e *fleet.Entry) {
 	if e.Reason != "" && (slices.Contains(e.Events, fleet.EventPaused) || e.Action == fleet.AuditDrainStarted) {
-		s.pauses[e.WorkerID] = evidence.Change{By: e.By.Name, Reason: e.Reason}
+		s.pauses[e.WorkerID] = evidence.Change{By: e.By.Name, Reason: e.Reason, Policy: e.Policy}
 	}
 	if e.To == "" || e.WorkerID == "" {
 		return
 	}
-	by, reason := e.By.Name, cmp.Or(e.Reason, e.Detail)
+	by, reason, held := e.By.Name, cmp.Or(e.Reason, e.Detail), ""
 	switch e.To {
 	case power.WorkerStopping, power.WorkerStopped, power.WorkerDraining:
 		p := s.pauses[e.WorkerID]
 		by, reason = cmp.Or(p.By, by), cmp.Or(p.Reason, reason)
+		held = p.Policy
 	default:
 		if delete(s.pauses, e.WorkerID); slices.Contains(e.Events, fleet.EventResumed) {
 			by = cmp.Or(e.Detail, by)
 		}
 	}
 	s.changes[e.WorkerID] = append(s.changes[e.WorkerID], control.TimelineChange{At: e.At,
-		Change: evidence.Change{From: string(e.From), To: string(e.To), By: by, Reason: reason}})
+		Change: evidence.Change{From: string(e.From), To: string(e.To), By: by, Reason: reason, Policy: held}})
 }
 
 // changes are the changes of power in the audit log, by worker. Of the whole

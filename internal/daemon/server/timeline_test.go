@@ -52,7 +52,8 @@ func recordedWorker(t *testing.T) (api string, token string, w fleet.Worker, beg
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err = f.ImportWorker(t.Context(), fleet.Actor{Name: "p", Kind: fleet.KindPerson}, fleet.ImportedWorker{Name: "w", AWSRegion: "us-east-1", EC2InstanceID: "i-00000000000000001"})
+	w, err = f.ImportWorker(t.Context(), fleet.Actor{Name: "p", Kind: fleet.KindPerson}, fleet.ImportedWorker{Name: "w", AWSRegion: "us-east-1", EC2InstanceID: "i-00000000000000001",
+		Profile: fleet.Profile{Tags: map[string]string{"team": "net"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,5 +365,21 @@ func TestMomentsHaveOneGrammar(t *testing.T) {
 	}
 	if status := ask("POST", "/api/v1/simulate", `{"policies":[{"name":"x","timeout_minutes":30}],"from":"2h"}`); status != http.StatusOK {
 		t.Errorf("simulate from 2h answered %d", status)
+	}
+}
+
+// TestSavingsByPolicy: a policy that a worker has from a group is its policy.
+func TestSavingsByPolicy(t *testing.T) {
+	api, token, w, begun := recordedWorker(t)
+	b := &bench{t: t, url: api}
+	if res, data := b.ask("POST", "/api/v1/policies/balanced/apply", token, []byte(`{"tags":{"team":"net"}}`)); res.StatusCode != http.StatusOK {
+		t.Fatalf("%d %s", res.StatusCode, data)
+	}
+	s := get[control.Savings](t, api, token, "/api/v1/savings?by=policy&idle_by=policy&from="+begun.Format(time.RFC3339))
+	if len(s.Groups) != 1 || s.Groups[0].Key != "balanced" || s.Groups[0].Workers != 1 {
+		t.Errorf("by policy, %s is in %+v", w.ID, s.Groups)
+	}
+	if len(s.Idle) != 1 || s.Idle[0].Key != "global" {
+		t.Errorf("it was idle under %+v", s.Idle)
 	}
 }

@@ -108,6 +108,7 @@ function Shown(p: { s: Savings; days: number; every: string; whose: string; setW
           </table>
         </div>
         {groups.length > 200 && <p class="muted small">The 200 with the most avoided of {groups.length.toLocaleString('en')}; an export has all.</p>}
+        {s.by === 'policy' && <p class="muted small">A stop counts for the policy that held when it was decided, where that is recorded; all else for the one that holds now.</p>}
         {(t.unpriced_hours > 0 || t.unknown_storage_hours > 0) && <p class="muted small">{[t.unpriced_hours > 0 && `No price is known for ${hours(t.unpriced_hours)} of what was avoided`, t.unknown_storage_hours > 0 && `the cost of storage is not known for ${hours(t.unknown_storage_hours)}`].filter(Boolean).join('; ')}. What is not known is not counted.</p>}
       </Card>
       <div class="columns even">
