@@ -110,7 +110,9 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	y.Account = evidence.Past(about, c)
 	switch {
 	case y.Verdict != nil:
-		y.State = c.Before.Evidence.Status
+		if y.State = c.Before.Evidence.Status; at.IsZero() {
+			y.Question = "why is it running" // another server hears it
+		}
 	case at.IsZero():
 		y.Readings, y.Unheard = "unknown", "Its agent is not heard of, so what it sees now is not known."
 	case !known: // nothing tells a machine that was forgotten from one that never was

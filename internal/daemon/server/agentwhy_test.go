@@ -65,6 +65,9 @@ func TestEveryServerKnowsAnAgentsPast(t *testing.T) {
 			if y.Verdict != nil {
 				got = y.Signals[0].Verdict.String()
 			}
+			if now := at.IsZero() && y.Verdict != nil; now != (y.Question == "why is it running") {
+				t.Errorf("%s, %s answers %q", when, s.name, y.Question)
+			}
 			if y.Readings != readings || got != verdict {
 				t.Errorf("%s, %s says %s, %q: %s; want %s, %q", when, s.name, y.Readings, got, y.Answer, readings, verdict)
 			}
