@@ -126,6 +126,7 @@ func (f *Fleet) WorkersByID(ctx context.Context, ids []string) ([]Worker, error)
 
 // StatusOf makes the idle status of a worker from its record, what holds for
 // it and its readings. No readings makes every signal unknown, and says so.
+// When it is checked next is for its owner to say, who plans it.
 func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings []idle.Reading, guards []idle.Block) IdleStatus {
 	if !w.Armed {
 		guards = append(guards[:len(guards):len(guards)], idle.Block{Code: idle.Shadow, Sentence: "It is in shadow until a person arms it."})
@@ -133,6 +134,7 @@ func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings 
 		guards = append(guards[:len(guards):len(guards)], idle.Block{Code: idle.Shadow, Sentence: shadowed(r)})
 	}
 	d := Case{Now: now, Worker: w, Rules: r, Readings: readings, Guards: guards, Budget: f.StopBudget(now, w), ScaleDown: f.Settings().ScaleDownEnabled}.Judge()
+	d.Verdict.NextIdleCheckAt = time.Time{}
 	return IdleStatus{
 		WorkerID: w.ID, Verdict: d.Verdict, IdleDuration: d.Verdict.IdleMinutes * 60,
 		TimeoutMinutes: time.Duration(d.Policy.Timeout).Minutes(), AutoPauseEnabled: d.Policy.AutoPause && d.Policy.Detection,

@@ -114,8 +114,8 @@ type Verdict struct {
 	Eligible        bool       `json:"eligible_for_pause"`
 	TargetPauseAt   *time.Time `json:"target_pause_at"`
 	WarnAt          *time.Time `json:"warn_at"`
-	WarnDue         bool       `json:"warn_due"` // the warning goes out now
-	NextIdleCheckAt time.Time  `json:"next_idle_check_at"`
+	WarnDue         bool       `json:"warn_due"`                    // the warning goes out now
+	NextIdleCheckAt time.Time  `json:"next_idle_check_at,omitzero"` // zero: nobody who knows it was asked
 	Reason          Code       `json:"reason"`
 	Blocks          []Block    `json:"blocks"`
 	Action          string     `json:"action,omitempty"`

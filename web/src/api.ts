@@ -124,7 +124,7 @@ export interface IdleStatus {
   eligible_for_pause: boolean
   target_pause_at: string | null
   warn_at: string | null
-  next_idle_check_at: string
+  next_idle_check_at?: string
   reason: string
   blocks: Block[] | null
   action?: string

@@ -425,9 +425,10 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 func (j *job) plan(v idle.Verdict) {
 	j.idled(v)
 	j.live.verdict, j.live.checkedAt = &v, v.At
+	every := j.interval()
 	next := v.At.Add(time.Duration(j.rules().CheckInterval))
 	if j.far() {
-		next = v.At.Add(j.s.WorkerActivityDetectionInterval)
+		next = v.At.Add(every)
 		if near := v.TargetPauseAt.Add(-j.s.WorkerActivityDetectionInterval); near.Before(next) && near.After(v.At.Add(j.s.IdleDetectionInterval)) {
 			next = near
 		}
@@ -442,10 +443,22 @@ func (j *job) plan(v idle.Verdict) {
 			next = t
 		}
 	}
+	if due := j.live.fetchedAt.Add(every); j.wantsCML() && j.s.WorkerActivityDetectionEnabled && due.Before(next) {
+		next = due
+		if soon := v.At.Add(time.Second); next.Before(soon) {
+			next = soon
+		}
+	}
 	if soon := v.At.Add(j.s.ReconcileInterval); j.live.preflightErr != "" && soon.Before(next) {
 		next = soon
 	}
 	j.live.nextCheck = next
+	if j.live.cml.MaxAge > 0 {
+		// It is good until the check that reads it again, and for as long after it
+		// as that may come late.
+		j.live.cml.MaxAge = idle.Duration(max(2*every, next.Sub(j.live.cml.At)+every))
+		j.live.readings = j.readings()
+	}
 }
 
 // record keeps the evidence. next is when the worker is looked at again.

@@ -318,6 +318,9 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	if v.verdict != nil {
 		st.CheckedAt = v.checkedAt
 	}
+	if w.Status == power.WorkerRunning && (w.IsIdleDetectionEnabled || rules.Standing != nil) {
+		st.NextIdleCheckAt = v.nextCheck
+	}
 	l.Idle = &st
 	return l, true
 }

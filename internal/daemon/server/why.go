@@ -287,11 +287,19 @@ func withdrawn(w *fleet.Worker) string {
 func running(st fleet.IdleStatus, now time.Time) string {
 	switch {
 	case len(st.Blocks) == 0:
-		return fmt.Sprintf("It is idle for %.0f minutes and is paused at the next check, %s.", st.IdleMinutes, clock(st.NextIdleCheckAt))
+		return fmt.Sprintf("It is idle for %.0f minutes and is paused at the next check.", st.IdleMinutes) + nextCheck(st)
 	case st.TargetPauseAt != nil && st.TargetPauseAt.After(now):
 		return fmt.Sprintf("%s If nothing happens it is paused at %s, in %s.", first(st.Blocks), clock(*st.TargetPauseAt), st.TargetPauseAt.Sub(now).Round(time.Second))
 	}
-	return fmt.Sprintf("%s The next check is at %s.", first(st.Blocks), clock(st.NextIdleCheckAt))
+	return first(st.Blocks) + nextCheck(st)
+}
+
+// nextCheck says when it is looked at again, where that is known.
+func nextCheck(st fleet.IdleStatus) string {
+	if st.NextIdleCheckAt.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf(" The next check is at %s.", clock(st.NextIdleCheckAt))
 }
 
 func first(blocks []idle.Block) string { return blocks[0].Sentence }

@@ -216,7 +216,11 @@ func (s *Server) observedRoutes() {
 	at := func(suffix string) string { return workersPath + "/{worker_id}/" + suffix }
 	register(s, route{id: "worker-activity", method: "GET", path: at("activity"), role: access.Viewer, doc: "Last activity, recent events, pauses and resumes, snooze"},
 		func(ctx context.Context, in *One) (*answer[fleet.Activity], error) {
-			return ok(s.fleet.GetWorkerActivity(ctx, in.ID))
+			a, err := s.fleet.GetWorkerActivity(ctx, in.ID)
+			if seen, live := s.observe(ctx, in.ID); err == nil && live && seen.Status != nil && !seen.Status.NextIdleCheckAt.IsZero() {
+				a.NextIdleCheckAt, a.TargetPauseAt = &seen.Status.NextIdleCheckAt, seen.Status.TargetPauseAt // newer than what is stored
+			}
+			return ok(a, err)
 		})
 	register(s, route{id: "worker-idle-status", method: "GET", path: at("idle-status"), role: access.Viewer, doc: "The verdict, with countdown and everything that blocks a pause"},
 		func(ctx context.Context, in *One) (*answer[fleet.IdleStatus], error) {

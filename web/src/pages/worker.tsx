@@ -142,7 +142,7 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined }) {
         <div><dt>State</dt><dd>{w.status !== 'RUNNING' ? words(w.status).toLowerCase() : !st || st.readings_unknown ? 'Not known' : st.is_idle ? `Idle (${minutes(st.idle_minutes)})` : 'Active'}</dd></div>
         <div><dt>Last activity</dt><dd><Time at={st?.last_activity_at ?? w.last_activity_at} none="none seen" /></dd></div>
         <div><dt>Auto-pause</dt><dd>{pauseText(w, st, seconds, now)}</dd></div>
-        <div><dt>Next check</dt><dd>{w.status === 'RUNNING' && st ? <Time at={st.next_idle_check_at} /> : '–'}</dd></div>
+        <div><dt>Next check</dt><dd>{w.status === 'RUNNING' && st?.next_idle_check_at ? <Time at={st.next_idle_check_at} /> : '–'}</dd></div>
         <div><dt>Snooze protection</dt><dd>{protectedUntil ? <>until <Time at={protectedUntil} as="clock" /> (another {span((new Date(protectedUntil).getTime() - now) / 1000)}){w.snoozed_until === protectedUntil && w.snoozed_by && <>, by {w.snoozed_by}</>}</> : 'none'}</dd></div>
         <div><dt>Idle detection</dt><dd>{w.is_idle_detection_enabled ? (st && !st.auto_pause_enabled ? 'on, but automatic pauses are off' : 'on') : 'off'}{!w.armed && ', in shadow'}</dd></div>
       </dl>
