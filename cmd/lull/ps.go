@@ -89,6 +89,8 @@ func stateText(o hostctl.Instance) string {
 // next is what happens to it by itself, and when.
 func next(o hostctl.Instance) string {
 	switch {
+	case o.Unavailable != "":
+		return o.Unavailable
 	case o.Waiting != nil:
 		return fmt.Sprintf("gives up in %s: %s", span(max(time.Until(o.Waiting.Until), 0)), o.Waiting.Reason)
 	case o.State == "running" && o.PauseAt != nil:

@@ -25,6 +25,7 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 		if !ok {
 			err := fmt.Errorf("cannot take over %s: %w", rec.Spec.Name, h.noRuntime(rec.Spec.Runtime))
 			h.absent[rec.ID], h.absent[rec.Spec.Name] = err, err
+			h.away = append(h.away, rec)
 			errs = append(errs, err)
 			continue
 		}
@@ -224,7 +225,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 		why += ": " + cause
 	}
 	err := i.save(func(r *instance.Record) {
-		r.State, r.StatusReason, r.Exit, r.Saved = power.Stopped, why, &e, 0
+		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &e, 0, 0
 		if was != power.Stopping {
 			afterEnd(r, e, now)
 		} else {

@@ -135,7 +135,8 @@ type Host struct {
 	mu     sync.RWMutex // the three maps
 	byID   map[string]*inst
 	byName map[string]*inst
-	absent map[string]error // by id and name: instances whose runtime is not here, and why
+	absent map[string]error  // by id and name: instances whose runtime is not here, and why
+	away   []instance.Record // of those, as they were
 
 	busy   sync.WaitGroup // work that was started outside Run's workers
 	ctx    context.Context

@@ -440,7 +440,9 @@ func TestWorkloadSpeaks(t *testing.T) {
 
 func TestReclaim(t *testing.T) {
 	inBubble(t, func(r *rig) {
-		id := r.run("a", func(s *instance.Spec) { s.ReclaimAfter = idle.Duration(30 * time.Second) })
+		soon := func(s *instance.Spec) { s.ReclaimAfter = idle.Duration(30 * time.Second) }
+		id := r.run("a", soon)
+		r.run("b", soon)
 		time.Sleep(95 * time.Second)
 		if o := r.is("a", power.Reclaimed); o.ReclaimedBytes == 0 {
 			t.Error("no freed amount")
@@ -449,7 +451,32 @@ func TestReclaim(t *testing.T) {
 			t.Errorf("client is %s", c.Outcome())
 		}
 		r.is("a", power.Running)
+		r.is("b", power.Reclaimed)
+		if err := r.Stop(context.Background(), "b", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("b", power.Stopped); o.ReclaimedBytes != 0 {
+			t.Errorf("it is stopped and has freed %d bytes", o.ReclaimedBytes)
+		}
 	})
+}
+
+// TestSilentPort: where an instance has a network of its own, the port on which
+// nothing listens is said to be there.
+func TestSilentPort(t *testing.T) {
+	for deep, want := range map[bool]string{false: "nothing listens on 127.0.0.1:99 after ", true: "nothing listens on 127.0.0.1:99 in the guest after "} {
+		inBubble(t, func(r *rig) {
+			r.k.Deep = deep
+			id, err := r.Create(context.Background(), instance.Spec{Name: "a", Command: []string{"x"}, Restart: instance.RestartNo,
+				Expose: []instance.Endpoint{{Listen: "127.0.0.1:98", Target: "127.0.0.1:99"}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Start(context.Background(), id, byManual); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v; want %q in it", err, want)
+			}
+		})
+	}
 }
 
 func TestStubbornProgramIsKilled(t *testing.T) {

@@ -179,7 +179,11 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 			if err != nil {
 				return fmt.Errorf("cannot start %s: its sockets cannot be read: %w", i.name(), err)
 			}
-			return fmt.Errorf("cannot start %s: nothing listens on %s after %s", i.name(), notListening(want, ls), limit)
+			where := ""
+			if i.rt.Capabilities().Network { // its addresses are not this machine's
+				where = " in the guest"
+			}
+			return fmt.Errorf("cannot start %s: nothing listens on %s%s after %s", i.name(), notListening(want, ls), where, limit)
 		}
 	}
 }
@@ -330,7 +334,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	i.h.point("stopped", i)
 	e := i.ended.Swap(nil)
 	err := i.save(func(r *instance.Record) {
-		r.State, r.StatusReason, r.Saved = power.Stopped, why, 0
+		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, why, 0, 0
 		r.Leases = nil
 		if e != nil {
 			exit := e.exit
@@ -440,7 +444,7 @@ func (i *inst) handleEnding(e *ending) {
 	why := exit.How()
 	now := i.h.now()
 	err := i.save(func(r *instance.Record) {
-		r.State, r.StatusReason, r.Exit, r.Saved = power.Stopped, why, &exit, 0
+		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &exit, 0, 0
 		afterEnd(r, exit, now)
 	})
 	if err != nil {

@@ -518,6 +518,10 @@ func TestNoRuntime(t *testing.T) {
 				t.Errorf("why: %v", err)
 			}
 		}
+		l := r.List(true)
+		if len(l) != 1 || l[0].Name != "a" || l[0].State != "running" || !strings.Contains(l[0].Unavailable, errWorld.Error()) {
+			t.Errorf("listed: %+v", l)
+		}
 		s := instance.Spec{Name: "a", Command: []string{"x"}, Runtime: "other"}
 		if _, err := r.Create(context.Background(), s); err == nil {
 			t.Error("its name was given away")

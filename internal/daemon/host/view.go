@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"lull/internal/evidence"
@@ -13,7 +15,7 @@ import (
 	"lull/internal/power"
 )
 
-// List returns every instance, by name.
+// List returns every instance, by name, also those whose runtime is not here.
 // Their memory is read only when it is asked for: it costs a look at each.
 func (h *Host) List(memory bool) []hostctl.Instance {
 	all := h.all()
@@ -21,7 +23,22 @@ func (h *Host) List(memory bool) []hostctl.Instance {
 	for _, i := range all {
 		out = append(out, i.view(memory))
 	}
+	if len(h.away) == 0 {
+		return out
+	}
+	for _, r := range h.away {
+		out = append(out, h.viewAway(r))
+	}
+	slices.SortFunc(out, func(a, b hostctl.Instance) int { return strings.Compare(a.Name, b.Name) })
 	return out
+}
+
+// viewAway is an instance of which no more is known than what its record says.
+func (h *Host) viewAway(r instance.Record) hostctl.Instance {
+	return hostctl.Instance{ID: r.ID, Name: r.Spec.Name, State: string(r.State), StateSince: ptr(r.StateSince), Enabled: r.Enabled,
+		Runtime: r.Spec.Runtime, Command: r.Spec.Command, Image: r.Spec.Image, CreatedAt: r.CreatedAt, StartedAt: ptr(r.StartedAt),
+		LastActivityAt: ptr(r.LastActivityAt), SavedBytes: r.Saved, Endpoints: []instance.Endpoint{}, Activity: []idle.Reading{}, Blocks: []idle.Block{},
+		Leases: []idle.Lease{}, StatusReason: h.absent[r.ID].Error(), Unavailable: h.noRuntime(r.Spec.Runtime).Error()}
 }
 
 // Get returns one instance.

@@ -64,6 +64,7 @@ type Instance struct {
 	BootedAnew     string              `json:"booted_anew" doc:"Why its run began with a boot although it had been hibernated"`
 	NextStep       string              `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
 	NextStepAt     *time.Time          `json:"next_step_at"`
+	Unavailable    string              `json:"unavailable,omitempty" doc:"Why nothing can be done with it: its runtime is not there; its state is the last that was recorded"`
 	Waiting        *Waiting            `json:"waiting" doc:"For room to start or wake; null when it does not"`
 }
 

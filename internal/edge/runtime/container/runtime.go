@@ -109,10 +109,39 @@ func (r *Runtime) Capabilities() power.Capabilities {
 
 // CheckSpec implements instance.SpecChecker.
 func (r *Runtime) CheckSpec(s *instance.Spec) error {
-	if s.Image == "" {
-		return errors.New("cannot use image: a container needs one: a directory, an image file or a registry reference")
+	var errs []error
+	switch {
+	case s.Image == "":
+		errs = append(errs, errors.New("cannot use image: a container needs one: a directory, an image file or a registry reference"))
+	case filepath.IsAbs(s.Image):
+		if _, err := os.Stat(s.Image); err != nil {
+			errs = append(errs, fmt.Errorf("cannot use image: %w", err))
+		}
+	default:
+		if err := oci.CheckReference(s.Image); err != nil {
+			errs = append(errs, fmt.Errorf("cannot use image: %w", err))
+		}
 	}
-	return nil
+	_, err := findWorkspace(s.Workspace)
+	return errors.Join(append(errs, err)...)
+}
+
+// findWorkspace reads a workspace, whose directory must be there.
+func findWorkspace(s string) (instance.Workspace, error) {
+	ws, err := instance.ParseWorkspace(s)
+	if err == nil && ws.Dir != "" {
+		st, serr := os.Stat(ws.Dir)
+		switch {
+		case serr != nil:
+			err = serr
+		case !st.IsDir():
+			err = fmt.Errorf("%s is not a directory", ws.Dir)
+		}
+	}
+	if err != nil {
+		return ws, fmt.Errorf("cannot use workspace: %w", err)
+	}
+	return ws, nil
 }
 
 // Size implements instance.Sizer: a container without a limit is not counted.
@@ -169,13 +198,8 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	if p.user, err = oci.LookupUser(b.rootfs(), who); err != nil {
 		return nil, err
 	}
-	if p.workspace, err = instance.ParseWorkspace(l.Workspace); err != nil {
-		return nil, fmt.Errorf("cannot use workspace: %w", err)
-	}
-	if dir := p.workspace.Dir; dir != "" {
-		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
-			return nil, errors.Join(fmt.Errorf("cannot use workspace: %s is not a directory", dir), err)
-		}
+	if p.workspace, err = findWorkspace(l.Workspace); err != nil {
+		return nil, err
 	}
 	in := instance.Launch{ID: l.ID, Run: l.Run, Env: l.Env, Dir: "/", Listen: l.Listen, LogPath: l.LogPath, LogMax: l.LogMax,
 		Command: []string{r.runc, "--root", r.state(), "--log", b.log(), "--log-format", "json",

@@ -101,8 +101,13 @@ func (m Machine) withDefaults() (Machine, error) {
 		m.Kind = "q35"
 	}
 	var errs []error
-	if m.Memory < minMemory || m.Memory > maxMemory || m.Memory%(1<<20) != 0 {
-		errs = append(errs, fmt.Errorf("cannot use memory: %d bytes are no whole MiB between %d and %d MiB", m.Memory, minMemory>>20, maxMemory>>20))
+	switch {
+	case m.Memory < minMemory:
+		errs = append(errs, fmt.Errorf("cannot use memory: %d bytes are less than %d MiB, which a guest needs", m.Memory, minMemory>>20))
+	case m.Memory > maxMemory:
+		errs = append(errs, fmt.Errorf("cannot use memory: %d bytes are more than %d MiB", m.Memory, maxMemory>>20))
+	case m.Memory%(1<<20) != 0:
+		errs = append(errs, fmt.Errorf("cannot use memory: %d bytes are no whole MiB", m.Memory))
 	}
 	if m.CPUs < 1 || m.CPUs > maxCPUs {
 		errs = append(errs, fmt.Errorf("cannot use cpus: %d is not between 1 and %d", m.CPUs, maxCPUs))

@@ -1,0 +1,35 @@
+package container
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"lull/internal/instance"
+)
+
+// TestCheckSpec: what is not there is said when an instance is made, not when it
+// is started.
+func TestCheckSpec(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ image, workspace, want string }{
+		{dir, dir, ""},
+		{file, dir + ":/w:ro", ""},
+		{"registry.example.com/a:1", "", ""},
+		{"", "", "cannot use image"},
+		{filepath.Join(dir, "none"), "", "cannot use image"},
+		{"NOT a reference", "", "cannot use image"},
+		{dir, filepath.Join(dir, "none"), "cannot use workspace"},
+		{dir, file, "is not a directory"},
+	} {
+		err := new(Runtime).CheckSpec(&instance.Spec{Image: c.image, Workspace: c.workspace})
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
