@@ -41,7 +41,7 @@ func (c *clouds) cloud(account, region string) (controller.Cloud, error) {
 		return controller.Cloud{}, err
 	}
 	r := awsRegion{client: client, load: load, owners: c.owners}
-	return controller.Cloud{Look: r, Move: r, Launch: r, Check: r, Tag: r, Load: r}, nil
+	return controller.Cloud{Look: r, Move: r, Launch: r, Check: r, Tag: r, Load: r, Size: r}, nil
 }
 
 func (c *clouds) cloudwatch(ctx context.Context, account, region string) (*cloudwatch.Client, error) {
@@ -99,6 +99,7 @@ var (
 	_ controller.Inspector  = awsRegion{}
 	_ controller.Tagger     = awsRegion{}
 	_ controller.LoadReader = awsRegion{}
+	_ controller.Sizer      = awsRegion{}
 )
 
 // callError gives an error of the edge the controller's kind, which has the
@@ -120,7 +121,7 @@ func callError(err error) error {
 func instanceFrom(i ec2.Instance) controller.Instance {
 	return controller.Instance{ID: i.ID, State: string(i.State), Cause: controller.Cause(i.Cause()), Reason: strings.TrimSpace(i.ReasonCode + " " + i.ReasonMessage),
 		PublicIP: i.PublicIP, PrivateIP: i.PrivateIP, Type: i.Type, ImageID: i.ImageID, Name: i.Tags["Name"], LaunchTime: i.LaunchTime,
-		ClientToken: i.ClientToken, Tags: i.Tags}
+		ClientToken: i.ClientToken, Tags: i.Tags, Volumes: i.Volumes}
 }
 
 func (r awsRegion) States(ctx context.Context) (map[string]string, error) {
@@ -217,6 +218,16 @@ func (r awsRegion) Preflight(ctx context.Context, id string) ([]string, error) {
 		}
 	}
 	return found, errors.Join(errs...)
+}
+
+// Volumes reads sizes and types of volumes.
+func (r awsRegion) Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error) {
+	found, err := r.client.Volumes(ctx, ids)
+	out := make(map[string]fleet.Volume, len(found))
+	for id, v := range found {
+		out[id] = fleet.Volume{ID: id, Type: v.Type, GB: v.GiB}
+	}
+	return out, callError(err)
 }
 
 // Load reads CloudWatch. What it has no value of is nil; what failed is an

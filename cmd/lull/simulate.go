@@ -130,7 +130,7 @@ func simulationText(w io.Writer, r control.Simulation) {
 	fmt.Fprintf(w, "%s to %s, as it was recorded\n\n", clockTime(r.From), clockTime(r.To))
 	rows(w, "POLICY\tTIMEOUT\tPAUSES\tFALSE STOPS\tHOURS AVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS UNKNOWN", func(row func(string, ...any)) {
 		for _, p := range r.Policies {
-			row("%s\t%gm\t%d\t%d\t%.1f\t%s\t%s\t%s\t%.1f", p.Name, p.TimeoutMinutes, p.Pauses, p.FalseStops, p.AvoidedHours, money(p.ComputeSaved), money(p.StoragePaid), money(p.Sum.Saved), p.UnknownHours)
+			row("%s\t%gm\t%d\t%d\t%.1f\t%s\t%s\t%s\t%.1f", p.Name, p.TimeoutMinutes, p.Pauses, p.FalseStops, p.AvoidedHours, money(p.ComputeSaved), money(p.StoragePaid), saved(p.Sum), p.UnknownHours)
 		}
 	})
 	switch {
@@ -204,6 +204,9 @@ func savingsText(w io.Writer, r control.Savings) {
 			savingsRow(row, "", g)
 		}
 	})
+	if r.Total.UnknownStorageHours > 0 {
+		fmt.Fprintln(w, "\nstorage is unknown where EC2 has not told of a worker's volumes yet (ec2:DescribeVolumes), or their type has no price; those hours are in no saving")
+	}
 	if r.By == "policy" {
 		fmt.Fprintln(w, "\na stop counts for the policy that held when it was decided, where that is recorded; all else for the one that holds now")
 	}
@@ -244,10 +247,18 @@ func savingsText(w io.Writer, r control.Savings) {
 	}
 }
 
-const savingsHead = "\tRUNNING\tAVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS WITHOUT A PRICE"
+const savingsHead = "\tRUNNING\tAVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS WITHOUT A PRICE\tHOURS OF UNKNOWN STORAGE"
+
+// saved is what a sum saved, or saved at least.
+func saved(s savings.Sum) string {
+	if s.Saved != nil && s.Partial() {
+		return "at least " + money(s.Saved)
+	}
+	return money(s.Saved)
+}
 
 func savingsRow(row func(string, ...any), before string, g savings.Sum) {
-	row("%s%s\t%.1fh\t%.1fh\t%s\t%s\t%s\t%.1f", before, named(g.Key, g.Name), g.RunningHours, g.AvoidedHours, money(g.ComputeSaved), money(g.StoragePaid), money(g.Saved), g.UnpricedHours)
+	row("%s%s\t%.1fh\t%.1fh\t%s\t%s\t%s\t%.1f\t%.1f", before, named(g.Key, g.Name), g.RunningHours, g.AvoidedHours, money(g.ComputeSaved), money(g.StoragePaid), saved(g), g.UnpricedHours, g.UnknownStorageHours)
 }
 
 // named is a group as people call it.

@@ -135,6 +135,13 @@ type Launch struct {
 	SentAt             *time.Time        `json:"sent_at,omitempty"`
 }
 
+// Volume is an EBS volume of a worker's instance.
+type Volume struct {
+	ID   string `json:"id"`
+	Type string `json:"type"` // as EC2 names it: gp3
+	GB   int    `json:"size_gb"`
+}
+
 // Worker is the record of one cloud machine (spec, section 2.2).
 type Worker struct {
 	ID            string            `json:"id"`
@@ -212,10 +219,13 @@ type Worker struct {
 	LastPausedBy         string     `json:"last_paused_by,omitempty"`
 	LastResumedBy        string     `json:"last_resumed_by,omitempty"`
 	PauseReason          Reason     `json:"pause_reason,omitempty"`
-	PausePolicy          string     `json:"pause_policy,omitempty"` // that held when lull last decided on a pause
-	NextIdleCheckAt      *time.Time `json:"next_idle_check_at"`
-	TargetPauseAt        *time.Time `json:"target_pause_at"`
-	WarningSentAt        *time.Time `json:"warning_sent_at,omitempty"`
+	// Volumes are those that are attached, as EC2 told of them last; empty is not
+	// known.
+	Volumes         []Volume   `json:"volumes,omitempty"`
+	PausePolicy     string     `json:"pause_policy,omitempty"` // that held when lull last decided on a pause
+	NextIdleCheckAt *time.Time `json:"next_idle_check_at"`
+	TargetPauseAt   *time.Time `json:"target_pause_at"`
+	WarningSentAt   *time.Time `json:"warning_sent_at,omitempty"`
 	// WarningFor is ttl or schedule when the warning is of a pause that does
 	// not wait for quiet: activity does not make it void.
 	WarningFor Reason `json:"warning_for,omitempty"`

@@ -95,13 +95,19 @@ func (p Prices) Hour(region, instanceType string) *float64 {
 	return nil
 }
 
-// StorageHour is the price of an hour of gp3 storage of a size, nil if the
-// price or the size is unknown.
-func (p Prices) StorageHour(region string, gb float64) *float64 {
-	v, ok := p[[3]string{"storage", region, "gp3"}]
-	if !ok || gb <= 0 {
+// StorageHour is the price of an hour of volumes, nil if there are none, or the
+// price or the size of one is unknown.
+func (p Prices) StorageHour(region string, volumes []Volume) *float64 {
+	usd := 0.0
+	for _, x := range volumes {
+		v, ok := p[[3]string{"storage", region, x.Type}]
+		if !ok || x.GB <= 0 {
+			return nil
+		}
+		usd += v.USD * x.GB / hoursInMonth
+	}
+	if len(volumes) == 0 {
 		return nil
 	}
-	usd := v.USD * gb / hoursInMonth
 	return &usd
 }

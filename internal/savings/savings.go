@@ -6,11 +6,21 @@ import (
 	"time"
 )
 
+// Partial tells whether the money of a part of the avoided hours is not known,
+// so that what is known is what was saved at least.
+func (s Sum) Partial() bool { return s.UnpricedHours > 0 || s.UnknownStorageHours > 0 }
+
+// Volume is storage that is paid for whether its worker runs or not.
+type Volume struct {
+	Type string // as EC2 names it: gp3
+	GB   float64
+}
+
 // Use is one time of a worker, of one kind.
 type Use struct {
 	Worker, Name, Region, InstanceType, Policy string
 	Tags                                       map[string]string
-	StorageGB                                  float64 // 0 is unknown
+	Volumes                                    []Volume // none is unknown
 	Running, Avoided, Other                    time.Duration
 	Part                                       bool // the worker has another Use, of another group
 }
@@ -31,8 +41,9 @@ type Sum struct {
 	// those whose size or price is unknown.
 	StoragePaid         *float64 `json:"storage_paid_usd"`
 	UnknownStorageHours float64  `json:"unknown_storage_hours"`
-	// Saved is compute less storage, over the hours of which both are known;
-	// null where there are none.
+	// Saved is compute less storage, over the hours of which both are known,
+	// and so at least what was saved where UnpricedHours or UnknownStorageHours
+	// are more than none; null where there are none.
 	Saved *float64 `json:"saved_usd"`
 }
 
@@ -76,7 +87,7 @@ func (p Prices) add(s *Sum, u Use) {
 		}
 		**sum += v
 	}
-	compute, storage := p.Hour(u.Region, u.InstanceType), p.StorageHour(u.Region, u.StorageGB)
+	compute, storage := p.Hour(u.Region, u.InstanceType), p.StorageHour(u.Region, u.Volumes)
 	if compute == nil {
 		s.UnpricedHours += hours
 	} else {

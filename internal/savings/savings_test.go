@@ -17,7 +17,7 @@ func TestPublished(t *testing.T) {
 	if v := p.Hour("us-east-1", "m5.large"); v == nil || *v != 0.096 {
 		t.Errorf("m5.large: %v", v)
 	}
-	if p.Hour("us-east-1", "z9.huge") != nil || p.Hour("mars-1", "m5.large") != nil || p.StorageHour("us-east-1", 0) != nil {
+	if p.Hour("us-east-1", "z9.huge") != nil || p.Hour("mars-1", "m5.large") != nil || p.StorageHour("us-east-1", nil) != nil {
 		t.Error("a price was made up")
 	}
 }
@@ -28,9 +28,9 @@ func TestGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	uses := []savings.Use{
-		{Worker: "a", Region: "us-east-1", InstanceType: "m5.large", StorageGB: 73, Avoided: 100 * time.Hour, Running: time.Hour},
-		{Worker: "b", Region: "us-east-1", InstanceType: "z9.huge", StorageGB: 73, Avoided: 10 * time.Hour},
-		{Worker: "c", Region: "us-east-1", InstanceType: "m5.large", Avoided: 5 * time.Hour, Other: 2 * time.Hour},
+		{Worker: "a", Region: "us-east-1", InstanceType: "m5.large", Volumes: []savings.Volume{{Type: "gp3", GB: 33}, {Type: "gp3", GB: 40}}, Avoided: 100 * time.Hour, Running: time.Hour},
+		{Worker: "b", Region: "us-east-1", InstanceType: "z9.huge", Volumes: []savings.Volume{{Type: "gp3", GB: 33}, {Type: "gp3", GB: 40}}, Avoided: 10 * time.Hour},
+		{Worker: "c", Region: "us-east-1", InstanceType: "m5.large", Avoided: 5 * time.Hour, Other: 2 * time.Hour, Volumes: []savings.Volume{{Type: "gp3", GB: 8}, {Type: "of-tomorrow", GB: 8}}},
 	}
 	groups, total := p.Group(uses, func(u savings.Use) (string, string) { return u.Worker, "" })
 	close := func(what string, got *float64, want float64) {
@@ -49,6 +49,9 @@ func TestGroup(t *testing.T) {
 		t.Errorf("without a size: %+v", groups[2])
 	}
 	close("saved in all", total.Saved, 8.8)
+	if !total.Partial() || groups[0].Partial() {
+		t.Errorf("what is not known of all: %t, of a: %t", total.Partial(), groups[0].Partial())
+	}
 	if total.AvoidedHours != 115 || total.Workers != 3 {
 		t.Errorf("total: %+v", total)
 	}

@@ -64,6 +64,19 @@ export interface Sum {
   saved_usd: number | null
 }
 
+/** What a sum saved: at least, where the money of some of its hours is not known. */
+export function saved(s: Sum): string {
+  return (s.saved_usd !== null && (s.unpriced_hours > 0 || s.unknown_storage_hours > 0) ? 'at least ' : '') + usd(s.saved_usd)
+}
+
+/** What is not known of the money of a sum, and why; empty if all is. */
+export function unknownMoney(s: Sum): string {
+  const parts = []
+  if (s.unpriced_hours > 0) parts.push(`no price of the instance type is known for ${hours(s.unpriced_hours)} of what was avoided`)
+  if (s.unknown_storage_hours > 0) parts.push(`the size or the price of the storage is not known for ${hours(s.unknown_storage_hours)}`)
+  return parts.join('; ').replace(/^./, (c) => c.toUpperCase())
+}
+
 export interface Outcome extends Sum {
   name: string
   timeout_minutes: number

@@ -75,6 +75,7 @@ type Instance struct {
 	LaunchTime  time.Time
 	ClientToken string
 	Tags        map[string]string
+	Volumes     []string // ids of those that are attached
 }
 
 // Search selects instances: those with all the tags, with the client token,
@@ -128,6 +129,12 @@ type Tagger interface {
 	DeleteTags(ctx context.Context, ids []string, keys []string) error
 }
 
+// Sizer reads the volumes of many instances in few calls. Those that EC2 does
+// not know are missing.
+type Sizer interface {
+	Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error)
+}
+
 // Load is the utilisation of an instance in per cent; nil is missing.
 type Load struct {
 	CPU, Memory, Disk *float64
@@ -140,7 +147,7 @@ type LoadReader interface {
 	Load(ctx context.Context, ids []string) map[string]Load
 }
 
-// Cloud is one region of one account. Load, Check and Tag may be nil.
+// Cloud is one region of one account. Load, Check, Tag and Size may be nil.
 type Cloud struct {
 	Look   Observer
 	Move   Mover
@@ -148,6 +155,7 @@ type Cloud struct {
 	Check  Inspector
 	Tag    Tagger
 	Load   LoadReader
+	Size   Sizer
 }
 
 // Telemetry is one reading of a worker's CML history.

@@ -148,6 +148,9 @@ func (c *Controller) cycle(ctx context.Context, r *region) error {
 		c.described(r, found, missing, at)
 	}
 	c.sweep(r, states, began, found, missing)
+	if cloud.Size != nil && failed == nil {
+		c.readVolumes(ctx, r, cloud.Size)
+	}
 	return failed
 }
 

@@ -27,7 +27,8 @@ type entry struct {
 	seenAt  time.Time // when that listing began
 	inst    *Instance
 	instAt  time.Time
-	missing bool // not in the listing, and DescribeInstances does not know it
+	missing bool      // not in the listing, and DescribeInstances does not know it
+	sizedAt time.Time // when the volumes were asked for last
 
 	settled     bool // the record was converged with settledSeen
 	settledSeen string

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"path"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -19,13 +20,14 @@ import (
 // knows nothing of the controller and asks what happened, never what was
 // called.
 type world struct {
-	hibernate []bool // of each stop
-	mu        sync.Mutex
-	rng       *rand.Rand
-	insts     map[string]*machine
-	token     map[string]string // client token to instance
-	next      int
-	calls     map[string]int
+	volumeType string // of all volumes
+	hibernate  []bool // of each stop
+	mu         sync.Mutex
+	rng        *rand.Rand
+	insts      map[string]*machine
+	token      map[string]string // client token to instance
+	next       int
+	calls      map[string]int
 	// fault is asked before each call; an error with applied true is a lost
 	// answer.
 	fault   func(call string) (delay time.Duration, err error, applied bool)
@@ -127,6 +129,24 @@ func (w *world) States(ctx context.Context) (map[string]string, error) {
 		if w.settle(m); !m.hidden {
 			out[id] = m.State
 		}
+	}
+	return out, nil
+}
+
+// Volumes are of a size that is in their ids, and of the type that the world has.
+func (w *world) Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error) {
+	if _, err := w.enter(ctx, "volumes"); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := map[string]fleet.Volume{}
+	for _, id := range ids {
+		gb, err := strconv.Atoi(id[len("vol-"):])
+		if err != nil {
+			return nil, err
+		}
+		out[id] = fleet.Volume{ID: id, Type: w.volumeType, GB: gb}
 	}
 	return out, nil
 }
@@ -348,7 +368,7 @@ func (w *world) DeleteTags(ctx context.Context, ids []string, keys []string) err
 }
 
 func (w *world) cloud() Cloud {
-	c := Cloud{Look: w, Move: w, Launch: w, Check: w, Tag: w}
+	c := Cloud{Look: w, Move: w, Launch: w, Check: w, Tag: w, Size: w}
 	if w.cpu != nil {
 		c.Load = w
 	}

@@ -50,7 +50,7 @@ type trial struct {
 	machine string // of an agent
 	tmpl    *fleet.Template
 	policy  string // that holds now; only where it is asked for
-	storage float64
+	volumes []savings.Volume
 	changes []control.TimelineChange
 	off     []evidence.Off
 	follow  evidence.Follow
@@ -83,13 +83,24 @@ func (s *Server) trials(ctx context.Context, q fleet.WorkerFilter, from, to time
 			tmpls[w.TemplateName] = tmpl
 		}
 		t := &trial{w: w, tmpl: tmpl, changes: changes[w.ID]}
-		if tmpl != nil {
-			t.storage = float64(tmpl.Capacity.StorageGB)
-		}
+		t.volumes = volumes(&t.w, tmpl)
 		t.off = offs(&t.w, t.changes, from, to)
 		out[w.ID] = t
 	}
 	return out, nil
+}
+
+// volumes are those that a worker pays for: as EC2 told of them, else what its
+// template says, which is launched on gp3.
+func volumes(w *fleet.Worker, tmpl *fleet.Template) []savings.Volume {
+	var out []savings.Volume
+	for _, v := range w.Volumes {
+		out = append(out, savings.Volume{Type: v.Type, GB: float64(v.GB)})
+	}
+	if out == nil && tmpl != nil && tmpl.Capacity.StorageGB > 0 {
+		out = []savings.Volume{{Type: "gp3", GB: float64(tmpl.Capacity.StorageGB)}}
+	}
+	return out
 }
 
 // offs are the times within [from, to] at which a worker did not run.
@@ -403,7 +414,7 @@ func (t *trial) use() savings.Use {
 	if t.w.ID == "" {
 		return savings.Use{Worker: t.machine, Name: t.machine, Region: t.w.AWSRegion} // what it costs is not known
 	}
-	return savings.Use{Worker: t.w.ID, Name: t.w.Name, Region: t.w.AWSRegion, InstanceType: t.w.InstanceType, Policy: t.policy, Tags: t.w.Tags, StorageGB: t.storage}
+	return savings.Use{Worker: t.w.ID, Name: t.w.Name, Region: t.w.AWSRegion, InstanceType: t.w.InstanceType, Policy: t.policy, Tags: t.w.Tags, Volumes: t.volumes}
 }
 
 // recommended is the policy with the most hours avoided at no false stop;

@@ -66,7 +66,7 @@ func (s *Server) agentTrials(workers map[string]*trial, in *control.Simulate, po
 		}
 		t := &trial{machine: machine}
 		if w != nil {
-			t.w, t.storage, t.off = w.w, w.storage, w.off
+			t.w, t.volumes, t.off = w.w, w.volumes, w.off
 		} else {
 			t.w.AWSRegion = r.Region
 		}

@@ -415,3 +415,22 @@ func TestFind(t *testing.T) {
 		t.Errorf("the last batch of images was asked for by %v", last)
 	}
 }
+
+// TestVolumes: sizes and types come by a filter, many in a call, and an id that
+// EC2 does not know is missing.
+func TestVolumes(t *testing.T) {
+	f := newFake(t, map[string]func(url.Values) reply{"DescribeVolumes": func(v url.Values) reply {
+		if v.Get("Filter.1.Name") != "volume-id" || v.Get("VolumeId.1") != "" {
+			return refusal("InvalidParameterValue", "ask by a filter")
+		}
+		return reply{status: 200, body: `<DescribeVolumesResponse><volumeSet><item><volumeId>vol-1</volumeId><size>73</size><volumeType>gp3</volumeType></item></volumeSet></DescribeVolumesResponse>`}
+	}})
+	ids := []string{"vol-1"}
+	for i := range 300 {
+		ids = append(ids, fmt.Sprintf("vol-unknown-%d", i))
+	}
+	got, err := f.client(t, Limits{}).Volumes(t.Context(), ids)
+	if err != nil || len(got) != 1 || got["vol-1"] != (Volume{Type: "gp3", GiB: 73}) || len(f.calls) != 2 {
+		t.Errorf("%v, %v after %d calls", got, err, len(f.calls))
+	}
+}

@@ -2,6 +2,7 @@ package ec2
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -90,6 +91,7 @@ type Instance struct {
 	Spot           bool              `json:"spot,omitempty"`
 	Hibernation    bool              `json:"hibernation,omitempty"` // configured at launch
 	RootDevice     string            `json:"root_device,omitempty"` // "ebs" or "instance-store"
+	Volumes        []string          `json:"volumes,omitempty"`     // ids of those that are attached
 	Tags           map[string]string `json:"tags,omitempty"`
 }
 
@@ -130,6 +132,12 @@ func instanceOf(in types.Instance) Instance {
 	for _, g := range in.SecurityGroups {
 		out.SecurityGroups = append(out.SecurityGroups, aws.ToString(g.GroupId))
 	}
+	for _, m := range in.BlockDeviceMappings {
+		if m.Ebs != nil && aws.ToString(m.Ebs.VolumeId) != "" {
+			out.Volumes = append(out.Volumes, *m.Ebs.VolumeId)
+		}
+	}
+	slices.Sort(out.Volumes)
 	out.Address = addressOf(in)
 	return out
 }

@@ -1,7 +1,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { Overview, Standing, WorkerRow } from '../api'
 import type { PageProps } from '../app'
-import { hours, Savings, usd } from '../evidence'
+import { hours, saved, Savings, unknownMoney, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { clock, minutes, span, useNow } from '../time'
@@ -79,8 +79,8 @@ function Saved() {
   const t = s.total
   return (
     <p class="saved">
-      {t.avoided_hours === 0 ? 'Nothing was saved yet.' : t.saved_usd === null ? <><strong>{hours(t.avoided_hours)}</strong> avoided in 30 days; no price is known for them.</>
-        : <><strong>{usd(t.saved_usd)}</strong> saved in 30 days, {usd(t.saved_usd / 30)} a day.</>} <a href="/savings">Savings</a>
+      {t.avoided_hours === 0 ? 'Nothing was saved yet.' : t.saved_usd === null ? <><strong>{hours(t.avoided_hours)}</strong> avoided in 30 days. {unknownMoney(t)}.</>
+        : <><strong>{saved(t)}</strong> saved in 30 days, {usd(t.saved_usd / 30)} a day.</>} <a href="/savings">Savings</a>
     </p>
   )
 }

@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { List, Problem } from '../api'
 import type { PageProps } from '../app'
-import { hours, Outcome, simulate, Simulation, usd } from '../evidence'
+import { hours, Outcome, saved, simulate, Simulation } from '../evidence'
 import { useResource } from '../resource'
 import { Policy, Schedule } from '../rules'
 import { clock, minutes, span } from '../time'
@@ -192,7 +192,7 @@ function Result(p: { r: Simulation; of: Of }) {
     ['False stops', (o) => o.false_stops.toLocaleString('en'), `Somebody came back within ${r.window_minutes} minutes`],
     ['Hours avoided', (o) => hours(o.avoided_hours)],
     ['Hours running', (o) => hours(o.running_hours)],
-    ['Saved', (o) => usd(o.saved_usd), 'Compute less the storage that is still paid for'],
+    ['Saved', (o) => saved(o), 'Compute less the storage that is still paid for'],
     ['Hours not known', (o) => hours(o.unknown_hours), 'Nothing is recorded of them; nothing is decided in them'],
   ]
   if (known === 0) return <Empty title="Nothing is recorded of that time yet.">{p.of === 'agents' ? 'A preview needs reports of agents. Look again when some have reported for a while.' : 'A preview needs checks that lull has made. Look again when it has run for a while.'}</Empty>
@@ -224,7 +224,7 @@ function Result(p: { r: Simulation; of: Of }) {
 
 function recommend(r: Simulation): string {
   const best = r.policies.find((o) => o.name === r.recommended)
-  if (best) return `${best.name} avoids the most without a single false stop: ${hours(best.avoided_hours)}${best.saved_usd !== null ? `, ${usd(best.saved_usd)}` : ''}.`
+  if (best) return `${best.name} avoids the most without a single false stop: ${hours(best.avoided_hours)}${best.saved_usd !== null ? `, ${saved(best)}` : ''}.`
   if (r.policies.every((o) => o.avoided_hours === 0)) return r.policies.length === 1 ? 'It would have paused nothing.' : 'Neither would have paused anything.'
   return r.policies.length === 1 ? 'It would have stopped somebody who was about to go on. A longer timeout has fewer false stops.' : 'Each would have stopped somebody who was about to go on. A longer timeout has fewer false stops.'
 }

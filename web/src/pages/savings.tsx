@@ -3,7 +3,7 @@
 
 import { useRef, useState } from 'preact/hooks'
 import type { PageProps } from '../app'
-import { hours, Savings, Sum, usd } from '../evidence'
+import { hours, saved, Savings, Sum, unknownMoney, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { clock } from '../time'
@@ -93,7 +93,7 @@ function Shown(p: { s: Savings; days: number; every: string; whose: string; setW
   return (
     <>
       <div class="tiles sums">
-        <Figure value={usd(t.saved_usd)} text="saved" note={t.saved_usd === null ? (t.avoided_hours > 0 ? 'no price is known for what was avoided' : 'nothing was stopped by lull yet') : `${usd(t.saved_usd / p.days)} a day; storage is subtracted`} />
+        <Figure value={saved(t)} text="saved" note={t.saved_usd === null ? (t.avoided_hours > 0 ? unknownMoney(t) : 'nothing was stopped by lull yet') : `${usd(t.saved_usd / p.days)} a day; storage is subtracted`} />
         <Figure value={hours(t.avoided_hours)} text="avoided" note={`of ${hours(t.avoided_hours + t.running_hours)} of ${t.workers.toLocaleString('en')} worker${t.workers === 1 ? '' : 's'}`} />
         <Figure value={hours(t.running_hours)} text="ran" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped by people` : 'nothing was stopped by people'} />
         <Figure value={hours(idle)} text="idle, not avoided" note="by cause below" />
@@ -109,7 +109,7 @@ function Shown(p: { s: Savings; days: number; every: string; whose: string; setW
         </div>
         {groups.length > 200 && <p class="muted small">The 200 with the most avoided of {groups.length.toLocaleString('en')}; an export has all.</p>}
         {s.by === 'policy' && <p class="muted small">A stop counts for the policy that held when it was decided, where that is recorded; all else for the one that holds now.</p>}
-        {(t.unpriced_hours > 0 || t.unknown_storage_hours > 0) && <p class="muted small">{[t.unpriced_hours > 0 && `No price is known for ${hours(t.unpriced_hours)} of what was avoided`, t.unknown_storage_hours > 0 && `the cost of storage is not known for ${hours(t.unknown_storage_hours)}`].filter(Boolean).join('; ')}. What is not known is not counted.</p>}
+        {unknownMoney(t) && <p class="muted small">{unknownMoney(t)}. What is not known is not counted.</p>}
       </Card>
       <div class="columns even">
         <Card title="Idle, and not avoided">
@@ -143,7 +143,7 @@ function Row(p: { g: Sum; worker: boolean }) {
   return (
     <tr>
       <th scope="row">{p.worker ? <a href={`/workers/${encodeURIComponent(g.key)}`}>{name}</a> : name}{!p.worker && <span class="muted small"> {g.workers.toLocaleString('en')} worker{g.workers === 1 ? '' : 's'}</span>}</th>
-      <td>{hours(g.running_hours)}</td><td>{hours(g.avoided_hours)}</td><td>{cell(g.compute_saved_usd)}</td><td>{cell(g.storage_paid_usd)}</td><td><strong>{cell(g.saved_usd)}</strong></td>
+      <td>{hours(g.running_hours)}</td><td>{hours(g.avoided_hours)}</td><td>{cell(g.compute_saved_usd)}</td><td>{cell(g.storage_paid_usd)}</td><td><strong>{g.saved_usd === null ? cell(null) : saved(g)}</strong></td>
     </tr>
   )
 }
@@ -158,7 +158,7 @@ function Periods(p: { s: Savings; every: string }) {
   const most = Math.max(...all.map(value), 1e-9)
   const height = 110, each = width / all.length, room = Math.ceil(all.length / Math.max(1, Math.floor(width / 64)))
   const name = (at: string) => new Date(at).toLocaleDateString('en', { day: 'numeric', month: 'short' })
-  const show = (x: (typeof all)[number]) => (money ? usd(x.total.saved_usd) : hours(x.total.avoided_hours))
+  const show = (x: (typeof all)[number]) => (money ? saved(x.total) : hours(x.total.avoided_hours))
   return (
     <Card title={`Each ${p.every}`} aside={<span class="muted small">{money ? 'saved' : 'avoided'}, at most {money ? usd(most) : hours(most)}</span>}>
       <div ref={box}><svg class="bars" width={width} height={height + 20} aria-hidden="true">
@@ -175,7 +175,7 @@ function Periods(p: { s: Savings; every: string }) {
         <div class="scroll rows" tabIndex={0} role="region" aria-label={`Each ${p.every}`}>
           <table class="numbers">
             <thead><tr><th scope="col">From</th><th scope="col">Running</th><th scope="col">Avoided</th><th scope="col">Saved</th></tr></thead>
-            <tbody>{[...all].reverse().map((x) => <tr key={x.from}><th scope="row">{name(x.from)}</th><td>{hours(x.total.running_hours)}</td><td>{hours(x.total.avoided_hours)}</td><td>{x.total.saved_usd === null && x.total.avoided_hours === 0 ? '–' : usd(x.total.saved_usd)}</td></tr>)}</tbody>
+            <tbody>{[...all].reverse().map((x) => <tr key={x.from}><th scope="row">{name(x.from)}</th><td>{hours(x.total.running_hours)}</td><td>{hours(x.total.avoided_hours)}</td><td>{x.total.saved_usd === null && x.total.avoided_hours === 0 ? '–' : saved(x.total)}</td></tr>)}</tbody>
           </table>
         </div>
       </details>
