@@ -841,6 +841,16 @@ func (w *window) rules(r *watched) {
 	w.sees("office.*(Open|Closed) now, (opens|closes) in .*Europe/Berlin")
 	w.until(`document.querySelectorAll('.week .bar').length === 5`)
 	w.both("schedule", "light")
+	w.press("Edit office")
+	w.clear("#s-windows")
+	w.enter("#s-windows", "mon-fri 08:00-18:00\n2026-11-25 22:00-06:00 hold")
+	w.enter("#s-grace", "25")
+	w.press("Save")
+	w.sees(`quiet for 25 min`)
+	w.sees(`open and held: nothing is paused.*2026-11-25 22:00 to 06:00 of the next day\s+held`)
+	w.until(`document.querySelectorAll('.week .bar').length === 5`)
+	w.until(`[...document.querySelectorAll('.week text')].every((e) => e.getBoundingClientRect().right <= e.ownerSVGElement.getBoundingClientRect().right)`)
+	w.picture("schedule-held")
 
 	w.visit(r.url + "/policies")
 	w.press("New policy")
@@ -853,13 +863,48 @@ func (w *window) rules(r *watched) {
 	w.press("Apply")
 	w.sees(`Groups.*all in eu-west-1\s+patient`)
 	w.press("Make an exception")
+	w.press("Make it")
+	w.sees("Say for whom")
+	w.enter("#o-workers", "campus-1")
+	w.press("Make it")
+	w.sees("The exception holds for campus-1")
+	w.sees("Keep running campus-1, until")
+	l, err := control.Read[control.List[control.Exception]](w.t.Context(), r.client, "/overrides")
+	if err != nil || len(l.Items) != 1 || !slices.Equal(l.Items[0].Selector.Workers, []string{r.ids["campus-1"]}) {
+		w.t.Errorf("exceptions: %+v, %v", l.Items, err)
+	}
+	w.press("Make an exception")
+	w.pressAt("#o-all")
+	w.press("Make it")
+	w.sees("Keep running the whole fleet, until")
+	w.press("End the exception for the whole fleet")
+	w.press("Make an exception")
 	w.enter("#o-tags", "team=network")
 	js[bool](w, `(() => { const e = document.querySelector('#o-until'); e.value = new Date(Date.now() + 7200e3).toISOString().slice(0, 16); e.dispatchEvent(new Event('input', {bubbles: true})); return true })()`)
 	w.press("Make it")
 	w.sees("Keep running team=network, until")
 	w.picture("policies-used")
+	w.narrow(r.url)
 	w.visit(r.url + "/workers/" + r.ids["research-2"])
 	w.sees(`Rules.*Policy\s+patient.*Idle after\s+8 h 20 min`)
+}
+
+// narrow holds pages to the width of a phone: none is wider, and every page is
+// in sight in the menu.
+func (w *window) narrow(url string) {
+	w.t.Helper()
+	w.wide(390)
+	for page, ready := range map[string]string{"policies": "Groups.*eu-west-1", "settings": "worker_idle_timeout_minutes", "schedules": "office", "": "workers", "tokens": "admin", "audit": "imported", "notifications": "Notifications"} {
+		w.visit(url + "/" + page)
+		w.sees(ready)
+		if wide := js[[]string](w, `document.documentElement.scrollWidth <= document.documentElement.clientWidth ? []
+			: [...document.querySelectorAll('body *')].filter((e) => !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML.slice(0, 80))`); len(wide) > 0 {
+			w.t.Errorf("%q is wider than a narrow screen: %q", page, wide)
+		}
+		w.until(`[...document.querySelectorAll('nav li a')].every((a) => a.getBoundingClientRect().right <= innerWidth)`)
+		w.picture("narrow-" + page)
+	}
+	w.wide(1360)
 }
 
 // road is the network between a browser and a server; it can be cut.
@@ -1014,7 +1059,10 @@ func TestDashboardReconnects(t *testing.T) {
 	w.newerStays(r, "http://"+way.l.Addr().String())
 }
 
-// newerStays holds an answer back until the page has a newer one.
+// newerStays gives the page what is older than what it shows, in both ways in
+// which that comes: the answer to an earlier question that was long on its way,
+// and the answer to a new question from a server that is behind. Neither is
+// shown, not for a moment.
 func (w *window) newerStays(r *watched, address string) {
 	id := r.ids["routing-1"]
 	snooze := func(minutes int) {
@@ -1028,8 +1076,11 @@ func (w *window) newerStays(r *watched, address string) {
 		const plain = window.fetch; window.held = []
 		window.fetch = async (url, o) => {
 			const res = await plain(url, o)
-			if (window.hold && url === $1) { const body = await res.blob(); window.hold = false; await new Promise((go) => window.held.push(go)); return new Response(body, res) }
-			return res
+			if (url !== $1) return res
+			const body = await res.blob()
+			if (window.hold) { window.hold = false; window.old = () => new Response(body, res); await new Promise((go) => window.held.push(go)); return window.late = window.old() }
+			if (window.behind) { window.behind = false; return window.late = window.old() }
+			return new Response(body, res)
 		}
 		return true
 	})()`, "/api/v1/workers/"+id)
@@ -1041,9 +1092,28 @@ func (w *window) newerStays(r *watched, address string) {
 	w.until(`window.held.length === 1`) // an answer with two hours is on its way
 	snooze(600)
 	w.sees(`another (9 h 59|10 h 00) min`)
+	js[bool](w, `(() => {
+		window.older = []; window.late = null
+		new MutationObserver(() => { const m = /another (1 h \d+|2 h \d*)[^)]*/.exec(document.querySelector('main').innerText); if (m) window.older.push(m[0]) })
+			.observe(document.querySelector('main'), {subtree: true, childList: true, characterData: true})
+		return true
+	})()`)
+	// taken waits until the page has read the late answer and had time to draw.
+	taken := func() {
+		w.t.Helper()
+		w.until(`window.late?.bodyUsed`)
+		js[bool](w, `(window.drawn = false, requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => { window.drawn = true }))), true)`)
+		w.until(`window.drawn`)
+		if older := js[[]string](w, `window.older`); len(older) > 0 {
+			w.t.Errorf("what is older took the place of what is newer: %q", older)
+		}
+	}
 	js[bool](w, `(window.held[0](), true)`)
+	taken()
+	js[bool](w, `(window.late = null, window.behind = true)`)
 	w.press("Look now")
 	w.sees("was looked at")
+	taken()
 	w.sees(`another 9 h 5\d min|another 10 h`)
 }
 

@@ -25,7 +25,7 @@ func (c *cli) overrideCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			l, err := control.Read[control.List[policy.Override]](cmd.Context(), cl, fmt.Sprintf("/overrides?ended=%t", ended))
+			l, err := control.Read[control.List[control.Exception]](cmd.Context(), cl, fmt.Sprintf("/overrides?ended=%t", ended))
 			if err != nil {
 				return err
 			}
@@ -36,7 +36,7 @@ func (c *cli) overrideCommand() *cobra.Command {
 						if o.Policy != "" {
 							kind += " " + o.Policy
 						}
-						row("%s\t%s\t%s\t%s\t%s\t%s\t%s", o.ID, kind, o.Selector, moment0(&o.From), moment0(&o.Until), o.By, dash(o.Reason))
+						row("%s\t%s\t%s\t%s\t%s\t%s\t%s", o.ID, kind, o.Whom(), moment0(&o.From), moment0(&o.Until), o.By, dash(o.Reason))
 					}
 				})
 			})
@@ -48,14 +48,14 @@ func (c *cli) overrideCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			o, err := control.Write[policy.Override](cmd.Context(), cl, "DELETE", "/overrides/"+a[0], nil)
+			o, err := control.Write[control.Exception](cmd.Context(), cl, "DELETE", "/overrides/"+a[0], nil)
 			if err != nil {
 				return err
 			}
 			return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s ended\n", a[0]) })
 		}}
 	cmd.AddCommand(ls, end,
-		c.overrideVerb(policy.Keep, "[WORKER...]", "Keep workers running until a time; then a schedule that has closed pauses them"),
+		c.overrideVerb(policy.Keep, "[WORKER...]", "Keep workers running until a time (not today: by default the end of today); then a schedule that has closed pauses them"),
 		c.overrideVerb(policy.Skip, "[WORKER...]", "Skip the schedule until a time (by default the end of today): what it would do until then is not made up for"),
 		c.overrideVerb(policy.Freeze, "[WORKER...]", "Do nothing automatic until a time, neither pause nor start; a ttl_deadline holds all the same"),
 		c.overrideVerb(policy.Use, "POLICY [WORKER...]", "Use another policy until a time, over all others"))
@@ -92,17 +92,17 @@ func (c *cli) overrideVerb(kind, takes, short string) *cobra.Command {
 				}
 				start, in.From = t, t.Format(time.RFC3339)
 			}
-			if kind == policy.Skip && until == "" && dur == 0 {
-				until = "tomorrow"
+			// The server knows the end of the fleet's day.
+			if today := until == "" && dur == 0 && (kind == policy.Keep || kind == policy.Skip); !today {
+				if until != "" {
+					start = now
+				}
+				t, err := moment(start, until, dur)
+				if err != nil {
+					return &usageError{err}
+				}
+				in.Until = t.Format(time.RFC3339)
 			}
-			if until != "" {
-				start = now
-			}
-			t, err := moment(start, until, dur)
-			if err != nil {
-				return &usageError{err}
-			}
-			in.Until = t.Format(time.RFC3339)
 			cl, err := c.control()
 			if err != nil {
 				return err
@@ -110,12 +110,12 @@ func (c *cli) overrideVerb(kind, takes, short string) *cobra.Command {
 			if in.Selector, err = which.scope(cmd, cl, a); err != nil {
 				return err
 			}
-			o, err := control.Write[policy.Override](cmd.Context(), cl, "POST", "/overrides", in)
+			o, err := control.Write[control.Exception](cmd.Context(), cl, "POST", "/overrides", in)
 			if err != nil {
 				return err
 			}
 			return c.print(o, func(w io.Writer) {
-				fmt.Fprintf(w, "%s until %s for %s; end it with: lull override end %s\n", kind, moment0(&o.Until), o.Selector, o.ID)
+				fmt.Fprintf(w, "%s until %s for %s; end it with: lull override end %s\n", kind, moment0(&o.Until), o.Whom(), o.ID)
 			})
 		}}
 	which.bind(cmd)
@@ -130,13 +130,13 @@ func (c *cli) completeOverrides(cmd *cobra.Command, a []string, _ string) ([]str
 	if err != nil || len(a) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	l, err := control.Read[control.List[policy.Override]](cmd.Context(), cl, "/overrides")
+	l, err := control.Read[control.List[control.Exception]](cmd.Context(), cl, "/overrides")
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
 	var out []string
 	for _, o := range l.Items {
-		out = append(out, o.ID+"\t"+o.Sentence())
+		out = append(out, o.ID+"\t"+o.Whom()+": "+o.Sentence())
 	}
 	return out, cobra.ShellCompDirectiveNoFileComp
 }

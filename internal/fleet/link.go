@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/policy/when"
 	"lull/internal/power"
 )
 
@@ -18,7 +19,7 @@ import (
 const (
 	AnswerExtend   = "extend"    // an hour more
 	AnswerStop     = "stop"      // stop now
-	AnswerNotToday = "not-today" // nothing before midnight in NOTIFY_TIME_ZONE
+	AnswerNotToday = "not-today" // kept running until midnight in NOTIFY_TIME_ZONE, as an exception that keeps does without an end
 )
 
 // Answers lists them in the order in which they are offered.
@@ -109,8 +110,7 @@ func (a Answer) Until(now time.Time, zone *time.Location) time.Time {
 		}
 		return now.Add(time.Hour)
 	case AnswerNotToday:
-		t := now.In(zone)
-		return time.Date(t.Year(), t.Month(), t.Day()+1, 0, 0, 0, 0, zone)
+		return when.Midnight(now, zone)
 	}
 	return time.Time{}
 }

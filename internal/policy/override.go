@@ -9,9 +9,9 @@ import (
 // Kinds of overrides.
 const (
 	// Keep protects from automatic pauses; when it ends, a schedule that has
-	// closed meanwhile speaks.
+	// closed meanwhile speaks. Until the end of today it is "not today".
 	Keep = "keep"
-	// Skip makes the boundaries of schedules void: not today.
+	// Skip makes the boundaries of schedules void.
 	Skip = "skip"
 	// Freeze keeps everything automatic away, pauses and starts; a TTL it
 	// does not hold.

@@ -1,5 +1,7 @@
 // What rules look like on the wire (internal/policy).
 
+import { ask, List } from './api'
+
 export interface Scope { worker_ids?: string[]; tags?: Record<string, string>; aws_region?: string }
 
 export interface PolicyValues {
@@ -22,7 +24,7 @@ export interface Policy extends PolicyValues { name: string; description?: strin
 
 export interface Group { id: string; selector: Scope; policy?: string; schedule?: string; priority?: number; updated_by?: string }
 
-export interface Override { id: string; kind: 'keep' | 'skip' | 'freeze' | 'policy'; selector: Scope; policy?: string; from: string; until: string; by: string; reason?: string }
+export interface Override { id: string; kind: 'keep' | 'skip' | 'freeze' | 'policy'; selector: Scope; policy?: string; from: string; until: string; by: string; reason?: string; worker_names?: Record<string, string> }
 
 export interface Budget { name: string; description?: string; for: string; max_actions?: number; max_percent?: number; per_minutes: number; reasons?: string[]; selector: Scope; state: { sentence: string; free: boolean; free_at?: string | null; count: number; limit: number } }
 
@@ -62,14 +64,35 @@ export function scope(s: Scope | undefined): string {
   return text || 'all workers'
 }
 
-/** Reads "team=ml, env" and a region as a selector; without any it is all. */
-export function selector(tags: string, region: string): Scope & { all?: boolean } {
+/** For whom an exception holds, by names. */
+export function whom(o: Override): string {
+  const text = scope({ ...o.selector, worker_ids: o.selector.worker_ids?.map((id) => o.worker_names?.[id] ?? id) })
+  return text === 'all workers' ? 'the whole fleet' : text
+}
+
+/** The ids of workers that are named "cml-1, cml-2", or given by id. */
+export async function workersOf(text: string): Promise<string[]> {
+  const out: string[] = []
+  for (const name of text.split(',').map((n) => n.trim()).filter(Boolean)) {
+    const { value } = await ask<List<{ id: string }>>('GET', `/workers?limit=2&name=${encodeURIComponent(name)}`)
+    if (value.items.length > 1) throw new Error(`Several workers are named ${name}: give the id.`)
+    out.push(value.items[0]?.id ?? (await ask<{ id: string }>('GET', `/workers/${encodeURIComponent(name)}`)).value.id)
+  }
+  return out
+}
+
+/** Reads workers, "team=ml, env" and a region as a selector. Nothing of them is nobody, unless it is said to be all. */
+export function selector(workers: string[], tags: string, region: string, all: boolean): Scope & { all?: boolean } {
   const out: Scope & { all?: boolean } = {}
+  if (workers.length > 0) out.worker_ids = workers
   for (const part of tags.split(',').map((p) => p.trim()).filter(Boolean)) {
     const at = part.indexOf('=')
     out.tags = { ...out.tags, [at < 0 ? part : part.slice(0, at).trim()]: at < 0 ? '' : part.slice(at + 1).trim() }
   }
   if (region.trim()) out.aws_region = region.trim()
-  if (!out.tags && !out.aws_region) out.all = true
+  const some = out.worker_ids || out.tags || out.aws_region
+  if (some && all) throw new Error('Either the whole fleet, or some of it: leave one of them out.')
+  if (!some && !all) throw new Error('Say for whom: workers, tags, a region, or the whole fleet.')
+  if (all) out.all = true
   return out
 }

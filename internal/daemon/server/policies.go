@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"time"
 
@@ -207,26 +208,71 @@ func (s *Server) overrideRoutes() {
 	register(s, route{id: "list-overrides", method: "GET", path: all, role: access.Viewer, doc: "Exceptions that people made, in the order of their creation"},
 		func(ctx context.Context, in *struct {
 			Ended bool `query:"ended" doc:"Those that have ended too, for 60 days"`
-		}) (*answer[control.List[policy.Override]], error) {
+		}) (*answer[control.List[control.Exception]], error) {
 			l, err := s.fleet.Overrides(ctx, in.Ended)
-			return ok(control.List[policy.Override]{Items: l}, err)
-		})
-	register(s, route{id: "add-override", method: "POST", path: all, role: access.Operator, status: http.StatusOK, doc: "Make an exception with an end: keep running, skip the schedule, freeze, or use another policy"},
-		func(ctx context.Context, in *struct{ Body control.NewOverride }) (*answer[policy.Override], error) {
-			o, err := overrideOf(time.Now().UTC(), in.Body)
 			if err != nil {
 				return nil, problem(err)
 			}
-			return ok(s.fleet.AddOverride(ctx, actor(ctx), o))
+			items, err := s.exceptions(ctx, l...)
+			return ok(control.List[control.Exception]{Items: items}, err)
+		})
+	register(s, route{id: "add-override", method: "POST", path: all, role: access.Operator, status: http.StatusOK, doc: "Make an exception with an end: keep running, skip the schedule, freeze, or use another policy"},
+		func(ctx context.Context, in *struct{ Body control.NewOverride }) (*answer[control.Exception], error) {
+			o, err := overrideOf(time.Now().UTC(), s.fleet.Settings().Zone(), in.Body)
+			if err != nil {
+				return nil, problem(err)
+			}
+			return s.exception(ctx)(s.fleet.AddOverride(ctx, actor(ctx), o))
 		})
 	register(s, route{id: "end-override", method: "DELETE", path: all + "/{name}", role: access.Operator, status: http.StatusOK, doc: "End an exception now"},
-		func(ctx context.Context, in *RuleName) (*answer[policy.Override], error) {
-			return ok(s.fleet.EndOverride(ctx, actor(ctx), in.Name))
+		func(ctx context.Context, in *RuleName) (*answer[control.Exception], error) {
+			return s.exception(ctx)(s.fleet.EndOverride(ctx, actor(ctx), in.Name))
 		})
 }
 
-// overrideOf reads the times of an exception.
-func overrideOf(now time.Time, n control.NewOverride) (policy.Override, error) {
+// exceptions are overrides with the names of their workers.
+func (s *Server) exceptions(ctx context.Context, l ...policy.Override) ([]control.Exception, error) {
+	names, out := map[string]string{}, make([]control.Exception, 0, len(l))
+	for _, o := range l {
+		e := control.Exception{Override: o}
+		for _, id := range o.Selector.Workers {
+			name, known := names[id]
+			if !known {
+				w, err := s.fleet.Worker(ctx, id)
+				if _, gone := errors.AsType[*fleet.NotFound](err); err != nil && !gone {
+					return nil, err
+				}
+				name, names[id] = w.Name, w.Name
+			}
+			if name != "" && e.WorkerNames == nil {
+				e.WorkerNames = map[string]string{}
+			}
+			if name != "" {
+				e.WorkerNames[id] = name
+			}
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+// exception is the answer of a command that changed one.
+func (s *Server) exception(ctx context.Context) func(policy.Override, error) (*answer[control.Exception], error) {
+	return func(o policy.Override, err error) (*answer[control.Exception], error) {
+		if err != nil {
+			return nil, problem(err)
+		}
+		l, err := s.exceptions(ctx, o)
+		if err != nil {
+			return nil, problem(err)
+		}
+		return ok(l[0], nil)
+	}
+}
+
+// overrideOf reads the times of an exception. One that keeps or skips, without
+// an end, ends with the day of zone in which it begins.
+func overrideOf(now time.Time, zone *time.Location, n control.NewOverride) (policy.Override, error) {
 	o := policy.Override{Kind: n.Kind, Selector: n.Selector, Policy: n.Policy, Reason: n.Reason}
 	if n.Selector.All() && !n.All {
 		return o, invalid("all", "a selector that names nothing needs all: true")
@@ -238,6 +284,10 @@ func overrideOf(now time.Time, n control.NewOverride) (policy.Override, error) {
 			return o, invalid("from", err.Error())
 		}
 		start = o.From
+	}
+	if n.Until == "" && n.For == "" && (n.Kind == policy.Keep || n.Kind == policy.Skip) {
+		o.Until = when.Midnight(start, zone)
+		return o, nil
 	}
 	if n.Until != "" && n.For == "" {
 		start = now // an end is a time of its own

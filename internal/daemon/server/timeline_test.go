@@ -19,6 +19,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
+	"lull/internal/policy/when"
 	"lull/internal/power"
 	"lull/internal/store"
 	"lull/internal/store/mem"
@@ -363,6 +364,29 @@ func TestMomentsHaveOneGrammar(t *testing.T) {
 			t.Errorf("an exception until %s answered %d", text, status)
 		}
 	}
+	// Not today ends with the fleet's day, whoever asks.
+	if status := ask("PATCH", "/api/v1/settings", `{"notify_time_zone":"Pacific/Auckland"}`); status != http.StatusOK {
+		t.Fatalf("the settings answered %d", status)
+	}
+	for _, kind := range []string{"keep", "skip"} {
+		b := &bench{t: t, url: api}
+		res, data := b.ask("POST", "/api/v1/overrides", token, []byte(`{"kind":"`+kind+`","selector":{"worker_ids":["`+w.ID+`"]}}`))
+		if res.StatusCode != http.StatusOK {
+			t.Fatalf("%s without an end: %d %s", kind, res.StatusCode, data)
+		}
+		o := decode[control.Exception](t, data)
+		if end := when.Midnight(o.From, zoneOf(t, "Pacific/Auckland")); !o.Until.Equal(end) {
+			t.Errorf("%s without an end is until %s, want %s", kind, o.Until, end)
+		}
+		if o.Whom() != w.Name {
+			t.Errorf("it holds for %q", o.Whom())
+		}
+	}
+	for _, kind := range []string{"freeze", "policy"} {
+		if status := ask("POST", "/api/v1/overrides", `{"kind":"`+kind+`","policy":"balanced","all":true}`); status != http.StatusUnprocessableEntity {
+			t.Errorf("%s without an end answered %d", kind, status)
+		}
+	}
 	if status := ask("POST", "/api/v1/simulate", `{"policies":[{"name":"x","timeout_minutes":30}],"from":"2h"}`); status != http.StatusOK {
 		t.Errorf("simulate from 2h answered %d", status)
 	}
@@ -382,4 +406,13 @@ func TestSavingsByPolicy(t *testing.T) {
 	if len(s.Idle) != 1 || s.Idle[0].Key != "global" {
 		t.Errorf("it was idle under %+v", s.Idle)
 	}
+}
+
+func zoneOf(t *testing.T, name string) *time.Location {
+	t.Helper()
+	z, err := when.Zone(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return z
 }

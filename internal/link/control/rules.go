@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"net/url"
+	"slices"
 	"strconv"
 
 	"lull/internal/fleet"
@@ -62,9 +63,30 @@ type NewOverride struct {
 	All      bool         `json:"all,omitempty" doc:"An empty selector needs it"`
 	Policy   string       `json:"policy,omitempty" maxLength:"64"`
 	From     string       `json:"from,omitempty" maxLength:"80" doc:"Beginning, as until; now if not given"`
-	Until    string       `json:"until,omitempty" maxLength:"80" doc:"End: RFC 3339, 18:00, fri 18:00, 2006-01-02 15:04, with a zone such as Europe/Berlin behind it; UTC without"`
+	Until    string       `json:"until,omitempty" maxLength:"80" doc:"End; without until and for, keep and skip end with the day in NOTIFY_TIME_ZONE in which they begin: RFC 3339, 18:00, fri 18:00, 2006-01-02 15:04, with a zone such as Europe/Berlin behind it; UTC without"`
 	For      string       `json:"for,omitempty" maxLength:"40" doc:"Length instead of an end: 2h, 1d"`
 	Reason   string       `json:"reason,omitempty" maxLength:"256"`
+}
+
+// Exception is an override, with the names of its workers.
+type Exception struct {
+	policy.Override
+	WorkerNames map[string]string `json:"worker_names,omitempty" doc:"Names of its workers, by id; of one that is gone there is none"`
+}
+
+// Whom says for whom it holds, with names.
+func (e Exception) Whom() string {
+	if e.Selector.All() {
+		return "the whole fleet"
+	}
+	s := e.Selector
+	s.Workers = slices.Clone(s.Workers)
+	for i, id := range s.Workers {
+		if name := e.WorkerNames[id]; name != "" {
+			s.Workers[i] = name
+		}
+	}
+	return s.String()
 }
 
 // BudgetState is a budget and how it stands.

@@ -186,6 +186,11 @@ func End(now time.Time, until, length string) (time.Time, error) {
 	return now.Add(d), err
 }
 
+// Midnight is the end of the day that t has in loc.
+func Midnight(t time.Time, loc *time.Location) time.Time {
+	return DateOf(t.In(loc)).Add(1).First(0, loc)
+}
+
 // Length reads a length: numbers with the units w, d, h, m, s and ms, largest
 // first or not, such as 90m, 1d12h or 2w. A day has 24 hours. It is longer
 // than nothing and at most MaxLength.

@@ -5,7 +5,7 @@ import { useState } from 'preact/hooks'
 import { ask, Entry, List, Problem } from '../api'
 import type { PageProps } from '../app'
 import { useResource } from '../resource'
-import { Budget, Group, Override, Policy, PolicyValues, scope, selector } from '../rules'
+import { Budget, Group, Override, Policy, PolicyValues, scope, selector, whom, workersOf } from '../rules'
 import { minutes } from '../time'
 import { attempt, Button, Card, Dialog, Fault, Loading, Time } from '../ui'
 
@@ -73,11 +73,11 @@ export function Policies(p: PageProps) {
         </Card>
       )}
       <Card title="Exceptions">
-        {(overrides.value?.items ?? []).length === 0 ? <p class="muted">None is in force. "Keep until 22:00", "not today" and a freeze are made here.</p> : (
+        {(overrides.value?.items ?? []).length === 0 ? <p class="muted">None is in force. "Keep until 22:00", "not today" and a freeze are made here, for one worker, for some or for the whole fleet.</p> : (
           <ul class="history">
             {overrides.value!.items.map((o) => (
               <li key={o.id}>
-                <span><strong>{{ keep: 'Keep running', skip: 'Skip the schedule', freeze: 'Freeze', policy: `Use ${o.policy}` }[o.kind]}</strong> {scope(o.selector)}, until <Time at={o.until} as="clock" /> {p.operator && <Button kind="plain" label={`End the exception for ${scope(o.selector)}`} onClick={() => end('The exception has ended.', `/overrides/${o.id}`, overrides.reload)}>End it</Button>}</span>
+                <span><strong>{{ keep: 'Keep running', skip: 'Skip the schedule', freeze: 'Freeze', policy: `Use ${o.policy}` }[o.kind]}</strong> {whom(o)}, until <Time at={o.until} as="clock" /> {p.operator && <Button kind="plain" label={`End the exception for ${whom(o)}`} onClick={() => end('The exception has ended.', `/overrides/${o.id}`, overrides.reload)}>End it</Button>}</span>
                 <span class="muted small">by {o.by}{o.reason && `: ${o.reason}`}{new Date(o.from).getTime() > Date.now() && <>, from <Time at={o.from} as="clock" /></>}</span>
               </li>
             ))}
@@ -86,10 +86,10 @@ export function Policies(p: PageProps) {
       </Card>
       <Card title="Groups" class="flush">
         {(groups.value?.items ?? []).length === 0 ? <p class="muted">No policy or schedule is put on a group yet.</p> : (
-          <table>
+          <div class="scroll" tabIndex={0} role="region" aria-label="Groups"><table>
             <thead><tr><th scope="col">Workers</th><th scope="col">Policy</th><th scope="col">Schedule</th><th scope="col">Priority</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>
             <tbody>{groups.value!.items.map((g) => <tr key={g.id}><th scope="row">{scope(g.selector)}</th><td>{g.policy || '–'}</td><td>{g.schedule || '–'}</td><td>{g.priority ?? 0}</td><td>{p.operator && <Button kind="plain" label={`Take it away from ${scope(g.selector)}`} onClick={() => end('It is taken away.', `/policy-groups/${g.id}`, groups.reload)}>Take away</Button>}</td></tr>)}</tbody>
-          </table>
+          </table></div>
         )}
       </Card>
       <Card title="Budgets">
@@ -176,34 +176,50 @@ function Edit(p: { was: Policy | null; onClose: () => void }) {
 export function Apply(p: { what: 'policy' | 'schedule'; name: string; text: string; onClose: () => void }) {
   const send = async (f: FormData) => {
     const path = p.what === 'policy' ? '/policies/' : '/schedules/'
-    const body = { ...selector(text(f, 'tags'), text(f, 'region')), ...(text(f, 'priority') ? { priority: Number(text(f, 'priority')) } : {}) }
+    const workers = text(f, 'workers')
+    const chosen = selector(await workersOf(workers), text(f, 'tags'), text(f, 'region'), !!f.get('all'))
+    const body = { ...chosen, ...(text(f, 'priority') ? { priority: Number(text(f, 'priority')) } : {}) }
     await ask('POST', `${path}${encodeURIComponent(p.name)}/apply`, body)
-    return `${p.name} holds for ${scope(body)}.`
+    return `${p.name} holds for ${chosen.all ? 'the whole fleet' : scope({ ...chosen, worker_ids: workers ? [workers] : undefined })}.`
   }
   return (
     <Form title={`Apply ${p.name}`} submit="Apply" onClose={p.onClose} send={send}>
       <p>{p.name}: {p.text}.</p>
-      <label for="a-tags">Tags, such as team=ml, env=lab</label><input id="a-tags" name="tags" />
-      <label for="a-region">Region</label><input id="a-region" name="region" maxLength={32} />
+      <Whom id="a" what="The whole fleet: every worker, those that come later too" />
       <label for="a-priority">Priority among groups</label><input id="a-priority" name="priority" type="number" />
-      <p class="muted small">Without tags and region it holds for all workers, now and later.</p>
+      <p class="muted small">Workers by name get it themselves; of tags and a region it holds for all that share them, now and later.</p>
     </Form>
+  )
+}
+
+/** For whom something shall hold; nothing of it is nobody. */
+function Whom(p: { id: string; what: string }) {
+  const all = useResource<List<{ id: string; name: string }>>('/workers?limit=1000')
+  return (
+    <>
+      <label for={`${p.id}-workers`}>Workers, by name</label><input id={`${p.id}-workers`} name="workers" list={`${p.id}-names`} autocomplete="off" />
+      <datalist id={`${p.id}-names`}>{(all.value?.items ?? []).map((w) => <option key={w.id} value={w.name} />)}</datalist>
+      <label for={`${p.id}-tags`}>Or all with tags, such as team=ml, env=lab</label><input id={`${p.id}-tags`} name="tags" />
+      <label for={`${p.id}-region`}>Or all in a region</label><input id={`${p.id}-region`} name="region" maxLength={32} />
+      <label class="check"><input type="checkbox" name="all" id={`${p.id}-all`} /> {p.what}</label>
+    </>
   )
 }
 
 function Except(p: { policies: Policy[]; onClose: () => void }) {
   const [kind, setKind] = useState('keep')
+  const byDay = kind === 'keep' || kind === 'skip'
   const send = async (f: FormData) => {
-    const until = text(f, 'until')
-    const at = until ? new Date(until).toISOString() : ''
+    const at = (name: string) => text(f, name) ? new Date(text(f, name)).toISOString() : ''
     const body: Record<string, unknown> = { kind, reason: text(f, 'reason') }
-    const s = selector(text(f, 'tags'), text(f, 'region'))
+    const s = selector(await workersOf(text(f, 'workers')), text(f, 'tags'), text(f, 'region'), !!f.get('all'))
     if (s.all) body.all = true
     else body.selector = s
-    if (at) body.until = at
+    if (at('from')) body.from = at('from')
+    if (at('until')) body.until = at('until')
     if (kind === 'policy') body.policy = text(f, 'policy')
-    await ask('POST', '/overrides', body)
-    return 'The exception holds.'
+    const { value } = await ask<Override>('POST', '/overrides', body)
+    return `The exception holds for ${whom(value)}.`
   }
   return (
     <Form title="Make an exception" submit="Make it" onClose={p.onClose} send={send}>
@@ -215,9 +231,9 @@ function Except(p: { policies: Policy[]; onClose: () => void }) {
         <option value="policy">use another policy</option>
       </select>
       {kind === 'policy' && <><label for="o-policy">Policy</label><select id="o-policy" name="policy">{p.policies.map((x) => <option key={x.name}>{x.name}</option>)}</select></>}
-      <label for="o-tags">Tags, such as team=ml</label><input id="o-tags" name="tags" />
-      <label for="o-region">Region</label><input id="o-region" name="region" maxLength={32} />
-      <label for="o-until">Until</label><input id="o-until" name="until" type="datetime-local" required />
+      <Whom id="o" what="The whole fleet: every worker, those that come meanwhile too" />
+      <label for="o-from">From; empty is now</label><input id="o-from" name="from" type="datetime-local" />
+      <label for="o-until">Until{byDay && '; empty is not today: the end of today'}</label><input id="o-until" name="until" type="datetime-local" required={!byDay} />
       <label for="o-reason">Reason</label><input id="o-reason" name="reason" maxLength={256} />
     </Form>
   )

@@ -30,7 +30,8 @@ export function Schedules(p: PageProps) {
           {s.description && <p>{s.description}</p>}
           <Next name={s.name} />
           <Week s={s} />
-          <p class="muted small">{s.zone}. {s.start ? 'It resumes workers when it opens.' : 'It only pauses; people resume.'} {(s.holidays ?? []).length > 0 && `Holidays: ${s.holidays!.join(', ')}.`}</p>
+          <Dates s={s} />
+          <p class="muted small">{s.zone}. {s.start ? 'It resumes workers when it opens.' : 'It only pauses; people resume.'} In closed hours a worker is paused once it is quiet for {s.grace_minutes ?? usualGrace} min. {(s.holidays ?? []).length > 0 && `Holidays: ${s.holidays!.join(', ')}.`}</p>
         </Card>
       ))}
       {editing && <Edit was={editing === 'new' ? null : editing} onClose={() => { setEditing(null); all.reload() }} />}
@@ -45,6 +46,9 @@ function Next(p: { name: string }) {
   const next = b.value.items?.[0]
   return <p><span class={`state ${b.value.open ? 'active' : 'quiet'}`}>{b.value.open ? 'Open now' : 'Closed now'}</span>{next && <>, {next.opens ? 'opens' : 'closes'} <Time at={next.at} /></>}</p>
 }
+
+/** Quiet minutes before a pause where a schedule does not say (policy.DefaultGrace). */
+const usualGrace = 15
 
 const days = ['mon', 'tue', 'wed', 'thu', 'fri', 'sat', 'sun']
 
@@ -64,6 +68,19 @@ export function daysOf(text: string | undefined): number[] {
   return out
 }
 
+/** Windows of one date, which no week shows, and what the colours mean. */
+function Dates(p: { s: Schedule }) {
+  const dated = p.s.windows.filter((w) => w.date).sort((a, b) => a.date! < b.date! ? -1 : 1)
+  return (
+    <>
+      {p.s.windows.some((w) => w.hold) && <p class="legend small"><span class="swatch" /> open <span class="swatch hold" /> open and held: nothing is paused, for maintenance</p>}
+      {dated.length > 0 && <ul class="history dates" aria-label="Windows of one date">{dated.map((w, i) => (
+        <li key={i}><span><strong>{w.date}</strong> {w.from} to {w.to}{w.to <= w.from && ' of the next day'}</span><span class="muted small">{w.hold ? 'held: nothing is paused, for maintenance' : 'open'}{w.name && `, ${w.name}`}</span></li>
+      ))}</ul>}
+    </>
+  )
+}
+
 /** The week of a schedule as a picture, and in words for who cannot see it. */
 function Week(p: { s: Schedule }) {
   const hour = (t: string) => { const [h, m] = t.split(':'); return Number(h) + Number(m ?? 0) / 60 }
@@ -77,7 +94,7 @@ function Week(p: { s: Schedule }) {
   }
   const words = p.s.windows.map((w) => `${w.days ?? w.date ?? ''} from ${w.from} to ${w.to}${w.hold ? ' (held)' : ''}`).join('; ')
   return (
-    <svg class="week" viewBox="0 0 780 170" role="img" aria-label={`Open ${words}`}>
+    <svg class="week" viewBox="0 0 800 170" role="img" aria-label={`Open ${words}`}>
       {[0, 6, 12, 18, 24].map((h) => <g key={h}><line x1={50 + h * 30} x2={50 + h * 30} y1="4" y2="146" /><text x={50 + h * 30} y="164" text-anchor="middle">{String(h).padStart(2, '0')}:00</text></g>)}
       {days.map((d, i) => <g key={d}><text x="40" y={17 + i * 20} text-anchor="end">{d[0]!.toUpperCase() + d.slice(1)}</text><rect class="day" x="50" y={5 + i * 20} width="720" height="16" rx="4" /></g>)}
       {bars.map((b, i) => <rect key={i} class={b.hold ? 'bar hold' : 'bar'} x={50 + b.from * 30} y={5 + b.day * 20} width={(b.to - b.from) * 30} height="16" rx="4" />)}
@@ -98,7 +115,7 @@ function Edit(p: { was: Schedule | null; onClose: () => void }) {
       return { ...old, ...(/^\d{4}-/.test(m[1]!) ? { date: m[1] } : { days: m[1] }), from: m[2], to: m[3], hold: !!m[4] }
     })
     const body: Record<string, unknown> = { name, description: get('description'), zone: get('zone'), windows, holidays: get('holidays').split(',').map((h) => h.trim()).filter(Boolean), start: !!f.get('start') }
-    if (was?.grace_minutes !== undefined) body.grace_minutes = was.grace_minutes
+    if (get('grace') !== '') body.grace_minutes = Number(get('grace'))
     await ask('PUT', `/schedules/${encodeURIComponent(name)}`, body)
     return `${name} holds from its next boundary on.`
   }
@@ -107,8 +124,9 @@ function Edit(p: { was: Schedule | null; onClose: () => void }) {
       {!was && <><label for="s-name">Name</label><input id="s-name" name="name" required maxLength={64} /></>}
       <label for="s-description">Description</label><input id="s-description" name="description" maxLength={1024} value={was?.description} />
       <label for="s-zone">Zone</label><input id="s-zone" name="zone" required maxLength={64} value={was?.zone ?? Intl.DateTimeFormat().resolvedOptions().timeZone} />
-      <label for="s-windows">Open, a line for each: days or a date, and hours</label><textarea id="s-windows" name="windows" rows={4} defaultValue={lines} />
+      <label for="s-windows">Open, a line for each: days or a date, and hours; "hold" behind it keeps all running, for maintenance</label><textarea id="s-windows" name="windows" rows={4} defaultValue={lines} />
       <label for="s-holidays">Holidays, such as 12-25, 2026-04-03</label><input id="s-holidays" name="holidays" value={(was?.holidays ?? []).join(', ')} />
+      <label for="s-grace">In closed hours paused when quiet for, minutes</label><input id="s-grace" name="grace" type="number" min={0} placeholder={String(usualGrace)} value={was?.grace_minutes} />
       <label class="check"><input type="checkbox" name="start" checked={was?.start} /> Resume workers when it opens</label>
     </Form>
   )
