@@ -83,12 +83,13 @@ guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 		echo "no guest kernel: tests of microVMs are skipped"
 
 test: packages modules guest-kernel lint build ## everything that must hold; installs what it needs
-	@rm -f bin/flaky-* bin/tests-*
+	@rm -rf bin/flaky-* bin/tests-* bin/artifacts
 	$(call TEST,main,$$(go list ./... | grep -vE '^lull/(cmd/lull|demo)$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$' | tr '\n' ' '),-timeout 20m)
-	LULL_GUEST_KERNEL=$(GUEST_KERNEL) $(call TEST,alone,$(ALONE),-p 1 -timeout 20m)
+	LULL_ARTIFACTS=$(CURDIR)/bin/artifacts LULL_GUEST_KERNEL=$(GUEST_KERNEL) $(call TEST,alone,$(ALONE),-p 1 -timeout 20m)
 	CGO_ENABLED=1 $(call TEST,race,$(RACE),-race -short -timeout 20m)
 	$(MAKE) --no-print-directory cross CROSS='darwin/arm64 linux/arm64'
 	@LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/house | grep -v '^[=-]\|^PASS\|^ok'; exit $${PIPESTATUS[0]}
+	@find bin/artifacts -name report.txt -exec sed 's/^/measured: /' {} + 2>/dev/null || true
 	@for f in bin/flaky-*; do [ ! -s $$f ] || sed 's/^/flaky: /' $$f; done
 
 test-microvm: guest-kernel ## only the tests that boot guests

@@ -525,17 +525,39 @@ func (w *window) colours(scheme string) {
 	}
 }
 
-// picture keeps what the page looks like among the artifacts of the test, if
-// they are kept (go test -artifacts).
-func (w *window) picture(name string) {
-	w.t.Helper()
-	if f := flag.Lookup("test.artifacts"); f == nil || f.Value.String() != "true" {
+// artifacts is where a test keeps what it made: below LULL_ARTIFACTS, which make
+// test sets, or where go test -artifacts says; empty keeps nothing.
+func artifacts(t *testing.T) string {
+	t.Helper()
+	if dir := os.Getenv("LULL_ARTIFACTS"); dir != "" {
+		dir = filepath.Join(dir, filepath.FromSlash(t.Name()))
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	if f := flag.Lookup("test.artifacts"); f != nil && f.Value.String() == "true" {
+		return t.ArtifactDir()
+	}
+	return ""
+}
+
+// keep writes an artifact of a test, if they are kept.
+func keep(t *testing.T, name string, make func() []byte) {
+	t.Helper()
+	dir := artifacts(t)
+	if dir == "" {
 		return
 	}
-	shot := do(w, chromedp.CaptureScreenshot())
-	if err := os.WriteFile(filepath.Join(w.t.ArtifactDir(), name+".png"), shot, 0o644); err != nil {
-		w.t.Fatal(err)
+	if err := os.WriteFile(filepath.Join(dir, name), make(), 0o644); err != nil {
+		t.Fatal(err)
 	}
+}
+
+// picture keeps what the page looks like.
+func (w *window) picture(name string) {
+	w.t.Helper()
+	keep(w.t, name+".png", func() []byte { return do(w, chromedp.CaptureScreenshot()) })
 }
 
 // axe is the accessibility checker of Deque (MPL 2.0), as it comes.
@@ -1176,7 +1198,9 @@ func TestDashboardOfTenThousand(t *testing.T) {
 		t.Fatal(err)
 	}
 	heap, nodes := js[float64](w, `performance.memory.usedJSHeapSize`)/(1<<20), js[int](w, `document.querySelectorAll('*').length`)
-	t.Logf("10,000 workers: useful after %.0f ms, %.1f MiB of heap, %d elements", took, heap, nodes)
+	report := fmt.Sprintf("dashboard of 10,000 workers: useful after %.0f ms, %.1f MiB of heap, %d elements", took, heap, nodes)
+	t.Log(report)
+	keep(t, "report.txt", func() []byte { return []byte(report + "\n") })
 	if heap > 64 || nodes > 2500 {
 		t.Errorf("the page holds %.1f MiB and %d elements", heap, nodes)
 	}
