@@ -231,7 +231,9 @@ func (c *cli) execCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "exec NAME -- COMMAND [ARG...]", Short: "Run a command beside an instance, in its environment", Args: args(cobra.MinimumNArgs(2)),
 		ValidArgsFunction: c.complete,
 		Long: `Run a command beside an instance, in its environment. A sleeping instance is woken
-first, and is not paused while the command runs. Its exit code is this one's.`,
+first, and is not paused while the command runs. Its exit code is this one's. The
+first 8 MiB of each stream are carried; a line on standard error says where more
+was printed.`,
 		Example: "  lull instance exec web -- env",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
@@ -248,6 +250,9 @@ first, and is not paused while the command runs. Its exit code is this one's.`,
 			}
 			io.WriteString(c.out, x.Stdout)
 			io.WriteString(c.err, x.Stderr)
+			if x.Truncated {
+				fmt.Fprintf(c.err, "lull: the output is cut: only the first %d MiB of each stream are carried\n", instance.MaxOutput>>20)
+			}
 			if x.ExitCode != 0 {
 				return &exitError{x.ExitCode}
 			}

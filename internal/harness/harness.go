@@ -141,6 +141,7 @@ func (h *Harness) Run(ctx context.Context) error {
 	if c, ok := h.cfg.Channel.(io.Closer); ok {
 		defer context.AfterFunc(ctx, func() { c.Close() })()
 	}
+	p := h.newPeer() // before anybody has something to say
 	if h.cfg.Init {
 		h.work.Go(func() { h.kids.collect(ctx) })
 	}
@@ -153,11 +154,7 @@ func (h *Harness) Run(ctx context.Context) error {
 	}
 	h.work.Go(func() { h.beat(ctx) })
 	h.work.Go(func() { h.sendLogs(ctx) })
-	for ctx.Err() == nil {
-		p := guest.NewPeer(h.cfg.Channel)
-		h.mu.Lock()
-		h.peer = p
-		h.mu.Unlock()
+	for ; ctx.Err() == nil; p = h.newPeer() {
 		if err := h.serve(ctx, p); err != nil && ctx.Err() == nil {
 			h.log.Warn("the control channel failed", "error", err)
 		}
@@ -168,6 +165,15 @@ func (h *Harness) Run(ctx context.Context) error {
 	}
 	h.killAll()
 	return nil
+}
+
+// newPeer begins a connection of the port.
+func (h *Harness) newPeer() *guest.Peer {
+	p := guest.NewPeer(h.cfg.Channel)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.peer = p
+	return p
 }
 
 // host is the connection on which the host is told things.
@@ -208,7 +214,7 @@ func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (a
 		if err := q.Bind(&c); err != nil {
 			return nil, err
 		}
-		return h.exec(ctx, c)
+		return h.exec(ctx, p, c)
 	case guest.Health:
 		return h.health(), nil
 	case guest.Signal:

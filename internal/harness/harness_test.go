@@ -101,6 +101,7 @@ type host struct {
 	lost uint64
 	said []guest.Request
 	exit chan guest.ExitNote
+	out  map[uint64]string // of commands, by their number
 }
 
 // ends are those of a connection.
@@ -124,7 +125,7 @@ func ends(t *testing.T) (near, far net.Conn) {
 }
 
 func newHost(t *testing.T, c net.Conn) *host {
-	h := &host{Peer: guest.NewPeer(c), c: c, exit: make(chan guest.ExitNote, 4)}
+	h := &host{Peer: guest.NewPeer(c), c: c, exit: make(chan guest.ExitNote, 4), out: map[uint64]string{}}
 	var run sync.WaitGroup
 	run.Go(func() { _ = h.Run(nil, h.hear) })
 	t.Cleanup(func() { c.Close(); run.Wait() })
@@ -152,6 +153,12 @@ func (h *host) hear(q guest.Request) (any, error) {
 			return nil, err
 		}
 		h.log, h.lost = append(h.log, n.Data...), h.lost+n.Dropped
+	case guest.Output:
+		var n guest.OutputNote
+		if err := json.Unmarshal(q.Params, &n); err != nil || len(n.Data) > guest.MaxOutput || n.Stream != 1 {
+			return nil, errors.Join(err, errors.New("that is no part of stdout"))
+		}
+		h.out[n.Number] += string(n.Data)
 	case guest.Exited:
 		var n guest.ExitNote
 		if err := json.Unmarshal(q.Params, &n); err != nil {
@@ -171,6 +178,12 @@ func (h *host) text() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return string(h.log)
+}
+
+func (h *host) printed(number uint64) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.out[number]
 }
 
 func (h *host) methods() (out []string) {
@@ -289,8 +302,13 @@ func TestExecSignalHealth(t *testing.T) {
 	}
 	var big guest.ExecAnswer
 	h.must(t, guest.Exec, guest.ExecCall{Command: []string{"sh", "-c", "seq 1 100000; echo last"}}, &big)
-	if !big.Truncated || len(big.Stdout) > guest.MaxOutput || !strings.HasSuffix(string(big.Stdout), "last\n") {
-		t.Errorf("long output: %d bytes, truncated %v", len(big.Stdout), big.Truncated)
+	if !big.Truncated || len(big.Stdout) != guest.MaxOutput || !strings.HasPrefix(string(big.Stdout), "1\n2\n") {
+		t.Errorf("long output without notes: %d bytes, truncated %v", len(big.Stdout), big.Truncated)
+	}
+	var all guest.ExecAnswer
+	h.must(t, guest.Exec, guest.ExecCall{Number: 7, Command: []string{"sh", "-c", "seq 1 100000; echo err >&2"}}, &all)
+	if got := h.printed(7) + string(all.Stdout); all.Truncated || len(got) != 588895 || !strings.HasSuffix(got, "\n99999\n100000\n") || string(all.Stderr) != "err\n" {
+		t.Errorf("long output: %d bytes, truncated %v, stderr %q", len(got), all.Truncated, all.Stderr)
 	}
 	if err := h.do(t, guest.Exec, guest.ExecCall{Command: []string{"no-such-program"}}, nil); err == nil || !strings.Contains(err.Error(), "no-such-program") {
 		t.Errorf("a missing program: %v", err)

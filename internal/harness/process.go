@@ -311,8 +311,9 @@ func lookUser(root, user string) (*syscall.Credential, error) {
 	return nil, fmt.Errorf("cannot use user %q: the guest does not know it", user)
 }
 
-// exec runs a command beside the workload, as its user, and waits for it.
-func (h *Harness) exec(ctx context.Context, c guest.ExecCall) (guest.ExecAnswer, error) {
+// exec runs a command beside the workload, as its user, and waits for it. What
+// it prints goes to the host by p.
+func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) (guest.ExecAnswer, error) {
 	if len(c.Command) == 0 {
 		return guest.ExecAnswer{}, errors.New("cannot run a command: it is empty")
 	}
@@ -326,7 +327,7 @@ func (h *Harness) exec(ctx context.Context, c guest.ExecCall) (guest.ExecAnswer,
 		dir = c.Dir
 	}
 	var read sync.WaitGroup
-	var streams [2]tail
+	streams := [2]stream{{to: host, note: guest.OutputNote{Number: c.Number, Stream: 1}}, {to: host, note: guest.OutputNote{Number: c.Number, Stream: 2}}}
 	var ends, mine [2]*os.File
 	shut := func(fs [2]*os.File) {
 		for _, f := range fs {
@@ -351,7 +352,7 @@ func (h *Harness) exec(ctx context.Context, c guest.ExecCall) (guest.ExecAnswer,
 		return guest.ExecAnswer{}, fmt.Errorf("cannot run %s: %w", c.Command[0], err)
 	}
 	for n := range mine {
-		read.Go(func() { io.Copy(&streams[n], mine[n]) })
+		read.Go(func() { streams[n].readFrom(mine[n]) })
 	}
 	if c.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -370,22 +371,8 @@ func (h *Harness) exec(ctx context.Context, c guest.ExecCall) (guest.ExecAnswer,
 	}
 	read.Wait()
 	shut(mine)
-	return guest.ExecAnswer{Code: p.note().Code, Stdout: streams[0].b, Stderr: streams[1].b,
+	return guest.ExecAnswer{Code: p.note().Code, Stdout: streams[0].note.Data, Stderr: streams[1].note.Data,
 		Truncated: streams[0].cut || streams[1].cut}, nil
-}
-
-// tail keeps the end of what is written to it.
-type tail struct {
-	b   []byte
-	cut bool
-}
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.b = append(t.b, p...)
-	if over := len(t.b) - guest.MaxOutput; over > 0 {
-		t.b, t.cut = slices.Delete(t.b, 0, over), true
-	}
-	return len(p), nil
 }
 
 // signal sends to the workload's main process.

@@ -153,4 +153,10 @@ type Outcome struct {
 	ExitCode int    `json:"exit_code"`
 	Stdout   string `json:"stdout"`
 	Stderr   string `json:"stderr"`
+	// Truncated says that a stream was longer than MaxOutput, or that the way to
+	// its end was cut: only its beginning is here.
+	Truncated bool `json:"truncated,omitempty"`
 }
+
+// MaxOutput is how many bytes are kept of each stream of such a command.
+const MaxOutput = 8 << 20

@@ -19,6 +19,7 @@ const (
 const (
 	Log    = "log"    // LogNote
 	Exited = "exited" // ExitNote: the workload's main process has ended
+	Output = "output" // OutputNote: a part of what a command printed, before the answer to exec on the same connection
 )
 
 // Version of these messages. A host refuses a harness of another one.
@@ -26,9 +27,10 @@ const Version = 1
 
 // Bounds of what is carried in one message.
 const (
-	MaxChunk  = 24 << 10 // bytes of log in one note
-	MaxOutput = 20 << 10 // bytes kept of each stream of a command, its end
-	MaxConns  = 128      // entries of HealthAnswer.Conns
+	MaxChunk   = 24 << 10 // bytes of log in one note
+	MaxOutput  = 20 << 10 // bytes of a stream of a command in one message
+	MaxPrinted = 8 << 20  // bytes of a stream of a command in its notes
+	MaxConns   = 128      // entries of HealthAnswer.Conns
 )
 
 // HelloAnswer is what the harness is and what it runs.
@@ -73,14 +75,24 @@ type ExecCall struct {
 	Env     []string `json:"env,omitempty"` // after the workload's
 	Dir     string   `json:"dir,omitempty"`
 	Timeout int64    `json:"timeout_ms,omitempty"` // it is killed then; 0 never
+	// Number is what the notes of its output bear; 0 for none, then what is beyond
+	// one message is lost.
+	Number uint64 `json:"number,omitempty"`
 }
 
-// ExecAnswer is how it ended.
+// OutputNote is a part of a stream of a command, in order.
+type OutputNote struct {
+	Number uint64 `json:"number"` // of its ExecCall
+	Stream int    `json:"stream"` // 1 is stdout, 2 stderr
+	Data   []byte `json:"data"`
+}
+
+// ExecAnswer is how it ended, and the rest of each stream behind the notes.
 type ExecAnswer struct {
 	Code      int    `json:"code"`
 	Stdout    []byte `json:"stdout"`
 	Stderr    []byte `json:"stderr"`
-	Truncated bool   `json:"truncated,omitempty"` // only the end of a stream is here
+	Truncated bool   `json:"truncated,omitempty"` // the end of a stream is lost
 }
 
 // SignalCall sends a signal to the workload's main process.

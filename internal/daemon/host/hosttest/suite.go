@@ -185,6 +185,19 @@ func exec(t *testing.T, m Machine) {
 	if got.ExitCode != 3 || got.Stdout != "out\n" || got.Stderr != "err\n" {
 		t.Errorf("the command ended with %+v", got)
 	}
+	// More than fits into any one message, on both streams.
+	long, err := m.Exec("beside", "sh", "-c", "x=0123456789abcdef; i=0; while [ $i -lt 14 ]; do x=$x$x; i=$((i+1)); done; echo $x; echo $x >&2")
+	must(t, err)
+	want := strings.Repeat("0123456789abcdef", 1<<14) + "\n"
+	if long.ExitCode != 0 || long.Truncated || long.Stdout != want || long.Stderr != want {
+		t.Errorf("long output: code %d, %d and %d bytes of %d, truncated %v", long.ExitCode, len(long.Stdout), len(long.Stderr), len(want), long.Truncated)
+	}
+	// One line more than is kept.
+	huge, err := m.Exec("beside", "sh", "-c", "x=0123456789abcdef; i=0; while [ $i -lt 15 ]; do x=$x$x; i=$((i+1)); done; i=0; while [ $i -lt 17 ]; do echo $x; i=$((i+1)); done")
+	must(t, err)
+	if huge.ExitCode != 0 || !huge.Truncated || len(huge.Stdout) > instance.MaxOutput || len(huge.Stdout) < instance.MaxOutput-(64<<10) {
+		t.Errorf("too long output: code %d, %d bytes, truncated %v", huge.ExitCode, len(huge.Stdout), huge.Truncated)
+	}
 	if got, err := m.Exec("beside", "no-such-command-anywhere"); err == nil && got.ExitCode == 0 {
 		t.Errorf("a command that is not there ended with %+v", got)
 	}

@@ -14,13 +14,14 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"lull/internal/instance"
 )
 
 // Bounds of what a daemon may answer.
 const (
 	maxAnswer = 16 << 20
 	maxEvent  = 1 << 20
-	maxOutput = 8 << 20 // kept of each stream of a command
 )
 
 // client speaks the Docker Engine API over its unix socket, as much of it as
@@ -264,20 +265,20 @@ func demux(r io.Reader, out, errOut io.Writer) error {
 }
 
 // exec runs a command in a container and waits for it.
-func (c *client) exec(ctx context.Context, id string, command, env []string, dir string) (code int, out, errOut string, err error) {
+func (c *client) exec(ctx context.Context, id string, command, env []string, dir string) (instance.Outcome, error) {
 	var made struct{ ID string }
-	err = c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/exec", nil,
+	err := c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/exec", nil,
 		map[string]any{"AttachStdout": true, "AttachStderr": true, "Cmd": command, "Env": env, "WorkingDir": dir}, &made)
 	if err != nil {
-		return 0, "", "", err
+		return instance.Outcome{}, err
 	}
 	a, err := c.send(ctx, http.MethodPost, "/exec/"+url.PathEscape(made.ID)+"/start", nil, map[string]bool{"Detach": false, "Tty": false})
 	if err != nil {
-		return 0, "", "", err
+		return instance.Outcome{}, err
 	}
-	var o, e keep
+	var o, e kept
 	if err := errors.Join(demux(a.Body, &o, &e), a.Body.Close()); err != nil {
-		return 0, "", "", err
+		return instance.Outcome{}, err
 	}
 	for { // its end can come a moment after that of its output
 		var end struct {
@@ -285,24 +286,28 @@ func (c *client) exec(ctx context.Context, id string, command, env []string, dir
 			Running  bool
 		}
 		if err := c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(made.ID)+"/json", nil, nil, &end); err != nil {
-			return 0, "", "", err
+			return instance.Outcome{}, err
 		}
 		if !end.Running && end.ExitCode != nil {
-			return *end.ExitCode, string(o), string(e), nil
+			return instance.Outcome{ExitCode: *end.ExitCode, Stdout: string(o.b), Stderr: string(e.b), Truncated: o.cut || e.cut}, nil
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
-			return 0, "", "", context.Cause(ctx)
+			return instance.Outcome{}, context.Cause(ctx)
 		}
 	}
 }
 
-// keep keeps the first maxOutput bytes.
-type keep []byte
+// kept is the beginning of a stream.
+type kept struct {
+	b   []byte
+	cut bool // it was longer
+}
 
-func (k *keep) Write(p []byte) (int, error) {
-	*k = append(*k, p[:min(len(p), maxOutput-len(*k))]...)
+func (k *kept) Write(p []byte) (int, error) {
+	part := p[:min(len(p), instance.MaxOutput-len(k.b))]
+	k.b, k.cut = append(k.b, part...), k.cut || len(part) < len(p)
 	return len(p), nil
 }
 

@@ -95,18 +95,20 @@ func FuzzDemux(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 'x'})
 	f.Add([]byte{9, 0, 0, 0, 0, 0, 0, 1, 'x'})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var out, errOut keep
+		var out, errOut kept
 		err := demux(bytes.NewReader(b), &out, &errOut)
-		if n := len(out) + len(errOut); n > len(b) || err == nil && n+8 > len(b) && len(b) > 0 {
+		if n := len(out.b) + len(errOut.b); n > len(b) || err == nil && n+8 > len(b) && len(b) > 0 {
 			t.Errorf("%d bytes of %d", n, len(b))
 		}
 	})
 }
 
 func TestKeep(t *testing.T) {
-	var k keep
-	if n, err := io.Copy(&k, bytes.NewReader(make([]byte, maxOutput+100))); err != nil || n != maxOutput+100 || len(k) != maxOutput {
-		t.Errorf("%d kept of %d, %v", len(k), n, err)
+	for more, cut := range []bool{false, true} {
+		var k kept
+		if n, err := io.Copy(&k, bytes.NewReader(make([]byte, instance.MaxOutput+more))); err != nil || n != int64(instance.MaxOutput+more) || len(k.b) != instance.MaxOutput || k.cut != cut {
+			t.Errorf("%d kept of %d, cut %v, %v", len(k.b), n, k.cut, err)
+		}
 	}
 }
 

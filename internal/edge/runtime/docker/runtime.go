@@ -228,11 +228,11 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 	if err != nil {
 		return instance.Outcome{}, err
 	}
-	code, out, errOut, err := r.api.exec(ctx, c, q.Command, q.Env, q.Dir)
+	out, err := r.api.exec(ctx, c, q.Command, q.Env, q.Dir)
 	if err != nil {
 		return instance.Outcome{}, fmt.Errorf("cannot run %s: %w", q.Command[0], err)
 	}
-	return instance.Outcome{ExitCode: code, Stdout: out, Stderr: errOut}, nil
+	return out, nil
 }
 
 // Logs implements instance.LogReader: Docker keeps them.

@@ -357,6 +357,13 @@ func (w *Work) hear(q guest.Request) (any, error) {
 			w.r.log.Error("cannot keep a guest's output", "instance", w.id, "error", err)
 		}
 		return nil, nil
+	case guest.Output:
+		var n guest.OutputNote
+		if err := q.Bind(&n); err != nil {
+			return nil, err
+		}
+		w.output(n)
+		return nil, nil
 	case guest.Exited:
 		var n guest.ExitNote
 		if err := q.Bind(&n); err != nil {

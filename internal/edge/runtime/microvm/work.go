@@ -58,6 +58,10 @@ type Work struct {
 	ending  sync.Once
 	silent  atomic.Bool // nobody is told that it ended: its starter knows
 
+	// printed is what commands have printed so far, by their number.
+	printed sync.Map // uint64 -> *printed
+	numbers atomic.Uint64
+
 	asks   chan struct{}       // slots of programs' messages that are worked on
 	note   chan guest.ExitNote // the workload ended
 	halted chan string         // the machine stopped by itself, with QEMU's reason
@@ -550,11 +554,22 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 	if d, ok := ctx.Deadline(); ok {
 		c.Timeout = max(time.Until(d).Milliseconds(), 1)
 	}
+	out := new(printed)
+	c.Number = w.prints(out)
+	defer w.printed.Delete(c.Number)
 	var a guest.ExecAnswer
-	if err := w.call(ctx, maxExec, guest.Exec, c, &a); err != nil {
+	err := w.call(ctx, maxExec, guest.Exec, c, &a)
+	var refused *guest.Error
+	if errors.As(err, &refused) && refused.Code == guest.InvalidParams { // a harness that was booted before it knew of notes
+		c.Number = 0
+		err = w.call(ctx, maxExec, guest.Exec, c, &a)
+	}
+	if err != nil {
 		return instance.Outcome{}, err
 	}
-	return instance.Outcome{ExitCode: a.Code, Stdout: string(a.Stdout), Stderr: string(a.Stderr)}, nil
+	out.add(1, a.Stdout)
+	out.add(2, a.Stderr)
+	return out.outcome(a.Code, a.Truncated), nil
 }
 
 // remove clears a run's files away.

@@ -21,9 +21,6 @@ import (
 	"lull/internal/link/shimctl"
 )
 
-// maxOutput bounds what is kept of each stream of a command.
-const maxOutput = 8 << 20
-
 // Exec runs a command in the groups and the environment of an instance and
 // waits for it. When ctx ends, the command goes on and its outcome is lost.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
@@ -39,7 +36,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 		return instance.Outcome{}, fmt.Errorf("cannot run a command: %w", err)
 	}
 	defer null.Close()
-	var out, errOut bytes.Buffer
+	var out, errOut captured
 	var wg sync.WaitGroup
 	outR, outW, err := capture(&wg, &out)
 	if err != nil {
@@ -67,22 +64,29 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 	if err = errors.Join(err, derr, outR.Close(), errR.Close()); err != nil {
 		return instance.Outcome{}, err
 	}
-	return instance.Outcome{ExitCode: e.Code, Stdout: out.String(), Stderr: errOut.String()}, nil
+	return instance.Outcome{ExitCode: e.Code, Stdout: out.String(), Stderr: errOut.String(), Truncated: out.cut || errOut.cut}, nil
 }
 
 // outputGrace is how long output is read after a command has ended.
 const outputGrace = 200 * time.Millisecond
 
+// captured is the beginning of a stream.
+type captured struct {
+	bytes.Buffer
+	cut bool // it was longer
+}
+
 // capture reads one stream of a command until all its writers are gone, or the
 // deadline of the reading end. The caller closes both ends.
-func capture(wg *sync.WaitGroup, into *bytes.Buffer) (pr, pw *os.File, err error) {
+func capture(wg *sync.WaitGroup, into *captured) (pr, pw *os.File, err error) {
 	if pr, pw, err = os.Pipe(); err != nil {
 		return nil, nil, fmt.Errorf("cannot make a pipe: %w", err)
 	}
 	wg.Go(func() {
 		// An error here is the deadline, or the end of the stream.
-		_, _ = io.Copy(into, io.LimitReader(pr, maxOutput))
-		_, _ = io.Copy(io.Discard, pr)
+		_, _ = io.Copy(&into.Buffer, io.LimitReader(pr, instance.MaxOutput))
+		more, _ := io.Copy(io.Discard, pr)
+		into.cut = more > 0
 	})
 	return pr, pw, nil
 }
