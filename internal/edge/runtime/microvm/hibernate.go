@@ -373,6 +373,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 	if err := os.Remove(w.path(stateFile)); err != nil {
 		w.r.log.Warn("cannot remove the state of a guest that runs again", "instance", w.id, "error", err)
 	}
+	w.moveToVsock()
 	w.r.log.Debug("restored", "instance", w.id, "qemu_up", up.Sub(began), "state_read", read.Sub(up), "recorded", time.Since(read))
 	return nil
 }

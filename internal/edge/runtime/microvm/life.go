@@ -69,7 +69,11 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 			return w.explain(ctx, err)
 		}
 	}
-	return w.call(ctx, callLimit, guest.Run, run, nil)
+	if err := w.call(ctx, max(callLimit, w.r.cfg.CallLimit), guest.Run, run, nil); err != nil {
+		return err
+	}
+	w.moveToVsock()
+	return nil
 }
 
 // launch starts QEMU and sees it to its end.
@@ -159,9 +163,6 @@ func (w *Work) connect(ctx context.Context) error {
 		w.loops.Go(w.carryFiles)
 	}
 	w.loops.Go(func() { w.talk(c, p) })
-	if w.rec.CID != 0 {
-		w.loops.Go(w.carryVsock)
-	}
 	return nil
 }
 
@@ -638,6 +639,7 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 	if err := w.connect(ctx); err != nil {
 		return nil, err
 	}
+	w.moveToVsock()
 	s, err := w.mon.status(ctx)
 	if err != nil {
 		return nil, err

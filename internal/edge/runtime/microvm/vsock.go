@@ -273,9 +273,16 @@ func (w *Work) speakVsock(c *os.File) error {
 
 // Times of a move to vsock.
 const (
-	moveFirst = time.Second // after the first word of a guest that boots or wakes: its clients come first
+	moveFirst = time.Second // after a guest was woken or taken over: its clients come first
 	moveAgain = time.Minute // at most between two attempts, and what lasted as long was none in vain
 )
+
+// moveToVsock has a guest that has a vsock device called over it, later.
+func (w *Work) moveToVsock() {
+	if w.rec.CID != 0 {
+		w.loops.Go(w.carryVsock)
+	}
+}
 
 // carryVsock moves the control channel to vsock whenever it is not there.
 func (w *Work) carryVsock() {
