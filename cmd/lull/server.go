@@ -87,6 +87,15 @@ func (c *cli) logger(cfg serverConfig) *slog.Logger {
 // serve is lull server from the open store to its end.
 func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	log := c.logger(cfg)
+	// What may be refused is, before a store and a token are made.
+	people, err := cfg.people()
+	if err != nil {
+		return err
+	}
+	prices, err := cfg.prices()
+	if err != nil {
+		return err
+	}
 	db, err := cfg.open(ctx, log)
 	if err != nil {
 		return err
@@ -118,14 +127,6 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	var others server.OtherHosts
 	if ctl.peers != nil {
 		asked, others = ctl.peers.Handler(), ctl.peers
-	}
-	people, err := cfg.people()
-	if err != nil {
-		return err
-	}
-	prices, err := cfg.prices()
-	if err != nil {
-		return err
 	}
 	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Log: log.With("part", "api"),
 		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Metrics: ctl.metrics, Snapshot: db.Snapshot, Evidence: ctl.evidence, Record: ctl.record(), Prices: prices, Notifier: note, Peers: asked, Others: others, Name: ctl.name})
