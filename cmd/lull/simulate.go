@@ -28,11 +28,12 @@ func (c *cli) simulateCommand() *cobra.Command {
 	var ofAgents bool
 	var snooze, warn *int
 	var in control.Simulate
-	cmd := &cobra.Command{Use: "simulate --policy NAME", Short: "Say what a policy would have done in a recorded time: pauses, hours, money and false stops", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "simulate [--policy NAME]", Short: "Say what a policy would have done in a recorded time: pauses, hours, money and false stops", Args: args(cobra.NoArgs),
 		Long: `Replay what was recorded of the fleet under policies that exist or under a plain
 timeout, and say what each would have done: pauses, hours avoided, money, and false
 stops, after which somebody came back within --window. The policy of
 --policy may be tried with another schedule, warning, protection or other signals.
+Without --policy all policies of the fleet that have a timeout are compared.
 Nothing is changed. Time of which nothing is recorded is named and decides nothing.
 
 With --agents the machines are replayed as their agents saw themselves: then other
@@ -44,17 +45,24 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 				return &usageError{err}
 			}
 			in.From = at.UTC().Format(time.RFC3339Nano)
-			if name == "" {
-				return &usageError{errors.New("cannot simulate nothing: give --policy, a name or a timeout like 45m")}
+			if name == "" && (more != nil || snooze != nil || warn != nil || sources != nil || signals != nil || limits != nil || cmd.Flags().Changed("schedule")) {
+				return &usageError{errors.New("cannot compare with nothing or change it: give --policy, a name or a timeout like 45m")}
 			}
-			for _, n := range append([]string{name}, more...) {
+			asked := append([]string{name}, more...)
+			if name == "" {
+				asked = nil // all named policies
+			}
+			for _, n := range asked {
 				p := control.SimulatedPolicy{Name: n}
 				if m, err := wholeMinutes(n); err == nil && m > 0 {
 					p.TimeoutMinutes = m
 				}
 				in.Policies = append(in.Policies, p)
 			}
-			changed := &in.Policies[0]
+			changed := &control.SimulatedPolicy{}
+			if len(in.Policies) > 0 {
+				changed = &in.Policies[0]
+			}
 			if changed.Thresholds, err = thresholds(limits); err != nil {
 				return &usageError{err}
 			}
@@ -135,7 +143,7 @@ func simulationText(w io.Writer, r control.Simulation) {
 	})
 	switch {
 	case r.Recommended != "":
-		fmt.Fprintf(w, "\nmost avoided at no false stop: %s\n", r.Recommended)
+		fmt.Fprintf(w, "\nmost saved at no false stop: %s\n", r.Recommended)
 	default:
 		fmt.Fprintln(w, "\nno policy would have avoided anything without a false stop")
 	}
@@ -152,13 +160,13 @@ func money(usd *float64) string {
 }
 
 func (c *cli) savingsCommand() *cobra.Command {
-	var from, by, every, idleBy, zone string
+	var from, until, by, every, idleBy, zone string
 	var table bool
 	cmd := &cobra.Command{Use: "savings", Short: "Show hours avoided and money saved by real stops, and what was idle and ran on", Args: args(cobra.NoArgs),
 		Long: `Show hours avoided and money saved by real stops, less the storage that is paid for
 meanwhile, by the table of prices that the server has. What has no price is
 unknown, never zero.`,
-		Example: "  lull savings --since 30d\n  lull savings --by tag:team --csv\n  lull savings --by policy --every week --time-zone Europe/Berlin\n  lull savings --idle-by region",
+		Example: "  lull savings --since 30d\n  lull savings --by tag:team --csv\n  lull savings --since 2026-10-01T00:00:00Z --until 2026-11-01T00:00:00Z --csv\n  lull savings --by policy --every week --time-zone Europe/Berlin\n  lull savings --idle-by region",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at, err := when.Past(time.Now(), from)
 			if err != nil {
@@ -169,6 +177,13 @@ unknown, never zero.`,
 				return err
 			}
 			q := url.Values{"from": {at.UTC().Format(time.RFC3339)}, "by": {by}, "time_zone": {zone}}
+			if until != "" {
+				end, err := when.Past(time.Now(), until)
+				if err != nil {
+					return &usageError{err}
+				}
+				q.Set("to", end.UTC().Format(time.RFC3339))
+			}
 			if every != "" {
 				q.Set("every", every)
 			}
@@ -185,6 +200,7 @@ unknown, never zero.`,
 			return c.print(r, func(w io.Writer) { savingsText(w, r) })
 		}}
 	cmd.Flags().StringVar(&from, "since", "30d", "from this time on: "+when.PastForms)
+	cmd.Flags().StringVar(&until, "until", "", "up to this time, and not to now: "+when.PastForms)
 	cmd.Flags().StringVar(&by, "by", "worker", "worker, region, policy, instance_type, or tag:NAME")
 	cmd.Flags().StringVar(&every, "every", "", "also sum up each day, week or month")
 	cmd.Flags().StringVar(&idleBy, "idle-by", "", "also show in which hours of the week a worker, region, policy, instance_type or tag:NAME was idle and ran on")

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/link/control"
 	"lull/internal/savings"
 )
 
@@ -113,5 +114,23 @@ func TestStopsCountForTheirPolicy(t *testing.T) {
 	}
 	if len(got) != 2 || got["hasty"] != 4 || got["calm"] != 2 || total.Workers != 1 || math.Abs(total.RunningHours-4) > 1e-9 {
 		t.Errorf("avoided %v, in all %+v", got, total)
+	}
+}
+
+// TestRecommended: money decides, hours where the money of one is not known, and
+// a false stop is never recommended.
+func TestRecommended(t *testing.T) {
+	usd := func(v float64) *float64 { return &v }
+	o := func(name string, hours float64, saved *float64, falseStops int) control.SimulatedOutcome {
+		return control.SimulatedOutcome{Name: name, FalseStops: falseStops, Sum: savings.Sum{AvoidedHours: hours, Saved: saved}}
+	}
+	for want, l := range map[string][]control.SimulatedOutcome{
+		"dear": {o("many", 90, usd(1), 0), o("dear", 10, usd(9), 0), o("false", 99, usd(99), 1)},
+		"many": {o("dear", 10, usd(9), 0), o("many", 90, nil, 0)},
+		"":     {o("false", 99, usd(99), 1), o("none", 0, nil, 0)},
+	} {
+		if got := recommended(l); got != want {
+			t.Errorf("recommended is %q, want %q", got, want)
+		}
 	}
 }

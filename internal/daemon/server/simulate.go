@@ -26,6 +26,7 @@ import (
 const (
 	maxSimulated = 35 * 24 * time.Hour
 	maxStops     = 200
+	maxCompared  = 32 // named policies, where none is asked about
 	falseStop    = 15 * time.Minute
 )
 
@@ -270,6 +271,9 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	if out.From, out.To, err = period(from, to, time.Now(), 7*24*time.Hour, maxSimulated); err != nil {
 		return out, err
 	}
+	if len(in.Policies) == 0 {
+		in.Policies = s.everyPolicy()
+	}
 	policies := make([]candidate, len(in.Policies))
 	for i, p := range in.Policies {
 		if policies[i], err = s.wanted(p, in.Of); err != nil {
@@ -417,17 +421,38 @@ func (t *trial) use() savings.Use {
 	return savings.Use{Worker: t.w.ID, Name: t.w.Name, Region: t.w.AWSRegion, InstanceType: t.w.InstanceType, Policy: t.policy, Tags: t.w.Tags, Volumes: t.volumes}
 }
 
-// recommended is the policy with the most hours avoided at no false stop;
-// empty if there is none.
+// recommended is, of the policies without a false stop, the one that saves the
+// most money, or, unless the money of each is known, the most hours; empty if
+// none avoids anything.
 func recommended(l []control.SimulatedOutcome) string {
-	best := -1
-	for i, o := range l {
-		if o.FalseStops == 0 && o.AvoidedHours > 0 && (best < 0 || o.AvoidedHours > l[best].AvoidedHours) {
-			best = i
+	var fit []control.SimulatedOutcome
+	money := true
+	for _, o := range l {
+		if o.FalseStops == 0 && o.AvoidedHours > 0 {
+			fit = append(fit, o)
+			money = money && o.Sum.Saved != nil
 		}
 	}
-	if best < 0 {
+	if len(fit) == 0 {
 		return ""
 	}
-	return l[best].Name
+	return slices.MaxFunc(fit, func(a, b control.SimulatedOutcome) int {
+		byHours := cmp.Compare(a.AvoidedHours, b.AvoidedHours)
+		if money {
+			return cmp.Or(cmp.Compare(*a.Sum.Saved, *b.Sum.Saved), byHours)
+		}
+		return byHours
+	}).Name
+}
+
+// everyPolicy are the named policies with an idle timeout, by name.
+func (s *Server) everyPolicy() []control.SimulatedPolicy {
+	var out []control.SimulatedPolicy
+	for name, p := range s.fleet.Rules().Policies {
+		if p.IdleTimeoutMinutes != nil {
+			out = append(out, control.SimulatedPolicy{Name: name})
+		}
+	}
+	slices.SortFunc(out, func(a, b control.SimulatedPolicy) int { return cmp.Compare(a.Name, b.Name) })
+	return out[:min(len(out), maxCompared)]
 }

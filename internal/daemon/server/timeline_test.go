@@ -264,6 +264,13 @@ func TestSimulateAndSavings(t *testing.T) {
 			b.problem(bad, res, data, 422)
 		}
 	}
+	res, data = b.ask("POST", "/api/v1/simulate", token, []byte(`{"from":"`+begun.Format(time.RFC3339)+`"}`))
+	if res.StatusCode != http.StatusOK {
+		t.Fatalf("%d %s", res.StatusCode, data)
+	}
+	if all := decode[control.Simulation](t, data); len(all.Policies) < 3 || all.Recommended == "" {
+		t.Errorf("of no policy: %d, and %q is recommended", len(all.Policies), all.Recommended)
+	}
 	// What a policy says beside its timeout.
 	closes := begun.Add(16*time.Hour + 30*time.Minute).Truncate(time.Minute) // when it is quiet, whatever the hour is now
 	if closes.Format("15:04") == "00:00" {

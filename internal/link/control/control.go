@@ -120,7 +120,7 @@ type SimulatedPolicy struct {
 
 // Simulate asks what policies would have done in a recorded time.
 type Simulate struct {
-	Policies      []SimulatedPolicy `json:"policies" minItems:"1" maxItems:"8"`
+	Policies      []SimulatedPolicy `json:"policies,omitempty" maxItems:"8" doc:"None is all named policies with an idle timeout, at most 32"`
 	From          string            `json:"from,omitempty" maxLength:"80" doc:"RFC 3339, how long before now (7d), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it; default seven days before to"`
 	To            string            `json:"to,omitempty" maxLength:"80" doc:"In the same form; default now"`
 	Of            string            `json:"of,omitempty" enum:"workers,agents" doc:"What is replayed: workers as the server saw them, or machines as their agents saw themselves; default workers"`
@@ -131,8 +131,9 @@ type Simulate struct {
 	WindowMinutes int               `json:"window_minutes,omitempty" minimum:"0" maximum:"1440" doc:"Use this soon after a pause makes it a false stop; 0 is 15"`
 }
 
-// Simulation is the answer. Recommended is the policy with the most hours
-// avoided at no false stop; empty if there is none.
+// Simulation is the answer. Recommended is, of the policies without a
+// false stop, the one that saves the most money, or hours where the money of one
+// is not known; empty if there is none.
 type Simulation struct {
 	From          time.Time          `json:"from"`
 	To            time.Time          `json:"to"`

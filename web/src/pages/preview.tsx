@@ -224,7 +224,7 @@ function Result(p: { r: Simulation; of: Of }) {
 
 function recommend(r: Simulation): string {
   const best = r.policies.find((o) => o.name === r.recommended)
-  if (best) return `${best.name} avoids the most without a single false stop: ${hours(best.avoided_hours)}${best.saved_usd !== null ? `, ${saved(best)}` : ''}.`
+  if (best) return `${best.name} saves the most without a single false stop: ${hours(best.avoided_hours)}${best.saved_usd !== null ? `, ${saved(best)}` : ''}.`
   if (r.policies.every((o) => o.avoided_hours === 0)) return r.policies.length === 1 ? 'It would have paused nothing.' : 'Neither would have paused anything.'
   return r.policies.length === 1 ? 'It would have stopped somebody who was about to go on. A longer timeout has fewer false stops.' : 'Each would have stopped somebody who was about to go on. A longer timeout has fewer false stops.'
 }

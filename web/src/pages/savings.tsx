@@ -233,13 +233,14 @@ function Week(p: { s: Savings; whose: string; setWhose: (key: string) => void })
   )
 }
 
-/** The groups as lull savings --csv writes them: an empty field is unknown. */
+/** The groups, of each period where there are some, as lull savings --csv writes them: an empty field is unknown. */
 function csv(s: Savings): string {
   const columns: (keyof Sum)[] = ['key', 'name', 'workers', 'running_hours', 'avoided_hours', 'other_stopped_hours', 'compute_saved_usd', 'unpriced_hours', 'storage_paid_usd', 'unknown_storage_hours', 'saved_usd']
   // What a spreadsheet would take for a formula is marked as text.
   const field = (v: unknown) => { const text = v === null || v === undefined ? '' : typeof v === 'string' && /^[=+\-@\t\r]/.test(v) ? `'${v}` : String(v); return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text }
   const head = ['from', 'to', s.by, ...columns.slice(1)]
-  return [head, ...(s.groups ?? []).map((g) => [s.from, s.to, ...columns.map((c) => g[c])])].map((row) => row.map(field).join(',')).join('\n') + '\n'
+  const periods = s.periods?.length ? s.periods : [s]
+  return [head, ...periods.flatMap((p) => (p.groups ?? []).map((g) => [p.from, p.to, ...columns.map((c) => g[c])]))].map((row) => row.map(field).join(',')).join('\n') + '\n'
 }
 
 function save(name: string, type: string, text: string) {
