@@ -23,7 +23,7 @@ func (c *cli) agentCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "agent", Short: "Stop this machine when nobody uses it", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.agentRun(), c.agentStatus(), c.agentWhy(), c.agentReload(), c.agentSnooze(), c.agentComplete(), c.agentLease(),
-		c.agentHistory(), c.agentHalt(), c.agentLs(), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentUninstall())
+		c.agentHistory(), c.agentHalt(), c.underHalt(c.agentLs()), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentUninstall())
 	return cmd
 }
 
@@ -171,6 +171,7 @@ is asked; with it, the server, by what that machine's agent reported to it.`,
 
 // agentWhyThere says why a machine runs by what its agent reported to a server.
 func (c *cli) agentWhyThere(ctx context.Context, machine string, at time.Time) error {
+	c.tellHalt(ctx)
 	cl, err := c.control()
 	if err != nil {
 		return err

@@ -669,6 +669,18 @@ func (w *window) warning(r *watched) {
 	w.visit(link)
 	w.sees(`campus-2.*will be paused at.*Keep it running for another hour\?`)
 	w.both("warning", "light", "dark")
+	halt := func(on bool) {
+		if _, err := control.Write[fleet.Halt](w.t.Context(), r.client, "POST", "/halt", map[string]bool{"on": on}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	halt(true)
+	w.visit(link)
+	w.sees(`is not stopped for that now: All automatic actions are halted by first-admin since 2.*Keep it running for another hour\?`)
+	w.until(`!/will be paused at/.test(document.body.innerText)`)
+	halt(false)
+	w.visit(link)
+	w.sees("will be paused at")
 	if s := state(); s.SnoozedUntil != nil {
 		w.t.Errorf("to look at a link snoozed the worker until %v", s.SnoozedUntil)
 	}
@@ -745,6 +757,7 @@ func (w *window) halt(r *watched) {
 		w.sees(`Halted\. All automatic actions are stopped\s+by first-admin`)
 	}
 	w.visit(r.url)
+	w.until(`document.querySelector('.tile.pausing_soon') && !/paused if nothing happens/.test(document.body.innerText)`)
 	w.both("halted", "light")
 	w.press("End the halt")
 	w.until(`!document.querySelector('.banner.halt')`)

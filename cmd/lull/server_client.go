@@ -80,6 +80,35 @@ func (c *cli) orServer(cmd *cobra.Command, ask func(cmd *cobra.Command, a []stri
 	return cmd
 }
 
+// underHalt makes a verb that lists or explains say first that everything
+// automatic is halted, where it is: on a fleet by whom and since when. JSON
+// has it in the objects that have a place for it.
+func (c *cli) underHalt(cmd *cobra.Command) *cobra.Command {
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, a []string) error {
+		if csv := cmd.Flags().Lookup("csv"); csv == nil || !csv.Changed {
+			c.tellHalt(cmd.Context())
+		}
+		return run(cmd, a)
+	}
+	return cmd
+}
+
+// tellHalt is silent about a fleet that cannot be asked: the verb says that.
+func (c *cli) tellHalt(ctx context.Context) {
+	if c.json {
+		return
+	}
+	cl, err := c.control()
+	if err != nil {
+		return
+	}
+	h, err := control.Read[fleet.Halt](ctx, cl, "/halt")
+	if err == nil && h.On {
+		fmt.Fprintln(c.out, c.red("HALTED: "+h.Sentence()+" No worker is paused, stopped or started automatically; end it with: lull halt --off"))
+	}
+}
+
 func (c *cli) completeWorkers(cmd *cobra.Command, a []string, to string) ([]string, cobra.ShellCompDirective) {
 	if len(a) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -117,6 +146,7 @@ func moment0(t *time.Time) string {
 
 // workerWhy is lull why for a worker.
 func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
+	c.tellHalt(cmd.Context())
 	at, err := atTime(cmd)
 	if err != nil {
 		return err

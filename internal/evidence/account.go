@@ -148,7 +148,7 @@ func (a *Account) end(b idle.Block) string {
 			return "--pause-after would have to be above 0"
 		}
 		return "idle detection would have to be switched on for it"
-	case "halted":
+	case idle.Halted:
 		return "the halt would have to end"
 	}
 	if sentence := agentEnds[b.Code]; a.Kind == KindAgent && sentence != "" {

@@ -330,7 +330,7 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 		}
 	}
 	e.Guards = slices.DeleteFunc(slices.Clone(e.Guards), func(b idle.Block) bool {
-		return slices.Contains(t.Ignored, b.Code) || b.Code == idle.Shadow || b.Code == "halted" || b.Code == idle.Schedule && (t.Schedule != nil || t.Policy != nil && scheduled)
+		return slices.Contains(t.Ignored, b.Code) || b.Code == idle.Shadow || b.Code == idle.Halted || b.Code == idle.Schedule && (t.Schedule != nil || t.Policy != nil && scheduled)
 	})
 	return p, e
 }

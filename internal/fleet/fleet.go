@@ -252,6 +252,15 @@ type Halt struct {
 	At time.Time `json:"at,omitzero"`
 }
 
+// Sentence says who stopped all automatic actions, and since when.
+func (h Halt) Sentence() string {
+	s := "All automatic actions are halted"
+	if h.By != "" && !h.At.IsZero() {
+		s += fmt.Sprintf(" by %s since %s", h.By, h.At.UTC().Format(time.RFC3339))
+	}
+	return s + "."
+}
+
 var haltCodec = store.Codec[Halt]{Version: 1}
 
 func decodeHalt(v store.Value) (Halt, error) {

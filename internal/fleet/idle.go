@@ -247,15 +247,11 @@ func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, er
 	w, err := f.Change(ctx, id, Changing{By: ByController, At: j.At, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		out = Outcome{}
 		guards, rules := slices.Clone(j.Guards), j.Rules(w)
-		switch {
-		case rules.Shadow:
-			guards = append(guards, idle.Block{Code: idle.Shadow, Sentence: shadowed(&rules)})
-		case j.Shadow || !w.Armed:
-			guards = append(guards, idle.Block{Code: idle.Shadow, Sentence: "It is in shadow: everything is decided and nothing is done."})
+		halt := f.Halted()
+		if halt.On != tx.Halted {
+			halt = Halt{On: tx.Halted} // as it is in this transaction
 		}
-		if tx.Halted {
-			guards = append(guards, idle.Block{Code: "halted", Sentence: "All automatic actions are halted."})
-		}
+		guards = append(guards, Standstill(w, &rules, halt, j.Shadow)...)
 		d := Case{Now: j.Now, Worker: w, Rules: &rules, Readings: j.Readings, Guards: guards,
 			Budget: f.stopBudget(j.Now, w, tx.Pool.Spent), ScaleDown: tx.Settings.ScaleDownEnabled}.Judge()
 		out.Reason, out.Force = d.Reason, d.Force

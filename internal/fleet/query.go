@@ -126,13 +126,10 @@ func (f *Fleet) WorkersByID(ctx context.Context, ids []string) ([]Worker, error)
 
 // StatusOf makes the idle status of a worker from its record, what holds for
 // it and its readings. No readings makes every signal unknown, and says so.
-// When it is checked next is for its owner to say, who plans it.
-func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings []idle.Reading, guards []idle.Block) IdleStatus {
-	if !w.Armed {
-		guards = append(guards[:len(guards):len(guards)], idle.Block{Code: idle.Shadow, Sentence: "It is in shadow until a person arms it."})
-	} else if r.Shadow {
-		guards = append(guards[:len(guards):len(guards)], idle.Block{Code: idle.Shadow, Sentence: shadowed(r)})
-	}
+// When it is checked next is for its owner to say, who plans it. shadow: the
+// whole server is in shadow.
+func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings []idle.Reading, guards []idle.Block, shadow bool) IdleStatus {
+	guards = slices.Concat(guards, Standstill(w, r, f.Halted(), shadow))
 	d := Case{Now: now, Worker: w, Rules: r, Readings: readings, Guards: guards, Budget: f.StopBudget(now, w), ScaleDown: f.Settings().ScaleDownEnabled}.Judge()
 	d.Verdict.NextIdleCheckAt = time.Time{}
 	return IdleStatus{
@@ -140,6 +137,25 @@ func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings 
 		TimeoutMinutes: time.Duration(d.Policy.Timeout).Minutes(), AutoPauseEnabled: d.Policy.AutoPause && d.Policy.Detection,
 		CheckedAt: d.Verdict.At, Readings: readings, ReadingsUnknown: len(readings) == 0, PolicyName: d.Policy.Name,
 	}
+}
+
+// Standstill are the blocks of whatever would be done automatically to w: a
+// halt, and a shadow. Whoever judges w, for the record, for an answer or for
+// the action itself, has them from here.
+func Standstill(w *Worker, r *policy.Resolved, h Halt, shadow bool) []idle.Block {
+	var out []idle.Block
+	if h.On {
+		out = append(out, idle.Block{Code: idle.Halted, Sentence: h.Sentence()})
+	}
+	switch {
+	case !w.Armed:
+		out = append(out, idle.Block{Code: idle.Shadow, Sentence: "It is in shadow until a person arms it: everything is decided and nothing is done."})
+	case r.Shadow:
+		out = append(out, idle.Block{Code: idle.Shadow, Sentence: shadowed(r)})
+	case shadow:
+		out = append(out, idle.Block{Code: idle.Shadow, Sentence: "It is in shadow: everything is decided and nothing is done."})
+	}
+	return out
 }
 
 // shadowed is the sentence of the block of a policy in shadow.
@@ -158,7 +174,7 @@ func (f *Fleet) GetWorkerIdleStatus(ctx context.Context, id string) (IdleStatus,
 	if err != nil {
 		return IdleStatus{}, err
 	}
-	return f.StatusOf(time.Now(), &w, &p, nil, nil), nil
+	return f.StatusOf(time.Now(), &w, &p, nil, nil, false), nil
 }
 
 // GetWorkerActivity is the activity group of a worker.

@@ -24,6 +24,7 @@ const (
 	Budget              Code = "budget"
 	HookVeto            Code = "hook_veto"
 	Shadow              Code = "shadow"
+	Halted              Code = "halted"
 	ClockInFuture       Code = "clock_in_future"
 	IdleTimeoutExceeded Code = "idle_timeout_exceeded"
 )

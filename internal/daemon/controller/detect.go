@@ -237,13 +237,7 @@ func (j *job) guards() []idle.Block {
 	rules := j.rules()
 	out = append(out, accepted(rules, j.live)...)
 	out = append(out, j.agent().holds()...)
-	if j.c.fleet.Halted().On {
-		out = append(out, idle.Block{Code: "halted", Sentence: "All automatic actions are halted."})
-	}
-	if j.c.cfg.Shadow || !j.w.Armed || rules.Shadow {
-		out = append(out, idle.Block{Code: idle.Shadow, Sentence: "It is in shadow: everything is decided and nothing is done."})
-	}
-	return out
+	return append(out, fleet.Standstill(&j.w, rules, j.c.fleet.Halted(), j.c.cfg.Shadow)...)
 }
 
 // judge asks the engine with what is at hand.
@@ -384,7 +378,7 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 	}
 	ctx, span := j.span(ctx, "settle")
 	defer span.End()
-	guards := slices.DeleteFunc(j.guards(), func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == "halted" })
+	guards := slices.DeleteFunc(j.guards(), func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == idle.Halted })
 	end := j.writes()
 	out, err := j.f.Settle(ctx, j.w.ID, fleet.Judgement{
 		At: j.w.Revision(), Now: time.Now(), Readings: j.live.readings, Guards: guards, Shadow: j.c.cfg.Shadow,

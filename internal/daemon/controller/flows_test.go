@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -300,6 +301,24 @@ func TestHaltInTheController(t *testing.T) {
 		time.Sleep(3 * time.Hour)
 		if w := r.worker(id); w.Status != power.WorkerRunning || w.AutoPauseCount != 0 {
 			t.Errorf("halted, it is %s", w.Status)
+		}
+		// Whoever is asked says so: no warning, no countdown, and who did it.
+		l, _ := r.c.Live(id)
+		record, err := r.fleet.GetWorkerIdleStatus(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for what, st := range map[string]fleet.IdleStatus{"its owner": *l.Idle, "the record": record} {
+			i := slices.IndexFunc(st.Blocks, func(b idle.Block) bool { return b.Code == idle.Halted })
+			if i < 0 || !strings.Contains(st.Blocks[i].Sentence, "halted by "+person.Name+" since 2") {
+				t.Errorf("%s does not say who halted it: %+v", what, st.Blocks)
+			}
+			if st.Has(idle.WarningPending) || st.TargetPauseAt != nil || st.WarnAt != nil || st.Eligible {
+				t.Errorf("halted, by %s: %+v", what, st.Verdict)
+			}
+		}
+		if n := len(r.machine(id).warned); n != 0 {
+			t.Errorf("halted, its users were warned %d times", n)
 		}
 		r.stop()
 		r.run(r.db.Client(), options{server: "server-2"}) // survives a restart

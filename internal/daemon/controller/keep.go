@@ -314,7 +314,7 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	if c.cfg.Guards != nil {
 		guards = c.cfg.Guards(&w, time.Now())
 	}
-	st := c.fleet.StatusOf(time.Now(), &w, &rules, readings, slices.Concat(guards, accepted(&rules, v), seen.holds()))
+	st := c.fleet.StatusOf(time.Now(), &w, &rules, readings, slices.Concat(guards, accepted(&rules, v), seen.holds()), c.cfg.Shadow)
 	if v.verdict != nil {
 		st.CheckedAt = v.checkedAt
 	}

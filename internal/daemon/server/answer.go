@@ -100,7 +100,11 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 	case !a.Holds(&w):
 		return over("The warning about " + w.Name + " is over: it was answered, or the worker was used or stopped meanwhile. It is " + string(w.Status) + " now.")
 	case !act:
-		return http.StatusOK, shownAnswer{Title: w.Name, Button: q.button, Lines: []string{s.warned(ctx, &w, a) + ".", q.ask}}
+		says := s.warned(ctx, &w, a) + "."
+		if h := s.fleet.Halted(); h.On {
+			says = "Its users were warned, but " + w.Name + " is not stopped for that now: " + h.Sentence()
+		}
+		return http.StatusOK, shownAnswer{Title: w.Name, Button: q.button, Lines: []string{says, q.ask}}
 	default:
 		w, err = s.fleet.AnswerWarning(ctx, a)
 	}

@@ -57,7 +57,8 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	}
 	d := evidence.Decision{Policy: p.Idle(w.IsIdleDetectionEnabled), Verdict: st.Verdict, Evidence: fleet.EvidenceFor(&w, st.Readings, nil)}
 	y := control.Why{Account: evidence.Explain(about(&w), d),
-		WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last.Entries, Readings: "live", Halted: s.fleet.Halted().On}
+		WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last.Entries, Readings: "live"}
+	s.haltInto(&y)
 	seen := &st
 	if _, live := s.observe(ctx, id); !live {
 		y.Readings, seen = "unknown", nil
@@ -73,17 +74,21 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	if y.Policy, err = s.workerPolicy(ctx, &w); err != nil {
 		return control.Why{}, err
 	}
-	switch {
-	case !up(w.Status):
+	if !up(w.Status) {
 		y.Change = []string{}
 		if w.Status == power.WorkerStopped {
 			y.Change = append(y.Change, comesBack(&w, &y.Policy)...)
 		}
-	case y.Halted:
-		y.Change = append(y.Change, "All automatic actions are halted.")
 	}
 	y.Change = append(y.Change, y.Policy.Faults...)
 	return y, nil
+}
+
+// haltInto says that all automatic actions are halted now, and by whom.
+func (s *Server) haltInto(y *control.Why) {
+	if h := s.fleet.Halted(); h.On {
+		y.Halted, y.Halt = true, &h
+	}
 }
 
 func about(w *fleet.Worker) evidence.Account {
@@ -120,7 +125,8 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	}
 	a := about(&w)
 	a.At, a.State = at, past.state
-	y := control.Why{WorkerID: w.ID, WorkerName: w.Name, Status: a.State, Last: last.Entries, Readings: "recorded", Halted: s.fleet.Halted().On}
+	y := control.Why{WorkerID: w.ID, WorkerName: w.Name, Status: a.State, Last: last.Entries, Readings: "recorded"}
+	s.haltInto(&y)
 	y.Account = evidence.Past(a, c)
 	y.Paused, y.Resumed = past.paused, past.resumed
 	if v := y.Verdict; v != nil {
@@ -289,9 +295,9 @@ func running(st fleet.IdleStatus, now time.Time) string {
 	case len(st.Blocks) == 0:
 		return fmt.Sprintf("It is idle for %.0f minutes and is paused at the next check.", st.IdleMinutes) + nextCheck(st)
 	case st.TargetPauseAt != nil && st.TargetPauseAt.After(now):
-		return fmt.Sprintf("%s If nothing happens it is paused at %s, in %s.", first(st.Blocks), clock(*st.TargetPauseAt), st.TargetPauseAt.Sub(now).Round(time.Second))
+		return fmt.Sprintf("%s If nothing happens it is paused at %s, in %s.", strongest(st.Blocks).Sentence, clock(*st.TargetPauseAt), st.TargetPauseAt.Sub(now).Round(time.Second))
 	}
-	return first(st.Blocks) + nextCheck(st)
+	return strongest(st.Blocks).Sentence + nextCheck(st)
 }
 
 // nextCheck says when it is looked at again, where that is known.
@@ -302,7 +308,29 @@ func nextCheck(st fleet.IdleStatus) string {
 	return fmt.Sprintf(" The next check is at %s.", clock(st.NextIdleCheckAt))
 }
 
-func first(blocks []idle.Block) string { return blocks[0].Sentence }
+// strongest is the block that would keep a worker up if all others ended: what
+// is switched off, then what is not known, then what has no known end, then
+// what ends last. There is at least one.
+func strongest(blocks []idle.Block) idle.Block {
+	return slices.MinFunc(blocks, func(a, b idle.Block) int {
+		if c := cmp.Compare(weakness(a), weakness(b)); c != 0 || a.Until == nil || b.Until == nil {
+			return c
+		}
+		return b.Until.Compare(*a.Until)
+	})
+}
+
+func weakness(b idle.Block) int {
+	switch {
+	case b.Code == idle.Halted:
+		return 0
+	case b.Code == idle.ClockInFuture || b.Code == idle.SignalUnknown:
+		return 1
+	case b.Until == nil:
+		return 2
+	}
+	return 3
+}
 
 func by(who string) string {
 	if who == "" {

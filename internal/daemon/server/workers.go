@@ -209,7 +209,7 @@ func (s *Server) idleStatus(ctx context.Context, w *fleet.Worker) (fleet.IdleSta
 	if err != nil {
 		return fleet.IdleStatus{}, err
 	}
-	return s.fleet.StatusOf(time.Now(), w, &p, nil, nil), nil
+	return s.fleet.StatusOf(time.Now(), w, &p, nil, nil, s.shadow), nil
 }
 
 func (s *Server) observedRoutes() {

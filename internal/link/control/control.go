@@ -42,6 +42,8 @@ type Why struct {
 	Readings string `json:"readings" enum:"live,recorded,unknown"`
 	// Halted tells that all automatic actions are stopped now.
 	Halted bool `json:"halted"`
+	// Halt is who stopped them, and since when; absent without a halt.
+	Halt *fleet.Halt `json:"halt,omitempty"`
 	// Policy is what holds for it: policy, schedule, overrides and budgets.
 	Policy WorkerPolicy `json:"policy"`
 }

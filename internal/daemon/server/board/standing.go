@@ -87,7 +87,7 @@ func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time
 	default:
 		r.Standing, r.Sentence = control.StandingIdle, "Not used lately."
 	}
-	if lasting != nil && r.Block == "" && w.Intent == nil {
+	if lasting != nil && r.Block == "" && w.Intent == nil && lasting.Code != idle.Halted { // what all have in common is said once
 		r.Sentence, r.Block = lasting.Sentence, string(lasting.Code)
 	}
 	if lasting != nil && st.IsIdle {
@@ -123,7 +123,7 @@ func find(blocks []idle.Block, codes ...idle.Code) *idle.Block {
 func actionable(c idle.Code) bool {
 	switch c {
 	case idle.InSnoozePeriod, idle.LeaseHeld, idle.AutoPauseDisabled, idle.DetectionDisabled, idle.Schedule, idle.MinWorkers,
-		idle.Cooldown, idle.Budget, idle.ConnectionOpen, idle.StatusNotRunning:
+		idle.Cooldown, idle.Budget, idle.ConnectionOpen, idle.StatusNotRunning, idle.Halted:
 		return false
 	}
 	return true

@@ -1,0 +1,37 @@
+package server
+
+import (
+	"testing"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/idle"
+)
+
+// TestStrongestBlock: the answer to why is what would keep it up if all else
+// ended, not what happens to come first.
+func TestStrongestBlock(t *testing.T) {
+	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
+	soon, late := now.Add(time.Minute), now.Add(time.Hour)
+	unknown := idle.Block{Code: idle.SignalUnknown, Sentence: "Not known: cml."}
+	halted := idle.Block{Code: idle.Halted, Sentence: "Halted by ada."}
+	notYet := idle.Block{Code: idle.NotIdleYet, Sentence: "Idle for 8m48s of 1h0m.", Until: &soon}
+	snooze := idle.Block{Code: idle.InSnoozePeriod, Sentence: "Protected.", Until: &late}
+	shadow := idle.Block{Code: idle.Shadow, Sentence: "In shadow."}
+	for want, blocks := range map[string][]idle.Block{
+		"Idle for 8m48s of 1h0m.": {notYet},
+		"Protected.":              {notYet, snooze},
+		"In shadow.":              {notYet, snooze, shadow},
+		"Not known: cml.":         {notYet, shadow, unknown},
+		"Halted by ada.":          {notYet, unknown, snooze, halted},
+	} {
+		st := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: blocks}}
+		if got := running(st, now); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	st := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{notYet, unknown}, NextIdleCheckAt: soon}}
+	if got := running(st, now); got != "Not known: cml. The next check is at "+clock(soon)+"." {
+		t.Errorf("with a plan: %q", got)
+	}
+}
