@@ -66,6 +66,7 @@ ALONE := ./cmd/lull ./demo ./internal/daemon/agent ./internal/daemon/agent/realt
 	./internal/edge/runtime/microvm ./internal/daemon/host/machines
 # Packages with goroutines that are quick enough under the race detector.
 RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
+	./internal/edge/runtime/docker ./internal/edge/runtime/microvm/vnet ./internal/edge/oci \
 	./internal/link/... ./internal/router ./internal/shim ./internal/sim/world ./internal/store/...
 
 # A test that fails is run again by itself, twice at most. What passes then is

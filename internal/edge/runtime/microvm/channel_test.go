@@ -2,12 +2,18 @@ package microvm
 
 import (
 	"bufio"
+	"bytes"
+	"io"
+	"log/slog"
 	"net"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"lull/internal/instance"
+	"lull/internal/link/guest"
 )
 
 // sabotage orders a fault of the control channel over the guest's network.
@@ -125,4 +131,31 @@ func TestBrokenChannel(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.clean("broken")
+}
+
+// TestTalkRate: a guest that says nothing but empty lines is read at the rate
+// that it is allowed, beyond what it may say at once.
+func TestTalkRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := (&Runtime{log: slog.New(slog.DiscardHandler)}).newWork("x")
+		defer w.loops.Wait()
+		defer w.cancel()
+		near, far := net.Pipe()
+		const lines = 400_000
+		var guests sync.WaitGroup
+		defer guests.Wait()
+		guests.Go(func() { _, _ = io.Copy(io.Discard, far) }) // what it is asked
+		guests.Go(func() {
+			if _, err := far.Write(bytes.Repeat([]byte("\n"), lines)); err != nil {
+				t.Error(err)
+			}
+			far.Close()
+		})
+		began := time.Now()
+		_ = w.converse(near, guest.NewPeer(near), false) // the guest's end of it is gone
+		want := time.Second * (lines*emptyCost - talkBurst) / talkRate
+		if took := time.Since(began); took < want || took > want+time.Second {
+			t.Errorf("%d lines were read in %s, want %s", lines, took, want)
+		}
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -390,8 +391,9 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestRoot: files come from a directory, writes stay in the guest's memory, and
-// the program runs as the user that was asked for; on the other machine type.
+// TestRoot: files come from a directory, or from an ext4 image that somebody
+// made, writes stay in the guest, and the program runs as the user that was
+// asked for; on the other machine type.
 func TestRoot(t *testing.T) {
 	parts, err := rig()
 	need(t, err)
@@ -416,12 +418,36 @@ func TestRoot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Its limits come with the boot: the image is made under Start.
+	image := filepath.Join(t.TempDir(), "mine.ext4")
+	if tool, err := FindTool("mke2fs"); err != nil {
+		t.Fatal(err)
+	} else if out, err := exec.Command(tool, "-q", "-t", "ext4", "-d", root, image, "64M").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	made, _, err := digest(image)
+	if err != nil {
+		t.Fatal(err)
+	}
 	b := newBench(t, func(c *Config) {
-		c.Machine = func(string) (Machine, error) { return Machine{Memory: 128 << 20, Kind: "microvm", Root: root}, nil }
+		c.Machine = func(string) (Machine, error) { return Machine{Memory: 128 << 20, Kind: "microvm"}, nil }
 	})
-	l := b.launch("root", 1, "guest", "serve", ":8080")
-	l.User, l.Env = "web", []string{"PATH=/usr/bin"}
+	for id, from := range map[string]string{"directory": root, "image": image} {
+		b.runsFrom(t, id, from)
+	}
+	if _, err := os.Stat(filepath.Join(root, "tmp/x")); err == nil {
+		t.Error("a write in the guest reached the directory")
+	}
+	if is, _, err := digest(image); err != nil || is != made {
+		t.Errorf("a guest changed the image: %v", err)
+	}
+}
+
+// runsFrom starts a guest with the files of TestRoot and looks at them there.
+func (b *bench) runsFrom(t *testing.T, id, root string) {
+	t.Helper()
+	// Its limits come with the boot: the image is made under Start.
+	l := b.launch(id, 1, "guest", "serve", ":8080")
+	l.Image, l.User, l.Env = root, "web", []string{"PATH=/usr/bin"}
 	if _, err := b.Start(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
@@ -432,13 +458,10 @@ func TestRoot(t *testing.T) {
 		{"write /tmp/x", "written\n"},
 		{"cat /tmp/x", "by a guest"},
 	} {
-		o, err := b.Exec(t.Context(), "root", instance.Command{Command: append([]string{"guest"}, strings.Fields(c.args)...)})
+		o, err := b.Exec(t.Context(), id, instance.Command{Command: append([]string{"guest"}, strings.Fields(c.args)...)})
 		if err != nil || o.Stdout != c.want {
-			t.Errorf("%s: %+v, %v", c.args, o, err)
+			t.Errorf("%s of the %s: %+v, %v", c.args, id, o, err)
 		}
-	}
-	if _, err := os.Stat(filepath.Join(root, "tmp/x")); err == nil {
-		t.Error("a write in the guest reached the directory")
 	}
 }
 

@@ -1,0 +1,234 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"lull/internal/instance"
+)
+
+// engine is a Docker daemon that knows containers, tells events, and may cut
+// everybody off who listens to them.
+type engine struct {
+	mu      sync.Mutex
+	running map[string]bool // container -> whether it runs
+	ears    map[chan string]bool
+}
+
+// set changes a container and tells it; a nil change removes it.
+func (e *engine) set(id, action string, running *bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if running == nil {
+		delete(e.running, id)
+	} else {
+		e.running[id] = *running
+	}
+	for ear := range e.ears {
+		ear <- fmt.Sprintf(`{"Type":"container","Action":%q,"Actor":{"ID":%q}}`+"\n", action, id)
+	}
+}
+
+func (e *engine) cut() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for ear := range e.ears {
+		close(ear)
+	}
+	clear(e.ears)
+}
+
+func (e *engine) events(w http.ResponseWriter, q *http.Request) {
+	ear := make(chan string, 4096)
+	e.mu.Lock()
+	e.ears[ear] = true
+	e.mu.Unlock()
+	_ = http.NewResponseController(w).Flush() // an end is seen below
+	for {
+		select {
+		case line, ok := <-ear:
+			if !ok {
+				return
+			}
+			if _, err := fmt.Fprint(w, line); err != nil {
+				return
+			}
+			_ = http.NewResponseController(w).Flush()
+		case <-q.Context().Done():
+			e.mu.Lock()
+			delete(e.ears, ear)
+			e.mu.Unlock()
+			return
+		}
+	}
+}
+
+func (e *engine) list(w http.ResponseWriter, _ *http.Request) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := []map[string]string{}
+	for id := range e.running {
+		out = append(out, map[string]string{"Id": id})
+	}
+	_ = json.NewEncoder(w).Encode(out)
+}
+
+func (e *engine) inspect(w http.ResponseWriter, q *http.Request) {
+	id := q.PathValue("id")
+	e.mu.Lock()
+	running, ok := e.running[id]
+	e.mu.Unlock()
+	if !ok {
+		http.Error(w, "no such container", http.StatusNotFound)
+		return
+	}
+	fmt.Fprintf(w, `{"Id":%q,"Name":"/c%s","Config":{"Labels":{"lull.pause-after":"1m"}},"State":{"Running":%t,"Pid":4000}}`, id, id[:8], running)
+}
+
+// ledger is a host that writes down what it is told.
+type ledger struct {
+	mu       sync.Mutex
+	has      map[string]bool // what was taken over, by container
+	twice    []string
+	observed map[string]bool
+}
+
+func (l *ledger) ByImage(_, image string) (string, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return image, l.has[image]
+}
+
+func (l *ledger) Create(_ context.Context, s instance.Spec) (string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.has[s.Image] {
+		l.twice = append(l.twice, s.Image)
+	}
+	l.has[s.Image] = true
+	return s.Image, nil
+}
+
+func (l *ledger) StartedOutside(context.Context, string, string) error { return nil }
+
+func (l *ledger) Observe(id, _ string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.observed[id] = true
+	return nil
+}
+
+func (l *ledger) Delete(_ context.Context, id, _ string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.has, id)
+	return nil
+}
+
+func (l *ledger) list() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Sorted(maps.Keys(l.has))
+}
+
+// looked says whether all of ids were compared with what they are.
+func (l *ledger) looked(ids []string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !slices.ContainsFunc(ids, func(id string) bool { return !l.observed[id] })
+}
+
+// TestFollow: while many containers come, change and go at once, and the stream
+// of events breaks meanwhile, the host ends up with those that are there, and
+// took none over twice.
+func TestFollow(t *testing.T) {
+	e := &engine{running: map[string]bool{}, ears: map[chan string]bool{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /events", e.events)
+	mux.HandleFunc("GET /containers/json", e.list)
+	mux.HandleFunc("GET /containers/{id}/json", e.inspect)
+	socket := filepath.Join(t.TempDir(), "d.sock")
+	ln, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: mux}
+	var all sync.WaitGroup
+	all.Go(func() { _ = srv.Serve(ln) }) // until it is closed
+	defer all.Wait()
+	defer srv.Close()
+
+	r := &Runtime{cfg: Config{Socket: socket}, api: newClient(socket), log: slog.New(slog.DiscardHandler), works: map[string]*Work{}, names: map[string]string{}}
+	h := &ledger{has: map[string]bool{}, observed: map[string]bool{}}
+	ctx, end := context.WithCancel(t.Context())
+	all.Go(func() {
+		if err := r.Follow(ctx, h); err != nil {
+			t.Error(err)
+		}
+	})
+	defer end()
+
+	yes, no := true, false
+	var users sync.WaitGroup
+	const each = 20
+	for n := range 4 {
+		users.Go(func() {
+			for k := range each {
+				id := fmt.Sprintf("%08x", n*each+k) + strings.Repeat("0", 56)
+				e.set(id, "start", &yes)
+				e.set(id, "exec_start: true", &yes)
+				e.set(id, "pause", &yes)
+				switch k % 4 {
+				case 1:
+					e.set(id, "die", &no)
+				case 2:
+					e.set(id, "destroy", nil)
+				case 3:
+					e.cut()
+				}
+			}
+		})
+	}
+	users.Wait()
+	want := func() (out []string) { // what runs must be there, what is gone must not
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for id, running := range e.running {
+			if running {
+				out = append(out, id)
+			}
+		}
+		slices.Sort(out)
+		return out
+	}()
+	for limit := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		got := slices.DeleteFunc(h.list(), func(id string) bool { // what has ended may have been taken over before
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			running, there := e.running[id]
+			return there && !running
+		})
+		if slices.Equal(got, want) && h.looked(want) {
+			break
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("the host has %d containers, want %d:\n%v\n%v", len(got), len(want), got, want)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.twice) > 0 {
+		t.Errorf("taken over twice: %v", h.twice)
+	}
+}
