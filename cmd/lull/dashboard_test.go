@@ -1126,10 +1126,11 @@ func (w *window) newerStays(r *watched, address string) {
 	snooze(120)
 	w.until(`window.held.length === 1`) // an answer with two hours is on its way
 	snooze(600)
-	w.sees(`another (9 h 59|10 h 00) min`)
+	// Who asked for it is told while the worker has the same end as its standing.
+	w.sees(`another (9 h 59|10 h 00) min\), by first-admin`)
 	js[bool](w, `(() => {
 		window.older = []; window.late = null
-		new MutationObserver(() => { const m = /another (1 h \d+|2 h \d*)[^)]*/.exec(document.querySelector('main').innerText); if (m) window.older.push(m[0]) })
+		new MutationObserver(() => { const m = /Snooze protection\s+until.*/.exec(document.querySelector('main').innerText); if (m && !m[0].includes(', by ')) window.older.push(m[0]) })
 			.observe(document.querySelector('main'), {subtree: true, childList: true, characterData: true})
 		return true
 	})()`)
