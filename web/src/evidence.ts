@@ -95,6 +95,7 @@ export interface Savings {
   by: string
   groups: Sum[] | null
   total: Sum
+  days: number
   idle_hours_not_avoided: Record<string, number>
   periods?: { from: string; to: string; groups: Sum[] | null; total: Sum }[]
   idle_by_hour_of_week: number[]

@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"lull/internal/evidence"
 	"lull/internal/idle"
 )
 
@@ -17,7 +18,7 @@ type measures struct {
 	// notAvoided are the hours that workers ran idle, by what kept them up.
 	notAvoided *prometheus.CounterVec
 	// falsePause counts would-be pauses in shadow that somebody's work
-	// followed within falseWithin.
+	// followed within evidence.FalseStop.
 	falsePause prometheus.Counter
 	// lateness is how long after it happened activity was reported that would
 	// have prevented a pause.
@@ -29,10 +30,6 @@ const (
 	stageRunning = "running"
 	stageReady   = "cml_ready"
 )
-
-// falseWithin is how soon after a would-be pause activity shows that the
-// pause would have been a false one.
-const falseWithin = 30 * time.Minute
 
 // readyEvery is how often CML is asked whether it is ready, after a resume and
 // for at most readyWithin.
@@ -47,9 +44,9 @@ func newMeasures() measures {
 			Help:    "Seconds from when a resume was asked for until the worker was RUNNING (stage running) and until its CML said that it is ready (stage cml_ready).",
 			Buckets: []float64{5, 10, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1200}}, []string{"stage"}),
 		notAvoided: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "lull_idle_hours_not_avoided_total",
-			Help: "Hours that workers ran although they were idle, by what kept them up: the code of a block."}, []string{"cause"}),
+			Help: "Hours that workers ran although nobody used them, by what kept them up, as the savings have it: the code of a block, or about_to_be_paused."}, []string{"cause"}),
 		falsePause: prometheus.NewCounter(prometheus.CounterOpts{Name: "lull_would_be_false_pause_total",
-			Help: "Pauses that shadow mode kept from happening and that work followed within 30 minutes."}),
+			Help: "Pauses that shadow mode kept from happening and that work followed within 15 minutes, the window of a simulation that names none."}),
 		lateness: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "lull_late_activity_delay_seconds",
 			Help:    "Seconds from activity until it was reported, where it would have prevented a pause that had been carried out by then.",
 			Buckets: []float64{60, 300, 900, 1800, 3600, 2 * 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600}}),
@@ -102,14 +99,15 @@ func (j *job) awaitReady(ctx context.Context) {
 }
 
 // idled adds the time since the last check to the idle hours that were not
-// avoided, if the worker was idle then and is now.
+// avoided, by what the check before says of it.
 func (j *job) idled(v idle.Verdict) {
 	last := j.live.verdict
-	if last == nil || !last.IsIdle || !v.IsIdle || len(v.Blocks) == 0 {
+	if last == nil {
 		return
 	}
-	if d := v.At.Sub(last.At); d > 0 && d < 24*time.Hour {
-		j.c.measure.notAvoided.WithLabelValues(string(v.Blocks[0].Code)).Add(d.Hours())
+	cause := evidence.KeptUp(last, time.Duration(j.rules().CheckInterval), last.At)
+	if d := v.At.Sub(last.At); cause != "" && d > 0 && d < 24*time.Hour {
+		j.c.measure.notAvoided.WithLabelValues(cause).Add(d.Hours())
 	}
 }
 
@@ -120,7 +118,7 @@ func (j *job) wouldBeFalse(newest time.Time) {
 	if at.IsZero() || !newest.After(at) {
 		return
 	}
-	if newest.Sub(at) < falseWithin {
+	if newest.Sub(at) < evidence.FalseStop {
 		j.c.measure.falsePause.Inc()
 	}
 	j.live.wouldAt = time.Time{}

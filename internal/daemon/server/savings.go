@@ -97,6 +97,13 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 		}
 	}
 	out.Groups, out.Total = s.prices.Group(uses(all, out.From, out.To, byPolicy), key)
+	first := out.To
+	for _, t := range all {
+		if at := later(out.From, t.w.CreatedAt); at.Before(first) {
+			first = at
+		}
+	}
+	out.Days = out.To.Sub(first).Hours() / 24
 	if in.Every != "" {
 		sums := 0
 		for _, p := range parts(out.From, out.To, in.Every, zone) {
@@ -247,17 +254,7 @@ func idleTime(t *trial, x evidence.Stretch, begin time.Time) (from, to time.Time
 	if !known {
 		return from, to, notRecorded
 	}
-	v := x.Check.Verdict
-	if last := v.LastActivityAt; last != nil && x.From.Sub(*last) < 2*time.Duration(x.Check.Policy.CheckInterval) {
-		return from, to, "" // in use
-	}
-	if len(v.Blocks) == 0 {
-		return from, to, "about_to_be_paused"
-	}
-	strongest := slices.IndexFunc(v.Blocks, func(b idle.Block) bool {
-		return b.Code != idle.NotIdleYet && b.Code != idle.RecentActivity && b.Code != idle.WarningPending
-	})
-	return from, to, string(v.Blocks[max(strongest, 0)].Code)
+	return from, to, evidence.KeptUp(&x.Check.Verdict, time.Duration(x.Check.Policy.CheckInterval), x.From)
 }
 
 // byHour adds [from, to) to the hours of the week that it covers.

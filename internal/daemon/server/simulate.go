@@ -27,7 +27,6 @@ const (
 	maxSimulated = 35 * 24 * time.Hour
 	maxStops     = 200
 	maxCompared  = 32 // named policies, where none is asked about
-	falseStop    = 15 * time.Minute
 )
 
 func (s *Server) simulateRoutes() {
@@ -258,7 +257,7 @@ func (c *candidate) follow(rules *policy.Set, name *string, force bool) error {
 func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(share float64) error) (control.Simulation, error) {
 	out := control.Simulation{Policies: []control.SimulatedOutcome{}, Workers: map[string]string{}, WindowMinutes: in.WindowMinutes}
 	if out.WindowMinutes == 0 {
-		out.WindowMinutes = int(falseStop.Minutes())
+		out.WindowMinutes = int(evidence.FalseStop.Minutes())
 	}
 	from, err := bound("from", in.From)
 	if err != nil {

@@ -300,6 +300,9 @@ func TestSimulateAndSavings(t *testing.T) {
 	if s.NotAvoided["lease_held"] == 0 || s.NotAvoided["signal_unknown"] == 0 || s.NotAvoided["not_recorded"] == 0 || len(s.IdleByHour) != 7*24 || s.Total.Saved != nil {
 		t.Errorf("savings: %+v", s)
 	}
+	if s.Days <= 0 || s.Days > 1.01 {
+		t.Errorf("%g days of a worker that was made now", s.Days)
+	}
 	if len(s.Periods) != 0 || len(s.Idle) != 0 {
 		t.Errorf("details that nobody asked for: %+v", s)
 	}

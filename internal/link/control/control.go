@@ -173,6 +173,9 @@ type Savings struct {
 	By     string        `json:"by"`
 	Groups []savings.Sum `json:"groups"`
 	Total  savings.Sum   `json:"total"`
+	// Days are those of the time since there was a worker: what is saved a day
+	// is saved in them.
+	Days float64 `json:"days"`
 	// Periods are the same for each day, week or month; empty unless asked for.
 	Periods []SavingsPeriod `json:"periods,omitempty"`
 	// NotAvoided are hours that nobody used and that ran on, by what kept

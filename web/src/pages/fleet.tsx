@@ -80,7 +80,7 @@ function Saved() {
   return (
     <p class="saved">
       {t.avoided_hours === 0 ? 'Nothing was saved yet.' : t.saved_usd === null ? <><strong>{hours(t.avoided_hours)}</strong> avoided in 30 days. {unknownMoney(t)}.</>
-        : <><strong>{saved(t)}</strong> saved in 30 days, {usd(t.saved_usd / 30)} a day.</>} <a href="/savings">Savings</a>
+        : <><strong>{saved(t)}</strong> saved in 30 days, {usd(t.saved_usd / s.days)} a day.</>} <a href="/savings">Savings</a>
     </p>
   )
 }

@@ -68,7 +68,7 @@ export function SavingsPage(p: PageProps) {
         {s && <span class="exports"><button type="button" onClick={() => save(`savings-${by.replace(':', '-')}.csv`, 'text/csv', csv(s))}>Export CSV</button> <button type="button" onClick={() => save(`savings-${by.replace(':', '-')}.json`, 'application/json', JSON.stringify(s, null, 2))}>Export JSON</button></span>}
       </form>
       {r.problem && <Fault problem={r.problem} retry={r.reload} />}
-      {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers show here from the day that lull has them.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} days={(new Date(s.to).getTime() - new Date(held(s)[0]?.from ?? s.from).getTime()) / 86_400_000} />}
+      {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers show here from the day that lull has them.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} />}
     </>
   )
 }
@@ -83,7 +83,7 @@ const grouping = (by: string) => words(by.replace(':', ' '))
 
 const start = (days: number) => new Date(Date.now() - days * 86_400_000).toISOString()
 
-function Shown(p: { s: Savings; days: number; every: string; whose: string; setWhose: (key: string) => void }) {
+function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: string) => void }) {
   const { s } = p
   const t = s.total
   const lost = Object.entries(s.idle_hours_not_avoided).sort((a, b) => b[1] - a[1])
@@ -93,7 +93,7 @@ function Shown(p: { s: Savings; days: number; every: string; whose: string; setW
   return (
     <>
       <div class="tiles sums">
-        <Figure value={saved(t)} text="saved" note={t.saved_usd === null ? (t.avoided_hours > 0 ? unknownMoney(t) : 'nothing was stopped by lull yet') : `${usd(t.saved_usd / p.days)} a day; storage is subtracted`} />
+        <Figure value={saved(t)} text="saved" note={t.saved_usd === null ? (t.avoided_hours > 0 ? unknownMoney(t) : 'nothing was stopped by lull yet') : `${usd(t.saved_usd / s.days)} a day; storage is subtracted`} />
         <Figure value={hours(t.avoided_hours)} text="avoided" note={`of ${hours(t.avoided_hours + t.running_hours)} of ${t.workers.toLocaleString('en')} worker${t.workers === 1 ? '' : 's'}`} />
         <Figure value={hours(t.running_hours)} text="ran" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped by people` : 'nothing was stopped by people'} />
         <Figure value={hours(idle)} text="idle, not avoided" note="by cause below" />

@@ -139,7 +139,7 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined }) {
   return (
     <Card title="Activity & Lifecycle">
       <dl class="facts two">
-        <div><dt>State</dt><dd>{w.status !== 'RUNNING' ? words(w.status).toLowerCase() : !st || st.readings_unknown ? 'Not known' : st.is_idle ? `Idle (${minutes(st.idle_minutes)})` : 'Active'}</dd></div>
+        <div><dt>State</dt><dd>{w.status !== 'RUNNING' ? words(w.status).toLowerCase() : !st || st.readings_unknown ? 'Not known' : `${st.is_idle ? 'Idle' : 'Not idle yet'} (${minutes(st.idle_minutes)} of ${minutes(st.timeout_minutes)})`}</dd></div>
         <div><dt>Last activity</dt><dd><Time at={st?.last_activity_at ?? w.last_activity_at} none="none seen" /></dd></div>
         <div><dt>Auto-pause</dt><dd>{pauseText(w, st, seconds, now)}</dd></div>
         <div><dt>Next check</dt><dd>{w.status === 'RUNNING' && st?.next_idle_check_at ? <Time at={st.next_idle_check_at} /> : '–'}</dd></div>
