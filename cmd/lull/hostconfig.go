@@ -36,6 +36,7 @@ type hostConfig struct {
 	WakeWait   time.Duration
 	ImageAge   time.Duration
 	ImageSpace string
+	Layer      string
 
 	reporting
 	ReportEvery time.Duration
@@ -62,6 +63,7 @@ var hostOptions = []option[hostConfig]{
 	{"wake-wait", "LULL_HOST_WAKE_WAIT", "duration", "how long a start or wake waits for memory and its turn before it fails; a relayed client waits a minute at most", func(c *hostConfig) any { return &c.WakeWait }},
 	{"image-age", "LULL_HOST_IMAGE_AGE", "duration", "how long an unpacked image, or the disk made of one, is kept that no instance uses; 0 keeps them until lull image prune", func(c *hostConfig) any { return &c.ImageAge }},
 	{"image-space", "LULL_HOST_IMAGE_SPACE", "size", "how much unpacked images and the disks made of them may take together, as 20G: each hour those go that no instance uses, the longest unused first, until they fit; 0 does not bound them", func(c *hostConfig) any { return &c.ImageSpace }},
+	{"layer", "LULL_HOST_LAYER", "size", "how much a microVM may write to files of its own, outside a workspace, as 10G: the size of a sparse file that is made at its first start, takes what is in it, and is kept until lull rm; 0 keeps them in the guest's memory and loses them when it stops", func(c *hostConfig) any { return &c.Layer }},
 	{"docker", "LULL_HOST_DOCKER", "path", "take over the idling of Docker's containers with the label lull.pause-after, over its API at this socket; empty is off, --docker alone means " + dockerSocket, func(c *hostConfig) any { return &c.Docker }},
 	{"server", "LULL_HOST_SERVER", "URL", "the server of a fleet to report to, https unless it is on this machine; empty reports to none", func(c *hostConfig) any { return &c.Server }},
 	{"token-file", "LULL_HOST_TOKEN_FILE", "path", "file with the token of this host for the server, readable by nobody else", func(c *hostConfig) any { return &c.TokenFile }},
@@ -74,7 +76,7 @@ var hostOptions = []option[hostConfig]{
 func defaultHostConfig(getenv func(string) string) hostConfig {
 	return hostConfig{Data: "lull-data/host", Socket: defaultSocket(getenv), PauseAfter: time.Minute,
 		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, Files: 65536, Machine: "q35", Channel: "auto",
-		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour, ImageSpace: "0", ReportEvery: 15 * time.Second}
+		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour, ImageSpace: "0", Layer: "10G", ReportEvery: 15 * time.Second}
 }
 
 // resolve reads every source. Every fault is reported, each naming the
@@ -97,6 +99,9 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	}
 	if _, err := cfg.imageSpace(); err != nil {
 		errs = append(errs, fmt.Errorf("cannot use image-space: %w", err))
+	}
+	if _, err := cfg.layer(); err != nil {
+		errs = append(errs, fmt.Errorf("cannot use layer: %w", err))
 	}
 	if _, _, err := cfg.budget(); err != nil {
 		errs = append(errs, fmt.Errorf("cannot use memory: %w", err))

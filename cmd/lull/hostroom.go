@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"lull/internal/instance"
 )
 
 // maxReserve is the most that an automatic budget leaves to the rest of the
@@ -41,6 +43,19 @@ func (c hostConfig) imageSpace() (int64, error) {
 		return 0, nil
 	}
 	return parseSize(c.ImageSpace)
+}
+
+// layer is how much a microVM may write to files of its own, 0 for what its
+// memory holds.
+func (c hostConfig) layer() (int64, error) {
+	if c.Layer == "0" {
+		return 0, nil
+	}
+	size, err := parseSize(c.Layer)
+	if err == nil {
+		err = instance.CheckLayer(size)
+	}
+	return size, err
 }
 
 // readMeminfo is the machine's memory and what of it can be had, in bytes.

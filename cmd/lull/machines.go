@@ -28,7 +28,11 @@ func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, h func() 
 	if err != nil {
 		return nil, err
 	}
-	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), Kernel: kernel, Images: images, Log: log,
+	layer, err := cfg.layer()
+	if err != nil {
+		return nil, err
+	}
+	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), Kernel: kernel, Images: images, Layer: layer, Log: log,
 		Channel: microvm.Channel(cfg.Channel),
 		Machine: func(string) (microvm.Machine, error) { return microvm.Machine{Kind: cfg.Machine}, nil },
 		OnExit:  func(id string, run uint64, e instance.Exit) { h().OnExit(id, run, e) },
@@ -125,7 +129,7 @@ func machineFindings(cfg hostConfig) (l findings) {
 		l.optional("microvm: workspaces", errors.New("the guest kernel has no module fuse"), "", "lull guest-kernel")
 	}
 	mke2fs, err := microvm.FindTool("mke2fs")
-	l.optional("microvm: images of directories", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without)")
+	l.optional("microvm: images of directories, own files", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without, with layer set to 0)")
 	accel, why := microvm.ChooseAccel()
 	l.optional("microvm: accelerator", nil, string(accel)+": "+why, "")
 	channel, err := microvm.FindChannel(microvm.Channel(cfg.Channel), k)

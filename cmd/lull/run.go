@@ -34,6 +34,9 @@ it, and woken by the first packet to one of its exposed ports.
   --expose 8080       the program listens on 127.0.0.1:8080 itself (direct path)
   --expose 8080:80    lull listens on 8080 and relays to 80 (relay path)
 
+What a container or a microVM writes over its image is kept until lull rm; a
+microVM's /tmp, /run and /dev/shm begin empty at each start.
+
 Without -d its output is shown; Ctrl-C leaves it running. What takes long, such as
 an image that is fetched, is told on standard error.`,
 		Example: "  lull run -d --name web --expose 8080 --pause-after 30s -- python3 -m http.server 8080 --bind 127.0.0.1" +

@@ -18,6 +18,7 @@ const (
 	ModuleDir  = "/lib/lull" // modules and the file "order" that lists them
 	PortName   = "lull.0"    // the virtio-serial port of the control channel
 	rootDir    = "/newroot"
+	upperDir   = "/upper"
 	groupDir   = "/sys/fs/cgroup/workload"
 	socketPath = "/run/lull.sock"
 	bootLimit  = 30 * time.Second // for a device to appear
@@ -29,6 +30,7 @@ type Plan struct {
 	Gateway  netip.Addr   // lull.gw
 	Resolver netip.Addr   // lull.dns
 	Root     string       // lull.root: block device with the workload's files; empty runs in the initramfs
+	Upper    string       // lull.upper: block device for what is written over them; empty keeps that in memory
 	Name     string       // lull.host: host name
 }
 
@@ -47,9 +49,9 @@ func ParsePlan(cmdline string) (Plan, error) {
 		case "lull.dns":
 			p.Resolver, err = netip.ParseAddr(v)
 		case "lull.root":
-			if p.Root = v; !strings.HasPrefix(v, "/dev/") {
-				err = errors.New("want a device")
-			}
+			p.Root, err = device(v)
+		case "lull.upper":
+			p.Upper, err = device(v)
 		case "lull.host":
 			p.Name = v
 		}
@@ -58,6 +60,13 @@ func ParsePlan(cmdline string) (Plan, error) {
 		}
 	}
 	return p, errors.Join(errs...)
+}
+
+func device(name string) (string, error) {
+	if !strings.HasPrefix(name, "/dev/") {
+		return name, errors.New("want a device")
+	}
+	return name, nil
 }
 
 // Boot brings the guest up as its process 1 and returns the configuration with
@@ -98,7 +107,7 @@ func Boot() (Config, error) {
 		}
 	}
 	if p.Root != "" {
-		if err := mountRoot(p.Root); err != nil {
+		if err := mountRoot(p.Root, p.Upper); err != nil {
 			return Config{}, err
 		}
 		cfg.Root, cfg.Socket = rootDir, filepath.Join(rootDir, socketPath)
@@ -169,27 +178,65 @@ func mountBasics() error {
 }
 
 // mountRoot puts a writable layer over the read-only image and the kernel's
-// file systems into it.
-func mountRoot(device string) error {
+// file systems into it. The layer is a disk with what the guest wrote in earlier
+// boots, or memory where there is none.
+func mountRoot(device, upper string) error {
 	if err := await(device); err != nil {
 		return err
 	}
-	if err := mountAll([]mount{
-		{device, "/lower", "ext4", "", unix.MS_RDONLY},
-		{"tmpfs", "/upper", "tmpfs", "mode=755", 0},
-	}); err != nil {
+	if err := mountAll([]mount{{device, "/lower", "ext4", "", unix.MS_RDONLY}}); err != nil {
 		return err
 	}
-	for _, d := range []string{"/upper/data", "/upper/work"} {
-		if err := os.Mkdir(d, 0o755); err != nil {
+	if err := mountUpper(upper); err != nil {
+		return err
+	}
+	for _, d := range []string{upperDir + "/data", upperDir + "/work"} {
+		if err := os.Mkdir(d, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return fmt.Errorf("cannot make the writable layer: %w", err)
 		}
 	}
-	ms := []mount{{"overlay", rootDir, "overlay", "lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work", 0}}
+	ms := []mount{{"overlay", rootDir, "overlay", "lowerdir=/lower,upperdir=" + upperDir + "/data,workdir=" + upperDir + "/work", 0}}
 	for _, d := range []string{"/proc", "/sys", "/dev", "/run", "/tmp"} {
 		ms = append(ms, mount{d, rootDir + d, "", "", unix.MS_BIND | unix.MS_REC})
 	}
 	return mountAll(ms)
+}
+
+// mountUpper mounts what holds the writable layer. A disk that cannot be mounted
+// is an error that says why: what a guest wrote is never replaced by nothing.
+func mountUpper(device string) error {
+	if device == "" {
+		return mountAll([]mount{{"tmpfs", upperDir, "tmpfs", "mode=755", 0}})
+	}
+	if err := errors.Join(await(device), os.MkdirAll(upperDir, 0o755)); err != nil {
+		return err
+	}
+	// With discard the host has back what is removed.
+	if err := unix.Mount(device, upperDir, "ext4", 0, "discard"); err != nil {
+		return fmt.Errorf("cannot mount the disk with what the guest wrote: %w; the kernel says: %s", err, lastOf(kernelLog(), "("+filepath.Base(device)+")"))
+	}
+	return nil
+}
+
+// kernelLog is what the kernel has printed, as far as it can be read.
+func kernelLog() string {
+	b := make([]byte, 256<<10)
+	n, err := unix.Klogctl(unix.SYSLOG_ACTION_READ_ALL, b)
+	if err != nil {
+		return ""
+	}
+	return string(b[:n])
+}
+
+// lastOf is the last line of a kernel's log that speaks of something.
+func lastOf(log, of string) (last string) {
+	last = "nothing"
+	for line := range strings.Lines(log) {
+		if _, text, ok := strings.Cut(line, "] "); ok && strings.Contains(text, of) {
+			last = strings.TrimSpace(text)
+		}
+	}
+	return last
 }
 
 func await(path string) error {
@@ -235,6 +282,9 @@ func rename(root, name, machine string) error {
 	return nil
 }
 
+// ownHosts is what the one line of an etc/hosts begins with that is ours.
+const ownHosts = "127.0.0.1 localhost "
+
 // writeNames gives the workload its resolver and its own name. Files that the
 // image has are left alone, except that a dangling or missing resolv.conf is
 // written.
@@ -264,7 +314,9 @@ func writeNames(root string, p Plan) error {
 			return err
 		}
 	}
-	return put("etc/hosts", "127.0.0.1 localhost "+p.Name+"\n", false)
+	// A clone may find those of the guest that it was made of.
+	was, _ := r.ReadFile("etc/hosts") // what cannot be read is not ours
+	return put("etc/hosts", ownHosts+p.Name+"\n", strings.HasPrefix(string(was), ownHosts) && strings.Count(string(was), "\n") == 1)
 }
 
 // loadModules loads what the file "order" lists, in that order. What the kernel

@@ -29,6 +29,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"lull/internal/link/guest"
 	"lull/internal/link/guest/vsock"
 )
@@ -242,6 +244,9 @@ func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (a
 			return nil, err
 		}
 		return nil, h.moveToVsock(ctx, c)
+	case guest.Sync:
+		unix.Sync()
+		return nil, nil
 	case guest.Shutdown:
 		var c guest.ShutdownCall
 		if err := q.Bind(&c); err != nil {

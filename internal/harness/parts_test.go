@@ -99,13 +99,13 @@ func FuzzParseTable(f *testing.F) {
 }
 
 func TestParsePlan(t *testing.T) {
-	p, err := ParsePlan("console=ttyS0 quiet lull.ip=192.168.127.2/24 lull.gw=192.168.127.1 lull.dns=192.168.127.1 lull.root=/dev/vda lull.host=a\n")
+	p, err := ParsePlan("console=ttyS0 quiet lull.ip=192.168.127.2/24 lull.gw=192.168.127.1 lull.dns=192.168.127.1 lull.root=/dev/vda lull.upper=/dev/vdb lull.host=a\n")
 	want := Plan{Address: netip.MustParsePrefix("192.168.127.2/24"), Gateway: netip.MustParseAddr("192.168.127.1"),
-		Resolver: netip.MustParseAddr("192.168.127.1"), Root: "/dev/vda", Name: "a"}
+		Resolver: netip.MustParseAddr("192.168.127.1"), Root: "/dev/vda", Upper: "/dev/vdb", Name: "a"}
 	if err != nil || p != want {
 		t.Errorf("%+v, %v", p, err)
 	}
-	for _, bad := range []string{"lull.ip=1.2.3.4", "lull.gw=x", "lull.dns=", "lull.root=vda"} {
+	for _, bad := range []string{"lull.ip=1.2.3.4", "lull.gw=x", "lull.dns=", "lull.root=vda", "lull.upper="} {
 		if _, err := ParsePlan(bad); err == nil || !strings.Contains(err.Error(), strings.Split(bad, "=")[0]) {
 			t.Errorf("%s: %v", bad, err)
 		}

@@ -12,6 +12,7 @@ const (
 	SetClock  = "set_clock" // ClockCall -> ClockAnswer; after every resume
 	Workspace = "workspace" // WorkspaceCall -> {}; on every connection of the workspace's port, before run
 	Vsock     = "vsock"     // VsockCall -> {}, once connected; on the serial port only
+	Sync      = "sync"      // {} -> {}, once what was written to files is on the guest's disk
 	Shutdown  = "shutdown"  // ShutdownCall: ends the workload, syncs, powers off
 )
 

@@ -57,7 +57,7 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 		return 0, err
 	}
 	now := manifest{QEMU: man.QEMU, Vsock: man.Vsock} // which the wake compares
-	if err := errors.Join(w.checkFiles(man), r.bindMachine(&now, w.rec)); err != nil {
+	if err := errors.Join(w.checkFiles(man), r.bindMachine(&now, from, w.rec)); err != nil {
 		return 0, err
 	}
 	if err := man.fits(now); err != nil {
@@ -77,11 +77,11 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 		}
 	}
 	man.Template = rec.Template
-	if err := r.clear(ctx, l.ID); err != nil {
+	if err := r.forget(ctx, l.ID); err != nil {
 		return 0, err
 	}
 	if err := r.put(ctx, w, rec, man, l.ID); err != nil {
-		return 0, errors.Join(fmt.Errorf("cannot write the clone: %w", err), r.clear(ctx, l.ID))
+		return 0, errors.Join(fmt.Errorf("cannot write the clone: %w", err), r.forget(context.WithoutCancel(ctx), l.ID))
 	}
 	return man.State, nil
 }
@@ -93,6 +93,15 @@ func (r *Runtime) put(ctx context.Context, w *Work, rec runRecord, man *manifest
 		return err
 	}
 	if err := copySparse(ctx, filepath.Join(dir, stateFile), w.path(stateFile)); err != nil {
+		return err
+	}
+	if rec.Layer {
+		if err := r.copyLayer(ctx, id, w.id); err != nil {
+			return err
+		}
+	}
+	var err error
+	if man.Layer, err = r.layerState(id, rec); err != nil {
 		return err
 	}
 	if err := writeRecord(dir, rec); err != nil {

@@ -39,7 +39,8 @@ type manifest struct {
 	State   int64  `json:"state_bytes"`
 	Digest  string `json:"state_sha256"`
 	Memory  int64  `json:"memory_bytes"`
-	Root    string `json:"root,omitempty"` // size and time of the image
+	Root    string `json:"root,omitempty"`  // size and time of the image
+	Layer   string `json:"layer,omitempty"` // and of the guest's own disk, which nobody may write to meanwhile
 	// Template is the clone's whose memory it has (clone.go). Full says that the
 	// state has the memory in it: no file does, because the guest was a clone.
 	Template string `json:"template,omitempty"`
@@ -165,7 +166,8 @@ func (m *monitor) migrated(ctx context.Context) error {
 	}
 }
 
-// commit makes the memory durable and then writes the manifest.
+// commit makes the memory and the guest's disk durable and then writes the
+// manifest.
 func (w *Work) commit(man *manifest) (err error) {
 	if man.Full = w.rec.Template != ""; !man.Full {
 		if man.Memory, err = syncMemory(w.path(memoryFile)); err != nil {
@@ -174,6 +176,14 @@ func (w *Work) commit(man *manifest) (err error) {
 	}
 	if man.Digest, man.State, err = digest(w.path(stateFile)); err != nil {
 		return err
+	}
+	if w.rec.Layer {
+		if err := syncPath(w.r.layer(w.id)); err != nil {
+			return err
+		}
+		if man.Layer, err = w.r.layerState(w.id, w.rec); err != nil {
+			return err
+		}
 	}
 	man.At = time.Now()
 	w.fate.Lock()
@@ -246,11 +256,11 @@ func (w *Work) dropQEMU(ctx context.Context) {
 // binding is what a saved guest depends on, as it is now.
 func (w *Work) binding(m *monitor) (manifest, error) {
 	man := manifest{Version: manifestVersion, QEMU: m.version(), Vsock: w.rec.CID != 0}
-	return man, w.r.bindMachine(&man, w.rec)
+	return man, w.r.bindMachine(&man, w.id, w.rec)
 }
 
 // bindMachine adds the machine that a saved guest depends on, and its files.
-func (r *Runtime) bindMachine(man *manifest, rec runRecord) error {
+func (r *Runtime) bindMachine(man *manifest, id string, rec runRecord) error {
 	rec.Template, rec.CID = "", min(rec.CID, 1) // which may be others at each start
 	sum := sha256.New()
 	for _, a := range r.arguments("", rec.restored())[2:] { // without its name
@@ -260,28 +270,30 @@ func (r *Runtime) bindMachine(man *manifest, rec runRecord) error {
 		fmt.Fprintln(sum, r.files.processor())
 	}
 	man.Machine = hex.EncodeToString(sum.Sum(nil))
-	return r.bindFiles(man, rec.Root)
+	return r.bindFiles(man, id, rec)
 }
 
 // bindFiles adds the files that a saved guest depends on.
-func (r *Runtime) bindFiles(man *manifest, root string) (err error) {
+func (r *Runtime) bindFiles(man *manifest, id string, rec runRecord) (err error) {
 	if man.Kernel, err = r.sum.of(r.kernel.Image); err != nil {
 		return err
 	}
-	if root != "" {
-		st, err := os.Stat(root)
+	if rec.Root != "" {
+		st, err := os.Stat(rec.Root)
 		if err != nil {
 			return fmt.Errorf("cannot find the root image: %w", err)
 		}
 		man.Root = fmt.Sprintf("%d bytes of %s", st.Size(), st.ModTime().Format(time.RFC3339Nano))
 	}
-	return nil
+	man.Layer, err = r.layerState(id, rec)
+	return err
 }
 
 // fits compares what a guest was saved with to what there is now.
 func (man *manifest) fits(now manifest) error {
 	for _, c := range []struct{ what, was, is string }{
 		{"QEMU", man.QEMU, now.QEMU}, {"machine", man.Machine, now.Machine}, {"kernel", man.Kernel, now.Kernel}, {"root image", man.Root, now.Root},
+		{"state of its own disk", man.Layer, now.Layer},
 	} {
 		if c.was != c.is {
 			return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved with another %s (%s, now %s)", c.what, c.was, c.is)}

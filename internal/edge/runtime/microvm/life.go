@@ -50,14 +50,14 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 			}
 		}
 		if w.isGone() {
-			err = fmt.Errorf("%w: %w", errNoBoot, err)
+			err = fmt.Errorf("%w: %w", w.noBoot(), err)
 		}
 		return w.explain(ctx, err)
 	}
 	select {
 	case <-w.born:
 	case <-w.gone:
-		return w.explain(ctx, fmt.Errorf("%w: QEMU has ended", errNoBoot))
+		return w.explain(ctx, fmt.Errorf("%w: QEMU has ended", w.noBoot()))
 	case <-bctx.Done():
 		return w.explain(ctx, context.Cause(bctx))
 	}
@@ -74,6 +74,17 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	}
 	w.moveToVsock()
 	return nil
+}
+
+// noBoot is why a guest whose QEMU has ended never answered. One whose harness
+// said what was missing did boot: that tells nothing of the accelerator.
+func (w *Work) noBoot() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if strings.Contains(w.words, "lull-harness: ") {
+		return errors.New("the guest gave up")
+	}
+	return errNoBoot
 }
 
 // launch starts QEMU and sees it to its end.
@@ -116,6 +127,12 @@ func (w *Work) launch(rec runRecord) error {
 func (w *Work) explain(ctx context.Context, err error) error {
 	if s := w.r.complaint(w.id); s != "" {
 		err = fmt.Errorf("%w; QEMU says: %s", err, s)
+	}
+	w.mu.Lock()
+	words := w.words
+	w.mu.Unlock()
+	if words != "" {
+		return fmt.Errorf("%w; its console ends with: %s", err, lastLines(words, 12))
 	}
 	if m, merr := w.monitor(); merr == nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -486,6 +503,9 @@ func (w *Work) obituary(why string) string {
 	if err == nil {
 		console = lastWords(m.console(w.ctx))
 	}
+	w.mu.Lock()
+	w.words = console
+	w.mu.Unlock()
 	if _, err := fmt.Fprintf(w.log, "lull: %s; its console ends with:\n%s\n", why, console); err != nil {
 		w.r.log.Error("cannot keep a guest's end", "instance", w.id, "error", err)
 	}
@@ -499,12 +519,16 @@ func (w *Work) obituary(why string) string {
 
 // powerOff ends a guest whose program is over.
 func (w *Work) powerOff() {
+	limit := offLimit
+	if w.rec.Layer { // what is still to be written goes to a disk first
+		limit = writeLimit
+	}
 	_ = w.call(w.ctx, time.Second, guest.Shutdown, guest.ShutdownCall{}, nil) // QEMU is ended in any case
 	select {
 	case <-w.halted:
 	case <-w.gone:
 		return
-	case <-time.After(offLimit):
+	case <-time.After(limit):
 	case <-w.ctx.Done():
 	}
 	w.quit()

@@ -187,8 +187,8 @@ const (
 	kernelFile
 	initrdFile
 	rootFile // only where there is a root; kernel and first root are empty files in a QEMU that restores
-	// Behind the last of them come the socket of a workspace's port, and what a
-	// vsock device is made of.
+	// Behind the last of them come the guest's layer, the socket of a workspace's
+	// port, and what a vsock device is made of, where it has them.
 )
 
 // open opens what a QEMU is given, in the order of its numbers.
@@ -229,6 +229,13 @@ func (r *Runtime) open(id string, rec runRecord) (files []*os.File, err error) {
 		f, err := os.Open(name)
 		if err != nil {
 			return files, err
+		}
+		files = append(files, f)
+	}
+	if rec.Layer {
+		f, err := os.OpenFile(r.layer(id), os.O_RDWR, 0)
+		if err != nil {
+			return files, fmt.Errorf("cannot open the disk of its own files: %w", err)
 		}
 		files = append(files, f)
 	}

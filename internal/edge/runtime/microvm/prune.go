@@ -33,7 +33,7 @@ func (r *Runtime) bootFiles() string { return filepath.Join(r.cfg.Dir, "boot") }
 // ended with it (tied).
 func (r *Runtime) clearHalfMade() error {
 	var errs []error
-	for _, dir := range []string{filepath.Join(r.cfg.Dir, "images"), r.bootFiles(), r.templates()} {
+	for _, dir := range []string{filepath.Join(r.cfg.Dir, "images"), r.bootFiles(), r.templates(), r.layers()} {
 		ents, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
@@ -58,6 +58,7 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 		return nil, err
 	}
 	has := func(p string) bool { return used[p] }
+	guests := map[string]int{} // where they are in out: one has files in two places
 	add := func(dir, kind string, keep func(name string) bool) error {
 		ents, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -78,12 +79,20 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 				return fmt.Errorf("cannot measure an image: %w", err)
 			}
 			i.UsedAt = usedAt(path, i.MadeAt)
+			if n, more := guests[i.ID]; more && kind == kindGuest {
+				out[n].Bytes += i.Bytes
+				continue
+			}
+			if kind == kindGuest {
+				guests[i.ID] = len(out)
+			}
 			out = append(out, i)
 		}
 		return nil
 	}
+	runs := func(p string) bool { return r.work(filepath.Base(p)) != nil }
 	err = errors.Join(add(filepath.Join(r.cfg.Dir, "images"), kindDisk, has), add(r.bootFiles(), kindBoot, has),
-		add(filepath.Join(r.cfg.Dir, "vm"), kindGuest, func(p string) bool { return r.work(filepath.Base(p)) != nil }))
+		add(filepath.Join(r.cfg.Dir, "vm"), kindGuest, runs), add(r.layers(), kindGuest, runs))
 	return out, err
 }
 

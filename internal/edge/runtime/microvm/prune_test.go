@@ -6,10 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"lull/internal/instance"
 )
 
 // TestPruneKeepsWhatGuestsHave: the disk of a guest that is there stays, and so
@@ -70,7 +73,11 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 	if _, err := r.sweepTemplates(); err != nil || there(ended[0]) || there(ended[1]) || !there(began) || there(alone) || !there(shared) || there(free) || !there(used) {
 		t.Errorf("swept: %v", err)
 	}
-	if err := r.RemoveImage(t.Context(), "g"); err != nil || there(r.dir("g")) || there(shared) {
+	own, stopped := put("layers", "g"), put("layers", "stopped")
+	if l, err = r.Images(t.Context()); err != nil || len(slices.DeleteFunc(l, func(i instance.Image) bool { return i.Kind != kindGuest })) != 2 {
+		t.Errorf("a guest that ran and one that is stopped: %+v, %v", l, err)
+	}
+	if err := r.RemoveImage(t.Context(), "g"); err != nil || there(r.dir("g")) || there(shared) || there(own) || !there(stopped) {
 		t.Errorf("the guest that nobody has: %v", err)
 	}
 	if err := os.WriteFile(put("vm", "h", recordFile), []byte("{"), 0o600); err != nil {

@@ -31,6 +31,7 @@ type runRecord struct {
 	Accel   Accel   `json:"accel"`
 	Initrd  string  `json:"initrd"`
 	Root    string  `json:"root,omitempty"`
+	Layer   bool    `json:"layer,omitempty"` // it has a disk of its own over the root (layer.go)
 	// Template is whose memory the guest shares until it writes to it; Clone
 	// that the guest does not know yet that it is one (clone.go).
 	Template string `json:"template,omitempty"`
@@ -105,6 +106,9 @@ func commandLine(id string, rec runRecord, khz int) string {
 	}
 	if rec.Root != "" {
 		words = append(words, "lull.root=/dev/vda")
+	}
+	if rec.Layer {
+		words = append(words, "lull.upper=/dev/vdb")
 	}
 	if rec.Accel == TCG {
 		// Nobody else shares an emulated processor, and its layout is no secret
@@ -191,6 +195,10 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	if rec.Root != "" {
 		next++
 	}
+	layer := next
+	if rec.Layer {
+		next++
+	}
 	if rec.FilesPort {
 		args = append(args, "-chardev", socket("fil", next), "-device", "virtserialport,bus=vs.0,chardev=fil,name=lull.1")
 		next++
@@ -201,6 +209,14 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	if rec.Root != "" {
 		args = append(args, "-add-fd", "fd="+strconv.Itoa(rootFile)+",set=1", "-drive", "if=none,id=root,format=raw,readonly=on,file=/dev/fdset/1",
 			"-device", "virtio-blk"+bus+",drive=root")
+	}
+	if rec.Layer {
+		// A write is durable when the guest has flushed it; what it frees this
+		// machine gets back; and where this machine's disk is full the guest hears
+		// of an error and goes on.
+		args = append(args, "-add-fd", "fd="+strconv.Itoa(layer)+",set=2",
+			"-drive", "if=none,id=layer,format=raw,cache=writeback,discard=unmap,auto-read-only=off,file=/dev/fdset/2",
+			"-device", "virtio-blk"+bus+",drive=layer,werror=report,rerror=report")
 	}
 	return args
 }

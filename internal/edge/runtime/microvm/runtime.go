@@ -7,15 +7,17 @@
 // still, that Thaw returns nil only once the guest runs with its clock set and
 // its random numbers stirred, that what the guest did not say is an error in
 // the sample and never a zero, and that a run that is over leaves no process,
-// socket or memory file behind. The guest is hostile: what comes from it is
+// socket or memory file behind. What a guest wrote to its own files is there in
+// its next run, as a disk's after a power cut, until the instance is forgotten. The guest is hostile: what comes from it is
 // bounded and checked.
 //
 // QEMU outlives the daemon; Adopt connects to it again. While no daemon is
 // there a paused guest stays paused: its only clients came through the daemon.
 //
-// It decides nothing, and it keeps nothing of a guest's files: a root image is
-// shared read-only, and what a guest writes lies in its memory, or in its
-// workspace, a directory of this machine (package share).
+// It decides nothing, and it never reads a guest's files: a root image is shared
+// read-only, what a guest writes over it lies in a file system that only the
+// guest mounts (layer.go), and a workspace is a directory of this machine
+// (package share).
 package microvm
 
 import (
@@ -43,7 +45,7 @@ type Machine struct {
 	Memory int64             // bytes, a multiple of 1 MiB; default 256 MiB, at least 96 MiB
 	CPUs   int               // default 1, at most 64
 	Kind   string            // q35 (default), or microvm, which starts sooner
-	Root   string            // directory, ext4 image, OCI image or registry reference of the workload's files, read-only below a layer in memory; empty runs in the initramfs
+	Root   string            // directory, ext4 image, OCI image or registry reference of the workload's files, read-only below a layer of the guest's own; empty runs in the initramfs, which is memory
 	Files  map[string]string // path in the guest's initramfs -> file here
 	Net    vnet.Mode         // what the guest may reach; default outbound
 }
@@ -127,6 +129,7 @@ type Config struct {
 	Accel   Accel      // default: the rule, or what was remembered
 	Channel Channel    // default: auto
 	Images  *oci.Store // where images are unpacked; nil takes directories and ext4 images only
+	Layer   int64      // bytes that a guest with a root may write over it, at its first start; 0 keeps that in its memory until it stops
 	Log     *slog.Logger
 
 	// Machine says what an instance's guest is made of where its launch says
@@ -229,6 +232,9 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	if cfg.Accel != "" && cfg.Accel != KVM && cfg.Accel != TCG {
 		errs = append(errs, fmt.Errorf("cannot use accel: %q is neither kvm nor tcg", cfg.Accel))
+	}
+	if err := instance.CheckLayer(cfg.Layer); err != nil {
+		errs = append(errs, fmt.Errorf("cannot use layer: %w", err))
 	}
 	if n := len(filepath.Join(cfg.Dir, "vm", strings.Repeat("x", 32), "qmp.sock")); n > maxSocket || !filepath.IsAbs(cfg.Dir) {
 		errs = append(errs, fmt.Errorf("cannot use %s for virtual machines: want an absolute path of at most %d bytes, because sockets lie below it", cfg.Dir, maxSocket-n+len(cfg.Dir)))
@@ -367,13 +373,16 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	return w, nil
 }
 
-// claim finds the image of a guest's root and what it begins with, and writes
-// the record that keeps them.
+// claim finds the image of a guest's root, its own layer and what it begins with,
+// and writes the record that keeps them.
 func (r *Runtime) claim(ctx context.Context, id string, rec *runRecord, call *guest.RunCall) (err error) {
 	r.roots.RLock()
 	defer r.roots.RUnlock()
 	if root := rec.Machine.Root; root != "" {
 		if rec.Root, err = r.prepareRoot(ctx, root, call); err != nil {
+			return err
+		}
+		if rec.Layer, err = r.haveLayer(ctx, id); err != nil {
 			return err
 		}
 	}
@@ -414,7 +423,8 @@ func (r *Runtime) work(id string) *Work {
 	return r.works[id]
 }
 
-// clear ends what an earlier run of an instance left and removes its files.
+// clear ends what an earlier run of an instance left and removes its files, but
+// not the layer, which outlasts runs.
 func (r *Runtime) clear(ctx context.Context, id string) error {
 	dir := r.dir(id)
 	pids, err := findQEMU(dir)
@@ -440,7 +450,15 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	if r.work(id) != nil {
 		return fmt.Errorf("cannot forget %s: it has a run", id)
 	}
-	return r.clear(ctx, id)
+	return r.forget(ctx, id)
+}
+
+// forget is clear for an instance that has no next run.
+func (r *Runtime) forget(ctx context.Context, id string) error {
+	if err := r.clear(ctx, id); err != nil {
+		return err
+	}
+	return r.dropLayer(id)
 }
 
 // Adopt implements instance.Runtime.

@@ -124,6 +124,7 @@ func TestVsockArguments(t *testing.T) {
 		{runRecord{Machine: Machine{Kind: "microvm"}, CID: 70000, Root: "/image"}, "vhost-vsock-device,guest-cid=70000,vhostfd=10"},
 		{runRecord{Machine: Machine{Kind: "q35"}, CID: 70000, FilesPort: true}, "vhost-vsock-pci,guest-cid=70000,vhostfd=10"},
 		{runRecord{Machine: Machine{Kind: "q35"}, CID: 70000, FilesPort: true, Root: "/image", Initrd: "/initrd"}, "vhost-vsock-pci,guest-cid=70000,vhostfd=11"},
+		{runRecord{Machine: Machine{Kind: "q35"}, CID: 70000, FilesPort: true, Root: "/image", Layer: true}, "vhost-vsock-pci,guest-cid=70000,vhostfd=12"},
 		{runRecord{Machine: Machine{Kind: "q35"}, FilesPort: true, Root: "/image"}, ""},
 	} {
 		args := r.arguments("id", c.rec)
@@ -139,7 +140,7 @@ func TestVsockArguments(t *testing.T) {
 			t.Errorf("%+v: it has no serial port", c.rec)
 		}
 		if c.rec.FilesPort {
-			file := "socket,id=fil,fd=" + strconv.Itoa(map[bool]int{true: 10, false: 9}[c.rec.Root != ""])
+			file := "socket,id=fil,fd=" + strconv.Itoa(9+map[bool]int{true: 1}[c.rec.Root != ""]+map[bool]int{true: 1}[c.rec.Layer])
 			if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, file+",") }) {
 				t.Errorf("%+v: its workspace is not at %s", c.rec, file)
 			}

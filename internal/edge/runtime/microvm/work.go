@@ -29,6 +29,8 @@ const (
 	callLimit  = 30 * time.Second
 	clockSlack = 5 * time.Millisecond // what a clock may be off
 	offLimit   = 10 * time.Second     // for a guest to power off
+	syncLimit  = 5 * time.Second      // for a guest that is to stand still to write its files to its disk
+	writeLimit = time.Minute          // and for one whose program has ended
 	killLimit  = 10 * time.Second
 	maxExec    = 24 * time.Hour
 )
@@ -92,6 +94,7 @@ type Work struct {
 	last    guest.HealthAnswer
 	lastAt  time.Time // zero: nothing was read yet
 	lost    error     // why the last look failed
+	words   string    // the console's, of a machine that ended by itself
 	exit    *instance.Exit
 	signals []syscall.Signal // for a hibernated guest
 	status  syscall.WaitStatus
@@ -220,6 +223,7 @@ func (w *Work) Freeze(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.settle(ctx)
 	w.look(ctx)
 	err = m.do(ctx, "stop", nil, nil)
 	if err == nil {
@@ -235,6 +239,18 @@ func (w *Work) Freeze(ctx context.Context) error {
 	}
 	w.setFrozen(true)
 	return nil
+}
+
+// settle has a guest write to its disk what is still in its memory. It is asked
+// before anything that it may not come back from; one that does not do it in
+// time has what it synced itself.
+func (w *Work) settle(ctx context.Context) {
+	if !w.rec.Layer {
+		return
+	}
+	if err := w.call(ctx, syncLimit, guest.Sync, nil, nil); err != nil {
+		w.r.log.Info("a guest did not write everything to its disk", "instance", w.id, "error", err)
+	}
 }
 
 // Still implements instance.Workload: what the machine says, not what was asked.
@@ -503,10 +519,14 @@ func (w *Work) Signal(sig syscall.Signal) error {
 	return err
 }
 
-// Kill implements instance.Workload.
+// Kill implements instance.Workload. What the program wrote is kept, as files
+// outlive a process that is killed.
 func (w *Work) Kill(ctx context.Context) error {
 	switch {
 	case w.proc.pid != 0:
+		if w.answers() {
+			w.settle(ctx)
+		}
 		if err := w.proc.kill(ctx); err != nil {
 			return err
 		}
@@ -518,6 +538,18 @@ func (w *Work) Kill(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("cannot clear %s away: %w", w.id, context.Cause(ctx))
+	}
+}
+
+// answers says whether the guest has booted and runs, as far as is known.
+func (w *Work) answers() bool {
+	select {
+	case <-w.gone:
+		return false
+	case <-w.born:
+		return !w.isFrozen()
+	default:
+		return false
 	}
 }
 

@@ -1,0 +1,307 @@
+package microvm
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/instance"
+)
+
+// layered is a bench whose guests have a root and a layer of their own.
+func layered(t *testing.T, kind string) *bench {
+	t.Helper()
+	parts, err := rig()
+	need(t, err)
+	if _, err := FindTool("mke2fs"); err != nil {
+		need(t, &absent{"no mke2fs (Debian package e2fsprogs)"})
+	}
+	root := t.TempDir()
+	put(t, root, parts.program, "/bin/guest")
+	if err := os.Mkdir(filepath.Join(root, "var"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return newBench(t, func(c *Config) {
+		c.Layer = 1 << 30
+		c.Machine = func(string) (Machine, error) { return Machine{Memory: 128 << 20, Kind: kind, Root: root}, nil }
+	})
+}
+
+// again starts an instance's next run.
+func (b *bench) again(id string, run uint64) *Work {
+	b.t.Helper()
+	w, err := b.Start(b.t.Context(), b.launch(id, run, "guest", "serve", ":80"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	listening(b.t, w.(*Work), "80")
+	return w.(*Work)
+}
+
+// stop ends a run as a person does.
+func (b *bench) stop(w *Work) {
+	b.t.Helper()
+	if err := w.Signal(syscall.SIGTERM); err != nil {
+		b.t.Fatal(err)
+	}
+	b.exit()
+	if err := w.Kill(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+	b.clean(w.id)
+}
+
+// crash ends a run as a power cut does.
+func (b *bench) crash(w *Work) {
+	b.t.Helper()
+	if err := syscall.Kill(w.Identity().PID, syscall.SIGKILL); err != nil {
+		b.t.Fatal(err)
+	}
+	b.exit()
+	b.clean(w.id)
+}
+
+// used is what a file takes on disk, in bytes.
+func used(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks * 512
+}
+
+// TestLayer: what a guest wrote over its root is there after it was stopped,
+// killed, hibernated, killed while paused, and booted anew because its snapshot
+// did not fit; removed files give their room back; and it is gone when the
+// instance is.
+func TestLayer(t *testing.T) {
+	b := layered(t, "microvm")
+	w := b.again("own", 1)
+	file := b.layer("own")
+	if n := used(t, file); n > 4<<20 {
+		t.Errorf("an empty layer takes %d bytes", n)
+	}
+	want := map[string]string{}
+	write := func(name string) { // not synced: that is for the stop to do
+		t.Helper()
+		b.must("own", "put", "/var/"+name, "before "+name)
+		want[name] = "before " + name
+	}
+	synced := func(name string) {
+		t.Helper()
+		want[name] = b.must("own", "fill", "/var/"+name, "300000", name)
+	}
+	check := func() {
+		t.Helper()
+		for name, text := range want {
+			do := "get"
+			if !strings.HasPrefix(text, "before ") {
+				do = "sum"
+			}
+			if got := b.must("own", do, "/var/"+name); got != text {
+				t.Errorf("%s: %q, want %q", name, got, text)
+			}
+		}
+	}
+	freeze := func() {
+		t.Helper()
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save := func() {
+		t.Helper()
+		freeze()
+		if _, err := w.Hibernate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	write("stop")
+	b.stop(w)
+	w = b.again("own", 2)
+	check()
+	synced("crash")
+	b.crash(w)
+	w = b.again("own", 3)
+	check()
+	write("killed")
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.exit()
+	w = b.again("own", 4)
+	check()
+	write("hibernate")
+	save()
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	check()
+	write("paused")
+	freeze()
+	b.crash(w)
+	w = b.again("own", 5)
+	check()
+
+	write("refused")
+	save()
+	if man, err := readManifest(b.dir("own")); err != nil || man.Layer == "" {
+		t.Errorf("the manifest says nothing of the layer: %+v, %v", man, err)
+	}
+	now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Sec: 1_000_000_000}}
+	if err := unix.UtimesNanoAt(unix.AT_FDCWD, file, now, 0); err != nil {
+		t.Fatal(err)
+	}
+	var bad *instance.SnapshotError
+	if err := w.Thaw(); !errors.As(err, &bad) || !strings.Contains(bad.Reason, "its own disk") {
+		t.Fatalf("its disk was written to: %v", err)
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.exit()
+	w = b.again("own", 6)
+	check()
+
+	b.must("own", "fill", "/var/large", "50000000", "x")
+	full := used(t, file)
+	b.must("own", "rmrf", "/var/large")
+	until(t, "what was removed is given back", func() bool { return used(t, file) < full-40_000_000 })
+	b.stop(w)
+	if err := b.Forget(t.Context(), "own"); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := os.ReadDir(b.layers()); err != nil || len(l) > 0 {
+		t.Errorf("left over: %v, %v", l, err)
+	}
+}
+
+// TestLayerOfClone: a clone has what its source had, and from then on neither
+// sees what the other writes; also when the clone boots anew.
+func TestLayerOfClone(t *testing.T) {
+	b := layered(t, "q35")
+	w := b.again("from", 1)
+	b.must("from", "put", "/var/file", "first")
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Clone(t.Context(), "from", b.launch("to", 1)); err != nil {
+		t.Fatal(err)
+	}
+	aw, err := b.Adopt(t.Context(), "to", instance.Identity{Run: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := aw.(*Work)
+	for _, w := range []*Work{w, c} {
+		if err := w.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.must(w.id, "get", "/var/file"); got != "first" {
+			t.Errorf("%s has %q", w.id, got)
+		}
+		b.must(w.id, "put", "/var/file", w.id)
+		b.must(w.id, "put", "/var/"+w.id, w.id)
+	}
+	b.refused("from", syscall.ENOENT, "get", "/var/to")
+	b.refused("to", syscall.ENOENT, "get", "/var/from")
+	b.stop(w)
+	b.stop(c)
+	for _, id := range []string{"from", "to"} {
+		w := b.again(id, 2)
+		if got := b.must(id, "get", "/var/file"); got != id {
+			t.Errorf("%s has %q", id, got)
+		}
+		if got := b.must(id, "get", "/etc/hosts"); got != "127.0.0.1 localhost "+id {
+			t.Errorf("%s calls itself %q", id, got)
+		}
+		b.stop(w)
+	}
+}
+
+// TestLayerBroken: a disk that cannot be mounted is told with what the kernel
+// says of it, is no sign of a KVM that does not work, and stays as it is.
+func TestLayerBroken(t *testing.T) {
+	b := layered(t, "q35")
+	b.stop(b.again("broken", 1))
+	junk := []byte(strings.Repeat("junk", 1<<12))
+	f, err := os.OpenFile(b.layer("broken"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(junk, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Start(t.Context(), b.launch("broken", 2, "guest", "serve", ":80"))
+	if err == nil || errors.Is(err, errNoBoot) || !strings.Contains(err.Error(), "cannot mount the disk with what the guest wrote") || !strings.Contains(err.Error(), "vdb") {
+		t.Fatalf("a broken disk: %v", err)
+	}
+	got := make([]byte, len(junk))
+	if f, err = os.Open(b.layer("broken")); err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.ReadAt(got, 0); err != nil || string(got) != string(junk) {
+		t.Errorf("it was made anew (%v)", err)
+	}
+}
+
+// TestLayerFull: where this machine has no room any more the program gets an
+// error, and its machine runs on; with room it works again.
+func TestLayerFull(t *testing.T) {
+	b := layered(t, "q35")
+	if err := os.MkdirAll(b.layers(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", b.layers(), "tmpfs", 0, "size=32m,mode=700"); err != nil {
+		t.Skipf("cannot mount a small file system here: %v", err)
+	}
+	defer func() {
+		b.sweep()
+		if err := unix.Unmount(b.layers(), unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	w := b.again("full", 1)
+	b.must("full", "put", "/var/kept", "kept")
+	out, ok := "", true
+	for n := 0; ok && n < 20; n++ {
+		out, ok = b.try("full", "fill", "/var/large"+strconv.Itoa(n), "4000000", "x")
+	}
+	if ok || !strings.HasPrefix(out, "errno ") {
+		t.Fatalf("on a full disk: %q, %t", out, ok)
+	}
+	t.Log(out)
+	if s := w.Sample(nil); s.CPUErr != nil {
+		t.Errorf("it does not answer: %v", s.CPUErr)
+	}
+	c := dial(t, w)
+	talk(t, c, "it still serves")
+	c.Close()
+	if err := unix.Mount("tmpfs", b.layers(), "tmpfs", unix.MS_REMOUNT, "size=512m,mode=700"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.exit()
+	b.again("full", 2)
+	if got := b.must("full", "get", "/var/kept"); got != "kept" {
+		t.Errorf("it kept %q", got)
+	}
+	b.must("full", "fill", "/var/more", "8000000", "x")
+}
