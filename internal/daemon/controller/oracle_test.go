@@ -96,7 +96,9 @@ func (d *day) judge(u *user, w *fleet.Worker) {
 	}
 	slack := 90 * time.Second
 	if d.p.faults {
-		slack += 3 * time.Minute
+		// Two checks in a row may fail, and the warning goes out again where it
+		// has lapsed by then.
+		slack += 13 * time.Minute
 	}
 	if d.p.crashes {
 		slack += 5 * time.Minute // a new owner, which spreads its first checks
