@@ -77,10 +77,14 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 }
 
 // noBoot is why a guest whose QEMU has ended never answered. One whose harness
-// said what was missing did boot: that tells nothing of the accelerator.
+// said what was missing did boot: that tells nothing of the accelerator, and nor
+// does a full disk.
 func (w *Work) noBoot() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if sig := w.status.Signal(); w.exited && w.noRoom(sig) != "" {
+		return fmt.Errorf("QEMU was killed by signal %d (%s)%s", sig, sig, w.noRoom(sig))
+	}
 	if strings.Contains(w.words, "lull-harness: ") {
 		return errors.New("the guest gave up")
 	}
@@ -589,12 +593,24 @@ func (w *Work) outcome() instance.Exit {
 	case w.status.Signaled():
 		sig := w.status.Signal()
 		return instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(),
-			Machine: or(w.wentBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig))}
+			Machine: or(w.wentBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig)+w.noRoom(sig))}
 	}
 	// QEMU went off in good order, which a guest whose program still ran does
 	// only when it broke.
 	code := w.status.ExitStatus()
 	return instance.Exit{Code: max(code, 1), At: time.Now(), Machine: or(w.wentBy, fmt.Sprintf("QEMU exited with code %d", code))}
+}
+
+// noRoom adds to QEMU's end by sig what the disk has to do with it: a guest's
+// memory is a file that takes room where it is touched, and without room the
+// kernel ends QEMU by SIGBUS.
+func (w *Work) noRoom(sig syscall.Signal) string {
+	var fs unix.Statfs_t
+	if sig != unix.SIGBUS || unix.Statfs(w.r.cfg.Dir, &fs) != nil {
+		return ""
+	}
+	return fmt.Sprintf(": there is no room for its memory on the file system of %s, or it cannot be written; a guest of %d MiB may take as much, and %d MiB are free there now",
+		w.r.cfg.Dir, w.rec.Machine.Memory>>20, int64(fs.Bavail)*fs.Bsize>>20)
 }
 
 // exitOf is how the guest's program ended.
