@@ -341,7 +341,7 @@ func TestHaltStopsEverythingAutomatic(t *testing.T) {
 		r.Halt(true)
 		time.Sleep(time.Hour)
 		o := r.is("a", power.Running)
-		if o.Blocks[0].Code != idle.AutoPauseDisabled {
+		if o.Blocks[0].Code != idle.Halted {
 			t.Errorf("blocks %v", o.Blocks)
 		}
 		r.is("b", power.Paused) // not stopped either

@@ -25,7 +25,7 @@ const (
 	byManual     = "manual"
 	byConnection = "connection"
 	stopAfter    = "stop_after"
-	haltSaying   = "lull halt is on: nothing is paused or stopped automatically."
+	haltSaying   = "Lull is halted on this host: nothing is paused or stopped automatically until lull halt --off."
 )
 
 // probeEvery is how often a running instance is looked at.
@@ -51,7 +51,7 @@ func (i *inst) stopAfter() time.Duration {
 // policy is what the engine is given for this instance.
 func (i *inst) policy() idle.Policy {
 	p := idle.Policy{Name: i.spec.IdlePolicy, Timeout: idle.Duration(i.pauseAfter()),
-		CheckInterval: idle.Duration(i.h.cfg.Probe), Detection: true, AutoPause: !i.h.halted.Load(), Action: "pause"}
+		CheckInterval: idle.Duration(i.h.cfg.Probe), Detection: true, AutoPause: true, Action: "pause"}
 	if p.Name == "" {
 		p.Name = instance.PolicyDefault
 	}
@@ -95,6 +95,9 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	e := idle.Evidence{Status: string(r.State), Running: r.State == power.Running || r.State == power.Pausing,
 		LastActivityAt: r.LastActivityAt, LastResumedAt: r.LastResumedAt, CreatedAt: r.CreatedAt,
 		SnoozedUntil: r.SnoozedUntil, Readings: i.readings, Connections: i.conns, Leases: r.Leases}
+	if i.h.halted.Load() {
+		e.Guards = append(e.Guards, idle.Block{Code: idle.Halted, Sentence: haltSaying})
+	}
 	if i.block != nil {
 		e.Guards = append(e.Guards, *i.block)
 	}
