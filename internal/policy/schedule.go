@@ -24,8 +24,8 @@ type Window struct {
 	Date string    `json:"date,omitempty"` // the one day on which it begins, 2026-12-24
 	// From and To are wall clock times in the schedule's zone. A To that is
 	// not after From is on the next day.
-	From when.Clock `json:"from" pattern:"^(([01]?[0-9]|2[0-3]):[0-5][0-9]|24:00)$" patternDescription:"a clock time from 00:00 to 24:00"`
-	To   when.Clock `json:"to" pattern:"^(([01]?[0-9]|2[0-3]):[0-5][0-9]|24:00)$" patternDescription:"a clock time from 00:00 to 24:00"`
+	From when.Clock `json:"from" pattern:"^(([01]?[0-9]|2[0-3]):[0-5][0-9]|24:00)$"`
+	To   when.Clock `json:"to" pattern:"^(([01]?[0-9]|2[0-3]):[0-5][0-9]|24:00)$"`
 	// Hold keeps idleness from pausing anything while the window is open: a
 	// maintenance window.
 	Hold bool `json:"hold,omitempty"`
