@@ -704,7 +704,7 @@ func (w *window) warning(r *watched) {
 func (w *window) worker(r *watched) {
 	id := r.ids["routing-2"]
 	w.visit(r.url + "/workers/" + id)
-	w.sees(`Why is it still running\?.*Activity & Lifecycle.*Active.*Auto-pause\s+in \d+ min.*Recent activity`)
+	w.sees(`Why is it still running\?.*Activity & Lifecycle.*Not idle yet.*Auto-pause\s+in \d+ min.*Recent activity`)
 	w.until(`document.querySelectorAll('#recent + .scroll tbody tr').length > 3`)
 	w.both("worker", "light", "dark")
 

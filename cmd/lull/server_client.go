@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -86,10 +87,15 @@ func (c *cli) orServer(cmd *cobra.Command, ask func(cmd *cobra.Command, a []stri
 func (c *cli) underHalt(cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
-		if csv := cmd.Flags().Lookup("csv"); csv == nil || !csv.Changed {
+		out, said := c.out, new(bytes.Buffer)
+		c.out = said // what is wrong with its flags is told before anybody is asked
+		err := run(cmd, a)
+		c.out = out
+		if csv := cmd.Flags().Lookup("csv"); said.Len() > 0 && (csv == nil || !csv.Changed) {
 			c.tellHalt(cmd.Context())
 		}
-		return run(cmd, a)
+		_, werr := said.WriteTo(out)
+		return errors.Join(err, werr)
 	}
 	return cmd
 }
@@ -146,7 +152,6 @@ func moment0(t *time.Time) string {
 
 // workerWhy is lull why for a worker.
 func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
-	c.tellHalt(cmd.Context())
 	at, err := atTime(cmd)
 	if err != nil {
 		return err
@@ -163,6 +168,7 @@ func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
 	if err != nil {
 		return err
 	}
+	c.tellHalt(cmd.Context())
 	return c.print(y, func(w io.Writer) {
 		if at.IsZero() && y.Readings == "unknown" {
 			fmt.Fprintln(w, "The readings are unknown: nobody who observes it can be asked; this is from its record.")
