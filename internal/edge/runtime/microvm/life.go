@@ -129,12 +129,16 @@ func (w *Work) launch(rec runRecord) error {
 
 // explain adds what QEMU and the guest's kernel printed.
 func (w *Work) explain(ctx context.Context, err error) error {
-	if s := w.r.complaint(w.id); s != "" {
-		err = fmt.Errorf("%w; QEMU says: %s", err, s)
-	}
+	said := w.r.complaint(w.id) // before what was kept of it: its file may go any moment
 	w.mu.Lock()
+	if said == "" {
+		said = w.complaint
+	}
 	words := w.words
 	w.mu.Unlock()
+	if said != "" {
+		err = fmt.Errorf("%w; QEMU says: %s", err, said)
+	}
 	if words != "" {
 		return fmt.Errorf("%w; its console ends with: %s", err, lastLines(words, 12))
 	}
@@ -562,8 +566,12 @@ func (w *Work) end() { w.ending.Do(w.clearAway) }
 func (w *Work) clearAway() {
 	w.release()
 	e := w.outcome()
-	if s := w.r.complaint(w.id); s != "" {
-		fmt.Fprintf(w.log, "lull: QEMU said: %s\n", s)
+	said := w.r.complaint(w.id)
+	w.mu.Lock()
+	w.complaint = said // for a start that has not read it yet
+	w.mu.Unlock()
+	if said != "" {
+		fmt.Fprintf(w.log, "lull: QEMU said: %s\n", said)
 	}
 	if err := errors.Join(w.log.Close(), w.remove()); err != nil {
 		w.r.log.Error("cannot clear a virtual machine away", "instance", w.id, "error", err)

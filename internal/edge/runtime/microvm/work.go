@@ -85,21 +85,23 @@ type Work struct {
 	fate  sync.Mutex
 	ended bool // supervise takes the run for over; under fate
 
-	mu      sync.Mutex
-	mon     *monitor
-	peer    *guest.Peer // on the serial port
-	fast    *vsockPeer  // preferred to it; nil for none
-	frozen  bool
-	saved   bool // hibernated: there is no QEMU
-	last    guest.HealthAnswer
-	lastAt  time.Time // zero: nothing was read yet
-	lost    error     // why the last look failed
-	words   string    // the console's, of a machine that ended by itself
-	exit    *instance.Exit
-	signals []syscall.Signal // for a hibernated guest
-	status  syscall.WaitStatus
-	exited  bool   // status is known
-	wentBy  string // why the machine went off by itself, "" when it did not
+	mu     sync.Mutex
+	mon    *monitor
+	peer   *guest.Peer // on the serial port
+	fast   *vsockPeer  // preferred to it; nil for none
+	frozen bool
+	saved  bool // hibernated: there is no QEMU
+	last   guest.HealthAnswer
+	lastAt time.Time // zero: nothing was read yet
+	lost   error     // why the last look failed
+	words  string    // the console's, of a machine that ended by itself
+	// complaint is what QEMU printed, of a run whose files are gone.
+	complaint string
+	exit      *instance.Exit
+	signals   []syscall.Signal // for a hibernated guest
+	status    syscall.WaitStatus
+	exited    bool   // status is known
+	wentBy    string // why the machine went off by itself, "" when it did not
 }
 
 var (
