@@ -23,6 +23,11 @@ func (b *box) clone(name string) *box {
 		_, perr := b.Do(b.T.Context(), b.name, "pause", url.Values{"force": {"true"}})
 		var err error
 		o, err = b.Clone(b.T.Context(), b.name, hostctl.Clone{Name: name, Expose: []instance.Endpoint{{Listen: listen, Target: "127.0.0.1:80"}}})
+		if err != nil && strings.Contains(err.Error(), "clients are connected") {
+			// The end of one may have come right before the pause: asleep the guest
+			// cannot hear of it.
+			_, _ = b.Do(b.T.Context(), b.name, "resume", nil)
+		}
 		return err == nil, fmt.Sprint(err, perr)
 	})
 	if o.State != "hibernated" || o.PID != 0 {
