@@ -702,6 +702,7 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 	}
 	select {
 	case <-w.born:
+	case <-w.gone: // it was going off
 	case <-ctx.Done():
 		return nil, fmt.Errorf("cannot reach the harness: %w", context.Cause(ctx))
 	}
