@@ -1,0 +1,190 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"lull/internal/link/guest"
+)
+
+// How fast a guest may talk: bytes per second, and at once. Each line counts for
+// some more, because short ones are work, too. What is beyond it is read later.
+const (
+	talkRate  = 8 << 20
+	talkBurst = 4 << 20
+	lineCost  = 1 << 10
+	emptyCost = 1 << 6
+	maxAsks   = 16 // messages of programs worked on at once; fewer than a peer serves
+)
+
+// port connects to one of the guest's ports.
+func (w *Work) port(ctx context.Context, socket string) (net.Conn, error) {
+	c, err := dialSocket(ctx, w.path(socket), w.gone)
+	if err != nil {
+		return nil, err
+	}
+	return w.ports.through(c)
+}
+
+// speak makes c the serial port on which the guest is called.
+func (w *Work) speak(c net.Conn) *guest.Peer {
+	p := guest.NewPeer(c)
+	w.mu.Lock()
+	w.peer = p
+	w.mu.Unlock()
+	return p
+}
+
+// talk answers the guest on c, and keeps the control channel connected after it.
+func (w *Work) talk(c net.Conn, p *guest.Peer) {
+	waking := w.waking.Swap(false)
+	for {
+		err := w.converse(c, p, waking)
+		waking = false
+		if err != nil && w.qctx.Err() == nil && !w.isGone() {
+			w.r.log.Warn("the control channel of a guest failed", "instance", w.id, "error", err)
+		}
+		if !w.pause() {
+			return
+		}
+		if c, err = w.port(w.qctx, ctlSocket); err != nil {
+			return
+		}
+		p = w.speak(c)
+	}
+}
+
+// converse sees one connection of the channel to its end.
+func (w *Work) converse(c io.Closer, p *guest.Peer, waking bool) error {
+	defer c.Close()
+	defer context.AfterFunc(w.qctx, func() { c.Close() })()
+	live, ended := context.WithCancel(w.qctx)
+	defer ended()
+	w.loops.Go(func() { w.greet(live, p, waking) })
+	err := p.Run(func(bytes int) error {
+		cost := emptyCost
+		if bytes > 1 {
+			cost = lineCost + bytes
+		}
+		return w.slow.WaitN(w.qctx, cost)
+	}, w.hear)
+	w.mu.Lock()
+	if w.peer == p {
+		w.peer = nil
+	}
+	w.mu.Unlock()
+	return err
+}
+
+// greet says hello on a new channel and takes in what it missed. A frozen
+// guest answers when it is thawed, so this waits as long as the channel lives.
+// One that is being woken says hello with the answer about its clock: in cold
+// software emulation a second question costs tens of milliseconds.
+func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool) {
+	if waking {
+		select {
+		case a := <-w.hello:
+			if a != nil {
+				w.met(*a)
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+	var a guest.HelloAnswer
+	if err := p.Call(ctx, guest.Hello, nil, &a); err == nil {
+		w.met(a)
+	}
+}
+
+// met takes in what a guest said of itself.
+func (w *Work) met(a guest.HelloAnswer) {
+	if a.Version != guest.Version {
+		w.r.log.Error("a guest speaks another version", "instance", w.id, "version", a.Version, "want", guest.Version)
+		return
+	}
+	if a.Exit != nil {
+		w.exitNote(*a.Exit)
+	}
+	said := guest.Message{Method: guest.Waiting}
+	if a.Busy {
+		said.Method = guest.Busy
+	}
+	_ = w.message(said) // nobody waits for the answer
+	w.bornMu.Do(func() { close(w.born) })
+}
+
+func (w *Work) exitNote(n guest.ExitNote) {
+	select {
+	case w.note <- n:
+	default: // it was told before
+	}
+}
+
+// hear takes what a guest sends. All of it is bounded and checked.
+func (w *Work) hear(q guest.Request) (any, error) {
+	switch q.Method {
+	case guest.Log:
+		var n guest.LogNote
+		if err := q.Bind(&n); err != nil {
+			return nil, err
+		}
+		if n.Dropped > 0 {
+			fmt.Fprintf(w.log, "lull: %d bytes of output were lost here\n", n.Dropped)
+		}
+		if _, err := w.log.Write(n.Data); err != nil {
+			w.r.log.Error("cannot keep a guest's output", "instance", w.id, "error", err)
+		}
+		return nil, nil
+	case guest.Output:
+		var n guest.OutputNote
+		if err := q.Bind(&n); err != nil {
+			return nil, err
+		}
+		w.output(n)
+		return nil, nil
+	case guest.Exited:
+		var n guest.ExitNote
+		if err := q.Bind(&n); err != nil {
+			return nil, err
+		}
+		if n.Code < 0 || n.Code > 255 || n.Signal < 0 || n.Signal > 64 {
+			return nil, &guest.Error{Code: guest.InvalidParams, Message: "cannot use code or signal: out of range"}
+		}
+		w.exitNote(n)
+		return nil, nil
+	}
+	m, err := q.Message()
+	if err != nil {
+		return nil, err
+	}
+	if m.Method == guest.Activity {
+		return nil, nil // the readings of health say more
+	}
+	if q.ID == nil {
+		return nil, errors.New("cannot take a program's message that nobody waits for")
+	}
+	return nil, w.message(m)
+}
+
+// message passes on what a program says. The answers of a guest are read by the
+// same goroutine as its messages, so that these never hold it up: there is room
+// for a few, and more are refused.
+func (w *Work) message(m guest.Message) error {
+	if w.r.cfg.OnMessage == nil {
+		return errors.New("cannot take messages of programs here")
+	}
+	select {
+	case w.asks <- struct{}{}:
+		defer func() { <-w.asks }()
+	default:
+		return fmt.Errorf("cannot take it: %d messages of this guest are being worked on", maxAsks)
+	}
+	ctx, cancel := context.WithTimeout(w.qctx, callLimit)
+	defer cancel()
+	return w.r.cfg.OnMessage(ctx, w.id, m)
+}
