@@ -59,9 +59,10 @@ func tree(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	if os.Getenv("LULL_DEBOOTSTRAP") != "" {
-		out, err := exec.Command("debootstrap", "--variant=minbase", "--include=nginx-light,redis-server,python3", "bookworm", dir).CombinedOutput()
+		suite, mirror := debian(t)
+		out, err := exec.Command("debootstrap", "--variant=minbase", "--include=nginx-light,redis-server,python3", suite, dir, mirror).CombinedOutput()
 		if err != nil {
-			t.Fatalf("debootstrap: %v\n%s", err, out)
+			t.Fatalf("debootstrap of %s from %s: %v\n%s", suite, mirror, err, out[max(0, len(out)-4000):])
 		}
 	} else {
 		for _, d := range []string{"tmp", "etc", "root", "var/log/nginx", "var/lib/nginx"} {
@@ -104,6 +105,25 @@ func tree(t *testing.T) string {
 		}
 	}
 	return dir
+}
+
+// debian is the release of this machine, and where its apt gets it from: that
+// may be the only place which can be reached from here.
+func debian(t *testing.T) (suite, mirror string) {
+	t.Helper()
+	out, err := exec.Command("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)",
+		"Created-By: Packages", "Origin: Debian", "Component: main").Output()
+	if err != nil {
+		t.Fatalf("cannot ask apt for its mirror: %v", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		suite, mirror, _ = strings.Cut(strings.TrimSpace(line), " ")
+		if !strings.Contains(suite, "-") { // neither updates nor backports
+			return suite, mirror
+		}
+	}
+	t.Fatalf("apt has no mirror of Debian: %q", out)
+	return "", ""
 }
 
 // bring copies a program, and the libraries that it is linked to.
