@@ -211,18 +211,20 @@ func seconds(f float64) string {
 }
 
 func (c *cli) logsCommand() *cobra.Command {
-	var follow bool
-	var tail int
+	var l hostctl.Logs
 	cmd := &cobra.Command{Use: "logs NAME", Short: "Show what an instance has printed", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Show what an instance has printed. With --console it is what the kernel of a microVM
+has printed, of this run and of earlier ones, also of one that did not boot.`,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
 			if err != nil {
 				return err
 			}
-			return cl.Logs(cmd.Context(), a[0], tail, follow, c.out)
+			return cl.Logs(cmd.Context(), a[0], l, c.out)
 		}}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as it prints more")
-	cmd.Flags().IntVarP(&tail, "tail", "n", -1, "last lines only; -1 is all that is kept")
+	cmd.Flags().BoolVarP(&l.Follow, "follow", "f", false, "go on as it prints more")
+	cmd.Flags().IntVarP(&l.Tail, "tail", "n", -1, "last lines only; -1 is all that is kept")
+	cmd.Flags().BoolVar(&l.Console, "console", false, "the console of its kernel instead of its own output; microVMs have one")
 	return cmd
 }
 

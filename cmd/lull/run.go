@@ -157,7 +157,7 @@ func (c *cli) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart b
 		return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
 	}
 	fmt.Fprintf(c.err, "lull: %s is running%s; Ctrl-C leaves it running, and lull instance rm %s ends it\n", o.Name, endpointsText(o), o.Name)
-	return cl.Logs(ctx, o.ID, -1, true, c.out)
+	return cl.Logs(ctx, o.ID, hostctl.Logs{Tail: -1, Follow: true}, c.out)
 }
 
 // nameFrom makes a name of a command.

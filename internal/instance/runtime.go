@@ -42,6 +42,13 @@ type (
 	LogReader interface {
 		Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error
 	}
+	// ConsoleKeeper is a runtime whose instances have a console of their own
+	// kernel, apart from what the program prints. Console brings its file up to
+	// date and gives its path; PATH.1 holds what is older. Neither needs to be
+	// there.
+	ConsoleKeeper interface {
+		Console(ctx context.Context, id string) (path string, err error)
+	}
 	// ImageKeeper keeps files that instances were made of. RemoveImage refuses
 	// one that is in use as the keeper knows it.
 	ImageKeeper interface {

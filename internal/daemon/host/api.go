@@ -299,15 +299,20 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 			refuse(http.StatusNotFound, "not_found", err.Error())
 			return
 		}
-		tail := -1
-		if t := r.URL.Query().Get("tail"); t != "" {
-			if tail, err = strconv.Atoi(t); err != nil || tail < 0 {
+		q := r.URL.Query()
+		l := hostctl.Logs{Tail: -1, Follow: q.Get("follow") == "true", Console: q.Get("console") == "true"}
+		if t := q.Get("tail"); t != "" {
+			if l.Tail, err = strconv.Atoi(t); err != nil || l.Tail < 0 {
 				refuse(http.StatusUnprocessableEntity, "invalid", fmt.Sprintf("cannot use tail: %q is not a number of lines", t))
 				return
 			}
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		if err := a.Host.Logs(r.Context(), w, i.id, tail, r.URL.Query().Get("follow") == "true"); err != nil {
+		err = a.Host.Logs(r.Context(), w, i.id, l)
+		var refused *RefusedError
+		if errors.As(err, &refused) {
+			refuse(http.StatusConflict, "refused", err.Error())
+		} else if err != nil {
 			refuse(http.StatusInternalServerError, "internal", err.Error())
 		}
 	})

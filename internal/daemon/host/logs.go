@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"lull/internal/instance"
+	"lull/internal/link/hostctl"
 )
 
 // followEvery is how often a log that somebody follows is looked at.
@@ -19,20 +20,31 @@ const followEvery = 100 * time.Millisecond
 
 // Logs copies what an instance has printed, the older file first, and with
 // follow what it goes on to print, until ctx ends or the instance is gone.
-func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, tail int, follow bool) error {
+func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hostctl.Logs) error {
 	i, err := h.find(id)
 	if err != nil {
 		return err
 	}
+	keeper, ok := i.rt.(instance.ConsoleKeeper)
+	if l.Console && !ok {
+		return &RefusedError{Name: i.name(), What: "show the console of", Reason: "runtime " + i.spec.Runtime + " has none: only a microvm has a kernel of its own"}
+	}
 	if r, ok := i.rt.(instance.LogReader); ok {
-		return r.Logs(ctx, id, flushing{w, http.NewResponseController(w)}, tail, follow)
+		return r.Logs(ctx, id, flushing{w, http.NewResponseController(w)}, l.Tail, l.Follow)
 	}
 	path := filepath.Join(h.cfg.LogDir, id+".log")
+	fresh := func() error { return nil } // brings the file up to date
+	if l.Console {
+		fresh = func() (err error) { path, err = keeper.Console(ctx, id); return err }
+	}
+	if err := fresh(); err != nil {
+		return err
+	}
 	kept, err := readLog(path)
 	if err != nil {
 		return err
 	}
-	if _, err := w.Write(lastLines(kept.all, tail)); err != nil || !follow {
+	if _, err := w.Write(lastLines(kept.all, l.Tail)); err != nil || !l.Follow {
 		return nil // the reader has gone, or has everything
 	}
 	flush := http.NewResponseController(w)
@@ -48,11 +60,14 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, tail 
 		if _, err := h.find(id); err != nil {
 			return nil
 		}
-		fresh, err := kept.more(path)
+		if fresh() != nil {
+			return nil
+		}
+		more, err := kept.more(path)
 		if err != nil {
 			return nil
 		}
-		if _, err := w.Write(fresh); err != nil {
+		if _, err := w.Write(more); err != nil {
 			return nil
 		}
 	}

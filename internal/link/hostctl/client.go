@@ -132,14 +132,17 @@ func (c *Client) Halt(ctx context.Context, on bool) (s Status, err error) {
 	return s, c.call(ctx, "POST", "/halt", map[string]bool{"on": on}, &s)
 }
 
-// Logs copies an instance's output to w; tail is a number of lines, -1 for all.
-func (c *Client) Logs(ctx context.Context, name string, tail int, follow bool, w io.Writer) error {
+// Logs copies what an instance has printed to w.
+func (c *Client) Logs(ctx context.Context, name string, l Logs, w io.Writer) error {
 	q := url.Values{}
-	if tail >= 0 {
-		q.Set("tail", strconv.Itoa(tail))
+	if l.Tail >= 0 {
+		q.Set("tail", strconv.Itoa(l.Tail))
 	}
-	if follow {
+	if l.Follow {
 		q.Set("follow", "true")
+	}
+	if l.Console {
+		q.Set("console", "true")
 	}
 	logs, err := c.follow(ctx, inst(name)+"/logs", q)
 	if err != nil {

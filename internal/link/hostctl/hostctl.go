@@ -115,6 +115,13 @@ type Create struct {
 	Start bool `json:"start" doc:"Start it at once"`
 }
 
+// Logs says which part of what an instance has printed somebody wants.
+type Logs struct {
+	Tail    int  // lines from the end, -1 for all that is kept
+	Follow  bool // and what it goes on to print
+	Console bool // of the console of its kernel, instead of its own output
+}
+
 // Clone asks for an instance made out of what another one saved to disk.
 type Clone struct {
 	Name      string              `json:"name" doc:"Of the new instance"`

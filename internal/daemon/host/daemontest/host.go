@@ -236,7 +236,7 @@ func (h *Host) Launch(s instance.Spec) hostctl.Instance {
 // Said is the end of what an instance printed.
 func (h *Host) Said(name string) string {
 	var b bytes.Buffer
-	if err := h.Logs(h.T.Context(), name, 30, false, &b); err != nil {
+	if err := h.Logs(h.T.Context(), name, hostctl.Logs{Tail: 30}, &b); err != nil {
 		return err.Error()
 	}
 	return b.String()

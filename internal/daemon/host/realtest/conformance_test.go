@@ -273,6 +273,6 @@ func (m *bare) Exec(name string, command ...string) (instance.Outcome, error) {
 
 func (m *bare) Logs(name string) (string, error) {
 	var b bytes.Buffer
-	err := m.d.Logs(m.d.T.Context(), name, -1, false, &b)
+	err := m.d.Logs(m.d.T.Context(), name, hostctl.Logs{Tail: -1}, &b)
 	return b.String(), err
 }

@@ -76,6 +76,7 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 			err = errors.Join(err, removeAll(w.path(manifestFile), w.path(stateFile)))
 		}
 	}()
+	w.takeConsole(ctx)
 	ports := w.ports
 	ports.hold()
 	defer ports.open()

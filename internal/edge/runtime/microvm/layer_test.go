@@ -250,6 +250,9 @@ func TestLayerBroken(t *testing.T) {
 	if err == nil || errors.Is(err, errNoBoot) || !strings.Contains(err.Error(), "cannot mount the disk with what the guest wrote") || !strings.Contains(err.Error(), "vdb") {
 		t.Fatalf("a broken disk: %v", err)
 	}
+	if text := b.console("broken"); !strings.Contains(text, "lull: run 2 boots") || !strings.Contains(text, "cannot mount the disk") {
+		t.Errorf("its console does not say so: %q", text)
+	}
 	got := make([]byte, len(junk))
 	if f, err = os.Open(b.layer("broken")); err != nil {
 		t.Fatal(err)

@@ -27,6 +27,7 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
 		return err
 	}
+	w.markBoot()
 	if err := w.launch(rec); err != nil {
 		return err
 	}
@@ -132,12 +133,8 @@ func (w *Work) explain(ctx context.Context, err error) error {
 	if words != "" {
 		return fmt.Errorf("%w; its console ends with: %s", err, lastLines(words, 12))
 	}
-	if m, merr := w.monitor(); merr == nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		if s := lastLines(m.console(ctx), 12); s != "" {
-			err = fmt.Errorf("%w; its console ends with: %s", err, s)
-		}
+	if s := lastLines(w.takeConsole(context.WithoutCancel(ctx)), 12); s != "" {
+		err = fmt.Errorf("%w; its console ends with: %s", err, s)
 	}
 	return err
 }
@@ -174,6 +171,7 @@ func (w *Work) connect(ctx context.Context) error {
 	}
 	p := w.speak(c)
 	w.loops.Go(w.carryFrames)
+	w.loops.Go(w.watchBoot)
 	if w.rec.FilesPort {
 		w.loops.Go(w.carryFiles)
 	}
@@ -327,11 +325,7 @@ func (w *Work) obituary(why string) string {
 	if known {
 		return why
 	}
-	m, err := w.monitor()
-	console := ""
-	if err == nil {
-		console = lastWords(m.console(w.ctx))
-	}
+	console := lastWords(w.takeConsole(w.ctx))
 	w.mu.Lock()
 	w.words = console
 	w.mu.Unlock()

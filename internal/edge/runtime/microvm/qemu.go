@@ -18,9 +18,6 @@ import (
 	"lull/internal/edge/runtime/microvm/vnet"
 )
 
-// consoleSize is how much of the guest kernel's output is kept, a power of two.
-const consoleSize = 64 << 10
-
 // runRecord is what a daemon must know to take a run over. It is on disk
 // before QEMU is started.
 type runRecord struct {

@@ -248,11 +248,12 @@ func (m *monitor) status(ctx context.Context) (string, error) {
 	return s.Status, err
 }
 
-// console is the end of what the guest's kernel printed.
-func (m *monitor) console(ctx context.Context) string {
-	var s string
-	if m.do(ctx, "ringbuf-read", map[string]any{"device": "con", "size": consoleSize}, &s) != nil {
-		return ""
+// console takes from QEMU what the guest's kernel has printed since it was taken
+// last, as far as the ring has kept it.
+func (m *monitor) console(ctx context.Context) []byte {
+	var b []byte // QEMU's plain text would end at the first zero
+	if m.do(ctx, "ringbuf-read", map[string]any{"device": "con", "size": consoleSize, "format": "base64"}, &b) != nil {
+		return nil
 	}
-	return s
+	return b
 }

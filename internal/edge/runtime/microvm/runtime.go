@@ -184,6 +184,8 @@ var (
 	_ instance.Sizer       = (*Runtime)(nil)
 	_ instance.Cloner      = (*Runtime)(nil)
 	_ instance.ImageKeeper = (*Runtime)(nil)
+
+	_ instance.ConsoleKeeper = (*Runtime)(nil)
 )
 
 // maxSocket is the longest path of a unix socket.
@@ -458,7 +460,7 @@ func (r *Runtime) forget(ctx context.Context, id string) error {
 	if err := r.clear(ctx, id); err != nil {
 		return err
 	}
-	return r.dropLayer(id)
+	return errors.Join(r.dropLayer(id), r.dropConsole(id))
 }
 
 // Adopt implements instance.Runtime.

@@ -85,6 +85,11 @@ type Work struct {
 	fate  sync.Mutex
 	ended bool // supervise takes the run for over; under fate
 
+	// consoleMu is held while the console's ring is read: what it gave is not in
+	// it any more.
+	consoleMu   sync.Mutex
+	printedLast []byte // the end of what was in it, under consoleMu
+
 	mu     sync.Mutex
 	mon    *monitor
 	peer   *guest.Peer // on the serial port
@@ -371,6 +376,7 @@ func (w *Work) look(ctx context.Context) (off, way time.Duration, known bool) {
 	began := time.Now()
 	err := w.ask(ctx, w.r.cfg.LookLimit, guest.Health, nil, &a)
 	way = time.Since(began)
+	w.takeConsole(ctx)
 	if known = err == nil && a.Now != 0; known {
 		off = time.Unix(0, a.Now).Sub(began.Add(way / 2))
 	}
@@ -529,6 +535,7 @@ func (w *Work) Kill(ctx context.Context) error {
 		if w.answers() {
 			w.settle(ctx)
 		}
+		w.takeConsole(ctx)
 		if err := w.proc.kill(ctx); err != nil {
 			return err
 		}
