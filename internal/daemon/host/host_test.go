@@ -352,6 +352,25 @@ func TestHaltStopsEverythingAutomatic(t *testing.T) {
 	})
 }
 
+// TestLooksOfOneNeverPaused: who is never paused is looked at no more often than
+// others are.
+func TestLooksOfOneNeverPaused(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		never := idle.Duration(0)
+		r.run("a", func(s *instance.Spec) { s.PauseAfter = &never })
+		var looks atomic.Int64
+		r.k.At = func(point string, _ func([]byte, time.Time) []byte) {
+			if point == "sample" {
+				looks.Add(1)
+			}
+		}
+		time.Sleep(time.Hour)
+		if n := looks.Load(); n < 600 || n > 800 {
+			t.Errorf("looked at %d times in an hour, want one every 5 s", n)
+		}
+	})
+}
+
 // TestCrashLoop uses true uptime: a program that fails after an hour is no
 // crash, however busy it was just before.
 func TestCrashLoop(t *testing.T) {

@@ -28,9 +28,13 @@ const (
 	haltSaying   = "Lull is halted on this host: nothing is paused or stopped automatically until lull halt --off."
 )
 
-// probeEvery is how often a running instance is looked at.
+// probeEvery is how often a running instance is looked at: more often only where
+// it would be paused sooner than that, not where it is never paused.
 func (i *inst) probeEvery() time.Duration {
-	d := min(i.h.cfg.Probe, max(i.pauseAfter()/2, 50*time.Millisecond))
+	d := i.h.cfg.Probe
+	if p := i.pauseAfter(); p > 0 {
+		d = min(d, max(p/2, 50*time.Millisecond))
+	}
 	return d + time.Duration((rand.Float64()-0.5)*0.2*float64(d))
 }
 
