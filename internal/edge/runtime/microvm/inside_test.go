@@ -178,7 +178,7 @@ func TestVsockInside(t *testing.T) {
 }
 
 // put copies a file or a tree into the files of a guest.
-func put(t *testing.T, root, from, to string) {
+func put(t testing.TB, root, from, to string) {
 	t.Helper()
 	to = filepath.Join(root, to)
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {

@@ -48,7 +48,8 @@ func BenchmarkWake(b *testing.B) {
 // time is there for machines on which the clock says nothing.
 func BenchmarkHibernate(b *testing.B) {
 	for _, kind := range []string{"microvm", "q35"} {
-		b.Run(kind, func(b *testing.B) { benchmarkHibernate(b, kind) })
+		b.Run(kind, func(b *testing.B) { benchmarkHibernate(b, kind, false) })
+		b.Run(kind+", disk of its own", func(b *testing.B) { benchmarkHibernate(b, kind, true) })
 	}
 }
 
@@ -69,15 +70,19 @@ func (n notes) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-func benchmarkHibernate(b *testing.B, kind string) {
+func benchmarkHibernate(b *testing.B, kind string, layer bool) {
 	noted := notes{}
+	parts, err := rig()
+	need(b, err)
+	m := Machine{Kind: kind, Memory: 128 << 20, Files: map[string]string{"/bin/guest": parts.program}}
+	if layer {
+		m.Root, m.Files = b.TempDir(), nil
+		put(b, m.Root, parts.program, "/bin/guest")
+	}
 	bn := newBench(b, func(c *Config) {
-		c.Log = slog.New(noted)
-		made := c.Machine
-		c.Machine = func(id string) (Machine, error) {
-			m, err := made(id)
-			m.Kind = kind
-			return m, err
+		c.Log, c.Machine = slog.New(noted), func(string) (Machine, error) { return m, nil }
+		if layer {
+			c.Layer = 10 << 30
 		}
 	})
 	w := bn.start("deep", "guest", "serve", ":80")
