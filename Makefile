@@ -65,7 +65,7 @@ packages: ## install what the tests need (Debian, root)
 
 # Tests that read or load the whole machine run one package at a time.
 ALONE := ./cmd/lull ./demo ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs \
-	./internal/edge/runtime/microvm ./internal/daemon/host/machines
+	./internal/edge/runtime/microvm ./internal/daemon/host/machines ./internal/daemon/host/containers
 # Packages with goroutines that are quick enough under the race detector.
 RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
 	./internal/edge/runtime/docker ./internal/edge/runtime/microvm/vnet ./internal/edge/oci \
@@ -87,7 +87,7 @@ guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 
 test: packages modules guest-kernel lint build ## everything that must hold; installs what it needs
 	@rm -rf bin/flaky-* bin/tests-* bin/artifacts
-	$(call TEST,main,$$(go list ./... | grep -vE '^lull/(cmd/lull|demo)$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines)$$|/runtime/microvm$$' | tr '\n' ' '),-timeout 20m)
+	$(call TEST,main,$$(go list ./... | grep -vE '^lull/(cmd/lull|demo)$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines|containers)$$|/runtime/microvm$$' | tr '\n' ' '),-timeout 20m)
 	LULL_ARTIFACTS=$(CURDIR)/bin/artifacts LULL_GUEST_KERNEL=$(GUEST_KERNEL) $(call TEST,alone,$(ALONE),-p 1 -timeout 20m)
 	CGO_ENABLED=1 $(call TEST,race,$(RACE),-race -short -timeout 20m)
 	$(MAKE) --no-print-directory cross CROSS='darwin/arm64 linux/arm64'

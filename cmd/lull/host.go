@@ -193,6 +193,9 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		},
 		Status: func() hostctl.Status {
 			s := hostStatus(h, rt, cfg, started, faults)
+			if containers != nil {
+				s.LeftAlone = containers.Faults()
+			}
 			if reports != nil {
 				l := reports.Link()
 				s.Server = &l

@@ -42,6 +42,9 @@ func (c *cli) psCommand() *cobra.Command {
 					fmt.Fprintln(w, c.red("HALTED: nothing is paused or stopped automatically; end it with: lull halt --off"))
 				}
 				table(w, l)
+				for _, why := range st.LeftAlone {
+					fmt.Fprintln(w, c.red(why))
+				}
 			})
 		},
 	}

@@ -31,7 +31,7 @@ func (s *Shim) handle(ctx context.Context, r *shimctl.Request) (shimctl.Answer, 
 		shimctl.VerbStart: s.start, shimctl.VerbList: s.list, shimctl.VerbAckExit: s.ackExit,
 		shimctl.VerbAckThawed: s.ackThawed, shimctl.VerbHold: s.hold, shimctl.VerbUnhold: s.unhold,
 		shimctl.VerbListeners: s.listeners, shimctl.VerbDup: s.dup, shimctl.VerbExec: s.exec,
-		shimctl.VerbForget: s.forget, shimctl.VerbAdopt: s.adopt,
+		shimctl.VerbForget: s.forget, shimctl.VerbAdopt: s.adopt, shimctl.VerbOutside: s.outside,
 	}
 	do := verbs[r.Verb]
 	if do == nil {

@@ -42,14 +42,15 @@ type Shim struct {
 	thawing sync.Mutex   // held while everything is thawed for want of a daemon
 
 	mu     sync.Mutex
-	runs   map[string]*run   // the newest run of each id, until forgotten
-	byPID  map[int]*run      // of runs that are our children
-	execs  map[int]uint64    // pid -> number of a command beside an instance
-	last   uint64            // number of the last such command
-	exits  map[string]exits  // by id, not acknowledged
-	held   map[string][]held // LISTEN_FDS sockets
-	thawed []shimctl.Thawing // not acknowledged
-	alone  time.Time         // since when no daemon is there; zero while one is
+	runs   map[string]*run            // the newest run of each id, until forgotten
+	byPID  map[int]*run               // of runs that are our children
+	execs  map[int]uint64             // pid -> number of a command beside an instance
+	last   uint64                     // number of the last such command
+	exits  map[string]exits           // by id, not acknowledged
+	held   map[string][]held          // LISTEN_FDS sockets
+	others map[string]shimctl.Outside // what others may have frozen for the daemon
+	thawed []shimctl.Thawing          // not acknowledged
+	alone  time.Time                  // since when no daemon is there; zero while one is
 }
 
 // exits are how runs of one id ended, by run.
@@ -92,7 +93,7 @@ func New(cfg Config) (*Shim, error) {
 	}
 	s := &Shim{cfg: cfg, dir: dir, log: cfg.Log, proc: proc.Live(), started: time.Now(),
 		changed: make(chan struct{}, 1), runs: map[string]*run{}, byPID: map[int]*run{},
-		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, alone: time.Now()}
+		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, others: map[string]shimctl.Outside{}, alone: time.Now()}
 	if s.boot, err = s.proc.BootID(); err == nil {
 		err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	}
@@ -132,6 +133,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	s.thawing.Lock()
 	s.thaw("the shim ends")
 	s.thawing.Unlock()
+	s.letOthersRun("the shim ends", func() bool { return true })
 	s.mu.Lock()
 	for _, hs := range s.held {
 		closeHeld(hs)
@@ -148,7 +150,7 @@ func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 	thawed := time.Time{} // the absence that was answered
 	for {
 		s.mu.Lock()
-		alone, busy := s.alone, s.busyLocked()
+		alone, busy, others := s.alone, s.busyLocked(), len(s.others)
 		s.mu.Unlock()
 		wait := time.Hour
 		if !alone.IsZero() {
@@ -160,6 +162,9 @@ func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 				thawed = alone
 				s.thawIfAlone(alone)
 				continue
+			case others > 0:
+				s.letOthersRun("no daemon", func() bool { return s.isAlone(alone) })
+				wait = askAgain
 			case !busy && time.Since(alone) >= s.cfg.Linger:
 				s.log.Info("nothing is left to keep")
 				return nil
@@ -254,6 +259,9 @@ func (s *Shim) load() error {
 		}
 	}
 	if err := s.loadHeld(); err != nil {
+		errs = append(errs, err)
+	}
+	if err := s.loadOutside(); err != nil {
 		errs = append(errs, err)
 	}
 	if err := load(s.dir.path+"/thawed.json", &s.thawed); err != nil && !errors.Is(err, os.ErrNotExist) {

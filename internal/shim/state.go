@@ -22,6 +22,7 @@ import (
 //	exits/ID.RUN.json    how it ended, until acknowledged
 //	held/ID.json         which LISTEN_FDS sockets are held for it
 //	pipes/ID.RUN         the named pipe of its output
+//	outside/ID.json      what others froze for the daemon, until it is thawed
 //	thawed.json          what was thawed for want of a daemon, until acknowledged
 type directory struct {
 	path string
@@ -33,7 +34,7 @@ const maxState = 4 << 20
 
 // open makes the directory and takes the lock.
 func openDirectory(path string) (*directory, error) {
-	for _, d := range []string{path, path + "/runs", path + "/exits", path + "/pipes", path + "/held"} {
+	for _, d := range []string{path, path + "/runs", path + "/exits", path + "/pipes", path + "/held", path + "/outside"} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, fmt.Errorf("cannot make the directory of the shim: %w", err)
 		}
@@ -59,6 +60,10 @@ func openDirectory(path string) (*directory, error) {
 func (d *directory) runFile(id string) string { return filepath.Join(d.path, "runs", id+".json") }
 
 func (d *directory) heldFile(id string) string { return filepath.Join(d.path, "held", id+".json") }
+
+func (d *directory) outsideFile(id string) string {
+	return filepath.Join(d.path, "outside", id+".json")
+}
 
 func (d *directory) exitFile(k key) string {
 	return filepath.Join(d.path, "exits", fmt.Sprintf("%s.%d.json", k.id, k.run))

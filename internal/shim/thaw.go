@@ -17,12 +17,16 @@ const maxThawings = 20
 func (s *Shim) thawIfAlone(since time.Time) {
 	s.thawing.Lock()
 	defer s.thawing.Unlock()
-	s.mu.Lock()
-	still := s.alone.Equal(since)
-	s.mu.Unlock()
-	if still {
+	if s.isAlone(since) {
 		s.thaw("no daemon")
 	}
+}
+
+// isAlone says that no daemon has come since then.
+func (s *Shim) isAlone(since time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.alone.Equal(since)
 }
 
 // thaw lets everything run that is frozen, and records which that was, for the

@@ -326,6 +326,12 @@ func (c *Client) Adopt(ctx context.Context, r Run) error {
 	return c.call(ctx, VerbAdopt, r, nil)
 }
 
+// Outside tells the shim what to ask when this daemon has gone. It is on disk,
+// though not durably, when it returns.
+func (c *Client) Outside(ctx context.Context, o Outside) error {
+	return c.call(ctx, VerbOutside, o, nil)
+}
+
 // Identity is the run's identity in the kernel.
 func (r Run) Identity() instance.Identity {
 	ident := instance.Identity{BootID: r.BootID, PID: r.PID, Start: r.Start, Run: r.Run}

@@ -35,6 +35,7 @@ const (
 	VerbExec      = "exec"
 	VerbForget    = "forget"
 	VerbAdopt     = "adopt"
+	VerbOutside   = "outside"
 
 	VerbExited     = "exit"
 	VerbExecExited = "exec-exit"
@@ -137,6 +138,16 @@ type Hold struct {
 // Name names an instance, or a process.
 type Name struct {
 	ID string `json:"id"`
+}
+
+// Outside is something that somebody else freezes and thaws for the daemon, as
+// Docker does its containers: what the shim asks, a POST to Path at the unix
+// socket Socket, when the daemon has gone and it may be frozen. Without a socket
+// it need not be asked any more.
+type Outside struct {
+	ID     string `json:"id"`
+	Socket string `json:"socket,omitempty"`
+	Path   string `json:"path,omitempty"`
 }
 
 // Dup asks for duplicates of a process's descriptors.

@@ -47,7 +47,7 @@ type Host interface {
 func SpecOf(container, name string, labels map[string]string) (instance.Spec, error) {
 	s := instance.Spec{Name: name, Runtime: "docker", Image: container, Restart: instance.RestartNo, StopAfter: new(idle.Duration)}
 	if instance.ValidName(name) != nil {
-		s.Name = nameWithoutRules + container[:12]
+		s.Name = plainName(container)
 	}
 	var errs []error
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
@@ -67,7 +67,10 @@ func SpecOf(container, name string, labels map[string]string) (instance.Spec, er
 				errs = append(errs, fmt.Errorf("cannot use the label %s: %.100q is neither true nor false", k, v))
 			}
 		case LabelIdlePolicy:
-			s.IdlePolicy = v
+			if s.IdlePolicy = v; v != instance.PolicyDefault && v != instance.PolicyLeasesOnly {
+				errs = append(errs, fmt.Errorf("cannot use the label %s: %.100q is neither %s nor %s", k, v, instance.PolicyDefault, instance.PolicyLeasesOnly))
+				s.IdlePolicy = ""
+			}
 		default:
 			errs = append(errs, fmt.Errorf("cannot use the label %.100s: there is none of that name", k))
 		}
@@ -83,7 +86,19 @@ func SpecOf(container, name string, labels map[string]string) (instance.Spec, er
 			s.QuietConnectionAfter = after
 		}
 	}
-	return s, errors.Join(append(errs, s.Validate())...)
+	return s, errors.Join(append(errs, asLabels(s.Validate()))...)
+}
+
+// fields are the parts of a spec that come from labels.
+var fields = strings.NewReplacer("quiet_connection_after", LabelQuiet, "pause_after", LabelPauseAfter, "stop_after", LabelStopAfter,
+	"reclaim_after", LabelReclaim, "idle_policy", LabelIdlePolicy, "wake_on_outbound", LabelOutbound)
+
+// asLabels names labels where err names fields: whoever reads it wrote those.
+func asLabels(err error) error {
+	if err == nil {
+		return nil
+	}
+	return errors.New(fields.Replace(err.Error()))
 }
 
 // Backoff between two tries to reach Docker.
@@ -95,7 +110,7 @@ const (
 // Follow keeps h in step with Docker until ctx ends: after a look at every
 // container by events alone, and after each break of those again by a look.
 func (r *Runtime) Follow(ctx context.Context, h Host) error {
-	f := &follower{r: r, h: h, told: map[string]string{}}
+	f := &follower{r: r, h: h}
 	for wait := firstRetry; ; {
 		began := time.Now()
 		err := f.once(ctx)
@@ -117,9 +132,8 @@ func (r *Runtime) Follow(ctx context.Context, h Host) error {
 
 // follower is the one who tells the host.
 type follower struct {
-	r    *Runtime
-	h    Host
-	told map[string]string // container -> what was wrong with its labels, said once
+	r *Runtime
+	h Host
 
 	mu    sync.Mutex
 	due   map[string]bool // containers to look at, each once however many events came
@@ -268,23 +282,32 @@ func (f *follower) look(ctx context.Context, c string) error {
 }
 
 // create takes over a container by its labels. Labels that cannot be used are
-// said once.
+// said once, and in the status for as long as the container is there. A name
+// that another instance has is no reason to leave it alone.
 func (f *follower) create(ctx context.Context, d *details) (string, error) {
 	s, err := SpecOf(d.ID, d.name(), d.Config.Labels)
 	if err == nil {
-		id, cerr := f.h.Create(ctx, s)
-		if cerr == nil {
-			delete(f.told, d.ID)
+		var id string
+		if id, err = f.h.Create(ctx, s); err != nil {
+			s.Name = plainName(d.ID)
+			if other, oerr := f.h.Create(ctx, s); oerr == nil {
+				id, err = other, nil
+			}
+		}
+		if err == nil {
+			f.r.setFault(d.ID, "")
 			return id, nil
 		}
-		err = cerr
+		err = asLabels(err)
 	}
-	if f.told[d.ID] != err.Error() {
-		f.told[d.ID] = err.Error()
+	if f.r.setFault(d.ID, fmt.Sprintf("cannot take over the container %s: %v", d.name(), err)) {
 		f.r.log.Error("cannot take over a container", "container", d.name(), "error", err)
 	}
 	return "", nil
 }
+
+// plainName names an instance after the id of its container.
+func plainName(container string) string { return nameWithoutRules + container[:12] }
 
 // ended tells of a run that is over.
 func (f *follower) ended(d *details) {
@@ -306,7 +329,7 @@ func (f *follower) gone(ctx context.Context, c string) error {
 		f.r.drop(w)
 		f.r.cfg.OnExit(w.id, w.Identity().Run, instance.Exit{Lost: true, At: time.Now()})
 	}
-	delete(f.told, c)
+	f.r.setFault(c, "")
 	if id, ok := f.h.ByImage("docker", c); ok {
 		if err := f.h.Delete(ctx, id, "external"); err != nil {
 			return &hostError{err}

@@ -169,7 +169,7 @@ func TestFollow(t *testing.T) {
 	defer all.Wait()
 	defer srv.Close()
 
-	r := &Runtime{cfg: Config{Socket: socket}, api: newClient(socket), log: slog.New(slog.DiscardHandler), works: map[string]*Work{}, names: map[string]string{}}
+	r := &Runtime{cfg: Config{Socket: socket}, api: newClient(socket), log: slog.New(slog.DiscardHandler), works: map[string]*Work{}, names: map[string]string{}, faults: map[string]string{}}
 	h := &ledger{has: map[string]bool{}, observed: map[string]bool{}}
 	ctx, end := context.WithCancel(t.Context())
 	all.Go(func() {

@@ -25,8 +25,10 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -56,10 +58,11 @@ type Runtime struct {
 	api *client
 	log *slog.Logger
 
-	mu    sync.Mutex
-	works map[string]*Work // by container
-	names map[string]string
-	wakes sync.WaitGroup
+	mu     sync.Mutex
+	works  map[string]*Work // by container
+	names  map[string]string
+	faults map[string]string // by container: why it is not taken over
+	wakes  sync.WaitGroup
 }
 
 var (
@@ -84,7 +87,29 @@ func New(cfg Config) (*Runtime, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Runtime{cfg: cfg, api: newClient(cfg.Socket), log: cfg.Log, works: map[string]*Work{}, names: map[string]string{}}, nil
+	return &Runtime{cfg: cfg, api: newClient(cfg.Socket), log: cfg.Log, works: map[string]*Work{}, names: map[string]string{}, faults: map[string]string{}}, nil
+}
+
+// Faults are the containers that ask to be taken over and cannot be, each with
+// the reason.
+func (r *Runtime) Faults() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Values(r.faults))
+}
+
+// setFault keeps what is wrong with a container, empty for nothing, and says
+// whether that is news.
+func (r *Runtime) setFault(container, what string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	news := r.faults[container] != what
+	if what == "" {
+		delete(r.faults, container)
+	} else {
+		r.faults[container] = what
+	}
+	return news
 }
 
 // Ping says whether a Docker daemon answers on a socket, and its version.
@@ -130,6 +155,9 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot run the container %.100s: %w", l.Image, err)
+	}
+	if w := r.workOf(d.ID); w != nil && w.id != l.ID {
+		return nil, fmt.Errorf("cannot run the container %.100s: the instance %s has taken it over already", l.Image, w.id)
 	}
 	w, err := r.attach(l.ID, l.Run, d)
 	if err != nil {
@@ -210,10 +238,14 @@ func (r *Runtime) attach(id string, run uint64, d *details) (*Work, error) {
 
 func (r *Runtime) drop(w *Work) {
 	r.mu.Lock()
-	if r.works[w.container] == w {
+	ours := r.works[w.container] == w
+	if ours {
 		delete(r.works, w.container)
 	}
 	r.mu.Unlock()
+	if ours {
+		r.unheed(w.container)
+	}
 }
 
 func (r *Runtime) workOf(container string) *Work {
@@ -270,8 +302,20 @@ type Work struct {
 	stopSignal string
 }
 
-// Freeze implements instance.Workload.
+// Freeze implements instance.Workload. The shim knows of it first, so that a
+// container stays paused only as long as there is a daemon to wake it.
 func (w *Work) Freeze(ctx context.Context) error {
+	if err := w.r.cfg.Process.WhenGone(ctx, w.container, w.r.cfg.Socket, "/containers/"+w.container+"/unpause"); err != nil {
+		return fmt.Errorf("cannot pause the container: %w", err)
+	}
+	err := w.pause(ctx)
+	if err != nil {
+		w.r.unheed(w.container)
+	}
+	return err
+}
+
+func (w *Work) pause(ctx context.Context) error {
 	err := w.r.api.do(ctx, w.container, "pause", nil)
 	if isStatus(err, 409) { // restarting, ended, or paused already
 		if still, serr := w.group.Frozen(); serr != nil || !still {
@@ -300,14 +344,25 @@ func (w *Work) Thaw() error {
 	ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
 	defer cancel()
 	err := w.r.api.do(ctx, w.container, "unpause", nil)
-	if err == nil || isStatus(err, 404) {
-		return nil
+	if err != nil && !isStatus(err, 404) {
+		// It is not paused any more, or not there any more: that is what was wanted.
+		if still, serr := w.group.Frozen(); (serr != nil || still) && !errors.Is(serr, fs.ErrNotExist) {
+			return fmt.Errorf("cannot unpause the container: %w", err)
+		}
 	}
-	// It is not paused any more, or not there any more: that is what was wanted.
-	if still, serr := w.group.Frozen(); serr == nil && !still || errors.Is(serr, fs.ErrNotExist) {
-		return nil
+	w.r.unheed(w.container)
+	return nil
+}
+
+// unheed lets the shim forget a container that is not ours to unpause any more.
+// One that it does not forget would be unpaused once too often, when this daemon
+// has gone.
+func (r *Runtime) unheed(container string) {
+	ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
+	defer cancel()
+	if err := r.cfg.Process.WhenGone(ctx, container, "", ""); err != nil {
+		r.log.Warn("the shim may unpause a container", "container", container[:12], "error", err)
 	}
-	return fmt.Errorf("cannot unpause the container: %w", err)
 }
 
 // Still implements instance.Workload.

@@ -389,3 +389,12 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	}
 	return err
 }
+
+// WhenGone tells the shim what to do for id when this daemon has gone: a POST to
+// path at a unix socket. An empty socket ends that.
+func (r *Runtime) WhenGone(ctx context.Context, id, socket, path string) error {
+	if err := r.shim().Outside(ctx, shimctl.Outside{ID: id, Socket: socket, Path: path}); err != nil {
+		return fmt.Errorf("cannot hand %.20s to the shim: %w", id, err)
+	}
+	return nil
+}

@@ -1,0 +1,291 @@
+package containers
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+
+	"lull/internal/daemon/host/daemontest"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+)
+
+// dock is a Docker daemon with a lull that idles its containers.
+type dock struct {
+	*daemontest.Dockerd
+	d *daemontest.Host
+}
+
+func newDock(t *testing.T) dock {
+	t.Helper()
+	k := daemontest.StartDockerd(t)
+	return dock{k, host(t, "--docker="+k.Socket())}
+}
+
+// serve runs a labelled server that lull pauses by command only, and gives its
+// address once it answers.
+func (k dock) serve(name string, more ...string) string {
+	k.d.T.Helper()
+	at := daemontest.Addr(k.d.T)
+	args := append([]string{"run", "-d", "--name", name, "--label", "lull.pause-after=0", "-p", at + ":8080"}, more...)
+	k.Must(append(args, "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
+	k.known(name)
+	k.answers(at)
+	return at
+}
+
+// known waits until lull has taken a container over.
+func (k dock) known(name string) (o hostctl.Instance) {
+	k.d.T.Helper()
+	daemontest.Wait(k.d.T, name+" is taken over", func() (bool, string) {
+		var err error
+		o, err = k.d.Get(k.d.T.Context(), name)
+		return err == nil && o.State == "running", daemontest.Describe(o)
+	})
+	return o
+}
+
+// answers waits for a server: Docker forwards to a port before anybody listens
+// there.
+func (k dock) answers(at string) {
+	k.d.T.Helper()
+	daemontest.Wait(k.d.T, at+" answers", func() (bool, string) {
+		if err := say(at, "hello"); err != nil {
+			return false, err.Error()
+		}
+		return true, ""
+	})
+}
+
+// pause lets lull pause a container.
+func (k dock) pause(name string) {
+	k.d.T.Helper()
+	if err := k.d.Force(name); err != nil {
+		k.d.T.Fatal(err)
+	}
+	k.d.Await(name, "paused")
+	if got := k.status(name); got != "paused" {
+		k.d.T.Fatalf("docker says that %s is %q", name, got)
+	}
+}
+
+func (k dock) status(name string) string { return k.Say("inspect", "-f", "{{.State.Status}}", name) }
+
+func (k dock) is(name, want string) {
+	k.d.T.Helper()
+	daemontest.Wait(k.d.T, "docker says that "+name+" is "+want, func() (bool, string) { got := k.status(name); return got == want, got })
+}
+
+// forgotten waits until lull knows nothing of a name.
+func (k dock) forgotten(name string) {
+	k.d.T.Helper()
+	daemontest.Wait(k.d.T, name+" is forgotten", func() (bool, string) {
+		o, err := k.d.Get(k.d.T.Context(), name)
+		return err != nil, daemontest.Describe(o)
+	})
+}
+
+// TestNobodyIsLeftPaused: what lull has paused runs again when lull is gone,
+// however it went; what a person has paused stays so.
+func TestNobodyIsLeftPaused(t *testing.T) {
+	k := newDock(t)
+	at := k.serve("web")
+	k.serve("mine")
+	k.pause("web")
+	k.Must("pause", "mine")
+	k.d.Await("mine", "paused")
+
+	k.d.Kill()
+	k.is("web", "running")
+	if err := say(at, "nobody is there"); err != nil {
+		t.Errorf("without a daemon: %v", err)
+	}
+	if got := k.status("mine"); got != "paused" {
+		t.Errorf("what a person has paused is %s", got)
+	}
+	k.d.Boot()
+	k.known("web")
+	if o := k.d.Await("mine", "paused"); o.LastPausedBy != "external" {
+		t.Errorf("it was paused by %s", o.LastPausedBy)
+	}
+
+	// A daemon that is back at once goes on where the other one was: it still
+	// owns the pause.
+	k.pause("web")
+	k.d.Kill()
+	k.d.Boot()
+	if err := say(at, "back"); err != nil {
+		t.Errorf("woken by the next daemon: %v", err)
+	}
+	k.d.Await("web", "running")
+
+	// Docker is away when lull goes.
+	k.pause("web")
+	k.Stop()
+	k.d.Kill()
+	k.Start()
+	k.is("web", "running")
+	k.d.Boot()
+	k.known("web")
+	k.answers(at)
+
+	// In order.
+	k.pause("web")
+	if err := syscall.Kill(k.d.PID(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	k.is("web", "running")
+	daemontest.Wait(t, "the daemon ends", func() (bool, string) { return k.d.Over(), "" })
+	k.d.Boot()
+	k.known("web")
+	k.Must("unpause", "mine")
+	k.known("mine")
+}
+
+// TestDockerUses: whatever a person does with docker to a container that lull
+// has paused works, and lull follows.
+func TestDockerUses(t *testing.T) {
+	k := newDock(t)
+	at := k.serve("web")
+
+	k.pause("web")
+	k.Must("stop", "-t", "5", "web")
+	if o := k.d.Await("web", "stopped"); o.ExitCode == nil {
+		t.Errorf("after docker stop: %s", o.StatusReason)
+	}
+	k.Must("start", "web")
+	k.known("web")
+	k.answers(at)
+
+	k.pause("web")
+	pid := k.d.Look("web").PID
+	k.Must("restart", "-t", "5", "web")
+	k.d.Until("web", "its next run is followed", func(o hostctl.Instance) bool { return o.State == "running" && o.PID != 0 && o.PID != pid })
+	k.answers(at)
+
+	k.pause("web")
+	k.Must("kill", "web")
+	k.d.Await("web", "stopped")
+	k.Must("start", "web")
+	k.known("web")
+	k.answers(at)
+
+	// A name is Docker's to change: the container stays the same instance, and
+	// the next one of its name is another.
+	id := k.d.Look("web").ID
+	k.pause("web")
+	k.Must("rename", "web", "old")
+	if err := say(at, "renamed"); err != nil {
+		t.Errorf("after a rename: %v", err)
+	}
+	k.d.Await("web", "running")
+	next := k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=1h", "box:1", "sh", "-c", untilTerm)
+	name := "docker-" + next[:12]
+	if o := k.known(name); o.ID == id {
+		t.Error("two containers are one instance")
+	}
+
+	if err := k.d.Force("web"); err != nil {
+		t.Fatal(err)
+	}
+	k.is("old", "paused")
+	k.Must("rm", "-f", "old")
+	k.forgotten("web")
+	k.Must("rm", "-f", "web")
+	k.forgotten(name)
+	at = k.serve("web") // recreated
+	k.pause("web")
+	if err := say(at, "again"); err != nil {
+		t.Error(err)
+	}
+}
+
+const untilTerm = `trap "exit 0" TERM; while :; do sleep 0.1; done`
+
+// TestLabels: a label that cannot be used is named with its container, in the log
+// and in the status, until the container is gone; the container is left alone.
+func TestLabels(t *testing.T) {
+	k := newDock(t)
+	for _, c := range []struct{ name, label, want string }{
+		{"odd", "lull.pause-after=soon", "lull.pause-after"},
+		{"steps", "lull.reclaim-after=2h", "lull.reclaim-after"},
+		{"lazy", "lull.idle-policy=lazy", "lull.idle-policy"},
+		{"typo", "lull.pause-afer=1m", "lull.pause-afer"},
+	} {
+		args := []string{"run", "-d", "--name", c.name, "--label", "lull.pause-after=1m", "--label", "lull.stop-after=1h", "--label", c.label}
+		k.Must(append(args, "box:1", "sh", "-c", untilTerm)...)
+		says := func() (string, bool) {
+			st, err := k.d.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range st.LeftAlone {
+				if strings.Contains(f, c.name) && strings.Contains(f, c.want) {
+					return f, true
+				}
+			}
+			return strings.Join(st.LeftAlone, "\n"), false
+		}
+		daemontest.Wait(t, c.name+" is in the status with "+c.want, func() (bool, string) { saw, ok := says(); return ok, saw })
+		if log := k.d.Log(); !strings.Contains(log, c.want) {
+			t.Errorf("%s: the log has no %s:\n%s", c.name, c.want, log)
+		}
+		if _, err := k.d.Get(t.Context(), c.name); err == nil {
+			t.Errorf("%s was taken over", c.name)
+		}
+		k.Must("rm", "-f", c.name)
+		daemontest.Wait(t, c.name+" leaves the status", func() (bool, string) { saw, ok := says(); return !ok, saw })
+	}
+}
+
+// named is an instance of a container that is named.
+func named(name, container string) instance.Spec {
+	s := box(name, container)
+	s.Runtime = "docker"
+	return s
+}
+
+// TestOneOwner: a container has one instance, and a name that is taken keeps no
+// container from being idled.
+func TestOneOwner(t *testing.T) {
+	k := newDock(t)
+	k.serve("web")
+	refuses(k.d, named("second", "web"), "web", "already")
+	k.known("web")
+
+	// By name, before the container is there: it is found when it comes.
+	if _, err := k.d.Create(t.Context(), hostctl.Create{Spec: named("later", "cron")}); err != nil {
+		t.Fatal(err)
+	}
+	k.Must("run", "-d", "--name", "cron", "box:1", "sh", "-c", untilTerm)
+	k.known("later")
+	if err := k.d.Force("later"); err != nil {
+		t.Fatal(err)
+	}
+	k.is("cron", "paused")
+	k.Must("rm", "-f", "cron")
+	k.d.Await("later", "stopped")
+	k.Must("run", "-d", "--name", "cron", "box:1", "sh", "-c", untilTerm)
+	k.known("later")
+}
+
+// TestPublished: ports that Docker publishes on one address or on all of them
+// reach a paused container.
+func TestPublished(t *testing.T) {
+	k := newDock(t)
+	at := k.serve("local")
+	all := daemontest.Addr(t)
+	k.Must("run", "-d", "--name", "all", "--label", "lull.pause-after=0", "-p", all[strings.LastIndex(all, ":")+1:]+":8080",
+		"box:1", "guest", "serve", "-listen", "0.0.0.0:8080")
+	k.known("all")
+	k.answers(all)
+	for range 3 {
+		for name, addr := range map[string]string{"local": at, "all": all} {
+			k.pause(name)
+			if err := say(addr, "wake"); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			k.d.Await(name, "running")
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package containers
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/daemon/host/daemontest"
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+)
+
+func TestMain(m *testing.M) {
+	daemontest.Main(m, "lull/internal/daemon/host/realtest/testdata/guest")
+}
+
+// host starts a daemon for the test.
+func host(t *testing.T, args ...string) *daemontest.Host {
+	t.Helper()
+	daemontest.NeedRunc(t)
+	return daemontest.Start(t, daemontest.Config{Args: append([]string{"--probe", "200ms"}, args...)})
+}
+
+// box is a container that never pauses and is not started again.
+func box(name, image string, command ...string) instance.Spec {
+	return instance.Spec{Name: name, Runtime: "container", Image: image, Command: command, Restart: instance.RestartNo,
+		PauseAfter: new(idle.Duration), StopAfter: new(idle.Duration)}
+}
+
+func script(s string) []string { return []string{"/bin/sh", "-c", s} }
+
+// ends runs a container to its end, and gives what it printed.
+func ends(d *daemontest.Host, s instance.Spec) (string, hostctl.Instance) {
+	d.T.Helper()
+	d.Launch(s)
+	o := d.Await(s.Name, "stopped")
+	return d.Said(s.Name), o
+}
+
+// inside runs a command in a container.
+func inside(d *daemontest.Host, name, text string) instance.Outcome {
+	d.T.Helper()
+	out, err := d.Exec(d.T.Context(), name, hostctl.ExecRequest{Command: script(text)})
+	if err != nil {
+		d.T.Fatalf("%s: %v", text, err)
+	}
+	return out
+}
+
+// refuses wants an instance that cannot be made, or not be started, with words
+// in the reason, and removes what is left of it.
+func refuses(d *daemontest.Host, s instance.Spec, words ...string) {
+	d.T.Helper()
+	_, err := d.Create(d.T.Context(), hostctl.Create{Spec: s, Start: true})
+	if err == nil {
+		d.T.Errorf("%s runs", s.Name)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			d.T.Errorf("%s: %v; want %q in it", s.Name, err, w)
+		}
+	}
+	if _, err := d.Get(d.T.Context(), s.Name); err == nil {
+		if err := d.Remove(d.T.Context(), s.Name); err != nil {
+			d.T.Error(err)
+		}
+	}
+}
+
+// leftOf is what the data directory still has of an instance, and of images
+// that were not finished.
+func leftOf(d *daemontest.Host, id string) (left []string) {
+	d.T.Helper()
+	err := filepath.WalkDir(filepath.Join(d.Dir, "data"), func(p string, e os.DirEntry, err error) error {
+		if err == nil && (id != "" && strings.Contains(e.Name(), id) || strings.HasPrefix(e.Name(), "new-")) {
+			left = append(left, p)
+		}
+		return nil // files come and go while this walks
+	})
+	if err != nil {
+		d.T.Fatal(err)
+	}
+	return left
+}
+
+// say sends a line to a server and wants it back.
+func say(addr, line string) error {
+	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c, line+"\n"); err != nil {
+		return err
+	}
+	got, err := bufio.NewReader(c).ReadString('\n')
+	if err == nil && got != "echo "+line+"\n" {
+		err = fmt.Errorf("sent %q, got %q", line, got)
+	}
+	return err
+}

@@ -1,0 +1,143 @@
+package daemontest
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Dockerd is a Docker daemon of the test's own: its data, its socket, and the
+// image box:1, which is Image.
+type Dockerd struct {
+	T    testing.TB
+	dir  string
+	cmd  *exec.Cmd
+	gone chan struct{}
+}
+
+// StartDockerd runs a Docker daemon until the test ends. Its containers outlive
+// it, as on a host where somebody cares.
+func StartDockerd(t testing.TB) *Dockerd {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("dockerd needs root")
+	}
+	for _, p := range []string{"/usr/sbin/dockerd", "/usr/bin/docker"} {
+		_, err := os.Stat(p)
+		Need(t, err, "docker.io")
+	}
+	dir, err := os.MkdirTemp("", "lk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, bridged := net.InterfaceByName("docker0")
+	k := &Dockerd{T: t, dir: dir}
+	t.Cleanup(func() { k.end(bridged != nil) })
+	k.Start()
+	tar := filepath.Join(dir, "root.tar")
+	if out, err := exec.Command("tar", "-C", Image(t), "-cf", tar, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	k.Must("import", tar, "box:1")
+	return k
+}
+
+// end ends it with everything that it made. noBridge says that there was none
+// before.
+func (k *Dockerd) end(noBridge bool) {
+	if k.Over() {
+		k.Start()
+	}
+	if ids := strings.Fields(k.Say("ps", "-aq")); len(ids) > 0 {
+		k.Say(append([]string{"rm", "-f"}, ids...)...)
+	}
+	k.Stop()
+	if noBridge {
+		_ = exec.Command("ip", "link", "del", "docker0").Run()
+	}
+	// What is mounted below belongs to namespaces of containers that are over.
+	b, _ := os.ReadFile("/proc/self/mountinfo")
+	for _, f := range strings.Fields(string(b)) {
+		if strings.HasPrefix(f, k.dir+"/") {
+			_ = syscall.Unmount(f, syscall.MNT_DETACH)
+		}
+	}
+	if err := os.RemoveAll(k.dir); err != nil {
+		k.T.Error(err)
+	}
+}
+
+// Socket is where it listens.
+func (k *Dockerd) Socket() string { return k.dir + "/s" }
+
+// Start runs the daemon, again after Stop, and waits until it answers.
+func (k *Dockerd) Start() {
+	k.T.Helper()
+	log, err := os.OpenFile(k.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		k.T.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command("/usr/sbin/dockerd", "--data-root", k.dir+"/d", "--exec-root", k.dir+"/e", "-H", "unix://"+k.Socket(),
+		"--pidfile", k.dir+"/pid", "--iptables=false", "--live-restore")
+	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		k.T.Fatal(err)
+	}
+	k.cmd, k.gone = cmd, make(chan struct{})
+	go func(gone chan struct{}) { _ = cmd.Wait(); close(gone) }(k.gone)
+	if !Within(Patience, func() bool {
+		return k.Over() || exec.Command("/usr/bin/docker", "-H", "unix://"+k.Socket(), "version").Run() == nil
+	}) || k.Over() {
+		b, _ := os.ReadFile(k.dir + "/log")
+		k.T.Fatalf("dockerd does not come up:\n%s", b[max(0, len(b)-4000):])
+	}
+}
+
+// Over says whether the daemon has ended.
+func (k *Dockerd) Over() bool {
+	select {
+	case <-k.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// Stop ends the daemon; its containers live on.
+func (k *Dockerd) Stop() {
+	_ = k.cmd.Process.Signal(syscall.SIGTERM) // it may be over already
+	select {
+	case <-k.gone:
+	case <-time.After(Patience):
+		k.T.Error("dockerd does not end")
+		_ = k.cmd.Process.Kill()
+		<-k.gone
+	}
+}
+
+func (k *Dockerd) command(args []string) *exec.Cmd {
+	return exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.Socket()}, args...)...)
+}
+
+// Say runs a command of the client and gives what it printed, also when it fails.
+func (k *Dockerd) Say(args ...string) string {
+	out, _ := k.command(args).Output()
+	return strings.TrimSpace(string(out))
+}
+
+// Must is Say for a command that must succeed.
+func (k *Dockerd) Must(args ...string) string {
+	k.T.Helper()
+	out, err := k.command(args).CombinedOutput()
+	if err != nil {
+		k.T.Fatalf("docker %s: %v: %s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}

@@ -1,0 +1,134 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/link/shimctl"
+)
+
+// Limits of asking somebody else to let something run.
+const (
+	askLimit   = 5 * time.Second // a daemon that comes meanwhile waits for it
+	askAgain   = 2 * time.Second
+	maxReply   = 16 << 10
+	maxRequest = 1 << 10 // bytes of a path
+)
+
+// outside keeps what others freeze for the daemon, or forgets it.
+func (s *Shim) outside(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Outside
+	if err := q.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	if m.Socket == "" {
+		if err := validID(m.ID); err != nil {
+			return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot forget what others keep: %v", err)
+		}
+		return shimctl.Answer{}, s.dropOutside(m.ID)
+	}
+	if err := validOutside(m); err != nil {
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot keep what others froze: %v", err)
+	}
+	s.mu.Lock()
+	s.others[m.ID] = m
+	s.mu.Unlock()
+	return shimctl.Answer{}, save(s.dir.outsideFile(m.ID), m, false)
+}
+
+func (s *Shim) dropOutside(id string) error {
+	s.mu.Lock()
+	delete(s.others, id)
+	s.mu.Unlock()
+	return remove(s.dir.outsideFile(id))
+}
+
+func (s *Shim) loadOutside() error {
+	all, err := loadAll(s.dir.path+"/outside", validOutside)
+	for _, o := range all {
+		s.others[o.ID] = o
+	}
+	return err
+}
+
+func validOutside(o shimctl.Outside) error {
+	if err := validID(o.ID); err != nil {
+		return err
+	}
+	if !filepath.IsAbs(o.Socket) {
+		return fmt.Errorf("%q is not the absolute path of a socket", o.Socket)
+	}
+	if len(o.Path) > maxRequest || !strings.HasPrefix(o.Path, "/") ||
+		strings.ContainsFunc(o.Path, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		return fmt.Errorf("%.100q is not a path to ask for", o.Path)
+	}
+	return nil
+}
+
+// letOthersRun asks others to thaw what they froze for a daemon that has gone,
+// as long as still holds. What cannot be done is left for another time. A
+// daemon that comes is welcomed between two of them.
+func (s *Shim) letOthersRun(why string, still func() bool) {
+	s.mu.Lock()
+	all := slices.Collect(maps.Values(s.others))
+	s.mu.Unlock()
+	for _, o := range all {
+		if err := s.letOneRun(o, why, still); err != nil {
+			s.log.Error("cannot let something run that others froze", "id", o.ID, "socket", o.Socket, "error", err)
+			return // the next one would wait for the same socket
+		}
+	}
+}
+
+func (s *Shim) letOneRun(o shimctl.Outside, why string, still func() bool) error {
+	s.thawing.Lock()
+	defer s.thawing.Unlock()
+	if !still() {
+		return nil
+	}
+	was, err := askToThaw(o)
+	if err != nil {
+		return err
+	}
+	if was {
+		s.log.Warn("thawed", "why", why, "id", o.ID, "by", o.Socket)
+	}
+	return s.dropOutside(o.ID)
+}
+
+// askToThaw makes the one request. It is done too when the thing is gone or runs
+// already, which was then another's doing.
+func askToThaw(o shimctl.Outside) (was bool, err error) {
+	c, err := net.DialTimeout("unix", o.Socket, askLimit)
+	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(askLimit)); err != nil {
+		return false, err
+	}
+	// HTTP by hand: this program is small, and keeps no library for one line.
+	if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: outside\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", o.Path); err != nil {
+		return false, err
+	}
+	b, err := io.ReadAll(io.LimitReader(c, maxReply))
+	var status int
+	if n, _ := fmt.Sscanf(string(b), "HTTP/1.1 %d", &status); n != 1 {
+		return false, errors.Join(fmt.Errorf("%s answers %.100q", o.Socket, b), err)
+	}
+	switch {
+	case status >= 200 && status < 300:
+		return true, nil
+	case status == 404, status == 409, strings.Contains(string(b), "is not paused"):
+		return false, nil
+	}
+	return false, fmt.Errorf("%s answers %.300q", o.Socket, b)
+}

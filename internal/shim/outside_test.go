@@ -1,0 +1,147 @@
+package shim_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"lull/internal/link/shimctl"
+)
+
+// keeper is somebody else who freezes things and is asked to thaw them.
+type keeper struct {
+	socket string
+	mu     sync.Mutex
+	asked  map[string]int
+	status int
+	said   string
+	srv    *http.Server
+	done   sync.WaitGroup
+}
+
+func newKeeper(t *testing.T) *keeper {
+	k := &keeper{socket: filepath.Join(t.TempDir(), "k"), asked: map[string]int{}, status: http.StatusNoContent}
+	t.Cleanup(k.close)
+	return k
+}
+
+func (k *keeper) open(t *testing.T) {
+	t.Helper()
+	ln, err := net.Listen("unix", k.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.srv = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		k.mu.Lock()
+		k.asked[q.Method+" "+q.URL.Path]++
+		status, said := k.status, k.said
+		k.mu.Unlock()
+		w.WriteHeader(status)
+		if said != "" {
+			fmt.Fprint(w, said)
+		}
+	})}
+	k.done.Go(func() { _ = k.srv.Serve(ln) }) // until it is closed
+}
+
+func (k *keeper) close() {
+	if k.srv != nil {
+		k.srv.Close()
+		k.done.Wait()
+	}
+}
+
+func (k *keeper) answer(status int, said string) {
+	k.mu.Lock()
+	k.status, k.said = status, said
+	k.mu.Unlock()
+}
+
+func (k *keeper) count(path string) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.asked["POST "+path]
+}
+
+func (b *bench) outside(o shimctl.Outside) {
+	b.t.Helper()
+	if err := b.c.Outside(within(b.t), o); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) kept() (names []string) {
+	l, err := os.ReadDir(filepath.Join(b.dir, "outside"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, e := range l {
+		names = append(names, strings.TrimSuffix(e.Name(), ".json"))
+	}
+	return names
+}
+
+// TestOutside: what others froze for a daemon that has gone is thawed by them, by
+// a shim that came later too, as soon as they can; what was taken back is not.
+func TestOutside(t *testing.T) {
+	k := newKeeper(t)
+	b := newBench(t, "LULL_TEST_GONE=50ms").start()
+	b.outside(shimctl.Outside{ID: "a", Socket: k.socket, Path: "/a"})
+	b.outside(shimctl.Outside{ID: "b", Socket: k.socket, Path: "/b"})
+	b.outside(shimctl.Outside{ID: "b"})
+	b.outside(shimctl.Outside{ID: "never"})
+	b.stop(syscall.SIGKILL)
+	b.start()
+	b.c.Close() // the keeper is away, and is asked again
+	eventually(t, "the shim says that it cannot", func() bool {
+		return strings.Contains(b.text(b.log.Name()), "cannot let something run")
+	})
+	k.open(t)
+	eventually(t, "it is thawed and forgotten", func() bool { return k.count("/a") > 0 && len(b.kept()) == 0 })
+	if k.count("/b") != 0 {
+		t.Error("what had been taken back was thawed")
+	}
+
+	// A keeper that cannot is asked again; one that says that there is nothing to
+	// thaw is not.
+	b.connect()
+	k.answer(http.StatusInternalServerError, "cannot just now")
+	b.outside(shimctl.Outside{ID: "c", Socket: k.socket, Path: "/c"})
+	b.c.Close()
+	eventually(t, "it is asked twice", func() bool { return k.count("/c") > 1 })
+	if got := b.kept(); len(got) != 1 {
+		t.Errorf("kept %q", got)
+	}
+	k.answer(http.StatusInternalServerError, `{"message":"Container c is not paused"}`)
+	eventually(t, "it is forgotten", func() bool { return len(b.kept()) == 0 })
+
+	// A shim that is asked to end does it too.
+	b.connect()
+	k.answer(http.StatusNoContent, "")
+	b.outside(shimctl.Outside{ID: "d", Socket: k.socket, Path: "/d"})
+	b.stop(syscall.SIGTERM)
+	if k.count("/d") != 1 {
+		t.Error("a shim that ends leaves it frozen")
+	}
+}
+
+func TestOutsideRefused(t *testing.T) {
+	b := newBench(t).start()
+	for _, o := range []shimctl.Outside{{ID: "../x", Socket: "/s", Path: "/p"}, {ID: "../x"}, {ID: "a", Socket: "s", Path: "/p"}, {ID: "a", Socket: "/s"},
+		{ID: "a", Socket: "/s", Path: "/p HTTP/1.1\r\nX: y"}, {ID: "a", Socket: "/s", Path: "/" + strings.Repeat("x", 2000)}} {
+		var said *shimctl.Error
+		if err := b.c.Outside(within(t), o); !errors.As(err, &said) || said.Code != shimctl.CodeInvalid {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	if got := b.kept(); len(got) != 0 {
+		t.Errorf("kept %q", got)
+	}
+}
