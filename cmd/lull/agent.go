@@ -23,7 +23,7 @@ func (c *cli) agentCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "agent", Short: "Stop this machine when nobody uses it", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.agentRun(), c.agentStatus(), c.agentWhy(), c.agentReload(), c.agentSnooze(), c.agentComplete(), c.agentLease(),
-		c.agentHistory(), c.agentHalt(), c.underHalt(c.agentLs()), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentUninstall())
+		c.agentHistory(), c.agentHalt(), c.agentLs(), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentUninstall())
 	return cmd
 }
 
@@ -60,7 +60,7 @@ func (c *cli) agentStatus() *cobra.Command {
 
 func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 	if h := s.Halted; h != nil {
-		fmt.Fprintln(w, c.red(fmt.Sprintf("HALTED by %s since %s: %s (end it with: lull agent halt --off)", h.By, clockTime(h.Since), h.Reason)))
+		fmt.Fprintln(w, c.red("HALTED: "+h.Sentence("Automatic actions on this machine are")+" End it with: lull agent halt --off"))
 	}
 	for _, a := range s.Alarms {
 		fmt.Fprintln(w, c.red(fmt.Sprintf("ALARM %s since %s: %s", a.Code, clockTime(a.Since), a.Sentence)))

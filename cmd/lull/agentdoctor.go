@@ -72,8 +72,8 @@ func (d *agentCheck) running(ctx context.Context) {
 	for _, a := range s.Alarms {
 		d.add("alarm "+a.Code, false, a.Sentence, "see: lull agent why")
 	}
-	if s.Halted != nil {
-		d.add("halt", false, "halted by "+s.Halted.By+": "+s.Halted.Reason, "end it: lull agent halt --off")
+	if h := s.Halted; h != nil {
+		d.add("halt", false, h.Sentence("automatic actions are"), "end it: lull agent halt --off")
 	}
 }
 

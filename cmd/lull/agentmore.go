@@ -72,27 +72,3 @@ func (c *cli) agentLeaseList() *cobra.Command {
 			return c.print(l, func(w io.Writer) { leases(w, l) })
 		})
 }
-
-func (c *cli) agentHalt() *cobra.Command {
-	var off bool
-	var reason string
-	cmd := c.onAgent(&cobra.Command{Use: "halt", Short: "Stop all automatic actions on this machine; --off lets them go on", Args: args(cobra.NoArgs),
-		Long:    "Stop all automatic actions of the agent at once, deadlines and completions too. It holds over restarts, until --off.",
-		Example: "  lull agent halt --reason \"demo today\"\n  lull agent halt --off"},
-		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
-			s, err := cl.Halt(cmd.Context(), agentctl.HaltRequest{On: !off, Reason: reason})
-			if err != nil {
-				return err
-			}
-			return c.print(s, func(w io.Writer) {
-				if s.Halted != nil {
-					fmt.Fprintln(w, c.red("HALTED: this machine is not stopped automatically; end it with: lull agent halt --off"))
-				} else {
-					fmt.Fprintln(w, "automatic actions go on")
-				}
-			})
-		})
-	cmd.Flags().BoolVar(&off, "off", false, "let automatic actions go on")
-	cmd.Flags().StringVar(&reason, "reason", "", "shown by status and why")
-	return cmd
-}

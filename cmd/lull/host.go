@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"lull/internal/base/httpx"
 	"lull/internal/base/tracing"
 	"lull/internal/base/unixsock"
 	"lull/internal/daemon/host"
@@ -153,15 +154,14 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if k, ok := runtimes["microvm"].(instance.ImageKeeper); ok {
 		keepers["microvm"] = k
 	}
-	h = host.New(host.Config{Images: keepers, ImageAge: cfg.ImageAge, ImageSpace: space, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
-		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
-		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, Log: log, Tracer: traces.Tracer(),
-		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})
 	halted, err := files.Halted()
 	if err != nil {
 		return fmt.Errorf("cannot read whether the host is halted: %w", err)
 	}
-	h.Halt(halted)
+	h = host.New(host.Config{Halted: halted, KeepHalt: files.KeepHalt, Images: keepers, ImageAge: cfg.ImageAge, ImageSpace: space, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
+		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
+		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, Log: log, Tracer: traces.Tracer(),
+		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})
 	reports, err := newReporter(cfg, h, faults, log)
 	if err != nil {
 		return err
@@ -184,13 +184,6 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	}
 	started := time.Now()
 	a := &host.API{Host: h, Version: version,
-		Halt: func(on bool) error {
-			if err := files.SetHalted(on); err != nil {
-				return fmt.Errorf("cannot record the switch: %w", err)
-			}
-			h.Halt(on)
-			return nil
-		},
 		Status: func() hostctl.Status {
 			s := hostStatus(h, rt, cfg, started, faults)
 			if containers != nil {
@@ -261,7 +254,7 @@ func identify(runtimes map[string]host.Runtime, pid int) (string, error) {
 
 // serve runs an HTTP server in g and returns what ends it.
 func serve(g *errgroup.Group, ln net.Listener, h http.Handler) (end func()) {
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, ConnContext: httpx.WithPeer}
 	g.Go(func() error {
 		if err := s.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("cannot serve on %s: %w", ln.Addr(), err)
@@ -323,8 +316,9 @@ func baseEnv(getenv func(string) string) []string {
 }
 
 func hostStatus(h *host.Host, rt *process.Runtime, cfg hostConfig, started time.Time, faults []string) hostctl.Status {
-	s := hostctl.Status{Version: version, PID: os.Getpid(), StartedAt: started, Halted: h.Halted(), DataDir: cfg.Data,
+	s := hostctl.Status{Version: version, PID: os.Getpid(), StartedAt: started, Halt: h.Halted(), DataDir: cfg.Data,
 		Instances: map[string]int{}, Room: h.Room(), Freezer: rt.Freezer(), Shim: rt.Shim(), Goroutines: runtime.NumGoroutine(), Faults: append([]string{}, faults...)}
+	s.Halted = s.Halt != nil
 	for _, o := range h.List(false) {
 		s.Instances[o.State]++
 	}

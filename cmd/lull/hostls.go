@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/idle"
 	"lull/internal/link/control"
 )
 
@@ -57,7 +58,11 @@ func (c *cli) hostText(w io.Writer, v control.HostView) {
 		fmt.Fprintln(w, v.Unheard)
 	}
 	if v.Halted {
-		fmt.Fprintln(w, c.red("HALTED: nothing is paused or stopped automatically on it"))
+		h := idle.HaltedBy{}
+		if v.Halt != nil {
+			h = *v.Halt // earlier versions say no more than that it is
+		}
+		fmt.Fprintln(w, c.red("HALTED: "+h.Sentence("Automatic actions on it are")))
 	}
 	for _, f := range v.Faults {
 		fmt.Fprintln(w, f)

@@ -38,9 +38,7 @@ func (c *cli) psCommand() *cobra.Command {
 					}
 					return
 				}
-				if st.Halted {
-					fmt.Fprintln(w, c.red("HALTED: nothing is paused or stopped automatically; end it with: lull halt --off"))
-				}
+				c.tellHostHalt(w, st)
 				table(w, l)
 				for _, why := range st.LeftAlone {
 					fmt.Fprintln(w, c.red(why))

@@ -119,13 +119,28 @@ Run instances on this machine with: lull host, then lull run.`,
 	c.fleetFlags.bind(f)
 	f.StringVar(&c.host, "host", "", "the host daemon's socket, unix:///path (default $LULL_HOST, then the default socket)")
 	host := c.hostCommand()
-	host.AddCommand(c.underHalt(c.hostLs()), c.underHalt(c.hostGet()), c.underHalt(c.hostWhy()))
+	host.AddCommand(c.hostLs(), c.hostGet(), c.hostWhy())
 	root.AddCommand(host, c.runCommand(), c.psCommand(), c.instanceCommand(), c.imageCommand(), c.leaseCommand(), c.orServer(c.whyCommand(), c.workerWhy),
-		c.orServer(c.eventsCommand(), c.fleetEvents), c.agentCommand(), c.orServer(c.snoozeCommand(), c.snoozeWorker), c.orServer(c.haltCommand(), c.fleetHalt), c.configCommand(), c.doctorCommand(), c.guestKernelCommand(), c.versionCommand(), c.referenceCommand())
+		c.orServer(c.eventsCommand(), c.fleetEvents), c.agentCommand(), c.orServer(c.snoozeCommand(), c.snoozeWorker), c.haltCommand(), c.configCommand(), c.doctorCommand(), c.guestKernelCommand(), c.versionCommand(), c.referenceCommand())
 	root.AddCommand(c.serverCommand(), c.simCommand(), c.workerCommand(), c.templateCommand(), c.settingsCommand(), c.auditCommand(), c.tokenCommand(), c.loginCommand(), c.logoutCommand())
 	root.AddCommand(c.policyCommand(), c.scheduleCommand(), c.overrideCommand(), c.budgetCommand())
-	root.AddCommand(c.notifyCommand(), c.underHalt(c.simulateCommand()), c.underHalt(c.savingsCommand()))
+	root.AddCommand(c.notifyCommand(), c.simulateCommand(), c.savingsCommand())
+	for _, path := range toldUnderHalt {
+		cmd, _, err := root.Find(strings.Fields(path))
+		if err != nil || cmd.RunE == nil || cmd.CommandPath() != "lull "+path {
+			panic("there is no verb " + path) // of this program's own list
+		}
+		c.underHalt(cmd)
+	}
 	return root
+}
+
+// toldUnderHalt are the verbs that list or explain what a fleet is or does by
+// itself: each says first that everything automatic is halted.
+var toldUnderHalt = []string{
+	"agent ls", "audit", "budget ls", "host get", "host ls", "host why", "notify dead", "notify ls", "override ls",
+	"policy groups", "policy ls", "policy resolve", "savings", "schedule ls", "schedule next", "simulate",
+	"template ls", "worker activity", "worker discovered", "worker get", "worker idle-status", "worker ls",
 }
 
 // args turns cobra's complaint about arguments into a usage error.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -79,40 +78,6 @@ func (c *cli) orServer(cmd *cobra.Command, ask func(cmd *cobra.Command, a []stri
 		}
 	}
 	return cmd
-}
-
-// underHalt makes a verb that lists or explains say first that everything
-// automatic is halted, where it is: on a fleet by whom and since when. JSON
-// has it in the objects that have a place for it.
-func (c *cli) underHalt(cmd *cobra.Command) *cobra.Command {
-	run := cmd.RunE
-	cmd.RunE = func(cmd *cobra.Command, a []string) error {
-		out, said := c.out, new(bytes.Buffer)
-		c.out = said // what is wrong with its flags is told before anybody is asked
-		err := run(cmd, a)
-		c.out = out
-		if csv := cmd.Flags().Lookup("csv"); said.Len() > 0 && (csv == nil || !csv.Changed) {
-			c.tellHalt(cmd.Context())
-		}
-		_, werr := said.WriteTo(out)
-		return errors.Join(err, werr)
-	}
-	return cmd
-}
-
-// tellHalt is silent about a fleet that cannot be asked: the verb says that.
-func (c *cli) tellHalt(ctx context.Context) {
-	if c.json {
-		return
-	}
-	cl, err := c.control()
-	if err != nil {
-		return
-	}
-	h, err := control.Read[fleet.Halt](ctx, cl, "/halt")
-	if err == nil && h.On {
-		fmt.Fprintln(c.out, c.red("HALTED: "+h.Sentence()+" No worker is paused, stopped or started automatically; end it with: lull halt --off"))
-	}
 }
 
 func (c *cli) completeWorkers(cmd *cobra.Command, a []string, to string) ([]string, cobra.ShellCompDirective) {
@@ -200,29 +165,6 @@ func entryLine(e fleet.Entry) string {
 	}
 	why := strings.TrimSpace(e.Reason + " " + e.Detail)
 	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", e.At.Local().Format(time.DateTime), what, dash(e.WorkerName), e.By.Name, why)
-}
-
-// fleetHalt is lull halt for a server.
-func (c *cli) fleetHalt(cmd *cobra.Command, _ []string) error {
-	off, err := cmd.Flags().GetBool("off")
-	if err != nil {
-		return fmt.Errorf("cannot tell whether to halt: %w", err)
-	}
-	cl, err := c.control()
-	if err != nil {
-		return err
-	}
-	h, err := control.Write[fleet.Halt](cmd.Context(), cl, "POST", "/halt", map[string]bool{"on": !off})
-	if err != nil {
-		return err
-	}
-	return c.print(h, func(w io.Writer) {
-		if h.On {
-			fmt.Fprintln(w, c.red("HALTED: no worker is paused, stopped or started automatically; end it with: lull halt --off"))
-		} else {
-			fmt.Fprintln(w, "automatic actions go on")
-		}
-	})
 }
 
 // fleetEvents is lull events for a server.

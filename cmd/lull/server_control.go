@@ -61,6 +61,12 @@ func (p *controlPlane) close() error {
 func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, log *slog.Logger) (plane controlPlane, err error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "lull_halted", Help: "1 while all automatic actions of the fleet are halted."}, func() float64 {
+		if f.Halted().On {
+			return 1
+		}
+		return 0
+	}))
 	plane.metrics, plane.log = reg, log
 	host, err := os.Hostname()
 	if err != nil {

@@ -64,6 +64,18 @@ var alone = []string{"agent doctor", "agent iam", "agent install", "agent run", 
 var listings = []string{"agent history", "agent lease ls", "agent ls", "audit", "budget ls", "events", "host ls", "image ls", "image prune", "lease ls", "notify dead", "notify ls",
 	"override ls", "policy groups", "policy ls", "ps", "schedule ls", "settings ls", "template ls", "token ls", "worker discovered", "worker ls"}
 
+// silentUnderHalt are the listings that say nothing of what a fleet does by
+// itself, or that are of a host or an agent, which say so in their own way.
+var silentUnderHalt = []string{"agent history", "agent lease ls", "events", "image ls", "image prune", "lease ls", "ps", "settings ls", "token ls"}
+
+func TestListingsTellOfAHalt(t *testing.T) {
+	for _, name := range listings {
+		if slices.Contains(toldUnderHalt, name) == slices.Contains(silentUnderHalt, name) {
+			t.Errorf("%s: does it say that the fleet is halted?", name)
+		}
+	}
+}
+
 // leaves are all verbs by name that do something.
 func leaves() map[string]*cobra.Command {
 	root := (&cli{getenv: func(string) string { return "" }, out: &bytes.Buffer{}, err: &bytes.Buffer{}}).root()

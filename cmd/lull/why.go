@@ -36,7 +36,14 @@ The host is asked, or the server if --server is given or only LULL_SERVER is set
 			if err != nil {
 				return err
 			}
-			return c.print(y, func(w io.Writer) { whyText(w, y) })
+			st, err := cl.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.print(y, func(w io.Writer) {
+				c.tellHostHalt(w, st)
+				whyText(w, y)
+			})
 		}}
 	atFlag(cmd)
 	return cmd
@@ -154,36 +161,5 @@ agent: lull agent snooze.`,
 			return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s stays until %s\n", o.Name, t.Local().Format(time.DateTime)) })
 		}}
 	bindEnd(cmd.Flags(), &until, &dur)
-	return cmd
-}
-
-func (c *cli) haltCommand() *cobra.Command {
-	var off bool
-	cmd := &cobra.Command{Use: "halt", Short: "Stop all automatic actions of a host or fleet; --off lets them go on", Args: args(cobra.NoArgs),
-		Long: `Stop all automatic actions within five seconds: nothing is paused, stopped,
-drained or started but by a person, and clients still wake what sleeps. It holds
-over restarts and is shown in red everywhere, until --off.
-
-The host is asked, or the server if --server is given or only LULL_SERVER is set.
-For a machine with an agent: lull agent halt.`,
-		Example: "  lull halt\n  lull halt --off\n  lull halt --server https://lull.example.com:7070",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := c.client()
-			if err != nil {
-				return err
-			}
-			s, err := cl.Halt(cmd.Context(), !off)
-			if err != nil {
-				return err
-			}
-			return c.print(s, func(w io.Writer) {
-				if s.Halted {
-					fmt.Fprintln(w, c.red("HALTED: nothing is paused or stopped automatically; end it with: lull halt --off"))
-				} else {
-					fmt.Fprintln(w, "automatic actions go on")
-				}
-			})
-		}}
-	cmd.Flags().BoolVar(&off, "off", false, "let automatic actions go on")
 	return cmd
 }

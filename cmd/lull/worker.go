@@ -17,7 +17,7 @@ import (
 func (c *cli) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "worker", Aliases: []string{"workers"}, Short: "Cloud workers: create, watch, pause, resume, end", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.underHalt(c.workerDiscovered()), c.underHalt(c.workerLs()), c.underHalt(c.workerGet()), c.workerWhyCommand(), c.underHalt(c.workerActivity()), c.underHalt(c.workerIdleStatus()),
+	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerDiscovered(), c.workerLs(), c.workerGet(), c.workerWhyCommand(), c.workerActivity(), c.workerIdleStatus(),
 		c.workerSnooze(), c.workerArm(), c.workerLicense(), c.workerDetect())
 	for _, v := range []struct {
 		name, short, long string

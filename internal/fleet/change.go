@@ -147,7 +147,7 @@ func (f *Fleet) apply(id string, c Changing, view []store.Value, pooled bool, fn
 		if err != nil {
 			return nil, Worker{}, err
 		}
-		tx.Halted = h.On
+		tx.Halted = h.at(tx.Now).On
 		if c.Rules && view[3].ModRevision > f.now.rules.Load().revision {
 			return nil, Worker{}, errRules
 		}

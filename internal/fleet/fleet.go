@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	"lull/internal/policy"
 	"lull/internal/store"
@@ -243,54 +242,4 @@ func (f *Fleet) PutSettings(ctx context.Context, by Actor, values map[string]any
 		return nil, err
 	}
 	return all, f.take(v)
-}
-
-// Halt is the switch that stops all automatic actions (spec, promise 7).
-type Halt struct {
-	On bool      `json:"on"`
-	By string    `json:"by,omitempty"`
-	At time.Time `json:"at,omitzero"`
-}
-
-// Sentence says who stopped all automatic actions, and since when.
-func (h Halt) Sentence() string {
-	s := "All automatic actions are halted"
-	if h.By != "" && !h.At.IsZero() {
-		s += fmt.Sprintf(" by %s since %s", h.By, h.At.UTC().Format(time.RFC3339))
-	}
-	return s + "."
-}
-
-var haltCodec = store.Codec[Halt]{Version: 1}
-
-func decodeHalt(v store.Value) (Halt, error) {
-	if !v.Exists() {
-		return Halt{}, nil
-	}
-	return haltCodec.Decode(v.Key, v.Data)
-}
-
-// Halted tells whether automatic actions are stopped, as last read.
-func (f *Fleet) Halted() Halt { return *f.now.halt.Load() }
-
-// SetHalt stops or allows automatic actions. It is durable when it returns;
-// every automatic intent is refused in the same transaction that reads it.
-func (f *Fleet) SetHalt(ctx context.Context, by Actor, on bool) (Halt, error) {
-	h := Halt{On: on, By: by.Name, At: time.Now().UTC().Round(0)}
-	action := "halted"
-	if !on {
-		action = "halt_ended"
-	}
-	v, err := store.Update(ctx, f.store, haltKey, func(store.Value) ([]byte, []store.Op, error) {
-		data, err := haltCodec.Encode(haltKey, h)
-		if err != nil {
-			return nil, nil, err
-		}
-		ops, err := entryOps(Entry{Action: action, By: by})
-		return data, ops, err
-	})
-	if err != nil {
-		return Halt{}, err
-	}
-	return h, f.take(v)
 }

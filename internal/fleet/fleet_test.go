@@ -353,7 +353,7 @@ func TestHaltRefusesAutomaticActions(t *testing.T) {
 		ctx := t.Context()
 		id := create(t, fl).ID
 		put(t, fl, id, power.WorkerRunning)
-		if _, err := fl.SetHalt(ctx, ada, true); err != nil {
+		if _, err := fl.SetHalt(ctx, ada, fleet.HaltRequest{On: true}); err != nil {
 			t.Fatal(err)
 		}
 		for _, err := range []error{
@@ -367,8 +367,50 @@ func TestHaltRefusesAutomaticActions(t *testing.T) {
 		if _, err := fl.StopWorker(ctx, ada, id); err != nil {
 			t.Errorf("a person was refused: %v", err)
 		}
-		if _, err := fl.SetHalt(ctx, ada, false); err != nil || fl.Halted().On {
+		if _, err := fl.SetHalt(ctx, ada, fleet.HaltRequest{}); err != nil || fl.Halted().On {
 			t.Errorf("the halt does not end: %v", err)
+		}
+	})
+}
+
+func TestHaltHasAnEnd(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		id := create(t, fl).ID
+		put(t, fl, id, power.WorkerRunning)
+		past, end := time.Now(), time.Now().Add(2*time.Hour)
+		for field, r := range map[string]fleet.HaltRequest{"until": {On: true, Until: &past}, "reason": {On: true, Reason: strings.Repeat("x", 513)}} {
+			_, err := fl.SetHalt(ctx, ada, r)
+			if bad, ok := errors.AsType[*fleet.Invalid](err); !ok || bad.Field != field || fl.Halted().On {
+				t.Errorf("%s: %v", field, err)
+			}
+		}
+		if _, err := fl.SetHalt(ctx, ada, fleet.HaltRequest{On: true, Reason: "drill", Until: &end}); err != nil {
+			t.Fatal(err)
+		}
+		if s := fl.Halted().Sentence(); !strings.Contains(s, "by "+ada.Name+" since ") || !strings.Contains(s, " until "+end.UTC().Format(time.RFC3339)+": drill.") {
+			t.Error(s)
+		}
+		pause := func() error { return second(fl.ResumeWorker(ctx, cal, id)) }
+		time.Sleep(2*time.Hour - time.Nanosecond)
+		if r, ok := errors.AsType[*fleet.Refused](pause()); !ok || r.Reason != "halted" {
+			t.Error("it is not halted before its end")
+		}
+		if err := fl.EndHalt(ctx); err != nil || !fl.Halted().On {
+			t.Errorf("ended too early: %v", err)
+		}
+		time.Sleep(time.Nanosecond)
+		if r, ok := errors.AsType[*fleet.Refused](pause()); fl.Halted().On || ok && r.Reason == "halted" {
+			t.Error("it is halted after its end")
+		}
+		for range 2 {
+			if err := fl.EndHalt(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+		page, err := fl.Audit(ctx, fleet.AuditQuery{Action: "halt_ended"})
+		if err != nil || len(page.Entries) != 1 || page.Entries[0].By != fleet.ByController {
+			t.Errorf("the log says %+v, %v", page.Entries, err)
 		}
 	})
 }

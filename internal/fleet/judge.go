@@ -136,7 +136,7 @@ func (c Case) guards(r Reason) []idle.Block {
 
 func (c Case) decide(p idle.Policy, e idle.Evidence, guards []idle.Block) evidence.Decision {
 	e.Guards = guards
-	if slices.ContainsFunc(guards, func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == idle.Halted }) {
+	if slices.ContainsFunc(guards, func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == idle.Halted && b.Until == nil }) {
 		p.WarnBefore = 0 // nobody is warned of what will not happen
 	}
 	return evidence.Decide(c.Now, p, e)

@@ -145,7 +145,7 @@ func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings 
 func Standstill(w *Worker, r *policy.Resolved, h Halt, shadow bool) []idle.Block {
 	var out []idle.Block
 	if h.On {
-		out = append(out, idle.Block{Code: idle.Halted, Sentence: h.Sentence()})
+		out = append(out, h.Block())
 	}
 	switch {
 	case !w.Armed:

@@ -348,6 +348,18 @@ func (p Policy) warningGrace() time.Duration {
 	return max(p.warnBefore(), 2*time.Duration(p.CheckInterval))
 }
 
+// warnFrom is when a warning may go out: now, or at the end of a halt that has
+// one, since nothing goes out by itself before.
+func (d *decision) warnFrom() time.Time {
+	from := d.now
+	for _, g := range d.e.Guards {
+		if g.Code == Halted && g.Until != nil && g.Until.After(from) {
+			from = *g.Until
+		}
+	}
+	return from
+}
+
 // warning moves the end so that a warning has always been out for WarnBefore.
 func (d *decision) warning() {
 	before := d.p.warnBefore()
@@ -359,17 +371,18 @@ func (d *decision) warning() {
 	if d.now.After(latest) {
 		latest = d.now
 	}
+	from := d.warnFrom()
 	valid := !sent.IsZero() && !sent.Before(d.base) && !sent.Before(d.e.LastResumedAt) &&
 		!sent.After(d.now.Add(FutureTolerance)) && !latest.After(sent.Add(before+d.p.warningGrace()))
 	var warned time.Time // when a warning will have been out long enough
 	switch {
 	case valid:
 		warned = sent.Add(before)
-	case d.now.Before(d.end.Add(-before)):
+	case from.Before(d.end.Add(-before)):
 		return // there is time: it goes out at WarnAt
 	default:
-		warned = d.now.Add(before)
-		d.v.WarnDue = d.known
+		warned = from.Add(before)
+		d.v.WarnDue = d.known && from.Equal(d.now)
 	}
 	d.until(warned)
 	if d.now.Before(warned) && !d.now.Before(d.end.Add(-before)) {

@@ -162,6 +162,41 @@ func TestWarning(t *testing.T) {
 
 // TestShortTimeoutWarnsOnce has a warning time above the timeout: somebody who
 // is active is not warned at each key.
+// A halt that has an end: nobody is warned before it, and the pause is announced
+// for when the warning has been out.
+func TestWarningAfterAHalt(t *testing.T) {
+	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	end := start.Add(5 * time.Hour)
+	h := HaltedBy{By: "ada", Since: start, Until: &end}
+	p := Policy{Timeout: Duration(time.Hour), WarnBefore: Duration(5 * time.Minute), CheckInterval: Duration(10 * time.Minute), Detection: true, AutoPause: true, Signals: []string{}}
+	e := Evidence{Status: "RUNNING", Running: true, CreatedAt: start, Guards: []Block{h.Block("It is")}}
+	for _, c := range []struct {
+		at     time.Duration
+		target time.Duration
+		due    bool
+	}{
+		{30 * time.Minute, 5*time.Hour + 5*time.Minute, false},
+		{56 * time.Minute, 5*time.Hour + 5*time.Minute, false},
+		{4*time.Hour + 59*time.Minute, 5*time.Hour + 5*time.Minute, false},
+		{5 * time.Hour, 5*time.Hour + 5*time.Minute, true},
+	} {
+		v := Decide(start.Add(c.at), p, e)
+		if v.TargetPauseAt == nil || !v.TargetPauseAt.Equal(start.Add(c.target)) || v.WarnDue != c.due || v.NextIdleCheckAt.After(end.Add(5*time.Minute)) {
+			t.Errorf("after %v: %+v", c.at, v)
+		}
+		if v.WarnAt == nil || !v.WarnAt.Equal(end) {
+			t.Errorf("after %v: warned at %v", c.at, v.WarnAt)
+		}
+	}
+	e.LastActivityAt = end // used until then
+	if v := Decide(end, p, e); v.WarnDue || !v.TargetPauseAt.Equal(end.Add(time.Hour)) {
+		t.Errorf("used during the halt: %+v", v)
+	}
+	if v := Decide(end.Add(-time.Minute), p, e); !v.TargetPauseAt.Equal(end.Add(time.Hour)) {
+		t.Errorf("used during the halt: %+v", v)
+	}
+}
+
 func TestShortTimeoutWarnsOnce(t *testing.T) {
 	p := policy()
 	p.Timeout, p.WarnBefore = Duration(2*time.Minute), Duration(5*time.Minute)

@@ -30,7 +30,7 @@ export interface WorkerRow {
   revision: number
 }
 
-export interface Halt { on: boolean; by?: string; at?: string }
+export interface Halt { on: boolean; by?: string; at?: string; reason?: string; until?: string }
 
 export interface Overview {
   at: string

@@ -82,7 +82,7 @@ function HaltBanner(p: { halt: Halt | undefined; operator: boolean; reload: () =
   const resume = () => attempt('Automatic actions go on.', async () => { await ask('POST', '/halt', { on: false }); p.reload() }).then(() => {})
   return (
     <div class="banner halt" role="alert">
-      <p><strong>Halted.</strong> All automatic actions are stopped{p.halt.by && <> by {p.halt.by}</>} (<Time at={p.halt.at} none="" />). Nothing is paused or resumed by itself.</p>
+      <p><strong>Halted.</strong> All automatic actions are stopped{p.halt.by && <> by {p.halt.by}</>} (<Time at={p.halt.at} none="" />){p.halt.reason && <>: {p.halt.reason}</>}. {p.halt.until && <>It ends by itself <Time at={p.halt.until} none="" />. </>}Nothing is paused or resumed by itself.</p>
       {p.operator && <Button onClick={resume}>End the halt</Button>}
     </div>
   )

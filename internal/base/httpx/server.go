@@ -16,6 +16,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os/user"
+	"strconv"
 	"sync"
 	"time"
 
@@ -71,7 +73,7 @@ func (s *Server) Run(ctx context.Context) error {
 		IdleTimeout:       idleLimit,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return base },
-		ConnContext:       withPeer,
+		ConnContext:       WithPeer,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	served := make(chan error, 1)
@@ -104,11 +106,26 @@ func PeerOf(ctx context.Context) (unixsock.Peer, bool) {
 	return p, ok
 }
 
-func withPeer(ctx context.Context, c net.Conn) context.Context {
+// WithPeer is the ConnContext of a server that asks PeerOf or UserOf.
+func WithPeer(ctx context.Context, c net.Conn) context.Context {
 	if u, ok := c.(*net.UnixConn); ok {
 		if p, err := unixsock.PeerOf(u); err == nil {
 			return context.WithValue(ctx, peerKey{}, p)
 		}
 	}
 	return ctx
+}
+
+// UserOf names the user at the other end of the unix socket that a request
+// came over; empty where PeerOf is false.
+func UserOf(ctx context.Context) string {
+	p, ok := PeerOf(ctx)
+	if !ok {
+		return ""
+	}
+	id := strconv.Itoa(p.UID)
+	if u, err := user.LookupId(id); err == nil {
+		return u.Username
+	}
+	return "uid " + id
 }

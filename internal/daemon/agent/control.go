@@ -296,11 +296,12 @@ func (a *Agent) History(_ context.Context, q agentctl.HistoryQuery) ([]agentctl.
 // Halt implements agentctl.Agent. It cancels an action that has not been sent.
 func (a *Agent) Halt(ctx context.Context, r agentctl.HaltRequest) (agentctl.Status, error) {
 	by := agentctl.Caller(ctx)
-	if len(r.Reason) > 512 {
-		return agentctl.Status{}, bad("cannot halt: a reason has at most 512 bytes")
-	}
 	err := a.durable(ctx, func() error {
 		now := a.now()
+		h := idle.HaltedBy{Since: now, By: by, Reason: r.Reason, Until: r.Until}
+		if err := h.Check(now); err != nil && r.On {
+			return bad("%s", err)
+		}
 		if !r.On {
 			a.state.Halted = nil
 			a.alarmIf(false, "state_unreadable", "")
@@ -308,11 +309,8 @@ func (a *Agent) Halt(ctx context.Context, r agentctl.HaltRequest) (agentctl.Stat
 			a.nextAt = now
 			return nil
 		}
-		if r.Reason == "" {
-			r.Reason = "no reason given"
-		}
-		a.state.Halted = &agentctl.Halted{Since: now, By: by, Reason: r.Reason}
-		a.record(agentctl.Entry{Kind: "halt", By: by, Sentence: "Halted: " + r.Reason + "."})
+		a.state.Halted = &h
+		a.record(agentctl.Entry{Kind: "halt", By: by, Sentence: h.Sentence(haltedHere)})
 		if at := a.acting; at != nil && !at.sent {
 			a.counters.Cancelled++
 			a.finish(phaseCancelled, "it was halted")

@@ -55,6 +55,24 @@ func (a *Agent) keepEvidence(d evidence.Decision, next time.Time) {
 	}
 }
 
+// haltedHere is what a halt of the agent is called in sentences.
+const haltedHere = "Automatic actions on this machine are"
+
+// endHalt ends a halt whose end has come, and says so.
+func (a *Agent) endHalt(now time.Time) {
+	h := a.state.Halted
+	if h == nil || h.Until == nil {
+		return
+	}
+	if !h.Over(now) {
+		a.soon(*h.Until)
+		return
+	}
+	a.state.Halted = nil
+	a.record(agentctl.Entry{Kind: "halt", By: "agent", Sentence: "The halt by " + h.By + " came to its end."})
+	a.save(nil)
+}
+
 // guards are the agent's own reasons not to act.
 func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 	var out []idle.Block
@@ -66,7 +84,7 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 		out = append(out, b)
 	}
 	if h := a.state.Halted; h != nil {
-		add(codeHalted, time.Time{}, "Halted by %s since %s: %s.", h.By, h.Since.Format(time.RFC3339), h.Reason)
+		out = append(out, h.Block(haltedHere))
 	}
 	c := &a.config
 	switch {
@@ -90,7 +108,7 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 		add(codeHolder, time.Time{}, "The %s decides about this machine; the agent only reports.", h)
 	}
 	if s := a.state.Server; s != nil && s.Halted {
-		add(codeHalted, time.Time{}, "The server halted all automatic actions.")
+		add(codeHalted, time.Time{}, "%s", s.haltSentence())
 	}
 	if now.Before(a.server.until) {
 		add(idle.Cooldown, a.server.until, "The server refused it: %s.", a.server.refused)

@@ -77,6 +77,39 @@ func TestTTLMovedAndHalted(t *testing.T) {
 	})
 }
 
+// A halt with an end ends by itself, says so, and warns nobody before.
+func TestHaltEnds(t *testing.T) {
+	w := newWorld()
+	w.tags["lull:idle-timeout"] = "1h"
+	bubble(t, w, func(t *testing.T, a *Agent) {
+		end := time.Now().Add(3 * time.Hour)
+		if _, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true, Until: &end, Reason: "demo"}); err != nil {
+			t.Fatal(err)
+		}
+		past := time.Now().Add(-time.Second)
+		if _, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true, Until: &past}); err == nil {
+			t.Error("a halt until a time that is over")
+		}
+		time.Sleep(3*time.Hour - time.Second)
+		s, err := a.Status(t.Context())
+		if err != nil || s.Halted == nil || s.WarnedAt != nil || len(w.sent()) > 0 {
+			t.Fatalf("halted: %+v, sent %v, %v", s.Halted, w.sent(), err)
+		}
+		if at := s.Verdict.TargetPauseAt; at == nil || !at.Equal(end.Add(5*time.Minute).Round(0)) {
+			t.Errorf("it is stopped at %v, and its users are warned from %v on", at, end)
+		}
+		time.Sleep(2 * time.Second)
+		if s, err = a.Status(t.Context()); err != nil || s.Halted != nil {
+			t.Errorf("after its end: %+v, %v", s.Halted, err)
+		}
+		time.Sleep(7 * time.Minute)
+		synctest.Wait()
+		if d := cmp.Diff([]string{"stop"}, w.sent()); d != "" {
+			t.Error(d)
+		}
+	})
+}
+
 func TestCompletion(t *testing.T) {
 	for _, action := range []string{"stop", "hibernate", "terminate", "none"} {
 		for _, how := range []string{"command", "file"} {

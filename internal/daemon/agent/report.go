@@ -39,6 +39,7 @@ type serverSaid struct {
 	WorkerID string `json:"worker_id"`
 	Holder   string `json:"pause_holder"`
 	Halted   bool   `json:"halted"`
+	Halt     string `json:"halt,omitempty"` // its sentence; empty of an older server
 }
 
 // reporting is where the talk with the server stands. It belongs to the loop.
@@ -145,7 +146,7 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 	}
 	p.told(&r)
 	p.failures, p.sentAt, p.tryAt, p.said = 0, now, now.Add(reportSpace), keyOf(r)
-	said := serverSaid{ans.WorkerID, ans.Holder, ans.Halted}
+	said := serverSaid{ans.WorkerID, ans.Holder, ans.Halted, ans.Halt}
 	if a.state.Server == nil || *a.state.Server != said {
 		a.state.Server = &said
 		a.record(agentctl.Entry{Kind: "server", Sentence: said.sentence()})
@@ -170,9 +171,17 @@ func (s serverSaid) sentence() string {
 		out = fmt.Sprintf("The server knows this machine as worker %s; the %s decides about it.", s.WorkerID, s.Holder)
 	}
 	if s.Halted {
-		out += " All automatic actions are halted."
+		out += " " + s.haltSentence()
 	}
 	return out
+}
+
+// haltSentence says that the whole fleet is halted.
+func (s serverSaid) haltSentence() string {
+	if s.Halt == "" {
+		return "The server halted all automatic actions."
+	}
+	return "The server: " + s.Halt
 }
 
 // reportNow is the report of this moment.
@@ -239,7 +248,9 @@ func (a *Agent) holds(now time.Time) []idle.Block {
 		out = append(out, idle.Block{Code: idle.HookVeto, Until: until(v.Until), Sentence: "The pre-stop hook asked to " + v.Kind + "."})
 	}
 	if h := a.state.Halted; h != nil {
-		out = append(out, idle.Block{Code: codeHalted, Sentence: cut("Halted on the machine by " + h.By + ": " + h.Reason)})
+		b := h.Block(haltedHere)
+		b.Sentence = cut(b.Sentence)
+		out = append(out, b)
 	}
 	return out
 }
@@ -268,7 +279,7 @@ func (a *Agent) serverLink() *agentctl.ServerLink {
 	p := &a.server
 	l := &agentctl.ServerLink{Holder: a.holder(), ReportedAt: timeOrNil(p.sentAt)}
 	if s := a.state.Server; s != nil {
-		l.WorkerID, l.Halted = s.WorkerID, s.Halted
+		l.WorkerID, l.Halted, l.Halt = s.WorkerID, s.Halted, s.Halt
 	}
 	if p.failures > 0 {
 		l.Error = p.errored

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -50,18 +49,6 @@ func Control(a agentctl.Agent, l net.Listener, log *slog.Logger) *httpx.Server {
 // named tells the agent who asks: the user at the other end of the socket.
 func named(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		next.ServeHTTP(w, r.WithContext(agentctl.WithCaller(r.Context(), callerOf(r.Context()))))
+		next.ServeHTTP(w, r.WithContext(agentctl.WithCaller(r.Context(), httpx.UserOf(r.Context()))))
 	})
-}
-
-func callerOf(ctx context.Context) string {
-	p, ok := httpx.PeerOf(ctx)
-	if !ok {
-		return ""
-	}
-	id := strconv.Itoa(p.UID)
-	if u, err := user.LookupId(id); err == nil {
-		return u.Username
-	}
-	return "uid " + id
 }

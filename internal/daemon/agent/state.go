@@ -21,7 +21,7 @@ type state struct {
 	SnoozedUntil time.Time         `json:"snoozed_until,omitzero"`
 	SnoozedBy    string            `json:"snoozed_by,omitempty"`
 	Leases       []idle.Lease      `json:"leases,omitempty"`
-	Halted       *agentctl.Halted  `json:"halted,omitempty"`
+	Halted       *idle.HaltedBy    `json:"halted,omitempty"`
 	WarnedAt     time.Time         `json:"warned_at,omitzero"`
 	OwnWriteAt   time.Time         `json:"own_write_at,omitzero"`
 	Last         *agentctl.Outcome `json:"last,omitempty"` // the action under way or the last one
@@ -64,7 +64,7 @@ func (a *Agent) load() error {
 	}
 	if err != nil {
 		// A halt may have been in it: without knowing, nothing is done.
-		a.state = state{Halted: &agentctl.Halted{Since: a.now(), By: "agent",
+		a.state = state{Halted: &idle.HaltedBy{Since: a.now(), By: "agent",
 			Reason: "its state on disk cannot be read, and a halt may have been in it: " + err.Error()}}
 		a.alarm("state_unreadable", "The agent's state on disk cannot be read: "+err.Error()+".")
 	}

@@ -37,6 +37,7 @@ func (a *Agent) tick() {
 		a.refresh(func(agentctl.Reload) {})
 	}
 	a.nextAt = now.Add(a.config.CheckInterval)
+	a.endHalt(now)
 	d := a.saver.hangs()
 	a.alarmIf(d > 0, "disk_hangs", fmt.Sprintf("The disk has not taken the agent's state for %s; no action begins before it has.", d.Round(time.Second)))
 	if at := a.acting; at != nil && at.out.Phase != phaseAccepted {
@@ -120,6 +121,10 @@ func (a *Agent) shift(d time.Duration) {
 			ended := last.EndedAt.Add(d)
 			last.EndedAt = &ended
 		}
+	}
+	if h := a.state.Halted; h != nil && h.Until != nil {
+		end := h.Until.Add(d)
+		h.Until = &end
 	}
 	for i := range a.state.Leases {
 		a.state.Leases[i].ExpiresAt = a.state.Leases[i].ExpiresAt.Add(d)

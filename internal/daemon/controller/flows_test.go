@@ -295,7 +295,7 @@ func TestHaltInTheController(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
-		if _, err := r.fleet.SetHalt(t.Context(), person, true); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{On: true}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(3 * time.Hour)
@@ -326,10 +326,43 @@ func TestHaltInTheController(t *testing.T) {
 		if w := r.worker(id); w.Status != power.WorkerRunning {
 			t.Errorf("halted, after a restart it is %s", w.Status)
 		}
-		if _, err := r.fleet.SetHalt(t.Context(), person, false); err != nil {
+		if _, err := r.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{}); err != nil {
 			t.Fatal(err)
 		}
 		r.await(id, power.WorkerStopped, 30*time.Minute)
+	})
+}
+
+// A halt with an end ends by itself and says so; users are warned only after
+// it, and the pause is announced for when that is over.
+func TestHaltEndsInTheController(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		end := time.Now().Add(5 * time.Hour).Round(0)
+		if _, err := r.fleet.SetHalt(t.Context(), person, fleet.HaltRequest{On: true, Until: &end, Reason: "network is down"}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Until(end) - time.Second)
+		l, _ := r.c.Live(id)
+		if at := l.Idle.TargetPauseAt; at == nil || !at.Equal(end.Add(5*time.Minute)) || len(r.machine(id).warned) != 0 {
+			t.Errorf("halted until %v, it is paused at %v, warned %v", end, at, r.machine(id).warned)
+		}
+		time.Sleep(10 * time.Second)
+		if r.fleet.Halted().On {
+			t.Error("the halt goes on")
+		}
+		r.await(id, power.WorkerStopped, 30*time.Minute)
+		w := r.worker(id)
+		if w.LastPausedAt.Before(end.Add(5*time.Minute)) || len(r.machine(id).warned) != 1 {
+			t.Errorf("paused at %v, warned %v", w.LastPausedAt, r.machine(id).warned)
+		}
+		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{Action: "halt_ended"})
+		if err != nil || len(page.Entries) != 1 || page.Entries[0].By != fleet.ByController || !strings.Contains(page.Entries[0].Detail, person.Name) {
+			t.Errorf("the log says %+v, %v", page.Entries, err)
+		}
 	})
 }
 

@@ -114,7 +114,7 @@ func runRow(t *testing.T, r row) {
 	}
 	c.read(v)
 	if r.halted {
-		if _, err := f.SetHalt(ctx, person, true); err != nil {
+		if _, err := f.SetHalt(ctx, person, fleet.HaltRequest{On: true}); err != nil {
 			t.Fatal(err)
 		}
 	}

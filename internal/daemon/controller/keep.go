@@ -15,7 +15,7 @@ import (
 )
 
 // housekeep does what is done once for the fleet, by whoever holds shard 0:
-// discovery, the audit log's bounds and old requests; and, for this server's
+// discovery, the end of a halt, the audit log's bounds and old requests; and, for this server's
 // own workers, the load of each region in few calls.
 func (c *Controller) housekeep(ctx context.Context) error {
 	var scan, load, trim, retag time.Time
@@ -42,6 +42,9 @@ func (c *Controller) housekeep(ctx context.Context) error {
 		c.mu.Unlock()
 		if sh == nil || now.Before(sh.since) {
 			continue
+		}
+		if err := sh.fleet.EndHalt(sh.ctx); err != nil && ctx.Err() == nil {
+			c.log.Warn("cannot record the end of the halt", "err", err)
 		}
 		if now.Sub(scan) >= s.DiscoveryScanInterval {
 			scan = now

@@ -251,10 +251,10 @@ func (d *day) command(ctx context.Context, id string) {
 		_, err = d.fleet.ArmWorker(ctx, person, id, d.rng.IntN(4) > 0)
 	case 11:
 		if d.rng.IntN(20) == 0 {
-			_, err = d.fleet.SetHalt(ctx, person, true)
+			_, err = d.fleet.SetHalt(ctx, person, fleet.HaltRequest{On: true})
 		}
 	case 12:
-		_, err = d.fleet.SetHalt(ctx, person, false)
+		_, err = d.fleet.SetHalt(ctx, person, fleet.HaltRequest{})
 	case 13:
 		_, err = d.fleet.PauseWorker(ctx, fleet.Actor{Name: "calendar", Kind: fleet.KindSchedule}, id, fleet.Pause{Reason: fleet.ReasonSchedule})
 	case 14:

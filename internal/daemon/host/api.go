@@ -28,7 +28,6 @@ type API struct {
 	Host    *Host
 	Version string
 	Status  func() hostctl.Status // the daemon's own state
-	Halt    func(on bool) error   // durable switch
 }
 
 // Handler returns the HTTP API and its OpenAPI document.
@@ -191,13 +190,31 @@ func (a *API) verbs(api huma.API) {
 			o, err := a.Host.Get(in.Name)
 			return &answer[hostctl.Instance]{o}, problem(err)
 		})
-	huma.Register(api, operation("halt", "POST", "/halt", "Stop all automatic actions, or let them go on"),
-		func(_ context.Context, in *struct {
+	huma.Register(api, operation("halt", "POST", "/halt", "Stop all automatic actions, for good or until a time, or let them go on"),
+		func(ctx context.Context, in *struct {
 			Body struct {
-				On bool `json:"on"`
+				On     bool   `json:"on"`
+				Reason string `json:"reason,omitempty" maxLength:"512" doc:"Shown with the halt everywhere"`
+				Until  string `json:"until,omitempty" maxLength:"80" doc:"It ends by itself then; RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in the host's zone or with one such as Europe/Berlin behind it"`
 			}
 		}) (*answer[hostctl.Status], error) {
-			if err := a.Halt(in.Body.On); err != nil {
+			by := httpx.UserOf(ctx)
+			if !in.Body.On {
+				if err := a.Host.Halt(nil, by); err != nil {
+					return nil, problem(err)
+				}
+				return &answer[hostctl.Status]{a.Status()}, nil
+			}
+			x := idle.HaltedBy{By: by, Since: time.Now().UTC().Round(0), Reason: in.Body.Reason}
+			if u := in.Body.Until; u != "" {
+				end, err := when.Ahead(time.Now(), u)
+				if err != nil {
+					return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
+				}
+				end = end.UTC().Round(0)
+				x.Until = &end
+			}
+			if err := a.Host.Halt(&x, by); err != nil {
 				return nil, problem(err)
 			}
 			return &answer[hostctl.Status]{a.Status()}, nil

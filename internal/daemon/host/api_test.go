@@ -19,8 +19,7 @@ func testAPI() http.Handler {
 			return &hosttest.Gate{K: k, Waker: t.Waker}, nil
 		}})
 	k.OnExit = h.OnExit
-	handler, _ := (&API{Host: h, Version: "test", Status: func() hostctl.Status { return hostctl.Status{} },
-		Halt: func(bool) error { return nil }}).Handler()
+	handler, _ := (&API{Host: h, Version: "test", Status: func() hostctl.Status { return hostctl.Status{} }}).Handler()
 	return handler
 }
 

@@ -102,7 +102,7 @@ func (i *inst) checkAsleep() {
 	if hold := i.holdUntil(now); hold.After(at) {
 		at = hold
 	}
-	if i.h.halted.Load() {
+	if i.h.Halted() != nil {
 		at = later(at, now.Add(time.Second))
 	}
 	if now.Before(at) {
@@ -147,7 +147,7 @@ func (i *inst) stopLater() {
 			return
 		}
 		defer leave()
-		if i.h.halted.Load() {
+		if i.h.Halted() != nil {
 			i.scheduleAsleep(i.h.now())
 			return
 		}

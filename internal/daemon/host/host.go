@@ -100,6 +100,11 @@ type Config struct {
 	ImageAge   time.Duration
 	ImageSpace int64
 
+	// Halted is the halt that was kept, and KeepHalt keeps one over restarts, or
+	// that there is none.
+	Halted   *idle.HaltedBy
+	KeepHalt func(*idle.HaltedBy) error
+
 	// Evidence keeps every look and its verdict; nil keeps none.
 	Evidence Evidence
 
@@ -126,7 +131,10 @@ type Host struct {
 	saver  *saver
 	room   *room
 	events *Events
-	halted atomic.Bool
+	halted atomic.Pointer[idle.HaltedBy]
+	haltMu sync.Mutex // of whoever changes it
+	// haltSet is told that the halt was changed.
+	haltSet chan struct{}
 	// illegal counts transitions that the table does not know: always 0.
 	illegal atomic.Int64
 	steps   fence
@@ -155,7 +163,8 @@ func New(cfg Config) *Host {
 		cfg.Log = slog.Default()
 	}
 	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(or(cfg.KeepEvents, 4096)),
-		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
+		steps: standardFence(), haltSet: make(chan struct{}, 1), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
+	h.halted.Store(cfg.Halted)
 	h.saver = newSaver(cfg.Records)
 	h.room = newRoom(h)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
@@ -189,6 +198,7 @@ func (h *Host) Run(ctx context.Context) error {
 		})
 	}
 	wg.Go(func() { h.keepPruned(ctx) })
+	wg.Go(func() { h.endHalts(ctx) })
 	saving := make(chan struct{})
 	go func() { h.saver.run(); close(saving) }()
 	<-ctx.Done()

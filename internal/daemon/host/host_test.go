@@ -7,6 +7,9 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"os"
+	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -338,14 +341,18 @@ func TestHaltStopsEverythingAutomatic(t *testing.T) {
 		if err := r.Resume(context.Background(), "a", byManual); err != nil {
 			t.Fatal(err)
 		}
-		r.Halt(true)
+		if err := r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now(), Reason: "a demo"}, "ada"); err != nil {
+			t.Fatal(err)
+		}
 		time.Sleep(time.Hour)
 		o := r.is("a", power.Running)
-		if o.Blocks[0].Code != idle.Halted {
+		if o.Blocks[0].Code != idle.Halted || !strings.Contains(o.Blocks[0].Sentence, "halted by ada since 2") || !strings.HasSuffix(o.Blocks[0].Sentence, ": a demo.") {
 			t.Errorf("blocks %v", o.Blocks)
 		}
 		r.is("b", power.Paused) // not stopped either
-		r.Halt(false)
+		if err := r.Halt(nil, "ada"); err != nil {
+			t.Fatal(err)
+		}
 		time.Sleep(10 * time.Second)
 		r.is("a", power.Paused)
 		r.is("b", power.Stopped)
@@ -369,6 +376,81 @@ func TestLooksOfOneNeverPaused(t *testing.T) {
 			t.Errorf("looked at %d times in an hour, want one every 5 s", n)
 		}
 	})
+}
+
+// A halt with an end ends by itself and says so; one that cannot be recorded
+// changes nothing.
+func TestHaltEnds(t *testing.T) {
+	var kept *idle.HaltedBy
+	var broken error
+	keep := func(c *Config) {
+		c.KeepHalt = func(x *idle.HaltedBy) error {
+			if broken == nil {
+				kept = x
+			}
+			return broken
+		}
+	}
+	inTuned(t, keep, func(r *rig) {
+		r.run("a", nil)
+		end := time.Now().Add(time.Hour)
+		if err := r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now(), Until: &end}, "ada"); err != nil || kept == nil {
+			t.Fatal(err, kept)
+		}
+		broken = errors.New("the disk is full")
+		if err := r.Halt(nil, "bob"); err == nil || r.Halted() == nil {
+			t.Errorf("an end that was not recorded: %v", err)
+		}
+		broken = nil
+		time.Sleep(59 * time.Minute)
+		if o := r.is("a", power.Running); o.PauseAt == nil || !o.PauseAt.Equal(end) {
+			t.Errorf("it is paused at %v, the halt ends at %v", o.PauseAt, end)
+		}
+		time.Sleep(time.Minute + 10*time.Second)
+		r.is("a", power.Paused)
+		if kept != nil || r.Halted() != nil {
+			t.Errorf("the halt is kept: %v", kept)
+		}
+		past, _, _ := r.events.Since(0)
+		if !slices.ContainsFunc(past, func(e hostctl.Event) bool {
+			return e.Type == "halt_off" && e.By == "lull" && strings.Contains(e.Reason, "the halt by ada came to its end")
+		}) {
+			t.Errorf("nothing says that it ended: %+v", past)
+		}
+	})
+}
+
+// TestHaltFile reads what was written, and what earlier versions wrote.
+func TestHaltFile(t *testing.T) {
+	f, err := OpenFiles(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, err := f.Halted(); h != nil || err != nil {
+		t.Errorf("without a file: %v, %v", h, err)
+	}
+	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	want := idle.HaltedBy{By: "ada", Since: at, Reason: "a demo", Until: &at}
+	if err := f.KeepHalt(&want); err != nil {
+		t.Fatal(err)
+	}
+	if h, err := f.Halted(); err != nil || !reflect.DeepEqual(*h, want) {
+		t.Errorf("kept %+v, read %+v, %v", want, h, err)
+	}
+	for _, text := range []string{"lull halt\n", "", "{", `{"by":"x"}`, `{"since":"2030-01-02T03:04:05Z","colour":1}`} {
+		if err := os.WriteFile(f.haltFile(), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if h, err := f.Halted(); err != nil || h == nil || h.Until != nil || h.Since.IsZero() {
+			t.Errorf("%q is read as %+v, %v", text, h, err)
+		}
+	}
+	if err := f.KeepHalt(nil); err != nil {
+		t.Fatal(err)
+	}
+	if h, err := f.Halted(); h != nil || err != nil {
+		t.Errorf("after its end: %v, %v", h, err)
+	}
 }
 
 // TestCrashLoop uses true uptime: a program that fails after an hour is no

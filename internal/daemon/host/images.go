@@ -141,7 +141,7 @@ func (h *Host) keepPruned(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if h.halted.Load() {
+		if h.Halted() != nil {
 			continue
 		}
 		var err error

@@ -394,21 +394,6 @@ func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
 	return err
 }
 
-// Halt stops every automatic pause and stop, or lets them go on.
-func (h *Host) Halt(on bool) {
-	h.halted.Store(on)
-	kind := "halt_off"
-	if on {
-		kind = "halt"
-	}
-	for _, i := range h.all() {
-		i.emit(kind, "", "")
-	}
-}
-
-// Halted reads the switch.
-func (h *Host) Halted() bool { return h.halted.Load() }
-
 // StopAll stops every instance, several at a time.
 func (h *Host) StopAll(ctx context.Context) {
 	slots := make(chan struct{}, 16)

@@ -25,7 +25,6 @@ const (
 	byManual     = "manual"
 	byConnection = "connection"
 	stopAfter    = "stop_after"
-	haltSaying   = "Lull is halted on this host: nothing is paused or stopped automatically until lull halt --off."
 )
 
 // probeEvery is how often a running instance is looked at: more often only where
@@ -99,8 +98,8 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	e := idle.Evidence{Status: string(r.State), Running: r.State == power.Running || r.State == power.Pausing,
 		LastActivityAt: r.LastActivityAt, LastResumedAt: r.LastResumedAt, CreatedAt: r.CreatedAt,
 		SnoozedUntil: r.SnoozedUntil, Readings: i.readings, Connections: i.conns, Leases: r.Leases}
-	if i.h.halted.Load() {
-		e.Guards = append(e.Guards, idle.Block{Code: idle.Halted, Sentence: haltSaying})
+	if x := i.h.Halted(); x != nil {
+		e.Guards = append(e.Guards, x.Block(haltedHere))
 	}
 	if i.block != nil {
 		e.Guards = append(e.Guards, *i.block)

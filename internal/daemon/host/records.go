@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 
 	"lull/internal/base/segment"
+	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/power"
 )
@@ -136,19 +138,41 @@ func decodeRecord(b []byte) (instance.Record, error) {
 // haltFile marks a host whose automatic actions are switched off.
 func (f *Files) haltFile() string { return filepath.Join(f.dir, "halt") }
 
-// Halted reads the switch.
-func (f *Files) Halted() (bool, error) {
-	_, err := os.Stat(f.haltFile())
+// Halted reads the halt; nil for none. A file that does not say of whom it is,
+// as of earlier versions, is one without an end, since when it was written.
+func (f *Files) Halted() (*idle.HaltedBy, error) {
+	file, err := os.Open(f.haltFile())
 	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
+		return nil, nil
 	}
-	return err == nil, err
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	var h idle.HaltedBy
+	d := json.NewDecoder(io.LimitReader(file, maxHalt))
+	d.DisallowUnknownFields()
+	if d.Decode(&h) != nil || h.Since.IsZero() {
+		return &idle.HaltedBy{Since: info.ModTime().UTC()}, nil
+	}
+	return &h, nil
 }
 
-// SetHalted makes the switch durable.
-func (f *Files) SetHalted(on bool) error {
-	if on {
-		return segment.WriteFile(f.haltFile(), []byte("lull halt\n"), 0o600)
+// maxHalt bounds the file of a halt, in bytes.
+const maxHalt = 8 << 10
+
+// KeepHalt makes a halt durable, or that there is none.
+func (f *Files) KeepHalt(h *idle.HaltedBy) error {
+	if h != nil {
+		data, err := json.Marshal(h)
+		if err != nil {
+			return err
+		}
+		return segment.WriteFile(f.haltFile(), append(data, '\n'), 0o600)
 	}
 	if err := os.Remove(f.haltFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err

@@ -199,8 +199,9 @@ func (t *telling) once(ctx context.Context, events []hostctl.Event) (resend bool
 // heading is what a report says of the host itself. What changes all the time
 // comes with the parts.
 func (t *telling) heading(c *change) control.HostReport {
+	halt := t.r.Host.Halted()
 	return control.HostReport{Host: t.r.Name, StartedAt: t.began.Round(0), Version: t.r.Version, BuildDate: t.r.BuildDate,
-		Interval: idle.Duration(t.r.Every), Halted: t.r.Host.Halted(), Counts: c.counts, Faults: slices.Clone(t.r.Faults), LeftOut: c.total - len(c.sums)}
+		Interval: idle.Duration(t.r.Every), Halted: halt != nil, Halt: halt, Counts: c.counts, Faults: slices.Clone(t.r.Faults), LeftOut: c.total - len(c.sums)}
 }
 
 // change is what is to be told of the instances.

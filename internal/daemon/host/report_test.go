@@ -172,13 +172,15 @@ func TestReport(t *testing.T) {
 			if i := l.shows(t, "a"); len(i.Leases) != 1 || i.Leases[0].Holder != "ci" {
 				t.Errorf("a has the leases %v", i.Leases)
 			}
-			r.Halt(true)
+			if err := r.Halt(&idle.HaltedBy{By: "ada", Since: time.Now()}, "ada"); err != nil {
+				t.Fatal(err)
+			}
 			if err := r.Delete(context.Background(), "b", byManual); err != nil {
 				t.Fatal(err)
 			}
 			pass(2 * time.Second)
 			v, _ := l.View("desk", time.Now())
-			if !v.Heard || !v.Halted || len(v.Instances) != 1 || v.Counts["paused"] != 1 || len(v.Counts) != 1 {
+			if !v.Heard || !v.Halted || v.Halt == nil || v.Halt.By != "ada" || len(v.Instances) != 1 || v.Counts["paused"] != 1 || len(v.Counts) != 1 {
 				t.Errorf("at the end: %+v", v)
 			}
 			if s := rep.Link(); s.Error != "" || s.ReportedAt == nil || s.Host != "desk" {

@@ -324,7 +324,7 @@ func (r *room) make() {
 
 // pick finds who goes one step down next.
 func (r *room) pick(short int64, tried map[*inst]power.Instance) (*inst, power.Instance) {
-	if short <= 0 || r.h.halted.Load() {
+	if short <= 0 || r.h.Halted() != nil {
 		return nil, ""
 	}
 	r.mu.Lock()

@@ -51,7 +51,10 @@ func (s *Server) agentRoutes() {
 // the owner of the worker, and the rest into the listing. The answer follows
 // from the record alone, so any server can give it.
 func (s *Server) agentReport(ctx context.Context, name string, r control.AgentReport, body json.RawMessage) (control.AgentAnswer, error) {
-	a := control.AgentAnswer{Halted: s.fleet.Halted().On}
+	var a control.AgentAnswer
+	if h := s.fleet.Halted(); h.On {
+		a.Halted, a.Halt = true, h.Sentence()
+	}
 	w, err := s.fleet.WorkerOfMachine(ctx, name, r.Region)
 	_, none := errors.AsType[*fleet.NotFound](err)
 	if err != nil && !none {

@@ -4,10 +4,12 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"time"
 
 	"lull/internal/daemon/server/access"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
+	"lull/internal/policy/when"
 )
 
 type NamedTemplate struct {
@@ -101,12 +103,21 @@ func (s *Server) settingRoutes() {
 			}
 			return ok(s.fleet.Halted(), nil)
 		})
-	register(s, route{id: "halt", method: "POST", path: base + "/halt", role: access.Operator, status: http.StatusOK, doc: "Stop all automatic actions, or let them go on"},
+	register(s, route{id: "halt", method: "POST", path: base + "/halt", role: access.Operator, status: http.StatusOK, doc: "Stop all automatic actions, for good or until a time, or let them go on"},
 		func(ctx context.Context, in *struct {
-			Body struct {
-				On bool `json:"on"`
-			}
+			Body control.Halting
 		}) (*answer[fleet.Halt], error) {
-			return ok(s.fleet.SetHalt(ctx, actor(ctx), in.Body.On))
+			r := fleet.HaltRequest{On: in.Body.On, Reason: in.Body.Reason}
+			switch u := in.Body.Until; {
+			case u != "" && !r.On:
+				return nil, problem(invalid("until", "only a halt has an end"))
+			case u != "":
+				t, err := when.Ahead(time.Now().UTC(), u)
+				if err != nil {
+					return nil, problem(invalid("until", err.Error()))
+				}
+				r.Until = &t
+			}
+			return ok(s.fleet.SetHalt(ctx, actor(ctx), r))
 		})
 }

@@ -89,13 +89,6 @@ type Hook struct {
 	Error    string        `json:"error"`
 }
 
-// Halted says that automatic actions are off.
-type Halted struct {
-	Since  time.Time `json:"since"`
-	By     string    `json:"by"`
-	Reason string    `json:"reason"`
-}
-
 // Alarm is something that keeps the agent from doing its work and that a
 // person has to know of.
 type Alarm struct {
@@ -114,7 +107,7 @@ type Status struct {
 	StartedAt  time.Time      `json:"started_at"` // of the agent
 	BootedAt   time.Time      `json:"booted_at"`
 	ResumedAt  *time.Time     `json:"resumed_at"`
-	Halted     *Halted        `json:"halted"`
+	Halted     *idle.HaltedBy `json:"halted"`
 	Stage      int            `json:"stage"` // which stage answered
 	Stages     []Stage        `json:"stages"`
 	Verdict    idle.Verdict   `json:"verdict"`
@@ -140,6 +133,7 @@ type ServerLink struct {
 	WorkerID   string     `json:"worker_id"`    // empty: no worker is this machine
 	Holder     string     `json:"pause_holder"` // agent, controller, or unknown until the server has said
 	Halted     bool       `json:"halted"`
+	Halt       string     `json:"halt,omitempty"` // the sentence of the server's halt
 	ReportedAt *time.Time `json:"reported_at"`
 	Error      string     `json:"error"` // why the last report did not arrive
 }
@@ -223,8 +217,9 @@ type Entry struct {
 
 // HaltRequest switches all automatic actions off or on again.
 type HaltRequest struct {
-	On     bool   `json:"on"`
-	Reason string `json:"reason"`
+	On     bool       `json:"on"`
+	Reason string     `json:"reason"`
+	Until  *time.Time `json:"until,omitempty"` // it ends by itself then
 }
 
 // Codes of the problems of an agent.

@@ -110,6 +110,7 @@ type AgentAnswer struct {
 	WorkerID string        `json:"worker_id,omitempty"`    // empty: no worker is this machine
 	Holder   string        `json:"pause_holder,omitempty"` // of that worker
 	Halted   bool          `json:"halted"`                 // the whole fleet
+	Halt     string        `json:"halt,omitempty"`         // who halted it, since when, until when and why
 	Refused  string        `json:"refused,omitempty"`      // why the intent must not be acted on
 	Order    *AgentOrder   `json:"order,omitempty"`
 	Warning  *AgentWarning `json:"warning,omitempty"`

@@ -249,6 +249,13 @@ type Snooze struct {
 	Minutes int    `json:"minutes,omitempty" minimum:"0" maximum:"43200"`
 }
 
+// Halting stops all automatic actions, or lets them go on.
+type Halting struct {
+	On     bool   `json:"on"`
+	Reason string `json:"reason,omitempty" maxLength:"512" doc:"Shown with the halt everywhere"`
+	Until  string `json:"until,omitempty" maxLength:"80" doc:"It ends by itself then; RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in UTC or with a zone such as Europe/Berlin behind it. Absent is until it is ended"`
+}
+
 // LicenseRequest asks for a registration.
 type LicenseRequest struct {
 	Token      string `json:"token" minLength:"1" maxLength:"4096" doc:"The token, or file:PATH or env:NAME on the server"`

@@ -31,7 +31,8 @@ type HostReport struct {
 	BuildDate string         `json:"build_date,omitempty"`
 	Interval  idle.Duration  `json:"interval_seconds"` // the next report comes within it
 	Halted    bool           `json:"halted"`
-	Counts    map[string]int `json:"counts"` // of all instances, by state
+	Halt      *idle.HaltedBy `json:"halt,omitempty"` // who halted it, since when, until when and why
+	Counts    map[string]int `json:"counts"`         // of all instances, by state
 	Memory    HostMemory     `json:"memory"`
 	Faults    []string       `json:"faults"` // what is wrong with the host
 	// LeftOut counts instances that are not told of, since there are more than
@@ -162,6 +163,7 @@ type HostSummary struct {
 	Outdated  bool           `json:"outdated"`
 	StartedAt *time.Time     `json:"started_at"`
 	Halted    bool           `json:"halted"`
+	Halt      *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent without a halt"`
 	Total     int            `json:"instances_total"`
 	LeftOut   int            `json:"left_out" doc:"Instances that it has beside those"`
 	Counts    map[string]int `json:"counts" doc:"Instances by state, as last heard"`

@@ -127,9 +127,17 @@ func (c *Client) Exec(ctx context.Context, name string, r ExecRequest) (x ExecRe
 	return x, c.call(ctx, "POST", inst(name)+"/exec", r, &x)
 }
 
+// Halting switches all automatic actions off, or on again. Until is a time in
+// any form that the host reads; empty is until it is ended.
+type Halting struct {
+	On     bool   `json:"on"`
+	Reason string `json:"reason,omitempty"`
+	Until  string `json:"until,omitempty"`
+}
+
 // Halt switches all automatic actions off, or on again.
-func (c *Client) Halt(ctx context.Context, on bool) (s Status, err error) {
-	return s, c.call(ctx, "POST", "/halt", map[string]bool{"on": on}, &s)
+func (c *Client) Halt(ctx context.Context, r Halting) (s Status, err error) {
+	return s, c.call(ctx, "POST", "/halt", r, &s)
 }
 
 // Logs copies what an instance has printed to w.

@@ -161,6 +161,7 @@ type Status struct {
 	PID        int            `json:"pid"`
 	StartedAt  time.Time      `json:"started_at"`
 	Halted     bool           `json:"halted"`
+	Halt       *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent without a halt"`
 	DataDir    string         `json:"data_dir"`
 	Instances  map[string]int `json:"instances" doc:"Count by state"`
 	Freezer    string         `json:"freezer" doc:"How processes are frozen here"`

@@ -179,8 +179,8 @@ func TestHolds(t *testing.T) {
 				func(r *rig) { must(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{On: true}))(r.t) },
 				func(r *rig) { must(r.agent.Halt(r.t.Context(), agentctl.HaltRequest{}))(r.t) }, "halted"},
 			"fleet halt": {
-				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, true))(r.t) },
-				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, false))(r.t) }, ""},
+				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{On: true}))(r.t) },
+				func(r *rig) { must(r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{}))(r.t) }, ""},
 			"worker snooze": {
 				func(r *rig) {
 					must(r.fleet.SnoozeWorker(r.t.Context(), person, r.w, time.Now().Add(5*time.Hour)))(r.t)

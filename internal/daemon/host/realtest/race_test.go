@@ -302,7 +302,7 @@ func follow(d *daemontest.Host) *eventLog {
 // come: a transition that had begun ends.
 func (g *eventLog) settle(t *testing.T, d *daemontest.Host) map[string][]hostctl.Event {
 	t.Helper()
-	if _, err := d.Halt(t.Context(), true); err != nil {
+	if _, err := d.Halt(t.Context(), hostctl.Halting{On: true}); err != nil {
 		t.Fatal(err)
 	}
 	daemontest.Wait(t, "the event of the halt arrives", func() (bool, string) {

@@ -174,7 +174,7 @@ func (h *Hosts) summary(x *host, now time.Time) control.HostSummary {
 	r, at, began := &x.last, x.at.UTC().Round(0), x.last.StartedAt
 	s := control.HostSummary{Name: r.Host, Heard: x.heard(now), HeardAt: &at, AgeSeconds: max(0, now.Sub(x.at)).Seconds(),
 		Interval: time.Duration(r.Interval).Seconds(), Version: r.Version, Outdated: control.Outdated(r.Version, r.BuildDate, h.version, h.built),
-		StartedAt: &began, Halted: r.Halted, Total: len(x.known), LeftOut: r.LeftOut, Counts: r.Counts, Memory: r.Memory, Faults: r.Faults,
+		StartedAt: &began, Halted: r.Halted, Halt: r.Halt, Total: len(x.known), LeftOut: r.LeftOut, Counts: r.Counts, Memory: r.Memory, Faults: r.Faults,
 		ClockOffset: r.At.Sub(x.at).Seconds()}
 	for _, i := range x.known {
 		s.Held += i.Memory

@@ -1,0 +1,133 @@
+package fleet
+
+import (
+	"context"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/store"
+)
+
+// Halt is the switch that stops all automatic actions (spec, promise 7), with
+// who set it last and when.
+type Halt struct {
+	On     bool       `json:"on"`
+	By     string     `json:"by,omitempty"`
+	At     time.Time  `json:"at,omitzero"`
+	Reason string     `json:"reason,omitempty"`
+	Until  *time.Time `json:"until,omitempty" doc:"It ends by itself then; absent for no end"`
+}
+
+// HaltRequest stops all automatic actions, or lets them go on.
+type HaltRequest struct {
+	On     bool
+	Reason string
+	Until  *time.Time
+}
+
+// halted is what a halt of the fleet is called in sentences.
+const halted = "All automatic actions are"
+
+func (h Halt) idle() idle.HaltedBy {
+	return idle.HaltedBy{By: h.By, Since: h.At, Reason: h.Reason, Until: h.Until}
+}
+
+// Sentence says who stopped all automatic actions, since when, until when and
+// why.
+func (h Halt) Sentence() string { return h.idle().Sentence(halted) }
+
+// Block is the halt as a reason that prevents a pause.
+func (h Halt) Block() idle.Block { return h.idle().Block(halted) }
+
+// at is the halt at a moment: off once its end has come.
+func (h Halt) at(now time.Time) Halt {
+	h.On = h.On && !h.idle().Over(now)
+	return h
+}
+
+var haltCodec = store.Codec[Halt]{Version: 1}
+
+func decodeHalt(v store.Value) (Halt, error) {
+	if !v.Exists() {
+		return Halt{}, nil
+	}
+	return haltCodec.Decode(v.Key, v.Data)
+}
+
+// Halted tells whether automatic actions are stopped now, as last read.
+func (f *Fleet) Halted() Halt { return f.now.halt.Load().at(time.Now()) }
+
+// SetHalt stops or allows automatic actions. It is durable when it returns;
+// every automatic intent is refused in the same transaction that reads it.
+// Errors: Invalid.
+func (f *Fleet) SetHalt(ctx context.Context, by Actor, r HaltRequest) (Halt, error) {
+	h := Halt{On: r.On, By: by.Name, At: time.Now().UTC().Round(0)}
+	e := Entry{Action: "halt_ended", By: by}
+	if r.On {
+		h.Reason = r.Reason
+		if r.Until != nil {
+			until := r.Until.UTC().Round(0)
+			h.Until = &until
+		}
+		e.Action, e.Reason, e.Detail = "halted", r.Reason, untilText(h.Until)
+	}
+	switch {
+	case len(r.Reason) > idle.MaxHaltReason:
+		return Halt{}, invalidf("reason", "it has at most %d bytes", idle.MaxHaltReason)
+	case h.idle().Over(h.At):
+		return Halt{}, invalidf("until", "it is over")
+	}
+	return f.putHalt(ctx, func(Halt) (*Halt, Entry) { return &h, e })
+}
+
+// EndHalt ends a halt whose end has come, and says so in the log. Automatic
+// actions go on from the end itself, whether or not anybody calls it.
+func (f *Fleet) EndHalt(ctx context.Context) error {
+	if h := f.now.halt.Load(); !h.On || h.at(time.Now()).On {
+		return nil
+	}
+	_, err := f.putHalt(ctx, func(old Halt) (*Halt, Entry) {
+		now := time.Now().UTC().Round(0)
+		if !old.On || old.at(now).On {
+			return nil, Entry{} // somebody ended it, or moved its end
+		}
+		return &Halt{By: ByController.Name, At: now},
+			Entry{Action: "halt_ended", By: ByController, Detail: "its end was reached; " + old.By + " had set it"}
+	}, f.guards...)
+	return err
+}
+
+// putHalt writes what change makes of the halt, with its entry; nil leaves it.
+func (f *Fleet) putHalt(ctx context.Context, change func(old Halt) (*Halt, Entry), guards ...store.Cond) (Halt, error) {
+	var made Halt
+	v, err := store.Update(ctx, f.store, haltKey, func(was store.Value) ([]byte, []store.Op, error) {
+		old, err := decodeHalt(was)
+		if err != nil {
+			old = Halt{} // whatever it said, it is said anew
+		}
+		h, e := change(old)
+		if h == nil {
+			made = old
+			return was.Data, nil, nil
+		}
+		made = *h
+		data, err := haltCodec.Encode(haltKey, *h)
+		if err != nil {
+			return nil, nil, err
+		}
+		ops, err := entryOps(e)
+		return data, ops, err
+	}, guards...)
+	if err != nil {
+		return Halt{}, err
+	}
+	return made, f.take(v)
+}
+
+// untilText is an end for the log; empty for none.
+func untilText(t *time.Time) string {
+	if t == nil {
+		return ""
+	}
+	return "until " + t.Format(time.RFC3339)
+}
