@@ -16,6 +16,16 @@ func (e *GoneError) Error() string {
 	return fmt.Sprintf("cannot find the run of %s: it ended with code %d", e.ID, e.Exit.Code)
 }
 
+// EndedError is a start whose run was ended from outside before it was up: it is
+// an end like that of any run, and started again by the same rule.
+type EndedError struct {
+	Exit Exit
+	Err  error
+}
+
+func (e *EndedError) Error() string { return e.Err.Error() }
+func (e *EndedError) Unwrap() error { return e.Err }
+
 // Listener is a listening socket of an instance's processes.
 type Listener struct {
 	Network   string // tcp or udp

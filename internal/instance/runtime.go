@@ -86,6 +86,11 @@ type (
 	Dialer interface {
 		Dial(ctx context.Context, target string) (net.Conn, error)
 	}
+	// Settler is a workload that writes down, before it is frozen for what may be
+	// long, what it must not lose. It may take seconds, in which it serves.
+	Settler interface {
+		Settle(ctx context.Context)
+	}
 	// Hibernator is a workload that can be saved to disk while it is frozen.
 	// Thaw restores it; when that is impossible its error is a
 	// *SnapshotError, and the workload is still there to be killed.

@@ -263,11 +263,32 @@ func (i *inst) checkStopped() {
 		return
 	}
 	i.h.spawn(func() {
-		if err := i.h.startFor(i.h.ctx, i, "restart", "restarted after it ended"); err != nil {
+		if err := i.h.startFor(i.h.ctx, i, "restart", i.restarted("")); err != nil {
 			i.h.log.Warn("restart failed", "instance", i.name(), "error", err)
 		}
 	})
 }
+
+// restarted is why it is started although it had ended: why, if that is not
+// empty, and how it ended.
+func (i *inst) restarted(why string) string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	how := ""
+	if e := i.rec.Exit; e != nil && !i.rec.RestartAt.IsZero() {
+		how = restartedSaying + e.How()
+	}
+	switch {
+	case how == "":
+		return or(why, "restarted after it ended")
+	case why == "":
+		return how
+	}
+	return why + "; " + how
+}
+
+// restartedSaying begins how the run before ended.
+const restartedSaying = "restarted: "
 
 // repair ends a transition that failed half way. The caller holds the lock, so
 // nobody is in it any more.

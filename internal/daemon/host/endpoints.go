@@ -74,7 +74,7 @@ func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		return i.wake(byConnection, why)
 	case power.Stopped:
-		return i.start(ctx, byConnection, why)
+		return i.start(ctx, byConnection, i.restarted(why))
 	default:
 		return fmt.Errorf("%s is %s", i.name(), s)
 	}
@@ -93,6 +93,7 @@ func (i *inst) mayWake(a router.Arrival) error {
 			return fmt.Errorf("%s was stopped, and the connection belonged to its last run", i.name())
 		case !i.enabled():
 			return fmt.Errorf("%s is disabled", i.name())
+		case i.restartsNow(): // which the client waits for
 		case !i.spec.WakeFromStopped:
 			return fmt.Errorf("%s is stopped; start it with: lull instance start %s", i.name(), i.name())
 		case i.crashLooping():
@@ -100,6 +101,14 @@ func (i *inst) mayWake(a router.Arrival) error {
 		}
 	}
 	return nil
+}
+
+// restartsNow says that it ended and is started again in a moment: only the first
+// time, since one that ends at once again is given time.
+func (i *inst) restartsNow() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.rec.Enabled && len(i.rec.Crashes) == 0 && !i.rec.RestartAt.IsZero()
 }
 
 func (i *inst) crashLooping() bool {

@@ -27,7 +27,8 @@ const unwatchableRetry = time.Minute
 // which tests stop the world, and a wrong order can be tried and must be
 // caught.
 //
-// Pausing, all of it under the instance's lock:
+// Pausing, all of it under the instance's lock, after what the workload has to
+// write down (attempt.settle):
 //
 //	intent      the intent to pause is on disk
 //	gate        arrivals at the relay are held and counted
@@ -126,6 +127,11 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	if a.work == nil {
 		return fmt.Errorf("cannot pause %s: it has no process", i.name())
 	}
+	if err := a.settle(); err != nil {
+		fault(span, err)
+		i.emit("pause_cancelled", by, err.Error())
+		return err
+	}
 	err := a.walk(i.h.steps.pause)
 	fault(span, err)
 	i.h.point("pause-end", i)
@@ -187,6 +193,18 @@ func (i *inst) wake(by, why string) error {
 	i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
 	i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
 	return err
+}
+
+// settle has the workload write down what it must not lose. Clients are let
+// through meanwhile, so that none waits for that, and who has come calls the pause
+// off before it begins.
+func (a *attempt) settle() error {
+	s, ok := a.work.(instance.Settler)
+	if !ok {
+		return nil
+	}
+	s.Settle(a.ctx)
+	return look(a)
 }
 
 // asItIs is an attempt at an instance as the last one left it.

@@ -204,6 +204,10 @@ func (i *inst) startFailed(w Workload, cause error) error {
 	}
 	e := i.ended.Swap(nil)
 	now := i.h.now()
+	var ended *instance.EndedError
+	if errors.As(cause, &ended) {
+		e = &ending{exit: ended.Exit}
+	}
 	err := i.save(func(r *instance.Record) {
 		r.State, r.StatusReason = power.Stopped, cause.Error()
 		if e == nil {
@@ -211,7 +215,10 @@ func (i *inst) startFailed(w Workload, cause error) error {
 		}
 		exit := e.exit
 		r.Exit = &exit
-		if errors.Is(cause, errEnded) {
+		if ended != nil {
+			r.StartedAt = exit.At // it never was up
+		}
+		if ended != nil || errors.Is(cause, errEnded) {
 			afterEnd(r, exit, now)
 		}
 	})

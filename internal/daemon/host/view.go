@@ -255,6 +255,9 @@ func (i *inst) explain(y *hostctl.Why) {
 		if o.BootedAnew != "" {
 			y.Answer += " It was booted anew and not restored: " + o.BootedAnew + "."
 		}
+		if _, how, ok := strings.Cut(o.StatusReason, restartedSaying); ok {
+			y.Answer += " It was restarted: " + how + "."
+		}
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		y.Question = "why is it " + o.State
 		y.Answer = fmt.Sprintf("It was paused %s: %s.", by(o.LastPausedBy, when(o.LastPausedAt)), o.StatusReason)

@@ -160,6 +160,23 @@ func (b *box) ask(c net.Conn, line string) string {
 	return strings.TrimSpace(got)
 }
 
+// try is ask on a connection of its own, of a box that may not answer.
+func (b *box) try(line string) (string, error) {
+	c, err := net.DialTimeout("tcp", b.addrs[0], daemontest.Patience)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintf(c, "%s\n", line); err != nil {
+		return "", err
+	}
+	got, err := bufio.NewReader(c).ReadString('\n')
+	return strings.TrimSpace(got), err
+}
+
 // tell is ask on a connection of its own.
 func (b *box) tell(line string) string {
 	b.T.Helper()

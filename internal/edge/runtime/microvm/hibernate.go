@@ -10,7 +10,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"lull/internal/instance"
@@ -407,7 +409,8 @@ func (w *Work) uncommit() error {
 }
 
 // refused says why QEMU did not take a guest's state. One that read it and gave
-// up will do so again, and the guest has to boot; one that was ended will not.
+// up will do so again, and the guest has to boot; one that was ended, or for
+// which this machine had no room, will not.
 func (w *Work) refused(ctx context.Context, err error) error {
 	select { // which it does where it gives up
 	case <-w.gone:
@@ -417,10 +420,29 @@ func (w *Work) refused(ctx context.Context, err error) error {
 	w.mu.Lock()
 	gaveUp := w.exited && w.status.Exited()
 	w.mu.Unlock()
-	if err = w.explain(ctx, err); gaveUp {
+	err = w.explain(ctx, err)
+	if short := shortage(err.Error()); short != "" {
+		return fmt.Errorf("this machine has no room for it (%s), and it is tried again: %w", short, err)
+	}
+	if gaveUp {
 		return &instance.SnapshotError{Reason: "QEMU does not take its state: " + err.Error()}
 	}
 	return err
+}
+
+// shortage is what QEMU missed of this machine, by the words of the errors that
+// it prints; empty for anything else that it complains of.
+func shortage(said string) string {
+	said = strings.ToLower(said)
+	for _, e := range []syscall.Errno{syscall.ENOMEM, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN} {
+		if words := e.Error(); strings.Contains(said, words) {
+			return words
+		}
+	}
+	if strings.Contains(said, "failed to allocate") || strings.Contains(said, "out of memory") {
+		return syscall.ENOMEM.Error()
+	}
+	return ""
 }
 
 // checkFiles compares what is on disk with the manifest.

@@ -112,6 +112,7 @@ func TestLayer(t *testing.T) {
 	}
 	freeze := func() {
 		t.Helper()
+		w.Settle(t.Context())
 		if err := w.Freeze(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -190,6 +191,7 @@ func TestLayerOfClone(t *testing.T) {
 	b := layered(t, "q35")
 	w := b.again("from", 1)
 	b.must("from", "put", "/var/file", "first")
+	w.Settle(t.Context())
 	if err := w.Freeze(t.Context()); err != nil {
 		t.Fatal(err)
 	}

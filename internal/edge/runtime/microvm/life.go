@@ -69,17 +69,25 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 
 // noBoot is why a guest whose QEMU has ended never answered. One whose harness
 // said what was missing did boot: that tells nothing of the accelerator, and nor
-// does a full disk.
+// does a full disk, or somebody who ended QEMU.
 func (w *Work) noBoot() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if sig := w.status.Signal(); w.exited && w.noRoom(sig) != "" {
 		return fmt.Errorf("QEMU was killed by signal %d (%s)%s", sig, sig, w.noRoom(sig))
+	} else if w.exited && fromOutside(sig) {
+		err := fmt.Errorf("QEMU was killed by signal %d (%s)", sig, sig)
+		return &instance.EndedError{Exit: instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(), Machine: err.Error()}, Err: err}
 	}
 	if strings.Contains(w.words, "lull-harness: ") {
 		return errors.New("the guest gave up")
 	}
 	return errNoBoot
+}
+
+// fromOutside says that a process does not end itself by sig.
+func fromOutside(sig syscall.Signal) bool {
+	return sig == unix.SIGKILL || sig == unix.SIGTERM || sig == unix.SIGINT || sig == unix.SIGHUP || sig == unix.SIGQUIT
 }
 
 // launch starts QEMU and sees it to its end.

@@ -113,6 +113,7 @@ var (
 	_ instance.Workload   = (*Work)(nil)
 	_ instance.Dialer     = (*Work)(nil)
 	_ instance.Hibernator = (*Work)(nil)
+	_ instance.Settler    = (*Work)(nil)
 )
 
 func (r *Runtime) newWork(id string) *Work {
@@ -230,7 +231,6 @@ func (w *Work) Freeze(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.settle(ctx)
 	w.look(ctx)
 	err = m.do(ctx, "stop", nil, nil)
 	if err == nil {
@@ -248,11 +248,11 @@ func (w *Work) Freeze(ctx context.Context) error {
 	return nil
 }
 
-// settle has a guest write to its disk what is still in its memory. It is asked
-// before anything that it may not come back from; one that does not do it in
-// time has what it synced itself.
-func (w *Work) settle(ctx context.Context) {
-	if !w.rec.Layer {
+// Settle implements instance.Settler: a guest writes to its disk what is still in
+// its memory. It is asked before anything that it may not come back from; one
+// that does not do it in time has what it synced itself.
+func (w *Work) Settle(ctx context.Context) {
+	if !w.rec.Layer || w.isFrozen() {
 		return
 	}
 	if err := w.call(ctx, syncLimit, guest.Sync, nil, nil); err != nil {
@@ -533,7 +533,7 @@ func (w *Work) Kill(ctx context.Context) error {
 	switch {
 	case w.proc.pid != 0:
 		if w.answers() {
-			w.settle(ctx)
+			w.Settle(ctx)
 		}
 		w.takeConsole(ctx)
 		if err := w.proc.kill(ctx); err != nil {
