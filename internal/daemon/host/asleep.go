@@ -44,15 +44,24 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// nextStep is when a paused instance goes deeper, and to which state.
+// nextStep is when a paused instance goes deeper, and to which state. A lease and
+// a snooze put that off until they end.
 func (i *inst) nextStep() (time.Time, power.Instance) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	since := i.rec.LastPausedAt
 	if i.rec.PausedBy == byOutside {
 		return time.Time{}, ""
 	}
-	s := i.rec.State
+	at, to := i.ladderLocked()
+	if to != "" {
+		at = later(at, i.heldLocked())
+	}
+	return at, to
+}
+
+// ladderLocked is the next step of the ladder if nothing holds.
+func (i *inst) ladderLocked() (time.Time, power.Instance) {
+	since, s := i.rec.LastPausedAt, i.rec.State
 	if r := time.Duration(i.spec.ReclaimAfter); r > 0 && s == power.Paused {
 		return since.Add(r), power.Reclaimed
 	}
@@ -67,8 +76,17 @@ func (i *inst) nextStep() (time.Time, power.Instance) {
 	return at, to
 }
 
-// checkAsleep takes the next step of the ladder when it is due. A lease blocks
-// deeper steps and does not wake (spec, section 4).
+// heldLocked is until when a lease or a snooze keeps an instance from going
+// deeper; zero or past for nothing that does. Neither wakes (spec, section 4).
+func (i *inst) heldLocked() time.Time {
+	end := i.rec.SnoozedUntil
+	for _, l := range i.rec.Leases {
+		end = later(end, l.ExpiresAt)
+	}
+	return end
+}
+
+// checkAsleep takes the next step of the ladder when it is due.
 func (i *inst) checkAsleep() {
 	i.mu.Lock()
 	unguarded := i.guard == nil && i.rec.PausedBy != byOutside
@@ -98,9 +116,6 @@ func (i *inst) checkAsleep() {
 	if at.IsZero() {
 		i.scheduleAsleep(now)
 		return
-	}
-	if hold := i.holdUntil(now); hold.After(at) {
-		at = hold
 	}
 	if i.h.Halted() != nil {
 		at = later(at, now.Add(time.Second))
@@ -155,18 +170,6 @@ func (i *inst) stopLater() {
 			i.stopNow()
 		}
 	})
-}
-
-// holdUntil is when the last lease ends; zero for none.
-func (i *inst) holdUntil(now time.Time) (end time.Time) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	for _, l := range i.rec.Leases {
-		if l.ExpiresAt.After(now) {
-			end = later(end, l.ExpiresAt)
-		}
-	}
-	return end
 }
 
 // reclaim pushes the memory of a paused instance out. A failure is shown and

@@ -279,6 +279,55 @@ func TestLeases(t *testing.T) {
 	})
 }
 
+// TestSnoozeOfSleeping: a snooze keeps one that is paused from being stopped, and
+// what is said of its next step is what comes.
+func TestSnoozeOfSleeping(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.run("a", nil)
+		time.Sleep(62 * time.Second)
+		stopAt := *r.is("a", power.Paused).StopAt
+		until := time.Now().Add(time.Hour)
+		if err := r.Snooze(r.ctx, "a", until); err != nil {
+			t.Fatal(err)
+		}
+		o := r.is("a", power.Paused)
+		if !o.StopAt.Equal(until) || !o.NextStepAt.Equal(until) || o.NextStep != string(power.Stopped) {
+			t.Errorf("snoozed until %s, and it says: %s at %s, stopped at %s", until, o.NextStep, o.NextStepAt, o.StopAt)
+		}
+		time.Sleep(59 * time.Minute)
+		r.is("a", power.Paused)
+		if err := r.Snooze(r.ctx, "a", time.Now().Add(10*time.Second)); err != nil { // meanwhile done
+			t.Fatal(err)
+		}
+		time.Sleep(11 * time.Second)
+		r.is("a", power.Stopped)
+		if !stopAt.Before(until) {
+			t.Errorf("stopped at %s without a snooze: this tests nothing", stopAt)
+		}
+	})
+}
+
+// TestHaltedSaysNoNextStep: a step that does not come while all is halted is not
+// announced.
+func TestHaltedSaysNoNextStep(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.run("a", nil)
+		time.Sleep(62 * time.Second)
+		if err := r.Halt(&idle.HaltedBy{}, byManual); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("a", power.Paused); o.StopAt != nil || o.NextStep != "" || o.NextStepAt != nil {
+			t.Errorf("halted, and it says: %s at %v, stopped at %v", o.NextStep, o.NextStepAt, o.StopAt)
+		}
+		if err := r.Halt(nil, byManual); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.is("a", power.Paused); o.StopAt == nil || o.NextStep != string(power.Stopped) {
+			t.Errorf("no longer halted, and it says: %s, stopped at %v", o.NextStep, o.StopAt)
+		}
+	})
+}
+
 func TestExplicitPause(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		ctx := context.Background()

@@ -305,7 +305,11 @@ func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
 		return err
 	}
 	defer i.release()
-	return i.save(func(r *instance.Record) { r.SnoozedUntil = t })
+	err = i.save(func(r *instance.Record) { r.SnoozedUntil = t })
+	if i.state().Asleep() {
+		i.scheduleAsleep(h.now()) // it may come sooner than the snooze before it
+	}
+	return err
 }
 
 // Hold takes or renews a holder's lease. It is durable when it returns. On a

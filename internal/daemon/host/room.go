@@ -360,13 +360,13 @@ func (r *room) pick(short int64, tried map[*inst]power.Instance) (*inst, power.I
 // counts, and nothing holds it.
 func (i *inst) yields() bool {
 	now := i.h.now()
-	if i.size == 0 || i.rt.Capabilities().Shared || i.wanted.Load() != nil || i.holdUntil(now).After(now) {
+	if i.size == 0 || i.rt.Capabilities().Shared || i.wanted.Load() != nil {
 		return false
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return (i.rec.State == power.Paused || i.rec.State == power.Reclaimed) && i.rec.PausedBy != byOutside &&
-		i.guard != nil && !i.rec.SnoozedUntil.After(now) && !i.notBefore.After(now)
+		i.guard != nil && !i.heldLocked().After(now) && !i.notBefore.After(now)
 }
 
 // pushDown takes one step of the ladder before its time.

@@ -104,8 +104,14 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	case power.Running:
 		o.PauseAt = v.TargetPauseAt
 	case power.Paused, power.Reclaimed, power.Hibernated:
+		if i.h.Halted() != nil {
+			break // nothing comes of itself
+		}
+		i.mu.Lock()
+		held := i.heldLocked()
+		i.mu.Unlock()
 		if s := i.stopAfter(); s > 0 && r.PausedBy != byOutside {
-			o.StopAt = ptr(r.LastPausedAt.Add(s))
+			o.StopAt = ptr(later(r.LastPausedAt.Add(s), held))
 		}
 		at, to := i.nextStep()
 		o.NextStep, o.NextStepAt = string(to), ptr(at)
