@@ -51,6 +51,9 @@ func shareGuests(dir, socket string) error {
 func containerFindings(ctx context.Context, cfg hostConfig) (l findings) {
 	runc, err := container.Find("")
 	l.optional("container: runc", err, runc, "apt-get install runc")
+	if err == nil {
+		l.optional("container: filter of system calls", container.Filters(runc), "present", "use a runc with libseccomp, on a kernel with seccomp; containers run without")
+	}
 	_, err = cgroup.Find("doctor")
 	if os.Geteuid() != 0 {
 		err = errors.New("lull host is not root here")

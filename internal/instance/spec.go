@@ -202,6 +202,9 @@ func (s *Spec) CheckFor(c power.Capabilities) error {
 	if s.Workspace != "" && !c.Workspace {
 		lacks("workspace", "cannot share a directory with it")
 	}
+	if s.ReclaimAfter > 0 && !c.Reclaim {
+		lacks("reclaim_after", "cannot push the memory of others out here: the host needs root")
+	}
 	if s.HibernateAfter > 0 && !c.Hibernate {
 		lacks("hibernate_after", "cannot save an instance to disk")
 	}

@@ -117,6 +117,7 @@ func TestCheckForNamesWhatARuntimeLacks(t *testing.T) {
 		"cpus":            func(s *Spec) { s.CPUs = 1 },
 		"net":             func(s *Spec) { s.Net = NetNone },
 		"workspace":       func(s *Spec) { s.Workspace = "/w" },
+		"reclaim_after":   func(s *Spec) { s.ReclaimAfter = 1 },
 		"hibernate_after": func(s *Spec) { s.HibernateAfter = 1 },
 		"expose[0]":       func(s *Spec) { s.Expose[0].Path = PathRelay },
 	} {
@@ -130,7 +131,7 @@ func TestCheckForNamesWhatARuntimeLacks(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "cannot use "+field+": ") {
 			t.Errorf("%s: %v", field, err)
 		}
-		if err := s.CheckFor(power.Capabilities{Image: true, Limits: true, Network: true, Workspace: true, Hibernate: true}); err != nil {
+		if err := s.CheckFor(power.Capabilities{Image: true, Limits: true, Network: true, Workspace: true, Reclaim: true, Hibernate: true}); err != nil {
 			t.Errorf("%s: refused by a runtime that has it: %v", field, err)
 		}
 	}

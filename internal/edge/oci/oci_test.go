@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -369,5 +371,52 @@ func TestChangedFile(t *testing.T) {
 		if got := tree(t, img.Root)["f"]; got != strings.Repeat("x", n) {
 			t.Errorf("file %d holds %q", n, got)
 		}
+	}
+}
+
+func TestStopSignal(t *testing.T) {
+	for said, want := range map[string]syscall.Signal{"": syscall.SIGTERM, "SIGINT": syscall.SIGINT, "quit": syscall.SIGQUIT, "9": syscall.SIGKILL,
+		"SIGRTMIN+3": 37, "RTMIN": 34} {
+		if got, err := (Config{StopSignal: said}).Signal(); err != nil || got != want {
+			t.Errorf("%q is %v, %v", said, got, err)
+		}
+	}
+	for _, said := range []string{"SIGNOT", "0", "65", "-1", "RTMIN+99", "RTMIN+x", "SIG", " "} {
+		if got, err := (Config{StopSignal: said}).Signal(); err == nil || !strings.Contains(err.Error(), "stop signal") {
+			t.Errorf("%q is %v, %v", said, got, err)
+		}
+	}
+}
+
+// TestLargeConfig: what of an image is read whole is not read when it is huge,
+// whatever its name.
+func TestLargeConfig(t *testing.T) {
+	s, err := OpenStore(t.TempDir(), Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := filepath.Join(t.TempDir(), "saved.tar")
+	b := pack(t, `manifest.json=[{"Config":"blobs/sha256/c0","Layers":[]}]`, "blobs/sha256/c0="+strings.Repeat(" ", maxMeta+1))
+	if err := os.WriteFile(at, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Get(t.Context(), at); err == nil || !strings.Contains(err.Error(), "its configuration has") {
+		t.Errorf("of an archive: %v", err)
+	}
+
+	manifest := fmt.Sprintf(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{"mediaType":"application/vnd.oci.image.config.v1+json","size":%d,"digest":"sha256:%064d"},"layers":[]}`, int64(1)<<40, 0)
+	asked := false
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		switch {
+		case strings.Contains(q.URL.Path, "/manifests/"):
+			w.Header().Set("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+			fmt.Fprint(w, manifest)
+		case strings.Contains(q.URL.Path, "/blobs/"):
+			asked = true
+		}
+	}))
+	defer srv.Close()
+	if _, err := s.Get(t.Context(), strings.TrimPrefix(srv.URL, "http://")+"/huge:v1"); err == nil || !strings.Contains(err.Error(), "its configuration has") || asked {
+		t.Errorf("of a registry: %v, asked %v", err, asked)
 	}
 }

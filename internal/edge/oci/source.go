@@ -12,7 +12,9 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -20,6 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
 )
 
 // maxMeta bounds every file of an image that is read whole: index, manifest,
@@ -194,8 +197,19 @@ func fromRegistry(ctx context.Context, ref string) (v1.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("it is neither an absolute path nor a reference: %w", err)
 	}
-	return remote.Image(r, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain),
+	img, err := remote.Image(r, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain),
 		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}))
+	if err != nil {
+		return nil, err
+	}
+	m, err := img.Manifest()
+	if err != nil {
+		return nil, err
+	}
+	if m.Config.Size > maxMeta { // it is read whole
+		return nil, fmt.Errorf("its configuration has %d bytes, at most %d", m.Config.Size, maxMeta)
+	}
+	return img, nil
 }
 
 // fromSaved reads a docker-save archive of one image.
@@ -210,6 +224,21 @@ func fromSaved(path string) (v1.Image, error) {
 			return nil, errors.Join(err, f.Close())
 		}
 		return readCloser{r, f}, nil
+	}
+	m, err := tarball.LoadManifest(open)
+	if err != nil {
+		return nil, err
+	}
+	err = eachEntry(path, func(h *tar.Header, _ io.Reader) error {
+		for _, d := range m {
+			if h.Size > maxMeta && filepath.Clean(h.Name) == filepath.Clean(d.Config) {
+				return fmt.Errorf("its configuration has %d bytes, at most %d", h.Size, maxMeta)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	return tarball.Image(open, nil)
 }
@@ -226,6 +255,7 @@ type Config struct {
 	Env        []string `json:"env,omitempty"`
 	WorkingDir string   `json:"working_dir,omitempty"`
 	User       string   `json:"user,omitempty"`
+	StopSignal string   `json:"stop_signal,omitempty"`
 }
 
 // Command is the image's own.
@@ -253,6 +283,34 @@ func (c Config) Dir(asked string) string {
 // defaults of the host for programs with files of their own: an image's word
 // goes before them, and a person's before the image's.
 var defaults = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+
+// rtMin is the first signal of a program's own that the C library leaves to it.
+const rtMin = 34
+
+// Signal is how the image wants to be asked to end: SIGTERM unless it says
+// otherwise, by name (SIGINT, INT, SIGRTMIN+3) or number.
+func (c Config) Signal() (syscall.Signal, error) {
+	if c.StopSignal == "" {
+		return syscall.SIGTERM, nil
+	}
+	name := strings.TrimPrefix(strings.ToUpper(c.StopSignal), "SIG")
+	n, err := strconv.Atoi(name)
+	if more, ok := strings.CutPrefix(name, "RTMIN"); ok {
+		n = rtMin
+		if more != "" {
+			n, err = strconv.Atoi(strings.TrimPrefix(more, "+"))
+			n += rtMin
+		} else {
+			err = nil
+		}
+	} else if err != nil {
+		n, err = int(unix.SignalNum("SIG"+name)), nil
+	}
+	if err != nil || n < 1 || n > 64 {
+		return 0, fmt.Errorf("cannot use the image's stop signal: %.50q is none", c.StopSignal)
+	}
+	return syscall.Signal(n), nil
+}
 
 // Environ is the environment of a program of the image: the defaults, its
 // user's home, the image's, what was asked for, and what the runtime itself says,
@@ -289,7 +347,7 @@ func (c Config) Environ(home string, asked []string, own ...string) []string {
 }
 
 func configOf(f *v1.ConfigFile) Config {
-	return Config{f.Config.Entrypoint, f.Config.Cmd, f.Config.Env, f.Config.WorkingDir, f.Config.User}
+	return Config{f.Config.Entrypoint, f.Config.Cmd, f.Config.Env, f.Config.WorkingDir, f.Config.User, f.Config.StopSignal}
 }
 
 // readConfig reads what save wrote.

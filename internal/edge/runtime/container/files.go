@@ -9,8 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -88,6 +90,50 @@ func (b box) write(c bundle) error {
 		err = os.WriteFile(filepath.Join(string(b), "config.json"), j, 0o600)
 	}
 	return err
+}
+
+// stopSignal is what the run that was started last is asked to end with, 0 when
+// that is not known.
+func (b box) stopSignal() syscall.Signal {
+	var c bundle
+	j, err := os.ReadFile(filepath.Join(string(b), "config.json"))
+	if err != nil || json.Unmarshal(j, &c) != nil {
+		return 0
+	}
+	n, _ := strconv.Atoi(c.Annotations[stopSignal]) // 0 for a run of an earlier version
+	return syscall.Signal(n)
+}
+
+// apart refuses an image that the container's own files would lie in.
+func apart(root, box string) error {
+	real, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return fmt.Errorf("cannot use image: %w", err)
+	}
+	if rel, err := filepath.Rel(real, box); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+		return fmt.Errorf("cannot use %s as an image: the data directory of this host lies in it, where the container writes", root)
+	}
+	return nil
+}
+
+// mountsBelow lists the mount points below a directory, outer ones first.
+func mountsBelow(dir string) (out []string, err error) {
+	f, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("cannot look for mounts below %s: %w", dir, err)
+	}
+	for line := range strings.Lines(string(f)) {
+		if p := strings.Fields(line); len(p) > 4 && strings.HasPrefix(unescape(p[4]), dir+"/") {
+			out = append(out, unescape(p[4]))
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// unescape reads a path of mountinfo, where \040 is a space.
+func unescape(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
 // readPID is the container's first process, as runc wrote it.

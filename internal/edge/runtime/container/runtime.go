@@ -22,6 +22,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -45,8 +46,9 @@ type Config struct {
 
 // Runtime implements instance.Runtime.
 type Runtime struct {
-	cfg  Config
-	runc string
+	cfg     Config
+	runc    string
+	filters bool // runc and the kernel can filter system calls
 }
 
 var (
@@ -84,8 +86,8 @@ func Check(runc string, p *process.Runtime) error {
 	return errors.Join(errs...)
 }
 
-// New makes a runtime; its error names everything that is missing. It starts
-// nothing.
+// New makes a runtime; its error names everything that is missing. It asks runc
+// what it can do, and starts nothing.
 func New(cfg Config) (*Runtime, error) {
 	if err := Check(cfg.Runc, cfg.Process); err != nil {
 		return nil, err
@@ -97,7 +99,7 @@ func New(cfg Config) (*Runtime, error) {
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, "box"), 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the directory of containers: %w", err)
 	}
-	return &Runtime{cfg: cfg, runc: runc}, nil
+	return &Runtime{cfg: cfg, runc: runc, filters: Filters(runc) == nil}, nil
 }
 
 // Capabilities implements instance.Runtime.
@@ -181,13 +183,19 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 		return nil, err
 	}
 	b := r.box(l.ID)
+	if err := apart(img.Root, string(b)); err != nil {
+		return nil, err
+	}
 	if err := b.make(); err != nil {
 		return nil, fmt.Errorf("cannot make the directory of %s: %w", l.ID, err)
 	}
 	if err := b.mount(ctx, img.Root); err != nil {
 		return nil, err
 	}
-	p := plan{launch: l, config: img.Config, rootfs: b.rootfs(), guests: r.cfg.Guests, limits: true}
+	p := plan{launch: l, config: img.Config, rootfs: b.rootfs(), guests: r.cfg.Guests, limits: true, filter: r.filters}
+	if p.stop, err = img.Config.Signal(); err != nil {
+		return nil, err
+	}
 	if len(p.args()) == 0 {
 		return nil, errors.New("cannot run it: it names no command, and neither does its image")
 	}
@@ -200,6 +208,11 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	}
 	if p.workspace, err = findWorkspace(l.Workspace); err != nil {
 		return nil, err
+	}
+	if p.workspace.ReadOnly {
+		if p.below, err = mountsBelow(p.workspace.Dir); err != nil {
+			return nil, err
+		}
 	}
 	in := instance.Launch{ID: l.ID, Run: l.Run, Env: l.Env, Dir: "/", Listen: l.Listen, LogPath: l.LogPath, LogMax: l.LogMax,
 		Command: []string{r.runc, "--root", r.state(), "--log", b.log(), "--log-format", "json",
@@ -220,7 +233,7 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Work{Work: pw, r: r, id: l.ID}
+	w := &Work{Work: pw, r: r, id: l.ID, stop: p.stop}
 	if err := w.await(ctx, b); err != nil {
 		return w, err
 	}
@@ -310,7 +323,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 		return nil, err
 	}
 	b := r.box(id)
-	w := &Work{Work: pw.(*process.Work), r: r, id: id}
+	w := &Work{Work: pw.(*process.Work), r: r, id: id, stop: b.stopSignal()}
 	if w.init, err = b.readPID(); err != nil && !errors.Is(err, fs.ErrNotExist) { // none: it never began
 		return nil, err
 	}
@@ -321,15 +334,20 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 // for want of memory.
 func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
 	dir := r.cfg.Process.GroupDir(id)
-	if dir == "" || e.Code != 128+int(unix.SIGKILL) {
+	if dir == "" || e.Code == 0 {
 		return e
 	}
 	g, err := (cgroup.Place{}).Open(dir)
 	if err != nil {
 		return e
 	}
-	if kills, limit, err := g.OOMKills(); err == nil && kills > 0 {
+	kills, limit, err := g.OOMKills()
+	switch {
+	case err != nil || kills == 0:
+	case e.Code == 128+int(unix.SIGKILL):
 		e.Why = instance.Starved("the kernel", limit)
+	default: // it may have ended for another reason, and this is what is known
+		e.Why = instance.Starved("the kernel", limit) + " (processes of it: " + strconv.FormatUint(kills, 10) + ")"
 	}
 	return e
 }

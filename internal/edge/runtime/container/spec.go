@@ -2,6 +2,9 @@ package container
 
 import (
 	"os"
+	"strconv"
+	"strings"
+	"syscall"
 
 	"lull/internal/edge/oci"
 	"lull/internal/instance"
@@ -15,7 +18,12 @@ type bundle struct {
 	Hostname string   `json:"hostname,omitempty"`
 	Mounts   []mount  `json:"mounts"`
 	Linux    ociLinux `json:"linux"`
+	// Annotations keep what a daemon that comes later has to know.
+	Annotations map[string]string `json:"annotations,omitempty"`
 }
+
+// stopSignal is the annotation of the signal that asks the program to end.
+const stopSignal = "org.opencontainers.image.stopSignal"
 
 type ociProc struct {
 	Terminal        bool                `json:"terminal"`
@@ -51,6 +59,7 @@ type ociLinux struct {
 	Resources   resources   `json:"resources"`
 	Masked      []string    `json:"maskedPaths"`
 	Readonly    []string    `json:"readonlyPaths"`
+	Seccomp     *seccomp    `json:"seccomp,omitempty"`
 }
 
 type namespace struct {
@@ -87,6 +96,7 @@ const guestDir = "/run/lull"
 // plan is what a container is made from.
 type plan struct {
 	workspace instance.Workspace
+	below     []string // mount points below the workspace's directory, outer ones first
 	launch    instance.Launch
 	config    oci.Config // of the image
 	user      oci.User
@@ -94,6 +104,8 @@ type plan struct {
 	group     string // cgroupsPath
 	guests    string // directory of LULL_SOCKET here, empty for none
 	limits    bool   // here, and not on the group above
+	stop      syscall.Signal
+	filter    bool // runc and the kernel can filter system calls
 }
 
 func (p plan) bundle() bundle {
@@ -114,6 +126,12 @@ func (p plan) bundle() bundle {
 			Masked: []string{"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
 				"/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"},
 			Readonly: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}}}
+	if p.stop != 0 {
+		b.Annotations = map[string]string{stopSignal: strconv.Itoa(int(p.stop))}
+	}
+	if p.filter {
+		b.Linux.Seccomp = filter()
+	}
 	if p.limits && l.Memory > 0 {
 		b.Linux.Resources.Memory = &memory{l.Memory}
 	}
@@ -155,12 +173,13 @@ func (p plan) mounts() []mount {
 	if p.guests != "" {
 		m = append(m, mount{guestDir, "bind", p.guests, []string{"bind", "ro", "nosuid", "nodev", "noexec"}})
 	}
-	if ws := p.workspace; ws.Dir != "" {
-		mode := "rw"
-		if ws.ReadOnly {
-			mode = "ro"
+	if ws := p.workspace; ws.Dir != "" && !ws.ReadOnly {
+		m = append(m, mount{ws.Path, "bind", ws.Dir, []string{"rbind", "rw", "nosuid", "nodev"}})
+	} else if ws.Dir != "" {
+		// "ro" means the one mount: what is mounted below it is bound by itself.
+		for _, dir := range append([]string{ws.Dir}, p.below...) {
+			m = append(m, mount{ws.Path + strings.TrimPrefix(dir, ws.Dir), "bind", dir, []string{"bind", "ro", "nosuid", "nodev"}})
 		}
-		m = append(m, mount{ws.Path, "bind", ws.Dir, []string{"rbind", mode, "nosuid", "nodev"}})
 	}
 	return m
 }

@@ -17,13 +17,17 @@ type Work struct {
 	*process.Work
 	r    *Runtime
 	id   string
-	init int // the container's first process, as this machine numbers it; 0 for none
+	stop syscall.Signal // what its image wants for SIGTERM; 0 for that
+	init int            // the container's first process, as this machine numbers it; 0 for none
 }
 
-// Signal implements instance.Workload. The program gets it, not runc: a frozen
-// one acts on it before anything else when it is thawed. As the first process
+// Signal implements instance.Workload. The program gets it, not runc, and instead
+// of SIGTERM what its image wants to be asked to end with: a frozen one acts on it before anything else when it is thawed. As the first process
 // of its namespace it does not end by a signal that it does not handle.
 func (w *Work) Signal(sig syscall.Signal) error {
+	if sig == syscall.SIGTERM && w.stop != 0 {
+		sig = w.stop
+	}
 	if w.init == 0 {
 		return fmt.Errorf("cannot signal %s: %w", w.id, syscall.ESRCH)
 	}

@@ -1,0 +1,84 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// seccomp is a filter of system calls as runc takes it.
+type seccomp struct {
+	Default string      `json:"defaultAction"`
+	Archs   []string    `json:"architectures,omitempty"`
+	Calls   []callsRule `json:"syscalls"`
+}
+
+type callsRule struct {
+	Names  []string  `json:"names"`
+	Action string    `json:"action"`
+	Errno  *uint     `json:"errnoRet,omitempty"`
+	Args   []argRule `json:"args,omitempty"`
+}
+
+type argRule struct {
+	Index    uint   `json:"index"`
+	Value    uint64 `json:"value"`
+	ValueTwo uint64 `json:"valueTwo"`
+	Op       string `json:"op"`
+}
+
+// denied are the system calls that no container gets: those of the kernel as a
+// whole, of other containers' keys, and of namespaces of its own, by which most
+// ways out of a container began. Docker denies them too by default.
+var denied = []string{"acct", "add_key", "bpf", "clock_adjtime", "clock_settime", "create_module", "delete_module", "fanotify_init",
+	"finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "get_kernel_syms", "init_module", "io_uring_enter", "io_uring_register",
+	"io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie", "mount", "mount_setattr",
+	"move_mount", "move_pages", "nfsservctl", "open_by_handle_at", "open_tree", "perf_event_open", "pivot_root", "process_vm_readv",
+	"process_vm_writev", "query_module", "quotactl", "quotactl_fd", "reboot", "request_key", "setns", "settimeofday", "stime", "swapoff",
+	"swapon", "_sysctl", "sysfs", "syslog", "umount", "umount2", "unshare", "uselib", "userfaultfd", "ustat", "vhangup", "vm86", "vm86old"}
+
+// namespaces are the flags of clone by which a namespace is made.
+var namespaceFlags = []uint64{unix.CLONE_NEWNS, unix.CLONE_NEWUTS, unix.CLONE_NEWIPC, unix.CLONE_NEWUSER, unix.CLONE_NEWPID,
+	unix.CLONE_NEWNET, unix.CLONE_NEWCGROUP}
+
+// filter denies what is in denied and lets everything else through.
+func filter() *seccomp {
+	f := &seccomp{Default: "SCMP_ACT_ALLOW", Calls: []callsRule{
+		{Names: denied, Action: "SCMP_ACT_ERRNO"},
+		// Its flags are in memory, which a filter cannot read: the C library takes
+		// clone instead when this one is not there.
+		{Names: []string{"clone3"}, Action: "SCMP_ACT_ERRNO", Errno: new(uint(unix.ENOSYS))},
+	}}
+	for _, flag := range namespaceFlags {
+		f.Calls = append(f.Calls, callsRule{Names: []string{"clone"}, Action: "SCMP_ACT_ERRNO",
+			Args: []argRule{{0, flag, flag, "SCMP_CMP_MASKED_EQ"}}})
+	}
+	switch runtime.GOARCH { // a program of the narrower kind has calls of its own
+	case "amd64":
+		f.Archs = []string{"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"}
+	case "arm64":
+		f.Archs = []string{"SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"}
+	}
+	return f
+}
+
+// Filters says why system calls of containers are not filtered here, nil when
+// they are.
+func Filters(runc string) error {
+	if _, err := os.Stat("/proc/sys/kernel/seccomp/actions_avail"); err != nil {
+		return errors.New("this kernel has no seccomp filter")
+	}
+	b, err := exec.Command(runc, "--version").Output()
+	if err != nil {
+		return fmt.Errorf("cannot ask runc for its version: %w", err)
+	}
+	if !strings.Contains(string(b), "libseccomp") {
+		return errors.New("this runc was built without seccomp")
+	}
+	return nil
+}
