@@ -6,7 +6,30 @@ import (
 
 	"lull/internal/fleet"
 	"lull/internal/idle"
+	"lull/internal/power"
 )
+
+// TestListedAsSeen: what is known live stands in place of the record's, and
+// nothing does where nobody knows.
+func TestListedAsSeen(t *testing.T) {
+	at := func(h int) *time.Time { t := time.Date(2026, 3, 2, h, 0, 0, 0, time.UTC); return &t }
+	w := fleet.Worker{Status: power.WorkerRunning, TargetPauseAt: at(9), NextIdleCheckAt: at(8), LastActivityAt: at(7)}
+	st := fleet.IdleStatus{Verdict: idle.Verdict{TargetPauseAt: at(12), NextIdleCheckAt: *at(11), LastActivityAt: at(10)}}
+	if g := asSeen(w, st, true); *g.TargetPauseAt != *at(12) || *g.NextIdleCheckAt != *at(11) || *g.LastActivityAt != *at(10) {
+		t.Errorf("seen: %+v", g)
+	}
+	held := idle.Verdict{LastActivityAt: at(6)} // no known end
+	if g := asSeen(w, fleet.IdleStatus{Verdict: held}, true); g.TargetPauseAt != nil || *g.LastActivityAt != *at(7) {
+		t.Errorf("held: %+v", g)
+	}
+	if g := asSeen(w, fleet.IdleStatus{}, false); g.TargetPauseAt != nil || g.NextIdleCheckAt != nil || *g.LastActivityAt != *at(7) {
+		t.Errorf("unseen: %+v", g)
+	}
+	w.Status = power.WorkerStopped
+	if g := asSeen(w, st, true); *g.TargetPauseAt != *at(9) {
+		t.Errorf("stopped: %+v", g)
+	}
+}
 
 // TestStrongestBlock: the answer to why is what would keep it up if all else
 // ended, not what happens to come first.

@@ -127,7 +127,17 @@ func (s *Server) workerRoutes() {
 		})
 	register(s, route{id: "get-worker", method: "GET", path: workersPath + "/{worker_id}", role: access.Viewer, doc: "One worker"},
 		func(ctx context.Context, in *One) (*answer[fleet.Worker], error) {
-			return shown(s.fleet.Worker(ctx, in.ID))
+			a, err := shown(s.fleet.Worker(ctx, in.ID))
+			if err != nil {
+				return nil, err
+			}
+			var st fleet.IdleStatus
+			seen, known := s.observe(ctx, in.ID)
+			if known = known && seen.Status != nil; known {
+				st = *seen.Status
+			}
+			a.Body = asSeen(a.Body, st, known)
+			return a, nil
 		})
 	register(s, route{id: "update-worker", method: "PATCH", path: workersPath + "/{worker_id}", role: access.Operator, doc: "Change what people set; If-Match guards against changes of others"},
 		func(ctx context.Context, in *struct {
@@ -184,11 +194,37 @@ func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[
 	if err != nil {
 		return out, err
 	}
+	seen, err := s.board.Seen(ctx, time.Now())
+	if err != nil {
+		return out, err
+	}
 	for _, w := range workers {
-		out.Items = append(out.Items, w.Public())
+		st, known := seen[w.ID]
+		out.Items = append(out.Items, asSeen(w.Public(), st, known))
 	}
 	out.Next, out.Total = page.Next, &page.Total
 	return out, nil
+}
+
+// asSeen puts what is known live of a worker that runs in place of what was
+// stored last: between two changes the record falls behind. Without anybody who
+// knows, nobody can say when it is paused.
+func asSeen(w fleet.Worker, st fleet.IdleStatus, known bool) fleet.Worker {
+	if w.Status != power.WorkerRunning {
+		return w
+	}
+	w.TargetPauseAt, w.NextIdleCheckAt = nil, nil
+	if !known {
+		return w
+	}
+	w.TargetPauseAt = st.TargetPauseAt
+	if t := st.NextIdleCheckAt; !t.IsZero() {
+		w.NextIdleCheckAt = &t
+	}
+	if t := st.LastActivityAt; t != nil && (w.LastActivityAt == nil || t.After(*w.LastActivityAt)) {
+		w.LastActivityAt = t
+	}
+	return w
 }
 
 // observe is what the owner of a worker has in memory; false if it cannot be

@@ -158,6 +158,16 @@ func compareTimes(x, y *time.Time) int {
 	return x.Compare(*y)
 }
 
+// Seen are the idle status of every worker that somebody observes, by id, at
+// most Fresh old. Nobody changes them.
+func (b *Board) Seen(ctx context.Context, now time.Time) (map[string]fleet.IdleStatus, error) {
+	v, err := b.known(ctx, now)
+	if err != nil {
+		return nil, err
+	}
+	return v.verdicts, nil
+}
+
 // known is what is known, at most Fresh old. One caller at a time asks for
 // verdicts.
 func (b *Board) known(ctx context.Context, now time.Time) (*view, error) {
