@@ -145,9 +145,10 @@ func (q quiet) end(t time.Time, zone *time.Location) (time.Time, bool) {
 	if !in {
 		return t, false
 	}
-	end := time.Date(t.Year(), t.Month(), t.Day()+day, q.to/60, q.to%60, 0, 0, zone)
+	last := when.DateOf(t).Add(day)
+	end := last.First(when.Clock(q.to), zone)
 	if !end.After(t) { // the clock is set back inside
-		end = t.Add(time.Hour)
+		end = last.After(when.Clock(q.to), zone)
 	}
 	return end, true
 }

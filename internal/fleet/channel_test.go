@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/policy/when/whentest"
 )
 
 func channels(t testing.TB, text string) (fleet.Settings, error) {
@@ -95,6 +96,26 @@ func TestDue(t *testing.T) {
 			t.Errorf("a warning at %s is due %s", at, due)
 		}
 	}
+}
+
+// TestQuietHoursEnd: they end after what they hold back, when the clock on the
+// wall shows no time in them any more, whatever it jumps over or shows twice.
+func TestQuietHoursEnd(t *testing.T) {
+	from, to := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2028, 1, 1, 0, 0, 0, 0, time.UTC)
+	whentest.Changes(t, from, to, func(zone *time.Location, change time.Time) {
+		for _, hours := range []string{"22:00-00:00", "20:00-00:30", "00:00-02:15", "23:30-07:00"} {
+			c := fleet.Channel{Type: fleet.ChannelMail, QuietHours: hours}
+			for at := change.Add(-5 * time.Hour); at.Before(change.Add(5 * time.Hour)); at = at.Add(15 * time.Minute) {
+				due, held := c.Due(at, fleet.EventPaused, zone)
+				if !held {
+					continue
+				}
+				if again, still := c.Due(due, fleet.EventPaused, zone); still || !due.After(at) || due.Sub(at) > 12*time.Hour {
+					t.Fatalf("in quiet hours %s of %s, what happens at %s is due at %s, and that at %s", hours, zone, at.In(zone), due, again)
+				}
+			}
+		}
+	})
 }
 
 // TestWants: people are told what they can act on, programs everything.

@@ -14,6 +14,7 @@ import (
 	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/policy"
+	"lull/internal/policy/when"
 	"lull/internal/savings"
 )
 
@@ -21,6 +22,7 @@ import (
 const (
 	maxSavings     = 93 * 24 * time.Hour // the audit log, which is what it rests on, keeps 90 days
 	maxPeriodSums  = 20_000
+	maxParts       = 100 // more than maxSavings has days
 	maxPatterns    = 1_000
 	hoursInWeek    = 7 * 24
 	savingsDefault = 30 * 24 * time.Hour
@@ -106,7 +108,11 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 	out.Days = out.To.Sub(first).Hours() / 24
 	if in.Every != "" {
 		sums := 0
-		for _, p := range parts(out.From, out.To, in.Every, zone) {
+		periods, err := parts(out.From, out.To, in.Every, zone)
+		if err != nil {
+			return out, err
+		}
+		for _, p := range periods {
 			p.Groups, p.Total = s.prices.Group(uses(all, p.From, p.To, byPolicy), key)
 			if sums += len(p.Groups); sums > maxPeriodSums {
 				return out, invalid("every", fmt.Sprintf("that is more than %d sums: ask for a shorter time, longer periods or larger groups", maxPeriodSums))
@@ -188,27 +194,38 @@ func uses(all map[string]*trial, from, to time.Time, byPolicy bool) []savings.Us
 }
 
 // parts are the days, weeks or months of [from, to) in a zone.
-func parts(from, to time.Time, every string, zone *time.Location) []control.SavingsPeriod {
+func parts(from, to time.Time, every string, zone *time.Location) ([]control.SavingsPeriod, error) {
 	var out []control.SavingsPeriod
 	for at := from; at.Before(to); {
-		l := at.In(zone)
-		y, m, d := l.Date()
-		switch every {
-		case "month":
-			m, d = m+1, 1
-		case "week":
-			d += 7 - (int(l.Weekday())+6)%7
-		default:
-			d++
-		}
-		end := time.Date(y, m, d, 0, 0, 0, 0, zone).UTC()
+		end := nextPart(at, every, zone)
 		if end.After(to) {
 			end = to
+		}
+		if !end.After(at) || len(out) == maxParts {
+			return nil, invalid("every", fmt.Sprintf("this time cannot be divided into at most %d of them in %s", maxParts, zone))
 		}
 		out = append(out, control.SavingsPeriod{From: at, To: end})
 		at = end
 	}
-	return out
+	return out, nil
+}
+
+// nextPart is when the day, week or month that at is in is over: at the first
+// moment of the next one, which is not midnight where the clock skips it.
+func nextPart(at time.Time, every string, zone *time.Location) time.Time {
+	for day := when.DateOf(at.In(zone)); ; day = day.Add(1) {
+		next := day.Add(1)
+		switch every {
+		case "month":
+			next = when.Date{Year: day.Year, Month: day.Month + 1, Day: 1}
+		case "week":
+			next = day.Add(7 - (int(day.Weekday())+6)%7)
+		}
+		// Set back over midnight, the clock shows a day once more whose next one has begun already.
+		if end := next.First(0, zone); end.After(at) {
+			return end.UTC()
+		}
+	}
 }
 
 // idlest are the patterns with the most hours, and at most maxPatterns of them.

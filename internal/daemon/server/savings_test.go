@@ -2,11 +2,14 @@ package server
 
 import (
 	"math"
+	"slices"
 	"testing"
 	"time"
 
 	"lull/internal/fleet"
 	"lull/internal/link/control"
+	"lull/internal/policy/when"
+	"lull/internal/policy/when/whentest"
 	"lull/internal/savings"
 )
 
@@ -30,7 +33,7 @@ func TestParts(t *testing.T) {
 		{"month", time.UTC, "2026-12-05T00:00:00Z", "2026-12-06T00:00:00Z", 1, ""},
 	} {
 		from, to := moment(t, c.from), moment(t, c.to)
-		got := parts(from, to, c.every, c.zone)
+		got := divided(t, from, to, c.every, c.zone)
 		at := from
 		for _, p := range got {
 			if !p.From.Equal(at) || !p.From.Before(p.To) {
@@ -51,6 +54,50 @@ func TestParts(t *testing.T) {
 			t.Errorf("%s from %s: %g hours of the week, %s passed", c.zone, c.from, all, to.Sub(from))
 		}
 	}
+}
+
+func divided(t *testing.T, from, to time.Time, every string, zone *time.Location) []control.SavingsPeriod {
+	t.Helper()
+	out, err := parts(from, to, every, zone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// TestPartsWhereMidnightIsSkipped: a day begins when the clock says so, also
+// where it jumps over midnight; and in every zone there is, around each time
+// at which its clock is set, a step leads on, to the next day of the calendar.
+func TestPartsWhereMidnightIsSkipped(t *testing.T) {
+	for name, want := range map[string]string{
+		"America/Santiago": "2026-09-06T04:00:00Z", "America/Havana": "2026-03-08T05:00:00Z", "Atlantic/Azores": "2026-03-29T01:00:00Z",
+	} {
+		skip := moment(t, want)
+		got := divided(t, skip.Add(-30*time.Hour), skip.Add(30*time.Hour), "day", zone(t, name))
+		if !slices.ContainsFunc(got, func(p control.SavingsPeriod) bool { return p.From.Equal(skip) }) {
+			t.Errorf("%s: no day begins at %s: %+v", name, want, got)
+		}
+	}
+	whentest.Changes(t, moment(t, "2005-01-01T00:00:00Z"), moment(t, "2030-01-01T00:00:00Z"), func(zone *time.Location, change time.Time) {
+		for _, every := range []string{"day", "week", "month"} {
+			for _, before := range []time.Duration{40 * time.Hour, 30 * time.Minute, 0, -time.Minute, -50 * time.Minute} {
+				from, to := change.Add(-before), change.Add(50*time.Hour)
+				at := from
+				for i, p := range divided(t, from, to, every, zone) {
+					if !p.From.Equal(at) || !p.To.After(at) {
+						t.Fatalf("%s in %s from %s: %+v does not follow %s", every, zone, from, p, at)
+					}
+					if a, b := at.In(zone), p.From.Add(-time.Nanosecond).In(zone); i > 0 && when.DateOf(a).String() <= when.DateOf(b).String() {
+						t.Fatalf("%s in %s: %s begins no day, but goes on with that of %s", every, zone, a, b)
+					}
+					at = p.To
+				}
+				if !at.Equal(to) {
+					t.Fatalf("%s in %s from %s ends at %s, want %s", every, zone, from, at, to)
+				}
+			}
+		}
+	})
 }
 
 func zone(t *testing.T, name string) *time.Location {
