@@ -26,6 +26,19 @@ type EndedError struct {
 func (e *EndedError) Error() string { return e.Err.Error() }
 func (e *EndedError) Unwrap() error { return e.Err }
 
+// NoRoomError is a change that was refused before it was begun, because a file
+// system of this machine has too little room for what it may write.
+type NoRoomError struct {
+	What        string // that would be written, for people
+	Path        string // on the file system
+	Needs, Free int64  // bytes
+}
+
+func (e *NoRoomError) Error() string {
+	return fmt.Sprintf("there is no room for %s on the file system of %s: it may take %d bytes (%s), and %d (%s) are free",
+		e.What, e.Path, e.Needs, Bytes(e.Needs), e.Free, Bytes(e.Free))
+}
+
 // Listener is a listening socket of an instance's processes.
 type Listener struct {
 	Network   string // tcp or udp

@@ -95,7 +95,7 @@ func (i *inst) adopt(ctx context.Context) error {
 	case power.Starting:
 		// Nobody knows how far it came; the person or client that asked has
 		// gone. A clean start is the only state that can be named.
-		if err := i.startFailed(w, errors.New("the daemon ended while it was starting")); err != nil && i.state() != power.Stopped {
+		if err := i.startFailed(w, errors.New("the daemon ended while it was starting"), false); err != nil && i.state() != power.Stopped {
 			return err
 		}
 		return i.start(ctx, "restart", "started again after the daemon ended while it was starting")

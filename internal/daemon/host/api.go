@@ -68,6 +68,7 @@ func problem(err error) error {
 	var missing *NotFoundError
 	var invalid *InvalidError
 	var busy *BusyError
+	var full *instance.NoRoomError
 	switch {
 	case errors.As(err, &busy):
 		return huma.NewError(http.StatusServiceUnavailable, err.Error())
@@ -77,6 +78,8 @@ func problem(err error) error {
 			details = append(details, &huma.ErrorDetail{Message: b.Sentence, Location: string(b.Code)})
 		}
 		return huma.NewError(http.StatusConflict, err.Error(), details...)
+	case errors.As(err, &full):
+		return huma.NewError(http.StatusConflict, err.Error())
 	case errors.As(err, &missing):
 		return huma.NewError(http.StatusNotFound, err.Error())
 	case errors.As(err, &invalid):

@@ -307,7 +307,7 @@ func (i *inst) repair() {
 	case power.Stopping:
 		err = i.finishStop(i.h.ctx, "repair", "its stop had not ended")
 	case power.Starting:
-		err = i.startFailed(i.workload(), errors.New("its start was given up"))
+		err = i.startFailed(i.workload(), errors.New("its start was given up"), false)
 	}
 	if err != nil {
 		i.h.log.Error("cannot repair", "instance", i.name(), "error", err)

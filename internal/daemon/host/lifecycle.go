@@ -65,6 +65,9 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 	defer i.interrupt.Store(nil)
 
 	i.dropHeld()
+	i.mu.Lock()
+	restart := !i.rec.RestartAt.IsZero()
+	i.mu.Unlock()
 	var run uint64
 	err := i.save(func(r *instance.Record) {
 		run = 1
@@ -87,7 +90,7 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 		err = i.ready(ctx, w)
 	}
 	if err != nil {
-		return i.startFailed(w, err)
+		return i.startFailed(w, err, restart)
 	}
 	now := i.h.now()
 	err = i.save(func(r *instance.Record) {
@@ -95,7 +98,7 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, by
 	})
 	if err != nil {
-		return i.startFailed(w, err)
+		return i.startFailed(w, err, restart)
 	}
 	i.open()
 	i.scheduleAwake(now)
@@ -190,8 +193,9 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 
 var errEnded = errors.New("the program ended before it was ready")
 
-// startFailed leaves nothing of the run behind.
-func (i *inst) startFailed(w Workload, cause error) error {
+// startFailed leaves nothing of the run behind. A restart that was due is tried
+// again where there was no room for it on disk: that is no fault of the program's.
+func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	if w != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)
 		defer cancel()
@@ -210,6 +214,9 @@ func (i *inst) startFailed(w Workload, cause error) error {
 	}
 	err := i.save(func(r *instance.Record) {
 		r.State, r.StatusReason = power.Stopped, cause.Error()
+		if full := (*instance.NoRoomError)(nil); restart && r.Enabled && errors.As(cause, &full) {
+			r.RestartAt = now.Add(restartMax)
+		}
 		if e == nil {
 			return
 		}

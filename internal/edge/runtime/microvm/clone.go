@@ -65,6 +65,9 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	}
 	r.cloning.Lock() // a template that is new has no user yet
 	defer r.cloning.Unlock()
+	if err := r.roomToClone(w, man, l.ID); err != nil {
+		return 0, err
+	}
 	rec := w.rec
 	rec.Run, rec.LogPath, rec.LogMax, rec.Clone = l.Run, l.LogPath, l.LogMax, true
 	rec.Workspace = l.Workspace // otherwise everything in it fails there
@@ -113,8 +116,8 @@ func (r *Runtime) put(ctx context.Context, w *Work, rec runRecord, man *manifest
 // template copies the memory of a hibernated guest, unless that was done for an
 // earlier clone of the same state. It appears by a rename, whole.
 func (r *Runtime) template(ctx context.Context, from string, man *manifest) (string, error) {
-	name := man.Digest[:min(16, len(man.Digest))] + fmt.Sprintf("-%x", man.At.UnixNano())
-	home := filepath.Join(r.templates(), name)
+	home := r.templateHome(man)
+	name := filepath.Base(home)
 	if _, err := os.Stat(home); err == nil {
 		return name, nil
 	}
@@ -135,6 +138,11 @@ func (r *Runtime) template(ctx context.Context, from string, man *manifest) (str
 		return "", err
 	}
 	return name, appear(tmp, home)
+}
+
+// templateHome is where the memory of a saved guest is kept for its clones.
+func (r *Runtime) templateHome(man *manifest) string {
+	return filepath.Join(r.templates(), man.Digest[:min(16, len(man.Digest))]+fmt.Sprintf("-%x", man.At.UnixNano()))
 }
 
 // copySparse copies a file durably, holes as holes, and without a copy where

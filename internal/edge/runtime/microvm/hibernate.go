@@ -69,6 +69,9 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	if err != nil {
 		return 0, err
 	}
+	if err := w.roomToSave(); err != nil {
+		return 0, err
+	}
 	man, err := w.binding(m)
 	if err != nil {
 		return 0, err
@@ -337,6 +340,9 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return err
 	}
 	if err := w.checkVsock(man); err != nil {
+		return err
+	}
+	if err := w.roomToRestore(man); err != nil {
 		return err
 	}
 	state, err := os.Open(w.path(stateFile))

@@ -2,10 +2,14 @@ package microvm
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"lull/internal/instance"
 )
@@ -62,4 +66,94 @@ func TestShortage(t *testing.T) {
 		}
 		w.cancel()
 	}
+}
+
+// TestFullDisk: a start, a save, a restore and a clone for which there is no room
+// are refused before anything is written, with what is missing and where, and go
+// on when there is some.
+func TestFullDisk(t *testing.T) {
+	var dir string
+	size := func(bytes int64) error {
+		return unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d,mode=700", bytes))
+	}
+	b := newBench(t, func(c *Config) {
+		dir = c.Dir
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m,mode=700"); err != nil {
+			t.Skipf("cannot mount a small file system here: %v", err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+	full := func(what string, err error) {
+		t.Helper()
+		var no *instance.NoRoomError
+		if !errors.As(err, &no) || no.Needs <= no.Free || !strings.HasPrefix(no.Path, dir) || !strings.Contains(no.What, what) {
+			t.Fatalf("without room for %s: %v", what, err)
+		}
+		t.Log(err)
+	}
+	// leave makes the file system so small that only so much is free.
+	leave := func(bytes int64) {
+		t.Helper()
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		if err := size(int64(st.Blocks-st.Bfree)*st.Bsize + bytes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	enough := func() {
+		t.Helper()
+		if err := size(1 << 30); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nothing := func(id string) {
+		t.Helper()
+		if _, err := os.Stat(b.dir(id)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("something is left of %s: %v", id, err)
+		}
+	}
+	_, err := b.Start(t.Context(), b.launch("full", 1, "guest", "serve", ":80"))
+	full("its memory", err)
+	nothing("full")
+	enough()
+	w := b.start("full", "guest", "serve", ":80")
+	listening(t, w, "80")
+	c := dial(t, w)
+	talk(t, c, "before")
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	leave(1 << 20)
+	_, err = w.Hibernate(t.Context())
+	full("its state", err)
+	if w.Hibernated() || !w.isFrozen() {
+		t.Fatal("it is not frozen as before")
+	}
+	enough()
+	if _, err := w.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	leave(1 << 20)
+	full("its memory", w.Thaw())
+	if !w.Hibernated() {
+		t.Fatal("it is not on disk any more")
+	}
+	c.Close()
+	until(t, "nobody is connected", func() bool { open, _ := w.net.Opens(); return len(open) == 0 })
+	_, err = b.Clone(t.Context(), "full", b.launch("copy", 1))
+	full("the memory that clones share", err)
+	nothing("copy")
+	enough()
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	c = dial(t, w)
+	defer c.Close()
+	talk(t, c, "after")
 }

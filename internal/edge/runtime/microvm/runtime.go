@@ -348,6 +348,9 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	if err := r.checkWorkspace(l.Workspace); err != nil {
 		return nil, fmt.Errorf("cannot use workspace: %w", err)
 	}
+	if err := r.roomToStart(l.ID, m); err != nil {
+		return nil, err
+	}
 	cid, err := r.giveCID(m)
 	if err != nil {
 		return nil, err
