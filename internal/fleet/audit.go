@@ -103,6 +103,12 @@ type Entry struct {
 
 var entryCodec = store.Codec[Entry]{Version: 1}
 
+// Pauses tells whether somebody decides here that the worker is paused or
+// drained, and Reason says why.
+func (e *Entry) Pauses() bool {
+	return e.Action == AuditDrainStarted || slices.Contains(e.Events, EventPaused)
+}
+
 // DecodeEntry reads an entry that came by a watch or a listing.
 func DecodeEntry(v store.Value) (Entry, error) {
 	e, err := entryCodec.Decode(v.Key, v.Data)

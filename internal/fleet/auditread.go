@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/power"
 	"lull/internal/store"
 )
 
@@ -32,7 +33,7 @@ func marksOf(e *Entry, name string) ([]store.Op, error) {
 		return nil, nil
 	}
 	ops := []store.Op{store.Put(markPrefix+e.WorkerID+"/"+name, []byte("{}"))}
-	if e.To == "" && e.Action != AuditDrainStarted && !slices.Contains(e.Events, EventPaused) {
+	if e.To == "" && !e.Pauses() {
 		return ops, nil
 	}
 	short := *e
@@ -68,6 +69,56 @@ func (f *Fleet) PowerAudit(ctx context.Context, from time.Time, yield func(*Entr
 			return nil
 		}
 	}
+}
+
+// PowerBefore yields what PowerAudit would of one worker before a time, but no
+// further back than it takes to know who was stopping it then or had stopped
+// it, and why: when somebody decided that it be, or when it last began to run.
+// It gives up after maxScanned entries.
+func (f *Fleet) PowerBefore(ctx context.Context, id string, at time.Time, yield func(*Entry) error) error {
+	w, err := f.backward(ctx, &AuditQuery{WorkerID: id, To: at})
+	if err != nil || w == nil {
+		return err
+	}
+	var found []Entry        // newest first
+	told, ran := false, true // before the entries that are found
+	for scanned := 0; !told && w.end > w.oldest && scanned < maxScanned; {
+		within, err := w.names(ctx)
+		if err != nil {
+			return fmt.Errorf("cannot read the audit log: %w", err)
+		}
+		for len(within) > 0 && !told {
+			take := min(len(within), store.MaxOps)
+			values, err := f.entries(ctx, powerPrefix, within[len(within)-take:])
+			if err != nil {
+				return fmt.Errorf("cannot read the audit log: %w", err)
+			}
+			within = within[:len(within)-take]
+			scanned += take
+			for _, v := range slices.Backward(values) {
+				if !v.Exists() {
+					continue // it is not about power
+				}
+				e, err := DecodeEntry(v)
+				if err != nil {
+					return err
+				}
+				found = append(found, e)
+				if e.To != "" {
+					ran = e.From == power.WorkerRunning || e.From == power.WorkerDraining
+				}
+				if told = e.To == power.WorkerRunning || ran && e.Pauses(); told {
+					break
+				}
+			}
+		}
+	}
+	for i := range slices.Backward(found) {
+		if err := yield(&found[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // MarkAudit gives marks to the entries of a log that an earlier version began.
@@ -184,7 +235,7 @@ func (r *auditReader) fill(ctx context.Context, want int) error {
 	if r.q.WorkerID == "" {
 		return nil
 	}
-	r.have, err = r.f.entries(ctx, names(page.Values, keys))
+	r.have, err = r.f.entries(ctx, auditPrefix, names(page.Values, keys))
 	return err
 }
 
@@ -196,14 +247,14 @@ func names(marks []store.Value, keys store.Keys) []string {
 	return out
 }
 
-// entries reads at most MaxOps entries by their names.
-func (f *Fleet) entries(ctx context.Context, names []string) ([]store.Value, error) {
+// entries reads at most MaxOps entries below a prefix by their names.
+func (f *Fleet) entries(ctx context.Context, prefix string, names []string) ([]store.Value, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
 	keys := make([]string, len(names))
 	for i, n := range names {
-		keys[i] = auditPrefix + n
+		keys[i] = prefix + n
 	}
 	res, err := f.store.Commit(ctx, store.Txn{Read: keys})
 	return res.Read, err
@@ -242,7 +293,7 @@ func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery) (AuditPage, error
 			if q.Action == "" {
 				take = min(take, q.Limit-len(out.Entries))
 			}
-			values, err := f.entries(ctx, within[len(within)-take:])
+			values, err := f.entries(ctx, auditPrefix, within[len(within)-take:])
 			if err != nil {
 				return AuditPage{}, fmt.Errorf("cannot read the audit log: %w", err)
 			}

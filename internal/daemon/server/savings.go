@@ -101,7 +101,7 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 	out.Groups, out.Total = s.prices.Group(uses(all, out.From, out.To, byPolicy), key)
 	first := out.To
 	for _, t := range all {
-		if at := later(out.From, t.w.CreatedAt); at.Before(first) {
+		if at := later(out.From, t.w.CreatedAt); at.Before(first) && at.Before(t.until(out.To)) {
 			first = at
 		}
 	}
@@ -158,7 +158,7 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 func uses(all map[string]*trial, from, to time.Time, byPolicy bool) []savings.Use {
 	var out []savings.Use
 	for _, t := range all {
-		u, begin := t.use(), later(from, t.w.CreatedAt)
+		u, begin, to := t.use(), later(from, t.w.CreatedAt), t.until(to)
 		before := map[string]time.Duration{}
 		if !begin.Before(to) {
 			continue

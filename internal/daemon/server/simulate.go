@@ -19,6 +19,7 @@ import (
 	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/policy"
+	"lull/internal/power"
 	"lull/internal/savings"
 )
 
@@ -53,11 +54,22 @@ type trial struct {
 	volumes []savings.Volume
 	changes []control.TimelineChange
 	off     []evidence.Off
+	ended   time.Time // since when it is terminated; zero if it is not
 	follow  evidence.Follow
 	runs    []*evidence.Trial // one for each policy that is asked about
 }
 
-// trials collects the workers with their changes since from.
+// until is the end of what is asked about, to, or of the worker's time if that
+// is sooner.
+func (t *trial) until(to time.Time) time.Time {
+	if !t.ended.IsZero() && t.ended.Before(to) {
+		return t.ended
+	}
+	return to
+}
+
+// trials collects the workers with their changes since from, and what they were
+// then.
 func (s *Server) trials(ctx context.Context, q fleet.WorkerFilter, from, to time.Time) (map[string]*trial, error) {
 	changes, err := s.changes(ctx, fleet.AuditQuery{From: from})
 	if err != nil {
@@ -82,12 +94,26 @@ func (s *Server) trials(ctx context.Context, q fleet.WorkerFilter, from, to time
 			}
 			tmpls[w.TemplateName] = tmpl
 		}
-		t := &trial{w: w, tmpl: tmpl, changes: changes[w.ID]}
-		t.volumes = volumes(&t.w, tmpl)
-		t.off = offs(&t.w, t.changes, from, to)
-		out[w.ID] = t
+		if out[w.ID], err = s.trial(ctx, &w, tmpl, changes[w.ID], from, to); err != nil {
+			return nil, err
+		}
 	}
 	return out, nil
+}
+
+// trial makes that of one worker by its changes since from, of which there are
+// none if it is now as it was.
+func (s *Server) trial(ctx context.Context, w *fleet.Worker, tmpl *fleet.Template, changes []control.TimelineChange, from, to time.Time) (*trial, error) {
+	if changes == nil && !runs(string(w.Status)) && w.Status != power.WorkerTerminated {
+		before := newStory()
+		if err := s.fleet.PowerBefore(ctx, w.ID, from, func(e *fleet.Entry) error { before.add(e); return nil }); err != nil {
+			return nil, err
+		}
+		changes = before.changes[w.ID]
+	}
+	t := &trial{w: *w, tmpl: tmpl, changes: changes, volumes: volumes(w, tmpl), ended: ended(changes, string(w.Status), from)}
+	t.off = offs(w, changes, from, t.until(to))
+	return t, nil
 }
 
 // volumes are those that a worker pays for: as EC2 told of them, else what its
@@ -119,8 +145,8 @@ func offs(w *fleet.Worker, changes []control.TimelineChange, from, to time.Time)
 		switch {
 		case !o.from.IsZero():
 			off.Automatic, off.Policy = why(o.from)
-		case len(changes) == 0 && w.LastPausedAt != nil && w.Status != "TERMINATED":
-			off.Automatic, off.Policy = w.PauseReason.Automatic(), w.PausePolicy // it has not changed since
+		case len(changes) == 0 && w.LastPausedAt != nil && w.Status == power.WorkerStopped:
+			off.Automatic, off.Policy = w.PauseReason.Automatic(), w.PausePolicy // since before all that is kept
 		}
 		if off.From.Before(from) {
 			off.From = from
@@ -149,8 +175,8 @@ func (s *Server) replay(ctx context.Context, all map[string]*trial, of func(*evi
 	// The check after to tells what was until then; what it tells beyond is not asked for.
 	give := func(t *trial) func(evidence.Stretch) {
 		return func(x evidence.Stretch) {
-			if x.To.After(to) {
-				x.To = to
+			if end := t.until(to); x.To.After(end) {
+				x.To = end
 			}
 			if x.From.Before(x.To) {
 				yield(t, x)
@@ -287,7 +313,7 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	of, each := among(all), func(t *trial, id string) {
 		for i := range policies {
 			c := &policies[i]
-			t.runs = append(t.runs, &evidence.Trial{Object: id, Policy: &c.Policy, Never: c.never, Schedule: c.hours, Off: t.off, From: out.From, To: out.To, Window: time.Duration(out.WindowMinutes) * time.Minute})
+			t.runs = append(t.runs, &evidence.Trial{Object: id, Policy: &c.Policy, Never: c.never, Schedule: c.hours, Off: t.off, From: out.From, To: t.until(out.To), Window: time.Duration(out.WindowMinutes) * time.Minute})
 		}
 	}
 	if in.Of == ofAgents {

@@ -66,7 +66,7 @@ func (s *Server) agentTrials(workers map[string]*trial, in *control.Simulate, po
 		}
 		t := &trial{machine: machine}
 		if w != nil {
-			t.w, t.volumes, t.off = w.w, w.volumes, w.off
+			t.w, t.volumes, t.off, t.ended = w.w, w.volumes, w.off, w.ended
 		} else {
 			t.w.AWSRegion = r.Region
 		}

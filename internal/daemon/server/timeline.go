@@ -138,7 +138,7 @@ func (l *lines) follows(w *fleet.Worker, changes []control.TimelineChange) {
 	l.t.WorkerID, l.t.Power = w.ID, powers(changes, string(w.Status), later(l.t.From, w.CreatedAt), l.t.To)
 	l.off = stops(changes, string(w.Status), l.t.To)
 	for _, c := range changes {
-		if c.At.Before(l.t.To) {
+		if !c.At.Before(l.t.From) && c.At.Before(l.t.To) {
 			l.t.Changes = append(l.t.Changes, c)
 		}
 	}
@@ -227,6 +227,29 @@ func stops(changes []control.TimelineChange, present string, to time.Time) []spa
 	return out
 }
 
+func gone(status string) bool {
+	return status == string(power.WorkerTerminating) || status == string(power.WorkerTerminated)
+}
+
+// ended is when a worker's time was over, since when it costs nothing and saves
+// nothing: the first moment of its termination; zero if it goes on. What is not
+// recorded any more was over at from.
+func ended(changes []control.TimelineChange, present string, from time.Time) time.Time {
+	if n := len(changes); n > 0 {
+		present = changes[n-1].To
+	}
+	if !gone(present) {
+		return time.Time{}
+	}
+	for _, c := range slices.Backward(changes) {
+		if !gone(c.To) {
+			break
+		}
+		from = c.At
+	}
+	return from
+}
+
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
@@ -248,7 +271,7 @@ func newStory() *story {
 // add takes an entry in. The controller carries out what others ask for: a
 // change is by whoever asked.
 func (s *story) add(e *fleet.Entry) {
-	if e.Reason != "" && (slices.Contains(e.Events, fleet.EventPaused) || e.Action == fleet.AuditDrainStarted) {
+	if e.Reason != "" && e.Pauses() {
 		s.pauses[e.WorkerID] = evidence.Change{By: e.By.Name, Reason: e.Reason, Policy: e.Policy}
 	}
 	if e.To == "" || e.WorkerID == "" {
@@ -269,13 +292,26 @@ func (s *story) add(e *fleet.Entry) {
 		Change: evidence.Change{From: string(e.From), To: string(e.To), By: by, Reason: reason, Policy: held}})
 }
 
-// changes are the changes of power in the audit log, by worker. Of the whole
+// changes are the changes of power in the audit log since q.From, by worker,
+// after those that tell what was then: since it last began to run. Of the whole
 // fleet's only those entries are read that are about power.
 func (s *Server) changes(ctx context.Context, q fleet.AuditQuery) (map[string][]control.TimelineChange, error) {
 	out := newStory()
+	add := func(e *fleet.Entry) error { out.add(e); return nil }
 	if q.WorkerID == "" {
-		err := s.fleet.PowerAudit(ctx, q.From, func(e *fleet.Entry) error { out.add(e); return nil })
+		b := beginnings{known: map[string]bool{}, decided: map[string][]fleet.Entry{}}
+		err := s.fleet.PowerAudit(ctx, q.From, func(e *fleet.Entry) error {
+			if !q.From.IsZero() && !b.known[e.WorkerID] {
+				return b.begin(e, out, func() error { return s.fleet.PowerBefore(ctx, e.WorkerID, q.From, add) })
+			}
+			return add(e)
+		})
 		return out.changes, err
+	}
+	if !q.From.IsZero() {
+		if err := s.fleet.PowerBefore(ctx, q.WorkerID, q.From, add); err != nil {
+			return nil, err
+		}
 	}
 	q.Limit = 1000
 	for {
@@ -290,6 +326,35 @@ func (s *Server) changes(ctx context.Context, q fleet.AuditQuery) (map[string][]
 			return out.changes, nil
 		}
 	}
+}
+
+// beginnings are of workers whose first change of power is not read yet.
+type beginnings struct {
+	known   map[string]bool          // it was
+	decided map[string][]fleet.Entry // the pauses before it
+}
+
+// begin takes in an entry of a worker that is not known yet. What was before is
+// asked for only where the first change does not tell that it ran, and why it
+// ran no longer: it means to read on until that is found.
+func (b *beginnings) begin(e *fleet.Entry, to *story, before func() error) error {
+	id := e.WorkerID
+	if e.To == "" {
+		b.decided[id] = append(b.decided[id], *e)
+		return nil
+	}
+	b.known[id] = true
+	if told := len(b.decided[id]) > 0 || e.Pauses() || runs(string(e.To)); !runs(string(e.From)) || !told {
+		if err := before(); err != nil {
+			return err
+		}
+	}
+	for i := range b.decided[id] {
+		to.add(&b.decided[id][i])
+	}
+	delete(b.decided, id)
+	to.add(e)
+	return nil
 }
 
 // lines draws a timeline while the records come.
