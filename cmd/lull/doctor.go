@@ -25,11 +25,11 @@ For the other two places: lull server doctor, lull agent doctor.`,
 			if err != nil {
 				return &usageError{err}
 			}
-			return c.showFindings(slices.Concat(hostFindings(), containerFindings(cmd.Context(), cfg), machineFindings(cfg), c.serverFinding(cmd.Context(), cfg)))
+			return c.showFindings(slices.Concat(hostFindings(cfg), containerFindings(cmd.Context(), cfg), machineFindings(cfg), c.serverFinding(cmd.Context(), cfg)))
 		}}
 }
 
-func hostFindings() (l findings) {
+func hostFindings(cfg hostConfig) (l findings) {
 	if p, err := cgroup.Find("doctor"); err == nil {
 		l.add("freezer", true, fmt.Sprintf("%s at %s", p.Kind, p.Dir), "")
 	} else {
@@ -50,12 +50,12 @@ func hostFindings() (l findings) {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
 		l.add("open files", lim.Max >= 4096 || os.Geteuid() == 0, fmt.Sprintf("at most %d: about %d paused instances", lim.Max, lim.Max/3), "raise it: ulimit -n, or LimitNOFILE= in the unit")
 	}
-	self, err := os.Executable()
-	shim := filepath.Join(filepath.Dir(self), "lull-shim")
-	if err == nil {
-		_, err = os.Stat(shim)
+	shim := cfg.Shim
+	if self, err := os.Executable(); err == nil && shim == "" {
+		shim = filepath.Join(filepath.Dir(self), "lull-shim")
 	}
-	l.add("lull-shim", err == nil, shim, "build it with: make build")
+	_, err = os.Stat(shim)
+	l.add("lull-shim", err == nil, shim, "build it with: make build, or name it with --shim")
 	swap := "none: reclaim frees only file-backed memory"
 	if b, err := os.ReadFile("/proc/swaps"); err == nil && strings.Count(string(b), "\n") > 1 {
 		swap = "present"

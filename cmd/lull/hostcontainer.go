@@ -66,6 +66,10 @@ func containerFindings(ctx context.Context, cfg hostConfig) (l findings) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	version, err := docker.Ping(ctx, socket)
-	l.optional("docker: daemon", err, version+" at "+socket, "apt-get install docker.io, or name its socket with --docker=PATH; lull host --docker takes over containers with the label "+docker.LabelPauseAfter)
+	do := "apt-get install docker.io"
+	if _, ferr := docker.Find(); ferr == nil {
+		do = "systemctl start docker"
+	}
+	l.optional("docker: daemon", err, version+" at "+socket, do+", or name its socket with --docker=PATH; lull host --docker takes over containers with the label "+docker.LabelPauseAfter)
 	return l
 }

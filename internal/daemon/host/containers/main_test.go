@@ -18,7 +18,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	daemontest.Main(m, "lull/internal/daemon/host/realtest/testdata/guest")
+	daemontest.Main(m, "lull/cmd/lull-harness", "lull/internal/daemon/host/realtest/testdata/guest")
 }
 
 // host starts a daemon for the test.

@@ -78,6 +78,10 @@ func (c *client) send(ctx context.Context, method, path string, query url.Values
 		q.Header.Set("Content-Type", "application/json")
 	}
 	a, err := c.http.Do(q)
+	var where *url.Error
+	if errors.As(err, &where) { // it names an address that nobody can reach
+		err = where.Err
+	}
 	if err != nil {
 		return nil, err
 	}

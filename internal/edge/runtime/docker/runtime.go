@@ -27,6 +27,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -110,6 +111,16 @@ func (r *Runtime) setFault(container, what string) bool {
 		r.faults[container] = what
 	}
 	return news
+}
+
+// Find looks for the Docker daemon's program, also where system tools are.
+func Find() (string, error) {
+	for _, p := range []string{"dockerd", "/usr/sbin/dockerd", "/usr/bin/dockerd"} {
+		if at, err := exec.LookPath(p); err == nil {
+			return at, nil
+		}
+	}
+	return "", errors.New("cannot find dockerd (Debian package docker.io)")
 }
 
 // Ping says whether a Docker daemon answers on a socket, and its version.

@@ -1,0 +1,142 @@
+package containers
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"lull/internal/daemon/host/daemontest"
+)
+
+// finding is what doctor says of one thing.
+type finding struct {
+	What     string
+	OK       bool
+	Do       string
+	Optional bool
+}
+
+// doctor runs lull doctor in dir, on a machine that lacks some programs, and
+// gives what it found by name. Docker's socket is in dir, too.
+func doctor(t *testing.T, dir string, lacks ...string) map[string]finding {
+	t.Helper()
+	hide := ""
+	path := append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+	slices.Sort(path)
+	for _, d := range slices.Compact(path) {
+		for _, name := range lacks {
+			p := filepath.Join(d, name)
+			if _, err := os.Stat(p); err == nil { // what lies over it cannot be run
+				hide += "mount --bind /dev/null '" + p + "' && "
+			}
+		}
+	}
+	cmd := exec.Command("unshare", "-m", "sh", "-c", hide+"exec ./lull doctor --json")
+	cmd.Dir, cmd.Env = dir, []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "LULL_HOST_DATA=" + dir + "/data", "LULL_HOST_DOCKER=" + dir + "/none"}
+	return findings(t, cmd)
+}
+
+func findings(t *testing.T, cmd *exec.Cmd) map[string]finding {
+	t.Helper()
+	var said strings.Builder
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 1) { // 1 says that something is missing
+		t.Fatalf("%v: %v: %s", cmd.Args, err, said.String())
+	}
+	var l []finding
+	if err := json.Unmarshal(out, &l); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	all := map[string]finding{}
+	for _, f := range l {
+		all[f.What] = f
+	}
+	return all
+}
+
+// programs copies lull and what belongs beside it, but for one.
+func programs(t *testing.T, but string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, p := range []string{"lull", "lull-shim", "lull-harness"} {
+		if p == but {
+			continue
+		}
+		b, err := os.ReadFile(daemontest.Program(p))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, p), b, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestDoctor: each program that a runtime needs is missed when it is not there,
+// with the command that brings it, and nothing else changes its answer.
+func TestDoctor(t *testing.T) {
+	daemontest.NeedRunc(t)
+	daemontest.Build(t)
+	dir := programs(t, "")
+	whole := doctor(t, dir)
+	wants := func(lacks, what, do string, optional bool, got map[string]finding) {
+		t.Helper()
+		if f := got[what]; f.What != what || f.OK || !strings.Contains(f.Do, do) || f.Optional != optional {
+			t.Errorf("without %s: %+v, want %q", lacks, f, do)
+		}
+		for other, f := range got {
+			if was, ok := whole[other]; ok && other != what && f.OK != was.OK {
+				t.Errorf("without %s: %s is ok %v, was %v", lacks, other, f.OK, was.OK)
+			}
+		}
+	}
+	for program, c := range map[string]struct{ what, do string }{
+		"runc":               {"container: runc", "apt-get install runc"},
+		"qemu-system-x86_64": {"microvm: QEMU", "apt-get install qemu-system-x86"},
+		"mke2fs":             {"microvm: images of directories, own files", "apt-get install e2fsprogs"},
+		"dockerd":            {"docker: daemon", "apt-get install docker.io"},
+	} {
+		wants(program, c.what, c.do, true, doctor(t, dir, program))
+	}
+	wants("lull-harness", "microvm: lull-harness", "make build", true, doctor(t, programs(t, "lull-harness")))
+	wants("lull-shim", "lull-shim", "make build", false, doctor(t, programs(t, "lull-shim")))
+	if f := whole["microvm: guest kernel"]; !f.OK { // this machine may have one of its own
+		wants("a guest kernel", f.What, "lull guest-kernel", true, whole)
+	}
+	if _, err := os.Stat("/usr/sbin/dockerd"); err == nil { // there, and not running
+		wants("a Docker that runs", "docker: daemon", "systemctl start docker", true, whole)
+	}
+
+	// For an ordinary user.
+	cmd := exec.Command(daemontest.Program("lull"), "doctor", "--json")
+	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "LULL_HOST_DATA=/nonexistent"}, "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if f := findings(t, cmd)["container: root and control groups"]; f.OK || !strings.Contains(f.Do, "as root") {
+		t.Errorf("for an ordinary user: %+v", f)
+	}
+}
+
+// TestWithout: a runtime whose program is missing says so to whoever asks for
+// it, with where to look further; the others serve.
+func TestWithout(t *testing.T) {
+	daemontest.NeedRunc(t)
+	d := daemontest.Start(t, daemontest.Config{UID: 65534, GID: 65534})
+	refuses(d, box("box", daemontest.Image(t), "true"), "container is not available here", "root", "lull doctor")
+	s := box("docker", "web", "true")
+	s.Runtime = "docker"
+	refuses(d, s, "docker")
+	p := box("process", "", "/bin/sleep", "1000")
+	p.Runtime = ""
+	if o := d.Launch(p); o.State != "running" {
+		t.Errorf("a process: %+v", o)
+	}
+}
