@@ -9,14 +9,17 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -418,5 +421,50 @@ func TestLargeConfig(t *testing.T) {
 	defer srv.Close()
 	if _, err := s.Get(t.Context(), strings.TrimPrefix(srv.URL, "http://")+"/huge:v1"); err == nil || !strings.Contains(err.Error(), "its configuration has") || asked {
 		t.Errorf("of a registry: %v, asked %v", err, asked)
+	}
+}
+
+// TestSilentRegistry: a registry that stops talking in the middle of a layer is
+// given up, and nothing of the image is there.
+func TestSilentRegistry(t *testing.T) {
+	real := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	var silent atomic.Bool
+	end := make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if silent.Load() && strings.Contains(q.URL.Path, "/blobs/") {
+			_, _ = w.Write([]byte{0x1f}) // who listens may have gone
+			_ = http.NewResponseController(w).Flush()
+			<-end
+			return
+		}
+		real.ServeHTTP(w, q)
+	}))
+	defer srv.Close()
+	defer close(end)
+	ref, err := name.ParseReference(strings.TrimPrefix(srv.URL, "http://") + "/some/image:v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(ref, sample(t)); err != nil {
+		t.Fatal(err)
+	}
+	s, err := OpenStore(t.TempDir(), Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Stall = 50 * time.Millisecond
+	silent.Store(true)
+	if _, err := s.Get(t.Context(), ref.String()); err == nil || !strings.Contains(err.Error(), "nothing came for 50ms") {
+		t.Errorf("%v", err)
+	}
+	for _, dir := range []string{"new-*", "images/*"} {
+		if left, err := filepath.Glob(filepath.Join(s.Dir, dir)); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	}
+	s.Stall = time.Minute
+	silent.Store(false)
+	if _, err := s.Get(t.Context(), ref.String()); err != nil {
+		t.Errorf("when it talks again: %v", err)
 	}
 }

@@ -4,10 +4,13 @@ import (
 	"archive/tar"
 	"compress/gzip"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -15,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -190,14 +194,47 @@ func CheckReference(ref string) error {
 	return nil
 }
 
+// patient dials connections that end when nothing has come for a while that
+// was waited for.
+func patient(stall time.Duration) http.RoundTripper {
+	t := remote.DefaultTransport.(*http.Transport).Clone()
+	dial := t.DialContext
+	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &patientConn{c, stall}, nil
+	}
+	// HTTP/2 reads ahead of whoever waits, so its silence would mean nothing.
+	t.ForceAttemptHTTP2, t.TLSNextProto = false, map[string]func(string, *tls.Conn) http.RoundTripper{}
+	return t
+}
+
+type patientConn struct {
+	net.Conn
+	stall time.Duration
+}
+
+func (c *patientConn) Read(p []byte) (int, error) {
+	if err := c.SetReadDeadline(time.Now().Add(c.stall)); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Read(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("nothing came for %s: %w", c.stall, err)
+	}
+	return n, err
+}
+
 // fromRegistry asks a registry. Credentials are those of the user's Docker
 // configuration.
-func fromRegistry(ctx context.Context, ref string) (v1.Image, error) {
+func fromRegistry(ctx context.Context, ref string, stall time.Duration) (v1.Image, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
 		return nil, fmt.Errorf("it is neither an absolute path nor a reference: %w", err)
 	}
-	img, err := remote.Image(r, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain),
+	img, err := remote.Image(r, remote.WithContext(ctx), remote.WithTransport(patient(stall)), remote.WithAuthFromKeychain(authn.DefaultKeychain),
 		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}))
 	if err != nil {
 		return nil, err

@@ -32,6 +32,7 @@ type Image struct {
 type Store struct {
 	Dir    string // made with mode 0700
 	Limits Limits
+	Stall  time.Duration // how long a registry may be silent; OpenStore sets a minute
 
 	using sync.RWMutex  // held for reading while an image is taken into use
 	busy  chan struct{} // held while an image is unpacked
@@ -49,7 +50,7 @@ func OpenStore(dir string, l Limits) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot clear the store of images: %w", err)
 	}
-	return &Store{Dir: dir, Limits: l, busy: make(chan struct{}, 1)}, nil
+	return &Store{Dir: dir, Limits: l, Stall: time.Minute, busy: make(chan struct{}, 1)}, nil
 }
 
 // Get gives the image that ref names, unpacking or fetching it when it is not
@@ -67,7 +68,7 @@ func (s *Store) Get(ctx context.Context, ref string) (Image, error) {
 func (s *Store) get(ctx context.Context, ref string) (Image, error) {
 	if !filepath.IsAbs(ref) {
 		return s.fetch(ctx, ref, keyOf("registry", ref), func(dir string) (Config, error) {
-			img, err := fromRegistry(ctx, ref)
+			img, err := fromRegistry(ctx, ref, s.Stall)
 			if err != nil {
 				return Config{}, err
 			}

@@ -412,3 +412,30 @@ func TestRungs(t *testing.T) {
 		t.Errorf("it ended with %v: %s", o.ExitCode, o.StatusReason)
 	}
 }
+
+// TestSocketInside: a program in a container, whoever runs it, speaks for itself
+// over LULL_SOCKET, also with a daemon that came later.
+func TestSocketInside(t *testing.T) {
+	d := host(t)
+	at := daemontest.Addr(t)
+	s := box("talks", daemontest.Image(t), "guest", "serve", "-listen", at)
+	s.Expose, s.User = []instance.Endpoint{{Listen: at, Target: at}}, "1234:2345"
+	d.Launch(s)
+	for n := range 2 {
+		if n > 0 {
+			d.Kill()
+			d.Boot()
+		}
+		reason := fmt.Sprint("build", n)
+		got, err := ask(at, `say {"jsonrpc":"2.0","id":1,"method":"keepalive","params":{"ttl_ms":600000,"reason":"`+reason+`"}}`)
+		if err != nil || !strings.Contains(got, `"result"`) {
+			t.Fatalf("it was answered with %q, %v", got, err)
+		}
+		if o := d.Look("talks"); !o.LeaseHeld || o.LeaseReason != reason {
+			t.Errorf("its lease: %+v", o.Leases)
+		}
+		if _, err := ask(at, "hangup"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

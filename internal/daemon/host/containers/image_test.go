@@ -3,6 +3,7 @@ package containers
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"io"
 	"io/fs"
 	"log"
@@ -356,5 +357,46 @@ func TestImageInUse(t *testing.T) {
 	}
 	if l, err := d.Images(t.Context()); err != nil || len(l) != 1 || l[0].InUse {
 		t.Errorf("images: %+v, %v", l, err)
+	}
+}
+
+// TestSilentRegistry: a container that waits for a registry which says nothing
+// can be stopped and removed, also when whoever asked for it has gone.
+func TestSilentRegistry(t *testing.T) {
+	d := host(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	for _, name := range []string{"left", "waited"} {
+		ctx, leave := context.WithCancel(t.Context())
+		gone := make(chan error, 1)
+		go func() {
+			_, err := d.Create(ctx, hostctl.Create{Spec: box(name, ln.Addr().String()+"/image:v1", "true"), Start: true})
+			gone <- err
+		}()
+		c, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		o := d.Look(name)
+		if o.State != "starting" {
+			t.Errorf("meanwhile it is %s", o.State)
+		}
+		if name == "left" {
+			leave()
+		}
+		if err := d.Remove(t.Context(), name); err != nil {
+			t.Error(err)
+		}
+		if err := <-gone; err == nil {
+			t.Error("it runs")
+		}
+		leave()
+		if left := leftOf(d, o.ID); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
 	}
 }

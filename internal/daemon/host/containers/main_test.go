@@ -91,21 +91,27 @@ func leftOf(d *daemontest.Host, id string) (left []string) {
 	return left
 }
 
-// say sends a line to a server and wants it back.
-func say(addr, line string) error {
+// ask sends a line to a server and gives its answer.
+func ask(addr, line string) (string, error) {
 	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer c.Close()
 	if err := c.SetDeadline(time.Now().Add(daemontest.Patience)); err != nil {
-		return err
+		return "", err
 	}
 	if _, err := io.WriteString(c, line+"\n"); err != nil {
-		return err
+		return "", err
 	}
 	got, err := bufio.NewReader(c).ReadString('\n')
-	if err == nil && got != "echo "+line+"\n" {
+	return strings.TrimSuffix(got, "\n"), err
+}
+
+// say sends a line to a server and wants it back.
+func say(addr, line string) error {
+	got, err := ask(addr, line)
+	if err == nil && got != "echo "+line {
 		err = fmt.Errorf("sent %q, got %q", line, got)
 	}
 	return err
