@@ -63,7 +63,7 @@ func (l *listening) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // commands are those of scripts that have receivers.
 func (rs *receivers) commands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
-		"receiver": rs.open, "received": rs.received, "link": rs.link, "forged-link": rs.forged, "notice": notice,
+		"receiver": rs.open, "received": rs.received, "link": rs.link, "forged-link": rs.forged, "notice": notice, "expires": expires,
 		"broken": func(ts *testscript.TestScript, _ bool, a []string) { rs.set(ts, a[0], true) },
 		"mended": func(ts *testscript.TestScript, _ bool, a []string) { rs.set(ts, a[0], false) },
 	}
@@ -182,39 +182,75 @@ func visit(ts *testscript.TestScript, address string, give bool, status, text st
 	}
 }
 
-// notice waits until CML on a worker shows a notice: notice WORKER TEXT
-func notice(ts *testscript.TestScript, _ bool, args []string) {
+// notice waits until CML on a worker shows one notice, which holds a text, or
+// with a ! none that does: notice WORKER TEXT
+func notice(ts *testscript.TestScript, neg bool, args []string) {
 	hc := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	last := ""
 	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); pause() {
 		var err error
-		if last, err = notices(ts, hc, args[0]); err == nil && strings.Contains(last, args[1]) {
+		last, err = notices(ts, hc, args[0])
+		if n := strings.Count(last, `"content"`); err == nil && strings.Contains(last, args[1]) != neg && (neg || n == 1) {
 			return
 		}
 	}
-	ts.Fatalf("CML of %s never says %q: %s", args[0], args[1], last)
+	ts.Fatalf("CML of %s, asked for one notice (none: %t) that says %q, says %s", args[0], neg, args[1], last)
 }
 
-func notices(ts *testscript.TestScript, hc *http.Client, worker string) (string, error) {
+// expires gives a worker the end of its life: expires WORKER ACTION|never LENGTH
+func expires(ts *testscript.TestScript, _ bool, args []string) {
+	w, err := workerNamed(ts, http.DefaultClient, args[0])
+	ts.Check(err)
+	d, err := time.ParseDuration(args[2])
+	ts.Check(err)
+	p := fleet.Profile{TTLDeadline: new(time.Now().Add(d)), TTLAction: &args[1]}
+	if args[1] == "never" {
+		p = fleet.Profile{TTLDeadline: &time.Time{}}
+	}
+	body, err := json.Marshal(p)
+	ts.Check(err)
+	res, err := call(ts, http.DefaultClient, "PATCH", "/api/v1/workers/"+w.ID, body)
+	ts.Check(err)
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		said, err := io.ReadAll(res.Body)
+		ts.Fatalf("%s: %s, %v", res.Status, said, err)
+	}
+}
+
+func call(ts *testscript.TestScript, hc *http.Client, method, path string, body []byte) (*http.Response, error) {
 	token, err := os.ReadFile(ts.MkAbs("token"))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	req, err := http.NewRequest("GET", ts.Getenv("LULL_SERVER")+"/api/v1/workers?name="+worker, nil)
+	req, err := http.NewRequest(method, ts.Getenv("LULL_SERVER")+path, bytes.NewReader(body))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-	res, err := hc.Do(req)
+	req.Header.Set("Content-Type", "application/json")
+	return hc.Do(req)
+}
+
+func workerNamed(ts *testscript.TestScript, hc *http.Client, name string) (fleet.Worker, error) {
+	res, err := call(ts, hc, "GET", "/api/v1/workers?name="+name, nil)
 	if err != nil {
-		return "", err
+		return fleet.Worker{}, err
 	}
 	defer res.Body.Close()
 	var l struct{ Items []fleet.Worker }
 	if err := json.NewDecoder(res.Body).Decode(&l); err != nil || len(l.Items) != 1 {
-		return "", fmt.Errorf("%d workers, %v", len(l.Items), err)
+		return fleet.Worker{}, fmt.Errorf("%d workers, %v", len(l.Items), err)
 	}
-	host := strings.TrimSuffix(l.Items[0].HTTPSEndpoint, "/") + ":" + ts.Getenv("CML_PORT")
+	return l.Items[0], nil
+}
+
+func notices(ts *testscript.TestScript, hc *http.Client, worker string) (string, error) {
+	w, err := workerNamed(ts, hc, worker)
+	if err != nil {
+		return "", err
+	}
+	host := strings.TrimSuffix(w.HTTPSEndpoint, "/") + ":" + ts.Getenv("CML_PORT")
 	in, err := hc.Post(host+"/api/v0/authenticate", "application/json", strings.NewReader(`{"username":"admin","password":"cml"}`))
 	if err != nil {
 		return "", err
@@ -224,7 +260,8 @@ func notices(ts *testscript.TestScript, hc *http.Client, worker string) (string,
 	if err := json.NewDecoder(in.Body).Decode(&session); err != nil {
 		return "", err
 	}
-	if req, err = http.NewRequest("GET", host+"/api/v0/system/notices", nil); err != nil {
+	req, err := http.NewRequest("GET", host+"/api/v0/system/notices", nil)
+	if err != nil {
 		return "", err
 	}
 	req.Header.Set("Authorization", "Bearer "+session)

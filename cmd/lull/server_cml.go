@@ -44,7 +44,6 @@ type console struct {
 	known  bool
 	rules  rules
 	filter *cml.Filter
-	notice string
 }
 
 // rules are the settings that a filter is made from.
@@ -228,24 +227,43 @@ func (c *console) Deregister(ctx context.Context) (bool, error) {
 	return d == cml.DeregisteredLocally, licenseError(err)
 }
 
-// Warn shows a notice in CML's own pages, in place of the one before.
-func (c *console) Warn(ctx context.Context, at time.Time) error {
-	c.mu.Lock()
-	old := c.notice
-	c.mu.Unlock()
-	if old != "" {
-		if err := c.client.DeleteNotice(ctx, old); err != nil {
+// noticeLabel is the label of lull's notices, by which they are found when
+// nobody knows their ids.
+const noticeLabel = "lull: this machine is about to go down"
+
+// Warn shows a notice in CML's own pages, in place of those before.
+func (c *console) Warn(ctx context.Context, x fleet.Warning) (string, error) {
+	if err := c.Withdraw(ctx, ""); err != nil {
+		return "", err
+	}
+	text := x.Sentence("This machine", c.fleet.Settings().Zone()) + "."
+	if !x.Forced {
+		text += " Whoever uses it keeps it running."
+	}
+	if x.Action != "terminate" {
+		text += " Its disks are kept."
+	}
+	return c.client.PostNotice(ctx, cml.Notice{Level: "WARNING", Label: noticeLabel, Enabled: true, Content: text})
+}
+
+// Withdraw takes a notice away, or all of lull's.
+func (c *console) Withdraw(ctx context.Context, id string) error {
+	if id != "" {
+		return c.client.DeleteNotice(ctx, id)
+	}
+	all, err := c.client.Notices(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range all {
+		if n.Label != noticeLabel {
+			continue
+		}
+		if err := c.client.DeleteNotice(ctx, n.ID); err != nil {
 			return err
 		}
 	}
-	id, err := c.client.PostNotice(ctx, cml.Notice{Level: "WARNING", Label: "This machine is about to be stopped", Enabled: true,
-		Content: fmt.Sprintf("Nobody has used it for a while. It is stopped at %s unless somebody does; its disks are kept.", at.UTC().Format("15:04 UTC"))})
-	if err == nil {
-		c.mu.Lock()
-		c.notice = id
-		c.mu.Unlock()
-	}
-	return err
+	return nil
 }
 
 // secrets opens what fleet.Secret refers to. Files are bounded, as anything

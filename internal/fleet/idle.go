@@ -312,6 +312,7 @@ func (w *Worker) settle(tx *Tx, out *Outcome, held, use string) error {
 		w.WarningSentAt, w.WarningFor = &at, ""
 		e := Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(out.Reason), Decision: &d,
 			Warning: out.warns(use)}
+		w.notice(tx, e.Warning)
 		if out.Force {
 			w.WarningFor, e.Detail = out.Reason, use
 		}

@@ -46,8 +46,27 @@ func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 	w.WarningSentAt, w.WarningFor = &now, ReasonTTL
 	x := &Warning{PauseAt: at.UTC(), Action: cmp.Or(w.TTLAction, ActionStop), Reason: ReasonTTL, Forced: true, Use: use,
 		Cause: "ttl_deadline " + w.TTLDeadline.UTC().Format(time.RFC3339)}
+	w.notice(tx, x)
 	tx.Note(Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(ReasonTTL), Warning: x,
 		Detail: "its " + x.Cause + "; " + use})
+}
+
+// Notice is what CML's own pages show of a warning.
+type Notice struct {
+	// ID is CML's; empty while nobody knows whether it was posted.
+	ID       string    `json:"id,omitempty"`
+	WarnedAt time.Time `json:"warned_at"`
+	Warning  Warning   `json:"warning"`
+}
+
+// notice asks for x to be shown by CML, in place of what it shows.
+func (w *Worker) notice(tx *Tx, x *Warning) {
+	w.CMLNotice = &Notice{WarnedAt: tx.Now, Warning: *x}
+}
+
+// Of tells whether n is of the warning that is out for w.
+func (n *Notice) Of(w *Worker) bool {
+	return w.WarningSentAt != nil && w.WarningSentAt.Equal(n.WarnedAt)
 }
 
 // Answers are those that a link in the warning may give: no snooze holds back

@@ -229,6 +229,9 @@ type Worker struct {
 	// WarningFor is ttl or schedule when the warning is of a pause that does
 	// not wait for quiet: activity does not make it void.
 	WarningFor Reason `json:"warning_for,omitempty"`
+	// CMLNotice is there from when a warning is written until CML's own pages
+	// show nothing of it any more.
+	CMLNotice *Notice `json:"cml_notice,omitempty"`
 
 	Intent          *Intent `json:"intent,omitempty"`
 	PauseGeneration int64   `json:"pause_generation"`
@@ -294,6 +297,10 @@ func (w Worker) clone() Worker {
 	if w.Launch != nil {
 		l := *w.Launch
 		w.Launch = &l
+	}
+	if w.CMLNotice != nil {
+		n := *w.CMLNotice
+		w.CMLNotice = &n
 	}
 	return w
 }

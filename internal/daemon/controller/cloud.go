@@ -207,8 +207,13 @@ type Licenser interface {
 	Deregister(ctx context.Context) (local bool, err error)
 }
 
-// Warner tells the users of a worker that it will be paused. A Console may
-// implement it.
+// Warner tells the users of a worker that it goes down, in its CML's own
+// pages. A Console may implement it.
 type Warner interface {
-	Warn(ctx context.Context, at time.Time) error
+	// Warn shows a warning, in place of any that lull showed before, and
+	// returns its id.
+	Warn(ctx context.Context, x fleet.Warning) (id string, err error)
+	// Withdraw takes a warning away; an empty id is whatever lull shows. One
+	// that is gone is no error.
+	Withdraw(ctx context.Context, id string) error
 }

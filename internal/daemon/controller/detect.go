@@ -121,6 +121,7 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 	j.record(d, j.live.nextCheck)
 	j.say(&j.live.line, "decision", d, r.Guard)
 	j.traceCheck(span, d, &r)
+	j.notice(ctx)
 	if err == nil {
 		err = j.alarm(ctx, d)
 	}
@@ -384,7 +385,6 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 		At: j.w.Revision(), Now: time.Now(), Readings: j.live.readings, Guards: guards, Shadow: j.c.cfg.Shadow,
 		Rules: func(w *fleet.Worker) policy.Resolved { return j.c.rulesOf(time.Now(), w) },
 	})
-	warned := j.w.WarningSentAt
 	if err == nil {
 		j.took(out.Worker)
 	}
@@ -404,11 +404,6 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 		j.c.count.autoPause.Add(1)
 		if out.Action == fleet.ActDrain {
 			j.c.count.drains.Add(1)
-		}
-	default:
-		at := out.Decision.Verdict.TargetPauseAt
-		if s := j.w.WarningSentAt; s != nil && at != nil && (warned == nil || s.After(*warned)) {
-			j.warn(ctx, *at)
 		}
 	}
 	return nil

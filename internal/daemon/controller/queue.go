@@ -91,6 +91,9 @@ type live struct {
 	metricsAt time.Time
 	nextLoad  time.Time
 
+	noticeAt   time.Time     // when CML is asked about its notice next
+	noticeWait time.Duration // since it did not answer
+
 	resumeAsked time.Time // of a resume whose CML is not ready yet
 	readyAt     time.Time // when CML is asked for that next
 	wouldAt     time.Time // when shadow first kept the pause from happening

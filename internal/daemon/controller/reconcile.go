@@ -274,7 +274,7 @@ func (j *job) gonefor(ctx context.Context, why string) outcome {
 	asked := j.w.DesiredStatus == power.WorkerTerminated
 	err := j.writeBy(ctx, fleet.ByCloud, false, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.Status, w.EC2State, w.MissingSince, w.Intent = power.WorkerTerminated, "terminated", nil, nil
-		w.DesiredStatus, w.Draining = power.WorkerTerminated, false
+		w.DesiredStatus, w.Draining, w.CMLNotice = power.WorkerTerminated, false, nil
 		w.StatusReason = why
 		if asked {
 			w.StatusReason = ""

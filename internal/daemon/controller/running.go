@@ -14,6 +14,7 @@ import (
 func (j *job) runningSteps(ctx context.Context) outcome {
 	// Step 1: what is desired.
 	if j.w.DesiredStatus == power.WorkerStopped {
+		j.notice(ctx) // while there is a CML to ask
 		if in := j.w.Intent; in != nil && in.Reason.Automatic() && j.c.fleet.Halted().On {
 			return j.callOff(ctx, nil, "all automatic actions are halted")
 		}
@@ -51,6 +52,7 @@ func (j *job) runningSteps(ctx context.Context) outcome {
 			return j.failedWrite(err)
 		}
 	}
+	j.notice(ctx)
 	if ctx.Err() != nil {
 		return outcome{Result: Requeue, Next: time.Now().Add(debounce)}
 	}
@@ -80,6 +82,9 @@ func (j *job) next() time.Time {
 	}
 	if j.w.License.PendingOperation != "" {
 		at = j.now.Add(10 * time.Second)
+	}
+	if t := j.live.noticeAt; j.w.CMLNotice != nil && t.After(j.now) && t.Before(at) {
+		at = t
 	}
 	if t := j.live.readyAt; !j.live.resumeAsked.IsZero() && t.Before(at) {
 		at = t
@@ -182,7 +187,6 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 		if err != nil {
 			return j.failedWrite(err), true
 		}
-		j.warn(ctx, at)
 		return outcome{}, false
 	}
 	if j.now.Before(*d) || sent != nil && j.now.Before(sent.Add(j.s.WorkerWarnBefore)) {
@@ -196,20 +200,4 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	j.took(w)
 	j.c.count.autoPause.Add(1)
 	return j.again(), true
-}
-
-// warn tells the users of a worker; the record has it already, so a CML that
-// does not answer delays nothing.
-func (j *job) warn(ctx context.Context, at time.Time) {
-	console, err := j.c.cfg.Consoles(j.w)
-	if err != nil {
-		return
-	}
-	if w, ok := console.(Warner); ok {
-		call, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		if err := w.Warn(call, at); err != nil {
-			j.c.log.Warn("cannot warn the users of a worker", "worker", j.w.ID, "err", err)
-		}
-	}
 }

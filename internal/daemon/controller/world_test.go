@@ -61,6 +61,8 @@ type machine struct {
 	onLicense func(call string) error
 	licensed  map[string]int // calls
 	warned    []time.Time
+	notices   map[string]fleet.Warning // that are shown
+	deaf      bool                     // its answers to warnings are lost
 	fetches   int
 	known     bool      // the last completed answer said all there is
 	answer    time.Time // when it was completed
@@ -513,10 +515,32 @@ func (c console) Deregister(context.Context) (bool, error) {
 	return false, errors.Join(err, m.regErr)
 }
 
-func (c console) Warn(_ context.Context, at time.Time) error {
+func (c console) Warn(ctx context.Context, x fleet.Warning) (string, error) {
+	if err := c.Withdraw(ctx, ""); err != nil {
+		return "", err
+	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	m := c.w.insts[c.id]
-	m.warned = append(m.warned, at)
+	m.warned = append(m.warned, x.PauseAt)
+	id := fmt.Sprintf("n-%d", len(m.warned))
+	m.notices = map[string]fleet.Warning{id: x}
+	if m.deaf {
+		return "", errors.New("the answer is lost")
+	}
+	return id, nil
+}
+
+func (c console) Withdraw(_ context.Context, id string) error {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	m := c.w.insts[c.id]
+	if m.down || m.State != "running" {
+		return errors.New("cannot reach it")
+	}
+	if id == "" {
+		clear(m.notices)
+	}
+	delete(m.notices, id)
 	return nil
 }

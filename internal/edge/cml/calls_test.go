@@ -207,12 +207,16 @@ func TestNotices(t *testing.T) {
 			}
 			io.WriteString(w, `{"id":"n-1"}`)
 		},
+		"GET /system/notices":        func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `[{"id":"n-1","label":"pause"}]`) },
 		"DELETE /system/notices/n-1": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) },
 	})
 	c := h.client(t, nil)
 	id, err := c.PostNotice(t.Context(), Notice{Level: "WARNING", Label: "pause", Content: "in 5 min", Enabled: true})
 	if err != nil || id != "n-1" || posted.Label != "pause" || !posted.Enabled {
 		t.Fatalf("%q, %v, posted %+v", id, err, posted)
+	}
+	if all, err := c.Notices(t.Context()); err != nil || len(all) != 1 || all[0].ID != id || all[0].Label != "pause" {
+		t.Errorf("listed %+v, %v", all, err)
 	}
 	for _, id := range []string{"n-1", "n-2"} { // n-2 is gone already
 		if err := c.DeleteNotice(t.Context(), id); err != nil {

@@ -113,6 +113,13 @@ type Notice struct {
 	Groups []string `json:"groups"`
 }
 
+// Notices lists the notices, those that are not shown as well.
+func (c *Client) Notices(ctx context.Context) ([]Notice, error) {
+	var v []Notice
+	_, _, err := c.fetch(ctx, call{op: "list system notices", method: http.MethodGet, path: "/system/notices"}, &v)
+	return v, err
+}
+
 // PostNotice shows a notice and returns its id.
 func (c *Client) PostNotice(ctx context.Context, n Notice) (string, error) {
 	k := call{op: "post system notice", method: http.MethodPost, path: "/system/notices", body: n}

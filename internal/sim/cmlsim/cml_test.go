@@ -287,6 +287,15 @@ func TestLabs(t *testing.T) {
 		if got := b.want("GET", "system/notices", "", 200); !strings.Contains(got, "soon") {
 			t.Error(got)
 		}
+		var n struct{ ID string }
+		if err := json.Unmarshal([]byte(b.want("POST", "system/notices", `{"level":"INFO","label":"lull","content":"later","enabled":true}`, 200)), &n); err != nil {
+			t.Fatal(err)
+		}
+		b.want("DELETE", "system/notices/"+n.ID, "", 204)
+		b.want("DELETE", "system/notices/"+n.ID, "", 404)
+		if got := b.want("GET", "system/notices", "", 200); !strings.Contains(got, "soon") || strings.Contains(got, "later") {
+			t.Error(got)
+		}
 	})
 }
 

@@ -3,6 +3,7 @@ package cmlsim
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"lull/internal/sim/world"
@@ -27,6 +28,7 @@ func (h *CML) systemRoutes() {
 		return q.ok(list)
 	})
 	h.handle("POST system/notices", false, (*request).notice)
+	h.handle("DELETE system/notices/{notice}", false, (*request).dropNotice)
 	h.handle("GET system/maintenance_mode", false, func(q *request) error {
 		on := false
 		if err := q.with(func(host *world.Host, _ world.Moment) error { on = host.Maint; return nil }); err != nil {
@@ -53,13 +55,29 @@ func (q *request) notice() error {
 		if len(host.Notices) >= maxNotices {
 			host.Notices = host.Notices[1:]
 		}
-		n.ID = fmt.Sprintf("%08x-0000-4000-a000-%012x", len(host.Notices)+1, now.Wire.UnixMilli())
+		host.Posted++
+		n.ID = fmt.Sprintf("%08x-0000-4000-a000-%012x", host.Posted, now.Wire.UnixMilli())
 		host.Notices = append(host.Notices, n)
 		return nil
 	}); err != nil {
 		return err
 	}
 	return q.ok(n)
+}
+
+func (q *request) dropNotice() error {
+	id := q.r.PathValue("notice")
+	if err := q.with(func(host *world.Host, _ world.Moment) error {
+		i := slices.IndexFunc(host.Notices, func(n world.Notice) bool { return n.ID == id })
+		if i < 0 {
+			return failure{http.StatusNotFound, "Notice not found: " + id}
+		}
+		host.Notices = slices.Delete(host.Notices, i, i+1)
+		return nil
+	}); err != nil {
+		return err
+	}
+	return q.none(http.StatusNoContent)
 }
 
 // load is what stats and health are computed from.

@@ -20,6 +20,7 @@ type Host struct {
 	Labs       []Lab
 	Licence    Licence
 	Notices    []Notice
+	Posted     int // notices, ever
 	Maint      bool
 
 	History BaseHistory // what happened before the simulation began
