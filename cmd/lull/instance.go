@@ -158,6 +158,9 @@ func infoText(w io.Writer, o hostctl.Instance) {
 	if o.Image != "" {
 		row("image", "%s, memory limit %s, net %s", o.Image, dash(limit(o.MemoryLimit)), dash(o.Net))
 	}
+	if o.Trouble != "" {
+		row("trouble", "%s", o.Trouble)
+	}
 	if o.SavedBytes > 0 {
 		row("on disk", "%s", size(o.SavedBytes))
 	}

@@ -86,6 +86,9 @@ type (
 	Dialer interface {
 		Dial(ctx context.Context, target string) (net.Conn, error)
 	}
+	// Troubled is a workload that can say what keeps it from working although its
+	// run goes on; "" for nothing. It does not wait.
+	Troubled interface{ Trouble() string }
 	// Settler is a workload that writes down, before it is frozen for what may be
 	// long, what it must not lose. It may take seconds, in which it serves.
 	Settler interface {

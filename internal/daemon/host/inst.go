@@ -68,6 +68,7 @@ type inst struct {
 	restart  time.Time     // when it is started again after it failed
 	// notBefore keeps a hibernation that failed from being tried again at once.
 	notBefore time.Time
+	trouble   string        // what keeps the workload from working, "" for nothing
 	inside    bool          // a harness says that some program in it is in the middle of work
 	settles   time.Time     // until then a pause from outside is what an earlier daemon had asked for
 	over      chan struct{} // closed when the present run is known to be over

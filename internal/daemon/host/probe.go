@@ -263,6 +263,7 @@ func (i *inst) checkRunning() {
 	ctx, span := i.span(i.h.ctx, "instance.detect")
 	defer span.End()
 	e := i.look(w)
+	i.noteTrouble(w)
 	v := i.judge(e)
 	traceVerdict(span, &v)
 	now := i.h.now()
@@ -286,6 +287,27 @@ func (i *inst) checkRunning() {
 		next = *t
 	}
 	i.h.due.set(i, next)
+}
+
+// noteTrouble tells what keeps a workload from working, when it begins and ends.
+func (i *inst) noteTrouble(w Workload) {
+	t, ok := w.(instance.Troubled)
+	if !ok {
+		return
+	}
+	now := t.Trouble()
+	i.mu.Lock()
+	was := i.trouble
+	i.trouble = now
+	i.mu.Unlock()
+	switch {
+	case was == "" && now != "":
+		i.h.log.Warn("in trouble", "instance", i.name(), "reason", now)
+		i.emit("trouble", "", now)
+	case was != "" && now == "":
+		i.h.log.Info("out of trouble", "instance", i.name(), "was", was)
+		i.emit("trouble_over", "", was)
+	}
 }
 
 // advance starts the next window when the present one has been long enough.

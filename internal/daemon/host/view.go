@@ -67,7 +67,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	r := i.rec
 	e := i.evidenceLocked(now)
 	e.Connections = i.conns
-	w, next := i.work, i.restart
+	w, next, trouble := i.work, i.restart, i.trouble
 	i.mu.Unlock()
 	v := idle.Decide(now, i.policy(), e)
 	o := hostctl.Instance{ID: r.ID, Name: r.Spec.Name, State: string(r.State), StateSince: ptr(r.StateSince),
@@ -80,7 +80,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		Net: string(r.Spec.Net), Workspace: r.Spec.Workspace,
 		Endpoints: r.Endpoints, Activity: e.Readings, Blocks: v.Blocks, SnoozeUntil: v.SnoozeUntil,
 		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed,
-		SavedBytes: r.Saved, BootedAnew: r.BootedAnew}
+		SavedBytes: r.Saved, BootedAnew: r.BootedAnew, Trouble: trouble}
 	if o.Endpoints == nil {
 		o.Endpoints = []instance.Endpoint{}
 	}
@@ -154,7 +154,9 @@ func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, 
 	}
 	if i.state() == power.Running && i.tryAcquire() { // fresh readings, unless something is under way
 		if w := i.workload(); w != nil {
-			i.judge(i.look(w))
+			e := i.look(w)
+			i.noteTrouble(w)
+			i.judge(e)
 		}
 		i.release()
 	}
@@ -260,6 +262,9 @@ func (i *inst) explain(y *hostctl.Why) {
 	case power.Running:
 		if o.BootedAnew != "" {
 			y.Answer += " It was booted anew and not restored: " + o.BootedAnew + "."
+		}
+		if o.Trouble != "" {
+			y.Answer += " Something keeps it from working: " + o.Trouble + "."
 		}
 		if _, how, ok := strings.Cut(o.StatusReason, restartedSaying); ok {
 			y.Answer += " It was restarted: " + how + "."

@@ -217,6 +217,13 @@ func (m *monitor) forget(id int) {
 	m.mu.Unlock()
 }
 
+// ended says that the connection is over.
+func (m *monitor) ended() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err != nil
+}
+
 // version is QEMU's. It is known once a command was answered.
 func (m *monitor) version() string {
 	m.mu.Lock()

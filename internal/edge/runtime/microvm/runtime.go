@@ -146,6 +146,9 @@ type Config struct {
 	BootLimit time.Duration // for a guest to answer, default 90 s
 	CallLimit time.Duration // for a guest that wakes to set its clock, default 30 s
 	LookLimit time.Duration // for a guest to say how it is, default 2 s; no answer by then is an unknown signal (spec, section 4)
+
+	StoppedLimit time.Duration // for a QEMU that a signal stopped to be let go on, default 5 s
+	MuteLimit    time.Duration // for a QEMU that says nothing to be ended, default 2 min
 }
 
 // Runtime implements instance.Runtime.
@@ -206,6 +209,12 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	if cfg.LookLimit == 0 {
 		cfg.LookLimit = 2 * time.Second
+	}
+	if cfg.StoppedLimit == 0 {
+		cfg.StoppedLimit = stoppedLimit
+	}
+	if cfg.MuteLimit == 0 {
+		cfg.MuteLimit = muteLimit
 	}
 	if cfg.OnExit == nil {
 		cfg.OnExit = func(string, uint64, instance.Exit) {}

@@ -107,6 +107,7 @@ type Work struct {
 	status    syscall.WaitStatus
 	exited    bool   // status is known
 	wentBy    string // why the machine went off by itself, "" when it did not
+	mute      mute
 }
 
 var (
@@ -114,6 +115,7 @@ var (
 	_ instance.Dialer     = (*Work)(nil)
 	_ instance.Hibernator = (*Work)(nil)
 	_ instance.Settler    = (*Work)(nil)
+	_ instance.Troubled   = (*Work)(nil)
 )
 
 func (r *Runtime) newWork(id string) *Work {
@@ -289,7 +291,9 @@ func (w *Work) Thaw() error {
 	if err != nil {
 		return err
 	}
+	defer w.keepGoing()()
 	if err := m.do(ctx, "cont", nil, nil); err != nil {
+		w.examine(w.ctx)
 		return err
 	}
 	began := time.Now()
@@ -376,7 +380,12 @@ func (w *Work) look(ctx context.Context) (off, way time.Duration, known bool) {
 	began := time.Now()
 	err := w.ask(ctx, w.r.cfg.LookLimit, guest.Health, nil, &a)
 	way = time.Since(began)
-	w.takeConsole(ctx)
+	if err == nil {
+		w.answered()
+	}
+	if err == nil || w.examine(ctx) {
+		w.takeConsole(ctx)
+	}
 	if known = err == nil && a.Now != 0; known {
 		off = time.Unix(0, a.Now).Sub(began.Add(way / 2))
 	}

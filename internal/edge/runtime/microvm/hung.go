@@ -1,0 +1,145 @@
+package microvm
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A QEMU that does not answer its monitor serves nobody, and its guest cannot be
+// asked. One that a signal has stopped is let go on; one that says nothing for
+// long is ended, and its instance started anew by its own rule. One that waits
+// for a disk is left alone, since it goes on when that does, and so is one that
+// somebody debugs.
+
+const (
+	// stoppedLimit is how long a QEMU that a signal stopped stands before it is let
+	// go on. Nobody but lull has a reason to stop one, and lull does not do it so.
+	stoppedLimit = 5 * time.Second
+	// muteLimit is how long a QEMU may say nothing.
+	muteLimit = 2 * time.Minute
+)
+
+// States of a process, as /proc names them.
+const (
+	procStopped = 'T'
+	procTraced  = 't'
+	procDisk    = 'D'
+)
+
+// mute is since when a QEMU does not answer; the zero value is one that does.
+type mute struct {
+	since time.Time
+	pid   int
+	state byte // of its process
+}
+
+// examine looks at a QEMU whose guest did not answer, and sees to it. It says
+// whether QEMU itself answers.
+func (w *Work) examine(ctx context.Context) bool {
+	m, err := w.monitor()
+	if err != nil {
+		return false // it has gone, or is connected to
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.r.cfg.LookLimit)
+	defer cancel()
+	if _, err := m.status(ctx); err == nil {
+		w.answered()
+		return true
+	}
+	ident := w.Identity()
+	_, state, err := startTime(ident.PID)
+	if err != nil || w.isGone() || w.qctx.Err() != nil || m.ended() {
+		return false
+	}
+	now := time.Now()
+	w.mu.Lock()
+	if w.mute.since.IsZero() {
+		w.mute.since = now
+	}
+	w.mute.pid, w.mute.state = ident.PID, state
+	quiet := now.Sub(w.mute.since)
+	w.mu.Unlock()
+	switch {
+	case state == procDisk || state == procTraced:
+	case quiet >= w.r.cfg.MuteLimit:
+		w.endMute(process{ident.PID, ident.Start}, quiet)
+	case state == procStopped && quiet >= w.r.cfg.StoppedLimit:
+		w.letGoOn()
+	}
+	return false
+}
+
+func (w *Work) answered() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mute = mute{}
+}
+
+// letGoOn continues a QEMU that a signal has stopped, and nobody debugs.
+func (w *Work) letGoOn() {
+	ident := w.Identity()
+	start, state, err := startTime(ident.PID)
+	if err != nil || start != ident.Start || state != procStopped {
+		return
+	}
+	err = unix.Kill(ident.PID, unix.SIGCONT)
+	w.r.log.Warn("a QEMU that a signal had stopped is let go on", "instance", w.id, "pid", ident.PID, "error", err)
+}
+
+// rouseEvery is how often a QEMU that somebody waits for is looked at.
+const rouseEvery = 250 * time.Millisecond
+
+// keepGoing lets QEMU go on whenever a signal stops it, until stop is called:
+// who sent that did not know that somebody comes.
+func (w *Work) keepGoing() (stop func()) {
+	ctx, cancel := context.WithCancel(w.ctx)
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		for ctx.Err() == nil {
+			w.letGoOn()
+			select {
+			case <-time.After(rouseEvery):
+			case <-ctx.Done():
+			}
+		}
+	})
+	return func() { cancel(); looking.Wait() }
+}
+
+// endMute ends a QEMU that has said nothing for too long.
+func (w *Work) endMute(p process, quiet time.Duration) {
+	why := fmt.Sprintf("QEMU had not answered for %s and was ended", quiet.Round(time.Second))
+	w.r.log.Error("a virtual machine hangs and is ended", "instance", w.id, "pid", p.pid, "quiet", quiet)
+	w.mu.Lock()
+	w.wentBy = why
+	w.mu.Unlock()
+	ctx, cancel := context.WithTimeout(w.ctx, killLimit)
+	defer cancel()
+	if err := p.kill(ctx); err != nil {
+		w.r.log.Error("cannot end QEMU", "instance", w.id, "error", err)
+	}
+}
+
+// Trouble implements instance.Troubled.
+func (w *Work) Trouble() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m := w.mute
+	if m.since.IsZero() {
+		return ""
+	}
+	said := fmt.Sprintf("QEMU (process %d) has not answered for %s", m.pid, time.Since(m.since).Round(time.Second))
+	switch m.state {
+	case procStopped:
+		return fmt.Sprintf("%s: a signal has stopped it; lull lets it go on after %s", said, w.r.cfg.StoppedLimit)
+	case procTraced:
+		return said + ": a debugger has stopped it"
+	case procDisk:
+		return said + ": it waits for a disk"
+	}
+	return fmt.Sprintf("%s; it is ended after %s", said, w.r.cfg.MuteLimit)
+}
