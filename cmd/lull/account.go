@@ -82,14 +82,22 @@ func signalTable(w io.Writer, l []evidence.Signal) {
 			if !s.Counts {
 				detail = "does not count under this policy"
 			}
-			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", s.Signal, s.Verdict, value, from, span(time.Duration(s.Window)), read, last, detail)
+			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", s.Signal, s.Verdict, value, from, lasting(time.Duration(s.Window)), read, last, detail)
 		}
 	})
 }
 
+// lasting is a length, or that there is none.
+func lasting(d time.Duration) string {
+	if d <= 0 {
+		return "-"
+	}
+	return span(d)
+}
+
 // verdictText shows what the engine said, with every block.
 func verdictText(w io.Writer, v idle.Verdict) {
-	fmt.Fprintf(w, "idle for %.1f minutes at %s\n", v.IdleMinutes, clockTime(v.At))
+	fmt.Fprintf(w, "idle for %s at %s\n", idle.HumanMinutes(v.IdleMinutes), clockTime(v.At))
 	for _, b := range v.Blocks {
 		fmt.Fprintf(w, "  %-18s %s\n", b.Code, b.Sentence)
 	}

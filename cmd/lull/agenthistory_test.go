@@ -66,8 +66,8 @@ cpu         ████████████·······     ··      ·�
 gpu         -           -------     --      ??????
 events      B                wS     B z     B         R
 
-a column is 15m0s, █ active, ? unknown, · quiet, - absent, S stopped, R resumed, B agent or machine started, w warned, z snoozed
-2026-03-02 06:00:00 to 2026-03-02 18:00:00: in use 4h29m (37 %), quiet 1h0m (8 %), not known 1h30m (12 %), not watched 5h1m (42 %), stopped: 1, resumed: 1, warned: 1
+a column is 15m, █ active, ? unknown, · quiet, - absent, S stopped, R resumed, B agent or machine started, w warned, z snoozed
+2026-03-02 06:00:00 to 2026-03-02 18:00:00: in use 4h29m (37 %), quiet 1h (8 %), not known 1h30m (12 %), not watched 5h1m (42 %), stopped: 1, resumed: 1, warned: 1
 
 `},
 		{"an hour that something before it holds in", "09:30", "10:30", "18:00", `
@@ -77,8 +77,8 @@ cpu     ████████████████████████
 gpu                                   ------------------------------
 events
 
-a column is 1m0s, █ active, · quiet, - absent
-2026-03-02 09:30:00 to 2026-03-02 10:30:00: in use 1h0m (100 %)
+a column is 1m, █ active, · quiet, - absent
+2026-03-02 09:30:00 to 2026-03-02 10:30:00: in use 1h (100 %)
 
 `},
 		{"until a time at which it is not known whether the agent lived", "13:20", "14:20", "18:00", `
@@ -88,8 +88,8 @@ cpu     ··········
 gpu     ----------
 events            z
 
-a column is 1m0s, · quiet, - absent, z snoozed
-2026-03-02 13:20:00 to 2026-03-02 14:20:00: quiet 10m0s (17 %), not watched 50m0s (83 %)
+a column is 1m, · quiet, - absent, z snoozed
+2026-03-02 13:20:00 to 2026-03-02 14:20:00: quiet 10m (17 %), not watched 50m (83 %)
 
 `},
 		{"nothing", "02:00", "03:00", "18:00", ""},

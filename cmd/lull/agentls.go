@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/idle"
 	"lull/internal/link/control"
 )
 
@@ -67,5 +68,5 @@ func agentState(r control.AgentReport) string {
 	case len(unknown) > 0:
 		return "unknown: " + strings.Join(unknown, ", ")
 	}
-	return fmt.Sprintf("idle %.0f min", r.Idle)
+	return "idle for " + idle.HumanMinutes(r.Idle)
 }

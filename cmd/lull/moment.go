@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lull/internal/idle"
 	"lull/internal/policy/when"
 )
 
@@ -30,7 +31,7 @@ func (l *lengthFlag) String() string {
 	if *l == 0 {
 		return ""
 	}
-	return time.Duration(*l).String()
+	return typed(time.Duration(*l))
 }
 
 // Type names the value in help texts.
@@ -49,7 +50,16 @@ func (s *spanFlag) Set(text string) error {
 }
 
 // String is the flag as it is read.
-func (s *spanFlag) String() string { return time.Duration(*s).String() }
+func (s *spanFlag) String() string { return typed(time.Duration(*s)) }
+
+// typed is a length as somebody would type it, to the nanosecond.
+func typed(d time.Duration) string {
+	short := idle.Human(d)
+	if read, err := when.Span(short); err != nil || read != d {
+		return d.String()
+	}
+	return short
+}
 
 // Type names the value in help texts.
 func (s *spanFlag) Type() string { return "length" }

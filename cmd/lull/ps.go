@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
@@ -157,16 +158,8 @@ func ports(o hostctl.Instance) string {
 	return strings.Join(parts, ", ")
 }
 
-// span is a duration as people read it at a glance.
-func span(d time.Duration) string {
-	switch {
-	case d < 10*time.Second:
-		return d.Round(100 * time.Millisecond).String()
-	case d < time.Hour:
-		return d.Round(time.Second).String()
-	}
-	return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
-}
+// span is a length as people read it at a glance.
+func span(d time.Duration) string { return idle.Human(d) }
 
 func size(n int64) string { return instance.Bytes(n) }
 

@@ -247,7 +247,7 @@ func (d *serverCheck) store(ctx context.Context, running bool) {
 		d.add("store", false, err.Error(), "free space or raise the quota, then disarm the alarm: etcdctl alarm disarm")
 		return
 	}
-	d.add("store", true, fmt.Sprintf("answers in %s, at revision %d", time.Since(began).Round(time.Millisecond), page.Revision), "")
+	d.add("store", true, fmt.Sprintf("answers in %s, at revision %d", span(time.Since(began)), page.Revision), "")
 }
 
 // cloud tries each region that the settings name: the credentials, the clock,

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/policy/when"
 	"lull/internal/savings"
@@ -138,7 +139,7 @@ func simulationText(w io.Writer, r control.Simulation) {
 	fmt.Fprintf(w, "%s to %s, as it was recorded\n\n", clockTime(r.From), clockTime(r.To))
 	rows(w, "POLICY\tTIMEOUT\tPAUSES\tFALSE STOPS\tHOURS AVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS UNKNOWN", func(row func(string, ...any)) {
 		for _, p := range r.Policies {
-			row("%s\t%gm\t%d\t%d\t%.1f\t%s\t%s\t%s\t%.1f", p.Name, p.TimeoutMinutes, p.Pauses, p.FalseStops, p.AvoidedHours, money(p.ComputeSaved), money(p.StoragePaid), saved(p.Sum), p.UnknownHours)
+			row("%s\t%s\t%d\t%d\t%.1f\t%s\t%s\t%s\t%.1f", p.Name, idle.HumanMinutes(p.TimeoutMinutes), p.Pauses, p.FalseStops, p.AvoidedHours, money(p.ComputeSaved), money(p.StoragePaid), saved(p.Sum), p.UnknownHours)
 		}
 	})
 	switch {

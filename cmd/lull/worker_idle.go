@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/fleet"
+	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/power"
 )
@@ -71,7 +72,7 @@ func (c *cli) workerIdleStatus() *cobra.Command {
 				if v.IsIdle {
 					state = "idle"
 				}
-				fmt.Fprintf(out, "%s %s for %.1f of %.0f minutes; pause at %s\n", w.Name, state, v.IdleMinutes, v.TimeoutMinutes, moment0(v.TargetPauseAt))
+				fmt.Fprintf(out, "%s %s for %s of %s; pause at %s\n", w.Name, state, idle.HumanMinutes(v.IdleMinutes), idle.HumanMinutes(v.TimeoutMinutes), moment0(v.TargetPauseAt))
 				verdictText(out, v.Verdict)
 			})
 		}}
@@ -97,7 +98,7 @@ answer says how far it came; a reading that failed never leads to a pause.`,
 			}
 			return c.print(r.Detect, func(out io.Writer) {
 				if d := r.Detect; d != nil {
-					fmt.Fprintf(out, "%s idle %.1f minutes, eligible %t, action %s %s\n", w.Name, d.IdleMinutes, d.EligibleForPause, d.Action, d.Error)
+					fmt.Fprintf(out, "%s idle for %s, eligible %t, action %s %s\n", w.Name, idle.HumanMinutes(d.IdleMinutes), d.EligibleForPause, d.Action, d.Error)
 				}
 			})
 		}}

@@ -109,7 +109,7 @@ func (w *Worker) mayIdleStop(tx *Tx, r *policy.Resolved, refuse func(reason, for
 	case len(r.Guards()) > 0:
 		return refuse(string(idle.Schedule), "%s", r.Guards()[0].Sentence)
 	case w.LastResumedAt != nil && tx.Now.Before(w.LastResumedAt.Add(time.Duration(p.Snooze))):
-		return refuse(string(idle.InSnoozePeriod), "it was resumed less than %s ago", time.Duration(p.Snooze))
+		return refuse(string(idle.InSnoozePeriod), "it was resumed less than %s ago", idle.Human(time.Duration(p.Snooze)))
 	case tx.Pool.Up <= tx.Settings.MinWorkers:
 		return refuse(string(idle.MinWorkers), "the fleet would have fewer running workers than its floor of %d", tx.Settings.MinWorkers)
 	}

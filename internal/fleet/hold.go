@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"time"
 
+	"lull/internal/idle"
 	"lull/internal/power"
 )
 
@@ -20,7 +21,7 @@ const MaxSnooze = 30 * 24 * time.Hour
 // time ends the protection. Errors: NotFound, Invalid.
 func (f *Fleet) SnoozeWorker(ctx context.Context, by Actor, id string, until time.Time) (Worker, error) {
 	if ahead := time.Until(until); !until.IsZero() && (ahead <= 0 || ahead > MaxSnooze) {
-		return Worker{}, invalidf("until", "%s is not within the next %s", until.Format(time.RFC3339), MaxSnooze)
+		return Worker{}, invalidf("until", "%s is not within the next %s", until.Format(time.RFC3339), idle.Human(MaxSnooze))
 	}
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if until.IsZero() {
@@ -98,7 +99,7 @@ func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error
 		// A wake in the future is of a clock that was wrong.
 		if at := w.LastWakeAt; at != nil && tx.Now.Sub(*at) < tx.Settings.WakeInterval && at.Sub(tx.Now) <= time.Minute {
 			return &Refused{Command: "wake", Name: id, Reason: "rate_limited",
-				Detail: fmt.Sprintf("it was woken less than %s ago", tx.Settings.WakeInterval)}
+				Detail: fmt.Sprintf("it was woken less than %s ago", idle.Human(tx.Settings.WakeInterval))}
 		}
 		if tx.Halted {
 			return &Refused{Command: "wake", Name: id, Reason: "halted", Detail: "automatic actions are halted"}

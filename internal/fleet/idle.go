@@ -206,7 +206,7 @@ func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u
 		if u.Late > 0 && w.LastPausedAt != nil {
 			tx.Note(Entry{Action: "late_activity", Events: []string{EventLateActivity}, Reason: string(w.PauseReason),
 				Detail: fmt.Sprintf("activity of %s was reported %s later; the pause of %s was decided without it",
-					u.LastActivityAt.UTC().Format(time.RFC3339), u.Late.Round(time.Second), w.LastPausedAt.Format(time.RFC3339))})
+					u.LastActivityAt.UTC().Format(time.RFC3339), idle.Human(u.Late), w.LastPausedAt.Format(time.RFC3339))})
 		}
 		if moved {
 			tx.Note(Entry{Action: "activity_updated", Events: []string{EventActivity}})

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"lull/internal/idle"
 	"lull/internal/power"
 )
 
@@ -57,5 +58,5 @@ func HibernatePays(pauses []time.Duration) (bool, string) {
 	if expected > HibernateWithin {
 		how = "more than"
 	}
-	return expected <= HibernateWithin, fmt.Sprintf("its last %d pauses were %s long (median), %s %s", len(pauses), expected.Round(time.Minute), how, HibernateWithin)
+	return expected <= HibernateWithin, fmt.Sprintf("its last %d pauses were %s long (median), %s %s", len(pauses), idle.Human(expected), how, idle.Human(HibernateWithin))
 }

@@ -22,9 +22,9 @@ func TestHibernatePays(t *testing.T) {
 	}{
 		{nil, false, "0 of its pauses are known"},
 		{h(1, 1), false, "2 of its pauses are known"},
-		{h(14, 14, 62), true, "3 pauses were 14h0m0s"},
-		{h(48, 48, 48), true, "at most 48h"},
-		{h(49, 49, 1), false, "more than 48h"},
+		{h(14, 14, 62), true, "3 pauses were 14h long"},
+		{h(48, 48, 48), true, "at most 2d"},
+		{h(49, 49, 1), false, "more than 2d"},
 		{h(1, 100, 2, 200, 3), true, "median"},
 	} {
 		if got, why := fleet.HibernatePays(c.pauses); got != c.want || !strings.Contains(why, c.why) {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"lull/internal/idle"
 )
 
 // maxMinutes bounds every setting in minutes: a year.
@@ -116,10 +118,10 @@ func (s Settings) Validate() error {
 	var errs []error
 	if s.IdleDetectionInterval > s.WorkerActivityDetectionInterval {
 		errs = append(errs, invalidf("idle_detection_interval", "%s is longer than worker_activity_detection_interval, %s",
-			s.IdleDetectionInterval, s.WorkerActivityDetectionInterval))
+			idle.Human(s.IdleDetectionInterval), idle.Human(s.WorkerActivityDetectionInterval)))
 	}
 	if s.WorkerWarnBefore > s.WorkerIdleTimeout {
-		errs = append(errs, invalidf("worker_warn_before_minutes", "%s is longer than the idle timeout, %s", s.WorkerWarnBefore, s.WorkerIdleTimeout))
+		errs = append(errs, invalidf("worker_warn_before_minutes", "%s is longer than the idle timeout, %s", idle.Human(s.WorkerWarnBefore), idle.Human(s.WorkerIdleTimeout)))
 	}
 	if _, err := regexp.Compile(s.WorkerActivityExcludedUsers); err != nil {
 		errs = append(errs, invalidf("worker_activity_excluded_user_pattern", "it is not a regular expression: %v", err))

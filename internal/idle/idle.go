@@ -175,7 +175,7 @@ func (d *decision) clocks() {
 		if ahead := t.Sub(d.now); ahead > FutureTolerance {
 			d.known = false
 			d.block(Block{Code: ClockInFuture, Sentence: fmt.Sprintf(
-				"The time of %s lies %s in the future; a clock is wrong, so nothing is decided from it.", what, human(ahead))})
+				"The time of %s lies %s in the future; a clock is wrong, so nothing is decided from it.", what, Human(ahead))})
 		}
 	}
 	check("the last activity", d.e.LastActivityAt)
@@ -233,7 +233,7 @@ func (d *decision) activity() {
 		return
 	}
 	b := Block{Code: NotIdleYet, Until: &ends, Sentence: fmt.Sprintf(
-		"Idle for %s of %s.", human(idle), human(time.Duration(d.p.Timeout)))}
+		"Idle for %s of %s.", Human(idle), Human(time.Duration(d.p.Timeout)))}
 	if active >= 0 {
 		r := d.e.Readings[active]
 		b = Block{Code: RecentActivity, Signal: r.Signal, Until: &ends, Sentence: "Active: " + r.describe(d.now) + "."}
@@ -261,7 +261,7 @@ func (d *decision) snooze() {
 	}
 	d.v.InSnoozePeriod, d.v.SnoozeUntil = true, &end
 	d.block(Block{Code: InSnoozePeriod, Until: &end, Sentence: fmt.Sprintf(
-		"Protected for another %s because it was %s.", human(end.Sub(d.now)), what)})
+		"Protected for another %s because it was %s.", Human(end.Sub(d.now)), what)})
 }
 
 // switches are the blocks that only a person or another part of lull ends.
@@ -327,7 +327,7 @@ func (d *decision) holds() {
 		if !d.now.Before(ends) {
 			continue
 		}
-		s := fmt.Sprintf("%s holds it for another %s", l.Holder, human(ends.Sub(d.now)))
+		s := fmt.Sprintf("%s holds it for another %s", l.Holder, Human(ends.Sub(d.now)))
 		if l.Reason != "" {
 			s += " (" + l.Reason + ")"
 		}
@@ -387,7 +387,7 @@ func (d *decision) warning() {
 	d.until(warned)
 	if d.now.Before(warned) && !d.now.Before(d.end.Add(-before)) {
 		d.block(Block{Code: WarningPending, Until: &warned, Sentence: fmt.Sprintf(
-			"Its users are warned first; that takes another %s.", human(warned.Sub(d.now)))})
+			"Its users are warned first; that takes another %s.", Human(warned.Sub(d.now)))})
 	}
 }
 

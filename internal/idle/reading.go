@@ -108,31 +108,16 @@ func (r *Reading) describe(now time.Time) string {
 	}
 	switch {
 	case r.stale(now):
-		s += fmt.Sprintf(", last read %s ago, too old to trust", human(now.Sub(r.At)))
+		s += fmt.Sprintf(", last read %s ago, too old to trust", Human(now.Sub(r.At)))
 	case !r.LastEvent.IsZero():
-		s += fmt.Sprintf(", last event %s ago", human(now.Sub(r.LastEvent)))
+		s += fmt.Sprintf(", last event %s ago", Human(now.Sub(r.LastEvent)))
 	case !r.At.IsZero():
-		s += fmt.Sprintf(", read %s ago", human(now.Sub(r.At)))
+		s += fmt.Sprintf(", read %s ago", Human(now.Sub(r.At)))
 	}
 	return s
 }
 
 func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
-
-// human rounds a duration to what a person reads at a glance.
-func human(d time.Duration) string {
-	switch {
-	case d < 0:
-		return "0s"
-	case d < 10*time.Second:
-		return d.Round(100 * time.Millisecond).String()
-	case d < time.Hour:
-		return d.Round(time.Second).String()
-	default:
-		s := d.Round(time.Minute).String()
-		return s[:len(s)-2] // without "0s"
-	}
-}
 
 // Duration is a time.Duration that is seconds in JSON, where the contract's
 // names demand them.

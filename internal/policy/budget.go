@@ -112,7 +112,7 @@ func (b *Budget) Describe() string {
 	default:
 		limit = fmt.Sprint(*b.MaxActions)
 	}
-	return fmt.Sprintf("at most %s %ss in %s", limit, b.For, b.Per())
+	return fmt.Sprintf("at most %s %ss in %s", limit, b.For, idle.Human(b.Per()))
 }
 
 // Holds tells whether b speaks of an action on w.

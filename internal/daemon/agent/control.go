@@ -83,7 +83,7 @@ func (a *Agent) Why(ctx context.Context, at time.Time) (w agentctl.Why, err erro
 	w.Resumed = turnOf(s.ResumedAt)
 	switch {
 	case d.Verdict.Eligible:
-		w.Answer = fmt.Sprintf("It has been idle for %.0f minutes and is about to %s.", d.Verdict.IdleMinutes, d.Verdict.Action)
+		w.Answer = fmt.Sprintf("It has been idle for %s and is about to %s.", idle.HumanMinutes(d.Verdict.IdleMinutes), d.Verdict.Action)
 	default:
 		w.Answer = "It is running because: " + w.Answer
 	}
@@ -175,7 +175,7 @@ func (a *Agent) Snooze(ctx context.Context, r agentctl.SnoozeRequest) (agentctl.
 		case r.For != 0 && !r.Until.IsZero():
 			return bad("cannot snooze: give a duration or a time, not both")
 		case r.For < 0 || time.Duration(r.For) > 30*24*time.Hour:
-			return bad("cannot snooze for %s: want between 0 and 30 days", time.Duration(r.For))
+			return bad("cannot snooze for %s: want between 0 and 30 days", idle.Human(time.Duration(r.For)))
 		case r.For > 0:
 			until = now.Add(time.Duration(r.For))
 		case !r.Until.IsZero() && (!r.Until.After(now) || r.Until.After(now.Add(30*24*time.Hour))):

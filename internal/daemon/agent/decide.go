@@ -98,7 +98,7 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 		add(codeNoPolicy, time.Time{}, "No idle-timeout is set, so idleness leads to nothing.")
 	}
 	if end := a.graceEnd(); now.Before(end) {
-		add(codeBootGrace, end, "The machine booted less than %s ago.", c.BootGrace)
+		add(codeBootGrace, end, "The machine booted less than %s ago.", idle.Human(c.BootGrace))
 	}
 	switch h := a.holder(); h {
 	case holderAgent:
@@ -167,7 +167,7 @@ func (a *Agent) conclude(ctx context.Context) {
 		a.save(nil)
 		at := *m.verdict.TargetPauseAt // a warning that is due has an end
 		a.warn(ctx, Warning{Reason: reasonIdle, Action: m.policy.Action, At: at,
-			Sentence: fmt.Sprintf("This machine has been idle for %s.", (time.Duration(m.verdict.IdleMinutes*60) * time.Second).Round(time.Minute))})
+			Sentence: fmt.Sprintf("This machine has been idle for %s.", idle.HumanMinutes(m.verdict.IdleMinutes))})
 		a.soon(at)
 	}
 }

@@ -118,7 +118,7 @@ func faults() []trouble {
 				w.with(func() { w.typed = time.Now() })
 				return agentctl.Hook{}
 			}
-		}, check: cancelled("Idle for 1m0s of 30m")},
+		}, check: cancelled("Idle for 1m of 30m")},
 		{name: "work begins while the hook runs", then: "the action is cancelled", set: func(w *world) {
 			withHook(w)
 			w.hook = func(HookSpec) agentctl.Hook {

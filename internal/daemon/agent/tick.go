@@ -39,7 +39,7 @@ func (a *Agent) tick() {
 	a.nextAt = now.Add(a.config.CheckInterval)
 	a.endHalt(now)
 	d := a.saver.hangs()
-	a.alarmIf(d > 0, "disk_hangs", fmt.Sprintf("The disk has not taken the agent's state for %s; no action begins before it has.", d.Round(time.Second)))
+	a.alarmIf(d > 0, "disk_hangs", fmt.Sprintf("The disk has not taken the agent's state for %s; no action begins before it has.", idle.Human(d)))
 	if at := a.acting; at != nil && at.out.Phase != phaseAccepted {
 		// The action reads for itself: a look in between would take the hook's
 		// work for use, or cut the stretch that is read after it.
@@ -68,14 +68,14 @@ func (a *Agent) watchClocks() {
 	a.machine.activity = now
 	a.state.WarnedAt = time.Time{}
 	if !resumed {
-		a.record(agentctl.Entry{Kind: "resume", Sentence: fmt.Sprintf("The clock was set back by %s; the idle clock starts again.", -jump)})
+		a.record(agentctl.Entry{Kind: "resume", Sentence: fmt.Sprintf("The clock was set back by %s; the idle clock starts again.", idle.Human(-jump))})
 		return
 	}
 	a.counters.Resumes++
 	a.state.ResumedAt = now
-	sentence := fmt.Sprintf("The machine resumed after %s; the idle clock starts again.", max(slept, jump).Round(time.Second))
+	sentence := fmt.Sprintf("The machine resumed after %s; the idle clock starts again.", idle.Human(max(slept, jump)))
 	if slept == 0 {
-		sentence = fmt.Sprintf("The clock was set forward by %s, which is taken for a resume; the idle clock starts again.", jump)
+		sentence = fmt.Sprintf("The clock was set forward by %s, which is taken for a resume; the idle clock starts again.", idle.Human(jump))
 	}
 	ctx := a.concludeDown(slept)
 	_, s := a.span(ctx, "agent.resume")

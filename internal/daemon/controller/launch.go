@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/idle"
 	"lull/internal/power"
 )
 
@@ -233,7 +234,7 @@ func (j *job) starting(ctx context.Context) outcome {
 		// Off means off, in the middle too: it waits as one that was not begun.
 		return j.step(ctx, power.WorkerStopped, "does not start: "+why, func(w *fleet.Worker, _ *fleet.Tx) { w.StartSentAt = nil })
 	case j.overdue(j.s.ProvisioningTimeout) && (j.seen != "stopped" || j.w.StartSentAt != nil || j.w.StatusReason != ""):
-		return j.fail(ctx, "start_failed", fmt.Sprintf("EC2 reports %q after %s: %s", j.seen, j.s.ProvisioningTimeout, j.w.StatusReason))
+		return j.fail(ctx, "start_failed", fmt.Sprintf("EC2 reports %q after %s: %s", j.seen, idle.Human(j.s.ProvisioningTimeout), j.w.StatusReason))
 	}
 	switch j.seen {
 	case "pending", "running":

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/power"
 )
@@ -143,7 +144,7 @@ func (i *inst) checkAsleep() {
 }
 
 func (i *inst) stopNow() {
-	if err := i.stop(i.h.ctx, stopAfter, fmt.Sprintf("paused for %s", i.stopAfter())); err != nil {
+	if err := i.stop(i.h.ctx, stopAfter, fmt.Sprintf("paused for %s", idle.Human(i.stopAfter()))); err != nil {
 		i.h.log.Info("not stopped", "instance", i.name(), "reason", err)
 	}
 }

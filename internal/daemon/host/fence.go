@@ -368,7 +368,7 @@ func save(a *attempt) error {
 	if err != nil {
 		return fmt.Errorf("cannot hibernate %s: %w", a.i.name(), err)
 	}
-	a.saved, a.reason = n, fmt.Sprintf("saved %d bytes in %s", n, time.Since(began).Round(100*time.Microsecond))
+	a.saved, a.reason = n, fmt.Sprintf("saved %d bytes in %s", n, idle.Human(time.Since(began)))
 	return nil
 }
 

@@ -186,7 +186,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 			if i.rt.Capabilities().Network { // its addresses are not this machine's
 				where = " in the guest"
 			}
-			return fmt.Errorf("cannot start %s: nothing listens on %s%s after %s", i.name(), notListening(want, ls), where, limit)
+			return fmt.Errorf("cannot start %s: nothing listens on %s%s after %s", i.name(), notListening(want, ls), where, idle.Human(limit))
 		}
 	}
 }
@@ -487,7 +487,7 @@ func afterEnd(r *instance.Record, e instance.Exit, now time.Time) {
 	again := r.Enabled && (rule == instance.RestartAlways || rule == instance.RestartOnFailure && (failed || e.Lost))
 	if len(r.Crashes) >= crashLimit {
 		r.CrashLooping, again = true, false
-		r.StatusReason += fmt.Sprintf("; it failed %d times within %s, so it is not started again by itself", len(r.Crashes), crashWindow)
+		r.StatusReason += fmt.Sprintf("; it failed %d times within %s, so it is not started again by itself", len(r.Crashes), idle.Human(crashWindow))
 	}
 	r.RestartAt = time.Time{}
 	if !again {

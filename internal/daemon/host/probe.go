@@ -275,7 +275,7 @@ func (i *inst) checkRunning() {
 		i.mu.Unlock()
 	}
 	if v.Eligible {
-		err := i.pause(ctx, byIdle, fmt.Sprintf("idle for %s", time.Duration(v.IdleMinutes*float64(time.Minute)).Round(time.Second)), false)
+		err := i.pause(ctx, byIdle, "idle for "+idle.HumanMinutes(v.IdleMinutes), false)
 		if err == nil {
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lull/internal/admit"
+	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 	"lull/internal/power"
@@ -73,7 +74,7 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("cannot wake %s: there was no room on this host for %s: %s", e.Name, e.Waited.Round(time.Millisecond), e.Reason)
+	return fmt.Sprintf("cannot wake %s: there was no room on this host for %s: %s", e.Name, idle.Human(e.Waited), e.Reason)
 }
 
 // rationed says whether starts and wakes of i ask for room.

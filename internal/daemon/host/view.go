@@ -117,7 +117,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		o.NextStep, o.NextStepAt = string(to), ptr(at)
 	case power.Stopped:
 		if !next.IsZero() {
-			o.StatusReason += fmt.Sprintf("; started again in %s", max(next.Sub(now), 0).Round(100*time.Millisecond))
+			o.StatusReason += fmt.Sprintf("; started again in %s", idle.Human(next.Sub(now)))
 		}
 	}
 	o.Waiting = i.h.room.waiting(i)

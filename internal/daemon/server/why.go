@@ -293,9 +293,9 @@ func withdrawn(w *fleet.Worker) string {
 func running(st fleet.IdleStatus, now time.Time) string {
 	switch {
 	case len(st.Blocks) == 0:
-		return fmt.Sprintf("It is idle for %.0f minutes and is paused at the next check.", st.IdleMinutes) + nextCheck(st)
+		return fmt.Sprintf("It is idle for %s and is paused at the next check.", idle.HumanMinutes(st.IdleMinutes)) + nextCheck(st)
 	case st.TargetPauseAt != nil && st.TargetPauseAt.After(now):
-		return fmt.Sprintf("%s If nothing happens it is paused at %s, in %s.", strongest(st.Blocks).Sentence, clock(*st.TargetPauseAt), st.TargetPauseAt.Sub(now).Round(time.Second))
+		return fmt.Sprintf("%s If nothing happens it is paused at %s, in %s.", strongest(st.Blocks).Sentence, clock(*st.TargetPauseAt), idle.Human(st.TargetPauseAt.Sub(now)))
 	}
 	return strongest(st.Blocks).Sentence + nextCheck(st)
 }

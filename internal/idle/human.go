@@ -1,0 +1,45 @@
+package idle
+
+import (
+	"strconv"
+	"time"
+)
+
+const day = 24 * time.Hour
+
+// Human is a length of time as people read it at a glance, wherever lull tells
+// them one: its two largest units, and below ten seconds a tenth of one. It is
+// what the grammar for times reads: 3d4h, 2h30m, 8m48s, 4.1s. What is not above
+// 0 is 0s.
+func Human(d time.Duration) string {
+	switch {
+	case d <= 0:
+		return "0s"
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	large, small := time.Minute, time.Second
+	switch { // rounded first: 59m59.9s is an hour
+	case d.Round(time.Minute) >= day:
+		large, small = day, time.Hour
+	case d.Round(time.Second) >= time.Hour:
+		large, small = time.Hour, time.Minute
+	}
+	d = d.Round(small)
+	return part(d/large, large) + part(d%large/small, small)
+}
+
+var unitNames = map[time.Duration]string{day: "d", time.Hour: "h", time.Minute: "m", time.Second: "s"}
+
+// part is a number of units; nothing for none.
+func part(n, unit time.Duration) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(int64(n), 10) + unitNames[unit]
+}
+
+// HumanMinutes is Human of minutes, as verdicts have them.
+func HumanMinutes(m float64) string { return Human(time.Duration(m * float64(time.Minute))) }
