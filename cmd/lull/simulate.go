@@ -74,11 +74,7 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 			if changed.ActivitySources = sources; cmd.Flags().Changed("schedule") {
 				changed.Schedule = &hours
 			}
-			for _, x := range []struct{ to, from *int }{{&changed.SnoozeMinutes, snooze}, {&changed.WarnBeforeMinutes, warn}} {
-				if x.from != nil {
-					*x.to = *x.from
-				}
-			}
+			changed.SnoozeMinutes, changed.WarnBeforeMinutes = snooze, warn
 			if snooze != nil || warn != nil || sources != nil || signals != nil || changed.Thresholds != nil || changed.Schedule != nil {
 				if changed.Name = name + ", changed"; changed.TimeoutMinutes == 0 {
 					changed.Policy = name

@@ -38,10 +38,13 @@ type Stop struct {
 // it or started it. Feed it stretches in their order, then End.
 type Trial struct {
 	Object string
-	// Policy replaces timeout, snooze, warning, action and signals of the
-	// recorded one; nil leaves it. Nothing is known of times at which a signal
-	// that it lets count was not read.
+	// Policy replaces timeout, action and signals of the recorded one; nil
+	// leaves it. Nothing is known of times at which a signal that it lets count
+	// was not read.
 	Policy *idle.Policy
+	// Snooze and WarnBefore replace those of the recorded policy; nil leaves
+	// them, 0 is none.
+	Snooze, WarnBefore *idle.Duration
 	// Measured: the object measured itself, and its records have Levels. What is
 	// use then follows from the values of its signals, whatever was made of them.
 	Measured bool
@@ -301,17 +304,17 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 	scheduled := strings.HasPrefix(p.Name, "schedule ") // judged by it, which this policy need not be
 	if q := t.Policy; q != nil {
 		p.Name, p.Timeout, p.Action, p.AutoPause = q.Name, q.Timeout, q.Action, true
-		if q.Snooze > 0 {
-			p.Snooze = q.Snooze
-		}
-		if q.WarnBefore > 0 {
-			p.WarnBefore = q.WarnBefore
-		}
 		if q.Signals != nil {
 			p.Signals = q.Signals
 		} else if scheduled && len(p.Signals) == 0 {
 			p.Signals = nil // by force, whatever was read
 		}
+	}
+	if t.Snooze != nil {
+		p.Snooze = *t.Snooze
+	}
+	if t.WarnBefore != nil {
+		p.WarnBefore = *t.WarnBefore
 	}
 	e.Running, e.LastActivityAt = true, known
 	if t.resumed.After(e.LastResumedAt) {

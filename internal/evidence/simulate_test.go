@@ -32,7 +32,8 @@ func week(rng *rand.Rand, begin time.Time) (uses []time.Time) {
 // newest use and the ten before it.
 func record(uses []time.Time, begin time.Time) (out []evidence.Record) {
 	rec := evidence.Recorder{Beat: 30 * time.Minute}
-	p := idle.Policy{Name: "deployed", Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(5 * time.Minute), Detection: true, AutoPause: true, Signals: []string{"cml"}}
+	p := idle.Policy{Name: "deployed", Timeout: idle.Duration(time.Hour), Snooze: idle.Duration(45 * time.Minute), WarnBefore: idle.Duration(10 * time.Minute),
+		CheckInterval: idle.Duration(5 * time.Minute), Detection: true, AutoPause: true, Signals: []string{"cml"}}
 	told := time.Time{}
 	for at := begin; at.Before(begin.Add(7 * 24 * time.Hour)); at = at.Add(5 * time.Minute) {
 		r := idle.Reading{Signal: "cml", State: idle.Quiet, At: at, MaxAge: idle.Duration(10 * time.Minute)}
@@ -101,7 +102,7 @@ func TestWeekUnderThreePolicies(t *testing.T) {
 			{Name: "balanced", Timeout: idle.Duration(time.Hour), Snooze: idle.Duration(30 * time.Minute)},
 			{Name: "conservative", Timeout: idle.Duration(4 * time.Hour), WarnBefore: idle.Duration(5 * time.Minute)},
 		} {
-			trial := evidence.Trial{Object: "w", Policy: &p, Window: 15 * time.Minute, From: begin, To: begin.Add(7 * 24 * time.Hour)}
+			trial := evidence.Trial{Object: "w", Policy: &p, Snooze: &p.Snooze, WarnBefore: &p.WarnBefore, Window: 15 * time.Minute, From: begin, To: begin.Add(7 * 24 * time.Hour)}
 			var follow evidence.Follow
 			for i := range records {
 				r := records[i]
@@ -136,6 +137,43 @@ func TestWeekUnderThreePolicies(t *testing.T) {
 	t.Logf("pauses and false stops: %v", total)
 	if total["aggressive"][0] <= total["conservative"][0] {
 		t.Error(fmt.Sprint("the script tells no policies apart: ", total))
+	}
+}
+
+// TestTrialWithoutSnoozeOrWarning: none is a value, and not what was in force.
+func TestTrialWithoutSnoozeOrWarning(t *testing.T) {
+	begin, none := t0.UTC(), idle.Duration(0)
+	at := func(h float64) time.Time { return begin.Add(time.Duration(h * float64(time.Hour))) }
+	p := idle.Policy{Name: "deployed", Timeout: idle.Duration(time.Hour), Snooze: idle.Duration(8 * time.Hour), WarnBefore: idle.Duration(30 * time.Minute),
+		CheckInterval: idle.Duration(5 * time.Minute), Detection: true, AutoPause: true}
+	var records []evidence.Record
+	rec := evidence.Recorder{Beat: 30 * time.Minute}
+	for now := begin; now.Before(at(12)); now = now.Add(5 * time.Minute) {
+		e := idle.Evidence{Status: "RUNNING", Running: true, LastActivityAt: begin, LastResumedAt: begin, CreatedAt: begin.Add(-time.Hour),
+			Readings: []idle.Reading{{Signal: "cml", State: idle.Quiet, At: now, MaxAge: idle.Duration(10 * time.Minute)}}}
+		if now.Before(at(5)) {
+			e.Connections = 1 // nobody knows for how long, so that the warning comes after it
+		}
+		d := evidence.Decide(now, p, e)
+		records = append(records, rec.Take(evidence.Record{At: d.Verdict.At, Object: "w", Next: now.Add(5 * time.Minute), Decision: d})...)
+	}
+	records = append(records, rec.Flush()...)
+	for _, c := range []struct {
+		snooze, warn *idle.Duration
+		want         time.Time
+	}{
+		{nil, nil, at(8)}, {&none, nil, at(5.5)}, {&none, &none, at(5)}, {nil, &none, at(8)},
+	} {
+		x := evidence.Trial{Object: "w", Policy: &idle.Policy{Timeout: idle.Duration(time.Hour)}, Snooze: c.snooze, WarnBefore: c.warn, From: begin, To: at(12)}
+		var follow evidence.Follow
+		for i := range records {
+			follow.Add(&records[i], x.Add)
+		}
+		follow.End(x.To, x.Add)
+		x.End()
+		if len(x.Stops) != 1 || !x.Stops[0].From.Equal(c.want) {
+			t.Errorf("protection %v and warning %v: %+v, want one stop at %s", c.snooze, c.warn, x.Stops, c.want)
+		}
 	}
 }
 

@@ -98,7 +98,7 @@ func TestTrialOfAPolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			records, begin := days(c.uses, c.busy)
-			x := evidence.Trial{Object: "w-1", Policy: &c.policy, Never: c.never, Schedule: c.hours, From: begin, To: begin.Add(h(48))}
+			x := evidence.Trial{Object: "w-1", Policy: &c.policy, Snooze: &c.policy.Snooze, WarnBefore: &c.policy.WarnBefore, Never: c.never, Schedule: c.hours, From: begin, To: begin.Add(h(48))}
 			var follow evidence.Follow
 			for i := range records {
 				follow.Add(&records[i], x.Add)

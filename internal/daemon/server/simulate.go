@@ -207,7 +207,9 @@ func (s *Server) replay(ctx context.Context, all map[string]*trial, of func(*evi
 // candidate is a policy that is tried.
 type candidate struct {
 	idle.Policy
-	never    bool               // it pauses nothing for idleness
+	never    bool           // it pauses nothing for idleness
+	snooze   *idle.Duration // nil leaves what was in force, as of warn
+	warn     *idle.Duration
 	limits   map[string]float64 // thresholds of agents' signals
 	hours    func(time.Time) *policy.Standing
 	schedule string
@@ -228,15 +230,19 @@ func (s *Server) wanted(w control.SimulatedPolicy, of string) (candidate, error)
 	case !known || base.IdleTimeoutMinutes == nil && w.TimeoutMinutes == 0:
 		return candidate{}, invalid("policies", cmp.Or(w.Policy, w.Name)+" is no policy with an idle timeout, and timeout_minutes is not given")
 	}
-	minutes := func(given int, named *int) idle.Duration {
-		if given == 0 && named != nil {
-			given = *named
+	minutes := func(given, named *int) *idle.Duration {
+		if given = cmp.Or(given, named); given == nil {
+			return nil
 		}
-		return idle.Duration(time.Duration(given) * time.Minute)
+		d := idle.Duration(time.Duration(*given) * time.Minute)
+		return &d
 	}
-	c := candidate{never: base.Enabled != nil && !*base.Enabled, Policy: idle.Policy{Name: w.Name, Action: w.Action,
-		Timeout: minutes(w.TimeoutMinutes, base.IdleTimeoutMinutes), Snooze: minutes(w.SnoozeMinutes, base.SnoozeMinutes),
-		WarnBefore: minutes(w.WarnBeforeMinutes, base.WarnBeforeMinutes), Signals: base.ActivitySources}}
+	timeout := base.IdleTimeoutMinutes
+	if w.TimeoutMinutes > 0 {
+		timeout = &w.TimeoutMinutes
+	}
+	c := candidate{never: base.Enabled != nil && !*base.Enabled, snooze: minutes(w.SnoozeMinutes, base.SnoozeMinutes), warn: minutes(w.WarnBeforeMinutes, base.WarnBeforeMinutes),
+		Policy: idle.Policy{Name: w.Name, Action: w.Action, Timeout: *minutes(timeout, nil), Signals: base.ActivitySources}}
 	if base.PauseAction != nil && c.Action == "" {
 		c.Action = *base.PauseAction
 	}
@@ -313,7 +319,7 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	of, each := among(all), func(t *trial, id string) {
 		for i := range policies {
 			c := &policies[i]
-			t.runs = append(t.runs, &evidence.Trial{Object: id, Policy: &c.Policy, Never: c.never, Schedule: c.hours, Off: t.off, From: out.From, To: t.until(out.To), Window: time.Duration(out.WindowMinutes) * time.Minute})
+			t.runs = append(t.runs, &evidence.Trial{Object: id, Policy: &c.Policy, Snooze: c.snooze, WarnBefore: c.warn, Never: c.never, Schedule: c.hours, Off: t.off, From: out.From, To: t.until(out.To), Window: time.Duration(out.WindowMinutes) * time.Minute})
 		}
 	}
 	if in.Of == ofAgents {
@@ -404,9 +410,17 @@ func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 	}
 }
 
+func inMinutes(d *idle.Duration) *float64 {
+	if d == nil {
+		return nil
+	}
+	m := time.Duration(*d).Minutes()
+	return &m
+}
+
 // outcome sums one policy up over all workers.
 func (s *Server) outcome(p *candidate, i int, all map[string]*trial) control.SimulatedOutcome {
-	o := control.SimulatedOutcome{Name: p.Name, TimeoutMinutes: time.Duration(p.Timeout).Minutes(), Schedule: p.schedule, Stops: []evidence.Stop{}}
+	o := control.SimulatedOutcome{Name: p.Name, TimeoutMinutes: time.Duration(p.Timeout).Minutes(), Snooze: inMinutes(p.snooze), WarnBefore: inMinutes(p.warn), Schedule: p.schedule, Stops: []evidence.Stop{}}
 	var uses []savings.Use
 	for _, t := range all {
 		r := t.runs[i]

@@ -293,6 +293,9 @@ func TestSimulateAndSavings(t *testing.T) {
 	if more[1].Pauses != 0 || more[1].UnknownHours < 23 {
 		t.Errorf("with what was not read: %+v, %g hours unknown", more[1].Sum, more[1].UnknownHours)
 	}
+	if w := more[0].WarnBefore; w == nil || *w != 1 || more[2].WarnBefore != nil || more[2].Snooze != nil {
+		t.Errorf("warned %v before, or as it was in force: %+v", w, more[2])
+	}
 	if c := more[2]; c.Pauses != 1 || !c.Stops[0].From.Truncate(time.Minute).Equal(closes) || c.Schedule != "brief" {
 		t.Errorf("with a schedule that is closed: %+v", more[2])
 	}

@@ -108,11 +108,11 @@ type TimelineChange struct {
 type SimulatedPolicy struct {
 	Name           string `json:"name" minLength:"1" maxLength:"128"`
 	TimeoutMinutes int    `json:"timeout_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is that of the named policy"`
-	SnoozeMinutes  int    `json:"snooze_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is what was in force"`
+	SnoozeMinutes  *int   `json:"snooze_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 is none; absent is the named policy's, or what was in force"`
 	Action         string `json:"action,omitempty" maxLength:"32"`
 	// Policy is the named policy that says what is not given here.
 	Policy            string   `json:"policy,omitempty" maxLength:"128" doc:"The named policy that says what is not given; absent is the one of that name, unless timeout_minutes is given"`
-	WarnBeforeMinutes int      `json:"warn_before_minutes,omitempty" minimum:"0" maximum:"1440" doc:"0 is what was in force"`
+	WarnBeforeMinutes *int     `json:"warn_before_minutes,omitempty" minimum:"0" maximum:"1440" doc:"0 is none; absent is the named policy's, or what was in force"`
 	ActivitySources   []string `json:"activity_sources,omitempty" maxItems:"3" enum:"cml,agent,cloudwatch" doc:"Only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
 	// Signals and Thresholds are of agents alone.
 	Signals    []string           `json:"signals,omitempty" maxItems:"32" doc:"Of agents: only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
@@ -159,6 +159,8 @@ type SimulatedOutcome struct {
 	savings.Sum
 	Name           string          `json:"name"`
 	TimeoutMinutes float64         `json:"timeout_minutes"`
+	Snooze         *float64        `json:"snooze_minutes,omitempty" doc:"Absent is what was in force, as for the warning"`
+	WarnBefore     *float64        `json:"warn_before_minutes,omitempty"`
 	Schedule       string          `json:"schedule,omitempty" doc:"That was followed; absent is what was in force, or none"`
 	Pauses         int             `json:"pauses"`
 	FalseStops     int             `json:"false_stops" doc:"Pauses after which somebody came back within the window"`
