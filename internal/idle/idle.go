@@ -237,9 +237,19 @@ func (d *decision) activity() {
 	if active >= 0 {
 		r := d.e.Readings[active]
 		b = Block{Code: RecentActivity, Signal: r.Signal, Until: &ends, Sentence: "Active: " + r.describe(d.now) + "."}
+		if idle > d.p.lately() { // it counts still, but nobody would call it active
+			b.Sentence = fmt.Sprintf("Last used %s ago (%s); it is idle after %s.", human(idle), r.Signal, human(time.Duration(d.p.Timeout)))
+		}
 	}
 	d.block(b)
 }
+
+// Lately is how long after its last use people call something active; it is at
+// most a third of the timeout, so that with a short one there is time between
+// active and idle.
+const Lately = 10 * time.Minute
+
+func (p Policy) lately() time.Duration { return time.Duration(min(Duration(Lately), p.Timeout/3)) }
 
 // snooze protects what was just resumed or was asked for by a person.
 func (d *decision) snooze() {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/roster"
 	"lull/internal/fleet"
+	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/power"
 )
@@ -239,13 +241,33 @@ func (s *Server) observe(ctx context.Context, id string) (control.Observation, b
 // idleStatus judges a worker by its live readings, or by its record alone.
 func (s *Server) idleStatus(ctx context.Context, w *fleet.Worker) (fleet.IdleStatus, error) {
 	if seen, live := s.observe(ctx, w.ID); live && seen.Status != nil {
-		return *seen.Status, nil
+		return meant(w, *seen.Status), nil
 	}
 	p, err := s.fleet.Policy(ctx, w)
 	if err != nil {
 		return fleet.IdleStatus{}, err
 	}
-	return s.fleet.StatusOf(time.Now(), w, &p, nil, nil, s.shadow), nil
+	return meant(w, s.fleet.StatusOf(time.Now(), w, &p, nil, nil, s.shadow)), nil
+}
+
+// meant leaves out of the status of a worker that does not run what means
+// something only of one that does: how long it was idle, and what is not read.
+func meant(w *fleet.Worker, st fleet.IdleStatus) fleet.IdleStatus {
+	if up(w.Status) {
+		return st
+	}
+	st.Blocks = slices.DeleteFunc(slices.Clone(st.Blocks), func(b idle.Block) bool {
+		switch b.Code {
+		case idle.NotIdleYet, idle.RecentActivity, idle.SignalUnknown, idle.WarningPending:
+			return true
+		}
+		return false
+	})
+	if len(st.Blocks) > 0 {
+		st.Reason = st.Blocks[0].Code
+	}
+	st.Readings = []idle.Reading{}
+	return st
 }
 
 func (s *Server) observedRoutes() {

@@ -14,7 +14,7 @@ import (
 // is soon. Both are at most a third of the worker's timeout, so that with a
 // short one not everything is about to be paused.
 const (
-	Lately = 10 * time.Minute
+	Lately = idle.Lately
 	Soon   = 15 * time.Minute
 )
 
