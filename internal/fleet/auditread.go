@@ -210,7 +210,7 @@ func (r *auditReader) next(ctx context.Context, want int) (Entry, bool, error) {
 			return Entry{}, false, nil
 		}
 		if r.q.WorkerID == "" || e.WorkerID == r.q.WorkerID {
-			if r.q.Action == "" || e.Action == r.q.Action {
+			if r.q.takes(&e) {
 				return e, true, nil
 			}
 		}
@@ -223,7 +223,7 @@ func (r *auditReader) fill(ctx context.Context, want int) error {
 	if r.q.WorkerID != "" {
 		limit = store.MaxOps
 	}
-	if r.q.Action == "" {
+	if r.q.all() {
 		limit = min(limit, want)
 	}
 	page, err := r.f.store.Range(ctx, store.Query{Keys: keys, After: keys.Name() + r.after, Limit: limit, KeysOnly: r.q.WorkerID != ""})
@@ -290,7 +290,7 @@ func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery) (AuditPage, error
 		}
 		for len(within) > 0 {
 			take := min(len(within), store.MaxOps)
-			if q.Action == "" {
+			if q.all() {
 				take = min(take, q.Limit-len(out.Entries))
 			}
 			values, err := f.entries(ctx, auditPrefix, within[len(within)-take:])
@@ -308,7 +308,7 @@ func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery) (AuditPage, error
 				if err != nil {
 					return AuditPage{}, err
 				}
-				if q.Action != "" && e.Action != q.Action {
+				if !q.takes(&e) {
 					continue
 				}
 				if out.Entries = append(out.Entries, e); len(out.Entries) == q.Limit {

@@ -496,15 +496,26 @@ func (f *Fleet) AddOverride(ctx context.Context, by Actor, o policy.Override) (p
 		return o, &Refused{Command: "override", Name: o.Selector.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxOverrides)}
 	}
 	key := overridePrefix + o.ID
-	err := f.changeRule(ctx, key, overrideEntry("override_added", by, &o), func(store.Value) ([]byte, error) { return overrideCodec.Encode(key, o) })
+	err := f.changeRule(ctx, key, f.overrideEntry(ctx, "override_added", by, &o), func(store.Value) ([]byte, error) { return overrideCodec.Encode(key, o) })
 	return o, err
 }
 
-func overrideEntry(action string, by Actor, o *policy.Override) Entry {
-	e := Entry{Action: action, By: by, Reason: o.Kind, Detail: o.Selector.String() + ": " + o.Sentence()}
-	if len(o.Selector.Workers) == 1 {
-		e.WorkerID = o.Selector.Workers[0]
+// overrideEntry tells of an override, with the names of its workers; one that
+// is gone keeps its id.
+func (f *Fleet) overrideEntry(ctx context.Context, action string, by Actor, o *policy.Override) Entry {
+	e := Entry{Action: action, By: by, Reason: o.Kind}
+	whom := o.Selector.String()
+	for _, id := range o.Selector.Workers {
+		e.WorkerID = id
+		if w, err := f.Worker(ctx, id); err == nil {
+			whom = strings.ReplaceAll(whom, id, w.Name)
+			e.WorkerName, e.Region = w.Name, w.AWSRegion
+		}
 	}
+	if len(o.Selector.Workers) > 1 {
+		e.WorkerID, e.WorkerName, e.Region = "", "", ""
+	}
+	e.Detail = whom + ": " + o.Sentence()
 	return e
 }
 
@@ -524,7 +535,7 @@ func (f *Fleet) EndOverride(ctx context.Context, by Actor, id string) (policy.Ov
 	}
 	o = f.Rules().Overrides[i]
 	key := overridePrefix + id
-	err := f.changeRule(ctx, key, overrideEntry("override_ended", by, &o), func(v store.Value) ([]byte, error) {
+	err := f.changeRule(ctx, key, f.overrideEntry(ctx, "override_ended", by, &o), func(v store.Value) ([]byte, error) {
 		if !v.Exists() {
 			return nil, &NotFound{Kind: "override", Name: id}
 		}

@@ -11,17 +11,25 @@ import (
 	"lull/internal/link/control"
 )
 
-type auditList struct {
-	Paged
+// AuditFilter narrows what of the log is read. Embedded parameters must be
+// exported: huma passes others over.
+type AuditFilter struct {
 	WorkerID string `query:"worker_id" maxLength:"128"`
 	Action   string `query:"action" maxLength:"128"`
+	By       string `query:"by" maxLength:"128" doc:"A part of the name of who did it, in any case"`
+	Kind     string `query:"kind" enum:"person,controller,agent,wake,schedule,cloud" doc:"What did it"`
 	Between
-	Newest bool `query:"newest" doc:"The newest entries, newest first; next then goes back in time"`
 }
 
-func (q auditList) query() (fleet.AuditQuery, error) {
+func (q AuditFilter) query() (fleet.AuditQuery, error) {
 	from, to, err := q.Between.read()
-	return fleet.AuditQuery{WorkerID: q.WorkerID, Action: q.Action, From: from, To: to, After: q.After, Limit: q.Limit}, err
+	return fleet.AuditQuery{WorkerID: q.WorkerID, Action: q.Action, By: q.By, Kind: q.Kind, From: from, To: to}, err
+}
+
+type auditList struct {
+	Paged
+	AuditFilter
+	Newest bool `query:"newest" doc:"The newest entries, newest first; next then goes back in time"`
 }
 
 func (s *Server) auditRoutes() {
@@ -30,6 +38,7 @@ func (s *Server) auditRoutes() {
 		if err != nil {
 			return control.List[fleet.Entry]{}, err
 		}
+		q.After, q.Limit = in.After, in.Limit
 		if in.Newest {
 			page, err := s.fleet.NewestAudit(ctx, q)
 			return control.List[fleet.Entry]{Items: page.Entries, Next: page.Next}, err
@@ -50,23 +59,25 @@ func (s *Server) auditRoutes() {
 			Paged
 			Newest bool `query:"newest" doc:"The newest entries, newest first"`
 		}) (*answer[control.List[fleet.Entry]], error) {
-			return ok(list(ctx, auditList{Paged: in.Paged, WorkerID: in.ID, Newest: in.Newest}))
+			return ok(list(ctx, auditList{Paged: in.Paged, AuditFilter: AuditFilter{WorkerID: in.ID}, Newest: in.Newest}))
 		})
-	export := route{id: "export-audit", method: "GET", path: base + "/audit/export", role: access.Viewer, doc: "The audit log as JSON lines, oldest first"}
+	export := route{id: "export-audit", method: "GET", path: base + "/audit/export", role: access.Viewer, doc: "The audit log as JSON lines or as a table, oldest first"}
 	register(s, export, func(ctx context.Context, in *struct {
-		WorkerID string `query:"worker_id" maxLength:"128"`
-		Action   string `query:"action" maxLength:"128"`
-		Between
+		AuditFilter
+		Format string `query:"format" enum:"jsonl,csv" default:"jsonl" doc:"csv is a table without what decisions rest on"`
 	}) (*huma.StreamResponse, error) {
-		from, to, err := in.read()
+		q, err := in.query()
 		if err != nil {
 			return nil, problem(err)
 		}
-		q := fleet.AuditQuery{WorkerID: in.WorkerID, Action: in.Action, From: from, To: to}
+		mime, write := "application/jsonl", s.fleet.ExportAudit
+		if in.Format == "csv" {
+			mime, write = "text/csv; charset=utf-8", s.fleet.ExportAuditCSV
+		}
 		return &huma.StreamResponse{Body: func(hc huma.Context) {
-			hc.SetHeader("Content-Type", "application/jsonl")
+			hc.SetHeader("Content-Type", mime)
 			hc.SetStatus(http.StatusOK)
-			if err := s.fleet.ExportAudit(hc.Context(), hc.BodyWriter(), q); err != nil {
+			if err := write(hc.Context(), hc.BodyWriter(), q); err != nil {
 				s.log.Warn("export of the audit log was cut", "error", err)
 				panic(http.ErrAbortHandler) // a cut answer must not look whole
 			}

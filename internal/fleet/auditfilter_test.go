@@ -1,0 +1,74 @@
+package fleet_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/store"
+	"lull/internal/store/mem"
+)
+
+// TestAuditByWhom asks for the entries of a person, of a kind and of both, in
+// both directions and as a table.
+func TestAuditByWhom(t *testing.T) {
+	c := mem.New(mem.Options{}).Client()
+	defer c.Close()
+	f, err := fleet.New(fleet.Options{Store: c, ID: "f1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now().Add(-time.Hour)
+	by := []fleet.Actor{{Name: "Alice Adams", Kind: fleet.KindPerson}, fleet.ByController, {Name: "bob", Kind: fleet.KindPerson}, {Name: "alice-laptop", Kind: fleet.KindAgent}}
+	for i := range 12 {
+		ops, err := fleet.EntryOps(fleet.Entry{At: begun.Add(time.Duration(i) * time.Second), Action: "snoozed", By: by[i%len(by)], WorkerID: "w", WorkerName: "=lab", Detail: fmt.Sprint(i)})
+		if err == nil {
+			_, err = c.Commit(t.Context(), store.Txn{Then: ops})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, x := range []struct {
+		q    fleet.AuditQuery
+		want string
+	}{
+		{fleet.AuditQuery{}, "0 1 2 3 4 5 6 7 8 9 10 11"},
+		{fleet.AuditQuery{By: "ALICE"}, "0 3 4 7 8 11"},
+		{fleet.AuditQuery{By: "alice", Kind: fleet.KindPerson}, "0 4 8"},
+		{fleet.AuditQuery{Kind: fleet.KindController, WorkerID: "w"}, "1 5 9"},
+		{fleet.AuditQuery{By: "bob", Action: "often"}, ""},
+		{fleet.AuditQuery{By: "carol"}, ""},
+	} {
+		for name, read := range map[string]func() (fleet.AuditPage, error){
+			"oldest first": func() (fleet.AuditPage, error) { return f.Audit(t.Context(), x.q) },
+			"newest first": func() (fleet.AuditPage, error) { return f.NewestAudit(t.Context(), x.q) },
+		} {
+			page, err := read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, e := range page.Entries {
+				got = append(got, e.Detail)
+			}
+			if name == "newest first" {
+				slices.Reverse(got)
+			}
+			if strings.Join(got, " ") != x.want || page.Next != "" {
+				t.Errorf("%+v, %s: %v and then %q, want %s", x.q, name, got, page.Next, x.want)
+			}
+		}
+	}
+	var table strings.Builder
+	if err := f.ExportAuditCSV(t.Context(), &table, fleet.AuditQuery{By: "bob"}); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(table.String()), "\n")
+	if len(lines) != 4 || lines[0] != "at,id,action,worker,worker_id,aws_region,by,by_kind,from,to,reason,detail" || !strings.HasSuffix(lines[3], ",snoozed,'=lab,w,,bob,person,,,,10") {
+		t.Errorf("the table is\n%s", table.String())
+	}
+}
