@@ -5,6 +5,7 @@ package rig
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,6 +35,11 @@ type Region struct {
 	Workers int
 	Events  int    // in the history of each running worker
 	Bin     string // the binary to measure
+
+	// Scenario is a region in lull sim's own words, instead of Workers.
+	Scenario string
+	// Each changes what the server knows of an instance; nil leaves it.
+	Each func(in sim.InstanceInfo, w *fleet.Worker)
 }
 
 // Rig is a region and its server. Make it with New; Close ends and removes
@@ -49,12 +55,13 @@ type Rig struct {
 
 	bin, dir, cmlPort string
 	simulator         *exec.Cmd
+	each              func(in sim.InstanceInfo, w *fleet.Worker)
 }
 
 // New starts the simulator and fills the store of a server that does not run
 // yet.
 func New(ctx context.Context, of Region) (r *Rig, err error) {
-	r = &Rig{bin: of.Bin}
+	r = &Rig{bin: of.Bin, each: of.Each}
 	if r.dir, err = os.MkdirTemp("", "lull-bench-"); err != nil {
 		return nil, err
 	}
@@ -70,6 +77,7 @@ workers:
   - {name: up, count: %d, type: t3.small, profile: quiet}
   - {name: down, count: %d, type: t3.small, profile: quiet, state: stopped}
 `, of.Events, of.Workers/10, of.Workers-of.Workers/10)
+	scenario = cmp.Or(of.Scenario, scenario)
 	if err := os.WriteFile(r.File("sim.yaml"), []byte(scenario), 0o600); err != nil {
 		return nil, err
 	}
@@ -179,7 +187,7 @@ func (r *Rig) fill(ctx context.Context) (err error) {
 	var ops []store.Op
 	var down []string
 	for i, in := range all {
-		op, id, running := record(i, in)
+		op, id, running := r.record(i, in)
 		ops = append(ops, op)
 		if running {
 			r.IDs = append(r.IDs, id)
@@ -201,7 +209,7 @@ func (r *Rig) fill(ctx context.Context) (err error) {
 }
 
 // record is the worker of an instance, as it has been for a day.
-func record(i int, in sim.InstanceInfo) (op store.Op, id string, running bool) {
+func (r *Rig) record(i int, in sim.InstanceInfo) (op store.Op, id string, running bool) {
 	since := time.Now().UTC().Add(-24 * time.Hour)
 	timeout := 20 * 24 * 60 // nothing is paused while it is measured
 	w := fleet.Worker{
@@ -213,6 +221,9 @@ func record(i int, in sim.InstanceInfo) (op store.Op, id string, running bool) {
 	if running = in.State == "running"; running {
 		w.Status, w.DesiredStatus, w.RunningSince = power.WorkerRunning, power.WorkerRunning, &since
 		w.PublicIP, w.PrivateIP, w.HTTPSEndpoint, w.CMLVersion, w.CMLReady = in.PublicIP, in.PrivateIP, "https://"+in.PublicIP, in.CMLVersion, true
+	}
+	if r.each != nil {
+		r.each(in, &w)
 	}
 	body, err := json.Marshal(w)
 	if err != nil {

@@ -161,7 +161,7 @@ func TestDashboardByKeyboard(t *testing.T) {
 		dialogs []string // what opens one
 	}{
 		{[]string{"Fleet"}, "10 workers", []string{"Halt"}},
-		{[]string{"routing-2"}, "Activity & Lifecycle.*Rules", []string{"Pause", "Snooze", "Drain"}},
+		{[]string{"routing-2"}, "Activity & Lifecycle.*Rules", []string{"Pause", "Snooze", "Drain", "Make an exception", "Choose a policy"}},
 		{[]string{"Savings"}, "Saved", nil},
 		{[]string{"Hosts"}, "1 of 2 is not heard of", nil},
 		{[]string{"desk"}, "127.0.0.1:5432", nil},
@@ -170,8 +170,8 @@ func TestDashboardByKeyboard(t *testing.T) {
 		{[]string{"Policies"}, "aggressive", []string{"New policy", "Apply balanced", "Make an exception"}},
 		{[]string{"Preview a policy"}, "Preview", nil},
 		{[]string{"Schedules"}, "There is no schedule yet", []string{"New schedule"}},
-		{[]string{"Notifications"}, "mail", nil},
-		{[]string{"Audit log"}, "imported", nil},
+		{[]string{"Notifications"}, "mail", []string{"Add a channel", "Remove mail"}},
+		{[]string{"Audit log"}, "Imported", nil},
 		{[]string{"Settings"}, "worker_idle_timeout_minutes", []string{"Change worker_warn_before_minutes"}},
 		{[]string{"Tokens"}, "first-admin", []string{"Make a token", "Revoke first-admin"}},
 	} {

@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"math"
 	"net/http/httptest"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,17 +17,20 @@ import (
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
 
+	"lull/bench/rig"
 	"lull/internal/daemon/server"
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/agents"
 	"lull/internal/daemon/server/web"
-	"lull/internal/edge/oidc"
+	"lull/internal/edge/etcd"
+	"lull/internal/edge/journal"
 	"lull/internal/edge/oidc/oidctest"
 	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/power"
+	"lull/internal/sim"
 	"lull/internal/store"
 	"lull/internal/store/mem"
 )
@@ -62,56 +68,11 @@ func site(t *testing.T, db store.Store, more func(*server.Options)) (url, token 
 	return s.URL, token
 }
 
-// past is what was recorded of a few workers, and what is known of them now.
+// past is what was recorded of a few workers, and what they became.
 type past struct {
-	records []evidence.Record
+	checks  []evidence.Record
 	entries []fleet.Entry
 	workers []fleet.Worker
-	live    map[string]control.Observation
-
-	mu   sync.Mutex
-	slow bool          // the next reading stops half-way, until nobody waits for it
-	gone chan struct{} // closed when nobody does
-}
-
-func (p *past) Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
-	p.mu.Lock()
-	slow := p.slow
-	p.slow = false
-	p.mu.Unlock()
-	for i, r := range p.records {
-		if q.Object != "" && r.Object != q.Object || !q.From.IsZero() && r.At.Before(q.From.Add(-2*time.Hour)) || !q.To.IsZero() && r.At.After(q.To.Add(2*time.Hour)) {
-			continue
-		}
-		if err := yield(r); err != nil {
-			return nil, err
-		}
-		if slow && i > len(p.records)/2 {
-			for range 5 {
-				pause() // so that what comes next is told
-			}
-			if err := yield(r); err != nil {
-				return nil, err
-			}
-			<-ctx.Done()
-			close(p.gone)
-			return nil, ctx.Err()
-		}
-	}
-	return nil, nil
-}
-
-func (p *past) Observation(_ context.Context, id string) (control.Observation, bool) {
-	o, known := p.live[id]
-	return o, known
-}
-func (p *past) Report(context.Context, string, control.AgentReport) bool { return false }
-func (p *past) Verdicts(context.Context) map[string]fleet.IdleStatus {
-	out := map[string]fleet.IdleStatus{}
-	for id, o := range p.live {
-		out[id] = *o.Status
-	}
-	return out
 }
 
 // habit is how somebody uses a worker.
@@ -134,7 +95,6 @@ func (p *past) play(h habit, now time.Time) {
 		Armed: true, CreatedAt: begun, Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning, IsIdleDetectionEnabled: true, Policy: "balanced"}
 	policy := idle.Policy{Name: "balanced", Timeout: idle.Duration(h.timeout), WarnBefore: idle.Duration(10 * time.Minute), Snooze: idle.Duration(30 * time.Minute), CheckInterval: idle.Duration(5 * time.Minute),
 		Detection: true, AutoPause: true, Signals: []string{"cml", "cloudwatch"}, Action: "stop"}
-	rec := evidence.Recorder{Beat: 30 * time.Minute}
 	var active, warned, resumed, wake time.Time
 	change := func(at time.Time, from, to power.Worker, by fleet.Actor, event, reason string) {
 		e := fleet.Entry{At: at, Action: "status_changed", By: by, WorkerID: id, WorkerName: h.name, Region: w.AWSRegion, From: from, To: to, Reason: reason}
@@ -195,7 +155,7 @@ func (p *past) play(h habit, now time.Time) {
 			e.Leases = []idle.Lease{{Holder: "nightly-build", Reason: "the build of the lab images", ExpiresAt: at.Truncate(time.Hour).Add(time.Duration(24-hour) * time.Hour)}}
 		}
 		last = evidence.Decide(at, policy, e)
-		p.records = append(p.records, rec.Take(evidence.Record{At: last.Verdict.At, Object: id, Region: w.AWSRegion, Next: at.Add(5 * time.Minute), Decision: last})...)
+		p.checks = append(p.checks, evidence.Record{At: last.Verdict.At, Object: id, Region: w.AWSRegion, Next: at.Add(5 * time.Minute), Decision: last})
 		switch {
 		case last.Verdict.WarnDue:
 			warned = at
@@ -206,18 +166,11 @@ func (p *past) play(h habit, now time.Time) {
 			w.AutoPauseCount++
 			stopped := at
 			w.LastPausedAt, w.LastPausedBy, w.PauseReason = &stopped, fleet.ByController.Name, "idle_timeout"
-			p.records = append(p.records, rec.Flush()...)
 			continue
 		case working:
 			warned = time.Time{}
 		}
 		w.DesiredStatus = power.WorkerRunning
-	}
-	p.records = append(p.records, rec.Flush()...)
-	if w.Status == power.WorkerRunning {
-		st := fleet.IdleStatus{WorkerID: id, Verdict: last.Verdict, IdleDuration: last.Verdict.IdleMinutes * 60, TimeoutMinutes: h.timeout.Minutes(), AutoPauseEnabled: true,
-			CheckedAt: last.Verdict.At, Readings: last.Evidence.Readings}
-		p.live[id] = control.Observation{Status: &st}
 	}
 	if !active.IsZero() {
 		seen := active
@@ -231,8 +184,7 @@ func (p *past) play(h habit, now time.Time) {
 // hour.
 func (p *past) laptop(name string, now time.Time) {
 	begun := now.Add(-recordedDays * 24 * time.Hour)
-	rec := evidence.Recorder{Beat: 30 * time.Minute}
-	told := agents.New(func(r evidence.Record) { p.records = append(p.records, rec.Take(r)...) })
+	told := agents.New(func(r evidence.Record) { p.checks = append(p.checks, r) })
 	used := begun
 	for n := 0; ; n++ {
 		at := begun.Add(time.Duration(n) * 5 * time.Minute)
@@ -255,33 +207,44 @@ func (p *past) laptop(name string, now time.Time) {
 		}
 		told.Take(name, r, at)
 	}
-	p.records = append(p.records, rec.Flush()...)
 }
 
-// newPast records a week of four workers and puts it into a store.
-func newPast(t *testing.T, db store.Store) *past {
-	t.Helper()
-	p := &past{live: map[string]control.Observation{}, gone: make(chan struct{})}
+// newPast plays a week of four workers and of a laptop.
+func newPast() *past {
+	p := &past{}
 	now := time.Now().UTC().Truncate(time.Second)
 	for _, h := range []habit{
 		{name: "routing-1", team: "network", size: "m5.2xlarge", from: 8, to: 18, timeout: time.Hour, lease: recordedDays - 2, unreadable: true},
 		{name: "campus-1", team: "campus", size: "m5.xlarge", from: 9, to: 16, timeout: 2 * time.Hour, lease: -1},
 		{name: "training-1", team: "training", size: "c5.metal", from: 10, to: 13, timeout: 4 * time.Hour, lease: 2},
-		{name: "unpriced-1", team: "research", size: "z9.huge", from: 7, to: 11, timeout: time.Hour, lease: -1},
+		{name: "unpriced-1", team: "research", size: "m1.small", from: 7, to: 11, timeout: time.Hour, lease: -1},
 	} {
 		p.play(h, now)
 	}
 	p.laptop("lab-7", now)
-	slices.SortStableFunc(p.records, func(a, b evidence.Record) int { return a.At.Compare(b.At) })
-	var ops []store.Op
-	codec := store.Codec[fleet.Worker]{Version: 1}
+	slices.SortStableFunc(p.checks, func(a, b evidence.Record) int { return a.At.Compare(b.At) })
+	return p
+}
+
+// scenario is the region in which the workers are as the week has left them.
+func (p *past) scenario() string {
+	var b strings.Builder
+	b.WriteString("regions: [{name: us-east-1}]\ntiming: {background: 1h}\nprofiles: {used: {labs: 3, history: 60, history_age: 2m, history_span: 100h}}\nworkers:\n")
 	for _, w := range p.workers {
-		data, err := codec.Encode("workers/"+w.ID, w)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ops = append(ops, store.Put("workers/"+w.ID, data))
+		fmt.Fprintf(&b, "  - {name: %s, type: %s, profile: used, elastic_ip: true, state: %s}\n", w.Name, w.InstanceType, strings.ToLower(string(w.Status)))
 	}
+	return b.String()
+}
+
+// keep writes what a server had kept of the week into its store and its
+// journal. The server does not run yet.
+func (p *past) keep(t *testing.T, r *rig.Rig) {
+	t.Helper()
+	db, err := etcd.OpenEmbedded(t.Context(), etcd.EmbeddedConfig{Dir: r.File("data"), NoSync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ops []store.Op
 	for _, e := range p.entries {
 		entry, err := fleet.EntryOps(e)
 		if err != nil {
@@ -294,7 +257,50 @@ func newPast(t *testing.T, db store.Store) *past {
 			t.Fatal(err)
 		}
 	}
-	return p
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	j, _, err := journal.Open(filepath.Join(r.File("data"), "evidence"), journal.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range p.checks {
+		j.Take(c)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serve is a real server, as a process of its own, that has recorded the week
+// and goes on with the workers of a simulated cloud.
+func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
+	t.Helper()
+	bin, err := exec.LookPath("lull")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := rig.New(t.Context(), rig.Region{Bin: bin, Scenario: p.scenario(), Each: func(in sim.InstanceInfo, w *fleet.Worker) {
+		i := slices.IndexFunc(p.workers, func(x fleet.Worker) bool { return x.Name == in.Name })
+		was := p.workers[i]
+		was.EC2InstanceID, was.EC2State, was.TLSInsecure, was.PauseHolder, was.License = w.EC2InstanceID, w.EC2State, true, w.PauseHolder, w.License
+		was.PublicIP, was.PrivateIP, was.HTTPSEndpoint, was.CMLVersion, was.CMLReady, was.RunningSince = w.PublicIP, w.PrivateIP, w.HTTPSEndpoint, w.CMLVersion, w.CMLReady, w.RunningSince
+		was.RecentActivityEvents, was.AcceptedRisks = w.RecentActivityEvents, w.AcceptedRisks
+		*w = was
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	p.keep(t, r)
+	if err := r.Serve(t.Context(), append(args, "--log-level", "error")...); err != nil {
+		t.Fatal(err)
+	}
+	return r
 }
 
 // wide sets how wide the page is.
@@ -305,30 +311,25 @@ func (w *window) wide(width int64) {
 	}
 }
 
-// TestDashboardOfThePast is a person who looks at what was recorded: a
+// TestDashboardOfThePast is a person who looks at what a real server recorded: a
 // worker's timeline by mouse and by keyboard, why it was so at a past time,
 // what a policy would have done, and what was saved; and who signs in with an
 // issuer.
 func TestDashboardOfThePast(t *testing.T) {
 	chrome := startBrowser(t)
-	db := mem.New(mem.Options{}).Client()
-	t.Cleanup(db.Close)
-	p := newPast(t, db)
 	issuer := oidctest.New(t)
-	people, err := oidc.New(oidc.Config{Issuer: issuer.URL, ClientID: "lull", RoleClaim: "groups", Roles: map[string]string{"*": "viewer"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	url, token := site(t, db, func(o *server.Options) { o.Evidence, o.Live, o.People = p, p, people })
-	c, err := control.NewClient(url, token, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := newPast().serve(t, "--oidc-issuer", issuer.URL, "--oidc-client-id", "lull", "--oidc-role-claim", "groups", "--oidc-roles", "*=viewer")
+	url, token, c := r.URL, r.Token, r.Client
 	if _, err := control.Write[any](t.Context(), c, "PUT", "/templates/lab", map[string]any{"instance_type": "m5.2xlarge", "ami_name_filter": "lab-*", "capacity": map[string]any{"storage_gb": 100}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := control.Write[any](t.Context(), c, "PUT", "/schedules/office", map[string]any{"zone": "UTC", "windows": []map[string]any{{"days": "mon-fri", "from": "08:00", "to": "18:00"}}}); err != nil {
 		t.Fatal(err)
+	}
+	for _, id := range r.IDs[:r.Up] { // as if it had gone on all the time
+		if _, err := c.DetectIdle(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w := open(t, chrome, url)
 	w.sees("Sign in with 127.0.0.1")
@@ -340,7 +341,7 @@ func TestDashboardOfThePast(t *testing.T) {
 	w.login(token)
 	t.Run("timeline", func(t *testing.T) { w.in(t).timeline(url) })
 	t.Run("agent", func(t *testing.T) { w.in(t).agent(url) })
-	t.Run("preview", func(t *testing.T) { w.in(t).preview(url, p) })
+	t.Run("preview", func(t *testing.T) { w.in(t).preview(url) })
 	t.Run("savings", func(t *testing.T) { w.in(t).savings(url) })
 	w.wide(390)
 	for _, page := range []string{"workers/w-routing-1", "agents/lab-7", "preview", "savings"} {
@@ -438,7 +439,7 @@ func (w *window) key(name string, code int64) {
 	}
 }
 
-func (w *window) preview(url string, p *past) {
+func (w *window) preview(url string) {
 	w.visit(url + "/policies")
 	w.press("Preview aggressive")
 	w.sees("Preview.*Nothing is changed by it")
@@ -451,20 +452,6 @@ func (w *window) preview(url string, p *past) {
 	w.press("Pauses of aggressive")
 	w.sees("somebody came back")
 
-	// A long one says how far it is, and ends on the server when it is cancelled.
-	p.mu.Lock()
-	p.slow = true
-	p.mu.Unlock()
-	w.press("Preview")
-	w.sees(`Replaying what is recorded: [1-9]\d? %`)
-	w.picture("preview-running")
-	w.press("Cancel")
-	select {
-	case <-p.gone:
-	case <-time.After(patience):
-		w.t.Fatal("the server goes on with a preview that was cancelled")
-	}
-	w.until(`![...document.querySelectorAll('[role=progressbar]')].length`)
 	w.clear("#one-timeout")
 	w.enter("#one-timeout", "45")
 	w.press("Preview")
@@ -509,4 +496,79 @@ func (w *window) savings(url string) {
 	if want := "from,to,tag:team,name,workers,running_hours,avoided_hours"; len(text) < len(want) || text[:len(want)] != want {
 		w.t.Errorf("the exported table begins with %.200q", text)
 	}
+}
+
+// reader is a journal of which the first reading stops half-way, until nobody
+// waits for it.
+type reader struct {
+	records []evidence.Record
+
+	mu   sync.Mutex
+	slow bool
+	gone chan struct{} // closed when nobody waits
+}
+
+func (p *reader) Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
+	p.mu.Lock()
+	slow := p.slow
+	p.slow = false
+	p.mu.Unlock()
+	for i, r := range p.records {
+		if q.Object != "" && r.Object != q.Object || !q.From.IsZero() && r.At.Before(q.From.Add(-2*time.Hour)) || !q.To.IsZero() && r.At.After(q.To.Add(2*time.Hour)) {
+			continue
+		}
+		if err := yield(r); err != nil {
+			return nil, err
+		}
+		if slow && i > len(p.records)/2 {
+			for range 5 {
+				pause() // so that what comes next is told
+			}
+			if err := yield(r); err != nil {
+				return nil, err
+			}
+			<-ctx.Done()
+			close(p.gone)
+			return nil, ctx.Err()
+		}
+	}
+	return nil, nil
+}
+
+// TestDashboardCancelsAPreview reads a journal that takes long: the page says
+// how far it is, and when it is cancelled the server ends it as well. The
+// journal is the test's own, which knows whether somebody waits for it.
+func TestDashboardCancelsAPreview(t *testing.T) {
+	chrome := startBrowser(t)
+	db := mem.New(mem.Options{}).Client()
+	t.Cleanup(db.Close)
+	j, rec := &reader{slow: true, gone: make(chan struct{})}, evidence.Recorder{Beat: 30 * time.Minute}
+	p := newPast()
+	for _, c := range p.checks {
+		j.records = append(j.records, rec.Take(c)...)
+	}
+	j.records = append(j.records, rec.Flush()...)
+	for _, w := range p.workers {
+		data, err := store.Codec[fleet.Worker]{Version: 1}.Encode("workers/"+w.ID, w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := db.Commit(t.Context(), store.Txn{Then: []store.Op{store.Put("workers/"+w.ID, data)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	url, token := site(t, db, func(o *server.Options) { o.Evidence = j })
+	w := open(t, chrome, url+"/preview?policy=aggressive")
+	w.login(token)
+	w.until(`document.querySelector('#one-name').value === 'aggressive'`)
+	w.press("Preview")
+	w.sees(`Replaying what is recorded: [1-9]\d? %`)
+	w.picture("preview-running")
+	w.press("Cancel")
+	select {
+	case <-j.gone:
+	case <-time.After(patience):
+		t.Fatal("the server goes on with a preview that was cancelled")
+	}
+	w.until(`![...document.querySelectorAll('[role=progressbar]')].length`)
 }

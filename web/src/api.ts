@@ -57,6 +57,7 @@ export interface Worker {
   ami_id?: string
   tags?: Record<string, string>
   owner?: string
+  contacts?: string[]
   status: string
   desired_status: string
   status_reason?: string

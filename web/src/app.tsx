@@ -59,7 +59,7 @@ function Frame() {
             <ThemeChoice />
             {who.value && <p class="who">{who.value.name} <span class="muted">({who.value.role})</span></p>}
             <button type="button" class="plain" onClick={() => session.end(true)}>Sign out</button>
-            <p class="muted small">{who.value && `${who.value.fleet}, lull ${who.value.version}`}</p>
+            <p class="muted small version">{who.value && `${who.value.fleet}, lull ${who.value.version}`}</p>
           </div>
         </nav>
         <main id="main" ref={main} tabIndex={-1}>

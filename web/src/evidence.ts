@@ -140,3 +140,13 @@ export function figure(v: number, unit?: string): string {
   const n = v.toLocaleString('en', { maximumFractionDigits: Math.abs(v) < 10 ? 2 : Math.abs(v) < 100 ? 1 : 0 })
   return unit ? `${n} ${unit}` : n
 }
+
+/** Gives the browser a file to save. */
+export function saveFile(name: string, what: Blob) {
+  const url = URL.createObjectURL(what)
+  const a = document.createElement('a')
+  a.href = url
+  a.download = name
+  a.click()
+  setTimeout(() => URL.revokeObjectURL(url), 10_000)
+}

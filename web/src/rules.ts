@@ -64,6 +64,11 @@ export function scope(s: Scope | undefined): string {
   return text || 'all workers'
 }
 
+/** What an exception does. */
+export function overrideKinds(o: Override): string {
+  return { keep: 'Keep running', skip: 'Skip the schedule', freeze: 'Freeze', policy: `Use ${o.policy}` }[o.kind]
+}
+
 /** For whom an exception holds, by names. */
 export function whom(o: Override): string {
   const text = scope({ ...o.selector, worker_ids: o.selector.worker_ids?.map((id) => o.worker_names?.[id] ?? id) })

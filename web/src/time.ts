@@ -44,11 +44,11 @@ export function span(seconds: number): string {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`
 }
 
-/** Minutes as a short span: "45 min", "2 h 10 min". */
+/** Minutes as a short span: "45 min", "2 h", "2 h 10 min". */
 export function minutes(m: number): string {
   if (m < 1) return `${Math.round(m * 60)} s`
   if (m < 60) return `${Math.floor(m)} min`
-  return span(m * 60)
+  return span(m * 60).replace(/ (00 min|0 h)$/, '')
 }
 
 /** A sentence of the server with its times as the reader's own. */

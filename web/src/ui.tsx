@@ -131,11 +131,11 @@ export function Toasts() {
   )
 }
 
-/** Runs a command and says what came of it. */
+/** Runs a command and says what came of it; empty says only what went wrong. */
 export async function attempt(what: string, f: () => Promise<unknown>): Promise<boolean> {
   try {
     await f()
-    say(what)
+    if (what) say(what)
     return true
   } catch (e) {
     say(e instanceof Error ? e.message + (e instanceof Problem && e.fields.length > 0 ? ` (${e.fields.map((x) => x.message).join('; ')})` : '') : String(e), true)

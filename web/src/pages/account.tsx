@@ -3,6 +3,7 @@
 
 import { ComponentChildren } from 'preact'
 import { useEffect, useRef } from 'preact/hooks'
+import { action, doer, status } from '../actions'
 import { Entry } from '../api'
 import { Account, figure, SignalReading, Turn } from '../evidence'
 import { Resource, useResource } from '../resource'
@@ -27,7 +28,7 @@ export function Answer(p: { why: Pick<Resource<Account>, 'value' | 'problem' | '
   if (!y) return p.why.problem ? <Fault problem={p.why.problem} retry={p.why.reload} what="Why cannot be told." /> : <Loading what="why" />
   return (
     <p class="answer" role="status">
-      <span class="question">{question(y)}</span> {local(y.answer, now)}
+      <span class="question">{question(y)}</span> {local(y.answer, now).replaceAll('worker-controller', 'lull')}
     </p>
   )
 }
@@ -52,9 +53,11 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
   const now = useNow()
   const blocks = y.verdict?.blocks ?? [], signals = y.signals ?? [], leases = y.leases ?? []
   const runs = ['RUNNING', 'DRAINING', 'running', ''].includes(y.state)
+  // Of a worker that does not run now, what would prevent a pause means nothing.
+  const down = p.now && !runs && y.state === y.state.toUpperCase()
   return (
     <Card title={p.title} aside={p.aside}>
-      {!p.now && <p class="answer then" role="status"><span class="question">{question(y)}</span> {local(y.answer, now)}</p>}
+      {!p.now && <p class="answer then" role="status"><span class="question">{question(y)}</span> {local(y.answer, now).replaceAll('worker-controller', 'lull')}</p>}
       {y.checked && (
         <p class="muted small">
           From the check at <Time at={y.checked.at} as="clock" />
@@ -63,8 +66,8 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
         </p>
       )}
       {y.checked?.engine_differs && <p class="fault">This version of lull judges it otherwise than was recorded then{y.checked.was?.length ? `: ${y.checked.was.join(', ')}` : ''}.</p>}
-      <h3>Signals</h3>
-      {signals.length === 0 ? <p class="muted">{p.now && runs ? 'Nobody who has live readings of it can be asked. What is not known is not idle.' : 'None is recorded.'}</p> : (
+      {!down && <h3>Signals</h3>}
+      {down ? null : signals.length === 0 ? <p class="muted">{p.now && runs ? 'Nobody who has live readings of it can be asked. What is not known is not idle.' : 'None is recorded.'}</p> : (
         <div class="scroll" tabIndex={0} role="region" aria-label="Signals">
           <table>
             <thead><tr><th scope="col">Signal</th><th scope="col">Says</th><th scope="col">Value</th><th scope="col">Counts from</th><th scope="col">Window</th><th scope="col">Read</th></tr></thead>
@@ -72,19 +75,19 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
           </table>
         </div>
       )}
-      <h3>What prevent{p.now ? 's' : 'ed'} a pause</h3>
-      {!y.verdict ? <p class="muted">{p.now ? 'Nothing.' : 'Not known.'}</p> : blocks.length === 0 ? <p>{runs ? `Nothing. It ${p.now ? 'is' : 'was'} about to be paused.` : 'Nothing.'}</p> : (
+      {!down && <h3>What prevent{p.now ? 's' : 'ed'} a pause</h3>}
+      {down ? null : !y.verdict ? <p class="muted">{p.now ? 'Nothing.' : 'Not known.'}</p> : blocks.length === 0 ? <p>{runs ? `Nothing. It ${p.now ? 'is' : 'was'} about to be paused.` : 'Nothing.'}</p> : (
         <ul class="blocks">
-          {blocks.map((b, i) => <li key={i}><code>{b.code}</code> {local(b.sentence, now)}{b.until && <span class="muted"> {p.now ? 'Ends' : 'It was to end at'} <Time at={b.until} as={p.now ? 'ago' : 'clock'} />.</span>}</li>)}
+          {blocks.map((b, i) => <li key={i}>{local(b.sentence, now)}{b.until && <span class="muted"> {p.now ? 'Ends' : 'It was to end at'} <Time at={b.until} as={p.now ? 'ago' : 'clock'} />.</span>} <code class="code">{b.code}</code></li>)}
         </ul>
       )}
       {leases.length > 0 && <><h3>Leases</h3><ul class="blocks">{leases.map((l, i) => <li key={i}>{l.holder}{l.reason && `: ${l.reason}`}<span class="muted">, until <Time at={l.expires_at} as="clock" /></span></li>)}</ul></>}
-      {!p.now && (y.paused || y.resumed) && <p class="small"><LastTurn what="Last paused" t={y.paused} /> <LastTurn what="Last resumed" t={y.resumed} /></p>}
-      {(y.change ?? []).length > 0 && <><h3>What would have {p.now ? 'to change' : 'had to change'}</h3><ul class="blocks">{y.change!.map((c, i) => <li key={i}>{local(c, now)}</li>)}</ul></>}
+      {(!p.now || down) && (y.paused || y.resumed) && <p class="small"><LastTurn what="Last paused" t={y.paused} /> <LastTurn what="Last resumed" t={y.resumed} /></p>}
+      {(y.change ?? []).length > 0 && <><h3>{down ? 'What brings it back' : `What would have ${p.now ? 'to change' : 'had to change'}`}</h3><ul class="blocks">{y.change!.map((c, i) => <li key={i}>{local(sentence(c), now)}</li>)}</ul></>}
       {(p.last ?? []).length > 0 && (
         <>
           <h3>What had happened until then</h3>
-          <ul class="blocks">{p.last!.slice(0, 5).map((e, i) => <li key={i}>{words(e.action)}{e.from && e.to && e.from !== e.to && `, ${e.from} to ${e.to}`} <span class="muted">{clock(e.at, now)} by {e.by.name}{e.reason && `, ${words(e.reason)}`}</span></li>)}</ul>
+          <ul class="blocks">{p.last!.slice(0, 5).map((e, i) => <li key={i}>{action(e.action)}{e.from && e.to && e.from !== e.to && `, ${status(e.from)} to ${status(e.to)}`} <span class="muted">{clock(e.at, now)} by {doer(e.by.name)}{e.reason && `, ${words(e.reason)}`}</span></li>)}</ul>
         </>
       )}
       {(y.missing ?? []).map((m, i) => <p key={i} class="muted small">Missing from {clock(m.from, now)} to {clock(m.to, now)}: {[m.server, m.why].filter(Boolean).join(' ')}</p>)}
@@ -92,13 +95,15 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
   )
 }
 
+const sentence = (text: string) => text.replace(/^[a-z]+(?= )/, (word) => word[0]!.toUpperCase() + word.slice(1))
+
 export function question(y: { question: string }): string {
   const text = y.question.replace(/[A-Z]{4,}/g, (state) => state.toLowerCase())
   return text.charAt(0).toUpperCase() + text.slice(1) + '?'
 }
 
 function LastTurn(p: { what: string; t: Turn | undefined }) {
-  return p.t ? <span>{p.what} <Time at={p.t.at} as="clock" /> by {p.t.by || 'somebody'}{p.t.reason && ` (${words(p.t.reason)})`}.</span> : null
+  return p.t ? <span>{p.what} <Time at={p.t.at} as="clock" /> by {doer(p.t.by)}{p.t.reason && ` (${words(p.t.reason)})`}.</span> : null
 }
 
 function Signal(p: { s: SignalReading; now: boolean | undefined }) {

@@ -1,76 +1,161 @@
 // What was done, by whom and why: the newest first, and what happens now.
 
 import { useEffect, useRef, useState } from 'preact/hooks'
-import { Entry, List } from '../api'
+import { action, actions, kinds, status } from '../actions'
+import { ask, Entry, List, Problem, problemOf, session } from '../api'
 import type { PageProps } from '../app'
+import { saveFile } from '../evidence'
 import { onEvent } from '../live'
 import { useResource } from '../resource'
 import { go } from '../router'
-import { Empty, Fault, Loading, Time, words } from '../ui'
+import { workersOf } from '../rules'
+import { exact, local } from '../time'
+import { attempt, Button, Empty, Fault, Loading, Time, words } from '../ui'
 
 const many = 100
 
+/** How many pages are read at once for a filter that selects little. */
+const patience = 5
+
+interface Filter { worker_id: string; action: string; by: string; kind: string; from: string; to: string }
+
+/** What is known of the log, newest first, and where it goes on. */
+interface Known { items: Entry[]; next: string }
+
+const same = (a: Entry, b: Entry) => a.id === b.id && a.at === b.at && a.action === b.action && a.worker_id === b.worker_id
+
+/** Puts a newer reading of the log's end before what was read further back. */
+function over(page: List<Entry>, old: Known): Known {
+  const joins = old.items.length > 0 && page.items.some((e) => old.items.some((o) => same(o, e)))
+  if (!joins) return { items: page.items, next: page.next ?? '' }
+  return { items: [...page.items, ...old.items.filter((o) => !page.items.some((e) => same(o, e)))], next: old.next }
+}
+
+function takes(f: Filter, e: Entry): boolean {
+  return (!f.worker_id || e.worker_id === f.worker_id) && (!f.action || e.action === f.action) && (!f.kind || e.by.kind === f.kind) &&
+    (!f.by || e.by.name.toLowerCase().includes(f.by.toLowerCase())) && !f.to
+}
+
+function query(f: Filter): URLSearchParams {
+  const out = new URLSearchParams()
+  for (const [k, v] of Object.entries(f)) {
+    const time = k === 'from' || k === 'to'
+    if (v && (!time || !Number.isNaN(Date.parse(v)))) out.set(k, time ? new Date(v).toISOString() : v)
+  }
+  return out
+}
+
 export function Audit(p: PageProps) {
   const q = p.place.query
-  const filter = { worker_id: q.get('worker_id') ?? '', action: q.get('action') ?? '', from: q.get('from') ?? '', to: q.get('to') ?? '' }
-  const set = (change: Partial<typeof filter>) => {
-    const next = new URLSearchParams(Object.entries({ ...filter, ...change }).filter(([, v]) => v))
-    go('/audit' + (next.size > 0 ? '?' + next : ''))
-  }
-  const ask = new URLSearchParams({ newest: 'true', limit: String(many) })
-  for (const [k, v] of Object.entries(filter)) {
-    const time = k === 'from' || k === 'to'
-    if (v && (!time || !Number.isNaN(Date.parse(v)))) ask.set(k, time ? new Date(v).toISOString() : v)
-  }
-  const list = useResource<List<Entry>>('/audit?' + ask)
-  const [fresh, setFresh] = useState<Entry[]>([])
-  const base = useRef(list.value)
-  if (base.current !== list.value) {
-    base.current = list.value
-    if (fresh.length > 0) setFresh(fresh.filter((e) => !list.value?.items.some((o) => same(o, e))))
-  }
-  useEffect(() => {
-    setFresh([])
-    return onEvent((e) => {
-      if (filter.worker_id && e.worker_id !== filter.worker_id || filter.action && e.action !== filter.action || filter.to) return
-      setFresh((now) => (now.some((o) => same(o, e)) ? now : [e, ...now].slice(0, 1000)))
-    })
-  }, [filter.worker_id, filter.action, filter.to])
-  const known = list.value?.items ?? []
-  const all = [...fresh.filter((e) => !known.some((o) => same(o, e))), ...known]
+  const filter: Filter = { worker_id: q.get('worker_id') ?? '', action: q.get('action') ?? '', by: q.get('by') ?? '', kind: q.get('kind') ?? '', from: q.get('from') ?? '', to: q.get('to') ?? '' }
+  const asked = query(filter).toString()
   return (
     <>
       <h1>Audit log</h1>
-      <p class="headline">Every action, with who asked for it and why. The newest {many}; new ones appear as they happen.</p>
-      <form class="filters" onSubmit={(e) => { e.preventDefault(); const f = new FormData(e.currentTarget); set({ worker_id: String(f.get('worker_id') ?? '').trim(), action: String(f.get('action') ?? '').trim().replaceAll(' ', '_'), from: String(f.get('from') ?? ''), to: String(f.get('to') ?? '') }) }}>
-        <label>Worker id <input name="worker_id" value={filter.worker_id} maxLength={128} size={18} /></label>
-        <label>Action <input name="action" value={filter.action} maxLength={128} size={16} placeholder="any" /></label>
-        <label>From <input name="from" type="datetime-local" value={filter.from} /></label>
-        <label>Before <input name="to" type="datetime-local" value={filter.to} /></label>
-        <button type="submit">Filter</button>
-        {Object.values(filter).some(Boolean) && <button type="button" class="plain" onClick={() => go('/audit')}>Show all</button>}
-      </form>
-      {list.problem && <Fault problem={list.problem} retry={list.reload} />}
-      {!list.value && !list.problem ? <Loading what="the audit log" /> : all.length === 0 && !list.problem ? <Empty title="Nothing is recorded for this." /> : (
-        <div class="card flush scroll" tabIndex={0} role="region" aria-label="Audit entries">
-          <table id="entries">
-            <thead><tr><th scope="col">When</th><th scope="col">What</th><th scope="col">Worker</th><th scope="col">By</th><th scope="col">Details</th></tr></thead>
-            <tbody>
-              {all.map((e) => (
-                <tr key={`${e.id}/${e.at}/${e.action}`} data-entry={e.id}>
-                  <td class="nowrap"><Time at={e.at} /></td>
-                  <td><strong>{words(e.action)}</strong></td>
-                  <td>{e.worker_id ? <a href={`/workers/${encodeURIComponent(e.worker_id)}`}>{e.worker_name || e.worker_id}</a> : <span class="muted">–</span>}</td>
-                  <td>{e.by.name} <span class="muted small">{e.by.kind}</span></td>
-                  <td class="muted">{[e.from && e.to && e.from !== e.to ? `${e.from} to ${e.to}` : '', words(e.reason), e.detail ?? ''].filter(Boolean).join('; ')}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+      <p class="headline">Who did what, when and why: people, lull itself and the cloud. New entries appear as they happen.</p>
+      <Filters key={asked} filter={filter} />
+      <Entries key={'of ' + asked} filter={filter} asked={asked} />
+    </>
+  )
+}
+
+function Filters(p: { filter: Filter }) {
+  const { filter } = p
+  const [fault, setFault] = useState('')
+  const all = useResource<List<{ id: string; name: string }>>('/workers?limit=1000')
+  const one = useResource<{ id: string; name: string }>(filter.worker_id ? `/workers/${encodeURIComponent(filter.worker_id)}` : null)
+  const set = async (e: Event) => {
+    e.preventDefault()
+    const f = new FormData(e.currentTarget as HTMLFormElement)
+    const text = (name: string) => String(f.get(name) ?? '').trim()
+    try {
+      const worker = text('worker')
+      const [id = ''] = worker === (one.value?.name ?? filter.worker_id) ? [filter.worker_id] : await workersOf(worker)
+      const next = new URLSearchParams(Object.entries({ worker_id: id, action: text('action'), by: text('by'), kind: text('kind'), from: text('from'), to: text('to') }).filter(([, v]) => v))
+      go('/audit' + (next.size > 0 ? '?' + next : ''))
+    } catch (err) {
+      setFault(err instanceof Problem && err.status === 404 ? 'There is no such worker.' : err instanceof Error ? err.message : String(err))
+    }
+  }
+  return (
+    <form class="filters labelled" onSubmit={set} aria-label="Filter">
+      <label>Worker <input key={one.value?.name} name="worker" list="audit-workers" autocomplete="off" defaultValue={one.value?.name ?? filter.worker_id} maxLength={128} size={14} placeholder="any" aria-invalid={fault ? true : undefined} /></label>
+      <datalist id="audit-workers">{(all.value?.items ?? []).map((w) => <option key={w.id} value={w.name} />)}</datalist>
+      <label>What <select name="action" defaultValue={filter.action}><option value="">anything</option>{filter.action && !actions.some(([code]) => code === filter.action) && <option value={filter.action}>{action(filter.action)}</option>}{actions.map(([code, name]) => <option key={code} value={code} selected={code === filter.action}>{name}</option>)}</select></label>
+      <label>By <input name="by" defaultValue={filter.by} maxLength={128} size={14} placeholder="anybody" /></label>
+      <label>Who is <select name="kind">{[['', 'anybody'] as const, ...Object.entries(kinds)].map(([k, name]) => <option key={k} value={k} selected={k === filter.kind}>{name}</option>)}</select></label>
+      <label>From <input name="from" type="datetime-local" defaultValue={filter.from} /></label>
+      <label>Before <input name="to" type="datetime-local" defaultValue={filter.to} /></label>
+      <span class="sends"><button type="submit" class="primary">Filter</button>
+        {Object.values(filter).some(Boolean) && <a class="button" href="/audit">Show all</a>}</span>
+      {fault && <p class="bad" role="alert">{fault}</p>}
+    </form>
+  )
+}
+
+function Entries(p: { filter: Filter; asked: string }) {
+  const { filter } = p
+  const path = `/audit?${new URLSearchParams({ newest: 'true', limit: String(many) })}${p.asked && '&' + p.asked}`
+  const list = useResource<List<Entry>>(path)
+  const [fresh, setFresh] = useState<Entry[]>([])
+  const [, redraw] = useState(0)
+  const read = useRef<Known & { of?: List<Entry> }>({ items: [], next: '' })
+  if (list.value && read.current.of !== list.value) read.current = { ...over(list.value, read.current), of: list.value }
+  const known = read.current
+  useEffect(() => onEvent((e) => {
+    if (takes(filter, e)) setFresh((now) => (now.some((o) => same(o, e)) ? now : [e, ...now].slice(0, 1000)))
+  }), [])
+  const more = async () => {
+    let { items, next } = known
+    const before = items.length
+    for (let n = 0; next && n < patience && items.length === before; n++) {
+      const { value } = await ask<List<Entry>>('GET', `${path}&after=${encodeURIComponent(next)}`)
+      items = [...items, ...value.items.filter((e) => !items.some((o) => same(o, e)))]
+      next = value.next ?? ''
+    }
+    Object.assign(read.current, { items, next })
+    redraw((n) => n + 1)
+  }
+  const save = () => attempt('The table is saved.', async () => {
+    const res = await fetch(`/api/v1/audit/export?format=csv${p.asked && '&' + p.asked}`, { headers: { Authorization: `Bearer ${session.token}` } })
+    if (!res.ok) throw await problemOf(res)
+    saveFile('audit.csv', await res.blob())
+  }).then(() => {})
+  const all = [...fresh.filter((e) => !known.items.some((o) => same(o, e))), ...known.items].sort((a, b) => b.id - a.id)
+  if (list.problem && !list.value) return <Fault problem={list.problem} retry={list.reload} />
+  if (!list.value) return <Loading what="the audit log" />
+  return (
+    <>
+      {list.problem && <Fault problem={list.problem} retry={list.reload} what="This is not up to date." />}
+      {all.length === 0 ? (
+        known.next ? <Empty title="Nothing yet in the newest part of the log."><Button onClick={more}>Look further back</Button></Empty>
+          : p.asked ? <Empty title="Nothing is recorded for this."><a href="/audit">Show all</a></Empty> : <Empty title="Nothing has happened yet." />
+      ) : (
+        <>
+          <p class="aboutrows"><span role="status">{all.length.toLocaleString('en')} {all.length === 1 ? 'entry' : 'entries'}{known.next ? ', and older ones' : ''}</span> <Button onClick={save}>Export CSV</Button></p>
+          <div class="card flush scroll" tabIndex={0} role="region" aria-label="Audit entries">
+            <table id="entries" class="asrows">
+              <thead><tr><th scope="col">When</th><th scope="col">What</th><th scope="col">Worker</th><th scope="col">By</th><th scope="col">Details</th></tr></thead>
+              <tbody>{all.map((e) => <Row key={`${e.id}/${e.at}/${e.action}/${e.worker_id}`} e={e} />)}</tbody>
+            </table>
+          </div>
+          {known.next && <div class="actions more"><Button onClick={() => attempt('', more).then(() => {})}>Load more</Button></div>}
+        </>
       )}
     </>
   )
 }
 
-const same = (a: Entry, b: Entry) => a.id === b.id && a.at === b.at && a.action === b.action && a.worker_id === b.worker_id
+function Row(p: { e: Entry }) {
+  const { e } = p
+  const moved = e.from && e.to && e.from !== e.to ? `${status(e.from)} to ${status(e.to)}` : ''
+  return (
+    <tr data-entry={e.id}>
+      <td class="nowrap"><Time at={e.at} /><div class="muted small">{exact(e.at)}</div></td>
+      <td><strong>{action(e.action)}</strong></td>
+      <td class="nowrap">{e.worker_id ? <a href={`/workers/${encodeURIComponent(e.worker_id)}`}>{e.worker_name || e.worker_id}</a> : <span class="muted">–</span>}</td>
+      <td class="nowrap">{e.by.kind === 'person' ? e.by.name : <>{kinds[e.by.kind] ?? words(e.by.kind)}<div class="muted small">{e.by.name}</div></>}</td>
+      <td class="muted">{[moved, words(e.reason), local(e.detail ?? '', Date.now())].filter(Boolean).join('; ')}</td>
+    </tr>
+  )
+}

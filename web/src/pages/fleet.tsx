@@ -89,9 +89,10 @@ function Saved() {
 function headline(o: Overview, narrowed: boolean): string {
   if (o.total === 0) return 'Nothing to watch yet.'
   const n = (s: Standing) => o.counts[s] ?? 0
-  const parts = [`${n('active')} in use`]
-  if (n('pausing_soon')) parts.push(`${n('pausing_soon')} about to pause`)
-  if (n('paused')) parts.push(`${n('paused')} paused`)
+  const count = (s: Standing) => n(s).toLocaleString('en')
+  const parts = [`${count('active')} in use`]
+  if (n('pausing_soon')) parts.push(`${count('pausing_soon')} about to pause`)
+  if (n('paused')) parts.push(`${count('paused')} paused`)
   const needs = o.attention_total === 0 ? 'Nothing needs you.' : o.attention_total === 1 ? '1 worker needs you.' : `${o.attention_total.toLocaleString('en')} workers need you.`
   if (narrowed) return `${needs} ${order.reduce((sum, s) => sum + n(s), 0).toLocaleString('en')} of ${o.total.toLocaleString('en')} workers match.`
   return `${needs} ${o.total.toLocaleString('en')} workers: ${parts.join(', ')}.`
@@ -118,7 +119,8 @@ function Search(p: { filter: { q: string; aws_region: string; sort: string }; se
   const [text, setText] = useState(p.filter.q)
   const input = useRef<HTMLInputElement>(null)
   const timer = useRef(0)
-  useEffect(() => setText(p.filter.q), [p.filter.q])
+  // Who types goes on: what was searched for does not take the place of what is written meanwhile.
+  useEffect(() => { if (document.activeElement !== input.current) setText(p.filter.q) }, [p.filter.q])
   useEffect(() => {
     const slash = (e: KeyboardEvent) => {
       if (e.key !== '/' || e.ctrlKey || e.metaKey || /^(INPUT|TEXTAREA|SELECT)$/.test((e.target as Element).tagName)) return
@@ -226,7 +228,7 @@ function Countdown(p: { row: WorkerRow }) {
   const now = useNow()
   const r = p.row
   if (r.standing === 'paused') return r.last_paused_at ? <>since <Time at={r.last_paused_at} as="clock" /></> : <>–</>
-  if (!r.target_pause_at) return <span class="muted">{r.timeout_minutes > 0 ? `not now (${minutes(r.idle_minutes)} of ${minutes(r.timeout_minutes)})` : '–'}</span>
+  if (!r.target_pause_at) return r.timeout_minutes > 0 ? <span class="two">not now<span class="muted small">unused {minutes(r.idle_minutes)} of {minutes(r.timeout_minutes)}</span></span> : <span class="muted">–</span>
   const left = (new Date(r.target_pause_at).getTime() - now) / 1000
   return <span title={`at ${clock(r.target_pause_at, now)}`}>{left > 0 ? `in ${span(left)}` : 'due'}</span>
 }

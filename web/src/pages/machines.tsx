@@ -80,7 +80,7 @@ function All() {
           <Card key={m.name} title={m.name} aside={<span class={m.stale ? 'bad' : 'muted'}>{m.stale ? 'Not heard of: last report ' : 'reported '}<Time at={m.reported_at} />{several && m.server && ` to server ${m.server}`}</span>}>
             <p>
               {!m.report && m.server && <>Server {m.server} hears it; its signals are shown there. </>}
-              {m.stale ? 'What it sees now is not known.' : r.idle_minutes !== undefined && <>Idle for {minutes(r.idle_minutes)}. </>}
+              {m.stale ? 'What it sees now is not known. ' : r.idle_minutes !== undefined && <>Idle for {minutes(r.idle_minutes)}. </>}
               {r.pause_holder && <span class="muted">{r.pause_holder === 'agent' ? 'It decides about itself. ' : 'The controller decides about it. '}</span>}
               <a href={agentAt(m.name)}>Why, and its past</a>
               {m.worker_id && <>, <a href={`/workers/${encodeURIComponent(m.worker_id)}`}>its worker</a></>}.
@@ -89,7 +89,7 @@ function All() {
             {(r.alarms ?? []).map((a) => <p key={a.code} class="fault">{a.sentence}</p>)}
             {r.action && <p>{words(r.action.action)}: {words(r.action.phase)} <span class="muted">({words(r.action.reason)})</span></p>}
             <Readings list={r.readings ?? []} name={m.name} />
-            {(r.holds ?? []).length > 0 && <ul class="blocks">{r.holds!.map((b, i) => <li key={i}><code>{b.code}</code> {b.sentence}</li>)}</ul>}
+            {(r.holds ?? []).length > 0 && <ul class="blocks">{r.holds!.map((b, i) => <li key={i}>{b.sentence} <code class="code">{b.code}</code></li>)}</ul>}
           </Card>
         )
       })}

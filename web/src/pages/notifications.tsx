@@ -1,9 +1,11 @@
 // Notifications: whether they arrive, and those that did not.
 
+import { useState } from 'preact/hooks'
 import { ask, Entry, List } from '../api'
 import type { PageProps } from '../app'
 import { useResource } from '../resource'
-import { attempt, Button, Card, Empty, Fault, Loading, Time, words } from '../ui'
+import { attempt, Button, Card, Dialog, Empty, Fault, Loading, Time, words } from '../ui'
+import { ChannelForm, channelsKey, channelsOf, putChannel, Settings, tells } from './channels'
 
 interface Delivery { channel: string; type: string; pending: number; delivered: number; dead: number; last_delivered_at: string | null; failing_since: string | null; last_error?: string; next_try_at: string | null }
 interface Letter { id: string; channel: string; event: string; entry: Entry; tries: number; error: string; died_at: string; retry_at: string | null }
@@ -11,22 +13,40 @@ interface Letter { id: string; channel: string; event: string; entry: Entry; tri
 export function Notifications(p: PageProps) {
   const channels = useResource<List<Delivery>>('/notifications/channels?limit=1000', { every: 5_000 })
   const dead = useResource<List<Letter>>('/notifications/dead?limit=200', { every: 10_000 })
+  const settings = useResource<Settings>('/settings', { on: (e) => e.action.includes('settings'), revision: (v) => v.revision })
+  const [editing, setEditing] = useState<string | null>(null)
+  const [removing, setRemoving] = useState('')
+  const set = channelsOf(settings.value)
+  const from = settings.value?.items.find((s) => s.key === channelsKey)?.source
+  const admin = p.role === 'admin' && from !== undefined && from !== 'flag' && from !== 'env'
   const one = (l: Letter) => `/notifications/dead/${encodeURIComponent(l.channel)}/${encodeURIComponent(l.id)}`
   return (
     <>
       <h1>Notifications</h1>
       <p class="headline">Who is told of what happens, and whether it arrived.</p>
+      {admin && <div class="actions commands"><Button kind="primary" onClick={() => setEditing('')}>Add a channel</Button></div>}
       {channels.problem && <Fault problem={channels.problem} retry={channels.reload} />}
-      {!channels.value ? !channels.problem && <Loading what="the channels" /> : channels.value.items.length === 0 ? <Empty title="There is no channel yet.">The setting <code>notify_channels</code> names webhooks, chats and mailboxes.</Empty> : channels.value.items.map((c) => (
-        <Card key={c.channel} title={c.channel} aside={p.operator && <Button label={`Send a test to ${c.channel}`} onClick={() => attempt(`A test arrived at ${c.channel}.`, () => ask('POST', `/notifications/channels/${encodeURIComponent(c.channel)}/test`)).then(channels.reload)}>Send a test</Button>}>
-          <p>{c.failing_since ? <span class="bad">Nothing arrives since <Time at={c.failing_since} as="clock" />: {c.last_error}. {c.next_try_at && <>Tried again <Time at={c.next_try_at} />.</>}</span> : <>Works. The last one arrived <Time at={c.last_delivered_at} none="never" />.</>}</p>
+      {!channels.value ? !channels.problem && <Loading what="the channels" /> : channels.value.items.length === 0 ? <Empty title="Nobody is told yet.">{admin ? 'Add a channel: a mailbox, a chat or a webhook. Then people are warned before a pause, and answer by a link.' : <>An admin adds a mailbox, a chat or a webhook here; then people are warned before a pause.</>}</Empty> : channels.value.items.map((c) => (
+        <Card key={c.channel} title={c.channel} aside={p.operator && <span>{admin && set[c.channel] && <><Button kind="plain" label={`Change ${c.channel}`} onClick={() => setEditing(c.channel)}>Change</Button> <Button kind="plain" label={`Remove ${c.channel}`} onClick={() => setRemoving(c.channel)}>Remove</Button> </>}<Button label={`Send a test to ${c.channel}`} onClick={() => attempt(`A test arrived at ${c.channel}.`, () => ask('POST', `/notifications/channels/${encodeURIComponent(c.channel)}/test`)).then(channels.reload)}>Send a test</Button></span>}>
+          {set[c.channel] && <p>{tells(set[c.channel]!).replace(/^./, (x) => x.toUpperCase())}.</p>}
+          <p>{c.failing_since ? <span class="bad">Nothing arrives since <Time at={c.failing_since} as="clock" />: {c.last_error}. {c.next_try_at && <>Tried again <Time at={c.next_try_at} />.</>}</span> : c.last_delivered_at ? <>Works. The last one arrived <Time at={c.last_delivered_at} />.</> : <>Nothing was sent yet. Send a test to see that it arrives.</>}</p>
           <p class="muted small">{words(c.type)}; {c.delivered} delivered, {c.pending} waiting, {c.dead} given up</p>
         </Card>
       ))}
+      {editing !== null && settings.value && <ChannelForm all={settings} name={editing || undefined} onClose={() => { setEditing(null); channels.reload() }} />}
+      {removing && (
+        <Dialog title={`Remove the channel ${removing}?`} onClose={() => setRemoving('')}>
+          <p>Nothing is sent to it from now on.</p>
+          <div class="actions">
+            <button type="button" onClick={() => setRemoving('')}>Cancel</button>
+            <Button kind="danger" onClick={async () => { if (await attempt(`The channel ${removing} is removed.`, () => putChannel(settings, removing, null))) setRemoving(''); channels.reload() }}>Remove it</Button>
+          </div>
+        </Dialog>
+      )}
       {(dead.value?.items ?? []).length > 0 && (
         <Card title="Given up" class="flush">
           <div class="scroll" tabIndex={0} role="region" aria-label="Given up">
-            <table>
+            <table class="asrows">
               <thead><tr><th scope="col">When</th><th scope="col">Channel</th><th scope="col">Event</th><th scope="col">Why</th><th scope="col"><span class="hidden">Commands</span></th></tr></thead>
               <tbody>{dead.value!.items.map((l) => (
                 <tr key={l.channel + l.id}>

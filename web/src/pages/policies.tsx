@@ -5,7 +5,7 @@ import { useState } from 'preact/hooks'
 import { ask, Entry, List, Problem } from '../api'
 import type { PageProps } from '../app'
 import { useResource } from '../resource'
-import { Budget, Group, Override, Policy, PolicyValues, scope, selector, whom, workersOf } from '../rules'
+import { Budget, Group, Override, overrideKinds, Policy, PolicyValues, scope, selector, whom, workersOf } from '../rules'
 import { minutes } from '../time'
 import { attempt, Button, Card, Dialog, Fault, Loading, Time } from '../ui'
 
@@ -51,14 +51,14 @@ export function Policies(p: PageProps) {
       {!all.value ? !all.problem && <Loading what="the policies" /> : (
         <Card title="Named policies" class="flush">
           <div class="scroll" tabIndex={0} role="region" aria-label="Named policies">
-            <table>
+            <table class="asrows">
               <thead><tr><th scope="col">Name</th><th scope="col">Says</th><th scope="col">Holds for</th><th scope="col"><span class="hidden">Commands</span></th></tr></thead>
               <tbody>
                 {all.value.items.map((x) => (
                   <tr key={x.name}>
                     <th scope="row">{x.name}<div class="muted small">{x.description}{x.shipped && ' (comes with lull)'}</div></th>
                     <td>{says(x)}</td>
-                    <td>{(groups.value?.items ?? []).filter((g) => g.policy === x.name).map((g) => scope(g.selector)).join('; ') || <span class="muted">whom it is given</span>}</td>
+                    <td>{(groups.value?.items ?? []).filter((g) => g.policy === x.name).map((g) => scope(g.selector)).join('; ') || <span class="muted">only those it is put on</span>}</td>
                     <td class="nowrap">
                       {x.idle_timeout_minutes !== undefined && <a href={`/preview?policy=${encodeURIComponent(x.name)}`} aria-label={`Preview ${x.name}`}>Preview</a>}{' '}
                       {p.operator && <Button kind="plain" label={`Apply ${x.name}`} onClick={() => setApplying(x)}>Apply</Button>}{' '}
@@ -77,7 +77,7 @@ export function Policies(p: PageProps) {
           <ul class="history">
             {overrides.value!.items.map((o) => (
               <li key={o.id}>
-                <span><strong>{{ keep: 'Keep running', skip: 'Skip the schedule', freeze: 'Freeze', policy: `Use ${o.policy}` }[o.kind]}</strong> {whom(o)}, until <Time at={o.until} as="clock" /> {p.operator && <Button kind="plain" label={`End the exception for ${whom(o)}`} onClick={() => end('The exception has ended.', `/overrides/${o.id}`, overrides.reload)}>End it</Button>}</span>
+                <span><strong>{overrideKinds(o)}</strong> {whom(o)}, until <Time at={o.until} as="clock" /> {p.operator && <Button kind="plain" label={`End the exception for ${whom(o)}`} onClick={() => end('The exception has ended.', `/overrides/${o.id}`, overrides.reload)}>End it</Button>}</span>
                 <span class="muted small">by {o.by}{o.reason && `: ${o.reason}`}{new Date(o.from).getTime() > Date.now() && <>, from <Time at={o.from} as="clock" /></>}</span>
               </li>
             ))}
@@ -86,7 +86,7 @@ export function Policies(p: PageProps) {
       </Card>
       <Card title="Groups" class="flush">
         {(groups.value?.items ?? []).length === 0 ? <p class="muted">No policy or schedule is put on a group yet.</p> : (
-          <div class="scroll" tabIndex={0} role="region" aria-label="Groups"><table>
+          <div class="scroll" tabIndex={0} role="region" aria-label="Groups"><table class="asrows">
             <thead><tr><th scope="col">Workers</th><th scope="col">Policy</th><th scope="col">Schedule</th><th scope="col">Priority</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>
             <tbody>{groups.value!.items.map((g) => <tr key={g.id}><th scope="row">{scope(g.selector)}</th><td>{g.policy || '–'}</td><td>{g.schedule || '–'}</td><td>{g.priority ?? 0}</td><td>{p.operator && <Button kind="plain" label={`Take it away from ${scope(g.selector)}`} onClick={() => end('It is taken away.', `/policy-groups/${g.id}`, groups.reload)}>Take away</Button>}</td></tr>)}</tbody>
           </table></div>
@@ -206,13 +206,14 @@ function Whom(p: { id: string; what: string }) {
   )
 }
 
-function Except(p: { policies: Policy[]; onClose: () => void }) {
+/** Makes an exception with an end, for the worker that is given or for those that are named. */
+export function Except(p: { policies: Policy[]; worker?: { id: string; name: string }; onClose: () => void }) {
   const [kind, setKind] = useState('keep')
   const byDay = kind === 'keep' || kind === 'skip'
   const send = async (f: FormData) => {
     const at = (name: string) => text(f, name) ? new Date(text(f, name)).toISOString() : ''
     const body: Record<string, unknown> = { kind, reason: text(f, 'reason') }
-    const s = selector(await workersOf(text(f, 'workers')), text(f, 'tags'), text(f, 'region'), !!f.get('all'))
+    const s = p.worker ? { worker_ids: [p.worker.id] } as ReturnType<typeof selector> : selector(await workersOf(text(f, 'workers')), text(f, 'tags'), text(f, 'region'), !!f.get('all'))
     if (s.all) body.all = true
     else body.selector = s
     if (at('from')) body.from = at('from')
@@ -222,7 +223,7 @@ function Except(p: { policies: Policy[]; onClose: () => void }) {
     return `The exception holds for ${whom(value)}.`
   }
   return (
-    <Form title="Make an exception" submit="Make it" onClose={p.onClose} send={send}>
+    <Form title={p.worker ? `Make an exception for ${p.worker.name}` : 'Make an exception'} submit="Make it" onClose={p.onClose} send={send}>
       <label for="o-kind">What</label>
       <select id="o-kind" value={kind} onChange={(e) => setKind(e.currentTarget.value)}>
         <option value="keep">keep running</option>
@@ -231,7 +232,7 @@ function Except(p: { policies: Policy[]; onClose: () => void }) {
         <option value="policy">use another policy</option>
       </select>
       {kind === 'policy' && <><label for="o-policy">Policy</label><select id="o-policy" name="policy">{p.policies.map((x) => <option key={x.name}>{x.name}</option>)}</select></>}
-      <Whom id="o" what="The whole fleet: every worker, those that come meanwhile too" />
+      {!p.worker && <Whom id="o" what="The whole fleet: every worker, those that come meanwhile too" />}
       <label for="o-from">From; empty is now</label><input id="o-from" name="from" type="datetime-local" />
       <label for="o-until">Until{byDay && '; empty is not today: the end of today'}</label><input id="o-until" name="until" type="datetime-local" required={!byDay} />
       <label for="o-reason">Reason</label><input id="o-reason" name="reason" maxLength={256} />

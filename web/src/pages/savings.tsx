@@ -3,7 +3,7 @@
 
 import { useRef, useState } from 'preact/hooks'
 import type { PageProps } from '../app'
-import { hours, saved, Savings, Sum, unknownMoney, usd } from '../evidence'
+import { hours, saved, saveFile, Savings, Sum, unknownMoney, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { clock } from '../time'
@@ -65,7 +65,7 @@ export function SavingsPage(p: PageProps) {
             {spans.map(([n, , text]) => <option key={n} value={n}>{text}</option>)}
           </select>
         </label>
-        {s && <span class="exports"><button type="button" onClick={() => save(`savings-${by.replace(':', '-')}.csv`, 'text/csv', csv(s))}>Export CSV</button> <button type="button" onClick={() => save(`savings-${by.replace(':', '-')}.json`, 'application/json', JSON.stringify(s, null, 2))}>Export JSON</button></span>}
+        {s && <span class="exports"><button type="button" onClick={() => saveFile(`savings-${by.replace(':', '-')}.csv`, new Blob([csv(s)], { type: 'text/csv' }))}>Export CSV</button> <button type="button" onClick={() => saveFile(`savings-${by.replace(':', '-')}.json`, new Blob([JSON.stringify(s, null, 2)], { type: 'application/json' }))}>Export JSON</button></span>}
       </form>
       {r.problem && <Fault problem={r.problem} retry={r.reload} />}
       {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers show here from the day that lull has them.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} />}
@@ -241,13 +241,4 @@ function csv(s: Savings): string {
   const head = ['from', 'to', s.by, ...columns.slice(1)]
   const periods = s.periods?.length ? s.periods : [s]
   return [head, ...periods.flatMap((p) => (p.groups ?? []).map((g) => [p.from, p.to, ...columns.map((c) => g[c])]))].map((row) => row.map(field).join(',')).join('\n') + '\n'
-}
-
-function save(name: string, type: string, text: string) {
-  const url = URL.createObjectURL(new Blob([text], { type }))
-  const a = document.createElement('a')
-  a.href = url
-  a.download = name
-  a.click()
-  setTimeout(() => URL.revokeObjectURL(url), 10_000)
 }

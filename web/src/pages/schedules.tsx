@@ -73,7 +73,7 @@ function Dates(p: { s: Schedule }) {
   const dated = p.s.windows.filter((w) => w.date).sort((a, b) => a.date! < b.date! ? -1 : 1)
   return (
     <>
-      {p.s.windows.some((w) => w.hold) && <p class="legend small"><span class="swatch" /> open <span class="swatch hold" /> open and held: nothing is paused, for maintenance</p>}
+      {p.s.windows.some((w) => w.hold) && <p class="hours muted small"><span class="swatch" /> open <span class="swatch hold" /> open and held: nothing is paused, for maintenance</p>}
       {dated.length > 0 && <ul class="history dates" aria-label="Windows of one date">{dated.map((w, i) => (
         <li key={i}><span><strong>{w.date}</strong> {w.from} to {w.to}{w.to <= w.from && ' of the next day'}</span><span class="muted small">{w.hold ? 'held: nothing is paused, for maintenance' : 'open'}{w.name && `, ${w.name}`}</span></li>
       ))}</ul>}

@@ -5,8 +5,7 @@ import { ask, Problem, Setting } from '../api'
 import type { PageProps } from '../app'
 import { Resource, useResource } from '../resource'
 import { attempt, Button, Card, Dialog, Fault, Loading, words } from '../ui'
-
-interface Settings { items: Setting[]; revision: number }
+import { Channel, ChannelForm, channelsKey, Settings, tells } from './channels'
 
 const groups: [string, (key: string) => boolean][] = [
   ['Idle detection', (k) => k.startsWith('worker_') || k.startsWith('idle_') || k.startsWith('min_') || k.startsWith('scale_') || k.startsWith('drain_')],
@@ -28,12 +27,12 @@ export function SettingsPage(p: PageProps) {
         return mine.length === 0 ? null : (
           <Card key={title} title={title} class="flush">
             <div class="scroll" tabIndex={0} role="region" aria-label={title}>
-              <table>
+              <table class="asrows">
                 <thead><tr><th scope="col">Setting</th><th scope="col">Value</th><th scope="col">From</th><th scope="col"><span class="hidden">Change</span></th></tr></thead>
                 <tbody>
                   {mine.map((s) => (
                     <tr key={s.key}>
-                      <th scope="row"><code>{s.key}</code><div class="muted small">{s.doc}</div></th>
+                      <th scope="row">{s.doc}<div class="small"><code>{s.key}</code></div></th>
                       <td class="value">{shown(s)}</td>
                       <td>{words(s.source)}</td>
                       <td>{p.role === 'admin' && (pinned(s) ? <span class="muted small">fixed by the {s.source === 'env' ? 'environment' : 'command line'}</span> : <Button kind="plain" label={`Change ${s.key}`} onClick={() => setEditing(s)}>Change</Button>)}</td>
@@ -45,7 +44,8 @@ export function SettingsPage(p: PageProps) {
           </Card>
         )
       })}
-      {editing && <Edit setting={editing} all={all} onClose={() => setEditing(null)} />}
+      {editing?.key === channelsKey && <ChannelForm all={all} onClose={() => setEditing(null)} />}
+      {editing && editing.key !== channelsKey && <Edit setting={editing} all={all} onClose={() => setEditing(null)} />}
     </>
   )
 }
@@ -53,6 +53,7 @@ export function SettingsPage(p: PageProps) {
 const pinned = (s: Setting) => s.source === 'flag' || s.source === 'env'
 
 function shown(s: Setting): string {
+  if (s.key === channelsKey) return Object.entries((s.value ?? {}) as Record<string, Channel>).map(([name, c]) => `${name}: ${tells(c)}`).join('\n') || 'none'
   if (typeof s.value === 'boolean') return s.value ? 'on' : 'off'
   if (Array.isArray(s.value)) return s.value.join(', ')
   if (typeof s.value === 'object' && s.value !== null) return JSON.stringify(s.value, null, 1)

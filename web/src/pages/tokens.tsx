@@ -21,7 +21,7 @@ export function Tokens(p: PageProps) {
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
       {!all.value && !all.problem ? <Loading what="the tokens" /> : (
         <div class="card flush scroll" tabIndex={0} role="region" aria-label="Tokens">
-          <table>
+          <table class="asrows">
             <thead><tr><th scope="col">Name</th><th scope="col">Role</th><th scope="col">Made</th><th scope="col">Ends</th><th scope="col"><span class="hidden">End it</span></th></tr></thead>
             <tbody>
               {list.map((t) => {

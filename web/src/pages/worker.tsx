@@ -2,14 +2,16 @@
 // what a person can do about it.
 
 import { useState } from 'preact/hooks'
-import { ask, Entry, IdleStatus, Metrics, Why, Worker } from '../api'
+import { action, doer, status } from '../actions'
+import { ask, Entry, IdleStatus, List, Metrics, Standing, Why, Worker } from '../api'
 import type { PageProps } from '../app'
 import { Resource, useResource } from '../resource'
 import { go } from '../router'
-import { Origin, WorkerPolicy } from '../rules'
-import { ago, clock, exact, minutes, span, useNow } from '../time'
-import { attempt, Badge, Button, Card, Dialog, Empty, Fault, Loading, Time, words } from '../ui'
+import { Origin, overrideKinds, Policy, WorkerPolicy } from '../rules'
+import { ago, clock, exact, local, minutes, span, useNow } from '../time'
+import { attempt, Badge, Button, Card, Dialog, Empty, Fault, Loading, standings, Time, words } from '../ui'
 import { Answer, Grounds, moment, pathAt, Then } from './account'
+import { Except, Form, says } from './policies'
 import { LookBack, TimelineCard } from './timeline'
 
 export function WorkerPage(p: PageProps) {
@@ -45,12 +47,12 @@ function One(p: { id: string; operator: boolean; at: number | null }) {
       {p.at !== null && <Then path={path + '/why'} at={p.at} onEnd={() => go(location.pathname)} />}
       <div class="columns">
         <div>
-          <Lifecycle w={w} st={st} />
+          <Lifecycle w={w} st={st} standing={why.value?.standing} />
           <WhyPanel why={why} />
         </div>
         <div>
           <Facts w={w} metrics={metrics.value} />
-          <Rules path={path} mine={mine} />
+          <Rules w={w} path={path} mine={mine} operator={p.operator} reload={() => { worker.reload(); why.reload() }} />
           <History why={why} id={p.id} />
         </div>
       </div>
@@ -130,7 +132,7 @@ function Snooze(p: { w: Worker; onClose: () => void; act: (verb: string, done: s
 }
 
 /** The section "Activity & Lifecycle" of the worker. */
-function Lifecycle(p: { w: Worker; st: IdleStatus | undefined }) {
+function Lifecycle(p: { w: Worker; st: IdleStatus | undefined; standing: Standing | undefined }) {
   const { w, st } = p
   const now = useNow()
   const events = w.recent_activity_events ?? []
@@ -139,7 +141,7 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined }) {
   return (
     <Card title="Activity & Lifecycle">
       <dl class="facts two">
-        <div><dt>State</dt><dd>{w.status !== 'RUNNING' ? words(w.status).toLowerCase() : !st || st.readings_unknown ? 'Not known' : `${st.is_idle ? 'Idle' : 'Not idle yet'} (${minutes(st.idle_minutes)} of ${minutes(st.timeout_minutes)})`}</dd></div>
+        <div><dt>State</dt><dd>{stateText(w, st, p.standing)}</dd></div>
         <div><dt>Last activity</dt><dd><Time at={st?.last_activity_at ?? w.last_activity_at} none="none seen" /></dd></div>
         <div><dt>Auto-pause</dt><dd>{pauseText(w, st, seconds, now)}</dd></div>
         <div><dt>Next check</dt><dd>{w.status === 'RUNNING' && st?.next_idle_check_at ? <Time at={st.next_idle_check_at} /> : '–'}</dd></div>
@@ -148,8 +150,8 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined }) {
       </dl>
       {w.status === 'RUNNING' && st && <Progress st={st} seconds={seconds} />}
       <dl class="facts two">
-        <div><dt>Last paused</dt><dd><Time at={w.last_paused_at} />{w.last_paused_at && <span class="muted"> {words(w.pause_reason)}, by {w.last_paused_by || 'somebody'}</span>}</dd></div>
-        <div><dt>Last resumed</dt><dd><Time at={w.last_resumed_at} />{w.last_resumed_at && w.last_resumed_by && <span class="muted"> by {w.last_resumed_by}</span>}</dd></div>
+        <div><dt>Last paused</dt><dd><Time at={w.last_paused_at} />{w.last_paused_at && <span class="muted"> {words(w.pause_reason)}, by {doer(w.last_paused_by)}</span>}</dd></div>
+        <div><dt>Last resumed</dt><dd><Time at={w.last_resumed_at} />{w.last_resumed_at && w.last_resumed_by && <span class="muted"> by {doer(w.last_resumed_by)}</span>}</dd></div>
       </dl>
       <table class="counters">
         <caption class="hidden">How often it was paused and resumed</caption>
@@ -164,7 +166,7 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined }) {
         <div class="scroll" tabIndex={0} role="region" aria-labelledby="recent">
           <table>
             <thead><tr><th scope="col">When</th><th scope="col">Category</th><th scope="col">Details</th></tr></thead>
-            <tbody>{events.map((e, i) => <tr key={i}><td title={exact(e.timestamp)}>{ago(e.timestamp, now)}</td><td>{words(e.category)}</td><td class="muted">{details(e.data)}</td></tr>)}</tbody>
+            <tbody>{events.map((e, i) => <tr key={i}><td title={exact(e.timestamp)}>{ago(e.timestamp, now)}</td><td>{words(e.category)}</td><td class="muted" title={typeof e.data === 'object' ? JSON.stringify(e.data) : undefined}>{details(e.data)}</td></tr>)}</tbody>
           </table>
         </div>
       )}
@@ -172,8 +174,15 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined }) {
   )
 }
 
+/** Active or idle, in the words of its badge, and for how long. */
+function stateText(w: Worker, st: IdleStatus | undefined, standing: Standing | undefined): string {
+  if (w.status !== 'RUNNING') return status(w.status).replace(/^./, (c) => c.toUpperCase())
+  if (!st || st.readings_unknown || !standing) return 'Not known'
+  return `${standings[standing].label}, unused for ${minutes(st.idle_minutes)} of ${minutes(st.timeout_minutes)}`
+}
+
 function pauseText(w: Worker, st: IdleStatus | undefined, seconds: number | null, now: number): string {
-  if (w.intent) return `asked for by ${w.intent.by}`
+  if (w.intent) return `asked for by ${doer(w.intent.by)}`
   if (w.status !== 'RUNNING') return '–'
   if (!st) return 'not known'
   if (seconds === null) return 'not before something changes'
@@ -183,7 +192,7 @@ function pauseText(w: Worker, st: IdleStatus | undefined, seconds: number | null
 function Progress(p: { st: IdleStatus; seconds: number | null }) {
   const { st } = p
   const share = p.seconds !== null && p.seconds <= 0 ? 1 : Math.min(1, st.idle_minutes / Math.max(st.timeout_minutes, 0.01))
-  const text = `Quiet for ${minutes(st.idle_minutes)} of ${minutes(st.timeout_minutes)}`
+  const text = `Unused for ${minutes(st.idle_minutes)} of ${minutes(st.timeout_minutes)}`
   return (
     <div class="progress">
       <div role="progressbar" aria-label="On the way to the idle timeout" aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(share * 100)} aria-valuetext={text}><div style={{ width: `${share * 100}%` }} /></div>
@@ -192,11 +201,14 @@ function Progress(p: { st: IdleStatus; seconds: number | null }) {
   )
 }
 
+/** The beginning of a long id is enough to tell it from others. */
+const short = (v: string) => v.replace(/^([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/, '$1…')
+
 /** The data of an event in a line. */
 export function details(data: unknown): string {
   if (data === null || data === undefined) return ''
   if (typeof data !== 'object') return String(data)
-  return Object.entries(data as Record<string, unknown>).filter(([, v]) => v !== null && v !== '').map(([k, v]) => `${words(k)}: ${typeof v === 'object' ? JSON.stringify(v) : String(v)}`).join(', ')
+  return Object.entries(data as Record<string, unknown>).filter(([, v]) => v !== null && v !== '').map(([k, v]) => `${words(k)}: ${typeof v === 'object' ? JSON.stringify(v) : short(String(v))}`).join(', ')
 }
 
 function WhyPanel(p: { why: Resource<Why> }) {
@@ -214,7 +226,7 @@ function Facts(p: { w: Worker; metrics: Metrics | undefined }) {
       <dl class="facts">
         <div><dt>Instance</dt><dd>{w.ec2_instance_id || '–'} {w.instance_type && <span class="muted">{w.instance_type}</span>}</dd></div>
         <div><dt>Address</dt><dd>{w.public_ip || w.private_ip || '–'}</dd></div>
-        <div><dt>Owner</dt><dd>{w.owner || '–'}</dd></div>
+        <div><dt>Owner</dt><dd>{w.owner || '–'}{(w.contacts ?? []).length > 0 && <div class="muted small">told of warnings: {w.contacts!.join(', ')}</div>}</dd></div>
         <div><dt>Running since</dt><dd><Time at={w.running_since} none="–" /></dd></div>
         <div><dt>CPU, memory, disk</dt><dd>{percent(m?.cpu_utilization, 'cpu_utilization')}, {percent(m?.memory_utilization, 'memory_utilization')}, {percent(m?.disk_utilization, 'disk_utilization')}</dd></div>
         <div><dt>Labs, nodes</dt><dd>{m?.labs_count ?? <span class="muted">not known</span>}, {m?.nodes_count ?? <span class="muted">not known</span>}</dd></div>
@@ -225,25 +237,63 @@ function Facts(p: { w: Worker; metrics: Metrics | undefined }) {
   )
 }
 
-/** What holds for it, and where each value came from. */
-function Rules(p: { path: string; mine: (e: Entry) => boolean }) {
+/** What holds for it, where each value came from, and what a person can make of that. */
+function Rules(p: { w: Worker; path: string; mine: (e: Entry) => boolean; operator: boolean; reload: () => void }) {
+  const [dialog, setDialog] = useState<'' | 'policy' | 'except'>('')
   const r = useResource<WorkerPolicy>(p.path + '/policy', { on: (e) => p.mine(e) || /^(policy|budget|schedule|override)_/.test(e.action), every: 60_000 })
+  const policies = useResource<List<Policy>>(dialog ? '/policies?limit=1000' : null)
   const v = r.value
   if (!v) return r.problem ? <Card title="Rules"><Fault problem={r.problem} retry={r.reload} /></Card> : null
   const from = (o: Origin | undefined) => o && <span class="muted small"> {o.layer === 'worker' ? 'its own' : [words(o.layer), o.name].filter(Boolean).join(' ')}</span>
+  const done = () => { setDialog(''); r.reload(); p.reload() }
+  const end = (id: string) => attempt('The exception has ended.', () => ask('DELETE', `/overrides/${id}`)).then(done)
+  const alone = (o: WorkerPolicy['overrides'] extends (infer O)[] | null ? O : never) => o.selector.worker_ids?.length === 1 && o.selector.worker_ids[0] === p.w.id
   return (
     <Card title="Rules" aside={<a href="/policies">All policies</a>}>
       {(v.faults ?? []).map((f) => <p key={f} class="fault">{f}</p>)}
       <dl class="facts">
-        <div><dt>Policy</dt><dd>{v.name}</dd></div>
-        <div><dt>Idle after</dt><dd>{minutes(v.idle_timeout_seconds / 60)}{from(v.from.idle_timeout)}</dd></div>
-        <div><dt>Then</dt><dd>{v.pause_action}, warned {minutes(v.warn_before_seconds / 60)} before{from(v.from.pause_action)}</dd></div>
-        <div><dt>Read from</dt><dd>{(v.activity_sources ?? []).join(', ')}{from(v.from.activity_sources)}</dd></div>
+        <div><dt>Policy</dt><dd>{v.name === 'global' ? 'none: the fleet\'s settings' : v.name}{p.w.policy && <span class="muted small"> its own</span>}</dd></div>
+        <div><dt>Paused when unused for</dt><dd>{minutes(v.idle_timeout_seconds / 60)}{from(v.from.idle_timeout)}</dd></div>
+        <div><dt>How</dt><dd>{v.pause_action}, warned {minutes(v.warn_before_seconds / 60)} before{from(v.from.pause_action)}</dd></div>
+        <div><dt>Its use is read from</dt><dd>{(v.activity_sources ?? []).join(', ')}{from(v.from.activity_sources)}</dd></div>
         <div><dt>Schedule</dt><dd>{v.standing ? <>{v.standing.schedule}, {v.standing.open ? 'open' : 'closed'} now{v.standing.next && <>, {v.standing.next.opens ? 'opens' : 'closes'} <Time at={v.standing.next.at} /></>}</> : 'none'}</dd></div>
-        {(v.overrides ?? []).map((o) => <div key={o.id}><dt>Exception</dt><dd>{o.kind}, until <Time at={o.until} as="clock" /> by {o.by}</dd></div>)}
+        {(v.overrides ?? []).map((o) => (
+          <div key={o.id}><dt>Exception</dt><dd>{overrideKinds(o)}, until <Time at={o.until} as="clock" /> by {o.by}{o.reason && `: ${o.reason}`}
+            {p.operator && alone(o) ? <> <Button kind="plain" label={`End the exception for ${p.w.name}`} onClick={() => end(o.id)}>End it</Button></> : !alone(o) && <span class="muted small"> for more than this worker</span>}</dd></div>
+        ))}
         {(v.budgets ?? []).filter((b) => !b.free).map((b) => <div key={b.budget}><dt>Budget</dt><dd>{b.sentence}</dd></div>)}
       </dl>
+      {p.operator && (
+        <div class="actions">
+          <Button onClick={() => setDialog('except')}>Make an exception</Button>
+          <Button onClick={() => setDialog('policy')}>Choose a policy</Button>
+        </div>
+      )}
+      {dialog === 'except' && policies.value && <Except worker={p.w} policies={policies.value.items} onClose={done} />}
+      {dialog === 'policy' && policies.value && <Choose w={p.w} holds={v.name} policies={policies.value.items} onClose={done} />}
+      {dialog && policies.problem && <Fault problem={policies.problem} retry={policies.reload} />}
     </Card>
+  )
+}
+
+/** Gives this one worker a policy of its own, or takes it away. */
+function Choose(p: { w: Worker; holds: string; policies: Policy[]; onClose: () => void }) {
+  const [name, setName] = useState(p.w.policy ?? '')
+  const chosen = p.policies.find((x) => x.name === name)
+  const send = async () => {
+    const at = name || p.w.policy
+    if (at) await ask('POST', `/policies/${encodeURIComponent(at)}/apply`, { worker_ids: [p.w.id], ...(name ? {} : { remove: true }) })
+    return name ? `${name} holds for ${p.w.name}.` : `${p.w.name} has no policy of its own.`
+  }
+  return (
+    <Form title={`Policy of ${p.w.name}`} submit="Use it" onClose={p.onClose} send={send}>
+      <label for="w-policy">Policy</label>
+      <select id="w-policy" value={name} onChange={(e) => setName(e.currentTarget.value)}>
+        <option value="">none of its own: what its group or the fleet has</option>
+        {p.policies.map((x) => <option key={x.name} value={x.name}>{x.name}</option>)}
+      </select>
+      <p class="muted">{chosen ? `${chosen.name} ${says(chosen)}.` : 'The rules of its groups and of the fleet hold.'} It holds for this worker alone. <a href="/policies">Put one on many at once</a></p>
+    </Form>
   )
 }
 
@@ -255,9 +305,9 @@ function History(p: { why: Resource<Why>; id: string }) {
         <ul class="history">
           {last.map((e, i) => (
             <li key={`${e.id}-${i}`}>
-              <span><strong>{words(e.action)}</strong>{e.from && e.to && e.from !== e.to && <span class="muted"> {e.from} to {e.to}</span>}{e.reason && <span class="muted"> {words(e.reason)}</span>}</span>
-              <span class="muted small"><Time at={e.at} /> by {e.by.name}</span>
-              {e.detail && <span class="muted small">{e.detail}</span>}
+              <span><strong>{action(e.action)}</strong>{e.from && e.to && e.from !== e.to && <span class="muted"> {status(e.from)} to {status(e.to)}</span>}{e.reason && <span class="muted"> {words(e.reason)}</span>}</span>
+              <span class="muted small"><Time at={e.at} /> by {doer(e.by.name)}</span>
+              {e.detail && <span class="muted small">{local(e.detail, Date.now())}</span>}
             </li>
           ))}
         </ul>

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"lull/bench/rig"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+)
+
+// TestDashboardServerRestarts kills a real server under an open page, again and
+// again, while things happen, and starts it anew: whatever was acknowledged is
+// on the page then, once, in its order, and at no moment was the newest of what
+// is shown older than before.
+func TestDashboardServerRestarts(t *testing.T) {
+	chrome := startBrowser(t)
+	bin, err := exec.LookPath("lull")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := rig.New(t.Context(), rig.Region{Bin: bin, Scenario: "regions: [{name: us-east-1}]\nprofiles: {used: {labs: 1, history: 20, history_age: 1m, history_span: 100h}}\nworkers: [{name: lab, count: 3, type: m5.large, profile: used}]\n"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	serve := func() string {
+		if err := r.Serve(t.Context(), "--log-level", "error"); err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimPrefix(r.URL, "http://")
+	}
+	way := newRoad(t, serve())
+	w := open(t, chrome, "http://"+way.l.Addr().String()+"/audit")
+	w.login(r.Token)
+	w.until(`document.querySelector('.link.live')`)
+	w.mu.Lock()
+	w.cut = true
+	w.mu.Unlock()
+	js[bool](w, `(() => {
+		window.tops = []
+		new MutationObserver(() => { const top = Number(document.querySelector('#entries [data-entry]')?.dataset.entry ?? 0); if (top !== window.tops.at(-1)) window.tops.push(top) })
+			.observe(document.querySelector('main'), {subtree: true, childList: true, attributes: true})
+		return true
+	})()`)
+	acknowledged := 0
+	snooze := func() error {
+		_, err := control.Write[any](t.Context(), r.Client, "POST", "/workers/"+r.IDs[acknowledged%3]+"/snooze", map[string]any{"minutes": 60 + acknowledged})
+		if err == nil {
+			acknowledged++
+		}
+		return err
+	}
+	for round := range 3 {
+		for range 10 {
+			if err := snooze(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		gone := make(chan error)
+		go func() { // more of them until nobody answers
+			for snooze() == nil {
+			}
+			close(gone)
+		}()
+		if err := r.Server.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = r.Server.Wait() // it was killed
+		<-gone
+		w.sees("Not live: last heard from the server .*Trying again")
+		to := serve()
+		for range 10 { // the page does not know yet where the server is
+			if err := snooze(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		way.lead(to)
+		w.until(`document.querySelector('.link.live')`)
+		l, err := control.Read[control.List[fleet.Entry]](t.Context(), r.Client, "/audit?newest=true&limit=1000&action=snoozed")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []int64
+		for _, e := range l.Items {
+			want = append(want, e.ID)
+		}
+		if len(want) < acknowledged {
+			t.Fatalf("round %d: %d entries of %d changes", round, len(want), acknowledged)
+		}
+		const shown = `[...document.querySelectorAll('#entries [data-entry]')].map((e) => Number(e.dataset.entry))`
+		w.until(`((all) => $1.every((id) => all.includes(id)))(`+shown+`)`, want)
+		got := slices.DeleteFunc(js[[]int64](w, shown), func(id int64) bool { return !slices.Contains(want, id) })
+		if !slices.Equal(got, want) {
+			t.Errorf("round %d: the page shows %v, want %v", round, got, want)
+		}
+	}
+	tops := js[[]int64](w, `window.tops`)
+	if !slices.IsSorted(tops) || len(tops) < 10 {
+		t.Errorf("the newest entry that is shown went back: %v", tops)
+	}
+	report := fmt.Sprintf("dashboard over 3 killed servers: %d changes, each on the page once", acknowledged)
+	t.Log(report)
+	keep(t, "report.txt", func() []byte { return []byte(report + "\n") })
+}
