@@ -238,7 +238,7 @@ func (d *decision) activity() {
 		r := d.e.Readings[active]
 		b = Block{Code: RecentActivity, Signal: r.Signal, Until: &ends, Sentence: "Active: " + r.describe(d.now) + "."}
 		if idle > d.p.lately() { // it counts still, but nobody would call it active
-			b.Sentence = fmt.Sprintf("Last used %s ago (%s); it is idle after %s.", human(idle), r.Signal, human(time.Duration(d.p.Timeout)))
+			b.Sentence = fmt.Sprintf("Last used %s ago (%s); it is idle after %s.", Human(idle), r.Signal, Human(time.Duration(d.p.Timeout)))
 		}
 	}
 	d.block(b)
