@@ -93,9 +93,9 @@ func (c *cli) notifyDead() *cobra.Command {
 				return err
 			}
 			return c.print(l, func(w io.Writer) {
-				rows(w, "LETTER\tEVENT\tWORKER\tHAPPENED\tTRIES\tERROR", func(row func(string, ...any)) {
+				rows(w, "LETTER\tEVENT\tWORKER\tHAPPENED\tTO\tTRIES\tERROR", func(row func(string, ...any)) {
 					for _, d := range l {
-						row("%s/%s\t%s\t%s\t%s\t%d\t%s", d.Channel, d.ID, d.Event, dash(d.Entry.WorkerName), moment0(&d.Entry.At), d.Tries, d.Error)
+						row("%s/%s\t%s\t%s\t%s\t%s\t%d\t%s", d.Channel, d.ID, d.Event, dash(d.Entry.WorkerName), moment0(&d.Entry.At), dash(d.To), d.Tries, d.Error)
 					}
 				})
 			})

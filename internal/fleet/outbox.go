@@ -2,6 +2,8 @@ package fleet
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,6 +24,7 @@ type Delivery struct {
 	Channel string           `json:"channel"`
 	Cursor  int64            `json:"cursor"`
 	Ahead   map[string]int64 `json:"ahead,omitempty"` // ids with their revisions
+	Batch   *Batch           `json:"batch,omitempty"`
 
 	// What follows is for people to see.
 	Type            string     `json:"type"`
@@ -34,16 +37,50 @@ type Delivery struct {
 	NextTryAt       *time.Time `json:"next_try_at"`
 }
 
+// Batch are the events of a message of several that is being tried. It is kept
+// before the first try, and stays as it is until the receiver has it: what was
+// taken with an answer that got lost may come again, and never with more in it.
+type Batch struct {
+	Items []string `json:"items"` // their ids
+	UpTo  int64    `json:"up_to"` // revision of the last
+}
+
+// Rest is a mail that one address has not taken yet, while others have.
+type Rest struct {
+	Channel string `json:"channel"`
+	ID      string `json:"id"` // of the message
+	To      string `json:"to"`
+	// Named are all that the mail is addressed to, and Stream is what it has its
+	// place in: a worker, or the digests.
+	Named     []string    `json:"named"`
+	Stream    string      `json:"stream"`
+	Events    []RestEvent `json:"events"`
+	Tries     int         `json:"tries"`
+	Since     time.Time   `json:"since"`
+	NextTryAt time.Time   `json:"next_try_at"`
+}
+
+// RestEvent is an event of a Rest. Its entry has no decision, which no mail
+// shows.
+type RestEvent struct {
+	ID    string `json:"id"`
+	Event string `json:"event"`
+	Entry Entry  `json:"entry"`
+}
+
 // DeadLetter is an event that could not be delivered. It stays until somebody
 // has it sent again or drops it.
 type DeadLetter struct {
-	ID      string    `json:"id"`
-	Channel string    `json:"channel"`
-	Event   string    `json:"event"`
-	Entry   Entry     `json:"entry"`
-	Tries   int       `json:"tries"`
-	Error   string    `json:"error"`
-	DiedAt  time.Time `json:"died_at"`
+	ID      string `json:"id"`
+	Channel string `json:"channel"`
+	Event   string `json:"event"`
+	Entry   Entry  `json:"entry"`
+	Tries   int    `json:"tries"`
+	Error   string `json:"error"`
+	// To is the address that did not get it, where others have; the id then
+	// ends in a mark of it.
+	To     string    `json:"to,omitempty"`
+	DiedAt time.Time `json:"died_at"`
 	// RetryAt is set when somebody asked for it to be sent again.
 	RetryAt *time.Time `json:"retry_at"`
 }
@@ -51,11 +88,13 @@ type DeadLetter struct {
 var (
 	deliveryCodec = store.Codec[Delivery]{Version: 1}
 	deadCodec     = store.Codec[DeadLetter]{Version: 1}
+	restCodec     = store.Codec[Rest]{Version: 1}
 )
 
 const (
 	deliveryPrefix = "notify/channels/"
 	deadPrefix     = "notify/dead/"
+	restPrefix     = "notify/rests/"
 )
 
 // NotifierKey is held by the one process that delivers.
@@ -105,6 +144,40 @@ func DeadOp(d DeadLetter) (store.Op, error) {
 	data, err := deadCodec.Encode(key, d)
 	return store.Put(key, data), err
 }
+
+// RestKeys are those of a channel's rests; with an empty one of all channels'.
+func RestKeys(channel string) store.Keys {
+	if channel == "" {
+		return store.Prefix(restPrefix)
+	}
+	return store.Prefix(restPrefix + channel + "/")
+}
+
+// RestChannel is the channel whose Rest a key holds.
+func RestChannel(key string) string {
+	channel, _, _ := strings.Cut(strings.TrimPrefix(key, restPrefix), "/")
+	return channel
+}
+
+func restKey(r *Rest) string { return restPrefix + r.Channel + "/" + r.ID + "." + AddressMark(r.To) }
+
+// AddressMark is a short name of a mail address for ids.
+func AddressMark(address string) string {
+	sum := sha256.Sum256([]byte(address))
+	return hex.EncodeToString(sum[:6])
+}
+
+// DecodeRest reads a rest that came by a listing.
+func DecodeRest(v store.Value) (Rest, error) { return restCodec.Decode(v.Key, v.Data) }
+
+// RestOp writes r.
+func RestOp(r *Rest) (store.Op, error) {
+	data, err := restCodec.Encode(restKey(r), *r)
+	return store.Put(restKey(r), data), err
+}
+
+// DropRestOp removes a rest.
+func DropRestOp(r *Rest) store.Op { return store.Delete(restKey(r)) }
 
 // DropOp removes a dead letter.
 func DropOp(d DeadLetter) store.Op { return store.Delete(deadKey(d.Channel, d.ID)) }

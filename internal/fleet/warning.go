@@ -80,6 +80,15 @@ func (x *Warning) Answers() []string {
 
 // Sentence says what will happen to who, when and why, without a full stop.
 func (x *Warning) Sentence(who string, zone *time.Location) string {
+	return x.sentence(who, "will be", "uses", zone)
+}
+
+// Late is Sentence for when that time has passed.
+func (x *Warning) Late(who string, zone *time.Location) string {
+	return x.sentence(who, "was to be", "used", zone) + "; this warning comes after that"
+}
+
+func (x *Warning) sentence(who, verb, uses string, zone *time.Location) string {
 	done := "paused"
 	switch {
 	case x.Action == "terminate":
@@ -89,12 +98,12 @@ func (x *Warning) Sentence(who string, zone *time.Location) string {
 	case x.Reason == ReasonTTL:
 		done = "stopped"
 	}
-	s := fmt.Sprintf("%s will be %s at %s", who, done, x.PauseAt.In(zone).Format("15:04 MST"))
+	s := fmt.Sprintf("%s %s %s at %s", who, verb, done, x.PauseAt.In(zone).Format("15:04 MST"))
 	if x.Cause != "" {
 		s += " by its " + x.Cause
 	}
 	if !x.Forced {
-		return s + ", since nobody uses it"
+		return s + ", since nobody " + uses + " it"
 	}
 	s += ", used or not"
 	if x.Use != "" {

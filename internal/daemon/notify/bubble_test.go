@@ -30,6 +30,8 @@ type peer struct {
 	answer func(n int, r *http.Request, body []byte) int // by number of the request; 0 hangs until the client goes
 	got    []seen
 	tries  int
+	bodies map[string]string // by webhook-id
+	fault  error
 }
 
 // seen is one event that the receiver said yes to, or wanted to.
@@ -46,6 +48,7 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	p.mu.Lock()
 	p.tries++
+	p.hold(r.Header.Get("Webhook-Id"), string(body))
 	status := http.StatusOK
 	if p.answer != nil {
 		status = p.answer(p.tries, r, body)
@@ -62,6 +65,21 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		w.WriteHeader(status)
 	}
+}
+
+// hold holds a message to the promise of its id: the same one is the same
+// message, whatever became of it before.
+func (p *peer) hold(id, body string) {
+	if id == "" {
+		return
+	}
+	if p.bodies == nil {
+		p.bodies = map[string]string{}
+	}
+	if old, again := p.bodies[id]; again && old != body && p.fault == nil {
+		p.fault = fmt.Errorf("id %s is of two messages:\n%.300s\n%.300s", id, old, body)
+	}
+	p.bodies[id] = body
 }
 
 func (p *peer) take(body []byte) {
@@ -99,7 +117,7 @@ type town struct {
 	n        int
 }
 
-const hookSet = `{"ops":{"type":"webhook","url":"http://receiver/"}}`
+const hookSet = `{"ops":{"type":"webhook","url":"http://receiver/","key":"env:KEY"}}`
 
 func newTown(channels string, seed uint64, env ...string) *town {
 	db := mem.New(mem.Options{})
@@ -143,7 +161,7 @@ func (w *town) notifier(ctx context.Context) (*process, error) {
 		return nil, err
 	}
 	p.Notifier, err = notify.New(notify.Config{Fleet: p.fleet, Server: "one", Secret: func(s fleet.Secret) (string, error) {
-		return map[fleet.Secret]string{"env:ADDRESS": "http://receiver/"}[s], nil
+		return map[fleet.Secret]string{"env:ADDRESS": "http://receiver/", "env:KEY": strings.Repeat("k", 32)}[s], nil
 	}, Dial: w.net.DialContext})
 	if err != nil {
 		return nil, err
@@ -195,6 +213,9 @@ func (w *town) happenings(ctx context.Context, n int, over time.Duration) error 
 // check holds what arrived to the promise: everything, in order for each
 // worker where it arrives first, and nothing that did not happen.
 func (w *town) check(lost ...string) error {
+	if w.peer.fault != nil {
+		return w.peer.fault
+	}
 	byID := map[string]seen{}
 	next := map[string][]string{} // ids still to come, by worker
 	for _, e := range w.want {
@@ -239,6 +260,9 @@ func bubble(t *testing.T, body func(ctx context.Context) error) {
 		t.Error(err)
 	}
 }
+
+// pass lets time go by in a bubble.
+func pass(d time.Duration) { time.Sleep(d) }
 
 // said delivers an entry to a chat and returns what it says there.
 func said(ctx context.Context, e fleet.Entry) (string, error) {
@@ -674,5 +698,149 @@ func TestBacklog(t *testing.T) {
 			return fmt.Errorf("%d arrivals of %d events", n, len(w.want))
 		}
 		return w.check()
+	})
+}
+
+// TestDigestAgain: a digest that is tried again, by this process or the next, is
+// the same message, and what has come since is another: a receiver that took
+// the first, and answered for half an hour that it is out of order, loses nothing.
+func TestDigestAgain(t *testing.T) {
+	for range runs(t) {
+		seed := rand.Uint64()
+		bubble(t, func(ctx context.Context) error {
+			w := newTown(`{"ops":{"type":"webhook","url":"http://receiver/","key":"env:KEY","digest":"10m"}}`, seed)
+			taken := map[string]bool{} // by webhook-id: who has one drops what comes with it again
+			w.peer.answer = func(_ int, r *http.Request, _ []byte) int {
+				id, away := r.Header.Get("Webhook-Id"), time.Now().Minute()%40 < 30
+				switch {
+				case taken[id] && !away:
+					return http.StatusAccepted // as a duplicate, unread
+				case taken[id] || away && rand.IntN(3) > 0:
+					return http.StatusInternalServerError
+				case away:
+					taken[id] = true
+					return 299
+				}
+				return http.StatusOK
+			}
+			end, err := w.serve()
+			if err != nil {
+				return err
+			}
+			defer func() { end() }()
+			p, err := w.notifier(ctx)
+			if err != nil {
+				return err
+			}
+			time.Sleep(10 * time.Second) // the channel begins
+			for range 12 {
+				if err := w.happenings(ctx, 5, 5*time.Minute); err != nil {
+					return err
+				}
+				switch w.rng.IntN(4) {
+				case 0:
+					p.kill()
+				case 1:
+					p.end()
+				case 2:
+					w.db.Compact(w.db.Revision())
+					p.client.Disconnect()
+					continue
+				default:
+					continue
+				}
+				if p, err = w.notifier(ctx); err != nil {
+					return err
+				}
+			}
+			time.Sleep(12 * time.Hour)
+			p.end()
+			return w.check()
+		})
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// TestUrgentFirst: while a receiver fails and when it is back, a warning waits
+// behind nothing but what its own worker has to say before, and one that comes
+// after its pause says so and offers nothing.
+func TestUrgentFirst(t *testing.T) {
+	bubble(t, func(ctx context.Context) error {
+		w := newTown(`{"ops":{"type":"webhook","url":"http://receiver/","key":"env:KEY","digest":"10m"},"chat":{"type":"slack","url":"env:ADDRESS"}}`, 1, "NOTIFY_PUBLIC_URL=https://lull.example")
+		down := true
+		var texts []string
+		w.peer.answer = func(_ int, r *http.Request, body []byte) int {
+			switch {
+			case down:
+				return http.StatusServiceUnavailable
+			case r.Header.Get("Webhook-Id") == "":
+				texts = append(texts, string(body))
+				return http.StatusAccepted
+			}
+			return http.StatusOK
+		}
+		end, err := w.serve()
+		if err != nil {
+			return err
+		}
+		defer func() { end() }()
+		p, err := w.notifier(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() { p.end() }()
+		time.Sleep(10 * time.Second)
+		for range 40 { // digests become due and fail, and the waits grow long
+			if err := w.happen(ctx, "a", fleet.EventPaused); err != nil {
+				return err
+			}
+			time.Sleep(time.Minute)
+		}
+		warn := func(worker string, in time.Duration) (fleet.Entry, error) {
+			e := fleet.Entry{At: time.Now().UTC(), Action: "pause_warning", Events: []string{fleet.EventPauseWarning}, WorkerID: worker, WorkerName: worker,
+				Warning: &fleet.Warning{PauseAt: time.Now().Add(in).UTC(), Action: fleet.ActionStop, Reason: fleet.ReasonIdleTimeout}}
+			ops, err := fleet.EntryOps(e)
+			if err != nil {
+				return e, err
+			}
+			_, err = w.writer.Commit(ctx, store.Txn{Then: ops})
+			return e, err
+		}
+		if _, err := warn("late", time.Minute); err != nil {
+			return err
+		}
+		time.Sleep(2 * time.Minute)
+		if _, err := warn("early", 5*time.Minute); err != nil {
+			return err
+		}
+		w.peer.mu.Lock()
+		down = false
+		w.peer.mu.Unlock()
+		back := time.Now()
+		time.Sleep(time.Hour)
+		w.peer.mu.Lock()
+		defer w.peer.mu.Unlock()
+		if w.peer.fault != nil {
+			return w.peer.fault
+		}
+		got := w.peer.got
+		early := slices.IndexFunc(got, func(g seen) bool { return g.worker == "early" })
+		if len(got) != 42 || got[0].worker != "late" || early < 0 || got[early].at.Sub(back) > 31*time.Second {
+			return fmt.Errorf("a warning waited: back at %s, then %d events, first %+v", back, len(got), got[0])
+		}
+		all := strings.Join(texts, "\n")
+		for _, want := range []string{"late was to be paused at ", "since nobody used it; this warning comes after that.", "early will be paused at "} {
+			if !strings.Contains(all, want) {
+				return fmt.Errorf("nothing says %q: %s", want, all)
+			}
+		}
+		for _, text := range texts {
+			if strings.Contains(text, "answer/") != strings.Contains(text, "early") {
+				return fmt.Errorf("links in %q", text)
+			}
+		}
+		return nil
 	})
 }

@@ -30,6 +30,9 @@ type line struct {
 	last    fleet.Delivery // as it was then
 	died    bool           // something has, since then
 	again   []fleet.DeadLetter
+	rests   []*fleet.Rest // oldest first
+	tried   time.Time     // when the receiver was last tried
+	asked   time.Time     // until when it asked to be left alone
 	retry   <-chan fleet.DeadLetter
 	backoff int
 }
@@ -39,6 +42,7 @@ const (
 	rejectTries = 3                // how often a message is offered that the receiver refuses as such
 	firstWait   = time.Second      // after the first failure of the receiver
 	longestWait = 5 * time.Minute  // between two tries
+	urgentWait  = 30 * time.Second // the same, while something urgent waits
 	writeEvery  = 30 * time.Second // a cursor that only skipped is written so often
 )
 
@@ -84,6 +88,9 @@ func (l *line) load(ctx context.Context) error {
 	}
 	l.state, l.q = *d, newQueue(d)
 	l.state.Type = l.channel.Type
+	if err := l.loadRests(ctx); err != nil {
+		return err
+	}
 	return l.write(ctx, true)
 }
 
@@ -149,13 +156,34 @@ func (l *line) drain(ctx context.Context) error {
 // wake is when there is something to do.
 func (l *line) wake() time.Time {
 	at := l.q.wake()
+	for _, r := range l.firstRests() {
+		if at.IsZero() || r.NextTryAt.Before(at) {
+			at = r.NextTryAt
+		}
+	}
 	if len(l.again) > 0 {
 		at = time.Now()
 	}
-	if n := l.state.NextTryAt; n != nil && !at.IsZero() && n.After(at) {
-		at = *n
+	if n := l.nextTry(); !at.IsZero() && n.After(at) {
+		at = n
 	}
 	return at
+}
+
+// nextTry is when a receiver that fails is tried again; zero for one that does
+// not.
+func (l *line) nextTry() time.Time {
+	n := l.state.NextTryAt
+	if n == nil {
+		return time.Time{}
+	}
+	if soon := l.tried.Add(urgentWait); soon.Before(*n) && len(l.q.pressing(time.Now())) > 0 {
+		if l.asked.After(soon) {
+			return l.asked
+		}
+		return soon
+	}
+	return *n
 }
 
 // take puts what the channel wants of one change into the queue.
@@ -188,6 +216,7 @@ func (l *line) items(v store.Value) []*item {
 		}
 		it := &item{id: fleet.EventID(v.Key, i), rev: v.ModRevision, key: v.Key, index: i, event: event, entry: e}
 		it.due, it.together = l.channel.Due(e.At, event, l.set.Zone())
+		it.urgent = l.channel.IsUrgent(event)
 		out = append(out, it)
 	}
 	return out
@@ -233,8 +262,9 @@ func (l *line) scan(ctx context.Context) error {
 
 // outcome is what became of one message.
 type outcome struct {
-	items []*item
-	err   error
+	items   []*item
+	message message
+	err     error
 }
 
 // send sends what is ready, several at a time, or one while the receiver
@@ -245,23 +275,36 @@ func (l *line) send(ctx context.Context) error {
 		most = 1
 	}
 	var results []outcome
-	for _, m := range l.q.ready(now, most) {
-		results = append(results, outcome{items: m})
+	for _, items := range l.q.ready(now, most) {
+		m := l.message(now, items)
+		m.held = l.held(items[0].stream())
+		results = append(results, outcome{items: items, message: m})
+		if l.q.freeze(items) {
+			if err := l.write(ctx, true); err != nil {
+				return err
+			}
+		}
 	}
 	var wg sync.WaitGroup
 	for i := range results {
-		wg.Go(func() { results[i].err = l.to.send(ctx, l.message(ctx, results[i].items)) })
+		wg.Go(func() { results[i].err = l.to.send(ctx, results[i].message) })
 	}
 	wg.Wait()
+	if len(results) > 0 {
+		l.tried = time.Now()
+	}
 	if ctx.Err() != nil {
 		// What went out all the same is delivered again, with the same id.
 		results = slices.DeleteFunc(results, func(r outcome) bool { return r.err != nil })
 	}
-	dead := l.resend(ctx)
+	ops := l.resend(ctx)
 	for _, r := range results {
-		dead = append(dead, l.settle(r)...)
+		ops = append(ops, l.settle(r)...)
 	}
-	return l.bury(ctx, dead)
+	if l.state.FailingSince == nil || len(results) == 0 {
+		ops = append(ops, l.sendRests(ctx)...)
+	}
+	return l.bury(ctx, ops)
 }
 
 // resend tries dead letters that somebody wants to be sent again.
@@ -269,7 +312,11 @@ func (l *line) resend(ctx context.Context) []store.Op {
 	var ops []store.Op
 	for _, d := range l.again {
 		it := &item{id: d.ID, event: d.Event, entry: d.Entry}
-		err := l.to.send(ctx, l.message(ctx, []*item{it}))
+		m := l.message(time.Now(), []*item{it})
+		if d.To != "" {
+			m.only, m.named = []string{d.To}, []string{d.To}
+		}
+		err := l.to.send(ctx, m)
 		l.counted([]*item{it}, err)
 		if err == nil {
 			ops = append(ops, fleet.DropOp(d))
@@ -285,48 +332,70 @@ func (l *line) resend(ctx context.Context) []store.Op {
 }
 
 // settle books the outcome of a message and returns the writes of what has
-// died of it.
+// died of it, or waits for single addresses.
 func (l *line) settle(r outcome) []store.Op {
 	now := time.Now().UTC().Round(0)
-	l.counted(r.items, r.err)
-	if r.err == nil {
-		l.state.Delivered++
-		l.state.LastDeliveredAt, l.state.FailingSince, l.state.NextTryAt, l.state.LastError = &now, nil, nil, ""
-		l.backoff = 0
+	part, some := errors.AsType[*partly](r.err)
+	if r.err == nil || some {
+		l.counted(r.items, nil)
+		l.works(now)
 		l.q.done(r.items)
+		if some {
+			return l.split(now, r, part)
+		}
 		return nil
 	}
-	l.state.LastError = r.err.Error()
-	wait := min(longestWait, firstWait<<min(l.backoff, 12))
-	wait = wait/2 + rand.N(wait/2+1)
+	l.counted(r.items, r.err)
+	for _, it := range r.items {
+		it.tries++
+	}
 	var dead []*item
 	if verdict(r.err) == refusesMessage {
+		l.state.LastError = r.err.Error()
+		wait := l.wait()
 		for _, it := range r.items {
-			it.tries++
 			it.next = now.Add(wait)
 		}
 		if r.items[0].tries >= rejectTries {
 			dead = r.items
 		}
 	} else {
-		l.backoff++
-		if after := retryAfter(r.err); after > wait {
-			wait = after
-		}
-		next := now.Add(wait)
-		l.state.NextTryAt = &next
-		if l.state.FailingSince == nil {
-			l.state.FailingSince = &now
-			l.n.log.Warn("a receiver of notifications fails", "channel", l.name, "error", r.err)
-		}
-		for _, it := range r.items {
-			it.tries++
-		}
+		l.fails(now, r.err)
 		if now.Sub(*l.state.FailingSince) >= l.set.NotifyRetry {
 			dead = slices.DeleteFunc(slices.Clone(l.q.open), func(it *item) bool { return now.Sub(it.due) < l.set.NotifyRetry })
 		}
 	}
 	return l.die(dead, now, r.err)
+}
+
+// wait is a random time until the next try.
+func (l *line) wait() time.Duration {
+	wait := min(longestWait, firstWait<<min(l.backoff, 12))
+	return wait/2 + rand.N(wait/2+1)
+}
+
+// works books that the receiver took something.
+func (l *line) works(now time.Time) {
+	l.state.Delivered++
+	l.state.LastDeliveredAt, l.state.FailingSince, l.state.NextTryAt, l.state.LastError = &now, nil, nil, ""
+	l.backoff, l.asked = 0, time.Time{}
+}
+
+// fails books that the receiver does, and says when it is tried next.
+func (l *line) fails(now time.Time, err error) {
+	l.state.LastError = err.Error()
+	wait := l.wait()
+	l.backoff++
+	if after := retryAfter(err); after > wait {
+		wait = after
+		l.asked = now.Add(after)
+	}
+	next := now.Add(wait)
+	l.state.NextTryAt = &next
+	if l.state.FailingSince == nil {
+		l.state.FailingSince = &now
+		l.n.log.Warn("a receiver of notifications fails", "channel", l.name, "error", err)
+	}
 }
 
 // die makes dead letters of items.
@@ -380,8 +449,8 @@ func (l *line) commit(ctx context.Context, ops []store.Op) error {
 // long enough ago.
 func (l *line) write(ctx context.Context, now bool) error {
 	s := l.state
-	s.Cursor, s.Pending, s.Ahead = l.q.cursor(), len(l.q.open), maps.Clone(l.q.ahead)
-	l.n.count.pending.WithLabelValues(l.name).Set(float64(s.Pending))
+	s.Cursor, s.Pending, s.Ahead, s.Batch = l.q.cursor(), len(l.q.open)+len(l.rests), maps.Clone(l.q.ahead), l.q.batch
+	l.n.count.pending.WithLabelValues(l.name).Set(float64(l.q.due(time.Now()) + len(l.rests)))
 	news := l.died || s.Delivered != l.last.Delivered || !same(s.NextTryAt, l.last.NextTryAt)
 	late := time.Since(l.wrote) >= writeEvery && (s.Cursor != l.last.Cursor || s.Pending != l.last.Pending)
 	if !now && !news && !late {

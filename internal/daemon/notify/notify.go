@@ -20,6 +20,8 @@ package notify
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -219,6 +221,18 @@ func (n *Notifier) forget(ctx context.Context, guard store.Cond, set fleet.Setti
 			return fmt.Errorf("cannot forget channel %q: %w", fleet.DeliveryChannel(v.Key), err)
 		}
 	}
+	rests, err := store.List(ctx, n.store, fleet.RestKeys(""))
+	if err != nil {
+		return err
+	}
+	for _, v := range rests.Values {
+		if c, ok := set.NotifyChannels[fleet.RestChannel(v.Key)]; ok && c.Type == fleet.ChannelMail {
+			continue
+		}
+		if _, err := n.store.Commit(ctx, store.Txn{If: []store.Cond{guard}, Then: []store.Op{store.Delete(v.Key)}}); err != nil {
+			return fmt.Errorf("cannot forget a mail of channel %q: %w", fleet.RestChannel(v.Key), err)
+		}
+	}
 	return nil
 }
 
@@ -337,18 +351,30 @@ func (n *Notifier) Test(ctx context.Context, by fleet.Actor, channel string) err
 	return nil
 }
 
-// message makes what is sent of items.
-func (l *line) message(_ context.Context, items []*item) message {
-	m := message{id: items[0].id}
-	if len(items) > 1 {
-		m.id += ".digest"
-	}
+// message makes what is sent of items. Its id stands for what it says: the same
+// items make the same message at every try, and others, or a warning that has
+// come too late since, another id.
+func (l *line) message(now time.Time, items []*item) message {
+	m := message{}
+	sum := sha256.New()
 	for _, it := range items {
 		e := event{id: it.id, name: it.event, entry: it.entry}
+		id := it.id
 		if x := it.entry.Warning; it.event == fleet.EventPauseWarning && x != nil {
-			e.links = l.n.cfg.Fleet.Links(it.entry.WorkerID, l.name, it.entry.At, x)
+			if e.late = now.After(x.PauseAt); e.late {
+				id += ".late"
+			} else {
+				e.links = l.n.cfg.Fleet.Links(it.entry.WorkerID, l.name, it.entry.At, x)
+			}
+		}
+		fmt.Fprintln(sum, id)
+		if m.id == "" {
+			m.id = id
 		}
 		m.events = append(m.events, e)
+	}
+	if len(items) > 1 {
+		m.id += ".digest." + hex.EncodeToString(sum.Sum(nil)[:6])
 	}
 	return m
 }
@@ -369,7 +395,7 @@ func newCounters() counters {
 		dead: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "lull_notify_dead_total",
 			Help: "Events that became dead letters, by channel."}, []string{"channel"}),
 		pending: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "lull_notify_pending",
-			Help: "Events that are known to wait for delivery, by channel, on the server that delivers."}, []string{"channel"}),
+			Help: "Events that are due and wait for delivery, by channel, on the server that delivers. What a digest or quiet hours hold back is not due."}, []string{"channel"}),
 		delay: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "lull_notify_delay_seconds",
 			Help: "Seconds from when an event was due to its delivery.", Buckets: []float64{.1, .5, 1, 5, 30, 60, 300, 1800, 3600, 21600, 86400}}),
 		unreadable: prometheus.NewCounter(prometheus.CounterOpts{Name: "lull_notify_unreadable_total",

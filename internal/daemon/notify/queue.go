@@ -20,6 +20,7 @@ type item struct {
 	due   time.Time
 	// together items of one due time are one message.
 	together bool
+	urgent   bool
 
 	tries int
 	next  time.Time // not before
@@ -40,6 +41,7 @@ type queue struct {
 	seen  int64            // every entry up to it was looked at
 	open  []*item          // by rev, key and index
 	ahead map[string]int64 // what was delivered above the cursor, with its revision
+	batch *fleet.Batch     // what is sent together now, if anything
 }
 
 // maxOpen is how many items a queue has before it stops to read the log, and
@@ -51,7 +53,7 @@ const (
 )
 
 func newQueue(d *fleet.Delivery) *queue {
-	q := &queue{seen: d.Cursor, ahead: map[string]int64{}}
+	q := &queue{seen: d.Cursor, ahead: map[string]int64{}, batch: d.Batch}
 	maps.Copy(q.ahead, d.Ahead)
 	return q
 }
@@ -79,6 +81,9 @@ func (q *queue) done(items []*item) {
 		q.ahead[it.id] = it.rev
 	}
 	q.open = slices.DeleteFunc(q.open, func(it *item) bool { _, done := q.ahead[it.id]; return done })
+	if q.batch != nil && slices.ContainsFunc(items, q.frozen) {
+		q.batch = nil
+	}
 	upTo := q.cursor()
 	maps.DeleteFunc(q.ahead, func(_ string, rev int64) bool { return rev <= upTo })
 	for id := range q.ahead {
@@ -90,37 +95,107 @@ func (q *queue) done(items []*item) {
 }
 
 // ready are up to n messages that may be sent now: of each worker its oldest
-// event, and of what is sent together all that is due.
+// event, and of what is sent together all that is due. Those of workers for
+// whom something urgent waits come first.
 func (q *queue) ready(now time.Time, n int) [][]*item {
-	var out [][]*item
-	busy := map[string]bool{}
+	var urgent, other [][]*item
+	pressing, busy := q.pressing(now), map[string]bool{}
 	for _, it := range q.open {
 		s := it.stream()
-		if len(out) == n || busy[s] {
+		if busy[s] {
 			continue
 		}
-		if busy[s] = true; !it.ripe(now) {
-			continue
+		busy[s] = true
+		m := q.message(it, now)
+		switch {
+		case len(m) == 0:
+		case pressing[s]:
+			urgent = append(urgent, m)
+		default:
+			other = append(other, m)
 		}
-		out = append(out, q.message(it, now))
+	}
+	out := append(urgent, other...)
+	return out[:min(n, len(out))]
+}
+
+// pressing are the streams in which something urgent is due.
+func (q *queue) pressing(now time.Time) map[string]bool {
+	out := map[string]bool{}
+	for _, it := range q.open {
+		if it.urgent && !now.Before(it.due) {
+			out[it.stream()] = true
+		}
 	}
 	return out
 }
 
 func (it *item) ripe(now time.Time) bool { return !now.Before(it.due) && !now.Before(it.next) }
 
-// message is it, and what goes with it.
+// message is what is sent of a stream now, whose oldest item is first.
 func (q *queue) message(first *item, now time.Time) []*item {
-	m := []*item{first}
 	if !first.together {
-		return m
+		if first.ripe(now) {
+			return []*item{first}
+		}
+		return nil
 	}
+	if q.batch != nil {
+		if q.unread() {
+			return nil
+		}
+		var m []*item
+		for _, it := range q.open {
+			if it.together && q.frozen(it) {
+				m = append(m, it)
+			}
+		}
+		if len(m) > 0 {
+			if !m[0].ripe(now) {
+				return nil
+			}
+			return m
+		}
+		q.batch = nil // it is sent one by one now
+	}
+	var m []*item
 	for _, it := range q.open {
-		if it != first && it.together && it.ripe(now) && len(m) < maxDigest {
+		if first.ripe(now) && it.together && it.ripe(now) && len(m) < maxDigest {
 			m = append(m, it)
 		}
 	}
 	return m
+}
+
+// unread tells whether a part of what is sent together is still to be read from
+// the log.
+func (q *queue) unread() bool { return q.batch != nil && q.seen < q.batch.UpTo && !q.full() }
+
+// frozen tells whether it belongs to what is sent together now.
+func (q *queue) frozen(it *item) bool { return slices.Contains(q.batch.Items, it.id) }
+
+// freeze fixes what is sent together, until it is done; it tells whether that
+// is news.
+func (q *queue) freeze(items []*item) bool {
+	if !items[0].together || q.batch != nil {
+		return false
+	}
+	q.batch = &fleet.Batch{}
+	for _, it := range items {
+		q.batch.Items = append(q.batch.Items, it.id)
+		q.batch.UpTo = max(q.batch.UpTo, it.rev)
+	}
+	return true
+}
+
+// due counts what should have been sent by now.
+func (q *queue) due(now time.Time) (n int) {
+	for _, it := range q.open {
+		if !now.Before(it.due) {
+			n++
+		}
+	}
+	return n
 }
 
 // maxDigest is how many events one message holds.
@@ -131,7 +206,7 @@ func (q *queue) wake() time.Time {
 	var at time.Time
 	busy := map[string]bool{}
 	for _, it := range q.open {
-		if busy[it.stream()] {
+		if busy[it.stream()] || it.together && q.unread() {
 			continue
 		}
 		busy[it.stream()] = true

@@ -19,6 +19,11 @@ import (
 type message struct {
 	id     string
 	events []event
+
+	// Of mail: who gets it, if not all, and all that it is addressed to; and
+	// who does not get it now, since an earlier one is still on its way there.
+	only, named []string
+	held        []string
 }
 
 // event is one of them, with what its entry does not hold.
@@ -27,6 +32,7 @@ type event struct {
 	name  string
 	entry fleet.Entry
 	links map[string]string // of a warning: by verb
+	late  bool              // a warning of what should have happened by now
 }
 
 // data is what a webhook gets of an event: the entry, and what a warning
@@ -140,31 +146,76 @@ type mailbox struct {
 func (b *mailbox) close() {}
 
 func (b *mailbox) send(ctx context.Context, m message) error {
+	named, err := b.addresses(ctx, m)
+	if err != nil {
+		return err
+	}
+	to := m.only
+	if to == nil {
+		to = slices.DeleteFunc(slices.Clone(named), func(a string) bool { return slices.Contains(m.held, a) })
+	}
+	part := &partly{Partly: smtp.Partly{Refused: map[string]error{}, Later: map[string]error{}}, named: named}
+	if len(to) > 0 {
+		subject, body := letter(m, b.zone)
+		err := b.client.Send(ctx, smtp.Message{ID: m.id, Domain: b.domain, To: named, Only: to, Subject: subject, Body: body, Date: m.events[0].entry.At})
+		if p, ok := errors.AsType[*smtp.Partly](err); ok {
+			part.Partly = *p
+		} else if err != nil {
+			return err
+		}
+	}
+	for _, a := range m.held {
+		if slices.Contains(named, a) {
+			part.Later[a] = errWaits
+		}
+	}
+	if len(part.Refused)+len(part.Later) > 0 {
+		return part
+	}
+	return nil // to everybody, or nobody is named who could be told
+}
+
+var errWaits = errors.New("an earlier mail is still on its way there")
+
+// partly is the error of a mail that some of those named have not got.
+type partly struct {
+	smtp.Partly
+	named []string
+}
+
+// addresses are all that a message is for.
+func (b *mailbox) addresses(ctx context.Context, m message) ([]string, error) {
+	if m.named != nil {
+		return m.named, nil
+	}
 	to := slices.Clone(b.channel.To)
 	if b.channel.ToContacts {
+		seen := map[string]bool{}
 		for _, e := range m.events {
-			to = append(to, b.contacts(ctx, e.entry.WorkerID)...)
+			if id := e.entry.WorkerID; id != "" && !seen[id] {
+				seen[id] = true
+				more, err := b.contacts(ctx, id)
+				if err != nil {
+					return nil, err
+				}
+				to = append(to, more...)
+			}
 		}
 	}
 	slices.Sort(to)
-	to = slices.Compact(to)
-	if len(to) == 0 {
-		return nil // nobody is named who could be told
-	}
-	subject, body := letter(m, b.zone)
-	return b.client.Send(ctx, smtp.Message{ID: m.id, Domain: b.domain, To: to, Subject: subject, Body: body, Date: m.events[0].entry.At})
+	return slices.Compact(to), nil
 }
 
 // contacts are the mail addresses among a worker's contacts.
-func (b *mailbox) contacts(ctx context.Context, worker string) []string {
-	if worker == "" {
-		return nil
-	}
+func (b *mailbox) contacts(ctx context.Context, worker string) ([]string, error) {
 	w, err := b.fleet.Worker(ctx, worker)
-	if err != nil {
-		return nil // gone meanwhile: the others are told
+	if _, gone := errors.AsType[*fleet.NotFound](err); gone {
+		return nil, nil // the others are told
 	}
-	return slices.DeleteFunc(slices.Clone(w.Contacts), func(a string) bool { return !fleet.IsMailAddress(a) })
+	if err != nil {
+		return nil, fmt.Errorf("cannot read who is to be told of worker %q: %w", worker, err)
+	}
+	return slices.DeleteFunc(slices.Clone(w.Contacts), func(a string) bool { return !fleet.IsMailAddress(a) }), nil
 }
 
 // verdictOn is whom a failure is about.

@@ -40,6 +40,9 @@ func sentence(e event, zone *time.Location) string {
 		if x.Warning != nil { // servers before this one kept none
 			s = x.Warning.Sentence(who, zone)
 		}
+		if e.late {
+			s = x.Warning.Late(who, zone)
+		}
 		x.Detail = ""
 	case fleet.EventPaused:
 		s = fmt.Sprintf("%s is being paused%s%s", who, by, because)

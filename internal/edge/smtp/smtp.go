@@ -14,12 +14,14 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"mime"
 	"mime/quotedprintable"
 	"net"
 	"net/mail"
 	"net/smtp"
 	"net/textproto"
+	"slices"
 	"strings"
 	"time"
 )
@@ -49,6 +51,7 @@ type Message struct {
 	ID      string // unique and the same at every delivery: letters, digits, '.', '-' and '_'
 	Domain  string // the right side of the Message-ID
 	To      []string
+	Only    []string // of To, who get it this time; none is all
 	Subject string
 	Body    string
 	Date    time.Time
@@ -97,8 +100,27 @@ func Rejected(err error) bool {
 	return ok && (e.Code == 550 || e.Code == 551 || e.Code == 552 || e.Code == 553 || e.Code == 554)
 }
 
-// Send hands m to the relay. Errors: *textproto.Error for what the relay
-// refused, and those of the connection.
+// Partly is the error of a mail that the relay took for some of its addresses
+// and not for those that Partly names, by address. If it took it for none, the
+// mail was not handed over.
+type Partly struct {
+	Refused map[string]error // for good: the relay's last word
+	Later   map[string]error // not now
+}
+
+func (p *Partly) Error() string {
+	var all []string
+	for _, m := range []map[string]error{p.Refused, p.Later} {
+		for _, a := range slices.Sorted(maps.Keys(m)) {
+			all = append(all, a+": "+m[a].Error())
+		}
+	}
+	return "cannot hand a mail on to " + strings.Join(all, "; ")
+}
+
+// Send hands m to the relay. Errors: *Partly for what it refused of single
+// addresses, *textproto.Error for the mail itself, and those of the
+// connection.
 func (c *Client) Send(ctx context.Context, m Message) error {
 	text, err := m.bytes(c.cfg.From)
 	if err != nil {
@@ -115,7 +137,14 @@ func (c *Client) Send(ctx context.Context, m Message) error {
 	if c.cfg.TLS == "tls" {
 		conn = tls.Client(conn, c.tls)
 	}
-	if err := c.talk(conn, m.To, text); err != nil {
+	to := m.To
+	if len(m.Only) > 0 {
+		to = m.Only
+	}
+	if err := c.talk(conn, to, text); err != nil {
+		if p, ok := errors.AsType[*Partly](err); ok {
+			return p
+		}
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
@@ -149,10 +178,24 @@ func (c *Client) talk(conn net.Conn, to []string, text []byte) error {
 	if err := s.Mail(c.cfg.From); err != nil {
 		return err
 	}
+	part := &Partly{Refused: map[string]error{}, Later: map[string]error{}}
 	for _, a := range to {
-		if err := s.Rcpt(a); err != nil {
-			return err
+		err := s.Rcpt(a)
+		e, said := errors.AsType[*textproto.Error](err)
+		switch {
+		case err == nil:
+		case Rejected(err):
+			part.Refused[a] = err
+		case said && e.Code/10 == 45:
+			part.Later[a] = err
+		default:
+			return err // it is not about the address
 		}
+	}
+	missed := len(part.Refused) + len(part.Later)
+	if missed == len(to) {
+		_ = s.Quit()
+		return part
 	}
 	w, err := s.Data()
 	if err != nil {
@@ -165,6 +208,9 @@ func (c *Client) talk(conn net.Conn, to []string, text []byte) error {
 		return err
 	}
 	_ = s.Quit() // the relay has the message; how it says goodbye does not matter
+	if missed > 0 {
+		return part
+	}
 	return nil
 }
 
@@ -173,7 +219,7 @@ func (m Message) bytes(from string) ([]byte, error) {
 	if len(m.To) == 0 {
 		return nil, errors.New("cannot send a mail to nobody")
 	}
-	for _, a := range append([]string{from}, m.To...) {
+	for _, a := range slices.Concat([]string{from}, m.To, m.Only) {
 		if p, err := mail.ParseAddress(a); err != nil || p.Address != a {
 			return nil, fmt.Errorf("cannot send a mail: %.80q is not a mail address", a)
 		}

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"io"
 	"math/big"
 	"mime"
@@ -161,8 +162,24 @@ func TestRealRelay(t *testing.T) {
 	}
 	bad := letter
 	bad.To = []string{"nobody@example.com"}
-	if err := c.Send(t.Context(), bad); !smtp.Rejected(err) {
-		t.Errorf("a mailbox that there is not: %v", err)
+	if part, ok := errors.AsType[*smtp.Partly](c.Send(t.Context(), bad)); !ok || len(part.Refused) != 1 || !smtp.Rejected(part.Refused["nobody@example.com"]) {
+		t.Errorf("a mailbox that there is not: %v", part)
+	}
+	// Who is refused keeps nobody else from getting it.
+	bad.To = []string{"nobody@example.com", "ada@example.com", "later@example.com"}
+	part, ok := errors.AsType[*smtp.Partly](c.Send(t.Context(), bad))
+	if !ok || len(part.Refused) != 1 || part.Refused["nobody@example.com"] == nil || len(part.Later) != 1 || part.Later["later@example.com"] == nil {
+		t.Fatalf("two of three are refused: %+v", part)
+	}
+	if d, m, _ := r.next(t); !slices.Equal(d.To, []string{"ada@example.com"}) || !strings.Contains(m.Header.Get("To"), "nobody@") {
+		t.Errorf("it arrived as %+v", d)
+	}
+	bad.Only = []string{"later@example.com"}
+	if err := c.Send(t.Context(), bad); err != nil {
+		t.Fatal(err)
+	}
+	if d, _, _ := r.next(t); !slices.Equal(d.To, bad.Only) {
+		t.Errorf("it arrived as %+v", d)
 	}
 	for what, change := range map[string]func(*smtp.Config){
 		"wrong password":    func(c *smtp.Config) { c.Password = "wrong" },

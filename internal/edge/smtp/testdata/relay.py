@@ -6,10 +6,15 @@ from aiosmtpd.smtp import SMTP, AuthResult
 tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 tls.load_cert_chain(sys.argv[1], sys.argv[2])
 
+asked = set()
+
 class Inbox:
     async def handle_RCPT(self, server, session, envelope, address, options):
         if address.startswith("nobody@"):
             return "550 there is no such mailbox"
+        if address.startswith("later@") and address not in asked:
+            asked.add(address)
+            return "451 greylisted, try again"
         envelope.rcpt_tos.append(address)
         return "250 OK"
 

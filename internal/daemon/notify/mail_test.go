@@ -1,0 +1,182 @@
+package notify_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/sim/smtpsim"
+	"lull/internal/store"
+)
+
+// mailTown is a town whose receiver is a mail relay.
+func mailTown(channel string, recipient func(string) string) (w *town, relay *smtpsim.Relay, end func(), err error) {
+	w = newTown(`{"ops":{"type":"mail","relay":"relay:25","tls":"none","from":"lull@example.com",`+channel+`}}`, 1, "NOTIFY_RETRY_MINUTES=180")
+	l, err := w.net.Listen("relay:25")
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	relay = &smtpsim.Relay{Recipient: recipient}
+	ended := make(chan struct{})
+	go func() { defer close(ended); relay.Serve(l) }()
+	return w, relay, func() { l.Close(); <-ended }, nil
+}
+
+// had are the details of the events that an address got, in order.
+func had(relay *smtpsim.Relay, address string) (out []string) {
+	for _, m := range relay.Mails() {
+		if !slices.Contains(m.To, address) {
+			continue
+		}
+		for line := range strings.SplitSeq(m.Body, "\n") {
+			if _, n, ok := strings.Cut(strings.TrimSpace(line), "is being paused: "); ok {
+				out = append(out, strings.TrimSuffix(n, "."))
+			}
+		}
+	}
+	return out
+}
+
+// TestOneBadAddress: who cannot be told, or not now, keeps nobody else from
+// being told once and in time, at once or in a digest; what never arrives is a
+// dead letter for that address, and what does is in order, though the process
+// that sends is killed between.
+func TestOneBadAddress(t *testing.T) {
+	for name, channel := range map[string]string{"at once": ``, "digest": `,"digest":"5m"`} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(ctx context.Context) error {
+				asked := map[string]time.Time{}
+				w, relay, end, err := mailTown(`"to":["ada@example.com","later@example.com","never@example.com","nobody@example.com"]`+channel, func(a string) string {
+					if asked[a].IsZero() {
+						asked[a] = time.Now()
+					}
+					switch {
+					case strings.HasPrefix(a, "nobody@"):
+						return "550 there is no such mailbox"
+					case strings.HasPrefix(a, "never@"):
+						return "452 the mailbox is full"
+					case strings.HasPrefix(a, "later@") && time.Since(asked[a]) < 20*time.Minute:
+						return "451 try again"
+					}
+					return ""
+				})
+				if err != nil {
+					return err
+				}
+				defer func() { end() }()
+				p, err := w.notifier(ctx)
+				if err != nil {
+					return err
+				}
+				pass(10 * time.Second) // the channel begins
+				var want []string
+				for i := range 8 {
+					if err := w.happen(ctx, "a", fleet.EventPaused); err != nil {
+						return err
+					}
+					want = append(want, fmt.Sprint(i+1))
+					pass(6 * time.Minute)
+					if got := had(relay, "ada@example.com"); !slices.Equal(got, want) {
+						return fmt.Errorf("after %d events ada has %v", i+1, got)
+					}
+					if i%3 == 1 {
+						p.kill()
+						if p, err = w.notifier(ctx); err != nil {
+							return err
+						}
+					}
+				}
+				pass(8 * time.Hour)
+				defer func() { p.end() }()
+				for address, has := range map[string][]string{"ada@example.com": want, "later@example.com": want, "never@example.com": nil, "nobody@example.com": nil} {
+					if got := had(relay, address); !slices.Equal(got, has) {
+						return fmt.Errorf("%s has %v, want %v", address, got, has)
+					}
+				}
+				dead, err := p.fleet.DeadLetters(ctx)
+				to := map[string]int{}
+				for _, d := range dead {
+					to[d.To]++
+					if !strings.Contains(d.Error, "the mailbox is full") && !strings.Contains(d.Error, "no such mailbox") {
+						return fmt.Errorf("a dead letter is %+v", d)
+					}
+				}
+				if err != nil || !maps.Equal(to, map[string]int{"never@example.com": 8, "nobody@example.com": 8}) {
+					return fmt.Errorf("the dead letters are %v, %w", to, err)
+				}
+				l, err := p.fleet.Deliveries(ctx)
+				if err != nil || l[0].Pending != 0 || l[0].FailingSince != nil {
+					return fmt.Errorf("the channel shows as %+v, %w", l, err)
+				}
+				rests, err := store.List(ctx, w.writer, fleet.RestKeys(""))
+				if err != nil || len(rests.Values) != 0 {
+					return fmt.Errorf("%d mails are left, %w", len(rests.Values), err)
+				}
+				return w.sendAgain(ctx, p, relay, dead[0])
+			})
+		})
+	}
+}
+
+// sendAgain has a dead letter of one address sent again, which is refused again
+// and told to nobody else.
+func (w *town) sendAgain(ctx context.Context, p *process, relay *smtpsim.Relay, d fleet.DeadLetter) error {
+	before := len(relay.Mails())
+	if _, err := p.fleet.RetryDead(ctx, fleet.Actor{Name: "ada", Kind: fleet.KindPerson}, d.Channel, d.ID); err != nil {
+		return err
+	}
+	pass(time.Minute)
+	dead, err := p.fleet.DeadLetters(ctx)
+	i := slices.IndexFunc(dead, func(x fleet.DeadLetter) bool { return x.ID == d.ID })
+	if err != nil || i < 0 || dead[i].Tries != d.Tries+1 || dead[i].RetryAt != nil || len(relay.Mails()) != before {
+		return fmt.Errorf("sent again, it is %+v (%d mails), %w", dead, len(relay.Mails())-before, err)
+	}
+	return nil
+}
+
+// TestMailIsTheSame: a Message-ID is of one mail, for whomever it is sent again.
+func TestMailIsTheSame(t *testing.T) {
+	bubble(t, func(ctx context.Context) error {
+		w, relay, end, err := mailTown(`"to":["ada@example.com","bob@example.com"],"digest":"5m"`, func(a string) string {
+			if rand.IntN(2) == 0 {
+				return "451 try again"
+			}
+			return ""
+		})
+		if err != nil {
+			return err
+		}
+		defer func() { end() }()
+		p, err := w.notifier(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() { p.end() }()
+		pass(10 * time.Second)
+		if err := w.happenings(ctx, 30, time.Hour); err != nil {
+			return err
+		}
+		pass(6 * time.Hour)
+		bodies := map[string]string{}
+		for _, m := range relay.Mails() {
+			id := m.Head.Get("Message-ID")
+			text := m.Head.Get("To") + m.Subject + m.Body
+			if old, again := bodies[id]; again && old != text {
+				return fmt.Errorf("%s is of two mails:\n%s\n%s", id, old, text)
+			}
+			bodies[id] = text
+		}
+		for _, address := range []string{"ada@example.com", "bob@example.com"} {
+			if got := had(relay, address); len(got) != len(w.want) {
+				return fmt.Errorf("%s has %d of %d events", address, len(got), len(w.want))
+			}
+		}
+		return nil
+	})
+}

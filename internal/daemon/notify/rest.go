@@ -1,0 +1,177 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/store"
+)
+
+// loadRests reads the mails that single addresses have not taken yet.
+func (l *line) loadRests(ctx context.Context) error {
+	page, err := store.List(ctx, l.n.store, fleet.RestKeys(l.name))
+	if err != nil {
+		return fmt.Errorf("cannot read the mails of channel %q that wait: %w", l.name, err)
+	}
+	for _, v := range page.Values {
+		r, err := fleet.DecodeRest(v)
+		if err != nil {
+			l.n.log.Error("record cannot be read", "key", v.Key, "error", err)
+			l.n.count.unreadable.Inc()
+			continue
+		}
+		l.rests = append(l.rests, &r)
+	}
+	slices.SortStableFunc(l.rests, func(a, b *fleet.Rest) int { return a.Since.Compare(b.Since) })
+	return nil
+}
+
+// held are the addresses for which an earlier mail of a stream still waits: a
+// later one waits behind it.
+func (l *line) held(stream string) []string {
+	var out []string
+	for _, r := range l.rests {
+		if r.Stream == stream {
+			out = append(out, r.To)
+		}
+	}
+	return out
+}
+
+// firstRests are the oldest of each stream and address.
+func (l *line) firstRests() []*fleet.Rest {
+	var out []*fleet.Rest
+	busy := map[[2]string]bool{}
+	for _, r := range l.rests {
+		if k := [2]string{r.Stream, r.To}; !busy[k] {
+			busy[k] = true
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// split deals with a mail that some have not got: who was refused has a dead
+// letter, and for whom it is too early it is sent again alone.
+func (l *line) split(now time.Time, r outcome, p *partly) []store.Op {
+	l.state.LastError = p.Error()
+	var ops []store.Op
+	for a, err := range p.Refused {
+		for _, it := range r.items {
+			ops = append(ops, l.dieFor(a, fleet.RestEvent{ID: it.id, Event: it.event, Entry: it.entry}, 1, now, err)...)
+		}
+	}
+	for a := range p.Later {
+		rest := &fleet.Rest{Channel: l.name, ID: r.message.id, To: a, Named: p.named, Stream: r.items[0].stream(), Since: now, NextTryAt: now.Add(l.restWait(0))}
+		for _, it := range r.items {
+			e := it.entry
+			e.Decision = nil
+			rest.Events = append(rest.Events, fleet.RestEvent{ID: it.id, Event: it.event, Entry: e})
+		}
+		ops = append(ops, l.keep(rest)...)
+		l.rests = append(l.rests, rest)
+	}
+	return ops
+}
+
+// restWait is how long an address that has not taken a mail some times is left
+// alone: mail servers that want to be asked again mean a minute or more.
+func (l *line) restWait(tries int) time.Duration {
+	return min(longestWait, time.Minute<<min(tries, 4))
+}
+
+func (l *line) keep(r *fleet.Rest) []store.Op {
+	op, err := fleet.RestOp(r)
+	if err != nil {
+		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", r.ID, "error", err)
+		return nil
+	}
+	l.died = true // it is to be written
+	return []store.Op{op}
+}
+
+// sendRests tries again what single addresses have not taken, and returns what
+// is to be written of that.
+func (l *line) sendRests(ctx context.Context) []store.Op {
+	var ops []store.Op
+	sent := 0
+	for _, r := range l.firstRests() {
+		if sent == parallel || ctx.Err() != nil || time.Now().Before(r.NextTryAt) {
+			continue
+		}
+		sent++
+		more, goOn := l.sendRest(ctx, r)
+		if ops = append(ops, more...); !goOn {
+			break
+		}
+	}
+	return ops
+}
+
+// sendRest tries one; false means that the receiver fails for everybody.
+func (l *line) sendRest(ctx context.Context, r *fleet.Rest) ([]store.Op, bool) {
+	var items []*item
+	for _, e := range r.Events {
+		items = append(items, &item{id: e.ID, event: e.Event, entry: e.Entry, due: r.Since})
+	}
+	m := l.message(time.Now(), items)
+	m.only, m.named = []string{r.To}, r.Named
+	err := l.to.send(ctx, m)
+	now := time.Now().UTC().Round(0)
+	l.tried = now
+	if ctx.Err() != nil && err != nil {
+		return nil, false
+	}
+	part, some := errors.AsType[*partly](err)
+	l.counted(items, err)
+	r.Tries++
+	switch {
+	case err == nil:
+		l.works(now)
+		return l.drop(r), true
+	case some && len(part.Refused) > 0 || !some && verdict(err) == refusesMessage || now.Sub(r.Since) >= l.set.NotifyRetry:
+		var ops []store.Op
+		for _, e := range r.Events {
+			ops = append(ops, l.dieFor(r.To, e, r.Tries, now, err)...)
+		}
+		return append(ops, l.drop(r)...), true
+	}
+	r.NextTryAt = now.Add(l.restWait(r.Tries))
+	if !some {
+		l.fails(now, err)
+	}
+	return l.keep(r), some
+}
+
+func (l *line) drop(r *fleet.Rest) []store.Op {
+	l.rests = slices.DeleteFunc(l.rests, func(x *fleet.Rest) bool { return x == r })
+	l.died = true // it is to be written
+	return []store.Op{fleet.DropRestOp(r)}
+}
+
+// dieFor makes a dead letter of an event for one address.
+func (l *line) dieFor(address string, e fleet.RestEvent, tries int, now time.Time, why error) []store.Op {
+	op, err := fleet.DeadOp(fleet.DeadLetter{ID: e.ID + "." + fleet.AddressMark(address), Channel: l.name, Event: e.Event, Entry: e.Entry,
+		To: address, Tries: tries, Error: sayWho(address, why), DiedAt: now})
+	if err != nil {
+		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", e.ID, "error", err)
+		return nil
+	}
+	l.n.log.Error("a notification could not be delivered to an address; see lull notify dead", "channel", l.name, "address", address, "error", why)
+	l.n.count.dead.WithLabelValues(l.name).Inc()
+	l.died = true
+	return []store.Op{op}
+}
+
+// sayWho names the address that an error is about, once.
+func sayWho(address string, err error) string {
+	if s := err.Error(); strings.Contains(s, address) {
+		return s
+	}
+	return address + ": " + err.Error()
+}
