@@ -27,7 +27,7 @@ type Profile struct {
 	SnoozeMinutes          *int              `json:"snooze_minutes,omitempty"`       // -1 returns to the policy
 	PauseAction            *string           `json:"pause_action,omitempty"`
 	PauseHolder            *string           `json:"pause_holder,omitempty"`
-	TTLDeadline            *time.Time        `json:"ttl_deadline,omitempty"` // the zero time takes it away
+	TTLDeadline            *time.Time        `json:"ttl_deadline,omitempty"` // the zero time takes it away, as null does in the API
 	TTLAction              *string           `json:"ttl_action,omitempty"`
 	Schedule               *string           `json:"schedule,omitempty"`
 	Policy                 *string           `json:"policy,omitempty"`
@@ -38,6 +38,32 @@ type Profile struct {
 	TLSCA                  *string           `json:"tls_ca,omitempty"`
 	TLSPin                 *string           `json:"tls_pin,omitempty"`
 	TLSInsecure            *bool             `json:"tls_insecure,omitempty"`
+}
+
+// Clear takes a field away, which then returns to the policy or to nothing: null
+// in the API. Errors: Invalid for a field that a worker cannot be without.
+func (p *Profile) Clear(field string) error {
+	none := ""
+	texts := map[string]**string{"owner": &p.Owner, "pause_action": &p.PauseAction, "ttl_action": &p.TTLAction, "schedule": &p.Schedule,
+		"policy": &p.Policy, "cml_username": &p.CMLUsername, "cml_password": &p.CMLPassword, "tls_ca": &p.TLSCA, "tls_pin": &p.TLSPin}
+	lists := map[string]*[]string{"contacts": &p.Contacts, "activity_sources": &p.ActivitySources, "accepted_risks": &p.AcceptedRisks}
+	switch to, list := texts[field], lists[field]; {
+	case to != nil:
+		*to = &none
+	case list != nil:
+		*list = []string{}
+	case field == "ttl_deadline":
+		p.TTLDeadline = &time.Time{}
+	case field == "idle_timeout_minutes":
+		p.IdleTimeoutMinutes = new(0)
+	case field == "snooze_minutes":
+		p.SnoozeMinutes = new(-1)
+	case field == "tags":
+		p.Tags = map[string]string{}
+	default:
+		return invalidf(field, "it cannot be taken away")
+	}
+	return nil
 }
 
 // NewWorker is a worker to be created.
@@ -335,6 +361,10 @@ func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
 func (f *Fleet) UpdateWorker(ctx context.Context, by Actor, id string, revision int64, p Profile) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by, At: revision}, func(w *Worker, tx *Tx) error {
 		was := w.IsIdleDetectionEnabled
+		if d := p.TTLDeadline; d != nil && d.IsZero() && w.TTLFromTag {
+			return &Refused{Command: "change", Name: w.Name, Reason: "ttl_from_tag",
+				Detail: "its ttl_deadline is that of the tag " + tx.Settings.TagPrefix + "ttl-deadline of its instance: change or remove the tag, or give another ttl_deadline"}
+		}
 		if err := p.set(f, w); err != nil {
 			return err
 		}

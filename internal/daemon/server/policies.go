@@ -192,7 +192,7 @@ func (s *Server) scheduleRoutes() {
 			from := time.Now()
 			if in.From != "" {
 				if from, err = when.Moment(from.UTC(), in.From); err != nil {
-					return nil, problem(invalid("query.from", err.Error()))
+					return nil, problem(invalid("from", err.Error()))
 				}
 			}
 			out := control.Boundaries{Schedule: c.Name, Zone: c.Zone}

@@ -205,6 +205,7 @@ func New(o Options) (*Server, error) {
 	cfg.DocsPath, cfg.OpenAPIPath, cfg.SchemasPath = "", "", ""
 	cfg.CreateHooks = nil // no $schema member in answers: objects are the contract's own
 	cfg.RejectUnknownQueryParameters = true
+	cfg.Transformers = append(cfg.Transformers, located)
 	cfg.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"token": {Type: "http", Scheme: "bearer", Description: "A token of lull token create"},
 	}

@@ -3,12 +3,16 @@ package server
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/danielgtaylor/huma/v2"
 
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/roster"
@@ -96,7 +100,8 @@ func revisionOf(match string) (int64, error) {
 	}
 	n, err := strconv.ParseInt(strings.Trim(strings.TrimPrefix(match, "W/"), `"`), 10, 64)
 	if err != nil || n <= 0 {
-		return 0, fault(http.StatusUnprocessableEntity, "invalid", "cannot use If-Match: it is not an ETag of this API")
+		return 0, fault(http.StatusUnprocessableEntity, "invalid", "cannot use If-Match: it is not an ETag of this API",
+			&huma.ErrorDetail{Message: "it is not an ETag of this API", Location: "header.If-Match"})
 	}
 	return n, nil
 }
@@ -146,10 +151,15 @@ func (s *Server) workerRoutes() {
 			One
 			Match string `header:"If-Match" maxLength:"40"`
 			Body  fleet.Profile
+
+			RawBody []byte
 		}) (*answer[fleet.Worker], error) {
 			at, err := revisionOf(in.Match)
 			if err != nil {
 				return nil, err
+			}
+			if err := cleared(&in.Body, in.RawBody); err != nil {
+				return nil, problem(err)
 			}
 			return shown(s.fleet.UpdateWorker(ctx, actor(ctx), in.ID, at, in.Body))
 		})
@@ -158,6 +168,22 @@ func (s *Server) workerRoutes() {
 			return nil, problem(s.fleet.ForgetWorker(ctx, actor(ctx), in.ID))
 		})
 	s.observedRoutes()
+}
+
+// cleared takes away the fields of p that a body has as null, which a decoder
+// does not tell from those that it does not have.
+func cleared(p *fleet.Profile, body []byte) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return invalid("", err.Error())
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if string(fields[name]) == "null" {
+			errs = append(errs, p.Clear(name))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // createOnce gives a worker of a call with an idempotency key the same id each
