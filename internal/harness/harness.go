@@ -86,6 +86,8 @@ type Harness struct {
 	exit *guest.ExitNote
 	busy int // programs that said busy
 
+	reserve reserve
+
 	off     context.CancelFunc
 	offOnce sync.Once
 }
@@ -247,6 +249,12 @@ func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (a
 	case guest.Sync:
 		unix.Sync()
 		return nil, nil
+	case guest.Room:
+		var c guest.RoomCall
+		if err := q.Bind(&c); err != nil {
+			return nil, err
+		}
+		return nil, h.room(c)
 	case guest.Shutdown:
 		var c guest.ShutdownCall
 		if err := q.Bind(&c); err != nil {

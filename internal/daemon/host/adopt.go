@@ -127,7 +127,9 @@ const settleLimit = 30 * time.Second
 
 // adoptAlive takes over a run that was running, paused or in between.
 func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) error {
-	if ls, err := w.Listeners(); err == nil {
+	// One with a network of its own is relayed to wherever it listens, also when it
+	// cannot be asked where that is.
+	if ls, err := w.Listeners(); err == nil || i.rt.Capabilities().Network {
 		if err := i.decidePaths(append([]instance.Endpoint(nil), i.spec.Expose...), ls); err != nil {
 			return err
 		}
@@ -172,7 +174,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 			return i.bootAnew(ctx, "restart", "the daemon ended in the middle of a wake", unusable)
 		case err != nil: // it may be frozen, so it does not count as running
 			if was == power.Running {
-				i.update(func(r *instance.Record) { r.State = power.Pausing })
+				i.update(func(r *instance.Record) { r.State, r.StatusReason = power.Pausing, err.Error() })
 			}
 			i.mu.Lock()
 			i.frozen = true

@@ -13,6 +13,7 @@ const (
 	Workspace = "workspace" // WorkspaceCall -> {}; on every connection of the workspace's port, before run
 	Vsock     = "vsock"     // VsockCall -> {}, once connected; on the serial port only
 	Sync      = "sync"      // {} -> {}, once what was written to files is on the guest's disk
+	Room      = "room"      // RoomCall -> {}; whenever it has changed
 	Shutdown  = "shutdown"  // ShutdownCall: ends the workload, syncs, powers off
 )
 
@@ -114,6 +115,12 @@ type ClockCall struct {
 type ClockAnswer struct {
 	Behind int64        `json:"behind_ns"`
 	Hello  *HelloAnswer `json:"hello,omitempty"` // so that a guest that wakes is not asked twice
+}
+
+// RoomCall says how much more the disk of the guest's own files may take on its
+// host. Programs hear ENOSPC beyond it, as on a disk of that size.
+type RoomCall struct {
+	Free int64 `json:"free_bytes"` // negative: as much as it has
 }
 
 // ShutdownCall ends everything within Grace, then the guest powers off.

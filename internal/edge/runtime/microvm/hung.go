@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lull/internal/instance"
 )
 
 // A QEMU that does not answer its monitor serves nobody, and its guest cannot be
@@ -127,10 +129,14 @@ func (w *Work) endMute(p process, quiet time.Duration) {
 // Trouble implements instance.Troubled.
 func (w *Work) Trouble() string {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	m := w.mute
+	w.mu.Unlock()
 	if m.since.IsZero() {
-		return ""
+		if _, scarce := w.shortOfRoom(); scarce && w.stands() == "" {
+			return "what it writes to its own disk fails for want of room: " + w.r.roomSaying() +
+				fmt.Sprintf(", of which %s are left for what lull itself writes", instance.Bytes(layerSpare))
+		}
+		return w.stands()
 	}
 	said := fmt.Sprintf("QEMU (process %d) has not answered for %s", m.pid, time.Since(m.since).Round(time.Second))
 	switch m.state {

@@ -2,16 +2,18 @@ package microvm
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"lull/internal/instance"
+	"lull/internal/link/guest"
 )
 
 // layered is a bench whose guests have a root and a layer of their own.
@@ -265,14 +267,16 @@ func TestLayerBroken(t *testing.T) {
 	}
 }
 
-// TestLayerFull: where this machine has no room any more the program gets an
-// error, and its machine runs on; with room it works again.
+// TestLayerFull: where this machine has no room any more the program hears so when
+// it writes, though it makes nothing durable; with room it writes on in the same
+// run. A machine whose harness does not see to that stands still meanwhile, and
+// loses nothing. Each says why.
 func TestLayerFull(t *testing.T) {
 	b := layered(t, "q35")
 	if err := os.MkdirAll(b.layers(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mount("tmpfs", b.layers(), "tmpfs", 0, "size=32m,mode=700"); err != nil {
+	if err := unix.Mount("tmpfs", b.layers(), "tmpfs", 0, "size=128m,mode=700"); err != nil {
 		t.Skipf("cannot mount a small file system here: %v", err)
 	}
 	defer func() {
@@ -281,32 +285,130 @@ func TestLayerFull(t *testing.T) {
 			t.Error(err)
 		}
 	}()
+	size := func(bytes int64) {
+		t.Helper()
+		if err := unix.Mount("tmpfs", b.layers(), "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d,mode=700", bytes)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	w := b.again("full", 1)
 	b.must("full", "put", "/var/kept", "kept")
-	out, ok := "", true
-	for n := 0; ok && n < 20; n++ {
-		out, ok = b.try("full", "fill", "/var/large"+strconv.Itoa(n), "4000000", "x")
-	}
-	if ok || !strings.HasPrefix(out, "errno ") {
+	if out, ok := b.try("full", "bulk", "/var/large", "300000000"); ok || !strings.HasPrefix(out, "errno 28 ") {
 		t.Fatalf("on a full disk: %q, %t", out, ok)
 	}
-	t.Log(out)
-	if s := w.Sample(nil); s.CPUErr != nil {
-		t.Errorf("it does not answer: %v", s.CPUErr)
-	}
+	until(t, "it says so", func() bool { w.Sample(nil); return strings.Contains(w.Trouble(), "fails for want of room") })
+	t.Log(w.Trouble())
 	c := dial(t, w)
+	defer c.Close()
 	talk(t, c, "it still serves")
-	c.Close()
-	if err := unix.Mount("tmpfs", b.layers(), "tmpfs", unix.MS_REMOUNT, "size=512m,mode=700"); err != nil {
-		t.Fatal(err)
+	size(256 << 20)
+	until(t, "there is room again", func() bool { w.Sample(nil); return w.Trouble() == "" })
+	b.must("full", "bulk", "/var/more", "30000000")
+	sum := b.must("full", "fill", "/var/synced", "8000000", "x")
+
+	// One that is not told.
+	w.roomless.Store(true)
+	size(used(t, b.layer("full")) + 4<<20)
+	wrote := make(chan string, 1)
+	go func() {
+		fill := instance.Command{Command: []string{"guest", "files", "fill", "/var/late", "40000000", "y"}}
+		o, err := b.Exec(t.Context(), "full", fill)
+		wrote <- fmt.Sprint(err == nil && o.ExitCode == 0, " ", strings.TrimSpace(o.Stdout), err)
+	}()
+	until(t, "it stands still", func() bool {
+		w.Sample(nil)
+		return strings.Contains(w.Trouble(), "it stands still until there is room")
+	})
+	t.Log(w.Trouble())
+	if s := w.Sample(nil); s.CPUErr == nil || !strings.Contains(s.CPUErr.Error(), "stands still") {
+		t.Errorf("it is known: %v", s.CPUErr)
 	}
+	size(512 << 20)
+	var late string
+	select {
+	case late = <-wrote:
+	case <-time.After(patience):
+		t.Fatal("it does not go on")
+	}
+	late, ok := strings.CutSuffix(late, "<nil>")
+	if ok = ok && strings.HasPrefix(late, "true "); !ok {
+		t.Fatalf("it heard of an error: %s", late)
+	}
+	talk(t, c, "it serves again")
 	if err := w.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.exit()
 	b.again("full", 2)
+	for name, want := range map[string]string{"synced": sum, "late": strings.TrimPrefix(late, "true ")} {
+		if got := b.must("full", "sum", "/var/"+name); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
 	if got := b.must("full", "get", "/var/kept"); got != "kept" {
 		t.Errorf("it kept %q", got)
 	}
-	b.must("full", "fill", "/var/more", "8000000", "x")
+}
+
+// TestLayerFullAdopted: a daemon that starts again while a machine stands still
+// for want of room takes it over, and it goes on when there is some.
+func TestLayerFullAdopted(t *testing.T) {
+	b := layered(t, "microvm")
+	if err := os.MkdirAll(b.layers(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", b.layers(), "tmpfs", 0, "size=128m,mode=700"); err != nil {
+		t.Skipf("cannot mount a small file system here: %v", err)
+	}
+	defer func() {
+		b.sweep()
+		if err := unix.Unmount(b.layers(), unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	size := func(bytes int64) {
+		t.Helper()
+		if err := unix.Mount("tmpfs", b.layers(), "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d,mode=700", bytes)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := b.again("stands", 1)
+	w.roomless.Store(true)
+	if err := w.call(t.Context(), callLimit, guest.Room, guest.RoomCall{Free: unlimited}, nil); err != nil {
+		t.Fatal(err)
+	}
+	size(used(t, b.layer("stands")) + 4<<20)
+	over := make(chan struct{})
+	go func() { // its channel ends with this daemon
+		defer close(over)
+		fill := instance.Command{Command: []string{"guest", "files", "fill", "/var/late", "40000000", "y"}}
+		_, _ = b.Exec(t.Context(), "stands", fill)
+	}()
+	until(t, "it stands still", func() bool { return w.stands() != "" })
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-over
+	r, err := New(b.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Runtime = r
+	aw, err := b.Adopt(t.Context(), "stands", instance.Identity{Run: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w = aw.(*Work)
+	if err := w.Thaw(); err == nil || !strings.Contains(err.Error(), "stands still") {
+		t.Errorf("it was thawed without room: %v", err)
+	}
+	size(512 << 20)
+	until(t, "it goes on", func() bool { return w.stands() == "" })
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, w)
+	defer c.Close()
+	talk(t, c, "taken over")
+	b.must("stands", "fill", "/var/more", "8000000", "x")
 }

@@ -22,7 +22,7 @@ const again = 100 * time.Millisecond
 
 // bring starts QEMU, waits for the guest and starts its program.
 func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) error {
-	w.rec, w.filesFor = rec, run.User
+	w.rec, w.filesFor, w.told = rec, run.User, unlimited
 	var err error
 	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
 		return err
@@ -55,6 +55,7 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	if err := w.setClock(ctx); err != nil {
 		return w.explain(ctx, err)
 	}
+	w.tellRoom(ctx, false)
 	if rec.FilesPort {
 		if err := w.awaitFiles(bctx); err != nil {
 			return w.explain(ctx, err)
@@ -195,6 +196,9 @@ func (w *Work) event(name string, data json.RawMessage) {
 		var d struct{ Reason string }
 		_ = json.Unmarshal(data, &d) // without a reason it is still a shutdown
 		why = "the guest went off: " + d.Reason
+	case "BLOCK_IO_ERROR":
+		w.ioError(data)
+		return
 	case "GUEST_PANICKED":
 		why = "the guest's kernel panicked"
 	case "STOP":
@@ -318,7 +322,11 @@ func (w *Work) broken() string {
 		return ""
 	}
 	s, err := m.status(w.ctx)
-	if err == nil && (s == "internal-error" || s == "io-error" || s == "guest-panicked" || s == "shutdown") {
+	if err == nil && s == ioErrorStatus {
+		w.loops.Go(w.awaitRoom)
+		return ""
+	}
+	if err == nil && (s == "internal-error" || s == "guest-panicked" || s == "shutdown") {
 		return "the machine is " + s
 	}
 	return ""
@@ -517,6 +525,10 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 	}
 	switch s {
 	case "running":
+	case ioErrorStatus: // it goes on when there is room
+		w.setFull(true)
+		w.loops.Go(w.awaitRoom)
+		return nil, nil
 	case "paused", "postmigrate": // the latter was being saved
 		w.setFrozen(true)
 		return nil, nil

@@ -209,11 +209,12 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	}
 	if rec.Layer {
 		// A write is durable when the guest has flushed it; what it frees this
-		// machine gets back; and where this machine's disk is full the guest hears
-		// of an error and goes on.
+		// machine gets back; and where this machine's disk is full the guest stands
+		// still until there is room: an error would cost it what it has written
+		// already (full.go).
 		args = append(args, "-add-fd", "fd="+strconv.Itoa(layer)+",set=2",
 			"-drive", "if=none,id=layer,format=raw,cache=writeback,discard=unmap,auto-read-only=off,file=/dev/fdset/2",
-			"-device", "virtio-blk"+bus+",drive=layer,werror=report,rerror=report")
+			"-device", "virtio-blk"+bus+",drive=layer,werror=enospc,rerror=report")
 	}
 	return args
 }

@@ -107,6 +107,15 @@ func taken(path string) (int64, error) {
 	return st.Blocks * 512, nil
 }
 
+// fileSize is how large a file says it is.
+func fileSize(path string) (int64, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return 0, err
+	}
+	return st.Size(), nil
+}
+
 // memoryNeed is what a guest's memory may still take of its file's file system. A
 // clone's is in no file.
 func (r *Runtime) memoryNeed(id string, rec runRecord) (writes, error) {

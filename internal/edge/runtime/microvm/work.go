@@ -78,6 +78,9 @@ type Work struct {
 	filesFor string        // and whose, as in guest.RunCall
 	shared   chan error    // how the first try to mount it ended
 
+	awaiting atomic.Bool // awaitRoom is at it
+	roomless atomic.Bool // the guest does not take what room there is
+
 	slow *rate.Limiter // how fast the guest may talk, however it does
 
 	// fate is held while what is on disk and what saved says change together, so
@@ -108,6 +111,8 @@ type Work struct {
 	exited    bool   // status is known
 	wentBy    string // why the machine went off by itself, "" when it did not
 	mute      mute
+	full      bool  // it stands still for want of room (full.go)
+	told      int64 // how much room the guest was told of
 }
 
 var (
@@ -120,7 +125,7 @@ var (
 
 func (r *Runtime) newWork(id string) *Work {
 	w := &Work{r: r, id: id, done: make(chan struct{}), note: make(chan guest.ExitNote, 1), asks: make(chan struct{}, maxAsks),
-		shared: make(chan error, 1), slow: rate.NewLimiter(talkRate, talkBurst)}
+		shared: make(chan error, 1), slow: rate.NewLimiter(talkRate, talkBurst), told: neverAsked}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.renew()
 	return w
@@ -146,6 +151,9 @@ func (w *Work) Identity() instance.Identity {
 
 // call asks the harness.
 func (w *Work) call(ctx context.Context, limit time.Duration, method string, params, result any) error {
+	if why := w.stands(); why != "" {
+		return fmt.Errorf("cannot call %s: %s", method, why)
+	}
 	p, _ := w.voice()
 	return callOn(ctx, p, limit, method, params, result)
 }
@@ -153,6 +161,9 @@ func (w *Work) call(ctx context.Context, limit time.Duration, method string, par
 // ask is call for what may be asked twice: where a vsock connection is cut or
 // silent, over the serial port.
 func (w *Work) ask(ctx context.Context, limit time.Duration, method string, params, result any) error {
+	if why := w.stands(); why != "" {
+		return fmt.Errorf("cannot call %s: %s", method, why)
+	}
 	p, fast := w.voice()
 	if fast == nil {
 		return callOn(ctx, p, limit, method, params, result)
@@ -291,6 +302,9 @@ func (w *Work) Thaw() error {
 	if err != nil {
 		return err
 	}
+	if why := w.stands(); why != "" {
+		return errors.New("cannot thaw the guest: " + why)
+	}
 	defer w.keepGoing()()
 	if err := m.do(ctx, "cont", nil, nil); err != nil {
 		w.examine(w.ctx)
@@ -304,6 +318,7 @@ func (w *Work) Thaw() error {
 	}
 	w.late.Store(time.Since(began) > clockSlack)
 	w.setFrozen(false)
+	w.tellRoom(ctx, true)
 	w.mu.Lock()
 	late := w.signals
 	w.signals = nil
@@ -401,6 +416,7 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	if !w.isFrozen() {
 		if off, way, known := w.look(w.ctx); known {
 			w.tuneClock(off, way)
+			w.tellRoom(w.ctx, false)
 		}
 	}
 	open, ended := w.net.Opens()

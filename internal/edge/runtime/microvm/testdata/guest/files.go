@@ -80,6 +80,17 @@ func fileOrder(a []string) (string, error) {
 		copy(seed[:], a[3])
 		_, err = io.CopyN(io.MultiWriter(f, sum), rand.NewChaCha8(seed), int64(num(2)))
 		return fmt.Sprintf("%x", sum.Sum(nil)), errors.Join(err, f.Sync(), f.Close())
+	case "bulk": // as many bytes, which nobody makes durable
+		f, err := os.Create(a[1])
+		if err != nil {
+			return "", err
+		}
+		for n := 0; n < num(2); n += 1 << 20 {
+			if _, err := f.Write(make([]byte, 1<<20)); err != nil {
+				return "", errors.Join(err, f.Close())
+			}
+		}
+		return "", f.Close()
 	case "sum":
 		b, err := os.ReadFile(a[1])
 		return fmt.Sprintf("%x", sha256.Sum256(b)), err
