@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/url"
 	"os"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -236,9 +237,10 @@ func (c *cli) execCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "exec NAME -- COMMAND [ARG...]", Short: "Run a command beside an instance, in its environment", Args: args(cobra.MinimumNArgs(2)),
 		ValidArgsFunction: c.complete,
 		Long: `Run a command beside an instance, in its environment. A sleeping instance is woken
-first, and is not paused while the command runs. Its exit code is this one's. The
-first 8 MiB of each stream are carried; a line on standard error says where more
-was printed.`,
+first, and is not paused while the command runs, unless somebody forces that. Its
+exit code is this one's; it reads nothing from standard input; and it ends when you
+leave with Ctrl-C. The first 8 MiB of each stream are carried; a line on standard
+error says where more was printed.`,
 		Example: "  lull instance exec web -- env",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
@@ -247,6 +249,10 @@ was printed.`,
 			}
 			r.Command = a[1:]
 			x, err := cl.Exec(cmd.Context(), a[0], r)
+			if err != nil && cmd.Context().Err() != nil {
+				fmt.Fprintln(c.err, "lull: you left, and the command is ended")
+				return &exitError{128 + int(syscall.SIGINT)}
+			}
 			if err != nil {
 				return err
 			}

@@ -76,6 +76,8 @@ type Harness struct {
 
 	work sync.WaitGroup // what Run waits for
 
+	commands commands
+
 	mu   sync.Mutex
 	peer *guest.Peer // the present connection of the port
 	fast *overVsock  // what is preferred to it; nil for none
@@ -206,6 +208,8 @@ func (h *Harness) serve(ctx context.Context, p *guest.Peer) error {
 func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (any, error) {
 	switch q.Method {
 	case guest.Hello:
+		// The first call of a host: who asked for what still runs is another one.
+		h.commands.cancel(func(x *command) bool { return x.host == p })
 		return h.hello(), nil
 	case guest.Run:
 		var c guest.RunCall
@@ -219,6 +223,13 @@ func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (a
 			return nil, err
 		}
 		return h.exec(ctx, p, c)
+	case guest.Cancel:
+		var c guest.CancelCall
+		if err := q.Bind(&c); err != nil {
+			return nil, err
+		}
+		h.commands.cancel(func(x *command) bool { return x.number == c.Number })
+		return nil, nil
 	case guest.Health:
 		return h.health(), nil
 	case guest.Signal:

@@ -10,8 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -281,6 +283,73 @@ func TestRunLogsExit(t *testing.T) {
 	}
 }
 
+// TestAbandonedCommands: commands that nobody waits for any more are killed, and
+// as many as may run leave room for every other call.
+func TestAbandonedCommands(t *testing.T) {
+	p := begin(t, nil)
+	h := p.connect(t)
+	h.must(t, guest.Hello, nil, nil)
+	h.must(t, guest.Run, shell("sleep 1000"), nil)
+	dir := t.TempDir()
+	answers := make(chan guest.ExecAnswer, maxCommands)
+	var calls sync.WaitGroup
+	for n := range maxCommands {
+		calls.Go(func() {
+			var a guest.ExecAnswer
+			q := guest.ExecCall{Number: uint64(n + 1), Command: []string{"sh", "-c", fmt.Sprintf("echo $$ >%s/%d.new; mv %[1]s/%[2]d.new %[1]s/%[2]d; sleep 1000", dir, n)}}
+			if err := h.Call(t.Context(), guest.Exec, q, &a); err == nil {
+				answers <- a
+			}
+		})
+	}
+	pids := make([]int, maxCommands)
+	for n := range pids {
+		pids[n] = pidIn(t, filepath.Join(dir, strconv.Itoa(n)))
+	}
+	if err := h.do(t, guest.Exec, guest.ExecCall{Command: []string{"true"}}, nil); err == nil || !strings.Contains(err.Error(), "16 run already") {
+		t.Errorf("one command too many: %v", err)
+	}
+	h.must(t, guest.Health, nil, nil)
+	if err := h.Notify(guest.Cancel, guest.CancelCall{Number: 3}); err != nil {
+		t.Fatal(err)
+	}
+	if a := <-answers; a.Code != 137 {
+		t.Errorf("cancelled: %+v", a)
+	}
+	goneBy(t, pids[2])
+	h.must(t, guest.Exec, guest.ExecCall{Command: []string{"true"}}, nil)
+	h.c.Close() // the daemon dies; another one takes over
+	calls.Wait()
+	next := p.connect(t)
+	next.must(t, guest.Hello, nil, nil)
+	for _, pid := range pids {
+		goneBy(t, pid)
+	}
+	var a guest.HealthAnswer
+	if next.must(t, guest.Health, nil, &a); !a.Running {
+		t.Error("the workload was ended too")
+	}
+}
+
+// pidIn waits for a file with a process id.
+func pidIn(t *testing.T, path string) (pid int) {
+	t.Helper()
+	until(t, "a command runs", func() bool {
+		b, err := os.ReadFile(path)
+		if err == nil {
+			pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
+		}
+		return err == nil
+	})
+	return pid
+}
+
+// goneBy waits until a process has ended.
+func goneBy(t *testing.T, pid int) {
+	t.Helper()
+	until(t, "a command is killed", func() bool { return syscall.Kill(pid, 0) != nil })
+}
+
 func TestExecSignalHealth(t *testing.T) {
 	h := begin(t, nil).connect(t)
 	h.must(t, guest.Run, shell(`trap 'echo bye; exit 9' TERM; while :; do sleep 0.05; done`), nil)
@@ -333,6 +402,9 @@ func TestExecSignalHealth(t *testing.T) {
 	}
 }
 
+// pipeSize is what lies between a workload and the harness, in bytes.
+const pipeSize = 64 << 10
+
 // TestHostAway: the workload goes on at full speed while nobody takes its
 // output, and a host that comes back learns what it missed.
 func TestHostAway(t *testing.T) {
@@ -358,7 +430,7 @@ func TestHostAway(t *testing.T) {
 	h.must(t, guest.Health, nil, &hl)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.lost == 0 || h.lost != hl.Dropped || len(h.log) > ringSize+2*guest.MaxChunk {
+	if h.lost == 0 || h.lost != hl.Dropped || len(h.log) > ringSize+pipeSize+2*guest.MaxChunk {
 		t.Errorf("lost %d, health says %d, kept %d", h.lost, hl.Dropped, len(h.log))
 	}
 }

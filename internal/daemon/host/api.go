@@ -140,7 +140,11 @@ func (a *API) verbs(api huma.API) {
 		Named
 		Body hostctl.Clone
 	}) (*answer[hostctl.Instance], error) {
-		id, err := a.Host.Clone(ctx, in.Name, in.Body)
+		var id string
+		err := a.Host.carry(ctx, func(ctx context.Context) (err error) {
+			id, err = a.Host.Clone(ctx, in.Name, in.Body)
+			return err
+		})
 		if err != nil {
 			return nil, problem(err)
 		}
@@ -348,42 +352,4 @@ func (s *Events) from(text string) uint64 {
 		return 0
 	}
 	return min(n, s.Last())
-}
-
-// Exec runs a command beside a running instance; a paused one is resumed
-// first, since it would share its freeze.
-func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (hostctl.ExecResult, error) {
-	i, err := h.find(ref)
-	if err != nil {
-		return hostctl.ExecResult{}, err
-	}
-	rt, ok := i.rt.(instance.Execer)
-	if !ok {
-		return hostctl.ExecResult{}, &RefusedError{Name: i.name(), What: "run a command beside", Reason: "its runtime cannot"}
-	}
-	if len(r.Command) == 0 {
-		return hostctl.ExecResult{}, &InvalidError{errors.New("cannot run a command: it is empty")}
-	}
-	if err := h.hold(i, +1); err != nil {
-		return hostctl.ExecResult{}, err
-	}
-	defer h.hold(i, -1)
-	if err := h.Resume(ctx, ref, byManual); err != nil {
-		return hostctl.ExecResult{}, err
-	}
-	return rt.Exec(ctx, i.id, r)
-}
-
-// hold counts commands that run beside an instance: it is not paused under
-// them.
-func (h *Host) hold(i *inst, n int) error {
-	if err := i.acquireCtx(h.ctx); err != nil {
-		return err
-	}
-	i.mu.Lock()
-	i.execs += n
-	i.rec.LastActivityAt = h.now()
-	i.mu.Unlock()
-	i.release()
-	return nil
 }

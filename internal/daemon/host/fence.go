@@ -269,7 +269,7 @@ func look(a *attempt) error {
 	}
 	if a.by != byIdle && !a.force {
 		for _, b := range v.Blocks {
-			if b.Code == idle.ConnectionOpen || b.Code == idle.LeaseHeld {
+			if b.Code == idle.ConnectionOpen || b.Code == idle.LeaseHeld || b.Signal == besideSignal {
 				return &errStirred{b.Sentence}
 			}
 		}

@@ -62,7 +62,7 @@ type inst struct {
 	verdict  idle.Verdict
 	line     evidence.Line // of its decisions in the log
 	block    *idle.Block   // of the runtime: it cannot be paused, and why
-	execs    int           // commands that run beside it
+	beside   []*string     // commands that run beside it
 	busy     int           // connections by which the workload says that it works
 	nextDue  time.Time     // when the workload said that it wants to run again
 	restart  time.Time     // when it is started again after it failed

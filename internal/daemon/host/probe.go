@@ -25,6 +25,7 @@ const (
 	byManual     = "manual"
 	byConnection = "connection"
 	stopAfter    = "stop_after"
+	besideSignal = "exec" // of the block by a command that runs beside an instance
 )
 
 // probeEvery is how often a running instance is looked at: more often only where
@@ -107,8 +108,8 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	if i.busy > 0 {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.RecentActivity, Signal: "workload", Sentence: "The program says that it is busy."})
 	}
-	if i.execs > 0 {
-		e.Guards = append(e.Guards, idle.Block{Code: idle.RecentActivity, Signal: "exec", Sentence: "A command runs beside it."})
+	if s := i.besideLocked(); s != "" {
+		e.Guards = append(e.Guards, idle.Block{Code: idle.RecentActivity, Signal: besideSignal, Sentence: s})
 	}
 	if d := i.nextDue; d.After(now) && d.Sub(now) < i.pauseAfter() {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.Schedule, Sentence: "The program is due to work soon.", Until: &d})

@@ -162,7 +162,7 @@ func (w *world) state(b []byte) []byte {
 			over = 0
 		}
 	}
-	b = hosttest.Append(b, yes(i.work != nil), yes(i.guard != nil), yes(i.held != nil), yes(i.frozen), i.conns, yes(i.block != nil), i.execs, i.busy,
+	b = hosttest.Append(b, yes(i.work != nil), yes(i.guard != nil), yes(i.held != nil), yes(i.frozen), i.conns, yes(i.block != nil), len(i.beside), i.busy,
 		since(i.nextDue), since(i.restart), since(i.notBefore), since(i.settles), yes(i.inside), over)
 	for _, s := range []struct {
 		at  time.Time

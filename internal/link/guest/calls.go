@@ -7,6 +7,7 @@ const (
 	Hello     = "hello"     // {} -> HelloAnswer; the first call on every connection
 	Run       = "run"       // RunCall -> {}; starts the one workload of this boot
 	Exec      = "exec"      // ExecCall -> ExecAnswer
+	Cancel    = "cancel"    // CancelCall; a notification: a command is killed
 	Health    = "health"    // {} -> HealthAnswer
 	Signal    = "signal"    // SignalCall: to the workload's main process
 	SetClock  = "set_clock" // ClockCall -> ClockAnswer; after every resume
@@ -95,6 +96,11 @@ type ExecAnswer struct {
 	Stdout    []byte `json:"stdout"`
 	Stderr    []byte `json:"stderr"`
 	Truncated bool   `json:"truncated,omitempty"` // the end of a stream is lost
+}
+
+// CancelCall ends a command for which nobody waits any more.
+type CancelCall struct {
+	Number uint64 `json:"number"` // of its ExecCall
 }
 
 // SignalCall sends a signal to the workload's main process.

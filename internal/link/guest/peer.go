@@ -37,6 +37,7 @@ type Peer struct {
 	next    uint64
 	waiting map[string]chan answer
 	ended   bool
+	over    chan struct{}
 	junk    int
 }
 
@@ -77,8 +78,12 @@ func (q Request) Message() (Message, *Error) {
 func NewPeer(c io.ReadWriter) *Peer {
 	// Ids begin anywhere, so that an answer meant for a daemon before this one
 	// is not taken for one of ours.
-	return &Peer{c: c, next: uint64(rand.Uint32()) << 16, waiting: map[string]chan answer{}}
+	return &Peer{c: c, next: uint64(rand.Uint32()) << 16, waiting: map[string]chan answer{}, over: make(chan struct{})}
 }
+
+// Over is closed when Run has read all that will come: nobody waits for answers
+// any more.
+func (p *Peer) Over() <-chan struct{} { return p.over }
 
 // WriteLimit is how long the other end may take no byte.
 const WriteLimit = 10 * time.Second
@@ -285,6 +290,9 @@ func (p *Peer) Junk() int {
 func (p *Peer) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !p.ended {
+		close(p.over)
+	}
 	p.ended = true
 	for id, ch := range p.waiting {
 		delete(p.waiting, id)

@@ -147,6 +147,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 func TestDockerUses(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("web")
+	k.d.LeavesCommand("web")
 
 	k.pause("web")
 	k.Must("stop", "-t", "5", "web")

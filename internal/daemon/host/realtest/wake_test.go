@@ -273,6 +273,7 @@ func TestExecAndLogs(t *testing.T) {
 	if err != nil || x.ExitCode != 5 || x.Stdout != "blue\n" || x.Stderr != "no\n" {
 		t.Errorf("exec beside a paused program: %+v, %v", x, err)
 	}
+	d.LeavesCommand("spam")
 	t.Logf("REPORT logs: 4 MB printed, %d bytes kept in 2 files; exec woke a paused instance and gave code %d", total, x.ExitCode)
 }
 

@@ -388,14 +388,45 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	return r.cfg.Process.Forget(ctx, id)
 }
 
-// Exec implements instance.Execer: the command runs inside.
+// Exec implements instance.Execer: the command runs inside. Where ctx ends first,
+// runc is asked to end and tells the command; one that does not listen is killed.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
-	argv := []string{r.runc, "--root", r.state(), "exec"}
+	noted, err := os.MkdirTemp("", "lull-exec")
+	if err != nil {
+		return instance.Outcome{}, fmt.Errorf("cannot run a command: %w", err)
+	}
+	defer os.RemoveAll(noted)
+	pid := filepath.Join(noted, "pid")
+	argv := []string{r.runc, "--root", r.state(), "exec", "--pid-file", pid}
 	for _, e := range q.Env {
 		argv = append(argv, "--env", e)
 	}
 	if q.Dir != "" {
 		argv = append(argv, "--cwd", q.Dir)
 	}
-	return r.cfg.Process.Exec(ctx, id, instance.Command{Command: append(append(argv, id), q.Command...), Dir: "/"})
+	out, err := r.cfg.Process.Exec(ctx, id, instance.Command{Command: append(append(argv, id), q.Command...), Dir: "/"})
+	if ctx.Err() != nil {
+		r.killInside(id, pid)
+	}
+	return out, err
+}
+
+// killInside kills the process that a file names, if it runs in an instance.
+func (r *Runtime) killInside(id, file string) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return // it never began
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return // it has ended
+	}
+	defer unix.Close(fd)
+	if of, err := r.cfg.Process.Identify(pid); err == nil && of == id {
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // it may end meanwhile
+	}
 }

@@ -11,9 +11,12 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"lull/internal/instance"
 )
@@ -276,6 +279,11 @@ func (c *client) exec(ctx context.Context, id string, command, env []string, dir
 	if err != nil {
 		return instance.Outcome{}, err
 	}
+	defer func() {
+		if ctx.Err() != nil {
+			c.endExec(id, made.ID)
+		}
+	}()
 	a, err := c.send(ctx, http.MethodPost, "/exec/"+url.PathEscape(made.ID)+"/start", nil, map[string]bool{"Detach": false, "Tty": false})
 	if err != nil {
 		return instance.Outcome{}, err
@@ -302,6 +310,32 @@ func (c *client) exec(ctx context.Context, id string, command, env []string, dir
 		}
 	}
 }
+
+// endExec kills a command in a container for which nobody waits any more. Docker
+// itself cannot.
+func (c *client) endExec(container, made string) {
+	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
+	defer cancel()
+	var now struct {
+		Running bool
+		Pid     int
+	}
+	if err := c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(made)+"/json", nil, nil, &now); err != nil || !now.Running || now.Pid <= 1 {
+		return
+	}
+	fd, err := unix.PidfdOpen(now.Pid, 0)
+	if err != nil {
+		return // it has ended
+	}
+	defer unix.Close(fd)
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", now.Pid))
+	if err == nil && bytes.Contains(groups, []byte(container)) { // otherwise it is on another machine
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // it may end meanwhile
+	}
+}
+
+// endLimit bounds what is done for somebody who has gone.
+const endLimit = 5 * time.Second
 
 // kept is the beginning of a stream.
 type kept struct {

@@ -2,7 +2,10 @@ package microvm
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -106,6 +109,24 @@ func TestGuest(t *testing.T) {
 	o, err := b.Exec(t.Context(), "life", instance.Command{Command: []string{"guest", "exit", "3"}})
 	if err != nil || o.ExitCode != 3 || o.Stdout != "leaving with 3\n" {
 		t.Errorf("exec: %+v, %v", o, err)
+	}
+	// More commands than may run at once, each left by who asked for it.
+	for range 33 {
+		ctx, leave := context.WithCancel(t.Context())
+		gone := make(chan error, 1)
+		go func() {
+			_, err := b.Exec(ctx, "life", instance.Command{Command: []string{"guest", "serve", ":81"}})
+			gone <- err
+		}()
+		listening(t, w, "81")
+		leave()
+		if err := <-gone; !errors.Is(err, context.Canceled) {
+			t.Fatalf("who left was told %v", err)
+		}
+		until(t, "the command is ended", func() bool {
+			ls, err := w.Listeners()
+			return err == nil && !slices.ContainsFunc(ls, func(l instance.Listener) bool { return strings.HasSuffix(l.Addr, ":81") })
+		})
 	}
 	if err := w.Kill(t.Context()); err != nil {
 		t.Fatal(err)

@@ -62,7 +62,6 @@ type Work struct {
 
 	// printed is what commands have printed so far, by their number.
 	printed sync.Map // uint64 -> *printed
-	numbers atomic.Uint64
 
 	asks   chan struct{}       // slots of programs' messages that are worked on
 	note   chan guest.ExitNote // the workload ended
@@ -610,7 +609,8 @@ func (w *Work) Memory() (int64, error) {
 }
 
 // Exec runs a command in an instance's guest, as the user and with the
-// environment of its program, and waits for it.
+// environment of its program, and waits for it. One that nobody waits for any more
+// is killed.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
 	w := r.work(id)
 	if w == nil || w.isFrozen() {
@@ -631,11 +631,22 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 		err = w.call(ctx, maxExec, guest.Exec, c, &a)
 	}
 	if err != nil {
+		if !errors.As(err, &refused) {
+			go w.cancelCommand(c.Number)
+		}
 		return instance.Outcome{}, err
 	}
 	out.add(1, a.Stdout)
 	out.add(2, a.Stderr)
 	return out.outcome(a.Code, a.Truncated), nil
+}
+
+// cancelCommand has the guest kill a command. A guest that cannot be told does so
+// by itself when it hears of another host.
+func (w *Work) cancelCommand(number uint64) {
+	if p, _ := w.voice(); p != nil {
+		_ = p.Notify(guest.Cancel, guest.CancelCall{Number: number})
+	}
 }
 
 // remove clears a run's files away.

@@ -22,7 +22,8 @@ import (
 )
 
 // Exec runs a command in the groups and the environment of an instance and
-// waits for it. When ctx ends, the command goes on and its outcome is lost.
+// waits for it. When ctx ends, the command is ended: nobody could look at it
+// again.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
 	env, dir, err := r.environment(id)
 	if err != nil {
@@ -56,7 +57,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 		err = errors.Join(err, outR.Close(), errR.Close())
 		return instance.Outcome{}, fmt.Errorf("cannot run %s: %w", q.Command[0], err)
 	}
-	e, err := r.awaitExec(ctx, s.Exec)
+	e, err := r.awaitExec(ctx, s)
 	// What the command left in the background may keep its output open for ever.
 	last := time.Now().Add(outputGrace)
 	derr := errors.Join(outR.SetReadDeadline(last), errR.SetReadDeadline(last))
@@ -91,26 +92,42 @@ func capture(wg *sync.WaitGroup, into *captured) (pr, pw *os.File, err error) {
 	return pr, pw, nil
 }
 
-func (r *Runtime) awaitExec(ctx context.Context, id uint64) (instance.Exit, error) {
+// awaitExec waits for a command, and ends it when ctx ends first.
+func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started) (instance.Exit, error) {
 	ch := make(chan instance.Exit, 1)
 	r.mu.Lock()
-	if e, ok := r.early[id]; ok {
-		delete(r.early, id)
+	if e, ok := r.early[s.Exec]; ok {
+		delete(r.early, s.Exec)
 		ch <- e
 	} else {
-		r.execs[id] = ch
+		r.execs[s.Exec] = ch
 	}
 	r.mu.Unlock()
 	select {
 	case e := <-ch:
 		return e, nil
 	case <-ctx.Done():
-		r.mu.Lock()
-		delete(r.execs, id)
-		r.mu.Unlock()
-		return instance.Exit{}, fmt.Errorf("cannot wait for the command any longer: %w", context.Cause(ctx))
 	}
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		// It leads a session of its own.
+		if st, err := r.fs.Stat(s.PID); err == nil && st.Start == s.Start {
+			_ = syscall.Kill(-s.PID, sig) // it may end meanwhile
+		}
+		select {
+		case <-ch:
+		case <-time.After(endGrace):
+			continue
+		}
+		break
+	}
+	r.mu.Lock()
+	delete(r.execs, s.Exec)
+	r.mu.Unlock()
+	return instance.Exit{}, fmt.Errorf("the command was ended, since nobody waits for it any more: %w", context.Cause(ctx))
 }
+
+// endGrace is how long a command that nobody waits for may take to end.
+const endGrace = 2 * time.Second
 
 func (r *Runtime) execEnded(e shimctl.ExecEnded) {
 	r.mu.Lock()

@@ -7,7 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -150,6 +152,35 @@ func TestExecBeside(t *testing.T) {
 		if err != nil || got.Stdout != "done\n" {
 			t.Errorf("Exec() with a background job = %+v, %v", got, err)
 		}
+		// Nobody waits for it any more, and it does not listen.
+		ctx, cancel := context.WithCancel(t.Context())
+		dir, err := os.MkdirTemp("", "exec") // another user writes into it
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		if err := os.Chmod(dir, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, "pid")
+		gone := make(chan error, 1)
+		go func() {
+			_, err := h.rt.Exec(ctx, "main", instance.Command{Command: []string{"sh", "-c", "trap '' TERM; echo $$ >" + file + "; while :; do sleep 0.1; done"}})
+			gone <- err
+		}()
+		pid := 0
+		eventually(t, "the command runs", func() bool {
+			b, err := os.ReadFile(file)
+			if err == nil {
+				pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
+			}
+			return err == nil
+		})
+		cancel()
+		if err := <-gone; !errors.Is(err, context.Canceled) {
+			t.Errorf("Exec() that was left = %v", err)
+		}
+		eventually(t, "the command is ended", func() bool { return syscall.Kill(pid, 0) != nil })
 	})
 }
 

@@ -1,0 +1,76 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+)
+
+// Exec runs a command beside a running instance; a paused one is resumed
+// first, since it would share its freeze. When ctx ends, so does the command.
+func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (hostctl.ExecResult, error) {
+	i, err := h.find(ref)
+	if err != nil {
+		return hostctl.ExecResult{}, err
+	}
+	rt, ok := i.rt.(instance.Execer)
+	if !ok {
+		return hostctl.ExecResult{}, &RefusedError{Name: i.name(), What: "run a command beside", Reason: "its runtime cannot"}
+	}
+	if len(r.Command) == 0 {
+		return hostctl.ExecResult{}, &InvalidError{errors.New("cannot run a command: it is empty")}
+	}
+	leave, err := h.hold(i, strings.Join(r.Command, " "))
+	if err != nil {
+		return hostctl.ExecResult{}, err
+	}
+	defer leave()
+	if err := h.Resume(ctx, ref, byManual); err != nil {
+		return hostctl.ExecResult{}, err
+	}
+	return rt.Exec(ctx, i.id, r)
+}
+
+// hold notes a command that runs beside an instance until leave is called: it is
+// not paused under it.
+func (h *Host) hold(i *inst, command string) (leave func(), err error) {
+	if len(command) > maxShown {
+		command = strings.ToValidUTF8(command[:maxShown], "") + "..."
+	}
+	note := func(change func()) error {
+		if err := i.acquireCtx(h.ctx); err != nil {
+			return err
+		}
+		i.mu.Lock()
+		change()
+		i.rec.LastActivityAt = h.now()
+		i.mu.Unlock()
+		i.release()
+		return nil
+	}
+	err = note(func() { i.beside = append(i.beside, &command) })
+	return func() {
+		// It fails when the host ends, and then nothing is paused any more.
+		_ = note(func() { i.beside = slices.DeleteFunc(i.beside, func(c *string) bool { return c == &command }) })
+	}, err
+}
+
+// maxShown is how much of a command is shown, in bytes.
+const maxShown = 60
+
+// besideLocked says what runs beside it; empty for nothing.
+func (i *inst) besideLocked() string {
+	switch n := len(i.beside); n {
+	case 0:
+		return ""
+	case 1:
+		return "A command runs beside it: " + *i.beside[0] + "."
+	default:
+		return fmt.Sprintf("%d commands run beside it, the first: %s.", n, *i.beside[0])
+	}
+}
