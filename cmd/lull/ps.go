@@ -56,7 +56,7 @@ func table(w io.Writer, l []hostctl.Instance) {
 	fmt.Fprintln(t, "NAME\tSTATE\tIDLE FOR\tNEXT\tHELD BY\tMEMORY\tFREED\tPORTS")
 	for _, o := range l {
 		idle := "-"
-		if o.LastActivityAt != nil && o.State != "stopped" {
+		if o.LastActivityAt != nil && o.State != "stopped" && o.Unavailable == "" {
 			idle = span(time.Duration(o.IdleFor * float64(time.Second)))
 		}
 		freed, held := "-", "-"
@@ -92,7 +92,7 @@ func stateText(o hostctl.Instance) string {
 func next(o hostctl.Instance) string {
 	switch {
 	case o.Unavailable != "":
-		return o.Unavailable
+		return "unknown, see lull why"
 	case o.Waiting != nil:
 		return fmt.Sprintf("gives up in %s: %s", span(max(time.Until(o.Waiting.Until), 0)), o.Waiting.Reason)
 	case o.State == "running" && o.PauseAt != nil:

@@ -36,6 +36,11 @@ type (
 	Forgetter interface {
 		Forget(ctx context.Context, id string) error
 	}
+	// Ender is a runtime that can end a run which it cannot adopt, because that
+	// does not answer: End returns nil only when nothing of it is left.
+	Ender interface {
+		End(ctx context.Context, id string) error
+	}
 	// LogReader is a runtime whose instances' output somebody else keeps. Lines
 	// go to w: the last tail of them (all when negative), and with follow what
 	// comes until ctx ends.

@@ -4,19 +4,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	"lull/internal/instance"
 	"lull/internal/power"
 )
 
-// adoptLimit bounds the search for one run after a restart.
-const adoptLimit = 10 * time.Second
+// Limits of taking over.
+const (
+	adoptLimit   = 10 * time.Second // the search for one run
+	adoptAgain   = 5 * time.Second  // and one that somebody waits for
+	adoptAtOnce  = 16               // how many are searched for at once
+	loadPatience = 2 * time.Second  // before those are served who ask
+)
+
+// beingSought is why an instance is not known yet.
+var beingSought = errors.New("its run is being looked for")
 
 // Load takes over what an earlier daemon left: records of any state, written
 // at any instant. What still runs is adopted, what ended meanwhile is treated
 // like any ending, and what was paused is looked at through the fence before
-// it is frozen again. Call it once, before Run and before serving requests.
+// it is frozen again. It waits for that, but not long: what hangs is looked for
+// further while others are served. Call it once, before Run and before serving
+// requests.
 func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 	var errs []error
 	for n := range recs {
@@ -36,23 +48,62 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 			errs = append(errs, fmt.Errorf("cannot open the ports of %s: %w", rec.Spec.Name, err))
 			i.rec.StatusReason = "its ports could not be opened: " + err.Error()
 		}
+		if rec.State != power.Stopped {
+			i.missing = beingSought
+		}
 		h.mu.Lock()
 		h.byID[i.id], h.byName[i.name()] = i, i
 		h.mu.Unlock()
 		h.saver.seed(i.id, rec.Generation)
 	}
-	for _, i := range h.all() {
+	return errors.Join(append(errs, h.adoptAll(ctx))...)
+}
+
+// adoptAll takes over every instance. It gives the faults that it has seen when it
+// has waited long enough.
+func (h *Host) adoptAll(ctx context.Context) error {
+	var mu sync.Mutex
+	var errs []error
+	gone := false // nobody waits for errs any more
+	take := func(i *inst) {
 		i.acquire()
-		if err := i.adopt(ctx); err != nil {
+		err := i.seek(ctx)
+		i.release()
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case err == nil:
+		case gone:
+			h.log.Error("cannot take over", "instance", i.name(), "error", err)
+		default:
 			errs = append(errs, err)
 		}
-		i.release()
 	}
+	all, done := h.all(), make(chan struct{})
+	h.spawn(func() {
+		defer close(done)
+		var wg sync.WaitGroup
+		slots := make(chan struct{}, adoptAtOnce)
+		for _, i := range all {
+			slots <- struct{}{}
+			wg.Go(func() { take(i); <-slots })
+		}
+		wg.Wait()
+	})
+	select {
+	case <-done:
+	case <-time.After(loadPatience):
+		h.log.Warn("not everything has been taken over yet; it goes on")
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	gone = true
 	return errors.Join(errs...)
 }
 
-// adopt brings one instance into the state that its record says.
-func (i *inst) adopt(ctx context.Context) error {
+// adopt brings one instance into the state that its record says, for which it
+// looks for its run no longer than limit. The caller holds the lock.
+func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	was := i.state()
 	i.mu.Lock()
 	ident := i.rec.Identity
@@ -63,7 +114,7 @@ func (i *inst) adopt(ctx context.Context) error {
 		i.armRestart()
 		return nil
 	}
-	actx, cancel := context.WithTimeout(ctx, adoptLimit)
+	actx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var w Workload
 	var err error = &instance.GoneError{ID: i.id, Exit: instance.Exit{Lost: true}}
@@ -71,8 +122,14 @@ func (i *inst) adopt(ctx context.Context) error {
 		w, err = i.rt.Adopt(actx, i.id, *ident)
 	}
 	var gone *instance.GoneError
+	ended := errors.As(err, &gone)
+	i.mu.Lock()
+	if i.missing = err; ended {
+		i.missing = nil
+	}
+	i.mu.Unlock()
 	switch {
-	case errors.As(err, &gone):
+	case ended:
 		why := ""
 		if unusable := (*instance.SnapshotError)(nil); errors.As(err, &unusable) {
 			why = unusable.Error()
@@ -256,10 +313,26 @@ func (h *Host) retryAdopt(i *inst) {
 		}
 		defer i.release()
 		i.lost.Store(false)
-		if err := i.takenOver(); err != nil {
+		i.mu.Lock()
+		before := i.missing
+		i.mu.Unlock()
+		if err := i.seek(h.ctx); err != nil && (before == nil || !strings.Contains(err.Error(), before.Error())) {
 			h.log.Error("cannot take over", "instance", i.name(), "error", err)
 		}
 	})
+}
+
+// seek takes i over for nobody who waits, unless somebody else has: a stop does not
+// wait for it. The caller holds the lock.
+func (i *inst) seek(ctx context.Context) error {
+	if i.workload() != nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	i.interrupt.Store(&cancel)
+	defer i.interrupt.Store(nil)
+	return i.adopt(ctx, adoptLimit)
 }
 
 // takenOver sees to it that a run which an earlier daemon left is known: until
@@ -269,5 +342,20 @@ func (i *inst) takenOver() error {
 	if i.workload() != nil || i.state() == power.Stopped {
 		return nil
 	}
-	return i.adopt(i.h.ctx)
+	return i.adopt(i.h.ctx, adoptAgain)
+}
+
+// endUnknown ends, for a person, a run that could not be taken over because of
+// cause: nobody can ask it to end, and its runtime knows which one it is.
+func (i *inst) endUnknown(ctx context.Context, by string, cause error) error {
+	e, ok := i.rt.(instance.Ender)
+	if !ok {
+		return cause
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	if err := e.End(ctx, i.id); err != nil {
+		return errors.Join(cause, fmt.Errorf("cannot stop %s: %w", i.name(), err))
+	}
+	return i.finishStop(ctx, by, "stopped by a person; it could not end in order: "+cause.Error())
 }

@@ -124,7 +124,7 @@ func (i *inst) become(ctx context.Context, rt instance.Cloner, src *inst) error 
 	if err := i.save(func(r *instance.Record) { r.Saved = saved }); err != nil {
 		return err
 	}
-	if err := i.adopt(ctx); err != nil {
+	if err := i.adopt(ctx, adoptLimit); err != nil {
 		return err
 	}
 	if s := i.state(); s == power.Stopped {

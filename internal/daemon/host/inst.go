@@ -42,7 +42,7 @@ type inst struct {
 	queued   atomic.Bool // wakeLater is at it
 	ending   atomic.Bool // stopLater is at it
 	lost     atomic.Bool // retryAdopt is at it
-	// interrupt ends a start that is under way.
+	// interrupt ends a start, or a repeated search for its run, that is under way.
 	interrupt atomic.Pointer[context.CancelCauseFunc]
 
 	dueAt    time.Time // owned by deadlines
@@ -68,6 +68,7 @@ type inst struct {
 	restart  time.Time     // when it is started again after it failed
 	// notBefore keeps a hibernation that failed from being tried again at once.
 	notBefore time.Time
+	missing   error         // why the run that its record speaks of is not known to this daemon
 	trouble   string        // what keeps the workload from working, "" for nothing
 	inside    bool          // a harness says that some program in it is in the middle of work
 	settles   time.Time     // until then a pause from outside is what an earlier daemon had asked for

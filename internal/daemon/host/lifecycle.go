@@ -240,7 +240,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 func (i *inst) forgetRun() {
 	i.mu.Lock()
 	g := i.guard
-	i.work, i.guard, i.frozen = nil, nil, false
+	i.work, i.guard, i.frozen, i.missing = nil, nil, false, nil
 	i.readings, i.conns, i.block, i.nextDue, i.trouble = nil, 0, nil, time.Time{}, ""
 	if i.inside { // what was in the middle of work is gone
 		i.inside, i.busy = false, i.busy-1

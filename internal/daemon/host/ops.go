@@ -168,8 +168,9 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 		return err
 	}
 	defer leave()
-	if err := i.takenOver(); err != nil { // not found is not stopped
-		return err
+	unknown := i.takenOver()
+	if i.workload() != nil {
+		unknown = nil // what could not be done with it does not keep it from being ended
 	}
 	i.mu.Lock()
 	i.restart = time.Time{}
@@ -185,6 +186,9 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 		}); err != nil {
 			return err
 		}
+	}
+	if unknown != nil { // not found is not stopped
+		return i.endUnknown(ctx, by, unknown)
 	}
 	return i.stop(ctx, by, "stopped by a person")
 }

@@ -102,6 +102,10 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	if x := i.h.Halted(); x != nil {
 		e.Guards = append(e.Guards, x.Block(haltedHere))
 	}
+	if i.missing != nil {
+		e.Guards = append(e.Guards, idle.Block{Code: idle.SignalUnknown, Signal: "run",
+			Sentence: fmt.Sprintf("Not known: its run, %v; an unknown signal never counts as quiet.", i.missing)})
+	}
 	if i.block != nil {
 		e.Guards = append(e.Guards, *i.block)
 	}

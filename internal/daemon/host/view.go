@@ -67,7 +67,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	r := i.rec
 	e := i.evidenceLocked(now)
 	e.Connections = i.conns
-	w, next, trouble := i.work, i.restart, i.trouble
+	w, next, trouble, missing := i.work, i.restart, i.trouble, i.missing
 	i.mu.Unlock()
 	v := idle.Decide(now, i.policy(), e)
 	o := hostctl.Instance{ID: r.ID, Name: r.Spec.Name, State: string(r.State), StateSince: ptr(r.StateSince),
@@ -100,11 +100,14 @@ func (i *inst) view(memory bool) hostctl.Instance {
 			o.LeaseHeld, o.LeaseReason, o.LeaseExpiresAt = true, l.Reason, &ends
 		}
 	}
+	if missing != nil {
+		o.Unavailable = "it has not been taken over since the daemon started: " + missing.Error()
+	}
 	switch r.State {
 	case power.Running:
 		o.PauseAt = v.TargetPauseAt
 	case power.Paused, power.Reclaimed, power.Hibernated:
-		if i.h.Halted() != nil {
+		if i.h.Halted() != nil || missing != nil {
 			break // nothing comes of itself
 		}
 		i.mu.Lock()
@@ -283,6 +286,11 @@ func (i *inst) explain(y *hostctl.Why) {
 		if o.State == string(power.Stopped) {
 			y.Change = append(y.Change, "lull instance start "+o.Name)
 		}
+	}
+	if o.Unavailable != "" {
+		y.Question = "why is it not known how " + o.Name + " is"
+		y.Answer = fmt.Sprintf("It was %s, and %s. It is tried again by itself.", o.State, o.Unavailable)
+		y.Change = []string{"its run answers, or: lull instance stop " + o.Name + ", which ends it as it is"}
 	}
 	if w := o.Waiting; w != nil {
 		y.Answer += fmt.Sprintf(" It has been asked for at %s and waits, at place %d, until %s: %s.", when(&w.Since), w.Place, when(&w.Until), w.Reason)

@@ -65,7 +65,7 @@ type Instance struct {
 	Trouble        string              `json:"trouble,omitempty" doc:"What keeps it from working although it runs, such as a QEMU that does not answer"`
 	NextStep       string              `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
 	NextStepAt     *time.Time          `json:"next_step_at"`
-	Unavailable    string              `json:"unavailable,omitempty" doc:"Why nothing can be done with it: its runtime is not there; its state is the last that was recorded"`
+	Unavailable    string              `json:"unavailable,omitempty" doc:"Why it is not known how it is: its runtime is not there, or its run does not answer; its state is the last that was recorded"`
 	Waiting        *Waiting            `json:"waiting" doc:"For room to start or wake; null when it does not"`
 }
 

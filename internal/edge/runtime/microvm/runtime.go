@@ -184,6 +184,7 @@ var (
 	_ instance.SpecChecker = (*Runtime)(nil)
 	_ instance.Execer      = (*Runtime)(nil)
 	_ instance.Forgetter   = (*Runtime)(nil)
+	_ instance.Ender       = (*Runtime)(nil)
 	_ instance.Sizer       = (*Runtime)(nil)
 	_ instance.Cloner      = (*Runtime)(nil)
 	_ instance.ImageKeeper = (*Runtime)(nil)
@@ -454,6 +455,18 @@ func (r *Runtime) clear(ctx context.Context, id string) error {
 		return fmt.Errorf("cannot remove what is left of %s: %w", id, err)
 	}
 	return nil
+}
+
+// End implements instance.Ender: a QEMU that does not answer is known by its
+// command line.
+func (r *Runtime) End(ctx context.Context, id string) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	if w := r.work(id); w != nil {
+		return w.Kill(ctx)
+	}
+	return r.clear(ctx, id)
 }
 
 // Forget drops what is kept of an instance that has no run.

@@ -1,0 +1,106 @@
+package host
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/daemon/host/hosttest"
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// hanging is a machine on which some programs answer no daemon that asks them
+// after a restart, and which can end them nevertheless.
+type hanging struct {
+	*hosttest.Kernel
+	hung map[string]bool
+}
+
+func (k hanging) Adopt(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
+	if k.hung[id] {
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}
+	return k.Kernel.Adopt(ctx, id, ident)
+}
+
+func (k hanging) End(ctx context.Context, id string) error {
+	if p := k.Proc(id); p != nil {
+		return p.Kill(ctx)
+	}
+	return nil
+}
+
+var _ instance.Ender = hanging{}
+
+// TestHungOnes: after a restart many programs hang. The daemon serves those who
+// ask within seconds, what is well is taken over, what hangs says so and is
+// stopped or removed at a person's wish; and one that answers again is taken over
+// by itself.
+func TestHungOnes(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		k := hanging{r.k, map[string]bool{}}
+		asleep := r.asleep("asleep", power.Paused)
+		k.hung[asleep] = true
+		var hung []string
+		for n := range 20 {
+			name := "hung" + string(rune('a'+n))
+			k.hung[r.run(name, nil)] = true
+			hung = append(hung, name)
+		}
+		r.run("well", nil)
+		r.crash()
+		r.tune = func(c *Config) { c.Runtimes = map[string]Runtime{"process": k} }
+		began := time.Now()
+		r.boot()
+		if d := time.Since(began); d > 3*time.Second {
+			t.Errorf("nobody was served for %s", d)
+		}
+		time.Sleep(22 * time.Second)
+		synctest.Wait()
+		if w := r.is("well", power.Running); w.Unavailable != "" {
+			t.Errorf("what is well: %s", w.Unavailable)
+		}
+		for _, name := range []string{hung[0], "asleep"} {
+			y, err := r.Why(context.Background(), name, time.Time{})
+			if err != nil || !strings.Contains(y.Answer, "has not been taken over since the daemon started: context deadline exceeded") ||
+				strings.Contains(y.Answer, "is paused at") || strings.Contains(y.Answer, "is stopped at") {
+				t.Errorf("why %s: %v, %v", name, y.Answer, err)
+			}
+			if o, _ := r.Get(name); o.Unavailable == "" || o.PauseAt != nil || o.StopAt != nil || o.NextStepAt != nil {
+				t.Errorf("%s: %+v", name, o)
+			}
+		}
+		began = time.Now()
+		for _, name := range []string{hung[0], "asleep"} {
+			if err := r.Stop(context.Background(), name, byManual, false); err != nil {
+				t.Errorf("stop: %v", err)
+			}
+			if o := r.is(name, power.Stopped); !strings.Contains(o.StatusReason, "could not end in order") || o.Unavailable != "" {
+				t.Errorf("stopped: %+v", o)
+			}
+		}
+		if err := r.Delete(context.Background(), hung[1], byManual); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+		if d := time.Since(began); d > 3*adoptAgain {
+			t.Errorf("two stops and a removal took %s", d)
+		}
+		if r.k.Proc(asleep) != nil {
+			t.Error("what was stopped lives")
+		}
+		clear(k.hung)
+		time.Sleep(adoptLimit + 2*time.Second)
+		for _, name := range hung[2:] {
+			if o := r.is(name, power.Running); o.Unavailable != "" {
+				t.Errorf("%s: %s", name, o.Unavailable)
+			}
+		}
+		if err := r.Start(context.Background(), hung[0], byManual); err != nil {
+			t.Errorf("started again: %v", err)
+		}
+	})
+}

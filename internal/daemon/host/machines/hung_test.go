@@ -1,0 +1,46 @@
+package machines
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/daemon/host/daemontest"
+)
+
+// TestHungAtRestart: QEMUs that hang while the daemon is killed and started again
+// say so, hold nobody else up, and can be stopped and removed.
+func TestHungAtRestart(t *testing.T) {
+	d := host(t)
+	files := small(t)
+	stopped := run(d, "stopped", files, []int{80}, nil, "guest", "serve", ":80")
+	removed := run(d, "removed", files, []int{80}, nil, "guest", "serve", ":80")
+	well := run(d, "well", files, []int{80}, nil, "guest", "serve", ":80")
+	well.tell("count")
+	stopped.signal(syscall.SIGSTOP)
+	removed.signal(syscall.SIGSTOP)
+	d.Kill()
+	d.Boot()
+	if got := well.tell("count"); got != "counted 2" {
+		t.Errorf("the guest that is well %s", got)
+	}
+	daemontest.Wait(t, "it says that it was not taken over", func() (bool, string) {
+		y, err := d.Why(t.Context(), "stopped", time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(y.Answer, "has not been taken over since the daemon started: ") && y.Instance.PauseAt == nil, y.Answer
+	})
+	d.Must("stopped", "stop")
+	if o := stopped.is("stopped"); !strings.Contains(o.StatusReason, "could not end in order") {
+		t.Errorf("it was stopped: %s", o.StatusReason)
+	}
+	if err := d.Remove(t.Context(), "removed"); err != nil {
+		t.Error(err)
+	}
+	d.Must("stopped", "start")
+	if got := stopped.tell("count"); got != "counted 1" {
+		t.Errorf("started again it %s", got)
+	}
+}
