@@ -60,6 +60,7 @@ type sink struct {
 	size int64
 }
 
+// chunk is what was read at once; without a byte it is the end.
 type chunk struct {
 	sink *sink
 	b    *[]byte
@@ -154,6 +155,7 @@ func (l *logs) resume(path, logPath string, maxSize int64) error {
 	s := &source{fd: fd, path: path, sink: &sink{path: logPath, max: maxSize}}
 	if l.drain(s) {
 		unix.Close(fd)
+		l.finish(s)
 		return remove(path)
 	}
 	return l.add(s)
@@ -190,6 +192,7 @@ func (l *logs) read(ctx context.Context) error {
 			}
 			if over := l.once(s); over {
 				l.forget(id, s)
+				l.finish(s)
 				if err := remove(s.path); err != nil {
 					l.log.Warn("a pipe is left behind", "error", err)
 				}
@@ -203,6 +206,12 @@ func (l *logs) forget(id uint64, s *source) {
 	delete(l.by, id)
 	l.mu.Unlock()
 	unix.Close(s.fd)
+}
+
+// finish has the log file of a run that is over closed: its instance may be
+// removed, and a deleted file that is open keeps its room on the disk.
+func (l *logs) finish(s *source) {
+	l.enqueue(chunk{sink: s.sink, b: l.pool.Get().(*[]byte)})
 }
 
 // once takes one chunk from a pipe. over says that nobody can write to it again.
@@ -261,6 +270,10 @@ func (l *logs) write() {
 	for c := range l.queue {
 		l.put(c.sink, (*c.b)[:c.n])
 		l.pool.Put(c.b)
+		if c.n == 0 {
+			c.sink.close()
+			l.unlist(c.sink)
+		}
 	}
 	for _, s := range l.open {
 		s.close()

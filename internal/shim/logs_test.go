@@ -184,3 +184,31 @@ func TestNewestDaemonWins(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The log of a run that is over is not kept open: once it is deleted it would
+// keep its room on the disk.
+func TestLogIsClosedAtTheEnd(t *testing.T) {
+	b := newBench(t).start()
+	b.run("short", 1, "echo said; until [ -e $OUT.go ]; do sleep 0.01; done")
+	open := func() bool {
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", b.cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if to, _ := os.Readlink(f); to == b.logPath("short") {
+				return true
+			}
+		}
+		return false
+	}
+	b.waitText(b.logPath("short"), "said\n")
+	if !open() {
+		t.Error("the log of a program that runs is not open, so this shows nothing")
+	}
+	if err := os.WriteFile(b.dir+"/out.go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.exit("short", 1)
+	eventually(t, "the log is closed", func() bool { return !open() })
+}
