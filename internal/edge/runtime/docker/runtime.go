@@ -332,11 +332,13 @@ func (w *Work) pause(ctx context.Context) error {
 		if still, serr := w.group.Frozen(); serr != nil || !still {
 			return fmt.Errorf("cannot pause the container: %w", err)
 		}
+		w.Froze(true)
 		return nil
 	}
 	for err == nil {
 		var still bool
 		if still, err = w.group.Frozen(); still && err == nil {
+			w.Froze(true)
 			return nil
 		}
 		if err == nil {
@@ -361,6 +363,7 @@ func (w *Work) Thaw() error {
 			return fmt.Errorf("cannot unpause the container: %w", err)
 		}
 	}
+	w.Froze(false)
 	w.r.unheed(w.container)
 	return nil
 }

@@ -107,6 +107,10 @@ func (w *Work) Freeze(ctx context.Context) error {
 	return nil
 }
 
+// Froze tells it what was done in another way than its own, as Docker does: what
+// it answers about a frozen run is never older than the freeze.
+func (w *Work) Froze(on bool) { w.setFrozen(on, nil) }
+
 func (w *Work) setFrozen(on bool, pids []int) {
 	w.mu.Lock()
 	w.frozen, w.stopped = on, pids
