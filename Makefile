@@ -130,6 +130,7 @@ generate: ## write the generated reference pages again
 	go run ./cmd/lull reference docs/reference
 	go test ./internal/power ./internal/house -update
 	go test ./internal/daemon/agent -run TestFaultsPage -update
+	go test ./internal/daemon/host/hosttest -run TestTable -update
 
 clean: ## remove what was built
 	rm -rf bin dist

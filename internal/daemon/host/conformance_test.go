@@ -21,16 +21,22 @@ func TestConformance(t *testing.T) {
 	t.Logf("seed %d", seed)
 	for _, row := range hosttest.Suite(count("LULL_SIM_CRASHES", 60)/10, rand.New(rand.NewPCG(seed, 0))) {
 		t.Run(row.Name, func(t *testing.T) {
-			if row.Needs == hosttest.Output || row.Needs == hosttest.HalfClose {
-				t.Skip("the simulated kernel has connections and processes, and neither output nor half-closed connections")
+			if why := hosttest.Simulated().Lacks(row.Needs); why != "" {
+				t.Skip(why)
 			}
-			inBubble(t, func(r *rig) { row.Do(r.t, simMachine{r}) })
+			inBubble(t, func(r *rig) {
+				r.k.Deep = row.Needs == hosttest.Hibernate
+				row.Do(r.t, simMachine{hosttest.Simulated(), r})
+			})
 		})
 	}
 }
 
 // simMachine implements hosttest.Machine.
-type simMachine struct{ r *rig }
+type simMachine struct {
+	hosttest.Subject
+	r *rig
+}
 
 func (m simMachine) Run(t *testing.T, name string, p hosttest.Program, change func(*instance.Spec)) {
 	t.Helper()
@@ -98,8 +104,7 @@ func (m simMachine) Until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func (m simMachine) Left(string) []string          { return nil }
-func (m simMachine) Lacks(hosttest.Ability) string { return "" }
+func (m simMachine) Left(string) []string { return nil }
 func (m simMachine) Pause(name string, force bool) error {
 	return m.r.Pause(m.r.ctx, name, byManual, force)
 }

@@ -207,7 +207,7 @@ func (h *Host) endShim() {
 // the files of guests.
 func (h *Host) left() (what []string) {
 	var pids []int
-	Within(Patience, func() bool { pids = h.processes(); return len(pids) == 0 })
+	Within(Patience, func() bool { pids = h.Processes(); return len(pids) == 0 })
 	for _, pid := range pids {
 		what = append(what, fmt.Sprintf("process %d: %q", pid, read(pid, "cmdline")))
 		_ = syscall.Kill(pid, syscall.SIGKILL)

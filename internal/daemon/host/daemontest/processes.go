@@ -31,9 +31,9 @@ func (h *Host) Marked() map[string][]int {
 	return out
 }
 
-// processes are those that have to do with this host: its folder is in their
+// Processes are those that have to do with this host: its folder is in their
 // command line or in their environment.
-func (h *Host) processes() []int {
+func (h *Host) Processes() []int {
 	return slices.Collect(living(func(pid int) bool {
 		return strings.Contains(read(pid, "cmdline"), h.Dir+"/") || strings.Contains(read(pid, "environ"), h.Dir+"/")
 	}))

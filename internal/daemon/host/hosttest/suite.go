@@ -1,7 +1,9 @@
 package hosttest
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -25,7 +27,7 @@ type Machine interface {
 	Until(t *testing.T, what string, ok func() bool)
 	// Left is what of a removed instance is still on the machine.
 	Left(name string) []string
-	// Lacks says why a row cannot be tried here, "" when it can.
+	// Lacks says why what needs an ability cannot be tried here, "" when it can.
 	Lacks(a Ability) string
 
 	Get(name string) (hostctl.Instance, error)
@@ -58,6 +60,13 @@ type Program struct {
 
 const untilTerm = `trap "exit 0" TERM; `
 
+// BurnUntil is a program that computes until there is a file of that name where
+// commands inside the instance see it, and sleeps from then on: in one long
+// sleep, since many short ones are work in emulation.
+func BurnUntil(file string) Program {
+	return Program{Script: fmt.Sprintf(untilTerm+"while [ ! -e %s ]; do :; done; sleep 86400 & wait", file)}
+}
+
 // The programs of the suite.
 var (
 	Serve  = Program{Serves: true}
@@ -75,8 +84,40 @@ type Ability string
 const (
 	Output    Ability = "output"     // programs print, commands can be run beside them
 	HalfClose Ability = "half-close" // the two directions of a connection end apart
-	Restarts  Ability = "restarts"   // the host starts again what failed
+	Restarts  Ability = "restarts"   // what failed is started again
+	Reclaim   Ability = "reclaim"    // what sleeps gives memory back
+	Hibernate Ability = "hibernate"  // what sleeps is saved to disk
 )
+
+// Subject is a runtime that passes the suite, and why it leaves rows out.
+type Subject struct {
+	Name string
+	Why  map[Ability]string
+}
+
+// Lacks implements that method of Machine.
+func (s Subject) Lacks(a Ability) string { return s.Why[a] }
+
+// Subjects are all runtimes. Simulated is the one of bubbles, the others are
+// driven with real programs.
+func Subjects() []Subject {
+	const unsaved = "only a microVM can be saved"
+	return []Subject{
+		{"process", map[Ability]string{Hibernate: unsaved}},
+		{"container", map[Ability]string{Hibernate: unsaved}},
+		{"docker", map[Ability]string{Hibernate: unsaved}},
+		{"microvm", nil},
+		Simulated(),
+	}
+}
+
+// Simulated is the runtime of bubbles.
+func Simulated() Subject {
+	return Subject{"simulated", map[Ability]string{
+		Output:    "its kernel has neither output nor commands",
+		HalfClose: "its connections end in both directions at once",
+	}}
+}
 
 // Pauses is the idle time of the rows in which instances shall pause.
 const Pauses = 300 * time.Millisecond
@@ -94,23 +135,30 @@ type Row struct {
 // Suite is what a runtime has to do to be one. kills is how often the daemon is
 // killed in the row about that.
 func Suite(kills int, rnd *rand.Rand) []Row {
-	return []Row{
+	rows := []Row{
 		{"start and readiness", "", ready},
 		{"logs", Output, logs},
 		{"exec", Output, exec},
 		{"exit code", "", exitCode},
 		{"pause and wake on connection", "", pauseAndWake},
 		{"data wakes", "", dataWakes},
+		{"wake from reclaimed", Reclaim, func(t *testing.T, m Machine) { wakeFrom(t, m, "reclaimed") }},
+		{"wake from hibernated", Hibernate, func(t *testing.T, m Machine) { wakeFrom(t, m, "hibernated") }},
 		{"pause by hand", "", byHand},
 		{"half-close", HalfClose, halfClose},
 		{"leases", "", leases},
-		{"heartbeat", "", heartbeat},
-		{"heartbeat off", "", heartbeatOff},
+		{"heartbeat on", "", heartbeatOn},
+		{"heartbeat off", Output, heartbeatOff},
+		{"leases_only", "", leasesOnly},
 		{"crash", Restarts, crash},
 		{"graceful stop", Output, graceful},
 		{"kill -9 of the daemon", "", func(t *testing.T, m Machine) { killed(t, m, kills, rnd) }},
-		{"cleanup", "", cleanup},
 	}
+	for _, state := range []string{"running", "paused", "reclaimed", "hibernated", "stopped"} {
+		needs := map[string]Ability{"reclaimed": Reclaim, "hibernated": Hibernate}[state]
+		rows = append(rows, Row{"cleanup from " + state, needs, func(t *testing.T, m Machine) { cleanup(t, m, state) }})
+	}
+	return rows
 }
 
 func must(t *testing.T, err error) {
@@ -136,6 +184,11 @@ func remove(t *testing.T, m Machine, name string) {
 	t.Helper()
 	must(t, m.Remove(name))
 	var left []string
+	defer func() {
+		if len(left) > 0 {
+			t.Errorf("left of %s: %q", name, left)
+		}
+	}()
 	m.Until(t, "nothing is left of "+name, func() bool { left = m.Left(name); return len(left) == 0 })
 }
 
@@ -215,17 +268,18 @@ func exitCode(t *testing.T, m Machine) {
 
 func pauseAndWake(t *testing.T, m Machine) {
 	m.Run(t, "naps", Serve, soon)
-	for n := range 3 {
-		o := is(t, m, "naps", "paused")
-		if o.PauseCount < uint64(n+1) {
-			t.Fatalf("paused %d times after %d wakes", o.PauseCount, n)
-		}
+	for n := range uint64(3) {
+		// A woken program may answer before the daemon says that it runs.
+		m.Until(t, "it is paused once more", func() bool {
+			o, err := m.Get("naps")
+			return err == nil && o.State == "paused" && o.PauseCount > n
+		})
 		asks(t, m, "naps")
 	}
-	o := is(t, m, "naps", "paused")
-	if o.WakeCount < 3 {
-		t.Errorf("woken %d times by 3 clients", o.WakeCount)
-	}
+	m.Until(t, "it was woken by each of 3 clients", func() bool {
+		o, err := m.Get("naps")
+		return err == nil && o.State == "paused" && o.WakeCount >= 3
+	})
 	remove(t, m, "naps")
 }
 
@@ -241,6 +295,61 @@ func dataWakes(t *testing.T, m Machine) {
 	}
 	is(t, m, "data", "running")
 	remove(t, m, "data")
+}
+
+// down lets an instance go to that state and stay there; its spec is of deep.
+// The end of a client that was on its way wakes it once more.
+func down(t *testing.T, m Machine, name, state string) {
+	t.Helper()
+	m.Until(t, name+" is "+state, func() bool {
+		o, err := m.Get(name)
+		must(t, err)
+		if o.State == "running" {
+			_ = m.Pause(name, true) // looked at again
+		}
+		return o.State == state
+	})
+}
+
+// deep has an instance that was paused by hand go on to that state by itself.
+func deep(state string) func(*instance.Spec) {
+	return func(s *instance.Spec) {
+		never(s)
+		switch state {
+		case "hibernated":
+			s.HibernateAfter = idle.Duration(2 * Pauses)
+			fallthrough
+		case "reclaimed":
+			s.ReclaimAfter = idle.Duration(Pauses)
+		}
+	}
+}
+
+// wakeFrom has a deeper rung woken by a client that has been there all the time,
+// and by one that comes.
+func wakeFrom(t *testing.T, m Machine, state string) {
+	m.Run(t, "deep", Serve, deep(state))
+	c := m.Dial(t, "deep")
+	defer c.Close()
+	must(t, c.Ask("before"))
+	down(t, m, "deep", state)
+	if o, err := m.Get("deep"); err != nil || strings.Contains(o.StatusReason, "cannot") {
+		t.Errorf("it is %s: %s, %v", o.State, o.StatusReason, err)
+	}
+	if err := c.Ask("after"); err != nil {
+		t.Errorf("bytes on an open connection: %v", err)
+	}
+	is(t, m, "deep", "running")
+	down(t, m, "deep", state)
+	before, err := m.Get("deep")
+	must(t, err)
+	asks(t, m, "deep")
+	o := is(t, m, "deep", "running")
+	if o.WakeCount <= before.WakeCount || o.BootedAnew != "" || o.RestartCount != 0 {
+		t.Errorf("%d wakes before and %d after, %d restarts, booted anew %q", before.WakeCount, o.WakeCount, o.RestartCount, o.BootedAnew)
+	}
+	must(t, c.Ask("and again"))
+	remove(t, m, "deep")
 }
 
 func byHand(t *testing.T, m Machine) {
@@ -305,20 +414,35 @@ func reading(o hostctl.Instance, signal string) string {
 	return ""
 }
 
-// heartbeat looks at the reading that holds: a machine under load may give a
-// program nothing for as long as the other rows wait.
-func heartbeat(t *testing.T, m Machine) {
-	m.Run(t, "burns", Burn, func(s *instance.Spec) { d := idle.Duration(10 * time.Second); s.PauseAfter = &d })
+// burns runs a program that computes until it is seen doing it: a machine under
+// load may give a program nothing for as long as the other rows wait.
+func burns(t *testing.T, m Machine, p Program) {
+	m.Run(t, "burns", p, func(s *instance.Spec) { d := idle.Duration(10 * time.Second); s.PauseAfter = &d })
 	begun := time.Now()
 	m.Until(t, "its use of the processor counts as activity", func() bool {
 		o, err := m.Get("burns")
 		must(t, err)
 		return reading(o, "cpu") == string(idle.Active) && o.LastActivityAt != nil && o.LastActivityAt.After(begun)
 	})
+}
+
+func heartbeatOn(t *testing.T, m Machine) {
+	burns(t, m, Burn)
 	remove(t, m, "burns")
 }
 
+// heartbeatOff: what has computed and does no longer is idle.
 func heartbeatOff(t *testing.T, m Machine) {
+	file := fmt.Sprintf("/tmp/lull-enough-%d-%d", os.Getpid(), time.Now().UnixNano()) // a process has this machine's
+	t.Cleanup(func() { os.Remove(file) })
+	burns(t, m, BurnUntil(file))
+	_, err := m.Exec("burns", "touch", file)
+	must(t, err)
+	is(t, m, "burns", "paused")
+	remove(t, m, "burns")
+}
+
+func leasesOnly(t *testing.T, m Machine) {
 	m.Run(t, "burns", Burn, func(s *instance.Spec) { soon(s); s.IdlePolicy = instance.PolicyLeasesOnly })
 	is(t, m, "burns", "paused")
 	remove(t, m, "burns")
@@ -379,18 +503,21 @@ func killed(t *testing.T, m Machine, kills int, rnd *rand.Rand) {
 	remove(t, m, "leased")
 }
 
-// cleanup removes instances in every state.
-func cleanup(t *testing.T, m Machine) {
-	for _, state := range []string{"running", "paused", "stopped"} {
+// cleanup removes an instance in that state, and one that was in it when the
+// daemon was killed.
+func cleanup(t *testing.T, m Machine, state string) {
+	for _, crash := range []bool{false, true} {
 		name := "gone-" + state
-		m.Run(t, name, Serve, never)
-		switch state {
-		case "paused":
-			must(t, m.Pause(name, true))
-		case "stopped":
+		m.Run(t, name, Serve, deep(state))
+		if state == "stopped" {
 			must(t, m.Stop(name))
+			is(t, m, name, state)
+		} else if state != "running" {
+			down(t, m, name, state)
 		}
-		is(t, m, name, state)
+		if crash {
+			m.Crash(t)
+		}
 		remove(t, m, name)
 		if _, err := m.Get(name); err == nil {
 			t.Errorf("%s is still there", name)

@@ -4,12 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
@@ -22,11 +21,15 @@ import (
 // TestConformance runs one suite over every runtime that this machine has. The
 // simulated one passes it in package host.
 func TestConformance(t *testing.T) {
-	for name, machine := range map[string]func(t *testing.T) hosttest.Machine{
+	machines := map[string]func(t *testing.T, b bare) hosttest.Machine{
 		"process": ordinary, "container": containers, "docker": dockers, "microvm": microvms,
-	} {
-		t.Run(name, func(t *testing.T) {
-			m := machine(t)
+	}
+	for _, s := range hosttest.Subjects() {
+		if s.Name == hosttest.Simulated().Name {
+			continue
+		}
+		t.Run(s.Name, func(t *testing.T) {
+			m := machines[s.Name](t, bare{Subject: s})
 			for _, row := range hosttest.Suite(daemontest.Count(t, "LULL_CONFORMANCE_KILLS", 3), random(t)) {
 				t.Run(row.Name, func(t *testing.T) {
 					if why := m.Lacks(row.Needs); why != "" {
@@ -41,20 +44,25 @@ func TestConformance(t *testing.T) {
 
 // bare is a machine of the suite over one daemon.
 type bare struct {
-	d     *daemontest.Host
-	ids   map[string]string // of every instance there ever was
-	ports map[string]string // where its server is reached
-	box   func(s *instance.Spec, p hosttest.Program)
+	hosttest.Subject
+	d      *daemontest.Host
+	traces map[string]*trace // of every instance there ever was, by its name
+	ports  map[string]string // where its server is reached
+	before []string          // cards of the network
+	box    func(s *instance.Spec, p hosttest.Program)
 }
 
-// newBare starts the daemon. Its windows are long enough for a program that uses
-// a processor all the time to be seen doing it although the machine is busy.
-func newBare(t *testing.T, args ...string) *bare {
-	return &bare{d: host(t, append([]string{"--probe", "1s"}, args...)...), ids: map[string]string{}, ports: map[string]string{}}
+// over starts the daemon. Its windows are long enough for a program that uses a
+// processor all the time to be seen doing it although the machine is busy.
+func (m bare) over(t *testing.T, args ...string) *bare {
+	m.before = cards(t)
+	m.d = host(t, append([]string{"--probe", "1s"}, args...)...)
+	m.traces, m.ports = map[string]*trace{}, map[string]string{}
+	return &m
 }
 
-func ordinary(t *testing.T) hosttest.Machine {
-	m := newBare(t)
+func ordinary(t *testing.T, b bare) hosttest.Machine {
+	m := b.over(t)
 	m.box = func(s *instance.Spec, p hosttest.Program) {
 		s.Command = []string{"sh", "-c", p.Script}
 		if p.Serves {
@@ -108,10 +116,10 @@ func needContainers(t *testing.T) {
 	daemontest.Need(t, err, "runc")
 }
 
-func containers(t *testing.T) hosttest.Machine {
+func containers(t *testing.T, b bare) hosttest.Machine {
 	needContainers(t)
 	root := image(t)
-	m := newBare(t)
+	m := b.over(t)
 	m.box = func(s *instance.Spec, p hosttest.Program) {
 		s.Runtime, s.Image = "container", root
 		s.Command = []string{"sh", "-c", p.Script}
@@ -122,7 +130,7 @@ func containers(t *testing.T) hosttest.Machine {
 	return m
 }
 
-func microvms(t *testing.T) hosttest.Machine {
+func microvms(t *testing.T, b bare) hosttest.Machine {
 	kernel := os.Getenv("LULL_GUEST_KERNEL")
 	if kernel == "" {
 		t.Skip("no guest kernel: make test fetches one")
@@ -135,7 +143,7 @@ func microvms(t *testing.T) hosttest.Machine {
 		daemontest.Need(t, err, pkg)
 	}
 	root := image(t)
-	m := newBare(t, "--guest-kernel", kernel)
+	m := b.over(t, "--guest-kernel", kernel)
 	m.box = func(s *instance.Spec, p hosttest.Program) {
 		s.Runtime, s.Image, s.Memory = "microvm", root, 128<<20
 		s.Command = []string{"sh", "-c", p.Script}
@@ -166,7 +174,7 @@ func (m *bare) Run(t *testing.T, name string, p hosttest.Program, change func(*i
 	if err != nil {
 		t.Fatalf("cannot run %s: %v\n%s", name, err, m.d.Log())
 	}
-	m.ids[name] = o.ID
+	m.trace(name, o)
 }
 
 // lines implements hosttest.Conn.
@@ -210,35 +218,21 @@ func (m *bare) Until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// Left looks for everything that is named after an instance, and for processes
-// that are marked with it.
 func (m *bare) Left(name string) []string {
-	return leftOf(m.d, m.ids[name])
-}
-
-func leftOf(d *daemontest.Host, id string) (left []string) {
-	for _, pid := range d.Marked()[id] {
-		left = append(left, fmt.Sprint("process ", pid))
-	}
-	for _, dir := range []string{"/sys/fs/cgroup", d.Dir + "/data"} {
-		err := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
-			if err == nil && strings.Contains(e.Name(), id) {
-				left = append(left, p)
-			}
-			return nil // groups come and go while this walks
-		})
-		if err != nil {
-			left = append(left, err.Error())
+	left := m.traces[name].left(m.d)
+	if at := m.ports[name]; at != "" {
+		if c, err := net.Dial("tcp", at); err == nil {
+			c.Close()
+			left = append(left, "somebody listens where its clients came")
 		}
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil || bytes.Contains(mounts, []byte(id)) {
-		left = append(left, fmt.Sprint("a mount, or ", err))
+	for _, c := range cards(m.d.T) {
+		if !slices.Contains(m.before, c) {
+			left = append(left, "the network card "+c)
+		}
 	}
 	return left
 }
-
-func (m *bare) Lacks(hosttest.Ability) string { return "" }
 
 func (m *bare) Get(name string) (hostctl.Instance, error) { return m.d.Get(m.d.T.Context(), name) }
 
@@ -255,7 +249,15 @@ func (m *bare) Pause(name string, force bool) error { return m.verb(name, "pause
 func (m *bare) Resume(name string) error            { return m.verb(name, "resume", false) }
 func (m *bare) Start(name string) error             { return m.verb(name, "start", false) }
 func (m *bare) Stop(name string) error              { return m.verb(name, "stop", false) }
-func (m *bare) Remove(name string) error            { return m.d.Remove(m.d.T.Context(), name) }
+
+func (m *bare) Remove(name string) error {
+	o, err := m.Get(name)
+	if err != nil {
+		return err
+	}
+	m.traces[name].look(m.d, o.PID) // others than at its start, perhaps
+	return m.d.Remove(m.d.T.Context(), name)
+}
 
 func (m *bare) Hold(name, holder string, ttl time.Duration) error {
 	_, err := m.d.Hold(m.d.T.Context(), name, hostctl.LeaseRequest{Holder: holder, TTL: *daemontest.Seconds(ttl)})

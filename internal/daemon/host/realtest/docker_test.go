@@ -2,10 +2,12 @@ package realtest
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,10 +22,11 @@ import (
 // dockerd is a Docker daemon of the test's own: its data, its socket, and one
 // image.
 type dockerd struct {
-	t    *testing.T
-	dir  string
-	cmd  *exec.Cmd
-	gone chan struct{}
+	t      *testing.T
+	dir    string
+	bridge string
+	cmd    *exec.Cmd
+	gone   chan struct{}
 }
 
 func startDockerd(t *testing.T) *dockerd {
@@ -39,15 +42,22 @@ func startDockerd(t *testing.T) *dockerd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, bridged := net.InterfaceByName("docker0")
-	k := &dockerd{t: t, dir: dir}
+	// A bridge of its own: on docker0 its containers would have the addresses of
+	// another Docker's.
+	k := &dockerd{t: t, dir: dir, bridge: fmt.Sprint("lk", os.Getpid())}
+	for _, args := range [][]string{{"link", "add", k.bridge, "type", "bridge"},
+		{"addr", "add", fmt.Sprintf("10.%d.%d.1/24", 128+rand.IntN(128), rand.IntN(256)), "dev", k.bridge}, {"link", "set", k.bridge, "up"}} {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", args, err, out)
+		}
+	}
 	t.Cleanup(func() {
 		if ids := strings.Fields(k.docker("ps", "-aq")); len(ids) > 0 {
 			k.docker(append([]string{"rm", "-f"}, ids...)...)
 		}
 		k.stop()
-		if bridged != nil { // it was not there before
-			_ = exec.Command("ip", "link", "del", "docker0").Run()
+		if out, err := exec.Command("ip", "link", "del", k.bridge).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
 		}
 		// What is mounted below belongs to namespaces of containers that are over.
 		b, _ := os.ReadFile("/proc/self/mountinfo")
@@ -80,7 +90,7 @@ func (k *dockerd) start() {
 	defer log.Close()
 	// Containers outlive the daemon, as on a host where somebody cares.
 	cmd := exec.Command("/usr/sbin/dockerd", "--data-root", k.dir+"/d", "--exec-root", k.dir+"/e", "-H", "unix://"+k.socket(),
-		"--pidfile", k.dir+"/pid", "--iptables=false", "--live-restore")
+		"--pidfile", k.dir+"/pid", "--bridge", k.bridge, "--iptables=false", "--live-restore")
 	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
@@ -136,12 +146,13 @@ func (k *dockerd) must(args ...string) string {
 // finds them by their labels.
 type dockered struct {
 	*bare
-	k *dockerd
+	k     *dockerd
+	again map[string]bool // those that Docker starts again when they fail
 }
 
-func dockers(t *testing.T) hosttest.Machine {
+func dockers(t *testing.T, b bare) hosttest.Machine {
 	k := startDockerd(t)
-	return &dockered{newBare(t, "--docker="+k.socket()), k}
+	return &dockered{b.over(t, "--docker="+k.socket()), k, map[string]bool{}}
 }
 
 func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change func(*instance.Spec)) {
@@ -152,6 +163,13 @@ func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change fun
 	if s.IdlePolicy != "" {
 		args = append(args, "--label", "lull.idle-policy="+s.IdlePolicy)
 	}
+	if s.ReclaimAfter > 0 {
+		args = append(args, "--label", "lull.reclaim-after="+time.Duration(s.ReclaimAfter).String())
+	}
+	if s.Restart == instance.RestartOnFailure {
+		args = append(args, "--restart", "on-failure")
+	}
+	m.again[name] = s.Restart == instance.RestartOnFailure
 	if p.Serves {
 		at := daemontest.Addr(t)
 		m.ports[name] = at
@@ -162,7 +180,7 @@ func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change fun
 	}
 	m.Until(t, name+" is taken over", func() bool {
 		o, err := m.Get(name)
-		m.ids[name] = o.ID
+		m.trace(name, o)
 		return err == nil && (o.State == "running" || o.State == "paused")
 	})
 	if p.Serves {
@@ -193,29 +211,40 @@ func (m *dockered) Start(name string) error {
 }
 
 func (m *dockered) Remove(name string) error {
+	if m.again[name] { // it may be between two starts, of which lull knows nothing
+		m.k.must("update", "--restart", "no", name)
+		m.Until(m.d.T, name+" ends by itself", func() bool { return !m.runs(name) })
+	}
 	if err := m.bare.Remove(name); err != nil {
 		return err
 	}
-	if got := m.k.docker("inspect", "-f", "{{.State.Running}}", name); strings.TrimSpace(got) != "false" {
-		return fmt.Errorf("after it was removed from lull the container runs: %q", got)
+	if m.runs(name) {
+		return fmt.Errorf("after it was removed from lull the container %s runs", name)
 	}
 	m.k.must("rm", name)
 	return nil
 }
 
-func (m *dockered) Lacks(a hosttest.Ability) string {
-	switch a {
-	case hosttest.Restarts:
-		return "Docker starts its containers again itself, by their restart policy"
+// Get counts the restarts of a container as Docker does: it starts again what
+// failed, and lull follows.
+func (m *dockered) Get(name string) (hostctl.Instance, error) {
+	o, err := m.bare.Get(name)
+	if err == nil && m.again[name] {
+		o.RestartCount, err = strconv.Atoi(strings.TrimSpace(m.k.docker("inspect", "-f", "{{.RestartCount}}", name)))
 	}
-	return ""
+	return o, err
+}
+
+// runs says whether Docker knows the container, and not as one that has ended.
+func (m *dockered) runs(name string) bool {
+	return strings.TrimSpace(m.k.docker("inspect", "-f", "{{.State.Running}}", name)) != "false"
 }
 
 // TestDockerOutside does with docker what a user does, and holds that lull
 // follows.
 func TestDockerOutside(t *testing.T) {
 	k := startDockerd(t)
-	m := &dockered{newBare(t, "--docker="+k.socket()), k}
+	m := &dockered{bare{}.over(t, "--docker="+k.socket()), k, map[string]bool{}}
 	// It is paused by command only, so nothing of lull's comes between.
 	m.Run(t, "web", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = daemontest.Seconds(0) })
 

@@ -18,7 +18,7 @@ import (
 func TestStarvedContainer(t *testing.T) {
 	needContainers(t)
 	root := image(t)
-	m := newBare(t)
+	m := bare{}.over(t)
 	const starved = "exited with code 137: out of memory: the kernel ended it; it has 32 MiB: raise --memory"
 	shared := t.TempDir()
 	if err := os.Chmod(shared, 0o755); err != nil {
@@ -32,7 +32,7 @@ func TestStarvedContainer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.ids[name] = o.ID
+		m.trace(name, o)
 	}
 	// A shell that holds a string, doubled over and over.
 	const hog = `x=0123456789abcdef; while :; do x=$x$x; done`
@@ -46,7 +46,7 @@ func TestStarvedContainer(t *testing.T) {
 	}
 
 	run("late", "while [ ! -e /shared/go ]; do sleep 0.05; done; "+hog)
-	id := m.ids["late"]
+	id := m.traces["late"].id
 	m.d.Kill()
 	if err := os.WriteFile(filepath.Join(shared, "go"), nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestStarvedContainer(t *testing.T) {
 	if o := m.d.Await("other", "stopped"); o.StatusReason != "exited with code 137" {
 		t.Errorf("another end: %q", o.StatusReason)
 	}
-	for name := range m.ids {
+	for name := range m.traces {
 		if err := m.Remove(name); err != nil {
 			t.Error(err)
 		}
