@@ -4,6 +4,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
@@ -288,5 +289,24 @@ func TestPublished(t *testing.T) {
 			}
 			k.d.Await(name, "running")
 		}
+	}
+}
+
+// TestHealthCheck: Docker's health check of a container is no use of it, unless
+// another container shares its network and might have been the one who asked.
+func TestHealthCheck(t *testing.T) {
+	k := newDock(t)
+	check := []string{"--label", "lull.pause-after=2s", "--label", "lull.idle-policy=leases_only", // its processor is another matter
+		"--health-cmd", "echo hello | nc 127.0.0.1 8080 && touch /tmp/checked", "--health-interval", "500ms"}
+	serve := []string{"box:1", "guest", "serve", "-listen", "0.0.0.0:8080"}
+	k.Must(append(append([]string{"run", "-d", "--name", "alone"}, check...), serve...)...)
+	k.known("alone")
+	k.d.Until("alone", "it is paused", func(o hostctl.Instance) bool { return o.LastPausedBy == "idle_timeout" })
+
+	k.Must("run", "-d", "--name", "beside", "box:1", "sh", "-c", untilTerm)
+	k.Must(append(append([]string{"run", "-d", "--name", "shared", "--network", "container:beside"}, check...), serve...)...)
+	k.Must("exec", "shared", "sh", "-c", "while [ ! -e /tmp/checked ]; do sleep 0.1; done")
+	if !daemontest.Stays(5*time.Second, func() bool { return k.status("shared") != "paused" }) {
+		t.Error("it was paused although the one beside it may use it")
 	}
 }

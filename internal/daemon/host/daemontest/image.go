@@ -28,7 +28,7 @@ func Image(t testing.TB) string {
 			t.Fatal(err)
 		}
 	}
-	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat", "id", "pwd", "env", "ls", "rm", "mkdir", "grep", "kill", "stat", "hostname", "mount", "unshare", "test", "head", "wc", "wget"} {
+	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat", "id", "pwd", "env", "ls", "rm", "mkdir", "grep", "kill", "stat", "hostname", "mount", "unshare", "test", "head", "nc"} {
 		if err := os.Symlink("busybox", filepath.Join(dir, "bin", tool)); err != nil {
 			t.Fatal(err)
 		}

@@ -135,7 +135,8 @@ type details struct {
 		StopSignal string
 		Tty        bool
 	}
-	State struct {
+	HostConfig struct{ NetworkMode string }
+	State      struct {
 		Running    bool
 		Paused     bool
 		Restarting bool
@@ -192,6 +193,22 @@ func (c *client) labelled(ctx context.Context, label string) (ids []string, err 
 		}
 	}
 	return ids, err
+}
+
+// networks lists every container, running or not, with its network mode.
+func (c *client) networks(ctx context.Context) (map[string]string, error) {
+	var l []struct {
+		ID         string `json:"Id"`
+		HostConfig struct{ NetworkMode string }
+	}
+	if err := c.call(ctx, http.MethodGet, "/containers/json", url.Values{"all": {"1"}}, nil, &l); err != nil {
+		return nil, err
+	}
+	modes := map[string]string{}
+	for _, e := range l {
+		modes[e.ID] = e.HostConfig.NetworkMode
+	}
+	return modes, nil
 }
 
 // event is one line of the event stream.

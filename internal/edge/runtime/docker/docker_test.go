@@ -134,3 +134,27 @@ func TestExit(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 }
+
+// TestAlone: a container's network is its own unless it, or another one, says
+// otherwise, and before anybody has asked.
+func TestAlone(t *testing.T) {
+	r := &Runtime{}
+	if r.join("b", "container:"+id64); r.alone(id64, "web", "bridge") {
+		t.Error("before the first look")
+	}
+	r.joined = map[string]string{}
+	for _, mode := range []string{"host", "container:x"} {
+		if r.alone(id64, "web", mode) {
+			t.Errorf("in the network mode %s", mode)
+		}
+	}
+	for _, whose := range []string{id64, id64[:12], "web"} {
+		if !r.alone(id64, "web", "bridge") {
+			t.Error("with nobody beside it")
+		}
+		if r.join("b", "container:"+whose); r.alone(id64, "web", "bridge") {
+			t.Errorf("shared with one that names %s", whose)
+		}
+		r.join("b", "bridge")
+	}
+}

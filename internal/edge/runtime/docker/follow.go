@@ -168,7 +168,7 @@ func (f *follower) take() string {
 
 // actions are the events after which a container may be something else.
 // Commands that run inside and health checks are not among them.
-var actions = map[string]bool{"start": true, "die": true, "pause": true, "unpause": true, "destroy": true, "stop": true, "kill": true, "restart": true, "oom": true}
+var actions = map[string]bool{"create": true, "start": true, "die": true, "pause": true, "unpause": true, "destroy": true, "stop": true, "kill": true, "restart": true, "oom": true}
 
 // once follows one stream of events to its end.
 func (f *follower) once(ctx context.Context) error {
@@ -227,6 +227,19 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	modes, err := f.r.api.networks(ctx)
+	if err != nil {
+		return err
+	}
+	joined := map[string]string{}
+	for c, mode := range modes {
+		if whose, ok := strings.CutPrefix(mode, sharesWith); ok {
+			joined[c] = whose
+		}
+	}
+	f.r.mu.Lock()
+	f.r.joined = joined
+	f.r.mu.Unlock()
 	for _, c := range ids {
 		f.want(c)
 	}
@@ -254,6 +267,7 @@ func (f *follower) look(ctx context.Context, c string) error {
 	if err != nil {
 		return err
 	}
+	f.r.join(d.ID, d.HostConfig.NetworkMode)
 	f.ended(d)
 	id, known := f.h.ByImage("docker", d.ID)
 	if !known {
@@ -330,6 +344,7 @@ func (f *follower) gone(ctx context.Context, c string) error {
 		f.r.cfg.OnExit(w.id, w.Identity().Run, instance.Exit{Lost: true, At: time.Now()})
 	}
 	f.r.setFault(c, "")
+	f.r.join(c, "")
 	if id, ok := f.h.ByImage("docker", c); ok {
 		if err := f.h.Delete(ctx, id, "external"); err != nil {
 			return &hostError{err}

@@ -63,6 +63,7 @@ type Runtime struct {
 	works  map[string]*Work // by container
 	names  map[string]string
 	faults map[string]string // by container: why it is not taken over
+	joined map[string]string // by container: whose network it shares; nil before they were listed
 	wakes  sync.WaitGroup
 }
 
@@ -89,6 +90,44 @@ func New(cfg Config) (*Runtime, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Runtime{cfg: cfg, api: newClient(cfg.Socket), log: cfg.Log, works: map[string]*Work{}, names: map[string]string{}, faults: map[string]string{}}, nil
+}
+
+// alone says that no container that is there, running or not, shares the network
+// of one that has network mode: what connects to it over loopback is then its
+// own, its health check above all.
+func (r *Runtime) alone(container, name, mode string) bool {
+	if mode == "host" || strings.HasPrefix(mode, sharesWith) {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.joined == nil {
+		return false
+	}
+	for _, whose := range r.joined {
+		if whose == name || strings.HasPrefix(container, whose) {
+			return false
+		}
+	}
+	return true
+}
+
+// sharesWith is before the id or name of the container in the network mode of
+// one that shares another's network.
+const sharesWith = "container:"
+
+// join notes whose network a container shares, if another's.
+func (r *Runtime) join(container, mode string) {
+	whose, ok := strings.CutPrefix(mode, sharesWith)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.joined == nil: // it is listed with all others
+	case ok:
+		r.joined[container] = whose
+	default:
+		delete(r.joined, container)
+	}
 }
 
 // Faults are the containers that ask to be taken over and cannot be, each with
@@ -236,7 +275,8 @@ func (r *Runtime) attach(id string, run uint64, d *details) (*Work, error) {
 	if containerOf(g.Dir()) != d.ID {
 		return nil, fmt.Errorf("cannot take over the container %s: process %d is in the group %s, which is not its own", d.name(), d.State.Pid, g.Dir())
 	}
-	pw, err := r.cfg.Process.Attach(id, run, d.State.Pid, g)
+	network := d.HostConfig.NetworkMode
+	pw, err := r.cfg.Process.Attach(id, run, d.State.Pid, g, func() bool { return r.alone(d.ID, d.name(), network) })
 	if err != nil {
 		return nil, err
 	}

@@ -251,9 +251,10 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 }
 
 // Attach makes a Work of what somebody else started and keeps: its processes
-// are those of the group, its sockets those of pid's network namespace. The
-// shim knows nothing of it. A *instance.GoneError when pid is not there.
-func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group) (*Work, error) {
+// are those of the group, its sockets those of pid's network namespace, where
+// alone says that nobody else is. The shim knows nothing of it. A
+// *instance.GoneError when pid is not there.
+func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group, alone func() bool) (*Work, error) {
 	s, err := r.fs.Stat(pid)
 	if errors.Is(err, proc.ErrGone) {
 		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
@@ -261,7 +262,7 @@ func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group) (*Work
 	if err != nil {
 		return nil, fmt.Errorf("cannot look at process %d of %s: %w", pid, id, err)
 	}
-	return &Work{r: r, table: &tableCache{netns: pid}, id: id, group: g,
+	return &Work{r: r, table: &tableCache{netns: pid}, alone: alone, id: id, group: g,
 		ident: instance.Identity{BootID: r.boot, Cgroup: g.Dir(), PID: pid, Start: s.Start, Run: run}}, nil
 }
 

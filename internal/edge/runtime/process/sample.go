@@ -208,6 +208,8 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 			local[o.Local] = true
 		}
 	}
+	// What asks itself, as the health check of a container does, is not used by that.
+	private := sync.OnceValue(w.private)
 	moved, closing := map[uint64]uint64{}, map[uint64]bool{}
 	for _, o := range t.open {
 		_, mine := own[o.Inode]
@@ -220,8 +222,8 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 		}
 		switch port := o.Local.Port(); {
 		case mine && (ports[port] || listens[port]), o.Inode == 0 && (ports[port] || waitsFor(at, o.Local)):
-			if local[o.Remote] && mine {
-				continue // between two processes of the tree
+			if local[o.Remote] && mine || toItself(o) && private() {
+				continue // between two processes of the tree, one of which may have ended
 			}
 			s.Inbound = append(s.Inbound, instance.Conn{Local: o.Local.String(), Remote: o.Remote.String(), QuietFor: quietFor(o),
 				Unread: o.RQueue, Accepted: mine, Loopback: loopback, HalfClose: o.State == sockets.CloseWait})
@@ -230,7 +232,7 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 		}
 	}
 	if len(s.Inbound) == 0 && len(at)+len(ports) > 0 && !frozen {
-		w.lastClosed(s, at, ports)
+		w.lastClosed(s, at, ports, private)
 	}
 	w.mu.Lock()
 	s.NetBytes = w.net.add(moved)
@@ -241,7 +243,7 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 }
 
 // lastClosed finds when the newest connection that is over ended.
-func (w *Work) lastClosed(s *instance.Sample, at map[netip.AddrPort]bool, ports map[uint16]bool) {
+func (w *Work) lastClosed(s *instance.Sample, at map[netip.AddrPort]bool, ports map[uint16]bool, private func() bool) {
 	then, waited, err := w.table.closed()
 	if err != nil {
 		s.ConnErr = err
@@ -249,6 +251,9 @@ func (w *Work) lastClosed(s *instance.Sample, at map[netip.AddrPort]bool, ports 
 	}
 	ours := func(a netip.AddrPort) bool { return ports[a.Port()] || waitsFor(at, a) }
 	for _, tw := range waited {
+		if toItself(tw) && private() {
+			continue
+		}
 		if ours(tw.Local) || tw.Remote.Addr().IsLoopback() && ours(tw.Remote) {
 			if t := then.Add(tw.Expires - timeWait); t.After(s.LastClosed) {
 				s.LastClosed = t
@@ -256,6 +261,16 @@ func (w *Work) lastClosed(s *instance.Sample, at map[netip.AddrPort]bool, ports 
 		}
 	}
 }
+
+// toItself says that both ends of a connection are on one machine, or in one
+// network namespace.
+func toItself(s sockets.Socket) bool {
+	return s.Remote.Addr().IsLoopback() || s.Remote.Addr() == s.Local.Addr()
+}
+
+// private says that nobody but this workload is in its network namespace, so
+// that what connects to it from in there is itself. Not knowing is no.
+func (w *Work) private() bool { return w.alone != nil && w.alone() }
 
 // waitsFor says whether a listener among at takes what comes to addr. A
 // connection that is not accepted yet belongs to nobody else.

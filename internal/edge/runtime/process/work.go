@@ -25,6 +25,7 @@ type Work struct {
 	ident   instance.Identity
 	group   *cgroup.Group // nil: signals
 	table   *tableCache   // of the sockets around it
+	alone   func() bool   // that nobody else is in that namespace; nil for not known
 	logPath string
 	logMax  int64
 	user    string
