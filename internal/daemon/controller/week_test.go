@@ -427,11 +427,11 @@ func evenings(r *recorded, from time.Time) error {
 	return nil
 }
 
-// weekPolicies are those of the replay; a snooze of 0 is the one in force.
+// weekPolicies are those of the replay; one without a snooze has that in force.
 var weekPolicies = []control.SimulatedPolicy{
 	{Name: "aggressive", TimeoutMinutes: 15},
-	{Name: "balanced", TimeoutMinutes: 60, SnoozeMinutes: 30},
-	{Name: "conservative", TimeoutMinutes: 240, SnoozeMinutes: 60},
+	{Name: "balanced", TimeoutMinutes: 60, SnoozeMinutes: new(30)},
+	{Name: "conservative", TimeoutMinutes: 240, SnoozeMinutes: new(60)},
 }
 
 const (
@@ -482,8 +482,8 @@ func (w *weighed) worker(t *testing.T, name string) error {
 	}
 	for i, p := range weekPolicies {
 		snooze := inForce
-		if p.SnoozeMinutes > 0 {
-			snooze = time.Duration(p.SnoozeMinutes) * time.Minute
+		if p.SnoozeMinutes != nil {
+			snooze = time.Duration(*p.SnoozeMinutes) * time.Minute
 		}
 		want := byHand(w.uses[name], offs, is.CreatedAt, w.to, time.Duration(p.TimeoutMinutes)*time.Minute, snooze)
 		if err := w.policy(i, s.Policies[i], want, offs); err != nil {
