@@ -75,26 +75,25 @@ func TestRulesAndDashboard(t *testing.T) {
 
 func ruleExprs(t *testing.T) []string {
 	t.Helper()
-	var file struct {
-		Groups []struct {
-			Name  string
-			Rules []struct {
-				Alert, Expr, For    string
-				Labels, Annotations map[string]string
-			}
+	var out []string
+	for _, r := range alerts(t) {
+		if r.Alert == "" || r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
+			t.Errorf("a rule lacks a part: %+v", r)
 		}
+		out = append(out, r.Expr)
 	}
+	return out
+}
+
+// alerts are those of etc/prometheus-rules.yaml.
+func alerts(t *testing.T) (out []rule) {
+	t.Helper()
+	var file struct{ Groups []struct{ Rules []rule } }
 	if err := yaml.Unmarshal([]byte(contents(t, "../../etc/prometheus-rules.yaml")), &file); err != nil {
 		t.Fatal(err)
 	}
-	var out []string
 	for _, g := range file.Groups {
-		for _, r := range g.Rules {
-			if r.Alert == "" || r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
-				t.Errorf("a rule lacks a part: %+v", r)
-			}
-			out = append(out, r.Expr)
-		}
+		out = append(out, g.Rules...)
 	}
 	return out
 }

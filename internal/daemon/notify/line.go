@@ -53,6 +53,7 @@ func (l *line) run(ctx context.Context) error {
 		return err
 	}
 	defer l.to.close()
+	defer l.n.count.rest(l.name)
 	for ctx.Err() == nil {
 		err := l.follow(ctx)
 		switch {
@@ -91,6 +92,7 @@ func (l *line) load(ctx context.Context) error {
 	if err := l.loadRests(ctx); err != nil {
 		return err
 	}
+	l.n.count.begin(l.name)
 	return l.write(ctx, true)
 }
 

@@ -407,6 +407,16 @@ func (c *counters) all() []prometheus.Collector {
 	return []prometheus.Collector{c.sent, c.dead, c.pending, c.delay, c.unreadable}
 }
 
+// begin shows a channel's counters at nought: a counter that is first seen at
+// one has not grown for Prometheus, and the first dead letter would alert nobody.
+func (c *counters) begin(channel string) {
+	c.sent.WithLabelValues(channel, outcomeOf(nil))
+	c.dead.WithLabelValues(channel)
+}
+
+// rest shows that nothing waits here: it does with who delivers next.
+func (c *counters) rest(channel string) { c.pending.DeleteLabelValues(channel) }
+
 func (c *counters) forget(channel string) {
 	for _, v := range []interface {
 		DeletePartialMatch(prometheus.Labels) int

@@ -1,0 +1,76 @@
+package notify_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"lull/internal/fleet"
+)
+
+// gauge reads a metric of a process; -1 if it has none of that name.
+func (p *process) gauge(name string) (float64, error) {
+	reg := prometheus.NewRegistry()
+	if err := reg.Register(p.Notifier); err != nil {
+		return 0, err
+	}
+	families, err := reg.Gather()
+	for _, f := range families {
+		if f.GetName() == name {
+			m := f.GetMetric()[0]
+			return m.GetGauge().GetValue() + m.GetCounter().GetValue(), err
+		}
+	}
+	return -1, err
+}
+
+// TestPendingIsDue: what a digest holds back is not waiting, what the receiver
+// keeps from going out is, and nothing waits where nobody delivers. Counters are
+// there before they grow.
+func TestPendingIsDue(t *testing.T) {
+	bubble(t, func(ctx context.Context) error {
+		w := newTown(`{"ops":{"type":"webhook","url":"http://receiver/","digest":"4h"}}`, 1)
+		p, err := w.notifier(ctx)
+		if err != nil {
+			return err
+		}
+		is := func(name string, want float64) error {
+			if got, err := p.gauge(name); err != nil || got != want {
+				return fmt.Errorf("at %s %s is %v, want %v: %w", time.Now().Format(time.TimeOnly), name, got, want, err)
+			}
+			return nil
+		}
+		pass(10 * time.Second) // the channel begins
+		if err := is("lull_notify_dead_total", 0); err != nil {
+			return err
+		}
+		if err := w.happen(ctx, "a", fleet.EventPaused); err != nil {
+			return err
+		}
+		pass(3 * time.Hour)
+		if err := is("lull_notify_pending", 0); err != nil {
+			return err
+		}
+		if l, err := p.fleet.Deliveries(ctx); err != nil || l[0].Pending != 1 {
+			return fmt.Errorf("people see %+v, %w", l, err)
+		}
+		pass(90 * time.Minute) // it is due, and nobody listens
+		if err := is("lull_notify_pending", 1); err != nil {
+			return err
+		}
+		end, err := w.serve()
+		if err != nil {
+			return err
+		}
+		defer func() { end() }()
+		pass(10 * time.Minute)
+		if err := is("lull_notify_pending", 0); err != nil {
+			return err
+		}
+		p.end()
+		return is("lull_notify_pending", -1)
+	})
+}
