@@ -370,7 +370,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return err
 	}
 	if err := w.connect(ctx); err != nil {
-		return w.explain(ctx, err)
+		return w.explain(ctx, w.endOf(ctx, err))
 	}
 	m, err := w.monitor()
 	if err != nil {
@@ -418,11 +418,7 @@ func (w *Work) uncommit() error {
 // up will do so again, and the guest has to boot; one that was ended, or for
 // which this machine had no room, will not.
 func (w *Work) refused(ctx context.Context, err error) error {
-	select { // which it does where it gives up
-	case <-w.gone:
-	case <-time.After(time.Second):
-	case <-ctx.Done():
-	}
+	err = w.endOf(ctx, err)
 	w.mu.Lock()
 	gaveUp := w.exited && w.status.Exited()
 	w.mu.Unlock()
@@ -434,6 +430,27 @@ func (w *Work) refused(ctx context.Context, err error) error {
 		return &instance.SnapshotError{Reason: "QEMU does not take its state: " + err.Error()}
 	}
 	return err
+}
+
+// endOf adds to the error of a restore by which signal its QEMU has ended, if any
+// did.
+func (w *Work) endOf(ctx context.Context, err error) error {
+	select { // which it does where it gives up
+	case <-w.gone:
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.exited || !w.status.Signaled() {
+		return err
+	}
+	sig := w.status.Signal()
+	hint := w.noRoom(sig)
+	if sig == syscall.SIGKILL {
+		hint = ", as the kernel does where memory is short"
+	}
+	return fmt.Errorf("QEMU was killed by signal %d (%s)%s: %w", sig, sig, hint, err)
 }
 
 // shortage is what QEMU missed of this machine, by the words of the errors that

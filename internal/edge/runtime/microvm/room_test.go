@@ -68,6 +68,21 @@ func TestShortage(t *testing.T) {
 	}
 }
 
+// TestEndedWhileRestored: a QEMU that a signal ended while it read a state says so,
+// and the state stays.
+func TestEndedWhileRestored(t *testing.T) {
+	r := &Runtime{cfg: Config{Dir: t.TempDir()}}
+	w := r.newWork("a")
+	defer w.cancel()
+	w.status, w.exited = syscall.WaitStatus(syscall.SIGKILL), true
+	close(w.gone)
+	err := w.refused(t.Context(), errMonitorEnded)
+	var unusable *instance.SnapshotError
+	if errors.As(err, &unusable) || !strings.Contains(err.Error(), "QEMU was killed by signal 9 (killed), as the kernel does where memory is short") {
+		t.Errorf("killed: %v", err)
+	}
+}
+
 // TestFullDisk: a start, a save, a restore and a clone for which there is no room
 // are refused before anything is written, with what is missing and where, and go
 // on when there is some.
