@@ -163,6 +163,9 @@ func (l *line) wake() time.Time {
 			at = r.NextTryAt
 		}
 	}
+	if t := l.wrote.Add(writeEvery); l.pending() != l.last.Pending && (at.IsZero() || t.Before(at)) {
+		at = t // people are to see it
+	}
 	if len(l.again) > 0 {
 		at = time.Now()
 	}
@@ -171,6 +174,9 @@ func (l *line) wake() time.Time {
 	}
 	return at
 }
+
+// pending is how much is known to wait, due or not.
+func (l *line) pending() int { return len(l.q.open) + len(l.rests) }
 
 // nextTry is when a receiver that fails is tried again; zero for one that does
 // not.
@@ -451,7 +457,7 @@ func (l *line) commit(ctx context.Context, ops []store.Op) error {
 // long enough ago.
 func (l *line) write(ctx context.Context, now bool) error {
 	s := l.state
-	s.Cursor, s.Pending, s.Ahead, s.Batch = l.q.cursor(), len(l.q.open)+len(l.rests), maps.Clone(l.q.ahead), l.q.batch
+	s.Cursor, s.Pending, s.Ahead, s.Batch = l.q.cursor(), l.pending(), maps.Clone(l.q.ahead), l.q.batch
 	l.n.count.pending.WithLabelValues(l.name).Set(float64(l.q.due(time.Now()) + len(l.rests)))
 	news := l.died || s.Delivered != l.last.Delivered || !same(s.NextTryAt, l.last.NextTryAt)
 	late := time.Since(l.wrote) >= writeEvery && (s.Cursor != l.last.Cursor || s.Pending != l.last.Pending)
