@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"lull/internal/power"
 )
 
 // Warning is what the users of a worker are told before it goes down, and
@@ -46,7 +48,9 @@ func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 	w.WarningSentAt, w.WarningFor = &now, ReasonTTL
 	x := &Warning{PauseAt: at.UTC(), Action: cmp.Or(w.TTLAction, ActionStop), Reason: ReasonTTL, Forced: true, Use: use,
 		Cause: "ttl_deadline " + w.TTLDeadline.UTC().Format(time.RFC3339)}
-	w.notice(tx, x)
+	if w.Status == power.WorkerRunning {
+		w.notice(tx, x)
+	}
 	tx.Note(Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(ReasonTTL), Warning: x,
 		Detail: "its " + x.Cause + "; " + use})
 }

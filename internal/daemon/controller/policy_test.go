@@ -234,7 +234,7 @@ func TestScheduleInUse(t *testing.T) {
 				t.Fatalf("warned as %+v, %v", page.Entries, err)
 			}
 			x := page.Entries[0].Warning
-			if !x.Forced || x.Reason != fleet.ReasonSchedule || x.Cause != "schedule office" || !strings.Contains(x.Use, "Active: cml") || w.LastPausedAt.Sub(x.PauseAt).Abs() > time.Minute {
+			if !x.Forced || x.Reason != fleet.ReasonSchedule || x.Cause != "schedule office" || !strings.Contains(x.Use, "(cml)") || w.LastPausedAt.Sub(x.PauseAt).Abs() > time.Minute {
 				t.Errorf("the warning is %+v; it was paused at %s", x, w.LastPausedAt)
 			}
 			m := r.machine(id)
@@ -532,7 +532,7 @@ func TestPolicyTags(t *testing.T) {
 		if err != nil || len(page.Entries) == 0 {
 			t.Fatalf("warned as %+v, %v", page.Entries, err)
 		}
-		if x := page.Entries[len(page.Entries)-1].Warning; x == nil || x.Reason != fleet.ReasonTTL || x.Action != fleet.ActionStop || !x.PauseAt.Equal(at.Truncate(time.Second)) || !strings.Contains(x.Use, "Active: cml") {
+		if x := page.Entries[len(page.Entries)-1].Warning; x == nil || x.Reason != fleet.ReasonTTL || x.Action != fleet.ActionStop || !x.PauseAt.Equal(at.Truncate(time.Second)) || !strings.Contains(x.Use, "(cml)") {
 			t.Errorf("the warning of its deadline is %+v", x)
 		}
 	})

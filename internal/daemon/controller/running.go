@@ -68,17 +68,8 @@ func (j *job) next() time.Time {
 	if j.detects() && !j.live.nextCheck.IsZero() && (at.IsZero() || j.live.nextCheck.Before(at)) {
 		at = j.live.nextCheck
 	}
-	if d := j.w.TTLDeadline; d != nil {
-		for _, t := range []time.Time{d.Add(-j.s.WorkerWarnBefore), *d} {
-			if t.After(j.now) && t.Before(at) {
-				at = t
-			}
-		}
-		if s := j.w.WarningSentAt; s != nil && !j.now.Before(*d) {
-			if t := s.Add(j.s.WorkerWarnBefore); t.After(j.now) && t.Before(at) {
-				at = t
-			}
-		}
+	if t := j.nextTTL(); !t.IsZero() && t.Before(at) {
+		at = t
 	}
 	if j.w.License.PendingOperation != "" {
 		at = j.now.Add(10 * time.Second)
@@ -174,7 +165,12 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	if d == nil || j.now.Before(d.Add(-j.s.WorkerWarnBefore)) || j.shadow() || j.c.fleet.Halted().On {
 		return outcome{}, false
 	}
-	sent, use := j.w.WarningSentAt, j.casus().Use()
+	sent, use := j.w.WarningSentAt, "it is stopped"
+	if j.w.Status == power.WorkerRunning {
+		use = j.casus().Use()
+	} else if j.w.WarningFor != fleet.ReasonTTL {
+		sent = nil // whoever was warned of a pause was not warned of an end
+	}
 	if j.s.WorkerWarnBefore > 0 && (sent == nil || sent.Before(d.Add(-j.s.WorkerWarnBefore))) {
 		at := j.now.Add(j.s.WorkerWarnBefore)
 		if at.Before(*d) {
@@ -198,6 +194,44 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 		return j.failedWrite(err), true
 	}
 	j.took(w)
-	j.c.count.autoPause.Add(1)
+	if j.w.Status != power.WorkerTerminating {
+		j.c.count.autoPause.Add(1)
+	}
 	return j.again(), true
+}
+
+// nextTTL is when the deadline of the worker's life asks for something next;
+// zero for never.
+func (j *job) nextTTL() time.Time {
+	d := j.w.TTLDeadline
+	if d == nil {
+		return time.Time{}
+	}
+	next := time.Time{}
+	at := []time.Time{d.Add(-j.s.WorkerWarnBefore), *d}
+	if s := j.w.WarningSentAt; s != nil && !j.now.Before(*d) {
+		at = append(at, s.Add(j.s.WorkerWarnBefore))
+	}
+	for _, t := range at {
+		if t.After(j.now) && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	return next
+}
+
+// ends terminates a stopped worker at the end of its life, where that is what
+// ttl_action says: to stop it there is nothing to do. What holds the end up
+// (a halt, a shadow) is looked at again later.
+func (j *job) ends(ctx context.Context) (out outcome, ended bool, next time.Time) {
+	if j.w.TTLDeadline == nil || j.w.TTLAction != "terminate" {
+		return outcome{}, false, time.Time{}
+	}
+	if out, ended := j.ttl(ctx); ended {
+		return out, true, time.Time{}
+	}
+	if next = j.nextTTL(); next.IsZero() {
+		next = j.now.Add(j.s.ReconcileInterval)
+	}
+	return outcome{}, false, next
 }

@@ -352,8 +352,8 @@ func (j *job) countLabs(ctx context.Context) {
 	}
 }
 
-// stopped watches for starts: those that are wished for, and those that
-// happen outside.
+// stopped watches for starts, those that are wished for and those that happen
+// outside, and for the end of the worker's life.
 func (j *job) stopped(ctx context.Context) outcome {
 	if !j.fresh {
 		return outcome{Result: Requeue}
@@ -373,9 +373,16 @@ func (j *job) stopped(ctx context.Context) outcome {
 	if out, drifted := j.drift(ctx); drifted {
 		return out
 	}
+	out, ended, end := j.ends(ctx)
+	if ended {
+		return out
+	}
 	out, started, next := j.opens(ctx)
 	if started {
 		return out
+	}
+	if next.IsZero() || !end.IsZero() && end.Before(next) {
+		next = end
 	}
 	return outcome{Success, next}
 }
