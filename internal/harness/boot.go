@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -91,6 +92,9 @@ func Boot() (Config, error) {
 			return Config{}, fmt.Errorf("cannot set the host name: %w", err)
 		}
 	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &openFiles); err != nil {
+		return Config{}, fmt.Errorf("cannot raise the limit of open files: %w", err)
+	}
 	cfg := Config{Init: true, Socket: socketPath, SockEnv: socketPath}
 	if err := bringUp("lo", netip.Prefix{}, netip.Addr{}); err != nil {
 		return Config{}, err
@@ -165,7 +169,7 @@ func mountAll(ms []mount) error {
 const safe = unix.MS_NOSUID | unix.MS_NODEV
 
 func mountBasics() error {
-	return mountAll([]mount{
+	err := mountAll([]mount{
 		{"proc", "/proc", "proc", "", safe | unix.MS_NOEXEC},
 		{"sysfs", "/sys", "sysfs", "", safe | unix.MS_NOEXEC},
 		{"devtmpfs", "/dev", "devtmpfs", "", unix.MS_NOSUID},
@@ -175,7 +179,17 @@ func mountBasics() error {
 		{"tmpfs", "/dev/shm", "tmpfs", "mode=1777", safe},
 		{"cgroup2", "/sys/fs/cgroup", "cgroup2", "", safe | unix.MS_NOEXEC},
 	})
+	for name, to := range map[string]string{"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"} {
+		if lerr := os.Symlink("/proc/self/fd"+to, "/dev/"+name); lerr != nil && !errors.Is(lerr, os.ErrExist) {
+			err = errors.Join(err, lerr)
+		}
+	}
+	return err
 }
+
+// openFiles is how many files a program may have open, as container runtimes
+// give it: what it begins with, and what it may ask for.
+var openFiles = syscall.Rlimit{Cur: 1 << 16, Max: 1 << 19}
 
 // mountRoot puts a writable layer over the read-only image and the kernel's
 // file systems into it. The layer is a disk with what the guest wrote in earlier

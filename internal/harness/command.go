@@ -108,6 +108,11 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 		}
 		mine[n], ends[n] = r, w
 	}
+	if err := give(cred, ends[0], ends[1]); err != nil {
+		shut(ends)
+		shut(mine)
+		return guest.ExecAnswer{}, err
+	}
 	p, err := h.spawn(c.Command, append(slices.Clone(env), c.Env...), dir, cred, ends[0], ends[1])
 	shut(ends)
 	if err != nil {

@@ -137,6 +137,9 @@ func (h *Harness) run(c guest.RunCall) error {
 	if err != nil {
 		return fmt.Errorf("cannot make a pipe: %w", err)
 	}
+	if err := give(cred, w); err != nil {
+		return errors.Join(err, r.Close(), w.Close())
+	}
 	killed := h.oomKills()
 	p, err := h.spawn(c.Command, env, c.Dir, cred, w, w)
 	err = errors.Join(err, w.Close())
@@ -151,6 +154,20 @@ func (h *Harness) run(c guest.RunCall) error {
 		h.logs.readFrom(r)
 	}()
 	go h.await(p, read, killed)
+	return nil
+}
+
+// give makes a user the owner of its pipes, so that it can open them by name:
+// /dev/stdout, where images have their logs linked to.
+func give(to *syscall.Credential, pipes ...*os.File) error {
+	if to == nil {
+		return nil
+	}
+	for _, p := range pipes {
+		if err := p.Chown(int(to.Uid), int(to.Gid)); err != nil {
+			return fmt.Errorf("cannot give a pipe to its user: %w", err)
+		}
+	}
 	return nil
 }
 

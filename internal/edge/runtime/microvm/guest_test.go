@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -58,6 +59,44 @@ func listening(t testing.TB, w *Work, port string) {
 		}
 		return false
 	})
+}
+
+// TestStreamsByName: a program opens its output by name, as images have their
+// logs linked, also as a user of its own; and it may open as many files as in a
+// container.
+func TestStreamsByName(t *testing.T) {
+	b := newBench(t, nil)
+	as := func(id string, command ...string) *Work {
+		t.Helper()
+		l := b.launch(id, 1, command...)
+		l.User = "1234:2345"
+		w, err := b.Start(t.Context(), l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.(*Work)
+	}
+	as("writes", "guest", "write", "/dev/stdout")
+	if e := b.exit(); e.Code != 0 || b.log("writes") != "by a guestwritten\n" {
+		t.Errorf("exit %+v, log %q", e, b.log("writes"))
+	}
+	w := as("serves", "guest", "serve", ":80")
+	listening(t, w, "80")
+	for stream, want := range map[string]instance.Outcome{
+		"/dev/stdout": {Stdout: "by a guestwritten\n"}, "/dev/stderr": {Stdout: "written\n", Stderr: "by a guest"}, "/dev/fd/2": {Stdout: "written\n", Stderr: "by a guest"},
+	} {
+		if o, err := b.Exec(t.Context(), "serves", instance.Command{Command: []string{"guest", "write", stream}}); err != nil || o != want {
+			t.Errorf("%s: %+v, %v", stream, o, err)
+		}
+	}
+	o, err := b.Exec(t.Context(), "serves", instance.Command{Command: []string{"guest", "cat", "/proc/self/limits"}})
+	if err != nil || !regexp.MustCompile(`Max open files +[0-9]+ +524288 `).MatchString(o.Stdout) {
+		t.Errorf("limits: %+v, %v", o, err)
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.exit()
 }
 
 // TestGuest walks one guest through its life.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"syscall"
 
 	"lull/internal/base/thread"
@@ -81,7 +82,7 @@ func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, err
 	case <-ctx.Done():
 		return "", context.Cause(ctx)
 	}
-	sum, size, err := fingerprint(root)
+	sum, entries, size, err := fingerprint(root)
 	if err != nil {
 		return "", err
 	}
@@ -101,14 +102,21 @@ func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, err
 	if err != nil {
 		return "", fmt.Errorf("%w (Debian package e2fsprogs)", err)
 	}
-	// Room for metadata and rounding; the file is sparse.
-	mib := size>>20*5/4 + 16
-	cmd := exec.CommandContext(ctx, mke2fs, "-q", "-F", "-t", "ext4", "-d", root, "-O", "^has_journal", "-m", "0", tmp.Name(), fmt.Sprintf("%dM", mib))
+	// Room for metadata and rounding; the file is sparse. An inode for each entry,
+	// whatever mke2fs thinks that files are like.
+	mib := (size+entries*inodeSize)>>20*5/4 + 16
+	cmd := exec.CommandContext(ctx, mke2fs, "-q", "-F", "-t", "ext4", "-d", root, "-O", "^has_journal", "-m", "0", "-I", strconv.Itoa(inodeSize),
+		"-N", strconv.FormatInt(entries+spareInodes, 10), tmp.Name(), fmt.Sprintf("%dM", mib))
 	if out, err := tied(cmd); err != nil {
 		return "", fmt.Errorf("%w: %.500s", err, out)
 	}
 	return path, appear(tmp.Name(), path)
 }
+
+const (
+	inodeSize   = 256  // bytes
+	spareInodes = 1024 // for the file system itself, and for rounding
+)
 
 // tied runs a program that ends with this process, however that ends. The
 // kernel watches the thread that started it, which is there until it has ended.
@@ -164,11 +172,10 @@ func isExt4(path string) bool {
 }
 
 // fingerprint names the state of a tree by every file's name, kind, size, owner
-// and times, and sums the sizes in whole blocks.
-func fingerprint(root string) (string, int64, error) {
+// and times, counts the entries and sums the sizes in whole blocks.
+func fingerprint(root string) (sum string, entries, size int64, err error) {
 	h := sha256.New()
-	size := int64(0)
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -185,13 +192,14 @@ func fingerprint(root string) (string, int64, error) {
 			return err
 		}
 		fmt.Fprintf(h, "%q %v %d %d %d %d %d\n", rel, st.Mode(), st.Size(), sys.Uid, sys.Gid, sys.Mtim.Nano(), sys.Ctim.Nano())
+		entries++
 		size += 4096
 		if st.Mode().IsRegular() {
 			size += (st.Size() + 4095) &^ 4095
 		}
 		return nil
 	})
-	return hex.EncodeToString(h.Sum(nil)[:16]), size, err
+	return hex.EncodeToString(h.Sum(nil)[:16]), entries, size, err
 }
 
 // FindTool looks where system tools are, which is not in everybody's PATH.

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -175,5 +176,35 @@ func TestImage(t *testing.T) {
 		if _, err := b.Start(t.Context(), l); err == nil || !strings.Contains(fmt.Sprint(err), c.want) {
 			t.Errorf("%s, user %q: %v; want %q in it", c.image, c.user, err, c.want)
 		}
+	}
+}
+
+// TestManySmallFiles: a tree of more entries than mke2fs expects of its size.
+func TestManySmallFiles(t *testing.T) {
+	if _, err := FindTool("mke2fs"); err != nil {
+		need(t, &absent{"no mke2fs (Debian package e2fsprogs)"})
+	}
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "large"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(root, "large"), 260<<20); err != nil { // sparse; mke2fs counts on fewer files from 512 MiB on
+		t.Fatal(err)
+	}
+	const links = 40_000
+	for n := range links / 1000 {
+		dir := filepath.Join(root, strconv.Itoa(n))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for k := range 1000 {
+			if err := os.Symlink("x", filepath.Join(dir, strconv.Itoa(k))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r := &Runtime{cfg: Config{Dir: t.TempDir()}, making: make(chan struct{}, 1)}
+	if _, err := r.makeImage(t.Context(), root, ""); err != nil {
+		t.Error(err)
 	}
 }
