@@ -201,6 +201,38 @@ func TestDockerUses(t *testing.T) {
 	}
 }
 
+// TestWhileAway: what was done to containers while no lull was there is caught up
+// with: one that is gone leaves nothing, and its name is the next one's.
+func TestWhileAway(t *testing.T) {
+	k := newDock(t)
+	k.serve("web")
+	k.serve("ends")
+	o := k.d.Look("web")
+	k.pause("web")
+	k.d.Kill()
+	k.Must("rm", "-f", "web")
+	k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=1h", "box:1", "sh", "-c", untilTerm)
+	k.Must("stop", "-t", "5", "ends")
+	k.d.Boot()
+	k.d.Until("ends", "its end is known", func(o hostctl.Instance) bool { return o.State == "stopped" })
+	daemontest.Wait(t, "the next one has its name", func() (bool, string) {
+		l, err := k.d.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		saw := ""
+		for _, i := range l {
+			saw += daemontest.Describe(i) + "\n"
+			if i.Name == "web" && i.ID != o.ID && i.State == "running" && len(l) == 2 {
+				return true, saw
+			}
+		}
+		return false, saw
+	})
+	k.Must("start", "ends")
+	k.known("ends")
+}
+
 const untilTerm = `trap "exit 0" TERM; while :; do sleep 0.1; done`
 
 // TestLabels: a label that cannot be used is named with its container, in the log
