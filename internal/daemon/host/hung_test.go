@@ -2,12 +2,15 @@ package host
 
 import (
 	"context"
+	"errors"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"lull/internal/daemon/host/hosttest"
+	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/power"
 )
@@ -101,6 +104,44 @@ func TestHungOnes(t *testing.T) {
 		}
 		if err := r.Start(context.Background(), hung[0], byManual); err != nil {
 			t.Errorf("started again: %v", err)
+		}
+	})
+}
+
+// mute is a guest that runs and to which no signal gets through.
+type mute struct{ *hosttest.Proc }
+
+func (mute) Signal(syscall.Signal) error {
+	time.Sleep(30 * time.Second)
+	return errors.New("it does not answer")
+}
+
+type muting struct{ *hosttest.Kernel }
+
+func (k muting) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
+	w, err := k.Kernel.Start(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	return mute{w.(*hosttest.Proc)}, nil
+}
+
+// TestStopOfMuteGuest: a guest that cannot be asked to end is given its stop grace
+// and no more.
+func TestStopOfMuteGuest(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.k.Deep = true
+		r.Host.cfg.Runtimes["process"] = muting{r.k}
+		r.run("a", func(s *instance.Spec) { s.StopGrace = idle.Duration(3 * time.Second) })
+		began := time.Now()
+		if err := r.Stop(context.Background(), "a", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(began); d > 4*time.Second {
+			t.Errorf("its stop took %s", d)
+		}
+		if o := r.is("a", power.Stopped); !strings.Contains(o.StatusReason, "could not end in order: cannot signal a: it was not answered within 3s") {
+			t.Errorf("stopped: %s", o.StatusReason)
 		}
 	})
 }

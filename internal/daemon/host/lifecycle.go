@@ -331,7 +331,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	over := i.over
 	i.mu.Unlock()
 	if w != nil {
-		grace := time.NewTimer(time.Duration(or(i.spec.StopGrace, idle.Duration(stopGrace))))
+		grace := time.NewTimer(i.stopGrace())
 		select {
 		case <-over:
 		case <-grace.C:
@@ -379,16 +379,37 @@ func (i *inst) awaitExit() {
 	}
 }
 
+// stopGrace is how long a program has to end.
+func (i *inst) stopGrace() time.Duration {
+	return time.Duration(or(i.spec.StopGrace, idle.Duration(stopGrace)))
+}
+
 // askToEnd sends SIGTERM. A frozen program gets it at the thaw, before it can
 // accept anything more.
 func askToEnd(a *attempt) error {
 	if a.work == nil {
 		return nil
 	}
-	if err := a.work.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+	if err := a.signal(); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("cannot signal %s: %w", a.i.name(), err)
 	}
 	return nil
+}
+
+// signal asks for the end. Inside a guest somebody has to pass that on, and one
+// that hangs is not waited for longer than a program is that ignores it.
+func (a *attempt) signal() error {
+	if !a.i.rt.Capabilities().Network {
+		return a.work.Signal(syscall.SIGTERM)
+	}
+	sent, grace := make(chan error, 1), a.i.stopGrace()
+	a.i.h.busy.Go(func() { sent <- a.work.Signal(syscall.SIGTERM) })
+	select {
+	case err := <-sent:
+		return err
+	case <-time.After(grace):
+		return fmt.Errorf("it was not answered within %s", grace)
+	}
 }
 
 // OnExit is told by a runtime that a run is over. It never waits.

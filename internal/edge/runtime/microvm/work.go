@@ -28,6 +28,7 @@ import (
 const (
 	callLimit  = 30 * time.Second
 	clockSlack = 5 * time.Millisecond // what a clock may be off
+	stillLimit = 5 * time.Second      // for QEMU to hold a guest
 	offLimit   = 10 * time.Second     // for a guest to power off
 	syncLimit  = 5 * time.Second      // for a guest that is to stand still to write its files to its disk
 	writeLimit = time.Minute          // and for one whose program has ended
@@ -244,6 +245,9 @@ func (w *Work) Freeze(ctx context.Context) error {
 		return err
 	}
 	w.look(ctx)
+	// However long the guest took for that, QEMU gets the time that it needs.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit)
+	defer cancel()
 	err = m.do(ctx, "stop", nil, nil)
 	if err == nil {
 		var s string
@@ -252,7 +256,7 @@ func (w *Work) Freeze(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit) // QEMU does both in their order, when it does
 		defer cancel()
 		return errors.Join(err, m.do(back, "cont", nil, nil))
 	}
@@ -262,12 +266,19 @@ func (w *Work) Freeze(ctx context.Context) error {
 
 // Settle implements instance.Settler: a guest writes to its disk what is still in
 // its memory. It is asked before anything that it may not come back from; one
-// that does not do it in time has what it synced itself.
+// that does not do it in time has what it synced itself. One that did not answer
+// when it was looked at last is given no longer than a look.
 func (w *Work) Settle(ctx context.Context) {
 	if !w.rec.Layer || w.isFrozen() {
 		return
 	}
-	if err := w.call(ctx, syncLimit, guest.Sync, nil, nil); err != nil {
+	limit := syncLimit
+	w.mu.Lock()
+	if w.lost != nil {
+		limit = min(limit, w.r.cfg.LookLimit)
+	}
+	w.mu.Unlock()
+	if err := w.call(ctx, limit, guest.Sync, nil, nil); err != nil {
 		w.r.log.Info("a guest did not write everything to its disk", "instance", w.id, "error", err)
 	}
 }
