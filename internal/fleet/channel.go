@@ -96,14 +96,15 @@ func (c Channel) IsUrgent(event string) bool {
 }
 
 // Due is when an event of the time at is sent by a channel, and whether
-// together with others of the same moment. zone is that of QuietHours.
+// together with others of the same moment. zone is that of QuietHours and of
+// the days of a digest.
 func (c Channel) Due(at time.Time, event string, zone *time.Location) (due time.Time, together bool) {
 	if c.IsUrgent(event) {
 		return at, false
 	}
 	due = at
 	if every, err := when.Length(c.Digest); err == nil {
-		due, together = at.Truncate(every).Add(every), true
+		due, together = nextDigest(at, every, zone), true
 	}
 	if q, err := parseQuiet(c.QuietHours); err == nil && c.QuietHours != "" {
 		if end, in := q.end(due, zone); in {
@@ -119,17 +120,48 @@ type quiet struct{ from, to int }
 
 func parseQuiet(s string) (quiet, error) {
 	from, to, ok := strings.Cut(s, "-")
-	a, err := time.Parse("15:04", from)
-	b, err2 := time.Parse("15:04", to)
+	a, err := when.ParseClock(strings.TrimSpace(from))
+	b, err2 := when.ParseClock(strings.TrimSpace(to))
 	if !ok || err != nil || err2 != nil {
 		return quiet{}, fmt.Errorf("%.40q is not two times of day like 22:00-07:00", s)
 	}
-	q := quiet{a.Hour()*60 + a.Minute(), b.Hour()*60 + b.Minute()}
-	if q.from == q.to {
+	q := quiet{int(a % when.EndOfDay), int(b)}
+	if q.from == q.to%int(when.EndOfDay) {
 		return quiet{}, fmt.Errorf("%.40q begins when it ends", s)
 	}
 	return q, nil
 }
+
+// nextDigest is when what happens at a time is sent, with what else does until
+// then: at the next multiple of every on the clock of the zone, whose days
+// begin at its midnight; a week begins on Monday. Up to an hour it is counted
+// from midnight in true time, so that none gets longer when the clock is set
+// back.
+func nextDigest(at time.Time, every time.Duration, zone *time.Location) time.Time {
+	local := at.In(zone)
+	day := when.DateOf(local)
+	if every <= time.Hour {
+		begin, end := day.First(0, zone), day.Add(1).First(0, zone)
+		due := begin.Add(at.Sub(begin).Truncate(every) + every)
+		if due.After(end) && end.After(at) {
+			return end
+		}
+		return due
+	}
+	const inDay = int64(when.EndOfDay)
+	n := int64(every / time.Minute)
+	now := (time.Date(day.Year, day.Month, day.Day, 0, 0, 0, 0, time.UTC).Unix()/86400+beforeUnix)*inDay + int64(local.Hour()*60+local.Minute())
+	next := now - now%n + n
+	date, clock := day.Add(int(next/inDay-now/inDay)), when.Clock(next%inDay)
+	if due := date.First(clock, zone); due.After(at) {
+		return due
+	}
+	return date.After(clock, zone) // the clock is set back inside
+}
+
+// beforeUnix are the days from Monday, the first of January of the year 1, to
+// 1970.
+const beforeUnix = 719162
 
 // end is when the quiet hours that t is in are over.
 func (q quiet) end(t time.Time, zone *time.Location) (time.Time, bool) {

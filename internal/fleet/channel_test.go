@@ -118,6 +118,69 @@ func TestQuietHoursEnd(t *testing.T) {
 	})
 }
 
+// TestDigestDays: a digest ends on the clock of its zone, over changes of that
+// clock, and is never much longer.
+func TestDigestDays(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ every, at, want string }{
+		{"1d", "2026-07-01T12:00:00+02:00", "2026-07-02T00:00:00+02:00"},
+		{"1d", "2026-07-01T00:00:00+02:00", "2026-07-02T00:00:00+02:00"},
+		{"1d", "2026-07-01T23:59:59+02:00", "2026-07-02T00:00:00+02:00"},
+		{"24h", "2026-03-28T12:00:00+01:00", "2026-03-29T00:00:00+01:00"},
+		{"1d", "2026-03-29T12:00:00+02:00", "2026-03-30T00:00:00+02:00"},
+		{"1d", "2026-10-25T12:00:00+01:00", "2026-10-26T00:00:00+01:00"},
+		{"7d", "2026-10-21T12:00:00+02:00", "2026-10-26T00:00:00+01:00"}, // a Monday
+		{"12h", "2026-10-25T00:30:00+02:00", "2026-10-25T12:00:00+01:00"},
+		{"4h", "2026-03-29T01:00:00+01:00", "2026-03-29T04:00:00+02:00"},
+		{"1h", "2026-10-25T02:30:00+02:00", "2026-10-25T02:00:00+01:00"},
+		{"15m", "2026-07-01T12:14:59+02:00", "2026-07-01T12:15:00+02:00"},
+	} {
+		at, err := time.Parse(time.RFC3339, c.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		due, together := fleet.Channel{Type: fleet.ChannelMail, Digest: c.every}.Due(at, fleet.EventPaused, berlin)
+		if got := due.In(berlin).Format(time.RFC3339); got != c.want || !together {
+			t.Errorf("with a digest of %s what happens at %s is due %s, want %s", c.every, c.at, got, c.want)
+		}
+	}
+	from, to := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2028, 1, 1, 0, 0, 0, 0, time.UTC)
+	whentest.Changes(t, from, to, func(zone *time.Location, change time.Time) {
+		for every, longest := range map[string]time.Duration{"10m": 10 * time.Minute, "1h": time.Hour, "2h": 6 * time.Hour, "12h": 15 * time.Hour, "1d": 50 * time.Hour} {
+			c := fleet.Channel{Type: fleet.ChannelMail, Digest: every}
+			for at := change.Add(-30 * time.Hour); at.Before(change.Add(30 * time.Hour)); at = at.Add(30 * time.Minute) {
+				due, _ := c.Due(at, fleet.EventPaused, zone)
+				if !due.After(at) || due.Sub(at) > longest {
+					t.Fatalf("with a digest of %s in %s what happens at %s is due %s", every, zone, at.In(zone), due.In(zone))
+				}
+			}
+		}
+	})
+}
+
+// TestQuietGrammar: quiet hours are written as other times of day are.
+func TestQuietGrammar(t *testing.T) {
+	day := time.Date(2026, 7, 1, 0, 0, 0, 0, time.UTC)
+	for hours, want := range map[string]time.Duration{"18:00-24:00": 24 * time.Hour, "8:00-20:00": 20 * time.Hour, "18:00 - 7:00": 31 * time.Hour, "24:00-20:00": 20 * time.Hour} {
+		s, err := channels(t, `{"a":{"type":"webhook","url":"https://x/","quiet_hours":"`+hours+`"}}`)
+		if err != nil {
+			t.Errorf("%s is refused: %v", hours, err)
+			continue
+		}
+		if due, _ := s.NotifyChannels["a"].Due(day.Add(19*time.Hour), fleet.EventPaused, time.UTC); due.Sub(day) != want {
+			t.Errorf("in quiet hours %s what happens at 19:00 is due %s", hours, due)
+		}
+	}
+	for _, hours := range []string{"00:00-24:00", "24:00-00:00", "7:00-7:00", "25:00-7:00", "7:60-8:00", "7-8"} {
+		if _, err := channels(t, `{"a":{"type":"webhook","url":"https://x/","quiet_hours":"`+hours+`"}}`); err == nil {
+			t.Errorf("%s is taken", hours)
+		}
+	}
+}
+
 // TestWants: people are told what they can act on, programs everything.
 func TestWants(t *testing.T) {
 	failed := &fleet.Entry{To: "FAILED"}
