@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -37,8 +38,9 @@ it, and woken by the first packet to one of its exposed ports.
 What a container or a microVM writes over its image is kept until lull rm; a
 microVM's /tmp, /run and /dev/shm begin empty at each start.
 
-Without -d its output is shown; Ctrl-C leaves it running. What takes long, such as
-an image that is fetched, is told on standard error.`,
+Without -d its output is shown until it has ended for good, and its exit code is
+this one's; Ctrl-C leaves it running. What takes long, such as an image that is
+fetched, is told on standard error.`,
 		Example: "  lull run -d --name web --expose 8080 --pause-after 30s -- python3 -m http.server 8080 --bind 127.0.0.1" +
 			"\n  lull run -d --name api --runtime container --image registry.example.com/api:1 --expose 9000 --stop-after 1h" +
 			"\n  lull run -d --name vm --runtime microvm --image registry.example.com/api:1 --expose 9001:9000 --hibernate-after 10m",
@@ -157,7 +159,56 @@ func (c *cli) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart b
 		return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
 	}
 	fmt.Fprintf(c.err, "lull: %s is running%s; Ctrl-C leaves it running, and lull instance rm %s ends it\n", o.Name, endpointsText(o), o.Name)
-	return cl.Logs(ctx, o.ID, hostctl.Logs{Tail: -1, Follow: true}, c.out)
+	return c.watchOutput(ctx, cl, o.ID, s.WakeFromStopped)
+}
+
+// watchOutput shows what an instance prints until whoever looks leaves, or it has
+// ended for good: not while it is started again, or by a connection.
+func (c *cli) watchOutput(ctx context.Context, cl *hostctl.Client, id string, wakes bool) error {
+	reading, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan hostctl.Instance, 1)
+	if !wakes {
+		go func() {
+			if o, ok := awaitEnd(reading, cl, id); ok {
+				ended <- o
+				stop()
+			}
+		}()
+	}
+	err := cl.Logs(reading, id, hostctl.Logs{Tail: -1, Follow: true}, c.out)
+	select {
+	case o := <-ended:
+		fmt.Fprintf(c.err, "lull: %s %s\n", o.Name, o.StatusReason)
+		if o.ExitCode != nil && *o.ExitCode != 0 {
+			return &exitError{*o.ExitCode}
+		}
+		return nil
+	default:
+		return err
+	}
+}
+
+// endEvery is how often it is looked whether a program has ended.
+const endEvery = 500 * time.Millisecond
+
+// awaitEnd waits until an instance is stopped and nothing is going to start it,
+// at two looks in a row: what it printed last has come by then.
+func awaitEnd(ctx context.Context, cl *hostctl.Client, id string) (o hostctl.Instance, ok bool) {
+	for seen := 0; seen < 2; {
+		select {
+		case <-time.After(endEvery):
+		case <-ctx.Done():
+			return o, false
+		}
+		var err error
+		if o, err = cl.Get(ctx, id); err == nil && o.State == "stopped" && o.RestartAt == nil {
+			seen++
+		} else {
+			seen = 0
+		}
+	}
+	return o, true
 }
 
 // nameFrom makes a name of a command.

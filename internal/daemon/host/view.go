@@ -120,6 +120,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		o.NextStep, o.NextStepAt = string(to), ptr(at)
 	case power.Stopped:
 		if !next.IsZero() {
+			o.RestartAt = &next
 			o.StatusReason += fmt.Sprintf("; started again in %s", idle.Human(next.Sub(now)))
 		}
 	}

@@ -55,6 +55,7 @@ type Instance struct {
 	Blocks         []idle.Block        `json:"blocks" doc:"Everything that prevents a pause right now"`
 	ExitCode       *int                `json:"exit_code"`
 	RestartCount   int                 `json:"restart_count"`
+	RestartAt      *time.Time          `json:"restart_at" doc:"When a program that ended is started again"`
 	CrashLooping   bool                `json:"crash_looping"`
 	PauseCount     uint64              `json:"pause_count"`
 	WakeCount      uint64              `json:"wake_count"`
