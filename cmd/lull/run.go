@@ -35,7 +35,7 @@ it, and woken by the first packet to one of its exposed ports.
   --expose 8080       the program listens on 127.0.0.1:8080 itself (direct path)
   --expose 8080:80    lull listens on 8080 and relays to 80 (relay path)
 
-What a container or a microVM writes over its image is kept until lull rm; a
+What a container or a microVM writes over its image is kept until lull instance rm; a
 microVM's /tmp, /run and /dev/shm begin empty at each start.
 
 Without -d its output is shown until it has ended for good, and its exit code is

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// TestGuestsPage does what docs/guests.md says, command by command, with QEMU
+// and runc: the page's directory, image and ports are the test's. What it ran
+// must answer then, and every flag that the page names must be one.
+func TestGuestsPage(t *testing.T) {
+	kernel := os.Getenv("LULL_GUEST_KERNEL")
+	if kernel == "" {
+		t.Skip("no guest kernel: make test fetches one")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("containers need root")
+	}
+	for _, tool := range []string{"bash", "curl", "busybox", "qemu-system-x86_64"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is not installed", tool)
+		}
+	}
+	shim, harness := buildShim(t), filepath.Join(t.TempDir(), "lull-harness")
+	build := exec.Command("go", "build", "-o", harness, "lull/cmd/lull-harness")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("cannot build lull-harness: %v\n%s", err, out)
+	}
+	dir, err := os.MkdirTemp("", "lull-guests-")
+	if err == nil {
+		err = os.Chmod(dir, 0o755) // each QEMU is a user of its own
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Log(err) // a daemon that is ending may still write
+		}
+	})
+	t.Cleanup(func() { endShim(filepath.Join(dir, "work", "host", "shim")) })
+
+	doc := contents(t, "../../docs/guests.md")
+	flags := regexp.MustCompile(`--[a-z][a-z-]+`).FindAllString(doc, -1)
+	ports := map[string]string{}
+	for _, port := range []string{"8080", "8081", "9000", "9001"} {
+		ports[port] = freePort(t)
+		doc = strings.ReplaceAll(doc, port, ports[port])
+	}
+	rootfs := webFiles(t, filepath.Join(dir, "rootfs"))
+	doc = strings.ReplaceAll(doc, "./rootfs", rootfs)
+	doc = strings.ReplaceAll(doc, "docker.io/library/nginx:1", webImage(t, rootfs))
+	all, err := steps(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := []step{
+		{text: `lull host --data "$PWD/host" --socket "$PWD/host.sock" --stop-all &`},
+		{text: `until lull ps 2>/dev/null; do sleep 1; done`},
+	}
+	var after []step
+	for _, port := range []string{"8080", "8081", "9000", "9001"} {
+		after = append(after, step{text: fmt.Sprintf(`for n in $(seq 60); do curl -sf http://127.0.0.1:%[1]s/ && break; sleep 1; done; curl -sf http://127.0.0.1:%[1]s/ | grep -q "it answers"`, ports[port])})
+	}
+	after = append(after, step{text: "lull why vm && lull image ls && lull image prune && lull doctor"})
+	for _, flag := range flags {
+		if flag == "--health-interval" { // Docker's
+			continue
+		}
+		after = append(after, step{text: "for verb in run host 'instance clone' 'instance logs' 'image prune'; do lull $verb --help; done | grep -q -- ' " + flag + "[ =]'"})
+	}
+	after = append(after, step{text: "lull instance rm api web vm vm2"})
+
+	env := []string{"LULL_HOST_SHIM=" + shim, "LULL_HOST_HARNESS=" + harness, "LULL_GUEST_KERNEL=" + kernel, "LULL_HOST=unix://" + filepath.Join(dir, "work", "host.sock"),
+		"HOME=" + dir, "TZ=UTC", "PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin"}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	for _, err := range followed(ctx, append(append(before, all...), after...), dir, env) {
+		t.Error(err)
+	}
+}
+
+// webFiles makes the files of a guest whose program /usr/bin/api is a web server
+// at port 80.
+func webFiles(t *testing.T, dir string) string {
+	t.Helper()
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(busybox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{"bin", "usr/bin", "srv", "tmp", "proc", "dev", "sys", "run", "etc"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for file, content := range map[string][]byte{"bin/busybox": b, "srv/index.html": []byte("it answers\n"),
+		"usr/bin/api": []byte("#!/bin/busybox sh\nexec /bin/busybox httpd -f -p 80 -h /srv\n")} {
+		if err := os.WriteFile(filepath.Join(dir, file), content, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// webImage is a reference to an image of those files in a registry of the test's
+// own.
+func webImage(t *testing.T, dir string) string {
+	t.Helper()
+	srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(srv.Close)
+	tar := dir + ".tar"
+	if out, err := exec.Command("tar", "-C", dir, "-cf", tar, ".").CombinedOutput(); err != nil {
+		t.Fatalf("tar: %v: %s", err, out)
+	}
+	layer, err := tarball.LayerFromFile(tar)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, RootFS: v1.RootFS{Type: "layers"},
+		Config: v1.Config{Cmd: []string{"/usr/bin/api"}}})
+	if err == nil {
+		img, err = mutate.AppendLayers(img, layer)
+	}
+	ref, rerr := name.ParseReference(srv.Listener.Addr().String() + "/library/nginx:1")
+	if err = errors.Join(err, rerr); err == nil {
+		err = remote.Write(ref, img)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ref.String()
+}
