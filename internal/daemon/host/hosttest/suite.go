@@ -125,6 +125,19 @@ const Pauses = 300 * time.Millisecond
 func never(s *instance.Spec) { s.PauseAfter = new(idle.Duration) }
 func soon(s *instance.Spec)  { d := idle.Duration(Pauses); s.PauseAfter = &d }
 
+// Scenarios are the rows of the interaction matrix of seeds/004, section 6, by
+// their names there. Tests of it run each as a subtest of that name.
+var Scenarios = []string{
+	"HTTP server with active requests",
+	"HTTP server, no requests",
+	"Telegram bot polling",
+	"npm install",
+	"sleep 300",
+	"Build with explicit lease",
+	"Bot with leases_only policy, polling",
+	"Bot with leases_only, lease held",
+}
+
 // Row is one thing that every runtime does alike.
 type Row struct {
 	Name  string

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 }
 
 // host starts a daemon for the test, where there is what guests need.
-func host(t *testing.T) *daemontest.Host {
+func host(t *testing.T, args ...string) *daemontest.Host {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("a guest boots in seconds")
@@ -35,7 +35,7 @@ func host(t *testing.T) *daemontest.Host {
 	}
 	daemontest.Need(t, tool("qemu-system-x86_64"), "qemu-system-x86")
 	daemontest.Need(t, tool("mke2fs"), "e2fsprogs")
-	return daemontest.Start(t, daemontest.Config{Args: []string{"--guest-kernel", kernel, "--probe", "500ms", "--stop-after", "0"}})
+	return daemontest.Start(t, daemontest.Config{Args: append([]string{"--guest-kernel", kernel, "--probe", "500ms", "--stop-after", "0"}, args...)})
 }
 
 func tool(name string) error {

@@ -3,11 +3,16 @@ package machines
 import (
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"lull/internal/daemon/host/daemontest"
+	"lull/internal/daemon/host/hosttest"
 	"lull/internal/edge/runtime/microvm/vnet"
 	"lull/internal/idle"
 	"lull/internal/instance"
@@ -18,15 +23,15 @@ const pauseAfter = 2 * time.Second
 
 // holds checks that the guest keeps running over several idle times, for the
 // given reason.
-func (b *box) holds(row, reason string) {
+func (b *box) holds(reason string) {
 	b.T.Helper()
-	b.Until(b.name, row+": "+reason+" holds it", func(o hostctl.Instance) bool {
+	b.Until(b.name, reason+" holds it", func(o hostctl.Instance) bool {
 		return slices.ContainsFunc(o.Blocks, func(x idle.Block) bool { return string(x.Code)+"/"+x.Signal+x.Holder == reason })
 	})
 	was := b.get().PauseCount
 	for end := time.Now().Add(2 * pauseAfter); time.Now().Before(end); {
 		if o := b.get(); o.State != "running" || o.PauseCount != was {
-			b.T.Fatalf("%s: it is %s after %d pauses, want it to run on: %s", row, o.State, o.PauseCount-was, o.StatusReason)
+			b.T.Fatalf("it is %s after %d pauses, want it to run on: %s", o.State, o.PauseCount-was, o.StatusReason)
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):
@@ -50,10 +55,79 @@ const (
 )
 
 // TestInteractionMatrix is seeds/004, section 6, row by row, inside real guests:
-// one with each policy.
+// one with each policy, and one that sleeps.
 func TestInteractionMatrix(t *testing.T) {
 	d := host(t)
-	// What the guests poll: somebody outside, here this machine's loopback.
+	polled := "poll " + netip.AddrPortFrom(vnet.HostAddr, polledPort(t)).String()
+	guest := func(name, policy string, ports []int, command ...string) *box {
+		return run(d, name, sleeper(t), ports, func(s *instance.Spec) {
+			after := idle.Duration(pauseAfter)
+			s.PauseAfter, s.IdlePolicy, s.Net = &after, policy, instance.NetFull
+		}, command...)
+	}
+	serve := []string{"guest", "serve", ":80"}
+	b := guest("server", instance.PolicyDefault, []int{80}, serve...)
+	rows := map[string]func(b *box){
+		"HTTP server with active requests": func(b *box) {
+			c := b.dial(0)
+			defer c.Close()
+			b.ask(c, "a request")
+			b.holds("connection_open/")
+		},
+		"HTTP server, no requests": func(b *box) { b.is("paused") },
+		"Telegram bot polling": func(b *box) {
+			if s := b.tell(polled); s != "polling" {
+				b.T.Fatalf("poll: %s", s)
+			}
+			b.holds("recent_activity/tcp")
+			b.tell("unpoll")
+			b.is("paused")
+		},
+		"npm install": func(b *box) {
+			b.tell("spin on")
+			b.holds("recent_activity/cpu")
+			b.tell("spin off")
+			b.is("paused")
+		},
+		"sleep 300": func(b *box) {
+			s := guest("sleeper", instance.PolicyDefault, nil, "sleep", "300")
+			s.In(b.T).Await("sleeper", "paused")
+		},
+		"Build with explicit lease": func(b *box) {
+			b.lease(take)
+			b.holds("lease_held/default")
+			b.lease(release)
+			b.is("paused")
+		},
+		"Bot with leases_only policy, polling": func(b *box) {
+			b.tell(polled)
+			b.tell("spin on") // nor does what it computes count
+			b.is("paused")
+		},
+		"Bot with leases_only, lease held": func(b *box) {
+			b.lease(take)
+			b.holds("lease_held/default")
+			b.lease(release)
+			b.is("paused")
+		},
+	}
+	for n, name := range hosttest.Scenarios {
+		if n == 6 { // the first of those with the other policy
+			b.Must(b.name, "stop")
+			b = guest("bot", instance.PolicyLeasesOnly, []int{80}, serve...)
+		}
+		t.Run(name, func(t *testing.T) {
+			row := *b
+			row.Host = b.In(t)
+			rows[name](&row)
+		})
+	}
+}
+
+// polledPort is where somebody outside waits whom guests poll: here this
+// machine's loopback.
+func polledPort(t *testing.T) uint16 {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -69,41 +143,21 @@ func TestInteractionMatrix(t *testing.T) {
 			open = append(open, c)
 		}
 	}()
-	polled := "poll " + netip.AddrPortFrom(vnet.HostAddr, netip.MustParseAddrPort(ln.Addr().String()).Port()).String()
-	guest := func(policy string) *box {
-		return run(d, strings.ReplaceAll(policy, "_", "-"), small(t), []int{80}, func(s *instance.Spec) {
-			after := idle.Duration(pauseAfter)
-			s.PauseAfter, s.IdlePolicy, s.Net = &after, policy, instance.NetFull
-		}, "guest", "serve", ":80")
-	}
-	b := guest(instance.PolicyDefault)
-	c := b.dial(0)
-	b.ask(c, "a request")
-	b.holds("HTTP server with active requests", "connection_open/")
-	c.Close()
-	b.is("paused") // HTTP server, no requests; sleep 300
-	if s := b.tell(polled); s != "polling" {
-		t.Fatalf("poll: %s", s)
-	}
-	b.holds("bot that polls", "recent_activity/tcp")
-	b.tell("unpoll")
-	b.is("paused")
-	b.tell("spin on")
-	b.holds("npm install", "recent_activity/cpu")
-	b.tell("spin off")
-	b.is("paused")
-	b.lease(take)
-	b.holds("build with a lease", "lease_held/default")
-	b.lease(release)
-	b.is("paused")
-	b.Must(b.name, "stop")
+	return netip.MustParseAddrPort(ln.Addr().String()).Port()
+}
 
-	b = guest(instance.PolicyLeasesOnly)
-	b.tell(polled)
-	b.tell("spin on")
-	b.is("paused") // a bot that polls, and computes, is ignored
-	b.lease(take)
-	b.holds("leases_only with a lease", "lease_held/default")
-	b.lease(release)
-	b.is("paused")
+// sleeper is small with the command sleep.
+func sleeper(t *testing.T) string {
+	t.Helper()
+	busybox, err := exec.LookPath("busybox")
+	daemontest.Need(t, err, "busybox-static")
+	dir := small(t)
+	b, err := os.ReadFile(busybox)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "bin", "sleep"), b, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }

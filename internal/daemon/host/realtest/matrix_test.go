@@ -1,15 +1,18 @@
 package realtest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"lull/internal/daemon/host/daemontest"
+	"lull/internal/daemon/host/hosttest"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -22,7 +25,8 @@ const (
 
 // row is one line of the interaction matrix of seeds/004, section 6.
 type row struct {
-	name   string
+	name   string // of the instance
+	of     string // the name of the row there; empty for a further rule
 	args   []string
 	policy string
 	serves bool // has an exposed port
@@ -38,21 +42,30 @@ type row struct {
 func TestMatrix(t *testing.T) {
 	peer := pollServer(t)
 	rows := []row{
-		{name: "http-active", serves: true, asked: true, by: "connection_open"},
-		{name: "http-none", serves: true, sleeps: true},
-		{name: "polling", args: []string{"poll", peer, "50ms"}, by: "tcp"},
-		{name: "build", args: []string{"burn", "2", "2m"}, by: "cpu"},
-		{name: "sleeper", args: nil, sleeps: true},
-		{name: "build-leased", args: []string{"burn", "2", "2m"}, policy: instance.PolicyLeasesOnly, lease: true, by: "lease_held"},
-		{name: "bot", args: []string{"poll", peer, "50ms"}, policy: instance.PolicyLeasesOnly, sleeps: true},
-		{name: "bot-leased", args: []string{"poll", peer, "50ms"}, policy: instance.PolicyLeasesOnly, lease: true, by: "lease_held"},
+		{name: "http-active", of: "HTTP server with active requests", serves: true, asked: true, by: "connection_open"},
+		{name: "http-none", of: "HTTP server, no requests", serves: true, sleeps: true},
+		{name: "polling", of: "Telegram bot polling", args: []string{"poll", peer, "50ms"}, by: "tcp"},
+		{name: "build", of: "npm install", args: []string{"burn", "2", "2m"}, by: "cpu"},
+		{name: "sleeper", of: "sleep 300", args: nil, sleeps: true},
+		{name: "build-leased", of: "Build with explicit lease", args: []string{"burn", "2", "2m"}, policy: instance.PolicyLeasesOnly, lease: true, by: "lease_held"},
+		{name: "bot", of: "Bot with leases_only policy, polling", args: []string{"poll", peer, "50ms"}, policy: instance.PolicyLeasesOnly, sleeps: true},
+		{name: "bot-leased", of: "Bot with leases_only, lease held", args: []string{"poll", peer, "50ms"}, policy: instance.PolicyLeasesOnly, lease: true, by: "lease_held"},
 		{name: "detached", args: []string{"burn", "3", "detach", "2m"}, by: "cpu"},
 		{name: "ticks", args: []string{"tick", "100ms"}, sleeps: true},
+	}
+	var of []string
+	for _, r := range rows {
+		if r.of != "" {
+			of = append(of, r.of)
+		}
+	}
+	if !slices.Equal(of, hosttest.Scenarios) {
+		t.Errorf("the rows are %q, want %q", of, hosttest.Scenarios)
 	}
 	d := host(t, "--probe", "1s", "--pause-after", soon.String())
 	t.Run("rows", func(t *testing.T) {
 		for _, r := range rows {
-			t.Run(r.name, func(t *testing.T) { t.Parallel(); r.prove(t, d) })
+			t.Run(cmp.Or(r.of, r.name), func(t *testing.T) { t.Parallel(); r.prove(t, d) })
 		}
 	})
 }
