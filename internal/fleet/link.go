@@ -17,7 +17,7 @@ import (
 
 // Answers to a warning, as the links in it name them.
 const (
-	AnswerExtend   = "extend"    // an hour more
+	AnswerExtend   = "extend"    // an hour more: of protection or, of a ttl_deadline, of life
 	AnswerStop     = "stop"      // stop now
 	AnswerNotToday = "not-today" // kept running until midnight in NOTIFY_TIME_ZONE, as an exception that keeps does without an end
 )
@@ -98,7 +98,8 @@ func (f *Fleet) ReadAnswer(now time.Time, token string) (Answer, error) {
 
 // Holds tells whether the warning that a answers is still out for w.
 func (a Answer) Holds(w *Worker) bool {
-	return w.WarningSentAt != nil && w.WarningSentAt.Sub(a.WarnedAt).Abs() < time.Millisecond && w.Status == power.WorkerRunning && w.Intent == nil
+	return w.WarningSentAt != nil && w.WarningSentAt.Sub(a.WarnedAt).Abs() < time.Millisecond && w.Intent == nil &&
+		(w.Status == power.WorkerRunning || w.Status == power.WorkerStopped && w.WarningFor == ReasonTTL)
 }
 
 // Until is how long a protects the worker; zero if it stops it.
@@ -138,10 +139,23 @@ func (f *Fleet) AnswerWarning(ctx context.Context, a Answer) (Worker, error) {
 			return &Refused{Command: "answer the warning of", Name: w.Name, Reason: "answered",
 				Detail: "the warning is no longer out: it was answered, or the worker was used or stopped meanwhile"}
 		}
-		if a.Verb == AnswerStop {
+		switch {
+		case a.Verb == AnswerExtend && w.WarningFor == ReasonTTL:
+			w.extendLife(tx, a.Until(tx.Now, tx.Settings.Zone()))
+			return nil
+		case a.Verb == AnswerStop:
 			return w.intendStop(tx, Pause{Reason: ReasonManual, Detail: "by a link in the warning"})
 		}
 		w.snooze(tx, a.Until(tx.Now, tx.Settings.Zone()))
 		return nil
 	})
+}
+
+// extendLife moves the ttl_deadline, whose warning it ends. The record then
+// holds, where the deadline was that of a tag.
+func (w *Worker) extendLife(tx *Tx, until time.Time) {
+	t := until.UTC().Round(0)
+	w.TTLDeadline, w.TTLFromTag = &t, false
+	w.WarningSentAt, w.WarningFor = nil, ""
+	tx.Note(Entry{Action: "ttl_extended", Detail: "until " + t.Format(time.RFC3339)})
 }

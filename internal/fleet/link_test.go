@@ -120,6 +120,58 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// TestExtendLife: the answer to the warning of a ttl_deadline moves that, of a
+// stopped worker too, and no other answer is offered that would change nothing.
+func TestExtendLife(t *testing.T) {
+	for _, status := range []power.Worker{power.WorkerRunning, power.WorkerStopped} {
+		t.Run(string(status), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := linked(t)
+				id, _ := warned(t, f)
+				time.Sleep(time.Second)
+				end := time.Now().Add(5 * time.Minute).UTC().Round(0)
+				if status == power.WorkerStopped {
+					for _, to := range []power.Worker{power.WorkerStopping, power.WorkerStopped} {
+						if _, err := f.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+							w.Status, w.DesiredStatus = to, power.WorkerStopped
+							return nil
+						}); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				w, err := f.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+					w.TTLDeadline, w.TTLFromTag, w.Intent = &end, true, nil
+					w.WarnOfTTL(tx, end, "it is stopped")
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				page, err := f.NewestAudit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning", Limit: 1})
+				if err != nil {
+					t.Fatal(err)
+				}
+				x := page.Entries[0].Warning
+				links := f.Links(id, "ops", *w.WarningSentAt, x)
+				if want := map[power.Worker]int{power.WorkerRunning: 2, power.WorkerStopped: 1}[status]; len(links) != want || links[fleet.AnswerNotToday] != "" {
+					t.Fatalf("the links are %v", links)
+				}
+				time.Sleep(time.Minute)
+				if w, err = f.AnswerWarning(t.Context(), read(t, f, links[fleet.AnswerExtend])); err != nil {
+					t.Fatal(err)
+				}
+				if !w.TTLDeadline.Equal(end.Add(time.Hour)) || w.TTLFromTag || w.WarningSentAt != nil || w.SnoozedUntil != nil {
+					t.Errorf("it did %+v", w)
+				}
+				if _, err := f.AnswerWarning(t.Context(), read(t, f, links[fleet.AnswerExtend])); !isRefused(err) {
+					t.Errorf("it is extended twice: %v", err)
+				}
+			})
+		})
+	}
+}
+
 func read(t *testing.T, f *fleet.Fleet, link string) fleet.Answer {
 	t.Helper()
 	a, err := f.ReadAnswer(time.Now(), strings.TrimPrefix(link, "https://lull.example/answer/"))

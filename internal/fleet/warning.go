@@ -22,6 +22,9 @@ type Warning struct {
 	// what was in use when the warning went out.
 	Forced bool   `json:"forced,omitempty"`
 	Use    string `json:"use,omitempty"`
+	// Stopped tells that it is stopped already, and that the end of its life
+	// comes.
+	Stopped bool `json:"stopped,omitempty"`
 }
 
 // warns is the warning that an outcome is about, whose pause has a time since
@@ -46,7 +49,7 @@ func (o *Outcome) warns(use string) *Warning {
 func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 	now := tx.Now
 	w.WarningSentAt, w.WarningFor = &now, ReasonTTL
-	x := &Warning{PauseAt: at.UTC(), Action: cmp.Or(w.TTLAction, ActionStop), Reason: ReasonTTL, Forced: true, Use: use,
+	x := &Warning{PauseAt: at.UTC(), Action: cmp.Or(w.TTLAction, ActionStop), Reason: ReasonTTL, Forced: true, Use: use, Stopped: w.Status == power.WorkerStopped,
 		Cause: "ttl_deadline " + w.TTLDeadline.UTC().Format(time.RFC3339)}
 	if w.Status == power.WorkerRunning {
 		w.notice(tx, x)
@@ -73,11 +76,14 @@ func (n *Notice) Of(w *Worker) bool {
 	return w.WarningSentAt != nil && w.WarningSentAt.Equal(n.WarnedAt)
 }
 
-// Answers are those that a link in the warning may give: no snooze holds back
-// a ttl_deadline.
+// Answers are those that a link in the warning may give. No snooze holds back a
+// ttl_deadline: to extend moves it, and what is stopped can only be extended.
 func (x *Warning) Answers() []string {
-	if x.Reason == ReasonTTL {
-		return []string{AnswerStop}
+	switch {
+	case x.Reason == ReasonTTL && x.Stopped:
+		return []string{AnswerExtend}
+	case x.Reason == ReasonTTL:
+		return []string{AnswerExtend, AnswerStop}
 	}
 	return Answers()
 }

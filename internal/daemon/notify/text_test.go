@@ -21,7 +21,7 @@ func TestWarningText(t *testing.T) {
 	}{
 		"idle": {fleet.Warning{PauseAt: at, Action: "stop", Reason: fleet.ReasonIdleTimeout}, "r1 will be paused at 16:54 UTC, since nobody uses it.", 3},
 		"ttl": {fleet.Warning{PauseAt: at, Action: "terminate", Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Active: cml."},
-			"r1 will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, used or not: Active: cml.", 1},
+			"r1 will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, used or not: Active: cml.", 2},
 		"forced": {fleet.Warning{PauseAt: at, Action: "stop", Reason: fleet.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml."},
 			"r1 will be paused at 16:54 UTC by its schedule office, used or not: Active: cml.", 3},
 	} {

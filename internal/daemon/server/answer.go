@@ -94,12 +94,15 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 	if _, gone := errors.AsType[*fleet.NotFound](err); gone {
 		return over("The worker is no longer here.")
 	}
-	zone, q := s.fleet.Settings().Zone(), question[a.Verb]
+	zone, q, life := s.fleet.Settings().Zone(), question[a.Verb], w.WarningFor == fleet.ReasonTTL
 	switch {
 	case err != nil:
 	case !a.Holds(&w):
 		return over("The warning about " + w.Name + " is over: it was answered, or the worker was used or stopped meanwhile. It is " + string(w.Status) + " now.")
 	case !act:
+		if life && a.Verb == fleet.AnswerExtend {
+			q.ask = "Move its ttl_deadline by an hour?"
+		}
 		says := s.warned(ctx, &w, a) + "."
 		if h := s.fleet.Halted(); h.On {
 			says = "Its users were warned, but " + w.Name + " is not stopped for that now: " + h.Sentence()
@@ -114,9 +117,12 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 	if err != nil {
 		return http.StatusServiceUnavailable, shownAnswer{Title: "Not done", Lines: []string{"The server cannot do that at the moment. Try again."}, Button: q.button}
 	}
-	line := q.done
-	if w.SnoozedUntil != nil && a.Verb != fleet.AnswerStop {
-		line += " " + w.SnoozedUntil.In(zone).Format("15:04 MST on Monday, 2 January") + "."
+	line, until := q.done, w.SnoozedUntil
+	if life && a.Verb == fleet.AnswerExtend {
+		line, until = "Its ttl_deadline is now", w.TTLDeadline
+	}
+	if until != nil && a.Verb != fleet.AnswerStop {
+		line += " " + until.In(zone).Format("15:04 MST on Monday, 2 January") + "."
 	}
 	return http.StatusOK, shownAnswer{Title: w.Name, Lines: []string{line}}
 }
