@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"net/http/httptest"
+	"net/url"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -297,9 +299,19 @@ func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
 		}
 	})
 	p.keep(t, r)
-	if err := r.Serve(t.Context(), append(args, "--log-level", "error")...); err != nil {
+	settings := r.File("server.yaml")
+	if err := os.WriteFile(settings, []byte("idle_detection_interval: 10\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if err := r.Serve(t.Context(), append(args, "--config", settings, "--log-level", "error")...); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 5*patience, func() error { // as if it had gone on all the time
+		if o := overview(t, r.Client, url.Values{"standing": {"unknown"}}); o.Matched > 0 {
+			return fmt.Errorf("%d workers are not looked at yet", o.Matched)
+		}
+		return nil
+	})
 	return r
 }
 

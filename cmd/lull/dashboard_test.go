@@ -787,8 +787,11 @@ func (w *window) halt(r *watched) {
 	w.visit(r.url + "/")
 	w.press("Halt")
 	w.sees("Stop all automatic actions")
+	w.enter("#halt-reason", "the network is moved")
+	js[bool](w, `(() => { const e = document.querySelector('#halt-hours'); e.value = '4'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
+	w.accessible("the question before a halt")
 	w.press("Halt everything")
-	w.sees(`Halted\. All`)
+	w.sees(`Halted\. All.*: the network is moved\. It ends by itself in [34] hours`)
 	for _, path := range []string{"/", "/audit", "/settings", "/workers/" + r.ids["campus-1"]} {
 		w.visit(r.url + path)
 		w.sees(`Halted\. All automatic actions are stopped\s+by first-admin`)

@@ -90,14 +90,31 @@ function HaltBanner(p: { halt: Halt | undefined; operator: boolean; reload: () =
 
 function HaltControl(p: { halt: Halt | undefined; operator: boolean; reload: () => void }) {
   const [open, setOpen] = useState(false)
+  const [reason, setReason] = useState('')
+  const [hours, setHours] = useState('')
   if (!p.halt || p.halt.on || !p.operator) return null
-  const stop = () => attempt('Halted: nothing is paused or resumed by itself.', async () => { await ask('POST', '/halt', { on: true }); p.reload(); setOpen(false) }).then(() => {})
+  const stop = () => attempt('Halted: nothing is paused or resumed by itself.', async () => {
+    const until = hours ? new Date(Date.now() + Number(hours) * 3_600_000).toISOString() : undefined
+    await ask('POST', '/halt', { on: true, reason: reason.trim() || undefined, until })
+    p.reload()
+    setOpen(false)
+  }).then(() => {})
   return (
     <div class="haltbox">
       <button type="button" class="danger quiet" onClick={() => setOpen(true)}>Halt</button>
       {open && (
         <Dialog title="Stop all automatic actions?" onClose={() => setOpen(false)}>
           <p>Within 5 seconds lull pauses, resumes and drains nothing by itself, on all servers, until the halt is ended. What people ask for still happens. It survives restarts.</p>
+          <div class="stack">
+            <label for="halt-reason">Why, for those who see it</label><input id="halt-reason" value={reason} maxLength={256} onInput={(e) => setReason(e.currentTarget.value)} />
+            <label for="halt-hours">It ends</label>
+            <select id="halt-hours" value={hours} onChange={(e) => setHours(e.currentTarget.value)}>
+              <option value="">when somebody ends it</option>
+              <option value="1">by itself in 1 hour</option>
+              <option value="4">by itself in 4 hours</option>
+              <option value="24">by itself in a day</option>
+            </select>
+          </div>
           <div class="actions">
             <button type="button" onClick={() => setOpen(false)}>Cancel</button>
             <Button kind="danger" onClick={stop}>Halt everything</Button>

@@ -22,6 +22,16 @@ func (h *Host) ByImage(runtime, image string) (id string, ok bool) {
 	return "", false
 }
 
+// ImagesOf lists what the instances of a runtime were made from.
+func (h *Host) ImagesOf(runtime string) (images []string) {
+	for _, i := range h.all() {
+		if i.spec.Runtime == runtime {
+			images = append(images, i.spec.Image)
+		}
+	}
+	return images
+}
+
 // StartedOutside takes over an instance that is recorded as stopped and that
 // somebody else has started.
 func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"html/template"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -27,14 +28,21 @@ var question = map[string]struct{ ask, button, done string }{
 var answerPage = template.Must(template.New("answer").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><meta name="robots" content="noindex"><title>lull: {{.Title}}</title>
 <style>
-:root{color-scheme:light dark;font:18px/1.5 system-ui,sans-serif}main{max-width:34rem;margin:3rem auto;padding:0 1rem}
-button{font:inherit;padding:.6rem 1.2rem;border-radius:.4rem;border:1px solid;cursor:pointer}
+:root{color-scheme:light dark;font:17px/1.5 system-ui,sans-serif;background:light-dark(#f6f6f3,#11151a);color:light-dark(#1b2025,#e9ecef)}
+main{max-width:32rem;margin:12vh auto 3rem;padding:0 1rem}
+section{background:light-dark(#fff,#191e25);border:1px solid light-dark(#e2e2dc,#2c343f);border-radius:12px;padding:1.4rem 1.6rem}
+.brand{display:flex;gap:.6rem;align-items:center;font-size:1.2rem;font-weight:640;margin:0 0 .8rem .2rem}
+h1{font-size:1.5rem;line-height:1.2;margin:0 0 .6rem}p{margin:0 0 .8rem}
+button{font:inherit;font-weight:560;padding:.6rem 1.4rem;border-radius:8px;border:0;cursor:pointer;background:light-dark(#0f6b66,#63d2c7);color:light-dark(#fff,#0d1f1d)}
+button:focus-visible{outline:2px solid light-dark(#0f6b66,#63d2c7);outline-offset:2px}
 </style>
 <main>
+<p class="brand"><svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><rect width="32" height="32" rx="9" fill="#0f6b66"/><path d="M21.5 19.5A8 8 0 0 1 12.5 8.6a8.2 8.2 0 1 0 10.9 10.5 8 8 0 0 1-1.9.4z" fill="#fff"/></svg>lull</p>
+<section>
 <h1>{{.Title}}</h1>
 {{range .Lines}}<p>{{.}}</p>
 {{end}}{{if .Button}}<form method="post"><button type="submit">{{.Button}}</button></form>
-{{end}}</main></html>
+{{end}}</section></main></html>
 `))
 
 type shownAnswer struct {
@@ -98,7 +106,7 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 	switch {
 	case err != nil:
 	case !a.Holds(&w):
-		return over("The warning about " + w.Name + " is over: it was answered, or the worker was used or stopped meanwhile. It is " + string(w.Status) + " now.")
+		return over("The warning about " + w.Name + " is over: it was answered, or the worker was used or stopped meanwhile. It is " + strings.ToLower(string(w.Status)) + " now.")
 	case !act:
 		if life && a.Verb == fleet.AnswerExtend {
 			q.ask = "Move its ttl_deadline by an hour?"

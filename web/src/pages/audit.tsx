@@ -153,7 +153,7 @@ function Row(p: { e: Entry }) {
     <tr data-entry={e.id}>
       <td class="nowrap"><Time at={e.at} /><div class="muted small">{exact(e.at)}</div></td>
       <td><strong>{action(e.action)}</strong></td>
-      <td class="nowrap">{e.worker_id ? <a href={`/workers/${encodeURIComponent(e.worker_id)}`}>{e.worker_name || e.worker_id}</a> : <span class="muted">–</span>}</td>
+      <td class="nowrap">{e.worker_id ? <a href={`/workers/${encodeURIComponent(e.worker_id)}`}>{e.worker_name || e.worker_id}</a> : <span class="muted none">–</span>}</td>
       <td class="nowrap">{e.by.kind === 'person' ? e.by.name : <>{kinds[e.by.kind] ?? words(e.by.kind)}<div class="muted small">{e.by.name}</div></>}</td>
       <td class="muted">{[moved, words(e.reason), local(e.detail ?? '', Date.now())].filter(Boolean).join('; ')}</td>
     </tr>

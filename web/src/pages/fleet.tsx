@@ -4,7 +4,7 @@ import type { PageProps } from '../app'
 import { hours, saved, Savings, unknownMoney, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
-import { clock, minutes, span, useNow } from '../time'
+import { clock, local, minutes, span, useNow } from '../time'
 import { Badge, Card, Empty, Fault, Loading, standings, Time } from '../ui'
 
 const order: Standing[] = ['active', 'idle', 'pausing_soon', 'blocked', 'unknown', 'paused', 'starting', 'failed']
@@ -107,7 +107,7 @@ function Attention(p: { o: Overview; onAll: () => void }) {
           <li key={r.id}>
             <Badge standing={r.standing} />
             <a href={`/workers/${encodeURIComponent(r.id)}`}>{r.name}</a>
-            <span class="sentence">{r.sentence}</span>
+            <span class="sentence">{local(r.sentence, Date.now())}</span>
           </li>
         ))}
       </ul>
@@ -218,7 +218,7 @@ function Row(p: { index: number; row: WorkerRow | undefined }) {
         <span role="cell"><Badge standing={r.standing} /></span>
         <span role="cell"><Time at={r.last_activity_at} none="not seen" /></span>
         <span role="cell"><Countdown row={r} /></span>
-        <span role="cell" class="why" title={r.sentence}>{r.sentence}</span>
+        <span role="cell" class="why" title={local(r.sentence, Date.now())}>{local(r.sentence, Date.now())}</span>
       </> : <span role="cell" class="muted">…</span>}
     </div>
   )

@@ -5,7 +5,7 @@ import { AgentWhy, Block, Entry, List, Machine, Reading } from '../api'
 import type { PageProps } from '../app'
 import { useResource } from '../resource'
 import { go } from '../router'
-import { minutes } from '../time'
+import { local, minutes } from '../time'
 import { Card, Empty, Fault, Loading, Time, words } from '../ui'
 import { Answer, Grounds, moment, pathAt, Then } from './account'
 import { LookBack, TimelineCard } from './timeline'
@@ -89,7 +89,7 @@ function All() {
             {(r.alarms ?? []).map((a) => <p key={a.code} class="fault">{a.sentence}</p>)}
             {r.action && <p>{words(r.action.action)}: {words(r.action.phase)} <span class="muted">({words(r.action.reason)})</span></p>}
             <Readings list={r.readings ?? []} name={m.name} />
-            {(r.holds ?? []).length > 0 && <ul class="blocks">{r.holds!.map((b, i) => <li key={i}>{b.sentence} <code class="code">{b.code}</code></li>)}</ul>}
+            {(r.holds ?? []).length > 0 && <ul class="blocks">{r.holds!.map((b, i) => <li key={i}>{local(b.sentence, Date.now())} <code class="code">{b.code}</code></li>)}</ul>}
           </Card>
         )
       })}

@@ -148,7 +148,7 @@ function Chart(p: { t: Timeline; days: number; picked: number | null; onPick: (a
           </svg>
         )}
       </div>
-      <div class="readout">{cursor !== null && cursor >= from ? <Readout t={t} bands={bands} at={cursor} /> : <span class="muted">Point at a time, or move with the arrow keys. A click or Enter tells why it was so then.</span>}</div>
+      <div class="readout">{cursor !== null && cursor >= from ? <Readout t={t} bands={bands} at={cursor} /> : <span class="muted">Point at a time or touch it, or move with the arrow keys. A click or Enter tells why it was so then.</span>}</div>
       <Tables t={t} bands={bands} />
     </>
   )

@@ -34,6 +34,7 @@ const (
 type Host interface {
 	// ByImage finds the instance that took over a container.
 	ByImage(runtime, image string) (id string, ok bool)
+	ImagesOf(runtime string) []string // of all instances
 	Create(ctx context.Context, s instance.Spec) (id string, err error)
 	// StartedOutside takes over what runs already.
 	StartedOutside(ctx context.Context, id, why string) error
@@ -240,6 +241,12 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 	f.r.mu.Lock()
 	f.r.joined = joined
 	f.r.mu.Unlock()
+	// Those that went while nobody looked come first: another may have the name.
+	for _, c := range f.h.ImagesOf("docker") {
+		if _, there := modes[c]; !there && validID(c) {
+			f.want(c)
+		}
+	}
 	for _, c := range ids {
 		f.want(c)
 	}

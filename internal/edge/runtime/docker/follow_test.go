@@ -110,6 +110,8 @@ func (l *ledger) ByImage(_, image string) (string, bool) {
 	return image, l.has[image]
 }
 
+func (l *ledger) ImagesOf(string) []string { return l.list() }
+
 func (l *ledger) Create(_ context.Context, s instance.Spec) (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -170,5 +171,45 @@ func TestFullDisk(t *testing.T) {
 	}
 	c = dial(t, w)
 	defer c.Close()
+	talk(t, c, "after")
+}
+
+// TestWakeWithoutMemory: a saved guest for whose QEMU this machine has no memory
+// stays on disk, with that reason, and is there when there is some.
+func TestWakeWithoutMemory(t *testing.T) {
+	b := newBench(t, nil)
+	w := b.start("short", "guest", "serve", ":80")
+	listening(t, w, "80")
+	c := dial(t, w)
+	defer c.Close()
+	talk(t, c, "before")
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "qemu") // where QEMU's own user may look
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	short := filepath.Join(dir, "qemu")
+	script := fmt.Sprintf("#!/bin/sh\nulimit -v %d\nexec %s \"$@\"\n", 200<<10, b.qemu) // KiB; it needs twice as much
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(short, []byte(script), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	enough := b.qemu
+	b.qemu = short
+	err = w.Thaw()
+	var unusable *instance.SnapshotError
+	if err == nil || errors.As(err, &unusable) || shortage(err.Error()) != syscall.ENOMEM.Error() || !w.Hibernated() {
+		t.Fatalf("without memory: %v, hibernated %t", err, w.Hibernated())
+	}
+	t.Log(err)
+	b.qemu = enough
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
 	talk(t, c, "after")
 }
