@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lull/internal/fleet"
+	"lull/internal/idle"
 	"lull/internal/link/control"
 )
 
@@ -139,15 +140,38 @@ func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
 			fmt.Fprintln(w, "The readings are unknown: nobody who observes it can be asked; this is from its record.")
 		}
 		accountText(w, y.Account)
-		if at.IsZero() {
-			fmt.Fprintf(w, "\npolicy %s (%s)\n", y.Policy.Name, y.Policy.From["idle_timeout"])
-			rulesText(w, y.Policy)
+		switch now, then := y.Policy, y.PolicyThen; {
+		case now != nil:
+			fmt.Fprintf(w, "\npolicy %s (%s)\n", now.Name, now.From["idle_timeout"])
+			rulesText(w, *now)
+		case then != nil:
+			fmt.Fprintf(w, "\npolicy then: %s\n", policyThen(then))
+		default:
+			fmt.Fprintln(w, "\npolicy then: not known, no check is recorded at that time")
 		}
 		if len(y.Last) > 0 {
 			fmt.Fprintln(w)
 			entryTable(w, y.Last)
 		}
 	})
+}
+
+// policyThen is what a recorded check judged by.
+func policyThen(p *idle.Policy) string {
+	text := fmt.Sprintf("%s, idle after %s", dash(p.Name), span(time.Duration(p.Timeout)))
+	if p.Action != "" {
+		text += ", then " + p.Action
+	}
+	if p.WarnBefore > 0 {
+		text += fmt.Sprintf("; warned %s before", span(time.Duration(p.WarnBefore)))
+	}
+	if p.Snooze > 0 {
+		text += fmt.Sprintf("; protected %s after a resume", span(time.Duration(p.Snooze)))
+	}
+	if !p.Detection || !p.AutoPause {
+		text += "; pausing was switched off"
+	}
+	return text
 }
 
 func entryTable(w io.Writer, l []fleet.Entry) {

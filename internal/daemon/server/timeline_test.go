@@ -195,9 +195,19 @@ func TestWhyThen(t *testing.T) {
 	ask := func(at time.Time) control.Why {
 		return get[control.Why](t, api, token, "/api/v1/workers/"+w.ID+"/why?"+url.Values{"at": {at.Format(time.RFC3339)}}.Encode())
 	}
+	b := &bench{t: t, url: api}
+	if res, data := b.ask("POST", "/api/v1/policies/conservative/apply", token, []byte(`{"tags":{"team":"net"}}`)); res.StatusCode != http.StatusOK {
+		t.Fatalf("%d %s", res.StatusCode, data)
+	}
+	if now := get[control.Why](t, api, token, "/api/v1/workers/"+w.ID+"/why"); now.Policy == nil || now.Policy.Name != "conservative" || now.PolicyThen != nil {
+		t.Errorf("now it is judged by %+v, then by %+v", now.Policy, now.PolicyThen)
+	}
 	y := ask(begun.Add(12*time.Hour + 17*time.Minute))
 	if y.Verdict == nil || !y.Verdict.Has(idle.LeaseHeld) || len(y.Leases) != 1 || y.Leases[0].Holder != "ci" || y.Checked == nil {
 		t.Errorf("with a lease: %+v", y.Account)
+	}
+	if y.Policy != nil || y.PolicyThen == nil || y.PolicyThen.Name != "global" {
+		t.Errorf("it was judged by %+v, and now by %+v", y.PolicyThen, y.Policy)
 	}
 	if len(y.Signals) != 1 || y.Signals[0].Value == nil || y.Signals[0].Age == nil || y.Signals[0].Threshold != 5 || y.Signals[0].Unit != "%" {
 		t.Errorf("signals: %+v", y.Signals)
@@ -208,13 +218,12 @@ func TestWhyThen(t *testing.T) {
 	if y = ask(begun.Add(10*time.Hour + 31*time.Minute)); y.Verdict == nil || !y.Verdict.Has(idle.SignalUnknown) || y.Signals[0].Value != nil {
 		t.Errorf("with an unknown signal: %+v", y.Account)
 	}
-	if y = ask(begun.Add(14*time.Hour + 30*time.Minute)); y.Verdict != nil || y.Checked == nil || y.Readings != "unknown" || y.IdleStatus.Eligible {
-		t.Errorf("in a gap: %+v", y.Account)
+	if y = ask(begun.Add(14*time.Hour + 30*time.Minute)); y.Verdict != nil || y.Checked == nil || y.Readings != "unknown" || y.IdleStatus.Eligible || y.PolicyThen != nil || y.Policy != nil {
+		t.Errorf("in a gap: %+v", y)
 	}
 	if y = ask(begun.Add(-time.Hour)); y.Verdict != nil || y.Checked != nil {
 		t.Errorf("before everything: %+v", y.Account)
 	}
-	b := &bench{t: t, url: api}
 	res, data := b.ask("GET", "/api/v1/workers/"+w.ID+"/why?at="+time.Now().Add(time.Hour).UTC().Format(time.RFC3339), token, nil)
 	if p := b.problem("in the future", res, data, 422); !strings.Contains(p.Detail, "at") {
 		t.Errorf("in the future: %s", p.Detail)

@@ -71,13 +71,15 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 		y.Resumed = &evidence.Turn{At: *t, By: w.LastResumedBy}
 	}
 	y.Question, y.Answer = explain(&w, st, time.Now())
-	if y.Policy, err = s.workerPolicy(ctx, &w); err != nil {
+	held, err := s.workerPolicy(ctx, &w)
+	if err != nil {
 		return control.Why{}, err
 	}
+	y.Policy = &held
 	if !up(w.Status) {
 		y.Change = []string{}
 		if w.Status == power.WorkerStopped {
-			y.Change = append(y.Change, comesBack(&w, &y.Policy)...)
+			y.Change = append(y.Change, comesBack(&w, y.Policy)...)
 		}
 	}
 	y.Change = append(y.Change, y.Policy.Faults...)
@@ -142,8 +144,10 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 			y.Answer += fmt.Sprintf(" %s stopped it at %s (%s).", by(p.By), clock(p.At), p.Reason)
 		}
 	}
-	y.Policy, err = s.workerPolicy(ctx, &w)
-	return y, err
+	if c.Held(at) {
+		y.PolicyThen = y.Account.Policy
+	}
+	return y, nil
 }
 
 // comesBack says what would start a stopped worker, and what keeps it from

@@ -44,8 +44,11 @@ type Why struct {
 	Halted bool `json:"halted"`
 	// Halt is who stopped them, and since when; absent without a halt.
 	Halt *fleet.Halt `json:"halt,omitempty"`
-	// Policy is what holds for it: policy, schedule, overrides and budgets.
-	Policy WorkerPolicy `json:"policy"`
+	// Policy is what holds for it now: policy, schedule, overrides and budgets;
+	// absent at a past time.
+	Policy *WorkerPolicy `json:"policy,omitempty" doc:"What holds for it now; absent at a past time"`
+	// PolicyThen is what it was judged by at a past time.
+	PolicyThen *idle.Policy `json:"policy_then,omitempty" doc:"At a past time, what it was judged by then; absent where that is not recorded"`
 }
 
 // Timeline is what was known of a worker's signals over a time. Points are
