@@ -35,7 +35,11 @@ func accountText(w io.Writer, a evidence.Account) {
 	}
 	if v := a.Verdict; v != nil {
 		fmt.Fprintln(w)
-		verdictText(w, *v)
+		earliest := *v
+		if x := a.Expiry; x.Before(v.TargetPauseAt) {
+			earliest.TargetPauseAt, earliest.Action = &x.At, x.Action
+		}
+		verdictText(w, earliest)
 	}
 	if len(a.Leases) > 0 {
 		fmt.Fprintln(w)

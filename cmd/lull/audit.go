@@ -53,7 +53,7 @@ func (c *cli) auditCommand() *cobra.Command {
 				return err
 			}
 			if worker != "" {
-				w, err := cl.Worker(cmd.Context(), worker)
+				w, err := cl.Known(cmd.Context(), worker)
 				if err != nil {
 					return err
 				}

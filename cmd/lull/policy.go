@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -129,7 +128,7 @@ func (c *cli) policyWrite(verb string) *cobra.Command {
 	var in control.PolicyBody
 	var action, schedule, description string
 	var shadow, force, enabled bool
-	var thresholds []string
+	var limits map[string]string
 	short := map[string]string{"create": "Make a policy", "edit": "Change what is named by flags of a policy, and leave the rest"}[verb]
 	cmd := &cobra.Command{Use: verb + " NAME", Short: short, Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("policies"),
 		Example: "  lull policy " + verb + " nights --idle-timeout 20m --action hibernate --schedule office",
@@ -164,16 +163,15 @@ func (c *cli) policyWrite(verb string) *cobra.Command {
 			set("force", func() { body.Force = &force })
 			set("enabled", func() { body.Enabled = &enabled })
 			set("description", func() { body.Description = description })
-			for _, kv := range thresholds {
-				k, v, _ := cut(kv, "=")
-				n, err := strconv.ParseFloat(v, 64)
-				if err != nil {
-					return &usageError{fmt.Errorf("cannot read threshold %q: want one such as cpu=10", kv)}
-				}
+			given, err := thresholds(limits)
+			if err != nil {
+				return &usageError{err}
+			}
+			for k, v := range given {
 				if body.Thresholds == nil {
 					body.Thresholds = map[string]float64{}
 				}
-				body.Thresholds[k] = n
+				body.Thresholds[k] = v
 			}
 			out, err := putRule[policy.Named](cmd, cl, "/policies/", a[0], body, verb == "create")
 			if err != nil {
@@ -190,7 +188,7 @@ func (c *cli) policyWrite(verb string) *cobra.Command {
 	f.StringVar(&schedule, "schedule", "", "a schedule that they run by; empty for none")
 	f.StringSliceVar(&in.ActivitySources, "source", nil, "what tells of activity: cml, agent, cloudwatch")
 	f.StringSliceVar(&in.Signals, "signal", nil, "which of the agent's signals count: cpu, network, disk, gpu, terminals, users, recent")
-	f.StringSliceVar(&thresholds, "threshold", nil, "from where a signal counts, such as cpu=10 (per cent) or network=20000 (bytes a minute)")
+	f.StringToStringVar(&limits, "threshold", nil, "from where a signal counts, such as "+thresholdForms)
 	f.StringSliceVar(&in.AcceptedRisks, "accept", nil, "what may not keep them from being stopped: instance_store, no_elastic_ip, asg_member, spot, stop_protected")
 	f.BoolVar(&shadow, "shadow", false, "decide and record everything, and do nothing")
 	f.BoolVar(&force, "force", false, "let the schedule pause what is in use, after the warning")

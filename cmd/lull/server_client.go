@@ -126,7 +126,7 @@ func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
 	if err != nil {
 		return err
 	}
-	w, err := cl.Worker(cmd.Context(), a[0])
+	w, err := cl.Known(cmd.Context(), a[0])
 	if err != nil {
 		return err
 	}

@@ -70,6 +70,11 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 			if in.Of = "workers"; ofAgents || changed.Thresholds != nil || signals != nil || in.Machines != nil {
 				in.Of = "agents"
 			}
+			for name := range changed.Thresholds {
+				if flows(name) {
+					changed.Thresholds[name] /= 1000 // agents record KB/min
+				}
+			}
 			changed.Signals = signals
 			if changed.ActivitySources = sources; cmd.Flags().Changed("schedule") {
 				changed.Schedule = &hours
@@ -106,7 +111,7 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 	f.StringSliceVar(&sources, "sources", nil, "only these signals count: cml, agent, cloudwatch")
 	f.StringVar(&hours, "schedule", "", "following this schedule as if it always had, and not the policy's; empty is none")
 	f.BoolVar(&ofAgents, "agents", false, "replay machines as their agents saw themselves; implied by the next three")
-	f.StringToStringVar(&limits, "threshold", nil, "of agents: a signal counts from this value, such as cpu=20, in percent or KB/min")
+	f.StringToStringVar(&limits, "threshold", nil, "of agents: a signal counts from this value, such as "+thresholdForms)
 	f.StringSliceVar(&signals, "signals", nil, "of agents: only these signals count, such as cpu,gpu,users")
 	f.StringSliceVar(&in.Machines, "machine", nil, "of agents: only these machines")
 	f.StringVar(&in.Region, "region", "", "workers of this AWS region only")
@@ -115,21 +120,39 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 	return cmd
 }
 
-// thresholds reads values of signals.
+// thresholdForms is how values of signals are given, for help texts: the same
+// for a policy as for the trial of one.
+const thresholdForms = "cpu=20 (percent) or network=20KB (a minute; a bare number of network and disk is bytes a minute)"
+
+// thresholds reads values of signals as policies have them: percent, and bytes a
+// minute.
 func thresholds(given map[string]string) (map[string]float64, error) {
 	if len(given) == 0 {
 		return nil, nil
 	}
 	out := map[string]float64{}
 	for name, text := range given {
-		v, err := strconv.ParseFloat(text, 64)
-		if err != nil || !(v > 0) || math.IsInf(v, 0) {
-			return nil, fmt.Errorf("cannot use --threshold %s=%s: want a number above 0", name, text)
+		number, factor := text, 1.0
+		if flows(name) {
+			number = strings.ToLower(strings.TrimSuffix(text, "/min"))
+			for unit, f := range map[string]float64{"kb": 1e3, "mb": 1e6, "gb": 1e9} {
+				if rest, ok := strings.CutSuffix(number, unit); ok {
+					number, factor = rest, f
+					break
+				}
+			}
+		}
+		v, err := strconv.ParseFloat(number, 64)
+		if v *= factor; err != nil || !(v > 0) || math.IsInf(v, 0) {
+			return nil, fmt.Errorf("cannot use --threshold %s=%s: want a value above 0, such as %s", name, text, thresholdForms)
 		}
 		out[name] = v
 	}
 	return out, nil
 }
+
+// flows tells whether a signal is one of bytes a minute.
+func flows(signal string) bool { return signal == "network" || signal == "disk" }
 
 func simulationText(w io.Writer, r control.Simulation) {
 	fmt.Fprintf(w, "%s to %s, as it was recorded\n\n", clockTime(r.From), clockTime(r.To))

@@ -18,7 +18,7 @@ func (c *cli) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "worker", Aliases: []string{"workers"}, Short: "Cloud workers: create, watch, pause, resume, end", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerDiscovered(), c.workerLs(), c.workerGet(), c.workerWhyCommand(), c.workerActivity(), c.workerIdleStatus(),
-		c.workerSnooze(), c.workerArm(), c.workerLicense(), c.workerDetect())
+		c.workerSnooze(), c.workerTTL(), c.workerArm(), c.workerLicense(), c.workerDetect())
 	for _, v := range []struct {
 		name, short, long string
 		to                power.Worker

@@ -153,6 +153,54 @@ func (c *cli) workerSnooze() *cobra.Command {
 	return cmd
 }
 
+func (c *cli) workerTTL() *cobra.Command {
+	var until, action string
+	var dur time.Duration
+	var off bool
+	cmd := &cobra.Command{Use: "ttl WORKER", Short: "Set when a worker's time ends, used or not, or that it does not", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Set a worker's ttl_deadline: it is stopped or terminated then, after a warning,
+whether it is used or not. No snooze and no override holds that back; a later
+deadline does.`,
+		Example: "  lull worker ttl cml-1 --for 8h\n  lull worker ttl cml-1 --until 2026-12-24 --action terminate\n  lull worker ttl cml-1 --off",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			in := fleet.Profile{TTLDeadline: &time.Time{}}
+			if !off {
+				t, err := moment(time.Now(), until, dur)
+				if err != nil {
+					return &usageError{err}
+				}
+				in.TTLDeadline = &t
+			}
+			if cmd.Flags().Changed("action") {
+				in.TTLAction = &action
+			}
+			cl, err := c.control()
+			if err != nil {
+				return err
+			}
+			w, err := cl.Worker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			id := w.ID
+			w = fleet.Worker{} // what the answer leaves out is not there
+			if _, err := cl.Call(cmd.Context(), "PATCH", control.WorkerPath(id), in, &w); err != nil {
+				return err
+			}
+			return c.print(w, func(out io.Writer) {
+				if w.TTLDeadline == nil {
+					fmt.Fprintf(out, "the time of %s does not end\n", w.Name)
+					return
+				}
+				fmt.Fprintf(out, "the time of %s ends at %s: %s\n", w.Name, moment0(w.TTLDeadline), cmp.Or(w.TTLAction, fleet.ActionStop))
+			})
+		}}
+	bindEnd(cmd.Flags(), &until, &dur)
+	cmd.Flags().StringVar(&action, "action", "", "stop or terminate; it is stop unless it was set before")
+	cmd.Flags().BoolVar(&off, "off", false, "take the deadline away")
+	return cmd
+}
+
 func (c *cli) workerArm() *cobra.Command {
 	var sel control.Selector
 	var tags []string

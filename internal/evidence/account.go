@@ -19,6 +19,8 @@ type Account struct {
 	Question string    `json:"question"`
 	Answer   string    `json:"answer"`
 
+	// Expiry is the end of its time; absent if it has none.
+	Expiry  *Expiry       `json:"expiry,omitempty" doc:"The end of its time, by its ttl_deadline: it comes whether it is used or not, and no snooze holds it"`
 	Verdict *idle.Verdict `json:"verdict,omitempty" doc:"Absent where nothing is known"`
 	Policy  *idle.Policy  `json:"policy,omitempty"`
 	Signals []Signal      `json:"signals"`
@@ -43,6 +45,30 @@ type Turn struct {
 	At     time.Time `json:"at"`
 	By     string    `json:"by"`
 	Reason string    `json:"reason,omitempty"`
+}
+
+// Expiry is when something's time is over, and what is done then.
+type Expiry struct {
+	At     time.Time `json:"at"`
+	Action string    `json:"action" enum:"stop,terminate"`
+}
+
+// Sentence says what will happen, and when.
+func (x *Expiry) Sentence(now time.Time) string {
+	done := "stopped"
+	if x.Action == "terminate" {
+		done = "terminated"
+	}
+	if !x.At.After(now) {
+		return fmt.Sprintf("It is %s now: its ttl_deadline is over since %s.", done, x.At.UTC().Format(time.RFC3339))
+	}
+	return fmt.Sprintf("It is %s at %s, in %s, by its ttl_deadline, used or not; no snooze holds that back.", done, x.At.UTC().Format(time.RFC3339), idle.Human(x.At.Sub(now)))
+}
+
+// Before tells whether the time is over before a pause, which nil is not known
+// to come.
+func (x *Expiry) Before(pause *time.Time) bool {
+	return x != nil && (pause == nil || !pause.Before(x.At))
 }
 
 // Explain makes the account of an object about which a decision was made; at
@@ -73,7 +99,7 @@ func Explain(a Account, d Decision) Account {
 	if t := v.TargetPauseAt; t != nil && t.After(v.At) {
 		a.Answer += fmt.Sprintf(" If nothing happens it is paused at %s.", t.Format(time.RFC3339))
 	}
-	if t := v.TargetPauseAt; t != nil {
+	if t := v.TargetPauseAt; t != nil && !a.Expiry.Before(t) {
 		a.Change = append(a.Change, "to stay beyond "+t.Format(time.RFC3339)+": use it, hold a lease, or: "+a.stay())
 	}
 	return a

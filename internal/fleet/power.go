@@ -348,12 +348,13 @@ func (f *Fleet) TerminateWorker(ctx context.Context, by Actor, id string) (Worke
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		switch {
 		case w.Status == power.WorkerTerminating && w.TerminateFor == ReasonTTL:
-			w.TerminateFor, w.StatusReason = "", "by "+tx.by.Name // a halt no longer holds it
+			w.TerminateFor, w.TerminateBy, w.StatusReason = "", &tx.by, "by "+tx.by.Name // a halt no longer holds it
 			tx.Note(Entry{Action: "terminate_intended", Detail: w.StatusReason})
 			return nil
 		case w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated:
 			return nil
 		}
+		w.TerminateFor = ""
 		return w.intendEnd(tx, "terminate_intended", "by "+tx.by.Name)
 	})
 }
@@ -365,8 +366,8 @@ func (w *Worker) intendEnd(tx *Tx, action, why string) error {
 	}
 	starts := w.startPending()
 	w.DesiredStatus, w.Intent, w.Draining = power.WorkerTerminated, nil, false
-	w.Status, w.StatusReason, w.MissingSince = to, why, nil
-	tx.Note(Entry{Action: action, Detail: why})
+	w.Status, w.StatusReason, w.MissingSince, w.TerminateBy = to, why, nil, &tx.by
+	tx.Note(Entry{Action: action, Reason: string(w.TerminateFor), Detail: why})
 	if starts {
 		w.withdrawStart(tx)
 	}
@@ -384,7 +385,7 @@ func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) 
 			return &Refused{Command: "expire", Name: id, Reason: "ttl", Detail: "its deadline has not passed"}
 		case w.TTLAction == "terminate":
 			w.TerminateFor = ReasonTTL
-			return w.intendEnd(tx, "ttl_terminate", use)
+			return w.intendEnd(tx, "ttl_terminate", strings.TrimSuffix("by its ttl_deadline "+w.TTLDeadline.UTC().Format(time.RFC3339)+"; "+use, "; "))
 		}
 		return w.intendStop(tx, Pause{Reason: ReasonTTL, Detail: use})
 	})

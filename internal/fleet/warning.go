@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/power"
 )
 
@@ -56,6 +57,20 @@ func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 	}
 	tx.Note(Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(ReasonTTL), Warning: x,
 		Detail: "its " + x.Cause + "; " + use})
+}
+
+// Expiry is when the time of a worker that runs is over, and what is done then:
+// at its ttl_deadline, or later if the warning went out later. It is nil
+// without one, and where nothing of lull's own acts on it: in shadow.
+func (w *Worker) Expiry() *evidence.Expiry {
+	if w.TTLDeadline == nil || w.Status != power.WorkerRunning || !w.Armed || w.Intent != nil {
+		return nil
+	}
+	x := &evidence.Expiry{At: *w.TTLDeadline, Action: cmp.Or(w.TTLAction, ActionStop)}
+	if n := w.CMLNotice; n != nil && n.Of(w) && n.Warning.Reason == ReasonTTL && n.Warning.PauseAt.After(x.At) {
+		x.At = n.Warning.PauseAt
+	}
+	return x
 }
 
 // Notice is what CML's own pages show of a warning.

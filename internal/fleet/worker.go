@@ -235,8 +235,10 @@ type Worker struct {
 
 	Intent          *Intent `json:"intent,omitempty"`
 	PauseGeneration int64   `json:"pause_generation"`
-	// TerminateFor is ttl where that, and no person, wants the worker ended.
+	// TerminateFor is ttl or external where that, and no person through lull,
+	// wants the worker ended; TerminateBy is who asked for it.
 	TerminateFor Reason `json:"terminate_for,omitempty"`
+	TerminateBy  *Actor `json:"terminate_by,omitempty"`
 	// CancelledStopAt is when a stop that may already have been sent was
 	// given up: one that happens all the same is a late action.
 	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`

@@ -70,6 +70,7 @@ export interface Worker {
   policy?: string
   schedule?: string
   ttl_deadline?: string
+  ttl_action?: string
   pause_action?: string
   pause_holder?: string
   armed: boolean

@@ -57,6 +57,16 @@ func both(fs ...func(w *fleet.Worker)) func(w *fleet.Worker) {
 	}
 }
 
+// ended checks that the audit says for what and by whom the worker was ended.
+func ended(reason fleet.Reason, by fleet.Actor) func(*testing.T, fleet.Worker, *Controller) {
+	return func(t *testing.T, w fleet.Worker, c *Controller) {
+		page, err := c.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: w.ID, Action: "terminated"})
+		if err != nil || len(page.Entries) != 1 || page.Entries[0].Reason != string(reason) || page.Entries[0].By != by {
+			t.Errorf("the audit says %+v, want for %s by %s: %v", page.Entries, reason, by.Name, err)
+		}
+	}
+}
+
 // runRow makes the row's world and reconciles once.
 func runRow(t *testing.T, r row) {
 	db := mem.New(mem.Options{})
@@ -364,6 +374,16 @@ func TestHandlers(t *testing.T) {
 		{name: "a ttl's", status: power.WorkerTerminating, set: func(w *fleet.Worker) { w.TerminateFor = fleet.ReasonTTL }, ec2: "running", result: Requeue, calls: "terminate"},
 		{name: "shutting down", status: power.WorkerTerminating, ec2: "shutting-down", result: Requeue},
 		{name: "terminated", status: power.WorkerTerminating, ec2: "terminated", result: Success, to: power.WorkerTerminated, check: counters(func(s Stats) int64 { return s.Terminated }, 1)},
+		{name: "terminated by its ttl", status: power.WorkerTerminating, ec2: "terminated", set: func(w *fleet.Worker) {
+			at := time.Now()
+			w.DesiredStatus, w.TTLDeadline, w.TerminateFor, w.TerminateBy = power.WorkerTerminated, &at, fleet.ReasonTTL, &fleet.ByController
+		}, result: Success, to: power.WorkerTerminated, reason: "by its ttl_deadline", check: ended(fleet.ReasonTTL, fleet.ByController)},
+		{name: "terminated by a person", status: power.WorkerTerminating, ec2: "terminated", set: func(w *fleet.Worker) {
+			w.DesiredStatus, w.TerminateBy = power.WorkerTerminated, &person
+		}, result: Success, to: power.WorkerTerminated, reason: "by " + person.Name, check: ended(fleet.ReasonManual, person)},
+		{name: "terminated from outside, late", status: power.WorkerTerminating, ec2: "terminated", set: func(w *fleet.Worker) {
+			w.DesiredStatus, w.TerminateFor = power.WorkerTerminated, fleet.ReasonExternal
+		}, result: Success, to: power.WorkerTerminated, check: ended(fleet.ReasonExternal, fleet.ByCloud)},
 		{name: "termination protected", status: power.WorkerTerminating, ec2: "running", world: failing("terminate", Protected, false), result: Retry, to: power.WorkerFailed, reason: "refused the termination", calls: "terminate"},
 		{name: "missing while terminating, once", status: power.WorkerTerminating, result: Requeue},
 		// FAILED, UNKNOWN, TERMINATED.

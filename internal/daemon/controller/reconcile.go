@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -269,18 +270,24 @@ func (j *job) lost(ctx context.Context) outcome {
 	return j.gonefor(ctx, "external: EC2 does not know the instance")
 }
 
-// gonefor ends in TERMINATED by an outside cause.
+// gonefor ends in TERMINATED: for whoever asked for it, or by an outside cause.
 func (j *job) gonefor(ctx context.Context, why string) outcome {
 	asked := j.w.DesiredStatus == power.WorkerTerminated
 	err := j.writeBy(ctx, fleet.ByCloud, false, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.Status, w.EC2State, w.MissingSince, w.Intent = power.WorkerTerminated, "terminated", nil, nil
 		w.DesiredStatus, w.Draining, w.CMLNotice = power.WorkerTerminated, false, nil
-		w.StatusReason = why
-		if asked {
-			w.StatusReason = ""
-		}
 		clearAddress(w)
-		tx.Note(fleet.Entry{Action: "terminated", Reason: string(fleet.ReasonExternal), Detail: why})
+		if !asked {
+			w.TerminateFor, w.TerminateBy, w.StatusReason = fleet.ReasonExternal, nil, why
+		}
+		e := fleet.Entry{Action: "terminated", Reason: string(w.TerminateFor), Detail: why}
+		if by := w.TerminateBy; by != nil {
+			e.By, e.Reason, w.StatusReason = *by, string(cmp.Or(w.TerminateFor, fleet.ReasonManual)), "by "+by.Name
+			if w.TerminateFor == fleet.ReasonTTL && w.TTLDeadline != nil {
+				w.StatusReason = "by its ttl_deadline " + w.TTLDeadline.UTC().Format(time.RFC3339)
+			}
+		}
+		tx.Note(e)
 		return nil
 	})
 	if err != nil {
@@ -328,6 +335,7 @@ func (j *job) drift(ctx context.Context) (outcome, bool) {
 	case power.WorkerTerminating:
 		return j.step(ctx, to, "external: EC2 is terminating the instance", func(w *fleet.Worker, tx *fleet.Tx) {
 			w.DesiredStatus, w.Intent, w.Draining = power.WorkerTerminated, nil, false
+			w.TerminateFor, w.TerminateBy = fleet.ReasonExternal, nil
 			tx.Note(fleet.Entry{Action: "external_terminate", By: fleet.ByCloud, Reason: string(fleet.ReasonExternal)})
 		}), true
 	case power.WorkerStarting:

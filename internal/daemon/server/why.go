@@ -55,8 +55,11 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	if err != nil {
 		return control.Why{}, err
 	}
+	expiry := expiryOf(&w, st.Blocks)
 	d := evidence.Decision{Policy: p.Idle(w.IsIdleDetectionEnabled), Verdict: st.Verdict, Evidence: fleet.EvidenceFor(&w, st.Readings, nil)}
-	y := control.Why{Account: evidence.Explain(about(&w), d),
+	a := about(&w)
+	a.Expiry = expiry
+	y := control.Why{Account: evidence.Explain(a, d),
 		WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last.Entries, Readings: "live"}
 	s.haltInto(&y)
 	seen := &st
@@ -70,7 +73,7 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	if t := w.LastResumedAt; t != nil {
 		y.Resumed = &evidence.Turn{At: *t, By: w.LastResumedBy}
 	}
-	y.Question, y.Answer = explain(&w, st, time.Now())
+	y.Question, y.Answer = explain(&w, st, expiry, time.Now())
 	held, err := s.workerPolicy(ctx, &w)
 	if err != nil {
 		return control.Why{}, err
@@ -82,8 +85,29 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 			y.Change = append(y.Change, comesBack(&w, y.Policy)...)
 		}
 	}
+	if expiry != nil {
+		y.Change = slices.Insert(y.Change, 0, longer(&w))
+	}
 	y.Change = append(y.Change, y.Policy.Faults...)
 	return y, nil
+}
+
+// expiryOf is the end of a worker's time; nil where a halt or its shadow holds
+// that back.
+func expiryOf(w *fleet.Worker, blocks []idle.Block) *evidence.Expiry {
+	if slices.ContainsFunc(blocks, func(b idle.Block) bool { return b.Code == idle.Halted || b.Code == idle.Shadow }) {
+		return nil
+	}
+	return w.Expiry()
+}
+
+// longer says how a worker's time is made longer.
+func longer(w *fleet.Worker) string {
+	how := "set its ttl_deadline to a later time, or to null for none: lull worker ttl " + w.Name
+	if w.TTLFromTag {
+		how = "change or remove the tag ttl-deadline of its instance"
+	}
+	return "for its time not to end then: " + how
 }
 
 // haltInto says that all automatic actions are halted now, and by whom.
@@ -263,14 +287,21 @@ func up(w power.Worker) bool {
 }
 
 // explain answers the one question that people have about a worker.
-func explain(w *fleet.Worker, st fleet.IdleStatus, now time.Time) (question, text string) {
+func explain(w *fleet.Worker, st fleet.IdleStatus, expiry *evidence.Expiry, now time.Time) (question, text string) {
 	switch {
 	case w.Intent != nil && w.DesiredStatus == power.WorkerRunning:
 		return "why is it not running yet", fmt.Sprintf("It is %s, and is to start for %s when that is done%s.", w.Status, cmp.Or(w.StartBy, "the cloud's sake"), because(w.StatusReason))
 	case w.Intent != nil:
 		return "why is it about to stop", fmt.Sprintf("%s asked for it at %s (%s); it is %s.", w.Intent.By, clock(w.Intent.At), w.Intent.Reason, w.Status) + withdrawn(w)
 	case w.Status == power.WorkerRunning:
-		return "why is it still running", running(st, now)
+		text = running(st, now)
+		switch {
+		case len(st.Blocks) > 0 && expiry.Before(st.TargetPauseAt):
+			text = expiry.Sentence(now) + " " + text
+		case expiry != nil:
+			text += " " + expiry.Sentence(now)
+		}
+		return "why is it still running", text
 	case up(w.Status):
 		return "why is it not running yet", fmt.Sprintf("It is %s since %s%s.", w.Status, clock(w.StatusSince), because(w.StatusReason))
 	case w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning:
@@ -283,7 +314,24 @@ func explain(w *fleet.Worker, st fleet.IdleStatus, now time.Time) (question, tex
 	case w.Status == power.WorkerFailed:
 		return "why has it failed", fmt.Sprintf("Since %s%s. Retry it or terminate it.", clock(w.StatusSince), because(w.StatusReason))
 	}
+	if w.Status == power.WorkerTerminated {
+		return "why was it terminated", endedBy(w)
+	}
 	return "why is it " + string(w.Status), fmt.Sprintf("Since %s%s.", clock(w.StatusSince), because(w.StatusReason))
+}
+
+// endedBy says who ended a worker that is gone, and when that was seen.
+func endedBy(w *fleet.Worker) string {
+	var who string
+	switch {
+	case w.TerminateFor == fleet.ReasonTTL && w.TTLDeadline != nil:
+		who = "Its ttl_deadline " + clock(*w.TTLDeadline)
+	case w.TerminateFor == fleet.ReasonExternal || w.TerminateBy == nil:
+		return fmt.Sprintf("It is gone since %s%s.", clock(w.StatusSince), because(w.StatusReason))
+	default:
+		who = by(w.TerminateBy.Name)
+	}
+	return fmt.Sprintf("%s ended it; EC2 had terminated it by %s.", who, clock(w.StatusSince))
 }
 
 // withdrawn says that a start was taken back.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -115,6 +116,21 @@ func (c *Client) Worker(ctx context.Context, ref string) (fleet.Worker, error) {
 		return w, httpx.NewProblem(http.StatusConflict, "ambiguous", fmt.Sprintf("cannot tell which worker %q is: %d have that name; give an id", ref, len(l)))
 	}
 	return w, err
+}
+
+// Known is Worker, or, where no worker has the name any more, the one that had
+// it last before it was terminated.
+func (c *Client) Known(ctx context.Context, ref string) (fleet.Worker, error) {
+	w, err := c.Worker(ctx, ref)
+	p, missing := errors.AsType[*httpx.Problem](err)
+	if !missing || p.Status != http.StatusNotFound {
+		return w, err
+	}
+	l, listed := c.Workers(ctx, url.Values{"name": {ref}, "terminated": {"true"}})
+	if listed != nil || len(l) == 0 {
+		return w, err
+	}
+	return slices.MaxFunc(l, func(a, b fleet.Worker) int { return a.StatusSince.Compare(b.StatusSince) }), nil
 }
 
 // Do sends a verb to a worker and returns the worker after it.

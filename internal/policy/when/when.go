@@ -4,7 +4,7 @@
 //
 // A moment is a clock time, a day or both, with a zone behind it if it is not
 // the reader's own: 18:00, fri 18:00, tomorrow, 2026-12-24 22:00
-// Europe/Berlin, an RFC 3339 time, or +2h. A moment that is past is written the
+// Europe/Berlin, an RFC 3339 time, or +2h; a clock time may have seconds. A moment that is past is written the
 // same, or as how long ago it was: 2h, or 2h ago. A length is 90m, 2h30m, 1d or
 // 2w.
 //
@@ -84,41 +84,58 @@ func Moment(now time.Time, text string) (time.Time, error) {
 	now = now.In(loc)
 	today := DateOf(now)
 	var clock Clock
+	var second time.Duration
 	var err error
 	hasClock := strings.Contains(parts[len(parts)-1], ":")
 	if hasClock {
-		if clock, err = ParseClock(parts[len(parts)-1]); err != nil {
+		if clock, second, err = clockTime(parts[len(parts)-1]); err != nil {
 			return time.Time{}, err
 		}
 		parts = parts[:len(parts)-1]
 	}
+	on := func(d Date) time.Time { return d.First(clock, loc).Add(second) }
 	switch {
 	case len(parts) > 1:
 		return bad()
 	case len(parts) == 0:
-		t := today.First(clock, loc)
+		t := on(today)
 		if !t.After(now) {
-			t = today.Add(1).First(clock, loc)
+			t = on(today.Add(1))
 		}
 		return t, nil
 	case parts[0] == "today" && hasClock:
-		return today.First(clock, loc), nil
+		return on(today), nil
 	case parts[0] == "tomorrow":
-		return today.Add(1).First(clock, loc), nil
+		return on(today.Add(1)), nil
 	}
 	if d, err := ParseDate(parts[0]); err == nil {
-		return d.First(clock, loc), nil
+		return on(d), nil
 	}
 	w, ok := weekday(parts[0])
 	if !ok {
 		return bad()
 	}
 	day := today.Add((int(w) - int(today.Weekday()) + 7) % 7)
-	t := day.First(clock, loc)
+	t := on(day)
 	if !t.After(now) {
-		t = day.Add(7).First(clock, loc)
+		t = on(day.Add(7))
 	}
 	return t, nil
+}
+
+// clockTime reads a clock time, and its seconds as logs show them: 20:54:25.
+func clockTime(text string) (Clock, time.Duration, error) {
+	at := strings.LastIndexByte(text, ':')
+	if strings.IndexByte(text, ':') == at {
+		c, err := ParseClock(text)
+		return c, 0, err
+	}
+	c, err := ParseClock(text[:at])
+	n, bad := strconv.ParseUint(text[at+1:], 10, 8)
+	if err != nil || bad != nil || len(text)-at != 3 || n > 59 || c == EndOfDay && n > 0 {
+		return 0, 0, fmt.Errorf("cannot read clock time %.20q: want 00:00 to 24:00, or with seconds", text)
+	}
+	return c, time.Duration(n) * time.Second, nil
 }
 
 // Ahead is Moment for an end: it must lie after now.
@@ -148,9 +165,9 @@ func Past(now time.Time, text string) (time.Time, error) {
 		// A clock time or a day of the week, read forward: the one before.
 		word := strings.Fields(text)[0]
 		if _, named := weekday(word); named {
-			t = DateOf(t).Add(-7).First(clockOf(t), t.Location())
-		} else if _, err := ParseClock(word); err == nil {
-			t = DateOf(t).Add(-1).First(clockOf(t), t.Location())
+			t = DateOf(t).Add(-7).First(clockOf(t), t.Location()).Add(time.Duration(t.Second()) * time.Second)
+		} else if _, _, err := clockTime(word); err == nil {
+			t = DateOf(t).Add(-1).First(clockOf(t), t.Location()).Add(time.Duration(t.Second()) * time.Second)
 		}
 	}
 	if err == nil && t.After(now) {

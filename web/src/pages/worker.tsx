@@ -119,6 +119,7 @@ function Snooze(p: { w: Worker; onClose: () => void; act: (verb: string, done: s
   const given = until ? new Date(until) : null
   return (
     <Dialog title={`Protect ${p.w.name} from automatic pauses`} onClose={p.onClose}>
+      {p.w.ttl_deadline && <p>Its time ends at <Time at={p.w.ttl_deadline} as="clock" /> all the same: no snooze holds that back.</p>}
       <div class="actions choices">{choices.map(([label, when]) => <Button key={label} onClick={() => to(when())}>{label}</Button>)}</div>
       <form onSubmit={(e) => { e.preventDefault(); if (given && given.getTime() > now) void to(given) }}>
         <label for="until">Or until</label>{' '}
@@ -144,6 +145,7 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined; standing: Standin
         <div><dt>State</dt><dd>{stateText(w, st, p.standing)}</dd></div>
         <div><dt>Last activity</dt><dd><Time at={st?.last_activity_at ?? w.last_activity_at} none="none seen" /></dd></div>
         <div><dt>Auto-pause</dt><dd>{pauseText(w, st, seconds, now)}</dd></div>
+        {w.ttl_deadline && w.status !== 'TERMINATED' && <div><dt>End of its time</dt><dd><strong>{w.ttl_action === 'terminate' ? 'terminated' : 'stopped'}</strong> at <Time at={w.ttl_deadline} as="clock" />, used or not{!w.armed && ', but for its shadow'}</dd></div>}
         <div><dt>Next check</dt><dd>{w.status === 'RUNNING' && st?.next_idle_check_at ? <Time at={st.next_idle_check_at} /> : '–'}</dd></div>
         <div><dt>Snooze protection</dt><dd>{protectedUntil ? <>until <Time at={protectedUntil} as="clock" /> (another {span((new Date(protectedUntil).getTime() - now) / 1000)}){w.snoozed_until === protectedUntil && w.snoozed_by && <>, by {w.snoozed_by}</>}</> : 'none'}</dd></div>
         <div><dt>Idle detection</dt><dd>{w.is_idle_detection_enabled ? (st && !st.auto_pause_enabled ? 'on, but automatic pauses are off' : 'on') : 'off'}{!w.armed && ', in shadow'}</dd></div>

@@ -1,6 +1,7 @@
 package board
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -60,6 +61,18 @@ func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow
 
 // judge places a worker that runs.
 func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time.Time) {
+	x := w.Expiry()
+	if x != nil && st != nil && find(st.Blocks, idle.Halted, idle.Shadow) != nil {
+		x = nil // nothing acts on it
+	}
+	if x != nil && x.At.Sub(now) <= Soon && (st == nil || len(st.Blocks) > 0 && x.Before(st.TargetPauseAt)) {
+		r.Standing, r.Sentence, r.TargetPauseAt, r.Attention = control.StandingPausingSoon, x.Sentence(now), &x.At, true
+		if st != nil {
+			r.IdleMinutes, r.TimeoutMinutes, r.SnoozeUntil = st.IdleMinutes, st.TimeoutMinutes, st.SnoozeUntil
+			r.LastActivityAt = cmp.Or(st.LastActivityAt, r.LastActivityAt)
+		}
+		return
+	}
 	if st == nil {
 		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "Nobody who observes it can be asked.", true
 		return

@@ -1,0 +1,67 @@
+package server
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/daemon/server/board"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/link/control"
+	"lull/internal/power"
+)
+
+// TestExpiryComesFirst: the end of a worker's time is the first answer where it
+// comes before any pause, whatever is not known, and is said of no worker on
+// which nothing acts.
+func TestExpiryComesFirst(t *testing.T) {
+	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
+	in := func(d time.Duration) *time.Time { t := now.Add(d); return &t }
+	unknown := idle.Block{Code: idle.SignalUnknown, Sentence: "Not known: cml."}
+	idleSoon := idle.Block{Code: idle.NotIdleYet, Sentence: "Not idle yet.", Until: in(time.Minute)}
+	for name, c := range map[string]struct {
+		ttl, target *time.Time
+		action      string
+		blocks      []idle.Block
+		shadow      bool
+		first       bool
+		says        string
+		standing    control.Standing
+	}{
+		"about to end, not known":  {ttl: in(8 * time.Second), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated at 2026-03-02T12:00:08Z, in 8s", standing: control.StandingPausingSoon},
+		"stopped before the pause": {ttl: in(time.Minute), target: in(time.Hour), blocks: []idle.Block{idleSoon}, first: true, says: "It is stopped at", standing: control.StandingPausingSoon},
+		"paused before the end":    {ttl: in(time.Hour), target: in(time.Minute), action: "terminate", blocks: []idle.Block{idleSoon}, says: "It is terminated at", standing: control.StandingPausingSoon},
+		"far away":                 {ttl: in(30 * time.Hour), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated at", standing: control.StandingUnknown},
+		"over":                     {ttl: in(-time.Minute), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated now", standing: control.StandingPausingSoon},
+		"in shadow":                {ttl: in(time.Minute), blocks: []idle.Block{unknown}, shadow: true, standing: control.StandingUnknown},
+		"halted":                   {ttl: in(time.Minute), blocks: []idle.Block{unknown, {Code: idle.Halted, Sentence: "Halted."}}, standing: control.StandingUnknown},
+	} {
+		w := &fleet.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: !c.shadow, TTLDeadline: c.ttl, TTLAction: c.action}
+		st := fleet.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{At: now, Blocks: c.blocks, TargetPauseAt: c.target}}
+		_, text := explain(w, st, expiryOf(w, st.Blocks), now)
+		if (c.says == "") == strings.Contains(text, "ttl_deadline") || !strings.Contains(text, c.says) || c.first != (c.says != "" && strings.HasPrefix(text, c.says)) {
+			t.Errorf("%s: %s", name, text)
+		}
+		row := board.Row(w, &st, now)
+		if row.Standing != c.standing || c.first && c.standing == control.StandingPausingSoon && (!strings.HasPrefix(row.Sentence, c.says) || row.TargetPauseAt == nil || !row.TargetPauseAt.Equal(*c.ttl)) {
+			t.Errorf("%s: the overview has %s: %s %v", name, row.Standing, row.Sentence, row.TargetPauseAt)
+		}
+	}
+}
+
+// TestWhoEndedIt: a worker that is gone says who ended it.
+func TestWhoEndedIt(t *testing.T) {
+	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
+	for want, w := range map[string]fleet.Worker{
+		"Its ttl_deadline 2026-03-02T12:00:00Z ended it": {TerminateFor: fleet.ReasonTTL, TerminateBy: &fleet.ByController, TTLDeadline: &at},
+		"ada ended it": {TerminateBy: &fleet.Actor{Name: "ada", Kind: fleet.KindPerson}},
+		"It is gone since 2026-03-02T12:00:00Z: external: EC2 terminated the instance.": {TerminateFor: fleet.ReasonExternal, StatusReason: "external: EC2 terminated the instance"},
+		"It is gone since 2026-03-02T12:00:00Z.":                                        {},
+	} {
+		w.Status, w.StatusSince = power.WorkerTerminated, at
+		if q, text := explain(&w, fleet.IdleStatus{}, nil, at); q != "why was it terminated" || !strings.HasPrefix(text, want) {
+			t.Errorf("%s? %s Want %s", q, text, want)
+		}
+	}
+}
