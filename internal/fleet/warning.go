@@ -59,11 +59,13 @@ func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 		Detail: "its " + x.Cause + "; " + use})
 }
 
-// Expiry is when the time of a worker that runs is over, and what is done then:
-// at its ttl_deadline, or later if the warning went out later. It is nil
-// without one, and where nothing of lull's own acts on it: in shadow.
+// Expiry is when the time of a worker is over that runs, or is stopped and will
+// be terminated, and what is done then: at its ttl_deadline, or later if the
+// warning went out later. It is nil without one, and where nothing of lull's own
+// acts on it: in shadow.
 func (w *Worker) Expiry() *evidence.Expiry {
-	if w.TTLDeadline == nil || w.Status != power.WorkerRunning || !w.Armed || w.Intent != nil {
+	acts := w.Status == power.WorkerRunning && w.Intent == nil || w.Status == power.WorkerStopped && w.TTLAction == "terminate"
+	if w.TTLDeadline == nil || !acts || !w.Armed {
 		return nil
 	}
 	x := &evidence.Expiry{At: *w.TTLDeadline, Action: cmp.Or(w.TTLAction, ActionStop)}

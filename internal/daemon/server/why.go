@@ -85,6 +85,9 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 			y.Change = append(y.Change, comesBack(&w, y.Policy)...)
 		}
 	}
+	if expiry != nil && !up(w.Status) {
+		y.Answer += " " + expiry.Sentence(time.Now())
+	}
 	if expiry != nil {
 		y.Change = slices.Insert(y.Change, 0, longer(&w))
 	}
