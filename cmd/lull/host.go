@@ -108,8 +108,12 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if vms, err := openMachines(cfg, images, log, func() *host.Host { return h }); err != nil {
 		missing["microvm"] = err
 	} else {
-		runtimes["microvm"] = vms
 		defer vms.Close()
+		runtimes["microvm"] = vms
+		if err := vms.Missing(); err != nil {
+			log.Warn("no microVM can be started", "error", err)
+			missing["microvm"] = err
+		}
 	}
 	var containers *docker.Runtime
 	if cfg.Docker != "" {
@@ -213,7 +217,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	hostDone := make(chan struct{})
 	g.Go(func() error { defer close(hostDone); return h.Run(hostCtx) })
 	log.Info("host is ready", "socket", cfg.Socket, "data", cfg.Data, "freezer", rt.Freezer(), "instances", len(recs),
-		"runtimes", strings.Join(slices.Sorted(maps.Keys(runtimes)), " "))
+		"runtimes", strings.Join(slices.DeleteFunc(slices.Sorted(maps.Keys(runtimes)), func(name string) bool { return missing[name] != nil }), " "))
 
 	g.Go(func() error { // ends everything in reverse order
 		select {

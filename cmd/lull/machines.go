@@ -22,17 +22,15 @@ import (
 	"lull/internal/link/guest"
 )
 
-// openMachines wires the microVM runtime. Its error names what is missing.
+// openMachines wires the microVM runtime. What guests lack is what its Missing
+// says.
 func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, h func() *host.Host) (*microvm.Runtime, error) {
-	kernel, err := findKernel(cfg)
-	if err != nil {
-		return nil, err
-	}
+	kernel, without := findKernel(cfg)
 	layer, err := cfg.layer()
 	if err != nil {
 		return nil, err
 	}
-	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), Kernel: kernel, Images: images, Layer: layer, Log: log,
+	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), Kernel: kernel, NoKernel: without, Images: images, Layer: layer, Log: log,
 		Channel: microvm.Channel(cfg.Channel),
 		Machine: func(string) (microvm.Machine, error) { return microvm.Machine{Kind: cfg.Machine}, nil },
 		OnExit:  func(id string, run uint64, e instance.Exit) { h().OnExit(id, run, e) },

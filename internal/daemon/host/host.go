@@ -80,7 +80,7 @@ type Config struct {
 	KeepEvents int           // newest events that are kept, default 4096
 
 	Runtimes map[string]Runtime
-	Missing  map[string]error // why a runtime that lull knows is not among them
+	Missing  map[string]error // why a runtime that lull knows is not among them, or can make no instance
 	Records  Records
 	Log      *slog.Logger
 	Tracer   trace.Tracer // gets spans of checks, pauses and wakes; nil traces nothing

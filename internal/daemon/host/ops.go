@@ -49,7 +49,7 @@ func (h *Host) checkSpec(s *instance.Spec) (Runtime, error) {
 		return nil, &InvalidError{err}
 	}
 	rt, ok := h.cfg.Runtimes[s.Runtime]
-	if !ok {
+	if !ok || h.cfg.Missing[s.Runtime] != nil {
 		return nil, &InvalidError{fmt.Errorf("cannot use runtime: %w", h.noRuntime(s.Runtime))}
 	}
 	if err := s.CheckFor(rt.Capabilities()); err != nil {

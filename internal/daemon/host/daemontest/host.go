@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -76,6 +77,10 @@ func (h *Host) socket() string { return h.Dir + "/host.sock" }
 
 // In is h for a subtest.
 func (h *Host) In(t *testing.T) *Host { c := *h; c.T = t; return &c }
+
+// Set adds arguments to those of the daemons that are booted from here on; of one
+// that is given twice the last counts.
+func (h *Host) Set(args ...string) { h.cfg.Args = append(slices.Clip(h.cfg.Args), args...) }
 
 // Boot starts the daemon, again after Kill, and waits until it answers.
 func (h *Host) Boot() {

@@ -44,3 +44,29 @@ func TestHungAtRestart(t *testing.T) {
 		t.Errorf("started again it %s", got)
 	}
 }
+
+// TestRestartWithoutKernel: a daemon that has no guest kernel any more takes over
+// the guests that run, relays to them, pauses and wakes them, and stops them.
+func TestRestartWithoutKernel(t *testing.T) {
+	d := host(t)
+	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
+	b.tell("count")
+	d.Kill()
+	d.Set("--guest-kernel", "/nowhere")
+	d.Boot()
+	if got := b.tell("count"); got != "counted 2" {
+		t.Errorf("it %s", got)
+	}
+	b.pause()
+	if got := b.tell("count"); got != "counted 3" {
+		t.Errorf("woken it %s", got)
+	}
+	d.Must("a", "stop")
+	b.is("stopped")
+	if _, err := d.Do(t.Context(), "a", "start", nil); err == nil || !strings.Contains(err.Error(), "guest kernel") {
+		t.Errorf("it was started: %v", err)
+	}
+	if err := d.Remove(t.Context(), "a"); err != nil {
+		t.Error(err)
+	}
+}

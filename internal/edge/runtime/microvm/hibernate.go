@@ -281,6 +281,9 @@ func (r *Runtime) bindMachine(man *manifest, id string, rec runRecord) error {
 
 // bindFiles adds the files that a saved guest depends on.
 func (r *Runtime) bindFiles(man *manifest, id string, rec runRecord) (err error) {
+	if r.lacks != nil { // what it would be bound to is not known
+		return r.lacks
+	}
 	if man.Kernel, err = r.sum.of(r.kernel.Image); err != nil {
 		return err
 	}
@@ -329,6 +332,9 @@ func readManifest(dir string) (*manifest, error) {
 
 // restore brings a hibernated guest back, still frozen.
 func (w *Work) restore(ctx context.Context) (err error) {
+	if w.r.lacks != nil {
+		return w.r.lacks
+	}
 	man, err := readManifest(w.r.dir(w.id))
 	if err != nil {
 		return err

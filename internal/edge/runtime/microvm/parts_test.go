@@ -2,6 +2,7 @@ package microvm
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -10,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"lull/internal/instance"
 )
 
 // fakeFiles is a machine as the accelerator's rule sees it.
@@ -208,6 +211,36 @@ func TestNewNamesEverything(t *testing.T) {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in: %v", want, err)
 		}
+	}
+}
+
+// TestWithoutParts: without anything that a guest is started with, what an earlier
+// daemon left is still looked for and ended, and what is saved stays.
+func TestWithoutParts(t *testing.T) {
+	r, err := New(Config{Dir: t.TempDir(), QEMU: "no-such-qemu", NoKernel: errors.New("no guest-kernel"), Harness: "/nowhere/lull-harness"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	_, serr := r.Start(t.Context(), instance.Launch{ID: "a", Run: 1})
+	w := r.newWork("a")
+	w.saved = true
+	for what, err := range map[string]error{"missing": r.Missing(), "a start": serr, "a restore": w.Thaw()} {
+		for _, want := range []string{"qemu-system-x86", "guest-kernel", "lull-harness"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %q is not in: %v", what, want, err)
+			}
+		}
+		if unusable := (*instance.SnapshotError)(nil); errors.As(err, &unusable) {
+			t.Errorf("%s throws away what is saved: %v", what, err)
+		}
+	}
+	var gone *instance.GoneError
+	if _, err := r.Adopt(t.Context(), "a", instance.Identity{Run: 1}); !errors.As(err, &gone) {
+		t.Errorf("a run that is over: %v", err)
+	}
+	if err := errors.Join(r.End(t.Context(), "a"), r.Forget(t.Context(), "a")); err != nil {
+		t.Error(err)
 	}
 }
 

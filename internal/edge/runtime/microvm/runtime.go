@@ -122,15 +122,16 @@ func (m Machine) withDefaults() (Machine, error) {
 
 // Config of a Runtime.
 type Config struct {
-	Dir     string     // private directory, made with mode 0700; its path is short, because sockets lie below it
-	Harness string     // the lull-harness program
-	Kernel  string     // tree or file as FindKernel reads it
-	QEMU    string     // default qemu-system-x86_64 in PATH
-	Accel   Accel      // default: the rule, or what was remembered
-	Channel Channel    // default: auto
-	Images  *oci.Store // where images are unpacked; nil takes directories and ext4 images only
-	Layer   int64      // bytes that a guest with a root may write over it, at its first start; 0 keeps that in its memory until it stops
-	Log     *slog.Logger
+	Dir      string     // private directory, made with mode 0700; its path is short, because sockets lie below it
+	Harness  string     // the lull-harness program
+	Kernel   string     // tree or file as FindKernel reads it; empty where there is none
+	NoKernel error      // why there is no Kernel; nil where there is one
+	QEMU     string     // default qemu-system-x86_64 in PATH
+	Accel    Accel      // default: the rule, or what was remembered
+	Channel  Channel    // default: auto
+	Images   *oci.Store // where images are unpacked; nil takes directories and ext4 images only
+	Layer    int64      // bytes that a guest with a root may write over it, at its first start; 0 keeps that in its memory until it stops
+	Log      *slog.Logger
 
 	// Machine says what an instance's guest is made of where its launch says
 	// nothing; nil gives defaults.
@@ -164,7 +165,9 @@ type Runtime struct {
 	listens func() error
 	setCID  func(fd int, cid uint32) error
 	boot    string
-	sum     kernelSum
+	// lacks names what is not here that a guest needs to start or to be restored.
+	lacks error
+	sum   kernelSum
 	// roots is held for reading while the image of a root, and what a guest begins
 	// with, are taken into use.
 	roots sync.RWMutex
@@ -195,9 +198,10 @@ var (
 // maxSocket is the longest path of a unix socket.
 const maxSocket = 107
 
-// New checks that everything is there; its error names every missing part. It
-// starts nothing, and removes what a crash left half made: nobody else may be
-// using the directory.
+// New checks that everything is there. Its error names every setting that cannot
+// be used; without QEMU, a kernel or the harness no guest starts, but those that
+// run are taken over and ended: Missing names these parts. It starts nothing, and
+// removes what a crash left half made: nobody else may be using the directory.
 func New(cfg Config) (*Runtime, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -229,16 +233,7 @@ func New(cfg Config) (*Runtime, error) {
 	r := &Runtime{cfg: cfg, log: cfg.Log, files: liveFiles, listens: listens, setCID: setCID, works: map[string]*Work{}, making: make(chan struct{}, 1)}
 	r.rights = r.files.findRights(os.Geteuid())
 	var errs []error
-	var err error
-	if r.qemu, err = exec.LookPath(cfg.QEMU); err != nil {
-		errs = append(errs, fmt.Errorf("cannot find QEMU: %w (Debian package qemu-system-x86)", err))
-	}
-	if r.kernel, err = FindKernel(cfg.Kernel); err != nil {
-		errs = append(errs, err)
-	}
-	if _, err := os.Stat(cfg.Harness); err != nil {
-		errs = append(errs, fmt.Errorf("cannot find lull-harness: %w; build it with make build", err))
-	}
+	r.lacks = r.findParts()
 	if err := cfg.Channel.check(r.noVsock); err != nil {
 		errs = append(errs, err)
 	}
@@ -251,11 +246,12 @@ func New(cfg Config) (*Runtime, error) {
 	if n := len(filepath.Join(cfg.Dir, "vm", strings.Repeat("x", 32), "qmp.sock")); n > maxSocket || !filepath.IsAbs(cfg.Dir) {
 		errs = append(errs, fmt.Errorf("cannot use %s for virtual machines: want an absolute path of at most %d bytes, because sockets lie below it", cfg.Dir, maxSocket-n+len(cfg.Dir)))
 	}
+	var err error
 	if r.boot, err = bootID(); err != nil {
 		errs = append(errs, err)
 	}
 	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+		return nil, errors.Join(append(errs, r.lacks)...)
 	}
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, "vm"), 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the directory of virtual machines: %w", err)
@@ -265,6 +261,30 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	return r, nil
 }
+
+// findParts finds what guests are started with; its error names all that is not
+// here.
+func (r *Runtime) findParts() error {
+	var errs []error
+	var err error
+	if r.qemu, err = exec.LookPath(r.cfg.QEMU); err != nil {
+		errs = append(errs, fmt.Errorf("cannot find QEMU: %w (Debian package qemu-system-x86)", err))
+	}
+	if err = r.cfg.NoKernel; err == nil {
+		r.kernel, err = FindKernel(r.cfg.Kernel)
+	}
+	if err != nil {
+		errs = append(errs, err)
+	}
+	if _, err := os.Stat(r.cfg.Harness); err != nil {
+		errs = append(errs, fmt.Errorf("cannot find lull-harness: %w; build it with make build", err))
+	}
+	return errors.Join(errs...)
+}
+
+// Missing names what is not here that a guest needs to start or to be restored;
+// nil when it can.
+func (r *Runtime) Missing() error { return r.lacks }
 
 // Accelerator is what guests run on here, and why.
 func (r *Runtime) Accelerator() (Accel, string) { return r.accel() }
@@ -299,7 +319,7 @@ func checkID(id string) error {
 // Start implements instance.Runtime. It returns once the guest has booted and
 // its program was started.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
-	if err := checkID(l.ID); err != nil {
+	if err := errors.Join(checkID(l.ID), r.lacks); err != nil {
 		return nil, err
 	}
 	if len(l.Listen) > 0 {
