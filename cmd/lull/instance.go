@@ -159,6 +159,9 @@ func infoText(w io.Writer, o hostctl.Instance) {
 	if o.Image != "" {
 		row("image", "%s, memory limit %s, net %s", o.Image, dash(limit(o.MemoryLimit)), dash(o.Net))
 	}
+	if o.Misset != "" {
+		row("settings", "%s", o.Misset)
+	}
 	if o.Trouble != "" {
 		row("trouble", "%s", o.Trouble)
 	}
@@ -172,7 +175,7 @@ func infoText(w io.Writer, o hostctl.Instance) {
 	row("last paused", "%s by %s, %d times", at(o.LastPausedAt), dash(o.LastPausedBy), o.PauseCount)
 	row("last resumed", "%s by %s, %d wakes", at(o.LastResumedAt), dash(o.LastResumedBy), o.WakeCount)
 	row("restarts", "%d", o.RestartCount)
-	row("policy", "%s, pauses after %s idle, stops %s after that", o.IdlePolicy, seconds(o.PauseAfter), seconds(o.StopAfter))
+	row("policy", "%s, pauses after %s idle%s, stops %s after the pause", o.IdlePolicy, seconds(o.PauseAfter), deeper(o), seconds(o.StopAfter))
 	for _, e := range o.Endpoints {
 		row("port", "%s to %s, %s path: %s", e.Listen, e.Target, e.Path, e.Why)
 	}
@@ -191,6 +194,17 @@ func readings(w io.Writer, o hostctl.Instance) {
 		}
 		fmt.Fprintf(w, "signal %s\t%s\n", r.Signal, s)
 	}
+}
+
+// deeper is what comes between its pause and its stop.
+func deeper(o hostctl.Instance) (s string) {
+	if o.ReclaimAfter > 0 {
+		s += ", gives memory back " + seconds(o.ReclaimAfter) + " after the pause"
+	}
+	if o.HibernateAfter > 0 {
+		s += ", goes to disk " + seconds(o.HibernateAfter) + " after the pause"
+	}
+	return s
 }
 
 func limit(n int64) string {

@@ -56,6 +56,9 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 		h.mu.Unlock()
 		h.saver.seed(i.id, rec.Generation)
 	}
+	for _, what := range h.Misset() {
+		h.log.Warn("the settings of an instance and of the host do not fit together", "fault", what)
+	}
 	return errors.Join(append(errs, h.adoptAll(ctx))...)
 }
 

@@ -80,7 +80,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		Net: string(r.Spec.Net), Workspace: r.Spec.Workspace,
 		Endpoints: r.Endpoints, Activity: e.Readings, Blocks: v.Blocks, SnoozeUntil: v.SnoozeUntil,
 		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed,
-		SavedBytes: r.Saved, BootedAnew: r.BootedAnew, Trouble: trouble}
+		SavedBytes: r.Saved, BootedAnew: r.BootedAnew, Trouble: trouble, Misset: i.misset()}
 	if o.Endpoints == nil {
 		o.Endpoints = []instance.Endpoint{}
 	}
@@ -144,6 +144,29 @@ func liveLeases(in []idle.Lease, now time.Time) []idle.Lease {
 		}
 	}
 	return out
+}
+
+// misset says what is wrong with the settings of i together with the host's, which
+// may have been others when it was made; "" for nothing.
+func (i *inst) misset() string {
+	if i.spec.StopAfter != nil {
+		return ""
+	}
+	if err := i.spec.CheckLadder(i.h.cfg.StopAfter); err != nil {
+		return err.Error() + " (stop_after is the host's)"
+	}
+	return ""
+}
+
+// Misset lists what is wrong with the settings of instances, by name.
+func (h *Host) Misset() (faults []string) {
+	for _, i := range h.all() {
+		if what := i.misset(); what != "" {
+			faults = append(faults, i.name()+": "+what)
+		}
+	}
+	slices.Sort(faults)
+	return faults
 }
 
 // Why answers for one instance why it runs, or why it was paused or stopped;
@@ -287,6 +310,9 @@ func (i *inst) explain(y *hostctl.Why) {
 		if o.State == string(power.Stopped) {
 			y.Change = append(y.Change, "lull instance start "+o.Name)
 		}
+	}
+	if o.Misset != "" {
+		y.Answer += " Its settings do not fit together with the host's: " + o.Misset + "."
 	}
 	if o.Unavailable != "" {
 		y.Question = "why is it not known how " + o.Name + " is"

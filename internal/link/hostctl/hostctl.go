@@ -63,6 +63,7 @@ type Instance struct {
 	ReclaimedBytes int64               `json:"reclaimed_bytes"`
 	SavedBytes     int64               `json:"saved_bytes" doc:"On disk while hibernated"`
 	BootedAnew     string              `json:"booted_anew" doc:"Why its run began with a boot although it had been hibernated"`
+	Misset         string              `json:"misset,omitempty" doc:"What is wrong with its settings together with those that the host has now"`
 	Trouble        string              `json:"trouble,omitempty" doc:"What keeps it from working although it runs, such as a QEMU that does not answer"`
 	NextStep       string              `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
 	NextStepAt     *time.Time          `json:"next_step_at"`
