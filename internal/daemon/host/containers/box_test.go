@@ -262,6 +262,7 @@ func TestStops(t *testing.T) {
 	for n, c := range []struct{ signal, want string }{{"", "TERM"}, {"SIGUSR1", "USR1"}, {"2", "INT"}, {"int", "INT"}} {
 		name := fmt.Sprint("polite", n)
 		s := box(name, saved(t, says{stop: c.signal}), script(polite)...)
+		s.StopGrace = *daemontest.Seconds(daemontest.Patience)
 		d.Launch(s)
 		up := func() {
 			daemontest.Wait(t, "it has set its traps", func() (bool, string) { said := d.Said(name); return strings.Contains(said, "up\n"), said })
@@ -283,7 +284,6 @@ func TestStops(t *testing.T) {
 	refuses(d, box("odd", saved(t, says{stop: "SIGNOT"}), "true"), "stop signal", "SIGNOT")
 
 	deaf := box("deaf", daemontest.Image(t), script(`trap "" TERM; echo up; while :; do sleep 0.1; done`)...)
-	deaf.StopGrace = *daemontest.Seconds(300 * time.Millisecond)
 	d.Launch(deaf)
 	if o := stop("deaf"); o.ExitCode == nil || *o.ExitCode != 137 {
 		t.Errorf("one that does not listen: %+v, %s", o.ExitCode, o.StatusReason)
@@ -406,7 +406,7 @@ func TestRungs(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.ReclaimAfter, s.StopAfter = 0, daemontest.Seconds(100*time.Millisecond)
-	s.Expose, s.Command, s.Name = nil, script(untilTerm), "stops"
+	s.Expose, s.Command, s.Name, s.StopGrace = nil, script(untilTerm), "stops", *daemontest.Seconds(daemontest.Patience)
 	d.Launch(s)
 	o := d.Await("stops", "stopped")
 	if o.ExitCode == nil || *o.ExitCode != 0 || !strings.Contains(o.StatusReason, "paused for") {

@@ -28,10 +28,11 @@ func host(t *testing.T, args ...string) *daemontest.Host {
 	return daemontest.Start(t, daemontest.Config{Args: append([]string{"--probe", "200ms"}, args...)})
 }
 
-// box is a container that never pauses and is not started again.
+// box is a container that never pauses and is not started again. Most programs
+// of these tests do not listen when they are asked to end.
 func box(name, image string, command ...string) instance.Spec {
 	return instance.Spec{Name: name, Runtime: "container", Image: image, Command: command, Restart: instance.RestartNo,
-		PauseAfter: new(idle.Duration), StopAfter: new(idle.Duration)}
+		PauseAfter: new(idle.Duration), StopAfter: new(idle.Duration), StopGrace: *daemontest.Seconds(200 * time.Millisecond)}
 }
 
 func script(s string) []string { return []string{"/bin/sh", "-c", s} }
