@@ -150,15 +150,17 @@ func (c *conn) wait() {
 		c.in.stats.unreachable.Add(1)
 		c.in.stats.note(err)
 	}
-	c.drop()
+	c.turnAway()
 }
 
 // resumed is the queue's answer: the wake is over.
 func (c *conn) resumed(err error) {
 	switch {
 	case c.phase == phaseClosed:
-	case err != nil:
+	case err != nil && c.phase == phaseRelaying: // its answer may lack an end
 		c.drop()
+	case err != nil:
+		c.turnAway()
 	case c.phase == phaseWaiting:
 		if !c.in.gate.reenter() {
 			c.wait()
@@ -340,7 +342,7 @@ func (c *conn) redial(errno syscall.Errno) {
 func (c *conn) unreachable(err error) {
 	c.in.stats.unreachable.Add(1)
 	c.in.stats.note(fmt.Errorf("cannot connect to %s port %d: %w", c.in.name, c.ln.port, err))
-	c.drop()
+	c.turnAway()
 }
 
 // handOver gives the client to goroutines, for a backend that has no socket.

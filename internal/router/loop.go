@@ -30,9 +30,10 @@ const (
 // entry is what a descriptor means to a loop. The generation tells an event for
 // an earlier holder of the same number from one for this.
 type entry struct {
-	c   *conn
-	l   *Listener
-	gen int32
+	c    *conn
+	l    *Listener
+	gone *leaver
+	gen  int32
 }
 
 // message is work another goroutine has for a loop.
@@ -53,6 +54,8 @@ type loop struct {
 	timers timers
 	pipes  []*pipe
 	done   bool
+
+	leaving map[*leaver]struct{}
 
 	tableMu sync.Mutex // writers; the loop reads its own entries under it too
 	table   []entry
@@ -78,7 +81,7 @@ func newLoop(r *Router) (*loop, error) {
 		unix.Close(ev)
 		return nil, err
 	}
-	return &loop{r: r, ep: ep, ev: ev, buf: make([]byte, copyBuffer)}, nil
+	return &loop{r: r, ep: ep, ev: ev, buf: make([]byte, copyBuffer), leaving: map[*leaver]struct{}{}}, nil
 }
 
 func (lp *loop) free() {
@@ -86,6 +89,9 @@ func (lp *loop) free() {
 		p.close()
 	}
 	lp.pipes = nil
+	for v := range lp.leaving {
+		lp.gone(v)
+	}
 	unix.Close(lp.ep)
 	unix.Close(lp.ev)
 }
@@ -135,7 +141,11 @@ func (lp *loop) unlisten(fd int) {
 }
 
 func (lp *loop) watch(fd int, c *conn, events uint32) error {
-	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: lp.set(fd, entry{c: c})}
+	return lp.register(fd, entry{c: c}, events)
+}
+
+func (lp *loop) register(fd int, e entry, events uint32) error {
+	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: lp.set(fd, e)}
 	_, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(lp.ep), unix.EPOLL_CTL_ADD, uintptr(fd),
 		uintptr(unsafe.Pointer(&ev)), 0, 0)
 	if errno != 0 {
@@ -217,6 +227,8 @@ func (lp *loop) event(ev *unix.EpollEvent) {
 		lp.guardEvent(e.c, int(ev.Fd), ev.Events)
 	case e.l != nil:
 		lp.accept(e.l)
+	case e.gone != nil:
+		lp.drain(e.gone)
 	}
 }
 

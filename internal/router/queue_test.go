@@ -3,10 +3,13 @@ package router
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -158,6 +161,60 @@ func TestFailedWakeClosesCleanlyWithItsReason(t *testing.T) {
 	if s := in.Stats(); s.WakesFailed != 1 || !strings.Contains(s.LastFailure, "cannot wake web: wake failed: no space left for the guest") {
 		t.Errorf("stats %+v", s)
 	}
+}
+
+// A client that has sent its request, and goes on sending, sees an end and no
+// reset.
+func TestFailedWakeResetsNoClient(t *testing.T) {
+	w, wake, _ := slowWaker(Backend{})
+	r := startRouter(t)
+	in, addr := expose(t, r, w, Options{})
+	path := filepath.Join(t.TempDir(), "s")
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Listen(ln, 80); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	clients := []net.Conn{dialTo(t, addr), stream}
+	for _, c := range clients {
+		if _, err := fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: web\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
+	wake <- errors.New("no space left for the guest")
+	for _, c := range clients {
+		_ = c.SetDeadline(time.Now().Add(patience))
+		if b, err := io.ReadAll(c); err != nil || len(b) != 0 {
+			t.Errorf("got %q, %v, want a clean close", b, err)
+		}
+		if _, err := c.Write([]byte("more")); err != nil && !errors.Is(err, syscall.EPIPE) {
+			t.Error(err)
+		}
+		c.Close()
+	}
+	eventually(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
+}
+
+// One that never ends is not waited for.
+func TestClientThatStaysAfterAFailedWakeIsClosed(t *testing.T) {
+	w := &switchWaker{onWake: func(context.Context, Arrival) error { return errors.New("no") }}
+	_, addr := expose(t, startRouter(t), w, Options{})
+	c := dialTo(t, addr)
+	if b, err := io.ReadAll(c); err != nil || len(b) != 0 {
+		t.Fatalf("got %q, %v, want a clean close", b, err)
+	}
+	eventually(t, "its end is closed", func() bool {
+		_, err := c.Write([]byte("x"))
+		return err != nil
+	})
 }
 
 func TestPanickingWakeIsAFailedWake(t *testing.T) {

@@ -90,6 +90,7 @@ func (s *stream) serve(b Backend, have bool) {
 		a := Arrival{Instance: in.name, Port: s.ln.port, Remote: s.remote(), Cause: CauseConnect, At: time.Now()}
 		var err error
 		if b, err = in.admit(in.ctx, a); err != nil {
+			s.turnAway()
 			return
 		}
 		s.inside = true
@@ -98,6 +99,7 @@ func (s *stream) serve(b Backend, have bool) {
 	if err != nil {
 		in.stats.unreachable.Add(1)
 		in.stats.note(err)
+		s.turnAway()
 		return
 	}
 	s.mu.Lock()
