@@ -226,7 +226,7 @@ func TestScheduleInUse(t *testing.T) {
 				return
 			}
 			page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_intended"})
-			if err != nil || len(page.Entries) != 1 || !strings.Contains(page.Entries[0].Detail, "Active: cml") || page.Entries[0].Reason != "schedule" {
+			if err != nil || len(page.Entries) != 1 || !strings.Contains(page.Entries[0].Detail, "cml") || page.Entries[0].Reason != "schedule" {
 				t.Errorf("recorded as %+v, %v", page.Entries, err)
 			}
 			page, err = r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning"})
@@ -234,7 +234,7 @@ func TestScheduleInUse(t *testing.T) {
 				t.Fatalf("warned as %+v, %v", page.Entries, err)
 			}
 			x := page.Entries[0].Warning
-			if !x.Forced || x.Reason != fleet.ReasonSchedule || x.Cause != "schedule office" || !strings.Contains(x.Use, "(cml)") || w.LastPausedAt.Sub(x.PauseAt).Abs() > time.Minute {
+			if !x.Forced || x.Reason != fleet.ReasonSchedule || x.Cause != "schedule office" || !strings.Contains(x.Use, "cml") || w.LastPausedAt.Sub(x.PauseAt).Abs() > time.Minute {
 				t.Errorf("the warning is %+v; it was paused at %s", x, w.LastPausedAt)
 			}
 			m := r.machine(id)
@@ -532,7 +532,7 @@ func TestPolicyTags(t *testing.T) {
 		if err != nil || len(page.Entries) == 0 {
 			t.Fatalf("warned as %+v, %v", page.Entries, err)
 		}
-		if x := page.Entries[len(page.Entries)-1].Warning; x == nil || x.Reason != fleet.ReasonTTL || x.Action != fleet.ActionStop || !x.PauseAt.Equal(at.Truncate(time.Second)) || !strings.Contains(x.Use, "(cml)") {
+		if x := page.Entries[len(page.Entries)-1].Warning; x == nil || x.Reason != fleet.ReasonTTL || x.Action != fleet.ActionStop || !x.PauseAt.Equal(at.Truncate(time.Second)) || !strings.Contains(x.Use, "cml") {
 			t.Errorf("the warning of its deadline is %+v", x)
 		}
 	})
