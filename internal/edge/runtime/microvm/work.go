@@ -619,47 +619,6 @@ func (w *Work) Memory() (int64, error) {
 	return 0, fmt.Errorf("cannot read the memory of %s: the kernel does not say it", w.id)
 }
 
-// Exec runs a command in an instance's guest, as the user and with the
-// environment of its program, and waits for it. One that nobody waits for any more
-// is killed.
-func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
-	w := r.work(id)
-	if w == nil || w.isFrozen() {
-		return instance.Outcome{}, errors.New("cannot run a command: the instance does not run")
-	}
-	c := guest.ExecCall{Command: q.Command, Env: q.Env, Dir: q.Dir, Timeout: maxExec.Milliseconds()}
-	if d, ok := ctx.Deadline(); ok {
-		c.Timeout = max(time.Until(d).Milliseconds(), 1)
-	}
-	out := new(printed)
-	c.Number = w.prints(out)
-	defer w.printed.Delete(c.Number)
-	var a guest.ExecAnswer
-	err := w.call(ctx, maxExec, guest.Exec, c, &a)
-	var refused *guest.Error
-	if errors.As(err, &refused) && refused.Code == guest.InvalidParams { // a harness that was booted before it knew of notes
-		c.Number = 0
-		err = w.call(ctx, maxExec, guest.Exec, c, &a)
-	}
-	if err != nil {
-		if !errors.As(err, &refused) {
-			go w.cancelCommand(c.Number)
-		}
-		return instance.Outcome{}, err
-	}
-	out.add(1, a.Stdout)
-	out.add(2, a.Stderr)
-	return out.outcome(a.Code, a.Truncated), nil
-}
-
-// cancelCommand has the guest kill a command. A guest that cannot be told does so
-// by itself when it hears of another host.
-func (w *Work) cancelCommand(number uint64) {
-	if p, _ := w.voice(); p != nil {
-		_ = p.Notify(guest.Cancel, guest.CancelCall{Number: number})
-	}
-}
-
 // remove clears a run's files away.
 func (w *Work) remove() error {
 	if err := os.RemoveAll(w.r.dir(w.id)); err != nil {
