@@ -132,18 +132,34 @@ func TestCloudFormation(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := contents(t, "../../etc/examples/cloudformation.yaml")
-	for _, ref := range regexp.MustCompile(`!Ref (\w+)`).FindAllStringSubmatch(text, -1) {
+	for _, ref := range regexp.MustCompile(`!Ref ([\w:]+)`).FindAllStringSubmatch(text, -1) {
+		if strings.HasPrefix(ref[1], "AWS::") {
+			continue
+		}
 		if !regexp.MustCompile(`(?m)^  ` + ref[1] + `:$`).MatchString(text) {
 			t.Errorf("it refers to %s, which there is not", ref[1])
 		}
 	}
+	_, policies, found := strings.Cut(text, "\n      Policies:\n")
+	if !found {
+		t.Fatal("the role has no policies")
+	}
+	// Comments and keys of conditions are no actions.
+	policies = regexp.MustCompile(`(?m)^ *#.*$|"(?:ec2|aws):[^"]*": `).ReplaceAllString(policies, "")
 	granted := map[string]bool{}
-	for _, m := range regexp.MustCompile(`\b(?:ec2|cloudwatch):([A-Z]\w+)`).FindAllStringSubmatch(text, -1) {
-		granted[m[1]] = true
+	for _, m := range regexp.MustCompile(`\b(ec2|cloudwatch|sts|iam|ssm|pricing):([A-Z]\w+)`).FindAllStringSubmatch(policies, -1) {
+		granted[m[2]] = true
+	}
+	for _, statement := range strings.Split(policies, "- Sid: ")[1:] {
+		changes := regexp.MustCompile(`ec2:(Create|Delete|Start|Stop|Terminate)\w+`).MatchString(statement)
+		if changes && !strings.Contains(statement, "Condition:") {
+			t.Errorf("without a condition it grants to change what is not the fleet's: %s", statement)
+		}
 	}
 	called := map[string]bool{}
-	call := regexp.MustCompile(`\.(?:api|client|ec2|cw)\w*\.([A-Z]\w+)\(|New((?:Describe|Get)\w+)Paginator\(`)
-	for _, pattern := range []string{"../../internal/edge/ec2/*.go", "../../internal/edge/cloudwatch/*.go"} {
+	call := regexp.MustCompile(`\.(?:api|client|ec2|cw)\w*\.([A-Z]\w+)\(|New((?:Describe|Get)\w+)Paginator\(|stscreds\.New(AssumeRole)Provider\(`)
+	services := regexp.MustCompile(`"github\.com/aws/aws-sdk-go-v2/service/(\w+)["/]`)
+	for _, pattern := range []string{"../../internal/edge/*/*.go", "../../internal/daemon/*/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -152,13 +168,22 @@ func TestCloudFormation(t *testing.T) {
 			if strings.HasSuffix(f, "_test.go") {
 				continue
 			}
+			used := services.FindAllStringSubmatch(contents(t, f), -1)
+			for _, m := range used {
+				if m[1] != "ec2" && m[1] != "cloudwatch" && m[1] != "sts" {
+					t.Errorf("%s calls the service %s, of which this test knows nothing", f, m[1])
+				}
+			}
+			if len(used) == 0 {
+				continue
+			}
 			for _, m := range call.FindAllStringSubmatch(contents(t, f), -1) {
-				called[m[1]+m[2]] = true
+				called[m[1]+m[2]+m[3]] = true
 			}
 		}
 	}
 	for name := range called {
-		if regexp.MustCompile(`^(Describe|Get|Start|Stop|Terminate|Create|Delete|Run)`).MatchString(name) && !granted[name] {
+		if regexp.MustCompile(`^(Describe|Get|Start|Stop|Terminate|Create|Delete|Run|Assume)`).MatchString(name) && !granted[name] {
 			t.Errorf("the server calls %s, which the role does not grant", name)
 		}
 	}
