@@ -40,11 +40,12 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hos
 	if err := fresh(); err != nil {
 		return err
 	}
-	kept, err := readLog(path)
+	kept := &logView{}
+	parts, err := kept.last(path, l.Tail)
 	if err != nil {
 		return err
 	}
-	if _, err := w.Write(lastLines(kept.all, l.Tail)); err != nil || !l.Follow {
+	if copyParts(w, parts) != nil || !l.Follow {
 		return nil // the reader has gone, or has everything
 	}
 	flush := http.NewResponseController(w)
@@ -64,10 +65,7 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hos
 			return nil
 		}
 		more, err := kept.more(path)
-		if err != nil {
-			return nil
-		}
-		if _, err := w.Write(more); err != nil {
+		if err != nil || copyParts(w, more) != nil {
 			return nil
 		}
 	}
@@ -87,75 +85,144 @@ func (f flushing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// logView remembers how far a log was read, across its rotation.
+// logView remembers how far a log was read, across its rotation. A log may be
+// large: nothing of it is kept in memory.
 type logView struct {
-	all    []byte
 	inode  os.FileInfo
 	offset int64
 }
 
-func readLog(path string) (*logView, error) {
-	v := &logView{}
-	old, err := os.ReadFile(path + ".1")
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("cannot read the log: %w", err)
-	}
-	v.all = old
-	fresh, err := v.more(path)
-	v.all = append(v.all, fresh...)
-	return v, err
+// logPart is what of a file is to be copied.
+type logPart struct {
+	f        *os.File
+	from, to int64
 }
 
-// more returns what was printed since the last look.
-func (v *logView) more(path string) ([]byte, error) {
+// copyParts copies what parts are and closes their files.
+func copyParts(w io.Writer, parts []logPart) (err error) {
+	for _, p := range parts {
+		if err == nil {
+			_, err = io.Copy(w, io.NewSectionReader(p.f, p.from, p.to-p.from))
+		}
+		p.f.Close()
+	}
+	return err
+}
+
+// openPart opens a whole file; none where there is no such file.
+func openPart(path string) (parts []logPart, st os.FileInfo, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot read the log: %w", err)
+		return nil, nil, fmt.Errorf("cannot read the log: %w", err)
 	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the log: %w", err)
+	if st, err = f.Stat(); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("cannot read the log: %w", err), f.Close())
 	}
-	var out []byte
-	if v.inode != nil && !os.SameFile(v.inode, st) { // rotated: the rest of the old one first
-		if o, err := os.Open(path + ".1"); err == nil {
-			rest, rerr := io.ReadAll(io.NewSectionReader(o, v.offset, 1<<40))
-			if err := errors.Join(rerr, o.Close()); err != nil {
-				return nil, fmt.Errorf("cannot read the log: %w", err)
-			}
-			out = rest
-		}
-		v.offset = 0
-	}
-	v.inode = st
-	rest, err := io.ReadAll(io.NewSectionReader(f, v.offset, 1<<40))
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the log: %w", err)
-	}
-	v.offset += int64(len(rest))
-	return append(out, rest...), nil
+	return []logPart{{f, 0, st.Size()}}, st, nil
 }
 
-// lastLines returns the last n lines; all of them when n is negative.
-func lastLines(b []byte, n int) []byte {
-	if n < 0 {
-		return b
-	}
-	end := len(b)
-	if end > 0 && b[end-1] == '\n' {
-		end--
-	}
-	for at := end; n > 0; n-- {
-		at = bytes.LastIndexByte(b[:at], '\n')
-		if at < 0 {
-			return b
+// last gives the last n lines of a log and of the older file beside it; all of
+// them when n is negative.
+func (v *logView) last(path string, n int) (parts []logPart, err error) {
+	var old os.FileInfo
+	for {
+		newest, st, err := openPart(path)
+		if err != nil {
+			return nil, err
 		}
-		if n == 1 {
-			return b[at+1:]
+		if parts, old, err = openPart(path + ".1"); err != nil {
+			closeParts(newest)
+			return nil, err
+		}
+		parts = append(parts, newest...)
+		if st == nil || old == nil || !os.SameFile(st, old) {
+			if v.inode = st; st != nil {
+				v.offset = st.Size()
+			}
+			break
+		}
+		closeParts(parts) // it was rotated in between
+	}
+	if n >= 0 {
+		if err := lastLines(parts, n); err != nil {
+			closeParts(parts)
+			return nil, fmt.Errorf("cannot read the log: %w", err)
+		}
+	}
+	return parts, nil
+}
+
+func closeParts(parts []logPart) {
+	for _, p := range parts {
+		p.f.Close()
+	}
+}
+
+// more gives what was printed since the last look.
+func (v *logView) more(path string) ([]logPart, error) {
+	parts, st, err := openPart(path)
+	if err != nil || st == nil {
+		return nil, err
+	}
+	if v.inode != nil && !os.SameFile(v.inode, st) { // rotated: the rest of the old one first
+		old, _, err := openPart(path + ".1")
+		if err != nil {
+			closeParts(parts)
+			return nil, err
+		}
+		for n := range old {
+			old[n].from = min(v.offset, old[n].to)
+		}
+		parts, v.offset = append(old, parts...), 0
+	}
+	newest := &parts[len(parts)-1]
+	newest.from = min(v.offset, newest.to)
+	v.inode, v.offset = st, newest.to
+	return parts, nil
+}
+
+// logBlock is how much is read at once in the search for lines.
+const logBlock = 64 << 10
+
+// lastLines moves the beginning of parts to that of their last n lines, reading
+// from the end.
+func lastLines(parts []logPart, n int) error {
+	b := make([]byte, logBlock)
+	end := true // nothing was read yet: a newline here ends a line and begins none
+	for k := len(parts) - 1; k >= 0; k-- {
+		p := &parts[k]
+		for at := p.to; at > p.from; {
+			size := min(at-p.from, logBlock)
+			at -= size
+			part := b[:size]
+			if _, err := p.f.ReadAt(part, at); err != nil && !errors.Is(err, io.EOF) {
+				return err
+			}
+			if end && n > 0 && part[size-1] == '\n' {
+				part = part[:size-1]
+			}
+			end = false
+			for i := len(part); n > 0; {
+				if i = bytes.LastIndexByte(part[:i], '\n'); i < 0 {
+					break
+				}
+				if n--; n == 0 {
+					p.from = at + int64(i) + 1
+					n = -1
+				}
+			}
+			if n <= 0 {
+				break
+			}
+		}
+		switch n {
+		case -1: // it begins here
+			n = 0
+		case 0: // what is older is not asked for
+			p.from = p.to
 		}
 	}
 	return nil

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,16 +10,55 @@ import (
 )
 
 func TestLastLines(t *testing.T) {
+	long := strings.Repeat("x", logBlock)
 	for _, c := range []struct {
-		in   string
-		n    int
-		want string
+		old, in string
+		n       int
+		want    string
 	}{
-		{"a\nb\nc\n", -1, "a\nb\nc\n"}, {"a\nb\nc\n", 2, "b\nc\n"}, {"a\nb\nc", 1, "c"}, {"a\n", 5, "a\n"}, {"a\nb\n", 0, ""}, {"", 3, ""},
+		{"", "a\nb\nc\n", -1, "a\nb\nc\n"}, {"", "a\nb\nc\n", 2, "b\nc\n"}, {"", "a\nb\nc", 1, "c"}, {"", "a\n", 5, "a\n"}, {"", "a\nb\n", 0, ""}, {"", "", 3, ""},
+		{"1\n2\n", "3\n4\n", -1, "1\n2\n3\n4\n"}, {"1\n2\n", "3\n4\n", 3, "2\n3\n4\n"}, {"1\n2\n", "3\n4\n", 2, "3\n4\n"}, {"1\n2\n", "", 1, "2\n"},
+		{"1\n2", "3\n4\n", 2, "23\n4\n"}, {"1\n2\n", "3\n", 0, ""}, {"1\n", "2\n", 9, "1\n2\n"}, {"", "\n\n", 1, "\n"},
+		{long + "\n", long + "\n" + long, 2, long + "\n" + long}, {"a\n" + long, long + "\n", 1, long + long + "\n"},
 	} {
-		if got := string(lastLines([]byte(c.in), c.n)); got != c.want {
-			t.Errorf("last %d of %q: %q, want %q", c.n, c.in, got, c.want)
+		path := filepath.Join(t.TempDir(), "x.log")
+		if err := errors.Join(os.WriteFile(path, []byte(c.in), 0o600), os.WriteFile(path+".1", []byte(c.old), 0o600)); err != nil {
+			t.Fatal(err)
 		}
+		var got strings.Builder
+		parts, err := new(logView).last(path, c.n)
+		if err == nil {
+			err = copyParts(&got, parts)
+		}
+		if err != nil || got.String() != c.want {
+			t.Errorf("last %d of %.20q and %.20q: %.40q, %v, want %.40q", c.n, c.old, c.in, got.String(), err, c.want)
+		}
+	}
+}
+
+// TestLastLineOfMuch: of a large log no more is held than a block.
+func TestLastLineOfMuch(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.log")
+	if err := os.WriteFile(path, []byte("the last\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(path+".1", nil, 0o600), os.Truncate(path+".1", 1<<30)); err != nil { // a hole
+		t.Fatal(err)
+	}
+	held := testing.Benchmark(func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			parts, err := new(logView).last(path, 1)
+			if err == nil {
+				err = copyParts(io.Discard, parts)
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	}).AllocedBytesPerOp()
+	if held > 4*logBlock {
+		t.Errorf("the last line of a GiB took %d bytes", held)
 	}
 }
 
@@ -36,18 +77,18 @@ func TestLogAcrossRotation(t *testing.T) {
 		f.Close()
 	}
 	write("1\n")
-	v, err := readLog(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := string(v.all)
-	more := func() {
-		b, err := v.more(path)
+	v := &logView{}
+	var got strings.Builder
+	take := func(parts []logPart, err error) {
+		if err == nil {
+			err = copyParts(&got, parts)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		got += string(b)
 	}
+	more := func() { take(v.more(path)) }
+	take(v.last(path, -1))
 	write("2\n")
 	more()
 	write("3\n")
@@ -57,7 +98,7 @@ func TestLogAcrossRotation(t *testing.T) {
 	write("4\n")
 	more()
 	more()
-	if want := "1\n2\n3\n4\n"; got != want {
-		t.Errorf("read %q, want %q", strings.ReplaceAll(got, "\n", " "), want)
+	if want := "1\n2\n3\n4\n"; got.String() != want {
+		t.Errorf("read %q, want %q", strings.ReplaceAll(got.String(), "\n", " "), want)
 	}
 }
