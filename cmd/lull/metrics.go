@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"lull/internal/daemon/server"
 	"lull/internal/fleet"
 )
 
@@ -88,7 +89,11 @@ func (c *cli) serverMetrics(f *fleet.Fleet) ([]metricInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	plane.metrics.MustRegister(note)
+	api, err := server.New(server.Options{Fleet: f, Version: "1"})
+	if err != nil {
+		return nil, err
+	}
+	plane.metrics.MustRegister(note, api.Collector())
 	return catalogue(plane.metrics)
 }
 

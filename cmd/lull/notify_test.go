@@ -9,9 +9,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,14 +21,23 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"lull/internal/fleet"
+	"lull/internal/sim/smtpsim"
 )
 
 const hookKey = "0123456789abcdef0123456789abcdef"
 
 // receivers are the HTTP servers that a script's notifications go to.
 type receivers struct {
-	mu  sync.Mutex
-	all map[string]*listening
+	mu    sync.Mutex
+	all   map[string]*listening
+	posts map[string]*post
+}
+
+// post is the mail relay of a script, and how many of the mails to each address
+// were looked at.
+type post struct {
+	smtpsim.Relay
+	at map[string]int
 }
 
 type listening struct {
@@ -63,7 +74,7 @@ func (l *listening) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // commands are those of scripts that have receivers.
 func (rs *receivers) commands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
-		"receiver": rs.open, "received": rs.received, "link": rs.link, "forged-link": rs.forged, "notice": notice, "expires": expires,
+		"receiver": rs.open, "received": rs.received, "link": rs.link, "forged-link": rs.forged, "notice": notice, "mailbox": rs.mailbox, "mailed": rs.mailed, "expires": expires, "contact": contact,
 		"broken": func(ts *testscript.TestScript, _ bool, a []string) { rs.set(ts, a[0], true) },
 		"mended": func(ts *testscript.TestScript, _ bool, a []string) { rs.set(ts, a[0], false) },
 	}
@@ -139,8 +150,68 @@ func (l *listening) find(texts []string) bool {
 	return false
 }
 
-// link follows a link of the last warning of the receiver hook, as a browser
-// does: link VERB look|give STATUS TEXT
+// mailbox starts a mail relay that knows no nobody@: mailbox. Its address is in
+// RELAY.
+func (rs *receivers) mailbox(ts *testscript.TestScript, _ bool, _ []string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	p := &post{at: map[string]int{}}
+	p.Recipient = func(address string) string {
+		if strings.HasPrefix(address, "nobody@") {
+			return "550 there is no such mailbox"
+		}
+		return ""
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); p.Serve(l) }()
+	ts.Defer(func() { l.Close() })
+	rs.mu.Lock()
+	rs.posts[ts.Getenv("WORK")] = p
+	rs.mu.Unlock()
+	ts.Setenv("RELAY", l.Addr().String())
+}
+
+// mailed waits for a mail to an address, after the last one it was asked for,
+// that holds all of some texts: mailed ADDRESS TEXT...
+func (rs *receivers) mailed(ts *testscript.TestScript, _ bool, args []string) {
+	rs.mu.Lock()
+	p := rs.posts[ts.Getenv("WORK")]
+	rs.mu.Unlock()
+	var mails []smtpsim.Mail
+	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); pause() {
+		mails = p.Mails()
+		for i := p.at[args[0]]; i < len(mails); i++ {
+			m := &mails[i]
+			text := m.Subject + "\n" + m.Body
+			if !slices.Contains(m.To, args[0]) || slices.ContainsFunc(args[1:], func(t string) bool { return !strings.Contains(text, t) }) {
+				continue
+			}
+			p.at[args[0]] = i + 1
+			rs.remember(ts, m.Body)
+			return
+		}
+	}
+	ts.Fatalf("%s never got %q; the mails are:\n%v", args[0], args[1:], mails)
+}
+
+// remember keeps the links of a mail for the command link.
+func (rs *receivers) remember(ts *testscript.TestScript, body string) {
+	found := map[string]string{}
+	for verb, text := range map[string]string{fleet.AnswerExtend: "Extend by an hour", fleet.AnswerNotToday: "Not today", fleet.AnswerStop: "Stop now"} {
+		if _, rest, ok := strings.Cut(strings.ReplaceAll(body, "\r", ""), text+":\n"); ok {
+			found[verb], _, _ = strings.Cut(rest, "\n")
+		}
+	}
+	if len(found) > 0 {
+		l := rs.of(ts, "hook")
+		l.mu.Lock()
+		l.links = found
+		l.mu.Unlock()
+	}
+}
+
+// link follows a link of the last warning of the receiver hook, or of the mail
+// that was asked for last, as a browser does: link VERB look|give STATUS TEXT
 func (rs *receivers) link(ts *testscript.TestScript, _ bool, args []string) {
 	address := rs.of(ts, "hook").links[args[0]]
 	visit(ts, address, args[1] == "give", args[2], args[3])
@@ -207,6 +278,17 @@ func expires(ts *testscript.TestScript, _ bool, args []string) {
 	if args[1] == "never" {
 		p = fleet.Profile{TTLDeadline: &time.Time{}}
 	}
+	change(ts, w, p)
+}
+
+// contact names who is to be told of a worker: contact WORKER ADDRESS
+func contact(ts *testscript.TestScript, _ bool, args []string) {
+	w, err := workerNamed(ts, http.DefaultClient, args[0])
+	ts.Check(err)
+	change(ts, w, fleet.Profile{Contacts: args[1:]})
+}
+
+func change(ts *testscript.TestScript, w fleet.Worker, p fleet.Profile) {
 	body, err := json.Marshal(p)
 	ts.Check(err)
 	res, err := call(ts, http.DefaultClient, "PATCH", "/api/v1/workers/"+w.ID, body)

@@ -133,6 +133,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	if err != nil {
 		return err
 	}
+	ctl.metrics.MustRegister(api.Collector())
 	if ctl.peers != nil {
 		ctl.peers.Serve(api)
 	}

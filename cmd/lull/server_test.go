@@ -32,7 +32,7 @@ func freePort(t interface{ Fatal(...any) }) string {
 // the simulated cloud, each a process of its own.
 func TestServerScripts(t *testing.T) {
 	shim := buildShim(t)
-	cmds := (&receivers{all: map[string]*listening{}}).commands()
+	cmds := (&receivers{all: map[string]*listening{}, posts: map[string]*post{}}).commands()
 	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until, "take": take, "secret": secret, "report": report})
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/server",
