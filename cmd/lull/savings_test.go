@@ -1,8 +1,10 @@
 package main
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"lull/internal/link/control"
 	"lull/internal/savings"
@@ -18,5 +20,35 @@ func TestSavingsText(t *testing.T) {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("without %q:\n%s", want, b.String())
 		}
+	}
+}
+
+// TestRegionWithoutPrices: what has no price is unknown wherever it is listed,
+// and never nothing.
+func TestRegionWithoutPrices(t *testing.T) {
+	prices, err := savings.Published()
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := savings.Use{Worker: "w", Name: "far", Region: "ap-south-1", InstanceType: "m5.large", Volumes: []savings.Volume{{Type: "gp3", GB: 100}}, Running: time.Hour, Avoided: 5 * time.Hour}
+	groups, total := prices.Group([]savings.Use{use}, func(u savings.Use) (string, string) { return u.Worker, u.Name })
+	r := control.Savings{By: "worker", Groups: groups, Total: total, Periods: []control.SavingsPeriod{{Groups: groups, Total: total}}}
+	var text, table, trial strings.Builder
+	savingsText(&text, r)
+	if err := savingsCSV(&table, r); err != nil {
+		t.Fatal(err)
+	}
+	simulationText(&trial, control.Simulation{Policies: []control.SimulatedOutcome{{Name: "x", Sum: total}}})
+	for what, shown := range map[string]string{"savings": text.String(), "simulate": trial.String()} {
+		if strings.Contains(shown, "$") || !strings.Contains(shown, "unknown") {
+			t.Errorf("%s makes money up:\n%s", what, shown)
+		}
+	}
+	if !strings.Contains(table.String(), ",5.0000,0.0000,,5.0000,,5.0000,\n") {
+		t.Errorf("the table has money:\n%s", table.String())
+	}
+	data, err := json.Marshal(r)
+	if err != nil || strings.Contains(string(data), `_usd":0`) || !strings.Contains(string(data), `"saved_usd":null`) {
+		t.Errorf("the API has money: %s %v", data, err)
 	}
 }
