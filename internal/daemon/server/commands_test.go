@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	"lull/internal/daemon/server/access"
 	"lull/internal/fleet"
+	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/power"
 	"lull/internal/store"
@@ -159,4 +161,40 @@ func TestChangesOfOthers(t *testing.T) {
 	}
 	res, data = b.ask("POST", "/api/v1/workers", b.admin, []byte(`{}`), "Sec-Fetch-Site", "cross-site")
 	b.problem("another site", res, data, 403)
+}
+
+// TestWhyAtRest: the answer about a worker that is stopped names who stopped it
+// and for how long it has been, what starts it, and nothing that would keep a
+// running one up.
+func TestWhyAtRest(t *testing.T) {
+	b := newBench(t, memory(t))
+	id := b.stopped()
+	since, end := time.Now().Add(-100*time.Hour), time.Now().Add(time.Hour)
+	if _, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
+		w.StatusSince, w.LastPausedAt, w.LastPausedBy, w.PauseReason = since, &since, fleet.ByController.Name, fleet.ReasonIdleTimeout
+		w.AWSRegion, w.InstanceType, w.Volumes = "us-east-1", "m5.large", []fleet.Volume{{ID: "vol-1", Type: "gp3", GB: 10}}
+		w.TTLDeadline, w.TTLAction = &end, "terminate"
+		tx.Note(fleet.Entry{Action: "pause", Events: []string{fleet.EventPaused}, Policy: "balanced"})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	res, data := b.ask("GET", "/api/v1/workers/"+id+"/why", b.admin, nil)
+	y := decode[control.Why](t, data)
+	if res.StatusCode != http.StatusOK || y.Question != "why was it stopped" || y.Verdict != nil || len(y.Signals) != 0 {
+		t.Fatalf("%d %s", res.StatusCode, data)
+	}
+	for _, code := range []idle.Code{idle.NotIdleYet, idle.SignalUnknown, idle.WarningPending} {
+		if y.IdleStatus.Has(code) {
+			t.Errorf("it is blocked by %s", code)
+		}
+	}
+	for _, want := range []string{fleet.ByController.Name + " stopped it at ", "(idle_timeout)", "The policy was balanced.", "It has been stopped for 4d4h, which saved $9."} {
+		if !strings.Contains(y.Answer, want) {
+			t.Errorf("it does not say %q: %s", want, y.Answer)
+		}
+	}
+	if change := strings.Join(y.Change, "\n"); !strings.Contains(y.Answer, "It is terminated at ") || !strings.Contains(change, "A person or its wake token starts it") {
+		t.Errorf("what would change it: %s", change)
+	}
 }

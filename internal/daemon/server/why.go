@@ -15,6 +15,7 @@ import (
 	"lull/internal/link/control"
 	"lull/internal/policy"
 	"lull/internal/power"
+	"lull/internal/savings"
 )
 
 // lastEntries is how many audit entries an answer to why carries.
@@ -80,10 +81,7 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	}
 	y.Policy = &held
 	if !up(w.Status) {
-		y.Change = []string{}
-		if w.Status == power.WorkerStopped {
-			y.Change = append(y.Change, comesBack(&w, y.Policy)...)
-		}
+		s.atRest(&y, &w, last.Entries, time.Now())
 	}
 	if expiry != nil && !up(w.Status) {
 		y.Answer += " " + expiry.Sentence(time.Now())
@@ -111,6 +109,47 @@ func longer(w *fleet.Worker) string {
 		how = "change or remove the tag ttl-deadline of its instance"
 	}
 	return "for its time not to end then: " + how
+}
+
+// atRest makes the answer that of a worker that does not run: what would keep
+// a running one up says nothing about it; which rule stopped it, what that has
+// saved and what would start it do.
+func (s *Server) atRest(y *control.Why, w *fleet.Worker, last []fleet.Entry, now time.Time) {
+	y.Verdict, y.Signals, y.Change = nil, []evidence.Signal{}, []string{}
+	y.IdleStatus.TargetPauseAt, y.IdleStatus.WarnAt, y.IdleStatus.Reason = nil, nil, idle.StatusNotRunning
+	y.IdleStatus.Blocks = slices.DeleteFunc(slices.Clone(y.IdleStatus.Blocks), func(b idle.Block) bool {
+		return slices.Contains([]idle.Code{idle.NotIdleYet, idle.RecentActivity, idle.SignalUnknown, idle.WarningPending}, b.Code)
+	})
+	if w.Status != power.WorkerStopped {
+		return
+	}
+	y.Change = append(y.Change, comesBack(w, y.Policy)...)
+	if w.LastPausedAt == nil || w.DesiredStatus != power.WorkerStopped {
+		return
+	}
+	for i := range last {
+		if e := &last[i]; slices.Contains(e.Events, fleet.EventPaused) && e.Policy != "" {
+			y.Answer += fmt.Sprintf(" The policy was %s.", e.Policy)
+			break
+		}
+	}
+	y.Answer += " " + s.restedFor(w, now)
+}
+
+// restedFor says for how long a worker has been stopped and, where lull stopped
+// it, what that has saved; money that is not known is not named.
+func (s *Server) restedFor(w *fleet.Worker, now time.Time) string {
+	d := now.Sub(w.StatusSince)
+	out := fmt.Sprintf("It has been stopped for %s.", idle.Human(d))
+	if !w.PauseReason.Automatic() {
+		return out
+	}
+	use := savings.Use{Worker: w.ID, Region: w.AWSRegion, InstanceType: w.InstanceType, Volumes: volumes(w, nil), Avoided: d}
+	_, sum := s.prices.Group([]savings.Use{use}, func(u savings.Use) (string, string) { return u.Worker, "" })
+	if sum.Saved == nil {
+		return out
+	}
+	return fmt.Sprintf("It has been stopped for %s, which saved $%.2f so far.", idle.Human(d), *sum.Saved)
 }
 
 // haltInto says that all automatic actions are halted now, and by whom.
