@@ -46,4 +46,5 @@ type Listener struct {
 	PID       int    // one process that has it
 	Watchable bool   // whether it can be duplicated while the instance is frozen
 	Why       string // why not, empty when it can
+	Private   bool   // only the workload itself reaches it: the loopback of a network of its own
 }

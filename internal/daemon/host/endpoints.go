@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"time"
 
 	"lull/internal/idle"
 	"lull/internal/instance"
@@ -117,7 +118,8 @@ func (i *inst) crashLooping() bool {
 	return i.rec.CrashLooping
 }
 
-// notListening names the first endpoint whose target has no listener.
+// notListening names the first endpoint whose target has no listener that
+// clients reach.
 func notListening(want []instance.Endpoint, ls []instance.Listener) string {
 	for _, e := range want {
 		if len(listenersOn(e, ls)) == 0 {
@@ -127,6 +129,23 @@ func notListening(want []instance.Endpoint, ls []instance.Listener) string {
 	return ""
 }
 
+// silent says what there is in place of the listener that is missing. deep is
+// whether the addresses are those of a guest.
+func silent(want []instance.Endpoint, ls []instance.Listener, deep bool, limit time.Duration) string {
+	target := notListening(want, ls)
+	_, port, _ := net.SplitHostPort(target)
+	for _, l := range ls {
+		if _, lp, err := net.SplitHostPort(l.Addr); err == nil && l.Private && lp == port {
+			return fmt.Sprintf("after %s it listens on %s of the guest only, which no client reaches: bind it to 0.0.0.0", idle.Human(limit), l.Addr)
+		}
+	}
+	where := ""
+	if deep {
+		where = " in the guest"
+	}
+	return fmt.Sprintf("nothing listens on %s%s after %s", target, where, idle.Human(limit))
+}
+
 func listenersOn(e instance.Endpoint, ls []instance.Listener) (out []instance.Listener) {
 	host, port, err := net.SplitHostPort(e.Target)
 	if err != nil {
@@ -134,7 +153,7 @@ func listenersOn(e instance.Endpoint, ls []instance.Listener) (out []instance.Li
 	}
 	for _, l := range ls {
 		lh, lp, err := net.SplitHostPort(l.Addr)
-		if err == nil && lp == port && serves(lh, host) && l.Network == or(e.Proto, "tcp") {
+		if err == nil && !l.Private && lp == port && serves(lh, host) && l.Network == or(e.Proto, "tcp") {
 			out = append(out, l)
 		}
 	}

@@ -629,6 +629,23 @@ func TestSilentPort(t *testing.T) {
 	}
 }
 
+// TestPrivatePort: a program that listens, but on the loopback of its guest, is
+// not told that nothing listens.
+func TestPrivatePort(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.k.Deep, r.k.Private = true, true
+		id, err := r.Create(context.Background(), instance.Spec{Name: "a", Command: []string{"x"}, Restart: instance.RestartNo,
+			Expose: []instance.Endpoint{{Listen: "127.0.0.1:98", Target: "127.0.0.1:80"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const want = "cannot start a: after 1m it listens on 127.0.0.1:80 of the guest only, which no client reaches: bind it to 0.0.0.0"
+		if err := r.Start(context.Background(), id, byManual); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %q in it", err, want)
+		}
+	})
+}
+
 func TestStubbornProgramIsKilled(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Stubborn = true

@@ -182,11 +182,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 			if err != nil {
 				return fmt.Errorf("cannot start %s: its sockets cannot be read: %w", i.name(), err)
 			}
-			where := ""
-			if i.rt.Capabilities().Network { // its addresses are not this machine's
-				where = " in the guest"
-			}
-			return fmt.Errorf("cannot start %s: nothing listens on %s%s after %s", i.name(), notListening(want, ls), where, idle.Human(limit))
+			return fmt.Errorf("cannot start %s: %s", i.name(), silent(want, ls, i.rt.Capabilities().Network, limit))
 		}
 	}
 }

@@ -31,6 +31,8 @@ type Kernel struct {
 	// Deep makes it a machine of guests: with a network of their own, and they
 	// can be saved.
 	Deep bool
+	// Private has programs listen where nobody but themselves reaches them.
+	Private bool
 	// Restore is how long a guest takes from disk.
 	Restore time.Duration
 	// Frees is how much of a guest's memory Reclaim gives back, in bytes; 0 is
@@ -516,7 +518,7 @@ func (p *Proc) Listeners() ([]instance.Listener, error) {
 	if err := p.k.fails[Listening]; err != nil {
 		return nil, err
 	}
-	return []instance.Listener{{Network: "tcp", Addr: "127.0.0.1:80", PID: 1, Watchable: true}}, nil
+	return []instance.Listener{{Network: "tcp", Addr: "127.0.0.1:80", PID: 1, Watchable: true, Private: p.k.Private}}, nil
 }
 
 // Memory implements instance.Workload.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +13,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"lull/internal/edge/runtime/microvm/vnet"
 	"lull/internal/instance"
+	"lull/internal/link/guest"
 )
 
 // fakeFiles is a machine as the accelerator's rule sees it.
@@ -287,4 +290,17 @@ func TestProcess(t *testing.T) {
 		t.Errorf("kill: %v", err)
 	}
 	<-done
+}
+
+// TestListenersInside: those on the guest's own loopback are told, and that no
+// client reaches them.
+func TestListenersInside(t *testing.T) {
+	got := listeners([]guest.ListenAddr{{Network: "tcp", Addr: "127.0.0.1:80"}, {Network: "tcp", Addr: "[::1]:81"},
+		{Network: "tcp", Addr: netip.AddrPortFrom(vnet.Guest, 82).String()}, {Network: "udp", Addr: "0.0.0.0:53"}, {Network: "unix", Addr: "/x"}})
+	for n, want := range []instance.Listener{{Network: "tcp", Addr: "127.0.0.1:80", Private: true}, {Network: "tcp", Addr: "[::1]:81", Private: true},
+		{Network: "tcp", Addr: "0.0.0.0:82"}, {Network: "udp", Addr: "0.0.0.0:53"}} {
+		if len(got) != 4 || got[n].Network != want.Network || got[n].Addr != want.Addr || got[n].Private != want.Private {
+			t.Fatalf("%+v, want %+v in place %d", got, want, n)
+		}
+	}
 }

@@ -465,8 +465,7 @@ func conn(o vnet.Open, waiting []guest.WaitingConn) instance.Conn {
 	return c
 }
 
-// Listeners implements instance.Workload: those that can be reached from
-// outside the guest. One bound to the guest's own address is given as bound to
+// Listeners implements instance.Workload. One bound to the guest's own address is given as bound to
 // every address, because nobody outside knows that address.
 func (w *Work) Listeners() ([]instance.Listener, error) {
 	if !w.isFrozen() {
@@ -480,18 +479,22 @@ func (w *Work) Listeners() ([]instance.Listener, error) {
 	if w.last.TCPErr != "" {
 		return nil, fmt.Errorf("cannot read in the guest: %.500s", w.last.TCPErr)
 	}
-	var out []instance.Listener
-	for _, l := range w.last.Listens {
+	return listeners(w.last.Listens), nil
+}
+
+func listeners(all []guest.ListenAddr) (out []instance.Listener) {
+	for _, l := range all {
 		ap, err := netip.ParseAddrPort(l.Addr)
-		if err != nil || ap.Addr().IsLoopback() || l.Network != "tcp" && l.Network != "udp" {
+		if err != nil || l.Network != "tcp" && l.Network != "udp" {
 			continue
 		}
 		if ap.Addr() == vnet.Guest {
 			ap = netip.AddrPortFrom(netip.IPv4Unspecified(), ap.Port())
 		}
-		out = append(out, instance.Listener{Network: l.Network, Addr: ap.String(), Why: "it is inside a virtual machine; clients reach it through the relay"})
+		out = append(out, instance.Listener{Network: l.Network, Addr: ap.String(), Private: ap.Addr().Unmap().IsLoopback(),
+			Why: "it is inside a virtual machine; clients reach it through the relay"})
 	}
-	return out, nil
+	return out
 }
 
 // Dial connects to the port of target ("host:port"; the host is the guest,
