@@ -112,15 +112,22 @@ func (c *cli) rmCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			var first error
 			for _, name := range a {
-				if err := cl.Remove(cmd.Context(), name); err != nil {
+				err := cl.Remove(cmd.Context(), name)
+				if err != nil && cmd.Context().Err() != nil {
 					return err
 				}
-				if !c.json {
+				if err != nil {
+					c.complain(err)
+				} else if !c.json {
 					fmt.Fprintln(c.out, name, "removed")
 				}
+				if err != nil && first == nil {
+					first = &exitError{exitCode(err)}
+				}
 			}
-			return nil
+			return first
 		}}
 }
 

@@ -66,8 +66,12 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer, 
 	if errors.As(err, &exit) {
 		return exit.code
 	}
-	fmt.Fprintln(errw, "lull: "+strings.TrimSuffix(err.Error(), "\n"))
+	c.complain(err)
 	return exitCode(err)
+}
+
+func (c *cli) complain(err error) {
+	fmt.Fprintln(c.err, "lull: "+strings.TrimSuffix(err.Error(), "\n"))
 }
 
 func exitCode(err error) int {

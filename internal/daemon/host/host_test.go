@@ -646,6 +646,24 @@ func TestPrivatePort(t *testing.T) {
 	})
 }
 
+// TestListByName: ids are random, so their order would be none.
+func TestListByName(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		names := []string{"f", "b", "e", "a", "d", "c", "h", "g"}
+		for _, name := range names {
+			r.run(name, nil)
+		}
+		slices.Sort(names)
+		var got []string
+		for _, o := range r.List(false) {
+			got = append(got, o.Name)
+		}
+		if !slices.Equal(got, names) {
+			t.Errorf("listed as %v", got)
+		}
+	})
+}
+
 func TestStubbornProgramIsKilled(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Stubborn = true

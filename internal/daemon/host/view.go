@@ -23,9 +23,6 @@ func (h *Host) List(memory bool) []hostctl.Instance {
 	for _, i := range all {
 		out = append(out, i.view(memory))
 	}
-	if len(h.away) == 0 {
-		return out
-	}
 	for _, r := range h.away {
 		out = append(out, h.viewAway(r))
 	}
