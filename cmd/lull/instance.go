@@ -166,6 +166,9 @@ func infoText(w io.Writer, o hostctl.Instance) {
 	if o.Image != "" {
 		row("image", "%s, memory limit %s, net %s", o.Image, dash(limit(o.MemoryLimit)), dash(o.Net))
 	}
+	if o.Unavailable != "" {
+		row("unknown", "%s", o.Unavailable)
+	}
 	if o.Misset != "" {
 		row("settings", "%s", o.Misset)
 	}

@@ -513,9 +513,15 @@ func TestNoRuntime(t *testing.T) {
 			t.Error("everything was taken over, it says")
 		}
 		for _, ref := range []string{"a", id} {
-			_, err := r.Why(context.Background(), ref, time.Time{})
-			if err == nil || !strings.Contains(err.Error(), errWorld.Error()) {
-				t.Errorf("why: %v", err)
+			y, err := r.Why(context.Background(), ref, time.Time{})
+			if err != nil || !strings.Contains(y.Answer, "It was running, and") || !strings.Contains(y.Answer, errWorld.Error()) {
+				t.Errorf("why: %s, %v", y.Answer, err)
+			}
+			if o, err := r.Get(ref); err != nil || !strings.Contains(o.Unavailable, errWorld.Error()) {
+				t.Errorf("get: %+v, %v", o, err)
+			}
+			if err := r.Stop(context.Background(), ref, byManual, false); err == nil || !strings.Contains(err.Error(), errWorld.Error()) {
+				t.Errorf("stop: %v", err)
 			}
 		}
 		l := r.List(true)

@@ -38,9 +38,33 @@ func (h *Host) viewAway(r instance.Record) hostctl.Instance {
 		Leases: []idle.Lease{}, StatusReason: h.absent[r.ID].Error(), Unavailable: h.noRuntime(r.Spec.Runtime).Error()}
 }
 
+// recordAway is the record of an instance whose runtime is not here; nil for any
+// other.
+func (h *Host) recordAway(ref string) *instance.Record {
+	for n := range h.away {
+		if r := &h.away[n]; r.ID == ref || r.Spec.Name == ref {
+			return r
+		}
+	}
+	return nil
+}
+
+// whyAway says why no more is known of an instance than its record.
+func (h *Host) whyAway(r instance.Record) hostctl.Why {
+	o := h.viewAway(r)
+	a := evidence.Account{Object: r.ID, Name: r.Spec.Name, Kind: evidence.KindInstance, At: h.now(), State: o.State,
+		Question: "why is it not known how " + r.Spec.Name + " is", Signals: []evidence.Signal{}, Leases: []idle.Lease{},
+		Answer: fmt.Sprintf("It was %s, and nothing can be done with it: %s.", o.State, o.Unavailable),
+		Change: []string{"the host is started with that runtime again"}}
+	return hostctl.Why{Instance: o, Account: a}
+}
+
 // Get returns one instance.
 func (h *Host) Get(ref string) (hostctl.Instance, error) {
 	i, err := h.find(ref)
+	if r := h.recordAway(ref); r != nil {
+		return h.viewAway(*r), nil
+	}
 	if err != nil {
 		return hostctl.Instance{}, err
 	}
@@ -170,6 +194,9 @@ func (h *Host) Misset() (faults []string) {
 // now, or at a past time if that is not zero.
 func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, error) {
 	i, err := h.find(ref)
+	if r := h.recordAway(ref); r != nil && at.IsZero() {
+		return h.whyAway(*r), nil
+	}
 	if err != nil {
 		return hostctl.Why{}, err
 	}
