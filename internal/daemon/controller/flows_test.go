@@ -19,6 +19,32 @@ import (
 	"lull/internal/store/mem"
 )
 
+// A check that is asked for while a new owner waits until the calls of the one
+// before it have ended is answered after that.
+func TestAskedTooEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		r.stop()
+		r.run(r.db.Client(), options{server: "server-2"})
+		for range 40 { // all through the time in which the shards change hands
+			q, err := r.fleet.AskOwner(t.Context(), person, fleet.RequestDetect, id, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func(asked time.Time) {
+				if q, err = r.fleet.Request(t.Context(), q.ID); err != nil || q.Detect == nil {
+					t.Errorf("what was asked at %s is not answered: %+v, %v", asked.Format(time.TimeOnly), q, err)
+				}
+			}(time.Now())
+			time.Sleep(time.Second)
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
 // The result of DetectWorkerIdle when each of its steps fails (spec 2.4).
 func TestDetectResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -49,8 +49,11 @@ type job struct {
 
 // reconcile drives one worker one step.
 func (c *Controller) reconcile(ctx context.Context, e *entry, sh *shard) outcome {
-	c.mu.Lock()
 	now := time.Now()
+	if now.Before(sh.since) { // what waits for the owner goes on waiting
+		return outcome{Requeue, sh.since.Add(time.Millisecond)}
+	}
+	c.mu.Lock()
 	j := &job{c: c, e: e, sh: sh, f: sh.fleet, w: e.w, s: c.fleet.Settings(), now: now, seen: e.seen, seenAt: e.seenAt, gone: e.missing,
 		inst: e.inst, live: e.known(), ask: c.waiting[e.id]}
 	delete(c.waiting, e.id)
@@ -61,9 +64,6 @@ func (c *Controller) reconcile(ctx context.Context, e *entry, sh *shard) outcome
 		j.inst = nil
 	}
 	c.mu.Unlock()
-	if now.Before(sh.since) {
-		return outcome{Requeue, sh.since.Add(time.Millisecond)}
-	}
 	out := j.handle(ctx)
 	j.answer(ctx)
 	c.keep(j, out)
