@@ -146,7 +146,7 @@ func (s *Server) restedFor(w *fleet.Worker, now time.Time) string {
 	}
 	use := savings.Use{Worker: w.ID, Region: w.AWSRegion, InstanceType: w.InstanceType, Volumes: volumes(w, nil), Avoided: d}
 	_, sum := s.prices.Group([]savings.Use{use}, func(u savings.Use) (string, string) { return u.Worker, "" })
-	if sum.Saved == nil {
+	if sum.Saved == nil || *sum.Saved < 0.01 {
 		return out
 	}
 	return fmt.Sprintf("It has been stopped for %s, which saved $%.2f so far.", idle.Human(d), *sum.Saved)
