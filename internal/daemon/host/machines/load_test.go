@@ -228,30 +228,37 @@ func (c *client) benchmark(ctx context.Context) error {
 	return nil
 }
 
-// clock asks the service for its time a few times, and keeps what the answer
-// with the shortest way says: by how much the guest's clock is off, give or
-// take half of that way.
+// timed asks for a time of the guest a few times (in Unix nanoseconds), and
+// keeps what the answer with the shortest way says: by how much the guest's
+// clock is off, give or take half of that way.
+func timed(ask func() int64) (off, way time.Duration) {
+	way = -1
+	for range 5 {
+		began := time.Now()
+		at := ask()
+		if trip := time.Since(began); way < 0 || trip < way {
+			off, way = time.Unix(0, at).Sub(began.Add(trip/2)), trip
+		}
+	}
+	return off, way
+}
+
+// clock checks the guest's clock by what the service answers.
 func (c *client) clock() {
 	t := c.b.T
 	t.Helper()
 	p := c.b.dial(2)
 	defer p.Close()
-	off, way := time.Duration(0), time.Duration(-1)
-	for range 5 {
-		began := time.Now()
-		var at int64
+	off, way := timed(func() (at int64) {
 		var lines int
 		if _, err := fmt.Sscan(c.b.ask(p, "x"), &at, &lines); err != nil {
 			t.Fatal(err)
 		}
-		trip := time.Since(began)
 		if c.lines++; lines != c.lines {
 			t.Fatalf("the service has seen %d lines, want %d", lines, c.lines)
 		}
-		if way < 0 || trip < way {
-			off, way = time.Unix(0, at).Sub(began.Add(trip/2)), trip
-		}
-	}
+		return at
+	})
 	if off.Abs() > way/2+slack {
 		t.Fatalf("the guest's clock is %s off, seen over a way of %s", off, way)
 	}

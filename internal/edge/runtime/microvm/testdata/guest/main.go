@@ -167,6 +167,8 @@ func order(line string) string {
 		}
 		polled = c
 		return "polling\n"
+	case "time":
+		return fmt.Sprintln(time.Now().UnixNano())
 	case "unpoll":
 		polled.Close()
 		return "not polling\n"
