@@ -300,9 +300,9 @@ func rename(root, name, machine string) error {
 // ownHosts is what the one line of an etc/hosts begins with that is ours.
 const ownHosts = "127.0.0.1 localhost "
 
-// writeNames gives the workload its resolver and its own name. Files that the
-// image has are left alone, except that a dangling or missing resolv.conf is
-// written.
+// writeNames gives the workload its resolver and its own name. The image's
+// resolv.conf gives way: it names servers that the guest does not reach. Its
+// hosts stays.
 func writeNames(root string, p Plan) error {
 	r, err := os.OpenRoot(root)
 	if err != nil {

@@ -3,6 +3,7 @@ package harness
 import (
 	"bytes"
 	"encoding/hex"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -182,6 +183,25 @@ func TestLook(t *testing.T) {
 	for _, bad := range []string{"nobody", "7:x"} {
 		if _, err := lookUser(dir, bad); err == nil {
 			t.Errorf("user %s was found", bad)
+		}
+	}
+}
+
+// TestNames: the resolver is the host's, and the hosts are the image's where it
+// has any.
+func TestNames(t *testing.T) {
+	root := t.TempDir()
+	etc := filepath.Join(root, "etc")
+	if err := errors.Join(os.Mkdir(etc, 0o755), os.WriteFile(filepath.Join(etc, "resolv.conf"), []byte("nameserver 8.8.8.8\n"), 0o644),
+		os.WriteFile(filepath.Join(etc, "hosts"), []byte("10.0.0.1 db\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeNames(root, Plan{Name: "web", Resolver: netip.MustParseAddr("10.0.2.3")}); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"resolv.conf": "nameserver 10.0.2.3\n", "hosts": "10.0.0.1 db\n"} {
+		if b, err := os.ReadFile(filepath.Join(etc, name)); err != nil || string(b) != want {
+			t.Errorf("%s holds %q, %v", name, b, err)
 		}
 	}
 }
