@@ -138,8 +138,11 @@ func localPaths(s *instance.Spec) error {
 		s.Workspace = filepath.Join(wd, s.Workspace)
 	}
 	if s.Image != "" && !filepath.IsAbs(s.Image) {
-		if _, err := os.Stat(s.Image); err == nil { // otherwise it is a reference
+		_, err := os.Stat(s.Image)
+		if err == nil { // otherwise it is a reference
 			s.Image = filepath.Join(wd, s.Image)
+		} else if strings.HasPrefix(s.Image, ".") {
+			return &usageError{fmt.Errorf("cannot use image: %w", err)}
 		}
 	}
 	return nil

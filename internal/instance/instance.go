@@ -49,7 +49,7 @@ type Launch struct {
 	Run     uint64   // generation of this run; rises with every start, unique per ID
 	Command []string // argv; Command[0] is looked up in the PATH of Env
 	Env     []string // the complete environment, KEY=VALUE
-	Dir     string   // working directory, absolute
+	Dir     string   // working directory, absolute; empty is the image's
 	User    string   // name or uid[:gid]; empty is the daemon's own user
 	Listen  []string // host:port of the sockets that the program inherits as LISTEN_FDS, in order
 	LogPath string   // file of standard output and error, rotated beside itself

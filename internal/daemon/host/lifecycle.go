@@ -115,12 +115,14 @@ var boxEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	i.h.point("launch", i)
 	s := i.spec
-	l := instance.Launch{ID: i.id, Run: run, Command: s.Command, Dir: or(s.Workdir, "/"), User: s.User,
+	l := instance.Launch{ID: i.id, Run: run, Command: s.Command, Dir: s.Workdir, User: s.User,
 		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: or(s.LogMax, logMax)}
 	l.Image, l.Memory, l.CPUs, l.Net, l.Workspace = s.Image, s.Memory, s.CPUs, s.Net, s.Workspace
 	base := i.h.cfg.BaseEnv
 	if i.rt.Capabilities().Image {
 		base = boxEnv
+	} else {
+		l.Dir = or(l.Dir, "/") // in place of an image's
 	}
 	l.Env = append(append(l.Env, base...), s.Env...)
 	l.Env = append(l.Env, "LULL_INSTANCE="+s.Name)

@@ -188,6 +188,9 @@ func choose(all []v1.Descriptor) (v1.Descriptor, error) {
 
 // CheckReference says what is wrong with a name of an image in a registry.
 func CheckReference(ref string) error {
+	if strings.HasPrefix(ref, ".") {
+		return errors.New("it is neither an absolute path nor a reference: it begins with a dot")
+	}
 	if _, err := name.ParseReference(ref); err != nil {
 		return fmt.Errorf("it is neither an absolute path nor a reference: %w", err)
 	}
@@ -308,7 +311,7 @@ func (c Config) Args(asked []string) []string {
 
 // Dir is the directory that was asked for, or the image's.
 func (c Config) Dir(asked string) string {
-	if asked != "" && asked != "/" {
+	if asked != "" {
 		return asked
 	}
 	if filepath.IsAbs(c.WorkingDir) {
@@ -351,14 +354,19 @@ func (c Config) Signal() (syscall.Signal, error) {
 
 // Environ is the environment of a program of the image: the defaults, its
 // user's home, the image's, what was asked for, and what the runtime itself says,
-// each going before those before it. A LULL_SOCKET that was asked for is a path
-// of this machine and left out.
+// each going before those before it. What was asked for may begin with the
+// defaults, which nobody asked for. A LULL_SOCKET that was asked for is a path
+// of this machine and left out, and so is what is no KEY=VALUE: runc would not
+// start a container with it.
 func (c Config) Environ(home string, asked []string, own ...string) []string {
 	var keys []string
 	set := map[string]string{}
 	add := func(list []string) {
 		for _, e := range list {
-			k, _, _ := strings.Cut(e, "=")
+			k, _, ok := strings.Cut(e, "=")
+			if !ok || k == "" {
+				continue
+			}
 			if _, ok := set[k]; !ok {
 				keys = append(keys, k)
 			}
@@ -370,8 +378,11 @@ func (c Config) Environ(home string, asked []string, own ...string) []string {
 		add([]string{"HOME=" + home})
 	}
 	add(c.Env)
+	if len(asked) >= len(defaults) && slices.Equal(asked[:len(defaults)], defaults) {
+		asked = asked[len(defaults):]
+	}
 	for _, e := range asked {
-		if !slices.Contains(defaults, e) && !strings.HasPrefix(e, "LULL_SOCKET=") {
+		if !strings.HasPrefix(e, "LULL_SOCKET=") {
 			add([]string{e})
 		}
 	}

@@ -119,7 +119,7 @@ func TestImage(t *testing.T) {
 		if err := b.CheckSpec(&spec); err != nil {
 			t.Errorf("%s: %v", from, err)
 		}
-		call := guest.RunCall{Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "MORE=asked"}, Dir: "/"}
+		call := guest.RunCall{Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "MORE=asked"}}
 		first, err := b.prepareRoot(t.Context(), from, &call)
 		if err != nil {
 			t.Fatal(err)
@@ -145,7 +145,7 @@ func TestImage(t *testing.T) {
 	}
 
 	l := b.launch("oci", 1)
-	l.Image, l.Env = saved, nil
+	l.Image, l.Env, l.Dir = saved, nil, ""
 	w, err := b.Start(t.Context(), l)
 	if err != nil {
 		t.Fatal(err)

@@ -391,6 +391,7 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	if err := r.claim(ctx, l.ID, &rec, &call); err != nil {
 		return nil, errors.Join(err, r.clear(context.WithoutCancel(ctx), l.ID))
 	}
+	call.Dir = or(call.Dir, "/")
 	w := r.newWork(l.ID)
 	w.ident = instance.Identity{BootID: r.boot, Run: l.Run}
 	if w.log, err = openLog(l.LogPath, l.LogMax); err != nil {
