@@ -25,7 +25,7 @@ import (
 // waits for it. When ctx ends, the command is ended: nobody could look at it
 // again.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
-	env, dir, err := r.environment(id)
+	env, dir, err := r.environment(ctx, id)
 	if err != nil {
 		return instance.Outcome{}, err
 	}
@@ -49,10 +49,14 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 		wg.Wait()
 		return instance.Outcome{}, err
 	}
-	s, err := r.shim().Exec(ctx, shimctl.Exec{ID: id, Command: q.Command, Env: append(env, q.Env...), Dir: dir},
+	// Who asks may leave before it is known what was started: then it is ended below.
+	begin, cancel := context.WithTimeout(context.WithoutCancel(ctx), beginLimit)
+	defer cancel()
+	s, err := r.shim().Exec(begin, shimctl.Exec{ID: id, Command: q.Command, Env: append(env, q.Env...), Dir: dir},
 		[3]int{int(null.Fd()), int(outW.Fd()), int(errW.Fd())})
 	cerr := errors.Join(outW.Close(), errW.Close())
 	if err = errors.Join(err, cerr); err != nil {
+		err = errors.Join(err, outR.SetReadDeadline(time.Now()), errR.SetReadDeadline(time.Now()))
 		wg.Wait()
 		err = errors.Join(err, outR.Close(), errR.Close())
 		return instance.Outcome{}, fmt.Errorf("cannot run %s: %w", q.Command[0], err)
@@ -126,6 +130,10 @@ func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started) (instance.Ex
 	return instance.Exit{}, fmt.Errorf("the command was ended, since nobody waits for it any more: %w", context.Cause(ctx))
 }
 
+// beginLimit bounds the start of a command: more than the supervisor takes for its
+// part before the program.
+const beginLimit = 30 * time.Second
+
 // endGrace is how long a command that nobody waits for may take to end.
 const endGrace = 2 * time.Second
 
@@ -143,7 +151,7 @@ func (r *Runtime) execEnded(e shimctl.ExecEnded) {
 }
 
 // environment is that of an instance's main process.
-func (r *Runtime) environment(id string) (env []string, dir string, err error) {
+func (r *Runtime) environment(ctx context.Context, id string) (env []string, dir string, err error) {
 	r.mu.Lock()
 	w := r.works[id]
 	r.mu.Unlock()
@@ -153,7 +161,7 @@ func (r *Runtime) environment(id string) (env []string, dir string, err error) {
 	if live, err := w.Alive(); err != nil || !live {
 		return nil, "", errors.New("cannot run a command: the instance has no process")
 	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", w.ident.PID))
+	b, err := environ(ctx, w.ident.PID)
 	if err != nil {
 		return nil, "", fmt.Errorf("cannot read the environment: %w", err)
 	}
@@ -167,6 +175,22 @@ func (r *Runtime) environment(id string) (env []string, dir string, err error) {
 		}
 	}
 	return env, dir, nil
+}
+
+// environ reads a process's environment. It is empty in the moment in which the
+// process becomes another program; no instance's is for longer.
+func environ(ctx context.Context, pid int) (b []byte, err error) {
+	for range 100 {
+		if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); err != nil || len(b) > 0 {
+			return b, err
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	return b, nil
 }
 
 // Identify says which instance a process belongs to: by its control group,
