@@ -150,6 +150,10 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if err != nil {
 		return err
 	}
+	share, err := cfg.cpuPercent()
+	if err != nil {
+		return err
+	}
 	space, err := cfg.imageSpace()
 	if err != nil {
 		return err
@@ -162,7 +166,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if err != nil {
 		return fmt.Errorf("cannot read whether the host is halted: %w", err)
 	}
-	h = host.New(host.Config{Halted: halted, KeepHalt: files.KeepHalt, Images: keepers, ImageAge: cfg.ImageAge, ImageSpace: space, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe,
+	h = host.New(host.Config{Halted: halted, KeepHalt: files.KeepHalt, Images: keepers, ImageAge: cfg.ImageAge, ImageSpace: space, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe, CPUPercent: share, NetBytes: float64(cfg.Net),
 		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
 		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, Log: log, Tracer: traces.Tracer(),
 		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})

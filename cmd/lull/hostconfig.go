@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,6 +24,8 @@ type hostConfig struct {
 	PauseAfter time.Duration
 	StopAfter  time.Duration
 	Probe      time.Duration
+	CPU        string
+	Net        uint
 	Files      uint
 	Shim       string
 	Kernel     string
@@ -52,6 +55,8 @@ var hostOptions = []option[hostConfig]{
 	{"pause-after", "LULL_HOST_PAUSE_AFTER", "duration", "idle time until an instance is paused, where it does not say; 0 never pauses", func(c *hostConfig) any { return &c.PauseAfter }},
 	{"stop-after", "LULL_HOST_STOP_AFTER", "duration", "time from entering paused until an instance is stopped, where it does not say; 0 never stops", func(c *hostConfig) any { return &c.StopAfter }},
 	{"probe", "LULL_HOST_PROBE", "duration", "time between two looks at a running instance, jittered by a tenth", func(c *hostConfig) any { return &c.Probe }},
+	{"cpu-threshold", "LULL_HOST_CPU_THRESHOLD", "percent", "processor time of an instance from which it counts as used, as 1%: of one processor between two looks, at least 20 ms of it", func(c *hostConfig) any { return &c.CPU }},
+	{"net-threshold", "LULL_HOST_NET_THRESHOLD", "count", "bytes in 5 s, in and out, from which an instance counts as used", func(c *hostConfig) any { return &c.Net }},
 	{"files", "LULL_HOST_FILES", "count", "open files that are asked for; paused instances need one for each of their sockets", func(c *hostConfig) any { return &c.Files }},
 	{"shim", "LULL_HOST_SHIM", "path", "the lull-shim program; empty finds it beside lull", func(c *hostConfig) any { return &c.Shim }},
 	{"guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a tree as lull guest-kernel makes it, or a file; empty looks in the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }},
@@ -75,8 +80,18 @@ var hostOptions = []option[hostConfig]{
 
 func defaultHostConfig(getenv func(string) string) hostConfig {
 	return hostConfig{Data: "lull-data/host", Socket: defaultSocket(getenv), PauseAfter: time.Minute,
-		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, Files: 65536, Machine: "q35", Channel: "auto",
+		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, CPU: "1%", Net: 512, Files: 65536, Machine: "q35", Channel: "auto",
 		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour, ImageSpace: "0", Layer: "10G", ReportEvery: 15 * time.Second}
+}
+
+// cpuPercent is the threshold of processor time in percent of one processor.
+func (c hostConfig) cpuPercent() (float64, error) {
+	text, ok := strings.CutSuffix(c.CPU, "%")
+	f, err := strconv.ParseFloat(text, 64)
+	if !ok || err != nil || !(f > 0 && f <= 100) { // no NaN either
+		return 0, fmt.Errorf("%q is no percentage above 0%% and at most 100%%, such as 2.5%%", c.CPU)
+	}
+	return f, nil
 }
 
 // resolve reads every source. Every fault is reported, each naming the
@@ -93,6 +108,12 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	}
 	if cfg.Probe < 50*time.Millisecond || cfg.Probe > time.Hour {
 		errs = append(errs, fmt.Errorf("cannot use probe: %s is not between 50ms and 1h", cfg.Probe))
+	}
+	if _, err := cfg.cpuPercent(); err != nil {
+		errs = append(errs, fmt.Errorf("cannot use cpu-threshold: %w", err))
+	}
+	if cfg.Net < 1 || cfg.Net > 1<<30 {
+		errs = append(errs, fmt.Errorf("cannot use net-threshold: %d is not between 1 and %d", cfg.Net, 1<<30))
 	}
 	if cfg.WakeWait <= 0 || cfg.WakeWait > time.Hour {
 		errs = append(errs, fmt.Errorf("cannot use wake-wait: %s is not above 0 and at most 1h", cfg.WakeWait))

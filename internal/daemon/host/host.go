@@ -72,6 +72,8 @@ type Config struct {
 	PauseAfter time.Duration // 0 never pauses
 	StopAfter  time.Duration // 0 never stops a paused instance
 	Probe      time.Duration // between two looks at a running instance, default 5 s, each jittered by a tenth
+	CPUPercent float64       // of one processor from which an instance counts as used, default 1
+	NetBytes   float64       // in 5 s, from which it does, default 512
 	Workers    int           // transitions that run at once from deadlines, default 8
 	BaseEnv    []string      // environment of every instance, before its own
 	LogDir     string        // where instances' logs are written
@@ -157,6 +159,8 @@ type Host struct {
 // New returns a host without instances.
 func New(cfg Config) *Host {
 	cfg.Probe = or(cfg.Probe, 5*time.Second)
+	cfg.CPUPercent = or(cfg.CPUPercent, cpuPercent)
+	cfg.NetBytes = or(cfg.NetBytes, netBytes)
 	cfg.Workers = or(cfg.Workers, 8)
 	cfg.WakeWait = or(cfg.WakeWait, 45*time.Second)
 	if cfg.Log == nil {

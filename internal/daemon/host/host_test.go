@@ -408,6 +408,38 @@ func TestHaltStopsEverythingAutomatic(t *testing.T) {
 	})
 }
 
+// TestThresholds: what counts as use is what the configuration says, and never
+// less processor time than a few ticks.
+func TestThresholds(t *testing.T) {
+	active := func(c Config, window, cpu time.Duration, net uint64) (out [2]bool) {
+		t.Helper()
+		at := time.Unix(1000, 0)
+		cfg := New(c).cfg
+		for n, r := range cfg.readings(instance.Sample{At: at}, instance.Sample{At: at.Add(window), CPU: cpu, NetBytes: net}, at.Add(window))[:2] {
+			out[n] = r.State == idle.Active
+		}
+		return out
+	}
+	for _, c := range []struct {
+		cfg    Config
+		window time.Duration
+		cpu    time.Duration
+		net    uint64
+		want   [2]bool
+	}{
+		{Config{}, 5 * time.Second, 100 * time.Millisecond, 600, [2]bool{true, true}},
+		{Config{}, 5 * time.Second, 40 * time.Millisecond, 500, [2]bool{}},
+		{Config{}, 10 * time.Second, 110 * time.Millisecond, 1000, [2]bool{true, false}},
+		{Config{CPUPercent: 5, NetBytes: 1000}, 5 * time.Second, 100 * time.Millisecond, 600, [2]bool{}},
+		{Config{CPUPercent: 5, NetBytes: 1000}, 5 * time.Second, 300 * time.Millisecond, 1100, [2]bool{true, true}},
+		{Config{CPUPercent: 0.1}, 100 * time.Millisecond, 15 * time.Millisecond, 0, [2]bool{}},
+	} {
+		if got := active(c.cfg, c.window, c.cpu, c.net); got != c.want {
+			t.Errorf("%+v in %s: cpu and net are active: %v, want %v", c, c.window, got, c.want)
+		}
+	}
+}
+
 // TestLooksOfOneNeverPaused: who is never paused is looked at no more often than
 // others are.
 func TestLooksOfOneNeverPaused(t *testing.T) {

@@ -13,11 +13,11 @@ import (
 	"lull/internal/power"
 )
 
-// Thresholds of the heartbeat (spec, section 4). CPU counts from 1 % of the
-// window, but never for less than a few scheduler ticks; net from 512 bytes
-// for each probe interval of 5 s.
+// Thresholds of the heartbeat (spec, section 4), which the configuration may
+// change. CPU counts from 1 % of the window, but never for less than a few
+// scheduler ticks; net from 512 bytes for each 5 s.
 const (
-	cpuShare     = 0.01
+	cpuPercent   = 1.0
 	cpuTicks     = 20 * time.Millisecond
 	netBytes     = 512.0
 	netWindow    = 5 * time.Second
@@ -85,7 +85,7 @@ func (i *inst) look(w Workload) idle.Evidence {
 		i.base = s
 	}
 	i.last = s
-	i.readings = readings(i.base, s, now)
+	i.readings = i.h.cfg.readings(i.base, s, now)
 	e := i.evidenceLocked(now)
 	e.Connections, e.LastActivityAt = i.connections(s, now, e.LastActivityAt, quiet)
 	i.conns = e.Connections
@@ -177,7 +177,7 @@ func (i *inst) connections(s instance.Sample, now, last time.Time, quiet time.Du
 }
 
 // readings are the heartbeat of the workload's tree between two samples.
-func readings(base, s instance.Sample, now time.Time) []idle.Reading {
+func (c Config) readings(base, s instance.Sample, now time.Time) []idle.Reading {
 	window := s.At.Sub(base.At)
 	first := window <= 0
 	out := make([]idle.Reading, 0, 4)
@@ -187,9 +187,9 @@ func readings(base, s instance.Sample, now time.Time) []idle.Reading {
 	case first || base.CPUErr != nil:
 		out = append(out, idle.NotKnown("cpu", now, "this is the first look, a rate needs two"))
 	default:
-		threshold := max(cpuShare, cpuTicks.Seconds()/window.Seconds())
+		threshold := max(c.CPUPercent, cpuTicks.Seconds()/window.Seconds()*100)
 		out = append(out, idle.Judge("cpu", round(max(s.CPU-base.CPU, 0).Seconds()/window.Seconds()*100),
-			round(threshold*100), "%", window, now))
+			round(threshold), "%", window, now))
 	}
 	switch {
 	case s.NetErr != nil:
@@ -198,7 +198,7 @@ func readings(base, s instance.Sample, now time.Time) []idle.Reading {
 		out = append(out, idle.NotKnown("net", now, "this is the first look, a rate needs two"))
 	default:
 		moved := float64(s.NetBytes) - float64(base.NetBytes)
-		threshold := netBytes * max(1, window.Seconds()/netWindow.Seconds())
+		threshold := c.NetBytes * max(1, window.Seconds()/netWindow.Seconds())
 		out = append(out, idle.Judge("net", max(moved, 0), round(threshold), "bytes", window, now))
 	}
 	if s.ConnErr != nil {
