@@ -13,15 +13,15 @@ import (
 
 // A QEMU that does not answer its monitor serves nobody, and its guest cannot be
 // asked. One that a signal has stopped is let go on; one that says nothing for
-// long is ended, and its instance started anew by its own rule. One that waits
-// for a disk is left alone, since it goes on when that does, and so is one that
-// somebody debugs.
+// long, and does nothing either, is ended, and its instance started anew by its own
+// rule. One that is at work, or gets no processor for it, is left alone however
+// long it is silent; so is one that waits for a disk or is being debugged.
 
 const (
 	// stoppedLimit is how long a QEMU that a signal stopped stands before it is let
 	// go on. Nobody but lull has a reason to stop one, and lull does not do it so.
 	stoppedLimit = 5 * time.Second
-	// muteLimit is how long a QEMU may say nothing.
+	// muteLimit is how long a QEMU may say and do nothing.
 	muteLimit = 2 * time.Minute
 )
 
@@ -30,13 +30,27 @@ const (
 	procStopped = 'T'
 	procTraced  = 't'
 	procDisk    = 'D'
+	procSleeps  = 'S'
 )
 
 // mute is since when a QEMU does not answer; the zero value is one that does.
 type mute struct {
 	since time.Time
 	pid   int
-	state byte // of its process
+	state byte      // of its process
+	used  uint64    // processor time of all its threads, in ticks
+	still time.Time // since when it sleeps, or is stopped, and uses none
+}
+
+// saw takes in a look at its process.
+func (m *mute) saw(now time.Time, pid int, state byte, used uint64) {
+	if m.since.IsZero() {
+		m.since = now
+	}
+	if m.still.IsZero() || used != m.used || state != procSleeps && state != procStopped {
+		m.still = now
+	}
+	m.pid, m.state, m.used = pid, state, used
 }
 
 // examine looks at a QEMU whose guest did not answer, and sees to it. It says
@@ -54,20 +68,17 @@ func (w *Work) examine(ctx context.Context) bool {
 	}
 	ident := w.Identity()
 	_, state, err := startTime(ident.PID)
-	if err != nil || w.isGone() || w.qctx.Err() != nil || m.ended() {
+	used, uerr := usedTicks(ident.PID)
+	if err != nil || uerr != nil || w.isGone() || w.qctx.Err() != nil || m.ended() {
 		return false
 	}
 	now := time.Now()
 	w.mu.Lock()
-	if w.mute.since.IsZero() {
-		w.mute.since = now
-	}
-	w.mute.pid, w.mute.state = ident.PID, state
-	quiet := now.Sub(w.mute.since)
+	w.mute.saw(now, ident.PID, state, used)
+	quiet, still := now.Sub(w.mute.since), now.Sub(w.mute.still)
 	w.mu.Unlock()
 	switch {
-	case state == procDisk || state == procTraced:
-	case quiet >= w.r.cfg.MuteLimit:
+	case still >= w.r.cfg.MuteLimit:
 		w.endMute(process{ident.PID, ident.Start}, quiet)
 	case state == procStopped && quiet >= w.r.cfg.StoppedLimit:
 		w.letGoOn()
@@ -147,5 +158,8 @@ func (w *Work) Trouble() string {
 	case procDisk:
 		return said + ": it waits for a disk"
 	}
-	return fmt.Sprintf("%s; it is ended after %s", said, w.r.cfg.MuteLimit)
+	if now := time.Now(); now.Sub(m.still) < now.Sub(m.since)/2 {
+		return said + ", though it is at work"
+	}
+	return fmt.Sprintf("%s; it is ended once it has neither answered nor worked for %s", said, w.r.cfg.MuteLimit)
 }

@@ -61,3 +61,36 @@ func TestHungQEMU(t *testing.T) {
 	})
 	b.clean("hung")
 }
+
+// TestMuteThatWorks: a QEMU that is silent is taken for hung only once it has done
+// nothing for as long: not while it is at work, wants a processor or a disk, or is
+// being debugged.
+func TestMuteThatWorks(t *testing.T) {
+	began := time.Unix(1000, 0)
+	for name, looks := range map[string]struct {
+		states string // one a minute
+		used   []uint64
+		still  time.Duration // at the last look
+	}{
+		"asleep":              {"SSSS", []uint64{7, 7, 7, 7}, 3 * time.Minute},
+		"stopped":             {"TTT", []uint64{7, 7, 7}, 2 * time.Minute},
+		"at work":             {"SSSS", []uint64{7, 9, 12, 13}, 0},
+		"at work for a while": {"SSSS", []uint64{7, 9, 9, 9}, 2 * time.Minute},
+		"without a processor": {"RRRR", []uint64{7, 7, 7, 7}, 0},
+		"without its disk":    {"SDDS", []uint64{7, 7, 7, 7}, time.Minute},
+		"debugged":            {"ttt", []uint64{7, 7, 7}, 0},
+	} {
+		var m mute
+		now := began
+		for n, used := range looks.used {
+			now = began.Add(time.Duration(n) * time.Minute)
+			m.saw(now, 1, looks.states[n], used)
+		}
+		if got := now.Sub(m.still); got != looks.still {
+			t.Errorf("%s: still for %s, want %s", name, got, looks.still)
+		}
+		if got := now.Sub(m.since); got != time.Duration(len(looks.used)-1)*time.Minute {
+			t.Errorf("%s: silent for %s", name, got)
+		}
+	}
+}

@@ -299,17 +299,38 @@ func (p process) kill(ctx context.Context) error {
 // startTime reads when a process was started, in ticks since boot, and its
 // state.
 func startTime(pid int) (uint64, byte, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	f, err := statFields(pid)
 	if err != nil {
 		return 0, 0, err
+	}
+	n, err := strconv.ParseUint(f[19], 10, 64)
+	return n, f[0][0], err
+}
+
+// usedTicks reads how much processor time all threads of a process have used.
+func usedTicks(pid int) (uint64, error) {
+	f, err := statFields(pid)
+	if err != nil {
+		return 0, err
+	}
+	user, uerr := strconv.ParseUint(f[11], 10, 64)
+	system, serr := strconv.ParseUint(f[12], 10, 64)
+	return user + system, errors.Join(uerr, serr)
+}
+
+// statFields are those of a process's stat behind its name, 20 at least: state
+// first.
+func statFields(pid int) ([]string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil, err
 	}
 	i := bytes.LastIndexByte(b, ')')
 	f := strings.Fields(string(b[i+1:]))
 	if i < 0 || len(f) < 20 {
-		return 0, 0, fmt.Errorf("cannot read /proc/%d/stat: it has too few fields", pid)
+		return nil, fmt.Errorf("cannot read /proc/%d/stat: it has too few fields", pid)
 	}
-	n, err := strconv.ParseUint(f[19], 10, 64)
-	return n, f[0][0], err
+	return f, nil
 }
 
 func bootID() (string, error) {
