@@ -18,6 +18,8 @@ const (
 	// mostSized is how many volumes are asked about in a cycle: one call, which
 	// takes a fleet of 100,000 workers through within some hours.
 	mostSized = 200
+	// sizeLimit bounds the question: states and power wait for it.
+	sizeLimit = 5 * time.Second
 )
 
 // readVolumes reads the volumes of workers of a region that are due, a part in each
@@ -29,7 +31,9 @@ func (c *Controller) readVolumes(ctx context.Context, r *region, from Sizer) {
 		return
 	}
 	c.count.calls.add("volumes")
-	known, err := from.Volumes(ctx, ids)
+	asked, cancel := context.WithTimeout(ctx, sizeLimit)
+	known, err := from.Volumes(asked, ids)
+	cancel()
 	if err != nil {
 		c.log.Warn("cannot read the sizes of volumes, so what storage costs is not known", "region", r.key.name, "err", err)
 		return

@@ -59,5 +59,21 @@ func TestVolumes(t *testing.T) {
 		if n := calls(); n > 6 {
 			t.Errorf("%d calls in a day", n)
 		}
+
+		// An EC2 that does not answer this keeps nobody from looking at states.
+		listed := func() int {
+			r.world.mu.Lock()
+			defer r.world.mu.Unlock()
+			return r.world.calls["states"]
+		}
+		r.world.mu.Lock()
+		r.world.mute = true
+		r.world.mu.Unlock()
+		attach(ids[0], "vol-30", "vol-40", "vol-60")
+		before, asked := listed(), calls()
+		time.Sleep(2 * time.Hour)
+		if n := listed() - before; n < 200 || calls() == asked {
+			t.Errorf("states were listed %d times in two hours, volumes asked for %d times", n, calls()-asked)
+		}
 	})
 }

@@ -21,6 +21,7 @@ import (
 // called.
 type world struct {
 	volumeType string // of all volumes
+	mute       bool   // who asks for volumes is not answered
 	hibernate  []bool // of each stop
 	mu         sync.Mutex
 	rng        *rand.Rand
@@ -139,6 +140,13 @@ func (w *world) States(ctx context.Context) (map[string]string, error) {
 func (w *world) Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error) {
 	if _, err := w.enter(ctx, "volumes"); err != nil {
 		return nil, err
+	}
+	w.mu.Lock()
+	mute := w.mute
+	w.mu.Unlock()
+	if mute {
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
