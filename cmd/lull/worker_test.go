@@ -37,7 +37,8 @@ func TestEndOr(t *testing.T) {
 	}{
 		{"", 0, time.Minute},
 		{"", 2 * time.Hour, 2 * time.Hour},
-		{"05:16:00", 0, 0},
+		{"05:16:00", 0, 10*time.Minute - 7*time.Second},
+		{"05:16:61", 0, 0},
 		{"05:16", 0, 10*time.Minute - 7*time.Second},
 		{"2026-03-05", 0, 19*time.Hour - 6*time.Minute - 7*time.Second},
 		{"2026-03-03", 0, 0},

@@ -261,6 +261,7 @@ func TestKilledWhileRestored(t *testing.T) {
 	c := dial(t, w)
 	talk(t, c, "before")
 	survived := 0
+	window := 300 * time.Millisecond // in which it is killed: so wide that about half of the kills hit the restore
 	for n := range 14 {
 		if err := w.Freeze(t.Context()); err != nil {
 			t.Fatal(err)
@@ -268,7 +269,7 @@ func TestKilledWhileRestored(t *testing.T) {
 		if _, err := w.Hibernate(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		after := time.Duration(rand.Int64N(int64(300 * time.Millisecond)))
+		after := time.Duration(rand.Int64N(int64(window)))
 		hit := make(chan bool, 1)
 		go func() {
 			var p []process
@@ -285,6 +286,7 @@ func TestKilledWhileRestored(t *testing.T) {
 		err := w.Thaw()
 		if <-hit {
 			survived++
+			window = window * 3 / 2
 			if err == nil || !w.Hibernated() {
 				t.Fatalf("round %d, killed after %s: %v, hibernated %t", n, after, err, w.Hibernated())
 			}
@@ -294,6 +296,7 @@ func TestKilledWhileRestored(t *testing.T) {
 			talk(t, c, fmt.Sprint("round ", n))
 			continue
 		}
+		window = window * 2 / 3
 		select { // it ran already, and ended with its QEMU
 		case <-b.exits:
 		case <-time.After(patience):
