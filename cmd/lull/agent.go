@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -241,48 +240,40 @@ values hold then.`},
 }
 
 func (c *cli) agentSnooze() *cobra.Command {
-	var until string
-	var dur time.Duration
-	var off bool
+	var e endFlags
 	cmd := c.onAgent(&cobra.Command{Use: "snooze [DURATION]", Short: "Keep this machine running; the answer to a warning", Args: args(cobra.MaximumNArgs(1)),
 		Example: "  lull agent snooze 2h\n  lull agent snooze --until 22:00\n  lull agent snooze --off"},
 		func(cmd *cobra.Command, a []string, cl *agentctl.Client) error {
 			if len(a) == 1 {
 				d, err := when.Length(a[0])
-				if err != nil || dur != 0 {
+				if err != nil || e.dur != 0 {
 					return &usageError{fmt.Errorf("cannot snooze for %q: want one duration such as 2h", a[0])}
 				}
-				dur = d
+				e.dur = d
+			}
+			end, err := e.end(time.Now())
+			if err != nil {
+				return err
 			}
 			var r agentctl.SnoozeRequest
-			var end time.Time
-			if !off {
-				t, err := moment(time.Now(), until, dur)
-				if err != nil {
-					return &usageError{err}
-				}
-				if end = t; dur > 0 {
-					r.For = idle.Duration(dur)
-				} else {
-					r.Until = t
-				}
-			} else if until != "" || dur != 0 {
-				return &usageError{errors.New("cannot snooze: --off goes with no time")}
+			if e.dur > 0 {
+				r.For = idle.Duration(e.dur)
+			} else {
+				r.Until = end
 			}
 			s, err := cl.Snooze(cmd.Context(), r)
 			if err != nil {
 				return err
 			}
 			return c.print(s, func(w io.Writer) {
-				if off {
+				if e.off {
 					fmt.Fprintln(w, "the snooze is ended")
 					return
 				}
 				fmt.Fprintf(w, "this machine stays until %s\n", clockTime(end))
 			})
 		})
-	bindEnd(cmd.Flags(), &until, &dur)
-	cmd.Flags().BoolVar(&off, "off", false, "end the snooze")
+	e.bind(cmd.Flags(), "end the snooze")
 	return cmd
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -113,6 +114,33 @@ func (n *numberFlag) Type() string { return "length" }
 func bindEnd(f *pflag.FlagSet, until *string, dur *time.Duration) {
 	f.StringVar(until, "until", "", untilHelp)
 	f.Var((*lengthFlag)(dur), "for", "how long from now: "+when.LengthForms)
+}
+
+// endFlags are --until and --for of a verb that takes back with --off what it
+// did.
+type endFlags struct {
+	off   bool
+	until string
+	dur   time.Duration
+}
+
+func (e *endFlags) bind(f *pflag.FlagSet, off string) {
+	bindEnd(f, &e.until, &e.dur)
+	f.BoolVar(&e.off, "off", false, off)
+}
+
+// end is the moment that was given; the zero time for --off.
+func (e *endFlags) end(now time.Time) (t time.Time, err error) {
+	switch {
+	case !e.off:
+		t, err = moment(now, e.until, e.dur)
+	case e.until != "" || e.dur != 0:
+		err = errors.New("cannot give --off an end: it ends it now")
+	}
+	if err != nil {
+		return t, &usageError{err}
+	}
+	return t, nil
 }
 
 // moment reads an end that is given as a time or a length, not both.

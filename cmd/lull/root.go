@@ -125,7 +125,7 @@ Run instances on this machine with: lull host, then lull run.`,
 	host := c.hostCommand()
 	host.AddCommand(c.hostLs(), c.hostGet(), c.hostWhy())
 	root.AddCommand(host, c.runCommand(), c.psCommand(), c.rmCommand(), c.instanceCommand(), c.imageCommand(), c.leaseCommand(), c.orServer(c.whyCommand(), c.workerWhy),
-		c.orServer(c.eventsCommand(), c.fleetEvents), c.agentCommand(), c.orServer(c.snoozeCommand(), c.snoozeWorker), c.haltCommand(), c.configCommand(), c.doctorCommand(), c.guestKernelCommand(), c.versionCommand(), c.referenceCommand())
+		c.orServer(c.eventsCommand(), c.fleetEvents), c.agentCommand(), c.snoozeCommand(), c.haltCommand(), c.configCommand(), c.doctorCommand(), c.guestKernelCommand(), c.versionCommand(), c.referenceCommand())
 	root.AddCommand(c.serverCommand(), c.simCommand(), c.workerCommand(), c.templateCommand(), c.settingsCommand(), c.auditCommand(), c.tokenCommand(), c.loginCommand(), c.logoutCommand())
 	root.AddCommand(c.policyCommand(), c.scheduleCommand(), c.overrideCommand(), c.budgetCommand())
 	root.AddCommand(c.notifyCommand(), c.simulateCommand(), c.savingsCommand())

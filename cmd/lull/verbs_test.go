@@ -257,6 +257,39 @@ func TestTimesHaveOneGrammar(t *testing.T) {
 	}
 }
 
+// TestOffHasNoEnd: what is taken back now is not given an end as well.
+func TestOffHasNoEnd(t *testing.T) {
+	asked := 0
+	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		httpx.WriteProblem(w, httpx.NewProblem(404, "none", "cannot find it"))
+	})
+	n := 0
+	for verb, cmd := range leaves() {
+		if cmd.Flags().Lookup("off") == nil || cmd.Flags().Lookup("for") == nil {
+			continue
+		}
+		n++
+		args := words(t, verb)
+		if i := slices.Index(args, "--for"); i >= 0 {
+			args = slices.Delete(args, i, i+2)
+		}
+		if verb == "agent snooze" {
+			args = strings.Fields(verb)
+		}
+		if out, errs, code := lullWith(env, append(args, "--off", "--for", "2h")...); code != exitUsage || asked > 0 {
+			t.Errorf("%s --off --for 2h ended with %d, asked %d times: %q %q", verb, code, asked, out, errs)
+		}
+		if out, errs, code := lullWith(env, append(args, "--off")...); code == exitUsage || asked == 0 {
+			t.Errorf("%s --off ended with %d, asked %d times: %q %q", verb, code, asked, out, errs)
+		}
+		asked = 0
+	}
+	if n < 6 {
+		t.Errorf("%d verbs only", n)
+	}
+}
+
 // TestSimulateTakesLengths: what is no name of a policy is a timeout.
 func TestSimulateTakesLengths(t *testing.T) {
 	var got control.Simulate

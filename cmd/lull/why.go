@@ -137,18 +137,17 @@ func eventsFrom(now time.Time, since string) (seq string, from time.Time, err er
 }
 
 func (c *cli) snoozeCommand() *cobra.Command {
-	var until string
-	var dur time.Duration
+	var e endFlags
 	cmd := &cobra.Command{Use: "snooze NAME", Short: "Keep an instance or a worker running until a time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
 		Long: `Keep an instance or a worker running until a time: no automatic pause or stop
 before it. A snooze is a person's; programs hold leases. The host is asked, or the
 server if --server is given or only LULL_SERVER is set. For a machine with an
 agent: lull agent snooze.`,
-		Example: "  lull snooze web --until 18:00\n  lull snooze web --for 2h",
+		Example: "  lull snooze web --until 18:00\n  lull snooze web --for 2h\n  lull snooze web --off",
 		RunE: func(cmd *cobra.Command, a []string) error {
-			t, err := moment(time.Now(), until, dur)
+			t, err := e.end(time.Now())
 			if err != nil {
-				return &usageError{err}
+				return err
 			}
 			cl, err := c.client()
 			if err != nil {
@@ -158,8 +157,14 @@ agent: lull agent snooze.`,
 			if err != nil {
 				return err
 			}
-			return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s stays until %s\n", o.Name, t.Local().Format(time.DateTime)) })
+			return c.print(o, func(w io.Writer) {
+				if e.off {
+					fmt.Fprintf(w, "the snooze of %s is ended\n", o.Name)
+					return
+				}
+				fmt.Fprintf(w, "%s stays until %s\n", o.Name, t.Local().Format(time.DateTime))
+			})
 		}}
-	bindEnd(cmd.Flags(), &until, &dur)
-	return cmd
+	e.bind(cmd.Flags(), "end the snooze")
+	return c.orServer(cmd, func(cmd *cobra.Command, a []string) error { return c.protect(cmd, a[0], &e) })
 }

@@ -104,22 +104,16 @@ answer says how far it came; a reading that failed never leads to a pause.`,
 		}}
 }
 
-// snoozeWorker is lull snooze for a worker.
-func (c *cli) snoozeWorker(cmd *cobra.Command, a []string) error {
-	until, err := cmd.Flags().GetString("until")
+// protect snoozes a worker, or ends that.
+func (c *cli) protect(cmd *cobra.Command, name string, e *endFlags) error {
+	t, err := e.end(time.Now())
 	if err != nil {
 		return err
 	}
-	dur := *(cmd.Flags().Lookup("for").Value.(*lengthFlag))
-	t, err := moment(time.Now(), until, time.Duration(dur))
-	if err != nil {
-		return &usageError{err}
+	var in control.Snooze
+	if !e.off {
+		in.Until = t.Format(time.RFC3339Nano)
 	}
-	return c.protect(cmd, a[0], control.Snooze{Until: t.Format(time.RFC3339Nano)})
-}
-
-// protect snoozes a worker, or ends that.
-func (c *cli) protect(cmd *cobra.Command, name string, in control.Snooze) error {
 	cl, w, err := c.findWorker(cmd.Context(), name)
 	if err != nil {
 		return err
@@ -128,49 +122,38 @@ func (c *cli) protect(cmd *cobra.Command, name string, in control.Snooze) error 
 	if err != nil {
 		return err
 	}
-	return c.print(w, func(out io.Writer) { fmt.Fprintf(out, "%s snoozed until %s\n", w.Name, moment0(w.SnoozedUntil)) })
+	return c.print(w, func(out io.Writer) {
+		if e.off {
+			fmt.Fprintf(out, "the snooze of %s is ended\n", w.Name)
+			return
+		}
+		fmt.Fprintf(out, "%s snoozed until %s\n", w.Name, moment0(w.SnoozedUntil))
+	})
 }
 
 func (c *cli) workerSnooze() *cobra.Command {
-	var until string
-	var dur time.Duration
-	var off bool
+	var e endFlags
 	cmd := &cobra.Command{Use: "snooze WORKER", Short: "Protect a worker from automatic pauses until a time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
 		Example: "  lull worker snooze cml-1 --for 2h\n  lull worker snooze cml-1 --until 22:00",
-		RunE: func(cmd *cobra.Command, a []string) error {
-			in := control.Snooze{}
-			if !off {
-				t, err := moment(time.Now(), until, dur)
-				if err != nil {
-					return &usageError{err}
-				}
-				in.Until = t.Format(time.RFC3339Nano)
-			}
-			return c.protect(cmd, a[0], in)
-		}}
-	bindEnd(cmd.Flags(), &until, &dur)
-	cmd.Flags().BoolVar(&off, "off", false, "end the protection")
+		RunE:    func(cmd *cobra.Command, a []string) error { return c.protect(cmd, a[0], &e) }}
+	e.bind(cmd.Flags(), "end the protection")
 	return cmd
 }
 
 func (c *cli) workerTTL() *cobra.Command {
-	var until, action string
-	var dur time.Duration
-	var off bool
+	var e endFlags
+	var action string
 	cmd := &cobra.Command{Use: "ttl WORKER", Short: "Set when a worker's time ends, used or not, or that it does not", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
 		Long: `Set a worker's ttl_deadline: it is stopped or terminated then, after a warning,
 whether it is used or not. No snooze and no override holds that back; a later
 deadline does.`,
 		Example: "  lull worker ttl cml-1 --for 8h\n  lull worker ttl cml-1 --until 2026-12-24 --action terminate\n  lull worker ttl cml-1 --off",
 		RunE: func(cmd *cobra.Command, a []string) error {
-			in := fleet.Profile{TTLDeadline: &time.Time{}}
-			if !off {
-				t, err := moment(time.Now(), until, dur)
-				if err != nil {
-					return &usageError{err}
-				}
-				in.TTLDeadline = &t
+			t, err := e.end(time.Now())
+			if err != nil {
+				return err
 			}
+			in := fleet.Profile{TTLDeadline: &t}
 			if cmd.Flags().Changed("action") {
 				in.TTLAction = &action
 			}
@@ -195,9 +178,8 @@ deadline does.`,
 				fmt.Fprintf(out, "the time of %s ends at %s: %s\n", w.Name, moment0(w.TTLDeadline), cmp.Or(w.TTLAction, fleet.ActionStop))
 			})
 		}}
-	bindEnd(cmd.Flags(), &until, &dur)
+	e.bind(cmd.Flags(), "take the deadline away")
 	cmd.Flags().StringVar(&action, "action", "", "stop or terminate; it is stop unless it was set before")
-	cmd.Flags().BoolVar(&off, "off", false, "take the deadline away")
 	return cmd
 }
 

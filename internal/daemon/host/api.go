@@ -180,16 +180,19 @@ func (a *API) verbs(api huma.API) {
 				return &answer[hostctl.Instance]{o}, problem(err)
 			})
 	}
-	huma.Register(api, operation("snooze-instance", "POST", "/instances/{name}/snooze", "Keep it running until a time"),
+	huma.Register(api, operation("snooze-instance", "POST", "/instances/{name}/snooze", "Keep it running until a time; without one, end that"),
 		func(ctx context.Context, in *struct {
 			Named
 			Body struct {
-				Until string `json:"until" maxLength:"80" doc:"RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in the host's zone or with one such as Europe/Berlin behind it"`
+				Until string `json:"until,omitempty" maxLength:"80" doc:"RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in the host's zone or with one such as Europe/Berlin behind it"`
 			}
 		}) (*answer[hostctl.Instance], error) {
-			until, err := when.Moment(time.Now(), in.Body.Until)
-			if err != nil {
-				return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
+			var until time.Time
+			if in.Body.Until != "" {
+				var err error
+				if until, err = when.Moment(time.Now(), in.Body.Until); err != nil {
+					return nil, httpx.NewProblem(http.StatusUnprocessableEntity, "invalid", err.Error())
+				}
 			}
 			if err := a.Host.Snooze(ctx, in.Name, until); err != nil {
 				return nil, problem(err)

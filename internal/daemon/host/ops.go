@@ -296,13 +296,13 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 	return nil
 }
 
-// Snooze keeps an instance running until t.
+// Snooze keeps an instance running until t; the zero time ends that.
 func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
 	i, err := h.find(ref)
 	if err != nil {
 		return err
 	}
-	if d := t.Sub(h.now()); d <= 0 || d > instance.MaxDeadline {
+	if d := t.Sub(h.now()); !t.IsZero() && (d <= 0 || d > instance.MaxDeadline) {
 		return &InvalidError{fmt.Errorf("cannot snooze until %s: it is not between now and %s from now", t.Format(time.RFC3339), instance.MaxDeadline)}
 	}
 	if err := i.acquireCtx(ctx); err != nil {

@@ -107,9 +107,13 @@ func (c *Client) Why(ctx context.Context, name string, at time.Time) (y Why, err
 	return y, c.call(ctx, "GET", path, nil, &y)
 }
 
-// Snooze keeps it running until t.
+// Snooze keeps it running until t; the zero time ends that.
 func (c *Client) Snooze(ctx context.Context, name string, t time.Time) (o Instance, err error) {
-	return o, c.call(ctx, "POST", inst(name)+"/snooze", map[string]time.Time{"until": t}, &o)
+	in := map[string]time.Time{}
+	if !t.IsZero() {
+		in["until"] = t
+	}
+	return o, c.call(ctx, "POST", inst(name)+"/snooze", in, &o)
 }
 
 // Hold takes or renews a lease.
