@@ -30,6 +30,7 @@ type firing struct {
 var (
 	ofServer  = map[string]string{"instance": "a", "job": "lull"}
 	ofChannel = map[string]string{"instance": "a", "job": "lull", "channel": "ops"}
+	ofRuntime = map[string]string{"instance": "a", "runtime": "microvm"}
 )
 
 // grew is the counter name growing once, half an hour on.
@@ -77,6 +78,13 @@ var firings = map[string][]firing{
 		seriesOf("lull_notify_messages_total", with(ofChannel, "outcome", "ok")): "5x130",
 	}, at: "50m", not: []string{"30m", "110m"}, labels: ofChannel}},
 	"LullNotificationsDead": {grew("lull_notify_dead_total", ofChannel)},
+	"LullInstancesFail":     {grew("lull_instance_events_total", with(ofServer, "type", "wake_failed")), grew("lull_instance_events_total", with(ofServer, "type", "start_failed"))},
+	"LullWakesSlowly": {{series: map[string]string{
+		seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "hibernated"), "le", "10")):   "0x120",
+		seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "hibernated"), "le", "30")):   "0+1x120",
+		seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "hibernated"), "le", "+Inf")): "0+1x120",
+	}, at: "30m", not: []string{"5m"}, labels: ofRuntime}},
+	"LullHostHaltedLong": {{series: map[string]string{seriesOf("lull_host_halted", ofServer): "1x1500"}, at: "1441m", not: []string{"23h"}, labels: ofServer}},
 }
 
 // quietNight is a fleet at night that is well: everything stands still, and each
@@ -100,6 +108,15 @@ var quietNight = map[string]string{
 	seriesOf("lull_notify_messages_total", with(with(ofChannel, "channel", "rare"), "outcome", "ok")): "0x600",
 	seriesOf("lull_notify_pending", with(ofChannel, "channel", "rare")):                               "0x600",
 	seriesOf("lull_notify_dead_total", ofChannel):                                                     "4x600",
+	seriesOf("lull_instance_events_total", with(ofServer, "type", "wake_failed")):                     "2x600",
+	seriesOf("lull_instance_events_total", with(ofServer, "type", "start_failed")):                    "0x600",
+	seriesOf("lull_instance_events_total", with(ofServer, "type", "pause_cancelled")):                 "0+1x600",
+	seriesOf("lull_host_halted", ofServer):                                                            "0x600",
+	// What is slow to start is not slow to wake.
+	seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "stopped"), "le", "10")):      "0x600",
+	seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "stopped"), "le", "+Inf")):    "0+1x600",
+	seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "hibernated"), "le", "10")):   "0+1x600",
+	seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "hibernated"), "le", "+Inf")): "0+1x600",
 }
 
 // TestAlertsFire has Prometheus' own tool run the alert rules: each fires when

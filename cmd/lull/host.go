@@ -18,6 +18,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -85,6 +88,13 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 			return fmt.Errorf("cannot listen for HTTP on %s: %w", cfg.HTTP, err)
 		}
 		defer shared.Close()
+	}
+	var scraped net.Listener
+	if cfg.Metrics != "" {
+		if scraped, err = net.Listen("tcp", cfg.Metrics); err != nil {
+			return fmt.Errorf("cannot listen for Prometheus on %s: %w", cfg.Metrics, err)
+		}
+		defer scraped.Close()
 	}
 
 	var h *host.Host
@@ -191,7 +201,8 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		log.Error("some instances could not be taken over as they were", "error", err)
 	}
 	started := time.Now()
-	a := &host.API{Host: h, Version: version,
+	metrics := promhttp.HandlerFor(hostMetrics(h), promhttp.HandlerOpts{})
+	a := &host.API{Host: h, Version: version, Metrics: metrics,
 		Status: func() hostctl.Status {
 			s := hostStatus(h, rt, cfg, started, faults)
 			if containers != nil {
@@ -207,6 +218,11 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	ends := []func(){serve(g, api, handler)}
 	if shared != nil {
 		ends = append(ends, serve(g, shared, front))
+	}
+	if scraped != nil {
+		alone := http.NewServeMux()
+		alone.Handle("GET /metrics", metrics)
+		ends = append(ends, serve(g, scraped, alone))
 	}
 	guestCtx, endGuests := context.WithCancel(gctx)
 	guestServer := &host.Guests{Host: h, Listener: guests, Identify: func(pid int) (string, error) { return identify(runtimes, pid) }}
@@ -243,6 +259,13 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		return nil
 	})
 	return g.Wait()
+}
+
+// hostMetrics are those of lull host, and of its process.
+func hostMetrics(h *host.Host) *prometheus.Registry {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(h.Collector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return reg
 }
 
 // identify asks every runtime whose a process is.

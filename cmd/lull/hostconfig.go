@@ -21,6 +21,7 @@ type hostConfig struct {
 	Data       string
 	Socket     string
 	HTTP       string
+	Metrics    string
 	PauseAfter time.Duration
 	StopAfter  time.Duration
 	Probe      time.Duration
@@ -52,6 +53,7 @@ var hostOptions = []option[hostConfig]{
 	{"data", "LULL_HOST_DATA", "path", "directory of records, logs and the shim's state; one host daemon at a time", func(c *hostConfig) any { return &c.Data }},
 	{"socket", "LULL_HOST_SOCKET", "path", "unix socket of the API, mode 0600", func(c *hostConfig) any { return &c.Socket }},
 	{"http", "LULL_HOST_HTTP", "host:port", "shared HTTP port that routes by host name (NAME.localhost) or X-Lull-Instance; empty is off", func(c *hostConfig) any { return &c.HTTP }},
+	{"metrics", "LULL_HOST_METRICS", "host:port", "where Prometheus finds /metrics and nothing else, without a token, so on an address that only it reaches; the API's socket has them too; empty is off", func(c *hostConfig) any { return &c.Metrics }},
 	{"pause-after", "LULL_HOST_PAUSE_AFTER", "duration", "idle time until an instance is paused, where it does not say; 0 never pauses", func(c *hostConfig) any { return &c.PauseAfter }},
 	{"stop-after", "LULL_HOST_STOP_AFTER", "duration", "time from entering paused until an instance is stopped, where it does not say; 0 never stops", func(c *hostConfig) any { return &c.StopAfter }},
 	{"probe", "LULL_HOST_PROBE", "duration", "time between two looks at a running instance, jittered by a tenth", func(c *hostConfig) any { return &c.Probe }},

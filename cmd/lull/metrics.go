@@ -72,7 +72,11 @@ func catalogue(reg *prometheus.Registry) ([]metricInfo, error) {
 }
 
 // serverMetrics are those that lull server registers.
-func (c *cli) serverMetrics(f *fleet.Fleet) ([]metricInfo, error) {
+func (c *cli) serverMetrics() ([]metricInfo, error) {
+	f, err := fleet.New(fleet.Options{ID: "reference"}) // nothing is asked of its store
+	if err != nil {
+		return nil, err
+	}
 	log := slog.New(slog.DiscardHandler)
 	dir, err := os.MkdirTemp("", "lull-metrics") // a journal is opened in it, and stays empty
 	if err != nil {
@@ -97,17 +101,25 @@ func (c *cli) serverMetrics(f *fleet.Fleet) ([]metricInfo, error) {
 	return catalogue(plane.metrics)
 }
 
-func metricsPage(l []metricInfo) []byte {
+// metricsPage lists the metrics of a server and of a host.
+func metricsPage(server, host []metricInfo) []byte {
 	var b strings.Builder
-	b.WriteString("# Metrics of lull server\n\nGenerated from what `lull server` registers. `/metrics` has them in Prometheus' format for a viewer's token, with those of the Go\n" +
-		"runtime and the process (`go_*`, `process_*`). Counters count since the start of the process; each server counts what it does itself.\n" +
-		"Rules and a dashboard for them: etc/prometheus-rules.yaml, etc/grafana-dashboard.json.\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n")
+	b.WriteString("# Metrics\n\nGenerated from what the daemons register. Both have them in Prometheus' format at `/metrics`, with those of the Go runtime and the\n" +
+		"process (`go_*`, `process_*`). Counters count since the start of the process. Rules and a dashboard for them:\n" +
+		"etc/prometheus-rules.yaml, etc/grafana-dashboard.json.\n\n## lull server\n\nFor a viewer's token; each server counts what it does itself.\n\n")
+	writeMetrics(&b, server)
+	b.WriteString("\n## lull host\n\nOn the API's socket, and at the address of `lull host --metrics`, which answers nothing else and asks for no token.\n\n")
+	writeMetrics(&b, host)
+	return []byte(b.String())
+}
+
+func writeMetrics(b *strings.Builder, l []metricInfo) {
+	b.WriteString("| metric | kind | labels | meaning |\n|---|---|---|---|\n")
 	for _, m := range l {
 		labels := ""
 		if len(m.Labels) > 0 {
 			labels = "`" + strings.Join(m.Labels, "`, `") + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, m.Kind, labels, m.Help)
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", m.Name, m.Kind, labels, m.Help)
 	}
-	return []byte(b.String())
 }

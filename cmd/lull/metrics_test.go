@@ -12,23 +12,24 @@ import (
 
 	"gopkg.in/yaml.v3"
 
-	"lull/internal/fleet"
+	"lull/internal/daemon/host"
 )
 
 // metricNames are the lull_ names in an expression.
 var metricNames = regexp.MustCompile(`\blull_[a-z_]+`)
 
 // TestRulesAndDashboard: every metric that the alert rules and the dashboard
-// name is one that the server has, and with the labels that they use.
+// name is one that the server or a host has, and with the labels that they use.
 func TestRulesAndDashboard(t *testing.T) {
-	f, err := fleet.New(fleet.Options{ID: "test"})
+	l, err := (&cli{getenv: func(string) string { return "" }}).serverMetrics()
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := (&cli{getenv: func(string) string { return "" }}).serverMetrics(f)
+	local, err := catalogue(hostMetrics(host.New(host.Config{Runtimes: map[string]host.Runtime{"process": nil}})))
 	if err != nil {
 		t.Fatal(err)
 	}
+	l = append(l, local...)
 	known := map[string]metricInfo{}
 	for _, m := range l {
 		known[m.Name] = m
@@ -41,7 +42,7 @@ func TestRulesAndDashboard(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"lull_resume_seconds", "lull_would_be_false_pause_total", "lull_idle_hours_not_avoided_total", "lull_unknown_signal_count", "lull_notify_pending"} {
+	for _, want := range []string{"lull_resume_seconds", "lull_would_be_false_pause_total", "lull_idle_hours_not_avoided_total", "lull_unknown_signal_count", "lull_notify_pending", "lull_instance_wake_seconds"} {
 		if _, ok := known[want]; !ok {
 			t.Errorf("the catalogue has no %s", want)
 		}
@@ -64,7 +65,7 @@ func TestRulesAndDashboard(t *testing.T) {
 			for _, b := range by.FindAllStringSubmatch(e, -1) {
 				for label := range strings.SplitSeq(b[1]+b[2], ",") {
 					label = strings.TrimSpace(label)
-					if label != "le" && label != "outcome" && !slices.Contains(m.Labels, label) {
+					if label != "le" && label != "instance" && label != "outcome" && !slices.Contains(m.Labels, label) {
 						t.Errorf("%s: %s has no label %s", e, n, label)
 					}
 				}

@@ -30,11 +30,20 @@ func (c *cli) referencePages() (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	fleetwide, err := c.serverMetrics()
+	if err != nil {
+		return nil, err
+	}
+	local, err := catalogue(hostMetrics(host.New(host.Config{Runtimes: map[string]host.Runtime{"process": nil}})))
+	if err != nil {
+		return nil, err
+	}
 	maps.Copy(pages, map[string][]byte{
 		"config-host.md":    []byte(hostSettingsPage()),
 		"config-agent.md":   []byte(agentSettingsPage()),
 		"cli.md":            cliPage(c.root()),
 		"host-openapi.json": append(doc, '\n'),
+		"metrics.md":        metricsPage(fleetwide, local),
 	})
 	return pages, nil
 }

@@ -9,8 +9,8 @@ import (
 	"lull/internal/fleet"
 )
 
-// serverPages are the generated pages about lull server: its settings, its
-// OpenAPI document and its metrics.
+// serverPages are the generated pages about lull server: its settings and
+// its OpenAPI document.
 func serverPages() (map[string][]byte, error) {
 	f, err := fleet.New(fleet.Options{ID: "reference"}) // nothing is asked of its store
 	if err != nil {
@@ -24,11 +24,7 @@ func serverPages() (map[string][]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode the API's description: %w", err)
 	}
-	l, err := (&cli{getenv: func(string) string { return "" }}).serverMetrics(f)
-	if err != nil {
-		return nil, err
-	}
-	return map[string][]byte{"server-openapi.json": append(doc, '\n'), "config-server.md": []byte(serverSettingsPage()), "metrics.md": metricsPage(l)}, nil
+	return map[string][]byte{"server-openapi.json": append(doc, '\n'), "config-server.md": []byte(serverSettingsPage())}, nil
 }
 
 func serverSettingsPage() string {

@@ -28,6 +28,7 @@ type API struct {
 	Host    *Host
 	Version string
 	Status  func() hostctl.Status // the daemon's own state
+	Metrics http.Handler          // serves /metrics; nil serves none
 }
 
 // Handler returns the HTTP API and its OpenAPI document.
@@ -45,6 +46,9 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	a.leases(api)
 	a.images(api)
 	a.stream(api, mux)
+	if a.Metrics != nil {
+		mux.Handle("GET /metrics", a.Metrics)
+	}
 	return http.MaxBytesHandler(mux, maxBody), api
 }
 

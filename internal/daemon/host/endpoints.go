@@ -58,6 +58,7 @@ func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
 			return err
 		}
 	}
+	defer i.ask()()
 	leave, err := i.h.enter(ctx, i, true)
 	if err != nil {
 		return err

@@ -166,10 +166,11 @@ func (i *inst) wake(by, why string) error {
 	if i.workload() == nil {
 		return fmt.Errorf("cannot wake %s: its run has not been found again yet", i.name())
 	}
-	if i.state() != power.Resuming { // otherwise a wake before this one failed
+	if s := i.state(); s != power.Resuming { // otherwise a wake before this one failed
 		if err := i.move(power.Resuming); err != nil {
 			return err
 		}
+		i.from = s
 	}
 	ctx, span := i.span(i.h.ctx, "instance.wake")
 	defer span.End()
@@ -428,6 +429,7 @@ func publishWoken(a *attempt) error {
 	i.open()
 	i.h.saver.later(i)
 	i.scheduleAwake(now)
+	i.ran(i.from)
 	i.h.happened(hostctl.Event{Time: now, Type: "resumed", Instance: i.name(), ID: i.id, State: string(rec.State), By: a.by, Reason: a.reason})
 	return nil
 }
@@ -445,6 +447,7 @@ func publishUndone(a *attempt) error {
 		r.LastActivityAt = now
 	})
 	i.wanted.Store(nil)
+	i.asked.Store(nil)
 	i.open()
 	i.h.saver.later(i)
 	i.scheduleAwake(now)

@@ -133,8 +133,10 @@ type Host struct {
 	saver  *saver
 	room   *room
 	events *Events
-	halted atomic.Pointer[idle.HaltedBy]
-	haltMu sync.Mutex // of whoever changes it
+	// measures count for Prometheus.
+	measures measures
+	halted   atomic.Pointer[idle.HaltedBy]
+	haltMu   sync.Mutex // of whoever changes it
 	// haltSet is told that the halt was changed.
 	haltSet chan struct{}
 	// illegal counts transitions that the table does not know: always 0.
@@ -170,6 +172,7 @@ func New(cfg Config) *Host {
 		steps: standardFence(), haltSet: make(chan struct{}, 1), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
 	h.halted.Store(cfg.Halted)
 	h.saver = newSaver(cfg.Records)
+	h.measures = newMeasures(cfg.Runtimes)
 	h.room = newRoom(h)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.asked, h.endAsked = context.WithCancel(h.ctx)

@@ -451,13 +451,13 @@ func TestThresholds(t *testing.T) {
 func TestLooksOfOneNeverPaused(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		never := idle.Duration(0)
-		r.run("a", func(s *instance.Spec) { s.PauseAfter = &never })
 		var looks atomic.Int64
 		r.k.At = func(point string, _ func([]byte, time.Time) []byte) {
 			if point == "sample" {
 				looks.Add(1)
 			}
 		}
+		r.run("a", func(s *instance.Spec) { s.PauseAfter = &never })
 		time.Sleep(time.Hour)
 		if n := looks.Load(); n < 600 || n > 800 {
 			t.Errorf("looked at %d times in an hour, want one every 5 s", n)

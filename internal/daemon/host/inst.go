@@ -31,6 +31,10 @@ type inst struct {
 	// wanted is why a wake was asked for while somebody else held the lock.
 	// Whoever lets the lock go looks at it afterwards, so none is lost.
 	wanted atomic.Pointer[string]
+	// asked is since when somebody waits for it to run; nil when nobody does.
+	asked atomic.Pointer[time.Time]
+	// from is the state that the wake under way began in; the lock's holder has it.
+	from power.Instance
 	// observe is why somebody wants the workload to be looked at, likewise.
 	observe atomic.Pointer[string]
 	// ended is the exit of the present run, noted before anybody has the lock.
@@ -151,6 +155,7 @@ func (i *inst) serve() {
 
 // wantWake asks for a wake from anywhere and never waits.
 func (i *inst) wantWake(why string) {
+	i.ask()
 	i.wanted.Store(&why)
 	i.h.point("wake-wanted", i)
 	if i.tryAcquire() {
@@ -170,6 +175,7 @@ func (i *inst) wantWake(why string) {
 func (i *inst) serveWake(why string) {
 	switch s := i.state(); {
 	case i.pausedByOthers():
+		i.asked.Store(nil)
 	case s.Asleep() && s != power.Paused && i.rationed():
 		i.wakeLater(byConnection, why)
 	case s.Asleep():
@@ -180,6 +186,8 @@ func (i *inst) serveWake(why string) {
 				i.h.log.Error("cannot start for a connection", "instance", i.name(), "error", err)
 			}
 		})
+	default: // it runs, or may not be woken
+		i.asked.Store(nil)
 	}
 }
 

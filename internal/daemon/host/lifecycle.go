@@ -37,6 +37,9 @@ func or[T comparable](v, def T) T {
 // startFor brings a stopped instance up, waiting for whatever else is under
 // way. It is nil too when it already runs.
 func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
+	if by != "restart" {
+		defer i.ask()()
+	}
 	leave, err := h.enter(ctx, i, by != "restart")
 	if err != nil {
 		return err
@@ -102,6 +105,7 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 	}
 	i.open()
 	i.scheduleAwake(now)
+	i.ran(power.Stopped)
 	i.emit("started", by, why)
 	i.h.log.Info("started", "instance", i.name(), "by", by, "pid", w.Identity().PID)
 	return nil

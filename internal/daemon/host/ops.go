@@ -235,6 +235,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 	if s := i.state(); s == power.Stopped && i.rationed() { // it takes no room
 		return &RefusedError{Name: i.name(), What: "resume", Reason: "it is stopped"}
 	}
+	defer i.ask()()
 	leave, err := h.enter(ctx, i, true)
 	if err != nil {
 		return err

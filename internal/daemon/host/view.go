@@ -285,6 +285,7 @@ func (i *inst) whyThen(ctx context.Context, at time.Time) (hostctl.Why, error) {
 // happened publishes an event, and keeps what it says of the power.
 func (h *Host) happened(e hostctl.Event) {
 	h.events.Add(e)
+	h.measures.events.WithLabelValues(e.Type).Inc()
 	switch e.Type {
 	case "paused", "resumed", "started", "stopped", "exited", "reclaimed", "hibernated", "removed":
 		if j := h.cfg.Evidence; j != nil {
