@@ -1,16 +1,17 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"lull/internal/fleet"
+	"lull/internal/link/control"
 	"lull/internal/policy/when"
 )
 
@@ -31,12 +32,43 @@ func entryText(e fleet.Entry) string { return strings.ReplaceAll(entryLine(e), "
 // maxEntries is how many entries a verb shows at most.
 const maxEntries = 1000
 
+// auditFlags say which entries of the audit log are meant.
+type auditFlags struct {
+	worker, from, to string
+	q                fleet.AuditQuery
+}
+
+func (a *auditFlags) bind(c *cli, cmd *cobra.Command, from, to string) {
+	f := cmd.Flags()
+	f.StringVar(&a.worker, "worker", "", "entries about this worker only")
+	f.StringVar(&a.q.Action, "action", "", "this action only")
+	f.StringVar(&a.q.By, "by", "", "of whom this is a part of the name, in any case")
+	f.StringVar(&a.q.Kind, "kind", "", "of what did it only: person, controller, agent, wake, schedule or cloud")
+	f.StringVar(&a.from, from, "", "from this time on: "+when.PastForms)
+	f.StringVar(&a.to, to, "", "before this time, in the same form")
+	completeWords(cmd, "kind", fleet.KindPerson, fleet.KindController, fleet.KindAgent, fleet.KindWake, fleet.KindSchedule, fleet.KindCloud)
+	_ = cmd.RegisterFlagCompletionFunc("worker", func(cmd *cobra.Command, _ []string, to string) ([]string, cobra.ShellCompDirective) {
+		return c.completeWorkers(cmd, nil, to)
+	}) // the flag is there: it was just made
+}
+
+// query is what the flags ask of cl.
+func (a *auditFlags) query(ctx context.Context, cl *control.Client) (q fleet.AuditQuery, err error) {
+	q = a.q
+	if q.From, q.To, err = period(time.Now(), a.from, a.to); err != nil || a.worker == "" {
+		return q, err
+	}
+	w, err := cl.Known(ctx, a.worker)
+	q.WorkerID = w.ID
+	return q, err
+}
+
 func (c *cli) auditCommand() *cobra.Command {
 	var follow bool
-	var worker, action, since, until string
+	var which auditFlags
 	var limit int
 	cmd := &cobra.Command{Use: "audit", Short: "Show who did what, when and why", Args: args(cobra.NoArgs),
-		Example: "  lull audit --worker cml-1\n  lull audit --since 2h --action pause_intended\n  lull audit -f",
+		Example: "  lull audit --worker cml-1\n  lull audit --since 2h --action pause_intended\n  lull audit --by ada --kind person\n  lull audit -f",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -45,67 +77,50 @@ func (c *cli) auditCommand() *cobra.Command {
 			if limit < 1 || limit > maxEntries {
 				return &usageError{fmt.Errorf("cannot show %d entries: want 1 to %d; lull audit export gives all", limit, maxEntries)}
 			}
-			if follow && until != "" {
+			if follow && which.to != "" {
 				return &usageError{errors.New("cannot go on after --until: leave out one of --follow and --until")}
 			}
-			q, err := period(time.Now(), since, until, action)
+			q, err := which.query(cmd.Context(), cl)
 			if err != nil {
 				return err
-			}
-			if worker != "" {
-				w, err := cl.Known(cmd.Context(), worker)
-				if err != nil {
-					return err
-				}
-				q.Set("worker_id", w.ID)
 			}
 			return c.entries(cmd.Context(), cl, q, limit, follow)
 		}}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more happen; JSON then comes as lines")
-	cmd.Flags().StringVar(&worker, "worker", "", "entries about this worker only")
-	cmd.Flags().StringVar(&action, "action", "", "this action only")
-	cmd.Flags().StringVar(&since, "since", "", "from this time on: "+when.PastForms)
-	cmd.Flags().StringVar(&until, "until", "", "before this time, in the same form")
+	which.bind(c, cmd, "since", "until")
 	cmd.Flags().IntVarP(&limit, "limit", "n", 100, "how many of the newest entries")
 	cmd.AddCommand(c.auditExport())
 	return cmd
 }
 
 func (c *cli) auditExport() *cobra.Command {
-	var from, to, action string
-	cmd := &cobra.Command{Use: "export", Short: "Write the audit log as JSON lines, oldest first", Args: args(cobra.NoArgs),
-		Example: "  lull audit export --from 2026-11-01 --to 2026-12-01\n  lull audit export --action drained",
+	var which auditFlags
+	var table bool
+	cmd := &cobra.Command{Use: "export", Short: "Write the audit log as JSON lines or as a table, oldest first", Args: args(cobra.NoArgs),
+		Example: "  lull audit export --from 2026-11-01 --to 2026-12-01\n  lull audit export --action drained --csv",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			q, err := period(time.Now(), from, to, action)
-			if err != nil {
-				return err
-			}
 			cl, err := c.control()
 			if err != nil {
 				return err
 			}
-			return cl.Export(cmd.Context(), q, c.out)
+			q, err := which.query(cmd.Context(), cl)
+			if err != nil {
+				return err
+			}
+			return cl.Export(cmd.Context(), q, map[bool]string{false: "jsonl", true: "csv"}[table], c.out)
 		}}
-	cmd.Flags().StringVar(&from, "from", "", "from this time on: "+when.PastForms)
-	cmd.Flags().StringVar(&to, "to", "", "before this time, in the same form")
-	cmd.Flags().StringVar(&action, "action", "", "this action only")
+	which.bind(c, cmd, "from", "to")
+	cmd.Flags().BoolVar(&table, "csv", false, "a table without what decisions rest on, for spreadsheets")
 	return cmd
 }
 
-// period is the part of a query that says of which time and action.
-func period(now time.Time, from, to, action string) (url.Values, error) {
-	q := url.Values{}
-	for name, text := range map[string]string{"from": from, "to": to} {
-		t, err := pastMoment(now, text)
-		if err != nil {
-			return nil, &usageError{err}
-		}
-		if !t.IsZero() {
-			q.Set(name, t.Format(time.RFC3339Nano))
-		}
+// period reads two times of which each may be left out.
+func period(now time.Time, from, to string) (start, end time.Time, err error) {
+	if start, err = pastMoment(now, from); err == nil {
+		end, err = pastMoment(now, to)
 	}
-	if action != "" {
-		q.Set("action", action)
+	if err != nil {
+		err = &usageError{err}
 	}
-	return q, nil
+	return start, end, err
 }

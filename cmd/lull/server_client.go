@@ -201,9 +201,9 @@ func (c *cli) fleetEvents(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return fmt.Errorf("cannot tell from when on: %w", err)
 	}
-	q, most := url.Values{}, 50
+	q, most := fleet.AuditQuery{}, 50
 	if since != "" {
-		if q, err = period(time.Now(), since, "", ""); err != nil {
+		if q.From, _, err = period(time.Now(), since, ""); err != nil {
 			return err
 		}
 		most = maxEntries
@@ -217,7 +217,8 @@ func (c *cli) fleetEvents(cmd *cobra.Command, _ []string) error {
 
 // entries shows the newest n audit entries that q selects and, if asked to,
 // those that come.
-func (c *cli) entries(ctx context.Context, cl *control.Client, q url.Values, n int, follow bool) error {
+func (c *cli) entries(ctx context.Context, cl *control.Client, which fleet.AuditQuery, n int, follow bool) error {
+	q := control.AuditValues(which)
 	q.Set("newest", "true")
 	past := func() ([]fleet.Entry, error) {
 		out := []fleet.Entry{}
@@ -251,7 +252,7 @@ func (c *cli) entries(ctx context.Context, cl *control.Client, q url.Values, n i
 	var broken error
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	err := cl.Follow(ctx, control.Events{WorkerID: q.Get("worker_id"),
+	err := cl.Follow(ctx, control.Events{WorkerID: which.WorkerID,
 		// The stream has begun when the past is read, so that nothing
 		// falls between them; what both have is shown once.
 		Started: func() {
@@ -269,7 +270,7 @@ func (c *cli) entries(ctx context.Context, cl *control.Client, q url.Values, n i
 			}
 		},
 		Each: func(e fleet.Entry) error {
-			if e.ID <= seen || q.Has("action") && e.Action != q.Get("action") {
+			if e.ID <= seen || !which.Takes(&e) {
 				return nil
 			}
 			return show(e)

@@ -156,8 +156,8 @@ type AuditPage struct {
 // all tells whether q takes every entry that it is given to read.
 func (q *AuditQuery) all() bool { return q.Action == "" && q.By == "" && q.Kind == "" }
 
-// takes tells whether an entry of the right worker and time is one of q's.
-func (q *AuditQuery) takes(e *Entry) bool {
+// Takes tells whether an entry of the right worker and time is one of q's.
+func (q *AuditQuery) Takes(e *Entry) bool {
 	return (q.Action == "" || e.Action == q.Action) && (q.Kind == "" || e.By.Kind == q.Kind) &&
 		(q.By == "" || strings.Contains(strings.ToLower(e.By.Name), strings.ToLower(q.By)))
 }

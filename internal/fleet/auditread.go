@@ -210,7 +210,7 @@ func (r *auditReader) next(ctx context.Context, want int) (Entry, bool, error) {
 			return Entry{}, false, nil
 		}
 		if r.q.WorkerID == "" || e.WorkerID == r.q.WorkerID {
-			if r.q.takes(&e) {
+			if r.q.Takes(&e) {
 				return e, true, nil
 			}
 		}
@@ -308,7 +308,7 @@ func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery) (AuditPage, error
 				if err != nil {
 					return AuditPage{}, err
 				}
-				if !q.takes(&e) {
+				if !q.Takes(&e) {
 					continue
 				}
 				if out.Entries = append(out.Entries, e); len(out.Entries) == q.Limit {

@@ -174,9 +174,11 @@ func Write[T any](ctx context.Context, c *Client, method, path string, in any) (
 	return out, err
 }
 
-// Export copies the audit log as JSON lines to w.
-func (c *Client) Export(ctx context.Context, q url.Values, w io.Writer) error {
-	log, err := c.open(ctx, api+"/audit/export?"+q.Encode(), nil)
+// Export copies the audit log to w, as jsonl or as csv.
+func (c *Client) Export(ctx context.Context, q fleet.AuditQuery, format string, w io.Writer) error {
+	v := AuditValues(q)
+	v.Set("format", format)
+	log, err := c.open(ctx, api+"/audit/export?"+v.Encode(), nil)
 	if err != nil {
 		return err
 	}
@@ -185,6 +187,22 @@ func (c *Client) Export(ctx context.Context, q url.Values, w io.Writer) error {
 		return fmt.Errorf("cannot read the audit log to its end: %w", err)
 	}
 	return nil
+}
+
+// AuditValues are q as the API takes it in a URL, without cursor and limit.
+func AuditValues(q fleet.AuditQuery) url.Values {
+	v := url.Values{}
+	for name, text := range map[string]string{"worker_id": q.WorkerID, "action": q.Action, "by": q.By, "kind": q.Kind} {
+		if text != "" {
+			v.Set(name, text)
+		}
+	}
+	for name, t := range map[string]time.Time{"from": q.From, "to": q.To} {
+		if !t.IsZero() {
+			v.Set(name, t.Format(time.RFC3339Nano))
+		}
+	}
+	return v
 }
 
 // Simulate asks what policies would have done. tell is called as it goes, with
