@@ -1,10 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
 	"os"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
@@ -48,7 +51,7 @@ func (c *cli) instanceCommand() *cobra.Command {
 		}
 		cmd.AddCommand(sub)
 	}
-	cmd.AddCommand(c.cloneCommand(), c.rmCommand(), c.infoCommand(), c.logsCommand(), c.execCommand())
+	cmd.AddCommand(c.cloneCommand(), c.rmCommand(), c.infoCommand(), c.setCommand(), c.logsCommand(), c.execCommand())
 	return cmd
 }
 
@@ -146,6 +149,87 @@ func (c *cli) infoCommand() *cobra.Command {
 		}}
 }
 
+func (c *cli) setCommand() *cobra.Command {
+	var pause, reclaim, hibernate, stop, quiet, grace time.Duration
+	var policy, restart string
+	var wake bool
+	cmd := &cobra.Command{Use: "set NAME", Short: "Change the timers of an instance, and how it is woken and restarted", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Change the timers of an instance, and how it is woken and restarted: from now on,
+whatever state it is in, and for good. What is not named stays as it is. The steps
+of one that sleeps already count from when it was paused, so that one that is late
+is taken at once.`,
+		Example: "  lull instance set web --pause-after 10m\n  lull instance set vm --hibernate-after 30m --stop-after 1d",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			var in hostctl.Change
+			n := 0
+			set := func(flag string, put func()) {
+				if cmd.Flags().Changed(flag) {
+					n++
+					put()
+				}
+			}
+			length := func(to **idle.Duration, d time.Duration) func() {
+				return func() { v := idle.Duration(d); *to = &v }
+			}
+			set("pause-after", length(&in.PauseAfter, pause))
+			set("reclaim-after", length(&in.ReclaimAfter, reclaim))
+			set("hibernate-after", length(&in.HibernateAfter, hibernate))
+			set("stop-after", length(&in.StopAfter, stop))
+			set("quiet-connection-after", length(&in.QuietConnectionAfter, quiet))
+			set("stop-grace", length(&in.StopGrace, grace))
+			set("idle-policy", func() { in.IdlePolicy = &policy })
+			set("wake-from-stopped", func() { in.WakeFromStopped = &wake })
+			set("restart", func() { in.Restart = (*instance.Restart)(&restart) })
+			if n == 0 {
+				return &usageError{errors.New("cannot change nothing: name what is to be another, such as --pause-after 10m")}
+			}
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			o, err := cl.Change(cmd.Context(), a[0], in)
+			if err != nil {
+				return err
+			}
+			return c.print(o, func(w io.Writer) { infoText(w, o) })
+		}}
+	f := cmd.Flags()
+	bindSpan(f, &pause, "pause-after", 0, "idle time until it is paused; 0 never pauses")
+	bindSpan(f, &reclaim, "reclaim-after", 0, "time from entering paused until its memory is pushed out; 0 is off")
+	bindSpan(f, &hibernate, "hibernate-after", 0, "time from entering paused until it is saved to disk; 0 is off")
+	bindSpan(f, &stop, "stop-after", 0, "time from entering paused until it is stopped; 0 never stops")
+	bindSpan(f, &quiet, "quiet-connection-after", 0, "a connection that moved no byte for this long stops holding while the program has no work in hand; 0 is off")
+	bindSpan(f, &grace, "stop-grace", 0, "time from asking it to end until it is killed; 0 is 10s")
+	f.StringVar(&policy, "idle-policy", "", "default, or leases_only to ignore its own activity")
+	f.BoolVar(&wake, "wake-from-stopped", false, "a connection starts it although it is stopped")
+	f.StringVar(&restart, "restart", "", "no, on-failure or always")
+	completeWords(cmd, "idle-policy", instance.PolicyDefault, instance.PolicyLeasesOnly)
+	completeWords(cmd, "restart", string(instance.RestartNo), string(instance.RestartOnFailure), string(instance.RestartAlways))
+	return cmd
+}
+
+// timersText is when an instance that nobody uses takes which step of the ladder.
+func timersText(o hostctl.Instance) string {
+	span := func(seconds float64) string { return idle.Human(time.Duration(seconds * float64(time.Second))) }
+	if o.PauseAfter == 0 {
+		return "never paused by itself"
+	}
+	var later []string
+	for _, s := range []struct {
+		name  string
+		after float64
+	}{{"reclaimed", o.ReclaimAfter}, {"hibernated", o.HibernateAfter}, {"stopped", o.StopAfter}} {
+		if s.after > 0 {
+			later = append(later, s.name+" after "+span(s.after))
+		}
+	}
+	text := "paused after " + span(o.PauseAfter)
+	if len(later) > 0 {
+		text += ", and from then on " + strings.Join(later, ", ")
+	}
+	return text
+}
+
 func infoText(w io.Writer, o hostctl.Instance) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(k, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", k, fmt.Sprintf(format, args...)) }
@@ -169,8 +253,9 @@ func infoText(w io.Writer, o hostctl.Instance) {
 	if o.Unavailable != "" {
 		row("unknown", "%s", o.Unavailable)
 	}
+	row("timers", "%s", timersText(o))
 	if o.Misset != "" {
-		row("settings", "%s", o.Misset)
+		row("settings", "%s; change them with: lull instance set %s", o.Misset, o.Name)
 	}
 	if o.Trouble != "" {
 		row("trouble", "%s", o.Trouble)

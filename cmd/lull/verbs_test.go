@@ -34,7 +34,7 @@ var asking = map[string][]string{
 	"host get": {"h"}, "host ls": nil, "host why": {"h", "web"},
 	"image ls": nil, "image prune": nil,
 	"instance clone": {"a", "b"}, "instance exec": {"web", "--", "true"}, "instance info": {"web"}, "instance logs": {"web"}, "instance pause": {"web"},
-	"instance resume": {"web"}, "instance rm": {"web"}, "rm": {"web"}, "instance start": {"web"}, "instance stop": {"web"},
+	"instance resume": {"web"}, "instance rm": {"web"}, "rm": {"web"}, "instance set": {"web", "--pause-after", "5m"}, "instance start": {"web"}, "instance stop": {"web"},
 	"lease hold": {"web"}, "lease ls": {"web"}, "lease release": {"web"},
 	"login":       nil,
 	"notify dead": nil, "notify drop": {"a/1"}, "notify ls": nil, "notify retry": {"a/1"}, "notify test": {"a"},

@@ -237,7 +237,7 @@ func (s *Spec) CheckLadder(stop time.Duration) error {
 			continue
 		}
 		if last >= f.d {
-			errs = append(errs, fmt.Errorf("cannot use %s: %s is not before %s %s, and both count from entering PAUSED", name, last, f.name, f.d))
+			errs = append(errs, fmt.Errorf("cannot use %s: %s is not before %s %s, and both count from entering PAUSED", name, idle.Human(last), f.name, idle.Human(f.d)))
 		}
 		last, name = f.d, f.name
 	}

@@ -190,7 +190,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 	// One with a network of its own is relayed to wherever it listens, also when it
 	// cannot be asked where that is.
 	if ls, err := w.Listeners(); err == nil || i.rt.Capabilities().Network {
-		if err := i.decidePaths(append([]instance.Endpoint(nil), i.spec.Expose...), ls); err != nil {
+		if err := i.decidePaths(append([]instance.Endpoint(nil), i.spec().Expose...), ls); err != nil {
 			return err
 		}
 	}

@@ -159,6 +159,17 @@ func (a *API) verbs(api huma.API) {
 	huma.Register(api, del, func(ctx context.Context, in *Named) (*struct{}, error) {
 		return nil, problem(a.Host.carry(ctx, func(ctx context.Context) error { return a.Host.Delete(ctx, in.Name, byManual) }))
 	})
+	huma.Register(api, operation("change-instance", "PATCH", "/instances/{name}", "Change its timers and how it is woken and restarted, from now on; what is absent stays"),
+		func(ctx context.Context, in *struct {
+			Named
+			Body hostctl.Change
+		}) (*answer[hostctl.Instance], error) {
+			if err := a.Host.Change(ctx, in.Name, in.Body, byManual); err != nil {
+				return nil, problem(err)
+			}
+			o, err := a.Host.Get(in.Name)
+			return &answer[hostctl.Instance]{o}, problem(err)
+		})
 	type verb struct {
 		Named
 		Force   bool `query:"force" doc:"pause: although connections or leases hold it"`

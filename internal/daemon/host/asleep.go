@@ -63,12 +63,12 @@ func (i *inst) nextStep() (time.Time, power.Instance) {
 // ladderLocked is the next step of the ladder if nothing holds.
 func (i *inst) ladderLocked() (time.Time, power.Instance) {
 	since, s := i.rec.LastPausedAt, i.rec.State
-	if r := time.Duration(i.spec.ReclaimAfter); r > 0 && s == power.Paused {
+	if r := time.Duration(i.spec().ReclaimAfter); r > 0 && s == power.Paused {
 		return since.Add(r), power.Reclaimed
 	}
 	var at time.Time
 	var to power.Instance
-	if d := time.Duration(i.spec.HibernateAfter); d > 0 && s != power.Hibernated {
+	if d := time.Duration(i.spec().HibernateAfter); d > 0 && s != power.Hibernated {
 		at, to = later(since.Add(d), i.notBefore), power.Hibernated
 	}
 	if d := i.stopAfter(); d > 0 && (to == "" || since.Add(d).Before(at)) {
@@ -342,7 +342,7 @@ func (i *inst) halfway() bool {
 // watchHeld lets a connection to the held sockets of a stopped program start
 // it.
 func (i *inst) watchHeld() {
-	if i.h.cfg.HeldListeners == nil || !i.spec.ListenFDs || !i.spec.WakeFromStopped || !i.enabled() {
+	if i.h.cfg.HeldListeners == nil || !i.spec().ListenFDs || !i.spec().WakeFromStopped || !i.enabled() {
 		return
 	}
 	g, err := i.h.cfg.HeldListeners.Watch(i.id, i.wantWake)

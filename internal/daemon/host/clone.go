@@ -28,9 +28,9 @@ func (h *Host) Clone(ctx context.Context, ref string, c hostctl.Clone) (id strin
 	}
 	rt, ok := src.rt.(instance.Cloner)
 	if !ok {
-		return "", refuse("the %s runtime cannot", src.spec.Runtime)
+		return "", refuse("the %s runtime cannot", src.spec().Runtime)
 	}
-	s := *src.spec
+	s := *src.spec()
 	s.Name, s.Expose = c.Name, c.Expose
 	switch {
 	case !c.Workspace:
@@ -116,8 +116,8 @@ func (i *inst) toDisk(refuse func(string, ...any) error) error {
 // and it is taken over as after a restart. A daemon that dies in between leaves
 // files that the next prune removes.
 func (i *inst) become(ctx context.Context, rt instance.Cloner, src *inst) error {
-	saved, err := rt.Clone(ctx, src.id, instance.Launch{ID: i.id, Run: 1, Workspace: i.spec.Workspace,
-		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: or(i.spec.LogMax, logMax)})
+	saved, err := rt.Clone(ctx, src.id, instance.Launch{ID: i.id, Run: 1, Workspace: i.spec().Workspace,
+		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: or(i.spec().LogMax, logMax)})
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ func (i *inst) relays(e instance.Endpoint) bool {
 
 // relayed are the endpoints that the relay listens for.
 func (i *inst) relayed() (out []instance.Endpoint) {
-	for _, e := range i.spec.Expose {
+	for _, e := range i.spec().Expose {
 		if i.relays(e) {
 			e.Path = instance.PathRelay
 			out = append(out, e)
@@ -96,7 +96,7 @@ func (i *inst) mayWake(a router.Arrival) error {
 		case !i.enabled():
 			return fmt.Errorf("%s is disabled", i.name())
 		case i.restartsNow(): // which the client waits for
-		case !i.spec.WakeFromStopped:
+		case !i.spec().WakeFromStopped:
 			return fmt.Errorf("%s is stopped; start it with: lull instance start %s", i.name(), i.name())
 		case i.crashLooping():
 			return fmt.Errorf("%s failed too often and is not started by itself", i.name())

@@ -281,7 +281,7 @@ func look(a *attempt) error {
 func arm(a *attempt) error {
 	i := a.i
 	i.mu.Lock()
-	ports, outbound := i.rec.Endpoints, i.spec.WakeOnOutbound
+	ports, outbound := i.rec.Endpoints, i.spec().WakeOnOutbound
 	i.mu.Unlock()
 	g, err := a.work.Guard(ports, outbound, i.wantWake)
 	if err != nil {

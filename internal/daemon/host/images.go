@@ -33,7 +33,7 @@ func (h *Host) Images(ctx context.Context) ([]hostctl.Image, error) {
 func (h *Host) usersOf(img instance.Image) []string {
 	out := []string{}
 	for _, i := range h.all() {
-		if img.Source != "" && img.Source == i.spec.Image || img.ID == i.id {
+		if img.Source != "" && img.Source == i.spec().Image || img.ID == i.id {
 			out = append(out, i.name())
 		}
 	}

@@ -19,7 +19,7 @@ import (
 type inst struct {
 	h    *Host
 	id   string
-	spec *instance.Spec // never changes
+	set  atomic.Pointer[instance.Spec] // what a person asked for; Change puts another in its place
 	rt   Runtime
 	gate Gate  // nil when nothing relays to it
 	size int64 // bytes that it may take, 0 where its runtime does not know; never changes
@@ -86,14 +86,18 @@ type ending struct {
 
 func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
 	spec := rec.Spec // a copy of its own: rec changes under mu
-	i := &inst{h: h, id: rec.ID, spec: &spec, rt: rt, rec: rec, lock: make(chan struct{}, 1), dueIndex: -1}
+	i := &inst{h: h, id: rec.ID, rt: rt, rec: rec, lock: make(chan struct{}, 1), dueIndex: -1}
+	i.set.Store(&spec)
 	if s, ok := rt.(instance.Sizer); ok {
 		i.size, i.slow = s.Size(&spec)
 	}
 	return i
 }
 
-func (i *inst) name() string { return i.spec.Name } // never changes
+func (i *inst) name() string { return i.spec().Name } // never changes
+
+// spec is what a person asked for. Nobody changes what it returns.
+func (i *inst) spec() *instance.Spec { return i.set.Load() }
 
 // acquire takes the lock.
 func (i *inst) acquire() { i.lock <- struct{}{} }
@@ -180,7 +184,7 @@ func (i *inst) serveWake(why string) {
 		i.wakeLater(byConnection, why)
 	case s.Asleep():
 		i.wakeNow(byConnection, why)
-	case s == power.Stopped && i.spec.WakeFromStopped && i.enabled():
+	case s == power.Stopped && i.spec().WakeFromStopped && i.enabled():
 		i.h.spawn(func() {
 			if err := i.h.startFor(i.h.ctx, i, byConnection, why); err != nil {
 				i.h.log.Error("cannot start for a connection", "instance", i.name(), "error", err)

@@ -118,7 +118,7 @@ var boxEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 // launch starts the process and records who it is.
 func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	i.h.point("launch", i)
-	s := i.spec
+	s := i.spec()
 	l := instance.Launch{ID: i.id, Run: run, Command: s.Command, Dir: s.Workdir, User: s.User,
 		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: or(s.LogMax, logMax)}
 	l.Image, l.Memory, l.CPUs, l.Net, l.Workspace = s.Image, s.Memory, s.CPUs, s.Net, s.Workspace
@@ -159,9 +159,9 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 func (i *inst) ready(ctx context.Context, w Workload) error {
 	i.mu.Lock()
 	over := i.over
-	want := append([]instance.Endpoint(nil), i.spec.Expose...)
+	want := append([]instance.Endpoint(nil), i.spec().Expose...)
 	i.mu.Unlock()
-	limit := time.Duration(or(i.spec.ReadyTimeout, idle.Duration(readyTimeout)))
+	limit := time.Duration(or(i.spec().ReadyTimeout, idle.Duration(readyTimeout)))
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	pause := 2 * time.Millisecond
@@ -383,7 +383,7 @@ func (i *inst) awaitExit() {
 
 // stopGrace is how long a program has to end.
 func (i *inst) stopGrace() time.Duration {
-	return time.Duration(or(i.spec.StopGrace, idle.Duration(stopGrace)))
+	return time.Duration(or(i.spec().StopGrace, idle.Duration(stopGrace)))
 }
 
 // askToEnd sends SIGTERM. A frozen program gets it at the thaw, before it can

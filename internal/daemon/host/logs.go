@@ -27,7 +27,7 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hos
 	}
 	keeper, ok := i.rt.(instance.ConsoleKeeper)
 	if l.Console && !ok {
-		return &RefusedError{Name: i.name(), What: "show the console of", Reason: "runtime " + i.spec.Runtime + " has none: only a microvm has a kernel of its own"}
+		return &RefusedError{Name: i.name(), What: "show the console of", Reason: "runtime " + i.spec().Runtime + " has none: only a microvm has a kernel of its own"}
 	}
 	if r, ok := i.rt.(instance.LogReader); ok {
 		return r.Logs(ctx, id, flushing{w, http.NewResponseController(w)}, l.Tail, l.Follow)

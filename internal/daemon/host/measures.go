@@ -51,7 +51,7 @@ func (i *inst) ask() (drop func()) {
 // asked for, as those at the end of a host, have nobody who waited.
 func (i *inst) ran(from power.Instance) {
 	if t := i.asked.Swap(nil); t != nil {
-		i.h.measures.wakes.WithLabelValues(i.spec.Runtime, string(from)).Observe(i.h.now().Sub(*t).Seconds())
+		i.h.measures.wakes.WithLabelValues(i.spec().Runtime, string(from)).Observe(i.h.now().Sub(*t).Seconds())
 	}
 }
 

@@ -25,7 +25,7 @@ func TestMissetByTheHost(t *testing.T) {
 		r.crash()
 		r.tune = func(c *Config) { c.StopAfter = 20 * time.Second }
 		r.boot()
-		const want = "reclaim_after: 3m0s is not before stop_after 20s"
+		const want = "reclaim_after: 3m is not before stop_after 20s"
 		if got := r.Misset(); len(got) != 1 || !strings.HasPrefix(got[0], "a: ") || !strings.Contains(got[0], want) {
 			t.Errorf("misset: %v", got)
 		}

@@ -45,27 +45,42 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 // checkSpec finds the runtime of s and everything that is wrong with it there.
 func (h *Host) checkSpec(s *instance.Spec) (Runtime, error) {
 	s.Runtime = or(s.Runtime, "process")
-	if err := s.Validate(); err != nil {
-		return nil, &InvalidError{err}
-	}
 	rt, ok := h.cfg.Runtimes[s.Runtime]
 	if !ok || h.cfg.Missing[s.Runtime] != nil {
 		return nil, &InvalidError{fmt.Errorf("cannot use runtime: %w", h.noRuntime(s.Runtime))}
 	}
-	if err := s.CheckFor(rt.Capabilities()); err != nil {
-		return nil, &InvalidError{err}
+	if err := h.checkWith(s, rt); err != nil {
+		return nil, err
 	}
+	return rt, checkOn(s, rt)
+}
+
+// checkOn has a runtime look at what a person asked of it: whether the image is
+// there, and whatever else is its own.
+func checkOn(s *instance.Spec, rt Runtime) error {
 	if c, ok := rt.(instance.SpecChecker); ok {
 		if err := c.CheckSpec(s); err != nil {
-			return nil, &InvalidError{err}
+			return &InvalidError{err}
 		}
+	}
+	return nil
+}
+
+// checkWith finds what is wrong with s for what its runtime can do, and with its
+// timers on this host.
+func (h *Host) checkWith(s *instance.Spec, rt Runtime) error {
+	if err := s.Validate(); err != nil {
+		return &InvalidError{err}
+	}
+	if err := s.CheckFor(rt.Capabilities()); err != nil {
+		return &InvalidError{err}
 	}
 	if s.StopAfter == nil {
 		if err := s.CheckLadder(h.cfg.StopAfter); err != nil {
-			return nil, &InvalidError{fmt.Errorf("%w (stop_after is the host's)", err)}
+			return &InvalidError{fmt.Errorf("%w (stop_after is the host's)", err)}
 		}
 	}
-	return rt, nil
+	return nil
 }
 
 // add puts a new instance into the host's maps, with its lock taken.
@@ -94,13 +109,13 @@ func (h *Host) noRuntime(name string) error {
 // openRelay opens the relay's ports. They live as long as the instance.
 func (i *inst) openRelay() error {
 	eps := i.relayed()
-	if len(eps) == 0 && (!i.h.cfg.SharedHTTP || len(i.spec.Expose) == 0) {
+	if len(eps) == 0 && (!i.h.cfg.SharedHTTP || len(i.spec().Expose) == 0) {
 		return nil
 	}
 	if i.h.cfg.NewGate == nil {
 		return errors.New("nothing relays on this host")
 	}
-	g, err := i.h.cfg.NewGate(RelayTarget{Name: i.name(), Endpoints: eps, Noise: i.spec.Noise, Waker: i})
+	g, err := i.h.cfg.NewGate(RelayTarget{Name: i.name(), Endpoints: eps, Noise: i.spec().Noise, Waker: i})
 	if err != nil {
 		return err
 	}
@@ -278,7 +293,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 		return fmt.Errorf("cannot remove %s: %w", i.name(), err)
 	}
 	i.dropHeld()
-	if h.cfg.HeldListeners != nil && i.spec.ListenFDs {
+	if h.cfg.HeldListeners != nil && i.spec().ListenFDs {
 		if err := h.cfg.HeldListeners.Unhold(ctx, i.id); err != nil {
 			h.log.Warn("cannot let the held sockets go", "instance", i.name(), "error", err)
 		}

@@ -15,7 +15,7 @@ const byOutside = "external"
 // for containers of Docker is the container.
 func (h *Host) ByImage(runtime, image string) (id string, ok bool) {
 	for _, i := range h.all() {
-		if i.spec.Runtime == runtime && i.spec.Image == image {
+		if i.spec().Runtime == runtime && i.spec().Image == image {
 			return i.id, true
 		}
 	}
@@ -25,8 +25,8 @@ func (h *Host) ByImage(runtime, image string) (id string, ok bool) {
 // ImagesOf lists what the instances of a runtime were made from.
 func (h *Host) ImagesOf(runtime string) (images []string) {
 	for _, i := range h.all() {
-		if i.spec.Runtime == runtime {
-			images = append(images, i.spec.Image)
+		if i.spec().Runtime == runtime {
+			images = append(images, i.spec().Image)
 		}
 	}
 	return images

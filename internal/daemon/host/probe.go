@@ -39,14 +39,14 @@ func (i *inst) probeEvery() time.Duration {
 }
 
 func (i *inst) pauseAfter() time.Duration {
-	if p := i.spec.PauseAfter; p != nil {
+	if p := i.spec().PauseAfter; p != nil {
 		return time.Duration(*p)
 	}
 	return i.h.cfg.PauseAfter
 }
 
 func (i *inst) stopAfter() time.Duration {
-	if p := i.spec.StopAfter; p != nil {
+	if p := i.spec().StopAfter; p != nil {
 		return time.Duration(*p)
 	}
 	return i.h.cfg.StopAfter
@@ -54,7 +54,7 @@ func (i *inst) stopAfter() time.Duration {
 
 // policy is what the engine is given for this instance.
 func (i *inst) policy() idle.Policy {
-	p := idle.Policy{Name: i.spec.IdlePolicy, Timeout: idle.Duration(i.pauseAfter()),
+	p := idle.Policy{Name: i.spec().IdlePolicy, Timeout: idle.Duration(i.pauseAfter()),
 		CheckInterval: idle.Duration(i.h.cfg.Probe), Detection: true, AutoPause: true, Action: "pause"}
 	if p.Name == "" {
 		p.Name = instance.PolicyDefault
@@ -72,7 +72,7 @@ func (i *inst) policy() idle.Policy {
 // from the base sample, which only advance moves.
 func (i *inst) look(w Workload) idle.Evidence {
 	i.mu.Lock()
-	ports, quiet := i.rec.Endpoints, time.Duration(i.spec.QuietConnectionAfter)
+	ports, quiet := i.rec.Endpoints, time.Duration(i.spec().QuietConnectionAfter)
 	i.mu.Unlock()
 	s := w.Sample(ports)
 	if quiet > 0 && toils(w, s, quiet) {
@@ -216,7 +216,7 @@ func (i *inst) judge(e idle.Evidence) idle.Verdict {
 	d := evidence.Decide(i.h.now(), i.policy(), e)
 	i.mu.Lock()
 	i.verdict = d.Verdict
-	attrs := i.line.Take(d, "", slog.String("instance", i.spec.Name))
+	attrs := i.line.Take(d, "", slog.String("instance", i.spec().Name))
 	i.mu.Unlock()
 	if attrs != nil {
 		i.h.log.LogAttrs(i.h.ctx, slog.LevelInfo, "decision", attrs...)

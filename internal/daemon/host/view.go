@@ -170,10 +170,10 @@ func liveLeases(in []idle.Lease, now time.Time) []idle.Lease {
 // misset says what is wrong with the settings of i together with the host's, which
 // may have been others when it was made; "" for nothing.
 func (i *inst) misset() string {
-	if i.spec.StopAfter != nil {
+	if i.spec().StopAfter != nil {
 		return ""
 	}
-	if err := i.spec.CheckLadder(i.h.cfg.StopAfter); err != nil {
+	if err := i.spec().CheckLadder(i.h.cfg.StopAfter); err != nil {
 		return err.Error() + " (stop_after is the host's)"
 	}
 	return ""

@@ -107,6 +107,11 @@ func (c *Client) Why(ctx context.Context, name string, at time.Time) (y Why, err
 	return y, c.call(ctx, "GET", path, nil, &y)
 }
 
+// Change changes what c names of an instance, from now on.
+func (c *Client) Change(ctx context.Context, name string, in Change) (o Instance, err error) {
+	return o, c.call(ctx, "PATCH", inst(name), in, &o)
+}
+
 // Snooze keeps it running until t; the zero time ends that.
 func (c *Client) Snooze(ctx context.Context, name string, t time.Time) (o Instance, err error) {
 	in := map[string]time.Time{}

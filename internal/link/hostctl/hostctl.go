@@ -139,6 +139,44 @@ type Image struct {
 	UsedBy []string `json:"used_by" doc:"Instances that were made of it"`
 }
 
+// Change is what can be changed of an instance that is there; what is absent
+// stays as it is.
+type Change struct {
+	PauseAfter           *idle.Duration    `json:"pause_after,omitempty" doc:"Seconds; 0 never pauses"`
+	ReclaimAfter         *idle.Duration    `json:"reclaim_after,omitempty" doc:"Seconds from entering PAUSED; 0 is off, as of the two below"`
+	HibernateAfter       *idle.Duration    `json:"hibernate_after,omitempty"`
+	StopAfter            *idle.Duration    `json:"stop_after,omitempty"`
+	QuietConnectionAfter *idle.Duration    `json:"quiet_connection_after,omitempty" doc:"Seconds; 0 is off"`
+	StopGrace            *idle.Duration    `json:"stop_grace,omitempty" doc:"Seconds from SIGTERM to SIGKILL; 0 is 10"`
+	IdlePolicy           *string           `json:"idle_policy,omitempty"`
+	WakeFromStopped      *bool             `json:"wake_from_stopped,omitempty"`
+	Restart              *instance.Restart `json:"restart,omitempty"`
+}
+
+// Apply is s with what c changes.
+func (c Change) Apply(s instance.Spec) instance.Spec {
+	if c.PauseAfter != nil {
+		s.PauseAfter = c.PauseAfter
+	}
+	if c.StopAfter != nil {
+		s.StopAfter = c.StopAfter
+	}
+	put(&s.ReclaimAfter, c.ReclaimAfter)
+	put(&s.HibernateAfter, c.HibernateAfter)
+	put(&s.QuietConnectionAfter, c.QuietConnectionAfter)
+	put(&s.StopGrace, c.StopGrace)
+	put(&s.IdlePolicy, c.IdlePolicy)
+	put(&s.WakeFromStopped, c.WakeFromStopped)
+	put(&s.Restart, c.Restart)
+	return s
+}
+
+func put[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}
+
 // LeaseRequest takes or renews a lease.
 type LeaseRequest struct {
 	Holder string        `json:"holder" doc:"Default: default" required:"false"`

@@ -1,0 +1,67 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+	"lull/internal/power"
+)
+
+// Change gives an instance other timers, or another way to be woken and
+// restarted, from now on and whatever state it is in. What is wrong changes
+// nothing.
+func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by string) error {
+	i, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	what := changed(c)
+	if what == "" {
+		return &InvalidError{errors.New("cannot change nothing: name what is to be another")}
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	s := c.Apply(*i.spec())
+	if err := h.checkWith(&s, i.rt); err != nil {
+		return err
+	}
+	if s.WakeFromStopped && c.WakeFromStopped != nil { // then it has to be one that can be started
+		if err := checkOn(&s, i.rt); err != nil {
+			return err
+		}
+	}
+	if err := i.save(func(r *instance.Record) { r.Spec = s }); err != nil {
+		return err
+	}
+	i.set.Store(&s)
+	i.emit("changed", by, what)
+	switch now := h.now(); {
+	case i.state() == power.Running:
+		i.scheduleAwake(now)
+	case i.state().Asleep():
+		i.scheduleAsleep(now)
+	case i.state() == power.Stopped:
+		i.dropHeld()
+		i.watchHeld()
+	}
+	return nil
+}
+
+// changed names what c changes, as the API does.
+func changed(c hostctl.Change) string {
+	var names []string
+	v := reflect.ValueOf(c)
+	for n := range v.NumField() {
+		if !v.Field(n).IsNil() {
+			name, _, _ := strings.Cut(v.Type().Field(n).Tag.Get("json"), ",")
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
