@@ -139,7 +139,7 @@ func TestWorkspace(t *testing.T) {
 	}
 	holds(t, filepath.Join(dir, "mine"), "mine\n", 1234)
 
-	ro := box("reads", root, script("cat /work/ours; echo; for f in /work/no /work/deep/no /work/d/no; do echo x > $f && echo written $f; done; cat /work/deep/f; true")...)
+	ro := box("reads", root, script("exec 2>&1; cat /work/ours; echo; for f in /work/no /work/deep/no /work/d/no; do echo x > $f && echo written $f; done; cat /work/deep/f; true")...)
 	ro.Workspace = dir + ":/work:ro"
 	said, _ := ends(d, ro)
 	if !strings.HasPrefix(said, "from outside\n") || strings.Contains(said, "written") || !strings.Contains(said, "\nx\n") {

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -116,11 +117,16 @@ func (c *client) load() {
 
 // nap puts the guest to sleep in the middle of its work. Whoever
 // waits for an answer by then would not wake it, so it is woken by hand; a pause
-// that meets traffic is called off, and that is welcome, too.
+// that meets traffic is called off, and that is welcome, too. Every other time
+// those who make the traffic stand still meanwhile, so that it is not.
 func (c *client) nap() bool {
 	c.b.T.Helper()
 	if c.b.get().State != "running" {
 		return false
+	}
+	if c.tries++; c.tries%2 == 0 {
+		c.drivers.signal(syscall.SIGSTOP)
+		defer c.drivers.signal(syscall.SIGCONT)
 	}
 	if c.b.Force(c.b.name) != nil {
 		return false
@@ -128,6 +134,39 @@ func (c *client) nap() bool {
 	c.naps++
 	c.b.Must(c.b.name, "resume")
 	return true
+}
+
+// drivers are the programs that drive the guest, while they run.
+type drivers struct {
+	mu   sync.Mutex
+	live []*os.Process
+}
+
+func (d *drivers) begin(cmd *exec.Cmd) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := cmd.Start()
+	if err == nil {
+		d.live = append(d.live, cmd.Process)
+	}
+	return err
+}
+
+// wait waits for one, as Wait of it does.
+func (d *drivers) wait(cmd *exec.Cmd) error {
+	err := cmd.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.live = slices.DeleteFunc(d.live, func(p *os.Process) bool { return p == cmd.Process })
+	return err
+}
+
+func (d *drivers) signal(sig syscall.Signal) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range d.live {
+		_ = p.Signal(sig) // it may have ended
+	}
 }
 
 // wrk has it ask for the big file, and reads its report.
@@ -140,7 +179,7 @@ func (c *client) wrk(ctx context.Context) error {
 	cmd.Stderr = &complaint
 	out, err := cmd.StdoutPipe()
 	if err == nil {
-		err = cmd.Start()
+		err = c.drivers.begin(cmd)
 	}
 	if err != nil {
 		return fmt.Errorf("wrk: %w", err)
@@ -153,7 +192,7 @@ func (c *client) wrk(ctx context.Context) error {
 			err = errors.Join(err, stop())
 		}
 	}
-	if err = errors.Join(err, cmd.Wait()); err != nil || !enough {
+	if err = errors.Join(err, c.drivers.wait(cmd)); err != nil || !enough {
 		return fmt.Errorf("wrk: %w, enough %t; it said:\n%s%s", errors.Join(err, ctx.Err()), enough, &said, &complaint)
 	}
 	report, err := counts(said.String())
@@ -208,7 +247,10 @@ func (c *client) benchmark(ctx context.Context) error {
 	fault := func(err error) error {
 		return fmt.Errorf("redis-benchmark: %w; it said:\n%s%s", err, &said, &complaint)
 	}
-	if err := cmd.Run(); err != nil {
+	if err = c.drivers.begin(cmd); err == nil {
+		err = c.drivers.wait(cmd)
+	}
+	if err != nil {
 		return fault(errors.Join(err, ctx.Err()))
 	}
 	if complaint.Len() > 0 || strings.Contains(strings.ToLower(said.String()), "error") {

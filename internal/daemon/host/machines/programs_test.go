@@ -191,7 +191,9 @@ type client struct {
 	big    string // the file that nginx serves
 	script string // wrk's
 
+	drivers             drivers
 	loads, naps, served int             // by wrk and redis-benchmark; sleeps in between
+	tries               int             // to put it to sleep
 	slowest             time.Duration   // answer that wrk had, the wake in it
 	offs, ways          []time.Duration // of the guest's clock; how long the answer took that says so
 }
