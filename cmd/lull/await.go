@@ -63,6 +63,8 @@ func overtaken(w *fleet.Worker, to power.Worker) string {
 		return fmt.Sprintf(": %s asked for a stop (%s)", w.LastPausedBy, w.PauseReason)
 	case to == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartBy != "":
 		return ": " + w.StartBy + " asked for a start"
+	case to == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StopCalledOff != nil:
+		return ": the stop was called off: " + w.StopCalledOff.Why
 	}
 	return ""
 }

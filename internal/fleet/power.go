@@ -94,10 +94,13 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 		}
 		w.Status, w.StatusReason, w.StartSentAt = power.WorkerStopping, "", nil
 	}
-	sent := w.stopSent()
+	if w.StopRefused() {
+		w.StatusReason = ""
+	}
+	sent, before := w.stopSent(), w.beforeStop()
 	w.PauseGeneration++
 	w.DesiredStatus = power.WorkerStopped
-	w.Intent = &Intent{Reason: p.Reason, By: tx.by.Name, At: tx.Now, Generation: w.PauseGeneration, Drain: p.Drain, Force: p.Force, SentAt: sent}
+	w.Intent = &Intent{Reason: p.Reason, By: tx.by.Name, At: tx.Now, Generation: w.PauseGeneration, Drain: p.Drain, Force: p.Force, SentAt: sent, Before: before}
 	w.paused(tx, p.Reason, tx.by.Name)
 	w.PausePolicy = p.Policy
 	action := "pause_intended"
@@ -163,7 +166,7 @@ func (w *Worker) stopSent() *time.Time {
 func (w *Worker) paused(tx *Tx, r Reason, by string) {
 	now := tx.Now
 	w.LastPausedAt, w.LastPausedBy, w.PauseReason, w.PausePolicy = &now, by, r, ""
-	w.TargetPauseAt, w.WarningSentAt, w.WarningFor = nil, nil, ""
+	w.TargetPauseAt, w.WarningSentAt, w.WarningFor, w.StopCalledOff = nil, nil, "", nil
 	switch {
 	case r.Automatic():
 		w.AutoPauseCount++
@@ -295,6 +298,7 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 		}
 		want()
 		if w.Intent != nil {
+			w.unpause(tx.Now, "resumed by "+tx.by.Name)
 			w.Intent = nil
 			tx.Note(Entry{Action: "pause_cancelled", Events: []string{EventPauseCancelled}, Detail: "resumed by " + tx.by.Name})
 		}
@@ -315,9 +319,10 @@ func urgency(reason string) int {
 }
 
 // CancelStop withdraws a stop and returns the worker to RUNNING; the pause
-// was counted when it was intended and stays counted. It is for the
-// controller and for commands inside a Change.
+// was counted when it was intended and stays counted, but is not its last one.
+// It is for the controller and for commands inside a Change.
 func (w *Worker) CancelStop(tx *Tx, action, why string) error {
+	w.unpause(tx.Now, why)
 	if w.Intent != nil && w.Intent.SentAt != nil {
 		w.CancelledStopAt = w.Intent.SentAt
 	}
@@ -423,7 +428,7 @@ func (w *Worker) Resumed(tx *Tx) {
 	now := tx.Now
 	w.Status, w.StatusReason, w.RunningSince = power.WorkerRunning, "", &now
 	w.Intent, w.Draining, w.MissingSince, w.StartSentAt = nil, false, nil, nil
-	w.TargetPauseAt, w.WarningSentAt, w.WarningFor, w.CancelledStopAt = nil, nil, "", nil
+	w.TargetPauseAt, w.WarningSentAt, w.WarningFor, w.CancelledStopAt, w.StopCalledOff = nil, nil, "", nil, nil
 	if w.License.OperationInProgress != nil {
 		w.License.OperationInProgress = &now // CML's time for it begins anew
 	}

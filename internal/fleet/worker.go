@@ -116,6 +116,9 @@ type Intent struct {
 	Hibernate bool `json:"hibernate,omitempty"`
 	// AgentGeneration is the agent's own number of an intent that it made.
 	AgentGeneration uint64 `json:"agent_generation,omitempty"`
+	// Before is the last pause before this one, for when this one does not
+	// happen; nil if it is not known.
+	Before *LastPause `json:"before,omitempty"`
 }
 
 // Launch is everything a launch is made of. It is durable before the call,
@@ -242,6 +245,8 @@ type Worker struct {
 	// CancelledStopAt is when a stop that may already have been sent was
 	// given up: one that happens all the same is a late action.
 	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`
+	// StopCalledOff is the last stop that was asked for, if it did not happen.
+	StopCalledOff *CalledOff `json:"stop_called_off,omitempty"`
 	// AgentCalledOff is the generation of the agent's intent that was called
 	// off last: the agent may not come back with it.
 	AgentCalledOff uint64     `json:"agent_called_off,omitempty"`

@@ -363,6 +363,7 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 		switch {
 		case late:
 			w.CancelledStopAt = nil
+			w.TookEffect()
 			w.StatusReason = "a stop that was called off took effect; it is started again"
 			w.Repair(tx)
 			tx.Note(fleet.Entry{Action: "late_action", Events: []string{fleet.EventLateAction}, Detail: why})

@@ -114,7 +114,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return outcome{Result: Requeue} // give the call time to show
 	case in.By == fleet.ByAgent.Name && j.w.DesiredStatus == power.WorkerStopped:
 		if j.overdue(j.s.ProvisioningTimeout) {
-			return j.callOff(ctx, nil, "its agent, which was about to, did not stop it")
+			return j.refused(ctx, "its agent, which was about to, did not stop it")
 		}
 		return outcome{Result: Requeue}
 	case j.w.DesiredStatus == power.WorkerRunning:
@@ -126,7 +126,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	case in.Reason.Automatic() && in.Reason != fleet.ReasonTTL && j.rules().FrozenUntil != nil:
 		return j.callOff(ctx, nil, "it is frozen")
 	case j.overdue(2*j.s.ProvisioningTimeout) && in.SentAt != nil && in.Reason.Automatic():
-		return j.callOff(ctx, nil, "not stopped within "+(2*j.s.ProvisioningTimeout).String())
+		return j.refused(ctx, "not stopped within "+(2*j.s.ProvisioningTimeout).String())
 	case j.overdue(2*j.s.ProvisioningTimeout) && in.SentAt != nil:
 		return j.fail(ctx, "stop_failed", "not stopped within "+(2*j.s.ProvisioningTimeout).String()+": "+j.w.StatusReason)
 	}
@@ -232,7 +232,7 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 	case err == nil, k == IncorrectState, k == NotFound:
 		return outcome{Result: Requeue} // look what it came to
 	case k == Protected || k == Unauthorized || k == Invalid:
-		return j.callOff(ctx, nil, "EC2 refused the stop: "+err.Error())
+		return j.refused(ctx, "EC2 refused the stop: "+err.Error())
 	case k == Throttled:
 		why := "cannot stop yet: " + err.Error()
 		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.Intent.SentAt, w.StatusReason = nil, why; return nil }); err != nil {
@@ -243,8 +243,18 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 	return outcome{Result: Retry} // it may have had its effect: the next listing shows
 }
 
+// refused is callOff of a stop that nobody took back: it failed, and why stays
+// in the record until something else happens.
+func (j *job) refused(ctx context.Context, why string) outcome {
+	return j.calledOff(ctx, nil, why, func(w *fleet.Worker) { w.Refused(why) })
+}
+
 // callOff returns a worker whose stop was not carried out to RUNNING.
 func (j *job) callOff(ctx context.Context, d *evidence.Decision, why string) outcome {
+	return j.calledOff(ctx, d, why, func(*fleet.Worker) {})
+}
+
+func (j *job) calledOff(ctx context.Context, d *evidence.Decision, why string, and func(*fleet.Worker)) outcome {
 	if d != nil && len(d.Verdict.Blocks) > 0 {
 		codes := make([]string, len(d.Verdict.Blocks))
 		for i, b := range d.Verdict.Blocks {
@@ -257,7 +267,11 @@ func (j *job) callOff(ctx context.Context, d *evidence.Decision, why string) out
 		if d != nil {
 			j.activityInto(w)
 		}
-		return w.CallOff(tx, d, why)
+		if err := w.CallOff(tx, d, why); err != nil {
+			return err
+		}
+		and(w)
+		return nil
 	})
 	if err != nil {
 		return j.failedWrite(err)

@@ -343,7 +343,7 @@ func explain(w *fleet.Worker, st fleet.IdleStatus, expiry *evidence.Expiry, now 
 		case expiry != nil:
 			text += " " + expiry.Sentence(now)
 		}
-		return "why is it still running", text
+		return "why is it still running", text + calledOff(w, now)
 	case up(w.Status):
 		return "why is it not running yet", fmt.Sprintf("It is %s since %s%s.", w.Status, clock(w.StatusSince), because(w.StatusReason))
 	case w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning:
@@ -374,6 +374,19 @@ func endedBy(w *fleet.Worker) string {
 		who = by(w.TerminateBy.Name)
 	}
 	return fmt.Sprintf("%s ended it; EC2 had terminated it by %s.", who, clock(w.StatusSince))
+}
+
+// calledOffTold is for how long it is told that somebody took a stop back; that
+// one failed is told until something else happens.
+const calledOffTold = 24 * time.Hour
+
+// calledOff says that the last stop that was asked for did not happen.
+func calledOff(w *fleet.Worker, now time.Time) string {
+	c := w.StopCalledOff
+	if c == nil || !w.StopRefused() && now.Sub(c.At) > calledOffTold {
+		return ""
+	}
+	return " " + c.Sentence()
 }
 
 // withdrawn says that a start was taken back.

@@ -143,6 +143,7 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined; standing: Standin
     <Card title="Activity & Lifecycle">
       <dl class="facts two">
         <div><dt>State</dt><dd>{stateText(w, st, p.standing)}</dd></div>
+        {w.status_reason && <div><dt>Because</dt><dd>{local(w.status_reason, now)}</dd></div>}
         <div><dt>Last activity</dt><dd><Time at={st?.last_activity_at ?? w.last_activity_at} none="none seen" /></dd></div>
         <div><dt>Auto-pause</dt><dd>{pauseText(w, st, seconds, now)}</dd></div>
         {w.ttl_deadline && w.status !== 'TERMINATED' && <div><dt>End of its time</dt><dd><strong>{w.ttl_action === 'terminate' ? 'terminated' : 'stopped'}</strong> at <Time at={w.ttl_deadline} as="clock" />, used or not{!w.armed && ', but for its shadow'}</dd></div>}

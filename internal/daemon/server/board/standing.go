@@ -3,6 +3,7 @@ package board
 import (
 	"cmp"
 	"fmt"
+	"strings"
 	"time"
 
 	"lull/internal/fleet"
@@ -46,6 +47,9 @@ func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow
 		r.Standing, r.Sentence = control.StandingEnded, "Ended."
 	case power.WorkerRunning:
 		judge(&r, w, st, now)
+		if w.StopRefused() && w.Intent == nil {
+			r.Sentence, r.Attention = "The stop was called off: "+strings.TrimSuffix(w.StopCalledOff.Why, ".")+".", true
+		}
 	default:
 		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "EC2 says something about it that lull does not know.", true
 	}

@@ -1,0 +1,61 @@
+package fleet_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"lull/internal/fleet"
+	"lull/internal/power"
+)
+
+// A stop or drain that is taken back leaves the last pause what it was, whoever
+// else had asked for one in between; one that takes effect all the same is it.
+func TestTakenBackIsNoPause(t *testing.T) {
+	for name, c := range map[string]struct {
+		stops []fleet.Pause
+		off   func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error)
+	}{
+		"a drain": {[]fleet.Pause{{Drain: true}}, func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.CancelDrain(ctx, ada, id)
+		}},
+		"a stop": {[]fleet.Pause{{}}, func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.ResumeWorker(ctx, ada, id)
+		}},
+		"a stop in place of theirs": {[]fleet.Pause{{Reason: fleet.ReasonTTL}, {}}, func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
+			return fl.ResumeWorker(ctx, ada, id)
+		}},
+	} {
+		bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+			id, before := create(t, fl).ID, time.Now().UTC()
+			put(t, fl, id, power.WorkerRunning)
+			change(t, fl, id, func(w *fleet.Worker) {
+				w.LastPausedAt, w.LastPausedBy, w.PauseReason = &before, "eve", fleet.ReasonSchedule
+			})
+			for _, p := range c.stops {
+				later()
+				w, err := fl.PauseWorker(t.Context(), ada, id, p)
+				if err != nil {
+					t.Fatal(name, err)
+				}
+				if w.LastPausedAt.Equal(before) || w.LastPausedBy != ada.Name {
+					t.Errorf("%s: asked for, and last paused at %v by %s", name, w.LastPausedAt, w.LastPausedBy)
+				}
+			}
+			w, err := c.off(t.Context(), fl, id)
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			if w.LastPausedAt == nil || !w.LastPausedAt.Equal(before) || w.LastPausedBy != "eve" || w.PauseReason != fleet.ReasonSchedule {
+				t.Errorf("%s: last paused at %v by %s (%s)", name, w.LastPausedAt, w.LastPausedBy, w.PauseReason)
+			}
+			off := w.StopCalledOff
+			if off == nil || off.By != ada.Name || off.Drain != c.stops[0].Drain || w.ManualPauseCount != 1 || w.StatusReason != "" {
+				t.Fatalf("%s: called off %+v, %d by people, %q", name, off, w.ManualPauseCount, w.StatusReason)
+			}
+			if w.TookEffect(); w.LastPausedBy != ada.Name || w.PauseReason != fleet.ReasonManual || !w.LastPausedAt.Equal(off.AskedAt) {
+				t.Errorf("%s: it happened, and was last paused at %v by %s (%s)", name, w.LastPausedAt, w.LastPausedBy, w.PauseReason)
+			}
+		})
+	}
+}
