@@ -156,7 +156,7 @@ func (i *inst) stopLater() {
 		return
 	}
 	i.h.spawn(func() {
-		leave, err := i.h.enter(i.h.ctx, i, false)
+		leave, err := i.h.enter(i.h.ctx, i, call{what: "stop", by: stopAfter, may: i.notStopped("stop")})
 		i.ending.Store(false)
 		if err != nil {
 			i.h.due.set(i, i.h.now().Add(hibernateRetry))
@@ -267,7 +267,7 @@ func (i *inst) checkStopped() {
 		return
 	}
 	i.h.spawn(func() {
-		if err := i.h.startFor(i.h.ctx, i, "restart", i.restarted("")); err != nil {
+		if err := i.h.startFor(i.h.ctx, i, byRestart, i.restarted("")); err != nil {
 			i.h.log.Warn("restart failed", "instance", i.name(), "error", err)
 		}
 	})

@@ -59,7 +59,7 @@ func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
 		}
 	}
 	defer i.ask()()
-	leave, err := i.h.enter(ctx, i, true)
+	leave, err := i.h.enter(ctx, i, call{what: "wake", by: byConnection, client: true, may: func() error { return i.mayWake(a) }})
 	if err != nil {
 		return err
 	}

@@ -214,7 +214,7 @@ var actors = map[string]actor{
 	"relay": {"relay", func(w *world) {
 		if c, err := w.gate.Arrive(w.h.ctx); err == nil {
 			w.add(c)
-		} else if w.i.state().Asleep() {
+		} else if w.i.state().Asleep() && !calledOff(err) {
 			w.fault("a relay client was turned away from a paused instance: %v", err)
 		}
 	}},
@@ -249,7 +249,7 @@ var actors = map[string]actor{
 		}
 	}},
 	"start": {"start", func(w *world) {
-		if err := w.h.Start(context.Background(), "a", byManual); err != nil && !strings.Contains(err.Error(), errEnded.Error()) {
+		if err := w.h.Start(context.Background(), "a", byManual); err != nil && !calledOff(err) && !strings.Contains(err.Error(), errEnded.Error()) {
 			w.fault("start: %v", err)
 		}
 	}},
@@ -259,6 +259,11 @@ var actors = map[string]actor{
 			p.Exit(1)
 		}
 	}},
+}
+
+// calledOff says that a person's stop came while what failed with err waited.
+func calledOff(err error) bool {
+	return strings.Contains(err.Error(), "stopped by a person in the meantime")
 }
 
 func (w *world) add(c *hosttest.Client) {

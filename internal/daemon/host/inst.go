@@ -43,9 +43,13 @@ type inst struct {
 	up       atomic.Bool
 	backends atomic.Pointer[[]router.Backend] // of the relayed endpoints, in order
 	deleted  atomic.Bool
-	queued   atomic.Bool // wakeLater is at it
-	ending   atomic.Bool // stopLater is at it
-	lost     atomic.Bool // retryAdopt is at it
+	// off is why a person wanted it not to run when they last stopped or removed
+	// it: whatever was asked for before is not done after. Written under the room's
+	// mu.
+	off    atomic.Pointer[string]
+	queued atomic.Bool // wakeLater is at it
+	ending atomic.Bool // stopLater is at it
+	lost   atomic.Bool // retryAdopt is at it
 	// interrupt ends a start, or a repeated search for its run, that is under way.
 	interrupt atomic.Pointer[context.CancelCauseFunc]
 

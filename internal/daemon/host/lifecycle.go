@@ -35,18 +35,28 @@ func or[T comparable](v, def T) T {
 }
 
 // startFor brings a stopped instance up, waiting for whatever else is under
-// way. It is nil too when it already runs.
+// way. It is nil too when it already runs. A person's start enables it.
 func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
-	if by != "restart" {
+	may := func() error { return i.mayStart(by) }
+	if by != byRestart {
 		defer i.ask()()
 	}
-	leave, err := h.enter(ctx, i, by != "restart")
+	leave, err := h.enter(ctx, i, call{what: "start", by: by, client: by != byRestart, may: may})
 	if err != nil {
 		return err
 	}
 	defer leave()
 	if err := i.settle(); err != nil {
 		return err
+	}
+	if err := may(); err != nil {
+		return err
+	}
+	if by != byRestart && by != byConnection {
+		i.update(func(r *instance.Record) {
+			r.Enabled, r.CrashLooping, r.Crashes = true, false, nil
+		})
+		h.saver.later(i)
 	}
 	switch i.state() {
 	case power.Running:
@@ -55,6 +65,31 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 		return i.wake(by, why)
 	}
 	return i.start(ctx, by, why)
+}
+
+// mayStart says why i, as it is, is not started by whom a person's stop binds.
+func (i *inst) mayStart(by string) error {
+	i.mu.Lock()
+	stopped, enabled, due := i.rec.State == power.Stopped, i.rec.Enabled, !i.restart.IsZero()
+	i.mu.Unlock()
+	switch {
+	case !stopped:
+	case by == byRestart && !(due && enabled):
+		return &RefusedError{Name: i.name(), What: "start", Reason: "nothing is left to be restarted"}
+	case by == byConnection && !(enabled && i.spec().WakeFromStopped):
+		return &RefusedError{Name: i.name(), What: "start", Reason: "it is stopped, and connections do not start it"}
+	}
+	return nil
+}
+
+// notStopped is what of i has no use for once it is stopped.
+func (i *inst) notStopped(what string) func() error {
+	return func() error {
+		if i.state() == power.Stopped {
+			return &RefusedError{Name: i.name(), What: what, Reason: "it is stopped"}
+		}
+		return nil
+	}
 }
 
 // start runs the program and waits until it accepts. The caller holds the lock.
@@ -304,7 +339,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 // of room.
 func (i *inst) enterToStop(ctx context.Context) (leave func(), err error) {
 	if i.state() == power.Hibernated {
-		if leave, err := i.h.enter(ctx, i, false); err == nil {
+		if leave, err := i.h.enter(ctx, i, call{what: "stop", by: byManual, may: i.notStopped("stop")}); err == nil {
 			return leave, nil
 		}
 	}

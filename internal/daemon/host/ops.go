@@ -134,6 +134,7 @@ func (h *Host) drop(i *inst) {
 	delete(h.byName, i.name())
 	h.mu.Unlock()
 	i.deleted.Store(true) // for those who wait for its lock
+	h.room.callOff(i, "it was removed in the meantime")
 	h.due.remove(i)
 	h.saver.forget(i.id)
 	if c, ok := i.gate.(interface{ Close() error }); ok {
@@ -162,19 +163,17 @@ func (h *Host) Start(ctx context.Context, ref, by string) error {
 	if err != nil {
 		return err
 	}
-	i.update(func(r *instance.Record) {
-		r.Enabled, r.CrashLooping, r.Crashes = true, false, nil
-	})
-	h.saver.later(i)
 	return h.startFor(ctx, i, by, "started by a person")
 }
 
-// Stop ends an instance; it always works. With disable it is not woken either.
+// Stop ends an instance; it always works, and what has been asked for before and
+// waits is not done after it. With disable it is not woken either.
 func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	i, err := h.find(ref)
 	if err != nil {
 		return err
 	}
+	h.room.callOff(i, "it was stopped by a person in the meantime")
 	if cancel := i.interrupt.Load(); cancel != nil {
 		(*cancel)(errors.New("it is being stopped"))
 	}
@@ -251,7 +250,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 		return &RefusedError{Name: i.name(), What: "resume", Reason: "it is stopped"}
 	}
 	defer i.ask()()
-	leave, err := h.enter(ctx, i, true)
+	leave, err := h.enter(ctx, i, call{what: "resume", by: by, client: true, may: i.notStopped("resume")})
 	if err != nil {
 		return err
 	}
@@ -278,6 +277,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 	if err != nil {
 		return err
 	}
+	h.room.callOff(i, "it was removed by a person in the meantime")
 	if err := h.Stop(ctx, ref, by, true); err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ const (
 	byIdle       = "idle_timeout"
 	byManual     = "manual"
 	byConnection = "connection"
+	byRestart    = "restart"
 	stopAfter    = "stop_after"
 	besideSignal = "exec" // of the block by a command that runs beside an instance
 )

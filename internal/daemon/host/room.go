@@ -25,8 +25,9 @@ const byMemory = "memory"
 
 // room is what this host has for instances whose memory is known. A start or a
 // wake takes what it needs before it takes the lock of its instance, so that
-// one that waits holds nothing up: it can be stopped, leased or removed. An
-// instance that only has to be thawed never asks.
+// one that waits holds nothing up: it can be leased, stopped or removed, and a
+// stop or a removal calls it off. An instance that only has to be thawed never
+// asks.
 type room struct {
 	h       *Host
 	changed chan struct{} // something of an instance has changed
@@ -45,13 +46,42 @@ type room struct {
 	longest int
 }
 
-// waiter is a start or wake that asks for room.
+// call is what somebody wants of an instance, as it asks for room and for the
+// lock.
+type call struct {
+	what   string // start, wake or stop
+	by     string
+	client bool // somebody waits for it
+	// may says why the instance as it is has no use for it any more; nil where it
+	// always has. It is asked under the room's mu.
+	may func() error
+	off *string // of the instance when it was asked for; enter sets it
+}
+
+// over says why c is not to be done any more: a person has stopped or removed
+// the instance since, or it is past it.
+func (c *call) over(i *inst) error {
+	off := i.off.Load()
+	switch {
+	case i.deleted.Load():
+		return &NotFoundError{Name: i.name()}
+	case off != c.off && c.what != "stop":
+		return &RefusedError{Name: i.name(), What: c.what, Reason: *off}
+	case c.may != nil:
+		return c.may()
+	}
+	return nil
+}
+
+// waiter is a call that asks for room.
 type waiter struct {
 	i            *inst
+	call         call
 	ask          admit.Ask
 	since, until time.Time
 	leave        *leave
-	done         chan struct{} // closed when leave is given
+	err          error         // why it is not to go on
+	done         chan struct{} // closed when leave is given or err is set
 	reason       string        // why it waits
 }
 
@@ -69,12 +99,13 @@ func newRoom(h *Host) *room {
 // BusyError is a start or wake that found no room in time.
 type BusyError struct {
 	Name   string
+	What   string // start, wake or stop
 	Reason string
 	Waited time.Duration
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("cannot wake %s: there was no room on this host for %s: %s", e.Name, idle.Human(e.Waited), e.Reason)
+	return fmt.Sprintf("cannot %s %s: there was no room on this host for %s: %s", e.What, e.Name, idle.Human(e.Waited), e.Reason)
 }
 
 // rationed says whether starts and wakes of i ask for room.
@@ -112,11 +143,13 @@ func (i *inst) holds() int64 {
 	return i.size
 }
 
-// enter takes the lock of i with leave to start or wake it. client says that
-// somebody waits for it.
-func (h *Host) enter(ctx context.Context, i *inst, client bool) (leave func(), err error) {
+// enter takes the lock of i with leave to start or wake it. One that a person
+// stops while c waits is not started: c came before the stop. One that still
+// sleeps may be woken, the stop has yet to come.
+func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err error) {
+	c.off = i.off.Load()
 	for {
-		l, err := h.room.admit(ctx, i, client)
+		l, err := h.room.admit(ctx, i, c)
 		if err != nil {
 			return nil, err
 		}
@@ -125,6 +158,11 @@ func (h *Host) enter(ctx context.Context, i *inst, client bool) (leave func(), e
 			return nil, err
 		}
 		i.serve()
+		if off := i.off.Load(); off != c.off && i.state() == power.Stopped && c.what != "stop" {
+			i.release()
+			l.end()
+			return nil, &RefusedError{Name: i.name(), What: c.what, Reason: *off}
+		}
 		memory, slow := i.needs()
 		if (memory == 0 || l.memory) && (!slow || l.slow) {
 			return func() { i.release(); l.end() }, nil
@@ -135,17 +173,17 @@ func (h *Host) enter(ctx context.Context, i *inst, client bool) (leave func(), e
 }
 
 // admit waits until there is room for i as it is.
-func (r *room) admit(ctx context.Context, i *inst, client bool) (*leave, error) {
+func (r *room) admit(ctx context.Context, i *inst, c call) (*leave, error) {
 	memory, slow := i.needs()
 	if !i.rationed() || memory == 0 && !slow {
 		return &leave{}, nil
 	}
 	if memory > r.h.cfg.Memory {
-		return nil, &RefusedError{Name: i.name(), What: "wake", Reason: fmt.Sprintf("it may take %s, more than all instances together (memory %s)",
+		return nil, &RefusedError{Name: i.name(), What: c.what, Reason: fmt.Sprintf("it may take %s, more than all instances together (memory %s)",
 			instance.Bytes(memory), instance.Bytes(r.h.cfg.Memory))}
 	}
 	now := r.h.now()
-	w := &waiter{i: i, ask: admit.Ask{Client: client}, since: now, until: now.Add(r.h.cfg.WakeWait), done: make(chan struct{})}
+	w := &waiter{i: i, call: c, ask: admit.Ask{Client: c.client}, since: now, until: now.Add(r.h.cfg.WakeWait), done: make(chan struct{})}
 	r.mu.Lock()
 	r.seq++
 	w.ask.Seq = r.seq
@@ -169,7 +207,7 @@ func (r *room) await(ctx context.Context, w *waiter) (*leave, error) {
 	for {
 		select {
 		case <-w.done:
-			return w.leave, nil
+			return w.leave, w.err
 		case <-r.changed:
 			r.pump()
 			continue
@@ -182,13 +220,13 @@ func (r *room) await(ctx context.Context, w *waiter) (*leave, error) {
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if w.leave != nil {
-			return w.leave, nil
+		if w.leave != nil || w.err != nil {
+			return w.leave, w.err
 		}
 		r.queue = slices.DeleteFunc(r.queue, func(o *waiter) bool { return o == w })
 		r.refused++
 		r.pumpLocked() // it may have stood before others
-		return nil, &BusyError{Name: w.i.name(), Reason: w.reason, Waited: r.h.now().Sub(w.since)}
+		return nil, &BusyError{Name: w.i.name(), What: w.call.what, Reason: w.reason, Waited: r.h.now().Sub(w.since)}
 	}
 }
 
@@ -226,9 +264,25 @@ func (r *room) pump() (short int64) {
 	return r.pumpLocked()
 }
 
-// pumpLocked lets those go on for whom there is room.
+// callOff takes back every start and wake of i that has been asked for so far. why
+// is a sentence about i.
+func (r *room) callOff(i *inst, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i.off.Store(&why)
+	r.pumpLocked()
+}
+
+// pumpLocked lets those go on for whom there is room, and sends those away who
+// have no use for it any more.
 func (r *room) pumpLocked() (short int64) {
 	defer func() { r.waits.Store(int32(len(r.queue))) }()
+	r.queue = slices.DeleteFunc(r.queue, func(w *waiter) bool {
+		if w.err = w.call.over(w.i); w.err != nil {
+			close(w.done)
+		}
+		return w.err != nil
+	})
 	if len(r.queue) == 0 {
 		return 0
 	}
@@ -397,7 +451,7 @@ func (i *inst) wakeLater(by, why string) {
 	}
 	i.h.spawn(func() {
 		for {
-			leave, err := i.h.enter(i.h.ctx, i, true)
+			leave, err := i.h.enter(i.h.ctx, i, call{what: "wake", by: by, client: true, may: i.notStopped("wake")})
 			if i.h.ctx.Err() != nil {
 				if err == nil {
 					leave()

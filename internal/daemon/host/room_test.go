@@ -274,6 +274,168 @@ func TestRoomStops(t *testing.T) {
 	})
 }
 
+// TestRoomCalledOff: a stop or a removal by a person takes back, at once, whatever
+// waits to bring the instance up, whoever asked for it; nothing of it is done
+// afterwards.
+func TestRoomCalledOff(t *testing.T) {
+	asks := map[string]func(r *rig) chan error{
+		"start by a person": func(r *rig) chan error {
+			failed := make(chan error, 1)
+			go func() { failed <- r.Start(context.Background(), "g", byManual) }()
+			return failed
+		},
+		"start by a client": func(r *rig) chan error {
+			failed := make(chan error, 1)
+			go func() { _, err := r.gates["g"].Arrive(context.Background()); failed <- err }()
+			return failed
+		},
+		"restart": func(r *rig) chan error {
+			i, _ := r.find("g")
+			if err := i.save(func(rec *instance.Record) { rec.RestartAt = r.now() }); err != nil {
+				r.t.Fatal(err)
+			}
+			i.armRestart()
+			time.Sleep(time.Second)
+			return nil
+		},
+	}
+	ends := map[string]func(r *rig) error{
+		"stop":           func(r *rig) error { return r.Stop(r.ctx, "g", byManual, false) },
+		"stop --disable": func(r *rig) error { return r.Stop(r.ctx, "g", byManual, true) },
+		"rm":             func(r *rig) error { return r.Delete(r.ctx, "g", byManual) },
+	}
+	for asked, ask := range asks {
+		for ended, end := range ends {
+			t.Run(asked+", "+ended, func(t *testing.T) {
+				inRoom(t, 150, 1, func(r *rig) {
+					busy := r.k.Connect(r.run("a", small))
+					g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: true, Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
+					guestOf(&g, 100)
+					if _, err := r.Create(r.ctx, g); err != nil {
+						t.Fatal(err)
+					}
+					failed := ask(r)
+					synctest.Wait()
+					if o := r.is("g", power.Stopped); o.Waiting == nil {
+						t.Fatal("g does not wait")
+					}
+					began := time.Now()
+					if err := end(r); err != nil {
+						t.Fatal(err)
+					}
+					var no *RefusedError
+					if failed != nil {
+						if err := <-failed; !errors.As(err, &no) || !strings.Contains(err.Error(), "by a person in the meantime") {
+							t.Errorf("who waited is told: %v", err)
+						}
+					}
+					if s := r.Room(); s.Waiting != 0 || s.Refused != 0 || time.Since(began) != 0 {
+						t.Errorf("%s later: %+v", time.Since(began), s)
+					}
+					busy.Close()
+					time.Sleep(5 * time.Minute) // there is room now
+					if ended == "rm" {
+						return
+					}
+					if o := r.is("g", power.Stopped); o.Waiting != nil || o.RestartAt != nil || o.Enabled != (ended == "stop") {
+						t.Errorf("afterwards: %+v", o)
+					}
+					if err := r.Start(r.ctx, "g", byManual); err != nil { // which is another
+						t.Error(err)
+					}
+					if o := r.is("g", power.Running); !o.Enabled {
+						t.Error("it runs and is disabled")
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestRoomCallsOffWakes: what waits to wake one that sleeps is taken back, too, and
+// whoever comes while it is being stopped waits for nothing.
+func TestRoomCallsOffWakes(t *testing.T) {
+	inRoom(t, 150, 1, func(r *rig) {
+		g := r.run("g", small)
+		held := r.k.Connect(g)
+		if err := r.Pause(r.ctx, "g", byManual, true); err != nil {
+			t.Fatal(err)
+		}
+		r.k.Connect(r.run("a", small))
+		r.is("g", power.Hibernated)
+		resumed := make(chan error, 1)
+		go func() { resumed <- r.Resume(context.Background(), "g", byManual) }()
+		held.Send() // wakeLater
+		if o := r.is("g", power.Hibernated); o.Waiting == nil || r.Room().Waiting != 2 {
+			t.Fatalf("%d wait: %+v", r.Room().Waiting, o)
+		}
+		stopped := make(chan error, 1)
+		go func() { stopped <- r.Stop(context.Background(), "g", byManual, false) }() // waits itself, to restore it
+		synctest.Wait()
+		var no *RefusedError
+		if err := <-resumed; !errors.As(err, &no) || !strings.Contains(err.Error(), "stopped by a person in the meantime") {
+			t.Errorf("resumed: %v", err)
+		}
+		arrived := make(chan error, 1)
+		go func() { _, err := r.gates["g"].Arrive(context.Background()); arrived <- err }()
+		synctest.Wait()
+		if err := r.Stop(r.ctx, "g", byManual, false); err != nil {
+			t.Errorf("stopped: %v", err)
+		}
+		if err := <-stopped; err != nil {
+			t.Errorf("the stop before it: %v", err)
+		}
+		if err := <-arrived; err == nil {
+			t.Error("a client started what a person had stopped")
+		}
+		if s := r.Room(); s.Waiting != 0 {
+			t.Errorf("after the stop: %+v", s)
+		}
+		r.is("g", power.Stopped)
+	})
+}
+
+// TestRoomStartsAgainstStops: whatever order starts and stops come in, the last
+// stop that is answered before any later start holds.
+func TestRoomStartsAgainstStops(t *testing.T) {
+	inRoom(t, 250, 1, func(r *rig) {
+		r.k.Connect(r.run("a", small))
+		for _, name := range []string{"g", "h"} {
+			r.run(name, small)
+			if err := r.Stop(r.ctx, name, byManual, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var wg sync.WaitGroup
+		for range count("LULL_ROOM_STOPS", 100) {
+			for _, name := range []string{"g", "h"} {
+				wg.Go(func() { _ = r.Start(context.Background(), name, byManual) }) // refused or done, as it comes
+				wg.Go(func() {
+					if err := r.Stop(context.Background(), name, byManual, rand.IntN(2) == 0); err != nil {
+						t.Errorf("stop: %v", err)
+					}
+				})
+			}
+			time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
+		}
+		wg.Wait()
+		for _, name := range []string{"g", "h"} {
+			if o, err := r.Get(name); err != nil || o.State == string(power.Running) && !o.Enabled {
+				t.Errorf("%s is %s although it is disabled, %v", name, o.State, err)
+			}
+			if err := r.Stop(r.ctx, name, byManual, true); err != nil {
+				t.Error(err)
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		for _, name := range []string{"g", "h"} {
+			if o := r.is(name, power.Stopped); o.Enabled || o.Waiting != nil {
+				t.Errorf("%+v", o)
+			}
+		}
+	})
+}
+
 // TestRoomKeepsToTheBudget lets many guests of random sizes live for hours with
 // clients at random: what they hold is never more than the budget, and every
 // client is served or told that there was no room.
