@@ -362,7 +362,7 @@ that come later too. Of several groups of a worker the one with the higher
 		}}
 	which.bind(cmd)
 	cmd.Flags().IntVar(&priority, "priority", 0, "of several selectors of a worker the highest wins")
-	cmd.Flags().BoolVar(&remove, "remove", false, "take it away instead")
+	cmd.Flags().BoolVar(&remove, "remove", false, "take it away instead; refused where another one is in place")
 	return cmd
 }
 

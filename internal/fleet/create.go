@@ -359,8 +359,17 @@ func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
 // UpdateWorker changes what people may set. If revision is not 0 the worker
 // must still be at it. Errors: NotFound, Invalid, ErrStale.
 func (f *Fleet) UpdateWorker(ctx context.Context, by Actor, id string, revision int64, p Profile) (Worker, error) {
+	return f.updateWorker(ctx, by, id, revision, func(*Worker) (Profile, error) { return p, nil })
+}
+
+// updateWorker is UpdateWorker by what the worker is inside its transaction.
+func (f *Fleet) updateWorker(ctx context.Context, by Actor, id string, revision int64, of func(*Worker) (Profile, error)) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by, At: revision}, func(w *Worker, tx *Tx) error {
-		was := w.IsIdleDetectionEnabled
+		p, err := of(w)
+		if err != nil {
+			return err
+		}
+		was, policyWas, scheduleWas := w.IsIdleDetectionEnabled, w.Policy, w.Schedule
 		if d := p.TTLDeadline; d != nil && d.IsZero() && w.TTLFromTag {
 			return &Refused{Command: "change", Name: w.Name, Reason: "ttl_from_tag",
 				Detail: "its ttl_deadline is that of the tag " + tx.Settings.TagPrefix + "ttl-deadline of its instance: change or remove the tag, or give another ttl_deadline"}
@@ -368,7 +377,8 @@ func (f *Fleet) UpdateWorker(ctx context.Context, by Actor, id string, revision 
 		if err := p.set(f, w); err != nil {
 			return err
 		}
-		e := Entry{Action: "updated"}
+		rules := Application{Policy: p.Policy, Schedule: p.Schedule}
+		e := Entry{Action: "updated", Detail: rules.said("", policyWas, w.Policy, scheduleWas, w.Schedule)}
 		if was != w.IsIdleDetectionEnabled {
 			e.Events = []string{EventDetection}
 		}

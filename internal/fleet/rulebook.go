@@ -29,9 +29,17 @@ const (
 // the rules at hand up to date. fn gets the old data, empty for none, and
 // returns the new, nil to delete it.
 func (f *Fleet) changeRule(ctx context.Context, key string, e Entry, fn func(old store.Value) ([]byte, error)) error {
-	e.Events = []string{EventRules}
+	return f.changeRuleSaying(ctx, key, func(old store.Value) ([]byte, Entry, error) {
+		data, err := fn(old)
+		return data, e, err
+	})
+}
+
+// changeRuleSaying is changeRule where the audit entry tells of the old data.
+func (f *Fleet) changeRuleSaying(ctx context.Context, key string, fn func(old store.Value) ([]byte, Entry, error)) error {
 	_, err := store.Transact(ctx, f.store, []string{key, rulesMark}, func(view []store.Value) ([]store.Op, error) {
-		data, err := fn(view[0])
+		data, e, err := fn(view[0])
+		e.Events = []string{EventRules}
 		if err != nil || string(data) == string(view[0].Data) {
 			return nil, err
 		}
@@ -288,17 +296,37 @@ func (f *Fleet) DeleteSchedule(ctx context.Context, by Actor, name string) error
 		func(store.Value) ([]byte, error) { return nil, nil })
 }
 
-// Application is what is put on the workers of a selector. Nil is left alone,
-// an empty name takes away.
+// Application is what is put on the workers of a selector, or with Remove
+// taken from them. Nil is left alone.
 type Application struct {
 	Policy, Schedule *string
 	Priority         *int // of the group
+	Remove           bool
+}
+
+// becomes is what a name that is was becomes by an Application of asked to
+// whom, or why it does not: only what is named is taken away.
+func (a Application) becomes(kind, was string, asked *string, whom string) (string, error) {
+	switch {
+	case asked == nil:
+		return was, nil
+	case !a.Remove:
+		return *asked, nil
+	case was == *asked:
+		return "", nil
+	}
+	there := whom + " has the " + kind + " " + was
+	if was == "" {
+		there = whom + " has no " + kind + " of its own"
+	}
+	return was, &Refused{Command: "take away " + kind, Name: *asked, Reason: "not_in_place", Detail: there}
 }
 
 // Apply puts a policy or a schedule on workers: on those that are named each
 // by itself, else on all that a selector names, now and later. It returns
 // the workers that were changed, or the group; a group that says nothing is
-// removed. Errors: Invalid, NotFound.
+// removed. Errors: Invalid, NotFound, Refused if what is to be taken away is
+// not in place.
 func (f *Fleet) Apply(ctx context.Context, by Actor, sel policy.Scope, a Application) ([]Worker, *policy.Group, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return nil, nil, err
@@ -313,15 +341,44 @@ func (f *Fleet) Apply(ctx context.Context, by Actor, sel policy.Scope, a Applica
 	if len(sel.Tags) > 0 || sel.Region != "" {
 		return nil, nil, invalidf("worker_ids", "give workers or a selector, not both")
 	}
+	for _, id := range sel.Workers { // all or none, but for what changes meanwhile
+		w, err := f.Worker(ctx, id)
+		if err != nil {
+			return nil, nil, err
+		}
+		if _, err := a.profile(&w); err != nil {
+			return nil, nil, err
+		}
+	}
 	out := []Worker{}
 	for _, id := range sel.Workers {
-		w, err := f.UpdateWorker(ctx, by, id, 0, Profile{Policy: a.Policy, Schedule: a.Schedule})
+		w, err := f.updateWorker(ctx, by, id, 0, a.profile)
 		if err != nil {
 			return out, nil, err
 		}
 		out = append(out, w)
 	}
 	return out, nil, nil
+}
+
+// profile is what an Application changes of a worker.
+func (a Application) profile(w *Worker) (Profile, error) {
+	name, err := a.becomes("policy", w.Policy, a.Policy, "worker "+w.Name)
+	if err != nil {
+		return Profile{}, err
+	}
+	hours, err := a.becomes("schedule", w.Schedule, a.Schedule, "worker "+w.Name)
+	if err != nil {
+		return Profile{}, err
+	}
+	out := Profile{}
+	if a.Policy != nil {
+		out.Policy = &name
+	}
+	if a.Schedule != nil {
+		out.Schedule = &hours
+	}
+	return out, nil
 }
 
 // groupID is the same for the same selector.
@@ -339,21 +396,31 @@ func (f *Fleet) applyGroup(ctx context.Context, by Actor, sel policy.Scope, a Ap
 		return g, &Refused{Command: "make group", Name: sel.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
 	}
 	key := groupPrefix + g.ID
-	err := f.changeRule(ctx, key, Entry{Action: "policy_applied", By: by, Detail: applied(sel, a)}, func(v store.Value) ([]byte, error) {
+	err := f.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, Entry, error) {
+		e := Entry{Action: "policy_applied", By: by}
 		if v.Exists() {
 			old, err := groupCodec.Decode(key, v.Data)
 			if err != nil {
-				return nil, err
+				return nil, e, err
 			}
 			old.Stamp = g.Stamp
 			g = old
 		}
+		name, err := a.becomes("policy", g.Policy, a.Policy, sel.String())
+		if err != nil {
+			return nil, e, err
+		}
+		hours, err := a.becomes("schedule", text(g.Schedule), a.Schedule, sel.String())
+		if err != nil {
+			return nil, e, err
+		}
+		e.Detail = a.said(sel.String(), g.Policy, name, text(g.Schedule), hours)
 		if a.Policy != nil {
-			g.Policy, g.ScheduleSince = *a.Policy, g.UpdatedAt
+			g.Policy, g.ScheduleSince = name, g.UpdatedAt
 		}
 		if a.Schedule != nil {
-			g.Schedule, g.ScheduleSince = a.Schedule, g.UpdatedAt
-			if *a.Schedule == "" {
+			g.Schedule, g.ScheduleSince = &hours, g.UpdatedAt
+			if hours == "" {
 				g.Schedule = nil
 			}
 		}
@@ -361,25 +428,40 @@ func (f *Fleet) applyGroup(ctx context.Context, by Actor, sel policy.Scope, a Ap
 			g.Priority = *a.Priority
 		}
 		if err := invalidOf(g.Validate()); err != nil {
-			return nil, err
+			return nil, e, err
 		}
 		if g.Policy == "" && g.Schedule == nil {
-			return nil, nil
+			return nil, e, nil
 		}
-		return groupCodec.Encode(key, g)
+		data, err := groupCodec.Encode(key, g)
+		return data, e, err
 	})
 	return g, err
 }
 
-func applied(sel policy.Scope, a Application) string {
-	out := ""
-	if a.Policy != nil {
-		out = "policy " + cmp.Or(*a.Policy, "none") + " "
+// said tells what an Application changes of whom, which is empty for the
+// worker that the entry names: what is lost too.
+func (a Application) said(whom, policyWas, policyIs, scheduleWas, scheduleIs string) string {
+	var parts []string
+	part := func(asked *string, kind, was, is string) {
+		if asked == nil {
+			return
+		}
+		text, to := kind+" "+cmp.Or(is, was, "none"), " to "
+		switch {
+		case is == "" && was != "":
+			text, to = text+" taken away", " from "
+		case was != "" && was != is:
+			text += " instead of " + was
+		}
+		if whom != "" {
+			text += to + whom
+		}
+		parts = append(parts, text)
 	}
-	if a.Schedule != nil {
-		out += "schedule " + cmp.Or(*a.Schedule, "none") + " "
-	}
-	return out + "to " + sel.String()
+	part(a.Policy, "policy", policyWas, policyIs)
+	part(a.Schedule, "schedule", scheduleWas, scheduleIs)
+	return strings.Join(parts, ", ")
 }
 
 // Groups lists the selectors that something was applied to, weakest first.
@@ -395,7 +477,23 @@ func (f *Fleet) DeleteGroup(ctx context.Context, by Actor, id string) error {
 	if err := checkName("group", id); err != nil {
 		return err
 	}
-	return f.changeRule(ctx, groupPrefix+id, Entry{Action: "policy_unapplied", By: by, Detail: "group " + id}, gone("group", id))
+	key, nothing := groupPrefix+id, ""
+	return f.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, Entry, error) {
+		e := Entry{Action: "policy_unapplied", By: by}
+		if !v.Exists() {
+			return nil, e, &NotFound{Kind: "group", Name: id}
+		}
+		old, err := groupCodec.Decode(key, v.Data)
+		if err != nil {
+			return nil, e, err
+		}
+		lost := Application{Schedule: old.Schedule}
+		if old.Policy != "" {
+			lost.Policy = &nothing
+		}
+		e.Detail = "group " + id + ": " + lost.said(old.Selector.String(), old.Policy, "", text(old.Schedule), "")
+		return nil, e, nil
+	})
 }
 
 func gone(kind, name string) func(store.Value) ([]byte, error) {

@@ -64,11 +64,7 @@ func (s *Server) policyRoutes() {
 			RuleName
 			Body control.Apply
 		}) (*answer[control.Applied], error) {
-			name := in.Name
-			if in.Body.Remove {
-				name = ""
-			}
-			return ok(s.apply(ctx, in.Body, fleet.Application{Policy: &name}))
+			return ok(s.apply(ctx, in.Body, fleet.Application{Policy: &in.Name}))
 		})
 	register(s, route{id: "list-policy-groups", method: "GET", path: base + "/policy-groups", role: access.Viewer, doc: "Selectors that a policy or schedule was applied to, weakest first"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.List[policy.Group]], error) {
@@ -94,7 +90,7 @@ func (s *Server) apply(ctx context.Context, in control.Apply, a fleet.Applicatio
 	if in.Scope.All() && !in.All {
 		return control.Applied{}, invalid("all", "a selector that names nothing needs all: true")
 	}
-	a.Priority = in.Priority
+	a.Priority, a.Remove = in.Priority, in.Remove
 	l, g, err := s.fleet.Apply(ctx, actor(ctx), in.Scope, a)
 	out := control.Applied{Workers: []fleet.Worker{}, Group: g}
 	for _, w := range l {
@@ -173,11 +169,7 @@ func (s *Server) scheduleRoutes() {
 			RuleName
 			Body control.Apply
 		}) (*answer[control.Applied], error) {
-			name := in.Name
-			if in.Body.Remove {
-				name = ""
-			}
-			return ok(s.apply(ctx, in.Body, fleet.Application{Schedule: &name}))
+			return ok(s.apply(ctx, in.Body, fleet.Application{Schedule: &in.Name}))
 		})
 	register(s, route{id: "schedule-boundaries", method: "GET", path: each + "/boundaries", role: access.Viewer, doc: "When a schedule opens and closes next"},
 		func(ctx context.Context, in *struct {

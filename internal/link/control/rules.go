@@ -47,7 +47,7 @@ type Apply struct {
 	policy.Scope
 	All      bool `json:"all,omitempty" doc:"An empty selector needs it"`
 	Priority *int `json:"priority,omitempty" doc:"Between selectors of one worker the highest wins"`
-	Remove   bool `json:"remove,omitempty" doc:"Take it away instead"`
+	Remove   bool `json:"remove,omitempty" doc:"Take it away instead; refused where another one is in place"`
 }
 
 // Applied is what an Apply changed: workers, or the group of the selector.
