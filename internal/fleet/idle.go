@@ -178,6 +178,14 @@ func (u ActivityUpdate) changes(w *Worker) bool {
 	})
 }
 
+// Checked takes over when the activity was looked at last. It never moves back.
+func (w *Worker) Checked(at time.Time) {
+	at = at.UTC().Round(0)
+	if !at.IsZero() && (w.LastActivityCheckAt == nil || at.After(*w.LastActivityCheckAt)) {
+		w.LastActivityCheckAt = &at
+	}
+}
+
 // UpdateWorkerActivity writes new activity. It never moves activity back. A
 // reading that is no news writes nothing unless the stored times of the last
 // check are older than stale; 0 writes them always.

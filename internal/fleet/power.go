@@ -103,6 +103,9 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 	w.Intent = &Intent{Reason: p.Reason, By: tx.by.Name, At: tx.Now, Generation: w.PauseGeneration, Drain: p.Drain, Force: p.Force, SentAt: sent, Before: before}
 	w.paused(tx, p.Reason, tx.by.Name)
 	w.PausePolicy = p.Policy
+	if d := p.Decision; d != nil && !d.Verdict.Has(idle.SignalUnknown) {
+		w.Checked(d.Verdict.At)
+	}
 	action := "pause_intended"
 	e := Entry{Events: []string{EventPaused}, Reason: string(p.Reason), Decision: p.Decision, Detail: p.Detail, Policy: p.Policy, Generation: w.PauseGeneration}
 	if p.Drain {

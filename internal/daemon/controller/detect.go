@@ -329,6 +329,7 @@ func (j *job) late(t Telemetry) time.Duration {
 // activityInto is update inside another change.
 func (j *job) activityInto(w *fleet.Worker) {
 	t := j.activity()
+	w.Checked(t.CheckedAt)
 	if at := t.Newest.UTC().Round(0); !t.Newest.IsZero() && (w.LastActivityAt == nil || at.Sub(*w.LastActivityAt) > fleet.Jitter) {
 		w.LastActivityAt = &at
 		if t.Recent != nil {

@@ -537,3 +537,30 @@ func TestPolicyTags(t *testing.T) {
 		}
 	})
 }
+
+// TestPauseTellsWhenItWasChecked: a pause writes when the activity was looked
+// at last, one by idleness and one by a person.
+func TestPauseTellsWhenItWasChecked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{settings: map[string]any{"worker_activity_detection_interval": 300}})
+		defer r.stop()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		w := r.await(id, power.WorkerStopped, 3*time.Hour)
+		if at := w.LastActivityCheckAt; at == nil || w.LastPausedAt.Sub(*at) > time.Minute {
+			t.Errorf("paused at %s for its idleness, last checked at %v", w.LastPausedAt, at)
+		}
+		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		time.Sleep(28 * time.Minute)
+		if _, err := r.fleet.StopWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		w = r.await(id, power.WorkerStopped, 5*time.Minute)
+		if at := w.LastActivityCheckAt; at == nil || w.LastPausedAt.Sub(*at) > 6*time.Minute {
+			t.Errorf("paused at %s by a person, last checked at %v", w.LastPausedAt, at)
+		}
+	})
+}

@@ -153,6 +153,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 			}
 			tx.Note(fleet.Entry{Action: "pause_action_chosen", Reason: action, Detail: why})
 		}
+		w.Checked(j.activity().CheckedAt)
 		if in.ByReadings() {
 			j.activityInto(w) // what the final look saw was known in time
 		}

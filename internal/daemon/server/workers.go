@@ -252,7 +252,17 @@ func asSeen(w fleet.Worker, st fleet.IdleStatus, known bool) fleet.Worker {
 	if t := st.LastActivityAt; t != nil && (w.LastActivityAt == nil || t.After(*w.LastActivityAt)) {
 		w.LastActivityAt = t
 	}
+	w.Checked(lastLook(&st))
 	return w
+}
+
+// lastLook is when everything that a live status tells of was read last; zero
+// where something is not known.
+func lastLook(st *fleet.IdleStatus) time.Time {
+	if st.ReadingsUnknown || st.Has(idle.SignalUnknown) {
+		return time.Time{}
+	}
+	return st.CheckedAt
 }
 
 // observe is what the owner of a worker has in memory; false if it cannot be
@@ -301,8 +311,15 @@ func (s *Server) observedRoutes() {
 	register(s, route{id: "worker-activity", method: "GET", path: at("activity"), role: access.Viewer, doc: "Last activity, recent events, pauses and resumes, snooze"},
 		func(ctx context.Context, in *One) (*answer[fleet.Activity], error) {
 			a, err := s.fleet.GetWorkerActivity(ctx, in.ID)
-			if seen, live := s.observe(ctx, in.ID); err == nil && live && seen.Status != nil && !seen.Status.NextIdleCheckAt.IsZero() {
+			seen, live := s.observe(ctx, in.ID)
+			if err != nil || !live || seen.Status == nil {
+				return ok(a, err)
+			}
+			if !seen.Status.NextIdleCheckAt.IsZero() {
 				a.NextIdleCheckAt, a.TargetPauseAt = &seen.Status.NextIdleCheckAt, seen.Status.TargetPauseAt // newer than what is stored
+			}
+			if t := lastLook(seen.Status); !t.IsZero() && (a.LastActivityCheckAt == nil || t.After(*a.LastActivityCheckAt)) {
+				a.LastActivityCheckAt = &t
 			}
 			return ok(a, err)
 		})
