@@ -147,7 +147,7 @@ func (w *Work) Trouble() string {
 			return "what it writes to its own disk fails for want of room: " + w.r.roomSaying() +
 				fmt.Sprintf(", of which %s are left for what lull itself writes", instance.Bytes(layerSpare))
 		}
-		return w.stands()
+		return or(w.stands(), w.filesFault())
 	}
 	said := fmt.Sprintf("QEMU (process %d) has not answered for %s", m.pid, time.Since(m.since).Round(time.Second))
 	switch m.state {

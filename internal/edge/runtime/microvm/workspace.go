@@ -74,9 +74,10 @@ func (w *Work) shareFiles() error {
 	return nil
 }
 
-// carryFiles keeps the workspace's port connected.
+// carryFiles keeps the workspace's port connected. Why it was cut is said once
+// for each cause.
 func (w *Work) carryFiles() {
-	for {
+	for said := ""; ; {
 		select { // a guest that wakes has to say something else first
 		case <-w.born:
 		case <-w.gone:
@@ -88,7 +89,11 @@ func (w *Work) carryFiles() {
 		if err == nil {
 			err = w.serveFiles(c)
 		}
-		if err != nil && w.qctx.Err() == nil && !w.isGone() {
+		switch {
+		case err == nil:
+			said = ""
+		case err.Error() != said && w.qctx.Err() == nil && !w.isGone():
+			said = err.Error()
 			w.r.log.Warn("the workspace of a guest was cut", "instance", w.id, "error", err)
 		}
 		if !w.pause() {
@@ -133,6 +138,18 @@ func (w *Work) begin(call guest.WorkspaceCall) error {
 		}
 	}
 	return err
+}
+
+// filesFault says why every file of the workspace is refused, for people. It is
+// empty for nothing.
+func (w *Work) filesFault() string {
+	w.mu.Lock()
+	s := w.files
+	w.mu.Unlock()
+	if s == nil || s.Fault() == "" {
+		return ""
+	}
+	return "every request for a file of its workspace fails until that is back: " + s.Fault()
 }
 
 // awaitFiles waits until the workspace is mounted.

@@ -249,6 +249,42 @@ func (b *bench) holdsPause(w *Work) {
 	}
 }
 
+// TestWorkspaceAway: a guest whose workspace was moved away while it slept gets an
+// errno, and it is said; it has its files again once they are back.
+func TestWorkspaceAway(t *testing.T) {
+	b := newBench(t, nil)
+	dir := workspace(t)
+	w := b.startWith("away", dir, "guest", "serve", ":80")
+	b.must("away", "put", "/workspace/kept", "text")
+	if err := w.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Hibernate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	b.refused("away", syscall.ENOENT, "get", "/workspace/kept")
+	b.refused("away", syscall.ENOENT, "put", "/workspace/new", "text")
+	if what := w.Trouble(); !strings.Contains(what, "workspace") || !strings.Contains(what, dir) {
+		t.Errorf("trouble: %q", what)
+	}
+	if err := os.Rename(dir+".away", dir); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is said that it is back", func() bool { return w.Trouble() == "" })
+	if got := b.must("away", "get", "/workspace/kept"); got != "text" {
+		t.Errorf("read %q", got)
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestWorkspaceReadOnly: nothing changes, whoever in the guest tries.
 func TestWorkspaceReadOnly(t *testing.T) {
 	b := newBench(t, nil)

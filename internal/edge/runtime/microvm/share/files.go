@@ -46,6 +46,12 @@ func (r *root) close() error {
 	return errors.Join(errs...)
 }
 
+// removed says that the directory is no longer anywhere.
+func (r *root) removed() bool {
+	var st unix.Stat_t
+	return unix.Fstat(r.fd, &st) == nil && st.Nlink == 0
+}
+
 // do answers one request. Every error has an errno in it.
 func (r *root) do(q *files.Request, a *files.Answer) error {
 	if r.readOnly && changes(q) {

@@ -8,7 +8,7 @@
 // without following any symbolic link and without going into another file
 // system. A guest can do what the directory's owner can, and less: it makes no
 // device, no setuid file, and writes to none. A request that fails is an errno
-// for the guest, never silence.
+// for the guest, never silence, also while there is no directory.
 //
 // It keeps nothing that a guest depends on. The files that it holds open are at
 // most maxOpen and can be closed at any time.
@@ -20,8 +20,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
@@ -38,6 +40,10 @@ const (
 	askCost  = 4 << 10
 )
 
+// lookAgain is the time between two looks for a directory that is not there,
+// while the guest asks for nothing.
+const lookAgain = time.Second
+
 // Server answers one guest. Make it with New.
 type Server struct {
 	dir      string
@@ -49,6 +55,7 @@ type Server struct {
 	open chan struct{} // closed while requests are begun
 	busy bool          // a request was begun and its answer is not out
 	conn net.Conn
+	lack error // why the directory could not be opened; nil when it is
 }
 
 // New answers for dir, which it opens when it is first asked for.
@@ -60,6 +67,17 @@ func New(dir string, readOnly bool) *Server {
 
 // ReadOnly says whether the guest may change nothing.
 func (s *Server) ReadOnly() bool { return s.readOnly }
+
+// Fault says why every request of the guest fails, for people. It is empty for
+// nothing, and before the first connection.
+func (s *Server) Fault() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lack == nil {
+		return ""
+	}
+	return s.lack.Error()
+}
 
 // Check says why a directory cannot be shared.
 func Check(dir string) error {
@@ -157,17 +175,14 @@ func (s *Server) set(c net.Conn, busy bool) {
 	s.mu.Unlock()
 }
 
-// serve owns its thread, which is the directory's owner from here on.
+// serve owns its thread, which is the directory's owner from when that is there.
 func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error) {
-	root, err := openRoot(s.dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, root.close()) }()
-	if err := root.become(); err != nil {
-		return err
-	}
-	root.readOnly = s.readOnly
+	root, lack := s.enter(nil)
+	defer func() {
+		if root != nil {
+			err = errors.Join(err, root.close())
+		}
+	}()
 	var in files.Stream
 	in.Reset(k)
 	buf, out := make([]byte, 64<<10), []byte(nil)
@@ -178,9 +193,13 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 		}
 		if body == nil {
 			s.set(c, in.Begun())
-			n, err := c.Read(buf)
+			n, err := s.read(c, buf, root == nil)
 			if n > 0 {
 				in.Feed(buf[:n])
+				continue
+			}
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				root, lack = s.enter(root)
 				continue
 			}
 			if err == nil || errors.Is(err, io.EOF) || ctx.Err() != nil {
@@ -196,7 +215,11 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 		if err := s.admit(ctx, askCost+len(body)+int(q.Size)); err != nil {
 			return nil // the guest asks again
 		}
-		a := root.answer(&q)
+		root, lack = s.enter(root)
+		a := root.answer(&q, lack)
+		if a.Errno == uint32(unix.ENOENT) && root != nil && root.removed() {
+			return nil // the guest asks again, of a thread that is nobody yet and can open what has taken its place
+		}
 		out = files.AppendAnswer(out[:0], k, &a)
 		if _, err := c.Write(out); err != nil {
 			if ctx.Err() != nil {
@@ -205,6 +228,39 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 			return fmt.Errorf("cannot answer the guest: %w", err)
 		}
 	}
+}
+
+// enter opens the directory and makes this thread its owner, unless r is it
+// already. Without one it says why.
+func (s *Server) enter(r *root) (*root, error) {
+	if r != nil {
+		return r, nil
+	}
+	r, err := openRoot(s.dir)
+	if err == nil {
+		r.readOnly = s.readOnly
+		if err = r.become(); err != nil {
+			err = errors.Join(err, r.close())
+			r = nil
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lack = err
+	return r, err
+}
+
+// read waits for more of the guest, not long where the directory is to be looked
+// for meanwhile.
+func (s *Server) read(c net.Conn, buf []byte, look bool) (int, error) {
+	var until time.Time
+	if look {
+		until = time.Now().Add(lookAgain)
+	}
+	if err := c.SetReadDeadline(until); err != nil {
+		return 0, err
+	}
+	return c.Read(buf)
 }
 
 // admit waits until a request may be begun.
@@ -225,10 +281,12 @@ func (s *Server) admit(ctx context.Context, cost int) error {
 	}
 }
 
-// answer does what is asked.
-func (r *root) answer(q *files.Request) files.Answer {
+// answer does what is asked, unless it is known why that cannot be.
+func (r *root) answer(q *files.Request, err error) files.Answer {
 	a := files.Answer{ID: q.ID}
-	err := r.do(q, &a)
+	if err == nil {
+		err = r.do(q, &a)
+	}
 	if err == nil {
 		return a
 	}

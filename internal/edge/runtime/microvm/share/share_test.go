@@ -2,7 +2,9 @@ package share
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -385,6 +387,54 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
+// TestDirectoryAway: while there is no directory every request is answered with
+// an errno, and one that comes, or comes back, is served without another
+// connection.
+func TestDirectoryAway(t *testing.T) {
+	dir := workspace(t)
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	s := New(dir, false)
+	a, end := dial(t, s)
+	defer end()
+	lacks := func(a *asker) {
+		t.Helper()
+		for op := files.Stat; op <= files.Close; op++ {
+			q := files.Request{Op: op, Path: "f"}
+			if op == files.Rename || op == files.Link || op == files.Symlink {
+				q.To = "g"
+			}
+			if got := a.ask(q); unix.Errno(got.Errno) != unix.ENOENT {
+				t.Errorf("operation %d: %v", op, unix.Errno(got.Errno))
+			}
+		}
+		if got := s.Fault(); !strings.Contains(got, dir) || !strings.Contains(got, "no such file") {
+			t.Errorf("the fault: %q", got)
+		}
+	}
+	lacks(a)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for late := time.Now().Add(limit); s.Fault() != ""; time.Sleep(10 * time.Millisecond) { // though nothing is asked for
+		if time.Now().After(late) {
+			t.Fatal(s.Fault())
+		}
+	}
+	a.must(files.Request{Op: files.Create, Path: "f", Mode: 0o644})
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	a.send(files.Request{Op: files.Stat, Path: "f"})
+	if _, err := a.c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Fatalf("the connection whose directory was removed: %v", err)
+	}
+	b, over := dial(t, s)
+	defer over()
+	lacks(b)
+}
+
 // FuzzRequests asks for anything: nothing outside is touched, and every request
 // has an answer.
 func FuzzRequests(f *testing.F) {
@@ -412,7 +462,7 @@ func FuzzRequests(f *testing.F) {
 		if q.Op == files.Write && q.Off > 1<<20 {
 			return
 		}
-		if a := r.answer(&q); a.ID != 1 {
+		if a := r.answer(&q, nil); a.ID != 1 {
 			t.Fatalf("%+v", a)
 		}
 		if l, err := os.ReadDir(parent); err != nil || len(l) != 1 {
