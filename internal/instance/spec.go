@@ -379,6 +379,7 @@ type Record struct {
 	PausedBy       string    `json:"last_paused_by,omitempty"`
 	ResumedBy      string    `json:"last_resumed_by,omitempty"`
 	StatusReason   string    `json:"status_reason,omitempty"`
+	Unserved       string    `json:"unserved,omitempty"` // a start or wake that found no room since it is in this state, and why
 
 	Exit         *Exit       `json:"exit,omitempty"`      // of the last run that ended
 	RestartAt    time.Time   `json:"restart_at,omitzero"` // when it is started again by itself

@@ -267,10 +267,31 @@ func (i *inst) checkStopped() {
 		return
 	}
 	i.h.spawn(func() {
-		if err := i.h.startFor(i.h.ctx, i, byRestart, i.restarted("")); err != nil {
+		err := i.h.startFor(i.h.ctx, i, byRestart, i.restarted(""))
+		if fromRoom(err) {
+			err = i.restartLater(err)
+		}
+		if err != nil {
 			i.h.log.Warn("restart failed", "instance", i.name(), "error", err)
 		}
 	})
+}
+
+// restartLater sets when a restart is tried again that found no room; one that
+// never will find any is given up.
+func (i *inst) restartLater(cause error) error {
+	i.acquire()
+	defer i.release()
+	if i.deleted.Load() || i.state() != power.Stopped || i.mayStart(byRestart) != nil {
+		return nil
+	}
+	var at time.Time
+	if busy := (*BusyError)(nil); errors.As(cause, &busy) {
+		at = i.h.now().Add(restartMax)
+	}
+	err := i.save(func(r *instance.Record) { r.RestartAt = at })
+	i.armRestart()
+	return err
 }
 
 // restarted is why it is started although it had ended: why, if that is not

@@ -74,6 +74,9 @@ type inst struct {
 	busy     int           // connections by which the workload says that it works
 	nextDue  time.Time     // when the workload said that it wants to run again
 	restart  time.Time     // when it is started again after it failed
+	// refused is what was last told of as refused for want of room, and by whom.
+	refused   string
+	refusedAt time.Time
 	// notBefore keeps a hibernation that failed from being tried again at once.
 	notBefore time.Time
 	missing   error         // why the run that its record speaks of is not known to this daemon
@@ -190,7 +193,7 @@ func (i *inst) serveWake(why string) {
 		i.wakeNow(byConnection, why)
 	case s == power.Stopped && i.spec().WakeFromStopped && i.enabled():
 		i.h.spawn(func() {
-			if err := i.h.startFor(i.h.ctx, i, byConnection, why); err != nil {
+			if err := i.h.startFor(i.h.ctx, i, byConnection, why); err != nil && !fromRoom(err) {
 				i.h.log.Error("cannot start for a connection", "instance", i.name(), "error", err)
 			}
 		})
@@ -223,7 +226,7 @@ func (i *inst) update(f func(r *instance.Record)) instance.Record {
 			i.h.illegal.Add(1)
 			i.h.log.Error("illegal transition", "instance", i.name(), "error", err)
 		}
-		i.rec.StateSince = i.h.now()
+		i.rec.StateSince, i.rec.Unserved = i.h.now(), ""
 		i.h.room.kick()
 	}
 	i.rec.Generation++

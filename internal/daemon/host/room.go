@@ -20,6 +20,10 @@ import (
 // host's has changed: the machine's own memory may have.
 const roomTick = time.Second
 
+// unservedEvery is how often it is told that one instance is refused for want of
+// room, however many ask for it.
+const unservedEvery = time.Minute
+
 // byMemory is who pushes an instance down when another needs its memory.
 const byMemory = "memory"
 
@@ -105,7 +109,49 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("cannot %s %s: there was no room on this host for %s: %s", e.What, e.Name, idle.Human(e.Waited), e.Reason)
+	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.cause())
+}
+
+func (e *BusyError) cause() string {
+	return fmt.Sprintf("there was no room on this host for %s: %s", idle.Human(e.Waited), e.Reason)
+}
+
+// fromRoom says that err is of room, or of a person who called a start or a wake
+// off, which enter has told.
+func fromRoom(err error) bool {
+	var busy *BusyError
+	var refused *RefusedError
+	return errors.As(err, &busy) || errors.As(err, &refused)
+}
+
+// upward is what somebody who brings i up does, as it is.
+func (i *inst) upward() string {
+	if i.state() == power.Stopped {
+		return "start"
+	}
+	return "wake"
+}
+
+// unserved tells that c found no room, and keeps it as the reason why i does not
+// run until something else happens to it.
+func (i *inst) unserved(c call, cause string) {
+	if c.what == "stop" {
+		return
+	}
+	now, what := i.h.now(), i.upward()
+	again := false
+	i.update(func(r *instance.Record) {
+		if again = r.Unserved != "" && i.refused == what+c.by && now.Sub(i.refusedAt) < unservedEvery; !again {
+			i.refused, i.refusedAt = what+c.by, now
+			r.Unserved = fmt.Sprintf("a %s by %s failed at %s: %s", what, c.by, now.UTC().Format(time.RFC3339), cause)
+		}
+	})
+	if again {
+		return
+	}
+	i.h.saver.later(i)
+	i.emit(what+"_failed", c.by, cause)
+	i.h.log.Warn("no room to run", "instance", i.name(), "by", c.by, "reason", cause)
 }
 
 // rationed says whether starts and wakes of i ask for room.
@@ -151,6 +197,9 @@ func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err er
 	for {
 		l, err := h.room.admit(ctx, i, c)
 		if err != nil {
+			if off := i.off.Load(); off != c.off && c.what != "stop" {
+				i.emit(i.upward()+"_cancelled", c.by, *off)
+			}
 			return nil, err
 		}
 		if err := i.acquireCtx(ctx); err != nil {
@@ -179,8 +228,9 @@ func (r *room) admit(ctx context.Context, i *inst, c call) (*leave, error) {
 		return &leave{}, nil
 	}
 	if memory > r.h.cfg.Memory {
-		return nil, &RefusedError{Name: i.name(), What: c.what, Reason: fmt.Sprintf("it may take %s, more than all instances together (memory %s)",
-			instance.Bytes(memory), instance.Bytes(r.h.cfg.Memory))}
+		why := fmt.Sprintf("it may take %s, more than all instances together (memory %s)", instance.Bytes(memory), instance.Bytes(r.h.cfg.Memory))
+		i.unserved(c, why)
+		return nil, &RefusedError{Name: i.name(), What: c.what, Reason: why}
 	}
 	now := r.h.now()
 	w := &waiter{i: i, call: c, ask: admit.Ask{Client: c.client}, since: now, until: now.Add(r.h.cfg.WakeWait), done: make(chan struct{})}
@@ -218,16 +268,28 @@ func (r *room) await(ctx context.Context, w *waiter) (*leave, error) {
 		case <-ctx.Done():
 		case <-r.h.ctx.Done():
 		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if w.leave != nil || w.err != nil {
+		if !r.leaves(w) {
 			return w.leave, w.err
 		}
-		r.queue = slices.DeleteFunc(r.queue, func(o *waiter) bool { return o == w })
-		r.refused++
-		r.pumpLocked() // it may have stood before others
-		return nil, &BusyError{Name: w.i.name(), What: w.call.what, Reason: w.reason, Waited: r.h.now().Sub(w.since)}
+		err := &BusyError{Name: w.i.name(), What: w.call.what, Reason: w.reason, Waited: r.h.now().Sub(w.since)}
+		if ctx.Err() == nil && r.h.ctx.Err() == nil { // otherwise nobody has use for it any more
+			w.i.unserved(w.call, err.cause())
+		}
+		return nil, err
 	}
+}
+
+// leaves takes w out of the queue; false when it has its answer.
+func (r *room) leaves(w *waiter) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w.leave != nil || w.err != nil {
+		return false
+	}
+	r.queue = slices.DeleteFunc(r.queue, func(o *waiter) bool { return o == w })
+	r.refused++
+	r.pumpLocked() // it may have stood before others
+	return true
 }
 
 // end gives back what was given; what the instance holds by then is counted as
@@ -466,9 +528,7 @@ func (i *inst) wakeLater(by, why string) {
 				leave()
 				return
 			}
-			i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "error", err)
-			i.emit("wake_failed", by, err.Error())
-			var busy *BusyError
+			var busy *BusyError // which enter has told
 			if !errors.As(err, &busy) || !i.state().Asleep() {
 				i.queued.Store(false)
 				return

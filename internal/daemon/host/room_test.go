@@ -19,6 +19,7 @@ import (
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/power"
+	"lull/internal/router"
 )
 
 const mib = 1 << 20
@@ -433,6 +434,126 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 				t.Errorf("%+v", o)
 			}
 		}
+	})
+}
+
+// happenings are the reasons of what happened of one kind to an instance, with who
+// did it.
+func (r *rig) happenings(name, kind string) (out []string) {
+	synctest.Wait()
+	events, _, _ := r.events.Since(0)
+	for _, e := range events {
+		if e.Instance == name && e.Type == kind {
+			out = append(out, e.By+": "+e.Reason)
+		}
+	}
+	return out
+}
+
+// TestRoomTellsWhatItRefuses: a start or wake that finds no room is an event, is
+// counted, and is the reason that the instance shows until something else happens
+// to it, the next daemon's too; who asks over and over is not told of each time.
+func TestRoomTellsWhatItRefuses(t *testing.T) {
+	inRoom(t, 250, 1, func(r *rig) {
+		r.measures(map[string]float64{"instance_events_total{start_failed}": 0})
+		big := instance.Spec{Name: "big", Command: []string{"x"}, Memory: 900 * mib}
+		if _, err := r.Create(r.ctx, big); err != nil {
+			t.Fatal(err)
+		}
+		const never = "it may take 900.0 MiB, more than all instances together (memory 250.0 MiB)"
+		for range 100 {
+			var no *RefusedError
+			if err := r.Start(r.ctx, "big", byManual); !errors.As(err, &no) || err.Error() != "cannot start big: "+never {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if got := r.happenings("big", "start_failed"); !slices.Equal(got, []string{"manual: " + never}) {
+			t.Errorf("of big is told: %q", got)
+		}
+		r.measures(map[string]float64{"instance_events_total{start_failed}": 1})
+		time.Sleep(time.Minute)
+		_ = r.Start(r.ctx, "big", byManual)
+		if got := r.happenings("big", "start_failed"); len(got) != 2 {
+			t.Errorf("a minute later: %q", got)
+		}
+		r.shut()
+		r.boot()
+		if y, err := r.Why(r.ctx, "big", time.Time{}); err != nil || !strings.Contains(y.Answer, ": created; a start by manual failed at "+r.now().Format("2006-01-02T15:")) ||
+			!strings.Contains(y.Answer, never) {
+			t.Errorf("why, of the next daemon: %s, %v", y.Answer, err)
+		}
+
+		// Clients of one that is stopped, and of one that sleeps.
+		busy := r.k.Connect(r.run("a", func(s *instance.Spec) { guestOf(s, 200) }))
+		g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: true, Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
+		guestOf(&g, 100)
+		if _, err := r.Create(r.ctx, g); err != nil {
+			t.Fatal(err)
+		}
+		i, err := r.find("g")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for range 5 {
+			wg.Go(func() {
+				if err := i.Wake(context.Background(), router.Arrival{}); err == nil {
+					t.Error("a client of g was served without room")
+				}
+			})
+		}
+		wg.Wait()
+		const full = "there was no room on this host for 45s: it may take 100.0 MiB more, and 50.0 MiB of 250.0 MiB are free"
+		if got := r.happenings("g", "start_failed"); !slices.Equal(got, []string{"connection: " + full}) {
+			t.Errorf("of g is told: %q", got)
+		}
+		if o := r.is("g", power.Stopped); !strings.HasPrefix(o.StatusReason, "created; a start by connection failed at ") || !strings.HasSuffix(o.StatusReason, full) {
+			t.Errorf("g: %s", o.StatusReason)
+		}
+		busy.Close()
+		if err := r.Stop(r.ctx, "a", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.gates["g"].Arrive(r.ctx); err != nil {
+			t.Error(err)
+		}
+		if o := r.is("g", power.Running); strings.Contains(o.StatusReason, "failed") {
+			t.Errorf("g runs: %s", o.StatusReason)
+		}
+		time.Sleep(2 * time.Minute)
+		r.is("g", power.Paused)
+		r.k.Connect(r.run("b", func(s *instance.Spec) { guestOf(s, 200) }))
+		r.is("g", power.Hibernated)
+		if err := r.Resume(r.ctx, "g", byManual); err == nil {
+			t.Error("g was resumed without room")
+		}
+		if got := r.happenings("g", "wake_failed"); !slices.Equal(got, []string{"manual: " + full}) {
+			t.Errorf("of g is told: %q", got)
+		}
+		if y, err := r.Why(r.ctx, "g", time.Time{}); err != nil || !strings.Contains(y.Answer, "; a wake by manual failed at ") {
+			t.Errorf("why: %s, %v", y.Answer, err)
+		}
+	})
+}
+
+// TestRoomForRestarts: a restart that finds no room in time is tried again until
+// there is.
+func TestRoomForRestarts(t *testing.T) {
+	inRoom(t, 150, 1, func(r *rig) {
+		g := r.run("g", func(s *instance.Spec) { small(s); s.Restart = instance.RestartOnFailure })
+		time.Sleep(30 * time.Second)
+		r.k.Proc(g).Exit(1)
+		r.k.Connect(r.run("a", small))
+		time.Sleep(time.Minute)
+		if o := r.is("g", power.Stopped); o.RestartAt == nil || !strings.Contains(o.StatusReason, "a start by restart failed at ") {
+			t.Errorf("%+v", o)
+		}
+		if err := r.Stop(r.ctx, "a", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(restartMax)
+		r.is("g", power.Running)
 	})
 }
 

@@ -102,6 +102,9 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		Endpoints: r.Endpoints, Activity: e.Readings, Blocks: v.Blocks, SnoozeUntil: v.SnoozeUntil,
 		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed,
 		SavedBytes: r.Saved, BootedAnew: r.BootedAnew, Trouble: trouble, Misset: i.misset()}
+	if r.Unserved != "" {
+		o.StatusReason = strings.TrimPrefix(o.StatusReason+"; "+r.Unserved, "; ")
+	}
 	if o.Endpoints == nil {
 		o.Endpoints = []instance.Endpoint{}
 	}
