@@ -105,6 +105,9 @@ func verdictText(w io.Writer, v idle.Verdict) {
 	for _, b := range v.Blocks {
 		fmt.Fprintf(w, "  %-18s %s\n", b.Code, b.Sentence)
 	}
+	if v.NextIdleCheckAt.IsZero() && v.TargetPauseAt == nil && v.WarnAt == nil {
+		return // of something that was stopped
+	}
 	fmt.Fprintf(w, "next check %s, earliest %s %s, warning %s\n", moment0(&v.NextIdleCheckAt), pauseWord(v.Action), moment0(v.TargetPauseAt), moment0(v.WarnAt))
 }
 

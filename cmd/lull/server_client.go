@@ -140,14 +140,15 @@ func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
 			fmt.Fprintln(w, "The readings are unknown: nobody who observes it can be asked; this is from its record.")
 		}
 		accountText(w, y.Account)
-		switch now, then := y.Policy, y.PolicyThen; {
-		case now != nil:
+		now, then := y.Policy, y.PolicyThen
+		if then != nil {
+			fmt.Fprintf(w, "\npolicy then: %s\n", policyThen(then))
+		} else if now == nil {
+			fmt.Fprintln(w, "\npolicy then: not known, no check is recorded at that time")
+		}
+		if now != nil {
 			fmt.Fprintf(w, "\npolicy %s (%s)\n", now.Name, now.From["idle_timeout"])
 			rulesText(w, *now)
-		case then != nil:
-			fmt.Fprintf(w, "\npolicy then: %s\n", policyThen(then))
-		default:
-			fmt.Fprintln(w, "\npolicy then: not known, no check is recorded at that time")
 		}
 		if len(y.Last) > 0 {
 			fmt.Fprintln(w)

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -55,6 +56,15 @@ func (f *Fleet) Links(worker, channel string, warned time.Time, x *Warning) map[
 		out[verb] = base + "/answer/" + token
 	}
 	return out
+}
+
+// PageOf is the address of a worker's page; empty without NOTIFY_PUBLIC_URL.
+func (f *Fleet) PageOf(worker string) string {
+	base := f.Settings().NotifyPublicURL
+	if base == "" || worker == "" {
+		return ""
+	}
+	return base + "/workers/" + url.PathEscape(worker)
 }
 
 // sign makes the token of a: its fields and a signature over them.

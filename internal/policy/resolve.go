@@ -327,7 +327,7 @@ func (r *Resolved) Guards() []idle.Block {
 	if st := r.Standing; st != nil && st.HeldUntil != nil {
 		until := *st.HeldUntil
 		out = append(out, idle.Block{Code: idle.Schedule, Until: &until,
-			Sentence: fmt.Sprintf("A maintenance window of schedule %s is open until %s.", st.Schedule, clockIn(until, st.Zone))})
+			Sentence: fmt.Sprintf("A maintenance window of schedule %s is open until %s.", st.Schedule, ClockIn(until, st.Zone))})
 	}
 	return out
 }

@@ -423,9 +423,10 @@ type Standing struct {
 	// Absent is none: the schedule has not spoken yet.
 	Last *Boundary `json:"last,omitempty"`
 	// Next is the next boundary that will speak, NextClose the next of those
-	// that closes.
+	// that closes, NextOpen the next that opens.
 	Next      *Boundary  `json:"next,omitempty"`
 	NextClose *time.Time `json:"next_close"`
+	NextOpen  *time.Time `json:"next_open"`
 	// HeldUntil is the end of the maintenance window that is open now.
 	HeldUntil *time.Time `json:"held_until,omitempty"`
 	Start     bool       `json:"start"`
@@ -462,14 +463,17 @@ func (s *Schedule) Standing(now, since time.Time, void func(time.Time) bool) (St
 		out.Last = last
 	}
 	for range maxVoid {
-		if next == nil || out.NextClose != nil {
+		if next == nil || out.NextClose != nil && out.NextOpen != nil {
 			break
 		}
 		if speaks(next) {
 			if out.Next == nil {
 				out.Next = next
 			}
-			if !next.Opens {
+			switch {
+			case next.Opens && out.NextOpen == nil:
+				out.NextOpen = &next.At
+			case !next.Opens && out.NextClose == nil:
 				out.NextClose = &next.At
 			}
 		}
@@ -519,13 +523,13 @@ func (s *Standing) Describe() string {
 		if s.Next.Opens {
 			what = "opens"
 		}
-		text += " and " + what + " at " + clockIn(s.Next.At, s.Zone)
+		text += " and " + what + " at " + ClockIn(s.Next.At, s.Zone)
 	}
 	return text + "."
 }
 
-// clockIn shows a moment in a zone, with its name.
-func clockIn(t time.Time, zone string) string {
+// ClockIn shows a moment in a zone, with its name.
+func ClockIn(t time.Time, zone string) string {
 	if loc, err := when.Zone(zone); err == nil {
 		t = t.In(loc)
 	}

@@ -367,6 +367,9 @@ func (l *line) message(now time.Time, items []*item) message {
 				e.links = l.n.cfg.Fleet.Links(it.entry.WorkerID, l.name, it.entry.At, x)
 			}
 		}
+		if it.event == fleet.EventPaused {
+			e.page = l.n.cfg.Fleet.PageOf(it.entry.WorkerID)
+		}
 		fmt.Fprintln(sum, id)
 		if m.id == "" {
 			m.id = id

@@ -33,14 +33,16 @@ type event struct {
 	entry fleet.Entry
 	links map[string]string // of a warning: by verb
 	late  bool              // a warning of what should have happened by now
+	page  string            // of a pause: the worker's page, if it has an address
 }
 
-// data is what a webhook gets of an event: the entry, and what a warning
-// offers.
+// data is what a webhook gets of an event: the entry, what a warning offers, and
+// where to look after a pause.
 type data struct {
 	fleet.Entry
 	PauseAt *time.Time        `json:"pause_at,omitempty"`
 	Links   map[string]string `json:"links,omitempty"`
+	Page    string            `json:"page,omitempty"` // of the worker that is paused
 }
 
 // receiver sends messages to one place.
@@ -104,7 +106,7 @@ func (h *hook) close() { h.client.Close() }
 func (h *hook) send(ctx context.Context, m message) error {
 	events := make([]webhook.Event, 0, len(m.events))
 	for _, e := range m.events {
-		d := data{Entry: e.entry, Links: e.links}
+		d := data{Entry: e.entry, Links: e.links, Page: e.page}
 		if x := e.entry.Warning; x != nil {
 			d.PauseAt = &x.PauseAt
 		}

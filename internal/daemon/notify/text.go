@@ -1,12 +1,14 @@
 package notify
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
 
 	"lull/internal/edge/webhook"
 	"lull/internal/fleet"
+	"lull/internal/idle"
 )
 
 // label is what a link is called.
@@ -48,6 +50,9 @@ func sentence(e event, zone *time.Location) string {
 		s = fmt.Sprintf("%s is being paused%s%s", who, by, because)
 		if fleet.Reason(x.Reason).ByIdleness() {
 			x.Detail = "" // a code; the reason says it
+			if d := x.Decision; d != nil {
+				x.Detail = fmt.Sprintf("idle for %s of %s", idle.HumanMinutes(d.Verdict.IdleMinutes), idle.Human(time.Duration(d.Policy.Timeout)))
+			}
 		}
 	case fleet.EventResumed:
 		s = fmt.Sprintf("%s runs again: resumed by %s", who, x.Detail)
@@ -94,6 +99,13 @@ func chat(m message, zone *time.Location) string {
 		if len(e.links) > 0 {
 			b.WriteString("\n")
 		}
+		if start := start(e); start != "" {
+			b.WriteString("Start it: `" + webhook.Escape(start) + "`")
+			if e.page != "" {
+				fmt.Fprintf(&b, " · <%s|Why, and start>", e.page)
+			}
+			b.WriteString("\n")
+		}
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }
@@ -113,9 +125,24 @@ func letter(m message, zone *time.Location) (subject, body string) {
 		if len(e.links) > 0 {
 			b.WriteString("\nEach link shows what it will do and asks first. They end when one of them is used, when the worker is used, and at the pause.\n")
 		}
+		if start := start(e); start != "" {
+			fmt.Fprintf(&b, "\nStart it: %s\n", start)
+			if e.page != "" {
+				fmt.Fprintf(&b, "Why, and start:\n%s\n", e.page)
+			}
+		}
 		b.WriteString("\n")
 	}
 	return subject, b.String()
+}
+
+// start is the command that brings back what an event says is paused; empty for
+// other events.
+func start(e event) string {
+	if e.name != fleet.EventPaused || e.entry.WorkerID == "" {
+		return ""
+	}
+	return "lull worker start " + cmp.Or(e.entry.WorkerName, e.entry.WorkerID)
 }
 
 // verbs are those a warning offers, in their order.

@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/fleet"
+	"lull/internal/idle"
 )
 
 // TestWarningText: what people are told of a warning is that warning: its time,
@@ -43,16 +45,19 @@ func TestWarningText(t *testing.T) {
 }
 
 // TestPausedText: of a pause that does not wait for readings people are told
-// what was in use.
+// what was in use, of one for idleness for how long; and how to bring it back.
 func TestPausedText(t *testing.T) {
 	for want, e := range map[string]fleet.Entry{
 		"r1 is being paused by worker-controller: schedule: schedule office, forced: Active: cml, last event 20s ago.": {Reason: "schedule", Detail: "schedule office, forced: Active: cml, last event 20s ago."},
 		"r1 is being paused by worker-controller: ttl: Active: cml, last event 20s ago.":                               {Reason: "ttl", Detail: "Active: cml, last event 20s ago."},
 		"r1 is being paused by worker-controller: idle timeout.":                                                       {Reason: "idle_timeout", Detail: "idle_timeout_exceeded"},
+		"r1 is being paused by worker-controller: idle timeout: idle for 1h2m of 1h.": {Reason: "idle_timeout", Detail: "idle_timeout_exceeded",
+			Decision: &evidence.Decision{Policy: idle.Policy{Timeout: idle.Duration(time.Hour)}, Verdict: idle.Verdict{IdleMinutes: 62}}},
 	} {
 		bubble(t, func(ctx context.Context) error {
 			e.Action, e.Events, e.By, e.WorkerID, e.WorkerName = "pause_intended", []string{fleet.EventPaused}, fleet.ByController, "w1", "r1"
 			text, err := said(ctx, e)
+			want := want + "\nStart it: `lull worker start r1` · <https://lull.example/workers/w1|Why, and start>"
 			if err == nil && text != want {
 				err = fmt.Errorf("it says %q, want %q", text, want)
 			}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"lull/internal/daemon/server/access"
+	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
@@ -174,27 +175,41 @@ func TestWhyAtRest(t *testing.T) {
 		w.StatusSince, w.LastPausedAt, w.LastPausedBy, w.PauseReason = since, &since, fleet.ByController.Name, fleet.ReasonIdleTimeout
 		w.AWSRegion, w.InstanceType, w.Volumes = "us-east-1", "m5.large", []fleet.Volume{{ID: "vol-1", Type: "gp3", GB: 10}}
 		w.TTLDeadline, w.TTLAction = &end, "terminate"
-		tx.Note(fleet.Entry{Action: "pause", Events: []string{fleet.EventPaused}, Policy: "balanced"})
+		for range 20 { // what happens to it since pushes the decision out of the newest
+			tx.Note(fleet.Entry{Action: "updated"})
+		}
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
+	d := evidence.Decide(since, idle.Policy{Name: "balanced", Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(time.Minute), Detection: true, AutoPause: true, Signals: []string{"cml"}},
+		idle.Evidence{Status: "RUNNING", Running: true, LastActivityAt: since.Add(-61 * time.Minute), Readings: []idle.Reading{{Signal: "cml", State: idle.Quiet, At: since}}})
+	ops, err := fleet.EntryOps(fleet.Entry{At: since, Action: "pause_intended", Events: []string{fleet.EventPaused}, WorkerID: id, By: fleet.ByController, Policy: "balanced", Decision: &d})
+	if err == nil {
+		_, err = b.db.Commit(t.Context(), store.Txn{Then: ops})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	res, data := b.ask("GET", "/api/v1/workers/"+id+"/why", b.admin, nil)
 	y := decode[control.Why](t, data)
-	if res.StatusCode != http.StatusOK || y.Question != "why was it stopped" || y.Verdict != nil || len(y.Signals) != 0 {
+	if res.StatusCode != http.StatusOK || y.Question != "why was it stopped" || len(y.Signals) != 1 || y.Signals[0].Verdict != idle.Quiet || y.Checked == nil || y.PolicyThen == nil {
 		t.Fatalf("%d %s", res.StatusCode, data)
+	}
+	if v := y.Verdict; v == nil || !v.Eligible || v.TargetPauseAt != nil || !v.NextIdleCheckAt.IsZero() {
+		t.Errorf("it was decided by %+v", v)
 	}
 	for _, code := range []idle.Code{idle.NotIdleYet, idle.SignalUnknown, idle.WarningPending} {
 		if y.IdleStatus.Has(code) {
 			t.Errorf("it is blocked by %s", code)
 		}
 	}
-	for _, want := range []string{fleet.ByController.Name + " stopped it at ", "(idle_timeout)", "The policy was balanced.", "It has been stopped for 4d4h, which saved $9."} {
+	for _, want := range []string{fleet.ByController.Name + " stopped it at ", "(idle_timeout)", "It had been idle for 1h1m; policy balanced pauses after 1h.", "It has been stopped for 4d4h, which saved $9."} {
 		if !strings.Contains(y.Answer, want) {
 			t.Errorf("it does not say %q: %s", want, y.Answer)
 		}
 	}
-	if change := strings.Join(y.Change, "\n"); !strings.Contains(y.Answer, "It is terminated at ") || !strings.Contains(change, "A person or its wake token starts it") {
+	if change := strings.Join(y.Change, "\n"); !strings.Contains(y.Answer, "It is terminated at ") || !strings.Contains(change, "A person starts it at any time: lull worker start "+y.WorkerName) || !strings.Contains(change, "lull worker snooze "+y.WorkerName) {
 		t.Errorf("what would change it: %s", change)
 	}
 }

@@ -81,7 +81,9 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	}
 	y.Policy = &held
 	if !up(w.Status) {
-		s.atRest(&y, &w, last.Entries, time.Now())
+		if err := s.atRest(ctx, &y, &w, time.Now()); err != nil {
+			return control.Why{}, err
+		}
 	}
 	if expiry != nil && !up(w.Status) {
 		y.Answer += " " + expiry.Sentence(time.Now())
@@ -112,28 +114,30 @@ func longer(w *fleet.Worker) string {
 }
 
 // atRest makes the answer that of a worker that does not run: what would keep
-// a running one up says nothing about it; which rule stopped it, what that has
+// a running one up says nothing about it; what it was stopped from, what that has
 // saved and what would start it do.
-func (s *Server) atRest(y *control.Why, w *fleet.Worker, last []fleet.Entry, now time.Time) {
+func (s *Server) atRest(ctx context.Context, y *control.Why, w *fleet.Worker, now time.Time) error {
 	y.Verdict, y.Signals, y.Change = nil, []evidence.Signal{}, []string{}
 	y.IdleStatus.TargetPauseAt, y.IdleStatus.WarnAt, y.IdleStatus.Reason = nil, nil, idle.StatusNotRunning
 	y.IdleStatus.Blocks = slices.DeleteFunc(slices.Clone(y.IdleStatus.Blocks), func(b idle.Block) bool {
 		return slices.Contains([]idle.Code{idle.NotIdleYet, idle.RecentActivity, idle.SignalUnknown, idle.WarningPending}, b.Code)
 	})
-	if w.Status != power.WorkerStopped {
-		return
+	if w.Status != power.WorkerStopped && w.Status != power.WorkerStopping {
+		return nil
 	}
 	y.Change = append(y.Change, comesBack(w, y.Policy)...)
 	if w.LastPausedAt == nil || w.DesiredStatus != power.WorkerStopped {
-		return
+		return nil
 	}
-	for i := range last {
-		if e := &last[i]; slices.Contains(e.Events, fleet.EventPaused) && e.Policy != "" {
-			y.Answer += fmt.Sprintf(" The policy was %s.", e.Policy)
-			break
-		}
+	e, err := s.decided(ctx, w, y.Last)
+	if err != nil {
+		return err
 	}
-	y.Answer += " " + s.restedFor(w, now)
+	groundsInto(y, e)
+	if w.Status == power.WorkerStopped {
+		y.Answer += " " + s.restedFor(w, now)
+	}
+	return nil
 }
 
 // restedFor says for how long a worker has been stopped and, where lull stopped
@@ -234,9 +238,13 @@ func comesBack(w *fleet.Worker, p *control.WorkerPolicy) []string {
 		return out
 	}
 	if st := p.Standing; st != nil && st.Start {
-		out = append(out, st.Describe()+" It starts it when it opens.")
+		out = append(out, st.Describe()+opening(st))
 	}
-	return append(out, "A person or its wake token starts it at any time.")
+	who := "A person starts it"
+	if w.WakeTokenHash != "" {
+		who = "A person or its wake token starts it"
+	}
+	return append(out, who+" at any time: lull worker start "+w.Name, "to keep it up then: lull worker snooze "+w.Name)
 }
 
 // then is what a worker's power was at a past moment: its status, empty before

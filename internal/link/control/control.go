@@ -47,8 +47,8 @@ type Why struct {
 	// Policy is what holds for it now: policy, schedule, overrides and budgets;
 	// absent at a past time.
 	Policy *WorkerPolicy `json:"policy,omitempty" doc:"What holds for it now; absent at a past time"`
-	// PolicyThen is what it was judged by at a past time.
-	PolicyThen *idle.Policy `json:"policy_then,omitempty" doc:"At a past time, what it was judged by then; absent where that is not recorded"`
+	// PolicyThen is what it was judged by at a past time, or when it was stopped.
+	PolicyThen *idle.Policy `json:"policy_then,omitempty" doc:"What it was judged by at a past time, or when it was stopped; absent where that is not recorded"`
 }
 
 // Timeline is what was known of a worker's signals over a time. Points are

@@ -55,6 +55,7 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
   const runs = ['RUNNING', 'DRAINING', 'running', ''].includes(y.state)
   // Of a worker that does not run now, what would prevent a pause means nothing.
   const down = p.now && !runs && y.state === y.state.toUpperCase()
+  const bare = down && !y.checked // nothing is recorded of what stopped it
   return (
     <Card title={p.title} aside={p.aside}>
       {!p.now && <p class="answer then" role="status"><span class="question">{question(y)}</span> {local(y.answer, now).replaceAll('worker-controller', 'lull')}</p>}
@@ -66,12 +67,12 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
         </p>
       )}
       {y.checked?.engine_differs && <p class="fault">This version of lull judges it otherwise than was recorded then{y.checked.was?.length ? `: ${y.checked.was.join(', ')}` : ''}.</p>}
-      {!down && <h3>Signals</h3>}
-      {down ? null : signals.length === 0 ? <p class="muted">{p.now && runs ? 'Nobody who has live readings of it can be asked. What is not known is not idle.' : 'None is recorded.'}</p> : (
+      {!bare && <h3>{down ? 'Signals when it was stopped' : 'Signals'}</h3>}
+      {bare ? null : signals.length === 0 ? <p class="muted">{p.now && runs ? 'Nobody who has live readings of it can be asked. What is not known is not idle.' : 'None is recorded.'}</p> : (
         <div class="scroll" tabIndex={0} role="region" aria-label="Signals">
           <table>
             <thead><tr><th scope="col">Signal</th><th scope="col">Says</th><th scope="col">Value</th><th scope="col">Counts from</th><th scope="col">Window</th><th scope="col">Read</th></tr></thead>
-            <tbody>{signals.map((s) => <Signal key={s.signal} s={s} now={p.now} />)}</tbody>
+            <tbody>{signals.map((s) => <Signal key={s.signal} s={s} now={p.now && !down} />)}</tbody>
           </table>
         </div>
       )}
