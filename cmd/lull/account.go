@@ -13,9 +13,15 @@ import (
 )
 
 // accountText is how every why is shown: of a worker, an instance or an agent,
-// now or then.
-func accountText(w io.Writer, a evidence.Account) {
-	fmt.Fprintf(w, "%s: %s?\n%s\n", a.Name, a.Question, a.Answer)
+// now or, where at is not zero, then: --at is a wall clock's time, of which an
+// hour comes twice in autumn and is skipped in spring, so it is told which
+// moment was taken.
+func accountText(w io.Writer, a evidence.Account, at time.Time) {
+	when := ""
+	if !at.IsZero() {
+		when = "At " + at.Local().Format("2006-01-02 15:04:05 -07:00") + ": "
+	}
+	fmt.Fprintf(w, "%s: %s?\n%s%s\n", a.Name, a.Question, when, a.Answer)
 	if c := a.Checked; c != nil {
 		same := ""
 		if c.At.After(c.Since) {

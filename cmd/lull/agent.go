@@ -158,7 +158,7 @@ is asked; with it, the server, by what that machine's agent reported to it.`,
 				return err
 			}
 			return c.print(y, func(w io.Writer) {
-				accountText(w, y.Account)
+				accountText(w, y.Account, t)
 				if y.Last != nil {
 					fmt.Fprintf(w, "last action: %s\n", outcomeText(y.Last))
 				}
@@ -180,7 +180,7 @@ func (c *cli) agentWhyThere(ctx context.Context, machine string, at time.Time) e
 		return err
 	}
 	return c.print(y, func(w io.Writer) {
-		accountText(w, y.Account)
+		accountText(w, y.Account, at)
 		if y.Readings == "unknown" {
 			fmt.Fprintln(w, "\nreadings: unknown. "+y.Unheard)
 		}

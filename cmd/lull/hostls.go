@@ -116,7 +116,7 @@ func (c *cli) hostWhy() *cobra.Command {
 				return err
 			}
 			return c.print(y, func(w io.Writer) {
-				accountText(w, y.Account)
+				accountText(w, y.Account, at)
 				if y.Readings == "unknown" {
 					fmt.Fprintln(w, "\nreadings: unknown. "+y.Unheard)
 				}

@@ -139,12 +139,14 @@ func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
 		if at.IsZero() && y.Readings == "unknown" {
 			fmt.Fprintln(w, "The readings are unknown: nobody who observes it can be asked; this is from its record.")
 		}
-		accountText(w, y.Account)
+		accountText(w, y.Account, at)
 		now, then := y.Policy, y.PolicyThen
 		if then != nil {
 			fmt.Fprintf(w, "\npolicy then: %s\n", policyThen(then))
+		} else if c := y.Checked; now == nil && c != nil {
+			fmt.Fprintf(w, "\npolicy then: not known, no check of that time is recorded; the last was at %s\n", clockTime(c.At))
 		} else if now == nil {
-			fmt.Fprintln(w, "\npolicy then: not known, no check is recorded at that time")
+			fmt.Fprintln(w, "\npolicy then: not known, no check is recorded at that time or before")
 		}
 		if now != nil {
 			fmt.Fprintf(w, "\npolicy %s (%s)\n", now.Name, now.From["idle_timeout"])

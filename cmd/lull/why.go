@@ -42,15 +42,15 @@ The host is asked, or the server if --server is given or only LULL_SERVER is set
 			}
 			return c.print(y, func(w io.Writer) {
 				c.tellHostHalt(w, st)
-				whyText(w, y)
+				whyText(w, y, at)
 			})
 		}}
 	atFlag(cmd)
 	return cmd
 }
 
-func whyText(w io.Writer, y hostctl.Why) {
-	accountText(w, y.Account)
+func whyText(w io.Writer, y hostctl.Why, at time.Time) {
+	accountText(w, y.Account, at)
 	if r := y.Relay; r != nil {
 		fmt.Fprintf(w, "\nrelay: %d accepted, %d relayed, %d waiting, %d clients gone, %d refused, %d failed wakes\n",
 			r.Accepted, r.Relayed, r.Waiting, r.ClientsGone, r.Refused, r.FailedWakes)

@@ -112,7 +112,9 @@ func Past(a Account, c Recall) Account {
 	a.Checked, a.Missing = c.Checked(), c.Missing
 	if c.Before != nil {
 		at, state, missing := a.At, a.State, a.Missing
-		a = Explain(a, c.Before.Decision)
+		d := c.Before.Decision
+		d.Verdict = ahead(d.Verdict, c.Before.Next, at)
+		a = Explain(a, d)
 		a.At, a.State, a.Missing = at, state, missing
 		a.Question = "why was it " + orRunning(a.State)
 	}
@@ -123,8 +125,29 @@ func Past(a Account, c Recall) Account {
 		a.Verdict, a.Change = nil, []string{}
 		a.Answer = fmt.Sprintf("Not known: the last recorded check was at %s, and the next was due at %s. What it said then: %s",
 			c.Before.At.Format(time.RFC3339), c.Before.Next.Format(time.RFC3339), a.Answer)
+	case a.At.Sub(c.Before.At) > fresh:
+		a.Answer = fmt.Sprintf("As of the check at %s: %s", c.Before.At.Format(time.RFC3339), a.Answer)
 	}
 	return a
+}
+
+// fresh is how old a check may be at the moment that is asked about for its
+// words to be those of that moment.
+const fresh = 5 * time.Second
+
+// ahead is a recorded verdict with the next check as it was planned, without
+// what was ahead at the check and no longer is at the moment asked about.
+func ahead(v idle.Verdict, next, at time.Time) idle.Verdict {
+	if !next.IsZero() {
+		v.NextIdleCheckAt = next
+	}
+	if !v.NextIdleCheckAt.After(at) {
+		v.NextIdleCheckAt = time.Time{}
+	}
+	if t := v.TargetPauseAt; t != nil && !t.After(at) {
+		v.TargetPauseAt, v.WarnAt = nil, nil
+	}
+	return v
 }
 
 func orRunning(state string) string {

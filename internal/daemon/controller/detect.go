@@ -119,7 +119,7 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 	err := j.settle(ctx, d, &r)
 	j.plan(d.Verdict)
 	j.record(d, j.live.nextCheck)
-	j.say(&j.live.line, "decision", d, r.Guard)
+	j.say(&j.live.line, "decision", d, r.Guard, j.live.nextCheck)
 	j.traceCheck(span, d, &r)
 	j.notice(ctx)
 	if err == nil {
@@ -493,8 +493,9 @@ func (j *job) finalLook(ctx context.Context) evidence.Decision {
 	j.live.readings = j.readings()
 	d := j.casus().Look(j.w.Intent.Reason)
 	traceVerdict(span, d)
-	j.say(&j.live.looked, "final look", d, "")
-	j.record(d, d.Verdict.At.Add(j.s.ReconcileInterval))
+	next := d.Verdict.At.Add(j.s.ReconcileInterval)
+	j.say(&j.live.looked, "final look", d, "", next)
+	j.record(d, next)
 	return d
 }
 

@@ -136,7 +136,8 @@ func fault(s trace.Span, err error) {
 }
 
 // say writes a line about a decision, if it says something new.
-func (j *job) say(l *evidence.Line, what string, d evidence.Decision, guard string) {
+func (j *job) say(l *evidence.Line, what string, d evidence.Decision, guard string, next time.Time) {
+	d.Verdict.NextIdleCheckAt = next.UTC().Round(0)
 	who := []slog.Attr{slog.String("worker", j.w.ID), slog.String("name", j.w.Name)}
 	if attrs := l.Take(d, strings.TrimSpace(guard), who...); attrs != nil {
 		j.c.log.LogAttrs(context.Background(), slog.LevelInfo, what, attrs...)

@@ -213,3 +213,15 @@ func TestWhyAtRest(t *testing.T) {
 		t.Errorf("what would change it: %s", change)
 	}
 }
+
+// TestWhyBeforeItCame: of a time before lull knew a worker nothing is said but
+// that, and when it came.
+func TestWhyBeforeItCame(t *testing.T) {
+	b := newBench(t, memory(t))
+	id := b.stopped()
+	res, data := b.ask("GET", "/api/v1/workers/"+id+"/why?at="+time.Now().Add(-time.Hour).UTC().Format(time.RFC3339), b.admin, nil)
+	y := decode[control.Why](t, data)
+	if res.StatusCode != http.StatusOK || y.State != "" || y.Question != "why is nothing known of it" || !strings.HasPrefix(y.Answer, "It was not known to lull then: it was created at ") {
+		t.Fatalf("%d %s", res.StatusCode, data)
+	}
+}

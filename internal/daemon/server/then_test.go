@@ -85,9 +85,9 @@ func TestPowerThen(t *testing.T) {
 	}{
 		{-10, 0, 0, "", "", 1200},
 		{1, 0, 0, power.WorkerPending, "", 5},
-		{19_000, 0, 6, power.WorkerRunning, "", 5100},
-		{20_001, 20_001, 6, power.WorkerStopping, "idle_timeout", 5100},
-		{20_500, 20_001, 6, power.WorkerStopped, "idle_timeout", 5100},
+		{19_000, 0, 0, power.WorkerRunning, "", 5100}, // a first launch is no resume
+		{20_001, 20_001, 0, power.WorkerStopping, "idle_timeout", 5100},
+		{20_500, 20_001, 0, power.WorkerStopped, "idle_timeout", 5100},
 		{21_005, 20_001, 21_001, power.WorkerRunning, "idle_timeout", 110},
 		{23_999, 20_001, 21_001, power.WorkerRunning, "idle_timeout", 3200},
 	} {
@@ -98,6 +98,12 @@ func TestPowerThen(t *testing.T) {
 		}
 		if got.state != string(q.state) || db.records > q.most {
 			t.Errorf("minute %d: %q, want %q; read %d records, want at most %d", q.minute, got.state, q.state, db.records, q.most)
+		}
+		if came := got.born; (came != nil) != (q.minute < 0) || came != nil && came.By.Name != "ada" {
+			t.Errorf("minute %d: it came with %+v", q.minute, came)
+		}
+		if e := got.decided; (e != nil) != (q.minute > 20_000) || e != nil && !e.At.Equal(begun.Add(20_000*time.Minute)) {
+			t.Errorf("minute %d: the stop was decided by %+v", q.minute, e)
 		}
 		if p := got.paused; p != nil && p.By != "ben" {
 			t.Errorf("minute %d: paused by %s, who asked for it was ben", q.minute, p.By)

@@ -207,15 +207,23 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	} else {
 		y.Readings, y.IdleStatus = "unknown", fleet.IdleStatus{WorkerID: id, Verdict: idle.Verdict{At: at, Blocks: []idle.Block{}}, ReadingsUnknown: true}
 	}
+	var stopped *fleet.Entry
 	if a.State != "" && !up(power.Worker(a.State)) {
 		y.Question, y.Change = "why was it "+a.State, []string{}
 		y.Answer = fmt.Sprintf("It was %s at %s.", a.State, clock(at))
 		if p := y.Paused; p != nil {
 			y.Answer += fmt.Sprintf(" %s stopped it at %s (%s).", by(p.By), clock(p.At), p.Reason)
+			if e := past.decided; e != nil && e.Reason == p.Reason {
+				stopped = e
+			}
 		}
 	}
 	if c.Held(at) {
 		y.PolicyThen = y.Account.Policy
+	}
+	groundsInto(&y, stopped)
+	if b := past.born; b != nil {
+		unborn(&y, b, w.Imported)
 	}
 	return y, nil
 }
@@ -252,6 +260,8 @@ func comesBack(w *fleet.Worker, p *control.WorkerPolicy) []string {
 type then struct {
 	state           string
 	paused, resumed *evidence.Turn
+	decided         *fleet.Entry // on the last stop
+	born            *fleet.Entry // with which it came, if that was later
 }
 
 // maxThen bounds how many of a worker's entries are read for its power at a
@@ -276,16 +286,20 @@ func (s *Server) powerThen(ctx context.Context, w *fleet.Worker, at time.Time) (
 		q.Limit = 1000
 	}
 	slices.Reverse(back)
-	story := newStory()
+	story, resumes := newStory(), map[time.Time]bool{}
 	for i := range back {
-		story.add(&back[i])
+		e := &back[i]
+		story.add(e)
+		if resumes[e.At] = resumes[e.At] || slices.Contains(e.Events, fleet.EventResumed); e.Pauses() {
+			out.decided = e
+		}
 	}
 	for _, ch := range story.changes[id] {
 		out.state = ch.To
 		switch turn := (&evidence.Turn{At: ch.At, By: ch.By, Reason: ch.Reason}); {
 		case runs(ch.From) && !runs(ch.To):
 			out.paused = turn
-		case ch.To == string(power.WorkerRunning):
+		case resumes[ch.At]: // an import that runs, and a first launch, are none
 			out.resumed = turn
 		}
 	}
@@ -301,7 +315,9 @@ func (s *Server) powerThen(ctx context.Context, w *fleet.Worker, at time.Time) (
 		}
 		for _, e := range page.Entries {
 			if e.To != "" {
-				out.state = string(e.From)
+				if out.state = string(e.From); e.From == "" {
+					out.born = &e
+				}
 				return out, nil
 			}
 		}

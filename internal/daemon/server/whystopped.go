@@ -69,6 +69,17 @@ func grounds(e *fleet.Entry) string {
 	return fmt.Sprintf("It had been idle for %s; %s pauses after %s.", idle.HumanMinutes(d.Verdict.IdleMinutes), rule, idle.Human(time.Duration(d.Policy.Timeout)))
 }
 
+// unborn makes y the answer about a moment before lull knew the worker, which
+// came to it with an entry.
+func unborn(y *control.Why, e *fleet.Entry, imported bool) {
+	came := "created"
+	if imported {
+		came = "imported"
+	}
+	y.Question, y.Change = "why is nothing known of it", []string{}
+	y.Answer = fmt.Sprintf("It was not known to lull then: it was %s at %s by %s.", came, clock(e.At), by(e.By.Name))
+}
+
 // opening says when a schedule that starts workers starts one that is stopped.
 func opening(st *policy.Standing) string {
 	switch {
