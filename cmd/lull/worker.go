@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/url"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -252,9 +253,17 @@ func workerTable(w io.Writer, l []fleet.Worker) {
 				mode = "shadow"
 			}
 			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", v.Name, v.Status, v.AWSRegion, dash(v.InstanceType), moment0(v.LastActivityAt),
-				moment0(v.TargetPauseAt), dash(v.LastPausedBy), mode, v.ID)
+				pauseAt(v.TargetPauseAt, v.PauseNotBefore), dash(v.LastPausedBy), mode, v.ID)
 		}
 	})
+}
+
+// pauseAt is when something is paused, or when at the earliest.
+func pauseAt(t *time.Time, notBefore bool) string {
+	if notBefore {
+		return "not before " + moment0(t)
+	}
+	return moment0(t)
 }
 
 // workerDiscovered lists what discovery found and nobody took in.

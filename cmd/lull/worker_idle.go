@@ -72,7 +72,7 @@ func (c *cli) workerIdleStatus() *cobra.Command {
 				if v.IsIdle {
 					state = "idle"
 				}
-				fmt.Fprintf(out, "%s %s for %s of %s; pause at %s\n", w.Name, state, idle.HumanMinutes(v.IdleMinutes), idle.HumanMinutes(v.TimeoutMinutes), moment0(v.TargetPauseAt))
+				fmt.Fprintf(out, "%s %s for %s of %s; pause at %s\n", w.Name, state, idle.HumanMinutes(v.IdleMinutes), idle.HumanMinutes(v.TimeoutMinutes), pauseAt(v.TargetPauseAt, v.NotBefore()))
 				verdictText(out, v.Verdict)
 			})
 		}}

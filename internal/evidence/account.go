@@ -97,7 +97,12 @@ func Explain(a Account, d Decision) Account {
 		a.Answer = "Nothing holds it: it is about to be paused."
 	}
 	if t := v.TargetPauseAt; t != nil && t.After(v.At) {
-		a.Answer += fmt.Sprintf(" If nothing happens it is paused at %s.", t.Format(time.RFC3339))
+		at := t.Format(time.RFC3339)
+		if v.NotBefore() {
+			a.Answer += fmt.Sprintf(" It is not paused before %s, when others may wait for the same budget.", at)
+		} else {
+			a.Answer += fmt.Sprintf(" If nothing happens it is paused at %s.", at)
+		}
 	}
 	if t := v.TargetPauseAt; t != nil && !a.Expiry.Before(t) {
 		a.Change = append(a.Change, "to stay beyond "+t.Format(time.RFC3339)+": use it, hold a lease, or: "+a.stay())

@@ -520,8 +520,10 @@ func (f *Fleet) BudgetStates(ctx context.Context) (map[string]policy.Used, error
 		return nil, err
 	}
 	out := map[string]policy.Used{}
-	for _, b := range f.Rules().Budgets {
-		out[b.Name] = b.State(time.Now(), pool.Spent[b.Name], f.size(b.Selector))
+	rules := f.Rules()
+	for i := range rules.Budgets {
+		b := &rules.Budgets[i]
+		out[b.Name] = rules.StateOf(time.Now(), b, pool.Spent[b.Name], f.size(b.Selector))
 	}
 	return out, nil
 }

@@ -228,7 +228,10 @@ type Worker struct {
 	PausePolicy     string     `json:"pause_policy,omitempty"` // that held when lull last decided on a pause
 	NextIdleCheckAt *time.Time `json:"next_idle_check_at"`
 	TargetPauseAt   *time.Time `json:"target_pause_at"`
-	WarningSentAt   *time.Time `json:"warning_sent_at,omitempty"`
+	// PauseNotBefore: TargetPauseAt is the earliest, since others may wait for
+	// the same budget. It is of the live verdict, and never stored.
+	PauseNotBefore bool       `json:"pause_not_before,omitempty"`
+	WarningSentAt  *time.Time `json:"warning_sent_at,omitempty"`
 	// WarningFor is ttl or schedule when the warning is of a pause that does
 	// not wait for quiet: activity does not make it void.
 	WarningFor Reason `json:"warning_for,omitempty"`

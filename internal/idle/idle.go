@@ -126,6 +126,13 @@ func (v Verdict) Has(c Code) bool {
 	return slices.ContainsFunc(v.Blocks, func(b Block) bool { return b.Code == c })
 }
 
+// NotBefore tells whether TargetPauseAt is no more than the earliest pause:
+// others may wait for the same budget, which then has no room for all of them.
+func (v Verdict) NotBefore() bool { return v.TargetPauseAt != nil && v.Has(Budget) }
+
+// Used tells whether it is kept up by its use alone already.
+func (v Verdict) Used() bool { return v.Has(RecentActivity) || v.Has(NotIdleYet) }
+
 // Decide judges one object at one moment. Every guard is evaluated and
 // reported, not only the first. An invalid policy is never eligible.
 func Decide(now time.Time, p Policy, e Evidence) Verdict {

@@ -207,19 +207,9 @@ func (s *Set) BudgetsFor(now time.Time, w *Subject, what, reason string, spent L
 		if !b.Holds(w, what, reason) {
 			continue
 		}
-		var ends time.Time // of the schedule's being open
-		if b.During != "" {
-			sched, ok := s.Schedules[b.During]
-			if !ok {
-				continue
-			}
-			st, err := sched.Standing(now, time.Time{}, nil)
-			if err != nil || !st.Open {
-				continue
-			}
-			if st.NextClose != nil {
-				ends = *st.NextClose
-			}
+		ends, holds := s.during(now, b)
+		if !holds {
+			continue
 		}
 		n := 0
 		if b.MaxPercent != nil && size != nil {
@@ -232,6 +222,37 @@ func (s *Set) BudgetsFor(now time.Time, w *Subject, what, reason string, spent L
 		out = append(out, u)
 	}
 	return out
+}
+
+// during tells whether b holds at now, by its schedule, and when that closes;
+// zero for not at all.
+func (s *Set) during(now time.Time, b *Budget) (ends time.Time, holds bool) {
+	if b.During == "" {
+		return ends, true
+	}
+	sched, ok := s.Schedules[b.During]
+	if !ok {
+		return ends, false
+	}
+	st, err := sched.Standing(now, time.Time{}, nil)
+	if err != nil || !st.Open {
+		return ends, false
+	}
+	if st.NextClose != nil {
+		ends = *st.NextClose
+	}
+	return ends, true
+}
+
+// StateOf is how b stands when size workers are selected, or that its schedule
+// is closed, so that it holds nothing.
+func (s *Set) StateOf(now time.Time, b *Budget, spent Spent, size int) Used {
+	u := b.State(now, spent, size)
+	if _, holds := s.during(now, b); !holds {
+		u.Free, u.FreeAt, u.Room = true, nil, unlimited
+		u.Sentence = fmt.Sprintf("Budget %s holds nothing now, as its schedule %s is not open: %s.", b.Name, b.During, u.Rule)
+	}
+	return u
 }
 
 // Blocks are the budgets that have no room, for the idle engine.
@@ -299,6 +320,14 @@ func (b *Budget) State(now time.Time, spent Spent, size int) Used {
 		free = free.UTC()
 		u.FreeAt = &free
 	}
-	u.Sentence = fmt.Sprintf("Budget %s %s: %s, and %d count now.", b.Name, room, u.Rule, u.Count)
+	of := ""
+	if b.MaxPercent != nil {
+		of = fmt.Sprintf(", which is %d now", u.Limit)
+	}
+	verb := "count"
+	if u.Count == 1 {
+		verb = "counts"
+	}
+	u.Sentence = fmt.Sprintf("Budget %s %s: %s%s, and %d %s now.", b.Name, room, u.Rule, of, u.Count, verb)
 	return u
 }

@@ -40,18 +40,28 @@ func TestStrongestBlock(t *testing.T) {
 	halted := idle.Block{Code: idle.Halted, Sentence: "Halted by ada."}
 	notYet := idle.Block{Code: idle.NotIdleYet, Sentence: "Idle for 8m48s of 1h0m.", Until: &soon}
 	snooze := idle.Block{Code: idle.InSnoozePeriod, Sentence: "Protected.", Until: &late}
+	budget := idle.Block{Code: idle.Budget, Sentence: "Budget gently is used up.", Until: &late}
 	shadow := idle.Block{Code: idle.Shadow, Sentence: "In shadow."}
 	for want, blocks := range map[string][]idle.Block{
-		"Idle for 8m48s of 1h0m.": {notYet},
-		"Protected.":              {notYet, snooze},
-		"In shadow.":              {notYet, snooze, shadow},
-		"Not known: cml.":         {notYet, shadow, unknown},
-		"Halted by ada.":          {notYet, unknown, snooze, halted},
+		"Idle for 8m48s of 1h0m.":   {notYet},
+		"Protected.":                {notYet, snooze},
+		"Idle for 8m48s of 1h.":     {{Code: idle.NotIdleYet, Sentence: "Idle for 8m48s of 1h.", Until: &soon}, budget}, // in use
+		"Budget gently is used up.": {budget},
+		"In shadow.":                {notYet, snooze, shadow},
+		"Not known: cml.":           {notYet, shadow, unknown},
+		"Halted by ada.":            {notYet, unknown, snooze, halted},
 	} {
 		st := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: blocks}}
 		if got := running(st, now); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+	waits := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{budget}, TargetPauseAt: &late}}
+	if got := running(waits, now); got != "Budget gently is used up. It is not paused before "+clock(late)+", in 1h, when others may wait for the same budget." {
+		t.Errorf("with a used up budget: %q", got)
+	}
+	if w := asSeen(fleet.Worker{Status: power.WorkerRunning}, waits, true); !w.PauseNotBefore {
+		t.Error("a list says that it is paused when others may be")
 	}
 	st := fleet.IdleStatus{Verdict: idle.Verdict{Blocks: []idle.Block{notYet, unknown}, NextIdleCheckAt: soon}}
 	if got := running(st, now); got != "Not known: cml. The next check is at "+clock(soon)+"." {

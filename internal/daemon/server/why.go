@@ -425,6 +425,8 @@ func running(st fleet.IdleStatus, now time.Time) string {
 	switch {
 	case len(st.Blocks) == 0:
 		return fmt.Sprintf("It is idle for %s and is paused at the next check.", idle.HumanMinutes(st.IdleMinutes)) + nextCheck(st)
+	case st.TargetPauseAt != nil && st.TargetPauseAt.After(now) && st.NotBefore():
+		return fmt.Sprintf("%s It is not paused before %s, in %s, when others may wait for the same budget.", strongest(st.Blocks).Sentence, clock(*st.TargetPauseAt), idle.Human(st.TargetPauseAt.Sub(now)))
 	case st.TargetPauseAt != nil && st.TargetPauseAt.After(now):
 		return fmt.Sprintf("%s If nothing happens it is paused at %s, in %s.", strongest(st.Blocks).Sentence, clock(*st.TargetPauseAt), idle.Human(st.TargetPauseAt.Sub(now)))
 	}
@@ -441,8 +443,12 @@ func nextCheck(st fleet.IdleStatus) string {
 
 // strongest is the block that would keep a worker up if all others ended: what
 // is switched off, then what is not known, then what has no known end, then
-// what ends last. There is at least one.
+// what ends last. A budget says nothing of what is in use: there is another
+// block then. There is at least one.
 func strongest(blocks []idle.Block) idle.Block {
+	if (idle.Verdict{Blocks: blocks}).Used() {
+		blocks = slices.DeleteFunc(slices.Clone(blocks), func(b idle.Block) bool { return b.Code == idle.Budget })
+	}
 	return slices.MinFunc(blocks, func(a, b idle.Block) int {
 		if c := cmp.Compare(weakness(a), weakness(b)); c != 0 || a.Until == nil || b.Until == nil {
 			return c

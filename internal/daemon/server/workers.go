@@ -245,7 +245,7 @@ func asSeen(w fleet.Worker, st fleet.IdleStatus, known bool) fleet.Worker {
 	if !known {
 		return w
 	}
-	w.TargetPauseAt = st.TargetPauseAt
+	w.TargetPauseAt, w.PauseNotBefore = st.TargetPauseAt, st.NotBefore()
 	if t := st.NextIdleCheckAt; !t.IsZero() {
 		w.NextIdleCheckAt = &t
 	}

@@ -230,5 +230,5 @@ function Countdown(p: { row: WorkerRow }) {
   if (r.standing === 'paused') return r.last_paused_at ? <>since <Time at={r.last_paused_at} as="clock" /></> : <>–</>
   if (!r.target_pause_at) return r.timeout_minutes > 0 ? <span class="two">not now<span class="muted small">unused {minutes(r.idle_minutes)} of {minutes(r.timeout_minutes)}</span></span> : <span class="muted">–</span>
   const left = (new Date(r.target_pause_at).getTime() - now) / 1000
-  return <span title={`at ${clock(r.target_pause_at, now)}`}>{left > 0 ? `in ${span(left)}` : 'due'}</span>
+  return <span title={`at ${clock(r.target_pause_at, now)}`}>{left > 0 ? (r.block === 'budget' ? `not for ${span(left)}` : `in ${span(left)}`) : 'due'}</span>
 }

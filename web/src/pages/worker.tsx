@@ -189,6 +189,7 @@ function pauseText(w: Worker, st: IdleStatus | undefined, seconds: number | null
   if (w.status !== 'RUNNING') return '–'
   if (!st) return 'not known'
   if (seconds === null) return 'not before something changes'
+  if (seconds > 0 && st.blocks?.some((b) => b.code === 'budget')) return `not before ${clock(st.target_pause_at!, now)}`
   return seconds > 0 ? `in ${span(seconds)}, at ${clock(st.target_pause_at!, now)}` : 'due'
 }
 

@@ -117,6 +117,10 @@ func lasting(blocks []idle.Block) *idle.Block {
 	for i := range blocks {
 		switch blocks[i].Code {
 		case idle.RecentActivity, idle.NotIdleYet, idle.WarningPending:
+		case idle.Budget:
+			if !(idle.Verdict{Blocks: blocks}).Used() { // it says nothing of what is in use
+				return &blocks[i]
+			}
 		default:
 			return &blocks[i]
 		}
