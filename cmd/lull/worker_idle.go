@@ -146,7 +146,11 @@ func (c *cli) workerTTL() *cobra.Command {
 	cmd := &cobra.Command{Use: "ttl WORKER", Short: "Set when a worker's time ends, used or not, or that it does not", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
 		Long: `Set a worker's ttl_deadline: it is stopped or terminated then, after a warning,
 whether it is used or not. No snooze and no override holds that back; a later
-deadline does.`,
+deadline does, and a halt until it ends.
+
+The warning is out for as long as the worker's policy warns of a pause, for a
+minute at least. Where the deadline is nearer than that, it goes out now and the
+worker's time ends when it has been out for so long.`,
 		Example: "  lull worker ttl cml-1 --for 8h\n  lull worker ttl cml-1 --until 2026-12-24 --action terminate\n  lull worker ttl cml-1 --off",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			t, err := e.end(time.Now())
@@ -176,6 +180,9 @@ deadline does.`,
 					return
 				}
 				fmt.Fprintf(out, "the time of %s ends at %s: %s\n", w.Name, moment0(w.TTLDeadline), cmp.Or(w.TTLAction, fleet.ActionStop))
+				if x := w.Expiry; x != nil && x.At.After(x.Deadline) {
+					fmt.Fprintln(out, x.Sentence(time.Now()))
+				}
 			})
 		}}
 	e.bind(cmd.Flags(), "take the deadline away")

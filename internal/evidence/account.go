@@ -49,8 +49,14 @@ type Turn struct {
 
 // Expiry is when something's time is over, and what is done then.
 type Expiry struct {
-	At     time.Time `json:"at"`
+	At     time.Time `json:"at" doc:"When it is acted on: at the deadline, or later where its users are warned first or a halt puts it off"`
 	Action string    `json:"action" enum:"stop,terminate"`
+	// Deadline is what a person or a tag has set.
+	Deadline time.Time `json:"deadline"`
+	WarnAt   time.Time `json:"warn_at" doc:"When its users are warned of it, or were"`
+	Warned   bool      `json:"warned" doc:"That warning is out"`
+	// HaltedUntil is the end of the halt that puts it off.
+	HaltedUntil *time.Time `json:"halted_until,omitempty"`
 }
 
 // Sentence says what will happen, and when.
@@ -59,10 +65,22 @@ func (x *Expiry) Sentence(now time.Time) string {
 	if x.Action == "terminate" {
 		done = "terminated"
 	}
+	deadline := x.Deadline.UTC().Format(time.RFC3339)
 	if !x.At.After(now) {
-		return fmt.Sprintf("It is %s now: its ttl_deadline is over since %s.", done, x.At.UTC().Format(time.RFC3339))
+		return fmt.Sprintf("It is %s now: its ttl_deadline is over since %s.", done, deadline)
 	}
-	return fmt.Sprintf("It is %s at %s, in %s, by its ttl_deadline, used or not; no snooze holds that back.", done, x.At.UTC().Format(time.RFC3339), idle.Human(x.At.Sub(now)))
+	s := fmt.Sprintf("It is %s at %s, in %s, by its ttl_deadline", done, x.At.UTC().Format(time.RFC3339), idle.Human(x.At.Sub(now)))
+	switch {
+	case x.HaltedUntil != nil && x.At.After(*x.HaltedUntil):
+		s += fmt.Sprintf(" %s: a halt puts that off until %s, and its users are warned then", deadline, x.HaltedUntil.UTC().Format(time.RFC3339))
+	case x.HaltedUntil != nil:
+		s += fmt.Sprintf(" %s: a halt puts that off until then", deadline)
+	case x.At.After(x.Deadline) && x.Warned:
+		s += fmt.Sprintf(" %s: its users were warned at %s, and have until then", deadline, x.WarnAt.UTC().Format(time.RFC3339))
+	case x.At.After(x.Deadline):
+		s += fmt.Sprintf(" %s: its users are warned first, now, and have until then", deadline)
+	}
+	return s + ", used or not; no snooze holds that back."
 }
 
 // Before tells whether the time is over before a pause, which nil is not known

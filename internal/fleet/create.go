@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -136,7 +137,10 @@ func (p Profile) set(f *Fleet, w *Worker) error {
 	text("owner", &w.Owner, p.Owner, 256)
 	text("pause_action", &w.PauseAction, p.PauseAction, 16, ActionStop, ActionHibernate, ActionAuto)
 	text("pause_holder", &w.PauseHolder, p.PauseHolder, 16, HolderController, HolderAgent)
-	text("ttl_action", &w.TTLAction, p.TTLAction, 16, "stop", "terminate")
+	end := cmp.Or(w.TTLAction, ActionStop)
+	if text("ttl_action", &w.TTLAction, p.TTLAction, 16, ActionStop, "terminate"); cmp.Or(w.TTLAction, ActionStop) != end {
+		w.unwarnTTL() // who was warned of a stop was not warned of an end
+	}
 	ruled := [2]string{w.Policy, w.Schedule}
 	text("schedule", &w.Schedule, p.Schedule, 64)
 	text("policy", &w.Policy, p.Policy, 64)
@@ -191,10 +195,14 @@ func (p Profile) setNumbers(w *Worker) error {
 	minutes("idle_timeout_minutes", &w.IdleTimeoutMinutes, p.IdleTimeoutMinutes, 0)
 	minutes("snooze_minutes", &w.SnoozeMinutes, p.SnoozeMinutes, -1)
 	if p.TTLDeadline != nil {
+		was := w.TTLDeadline
 		w.TTLDeadline, w.TTLFromTag = nil, false
 		if !p.TTLDeadline.IsZero() {
 			t := p.TTLDeadline.UTC().Round(0)
 			w.TTLDeadline = &t
+		}
+		if was == nil || w.TTLDeadline == nil || !was.Equal(*w.TTLDeadline) {
+			w.unwarnTTL()
 		}
 	}
 	return errors.Join(errs...)

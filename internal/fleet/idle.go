@@ -50,6 +50,9 @@ type IdleStatus struct {
 	CheckedAt        time.Time      `json:"checked_at"`
 	PolicyName       string         `json:"policy_name"` // whose timeout it is
 	Readings         []idle.Reading `json:"readings"`
+	// Expiry is the end of its time, which no verdict knows of; absent if it has
+	// none. target_pause_at is of its idleness alone.
+	Expiry *evidence.Expiry `json:"expiry,omitempty"`
 	// ReadingsUnknown: nobody who has live readings could be asked.
 	ReadingsUnknown bool `json:"readings_unknown,omitempty"`
 }
@@ -315,7 +318,8 @@ func (w *Worker) settle(tx *Tx, out *Outcome, held, use string) error {
 		w.LastGuard = ""
 		return w.intendStop(tx, p)
 	}
-	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) {
+	// The warning of a ttl_deadline stands: it says all that this one would.
+	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) && w.WarningFor != ReasonTTL {
 		at := tx.Now
 		w.WarningSentAt, w.WarningFor = &at, ""
 		e := Entry{Action: "pause_warning", Events: []string{EventPauseWarning}, Reason: string(out.Reason), Decision: &d,

@@ -129,14 +129,19 @@ func (f *Fleet) WorkersByID(ctx context.Context, ids []string) ([]Worker, error)
 // When it is checked next is for its owner to say, who plans it. shadow: the
 // whole server is in shadow.
 func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings []idle.Reading, guards []idle.Block, shadow bool) IdleStatus {
-	guards = slices.Concat(guards, Standstill(w, r, f.Halted(), shadow))
+	halt := f.Halted()
+	guards = slices.Concat(guards, Standstill(w, r, halt, shadow))
 	d := Case{Now: now, Worker: w, Rules: r, Readings: readings, Guards: guards, Budget: f.StopBudget(now, w), ScaleDown: f.Settings().ScaleDownEnabled}.Judge()
 	d.Verdict.NextIdleCheckAt = time.Time{}
-	return IdleStatus{
+	st := IdleStatus{
 		WorkerID: w.ID, Verdict: d.Verdict, IdleDuration: d.Verdict.IdleMinutes * 60,
 		TimeoutMinutes: time.Duration(d.Policy.Timeout).Minutes(), AutoPauseEnabled: d.Policy.AutoPause && d.Policy.Detection,
 		CheckedAt: d.Verdict.At, Readings: readings, ReadingsUnknown: len(readings) == 0, PolicyName: d.Policy.Name,
 	}
+	if !shadow {
+		st.Expiry = w.Ends(now, r, halt)
+	}
+	return st
 }
 
 // Standstill are the blocks of whatever would be done automatically to w: a

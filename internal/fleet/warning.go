@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/evidence"
+	"lull/internal/policy"
 	"lull/internal/power"
 )
 
@@ -59,20 +60,65 @@ func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 		Detail: "its " + x.Cause + "; " + use})
 }
 
-// Expiry is when the time of a worker is over that runs, or is stopped and will
-// be terminated, and what is done then: at its ttl_deadline, or later if the
-// warning went out later. It is nil without one, and where nothing of lull's own
-// acts on it: in shadow.
-func (w *Worker) Expiry() *evidence.Expiry {
+// Times of the warning of a ttl_deadline.
+const (
+	// leastTTLWarning is how long it is out at least, whatever the policy says:
+	// what follows takes a machine away from those who use it.
+	leastTTLWarning = time.Minute
+	// ttlWarningGrace is how long after what it announced it still speaks for
+	// that: who was told so before a halt of hours was not warned.
+	ttlWarningGrace = 10 * time.Minute
+)
+
+// Ends is when the time of a worker is over that runs, or is stopped and will
+// be terminated, what is done then, and when its users are warned of it: as
+// long before as r warns of any pause. It is at its ttl_deadline; later if the
+// warning cannot be out for that long before, and not before the end of a halt.
+// It is nil without a deadline, in a halt that has no end, and where nothing of
+// lull's own acts on it: in shadow.
+func (w *Worker) Ends(now time.Time, r *policy.Resolved, h Halt) *evidence.Expiry {
 	acts := w.Status == power.WorkerRunning && w.Intent == nil || w.Status == power.WorkerStopped && w.TTLAction == "terminate"
-	if w.TTLDeadline == nil || !acts || !w.Armed {
+	halted := h.at(now).On
+	if w.TTLDeadline == nil || !acts || !w.Armed || r.Shadow || halted && h.Until == nil {
 		return nil
 	}
-	x := &evidence.Expiry{At: *w.TTLDeadline, Action: cmp.Or(w.TTLAction, ActionStop)}
-	if n := w.CMLNotice; n != nil && n.Of(w) && n.Warning.Reason == ReasonTTL && n.Warning.PauseAt.After(x.At) {
-		x.At = n.Warning.PauseAt
+	x := &evidence.Expiry{At: *w.TTLDeadline, Action: cmp.Or(w.TTLAction, ActionStop), Deadline: *w.TTLDeadline}
+	lead, from := max(time.Duration(r.WarnBefore), leastTTLWarning), now
+	if halted {
+		from = *h.Until
+	}
+	x.WarnAt = x.At.Add(-lead)
+	sent := w.WarningSentAt
+	x.Warned = w.WarningFor == ReasonTTL && sent != nil && !sent.Before(x.WarnAt) && !from.After(sent.Add(lead+ttlWarningGrace))
+	switch {
+	case x.Warned:
+		x.WarnAt = *sent
+	case from.After(x.WarnAt):
+		x.WarnAt = from
+	}
+	if t := x.WarnAt.Add(lead); t.After(x.At) {
+		x.At = t
+	}
+	if halted && from.After(x.At) {
+		x.At = from
+	}
+	if halted && from.After(x.Deadline.Add(-lead)) && x.At.After(x.Deadline) {
+		x.HaltedUntil = h.Until
 	}
 	return x
+}
+
+// EndTTL takes a ttl_deadline away, and the warning of it.
+func (w *Worker) EndTTL() {
+	w.TTLDeadline, w.TTLFromTag, w.TTLAction = nil, false, ""
+	w.unwarnTTL()
+}
+
+// unwarnTTL takes back the warning of a ttl_deadline that has changed.
+func (w *Worker) unwarnTTL() {
+	if w.WarningFor == ReasonTTL {
+		w.WarningSentAt, w.WarningFor = nil, ""
+	}
 }
 
 // Notice is what CML's own pages show of a warning.

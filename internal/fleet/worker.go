@@ -7,6 +7,7 @@ import (
 	"time"
 	"unique"
 
+	"lull/internal/evidence"
 	"lull/internal/power"
 	"lull/internal/store"
 )
@@ -176,6 +177,9 @@ type Worker struct {
 	Schedule               string     `json:"schedule,omitempty"`
 	Policy                 string     `json:"policy,omitempty"`
 	PolicySince            *time.Time `json:"policy_since,omitempty"` // of Policy and Schedule
+	// Expiry is what follows from TTLDeadline now; it is of answers and is never
+	// stored. What comes before it, or not at all, is TargetPauseAt.
+	Expiry *evidence.Expiry `json:"expiry,omitempty"`
 	// PolicyTags are the tags that were written to the instance for its agent.
 	PolicyTags      map[string]string `json:"policy_tags,omitempty"`
 	ActivitySources []string          `json:"activity_sources,omitempty"`

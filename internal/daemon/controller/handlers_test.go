@@ -294,8 +294,8 @@ func TestHandlers(t *testing.T) {
 		{name: "found again", status: power.WorkerRunning, ec2: "running", set: func(w *fleet.Worker) { at := time.Now().Add(-time.Hour); w.MissingSince = &at }, result: Success},
 		{name: "past its ttl, not warned", status: power.WorkerRunning, ec2: "running", set: func(w *fleet.Worker) { at := time.Now().Add(-time.Hour); w.TTLDeadline = &at }, result: Success},
 		{name: "past its ttl, warned", status: power.WorkerRunning, ec2: "running", set: func(w *fleet.Worker) {
-			at, sent := time.Now().Add(-time.Hour), time.Now().Add(-10*time.Minute)
-			w.TTLDeadline, w.WarningSentAt = &at, &sent
+			at, sent := time.Now().Add(-time.Minute), time.Now().Add(-6*time.Minute)
+			w.TTLDeadline, w.WarningSentAt, w.WarningFor = &at, &sent, fleet.ReasonTTL
 		}, result: Success, check: func(t *testing.T, w fleet.Worker, _ *Controller) {
 			if w.DesiredStatus != power.WorkerStopped || w.PauseReason != fleet.ReasonTTL || w.AutoPauseCount != 1 {
 				t.Errorf("recorded as %s/%s/%d", w.DesiredStatus, w.PauseReason, w.AutoPauseCount)

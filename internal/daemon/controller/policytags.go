@@ -243,7 +243,7 @@ func (j *job) adoptDeadline(ctx context.Context) (outcome, bool) {
 		return outcome{}, false
 	}
 	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
-		w.TTLDeadline, w.TTLFromTag, w.TTLAction = nil, false, ""
+		w.EndTTL()
 		e := fleet.Entry{Action: "ttl_dropped", By: fleet.ByCloud, Detail: "its tag " + key + " is gone"}
 		if d != nil {
 			at := d.UTC().Round(0)

@@ -5,6 +5,7 @@ import (
 	"runtime/pprof"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/power"
@@ -159,25 +160,19 @@ func (j *job) learnSystem(ctx context.Context) (outcome, bool) {
 }
 
 // ttl is the safety valve: it acts on a worker that is past its deadline even
-// when nobody else can, after the warning, and says what was in use.
+// when nobody else can, after a warning of that, and says what was in use.
 func (j *job) ttl(ctx context.Context) (outcome, bool) {
-	d := j.w.TTLDeadline
-	if d == nil || j.now.Before(d.Add(-j.s.WorkerWarnBefore)) || j.shadow() || j.c.fleet.Halted().On {
+	x := j.expiry()
+	if x == nil || j.now.Before(x.WarnAt) || j.shadow() || j.c.fleet.Halted().On {
 		return outcome{}, false
 	}
-	sent, use := j.w.WarningSentAt, "it is stopped"
+	use := "it is stopped"
 	if j.w.Status == power.WorkerRunning {
 		use = j.casus().Use()
-	} else if j.w.WarningFor != fleet.ReasonTTL {
-		sent = nil // whoever was warned of a pause was not warned of an end
 	}
-	if j.s.WorkerWarnBefore > 0 && (sent == nil || sent.Before(d.Add(-j.s.WorkerWarnBefore))) {
-		at := j.now.Add(j.s.WorkerWarnBefore)
-		if at.Before(*d) {
-			at = *d
-		}
+	if !x.Warned {
 		err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
-			w.WarnOfTTL(tx, at, use)
+			w.WarnOfTTL(tx, x.At, use)
 			return nil
 		})
 		if err != nil {
@@ -185,7 +180,7 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 		}
 		return outcome{}, false
 	}
-	if j.now.Before(*d) || sent != nil && j.now.Before(sent.Add(j.s.WorkerWarnBefore)) {
+	if j.now.Before(x.At) {
 		return outcome{}, false
 	}
 	defer j.writes()()
@@ -200,24 +195,24 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	return j.again(), true
 }
 
+// expiry is when the worker's time is over; nil for never.
+func (j *job) expiry() *evidence.Expiry {
+	return j.w.Ends(j.now, j.rules(), j.c.fleet.Halted())
+}
+
 // nextTTL is when the deadline of the worker's life asks for something next;
 // zero for never.
 func (j *job) nextTTL() time.Time {
-	d := j.w.TTLDeadline
-	if d == nil {
+	x := j.expiry()
+	if x == nil {
 		return time.Time{}
 	}
-	next := time.Time{}
-	at := []time.Time{d.Add(-j.s.WorkerWarnBefore), *d}
-	if s := j.w.WarningSentAt; s != nil && !j.now.Before(*d) {
-		at = append(at, s.Add(j.s.WorkerWarnBefore))
-	}
-	for _, t := range at {
-		if t.After(j.now) && (next.IsZero() || t.Before(next)) {
-			next = t
+	for _, t := range []time.Time{x.WarnAt, x.At} {
+		if t.After(j.now) {
+			return t
 		}
 	}
-	return next
+	return time.Time{}
 }
 
 // ends terminates a stopped worker at the end of its life, where that is what

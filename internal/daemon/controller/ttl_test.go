@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lull/internal/fleet"
+	"lull/internal/policy"
 	"lull/internal/power"
 )
 
@@ -86,6 +87,83 @@ func TestEndOfAStoppedWorker(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestWarningOfTTL: a worker in use is warned of its end as long before as its
+// policy says, and never for less than a minute; where the deadline is nearer,
+// it is warned now and the end comes when that time has passed.
+func TestWarningOfTTL(t *testing.T) {
+	for name, c := range map[string]struct {
+		before *int          // minutes, of the policy; the fleet's are 5
+		left   time.Duration // to the deadline, when it is set
+		sent   time.Duration // and the warning and the end, from then
+		ends   time.Duration
+	}{
+		"the fleet's lead":          {nil, time.Hour, 55 * time.Minute, time.Hour},
+		"the policy's lead":         {new(20), time.Hour, 40 * time.Minute, time.Hour},
+		"nearer than its lead":      {new(3), 30 * time.Second, 0, 3 * time.Minute},
+		"a policy without warnings": {new(0), time.Hour, 59 * time.Minute, time.Hour},
+		"without, and near":         {new(0), 10 * time.Second, 0, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, options{})
+				defer func() { r.stop() }()
+				id := r.create().ID
+				r.await(id, power.WorkerRunning, 5*time.Minute)
+				if c.before != nil {
+					if _, err := r.fleet.PutPolicy(t.Context(), person, policy.Named{Name: "own", Values: policy.Values{WarnBeforeMinutes: c.before}}, true); err != nil {
+						t.Fatal(err)
+					}
+					r.apply(policy.Scope{}, fleet.Application{Policy: new("own")})
+				}
+				since := time.Now()
+				end := since.Add(c.left)
+				r.profile(id, fleet.Profile{TTLDeadline: &end})
+				for r.worker(id).Status == power.WorkerRunning && time.Since(since) < 2*time.Hour {
+					r.use(id)
+					time.Sleep(5 * time.Second)
+				}
+				const slack = 40 * time.Second // of looking
+				stopped := r.worker(id).LastPausedAt
+				if stopped == nil || stopped.Sub(since) < c.ends || stopped.Sub(since) > c.ends+slack {
+					t.Fatalf("its end is at %v, %s after its deadline was set", stopped, time.Since(since))
+				}
+				page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning"})
+				if err != nil || len(page.Entries) != 1 {
+					t.Fatalf("warned by %+v, %v", page.Entries, err)
+				}
+				e := page.Entries[0]
+				if sent := e.At.Sub(since); sent < c.sent || sent > c.sent+slack {
+					t.Errorf("warned after %s", sent)
+				}
+				if x := e.Warning; x.Reason != fleet.ReasonTTL || x.PauseAt.Sub(*stopped).Abs() > slack {
+					t.Errorf("the warning is %+v, and it is stopped at %s", x, stopped)
+				}
+			})
+		})
+	}
+}
+
+// TestWarningOfTTLStands: who is in use under a short timeout is warned of a
+// pause again and again, which neither replaces the warning of the end nor puts
+// that off.
+func TestWarningOfTTLStands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, options{settings: map[string]any{"worker_idle_timeout_minutes": 6, "worker_auto_pause_snooze_minutes": 0}})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		end := time.Now().Add(time.Hour)
+		r.profile(id, fleet.Profile{TTLDeadline: &end})
+		for time.Until(end) > -2*time.Minute {
+			r.use(id)
+			time.Sleep(200 * time.Second)
+		}
+		if w := r.worker(id); w.PauseReason != fleet.ReasonTTL || w.LastPausedAt.Sub(end) > time.Minute {
+			t.Errorf("stopped at %v (%s), its end is at %s", w.LastPausedAt, w.PauseReason, end)
+		}
+	})
 }
 
 // profile changes what people set on a worker.

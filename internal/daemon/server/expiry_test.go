@@ -9,6 +9,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
+	"lull/internal/policy"
 	"lull/internal/power"
 )
 
@@ -25,21 +26,27 @@ func TestExpiryComesFirst(t *testing.T) {
 		action      string
 		blocks      []idle.Block
 		shadow      bool
+		halt        fleet.Halt
+		warned      *time.Time
 		first       bool
 		says        string
 		standing    control.Standing
 	}{
-		"about to end, not known":  {ttl: in(8 * time.Second), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated at 2026-03-02T12:00:08Z, in 8s", standing: control.StandingPausingSoon},
+		"about to end, not known":  {ttl: in(8 * time.Second), warned: in(-52 * time.Second), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated at 2026-03-02T12:00:08Z, in 8s", standing: control.StandingPausingSoon},
 		"stopped before the pause": {ttl: in(time.Minute), target: in(time.Hour), blocks: []idle.Block{idleSoon}, first: true, says: "It is stopped at", standing: control.StandingPausingSoon},
 		"paused before the end":    {ttl: in(time.Hour), target: in(time.Minute), action: "terminate", blocks: []idle.Block{idleSoon}, says: "It is terminated at", standing: control.StandingPausingSoon},
 		"far away":                 {ttl: in(30 * time.Hour), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated at", standing: control.StandingUnknown},
-		"over":                     {ttl: in(-time.Minute), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated now", standing: control.StandingPausingSoon},
+		"over":                     {ttl: in(-time.Minute), warned: in(-2 * time.Minute), action: "terminate", blocks: []idle.Block{unknown}, first: true, says: "It is terminated now", standing: control.StandingPausingSoon},
 		"in shadow":                {ttl: in(time.Minute), blocks: []idle.Block{unknown}, shadow: true, standing: control.StandingUnknown},
-		"halted":                   {ttl: in(time.Minute), blocks: []idle.Block{unknown, {Code: idle.Halted, Sentence: "Halted."}}, standing: control.StandingUnknown},
+		"halted":                   {ttl: in(time.Minute), halt: fleet.Halt{On: true}, blocks: []idle.Block{unknown, {Code: idle.Halted, Sentence: "Halted."}}, standing: control.StandingUnknown},
 	} {
-		w := &fleet.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: !c.shadow, TTLDeadline: c.ttl, TTLAction: c.action}
+		w := &fleet.Worker{ID: "w-1", Name: "a6", Status: power.WorkerRunning, Armed: !c.shadow, TTLDeadline: c.ttl, TTLAction: c.action, WarningSentAt: c.warned}
+		if c.warned != nil {
+			w.WarningFor = fleet.ReasonTTL
+		}
 		st := fleet.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{At: now, Blocks: c.blocks, TargetPauseAt: c.target}}
-		_, text := explain(w, st, expiryOf(w, st.Blocks), now)
+		st.Expiry = w.Ends(now, &policy.Resolved{WarnBefore: idle.Duration(time.Minute)}, c.halt)
+		_, text := explain(w, st, st.Expiry, now)
 		if (c.says == "") == strings.Contains(text, "ttl_deadline") || !strings.Contains(text, c.says) || c.first != (c.says != "" && strings.HasPrefix(text, c.says)) {
 			t.Errorf("%s: %s", name, text)
 		}

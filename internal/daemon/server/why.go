@@ -56,7 +56,7 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	if err != nil {
 		return control.Why{}, err
 	}
-	expiry := expiryOf(&w, st.Blocks)
+	expiry := st.Expiry
 	d := evidence.Decision{Policy: p.Idle(w.IsIdleDetectionEnabled), Verdict: st.Verdict, Evidence: fleet.EvidenceFor(&w, st.Readings, nil)}
 	a := about(&w)
 	a.Expiry = expiry
@@ -93,15 +93,6 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	}
 	y.Change = append(y.Change, y.Policy.Faults...)
 	return y, nil
-}
-
-// expiryOf is the end of a worker's time; nil where a halt or its shadow holds
-// that back.
-func expiryOf(w *fleet.Worker, blocks []idle.Block) *evidence.Expiry {
-	if slices.ContainsFunc(blocks, func(b idle.Block) bool { return b.Code == idle.Halted || b.Code == idle.Shadow }) {
-		return nil
-	}
-	return w.Expiry()
 }
 
 // longer says how a worker's time is made longer.

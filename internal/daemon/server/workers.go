@@ -16,6 +16,7 @@ import (
 
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/roster"
+	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
@@ -144,7 +145,7 @@ func (s *Server) workerRoutes() {
 				st = *seen.Status
 			}
 			a.Body = asSeen(a.Body, st, known)
-			return a, nil
+			return s.ending(ctx, a)
 		})
 	register(s, route{id: "update-worker", method: "PATCH", path: workersPath + "/{worker_id}", role: access.Operator, doc: "Change what people set; If-Match guards against changes of others"},
 		func(ctx context.Context, in *struct {
@@ -161,7 +162,11 @@ func (s *Server) workerRoutes() {
 			if err := cleared(&in.Body, in.RawBody); err != nil {
 				return nil, problem(err)
 			}
-			return shown(s.fleet.UpdateWorker(ctx, actor(ctx), in.ID, at, in.Body))
+			a, err := shown(s.fleet.UpdateWorker(ctx, actor(ctx), in.ID, at, in.Body))
+			if err != nil {
+				return nil, err
+			}
+			return s.ending(ctx, a)
 		})
 	register(s, route{id: "forget-worker", method: "DELETE", path: workersPath + "/{worker_id}", role: access.Operator, doc: "Remove the record of a terminated worker"},
 		func(ctx context.Context, in *One) (*struct{}, error) {
@@ -228,7 +233,13 @@ func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[
 	}
 	for _, w := range workers {
 		st, known := seen[w.ID]
-		out.Items = append(out.Items, asSeen(w.Public(), st, known))
+		item := asSeen(w.Public(), st, known)
+		if item.Expiry = st.Expiry; !known {
+			if item.Expiry, err = s.expiry(ctx, &w); err != nil {
+				return out, err
+			}
+		}
+		out.Items = append(out.Items, item)
 	}
 	out.Next, out.Total = page.Next, &page.Total
 	return out, nil
@@ -277,13 +288,38 @@ func (s *Server) observe(ctx context.Context, id string) (control.Observation, b
 // idleStatus judges a worker by its live readings, or by its record alone.
 func (s *Server) idleStatus(ctx context.Context, w *fleet.Worker) (fleet.IdleStatus, error) {
 	if seen, live := s.observe(ctx, w.ID); live && seen.Status != nil {
-		return meant(w, *seen.Status), nil
+		st := meant(w, *seen.Status)
+		var err error
+		st.Expiry, err = s.expiry(ctx, w) // of this record: a deadline may have been set just now
+		return st, err
 	}
 	p, err := s.fleet.Policy(ctx, w)
 	if err != nil {
 		return fleet.IdleStatus{}, err
 	}
 	return meant(w, s.fleet.StatusOf(time.Now(), w, &p, nil, nil, s.shadow)), nil
+}
+
+// expiry is the end of a worker's time; nil without one.
+func (s *Server) expiry(ctx context.Context, w *fleet.Worker) (*evidence.Expiry, error) {
+	if w.TTLDeadline == nil || s.shadow {
+		return nil, nil
+	}
+	p, err := s.fleet.Policy(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	return w.Ends(time.Now(), &p, s.fleet.Halted()), nil
+}
+
+// ending puts into the answer with a worker when its time is over.
+func (s *Server) ending(ctx context.Context, a *answer[fleet.Worker]) (*answer[fleet.Worker], error) {
+	x, err := s.expiry(ctx, &a.Body)
+	if err != nil {
+		return nil, problem(err)
+	}
+	a.Body.Expiry = x
+	return a, nil
 }
 
 // meant leaves out of the status of a worker that does not run what means

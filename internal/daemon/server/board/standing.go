@@ -6,9 +6,11 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
+	"lull/internal/policy"
 	"lull/internal/power"
 )
 
@@ -65,10 +67,7 @@ func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow
 
 // judge places a worker that runs.
 func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time.Time) {
-	x := w.Expiry()
-	if x != nil && st != nil && find(st.Blocks, idle.Halted, idle.Shadow) != nil {
-		x = nil // nothing acts on it
-	}
+	x := expiry(w, st, now)
 	if x != nil && x.At.Sub(now) <= Soon && (st == nil || len(st.Blocks) > 0 && x.Before(st.TargetPauseAt)) {
 		r.Standing, r.Sentence, r.TargetPauseAt, r.Attention = control.StandingPausingSoon, x.Sentence(now), &x.At, true
 		if st != nil {
@@ -110,6 +109,15 @@ func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time
 	if lasting != nil && st.IsIdle {
 		r.Attention = r.Attention || actionable(lasting.Code)
 	}
+}
+
+// expiry is the end of a worker's time, by what is in its record where nobody
+// observes it.
+func expiry(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) *evidence.Expiry {
+	if st == nil {
+		return w.Ends(now, &policy.Resolved{}, fleet.Halt{})
+	}
+	return st.Expiry
 }
 
 // lasting is the first block that waiting for the timeout does not end.
