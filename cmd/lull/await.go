@@ -161,19 +161,7 @@ func (c *cli) watched(ctx context.Context, cl *hostctl.Client, name string, do f
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		last := ""
-		for wait := time.After(tellAfter); ; wait = time.After(pollEvery) {
-			select {
-			case <-looking.Done():
-				return
-			case <-wait:
-			}
-			o, err := cl.Get(looking, name)
-			if now := strings.TrimSpace(o.State + " " + o.StatusReason); err == nil && now != last {
-				last = now
-				fmt.Fprintf(c.err, "%s  %s %s\n", time.Now().Format(time.TimeOnly), o.Name, now)
-			}
-		}
+		c.narrate(looking, func() (hostctl.Instance, error) { return cl.Get(looking, name) })
 	}()
 	err := do()
 	stop()
@@ -183,4 +171,39 @@ func (c *cli) watched(ctx context.Context, cl *hostctl.Client, name string, do f
 		return &exitError{exitDone}
 	}
 	return err
+}
+
+// narrate shows, until ctx ends, what look finds, as it changes.
+func (c *cli) narrate(ctx context.Context, look func() (hostctl.Instance, error)) {
+	last, waited := "", false
+	for wait := time.After(tellAfter); ; wait = time.After(pollEvery) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-wait:
+		}
+		o, err := look()
+		if err != nil {
+			continue
+		}
+		now, line := progress(o)
+		if now == last {
+			continue
+		}
+		if waited && o.Waiting == nil {
+			line = "goes on: " + line
+		}
+		last, waited = now, o.Waiting != nil
+		fmt.Fprintf(c.err, "%s  %s %s\n", time.Now().Format(time.TimeOnly), o.Name, line)
+	}
+}
+
+// progress is how an instance is, in a line, and what of it is worth another line
+// when it changes: what is free changes all the time, a place does not.
+func progress(o hostctl.Instance) (key, line string) {
+	if w := o.Waiting; w != nil {
+		return fmt.Sprint("waits ", w.Place), fmt.Sprintf("%s, waits at place %d until %s: %s", o.State, w.Place, w.Until.Local().Format(time.TimeOnly), w.Reason)
+	}
+	line = strings.TrimSpace(o.State + " " + o.StatusReason)
+	return line, line
 }
