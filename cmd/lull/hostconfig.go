@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lull/internal/base/unixsock"
 	"lull/internal/link/control"
 )
 
@@ -135,11 +136,30 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	if !slices.Contains([]string{"auto", "serial", "vsock"}, cfg.Channel) {
 		errs = append(errs, fmt.Errorf("cannot use vm-channel: %q is none of auto, serial, vsock", cfg.Channel))
 	}
-	errs = append(errs, cfg.checkReporting())
+	errs = append(errs, cfg.checkReporting(), cfg.placeSocket())
 	if abs, err := filepath.Abs(cfg.Data); err == nil {
 		cfg.Data = abs
 	}
 	return cfg, out, errors.Join(errs...)
+}
+
+// guestSocket is what LULL_SOCKET is called, beside the API's socket.
+const guestSocket = "guest.sock"
+
+// placeSocket makes the socket's path absolute: containers are given its
+// directory, and programs LULL_SOCKET, whose working directory is another.
+func (c *hostConfig) placeSocket() error {
+	abs, err := filepath.Abs(c.Socket)
+	if err != nil || c.Socket == "" {
+		return errors.Join(errors.New("cannot use socket: want the path of a unix socket (--socket)"), err)
+	}
+	c.Socket = abs
+	for _, p := range []string{abs, filepath.Join(filepath.Dir(abs), guestSocket)} {
+		if len(p) > unixsock.MaxPath {
+			return fmt.Errorf("cannot use socket: %s has %d bytes and the path of a unix socket at most %d; name a shorter one with --socket", p, len(p), unixsock.MaxPath)
+		}
+	}
+	return nil
 }
 
 // checkReporting tells what is wrong with where the host reports to, and finds

@@ -48,6 +48,35 @@ func TestResolvePrecedence(t *testing.T) {
 	check(time.Minute, "default", "", flags())
 }
 
+// TestSocketIsAbsolute: programs and containers are given the directory of the
+// socket, and their working directory is another.
+func TestSocketIsAbsolute(t *testing.T) {
+	t.Chdir(t.TempDir())
+	none := func(string) string { return "" }
+	for socket, want := range map[string]string{"s": "s", "run/host.sock": "run/host.sock"} {
+		f := flags()
+		if err := f.Set("socket", socket); err != nil {
+			t.Fatal(err)
+		}
+		wd, err := os.Getwd()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cfg, _, err := resolve(none, "", f); err != nil || cfg.Socket != filepath.Join(wd, want) {
+			t.Errorf("%s: %s, %v", socket, cfg.Socket, err)
+		}
+	}
+	for _, bad := range []string{"", "/" + strings.Repeat("x", 107), "/" + strings.Repeat("x", 100) + "/s"} {
+		f := flags()
+		if err := f.Set("socket", bad); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := resolve(none, "", f); err == nil || !strings.Contains(err.Error(), "--socket") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
 // FuzzConfigFile reads anything as a config file: it is used or refused, and a
 // refusal names the file.
 func FuzzConfigFile(f *testing.F) {

@@ -25,7 +25,7 @@ func newContainers(cfg hostConfig, images *oci.Store, rt *process.Runtime) (*con
 		return nil, err
 	}
 	guests := filepath.Join(filepath.Dir(cfg.Socket), "guest.d")
-	if err := shareGuests(guests, filepath.Join(filepath.Dir(cfg.Socket), "guest.sock")); err != nil {
+	if err := shareGuests(guests, filepath.Join(filepath.Dir(cfg.Socket), guestSocket)); err != nil {
 		return nil, err
 	}
 	return container.New(container.Config{Dir: filepath.Join(cfg.Data, "containers"), Process: rt, Images: images, Guests: guests})

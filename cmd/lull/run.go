@@ -53,7 +53,7 @@ fetched, is told on standard error.`,
 	f.StringVar(&memory, "memory", "", "memory limit, as 256M (default: the runtime's)")
 	f.Float64Var(&s.CPUs, "cpus", 0, "processors; 0 is the runtime's default")
 	f.StringVar((*string)(&s.Net), "net", "", "what it may reach: none; outbound, everything but this machine; or full, this machine too, in a microVM at 192.168.127.254 (default outbound where it has a network of its own)")
-	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine that it shares: DIR[:/PATH/INSIDE][:ro], at /workspace inside unless it says")
+	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine that it shares: DIR[:/PATH/INSIDE][:ro|:rw], at /workspace inside and writable unless it says")
 	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
 	f.StringVar(&path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")
 	bindSpan(f, &pause, "pause-after", 0, "idle time until it is paused; 0 never pauses (default: the host's)")
@@ -116,7 +116,10 @@ fetched, is told on standard error.`,
 		if s.LogMax, err = parseSize(logMax); err != nil {
 			return &usageError{fmt.Errorf("cannot use --log-max: %w", err)}
 		}
-		if err := s.Validate(); err != nil {
+		if path != string(instance.PathAuto) && len(expose) == 0 {
+			return &usageError{fmt.Errorf("cannot use --path %s: there is no port that clients reach by it; name one with --expose", path)}
+		}
+		if err := s.CheckNew(); err != nil {
 			return &usageError{err}
 		}
 		return c.runInstance(cmd, s, detach, noStart)

@@ -28,12 +28,14 @@ const (
 	MaxCommand  = 128 << 10 // bytes of argv and environment together
 	MaxLease    = 24 * time.Hour
 	MaxDeadline = 366 * 24 * time.Hour
+	MaxGrace    = time.Hour // of StopGrace
 	MaxHolders  = 256 // leases on one instance
 	MaxEndpoint = 32
 	MaxImage    = 4096    // bytes of an image's name or path
 	MinMemory   = 4 << 20 // bytes
 	MaxMemory   = 1 << 42
 	MaxCPUs     = 1024
+	MinLog      = 64 << 10 // bytes of a log before it is rotated
 )
 
 // Spec is what a person asked for. Durations of zero mean off, except
@@ -155,6 +157,35 @@ func (s *Spec) Validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// CheckNew reports every fault of a spec that somebody asks for now: Validate
+// takes what records of earlier versions have, too.
+func (s *Spec) CheckNew() error {
+	errs := []error{s.Validate(), s.CheckGrace()}
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("cannot use %s: %s", field, fmt.Sprintf(format, args...)))
+	}
+	if errs[0] == nil {
+		if err := CheckWorkspace(s.Workspace); err != nil {
+			bad("workspace", "%v", err)
+		}
+	}
+	if s.LogMax > 0 && s.LogMax < MinLog {
+		bad("log_max_bytes", "%d is below %d: a log that small would be rotated with every few lines", s.LogMax, MinLog)
+	}
+	if s.ListenFDs && len(s.Expose) == 0 {
+		bad("listen_fds", "there is no socket to hand over: name one with expose")
+	}
+	return errors.Join(errs...)
+}
+
+// CheckGrace says that a program is given too long to end: whoever stops it waits.
+func (s *Spec) CheckGrace() error {
+	if d := time.Duration(s.StopGrace); d > MaxGrace {
+		return fmt.Errorf("cannot use stop_grace: %s is above %s", idle.Human(d), idle.Human(MaxGrace))
+	}
+	return nil
 }
 
 // checkBox looks at what the program is put into.

@@ -79,6 +79,59 @@ func TestValidateNamesTheField(t *testing.T) {
 	}
 }
 
+// TestCheckNewIsStricter refuses what records of earlier versions may have.
+func TestCheckNewIsStricter(t *testing.T) {
+	for field, want := range map[string]func(*Spec){
+		"workspace":     func(s *Spec) { s.Workspace = "/w:/data:RO" },
+		"log_max_bytes": func(s *Spec) { s.LogMax = 1 },
+		"stop_grace":    func(s *Spec) { s.StopGrace = idle.Duration(100 * 24 * time.Hour) },
+		"listen_fds":    func(s *Spec) { s.Expose, s.ListenFDs = nil, true },
+	} {
+		s := good()
+		want(&s)
+		if err := s.Validate(); err != nil {
+			t.Errorf("%s: a record of it cannot be read: %v", field, err)
+		}
+		if err := s.CheckNew(); err == nil || !strings.Contains(err.Error(), "cannot use "+field+": ") {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+// TestWorkspace reads every form: nothing that was meant as ro is shared with
+// the right to write.
+func TestWorkspace(t *testing.T) {
+	for s, want := range map[string]Workspace{
+		"":                 {},
+		"/w":               {Dir: "/w", Path: "/workspace"},
+		"/w:ro":            {Dir: "/w", Path: "/workspace", ReadOnly: true},
+		"/w:rw":            {Dir: "/w", Path: "/workspace"},
+		"/w:/data":         {Dir: "/w", Path: "/data"},
+		"/w:/data:ro":      {Dir: "/w", Path: "/data", ReadOnly: true},
+		"/w:/data:rw":      {Dir: "/w", Path: "/data"},
+		"/a:b/w:/data":     {Dir: "/a:b/w", Path: "/data"},
+		"/a:b:rw":          {Dir: "/a:b", Path: "/workspace"},
+		"/a:b:/data:ro":    {Dir: "/a:b", Path: "/data", ReadOnly: true},
+		"/a:/b:/data":      {Dir: "/a:/b", Path: "/data"},
+		"/w:/data/sub-d.x": {Dir: "/w", Path: "/data/sub-d.x"},
+	} {
+		if got, err := ParseWorkspace(s); err != nil || got != want {
+			t.Errorf("%q: %+v, %v", s, got, err)
+		}
+		if err := CheckWorkspace(s); err != nil {
+			t.Errorf("%q: %v", s, err)
+		}
+	}
+	for s, says := range map[string]string{
+		"/w:/data:RO": `"RO" is neither ro nor rw`, "/w:RO": `"RO" is neither`, "/w:/data:r": `"r" is neither`, "/w:": `"" is neither`,
+		"/w:/data:": `"" is neither`, "/w:/data:ro:ro": "a colon", "/w:/data:x/y": "a colon", "/w:/data:ro,z": "neither", "w": "absolute", "/w:/proc": "none of",
+	} {
+		if err := CheckWorkspace(s); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v; want %q", s, err, says)
+		}
+	}
+}
+
 // FuzzSpec reads specs as the API does: what is accepted is valid and survives
 // a round trip.
 func FuzzSpec(f *testing.F) {

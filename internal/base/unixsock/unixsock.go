@@ -26,8 +26,8 @@ type Peer struct {
 	UID, GID, PID int
 }
 
-// maxPath is what the kernel takes for the name of a unix socket, in bytes.
-const maxPath = 107
+// MaxPath is what the kernel takes for the name of a unix socket, in bytes.
+const MaxPath = 107
 
 // Listen listens on a socket at path. A socket file that nobody answers on is
 // replaced; one that somebody answers on gives EADDRINUSE, and anything that is
@@ -41,8 +41,8 @@ func Listen(path string, mode fs.FileMode) (*Listener, error) {
 }
 
 func listen(path string, mode fs.FileMode) (*Listener, error) {
-	if len(path) > maxPath {
-		return nil, fmt.Errorf("the path has %d bytes, a socket's has at most %d", len(path), maxPath)
+	if len(path) > MaxPath {
+		return nil, fmt.Errorf("the path has %d bytes, a socket's has at most %d", len(path), MaxPath)
 	}
 	if err := clear(path); err != nil {
 		return nil, err

@@ -31,6 +31,9 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 	if err := h.checkWith(&s, i.rt); err != nil {
 		return err
 	}
+	if err := s.CheckGrace(); err != nil && c.StopGrace != nil {
+		return &InvalidError{err}
+	}
 	if s.WakeFromStopped && c.WakeFromStopped != nil { // then it has to be one that can be started
 		if err := checkOn(&s, i.rt); err != nil {
 			return err

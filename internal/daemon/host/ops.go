@@ -20,6 +20,9 @@ const MaxInstances = 100_000
 // Create makes an instance, stopped. The spec must be valid; a name that is
 // taken is refused.
 func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err error) {
+	if err := s.CheckNew(); err != nil {
+		return "", &InvalidError{err}
+	}
 	rt, err := h.checkSpec(&s)
 	if err != nil {
 		return "", err
