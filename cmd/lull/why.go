@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -60,9 +59,6 @@ func whyText(w io.Writer, y hostctl.Why, at time.Time) {
 	}
 }
 
-// keptWithin is the longest pause between two events that are kept.
-const keptWithin = time.Second
-
 func eventText(w io.Writer, e hostctl.Event) {
 	who := e.By
 	if who != "" {
@@ -86,11 +82,12 @@ func (c *cli) eventsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ctx, cancel := context.WithCancel(cmd.Context())
-			defer cancel()
 			if follow {
 				enc := json.NewEncoder(c.out)
-				return cl.Events(ctx, seq, func(e hostctl.Event) error {
+				anew := func() {
+					fmt.Fprintln(c.err, "lull: another daemon of the host has taken over; events may be missing here")
+				}
+				return cl.Follow(cmd.Context(), seq, anew, func(e hostctl.Event) error {
 					if e.Time.Before(from) {
 						return nil
 					}
@@ -101,12 +98,9 @@ func (c *cli) eventsCommand() *cobra.Command {
 					return nil
 				})
 			}
-			// What is kept comes at once; a pause in it is the end.
-			pause := time.AfterFunc(keptWithin, cancel)
-			defer pause.Stop()
 			var l []hostctl.Event
-			if err := cl.Events(ctx, seq, func(e hostctl.Event) error {
-				if pause.Reset(keptWithin); !e.Time.Before(from) {
+			if err := cl.Kept(cmd.Context(), seq, func(e hostctl.Event) error {
+				if !e.Time.Before(from) {
 					l = append(l, e)
 				}
 				return nil

@@ -29,7 +29,7 @@ const (
 	MaxLease    = 24 * time.Hour
 	MaxDeadline = 366 * 24 * time.Hour
 	MaxGrace    = time.Hour // of StopGrace
-	MaxHolders  = 256 // leases on one instance
+	MaxHolders  = 256       // leases on one instance
 	MaxEndpoint = 32
 	MaxImage    = 4096    // bytes of an image's name or path
 	MinMemory   = 4 << 20 // bytes

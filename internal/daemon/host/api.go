@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"reflect"
 	"strconv"
@@ -308,11 +309,18 @@ func (a *API) leases(api huma.API) {
 // stream registers what answers piece by piece: events and logs.
 func (a *API) stream(api huma.API, mux *http.ServeMux) {
 	op := operation("events", "GET", "/events", "Events as they happen; Last-Event-ID continues where a client left off")
+	op.Middlewares = huma.Middlewares{func(hc huma.Context, next func(huma.Context)) {
+		next(huma.WithValue(hc, streamKey{}, hc.BodyWriter()))
+	}}
 	sse.Register(api, op, map[string]any{"event": hostctl.Event{}, "reset": hostctl.Reset{}},
 		func(ctx context.Context, in *struct {
 			Last  string `header:"Last-Event-ID"`
 			Since string `query:"since" doc:"now, or a sequence number; default everything that is kept"`
+			Kept  bool   `query:"kept" doc:"Only what is kept: it ends before what is to come"`
 		}, send sse.Sender) {
+			if beginStream(ctx) != nil {
+				return
+			}
 			seq := a.Host.events.from(or(in.Last, in.Since))
 			for {
 				evs, gone, more := a.Host.events.Since(seq)
@@ -324,6 +332,9 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 						return
 					}
 					seq = e.Seq
+				}
+				if in.Kept {
+					return
 				}
 				select {
 				case <-more:
@@ -358,6 +369,22 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 			refuse(http.StatusInternalServerError, "internal", err.Error())
 		}
 	})
+}
+
+// streamKey is where a request's context has the writer of its answer.
+type streamKey struct{}
+
+// beginStream sends the head of a stream, with a comment: whoever asks knows that
+// there is one before the first event comes, which may take hours.
+func beginStream(ctx context.Context) error {
+	w, ok := ctx.Value(streamKey{}).(http.ResponseWriter)
+	if !ok {
+		return nil
+	}
+	if _, err := io.WriteString(w, ": events\n\n"); err != nil {
+		return err
+	}
+	return http.NewResponseController(w).Flush()
 }
 
 // from reads where a client of the stream wants to begin.

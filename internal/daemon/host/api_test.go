@@ -1,12 +1,15 @@
 package host
 
 import (
+	"context"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 
 	"lull/internal/daemon/host/hosttest"
 	"lull/internal/link/hostctl"
@@ -74,6 +77,27 @@ func TestAPIAnswers(t *testing.T) {
 			t.Errorf("%s %s: no problem document: %s", c.method, c.path, body)
 		}
 	}
+}
+
+// TestTheStreamBeginsWithoutAnEvent: whoever asks before anything has happened
+// has an answer, and not silence until something does.
+func TestTheStreamBeginsWithoutAnEvent(t *testing.T) {
+	if code, body := ask(testAPI(), "GET", "/api/v1/events?kept=true", ""); code != 200 || body != ": events\n\n" {
+		t.Errorf("nothing is kept: %d %q", code, body)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		h := testAPI() // what it waits on belongs to the bubble
+		ctx, leave := context.WithCancel(t.Context())
+		w := httptest.NewRecorder()
+		var served sync.WaitGroup
+		served.Go(func() { h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/api/v1/events", nil)) })
+		synctest.Wait()
+		if !w.Flushed || w.Code != 200 || w.Header().Get("Content-Type") != "text/event-stream" {
+			t.Errorf("no head before the first event: %d %v", w.Code, w.Header())
+		}
+		leave()
+		served.Wait()
+	})
 }
 
 // FuzzAPICreate sends bodies: whatever they are, the answer is a success or a

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/base/httpx"
 	"lull/internal/idle"
 )
@@ -172,14 +173,81 @@ func (c *Client) Logs(ctx context.Context, name string, l Logs, w io.Writer) err
 	return nil
 }
 
-// Events calls each for every event after since ("" for all that are kept,
-// "now", or a number) until ctx ends or the host goes away.
-func (c *Client) Events(ctx context.Context, since string, each func(Event) error) error {
-	stream, err := c.follow(ctx, "/events", url.Values{"since": {since}})
+// Kept calls each for every event after since that the host keeps ("" for all,
+// "now", or a number).
+func (c *Client) Kept(ctx context.Context, since string, each func(Event) error) error {
+	// A host of an earlier version goes on with what is to come: then a pause is
+	// the end of what it keeps.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pause := time.AfterFunc(keptWithin, cancel)
+	defer pause.Stop()
+	stream, err := c.follow(ctx, "/events", url.Values{"since": {since}, "kept": {"true"}})
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
+	return readEvents(ctx, stream, func(e Event) error {
+		pause.Reset(keptWithin)
+		return each(e)
+	})
+}
+
+// Follow calls each for every event after since, as Kept has it, and for those
+// that come, until ctx ends. A host that goes away is called again for a while;
+// anew is told where another daemon answers: what happened between the two is
+// not known. The error of each is returned as it is.
+func (c *Client) Follow(ctx context.Context, since string, anew func(), each func(Event) error) error {
+	var daemon time.Time // when the one began whose numbers since is of
+	for try := 0; ; try++ {
+		st, err := c.Status(ctx)
+		if err == nil {
+			if !daemon.IsZero() && !st.StartedAt.Equal(daemon) {
+				since = ""
+				anew()
+			}
+			daemon = st.StartedAt
+			var own error
+			var begun bool
+			if begun, err = c.follows(ctx, since, func(e Event) error {
+				since, own = strconv.FormatUint(e.Seq, 10), each(e)
+				return own
+			}); own != nil {
+				return own
+			}
+			if begun {
+				try = 0
+			}
+		}
+		p, refused := errors.AsType[*httpx.Problem](err)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case refused && p.Status < 500, daemon.IsZero():
+			return err
+		case try >= 8:
+			return fmt.Errorf("cannot follow the events any longer, the host has ended: %w", err)
+		}
+		if delay.For(ctx, min(5*time.Second, 50*time.Millisecond<<try)) != nil {
+			return nil
+		}
+	}
+}
+
+// follows reads one connection. begun tells that it got as far as the stream.
+func (c *Client) follows(ctx context.Context, since string, each func(Event) error) (begun bool, err error) {
+	stream, err := c.follow(ctx, "/events", url.Values{"since": {since}})
+	if err != nil {
+		return false, err
+	}
+	defer stream.Close()
+	if err := readEvents(ctx, stream, each); err != nil {
+		return true, err
+	}
+	return true, io.ErrUnexpectedEOF
+}
+
+func readEvents(ctx context.Context, stream io.Reader, each func(Event) error) error {
 	for ev, err := range httpx.ReadEvents(stream, maxEvent) {
 		var e Event
 		switch {
@@ -197,11 +265,11 @@ func (c *Client) Events(ctx context.Context, since string, each func(Event) erro
 			return err
 		}
 	}
-	if ctx.Err() != nil {
-		return nil
-	}
-	return errors.New("cannot follow the events any longer: the host has ended")
+	return nil
 }
+
+// keptWithin is the longest pause between two events that are kept.
+const keptWithin = 5 * time.Second
 
 // maxEvent bounds an event, in bytes.
 const maxEvent = 1 << 20

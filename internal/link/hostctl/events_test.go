@@ -1,0 +1,104 @@
+package hostctl
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// daemon answers as a host does that has these events, of which a stream ends
+// after the last, as when the daemon ends.
+func daemon(t *testing.T, socket string, began time.Time, events ...string) *http.Server {
+	t.Helper()
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /api/v1/status", func(w http.ResponseWriter, r *http.Request) {
+		json.NewEncoder(w).Encode(Status{StartedAt: began})
+	})
+	mux.HandleFunc("GET /api/v1/events", func(w http.ResponseWriter, r *http.Request) {
+		from := 0
+		fmt.Sscan(r.URL.Query().Get("since"), &from)
+		io.WriteString(w, ": events\n\n")
+		for n, what := range events {
+			if n+1 > from {
+				fmt.Fprintf(w, "id: %d\nevent: event\ndata: {\"seq\":%d,\"type\":%q}\n\n", n+1, n+1, what)
+			}
+		}
+	})
+	s := &http.Server{Handler: mux}
+	var served sync.WaitGroup
+	served.Go(func() { s.Serve(l) })
+	t.Cleanup(func() { s.Close(); served.Wait() })
+	return s
+}
+
+// TestFollowGoesOnWithTheNextDaemon ends a stream within one daemon, and then
+// the daemon: nothing is shown twice, and of the next one everything.
+func TestFollowGoesOnWithTheNextDaemon(t *testing.T) {
+	dir, err := os.MkdirTemp("", "events-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	socket := filepath.Join(dir, "s")
+	cl, err := NewClient(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	first := daemon(t, socket, began, "a", "b")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var seen []string
+	err = cl.Follow(ctx, "", func() { seen = append(seen, "anew") }, func(e Event) error {
+		seen = append(seen, e.Type)
+		switch e.Type {
+		case "b":
+			if err := first.Close(); err != nil {
+				t.Error(err)
+			}
+			daemon(t, socket, began.Add(time.Minute), "c", "d")
+		case "d":
+			cancel()
+		}
+		return nil
+	})
+	if want := []string{"a", "b", "anew", "c", "d"}; err != nil || !slices.Equal(seen, want) {
+		t.Errorf("%q, %v; want %q", seen, err, want)
+	}
+}
+
+// TestFollowSaysWhatFailed: a host that is not there at once is no restart, and
+// whoever reads may have had enough.
+func TestFollowSaysWhatFailed(t *testing.T) {
+	dir, err := os.MkdirTemp("", "events-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	cl, err := NewClient(filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cl.Follow(t.Context(), "", func() {}, nil); err == nil || !strings.Contains(err.Error(), "lull host") {
+		t.Errorf("nobody there: %v", err)
+	}
+	daemon(t, filepath.Join(dir, "s"), time.Now(), "a")
+	enough := io.ErrClosedPipe
+	if err := cl.Follow(t.Context(), "", func() {}, func(Event) error { return enough }); err != enough {
+		t.Errorf("%v, want %v", err, enough)
+	}
+}
