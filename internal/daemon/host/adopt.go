@@ -205,7 +205,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		}
 		if !still { // what it did meanwhile is not known, so it counts as used
 			i.update(func(r *instance.Record) { r.State = power.Resuming })
-			return i.backToRunning("supervisor", "it was let run while no daemon was there")
+			return i.foundResumed("supervisor", letRunSaying)
 		}
 	}
 	if i.rt.Capabilities().Shared {
@@ -246,7 +246,10 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 			i.scheduleAwake(i.h.now())
 			return nil
 		}
-		return i.backToRunning("restart", "the daemon ended in the middle of a change")
+		if was == power.Pausing {
+			return i.foundPausing()
+		}
+		return i.foundResumed("restart", midChangeSaying)
 	}
 	a := i.asItIs(ctx, "restart", i.rec.StatusReason)
 	a.force, a.adopted = true, true
@@ -262,10 +265,33 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 	return nil
 }
 
-func (i *inst) backToRunning(by, why string) error {
+// Why an instance runs that slept, or was on the way to or from it, when its daemon
+// ended.
+const (
+	letRunSaying    = "it was let run while no daemon was there"
+	midChangeSaying = "the daemon ended in the middle of a change"
+)
+
+// foundResumed records a resume that nobody saw, at the time at which it is found.
+func (i *inst) foundResumed(by, why string) error {
 	now := i.h.now()
 	err := i.save(func(r *instance.Record) {
-		r.State, r.StatusReason, r.LastActivityAt, r.ResumedBy = power.Running, why, now, by
+		r.State, r.StatusReason = power.Running, why
+		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, by
+		r.Freed, r.Saved = 0, 0
+	})
+	i.open()
+	i.scheduleAwake(now)
+	i.emit("resumed", by, why)
+	return err
+}
+
+// foundPausing returns one to running whose pause had not come to its end: there
+// is no resume to tell of.
+func (i *inst) foundPausing() error {
+	now := i.h.now()
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.LastActivityAt = power.Running, midChangeSaying, now
 	})
 	i.open()
 	i.scheduleAwake(now)

@@ -162,6 +162,50 @@ func (r *rig) is(name string, want power.Instance) hostctl.Instance {
 	return o
 }
 
+// TestLetRunMeanwhile: what was thawed while no daemon was there is recorded as
+// resumed when that is found, once, and why says it; what ran all along was not
+// resumed.
+func TestLetRunMeanwhile(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id, other := r.run("a", nil), r.run("b", nil)
+		if err := r.Pause(context.Background(), id, byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		ran := r.is("b", power.Running).LastResumedAt
+		r.crash()
+		w, err := r.k.Adopt(context.Background(), id, r.k.Proc(id).Identity()) // by the supervisor
+		if err == nil {
+			err = w.Thaw()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		r.boot()
+		found := r.now()
+		o := r.is("a", power.Running)
+		if o.LastResumedAt == nil || !o.LastResumedAt.Equal(found) || o.LastResumedBy != "supervisor" {
+			t.Errorf("resumed at %v by %s, found at %s", o.LastResumedAt, o.LastResumedBy, found)
+		}
+		if y, err := r.Why(context.Background(), id, time.Time{}); err != nil || !strings.Contains(y.Answer, letRunSaying) {
+			t.Errorf("why: %q, %v", y.Answer, err)
+		}
+		if o := r.is("b", power.Running); !o.LastResumedAt.Equal(*ran) || o.LastResumedBy != byManual {
+			t.Errorf("%s was resumed at %s by %s", other, o.LastResumedAt, o.LastResumedBy)
+		}
+		seen, _, _ := r.events.Since(0)
+		var resumed []string
+		for _, e := range seen {
+			if e.Type == "resumed" {
+				resumed = append(resumed, e.Instance+" by "+e.By+": "+e.Reason)
+			}
+		}
+		if got := strings.Join(resumed, ", "); got != "a by supervisor: "+letRunSaying {
+			t.Errorf("told: %s", got)
+		}
+	})
+}
+
 // TestLadder is the seed's state diagram in time: idle, paused, woken by a
 // connection, stopped.
 func TestLadder(t *testing.T) {

@@ -321,6 +321,9 @@ func (i *inst) explain(y *hostctl.Why) {
 		if o.Trouble != "" {
 			y.Answer += " Something keeps it from working: " + o.Trouble + "."
 		}
+		if o.StatusReason == letRunSaying {
+			y.Answer += fmt.Sprintf(" It slept, and %s; that was found at %s.", letRunSaying, when(o.LastResumedAt))
+		}
 		if _, how, ok := strings.Cut(o.StatusReason, restartedSaying); ok {
 			y.Answer += " It was restarted: " + how + "."
 		}
