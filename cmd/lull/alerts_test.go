@@ -30,6 +30,7 @@ type firing struct {
 var (
 	ofServer  = map[string]string{"instance": "a", "job": "lull"}
 	ofChannel = map[string]string{"instance": "a", "job": "lull", "channel": "ops"}
+	ofRegion  = with(ofServer, "region", "eu-west-9")
 	ofRuntime = map[string]string{"instance": "a", "runtime": "microvm"}
 )
 
@@ -60,6 +61,7 @@ var firings = map[string][]firing{
 	"LullSignalsUnknown": {{series: map[string]string{seriesOf("lull_unknown_signal_count", ofServer): "0x30 0+1x90 90x60"}, at: "70m", not: []string{"30m", "50m", "150m"},
 		labels: ofServer}},
 	"LullAgentsSilent": {{series: map[string]string{seriesOf("lull_silent_agents", ofServer): "0x10 2x60 0x60"}, at: "25m", not: []string{"10m", "19m", "80m"}, labels: ofServer}},
+	"LullRegionUnread": {{series: map[string]string{seriesOf("lull_region_unread", ofRegion): "0x10 1x60 0x60"}, at: "25m", not: []string{"10m", "19m", "80m"}, labels: ofRegion}},
 	"LullHostsSilent":  {{series: map[string]string{seriesOf("lull_silent_hosts", ofServer): "0x10 2x60 0x60"}, at: "25m", not: []string{"10m", "19m", "80m"}, labels: ofServer}},
 	"LullFalsePause":   {grew("lull_late_activity_count", ofServer)},
 	"LullLateAction":   {grew("lull_late_action_count", ofServer)},
@@ -94,6 +96,7 @@ var quietNight = map[string]string{
 	seriesOf("lull_halted", ofServer):                                                                 "0x600",
 	seriesOf("lull_unknown_signal_count", ofServer):                                                   "7x600",
 	seriesOf("lull_silent_agents", ofServer):                                                          "0x300 1x4 0x300",
+	seriesOf("lull_region_unread", with(ofServer, "region", "eu-west-9")):                             "0x300 1x4 0x300",
 	seriesOf("lull_silent_hosts", ofServer):                                                           "0x600",
 	seriesOf("lull_late_activity_count", ofServer):                                                    "1x600",
 	seriesOf("lull_late_action_count", ofServer):                                                      "2x600",

@@ -50,7 +50,7 @@ var asking = map[string][]string{
 	"template apply": {"-f", "TEMPLATE"}, "template get": {"t"}, "template ls": nil, "template rm": {"t"},
 	"token create": {"ci"}, "token ls": nil, "token revoke": {"t"},
 	"worker activity": {"w"}, "worker arm": {"w"}, "worker cancel-drain": {"w"}, "worker create": {"w", "--template", "t"}, "worker detect-idle": {"w"},
-	"worker discovered": nil, "worker drain": {"w"}, "worker get": {"w"}, "worker idle-status": {"w"}, "worker import": {"i-0123456789abcdef0"},
+	"worker discovered": nil, "worker drain": {"w"}, "worker forget": {"w"}, "worker get": {"w"}, "worker idle-status": {"w"}, "worker import": {"i-0123456789abcdef0"},
 	"worker license": {"w"}, "worker license deregister": {"w"}, "worker license register": {"w"}, "worker ls": nil, "worker pause": {"w"},
 	"worker resume": {"w"}, "worker retry": {"w"}, "worker snooze": {"w", "--for", "1h"}, "worker start": {"w"}, "worker stop": {"w"},
 	"worker terminate": {"w"}, "worker ttl": {"w", "--for", "1h"}, "worker why": {"w"},

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/url"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,7 +20,7 @@ func (c *cli) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "worker", Aliases: []string{"workers"}, Short: "Cloud workers: create, watch, pause, resume, end", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerDiscovered(), c.workerLs(), c.workerGet(), c.workerWhyCommand(), c.workerActivity(), c.workerIdleStatus(),
-		c.workerSnooze(), c.workerTTL(), c.workerArm(), c.workerLicense(), c.workerDetect())
+		c.workerSnooze(), c.workerTTL(), c.workerArm(), c.workerLicense(), c.workerDetect(), c.workerForget())
 	for _, v := range []struct {
 		name, short, long string
 		to                power.Worker
@@ -37,6 +38,37 @@ func (c *cli) workerCommand() *cobra.Command {
 		verb.Long, verb.Example = v.long, "  lull worker "+v.name+" cml-1 --wait"
 		cmd.AddCommand(verb)
 	}
+	return cmd
+}
+
+// workerForget removes the record of a worker that is gone, or that EC2 cannot
+// be asked about.
+func (c *cli) workerForget() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{Use: "forget WORKER", Short: "Remove the record of a terminated worker", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Remove the record of a terminated worker. What it did stays in the audit log.
+
+One that is TERMINATING, or that was imported and that EC2 never told of, is forgotten
+with --force: for a region that is not there, or an account that nobody may ask any
+more. Nothing is asked of EC2 then: an instance that is there runs on and costs money.`,
+		Example: "  lull worker forget cml-1\n  lull worker forget i-0123456789abcdef0 --force",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.findWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			q := url.Values{"force": {strconv.FormatBool(force)}}
+			if _, err := cl.Call(cmd.Context(), "DELETE", "/api/v1/workers/"+url.PathEscape(w.ID)+"?"+q.Encode(), nil, nil); err != nil {
+				return err
+			}
+			return c.print(w, func(out io.Writer) {
+				fmt.Fprintf(out, "%s forgotten\n", w.Name)
+				if left := w.LeftBehind(); left != "" {
+					fmt.Fprintln(out, left)
+				}
+			})
+		}}
+	cmd.Flags().BoolVar(&force, "force", false, "one that EC2 does not confirm the end of, too")
 	return cmd
 }
 

@@ -395,8 +395,10 @@ func (f *Fleet) updateWorker(ctx context.Context, by Actor, id string, revision 
 	})
 }
 
-// ForgetWorker removes the record of a TERMINATED worker.
-func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string) error {
+// ForgetWorker removes the record of a TERMINATED worker. With force it removes
+// that of a Forgettable one too, of which nobody knows what is left; the audit
+// says what that may be. Errors: NotFound, Refused.
+func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string, force bool) error {
 	if err := checkName("worker_id", id); err != nil {
 		return err
 	}
@@ -408,10 +410,18 @@ func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string) error {
 		if err != nil {
 			return nil, nil, err
 		}
-		if w.Status != power.WorkerTerminated {
-			return nil, nil, &Refused{Command: "forget", Name: id, Reason: "status", Detail: fmt.Sprintf("it is %s, not TERMINATED", w.Status)}
+		switch left := w.LeftBehind(); {
+		case w.Status == power.WorkerTerminated || force && w.Forgettable():
+		case w.Forgettable():
+			return nil, nil, &Refused{Command: "forget", Name: id, Reason: "force", Detail: strings.TrimSuffix(fmt.Sprintf("it is %s, and only force forgets it; %s", w.Status, left), "; ")}
+		default:
+			return nil, nil, &Refused{Command: "forget", Name: id, Reason: "status", Detail: fmt.Sprintf("it is %s, not TERMINATED; terminate it first", w.Status)}
 		}
-		ops, err := entryOps(Entry{Action: "forgotten", By: by, WorkerID: id, WorkerName: w.Name, Region: w.AWSRegion})
+		e := Entry{Action: "forgotten", By: by, WorkerID: id, WorkerName: w.Name, Region: w.AWSRegion, Detail: w.LeftBehind()}
+		if w.Status != power.WorkerTerminated {
+			e.Reason = "force"
+		}
+		ops, err := entryOps(e)
 		if w.EC2InstanceID != "" {
 			ops = append(ops, store.Delete(instanceKey(w.AWSRegion, w.EC2InstanceID)))
 		}

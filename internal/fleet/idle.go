@@ -55,6 +55,8 @@ type IdleStatus struct {
 	Expiry *evidence.Expiry `json:"expiry,omitempty"`
 	// ReadingsUnknown: nobody who has live readings could be asked.
 	ReadingsUnknown bool `json:"readings_unknown,omitempty"`
+	// CloudUnread: EC2 cannot be asked about the worker's region.
+	CloudUnread *Unread `json:"cloud_unread,omitempty"`
 }
 
 // Activity is the activity group of a worker, with the snooze.

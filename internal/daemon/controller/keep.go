@@ -240,7 +240,6 @@ type Live struct {
 	Metrics     Metrics           `json:"metrics"`
 	NextCheckAt *time.Time        `json:"next_idle_check_at"`
 	Failures    int               `json:"failures"`
-	RegionError string            `json:"region_error,omitempty"`
 	Telemetry   []fleet.Event     `json:"telemetry_events"`
 	Categories  map[string]int64  `json:"unknown_categories,omitempty"`
 	// Agent is the last report of the worker's agent; nil for none.
@@ -276,9 +275,7 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	if at := e.seenAt; !at.IsZero() {
 		l.EC2.ObservedAt = &at
 	}
-	if r := c.regions[keyOf(&w)]; r != nil {
-		l.RegionError = r.err
-	}
+	unread := c.unread(&w)
 	c.mu.Unlock()
 	l.Region = w.AWSRegion
 	if inst != nil {
@@ -324,17 +321,19 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	if w.Status == power.WorkerRunning && (w.IsIdleDetectionEnabled || rules.Standing != nil) {
 		st.NextIdleCheckAt = v.nextCheck
 	}
+	st.CloudUnread = unread
 	l.Idle = &st
 	return l, true
 }
 
 // Verdicts are the idle status of every worker that this server owns and that
-// runs, without the readings behind it.
+// runs, or whose region cannot be read, without the readings behind it.
 func (c *Controller) Verdicts() map[string]fleet.IdleStatus {
 	c.mu.Lock()
 	var ids []string
 	for id, e := range c.entries {
-		if e.w.Status == power.WorkerRunning && c.shards[e.shard] != nil {
+		unread := e.w.Status != power.WorkerTerminated && c.unread(&e.w) != nil
+		if (e.w.Status == power.WorkerRunning || unread) && c.shards[e.shard] != nil {
 			ids = append(ids, id)
 		}
 	}

@@ -27,8 +27,9 @@ type region struct {
 	entries  map[string]*entry
 	listedAt time.Time // when the last complete listing began
 	err      string
-	rolled   string  // how far the full pass is
-	credit   float64 // descriptions it may ask for
+	errSince time.Time // when a cycle first failed after the last good one
+	rolled   string    // how far the full pass is
+	credit   float64   // descriptions it may ask for
 }
 
 // soon asks for a listing before the next cycle.
@@ -80,12 +81,7 @@ func (c *Controller) watchRegion(ctx context.Context, r *region) {
 		pprof.Do(ctx, pprof.Labels("part", "ec2"), func(ctx context.Context) { err = c.cycle(ctx, r) })
 		took := time.Since(began)
 		wait := c.fleet.Settings().ReconcileInterval - took
-		c.mu.Lock()
-		r.err = ""
-		if err != nil {
-			r.err = err.Error()
-		}
-		c.mu.Unlock()
+		c.concluded(r, err)
 		if err != nil {
 			if ctx.Err() == nil {
 				c.log.Warn("cannot observe a region", "region", r.key.name, "err", err)
@@ -111,6 +107,49 @@ func (c *Controller) watchRegion(ctx context.Context, r *region) {
 			}
 		}
 	}
+}
+
+// concluded keeps how a cycle ended. What waits for a first word of EC2 says at
+// once why none comes.
+func (c *Controller) concluded(r *region, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil {
+		r.err, r.errSince = "", time.Time{}
+		return
+	}
+	if r.err == "" {
+		r.errSince = time.Now()
+		for _, e := range r.entries {
+			if c.shards[e.shard] != nil && (e.w.Status == power.WorkerUnknown || e.w.Status == power.WorkerTerminating) {
+				c.kick(e, r.errSince)
+			}
+		}
+	}
+	r.err = err.Error()
+}
+
+// unread says why the region of w cannot be read; nil where it can. The lock is
+// held.
+func (c *Controller) unread(w *fleet.Worker) *fleet.Unread {
+	r := c.regions[keyOf(w)]
+	if r == nil || r.err == "" {
+		return nil
+	}
+	return &fleet.Unread{Region: r.key.name, Since: r.errSince, Error: r.err}
+}
+
+// unreadRegions are the regions with workers, and whether each cannot be read.
+func (c *Controller) unreadRegions() map[regionKey]bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := map[regionKey]bool{}
+	for k, r := range c.regions {
+		if len(r.entries) > 0 {
+			out[k] = r.err != ""
+		}
+	}
+	return out
 }
 
 // cycle reads a region once: one listing for all workers, and descriptions

@@ -45,6 +45,7 @@ type job struct {
 	inst   *Instance
 	live   live
 	ask    []fleet.Request
+	unread *fleet.Unread // nil where its region can be read
 }
 
 // reconcile drives one worker one step.
@@ -55,7 +56,7 @@ func (c *Controller) reconcile(ctx context.Context, e *entry, sh *shard) outcome
 	}
 	c.mu.Lock()
 	j := &job{c: c, e: e, sh: sh, f: sh.fleet, w: e.w, s: c.fleet.Settings(), now: now, seen: e.seen, seenAt: e.seenAt, gone: e.missing,
-		inst: e.inst, live: e.known(), ask: c.waiting[e.id]}
+		inst: e.inst, live: e.known(), ask: c.waiting[e.id], unread: c.unread(&e.w)}
 	delete(c.waiting, e.id)
 	// An observation that began before the worker came into its status, or
 	// to this server, says nothing about what was done since.
@@ -232,6 +233,15 @@ func (j *job) note(ctx context.Context, why string) outcome {
 		}
 	}
 	return outcome{Result: Retry}
+}
+
+// unobserved waits for a look at a worker of which nothing is known since it came
+// into its status. Where its region cannot be read it says so, once.
+func (j *job) unobserved(ctx context.Context) outcome {
+	if u := j.unread; u != nil && !u.SaidOf(&j.w) {
+		j.note(ctx, u.Sentence())
+	}
+	return outcome{Result: Requeue}
 }
 
 // overdue tells whether the worker is in its status for longer than d.

@@ -105,6 +105,9 @@ var labelled = map[string]*prometheus.Desc{
 	"cloud_calls": prometheus.NewDesc("lull_cloud_call_count", "Calls to the cloud by kind.", []string{"call"}, nil),
 }
 
+// unread is of each region of an account with workers.
+var unread = prometheus.NewDesc("lull_region_unread", "1 while EC2 cannot be asked about a region that has workers, by region and account.", []string{"region", "account"}, nil)
+
 // plain are the counters without labels.
 var plain = []struct {
 	name, help string
@@ -144,6 +147,7 @@ func (k collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range labelled {
 		ch <- d
 	}
+	ch <- unread
 	for _, c := range k.c.measure.all() {
 		c.Describe(ch)
 	}
@@ -159,6 +163,13 @@ func (k collector) Collect(ch chan<- prometheus.Metric) {
 		for label, v := range values {
 			ch <- prometheus.MustNewConstMetric(labelled[name], prometheus.CounterValue, float64(v), label)
 		}
+	}
+	for r, is := range k.c.unreadRegions() {
+		v := 0.0
+		if is {
+			v = 1
+		}
+		ch <- prometheus.MustNewConstMetric(unread, prometheus.GaugeValue, v, r.name, r.account)
 	}
 	for _, c := range k.c.measure.all() {
 		c.Collect(ch)

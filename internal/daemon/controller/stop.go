@@ -441,7 +441,7 @@ func (j *job) terminating(ctx context.Context) outcome {
 		return j.terminatePending(ctx)
 	}
 	if !j.fresh {
-		return outcome{Result: Requeue}
+		return j.unobserved(ctx)
 	}
 	switch j.seen {
 	case "":
@@ -525,7 +525,7 @@ func (j *job) failed(ctx context.Context) outcome {
 // unknown waits for a state that is known.
 func (j *job) unknown(ctx context.Context) outcome {
 	if !j.fresh {
-		return outcome{Result: Requeue}
+		return j.unobserved(ctx)
 	}
 	if j.w.Imported && j.w.EC2State == "" && j.seen == "stopped" {
 		return j.step(ctx, power.WorkerStopped, "", func(w *fleet.Worker, tx *fleet.Tx) {

@@ -75,6 +75,7 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 		y.Resumed = &evidence.Turn{At: *t, By: w.LastResumedBy}
 	}
 	y.Question, y.Answer = explain(&w, st, expiry, time.Now())
+	y.Answer += notAsked(&w, st.CloudUnread)
 	held, err := s.workerPolicy(ctx, &w)
 	if err != nil {
 		return control.Why{}, err
@@ -92,6 +93,7 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 		y.Change = slices.Insert(y.Change, 0, longer(&w))
 	}
 	y.Change = append(y.Change, y.Policy.Faults...)
+	y.Change = append(y.Change, wayOut(&w, st.CloudUnread, time.Now())...)
 	return y, nil
 }
 

@@ -169,8 +169,11 @@ func (s *Server) workerRoutes() {
 			return s.ending(ctx, a)
 		})
 	register(s, route{id: "forget-worker", method: "DELETE", path: workersPath + "/{worker_id}", role: access.Operator, doc: "Remove the record of a terminated worker"},
-		func(ctx context.Context, in *One) (*struct{}, error) {
-			return nil, problem(s.fleet.ForgetWorker(ctx, actor(ctx), in.ID))
+		func(ctx context.Context, in *struct {
+			One
+			Force bool `query:"force" doc:"That of one that is TERMINATING, or that EC2 never told of, too: an instance that is there runs on and costs money"`
+		}) (*struct{}, error) {
+			return nil, problem(s.fleet.ForgetWorker(ctx, actor(ctx), in.ID, in.Force))
 		})
 	s.observedRoutes()
 }

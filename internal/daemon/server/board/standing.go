@@ -58,11 +58,30 @@ func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow
 	if why := w.StatusReason; why != "" && (r.Standing == control.StandingFailed || r.Standing == control.StandingStarting || w.Status == power.WorkerUnknown) {
 		r.Sentence = why
 	}
+	if st != nil && w.Status != power.WorkerTerminated {
+		unread(&r, st.CloudUnread, now)
+	}
 	if w.License.Status == fleet.LicenseFailed && r.Standing != control.StandingEnded {
 		r.Attention = true
 		r.Sentence = "Its license failed: " + w.License.LastError
 	}
 	return r
+}
+
+// UnreadAfter is how long EC2 may not be asked about a region before the
+// overview says so of its workers.
+const UnreadAfter = 2 * time.Minute
+
+// unread says that EC2 cannot be asked about a worker's region: one that is to
+// end is not known to.
+func unread(r *control.WorkerRow, u *fleet.Unread, now time.Time) {
+	if u == nil || now.Sub(u.Since) < UnreadAfter {
+		return
+	}
+	r.Sentence, r.Attention = u.Sentence()+".", true
+	if r.Standing == control.StandingEnded {
+		r.Standing = control.StandingUnknown
+	}
 }
 
 // judge places a worker that runs.

@@ -74,7 +74,7 @@ func churn(t *testing.T, rng *rand.Rand, f *fleet.Fleet) {
 	w := l.Workers[rng.IntN(len(l.Workers))]
 	switch {
 	case n == 1 && w.Status == power.WorkerTerminated:
-		err = f.ForgetWorker(ctx, by, w.ID)
+		err = f.ForgetWorker(ctx, by, w.ID, false)
 	case n == 1 && w.Status != power.WorkerTerminated:
 		_, err = f.Change(ctx, w.ID, fleet.Changing{By: by}, func(w *fleet.Worker, _ *fleet.Tx) error {
 			w.Status, w.DesiredStatus = power.WorkerTerminated, power.WorkerTerminated

@@ -1,0 +1,57 @@
+package fleet
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"lull/internal/power"
+)
+
+// Unread says that EC2 cannot be asked about a region, and so about its workers.
+type Unread struct {
+	Region string    `json:"aws_region"`
+	Since  time.Time `json:"since"`
+	Error  string    `json:"error"`
+}
+
+// Sentence says so, without a full stop.
+func (u *Unread) Sentence() string {
+	return u.begins() + strings.TrimSuffix(u.Error, ".")
+}
+
+func (u *Unread) begins() string {
+	return fmt.Sprintf("EC2 cannot be asked about %s since %s: ", u.Region, u.Since.UTC().Format(time.RFC3339))
+}
+
+// SaidOf tells whether the record of w says so already. What the error says may
+// differ from try to try.
+func (u *Unread) SaidOf(w *Worker) bool { return strings.HasPrefix(w.StatusReason, u.begins()) }
+
+// NeverSeen tells whether EC2 has never told of the instance that w is said to
+// have, and lull has neither launched nor looked at one.
+func (w *Worker) NeverSeen() bool {
+	return w.Imported && w.EC2State == "" && w.MissingSince == nil && w.Launch == nil
+}
+
+// Forgettable tells whether w can be forgotten although EC2 has not said that
+// its instance is gone: it is to end, or was never seen.
+func (w *Worker) Forgettable() bool {
+	return w.Status == power.WorkerTerminating || w.Status == power.WorkerUnknown && w.NeverSeen()
+}
+
+// LeftBehind says what a forgotten worker may leave in the cloud; empty for one
+// that is terminated.
+func (w *Worker) LeftBehind() string {
+	instance := "the instance of its launch"
+	if w.EC2InstanceID != "" {
+		instance = "instance " + w.EC2InstanceID
+	}
+	switch {
+	case w.Status == power.WorkerTerminated || w.EC2InstanceID == "" && (w.Launch == nil || w.Launch.SentAt == nil):
+		return ""
+	case w.EC2State == "":
+		return fmt.Sprintf("EC2 never told of %s in %s: if it is there it runs on and costs money", instance, w.AWSRegion)
+	}
+	return fmt.Sprintf("EC2 last said %s of %s in %s: if it is there it runs on and costs money", w.EC2State, instance, w.AWSRegion)
+}
