@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/idle"
 	"lull/internal/link/control"
 	"lull/internal/policy"
 	"lull/internal/policy/when"
@@ -97,7 +98,19 @@ func minutesText(m *int) string {
 	if m == nil {
 		return "-"
 	}
-	return span(time.Duration(*m) * time.Minute)
+	return span(minutes(m))
+}
+
+func minutes(m *int) time.Duration { return time.Duration(*m) * time.Minute }
+
+// warningText is how long before a pause a warning is asked for, and how much
+// of that counts beside a timeout or what shortens it.
+func warningText(asked, timeout time.Duration, of string) string {
+	p := idle.Policy{Timeout: idle.Duration(timeout), WarnBefore: idle.Duration(asked)}
+	if counts := p.WarnsBefore(); counts < asked {
+		return fmt.Sprintf("%s, of which %s counts: at most half of the %s", span(asked), span(counts), of)
+	}
+	return span(asked)
 }
 
 // minutesFlag is a length on the command line that the API has in minutes.
@@ -177,11 +190,19 @@ func (c *cli) policyWrite(verb string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(out, func(w io.Writer) { yamlText(w, out) })
+			return c.print(out, func(w io.Writer) {
+				yamlText(w, out)
+				if out.IdleTimeoutMinutes != nil && out.WarnBeforeMinutes != nil {
+					given, timeout := minutes(out.WarnBeforeMinutes), minutes(out.IdleTimeoutMinutes)
+					if text := warningText(given, timeout, "timeout"); text != span(given) {
+						fmt.Fprintln(w, "# warning before:", text)
+					}
+				}
+			})
 		}}
 	f := cmd.Flags()
 	f.Var(minutesFlag{&in.IdleTimeoutMinutes}, "idle-timeout", "without activity for this long it is idle")
-	f.Var(minutesFlag{&in.WarnBeforeMinutes}, "warn-before", "between the warning and the pause; 0 for none")
+	f.Var(minutesFlag{&in.WarnBeforeMinutes}, "warn-before", "between the warning and the pause, of which at most half of the idle timeout counts; 0 for none")
 	f.Var(minutesFlag{&in.CheckIntervalMinutes}, "check-interval", "least time between two checks")
 	f.Var(minutesFlag{&in.SnoozeMinutes}, "snooze", "protection after a resume; 0 for none")
 	f.StringVar(&action, "action", "", "stop, hibernate or auto")
@@ -372,7 +393,7 @@ func resolvedText(w io.Writer, p control.WorkerPolicy) {
 	rows(w, "VALUE\t\tFROM", func(row func(string, ...any)) {
 		from := func(field string) string { return p.From[field].String() }
 		row("idle timeout\t%s\t%s", span(time.Duration(p.Timeout)), from("idle_timeout"))
-		row("warning before\t%s\t%s", span(time.Duration(p.WarnBefore)), from("warn_before"))
+		row("warning before\t%s\t%s", warningText(time.Duration(p.WarnBefore), time.Duration(p.Timeout), "timeout"), from("warn_before"))
 		row("check interval\t%s\t%s", span(time.Duration(p.CheckInterval)), from("check_interval"))
 		row("snooze\t%s\t%s", span(time.Duration(p.Snooze)), from("snooze"))
 		row("action\t%s\t%s", p.PauseAction, from("pause_action"))
@@ -397,6 +418,10 @@ func rulesText(w io.Writer, p control.WorkerPolicy) {
 	var lines []string
 	if p.Standing != nil {
 		lines = append(lines, p.Standing.Describe())
+		asked, grace := time.Duration(p.WarnBefore), time.Duration(p.Standing.Grace*float64(time.Minute))
+		if text := warningText(asked, min(grace, time.Duration(p.Timeout)), "grace"); !p.Standing.Force && grace < time.Duration(p.Timeout) && text != span(asked) {
+			lines = append(lines, "Warning before in closed hours: "+text+".")
+		}
 	}
 	for _, o := range p.Overrides {
 		lines = append(lines, o.Sentence())

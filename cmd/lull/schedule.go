@@ -125,7 +125,12 @@ func (c *cli) scheduleWrite(verb string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(out, func(w io.Writer) { yamlText(w, out) })
+			return c.print(out, func(w io.Writer) {
+				yamlText(w, out)
+				if out.GraceMinutes != nil {
+					fmt.Fprintf(w, "# a warning in closed hours comes at most %s before the pause: half of the grace\n", span(out.Grace()/2))
+				}
+			})
 		}}
 	f := cmd.Flags()
 	f.StringVar(&in.Zone, "zone", "", "IANA time zone, such as Europe/Berlin")
@@ -133,7 +138,7 @@ func (c *cli) scheduleWrite(verb string) *cobra.Command {
 	f.StringArrayVar(&hold, "hold", nil, `maintenance: when they shall run and idleness pauses nothing, on holidays too; repeatable`)
 	f.StringSliceVar(&in.Holidays, "holiday", nil, "days without hours: 2026-12-25, or 12-25 for every year")
 	f.BoolVar(&in.Start, "start", false, "start them when it opens; without it, it only pauses")
-	f.Var(minutesFlag{&in.GraceMinutes}, "grace", "in closed hours they are paused when quiet for this long (default 15m)")
+	f.Var(minutesFlag{&in.GraceMinutes}, "grace", "in closed hours they are paused when quiet for this long, at most half of which is after the warning (default 15m)")
 	f.StringVar(&in.Description, "description", "", "a sentence for people")
 	return cmd
 }

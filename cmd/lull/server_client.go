@@ -165,8 +165,8 @@ func policyThen(p *idle.Policy) string {
 	if p.Action != "" {
 		text += ", then " + p.Action
 	}
-	if p.WarnBefore > 0 {
-		text += fmt.Sprintf("; warned %s before", span(time.Duration(p.WarnBefore)))
+	if b := p.WarnsBefore(); b > 0 {
+		text += fmt.Sprintf("; warned %s before", span(b))
 	}
 	if p.Snooze > 0 {
 		text += fmt.Sprintf("; protected %s after a resume", span(time.Duration(p.Snooze)))

@@ -352,17 +352,17 @@ func (d *decision) holds() {
 	}
 }
 
-// warnBefore is how long before its pause a warning goes out. It takes at most
+// WarnsBefore is how long before its pause a warning goes out. It takes at most
 // half of the timeout: with a longer one people would be warned the moment
 // they pause for thought, again and again.
-func (p Policy) warnBefore() time.Duration {
+func (p Policy) WarnsBefore() time.Duration {
 	return time.Duration(min(p.WarnBefore, p.Timeout/2))
 }
 
 // warningGrace is how long after its announced pause a warning still speaks
 // for one: people who were told "in five minutes" an hour ago were not warned.
 func (p Policy) warningGrace() time.Duration {
-	return max(p.warnBefore(), 2*time.Duration(p.CheckInterval))
+	return max(p.WarnsBefore(), 2*time.Duration(p.CheckInterval))
 }
 
 // warnFrom is when a warning may go out: now, or at the end of a halt that has
@@ -379,7 +379,7 @@ func (d *decision) warnFrom() time.Time {
 
 // warning moves the end so that a warning has always been out for WarnBefore.
 func (d *decision) warning() {
-	before := d.p.warnBefore()
+	before := d.p.WarnsBefore()
 	if before <= 0 {
 		return
 	}
@@ -419,7 +419,7 @@ func (d *decision) finish() {
 	if d.known {
 		t := d.end.Round(0)
 		d.v.TargetPauseAt = &t
-		if b := d.p.warnBefore(); b > 0 {
+		if b := d.p.WarnsBefore(); b > 0 {
 			w := t.Add(-b)
 			d.v.WarnAt = &w
 			if w.After(d.now) && w.Before(next) {
