@@ -150,7 +150,10 @@ deadline does, and a halt until it ends.
 
 The warning is out for as long as the worker's policy warns of a pause, for a
 minute at least. Where the deadline is nearer than that, it goes out now and the
-worker's time ends when it has been out for so long.`,
+worker's time ends when it has been out for so long.
+
+Once the deadline has passed nothing starts the worker until it is moved or
+taken away.`,
 		Example: "  lull worker ttl cml-1 --for 8h\n  lull worker ttl cml-1 --until 2026-12-24 --action terminate\n  lull worker ttl cml-1 --off",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			t, err := e.end(time.Now())

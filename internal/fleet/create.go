@@ -456,7 +456,7 @@ func (f *Fleet) ScaleUp(ctx context.Context, by Actor, template, region, reason 
 		}
 		switch w.Status {
 		case power.WorkerStopped:
-			if w.TemplateName == template && w.DesiredStatus == power.WorkerStopped {
+			if w.TemplateName == template && w.DesiredStatus == power.WorkerStopped && f.overdue(time.Now(), &w, "resume") == nil {
 				return f.ResumeWorker(ctx, by, w.ID)
 			}
 		case power.WorkerTerminating, power.WorkerTerminated, power.WorkerFailed:

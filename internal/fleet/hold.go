@@ -107,6 +107,9 @@ func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error
 		if err := f.frozen(tx.Now, w, "wake"); err != nil {
 			return err
 		}
+		if err := f.overdue(tx.Now, w, "wake"); err != nil {
+			return err
+		}
 		if err := w.intendStart(tx, OriginAuto); err != nil {
 			return err
 		}

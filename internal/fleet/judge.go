@@ -8,6 +8,7 @@ import (
 	"lull/internal/evidence"
 	"lull/internal/idle"
 	"lull/internal/policy"
+	"lull/internal/power"
 )
 
 // Case is everything that a worker is judged by. Readings, Guards and Budget
@@ -195,6 +196,17 @@ func (f *Fleet) stopBudget(now time.Time, w *Worker, spent policy.Ledger) func(s
 // StopBudget is the Case.Budget of a worker by the pool as last read.
 func (f *Fleet) StopBudget(now time.Time, w *Worker) func(string) []idle.Block {
 	return f.stopBudget(now, w, f.now.pool.Load().Spent)
+}
+
+// overdue refuses to start what would be stopped again by its ttl_deadline,
+// whoever asks. What runs goes on to the end of its warning.
+func (f *Fleet) overdue(now time.Time, w *Worker, command string) error {
+	runs := w.Status == power.WorkerRunning && w.Intent == nil
+	ends := w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated
+	if !w.Overdue(now) || runs || ends || !w.Armed || f.PolicyWith(now, w, nil).Shadow {
+		return nil
+	}
+	return &Refused{Command: command, Name: w.Name, Reason: "ttl_over", Detail: w.overdueSince() + "; " + w.Prolong()}
 }
 
 // frozen refuses an automatic start of what a person froze.

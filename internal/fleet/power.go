@@ -203,6 +203,9 @@ func (f *Fleet) ResumeWorker(ctx context.Context, by Actor, id string) (Worker, 
 				return err
 			}
 		}
+		if err := f.overdue(tx.Now, w, "resume"); err != nil {
+			return err
+		}
 		return w.intendStart(tx, origin)
 	})
 }
@@ -404,6 +407,9 @@ func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) 
 // that has an instance is started.
 func (f *Fleet) RetryWorker(ctx context.Context, by Actor, id string) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
+		if err := f.overdue(tx.Now, w, "retry"); err != nil {
+			return err
+		}
 		if w.Status == power.WorkerFailed && w.EC2InstanceID != "" {
 			return w.intendStart(tx, OriginManual)
 		}
@@ -506,6 +512,9 @@ func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule
 		if err := f.frozen(tx.Now, w, "resume"); err != nil {
 			return err
 		}
+		if err := f.overdue(tx.Now, w, "resume"); err != nil {
+			return err
+		}
 		return w.intendStart(tx, OriginAuto)
 	})
 }
@@ -535,5 +544,5 @@ const bySchedule = "schedule "
 // WantsStart tells whether a schedule wants a stopped worker started now.
 func (w *Worker) WantsStart(now time.Time, r *policy.Resolved) bool {
 	return w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerStopped && w.Intent == nil &&
-		r.Standing != nil && r.Standing.Starts(w.lastStop()) && (w.TTLDeadline == nil || now.Before(*w.TTLDeadline))
+		r.Standing != nil && r.Standing.Starts(w.lastStop()) && !w.Overdue(now)
 }

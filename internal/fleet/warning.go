@@ -108,6 +108,29 @@ func (w *Worker) Ends(now time.Time, r *policy.Resolved, h Halt) *evidence.Expir
 	return x
 }
 
+// Overdue tells whether the ttl_deadline of w has passed.
+func (w *Worker) Overdue(now time.Time) bool {
+	return w.TTLDeadline != nil && !now.Before(*w.TTLDeadline)
+}
+
+// Unstartable says why nothing starts w whose ttl_deadline has passed, and what
+// would have to change.
+func (w *Worker) Unstartable() string {
+	return "Nothing starts it: " + w.overdueSince() + "; " + w.Prolong() + "."
+}
+
+func (w *Worker) overdueSince() string {
+	return "its ttl_deadline is over since " + w.TTLDeadline.UTC().Format(time.RFC3339) + ", which would end it again"
+}
+
+// Prolong says how the time of a worker is made longer.
+func (w *Worker) Prolong() string {
+	if w.TTLFromTag {
+		return "change or remove the tag ttl-deadline of its instance, or give it another: lull worker ttl " + w.Name + " --for 2h"
+	}
+	return "move it: lull worker ttl " + w.Name + " --for 2h, or take it away: lull worker ttl " + w.Name + " --off"
+}
+
 // EndTTL takes a ttl_deadline away, and the warning of it.
 func (w *Worker) EndTTL() {
 	w.TTLDeadline, w.TTLFromTag, w.TTLAction = nil, false, ""

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -163,6 +164,68 @@ func TestWarningOfTTLStands(t *testing.T) {
 		if w := r.worker(id); w.PauseReason != fleet.ReasonTTL || w.LastPausedAt.Sub(end) > time.Minute {
 			t.Errorf("stopped at %v (%s), its end is at %s", w.LastPausedAt, w.PauseReason, end)
 		}
+	})
+}
+
+// TestStartAfterItsTTL: nothing starts a worker whose deadline has passed, and
+// the refusal says what does; a machine that somebody starts in the cloud all
+// the same is stopped after a warning, once.
+func TestStartAfterItsTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(local(t, "2000-01-03 10:00")))
+		r := newRig(t, options{})
+		defer func() { r.stop() }()
+		id := r.create().ID
+		r.await(id, power.WorkerRunning, 5*time.Minute)
+		token, err := r.fleet.NewWakeToken(t.Context(), person, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := time.Now().Add(10 * time.Minute)
+		r.profile(id, fleet.Profile{TTLDeadline: &end})
+		r.await(id, power.WorkerStopped, 20*time.Minute)
+		for name, start := range map[string]func() (fleet.Worker, error){
+			"a person": func() (fleet.Worker, error) { return r.fleet.StartWorker(t.Context(), person, id) },
+			"a retry":  func() (fleet.Worker, error) { return r.fleet.RetryWorker(t.Context(), person, id) },
+			"a wake":   func() (fleet.Worker, error) { return r.fleet.WakeWorker(t.Context(), id, token) },
+			"a schedule": func() (fleet.Worker, error) {
+				return r.fleet.ScheduleStart(t.Context(), id, r.worker(id).Revision(), "office")
+			},
+		} {
+			_, err := start()
+			refused, is := errors.AsType[*fleet.Refused](err)
+			if !is || refused.Reason != "ttl_over" || !strings.Contains(err.Error(), "its ttl_deadline is over since") || !strings.Contains(err.Error(), "lull worker ttl "+r.worker(id).Name+" --off") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if w := r.worker(id); w.DesiredStatus != power.WorkerStopped || w.StartAskedAt != nil {
+			t.Errorf("after refusals it is to be %s, asked at %v", w.DesiredStatus, w.StartAskedAt)
+		}
+		if w, err := r.fleet.ScaleUp(t.Context(), person, r.worker(id).TemplateName, region0, "more"); err != nil || w.ID == id {
+			t.Errorf("a scale-up takes %s: %v", w.ID, err)
+		}
+		r.world.mu.Lock()
+		if err := r.world.start(r.worker(id).EC2InstanceID); err != nil {
+			t.Error(err)
+		}
+		r.world.mu.Unlock()
+		since := time.Now()
+		r.await(id, power.WorkerRunning, 15*time.Minute)
+		up := time.Now()
+		r.await(id, power.WorkerStopped, time.Hour)
+		if ran := time.Since(up); ran < 5*time.Minute {
+			t.Errorf("started outside, it is stopped after %s", ran)
+		}
+		page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: id, Action: "pause_warning", From: since})
+		if err != nil || len(page.Entries) != 1 {
+			t.Errorf("started outside, it is warned by %+v, %v", page.Entries, err)
+		}
+		later := time.Now().Add(time.Hour)
+		r.profile(id, fleet.Profile{TTLDeadline: &later})
+		if _, err := r.fleet.StartWorker(t.Context(), person, id); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, power.WorkerRunning, 10*time.Minute)
 	})
 }
 

@@ -164,6 +164,34 @@ func TestChangesOfOthers(t *testing.T) {
 	b.problem("another site", res, data, 403)
 }
 
+// TestStartAfterTheDeadline: a start of a worker whose ttl_deadline has passed
+// is refused, and why of it, at rest, does not say that anybody starts it.
+func TestStartAfterTheDeadline(t *testing.T) {
+	b := newBench(t, memory(t))
+	id := b.stopped()
+	for tag, want := range map[bool]string{false: "lull worker ttl ", true: "the tag ttl-deadline"} {
+		end := time.Now().Add(-time.Hour)
+		w, err := b.fleet.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error {
+			w.TTLDeadline, w.TTLFromTag, w.Armed = &end, tag, true
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, verb := range []string{"start", "resume"} {
+			res, data := b.ask("POST", "/api/v1/workers/"+id+"/"+verb, b.admin, nil)
+			if p := b.problem(verb, res, data, 409); !strings.Contains(p.Detail, want) || !strings.Contains(p.Detail, end.UTC().Format(time.RFC3339)) {
+				t.Errorf("%s: %s", verb, data)
+			}
+		}
+		_, data := b.ask("GET", "/api/v1/workers/"+id+"/why", b.admin, nil)
+		y := decode[control.Why](t, data)
+		if change := strings.Join(y.Change, "\n"); !strings.Contains(change, w.Unstartable()) || strings.Contains(change, "at any time") {
+			t.Errorf("what would change it: %s", change)
+		}
+	}
+}
+
 // TestWhyAtRest: the answer about a worker that is stopped names who stopped it
 // and for how long it has been, what starts it, and nothing that would keep a
 // running one up.

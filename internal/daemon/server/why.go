@@ -90,20 +90,11 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 		y.Answer += " " + expiry.Sentence(time.Now())
 	}
 	if expiry != nil {
-		y.Change = slices.Insert(y.Change, 0, longer(&w))
+		y.Change = slices.Insert(y.Change, 0, "for its time not to end then: "+w.Prolong())
 	}
 	y.Change = append(y.Change, y.Policy.Faults...)
 	y.Change = append(y.Change, wayOut(&w, st.CloudUnread, time.Now())...)
 	return y, nil
-}
-
-// longer says how a worker's time is made longer.
-func longer(w *fleet.Worker) string {
-	how := "set its ttl_deadline to a later time, or to null for none: lull worker ttl " + w.Name
-	if w.TTLFromTag {
-		how = "change or remove the tag ttl-deadline of its instance"
-	}
-	return "for its time not to end then: " + how
 }
 
 // atRest makes the answer that of a worker that does not run: what would keep
@@ -118,7 +109,7 @@ func (s *Server) atRest(ctx context.Context, y *control.Why, w *fleet.Worker, no
 	if w.Status != power.WorkerStopped && w.Status != power.WorkerStopping {
 		return nil
 	}
-	y.Change = append(y.Change, comesBack(w, y.Policy)...)
+	y.Change = append(y.Change, comesBack(w, y.Policy, now)...)
 	if w.LastPausedAt == nil || w.DesiredStatus != power.WorkerStopped {
 		return nil
 	}
@@ -223,7 +214,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 
 // comesBack says what would start a stopped worker, and what keeps it from
 // that.
-func comesBack(w *fleet.Worker, p *control.WorkerPolicy) []string {
+func comesBack(w *fleet.Worker, p *control.WorkerPolicy, now time.Time) []string {
 	out := []string{}
 	for _, o := range p.Overrides {
 		if o.Kind == policy.Freeze {
@@ -237,6 +228,9 @@ func comesBack(w *fleet.Worker, p *control.WorkerPolicy) []string {
 			}
 		}
 		return out
+	}
+	if w.Overdue(now) && w.Armed && !p.Shadow {
+		return append(out, w.Unstartable())
 	}
 	if st := p.Standing; st != nil && st.Start {
 		out = append(out, st.Describe()+opening(st))
