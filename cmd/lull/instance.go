@@ -32,7 +32,7 @@ func (c *cli) instanceCommand() *cobra.Command {
 	}{
 		{"start", "Start it, or resume it when paused", "", "", ""},
 		{"stop", "Stop it; always works", "It is thawed if it sleeps, asked to end, and killed after its --stop-grace.", "disable", "and do not wake it again until it is started"},
-		{"pause", "Freeze it now", "Refused, with the reason, while a connection or a lease holds it.", "force", "although connections or leases hold it"},
+		{"pause", "Freeze it now", "Refused, with the reason, while a connection or a lease holds it. With --force connections stay open: a byte on one wakes it, and --stop-after does not stop it while they are.", "force", "although connections or leases hold it"},
 		{"resume", "Thaw it", "", "", ""},
 	}
 	for _, v := range verbs {

@@ -105,6 +105,9 @@ func next(o hostctl.Instance) string {
 		verb := map[string]string{"reclaimed": "gives memory back", "hibernated": "goes to disk", "stopped": "stops"}[o.NextStep]
 		return verb + " in " + span(max(time.Until(*o.NextStepAt), 0))
 	case o.State == "paused" || o.State == "reclaimed" || o.State == "hibernated":
+		if o.Connections > 0 && o.StopAfter > 0 {
+			return fmt.Sprintf("not stopped, connections open: %d", o.Connections)
+		}
 		return "wakes on connection"
 	}
 	return "-"

@@ -71,10 +71,25 @@ func (i *inst) ladderLocked() (time.Time, power.Instance) {
 	if d := time.Duration(i.spec().HibernateAfter); d > 0 && s != power.Hibernated {
 		at, to = later(since.Add(d), i.notBefore), power.Hibernated
 	}
-	if d := i.stopAfter(); d > 0 && (to == "" || since.Add(d).Before(at)) {
-		at, to = since.Add(d), power.Stopped
+	if stop := i.stopDueLocked(); !stop.IsZero() && (to == "" || stop.Before(at)) {
+		at, to = stop, power.Stopped
 	}
 	return at, to
+}
+
+// stopDueLocked is when the ladder ends; zero for never. Every other step keeps
+// connections. This one cuts them, so it waits for those that were open when a
+// person paused it all the same: until they may be ignored, where ever they may.
+// Whichever moves or closes before then wakes it.
+func (i *inst) stopDueLocked() time.Time {
+	d, quiet := i.stopAfter(), time.Duration(i.spec().QuietConnectionAfter)
+	switch {
+	case d == 0, i.conns > 0 && quiet == 0:
+		return time.Time{}
+	case i.conns > 0:
+		d = max(d, quiet)
+	}
+	return i.rec.LastPausedAt.Add(d)
 }
 
 // heldLocked is until when a lease or a snooze keeps an instance from going

@@ -135,10 +135,10 @@ func (i *inst) view(memory bool) hostctl.Instance {
 			break // nothing comes of itself
 		}
 		i.mu.Lock()
-		held := i.heldLocked()
+		held, stop := i.heldLocked(), i.stopDueLocked()
 		i.mu.Unlock()
-		if s := i.stopAfter(); s > 0 && r.PausedBy != byOutside {
-			o.StopAt = ptr(later(r.LastPausedAt.Add(s), held))
+		if !stop.IsZero() && r.PausedBy != byOutside {
+			o.StopAt = ptr(later(stop, held))
 		}
 		at, to := i.nextStep()
 		o.NextStep, o.NextStepAt = string(to), ptr(at)
@@ -331,8 +331,17 @@ func (i *inst) explain(y *hostctl.Why) {
 		y.Question = "why is it " + o.State
 		y.Answer = fmt.Sprintf("It was paused %s: %s.", by(o.LastPausedBy, when(o.LastPausedAt)), o.StatusReason)
 		y.Change = []string{"a connection to one of its ports, or: lull instance resume " + o.Name}
-		if o.StopAt != nil {
+		open := "a connection is open"
+		if o.Connections > 1 {
+			open = fmt.Sprintf("%d connections are open", o.Connections)
+		}
+		switch {
+		case o.StopAt != nil && o.Connections > 0:
+			y.Answer += fmt.Sprintf(" It is stopped at %s if nobody comes; until then %s and may not be ignored.", when(o.StopAt), open)
+		case o.StopAt != nil:
 			y.Answer += fmt.Sprintf(" It is stopped at %s if nobody comes.", when(o.StopAt))
+		case o.Connections > 0 && o.StopAfter > 0:
+			y.Answer += fmt.Sprintf(" It is not stopped by itself while %s, which that would cut.", open)
 		}
 	default:
 		y.Question = "why is it " + o.State

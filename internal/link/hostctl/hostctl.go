@@ -33,7 +33,7 @@ type Instance struct {
 	LastResumedBy  string              `json:"last_resumed_by"`
 	IdleFor        float64             `json:"idle_for" doc:"Seconds since the last activity"`
 	PauseAt        *time.Time          `json:"pause_at" doc:"When it is paused if nothing happens; null when a block has no known end"`
-	StopAt         *time.Time          `json:"stop_at" doc:"When a paused instance is stopped"`
+	StopAt         *time.Time          `json:"stop_at" doc:"When a paused instance is stopped; null for never, as while connections are open that may not be ignored"`
 	Connections    int                 `json:"connections" doc:"Open inbound connections that hold"`
 	Leases         []idle.Lease        `json:"leases"`
 	LeaseHeld      bool                `json:"lease_held"`
