@@ -136,7 +136,7 @@ func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings 
 	st := IdleStatus{
 		WorkerID: w.ID, Verdict: d.Verdict, IdleDuration: d.Verdict.IdleMinutes * 60,
 		TimeoutMinutes: time.Duration(d.Policy.Timeout).Minutes(), AutoPauseEnabled: d.Policy.AutoPause && d.Policy.Detection,
-		CheckedAt: d.Verdict.At, Readings: readings, ReadingsUnknown: len(readings) == 0, PolicyName: d.Policy.Name,
+		CheckedAt: d.Verdict.At, Readings: d.Evidence.Readings, ReadingsUnknown: len(readings) == 0, PolicyName: d.Policy.Name,
 	}
 	if !shadow {
 		st.Expiry = w.Ends(now, r, halt)

@@ -24,6 +24,16 @@ func TestTracesAndLines(t *testing.T) {
 		defer func() { r.stop() }()
 		id := r.create().ID
 		r.await(id, power.WorkerRunning, 5*time.Minute)
+		for end := time.Now().Add(20 * time.Minute); time.Now().Before(end) && len(seen.Lines("msg=decision", "worker="+id)) == 0; {
+			time.Sleep(time.Second)
+		}
+		l, known := r.c.Live(id)
+		if !known || l.NextCheckAt == nil {
+			t.Fatalf("when it is checked next is not known: %+v", l)
+		}
+		if at := "next_check_at=" + l.NextCheckAt.UTC().Format("2006-01-02T15:04:05"); len(seen.Lines("msg=decision", at)) != 1 {
+			t.Errorf("the line has another next check than %s: %q", at, seen.Lines("msg=decision"))
+		}
 		time.Sleep(30 * time.Minute)
 		if l := seen.Lines("msg=decision", "worker="+id); len(l) != 1 || !strings.Contains(l[0], "outcome=hold code=not_idle_yet") || !strings.Contains(l[0], "target_pause_at=") || !strings.Contains(l[0], "name=") {
 			t.Errorf("half an hour of the same: %q", l)
