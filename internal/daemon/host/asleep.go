@@ -301,8 +301,11 @@ func (i *inst) restartLater(cause error) error {
 		return nil
 	}
 	var at time.Time
+	memory, _ := i.needs()
 	if busy := (*BusyError)(nil); errors.As(cause, &busy) {
 		at = i.h.now().Add(restartMax)
+	} else if memory <= i.h.cfg.Memory {
+		return nil // a stop has called it off, and ends it
 	}
 	err := i.save(func(r *instance.Record) { r.RestartAt = at })
 	i.armRestart()

@@ -554,6 +554,20 @@ func TestRoomForRestarts(t *testing.T) {
 		}
 		time.Sleep(restartMax)
 		r.is("g", power.Running)
+		time.Sleep(30 * time.Second)
+
+		// With less memory than it may take there is nothing to wait for.
+		r.crash()
+		r.tune = func(c *Config) { c.Memory, c.Places = 90*mib, 1 }
+		r.boot()
+		r.k.Proc(g).Exit(1)
+		time.Sleep(10 * time.Minute)
+		if o := r.is("g", power.Stopped); o.RestartAt != nil || !strings.Contains(o.StatusReason, "more than all instances together") {
+			t.Errorf("%+v", o)
+		}
+		if got := r.happenings("g", "start_failed"); len(got) != 1 {
+			t.Errorf("told: %q", got)
+		}
 	})
 }
 
