@@ -43,6 +43,9 @@ func (c *cli) scheduleCommand() *cobra.Command {
 	n := 0
 	next := &cobra.Command{Use: "next NAME", Short: "Show when a schedule opens and closes next", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
 		RunE: func(cmd *cobra.Command, a []string) error {
+			if n < 1 || n > 200 {
+				return &usageError{fmt.Errorf("cannot use --lines %d: want 1 to 200", n)}
+			}
 			cl, err := c.control()
 			if err != nil {
 				return err
@@ -62,7 +65,7 @@ func (c *cli) scheduleCommand() *cobra.Command {
 				}
 			})
 		}}
-	next.Flags().IntVarP(&n, "lines", "n", 10, "how many boundaries")
+	next.Flags().IntVarP(&n, "lines", "n", 10, "how many boundaries, 1 to 200")
 	cmd.AddCommand(ls, get, c.scheduleWrite("create"), c.scheduleWrite("edit"), rm, c.applyCommand("schedule", "schedules"), next)
 	return cmd
 }

@@ -32,7 +32,8 @@ func (c *cli) simulateCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "simulate [--policy NAME]", Short: "Say what a policy would have done in a recorded time: pauses, hours, money and false stops", Args: args(cobra.NoArgs),
 		Long: `Replay what was recorded of the fleet under policies that exist or under a plain
 timeout, and say what each would have done: pauses, hours avoided, money, and false
-stops, after which somebody came back within --window. The policy of
+stops, after which somebody came back within --window. A pause that would have
+begun before --since counts with its hours alone. The policy of
 --policy may be tried with another schedule, warning, protection or other signals.
 Without --policy all policies of the fleet that have a timeout are compared.
 Nothing is changed. Time of which nothing is recorded is named and decides nothing.
@@ -158,17 +159,19 @@ func simulationText(w io.Writer, r control.Simulation) {
 	fmt.Fprintf(w, "%s to %s, as it was recorded\n\n", clockTime(r.From), clockTime(r.To))
 	rows(w, "POLICY\tTIMEOUT\tPAUSES\tFALSE STOPS\tHOURS AVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS UNKNOWN", func(row func(string, ...any)) {
 		for _, p := range r.Policies {
-			row("%s\t%s\t%d\t%d\t%.1f\t%s\t%s\t%s\t%.1f", p.Name, idle.HumanMinutes(p.TimeoutMinutes), p.Pauses, p.FalseStops, p.AvoidedHours, money(p.ComputeSaved), money(p.StoragePaid), saved(p.Sum), p.UnknownHours)
+			row("%s\t%s\t%d\t%d\t%.1f\t%s\t%s\t%s\t%.1f", p.Name, idle.HumanMinutes(p.TimeoutMinutes), p.Pauses, p.FalseStops, p.AvoidedHours, spent(p.Sum, p.ComputeSaved), spent(p.Sum, p.StoragePaid), saved(p.Sum), p.UnknownHours)
 		}
 	})
 	switch {
+	case !slices.ContainsFunc(r.Policies, func(p control.SimulatedOutcome) bool { return p.RunningHours+p.AvoidedHours+p.OtherHours > 0 }):
+		fmt.Fprintln(w, "\nnothing is recorded that a policy could be tried on")
 	case r.Recommended != "":
 		fmt.Fprintf(w, "\nmost saved at no false stop: %s\n", r.Recommended)
 	default:
 		fmt.Fprintln(w, "\nno policy would have avoided anything without a false stop")
 	}
 	for _, m := range r.Missing {
-		fmt.Fprintf(w, "missing %s to %s: %s %s\n", clockTime(m.From), clockTime(m.To), m.Server, m.Why)
+		fmt.Fprintf(w, "missing %s to %s: %s\n", clockTime(m.From), clockTime(m.To), strings.TrimSpace(m.Server+" "+m.Why))
 	}
 }
 
@@ -290,11 +293,20 @@ func saved(s savings.Sum) string {
 	if s.Saved != nil && s.Partial() {
 		return "at least " + money(s.Saved)
 	}
-	return money(s.Saved)
+	return spent(s, s.Saved)
+}
+
+// spent is a figure of a sum; of no avoided hours it is nothing, whatever an
+// hour costs.
+func spent(s savings.Sum, usd *float64) string {
+	if usd == nil && s.AvoidedHours == 0 {
+		usd = new(float64)
+	}
+	return money(usd)
 }
 
 func savingsRow(row func(string, ...any), before string, g savings.Sum) {
-	row("%s%s\t%.1fh\t%.1fh\t%s\t%s\t%s\t%.1f\t%.1f", before, named(g.Key, g.Name), g.RunningHours, g.AvoidedHours, money(g.ComputeSaved), money(g.StoragePaid), saved(g), g.UnpricedHours, g.UnknownStorageHours)
+	row("%s%s\t%.1fh\t%.1fh\t%s\t%s\t%s\t%.1f\t%.1f", before, named(g.Key, g.Name), g.RunningHours, g.AvoidedHours, spent(g, g.ComputeSaved), spent(g, g.StoragePaid), saved(g), g.UnpricedHours, g.UnknownStorageHours)
 }
 
 // named is a group as people call it.

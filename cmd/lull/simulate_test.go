@@ -1,6 +1,13 @@
 package main
 
-import "testing"
+import (
+	"strings"
+	"testing"
+
+	"lull/internal/evidence"
+	"lull/internal/link/control"
+	"lull/internal/savings"
+)
 
 // TestThresholdsHaveOneUnit: what a policy is given is what a trial of it is:
 // bytes a minute, unless a unit says more.
@@ -15,6 +22,35 @@ func TestThresholdsHaveOneUnit(t *testing.T) {
 	for name, bad := range map[string]string{"cpu": "20KB", "network": "KB", "disk": "-1", "gpu": "Inf"} {
 		if got, err := thresholds(map[string]string{name: bad}); err == nil {
 			t.Errorf("%s=%s was read as %v", name, bad, got)
+		}
+	}
+}
+
+// TestNothingIsSaidOfNothing: a simulation of no records does not speak of
+// policies, and a period without avoided hours saved nothing, which is known.
+func TestNothingIsSaidOfNothing(t *testing.T) {
+	var out strings.Builder
+	r := control.Simulation{Policies: []control.SimulatedOutcome{{Name: "balanced"}}, Missing: []evidence.Missing{{Why: "no worker matches"}}}
+	simulationText(&out, r)
+	if text := out.String(); !strings.Contains(text, "nothing is recorded that a policy could be tried on") || !strings.Contains(text, ": no worker matches\n") || strings.Contains(text, "no policy would") {
+		t.Errorf("of no records it says\n%s", text)
+	}
+	out.Reset()
+	savingsText(&out, control.Savings{By: "worker", Total: savings.Sum{Key: "total"}})
+	if text := out.String(); strings.Contains(text, "unknown") || strings.Count(text, "$0.00") != 3 {
+		t.Errorf("of an empty period it says\n%s", text)
+	}
+}
+
+// TestLinesOfASchedule: how many boundaries are shown is held to its bounds by
+// the name of its flag, before a server is asked.
+func TestLinesOfASchedule(t *testing.T) {
+	for _, n := range []string{"0", "260", "-1"} {
+		cmd := (&cli{}).scheduleCommand()
+		cmd.SetArgs([]string{"next", "office", "--lines=" + n})
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--lines "+n) {
+			t.Errorf("--lines %s: %v", n, err)
 		}
 	}
 }

@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/base/httpx"
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
@@ -92,6 +94,9 @@ answer says how far it came; a reading that failed never leads to a pause.`,
 			r, err := cl.DetectIdle(cmd.Context(), w.ID)
 			if err != nil {
 				return err
+			}
+			if r.Error != "" && w.Status != power.WorkerRunning {
+				return httpx.NewProblem(http.StatusConflict, "status", fmt.Sprintf("cannot check %s, which is %s: %s", w.Name, w.Status, r.Error))
 			}
 			if r.Error != "" {
 				return fmt.Errorf("cannot check %s: %s", w.Name, r.Error)

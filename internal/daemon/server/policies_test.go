@@ -72,6 +72,45 @@ func TestRemovalTakesWhatIsNamed(t *testing.T) {
 	}
 }
 
+// TestSimulationNamesWhatIsNotRecorded: time before the first record is named,
+// as is that no worker matches; a pause that began before it is not counted.
+func TestSimulationNamesWhatIsNotRecorded(t *testing.T) {
+	api, token, _, begun := recordedWorker(t)
+	b := &bench{t: t, url: api}
+	ask := func(from time.Time, more string) control.Simulation {
+		t.Helper()
+		res, data := b.ask("POST", "/api/v1/simulate", token, []byte(`{"policies":[{"name":"aggressive"}],"from":"`+from.Format(time.RFC3339)+`"`+more+`}`))
+		if res.StatusCode != http.StatusOK {
+			t.Fatalf("%d %s", res.StatusCode, data)
+		}
+		return decode[control.Simulation](t, data)
+	}
+	from := begun.Add(-7 * 24 * time.Hour)
+	r := ask(from, "")
+	if m := r.Missing; len(m) == 0 || !m[0].From.Equal(from) || m[0].To.Sub(begun).Abs() > 10*time.Minute || m[0].Why != "no check is recorded" {
+		t.Errorf("of a week with a day's records: %+v", m)
+	}
+	if m := ask(from, `,"aws_region":"us-west-9"`).Missing; len(m) == 0 || !m[0].From.Equal(from) || time.Since(m[0].To) > time.Hour || m[0].Why != "no worker matches" {
+		t.Errorf("of no worker: %+v", m)
+	}
+	if m := ask(from, `,"of":"agents"`).Missing; len(m) == 0 || !strings.Contains(m[0].Why, "no machine with an agent") {
+		t.Errorf("of no agent: %+v", m)
+	}
+	stops := r.Policies[0].Stops
+	if len(stops) == 0 {
+		t.Fatal("nothing would have been stopped")
+	}
+	last := stops[0]
+	for _, x := range stops {
+		if x.From.After(last.From) {
+			last = x
+		}
+	}
+	if o := ask(last.From.Add(10*time.Minute).Truncate(time.Second), "").Policies[0]; o.Pauses != 0 || len(o.Stops) != 0 || o.AvoidedHours == 0 {
+		t.Errorf("of a window within a pause: %+v", o)
+	}
+}
+
 // looked knows what was looked at a moment ago.
 type looked struct {
 	server.Live

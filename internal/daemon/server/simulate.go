@@ -333,7 +333,11 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 			each(t, id)
 		}
 	}
+	first := out.To // check of any of them
 	if out.Missing, err = s.replay(ctx, all, of, out.From, out.To, func(t *trial, x evidence.Stretch) {
+		if x.From.Before(first) {
+			first = x.From
+		}
 		if t.machine != "" && untold(x.Check) {
 			x.Known = false
 		}
@@ -343,6 +347,7 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	}, tell); err != nil {
 		return out, err
 	}
+	out.Missing = append(unrecorded(all, in.Of, out.From, out.To, first), out.Missing...)
 	for i := range policies {
 		out.Policies = append(out.Policies, s.outcome(&policies[i], i, all))
 	}
@@ -360,6 +365,22 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	}
 	out.Recommended = recommended(out.Policies)
 	return out, nil
+}
+
+// unrecorded names the time before first, of which no check of any of all is
+// recorded.
+func unrecorded(all map[string]*trial, of string, from, to, first time.Time) []evidence.Missing {
+	why := "no check is recorded"
+	switch {
+	case len(all) == 0 && of == ofAgents:
+		why = "no machine with an agent that was recorded matches"
+	case len(all) == 0:
+		why = "no worker matches"
+	}
+	if first.Sub(from) < time.Minute && first.Before(to) {
+		return []evidence.Missing{}
+	}
+	return []evidence.Missing{{From: from, To: first, Why: why}}
 }
 
 // tellEvery is the least time between two steps of a simulation that are told.
@@ -425,14 +446,15 @@ func (s *Server) outcome(p *candidate, i int, all map[string]*trial) control.Sim
 	for _, t := range all {
 		r := t.runs[i]
 		r.End()
-		o.Pauses += len(r.Stops)
-		for _, x := range r.Stops {
+		begun := slices.DeleteFunc(slices.Clone(r.Stops), func(x evidence.Stop) bool { return x.From.Before(r.From) })
+		o.Pauses += len(begun)
+		for _, x := range begun {
 			if x.False {
 				o.FalseStops++
 			}
 		}
 		o.UnknownHours += r.Unknown.Hours()
-		o.Stops = append(o.Stops, r.Stops...)
+		o.Stops = append(o.Stops, begun...)
 		u := t.use()
 		u.Running, u.Avoided, u.Other = r.Running, r.Paused, r.Other
 		uses = append(uses, u)
