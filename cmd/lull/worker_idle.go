@@ -74,7 +74,11 @@ func (c *cli) workerIdleStatus() *cobra.Command {
 				if v.IsIdle {
 					state = "idle"
 				}
-				fmt.Fprintf(out, "%s %s for %s of %s; pause at %s\n", w.Name, state, idle.HumanMinutes(v.IdleMinutes), idle.HumanMinutes(v.TimeoutMinutes), pauseAt(v.TargetPauseAt, v.NotBefore()))
+				when := pauseAt(v.TargetPauseAt, v.NotBefore())
+				if !v.NotBefore() {
+					when = "at " + when
+				}
+				fmt.Fprintf(out, "%s %s for %s of %s; pause %s\n", w.Name, state, idle.HumanMinutes(v.IdleMinutes), idle.HumanMinutes(v.TimeoutMinutes), when)
 				verdictText(out, v.Verdict)
 			})
 		}}

@@ -193,6 +193,9 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	}
 	var stopped *fleet.Entry
 	if a.State != "" && !up(power.Worker(a.State)) {
+		if v := y.Verdict; v != nil { // of what ran until then
+			v.NextIdleCheckAt, v.TargetPauseAt, v.WarnAt = time.Time{}, nil, nil
+		}
 		y.Question, y.Change = "why was it "+a.State, []string{}
 		y.Answer = fmt.Sprintf("It was %s at %s.", a.State, clock(at))
 		if p := y.Paused; p != nil {
