@@ -53,6 +53,7 @@ func rounds(t *testing.T) int { return daemontest.Count(t, "LULL_VM_CYCLES", 2) 
 func small(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
+	daemontest.Build(t)
 	b, err := os.ReadFile(daemontest.Program("guest"))
 	if err == nil {
 		err = errors.Join(os.Mkdir(filepath.Join(dir, "bin"), 0o755), os.Mkdir(filepath.Join(dir, "tmp"), 0o755),
