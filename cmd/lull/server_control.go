@@ -35,6 +35,7 @@ import (
 type controlPlane struct {
 	live    server.Live
 	admin   server.Admin
+	regions server.Regions
 	metrics *prometheus.Registry
 	tasks   []task.Task
 	log     *slog.Logger
@@ -98,6 +99,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 		return plane, err
 	}
 	aws := &clouds{set: &ec2.Set{Accounts: accounts, Limits: limits}, owners: fields(cfg.Owners), metric: map[[2]string]*cloudwatch.Client{}}
+	plane.regions = regionsOf(aws.set, func() string { return f.Settings().AWSDefaultRegion })
 	open := secrets(seal, c.getenv)
 	cmls := &consoles{fleet: f, secret: open, port: cfg.CMLPort, byID: map[string]*console{}}
 	if plane.journal, err = openEvidence(filepath.Join(cfg.Data, "evidence"), cfg.evidenceBounds(), log); err != nil {

@@ -89,6 +89,9 @@ type Options struct {
 	// Live and Admin are the controller; nil in a process without one.
 	Live  Live
 	Admin Admin
+	// Regions tells which regions an account has; nil in a process that asks no
+	// cloud.
+	Regions Regions
 	// Evidence is what was recorded, by all servers; nil keeps none.
 	Evidence Evidence
 	// Record keeps what agents report for this server's part of Evidence; nil
@@ -130,6 +133,7 @@ type Server struct {
 	tokens   *access.Tokens
 	live     Live
 	admin    Admin
+	regions  Regions
 	evidence Evidence
 	prices   savings.Prices
 	web      http.Handler
@@ -170,7 +174,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("cannot make a server without a fleet")
 	}
 	s := &Server{
-		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, evidence: o.Evidence, prices: o.Prices, web: o.Web, metrics: o.Metrics, snapshot: o.Snapshot, notifier: o.Notifier,
+		fleet: o.Fleet, tokens: o.Tokens, live: o.Live, admin: o.Admin, regions: o.Regions, evidence: o.Evidence, prices: o.Prices, web: o.Web, metrics: o.Metrics, snapshot: o.Snapshot, notifier: o.Notifier,
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), agents: agents.New(o.Record), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}

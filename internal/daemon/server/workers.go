@@ -118,12 +118,18 @@ func (s *Server) workerRoutes() {
 			if err := intoRegionOf(ctx, &in.Body.AWSRegion); err != nil {
 				return nil, problem(err)
 			}
+			if err := s.hasRegion(ctx, in.Body.Account, in.Body.AWSRegion); err != nil {
+				return nil, problem(err)
+			}
 			return accepted(s.createOnce(ctx, in.Body))
 		})
 	register(s, route{id: "import-worker", method: "POST", path: workersPath + "/import", role: access.Operator, status: http.StatusAccepted, long: true,
 		doc: "Record an instance that exists; it is in shadow until it is armed"},
 		func(ctx context.Context, in *struct{ Body fleet.ImportedWorker }) (*answer[fleet.Worker], error) {
 			if err := intoRegionOf(ctx, &in.Body.AWSRegion); err != nil {
+				return nil, problem(err)
+			}
+			if err := s.hasRegion(ctx, in.Body.Account, in.Body.AWSRegion); err != nil {
 				return nil, problem(err)
 			}
 			return accepted(s.fleet.ImportWorker(ctx, actor(ctx), in.Body))

@@ -434,3 +434,13 @@ func TestVolumes(t *testing.T) {
 		t.Errorf("%v, %v after %d calls", got, err, len(f.calls))
 	}
 }
+
+func TestRegions(t *testing.T) {
+	f := newFake(t, map[string]func(url.Values) reply{"DescribeRegions": func(url.Values) reply {
+		return fine("DescribeRegions", "<regionInfo><item><regionName>us-east-1</regionName></item><item><regionName>eu-north-1</regionName></item></regionInfo>")
+	}})
+	got, err := f.client(t, Limits{}).Regions(t.Context())
+	if err != nil || !slices.Equal(got, []string{"us-east-1", "eu-north-1"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
