@@ -1,6 +1,9 @@
 package main
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -35,5 +38,46 @@ func TestWarningsThatCount(t *testing.T) {
 	resolvedText(&out, p)
 	if strings.Contains(out.String(), "which") {
 		t.Errorf("all of the warning counts:\n%s", out.String())
+	}
+}
+
+// TestVerbsThatSoundAlike: a verb that does not exist names those of its
+// command that are near.
+func TestVerbsThatSoundAlike(t *testing.T) {
+	cmd := (&cli{}).policyCommand()
+	cmd.SetArgs([]string{"resolv"})
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "did you mean resolve?") {
+		t.Errorf("got %v", err)
+	}
+	cmd.SetArgs([]string{"qqqqqqqq"})
+	if err := cmd.Execute(); err == nil || strings.Contains(err.Error(), "did you mean") {
+		t.Errorf("of what is like nothing: %v", err)
+	}
+}
+
+// TestNothingMatchesIsSaid: a listing that selects nothing says so to people,
+// on standard error, and is an empty array to programs.
+func TestNothingMatchesIsSaid(t *testing.T) {
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"items":[]}`)
+	}))
+	defer web.Close()
+	for _, args := range []string{"worker ls --region us-est-1", "audit --action paused"} {
+		for _, asJSON := range []bool{false, true} {
+			var out, says strings.Builder
+			given := strings.Fields(args)
+			if asJSON {
+				given = append(given, "--json")
+			}
+			env := map[string]string{"LULL_SERVER": web.URL, "LULL_TOKEN": "t"}
+			if code := run(t.Context(), given, strings.NewReader(""), &out, &says, func(k string) string { return env[k] }); code != 0 {
+				t.Fatalf("%s: %d %s", args, code, says.String())
+			}
+			if said := strings.HasPrefix(says.String(), "no "); said == asJSON || asJSON && strings.TrimSpace(out.String()) != "[]" {
+				t.Errorf("%v: %q, and on standard error %q", given, out.String(), says.String())
+			}
+		}
 	}
 }

@@ -244,6 +244,9 @@ func (c *cli) entries(ctx context.Context, cl *control.Client, which fleet.Audit
 		if err != nil {
 			return err
 		}
+		if len(l) == 0 && !c.json {
+			fmt.Fprintln(c.err, "no entry")
+		}
 		return c.print(l, func(w io.Writer) {
 			for _, e := range l {
 				fmt.Fprintln(w, entryText(e))

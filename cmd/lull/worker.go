@@ -263,6 +263,9 @@ func (c *cli) workerLs() *cobra.Command {
 				return err
 			}
 			slices.SortFunc(l, func(a, b fleet.Worker) int { return compare(a.Name, b.Name) })
+			if len(l) == 0 && len(q) > 0 && !c.json {
+				fmt.Fprintln(c.err, "no worker matches")
+			}
 			return c.print(l, func(w io.Writer) { workerTable(w, l) })
 		}}
 	f := cmd.Flags()

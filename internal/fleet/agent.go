@@ -58,7 +58,7 @@ type AgentStop struct {
 func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: ByAgent, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		refuse := func(reason, format string, args ...any) error {
-			return &Refused{Command: "let the agent stop", Name: id, Reason: reason, Detail: fmt.Sprintf(format, args...)}
+			return &Refused{Command: "let the agent stop", Name: w.Name, Reason: reason, Detail: fmt.Sprintf(format, args...)}
 		}
 		if in := w.Intent; in != nil && in.By == ByAgent.Name && in.AgentGeneration == a.Generation && w.DesiredStatus == power.WorkerStopped {
 			return nil

@@ -413,9 +413,9 @@ func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string, force boo
 		switch left := w.LeftBehind(); {
 		case w.Status == power.WorkerTerminated || force && w.Forgettable():
 		case w.Forgettable():
-			return nil, nil, &Refused{Command: "forget", Name: id, Reason: "force", Detail: strings.TrimSuffix(fmt.Sprintf("it is %s, and only force forgets it; %s", w.Status, left), "; ")}
+			return nil, nil, &Refused{Command: "forget", Name: w.Name, Reason: "force", Detail: strings.TrimSuffix(fmt.Sprintf("it is %s, and only force forgets it; %s", w.Status, left), "; ")}
 		default:
-			return nil, nil, &Refused{Command: "forget", Name: id, Reason: "status", Detail: fmt.Sprintf("it is %s, not TERMINATED; terminate it first", w.Status)}
+			return nil, nil, &Refused{Command: "forget", Name: w.Name, Reason: "status", Detail: fmt.Sprintf("it is %s, not TERMINATED; terminate it first", w.Status)}
 		}
 		e := Entry{Action: "forgotten", By: by, WorkerID: id, WorkerName: w.Name, Region: w.AWSRegion, Detail: w.LeftBehind()}
 		if w.Status != power.WorkerTerminated {

@@ -98,11 +98,11 @@ func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error
 		}
 		// A wake in the future is of a clock that was wrong.
 		if at := w.LastWakeAt; at != nil && tx.Now.Sub(*at) < tx.Settings.WakeInterval && at.Sub(tx.Now) <= time.Minute {
-			return &Refused{Command: "wake", Name: id, Reason: "rate_limited",
+			return &Refused{Command: "wake", Name: w.Name, Reason: "rate_limited",
 				Detail: fmt.Sprintf("it was woken less than %s ago", idle.Human(tx.Settings.WakeInterval))}
 		}
 		if tx.Halted {
-			return &Refused{Command: "wake", Name: id, Reason: "halted", Detail: "automatic actions are halted"}
+			return &Refused{Command: "wake", Name: w.Name, Reason: "halted", Detail: "automatic actions are halted"}
 		}
 		if err := f.frozen(tx.Now, w, "wake"); err != nil {
 			return err
@@ -148,7 +148,7 @@ func (f *Fleet) requestLicense(ctx context.Context, by Actor, id, op string, tok
 		l := &w.License
 		switch {
 		case w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated:
-			return &Refused{Command: op + " the license of", Name: id, Reason: "status", Detail: fmt.Sprintf("it is %s", w.Status)}
+			return &Refused{Command: op + " the license of", Name: w.Name, Reason: "status", Detail: fmt.Sprintf("it is %s", w.Status)}
 		case l.OperationInProgress != nil && w.Status == power.WorkerRunning:
 			return &Conflict{Kind: "license of worker", Name: id, Detail: "CML is at work on " + l.PendingOperation}
 		case l.PendingOperation == op && op == OperationDeregister:

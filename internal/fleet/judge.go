@@ -229,5 +229,5 @@ func (f *Fleet) frozen(now time.Time, w *Worker, command string) error {
 	if r.FrozenUntil == nil {
 		return nil
 	}
-	return &Refused{Command: command, Name: w.ID, Reason: "frozen", Detail: fmt.Sprintf("it is frozen until %s", r.FrozenUntil.UTC().Format(time.RFC3339))}
+	return &Refused{Command: command, Name: w.Name, Reason: "frozen", Detail: fmt.Sprintf("it is frozen until %s", r.FrozenUntil.UTC().Format(time.RFC3339))}
 }
