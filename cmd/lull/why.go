@@ -82,12 +82,10 @@ func (c *cli) eventsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			missing := func(why string) { fmt.Fprintf(c.err, "lull: %s; events may be missing here\n", why) }
 			if follow {
 				enc := json.NewEncoder(c.out)
-				anew := func() {
-					fmt.Fprintln(c.err, "lull: another daemon of the host has taken over; events may be missing here")
-				}
-				return cl.Follow(cmd.Context(), seq, anew, func(e hostctl.Event) error {
+				return cl.Follow(cmd.Context(), seq, missing, func(e hostctl.Event) error {
 					if e.Time.Before(from) {
 						return nil
 					}
@@ -99,7 +97,7 @@ func (c *cli) eventsCommand() *cobra.Command {
 				})
 			}
 			var l []hostctl.Event
-			if err := cl.Kept(cmd.Context(), seq, func(e hostctl.Event) error {
+			if err := cl.Kept(cmd.Context(), seq, missing, func(e hostctl.Event) error {
 				if !e.Time.Before(from) {
 					l = append(l, e)
 				}

@@ -315,15 +315,16 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 	sse.Register(api, op, map[string]any{"event": hostctl.Event{}, "reset": hostctl.Reset{}},
 		func(ctx context.Context, in *struct {
 			Last  string `header:"Last-Event-ID"`
-			Since string `query:"since" doc:"now, or a sequence number; default everything that is kept"`
+			Since string `query:"since" doc:"now, or a sequence number; default everything that is kept, in memory: the newest 4096 since the daemon began. After a number that is not among those comes a reset, then everything that is kept"`
 			Kept  bool   `query:"kept" doc:"Only what is kept: it ends before what is to come"`
 		}, send sse.Sender) {
 			if beginStream(ctx) != nil {
 				return
 			}
-			seq := a.Host.events.from(or(in.Last, in.Since))
+			seq, unknown := a.Host.events.from(or(in.Last, in.Since))
 			for {
 				evs, gone, more := a.Host.events.Since(seq)
+				gone, unknown = gone || unknown, false
 				if gone && send(sse.Message{ID: int(seq), Data: hostctl.Reset{Reason: "some events are no longer kept"}}) != nil {
 					return
 				}
@@ -385,16 +386,4 @@ func beginStream(ctx context.Context) error {
 		return err
 	}
 	return http.NewResponseController(w).Flush()
-}
-
-// from reads where a client of the stream wants to begin.
-func (s *Events) from(text string) uint64 {
-	if text == "now" {
-		return s.Last()
-	}
-	n, err := strconv.ParseUint(text, 10, 63)
-	if err != nil {
-		return 0
-	}
-	return min(n, s.Last())
 }

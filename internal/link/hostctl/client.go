@@ -174,8 +174,8 @@ func (c *Client) Logs(ctx context.Context, name string, l Logs, w io.Writer) err
 }
 
 // Kept calls each for every event after since that the host keeps ("" for all,
-// "now", or a number).
-func (c *Client) Kept(ctx context.Context, since string, each func(Event) error) error {
+// "now", or a number). missing is told why some before the next are not known.
+func (c *Client) Kept(ctx context.Context, since string, missing func(why string), each func(Event) error) error {
 	// A host of an earlier version goes on with what is to come: then a pause is
 	// the end of what it keeps.
 	ctx, cancel := context.WithCancel(ctx)
@@ -187,7 +187,7 @@ func (c *Client) Kept(ctx context.Context, since string, each func(Event) error)
 		return err
 	}
 	defer stream.Close()
-	return readEvents(ctx, stream, func(e Event) error {
+	return readEvents(ctx, stream, missing, func(e Event) error {
 		pause.Reset(keptWithin)
 		return each(e)
 	})
@@ -195,21 +195,21 @@ func (c *Client) Kept(ctx context.Context, since string, each func(Event) error)
 
 // Follow calls each for every event after since, as Kept has it, and for those
 // that come, until ctx ends. A host that goes away is called again for a while;
-// anew is told where another daemon answers: what happened between the two is
-// not known. The error of each is returned as it is.
-func (c *Client) Follow(ctx context.Context, since string, anew func(), each func(Event) error) error {
+// missing is told where another daemon answers, too: what happened between the
+// two is not known. The error of each is returned as it is.
+func (c *Client) Follow(ctx context.Context, since string, missing func(why string), each func(Event) error) error {
 	var daemon time.Time // when the one began whose numbers since is of
 	for try := 0; ; try++ {
 		st, err := c.Status(ctx)
 		if err == nil {
 			if !daemon.IsZero() && !st.StartedAt.Equal(daemon) {
 				since = ""
-				anew()
+				missing("another daemon of the host has taken over")
 			}
 			daemon = st.StartedAt
 			var own error
 			var begun bool
-			if begun, err = c.follows(ctx, since, func(e Event) error {
+			if begun, err = c.follows(ctx, since, missing, func(e Event) error {
 				since, own = strconv.FormatUint(e.Seq, 10), each(e)
 				return own
 			}); own != nil {
@@ -235,19 +235,19 @@ func (c *Client) Follow(ctx context.Context, since string, anew func(), each fun
 }
 
 // follows reads one connection. begun tells that it got as far as the stream.
-func (c *Client) follows(ctx context.Context, since string, each func(Event) error) (begun bool, err error) {
+func (c *Client) follows(ctx context.Context, since string, missing func(string), each func(Event) error) (begun bool, err error) {
 	stream, err := c.follow(ctx, "/events", url.Values{"since": {since}})
 	if err != nil {
 		return false, err
 	}
 	defer stream.Close()
-	if err := readEvents(ctx, stream, each); err != nil {
+	if err := readEvents(ctx, stream, missing, each); err != nil {
 		return true, err
 	}
 	return true, io.ErrUnexpectedEOF
 }
 
-func readEvents(ctx context.Context, stream io.Reader, each func(Event) error) error {
+func readEvents(ctx context.Context, stream io.Reader, missing func(why string), each func(Event) error) error {
 	for ev, err := range httpx.ReadEvents(stream, maxEvent) {
 		var e Event
 		switch {
@@ -256,6 +256,11 @@ func readEvents(ctx context.Context, stream io.Reader, each func(Event) error) e
 		case err != nil:
 			return err
 		case ev.Name == "reset":
+			var r Reset
+			if err := json.Unmarshal(ev.Data, &r); err != nil {
+				return fmt.Errorf("cannot read an event: %w", err)
+			}
+			missing(r.Reason)
 			continue
 		}
 		if err := json.Unmarshal(ev.Data, &e); err != nil {

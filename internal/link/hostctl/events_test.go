@@ -63,7 +63,7 @@ func TestFollowGoesOnWithTheNextDaemon(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var seen []string
-	err = cl.Follow(ctx, "", func() { seen = append(seen, "anew") }, func(e Event) error {
+	err = cl.Follow(ctx, "", func(string) { seen = append(seen, "anew") }, func(e Event) error {
 		seen = append(seen, e.Type)
 		switch e.Type {
 		case "b":
@@ -93,12 +93,12 @@ func TestFollowSaysWhatFailed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cl.Follow(t.Context(), "", func() {}, nil); err == nil || !strings.Contains(err.Error(), "lull host") {
+	if err := cl.Follow(t.Context(), "", func(string) {}, nil); err == nil || !strings.Contains(err.Error(), "lull host") {
 		t.Errorf("nobody there: %v", err)
 	}
 	daemon(t, filepath.Join(dir, "s"), time.Now(), "a")
 	enough := io.ErrClosedPipe
-	if err := cl.Follow(t.Context(), "", func() {}, func(Event) error { return enough }); err != enough {
+	if err := cl.Follow(t.Context(), "", func(string) {}, func(Event) error { return enough }); err != enough {
 		t.Errorf("%v, want %v", err, enough)
 	}
 }

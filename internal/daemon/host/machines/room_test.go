@@ -25,7 +25,7 @@ func follow(d *daemontest.Host) *steps {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		err := d.Follow(ctx, "", func() {}, func(e hostctl.Event) error {
+		err := d.Follow(ctx, "", func(string) {}, func(e hostctl.Event) error {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if e.By == "memory" {

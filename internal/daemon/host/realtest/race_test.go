@@ -286,7 +286,7 @@ func follow(d *daemontest.Host) *eventLog {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		_ = d.Follow(ctx, "", func() {}, func(e hostctl.Event) error {
+		_ = d.Follow(ctx, "", func(string) {}, func(e hostctl.Event) error {
 			g.mu.Lock()
 			g.by[e.Instance] = append(g.by[e.Instance], e)
 			g.halted = g.halted || e.Type == "halt"
