@@ -41,11 +41,7 @@ func accountText(w io.Writer, a evidence.Account, at time.Time) {
 	}
 	if v := a.Verdict; v != nil {
 		fmt.Fprintln(w)
-		earliest := *v
-		if x := a.Expiry; x.Before(v.TargetPauseAt) {
-			earliest.TargetPauseAt, earliest.Action = &x.At, x.Action
-		}
-		verdictText(w, earliest)
+		verdictText(w, *v, a.Expiry)
 	}
 	if len(a.Leases) > 0 {
 		fmt.Fprintln(w)
@@ -105,16 +101,21 @@ func lasting(d time.Duration) string {
 	return span(d)
 }
 
-// verdictText shows what the engine said, with every block.
-func verdictText(w io.Writer, v idle.Verdict) {
+// verdictText shows what the engine said, with every block, and what comes
+// first: the pause, or x, the end of its time.
+func verdictText(w io.Writer, v idle.Verdict, x *evidence.Expiry) {
 	fmt.Fprintf(w, "idle for %s at %s\n", idle.HumanMinutes(v.IdleMinutes), clockTime(v.At))
 	for _, b := range v.Blocks {
 		fmt.Fprintf(w, "  %-18s %s\n", b.Code, b.Sentence)
 	}
+	action := pauseWord(v.Action)
+	if x.Before(v.TargetPauseAt) {
+		v.TargetPauseAt, v.WarnAt, action = &x.At, &x.WarnAt, x.Action+" (ttl)"
+	}
 	if v.NextIdleCheckAt.IsZero() && v.TargetPauseAt == nil && v.WarnAt == nil {
 		return // of something that was stopped
 	}
-	fmt.Fprintf(w, "next check %s, earliest %s %s, warning %s\n", moment0(&v.NextIdleCheckAt), pauseWord(v.Action), moment0(v.TargetPauseAt), moment0(v.WarnAt))
+	fmt.Fprintf(w, "next check %s, earliest %s %s, warning %s\n", moment0(&v.NextIdleCheckAt), action, moment0(v.TargetPauseAt), moment0(v.WarnAt))
 }
 
 func pauseWord(action string) string {

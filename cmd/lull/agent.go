@@ -82,7 +82,7 @@ func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 		fmt.Fprintf(w, "%s: not asked, since another signal is active\n", name)
 	}
 	fmt.Fprintln(w)
-	verdictText(w, s.Verdict)
+	verdictText(w, s.Verdict, nil)
 	if l := s.Server; l != nil {
 		what := "the server has not answered yet"
 		switch {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
 	"lull/internal/power"
@@ -288,14 +289,18 @@ func workerTable(w io.Writer, l []fleet.Worker) {
 				mode = "shadow"
 			}
 			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", v.Name, v.Status, v.AWSRegion, dash(v.InstanceType), moment0(v.LastActivityAt),
-				pauseAt(v.TargetPauseAt, v.PauseNotBefore), dash(v.LastPausedBy), mode, v.ID)
+				pauseAt(v.TargetPauseAt, v.PauseNotBefore, v.Expiry), dash(v.LastPausedBy), mode, v.ID)
 		}
 	})
 }
 
-// pauseAt is when something is paused, or when at the earliest.
-func pauseAt(t *time.Time, notBefore bool) string {
-	if notBefore {
+// pauseAt is when something is paused, or when at the earliest; or when its
+// time is over, if that is first.
+func pauseAt(t *time.Time, notBefore bool, x *evidence.Expiry) string {
+	switch {
+	case x.Before(t):
+		return moment0(&x.At) + " (ttl)"
+	case notBefore:
 		return "not before " + moment0(t)
 	}
 	return moment0(t)

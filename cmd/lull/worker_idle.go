@@ -46,7 +46,7 @@ func activityText(out io.Writer, w fleet.Worker, v fleet.Activity) {
 		row("resumes\t%d automatic, %d by people, %d external", v.AutoResumeCount, v.ManualResumeCount, v.ExternalResumeCount)
 		row("snooze\t%s", moment0(v.SnoozeUntil))
 		row("next check\t%s", moment0(v.NextIdleCheckAt))
-		row("pause at\t%s", moment0(v.TargetPauseAt))
+		row("pause at\t%s", pauseAt(v.TargetPauseAt, false, w.Expiry))
 	})
 	if len(v.RecentActivityEvents) > 0 {
 		fmt.Fprintln(out)
@@ -74,12 +74,12 @@ func (c *cli) workerIdleStatus() *cobra.Command {
 				if v.IsIdle {
 					state = "idle"
 				}
-				when := pauseAt(v.TargetPauseAt, v.NotBefore())
-				if !v.NotBefore() {
+				when := pauseAt(v.TargetPauseAt, v.NotBefore(), v.Expiry)
+				if !v.NotBefore() || v.Expiry.Before(v.TargetPauseAt) {
 					when = "at " + when
 				}
 				fmt.Fprintf(out, "%s %s for %s of %s; pause %s\n", w.Name, state, idle.HumanMinutes(v.IdleMinutes), idle.HumanMinutes(v.TimeoutMinutes), when)
-				verdictText(out, v.Verdict)
+				verdictText(out, v.Verdict, v.Expiry)
 			})
 		}}
 }

@@ -350,12 +350,14 @@ func explain(w *fleet.Worker, st fleet.IdleStatus, expiry *evidence.Expiry, now 
 	case w.Intent != nil:
 		return "why is it about to stop", fmt.Sprintf("%s asked for it at %s (%s); it is %s.", w.Intent.By, clock(w.Intent.At), w.Intent.Reason, w.Status) + withdrawn(w)
 	case w.Status == power.WorkerRunning:
-		text = running(st, now)
 		switch {
 		case len(st.Blocks) > 0 && expiry.Before(st.TargetPauseAt):
-			text = expiry.Sentence(now) + " " + text
+			st.TargetPauseAt = nil // it does not come to that
+			text = expiry.Sentence(now) + " " + running(st, now)
 		case expiry != nil:
-			text += " " + expiry.Sentence(now)
+			text = running(st, now) + " " + expiry.Sentence(now)
+		default:
+			text = running(st, now)
 		}
 		return "why is it still running", text + calledOff(w, now)
 	case up(w.Status):

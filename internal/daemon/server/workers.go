@@ -243,10 +243,8 @@ func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[
 	for _, w := range workers {
 		st, known := seen[w.ID]
 		item := asSeen(w.Public(), st, known)
-		if item.Expiry = st.Expiry; !known {
-			if item.Expiry, err = s.expiry(ctx, &w); err != nil {
-				return out, err
-			}
+		if item.Expiry, err = s.expiry(ctx, &w); err != nil { // by its record, which may be newer than what was seen
+			return out, err
 		}
 		out.Items = append(out.Items, item)
 	}

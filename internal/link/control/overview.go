@@ -3,6 +3,7 @@ package control
 import (
 	"time"
 
+	"lull/internal/evidence"
 	"lull/internal/fleet"
 )
 
@@ -42,11 +43,13 @@ type WorkerRow struct {
 	IdleMinutes    float64    `json:"idle_minutes"`
 	TimeoutMinutes float64    `json:"timeout_minutes"`
 	LastActivityAt *time.Time `json:"last_activity_at"`
-	TargetPauseAt  *time.Time `json:"target_pause_at"`
-	SnoozeUntil    *time.Time `json:"snooze_until"`
-	LastPausedAt   *time.Time `json:"last_paused_at"`
-	PauseReason    string     `json:"pause_reason,omitempty"`
-	Armed          bool       `json:"armed"`
+	TargetPauseAt  *time.Time `json:"target_pause_at" doc:"What comes first: its pause, or the end of its time"`
+	// Expiry is the end of its time; absent if it has none.
+	Expiry       *evidence.Expiry `json:"expiry,omitempty"`
+	SnoozeUntil  *time.Time       `json:"snooze_until"`
+	LastPausedAt *time.Time       `json:"last_paused_at"`
+	PauseReason  string           `json:"pause_reason,omitempty"`
+	Armed        bool             `json:"armed"`
 	// Revision is that of the record: a reader never puts a row with a lower
 	// one in place of it.
 	Revision int64 `json:"revision"`

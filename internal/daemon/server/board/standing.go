@@ -1,7 +1,6 @@
 package board
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -49,6 +48,7 @@ func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow
 		r.Standing, r.Sentence = control.StandingEnded, "Ended."
 	case power.WorkerRunning:
 		judge(&r, w, st, now)
+		ends(&r, expiry(w, st, now), st, now)
 		if w.StopRefused() && w.Intent == nil {
 			r.Sentence, r.Attention = "The stop was called off: "+strings.TrimSuffix(w.StopCalledOff.Why, ".")+".", true
 		}
@@ -86,15 +86,6 @@ func unread(r *control.WorkerRow, u *fleet.Unread, now time.Time) {
 
 // judge places a worker that runs.
 func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time.Time) {
-	x := expiry(w, st, now)
-	if x != nil && x.At.Sub(now) <= Soon && (st == nil || len(st.Blocks) > 0 && x.Before(st.TargetPauseAt)) {
-		r.Standing, r.Sentence, r.TargetPauseAt, r.Attention = control.StandingPausingSoon, x.Sentence(now), &x.At, true
-		if st != nil {
-			r.IdleMinutes, r.TimeoutMinutes, r.SnoozeUntil = st.IdleMinutes, st.TimeoutMinutes, st.SnoozeUntil
-			r.LastActivityAt = cmp.Or(st.LastActivityAt, r.LastActivityAt)
-		}
-		return
-	}
 	if st == nil {
 		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "Nobody who observes it can be asked.", true
 		return
@@ -128,6 +119,21 @@ func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time
 	if lasting != nil && st.IsIdle {
 		r.Attention = r.Attention || actionable(lasting.Code)
 	}
+}
+
+// ends puts the end of a worker's time before what judge says of its pause,
+// where that does not come before.
+func ends(r *control.WorkerRow, x *evidence.Expiry, st *fleet.IdleStatus, now time.Time) {
+	r.Expiry = x
+	if x == nil || st != nil && (len(st.Blocks) == 0 || !x.Before(st.TargetPauseAt)) {
+		return
+	}
+	r.TargetPauseAt = &x.At
+	if x.At.Sub(now) > Soon {
+		r.Sentence = x.Sentence(now) + " " + r.Sentence
+		return
+	}
+	r.Standing, r.Sentence, r.Block, r.Attention = control.StandingPausingSoon, x.Sentence(now), "", true
 }
 
 // expiry is the end of a worker's time, by what is in its record where nobody
