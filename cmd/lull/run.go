@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ import (
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
+	"lull/internal/power"
 )
 
 func (c *cli) runCommand() *cobra.Command {
@@ -39,8 +41,9 @@ What a container or a microVM writes over its image is kept until lull instance 
 microVM's /tmp, /run and /dev/shm begin empty at each start.
 
 Without -d its output is shown until it has ended for good, and its exit code is
-this one's; Ctrl-C leaves it running. What takes long, such as an image that is
-fetched, is told on standard error.`,
+this one's, 143 if it was removed; Ctrl-C leaves it running. What takes long, such
+as an image that is fetched, and when it is paused and goes on, is told on standard
+error. --json implies -d: it prints the instance once it has started.`,
 		Example: "  lull run -d --name web --expose 8080 --pause-after 30s -- python3 -m http.server 8080 --bind 127.0.0.1" +
 			"\n  lull run -d --name api --runtime container --image registry.example.com/api:1 --expose 9000 --stop-after 1h" +
 			"\n  lull run -d --name vm --runtime microvm --image registry.example.com/api:1 --expose 9001:9000 --hibernate-after 10m",
@@ -76,7 +79,7 @@ fetched, is told on standard error.`,
 	bindSpan(f, &silent, "ignore-silent", 0, "relay: connections that send nothing neither hold nor wake; kept this long")
 	f.StringArrayVar(&noise.Paths, "ignore-path", nil, "HTTP: health-check path that neither holds nor wakes; repeatable")
 	f.StringArrayVar(&noise.UserAgents, "ignore-agent", nil, "HTTP: user agent that neither holds nor wakes; repeatable")
-	f.BoolVarP(&detach, "detach", "d", false, "return once it has started, instead of showing its output")
+	f.BoolVarP(&detach, "detach", "d", false, "return once it has started, instead of showing its output; --json implies it")
 	f.BoolVar(&noStart, "no-start", false, "create it stopped")
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
 		s.Command = a
@@ -165,56 +168,87 @@ func (c *cli) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart b
 		return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
 	}
 	fmt.Fprintf(c.err, "lull: %s is running%s; Ctrl-C leaves it running, and lull instance rm %s ends it\n", o.Name, endpointsText(o), o.Name)
-	return c.watchOutput(ctx, cl, o.ID, s.WakeFromStopped)
+	return c.watchOutput(ctx, cl, o, s.WakeFromStopped)
 }
 
-// watchOutput shows what an instance prints until whoever looks leaves, or it has
-// ended for good: not while it is started again, or by a connection.
-func (c *cli) watchOutput(ctx context.Context, cl *hostctl.Client, id string, wakes bool) error {
+// watchOutput shows what an instance prints until whoever looks leaves, it was
+// removed, or it has ended for good: not while it is started again, or by a
+// connection.
+func (c *cli) watchOutput(ctx context.Context, cl *hostctl.Client, o hostctl.Instance, wakes bool) error {
 	reading, stop := context.WithCancel(ctx)
-	defer stop()
-	ended := make(chan hostctl.Instance, 1)
-	if !wakes {
-		go func() {
-			if o, ok := awaitEnd(reading, cl, id); ok {
-				ended <- o
-				stop()
-			}
-		}()
-	}
-	err := cl.Logs(reading, id, hostctl.Logs{Tail: -1, Follow: true}, c.out)
-	select {
-	case o := <-ended:
-		fmt.Fprintf(c.err, "lull: %s %s\n", o.Name, o.StatusReason)
-		if o.ExitCode != nil && *o.ExitCode != 0 {
-			return &exitError{*o.ExitCode}
+	ended := make(chan *hostctl.Instance, 1)
+	go func() {
+		defer close(ended)
+		if last := c.awaitEnd(reading, cl, o, wakes); last != nil {
+			ended <- last
+			stop()
+		}
+	}()
+	err := cl.Logs(reading, o.ID, hostctl.Logs{Tail: -1, Follow: true}, c.out)
+	stop()
+	if last := <-ended; last != nil {
+		fmt.Fprintf(c.err, "lull: %s %s\n", last.Name, last.StatusReason)
+		if last.ExitCode != nil && *last.ExitCode != 0 {
+			return &exitError{*last.ExitCode}
 		}
 		return nil
-	default:
-		return err
 	}
+	if _, gerr := cl.Get(ctx, o.ID); gerr != nil && exitCode(gerr) == exitNotFound {
+		fmt.Fprintf(c.err, "lull: %s was removed\n", o.Name)
+		return &exitError{128 + int(syscall.SIGTERM)}
+	}
+	return err
 }
 
 // endEvery is how often it is looked whether a program has ended.
 const endEvery = 500 * time.Millisecond
 
 // awaitEnd waits until an instance is stopped and nothing is going to start it,
-// at two looks in a row: what it printed last has come by then.
-func awaitEnd(ctx context.Context, cl *hostctl.Client, id string) (o hostctl.Instance, ok bool) {
+// at two looks in a row: what it printed last has come by then. Meanwhile it says
+// when the instance goes to sleep, of which its output tells nothing, and when it
+// runs again. It gives nil when ctx ends before.
+func (c *cli) awaitEnd(ctx context.Context, cl *hostctl.Client, o hostctl.Instance, wakes bool) *hostctl.Instance {
+	asleep := false
 	for seen := 0; seen < 2; {
 		select {
 		case <-time.After(endEvery):
 		case <-ctx.Done():
-			return o, false
+			return nil
 		}
-		var err error
-		if o, err = cl.Get(ctx, id); err == nil && o.State == "stopped" && o.RestartAt == nil {
+		now, err := cl.Get(ctx, o.ID)
+		if err != nil {
+			seen = 0
+			continue
+		}
+		if o = now; !wakes && o.State == "stopped" && o.RestartAt == nil {
 			seen++
 		} else {
 			seen = 0
 		}
+		if now := power.Instance(o.State); now.Asleep() != asleep && (now.Asleep() || now == power.Running) {
+			asleep = !asleep
+			fmt.Fprintln(c.err, "lull:", sleepText(o))
+		}
 	}
-	return o, true
+	return &o
+}
+
+// sleepText says that an instance went to sleep, or runs again.
+func sleepText(o hostctl.Instance) string {
+	since := func(t *time.Time) string {
+		if t == nil {
+			return ""
+		}
+		return " since " + t.Local().Format(time.TimeOnly)
+	}
+	if o.State == string(power.Running) {
+		return fmt.Sprintf("%s runs again%s", o.Name, since(o.LastResumedAt))
+	}
+	text := fmt.Sprintf("%s is paused%s, by %s; it goes on with: lull instance resume %s", o.Name, since(o.LastPausedAt), dash(o.LastPausedBy), o.Name)
+	if len(o.Endpoints) > 0 {
+		text += ", or a connection to one of its ports"
+	}
+	return text
 }
 
 // nameFrom makes a name of a command.
