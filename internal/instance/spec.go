@@ -354,6 +354,9 @@ func checkAddress(a string) error {
 // and /udp behind it. An omitted host is 127.0.0.1.
 func ParseExpose(s string, p Path) (Endpoint, error) {
 	fail := fmt.Errorf("cannot read %q as an exposed port: want PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET, /udp behind it for UDP", s)
+	if strings.Contains(s, "[") || strings.Contains(s, "::") {
+		fail = fmt.Errorf("%w; IPv6 addresses are not read here", fail)
+	}
 	s, udp := strings.CutSuffix(s, "/udp")
 	parts := strings.Split(s, ":")
 	isPort := func(x string) bool { n, err := strconv.Atoi(x); return err == nil && n >= 1 && n <= 65535 }

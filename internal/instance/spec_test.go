@@ -37,6 +37,12 @@ func TestParseExpose(t *testing.T) {
 	}
 }
 
+func TestParseExposeSaysThatIPv6IsNotRead(t *testing.T) {
+	if _, err := ParseExpose("[::1]:18083", ""); err == nil || !strings.Contains(err.Error(), "IPv6") {
+		t.Error(err)
+	}
+}
+
 func good() Spec {
 	return Spec{Name: "a", Command: []string{"x"}, Expose: []Endpoint{{Listen: "127.0.0.1:1", Target: "127.0.0.1:1"}}}
 }

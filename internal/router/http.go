@@ -262,7 +262,7 @@ type pooled struct{ gated }
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rt, name := f.find(r)
 	if rt == nil {
-		f.refuse(w, r, http.StatusNotFound, name, fmt.Errorf("cannot route %.80q: no instance has this name", name))
+		f.refuse(w, r, http.StatusNotFound, name, fmt.Errorf("cannot route %.80q: no instance with a port has this name", name))
 		return
 	}
 	in := rt.in

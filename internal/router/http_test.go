@@ -109,10 +109,10 @@ func TestFrontRoutesByHostAndHeader(t *testing.T) {
 		{"shop.example", "", "a GET shop.example /path \"\"", 200},
 		{"a.localhost", "b", "b GET a.localhost /path \"\"", 200},
 		{"anything", "A", "a GET anything /path \"\"", 200},
-		{"c.localhost", "", "no instance has this name", 404},
-		{"localhost", "", "no instance has this name", 404},
-		{"a.localhost", "c", "no instance has this name", 404},
-		{"a.elsewhere", "", "no instance has this name", 404},
+		{"c.localhost", "", "no instance with a port has this name", 404},
+		{"localhost", "", "no instance with a port has this name", 404},
+		{"a.localhost", "c", "no instance with a port has this name", 404},
+		{"a.elsewhere", "", "no instance with a port has this name", 404},
 	} {
 		resp, body := ask(t, addr, func(r *http.Request) {
 			r.Host = row.host

@@ -2,10 +2,12 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"time"
 
 	"lull/internal/idle"
@@ -140,11 +142,67 @@ func silent(want []instance.Endpoint, ls []instance.Listener, deep bool, limit t
 			return fmt.Sprintf("after %s it listens on %s of the guest only, which no client reaches: bind it to 0.0.0.0", idle.Human(limit), l.Addr)
 		}
 	}
+	for _, l := range ls {
+		if _, lp, err := net.SplitHostPort(l.Addr); err == nil && lp == port && !deep {
+			return fmt.Sprintf("after %s it listens on %s and not on %s, where clients come", idle.Human(limit), l.Addr, target)
+		}
+	}
 	where := ""
 	if deep {
 		where = " in the guest"
 	}
 	return fmt.Sprintf("nothing listens on %s%s after %s", target, where, idle.Human(limit))
+}
+
+// taken says which port the program could not listen on, because something else
+// does; "" for none.
+func (i *inst) taken(want []instance.Endpoint, w Workload) string {
+	if i.rt.Capabilities().Network || i.spec().ListenFDs {
+		return ""
+	}
+	own, err := w.Listeners()
+	if err != nil {
+		own = nil // it has ended
+	}
+	for _, e := range want {
+		if e.Proto != "" || len(listenersOn(e, own)) > 0 {
+			continue
+		}
+		l, err := net.Listen("tcp", e.Target)
+		switch {
+		case err == nil:
+			l.Close()
+		case errors.Is(err, syscall.EADDRINUSE):
+			return "; something else listens on " + e.Target
+		}
+	}
+	return ""
+}
+
+// checkPlaces refuses ports at addresses that this machine does not have: nothing
+// would ever listen there.
+func checkPlaces(s *instance.Spec, rt Runtime) error {
+	if rt.Capabilities().Network {
+		return nil
+	}
+	for n, e := range s.Expose {
+		host, _, err := net.SplitHostPort(e.Target)
+		if err != nil {
+			continue // said elsewhere
+		}
+		addr, err := netip.ParseAddr(host)
+		if err != nil || addr.IsLoopback() || addr.IsUnspecified() {
+			continue
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+		switch {
+		case err == nil:
+			l.Close()
+		case errors.Is(err, syscall.EADDRNOTAVAIL):
+			return &InvalidError{fmt.Errorf("cannot use expose[%d]: %s is no address of this machine, so that the program cannot listen there", n, host)}
+		}
+	}
+	return nil
 }
 
 func listenersOn(e instance.Endpoint, ls []instance.Listener) (out []instance.Listener) {

@@ -267,9 +267,17 @@ func (h *Host) find(ref string) (*inst, error) {
 }
 
 // NotFoundError names an instance that does not exist.
-type NotFoundError struct{ Name string }
+type NotFoundError struct {
+	Name   string
+	Holder string // whose lease of it is not there; "" where the instance is not
+}
 
-func (e *NotFoundError) Error() string { return fmt.Sprintf("cannot find an instance %q", e.Name) }
+func (e *NotFoundError) Error() string {
+	if e.Holder != "" {
+		return fmt.Sprintf("cannot find a lease of %s on %s", e.Holder, e.Name)
+	}
+	return fmt.Sprintf("cannot find an instance %q", e.Name)
+}
 
 // RefusedError is a command that was understood and not done, with the reasons.
 type RefusedError struct {

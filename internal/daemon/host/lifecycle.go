@@ -205,7 +205,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 			return nil // started is all that it can be; how it ends is seen like any ending
 		}
 		if e := i.ended.Load(); e != nil {
-			return fmt.Errorf("cannot start %s: %w: it %s", i.name(), errEnded, i.explained(e.exit).How())
+			return fmt.Errorf("cannot start %s: %w: it %s%s", i.name(), errEnded, i.explained(e.exit).How(), i.taken(want, w))
 		}
 		ls, err := w.Listeners()
 		if err == nil {

@@ -24,6 +24,9 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 		return "", &InvalidError{err}
 	}
 	rt, err := h.checkSpec(&s)
+	if err == nil {
+		err = checkPlaces(&s, rt)
+	}
 	if err != nil {
 		return "", err
 	}
@@ -410,7 +413,7 @@ func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
 		r.Leases = kept
 	})
 	if err == nil && !found {
-		return &NotFoundError{Name: i.name() + "'s lease of " + holder}
+		return &NotFoundError{Name: i.name(), Holder: holder}
 	}
 	if err == nil {
 		i.emit("lease_released", holder, "")

@@ -330,7 +330,10 @@ func (i *inst) explain(y *hostctl.Why) {
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		y.Question = "why is it " + o.State
 		y.Answer = fmt.Sprintf("It was paused %s: %s.", by(o.LastPausedBy, when(o.LastPausedAt)), o.StatusReason)
-		y.Change = []string{"a connection to one of its ports, or: lull instance resume " + o.Name}
+		y.Change = []string{"lull instance resume " + o.Name}
+		if len(o.Endpoints) > 0 {
+			y.Change[0] = "a connection to one of its ports, or: " + y.Change[0]
+		}
 		open := "a connection is open"
 		if o.Connections > 1 {
 			open = fmt.Sprintf("%d connections are open", o.Connections)
@@ -349,6 +352,9 @@ func (i *inst) explain(y *hostctl.Why) {
 		y.Change = []string{}
 		if o.State == string(power.Stopped) {
 			y.Change = append(y.Change, "lull instance start "+o.Name)
+		}
+		if !o.Enabled {
+			y.Answer += " It is disabled: nothing but a start by a person brings it back."
 		}
 	}
 	if o.Misset != "" {

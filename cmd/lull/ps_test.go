@@ -1,0 +1,29 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+)
+
+// TestNextIsTrue: what ps says of the future is what happens.
+func TestNextIsTrue(t *testing.T) {
+	soon := time.Now().Add(time.Hour)
+	port := []instance.Endpoint{{Listen: "127.0.0.1:1"}}
+	for _, c := range []struct {
+		o    hostctl.Instance
+		want string
+	}{
+		{hostctl.Instance{State: "stopped"}, "-"},
+		{hostctl.Instance{State: "stopped", RestartAt: &soon}, "starts again in "},
+		{hostctl.Instance{State: "paused"}, "until resumed"},
+		{hostctl.Instance{State: "paused", Endpoints: port}, "wakes on connection"},
+	} {
+		if got := next(c.o); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.o.State, got, c.want)
+		}
+	}
+}
