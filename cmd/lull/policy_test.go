@@ -81,3 +81,30 @@ func TestNothingMatchesIsSaid(t *testing.T) {
 		}
 	}
 }
+
+// TestWorkersThatSoundAlike: a name that is not found is answered with those
+// that are near it.
+func TestWorkersThatSoundAlike(t *testing.T) {
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case !strings.HasSuffix(r.URL.Path, "/workers"):
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = io.WriteString(w, `{"title":"Not Found","status":404,"detail":"cannot find worker \"x\""}`)
+		case r.URL.Query().Get("name") != "":
+			_, _ = io.WriteString(w, `{"items":[]}`)
+		default:
+			_, _ = io.WriteString(w, `{"items":[{"id":"w-1","name":"cml-1"},{"id":"w-2","name":"build-box"}]}`)
+		}
+	}))
+	defer web.Close()
+	env := map[string]string{"LULL_SERVER": web.URL, "LULL_TOKEN": "t"}
+	for ref, want := range map[string]string{"cml1": "did you mean cml-1?", "CML_1": "did you mean cml-1?", "buildbos": "did you mean build-box?", "zzz": ""} {
+		var out, says strings.Builder
+		code := run(t.Context(), []string{"worker", "get", ref}, strings.NewReader(""), &out, &says, func(k string) string { return env[k] })
+		if code != 3 || !strings.Contains(says.String(), want) || want == "" && strings.Contains(says.String(), "mean") {
+			t.Errorf("%s: %d %s", ref, code, says.String())
+		}
+	}
+}

@@ -2,15 +2,19 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/base/httpx"
 	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
@@ -98,7 +102,55 @@ func (c *cli) findWorker(ctx context.Context, ref string) (*control.Client, flee
 		return nil, fleet.Worker{}, err
 	}
 	w, err := cl.Worker(ctx, ref)
+	if p, ok := errors.AsType[*httpx.Problem](err); ok && p.Status == http.StatusNotFound {
+		if near := nearWorkers(ctx, cl, ref); near != "" {
+			p.Detail += "; did you mean " + near + "?"
+		}
+	}
 	return cl, w, err
+}
+
+// nearWorkers are up to three names that are ref but for case, what stands
+// between its parts and two letters. Without a listing there are none.
+func nearWorkers(ctx context.Context, cl *control.Client, ref string) string {
+	l, err := cl.Workers(ctx, url.Values{})
+	if err != nil {
+		return "" // the worker is not found all the same
+	}
+	var near []string
+	for _, w := range l {
+		if apart(plainName(ref), plainName(w.Name)) <= min(2, len(ref)/3) && !slices.Contains(near, w.Name) {
+			near = append(near, w.Name)
+		}
+	}
+	slices.Sort(near)
+	return strings.Join(near[:min(len(near), 3)], " or ")
+}
+
+// plainName is a name as it is said.
+func plainName(s string) string {
+	return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(s))
+}
+
+// apart is how many letters must be changed, added or left out to make b of a.
+func apart(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		corner := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := corner
+			if a[i] != b[j] {
+				change++
+			}
+			corner = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }
 
 func (c *cli) workerCreate() *cobra.Command {
