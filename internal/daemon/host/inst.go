@@ -101,7 +101,7 @@ func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
 	return i
 }
 
-func (i *inst) name() string { return i.spec().Name } // never changes
+func (i *inst) name() string { return i.spec().Name } // only RenamedOutside changes it
 
 // spec is what a person asked for. Nobody changes what it returns.
 func (i *inst) spec() *instance.Spec { return i.set.Load() }

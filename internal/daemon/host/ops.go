@@ -93,15 +93,29 @@ func (h *Host) checkWith(s *instance.Spec, rt Runtime) error {
 func (h *Host) add(i *inst) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case h.byName[i.name()] != nil, h.absent[i.name()] != nil:
-		return &RefusedError{Name: i.name(), What: "create", Reason: "there is an instance of that name already"}
-	case len(h.byID) >= MaxInstances:
+	if err := h.nameIsFreeLocked(i.name(), "create"); err != nil {
+		return err
+	}
+	if len(h.byID) >= MaxInstances {
 		return &RefusedError{Name: i.name(), What: "create", Reason: fmt.Sprintf("there are %d instances already", MaxInstances)}
 	}
 	i.lock <- struct{}{}
 	h.byID[i.id], h.byName[i.name()] = i, i
 	return nil
+}
+
+// nameIsFree says why what is to be done cannot give an instance a name.
+func (h *Host) nameIsFree(name, what string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.nameIsFreeLocked(name, what)
+}
+
+func (h *Host) nameIsFreeLocked(name, what string) error {
+	if h.byName[name] == nil && h.absent[name] == nil {
+		return nil
+	}
+	return &RefusedError{Name: name, What: what, Reason: "there is an instance of that name already"}
 }
 
 // noRuntime says why there is no such runtime here.

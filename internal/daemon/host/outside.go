@@ -32,6 +32,54 @@ func (h *Host) ImagesOf(runtime string) (images []string) {
 	return images
 }
 
+// RenamedOutside calls an instance what somebody else calls its container from now
+// on. A name that another has is refused, and so is one of a relay, whose ports
+// are known by it.
+func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
+	i, err := h.find(ref)
+	if err != nil || i.name() == name {
+		return err
+	}
+	if err := h.nameIsFree(name, "rename"); err != nil { // whoever has it is not waited for
+		return err
+	}
+	if err := i.acquireCtx(ctx); err != nil {
+		return err
+	}
+	defer i.release()
+	s, old := *i.spec(), i.name()
+	s.Name = name
+	switch err := instance.ValidName(name); {
+	case err != nil:
+		return &InvalidError{err}
+	case i.gate != nil:
+		return &RefusedError{Name: old, What: "rename", Reason: "a relay knows it by its name"}
+	}
+	h.mu.Lock()
+	err = h.nameIsFreeLocked(name, "rename")
+	if err == nil {
+		h.byName[name] = i
+	}
+	h.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	gone := old
+	if err = i.save(func(r *instance.Record) { r.Spec = s }); err != nil {
+		gone = name
+	}
+	h.mu.Lock()
+	if err == nil {
+		i.set.Store(&s)
+	}
+	delete(h.byName, gone)
+	h.mu.Unlock()
+	if err == nil {
+		i.emit("renamed", byOutside, "it was called "+old)
+	}
+	return err
+}
+
 // StartedOutside takes over an instance that is recorded as stopped and that
 // somebody else has started.
 func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {

@@ -36,6 +36,7 @@ type Host interface {
 	ByImage(runtime, image string) (id string, ok bool)
 	ImagesOf(runtime string) []string // of all instances
 	Create(ctx context.Context, s instance.Spec) (id string, err error)
+	RenamedOutside(ctx context.Context, id, name string) error
 	// StartedOutside takes over what runs already.
 	StartedOutside(ctx context.Context, id, why string) error
 	// Observe compares the instance with what its workload is, and follows it
@@ -169,7 +170,7 @@ func (f *follower) take() string {
 
 // actions are the events after which a container may be something else.
 // Commands that run inside and health checks are not among them.
-var actions = map[string]bool{"create": true, "start": true, "die": true, "pause": true, "unpause": true, "destroy": true, "stop": true, "kill": true, "restart": true, "oom": true}
+var actions = map[string]bool{"create": true, "start": true, "die": true, "pause": true, "unpause": true, "destroy": true, "stop": true, "kill": true, "restart": true, "oom": true, "rename": true}
 
 // once follows one stream of events to its end.
 func (f *follower) once(ctx context.Context) error {
@@ -277,7 +278,11 @@ func (f *follower) look(ctx context.Context, c string) error {
 	f.r.join(d.ID, d.HostConfig.NetworkMode)
 	f.ended(d)
 	id, known := f.h.ByImage("docker", d.ID)
-	if !known {
+	if known {
+		if err := f.rename(ctx, id, d); err != nil {
+			return err
+		}
+	} else {
 		id, known = f.h.ByImage("docker", d.name())
 	}
 	if !d.runs() {
@@ -325,6 +330,25 @@ func (f *follower) create(ctx context.Context, d *details) (string, error) {
 		f.r.log.Error("cannot take over a container", "container", d.name(), "error", err)
 	}
 	return "", nil
+}
+
+// rename calls what was taken over by its labels as its container is called now; a
+// name that cannot be had is made up, as for a new one.
+func (f *follower) rename(ctx context.Context, id string, d *details) error {
+	if _, labelled := d.Config.Labels[LabelPauseAfter]; !labelled {
+		return nil
+	}
+	err := instance.ValidName(d.name())
+	if err == nil {
+		err = f.h.RenamedOutside(ctx, id, d.name())
+	}
+	if err != nil {
+		err = f.h.RenamedOutside(ctx, id, plainName(d.ID))
+	}
+	if err != nil {
+		return &hostError{err}
+	}
+	return nil
 }
 
 // plainName names an instance after the id of its container.

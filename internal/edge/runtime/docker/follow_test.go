@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -23,6 +24,7 @@ import (
 type engine struct {
 	mu      sync.Mutex
 	running map[string]bool // container -> whether it runs
+	names   map[string]string
 	ears    map[chan string]bool
 }
 
@@ -88,12 +90,16 @@ func (e *engine) inspect(w http.ResponseWriter, q *http.Request) {
 	id := q.PathValue("id")
 	e.mu.Lock()
 	running, ok := e.running[id]
+	name := e.names[id]
 	e.mu.Unlock()
+	if name == "" {
+		name = "c" + id[:8]
+	}
 	if !ok {
 		http.Error(w, "no such container", http.StatusNotFound)
 		return
 	}
-	fmt.Fprintf(w, `{"Id":%q,"Name":"/c%s","Config":{"Labels":{"lull.pause-after":"1m"}},"State":{"Running":%t,"Pid":4000}}`, id, id[:8], running)
+	fmt.Fprintf(w, `{"Id":%q,"Name":"/%s","Config":{"Labels":{"lull.pause-after":"1m"}},"State":{"Running":%t,"Pid":4000}}`, id, name, running)
 }
 
 // ledger is a host that writes down what it is told.
@@ -102,6 +108,7 @@ type ledger struct {
 	has      map[string]bool // what was taken over, by container
 	twice    []string
 	observed map[string]bool
+	names    map[string]string // by container
 }
 
 func (l *ledger) ByImage(_, image string) (string, bool) {
@@ -118,8 +125,26 @@ func (l *ledger) Create(_ context.Context, s instance.Spec) (string, error) {
 	if l.has[s.Image] {
 		l.twice = append(l.twice, s.Image)
 	}
-	l.has[s.Image] = true
+	l.has[s.Image], l.names[s.Image] = true, s.Name
 	return s.Image, nil
+}
+
+func (l *ledger) RenamedOutside(_ context.Context, id, name string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for other, has := range l.names {
+		if has == name && other != id {
+			return errors.New("it is taken")
+		}
+	}
+	l.names[id] = name
+	return nil
+}
+
+func (l *ledger) called(id string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.names[id]
 }
 
 func (l *ledger) StartedOutside(context.Context, string, string) error { return nil }
@@ -135,6 +160,7 @@ func (l *ledger) Delete(_ context.Context, id, _ string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.has, id)
+	delete(l.names, id)
 	return nil
 }
 
@@ -151,11 +177,9 @@ func (l *ledger) looked(ids []string) bool {
 	return !slices.ContainsFunc(ids, func(id string) bool { return !l.observed[id] })
 }
 
-// TestFollow: while many containers come, change and go at once, and the stream
-// of events breaks meanwhile, the host ends up with those that are there, and
-// took none over twice.
-func TestFollow(t *testing.T) {
-	e := &engine{running: map[string]bool{}, ears: map[chan string]bool{}}
+// following is an engine, and a host that follows it until the test ends.
+func following(t *testing.T) (*engine, *ledger) {
+	e := &engine{running: map[string]bool{}, names: map[string]string{}, ears: map[chan string]bool{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /events", e.events)
 	mux.HandleFunc("GET /containers/json", e.list)
@@ -168,18 +192,69 @@ func TestFollow(t *testing.T) {
 	srv := &http.Server{Handler: mux}
 	var all sync.WaitGroup
 	all.Go(func() { _ = srv.Serve(ln) }) // until it is closed
-	defer all.Wait()
-	defer srv.Close()
 
 	r := &Runtime{cfg: Config{Socket: socket}, api: newClient(socket), log: slog.New(slog.DiscardHandler), works: map[string]*Work{}, names: map[string]string{}, faults: map[string]string{}}
-	h := &ledger{has: map[string]bool{}, observed: map[string]bool{}}
+	h := &ledger{has: map[string]bool{}, observed: map[string]bool{}, names: map[string]string{}}
 	ctx, end := context.WithCancel(t.Context())
 	all.Go(func() {
 		if err := r.Follow(ctx, h); err != nil {
 			t.Error(err)
 		}
 	})
-	defer end()
+	t.Cleanup(func() {
+		end()
+		srv.Close()
+		all.Wait()
+	})
+	return e, h
+}
+
+// TestRename: an instance is called what its container is called now, whether lull
+// heard of it or comes later; a name that another has is made up.
+func TestRename(t *testing.T) {
+	e, h := following(t)
+	first, second := strings.Repeat("a", 64), strings.Repeat("b", 64)
+	call := func(id, name string) {
+		e.mu.Lock()
+		e.names[id] = name
+		e.mu.Unlock()
+	}
+	until := func(id, want string) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); h.called(id) != want; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("it is called %q, want %q", h.called(id), want)
+			}
+		}
+	}
+	yes := true
+	call(first, "d1")
+	e.set(first, "start", &yes)
+	call(second, "d2")
+	e.set(second, "start", &yes)
+	until(first, "d1")
+	until(second, "d2")
+	call(first, "dx")
+	e.set(first, "rename", &yes)
+	until(first, "dx")
+	call(first, "d3")
+	e.cut() // it is looked at anew
+	until(first, "d3")
+	call(second, "d3")
+	e.set(second, "rename", &yes)
+	until(second, "docker-bbbbbbbbbbbb")
+	call(first, "d4")
+	e.set(first, "rename", &yes)
+	until(first, "d4")
+	e.set(second, "pause", &yes) // whatever is heard of it
+	until(second, "d3")
+}
+
+// TestFollow: while many containers come, change and go at once, and the stream
+// of events breaks meanwhile, the host ends up with those that are there, and
+// took none over twice.
+func TestFollow(t *testing.T) {
+	e, h := following(t)
 
 	yes, no := true, false
 	var users sync.WaitGroup
