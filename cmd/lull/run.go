@@ -81,6 +81,11 @@ error. --json implies -d: it prints the instance once it has started.`,
 	f.StringArrayVar(&noise.UserAgents, "ignore-agent", nil, "HTTP: user agent that neither holds nor wakes; repeatable")
 	f.BoolVarP(&detach, "detach", "d", false, "return once it has started, instead of showing its output; --json implies it")
 	f.BoolVar(&noStart, "no-start", false, "create it stopped")
+	completeWords(cmd, "runtime", "process", "container", "microvm")
+	completeWords(cmd, "net", string(instance.NetNone), string(instance.NetOutbound), string(instance.NetFull))
+	completeWords(cmd, "path", string(instance.PathAuto), string(instance.PathDirect), string(instance.PathRelay))
+	completeWords(cmd, "idle-policy", instance.PolicyDefault, instance.PolicyLeasesOnly)
+	completeWords(cmd, "restart", string(instance.RestartNo), string(instance.RestartOnFailure), string(instance.RestartAlways))
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
 		s.Command = a
 		if len(a) == 0 && s.Image == "" {
