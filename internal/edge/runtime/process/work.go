@@ -14,6 +14,7 @@ import (
 
 	"lull/internal/edge/cgroup"
 	"lull/internal/edge/proc"
+	"lull/internal/edge/sockets"
 	"lull/internal/instance"
 	"lull/internal/link/shimctl"
 )
@@ -269,7 +270,14 @@ func (w *Work) Listeners() ([]instance.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []instance.Listener
+	return listenersAmong(tcp, udp, own, w.r.duplicate)
+}
+
+// listenersAmong are those of the listening sockets that are the tree's own, and
+// whether each can be watched. One that has left its place since it was found
+// there says nothing about that: a program that is just starting moves those that
+// it inherits. Then it is an error, and who asks looks again.
+func listenersAmong(tcp, udp []sockets.Socket, own map[uint64]place, duplicate func(pid int, fds []int) ([]int, error)) (out []instance.Listener, err error) {
 	for n, s := range slices.Concat(tcp, udp) {
 		at, ok := own[s.Inode]
 		if !ok {
@@ -280,9 +288,12 @@ func (w *Work) Listeners() ([]instance.Listener, error) {
 			network = "udp"
 		}
 		l := instance.Listener{Network: network, Addr: s.Local.String(), PID: at.pid, Watchable: true}
-		if fds, err := w.r.duplicate(at.pid, []int{at.fd}); err != nil {
+		switch fds, err := duplicate(at.pid, []int{at.fd}); {
+		case errors.Is(err, sockets.ErrGone):
+			return nil, fmt.Errorf("cannot read who listens: the socket on %s was moved meanwhile: %w", l.Addr, err)
+		case err != nil:
 			l.Watchable, l.Why = false, err.Error()
-		} else {
+		default:
 			shimctl.CloseAll(fds)
 		}
 		if !slices.ContainsFunc(out, func(o instance.Listener) bool { return o == l }) {
