@@ -171,29 +171,32 @@ func TestDockerUses(t *testing.T) {
 	k.known("web")
 	k.answers(at)
 
-	// A name is Docker's to change: the container stays the same instance, and
-	// the next one of its name is another.
+	// A name is Docker's to change: the container stays the same instance, which
+	// is called what it is called, and the next one of its name is another.
 	id := k.d.Look("web").ID
 	k.pause("web")
 	k.Must("rename", "web", "old")
+	if o := k.d.Await("old", "paused"); o.ID != id {
+		t.Errorf("renamed, it is %s and not %s", o.ID, id)
+	}
+	k.forgotten("web")
 	if err := say(at, "renamed"); err != nil {
 		t.Errorf("after a rename: %v", err)
 	}
-	k.d.Await("web", "running")
-	next := k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=1h", "box:1", "sh", "-c", untilTerm)
-	name := "docker-" + next[:12]
-	if o := k.known(name); o.ID == id {
+	k.d.Await("old", "running")
+	k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=1h", "box:1", "sh", "-c", untilTerm)
+	if o := k.known("web"); o.ID == id {
 		t.Error("two containers are one instance")
 	}
 
-	if err := k.d.Force("web"); err != nil {
+	if err := k.d.Force("old"); err != nil {
 		t.Fatal(err)
 	}
 	k.is("old", "paused")
 	k.Must("rm", "-f", "old")
-	k.forgotten("web")
+	k.forgotten("old")
 	k.Must("rm", "-f", "web")
-	k.forgotten(name)
+	k.forgotten("web")
 	at = k.serve("web") // recreated
 	k.pause("web")
 	if err := say(at, "again"); err != nil {
