@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/base/httpx"
+	"lull/internal/base/spell"
 	"lull/internal/evidence"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
@@ -119,7 +120,7 @@ func nearWorkers(ctx context.Context, cl *control.Client, ref string) string {
 	}
 	var near []string
 	for _, w := range l {
-		if apart(plainName(ref), plainName(w.Name)) <= min(2, len(ref)/3) && !slices.Contains(near, w.Name) {
+		if spell.Distance(plainName(ref), plainName(w.Name)) <= min(2, len(ref)/3) && !slices.Contains(near, w.Name) {
 			near = append(near, w.Name)
 		}
 	}
@@ -130,27 +131,6 @@ func nearWorkers(ctx context.Context, cl *control.Client, ref string) string {
 // plainName is a name as it is said.
 func plainName(s string) string {
 	return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(s))
-}
-
-// apart is how many letters must be changed, added or left out to make b of a.
-func apart(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		corner := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := corner
-			if a[i] != b[j] {
-				change++
-			}
-			corner = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 func (c *cli) workerCreate() *cobra.Command {

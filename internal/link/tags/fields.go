@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"lull/internal/base/spell"
 	"lull/internal/policy/when"
 )
 
@@ -256,34 +257,13 @@ func webAddress(v string) error {
 // letters; "" for none.
 func nearest(name string) string {
 	best, at := 3, ""
+	if len(name) > MaxKey {
+		return ""
+	}
 	for i := range fields {
-		if d := distance(name, fields[i].Name); d < best && 3*d < len(fields[i].Name) {
+		if d := spell.Distance(name, fields[i].Name); d < best && 3*d < len(fields[i].Name) {
 			best, at = d, fields[i].Name
 		}
 	}
 	return at
-}
-
-// distance counts the letters to change, add or drop between a and b.
-func distance(a, b string) int {
-	if len(a) > MaxKey {
-		return MaxKey
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

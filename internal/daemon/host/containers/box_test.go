@@ -117,9 +117,9 @@ func TestWorkspace(t *testing.T) {
 	}
 
 	s := box("shares", root, script("sleep 1000")...)
-	s.Workspace = dir + ":/work"
+	s.Workspace = dir + ":/shared"
 	d.Launch(s)
-	if got := inside(d, "shares", "cat /work/ours && echo inside > /work/theirs && mkdir /work/d && echo x > /work/deep/f"); got.ExitCode != 0 || got.Stdout != "from outside" {
+	if got := inside(d, "shares", "cat /shared/ours && echo inside > /shared/theirs && mkdir /shared/d && echo x > /shared/deep/f"); got.ExitCode != 0 || got.Stdout != "from outside" {
 		t.Errorf("inside: %+v", got)
 	}
 	holds(t, filepath.Join(dir, "theirs"), "inside\n", 0)
@@ -127,20 +127,20 @@ func TestWorkspace(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "later"), []byte("later"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if got := inside(d, "shares", "cat /work/later"); got.Stdout != "later" {
+	if got := inside(d, "shares", "cat /shared/later"); got.Stdout != "later" {
 		t.Errorf("what came later: %+v", got)
 	}
 	d.LeavesCommand("shares")
 
-	u := box("user", root, script("echo mine > /work/mine; id -u; id -g; test -w /work/theirs || echo not theirs")...)
-	u.Workspace, u.User = dir+":/work", "1234:2345"
+	u := box("user", root, script("echo mine > /shared/mine; id -u; id -g; test -w /shared/theirs || echo not theirs")...)
+	u.Workspace, u.User = dir+":/shared", "1234:2345"
 	if said, _ := ends(d, u); said != "1234\n2345\nnot theirs\n" {
 		t.Errorf("another user: %q", said)
 	}
 	holds(t, filepath.Join(dir, "mine"), "mine\n", 1234)
 
-	ro := box("reads", root, script("exec 2>&1; cat /work/ours; echo; for f in /work/no /work/deep/no /work/d/no; do echo x > $f && echo written $f; done; cat /work/deep/f; true")...)
-	ro.Workspace = dir + ":/work:ro"
+	ro := box("reads", root, script("exec 2>&1; cat /shared/ours; echo; for f in /shared/no /shared/deep/no /shared/d/no; do echo x > $f && echo written $f; done; cat /shared/deep/f; true")...)
+	ro.Workspace = dir + ":/shared:ro"
 	said, _ := ends(d, ro)
 	if !strings.HasPrefix(said, "from outside\n") || strings.Contains(said, "written") || !strings.Contains(said, "\nx\n") {
 		t.Errorf("read only: %q", said)
