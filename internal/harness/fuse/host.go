@@ -56,6 +56,10 @@ func NewHost(port io.ReadWriter) *Host {
 	return &Host{port: port, patience: patience, calls: map[uint64]*call{}, kick: make(chan struct{}, 1)}
 }
 
+// helloID is the number of the request with which the guest says on each
+// connection that it is there. The host makes one anew that stays silent.
+const helloID = 0
+
 // Connect begins a new connection: what the port has from here on with key k
 // belongs to it.
 func (h *Host) Connect(k files.Key) {
@@ -63,10 +67,11 @@ func (h *Host) Connect(k files.Key) {
 	defer h.mu.Unlock()
 	h.key, h.state = k, open
 	h.in.Reset(k)
-	h.queue = slices.SortedFunc(maps.Values(h.calls), func(a, b *call) int { return cmp.Compare(a.q.ID, b.q.ID) })
-	for _, c := range h.queue {
+	for _, c := range h.calls {
 		c.q.Again = c.sent
 	}
+	hello := &call{q: files.Request{ID: helloID, Op: files.Stat}} // nobody waits for its answer
+	h.queue = append([]*call{hello}, slices.SortedFunc(maps.Values(h.calls), func(a, b *call) int { return cmp.Compare(a.q.ID, b.q.ID) })...)
 	h.wake()
 }
 
@@ -172,7 +177,7 @@ func (h *Host) send() {
 			}
 			c := h.queue[0]
 			h.queue = h.queue[1:]
-			if h.calls[c.q.ID] != c { // it was answered, or given up
+			if c.q.ID != helloID && h.calls[c.q.ID] != c { // it was answered, or given up
 				h.mu.Unlock()
 				continue
 			}

@@ -19,6 +19,7 @@ type port struct {
 	changed sync.Cond
 	there   bool
 	in, out []byte // for the guest, and from it
+	hellos  int    // among what was taken
 }
 
 func newPort() *port {
@@ -87,6 +88,13 @@ func (p *port) take(t *testing.T, k files.Key) (out []files.Request) {
 		q, err := files.ParseRequest(b)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if q.ID == helloID {
+			if len(out) > 0 {
+				t.Errorf("the guest says that it is there after %+v", out)
+			}
+			p.hellos++
+			continue
 		}
 		out = append(out, q)
 	}
@@ -174,6 +182,9 @@ func TestAskedAgain(t *testing.T) {
 		}
 		if s := <-first; s.no != 0 || string(s.a.Data) != "new" {
 			t.Errorf("the first: %v, %q", s.no, s.a.Data)
+		}
+		if p.hellos != 2 {
+			t.Errorf("the guest said %d times that it is there, on 2 connections", p.hellos)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"time"
 
 	"lull/internal/link/guest"
 )
@@ -21,12 +22,55 @@ const (
 )
 
 // port connects to one of the guest's ports.
-func (w *Work) port(ctx context.Context, socket string) (net.Conn, error) {
+func (w *Work) port(ctx context.Context, socket string) (*gatedConn, error) {
 	c, err := dialSocket(ctx, w.path(socket), w.gone)
 	if err != nil {
 		return nil, err
 	}
 	return w.ports.through(c)
+}
+
+// How long a guest that runs may be silent on a port before the connection is
+// made anew, at first and at most, and how often that is looked at.
+const (
+	silentFirst = 3 * time.Second
+	silentMost  = time.Minute
+	silentLook  = 250 * time.Millisecond
+)
+
+// silence is how long the next connection of a port may stay silent.
+type silence time.Duration
+
+// after takes in how a connection ended.
+func (s *silence) after(c *gatedConn) {
+	*s = min(*s*2, silence(silentMost))
+	if c.said.Load() {
+		*s = silence(silentFirst)
+	}
+}
+
+// cutSilent closes a connection on which the guest, which was asked, says nothing
+// though it runs. A port of QEMU (7.2) is not told of a connection that ends while
+// the machine stands still: what the guest writes before the next one is there
+// then blocks the port for good, and the next is no news to it. An end that comes
+// while the machine runs sets it right.
+func (w *Work) cutSilent(c *gatedConn, limit silence) {
+	for left := time.Duration(limit); left > 0; {
+		select {
+		case <-c.heard:
+			return
+		case <-w.qctx.Done():
+			return
+		case <-time.After(silentLook):
+		}
+		if m, err := w.monitor(); err == nil {
+			if s, err := m.status(w.qctx); err == nil && s == "running" {
+				left -= silentLook
+			}
+		}
+	}
+	w.r.log.Warn("a guest is silent on a port, which is connected anew", "instance", w.id)
+	c.Close()
 }
 
 // speak makes c the serial port on which the guest is called.
@@ -39,11 +83,16 @@ func (w *Work) speak(c net.Conn) *guest.Peer {
 }
 
 // talk answers the guest on c, and keeps the control channel connected after it.
-func (w *Work) talk(c net.Conn, p *guest.Peer) {
+func (w *Work) talk(c *gatedConn, p *guest.Peer) {
 	waking := w.waking.Swap(false)
-	for {
+	for patient := silence(silentFirst); ; {
+		if w.tookOver { // one that boots is silent for long
+			c, limit := c, patient
+			w.loops.Go(func() { w.cutSilent(c, limit) })
+		}
 		err := w.converse(c, p, waking)
 		waking = false
+		patient.after(c)
 		if err != nil && w.qctx.Err() == nil && !w.isGone() {
 			w.r.log.Warn("the control channel of a guest failed", "instance", w.id, "error", err)
 		}

@@ -3,9 +3,12 @@ package microvm
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"io"
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -158,4 +161,67 @@ func TestTalkRate(t *testing.T) {
 			t.Errorf("%d lines were read in %s, want %s", lines, took, want)
 		}
 	})
+}
+
+// TestPortsBlocked: QEMU blocks what a guest writes to a port that nobody is at,
+// if that was left while the machine stood still. The next daemon has both
+// ports again, of a guest that runs and of one that stands still.
+func TestPortsBlocked(t *testing.T) {
+	b := newBench(t, func(c *Config) { c.Channel = ChannelSerial })
+	dir := workspace(t)
+	w := b.startWith("blocked", dir, "guest", "flood", "/workspace/count")
+	for _, frozen := range []bool{false, true} {
+		until(t, "the guest writes", func() bool {
+			_, err := os.Stat(filepath.Join(dir, "count"))
+			return err == nil
+		})
+		if err := w.Freeze(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		gone := make(chan struct{})
+		m, err := dialMonitor(t.Context(), w.path(qmpSocket), gone, func(string, json.RawMessage) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		do := func(what string) {
+			t.Helper()
+			if err := m.do(t.Context(), what, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		began := time.Now()
+		do("cont") // somebody else's
+		until(t, "the guest has run", func() bool { return time.Since(began) > time.Second })
+		if frozen {
+			do("stop")
+		}
+		m.close()
+		r, err := New(b.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Runtime = r
+		aw, err := b.Adopt(t.Context(), "blocked", instance.Identity{Run: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w = aw.(*Work)
+		if frozen {
+			if err := w.Thaw(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := b.must("blocked", "get", "/workspace/count"); got == "" {
+			t.Error("nothing was counted")
+		}
+		if err := os.Remove(filepath.Join(dir, "count")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }

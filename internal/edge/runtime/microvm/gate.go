@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -38,24 +39,31 @@ func (g *gate) open() {
 }
 
 // through is c behind the gate.
-func (g *gate) through(c *net.UnixConn) (net.Conn, error) {
+func (g *gate) through(c *net.UnixConn) (*gatedConn, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	return &gatedConn{Conn: c, gate: g, raw: raw, over: ctx.Done(), end: cancel}, nil
+	first, said := context.WithCancel(ctx)
+	return &gatedConn{Conn: c, gate: g, raw: raw, over: ctx.Done(), end: cancel, heard: first.Done(), hear: said}, nil
 }
 
 // gatedConn is a connection to a port. Its deadlines do not count while the gate
 // is held.
 type gatedConn struct {
 	net.Conn
-	gate *gate
-	raw  syscall.RawConn
-	over <-chan struct{} // closed with the connection
-	end  func()
+	gate  *gate
+	raw   syscall.RawConn
+	over  <-chan struct{} // closed with the connection
+	end   func()
+	heard <-chan struct{} // closed when something was read, and with the connection
+	hear  func()
+	said  atomic.Bool // something was read
 }
+
+// SyscallConn tells what waits to be read.
+func (c *gatedConn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
 
 func (c *gatedConn) Close() error {
 	c.end()
@@ -72,6 +80,9 @@ func (c *gatedConn) Read(p []byte) (n int, err error) {
 	}
 	if n == 0 && len(p) > 0 {
 		return 0, io.EOF
+	}
+	if n > 0 && !c.said.Swap(true) {
+		c.hear()
 	}
 	return n, nil
 }

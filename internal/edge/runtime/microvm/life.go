@@ -178,11 +178,17 @@ func (w *Work) connect(ctx context.Context) error {
 	if err := w.shareFiles(); err != nil {
 		return errors.Join(err, c.Close())
 	}
+	var fc *gatedConn
+	if w.rec.FilesPort {
+		if fc, err = w.port(ctx, filesSocket); err != nil {
+			return errors.Join(err, c.Close())
+		}
+	}
 	p := w.speak(c)
 	w.loops.Go(w.carryFrames)
 	w.loops.Go(w.watchBoot)
-	if w.rec.FilesPort {
-		w.loops.Go(w.carryFiles)
+	if fc != nil {
+		w.loops.Go(func() { w.carryFiles(fc) })
 	}
 	w.loops.Go(func() { w.talk(c, p) })
 	return nil
@@ -498,7 +504,7 @@ func (w *Work) letGo() {
 // takeOver connects to a QEMU that an earlier daemon started. over is how the
 // run ended when it has.
 func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *instance.Exit, err error) {
-	w.proc, w.rec = p, rec
+	w.proc, w.rec, w.tookOver = p, rec, true
 	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
 		return nil, err
 	}

@@ -51,15 +51,16 @@ type Work struct {
 
 	// One QEMU; hibernation ends it and a wake makes another. They change only
 	// while the guest is frozen, under the lock of its host.
-	proc    process
-	qctx    context.Context // ends with this QEMU, or when it is let go of
-	qcancel context.CancelFunc
-	loops   sync.WaitGroup
-	ports   *gate
-	gone    chan struct{} // closed when this QEMU has ended
-	over    chan struct{} // closed when supervise has ended
-	ending  sync.Once
-	silent  atomic.Bool // nobody is told that it ended: its starter knows
+	proc     process
+	qctx     context.Context // ends with this QEMU, or when it is let go of
+	qcancel  context.CancelFunc
+	loops    sync.WaitGroup
+	ports    *gate
+	gone     chan struct{} // closed when this QEMU has ended
+	tookOver bool          // it was an earlier daemon's
+	over     chan struct{} // closed when supervise has ended
+	ending   sync.Once
+	silent   atomic.Bool // nobody is told that it ended: its starter knows
 
 	// printed is what commands have printed so far, by their number.
 	printed sync.Map // uint64 -> *printed
@@ -137,7 +138,7 @@ func (w *Work) renew() {
 	w.ports = new(gate)
 	w.gone, w.over = make(chan struct{}), make(chan struct{})
 	w.halted, w.born, w.bornMu = make(chan string, 1), make(chan struct{}), new(sync.Once)
-	w.proc = process{}
+	w.proc, w.tookOver = process{}, false
 	w.waking.Store(false)
 	w.hello = make(chan *guest.HelloAnswer, 1)
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"strings"
 
@@ -74,21 +73,20 @@ func (w *Work) shareFiles() error {
 	return nil
 }
 
-// carryFiles keeps the workspace's port connected. Why it was cut is said once
-// for each cause.
-func (w *Work) carryFiles() {
-	for said := ""; ; {
+// carryFiles keeps the workspace's port connected, from c on, which is there
+// before the guest runs (cutSilent says why). Why it was cut is said once for
+// each cause.
+func (w *Work) carryFiles(c *gatedConn) {
+	for said, patient := "", silence(silentFirst); ; {
+		var err error
 		select { // a guest that wakes has to say something else first
 		case <-w.born:
+			err = w.serveFiles(c, patient)
 		case <-w.gone:
-			return
 		case <-w.qctx.Done():
-			return
 		}
-		c, err := w.port(w.qctx, filesSocket)
-		if err == nil {
-			err = w.serveFiles(c)
-		}
+		c.Close()
+		patient.after(c)
 		switch {
 		case err == nil:
 			said = ""
@@ -99,17 +97,19 @@ func (w *Work) carryFiles() {
 		if !w.pause() {
 			return
 		}
+		if c, err = w.port(w.qctx, filesSocket); err != nil {
+			return // QEMU has ended, or is let go of
+		}
 	}
 }
 
 // serveFiles sees one connection to its end.
-func (w *Work) serveFiles(c net.Conn) error {
+func (w *Work) serveFiles(c *gatedConn, patient silence) error {
 	var k files.Key
 	rand.Read(k[:])
 	call := guest.WorkspaceCall{Key: k[:], Path: w.filesAt, User: w.filesFor}
 	if w.files == nil {
 		call.Refuse = true
-		defer c.Close()
 		err := w.begin(call)
 		if err == nil {
 			<-w.qctx.Done()
@@ -117,7 +117,13 @@ func (w *Work) serveFiles(c net.Conn) error {
 		return err
 	}
 	call.ReadOnly = w.files.ReadOnly()
-	return w.files.Serve(w.qctx, c, k, func() error { return w.begin(call) })
+	return w.files.Serve(w.qctx, c, k, func() error {
+		if err := w.begin(call); err != nil {
+			return err
+		}
+		w.loops.Go(func() { w.cutSilent(c, patient) })
+		return nil
+	})
 }
 
 // begin tells the guest of a connection. A frozen one hears it when it is

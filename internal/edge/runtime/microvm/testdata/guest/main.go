@@ -32,10 +32,14 @@ func main() {
 		fmt.Println("leaving with", n)
 		os.Exit(n)
 	case "flood":
+		count := "/tmp/count"
+		if len(os.Args) > 2 {
+			count = os.Args[2]
+		}
 		for n := 0; ; n++ {
 			fmt.Printf("line %d %s\n", n, strings.Repeat("x", 100))
 			if n%1000 == 0 {
-				os.WriteFile("/tmp/count", []byte(strconv.Itoa(n)), 0o644)
+				os.WriteFile(count, []byte(strconv.Itoa(n)), 0o644)
 			}
 		}
 	case "cat":
