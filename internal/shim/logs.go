@@ -36,6 +36,8 @@ type logs struct {
 	by   map[uint64]*source
 	dead func(pid int) // a process that is watched by pidfd has ended
 
+	names sync.Mutex // held while a pipe gets its name, or loses it
+
 	open []*sink // with a file, least recently used first; the writer's own
 }
 
@@ -191,14 +193,26 @@ func (l *logs) read(ctx context.Context) error {
 				continue
 			}
 			if over := l.once(s); over {
-				l.forget(id, s)
-				l.finish(s)
-				if err := remove(s.path); err != nil {
+				if err := l.unname(s); err != nil {
 					l.log.Warn("a pipe is left behind", "error", err)
 				}
+				l.forget(id, s)
+				l.finish(s)
 			}
 		}
 	}
+}
+
+// unname removes a pipe, unless its name is that of another one by now: a run
+// that was refused and is tried again has the same.
+func (l *logs) unname(s *source) error {
+	l.names.Lock()
+	defer l.names.Unlock()
+	var own, now unix.Stat_t
+	if unix.Fstat(s.fd, &own) == nil && unix.Lstat(s.path, &now) == nil && (own.Ino != now.Ino || own.Dev != now.Dev) {
+		return nil
+	}
+	return remove(s.path)
 }
 
 func (l *logs) forget(id uint64, s *source) {

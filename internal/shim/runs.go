@@ -250,6 +250,8 @@ func (s *Shim) lend(id string, addrs []string) ([]int, string, error) {
 // openPipe makes the named pipe of a run. It is opened in both directions, so
 // that the program can write whether or not anybody reads.
 func (s *Shim) openPipe(path, who string) (int, error) {
+	s.logs.names.Lock()
+	defer s.logs.names.Unlock()
 	if err := remove(path); err != nil {
 		return -1, err
 	}

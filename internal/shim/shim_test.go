@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -128,6 +129,33 @@ func TestStartRefused(t *testing.T) {
 	defer b.mu.Unlock()
 	if len(b.ends["refused"]) != 0 {
 		t.Fatalf("refused starts were told as ends: %+v", b.ends["refused"])
+	}
+}
+
+// TestRefusedAgain: a run that is tried again right after it was refused has a
+// pipe of its own, which is there for a shim that starts again.
+func TestRefusedAgain(t *testing.T) {
+	b := newBench(t).start()
+	for n := range 100 {
+		s := b.launch("again", uint64(n+1), "exec sleep 1000")
+		bad := s
+		bad.Command = []string{"/etc/passwd"}
+		for range 3 {
+			if _, err := b.c.Start(within(t), bad); err == nil {
+				t.Fatal("a program that is none was started")
+			}
+		}
+		started, err := b.c.Start(within(t), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(filepath.Join(b.dir, "pipes", "again."+strconv.Itoa(n+1))); err != nil {
+			t.Fatalf("after %d: %v", n, err)
+		}
+		if err := syscall.Kill(started.PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		b.exit("again", uint64(n+1))
 	}
 }
 
