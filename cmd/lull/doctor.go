@@ -3,16 +3,21 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"lull/internal/edge/cgroup"
+	"lull/internal/link/hostctl"
 )
 
 func (c *cli) doctorCommand() *cobra.Command {
@@ -25,8 +30,43 @@ For the other two places: lull server doctor, lull agent doctor.`,
 			if err != nil {
 				return &usageError{err}
 			}
-			return c.showFindings(slices.Concat(hostFindings(cfg), containerFindings(cmd.Context(), cfg), machineFindings(cfg), c.serverFinding(cmd.Context(), cfg)))
+			run, rerr := c.runningHost(cmd.Context())
+			if rerr == nil {
+				cfg.Data = run.DataDir
+			}
+			here := slices.Concat(hostFindings(cfg), containerFindings(cmd.Context(), cfg), machineFindings(cfg))
+			if rerr == nil {
+				here = append(here, runningFindings(run, here)...)
+			}
+			return c.showFindings(append(here, serverFinding(cfg, run, rerr)...))
 		}}
+}
+
+// runningHost asks the host that runs here how it is.
+func (c *cli) runningHost(ctx context.Context) (hostctl.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	cl, err := c.client()
+	if err != nil {
+		return hostctl.Status{}, err
+	}
+	return cl.Status(ctx)
+}
+
+// runningFindings are what the host that runs says of itself. It looks for what
+// its runtimes need when it starts; here is what is there now.
+func runningFindings(run hostctl.Status, here findings) (l findings) {
+	l.add("host", true, fmt.Sprintf("version %s runs as process %d since %s, with its data in %s", run.Version, run.PID, clockTime(run.StartedAt), run.DataDir), "")
+	for _, fault := range run.Faults {
+		l.optional("host: at fault", errors.New(fault), "", "")
+	}
+	for _, name := range slices.Sorted(maps.Keys(run.Missing)) {
+		lacks := func(f finding) bool { return !f.OK && strings.HasPrefix(f.What, name+": ") }
+		if !slices.ContainsFunc(here, lacks) {
+			l.optional(name+": the host that runs", errors.New("what was missing when it started is here now: "+run.Missing[name]), "", "start the host again; its instances go on meanwhile")
+		}
+	}
+	return l
 }
 
 func hostFindings(cfg hostConfig) (l findings) {

@@ -204,7 +204,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	metrics := promhttp.HandlerFor(hostMetrics(h), promhttp.HandlerOpts{})
 	a := &host.API{Host: h, Version: version, Metrics: metrics,
 		Status: func() hostctl.Status {
-			s := hostStatus(h, rt, cfg, started, faults)
+			s := hostStatus(h, rt, cfg, started, faults, missing)
 			if containers != nil {
 				s.LeftAlone = containers.Faults()
 			}
@@ -346,9 +346,12 @@ func baseEnv(getenv func(string) string) []string {
 	return env
 }
 
-func hostStatus(h *host.Host, rt *process.Runtime, cfg hostConfig, started time.Time, faults []string) hostctl.Status {
+func hostStatus(h *host.Host, rt *process.Runtime, cfg hostConfig, started time.Time, faults []string, missing map[string]error) hostctl.Status {
 	s := hostctl.Status{Version: version, PID: os.Getpid(), StartedAt: started, Halt: h.Halted(), DataDir: cfg.Data,
-		Instances: map[string]int{}, Room: h.Room(), Freezer: rt.Freezer(), Shim: rt.Shim(), Goroutines: runtime.NumGoroutine(), Faults: append(append([]string{}, faults...), h.Misset()...)}
+		Instances: map[string]int{}, Room: h.Room(), Freezer: rt.Freezer(), Shim: rt.Shim(), Goroutines: runtime.NumGoroutine(), Faults: append(append([]string{}, faults...), h.Misset()...), Missing: map[string]string{}}
+	for name, why := range missing {
+		s.Missing[name] = why.Error()
+	}
 	s.Halted = s.Halt != nil
 	for _, o := range h.List(false) {
 		s.Instances[o.State]++

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"time"
 
 	"lull/internal/daemon/host"
 	"lull/internal/link/control"
@@ -59,17 +58,9 @@ func (s hostServer) HostTurn(ctx context.Context, name string, t control.HostTur
 
 // serverFinding is how it stands with the server that this host is to report
 // to; none without one.
-func (c *cli) serverFinding(ctx context.Context, cfg hostConfig) []finding {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	var l *hostctl.ServerLink
-	cl, err := c.client()
-	if err == nil {
-		var st hostctl.Status
-		if st, err = cl.Status(ctx); err == nil {
-			l = st.Server
-		}
-	}
+// run is the host that runs here, err why there is none.
+func serverFinding(cfg hostConfig, run hostctl.Status, err error) []finding {
+	l := run.Server
 	f := finding{What: "server"}
 	switch {
 	case l == nil && cfg.Server == "":

@@ -239,13 +239,16 @@ func (d *decision) activity() {
 	if d.v.IsIdle {
 		return
 	}
-	b := Block{Code: NotIdleYet, Until: &ends, Sentence: fmt.Sprintf(
-		"Idle for %s of %s.", Human(idle), Human(time.Duration(d.p.Timeout)))}
+	of, after := "", "" // without detection its timeout means nothing
+	if d.p.Detection {
+		of, after = " of "+Human(time.Duration(d.p.Timeout)), "; it is idle after "+Human(time.Duration(d.p.Timeout))
+	}
+	b := Block{Code: NotIdleYet, Until: &ends, Sentence: "Idle for " + Human(idle) + of + "."}
 	if active >= 0 {
 		r := d.e.Readings[active]
 		b = Block{Code: RecentActivity, Signal: r.Signal, Until: &ends, Sentence: "Active: " + r.describe(d.now) + "."}
 		if idle > d.p.lately() { // it counts still, but nobody would call it active
-			b.Sentence = fmt.Sprintf("Last used %s ago (%s); it is idle after %s.", Human(idle), r.Signal, Human(time.Duration(d.p.Timeout)))
+			b.Sentence = fmt.Sprintf("Last used %s ago (%s)%s.", Human(idle), r.Signal, after)
 		}
 	}
 	d.block(b)

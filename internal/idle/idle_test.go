@@ -71,6 +71,22 @@ func TestEligibleTruthTable(t *testing.T) {
 	}
 }
 
+// TestOffNamesNoTimeout: where nothing is paused for idleness, no sentence says
+// when it will be.
+func TestOffNamesNoTimeout(t *testing.T) {
+	p, e := policy(), idleEvidence()
+	e.LastActivityAt = t0.Add(-25 * time.Minute)
+	for _, c := range []struct {
+		on   bool
+		want string
+	}{{true, "Idle for 25m of 1h."}, {false, "Idle for 25m."}} {
+		p.Detection = c.on
+		if got := Decide(t0, p, e).Blocks[0]; got.Code != NotIdleYet || got.Sentence != c.want {
+			t.Errorf("detection %v: %+v, want %q", c.on, got, c.want)
+		}
+	}
+}
+
 // TestBaselineChain is the fallback chain of seeds/000, section 4.
 func TestBaselineChain(t *testing.T) {
 	at := func(min int) time.Time { return t0.Add(-time.Duration(min) * time.Minute) }

@@ -198,22 +198,23 @@ type Event struct {
 
 // Status is the host daemon's own state.
 type Status struct {
-	Version    string         `json:"version"`
-	PID        int            `json:"pid"`
-	StartedAt  time.Time      `json:"started_at"`
-	Halted     bool           `json:"halted"`
-	Halt       *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent without a halt"`
-	DataDir    string         `json:"data_dir"`
-	Instances  map[string]int `json:"instances" doc:"Count by state"`
-	Freezer    string         `json:"freezer" doc:"How processes are frozen here"`
-	Shim       string         `json:"shim"`
-	OpenFiles  int            `json:"open_files"`
-	FileLimit  uint64         `json:"file_limit"`
-	Goroutines int            `json:"goroutines"`
-	Room       Room           `json:"room" doc:"Memory and places for starts and wakes"`
-	Faults     []string       `json:"faults" doc:"What is wrong, each with what to do"`
-	LeftAlone  []string       `json:"left_alone,omitempty" doc:"Containers of Docker whose labels ask that they be taken over, and that cannot be, each with the reason"`
-	Server     *ServerLink    `json:"server" doc:"The server that it reports to; null without one"`
+	Version    string            `json:"version"`
+	PID        int               `json:"pid"`
+	StartedAt  time.Time         `json:"started_at"`
+	Halted     bool              `json:"halted"`
+	Halt       *idle.HaltedBy    `json:"halt,omitempty" doc:"Who halted it, since when, until when and why; absent without a halt"`
+	DataDir    string            `json:"data_dir"`
+	Instances  map[string]int    `json:"instances" doc:"Count by state"`
+	Freezer    string            `json:"freezer" doc:"How processes are frozen here"`
+	Shim       string            `json:"shim"`
+	OpenFiles  int               `json:"open_files"`
+	FileLimit  uint64            `json:"file_limit"`
+	Goroutines int               `json:"goroutines"`
+	Room       Room              `json:"room" doc:"Memory and places for starts and wakes"`
+	Faults     []string          `json:"faults" doc:"What is wrong, each with what to do"`
+	Missing    map[string]string `json:"missing" doc:"Why a runtime can make no instance here, by the runtime; what it needs is looked for when the host starts"`
+	LeftAlone  []string          `json:"left_alone,omitempty" doc:"Containers of Docker whose labels ask that they be taken over, and that cannot be, each with the reason"`
+	Server     *ServerLink       `json:"server" doc:"The server that it reports to; null without one"`
 }
 
 // ServerLink is how it stands with the server that a host reports to.

@@ -18,6 +18,7 @@ import (
 type finding struct {
 	What     string
 	OK       bool
+	Found    string
 	Do       string
 	Optional bool
 }
@@ -134,6 +135,16 @@ func TestWithout(t *testing.T) {
 	s := box("docker", "web", "true")
 	s.Runtime = "docker"
 	refuses(d, s, "docker")
+	// Root has what that daemon lacked, so that starting it again would help.
+	cmd := exec.Command(daemontest.Program("lull"), "doctor", "--json")
+	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "LULL_HOST=unix://" + d.Dir + "/host.sock"}, "/"
+	all := findings(t, cmd)
+	if f := all["container: the host that runs"]; f.OK || !f.Optional || !strings.Contains(f.Found, "root") || !strings.Contains(f.Do, "start the host again") {
+		t.Errorf("what the daemon lacked is here: %+v", f)
+	}
+	if f := all["host"]; !f.OK || !strings.Contains(f.Found, d.Dir) {
+		t.Errorf("the daemon that runs: %+v", f)
+	}
 	p := box("process", "", "/bin/sleep", "1000")
 	p.Runtime = ""
 	if o := d.Launch(p); o.State != "running" {
