@@ -69,6 +69,9 @@ func (s *spanFlag) Type() string { return "length" }
 func bindSpan(f *pflag.FlagSet, to *time.Duration, name string, usual time.Duration, doc string) {
 	*to = usual
 	f.Var((*spanFlag)(to), name, doc)
+	if usual == 0 {
+		f.Lookup(name).DefValue = "0" // which a help text does not name
+	}
 }
 
 // wholeMinutes reads a length of whole minutes; a bare number is minutes.

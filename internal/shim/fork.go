@@ -74,7 +74,7 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 		return failed(fmt.Errorf("the stage before the program failed: %q", said))
 	}
 	return &shimctl.Error{Code: shimctl.CodeStage, Step: why.Step, Errno: why.Errno,
-		Message: fmt.Sprintf("cannot %s: step %s: %s", f.what, why.Step, why.What)}
+		Message: fmt.Sprintf("step %s: %s", why.Step, why.What)}
 }
 
 // spawn forks the stage, straight into its v2 group where the kernel can, and

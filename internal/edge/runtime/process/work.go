@@ -256,8 +256,20 @@ func (w *Work) Reclaim(ctx context.Context) (int64, error) {
 	return max(before-after, 0), err
 }
 
+// moves is how often sockets that are moved meanwhile are looked for again.
+const moves = 20
+
 // Listeners implements instance.Workload.
-func (w *Work) Listeners() ([]instance.Listener, error) {
+func (w *Work) Listeners() (l []instance.Listener, err error) {
+	for range moves {
+		if l, err = w.listeners(); !errors.Is(err, sockets.ErrGone) {
+			break
+		}
+	}
+	return l, err
+}
+
+func (w *Work) listeners() ([]instance.Listener, error) {
 	tcp, err := w.table.listeners()
 	if err != nil {
 		return nil, err
@@ -276,7 +288,7 @@ func (w *Work) Listeners() ([]instance.Listener, error) {
 // listenersAmong are those of the listening sockets that are the tree's own, and
 // whether each can be watched. One that has left its place since it was found
 // there says nothing about that: a program that is just starting moves those that
-// it inherits. Then it is an error, and who asks looks again.
+// it inherits. Then it is an error, and one looks again.
 func listenersAmong(tcp, udp []sockets.Socket, own map[uint64]place, duplicate func(pid int, fds []int) ([]int, error)) (out []instance.Listener, err error) {
 	for n, s := range slices.Concat(tcp, udp) {
 		at, ok := own[s.Inode]
