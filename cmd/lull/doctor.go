@@ -58,7 +58,7 @@ func (c *cli) runningHost(ctx context.Context) (hostctl.Status, error) {
 func runningFindings(run hostctl.Status, here findings) (l findings) {
 	l.add("host", true, fmt.Sprintf("version %s runs as process %d since %s, with its data in %s", run.Version, run.PID, clockTime(run.StartedAt), run.DataDir), "")
 	for _, fault := range run.Faults {
-		l.optional("host: at fault", errors.New(fault), "", "")
+		l.add("host: as it runs", true, fault, "")
 	}
 	for _, name := range slices.Sorted(maps.Keys(run.Missing)) {
 		lacks := func(f finding) bool { return !f.OK && strings.HasPrefix(f.What, name+": ") }

@@ -139,6 +139,11 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		return err
 	}
 	defer kept.Close()
+	events, err := host.OpenEventLog(filepath.Join(cfg.Data, "events"), log)
+	if err != nil {
+		return err
+	}
+	defer events.Close()
 	relay, err := router.New(router.Config{Log: log})
 	if err != nil {
 		return err
@@ -178,7 +183,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	}
 	h = host.New(host.Config{Halted: halted, KeepHalt: files.KeepHalt, Images: keepers, ImageAge: cfg.ImageAge, ImageSpace: space, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe, CPUPercent: share, NetBytes: float64(cfg.Net),
 		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
-		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, Log: log, Tracer: traces.Tracer(),
+		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, EventLog: events, Log: log, Tracer: traces.Tracer(),
 		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})
 	reports, err := newReporter(cfg, h, faults, log)
 	if err != nil {

@@ -108,6 +108,9 @@ func Explain(a Account, d Decision) Account {
 	var parts []string
 	for _, b := range v.Blocks {
 		parts = append(parts, b.Sentence)
+		if !p.Detection && (b.Code == idle.NotIdleYet || b.Code == idle.RecentActivity) {
+			continue // no time ends what is never paused for idleness
+		}
 		a.Change = append(a.Change, a.end(b))
 	}
 	a.Answer = strings.Join(parts, " ")

@@ -36,3 +36,16 @@ func TestPastIsOfItsMoment(t *testing.T) {
 		t.Error("the record itself was changed")
 	}
 }
+
+// TestNeverPausedNamesNoTime: what is never paused for idleness is told what would
+// change that, and no time at which nothing happens.
+func TestNeverPausedNamesNoTime(t *testing.T) {
+	p := idle.Policy{Timeout: idle.Duration(366 * 24 * time.Hour), CheckInterval: idle.Duration(time.Minute), AutoPause: true}
+	a := evidence.Explain(evidence.Account{Kind: evidence.KindInstance}, evidence.Decide(t0, p, idle.Evidence{Running: true, CreatedAt: t0.Add(-2 * time.Hour)}))
+	if got := strings.Join(a.Change, "; "); got != "--pause-after would have to be above 0" {
+		t.Errorf("to change that: %s", got)
+	}
+	if strings.Contains(a.Answer, "366d") || !strings.Contains(a.Answer, "Idle for 2h.") {
+		t.Errorf("answer: %s", a.Answer)
+	}
+}

@@ -315,7 +315,7 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 	sse.Register(api, op, map[string]any{"event": hostctl.Event{}, "reset": hostctl.Reset{}},
 		func(ctx context.Context, in *struct {
 			Last  string `header:"Last-Event-ID"`
-			Since string `query:"since" doc:"now, or a sequence number; default everything that is kept, in memory: the newest 4096 since the daemon began. After a number that is not among those comes a reset, then everything that is kept"`
+			Since string `query:"since" doc:"now, or a sequence number; default everything that is kept: the newest 4096, those before a restart of the daemon too. After a number that is not among those comes a reset, then everything that is kept"`
 			Kept  bool   `query:"kept" doc:"Only what is kept: it ends before what is to come"`
 		}, send sse.Sender) {
 			if beginStream(ctx) != nil {

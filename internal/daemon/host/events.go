@@ -1,6 +1,7 @@
 package host
 
 import (
+	"sort"
 	"strconv"
 	"sync"
 	"time"
@@ -12,56 +13,80 @@ import (
 // reader that is too slow misses none that is still kept, and is told when
 // some are gone.
 //
-// Numbers begin at the microsecond of the start, so that those of one daemon are
-// not those of the one before it, unless the clock was put back, and are exact in
-// JSON (below 2^53) until the year 2255.
+// Numbers rise, and no number comes again. They begin at the microsecond of the
+// start, and behind those that an earlier daemon has left in the log; they are
+// exact in JSON (below 2^53) until the year 2255.
 type Events struct {
-	mu    sync.Mutex
-	ring  []hostctl.Event
-	first uint64 // sequence number of the first event
-	next  uint64 // and of the next one
-	fresh chan struct{}
+	log *EventLog // nil for none
+
+	mu      sync.Mutex
+	ring    []hostctl.Event
+	begin   int    // where the oldest lies, once the ring is full
+	next    uint64 // number of the next event
+	dropped bool   // there were older ones
+	fresh   chan struct{}
 }
 
-// NewEvents keeps the newest n events.
-func NewEvents(n int) *Events {
-	first := uint64(max(time.Now().UnixMicro(), 1))
-	return &Events{ring: make([]hostctl.Event, 0, n), first: first, next: first, fresh: make(chan struct{})}
+// NewEvents keeps the newest n events, and those that l has. A nil l keeps
+// nothing over the end of this process.
+func NewEvents(n int, l *EventLog) *Events {
+	s := &Events{log: l, ring: make([]hostctl.Event, 0, n), next: uint64(max(time.Now().UnixMicro(), 1)), fresh: make(chan struct{})}
+	if l != nil {
+		s.ring = append(s.ring, l.kept[max(0, len(l.kept)-n):]...)
+		s.dropped = l.dropped || len(l.kept) > n
+		l.kept = nil
+	}
+	if k := len(s.ring); k > 0 {
+		s.next = max(s.next, s.ring[k-1].Seq+1)
+	}
+	return s
 }
 
 // Add appends e and gives it its number.
 func (s *Events) Add(e hostctl.Event) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	e.Seq = s.next
 	s.next++
 	if len(s.ring) < cap(s.ring) {
 		s.ring = append(s.ring, e)
 	} else {
-		s.ring[s.at(e.Seq)] = e
+		s.ring[s.begin] = e
+		s.begin, s.dropped = (s.begin+1)%len(s.ring), true
+	}
+	if s.log != nil {
+		s.log.take(e)
 	}
 	close(s.fresh)
 	s.fresh = make(chan struct{})
-	s.mu.Unlock()
 }
 
-// at is where the event of a number lies.
-func (s *Events) at(seq uint64) uint64 { return (seq - s.first) % uint64(cap(s.ring)) }
+// nth is the event at a place, the oldest at 0.
+func (s *Events) nth(n int) *hostctl.Event { return &s.ring[(s.begin+n)%len(s.ring)] }
 
-// oldest is the number of the oldest event that is kept.
-func (s *Events) oldest() uint64 { return s.next - uint64(len(s.ring)) }
+// after is the place of the first event behind a number, and whether none is
+// missing between both.
+func (s *Events) after(seq uint64) (n int, whole bool) {
+	n = sort.Search(len(s.ring), func(n int) bool { return s.nth(n).Seq > seq })
+	switch {
+	case n > 0 && s.nth(n-1).Seq == seq, n < len(s.ring) && s.nth(n).Seq == seq+1, seq+1 == s.next:
+		return n, true
+	case seq == 0:
+		return n, !s.dropped
+	}
+	return n, false
+}
 
 // Since returns the kept events after seq, 0 being before all of them, whether some in between are gone,
 // and a channel that is closed when more come.
 func (s *Events) Since(seq uint64) (out []hostctl.Event, gone bool, more <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if oldest := s.oldest(); seq+1 < oldest {
-		gone, seq = seq > 0 || oldest > s.first, oldest-1
+	n, whole := s.after(seq)
+	for ; n < len(s.ring); n++ {
+		out = append(out, *s.nth(n))
 	}
-	for n := seq + 1; n < s.next; n++ {
-		out = append(out, s.ring[s.at(n)])
-	}
-	return out, gone, s.fresh
+	return out, !whole, s.fresh
 }
 
 // Last is the number of the newest event.
@@ -72,8 +97,8 @@ func (s *Events) Last() uint64 {
 }
 
 // from reads where a client of the stream wants to begin, and whether what came
-// after that is not known here: it is the number of an event that is no longer
-// kept, or of another daemon's. Then it begins with all that is kept.
+// after that is not known here: it is no number of an event that is kept. Then it
+// begins with all that is kept.
 func (s *Events) from(text string) (seq uint64, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +109,7 @@ func (s *Events) from(text string) (seq uint64, gone bool) {
 	if err != nil || n == 0 {
 		return 0, false
 	}
-	if n+1 < s.oldest() || n >= s.next {
+	if _, whole := s.after(n); !whole {
 		return 0, true
 	}
 	return n, false

@@ -2,9 +2,15 @@ package host
 
 import (
 	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"lull/internal/link/hostctl"
 )
@@ -15,7 +21,7 @@ import (
 func TestEventNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fill := func(n int) *Events {
-			s := NewEvents(4)
+			s := NewEvents(4, nil)
 			for range n {
 				s.Add(hostctl.Event{})
 			}
@@ -61,4 +67,102 @@ func TestEventNumbers(t *testing.T) {
 			t.Errorf("from now on, of none: %d, %t", seq, unknown)
 		}
 	})
+}
+
+// TestEventsOutliveTheDaemon: the next daemon has the events of those before it
+// under their numbers, as many as it keeps, and goes on behind them whatever the
+// clock says; who has seen some of them is given the others, and nothing else.
+func TestEventsOutliveTheDaemon(t *testing.T) {
+	dir := t.TempDir()
+	var all []hostctl.Event
+	daemon := func(keep int, ahead uint64, add ...string) *Events {
+		t.Helper()
+		l, err := OpenEventLog(dir, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := NewEvents(keep, l)
+		s.next += ahead
+		for _, what := range add {
+			e := hostctl.Event{Type: what, Time: time.Now().UTC(), Instance: "web", Reason: "a person asked"}
+			s.Add(e)
+			e.Seq = s.Last()
+			all = append(all, e)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		s.Add(hostctl.Event{Type: "while it ends"}) // which nobody keeps
+		return s
+	}
+	has := func(s *Events, since uint64, gone bool, want []hostctl.Event) {
+		t.Helper()
+		got, g, _ := s.Since(since)
+		if got = got[:len(got)-1]; g != gone || !cmp.Equal(got, want, cmpopts.EquateEmpty()) {
+			t.Errorf("since %d: gone %t, %s", since, g, cmp.Diff(want, got))
+		}
+	}
+	has(daemon(10, 0, "started", "paused"), 0, false, all)
+	s := daemon(10, 1<<50, "resumed") // a clock that is ahead, and put back after it
+	has(s, 0, false, all)
+	for n, e := range all {
+		if seq, unknown := s.from(fmt.Sprint(e.Seq)); seq != e.Seq || unknown {
+			t.Errorf("from %d: %d, %t", e.Seq, seq, unknown)
+		}
+		has(s, e.Seq, false, all[n+1:])
+	}
+	if seq, unknown := s.from(fmt.Sprint(all[2].Seq - 5)); seq != 0 || !unknown {
+		t.Errorf("from a number that none has: %d, %t", seq, unknown)
+	}
+	has(daemon(10, 0, "paused", "resumed"), all[1].Seq, false, all[2:])
+	has(daemon(4, 0), 0, true, all[2:]) // and that of its end
+	has(daemon(10, 0), 0, false, all)
+	for n := 1; n < len(all); n++ {
+		if all[n].Seq <= all[n-1].Seq {
+			t.Errorf("number %d after %d", all[n].Seq, all[n-1].Seq)
+		}
+	}
+}
+
+// TestEventLogDamaged: a host starts whatever has become of its events, and says
+// that some are gone.
+func TestEventLogDamaged(t *testing.T) {
+	for at := range 30 {
+		dir := t.TempDir()
+		open := func() (*EventLog, *Events) {
+			l, err := OpenEventLog(dir, slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l, NewEvents(100, l)
+		}
+		l, s := open()
+		for range 10 {
+			s.Add(hostctl.Event{Type: "paused", Time: time.Now()})
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		files, err := filepath.Glob(dir + "/*.seg")
+		if err != nil || len(files) == 0 {
+			t.Fatal(files, err)
+		}
+		b, err := os.ReadFile(files[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		b[at*(len(b)-1)/29] ^= 0x55
+		if err := os.WriteFile(files[0], b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, s = open()
+		evs, gone, _ := s.Since(0)
+		s.Add(hostctl.Event{Type: "resumed"})
+		if more, _, _ := s.Since(0); len(evs) < 10 && !gone || len(evs) > 10 || len(more) != len(evs)+1 {
+			t.Errorf("byte %d of %d: %d events, gone %t, then %d", at*(len(b)-1)/29, len(b), len(evs), gone, len(more))
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

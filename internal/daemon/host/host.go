@@ -80,6 +80,7 @@ type Config struct {
 	Socket     string        // LULL_SOCKET of the instances; empty for none
 	SharedHTTP bool          // instances without a relayed port get a gate too
 	KeepEvents int           // newest events that are kept, default 4096
+	EventLog   *EventLog     // keeps them over restarts; nil for none, and the caller's to close
 
 	Runtimes map[string]Runtime
 	Missing  map[string]error // why a runtime that lull knows is not among them, or can make no instance
@@ -168,7 +169,7 @@ func New(cfg Config) *Host {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(or(cfg.KeepEvents, 4096)),
+	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(or(cfg.KeepEvents, 4096), cfg.EventLog),
 		steps: standardFence(), haltSet: make(chan struct{}, 1), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
 	h.halted.Store(cfg.Halted)
 	h.saver = newSaver(cfg.Records)
