@@ -199,16 +199,7 @@ func TestPortsBlocked(t *testing.T) {
 			do("stop")
 		}
 		m.close()
-		r, err := New(b.cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.Runtime = r
-		aw, err := b.Adopt(t.Context(), "blocked", instance.Identity{Run: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		w = aw.(*Work)
+		w = b.next("blocked")
 		if frozen {
 			if err := w.Thaw(); err != nil {
 				t.Fatal(err)

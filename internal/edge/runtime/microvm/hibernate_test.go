@@ -101,16 +101,7 @@ func TestHibernate(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	r, err := New(b.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.Runtime = r
-	aw, err := b.Adopt(t.Context(), "hib", instance.Identity{Run: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w = aw.(*Work)
+	w = b.next("hib")
 	if !w.Hibernated() {
 		t.Fatal("it was not found hibernated")
 	}

@@ -389,16 +389,7 @@ func TestLayerFullAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-over
-	r, err := New(b.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.Runtime = r
-	aw, err := b.Adopt(t.Context(), "stands", instance.Identity{Run: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w = aw.(*Work)
+	w = b.next("stands")
 	if err := w.Thaw(); err == nil || !strings.Contains(err.Error(), "stands still") {
 		t.Errorf("it was thawed without room: %v", err)
 	}

@@ -143,6 +143,21 @@ func newBench(t testing.TB, change func(*Config)) *bench {
 	return b
 }
 
+// next is another daemon, after Close, that takes over a guest.
+func (b *bench) next(id string) *Work {
+	b.t.Helper()
+	r, err := New(b.cfg)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.Runtime = r
+	w, err := b.Adopt(b.t.Context(), id, instance.Identity{Run: 1})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return w.(*Work)
+}
+
 // sweep ends what a failed test left.
 func (b *bench) sweep() {
 	b.mu.Lock()

@@ -402,16 +402,7 @@ func TestWorkspaceIsKept(t *testing.T) {
 		if err := b.Close(); err != nil {
 			t.Fatal(err)
 		}
-		r, err := New(b.cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.Runtime = r
-		aw, err := b.Adopt(t.Context(), "kept", instance.Identity{Run: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		w = aw.(*Work)
+		w = b.next("kept")
 	}
 	step("begun,")
 	freeze()
