@@ -63,7 +63,8 @@ packages: ## install what the tests need (Debian, root)
 	rm -f /usr/sbin/policy-rc.d /tmp/lull-policy; \
 	if [ -n "$$restore" ]; then mv /usr/sbin/policy-rc.d.lull /usr/sbin/policy-rc.d; fi; exit $$ok
 
-# Tests that read or load the whole machine run one package at a time.
+# Tests that read or load the whole machine run one package at a time. They run
+# programs, of which the cache of results knows nothing: -count=1.
 ALONE := ./cmd/lull ./demo ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs \
 	./internal/edge/runtime/microvm ./internal/daemon/host/machines ./internal/daemon/host/containers
 # Packages with goroutines that are quick enough under the race detector.
@@ -88,7 +89,7 @@ guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 test: packages modules guest-kernel lint build ## everything that must hold; installs what it needs
 	@rm -rf bin/flaky-* bin/tests-* bin/artifacts
 	$(call TEST,main,$$(go list ./... | grep -vE '^lull/(cmd/lull|demo)$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines|containers)$$|/runtime/microvm$$' | tr '\n' ' '),-timeout 20m)
-	LULL_ARTIFACTS=$(CURDIR)/bin/artifacts LULL_GUEST_KERNEL=$(GUEST_KERNEL) $(call TEST,alone,$(ALONE),-p 1 -timeout 20m)
+	LULL_ARTIFACTS=$(CURDIR)/bin/artifacts LULL_GUEST_KERNEL=$(GUEST_KERNEL) $(call TEST,alone,$(ALONE),-p 1 -count=1 -timeout 20m)
 	CGO_ENABLED=1 $(call TEST,race,$(RACE),-race -short -timeout 20m)
 	$(MAKE) --no-print-directory cross CROSS='darwin/arm64 linux/arm64'
 	@LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/house | grep -v '^[=-]\|^PASS\|^ok'; exit $${PIPESTATUS[0]}
