@@ -57,8 +57,8 @@ func (c *cli) runningHost(ctx context.Context) (hostctl.Status, error) {
 // its runtimes need when it starts; here is what is there now.
 func runningFindings(run hostctl.Status, here findings) (l findings) {
 	l.add("host", true, fmt.Sprintf("version %s runs as process %d since %s, with its data in %s", run.Version, run.PID, clockTime(run.StartedAt), run.DataDir), "")
-	for _, fault := range run.Faults {
-		l.add("host: as it runs", true, fault, "")
+	if len(run.Faults) > 0 { // each says what to do
+		l.hint(strings.Join(run.Faults, "; "))
 	}
 	for _, name := range slices.Sorted(maps.Keys(run.Missing)) {
 		lacks := func(f finding) bool { return !f.OK && strings.HasPrefix(f.What, name+": ") }

@@ -14,8 +14,8 @@ import (
 // some are gone.
 //
 // Numbers rise, and no number comes again. They begin at the microsecond of the
-// start, and behind those that an earlier daemon has left in the log; they are
-// exact in JSON (below 2^53) until the year 2255.
+// start, and well behind those that an earlier daemon has left in the log, which
+// may lack its last second; they are exact in JSON (below 2^53) until the year 2255.
 type Events struct {
 	log *EventLog // nil for none
 
@@ -27,6 +27,10 @@ type Events struct {
 	fresh   chan struct{}
 }
 
+// unkept is more than the events of a second, which a daemon that is killed has
+// numbered and not kept.
+const unkept = 1 << 20
+
 // NewEvents keeps the newest n events, and those that l has. A nil l keeps
 // nothing over the end of this process.
 func NewEvents(n int, l *EventLog) *Events {
@@ -37,7 +41,7 @@ func NewEvents(n int, l *EventLog) *Events {
 		l.kept = nil
 	}
 	if k := len(s.ring); k > 0 {
-		s.next = max(s.next, s.ring[k-1].Seq+1)
+		s.next = max(s.next, s.ring[k-1].Seq+unkept)
 	}
 	return s
 }
