@@ -1,0 +1,134 @@
+// Package truth states when simulated users and loads really used something.
+//
+// A Use is written before a test starts and never derived from a reading, so
+// it can convict the code that takes the readings: a property test drives the
+// simulated world from a Use, lets lull run, and asks Check about every
+// automatic action.
+package truth
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Span is one stretch of use: From is inside it, To is not.
+type Span struct{ From, To time.Time }
+
+// Use is when something was in use: spans in order that do not touch. The
+// zero value was never in use. A Use is immutable and safe for concurrent use.
+type Use struct{ spans []Span }
+
+// Of returns the use that spans add up to. Spans may overlap and come in any
+// order; empty ones are dropped.
+func Of(spans ...Span) Use {
+	sorted := slices.Clone(spans)
+	slices.SortFunc(sorted, func(a, b Span) int { return a.From.Compare(b.From) })
+	var u Use
+	for _, s := range sorted {
+		if !s.From.Before(s.To) {
+			continue
+		}
+		if n := len(u.spans); n > 0 && !s.From.After(u.spans[n-1].To) {
+			if s.To.After(u.spans[n-1].To) {
+				u.spans[n-1].To = s.To
+			}
+			continue
+		}
+		u.spans = append(u.spans, s)
+	}
+	return u
+}
+
+// Draw returns random use between from and from+length. Spans and the gaps
+// between them range from a second to longest, short ones more often than long
+// ones. length and longest must be at least a second.
+func Draw(r *rand.Rand, from time.Time, length, longest time.Duration) Use {
+	end := from.Add(length)
+	var spans []Span
+	for t := from; t.Before(end); {
+		t = t.Add(drawLength(r, longest))
+		to := t.Add(drawLength(r, longest))
+		if to.After(end) {
+			to = end
+		}
+		spans = append(spans, Span{t, to})
+		t = to
+	}
+	return Of(spans...)
+}
+
+// drawLength is between a second and longest; half of the draws are below an
+// eighth of longest.
+func drawLength(r *rand.Rand, longest time.Duration) time.Duration {
+	x := r.Float64()
+	return max(time.Second, time.Duration(x*x*x*float64(longest)))
+}
+
+// Spans returns a copy of the stretches of use, in order.
+func (u Use) Spans() []Span { return slices.Clone(u.spans) }
+
+// At reports whether it was in use at t.
+func (u Use) At(t time.Time) bool {
+	return slices.ContainsFunc(u.spans, func(s Span) bool { return !t.Before(s.From) && t.Before(s.To) })
+}
+
+// Share returns which part of [from, to) was in use, from 0 to 1. An empty
+// window has the share 0.
+func (u Use) Share(from, to time.Time) float64 {
+	if !from.Before(to) {
+		return 0
+	}
+	var used time.Duration
+	for _, s := range u.spans {
+		a, b := s.From, s.To
+		if a.Before(from) {
+			a = from
+		}
+		if b.After(to) {
+			b = to
+		}
+		if d := b.Sub(a); d > 0 {
+			used += d
+		}
+	}
+	return float64(used) / float64(to.Sub(from))
+}
+
+// Last returns the newest moment of use at or before t, and false if there was
+// none. While in use, that is t itself.
+func (u Use) Last(t time.Time) (time.Time, bool) {
+	for _, s := range slices.Backward(u.spans) {
+		if t.Before(s.From) {
+			continue
+		}
+		if t.Before(s.To) {
+			return t, true
+		}
+		return s.To, true
+	}
+	return time.Time{}, false
+}
+
+// Check returns an error if an automatic action at the given time hit what had
+// been in use less than timeout ago. blind is how much use the documented
+// resolution of the sources may hide: use newer than blind is forgiven unless
+// it was still visible, that is, unless the same use began more than blind ago.
+func (u Use) Check(at time.Time, timeout, blind time.Duration) error {
+	for _, s := range slices.Backward(u.spans) {
+		if at.Before(s.From) || at.Sub(s.From) <= blind {
+			continue
+		}
+		end := s.To
+		if at.Before(end) {
+			end = at
+		}
+		if idle := at.Sub(end); idle < timeout {
+			return fmt.Errorf("acted at %s on what was in use from %s to %s: idle for %s, must be %s (blind for %s)",
+				at.Format(time.RFC3339), s.From.Format(time.RFC3339), s.To.Format(time.RFC3339), idle, timeout, blind)
+		}
+		return nil
+	}
+	return nil
+}
