@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Mermaid draws the table as a Mermaid state diagram.
+// Mermaid returns the table as a Mermaid state diagram.
 func (t *Table[S]) Mermaid() string {
 	var b strings.Builder
 	b.WriteString("stateDiagram-v2\n")
@@ -29,8 +29,8 @@ func (t *Table[S]) Mermaid() string {
 	return b.String()
 }
 
-// Markdown is the reference of the table: its diagram, states, deadlines and
-// transitions.
+// Markdown returns the reference section of the table: its diagram, states,
+// deadlines and transitions.
 func (t *Table[S]) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "```mermaid\n%s```\n\n", t.Mermaid())
@@ -38,7 +38,7 @@ func (t *Table[S]) Markdown() string {
 	for _, s := range t.States {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", s.Name, s.Kind, s.Doc)
 	}
-	b.WriteString("\n| state | deadline | who watches it | repair | leads to |\n|---|---|---|---|---|\n")
+	b.WriteString("\n| state | deadline | owner | repair | leads to |\n|---|---|---|---|---|\n")
 	for _, s := range t.States {
 		if d := s.Deadline; s.Kind == Transitional {
 			fmt.Fprintf(&b, "| `%s` | `%s` | %s | %s | %s |\n", s.Name, d.Name, d.Owner, d.Repair, codes(d.To))
@@ -51,17 +51,17 @@ func (t *Table[S]) Markdown() string {
 	return b.String()
 }
 
-// Reference is the page docs/reference/states.md, generated from the tables.
+// Reference returns the content of docs/reference/states.md.
 func Reference() string {
 	var b strings.Builder
 	b.WriteString("# Power states\n\nGenerated from the tables of `internal/power` by `go test ./internal/power -update`; do not edit.\n" +
-		"Yellow states only pass: each has a deadline, somebody who watches it and a repair.\n" +
-		"Every transition that is not listed is refused.\n\n## Instances of a host\n\n")
+		"Yellow states are transitional: each has a deadline, an owner and a repair.\n" +
+		"Any transition not listed here is rejected.\n\n## Instances of a host\n\n")
 	b.WriteString(InstanceTable.Markdown())
 	b.WriteString("\n## Workers of a fleet\n\n")
 	b.WriteString(WorkerTable.Markdown())
-	b.WriteString("\n### What an observation of EC2 does\n\nA worker that reads as below keeps its status where the cell is empty. " +
-		"\"No such instance\" is no observation until it is confirmed.\n\n| status |")
+	b.WriteString("\n### How observed EC2 states change a status\n\nAn empty cell means that the status does not change. " +
+		"\"No such instance\" is ignored until it is confirmed.\n\n| status |")
 	states := []EC2{EC2Pending, EC2Running, EC2Stopping, EC2Stopped, EC2ShuttingDown, EC2Terminated, "other"}
 	for _, s := range states {
 		fmt.Fprintf(&b, " `%s` |", s)
@@ -78,7 +78,7 @@ func Reference() string {
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("\n`FAILED` moves only when the state differs from the one last recorded, and `STARTING` falls back to `STOPPED` only then.\n")
+	b.WriteString("\n`FAILED` changes only when the EC2 state differs from the one last recorded, and so does `STARTING` to `STOPPED`.\n")
 	return b.String()
 }
 

@@ -1,9 +1,9 @@
 package power
 
-// EC2 is the state of an instance as EC2 names it.
+// EC2 is an instance state as EC2 names it.
 type EC2 string
 
-// The states that EC2 documents for an instance.
+// The instance states that EC2 documents.
 const (
 	EC2Pending      EC2 = "pending"
 	EC2Running      EC2 = "running"
@@ -13,19 +13,21 @@ const (
 	EC2Terminated   EC2 = "terminated"
 )
 
-// Observation is one reading of EC2. "No such instance" is none: whoever has
-// confirmed it twice, in the right region and account, passes EC2Terminated.
+// Observation is one reading of an instance's state in EC2. A "no such
+// instance" answer is not an observation: the caller passes EC2Terminated only
+// after confirming it twice, in the right region and account.
 type Observation struct {
-	State     EC2  // empty when nothing was read, which changes nothing
-	Changed   bool // State differs from the one last recorded for the worker
-	Addressed bool // its address is confirmed
+	State     EC2  // empty if the state could not be read; Observe then changes nothing
+	Changed   bool // State differs from the last one recorded
+	Addressed bool // the worker's address is confirmed
 }
 
-// Observe returns the status of a worker after an observation; every change is
-// a transition of WorkerTable that is open to Observed. Three rules bend the
-// plain map: a start passes through STARTING whoever asked for it, an own call
-// that has not taken effect yet is left to its deadline, and a FAILED worker
-// moves only on a change from outside, so that it is never retried by itself.
+// Observe returns a worker's status after an observation. Every change it
+// makes is a transition of WorkerTable that is open to Observed. Three rules
+// refine the plain mapping: a start always passes through STARTING, a call of
+// lull's own that has not taken effect yet is left to its deadline, and a
+// FAILED worker changes only when EC2's state changed, so it is never retried
+// automatically.
 func Observe(w Worker, o Observation) Worker {
 	switch {
 	case o.State == "", w == WorkerPending, w == WorkerTerminated:
@@ -54,7 +56,7 @@ func Observe(w Worker, o Observation) Worker {
 		return WorkerStopped
 	}
 	if w == WorkerFailed {
-		return w // it keeps its cause
+		return w // keep the recorded cause
 	}
 	return WorkerUnknown
 }

@@ -1,18 +1,18 @@
-// Package power holds the power states of what lull controls and the legal
-// transitions between them, as tables that code, docs and tests read.
+// Package power defines the power states of workers and instances and the legal
+// transitions between them, as tables that code, docs and tests share.
 //
-// It guarantees that every state that only passes has a deadline, an owner and
-// a repair, that none is unreachable and that none is a trap; the tests hold
-// it to that. It is pure: whether a transition is wise is package idle's
-// question, and carrying it out is the daemon's.
+// Every transitional state has a deadline, an owner and a repair. No state is
+// unreachable, and none is a dead end; the tests enforce both. The package is
+// pure: package idle decides whether a transition is wise, and the daemon that
+// owns the worker or instance carries it out.
 package power
 
-// Instance is the power state of an instance on a host (spec, section 4).
-// Whether it may run at all is the flag `enabled` beside it.
+// Instance is the power state of a host's instance. Whether the instance may
+// run at all is the separate `enabled` flag.
 type Instance string
 
-// The states of an instance. The in-between states exist so that no request
-// ever acts on a half-done change.
+// The states of an instance. Transitional states exist so that no request acts
+// on a half-completed change.
 const (
 	Stopped    Instance = "stopped"
 	Starting   Instance = "starting"
@@ -25,84 +25,84 @@ const (
 	Stopping   Instance = "stopping"
 )
 
-// Asleep reports whether the instance is at rest on a step of the ladder from
-// which a connection wakes it.
+// Asleep reports whether s is a state from which a connection wakes the
+// instance without starting its program anew.
 func (s Instance) Asleep() bool { return s == Paused || s == Reclaimed || s == Hibernated }
 
-const hostOwner = "host daemon, the instance's one owner"
+const hostOwner = "host daemon, the instance's only owner"
 
-// InstanceTable is the one list of an instance's legal transitions.
+// InstanceTable lists an instance's legal transitions.
 var InstanceTable = &Table[Instance]{
 	Name:    "instance",
-	Initial: []Instance{Stopped, Hibernated}, // the latter of a clone
+	Initial: []Instance{Stopped, Hibernated}, // clones start hibernated
 	States: []State[Instance]{
-		{Name: Stopped, Kind: Resting, Doc: "No process of it exists."},
-		{Name: Starting, Kind: Transitional, Doc: "Launched, and not ready yet.",
-			Deadline: Deadline[Instance]{"start_timeout", hostOwner, "end the whole tree and record why it was not ready", []Instance{Stopped}}},
-		{Name: Running, Kind: Resting, Doc: "Its program runs."},
-		{Name: Pausing, Kind: Transitional, Doc: "The fence is closing: frozen perhaps, not committed.",
-			Deadline: Deadline[Instance]{"freeze_timeout", hostOwner, "thaw and go on running; no pause is recorded", []Instance{Running}}},
-		{Name: Paused, Kind: Resting, Doc: "Frozen with its memory in place; a connection wakes it."},
-		{Name: Reclaimed, Kind: Resting, Doc: "Frozen with its memory pushed out; a connection wakes it."},
-		{Name: Hibernated, Kind: Resting, Doc: "Saved to disk, without a process of its own; a connection wakes it."},
-		{Name: Resuming, Kind: Transitional, Doc: "On its way back from a step of the ladder.",
+		{Name: Stopped, Kind: Resting, Doc: "No process exists."},
+		{Name: Starting, Kind: Transitional, Doc: "Launched, but not ready yet.",
+			Deadline: Deadline[Instance]{"start_timeout", hostOwner, "kill the process tree and record why it did not become ready", []Instance{Stopped}}},
+		{Name: Running, Kind: Resting, Doc: "The program is running."},
+		{Name: Pausing, Kind: Transitional, Doc: "The pause is in progress: possibly frozen, not committed.",
+			Deadline: Deadline[Instance]{"freeze_timeout", hostOwner, "thaw and keep running; no pause is recorded", []Instance{Running}}},
+		{Name: Paused, Kind: Resting, Doc: "Frozen in memory; a connection wakes it."},
+		{Name: Reclaimed, Kind: Resting, Doc: "Frozen, with its memory paged out; a connection wakes it."},
+		{Name: Hibernated, Kind: Resting, Doc: "Saved to disk without a process; a connection wakes it."},
+		{Name: Resuming, Kind: Transitional, Doc: "Being thawed or restored.",
 			Deadline: Deadline[Instance]{"resume_timeout", hostOwner,
-				"thaw again; what cannot be thawed is ended, a restore that fails keeps its image", []Instance{Hibernated, Stopping}}},
-		{Name: Stopping, Kind: Transitional, Doc: "Thawed and asked to end.",
-			Deadline: Deadline[Instance]{"stop_timeout", hostOwner, "kill the whole tree", []Instance{Stopped}}},
+				"thaw again; stop it if that fails; keep the image if a restore fails", []Instance{Hibernated, Stopping}}},
+		{Name: Stopping, Kind: Transitional, Doc: "Thawed and asked to shut down.",
+			Deadline: Deadline[Instance]{"stop_timeout", hostOwner, "kill the process tree", []Instance{Stopped}}},
 	},
 	Transitions: []Transition[Instance]{
 		{Stopped, Starting, []Cause{Command, Wake, Restart}, "wake only with wake-from-stopped"},
-		{Starting, Running, []Cause{Done}, "the program accepts"},
+		{Starting, Running, []Cause{Done}, "the program accepts connections"},
 		{Starting, Stopped, []Cause{Failure, Exit, Timeout}, "it could not be started"},
 		{Starting, Stopping, []Cause{Command}, ""},
 		{Running, Pausing, []Cause{Idle, Command}, "intent recorded, gate closed"},
 		{Running, Stopping, []Cause{Command, Restart}, ""},
 		{Running, Stopped, []Cause{Exit}, ""},
-		{Pausing, Paused, []Cause{Done, Restart}, "frozen, looked again twice, committed"},
-		{Pausing, Running, []Cause{Cancelled, Failure, Timeout, Restart}, "thawed at once"},
+		{Pausing, Paused, []Cause{Done, Restart}, "frozen, checked twice more, committed"},
+		{Pausing, Running, []Cause{Cancelled, Failure, Timeout, Restart}, "thawed immediately"},
 		{Pausing, Stopping, []Cause{Command}, "the pause failed and could not be undone"},
 		{Pausing, Stopped, []Cause{Exit}, ""},
 		{Paused, Resuming, []Cause{Wake, Command, Restart}, ""},
-		{Paused, Reclaimed, []Cause{Ladder}, "memory pushed out"},
+		{Paused, Reclaimed, []Cause{Ladder}, "memory paged out"},
 		{Paused, Hibernated, []Cause{Ladder}, "saved"},
-		{Paused, Stopping, []Cause{Ladder, Command}, "thawed first, then asked to end"},
-		{Paused, Stopped, []Cause{Exit}, "ended from outside"},
+		{Paused, Stopping, []Cause{Ladder, Command}, "thawed first, then asked to shut down"},
+		{Paused, Stopped, []Cause{Exit}, "ended by something else"},
 		{Reclaimed, Resuming, []Cause{Wake, Command, Restart}, ""},
 		{Reclaimed, Hibernated, []Cause{Ladder}, "saved"},
-		{Reclaimed, Stopping, []Cause{Ladder, Command}, "thawed first, then asked to end"},
-		{Reclaimed, Stopped, []Cause{Exit}, "ended from outside"},
+		{Reclaimed, Stopping, []Cause{Ladder, Command}, "thawed first, then asked to shut down"},
+		{Reclaimed, Stopped, []Cause{Exit}, "ended by something else"},
 		{Hibernated, Resuming, []Cause{Wake, Command, Restart}, "restored"},
-		{Hibernated, Stopping, []Cause{Ladder, Command}, "restored first, then asked to end"},
+		{Hibernated, Stopping, []Cause{Ladder, Command}, "restored first, then asked to shut down"},
 		{Hibernated, Stopped, []Cause{Exit}, "its image is gone or unusable"},
-		{Resuming, Running, []Cause{Done}, "the program runs"},
+		{Resuming, Running, []Cause{Done}, "the program is running"},
 		{Resuming, Hibernated, []Cause{Failure, Timeout}, "the restore failed; the image is kept"},
 		{Resuming, Stopping, []Cause{Command, Timeout}, ""},
 		{Resuming, Stopped, []Cause{Exit}, ""},
-		{Stopping, Stopped, []Cause{Exit, Timeout}, "no process of it is left"},
-		{Stopping, Running, []Cause{Cancelled, Failure, Restart}, "a client came first, or it could not be asked to end"},
+		{Stopping, Stopped, []Cause{Exit, Timeout}, "no process is left"},
+		{Stopping, Running, []Cause{Cancelled, Failure, Restart}, "a client connected first, or the shutdown request failed"},
 	},
 }
 
-// Capabilities are what a runtime can do on this machine. What is false is
-// refused by name, never tried.
+// Capabilities lists what a runtime can do on this machine. A request that
+// needs a missing capability is rejected with its name and never tried.
 type Capabilities struct {
-	Freeze          bool `json:"freeze"`            // every task can be stopped and started again
-	WatchSockets    bool `json:"watch_sockets"`     // its sockets can be duplicated while it is frozen
-	Reclaim         bool `json:"reclaim"`           // memory of a paused instance can be pushed out
-	Hibernate       bool `json:"hibernate"`         // a paused instance can be saved to disk
-	WakeFromStopped bool `json:"wake_from_stopped"` // a port can stay open while nothing runs
-	ExecInside      bool `json:"exec_inside"`       // a command can be run beside the program
-	Heartbeat       bool `json:"heartbeat"`         // a harness inside reports activity
-	Image           bool `json:"image"`             // it has files of its own: this machine's paths and environment mean nothing inside
-	Network         bool `json:"network"`           // it has a network of its own: clients reach it through the relay only
-	Limits          bool `json:"limits"`            // memory and processors can be bounded
-	Shared          bool `json:"shared"`            // somebody else may start, pause and stop its instances too
-	Workspace       bool `json:"workspace"`         // a directory of this machine can be shared with it
+	Freeze          bool `json:"freeze"`            // can freeze and thaw every task
+	WatchSockets    bool `json:"watch_sockets"`     // can duplicate sockets of a frozen instance
+	Reclaim         bool `json:"reclaim"`           // can page out the memory of a paused instance
+	Hibernate       bool `json:"hibernate"`         // can save a paused instance to disk
+	WakeFromStopped bool `json:"wake_from_stopped"` // can keep a port open while nothing runs
+	ExecInside      bool `json:"exec_inside"`       // can run a command inside the instance
+	Heartbeat       bool `json:"heartbeat"`         // a guest agent reports activity
+	Image           bool `json:"image"`             // has its own root file system; the host's paths and environment do not apply
+	Network         bool `json:"network"`           // has its own network; clients reach it only through the relay
+	Limits          bool `json:"limits"`            // can limit memory and CPUs
+	Shared          bool `json:"shared"`            // others (such as Docker users) may start, pause and stop its instances
+	Workspace       bool `json:"workspace"`         // can share a host directory with the instance
 }
 
-// Reaches reports whether a runtime with these capabilities can ever be in a
-// state.
+// Reaches reports whether an instance of a runtime with these capabilities can
+// ever be in state s.
 func (c Capabilities) Reaches(s Instance) bool {
 	switch s {
 	case Pausing, Paused, Resuming:

@@ -83,7 +83,7 @@ func checkTable[S ~string](t *testing.T, tab *Table[S]) {
 			t.Errorf("%s cannot be reached", s)
 		}
 		rests := false
-		// No person and no luck: only deadlines.
+		// Deadlines alone must suffice.
 		for to := range reach(tab, []S{s}, []Cause{Timeout}) {
 			row, _ := tab.State(to)
 			rests = rests || row.Kind != Transitional
@@ -94,7 +94,8 @@ func checkTable[S ~string](t *testing.T, tab *Table[S]) {
 	}
 }
 
-// reach is what can be reached by some causes, or by any when none is given.
+// reach returns the states reachable through the given causes, or through any
+// cause if none is given.
 func reach[S ~string](tab *Table[S], from []S, causes []Cause) map[S]bool {
 	seen := map[S]bool{}
 	for _, s := range from {
@@ -112,8 +113,7 @@ func reach[S ~string](tab *Table[S], from []S, causes []Cause) map[S]bool {
 	return seen
 }
 
-// TestInstanceLegality writes the whole matrix out by hand: what is legal and,
-// by omission, what is not.
+// TestInstanceLegality spells out the whole matrix: what it omits is illegal.
 func TestInstanceLegality(t *testing.T) {
 	want := map[Instance]string{
 		Stopped:    "starting",
@@ -227,7 +227,7 @@ func TestVerbsAreCommands(t *testing.T) {
 	}
 }
 
-// allEC2 has a state that EC2 does not document, and no reading.
+// allEC2 includes a state that EC2 does not document and a failed reading.
 var allEC2 = []EC2{EC2Pending, EC2Running, EC2Stopping, EC2Stopped, EC2ShuttingDown, EC2Terminated, "rebooting", ""}
 
 // TestObserveIsLegal tries every observation on every status.
@@ -287,8 +287,8 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// TestWorkerSequences: no sequence of verbs, observations and passed deadlines
-// leaves the table, and from wherever it ends, deadlines alone bring it to rest.
+// TestWorkerSequences shows that no sequence of verbs, observations and expired
+// deadlines leaves the table, and that deadlines alone bring it to rest.
 func TestWorkerSequences(t *testing.T) {
 	all := []Verb{VerbStart, VerbStop, VerbDrain, VerbCancelDrain, VerbTerminate, VerbRelaunch}
 	rapid.Check(t, func(r *rapid.T) {
@@ -359,7 +359,7 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// TestMermaid: every line is of the few forms that Mermaid reads.
+// TestMermaid checks that every line has one of the forms Mermaid accepts.
 func TestMermaid(t *testing.T) {
 	line := regexp.MustCompile(`^(stateDiagram-v2|    (\[\*\]|[A-Za-z]+) --> (\[\*\]|[A-Za-z]+)(: [a-z, ]+)?|    classDef .*|    class [A-Za-z]+ passing)$`)
 	for _, text := range []string{InstanceTable.Mermaid(), WorkerTable.Mermaid()} {

@@ -5,74 +5,74 @@ import (
 	"strings"
 )
 
-// Cause says what may bring a transition about. The set is closed: an API that
-// wants to say more has a sentence beside it.
+// Cause is the kind of event that triggers a transition. The set is closed;
+// APIs add details in a separate sentence.
 type Cause string
 
-// The causes. A worker's cause Controller and an instance's causes Idle, Wake
-// and Ladder are lull's own decisions; Observed and Exit are news from outside.
+// The causes. For instances, Idle, Wake and Ladder are lull's own decisions,
+// as Controller is for workers. Observed and Exit report outside events.
 const (
-	Command    Cause = "command"    // a person or an API client asked
-	Controller Cause = "controller" // the controller decided, or its own call was refused
-	Observed   Cause = "observed"   // the cloud says so
-	Timeout    Cause = "timeout"    // the deadline of a transitional state passed
-	Idle       Cause = "idle"       // nobody used it for long enough
-	Ladder     Cause = "ladder"     // it slept long enough for the next step down
-	Wake       Cause = "wake"       // a connection, or data on an open one
-	Cancelled  Cause = "cancelled"  // the second look found a reason not to
-	Done       Cause = "done"       // the runtime has carried it out
-	Failure    Cause = "failure"    // the runtime could not carry it out
+	Command    Cause = "command"    // requested by a user or API client
+	Controller Cause = "controller" // decided by the controller, or the cloud rejected its call
+	Observed   Cause = "observed"   // reported by the cloud
+	Timeout    Cause = "timeout"    // a transitional state's deadline passed
+	Idle       Cause = "idle"       // idle for its timeout
+	Ladder     Cause = "ladder"     // asleep long enough for the next deeper state
+	Wake       Cause = "wake"       // a connection, or data on an open connection
+	Cancelled  Cause = "cancelled"  // the final check found a reason not to pause
+	Done       Cause = "done"       // completed by the runtime
+	Failure    Cause = "failure"    // the runtime reported an error
 	Exit       Cause = "exit"       // the workload ended
-	Restart    Cause = "restart"    // the restart rule, or a daemon that takes over
+	Restart    Cause = "restart"    // the restart policy, or a daemon that adopts the instance
 )
 
-// Kind tells where something may stay from where it only passes.
+// Kind distinguishes states that may last from those that must end.
 type Kind string
 
 // The kinds of states.
 const (
-	Resting      Kind = "resting"      // may last for ever
+	Resting      Kind = "resting"      // may last indefinitely
 	Transitional Kind = "transitional" // has a deadline, an owner and a repair
-	Final        Kind = "final"        // nothing follows
+	Final        Kind = "final"        // has no successor
 )
 
-// Deadline is what ends a transitional state that does not end by itself.
+// Deadline limits how long a transitional state may last.
 type Deadline[S ~string] struct {
-	Name   string // of the setting or limit
-	Owner  string // who watches it
-	Repair string // what the owner does then, for people
-	To     []S    // where the repair leads; legal transitions with cause Timeout
+	Name   string // name of the setting or limit
+	Owner  string // who enforces it
+	Repair string // what the owner does when it passes, for display
+	To     []S    // states the repair may lead to, each a legal transition with cause Timeout
 }
 
 // State is one row of a table.
 type State[S ~string] struct {
 	Name     S
 	Kind     Kind
-	Doc      string // one sentence for people
+	Doc      string // one sentence for display
 	Deadline Deadline[S]
 }
 
-// Transition is one legal change.
+// Transition is one legal state change.
 type Transition[S ~string] struct {
 	From, To S
 	Causes   []Cause
-	Note     string // when, in a few words
+	Note     string // when it happens, in a few words
 }
 
-// Table is the one list of states and legal transitions of something. It is
-// data: nobody changes it after it was made.
+// Table lists the states and legal transitions of one kind of object. It must
+// not be modified after construction and is then safe for concurrent use.
 type Table[S ~string] struct {
-	Name        string // of what, for errors: "instance", "worker"
+	Name        string // kind of object, for errors: "instance", "worker"
 	Initial     []S
 	States      []State[S]
 	Transitions []Transition[S]
 }
 
-// IllegalError is the answer to a transition that the table does not have.
+// IllegalError is the error for a transition that the table does not contain.
 type IllegalError struct {
 	What, From, To string
-	Legal          []string // what may follow From
-	Unknown        bool     // From or To is no state at all
+	Legal          []string // states that may follow From
+	Unknown        bool     // From or To is not in the table
 }
 
 func (e *IllegalError) Error() string {
@@ -85,8 +85,8 @@ func (e *IllegalError) Error() string {
 	return fmt.Sprintf("cannot take %s from %s to %s: only %s may follow", e.What, e.From, e.To, strings.Join(e.Legal, ", "))
 }
 
-// Check returns nil when from may be followed by to, and an *IllegalError with
-// what may follow otherwise. Staying is no transition.
+// Check returns nil if to may follow from, and an *IllegalError that lists the
+// legal successors otherwise. A transition to the same state is illegal.
 func (t *Table[S]) Check(from, to S) error {
 	if _, ok := t.Find(from, to); ok {
 		return nil
@@ -98,7 +98,8 @@ func (t *Table[S]) Check(from, to S) error {
 	return e
 }
 
-// Find returns the transition between two states.
+// Find returns the transition from one state to another, and false if there is
+// none.
 func (t *Table[S]) Find(from, to S) (Transition[S], bool) {
 	for _, tr := range t.Transitions {
 		if tr.From == from && tr.To == to {
@@ -108,7 +109,7 @@ func (t *Table[S]) Find(from, to S) (Transition[S], bool) {
 	return Transition[S]{}, false
 }
 
-// Next lists what may follow a state, in the order of the table.
+// Next returns the states that may follow s, in table order.
 func (t *Table[S]) Next(from S) []S {
 	var next []S
 	for _, tr := range t.Transitions {
@@ -119,7 +120,7 @@ func (t *Table[S]) Next(from S) []S {
 	return next
 }
 
-// All lists the states in the order of the table.
+// All returns the states in table order.
 func (t *Table[S]) All() []S {
 	all := make([]S, len(t.States))
 	for i, s := range t.States {
@@ -134,7 +135,7 @@ func (t *Table[S]) Has(s S) bool {
 	return ok
 }
 
-// State returns the row of a state.
+// State returns the row of s, and false if s is not in the table.
 func (t *Table[S]) State(s S) (State[S], bool) {
 	for _, row := range t.States {
 		if row.Name == s {
@@ -144,7 +145,7 @@ func (t *Table[S]) State(s S) (State[S], bool) {
 	return State[S]{}, false
 }
 
-// IsTransitional reports whether a state only passes.
+// IsTransitional reports whether s is a transitional state.
 func (t *Table[S]) IsTransitional(s S) bool {
 	row, _ := t.State(s)
 	return row.Kind == Transitional

@@ -1,13 +1,12 @@
-// Package savings says what was saved: hours avoided by real stops, and money
-// by a table of prices (spec, section 7). It is pure.
+// Package savings computes what lull saved: hours avoided by actual stops, and
+// money from a price table. It is pure; callers supply the state changes.
 //
-// It guarantees that nothing is invented: without a price, or without the size
-// of the storage, the money is unknown and is never counted as zero. It leaves
-// out where changes and workers come from.
+// It never invents a figure: if a price or a volume's size is missing, the
+// amount is unknown and never counted as zero.
 package savings
 
 import (
-	_ "embed" // the table
+	_ "embed" // price table
 	"encoding/csv"
 	"errors"
 	"fmt"
@@ -20,7 +19,7 @@ import (
 //go:embed prices.csv
 var published string
 
-// hoursInMonth is how AWS turns a price for a month into one for an hour.
+// hoursInMonth is the divisor AWS uses to convert monthly to hourly prices.
 const hoursInMonth = 730
 
 // Price is one published price.
@@ -29,16 +28,16 @@ type Price struct {
 	AsOf time.Time `json:"as_of"`
 }
 
-// Prices is a table by kind, region and name.
+// Prices maps kind, region and name to a price.
 type Prices map[[3]string]Price
 
-// maxRows bounds a table.
+// maxRows limits the size of a table.
 const maxRows = 100_000
 
-// Published is the table in the binary.
+// Published returns the table embedded in the binary.
 func Published() (Prices, error) { return Read(strings.NewReader(published)) }
 
-// Read reads a table: CSV with a header kind,region,name,usd,as_of. Errors
+// Read parses a table: CSV with the header kind,region,name,usd,as_of. Errors
 // name the line.
 func Read(in io.Reader) (Prices, error) {
 	r := csv.NewReader(in)
@@ -64,21 +63,21 @@ func Read(in io.Reader) (Prices, error) {
 		}
 		usd, err := strconv.ParseFloat(row[3], 64)
 		if err != nil || !(usd > 0 && usd < 10_000) {
-			return fail(fmt.Sprintf("%.20q is no price in USD", row[3]))
+			return fail(fmt.Sprintf("%.20q is not a price in USD", row[3]))
 		}
 		at, err := time.Parse(time.DateOnly, row[4])
 		if err != nil {
-			return fail(fmt.Sprintf("%.20q is no date like 2026-01-31", row[4]))
+			return fail(fmt.Sprintf("%.20q is not a date such as 2026-01-31", row[4]))
 		}
 		if row[0] != "instance" && row[0] != "storage" || row[1] == "" || row[2] == "" {
 			return fail("want instance or storage, a region and a name")
 		}
 		key := [3]string{row[0], row[1], row[2]}
 		if _, twice := out[key]; twice {
-			return fail("it is there already")
+			return fail("duplicate row")
 		}
 		if out[key] = (Price{usd, at}); len(out) > maxRows {
-			return fail("the table is longer than any that is read")
+			return fail("too many rows")
 		}
 	}
 	if len(out) == 0 {
@@ -87,7 +86,7 @@ func Read(in io.Reader) (Prices, error) {
 	return out, nil
 }
 
-// Hour is the price of an hour of an instance type, nil if unknown.
+// Hour returns the hourly price of an instance type, nil if unknown.
 func (p Prices) Hour(region, instanceType string) *float64 {
 	if v, ok := p[[3]string{"instance", region, instanceType}]; ok {
 		return &v.USD
@@ -95,8 +94,8 @@ func (p Prices) Hour(region, instanceType string) *float64 {
 	return nil
 }
 
-// StorageHour is the price of an hour of volumes, nil if there are none, or the
-// price or the size of one is unknown.
+// StorageHour returns the hourly price of volumes. It is nil if there are none
+// or if any price or size is unknown.
 func (p Prices) StorageHour(region string, volumes []Volume) *float64 {
 	usd := 0.0
 	for _, x := range volumes {

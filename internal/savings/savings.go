@@ -6,48 +6,48 @@ import (
 	"time"
 )
 
-// Partial tells whether the money of a part of the avoided hours is not known,
-// so that what is known is what was saved at least.
+// Partial reports whether some avoided hours have no known price, so that the
+// known amount is a lower bound.
 func (s Sum) Partial() bool { return s.UnpricedHours > 0 || s.UnknownStorageHours > 0 }
 
-// Volume is storage that is paid for whether its worker runs or not.
+// Volume is storage that is billed whether or not its worker runs.
 type Volume struct {
 	Type string // as EC2 names it: gp3
 	GB   float64
 }
 
-// Use is one time of a worker, of one kind.
+// Use is one period of one kind (running, avoided, ...) of a worker.
 type Use struct {
 	Worker, Name, Region, InstanceType, Policy string
 	Tags                                       map[string]string
-	Volumes                                    []Volume // none is unknown
+	Volumes                                    []Volume // empty means unknown
 	Running, Avoided, Other                    time.Duration
-	Part                                       bool // the worker has another Use, of another group
+	Part                                       bool // the worker also has a Use in another group
 }
 
-// Sum is what a group of workers used and did not use.
+// Sum is the total use and avoided use of a group of workers.
 type Sum struct {
-	Key          string  `json:"key"` // of the group: a worker's id, a tag's value, a policy, a region; total
+	Key          string  `json:"key"` // group key: worker id, tag value, policy, region or total
 	Name         string  `json:"name,omitempty"`
 	Workers      int     `json:"workers"`
 	RunningHours float64 `json:"running_hours"`
 	AvoidedHours float64 `json:"avoided_hours" doc:"Stopped by lull"`
-	OtherHours   float64 `json:"other_stopped_hours" doc:"Stopped by people or from outside; not counted as saved"`
-	// ComputeSaved is the price of the avoided hours that have one;
-	// UnpricedHours are the others. Null where none has.
+	OtherHours   float64 `json:"other_stopped_hours" doc:"Stopped by users or outside lull; not counted as saved"`
+	// ComputeSaved prices the avoided hours, except UnpricedHours. Null if no
+	// avoided hour has a price.
 	ComputeSaved  *float64 `json:"compute_saved_usd"`
 	UnpricedHours float64  `json:"unpriced_hours"`
-	// StoragePaid is what storage cost meanwhile; UnknownStorageHours are
-	// those whose size or price is unknown.
+	// StoragePaid is the storage cost of those hours, except
+	// UnknownStorageHours, whose volume size or price is unknown.
 	StoragePaid         *float64 `json:"storage_paid_usd"`
 	UnknownStorageHours float64  `json:"unknown_storage_hours"`
-	// Saved is compute less storage, over the hours of which both are known,
-	// and so at least what was saved where UnpricedHours or UnknownStorageHours
-	// are more than none; null where there are none.
+	// Saved is compute minus storage over the hours for which both are known,
+	// a lower bound if UnpricedHours or UnknownStorageHours is above 0. Null if
+	// there are no such hours.
 	Saved *float64 `json:"saved_usd"`
 }
 
-// Group sums uses up by a key, largest saving of hours first, and all of them.
+// Group sums uses by key, largest avoided hours first, and in total.
 func (p Prices) Group(uses []Use, key func(Use) (key, name string)) (groups []Sum, total Sum) {
 	byKey := map[string]*Sum{}
 	total = Sum{Key: "total"}
