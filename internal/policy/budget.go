@@ -8,47 +8,50 @@ import (
 	"lull/internal/idle"
 )
 
-// What a budget is for.
+// The actions a budget can limit.
 const (
 	Stops  = "stop"
 	Starts = "start"
 )
 
-// Why something is stopped or started automatically, as budgets name it.
-// People and TTLs are not held by budgets; what people start counts.
+// The reasons for automatic stops and starts, as budgets name them. Manual
+// actions and expiries bypass budgets, but manual starts count against them.
 const (
 	ForIdle      = "idle_timeout"
 	ForScaleDown = "scale_down"
 	ForSchedule  = "schedule"
-	ForWake      = "wake"   // by token: somebody waits for it
-	ForRepair    = "repair" // what the cloud stopped
+	ForWake      = "wake"   // by wake token; a client is waiting
+	ForRepair    = "repair" // restart of a worker that the cloud stopped
 	ByPerson     = "person"
 )
 
-// Parts is into how many parts the time of a budget is divided for counting.
+// Parts is the number of slices into which a budget's period is divided for
+// counting.
 const Parts = 60
 
-// Budget bounds how many workers are stopped, or started, in a time.
+// Budget limits how many workers are automatically stopped, or started, per
+// period.
 type Budget struct {
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
 	For         string `json:"for"` // stop or start
-	// MaxActions is the most in Per; MaxPercent the same of the workers that
-	// it selects, and at least 1 unless it is 0. With both the lower holds.
+	// MaxActions is the limit per period. MaxPercent is the same as a share
+	// of the selected workers, at least 1 unless it is 0. If both are set,
+	// the lower one applies.
 	MaxActions *int     `json:"max_actions,omitempty"`
 	MaxPercent *float64 `json:"max_percent,omitempty"`
 	PerMinutes int      `json:"per_minutes"`
-	Reasons    []string `json:"reasons,omitempty"` // empty is all
+	Reasons    []string `json:"reasons,omitempty"` // empty means all
 	Selector   Scope    `json:"selector"`
-	// During names a schedule: the budget holds only while that is open.
+	// During names a schedule. The budget applies only while it is open.
 	During string `json:"during,omitempty"`
 
 	Stamp
 }
 
-// DefaultStarts is the budget of automatic starts that holds where nobody
-// made one of its name: a morning of a thousand workers stays below EC2's
-// rate of starts, and people are not behind it.
+// DefaultStarts is the budget of automatic starts unless a stored budget has
+// its name. It keeps a morning start of a thousand workers below EC2's request
+// rate limits and out of the way of manual starts.
 var DefaultStarts = Budget{Name: "starts", Description: "Smooths storms of automatic starts", For: Starts, MaxActions: new(120), PerMinutes: 1}
 
 // Validate returns every fault of b, as Faults.
@@ -79,13 +82,14 @@ func (b Budget) Validate() error {
 	return f.err()
 }
 
-// Per is the time that b looks at.
+// Per returns the period of b.
 func (b *Budget) Per() time.Duration { return time.Duration(b.PerMinutes) * time.Minute }
 
-// unlimited is the limit of a budget that sets none.
+// unlimited stands for the limit of a budget that sets none.
 const unlimited = 1 << 30
 
-// Limit is the most actions in Per, of that many workers that b selects.
+// Limit returns the maximum number of actions per period if b selects size
+// workers.
 func (b *Budget) Limit(size int) int {
 	limit := unlimited
 	if b.MaxActions != nil {
@@ -101,7 +105,7 @@ func (b *Budget) Limit(size int) int {
 	return limit
 }
 
-// Describe says b's limit for people.
+// Describe returns b's limit as a phrase for display.
 func (b *Budget) Describe() string {
 	limit := ""
 	switch {
@@ -115,24 +119,23 @@ func (b *Budget) Describe() string {
 	return fmt.Sprintf("at most %s %ss in %s", limit, b.For, idle.Human(b.Per()))
 }
 
-// Holds tells whether b speaks of an action on w.
+// Holds reports whether b limits the given action on w.
 func (b *Budget) Holds(w *Subject, what, reason string) bool {
 	return b.For == what && b.Selector.Matches(w) && (len(b.Reasons) == 0 || slices.Contains(b.Reasons, reason) || reason == ByPerson)
 }
 
-// Spent counts the actions of one budget in the past. The zero value is none.
-// It is conservative: an action is counted until the part of Per in which it
-// fell has left Per completely, so that no stretch of Per ever holds more than
-// the limit.
+// Spent records the past actions of one budget. The zero value is empty. It is
+// conservative: an action counts until its whole slice has left the period, so
+// no interval of that length ever holds more actions than the limit.
 type Spent []Part
 
-// Part is some actions up to a moment.
+// Part is a number of actions up to a moment.
 type Part struct {
 	End int64 `json:"end"` // Unix milliseconds
 	N   int   `json:"n"`
 }
 
-// Count is how many actions count at now.
+// Count returns how many actions count at now.
 func (s Spent) Count(now time.Time, per time.Duration) int {
 	n, from := 0, now.Add(-per).UnixMilli()
 	for _, p := range s {
@@ -143,8 +146,8 @@ func (s Spent) Count(now time.Time, per time.Duration) int {
 	return n
 }
 
-// Free is the first moment from now on at which fewer than limit count; zero
-// for a limit of 0, which time does not help.
+// Free returns the earliest time, from now on, at which fewer than limit
+// actions count. It is zero for a limit of 0, which never frees up.
 func (s Spent) Free(now time.Time, per time.Duration, limit int) time.Time {
 	if limit <= 0 {
 		return time.Time{}
@@ -163,7 +166,7 @@ func (s Spent) Free(now time.Time, per time.Duration, limit int) time.Time {
 	return time.Time{}
 }
 
-// Add counts one more action and drops what no longer counts.
+// Add returns s with one more action, without those that no longer count.
 func (s Spent) Add(now time.Time, per time.Duration) Spent {
 	part := max(per/Parts, time.Second).Milliseconds()
 	from := now.Add(-per).UnixMilli()
@@ -181,25 +184,25 @@ func (s Spent) Add(now time.Time, per time.Duration) Spent {
 	return append(out, Part{end, 1})
 }
 
-// Ledger is what was spent, by the name of the budget.
+// Ledger maps a budget's name to what was spent of it.
 type Ledger map[string]Spent
 
-// Used is how a budget stands for one worker.
+// Used is the state of one budget for one worker.
 type Used struct {
 	Budget   string     `json:"budget"`
 	For      string     `json:"for"`
 	Rule     string     `json:"rule"`
 	Limit    int        `json:"limit"`
 	Count    int        `json:"count"`
-	Room     int        `json:"room"` // how many more may go now
+	Room     int        `json:"room"` // actions still allowed now
 	Free     bool       `json:"free"`
-	FreeAt   *time.Time `json:"free_at,omitempty"` // null with free false: time alone does not help
+	FreeAt   *time.Time `json:"free_at,omitempty"` // null while Free is false: no time is known
 	Sentence string     `json:"sentence"`
 }
 
-// BudgetsFor tells how every budget stands that speaks of an action on w. size
-// counts the workers of a selector; nil knows none, and a percentage then
-// allows one.
+// BudgetsFor returns the state of every budget that limits an action on w.
+// size returns the number of workers in a scope; if it is nil, percentages
+// allow one worker.
 func (s *Set) BudgetsFor(now time.Time, w *Subject, what, reason string, spent Ledger, size func(Scope) int) []Used {
 	var out []Used
 	for i := range s.Budgets {
@@ -224,8 +227,8 @@ func (s *Set) BudgetsFor(now time.Time, w *Subject, what, reason string, spent L
 	return out
 }
 
-// during tells whether b holds at now, by its schedule, and when that closes;
-// zero for not at all.
+// during reports whether b applies at now according to its schedule, and when
+// that schedule closes; zero if it never does.
 func (s *Set) during(now time.Time, b *Budget) (ends time.Time, holds bool) {
 	if b.During == "" {
 		return ends, true
@@ -244,8 +247,8 @@ func (s *Set) during(now time.Time, b *Budget) (ends time.Time, holds bool) {
 	return ends, true
 }
 
-// StateOf is how b stands when size workers are selected, or that its schedule
-// is closed, so that it holds nothing.
+// StateOf returns the state of b if it selects size workers. A budget whose
+// schedule is closed limits nothing.
 func (s *Set) StateOf(now time.Time, b *Budget, spent Spent, size int) Used {
 	u := b.State(now, spent, size)
 	if _, holds := s.during(now, b); !holds {
@@ -255,7 +258,7 @@ func (s *Set) StateOf(now time.Time, b *Budget, spent Spent, size int) Used {
 	return u
 }
 
-// Blocks are the budgets that have no room, for the idle engine.
+// Blocks returns the idle engine's blocks for the exhausted budgets.
 func Blocks(used []Used) []idle.Block {
 	var out []idle.Block
 	for _, u := range used {
@@ -266,8 +269,8 @@ func Blocks(used []Used) []idle.Block {
 	return out
 }
 
-// Spend counts an action against every budget that speaks of it. It changes
-// no ledger but the one it returns.
+// Spend counts an action against every budget that limits it and returns the
+// new ledger; spent is not modified.
 func (s *Set) Spend(now time.Time, w *Subject, what, reason string, spent Ledger) Ledger {
 	out := Ledger{}
 	for i := range s.Budgets {
@@ -282,11 +285,11 @@ func (s *Set) Spend(now time.Time, w *Subject, what, reason string, spent Ledger
 	return out
 }
 
-// smooth is into how many parts the limit of starts is divided again, so that
-// a storm becomes a stream instead of a burst in each Per.
+// smooth divides the period again for starts, so that a surge becomes a steady
+// stream instead of one burst per period.
 const smooth = 6
 
-// shares are the limits that b sets: its own and, for starts, that of a part.
+// shares returns b's limits: its own and, for starts, that of a part.
 func (b *Budget) shares(size int) []share {
 	out := []share{{b.Per(), b.Limit(size)}}
 	if n := b.Limit(size); b.For == Starts && n > smooth && n < unlimited {
@@ -300,7 +303,7 @@ type share struct {
 	limit int
 }
 
-// State is how b stands when size workers are selected.
+// State returns the state of b if it selects size workers.
 func (b *Budget) State(now time.Time, spent Spent, size int) Used {
 	u := Used{Budget: b.Name, For: b.For, Rule: b.Describe(), Limit: b.Limit(size), Count: spent.Count(now, b.Per()), Room: unlimited}
 	var free time.Time

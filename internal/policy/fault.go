@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// Fault says which field of an object is wrong, and how.
+// Fault names an invalid field and what is wrong with it.
 type Fault struct {
 	Field, Detail string
 }
 
 func (f *Fault) Error() string { return fmt.Sprintf("cannot use %s: %s", f.Field, f.Detail) }
 
-// faults collects those of one object.
+// faults collects the faults of one object.
 type faults []error
 
 func (f *faults) add(field, format string, args ...any) {
@@ -22,7 +22,7 @@ func (f *faults) add(field, format string, args ...any) {
 
 func (f faults) err() error { return errors.Join(f...) }
 
-// name holds names of objects to what is safe in a key and a path.
+// name checks that s is safe as part of a store key and a URL path.
 func (f *faults) name(field, s string) {
 	switch {
 	case s == "" || len(s) > 64:

@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// Kinds of overrides.
+// The kinds of overrides.
 const (
-	// Keep protects from automatic pauses; when it ends, a schedule that has
-	// closed meanwhile speaks. Until the end of today it is "not today".
+	// Keep prevents automatic pauses. When it ends, a schedule that closed
+	// in the meantime takes effect.
 	Keep = "keep"
-	// Skip makes the boundaries of schedules void.
+	// Skip suppresses the boundaries of schedules.
 	Skip = "skip"
-	// Freeze keeps everything automatic away, pauses and starts; a TTL it
-	// does not hold.
+	// Freeze prevents all automatic actions, pauses and starts alike, except
+	// an expiring TTL.
 	Freeze = "freeze"
-	// Use puts another policy over all others.
+	// Use replaces every other policy.
 	Use = "policy"
 )
 
-// MaxOverride is how far ahead an override may end.
+// MaxOverride is the longest time an override may last.
 const MaxOverride = 366 * 24 * time.Hour
 
-// Override is an exception that a person made, with an end.
+// Override is an exception set by a user, with an end.
 type Override struct {
 	ID        string    `json:"id"`
 	Kind      string    `json:"kind"`
@@ -36,7 +36,7 @@ type Override struct {
 	CreatedAt time.Time `json:"created_at"`
 }
 
-// Validate returns every fault of o at its creation, as Faults.
+// Validate returns every fault of a new o, as Faults.
 func (o Override) Validate() error {
 	var f faults
 	kind := o.Kind
@@ -54,10 +54,10 @@ func (o Override) Validate() error {
 	return f.err()
 }
 
-// In tells whether o holds at t.
+// In reports whether o is in force at t.
 func (o *Override) In(t time.Time) bool { return !t.Before(o.From) && t.Before(o.Until) }
 
-// Sentence says o for people.
+// Sentence describes o for display.
 func (o *Override) Sentence() string {
 	what := map[string]string{Keep: "Kept running", Skip: "Its schedule is skipped", Freeze: "Frozen, nothing automatic is done to it,",
 		Use: "Policy " + o.Policy + " is used"}[o.Kind]
@@ -68,7 +68,7 @@ func (o *Override) Sentence() string {
 	return text + "."
 }
 
-// overrides lists those of a kind that select w, in the order of their ends.
+// overrides returns those of a kind that select w, by their ends.
 func (s *Set) overrides(w *Subject, kind string) []Override {
 	var out []Override
 	for _, o := range s.Overrides {

@@ -1,18 +1,18 @@
-// Package policy decides which rules hold for a worker: named policies,
-// groups, schedules, overrides and budgets (spec, sections 2.2, 2.4 and 3).
+// Package policy decides which rules apply to a worker: named policies,
+// groups, schedules, overrides and budgets.
 //
-// A Set is everything that people said. Set.Resolve lays it over the settings
-// of the fleet for one worker at one moment, weakest first:
+// A Set holds every rule. Set.Resolve layers them over the fleet's settings for
+// one worker at one moment, weakest first:
 //
 //	settings < default < template < group < policy < worker < override
 //
-// The result says of every value where it came from, and becomes the numbers
-// of the idle engine by Resolved.Idle. A Schedule says when workers run, a
-// Budget how many are stopped or started in a time.
+// The result records the origin of every value; Resolved.Idle converts it into
+// the idle engine's policy. A Schedule states when workers run, a Budget how
+// many are stopped or started per period.
 //
-// It is pure: no I/O but for the tables of time zones, no clock. It leaves out
-// how records are stored and who may change them (package fleet), and acting
-// (daemon/controller).
+// The package is pure: it has no clock and does no I/O except to load time
+// zones. Package fleet stores the rules and checks who may change them;
+// daemon/controller acts on them.
 package policy
 
 import (
@@ -21,37 +21,37 @@ import (
 	"time"
 )
 
-// Stamp is who last changed an object, and when. It is the store's to fill in.
+// Stamp records who last changed an object, and when. The store fills it in.
 type Stamp struct {
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
 	UpdatedBy string    `json:"updated_by,omitempty"`
 }
 
-// Values is what a layer says. Nil is not said.
+// Values are the settings of one layer. Nil means inherited.
 type Values struct {
 	Enabled              *bool    `json:"enabled,omitempty"` // whether idleness leads to a pause
 	IdleTimeoutMinutes   *int     `json:"idle_timeout_minutes,omitempty"`
 	WarnBeforeMinutes    *int     `json:"warn_before_minutes,omitempty"` // 0 pauses without a warning
 	CheckIntervalMinutes *int     `json:"check_interval_minutes,omitempty"`
-	SnoozeMinutes        *int     `json:"snooze_minutes,omitempty"`   // after a confirmed resume
+	SnoozeMinutes        *int     `json:"snooze_minutes,omitempty"`   // from a confirmed resume on
 	PauseAction          *string  `json:"pause_action,omitempty"`     // stop, hibernate, auto
 	ActivitySources      []string `json:"activity_sources,omitempty"` // cml, agent, cloudwatch
-	// Signals are those of the agent's seven that count.
+	// Signals lists which of the agent's seven signals count.
 	Signals []string `json:"signals,omitempty"`
-	// Thresholds are from where a signal is active: cpu and gpu in per cent,
-	// network and disk in bytes a minute.
+	// Thresholds are the levels at which signals count as active: percent
+	// for cpu and gpu, bytes per minute for network and disk.
 	Thresholds map[string]float64 `json:"thresholds,omitempty"`
-	// AcceptedRisks are preflight codes that do not block.
+	// AcceptedRisks lists preflight codes that do not block.
 	AcceptedRisks []string `json:"accepted_risks,omitempty"`
-	// Shadow decides and records everything and does nothing.
+	// Shadow (dry run) decides and records everything but never acts.
 	Shadow   *bool   `json:"shadow,omitempty"`
-	Schedule *string `json:"schedule,omitempty"` // by name; empty is none
+	Schedule *string `json:"schedule,omitempty"` // by name; empty means none
 	// Force lets the schedule pause a worker that is in use, after the
 	// warning.
 	Force *bool `json:"force,omitempty"`
 }
 
-// What values may be.
+// The allowed values.
 var (
 	actions = []string{"stop", "hibernate", "auto"}
 	sources = []string{"cml", "agent", "cloudwatch"}
@@ -96,12 +96,12 @@ func (v Values) validate(f *faults) {
 	}
 }
 
-// Named is a named set of values.
+// Named is a named policy.
 type Named struct {
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
 	Values
-	// Shipped tells that it is one of lull's own, as it came.
+	// Shipped is set on an unmodified built-in policy.
 	Shipped bool `json:"shipped,omitempty"`
 	// ScheduleSince is when its schedule was last changed.
 	ScheduleSince time.Time `json:"schedule_since,omitzero"`
@@ -118,7 +118,7 @@ func (p Named) Validate() error {
 	return f.err()
 }
 
-// Shipped are the policies that come with lull (spec, section 3; seeds/002).
+// Shipped returns the built-in policies.
 func Shipped() []Named {
 	named := func(name, doc, action string, minutes int) Named {
 		return Named{Name: name, Description: doc, Shipped: true, Values: Values{IdleTimeoutMinutes: &minutes, PauseAction: &action}}
@@ -132,24 +132,24 @@ func Shipped() []Named {
 	}
 }
 
-// IsShipped tells whether a policy of that name comes with lull. Removing one
-// that was changed brings the shipped one back.
+// IsShipped reports whether name is a built-in policy. Removing a modified one
+// restores the original.
 func IsShipped(name string) bool {
 	return slices.ContainsFunc(Shipped(), func(p Named) bool { return p.Name == name })
 }
 
-// Scope names workers by what they have in common; all of what it says
-// must hold. An empty one selects every worker.
+// Scope selects workers. All conditions must match; an empty scope matches
+// every worker.
 type Scope struct {
 	Workers []string          `json:"worker_ids,omitempty"`
-	Tags    map[string]string `json:"tags,omitempty"` // an empty value is any
+	Tags    map[string]string `json:"tags,omitempty"` // an empty value matches any
 	Region  string            `json:"aws_region,omitempty"`
 }
 
-// All tells whether s selects every worker.
+// All reports whether s selects every worker.
 func (s Scope) All() bool { return len(s.Workers) == 0 && len(s.Tags) == 0 && s.Region == "" }
 
-// Matches tells whether s selects a worker.
+// Matches reports whether s selects w.
 func (s Scope) Matches(w *Subject) bool {
 	if s.Region != "" && s.Region != w.Region || len(s.Workers) > 0 && !slices.Contains(s.Workers, w.ID) {
 		return false
@@ -162,7 +162,7 @@ func (s Scope) Matches(w *Subject) bool {
 	return true
 }
 
-// String is s for people: team=ml,env in us-east-1, or all workers.
+// String formats s for display: team=ml,env in us-east-1, or all workers.
 func (s Scope) String() string {
 	text := ""
 	for i, k := range slices.Sorted(maps.Keys(s.Tags)) {
@@ -206,16 +206,16 @@ func (s Scope) validate(f *faults) {
 	f.text("aws_region", s.Region, 32)
 }
 
-// Group gives the workers of a selector a policy, a schedule or both.
+// Group assigns a policy, a schedule or both to the workers of a scope.
 type Group struct {
 	ID       string  `json:"id"`
 	Selector Scope   `json:"selector"`
 	Policy   string  `json:"policy,omitempty"`
-	Schedule *string `json:"schedule,omitempty"` // over the policy's
-	// Priority decides between groups of one worker: the highest wins, then
-	// the one with more tags, then the later id.
+	Schedule *string `json:"schedule,omitempty"` // overrides the policy's
+	// Priority orders the groups of a worker: the highest wins, then the one
+	// with more tags, then the later id.
 	Priority int `json:"priority,omitempty"`
-	// ScheduleSince is when it last came to say what schedule holds.
+	// ScheduleSince is when its effective schedule last changed.
 	ScheduleSince time.Time `json:"schedule_since,omitzero"`
 
 	Stamp

@@ -10,27 +10,27 @@ import (
 	"lull/internal/idle"
 )
 
-// Layers, weakest first. "Where from" in answers and screens is one of these.
+// The layers of an Origin, weakest first.
 const (
-	LayerSettings = "settings" // of the fleet
-	LayerDefault  = "default"  // a policy for all workers
+	LayerSettings = "settings" // the fleet's
+	LayerDefault  = "default"  // the policy of all workers
 	LayerTemplate = "template"
 	LayerGroup    = "group"
-	LayerPolicy   = "policy" // of the worker
-	LayerWorker   = "worker" // its own fields
+	LayerPolicy   = "policy" // assigned to the worker
+	LayerWorker   = "worker" // the worker's own fields
 	LayerOverride = "override"
 )
 
 // Origin is where a value came from.
 type Origin struct {
 	Layer string `json:"layer"`
-	// Name is that of the template, the selector of the group, the worker or
-	// the override.
+	// Name is that of the template, the group's selector, the worker or the
+	// override.
 	Name   string `json:"name,omitempty"`
-	Policy string `json:"policy,omitempty"` // that said it
+	Policy string `json:"policy,omitempty"` // that sets it, by name
 }
 
-// String is o for people.
+// String formats o for display.
 func (o Origin) String() string {
 	text := o.Layer
 	if o.Name != "" {
@@ -42,26 +42,26 @@ func (o Origin) String() string {
 	return text
 }
 
-// Subject is what the rules need to know of a worker.
+// Subject is what the rules need to know about a worker.
 type Subject struct {
 	ID     string
 	Region string
 	Tags   map[string]string
 	Policy string // by name
 	Own    Values // its own fields
-	// Since is when it was last given a policy or a schedule of its own.
+	// Since is when the worker was last assigned a policy or schedule.
 	Since    time.Time
 	Template string
 	FromTmpl Values
 }
 
-// Base is the weakest layer: the fleet's settings.
+// Base is the weakest layer, the fleet's settings.
 type Base struct {
 	Timeout, WarnBefore, CheckInterval, Snooze time.Duration
 	AutoPause                                  bool
 }
 
-// Set is everything that people said. It is not changed after New.
+// Set holds all rules. It is immutable after New.
 type Set struct {
 	Policies  map[string]Named
 	Schedules map[string]*Schedule
@@ -70,8 +70,8 @@ type Set struct {
 	Budgets   []Budget // by name
 }
 
-// New makes a Set. Shipped policies and the default budget are there unless
-// one of the same name is given.
+// New returns a Set. Built-in policies and the default budget are included
+// unless one of the same name is given.
 func New(policies []Named, schedules []Schedule, groups []Group, overrides []Override, budgets []Budget) *Set {
 	s := &Set{Policies: map[string]Named{}, Schedules: map[string]*Schedule{}, Groups: slices.Clone(groups),
 		Overrides: slices.Clone(overrides), Budgets: slices.Clone(budgets)}
@@ -97,7 +97,7 @@ func New(policies []Named, schedules []Schedule, groups []Group, overrides []Ove
 	return s
 }
 
-// specific is how much a group's selector says.
+// specific ranks a group's selector by how much it narrows down.
 func specific(g Group) int {
 	n := 2 * len(g.Selector.Tags)
 	if g.Selector.Region != "" {
@@ -106,11 +106,11 @@ func specific(g Group) int {
 	return n
 }
 
-// Resolved is what holds for one worker at one moment, and where each value
-// came from.
+// Resolved is the effective policy of one worker at one moment, with the origin
+// of every value.
 type Resolved struct {
-	// Name is that of the strongest policy with a timeout, or what stands in
-	// its place: global, template NAME, worker ID.
+	// Name is that of the strongest policy that sets a timeout, or else
+	// global, template NAME or worker ID.
 	Name            string             `json:"name"`
 	Enabled         bool               `json:"enabled"`
 	Timeout         idle.Duration      `json:"idle_timeout_seconds"`
@@ -119,34 +119,34 @@ type Resolved struct {
 	Snooze          idle.Duration      `json:"snooze_seconds"`
 	PauseAction     string             `json:"pause_action"`
 	ActivitySources []string           `json:"activity_sources"`
-	Signals         []string           `json:"signals"` // of the agent; null is all
+	Signals         []string           `json:"signals"` // of the agent; null means all
 	Thresholds      map[string]float64 `json:"thresholds"`
 	AcceptedRisks   []string           `json:"accepted_risks"`
 	Shadow          bool               `json:"shadow"`
 	Schedule        string             `json:"schedule"`
 	Force           bool               `json:"force"`
-	AutoPause       bool               `json:"auto_pause"` // the fleet's switch
-	// From has the origin of each value, by the names above without units.
+	AutoPause       bool               `json:"auto_pause"` // the fleet-wide switch
+	// From maps each value's name above, without the unit, to its origin.
 	From map[string]Origin `json:"from"`
 
-	// Standing is what the schedule says; absent without one.
+	// Standing is the schedule's state; absent without a schedule.
 	Standing *Standing `json:"standing,omitempty"`
-	// Overrides are those in force, in the order of their creation.
+	// Overrides are those in force, oldest first.
 	Overrides []Override `json:"overrides"`
 	// KeptUntil and FrozenUntil are the latest ends of those kinds.
 	KeptUntil   *time.Time `json:"kept_until,omitempty"`
 	FrozenUntil *time.Time `json:"frozen_until,omitempty"`
-	// Faults are rules that cannot be followed, such as a policy that does
+	// Faults are rules that cannot be applied, such as a policy that does
 	// not exist.
 	Faults []string `json:"faults,omitempty"`
-	// Applied tells that a policy was put on it by a person, so that its
+	// Applied is set if a user assigned a policy to the worker, so that its
 	// tags are written.
 	Applied bool `json:"applied"`
 
-	since time.Time // when its schedule came to apply
+	since time.Time // when its schedule was assigned
 }
 
-// Resolve says what holds for w at now.
+// Resolve returns the effective policy of w at now.
 func (s *Set) Resolve(now time.Time, base Base, w *Subject) Resolved {
 	r := Resolved{
 		Name: "global", Enabled: true, AutoPause: base.AutoPause, Timeout: idle.Duration(base.Timeout), WarnBefore: idle.Duration(base.WarnBefore),
@@ -177,7 +177,7 @@ func (s *Set) Resolve(now time.Time, base Base, w *Subject) Resolved {
 	return r
 }
 
-// group lays what a group says.
+// group layers the values of a group.
 func (s *Set) group(r *Resolved, layer string, g Group) {
 	o := Origin{Layer: layer, Name: g.Selector.String(), Policy: g.Policy}
 	s.named(r, g.Policy, o, g.ScheduleSince)
@@ -186,8 +186,8 @@ func (s *Set) group(r *Resolved, layer string, g Group) {
 	}
 }
 
-// named lays a policy by its name; one that does not exist is a fault and
-// says nothing.
+// named layers the policy of that name. A missing policy is recorded as a
+// fault and sets nothing.
 func (s *Set) named(r *Resolved, name string, o Origin, since time.Time) {
 	if name == "" {
 		return
@@ -227,7 +227,7 @@ func (s *Set) override(now time.Time, r *Resolved, w *Subject) {
 	}
 }
 
-// stand asks the schedule, without the boundaries that overrides made void.
+// stand evaluates the schedule, without boundaries that overrides suppress.
 func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
 	if r.Schedule == "" {
 		return
@@ -253,11 +253,11 @@ func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
 	r.Standing = &st
 }
 
-// fields are the names in From.
+// fields are the keys of From.
 var fields = []string{"enabled", "idle_timeout", "warn_before", "check_interval", "snooze", "pause_action", "activity_sources", "signals",
 	"thresholds", "accepted_risks", "shadow", "schedule", "force"}
 
-// lay puts what v says over r. name is the new name of r if v has a timeout.
+// lay layers v over r. name becomes r's name if v sets a timeout.
 func (r *Resolved) lay(v Values, o Origin, name string, since time.Time) {
 	said := func(field string) { r.From[field] = o }
 	span := func(field string, to *idle.Duration, m *int) {
@@ -305,7 +305,7 @@ func (r *Resolved) lay(v Values, o Origin, name string, since time.Time) {
 	}
 }
 
-// Idle is r as the numbers of the idle engine. detection is the worker's own
+// Idle converts r to the idle engine's policy. detection is the worker's own
 // switch.
 func (r *Resolved) Idle(detection bool) idle.Policy {
 	return idle.Policy{
@@ -314,8 +314,8 @@ func (r *Resolved) Idle(detection bool) idle.Policy {
 	}
 }
 
-// Guards are the blocks that r puts before every automatic pause: a freeze
-// and a maintenance window.
+// Guards returns the blocks that r puts on every automatic pause: a freeze and
+// a maintenance window.
 func (r *Resolved) Guards() []idle.Block {
 	var out []idle.Block
 	for _, o := range r.Overrides {

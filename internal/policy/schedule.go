@@ -13,27 +13,28 @@ import (
 	"lull/internal/policy/when"
 )
 
-// DefaultGrace is how long a worker must be quiet in closed hours before its
-// schedule pauses it, where the schedule does not say.
+// DefaultGrace is how long a worker must be quiet outside its hours before its
+// schedule pauses it, unless the schedule sets GraceMinutes.
 const DefaultGrace = 15 * time.Minute
 
-// Window is a time of the week, or of one day, at which a schedule is open.
+// Window is an interval of the week, or of one date, in which a schedule is
+// open.
 type Window struct {
 	Name string    `json:"name,omitempty"`
-	Days when.Days `json:"days,omitempty"` // on which it begins; none with a date
-	Date string    `json:"date,omitempty"` // the one day on which it begins, 2026-12-24
-	// From and To are wall clock times in the schedule's zone. A To that is
-	// not after From is on the next day.
+	Days when.Days `json:"days,omitempty"` // on which it begins; empty with Date
+	Date string    `json:"date,omitempty"` // the only day on which it begins, as in 2026-12-24
+	// From and To are wall clock times in the schedule's zone. If To is not
+	// after From, it is on the next day.
 	From when.Clock `json:"from" pattern:"^(([01]?[0-9]|2[0-3]):[0-5][0-9]|24:00)$"`
 	To   when.Clock `json:"to" pattern:"^(([01]?[0-9]|2[0-3]):[0-5][0-9]|24:00)$"`
-	// Hold keeps idleness from pausing anything while the window is open: a
-	// maintenance window.
+	// Hold marks a maintenance window: no idle pause happens while it is
+	// open.
 	Hold bool `json:"hold,omitempty"`
-	// OnHolidays opens it on holidays too. One with a date always does.
+	// OnHolidays opens it on holidays too. A window with a date always is.
 	OnHolidays bool `json:"on_holidays,omitempty"`
 }
 
-// ParseWindow reads a window as people write it: mon-fri 08:00-18:00, or
+// ParseWindow parses a window such as mon-fri 08:00-18:00 or
 // 2026-12-24 22:00-06:00.
 func ParseWindow(text string) (Window, error) {
 	var w Window
@@ -56,7 +57,7 @@ func ParseWindow(text string) (Window, error) {
 	return w, w.validate()
 }
 
-// String is w as ParseWindow reads it, without its name and switches.
+// String formats w for ParseWindow, without its name and switches.
 func (w Window) String() string {
 	day := w.Date
 	if day == "" {
@@ -85,8 +86,8 @@ func (w Window) validate() error {
 	return nil
 }
 
-// Schedule is when workers shall run, as windows on the wall clock of a zone.
-// It is open in its windows and closed outside them.
+// Schedule states when workers run, as windows on the wall clock of a time
+// zone. It is open inside its windows and closed outside them.
 type Schedule struct {
 	Name        string   `json:"name"`
 	Description string   `json:"description,omitempty"`
@@ -95,13 +96,13 @@ type Schedule struct {
 	// Holidays are days on which no window begins: 2026-12-25, or 12-25 for
 	// every year.
 	Holidays []string `json:"holidays,omitempty"`
-	// Start makes it resume workers when it opens; without it, it only pauses.
+	// Start resumes workers when it opens. Otherwise it only pauses.
 	Start bool `json:"start,omitempty"`
-	// GraceMinutes is how long a worker must be quiet in closed hours before
-	// it is paused; nil is 15.
+	// GraceMinutes is how long a worker must be quiet outside its hours
+	// before it is paused; nil means 15.
 	GraceMinutes *int `json:"grace_minutes,omitempty"`
-	// ChangedAt is when its hours were last changed. It speaks for the first
-	// time at its next boundary.
+	// ChangedAt is when its hours last changed. The change first applies at
+	// the next boundary.
 	ChangedAt time.Time `json:"changed_at,omitzero"`
 
 	Stamp
@@ -109,7 +110,7 @@ type Schedule struct {
 	read *hours
 }
 
-// Grace is how long a worker must be quiet before the schedule pauses it.
+// Grace returns how long a worker must be quiet before the schedule pauses it.
 func (s *Schedule) Grace() time.Duration {
 	if s.GraceMinutes == nil {
 		return DefaultGrace
@@ -117,7 +118,7 @@ func (s *Schedule) Grace() time.Duration {
 	return time.Duration(*s.GraceMinutes) * time.Minute
 }
 
-// Limits of a schedule.
+// The limits of a schedule.
 const (
 	maxWindows  = 100
 	maxHolidays = 1000
@@ -151,18 +152,18 @@ func (s Schedule) Validate() error {
 	return f.err()
 }
 
-// SameHours tells whether s and o are open at the same times.
+// SameHours reports whether s and o are open at the same times.
 func (s Schedule) SameHours(o Schedule) bool {
 	return s.Zone == o.Zone && slices.Equal(s.Windows, o.Windows) && slices.Equal(s.Holidays, o.Holidays)
 }
 
-// parseHoliday reads a day, or one of every year (with year 0).
+// parseHoliday parses a date, or one of every year (with year 0).
 func parseHoliday(text string) (when.Date, error) {
 	if d, err := when.ParseDate(text); err == nil {
 		return d, nil
 	}
 	if len(text) == 5 {
-		// 2000 is a leap year: 02-29 is a day that comes.
+		// 2000 is a leap year, so 02-29 is accepted.
 		if d, err := when.ParseDate("2000-" + text); err == nil {
 			d.Year = 0
 			return d, nil
@@ -171,8 +172,8 @@ func parseHoliday(text string) (when.Date, error) {
 	return when.Date{}, fmt.Errorf("%.20q is no day: want 2026-12-25, or 12-25 for every year", text)
 }
 
-// Span is a time without gaps in which a schedule is open: From is in it, To
-// is not. A zero time is farther away than anybody plans.
+// Span is an interval in which a schedule is open: From is inside, To is not.
+// A zero time means further away than any schedule is evaluated.
 type Span struct {
 	From time.Time `json:"from,omitzero"`
 	To   time.Time `json:"to,omitzero"`
@@ -184,27 +185,25 @@ type Boundary struct {
 	Opens bool      `json:"opens"`
 }
 
-// hours is a schedule that was read, for counting. It is safe for concurrent
-// use.
+// hours is a parsed schedule. It is safe for concurrent use.
 type hours struct {
 	loc      *time.Location
 	windows  []Window
 	dated    map[when.Date][]Window
 	holidays map[when.Date]bool
-	yearly   bool // a holiday comes every year
-	// early and late are the first and the last day that is named; zero for
-	// none.
+	yearly   bool // some holiday repeats every year
+	// early and late are the first and last dates named; zero if none.
 	early, late when.Date
 
-	// The boundaries and open times around a moment, counted once for the
-	// many workers of a schedule.
+	// Boundaries and open spans near a moment, cached for the many workers
+	// that share a schedule.
 	mu         sync.Mutex
 	center     time.Time
 	edges      []Boundary
 	open, hold []Span
 }
 
-// hours reads s, once for all copies of one that was Prepared.
+// hours parses s, once for all copies of a prepared schedule.
 func (s *Schedule) hours() (*hours, error) {
 	if s.read != nil {
 		return s.read, nil
@@ -254,8 +253,8 @@ func (h *hours) holiday(d when.Date) bool {
 	return h.holidays[d] || h.yearly && h.holidays[when.Date{Month: d.Month, Day: d.Day}]
 }
 
-// on lists the windows that begin on a day, each as the span that holds every
-// moment at which the wall clock shows a time in it.
+// on returns the windows that begin on d, each as the span of all moments at
+// which the wall clock shows a time in it.
 func (h *hours) on(d when.Date, only func(Window) bool) []Span {
 	var out []Span
 	add := func(w Window) {
@@ -283,8 +282,8 @@ func (h *hours) on(d when.Date, only func(Window) bool) []Span {
 	return out
 }
 
-// spans lists the open times that begin from days before t to days after it;
-// those that touch are one.
+// spans returns the open spans that begin within days of t. Adjacent spans are
+// merged.
 func (h *hours) spans(t time.Time, days int, only func(Window) bool) []Span {
 	var out []Span
 	middle := when.DateOf(t.In(h.loc))
@@ -302,26 +301,26 @@ func (h *hours) spans(t time.Time, days int, only func(Window) bool) []Span {
 	return out
 }
 
-// reaches are how many days around a moment boundaries are looked for. The
-// last one holds a leap day.
+// reaches are the search radii, in days, for boundaries. The last one includes
+// a leap day.
 var reaches = []int{near, 60, 400, 3000}
 
-// near is enough for every schedule that is the same each week; what was
-// counted there serves for moments up to slack away.
+// near suffices for every schedule that repeats weekly. Results computed for a
+// moment are reused up to slack away from it.
 const (
 	near  = 16
 	slack = 3 * 24 * time.Hour
 )
 
-// settled tells whether days around t show all that the schedule ever does:
-// every day that is named lies well within.
+// settled reports whether the days around t show everything the schedule ever
+// does: every date it names lies well within them.
 func (h *hours) settled(t time.Time, days int) bool {
 	middle := when.DateOf(t.In(h.loc))
 	return !h.yearly && (h.early == (when.Date{}) ||
 		h.early.String() > middle.Add(near-days).String() && h.late.String() < middle.Add(days-near).String())
 }
 
-// around finds the last boundary up to t and the first after it; nil is none.
+// around returns the last boundary up to t and the first after it, nil if none.
 func (h *hours) around(t time.Time) (last, next *Boundary) {
 	for _, days := range reaches {
 		last, next = nil, nil
@@ -339,8 +338,8 @@ func (h *hours) around(t time.Time) (last, next *Boundary) {
 	return last, next
 }
 
-// boundaries lists those within days of t, less a few: what began before is
-// not known, so the outermost days show none.
+// boundaries returns those within days of t, without the outermost days, for
+// which earlier spans are unknown.
 func (h *hours) boundaries(t time.Time, days int) []Boundary {
 	if days == near {
 		edges, _, _ := h.nearby(t)
@@ -361,7 +360,7 @@ func edgesOf(spans []Span, from, to time.Time) []Boundary {
 	return out
 }
 
-// nearby returns what is counted around t.
+// nearby returns the cached results around t.
 func (h *hours) nearby(t time.Time) (edges []Boundary, open, hold []Span) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -383,7 +382,7 @@ func within(spans []Span, t time.Time) (Span, bool) {
 	return Span{}, false
 }
 
-// Open tells whether s is open at t.
+// Open reports whether s is open at t.
 func (s *Schedule) Open(t time.Time) (bool, error) {
 	h, err := s.hours()
 	if err != nil {
@@ -394,8 +393,8 @@ func (s *Schedule) Open(t time.Time) (bool, error) {
 	return is, nil
 }
 
-// Boundaries lists the boundaries of s after from, at most n of them, up to
-// eight years ahead.
+// Boundaries returns at most n boundaries of s after from, up to eight years
+// ahead.
 func (s *Schedule) Boundaries(from time.Time, n int) ([]Boundary, error) {
 	h, err := s.hours()
 	if err != nil {
@@ -413,33 +412,33 @@ func (s *Schedule) Boundaries(from time.Time, n int) ([]Boundary, error) {
 	return out, nil
 }
 
-// Standing is what a schedule says at one moment to one worker.
+// Standing is the state of a schedule for one worker at one moment.
 type Standing struct {
 	Schedule string `json:"schedule"`
 	Zone     string `json:"zone"`
 	Open     bool   `json:"open"`
-	// Last is the boundary whose word counts now: the last one that no
-	// override made void and that came after the schedule began to apply.
-	// Absent is none: the schedule has not spoken yet.
+	// Last is the boundary in effect: the last one that no override
+	// suppresses and that came after the schedule was assigned. Nil if there
+	// has been none.
 	Last *Boundary `json:"last,omitempty"`
-	// Next is the next boundary that will speak, NextClose the next of those
-	// that closes, NextOpen the next that opens.
+	// Next is the next effective boundary, NextClose the next that closes,
+	// NextOpen the next that opens.
 	Next      *Boundary  `json:"next,omitempty"`
 	NextClose *time.Time `json:"next_close"`
 	NextOpen  *time.Time `json:"next_open"`
-	// HeldUntil is the end of the maintenance window that is open now.
+	// HeldUntil is the end of the maintenance window open now.
 	HeldUntil *time.Time `json:"held_until,omitempty"`
 	Start     bool       `json:"start"`
 	Force     bool       `json:"force"`
 	Grace     float64    `json:"grace_minutes"`
 }
 
-// maxVoid bounds how many void boundaries are passed over in a row.
+// maxVoid limits how many suppressed boundaries are skipped in a row.
 const maxVoid = 100
 
-// Standing says what s means at now for a worker to which it applies since
-// that moment. Boundaries for which void is true do not speak; void may be
-// nil.
+// Standing returns the state of s at now for a worker to which it has applied
+// since the given time. Boundaries for which void returns true are ignored;
+// void may be nil.
 func (s *Schedule) Standing(now, since time.Time, void func(time.Time) bool) (Standing, error) {
 	out := Standing{Schedule: s.Name, Zone: s.Zone, Start: s.Start, Grace: s.Grace().Minutes()}
 	h, err := s.hours()
@@ -482,28 +481,29 @@ func (s *Schedule) Standing(now, since time.Time, void func(time.Time) bool) (St
 	return out, nil
 }
 
-// Pauses tells whether the schedule wants a worker paused that was last
-// started at a moment: it has closed since.
+// Pauses reports whether the schedule wants a worker paused that was last
+// started at the given time, that is, whether it has closed since.
 func (s *Standing) Pauses(started time.Time) bool {
 	return s.Last != nil && !s.Last.Opens && started.Before(s.Last.At)
 }
 
-// Starts tells whether the schedule wants a worker started that was last
-// stopped at a moment: it has opened since, and is open.
+// Starts reports whether the schedule wants a worker started that was last
+// stopped at the given time, that is, whether it has opened since and is open.
 func (s *Standing) Starts(stopped time.Time) bool {
 	return s.Start && s.Open && s.Last != nil && s.Last.Opens && stopped.Before(s.Last.At)
 }
 
-// ScheduleName is how the name of the numbers of closed hours begins.
+// ScheduleName is the prefix of the policy name for closed hours.
 const ScheduleName = "schedule "
 
-// OffHours are the numbers and the evidence by which the schedule pauses a
-// worker in closed hours: after its grace and, with force, whatever was read.
+// OffHours returns the policy and evidence by which the schedule pauses a
+// worker in closed hours: after its grace or, with force, regardless of
+// readings.
 func (s *Standing) OffHours(p idle.Policy, e idle.Evidence) (idle.Policy, idle.Evidence) {
 	p.Name, p.Detection, p.AutoPause = ScheduleName+s.Schedule, true, true
 	p.Timeout = min(p.Timeout, idle.Duration(s.Grace*float64(time.Minute)))
 	if s.Force {
-		// The warning is all that it waits for; the engine grants one half of
+		// Only the warning delays the pause, and the engine grants it half of
 		// the timeout.
 		p.Timeout, p.Signals = max(2*p.WarnBefore, idle.Duration(time.Second)), []string{}
 		e.LastActivityAt, e.Connections = time.Time{}, 0
@@ -511,7 +511,7 @@ func (s *Standing) OffHours(p idle.Policy, e idle.Evidence) (idle.Policy, idle.E
 	return p, e
 }
 
-// Describe says the standing in a sentence.
+// Describe returns the standing as a sentence.
 func (s *Standing) Describe() string {
 	state := "closed"
 	if s.Open {
@@ -528,7 +528,7 @@ func (s *Standing) Describe() string {
 	return text + "."
 }
 
-// ClockIn shows a moment in a zone, with its name.
+// ClockIn formats t in a zone, with the zone's name.
 func ClockIn(t time.Time, zone string) string {
 	if loc, err := when.Zone(zone); err == nil {
 		t = t.In(loc)
