@@ -8,58 +8,58 @@ import (
 	"lull/internal/idle"
 )
 
-// Account answers why, for a worker, an instance and an agent alike, now and
-// at a past time.
+// Account answers "why" for a worker, an instance or an agent, now or at a past
+// time.
 type Account struct {
 	Object   string    `json:"object" doc:"Id of the worker or instance; the name of the agent's machine"`
 	Name     string    `json:"name"`
 	Kind     string    `json:"kind" enum:"worker,instance,agent"`
-	At       time.Time `json:"at" doc:"The moment it speaks of"`
-	State    string    `json:"state" doc:"Power at that moment; empty is not known"`
+	At       time.Time `json:"at" doc:"The time the account is about"`
+	State    string    `json:"state" doc:"Power state at that time; empty if unknown"`
 	Question string    `json:"question"`
 	Answer   string    `json:"answer"`
 
-	// Expiry is the end of its time; absent if it has none.
-	Expiry  *Expiry       `json:"expiry,omitempty" doc:"The end of its time, by its ttl_deadline: it comes whether it is used or not, and no snooze holds it"`
-	Verdict *idle.Verdict `json:"verdict,omitempty" doc:"Absent where nothing is known"`
+	// Expiry is when its TTL ends; absent without a TTL.
+	Expiry  *Expiry       `json:"expiry,omitempty" doc:"When the ttl_deadline takes effect, even if it is in use; a snooze does not delay it"`
+	Verdict *idle.Verdict `json:"verdict,omitempty" doc:"Absent if nothing is known"`
 	Policy  *idle.Policy  `json:"policy,omitempty"`
 	Signals []Signal      `json:"signals"`
-	Leases  []idle.Lease  `json:"leases" doc:"Held at that moment"`
-	Paused  *Turn         `json:"paused,omitempty" doc:"The last pause until then"`
-	Resumed *Turn         `json:"resumed,omitempty" doc:"The last resume until then"`
-	// Change is what would have to change for it to be paused, or to stay.
+	Leases  []idle.Lease  `json:"leases" doc:"Held at that time"`
+	Paused  *Turn         `json:"paused,omitempty" doc:"The last pause before that time"`
+	Resumed *Turn         `json:"resumed,omitempty" doc:"The last resume before that time"`
+	// Change lists what would have to change for it to be paused, or to stay.
 	Change  []string  `json:"change"`
-	Checked *Checked  `json:"checked,omitempty" doc:"The recorded check it rests on; absent where it was judged just now"`
-	Missing []Missing `json:"missing,omitempty" doc:"Times around that moment of which records are missing"`
+	Checked *Checked  `json:"checked,omitempty" doc:"The recorded check it is based on; absent if it was evaluated just now"`
+	Missing []Missing `json:"missing,omitempty" doc:"Periods around that time without records"`
 }
 
-// Kinds of objects.
+// The kinds of objects.
 const (
 	KindWorker   = "worker"
 	KindInstance = "instance"
 	KindAgent    = "agent"
 )
 
-// Turn is a pause or a resume that happened.
+// Turn is a pause or resume that happened.
 type Turn struct {
 	At     time.Time `json:"at"`
 	By     string    `json:"by"`
 	Reason string    `json:"reason,omitempty"`
 }
 
-// Expiry is when something's time is over, and what is done then.
+// Expiry describes when an object expires, and what happens then.
 type Expiry struct {
-	At     time.Time `json:"at" doc:"When it is acted on: at the deadline, or later where its users are warned first or a halt puts it off"`
+	At     time.Time `json:"at" doc:"When it takes effect: at the deadline, or later because of a warning or a halt"`
 	Action string    `json:"action" enum:"stop,terminate"`
-	// Deadline is what a person or a tag has set.
+	// Deadline is the time set by a user or a tag.
 	Deadline time.Time `json:"deadline"`
-	WarnAt   time.Time `json:"warn_at" doc:"When its users are warned of it, or were"`
-	Warned   bool      `json:"warned" doc:"That warning is out"`
-	// HaltedUntil is the end of the halt that puts it off.
+	WarnAt   time.Time `json:"warn_at" doc:"When users are, or were, warned"`
+	Warned   bool      `json:"warned" doc:"The warning has been sent"`
+	// HaltedUntil is the end of the halt that delays it.
 	HaltedUntil *time.Time `json:"halted_until,omitempty"`
 }
 
-// Sentence says what will happen, and when.
+// Sentence states what will happen, and when.
 func (x *Expiry) Sentence(now time.Time) string {
 	done := "stopped"
 	if x.Action == "terminate" {
@@ -83,15 +83,15 @@ func (x *Expiry) Sentence(now time.Time) string {
 	return s + ", used or not; no snooze holds that back."
 }
 
-// Before tells whether the time is over before a pause, which nil is not known
-// to come.
+// Before reports whether it expires before a pause; a nil pause has no known
+// time.
 func (x *Expiry) Before(pause *time.Time) bool {
 	return x != nil && (pause == nil || !pause.Before(x.At))
 }
 
-// Explain makes the account of an object about which a decision was made; at
-// is the moment that it speaks of. Question and answer are about something
-// that runs: whoever knows better replaces them.
+// Explain fills in the account of an object from a decision as of at. It phrases
+// question and answer for a running object; callers that know better replace
+// them.
 func Explain(a Account, d Decision) Account {
 	v, p := d.Verdict, d.Policy
 	a.Verdict, a.Policy, a.Change, a.Leases = &v, &p, []string{}, []idle.Lease{}
@@ -109,7 +109,7 @@ func Explain(a Account, d Decision) Account {
 	for _, b := range v.Blocks {
 		parts = append(parts, b.Sentence)
 		if !p.Detection && (b.Code == idle.NotIdleYet || b.Code == idle.RecentActivity) {
-			continue // no time ends what is never paused for idleness
+			continue // an object that never pauses for idleness has no end
 		}
 		a.Change = append(a.Change, a.end(b))
 	}
@@ -131,7 +131,7 @@ func Explain(a Account, d Decision) Account {
 	return a
 }
 
-// Past makes the account of an object at a past moment from what is recorded.
+// Past fills in the account of an object at a past time from its records.
 func Past(a Account, c Recall) Account {
 	a.Change, a.Signals, a.Leases = []string{}, []Signal{}, []idle.Lease{}
 	a.Question = "why was it running"
@@ -157,12 +157,12 @@ func Past(a Account, c Recall) Account {
 	return a
 }
 
-// fresh is how old a check may be at the moment that is asked about for its
-// words to be those of that moment.
+// fresh is the maximum age of a check for its verdict to be reported as that
+// of the requested time.
 const fresh = 5 * time.Second
 
-// ahead is a recorded verdict with the next check as it was planned, without
-// what was ahead at the check and no longer is at the moment asked about.
+// ahead returns a recorded verdict with the next check as planned, without
+// future times that have passed by the requested time.
 func ahead(v idle.Verdict, next, at time.Time) idle.Verdict {
 	if !next.IsZero() {
 		v.NextIdleCheckAt = next
@@ -193,7 +193,7 @@ func (a *Account) stay() string {
 	return "lull snooze " + a.Name
 }
 
-// agentEnds are the ends of guards that only agents have.
+// agentEnds maps the guards that only agents have to what ends them.
 var agentEnds = map[idle.Code]string{
 	"no_policy":         "an idle-timeout would have to be set, by a tag of the machine or in /etc/lull/agent.yaml",
 	"pause_holder":      "the agent would have to decide about the machine: pause-holder agent",
@@ -201,7 +201,7 @@ var agentEnds = map[idle.Code]string{
 	"policy_untold":     "its agent would have to be of this version",
 }
 
-// end says what would have to happen for a block to end.
+// end returns what would have to happen for a block to end.
 func (a *Account) end(b idle.Block) string {
 	if b.Until != nil {
 		return fmt.Sprintf("%s ends at %s", b.Code, b.Until.Format(time.RFC3339))

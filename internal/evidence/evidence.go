@@ -1,18 +1,16 @@
-// Package evidence is what a decision about idleness was made from, in a form
-// that outlives it: record, codec and replay.
+// Package evidence records what a decision about idleness was based on, in a
+// form that outlives it, and replays it.
 //
-// A Decision holds the policy and the evidence as the engine got them and the
-// verdict it gave. Replay gives both to the engine again, so that everything
-// in an audit log or a journal can be proved, and Simulate asks what another
-// policy would have said.
+// A Decision holds the policy and evidence given to the engine and its verdict.
+// Replay evaluates them again, so that every entry of an audit log or journal
+// can be verified; Simulate evaluates them under another policy.
 //
-// A Recorder makes Records of the checks of many objects, run-length: changes
-// and activity times, not every sample. Timeline puts them together again.
+// A Recorder turns the checks of many objects into run-length encoded Records:
+// changes and activity times, not every sample. Timeline reassembles them.
 //
-// It guarantees that a Decision that went through the codec replays to the
-// same verdict, and that time nobody looked at is never passed off as known.
-// It leaves out where records are kept (package edge/journal) and what they
-// are about.
+// A Decision that went through the codec replays to the same verdict, and a
+// period without checks is never reported as known. Package edge/journal stores
+// the records; this package does not know what the objects are.
 package evidence
 
 import (
@@ -25,15 +23,15 @@ import (
 	"lull/internal/idle"
 )
 
-// Decision is one question to the engine and its answer.
+// Decision is one input of the engine and its verdict.
 type Decision struct {
 	Policy   idle.Policy   `json:"policy"`
 	Evidence idle.Evidence `json:"evidence"`
 	Verdict  idle.Verdict  `json:"verdict"`
 }
 
-// Decide asks the engine and keeps what it was asked. The times of e are
-// brought to a form that the codec keeps: UTC, without a monotonic part.
+// Decide runs the engine and keeps its input. The times in e are normalized to
+// what the codec preserves: UTC, without a monotonic reading.
 func Decide(now time.Time, p idle.Policy, e idle.Evidence) Decision {
 	now = plain(now)
 	for _, t := range []*time.Time{&e.LastActivityAt, &e.LastResumedAt, &e.CreatedAt, &e.SnoozedUntil, &e.WarningSentAt} {
@@ -57,8 +55,8 @@ func plain(t time.Time) time.Time {
 	return t.Round(0).UTC()
 }
 
-// Replay judges again with the same inputs and returns an error that shows
-// both verdicts if they differ.
+// Replay evaluates the same input again and returns an error with both verdicts
+// if they differ.
 func (d Decision) Replay() error {
 	again := idle.Decide(d.Verdict.At, d.Policy, d.Evidence)
 	was, err := json.Marshal(d.Verdict)
@@ -75,8 +73,8 @@ func (d Decision) Replay() error {
 	return nil
 }
 
-// Simulate is the verdict another policy would have given. Which signals
-// count stays as recorded, since only those were read.
+// Simulate returns the verdict under another policy. The set of signals that
+// count stays as recorded, because only those were read.
 func (d Decision) Simulate(p idle.Policy) idle.Verdict {
 	p.Signals = d.Policy.Signals
 	return idle.Decide(d.Verdict.At, p, d.Evidence)

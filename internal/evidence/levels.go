@@ -9,21 +9,21 @@ import (
 	"time"
 )
 
-// levelSlot is the time of which Levels keep one value of each signal.
+// levelSlot is the interval for which Levels keep one value per signal.
 const levelSlot = 5 * time.Minute
 
-// Levels are what signals with a value came to: the highest of each slot of
-// five minutes, to four digits. A run says no more of a signal than that it
-// stayed on one side of its threshold; Levels tell what another threshold
-// would have made of it. A Levels is never changed once it is in a Record.
+// Levels are the highest values of each numeric signal per five-minute slot, to
+// four digits. A run records only that a signal stayed on one side of its
+// threshold; Levels allow another threshold to be applied. A Levels is immutable
+// once it is in a Record.
 type Levels struct {
-	// At is the last check of each slot, oldest first.
+	// At is the time of the last check of each slot, oldest first.
 	At []time.Time
-	// High is by signal, one value for each slot.
+	// High maps a signal to one value per slot.
 	High map[string][]float64
 }
 
-// LevelsAt are the values of one check; nil without any.
+// LevelsAt returns the values of one check, or nil if there are none.
 func LevelsAt(at time.Time, values map[string]float64) *Levels {
 	if len(values) == 0 {
 		return nil
@@ -38,12 +38,12 @@ func LevelsAt(at time.Time, values map[string]float64) *Levels {
 func fourDigits(v float64) float64 {
 	r, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64)
 	if err != nil {
-		return v // it is out of range once it is rounded
+		return v // out of range after rounding
 	}
 	return r
 }
 
-// with adds the values of a later check.
+// with returns l with the values of a later check added.
 func (l *Levels) with(next *Levels) *Levels {
 	switch {
 	case l == nil:
@@ -56,7 +56,7 @@ func (l *Levels) with(next *Levels) *Levels {
 		same = same && l.High[name] != nil
 	}
 	if !same {
-		return next // other signals: it is no run of the same
+		return next // different signals: not the same run
 	}
 	slot := func(t time.Time) int64 { return t.Unix() / int64(levelSlot/time.Second) }
 	n := len(l.At) - 1
@@ -79,7 +79,7 @@ func (l *Levels) with(next *Levels) *Levels {
 	return out
 }
 
-// levelLine is a Levels as it is packed.
+// levelLine is the packed form of Levels.
 type levelLine struct {
 	Ago  []int64              `json:"o"` // seconds before the record
 	High map[string][]float64 `json:"h"`

@@ -6,29 +6,29 @@ import (
 	"time"
 )
 
-// lineEvery is the least time between two lines that differ in nothing but
-// what holds an object.
+// lineEvery is the minimum time between two lines that differ only in their
+// blocks.
 const lineEvery = time.Minute
 
-// Outcomes of a decision, as a log line names them.
+// The outcomes of a decision in log lines.
 const (
-	OutcomePause = "pause" // nothing holds it
-	OutcomeWarn  = "warn"  // the warning goes out
+	OutcomePause = "pause" // no block is left
+	OutcomeWarn  = "warn"  // the warning is due
 	OutcomeHold  = "hold"
 )
 
-// Line makes lines for a log of the decisions about one object: one for each
-// that says something new, and at most one a minute while the outcome stays,
-// so that a signal that comes and goes does not fill a disk. The zero Line has
-// said nothing yet. Its owner is whoever decides about the object.
+// Line produces log lines for the decisions about one object: one for each new
+// outcome and otherwise at most one per minute, so that a flapping signal does
+// not flood the log. The zero value is ready to use. It is not safe for
+// concurrent use.
 type Line struct {
 	outcome, said string
 	at            time.Time
 }
 
-// Take returns what a line about the decision says, and nil if there is
-// nothing new: who is the attributes that name the object, guard what kept an
-// automatic action from it beside its blocks.
+// Take returns the attributes of the line for a decision, or nil if there is
+// nothing new to log. who identifies the object; guard is what prevented the
+// action besides the blocks.
 func (l *Line) Take(d Decision, guard string, who ...slog.Attr) []slog.Attr {
 	v := &d.Verdict
 	outcome := OutcomeHold

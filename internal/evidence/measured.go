@@ -7,10 +7,10 @@ import (
 	"lull/internal/idle"
 )
 
-// counts tells whether the trial lets a signal count.
+// counts reports whether a signal counts in the trial.
 func (t *Trial) counts(signal string) bool { return t.Policy == nil || t.Policy.Counts(signal) }
 
-// tried is the trial's threshold of a reading, if it has one of its own.
+// tried returns the trial's threshold for a reading, if it overrides one.
 func (t *Trial) tried(r *idle.Reading) (float64, bool) {
 	if r.Unit == "" || r.State != idle.Active && r.State != idle.Quiet {
 		return 0, false
@@ -19,7 +19,7 @@ func (t *Trial) tried(r *idle.Reading) (float64, bool) {
 	return v, given
 }
 
-// judged is a reading as the trial's threshold makes it.
+// judged returns r as evaluated with the trial's threshold.
 func (t *Trial) judged(r idle.Reading) idle.Reading {
 	if v, given := t.tried(&r); given {
 		r.Threshold, r.State = v, idle.Quiet
@@ -30,9 +30,9 @@ func (t *Trial) judged(r idle.Reading) idle.Reading {
 	return r
 }
 
-// measured are the times of use that a check of one that measures itself tells
-// of: what its readings prove, the values before it, and that it began or came
-// back, which its own idle clock counts as well.
+// measured returns the times of use that a check of a self-measuring object
+// proves: by its readings, by the values before it, and by its start or resume,
+// which also reset its idle clock.
 func (t *Trial) measured(r *Record) []time.Time {
 	out := t.tops(r)
 	for _, x := range r.Evidence.Readings {
@@ -50,8 +50,8 @@ func (t *Trial) measured(r *Record) []time.Time {
 	return out
 }
 
-// tops are the checks that end slots in which a signal reached a threshold of
-// the trial's own.
+// tops returns the checks that end slots in which a signal reached a threshold
+// of the trial.
 func (t *Trial) tops(r *Record) (out []time.Time) {
 	if r.Levels == nil {
 		return nil
@@ -64,7 +64,7 @@ func (t *Trial) tops(r *Record) (out []time.Time) {
 	return out
 }
 
-// topped tells whether a signal reached a threshold of the trial's own in a slot.
+// topped reports whether a signal reached a threshold of the trial in a slot.
 func (t *Trial) topped(r *Record, slot int) bool {
 	return slices.ContainsFunc(r.Evidence.Readings, func(x idle.Reading) bool {
 		v, given := t.tried(&x)
@@ -73,8 +73,8 @@ func (t *Trial) topped(r *Record, slot int) bool {
 	})
 }
 
-// between are turns that only what came before a check tells of: it began or
-// came back; and where nobody heard of it, its own word on when it was used.
+// between returns the events that a check reports about the time before it: a
+// start or resume and, for unrecorded time, its own last-activity time.
 func (t *Trial) between(s *Stretch) (out []turn) {
 	e, was := &s.After.Evidence, &s.Check.Evidence
 	if !e.CreatedAt.Equal(was.CreatedAt) && e.CreatedAt.After(s.Check.At) {
@@ -86,7 +86,7 @@ func (t *Trial) between(s *Stretch) (out []turn) {
 	if !s.Known && e.LastActivityAt.After(s.Check.At) {
 		out = append(out, turn{at: e.LastActivityAt})
 	}
-	// When in a slot the value was reached is not kept: it counts for all of it.
+	// The time within a slot is not kept, so the whole slot counts.
 	step := levelSlot
 	if t.Policy != nil && t.Policy.Timeout > 0 {
 		step = max(min(step, time.Duration(t.Policy.Timeout)/2), 10*time.Second)
@@ -103,9 +103,9 @@ func (t *Trial) between(s *Stretch) (out []turn) {
 	return out
 }
 
-// steadily is until when use went on all through a stretch: where its end is of
-// the same run as its beginning, the single times of use are not kept. Zero is
-// not at all. Of a signal whose values are kept the single times are known.
+// steadily returns until when use continued throughout a stretch, zero if it
+// did not. If both ends belong to the same run, single times of use are not
+// kept; for signals with Levels they are known.
 func (t *Trial) steadily(s *Stretch, turns []turn) (last time.Time) {
 	if s.After == nil || s.After.Since.IsZero() {
 		return last
@@ -130,9 +130,9 @@ func (t *Trial) steadily(s *Stretch, turns []turn) (last time.Time) {
 	return last
 }
 
-// asked tells whether enough was read of a stretch: signals that were left out,
-// since others were in use already, are not known where the trial's thresholds
-// call those others quiet at any moment of it.
+// asked reports whether enough signals were read in a stretch. Signals that
+// were skipped because others were active are unknown wherever the trial's
+// thresholds make those others quiet.
 func (t *Trial) asked(s *Stretch) bool {
 	if !slices.ContainsFunc(s.Check.Unasked, t.counts) {
 		return true
@@ -155,7 +155,7 @@ func (t *Trial) asked(s *Stretch) bool {
 	return true
 }
 
-// holds tells whether a signal without a threshold of the trial's own is active.
+// holds reports whether a signal without an overridden threshold is active.
 func (t *Trial) holds(r *Record) bool {
 	return slices.ContainsFunc(r.Evidence.Readings, func(x idle.Reading) bool {
 		_, own := t.tried(&x)

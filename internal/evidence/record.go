@@ -15,51 +15,51 @@ import (
 	"lull/internal/idle"
 )
 
-// Record is one entry of a journal: a check of an object, or a change of its
-// power.
+// Record is one journal entry: a check of an object, or a change of its power
+// state.
 type Record struct {
 	At     time.Time
 	Object string
-	Region string // of a worker; empty elsewhere
-	// Next is when the object is looked at again. Where the following record
-	// comes much later, what was in between is not known.
+	Region string // workers only
+	// Next is when the next check is planned. If the following record comes
+	// much later, the time in between is unknown.
 	Next time.Time
-	// Since is the first check of the run that this one belongs to; zero where
-	// the run begins here. Checks counts those since the record before, this
-	// one included; all of them said the same.
+	// Since is the first check of the run this record belongs to; zero if
+	// the run begins here. Checks counts the checks since the previous
+	// record, including this one; all had the same result.
 	Since  time.Time
 	Checks int
-	// Activity are times of use that became known since the record before,
-	// oldest first, beside the newest one, which the evidence has.
+	// Activity lists the times of use that became known since the previous
+	// record, oldest first, except the newest, which is in the evidence.
 	Activity []time.Time
-	// Levels are the values of the signals since the record before; nil where
-	// nobody asks what another threshold would have said.
+	// Levels are the values of the signals since the previous record, or nil
+	// if other thresholds need not be simulated.
 	Levels *Levels
-	// Unasked are signals that count and were left out of the check, since
-	// others had answered already.
+	// Unasked lists signals that count but were skipped, because others had
+	// already answered.
 	Unasked []string
-	// Paused is the last pause until then, as the object itself tells of it.
+	// Paused is the last pause before this record, as the object reports it.
 	Paused *Turn
-	// Change is set in a record of a change; then there is no decision.
+	// Change is set in the record of a change, which has no decision.
 	Change *Change
 	Decision
-	// Differs: the engine gives another verdict on the evidence than it gave
-	// then. Verdict is today's; Was is what was recorded of it.
+	// Differs is set if this engine's verdict on the evidence differs from
+	// the recorded one. Verdict is the new one, Was the recorded one.
 	Differs bool
 	Was     Outcome
 }
 
-// Change is a change of power: who made it, and why.
+// Change is a change of power state: who made it, and why.
 type Change struct {
 	From   string `json:"from,omitempty"`
 	To     string `json:"to"`
 	By     string `json:"by,omitempty"`
 	Reason string `json:"reason,omitempty"`
-	Policy string `json:"policy,omitempty"` // that held when a pause was decided, if it is recorded
+	Policy string `json:"policy,omitempty"` // the policy that decided the pause, if recorded
 }
 
-// Outcome is what a journal keeps of a verdict: its gist, and a sum over all
-// of it. The rest follows from the evidence.
+// Outcome is what a journal keeps of a verdict: its result and a checksum. The
+// rest follows from the evidence.
 type Outcome struct {
 	Eligible bool        `json:"y,omitempty"`
 	IsIdle   bool        `json:"i,omitempty"`
@@ -74,14 +74,14 @@ func outcomeOf(v idle.Verdict) (Outcome, error) {
 	}
 	h := fnv.New64a()
 	h.Write(b)
-	o := Outcome{Eligible: v.Eligible, IsIdle: v.IsIdle, Sum: h.Sum64() >> 11} // 53 bits: every JSON reader has them
+	o := Outcome{Eligible: v.Eligible, IsIdle: v.IsIdle, Sum: h.Sum64() >> 11} // 53 bits fit a JSON number
 	for _, b := range v.Blocks {
 		o.Blocks = append(o.Blocks, b.Code)
 	}
 	return o, nil
 }
 
-// line is a Record as it is packed, after the object's name.
+// line is the packed form of a Record, after the object's name.
 type line struct {
 	At       time.Time      `json:"t"`
 	Region   string         `json:"r,omitempty"`
@@ -98,17 +98,17 @@ type line struct {
 	Outcome  *Outcome       `json:"v,omitempty"`
 }
 
-// MaxRecord bounds one unpacked record, in bytes; maxName the object's name.
+// MaxRecord limits one unpacked record, maxName the object's name, in bytes.
 const (
 	MaxRecord = 256 << 10
 	maxName   = 200
 )
 
 // packed is the first byte of a packed record: the version of its format,
-// dictionary included.
+// including the dictionary.
 const packed = 1
 
-// dictionary is what records look like. It belongs to version 1 and must not
+// dictionary holds typical record content. It belongs to version 1 and must not
 // change.
 const dictionary = `"detail":"it was not read yet""unit":"bytes""unit":"%","status":"DRAINING","status":"running","running":true,` +
 	`"created_at":"2026-01-01T00:00:00Z","snoozed_until":"2026-01-01T00:00:00Z","warning_sent_at":"2026-01-01T00:00:00Z",` +
@@ -136,14 +136,14 @@ var (
 	writers = sync.Pool{New: func() any {
 		w, err := flate.NewWriterDict(io.Discard, flate.DefaultCompression, []byte(dictionary))
 		if err != nil {
-			panic("cannot make a compressor: " + err.Error()) // a constant level
+			panic("cannot make a compressor: " + err.Error()) // the level is constant
 		}
 		return w
 	}}
 	readers = sync.Pool{New: func() any { return flate.NewReaderDict(bytes.NewReader(nil), []byte(dictionary)) }}
 )
 
-// Pack writes r in the form that journals keep.
+// Pack encodes r for a journal.
 func (r Record) Pack() ([]byte, error) {
 	fail := func(err error) ([]byte, error) {
 		return nil, fmt.Errorf("cannot pack evidence of %q: %w", r.Object, err)
@@ -185,8 +185,8 @@ func (r Record) Pack() ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// ObjectOf reads the name in a packed record, and where the rest begins,
-// without unpacking it.
+// ObjectOf returns the object's name in a packed record, and the offset of the
+// rest, without unpacking it.
 func ObjectOf(b []byte) (object []byte, rest int, err error) {
 	if len(b) == 0 || b[0] != packed {
 		return nil, 0, errors.New("cannot read evidence: it is of no version that is known")
@@ -199,7 +199,7 @@ func ObjectOf(b []byte) (object []byte, rest int, err error) {
 	return b[1+size : rest], rest, nil
 }
 
-// Unpack reads what Pack wrote, and judges anew what the verdict was.
+// Unpack decodes what Pack wrote and evaluates the evidence again.
 func Unpack(b []byte) (Record, error) {
 	name, rest, err := ObjectOf(b)
 	if err != nil {

@@ -8,25 +8,25 @@ import (
 	"lull/internal/idle"
 )
 
-// Recorder makes records of checks: one where something changed, one when
-// that had lasted, and one every Beat in between, so that a crash loses little.
-// It is safe for concurrent use.
+// Recorder turns checks into records: one when something changed, one when that
+// run ends, and one per Beat in between, so that a crash loses little. It is
+// safe for concurrent use.
 type Recorder struct {
-	Beat time.Duration // longest time that a run goes unwritten; > 0
+	Beat time.Duration // maximum time a run stays unwritten; > 0
 
 	mu   sync.Mutex
 	runs map[string]*run
 }
 
-// run is the checks of an object that all said the same.
+// run is a series of checks of an object with the same result.
 type run struct {
 	began time.Time
-	kept  time.Time // of the last record
-	last  Record    // the last check
+	kept  time.Time // time of the last record
+	last  Record    // last check
 	more  int       // checks since the last record
 }
 
-// Take takes a check or a change in and returns what is to be written.
+// Take adds a check or a change and returns the records to write.
 func (r *Recorder) Take(rec Record) []Record {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -55,11 +55,10 @@ func (r *Recorder) Take(rec Record) []Record {
 	return append(out, rec)
 }
 
-// moved tells whether a check brings more times of use than a run may hold
-// back.
+// moved reports whether a check brings more times of use than a run may defer.
 func moved(rec *Record) bool { return len(rec.Activity) >= 64 }
 
-// end writes the last check of a run that is not written yet.
+// end returns the last check of a run if it is not written yet.
 func (u *run) end() []Record {
 	if u == nil || u.more == 0 {
 		return nil
@@ -70,8 +69,8 @@ func (u *run) end() []Record {
 	return []Record{out}
 }
 
-// Overdue returns what runs have to be written although nothing more came, and
-// forgets those that ended.
+// Overdue returns the records that are due although no check arrived, and
+// forgets runs that ended.
 func (r *Recorder) Overdue(now time.Time) []Record {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,7 +88,7 @@ func (r *Recorder) Overdue(now time.Time) []Record {
 	return out
 }
 
-// Flush returns everything that is not written yet.
+// Flush returns all pending records.
 func (r *Recorder) Flush() []Record {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,7 +100,8 @@ func (r *Recorder) Flush() []Record {
 	return out
 }
 
-// Pending are the last checks that no record has yet: of one object, or of all.
+// Pending returns the last checks not yet in a record, of one object or, if
+// object is empty, of all.
 func (r *Recorder) Pending(object string) []Record {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,15 +117,15 @@ func (r *Recorder) Pending(object string) []Record {
 	return out
 }
 
-// slack is how much later than planned a check may come: twice the time, and
-// never less than half a minute.
+// slack is how late a check may come: twice the planned interval, and at least
+// half a minute.
 func slack(r *Record) time.Time {
 	return r.Next.Add(max(r.Next.Sub(r.At), 30*time.Second))
 }
 
-// Continues tells whether b says nothing that a has not said: the same
-// policy, blocks, holds and signal states, with use that went on at least
-// every second check interval, and nobody failed to look in between.
+// Continues reports whether b adds nothing to a: the same policy, blocks, holds
+// and signal states, activity at least every second check interval, and no
+// missed check in between.
 func Continues(a, b *Record) bool {
 	if b.At.After(slack(a)) || !samePolicy(a.Policy, b.Policy) {
 		return false
@@ -147,8 +147,8 @@ func Continues(a, b *Record) bool {
 	return sameEvidence(&a.Evidence, &b.Evidence)
 }
 
-// steady tells whether use went on from x to y without a gap that any policy
-// could make something of.
+// steady reports whether use continued from x to y without a gap that matters
+// to any policy.
 func steady(x, y time.Time, b *Record) bool {
 	most := 2 * time.Duration(b.Policy.CheckInterval)
 	for _, t := range append(slices.Clone(b.Activity), y) {

@@ -9,16 +9,16 @@ import (
 	"lull/internal/policy"
 )
 
-// Jitter is how far the time of one use may move between two readings of the
-// same history: the bounds within which its host's clock is known.
+// Jitter is how far the time of one event may differ between two readings of
+// the same history: the precision to which its host's clock offset is known.
 const Jitter = 2 * time.Second
 
-// Off is a time during which an object did not run. Automatic: lull's own
-// idleness stopped it, so that under another policy it might have gone on.
+// Off is a period in which an object did not run. Automatic is set if lull's
+// idle pause stopped it, so that another policy might have kept it running.
 type Off struct {
 	From, To  time.Time
 	Automatic bool
-	Policy    string // that held when it was stopped; empty if it is not recorded
+	Policy    string // policy that stopped it; empty if not recorded
 }
 
 // Stop is a pause that a policy would have made.
@@ -26,55 +26,55 @@ type Stop struct {
 	Object string    `json:"object"`
 	From   time.Time `json:"from"`
 	To     time.Time `json:"to"`
-	// Back is whether somebody came back at To, and not only the end of the
-	// time that was looked at.
+	// Back reports whether use resumed at To; otherwise the simulated period
+	// ended.
 	Back bool `json:"back"`
-	// False: they came back within the window, so that it was in their way.
+	// False marks a false stop: use resumed within the window.
 	False bool `json:"false_stop"`
 }
 
-// Trial replays the recorded time of one object under a policy: pauses at the
-// very second at which the engine would have, a resume whenever somebody used
-// it or started it. Feed it stretches in their order, then End.
+// Trial replays the recorded history of one object under a policy: it pauses at
+// the second at which the engine would have, and resumes at the next use or
+// start. Call Add with the stretches in order, then End.
 type Trial struct {
 	Object string
-	// Policy replaces timeout, action and signals of the recorded one; nil
-	// leaves it. Nothing is known of times at which a signal that it lets count
-	// was not read.
+	// Policy replaces the timeout, action and signals of the recorded policy;
+	// nil keeps it. Times at which one of its signals was not read are
+	// unknown.
 	Policy *idle.Policy
-	// Snooze and WarnBefore replace those of the recorded policy; nil leaves
-	// them, 0 is none.
+	// Snooze and WarnBefore replace those of the recorded policy; nil keeps
+	// them, 0 disables them.
 	Snooze, WarnBefore *idle.Duration
-	// Measured: the object measured itself, and its records have Levels. What is
-	// use then follows from the values of its signals, whatever was made of them.
+	// Measured is set for objects that measure themselves, whose records have
+	// Levels. Use is then derived from the values of the signals.
 	Measured bool
-	// Thresholds replace the recorded ones of signals with a value, in their
-	// units; only of a Measured one.
+	// Thresholds replace the recorded thresholds of numeric signals, in their
+	// units; only with Measured.
 	Thresholds map[string]float64
-	// Ignored are guards that would not be there under the policy.
+	// Ignored are guards that would not exist under the policy.
 	Ignored []idle.Code
-	// Never: the policy pauses nothing for its idleness.
+	// Never is set if the policy never pauses for idleness.
 	Never bool
-	// Schedule tells what the policy's schedule says at a moment; nil is none. A
-	// Trial without it leaves what schedules and freezes were recorded.
+	// Schedule returns the state of the policy's schedule at a time. If it is
+	// nil, recorded schedules and freezes apply.
 	Schedule func(time.Time) *policy.Standing
 
-	Off      []Off         // recorded, in their order
+	Off      []Off         // recorded, in order
 	Window   time.Duration // activity this soon after a pause makes it a false stop
-	From, To time.Time     // what is counted
+	From, To time.Time     // the period that is counted
 
 	Stops          []Stop
-	Paused         time.Duration // stopped by the policy
-	Running, Other time.Duration // up; stopped by somebody else
-	Unknown        time.Duration // nobody looked
+	Paused         time.Duration // paused by the policy
+	Running, Other time.Duration // running; stopped by others
+	Unknown        time.Duration // no checks
 
-	down    time.Time // stopped since; zero while it runs
+	down    time.Time // paused since; zero while running
 	resumed time.Time
 	warned  time.Time
-	used    time.Time // last, by the signals that count
+	used    time.Time // last use, by the signals that count
 }
 
-// turn is somebody's use or start of the object.
+// turn is one use or start of the object.
 type turn struct {
 	at     time.Time
 	resume bool
@@ -101,21 +101,21 @@ func (t *Trial) Add(s Stretch) {
 			turns = append(turns, turn{at: a})
 		}
 	}
-	// The same use, read again at a slightly other time, is nobody who came back.
+	// The same event read again with a slightly different time is not a new use.
 	same := Jitter
 	if t.Measured {
-		same = 0 // by its own clock
+		same = 0 // measured by its own clock
 		if s.After != nil {
 			turns = append(turns, t.between(&s)...)
 		}
 	}
 	turns = slices.DeleteFunc(turns, func(x turn) bool { return x.at.Sub(known) <= same })
 	if s.To.After(t.To) {
-		s.To = t.To // what came after it is told by the check after it, and counts no more
+		s.To = t.To // later use is reported by the next check and no longer counts
 	}
 	at := s.From
 	if last := t.steadily(&s, turns); last.After(known) {
-		// Use went on all the time, and its end is all there is to know.
+		// Use was continuous; only its end is known.
 		if !t.down.IsZero() {
 			t.back(turn{at: s.From})
 		}
@@ -152,10 +152,10 @@ func (t *Trial) Add(s Stretch) {
 
 func byTime(a, b turn) int { return a.at.Compare(b.at) }
 
-// eventful is the signal whose single times of use records hold.
+// eventful is the signal for which records keep every time of use.
 const eventful = "cml"
 
-// uses are the times of use that a check tells of, by the signals that count.
+// uses returns the times of use that a check proves, by the signals that count.
 func (t *Trial) uses(r *Record) []time.Time {
 	if t.Measured {
 		return t.measured(r)
@@ -181,7 +181,7 @@ func (t *Trial) uses(r *Record) []time.Time {
 	return out
 }
 
-// read tells whether every signal that the policy names was read.
+// read reports whether every signal that the policy names was read.
 func (t *Trial) read(r *Record) bool {
 	if t.Policy == nil {
 		return true
@@ -194,12 +194,12 @@ func (t *Trial) read(r *Record) bool {
 	return true
 }
 
-// openings are the times in [from, to) at which the schedule starts workers.
+// openings returns the times in [from, to) at which the schedule starts workers.
 func (t *Trial) openings(from, to time.Time) (out []turn) {
 	if t.Schedule == nil {
 		return nil
 	}
-	for at := from.Add(-time.Nanosecond); ; { // one at from counts
+	for at := from.Add(-time.Nanosecond); ; { // from itself counts
 		st := t.Schedule(at)
 		if st == nil || st.Next == nil || !st.Next.At.Before(to) {
 			return out
@@ -210,7 +210,7 @@ func (t *Trial) openings(from, to time.Time) (out []turn) {
 	}
 }
 
-// back ends a stop: somebody is there, or a schedule starts it.
+// back ends a stop because of a use or a scheduled start.
 func (t *Trial) back(x turn) {
 	if x.opens {
 		if !t.down.IsZero() {
@@ -222,7 +222,7 @@ func (t *Trial) back(x turn) {
 	if !t.down.IsZero() {
 		end := x.at
 		if end.Before(t.down) {
-			end = t.down // it was told late
+			end = t.down // reported late
 		}
 		t.stop(end, true)
 		t.resumed = end
@@ -238,7 +238,7 @@ func (t *Trial) stop(end time.Time, back bool) {
 	t.down = time.Time{}
 }
 
-// span is a time without anybody's use, in pieces by what was recorded off.
+// span replays a period without use, split where it was recorded as off.
 func (t *Trial) span(from, to time.Time, s *Stretch, known time.Time) {
 	for _, o := range t.Off {
 		if !o.From.Before(to) || !o.To.After(from) {
@@ -265,13 +265,13 @@ func (t *Trial) span(from, to time.Time, s *Stretch, known time.Time) {
 		if from = end; !from.Before(to) {
 			return
 		}
-		t.piece(from, to, s, known, true) // it has just been started
+		t.piece(from, to, s, known, true) // just started
 		return
 	}
 	t.piece(from, to, s, known, s.Known)
 }
 
-// piece is a time during which the same is known all along.
+// piece replays a period in which nothing changes.
 func (t *Trial) piece(from, to time.Time, s *Stretch, known time.Time, looked bool) {
 	if !looked || !t.read(s.Check) {
 		t.count(&t.Unknown, from, to)
@@ -298,16 +298,16 @@ func (t *Trial) count(sum *time.Duration, from, to time.Time) {
 	*sum += max(to.Sub(from), 0)
 }
 
-// trialled are the policy and the evidence of a check as the trial has them.
+// trialled returns the policy and evidence of a check, with the trial's changes.
 func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidence) {
 	p, e := s.Check.Policy, s.Check.Evidence
-	scheduled := strings.HasPrefix(p.Name, "schedule ") // judged by it, which this policy need not be
+	scheduled := strings.HasPrefix(p.Name, "schedule ") // judged by a schedule, which need not apply here
 	if q := t.Policy; q != nil {
 		p.Name, p.Timeout, p.Action, p.AutoPause = q.Name, q.Timeout, q.Action, true
 		if q.Signals != nil {
 			p.Signals = q.Signals
 		} else if scheduled && len(p.Signals) == 0 {
-			p.Signals = nil // by force, whatever was read
+			p.Signals = nil // with force, regardless of readings
 		}
 	}
 	if t.Snooze != nil {
@@ -324,7 +324,7 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 	for i := range e.Readings {
 		r := &e.Readings[i]
 		*r = t.judged(*r)
-		r.MaxAge = 0 // it was read again all the time
+		r.MaxAge = 0 // it was refreshed throughout
 		if r.LastEvent.After(known) {
 			r.LastEvent = known
 		}
@@ -338,8 +338,8 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 	return p, e
 }
 
-// judge asks the engine at a moment whether it is paused for its idleness, and
-// by the schedule. next is when the schedule says something else.
+// judge returns the verdicts for idleness and for the schedule at now. next is
+// when the schedule changes.
 func (t *Trial) judge(now time.Time, p idle.Policy, e idle.Evidence) (verdicts []idle.Verdict, next *time.Time) {
 	e.WarningSentAt = t.warned
 	var st *policy.Standing
@@ -368,11 +368,11 @@ func (t *Trial) judge(now time.Time, p idle.Policy, e idle.Evidence) (verdicts [
 	return verdicts, next
 }
 
-// pause finds when the policy pauses it in [from, to).
+// pause returns the first time in [from, to) at which the policy pauses.
 func (t *Trial) pause(from, to time.Time, s *Stretch, known time.Time) (time.Time, bool) {
 	p, e := t.trialled(s, known)
 	now := from
-	for range 1000 { // each turn is a later moment, or the one warning at it
+	for range 1000 { // each iteration is a later time, or the one warning at it
 		if !now.Before(to) {
 			break
 		}
@@ -404,7 +404,7 @@ func (t *Trial) pause(from, to time.Time, s *Stretch, known time.Time) (time.Tim
 	return to, false
 }
 
-// End closes what is open.
+// End closes the open stop, if any.
 func (t *Trial) End() {
 	if !t.down.IsZero() {
 		t.stop(t.To, false)

@@ -6,42 +6,42 @@ import (
 	"lull/internal/idle"
 )
 
-// Missing is a time of which nothing is known, and why.
+// Missing is a period without records, and why.
 type Missing struct {
 	From   time.Time `json:"from"`
 	To     time.Time `json:"to"`
-	Server string    `json:"server,omitempty"` // whose records are missing
+	Server string    `json:"server,omitempty"` // the server whose records are missing
 	Why    string    `json:"why"`
 }
 
-// Query selects records: of one object or of all, from the check that held at
-// From until the one after To.
+// Query selects records of one object or of all, from the check in effect at
+// From to the first one after To.
 type Query struct {
 	Object   string
-	From, To time.Time // zero bounds nothing
+	From, To time.Time // zero means unbounded
 }
 
-// Stretch is a time during which what a check found held. Known is false where
-// nobody looked; then Check is what was known before.
+// Stretch is a period between two checks. If Known is false no checks took
+// place in it, and Check is the last one before.
 type Stretch struct {
 	From, To time.Time
 	Known    bool
-	Check    *Record // nil before the first
-	After    *Record // the check at To; nil at the end
+	Check    *Record // nil before the first check
+	After    *Record // the check at To; nil for the last stretch
 }
 
-// Covers tells whether what the check found is known until a moment of the
-// stretch at which something else is known to begin, such as a stop: the next
-// check was not due yet, or came and said the same.
+// Covers reports whether the result of the check is known to hold until a
+// moment of the stretch at which something else begins, such as a stop: the
+// next check was not due yet, or had the same result.
 func (s *Stretch) Covers(until time.Time) bool {
 	return s.Known || s.Check != nil && !until.After(slack(s.Check))
 }
 
-// Follow puts the checks of one object together. Feed it records in their
-// order; each call of Add gives the stretch that the record ends.
+// Follow joins the checks of one object into stretches. Call Add with records
+// in order; each call yields the stretch that the record ends.
 type Follow struct{ last *Record }
 
-// Add takes the next check in. Changes are passed over.
+// Add takes the next check. It ignores changes.
 func (f *Follow) Add(r *Record, yield func(Stretch)) {
 	if r.Change != nil {
 		return
@@ -55,12 +55,12 @@ func (f *Follow) Add(r *Record, yield func(Stretch)) {
 	yield(Stretch{From: old.At, To: r.At, Known: known, Check: old, After: r})
 }
 
-// Reached tells whether the last check is at a time or after it, so that no
-// more is needed to know what was until then.
+// Reached reports whether the last check is at or after to, so that no later
+// record is needed.
 func (f *Follow) Reached(to time.Time) bool { return f.last != nil && !f.last.At.Before(to) }
 
-// End gives the last stretch, which ends at a time or when the next check had
-// been due.
+// End yields the last stretch, which ends at to or when the next check was due,
+// whichever is earlier.
 func (f *Follow) End(to time.Time, yield func(Stretch)) {
 	if f.last == nil || !to.After(f.last.At) {
 		return
@@ -75,14 +75,14 @@ func (f *Follow) End(to time.Time, yield func(Stretch)) {
 	}
 }
 
-// Recall is what is recorded of an object around one moment: the last check
-// until then and the first after it.
+// Recall is what is recorded about an object around one moment: the last check
+// up to it and the first after it.
 type Recall struct {
 	Before, After *Record
 	Missing       []Missing
 }
 
-// Add takes the next record in.
+// Add takes the next record.
 func (c *Recall) Add(at time.Time, r *Record) {
 	switch {
 	case r.Change != nil:
@@ -93,8 +93,7 @@ func (c *Recall) Add(at time.Time, r *Record) {
 	}
 }
 
-// Held tells whether what the check before the moment found was still known
-// to hold at it.
+// Held reports whether the result of the check before at was still valid then.
 func (c *Recall) Held(at time.Time) bool {
 	if c.Before == nil {
 		return false
@@ -103,15 +102,15 @@ func (c *Recall) Held(at time.Time) bool {
 	return !at.After(slack(c.Before)) || a != nil && !a.Since.IsZero() && !a.Since.After(c.Before.At)
 }
 
-// Checked says which recorded check an account rests on.
+// Checked describes the recorded check that an account is based on.
 type Checked struct {
 	At      time.Time `json:"at"`
-	Since   time.Time `json:"since"`           // checks have said the same since
-	Until   time.Time `json:"until,omitzero"`  // and until
-	Differs bool      `json:"engine_differs"`  // this version of the engine judges otherwise; was is what was recorded
-	Was     []string  `json:"was,omitempty"`   // blocks that were recorded, where it differs
+	Since   time.Time `json:"since"`           // first check with the same result
+	Until   time.Time `json:"until,omitzero"`  // last check with the same result
+	Differs bool      `json:"engine_differs"`  // this version of the engine gives another verdict; Was is the recorded one
+	Was     []string  `json:"was,omitempty"`   // recorded blocks, if they differ
 	Next    time.Time `json:"next,omitzero"`   // when the next check was planned
-	State   string    `json:"state,omitempty"` // power at the time, as recorded
+	State   string    `json:"state,omitempty"` // recorded power state
 }
 
 // Checked describes the check before the moment.
@@ -135,22 +134,22 @@ func (c *Recall) Checked() *Checked {
 	return out
 }
 
-// Signal is one reading as an account shows it.
+// Signal is one reading as shown in an account.
 type Signal struct {
 	Signal    string        `json:"signal"`
 	Verdict   idle.State    `json:"verdict" doc:"unknown, quiet, active or absent"`
-	Value     *float64      `json:"value" doc:"Null where the signal is not known or has no source"`
+	Value     *float64      `json:"value" doc:"Null if the signal is unknown or has no source"`
 	Threshold float64       `json:"threshold" doc:"Active at or above it"`
 	Unit      string        `json:"unit,omitempty"`
-	Window    idle.Duration `json:"window_seconds" doc:"Measured time that the value covers"`
-	Age       *float64      `json:"age_seconds" doc:"Of the reading; null where it was never read"`
-	LastEvent *time.Time    `json:"last_event" doc:"Of a signal that carries the time of its last event"`
-	Counts    bool          `json:"counts" doc:"Whether the policy lets it count"`
+	Window    idle.Duration `json:"window_seconds" doc:"Length of the window that the value covers"`
+	Age       *float64      `json:"age_seconds" doc:"Age of the reading; null if never read"`
+	LastEvent *time.Time    `json:"last_event" doc:"For signals that report the time of their last event"`
+	Counts    bool          `json:"counts" doc:"Whether it counts in the policy"`
 	Detail    string        `json:"detail,omitempty"`
 }
 
-// Signals shows the readings of a decision, as old as they were at a time. A
-// signal that counts and was not read is there as unknown.
+// Signals returns the readings of a decision with their age at a time. Signals
+// that count but have no reading are included as unknown.
 func Signals(at time.Time, p idle.Policy, readings []idle.Reading) []Signal {
 	out := []Signal{}
 	seen := map[string]bool{}

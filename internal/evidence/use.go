@@ -7,17 +7,17 @@ import (
 	"lull/internal/idle"
 )
 
-// FalseStop is how soon after a pause use shows that it was a false one, where
-// nobody asks for another time.
+// FalseStop is how soon after a pause use must resume for the pause to count as
+// a false stop, by default.
 const FalseStop = 15 * time.Minute
 
-// AboutToBePaused is the KeptUp of what nothing keeps up.
+// AboutToBePaused is the KeptUp value of an object that nothing keeps running.
 const AboutToBePaused = "about_to_be_paused"
 
-// KeptUp is what kept an object up that nobody used at a time from the check
-// with verdict v on: the code of the block that weighs most, or
-// AboutToBePaused. It is empty if the object was in use, that is, if its last
-// activity is less than two check intervals old.
+// KeptUp returns what kept an unused object running from the check with verdict
+// v on: the code of the most significant block, or AboutToBePaused. It is empty
+// if the object was in use, that is, if its last activity was less than two
+// check intervals old at that time.
 func KeptUp(v *idle.Verdict, every time.Duration, at time.Time) string {
 	if last := v.LastActivityAt; last != nil && at.Sub(*last) < 2*every {
 		return ""
