@@ -18,46 +18,46 @@ import (
 	"lull/internal/instance"
 )
 
-// Files of a hibernated guest, beside its memory. The manifest is written last
-// and removed first: while it is there, memory and state belong together and
-// no QEMU has run since.
+// Files of a hibernated guest, besides its memory. The manifest is written last
+// and removed first: while it exists, memory and state belong together and no
+// QEMU has run since.
 const (
 	stateFile    = "state"
 	manifestFile = "hibernated.json"
 )
 
-// manifestVersion changes with what a saved guest needs to be restored.
+// manifestVersion changes whenever restoring needs something new.
 const manifestVersion = 4
 
-// manifest binds a saved guest to what it was saved with.
+// manifest records what a saved guest depends on.
 type manifest struct {
 	Version int       `json:"version"`
 	At      time.Time `json:"at"`
-	QEMU    string    `json:"qemu"`   // its version
+	QEMU    string    `json:"qemu"`   // version
 	Kernel  string    `json:"kernel"` // digest
-	// Machine is a digest of what QEMU is told of it, with the processor that a
-	// guest sees where it is this machine's.
+	// Machine is a digest of the machine configuration given to QEMU,
+	// including the host CPU if the guest sees it.
 	Machine string `json:"machine"`
 	State   int64  `json:"state_bytes"`
 	Digest  string `json:"state_sha256"`
 	Memory  int64  `json:"memory_bytes"`
-	Root    string `json:"root,omitempty"`  // size and time of the image
-	Layer   string `json:"layer,omitempty"` // and of the guest's own disk, which nobody may write to meanwhile
+	Root    string `json:"root,omitempty"`  // size and modification time of the image
+	Layer   string `json:"layer,omitempty"` // and of the guest's own disk, which must not be written in between
 	// Template is the clone's whose memory it has (clone.go). Full says that the
 	// state has the memory in it: no file does, because the guest was a clone.
 	Template string `json:"template,omitempty"`
 	Full     bool   `json:"full,omitempty"`
-	// Vsock says that its machine has a vsock device, with any context id.
+	// Vsock reports whether the machine has a vsock device, whatever its CID.
 	Vsock bool `json:"vsock,omitempty"`
 }
 
-// Hibernated says whether the guest is on disk only.
+// Hibernated reports whether the guest exists only on disk.
 func (w *Work) Hibernated() bool { return w.hibernated() }
 
 // Hibernate saves a frozen guest to disk and ends its QEMU; Thaw restores it.
-// Its network stays, so that connections that are open go on after the thaw as
-// long as this daemon lives. It returns how many bytes are on disk, once they
-// are durable. On an error the guest is frozen as before.
+// Its network stays in this daemon, so open connections continue after the thaw
+// if the daemon is still the same. It returns the number of bytes on disk once
+// they are durable. On an error the guest stays frozen.
 func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	if w.hibernated() {
 		return 0, errors.New("cannot hibernate: it is hibernated")
@@ -99,8 +99,8 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	return man.State + man.Memory, nil
 }
 
-// saveState writes everything but the memory, which is in its file already. The
-// file that it gives may not be durable yet.
+// saveState saves everything except the memory, which is already in its file.
+// The returned file may not be durable yet.
 func (w *Work) saveState(ctx context.Context, m *monitor) (f *os.File, err error) {
 	if f, err = os.OpenFile(w.path(stateFile), os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600); err != nil {
 		return nil, err
@@ -110,8 +110,8 @@ func (w *Work) saveState(ctx context.Context, m *monitor) (f *os.File, err error
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	// With every answer its loop went round, in which it sends what still goes
-	// into the ports' sockets; nobody takes that out now.
+	// Each answer means that QEMU's main loop ran once and flushed pending
+	// output into the ports' sockets, from which nothing is read now.
 	for range 3 {
 		if _, err := m.status(ctx); err != nil {
 			return f, err
@@ -120,7 +120,7 @@ func (w *Work) saveState(ctx context.Context, m *monitor) (f *os.File, err error
 	return f, m.stream(ctx, "migrate", w.rec.Template == "", f)
 }
 
-// ignoreShared keeps a memory that is in a file of its own out of the state.
+// ignoreShared excludes file-backed memory from the state.
 func (m *monitor) ignoreShared(on bool) (finish func(ctx context.Context, result any) error) {
 	type capability struct {
 		Name string `json:"capability"`
@@ -129,9 +129,9 @@ func (m *monitor) ignoreShared(on bool) (finish func(ctx context.Context, result
 	return m.begin("migrate-set-capabilities", map[string]any{"capabilities": []capability{{"x-ignore-shared", on}}}, nil)
 }
 
-// stream has QEMU save its state into f, or with "migrate-incoming" read it from
-// there. Its guest tells nobody on the network that it has moved: it has not, and
-// to say so would take it longer than the clock and the first client together.
+// stream makes QEMU save its state to f or, with "migrate-incoming", load it
+// from there. The guest's network announcement after a migration is disabled:
+// the guest has not moved, and announcing would delay its first client.
 func (m *monitor) stream(ctx context.Context, command string, ignoreShared bool, f *os.File) error {
 	var errs []error
 	for _, finish := range []func(context.Context, any) error{
@@ -148,7 +148,7 @@ func (m *monitor) stream(ctx context.Context, command string, ignoreShared bool,
 	return m.migrated(ctx)
 }
 
-// migrated waits for a migration to end.
+// migrated waits until a migration ends.
 func (m *monitor) migrated(ctx context.Context) error {
 	for {
 		var s struct {
@@ -172,7 +172,7 @@ func (m *monitor) migrated(ctx context.Context) error {
 	}
 }
 
-// commit makes the memory and the guest's disk durable and then writes the
+// commit makes the memory and the guest's disk durable, then writes the
 // manifest.
 func (w *Work) commit(man *manifest) (err error) {
 	if man.Full = w.rec.Template != ""; !man.Full {
@@ -200,7 +200,7 @@ func (w *Work) commit(man *manifest) (err error) {
 	if err := man.write(w.r.dir(w.id)); err != nil {
 		return err
 	}
-	w.setSaved(true) // from here on it is on disk, whatever happens to QEMU
+	w.setSaved(true) // from now on the guest is on disk, whatever happens to QEMU
 	return nil
 }
 
@@ -210,7 +210,7 @@ func (w *Work) setSaved(on bool) {
 	w.mu.Unlock()
 }
 
-// syncMemory makes a guest's memory durable and says how large it is.
+// syncMemory makes a guest's memory durable and returns its size.
 func syncMemory(path string) (int64, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -226,7 +226,7 @@ func syncMemory(path string) (int64, error) {
 	return st.Size(), nil
 }
 
-// write puts the manifest into an instance's directory, durably and in one step.
+// write stores the manifest in an instance's directory, durably and atomically.
 func (man *manifest) write(dir string) error {
 	b, err := json.Marshal(man)
 	if err != nil {
@@ -242,13 +242,13 @@ func (man *manifest) write(dir string) error {
 	return syncPath(dir)
 }
 
-// dropQEMU ends the QEMU of a guest that was saved.
+// dropQEMU ends the QEMU of a saved guest.
 func (w *Work) dropQEMU(ctx context.Context) {
 	w.mu.Lock()
 	w.ident.PID, w.ident.Start = 0, 0
 	w.mu.Unlock()
 	w.qcancel()
-	<-w.over // supervise must not take its end for the run's
+	<-w.over // supervise must not mistake this for the end of the run
 	w.disconnect()
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
@@ -259,15 +259,15 @@ func (w *Work) dropQEMU(ctx context.Context) {
 	w.renew()
 }
 
-// binding is what a saved guest depends on, as it is now.
+// binding returns what a saved guest depends on, as it is now.
 func (w *Work) binding(m *monitor) (manifest, error) {
 	man := manifest{Version: manifestVersion, QEMU: m.version(), Vsock: w.rec.CID != 0}
 	return man, w.r.bindMachine(&man, w.id, w.rec)
 }
 
-// bindMachine adds the machine that a saved guest depends on, and its files.
+// bindMachine adds the machine configuration and the files it depends on.
 func (r *Runtime) bindMachine(man *manifest, id string, rec runRecord) error {
-	rec.Template, rec.CID = "", min(rec.CID, 1) // which may be others at each start
+	rec.Template, rec.CID = "", min(rec.CID, 1) // which may differ at each start
 	sum := sha256.New()
 	for _, a := range r.arguments("", rec.restored())[2:] { // without its name
 		fmt.Fprintln(sum, a)
@@ -281,7 +281,7 @@ func (r *Runtime) bindMachine(man *manifest, id string, rec runRecord) error {
 
 // bindFiles adds the files that a saved guest depends on.
 func (r *Runtime) bindFiles(man *manifest, id string, rec runRecord) (err error) {
-	if r.lacks != nil { // what it would be bound to is not known
+	if r.lacks != nil { // the dependencies cannot be determined
 		return r.lacks
 	}
 	if man.Kernel, err = r.sum.of(r.kernel.Image); err != nil {
@@ -298,7 +298,7 @@ func (r *Runtime) bindFiles(man *manifest, id string, rec runRecord) (err error)
 	return err
 }
 
-// fits compares what a guest was saved with to what there is now.
+// fits returns an error if now differs from what the guest was saved with.
 func (man *manifest) fits(now manifest) error {
 	for _, c := range []struct{ what, was, is string }{
 		{"QEMU", man.QEMU, now.QEMU}, {"machine", man.Machine, now.Machine}, {"kernel", man.Kernel, now.Kernel}, {"root image", man.Root, now.Root},
@@ -314,7 +314,7 @@ func (man *manifest) fits(now manifest) error {
 	return nil
 }
 
-// readManifest is nil without an error when the guest is not hibernated.
+// readManifest returns nil and no error if the guest is not hibernated.
 func readManifest(dir string) (*manifest, error) {
 	b, err := os.ReadFile(filepath.Join(dir, manifestFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -330,7 +330,7 @@ func readManifest(dir string) (*manifest, error) {
 	return &m, nil
 }
 
-// restore brings a hibernated guest back, still frozen.
+// restore restores a hibernated guest, still frozen.
 func (w *Work) restore(ctx context.Context) (err error) {
 	if w.r.lacks != nil {
 		return w.r.lacks
@@ -356,7 +356,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return &instance.SnapshotError{Reason: "its state cannot be read: " + err.Error()}
 	}
 	defer state.Close()
-	if man.Full && w.rec.Template != "" { // from here on it has a memory of its own
+	if man.Full && w.rec.Template != "" { // from now on it has its own memory
 		w.rec.Template = ""
 		if err := writeRecord(w.r.dir(w.id), w.rec); err != nil {
 			return err
@@ -368,7 +368,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil { // it stays hibernated
+		if err != nil { // stays hibernated
 			w.dropQEMU(ctx)
 		}
 	}()
@@ -405,12 +405,12 @@ func (w *Work) restore(ctx context.Context) (err error) {
 	return nil
 }
 
-// uncommit takes the manifest away: the guest's memory runs on from here, and the
-// state beside it is the past.
+// uncommit removes the manifest: the guest's memory is about to change, which
+// makes the saved state obsolete.
 func (w *Work) uncommit() error {
 	w.fate.Lock()
 	defer w.fate.Unlock()
-	if w.isGone() { // supervise took it for a guest on disk, and so it is
+	if w.isGone() { // supervise treated it as hibernated, so it is
 		return errors.New("QEMU has ended")
 	}
 	if err := errors.Join(os.Remove(w.path(manifestFile)), syncPath(w.r.dir(w.id))); err != nil {
@@ -420,9 +420,9 @@ func (w *Work) uncommit() error {
 	return nil
 }
 
-// refused says why QEMU did not take a guest's state. One that read it and gave
-// up will do so again, and the guest has to boot; one that was ended, or for
-// which this machine had no room, will not.
+// refused returns why QEMU rejected a guest's state. If QEMU read it and gave up
+// it would do so again, so the guest has to boot. If QEMU was killed, or this
+// machine was short of resources, the state is still good.
 func (w *Work) refused(ctx context.Context, err error) error {
 	err = w.endOf(ctx, err)
 	w.mu.Lock()
@@ -438,8 +438,7 @@ func (w *Work) refused(ctx context.Context, err error) error {
 	return err
 }
 
-// endOf adds to the error of a restore by which signal its QEMU has ended, if any
-// did.
+// endOf adds the signal that ended a restore's QEMU, if any, to its error.
 func (w *Work) endOf(ctx context.Context, err error) error {
 	select { // which it does where it gives up
 	case <-w.gone:
@@ -459,8 +458,8 @@ func (w *Work) endOf(ctx context.Context, err error) error {
 	return fmt.Errorf("QEMU was killed by signal %d (%s)%s: %w", sig, sig, hint, err)
 }
 
-// shortage is what QEMU missed of this machine, by the words of the errors that
-// it prints; empty for anything else that it complains of.
+// shortage returns the resource QEMU was short of according to its error output,
+// or an empty string for any other error.
 func shortage(said string) string {
 	said = strings.ToLower(said)
 	for _, e := range []syscall.Errno{syscall.ENOMEM, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN} {
@@ -474,7 +473,7 @@ func shortage(said string) string {
 	return ""
 }
 
-// checkFiles compares what is on disk with the manifest.
+// checkFiles compares the files on disk with the manifest.
 func (w *Work) checkFiles(man *manifest) error {
 	if err := w.checkMemory(man); err != nil {
 		return err
@@ -482,8 +481,8 @@ func (w *Work) checkFiles(man *manifest) error {
 	return w.checkState(man)
 }
 
-// checkMemory looks at the memory. It comes before QEMU, which makes the file as
-// large as it wants it.
+// checkMemory checks the memory file. It must run before QEMU, which would
+// extend the file to the expected size.
 func (w *Work) checkMemory(man *manifest) error {
 	if man.Version != manifestVersion {
 		return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved in format %d, this is %d", man.Version, manifestVersion)}
@@ -501,7 +500,7 @@ func (w *Work) checkMemory(man *manifest) error {
 	return nil
 }
 
-// checkState reads the state.
+// checkState checks the state file.
 func (w *Work) checkState(man *manifest) error {
 	sum, n, err := digest(w.path(stateFile))
 	if err != nil {
@@ -513,8 +512,7 @@ func (w *Work) checkState(man *manifest) error {
 	return nil
 }
 
-// kernelSum keeps the digest of the kernel's file, which is read again only when
-// the file was replaced.
+// kernelSum caches the digest of the kernel's file until the file is replaced.
 type kernelSum struct {
 	mu  sync.Mutex
 	st  os.FileInfo
@@ -538,7 +536,7 @@ func (k *kernelSum) of(path string) (string, error) {
 	return k.sum, nil
 }
 
-// digest is a file's SHA-256 and size.
+// digest returns a file's SHA-256 and size.
 func digest(path string) (string, int64, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -553,8 +551,8 @@ func digest(path string) (string, int64, error) {
 	return hex.EncodeToString(h.Sum(nil)), n, nil
 }
 
-// appear gives a file or a directory that is whole its final name, under which
-// nothing less is found, not even after a power loss.
+// appear renames a complete file or directory to its final name, so that a
+// partial one is never found there, even after a power failure.
 func appear(tmp, path string) error {
 	if err := syncPath(tmp); err != nil {
 		return err
@@ -565,7 +563,7 @@ func appear(tmp, path string) error {
 	return syncPath(filepath.Dir(path))
 }
 
-// syncPath makes a file or a directory durable.
+// syncPath makes a file or directory durable.
 func syncPath(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -11,21 +11,21 @@ import (
 	"lull/internal/instance"
 )
 
-// A QEMU that does not answer its monitor serves nobody, and its guest cannot be
-// asked. One that a signal has stopped is let go on; one that says nothing for
-// long, and does nothing either, is ended, and its instance started anew by its own
-// rule. One that is at work, or gets no processor for it, is left alone however
-// long it is silent; so is one that waits for a disk or is being debugged.
+// A QEMU whose monitor does not answer serves no clients, and its guest cannot be
+// probed. If a signal stopped it, it is continued. If it is silent for long and
+// does nothing, it is killed, and its instance restarts by its own policy. A QEMU
+// that is busy or starved of CPU is left alone however long it is silent, and so
+// is one that waits for a disk or is being debugged.
 
 const (
-	// stoppedLimit is how long a QEMU that a signal stopped stands before it is let
-	// go on. Nobody but lull has a reason to stop one, and lull does not do it so.
+	// stoppedLimit is how long a QEMU stopped by a signal stays stopped. Lull
+	// never stops one that way.
 	stoppedLimit = 5 * time.Second
-	// muteLimit is how long a QEMU may say and do nothing.
+	// muteLimit is how long a QEMU may be silent and inactive.
 	muteLimit = 2 * time.Minute
 )
 
-// States of a process, as /proc names them.
+// Process states, as in /proc.
 const (
 	procStopped = 'T'
 	procTraced  = 't'
@@ -33,16 +33,16 @@ const (
 	procSleeps  = 'S'
 )
 
-// mute is since when a QEMU does not answer; the zero value is one that does.
+// mute tracks a QEMU that does not answer. The zero value is one that does.
 type mute struct {
 	since time.Time
 	pid   int
-	state byte      // of its process
-	used  uint64    // processor time of all its threads, in ticks
-	still time.Time // since when it sleeps, or is stopped, and uses none
+	state byte      // of the process
+	used  uint64    // CPU time of all threads, in ticks
+	still time.Time // since when it has been asleep or stopped without using CPU
 }
 
-// saw takes in a look at its process.
+// saw records an observation of the process.
 func (m *mute) saw(now time.Time, pid int, state byte, used uint64) {
 	if m.since.IsZero() {
 		m.since = now
@@ -53,12 +53,12 @@ func (m *mute) saw(now time.Time, pid int, state byte, used uint64) {
 	m.pid, m.state, m.used = pid, state, used
 }
 
-// examine looks at a QEMU whose guest did not answer, and sees to it. It says
-// whether QEMU itself answers.
+// examine checks a QEMU whose guest did not answer and repairs it if possible.
+// It reports whether QEMU itself answers.
 func (w *Work) examine(ctx context.Context) bool {
 	m, err := w.monitor()
 	if err != nil {
-		return false // it has gone, or is connected to
+		return false // gone, or connected
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.r.cfg.LookLimit)
 	defer cancel()
@@ -92,7 +92,8 @@ func (w *Work) answered() {
 	w.mute = mute{}
 }
 
-// letGoOn continues a QEMU that a signal has stopped, and nobody debugs.
+// letGoOn continues a QEMU that was stopped by a signal and is not being
+// debugged.
 func (w *Work) letGoOn() {
 	ident := w.Identity()
 	start, state, err := startTime(ident.PID)
@@ -103,11 +104,11 @@ func (w *Work) letGoOn() {
 	w.r.log.Warn("a QEMU that a signal had stopped is let go on", "instance", w.id, "pid", ident.PID, "error", err)
 }
 
-// rouseEvery is how often a QEMU that somebody waits for is looked at.
+// rouseEvery is how often a QEMU with a waiting client is checked.
 const rouseEvery = 250 * time.Millisecond
 
-// keepGoing lets QEMU go on whenever a signal stops it, until stop is called:
-// who sent that did not know that somebody comes.
+// keepGoing continues QEMU whenever a signal stops it, until stop is called: the
+// sender could not know that a client is waiting.
 func (w *Work) keepGoing() (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	var looking sync.WaitGroup
@@ -123,7 +124,7 @@ func (w *Work) keepGoing() (stop func()) {
 	return func() { cancel(); looking.Wait() }
 }
 
-// endMute ends a QEMU that has said nothing for too long.
+// endMute kills a QEMU that has been silent for too long.
 func (w *Work) endMute(p process, quiet time.Duration) {
 	why := fmt.Sprintf("QEMU had not answered for %s and was ended", quiet.Round(time.Second))
 	w.r.log.Error("a virtual machine hangs and is ended", "instance", w.id, "pid", p.pid, "quiet", quiet)

@@ -17,10 +17,10 @@ import (
 	"lull/internal/link/guest"
 )
 
-// again is the time between two attempts to connect.
+// again is the delay between two attempts to connect.
 const again = 100 * time.Millisecond
 
-// bring starts QEMU, waits for the guest and starts its program.
+// bring starts QEMU, waits for the guest to boot and starts its program.
 func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) error {
 	w.rec, w.filesFor, w.told = rec, run.User, unlimited
 	var err error
@@ -34,7 +34,7 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	bctx, cancel := context.WithTimeoutCause(ctx, w.r.cfg.BootLimit, fmt.Errorf("%w within %s", errNoBoot, w.r.cfg.BootLimit))
 	defer cancel()
 	if err := w.connect(bctx); err != nil {
-		if errors.Is(err, errMonitorEnded) { // its socket went with QEMU, whose end is told any moment
+		if errors.Is(err, errMonitorEnded) { // the socket closed with QEMU, whose exit is about to be reported
 			select {
 			case <-w.gone:
 			case <-bctx.Done():
@@ -68,9 +68,9 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	return nil
 }
 
-// noBoot is why a guest whose QEMU has ended never answered. One whose harness
-// said what was missing did boot: that tells nothing of the accelerator, and nor
-// does a full disk, or somebody who ended QEMU.
+// noBoot returns why a guest whose QEMU has ended never answered. If its guest
+// agent reported an error the guest did boot, so the accelerator is not at fault;
+// nor is it if the disk was full or QEMU was killed from outside.
 func (w *Work) noBoot() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -86,12 +86,12 @@ func (w *Work) noBoot() error {
 	return errNoBoot
 }
 
-// fromOutside says that a process does not end itself by sig.
+// fromOutside reports whether sig is a signal processes do not raise themselves.
 func fromOutside(sig syscall.Signal) bool {
 	return sig == unix.SIGKILL || sig == unix.SIGTERM || sig == unix.SIGINT || sig == unix.SIGHUP || sig == unix.SIGQUIT
 }
 
-// launch starts QEMU and sees it to its end.
+// launch starts QEMU and waits for its exit in the background.
 func (w *Work) launch(rec runRecord) error {
 	vsock, err := w.openVsock(&rec)
 	if err != nil {
@@ -114,8 +114,8 @@ func (w *Work) launch(rec runRecord) error {
 	w.exited = false
 	w.mu.Unlock()
 	gone := w.gone
-	go func() { // supervise waits for it
-		_ = cmd.Wait() // the state says more than the error
+	go func() { // awaited by supervise
+		_ = cmd.Wait() // the process state has the details
 		if cmd.ProcessState != nil {
 			w.mu.Lock()
 			w.status, w.exited = cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -127,9 +127,9 @@ func (w *Work) launch(rec runRecord) error {
 	return nil
 }
 
-// explain adds what QEMU and the guest's kernel printed.
+// explain adds the output of QEMU and of the guest's kernel to err.
 func (w *Work) explain(ctx context.Context, err error) error {
-	said := w.r.complaint(w.id) // before what was kept of it: its file may go any moment
+	said := w.r.complaint(w.id) // read first, because its file may disappear at any time
 	w.mu.Lock()
 	if said == "" {
 		said = w.complaint
@@ -153,8 +153,8 @@ func lastLines(s string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// lastWords is the end of a console, from the panic on if there was one: what a
-// panic prints after its reason is long.
+// lastWords returns the end of a console, from the panic on if there was one,
+// because a panic prints much after its reason.
 func lastWords(console string) string {
 	if n := strings.LastIndex(console, "Kernel panic"); n >= 0 {
 		return strings.TrimSpace(console[strings.LastIndex(console[:n], "\n")+1:])
@@ -162,7 +162,7 @@ func lastWords(console string) string {
 	return lastLines(console, 40)
 }
 
-// connect opens the monitor and keeps the other channels open.
+// connect opens the monitor and keeps the other channels connected.
 func (w *Work) connect(ctx context.Context) error {
 	m, err := dialMonitor(ctx, w.path(qmpSocket), w.gone, w.event)
 	if err != nil {
@@ -194,13 +194,13 @@ func (w *Work) connect(ctx context.Context) error {
 	return nil
 }
 
-// event is told what happens to the machine.
+// event handles an event of the machine.
 func (w *Work) event(name string, data json.RawMessage) {
 	why := ""
 	switch name {
 	case "SHUTDOWN":
 		var d struct{ Reason string }
-		_ = json.Unmarshal(data, &d) // without a reason it is still a shutdown
+		_ = json.Unmarshal(data, &d) // a shutdown without a reason is still one
 		why = "the guest went off: " + d.Reason
 	case "BLOCK_IO_ERROR":
 		w.ioError(data)
@@ -208,7 +208,7 @@ func (w *Work) event(name string, data json.RawMessage) {
 	case "GUEST_PANICKED":
 		why = "the guest's kernel panicked"
 	case "STOP":
-		// Ours, or the accelerator gave up; supervise asks which.
+		// Either our own stop, or the accelerator failed; supervise finds out.
 		why = ""
 		select {
 		case w.halted <- why:
@@ -219,7 +219,7 @@ func (w *Work) event(name string, data json.RawMessage) {
 		return
 	}
 	select {
-	case <-w.halted: // a plain stop before it says less
+	case <-w.halted: // replaces a plain stop, which is less specific
 	default:
 	}
 	select {
@@ -255,7 +255,7 @@ func (w *Work) isGone() bool {
 	}
 }
 
-// pause waits a little between two attempts; false when there is none to come.
+// pause waits between two attempts. It returns false if there is to be no other.
 func (w *Work) pause() bool { return w.pauseFor(again) }
 
 func (w *Work) pauseFor(d time.Duration) bool {
@@ -269,14 +269,14 @@ func (w *Work) pauseFor(d time.Duration) bool {
 	}
 }
 
-// supervise sees the run to its end: the program's, the machine's or QEMU's,
-// whichever is first.
+// supervise waits for the end of the run: of the program, the machine or QEMU,
+// whichever comes first.
 func (w *Work) supervise() {
 	defer close(w.over)
 	told := false
 	for {
 		select {
-		case <-w.qctx.Done(): // let go of, or hibernated: somebody else sees to it
+		case <-w.qctx.Done(): // released or hibernated; handled elsewhere
 			return
 		default:
 		}
@@ -297,7 +297,7 @@ func (w *Work) supervise() {
 			if why == "" {
 				why = w.broken()
 			}
-			if why == "" || told { // quit itself is an event too
+			if why == "" || told { // quit is itself an event
 				continue
 			}
 			told = true
@@ -310,8 +310,8 @@ func (w *Work) supervise() {
 	}
 }
 
-// isOver says that the run ends with its QEMU, which is gone. A guest that is on
-// disk has not ended: whoever restores it sees to that.
+// isOver reports whether the run ended with its QEMU, which is gone. A hibernated
+// guest has not ended.
 func (w *Work) isOver() bool {
 	w.fate.Lock()
 	defer w.fate.Unlock()
@@ -321,7 +321,7 @@ func (w *Work) isOver() bool {
 	return w.ended
 }
 
-// broken says why a machine that stopped did not stop for us.
+// broken returns why a machine stopped without a request of ours.
 func (w *Work) broken() string {
 	m, err := w.monitor()
 	if err != nil {
@@ -338,8 +338,8 @@ func (w *Work) broken() string {
 	return ""
 }
 
-// obituary writes into the instance's log why its machine ended, and gives it
-// with the reason of a panic.
+// obituary writes the reason why the machine ended to the instance's log and
+// returns it, with the reason of a panic.
 func (w *Work) obituary(why string) string {
 	w.mu.Lock()
 	known := w.exit != nil
@@ -362,13 +362,13 @@ func (w *Work) obituary(why string) string {
 	return why
 }
 
-// powerOff ends a guest whose program is over.
+// powerOff shuts down a guest whose program has ended.
 func (w *Work) powerOff() {
 	limit := offLimit
-	if w.rec.Layer { // what is still to be written goes to a disk first
+	if w.rec.Layer { // flush pending writes first
 		limit = writeLimit
 	}
-	_ = w.call(w.ctx, time.Second, guest.Shutdown, guest.ShutdownCall{}, nil) // QEMU is ended in any case
+	_ = w.call(w.ctx, time.Second, guest.Shutdown, guest.ShutdownCall{}, nil) // QEMU is ended either way
 	select {
 	case <-w.halted:
 	case <-w.gone:
@@ -379,7 +379,7 @@ func (w *Work) powerOff() {
 	w.quit()
 }
 
-// quit ends QEMU, by force if it does not listen.
+// quit ends QEMU, by force if it does not respond.
 func (w *Work) quit() {
 	ctx, cancel := context.WithTimeout(context.Background(), offLimit)
 	defer cancel()
@@ -397,7 +397,7 @@ func (w *Work) quit() {
 	}
 }
 
-// end clears a run away and tells how it ended, once. QEMU is gone.
+// end cleans up a run whose QEMU is gone and reports how it ended, once.
 func (w *Work) end() { w.ending.Do(w.clearAway) }
 
 func (w *Work) clearAway() {
@@ -405,7 +405,7 @@ func (w *Work) clearAway() {
 	e := w.outcome()
 	said := w.r.complaint(w.id)
 	w.mu.Lock()
-	w.complaint = said // for a start that has not read it yet
+	w.complaint = said // for a start that has yet to read it
 	w.mu.Unlock()
 	if said != "" {
 		fmt.Fprintf(w.log, "lull: QEMU said: %s\n", said)
@@ -420,8 +420,8 @@ func (w *Work) clearAway() {
 	close(w.done)
 }
 
-// outcome is the program's own end if it was told, otherwise QEMU's, which
-// counts as a failure.
+// outcome returns the program's exit if it was reported, and QEMU's otherwise,
+// which counts as a failure.
 func (w *Work) outcome() instance.Exit {
 	select {
 	case n := <-w.note:
@@ -440,15 +440,14 @@ func (w *Work) outcome() instance.Exit {
 		return instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(),
 			Machine: or(w.wentBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig)+w.noRoom(sig))}
 	}
-	// QEMU went off in good order, which a guest whose program still ran does
-	// only when it broke.
+	// QEMU exited normally. If the guest's program was still running, the
+	// guest broke.
 	code := w.status.ExitStatus()
 	return instance.Exit{Code: max(code, 1), At: time.Now(), Machine: or(w.wentBy, fmt.Sprintf("QEMU exited with code %d", code))}
 }
 
-// noRoom adds to QEMU's end by sig what the disk has to do with it: a guest's
-// memory is a file that takes room where it is touched, and without room the
-// kernel ends QEMU by SIGBUS.
+// noRoom describes how a full disk relates to QEMU's end by sig: a guest's memory
+// is a sparse file, and the kernel raises SIGBUS if no block can be allocated.
 func (w *Work) noRoom(sig syscall.Signal) string {
 	var fs unix.Statfs_t
 	if sig != unix.SIGBUS || unix.Statfs(w.r.cfg.Dir, &fs) != nil {
@@ -458,7 +457,7 @@ func (w *Work) noRoom(sig syscall.Signal) string {
 		w.r.cfg.Dir, w.rec.Machine.Memory>>20, int64(fs.Bavail)*fs.Bsize>>20)
 }
 
-// exitOf is how the guest's program ended.
+// exitOf returns how the guest's program ended.
 func (w *Work) exitOf(n guest.ExitNote) *instance.Exit {
 	e := &instance.Exit{Code: n.Code, Signal: n.Signal, At: time.Now()}
 	if n.Starved {
@@ -467,7 +466,7 @@ func (w *Work) exitOf(n guest.ExitNote) *instance.Exit {
 	return e
 }
 
-// release gives back what this daemon holds of a guest.
+// release frees what this daemon holds for a guest.
 func (w *Work) release() {
 	w.cancel()
 	w.disconnect()
@@ -479,7 +478,7 @@ func (w *Work) release() {
 	w.loops.Wait()
 }
 
-// disconnect closes what leads to this QEMU.
+// disconnect closes the connections to this QEMU.
 func (w *Work) disconnect() {
 	w.qcancel()
 	w.mu.Lock()
@@ -492,7 +491,7 @@ func (w *Work) disconnect() {
 	w.loops.Wait()
 }
 
-// letGo releases a guest that runs on without this daemon.
+// letGo releases a guest that keeps running without this daemon.
 func (w *Work) letGo() {
 	w.release()
 	if err := w.log.Close(); err != nil {
@@ -501,8 +500,8 @@ func (w *Work) letGo() {
 	w.r.drop(w)
 }
 
-// takeOver connects to a QEMU that an earlier daemon started. over is how the
-// run ended when it has.
+// takeOver connects to a QEMU that an earlier daemon started. over is non-nil if
+// the run has already ended.
 func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *instance.Exit, err error) {
 	w.proc, w.rec, w.tookOver = p, rec, true
 	if w.net, err = vnet.New(vnet.Config{Mode: rec.Machine.Net}); err != nil {
@@ -513,7 +512,7 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 		return nil, fmt.Errorf("cannot watch process %d: %w", p.pid, err)
 	}
 	pidfd := os.NewFile(uintptr(fd), "pidfd")
-	if !p.alive() { // checked after the descriptor, which pins the process
+	if !p.alive() { // checked after opening the descriptor, which pins the process
 		pidfd.Close()
 		return nil, fmt.Errorf("cannot watch process %d: it has just ended", p.pid)
 	}
@@ -531,11 +530,11 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 	}
 	switch s {
 	case "running":
-	case ioErrorStatus: // it goes on when there is room
+	case ioErrorStatus: // continues when there is space
 		w.setFull(true)
 		w.loops.Go(w.awaitRoom)
 		return nil, nil
-	case "paused", "postmigrate": // the latter was being saved
+	case "paused", "postmigrate": // the latter: it was being saved
 		w.setFrozen(true)
 		return nil, nil
 	default:
@@ -543,14 +542,14 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 	}
 	select {
 	case <-w.born:
-	case <-w.gone: // it was going off
+	case <-w.gone: // it was shutting down
 	case <-ctx.Done():
 		return nil, fmt.Errorf("cannot reach the harness: %w", context.Cause(ctx))
 	}
-	return nil, nil // a program that ended meanwhile is told like any other
+	return nil, nil // the exit of a program in the meantime is reported as usual
 }
 
-// watch closes gone when a process that is no child has ended.
+// watch closes gone when a process that is not a child has ended.
 func (w *Work) watch(pidfd *os.File, gone chan struct{}) {
 	defer pidfd.Close()
 	defer context.AfterFunc(w.ctx, func() { pidfd.Close() })()

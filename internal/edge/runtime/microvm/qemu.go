@@ -18,8 +18,8 @@ import (
 	"lull/internal/edge/runtime/microvm/vnet"
 )
 
-// runRecord is what a daemon must know to take a run over. It is on disk
-// before QEMU is started.
+// runRecord is what a daemon needs to adopt a run. It is written to disk before
+// QEMU starts.
 type runRecord struct {
 	Run     uint64  `json:"run"`
 	LogPath string  `json:"log_path"`
@@ -28,23 +28,23 @@ type runRecord struct {
 	Accel   Accel   `json:"accel"`
 	Initrd  string  `json:"initrd"`
 	Root    string  `json:"root,omitempty"`
-	Layer   bool    `json:"layer,omitempty"` // it has a disk of its own over the root (layer.go)
-	// Template is whose memory the guest shares until it writes to it; Clone
-	// that the guest does not know yet that it is one (clone.go).
+	Layer   bool    `json:"layer,omitempty"` // has its own disk on top of the root (layer.go)
+	// Template is the instance whose memory this guest maps copy-on-write.
+	// Clone is set until the guest has been given its new identity (clone.go).
 	Template string `json:"template,omitempty"`
 	Clone    bool   `json:"clone,omitempty"`
-	// FilesPort says that the guest has the port of a workspace, which is
-	// Workspace as instance.ParseWorkspace reads it. A clone that was not given
-	// the workspace has the port only.
+	// FilesPort reports whether the guest has a workspace port. Workspace is
+	// in the form of instance.ParseWorkspace. A clone that was not given the
+	// workspace has only the port.
 	FilesPort bool   `json:"files_port,omitempty"`
 	Workspace string `json:"workspace,omitempty"`
-	// CID is the context id of its vsock device; 0 for a guest without one. Each
-	// QEMU may have another.
+	// CID is the context id of the guest's vsock device, 0 without one. It may
+	// differ for each QEMU of the run.
 	CID uint32 `json:"cid,omitempty"`
 }
 
-// restored is the same run for a QEMU that gets its guest's memory: it loads no
-// kernel.
+// restored returns the record for a QEMU that restores its guest's memory and
+// therefore loads no kernel.
 func (rec runRecord) restored() runRecord {
 	rec.Initrd = ""
 	return rec
@@ -63,7 +63,7 @@ func readRecord(dir string) (rec runRecord, err error) {
 	return rec, nil
 }
 
-// writeRecord replaces the record in one step.
+// writeRecord replaces the record atomically.
 func writeRecord(dir string, rec runRecord) error {
 	b, err := json.Marshal(rec)
 	if err != nil {
@@ -84,7 +84,7 @@ func writeRecord(dir string, rec runRecord) error {
 	return nil
 }
 
-// Files of an instance's directory.
+// Files in an instance's directory.
 const (
 	qmpSocket   = "qmp.sock"
 	ctlSocket   = "ctl.sock"
@@ -94,7 +94,7 @@ const (
 	errorsFile  = "qemu.err"
 )
 
-// commandLine is the kernel's.
+// commandLine returns the kernel's command line.
 func commandLine(id string, rec runRecord, khz int) string {
 	words := []string{"console=ttyS0", "panic=-1", "quiet", "loglevel=3", "init_on_alloc=0", "apparmor=0", "audit=0", "cryptomgr.notests", "lsm=",
 		fmt.Sprintf("lull.ip=%s/%d", vnet.Guest, vnet.Subnet.Bits()), "lull.gw=" + vnet.Gateway.String(), "lull.host=" + hostName(id)}
@@ -108,28 +108,28 @@ func commandLine(id string, rec runRecord, khz int) string {
 		words = append(words, "lull.upper=/dev/vdb")
 	}
 	if rec.Accel == TCG {
-		// Nobody else shares an emulated processor, and its layout is no secret
-		// to the emulator.
+		// An emulated CPU is not shared, and its memory layout is not hidden
+		// from the emulator anyway.
 		words = append(words, "nopti", "mitigations=off", "nokaslr",
-			// A host that is busy for ten ticks must not make the kernel give up on
-			// its timer.
+			// A host that is busy for ten ticks must not make the kernel give up
+			// on its timer.
 			"no_timer_check",
-			// The emulator's TSC is as steady as the guest's other clocks, but a guest
-			// that stood still finds them apart, and would do without it for good.
+			// The emulator's TSC is as steady as the guest's other clocks, but a
+			// paused guest would see them disagree and abandon it permanently.
 			"tsc=reliable", "nowatchdog",
-			// For the harness, which the kernel hands on what it does not know: a
-			// goroutine that runs for 10 ms is nothing unusual there.
+			// For the guest agent, to which the kernel passes unknown parameters: a
+			// goroutine running for 10 ms is normal in emulation.
 			"GODEBUG=asyncpreemptoff=1")
 	}
 	if rec.Machine.Kind == "microvm" && khz > 0 {
-		// It has no other clock to measure this one by, and on a busy machine
-		// the kernel would wait for ever.
+		// There is no other clock to calibrate against, and on a busy machine
+		// the kernel would wait indefinitely.
 		words = append(words, "tsc_early_khz="+strconv.Itoa(khz))
 	}
 	return strings.Join(words, " ")
 }
 
-// hostName makes a name that the kernel's command line and DNS accept.
+// hostName returns a name valid both on the kernel's command line and in DNS.
 func hostName(id string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -139,11 +139,11 @@ func hostName(id string) string {
 	}, strings.ToLower(id))
 }
 
-// openFile is the name under which QEMU opens a file that it was given open.
+// openFile returns the path by which QEMU opens inherited descriptor n.
 func openFile(n int) string { return "/proc/self/fd/" + strconv.Itoa(n) }
 
-// arguments are QEMU's. Its sockets wait for us, so that a later daemon can
-// connect too.
+// arguments returns QEMU's arguments. QEMU listens on its sockets, so that a
+// later daemon can connect as well.
 func (r *Runtime) arguments(id string, rec runRecord) []string {
 	m := rec.Machine
 	socket := func(name string, n int) string {
@@ -159,8 +159,8 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	accel := string(rec.Accel)
 	if rec.Accel == TCG {
 		accel += ",tb-size=" + strconv.Itoa(translated>>20)
-		// Less to emulate than "max", and sooner up. With a timer that goes on while
-		// the processor sleeps the kernel needs no tick, and has timers finer than it.
+		// Less to emulate than "max", and boots sooner. A timer that runs while the
+		// CPU sleeps lets the kernel go tickless and gives it finer timers.
 		cpu = "qemu64,arat=on"
 	}
 	if m.Kind == "microvm" {
@@ -172,7 +172,7 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 		"-cpu", cpu, "-smp", strconv.Itoa(m.CPUs), "-m", mib,
 		"-object", "memory-backend-file,id=ram,size=" + mib + "M,mem-path=" + openFile(ramFile) + ",share=" + share,
 		"-global", "virtio-mmio.force-legacy=false",
-		// The machine stays when the guest ends, so that its console can be read.
+		// Keep the machine when the guest ends, so that its console can be read.
 		"-action", "reboot=shutdown,shutdown=pause",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-chardev", socket("qmp", qmpFile), "-mon", "chardev=qmp,mode=control",
@@ -208,10 +208,10 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 			"-device", "virtio-blk"+bus+",drive=root")
 	}
 	if rec.Layer {
-		// A write is durable when the guest has flushed it; what it frees this
-		// machine gets back; and where this machine's disk is full the guest stands
-		// still until there is room: an error would cost it what it has written
-		// already (full.go).
+		// A write is durable once the guest has flushed it, and discarded blocks
+		// are returned to the host. If the host's disk is full the guest is
+		// stopped until there is space: an error would lose data it has already
+		// written (full.go).
 		args = append(args, "-add-fd", "fd="+strconv.Itoa(layer)+",set=2",
 			"-drive", "if=none,id=layer,format=raw,cache=writeback,discard=unmap,auto-read-only=off,file=/dev/fdset/2",
 			"-device", "virtio-blk"+bus+",drive=layer,werror=enospc,rerror=report")
@@ -219,7 +219,7 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	return args
 }
 
-// romless keeps QEMU from loading a boot ROM that nobody installed.
+// romless keeps QEMU from loading a boot ROM that is not installed.
 func romless(bus string) string {
 	if bus == "-pci" {
 		return ",romfile="
@@ -227,12 +227,12 @@ func romless(bus string) string {
 	return ""
 }
 
-// qemuName is what a QEMU is called, by which it is found again; commas, which
+// qemuName returns the name by which an instance's QEMU is found. Commas, which
 // separate QEMU's options, are doubled.
 func qemuName(dir string) string { return "lull in " + strings.ReplaceAll(dir, ",", ",,") }
 
-// spawn starts QEMU without privileges in a session of its own: it outlives the
-// daemon. vsock is its device's, nil for none.
+// spawn starts QEMU unprivileged in its own session, so that it outlives the
+// daemon. vsock is the descriptor of its vsock device, or nil.
 func (r *Runtime) spawn(id string, rec runRecord, vsock *os.File) (*exec.Cmd, error) {
 	files, err := r.open(id, rec)
 	if err != nil {
@@ -257,7 +257,7 @@ func (r *Runtime) spawn(id string, rec runRecord, vsock *os.File) (*exec.Cmd, er
 	return cmd, nil
 }
 
-// complaint is what QEMU printed, for an error.
+// complaint returns what QEMU printed, for use in an error.
 func (r *Runtime) complaint(id string) string {
 	b, err := os.ReadFile(filepath.Join(r.dir(id), errorsFile))
 	if err != nil {
@@ -269,19 +269,19 @@ func (r *Runtime) complaint(id string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// process is a QEMU: its number and when it was started.
+// process identifies a QEMU by pid and start time.
 type process struct {
 	pid   int
 	start uint64
 }
 
-// alive says whether it is still the same process.
+// alive reports whether p is still the same process.
 func (p process) alive() bool {
 	s, state, err := startTime(p.pid)
 	return err == nil && s == p.start && state != 'Z'
 }
 
-// kill ends it and waits until it is gone.
+// kill kills the process and waits until it is gone.
 func (p process) kill(ctx context.Context) error {
 	for p.alive() {
 		if err := unix.Kill(p.pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
@@ -296,8 +296,7 @@ func (p process) kill(ctx context.Context) error {
 	return nil
 }
 
-// startTime reads when a process was started, in ticks since boot, and its
-// state.
+// startTime returns a process's start time, in ticks since boot, and its state.
 func startTime(pid int) (uint64, byte, error) {
 	f, err := statFields(pid)
 	if err != nil {
@@ -307,7 +306,7 @@ func startTime(pid int) (uint64, byte, error) {
 	return n, f[0][0], err
 }
 
-// usedTicks reads how much processor time all threads of a process have used.
+// usedTicks returns the CPU time used by all threads of a process.
 func usedTicks(pid int) (uint64, error) {
 	f, err := statFields(pid)
 	if err != nil {
@@ -318,8 +317,8 @@ func usedTicks(pid int) (uint64, error) {
 	return user + system, errors.Join(uerr, serr)
 }
 
-// statFields are those of a process's stat behind its name, 20 at least: state
-// first.
+// statFields returns the fields of /proc/PID/stat after the name, at least 20,
+// beginning with the state.
 func statFields(pid int) ([]string, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -341,9 +340,8 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// findQEMU lists the QEMUs of an instance's directory. It
-// looks at command lines, so that one is found although the daemon died before
-// it could write its number down.
+// findQEMU returns the QEMUs of an instance's directory. It matches command
+// lines, so it also finds one whose daemon died before recording the pid.
 func findQEMU(dir string) (out []process, err error) {
 	mark := []byte("\x00" + qemuName(dir) + "\x00")
 	ents, err := os.ReadDir("/proc")

@@ -13,27 +13,27 @@ import (
 	"lull/internal/instance"
 )
 
-// What a guest writes to this machine comes late: its memory and its own disk are
-// sparse files. So it is looked whether there is room for all of it before it is
-// begun, where a refusal costs nothing.
+// A guest claims disk space late, because its memory and its own disk are sparse
+// files. Space for all of it is therefore checked before an operation begins,
+// while refusing is still harmless.
 
 const (
-	// layerRoom is what the file system of a layer takes to be mounted for the
-	// first time, its journal above all.
+	// layerRoom is the space a layer's file system needs for its first mount,
+	// mostly for the journal.
 	layerRoom = 20 << 20
-	// stateRoom is what a saved guest takes beside its memory, and some to spare.
+	// stateRoom is the space a saved guest needs beside its memory, with a margin.
 	stateRoom = 8 << 20
 )
 
-// writes is what a change may write below a path.
+// writes is the space an operation may need below a path.
 type writes struct {
 	what  string
-	path  string // it, or the nearest of its parents that is there, is on the file system
+	path  string // it, or its nearest existing parent, is on the file system
 	bytes int64
 }
 
-// haveRoom is a *instance.NoRoomError where a file system has too little for all
-// that the needs come to on it.
+// haveRoom returns an *instance.NoRoomError if some file system lacks the space
+// that all needs on it add up to.
 func haveRoom(needs ...writes) error {
 	type group struct {
 		path  string
@@ -70,7 +70,7 @@ func haveRoom(needs ...writes) error {
 	return nil
 }
 
-// standing is path or the nearest of its parents that is there, and its device.
+// standing returns path or its nearest existing parent, and its device.
 func standing(path string) (string, uint64, error) {
 	for {
 		var st unix.Stat_t
@@ -85,7 +85,7 @@ func standing(path string) (string, uint64, error) {
 	}
 }
 
-// freeBytes is what a process without privileges may still write where path is.
+// freeBytes returns the space at path available to unprivileged processes.
 func freeBytes(path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
@@ -94,7 +94,7 @@ func freeBytes(path string) (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil
 }
 
-// taken is what a sparse file takes on disk, 0 for one that is not there.
+// taken returns the disk usage of a sparse file, 0 if it does not exist.
 func taken(path string) (int64, error) {
 	var st unix.Stat_t
 	err := unix.Stat(path, &st)
@@ -107,7 +107,7 @@ func taken(path string) (int64, error) {
 	return st.Blocks * 512, nil
 }
 
-// fileSize is how large a file says it is.
+// fileSize returns the nominal size of a file.
 func fileSize(path string) (int64, error) {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -116,8 +116,8 @@ func fileSize(path string) (int64, error) {
 	return st.Size(), nil
 }
 
-// memoryNeed is what a guest's memory may still take of its file's file system. A
-// clone's is in no file.
+// memoryNeed returns the space that a guest's memory may still claim. A clone's
+// memory is not in a file.
 func (r *Runtime) memoryNeed(id string, rec runRecord) (writes, error) {
 	n := writes{what: "its memory", path: r.dir(id)}
 	if rec.Template != "" {
@@ -128,7 +128,7 @@ func (r *Runtime) memoryNeed(id string, rec runRecord) (writes, error) {
 	return n, err
 }
 
-// roomToStart says whether a guest that boots finds room.
+// roomToStart returns an error if there is no space for a guest to boot.
 func (r *Runtime) roomToStart(id string, m Machine) error {
 	needs := []writes{{"its memory", r.dir(id), m.Memory}}
 	if has, err := taken(r.layer(id)); err != nil {
@@ -139,8 +139,8 @@ func (r *Runtime) roomToStart(id string, m Machine) error {
 	return haveRoom(needs...)
 }
 
-// roomToSave says whether the state of a guest finds room. A clone's has its
-// memory in it.
+// roomToSave returns an error if there is no space for a guest's state. A
+// clone's state includes its memory.
 func (w *Work) roomToSave() error {
 	n := writes{"its state", w.r.dir(w.id), stateRoom}
 	if w.rec.Template != "" {
@@ -149,11 +149,11 @@ func (w *Work) roomToSave() error {
 	return haveRoom(n)
 }
 
-// roomToRestore says whether a guest that is back from disk finds room.
+// roomToRestore returns an error if there is no space to restore a guest.
 func (w *Work) roomToRestore(man *manifest) error {
 	rec := w.rec
 	if man.Full {
-		rec.Template = "" // from here on its memory is in a file of its own
+		rec.Template = "" // from now on its memory is in its own file
 	}
 	n, err := w.r.memoryNeed(w.id, rec)
 	if err != nil {
@@ -162,8 +162,8 @@ func (w *Work) roomToRestore(man *manifest) error {
 	return haveRoom(n)
 }
 
-// roomToClone says whether a copy of a saved guest finds room: its state, its
-// layer, and its memory unless an earlier clone shares that already.
+// roomToClone returns an error if there is no space for a copy of a saved guest:
+// its state, its layer, and its memory unless an earlier clone shares it.
 func (r *Runtime) roomToClone(w *Work, man *manifest, to string) error {
 	needs := []writes{{"its state", r.dir(to), man.State}}
 	if w.rec.Layer {

@@ -21,23 +21,23 @@ import (
 	"lull/internal/link/guest/vsock"
 )
 
-// A guest with a vsock device is called over it, and over its serial port until
-// it has connected and whenever that connection is cut: the first word of a
-// guest that boots or wakes, and how to connect, go over the port. So neither a
-// daemon that is started again nor a guest that is restored, whose connections
-// are gone then, loses its way, and nobody listens but while one guest connects.
+// A guest with a vsock device is called over vsock. Its serial port is used until
+// vsock is connected and whenever that connection is cut; booting or waking guests
+// send their first message there and are told how to connect. A restarted daemon
+// or a restored guest, whose connections are gone, can therefore always reconnect,
+// and the host listens only while a guest connects.
 
-// Channel is over what this host calls the harness of its guests.
+// Channel is the transport on which the host calls guest agents.
 type Channel string
 
-// Channels.
+// The channels.
 const (
-	ChannelAuto   Channel = "auto"   // vsock where there is all that it needs, for guests that may reach anything
-	ChannelSerial Channel = "serial" // the serial port alone
-	ChannelVsock  Channel = "vsock"  // vsock for every guest, or none starts
+	ChannelAuto   Channel = "auto"   // vsock where available, for guests whose network is unrestricted
+	ChannelSerial Channel = "serial" // serial port only
+	ChannelVsock  Channel = "vsock"  // vsock for every guest; guests do not start without it
 )
 
-// check says why a channel cannot be used; no says why vsock cannot.
+// check returns why a channel cannot be used. no returns why vsock cannot.
 func (c Channel) check(no func() error) error {
 	switch c {
 	case ChannelAuto, ChannelSerial:
@@ -48,7 +48,7 @@ func (c Channel) check(no func() error) error {
 	return fmt.Errorf("cannot use channel: %q is none of auto, serial, vsock", c)
 }
 
-// noVsock says why guests cannot have vsock; nil when they can.
+// noVsock returns why guests cannot use vsock, or nil if they can.
 func (r *Runtime) noVsock() error {
 	if r.kernel.Version != "" && !r.kernel.VSOCK {
 		return fmt.Errorf("cannot use vsock: the guests' kernel %s has not all of the modules %v", r.kernel.Version, vsock.Modules)
@@ -56,7 +56,7 @@ func (r *Runtime) noVsock() error {
 	return r.files.noVsock(r.listens)
 }
 
-// noVsock says why this machine has no vsock for guests.
+// noVsock returns why this machine has no vsock for guests.
 func (m machineFiles) noVsock(listens func() error) error {
 	f, err := os.OpenFile(m.vhost(), os.O_RDWR, 0)
 	if err != nil {
@@ -67,7 +67,7 @@ func (m machineFiles) noVsock(listens func() error) error {
 
 func (m machineFiles) vhost() string { return filepath.Join(m.dev, "vhost-vsock") }
 
-// listens says why this process cannot listen for guests.
+// listens returns why this process cannot listen for guests.
 func listens() error {
 	l, err := vsock.Listen(vsock.Host)
 	if err != nil {
@@ -76,8 +76,8 @@ func listens() error {
 	return l.Close()
 }
 
-// FindChannel is over what guests with this kernel are called on this machine,
-// and why. An error says that what was asked for is not there.
+// FindChannel returns the channel used on this machine for guests with this
+// kernel, and why. It returns an error if want is not available.
 func FindChannel(want Channel, k Kernel) (what string, err error) {
 	r := &Runtime{kernel: k, files: liveFiles, listens: listens}
 	no := r.noVsock()
@@ -92,7 +92,7 @@ func FindChannel(want Channel, k Kernel) (what string, err error) {
 	return "vsock, and virtio-serial where a guest does not answer over it", nil
 }
 
-// giveCID is the context id of a guest's vsock device; 0 for none.
+// giveCID returns the context id for a guest's vsock device, 0 for none.
 func (r *Runtime) giveCID(m Machine) (uint32, error) {
 	if r.cfg.Channel == ChannelSerial || r.cfg.Channel == ChannelAuto && m.Net == vnet.None {
 		return 0, nil
@@ -109,14 +109,14 @@ func (r *Runtime) giveCID(m Machine) (uint32, error) {
 	return 0, nil
 }
 
-// vsockFailed says whether a start failed because of QEMU's vsock device.
+// vsockFailed reports whether a start failed because of QEMU's vsock device.
 func vsockFailed(err error) bool {
 	return errors.Is(err, errVsock) || errors.Is(err, errNoBoot) && strings.Contains(err.Error(), "vhost-vsock")
 }
 
-// doWithoutVsock says whether a start that failed shall be made again without a
-// vsock device, like all that follow: what is only better to have shall keep no
-// guest from starting.
+// doWithoutVsock reports whether a failed start should be retried without a
+// vsock device, as all later starts will be: an optional feature must not keep
+// guests from starting.
 func (r *Runtime) doWithoutVsock(err error) bool {
 	if r.cfg.Channel != ChannelAuto || !vsockFailed(err) {
 		return false
@@ -129,7 +129,7 @@ func (r *Runtime) doWithoutVsock(err error) bool {
 	return true
 }
 
-// newCID is a context id that hardly anybody has: other programs count from 3.
+// newCID returns a random context id; other programs count up from 3.
 func newCID() uint32 {
 	const first, last = 1 << 16, 1<<32 - 2
 	var b [8]byte
@@ -137,7 +137,7 @@ func newCID() uint32 {
 	return uint32(first + binary.NativeEndian.Uint64(b[:])%(last-first+1))
 }
 
-// checkVsock says why a saved guest cannot have the vsock device that it had.
+// checkVsock returns why a saved guest cannot have its vsock device again.
 func (w *Work) checkVsock(man *manifest) error {
 	if !man.Vsock {
 		return nil
@@ -152,11 +152,11 @@ func (w *Work) checkVsock(man *manifest) error {
 	return nil
 }
 
-// errVsock marks a vsock device that could not be made.
+// errVsock marks a vsock device that could not be created.
 var errVsock = errors.New("cannot make a vsock device")
 
-// openVsock makes what QEMU's vsock device is made of, nil for a guest without
-// one. Where its context id is taken it gets another, which the guest learns
+// openVsock opens the vsock device for a guest's QEMU, or returns nil for a guest
+// without one. If its context id is taken it gets another, which the guest learns
 // when it boots or is restored.
 func (w *Work) openVsock(rec *runRecord) (*os.File, error) {
 	if rec.CID == 0 {
@@ -173,8 +173,8 @@ func (w *Work) openVsock(rec *runRecord) (*os.File, error) {
 	return f, nil
 }
 
-// openVsock opens a vsock device and makes it known by cid or, where that is
-// taken, by another. It is so as long as anybody has it open.
+// openVsock opens a vsock device and registers cid or, if that is taken, another
+// one. The registration lasts as long as the device is open.
 func (m machineFiles) openVsock(cid uint32, set func(fd int, cid uint32) error) (*os.File, uint32, error) {
 	fd, err := unix.Open(m.vhost(), unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -204,15 +204,15 @@ func setCID(fd int, cid uint32) error {
 	return nil
 }
 
-// vsockPeer is the harness over vsock.
+// vsockPeer is the guest agent on vsock.
 type vsockPeer struct {
 	*guest.Peer
 	c       *os.File
-	doubted chan struct{} // it gave no answer in time
-	ended   bool          // under the lock of Work
+	doubted chan struct{} // closed when it did not answer in time
+	ended   bool          // guarded by Work.mu
 }
 
-// trust makes v what the guest is called on.
+// trust makes v the channel on which the guest is called.
 func (w *Work) trust(v *vsockPeer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -221,7 +221,7 @@ func (w *Work) trust(v *vsockPeer) {
 	}
 }
 
-// doubt has the guest called over its serial port, until v answers.
+// doubt switches calls to the serial port until v answers.
 func (w *Work) doubt(v *vsockPeer) {
 	w.mu.Lock()
 	if w.fast == v {
@@ -230,12 +230,12 @@ func (w *Work) doubt(v *vsockPeer) {
 	w.mu.Unlock()
 	select {
 	case v.doubted <- struct{}{}:
-	default: // it is asked already
+	default: // already being checked
 	}
 }
 
-// clear asks v when it is doubted. One that is only slow is called again, and
-// what waits for its answer gets it; one that stays silent is given up.
+// clear checks a doubted v. If it was only slow it is used again, and pending
+// calls get their answers; if it stays silent it is closed.
 func (w *Work) clear(ctx context.Context, v *vsockPeer) {
 	for {
 		select {
@@ -247,12 +247,12 @@ func (w *Work) clear(ctx context.Context, v *vsockPeer) {
 			w.trust(v)
 			continue
 		}
-		_ = v.c.SetDeadline(time.Unix(1, 0)) // who reads it closes it
+		_ = v.c.SetDeadline(time.Unix(1, 0)) // the reader closes it
 		return
 	}
 }
 
-// speakVsock sees one connection to its end.
+// speakVsock serves one connection until it ends.
 func (w *Work) speakVsock(c *os.File) error {
 	v := &vsockPeer{Peer: guest.NewPeer(c), c: c, doubted: make(chan struct{}, 1)}
 	w.trust(v)
@@ -271,13 +271,13 @@ func (w *Work) speakVsock(c *os.File) error {
 	return err
 }
 
-// Times of a move to vsock.
+// Delays of a move to vsock.
 const (
-	moveFirst = time.Second // after a guest was woken or taken over: its clients come first
-	moveAgain = time.Minute // at most between two attempts, and what lasted as long was none in vain
+	moveFirst = time.Second // after a wake or adoption: clients come first
+	moveAgain = time.Minute // maximum between attempts; a connection that lasted this long resets the delay
 )
 
-// moveToVsock has a guest that has a vsock device called over it, later.
+// moveToVsock schedules the move of a guest's control channel to vsock.
 func (w *Work) moveToVsock() {
 	if w.rec.CID != 0 {
 		w.loops.Go(w.carryVsock)
@@ -286,7 +286,7 @@ func (w *Work) moveToVsock() {
 
 // carryVsock moves the control channel to vsock whenever it is not there.
 func (w *Work) carryVsock() {
-	select { // a guest that wakes has to say something else first
+	select { // a waking guest has other messages to send first
 	case <-w.born:
 	case <-w.gone:
 		return
@@ -319,8 +319,8 @@ func (w *Work) carryVsock() {
 	}
 }
 
-// meetVsock has the guest connect. A frozen one does when it is thawed, so this
-// waits as long as the serial port lives.
+// meetVsock waits until the guest connects. A frozen guest connects when it is
+// thawed, so this waits as long as the serial port exists.
 func (w *Work) meetVsock() (*os.File, error) {
 	w.mu.Lock()
 	p := w.peer
