@@ -10,24 +10,23 @@ import (
 	"time"
 )
 
-// Accel is how QEMU runs the guest's processor.
+// Accel is how QEMU runs the guest's CPU.
 type Accel string
 
-// Accelerators.
+// The accelerators.
 const (
 	KVM Accel = "kvm"
 	TCG Accel = "tcg" // software emulation
 )
 
-// machineFiles is where the rule looks; tests give their own.
+// machineFiles is where the rule reads; tests supply their own.
 type machineFiles struct{ dev, sys, proc string }
 
 var liveFiles = machineFiles{"/dev", "/sys", "/proc"}
 
-// choose is the rule for the accelerator: KVM only where /dev/kvm opens for
-// reading and writing and the processor really has the extensions. Some
-// machines offer a /dev/kvm on which every call succeeds and no stock kernel
-// boots. why is for people.
+// choose returns the accelerator by rule: KVM only if /dev/kvm opens for reading
+// and writing and the CPU has the extensions. Some machines offer a /dev/kvm on
+// which every call succeeds but no stock kernel boots. why is for display.
 func (m machineFiles) choose() (a Accel, why string) {
 	f, err := os.OpenFile(filepath.Join(m.dev, "kvm"), os.O_RDWR, 0)
 	if err != nil {
@@ -55,7 +54,7 @@ func (m machineFiles) choose() (a Accel, why string) {
 	return TCG, "/dev/kvm opens, but neither kvm_intel nor kvm_amd is loaded and the processor shows neither vmx nor svm"
 }
 
-// khz is the rate of the host's time stamp counter, as far as it can be told.
+// khz returns the host's TSC frequency, 0 if it cannot be determined.
 func (m machineFiles) khz() int {
 	b, err := os.ReadFile(filepath.Join(m.proc, "cpuinfo"))
 	if err != nil {
@@ -73,7 +72,7 @@ func (m machineFiles) khz() int {
 	return 0
 }
 
-// processor is what a guest sees of this machine's.
+// processor returns what a guest sees of the host's CPU.
 func (m machineFiles) processor() string {
 	b, err := os.ReadFile(filepath.Join(m.proc, "cpuinfo"))
 	if err != nil {
@@ -84,18 +83,18 @@ func (m machineFiles) processor() string {
 		if strings.HasPrefix(line, "model name") || strings.HasPrefix(line, "flags") {
 			out = append(out, line)
 		}
-		if line == "\n" { // the next one is the same
+		if line == "\n" { // all CPUs are alike
 			break
 		}
 	}
 	return strings.Join(out, "")
 }
 
-// fallbackFile remembers that KVM did not work here, and why.
+// fallbackFile records that KVM did not work here, and why.
 const fallbackFile = "no-kvm"
 
-// accel is the accelerator to use, with the reason: what was asked for, what
-// was remembered, or the rule.
+// accel returns the accelerator to use and the reason: the configuration, a
+// recorded failure, or the rule.
 func (r *Runtime) accel() (Accel, string) {
 	if r.cfg.Accel != "" {
 		return r.cfg.Accel, "configured"
@@ -106,14 +105,14 @@ func (r *Runtime) accel() (Accel, string) {
 	return r.files.choose()
 }
 
-// kvmBoots says that a guest booted with KVM on this machine since it was started:
-// where a later one does not, something else is wrong with it.
+// kvmBoots reports whether a guest has booted with KVM since this machine
+// started. If a later one does not, KVM is not the cause.
 func (r *Runtime) kvmBoots() bool {
 	b, err := os.ReadFile(filepath.Join(r.cfg.Dir, worksFile))
 	return err == nil && string(b) == r.boot
 }
 
-// worksFile is in which boot of this machine a guest booted with KVM.
+// worksFile records the boot of this machine in which a guest booted with KVM.
 const worksFile = "kvm-boot"
 
 func (r *Runtime) noteKVM() {
@@ -125,8 +124,8 @@ func (r *Runtime) noteKVM() {
 	}
 }
 
-// remember writes down that KVM failed, so that no later start tries it. A
-// person removes the file to try again.
+// remember records that KVM failed, so that later starts do not try it. Delete
+// the file to try again.
 func (r *Runtime) remember(cause error) error {
 	text := fmt.Sprintf("KVM failed at %s: %v\n", time.Now().Format(time.RFC3339), cause)
 	if err := os.WriteFile(filepath.Join(r.cfg.Dir, fallbackFile), []byte(text), 0o600); err != nil {
@@ -135,9 +134,9 @@ func (r *Runtime) remember(cause error) error {
 	return nil
 }
 
-// errNoBoot marks a guest that never spoke: the sign of an accelerator that
-// does not work, if the same guest speaks with another.
+// errNoBoot marks a guest that never answered. If the same guest answers with
+// another accelerator, the first one does not work.
 var errNoBoot = errors.New("the guest did not answer")
 
-// ChooseAccel is what the rule says of this machine, and why.
+// ChooseAccel returns what the rule chooses on this machine, and why.
 func ChooseAccel() (Accel, string) { return liveFiles.choose() }

@@ -11,14 +11,15 @@ import (
 	"lull/internal/link/guest"
 )
 
-// How fast a guest may talk: bytes per second, and at once. Each line counts for
-// some more, because short ones are work, too. What is beyond it is read later.
+// Rate limits for what a guest sends, in bytes per second and per burst. Each
+// line costs extra, because short lines are work as well. Excess input is read
+// later.
 const (
 	talkRate  = 8 << 20
 	talkBurst = 4 << 20
 	lineCost  = 1 << 10
 	emptyCost = 1 << 6
-	maxAsks   = 16 // messages of programs worked on at once; fewer than a peer serves
+	maxAsks   = 16 // maximum messages of programs in progress; fewer than a peer serves
 )
 
 // port connects to one of the guest's ports.
@@ -30,18 +31,18 @@ func (w *Work) port(ctx context.Context, socket string) (*gatedConn, error) {
 	return w.ports.through(c)
 }
 
-// How long a guest that runs may be silent on a port before the connection is
-// made anew, at first and at most, and how often that is looked at.
+// How long a running guest may be silent on a port before it is reconnected, at
+// first and at most, and how often that is checked.
 const (
 	silentFirst = 3 * time.Second
 	silentMost  = time.Minute
 	silentLook  = 250 * time.Millisecond
 )
 
-// silence is how long the next connection of a port may stay silent.
+// silence is how long the next connection of a port may be silent.
 type silence time.Duration
 
-// after takes in how a connection ended.
+// after updates s when a connection ended.
 func (s *silence) after(c *gatedConn) {
 	*s = min(*s*2, silence(silentMost))
 	if c.said.Load() {
@@ -49,11 +50,11 @@ func (s *silence) after(c *gatedConn) {
 	}
 }
 
-// cutSilent closes a connection on which the guest, which was asked, says nothing
-// though it runs. A port of QEMU (7.2) is not told of a connection that ends while
-// the machine stands still: what the guest writes before the next one is there
-// then blocks the port for good, and the next is no news to it. An end that comes
-// while the machine runs sets it right.
+// cutSilent closes a connection on which a running guest does not answer. QEMU 7.2
+// does not notice when a port's connection ends while the machine is stopped: if
+// the guest then writes before the next connection, the port blocks permanently
+// and the next connection goes unnoticed. A disconnect while the machine runs
+// clears that state.
 func (w *Work) cutSilent(c *gatedConn, limit silence) {
 	for left := time.Duration(limit); left > 0; {
 		select {
@@ -82,11 +83,11 @@ func (w *Work) speak(c net.Conn) *guest.Peer {
 	return p
 }
 
-// talk answers the guest on c, and keeps the control channel connected after it.
+// talk serves the guest on c, and keeps the control channel connected afterwards.
 func (w *Work) talk(c *gatedConn, p *guest.Peer) {
 	waking := w.waking.Swap(false)
 	for patient := silence(silentFirst); ; {
-		if w.tookOver { // one that boots is silent for long
+		if w.tookOver { // a booting guest is silent for long
 			c, limit := c, patient
 			w.loops.Go(func() { w.cutSilent(c, limit) })
 		}
@@ -106,7 +107,7 @@ func (w *Work) talk(c *gatedConn, p *guest.Peer) {
 	}
 }
 
-// converse sees one connection of the channel to its end.
+// converse serves one connection of the channel until it ends.
 func (w *Work) converse(c io.Closer, p *guest.Peer, waking bool) error {
 	defer c.Close()
 	defer context.AfterFunc(w.qctx, func() { c.Close() })()
@@ -128,10 +129,10 @@ func (w *Work) converse(c io.Closer, p *guest.Peer, waking bool) error {
 	return err
 }
 
-// greet says hello on a new channel and takes in what it missed. A frozen
-// guest answers when it is thawed, so this waits as long as the channel lives.
-// One that is being woken says hello with the answer about its clock: in cold
-// software emulation a second question costs tens of milliseconds.
+// greet sends hello on a new channel and processes what it missed. A frozen guest
+// answers when it is thawed, so this waits as long as the channel exists. A guest
+// being woken answers hello along with the clock call: in cold software emulation
+// a second call costs tens of milliseconds.
 func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool) {
 	if waking {
 		select {
@@ -150,7 +151,7 @@ func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool) {
 	}
 }
 
-// met takes in what a guest said of itself.
+// met processes what a guest reported about itself.
 func (w *Work) met(a guest.HelloAnswer) {
 	if a.Version != guest.Version {
 		w.r.log.Error("a guest speaks another version", "instance", w.id, "version", a.Version, "want", guest.Version)
@@ -163,18 +164,18 @@ func (w *Work) met(a guest.HelloAnswer) {
 	if a.Busy {
 		said.Method = guest.Busy
 	}
-	_ = w.message(said) // nobody waits for the answer
+	_ = w.message(said) // the reply is not needed
 	w.bornMu.Do(func() { close(w.born) })
 }
 
 func (w *Work) exitNote(n guest.ExitNote) {
 	select {
 	case w.note <- n:
-	default: // it was told before
+	default: // already reported
 	}
 }
 
-// hear takes what a guest sends. All of it is bounded and checked.
+// hear handles a request from a guest. All of it is bounded and validated.
 func (w *Work) hear(q guest.Request) (any, error) {
 	switch q.Method {
 	case guest.Log:
@@ -212,7 +213,7 @@ func (w *Work) hear(q guest.Request) (any, error) {
 		return nil, err
 	}
 	if m.Method == guest.Activity {
-		return nil, nil // the readings of health say more
+		return nil, nil // the readings of health are more complete
 	}
 	if q.ID == nil {
 		return nil, errors.New("cannot take a program's message that nobody waits for")
@@ -220,9 +221,9 @@ func (w *Work) hear(q guest.Request) (any, error) {
 	return nil, w.message(m)
 }
 
-// message passes on what a program says. The answers of a guest are read by the
-// same goroutine as its messages, so that these never hold it up: there is room
-// for a few, and more are refused.
+// message forwards a message of a program. Replies and messages of a guest are
+// read by one goroutine, which messages must not delay: a few are handled at a
+// time, more are rejected.
 func (w *Work) message(m guest.Message) error {
 	if w.r.cfg.OnMessage == nil {
 		return errors.New("cannot take messages of programs here")

@@ -14,16 +14,16 @@ import (
 	"lull/internal/instance"
 )
 
-// A clone begins as a hibernated guest whose memory is another's, as that one
-// was saved: a template, which nobody writes to. It is mapped privately, so
-// that all clones share what none of them has changed. When a clone is saved
-// itself, its whole memory goes into its state, and from its next wake on it is
-// a guest like any other with a memory of its own.
+// A clone starts as a hibernated guest that uses another guest's saved memory, a
+// template, which is never written. It is mapped privately, so all clones share
+// the pages that none of them changed. When a clone is saved itself, its state
+// includes its whole memory, and from its next wake on it is an ordinary guest
+// with its own memory.
 
-// templates is where they lie, each in a directory of its name.
+// templates returns the directory of templates, one subdirectory each.
 func (r *Runtime) templates() string { return filepath.Join(r.cfg.Dir, "templates") }
 
-// memoryPath is the file that a guest's memory is mapped from.
+// memoryPath returns the file that a guest's memory is mapped from.
 func (r *Runtime) memoryPath(id string, rec runRecord) string {
 	if rec.Template != "" {
 		return filepath.Join(r.templates(), rec.Template, memoryFile)
@@ -56,21 +56,21 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	if err != nil {
 		return 0, err
 	}
-	now := manifest{QEMU: man.QEMU, Vsock: man.Vsock} // which the wake compares
+	now := manifest{QEMU: man.QEMU, Vsock: man.Vsock} // compared by the wake
 	if err := errors.Join(w.checkFiles(man), r.bindMachine(&now, from, w.rec)); err != nil {
 		return 0, err
 	}
 	if err := man.fits(now); err != nil {
 		return 0, err
 	}
-	r.cloning.Lock() // a template that is new has no user yet
+	r.cloning.Lock() // a new template has no user yet
 	defer r.cloning.Unlock()
 	if err := r.roomToClone(w, man, l.ID); err != nil {
 		return 0, err
 	}
 	rec := w.rec
 	rec.Run, rec.LogPath, rec.LogMax, rec.Clone = l.Run, l.LogPath, l.LogMax, true
-	rec.Workspace = l.Workspace // otherwise everything in it fails there
+	rec.Workspace = l.Workspace // otherwise every access to it fails in the guest
 	if rec.CID != 0 {
 		rec.CID = newCID()
 	}
@@ -89,7 +89,7 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	return man.State, nil
 }
 
-// put writes what makes a hibernated guest, the manifest last.
+// put writes the files of a hibernated guest, the manifest last.
 func (r *Runtime) put(ctx context.Context, w *Work, rec runRecord, man *manifest, id string) error {
 	dir := r.dir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -113,8 +113,8 @@ func (r *Runtime) put(ctx context.Context, w *Work, rec runRecord, man *manifest
 	return man.write(dir)
 }
 
-// template copies the memory of a hibernated guest, unless that was done for an
-// earlier clone of the same state. It appears by a rename, whole.
+// template copies the memory of a hibernated guest, unless an earlier clone of
+// the same state did. It appears by an atomic rename.
 func (r *Runtime) template(ctx context.Context, from string, man *manifest) (string, error) {
 	home := r.templateHome(man)
 	name := filepath.Base(home)
@@ -128,25 +128,25 @@ func (r *Runtime) template(ctx context.Context, from string, man *manifest) (str
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(tmp) // nothing is there any more after the rename
+	defer os.RemoveAll(tmp) // a no-op after the rename
 	ram := filepath.Join(tmp, memoryFile)
 	if err := copySparse(ctx, ram, filepath.Join(r.dir(from), memoryFile)); err != nil {
 		return "", err
 	}
-	// QEMUs of several users open it; the directory keeps everybody else away.
+	// QEMUs of several users open it; the directory keeps everyone else out.
 	if err := os.Chmod(ram, 0o666); err != nil {
 		return "", err
 	}
 	return name, appear(tmp, home)
 }
 
-// templateHome is where the memory of a saved guest is kept for its clones.
+// templateHome returns where a saved guest's memory is kept for its clones.
 func (r *Runtime) templateHome(man *manifest) string {
 	return filepath.Join(r.templates(), man.Digest[:min(16, len(man.Digest))]+fmt.Sprintf("-%x", man.At.UnixNano()))
 }
 
-// copySparse copies a file durably, holes as holes, and without a copy where
-// the file system can share blocks.
+// copySparse copies a file durably, keeping holes and sharing blocks if the file
+// system supports it.
 func copySparse(ctx context.Context, to, from string) error {
 	out, err := tied(exec.CommandContext(ctx, "cp", "--sparse=always", "--reflink=auto", "--", from, to))
 	if err != nil {
@@ -155,8 +155,7 @@ func copySparse(ctx context.Context, to, from string) error {
 	return syncPath(to)
 }
 
-// sweepTemplates removes templates that no guest has any more, and gives how
-// many bytes that were.
+// sweepTemplates removes unused templates and returns the bytes freed.
 func (r *Runtime) sweepTemplates() (freed int64, err error) {
 	r.cloning.Lock()
 	defer r.cloning.Unlock()
@@ -175,7 +174,7 @@ func (r *Runtime) sweepTemplates() (freed int64, err error) {
 	for _, g := range guests {
 		rec, err := readRecord(r.dir(g.Name()))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return 0, err // whatever it has is kept
+			return 0, err // keep everything if in doubt
 		}
 		used[rec.Template] = true
 	}

@@ -11,9 +11,8 @@ import (
 	"lull/internal/link/guest"
 )
 
-// Exec runs a command in an instance's guest, as the user and with the
-// environment of its program, and waits for it. One that nobody waits for any more
-// is killed.
+// Exec runs a command in an instance's guest, with its program's user and
+// environment, and waits for it. If ctx ends first the command is killed.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
 	w := r.work(id)
 	if w == nil || w.isFrozen() {
@@ -29,7 +28,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 	var a guest.ExecAnswer
 	err := w.call(ctx, maxExec, guest.Exec, c, &a)
 	var refused *guest.Error
-	if errors.As(err, &refused) && refused.Code == guest.InvalidParams { // a harness that was booted before it knew of notes
+	if errors.As(err, &refused) && refused.Code == guest.InvalidParams { // a guest agent too old for output notes
 		c.Number = 0
 		err = w.call(ctx, maxExec, guest.Exec, c, &a)
 	}
@@ -44,29 +43,29 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 	return out.outcome(a.Code, a.Truncated), nil
 }
 
-// cancelCommand has the guest kill a command. A guest that cannot be told does so
-// by itself when it hears of another host.
+// cancelCommand makes the guest kill a command. A guest that cannot be reached
+// does so itself when another host connects.
 func (w *Work) cancelCommand(number uint64) {
 	if p, _ := w.voice(); p != nil {
 		_ = p.Notify(guest.Cancel, guest.CancelCall{Number: number})
 	}
 }
 
-// printed collects what a command in a guest prints.
+// printed collects the output of a command in a guest.
 type printed struct {
 	mu      sync.Mutex
 	streams [2][]byte
 	cut     bool
 }
 
-// prints gives the number under which out collects.
+// prints returns the number under which out collects output.
 func (w *Work) prints(out *printed) uint64 {
-	n := rand.Uint64N(1<<53) + 1 // no other daemon's, of which some may run yet
+	n := rand.Uint64N(1<<53) + 1 // must not clash with numbers of earlier daemons
 	w.printed.Store(n, out)
 	return n
 }
 
-// output takes a part in. One that nobody waits for, or not any more, is
+// output records a part of a command's output. Output that is not awaited is
 // dropped.
 func (w *Work) output(n guest.OutputNote) {
 	if out, ok := w.printed.Load(n.Number); ok {
@@ -74,7 +73,7 @@ func (w *Work) output(n guest.OutputNote) {
 	}
 }
 
-// add appends to a stream, 1 or 2, as far as it is kept.
+// add appends to a stream, 1 or 2, up to its limit.
 func (o *printed) add(stream int, b []byte) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

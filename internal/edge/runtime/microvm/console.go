@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// What a guest's kernel prints goes into a ring inside its QEMU: a guest that
-// prints a lot neither fills this machine's disk nor waits for anybody, also
-// while no daemon is there. From the ring it is taken into a file of the
-// instance's, while the guest boots, at every look at it and before its QEMU is
-// ended. What is still in the ring of a QEMU that is killed is lost.
+// The guest kernel's output goes into a ring buffer inside QEMU: a guest that
+// prints a lot neither fills the host's disk nor blocks, with or without a
+// daemon. The ring is drained into a file of the instance while the guest boots,
+// at every probe, and before its QEMU is ended. What is in the ring of a killed
+// QEMU is lost.
 
 const (
-	// consoleSize is how much of the output a ring keeps, a power of two.
+	// consoleSize is the size of a ring, a power of two.
 	consoleSize = 64 << 10
-	// consoleKept is how many bytes of it the file of an instance keeps; up to as
-	// many older ones lie in a second one.
+	// consoleKept is the maximum size of an instance's console file; one older
+	// file of that size is kept as well.
 	consoleKept = 256 << 10
-	// bootListen is how often the ring of a guest that boots is emptied.
+	// bootListen is how often a booting guest's ring is drained.
 	bootListen = 250 * time.Millisecond
 )
 
@@ -40,7 +40,7 @@ func (r *Runtime) Console(ctx context.Context, id string) (string, error) {
 	return r.consoleFile(id), nil
 }
 
-// keepConsole adds to an instance's console.
+// keepConsole appends to an instance's console file.
 func (r *Runtime) keepConsole(id string, text []byte) error {
 	if err := os.MkdirAll(r.consoles(), 0o700); err != nil {
 		return fmt.Errorf("cannot keep a guest's console: %w", err)
@@ -56,12 +56,12 @@ func (r *Runtime) keepConsole(id string, text []byte) error {
 	return nil
 }
 
-// dropConsole removes an instance's console for good.
+// dropConsole deletes an instance's console files.
 func (r *Runtime) dropConsole(id string) error {
 	return removeAll(r.consoleFile(id), r.consoleFile(id)+".1")
 }
 
-// markBoot notes in the console that another kernel begins.
+// markBoot notes in the console that a new kernel boots.
 func (w *Work) markBoot() {
 	line := fmt.Sprintf("lull: run %d boots at %s\n", w.rec.Run, time.Now().UTC().Format(time.RFC3339))
 	if err := w.r.keepConsole(w.id, []byte(line)); err != nil {
@@ -69,9 +69,8 @@ func (w *Work) markBoot() {
 	}
 }
 
-// takeConsole empties the ring into the file, and gives the end of what this run
-// has printed so far. A QEMU that is gone or does not answer in time has nothing
-// to add.
+// takeConsole drains the ring into the file and returns the end of what this run
+// has printed so far. A QEMU that is gone or does not answer in time adds nothing.
 func (w *Work) takeConsole(ctx context.Context) string {
 	w.consoleMu.Lock()
 	defer w.consoleMu.Unlock()
@@ -95,8 +94,8 @@ func (w *Work) takeConsole(ctx context.Context) string {
 	return string(w.printedLast)
 }
 
-// watchBoot keeps the console of a guest that boots up to date: its QEMU may be
-// killed at any moment.
+// watchBoot keeps the console of a booting guest current, because its QEMU may be
+// killed at any time.
 func (w *Work) watchBoot() {
 	for w.pauseFor(bootListen) {
 		w.takeConsole(w.qctx)

@@ -11,31 +11,30 @@ import (
 	"lull/internal/link/guest"
 )
 
-// A guest that writes more to its own disk than this machine has room for is to
-// hear ENOSPC like any program on a full disk. Its harness sees to that, which is
-// told how much room there is. What slips through, because others use the room at
-// the same time, would be an error of a write that the guest thinks is done, and
-// cost it its file system: there QEMU stops the machine, and it goes on with that
-// same write when there is room.
+// A guest that fills its own disk should get ENOSPC, like any program on a full
+// disk. Its guest agent ensures that, given the space left on the host. If others
+// use up that space first, a write fails that the guest considers done, which
+// would destroy its file system. QEMU therefore stops the machine on such an
+// error and repeats the write once there is space.
 
 const (
-	// layerSpare is what guests leave free on the file system of their disks.
+	// layerSpare is the space that guests leave free on their disks' file system.
 	layerSpare = 32 << 20
-	// resumeRoom is with how much room a machine that stands still goes on.
+	// resumeRoom is the free space at which a stopped machine continues.
 	resumeRoom = 16 << 20
-	// scarceRoom is with how little a guest is in trouble.
+	// scarceRoom is the free space below which a guest counts as in trouble.
 	scarceRoom = 1 << 20
-	// roomTick is how often a machine that stands still looks for room.
+	// roomTick is how often free space is checked for a stopped machine.
 	roomTick = time.Second
 )
 
-// Of Work.told beside a number of bytes.
+// Values of Work.told other than a number of bytes.
 const (
 	unlimited  = -1
-	neverAsked = -2 // what an earlier daemon told is not known
+	neverAsked = -2 // unknown what an earlier daemon told the guest
 )
 
-// layerLeft is by how many bytes a guest's own disk may still grow, or unlimited.
+// layerLeft returns by how many bytes a guest's own disk may grow, or unlimited.
 func (w *Work) layerLeft() (int64, error) {
 	r := w.r
 	layer := r.layer(w.id)
@@ -52,7 +51,7 @@ func (w *Work) layerLeft() (int64, error) {
 		return 0, err
 	}
 	left -= layerSpare
-	// Its memory is a sparse file, too.
+	// The guest's memory is a sparse file as well.
 	mem, err := r.memoryNeed(w.id, w.rec)
 	if err != nil {
 		return 0, err
@@ -71,9 +70,9 @@ func (w *Work) layerLeft() (int64, error) {
 	return max(left, 0), nil
 }
 
-// tellRoom tells a guest how much its own disk may grow, where that has changed.
-// One that is being woken is told of less only: every question costs its client
-// time. A harness from before there was such a call is not asked again.
+// tellRoom tells a guest how much its own disk may grow, if that changed. While
+// it is being woken it is told only of decreases, because each call delays its
+// client. A guest agent too old for this call is not called again.
 func (w *Work) tellRoom(ctx context.Context, waking bool) {
 	if !w.rec.Layer || w.roomless.Load() {
 		return
@@ -104,7 +103,7 @@ func (w *Work) tellRoom(ctx context.Context, waking bool) {
 	}
 }
 
-// ioError is QEMU's event of a read or write that failed.
+// ioError handles QEMU's event of a failed read or write.
 func (w *Work) ioError(data json.RawMessage) {
 	var d struct {
 		Action    string `json:"action"`
@@ -122,7 +121,7 @@ func (w *Work) setFull(on bool) {
 	w.mu.Unlock()
 }
 
-// stands says why the machine stands still for want of room, "" when it does not.
+// stands returns why the machine is stopped for lack of space, or "".
 func (w *Work) stands() string {
 	if full, _ := w.shortOfRoom(); full {
 		return "it stands still until there is room for what it writes to its own disk: " + w.r.roomSaying()
@@ -130,8 +129,8 @@ func (w *Work) stands() string {
 	return ""
 }
 
-// shortOfRoom says whether the machine stands still for want of room, and whether
-// its guest was told that there is next to none.
+// shortOfRoom reports whether the machine is stopped for lack of space, and
+// whether its guest was told that almost none is left.
 func (w *Work) shortOfRoom() (stands, scarce bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -146,7 +145,7 @@ func (r *Runtime) roomSaying() string {
 	return fmt.Sprintf("%d bytes (%s) are free on the file system of %s", free, instance.Bytes(free), r.layers())
 }
 
-// awaitRoom lets a machine that stands still go on when there is room.
+// awaitRoom continues a stopped machine when there is space.
 func (w *Work) awaitRoom() {
 	if !w.awaiting.CompareAndSwap(false, true) {
 		return
@@ -168,10 +167,10 @@ func (w *Work) awaitRoom() {
 			continue
 		}
 		w.setFull(false)
-		w.late.Store(true) // its clock stood still, too
+		w.late.Store(true) // its clock stopped as well
 		w.awaiting.Store(false)
 		w.r.log.Info("a guest goes on", "instance", w.id)
-		// A stop that came before awaiting was taken back has told nobody.
+		// Stops before awaiting was reset were not reported.
 		if s, err := m.status(w.qctx); err != nil || s != ioErrorStatus || !w.awaiting.CompareAndSwap(false, true) {
 			return
 		}
@@ -179,5 +178,5 @@ func (w *Work) awaitRoom() {
 	}
 }
 
-// ioErrorStatus is QEMU's word for a machine that it stopped at a failed write.
+// ioErrorStatus is the status of a machine that QEMU stopped at a failed write.
 const ioErrorStatus = "io-error"

@@ -13,18 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gate stops what passes over a machine's ports while the machine is saved. QEMU
-// carries what a port still has to say also out of a guest that stands still.
-// Were that taken from it between the moment in which it writes its state and its
-// end, the guest's memory would be further than the state, and no QEMU would have
-// them back.
+// gate holds back traffic on a machine's ports while the machine is saved. QEMU
+// delivers pending output of a port even while the guest is stopped. If that were
+// read between saving the state and the end of QEMU, the guest's saved state would
+// send it again.
 type gate struct {
 	mu   sync.RWMutex
-	held chan struct{} // nil while it is open, closed when it opens again
+	held chan struct{} // nil while open; closed on reopening
 }
 
-// hold lets nothing pass from here on. What is under way has passed when it
-// returns.
+// hold closes the gate. Transfers in progress have completed when it returns.
 func (g *gate) hold() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -38,7 +36,7 @@ func (g *gate) open() {
 	g.held = nil
 }
 
-// through is c behind the gate.
+// through returns c behind the gate.
 func (g *gate) through(c *net.UnixConn) (*gatedConn, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -49,20 +47,20 @@ func (g *gate) through(c *net.UnixConn) (*gatedConn, error) {
 	return &gatedConn{Conn: c, gate: g, raw: raw, over: ctx.Done(), end: cancel, heard: first.Done(), hear: said}, nil
 }
 
-// gatedConn is a connection to a port. Its deadlines do not count while the gate
-// is held.
+// gatedConn is a connection to a port. Deadlines do not apply while the gate is
+// held.
 type gatedConn struct {
 	net.Conn
 	gate  *gate
 	raw   syscall.RawConn
-	over  <-chan struct{} // closed with the connection
+	over  <-chan struct{} // closed when the connection is
 	end   func()
-	heard <-chan struct{} // closed when something was read, and with the connection
+	heard <-chan struct{} // closed when something was read or the connection closed
 	hear  func()
-	said  atomic.Bool // something was read
+	said  atomic.Bool // set once something was read
 }
 
-// SyscallConn tells what waits to be read.
+// SyscallConn gives access to the number of unread bytes.
 func (c *gatedConn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
 
 func (c *gatedConn) Close() error {
@@ -98,7 +96,7 @@ func (c *gatedConn) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// pass does something once the connection is ready for it and the gate is open.
+// pass runs do once the connection is ready and the gate is open.
 func (c *gatedConn) pass(ready func(func(uintptr) bool) error, do func(fd int) error) error {
 	for {
 		var held chan struct{}

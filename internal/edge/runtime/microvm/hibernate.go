@@ -43,8 +43,9 @@ type manifest struct {
 	Memory  int64  `json:"memory_bytes"`
 	Root    string `json:"root,omitempty"`  // size and modification time of the image
 	Layer   string `json:"layer,omitempty"` // and of the guest's own disk, which must not be written in between
-	// Template is the clone's whose memory it has (clone.go). Full says that the
-	// state has the memory in it: no file does, because the guest was a clone.
+	// Template is the clone's source, whose memory it uses (clone.go). Full
+	// means that the state includes the memory, because the guest was a clone
+	// and no file has it.
 	Template string `json:"template,omitempty"`
 	Full     bool   `json:"full,omitempty"`
 	// Vsock reports whether the machine has a vsock device, whatever its CID.

@@ -18,10 +18,9 @@ import (
 	"lull/internal/link/guest"
 )
 
-// prepareRoot returns the ext4 image of a machine's root and fills in what the
-// image says about running it: an OCI image's own command, environment,
-// directory and user, where the launch says nothing. Guests only read a root,
-// so that all of them share it.
+// prepareRoot returns the ext4 image of a machine's root and fills in what an OCI
+// image specifies about running it (command, environment, directory, user) where
+// the launch does not. Guests only read a root, so all of them share it.
 func (r *Runtime) prepareRoot(ctx context.Context, root string, call *guest.RunCall) (string, error) {
 	if isExt4(root) {
 		return root, nil
@@ -49,8 +48,8 @@ func (r *Runtime) prepareRoot(ctx context.Context, root string, call *guest.RunC
 	return r.rootImage(ctx, img.Root, img.Key)
 }
 
-// rootImage returns the ext4 image of a directory, which is kept until the
-// directory changes. One that never changes has a name for what it holds.
+// rootImage returns the ext4 image of a directory, cached until the directory
+// changes. A root that never changes is cached under the name of its content.
 func (r *Runtime) rootImage(ctx context.Context, root, name string) (string, error) {
 	image, err := r.makeImage(ctx, root, name)
 	if err == nil {
@@ -75,7 +74,7 @@ func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, err
 	if path, ok := at(name); ok && name != "" {
 		return path, nil
 	}
-	// One after the other: a second guest of the same root finds it made.
+	// One at a time: a second guest with the same root finds it built.
 	select {
 	case r.making <- struct{}{}:
 		defer func() { <-r.making }()
@@ -102,8 +101,8 @@ func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, err
 	if err != nil {
 		return "", fmt.Errorf("%w (Debian package e2fsprogs)", err)
 	}
-	// Room for metadata and rounding; the file is sparse. An inode for each entry,
-	// whatever mke2fs thinks that files are like.
+	// Space for metadata and rounding; the file is sparse. One inode per entry,
+	// whatever mke2fs assumes about file sizes.
 	mib := (size+entries*inodeSize)>>20*5/4 + 16
 	cmd := exec.CommandContext(ctx, mke2fs, "-q", "-F", "-t", "ext4", "-d", root, "-O", "^has_journal", "-m", "0", "-I", strconv.Itoa(inodeSize),
 		"-N", strconv.FormatInt(entries+spareInodes, 10), tmp.Name(), fmt.Sprintf("%dM", mib))
@@ -115,18 +114,18 @@ func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, err
 
 const (
 	inodeSize   = 256  // bytes
-	spareInodes = 1024 // for the file system itself, and for rounding
+	spareInodes = 1024 // for the file system itself and rounding
 )
 
-// tied runs a program that ends with this process, however that ends. The
-// kernel watches the thread that started it, which is there until it has ended.
+// tied runs a program that is killed when this process ends. The kernel watches
+// the thread that started it, which therefore waits for it.
 func tied(cmd *exec.Cmd) (out []byte, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	thread.Own(func() { out, err = cmd.CombinedOutput() })
 	return out, err
 }
 
-// checkRoot says what is wrong with a root before anything is started.
+// checkRoot returns what is wrong with a root before anything is started.
 func (r *Runtime) checkRoot(root string) error {
 	if root == "" {
 		return errors.New("it is empty: want a directory, an ext4 image, an image file or a registry reference of the program's files")
@@ -148,7 +147,7 @@ func (r *Runtime) checkRoot(root string) error {
 	return nil
 }
 
-// namesCommand says whether an image can name a command of its own.
+// namesCommand reports whether an image can specify a command.
 func namesCommand(root string) bool {
 	if st, err := os.Stat(root); err == nil && st.IsDir() {
 		_, err := os.Stat(filepath.Join(root, "oci-layout"))
@@ -166,13 +165,13 @@ func isExt4(path string) bool {
 		return false
 	}
 	defer f.Close()
-	var magic [2]byte // of ext2, ext3 and ext4, in the super block
+	var magic [2]byte // of ext2, ext3 and ext4, in the superblock
 	_, err = f.ReadAt(magic[:], 1024+56)
 	return err == nil && magic == [2]byte{0x53, 0xef}
 }
 
-// fingerprint names the state of a tree by every file's name, kind, size, owner
-// and times, counts the entries and sums the sizes in whole blocks.
+// fingerprint identifies the state of a tree by every file's name, kind, size,
+// owner and times, counts the entries and sums the sizes in whole blocks.
 func fingerprint(root string) (sum string, entries, size int64, err error) {
 	h := sha256.New()
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -202,7 +201,7 @@ func fingerprint(root string) (sum string, entries, size int64, err error) {
 	return hex.EncodeToString(h.Sum(nil)[:16]), entries, size, err
 }
 
-// FindTool looks where system tools are, which is not in everybody's PATH.
+// FindTool finds a system tool, also in directories outside a user's PATH.
 func FindTool(name string) (string, error) {
 	if p, err := exec.LookPath(name); err == nil {
 		return p, nil

@@ -15,9 +15,8 @@ import (
 	"strings"
 )
 
-// cpio writes an archive of the kind that the kernel unpacks into its first
-// root ("newc"). Inodes and times are fixed: the same content gives the same
-// archive.
+// cpio writes a "newc" archive, the format of an initramfs. Inodes and times are
+// fixed, so that the same content gives the same archive.
 type cpio struct {
 	w    *bufio.Writer
 	n    int64
@@ -77,11 +76,11 @@ func (c *cpio) finish() error {
 	return errors.Join(c.err, c.w.Flush())
 }
 
-// maxInitramfs bounds one file that goes into an initramfs.
+// maxInitramfs limits the size of one file in an initramfs.
 const maxInitramfs = 256 << 20
 
-// writeInitramfs writes the guest's first root: the harness as /init, the
-// kernel's modules with their order, and more files by their path in the guest.
+// writeInitramfs writes the guest's initial root: the guest agent as /init, the
+// kernel modules with their load order, and more files by their path in the guest.
 func writeInitramfs(w io.Writer, harness string, k Kernel, files map[string]string) error {
 	c := newCPIO(w)
 	add := func(name string, mode int, from string) error {
@@ -131,9 +130,9 @@ func writeInitramfs(w io.Writer, harness string, k Kernel, files map[string]stri
 	return c.finish()
 }
 
-// initramfs returns a file that holds the first root of machine m, with the
-// modules of what it has beside: a workspace, a vsock device. It is kept and
-// shared: its name is the digest of its content.
+// initramfs returns a file with the initial root of machine m, including the
+// modules for its workspace and vsock device. It is cached and shared under the
+// digest of its content.
 func (r *Runtime) initramfs(m Machine, workspace, vsock bool) (string, error) {
 	with := map[string]string{}
 	maps.Copy(with, m.Files)
@@ -156,7 +155,7 @@ func (r *Runtime) initramfs(m Machine, workspace, vsock bool) (string, error) {
 	defer os.Remove(tmp.Name())
 	sum := sha256.New()
 	err = writeInitramfs(io.MultiWriter(tmp, sum), r.cfg.Harness, r.kernel, with)
-	// QEMU runs as another user; the directory keeps everybody else away.
+	// QEMU runs as another user; the directory keeps everyone else out.
 	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
 		return "", err
 	}

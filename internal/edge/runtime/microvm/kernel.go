@@ -14,26 +14,25 @@ import (
 	"lull/internal/link/guest/vsock"
 )
 
-// modules are what a guest loads, in this order: virtio_ring comes before
-// virtio. Those that end in "?" may be missing.
+// modules lists what a guest loads, in order: virtio_ring must precede virtio.
+// Names ending in "?" are optional.
 var modules = []string{"virtio_ring", "virtio", "virtio_mmio?", "virtio_pci_legacy_dev?", "virtio_pci_modern_dev?", "virtio_pci",
 	"failover", "net_failover", "virtio_net", "virtio_console", "virtio_blk", "virtio-rng?", "overlay"}
 
 // Kernel is a guest kernel with its modules.
 type Kernel struct {
 	Image   string   // a bzImage or an ELF vmlinux
-	Version string   // of the modules; empty when the kernel needs none
-	Modules []string // files, in the order to load them; what is built in is not among them
-	FUSE    bool     // it can have a workspace
-	Fuse    string   // the module's file; empty when it is built in
-	VSOCK   bool     // it can use a vsock device
-	Vsock   []string // the modules' files, as Modules
+	Version string   // of the modules; empty if the kernel needs none
+	Modules []string // files in load order, without built-in modules
+	FUSE    bool     // supports workspaces
+	Fuse    string   // the module's file; empty if built in
+	VSOCK   bool     // supports vsock devices
+	Vsock   []string // like Modules
 }
 
-// FindKernel reads a tree as an unpacked linux-image package leaves it:
-// boot/vmlinuz-VERSION and lib/modules/VERSION. Of several the newest is
-// taken; an error names what is missing. A plain file is a kernel that has
-// everything built in.
+// FindKernel reads a tree like that of an unpacked linux-image package:
+// boot/vmlinuz-VERSION and lib/modules/VERSION. It picks the newest version; the
+// error names what is missing. A plain file is a kernel with everything built in.
 func FindKernel(path string) (Kernel, error) {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -77,7 +76,7 @@ func FindKernel(path string) (Kernel, error) {
 	return k, errors.Join(errs...)
 }
 
-// digits are the numbers of a version, so that 6.1.0-10 comes after 6.1.0-9.
+// digits returns the numbers in a version, so that 6.1.0-10 sorts after 6.1.0-9.
 func digits(s string) (out []int) {
 	in := false
 	for _, c := range filepath.Base(s) {
@@ -93,7 +92,7 @@ func digits(s string) (out []int) {
 	return out
 }
 
-// plain makes one spelling of a module's name.
+// plain normalizes a module's name.
 func plain(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
 func moduleFiles(dir string) (map[string]string, error) {

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// What a guest writes over its read-only root goes into a file of its own, its
-// layer: an ext4 file system that only the guest ever mounts, as a second disk.
-// It is sparse, lies beside the directory of the instance's runs and lasts until
-// the instance is forgotten.
+// A guest's changes to its read-only root go to its layer: a file with an ext4
+// file system that only the guest mounts, as a second disk. It is sparse, is
+// stored beside the instance's run directory and lasts until the instance is
+// forgotten.
 
 func (r *Runtime) layers() string { return filepath.Join(r.cfg.Dir, "layers") }
 
-// layer is the file of an instance's own files. QEMU's user cannot open it: it
-// gets it open.
+// layer returns the path of an instance's layer. QEMU's user cannot open it and
+// receives an open descriptor.
 func (r *Runtime) layer(id string) string { return filepath.Join(r.layers(), id) }
 
-// haveLayer sees to it that an instance has its layer, and says whether it has:
-// one that was made once is used whatever is configured now.
+// haveLayer creates an instance's layer if needed and reports whether it has one.
+// An existing layer is used whatever the current configuration.
 func (r *Runtime) haveLayer(ctx context.Context, id string) (bool, error) {
 	_, err := os.Stat(r.layer(id))
 	if err == nil || r.cfg.Layer == 0 && errors.Is(err, os.ErrNotExist) {
@@ -37,8 +37,8 @@ func (r *Runtime) haveLayer(ctx context.Context, id string) (bool, error) {
 	return true, nil
 }
 
-// makeLayer makes an empty one. It appears by a rename, whole and durable: a
-// guest that synced its files has them after a crash of this machine.
+// makeLayer creates an empty layer. It appears by an atomic, durable rename, so
+// that files a guest has synced survive a crash of the host.
 func (r *Runtime) makeLayer(ctx context.Context, id string) error {
 	mke2fs, err := FindTool("mke2fs")
 	if err != nil {
@@ -51,12 +51,12 @@ func (r *Runtime) makeLayer(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // nothing is there any more after the rename
+	defer os.Remove(f.Name()) // a no-op after the rename
 	if err := errors.Join(f.Truncate(r.cfg.Layer), f.Close()); err != nil {
 		return err
 	}
-	// What a new sparse file holds need not be written: inode tables, the journal,
-	// and no room for growing. After an error of the disk the guest may only read.
+	// A new sparse file need not be zeroed: no lazy inode tables or journal, and
+	// no space reserved for growth. After a disk error the guest may only read.
 	cmd := exec.CommandContext(ctx, mke2fs, "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-J", "size=16", "-O", "^resize_inode",
 		"-E", "lazy_itable_init=1,lazy_journal_init=1", "-e", "remount-ro", f.Name())
 	if out, err := tied(cmd); err != nil {
@@ -65,7 +65,7 @@ func (r *Runtime) makeLayer(ctx context.Context, id string) error {
 	return appear(f.Name(), r.layer(id))
 }
 
-// copyLayer gives a clone what the layer of from holds. Nobody writes to that.
+// copyLayer copies the layer of from for a clone. from must not be running.
 func (r *Runtime) copyLayer(ctx context.Context, to, from string) error {
 	f, err := os.CreateTemp(r.layers(), halfMade)
 	if err != nil {
@@ -78,7 +78,7 @@ func (r *Runtime) copyLayer(ctx context.Context, to, from string) error {
 	return appear(f.Name(), r.layer(to))
 }
 
-// dropLayer removes an instance's layer for good.
+// dropLayer deletes an instance's layer.
 func (r *Runtime) dropLayer(id string) error {
 	if err := removeAll(r.layer(id)); err != nil {
 		return fmt.Errorf("cannot remove the disk of %s: %w", id, err)
@@ -86,8 +86,8 @@ func (r *Runtime) dropLayer(id string) error {
 	return nil
 }
 
-// layerState is what a saved guest knows its layer by: every write to it changes
-// that. It is empty for a guest without one.
+// layerState identifies the content of a saved guest's layer: every write changes
+// it. It is empty for a guest without one.
 func (r *Runtime) layerState(id string, rec runRecord) (string, error) {
 	if !rec.Layer {
 		return "", nil

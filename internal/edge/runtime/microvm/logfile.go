@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// logFile is an instance's log: when it reaches its limit it becomes PATH.1 and
-// a new one begins.
+// logFile is an instance's log. When it reaches its limit it is renamed to PATH.1
+// and a new file begins.
 type logFile struct {
 	mu   sync.Mutex
 	path string

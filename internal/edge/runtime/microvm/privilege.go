@@ -17,26 +17,26 @@ import (
 	"lull/internal/base/thread"
 )
 
-// Users of QEMUs, one for each instance: a range that no system hands out
-// (systemd's table of users leaves 1,879,048,192 to 2,147,483,647 free).
+// User ids for QEMU, one per instance, in a range that systems leave unassigned
+// (systemd reserves 1,879,048,192 to 2,147,483,647 as unused).
 const (
 	firstUser = 1_900_000_000
 	users     = 200_000_000
 	nobody    = 65534
 )
 
-// Capabilities that a host needs to take QEMU's away.
+// Capabilities that the host needs to drop QEMU's privileges.
 const dropCaps = 1<<unix.CAP_CHOWN | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 
 // rights are what this host may do about QEMU's privileges.
 type rights struct {
-	root  bool // its user is 0
-	own   bool // it may give QEMU a user of its own
-	apart bool // it may give QEMU a network and a view of the files of its own
-	many  bool // there is a user for each instance, not only nobody
+	root  bool // running as user 0
+	own   bool // may run QEMU as its own user
+	apart bool // may give QEMU its own network and mount namespaces
+	many  bool // one user per instance, not just "nobody"
 }
 
-// findRights reads what a process of this host may do.
+// findRights determines what this host's processes may do.
 func (m machineFiles) findRights(euid int) (r rights) {
 	if euid != 0 {
 		return r
@@ -60,7 +60,7 @@ func (m machineFiles) findRights(euid int) (r rights) {
 	return r
 }
 
-// mapped says whether ids exist in this host's user namespace.
+// mapped reports whether ids exist in this host's user namespace.
 func (m machineFiles) mapped(file string, from, count uint64) bool {
 	b, err := os.ReadFile(filepath.Join(m.proc, "self", file))
 	if err != nil {
@@ -91,10 +91,10 @@ func (r rights) String() string {
 	return who
 }
 
-// Privileges says as what QEMU runs on this machine.
+// Privileges describes the privileges with which QEMU runs on this machine.
 func Privileges() string { return liveFiles.findRights(os.Geteuid()).String() }
 
-// user is who an instance's QEMU runs as; false is this host's own user.
+// user returns the uid of an instance's QEMU, or false for the host's own user.
 func (r rights) user(id string) (int, bool) {
 	switch {
 	case !r.own:
@@ -107,7 +107,7 @@ func (r rights) user(id string) (int, bool) {
 	return firstUser + int(h.Sum32()%users), true
 }
 
-// give makes a file the QEMU's of an instance.
+// give makes a file the property of an instance's QEMU.
 func (r rights) give(f *os.File, id string) error {
 	uid, ok := r.user(id)
 	if !ok {
@@ -116,11 +116,12 @@ func (r rights) give(f *os.File, id string) error {
 	return f.Chown(uid, uid)
 }
 
-// attributes are those of an instance's QEMU, which outlives the daemon.
+// attributes returns the process attributes of an instance's QEMU, which outlives
+// the daemon.
 func (r rights) attributes(id string, accel Accel) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Setsid: true}
 	if r.apart {
-		a.Cloneflags = syscall.CLONE_NEWNET // its frames come through a socket that it is given
+		a.Cloneflags = syscall.CLONE_NEWNET // frames go through an inherited socket
 	}
 	uid, ok := r.user(id)
 	if !ok {
@@ -134,8 +135,8 @@ func (r rights) attributes(id string, accel Accel) *syscall.SysProcAttr {
 	return a
 }
 
-// start starts a program that never gains a privilege. What it inherits is set
-// on a thread of its own.
+// start starts a program that can never gain privileges. What it inherits is set
+// on a dedicated thread.
 func (r rights) start(cmd *exec.Cmd) (err error) {
 	thread.Own(func() {
 		if err = r.strip(); err == nil {
@@ -145,8 +146,8 @@ func (r rights) start(cmd *exec.Cmd) (err error) {
 	return err
 }
 
-// strip takes from this thread, for what it starts, every way to a privilege,
-// and the right to change any file that is not open.
+// strip removes from this thread, for its children, every way to gain privileges
+// and every right to change a file that is not already open.
 func (r rights) strip() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("cannot bar new privileges: %w", err)
@@ -166,9 +167,9 @@ func (r rights) strip() error {
 	for c := 0; c <= 63; c++ {
 		switch err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err {
 		case nil:
-		case unix.EINVAL: // there are no more
+		case unix.EINVAL: // no such capability
 			return nil
-		case unix.EPERM: // of a root that may not even give away; it has little
+		case unix.EPERM: // a root that may not even drop; it has few
 			return nil
 		default:
 			return fmt.Errorf("cannot give up capability %d: %w", c, err)
@@ -177,8 +178,8 @@ func (r rights) strip() error {
 	return nil
 }
 
-// Numbers of the files that QEMU is started with. It opens none of an
-// instance's by name.
+// Descriptor numbers with which QEMU is started. It opens no file of an instance
+// by name.
 const (
 	qmpFile = 3 + iota
 	ctlFile
@@ -186,12 +187,12 @@ const (
 	ramFile
 	kernelFile
 	initrdFile
-	rootFile // only where there is a root; kernel and first root are empty files in a QEMU that restores
-	// Behind the last of them come the guest's layer, the socket of a workspace's
-	// port, and what a vsock device is made of, where it has them.
+	rootFile // only with a root; a restoring QEMU gets empty files as kernel and initial root
+	// After these come the guest's layer, the socket of its workspace port and
+	// the descriptors of its vsock device, as far as it has them.
 )
 
-// open opens what a QEMU is given, in the order of its numbers.
+// open opens the files for a QEMU, in the order of their numbers.
 func (r *Runtime) open(id string, rec runRecord) (files []*os.File, err error) {
 	defer func() {
 		if err != nil {
@@ -255,8 +256,8 @@ func shut(files []*os.File) {
 	}
 }
 
-// listen makes a socket that is there before QEMU is: who connects is served
-// as soon as it runs. A later daemon connects to it, too.
+// listen creates a listening socket before QEMU starts, so that a client can
+// connect early. Later daemons connect to it as well.
 func listen(path string) (*os.File, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -270,8 +271,8 @@ func listen(path string) (*os.File, error) {
 	return f, errors.Join(err, ln.Close())
 }
 
-// readableKernel is a kernel that another user may read: some systems keep
-// theirs from everybody, and then a copy is made once.
+// readableKernel returns a kernel that other users can read. Some systems make
+// theirs unreadable; it is then copied once.
 func (r *Runtime) readableKernel() (string, error) {
 	st, err := os.Stat(r.kernel.Image)
 	if err != nil {
@@ -293,13 +294,13 @@ func (r *Runtime) readableKernel() (string, error) {
 	return name, nil
 }
 
-// kernelCopy is where the copy of the kernel is kept.
+// kernelCopy returns the path of the kernel's copy.
 func (r *Runtime) kernelCopy() (string, error) {
 	sum, err := r.sum.of(r.kernel.Image)
 	return filepath.Join(r.bootFiles(), sum+".kernel"), err
 }
 
-// copyFor copies a file for every user, in one step.
+// copyFor copies a file, readable for every user, atomically.
 func copyFor(name, from string) error {
 	f, err := os.Open(from)
 	if err != nil {

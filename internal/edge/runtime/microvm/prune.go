@@ -16,20 +16,20 @@ import (
 	"lull/internal/instance"
 )
 
-// Kinds of what is kept beside guests that run.
+// The kinds of cached files.
 const (
-	kindDisk  = "disk"  // the ext4 image of a root, made anew when it is missing
-	kindBoot  = "boot"  // what guests begin with, or a copy of their kernel; made anew when it is missing
-	kindGuest = "guest" // the files of a guest; left over when no instance has them
+	kindDisk  = "disk"  // ext4 image of a root, rebuilt on demand
+	kindBoot  = "boot"  // initramfs or copy of the kernel, rebuilt on demand
+	kindGuest = "guest" // files of a guest; orphaned if no instance has them
 )
 
-// halfMade begins the names of what is being made.
+// halfMade is the prefix of incomplete files.
 const halfMade = "new-"
 
-// bootFiles is where that lies which guests begin with.
+// bootFiles returns the directory of initramfs and kernel files.
 func (r *Runtime) bootFiles() string { return filepath.Join(r.cfg.Dir, "boot") }
 
-// clearHalfMade removes what was being made when an earlier daemon ended, and
+// clearHalfMade removes incomplete files of an earlier daemon, whose builders
 // ended with it (tied).
 func (r *Runtime) clearHalfMade() error {
 	var errs []error
@@ -50,15 +50,15 @@ func (r *Runtime) clearHalfMade() error {
 	return nil
 }
 
-// Images implements instance.ImageKeeper: the images of roots, what guests begin
-// with, and the files of guests.
+// Images implements instance.ImageKeeper: root images, boot files and files of
+// guests.
 func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 	used, err := r.usedFiles()
 	if err != nil {
 		return nil, err
 	}
 	has := func(p string) bool { return used[p] }
-	guests := map[string]int{} // where they are in out: one has files in two places
+	guests := map[string]int{} // index in out, since a guest has files in two places
 	add := func(dir, kind string, keep func(name string) bool) error {
 		ents, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -68,13 +68,13 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 			return fmt.Errorf("cannot list images: %w", err)
 		}
 		for _, e := range ents {
-			if strings.HasPrefix(e.Name(), halfMade) { // being made
+			if strings.HasPrefix(e.Name(), halfMade) { // incomplete
 				continue
 			}
 			path := filepath.Join(dir, e.Name())
 			i := instance.Image{ID: e.Name(), Kind: kind, InUse: keep(path)}
 			if i.MadeAt, i.Bytes, err = oci.DiskUse(path); errors.Is(err, fs.ErrNotExist) {
-				continue // gone meanwhile
+				continue // deleted concurrently
 			} else if err != nil {
 				return fmt.Errorf("cannot measure an image: %w", err)
 			}
@@ -96,8 +96,8 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 	return out, err
 }
 
-// usedAt is when something was taken into use, which the time of its last access
-// says: the time of its last change is what saved guests know a disk by.
+// usedAt returns when a file was last taken into use, kept as its access time:
+// saved guests identify a disk by its modification time.
 func usedAt(path string, made time.Time) time.Time {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil || st.Atim.Nano() < made.UnixNano() {
@@ -106,7 +106,7 @@ func usedAt(path string, made time.Time) time.Time {
 	return time.Unix(st.Atim.Unix())
 }
 
-// touch says that a disk is taken into use.
+// touch records that a disk is taken into use.
 func touch(path string) error {
 	err := unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_OMIT}}, 0)
 	if err != nil {
@@ -115,8 +115,8 @@ func touch(path string) error {
 	return nil
 }
 
-// usedFiles are the images that guests have, running or saved, what they began
-// with, and the copy of the kernel that the next would begin with, by path.
+// usedFiles returns the paths of images used by running and saved guests, their
+// boot files, and the kernel copy the next guest would use.
 func (r *Runtime) usedFiles() (map[string]bool, error) {
 	ents, err := os.ReadDir(filepath.Join(r.cfg.Dir, "vm"))
 	if err != nil {
@@ -126,12 +126,12 @@ func (r *Runtime) usedFiles() (map[string]bool, error) {
 	for _, e := range ents {
 		rec, err := readRecord(r.dir(e.Name()))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err // what it uses is not known
+			return nil, err // unknown use
 		}
 		used[rec.Root], used[rec.Initrd] = true, true
 	}
 	if r.rights.own {
-		if kernel, err := r.kernelCopy(); err == nil { // without a kernel there is no next
+		if kernel, err := r.kernelCopy(); err == nil { // no kernel, no next guest
 			used[kernel] = true
 		}
 	}
@@ -161,7 +161,7 @@ func (r *Runtime) RemoveImage(ctx context.Context, id string) error {
 		}
 		return err
 	}
-	if !r.roots.TryLock() { // a guest is being started
+	if !r.roots.TryLock() { // a guest is starting
 		return fmt.Errorf("cannot remove image %s: one is being taken into use", id)
 	}
 	defer r.roots.Unlock()

@@ -14,23 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// qmpLimit bounds one command: QEMU's main loop answers in well under a
-// millisecond, but a busy machine may not run it for a while.
+// qmpLimit bounds one command. QEMU's main loop answers in well under a
+// millisecond, but a busy machine may delay it.
 const qmpLimit = 30 * time.Second
 
-// maxQMP bounds one message of QEMU.
+// maxQMP limits one message of QEMU, in bytes.
 const maxQMP = 1 << 20
 
-// monitor speaks QMP with one QEMU.
+// monitor is a QMP client of one QEMU.
 type monitor struct {
 	c      *net.UnixConn
-	events func(name string, data json.RawMessage) // called in order, must not wait
+	events func(name string, data json.RawMessage) // called in order; must not block
 
 	wmu  sync.Mutex
 	mu   sync.Mutex
 	next int
 	wait map[int]chan qmpAnswer
-	qemu string // its version, as it says at the beginning
+	qemu string // its version, from the greeting
 	err  error
 	over chan struct{}
 }
@@ -53,7 +53,7 @@ func (v qmpVersion) String() string {
 	return fmt.Sprintf("%d.%d.%d %s", v.QEMU.Major, v.QEMU.Minor, v.QEMU.Micro, v.Package)
 }
 
-// qmpError is QEMU's refusal of a command.
+// qmpError is an error response to a command.
 type qmpError struct {
 	Class string `json:"class"`
 	Desc  string `json:"desc"`
@@ -61,15 +61,15 @@ type qmpError struct {
 
 func (e *qmpError) Error() string { return "QEMU refused: " + e.Desc }
 
-// dialMonitor connects and leaves the negotiation mode. It waits for the
-// socket to appear until ctx ends or gone is closed.
+// dialMonitor connects and leaves negotiation mode. It waits for the socket to
+// appear until ctx ends or gone is closed.
 func dialMonitor(ctx context.Context, path string, gone <-chan struct{}, events func(string, json.RawMessage)) (*monitor, error) {
 	c, err := dialSocket(ctx, path, gone)
 	if err != nil {
 		return nil, err
 	}
 	m := &monitor{c: c, events: events, wait: map[int]chan qmpAnswer{}, over: make(chan struct{})}
-	go m.read() // ends with the connection; close waits for it
+	go m.read() // ends with the connection; awaited by close
 	if err := m.do(ctx, "qmp_capabilities", nil, nil); err != nil {
 		m.close()
 		return nil, err
@@ -149,19 +149,19 @@ func (m *monitor) read() {
 	}
 }
 
-// do runs a command and reads its result into result unless that is nil.
+// do runs a command and decodes its result into result unless that is nil.
 func (m *monitor) do(ctx context.Context, command string, args, result any) error {
 	return m.doWith(ctx, command, args, result, nil)
 }
 
-// doWith sends an open file along.
+// doWith is do with an open file passed along.
 func (m *monitor) doWith(ctx context.Context, command string, args, result any, file *os.File) error {
 	return m.begin(command, args, file)(ctx, result)
 }
 
-// begin sends a command, with an open file unless that is nil, and gives what
-// waits for its answer. QEMU carries commands out in the order in which they
-// were begun, so that several take one way there and back together.
+// begin sends a command, with an open file unless that is nil, and returns a
+// function that waits for its response. QEMU executes commands in order, so
+// several can share one round trip.
 func (m *monitor) begin(command string, args any, file *os.File) (finish func(ctx context.Context, result any) error) {
 	failed := func(err error) func(context.Context, any) error {
 		return func(context.Context, any) error { return fmt.Errorf("cannot %s: %w", command, err) }
@@ -210,21 +210,21 @@ func (m *monitor) begin(command string, args any, file *os.File) (finish func(ct
 	}
 }
 
-// forget waits for an answer no more.
+// forget stops waiting for a response.
 func (m *monitor) forget(id int) {
 	m.mu.Lock()
 	delete(m.wait, id)
 	m.mu.Unlock()
 }
 
-// ended says that the connection is over.
+// ended reports whether the connection is closed.
 func (m *monitor) ended() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err != nil
 }
 
-// version is QEMU's. It is known once a command was answered.
+// version returns QEMU's version. It is known once a command was answered.
 func (m *monitor) version() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -245,7 +245,7 @@ func (m *monitor) send(b []byte, file *os.File) error {
 	return err
 }
 
-// status is what QEMU says of the machine: running, paused, shutdown,
+// status returns the machine's run state: running, paused, shutdown,
 // internal-error, postmigrate and others.
 func (m *monitor) status(ctx context.Context) (string, error) {
 	var s struct {
@@ -255,10 +255,10 @@ func (m *monitor) status(ctx context.Context) (string, error) {
 	return s.Status, err
 }
 
-// console takes from QEMU what the guest's kernel has printed since it was taken
-// last, as far as the ring has kept it.
+// console returns the kernel output since the last call, as far as the ring kept
+// it.
 func (m *monitor) console(ctx context.Context) []byte {
-	var b []byte // QEMU's plain text would end at the first zero
+	var b []byte // QEMU's plain text format would end at the first NUL
 	if m.do(ctx, "ringbuf-read", map[string]any{"device": "con", "size": consoleSize, "format": "base64"}, &b) != nil {
 		return nil
 	}

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reclaim implements instance.Workload: the guest's memory is written to its
-// file and every mapping of QEMU pushed out, which needs no swap. freed is by
-// how much QEMU's own memory shrank.
+// Reclaim implements instance.Workload: it syncs the guest's memory to its file
+// and pages out every mapping of QEMU, which needs no swap. freed is the decrease
+// of QEMU's resident memory in bytes.
 func (w *Work) Reclaim(ctx context.Context) (freed int64, err error) {
 	if !w.isFrozen() {
 		return 0, errors.New("cannot reclaim: the guest is not frozen")
@@ -22,8 +22,8 @@ func (w *Work) Reclaim(ctx context.Context) (freed int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if w.rec.Template == "" { // what a clone has written is in no file
-		// What is not written cannot be dropped.
+	if w.rec.Template == "" { // a clone's changes are in no file
+		// Dirty pages cannot be dropped.
 		if _, err := syncMemory(w.path(memoryFile)); err != nil {
 			return 0, fmt.Errorf("cannot write the guest's memory to its file: %w", err)
 		}
@@ -35,7 +35,7 @@ func (w *Work) Reclaim(ctx context.Context) (freed int64, err error) {
 	return max(before-after, 0), err
 }
 
-// resident is the memory that a process holds.
+// resident returns the resident memory of a process.
 func resident(pid int) (int64, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if err != nil {
@@ -48,8 +48,8 @@ func resident(pid int) (int64, error) {
 	return rss * int64(os.Getpagesize()), nil
 }
 
-// pageOut asks the kernel to push all of a process out. It is advice: a range
-// that cannot go stays. Only when none goes it is an error.
+// pageOut asks the kernel to page out a whole process. It is advice: ranges that
+// cannot be paged out stay. It is an error only if none can.
 func pageOut(p process) error {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {

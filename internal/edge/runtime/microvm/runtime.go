@@ -1,23 +1,22 @@
-// Package microvm runs instances as small virtual machines: one QEMU for each,
-// driven by QMP, with lull-harness as the guest's first process and a network
-// inside this process (vnet). Clients reach a guest through the relay only,
-// which connects by [Work.Dial].
+// Package microvm runs instances as small virtual machines: one QEMU each,
+// driven over QMP, with lull-harness as the guest's first process and the guest's
+// network inside this process (vnet). Clients reach a guest only through the
+// relay, which connects with [Work.Dial].
 //
-// It guarantees that Freeze returns nil only once the guest's processor stands
-// still, that Thaw returns nil only once the guest runs with its clock set and
-// its random numbers stirred, that what the guest did not say is an error in
-// the sample and never a zero, and that a run that is over leaves no process,
-// socket or memory file behind. What a guest wrote to its own files is there in
-// its next run, as a disk's after a power cut, until the instance is forgotten. The guest is hostile: what comes from it is
-// bounded and checked.
+// Freeze returns nil only once the guest's CPU has stopped. Thaw returns nil only
+// once the guest runs with its clock set and its random number generator
+// reseeded. A value that the guest did not report is an error in the sample,
+// never zero. A run that is over leaves no process, socket or memory file. What a
+// guest wrote to its own files is there in its next run, as on a disk after a
+// power failure, until the instance is forgotten. Guests are hostile: everything
+// that comes from them is bounded and validated.
 //
-// QEMU outlives the daemon; Adopt connects to it again. While no daemon is
-// there a paused guest stays paused: its only clients came through the daemon.
+// QEMU outlives the daemon; Adopt reconnects to it. Without a daemon a paused
+// guest stays paused, because clients reach it only through the daemon.
 //
-// It decides nothing, and it never reads a guest's files: a root image is shared
-// read-only, what a guest writes over it lies in a file system that only the
-// guest mounts (layer.go), and a workspace is a directory of this machine
-// (package share).
+// The package decides nothing and never reads a guest's files: a root image is
+// shared read-only, changes to it go to a file system that only the guest mounts
+// (layer.go), and a workspace is a directory of the host (package share).
 package microvm
 
 import (
@@ -40,17 +39,17 @@ import (
 	"lull/internal/power"
 )
 
-// Machine is what a guest is made of. The zero value of a field is its default.
+// Machine configures a guest. A zero field means its default.
 type Machine struct {
 	Memory int64             // bytes, a multiple of 1 MiB; default 256 MiB, at least 96 MiB
 	CPUs   int               // default 1, at most 64
-	Kind   string            // q35 (default), or microvm, which starts sooner
-	Root   string            // directory, ext4 image, OCI image or registry reference of the workload's files, read-only below a layer of the guest's own; empty runs in the initramfs, which is memory
-	Files  map[string]string // path in the guest's initramfs -> file here
+	Kind   string            // q35 (default), or microvm, which boots faster
+	Root   string            // directory, ext4 image, OCI image or registry reference; read-only, with a writable layer on top; empty runs in the initramfs, which is in memory
+	Files  map[string]string // path in the guest's initramfs -> host file
 	Net    vnet.Mode         // what the guest may reach; default outbound
 }
 
-// Limits of a Machine.
+// The limits of a Machine.
 const (
 	minMemory     = 96 << 20
 	defaultMemory = 256 << 20
@@ -58,7 +57,7 @@ const (
 	maxCPUs       = 64
 )
 
-// with puts what an instance asks for over m, and defaults below it.
+// with applies what an instance requests over m, and defaults below it.
 func (m Machine) with(image string, memory int64, cpus float64, net instance.Net) (Machine, error) {
 	m.Root = or(image, m.Root)
 	m.Net = vnet.Mode(or(string(net), string(m.Net)))
@@ -120,36 +119,36 @@ func (m Machine) withDefaults() (Machine, error) {
 	return m, errors.Join(errs...)
 }
 
-// Config of a Runtime.
+// Config configures a Runtime.
 type Config struct {
-	Dir      string     // private directory, made with mode 0700; its path is short, because sockets lie below it
+	Dir      string     // private directory, created with mode 0700; its path must be short, because it contains sockets
 	Harness  string     // the lull-harness program
-	Kernel   string     // tree or file as FindKernel reads it; empty where there is none
-	NoKernel error      // why there is no Kernel; nil where there is one
+	Kernel   string     // tree or file for FindKernel; empty if there is none
+	NoKernel error      // why Kernel is empty; otherwise nil
 	QEMU     string     // default qemu-system-x86_64 in PATH
-	Accel    Accel      // default: the rule, or what was remembered
+	Accel    Accel      // default: chosen by rule, or as remembered
 	Channel  Channel    // default: auto
-	Images   *oci.Store // where images are unpacked; nil takes directories and ext4 images only
-	Layer    int64      // bytes that a guest with a root may write over it, at its first start; 0 keeps that in its memory until it stops
+	Images   *oci.Store // store for unpacked images; nil accepts only directories and ext4 images
+	Layer    int64      // size in bytes of the writable layer, fixed at the first start; 0 keeps changes in memory until the guest stops
 	Log      *slog.Logger
 
-	// Machine says what an instance's guest is made of where its launch says
-	// nothing; nil gives defaults.
+	// Machine returns the defaults for an instance's guest; nil means the zero
+	// Machine.
 	Machine func(id string) (Machine, error)
-	// OnExit is told once, when a run is over. It must not wait.
+	// OnExit is called once when a run is over. It must not block.
 	OnExit func(id string, run uint64, e instance.Exit)
-	// OnMessage is told what a program in the guest says by LULL_SOCKET; its
-	// error is the answer. busy means that some program of the guest is in the
-	// middle of work, waiting that none is any more; both may be said again. It
-	// may wait until ctx ends. Nil refuses them all.
+	// OnMessage handles a message that a program in the guest sends over
+	// LULL_SOCKET; its error is the reply. busy reports that some program is
+	// working, waiting that none is any more; either may repeat. It may block
+	// until ctx ends. If nil, all messages are rejected.
 	OnMessage func(ctx context.Context, id string, m guest.Message) error
 
-	BootLimit time.Duration // for a guest to answer, default 90 s
-	CallLimit time.Duration // for a guest that wakes to set its clock, default 30 s
-	LookLimit time.Duration // for a guest to say how it is, default 2 s; no answer by then is an unknown signal (spec, section 4)
+	BootLimit time.Duration // until a booting guest answers, default 90 s
+	CallLimit time.Duration // until a waking guest has set its clock, default 30 s
+	LookLimit time.Duration // for a health call, default 2 s; no answer makes the signal unknown
 
-	StoppedLimit time.Duration // for a QEMU that a signal stopped to be let go on, default 5 s
-	MuteLimit    time.Duration // for a QEMU that says nothing to be ended, default 2 min
+	StoppedLimit time.Duration // until a QEMU stopped by a signal is continued, default 5 s
+	MuteLimit    time.Duration // until a silent QEMU is killed, default 2 min
 }
 
 // Runtime implements instance.Runtime.
@@ -160,22 +159,22 @@ type Runtime struct {
 	kernel Kernel
 	files  machineFiles
 	rights rights
-	// listens says why this process cannot listen on vsock; setCID names a vsock
-	// device. Tests have their own.
+	// listens returns why this process cannot listen on vsock; setCID registers a
+	// vsock device. Tests replace them.
 	listens func() error
 	setCID  func(fd int, cid uint32) error
 	boot    string
-	// lacks names what is not here that a guest needs to start or to be restored.
+	// lacks lists missing prerequisites for starting or restoring guests.
 	lacks error
 	sum   kernelSum
-	// roots is held for reading while the image of a root, and what a guest begins
-	// with, are taken into use.
+	// roots is held for reading while a root image and boot files are taken into
+	// use.
 	roots sync.RWMutex
-	// without says why no guest gets a vsock device any more.
+	// without is why guests no longer get a vsock device.
 	without atomic.Pointer[string]
-	// cloning is held while templates are made, used or removed.
+	// cloning is held while templates are created, used or removed.
 	cloning sync.Mutex
-	making  chan struct{} // held while the image of a root is made
+	making  chan struct{} // held while a root image is built
 
 	mu     sync.Mutex
 	works  map[string]*Work
@@ -195,13 +194,13 @@ var (
 	_ instance.ConsoleKeeper = (*Runtime)(nil)
 )
 
-// maxSocket is the longest path of a unix socket.
+// maxSocket is the maximum length of a unix socket path.
 const maxSocket = 107
 
-// New checks that everything is there. Its error names every setting that cannot
-// be used; without QEMU, a kernel or the harness no guest starts, but those that
-// run are taken over and ended: Missing names these parts. It starts nothing, and
-// removes what a crash left half made: nobody else may be using the directory.
+// New checks the configuration. Its error names every invalid setting. Without
+// QEMU, a kernel or the guest agent no guest can start, but running ones are
+// adopted and stopped; Missing lists these prerequisites. New starts nothing. It
+// removes leftovers of a crash, so the directory must not be in use.
 func New(cfg Config) (*Runtime, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -262,8 +261,7 @@ func New(cfg Config) (*Runtime, error) {
 	return r, nil
 }
 
-// findParts finds what guests are started with; its error names all that is not
-// here.
+// findParts finds the prerequisites; its error lists all that are missing.
 func (r *Runtime) findParts() error {
 	var errs []error
 	var err error
@@ -282,14 +280,14 @@ func (r *Runtime) findParts() error {
 	return errors.Join(errs...)
 }
 
-// Missing names what is not here that a guest needs to start or to be restored;
-// nil when it can.
+// Missing returns an error that lists missing prerequisites for starting or
+// restoring guests, nil if there are none.
 func (r *Runtime) Missing() error { return r.lacks }
 
-// Accelerator is what guests run on here, and why.
+// Accelerator returns the accelerator used for guests, and why.
 func (r *Runtime) Accelerator() (Accel, string) { return r.accel() }
 
-// KernelVersion names the guests' kernel.
+// KernelVersion returns the version, or else the path, of the guest kernel.
 func (r *Runtime) KernelVersion() string { return or(r.kernel.Version, r.kernel.Image) }
 
 func or(s, def string) string {
@@ -300,13 +298,13 @@ func or(s, def string) string {
 }
 
 // Capabilities implements instance.Runtime. Clients come through the relay, so
-// there are no sockets of the program to watch.
+// the program has no sockets on the host to watch.
 func (r *Runtime) Capabilities() power.Capabilities {
 	return power.Capabilities{Freeze: true, Reclaim: true, Hibernate: true, WakeFromStopped: true, ExecInside: true, Heartbeat: true,
 		Image: true, Network: true, Limits: true, Workspace: true}
 }
 
-// dir is an instance's own directory.
+// dir returns an instance's own directory.
 func (r *Runtime) dir(id string) string { return filepath.Join(r.cfg.Dir, "vm", id) }
 
 func checkID(id string) error {
@@ -316,8 +314,8 @@ func checkID(id string) error {
 	return nil
 }
 
-// Start implements instance.Runtime. It returns once the guest has booted and
-// its program was started.
+// Start implements instance.Runtime. It returns once the guest has booted and its
+// program has been started.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
 	if err := errors.Join(checkID(l.ID), r.lacks); err != nil {
 		return nil, err
@@ -349,8 +347,8 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 	return asWorkload(w, err)
 }
 
-// startWithoutKVM tries whether it was KVM that kept a guest from booting. A
-// guest that boots in no other way either says nothing about KVM.
+// startWithoutKVM finds out whether KVM kept a guest from booting. A guest that
+// does not boot without KVM either proves nothing about KVM.
 func (r *Runtime) startWithoutKVM(ctx context.Context, l instance.Launch, m Machine, cause error) (*Work, error) {
 	r.log.Warn("a guest does not boot with KVM; trying software emulation", "instance", l.ID, "error", cause)
 	w, err := r.startOn(ctx, l, m, TCG)
@@ -409,8 +407,8 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	return w, nil
 }
 
-// claim finds the image of a guest's root, its own layer and what it begins with,
-// and writes the record that keeps them.
+// claim finds a guest's root image, layer and boot files, and writes the record
+// that protects them from removal.
 func (r *Runtime) claim(ctx context.Context, id string, rec *runRecord, call *guest.RunCall) (err error) {
 	r.roots.RLock()
 	defer r.roots.RUnlock()
@@ -444,7 +442,7 @@ func (r *Runtime) register(w *Work) error {
 	return nil
 }
 
-// drop forgets a run that is over.
+// drop removes a finished run from the table.
 func (r *Runtime) drop(w *Work) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -459,8 +457,8 @@ func (r *Runtime) work(id string) *Work {
 	return r.works[id]
 }
 
-// clear ends what an earlier run of an instance left and removes its files, but
-// not the layer, which outlasts runs.
+// clear ends what is left of an earlier run of an instance and removes its files,
+// except the layer, which outlasts runs.
 func (r *Runtime) clear(ctx context.Context, id string) error {
 	dir := r.dir(id)
 	pids, err := findQEMU(dir)
@@ -478,7 +476,7 @@ func (r *Runtime) clear(ctx context.Context, id string) error {
 	return nil
 }
 
-// End implements instance.Ender: a QEMU that does not answer is known by its
+// End implements instance.Ender. A QEMU that does not answer is identified by its
 // command line.
 func (r *Runtime) End(ctx context.Context, id string) error {
 	if err := checkID(id); err != nil {
@@ -490,7 +488,7 @@ func (r *Runtime) End(ctx context.Context, id string) error {
 	return r.clear(ctx, id)
 }
 
-// Forget drops what is kept of an instance that has no run.
+// Forget removes everything kept for an instance that has no run.
 func (r *Runtime) Forget(ctx context.Context, id string) error {
 	if err := checkID(id); err != nil {
 		return err
@@ -501,7 +499,7 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	return r.forget(ctx, id)
 }
 
-// forget is clear for an instance that has no next run.
+// forget is clear plus everything that outlasts runs.
 func (r *Runtime) forget(ctx context.Context, id string) error {
 	if err := r.clear(ctx, id); err != nil {
 		return err
@@ -537,9 +535,8 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	if man != nil {
 		return asWorkload(r.adoptSaved(ctx, id, rec, pids))
 	}
-	// The number of the process is not compared: a wake from hibernation
-	// changes it, and the directory with the run's record is what a QEMU
-	// belongs to.
+	// The pid is not compared: a wake from hibernation changes it. A QEMU
+	// belongs to the directory with the run's record.
 	if len(pids) == 0 {
 		return nil, errors.Join(gone, r.clear(ctx, id))
 	}
@@ -563,8 +560,8 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	return w, nil
 }
 
-// adoptSaved takes over a hibernated guest. A QEMU that is there was saving it
-// or restoring it; the files are what counts.
+// adoptSaved adopts a hibernated guest. If a QEMU exists it was saving or
+// restoring the guest; only the files count.
 func (r *Runtime) adoptSaved(ctx context.Context, id string, rec runRecord, pids []process) (*Work, error) {
 	for _, p := range pids {
 		if err := p.kill(ctx); err != nil {
@@ -587,7 +584,7 @@ func (r *Runtime) adoptSaved(ctx context.Context, id string, rec runRecord, pids
 	return w, nil
 }
 
-// Close lets go of every guest, which run on, and gives everything back.
+// Close releases every guest, which keep running, and frees all resources.
 func (r *Runtime) Close() error {
 	r.mu.Lock()
 	r.closed = true

@@ -2,9 +2,8 @@ package microvm
 
 import "lull/internal/instance"
 
-// What QEMU holds beside a guest's memory (measured, notes of performance): its
-// own text and heap, and in software emulation the code that it has translated,
-// which it throws away when there is more.
+// Measured memory of QEMU beyond the guest's: its text and heap and, in software
+// emulation, the translated code, which is discarded at its limit.
 const (
 	overheadKVM = 32 << 20
 	overheadTCG = overheadKVM + translated + 32<<20

@@ -24,19 +24,19 @@ import (
 	"lull/internal/link/guest"
 )
 
-// Limits of what is asked of a guest or of QEMU.
+// Limits for calls to a guest or to QEMU.
 const (
 	callLimit  = 30 * time.Second
-	clockSlack = 5 * time.Millisecond // what a clock may be off
-	stillLimit = 5 * time.Second      // for QEMU to hold a guest
+	clockSlack = 5 * time.Millisecond // tolerated clock error
+	stillLimit = 5 * time.Second      // for QEMU to stop a guest
 	offLimit   = 10 * time.Second     // for a guest to power off
-	syncLimit  = 5 * time.Second      // for a guest that is to stand still to write its files to its disk
-	writeLimit = time.Minute          // and for one whose program has ended
+	syncLimit  = 5 * time.Second      // for a guest to flush its files before a pause
+	writeLimit = time.Minute          // and after its program has ended
 	killLimit  = 10 * time.Second
 	maxExec    = 24 * time.Hour
 )
 
-// Work is one run: a QEMU with its guest. It implements instance.Workload.
+// Work is one run: a QEMU and its guest. It implements instance.Workload.
 type Work struct {
 	r     *Runtime
 	id    string
@@ -45,75 +45,75 @@ type Work struct {
 	net   *vnet.Network
 	rec   runRecord
 
-	ctx    context.Context // ends when this daemon lets go of the guest, or it is over
+	ctx    context.Context // ends when this daemon releases the guest, or the run is over
 	cancel context.CancelFunc
-	done   chan struct{} // closed when everything of the run was cleared away
+	done   chan struct{} // closed when the run has been cleaned up
 
-	// One QEMU; hibernation ends it and a wake makes another. They change only
-	// while the guest is frozen, under the lock of its host.
+	// One QEMU; hibernation ends it and a wake starts another. These change
+	// only while the guest is frozen, under the host's lock of the instance.
 	proc     process
-	qctx     context.Context // ends with this QEMU, or when it is let go of
+	qctx     context.Context // ends with this QEMU, or when it is released
 	qcancel  context.CancelFunc
 	loops    sync.WaitGroup
 	ports    *gate
 	gone     chan struct{} // closed when this QEMU has ended
-	tookOver bool          // it was an earlier daemon's
+	tookOver bool          // started by an earlier daemon
 	over     chan struct{} // closed when supervise has ended
 	ending   sync.Once
-	silent   atomic.Bool // nobody is told that it ended: its starter knows
+	silent   atomic.Bool // its end is not reported, because the starter knows
 
-	// printed is what commands have printed so far, by their number.
+	// printed collects the output of commands, by their number.
 	printed sync.Map // uint64 -> *printed
 
-	asks   chan struct{}       // slots of programs' messages that are worked on
+	asks   chan struct{}       // slots for messages in progress
 	note   chan guest.ExitNote // the workload ended
-	halted chan string         // the machine stopped by itself, with QEMU's reason
+	halted chan string         // the machine stopped without a request, with QEMU's reason
 	born   chan struct{}       // closed when the guest answered for the first time
 	bornMu *sync.Once
-	late   atomic.Bool             // the guest heard late what the time is
-	waking atomic.Bool             // the guest is being restored: hello on its next channel comes from setClock
-	hello  chan *guest.HelloAnswer // from setClock; nil of a harness that does not say it there
+	late   atomic.Bool             // the guest was told the time late
+	waking atomic.Bool             // the guest is being restored: setClock greets it on its next channel
+	hello  chan *guest.HelloAnswer // from setClock; nil if the guest agent does not include it there
 
-	files    *share.Server // of its workspace; nil for none
-	filesAt  string        // where that is in the guest
-	filesFor string        // and whose, as in guest.RunCall
-	shared   chan error    // how the first try to mount it ended
+	files    *share.Server // serves its workspace; nil for none
+	filesAt  string        // its mount point in the guest
+	filesFor string        // its owner, as in guest.RunCall
+	shared   chan error    // result of the first mount
 
-	awaiting atomic.Bool // awaitRoom is at it
-	roomless atomic.Bool // the guest does not take what room there is
+	awaiting atomic.Bool // awaitRoom is running
+	roomless atomic.Bool // the guest agent does not support the space call
 
-	slow *rate.Limiter // how fast the guest may talk, however it does
+	slow *rate.Limiter // rate limit for everything the guest sends
 
-	// fate is held while what is on disk and what saved says change together, so
-	// that the end of a QEMU is never taken for the end of a guest that is on disk.
+	// fate is held while the files on disk and saved change together, so that the
+	// end of a QEMU is never mistaken for the end of a hibernated guest.
 	fate  sync.Mutex
-	ended bool // supervise takes the run for over; under fate
+	ended bool // supervise considers the run over; guarded by fate
 
-	// consoleMu is held while the console's ring is read: what it gave is not in
-	// it any more.
+	// consoleMu is held while the console's ring is read, which removes what was
+	// read.
 	consoleMu   sync.Mutex
-	printedLast []byte // the end of what was in it, under consoleMu
+	printedLast []byte // the end of its content, guarded by consoleMu
 
 	mu     sync.Mutex
 	mon    *monitor
 	peer   *guest.Peer // on the serial port
-	fast   *vsockPeer  // preferred to it; nil for none
+	fast   *vsockPeer  // preferred over peer; nil for none
 	frozen bool
-	saved  bool // hibernated: there is no QEMU
+	saved  bool // hibernated, without a QEMU
 	last   guest.HealthAnswer
-	lastAt time.Time // zero: nothing was read yet
-	lost   error     // why the last look failed
-	words  string    // the console's, of a machine that ended by itself
-	// complaint is what QEMU printed, of a run whose files are gone.
+	lastAt time.Time // zero: no reading yet
+	lost   error     // why the last health call failed
+	words  string    // end of the console of a machine that ended by itself
+	// complaint is QEMU's output, kept after the run's files are gone.
 	complaint string
 	exit      *instance.Exit
-	signals   []syscall.Signal // for a hibernated guest
+	signals   []syscall.Signal // pending for a hibernated guest
 	status    syscall.WaitStatus
-	exited    bool   // status is known
-	wentBy    string // why the machine went off by itself, "" when it did not
+	exited    bool   // status is valid
+	wentBy    string // why the machine powered off by itself, otherwise ""
 	mute      mute
-	full      bool  // it stands still for want of room (full.go)
-	told      int64 // how much room the guest was told of
+	full      bool  // stopped for lack of space (full.go)
+	told      int64 // free space last reported to the guest
 }
 
 var (
@@ -132,7 +132,7 @@ func (r *Runtime) newWork(id string) *Work {
 	return w
 }
 
-// renew prepares for another QEMU.
+// renew resets the state for another QEMU.
 func (w *Work) renew() {
 	w.qctx, w.qcancel = context.WithCancel(w.ctx)
 	w.ports = new(gate)
@@ -150,7 +150,7 @@ func (w *Work) Identity() instance.Identity {
 	return w.ident
 }
 
-// call asks the harness.
+// call sends a request to the guest agent.
 func (w *Work) call(ctx context.Context, limit time.Duration, method string, params, result any) error {
 	if why := w.stands(); why != "" {
 		return fmt.Errorf("cannot call %s: %s", method, why)
@@ -159,8 +159,8 @@ func (w *Work) call(ctx context.Context, limit time.Duration, method string, par
 	return callOn(ctx, p, limit, method, params, result)
 }
 
-// ask is call for what may be asked twice: where a vsock connection is cut or
-// silent, over the serial port.
+// ask is call for idempotent requests: if vsock is cut or silent, it repeats them
+// on the serial port.
 func (w *Work) ask(ctx context.Context, limit time.Duration, method string, params, result any) error {
 	if why := w.stands(); why != "" {
 		return fmt.Errorf("cannot call %s: %s", method, why)
@@ -189,8 +189,8 @@ func callOn(ctx context.Context, p *guest.Peer, limit time.Duration, method stri
 	return p.Call(ctx, method, params, result)
 }
 
-// voice is the connection on which the guest is called, nil for none, and which
-// one it is over vsock.
+// voice returns the connection on which the guest is called, nil for none, and
+// the vsock peer it belongs to, if any.
 func (w *Work) voice() (*guest.Peer, *vsockPeer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -234,9 +234,9 @@ func (w *Work) setFrozen(on bool) {
 	}
 }
 
-// Freeze implements instance.Workload. A guest that is still cannot be asked
-// how it is, so it is asked before; if it does not answer in time, its readings
-// are unknown from then on and a pause for idleness finds that.
+// Freeze implements instance.Workload. A frozen guest cannot be probed, so it is
+// probed first. If it does not answer in time its readings become unknown, which
+// prevents an idle pause.
 func (w *Work) Freeze(ctx context.Context) error {
 	if w.isFrozen() {
 		return nil
@@ -246,7 +246,7 @@ func (w *Work) Freeze(ctx context.Context) error {
 		return err
 	}
 	w.look(ctx)
-	// However long the guest took for that, QEMU gets the time that it needs.
+	// QEMU gets its full time, however long the guest took.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit)
 	defer cancel()
 	err = m.do(ctx, "stop", nil, nil)
@@ -257,7 +257,7 @@ func (w *Work) Freeze(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit) // QEMU does both in their order, when it does
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit) // QEMU executes both in order
 		defer cancel()
 		return errors.Join(err, m.do(back, "cont", nil, nil))
 	}
@@ -265,10 +265,10 @@ func (w *Work) Freeze(ctx context.Context) error {
 	return nil
 }
 
-// Settle implements instance.Settler: a guest writes to its disk what is still in
-// its memory. It is asked before anything that it may not come back from; one
-// that does not do it in time has what it synced itself. One that did not answer
-// when it was looked at last is given no longer than a look.
+// Settle implements instance.Settler: the guest flushes dirty files to its disk.
+// It is called before anything the guest might not survive. A guest that is not
+// done in time keeps what its programs synced. A guest that did not answer its
+// last probe gets only the time of one probe.
 func (w *Work) Settle(ctx context.Context) {
 	if !w.rec.Layer || w.isFrozen() {
 		return
@@ -284,7 +284,8 @@ func (w *Work) Settle(ctx context.Context) {
 	}
 }
 
-// Still implements instance.Workload: what the machine says, not what was asked.
+// Still implements instance.Workload. It reports the machine's state, not the
+// last request.
 func (w *Work) Still() (bool, error) {
 	if w.hibernated() {
 		return true, nil
@@ -299,8 +300,8 @@ func (w *Work) Still() (bool, error) {
 	return s == "paused", err
 }
 
-// Thaw implements instance.Workload. The guest's clock stood still with it, so
-// it is set before anybody counts on the guest.
+// Thaw implements instance.Workload. The guest's clock stopped with the guest, so
+// it is set before anything relies on it.
 func (w *Work) Thaw() error {
 	ctx, cancel := context.WithTimeout(w.ctx, max(callLimit, w.r.cfg.CallLimit))
 	defer cancel()
@@ -322,7 +323,7 @@ func (w *Work) Thaw() error {
 		return err
 	}
 	began := time.Now()
-	if err := w.setClock(ctx); err != nil { // with a wrong clock nothing of it shall run
+	if err := w.setClock(ctx); err != nil { // nothing in the guest may run with a wrong clock
 		back, cancel := context.WithTimeout(w.ctx, callLimit)
 		defer cancel()
 		return errors.Join(err, m.do(back, "stop", nil, nil))
@@ -342,7 +343,7 @@ func (w *Work) Thaw() error {
 	return nil
 }
 
-// newClockCall says what the time is, with fresh random bytes.
+// newClockCall returns the current time with fresh random bytes.
 func newClockCall() guest.ClockCall {
 	c := guest.ClockCall{UnixNano: time.Now().UnixNano(), Seed: make([]byte, 64)}
 	rand.Read(c.Seed)
@@ -364,7 +365,7 @@ func (w *Work) setClock(ctx context.Context) error {
 			break
 		}
 		var refused *guest.Error
-		if errors.As(err, &refused) || ctx.Err() != nil || !w.pause() { // otherwise the channel was cut, and is connected again
+		if errors.As(err, &refused) || ctx.Err() != nil || !w.pause() { // otherwise the channel was cut and is being reconnected
 			return fmt.Errorf("cannot set the guest's clock: %w", err)
 		}
 	}
@@ -377,15 +378,15 @@ func (w *Work) setClock(ctx context.Context) error {
 	w.r.log.Debug("clock set", "instance", w.id, "behind", time.Duration(a.Behind))
 	select {
 	case w.hello <- a.Hello:
-	default: // it has been said
+	default: // already sent
 	}
 	return nil
 }
 
-// tuneClock sets the clock once more of a guest that heard late what the time
-// is: after a restore in software emulation, or on a busy machine, the way there
-// takes up to a second, and by that the guest would stay behind. off is how far
-// its clock is away, seen over a way of that length.
+// tuneClock corrects the clock of a guest that was told the time late: after a
+// restore in software emulation, or on a busy machine, delivery can take up to a
+// second, by which the guest would be behind. off is the measured clock error and
+// way the round trip of the measurement.
 func (w *Work) tuneClock(off, way time.Duration) {
 	if !w.late.Load() {
 		return
@@ -398,9 +399,8 @@ func (w *Work) tuneClock(off, way time.Duration) {
 	w.r.log.Debug("clock set again", "instance", w.id, "off", off, "seen_over", way, "error", err)
 }
 
-// look asks the guest how it is and keeps the answer. It gives how far the
-// guest's clock is away, and over how long a way that was seen, where it is
-// known.
+// look probes the guest and keeps the answer. It returns the guest's clock error
+// and the round trip over which it was measured, if known.
 func (w *Work) look(ctx context.Context) (off, way time.Duration, known bool) {
 	var a guest.HealthAnswer
 	began := time.Now()
@@ -421,8 +421,8 @@ func (w *Work) look(ctx context.Context) (off, way time.Duration, known bool) {
 	return off, way, known
 }
 
-// Sample implements instance.Workload. Of a frozen guest it gives what was read
-// right before the freeze.
+// Sample implements instance.Workload. For a frozen guest it returns the readings
+// taken right before the freeze.
 func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	if !w.isFrozen() {
 		if off, way, known := w.look(w.ctx); known {
@@ -454,7 +454,7 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	return s
 }
 
-// conn is a connection into the guest with what the guest says about it.
+// conn combines a connection into the guest with what the guest reports about it.
 func conn(o vnet.Open, waiting []guest.WaitingConn) instance.Conn {
 	c := instance.Conn{Local: netip.AddrPortFrom(vnet.Guest, o.Port).String(), Remote: netip.AddrPortFrom(vnet.Gateway, o.From).String(),
 		QuietFor: o.QuietFor, Accepted: true}
@@ -466,8 +466,9 @@ func conn(o vnet.Open, waiting []guest.WaitingConn) instance.Conn {
 	return c
 }
 
-// Listeners implements instance.Workload. One bound to the guest's own address is given as bound to
-// every address, because nobody outside knows that address.
+// Listeners implements instance.Workload. A listener bound to the guest's own
+// address is reported as bound to every address, because that address means
+// nothing outside.
 func (w *Work) Listeners() ([]instance.Listener, error) {
 	if !w.isFrozen() {
 		w.look(w.ctx)
@@ -498,8 +499,8 @@ func listeners(all []guest.ListenAddr) (out []instance.Listener) {
 	return out
 }
 
-// Dial connects to the port of target ("host:port"; the host is the guest,
-// whatever it says) inside the guest.
+// Dial connects to the port of target ("host:port") inside the guest. The host
+// part is ignored.
 func (w *Work) Dial(ctx context.Context, target string) (net.Conn, error) {
 	_, p, err := net.SplitHostPort(target)
 	if err != nil {
@@ -516,8 +517,8 @@ func (w *Work) Dial(ctx context.Context, target string) (net.Conn, error) {
 	return c, nil
 }
 
-// Guard implements instance.Workload: the network is in this process and sees
-// what comes for the guest.
+// Guard implements instance.Workload. The network is in this process and sees
+// everything that arrives for the guest.
 func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(reason string)) (instance.Guard, error) {
 	if !w.isFrozen() {
 		return nil, errors.New("cannot watch the guest: it is not frozen")
@@ -541,12 +542,12 @@ func (g *guard) Pending() string {
 
 func (g *guard) Close() { g.end() }
 
-// Signal implements instance.Workload. A frozen guest finds it when it is
-// thawed.
+// Signal implements instance.Workload. A frozen guest receives the signal when
+// it is thawed.
 func (w *Work) Signal(sig syscall.Signal) error {
 	c := guest.SignalCall{Signal: int(sig)}
 	if w.isFrozen() {
-		if w.hibernated() { // kept until it can be sent
+		if w.hibernated() { // kept until the guest is restored
 			w.mu.Lock()
 			w.signals = append(w.signals, sig)
 			w.mu.Unlock()
@@ -566,8 +567,8 @@ func (w *Work) Signal(sig syscall.Signal) error {
 	return err
 }
 
-// Kill implements instance.Workload. What the program wrote is kept, as files
-// outlive a process that is killed.
+// Kill implements instance.Workload. What the program wrote is kept, as with a
+// killed process.
 func (w *Work) Kill(ctx context.Context) error {
 	switch {
 	case w.proc.pid != 0:
@@ -579,7 +580,7 @@ func (w *Work) Kill(ctx context.Context) error {
 			return err
 		}
 	default:
-		w.end() // there is no QEMU whose end would do it
+		w.end() // no QEMU exits to trigger it
 	}
 	select {
 	case <-w.done:
@@ -589,7 +590,7 @@ func (w *Work) Kill(ctx context.Context) error {
 	}
 }
 
-// answers says whether the guest has booted and runs, as far as is known.
+// answers reports whether the guest is known to have booted and to be running.
 func (w *Work) answers() bool {
 	select {
 	case <-w.gone:
@@ -601,8 +602,7 @@ func (w *Work) answers() bool {
 	}
 }
 
-// Memory implements instance.Workload: what QEMU holds, shared pages by their
-// share.
+// Memory implements instance.Workload: QEMU's proportional set size.
 func (w *Work) Memory() (int64, error) {
 	if w.hibernated() {
 		return 0, nil
@@ -623,7 +623,7 @@ func (w *Work) Memory() (int64, error) {
 	return 0, fmt.Errorf("cannot read the memory of %s: the kernel does not say it", w.id)
 }
 
-// remove clears a run's files away.
+// remove deletes a run's files.
 func (w *Work) remove() error {
 	if err := os.RemoveAll(w.r.dir(w.id)); err != nil {
 		return fmt.Errorf("cannot remove the files of %s: %w", w.id, err)

@@ -14,17 +14,16 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// A guest asks for the files of its workspace on a port of its own, and this
-// process answers (package share). The key of a connection goes over the control
-// channel, so that neither side takes what is left of an earlier connection for
-// a message of this one: a guest that was restored, a QEMU that was ended in the
-// middle of an answer and a daemon that was killed leave such things.
+// A guest requests the files of its workspace on a separate port, served by this
+// process (package share). The key of each connection goes over the control
+// channel, so that neither side mistakes leftovers of an earlier connection for
+// its messages: restored guests, killed QEMUs and killed daemons leave such bytes.
 //
-// While the guest is frozen no request is begun, so that nothing of it changes
-// on disk. What has arrived by the last look of a pause prevents the pause;
-// what has not is answered after it.
+// While the guest is frozen no request is started, so the guest changes nothing
+// on disk. A request that has arrived by the final check prevents the pause; a
+// later one is answered after the pause.
 
-// checkWorkspace says why a guest cannot have a workspace.
+// checkWorkspace returns why a guest cannot have a workspace.
 func (r *Runtime) checkWorkspace(s string) error {
 	ws, err := instance.ParseWorkspace(s)
 	if err != nil || ws.Dir == "" {
@@ -47,13 +46,13 @@ func (r *Runtime) checkWorkspace(s string) error {
 	return share.Check(ws.Dir)
 }
 
-// below says whether a path is dir or lies in it.
+// below reports whether path is dir or inside it.
 func below(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
 }
 
-// shareFiles makes what answers for the workspace, once in the life of w.
+// shareFiles creates the server of the workspace, once per Work.
 func (w *Work) shareFiles() error {
 	if w.files != nil || w.rec.Workspace == "" {
 		return nil
@@ -73,13 +72,13 @@ func (w *Work) shareFiles() error {
 	return nil
 }
 
-// carryFiles keeps the workspace's port connected, from c on, which is there
-// before the guest runs (cutSilent says why). Why it was cut is said once for
-// each cause.
+// carryFiles keeps the workspace's port connected, beginning with c, which exists
+// before the guest runs (see cutSilent). Each cause of a disconnect is logged
+// once.
 func (w *Work) carryFiles(c *gatedConn) {
 	for said, patient := "", silence(silentFirst); ; {
 		var err error
-		select { // a guest that wakes has to say something else first
+		select { // a waking guest has other messages to send first
 		case <-w.born:
 			err = w.serveFiles(c, patient)
 		case <-w.gone:
@@ -98,12 +97,12 @@ func (w *Work) carryFiles(c *gatedConn) {
 			return
 		}
 		if c, err = w.port(w.qctx, filesSocket); err != nil {
-			return // QEMU has ended, or is let go of
+			return // QEMU has ended or was released
 		}
 	}
 }
 
-// serveFiles sees one connection to its end.
+// serveFiles serves one connection until it ends.
 func (w *Work) serveFiles(c *gatedConn, patient silence) error {
 	var k files.Key
 	rand.Read(k[:])
@@ -126,8 +125,8 @@ func (w *Work) serveFiles(c *gatedConn, patient silence) error {
 	})
 }
 
-// begin tells the guest of a connection. A frozen one hears it when it is
-// thawed, so this waits as long as the control channel lives.
+// begin announces a connection to the guest. A frozen guest hears it when it is
+// thawed, so this waits as long as the control channel exists.
 func (w *Work) begin(call guest.WorkspaceCall) error {
 	w.mu.Lock()
 	p := w.peer
@@ -146,8 +145,8 @@ func (w *Work) begin(call guest.WorkspaceCall) error {
 	return err
 }
 
-// filesFault says why every file of the workspace is refused, for people. It is
-// empty for nothing.
+// filesFault returns why every file access of the workspace fails, for display,
+// or "".
 func (w *Work) filesFault() string {
 	w.mu.Lock()
 	s := w.files

@@ -18,16 +18,16 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// Bounds of what a guest may have open outside.
+// Limits on what a guest may have open outside.
 const (
 	maxFlows    = 1024
 	maxOpening  = 64
 	dialLimit   = 30 * time.Second
-	datagramGap = 60 * time.Second // a UDP flow without a datagram for so long ends
+	datagramGap = 60 * time.Second // a UDP flow without datagrams for this long ends
 	dnsPort     = 53
 )
 
-// forward lets the guest out, as far as allow says.
+// forward lets the guest out as far as allow permits.
 func (n *Network) forward() {
 	t := tcp.NewForwarder(n.stack, 0, maxOpening, func(r *tcp.ForwarderRequest) {
 		to, ok := n.allow(r.ID())
@@ -35,7 +35,7 @@ func (n *Network) forward() {
 			r.Complete(true)
 			return
 		}
-		// The forwarder has given this call a goroutine of its own.
+		// The forwarder runs this in its own goroutine.
 		defer n.finish()
 		n.relayTCP(r, to)
 	})
@@ -52,7 +52,7 @@ func (n *Network) forward() {
 			return
 		}
 		inside := gonet.NewUDPConn(&wq, ep)
-		go func() { // finish counts it, Close waits
+		go func() { // counted by finish, awaited by Close
 			defer n.finish()
 			n.relayUDP(inside, to)
 		}()
@@ -60,8 +60,8 @@ func (n *Network) forward() {
 	n.stack.SetTransportProtocolHandler(udp.ProtocolNumber, u.HandlePacket)
 }
 
-// begin counts a flow of the guest; false when it has too many or the network
-// is closed.
+// begin counts a flow of the guest. It returns false if there are too many or the
+// network is closed.
 func (n *Network) begin() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -80,8 +80,8 @@ func (n *Network) finish() {
 	n.work.Done()
 }
 
-// allow translates what the guest wants to reach. The gateway's port 53 is the
-// name server; nothing else is there.
+// allow translates a destination requested by the guest. The gateway offers only
+// DNS, on port 53.
 func (n *Network) allow(id stack.TransportEndpointID) (netip.AddrPort, bool) {
 	a, ok := netip.AddrFromSlice(id.LocalAddress.AsSlice())
 	if !ok || n.cfg.Mode == None {
@@ -105,15 +105,15 @@ func (n *Network) allow(id stack.TransportEndpointID) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(a, id.LocalPort), true
 }
 
-// reachable leaves out what is never another machine's: loopback, link-local
-// (where clouds serve credentials), multicast, broadcast and "this host".
+// reachable excludes addresses that never belong to another machine: loopback,
+// link-local (where clouds serve credentials), multicast, broadcast and "this
+// host".
 func reachable(a netip.Addr) bool {
 	return a.Is4() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast() && !a.IsUnspecified() &&
 		a.As4()[0] != 0 && a.As4()[0] < 240
 }
 
-// ours says whether an address is this machine's. When that cannot be told it
-// is taken to be.
+// ours reports whether an address is this machine's, or may be.
 func ours(a netip.Addr) bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -127,7 +127,7 @@ func ours(a netip.Addr) bool {
 	return false
 }
 
-// systemResolver is the first name server of this machine; zero if none.
+// systemResolver returns this machine's first name server; zero if none.
 func systemResolver() netip.AddrPort {
 	b, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil {
@@ -151,7 +151,7 @@ func (n *Network) relayTCP(r *tcp.ForwarderRequest, to netip.AddrPort) {
 	var d net.Dialer
 	outside, err := d.DialContext(ctx, "tcp", to.String())
 	if err != nil {
-		r.Complete(true) // the guest sees a refusal
+		r.Complete(true) // the guest gets a connection refused
 		return
 	}
 	defer outside.Close()
@@ -170,7 +170,7 @@ func (n *Network) relayTCP(r *tcp.ForwarderRequest, to netip.AddrPort) {
 	up.Wait()
 }
 
-// carry copies one direction and its end; an error ends both.
+// carry copies one direction including its end; an error ends both.
 func carry(dst, src net.Conn) {
 	_, err := io.Copy(struct{ io.Writer }{dst}, struct{ io.Reader }{src})
 	if err == nil {
@@ -199,8 +199,8 @@ func (n *Network) relayUDP(inside *gonet.UDPConn, to netip.AddrPort) {
 	up.Wait()
 }
 
-// datagrams copies until nothing came for a while, in either direction: what
-// goes to dst extends the silence that is allowed to it.
+// datagrams copies until neither direction has been active for a while. Each
+// datagram to dst extends the wait.
 func datagrams(dst, src net.Conn) {
 	defer dst.Close()
 	defer src.Close()

@@ -17,14 +17,14 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// maxFrame bounds a frame from the guest, header included.
+// maxFrame limits a frame from the guest, including the header.
 const maxFrame = mtu + header.EthernetMinimumSize
 
-// maxQueue is how many frames wait for a guest that takes none.
+// maxQueue is how many frames may wait for a guest that accepts none.
 const maxQueue = 512
 
-// link is the wire between the stack and QEMU: each frame with its length
-// before it, 32 bits in network order. It implements stack.LinkEndpoint.
+// link connects the stack and QEMU: each frame is preceded by its length, 32 bits
+// in network order. It implements stack.LinkEndpoint.
 type link struct {
 	sees func(frame []byte)
 
@@ -35,7 +35,7 @@ type link struct {
 
 	cmu  sync.Mutex
 	conn net.Conn
-	over chan struct{} // closed when conn's run has ended
+	over chan struct{} // closed when run has ended
 }
 
 func newLink(sees func([]byte)) *link {
@@ -78,8 +78,8 @@ func (l *link) to() stack.NetworkDispatcher {
 	return l.dispatcher
 }
 
-// WritePackets implements stack.LinkEndpoint. It never waits: a frame that
-// finds the queue full is lost, and TCP sends it again.
+// WritePackets implements stack.LinkEndpoint. It never blocks: a frame that finds
+// the queue full is dropped, and TCP retransmits it.
 func (l *link) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 	sent := 0
 	for _, pkt := range pkts.AsSlice() {
@@ -107,7 +107,7 @@ func (l *link) up() bool {
 	return l.conn != nil
 }
 
-// cut ends the present connection and waits for its run.
+// cut closes the current connection and waits for its run to end.
 func (l *link) cut() {
 	l.cmu.Lock()
 	c, over := l.conn, l.over
@@ -183,8 +183,8 @@ func (l *link) receive(c net.Conn) error {
 	}
 }
 
-// inject hands a frame of the guest to the stack. Anything too short to have
-// a header is dropped.
+// inject passes a frame from the guest to the stack. Frames too short for a
+// header are dropped.
 func inject(d stack.NetworkDispatcher, frame []byte) {
 	if len(frame) < header.EthernetMinimumSize {
 		return
@@ -202,15 +202,15 @@ func inject(d stack.NetworkDispatcher, frame []byte) {
 	d.DeliverNetworkPacket(kind, pkt)
 }
 
-// callsAbroad says whether a packet asks anybody but the gateway for an echo.
-// The stack, which has every address, would answer for who never saw it. Errors
-// about what came from outside are let through.
+// callsAbroad reports whether a packet is an echo request to anything but the
+// gateway. The stack owns every address and would answer for hosts that never saw
+// it. Errors about packets from outside pass.
 func callsAbroad(packet []byte) bool {
 	ip := header.IPv4(packet)
 	if !ip.IsValid(len(ip)) || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.DestinationAddress() == address(Gateway) {
 		return false
 	}
-	if ip.More() || ip.FragmentOffset() != 0 { // what it asks is not known; errors are short
+	if ip.More() || ip.FragmentOffset() != 0 { // fragments hide the request; errors are short
 		return true
 	}
 	icmp := header.ICMPv4(ip.Payload())

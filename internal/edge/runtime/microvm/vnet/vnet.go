@@ -1,15 +1,15 @@
-// Package vnet is the network of one guest, inside this process: a link to
-// QEMU, a TCP/IP stack (gVisor's netstack) that plays the gateway, connections
-// into the guest, and what the guest may reach outside.
+// Package vnet is the network of one guest, inside this process: a link to QEMU,
+// a TCP/IP stack (gVisor's netstack) as the gateway, connections into the guest,
+// and the guest's access to the outside.
 //
-// It guarantees that a frozen guest blocks nobody: frames for it wait in a
-// bounded queue and are then dropped, as on a real wire. Each guest has a
-// network of its own, so there is no way from one guest to another. With mode
-// Outbound neither this machine's loopback nor any address of this machine can
-// be reached, with None nothing can. Only the gateway answers a ping.
+// A frozen guest blocks nothing: its frames wait in a bounded queue and are then
+// dropped, as on a real wire. Each guest has its own network, so guests cannot
+// reach each other. With mode Outbound neither this machine's loopback nor any of
+// its addresses can be reached; with None nothing can. Only the gateway answers
+// pings.
 //
-// It leaves out IPv6, DHCP (the guest is told its address at boot), ICMP to the
-// outside, and who decides about power.
+// IPv6, DHCP (the guest gets its address at boot) and ICMP to the outside are not
+// supported.
 package vnet
 
 import (
@@ -33,7 +33,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 )
 
-// Addresses, the same in every network because no two are connected.
+// Addresses, the same in every network, because networks are never connected.
 var (
 	Guest   = netip.MustParseAddr("192.168.127.2")
 	Gateway = netip.MustParseAddr("192.168.127.1") // and name server
@@ -42,7 +42,7 @@ var (
 	HostAddr = netip.MustParseAddr("192.168.127.254")
 )
 
-// GuestMAC is the hardware address that the guest's card is given.
+// GuestMAC is the hardware address of the guest's network card.
 const GuestMAC = "52:54:00:6c:75:02"
 
 const (
@@ -54,17 +54,17 @@ const (
 // Mode is what a guest may reach.
 type Mode string
 
-// Modes. The zero value is Outbound.
+// The modes. The zero value means Outbound.
 const (
 	None     Mode = "none"     // nothing; clients still reach the guest
-	Outbound Mode = "outbound" // everything but this machine and its link-local network
+	Outbound Mode = "outbound" // everything except this machine and its link-local network
 	Full     Mode = "full"     // this machine too, its loopback at HostAddr
 )
 
-// Config of a Network.
+// Config configures a Network.
 type Config struct {
 	Mode     Mode
-	Resolver netip.AddrPort // name server for the guest; zero reads /etc/resolv.conf
+	Resolver netip.AddrPort // name server for the guest; zero means that of /etc/resolv.conf
 }
 
 // Network is one guest's network. It is safe for concurrent use.
@@ -79,13 +79,13 @@ type Network struct {
 	mu    sync.Mutex
 	conns map[*Conn]struct{}
 	ended time.Time // when the newest closed connection into the guest ended
-	flows int       // connections and UDP flows that the guest opened
+	flows int       // connections and UDP flows opened by the guest
 
-	moved atomic.Uint64 // payload of connections into the guest, both ways
+	moved atomic.Uint64 // payload bytes of connections into the guest, both directions
 	watch atomic.Pointer[watch]
 }
 
-// New makes a network without a guest. Close gives everything back.
+// New returns a network without a guest. Close releases its resources.
 func New(cfg Config) (*Network, error) {
 	if cfg.Mode == "" {
 		cfg.Mode = Outbound
@@ -118,8 +118,8 @@ func (n *Network) configure() error {
 	if err := n.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &sack); err != nil {
 		return fmt.Errorf("cannot make a network: %s", err)
 	}
-	// The stack answers for every address, because it is the guest's way to
-	// all of them; what it lets through is allow's decision.
+	// The stack accepts every address, because it is the guest's route to all of
+	// them; allow decides what passes.
 	n.stack.SetSpoofing(nic, true)
 	n.stack.SetPromiscuousMode(nic, true)
 	subnet, err := tcpip.NewSubnet(address(Subnet.Addr()), tcpip.MaskFromBytes(net.CIDRMask(Subnet.Bits(), 32)))
@@ -133,14 +133,14 @@ func (n *Network) configure() error {
 
 func address(a netip.Addr) tcpip.Address { return tcpip.AddrFrom4(a.As4()) }
 
-// Attach carries frames over c, which it owns, until c ends; a link before it
-// is cut. The error of a plain end is nil.
+// Attach carries frames over c, which it takes over, until c ends. It closes an
+// earlier link first. A normal end returns nil.
 func (n *Network) Attach(c net.Conn) error { return n.link.run(n.ctx, c) }
 
-// Attached says whether a link to a guest is up.
+// Attached reports whether a guest is connected.
 func (n *Network) Attached() bool { return n.link.up() }
 
-// Bytes is the payload of connections into the guest, both ways together.
+// Bytes returns the payload bytes of connections into the guest, both directions.
 func (n *Network) Bytes() uint64 { return n.moved.Load() }
 
 // Dial connects to a port of the guest.
@@ -209,13 +209,13 @@ func (c *Conn) Close() error {
 
 // Open is one connection into the guest.
 type Open struct {
-	Port     uint16 // the guest's
-	From     uint16 // the port on the gateway that it comes from
+	Port     uint16 // guest port
+	From     uint16 // source port on the gateway
 	QuietFor time.Duration
 }
 
-// Opens lists the connections into the guest, and when the newest that is
-// closed ended (zero for never).
+// Opens returns the open connections into the guest, and when the last closed one
+// ended (zero for never).
 func (n *Network) Opens() (open []Open, ended time.Time) {
 	now := time.Now().UnixNano()
 	n.mu.Lock()
@@ -226,7 +226,7 @@ func (n *Network) Opens() (open []Open, ended time.Time) {
 	return open, n.ended
 }
 
-// Close cuts every connection and gives everything back.
+// Close closes every connection and releases all resources.
 func (n *Network) Close() error {
 	n.stop()
 	n.mu.Lock()
@@ -240,7 +240,7 @@ func (n *Network) Close() error {
 	return nil
 }
 
-// watch is who is told when something for a frozen guest comes.
+// watch is notified when something arrives for a frozen guest.
 type watch struct {
 	outbound bool
 	wake     func(reason string)
