@@ -19,20 +19,19 @@ import (
 	"lull/internal/base/delay"
 )
 
-// Group is the control group of one instance. Its methods may be called at the
-// same time, with the sense that the kernel gives to that. While it is frozen it
-// may hold one file open, which Thaw and Kill close.
+// Group is the control group of one instance. Its methods are safe for concurrent
+// use, with the semantics of the kernel files. While frozen it may hold one file
+// open, which Thaw and Kill close.
 type Group struct {
 	kind  Kind
 	dir   string
 	cpu   string       // v1 cpuacct directory, or empty
-	ready atomic.Int64 // 1 + the descriptor that Thaw writes to; 0 for none
+	ready atomic.Int64 // 1 + the descriptor for Thaw; 0 for none
 }
 
-// A client waits for the thaw, and to find and open a file that nothing has used
-// for a while takes the kernel longer than to write it. So the file is opened at
-// the freeze, of so many groups as may take an eighth of this process's files.
-// Others do without.
+// A client waits for the thaw, and opening a file that has not been used for a
+// while takes longer than writing it. Freeze therefore opens the file ahead of
+// time, for as many groups as may use an eighth of this process's descriptors.
 var mostReady = sync.OnceValue(func() int64 {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
@@ -41,10 +40,10 @@ var mostReady = sync.OnceValue(func() int64 {
 	return int64(min(l.Cur/8, 4096))
 })
 
-// allReady counts the files that are held open.
+// allReady counts the files held open.
 var allReady atomic.Int64
 
-// keepReady opens the file that Thaw writes to. Without it Thaw opens it.
+// keepReady opens the file that Thaw writes to. Without it Thaw opens the file.
 func (g *Group) keepReady() {
 	if allReady.Add(1) <= mostReady() {
 		name, _ := g.thawing()
@@ -58,8 +57,8 @@ func (g *Group) keepReady() {
 	allReady.Add(-1)
 }
 
-// takeReady gives that file to the caller, who closes it by endReady; false for
-// none.
+// takeReady passes that file to the caller, who must call endReady. It returns
+// false if there is none.
 func (g *Group) takeReady() (fd int, ok bool) {
 	n := g.ready.Swap(0)
 	return int(n - 1), n > 0
@@ -70,7 +69,7 @@ func endReady(fd int) {
 	allReady.Add(-1)
 }
 
-// thawing is what is written where to let the tasks run.
+// thawing returns the file and value that let the tasks run.
 func (g *Group) thawing() (name, value string) {
 	if g.kind == V1 {
 		return "/freezer.state", "THAWED"
@@ -78,14 +77,14 @@ func (g *Group) thawing() (name, value string) {
 	return "/cgroup.freeze", "0"
 }
 
-// Kind is the freezer that the group uses.
+// Kind returns the freezer that the group uses.
 func (g *Group) Kind() Kind { return g.kind }
 
-// Dir is the group's directory, which also names it after a restart.
+// Dir returns the group's directory, which also identifies it after a restart.
 func (g *Group) Dir() string { return g.dir }
 
-// Dirs are all directories that a process joins to be in the group: Dir first,
-// then that of the v1 cpuacct controller where there is one.
+// Dirs returns all directories that a process joins to be in the group: Dir
+// first, then that of the v1 cpuacct controller if there is one.
 func (g *Group) Dirs() []string {
 	if g.cpu == "" {
 		return []string{g.dir}
@@ -97,9 +96,9 @@ func (g *Group) fail(what string, err error) error {
 	return fmt.Errorf("cannot %s the group %s: %w", what, filepath.Base(g.dir), err)
 }
 
-// Freeze stops every task of the group and of the groups below it, and returns
-// nil once all of them are still. On an error, or when ctx ends before, the
-// group is thawed again.
+// Freeze stops every task of the group and of its descendants, and returns nil
+// once all have stopped. On an error, or when ctx ends first, the group is thawed
+// again.
 func (g *Group) Freeze(ctx context.Context) error {
 	var err error
 	if g.kind == V2 {
@@ -114,9 +113,9 @@ func (g *Group) Freeze(ctx context.Context) error {
 	return nil
 }
 
-// Thaw lets every task run again. It may be called on a group that is not
-// frozen, and costs one short write. The caller's thread then gives way: the
-// kernel may have put the tasks on its processor, and they go first.
+// Thaw lets every task run again. It costs one short write and may be called on
+// a group that is not frozen. The calling thread then yields, because the kernel
+// may have scheduled the tasks on its CPU.
 func (g *Group) Thaw() error {
 	name, value := g.thawing()
 	if fd, ok := g.takeReady(); ok {
@@ -127,7 +126,7 @@ func (g *Group) Thaw() error {
 		endReady(fd)
 		if err == nil {
 			return nil
-		} // the group may have been made anew
+		} // the group may have been recreated
 	}
 	if err := writeFile(g.dir+name, value); err != nil {
 		return g.fail("thaw", err)
@@ -136,10 +135,10 @@ func (g *Group) Thaw() error {
 	return nil
 }
 
-// giveWay lets others have this processor.
+// giveWay yields this CPU to other threads.
 func giveWay() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) } // cannot fail
 
-// Frozen says whether every task is still now.
+// Frozen reports whether every task has stopped.
 func (g *Group) Frozen() (bool, error) {
 	if g.kind == V2 {
 		_, frozen, err := g.events()
@@ -152,7 +151,8 @@ func (g *Group) Frozen() (bool, error) {
 	return string(bytes.TrimSpace(state)) == "FROZEN", nil
 }
 
-// Held says whether the group was asked to freeze, be it still or not yet.
+// Held reports whether the group was asked to freeze, whether or not it has
+// stopped yet.
 func (g *Group) Held() (bool, error) {
 	name := "/cgroup.freeze"
 	if g.kind == V1 {
@@ -172,10 +172,9 @@ func (g *Group) freeze2(ctx context.Context) error {
 	return g.await(ctx, func(_, frozen bool) bool { return frozen })
 }
 
-// await reads cgroup.events until it says what is wanted. The file can be
-// polled, but the kernel holds its notices back by up to 10 ms, and a freeze
-// takes a tenth of one: so it is read a few times first, and later the poll is
-// kept short.
+// await reads cgroup.events until done returns true. The file can be polled, but
+// the kernel delays notifications by up to 10 ms while a freeze takes a tenth of
+// one: so it is first read a few times, and later polled with a short timeout.
 func (g *Group) await(ctx context.Context, done func(populated, frozen bool) bool) error {
 	const (
 		eager = 60
@@ -226,8 +225,8 @@ func (g *Group) events() (populated, frozen bool, err error) {
 	return populated, frozen, nil
 }
 
-// parseEvents reads cgroup.events. Lines of a newer kernel are passed over;
-// the two that are needed must be there.
+// parseEvents parses cgroup.events. Unknown lines are ignored; the two required
+// ones must be present.
 func parseEvents(b []byte) (populated, frozen bool, err error) {
 	var seen int
 	for line := range bytes.Lines(b) {
@@ -249,9 +248,9 @@ func parseEvents(b []byte) (populated, frozen bool, err error) {
 	return populated, frozen, nil
 }
 
-// freeze1 asks the v1 freezer. It can stay FREEZING while a task was caught at
-// a bad moment (a fork, a vfork whose child is frozen already): asking again
-// helps, and now and then only letting go does.
+// freeze1 uses the v1 freezer. It can remain FREEZING if a task was caught at a
+// bad moment (a fork, a vfork whose child is already frozen). Asking again helps,
+// and sometimes only thawing does.
 func (g *Group) freeze1(ctx context.Context) error {
 	const letGo = 50
 	path := g.dir + "/freezer.state"
@@ -281,8 +280,8 @@ func (g *Group) freeze1(ctx context.Context) error {
 	}
 }
 
-// Kill ends every process of the group, frozen or not, and returns nil when
-// none is left. Those that wait to be collected by their parent do not count.
+// Kill kills every process of the group, frozen or not, and returns nil when none
+// is left. Zombies do not count.
 func (g *Group) Kill(ctx context.Context) error {
 	if fd, ok := g.takeReady(); ok {
 		endReady(fd)
@@ -314,7 +313,7 @@ func (g *Group) killOnce(ctx context.Context) error {
 		if err == nil {
 			short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 			defer cancel()
-			_ = g.await(short, func(populated, _ bool) bool { return !populated }) // Kill looks again
+			_ = g.await(short, func(populated, _ bool) bool { return !populated }) // Kill checks again
 			return nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -324,8 +323,8 @@ func (g *Group) killOnce(ctx context.Context) error {
 	if _, err := os.Stat(g.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	// Held still, nobody forks while they are signalled. Where the freeze takes
-	// too long the signals are sent anyway, and Kill comes again.
+	// While frozen, no process forks while they are signaled. If the freeze takes
+	// too long they are signaled anyway, and Kill repeats.
 	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	_ = g.Freeze(short)
@@ -338,7 +337,7 @@ func (g *Group) killOnce(ctx context.Context) error {
 	return errors.Join(err, g.Thaw())
 }
 
-// Populated says whether any process lives in the group or below it.
+// Populated reports whether the group or a descendant has a process.
 func (g *Group) Populated() (bool, error) {
 	if g.kind == V2 {
 		populated, _, err := g.events()
@@ -348,8 +347,8 @@ func (g *Group) Populated() (bool, error) {
 	return len(pids) > 0, err
 }
 
-// PIDs lists the processes of the group and of the groups below it. While the
-// group is frozen the list is complete; otherwise it is a moment's.
+// PIDs returns the processes of the group and its descendants. The list is
+// complete if the group is frozen, and a snapshot otherwise.
 func (g *Group) PIDs() ([]int, error) {
 	var pids []int
 	err := g.each(func(dir string) error {
@@ -374,15 +373,15 @@ func (g *Group) PIDs() ([]int, error) {
 	return pids, nil
 }
 
-// each calls do for the group's directory and for those below it, parents
-// first. Groups below vanish as they please.
+// each calls do for the group's directory and its descendants, parents first.
+// Descendants may vanish at any time.
 func (g *Group) each(do func(dir string) error) error {
 	if err := do(g.dir); err != nil {
 		return err
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(g.dir, &st); err == nil && st.Nlink == 2 {
-		return nil // nobody made a group in it
+		return nil // it has no subgroups
 	}
 	return filepath.WalkDir(g.dir, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && (path == g.dir || !d.IsDir()) {
@@ -398,11 +397,11 @@ func (g *Group) each(do func(dir string) error) error {
 	})
 }
 
-// ErrNoAccount says that the group has no CPU account.
+// ErrNoAccount means that the group has no CPU accounting.
 var ErrNoAccount = errors.New("there is no CPU account")
 
-// CPU is what all processes that ever were in the group have used, those that
-// ended included.
+// CPU returns the CPU time used by all processes that were ever in the group,
+// including exited ones.
 func (g *Group) CPU() (time.Duration, error) {
 	if g.kind == V2 {
 		b, err := readFile(g.dir + "/cpu.stat")
@@ -440,12 +439,12 @@ func parseUsage(b []byte) (time.Duration, error) {
 	return 0, ErrNoAccount
 }
 
-// ErrNoReclaim says that memory cannot be reclaimed through this group.
+// ErrNoReclaim means that memory cannot be reclaimed through this group.
 var ErrNoReclaim = errors.New("the group has no memory.reclaim")
 
-// Reclaim asks the kernel to take back up to size bytes of the group's memory.
-// Getting less than asked for is no error. ErrNoReclaim where the kernel or the
-// hierarchy cannot do it.
+// Reclaim asks the kernel to reclaim up to size bytes of the group's memory.
+// Reclaiming less is not an error. It returns ErrNoReclaim if the kernel or the
+// hierarchy does not support it.
 func (g *Group) Reclaim(size int64) error {
 	err := writeFile(g.dir+"/memory.reclaim", strconv.FormatInt(size, 10))
 	switch {
@@ -457,8 +456,8 @@ func (g *Group) Reclaim(size int64) error {
 	return g.fail("reclaim memory of", err)
 }
 
-// Remove takes the empty group away, with the groups below it. One that is gone
-// is no error; one that still has processes is EBUSY.
+// Remove removes the empty group and its descendants. A missing group is not an
+// error; a group with processes is EBUSY.
 func (g *Group) Remove() error {
 	for _, dir := range g.Dirs() {
 		below := []string{}
@@ -474,11 +473,10 @@ func (g *Group) Remove() error {
 	return nil
 }
 
-// Renew makes the group anew; EBUSY when it has processes. A group that was
-// killed has to be made anew before a process is born in it: kernels (6.18 for
-// one) count the kills of a group, compare that of the parent's group with that
-// of the child's, and so kill every process that is cloned into one which ever
-// was killed.
+// Renew recreates the group; EBUSY if it has processes. A killed group must be
+// recreated before a process is born in it: some kernels (6.18 for one) count a
+// group's kills, compare the counts of the parent's and the child's groups, and
+// kill every process cloned into a group that was ever killed.
 func (g *Group) Renew() error {
 	if populated, err := g.Populated(); err == nil && populated {
 		return g.fail("renew", unix.EBUSY)
@@ -494,8 +492,8 @@ func (g *Group) Renew() error {
 	return nil
 }
 
-// removeDir tries for a moment: a process that has just ended still counts for
-// as long as the kernel takes it apart.
+// removeDir retries for a moment: an exited process counts until the kernel has
+// torn it down.
 func removeDir(dir string) error {
 	var err error
 	for range 50 {
@@ -510,7 +508,7 @@ func removeDir(dir string) error {
 	return &fs.PathError{Op: "rmdir", Path: dir, Err: err}
 }
 
-// readFile reads a small file of the kernel. Its error keeps fs.ErrNotExist.
+// readFile reads a small kernel file. Its error preserves fs.ErrNotExist.
 func readFile(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -536,7 +534,7 @@ func readFile(path string) ([]byte, error) {
 	}
 }
 
-// writeFile writes value in one write, as files of the kernel want it.
+// writeFile writes value in one write, as kernel files require.
 func writeFile(path, value string) error {
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

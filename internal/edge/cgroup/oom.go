@@ -7,10 +7,10 @@ import (
 	"strconv"
 )
 
-// OOMKills counts the processes of the group, and of those below it in every
-// hierarchy, that the kernel ended for want of memory since they were made.
-// limit is the smallest memory limit that was found, in bytes, 0 for none. A
-// group without a memory controller has no count.
+// OOMKills returns how many processes of the group and its descendants, in every
+// hierarchy, the kernel killed because memory ran out. limit is the smallest
+// memory limit found, in bytes, 0 for none. A group without a memory controller
+// has no count.
 func (g *Group) OOMKills() (kills uint64, limit int64, err error) {
 	_, dirs, err := g.namesakes()
 	if err != nil {
@@ -18,7 +18,7 @@ func (g *Group) OOMKills() (kills uint64, limit int64, err error) {
 	}
 	for _, dir := range dirs {
 		werr := (&Group{dir: dir}).each(func(d string) error {
-			// In the unified hierarchy a group counts those below it, too.
+			// In the unified hierarchy a group's count includes its descendants.
 			kills = max(kills, counter(d+"/memory.events", "oom_kill"), counter(d+"/memory.oom_control", "oom_kill"))
 			for _, name := range []string{"/memory.max", "/memory.limit_in_bytes"} {
 				b, err := readFile(d + name)
@@ -36,12 +36,11 @@ func (g *Group) OOMKills() (kills uint64, limit int64, err error) {
 	return kills, limit, err
 }
 
-// unlimited is more than a v1 limit that somebody set: without one it reads as
-// the largest number of whole pages.
+// unlimited exceeds any real v1 limit: without one, the file holds the largest
+// number of whole pages.
 const unlimited = 1 << 60
 
-// counter reads a number from a file of names and numbers, 0 when it is not
-// there.
+// counter reads a number from a file of name-value lines, 0 if it is missing.
 func counter(path, name string) uint64 {
 	b, err := readFile(path)
 	if err != nil {
@@ -49,7 +48,7 @@ func counter(path, name string) uint64 {
 	}
 	for line := range bytes.Lines(b) {
 		if v, ok := bytes.CutPrefix(line, []byte(name+" ")); ok {
-			n, _ := strconv.ParseUint(string(bytes.TrimSpace(v)), 10, 64) // 0 for what is no number
+			n, _ := strconv.ParseUint(string(bytes.TrimSpace(v)), 10, 64) // 0 if not a number
 			return n
 		}
 	}

@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Path gives where the group lies below the mount of its hierarchy, beginning
-// with a slash: by this name a container runtime puts groups of its own below
-// it, in every hierarchy.
+// Path returns the group's path below the mount of its hierarchy, beginning with
+// a slash. Container runtimes create their own groups below it, in every
+// hierarchy.
 func (g *Group) Path() (string, error) {
 	p, _, err := g.namesakes()
 	return p, err
 }
 
-// RemoveNamesakes takes away the empty groups of the same path in the other v1
-// hierarchies, which whoever made groups below this one leaves behind, and
-// those above them as far as they are empty. What is in use stays.
+// RemoveNamesakes removes the empty groups with the same path in other v1
+// hierarchies, which container runtimes leave behind, and their empty parents.
+// Groups in use stay.
 func (g *Group) RemoveNamesakes() error {
 	p, dirs, err := g.namesakes()
 	if err != nil {
@@ -42,7 +42,7 @@ func (g *Group) RemoveNamesakes() error {
 	return nil
 }
 
-// namesakes gives the path and the directory of it in every hierarchy.
+// namesakes returns the path and its directory in every hierarchy.
 func (g *Group) namesakes() (path string, dirs []string, err error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -63,10 +63,10 @@ func (g *Group) namesakes() (path string, dirs []string, err error) {
 	return path, dirs, nil
 }
 
-// Of finds the group that a process is in, to be read and frozen by whoever made
-// it: the v1 freezer's where the process has one of its own there, else that of
-// the unified hierarchy. The root is nobody's group. fs.ErrNotExist says that
-// the process is gone.
+// Of returns the group of a process, to be read and frozen by its creator: the v1
+// freezer's if the process is in a group there, otherwise that of the unified
+// hierarchy. The root group is never returned. fs.ErrNotExist means that the
+// process is gone.
 func Of(pid int) (*Group, error) {
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

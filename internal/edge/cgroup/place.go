@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind says which of the kernel's freezers a group uses.
+// Kind is the kernel freezer that a group uses.
 type Kind string
 
 // The kinds of groups, in order of preference.
@@ -21,18 +21,18 @@ const (
 	V1 Kind = "freezer" // the v1 freezer controller
 )
 
-// ErrNone says that no group can be made here; the error around it has a line
+// ErrNone means that no group can be created here; the wrapping error has a line
 // for each place that was tried.
 var ErrNone = errors.New("no control group can be made here")
 
-// Place is where the groups of one host are made. The zero value is no place.
+// Place is where a host's groups are created. The zero value is no place.
 type Place struct {
 	Kind Kind
-	Dir  string // absolute directory that holds a group for each instance
-	CPU  string // the same for the v1 cpuacct controller; empty for V2 or where it is missing
+	Dir  string // absolute directory with one group per instance
+	CPU  string // the same for the v1 cpuacct controller; empty for V2 or if missing
 }
 
-// layout is what the kernel says about its hierarchies and our part in them.
+// layout describes the hierarchies and this process's groups in them.
 type layout struct {
 	mounts []mount
 	own    map[string]string // controller ("" is the unified hierarchy) -> our own path
@@ -45,11 +45,11 @@ type mount struct {
 	controllers []string
 }
 
-// Find chooses where the groups of host go and makes the directory. kinds
-// limits and orders the search; without any it is V2, then V1. The order of
-// places within a kind: our own group where it was delegated to us, the root of
-// the hierarchy (another group of the system may be ended with its session),
-// our own group. The error wraps ErrNone.
+// Find chooses where the groups of host go and creates the directory. kinds
+// limits and orders the search; the default is V2, then V1. Within a kind it
+// tries this process's group if it was delegated, the root of the hierarchy
+// (another system group may end with its session), and then this process's group.
+// The error wraps ErrNone.
 func Find(host string, kinds ...Kind) (Place, error) {
 	if err := validID(host); err != nil {
 		return Place{}, err
@@ -108,7 +108,7 @@ func (l *layout) find(host string, kind Kind) (Place, error) {
 	return Place{}, errors.Join(errs...)
 }
 
-// bases are the directories to try for a controller, best first.
+// bases returns the directories to try for a controller, best first.
 func (l *layout) bases(controller string) []string {
 	var out []string
 	for _, m := range l.mounts {
@@ -130,8 +130,8 @@ func (l *layout) bases(controller string) []string {
 	return out
 }
 
-// delegated says whether a group was handed to us for subgroups of our own:
-// systemd marks it, and an ordinary user's group belongs to that user.
+// delegated reports whether a group was delegated to this process: systemd marks
+// it, or it belongs to this unprivileged user.
 func (l *layout) delegated(dir string) bool {
 	var st unix.Stat_t
 	if l.uid != 0 && unix.Stat(dir, &st) == nil && int(st.Uid) == l.uid {
@@ -146,14 +146,14 @@ func (l *layout) delegated(dir string) bool {
 	return false
 }
 
-// prepare makes dir below base and proves with a group of its own that it can
-// hold instances.
+// prepare creates dir below base and verifies with a test group that it can hold
+// instances.
 func prepare(base, dir string, kind Kind) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("cannot make groups below %s: %w", base, err)
 	}
-	// A process moves only where its mover may write the procs file of the
-	// nearest common ancestor, which is base for everything started from it.
+	// Moving a process requires write access to the procs file of the nearest
+	// common ancestor, which is base for everything started from it.
 	if err := unix.Access(filepath.Join(base, "cgroup.procs"), unix.W_OK); err != nil {
 		return fmt.Errorf("cannot move processes below %s: %w", base, err)
 	}
@@ -173,8 +173,8 @@ func prepare(base, dir string, kind Kind) error {
 		if b, err := os.ReadFile(filepath.Join(probe, "cgroup.type")); err == nil && string(bytes.TrimSpace(b)) != "domain" {
 			return fmt.Errorf("cannot use groups in %s: they are of type %q, not domain", dir, bytes.TrimSpace(b))
 		}
-		// Memory is reclaimed by group where the controller reaches down here.
-		// Without it the groups are as good, so a refusal changes nothing.
+		// Enable per-group memory reclaim if the controller is available here. The
+		// groups work without it, so errors are ignored.
 		for _, d := range []string{filepath.Dir(dir), dir} {
 			_ = writeFile(filepath.Join(d, "cgroup.subtree_control"), "+memory")
 		}
@@ -182,8 +182,8 @@ func prepare(base, dir string, kind Kind) error {
 	return nil
 }
 
-// parseMounts reads /proc/self/mountinfo. Lines of other file systems and lines
-// that cannot be understood are passed over.
+// parseMounts parses /proc/self/mountinfo. Other file systems and malformed
+// lines are skipped.
 func parseMounts(b []byte) []mount {
 	var out []mount
 	for line := range strings.Lines(string(b)) {
@@ -225,7 +225,7 @@ func unescape(s string) string {
 
 func octal(c byte) bool { return '0' <= c && c <= '7' }
 
-// parseOwn reads /proc/PID/cgroup into controller -> path.
+// parseOwn parses /proc/PID/cgroup into a map from controller to path.
 func parseOwn(b []byte) map[string]string {
 	out := map[string]string{}
 	for line := range strings.Lines(string(b)) {
@@ -240,7 +240,7 @@ func parseOwn(b []byte) map[string]string {
 	return out
 }
 
-// IDs lists the groups that exist in p.
+// IDs returns the groups that exist in p.
 func (p Place) IDs() ([]string, error) {
 	entries, err := os.ReadDir(p.Dir)
 	if err != nil {
@@ -255,9 +255,9 @@ func (p Place) IDs() ([]string, error) {
 	return ids, nil
 }
 
-// Create makes the group of an instance. An empty one that exists is made anew,
-// so that accounts begin at zero (and see Renew); one with processes that a
-// former run left in it is taken as it is.
+// Create creates the group of an instance. An existing empty group is recreated,
+// so that accounting starts at zero (and see Renew). One with processes of an
+// earlier run is returned as it is.
 func (p Place) Create(id string) (*Group, error) {
 	g, err := p.group(id)
 	if err != nil {
@@ -269,7 +269,7 @@ func (p Place) Create(id string) (*Group, error) {
 	return g, nil
 }
 
-// Remove takes the empty group of an instance away; one that never was is no error.
+// Remove removes an instance's empty group. A missing one is not an error.
 func (p Place) Remove(id string) error {
 	g, err := p.group(id)
 	if err != nil {
@@ -278,21 +278,21 @@ func (p Place) Remove(id string) error {
 	return g.Remove()
 }
 
-// Release removes the place when it holds no group. Create makes it again.
+// Release removes the place if it has no groups. Create recreates it.
 func (p Place) Release() {
 	for _, dir := range []string{p.Dir, p.CPU} {
 		if dir != "" {
-			_ = unix.Rmdir(dir) // EBUSY and ENOTEMPTY say that it is in use
+			_ = unix.Rmdir(dir) // EBUSY and ENOTEMPTY mean that it is in use
 		}
 	}
 }
 
-// Reclaims says whether the groups of p have memory.reclaim.
+// Reclaims reports whether the groups of p support memory.reclaim.
 func (p Place) Reclaims() bool {
 	return unix.Access(filepath.Join(p.Dir, "memory.reclaim"), unix.W_OK) == nil
 }
 
-// group is the group of id, whether it exists or not.
+// group returns the group of id, which need not exist.
 func (p Place) group(id string) (*Group, error) {
 	if p.Dir == "" {
 		return nil, fmt.Errorf("cannot make the group of %s: %w", id, ErrNone)
@@ -307,8 +307,8 @@ func (p Place) group(id string) (*Group, error) {
 	return g, nil
 }
 
-// Open finds the group whose directory is dir, as an earlier process recorded
-// it. Its kind is read from its files; fs.ErrNotExist says that it is gone.
+// Open returns the group at dir, as recorded by an earlier process. Its kind is
+// determined from its files; fs.ErrNotExist means that it is gone.
 func (p Place) Open(dir string) (*Group, error) {
 	g := &Group{kind: V2, dir: filepath.Clean(dir)}
 	if !filepath.IsAbs(dir) || validID(filepath.Base(g.dir)) != nil {
@@ -328,7 +328,7 @@ func (p Place) Open(dir string) (*Group, error) {
 	return g, nil
 }
 
-// validID keeps names of groups to one plain path element.
+// validID checks that a group's name is a single plain path element.
 func validID(id string) error {
 	if id == "" || len(id) > 128 || id[0] == '.' || strings.HasPrefix(id, "cgroup.") {
 		return fmt.Errorf("cannot use %q as the name of a group", id)

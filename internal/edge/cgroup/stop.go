@@ -11,23 +11,22 @@ import (
 	"lull/internal/base/delay"
 )
 
-// Processes is what stopping by signals has to know about a process tree.
+// Processes gives access to a process tree that is stopped by signals.
 type Processes interface {
-	// Tree lists every process of the tree at a moment. An error beside a list
-	// says that the list may lack some.
+	// Tree returns every process of the tree at one moment. An error together
+	// with a list means that the list may be incomplete.
 	Tree() ([]int, error)
-	// Still says whether every thread of pid is stopped or ended.
+	// Still reports whether every thread of pid has stopped or exited.
 	Still(pid int) (bool, error)
 }
 
 // Stop sends SIGSTOP to the process group of root and to every process of its
-// tree, those that left the group included, until every thread is in state T
-// and no new process was found in two looks in a row. It gives the processes
-// for Continue. On an error, or when ctx ends before, all of them are continued.
+// tree, including those that left the group, until every thread is in state T
+// and two successive scans found no new process. It returns the processes for
+// Continue. On an error, or when ctx ends first, all of them are continued.
 //
-// A process that leaves its parents behind again and again (a daemon of a
-// daemon of a daemon) while it is looked for can be missed by any listing; only
-// a control group holds such a one.
+// A process that keeps detaching from its parents (a daemon of a daemon of a
+// daemon) during the scan can escape any listing; only a control group holds it.
 func Stop(ctx context.Context, root int, p Processes) ([]int, error) {
 	if root <= 1 {
 		return nil, fmt.Errorf("cannot stop the processes of %d: it is no instance", root)
@@ -44,27 +43,27 @@ func Stop(ctx context.Context, root int, p Processes) ([]int, error) {
 		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 			return nil, errors.Join(fmt.Errorf("cannot stop the processes of %d: %w", root, err), cerr)
 		}
-		// A parent in vfork waits in the kernel for a child that is stopped by
-		// now. Letting go for a moment gets them past it.
+		// A parent in vfork waits in the kernel for a child that is now stopped.
+		// Continuing both for a moment resolves that.
 		if err := delay.For(ctx, 2*time.Millisecond); err != nil {
 			return nil, fmt.Errorf("cannot stop the processes of %d: %w", root, err)
 		}
 	}
 }
 
-// stuckAfter is how long one attempt may take before everything is let go once.
+// stuckAfter limits one attempt before everything is continued once.
 const stuckAfter = 250 * time.Millisecond
 
 // stopping is one attempt.
 type stopping struct {
 	p     Processes
 	root  int
-	pids  []int // everything that was ever found
+	pids  []int // every process ever found
 	still map[int]bool
 }
 
 func (s *stopping) run(ctx context.Context) error {
-	// One signal to the group is atomic: no fork inside it gets away.
+	// One signal to the whole group is atomic: no fork in it escapes.
 	if err := unix.Kill(-s.root, unix.SIGSTOP); err != nil && err != unix.ESRCH {
 		return fmt.Errorf("process group: %w", err)
 	}
@@ -96,8 +95,8 @@ func (s *stopping) run(ctx context.Context) error {
 	return nil
 }
 
-// signal stops those that are not known to be still. fresh says that one of
-// them had not been seen before.
+// signal stops those not known to have stopped. fresh reports whether one of
+// them is new.
 func (s *stopping) signal(pids []int) (fresh bool, err error) {
 	for _, pid := range pids {
 		still, known := s.still[pid]
@@ -116,8 +115,8 @@ func (s *stopping) signal(pids []int) (fresh bool, err error) {
 	return fresh, nil
 }
 
-// settle looks at every process again, also at those that were still before:
-// one that was not stopped yet can have continued another.
+// settle checks every process again, including stopped ones: a process that
+// still ran may have continued another.
 func (s *stopping) settle(pids []int) (bool, error) {
 	all := true
 	for _, pid := range pids {
@@ -131,8 +130,8 @@ func (s *stopping) settle(pids []int) (bool, error) {
 	return all, nil
 }
 
-// Continue lets the processes that Stop gave run again: the group of root in
-// one call, then the others. Those that have ended are passed over.
+// Continue resumes the processes that Stop returned: the group of root in one
+// call, then the others. Processes that have exited are skipped.
 func Continue(root int, pids []int) error {
 	if root <= 1 {
 		return fmt.Errorf("cannot continue the processes of %d: it is no instance", root)
@@ -144,7 +143,7 @@ func Continue(root int, pids []int) error {
 	}
 	for _, pid := range pids {
 		if pid == root && led == nil {
-			continue // it leads the group
+			continue // the leader of the group
 		}
 		if err := unix.Kill(pid, unix.SIGCONT); err != nil && err != unix.ESRCH {
 			errs = append(errs, fmt.Errorf("cannot continue process %d: %w", pid, err))

@@ -2,16 +2,15 @@
 // root file system, a docker-save archive, an OCI layout (directory or tar), or
 // a reference to a registry.
 //
-// It guarantees that nothing outside the directory it unpacks into is ever
-// touched, whatever names, links and whiteouts a layer holds; that sizes,
-// numbers and lengths are bounded; that a layer is what its image says
-// (diff_id); and that an image is there whole or not at all, also after a
-// crash. Device files of a layer are left out: a runtime makes those that a
+// Nothing outside the destination directory is ever touched, whatever names,
+// links and whiteouts a layer holds. Sizes, counts and lengths are limited. A
+// layer must match its digest (diff_id). An image is present completely or not at
+// all, also after a crash. Device files are skipped: the runtime creates those a
 // container gets.
 //
-// An unpacked image is shared by every instance and read only. It is flat: one
-// directory for an image, so images that share layers share nothing on disk.
+// An unpacked image is shared by all instances and read-only. It is one flat
+// directory, so images that share layers share nothing on disk.
 //
-// It leaves out mounting and running (edge/runtime/container), and asks a
-// registry only for what is not in its store.
+// Mounting and running are the job of edge/runtime/container. A registry is
+// contacted only for images that are not in the store.
 package oci

@@ -14,11 +14,11 @@ import (
 	"lull/internal/instance"
 )
 
-// users is where instances say which image their files lie upon, by id.
+// users returns the directory that records which image each instance uses.
 func (s *Store) users() string { return filepath.Join(s.Dir, "users") }
 
-// Use gives the image that ref names and keeps it until Release of id: what an
-// instance writes lies upon it, whether it runs or not.
+// Use returns the image that ref names and keeps it until Release of id, whether
+// or not the instance runs, because its changes depend on the image.
 func (s *Store) Use(ctx context.Context, ref, id string) (Image, error) {
 	s.using.RLock()
 	defer s.using.RUnlock()
@@ -33,7 +33,7 @@ func (s *Store) Use(ctx context.Context, ref, id string) (Image, error) {
 	return img, nil
 }
 
-// Release says that an instance is gone.
+// Release drops an instance's use of its image.
 func (s *Store) Release(id string) error {
 	if err := os.Remove(filepath.Join(s.users(), id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot forget who uses an image: %w", err)
@@ -41,7 +41,7 @@ func (s *Store) Release(id string) error {
 	return nil
 }
 
-// used are the images of instances, by key.
+// used returns the images in use, by key.
 func (s *Store) used() (map[string]bool, error) {
 	out := map[string]bool{}
 	ents, err := os.ReadDir(s.users())
@@ -90,8 +90,8 @@ func (s *Store) Images(context.Context) ([]instance.Image, error) {
 	return out, nil
 }
 
-// RemoveImage implements instance.ImageKeeper. An image that is being fetched
-// or taken into use just now is not waited for.
+// RemoveImage implements instance.ImageKeeper. It does not wait for an image that
+// is being fetched or taken into use.
 func (s *Store) RemoveImage(_ context.Context, id string) error {
 	if !s.using.TryLock() {
 		return fmt.Errorf("cannot remove image %s: one is being taken into use", id)
@@ -107,7 +107,7 @@ func (s *Store) RemoveImage(_ context.Context, id string) error {
 	if err != nil {
 		return fmt.Errorf("cannot remove image %s: %w", id, err)
 	}
-	// It goes in one step, so that no half of it is ever taken for whole.
+	// Remove it by an atomic rename, so that a partial image is never used.
 	gone, err := os.MkdirTemp(s.Dir, "new-")
 	if err != nil {
 		return fmt.Errorf("cannot remove image %s: %w", id, err)
@@ -118,8 +118,8 @@ func (s *Store) RemoveImage(_ context.Context, id string) error {
 	return os.RemoveAll(gone)
 }
 
-// DiskUse is what a file or a tree takes on the disk, in bytes, and when its
-// top was changed last.
+// DiskUse returns the disk usage of a file or tree in bytes, and when its root
+// was last changed.
 func DiskUse(top string) (changed time.Time, n int64, err error) {
 	err = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

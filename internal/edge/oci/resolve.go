@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// maxLinks is how many symbolic links one name may lead through, as in the kernel.
+// maxLinks is the maximum number of symbolic links in a path, as in the kernel.
 const maxLinks = 40
 
-// resolve follows the symbolic links of name as a process would whose root is
-// root: an absolute link starts at root, and .. stops there. What does not
-// exist ends the search: the rest is returned as it is. The result has no link
-// in it, relative to root, and is "." for root itself.
+// resolve follows the symbolic links of name like a process with root directory
+// root: an absolute link starts at root, and .. stops there. At the first missing
+// element the rest is returned unchanged. The result is relative to root, contains
+// no link, and is "." for root itself.
 func resolve(root *os.Root, name string) (string, error) {
 	links := 0
 	done := "." // resolved so far
@@ -33,7 +33,7 @@ func resolve(root *os.Root, name string) (string, error) {
 		next := path.Join(done, part)
 		st, err := root.Lstat(next)
 		if errors.Is(err, fs.ErrNotExist) {
-			// Nothing below it exists, so a later .. only takes names away.
+			// Nothing exists below it, so a later .. only removes names.
 			done = next
 			continue
 		}

@@ -29,11 +29,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxMeta bounds every file of an image that is read whole: index, manifest,
-// config.
+// maxMeta limits files that are read whole: index, manifest and config, in bytes.
 const maxMeta = 4 << 20
 
-// kind is what a file or directory on this machine holds.
+// kind is the format of a file or directory.
 type kind string
 
 const (
@@ -44,8 +43,8 @@ const (
 	rootTar   kind = "tar of a root file system"
 )
 
-// kindOf looks into a path. Every file of meta that a later reader takes into
-// memory whole was seen to be small.
+// kindOf determines the format of a path. It checks the size of every metadata
+// file that is later read whole.
 func kindOf(path string) (kind, error) {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -67,7 +66,7 @@ func kindOf(path string) (kind, error) {
 			if k == rootTar {
 				k = layoutTar
 			}
-		case "manifest.json": // docker save writes both, and either reading is right
+		case "manifest.json": // docker save writes both; either works
 			k = saved
 		}
 		if k != rootTar && filepath.Ext(h.Name) == ".json" && h.Size > maxMeta {
@@ -78,10 +77,10 @@ func kindOf(path string) (kind, error) {
 	return k, err
 }
 
-// maxEntries bounds the walk over a tar that is only looked at.
+// maxEntries limits the entries of a tar whose content is only inspected.
 const maxEntries = 5_000_000
 
-// eachEntry walks a tar, compressed by gzip or not.
+// eachEntry iterates over a tar, gzip-compressed or not.
 func eachEntry(path string, do func(h *tar.Header, r io.Reader) error) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -108,8 +107,8 @@ func eachEntry(path string, do func(h *tar.Header, r io.Reader) error) error {
 	return errors.New("it has too many entries")
 }
 
-// plain undoes gzip. An uncompressed file keeps its Seek, by which a tar reader
-// passes over contents.
+// plain returns a decompressing reader. An uncompressed file keeps its Seek, which
+// a tar reader uses to skip content.
 func plain(f *os.File) (io.Reader, error) {
 	var magic [2]byte
 	n, err := f.ReadAt(magic[:], 0)
@@ -122,7 +121,7 @@ func plain(f *os.File) (io.Reader, error) {
 	return f, nil
 }
 
-// fromLayout finds the image for this machine in a layout.
+// fromLayout returns the image for this machine's platform from a layout.
 func fromLayout(dir string) (v1.Image, error) {
 	small := func(parts ...string) error {
 		p := filepath.Join(append([]string{dir}, parts...)...)
@@ -142,7 +141,7 @@ func fromLayout(dir string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	for range 4 { // an index may hold another one
+	for range 4 { // indexes may be nested
 		m, err := ix.IndexManifest()
 		if err != nil {
 			return nil, err
@@ -172,7 +171,7 @@ func fromLayout(dir string) (v1.Image, error) {
 	return nil, errors.New("its indexes are nested too deeply")
 }
 
-// choose takes the manifest for this machine, or the only one.
+// choose returns the manifest for this machine's platform, or the only one.
 func choose(all []v1.Descriptor) (v1.Descriptor, error) {
 	all = slices.DeleteFunc(slices.Clone(all), func(d v1.Descriptor) bool { return !d.MediaType.IsImage() && !d.MediaType.IsIndex() })
 	for _, d := range all {
@@ -186,7 +185,7 @@ func choose(all []v1.Descriptor) (v1.Descriptor, error) {
 	return v1.Descriptor{}, fmt.Errorf("it has no image for linux/%s", runtime.GOARCH)
 }
 
-// CheckReference says what is wrong with a name of an image in a registry.
+// CheckReference returns what is wrong with an image reference.
 func CheckReference(ref string) error {
 	if strings.HasPrefix(ref, ".") {
 		return errors.New("it is neither an absolute path nor a reference: it begins with a dot")
@@ -197,8 +196,8 @@ func CheckReference(ref string) error {
 	return nil
 }
 
-// patient dials connections that end when nothing has come for a while that
-// was waited for.
+// patient dials connections that fail when a pending read receives nothing for
+// the given time.
 func patient(stall time.Duration) http.RoundTripper {
 	t := remote.DefaultTransport.(*http.Transport).Clone()
 	dial := t.DialContext
@@ -209,7 +208,7 @@ func patient(stall time.Duration) http.RoundTripper {
 		}
 		return &patientConn{c, stall}, nil
 	}
-	// HTTP/2 reads ahead of whoever waits, so its silence would mean nothing.
+	// HTTP/2 reads ahead, so silence on the connection would mean nothing.
 	t.ForceAttemptHTTP2, t.TLSNextProto = false, map[string]func(string, *tls.Conn) http.RoundTripper{}
 	return t
 }
@@ -230,8 +229,8 @@ func (c *patientConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// fromRegistry asks a registry. Credentials are those of the user's Docker
-// configuration.
+// fromRegistry returns an image from a registry, with the credentials of the
+// user's Docker configuration.
 func fromRegistry(ctx context.Context, ref string, stall time.Duration) (v1.Image, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
@@ -246,13 +245,13 @@ func fromRegistry(ctx context.Context, ref string, stall time.Duration) (v1.Imag
 	if err != nil {
 		return nil, err
 	}
-	if m.Config.Size > maxMeta { // it is read whole
+	if m.Config.Size > maxMeta { // read whole
 		return nil, fmt.Errorf("its configuration has %d bytes, at most %d", m.Config.Size, maxMeta)
 	}
 	return img, nil
 }
 
-// fromSaved reads a docker-save archive of one image.
+// fromSaved reads a docker-save archive with one image.
 func fromSaved(path string) (v1.Image, error) {
 	open := func() (io.ReadCloser, error) {
 		f, err := os.Open(path)
@@ -288,7 +287,7 @@ type readCloser struct {
 	io.Closer
 }
 
-// Config is what an image says about running it.
+// Config is what an image specifies about running it.
 type Config struct {
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
@@ -298,10 +297,10 @@ type Config struct {
 	StopSignal string   `json:"stop_signal,omitempty"`
 }
 
-// Command is the image's own.
+// Command returns the image's command.
 func (c Config) Command() []string { return slices.Concat(c.Entrypoint, c.Cmd) }
 
-// Args are what runs: the command that was asked for, or the image's.
+// Args returns the command to run: the requested one, or the image's.
 func (c Config) Args(asked []string) []string {
 	if len(asked) > 0 {
 		return asked
@@ -309,7 +308,7 @@ func (c Config) Args(asked []string) []string {
 	return c.Command()
 }
 
-// Dir is the directory that was asked for, or the image's.
+// Dir returns the requested directory, or the image's.
 func (c Config) Dir(asked string) string {
 	if asked != "" {
 		return asked
@@ -320,15 +319,15 @@ func (c Config) Dir(asked string) string {
 	return "/"
 }
 
-// defaults of the host for programs with files of their own: an image's word
-// goes before them, and a person's before the image's.
+// defaults is the environment of programs with their own root. The image's
+// environment overrides it, and the user's overrides both.
 var defaults = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
 
-// rtMin is the first signal of a program's own that the C library leaves to it.
+// rtMin is the first real-time signal that the C library leaves to programs.
 const rtMin = 34
 
-// Signal is how the image wants to be asked to end: SIGTERM unless it says
-// otherwise, by name (SIGINT, INT, SIGRTMIN+3) or number.
+// Signal returns the image's stop signal: SIGTERM unless it names another, by
+// name (SIGINT, INT, SIGRTMIN+3) or number.
 func (c Config) Signal() (syscall.Signal, error) {
 	if c.StopSignal == "" {
 		return syscall.SIGTERM, nil
@@ -352,12 +351,11 @@ func (c Config) Signal() (syscall.Signal, error) {
 	return syscall.Signal(n), nil
 }
 
-// Environ is the environment of a program of the image: the defaults, its
-// user's home, the image's, what was asked for, and what the runtime itself says,
-// each going before those before it. What was asked for may begin with the
-// defaults, which nobody asked for. A LULL_SOCKET that was asked for is a path
-// of this machine and left out, and so is what is no KEY=VALUE: runc would not
-// start a container with it.
+// Environ returns a program's environment: the defaults, its user's home, the
+// image's variables, the requested ones and those of the runtime, later ones
+// overriding earlier ones. A leading copy of the defaults in asked is ignored. A
+// requested LULL_SOCKET is a host path and is dropped, and so is anything not of
+// the form KEY=VALUE, with which runc would not start.
 func (c Config) Environ(home string, asked []string, own ...string) []string {
 	var keys []string
 	set := map[string]string{}

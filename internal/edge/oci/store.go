@@ -22,23 +22,23 @@ import (
 
 // Image is an unpacked image.
 type Image struct {
-	Root   string // directory of its root file system; shared, never written
+	Root   string // root file system directory; shared, never written
 	Config Config
-	Key    string // names this unpacking in the store; empty for a directory that is used as it is
+	Key    string // key in the store; empty for a directory used in place
 }
 
-// Store keeps unpacked images in a directory of one daemon. It is safe for
-// concurrent use; images are unpacked one after the other.
+// Store keeps unpacked images in a directory owned by one daemon. It is safe for
+// concurrent use; images are unpacked one at a time.
 type Store struct {
-	Dir    string // made with mode 0700
+	Dir    string // created with mode 0700
 	Limits Limits
-	Stall  time.Duration // how long a registry may be silent; OpenStore sets a minute
+	Stall  time.Duration // maximum silence of a registry; OpenStore sets a minute
 
-	using sync.RWMutex  // held for reading while an image is taken into use
+	using sync.RWMutex  // read-held while an image is taken into use
 	busy  chan struct{} // held while an image is unpacked
 }
 
-// OpenStore makes the directory and clears what a crash left half done.
+// OpenStore creates the directory and removes leftovers of a crash.
 func OpenStore(dir string, l Limits) (*Store, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "images"), 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the store of images: %w", err)
@@ -53,10 +53,10 @@ func OpenStore(dir string, l Limits) (*Store, error) {
 	return &Store{Dir: dir, Limits: l, Stall: time.Minute, busy: make(chan struct{}, 1)}, nil
 }
 
-// Get gives the image that ref names, unpacking or fetching it when it is not
-// there yet. A directory is used as it is. A file or layout is known by its
-// path, size and time, so a changed one is unpacked anew; a reference without
-// a digest keeps meaning what it meant when it was first fetched.
+// Get returns the image that ref names, fetching or unpacking it if needed. A
+// directory is used in place. A file or layout is identified by path, size and
+// modification time, so a changed one is unpacked again. A reference without a
+// digest keeps its meaning from when it was first fetched.
 func (s *Store) Get(ctx context.Context, ref string) (Image, error) {
 	img, err := s.get(ctx, ref)
 	if err != nil {
@@ -122,8 +122,8 @@ func keyOf(parts ...string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// fetch gives the image of key, made by unpack in a new directory when it is
-// not there. It appears by a rename, whole.
+// fetch returns the image of key. If it is missing, unpack creates it in a
+// temporary directory, which is then renamed into place.
 func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir string) (Config, error)) (Image, error) {
 	home := filepath.Join(s.Dir, "images", key)
 	if img, err := load(home); err == nil {
@@ -137,7 +137,7 @@ func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir stri
 	}
 	img, err := load(home)
 	if err == nil {
-		return img, nil // somebody else has just made it
+		return img, nil // created concurrently
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return Image{}, fmt.Errorf("what is kept of it is damaged, remove %s: %w", home, err)
@@ -146,7 +146,7 @@ func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir stri
 	if err != nil {
 		return Image{}, err
 	}
-	defer os.RemoveAll(tmp) // nothing is there any more after the rename
+	defer os.RemoveAll(tmp) // a no-op after the rename
 	if err := os.Mkdir(filepath.Join(tmp, "rootfs"), 0o755); err != nil {
 		return Image{}, err
 	}
@@ -163,8 +163,8 @@ func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir stri
 	return load(home)
 }
 
-// touch says that an image is taken into use: the time of its directory is
-// that, the time of its configuration when it was made.
+// touch records that an image is taken into use, as its directory's modification
+// time. The time of its config is when it was created.
 func touch(home string) error {
 	now := time.Now()
 	if err := os.Chtimes(home, now, now); err != nil {
@@ -182,7 +182,7 @@ func load(home string) (Image, error) {
 func save(dir string, c Config, ref string) error {
 	b, err := json.Marshal(struct {
 		Config
-		Ref string `json:"ref"` // for people
+		Ref string `json:"ref"` // for display
 	}{c, ref})
 	if err != nil {
 		return err
@@ -197,7 +197,7 @@ func save(dir string, c Config, ref string) error {
 	return errors.Join(unix.Syncfs(int(d.Fd())), d.Close())
 }
 
-// within opens a directory as a root, does f, and closes it.
+// within opens a directory as an os.Root, calls f and closes it.
 func within(dir string, f func(r *os.Root) error) error {
 	r, err := os.OpenRoot(dir)
 	if err != nil {
@@ -216,8 +216,8 @@ func (s *Store) unpackRoot(path, dir string, flat bool) error {
 	if err != nil {
 		return err
 	}
-	// A tar reader of a file that can seek would pass over what the digest and
-	// the bounds want to see.
+	// A tar reader would skip content of a seekable file, bypassing digest and
+	// limits.
 	return within(dir, func(root *os.Root) error {
 		u := newUnpacker(root, s.Limits)
 		u.flat = flat
@@ -255,7 +255,8 @@ func (s *Store) unpackImage(img v1.Image, dir string) (Config, error) {
 	return configOf(cf), err
 }
 
-// unpackLayoutTar spreads the layout out first: its blobs may come in any order.
+// unpackLayoutTar extracts the layout first, because its blobs may come in any
+// order.
 func (s *Store) unpackLayoutTar(path, dir string) (Config, error) {
 	tmp, err := os.MkdirTemp(s.Dir, "new-")
 	if err != nil {

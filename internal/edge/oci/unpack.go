@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits bound what an image may unpack to.
+// Limits bounds what an image may unpack to.
 type Limits struct {
 	Bytes  int64 // of all files together, default 32 GiB
 	Files  int   // entries of all layers together, default 2,000,000
@@ -49,12 +49,12 @@ const (
 type unpacker struct {
 	root  *os.Root
 	left  Limits
-	owner bool // set owners and every bit of a mode: only root may
-	flat  bool // files and directories only: what is unpacked is read by its names
+	owner bool // set owners and all mode bits; requires root
+	flat  bool // only files and directories, which are then read by name
 
-	fresh map[string]bool // made by the present layer, so its opaque whiteouts spare it
-	// last is the parent that was resolved last: entries of a directory come
-	// together. Forgotten whenever a link or a removal could change it.
+	fresh map[string]bool // created by the current layer, so its opaque whiteouts spare it
+	// last caches the parent resolved last, because entries of a directory
+	// are adjacent. It is reset whenever a link or removal could change it.
 	last, lastAt string
 }
 
@@ -63,15 +63,15 @@ func newUnpacker(root *os.Root, l Limits) *unpacker {
 }
 
 // layer applies one uncompressed layer. want is its diff_id (sha256:hex), empty
-// where there is none to hold it to.
+// if unknown.
 func (u *unpacker) layer(r io.Reader, want string) error {
 	if u.left.Layers--; u.left.Layers < 0 {
 		return errors.New("it has too many layers")
 	}
 	u.fresh, u.last = map[string]bool{}, ""
 	sum := sha256.New()
-	// Names and padding come on top of what files hold; a stream of nothing but
-	// those is bounded by the number of entries.
+	// Names and padding come on top of file content; their total is bounded by
+	// the number of entries.
 	in := &bounded{r: io.TeeReader(r, sum), left: satAdd(u.left.Bytes, int64(u.left.Files)*4096+1<<20)}
 	t := tar.NewReader(in)
 	for {
@@ -105,7 +105,7 @@ func satAdd(a, b int64) int64 {
 	return a + b
 }
 
-// bounded ends with an error where io.LimitedReader would end quietly.
+// bounded returns an error at its limit, where io.LimitedReader returns EOF.
 type bounded struct {
 	r    io.Reader
 	left int64
@@ -194,8 +194,8 @@ func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
 	return u.chmod(at, h)
 }
 
-// parent gives the directory of an entry without a link in it, made where it
-// is missing.
+// parent returns the directory of an entry, free of links, creating it if
+// missing.
 func (u *unpacker) parent(dir string) (string, error) {
 	if dir == "" {
 		return ".", nil
@@ -214,7 +214,7 @@ func (u *unpacker) parent(dir string) (string, error) {
 	return at, nil
 }
 
-// whiteout takes away what lower layers had.
+// whiteout removes what lower layers contain.
 func (u *unpacker) whiteout(parent, base string) error {
 	u.last = ""
 	if base == opaque {
@@ -245,7 +245,7 @@ func (u *unpacker) whiteout(parent, base string) error {
 	return u.root.RemoveAll(path.Join(parent, name))
 }
 
-// clear makes room for an entry. A directory stays when a directory comes.
+// clear removes what an entry replaces. A directory replaced by a directory stays.
 func (u *unpacker) clear(at string, dir bool) error {
 	st, err := u.root.Lstat(at)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -280,8 +280,8 @@ func (u *unpacker) file(at string, h *tar.Header, body io.Reader) (err error) {
 	if err := u.chmod(at, h); err != nil {
 		return err
 	}
-	// Of the attributes only file capabilities mean anything to a container, and
-	// others could speak to the file systems that are mounted over it.
+	// Only file capabilities matter to a container; other attributes could affect
+	// file systems mounted on top.
 	if v := h.PAXRecords["SCHILY.xattr.security.capability"]; v != "" && u.owner {
 		if err := unix.Fsetxattr(int(f.Fd()), "security.capability", []byte(v), 0); err != nil && err != unix.EOPNOTSUPP {
 			return fmt.Errorf("cannot set its capabilities: %w", err)
@@ -290,7 +290,7 @@ func (u *unpacker) file(at string, h *tar.Header, body io.Reader) (err error) {
 	return u.root.Chtimes(at, time.Time{}, sane(h.ModTime))
 }
 
-// sane keeps times within what file systems hold.
+// sane clamps times to what file systems can store.
 func sane(t time.Time) time.Time {
 	if t.Unix() < 0 || t.Unix() > math.MaxInt32*2 {
 		return time.Unix(0, 0)
@@ -343,7 +343,7 @@ func (u *unpacker) chmod(at string, h *tar.Header) error {
 	if !u.owner {
 		keep &= fs.ModePerm
 		if h.Typeflag == tar.TypeDir {
-			keep |= 0o700 // or nothing more could be unpacked into it
+			keep |= 0o700 // needed to unpack into it
 		}
 	}
 	return u.root.Chmod(at, keep)

@@ -12,18 +12,18 @@ import (
 	"strings"
 )
 
-// User is who a program of an image runs as.
+// User is the identity a program of an image runs as.
 type User struct {
 	UID, GID int
-	Groups   []int // beside GID
+	Groups   []int // besides GID
 	Home     string
 }
 
-// maxAccounts bounds /etc/passwd and /etc/group of an image.
+// maxAccounts limits an image's /etc/passwd and /etc/group, in bytes.
 const maxAccounts = 4 << 20
 
-// LookupUser finds "name", "uid", "name:group" or "uid:gid" in the files of the
-// root file system at root; empty is root. Numbers need not be in the files.
+// LookupUser resolves "name", "uid", "name:group" or "uid:gid" in the root file
+// system at root; empty means root. Numeric ids need not exist.
 func LookupUser(root, who string) (User, error) {
 	r, err := os.OpenRoot(root)
 	if err != nil {
@@ -44,7 +44,7 @@ func LookupUser(root, who string) (User, error) {
 	return lookup(who, passwd, group)
 }
 
-// accounts reads a file of colon-separated lines; one that is missing is empty.
+// accounts reads a file of colon-separated lines; a missing file is empty.
 func accounts(r *os.Root, name string) ([][]string, error) {
 	at, err := resolve(r, name)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// box is the directory of one instance. Upper is what it wrote; it lasts from
-// run to run until the instance is removed.
+// box is the directory of one instance. Its upper layer holds what the instance
+// wrote and lasts until the instance is removed.
 type box string
 
 func (b box) upper() string  { return filepath.Join(string(b), "upper") }
@@ -28,7 +28,7 @@ func (b box) pid() string    { return filepath.Join(string(b), "pid") }
 func (b box) log() string    { return filepath.Join(string(b), "runc.log") }
 func (b box) copied() string { return filepath.Join(string(b), "copied") }
 
-// make builds the directory.
+// make creates the directory.
 func (b box) make() error {
 	for _, d := range []string{string(b), b.upper(), b.work(), b.rootfs()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -38,13 +38,13 @@ func (b box) make() error {
 	return os.Chmod(b.rootfs(), 0o755)
 }
 
-// mount puts the instance's own layer over root. Where the kernel does not lay
-// files over each other there, root is copied once instead.
+// mount mounts the instance's layer over root. If the file system does not
+// support overlays, root is copied once instead.
 func (b box) mount(ctx context.Context, root string) error {
 	if _, err := os.Stat(b.copied()); err == nil {
 		return nil
 	}
-	// What is mounted has the mode and owner of the upper directory.
+	// The mount has the mode and owner of the upper directory.
 	var st unix.Stat_t
 	if err := unix.Stat(root, &st); err != nil {
 		return fmt.Errorf("cannot use %s: %w", root, err)
@@ -66,17 +66,17 @@ func (b box) mount(ctx context.Context, root string) error {
 	return os.WriteFile(b.copied(), nil, 0o600)
 }
 
-// escape protects what mount options take as separators.
+// escape escapes separators of mount options.
 func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, ",", `\,`, ":", `\:`).Replace(path)
 }
 
-// unmount takes the mount away, however often it was made.
+// unmount unmounts the directory, however often it was mounted.
 func (b box) unmount() error {
 	for {
 		switch err := unix.Unmount(b.rootfs(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err {
 		case nil:
-		case unix.EINVAL, unix.ENOENT: // nothing is mounted there
+		case unix.EINVAL, unix.ENOENT: // not mounted
 			return nil
 		default:
 			return fmt.Errorf("cannot unmount %s: %w", b.rootfs(), err)
@@ -92,19 +92,18 @@ func (b box) write(c bundle) error {
 	return err
 }
 
-// stopSignal is what the run that was started last is asked to end with, 0 when
-// that is not known.
+// stopSignal returns the stop signal of the last run, 0 if unknown.
 func (b box) stopSignal() syscall.Signal {
 	var c bundle
 	j, err := os.ReadFile(filepath.Join(string(b), "config.json"))
 	if err != nil || json.Unmarshal(j, &c) != nil {
 		return 0
 	}
-	n, _ := strconv.Atoi(c.Annotations[stopSignal]) // 0 for a run of an earlier version
+	n, _ := strconv.Atoi(c.Annotations[stopSignal]) // 0 for runs of an earlier version
 	return syscall.Signal(n)
 }
 
-// apart refuses an image that the container's own files would lie in.
+// apart rejects an image that contains the container's own files.
 func apart(root, box string) error {
 	real, err := filepath.EvalSymlinks(root)
 	if err != nil {
@@ -116,7 +115,7 @@ func apart(root, box string) error {
 	return nil
 }
 
-// mountsBelow lists the mount points below a directory, outer ones first.
+// mountsBelow returns the mount points below a directory, outer ones first.
 func mountsBelow(dir string) (out []string, err error) {
 	f, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -131,12 +130,12 @@ func mountsBelow(dir string) (out []string, err error) {
 	return slices.Compact(out), nil
 }
 
-// unescape reads a path of mountinfo, where \040 is a space.
+// unescape decodes a path of mountinfo, where \040 is a space.
 func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// readPID is the container's first process, as runc wrote it.
+// readPID returns the container's first process, as runc recorded it.
 func (b box) readPID() (int, error) {
 	s, err := os.ReadFile(b.pid())
 	if err != nil {
@@ -149,7 +148,7 @@ func (b box) readPID() (int, error) {
 	return n, nil
 }
 
-// said is the last error that runc logged.
+// said returns the last error that runc logged.
 func (b box) said() string {
 	f, err := os.ReadFile(b.log())
 	if err != nil {
@@ -165,7 +164,7 @@ func (b box) said() string {
 	return last
 }
 
-// reset removes what belongs to one run.
+// reset removes the files of one run.
 func (b box) reset() error {
 	var errs []error
 	for _, f := range []string{b.pid(), b.log()} {

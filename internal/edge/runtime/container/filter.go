@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// seccomp is a filter of system calls as runc takes it.
+// seccomp is a system call filter in runc's format.
 type seccomp struct {
 	Default string      `json:"defaultAction"`
 	Archs   []string    `json:"architectures,omitempty"`
@@ -32,9 +32,9 @@ type argRule struct {
 	Op       string `json:"op"`
 }
 
-// denied are the system calls that no container gets: those of the kernel as a
-// whole, of other containers' keys, and of namespaces of its own, by which most
-// ways out of a container began. Docker denies them too by default.
+// denied lists system calls denied to every container: those that affect the
+// whole kernel, other containers' keys, or create namespaces, with which most
+// container escapes began. Docker denies them by default as well.
 var denied = []string{"acct", "add_key", "bpf", "clock_adjtime", "clock_settime", "create_module", "delete_module", "fanotify_init",
 	"finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "get_kernel_syms", "init_module", "io_uring_enter", "io_uring_register",
 	"io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie", "mount", "mount_setattr",
@@ -42,23 +42,23 @@ var denied = []string{"acct", "add_key", "bpf", "clock_adjtime", "clock_settime"
 	"process_vm_writev", "query_module", "quotactl", "quotactl_fd", "reboot", "request_key", "setns", "settimeofday", "stime", "swapoff",
 	"swapon", "_sysctl", "sysfs", "syslog", "umount", "umount2", "unshare", "uselib", "userfaultfd", "ustat", "vhangup", "vm86", "vm86old"}
 
-// namespaces are the flags of clone by which a namespace is made.
+// namespaceFlags are clone's flags that create namespaces.
 var namespaceFlags = []uint64{unix.CLONE_NEWNS, unix.CLONE_NEWUTS, unix.CLONE_NEWIPC, unix.CLONE_NEWUSER, unix.CLONE_NEWPID,
 	unix.CLONE_NEWNET, unix.CLONE_NEWCGROUP}
 
-// filter denies what is in denied and lets everything else through.
+// filter denies the calls in denied and allows all others.
 func filter() *seccomp {
 	f := &seccomp{Default: "SCMP_ACT_ALLOW", Calls: []callsRule{
 		{Names: denied, Action: "SCMP_ACT_ERRNO"},
-		// Its flags are in memory, which a filter cannot read: the C library takes
-		// clone instead when this one is not there.
+		// Its flags are in memory, which a filter cannot read. If clone3 is missing,
+		// the C library uses clone.
 		{Names: []string{"clone3"}, Action: "SCMP_ACT_ERRNO", Errno: new(uint(unix.ENOSYS))},
 	}}
 	for _, flag := range namespaceFlags {
 		f.Calls = append(f.Calls, callsRule{Names: []string{"clone"}, Action: "SCMP_ACT_ERRNO",
 			Args: []argRule{{0, flag, flag, "SCMP_CMP_MASKED_EQ"}}})
 	}
-	switch runtime.GOARCH { // a program of the narrower kind has calls of its own
+	switch runtime.GOARCH { // 32-bit programs have other system calls
 	case "amd64":
 		f.Archs = []string{"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"}
 	case "arm64":
@@ -67,8 +67,8 @@ func filter() *seccomp {
 	return f
 }
 
-// Filters says why system calls of containers are not filtered here, nil when
-// they are.
+// Filters returns why containers' system calls cannot be filtered here, nil if
+// they can.
 func Filters(runc string) error {
 	if _, err := os.Stat("/proc/sys/kernel/seccomp/actions_avail"); err != nil {
 		return errors.New("this kernel has no seccomp filter")

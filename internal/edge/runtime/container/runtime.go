@@ -1,17 +1,17 @@
-// Package container runs instances as OCI containers by runc, without a daemon
-// of its own: the supervisor (lull-shim) starts runc, so a container lives on
-// while the host daemon restarts, and the control group of the instance holds
-// runc and everything inside, so it is frozen by one write.
+// Package container runs instances as OCI containers with runc, without a daemon:
+// the supervisor (lull-shim) starts runc, so a container survives restarts of the
+// host daemon, and the instance's control group holds runc and everything inside,
+// so one write freezes it.
 //
-// A container has files, processes, users, host name and limits of its own. Its
-// network is this machine's: the program listens on its ports itself, clients
-// reach it on the direct path, and its sockets are watched while it is frozen
-// as those of a process are (docs/decisions, containers). What it writes lies
-// in a layer of its own over an image that is shared and never written; the
-// layer lasts until the instance is removed.
+// A container has its own files, processes, users, host name and limits. It uses
+// the host's network: the program listens on its ports itself, clients reach it
+// on the direct path, and its sockets are watched while it is frozen like those
+// of a process (docs/decisions/0007-containers.md). Its changes go to a layer
+// over an image that is shared and never written; the layer lasts until the
+// instance is removed.
 //
-// It guarantees that after Kill, and after an Adopt that finds the run over, no
-// process, mount, control group or state of runc is left. It decides nothing.
+// After Kill, and after an Adopt that finds the run over, no process, mount,
+// control group or runc state is left. The package decides nothing.
 package container
 
 import (
@@ -35,20 +35,20 @@ import (
 	"lull/internal/power"
 )
 
-// Config of a Runtime.
+// Config configures a Runtime.
 type Config struct {
-	Dir     string           // private directory, made with mode 0700
-	Process *process.Runtime // whose shim and control groups are used
+	Dir     string           // private directory, created with mode 0700
+	Process *process.Runtime // provides the shim and control groups
 	Images  *oci.Store
 	Runc    string // default runc in PATH
-	Guests  string // directory of LULL_SOCKET on this machine (guest.sock in it); empty for none
+	Guests  string // host directory of LULL_SOCKET (guest.sock in it); empty for none
 }
 
 // Runtime implements instance.Runtime.
 type Runtime struct {
 	cfg     Config
 	runc    string
-	filters bool // runc and the kernel can filter system calls
+	filters bool // runc and the kernel support system call filters
 }
 
 var (
@@ -60,8 +60,8 @@ var (
 	_ instance.Workload    = (*Work)(nil)
 )
 
-// Find looks for runc, also where system tools are. Its error says what
-// installs it.
+// Find finds runc, also in system directories outside PATH. Its error names the
+// package to install.
 func Find(name string) (string, error) {
 	if name == "" {
 		name = "runc"
@@ -74,7 +74,7 @@ func Find(name string) (string, error) {
 	return "", fmt.Errorf("cannot find %s (Debian package runc)", name)
 }
 
-// Check says what this machine lacks for containers, nil for nothing.
+// Check returns the missing prerequisites for containers, nil if there are none.
 func Check(runc string, p *process.Runtime) error {
 	_, err := Find(runc)
 	errs := []error{err}
@@ -86,8 +86,8 @@ func Check(runc string, p *process.Runtime) error {
 	return errors.Join(errs...)
 }
 
-// New makes a runtime; its error names everything that is missing. It asks runc
-// what it can do, and starts nothing.
+// New returns a runtime; its error names everything that is missing. It queries
+// runc's features and starts nothing.
 func New(cfg Config) (*Runtime, error) {
 	if err := Check(cfg.Runc, cfg.Process); err != nil {
 		return nil, err
@@ -128,7 +128,7 @@ func (r *Runtime) CheckSpec(s *instance.Spec) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// findWorkspace reads a workspace, whose directory must be there.
+// findWorkspace parses a workspace, whose directory must exist.
 func findWorkspace(s string) (instance.Workspace, error) {
 	ws, err := instance.ParseWorkspace(s)
 	if err == nil && ws.Dir != "" {
@@ -146,19 +146,19 @@ func findWorkspace(s string) (instance.Workspace, error) {
 	return ws, nil
 }
 
-// Size implements instance.Sizer: a container without a limit is not counted.
+// Size implements instance.Sizer. A container without a limit is not counted.
 func (r *Runtime) Size(s *instance.Spec) (memory int64, slow bool) { return s.Memory, false }
 
 func (r *Runtime) box(id string) box { return box(filepath.Join(r.cfg.Dir, "box", id)) }
 
-// state is where runc keeps its own notes.
+// state returns the directory of runc's state.
 func (r *Runtime) state() string { return filepath.Join(r.cfg.Dir, "runc") }
 
-// runLimit bounds a command of runc that does not run anything itself.
+// runLimit bounds runc commands that do not run a program.
 const runLimit = 30 * time.Second
 
-// Start implements instance.Runtime. It returns once the container's program
-// was started.
+// Start implements instance.Runtime. It returns once the container's program has
+// been started.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
 	if err := r.sweep(ctx, l.ID); err != nil {
 		return nil, err
@@ -216,10 +216,10 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	}
 	in := instance.Launch{ID: l.ID, Run: l.Run, Env: l.Env, Dir: "/", Listen: l.Listen, LogPath: l.LogPath, LogMax: l.LogMax,
 		Command: []string{r.runc, "--root", r.state(), "--log", b.log(), "--log-format", "json",
-			// Its groups stay until Kill, which asks them why it ended.
+			// Keep the groups until Kill, which reads from them why the run ended.
 			"run", "--keep", "--bundle", string(b), "--pid-file", b.pid(), l.ID}}
-	// runc reads its configuration when it runs, so the group that is made for
-	// this run is prepared in between.
+	// runc reads its configuration when it runs, so it is written after the
+	// group for this run was created.
 	pw, err := r.cfg.Process.StartIn(ctx, in, func(g *cgroup.Group) error {
 		if p.group, err = g.Path(); err != nil {
 			return err
@@ -237,20 +237,20 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	if err := w.await(ctx, b); err != nil {
 		return w, err
 	}
-	// Inside it is mounted for good; here nothing of it shall outlive us.
+	// The container keeps its own mount; the host must not keep one.
 	return w, b.unmount()
 }
 
-// limit sets the limits on the instance's own group where the unified hierarchy
-// has the controllers (a group with processes of its own cannot hand them on);
-// otherwise runc shall set them, which is true.
+// limit sets the limits on the instance's group if the unified hierarchy has the
+// controllers (a group with processes cannot pass them on). Otherwise it returns
+// true, and runc must set them.
 func limit(dir string, l instance.Launch) (byRunc bool, err error) {
 	if unix.Access(filepath.Join(filepath.Dir(dir), "cgroup.subtree_control"), unix.W_OK) != nil {
 		return true, nil
 	}
 	b, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "cgroup.controllers"))
 	if err != nil || !strings.Contains(string(b), "memory") && !strings.Contains(string(b), "cpu") {
-		return true, err // hybrid: the controllers are in v1
+		return true, err // hybrid hierarchy: the controllers are in v1
 	}
 	for _, f := range []struct {
 		controller, file, value string
@@ -273,7 +273,7 @@ func limit(dir string, l instance.Launch) (byRunc bool, err error) {
 	return false, nil
 }
 
-// await waits until the container's program was started.
+// await waits until the container's program has been started.
 func (w *Work) await(ctx context.Context, b box) error {
 	for pause := time.Millisecond; ; pause = min(pause*3/2, 20*time.Millisecond) {
 		pid, err := b.readPID()
@@ -283,7 +283,7 @@ func (w *Work) await(ctx context.Context, b box) error {
 		}
 		live, lerr := w.Alive()
 		if lerr == nil && !live {
-			if pid, err = b.readPID(); err == nil { // it has begun and ended
+			if pid, err = b.readPID(); err == nil { // it started and exited
 				w.init = pid
 				return nil
 			}
@@ -307,7 +307,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	var gone *instance.GoneError
 	if errors.As(err, &gone) {
 		gone.Exit = r.explain(id, gone.Exit)
-		if g := r.cfg.Process.GroupDir(id); g != "" { // runc may have gone without its container
+		if g := r.cfg.Process.GroupDir(id); g != "" { // runc may have exited without its container
 			if grp, gerr := (cgroup.Place{}).Open(g); gerr == nil {
 				if kerr := grp.Kill(ctx); kerr != nil {
 					return nil, kerr
@@ -324,14 +324,14 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	}
 	b := r.box(id)
 	w := &Work{Work: pw.(*process.Work), r: r, id: id, stop: b.stopSignal()}
-	if w.init, err = b.readPID(); err != nil && !errors.Is(err, fs.ErrNotExist) { // none: it never began
+	if w.init, err = b.readPID(); err != nil && !errors.Is(err, fs.ErrNotExist) { // missing: it never started
 		return nil, err
 	}
 	return w, b.unmount()
 }
 
-// explain looks whether a run that is over, and not cleared away yet, was ended
-// for want of memory.
+// explain checks whether a run that is over, but not cleaned up, was killed
+// because memory ran out.
 func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
 	dir := r.cfg.Process.GroupDir(id)
 	if dir == "" || e.Code == 0 {
@@ -346,7 +346,7 @@ func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
 	case err != nil || kills == 0:
 	case e.Code == 128+int(unix.SIGKILL):
 		e.Why = instance.Starved("the kernel", limit)
-	default: // it may have ended for another reason, and this is what is known
+	default: // another cause is possible, but this is what is known
 		e.Why = instance.Starved("the kernel", limit) + " (processes of it: " + strconv.FormatUint(kills, 10) + ")"
 	}
 	return e
@@ -374,7 +374,7 @@ func (r *Runtime) sweep(ctx context.Context, id string) error {
 	return err
 }
 
-// Forget implements instance.Forgetter: the instance's own layer goes too.
+// Forget implements instance.Forgetter. It also deletes the instance's layer.
 func (r *Runtime) Forget(ctx context.Context, id string) error {
 	if err := r.sweep(ctx, id); err != nil {
 		return err
@@ -388,8 +388,9 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	return r.cfg.Process.Forget(ctx, id)
 }
 
-// Exec implements instance.Execer: the command runs inside. Where ctx ends first,
-// runc is asked to end and tells the command; one that does not listen is killed.
+// Exec implements instance.Execer; the command runs inside the container. If ctx
+// ends first, runc is asked to end and forwards that; a command that ignores it
+// is killed.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
 	noted, err := os.MkdirTemp("", "lull-exec")
 	if err != nil {
@@ -411,11 +412,11 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 	return out, err
 }
 
-// killInside kills the process that a file names, if it runs in an instance.
+// killInside kills the process named by a pid file, if it runs in the instance.
 func (r *Runtime) killInside(id, file string) {
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return // it never began
+		return // it never started
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil {
@@ -423,10 +424,10 @@ func (r *Runtime) killInside(id, file string) {
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return // it has ended
+		return // it has exited
 	}
 	defer unix.Close(fd)
 	if of, err := r.cfg.Process.Identify(pid); err == nil && of == id {
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // it may end meanwhile
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // may have exited
 	}
 }

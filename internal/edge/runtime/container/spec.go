@@ -10,7 +10,7 @@ import (
 	"lull/internal/instance"
 )
 
-// bundle is the part of an OCI runtime configuration (config.json) that is used.
+// bundle is the subset of an OCI runtime configuration (config.json) in use.
 type bundle struct {
 	Version  string   `json:"ociVersion"`
 	Process  ociProc  `json:"process"`
@@ -18,11 +18,11 @@ type bundle struct {
 	Hostname string   `json:"hostname,omitempty"`
 	Mounts   []mount  `json:"mounts"`
 	Linux    ociLinux `json:"linux"`
-	// Annotations keep what a daemon that comes later has to know.
+	// Annotations keep what a later daemon needs.
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// stopSignal is the annotation of the signal that asks the program to end.
+// stopSignal is the annotation of the program's stop signal.
 const stopSignal = "org.opencontainers.image.stopSignal"
 
 type ociProc struct {
@@ -86,32 +86,32 @@ type cpu struct {
 	Period uint64 `json:"period"`
 }
 
-// caps are what root keeps inside, those that Docker leaves it by default.
+// caps are root's capabilities inside, the same as Docker's default.
 var caps = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID",
 	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE"}
 
-// guestDir is where a container finds the directory of LULL_SOCKET.
+// guestDir is the directory of LULL_SOCKET inside a container.
 const guestDir = "/run/lull"
 
-// plan is what a container is made from.
+// plan collects what a container is created from.
 type plan struct {
 	workspace instance.Workspace
-	below     []string // mount points below the workspace's directory, outer ones first
+	below     []string // mount points below the workspace, outer ones first
 	launch    instance.Launch
-	config    oci.Config // of the image
+	config    oci.Config // the image's
 	user      oci.User
 	rootfs    string
 	group     string // cgroupsPath
-	guests    string // directory of LULL_SOCKET here, empty for none
-	limits    bool   // here, and not on the group above
+	guests    string // host directory of LULL_SOCKET, empty for none
+	limits    bool   // set here rather than on the group above
 	stop      syscall.Signal
-	filter    bool // runc and the kernel can filter system calls
+	filter    bool // runc and the kernel support system call filters
 }
 
 func (p plan) bundle() bundle {
 	l := p.launch
 	bounding := map[string][]string{"bounding": caps}
-	if p.user.UID == 0 { // another user has none until a program gives it some
+	if p.user.UID == 0 { // other users have none until a program grants some
 		bounding["effective"], bounding["permitted"] = caps, caps
 	}
 	b := bundle{Version: "1.0.2", Hostname: l.ID, Root: ociRoot{Path: p.rootfs},
@@ -119,7 +119,7 @@ func (p plan) bundle() bundle {
 			Capabilities: bounding, NoNewPrivileges: true},
 		Mounts: p.mounts(),
 		Linux: ociLinux{CgroupsPath: p.group,
-			// The network is this machine's: the program listens on its ports
+			// The container uses the host's network: the program listens on its ports
 			// itself, which is the direct path.
 			Namespaces: []namespace{{"pid"}, {"mount"}, {"ipc"}, {"uts"}, {"cgroup"}},
 			Resources:  resources{Devices: []device{{false, "rwm"}}},
@@ -141,7 +141,7 @@ func (p plan) bundle() bundle {
 	return b
 }
 
-// period of the CPU limit in microseconds, and what of it may be used.
+// period is the period of the CPU limit in microseconds.
 const period = 100_000
 
 func quota(cpus float64) int64 { return max(int64(cpus*period), 1000) }
@@ -165,7 +165,7 @@ func (p plan) mounts() []mount {
 		{"/dev/mqueue", "mqueue", "mqueue", []string{"nosuid", "noexec", "nodev"}},
 		{"/sys", "sysfs", "sysfs", []string{"nosuid", "noexec", "nodev", "ro"}},
 	}
-	for _, f := range []string{"/etc/resolv.conf", "/etc/hosts"} { // the network is this machine's, and so are its names
+	for _, f := range []string{"/etc/resolv.conf", "/etc/hosts"} { // host network, host name resolution
 		if st, err := os.Stat(f); err == nil && st.Mode().IsRegular() {
 			m = append(m, mount{f, "bind", f, []string{"bind", "ro", "nosuid", "nodev"}})
 		}
@@ -176,7 +176,7 @@ func (p plan) mounts() []mount {
 	if ws := p.workspace; ws.Dir != "" && !ws.ReadOnly {
 		m = append(m, mount{ws.Path, "bind", ws.Dir, []string{"rbind", "rw", "nosuid", "nodev"}})
 	} else if ws.Dir != "" {
-		// "ro" means the one mount: what is mounted below it is bound by itself.
+		// "ro" covers only one mount, so nested mounts are bound separately.
 		for _, dir := range append([]string{ws.Dir}, p.below...) {
 			m = append(m, mount{ws.Path + strings.TrimPrefix(dir, ws.Dir), "bind", dir, []string{"bind", "ro", "nosuid", "nodev"}})
 		}

@@ -12,18 +12,19 @@ import (
 )
 
 // Work is one run; it implements instance.Workload. Its main process is runc,
-// which ends with the code of the program.
+// which exits with the program's code.
 type Work struct {
 	*process.Work
 	r    *Runtime
 	id   string
-	stop syscall.Signal // what its image wants for SIGTERM; 0 for that
-	init int            // the container's first process, as this machine numbers it; 0 for none
+	stop syscall.Signal // the image's replacement for SIGTERM; 0 for none
+	init int            // host pid of the container's first process; 0 for none
 }
 
-// Signal implements instance.Workload. The program gets it, not runc, and instead
-// of SIGTERM what its image wants to be asked to end with: a frozen one acts on it before anything else when it is thawed. As the first process
-// of its namespace it does not end by a signal that it does not handle.
+// Signal implements instance.Workload. The signal goes to the program, not to
+// runc; SIGTERM is replaced by the image's stop signal. A frozen program receives
+// it when it is thawed. As the first process of its namespace, a program does not
+// end by a signal that it does not handle.
 func (w *Work) Signal(sig syscall.Signal) error {
 	if sig == syscall.SIGTERM && w.stop != 0 {
 		sig = w.stop
@@ -36,7 +37,7 @@ func (w *Work) Signal(sig syscall.Signal) error {
 		return fmt.Errorf("cannot signal %s: %w", w.id, err)
 	}
 	defer unix.Close(fd)
-	// Looked at after it was opened, so it is that process.
+	// Checked after opening the descriptor, so it is that process.
 	switch ours, err := w.Holds(w.init); {
 	case err != nil:
 		return fmt.Errorf("cannot signal %s: %w", w.id, err)

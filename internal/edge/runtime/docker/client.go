@@ -21,14 +21,14 @@ import (
 	"lull/internal/instance"
 )
 
-// Bounds of what a daemon may answer.
+// Limits on a daemon's responses.
 const (
 	maxAnswer = 16 << 20
 	maxEvent  = 1 << 20
 )
 
-// client speaks the Docker Engine API over its unix socket, as much of it as
-// idling needs. Paths without a version mean the daemon's own.
+// client is a Docker Engine API client over a unix socket, limited to what idling
+// needs. Paths without a version use the daemon's own version.
 type client struct {
 	http http.Client
 }
@@ -42,7 +42,7 @@ func newClient(socket string) *client {
 	}}}
 }
 
-// statusError is an answer that is no success.
+// statusError is an unsuccessful response.
 type statusError struct {
 	Status  int
 	Message string
@@ -50,7 +50,7 @@ type statusError struct {
 
 func (e *statusError) Error() string { return fmt.Sprintf("docker says %d: %s", e.Status, e.Message) }
 
-// isStatus says whether err is an answer with one of the given statuses.
+// isStatus reports whether err is a response with one of the given statuses.
 func isStatus(err error, any ...int) bool {
 	var s *statusError
 	if errors.As(err, &s) {
@@ -63,7 +63,7 @@ func isStatus(err error, any ...int) bool {
 	return false
 }
 
-// send makes one request. The caller closes the body.
+// send makes one request. The caller must close the body.
 func (c *client) send(ctx context.Context, method, path string, query url.Values, body any) (*http.Response, error) {
 	var r io.Reader
 	if body != nil {
@@ -82,7 +82,7 @@ func (c *client) send(ctx context.Context, method, path string, query url.Values
 	}
 	a, err := c.http.Do(q)
 	var where *url.Error
-	if errors.As(err, &where) { // it names an address that nobody can reach
+	if errors.As(err, &where) { // its placeholder URL would mislead
 		err = where.Err
 	}
 	if err != nil {
@@ -103,7 +103,7 @@ func (c *client) send(ctx context.Context, method, path string, query url.Values
 	return nil, &statusError{a.StatusCode, m.Message}
 }
 
-// call makes one request and reads its answer into out, when there is one.
+// call makes one request and decodes the response into out unless it is nil.
 func (c *client) call(ctx context.Context, method, path string, query url.Values, body, out any) error {
 	a, err := c.send(ctx, method, path, query, body)
 	if err != nil {
@@ -126,7 +126,7 @@ func (c *client) call(ctx context.Context, method, path string, query url.Values
 	return nil
 }
 
-// details is what inspecting a container tells.
+// details is the result of inspecting a container.
 type details struct {
 	ID     string `json:"Id"`
 	Name   string
@@ -150,7 +150,7 @@ type details struct {
 
 func (d *details) name() string { return strings.TrimPrefix(d.Name, "/") }
 
-// runs says whether it has a process, paused or not.
+// runs reports whether the container has a process, paused or not.
 func (d *details) runs() bool { return d.State.Running && d.State.Pid > 1 }
 
 func (c *client) inspect(ctx context.Context, id string) (*details, error) {
@@ -164,7 +164,7 @@ func (c *client) inspect(ctx context.Context, id string) (*details, error) {
 	return &d, nil
 }
 
-// validID holds an id to what Docker gives: 64 hexadecimal digits.
+// validID reports whether id has Docker's form: 64 hexadecimal digits.
 func validID(id string) bool {
 	if len(id) != 64 {
 		return false
@@ -172,12 +172,12 @@ func validID(id string) bool {
 	return strings.Trim(id, "0123456789abcdef") == ""
 }
 
-// do carries out a verb of a container.
+// do executes a container operation.
 func (c *client) do(ctx context.Context, id, verb string, query url.Values) error {
 	return c.call(ctx, http.MethodPost, "/containers/"+url.PathEscape(id)+"/"+verb, query, nil, nil)
 }
 
-// labelled lists the containers with a label, running or not.
+// labelled returns the containers with a label, running or not.
 func (c *client) labelled(ctx context.Context, label string) (ids []string, err error) {
 	f, err := json.Marshal(map[string][]string{"label": {label}})
 	if err != nil {
@@ -195,7 +195,7 @@ func (c *client) labelled(ctx context.Context, label string) (ids []string, err 
 	return ids, err
 }
 
-// networks lists every container, running or not, with its network mode.
+// networks returns the network mode of every container, running or not.
 func (c *client) networks(ctx context.Context) (map[string]string, error) {
 	var l []struct {
 		ID         string `json:"Id"`
@@ -218,8 +218,8 @@ type event struct {
 	Actor  struct{ ID string }
 }
 
-// events calls each with every container event from now on, after calling
-// ready once the daemon has begun to tell. It returns why the stream ended.
+// events calls each for every container event from now on, after calling ready
+// once the stream is open. It returns why the stream ended.
 func (c *client) events(ctx context.Context, ready func(), each func(event)) error {
 	f := `{"type":["container"]}`
 	a, err := c.send(ctx, http.MethodGet, "/events", url.Values{"filters": {f}}, nil)
@@ -231,8 +231,8 @@ func (c *client) events(ctx context.Context, ready func(), each func(event)) err
 	return readEvents(a.Body, each)
 }
 
-// readEvents reads JSON objects behind each other. An object that is too long or
-// no event ends it: what followed could not be told apart.
+// readEvents reads concatenated JSON objects. It stops at an oversized or invalid
+// object, after which the stream cannot be trusted.
 func readEvents(r io.Reader, each func(event)) error {
 	in := &refill{r: r}
 	d := json.NewDecoder(in)
@@ -248,7 +248,7 @@ func readEvents(r io.Reader, each func(event)) error {
 	}
 }
 
-// refill bounds what one object may take.
+// refill limits the size of one object.
 type refill struct {
 	r    io.Reader
 	left int
@@ -263,8 +263,8 @@ func (f *refill) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// demux takes the two streams of a container's output apart: each piece has a
-// header of eight bytes, its stream and its length.
+// demux splits a container's output into its two streams: each chunk has an
+// eight-byte header with stream and length.
 func demux(r io.Reader, out, errOut io.Writer) error {
 	var h [8]byte
 	for {
@@ -309,7 +309,7 @@ func (c *client) exec(ctx context.Context, id string, command, env []string, dir
 	if err := errors.Join(demux(a.Body, &o, &e), a.Body.Close()); err != nil {
 		return instance.Outcome{}, err
 	}
-	for { // its end can come a moment after that of its output
+	for { // the exit may be reported shortly after the output ends
 		var end struct {
 			ExitCode *int
 			Running  bool
@@ -328,8 +328,8 @@ func (c *client) exec(ctx context.Context, id string, command, env []string, dir
 	}
 }
 
-// endExec kills a command in a container for which nobody waits any more. Docker
-// itself cannot.
+// endExec kills an abandoned command in a container, which Docker itself cannot
+// do.
 func (c *client) endExec(container, made string) {
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
@@ -342,22 +342,22 @@ func (c *client) endExec(container, made string) {
 	}
 	fd, err := unix.PidfdOpen(now.Pid, 0)
 	if err != nil {
-		return // it has ended
+		return // it has exited
 	}
 	defer unix.Close(fd)
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", now.Pid))
 	if err == nil && bytes.Contains(groups, []byte(container)) { // otherwise it is on another machine
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // it may end meanwhile
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // may have exited
 	}
 }
 
-// endLimit bounds what is done for somebody who has gone.
+// endLimit bounds cleanup after the caller has gone.
 const endLimit = 5 * time.Second
 
 // kept is the beginning of a stream.
 type kept struct {
 	b   []byte
-	cut bool // it was longer
+	cut bool // truncated
 }
 
 func (k *kept) Write(p []byte) (int, error) {
@@ -384,7 +384,7 @@ func (c *client) logs(ctx context.Context, id string, w io.Writer, tail int, fol
 		return err
 	}
 	defer a.Body.Close()
-	if d.Config.Tty { // one stream, as it is
+	if d.Config.Tty { // a single raw stream
 		_, err = io.Copy(w, a.Body)
 		return err
 	}

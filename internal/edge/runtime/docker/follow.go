@@ -17,35 +17,35 @@ import (
 	"lull/internal/policy/when"
 )
 
-// Labels of a container. Durations are as 30s or 5m; 0 is off.
+// Container labels. Durations are in the form 30s or 5m; 0 disables.
 const (
-	LabelPauseAfter  = "lull.pause-after" // takes the container over; idle time until it is paused
-	LabelStopAfter   = "lull.stop-after"  // from being paused until it is stopped; default never
+	LabelPauseAfter  = "lull.pause-after" // adopts the container; idle time before it is paused
+	LabelStopAfter   = "lull.stop-after"  // paused time before it is stopped; default never
 	LabelReclaim     = "lull.reclaim-after"
 	LabelQuiet       = "lull.quiet-connection-after"
 	LabelIdlePolicy  = "lull.idle-policy"      // default or leases_only
 	LabelOutbound    = "lull.wake-on-outbound" // true or false
 	labelPrefix      = "lull."
-	nameWithoutRules = "docker-" // before the id, where a container's name is no instance's name
+	nameWithoutRules = "docker-" // prefix of the id, if a container's name cannot be an instance's name
 )
 
-// Host is the part of the host daemon that is told what becomes of containers.
-// Every instance is named by its id.
+// Host is the part of the host daemon that follows containers. Instances are
+// named by id.
 type Host interface {
-	// ByImage finds the instance that took over a container.
+	// ByImage returns the instance that adopted a container.
 	ByImage(runtime, image string) (id string, ok bool)
-	ImagesOf(runtime string) []string // of all instances
+	ImagesOf(runtime string) []string // images of all instances
 	Create(ctx context.Context, s instance.Spec) (id string, err error)
 	RenamedOutside(ctx context.Context, id, name string) error
-	// StartedOutside takes over what runs already.
+	// StartedOutside adopts a running container.
 	StartedOutside(ctx context.Context, id, why string) error
-	// Observe compares the instance with what its workload is, and follows it
-	// when somebody else has paused or unpaused it. It does not wait.
+	// Observe compares the instance with its workload and records a pause or
+	// unpause by others. It does not block.
 	Observe(id, why string) error
 	Delete(ctx context.Context, id, by string) error
 }
 
-// SpecOf reads a container's labels. Every fault names its label.
+// SpecOf parses a container's labels. Every fault names its label.
 func SpecOf(container, name string, labels map[string]string) (instance.Spec, error) {
 	s := instance.Spec{Name: name, Runtime: "docker", Image: container, Restart: instance.RestartNo, StopAfter: new(idle.Duration)}
 	if instance.ValidName(name) != nil {
@@ -91,11 +91,12 @@ func SpecOf(container, name string, labels map[string]string) (instance.Spec, er
 	return s, errors.Join(append(errs, asLabels(s.Validate()))...)
 }
 
-// fields are the parts of a spec that come from labels.
+// fields maps the fields of a spec to their labels.
 var fields = strings.NewReplacer("quiet_connection_after", LabelQuiet, "pause_after", LabelPauseAfter, "stop_after", LabelStopAfter,
 	"reclaim_after", LabelReclaim, "idle_policy", LabelIdlePolicy, "wake_on_outbound", LabelOutbound)
 
-// asLabels names labels where err names fields: whoever reads it wrote those.
+// asLabels replaces field names in err by label names, which is what the user
+// wrote.
 func asLabels(err error) error {
 	if err == nil {
 		return nil
@@ -103,14 +104,14 @@ func asLabels(err error) error {
 	return errors.New(fields.Replace(err.Error()))
 }
 
-// Backoff between two tries to reach Docker.
+// Backoff between attempts to reach Docker.
 const (
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = 30 * time.Second
 )
 
-// Follow keeps h in step with Docker until ctx ends: after a look at every
-// container by events alone, and after each break of those again by a look.
+// Follow keeps h in sync with Docker until ctx ends: by a full listing at first
+// and after each reconnect, otherwise by events.
 func (r *Runtime) Follow(ctx context.Context, h Host) error {
 	f := &follower{r: r, h: h}
 	for wait := firstRetry; ; {
@@ -132,13 +133,13 @@ func (r *Runtime) Follow(ctx context.Context, h Host) error {
 	}
 }
 
-// follower is the one who tells the host.
+// follower applies container changes to the host.
 type follower struct {
 	r *Runtime
 	h Host
 
 	mu    sync.Mutex
-	due   map[string]bool // containers to look at, each once however many events came
+	due   map[string]bool // containers to check, once however many events arrived
 	order []string
 	more  chan struct{}
 }
@@ -168,11 +169,11 @@ func (f *follower) take() string {
 	return c
 }
 
-// actions are the events after which a container may be something else.
-// Commands that run inside and health checks are not among them.
+// actions are the events after which a container may have changed. Commands run
+// inside and health checks are not among them.
 var actions = map[string]bool{"create": true, "start": true, "die": true, "pause": true, "unpause": true, "destroy": true, "stop": true, "kill": true, "restart": true, "oom": true, "rename": true}
 
-// once follows one stream of events to its end.
+// once follows one event stream until it ends.
 func (f *follower) once(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -181,7 +182,7 @@ func (f *follower) once(ctx context.Context) error {
 	f.mu.Unlock()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		// The look comes after the stream has begun, so nothing falls between.
+		// List after the stream is open, so that no change is missed.
 		cancel(f.r.api.events(ctx, func() {
 			if err := f.lookAtAll(ctx); err != nil {
 				cancel(err)
@@ -211,14 +212,14 @@ func (f *follower) once(ctx context.Context) error {
 	}
 }
 
-// isUnreachable says that Docker did not answer at all.
+// isUnreachable reports whether Docker did not answer at all.
 func isUnreachable(err error) bool {
 	var s *statusError
 	var other *hostError
 	return !errors.As(err, &s) && !errors.As(err, &other)
 }
 
-// hostError is what the host said, which has nothing to do with Docker.
+// hostError is an error of the host, unrelated to Docker.
 type hostError struct{ err error }
 
 func (e *hostError) Error() string { return e.err.Error() }
@@ -251,7 +252,7 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 	for _, c := range ids {
 		f.want(c)
 	}
-	f.r.mu.Lock() // what was taken over before may be gone, or have no label
+	f.r.mu.Lock() // adopted containers may be gone or have lost their label
 	for c := range f.r.works {
 		ids = append(ids, c)
 	}
@@ -263,8 +264,8 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 	return nil
 }
 
-// look brings the host in step with one container as it is now. The order of
-// events does not matter: only what is found counts.
+// look synchronizes the host with a container's current state. The order of
+// events does not matter.
 func (f *follower) look(ctx context.Context, c string) error {
 	ctx, cancel := context.WithTimeout(ctx, apiLimit)
 	defer cancel()
@@ -307,9 +308,9 @@ func (f *follower) look(ctx context.Context, c string) error {
 	return nil
 }
 
-// create takes over a container by its labels. Labels that cannot be used are
-// said once, and in the status for as long as the container is there. A name
-// that another instance has is no reason to leave it alone.
+// create adopts a container by its labels. Invalid labels are logged once, and
+// shown in the status while the container exists. A name conflict does not
+// prevent adoption.
 func (f *follower) create(ctx context.Context, d *details) (string, error) {
 	s, err := SpecOf(d.ID, d.name(), d.Config.Labels)
 	if err == nil {
@@ -332,8 +333,8 @@ func (f *follower) create(ctx context.Context, d *details) (string, error) {
 	return "", nil
 }
 
-// rename calls what was taken over by its labels as its container is called now; a
-// name that cannot be had is made up, as for a new one.
+// rename updates the name of an adopted container. If the name is unavailable a
+// generated one is used, as for a new container.
 func (f *follower) rename(ctx context.Context, id string, d *details) error {
 	if _, labelled := d.Config.Labels[LabelPauseAfter]; !labelled {
 		return nil
@@ -351,24 +352,24 @@ func (f *follower) rename(ctx context.Context, id string, d *details) error {
 	return nil
 }
 
-// plainName names an instance after the id of its container.
+// plainName derives an instance name from a container's id.
 func plainName(container string) string { return nameWithoutRules + container[:12] }
 
-// ended tells of a run that is over.
+// ended reports a run that is over.
 func (f *follower) ended(d *details) {
 	w := f.r.workOf(d.ID)
 	if w == nil || d.runs() && d.State.Pid == w.Identity().PID {
 		return
 	}
 	e := d.exit()
-	if d.runs() || d.State.Restarting { // another run has taken its place
+	if d.runs() || d.State.Restarting { // replaced by another run
 		e = instance.Exit{Lost: true, At: time.Now()}
 	}
 	f.r.drop(w)
 	f.r.cfg.OnExit(w.id, w.Identity().Run, e)
 }
 
-// gone forgets a container that was removed.
+// gone removes the instance of a deleted container.
 func (f *follower) gone(ctx context.Context, c string) error {
 	if w := f.r.workOf(c); w != nil {
 		f.r.drop(w)

@@ -12,26 +12,26 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// maxOpen bounds the files that are held open for a guest.
+// maxOpen limits the files held open for a guest.
 const maxOpen = 64
 
-// resolve is how every path of a guest is looked up.
+// resolve restricts how a guest's paths are looked up.
 const resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
-// special are the bits of a mode that give somebody the rights of another.
+// special are the mode bits that transfer rights.
 const special = unix.S_ISUID | unix.S_ISGID | unix.S_ISVTX
 
-// root is a directory that is shared, for one thread.
+// root is a shared directory, for use by one thread.
 type root struct {
 	fd       int
 	st       unix.Stat_t
 	readOnly bool
 	files    map[uint64]*held // by inode
 	clock    uint64           // counts uses
-	list     []byte           // room for directory entries
+	list     []byte           // buffer for directory entries
 }
 
-// held is a file that is open.
+// held is an open file.
 type held struct {
 	fd       int
 	writable bool
@@ -46,13 +46,13 @@ func (r *root) close() error {
 	return errors.Join(errs...)
 }
 
-// removed says that the directory is no longer anywhere.
+// removed reports whether the directory has been deleted.
 func (r *root) removed() bool {
 	var st unix.Stat_t
 	return unix.Fstat(r.fd, &st) == nil && st.Nlink == 0
 }
 
-// do answers one request. Every error has an errno in it.
+// do executes one request. Every error wraps an errno.
 func (r *root) do(q *files.Request, a *files.Answer) error {
 	if r.readOnly && changes(q) {
 		return unix.EROFS
@@ -95,7 +95,7 @@ func (r *root) do(q *files.Request, a *files.Answer) error {
 	return unix.ENOSYS
 }
 
-// changes says whether a request changes anything.
+// changes reports whether a request modifies anything.
 func changes(q *files.Request) bool {
 	switch q.Op {
 	case files.Change, files.Symlink, files.Mkdir, files.Remove, files.RemoveDir, files.Rename, files.Link, files.Create, files.Write:
@@ -106,8 +106,8 @@ func changes(q *files.Request) bool {
 	return false
 }
 
-// at opens what a path names without opening the file itself: a device or a
-// pipe stays untouched, a symbolic link is not followed.
+// at opens a path with O_PATH: devices and pipes are not touched and symbolic
+// links are not followed.
 func (r *root) at(path string) (int, error) {
 	if path == "" {
 		path = "."
@@ -115,7 +115,7 @@ func (r *root) at(path string) (int, error) {
 	return unix.Openat2(r.fd, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: resolve})
 }
 
-// parent opens the directory of a path and gives the last name.
+// parent opens the directory of a path and returns the last element.
 func (r *root) parent(path string) (fd int, name string, err error) {
 	if path == "" {
 		return -1, "", unix.EBUSY
@@ -128,7 +128,7 @@ func (r *root) parent(path string) (fd int, name string, err error) {
 	return fd, name, err
 }
 
-// in does something in the directory of a path.
+// in calls do with the directory of a path.
 func (r *root) in(path string, do func(dir int, name string) error) error {
 	fd, name, err := r.parent(path)
 	if err != nil {
@@ -138,7 +138,7 @@ func (r *root) in(path string, do func(dir int, name string) error) error {
 	return do(fd, name)
 }
 
-// stat is what a path names, which must be the inode that is meant.
+// stat opens and stats a path, which must be the expected inode.
 func (r *root) stat(path string, ino uint64, st *unix.Stat_t) (fd int, err error) {
 	fd, err = r.at(path)
 	if err != nil {
@@ -154,7 +154,7 @@ func (r *root) stat(path string, ino uint64, st *unix.Stat_t) (fd int, err error
 	return fd, nil
 }
 
-// attr reads the attributes of a path.
+// attr returns the attributes of a path.
 func (r *root) attr(path string, ino uint64, out *files.Attr) error {
 	var st unix.Stat_t
 	fd, err := r.stat(path, ino, &st)
@@ -165,8 +165,8 @@ func (r *root) attr(path string, ino uint64, out *files.Attr) error {
 	return unix.Close(fd)
 }
 
-// inode tells files apart. A file system may have several devices, each with
-// the same numbers.
+// inode returns a unique inode number. A file system may span several devices
+// that reuse numbers.
 func (r *root) inode(st *unix.Stat_t) uint64 { return st.Ino ^ (st.Dev^r.st.Dev)*0x9E3779B97F4A7C15 }
 
 func (r *root) fill(a *files.Attr, st *unix.Stat_t) {
@@ -174,12 +174,12 @@ func (r *root) fill(a *files.Attr, st *unix.Stat_t) {
 		Atime: st.Atim.Nano(), Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano()}
 }
 
-// self is a name by which a file that is open can be opened once more.
+// self returns a path by which an open file can be reopened.
 func self(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// file opens a regular file, or gives the one that is open. A guest that had it
-// open before may go on with it although its mode has changed since: the owner,
-// as whom all of this happens, can change that mode, too.
+// file opens a regular file, or returns the one already open. A guest that had it
+// open may continue to use it although its mode has changed: everything happens
+// as the owner, who could change the mode back.
 func (r *root) file(path string, ino uint64, write, before bool) (int, error) {
 	if h := r.files[ino]; h != nil && (h.writable || !write) && before {
 		r.clock++
@@ -197,7 +197,7 @@ func (r *root) file(path string, ino uint64, write, before bool) (int, error) {
 		return -1, unix.EISDIR
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return -1, unix.EPERM
-	case write && st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0: // a root who writes does not take the bit away
+	case write && st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0: // writes by root do not clear the bit
 		return -1, unix.EPERM
 	}
 	flags := unix.O_RDONLY
@@ -205,7 +205,7 @@ func (r *root) file(path string, ino uint64, write, before bool) (int, error) {
 		flags = unix.O_RDWR
 	}
 	fd, err := unix.Open(self(at), flags|unix.O_CLOEXEC, 0)
-	if err == unix.EACCES && write && !before { // a file that may be written and not read
+	if err == unix.EACCES && write && !before { // write-only file
 		fd, err = unix.Open(self(at), unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	}
 	if err == unix.EACCES && before && unix.Chmod(self(at), st.Mode&0o7777|0o600) == nil {
@@ -221,9 +221,9 @@ func (r *root) file(path string, ino uint64, write, before bool) (int, error) {
 	return fd, nil
 }
 
-// hold keeps an open file; the one that was not used for longest goes for it.
+// hold keeps an open file, evicting the least recently used one.
 func (r *root) hold(ino uint64, fd int, writable bool) {
-	_ = r.drop(ino) // what a close reports was told by the writes
+	_ = r.drop(ino) // errors were already reported by writes
 	if len(r.files) >= maxOpen {
 		oldest, at := uint64(0), ^uint64(0)
 		for i, h := range r.files {
@@ -253,7 +253,7 @@ func (r *root) read(q *files.Request, a *files.Answer) error {
 	}
 	a.Data = make([]byte, q.Size)
 	n, err := unix.Pread(fd, a.Data, q.Off)
-	if err == unix.EBADF { // it was open for writing only
+	if err == unix.EBADF { // it was open write-only
 		_ = r.drop(q.Ino)
 		if fd, err = r.file(q.Path, q.Ino, false, true); err != nil {
 			return err
@@ -283,7 +283,7 @@ func (r *root) write(q *files.Request, a *files.Answer) error {
 	return nil
 }
 
-// sync makes a file or a directory durable.
+// sync makes a file or directory durable.
 func (r *root) sync(q *files.Request) error {
 	if h := r.files[q.Ino]; h != nil {
 		return unix.Fsync(h.fd)
@@ -371,8 +371,7 @@ func (r *root) readLink(q *files.Request, a *files.Answer) error {
 	})
 }
 
-// done says that a request that was sent before has been done, when what it was
-// to make is there.
+// done treats a repeated request as successful if its result already exists.
 func (r *root) done(q *files.Request, err error, path string, a *files.Answer, is func(*files.Attr) bool) error {
 	if err == nil || q.Again && err == unix.EEXIST {
 		var now files.Attr
@@ -460,7 +459,7 @@ func (r *root) create(q *files.Request, a *files.Answer) error {
 	return nil
 }
 
-// entries lists a directory from a cursor of the kernel's on, as much as fits.
+// entries lists a directory from a kernel cursor, as much as fits.
 func (r *root) entries(q *files.Request, a *files.Answer) error {
 	var st unix.Stat_t
 	at, err := r.stat(q.Path, q.Ino, &st)
@@ -477,9 +476,9 @@ func (r *root) entries(q *files.Request, a *files.Answer) error {
 		return err
 	}
 	if r.list == nil {
-		r.list = make([]byte, 32<<10) // an entry takes more room there than in an answer
+		r.list = make([]byte, 32<<10) // an entry is larger here than in a response
 	}
-	for len(a.Data) == 0 { // a part may have only names that are not shown
+	for len(a.Data) == 0 { // a batch may contain only hidden names
 		n, err := unix.Getdents(fd, r.list)
 		if err != nil || n <= 0 {
 			return err
@@ -498,7 +497,7 @@ func (r *root) entries(q *files.Request, a *files.Answer) error {
 	return nil
 }
 
-// entry reads one entry of what the kernel gives.
+// entry parses one entry of the kernel's format.
 func entry(b []byte) (e files.Entry, size int, ok bool) {
 	const head = 19
 	if len(b) < head {

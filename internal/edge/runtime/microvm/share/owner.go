@@ -7,25 +7,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// become makes this thread, which is nobody else's, the owner of the directory
-// for everything that it does with files from here on: the kernel refuses what
-// it refuses the owner, and what is made is the owner's. There is no way back.
+// become makes this dedicated thread the owner of the directory for all further
+// file operations: the kernel enforces the owner's permissions, and new files
+// belong to the owner. It cannot be undone.
 func (r *root) become() error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("cannot have a umask of its own: %w", err)
 	}
-	unix.Umask(0) // the guest's programs have theirs
+	unix.Umask(0) // the guest's programs apply their own
 	uid, gid := uintptr(r.st.Uid), uintptr(r.st.Gid)
 	if os.Geteuid() != 0 || uid == 0 {
 		return nil
 	}
-	// By the bare calls, which are for one thread: those of package syscall are
-	// for all of them.
+	// Raw system calls affect one thread; those of package syscall affect all.
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
 		return fmt.Errorf("cannot leave the groups of this user: %w", errno)
 	}
 	for _, id := range []struct{ call, to uintptr }{{unix.SYS_SETFSGID, gid}, {unix.SYS_SETFSUID, uid}} {
-		unix.RawSyscall(id.call, id.to, 0, 0) // says only what it was before
+		unix.RawSyscall(id.call, id.to, 0, 0) // returns only the previous value
 		if now, _, _ := unix.RawSyscall(id.call, ^uintptr(0), 0, 0); now != id.to {
 			return fmt.Errorf("cannot become user %d, who owns the workspace", uid)
 		}
