@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where things are in the guest's initramfs.
+// Paths in the guest's initramfs.
 const (
-	ModuleDir  = "/lib/lull" // modules and the file "order" that lists them
+	ModuleDir  = "/lib/lull" // modules and the file "order" with their load order
 	PortName   = "lull.0"    // the virtio-serial port of the control channel
 	rootDir    = "/newroot"
 	upperDir   = "/upper"
@@ -25,17 +25,17 @@ const (
 	bootLimit  = 30 * time.Second // for a device to appear
 )
 
-// Plan is what the kernel's command line asks of the boot.
+// Plan is the boot configuration from the kernel's command line.
 type Plan struct {
 	Address  netip.Prefix // lull.ip: the guest's address in its network
 	Gateway  netip.Addr   // lull.gw
 	Resolver netip.Addr   // lull.dns
 	Root     string       // lull.root: block device with the workload's files; empty runs in the initramfs
-	Upper    string       // lull.upper: block device for what is written over them; empty keeps that in memory
+	Upper    string       // lull.upper: block device for changes to them; empty keeps changes in memory
 	Name     string       // lull.host: host name
 }
 
-// ParsePlan reads the kernel's command line. Words of others are left alone.
+// ParsePlan parses the kernel's command line. Unrelated words are ignored.
 func ParsePlan(cmdline string) (Plan, error) {
 	var p Plan
 	var errs []error
@@ -70,8 +70,8 @@ func device(name string) (string, error) {
 	return name, nil
 }
 
-// Boot brings the guest up as its process 1 and returns the configuration with
-// which a Harness serves it.
+// Boot initializes the guest as process 1 and returns the configuration for the
+// Harness that serves it.
 func Boot() (Config, error) {
 	if err := mountBasics(); err != nil {
 		return Config{}, err
@@ -100,9 +100,8 @@ func Boot() (Config, error) {
 		return Config{}, err
 	}
 	if p.Address.IsValid() {
-		// Nobody on its network speaks IPv6: it would only look for neighbours, at
-		// times just when the guest is back from disk. Programs may still listen on
-		// [::], and lo has ::1.
+		// The guest's network has no IPv6; neighbor discovery would only delay a guest
+		// that was just restored. Programs can still listen on [::], and lo has ::1.
 		if err := setKernel("net/ipv6/conf/eth0/disable_ipv6", "1"); err != nil {
 			return Config{}, err
 		}
@@ -116,7 +115,7 @@ func Boot() (Config, error) {
 		}
 		cfg.Root, cfg.Socket = rootDir, filepath.Join(rootDir, socketPath)
 	}
-	// As containers have it: the user of an image may listen on its port 80.
+	// As in containers, an unprivileged user may listen on port 80.
 	if err := setKernel("net/ipv4/ip_unprivileged_port_start", "0"); err != nil {
 		return Config{}, err
 	}
@@ -133,7 +132,7 @@ func Boot() (Config, error) {
 	return cfg, err
 }
 
-// setKernel sets a parameter below /proc/sys that the kernel may lack.
+// setKernel sets a parameter below /proc/sys, if the kernel has it.
 func setKernel(name, value string) error {
 	err := os.WriteFile("/proc/sys/"+name, []byte(value), 0)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -187,13 +186,13 @@ func mountBasics() error {
 	return err
 }
 
-// openFiles is how many files a program may have open, as container runtimes
-// give it: what it begins with, and what it may ask for.
+// openFiles are a program's soft and hard limits on open files, as container
+// runtimes set them.
 var openFiles = syscall.Rlimit{Cur: 1 << 16, Max: 1 << 19}
 
-// mountRoot puts a writable layer over the read-only image and the kernel's
-// file systems into it. The layer is a disk with what the guest wrote in earlier
-// boots, or memory where there is none.
+// mountRoot mounts a writable layer over the read-only image and the kernel's
+// file systems into it. The layer is a disk with the changes of earlier boots, or
+// memory if there is none.
 func mountRoot(device, upper string) error {
 	if err := await(device); err != nil {
 		return err
@@ -216,8 +215,8 @@ func mountRoot(device, upper string) error {
 	return mountAll(ms)
 }
 
-// mountUpper mounts what holds the writable layer. A disk that cannot be mounted
-// is an error that says why: what a guest wrote is never replaced by nothing.
+// mountUpper mounts the writable layer. A disk that cannot be mounted is an
+// error, so that existing data is never hidden by an empty layer.
 func mountUpper(device string) error {
 	if device == "" {
 		return mountAll([]mount{{"tmpfs", upperDir, "tmpfs", "mode=755", 0}})
@@ -225,15 +224,15 @@ func mountUpper(device string) error {
 	if err := errors.Join(await(device), os.MkdirAll(upperDir, 0o755)); err != nil {
 		return err
 	}
-	// With discard the host has back what is removed. The tables of a new disk are
-	// zero: a kernel that wrote them once more would do so while others wait.
+	// Discard returns freed blocks to the host. The inode tables of a new disk are
+	// already zero, so initializing them would only delay others.
 	if err := unix.Mount(device, upperDir, "ext4", 0, "discard,noinit_itable"); err != nil {
 		return fmt.Errorf("cannot mount the disk with what the guest wrote: %w; the kernel says: %s", err, lastOf(kernelLog(), "("+filepath.Base(device)+")"))
 	}
 	return nil
 }
 
-// kernelLog is what the kernel has printed, as far as it can be read.
+// kernelLog returns the kernel's log as far as it can be read.
 func kernelLog() string {
 	b := make([]byte, 256<<10)
 	n, err := unix.Klogctl(unix.SYSLOG_ACTION_READ_ALL, b)
@@ -243,7 +242,7 @@ func kernelLog() string {
 	return string(b[:n])
 }
 
-// lastOf is the last line of a kernel's log that speaks of something.
+// lastOf returns the last line of a log that contains of.
 func lastOf(log, of string) (last string) {
 	last = "nothing"
 	for line := range strings.Lines(log) {
@@ -267,7 +266,7 @@ func await(path string) error {
 	}
 }
 
-// rename gives a guest that was cloned its own host name and machine id.
+// rename gives a cloned guest its own host name and machine id.
 func rename(root, name, machine string) error {
 	was, err := os.Hostname()
 	if err != nil {
@@ -297,12 +296,12 @@ func rename(root, name, machine string) error {
 	return nil
 }
 
-// ownHosts is what the one line of an etc/hosts begins with that is ours.
+// ownHosts is the prefix of the line in etc/hosts that lull manages.
 const ownHosts = "127.0.0.1 localhost "
 
-// writeNames gives the workload its resolver and its own name. The image's
-// resolv.conf gives way: it names servers that the guest does not reach. Its
-// hosts stays.
+// writeNames configures the resolver and the guest's own name. The image's
+// resolv.conf is replaced, because the guest cannot reach its servers; its hosts
+// file is kept.
 func writeNames(root string, p Plan) error {
 	r, err := os.OpenRoot(root)
 	if err != nil {
@@ -329,17 +328,17 @@ func writeNames(root string, p Plan) error {
 			return err
 		}
 	}
-	// A clone may find those of the guest that it was made of.
-	was, _ := r.ReadFile("etc/hosts") // what cannot be read is not ours
+	// A clone may find the entries of its source.
+	was, _ := r.ReadFile("etc/hosts") // unreadable means not managed by lull
 	return put("etc/hosts", ownHosts+p.Name+"\n", strings.HasPrefix(string(was), ownHosts) && strings.Count(string(was), "\n") == 1)
 }
 
-// loadModules loads what the file "order" lists, in that order. What the kernel
-// has already, built in or loaded, is no error.
+// loadModules loads the modules listed in the file "order", in that order.
+// Modules already loaded or built in are not an error.
 func loadModules(dir string) error {
 	f, err := os.Open(filepath.Join(dir, "order"))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // a kernel that has everything built in
+		return nil // everything is built in
 	}
 	if err != nil {
 		return fmt.Errorf("cannot read the list of modules: %w", err)
@@ -365,8 +364,8 @@ func loadModule(path string) error {
 	return nil
 }
 
-// openPort finds a virtio-serial port by its name. Opening does not wait for
-// the host; a read says io.EOF while nobody is there.
+// openPort opens a virtio-serial port by name. It does not wait for the host;
+// reads return io.EOF while the host is disconnected.
 func openPort(name string) (*os.File, error) {
 	deadline := time.Now().Add(bootLimit)
 	for {

@@ -13,25 +13,25 @@ import (
 	"lull/internal/link/guest"
 )
 
-// maxCommands run beside the workload at once: fewer than a channel serves calls,
-// so that it always has room for the others.
+// maxCommands is the maximum number of concurrent commands, fewer than the calls
+// a channel serves, so that other calls always get through.
 const maxCommands = 16
 
-// command is one that runs beside the workload.
+// command is a command running beside the workload.
 type command struct {
 	number uint64
-	host   *guest.Peer // which waits for it
+	host   *guest.Peer // which awaits the result
 	end    context.CancelFunc
 }
 
-// commands are those that run now.
+// commands is the set of running commands.
 type commands struct {
 	mu  sync.Mutex
 	all []*command
 }
 
-// enter admits x. The context ends when x is cancelled, or its host has gone;
-// leave has to be called.
+// enter admits x. The context ends when x is canceled or its host disconnects.
+// The caller must call leave.
 func (k *commands) enter(ctx context.Context, x *command) (live context.Context, leave func(), err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -57,7 +57,7 @@ func (k *commands) enter(ctx context.Context, x *command) (live context.Context,
 	}, nil
 }
 
-// cancel ends those that match.
+// cancel cancels the commands for which match returns true.
 func (k *commands) cancel(match func(*command) bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -68,8 +68,8 @@ func (k *commands) cancel(match func(*command) bool) {
 	}
 }
 
-// exec runs a command beside the workload, as its user, and waits for it. What
-// it prints goes to the host by p. It is killed when nobody waits for it any more.
+// exec runs a command beside the workload, as its user, and waits for it. Output
+// is sent to the host as it appears. If the host cancels it, it is killed.
 func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) (guest.ExecAnswer, error) {
 	if len(c.Command) == 0 {
 		return guest.ExecAnswer{}, errors.New("cannot run a command: it is empty")
@@ -130,10 +130,10 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 	select {
 	case <-p.over:
 	case <-ctx.Done():
-		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // its session; it may be gone already
+		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // its session, which may be gone already
 		<-p.over
 	}
-	// A child of its that keeps a stream open must not keep the answer.
+	// A child that keeps a stream open must not delay the answer.
 	for _, f := range mine {
 		_ = f.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
 	}

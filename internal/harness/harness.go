@@ -1,19 +1,16 @@
-// Package harness is what runs first in the guest of a microVM: it brings the
-// guest up (modules, mounts, network), starts the one workload when the host
-// says so, carries its output, reads how busy it is, and answers the host over
-// a virtio-serial port (package link/guest has the messages), and over vsock as
-// well when the host asks for it. What the harness has to say goes over vsock
-// then; a vsock connection that ends leaves the port as it was.
+// Package harness is the guest agent, the first process in a microVM's guest: it
+// initializes the guest (modules, mounts, network), starts the one workload when
+// the host asks, forwards its output, measures its activity, and answers the host
+// over a virtio-serial port (messages in package link/guest) and, if the host asks
+// for it, over vsock. Its own messages then go over vsock; the port stays usable.
 //
-// It guarantees that the workload never waits for the host: output that nobody
-// takes is dropped and counted. Nothing of the harness itself counts as use:
-// readings are those of the workload's control group and of the network card,
-// which the harness does not touch. It starts nothing again by itself and
-// judges nothing; the host does both.
+// The workload never waits for the host: output that is not taken is dropped and
+// counted. The guest agent's own activity does not count as use: readings are
+// those of the workload's control group and of the network card, which it does
+// not touch. It restarts nothing and decides nothing; the host does both.
 //
-// A host that goes away and comes back finds the harness as it was: the first
-// call of every connection is hello, whose answer says what runs or how it
-// ended.
+// A host that reconnects finds the guest agent unchanged: the first call of every
+// connection is hello, whose answer says what runs or how it ended.
 package harness
 
 import (
@@ -35,17 +32,17 @@ import (
 	"lull/internal/link/guest/vsock"
 )
 
-// Config of a Harness. Paths are those of the guest, or a test's.
+// Config configures a Harness. Tests replace the guest's paths.
 type Config struct {
-	Channel io.ReadWriter // to the host; a read that ends (io.EOF) means that nobody is there now
+	Channel io.ReadWriter // to the host; io.EOF on read means that the host is disconnected
 	Proc    string        // default /proc
 	Sys     string        // default /sys
-	Root    string        // root of the workload's files; default /
-	Group   string        // an existing control group (v2) for the workload; empty for none, then its CPU is unknown
-	Card    string        // network card that the workload uses; default eth0
-	Socket  string        // path of LULL_SOCKET as the harness sees it; empty for none
-	SockEnv string        // the same path as the workload sees it; default Socket
-	Init    bool          // this is process 1: every orphan is ours to collect
+	Root    string        // the workload's root directory; default /
+	Group   string        // existing control group (v2) of the workload; if empty, its CPU usage is unknown
+	Card    string        // the workload's network card; default eth0
+	Socket  string        // path of LULL_SOCKET; empty for none
+	SockEnv string        // the same path inside Root; default Socket
+	Init    bool          // running as process 1, which reaps orphans
 	Log     *slog.Logger
 
 	SetClock func(time.Time) error            // default the kernel's
@@ -53,17 +50,17 @@ type Config struct {
 	Seed     func([]byte) error               // default the kernel's pool
 	PowerOff func() error                     // default the kernel's; a nil error ends Run
 
-	// DialHost connects to a vsock port of the host, default by the kernel's
-	// modules of ModuleDir.
+	// DialHost connects to a vsock port of the host. By default it loads the
+	// modules in ModuleDir.
 	DialHost func(ctx context.Context, port uint32, k vsock.Key) (io.ReadWriteCloser, error)
 
-	Beat time.Duration // between two heartbeats, default 5 s, each jittered by a tenth
+	Beat time.Duration // heartbeat interval, default 5 s, jittered by 10 %
 }
 
-// retryRead is how long a channel without a host is left alone.
+// retryRead is the delay between reads of a disconnected channel.
 const retryRead = 100 * time.Millisecond
 
-// Harness serves one guest. Make it with New.
+// Harness serves one guest. Create it with New.
 type Harness struct {
 	cfg  Config
 	log  *slog.Logger
@@ -74,19 +71,19 @@ type Harness struct {
 
 	logs *ring
 
-	work sync.WaitGroup // what Run waits for
+	work sync.WaitGroup // awaited by Run
 
 	commands commands
 
 	mu   sync.Mutex
-	peer *guest.Peer // the present connection of the port
-	fast *overVsock  // what is preferred to it; nil for none
+	peer *guest.Peer // current connection of the port
+	fast *overVsock  // preferred over peer; nil for none
 	main *process    // nil before run
 	env  []string
 	dir  string
 	cred *syscall.Credential
 	exit *guest.ExitNote
-	busy int // programs that said busy
+	busy int // number of programs that reported busy
 
 	reserve reserve
 
@@ -94,7 +91,7 @@ type Harness struct {
 	offOnce sync.Once
 }
 
-// New checks the configuration and starts nothing.
+// New validates the configuration. It starts nothing.
 func New(cfg Config) (*Harness, error) {
 	if cfg.Channel == nil {
 		return nil, errors.New("cannot make a harness: there is no channel to the host")
@@ -147,7 +144,7 @@ func (h *Harness) Run(ctx context.Context) error {
 	if c, ok := h.cfg.Channel.(io.Closer); ok {
 		defer context.AfterFunc(ctx, func() { c.Close() })()
 	}
-	p := h.newPeer() // before anybody has something to say
+	p := h.newPeer() // before anything can be sent
 	if h.cfg.Init {
 		h.work.Go(func() { h.kids.collect(ctx) })
 	}
@@ -173,7 +170,7 @@ func (h *Harness) Run(ctx context.Context) error {
 	return nil
 }
 
-// newPeer begins a connection of the port.
+// newPeer starts a connection on the port.
 func (h *Harness) newPeer() *guest.Peer {
 	p := guest.NewPeer(h.cfg.Channel)
 	h.mu.Lock()
@@ -182,7 +179,7 @@ func (h *Harness) newPeer() *guest.Peer {
 	return p
 }
 
-// host is the connection on which the host is told things.
+// host returns the connection for messages to the host.
 func (h *Harness) host() *guest.Peer {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -192,7 +189,7 @@ func (h *Harness) host() *guest.Peer {
 	return h.peer
 }
 
-// serve answers the host on one connection until that ends.
+// serve answers the host on one connection until it ends.
 func (h *Harness) serve(ctx context.Context, p *guest.Peer) error {
 	p.Quick = func(line []byte) ([]byte, bool) {
 		b, ok := h.quick(line)
@@ -204,11 +201,11 @@ func (h *Harness) serve(ctx context.Context, p *guest.Peer) error {
 	return p.Run(nil, func(q guest.Request) (any, error) { return h.handle(ctx, p, q) })
 }
 
-// handle answers one request of the host, which came by p.
+// handle answers a request that arrived on p.
 func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (any, error) {
 	switch q.Method {
 	case guest.Hello:
-		// The first call of a host: who asked for what still runs is another one.
+		// A host's first call: requests still running came from its predecessor.
 		h.commands.cancel(func(x *command) bool { return x.host == p })
 		return h.hello(), nil
 	case guest.Run:
@@ -283,8 +280,8 @@ func (h *Harness) hello() guest.HelloAnswer {
 	return guest.HelloAnswer{Version: guest.Version, Boot: h.boot, Running: h.main != nil && h.exit == nil, Exit: h.exit, Busy: h.busy > 0}
 }
 
-// setClock brings the guest's clock to the host's time and stirs the random
-// numbers, so that no two guests restored from one image draw the same.
+// setClock sets the guest's clock to the host's time and reseeds the random
+// number generator, so that guests restored from one image differ.
 func (h *Harness) setClock(c guest.ClockCall) (guest.ClockAnswer, error) {
 	if len(c.Seed) < 16 || len(c.Seed) > 512 {
 		return guest.ClockAnswer{}, fmt.Errorf("cannot use seed: %d bytes, want 16 to 512", len(c.Seed))
@@ -302,8 +299,8 @@ func (h *Harness) setClock(c guest.ClockCall) (guest.ClockAnswer, error) {
 	return guest.ClockAnswer{Behind: int64(behind), Hello: &hello}, nil
 }
 
-// shutdown ends the workload, first gracefully, and powers off. It outlives the
-// call that asked for it.
+// shutdown ends the workload, gracefully at first, and powers off. It continues
+// after its caller has gone.
 func (h *Harness) shutdown(grace time.Duration) {
 	if err := h.signal(syscall.SIGTERM); err == nil {
 		h.mu.Lock()

@@ -17,20 +17,19 @@ func setClock(t time.Time) error {
 	return nil
 }
 
-// Requests of /dev/random (linux/random.h).
+// ioctl requests of /dev/random (linux/random.h).
 const (
 	rndAddEntropy = 0x40085203
 	rndReseedCRNG = 0x5207
 )
 
-// randomPool stays open: a guest that is back from disk is seeded before anything
-// else, and to open it again would cost an emulated processor milliseconds.
+// randomPool stays open: a restored guest is reseeded before anything else, and
+// reopening would cost milliseconds on an emulated CPU.
 var randomPool = sync.OnceValues(func() (int, error) {
 	return unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 })
 
-// seed adds bytes to the kernel's pool as entropy and makes it draw from them
-// at once.
+// seed adds entropy to the kernel's pool and makes it effective immediately.
 func seed(b []byte) error {
 	fd, err := randomPool()
 	if err != nil {
@@ -52,8 +51,7 @@ func seed(b []byte) error {
 	return nil
 }
 
-// powerOff writes everything back and ends the machine; it returns only on an
-// error.
+// powerOff syncs and powers off the machine; it returns only on an error.
 func powerOff() error {
 	unix.Sync()
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {

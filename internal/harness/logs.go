@@ -10,11 +10,11 @@ import (
 	"lull/internal/link/guest"
 )
 
-// ringSize is how much output waits for the host.
+// ringSize is the capacity for output that waits for the host.
 const ringSize = 256 << 10
 
-// ring holds output until it is sent. Writing never waits: the oldest bytes
-// make room and are counted.
+// ring buffers output until it is sent. Writing never blocks: the oldest bytes
+// are dropped and counted.
 type ring struct {
 	mu      sync.Mutex
 	b       []byte
@@ -22,7 +22,7 @@ type ring struct {
 	dropped uint64 // since the last take
 	total   uint64 // ever dropped
 	some    chan struct{}
-	empty   chan struct{} // closed while nothing waits and nothing is being sent
+	empty   chan struct{} // closed while nothing is buffered or being sent
 	sending bool
 }
 
@@ -57,7 +57,7 @@ func (r *ring) readFrom(f *os.File) {
 	for {
 		n, err := f.Read(buf)
 		if n > 0 {
-			_, _ = r.Write(buf[:n]) // cannot fail
+			_, _ = r.Write(buf[:n]) // never fails
 		}
 		if err != nil {
 			return
@@ -65,7 +65,7 @@ func (r *ring) readFrom(f *os.File) {
 	}
 }
 
-// take removes the next chunk; sent must be called when it has left.
+// take removes the next chunk. The caller must call sent afterwards.
 func (r *ring) take() (guest.LogNote, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -78,7 +78,7 @@ func (r *ring) take() (guest.LogNote, bool) {
 	return note, true
 }
 
-// sent ends a take; a chunk that did not leave is counted as dropped.
+// sent completes a take; a chunk that was not sent counts as dropped.
 func (r *ring) sent(note guest.LogNote, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,14 +92,14 @@ func (r *ring) sent(note guest.LogNote, ok bool) {
 	}
 }
 
-// lost is how many bytes nobody took in time.
+// lost returns the number of dropped bytes.
 func (r *ring) lost() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.total
 }
 
-// drained waits until everything was sent, at most for d.
+// drained waits until everything has been sent, at most for d.
 func (r *ring) drained(d time.Duration) {
 	r.mu.Lock()
 	e := r.empty
@@ -110,7 +110,7 @@ func (r *ring) drained(d time.Duration) {
 	}
 }
 
-// sendLogs carries the ring to the host.
+// sendLogs sends buffered output to the host.
 func (h *Harness) sendLogs(ctx context.Context) {
 	for {
 		for {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bringUp sets a network card up with an address and a default route, both
-// optional, by netlink.
+// bringUp enables a network card over netlink, optionally with an address and a
+// default route.
 func bringUp(card string, addr netip.Prefix, gateway netip.Addr) error {
 	if err := await(filepath.Join("/sys/class/net", card)); err != nil {
 		return err
@@ -39,7 +39,7 @@ type request struct {
 	b    []byte
 }
 
-// requests are the netlink messages, in order.
+// requests returns the netlink messages, in order.
 func requests(index int, addr netip.Prefix, gateway netip.Addr) (out []request) {
 	le := binary.NativeEndian
 	link := make([]byte, unix.SizeofIfInfomsg)
@@ -82,7 +82,7 @@ func attribute(kind uint16, v []byte) []byte {
 	return append(b, make([]byte, -len(b)&3)...)
 }
 
-// ask sends one request and reads its acknowledgement.
+// ask sends one request and waits for its acknowledgment.
 func ask(fd int, b []byte) error {
 	if err := unix.Sendto(fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err

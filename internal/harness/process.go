@@ -20,14 +20,14 @@ import (
 	"lull/internal/link/guest"
 )
 
-// process is a program that the harness started.
+// process is a program started by the guest agent.
 type process struct {
 	pid    int
-	over   chan struct{} // closed when it was collected
+	over   chan struct{} // closed when it has been reaped
 	status syscall.WaitStatus
 }
 
-// note is how it ended; call it after over.
+// note returns how it ended. It must be called after over is closed.
 func (p *process) note() guest.ExitNote {
 	n := guest.ExitNote{Code: p.status.ExitStatus(), At: time.Now().UnixMilli()}
 	if p.status.Signaled() {
@@ -37,8 +37,8 @@ func (p *process) note() guest.ExitNote {
 	return n
 }
 
-// children collects processes that ended. As process 1 it collects orphans
-// too, and must be the only one that waits.
+// children reaps processes. As process 1 it also reaps orphans, and nothing else
+// may call wait.
 type children struct {
 	init bool
 	mu   sync.Mutex // held from before a fork until its pid is known
@@ -47,7 +47,7 @@ type children struct {
 
 func newChildren(init bool) *children { return &children{init: init, all: map[int]*process{}} }
 
-// start runs a program; its end closes over.
+// start runs a program and closes over when it ends.
 func (c *children) start(path string, argv []string, attr *os.ProcAttr) (*process, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -60,7 +60,7 @@ func (c *children) start(path string, argv []string, attr *os.ProcAttr) (*proces
 		c.all[p.pid] = p
 		return p, osp.Release()
 	}
-	go func() { // over is what its starter waits for
+	go func() { // its caller waits for over
 		if st, err := osp.Wait(); err == nil {
 			p.status, _ = st.Sys().(syscall.WaitStatus)
 		}
@@ -69,7 +69,7 @@ func (c *children) start(path string, argv []string, attr *os.ProcAttr) (*proces
 	return p, nil
 }
 
-// collect waits for every process of the guest until ctx ends.
+// collect reaps processes until ctx ends.
 func (c *children) collect(ctx context.Context) {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
@@ -79,7 +79,7 @@ func (c *children) collect(ctx context.Context) {
 		}
 		select {
 		case <-ended:
-		case <-time.After(time.Second): // a signal can be lost, an orphan must not stay
+		case <-time.After(time.Second): // signals can coalesce, but orphans must be reaped
 		case <-ctx.Done():
 			return
 		}
@@ -105,7 +105,7 @@ func (c *children) collectOne() bool {
 	return true
 }
 
-// run starts the workload. There is one in each boot.
+// run starts the workload, once per boot.
 func (h *Harness) run(c guest.RunCall) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -117,7 +117,7 @@ func (h *Harness) run(c guest.RunCall) error {
 	}
 	env := c.Env
 	if h.cfg.Socket != "" {
-		// The first of two entries is what programs see, so the host's goes.
+		// Programs see the first of two entries, so the host's is removed.
 		env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "LULL_SOCKET=") })
 		env = append(env, "LULL_SOCKET="+h.cfg.SockEnv)
 	}
@@ -148,7 +148,7 @@ func (h *Harness) run(c guest.RunCall) error {
 	}
 	h.main, h.env, h.dir, h.cred = p, env, c.Dir, cred
 	read := make(chan struct{})
-	go func() { // read ends with the last process that holds the pipe
+	go func() { // reading ends when the last process closes the pipe
 		defer close(read)
 		defer r.Close()
 		h.logs.readFrom(r)
@@ -158,7 +158,7 @@ func (h *Harness) run(c guest.RunCall) error {
 }
 
 // give makes a user the owner of its pipes, so that it can open them by name:
-// /dev/stdout, where images have their logs linked to.
+// images link their logs to /dev/stdout.
 func give(to *syscall.Credential, pipes ...*os.File) error {
 	if to == nil {
 		return nil
@@ -171,7 +171,7 @@ func give(to *syscall.Credential, pipes ...*os.File) error {
 	return nil
 }
 
-// makeDir makes the workload's directory where the image lacks it, as container
+// makeDir creates the workload's directory if the image lacks it, as container
 // runtimes do.
 func makeDir(root, dir string) error {
 	r, err := os.OpenRoot(root)
@@ -184,17 +184,17 @@ func makeDir(root, dir string) error {
 		return nil
 	}
 	if _, err := r.Stat(at); !errors.Is(err, os.ErrNotExist) {
-		return nil // it is there, or whoever goes there is told
+		return nil // it exists, or entering it will fail with the reason
 	}
 	return r.MkdirAll(at, 0o755)
 }
 
-// lastWords is how long the end of a workload's output is waited for: a child
-// that outlives it may hold the pipe open.
+// lastWords is how long to wait for the end of a workload's output: a child that
+// outlives it may keep the pipe open.
 const lastWords = 500 * time.Millisecond
 
-// await tells the host how the workload ended, as soon as anybody listens and
-// after what it printed. killed is what oomKills was before it began.
+// await reports how the workload ended, once the host is connected and after its
+// output. killed is the value of oomKills before it started.
 func (h *Harness) await(p *process, read <-chan struct{}, killed uint64) {
 	<-p.over
 	select {
@@ -246,7 +246,7 @@ func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential
 	return h.kids.start(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{null, out, errOut}, Sys: sys})
 }
 
-// look finds a program in the workload's root, whose links are followed there.
+// look finds a program in the workload's root, resolving links inside it.
 func look(root *os.File, name string, env []string, dir string) (string, error) {
 	runs := func(p string) bool {
 		fd, err := unix.Openat2(int(root.Fd()), p, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
@@ -281,10 +281,10 @@ func look(root *os.File, name string, env []string, dir string) (string, error) 
 	return "", fmt.Errorf("cannot find %s in the guest's PATH %s", name, search)
 }
 
-// maxFile bounds the guest's passwd file.
+// maxFile limits the guest's passwd file, in bytes.
 const maxFile = 1 << 20
 
-// lookUser reads name or uid[:gid]; empty is the harness's own user.
+// lookUser resolves name or uid[:gid]; empty means the current user.
 func lookUser(root, user string) (*syscall.Credential, error) {
 	if user == "" {
 		return nil, nil
@@ -328,7 +328,7 @@ func lookUser(root, user string) (*syscall.Credential, error) {
 	return nil, fmt.Errorf("cannot use user %q: the guest does not know it", user)
 }
 
-// signal sends to the workload's main process.
+// signal sends sig to the workload's main process.
 func (h *Harness) signal(sig syscall.Signal) error {
 	if sig < 1 || sig > 64 {
 		return fmt.Errorf("cannot use signal %d: want 1 to 64", sig)
@@ -339,7 +339,7 @@ func (h *Harness) signal(sig syscall.Signal) error {
 	if m == nil {
 		return errors.New("cannot signal the workload: there is none")
 	}
-	h.kids.mu.Lock() // it is not collected meanwhile, so its pid is its own
+	h.kids.mu.Lock() // it is not reaped meanwhile, so the pid cannot be reused
 	defer h.kids.mu.Unlock()
 	select {
 	case <-m.over:
@@ -352,7 +352,7 @@ func (h *Harness) signal(sig syscall.Signal) error {
 	return nil
 }
 
-// killAll ends the workload with everything that it started.
+// killAll kills the workload and everything it started.
 func (h *Harness) killAll() {
 	if h.cfg.Group != "" {
 		if err := os.WriteFile(filepath.Join(h.cfg.Group, "cgroup.kill"), []byte("1"), 0); err == nil {
@@ -368,6 +368,6 @@ func (h *Harness) killAll() {
 	select {
 	case <-m.over:
 	default:
-		_ = syscall.Kill(-m.pid, syscall.SIGKILL) // its session; ESRCH means that it is gone
+		_ = syscall.Kill(-m.pid, syscall.SIGKILL) // its session; ESRCH means it is gone
 	}
 }

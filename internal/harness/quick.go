@@ -8,10 +8,9 @@ import (
 	"lull/internal/link/guest"
 )
 
-// quick answers a request to set the clock that has exactly the form in which a
-// host writes it; any other goes the usual way. In cold software emulation the
-// decoder and encoder of JSON are tens of milliseconds of code to translate,
-// and a client waits for them.
+// quick answers a set_clock request that has exactly the form a host writes;
+// others take the usual path. In cold software emulation, decoding and encoding
+// JSON takes tens of milliseconds while a client waits.
 func (h *Harness) quick(line []byte) ([]byte, bool) {
 	rest, ok := bytes.CutPrefix(line, []byte(`{"jsonrpc":"2.0","id":`))
 	if !ok {

@@ -19,16 +19,16 @@ import (
 	"lull/internal/link/guest"
 )
 
-// Thresholds of the heartbeat (spec, section 4): CPU above 1 % of the window,
-// net from 512 bytes for each 5 s.
+// Thresholds of the heartbeat: CPU above 1 % of the window, network from 512
+// bytes per 5 s.
 const (
 	cpuShare  = 0.01
 	netBytes  = 512
 	netWindow = 5 * time.Second
-	maxTable  = 64 << 20 // bytes of a socket table that are read
+	maxTable  = 64 << 20 // maximum size of a socket table, in bytes
 )
 
-// health reads the workload now. Each part fails alone.
+// health measures the workload now. Each part may fail independently.
 func (h *Harness) health() guest.HealthAnswer {
 	h.mu.Lock()
 	a := guest.HealthAnswer{Running: h.main != nil && h.exit == nil}
@@ -51,9 +51,9 @@ func (h *Harness) health() guest.HealthAnswer {
 	return a
 }
 
-// oomKills counts the processes that the guest's kernel ended for want of memory
-// since the boot; 0 when it does not say. All memory of the guest is the
-// workload's to use up, so the kernel's count for everything is its own.
+// oomKills returns how many processes the guest kernel has killed since boot
+// because memory ran out, 0 if unknown. The global count is used, because the
+// workload may use all of the guest's memory.
 func (h *Harness) oomKills() uint64 {
 	b, err := os.ReadFile(filepath.Join(h.cfg.Proc, "vmstat"))
 	if err != nil {
@@ -61,14 +61,14 @@ func (h *Harness) oomKills() uint64 {
 	}
 	for line := range strings.Lines(string(b)) {
 		if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
-			n, _ := strconv.ParseUint(strings.TrimSpace(v), 10, 64) // 0 for what is no number
+			n, _ := strconv.ParseUint(strings.TrimSpace(v), 10, 64) // 0 if not a number
 			return n
 		}
 	}
 	return 0
 }
 
-// cpu is what the workload's group has used since the boot.
+// cpu returns the CPU time the workload's group has used since boot.
 func (h *Harness) cpu() (time.Duration, error) {
 	if h.cfg.Group == "" {
 		return 0, errors.New("cannot read the CPU time: the workload has no control group")
@@ -89,7 +89,7 @@ func (h *Harness) cpu() (time.Duration, error) {
 	return 0, errors.New("cannot read the CPU time: cpu.stat has no usage_usec")
 }
 
-// netBytes is what went through the card, both ways.
+// netBytes returns the bytes that passed the network card in both directions.
 func (h *Harness) netBytes() (uint64, error) {
 	total := uint64(0)
 	for _, f := range []string{"rx_bytes", "tx_bytes"} {
@@ -120,16 +120,16 @@ func (h *Harness) available() int64 {
 	return 0
 }
 
-// States of /proc/net/tcp.
+// Socket states in /proc/net/tcp.
 const (
 	established = 0x01
 	synRecv     = 0x03
 	closeWait   = 0x08
 	listening   = 0x0a
-	unconnected = 0x07 // of UDP
+	unconnected = 0x07 // UDP
 )
 
-// socket is one line of a table in /proc/net.
+// socket is a line of a socket table in /proc/net.
 type socket struct {
 	local, remote netip.AddrPort
 	state         uint8
@@ -137,15 +137,15 @@ type socket struct {
 	inode         uint64
 }
 
-// tcp counts connections that the guest opened, and lists what waits and what
-// listens. A connection whose own end is a listening port came from outside:
-// the host knows those itself, being where they come from.
+// tcp counts connections that the guest opened, and lists waiting connections and
+// listeners. A connection to a listening port came from outside; the host knows
+// those itself.
 func (h *Harness) tcp(a *guest.HealthAnswer) error {
 	var all []socket
 	for _, f := range []struct{ name, network string }{{"tcp", "tcp"}, {"tcp6", "tcp"}, {"udp", "udp"}, {"udp6", "udp"}} {
 		socks, err := h.table(f.name)
 		if errors.Is(err, os.ErrNotExist) && strings.HasSuffix(f.name, "6") {
-			continue // a kernel without IPv6
+			continue // the kernel has no IPv6
 		}
 		if err != nil {
 			return err
@@ -192,7 +192,7 @@ func (h *Harness) table(name string) ([]socket, error) {
 	return out, nil
 }
 
-// parseTable reads a table of /proc/net.
+// parseTable parses a socket table of /proc/net.
 func parseTable(r io.Reader) (out []socket, err error) {
 	sc := bufio.NewScanner(r)
 	for n := 0; sc.Scan(); n++ {
@@ -219,8 +219,8 @@ func parseTable(r io.Reader) (out []socket, err error) {
 	return out, sc.Err()
 }
 
-// parseAddr reads an address as the kernel prints it: words in host order, on
-// every machine that lull runs on little-endian.
+// parseAddr parses an address as printed by the kernel: words in host order,
+// which is little-endian on every supported machine.
 func parseAddr(s string) (netip.AddrPort, error) {
 	host, port, ok := strings.Cut(s, ":")
 	p, err := strconv.ParseUint(port, 16, 16)
@@ -239,9 +239,8 @@ func parseAddr(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a.Unmap(), uint16(p)), nil
 }
 
-// beat sends a heartbeat while the workload does something (seeds/004, 3.2).
-// Silence means idle to a host that knows its channel to be well, which it
-// learns from health.
+// beat sends a heartbeat while the workload is active. If the channel is healthy,
+// which the host verifies with health, silence means idle.
 func (h *Harness) beat(ctx context.Context) {
 	last, at := h.health(), time.Now()
 	for {
@@ -263,15 +262,15 @@ func (h *Harness) beat(ctx context.Context) {
 	}
 }
 
-// beatParams are those of the activity message.
+// beatParams are the parameters of the activity message.
 type beatParams struct {
 	TCP int    `json:"tcp"`
 	CPU int64  `json:"cpu_ms"`
 	Net uint64 `json:"net_bytes"`
 }
 
-// activity is the heartbeat between two looks, nil when nothing is above its
-// threshold. What could not be read is not in it.
+// activity returns the heartbeat for the time between two measurements, nil if
+// nothing reached its threshold. Unreadable values are omitted.
 func activity(a, b guest.HealthAnswer, window time.Duration) *beatParams {
 	var p beatParams
 	if b.TCPErr == "" {

@@ -14,19 +14,19 @@ import (
 	"lull/internal/link/guest"
 )
 
-// The disk of a guest's own files is a sparse file of its host, which may have
-// less room than the disk says. A write that finds none there comes too late: the
-// program has gone on long ago. So the file system here keeps as many of its free
-// blocks back as its host cannot give, and a program hears ENOSPC when it writes.
+// A guest's own disk is a sparse file on the host, which may have less space than
+// the disk's size. A write that fails on the host comes too late, because the
+// program has already continued. The file system therefore reserves as many free
+// blocks as the host cannot provide, and programs get ENOSPC when they write.
 
-// reserve is what the file system keeps back by itself, in blocks.
+// reserve is the file system's own reservation, in blocks.
 type reserve struct {
 	mu    sync.Mutex
 	known bool
 	own   int64
 }
 
-// room takes in what the host has room for.
+// room applies the host's available space.
 func (h *Harness) room(c guest.RoomCall) error {
 	dir, err := ext4Of(h.cfg.Sys, upperDir)
 	if err != nil {
@@ -53,9 +53,9 @@ func (h *Harness) room(c guest.RoomCall) error {
 	return nil
 }
 
-// keepBack is how many blocks of size bytes are kept back. own are kept in any
-// case; free are not used yet, and delayed are used but not on the disk: the host
-// does not know of them, and has room for bytes.
+// keepBack returns how many blocks of the given size to reserve. own is the file
+// system's own reservation; free blocks are unused; delayed blocks are allocated
+// but not on disk, so the host, which has space for bytes, does not count them.
 func keepBack(own, free, delayed, size, bytes int64) int64 {
 	if bytes < 0 {
 		return own
@@ -63,7 +63,7 @@ func keepBack(own, free, delayed, size, bytes int64) int64 {
 	return max(own, free-max(bytes/size-delayed, 0))
 }
 
-// ext4Of is where the kernel shows the ext4 file system mounted on path.
+// ext4Of returns the sysfs directory of the ext4 file system mounted on path.
 func ext4Of(sys, path string) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

@@ -11,16 +11,16 @@ import (
 	"lull/internal/link/guest"
 )
 
-// Bounds of LULL_SOCKET in the guest.
+// Limits of LULL_SOCKET in the guest.
 const (
 	maxClients = 256
-	hostLimit  = 30 * time.Second // how long a program waits for the host's answer
+	hostLimit  = 30 * time.Second // maximum wait for the host's answer
 )
 
-// serveWorkload answers programs of the guest: what they say goes to the host
-// and its answer back. busy holds as long as the connection that said it.
+// serveWorkload forwards programs' messages to the host and returns its answers. A
+// busy message holds as long as its connection is open.
 func (h *Harness) serveWorkload(ctx context.Context, ln net.Listener) {
-	if err := os.Chmod(h.cfg.Socket, 0o666); err != nil { // every user of the guest is the workload
+	if err := os.Chmod(h.cfg.Socket, 0o666); err != nil { // every user in the guest belongs to the workload
 		h.log.Warn("cannot open the socket to every user", "error", err)
 	}
 	var wg sync.WaitGroup
@@ -56,7 +56,7 @@ func (h *Harness) serveProgram(ctx context.Context, c net.Conn) error {
 	busy := false
 	defer func() {
 		if busy {
-			_ = h.setBusy(ctx, -1) // it is gone without a word, and the host learns it at the next hello
+			_ = h.setBusy(ctx, -1) // disconnected without notice; the host learns of it from the next hello
 		}
 	}()
 	return guest.Serve(c, func(m guest.Message) error {
@@ -91,8 +91,7 @@ func (h *Harness) ask(ctx context.Context, method string, params any) error {
 	return h.host().Call(ctx, method, params, nil)
 }
 
-// setBusy counts programs in the middle of work and tells the host of the
-// first and the last.
+// setBusy counts busy programs and reports the first and the last to the host.
 func (h *Harness) setBusy(ctx context.Context, n int) error {
 	h.mu.Lock()
 	was := h.busy > 0

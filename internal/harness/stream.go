@@ -10,32 +10,31 @@ import (
 	"lull/internal/link/guest"
 )
 
-// stream carries what a command prints to the host. A host that is slow makes
-// the command wait, as a slow reader of a pipe does.
+// stream sends a command's output to the host. A slow host slows down the
+// command, as a slow reader of a pipe does.
 type stream struct {
 	to   *guest.Peer
-	note guest.OutputNote // its data is what was not sent yet
+	note guest.OutputNote // its data has not been sent yet
 	sent int
-	cut  bool // some of it is lost
+	cut  bool // some output was lost
 }
 
-// readFrom reads to the end of f, or until its deadline and then what lies in
-// the pipe: to send what was read before may have taken longer.
+// readFrom reads f to its end, or until its deadline and then what is still in
+// the pipe, because sending may have taken longer.
 func (s *stream) readFrom(f *os.File) {
 	if _, err := io.Copy(s, f); err == nil {
 		return
 	}
 	left := 0
 	if raw, err := f.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { left, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }) // none where it does not say
+		_ = raw.Control(func(fd uintptr) { left, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }) // 0 if unsupported
 	}
 	if err := f.SetReadDeadline(time.Now().Add(lastWords)); err == nil {
-		_, _ = io.CopyN(s, f, int64(left)) // what lies there is read at once
+		_, _ = io.CopyN(s, f, int64(left)) // available without blocking
 	}
 }
 
-// Write implements io.Writer. It takes everything; what cannot be carried is
-// lost.
+// Write implements io.Writer. It accepts everything; what cannot be sent is lost.
 func (s *stream) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 && !s.cut {

@@ -12,13 +12,13 @@ import (
 	"lull/internal/link/guest/vsock"
 )
 
-// overVsock is a connection to the host beside the port.
+// overVsock is a vsock connection to the host.
 type overVsock struct {
 	*guest.Peer
 	c io.Closer
 }
 
-// dialHost connects to the host. A module that is built in is not in ModuleDir.
+// dialHost connects to the host. Built-in modules are not in ModuleDir.
 func dialHost(ctx context.Context, port uint32, k vsock.Key) (io.ReadWriteCloser, error) {
 	for _, m := range vsock.Modules {
 		if err := loadModule(filepath.Join(ModuleDir, m+".ko")); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -32,8 +32,8 @@ func dialHost(ctx context.Context, port uint32, k vsock.Key) (io.ReadWriteCloser
 	return c, nil
 }
 
-// moveToVsock makes the connection that the host waits for, and says from then
-// on there what it has to say.
+// moveToVsock makes the connection that the host waits for and sends further
+// messages there.
 func (h *Harness) moveToVsock(ctx context.Context, c guest.VsockCall) error {
 	if len(c.Key) != len(vsock.Key{}) {
 		return fmt.Errorf("cannot use key: %d bytes, want %d", len(c.Key), len(vsock.Key{}))
@@ -54,7 +54,7 @@ func (h *Harness) moveToVsock(ctx context.Context, c guest.VsockCall) error {
 	return nil
 }
 
-// serveVsock sees one connection to its end.
+// serveVsock serves one connection until it ends.
 func (h *Harness) serveVsock(ctx context.Context, v *overVsock) {
 	defer v.c.Close()
 	defer context.AfterFunc(ctx, func() { v.c.Close() })()
@@ -72,15 +72,14 @@ func (h *Harness) serveVsock(ctx context.Context, v *overVsock) {
 	if exit == nil || ctx.Err() != nil {
 		return
 	}
-	// It may have been on its way when the connection was cut.
+	// The message may have been in transit when the connection was cut.
 	if err := h.host().Notify(guest.Exited, *exit); err != nil {
 		h.log.Warn("cannot say that the workload ended; hello will", "error", err)
 	}
 }
 
-// prefers is told that the host, which wakes, says by p what the time is. Where
-// that is the port, it has no vsock connection any more, whatever this side
-// believes: one that was saved with the guest leads nowhere.
+// prefers handles that a waking host sent the time on p. If that is the port, the
+// host has no vsock connection: one saved with the guest is dead.
 func (h *Harness) prefers(p *guest.Peer) {
 	h.mu.Lock()
 	v := h.fast

@@ -19,28 +19,28 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// FilesPort is the virtio-serial port on which the workspace is asked for.
+// FilesPort is the virtio-serial port of the workspace.
 const FilesPort = "lull.1"
 
-// fuseModule is the kernel's, of a guest that has a workspace.
+// fuseModule is the kernel module for guests with a workspace.
 const fuseModule = ModuleDir + "/fuse.ko"
 
-// mounted is the process that answers the kernel for the workspace, which is
-// this program once more: whoever starts a program in a directory must not be
-// who answers for that directory.
+// mounted is the process that answers the kernel for the workspace, running this
+// same binary: a process that starts programs in a directory must not also serve
+// that directory.
 type mounted struct {
 	mu    sync.Mutex
 	tell  *os.File
 	hears *bufio.Reader
 }
 
-// What the harness says to that process, before 16 bytes of a key.
+// Commands to that process, each followed by a 16-byte key.
 const (
 	serveKey  = 'k'
 	refuseKey = 'r'
 )
 
-// workspace mounts the workspace at its first call, and begins a connection of
+// workspace mounts the workspace at the first call, and starts a connection of
 // its port at each.
 func (h *Harness) workspace(c guest.WorkspaceCall) error {
 	if len(c.Key) != len(files.Key{}) || !c.Refuse && !filepath.IsAbs(c.Path) {
@@ -51,7 +51,7 @@ func (h *Harness) workspace(c guest.WorkspaceCall) error {
 	defer m.mu.Unlock()
 	switch {
 	case m.tell == nil && c.Refuse:
-		return nil // there is nothing that could fail
+		return nil // nothing can fail
 	case m.tell == nil:
 		if err := h.mount(c); err != nil {
 			return fmt.Errorf("cannot mount the workspace: %w", err)
@@ -70,7 +70,7 @@ func (h *Harness) workspace(c guest.WorkspaceCall) error {
 	return nil
 }
 
-// mount starts the process and waits until the workspace is there.
+// mount starts the process and waits until the workspace is mounted.
 func (h *Harness) mount(c guest.WorkspaceCall) error {
 	cred, err := lookUser(h.cfg.Root, c.User)
 	if err != nil {
@@ -99,7 +99,7 @@ func (h *Harness) mount(c guest.WorkspaceCall) error {
 	if err != nil {
 		return errors.Join(err, tell.Close(), hears.Close())
 	}
-	// A guest without memory shall lose something else first.
+	// If memory runs out, something else must be killed first.
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.pid), []byte("-1000"), 0); err != nil {
 		h.log.Warn("cannot keep the workspace from the end of memory", "error", err)
 	}
@@ -115,7 +115,8 @@ func (h *Harness) mount(c guest.WorkspaceCall) error {
 	return nil
 }
 
-// ServeWorkspace is that process: args are those that mount gives it.
+// ServeWorkspace is the main function of that process, with the arguments that
+// mount passes.
 func ServeWorkspace(args []string, in io.Reader, out io.Writer) error {
 	say := func(err error) error {
 		text := "ok"
@@ -136,7 +137,7 @@ func ServeWorkspace(args []string, in io.Reader, out io.Writer) error {
 	return <-ended
 }
 
-// hear takes in new connections.
+// hear handles new connections.
 func hear(in io.Reader, h *fuse.Host, say func(error) error) error {
 	var b [1 + len(files.Key{})]byte
 	for {

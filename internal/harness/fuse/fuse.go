@@ -1,16 +1,15 @@
-// Package fuse is the workspace of a guest as its kernel sees it: a file system
-// whose files are those of a directory of the host. It answers the kernel (FUSE)
-// and asks the host (package files); what of it is known at the host is only
-// paths, so that the host can be started again, and the guest saved and
-// restored, while files are open.
+// Package fuse provides a guest's workspace: a file system whose files are those
+// of a host directory. It answers the guest kernel (FUSE) and queries the host
+// (package files). The host identifies files only by path, so the host can restart
+// and the guest can be saved and restored while files are open.
 //
-// It guarantees that a request is answered: by the host, or with EIO when the
-// host was not there for long. The kernel believes what it was told of a name
-// for a second; a file is read anew when it is opened. Locks and special files
-// are the guest's own, extended attributes and device files there are none.
+// Every request is answered: by the host, or with EIO if the host is away for too
+// long. The kernel caches names and attributes for one second, and file content
+// until the file is opened again. Locks and special files are local to the guest;
+// extended attributes and device files are not supported.
 //
-// A process of its own runs this: a harness that starts a program whose
-// directory lies in the workspace would wait for itself.
+// It must run in its own process: a guest agent that starts a program in the
+// workspace would otherwise wait for itself.
 package fuse
 
 import (
@@ -25,34 +24,34 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// Server answers the kernel. Make it with New.
+// Server answers the kernel. Create it with New.
 type Server struct {
-	dev   int // /dev/fuse of a mount
+	dev   int // descriptor of /dev/fuse
 	host  *Host
 	owner owner
 	tree  *tree
-	mark  string // in hidden names
+	mark  string // part of hidden names
 
 	mu    sync.Mutex
 	next  uint64
-	lists map[uint64][]files.Entry // of directories that are open
+	lists map[uint64][]files.Entry // entries of open directories
 	hides int
 }
 
-// New answers on dev, to which files belong to uid and gid.
+// New returns a server for dev whose files appear owned by uid and gid.
 func New(dev int, h *Host, uid, gid uint32) *Server {
 	var b [6]byte
 	rand.Read(b[:])
 	return &Server{dev: dev, host: h, owner: owner{uid, gid}, tree: newTree(), mark: hex.EncodeToString(b[:]), lists: map[uint64][]files.Entry{}}
 }
 
-// Run answers until the file system is unmounted.
+// Run serves requests until the file system is unmounted.
 func (s *Server) Run() error {
 	for {
 		b := make([]byte, roomForAll)
 		n, err := unix.Read(s.dev, b)
 		switch {
-		case err == unix.EINTR || err == unix.EAGAIN || err == unix.ENOENT: // the last is a request that was taken back
+		case err == unix.EINTR || err == unix.EAGAIN || err == unix.ENOENT: // ENOENT: the request was interrupted
 			continue
 		case err == unix.ENODEV:
 			return nil
@@ -66,7 +65,7 @@ func (s *Server) Run() error {
 		switch q.op {
 		case opForget, opBatchForget:
 			s.forget(&q)
-		case opInterrupt: // every request is answered in time
+		case opInterrupt: // every request is answered in time anyway
 		default:
 			go s.serve(q)
 		}
@@ -94,11 +93,11 @@ func (s *Server) serve(q request) {
 	b = ne.AppendUint32(b, uint32(outHead+len(body)))
 	b = ne.AppendUint32(b, uint32(-int32(errno)))
 	b = ne.AppendUint64(b, q.unique)
-	// Whoever asked may have gone; then the kernel does not want it any more.
+	// The caller may have been killed; the kernel then rejects the answer.
 	_, _ = unix.Write(s.dev, append(b, body...))
 }
 
-// sizes are those of what stands before the names of a request.
+// sizes maps an operation to the size of its fixed part, before any names.
 var sizes = map[uint32]int{opLookup: 0, opSymlink: 0, opMknod: 16, opMkdir: 8, opUnlink: 0, opRmdir: 0, opRename: 8, opLink: 8,
 	opCreate: 16, opRename2: 16}
 
@@ -150,7 +149,7 @@ func (s *Server) answer(q *request) ([]byte, syscall.Errno) {
 	return nil, syscall.ENOSYS
 }
 
-// named answers requests about a name in a directory.
+// named answers requests that name an entry of a directory.
 func (s *Server) named(q *request, names []string) ([]byte, syscall.Errno) {
 	if isHidden(q.node, names[0]) {
 		if q.op == opLookup {
@@ -184,7 +183,7 @@ func (s *Server) named(q *request, names []string) ([]byte, syscall.Errno) {
 	return nil, syscall.ENOSYS
 }
 
-// on asks about a file by its number.
+// on sends a request about a file identified by number.
 func (s *Server) on(id uint64, r files.Request) (files.Answer, syscall.Errno) {
 	s.tree.order.RLock()
 	defer s.tree.order.RUnlock()
@@ -195,7 +194,8 @@ func (s *Server) on(id uint64, r files.Request) (files.Answer, syscall.Errno) {
 	return s.host.ask(r)
 }
 
-// look asks about a name in a directory, which r may make, and notes what it is.
+// look sends a request about a directory entry, which it may create, and records
+// the result.
 func (s *Server) look(dir uint64, name string, r files.Request) (id uint64, a files.Answer, errno syscall.Errno) {
 	s.tree.order.RLock()
 	defer s.tree.order.RUnlock()
@@ -231,7 +231,7 @@ func (s *Server) change(q *request) ([]byte, syscall.Errno) {
 	}
 	valid := q.u32(0)
 	if valid&setattrUID != 0 && q.u32(76) != s.owner.uid || valid&setattrGID != 0 && q.u32(80) != s.owner.gid {
-		return nil, syscall.EPERM // on the host all of it is its owner's
+		return nil, syscall.EPERM // on the host, everything belongs to the directory's owner
 	}
 	stamp := func(sec, nsec int) int64 { return int64(q.u64(sec))*1e9 + int64(q.u32(nsec)) }
 	r := files.Request{Op: files.Change, Mode: q.u32(68) &^ syscall.S_IFMT, Atime: stamp(32, 56), Mtime: stamp(40, 60)}
@@ -251,7 +251,7 @@ func (s *Server) change(q *request) ([]byte, syscall.Errno) {
 	return appendAttrOut(nil, &a.Attr, s.owner, s.tree.wasRemoved(q.node)), 0
 }
 
-// access is what a file is opened for.
+// access returns the access bits for open flags.
 func access(flags uint32) uint32 {
 	switch flags & openAccMode {
 	case syscall.O_WRONLY:
@@ -286,13 +286,13 @@ func (s *Server) create(q *request, name string) ([]byte, syscall.Errno) {
 	return appendOpen(appendEntry(nil, id, &a.Attr, s.owner), 0), 0
 }
 
-// take opens a file that the host has made since the kernel asked.
+// take opens a file that was created on the host after the kernel's lookup.
 func (s *Server) take(dir uint64, name string, flags uint32) (id uint64, a files.Answer, errno syscall.Errno) {
 	if id, a, errno = s.look(dir, name, files.Request{Op: files.Stat}); errno != 0 {
 		return 0, a, errno
 	}
 	if a.Attr.Mode&syscall.S_IFMT != syscall.S_IFREG {
-		errno = syscall.ESTALE // the kernel looks again
+		errno = syscall.ESTALE // makes the kernel look it up again
 	} else {
 		_, errno = s.on(id, files.Request{Op: files.Open, Mask: access(flags)})
 	}

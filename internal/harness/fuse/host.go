@@ -12,16 +12,16 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// Limits of the way to the host.
+// Limits of the connection to the host.
 const (
-	// patience is how long a request waits for its answer, in time in which the
-	// guest runs. A host that is started again is back long before.
+	// patience is how long a request waits for its answer, in guest running
+	// time. A restarting host is back long before.
 	patience = 2 * time.Minute
-	again    = 100 * time.Millisecond // between two attempts on a port that nobody is at
+	again    = 100 * time.Millisecond // delay between attempts on a disconnected port
 )
 
-// Host is the way to the host. What was asked and not answered is asked again
-// on the next connection. Make it with NewHost.
+// Host is a client of the host's file server. Unanswered requests are repeated on
+// the next connection. Create it with NewHost.
 type Host struct {
 	port     io.ReadWriter
 	patience time.Duration
@@ -31,8 +31,8 @@ type Host struct {
 	state state
 	in    files.Stream
 	next  uint64
-	calls map[uint64]*call // not answered
-	queue []*call          // to be sent
+	calls map[uint64]*call // unanswered
+	queue []*call          // not sent yet
 	kick  chan struct{}
 }
 
@@ -41,7 +41,7 @@ type state int
 const (
 	waiting state = iota // for the first connection
 	open
-	refused // there is no workspace for this guest
+	refused // this guest has no workspace
 )
 
 type call struct {
@@ -50,18 +50,17 @@ type call struct {
 	done chan files.Answer
 }
 
-// NewHost speaks on port, a read of which that ends means that nobody is there
-// now. Run carries what is asked.
+// NewHost returns a client on port. A read that returns io.EOF means that the host
+// is disconnected. Run must be called to exchange messages.
 func NewHost(port io.ReadWriter) *Host {
 	return &Host{port: port, patience: patience, calls: map[uint64]*call{}, kick: make(chan struct{}, 1)}
 }
 
-// helloID is the number of the request with which the guest says on each
-// connection that it is there. The host makes one anew that stays silent.
+// helloID is the id of the request that announces the guest on each connection.
+// The host reconnects if it does not arrive.
 const helloID = 0
 
-// Connect begins a new connection: what the port has from here on with key k
-// belongs to it.
+// Connect starts a new connection: messages with key k belong to it.
 func (h *Host) Connect(k files.Key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -70,12 +69,12 @@ func (h *Host) Connect(k files.Key) {
 	for _, c := range h.calls {
 		c.q.Again = c.sent
 	}
-	hello := &call{q: files.Request{ID: helloID, Op: files.Stat}} // nobody waits for its answer
+	hello := &call{q: files.Request{ID: helloID, Op: files.Stat}} // its answer is ignored
 	h.queue = append([]*call{hello}, slices.SortedFunc(maps.Values(h.calls), func(a, b *call) int { return cmp.Compare(a.q.ID, b.q.ID) })...)
 	h.wake()
 }
 
-// Refuse fails everything from here on.
+// Refuse makes all further requests fail.
 func (h *Host) Refuse() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -93,7 +92,7 @@ func (h *Host) wake() {
 	}
 }
 
-// ask waits for the answer of the host.
+// ask sends a request and waits for the answer.
 func (h *Host) ask(q files.Request) (files.Answer, syscall.Errno) {
 	c := &call{q: q, done: make(chan files.Answer, 1)}
 	h.mu.Lock()
@@ -121,7 +120,7 @@ func (h *Host) ask(q files.Request) (files.Answer, syscall.Errno) {
 	return files.Answer{}, syscall.EIO
 }
 
-// Run carries requests and answers for as long as the guest lives.
+// Run exchanges messages for the life of the guest.
 func (h *Host) Run() {
 	go h.send()
 	buf := make([]byte, 64<<10)
@@ -136,7 +135,7 @@ func (h *Host) Run() {
 	}
 }
 
-// take hands answers to those who wait.
+// take delivers answers to their callers.
 func (h *Host) take(b []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -164,8 +163,8 @@ func (h *Host) take(b []byte) {
 	}
 }
 
-// send writes what is asked, in order. A message that is cut by a new
-// connection belongs to none, and is sent again on that one.
+// send writes requests in order. A message cut off by a new connection is sent
+// again on that one.
 func (h *Host) send() {
 	var buf []byte
 	for range h.kick {
@@ -177,7 +176,7 @@ func (h *Host) send() {
 			}
 			c := h.queue[0]
 			h.queue = h.queue[1:]
-			if c.q.ID != helloID && h.calls[c.q.ID] != c { // it was answered, or given up
+			if c.q.ID != helloID && h.calls[c.q.ID] != c { // already answered or abandoned
 				h.mu.Unlock()
 				continue
 			}

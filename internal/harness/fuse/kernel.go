@@ -8,7 +8,7 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// What the kernel asks (include/uapi/linux/fuse.h).
+// FUSE operations (include/uapi/linux/fuse.h).
 const (
 	opLookup      = 1
 	opForget      = 2
@@ -40,25 +40,25 @@ const (
 	opRename2     = 45
 )
 
-// Sizes and versions of the kernel's protocol.
+// Sizes and versions of the FUSE protocol.
 const (
 	inHead     = 40
 	outHead    = 16
 	major      = 7
 	minor      = 31
-	roomForAll = files.MaxData + 8<<10 // of one request
+	roomForAll = files.MaxData + 8<<10 // size of one request
 )
 
-// What is agreed with the kernel in the first exchange.
+// Flags and values negotiated at initialization.
 const (
 	asyncRead     = 1 << 0
 	bigWrites     = 1 << 5
-	autoInval     = 1 << 12 // cached data goes when the host's file has changed
+	autoInval     = 1 << 12 // invalidate cached data when the host's file changes
 	parallelDirs  = 1 << 18
 	maxPages      = 1 << 22
 	wanted        = asyncRead | bigWrites | autoInval | parallelDirs | maxPages
 	inBackground  = 16
-	validFor      = 1 // seconds for which the kernel believes a name or an attribute
+	validFor      = 1 // seconds for which the kernel caches names and attributes
 	shownBlock    = 4096
 	renameNoRepl  = 1
 	setattrMode   = 1 << 0
@@ -78,7 +78,7 @@ const (
 
 var ne = binary.NativeEndian
 
-// request is one of the kernel's.
+// request is a request of the kernel.
 type request struct {
 	op     uint32
 	unique uint64
@@ -86,7 +86,7 @@ type request struct {
 	body   []byte
 }
 
-// parse reads a request; false is none that the kernel writes.
+// parse parses a request. It returns false for invalid ones.
 func parse(b []byte) (q request, ok bool) {
 	if len(b) < inHead {
 		return q, false
@@ -94,13 +94,13 @@ func parse(b []byte) (q request, ok bool) {
 	return request{op: ne.Uint32(b[4:]), unique: ne.Uint64(b[8:]), node: ne.Uint64(b[16:]), body: b[inHead:]}, true
 }
 
-// need says whether the body has n bytes at least.
+// need reports whether the body has at least n bytes.
 func (q *request) need(n int) bool { return len(q.body) >= n }
 
 func (q *request) u32(at int) uint32 { return ne.Uint32(q.body[at:]) }
 func (q *request) u64(at int) uint64 { return ne.Uint64(q.body[at:]) }
 
-// names are the strings that stand from a place on.
+// names returns the NUL-terminated strings from an offset on.
 func (q *request) names(at int) []string {
 	if len(q.body) < at {
 		return nil
@@ -116,7 +116,7 @@ func (q *request) names(at int) []string {
 	}
 }
 
-// owner is who the files of the workspace belong to in the guest.
+// owner is the owner of the workspace's files as seen in the guest.
 type owner struct{ uid, gid uint32 }
 
 func appendAttr(b []byte, a *files.Attr, o owner, removed bool) []byte {
@@ -133,13 +133,13 @@ func appendAttr(b []byte, a *files.Attr, o owner, removed bool) []byte {
 	return b
 }
 
-// seconds and rest part a time, of which the rest is never negative.
+// seconds and rest split a time; the rest is never negative.
 func seconds(ns int64) uint64 { return uint64((ns - int64(rest(ns))) / 1e9) }
 
 func rest(ns int64) uint32 { return uint32(((ns % 1e9) + 1e9) % 1e9) }
 
 func appendEntry(b []byte, id uint64, a *files.Attr, o owner) []byte {
-	for _, v := range []uint64{id, 0, validFor, validFor, 0} { // the last are both nanoseconds
+	for _, v := range []uint64{id, 0, validFor, validFor, 0} { // the last one covers both nanosecond fields
 		b = ne.AppendUint64(b, v)
 	}
 	return appendAttr(b, a, o, false)
@@ -156,8 +156,8 @@ func appendOpen(b []byte, handle uint64) []byte {
 	return ne.AppendUint64(b, 0)
 }
 
-// appendDirent appends an entry of a directory unless it does not fit into
-// room; next is the place behind it.
+// appendDirent appends a directory entry unless it exceeds room. next is the
+// cursor after it.
 func appendDirent(b []byte, e *files.Entry, next uint64, room int) ([]byte, bool) {
 	size := (direntHead + len(e.Name) + 7) &^ 7
 	if len(b)+size > room {
@@ -172,7 +172,7 @@ func appendDirent(b []byte, e *files.Entry, next uint64, room int) ([]byte, bool
 	return append(b, make([]byte, end-len(b))...), true
 }
 
-// hello answers the first request of the kernel.
+// hello answers the kernel's initialization request.
 func hello(q *request) ([]byte, syscall.Errno) {
 	if !q.need(16) || q.u32(0) != major || q.u32(4) < minor {
 		return nil, syscall.EPROTO
@@ -184,7 +184,7 @@ func hello(q *request) ([]byte, syscall.Errno) {
 	b = ne.AppendUint16(b, inBackground)
 	b = ne.AppendUint16(b, inBackground*3/4)
 	b = ne.AppendUint32(b, files.MaxData)
-	b = ne.AppendUint32(b, 1) // nanoseconds of a time stamp
+	b = ne.AppendUint32(b, 1) // timestamp granularity in nanoseconds
 	b = ne.AppendUint16(b, files.MaxData/shownBlock)
 	return append(b, make([]byte, 64-len(b))...), 0
 }

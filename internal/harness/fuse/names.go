@@ -7,8 +7,8 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// remove takes a name away. A file that is open gets a hidden one until nobody
-// has it open: the host knows files by their names only.
+// remove removes a name. An open file is renamed to a hidden name until it is
+// closed, because the host knows files only by name.
 func (s *Server) remove(dir uint64, name string, isDir bool) syscall.Errno {
 	s.tree.order.Lock()
 	defer s.tree.order.Unlock()
@@ -30,7 +30,7 @@ func (s *Server) remove(dir uint64, name string, isDir bool) syscall.Errno {
 	return errno
 }
 
-// hide gives an open file a name that is not shown.
+// hide renames an open file to a hidden name.
 func (s *Server) hide(n *node, path string) syscall.Errno {
 	for {
 		s.mu.Lock()
@@ -39,7 +39,7 @@ func (s *Server) hide(n *node, path string) syscall.Errno {
 		s.mu.Unlock()
 		_, errno := s.host.ask(files.Request{Op: files.Rename, Path: path, Ino: n.ino, To: name, Mask: files.KeepTarget})
 		switch errno {
-		case syscall.EEXIST: // a clone of this guest has one of the same name
+		case syscall.EEXIST: // taken by a clone of this guest
 			continue
 		case 0:
 			s.tree.move(n, rootID, name)
@@ -49,13 +49,13 @@ func (s *Server) hide(n *node, path string) syscall.Errno {
 	}
 }
 
-// release follows a file that somebody has closed.
+// release handles the closing of a file.
 func (s *Server) release(id uint64) {
 	n, last := s.tree.closed(id)
 	if !last {
 		return
 	}
-	_, _ = s.on(id, files.Request{Op: files.Close}) // a file that is gone is closed anyway
+	_, _ = s.on(id, files.Request{Op: files.Close}) // a missing file is closed as well
 	if !s.tree.wasRemoved(id) {
 		return
 	}
@@ -63,7 +63,7 @@ func (s *Server) release(id uint64) {
 	defer s.tree.order.Unlock()
 	path, _, errno := s.tree.where(id)
 	if errno == 0 {
-		_, _ = s.host.ask(files.Request{Op: files.Remove, Path: path}) // nobody is there who could be told
+		_, _ = s.host.ask(files.Request{Op: files.Remove, Path: path}) // there is no caller to report an error to
 	}
 	s.tree.unname(n)
 }
@@ -124,7 +124,7 @@ func (s *Server) link(q *request, name string) ([]byte, syscall.Errno) {
 	return appendEntry(nil, id, &a.Attr, s.owner), 0
 }
 
-// handle is a number for a directory that is opened.
+// handle returns a number for an open directory.
 func (s *Server) handle() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,12 +132,12 @@ func (s *Server) handle() uint64 {
 	return s.next
 }
 
-// maxList bounds the entries of a directory that a guest can list: they are in
-// its memory while it does.
+// maxList limits the entries of a directory that a guest can list, because they
+// are held in its memory meanwhile.
 const maxList = 1 << 20
 
-// list gives entries of a directory, which is read as a whole at its beginning:
-// what a program removes while it lists moves nothing.
+// list returns entries of a directory, which is read completely at the start, so
+// that removals during the listing shift nothing.
 func (s *Server) list(q *request) ([]byte, syscall.Errno) {
 	if !q.need(headOfRead) {
 		return nil, syscall.EIO
@@ -164,7 +164,7 @@ func (s *Server) list(q *request) ([]byte, syscall.Errno) {
 	return b, 0
 }
 
-// entries reads a whole directory.
+// entries reads a complete directory.
 func (s *Server) entries(id uint64) ([]files.Entry, syscall.Errno) {
 	all := []files.Entry{{Ino: id, Type: syscall.DT_DIR, Name: "."}, {Ino: id, Type: syscall.DT_DIR, Name: ".."}}
 	for at := int64(0); ; {

@@ -8,26 +8,26 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// rootID is the number of the workspace itself.
+// rootID is the number of the workspace root.
 const rootID = 1
 
-// node is a file as the guest's kernel knows it: a number that stands for the
-// name under which it was found. The host knows paths only.
+// node is a file known to the guest kernel: a number that stands for the path
+// under which it was found. The host knows only paths.
 type node struct {
 	id      uint64
-	parent  *node // nil of the workspace itself, and of what is not there any more
+	parent  *node // nil for the root and for removed files
 	name    string
-	ino     uint64 // on the host
+	ino     uint64 // inode on the host
 	kind    uint32
-	lookups uint64 // that the kernel has not forgotten
+	lookups uint64 // lookups that the kernel has not forgotten
 	opens   int
-	removed bool // it lies under a hidden name until nobody has it open
+	removed bool // under a hidden name until it is closed
 	kids    map[string]*node
 }
 
-// tree holds the nodes. order is held for writing by whoever changes a name,
-// for reading by everybody who uses one: a path that was given is right until
-// its request was answered.
+// tree holds the nodes. order is write-locked to change a name and read-locked
+// while a path is in use, so that a path stays valid until its request has been
+// answered.
 type tree struct {
 	order sync.RWMutex
 
@@ -42,7 +42,7 @@ func newTree() *tree {
 	return &tree{root: root, nodes: map[uint64]*node{rootID: root}, next: rootID}
 }
 
-// where is the path of a node and the inode that it must have there.
+// where returns the path of a node and its expected inode.
 func (t *tree) where(id uint64) (path string, ino uint64, errno syscall.Errno) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -54,7 +54,7 @@ func (t *tree) where(id uint64) (path string, ino uint64, errno syscall.Errno) {
 	return path, n.ino, errno
 }
 
-// below is the path of a name in a directory.
+// below returns the path of a name in a directory.
 func (t *tree) below(id uint64, name string) (string, syscall.Errno) {
 	dir, _, errno := t.where(id)
 	if errno != 0 {
@@ -92,7 +92,7 @@ func (t *tree) path(n *node) (string, syscall.Errno) {
 	return p, 0
 }
 
-// found notes that the kernel is told of a name, and what it is there.
+// found records that a name was returned to the kernel, and what it refers to.
 func (t *tree) found(dir uint64, name string, a *files.Attr) (id uint64, errno syscall.Errno) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,7 +102,7 @@ func (t *tree) found(dir uint64, name string, a *files.Attr) (id uint64, errno s
 	}
 	k := d.kids[name]
 	if k != nil && (k.ino != a.Ino || k.kind != a.Mode&syscall.S_IFMT) {
-		t.detach(k) // somebody put another one there
+		t.detach(k) // replaced by another file
 		k = nil
 	}
 	if k == nil {
@@ -123,7 +123,7 @@ func (t *tree) attach(n, dir *node, name string) {
 	dir.kids[name] = n
 }
 
-// detach takes a node's name away.
+// detach removes a node's name.
 func (t *tree) detach(n *node) {
 	if n.parent == nil {
 		return
@@ -134,7 +134,7 @@ func (t *tree) detach(n *node) {
 	t.prune(dir)
 }
 
-// prune drops a node that nobody knows and nothing lies below.
+// prune drops a node that is neither referenced nor has children.
 func (t *tree) prune(n *node) {
 	if n.lookups > 0 || n.opens > 0 || len(n.kids) > 0 || n == t.root {
 		return
@@ -143,7 +143,7 @@ func (t *tree) prune(n *node) {
 	t.detach(n)
 }
 
-// forget takes back what the kernel was told.
+// forget drops references of the kernel.
 func (t *tree) forget(id, times uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,7 +155,7 @@ func (t *tree) forget(id, times uint64) {
 	t.prune(n)
 }
 
-// kid is what the kernel knows under a name, or nil.
+// kid returns the node that the kernel knows under a name, or nil.
 func (t *tree) kid(dir uint64, name string) *node {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -165,7 +165,7 @@ func (t *tree) kid(dir uint64, name string) *node {
 	return nil
 }
 
-// unname follows a file that was removed.
+// unname handles the removal of a file.
 func (t *tree) unname(n *node) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -175,7 +175,7 @@ func (t *tree) unname(n *node) {
 	}
 }
 
-// move follows a file that got another name; what had that one lost it.
+// move handles a rename; the file that had the new name loses it.
 func (t *tree) move(n *node, dir uint64, name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -197,7 +197,7 @@ func (t *tree) move(n *node, dir uint64, name string) {
 	}
 }
 
-// opened counts who has a file open.
+// opened counts an open of a file.
 func (t *tree) opened(id uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -206,8 +206,8 @@ func (t *tree) opened(id uint64) {
 	}
 }
 
-// closed says what is to be done when one who had a file open is gone: the
-// inode that nobody has open any more, and whether it is to be removed.
+// closed counts a close. last reports whether the file is no longer open and is
+// to be removed.
 func (t *tree) closed(id uint64) (n *node, last bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -219,14 +219,14 @@ func (t *tree) closed(id uint64) (n *node, last bool) {
 	return n, n.opens == 0
 }
 
-// isOpen says whether anybody in the guest has a file open.
+// isOpen reports whether a file is open in the guest.
 func (t *tree) isOpen(n *node) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return n != nil && n.opens > 0 && n.kind == syscall.S_IFREG && !n.removed
 }
 
-// hidden marks a file that lies under a hidden name.
+// hidden records whether a file is under a hidden name.
 func (t *tree) hidden(n *node, on bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -18,16 +18,16 @@ import (
 	"lull/internal/fleet"
 )
 
-// Client speaks to one server. It is safe for concurrent use. Errors:
-// *httpx.Problem for an answer of no, *httpx.UnreachableError.
+// Client is a client of one server. It is safe for concurrent use. Errors:
+// *httpx.Problem for an error response, *httpx.UnreachableError.
 type Client struct{ api *httpx.Client }
 
-// maxTries is how often a call is sent when the connection breaks: what
-// changes something carries a key that makes that harmless.
+// maxTries is how often a request is sent if connections break. Mutating requests
+// carry an idempotency key, which makes that safe.
 const maxTries = 3
 
-// NewClient makes a client of the server at address, an http or https URL.
-// hc may be nil.
+// NewClient returns a client of the server at address, an http or https URL. hc
+// may be nil.
 func NewClient(address, token string, hc *http.Client) (*Client, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
@@ -40,7 +40,7 @@ func NewClient(address, token string, hc *http.Client) (*Client, error) {
 		Token: token, HTTP: hc, Tries: maxTries}}, nil
 }
 
-// open asks for an answer that the caller reads and closes.
+// open requests a response that the caller reads and closes.
 func (c *Client) open(ctx context.Context, path string, header http.Header) (io.ReadCloser, error) {
 	res, err := c.api.Open(ctx, httpx.Request{Method: http.MethodGet, Path: path, Header: header})
 	if err != nil {
@@ -49,9 +49,8 @@ func (c *Client) open(ctx context.Context, path string, header http.Header) (io.
 	return res.Body, nil
 }
 
-// Call asks for path, which begins with a slash, and decodes the answer into
-// out unless that is nil. It tells whether the server answered 202: durable,
-// and not finished.
+// Call requests path, which begins with a slash, and decodes the response into
+// out unless it is nil. unfinished reports a 202: durable, but not completed.
 func (c *Client) Call(ctx context.Context, method, path string, in, out any) (unfinished bool, err error) {
 	status, err := c.api.Do(ctx, httpx.Request{Method: method, Path: path, In: in}, out)
 	return status == http.StatusAccepted, err
@@ -59,7 +58,7 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) (un
 
 const api = "/api/v1"
 
-// WorkerPath is the path of a worker, or of what is below it.
+// WorkerPath returns the API path of a worker, or of a resource below it.
 func WorkerPath(id string, below ...string) string {
 	p := api + "/workers/" + url.PathEscape(id)
 	for _, b := range below {
@@ -93,13 +92,12 @@ func All[T any](ctx context.Context, c *Client, path string, q url.Values) ([]T,
 	}
 }
 
-// Workers lists the workers that q selects (see the query parameters of the
-// route).
+// Workers returns the workers that q selects; see the route's query parameters.
 func (c *Client) Workers(ctx context.Context, q url.Values) ([]fleet.Worker, error) {
 	return All[fleet.Worker](ctx, c, api+"/workers", q)
 }
 
-// Worker finds a worker by its id or, if no other has it, its name.
+// Worker returns a worker by id or, if unique, by name.
 func (c *Client) Worker(ctx context.Context, ref string) (fleet.Worker, error) {
 	w, err := get[fleet.Worker](ctx, c, WorkerPath(ref))
 	p, missing := errors.AsType[*httpx.Problem](err)
@@ -118,8 +116,7 @@ func (c *Client) Worker(ctx context.Context, ref string) (fleet.Worker, error) {
 	return w, err
 }
 
-// Known is Worker, or, where no worker has the name any more, the one that had
-// it last before it was terminated.
+// Known is like Worker but falls back to the last terminated worker of that name.
 func (c *Client) Known(ctx context.Context, ref string) (fleet.Worker, error) {
 	w, err := c.Worker(ctx, ref)
 	p, missing := errors.AsType[*httpx.Problem](err)
@@ -133,7 +130,7 @@ func (c *Client) Known(ctx context.Context, ref string) (fleet.Worker, error) {
 	return slices.MaxFunc(l, func(a, b fleet.Worker) int { return a.StatusSince.Compare(b.StatusSince) }), nil
 }
 
-// Do sends a verb to a worker and returns the worker after it.
+// Do executes an operation on a worker and returns its new record.
 func (c *Client) Do(ctx context.Context, id, verb string, in any) (w fleet.Worker, unfinished bool, err error) {
 	method := "POST"
 	if verb == "license" && in == nil {
@@ -143,7 +140,7 @@ func (c *Client) Do(ctx context.Context, id, verb string, in any) (w fleet.Worke
 	return w, unfinished, err
 }
 
-// Why answers why a worker runs or not, now or at a past time; zero is now.
+// Why explains why a worker runs or not, at a given time; zero means now.
 func (c *Client) Why(ctx context.Context, id string, at time.Time) (Why, error) {
 	path := WorkerPath(id, "why")
 	if !at.IsZero() {
@@ -152,7 +149,7 @@ func (c *Client) Why(ctx context.Context, id string, at time.Time) (Why, error) 
 	return get[Why](ctx, c, path)
 }
 
-// DetectIdle checks a worker now, and waits for the answer until ctx ends.
+// DetectIdle checks a worker now and waits for the result until ctx ends.
 func (c *Client) DetectIdle(ctx context.Context, id string) (r fleet.Request, err error) {
 	_, err = c.Call(ctx, "POST", WorkerPath(id, "detect-idle"), nil, &r)
 	for err == nil && r.AnsweredAt == nil {
@@ -163,18 +160,18 @@ func (c *Client) DetectIdle(ctx context.Context, id string) (r fleet.Request, er
 	return r, err
 }
 
-// Read asks for one object below /api/v1.
+// Read gets an object below /api/v1.
 func Read[T any](ctx context.Context, c *Client, path string) (T, error) {
 	return get[T](ctx, c, api+path)
 }
 
-// Write changes something below /api/v1.
+// Write modifies an object below /api/v1.
 func Write[T any](ctx context.Context, c *Client, method, path string, in any) (out T, err error) {
 	_, err = c.Call(ctx, method, api+path, in, &out)
 	return out, err
 }
 
-// Export copies the audit log to w, as jsonl or as csv.
+// Export copies the audit log to w as jsonl or csv.
 func (c *Client) Export(ctx context.Context, q fleet.AuditQuery, format string, w io.Writer) error {
 	v := AuditValues(q)
 	v.Set("format", format)
@@ -189,7 +186,7 @@ func (c *Client) Export(ctx context.Context, q fleet.AuditQuery, format string, 
 	return nil
 }
 
-// AuditValues are q as the API takes it in a URL, without cursor and limit.
+// AuditValues returns q as URL query parameters, without cursor and limit.
 func AuditValues(q fleet.AuditQuery) url.Values {
 	v := url.Values{}
 	for name, text := range map[string]string{"worker_id": q.WorkerID, "action": q.Action, "by": q.By, "kind": q.Kind} {
@@ -205,10 +202,10 @@ func AuditValues(q fleet.AuditQuery) url.Values {
 	return v
 }
 
-// Simulate asks what policies would have done. tell is called as it goes, with
-// the share that is done; an error of it ends the question.
+// Simulate asks what policies would have done. tell is called with the completed
+// share from 0 to 1; its error cancels the request.
 func (c *Client) Simulate(ctx context.Context, in Simulate, tell func(share float64) error) (Simulation, error) {
-	// With a key the server would keep its answer back to the end.
+	// With a key the server would withhold the response until the end.
 	res, err := c.api.Open(ctx, httpx.Request{Method: http.MethodPost, Path: api + "/simulate/progress", In: in, Once: true})
 	if err != nil {
 		return Simulation{}, err
@@ -230,15 +227,15 @@ func (c *Client) Simulate(ctx context.Context, in Simulate, tell func(share floa
 	}
 }
 
-// Backup is the whole state as the server sends it; the reader closes it.
+// Backup returns the whole state as sent by the server; the caller closes it.
 func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
 	return c.open(ctx, "/admin/backup", nil)
 }
 
-// maxProfile bounds a profile, in bytes.
+// maxProfile limits a profile, in bytes.
 const maxProfile = 64 << 20
 
-// Profile is a profile of the server in pprof's form: kind is cpu, over some
+// Profile returns a pprof profile of the server. kind is cpu, over the given
 // seconds, or heap.
 func (c *Client) Profile(ctx context.Context, kind string, seconds int) ([]byte, error) {
 	profile, err := c.open(ctx, fmt.Sprintf("/admin/profile?kind=%s&seconds=%d", kind, seconds), nil)
@@ -249,7 +246,7 @@ func (c *Client) Profile(ctx context.Context, kind string, seconds int) ([]byte,
 	return io.ReadAll(io.LimitReader(profile, maxProfile))
 }
 
-// lastID makes a header of where a stream goes on.
+// lastID returns the header that resumes a stream after id.
 func lastID(id int64) http.Header {
 	h := http.Header{"Accept": {"text/event-stream"}}
 	if id > 0 {

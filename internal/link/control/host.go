@@ -16,42 +16,42 @@ import (
 	"lull/internal/instance"
 )
 
-// HostReport is what a host tells a server of its instances: of all of them, or
-// of those that changed since the report before. Its times are those of the
-// host's clock; the server uses them as ages against At.
+// HostReport describes all instances of a host, or those that changed since the
+// previous report. Times are those of the host's clock; the server converts them
+// to ages relative to At.
 type HostReport struct {
-	Host     string    `json:"host"`           // the one that speaks
-	At       time.Time `json:"at"`             // when it was sent
-	Sequence uint64    `json:"sequence"`       // rises with every report since StartedAt, from 1
-	After    uint64    `json:"after"`          // the report that this one adds to; 0 begins anew
-	More     bool      `json:"more,omitempty"` // the rest of what this one begins follows at once
+	Host     string    `json:"host"`           // name of the host
+	At       time.Time `json:"at"`             // when the report was sent
+	Sequence uint64    `json:"sequence"`       // counts reports since StartedAt, from 1
+	After    uint64    `json:"after"`          // sequence this report builds on; 0 for a full report
+	More     bool      `json:"more,omitempty"` // more parts follow immediately
 
 	StartedAt time.Time      `json:"started_at"`
 	Version   string         `json:"version"`
 	BuildDate string         `json:"build_date,omitempty"`
-	Interval  idle.Duration  `json:"interval_seconds"` // the next report comes within it
+	Interval  idle.Duration  `json:"interval_seconds"` // maximum time until the next report
 	Halted    bool           `json:"halted"`
 	Halt      *idle.HaltedBy `json:"halt,omitempty"` // who halted it, since when, until when and why
-	Counts    map[string]int `json:"counts"`         // of all instances, by state
+	Counts    map[string]int `json:"counts"`         // number of instances by state
 	Memory    HostMemory     `json:"memory"`
-	Faults    []string       `json:"faults"` // what is wrong with the host
-	// LeftOut counts instances that are not told of, since there are more than
+	Faults    []string       `json:"faults"` // problems of the host
+	// LeftOut counts instances not included, because there are more than
 	// MaxHostInstances.
 	LeftOut int `json:"left_out,omitempty"`
 
 	Instances []HostInstance `json:"instances"`
-	Gone      []string       `json:"gone"` // ids of instances that are no more
+	Gone      []string       `json:"gone"` // ids of removed instances
 }
 
-// HostMemory is what instances of a known size may hold together on a host.
+// HostMemory is the memory budget for instances of known size on a host.
 type HostMemory struct {
-	Limit   int64 `json:"limit_bytes"` // 0 is not bounded
+	Limit   int64 `json:"limit_bytes"` // 0 means unlimited
 	Free    int64 `json:"free_bytes"`
-	Waiting int   `json:"waiting"` // starts and wakes that wait for room
+	Waiting int   `json:"waiting"` // starts and wakes waiting for memory
 }
 
-// HostInstance is an instance as its host tells of it. Its command and its
-// environment stay on the host: they may hold secrets.
+// HostInstance is an instance as reported by its host. Its command and
+// environment are not sent, because they may contain secrets.
 type HostInstance struct {
 	ID             string               `json:"id"`
 	Name           string               `json:"name"`
@@ -88,29 +88,29 @@ type HostInstance struct {
 	Waiting        *HostInstanceWaiting `json:"waiting" doc:"For room to start or wake; null when it does not"`
 }
 
-// HostInstanceWaiting is a start or wake that a host has no room for yet.
+// HostInstanceWaiting is a start or wake that waits for memory on its host.
 type HostInstanceWaiting struct {
 	Reason string    `json:"reason"`
 	Place  int       `json:"place"`
 	Until  time.Time `json:"until"`
 }
 
-// HostAnswer is what a server says to a report.
+// HostAnswer is a server's response to a report.
 type HostAnswer struct {
-	// Resend: nothing was taken, since the report adds to one that this server
-	// does not have. The next one begins anew.
+	// Resend means that nothing was accepted, because the report builds on one
+	// that this server does not have. The next report must be full.
 	Resend bool `json:"resend"`
 }
 
-// HostQuestion asks a host why an instance is as it is; At is zero for now.
+// HostQuestion asks a host to explain an instance; a zero At means now.
 type HostQuestion struct {
 	ID       string    `json:"id"`
 	Instance string    `json:"instance"`
 	At       time.Time `json:"at,omitzero"`
 }
 
-// HostReply answers a question: with a Why, or with the status and the sentence
-// of a refusal.
+// HostReply answers a question with a Why, or with the status and message of an
+// error.
 type HostReply struct {
 	ID     string   `json:"id"`
 	Why    *HostWhy `json:"why,omitempty"`
@@ -118,42 +118,42 @@ type HostReply struct {
 	Detail string   `json:"detail,omitempty"`
 }
 
-// HostTurn is a host's turn in the conversation: its answers, and how long it
-// then waits for questions.
+// HostTurn is a host's request in the question exchange: its replies, and how
+// long it then waits for questions.
 type HostTurn struct {
 	Answers []HostReply `json:"answers"`
 	Wait    float64     `json:"wait_seconds" minimum:"0" maximum:"60"`
 }
 
-// HostQuestions is the server's turn.
+// HostQuestions is the server's response to a HostTurn.
 type HostQuestions struct {
 	Questions []HostQuestion `json:"questions"`
 }
 
-// HostWhy answers why an instance of a host is as it is.
+// HostWhy explains an instance of a host.
 type HostWhy struct {
 	evidence.Account
 	Host string `json:"host"`
-	// Readings says where they are from: "live" from the host just now,
-	// "recorded" from what it kept, or "unknown" where it cannot be asked.
+	// Readings is "live" from the host now, "recorded" from the last report, or
+	// "unknown" if the host cannot be asked.
 	Readings string `json:"readings" enum:"live,recorded,unknown"`
-	// Unheard says why the host could not be asked; empty where it was.
+	// Unheard is why the host could not be asked; empty if it was.
 	Unheard string `json:"unheard,omitempty"`
-	// Instance is as it was told of last; null where nothing is known of it.
+	// Instance is the instance as last reported; null if unknown.
 	Instance *HostInstance `json:"instance"`
 }
 
 // HostSummary is a host in a listing.
 type HostSummary struct {
 	Name string `json:"name"`
-	// Heard is false for a host that missed three reports, or that no server
-	// that can be asked hears: what it does now is not known.
+	// Heard is false if the host missed three reports, or if no reachable
+	// server receives its reports: its current state is unknown.
 	Heard bool `json:"heard"`
-	// HeardAt is when it was last heard of; null if no server that runs has
-	// heard of it. UnheardSince is the same for one that is not heard.
+	// HeardAt is the time of its last report to a running server; null if
+	// there was none.
 	HeardAt      *time.Time `json:"heard_at"`
 	UnheardSince *time.Time `json:"unheard_since"`
-	// Unheard says why it is not heard, for people.
+	// Unheard is why it is not heard, for display.
 	Unheard    string  `json:"unheard,omitempty"`
 	AgeSeconds float64 `json:"age_seconds"`
 	Interval   float64 `json:"interval_seconds" doc:"It promised a report within it"`
@@ -170,13 +170,13 @@ type HostSummary struct {
 	Memory    HostMemory     `json:"memory"`
 	Held      int64          `json:"held_bytes" doc:"Memory of its instances, as far as it is known"`
 	Faults    []string       `json:"faults"`
-	// ClockOffset is how far its clock was ahead of the server's, in seconds,
-	// the time that the report took included.
+	// ClockOffset is how far its clock is ahead of the server's, in seconds,
+	// including the transit time of the report.
 	ClockOffset float64 `json:"clock_offset_seconds"`
 }
 
-// Later tells whether s is better news of a host than t: from who hears it or,
-// where neither does, newer.
+// Later reports whether s is more current than t: received by a server that hears
+// the host or, if neither does, newer.
 func (s *HostSummary) Later(t *HostSummary) bool {
 	switch {
 	case s.Heard != t.Heard:
@@ -187,25 +187,24 @@ func (s *HostSummary) Later(t *HostSummary) bool {
 	return s.HeardAt.After(*t.HeardAt)
 }
 
-// HostView is a host with its instances, by name, or one page of them.
+// HostView is a host with its instances sorted by name, or one page of them.
 type HostView struct {
 	HostSummary
 	Instances []HostInstance `json:"instances"`
 	Next      string         `json:"next,omitempty"`
 }
 
-// Bounds of what a host says. A report of more instances than fit is sent in
-// parts.
+// Limits of host reports. Reports with more instances are sent in parts.
 const (
-	MaxHostReport    = 128 << 10 // bytes of one report
-	MaxHostInstances = 10_000    // of one host
-	MaxHostText      = 512       // bytes of any text
-	maxHostEach      = 64        // leases, blocks and endpoints of one instance
-	maxHostPart      = 1000      // instances of one report
+	MaxHostReport    = 128 << 10 // bytes per report
+	MaxHostInstances = 10_000    // instances per host
+	MaxHostText      = 512       // bytes per text
+	maxHostEach      = 64        // leases, blocks and endpoints per instance
+	maxHostPart      = 1000      // instances per report
 	MaxHostAnswers   = 32
 )
 
-// Stale is how long a host may be silent: three of its intervals.
+// Stale returns how long a host may be silent: three of its intervals.
 func (r *HostReport) Stale() time.Duration { return 3 * time.Duration(r.Interval) }
 
 var (
@@ -214,7 +213,7 @@ var (
 	hostIdent = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 )
 
-// ValidHost tells what is wrong with the name of a host.
+// ValidHost returns what is wrong with the name of a host.
 func ValidHost(name string) error {
 	if !hostName.MatchString(name) {
 		return fmt.Errorf("cannot use %.40q as the name of a host: want 1 to 128 of letters, digits, '.', '_' and '-', beginning and ending with a letter or digit", name)
@@ -222,8 +221,8 @@ func ValidHost(name string) error {
 	return nil
 }
 
-// ReadHostReport reads a report of host, and refuses whatever is not one: the
-// error names the fields. Lists in it are never nil.
+// ReadHostReport parses and validates a report of host; the error names the
+// fields. Lists in the result are never nil.
 func ReadHostReport(host string, body []byte) (r HostReport, err error) {
 	if len(body) > MaxHostReport {
 		return r, fmt.Errorf("it is larger than %d KiB", MaxHostReport>>10)
@@ -235,7 +234,7 @@ func ReadHostReport(host string, body []byte) (r HostReport, err error) {
 	return r, r.check(host)
 }
 
-// check tells what is wrong with a report of host, naming the field.
+// check validates a report of host.
 func (r *HostReport) check(host string) error {
 	errs := []error{plain(r)}
 	fail := func(field, format string, a ...any) {
@@ -302,7 +301,7 @@ func (i *HostInstance) check() error {
 	return instance.ValidName(i.Name)
 }
 
-// ReadHostTurn reads a host's turn, and refuses whatever is not one.
+// ReadHostTurn parses and validates a host's turn.
 func ReadHostTurn(body []byte) (t HostTurn, err error) {
 	if err := json.Unmarshal(body, &t); err != nil {
 		return t, err
@@ -328,7 +327,7 @@ func ReadHostTurn(body []byte) (t HostTurn, err error) {
 	return t, nil
 }
 
-// Fit makes what a host says fit: texts are cut, lists too, and no list is nil.
+// Fit truncates texts and lists to their limits and replaces nil lists.
 func (r *HostReport) Fit() {
 	for n := range r.Instances {
 		r.Instances[n].fit()
@@ -338,7 +337,7 @@ func (r *HostReport) Fit() {
 	shorten(r)
 }
 
-// Fit does the same for an answer.
+// Fit truncates texts and lists to their limits and replaces nil lists.
 func (a *HostReply) Fit() {
 	if a.Why != nil && a.Why.Instance != nil {
 		a.Why.Instance.fit()
@@ -366,17 +365,17 @@ func (c *Client) ReportHost(ctx context.Context, r HostReport) (HostAnswer, erro
 	return tell[HostAnswer](ctx, c, hostPath(r.Host, "report"), r)
 }
 
-// HostTurn answers questions about a host and waits for new ones.
+// HostTurn sends replies and waits for new questions.
 func (c *Client) HostTurn(ctx context.Context, host string, t HostTurn) (HostQuestions, error) {
 	return tell[HostQuestions](ctx, c, hostPath(host, "questions"), t)
 }
 
-// Hosts lists the hosts of the fleet.
+// Hosts returns the hosts of the fleet.
 func (c *Client) Hosts(ctx context.Context) ([]HostSummary, error) {
 	return All[HostSummary](ctx, c, api+"/hosts", nil)
 }
 
-// Host is a host with all of its instances.
+// Host returns a host with all of its instances.
 func (c *Client) Host(ctx context.Context, name string) (v HostView, err error) {
 	q := url.Values{"limit": {"1000"}}
 	var all []HostInstance
@@ -393,8 +392,7 @@ func (c *Client) Host(ctx context.Context, name string) (v HostView, err error) 
 	}
 }
 
-// HostWhy answers why an instance of a host is as it is, now or at a past
-// time; zero is now.
+// HostWhy explains an instance of a host at a given time; zero means now.
 func (c *Client) HostWhy(ctx context.Context, host, inst string, at time.Time) (HostWhy, error) {
 	path := api + hostPath(host, "instances", inst, "why")
 	if !at.IsZero() {
@@ -403,7 +401,7 @@ func (c *Client) HostWhy(ctx context.Context, host, inst string, at time.Time) (
 	return get[HostWhy](ctx, c, path)
 }
 
-// Refusal is the answer of a host that was asked and says no.
+// Refusal returns a host's error reply as an error.
 func (a *HostReply) Refusal() error {
 	return &httpx.Problem{Status: a.Status, Title: http.StatusText(a.Status), Detail: a.Detail}
 }

@@ -9,12 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// What machines say is shown on terminals and pages: these three walk through
-// all of it by reflection, so that a field that is added later is held to the
-// same.
+// Text from machines is shown on terminals and pages. These functions use
+// reflection, so that fields added later are covered as well.
 
-// plain holds every text in v to MaxHostText bytes without control characters;
-// the error names the first that is not.
+// plain checks that every text in v has at most MaxHostText bytes and no control
+// characters; the error names the first violation.
 func plain(v any) error {
 	var first error
 	walk(reflect.ValueOf(v), "", func(at string, t reflect.Value) {
@@ -30,7 +29,7 @@ func plain(v any) error {
 	return first
 }
 
-// shorten makes every text in what v points to plain.
+// shorten makes every text in what v points to satisfy plain.
 func shorten(v any) {
 	walk(reflect.ValueOf(v), "", func(_ string, t reflect.Value) {
 		s := strings.ToValidUTF8(t.String(), "\uFFFD")
@@ -53,7 +52,7 @@ func shorten(v any) {
 	}, nil)
 }
 
-// fill makes every list and map in what v points to one that is not nil.
+// fill replaces every nil list and map in what v points to.
 func fill(v any) {
 	walk(reflect.ValueOf(v), "", nil, func(t reflect.Value) {
 		switch {
@@ -66,8 +65,8 @@ func fill(v any) {
 	})
 }
 
-// walk calls text for every string below v, keys of maps too, and list for
-// every slice and map; either may be nil.
+// walk calls text for every string below v, including map keys, and list for
+// every slice and map. Either may be nil.
 func walk(v reflect.Value, at string, text func(at string, t reflect.Value), list func(reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:
@@ -76,7 +75,7 @@ func walk(v reflect.Value, at string, text func(at string, t reflect.Value), lis
 		}
 	case reflect.Struct:
 		for f, x := range v.Fields() {
-			if f.IsExported() { // a time has none, and says nothing but a time
+			if f.IsExported() { // skips the fields of time.Time
 				walk(x, strings.TrimPrefix(at+"."+wireName(f), "."), text, list)
 			}
 		}
@@ -102,7 +101,7 @@ func walk(v reflect.Value, at string, text func(at string, t reflect.Value), lis
 	}
 }
 
-// wireName is what a field is called in JSON.
+// wireName returns a field's JSON name.
 func wireName(f reflect.StructField) string {
 	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 	if name == "" {

@@ -10,14 +10,14 @@ import (
 	"lull/internal/policy"
 )
 
-// PolicyBody is a policy as it is given.
+// PolicyBody is a policy in a request.
 type PolicyBody struct {
 	Name        string `json:"name,omitempty" maxLength:"64" doc:"The name in the path"`
 	Description string `json:"description,omitempty" maxLength:"1024"`
 	policy.Values
 }
 
-// ScheduleBody is a schedule as it is given.
+// ScheduleBody is a schedule in a request.
 type ScheduleBody struct {
 	Name         string          `json:"name,omitempty" maxLength:"64" doc:"The name in the path"`
 	Description  string          `json:"description,omitempty" maxLength:"1024"`
@@ -28,7 +28,7 @@ type ScheduleBody struct {
 	GraceMinutes *int            `json:"grace_minutes,omitempty" doc:"How long a worker must be quiet in closed hours; 15 if not given"`
 }
 
-// BudgetBody is a budget as it is given.
+// BudgetBody is a budget in a request.
 type BudgetBody struct {
 	Name        string       `json:"name,omitempty" maxLength:"64" doc:"The name in the path"`
 	Description string       `json:"description,omitempty" maxLength:"1024"`
@@ -41,8 +41,8 @@ type BudgetBody struct {
 	During      string       `json:"during,omitempty" doc:"Schedule while which it holds"`
 }
 
-// Apply puts a policy or a schedule on workers: those that are named, or all
-// that a selector names, now and later.
+// Apply assigns a policy or schedule to named workers, or to all present and
+// future workers that a selector matches.
 type Apply struct {
 	policy.Scope
 	All      bool `json:"all,omitempty" doc:"An empty selector needs it"`
@@ -50,13 +50,13 @@ type Apply struct {
 	Remove   bool `json:"remove,omitempty" doc:"Take it away instead; refused where another one is in place"`
 }
 
-// Applied is what an Apply changed: workers, or the group of the selector.
+// Applied lists what an Apply changed: workers, or the selector's group.
 type Applied struct {
 	Workers []fleet.Worker `json:"workers"`
 	Group   *policy.Group  `json:"group,omitempty"`
 }
 
-// NewOverride asks for an exception.
+// NewOverride requests an override.
 type NewOverride struct {
 	Kind     string       `json:"kind" enum:"keep,skip,freeze,policy"`
 	Selector policy.Scope `json:"selector,omitzero"`
@@ -68,13 +68,13 @@ type NewOverride struct {
 	Reason   string       `json:"reason,omitempty" maxLength:"256"`
 }
 
-// Exception is an override, with the names of its workers.
+// Exception is an override with the names of its workers.
 type Exception struct {
 	policy.Override
 	WorkerNames map[string]string `json:"worker_names,omitempty" doc:"Names of its workers, by id; of one that is gone there is none"`
 }
 
-// Whom says for whom it holds, with names.
+// Whom describes which workers the override applies to.
 func (e Exception) Whom() string {
 	if e.Selector.All() {
 		return "the whole fleet"
@@ -89,22 +89,22 @@ func (e Exception) Whom() string {
 	return s.String()
 }
 
-// BudgetState is a budget and how it stands.
+// BudgetState is a budget with its current state.
 type BudgetState struct {
 	policy.Budget
 	State policy.Used `json:"state"`
 }
 
-// WorkerPolicy is what holds for a worker, and where each value came from.
+// WorkerPolicy is a worker's effective policy with the origin of each value.
 type WorkerPolicy struct {
 	WorkerID   string `json:"worker_id"`
 	WorkerName string `json:"worker_name"`
 	policy.Resolved
-	// Budgets are those of its next automatic stop or start.
+	// Budgets are those that limit its next automatic stop or start.
 	Budgets []policy.Used `json:"budgets"`
 }
 
-// Boundaries are the next ones of a schedule.
+// Boundaries are the next boundaries of a schedule.
 type Boundaries struct {
 	Schedule string            `json:"schedule"`
 	Zone     string            `json:"zone"`
@@ -112,22 +112,22 @@ type Boundaries struct {
 	Items    []policy.Boundary `json:"items"`
 }
 
-// WorkerPolicy tells what holds for a worker.
+// WorkerPolicy returns a worker's effective policy.
 func (c *Client) WorkerPolicy(ctx context.Context, id string) (WorkerPolicy, error) {
 	return get[WorkerPolicy](ctx, c, WorkerPath(id, "policy"))
 }
 
-// Policies lists all policies.
+// Policies returns all policies.
 func (c *Client) Policies(ctx context.Context) ([]policy.Named, error) {
 	return All[policy.Named](ctx, c, api+"/policies", nil)
 }
 
-// Schedules lists all schedules.
+// Schedules returns all schedules.
 func (c *Client) Schedules(ctx context.Context) ([]policy.Schedule, error) {
 	return All[policy.Schedule](ctx, c, api+"/schedules", nil)
 }
 
-// Boundaries are the next n of a schedule.
+// Boundaries returns the next n boundaries of a schedule.
 func (c *Client) Boundaries(ctx context.Context, name string, n int) (Boundaries, error) {
 	return get[Boundaries](ctx, c, api+"/schedules/"+url.PathEscape(name)+"/boundaries?limit="+strconv.Itoa(n))
 }

@@ -15,31 +15,32 @@ import (
 	"lull/internal/fleet"
 )
 
-// Events is what a reader of the stream wants.
+// Events configures a reader of the event stream.
 type Events struct {
 	WorkerID string
-	// After is where to begin; 0 is now.
+	// After is the id after which to start; 0 means now.
 	After int64
-	// Each gets every entry, Reset every sign that entries may be missing.
-	// An error of either ends the stream and is returned. Reset may be nil.
+	// Each receives every entry, Reset every notice that entries may be
+	// missing. An error of either ends the stream and is returned. Reset may
+	// be nil.
 	Each  func(fleet.Entry) error
 	Reset func(reason string) error
-	// Started is called when the stream has begun, each time. It may be nil.
+	// Started is called whenever the stream is connected. It may be nil.
 	Started func()
 }
 
-// maxEvent bounds an event, in bytes.
+// maxEvent limits an event, in bytes.
 const maxEvent = 2 << 20
 
-// callbackError marks an error of the reader's own functions.
+// callbackError marks an error returned by a callback.
 type callbackError struct{ err error }
 
 func (e *callbackError) Error() string { return e.err.Error() }
 
-// Follow reads the stream until ctx ends. It connects again when the
-// connection breaks and goes on after the last event it got, so that nothing
-// is missed and nothing is given twice. Errors: those of Each and Reset, and a
-// *httpx.Problem that trying again does not change.
+// Follow reads the stream until ctx ends. It reconnects if the connection breaks
+// and resumes after the last event received, so that none is missed or repeated.
+// Errors: those of Each and Reset, and a *httpx.Problem that retrying would not
+// change.
 func (c *Client) Follow(ctx context.Context, e Events) error {
 	at := e.After
 	for try := 0; ; try++ {
@@ -65,7 +66,7 @@ func (c *Client) Follow(ctx context.Context, e Events) error {
 	}
 }
 
-// follow reads one connection. begun tells that it got as far as the stream.
+// follow reads one connection. begun reports whether the stream was opened.
 func (c *Client) follow(ctx context.Context, e Events, at *int64) (begun bool, err error) {
 	q := url.Values{}
 	if e.WorkerID != "" {
@@ -82,9 +83,9 @@ func (c *Client) follow(ctx context.Context, e Events, at *int64) (begun bool, e
 	return true, read(stream, at, e)
 }
 
-// read gives each event of a stream to e and keeps the last id in at. Events
-// between two ids belong to one change: they are given when its id comes, so
-// that a change is given whole or, by the next connection, again.
+// read passes each event of a stream to e and keeps the last id in at. Events
+// between two ids belong to one change and are delivered when its id arrives, so
+// that a change is delivered completely or again by the next connection.
 func read(body io.Reader, at *int64, e Events) error {
 	var held []fleet.Entry
 	for ev, err := range httpx.ReadEvents(body, maxEvent) {

@@ -1,10 +1,9 @@
-// Package guest is what a workload, or the harness inside a guest, says to its
-// host: newline-delimited JSON-RPC 2.0 with the messages of seeds/004 and the
-// ones by which a program tells whether it is busy.
+// Package guest is the protocol of workloads and guest agents to their host:
+// newline-delimited JSON-RPC 2.0 for heartbeats, leases and busy reports, and the
+// calls between host and guest agent.
 //
-// Everything here comes from the workload and is treated as hostile: lines are
-// bounded, unknown fields and methods are errors, and a message without an id
-// gets no answer.
+// Input from the guest is hostile: lines are bounded, unknown fields and methods
+// are errors, and a message without an id gets no answer.
 package guest
 
 import (
@@ -17,21 +16,20 @@ import (
 	"time"
 )
 
-// MaxLine bounds one message.
+// MaxLine limits one message, in bytes.
 const MaxLine = 64 << 10
 
-// Methods that a workload may call. Holder defaults to "default".
+// Methods that a workload may call. The default holder is "default".
 const (
 	Keepalive        = "keepalive"         // {ttl_ms, reason, holder}: take or renew a lease
-	KeepaliveRelease = "keepalive.release" // {holder}: drop one's own lease
-	Busy             = "busy"              // {}: in the middle of work, whatever the readings say
-	Waiting          = "waiting"           // {}: work is done, the readings decide again
-	NextDue          = "next_due"          // {in_ms} or {at}: when it wants to run again
-	Activity         = "activity"          // {tcp, cpu_ms, net_bytes}: a guest's heartbeat
+	KeepaliveRelease = "keepalive.release" // {holder}: drop the caller's own lease
+	Busy             = "busy"              // {}: working, whatever the readings say
+	Waiting          = "waiting"           // {}: no longer working; readings decide again
+	NextDue          = "next_due"          // {in_ms} or {at}: when it wants to run next
+	Activity         = "activity"          // {tcp, cpu_ms, net_bytes}: a guest agent's heartbeat
 )
 
-// Codes of JSON-RPC 2.0, and Refused for a call that was understood and not
-// done.
+// Codes of JSON-RPC 2.0, and Refused for a valid call that was not executed.
 const (
 	ParseError     = -32700
 	InvalidRequest = -32600
@@ -47,8 +45,8 @@ type Message struct {
 	Params Params
 }
 
-// Params are the parameters of every method together; Decode checks that only
-// those of the method are set.
+// Params are the parameters of all methods; Decode checks that only those of the
+// method are set.
 type Params struct {
 	TTL      time.Duration
 	Reason   string
@@ -72,8 +70,8 @@ func fail(code int, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// Decode reads one line. The message's ID is set even when it is refused, so
-// that the refusal can be answered.
+// Decode parses one line. The message's ID is set even if it is rejected, so that
+// the rejection can be sent.
 func Decode(line []byte) (m Message, _ *Error) {
 	var raw struct {
 		Version string          `json:"jsonrpc"`
@@ -110,7 +108,7 @@ func strict(b []byte, into any) error {
 	return nil
 }
 
-// MaxTTL bounds a lease (spec, section 4).
+// MaxTTL is the longest TTL of a lease.
 const MaxTTL = 24 * time.Hour
 
 func (m *Message) params(b json.RawMessage) *Error {
@@ -181,7 +179,7 @@ func (m *Message) params(b json.RawMessage) *Error {
 }
 
 // Serve reads messages from c until it ends and calls do for each. It answers
-// those that have an id. The error is nil at a clean end.
+// those with an id. It returns nil at a clean end.
 func Serve(c io.ReadWriter, do func(Message) error) error {
 	r := bufio.NewReaderSize(c, 4096)
 	for {
@@ -222,7 +220,7 @@ func reply(w io.Writer, id json.RawMessage, bad *Error) error {
 	return err
 }
 
-// readLine reads up to a newline; a longer line than MaxLine is an error.
+// readLine reads up to a newline; a line longer than MaxLine is an error.
 func readLine(r *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {

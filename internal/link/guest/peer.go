@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// maxServed bounds the requests of one side that the other works on at once.
+// maxServed limits the requests of one side in progress at once.
 const maxServed = 32
 
-// ErrChannelEnded is the answer to calls whose channel ended before theirs came.
+// ErrChannelEnded is the error of calls whose channel ended before the answer.
 var ErrChannelEnded = errors.New("the control channel has ended")
 
-// Peer is one end of the channel between a host and the harness in a guest.
-// Both ends call each other. It is safe for concurrent use.
+// Peer is one end of the channel between a host and a guest agent. Both ends can
+// call each other. It is safe for concurrent use.
 type Peer struct {
 	c io.ReadWriter
 
@@ -29,8 +29,8 @@ type Peer struct {
 
 	sends sync.WaitGroup // calls being written
 
-	// Quick, if not nil, is shown each line first; a line that it takes goes no
-	// further, and its answer, a line without its end, is sent. Set it before Run.
+	// Quick, if not nil, is given each line first. If it handles the line, its
+	// answer, a line without the newline, is sent. Set it before Run.
 	Quick func(line []byte) (answer []byte, ok bool)
 
 	mu      sync.Mutex
@@ -46,15 +46,15 @@ type answer struct {
 	err    error
 }
 
-// Request is a call or notification from the other end. What a guest sends is
-// hostile: Params are read by Message or by Bind, which are strict.
+// Request is a call or notification from the other end. Input from a guest is
+// hostile: read Params with the strict Message or Bind.
 type Request struct {
 	Method string
 	ID     json.RawMessage // nil for a notification
 	Params json.RawMessage
 }
 
-// Bind reads the parameters, refusing unknown fields.
+// Bind decodes the parameters, rejecting unknown fields.
 func (q Request) Bind(into any) *Error {
 	b := q.Params
 	if len(b) == 0 {
@@ -66,26 +66,25 @@ func (q Request) Bind(into any) *Error {
 	return nil
 }
 
-// Message reads a request of the kind that workloads send.
+// Message decodes a request of the kind that workloads send.
 func (q Request) Message() (Message, *Error) {
 	m := Message{Method: q.Method, ID: q.ID}
 	err := m.params(q.Params)
 	return m, err
 }
 
-// NewPeer speaks on c, which the caller keeps and closes. If c has
-// SetWriteDeadline, no write takes longer than WriteLimit.
+// NewPeer returns a peer on c, which the caller keeps and closes. If c has
+// SetWriteDeadline, writes time out after WriteLimit.
 func NewPeer(c io.ReadWriter) *Peer {
-	// Ids begin anywhere, so that an answer meant for a daemon before this one
-	// is not taken for one of ours.
+	// Random ids ensure that an answer meant for an earlier daemon is not taken
+	// for one of ours.
 	return &Peer{c: c, next: uint64(rand.Uint32()) << 16, waiting: map[string]chan answer{}, over: make(chan struct{})}
 }
 
-// Over is closed when Run has read all that will come: nobody waits for answers
-// any more.
+// Over is closed when Run has ended; no further answers arrive.
 func (p *Peer) Over() <-chan struct{} { return p.over }
 
-// WriteLimit is how long the other end may take no byte.
+// WriteLimit is how long the other end may accept no byte.
 const WriteLimit = 10 * time.Second
 
 type wire struct {
@@ -114,25 +113,25 @@ func (p *Peer) write(b []byte) error {
 	p.wmu.Lock()
 	defer p.wmu.Unlock()
 	if d, ok := p.c.(interface{ SetWriteDeadline(time.Time) error }); ok {
-		// A channel without deadlines (a character device) says so; then the
-		// caller's context is what bounds it.
+		// A channel without deadlines (a character device) returns an error; the
+		// caller's context then limits the write.
 		_ = d.SetWriteDeadline(time.Now().Add(WriteLimit))
 	}
-	// The newline before it ends whatever a sender before this one left half
-	// written; empty lines mean nothing.
+	// The leading newline terminates a line that an earlier sender left
+	// incomplete; empty lines are ignored.
 	if _, err := p.c.Write(append(append([]byte{'\n'}, b...), '\n')); err != nil {
 		return fmt.Errorf("cannot send on the control channel: %w", err)
 	}
 	return nil
 }
 
-// Notify sends a message that has no answer.
+// Notify sends a message without an answer.
 func (p *Peer) Notify(method string, params any) error {
 	return p.send(wire{Method: method, Params: params})
 }
 
-// Call sends a request and waits for its answer, which it reads into result
-// unless that is nil. A refusal is an *Error.
+// Call sends a request and waits for its answer, which is decoded into result
+// unless it is nil. An error response is an *Error.
 func (p *Peer) Call(ctx context.Context, method string, params, result any) error {
 	ch := make(chan answer, 1)
 	p.mu.Lock()
@@ -172,10 +171,10 @@ func (p *Peer) Call(ctx context.Context, method string, params, result any) erro
 	}
 }
 
-// Run reads until the channel ends and then fails every call that waits.
+// Run reads until the channel ends and then fails every pending call.
 // Notifications are handled in order, calls each in a goroutine that Run waits
-// for. before, if not nil, is told of each line, an empty one too, how long it
-// is and may wait: a guest that talks too much is read slower.
+// for. before, if not nil, is called with the length of each line, even an empty
+// one, and may block: a guest that sends too much is read more slowly.
 func (p *Peer) Run(before func(bytes int) error, handle func(Request) (any, error)) error {
 	var calls sync.WaitGroup
 	defer calls.Wait()
@@ -203,7 +202,7 @@ func (p *Peer) Run(before func(bytes int) error, handle func(Request) (any, erro
 				slots <- struct{}{}
 				calls.Go(func() {
 					defer func() { <-slots }()
-					_ = p.write(b) // who waits for it sees the channel end
+					_ = p.write(b) // callers see the channel end
 				})
 				continue
 			}
@@ -213,7 +212,7 @@ func (p *Peer) Run(before func(bytes int) error, handle func(Request) (any, erro
 			continue
 		}
 		if q.ID == nil {
-			// Nobody waits for the outcome; the handler has said what matters.
+			// There is no one to return the outcome to.
 			_, _ = handle(q)
 			continue
 		}
@@ -234,16 +233,16 @@ func (p *Peer) Run(before func(bytes int) error, handle func(Request) (any, erro
 				out.Result = v
 			}
 			if err := p.send(out); err != nil && out.Error == nil {
-				// Too long to send: its caller must not wait in vain.
+				// Too long to send; the caller must not wait in vain.
 				_ = p.send(wire{ID: q.ID, Error: fail(Refused, "%v", err)})
 			}
 		})
 	}
 }
 
-// take reads one line: an answer is delivered, a request returned. What is
-// neither is counted and dropped, because a channel that was cut can begin in
-// the middle of a line.
+// take handles one line: it delivers an answer or returns a request. Anything
+// else is counted and dropped, because input may begin in the middle of a line
+// after a reconnect.
 func (p *Peer) take(line []byte) (Request, bool) {
 	var raw struct {
 		Version string          `json:"jsonrpc"`
@@ -280,7 +279,7 @@ func (p *Peer) take(line []byte) (Request, bool) {
 	return Request{}, false
 }
 
-// Junk counts lines that were neither requests nor answers.
+// Junk returns the number of lines that were neither requests nor answers.
 func (p *Peer) Junk() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"lull/internal/idle"
 )
 
-// Client speaks to one host daemon. It is safe for concurrent use. Errors:
-// *httpx.Problem for an answer of no, *httpx.UnreachableError.
+// Client is a client of one host daemon. It is safe for concurrent use. Errors:
+// *httpx.Problem for an error response, *httpx.UnreachableError.
 type Client struct{ api *httpx.Client }
 
 // NewClient returns a client of address, "unix:///path" or a bare path.
@@ -34,7 +34,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	return err
 }
 
-// follow opens an answer that goes on.
+// follow opens a streaming response.
 func (c *Client) follow(ctx context.Context, path string, q url.Values) (io.ReadCloser, error) {
 	res, err := c.api.Open(ctx, httpx.Request{Method: "GET", Path: path + "?" + q.Encode()})
 	if err != nil {
@@ -55,7 +55,7 @@ func (c *Client) List(ctx context.Context) (l []Instance, err error) {
 	return l, c.call(ctx, "GET", "/instances", nil, &l)
 }
 
-// ListWithMemory returns every instance with what it holds.
+// ListWithMemory returns every instance with its memory use.
 func (c *Client) ListWithMemory(ctx context.Context) (l []Instance, err error) {
 	return l, c.call(ctx, "GET", "/instances?memory=true", nil, &l)
 }
@@ -65,27 +65,27 @@ func (c *Client) Get(ctx context.Context, name string) (o Instance, err error) {
 	return o, c.call(ctx, "GET", inst(name), nil, &o)
 }
 
-// Create makes an instance.
+// Create creates an instance.
 func (c *Client) Create(ctx context.Context, r Create) (o Instance, err error) {
 	return o, c.call(ctx, "POST", "/instances", r, &o)
 }
 
-// Clone makes an instance out of what another one saved to disk.
+// Clone creates an instance from the snapshot of a hibernated one.
 func (c *Client) Clone(ctx context.Context, from string, r Clone) (o Instance, err error) {
 	return o, c.call(ctx, "POST", inst(from)+"/clone", r, &o)
 }
 
-// Images lists what is kept of images.
+// Images returns the cached images.
 func (c *Client) Images(ctx context.Context) (l []Image, err error) {
 	return l, c.call(ctx, "GET", "/images", nil, &l)
 }
 
-// Prune removes images that nobody uses and that are older; 0 is any.
+// Prune removes unused images older than the given age; 0 means any age.
 func (c *Client) Prune(ctx context.Context, older time.Duration) (l []Image, err error) {
 	return l, c.call(ctx, "POST", "/images/prune", map[string]float64{"older_seconds": older.Seconds()}, &l)
 }
 
-// Do carries out a verb: start, stop, pause or resume, with its query.
+// Do executes start, stop, pause or resume, with its query parameters.
 func (c *Client) Do(ctx context.Context, name, verb string, query url.Values) (o Instance, err error) {
 	path := inst(name) + "/" + verb
 	if len(query) > 0 {
@@ -94,12 +94,12 @@ func (c *Client) Do(ctx context.Context, name, verb string, query url.Values) (o
 	return o, c.call(ctx, "POST", path, nil, &o)
 }
 
-// Remove stops an instance and forgets it.
+// Remove stops and deletes an instance.
 func (c *Client) Remove(ctx context.Context, name string) error {
 	return c.call(ctx, "DELETE", inst(name), nil, nil)
 }
 
-// Why asks why it runs or does not, now or at a past time; zero is now.
+// Why explains its state at a given time; zero means now.
 func (c *Client) Why(ctx context.Context, name string, at time.Time) (y Why, err error) {
 	path := inst(name) + "/why"
 	if !at.IsZero() {
@@ -108,12 +108,12 @@ func (c *Client) Why(ctx context.Context, name string, at time.Time) (y Why, err
 	return y, c.call(ctx, "GET", path, nil, &y)
 }
 
-// Change changes what c names of an instance, from now on.
+// Change changes the settings of an instance that in sets.
 func (c *Client) Change(ctx context.Context, name string, in Change) (o Instance, err error) {
 	return o, c.call(ctx, "PATCH", inst(name), in, &o)
 }
 
-// Snooze keeps it running until t; the zero time ends that.
+// Snooze keeps it running until t; the zero time ends the snooze.
 func (c *Client) Snooze(ctx context.Context, name string, t time.Time) (o Instance, err error) {
 	in := map[string]time.Time{}
 	if !t.IsZero() {
@@ -132,25 +132,25 @@ func (c *Client) Release(ctx context.Context, name, holder string) (l []idle.Lea
 	return l, c.call(ctx, "DELETE", inst(name)+"/leases/"+url.PathEscape(holder), nil, &l)
 }
 
-// Exec runs a command beside an instance.
+// Exec runs a command inside an instance.
 func (c *Client) Exec(ctx context.Context, name string, r ExecRequest) (x ExecResult, err error) {
 	return x, c.call(ctx, "POST", inst(name)+"/exec", r, &x)
 }
 
-// Halting switches all automatic actions off, or on again. Until is a time in
-// any form that the host reads; empty is until it is ended.
+// Halting starts or ends a halt. Until is a time in any form that the host
+// accepts; empty means until ended.
 type Halting struct {
 	On     bool   `json:"on"`
 	Reason string `json:"reason,omitempty"`
 	Until  string `json:"until,omitempty"`
 }
 
-// Halt switches all automatic actions off, or on again.
+// Halt starts or ends a halt.
 func (c *Client) Halt(ctx context.Context, r Halting) (s Status, err error) {
 	return s, c.call(ctx, "POST", "/halt", r, &s)
 }
 
-// Logs copies what an instance has printed to w.
+// Logs copies an instance's output to w.
 func (c *Client) Logs(ctx context.Context, name string, l Logs, w io.Writer) error {
 	q := url.Values{}
 	if l.Tail >= 0 {
@@ -173,11 +173,11 @@ func (c *Client) Logs(ctx context.Context, name string, l Logs, w io.Writer) err
 	return nil
 }
 
-// Kept calls each for every event after since that the host keeps ("" for all,
-// "now", or a number). missing is told why some before the next are not known.
+// Kept calls each for every retained event after since ("" for all, "now", or an
+// id). missing is called if some of those events are gone.
 func (c *Client) Kept(ctx context.Context, since string, missing func(why string), each func(Event) error) error {
-	// A host of an earlier version goes on with what is to come: then a pause is
-	// the end of what it keeps.
+	// Hosts of an earlier version keep streaming; a pause then marks the end of
+	// retained events.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	pause := time.AfterFunc(keptWithin, cancel)
@@ -193,12 +193,12 @@ func (c *Client) Kept(ctx context.Context, since string, missing func(why string
 	})
 }
 
-// Follow calls each for every event after since, as Kept has it, and for those
-// that come, until ctx ends. A host that goes away is called again for a while;
-// missing is told where another daemon answers, too: what happened between the
-// two is not known. The error of each is returned as it is.
+// Follow calls each for every retained event after since, as in Kept, and for new
+// ones until ctx ends. If the host goes away it reconnects for a while. missing is
+// also called when another daemon answers, because events in between may be
+// missing. The error of each is returned unchanged.
 func (c *Client) Follow(ctx context.Context, since string, missing func(why string), each func(Event) error) error {
-	var daemon time.Time // when the one began whose numbers since is of
+	var daemon time.Time // start time of the daemon whose ids since refers to
 	for try := 0; ; try++ {
 		st, err := c.Status(ctx)
 		if err == nil {
@@ -234,7 +234,7 @@ func (c *Client) Follow(ctx context.Context, since string, missing func(why stri
 	}
 }
 
-// follows reads one connection. begun tells that it got as far as the stream.
+// follows reads one connection. begun reports whether the stream was opened.
 func (c *Client) follows(ctx context.Context, since string, missing func(string), each func(Event) error) (begun bool, err error) {
 	stream, err := c.follow(ctx, "/events", url.Values{"since": {since}})
 	if err != nil {
@@ -273,8 +273,8 @@ func readEvents(ctx context.Context, stream io.Reader, missing func(why string),
 	return nil
 }
 
-// keptWithin is the longest pause between two events that are kept.
+// keptWithin is the longest pause between two retained events.
 const keptWithin = 5 * time.Second
 
-// maxEvent bounds an event, in bytes.
+// maxEvent limits an event, in bytes.
 const maxEvent = 1 << 20

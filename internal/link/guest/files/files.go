@@ -1,14 +1,13 @@
-// Package files is what the harness of a guest asks its host about the
-// workspace, a directory of the host, and how both say it: one request and one
-// answer each, over a stream that may be cut and connected again anywhere.
+// Package files is the protocol between a guest agent and its host for the
+// workspace, a directory of the host: requests with one answer each, over a stream
+// that may be cut and reconnected at any point.
 //
-// No request rests on an earlier one. It names a file by its path below the
-// workspace and by the inode that the path had, so that it means the same to a
-// host that was started again since, and one that was answered and whose answer
-// got lost may be sent again (Request.Again).
+// Requests are stateless. Each names a file by its path below the workspace and by
+// the inode that the path had, so it means the same to a restarted host, and one
+// whose answer was lost can be repeated (Request.Again).
 //
-// What comes from a guest is hostile: lengths are bounded before anything is
-// kept, and a path that could leave the workspace is no request at all.
+// Input from a guest is hostile: lengths are checked before anything is stored,
+// and a path that could leave the workspace is rejected.
 package files
 
 import (
@@ -19,45 +18,43 @@ import (
 	"strings"
 )
 
-// Version of these messages; a harness and a host of different ones do not
-// speak with each other.
+// Version of the protocol; guest agent and host must have the same.
 const Version = 1
 
-// Bounds of one message.
+// Limits of one message.
 const (
-	MaxData = 128 << 10 // bytes that are read or written at once
+	MaxData = 128 << 10 // bytes per read or write
 	MaxPath = 4095
 	MaxName = 255
 	maxBody = requestHead + 2*MaxPath + MaxData
 )
 
-// Hidden begins the names of files that a guest removed while it had them open.
-// They lie in the workspace itself until they are closed, and no listing has
-// them.
+// Hidden is the prefix of files that a guest removed while they were open. They
+// stay in the workspace until they are closed, and are not listed.
 const Hidden = ".lull-removed-"
 
-// Op is what is asked.
+// Op is an operation.
 type Op uint8
 
 // The operations. A path is Request.Path unless another is named.
 const (
-	Stat     Op = iota + 1 // attributes, of a symbolic link itself
+	Stat     Op = iota + 1 // attributes; does not follow symbolic links
 	Change                 // attributes by Request.Mask
-	ReadLink               // Answer.Data is where a symbolic link points
-	Symlink                // makes one that points to Request.To
+	ReadLink               // Answer.Data is the target of a symbolic link
+	Symlink                // creates one that points to Request.To
 	Mkdir
-	Remove    // a file, or what is no directory
+	Remove    // anything but a directory
 	RemoveDir // an empty directory
-	Rename    // to the path Request.To; Mask 1 keeps what is there
+	Rename    // to the path Request.To; Mask 1 never replaces
 	Link      // a second name Request.To
-	Create    // a file that is not there
-	Open      // whether it may be opened: Mask 1 for reading, 2 for writing
+	Create    // a new file
+	Open      // checks access: Mask 1 for reading, 2 for writing
 	Read      // Size bytes at Off
 	Write     // Data at Off
 	Sync      // returns once the file is on the host's disk
-	List      // entries from the cursor Off on; none when it is through
-	Space     // of the file system: Attr.Size, Blocks and Ino are its blocks, free ones and free inodes
-	Close     // nobody in the guest has it open any more
+	List      // entries from the cursor Off on; none at the end
+	Space     // of the file system: Attr.Size, Blocks and Ino are blocks, free blocks and free inodes
+	Close     // no longer open in the guest
 	lastOp    = Close
 )
 
@@ -71,7 +68,7 @@ const (
 	SetMtimeNow
 )
 
-// KeepTarget is the bit of Request.Mask with which Rename replaces nothing.
+// KeepTarget is the bit of Request.Mask that makes Rename never replace.
 const KeepTarget = 1
 
 // Bits of Request.Mask for Open.
@@ -80,13 +77,13 @@ const (
 	ForWriting
 )
 
-// Request asks one thing.
+// Request is one operation on one file.
 type Request struct {
 	ID    uint64
 	Op    Op
-	Again bool   // it was sent before, and may have been done
-	Path  string // below the workspace, which itself is ""
-	Ino   uint64 // that the path had; 0 is any
+	Again bool   // sent before, possibly executed
+	Path  string // relative to the workspace root, which is ""
+	Ino   uint64 // expected inode; 0 means any
 	To    string
 	Off   int64
 	Size  uint32
@@ -107,7 +104,7 @@ type Attr struct {
 	Atime, Mtime, Ctime int64 // Unix nanoseconds
 }
 
-// Answer answers the request of the same ID. Errno is Linux's, 0 for success.
+// Answer answers the request with the same ID. Errno is Linux's, 0 for success.
 type Answer struct {
 	ID    uint64
 	Errno uint32
@@ -115,9 +112,9 @@ type Answer struct {
 	Data  []byte
 }
 
-// Key begins every message of one connection. It is drawn by the host at
-// random and told over the control channel, so that what is left of an earlier
-// connection is never taken for a message of this one.
+// Key precedes every message of a connection. The host draws it at random and
+// sends it over the control channel, so that leftovers of an earlier connection
+// are never taken for messages.
 type Key [16]byte
 
 const (
@@ -172,7 +169,7 @@ func AppendAnswer(b []byte, k Key, a *Answer) []byte {
 	return append(b, a.Data...)
 }
 
-// cut takes fixed parts from the front of a body that is long enough.
+// cut consumes fixed-size parts from the front of a sufficiently long body.
 type cut []byte
 
 func (c *cut) u8() byte {
@@ -199,8 +196,8 @@ func (c *cut) u64() uint64 {
 	return v
 }
 
-// ParseRequest reads the body of a request. Data is part of b. A body that is
-// no request is an error, after which the stream is not worth reading.
+// ParseRequest parses the body of a request. Data aliases b. After an error the
+// stream must be abandoned.
 func ParseRequest(b []byte) (q Request, err error) {
 	if len(b) < requestHead {
 		return q, fmt.Errorf("cannot read a request of %d bytes", len(b))
@@ -243,7 +240,7 @@ func ParseRequest(b []byte) (q Request, err error) {
 	return q, err
 }
 
-// checkPath refuses a path that is not plainly below the workspace.
+// checkPath rejects a path that is not clearly below the workspace.
 func checkPath(p string) error {
 	if p == "" {
 		return nil
@@ -256,7 +253,7 @@ func checkPath(p string) error {
 	return nil
 }
 
-// ParseAnswer reads the body of an answer. Data is part of b.
+// ParseAnswer parses the body of an answer. Data aliases b.
 func ParseAnswer(b []byte) (a Answer, err error) {
 	if len(b) < answerHead {
 		return a, fmt.Errorf("cannot read an answer of %d bytes", len(b))
@@ -270,11 +267,11 @@ func ParseAnswer(b []byte) (a Answer, err error) {
 	return a, nil
 }
 
-// Entry is one name of a directory.
+// Entry is a directory entry.
 type Entry struct {
 	Ino  uint64
-	Next int64 // the cursor behind it
-	Type uint8 // as in a directory entry of Linux
+	Next int64 // cursor after it
+	Type uint8 // Linux directory entry type
 	Name string
 }
 
@@ -285,7 +282,7 @@ func AppendEntry(b []byte, e Entry) []byte {
 	return append(append(b, e.Type, byte(len(e.Name))), e.Name...)
 }
 
-// ParseEntries reads the data of an answer to List.
+// ParseEntries parses the data of an answer to List.
 func ParseEntries(b []byte) (out []Entry, err error) {
 	for c := cut(b); len(c) > 0; {
 		if len(c) < 18 || len(c) < 18+int(c[17]) {
@@ -300,30 +297,29 @@ func ParseEntries(b []byte) (out []Entry, err error) {
 	return out, nil
 }
 
-// Stream cuts what arrives into messages. It begins, and goes on after anything
-// that is no message, by looking for its key.
+// Stream splits input into messages. At the beginning and after invalid input it
+// searches for its key.
 type Stream struct {
 	key  Key
 	buf  []byte
-	sync bool // the last message ended where the next begins
+	sync bool // in sync: a message begins at the start of buf
 }
 
-// Reset begins a new connection.
+// Reset starts a new connection.
 func (s *Stream) Reset(k Key) { s.key, s.buf, s.sync = k, nil, false }
 
-// Feed adds what has arrived.
+// Feed adds input.
 func (s *Stream) Feed(b []byte) { s.buf = append(s.buf, b...) }
 
-// Begun says whether part of a message is here.
+// Begun reports whether part of a message has arrived.
 func (s *Stream) Begun() bool { return len(s.buf) > 0 && s.sync }
 
-// Next is the body of the next whole message; nil without an error when there is
-// none yet. A message that cannot be one is an error, and then Reset looks for
-// the next.
+// Next returns the body of the next complete message, or nil and no error if there
+// is none yet. An invalid message is an error; Reset then searches for the next.
 func (s *Stream) Next() ([]byte, error) {
 	if !s.sync {
 		n := bytes.Index(s.buf, s.key[:])
-		if n < 0 { // the key may have begun
+		if n < 0 { // may be the beginning of the key
 			s.buf = s.buf[max(0, len(s.buf)-len(s.key)+1):]
 			return nil, nil
 		}

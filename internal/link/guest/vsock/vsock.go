@@ -1,12 +1,11 @@
-// Package vsock is the way between the harness of a guest and its host over
-// AF_VSOCK sockets. The host listens for one connection of one guest, tells that
-// guest over another channel on which port, and listens no more.
+// Package vsock connects a guest agent and its host over AF_VSOCK. The host
+// listens for one connection of one guest, tells that guest the port over another
+// channel, and stops listening.
 //
-// A connection is somebody's only after both ends said a key that went over the
-// other channel, each its half: any program of the guest could connect first,
-// and any program of the host could listen where the host listened before. The
-// kernel says which guest a connection comes from, and that of another is closed
-// unread.
+// A connection is trusted only after both ends sent their half of a key that was
+// exchanged over the other channel: any program in the guest could connect first,
+// and any program on the host could listen on a freed port. The kernel reports
+// which guest a connection comes from; connections of others are closed unread.
 package vsock
 
 import (
@@ -24,32 +23,32 @@ import (
 	"lull/internal/link/guest"
 )
 
-// Context ids that every machine knows. A guest has one of its own.
+// Well-known context ids. Each guest has its own.
 const (
-	Host  = unix.VMADDR_CID_HOST  // the host, as its guests see it
-	Local = unix.VMADDR_CID_LOCAL // this machine, where its kernel has the loopback
+	Host  = unix.VMADDR_CID_HOST  // the host, seen from a guest
+	Local = unix.VMADDR_CID_LOCAL // loopback, if the kernel supports it
 )
 
-// Modules are those of a guest's kernel that it needs, in the order to load them.
+// Modules lists the kernel modules a guest needs, in load order.
 var Modules = []string{"vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport"}
 
-// Key is what both ends prove that they know: the guest says the first half, the
-// host the second.
+// Key authenticates both ends: the guest sends the first half, the host the
+// second.
 type Key [2 * half]byte
 
 const half = 16
 
-// helloLimit is how long a side may take to say its half.
+// helloLimit is how long a side may take to send its half.
 const helloLimit = 30 * time.Second
 
 // Listener waits for one guest.
 type Listener struct {
-	Port uint32 // on which it listens, chosen by the kernel
+	Port uint32 // assigned by the kernel
 	f    *os.File
 }
 
-// Listen takes a port of the address at, which is Host where the guests are this
-// machine's. An error says that this machine has no such address, or no vsock.
+// Listen listens on a free port of address at, which is Host for guests of this
+// machine. It fails if this machine has no such address or no vsock.
 func Listen(at uint32) (*Listener, error) {
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -70,16 +69,16 @@ func Listen(at uint32) (*Listener, error) {
 	return l, nil
 }
 
-// Close ends it.
+// Close stops listening.
 func (l *Listener) Close() error { return l.f.Close() }
 
-// Accept waits until ctx ends for a connection of the guest with this context
-// id that knows the key. Others are closed.
+// Accept waits until ctx ends for a connection of the guest with this context id
+// that knows the key. Others are closed.
 func (l *Listener) Accept(ctx context.Context, cid uint32, k Key) (*os.File, error) {
 	defer context.AfterFunc(ctx, func() { l.f.SetReadDeadline(time.Unix(1, 0)) })()
 	for {
 		c, from, err := l.accept()
-		if ctx.Err() != nil { // which ends the wait
+		if ctx.Err() != nil { // canceled
 			err = context.Cause(ctx)
 		}
 		if err != nil {
@@ -95,8 +94,8 @@ func (l *Listener) Accept(ctx context.Context, cid uint32, k Key) (*os.File, err
 	}
 }
 
-// Meet tells the guest at the other end of p to connect, and waits for it: while
-// it is frozen as long as p lives.
+// Meet tells the guest on p to connect and waits for it, for a frozen guest as
+// long as p exists.
 func (l *Listener) Meet(ctx context.Context, p *guest.Peer, cid uint32) (*os.File, error) {
 	var k Key
 	rand.Read(k[:])
@@ -118,7 +117,7 @@ func (l *Listener) Meet(ctx context.Context, p *guest.Peer, cid uint32) (*os.Fil
 	return l.Accept(ctx, cid, k)
 }
 
-// accept takes the next connection and says whose it is.
+// accept accepts the next connection and returns its context id.
 func (l *Listener) accept() (c *os.File, from uint32, err error) {
 	raw, err := l.f.SyscallConn()
 	if err != nil {
@@ -146,8 +145,8 @@ func (l *Listener) accept() (c *os.File, from uint32, err error) {
 	return os.NewFile(uintptr(fd), "vsock"), from, nil
 }
 
-// Dial connects to a port of the address to, which is Host in a guest. ctx
-// bounds it; the kernel gives up after two seconds by itself.
+// Dial connects to a port of address to, which is Host in a guest. ctx bounds it;
+// the kernel gives up after two seconds.
 func Dial(ctx context.Context, to, port uint32, k Key) (*os.File, error) {
 	c, err := connect(ctx, &unix.SockaddrVM{CID: to, Port: port})
 	if err != nil {
@@ -176,7 +175,7 @@ func connect(ctx context.Context, to unix.Sockaddr) (*os.File, error) {
 	return c, nil
 }
 
-// connected waits for a connect that was begun.
+// connected waits for a connect in progress.
 func connected(ctx context.Context, c *os.File) error {
 	defer context.AfterFunc(ctx, func() { c.SetWriteDeadline(time.Unix(1, 0)) })()
 	raw, err := c.SyscallConn()
@@ -200,7 +199,7 @@ func connected(ctx context.Context, c *os.File) error {
 	return errors.Join(werr, err)
 }
 
-// met says and hears the halves of the key, in the order of its steps.
+// met exchanges the halves of the key in the order of steps.
 func met(ctx context.Context, c *os.File, steps ...func(io.ReadWriter) error) error {
 	if err := c.SetDeadline(time.Now().Add(helloLimit)); err != nil {
 		return err
