@@ -22,7 +22,7 @@ type program struct {
 	name, addr, user string
 	command          []string
 	image            string // files of a microVM; empty is a process of this machine
-	try              string // what a person types to wake it
+	try              string // what a user types to wake it
 	visit            func(addr string) (said string, err error)
 }
 

@@ -121,7 +121,7 @@ func (r *rig) guest(ctx context.Context, name string, change func(*instance.Spec
 	return addr, err
 }
 
-// pause freezes a guest by hand.
+// pause freezes a guest manually.
 func (r *rig) pause(ctx context.Context, name string) error {
 	_, err := r.Do(ctx, name, "pause", url.Values{"force": {"true"}})
 	return err

@@ -17,7 +17,7 @@ import (
 	"lull/internal/edge/imds"
 )
 
-// firmware tells whether the hypervisor's names are EC2's; known is false where
+// firmware reports whether the hypervisor's names are EC2's; known is false where
 // there are none to read. It works before the network does, so that a metadata
 // service that does not answer is not taken for a machine without a cloud.
 func firmware(root string) (isEC2, known bool) {

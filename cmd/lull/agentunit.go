@@ -7,7 +7,7 @@ const sysusers = "g lull - -\n"
 // is the one for /usr/bin/lull; a test holds them together.
 //
 // Hooks run inside the unit, and one that saves somebody's work must not fail
-// for want of a right: so neither sudo, nor mounts, nor containers are taken
+// for lack of a right: so neither sudo, nor mounts, nor containers are taken
 // from it. etc/lull-agent-strict.conf takes them away where there are no hooks.
 // ProtectClock is left out because it closes all devices, GPUs too.
 func agentUnit(program string) string {

@@ -34,7 +34,7 @@ const pollEvery = 2 * time.Second
 // goal is what a verb waits for.
 type goal struct {
 	what string // follows "wait longer for NAME to"
-	// met tells whether a worker is there, or why it does not get there any more.
+	// met reports whether a worker is there, or why it does not get there any more.
 	met func(w fleet.Worker) (bool, error)
 }
 
@@ -78,7 +78,7 @@ func (c *cli) arrive(ctx context.Context, cl *control.Client, w fleet.Worker, to
 }
 
 // follow waits for a goal if it is to, and then shows the worker. Ctrl-C
-// detaches: what was asked for goes on.
+// detaches: what was asked for continues.
 func (c *cli) follow(ctx context.Context, cl *control.Client, w fleet.Worker, g goal, wait waiting, show func(fleet.Worker) error) error {
 	if wait.on {
 		var err error
@@ -155,7 +155,7 @@ const tellAfter = 2 * time.Second
 
 // watched runs a verb of a host and, while it takes long, shows what happens
 // to the instance: its files are fetched, it waits for memory, it starts. Ctrl-C
-// detaches: the daemon goes on with it.
+// detaches: the daemon continues with it.
 func (c *cli) watched(ctx context.Context, cl *hostctl.Client, name string, do func() error) error {
 	looking, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})

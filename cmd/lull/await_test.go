@@ -25,7 +25,7 @@ func TestReachSaysWhyNot(t *testing.T) {
 }
 
 // TestNarrateTellsOfTheQueue: who starts an instance that waits for memory is told
-// why, at which place, and when it goes on; not of each change of what is free.
+// why, at which place, and when it continues; not of each change of what is free.
 func TestNarrateTellsOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out strings.Builder

@@ -175,7 +175,7 @@ func (w *window) narrows(r *rig.Rig) {
 		do(w, chromedp.KeyEvent(kb.Backspace))
 	}
 	shows(url.Values{})
-	// Tab goes on to the region and to the order.
+	// Tab continues to the region and to the order.
 	w.tab()
 	w.until(`document.activeElement.closest('label')?.innerText.startsWith('Region')`)
 	do(w, chromedp.KeyEvent(kb.ArrowDown))

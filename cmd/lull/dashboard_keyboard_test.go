@@ -17,10 +17,10 @@ type focus struct {
 	First  bool     // it had it before on this walk
 	Name   string   // what people call it
 	Tag    string   // its element
-	Faults []string // why a person would not see where they are
+	Faults []string // why a user would not see where they are
 }
 
-// looksAt reads what has the keyboard, and whether a person sees that: it is in
+// looksAt reads what has the keyboard, and whether a user sees that: it is in
 // the window, nothing covers it, and it is marked.
 const looksAt = `JSON.stringify((() => {
 	const e = document.activeElement

@@ -275,7 +275,7 @@ func (p *past) keep(t *testing.T, r *rig.Rig) {
 }
 
 // serve is a real server, as a process of its own, that has recorded the week
-// and goes on with the workers of a simulated cloud.
+// and continues with the workers of a simulated cloud.
 func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
 	t.Helper()
 	bin, err := exec.LookPath("lull")
@@ -323,7 +323,7 @@ func (w *window) wide(width int64) {
 	}
 }
 
-// TestDashboardOfThePast is a person who looks at what a real server recorded: a
+// TestDashboardOfThePast is a user who looks at what a real server recorded: a
 // worker's timeline by mouse and by keyboard, why it was so at a past time,
 // what a policy would have done, and what was saved; and who signs in with an
 // issuer.
@@ -543,7 +543,7 @@ func (p *reader) Read(ctx context.Context, q evidence.Query, yield func(evidence
 }
 
 // TestDashboardCancelsAPreview reads a journal that takes long: the page says
-// how far it is, and when it is cancelled the server ends it as well. The
+// how far it is, and when it is canceled the server ends it as well. The
 // journal is the test's own, which knows whether somebody waits for it.
 func TestDashboardCancelsAPreview(t *testing.T) {
 	chrome := startBrowser(t)

@@ -426,7 +426,7 @@ func (w *window) fill(expression string, arg []any) string {
 	return strings.ReplaceAll(expression, "$1", string(b))
 }
 
-// holds tells whether an expression is true on the page. On one that is being
+// holds reports whether an expression is true on the page. On one that is being
 // loaded nothing is.
 func (w *window) holds(expression string, arg ...any) bool {
 	w.t.Helper()
@@ -477,7 +477,7 @@ func (w *window) visit(address string) {
 	}
 }
 
-// finds is an expression for what a person would press under a name: a
+// finds is an expression for what a user would press under a name: a
 // button, link or option, in the open dialog if there is one.
 const finds = `[...(document.querySelector('dialog[open]') ?? document).querySelectorAll('button, a, summary, label, select')]
 	.find((e) => (e.getAttribute('aria-label') ?? e.innerText).trim() === $1 && e.getAttribute('aria-disabled') !== 'true')`
@@ -579,7 +579,7 @@ func (w *window) accessible(what string) {
 	}
 }
 
-// TestDashboard is a person at the dashboard of a real server, with a real
+// TestDashboard is a user at the dashboard of a real server, with a real
 // browser, over a simulated cloud: every page, in light and dark, and what
 // can be done on it.
 func TestDashboard(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 const maxReserve = 1 << 30
 
 // budget is the memory of instances of a known size, 0 for no bound, and what
-// reads how much the machine can still give; nil where a person set the bound.
+// reads how much the machine can still give; nil where a user set the bound.
 func (c hostConfig) budget() (bytes int64, available func() (int64, error), err error) {
 	switch c.Memory {
 	case "0":

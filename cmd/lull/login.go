@@ -20,7 +20,7 @@ import (
 	"lull/internal/link/control"
 )
 
-// savedLogin is a person's login at the issuer of a server, in a file of that
+// savedLogin is a user's login at the issuer of a server, in a file of that
 // person alone.
 type savedLogin struct {
 	Issuer   string `json:"issuer"`

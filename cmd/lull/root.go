@@ -21,7 +21,7 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// Exit codes of every verb (spec, section 9).
+// Exit codes of every verb.
 const (
 	exitDone     = 0
 	exitFailed   = 1
@@ -181,7 +181,7 @@ func (c *cli) client() (*hostctl.Client, error) {
 	return hostctl.NewClient(where)
 }
 
-// defaultSocket is where a host of this user listens (spec, section 9).
+// defaultSocket is where a host of this user listens.
 func defaultSocket(getenv func(string) string) string {
 	if os.Geteuid() == 0 {
 		return "/run/lull/host.sock"

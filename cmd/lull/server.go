@@ -358,7 +358,7 @@ cluster, with --etcd; else from the data directory of a server that is stopped.`
 	return cmd
 }
 
-// backupRunning takes the backup from a server that goes on.
+// backupRunning takes the backup from a server that continues.
 func (c *cli) backupRunning(ctx context.Context, path string) error {
 	cl, err := c.control()
 	if err != nil {

@@ -53,7 +53,7 @@ func (c *cli) control() (*control.Client, error) {
 	return control.NewClient(where, token, nil)
 }
 
-// asksServer tells whether a verb that a host and a server both have is meant
+// asksServer reports whether a verb that a host and a server both have is meant
 // for the server: --server is given, or only LULL_SERVER is set (spec,
 // section 9).
 func (c *cli) asksServer() bool {

@@ -78,7 +78,7 @@ func (g *cloudGate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.instance = ""
 	}
 	g.mu.Unlock()
-	// Whoever sent it may be gone when it goes on: it is on its way.
+	// Whoever sent it may be gone when it continues: it is on its way.
 	out := r.Clone(r.Context())
 	if held {
 		out = r.Clone(context.WithoutCancel(r.Context()))

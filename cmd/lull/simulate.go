@@ -152,7 +152,7 @@ func thresholds(given map[string]string) (map[string]float64, error) {
 	return out, nil
 }
 
-// flows tells whether a signal is one of bytes a minute.
+// flows reports whether a signal is one of bytes a minute.
 func flows(signal string) bool { return signal == "network" || signal == "disk" }
 
 func simulationText(w io.Writer, r control.Simulation) {

@@ -389,7 +389,7 @@ func TestListingsAreArrays(t *testing.T) {
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
 		list := "[]"
 		switch {
-		case r.URL.Path == "/api/v1/events": // goes on
+		case r.URL.Path == "/api/v1/events": // continues
 			w.WriteHeader(http.StatusOK)
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()

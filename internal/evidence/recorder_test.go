@@ -74,7 +74,7 @@ func TestRunLength(t *testing.T) {
 	}
 }
 
-// TestSteadyUseIsOneRun: activity that goes on is no news each time.
+// TestSteadyUseIsOneRun: activity that continues is no news each time.
 func TestSteadyUseIsOneRun(t *testing.T) {
 	rec := evidence.Recorder{Beat: time.Hour}
 	n := 0

@@ -177,8 +177,8 @@ func TestTrialWithoutSnoozeOrWarning(t *testing.T) {
 	}
 }
 
-// TestTrialKnowsWhatHappened: time off by a person is nobody's saving, a pause
-// that happened goes on being judged, and time nobody looked is unknown.
+// TestTrialKnowsWhatHappened: time off by a user is nobody's saving, a pause
+// that happened continues being judged, and time nobody looked is unknown.
 func TestTrialKnowsWhatHappened(t *testing.T) {
 	begin := t0.UTC()
 	at := func(h float64) time.Time { return begin.Add(time.Duration(h * float64(time.Hour))) }
@@ -188,7 +188,7 @@ func TestTrialKnowsWhatHappened(t *testing.T) {
 		now := begin.Add(time.Duration(m) * time.Minute)
 		h := now.Sub(begin).Hours()
 		if h > 1 && h < 5 || h >= 8 && h < 12 || h >= 16 && h < 18 {
-			continue // paused by lull; off by a person; the server was down
+			continue // paused by lull; off by a user; the server was down
 		}
 		active := begin
 		if h >= 5 {

@@ -127,9 +127,9 @@ func (f *Fleet) AgentWithdraws(ctx context.Context, id string, generation uint64
 	})
 }
 
-// AgentConsulted tells whether the worker's agent is to make ready for a stop
+// AgentConsulted reports whether the worker's agent is to make ready for a stop
 // that the controller has decided on and not sent: run the pre-stop hook and
-// look again. A worker that ends is not consulted about.
+// check again. A worker that ends is not consulted about.
 func (w *Worker) AgentConsulted() bool {
 	in := w.Intent
 	return in != nil && in.SentAt == nil && in.By != ByAgent.Name && w.DesiredStatus == power.WorkerStopped && w.Status != power.WorkerDraining

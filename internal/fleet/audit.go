@@ -42,7 +42,7 @@ var (
 	ByCloud      = Actor{Name: "cloud", Kind: KindCloud}
 )
 
-// Names of domain events (spec, section 2.4), as the event stream and
+// Names of domain events, as the event stream and
 // webhooks carry them.
 const (
 	EventCreated        = "worker.created"
@@ -63,7 +63,7 @@ const (
 	EventRules          = "rules.updated" // a policy, schedule, group, override or budget
 )
 
-// Audit actions of scaling (seeds/003 and spec, section 2.4). Others are
+// Audit actions of scaling. Others are
 // named where they are written.
 const (
 	AuditProvisioned     = "provisioned"
@@ -105,7 +105,7 @@ type Entry struct {
 
 var entryCodec = store.Codec[Entry]{Version: 1}
 
-// Pauses tells whether somebody decides here that the worker is paused or
+// Pauses reports whether somebody decides here that the worker is paused or
 // drained, and Reason says why.
 func (e *Entry) Pauses() bool {
 	return e.Action == AuditDrainStarted || slices.Contains(e.Events, EventPaused)
@@ -153,10 +153,10 @@ type AuditPage struct {
 	Next    string  `json:"next,omitempty"`
 }
 
-// all tells whether q takes every entry that it is given to read.
+// all reports whether q takes every entry that it is given to read.
 func (q *AuditQuery) all() bool { return q.Action == "" && q.By == "" && q.Kind == "" }
 
-// Takes tells whether an entry of the right worker and time is one of q's.
+// Takes reports whether an entry of the right worker and time is one of q's.
 func (q *AuditQuery) Takes(e *Entry) bool {
 	return (q.Action == "" || e.Action == q.Action) && (q.Kind == "" || e.By.Kind == q.Kind) &&
 		(q.By == "" || strings.Contains(strings.ToLower(e.By.Name), strings.ToLower(q.By)))

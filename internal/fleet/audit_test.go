@@ -152,7 +152,7 @@ func TestAuditReadsItsOwn(t *testing.T) {
 
 // TestAuditPagesAreBounded counts what one page reads of a log in which little
 // is selected, and of one that is written at one moment: a page with few
-// entries, or none, goes on where it has stopped.
+// entries, or none, continues where it has stopped.
 func TestAuditPagesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()

@@ -12,7 +12,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestAuditByWhom asks for the entries of a person, of a kind and of both, in
+// TestAuditByWhom asks for the entries of a user, of a kind and of both, in
 // both directions and as a table.
 func TestAuditByWhom(t *testing.T) {
 	c := mem.New(mem.Options{}).Client()

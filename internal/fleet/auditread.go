@@ -268,7 +268,7 @@ const (
 )
 
 // NewestAudit is a page of the last entries that q selects, newest first; its
-// Next, as q.After, goes on with those before. It looks back over longer and
+// Next, as q.After, continues with those before. It looks back over longer and
 // longer spans, and over shorter ones where the log is dense, so that a long
 // log costs no more than a short one. A page of a filter that selects little
 // may have fewer entries than q.Limit, or none, and a Next. Errors: Invalid,

@@ -68,7 +68,7 @@ func (w *Worker) unpause(now time.Time, why string) {
 // called off last failed: nobody took it back.
 func (w *Worker) Refused(why string) { w.StatusReason = "the stop was called off: " + why }
 
-// StopRefused tells whether the last stop of a worker that runs failed.
+// StopRefused reports whether the last stop of a worker that runs failed.
 func (w *Worker) StopRefused() bool {
 	return w.Status == power.WorkerRunning && w.StopCalledOff != nil && w.StatusReason != ""
 }

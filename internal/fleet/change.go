@@ -234,7 +234,7 @@ func (tx *Tx) limits(old, w *Worker) ([]store.Op, error) {
 	return []store.Op{store.Put(poolKey, data)}, err
 }
 
-// scaled tells whether the change starts the cooldown.
+// scaled reports whether the change starts the cooldown.
 func (tx *Tx) scaled() bool {
 	return tx.Pool.LastScaleDownAt != nil && tx.Pool.LastScaleDownAt.Equal(tx.Now)
 }

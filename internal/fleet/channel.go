@@ -75,7 +75,7 @@ var eventNames = []string{EventCreated, EventImported, EventActivity, EventPause
 // forPeople are the events that somebody can act on.
 var forPeople = []string{EventPaused, EventResumed, EventDrained, EventPauseWarning, EventPauseCancelled, EventUnknownSignal, EventLateAction, EventLateActivity}
 
-// Wants tells whether the channel sends an event of e. A channel for people
+// Wants reports whether the channel sends an event of e. A channel for people
 // that names no events also tells of workers that fail.
 func (c Channel) Wants(e *Entry, event string) bool {
 	switch {
@@ -87,7 +87,7 @@ func (c Channel) Wants(e *Entry, event string) bool {
 	return slices.Contains(forPeople, event) || event == EventStatus && e.To == "FAILED"
 }
 
-// IsUrgent tells whether an event waits for nothing.
+// IsUrgent reports whether an event waits for nothing.
 func (c Channel) IsUrgent(event string) bool {
 	if len(c.Urgent) == 0 {
 		return event == EventPauseWarning
@@ -291,7 +291,7 @@ func (c Channel) validateMail(bad func(field, format string, a ...any)) {
 	}
 }
 
-// IsMailAddress tells whether s is a bare mail address.
+// IsMailAddress reports whether s is a bare mail address.
 func IsMailAddress(s string) bool {
 	a, err := mail.ParseAddress(s)
 	return err == nil && a.Address == s && len(s) <= 254 && !strings.ContainsAny(s, "\r\n")

@@ -14,7 +14,7 @@ import (
 	"lull/internal/power"
 )
 
-// MaxSnooze is how far ahead a person may snooze a worker.
+// MaxSnooze is how far ahead a user may snooze a worker.
 const MaxSnooze = 30 * 24 * time.Hour
 
 // SnoozeWorker protects a worker from automatic pauses until a time; the zero

@@ -106,7 +106,7 @@ func (f *Fleet) ReadAnswer(now time.Time, token string) (Answer, error) {
 	return a, nil
 }
 
-// Holds tells whether the warning that a answers is still out for w.
+// Holds reports whether the warning that a answers is still out for w.
 func (a Answer) Holds(w *Worker) bool {
 	return w.WarningSentAt != nil && w.WarningSentAt.Sub(a.WarnedAt).Abs() < time.Millisecond && w.Intent == nil &&
 		(w.Status == power.WorkerRunning || w.Status == power.WorkerStopped && w.WarningFor == ReasonTTL)

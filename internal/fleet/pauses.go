@@ -10,7 +10,7 @@ import (
 	"lull/internal/power"
 )
 
-// What pause_action auto goes by (spec, section 2.2).
+// What pause_action auto goes by.
 const (
 	// HibernateWithin is the longest pause for which hibernation is worth it.
 	// An instance is billed while its memory is written, and its users wait
@@ -46,7 +46,7 @@ func (f *Fleet) PastPauses(ctx context.Context, id string) ([]time.Duration, err
 	return out, nil
 }
 
-// HibernatePays tells whether the next pause is expected to be short enough
+// HibernatePays reports whether the next pause is expected to be short enough
 // for hibernation, and why: the median of those that were is.
 func HibernatePays(pauses []time.Duration) (bool, string) {
 	if len(pauses) < leastPauses {

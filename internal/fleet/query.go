@@ -38,7 +38,7 @@ type WorkerFilter struct {
 	WithTerminated          bool
 }
 
-// Matches tells whether w is selected.
+// Matches reports whether w is selected.
 func (q WorkerFilter) Matches(w *Worker) bool {
 	if q.Region != "" && w.AWSRegion != q.Region || q.Template != "" && w.TemplateName != q.Template ||
 		q.Owner != "" && w.Owner != q.Owner || q.Status != "" && w.Status != q.Status ||

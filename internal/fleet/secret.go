@@ -54,7 +54,7 @@ func NewSealer(key []byte) (*Sealer, error) {
 	return &Sealer{aead, links}, nil
 }
 
-// Seal turns what a person gave for field into a Secret: references stay as
+// Seal turns what a user gave for field into a Secret: references stay as
 // they are, anything else is encrypted.
 func (s *Sealer) Seal(field, given string) (Secret, error) {
 	switch {

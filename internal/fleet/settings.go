@@ -15,7 +15,7 @@ import (
 // maxMinutes bounds every setting in minutes: a year.
 const maxMinutes = 525_600
 
-// Settings are the effective settings of the fleet (spec, section 2.8). The
+// Settings are the effective settings of the fleet. The
 // tags are the contract: env is the variable, its lower case is the key in
 // the API and in the config file; unit is what a number means outside.
 type Settings struct {

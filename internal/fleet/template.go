@@ -19,7 +19,7 @@ type Capacity struct {
 	MaxNodes  int `json:"max_nodes,omitempty"`
 }
 
-// IdleDetection is a template's block of that name (seeds/002).
+// IdleDetection is a template's block of that name.
 type IdleDetection struct {
 	Enabled                   bool `json:"enabled"`
 	IdleThresholdMinutes      int  `json:"idle_threshold_minutes,omitempty"`      // when the warning starts
@@ -27,7 +27,7 @@ type IdleDetection struct {
 	CheckIntervalMinutes      int  `json:"check_interval_minutes,omitempty"`
 }
 
-// Template is what workers are launched from (spec, section 2.2).
+// Template is what workers are launched from.
 type Template struct {
 	Name               string         `json:"name"`
 	Description        string         `json:"description,omitempty"`
@@ -158,7 +158,7 @@ func (f *Fleet) DeleteTemplate(ctx context.Context, by Actor, name string) error
 	return err
 }
 
-// Region is the infrastructure of one AWS region (seeds/003, section 3).
+// Region is the infrastructure of one AWS region.
 type Region struct {
 	Region           string            `json:"region" yaml:"region"`
 	SecurityGroupIDs []string          `json:"security_group_ids,omitempty" yaml:"security_group_ids"`

@@ -24,17 +24,17 @@ func (u *Unread) begins() string {
 	return fmt.Sprintf("EC2 cannot be asked about %s since %s: ", u.Region, u.Since.UTC().Format(time.RFC3339))
 }
 
-// SaidOf tells whether the record of w says so already. What the error says may
+// SaidOf reports whether the record of w says so already. What the error says may
 // differ from try to try.
 func (u *Unread) SaidOf(w *Worker) bool { return strings.HasPrefix(w.StatusReason, u.begins()) }
 
-// NeverSeen tells whether EC2 has never told of the instance that w is said to
+// NeverSeen reports whether EC2 has never told of the instance that w is said to
 // have, and lull has neither launched nor looked at one.
 func (w *Worker) NeverSeen() bool {
 	return w.Imported && w.EC2State == "" && w.MissingSince == nil && w.Launch == nil
 }
 
-// Forgettable tells whether w can be forgotten although EC2 has not said that
+// Forgettable reports whether w can be forgotten although EC2 has not said that
 // its instance is gone: it is to end, or was never seen.
 func (w *Worker) Forgettable() bool {
 	return w.Status == power.WorkerTerminating || w.Status == power.WorkerUnknown && w.NeverSeen()

@@ -108,7 +108,7 @@ func (w *Worker) Ends(now time.Time, r *policy.Resolved, h Halt) *evidence.Expir
 	return x
 }
 
-// Overdue tells whether the ttl_deadline of w has passed.
+// Overdue reports whether the ttl_deadline of w has passed.
 func (w *Worker) Overdue(now time.Time) bool {
 	return w.TTLDeadline != nil && !now.Before(*w.TTLDeadline)
 }
@@ -157,7 +157,7 @@ func (w *Worker) notice(tx *Tx, x *Warning) {
 	w.CMLNotice = &Notice{WarnedAt: tx.Now, Warning: *x}
 }
 
-// Of tells whether n is of the warning that is out for w.
+// Of reports whether n is of the warning that is out for w.
 func (n *Notice) Of(w *Worker) bool {
 	return w.WarningSentAt != nil && w.WarningSentAt.Equal(n.WarnedAt)
 }

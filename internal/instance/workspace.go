@@ -44,7 +44,7 @@ func ParseWorkspace(s string) (Workspace, error) {
 	return w, nil
 }
 
-// CheckWorkspace says what is wrong with what a person asked for. What follows
+// CheckWorkspace says what is wrong with what a user asked for. What follows
 // the last colon is ro, rw or a path inside: anything else, as :RO, would be a
 // part of a path, and the directory shared with the right to write. A directory
 // whose own name ends so is meant with :rw behind it.

@@ -322,7 +322,7 @@ var errShowPage = errors.New("the wake takes long")
 
 // admit is Instance.admit, except that a browser is answered with the waiting
 // page when the wake takes long. Its place in the queue is kept for a while, so
-// that the wake goes on until the page asks again.
+// that the wake continues until the page asks again.
 func (f *Front) admit(ctx context.Context, w http.ResponseWriter, r *http.Request, rt *route, remote netip.AddrPort) (Backend, error) {
 	in := rt.in
 	a := Arrival{Instance: in.name, Port: rt.port, Remote: remote, Cause: CauseRequest, At: time.Now()}
@@ -334,7 +334,7 @@ func (f *Front) admit(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	return in.admit(short, a)
 }
 
-// pageLinger is how long a wake goes on for a browser that was shown the
+// pageLinger is how long a wake continues for a browser that was shown the
 // waiting page; the page asks again every two seconds.
 const pageLinger = 10 * time.Second
 
@@ -396,7 +396,7 @@ func (f *Front) refuse(w http.ResponseWriter, r *http.Request, status int, name 
 	})
 }
 
-// wantsPage says that a person looks at the answer.
+// wantsPage says that a user looks at the answer.
 func wantsPage(r *http.Request) bool {
 	return r.Method == http.MethodGet && r.Header.Get("Upgrade") == "" && strings.Contains(r.Header.Get("Accept"), "text/html")
 }

@@ -14,7 +14,7 @@ import (
 type openCount struct{ atomic.Int64 }
 
 // A client that vanished without a word (no FIN, no RST) must not hold an
-// instance for ever: its kernel is asked after a minute of silence.
+// instance forever: its kernel is asked after a minute of silence.
 const (
 	keepAliveIdle     = 60 // seconds
 	keepAliveInterval = 15 // seconds

@@ -270,7 +270,7 @@ func (lp *loop) rescue(c *conn) {
 }
 
 // at runs fn on the loop at the given time (unix nanoseconds). Timers are not
-// cancelled: fn looks whether it still has a meaning.
+// canceled: fn looks whether it still has a meaning.
 func (lp *loop) at(ns int64, fn func()) { heap.Push(&lp.timers, timer{ns, fn}) }
 
 func (lp *loop) timeout() int {

@@ -163,7 +163,7 @@ func TestFailedWakeClosesCleanlyWithItsReason(t *testing.T) {
 	}
 }
 
-// A client that has sent its request, and goes on sending, sees an end and no
+// A client that has sent its request, and continues sending, sees an end and no
 // reset.
 func TestFailedWakeResetsNoClient(t *testing.T) {
 	w, wake, _ := slowWaker(Backend{})
@@ -229,7 +229,7 @@ func TestPanickingWakeIsAFailedWake(t *testing.T) {
 }
 
 // A waker that says it is up while Ready says no must neither spin nor hold the
-// client for ever.
+// client forever.
 func TestWakeWithoutReadyGivesUp(t *testing.T) {
 	w := &switchWaker{onWake: func(context.Context, Arrival) error { return nil }}
 	in, addr := expose(t, startRouter(t), w, Options{WakeTimeout: 300 * time.Millisecond})

@@ -115,7 +115,7 @@ func askToThaw(o shimctl.Outside) (was bool, err error) {
 	if err := c.SetDeadline(time.Now().Add(askLimit)); err != nil {
 		return false, err
 	}
-	// HTTP by hand: this program is small, and keeps no library for one line.
+	// HTTP manually: this program is small, and keeps no library for one line.
 	if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: outside\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", o.Path); err != nil {
 		return false, err
 	}

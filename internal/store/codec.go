@@ -93,7 +93,7 @@ func (c Codec[T]) checkSize(key string, data []byte) error {
 	return nil
 }
 
-// endsMember tells whether rest goes on as it must after a member at the
+// endsMember reports whether rest continues as it must after a member at the
 // front: with a comma and the next name, or with the end of the object.
 func endsMember(rest []byte) bool {
 	return len(rest) == 1 && rest[0] == '}' || len(rest) > 1 && rest[0] == ',' && rest[1] == '"'

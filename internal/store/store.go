@@ -32,7 +32,7 @@ import (
 //
 // A context that ends while a write is under way gives ErrAmbiguous. An
 // implementation also bounds each call by itself, so that a store that
-// cannot be reached never blocks a caller for ever.
+// cannot be reached never blocks a caller forever.
 type Store interface {
 	// Range reads the keys of q at one revision.
 	// Errors: ErrCompacted, ErrInvalid, ErrUnavailable.
@@ -73,10 +73,10 @@ func Prefix(p string) Keys { return Keys{name: p, prefix: true} }
 // Name returns the key or the prefix.
 func (k Keys) Name() string { return k.name }
 
-// IsPrefix tells whether Name is a prefix.
+// IsPrefix reports whether Name is a prefix.
 func (k Keys) IsPrefix() bool { return k.prefix }
 
-// Contains tells whether key is one of k.
+// Contains reports whether key is one of k.
 func (k Keys) Contains(key string) bool {
 	if !k.prefix {
 		return key == k.name
@@ -134,7 +134,7 @@ type Value struct {
 	Lease   LeaseID
 }
 
-// Exists tells whether the key holds anything.
+// Exists reports whether the key holds anything.
 func (v Value) Exists() bool { return v.CreateRevision > 0 }
 
 // Batch is every change to the watched keys that one transaction made.

@@ -46,7 +46,7 @@ func CreatedAt(key string, revision int64) Cond {
 	return Cond{Key: key, Target: TargetCreateRevision, Value: revision}
 }
 
-// Holds tells whether v, the value of c.Key, fulfils c.
+// Holds reports whether v, the value of c.Key, fulfils c.
 func (c Cond) Holds(v Value) bool {
 	var got int64
 	switch c.Target {

@@ -23,7 +23,7 @@ func Get(ctx context.Context, s Store, key string) (Value, error) {
 }
 
 // Update changes key by compare-and-swap. fn gets what the key holds, or an
-// absent Value, and returns what it shall hold, nil to delete it, and
+// absent Value, and returns what it must hold, nil to delete it, and
 // further writes for the same transaction. fn is called again with fresh
 // state each time the race is lost, so it must have no effect of its own;
 // its error ends the update and is returned. When fn changes nothing and
@@ -187,7 +187,7 @@ func (a *attempt) lost(res Result) error {
 	return nil
 }
 
-// changed tells whether one of the attempt's keys is not what it was based
+// changed reports whether one of the attempt's keys is not what it was based
 // on, so that it can never be applied any more.
 func (a *attempt) changed(res Result) bool {
 	for i, c := range a.txn.If[:a.keys] {

@@ -1,7 +1,7 @@
 // Package delay waits within a context: for a time, or for longer and longer
 // ones while something fails.
 //
-// It is for loops that look again or try again. What must happen at a time of
+// It is for loops that check again or try again. What must happen at a time of
 // its own belongs to a deadline that is reckoned from facts, and waiting for a
 // condition to whoever can tell when it holds.
 package delay

@@ -57,7 +57,7 @@ func free(port int) bool {
 	return true
 }
 
-// six says whether this machine has IPv6.
+// six reports whether this machine has IPv6.
 var six = sync.OnceValue(func() bool {
 	l, err := net.Listen("tcp6", "[::1]:0")
 	if err == nil {

@@ -271,7 +271,7 @@ func TestServerFails(t *testing.T) {
 	}
 }
 
-// TestAnswerLimit: an answer that does not end is not read for ever.
+// TestAnswerLimit: an answer that does not end is not read forever.
 func TestAnswerLimit(t *testing.T) {
 	endless := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		for _, err := io.WriteString(w, "["); err == nil; {

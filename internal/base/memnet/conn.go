@@ -123,7 +123,7 @@ func (c *Conn) arrival() time.Time {
 	return time.Now().Add(d)
 }
 
-// open says whether this end was closed.
+// open reports whether this end was closed.
 func (c *Conn) open() error {
 	select {
 	case <-c.closed:
@@ -185,7 +185,7 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// CloseWrite ends this end's direction; reading goes on.
+// CloseWrite ends this end's direction; reading continues.
 func (c *Conn) CloseWrite() error {
 	if err := c.open(); err != nil {
 		return c.fail("close", err)

@@ -41,7 +41,7 @@ var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustPa
 var shared = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("240.0.0.0/4"),
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("2001::/32")}
 
-// Check tells whether an address may be connected to; the error is a
+// Check reports whether an address may be connected to; the error is a
 // *RefusedError.
 func (d *Dialer) Check(a netip.Addr) error {
 	a = a.Unmap().WithZone("")

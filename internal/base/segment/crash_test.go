@@ -42,7 +42,7 @@ func clone(t *testing.T, dir string) string {
 
 // TestTornAtEachByte cuts the newest file at every length: what was whole
 // before the cut is there, the cut is reported unless it lies between two
-// records, and the log goes on.
+// records, and the log continues.
 func TestTornAtEachByte(t *testing.T) {
 	dir, want := sample(t)
 	newest := segments(t, dir)[1]
@@ -95,7 +95,7 @@ func TestTornAtEachByte(t *testing.T) {
 
 // TestFlippedAtEachByte changes each byte of each file: no record is ever
 // returned changed, none is lost without a report that names file and place,
-// and the log goes on.
+// and the log continues.
 func TestFlippedAtEachByte(t *testing.T) {
 	dir, want := sample(t)
 	for i, original := range segments(t, dir) {

@@ -351,7 +351,7 @@ func (l *Log) Drop(before time.Time) (int, error) {
 }
 
 // flush writes the buffer. After a short write the rest stays in it, and the
-// next flush goes on where this one ended.
+// next flush continues where this one ended.
 func (l *Log) flush() error {
 	if len(l.buf) == 0 {
 		return nil

@@ -50,7 +50,7 @@ type From struct {
 
 // Records reads what was appended before the call, oldest first. Where a file
 // cannot be read a *Damage comes instead of the records that were there, and
-// the reading goes on; another error ends it. Files that the ring drops
+// the reading continues; another error ends it. Files that the ring drops
 // meanwhile are passed over: compare First.
 func (l *Log) Records(from From) iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {

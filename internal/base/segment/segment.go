@@ -5,7 +5,7 @@
 // A Log guarantees that what Sync has returned for is on disk; that a tail
 // torn by a crash is cut off at the next Open and reported; that damage
 // anywhere else is reported with file and offset by whoever reads across it,
-// and that reading goes on behind it; that a record is never returned changed;
+// and that reading continues behind it; that a record is never returned changed;
 // and that the files together stay within their bound, the oldest going first.
 // One process has a Log open at a time.
 //

@@ -2,7 +2,7 @@
 // in order, each when the one before it is ready, and stopped in reverse order,
 // each when the one after it has ended.
 //
-// It guarantees that a task is never cancelled while one that was started after
+// It guarantees that a task is never canceled while one that was started after
 // it still runs (unless that one missed its deadline), that the first error
 // stops all, that every error names its task, and that Run returns only when
 // all have ended or have been named as overdue. A group is a task itself, so
@@ -37,7 +37,7 @@ const DefaultStopTimeout = 30 * time.Second
 
 // Group runs tasks together. Set its fields before Run; a Group runs once.
 type Group struct {
-	// StartTimeout is how long each task has to become ready; 0 is for ever.
+	// StartTimeout is how long each task has to become ready; 0 is forever.
 	StartTimeout time.Duration
 	// StopTimeout is how long each task has to end after it was asked to;
 	// 0 is DefaultStopTimeout. A task that misses it is an error that names it,

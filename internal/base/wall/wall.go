@@ -2,7 +2,7 @@
 // and a step of its wall clock are events instead of mysteries.
 //
 // Three clocks are read together: CLOCK_MONOTONIC stands still while the
-// machine is suspended, CLOCK_BOOTTIME goes on, and the wall clock goes on and
+// machine is suspended, CLOCK_BOOTTIME continues, and the wall clock continues and
 // can be set. Boot time minus monotonic time grows only by suspends; wall time
 // minus boot time changes only when somebody sets the clock (slewing moves all
 // three alike). Small changes add up: nothing is lost below the tolerance.

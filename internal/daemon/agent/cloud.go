@@ -58,7 +58,7 @@ func (e EC2) Tags(ctx context.Context) (map[string]string, error) {
 	return found[e.ID], nil
 }
 
-// explain says what a person can do about a refusal.
+// explain says what a user can do about a refusal.
 func explain(action string, err error) error {
 	hint := ""
 	switch ec2.KindOf(err) {

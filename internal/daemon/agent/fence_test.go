@@ -183,7 +183,7 @@ func TestSleepWhileASignalIsAsked(t *testing.T) {
 }
 
 // TestHaltedMachineRunsNoHook: a halt on the machine holds against a server
-// that is about to stop it, unless a person or a deadline does.
+// that is about to stop it, unless a user or a deadline does.
 func TestHaltedMachineRunsNoHook(t *testing.T) {
 	for _, forced := range []bool{false, true} {
 		w, to := newWorld(), &ear{}

@@ -16,7 +16,7 @@ import (
 )
 
 // Meter counts the bytes that lull itself moves over the network, so that they
-// are not taken for use (spec, promise 8). The zero value is ready.
+// are not taken for use. The zero value is ready.
 type Meter struct{ n atomic.Uint64 }
 
 // Bytes is the running total.

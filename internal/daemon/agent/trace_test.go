@@ -150,7 +150,7 @@ func TestTracesAndLines(t *testing.T) {
 }
 
 // TestTraceOfWhatFails: a refused stop, a signal that is not known and an
-// action that is cancelled say so in their spans.
+// action that is canceled say so in their spans.
 func TestTraceOfWhatFails(t *testing.T) {
 	w := newWorld()
 	recorder, _ := w.traced()

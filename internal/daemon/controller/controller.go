@@ -44,7 +44,7 @@ import (
 	"lull/internal/store"
 )
 
-// Fixed times of the controller (spec, section 2.6).
+// Fixed times of the controller.
 const (
 	LeaseTTL       = 15 * time.Second
 	Margin         = 3 * time.Second // no acting call runs in the last of a lease

@@ -45,7 +45,7 @@ func TestAskedTooEarly(t *testing.T) {
 	})
 }
 
-// The result of DetectWorkerIdle when each of its steps fails (spec 2.4).
+// The result of DetectWorkerIdle when each of its steps fails.
 func TestDetectResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_warn_before_minutes": 0}})
@@ -194,7 +194,7 @@ func TestLateAction(t *testing.T) {
 
 // Activity that CML reports only after the pause that it would have prevented is
 // counted once, with its delay, in the metrics and in the audit log. What came
-// before a person's pause is not late, nor is what would not have prevented one.
+// before a user's pause is not late, nor is what would not have prevented one.
 func TestLateActivity(t *testing.T) {
 	for name, c := range map[string]struct {
 		manual bool

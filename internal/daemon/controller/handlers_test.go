@@ -207,7 +207,7 @@ func TestHandlers(t *testing.T) {
 		}
 	}
 	rows := []row{
-		// PENDING (seeds/003, section 3).
+		// PENDING.
 		{name: "launch", status: power.WorkerPending, set: fresh, ec2: "running", result: Success, to: power.WorkerProvisioning, calls: "run",
 			check: func(t *testing.T, w fleet.Worker, c *Controller) {
 				if l := w.Launch; l == nil || l.Token != "w-1-1" || l.Tags["lull:worker-id"] != "w-1" || l.Tags["lull:managed-by"] != "fleet-1" || l.Tags["team"] != "net" || l.Tags["Name"] != "one" || l.Tags["lull:template"] != "small" {

@@ -119,7 +119,7 @@ func (c *Controller) trim(ctx context.Context, sh *shard) {
 // own worker first.
 const orphanGrace = 10 * time.Minute
 
-// discover looks for instances nobody knows (spec, section 2.6). One that
+// discover looks for instances nobody knows. One that
 // carries this fleet's tag is imported, in shadow, after a grace period and a
 // second sighting; one found by the name of its image is listed, and imported
 // when that is set.
@@ -246,7 +246,7 @@ type Live struct {
 	Agent *control.AgentView `json:"agent,omitempty"`
 }
 
-// Metrics are the last readings of a worker's load (spec, section 2.6). Null
+// Metrics are the last readings of a worker's load. Null
 // is not known.
 type Metrics struct {
 	CPUUtilization    *float64   `json:"cpu_utilization"`

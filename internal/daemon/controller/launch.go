@@ -12,7 +12,7 @@ import (
 	"lull/internal/power"
 )
 
-// pending launches (seeds/003, section 3).
+// pending launches.
 func (j *job) pending(ctx context.Context) outcome {
 	cloud, err := j.cloud()
 	if err != nil {
@@ -64,7 +64,7 @@ func (j *job) launched(ctx context.Context, in Instance) outcome {
 
 // earlier looks for what an earlier launch may have left, by its client
 // token and by the worker's tag. What it finds is adopted; when it finds
-// nothing, a person's retry may go on with the next generation.
+// nothing, a user's retry may continue with the next generation.
 func (j *job) earlier(ctx context.Context, cloud Cloud) (outcome, bool) {
 	in, ok, err := j.look(ctx, cloud)
 	switch {
@@ -261,7 +261,7 @@ func (j *job) starting(ctx context.Context) outcome {
 	return outcome{Result: Retry}
 }
 
-// wasUp tells whether EC2 has shown that the start had its effect.
+// wasUp reports whether EC2 has shown that the start had its effect.
 func (j *job) wasUp() bool { return j.w.EC2State == "pending" || j.w.EC2State == "running" }
 
 // up confirms RUNNING.

@@ -71,7 +71,7 @@ func (j *job) show(ctx context.Context, n *fleet.Notice, on bool) (id string, er
 	return "", w.Withdraw(call, n.ID)
 }
 
-// holds tells whether what n says is still to be expected: its warning is out,
+// holds reports whether what n says is still to be expected: its warning is out,
 // and nothing that has no end, or ends later than a pause for that warning may
 // come, is between.
 func (j *job) holds(n *fleet.Notice) bool {

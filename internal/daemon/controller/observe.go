@@ -288,7 +288,7 @@ func (c *Controller) sweep(r *region, states map[string]string, began time.Time,
 	}
 }
 
-// moved tells whether a worker's addresses are no longer those in its record.
+// moved reports whether a worker's addresses are no longer those in its record.
 func (c *Controller) moved(e *entry) bool {
 	return e.inst != nil && e.w.Status == power.WorkerRunning && e.inst.State == "running" &&
 		(e.inst.PrivateIP != e.w.PrivateIP || e.inst.PublicIP != e.w.PublicIP)

@@ -290,5 +290,5 @@ func (c *Controller) work(ctx context.Context, e *entry, sh *shard) {
 	}
 }
 
-// backoff is 1 s x 2^n, at most 60 s (seeds/003, section 2).
+// backoff is 1 s x 2^n, at most 60 s.
 func backoff(n int) time.Duration { return min(time.Second<<min(n, 6), time.Minute) }

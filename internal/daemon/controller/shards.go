@@ -17,7 +17,7 @@ import (
 )
 
 // Shards is how many parts the workers are divided into. It is the same for
-// all servers of a store, for ever.
+// all servers of a store, forever.
 const Shards = 32
 
 const (

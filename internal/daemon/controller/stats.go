@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Stats are the counters of this process since its start (spec, section 2.6),
+// Stats are the counters of this process since its start,
 // and running_worker_count, the RUNNING workers it knows of.
 type Stats struct {
 	Provisioned         int64 `json:"provisioned_count"`

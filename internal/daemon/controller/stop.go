@@ -17,7 +17,7 @@ import (
 func asNotFound(err error) (*fleet.NotFound, bool) { return errors.AsType[*fleet.NotFound](err) }
 
 // ours makes sure that an instance is this fleet's before it is acted on:
-// only one that carries our tag is. A worker that a person armed gets it; an
+// only one that carries our tag is. A worker that a user armed gets it; an
 // instance of another fleet is refused.
 func (j *job) ours(ctx context.Context, what string) (outcome, bool) {
 	tag := j.s.TagPrefix + "managed-by"
@@ -137,7 +137,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return out
 	}
 	var look evidence.Decision
-	if in.ByReadings() || in.Reason == fleet.ReasonSchedule { // which with force waits for no reading, and for a person's word all the same
+	if in.ByReadings() || in.Reason == fleet.ReasonSchedule { // which with force waits for no reading, and for a user's word all the same
 		if look = j.finalLook(ctx); !look.Verdict.Eligible {
 			return j.callOff(ctx, &look, "the final look found it in use or could not tell")
 		}
@@ -175,7 +175,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	return j.sendStop(ctx, time.Time{})
 }
 
-// hibernates tells whether the worker's stop is to be a hibernation, and why if
+// hibernates reports whether the worker's stop is to be a hibernation, and why if
 // its history decides that.
 func (j *job) hibernates(ctx context.Context) (bool, string) {
 	switch j.rules().PauseAction {
@@ -192,7 +192,7 @@ func (j *job) hibernates(ctx context.Context) (bool, string) {
 	return fleet.HibernatePays(pauses)
 }
 
-// shows tells whether what a call came to that was sent at a time can be seen
+// shows reports whether what a call came to that was sent at a time can be seen
 // by now: d later or, if an earlier owner sent it, takeoverShows after its
 // calls have ended for certain.
 func (j *job) shows(sent time.Time, d time.Duration) bool {
@@ -282,7 +282,7 @@ func (j *job) calledOff(ctx context.Context, d *evidence.Decision, why string, a
 	return j.again()
 }
 
-// draining waits for what runs to end (spec, section 2.3).
+// draining waits for what runs to end.
 func (j *job) draining(ctx context.Context) outcome {
 	if out, drifted := j.drift(ctx); drifted {
 		return out
@@ -413,7 +413,7 @@ func (j *job) withdraw(ctx context.Context) outcome {
 }
 
 // noStart says what keeps an automatic start from being sent at all; empty for
-// a person's, which waits for nothing.
+// a user's, which waits for nothing.
 func (j *job) noStart() (code, why string) {
 	switch {
 	case j.w.StartOrigin != fleet.OriginAuto:
@@ -511,7 +511,7 @@ func (j *job) terminatePending(ctx context.Context) outcome {
 	return j.lost(ctx) // twice, as a call that was sent may still land
 }
 
-// failed waits for a person, and notices what is done to its instance.
+// failed waits for a user, and notices what is done to its instance.
 func (j *job) failed(ctx context.Context) outcome {
 	if j.w.EC2InstanceID == "" {
 		return outcome{Result: Skip}

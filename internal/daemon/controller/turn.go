@@ -34,7 +34,7 @@ type starts struct {
 	room  map[string]time.Time // by budget
 }
 
-// waits tells whether a worker waits for an automatic start.
+// waits reports whether a worker waits for an automatic start.
 func waits(w *fleet.Worker) bool {
 	return w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartOrigin == fleet.OriginAuto &&
 		w.StartReason != policy.ByPerson

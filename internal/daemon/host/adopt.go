@@ -326,7 +326,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	return err
 }
 
-// retryAdopt looks again for a run that could not be looked for.
+// retryAdopt checks again for a run that could not be looked for.
 func (h *Host) retryAdopt(i *inst) {
 	if !i.lost.CompareAndSwap(false, true) {
 		return // somebody is at it
@@ -374,7 +374,7 @@ func (i *inst) takenOver() error {
 	return i.adopt(i.h.ctx, adoptAgain)
 }
 
-// endUnknown ends, for a person, a run that could not be taken over because of
+// endUnknown ends, for a user, a run that could not be taken over because of
 // cause: nobody can ask it to end, and its runtime knows which one it is.
 func (i *inst) endUnknown(ctx context.Context, by string, cause error) error {
 	e, ok := i.rt.(instance.Ender)

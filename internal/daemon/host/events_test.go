@@ -70,7 +70,7 @@ func TestEventNumbers(t *testing.T) {
 }
 
 // TestEventsOutliveTheDaemon: the next daemon has the events of those before it
-// under their numbers, as many as it keeps, and goes on behind them whatever the
+// under their numbers, as many as it keeps, and continues behind them whatever the
 // clock says; who has seen some of them is given the others, and nothing else.
 func TestEventsOutliveTheDaemon(t *testing.T) {
 	dir := t.TempDir()

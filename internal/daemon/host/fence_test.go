@@ -46,7 +46,7 @@ type world struct {
 	clients  []*hosttest.Client
 	leased   bool // a lease was acknowledged while the instance ran
 	busied   bool // the program has said that it is busy
-	explicit bool // a person stops it
+	explicit bool // a user stops it
 	doomed   bool // a client waited when an automatic stop began
 }
 
@@ -261,7 +261,7 @@ var actors = map[string]actor{
 	}},
 }
 
-// calledOff says that a person's stop came while what failed with err waited.
+// calledOff says that a user's stop came while what failed with err waited.
 func calledOff(err error) bool {
 	return strings.Contains(err.Error(), "stopped by a person in the meantime")
 }
@@ -272,7 +272,7 @@ func (w *world) add(c *hosttest.Client) {
 	w.mu.Unlock()
 }
 
-// play runs the actors; choose picks which parked goroutine goes on, and none
+// play runs the actors; choose picks which parked goroutine continues, and none
 // when it has seen enough.
 func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 	w.mu.Lock()
@@ -333,7 +333,7 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 	return whole
 }
 
-// letGo notes what p's routine knows when it goes on. Whatever it may be blocked
+// letGo notes what p's routine knows when it continues. Whatever it may be blocked
 // by before its next point follows from that. The caller holds mu.
 func (w *world) letGo(p *parking) {
 	p.r.resumed = len(w.trace)

@@ -13,7 +13,7 @@ import (
 	"lull/internal/power"
 )
 
-// TestForcedPauseKeepsConnections: one that a person pauses under a client takes
+// TestForcedPauseKeepsConnections: one that a user pauses under a client takes
 // the steps that keep the connection, and not the one that cuts it, until the
 // connection has moved or closed; the next daemon does not either.
 func TestForcedPauseKeepsConnections(t *testing.T) {

@@ -43,7 +43,7 @@ var _ instance.Ender = hanging{}
 
 // TestHungOnes: after a restart many programs hang. The daemon serves those who
 // ask within seconds, what is well is taken over, what hangs says so and is
-// stopped or removed at a person's wish; and one that answers again is taken over
+// stopped or removed at a user's wish; and one that answers again is taken over
 // by itself.
 func TestHungOnes(t *testing.T) {
 	inBubble(t, func(r *rig) {

@@ -80,7 +80,7 @@ func TestImageSpace(t *testing.T) {
 	})
 }
 
-// TestPrune: what is old goes by itself, what nobody uses when a person says
+// TestPrune: what is old goes by itself, what nobody uses when a user says
 // so, and what an instance was made of never.
 func TestPrune(t *testing.T) {
 	s := &shelf{}

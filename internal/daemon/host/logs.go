@@ -19,7 +19,7 @@ import (
 const followEvery = 100 * time.Millisecond
 
 // Logs copies what an instance has printed, the older file first, and with
-// follow what it goes on to print, until ctx ends or the instance is gone.
+// follow what it continues to print, until ctx ends or the instance is gone.
 func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hostctl.Logs) error {
 	i, err := h.find(id)
 	if err != nil {
@@ -161,7 +161,7 @@ func closeParts(parts []logPart) {
 	}
 }
 
-// more gives what was printed since the last look.
+// more gives what was printed since the final check.
 func (v *logView) more(path string) ([]logPart, error) {
 	parts, st, err := openPart(path)
 	if err != nil || st == nil {

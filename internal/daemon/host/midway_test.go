@@ -223,7 +223,7 @@ func TestStopCannotAsk(t *testing.T) {
 	}
 }
 
-// TestStopWithoutRoom: a person's stop of a guest on disk works although the
+// TestStopWithoutRoom: a user's stop of a guest on disk works although the
 // guest would have more memory than this host gives to all.
 func TestStopWithoutRoom(t *testing.T) {
 	inBubble(t, func(r *rig) {
@@ -355,7 +355,7 @@ func TestLeaseOverCrash(t *testing.T) {
 	}
 }
 
-// TestDetached: what somebody has asked for goes on when they do not wait for it
+// TestDetached: what somebody has asked for continues when they do not wait for it
 // any longer.
 func TestDetached(t *testing.T) {
 	t.Run("start", func(t *testing.T) {
@@ -410,7 +410,7 @@ func TestDetached(t *testing.T) {
 	})
 }
 
-// TestReleaseLetsSink: a paused instance whose lease is given back goes on down
+// TestReleaseLetsSink: a paused instance whose lease is given back continues down
 // the ladder then, not when the lease would have ended.
 func TestReleaseLetsSink(t *testing.T) {
 	inBubble(t, func(r *rig) {

@@ -28,7 +28,7 @@ func (s cramped) Start(ctx context.Context, l instance.Launch) (instance.Workloa
 }
 
 // TestRestartWithoutRoom: a restart for which there is no room on disk says so and
-// is tried again until there is; a start that a person asks for is refused.
+// is tried again until there is; a start that a user asks for is refused.
 func TestRestartWithoutRoom(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		var full atomic.Bool

@@ -101,7 +101,7 @@ func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {
 
 // Observe compares an instance with its workload. One that somebody else has
 // paused is recorded as paused by them: it is left alone, no connection wakes
-// it and it takes no step of the ladder, until they or a person resumes it. One
+// it and it takes no step of the ladder, until they or a user resumes it. One
 // that somebody else has resumed is running. It never waits: while the instance
 // is in a transition, whoever carries that out looks afterwards.
 func (h *Host) Observe(ref, why string) error {

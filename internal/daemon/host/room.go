@@ -20,7 +20,7 @@ import (
 // host's has changed: the machine's own memory may have.
 const roomTick = time.Second
 
-// unservedEvery is how often it is told that one instance is refused for want of
+// unservedEvery is how often it is told that one instance is refused for lack of
 // room, however many ask for it.
 const unservedEvery = time.Minute
 
@@ -62,7 +62,7 @@ type call struct {
 	off *string // of the instance when it was asked for; enter sets it
 }
 
-// over says why c is not to be done any more: a person has stopped or removed
+// over says why c is not to be done any more: a user has stopped or removed
 // the instance since, or it is past it.
 func (c *call) over(i *inst) error {
 	off := i.off.Load()
@@ -116,7 +116,7 @@ func (e *BusyError) cause() string {
 	return fmt.Sprintf("there was no room on this host for %s: %s", idle.Human(e.Waited), e.Reason)
 }
 
-// fromRoom says that err is of room, or of a person who called a start or a wake
+// fromRoom says that err is of room, or of a user who called a start or a wake
 // off, which enter has told.
 func fromRoom(err error) bool {
 	var busy *BusyError
@@ -154,7 +154,7 @@ func (i *inst) unserved(c call, cause string) {
 	i.h.log.Warn("no room to run", "instance", i.name(), "by", c.by, "reason", cause)
 }
 
-// rationed says whether starts and wakes of i ask for room.
+// rationed reports whether starts and wakes of i ask for room.
 func (i *inst) rationed() bool {
 	c := &i.h.cfg
 	return i.slow && c.Places > 0 || i.size > 0 && c.Memory > 0
@@ -189,7 +189,7 @@ func (i *inst) holds() int64 {
 	return i.size
 }
 
-// enter takes the lock of i with leave to start or wake it. One that a person
+// enter takes the lock of i with leave to start or wake it. One that a user
 // stops while c waits is not started: c came before the stop. One that still
 // sleeps may be woken, the stop has yet to come.
 func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err error) {
@@ -473,7 +473,7 @@ func (r *room) pick(short int64, tried map[*inst]power.Instance) (*inst, power.I
 	return who[n], to
 }
 
-// yields says whether i may be pushed down for another: it sleeps, its memory
+// yields reports whether i may be pushed down for another: it sleeps, its memory
 // counts, and nothing holds it.
 func (i *inst) yields() bool {
 	now := i.h.now()

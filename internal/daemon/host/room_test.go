@@ -100,7 +100,7 @@ func TestRoomPushesDown(t *testing.T) {
 }
 
 // TestRoomWaits: with nobody to push down a start waits, says so with its
-// place, and goes on as soon as somebody makes room; or fails at its deadline.
+// place, and continues as soon as somebody makes room; or fails at its deadline.
 func TestRoomWaits(t *testing.T) {
 	inRoom(t, 250, 0, func(r *rig) {
 		a := r.run("a", small)
@@ -248,7 +248,7 @@ func TestRoomClientsFirst(t *testing.T) {
 	})
 }
 
-// TestRoomStops: a person's stop works whatever waits, and what waits for room
+// TestRoomStops: a user's stop works whatever waits, and what waits for room
 // can be stopped and removed.
 func TestRoomStops(t *testing.T) {
 	inRoom(t, 150, 1, func(r *rig) {
@@ -275,7 +275,7 @@ func TestRoomStops(t *testing.T) {
 	})
 }
 
-// TestRoomCalledOff: a stop or a removal by a person takes back, at once, whatever
+// TestRoomCalledOff: a stop or a removal by a user takes back, at once, whatever
 // waits to bring the instance up, whoever asked for it; nothing of it is done
 // afterwards.
 func TestRoomCalledOff(t *testing.T) {

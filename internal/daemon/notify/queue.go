@@ -167,14 +167,14 @@ func (q *queue) message(first *item, now time.Time) []*item {
 	return m
 }
 
-// unread tells whether a part of what is sent together is still to be read from
+// unread reports whether a part of what is sent together is still to be read from
 // the log.
 func (q *queue) unread() bool { return q.batch != nil && q.seen < q.batch.UpTo && !q.full() }
 
-// frozen tells whether it belongs to what is sent together now.
+// frozen reports whether it belongs to what is sent together now.
 func (q *queue) frozen(it *item) bool { return slices.Contains(q.batch.Items, it.id) }
 
-// freeze fixes what is sent together, until it is done; it tells whether that
+// freeze fixes what is sent together, until it is done; it reports whether that
 // is news.
 func (q *queue) freeze(items []*item) bool {
 	if !items[0].together || q.batch != nil {

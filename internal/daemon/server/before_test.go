@@ -89,7 +89,7 @@ func (l *lived) between(from, to float64) (savings.Sum, *evidence.Trial) {
 func near(a, b float64) bool { return math.Abs(a-b) < 1e-6 }
 
 // TestPeriodBeginsInAStop: a stop that began before the time that is asked about
-// is whose it was, whether it ends within that time, goes on, or was under way
+// is whose it was, whether it ends within that time, continues, or was under way
 // when it began; for lull and for others.
 func TestPeriodBeginsInAStop(t *testing.T) {
 	for _, reason := range []fleet.Reason{fleet.ReasonIdleTimeout, fleet.ReasonSchedule, fleet.ReasonTTL, fleet.ReasonScaleDown, fleet.ReasonManual, fleet.ReasonExternal} {

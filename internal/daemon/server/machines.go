@@ -55,7 +55,7 @@ func (m *machines) put(v control.Machine, span time.Duration, now time.Time) (co
 	return v, nil
 }
 
-// news tells whether the store was told something else of v, or under another
+// news reports whether the store was told something else of v, or under another
 // lease. When it was heard last is no news.
 func (m *machines) news(v control.Machine, p presence, lease store.LeaseID) bool {
 	m.mu.Lock()

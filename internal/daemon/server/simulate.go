@@ -386,7 +386,7 @@ func unrecorded(all map[string]*trial, of string, from, to, first time.Time) []e
 // tellEvery is the least time between two steps of a simulation that are told.
 const tellEvery = 100 * time.Millisecond
 
-// simulateTold writes a simulation's steps while it goes on. A fault that
+// simulateTold writes a simulation's steps while it continues. A fault that
 // comes before the first is answered as a problem.
 func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 	_, w := humago.Unwrap(hc)

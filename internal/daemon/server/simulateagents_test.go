@@ -22,7 +22,7 @@ import (
 // TestSimulateAgents previews thresholds of agents over a recorded day: of a
 // machine that is a worker, whose price is known, of one that is none, and of
 // one whose agent does not say what it judges by. The day is in hours, so that
-// what must come of it is counted by hand: cpu at 8 % until 10 h, at 1 % after,
+// what must come of it is counted manually: cpu at 8 % until 10 h, at 1 % after,
 // but for a minute's peak of 60 % at 16 h.
 func TestSimulateAgents(t *testing.T) {
 	db := mem.New(mem.Options{}).Client()

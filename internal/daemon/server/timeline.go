@@ -232,7 +232,7 @@ func gone(status string) bool {
 }
 
 // ended is when a worker's time was over, since when it costs nothing and saves
-// nothing: the first moment of its termination; zero if it goes on. What is not
+// nothing: the first moment of its termination; zero if it continues. What is not
 // recorded any more was over at from.
 func ended(changes []control.TimelineChange, present string, from time.Time) time.Time {
 	if n := len(changes); n > 0 {

@@ -20,7 +20,7 @@ func benchArray(b *testing.B) []byte {
 	return text
 }
 
-// stream walks text with encoding/json's streaming decoder as one would by hand.
+// stream walks text with encoding/json's streaming decoder as one would manually.
 func stream(text []byte) (int, error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	if _, err := dec.Token(); err != nil {

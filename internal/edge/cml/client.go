@@ -319,7 +319,7 @@ func (c *Client) authenticate(ctx context.Context) (string, error) {
 	return token, nil
 }
 
-// validToken says whether a token can stand in a header.
+// validToken reports whether a token can stand in a header.
 func validToken(s string) bool {
 	return s != "" && len(s) < maxToken && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }

@@ -35,7 +35,7 @@ func newMemory(seen Seen, most int) *memory {
 	return m
 }
 
-// concerns says whether an event of that time can be one that is remembered:
+// concerns reports whether an event of that time can be one that is remembered:
 // each was dated later than it was first seen.
 func (m *memory) concerns(at time.Time) bool {
 	return !m.oldest.IsZero() && at.After(m.oldest)

@@ -43,7 +43,7 @@ func offsetOf(h http.Header, sent, received time.Time) Offset {
 	return Offset{Known: true, Low: date.Sub(received), High: date.Add(time.Second).Sub(sent)}
 }
 
-// after is the offset to go on with when now was measured after o. It stays o
+// after is the offset to continue with when now was measured after o. It stays o
 // for as long as now does not contradict it: each measurement has other bounds,
 // and by each of them the same event would have happened at another time. A
 // much better one narrows o, which only moves times back. A clock that drifts

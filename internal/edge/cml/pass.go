@@ -144,7 +144,7 @@ func (p *pass) event(c byte) error {
 	return nil
 }
 
-// oversized says whether the event that ends here is too long, and counts it.
+// oversized reports whether the event that ends here is too long, and counts it.
 func (p *pass) oversized(e *fields) bool {
 	if p.in.offset()-e.start <= int64(p.f.cfg.MaxEventBytes) {
 		return false
@@ -239,7 +239,7 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// excluded says whether the data of a user_activity event names an excluded
+// excluded reports whether the data of a user_activity event names an excluded
 // user. Data that names nobody excludes nothing.
 func (p *pass) excluded(data []byte) bool {
 	if len(data) == 0 || data[0] != '{' {

@@ -127,7 +127,7 @@ func (s *scanner) skip(text string) bool {
 	return true
 }
 
-// verbatim says whether a raw string is its own decoded form.
+// verbatim reports whether a raw string is its own decoded form.
 func verbatim(raw []byte) bool {
 	for _, c := range raw {
 		if c == '\\' || c >= utf8.RuneSelf {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// OptedIn says whether CML was allowed to collect telemetry at all. An answer
+// OptedIn reports whether CML was allowed to collect telemetry at all. An answer
 // without the flag is an error, not a no.
 func (c *Client) OptedIn(ctx context.Context) (bool, error) {
 	k := call{op: "read telemetry opt-in", method: http.MethodGet, path: "/telemetry"}

@@ -76,7 +76,7 @@ func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 // bounded lets no answer be longer than maxAnswer.
 //
 // It also hides that the SDK's request bodies are an io.WriterTo. The SDK closes
-// a body as soon as the answer's headers are there; if net/http's last look for
+// a body as soon as the answer's headers are there; if net/http's final check for
 // surplus bytes comes later, the SDK's WriteTo returns io.EOF, which net/http
 // takes for a failed request and closes the connection in the middle of the
 // answer. Read has no such fault.

@@ -45,7 +45,7 @@ func (s State) WorkerStatus() string {
 
 var instanceID = regexp.MustCompile(`^i-(?:[0-9a-f]{8}|[0-9a-f]{17})$`)
 
-// ValidID says whether id has the form of an instance id.
+// ValidID reports whether id has the form of an instance id.
 func ValidID(id string) bool { return instanceID.MatchString(id) }
 
 // An Address says what kind of public address an instance has.

@@ -65,7 +65,7 @@ func (c *Client) stop(ctx context.Context, id string, hibernate bool) (Change, e
 	return c.change(op, id, out.StoppingInstances)
 }
 
-// Terminate ends an instance for ever.
+// Terminate ends an instance forever.
 func (c *Client) Terminate(ctx context.Context, id string) (Change, error) {
 	const op = "TerminateInstances"
 	out, err := c.api.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{id}})

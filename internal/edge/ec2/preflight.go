@@ -59,7 +59,7 @@ func (c *Client) Preflight(ctx context.Context, id string) (Preflight, error) {
 	}, nil
 }
 
-// instanceStore says whether the type has instance-store volumes; a type's
+// instanceStore reports whether the type has instance-store volumes; a type's
 // answer is asked for once.
 func (c *Client) instanceStore(ctx context.Context, i Instance) Check {
 	if i.RootDevice == string(types.DeviceTypeInstanceStore) {

@@ -20,7 +20,7 @@ const (
 )
 
 // Backup writes a copy of the store, all at one revision, to the file path,
-// which must not exist. The store goes on meanwhile. See SaveBackup.
+// which must not exist. The store continues meanwhile. See SaveBackup.
 func (s *Store) Backup(ctx context.Context, path string) error {
 	snapshot, err := s.Snapshot(ctx)
 	if err != nil {

@@ -4,5 +4,5 @@ package etcd
 
 import "golang.org/x/sys/unix"
 
-// bootClock goes on while a Mac sleeps.
+// bootClock continues while a Mac sleeps.
 const bootClock = unix.CLOCK_MONOTONIC

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child writes numbers for ever and prints each when it is acknowledged.
+// child writes numbers forever and prints each when it is acknowledged.
 func child(dir string) error {
 	s, err := OpenEmbedded(context.Background(), EmbeddedConfig{Dir: dir, ShortTicks: true})
 	if err != nil {

@@ -248,7 +248,7 @@ func (s *Store) Grant(ctx context.Context, ttl time.Duration) (store.Lease, erro
 	return l, nil
 }
 
-// bootTime is a clock that goes on while the machine sleeps.
+// bootTime is a clock that continues while the machine sleeps.
 func bootTime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(bootClock, &ts); err != nil {

@@ -18,7 +18,7 @@ const maintainEvery = time.Minute
 // Run keeps the store fit until ctx ends, whose error it returns: it
 // forgets all but the configured history, and when the store is full it
 // compacts, defragments and lifts the alarm. A step that fails is logged and
-// tried again. For a cluster that it shall not maintain it only waits.
+// tried again. For a cluster that it must not maintain it only waits.
 func (s *Store) Run(ctx context.Context) error {
 	ticker := time.NewTicker(maintainEvery)
 	defer ticker.Stop()
@@ -77,7 +77,7 @@ func (s *Store) compact(ctx context.Context, revision int64, opts ...clientv3.Co
 	return err
 }
 
-// noSpace tells whether a member has raised the alarm that the store is
+// noSpace reports whether a member has raised the alarm that the store is
 // full.
 func (s *Store) noSpace(ctx context.Context) (bool, error) {
 	call, done, err := s.begin(ctx)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestPersonBeforeImage: what a person asks for goes before the image's word,
+// TestPersonBeforeImage: what a user asks for goes before the image's word,
 // also where it is what would be there without an image.
 func TestPersonBeforeImage(t *testing.T) {
 	c := Config{WorkingDir: "/srv", Env: []string{"A=1", "NOEQ", "=x", "HOME=/of/image"}}

@@ -4,7 +4,7 @@
 //
 // Guarantees. A token counts only with a signature by a key that the issuer
 // publishes now, its issuer, this client as an audience, and before it expires;
-// algorithms without a public key never count. A person whose claims give no
+// algorithms without a public key never count. A user whose claims give no
 // role gets none. The issuer is asked for its documents when they are first
 // needed and, for a key it has not published before, at most every fetchEvery:
 // made-up tokens do not make lull a nuisance to it.
@@ -67,7 +67,7 @@ var (
 	ErrUnreachable = errors.New("cannot check the token: its issuer cannot be reached")
 )
 
-// rank orders roles; a person has the highest that the claims give.
+// rank orders roles; a user has the highest that the claims give.
 var rank = []string{"viewer", "operator", "admin"}
 
 // Provider is one issuer. It is safe for concurrent use.
@@ -158,7 +158,7 @@ func (p *Provider) discover(ctx context.Context) (*oidc.Provider, *oidc.IDTokenV
 	return p.found, p.verifier, nil
 }
 
-// Looks tells whether a presented token can be one of an issuer: three parts
+// Looks reports whether a presented token can be one of an issuer: three parts
 // of text, joined by dots.
 func Looks(token string) bool {
 	return len(token) <= MaxToken && strings.Count(token, ".") == 2 && !strings.ContainsAny(token, " \t\r\n")
@@ -264,7 +264,7 @@ func NewFlow() Flow {
 	return Flow{State: oauth2.GenerateVerifier(), Nonce: oauth2.GenerateVerifier(), Verifier: oauth2.GenerateVerifier()}
 }
 
-// URL is where a person goes to log in, and comes back from to redirect.
+// URL is where a user goes to log in, and comes back from to redirect.
 func (p *Provider) URL(ctx context.Context, f Flow, redirect string) (string, error) {
 	c, err := p.oauth(ctx, redirect)
 	if err != nil {
@@ -287,7 +287,7 @@ func (p *Provider) Exchange(ctx context.Context, f Flow, redirect, code string) 
 	return p.login(ctx, t, f.Nonce)
 }
 
-// Device logs in without a browser here: show is told where a person enters
+// Device logs in without a browser here: show is told where a user enters
 // which code, with anything that has a browser.
 func (p *Provider) Device(ctx context.Context, show func(uri, code string)) (Login, error) {
 	c, err := p.oauth(ctx, "")

@@ -16,7 +16,7 @@ import (
 // ErrNoLogind says that this machine has no systemd-logind to ask.
 var ErrNoLogind = fmt.Errorf("no systemd-logind: %w", fs.ErrNotExist)
 
-// Session is one login of a person.
+// Session is one login of a user.
 type Session struct {
 	ID, User, TTY string
 	Kind          string // tty, x11, wayland, mir, web, unspecified; empty where the source does not say

@@ -18,7 +18,7 @@ import (
 const OwnWriteSpan = 8 * time.Second
 
 // OwnWrites remembers when lull wrote to terminals, so that it does not take
-// its own warning for use (spec, promise 8). The zero value is ready; it is
+// its own warning for use. The zero value is ready; it is
 // safe for concurrent use.
 type OwnWrites struct {
 	mu    sync.Mutex

@@ -34,7 +34,7 @@ type People struct {
 		Sessions(ctx context.Context) ([]Session, error)
 	}
 
-	since time.Time // of the last look at users
+	since time.Time // of the final check at users
 }
 
 func (p *People) path(name string) string {
@@ -251,7 +251,7 @@ func (p *People) Recent(now time.Time) idle.Reading {
 	return r
 }
 
-// writesUtmp tells whether this system keeps utmp and with it wtmp and lastlog:
+// writesUtmp reports whether this system keeps utmp and with it wtmp and lastlog:
 // Debian 13 does not, though files of an earlier release may still lie there.
 func (p *People) writesUtmp() bool {
 	for _, name := range []string{"run/utmp", "var/run/utmp"} {

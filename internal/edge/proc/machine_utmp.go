@@ -36,7 +36,7 @@ func NativeUtmp() UtmpLayout {
 	return UtmpNarrow
 }
 
-// utmpUser is the type of a record of a person's login (USER_PROCESS).
+// utmpUser is the type of a record of a user's login (USER_PROCESS).
 const utmpUser = 7
 
 // utmpRecord is one record of utmp or wtmp.

@@ -27,7 +27,7 @@ const (
 )
 
 // Profiles are the named lists of programs of seeds/002: what research leaves
-// running without a person. A name with a dot or a blank is looked for in the
+// running without a user. A name with a dot or a blank is looked for in the
 // command line (python -m torch.distributed.run), another one as the program.
 var Profiles = map[string][]string{
 	"ml-training": {"torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "tensorboard", "nvidia-cuda-mps",
@@ -46,7 +46,7 @@ type Work struct {
 	Root string
 
 	mu   sync.Mutex
-	last map[int]workSample // CPU of session servers at the last look
+	last map[int]workSample // CPU of session servers at the final check
 }
 
 type workSample struct {

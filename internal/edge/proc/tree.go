@@ -151,7 +151,7 @@ func (f *FS) kinship(pids []int) (map[int][]int, error) {
 	return kin, nil
 }
 
-// listed says whether the kernel has children files. The first process of pids
+// listed reports whether the kernel has children files. The first process of pids
 // that exists tells; without any there is nothing to list.
 func (f *FS) listed(pids []int) (bool, error) {
 	for _, pid := range pids {
@@ -199,7 +199,7 @@ func parseChildren(into []int, b []byte) ([]int, error) {
 	}
 }
 
-// marked says whether the environment of pid has the entry mark. A process that
+// marked reports whether the environment of pid has the entry mark. A process that
 // has ended has no environment.
 func (f *FS) marked(pid int, mark string) (bool, error) {
 	s := f.scratch().num(pid).str("/environ")
@@ -221,7 +221,7 @@ func (f *FS) marked(pid int, mark string) (bool, error) {
 	return hasEntry(b, mark), nil
 }
 
-// foreign says whether pid runs for another user: by its real user, because a
+// foreign reports whether pid runs for another user: by its real user, because a
 // set-user-ID program of ours keeps that. It is nobody's that an ordinary user
 // started, and nobody could signal it either.
 func (f *FS) foreign(pid int) bool {

@@ -93,7 +93,7 @@ func New(c Config) (*Client, error) {
 	return &Client{cfg: c, host: host, tls: conf}, nil
 }
 
-// Rejected tells whether err is the relay's last word about this very
+// Rejected reports whether err is the relay's last word about this very
 // message or its recipients, so that another message may well be taken.
 func Rejected(err error) bool {
 	e, ok := errors.AsType[*textproto.Error](err)

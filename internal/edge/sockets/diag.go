@@ -78,7 +78,7 @@ func (s Socket) Waiting() bool {
 	return s.Inode == 0 && (s.State == Established || s.State == CloseWait)
 }
 
-// Traffic is the part of tcp_info that tells whether a connection is in use. The
+// Traffic is the part of tcp_info that reports whether a connection is in use. The
 // kernel counts LastSent and LastReceived in milliseconds and of data only.
 type Traffic struct {
 	BytesAcked    uint64 // sent and acknowledged; only with InfoSize of at least 128 (Linux 4.1)

@@ -223,7 +223,7 @@ func TestDumpWithManyPorts(t *testing.T) {
 }
 
 // TestTheKernelFilters holds that the port filter is the kernel's work, not only
-// the second look here.
+// the final check here.
 func TestTheKernelFilters(t *testing.T) {
 	var all []uint16
 	for range 5 {

@@ -80,7 +80,7 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// Rejected tells whether the receiver refused this very message, so that
+// Rejected reports whether the receiver refused this very message, so that
 // another one may well be taken.
 func (e *StatusError) Rejected() bool {
 	switch e.Status {

@@ -189,7 +189,7 @@ func TestAskedAgain(t *testing.T) {
 	})
 }
 
-// TestNobodyThere: a request waits for a host, and not for ever.
+// TestNobodyThere: a request waits for a host, and not forever.
 func TestNobodyThere(t *testing.T) {
 	bound(t, func(t *testing.T, p *port, h *Host) {
 		began := time.Now()

@@ -1,5 +1,5 @@
 // Package control is what a client and a server of a fleet say to each other:
-// the objects of the HTTP API (spec, section 2.7) that are not the fleet's own
+// the objects of the HTTP API that are not the fleet's own
 // records, and a client for all of it.
 //
 // Workers, templates, settings and audit entries are those of package fleet.
@@ -217,7 +217,7 @@ type Sample struct {
 	Error string     `json:"error,omitempty"`
 }
 
-// Metrics are those of a worker (spec, section 2.6). Null is not known; why is
+// Metrics are those of a worker. Null is not known; why is
 // in samples.
 type Metrics struct {
 	WorkerID          string          `json:"worker_id"`

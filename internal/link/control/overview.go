@@ -20,7 +20,7 @@ const (
 	StandingUnknown     Standing = "unknown"      // runs, and whether it is used is not known
 	StandingPaused      Standing = "paused"       // stopped
 	StandingStarting    Standing = "starting"     // on its way to running
-	StandingFailed      Standing = "failed"       // needs a person
+	StandingFailed      Standing = "failed"       // needs a user
 	StandingEnded       Standing = "ended"        // terminating or terminated
 )
 
@@ -55,7 +55,7 @@ type WorkerRow struct {
 	Revision int64 `json:"revision"`
 }
 
-// Overview is the fleet at a glance: counts, what needs a person first, and a
+// Overview is the fleet at a glance: counts, what needs a user first, and a
 // window of the list.
 type Overview struct {
 	At time.Time `json:"at"`

@@ -215,7 +215,7 @@ func shorten(path string) (string, func(), error) {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", fd, filepath.Base(path)), func() { unix.Close(fd) }, nil
 }
 
-// trusted says whether the peer is our own user or root.
+// trusted reports whether the peer is our own user or root.
 func trusted(c *net.UnixConn) error {
 	p, err := unixsock.PeerOf(c)
 	if err != nil {

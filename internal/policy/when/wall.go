@@ -142,7 +142,7 @@ func weekday(text string) (time.Weekday, bool) {
 	return 0, false
 }
 
-// Has tells whether w is one of d.
+// Has reports whether w is one of d.
 func (d Days) Has(w time.Weekday) bool { return d&(1<<w) != 0 }
 
 // ParseDays reads mon-fri, sat,sun, daily, or a mixture such as mon,wed-fri. A

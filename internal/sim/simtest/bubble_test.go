@@ -43,7 +43,7 @@ func (c *cml) call(method, host, path, body string, into any) (int, error) {
 	return resp.StatusCode, json.NewDecoder(resp.Body).Decode(into)
 }
 
-// newest returns the time of the newest thing that a person did.
+// newest returns the time of the newest thing that a user did.
 func (c *cml) newest(host string) (at time.Time, err error) {
 	var events []struct {
 		Category  string

@@ -73,7 +73,7 @@ func (w *World) Principal(key, session string) (Principal, *Error) {
 	return Principal{Account: a, ARN: "arn:aws:iam::" + a + ":user/lull"}, nil
 }
 
-// May says whether a principal may do an action such as "ec2:StopInstances" on
+// May reports whether a principal may do an action such as "ec2:StopInstances" on
 // instances; targets is empty for actions that name none.
 func (w *World) May(p Principal, action string, targets []string) bool {
 	r, ok := w.role(p.Account, p.Role)

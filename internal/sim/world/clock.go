@@ -90,7 +90,7 @@ func (c *Clock) Advance(d time.Duration) {
 	c.base = c.base.Add(d)
 }
 
-// clockState is the saved form. A restored world goes on as if it had never
+// clockState is the saved form. A restored world continues as if it had never
 // been down.
 type clockState struct {
 	Base   time.Time `json:"base"`

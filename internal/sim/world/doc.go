@@ -1,6 +1,6 @@
 // Package world is the state of the simulated cloud: accounts, regions, images,
 // instances with EC2's life cycle, and the CML host that may run on each
-// instance, with its labs, users, telemetry and licence.
+// instance, with its labs, users, telemetry and license.
 //
 // It guarantees EC2's rules of life (which change of state is legal, what each
 // one takes, what it is called in StateReason), idempotent launches, and an

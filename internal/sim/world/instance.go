@@ -113,7 +113,7 @@ type Reason struct {
 type Transition struct {
 	At       time.Time
 	From, To State
-	By       string // api, user (a person at the console), server, spot, instance, time
+	By       string // api, user (a user at the console), server, spot, instance, time
 }
 
 // Instance is one EC2 instance. Fields are read by visitors and written by World.

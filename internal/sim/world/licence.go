@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Licence is CML's smart licence. Registration is accepted first and true or
+// Licence is CML's smart license. Registration is accepted first and true or
 // false later: Settle says what is known at a moment.
 type Licence struct {
 	Product       string    `json:"product"`
@@ -26,7 +26,7 @@ func (l *Licence) complete(wire time.Time) {
 	l.Attempted, l.Succeeded = wire, wire
 }
 
-// settle applies what the licence agent has found out by now.
+// settle applies what the license agent has found out by now.
 func (l *Licence) settle(w *World, now Moment) {
 	if l.Registration == "" {
 		l.Registration, l.Authorization = "NOT_REGISTERED", "EVAL"
@@ -49,7 +49,7 @@ func (l *Licence) settle(w *World, now Moment) {
 	}
 }
 
-// LicenceOf returns the host's licence as it is at now.
+// LicenceOf returns the host's license as it is at now.
 func (w *World) LicenceOf(h *Host, now Moment) Licence {
 	h.Licence.settle(w, now)
 	return h.Licence

@@ -167,7 +167,7 @@ func series(m Metric, i *Instance) func(time.Time, time.Duration) float64 {
 	return nil
 }
 
-// userDuring reports whether a person caused an event in [from, to) of the client's time.
+// userDuring reports whether a user caused an event in [from, to) of the client's time.
 func (h *Host) userDuring(from, to time.Time) bool {
 	a, b := from.UnixMilli(), to.UnixMilli()
 	k := sort.Search(len(h.events), func(i int) bool { return h.events[i].at >= a })

@@ -110,7 +110,7 @@ func stopReason(now Moment, by string, hibernate bool) Reason {
 	return r("Client.UserInitiatedShutdown", "User initiated shutdown", "User initiated")
 }
 
-// Terminate ends instances for ever.
+// Terminate ends instances forever.
 func (w *World) Terminate(account, region string, ids []string, by string, check func() error) ([]Change, error) {
 	return w.command(account, region, ids, check, func(i *Instance, _ Moment) error {
 		if i.NoTerminate {

@@ -8,7 +8,7 @@ import (
 )
 
 // dice is a small seeded generator whose whole state is one number, so that a
-// saved world goes on with the same throws.
+// saved world continues with the same throws.
 type dice uint64
 
 // seedDice derives a generator from a seed and names.

@@ -118,7 +118,7 @@ func newUser(now Moment, s UserScript, d *dice) *User {
 	return u
 }
 
-// plan sets the next arrival after t. At the start of a simulation a person
+// plan sets the next arrival after t. At the start of a simulation a user
 // whose working time has begun already is still on the way.
 func (u *User) plan(t time.Time, first bool) {
 	d := dice(u.Dice)
@@ -187,7 +187,7 @@ func (w *World) stepUser(at Moment, i *Instance) {
 }
 
 // absent is what a user does who finds no CML: wait for a boot under way, start
-// the machine, or look again later. It returns the time to the next look.
+// the machine, or check again later. It returns the time to the next look.
 func (w *World) absent(at Moment, i *Instance, u *User, d *dice) time.Duration {
 	if u.Present && u.Acted && (i.State == Stopping || i.State == Stopped) {
 		i.Host.Interruptions++
@@ -215,7 +215,7 @@ func (w *World) leave(at Moment, h *Host, u *User, d *dice) {
 	u.plan(at.World, false)
 }
 
-// act is one thing that a person does in CML.
+// act is one thing that a user does in CML.
 func (h *Host) act(at Moment, u *User, d *dice) {
 	h.LastActivity = at.Wire
 	u.Acted = true

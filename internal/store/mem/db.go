@@ -98,7 +98,7 @@ func (db *DB) SetQuota(bytes int) {
 }
 
 // Expire ends a lease now, whatever its TTL. Its owner does not learn of it
-// before its next renewal. It tells whether there was such a lease.
+// before its next renewal. It reports whether there was such a lease.
 func (db *DB) Expire(id store.LeaseID) bool {
 	db.mu.Lock()
 	defer db.mu.Unlock()

@@ -77,7 +77,7 @@ func (m *machine) login() *shell {
 	return s
 }
 
-// TestLoginShell logs in over ssh: typing is use, for as long as it goes on; an
+// TestLoginShell logs in over ssh: typing is use, for as long as it continues; an
 // open shell is not, and the machine goes down after its window, not before.
 func TestLoginShell(t *testing.T) {
 	t.Parallel()

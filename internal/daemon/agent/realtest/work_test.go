@@ -69,7 +69,7 @@ func busyCPU(t *testing.T, d time.Duration) float64 {
 	return 100 - 100*(i1-i0)/max(a1-a0, 1)
 }
 
-// TestCPU tries both verdicts at a threshold that lies above what else goes on
+// TestCPU tries both verdicts at a threshold that lies above what else continues
 // here: all CPUs at work are seen, and that they no longer are.
 func TestCPU(t *testing.T) {
 	t.Parallel()

@@ -299,7 +299,7 @@ func TestUseAtTheLastMoment(t *testing.T) {
 				used := false
 				r.with(func() {
 					r.hook = func() agentctl.Hook {
-						// The hook's own work is not use, what goes on after it is.
+						// The hook's own work is not use, what continues after it is.
 						r.with(func() { r.busy["cpu"], used = true, true })
 						return agentctl.Hook{}
 					}
@@ -345,7 +345,7 @@ func TestHolderChanges(t *testing.T) {
 	}
 }
 
-// TestPersonResumesAgainstTheAgent withdraws an agent's intent by hand: the
+// TestPersonResumesAgainstTheAgent withdraws an agent's intent manually: the
 // agent is refused, and the machine stays.
 func TestPersonResumesAgainstTheAgent(t *testing.T) {
 	run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}, config: hooked}, func(r *rig) {

@@ -18,7 +18,7 @@ import (
 )
 
 // TestLimits: what is asked for is what the kernel holds it to, and a process
-// that the kernel ended for want of memory is told although the program lived on
+// that the kernel ended for lack of memory is told although the program lived on
 // to say something else.
 func TestLimits(t *testing.T) {
 	d := host(t)

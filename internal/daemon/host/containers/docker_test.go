@@ -86,7 +86,7 @@ func (k dock) forgotten(name string) {
 }
 
 // TestNobodyIsLeftPaused: what lull has paused runs again when lull is gone,
-// however it went; what a person has paused stays so.
+// however it went; what a user has paused stays so.
 func TestNobodyIsLeftPaused(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("web")
@@ -109,7 +109,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 		t.Errorf("it was paused by %s", o.LastPausedBy)
 	}
 
-	// A daemon that is back at once goes on where the other one was: it still
+	// A daemon that is back at once continues where the other one was: it still
 	// owns the pause.
 	k.pause("web")
 	k.d.Kill()
@@ -142,7 +142,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 	k.known("mine")
 }
 
-// TestDockerUses: whatever a person does with docker to a container that lull
+// TestDockerUses: whatever a user does with docker to a container that lull
 // has paused works, and lull follows.
 func TestDockerUses(t *testing.T) {
 	k := newDock(t)

@@ -182,7 +182,7 @@ func pushed(t *testing.T, img v1.Image) (string, *httptest.Server) {
 }
 
 // TestImageSays: from every source an image's command, environment, directory
-// and user count where a person gives none, and a person's where they do.
+// and user count where a user gives none, and a user's where they do.
 func TestImageSays(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)

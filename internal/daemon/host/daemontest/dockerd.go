@@ -100,7 +100,7 @@ func (k *Dockerd) Start() {
 	}
 }
 
-// Over says whether the daemon has ended.
+// Over reports whether the daemon has ended.
 func (k *Dockerd) Over() bool {
 	select {
 	case <-k.gone:

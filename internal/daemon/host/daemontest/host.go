@@ -109,7 +109,7 @@ func (h *Host) Boot() {
 	}
 }
 
-// Over says whether the daemon has ended.
+// Over reports whether the daemon has ended.
 func (h *Host) Over() bool {
 	select {
 	case <-h.gone:

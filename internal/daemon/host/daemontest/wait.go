@@ -24,7 +24,7 @@ func Wait(t testing.TB, what string, cond func() (ok bool, saw string)) {
 	}
 }
 
-// Within says whether ok came to hold within limit. It looks at least once.
+// Within reports whether ok came to hold within limit. It looks at least once.
 func Within(limit time.Duration, ok func() bool) bool {
 	for end := time.Now().Add(limit); ; {
 		if ok() {
@@ -37,7 +37,7 @@ func Within(limit time.Duration, ok func() bool) bool {
 	}
 }
 
-// Stays says whether ok held at every look for as long as d.
+// Stays reports whether ok held at every look for as long as d.
 func Stays(d time.Duration, ok func() bool) bool {
 	return !Within(d, func() bool { return !ok() })
 }
@@ -66,7 +66,7 @@ func Addr(t testing.TB) string {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
 
-// Need skips the test for want of what a Debian package brings: err says what
+// Need skips the test for lack of what a Debian package brings: err says what
 // was looked for in vain, nil that it is there.
 func Need(t testing.TB, err error, pkg string) {
 	t.Helper()

@@ -119,7 +119,7 @@ func Simulated() Subject {
 	}}
 }
 
-// Pauses is the idle time of the rows in which instances shall pause.
+// Pauses is the idle time of the rows in which instances must pause.
 const Pauses = 300 * time.Millisecond
 
 func never(s *instance.Spec) { s.PauseAfter = new(idle.Duration) }
@@ -324,7 +324,7 @@ func down(t *testing.T, m Machine, name, state string) {
 	})
 }
 
-// deep has an instance that was paused by hand go on to that state by itself.
+// deep has an instance that was paused manually go on to that state by itself.
 func deep(state string) func(*instance.Spec) {
 	return func(s *instance.Spec) {
 		never(s)
@@ -417,7 +417,7 @@ func leases(t *testing.T, m Machine) {
 	remove(t, m, "leased")
 }
 
-// reading is a signal's verdict at the last look.
+// reading is a signal's verdict at the final check.
 func reading(o hostctl.Instance, signal string) string {
 	for _, r := range o.Activity {
 		if r.Signal == signal {

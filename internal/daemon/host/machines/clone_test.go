@@ -47,7 +47,7 @@ func (b *box) inside(file string) string {
 }
 
 // TestClones: two clones of one guest go on from where it was saved, each for
-// itself and under its own name, beside the guest that goes on too; one of them
+// itself and under its own name, beside the guest that continues too; one of them
 // goes to disk and comes back, also over a kill of the daemon; and nothing is
 // left of the memory that they shared.
 func TestClones(t *testing.T) {

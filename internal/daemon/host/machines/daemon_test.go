@@ -102,7 +102,7 @@ func (b *box) is(state string) hostctl.Instance {
 	return b.Await(b.name, state)
 }
 
-// pause freezes it by hand. The end of a connection that is still on its way
+// pause freezes it manually. The end of a connection that is still on its way
 // wakes it again, so it is tried until it stays.
 func (b *box) pause() {
 	b.T.Helper()

@@ -15,7 +15,7 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// deep makes a guest go down the ladder soon after a pause by hand.
+// deep makes a guest go down the ladder soon after a pause manually.
 func deep(s *instance.Spec) {
 	s.ReclaimAfter, s.HibernateAfter = idle.Duration(200*time.Millisecond), idle.Duration(400*time.Millisecond)
 }

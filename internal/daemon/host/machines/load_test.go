@@ -116,7 +116,7 @@ func (c *client) load() {
 }
 
 // nap puts the guest to sleep in the middle of its work. Whoever
-// waits for an answer by then would not wake it, so it is woken by hand; a pause
+// waits for an answer by then would not wake it, so it is woken manually; a pause
 // that meets traffic is called off, and that is welcome, too. Every other time
 // those who make the traffic stand still meanwhile, so that it is not.
 func (c *client) nap() bool {

@@ -12,7 +12,7 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// steps are those that instances took down the ladder for want of memory, in
+// steps are those that instances took down the ladder for lack of memory, in
 // their order, as "NAME STATE".
 type steps struct {
 	mu  sync.Mutex
@@ -115,7 +115,7 @@ func TestMemoryIsShort(t *testing.T) {
 	a.is("running")
 	b.is("running")
 
-	// Nobody sleeps but the one that shall wake.
+	// Nobody sleeps but the one that must wake.
 	if s := c.get().State; s != "reclaimed" && s != "hibernated" {
 		t.Errorf("the third is %s while two run", s)
 	}

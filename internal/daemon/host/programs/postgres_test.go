@@ -119,7 +119,7 @@ func TestPostgresRelay(t *testing.T) {
 }
 
 // A session that does nothing holds by default; with quiet-connection-after it
-// sleeps with the server and goes on where it was, in its transaction.
+// sleeps with the server and continues where it was, in its transaction.
 func TestPostgresIdleSession(t *testing.T) {
 	t.Run("holds", func(t *testing.T) {
 		t.Parallel()

@@ -11,7 +11,7 @@ import (
 )
 
 // A paused instance costs the daemon a record and its sockets' duplicates, but
-// no goroutine, no thread and no timer of its own (spec, section 4).
+// no goroutine, no thread and no timer of its own.
 func TestNothingPerInstance(t *testing.T) {
 	const instances, slack = 40, 20
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")

@@ -235,7 +235,7 @@ func (m *dockered) Get(name string) (hostctl.Instance, error) {
 	return o, err
 }
 
-// runs says whether Docker knows the container, and not as one that has ended.
+// runs reports whether Docker knows the container, and not as one that has ended.
 func (m *dockered) runs(name string) bool {
 	return strings.TrimSpace(m.k.docker("inspect", "-f", "{{.State.Running}}", name)) != "false"
 }
@@ -256,7 +256,7 @@ func TestDockerOutside(t *testing.T) {
 	k.must("unpause", "web")
 	m.d.Until("web", "docker unpause was seen", func(o hostctl.Instance) bool { return o.LastResumedBy == "external" })
 
-	// A pause by a person is not touched: no client wakes it.
+	// A pause by a user is not touched: no client wakes it.
 	m.answers(t, "web")
 	k.must("pause", "web")
 	m.d.Until("web", "docker pause was seen", func(o hostctl.Instance) bool { return o.State == "paused" && o.LastPausedBy == "external" })

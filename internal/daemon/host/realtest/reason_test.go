@@ -12,7 +12,7 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// TestStarvedContainer: a container that the kernel ends for want of memory says
+// TestStarvedContainer: a container that the kernel ends for lack of memory says
 // so, also one that ended while no daemon was there, and nothing of it is left.
 // One that ends with the same code does not.
 func TestStarvedContainer(t *testing.T) {

@@ -43,7 +43,7 @@ const (
 
 var rank = map[Role]int{Viewer: 1, Operator: 2, Admin: 3}
 
-// Covers tells whether r may do what need allows.
+// Covers reports whether r may do what need allows.
 func (r Role) Covers(need Role) bool {
 	if rank[need] == 0 {
 		return r == need
@@ -51,7 +51,7 @@ func (r Role) Covers(need Role) bool {
 	return rank[r] >= rank[need]
 }
 
-// Person tells whether r is a role of people.
+// Person reports whether r is a role of people.
 func (r Role) Person() bool { return rank[r] > 0 }
 
 // Token is what is known of a token; never the token itself.

@@ -116,7 +116,7 @@ func (a *Agents) Take(machine string, r control.AgentReport, now time.Time) {
 	a.keep(rec)
 }
 
-// admits tells whether a check is to be recorded now. One that goes on as
+// admits reports whether a check is to be recorded now. One that continues as
 // before costs nothing, and may as well be told with the next.
 func (x *agent) admits(rec *evidence.Record, cost float64, now time.Time) bool {
 	if x.taken.Object != "" && evidence.Continues(&x.taken, rec) {

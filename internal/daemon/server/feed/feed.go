@@ -1,7 +1,7 @@
 // Package feed is the event stream of a fleet: every audit entry, with the
 // store's revision as its id.
 //
-// It guarantees that a reader who goes on from the last id it got misses
+// It guarantees that a reader who continues from the last id it got misses
 // nothing and gets nothing twice, on any server of the fleet, or is told by a
 // Reset that what it missed is gone. Entries of one change share its revision;
 // only the last of them carries the id, so that a reader who was cut off
@@ -22,7 +22,7 @@ import (
 // Message is one step of the stream: an entry, a reset, or neither, which is
 // progress.
 type Message struct {
-	// ID is where a reader goes on after this message; 0 says that it must
+	// ID is where a reader continues after this message; 0 says that it must
 	// not go on from here.
 	ID    int64
 	Entry *fleet.Entry // shared by all readers; not to be changed

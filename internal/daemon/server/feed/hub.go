@@ -138,7 +138,7 @@ func (h *Hub) take(b store.Batch) {
 }
 
 // after are the changes after a revision; without any, more closes when there
-// are. ok tells whether the Hub holds all that follow.
+// are. ok reports whether the Hub holds all that follow.
 func (h *Hub) after(at int64) (list []*batch, more <-chan struct{}, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -149,7 +149,7 @@ func (h *Hub) after(at int64) (list []*batch, more <-chan struct{}, ok bool) {
 	return slices.Clone(h.batches[i:]), h.more, true
 }
 
-// holds tells whether a reader that has everything up to a revision can go on
+// holds reports whether a reader that has everything up to a revision can go on
 // with the Hub.
 func (h *Hub) holds(at int64) bool {
 	h.mu.Lock()

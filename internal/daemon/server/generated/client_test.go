@@ -981,7 +981,7 @@ type ClientInterface interface {
 	// Corresponds with POST /api/v1/workers/{worker_id}/snooze (the `SnoozeWorker` operationId).
 	SnoozeWorker(ctx context.Context, workerId string, params *SnoozeWorkerParams, body SnoozeWorkerJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// TerminateWorker End it for ever, with its volumes
+	// TerminateWorker End it forever, with its volumes
 	//
 	// Corresponds with POST /api/v1/workers/{worker_id}/terminate (the `TerminateWorker` operationId).
 	TerminateWorker(ctx context.Context, workerId string, params *TerminateWorkerParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1332,7 +1332,7 @@ func (c *Client) SnoozeWorker(ctx context.Context, workerId string, params *Snoo
 	return c.Client.Do(req)
 }
 
-// TerminateWorker End it for ever, with its volumes
+// TerminateWorker End it forever, with its volumes
 //
 // Corresponds with POST /api/v1/workers/{worker_id}/terminate (the `TerminateWorker` operationId).
 func (c *Client) TerminateWorker(ctx context.Context, workerId string, params *TerminateWorkerParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -2713,7 +2713,7 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /api/v1/workers/{worker_id}/snooze (the `SnoozeWorker` operationId).
 	SnoozeWorkerWithResponse(ctx context.Context, workerId string, params *SnoozeWorkerParams, body SnoozeWorkerJSONRequestBody, reqEditors ...RequestEditorFn) (*SnoozeWorkerResponse, error)
 
-	// TerminateWorkerWithResponse End it for ever, with its volumes
+	// TerminateWorkerWithResponse End it forever, with its volumes
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -5078,7 +5078,7 @@ func (c *ClientWithResponses) SnoozeWorkerWithResponse(ctx context.Context, work
 	return ParseSnoozeWorkerResponse(rsp)
 }
 
-// TerminateWorkerWithResponse End it for ever, with its volumes
+// TerminateWorkerWithResponse End it forever, with its volumes
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -1,6 +1,6 @@
 // Package hosts is what a server knows of the hosts that report to it: their
 // instances as they told of them last, and the questions that it has for them
-// (spec, section 4).
+// .
 //
 // Guarantees. It is in memory alone, and bounded: in hosts, in instances of
 // each and of all, in questions. A report is taken whole or not at all. A host
@@ -148,10 +148,10 @@ func (k known) with(r *control.HostReport, now time.Time) (known, error) {
 	return out, nil
 }
 
-// heard tells whether a host may be believed.
+// heard reports whether a host may be believed.
 func (x *host) heard(now time.Time) bool { return now.Sub(x.at) <= x.last.Stale() }
 
-// Heard tells whether this server hears a host now.
+// Heard reports whether this server hears a host now.
 func (h *Hosts) Heard(name string, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package peers asks the other servers of a fleet for what only they have, the
 // live readings of the workers that they own, the evidence that they kept and
 // the hosts that report to them, and hands them the reports of those workers'
-// agents (spec, section 2.1).
+// agents.
 //
 // Each server with an address registers it in the store under a lease. Who asks shows a secret that all servers of a store share through
 // it; whoever can read the store could know everything anyway. A peer that
@@ -362,7 +362,7 @@ func (p *Peers) ask(ctx context.Context, server, method, path, secret string, bo
 	return b, nil
 }
 
-// known tells whether a request shows the secret.
+// known reports whether a request shows the secret.
 func (p *Peers) known(r *http.Request) bool {
 	p.mu.Lock()
 	secret := p.secret

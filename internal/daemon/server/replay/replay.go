@@ -217,7 +217,7 @@ func (l *Log) Settle(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// settle ends a claim if it is this server's, and says whether there was none.
+// settle ends a claim if it is this server's, and reports whether there was none.
 func (l *Log) settle(ctx context.Context, key string) (gone bool, err error) {
 	v, err := store.Get(ctx, l.store, key)
 	switch {

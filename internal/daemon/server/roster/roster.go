@@ -34,7 +34,7 @@ type Query struct {
 	// Statuses are those selected; none selects all but TERMINATED, which
 	// WithTerminated adds.
 	Statuses []power.Worker
-	Unarmed  bool   // only those in shadow until a person arms them
+	Unarmed  bool   // only those in shadow until a user arms them
 	ByName   bool   // the order is by name and then id, else by id
 	After    string // cursor of the page before
 	Limit    int    // from 1
@@ -65,7 +65,7 @@ func lineOf(w *fleet.Worker) *Line {
 	return &Line{text: strings.ToLower(strings.Join(parts, "\n")), Worker: kept}
 }
 
-// Has tells whether text is in what a search looks at, in any case.
+// Has reports whether text is in what a search looks at, in any case.
 func (l *Line) Has(text string) bool { return strings.Contains(l.text, strings.ToLower(text)) }
 
 func byID(a, b *Line) int { return cmp.Compare(a.Worker.ID, b.Worker.ID) }

@@ -18,7 +18,7 @@ import (
 const sources = "../../../../web"
 
 // TestBuiltFromTheseSources fails when /web was changed and not built again,
-// or when what was built was changed by hand: the build writes a hash over
+// or when what was built was changed manually: the build writes a hash over
 // the sources (web/vite.config.js), and names each file after its content.
 func TestBuiltFromTheseSources(t *testing.T) {
 	names := []string{"index.html", "package-lock.json", "package.json", "tsconfig.json", "vite.config.js"}

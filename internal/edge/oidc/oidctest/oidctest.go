@@ -154,7 +154,7 @@ func (i *Issuer) keys(w http.ResponseWriter, _ *http.Request) {
 		"n": b64(i.key.N.Bytes()), "e": b64(big.NewInt(int64(i.key.E)).Bytes())}}})
 }
 
-// authorize is a person who agrees at once.
+// authorize is a user who agrees at once.
 func (i *Issuer) authorize(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	back, err := url.Parse(q.Get("redirect_uri"))

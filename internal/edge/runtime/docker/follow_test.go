@@ -170,7 +170,7 @@ func (l *ledger) list() []string {
 	return slices.Sorted(maps.Keys(l.has))
 }
 
-// looked says whether all of ids were compared with what they are.
+// looked reports whether all of ids were compared with what they are.
 func (l *ledger) looked(ids []string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -54,7 +54,7 @@ func TestConsole(t *testing.T) {
 	}
 }
 
-// TestConsoleIsBounded: a guest that prints for ever fills two files.
+// TestConsoleIsBounded: a guest that prints forever fills two files.
 func TestConsoleIsBounded(t *testing.T) {
 	r := &Runtime{cfg: Config{Dir: t.TempDir(), LookLimit: time.Second}}
 	line := []byte(strings.Repeat("x", 1<<10-1) + "\n")

@@ -18,7 +18,7 @@ import (
 )
 
 // TestHibernate: a guest that is saved holds no memory and has no process; a
-// connection that was open before goes on after, several times over; a daemon
+// connection that was open before continues after, several times over; a daemon
 // that starts again finds it; and a damaged image is refused, not run.
 func TestHibernate(t *testing.T) {
 	b := newBench(t, nil)

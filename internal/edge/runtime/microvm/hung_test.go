@@ -70,7 +70,7 @@ func TestMuteThatWorks(t *testing.T) {
 	for name, looks := range map[string]struct {
 		states string // one a minute
 		used   []uint64
-		still  time.Duration // at the last look
+		still  time.Duration // at the final check
 	}{
 		"asleep":              {"SSSS", []uint64{7, 7, 7, 7}, 3 * time.Minute},
 		"stopped":             {"TTT", []uint64{7, 7, 7}, 2 * time.Minute},

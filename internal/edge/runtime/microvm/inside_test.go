@@ -47,7 +47,7 @@ func TestVsockSockets(t *testing.T) {
 }
 
 // TestVsockRefused: a QEMU that cannot make its vsock device of what it is given
-// costs the guests vsock and not their start, unless they shall have it.
+// costs the guests vsock and not their start, unless they must have it.
 func TestVsockRefused(t *testing.T) {
 	for _, kind := range []string{"q35", "microvm"} {
 		b := newBench(t, func(c *Config) {

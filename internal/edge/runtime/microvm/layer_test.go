@@ -46,7 +46,7 @@ func (b *bench) again(id string, run uint64) *Work {
 	return w.(*Work)
 }
 
-// stop ends a run as a person does.
+// stop ends a run as a user does.
 func (b *bench) stop(w *Work) {
 	b.t.Helper()
 	if err := w.Signal(syscall.SIGTERM); err != nil {
@@ -351,7 +351,7 @@ func TestLayerFull(t *testing.T) {
 }
 
 // TestLayerFullAdopted: a daemon that starts again while a machine stands still
-// for want of room takes it over, and it goes on when there is some.
+// for lack of room takes it over, and it continues when there is some.
 func TestLayerFullAdopted(t *testing.T) {
 	b := layered(t, "microvm")
 	if err := os.MkdirAll(b.layers(), 0o700); err != nil {

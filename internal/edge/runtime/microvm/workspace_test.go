@@ -211,7 +211,7 @@ func TestWorkspace(t *testing.T) {
 	b.clean("ws")
 }
 
-// holdsPause: a request that is in hand is seen by the last look of a pause, and
+// holdsPause: a request that is in hand is seen by the final check of a pause, and
 // is answered afterwards.
 func (b *bench) holdsPause(w *Work) {
 	t := b.t
@@ -413,7 +413,7 @@ func TestWorkspaceIsKept(t *testing.T) {
 	step("hibernated,")
 	daemon()
 	step("restarted,")
-	for range 10 { // the guest asks in the very moment in which it goes on
+	for range 10 { // the guest asks in the very moment in which it continues
 		freeze()
 		daemon()
 		thaw()

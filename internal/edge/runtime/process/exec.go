@@ -62,7 +62,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 		return instance.Outcome{}, fmt.Errorf("cannot run %s: %w", q.Command[0], err)
 	}
 	e, err := r.awaitExec(ctx, s)
-	// What the command left in the background may keep its output open for ever.
+	// What the command left in the background may keep its output open forever.
 	last := time.Now().Add(outputGrace)
 	derr := errors.Join(outR.SetReadDeadline(last), errR.SetReadDeadline(last))
 	wg.Wait()
@@ -231,7 +231,7 @@ func (r *Runtime) Identify(pid int) (string, error) {
 	return "", errors.New("it carries no instance's mark")
 }
 
-// mayPageOut says whether we may advise about another process's memory.
+// mayPageOut reports whether we may advise about another process's memory.
 func mayPageOut() bool {
 	var data [2]unix.CapUserData
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -11,7 +11,7 @@ import (
 )
 
 // TestListenersThatMove: a socket that has left its place since it was found there
-// is an error, after which one looks again; only one that may not be had cannot be
+// is an error, after which one checks again; only one that may not be had cannot be
 // watched, which holds as long as the program runs.
 func TestListenersThatMove(t *testing.T) {
 	tcp := []sockets.Socket{{Local: netip.MustParseAddrPort("127.0.0.1:80"), Inode: 1}, {Local: netip.MustParseAddrPort("127.0.0.1:81"), Inode: 2}}

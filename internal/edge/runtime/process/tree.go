@@ -115,7 +115,7 @@ func (s *strays) add(pid int) {
 	}
 }
 
-// owned says whether a process runs for our own user. Others cannot be ours
+// owned reports whether a process runs for our own user. Others cannot be ours
 // where we are not root, and root reads every environment.
 func owned(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -117,7 +117,7 @@ type taken struct {
 	in   sockets.Info
 }
 
-// nameOf says which socket it is, as a person knows it.
+// nameOf says which socket it is, as a user knows it.
 func nameOf(in sockets.Info, pid, fd int) string {
 	network := "tcp"
 	if in.Type == unix.SOCK_DGRAM {

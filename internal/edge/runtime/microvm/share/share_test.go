@@ -250,7 +250,7 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestOpenFiles: what was open goes on under its inode, and is never taken for
+// TestOpenFiles: what was open continues under its inode, and is never taken for
 // another file that has its name now; only so many are held.
 func TestOpenFiles(t *testing.T) {
 	dir := workspace(t)
