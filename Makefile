@@ -18,9 +18,10 @@ PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light w
 # What only the full counts drive.
 SOAK_PACKAGES := debootstrap debian-archive-keyring
 # The kernel of microVMs in the tests; empty where it could not be fetched.
-GUEST_KERNEL = $$([ -e bin/guest-kernel/boot ] && echo $(CURDIR)/bin/guest-kernel || true)
+KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
+GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross deb web demo test modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross deb web demo check test test-compute test-programs test-guests test-alone programs vet-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,21 +64,35 @@ packages: ## install what the tests need (Debian, root)
 	rm -f /usr/sbin/policy-rc.d /tmp/lull-policy; \
 	if [ -n "$$restore" ]; then mv /usr/sbin/policy-rc.d.lull /usr/sbin/policy-rc.d; fi; exit $$ok
 
-# Tests that read or load the whole machine run one package at a time. They run
-# programs, of which the cache of results knows nothing: -count=1.
-ALONE := ./cmd/lull ./demo ./internal/daemon/agent ./internal/daemon/agent/realtest ./internal/daemon/host/realtest ./internal/daemon/host/programs \
-	./internal/edge/runtime/microvm ./internal/daemon/host/machines ./internal/daemon/host/containers
-# Packages with goroutines that are quick enough under the race detector.
-RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/sockets ./internal/edge/cml \
-	./internal/edge/runtime/docker ./internal/edge/runtime/microvm/vnet ./internal/edge/oci \
+# Every package is in one lane, and a new one is in the first. Patterns are those
+# of go list; internal/house holds the lists to what the tests do.
+#
+#   pure      starts no program: what no list below has
+#   RACE      has goroutines and is quick enough under the race detector
+#   MIXED     bubbles and programs; -short leaves the programs out
+#   PROGRAMS  starts programs and mostly waits for them
+#   GUESTS    boots guests, each of which takes a core
+#   ALONE     reads or loads the whole machine
+RACE := ./internal/base/... ./internal/daemon/host ./internal/daemon/server/... ./internal/edge/cml \
+	./internal/edge/runtime/docker ./internal/edge/runtime/microvm/vnet ./internal/edge/oci ./internal/edge/sockets \
 	./internal/link/... ./internal/router ./internal/shim ./internal/sim/world ./internal/store/...
+MIXED := ./internal/daemon/agent ./internal/edge/cgroup ./internal/edge/desktop ./internal/edge/proc ./internal/edge/smtp \
+	./internal/harness/... ./internal/sim/simtest
+PROGRAMS := ./cmd/lull ./internal/daemon/host/realtest ./internal/daemon/agent/realtest ./internal/daemon/host/programs \
+	./internal/daemon/host/containers ./internal/edge/etcd/... ./internal/edge/runtime/process
+GUESTS := ./internal/edge/runtime/microvm ./internal/daemon/host/machines ./demo
+ALONE :=
 
-# A test that fails is run again by itself, twice at most. What passes then is
-# listed as flaky at the end, with how it failed above: a fault to mend like any
-# other. More than six failures, a data race and a panic are never tried again.
-TEST = go tool gotestsum --format pkgname --rerun-fails=2 --rerun-fails-max-failures=6 \
-	--rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$@-$(1) \
-	--jsonfile bin/tests-$@-$(1).json --packages="$(2)" -- $(3)
+# Programs that tests run, each built once; package programtest has the same flags.
+BIN_DIR := $(CURDIR)/bin/programs
+TEST_LDFLAGS := -s -w -X main.version=v9 -X main.buildDate=2026-01-02T03:04:05Z
+
+# This Makefile again; make -n would run a line that names it otherwise.
+AGAIN := env MAKEFLAGS= $(MAKE) --no-print-directory
+# $(call TEST,lane,packages,flags). make lint vets, so that the tests need not.
+TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 20m $(3)
+# What no list has.
+PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(GUESTS) $(ALONE) | sort) | tr '\n' ' ')
 
 modules: ## fetch the modules; a proxy that fails once is asked again
 	@for try in 1 2 3; do go mod download && exit 0; sleep $$((try*5)); done; exit 1
@@ -86,23 +101,59 @@ guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 	@[ -e bin/guest-kernel/boot ] || sh cmd/lull/guest-kernel.sh bin/guest-kernel || \
 		echo "no guest kernel: tests of microVMs are skipped"
 
-test: packages modules guest-kernel lint build ## everything that must hold; installs what it needs
-	@rm -rf bin/flaky-* bin/tests-* bin/artifacts
-	$(call TEST,main,$$(go list ./... | grep -vE '^lull/(cmd/lull|demo)$$|/daemon/agent(/realtest)?$$|/daemon/host/(realtest|programs|machines|containers)$$|/runtime/microvm$$' | tr '\n' ' '),-timeout 20m)
-	LULL_ARTIFACTS=$(CURDIR)/bin/artifacts LULL_GUEST_KERNEL=$(GUEST_KERNEL) $(call TEST,alone,$(ALONE),-p 1 -count=1 -timeout 20m)
-	CGO_ENABLED=1 $(call TEST,race,$(RACE),-race -short -timeout 20m)
-	$(MAKE) --no-print-directory cross CROSS='darwin/arm64 linux/arm64'
-	@LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/house | grep -v '^[=-]\|^PASS\|^ok'; exit $${PIPESTATUS[0]}
-	@find bin/artifacts -name report.txt -exec sed 's/^/measured: /' {} + 2>/dev/null || true
-	@for f in bin/flaky-*; do [ ! -s $$f ] || sed 's/^/flaky: /' $$f; done
+check: lint ## the inner loop: format, vet, staticcheck, pure tests and the types of the dashboard; two minutes
+	@go tool staticcheck -checks "SA*,S1*,U1000" ./...
+	@LULL_DRAWS=$${LULL_DRAWS:-0.1} $(call TEST,check,$(PURE) $$(go list $(RACE) $(MIXED) | tr '\n' ' '),-short)
+	@if [ -e web/node_modules/.bin/tsc ]; then cd web && node_modules/.bin/tsc --noEmit; else \
+		echo "the dashboard's types are not checked: run npm install in web/ once"; fi
+
+test: packages modules guest-kernel programs ## everything that must hold; installs what it needs
+	@rm -rf bin/tests-* bin/records.txt bin/artifacts
+	@ok=0; $(AGAIN) -k -j3 test-compute test-programs test-guests || ok=1; \
+		$(AGAIN) test-alone || ok=1; \
+		LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/house >bin/records.txt || ok=1; \
+		grep -v '^[=-]\|^PASS\|^ok' bin/records.txt || true; \
+		find bin/artifacts -name report.txt -exec sed 's/^/measured: /' {} + 2>/dev/null || true; \
+		exit $$ok
+
+# The three lanes run side by side: what computes gives way to what waits.
+test-compute test-programs test-guests test-alone: export LULL_BIN_DIR := $(BIN_DIR)
+test-programs test-guests test-alone test-microvm soak bench-vm: export LULL_GUEST_KERNEL = $(GUEST_KERNEL)
+
+test-compute:
+	@ok=0; nice -n 10 $(AGAIN) lint vet-darwin || ok=1; \
+		CGO_ENABLED=1 nice -n 10 $(call TEST,race,$$(go list $(RACE) | tr '\n' ' '),-race) || ok=1; \
+		nice -n 10 $(call TEST,pure,$(PURE),) || ok=1; \
+		nice -n 10 $(call TEST,mixed,$$(go list $(MIXED) | tr '\n' ' '),-count=1) || ok=1; \
+		exit $$ok
+
+# Programs are not known to the cache of results: -count=1.
+test-programs: export LULL_ARTIFACTS := $(CURDIR)/bin/artifacts
+test-programs:
+	$(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -count=1)
+
+test-guests:
+	nice -n 5 $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1)
+
+test-alone:
+	$(if $(strip $(ALONE)),$(call TEST,alone,$$(go list $(ALONE) | tr '\n' ' '),-p 1 -count=1),@true)
+
+programs: ## build the programs that tests run, in bin/programs
+	@mkdir -p $(BIN_DIR)
+	@go build -ldflags '$(TEST_LDFLAGS)' -o $(BIN_DIR)/ ./cmd/... ./demo
+	@for p in $$(git ls-files '*/testdata/*/main.go'); do p=$${p%/main.go}; \
+		go build -ldflags '$(TEST_LDFLAGS)' -o $(BIN_DIR)/$${p//\//-} ./$$p || exit 1; done
+
+vet-darwin: # what ships for macOS; make cross builds it
+	GOOS=darwin GOARCH=arm64 go vet ./cmd/lull
 
 test-microvm: guest-kernel ## only the tests that boot guests
-	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -p 1 -count=1 -timeout 20m ./internal/edge/runtime/microvm ./internal/daemon/host/machines
-	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go test -count=1 -timeout 30m -run TestConformance/microvm ./internal/daemon/host/realtest
+	go test -p 1 -count=1 -timeout 20m ./internal/edge/runtime/microvm ./internal/daemon/host/machines
+	go test -count=1 -timeout 30m -run TestConformance/microvm ./internal/daemon/host/realtest
 
 soak: PACKAGES += $(SOAK_PACKAGES)
 soak: packages guest-kernel build ## the proofs at their full counts; hours
-	LULL_GUEST_KERNEL=$(GUEST_KERNEL) LULL_DEBOOTSTRAP=$$(command -v debootstrap || true) LULL_VSOCK_INSIDE=1 LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=100 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
+	LULL_DRAWS=$${LULL_DRAWS:-20} LULL_DEBOOTSTRAP=$$(command -v debootstrap || true) LULL_VSOCK_INSIDE=1 LULL_VM_CYCLES=20 LULL_INTERLEAVINGS=100 LULL_RANDOM_INTERLEAVINGS=1000000 LULL_SIM_CRASHES=5000 \
 	LULL_PROGRAM_CYCLES=1000 LULL_SOAK=1 LULL_DAYS=20 LULL_SERVER_KILLS=200 LULL_NOTIFY_KILLS=200 LULL_CLUSTER_ROUNDS=20 LULL_HOST_RACES=20000 LULL_HOST_CRASHES=500 LULL_HOST_CYCLES=1000 LULL_CONFORMANCE_KILLS=200 \
 		go test -p 1 -count=1 -timeout 24h ./...
 
@@ -111,7 +162,7 @@ bench-agent: build ## what the agent costs, beside node_exporter and collectd; a
 	go test -count=1 -run 'TestHour$$' -v ./internal/daemon/agent | grep 'an hour'
 
 bench-vm: build guest-kernel ## microVMs on every rung of the ladder; minutes
-	LULL_GUEST_KERNEL=$(GUEST_KERNEL) go run ./bench/vm
+	go run ./bench/vm
 
 bench-fleet: build ## what a fleet of 1,000, 10,000 and 100,000 costs a server; 15 minutes
 	go run ./bench/fleet -sizes 1000,10000,100000

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lull/internal/base/programtest"
 )
 
 // The demo shows a program asleep and woken by its client, a microVM on disk
@@ -24,8 +26,8 @@ func TestDemo(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("go", "build", "-o", dir, "lull/cmd/lull", "lull/cmd/lull-shim", "lull/cmd/lull-harness", "lull/demo").CombinedOutput(); err != nil {
-		t.Fatalf("cannot build: %v\n%s", err, out)
+	if err := programtest.Into(dir, "lull/cmd/lull", "lull/cmd/lull-shim", "lull/cmd/lull-harness", "lull/demo"); err != nil {
+		t.Fatal(err)
 	}
 	data := filepath.Join(dir, "data")
 	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "demo"), "--bin", dir, "--data", data, "--for", "5m")

@@ -16,17 +16,16 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"lull/internal/base/programtest"
 	"lull/internal/daemon/agent"
 )
 
-// buildTree builds the programs as make build does.
-func buildTree(t *testing.T, stamp string) string {
+// installable returns a folder with the programs of a release.
+func installable(t *testing.T) string {
 	t.Helper()
 	bin := t.TempDir()
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version="+stamp+" -X main.buildDate=2026-01-02T03:04:05Z", "-o", bin+"/", "lull/cmd/...")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("cannot build: %v\n%s", err, out)
+	if err := programtest.Into(bin, "lull/cmd/lull", "lull/cmd/lull-shim", "lull/cmd/lull-harness"); err != nil {
+		t.Fatal(err)
 	}
 	return bin
 }
@@ -93,7 +92,7 @@ func TestDebianPackage(t *testing.T) {
 		t.Skip("dpkg --root needs root")
 	}
 	dist := t.TempDir()
-	sh(t, "../../etc/deb/build", "v1.2.3-4-gabcdef", dist, buildTree(t, "v1.2.3-4-gabcdef"))
+	sh(t, "../../etc/deb/build", "v1.2.3-4-gabcdef", dist, installable(t))
 	found, err := filepath.Glob(filepath.Join(dist, "lull_1.2.3+4+gabcdef_*.deb"))
 	if err != nil || len(found) != 1 {
 		t.Fatalf("the package is not named after its version: %v %v", found, err)
@@ -244,7 +243,7 @@ func TestInstall(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("lull agent install needs root")
 	}
-	bin := buildTree(t, "v9")
+	bin := installable(t)
 	root := t.TempDir()
 	lull := filepath.Join(bin, "lull")
 	sh(t, lull, "agent", "install", "--root", root)
@@ -259,7 +258,7 @@ func TestInstall(t *testing.T) {
 	if g := contents(t, in("etc/group")); !strings.Contains(g, "lull:") {
 		t.Errorf("there is no group lull:\n%s", g)
 	}
-	if v := sh(t, in(binPath), "version"); !strings.Contains(v, "v9") {
+	if v := sh(t, in(binPath), "version"); !strings.Contains(v, programtest.Version) {
 		t.Errorf("the installed program says %q", v)
 	}
 

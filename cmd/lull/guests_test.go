@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/programtest"
+
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -41,12 +43,7 @@ func TestGuestsPage(t *testing.T) {
 			t.Skipf("%s is not installed", tool)
 		}
 	}
-	shim, harness := buildShim(t), filepath.Join(t.TempDir(), "lull-harness")
-	build := exec.Command("go", "build", "-o", harness, "lull/cmd/lull-harness")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("cannot build lull-harness: %v\n%s", err, out)
-	}
+	shim, harness := programtest.Build(t, "lull/cmd/lull-shim"), programtest.Build(t, "lull/cmd/lull-harness")
 	dir, err := os.MkdirTemp("", "lull-guests-")
 	if err == nil {
 		err = os.Chmod(dir, 0o755) // each QEMU is a user of its own

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"lull/internal/base/programtest"
 )
 
 // TestMain lets scripts run this package's main as the command lull.
@@ -16,21 +18,9 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"lull": main})
 }
 
-// buildShim builds the supervisor of instances and says where it is.
-func buildShim(t *testing.T) string {
-	t.Helper()
-	shim := filepath.Join(t.TempDir(), "lull-shim")
-	build := exec.Command("go", "build", "-o", shim, "lull/cmd/lull-shim")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("cannot build lull-shim: %v\n%s", err, out)
-	}
-	return shim
-}
-
 // TestScripts runs the command line as people do, against real daemons.
 func TestScripts(t *testing.T) {
-	shim := buildShim(t)
+	shim := programtest.Build(t, "lull/cmd/lull-shim")
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {

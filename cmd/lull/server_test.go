@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"lull/internal/base/freeport"
+	"lull/internal/base/programtest"
 	"lull/internal/idle"
 	"lull/internal/link/control"
 
@@ -31,7 +32,7 @@ func freePort(t interface{ Fatal(...any) }) string {
 // TestServerScripts runs the fleet's command line against a real server and
 // the simulated cloud, each a process of its own.
 func TestServerScripts(t *testing.T) {
-	shim := buildShim(t)
+	shim := programtest.Build(t, "lull/cmd/lull-shim")
 	cmds := (&receivers{all: map[string]*listening{}, posts: map[string]*post{}}).commands()
 	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until, "take": take, "secret": secret, "report": report})
 	testscript.Run(t, testscript.Params{

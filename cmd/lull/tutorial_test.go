@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lull/internal/base/programtest"
 )
 
 // step is one command of a tutorial.
@@ -190,7 +192,7 @@ func TestTutorials(t *testing.T) {
 			t.Skip(err)
 		}
 	}
-	shim := buildShim(t)
+	shim := programtest.Build(t, "lull/cmd/lull-shim")
 	for _, name := range []string{"fleet", "host", "workspace"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

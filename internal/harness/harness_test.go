@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/programtest"
 	"lull/internal/link/guest"
 )
 
@@ -598,12 +599,10 @@ func TestReadings(t *testing.T) {
 }
 
 func TestSmall(t *testing.T) {
-	out := filepath.Join(t.TempDir(), "h")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", out, "lull/cmd/lull-harness")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if b, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, b)
+	if testing.Short() {
+		t.Skip("-short starts no program")
 	}
+	out := programtest.Build(t, "lull/cmd/lull-harness")
 	st, err := os.Stat(out)
 	if err != nil {
 		t.Fatal(err)

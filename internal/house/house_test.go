@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 
@@ -19,8 +20,10 @@ var rules = map[string]func(*Tree) []Fault{
 	"unfinished": Unfinished, "sleeps": Sleeps, "process": Process,
 }
 
+var load = sync.OnceValues(func() (*Tree, error) { return Load(os.DirFS(filepath.Join("..", ".."))) })
+
 func module(t *testing.T) *Tree {
-	tree, err := Load(os.DirFS(filepath.Join("..", "..")))
+	tree, err := load()
 	if err != nil {
 		t.Fatal(err)
 	}

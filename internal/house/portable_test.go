@@ -1,33 +1,47 @@
-package house_test
+package house
 
 import (
-	"os"
-	"os/exec"
+	"go/build"
+	"path/filepath"
 	"strings"
 	"testing"
 )
 
-// onlyLinux are packages that speak to a Linux kernel, below Root.
+// onlyLinux are packages that speak to a Linux kernel, below internal.
 var onlyLinux = []string{"daemon/agent", "daemon/host", "edge/cgroup", "edge/desktop", "edge/oci", "edge/proc", "edge/runtime", "edge/sockets", "link/shimctl", "router", "shim"}
 
-// TestPortable: the command line for macOS carries none of them. That it
-// builds is shown by make cross, which make test ends with.
+// TestPortable checks that the command line for macOS carries none of them. That
+// it compiles is checked by make vet-darwin.
 func TestPortable(t *testing.T) {
-	cmd := exec.Command("go", "list", "-deps", "lull/cmd/lull")
-	cmd.Env = append(os.Environ(), "GOOS=darwin", "GOARCH=arm64", "CGO_ENABLED=0")
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for path := range strings.FieldsSeq(string(out)) {
-		dir, own := strings.CutPrefix(path, "lull/internal/")
-		for _, p := range onlyLinux {
-			if own && (dir == p || strings.HasPrefix(dir, p+"/")) {
-				t.Errorf("lull for macOS carries %s, which is for Linux", path)
+	tree := module(t)
+	darwin := build.Default
+	darwin.GOOS, darwin.GOARCH, darwin.CgoEnabled = "darwin", "arm64", false
+	carried := map[string]bool{"cmd/lull": true}
+	for queue := []string{"cmd/lull"}; len(queue) > 0; queue = queue[1:] {
+		for _, f := range tree.Packages[queue[0]].Files {
+			dir, name := filepath.Split(filepath.Join("..", "..", f.Path))
+			if match, err := darwin.MatchFile(dir, name); err != nil || !match || f.Test {
+				if err != nil {
+					t.Fatal(err)
+				}
+				continue
+			}
+			for _, spec := range f.AST.Imports {
+				if to, ok := own(strings.Trim(spec.Path.Value, "\"`")); ok && !carried[to] {
+					carried[to] = true
+					queue = append(queue, to)
+				}
 			}
 		}
 	}
-	if !strings.Contains(string(out), "lull/internal/link/control\n") {
-		t.Error("the listing has no client of a server")
+	for dir := range carried {
+		for _, p := range onlyLinux {
+			if under(dir, "internal/"+p) {
+				t.Errorf("lull for macOS carries %s, which is for Linux", dir)
+			}
+		}
+	}
+	if !carried["internal/link/control"] {
+		t.Error("the walk did not find the client of a server")
 	}
 }

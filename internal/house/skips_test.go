@@ -2,6 +2,7 @@ package house_test
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -22,17 +23,25 @@ var lacking = regexp.MustCompile(`not installed|not found in \$PATH|[Nn]eeds? ro
 // skip is a test that was left out, and why.
 type skip struct{ test, reason string }
 
-// skipped reads what `go test -json` wrote and returns the tests that were
-// skipped, with what they said last.
-func skipped(r io.Reader) ([]skip, error) {
+// slow is a test that ran, and for how long.
+type slow struct {
+	test    string
+	seconds float64
+}
+
+// records reads what `go test -json` wrote. It returns the tests that were
+// skipped, with what they said last, and all that ran, without subtests.
+func records(r io.Reader) (all []skip, ran []slow, err error) {
 	said := map[string]string{}
-	var all []skip
 	in := bufio.NewScanner(r)
 	in.Buffer(nil, 16<<20)
 	for in.Scan() {
-		var e struct{ Action, Package, Test, Output string }
+		var e struct {
+			Action, Package, Test, Output string
+			Elapsed                       float64
+		}
 		if err := json.Unmarshal(in.Bytes(), &e); err != nil {
-			return nil, fmt.Errorf("a record of tests: %w", err)
+			return nil, nil, fmt.Errorf("a record of tests: %w", err)
 		}
 		if e.Test == "" {
 			continue
@@ -47,14 +56,18 @@ func skipped(r io.Reader) ([]skip, error) {
 			all = append(all, skip{name, said[name]})
 		case "pass", "fail":
 			delete(said, name)
+			if !strings.Contains(e.Test, "/") {
+				ran = append(ran, slow{name, e.Elapsed})
+			}
 		}
 	}
-	return all, in.Err()
+	return all, ran, in.Err()
 }
 
-// TestNothingWasLeftOut lists what the tests of a whole run skipped, and fails
-// when one was skipped for want of what `make test` installs. It reads the
-// records in LULL_RECORDS, and is the last thing that make test runs.
+// TestNothingWasLeftOut lists what the tests of a whole run skipped and the
+// twenty slowest, and fails when one was skipped because something is missing
+// that `make test` installs. It reads the records in LULL_RECORDS, and is the
+// last thing that make test runs.
 func TestNothingWasLeftOut(t *testing.T) {
 	folder := os.Getenv("LULL_RECORDS")
 	if folder == "" {
@@ -65,12 +78,13 @@ func TestNothingWasLeftOut(t *testing.T) {
 		t.Fatalf("no records of tests in %s: %v", folder, err)
 	}
 	slices.Sort(files)
+	var slowest []slow
 	for _, name := range files {
 		f, err := os.Open(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, err := skipped(f)
+		all, ran, err := records(f)
 		f.Close()
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -78,9 +92,14 @@ func TestNothingWasLeftOut(t *testing.T) {
 		for _, s := range all {
 			fmt.Printf("skipped: %s: %s\n", s.test, s.reason)
 			if lacking.MatchString(s.reason) && os.Getuid() == 0 {
-				t.Errorf("%s was left out for want of something: %s", s.test, s.reason)
+				t.Errorf("%s was left out because something is missing: %s", s.test, s.reason)
 			}
 		}
+		slowest = append(slowest, ran...)
+	}
+	slices.SortFunc(slowest, func(a, b slow) int { return cmp.Compare(b.seconds, a.seconds) })
+	for _, s := range slowest[:min(20, len(slowest))] {
+		fmt.Printf("slowest: %6.1f s: %s\n", s.seconds, s.test)
 	}
 }
 
@@ -93,10 +112,11 @@ func TestSkippedIsListed(t *testing.T) {
 {"Action":"output","Package":"lull/internal/a","Test":"TestOne","Output":"--- SKIP: TestOne (0.00s)\n"}
 {"Action":"skip","Package":"lull/internal/a","Test":"TestOne"}
 {"Action":"output","Package":"lull/internal/a","Test":"TestTwo","Output":"    a_test.go:9: fine\n"}
-{"Action":"pass","Package":"lull/internal/a","Test":"TestTwo"}
+{"Action":"pass","Package":"lull/internal/a","Test":"TestTwo/part","Elapsed":2}
+{"Action":"pass","Package":"lull/internal/a","Test":"TestTwo","Elapsed":2.5}
 {"Action":"skip","Package":"lull/internal/b"}
 `
-	got, err := skipped(strings.NewReader(record))
+	got, ran, err := records(strings.NewReader(record))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +124,10 @@ func TestSkippedIsListed(t *testing.T) {
 	if !slices.Equal(got, want) || !lacking.MatchString(got[0].reason) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	if _, err := skipped(strings.NewReader("not a record\n")); err == nil {
+	if want := []slow{{"internal/a TestTwo", 2.5}}; !slices.Equal(ran, want) {
+		t.Errorf("ran: %v, want %v", ran, want)
+	}
+	if _, _, err := records(strings.NewReader("not a record\n")); err == nil {
 		t.Error("a line that is no record was read")
 	}
 }

@@ -88,6 +88,9 @@ type bench struct {
 
 func newBench(t *testing.T, env ...string) *bench {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

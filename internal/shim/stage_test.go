@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/base/programtest"
 	"lull/internal/link/shimctl"
 )
 
@@ -159,14 +159,12 @@ func TestDup(t *testing.T) {
 
 // TestManyRuns measures what the shim itself costs, with its real binary.
 func TestManyRuns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	const runs = 1000
 	b := newBench(t)
-	b.exe = filepath.Join(t.TempDir(), "lull-shim")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", b.exe, "lull/cmd/lull-shim")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	b.exe = programtest.Build(t, "lull/cmd/lull-shim")
 	st, err := os.Stat(b.exe)
 	if err != nil || st.Size() > 6<<20 {
 		t.Errorf("the binary has %d bytes, want at most 6 MiB (%v)", st.Size(), err)

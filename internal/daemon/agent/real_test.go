@@ -26,6 +26,9 @@ type nook struct {
 
 func newNook(t *testing.T) *nook {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP real machine: needs root for namespaces")
 	}

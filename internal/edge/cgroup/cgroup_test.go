@@ -58,6 +58,9 @@ func group(t *testing.T, p cgroup.Place) *cgroup.Group {
 // script runs a shell program in a session of its own and in the group, if any.
 func script(t *testing.T, g *cgroup.Group, text string, env ...string) *exec.Cmd {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	join := ""
 	if g != nil {
 		for _, d := range g.Dirs() {
@@ -356,6 +359,9 @@ func unwrap(err error) error {
 
 // A directory that belongs to an ordinary user is enough for that user.
 func TestDelegated(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	if os.Getenv("LULL_TEST_DELEGATED") != "" {
 		delegatedChild(t)
 		return

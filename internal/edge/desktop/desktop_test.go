@@ -18,6 +18,9 @@ import (
 // stands for /run/user.
 func bus(t *testing.T, uid int) (dir, address string) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	daemon, err := exec.LookPath("dbus-daemon")
 	if err != nil {
 		if os.Getenv("CI") != "" {

@@ -20,6 +20,9 @@ import (
 // machineBus starts a private system bus below a root of its own.
 func machineBus(t *testing.T) (root string) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	daemon, err := exec.LookPath("dbus-daemon")
 	if err != nil {
 		if os.Getenv("CI") != "" {

@@ -15,6 +15,9 @@ import (
 // TestProcessesReal sees a real program by its name while it runs, by the
 // script that an interpreter runs, and no longer when it has ended.
 func TestProcessesReal(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	w := &Work{}
 	name := fmt.Sprintf("lull-work-%d", os.Getpid())
 	script := filepath.Join(t.TempDir(), name+".sh")

@@ -62,6 +62,9 @@ func part(name string) *exec.Cmd {
 // start starts a part and ends it with the test.
 func start(t *testing.T, name string, env ...string) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	cmd := part(name)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdin = nil

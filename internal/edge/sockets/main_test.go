@@ -98,6 +98,9 @@ func newProgram(t *testing.T) *program { return startPart(t, "server", "127.0.0.
 
 func startPart(t *testing.T, part, addr string, attr *syscall.SysProcAttr) *program {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), partEnv+"="+part, "LULL_SOCKETS_TEST_ADDR="+addr)
 	cmd.Stderr = os.Stderr
@@ -314,6 +317,9 @@ func port(t testing.TB, addr string) uint16 {
 // TestAsOrdinaryUser runs this package's tests once more as uid nobody, which may
 // duplicate the sockets of its own children only.
 func TestAsOrdinaryUser(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	if os.Getuid() != 0 {
 		t.Skip("this run is an ordinary user's already")
 	}

@@ -27,6 +27,9 @@ func awscli(t *testing.T) string {
 }
 
 func TestAWSCLI(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short starts no program")
+	}
 	cli := awscli(t)
 	c := plain(7)
 	c.Workers[0].Up = world.Duration(5 * time.Hour)

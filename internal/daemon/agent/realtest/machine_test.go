@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/programtest"
 	"lull/internal/idle"
 	"lull/internal/link/agentctl"
 )
@@ -47,10 +48,8 @@ func run(m *testing.M) int {
 		return 1
 	}
 	program = filepath.Join(dir, "lull")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=real -X main.buildDate=2026-01-02T03:04:05Z", "-o", program, "lull/cmd/lull")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Printf("cannot build lull: %v\n%s", err, out)
+	if err := programtest.Into(dir, "lull/cmd/lull"); err != nil {
+		fmt.Println(err)
 		return 1
 	}
 	if err := touchSources(); err != nil {

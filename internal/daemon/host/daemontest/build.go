@@ -9,19 +9,19 @@
 // fails the test. It looks at programs, not into them: package hosttest has the
 // simulated world for tests of the daemon's code.
 //
-// Environment: LULL_BIN_DIR names a folder with programs of cmd that are used
-// instead of fresh ones; LULL_RACE=1 builds lull with the race detector.
+// Environment: LULL_RACE=1 builds lull with the race detector; package
+// programtest says where the other programs come from.
 package daemontest
 
 import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
+
+	"lull/internal/base/programtest"
 )
 
 // programs are what the hosts of this test binary need.
@@ -63,41 +63,13 @@ func Build(t testing.TB) {
 }
 
 func build() error {
-	given, race := os.Getenv("LULL_BIN_DIR"), os.Getenv("LULL_RACE") == "1"
-	var static []string
-	for _, pkg := range programs.pkgs {
-		switch {
-		case given != "" && strings.HasPrefix(pkg, "lull/cmd/"):
-			if err := copyProgram(filepath.Join(given, path.Base(pkg)), Program(path.Base(pkg))); err != nil {
-				return err
-			}
-		case race && pkg == "lull/cmd/lull":
-			if err := goBuild("1", "-race", pkg); err != nil {
-				return err
-			}
-		default:
-			static = append(static, pkg)
-		}
-	}
-	if len(static) == 0 {
-		return nil
-	}
-	return goBuild("0", append([]string{"-trimpath", "-ldflags=-s -w"}, static...)...)
-}
-
-func goBuild(cgo string, args ...string) error {
-	cmd := exec.Command("go", append([]string{"build", "-o", programs.dir + "/"}, args...)...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot build %v: %w\n%s", args, err, out)
-	}
-	return nil
-}
-
-func copyProgram(from, to string) error {
-	b, err := os.ReadFile(from)
-	if err != nil {
+	if err := programtest.Into(programs.dir, programs.pkgs...); err != nil || os.Getenv("LULL_RACE") != "1" {
 		return err
 	}
-	return os.WriteFile(to, b, 0o755)
+	cmd := exec.Command("go", "build", "-race", "-o", programs.dir+"/", "lull/cmd/lull")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot build lull with the race detector: %w\n%s", err, out)
+	}
+	return nil
 }

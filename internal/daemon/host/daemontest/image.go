@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"lull/internal/base/programtest"
 )
 
 // Image is a root file system with a shell and the program guest, which must be
@@ -24,7 +26,7 @@ func Image(t testing.TB) string {
 		}
 	}
 	for from, to := range map[string]string{busybox: "bin/busybox", Program("guest"): "bin/guest"} {
-		if err := copyProgram(from, filepath.Join(dir, to)); err != nil {
+		if err := programtest.Copy(from, filepath.Join(dir, to)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -18,7 +18,9 @@ import (
 
 const nobody = 65534
 
-func TestMain(m *testing.M) { daemontest.Main(m, "lull/cmd/lull-harness", "./testdata/guest") }
+func TestMain(m *testing.M) {
+	daemontest.Main(m, "lull/cmd/lull-harness", "lull/internal/daemon/host/realtest/testdata/guest")
+}
 
 // host starts a daemon for the test.
 func host(t *testing.T, args ...string) *daemontest.Host {

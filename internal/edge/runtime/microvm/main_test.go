@@ -2,7 +2,6 @@ package microvm
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/programtest"
 	"lull/internal/instance"
 	"lull/internal/link/guest"
 )
@@ -26,24 +26,11 @@ var rig = sync.OnceValues(func() (r struct{ harness, saboteur, program, kernel s
 		return r, err
 	}
 	scratch = dir
-	build := func(pkg, name string) (string, error) {
-		out := filepath.Join(dir, name)
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", out, pkg)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if b, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("cannot build %s: %w: %s", pkg, err, b)
-		}
-		return out, nil
-	}
-	if r.harness, err = build("lull/cmd/lull-harness", "lull-harness"); err != nil {
+	const own = "lull/internal/edge/runtime/microvm/testdata/"
+	if err := programtest.Into(dir, "lull/cmd/lull-harness", own+"saboteur", own+"guest"); err != nil {
 		return r, err
 	}
-	if r.saboteur, err = build("lull/internal/edge/runtime/microvm/testdata/saboteur", "saboteur"); err != nil {
-		return r, err
-	}
-	if r.program, err = build("lull/internal/edge/runtime/microvm/testdata/guest", "guest"); err != nil {
-		return r, err
-	}
+	r.harness, r.saboteur, r.program = filepath.Join(dir, "lull-harness"), filepath.Join(dir, "saboteur"), filepath.Join(dir, "guest")
 	if r.kernel = os.Getenv("LULL_GUEST_KERNEL"); r.kernel == "" {
 		return r, &absent{"no guest kernel: make test fetches one"}
 	}

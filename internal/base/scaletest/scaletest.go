@@ -1,0 +1,97 @@
+// Package scaletest sets how much tests try: the number of draws, cycles and
+// kills, and the seeds of what they draw.
+//
+// LULL_DRAWS is a factor, 1 by default, on every count: make check runs at a
+// fraction and make soak at a multiple. A count that has an environment
+// variable of its own takes that value as it is.
+package scaletest
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	_ "pgregory.net/rapid" // defines -rapid.checks
+)
+
+// factor returns LULL_DRAWS.
+func factor() (float64, error) {
+	v := os.Getenv("LULL_DRAWS")
+	if v == "" {
+		return 1, nil
+	}
+	f, err := strconv.ParseFloat(v, 64)
+	if err != nil || !(f > 0 && f <= 1e6) {
+		return 0, fmt.Errorf("cannot use LULL_DRAWS=%q: want a number above 0 and up to 1000000", v)
+	}
+	return f, nil
+}
+
+// scaled returns n times LULL_DRAWS, at least 1.
+func scaled(n int) (int, error) {
+	f, err := factor()
+	return max(1, int(float64(n)*f)), err
+}
+
+// N returns n times LULL_DRAWS, at least 1.
+func N(t testing.TB, n int) int {
+	t.Helper()
+	n, err := scaled(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// Count returns the number above 0 in the environment variable name. Without
+// it, Count returns n times LULL_DRAWS, at least 1.
+func Count(t testing.TB, name string, n int) int {
+	t.Helper()
+	v := os.Getenv(name)
+	if v == "" {
+		return N(t, n)
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 {
+		t.Fatalf("cannot use %s=%q: want a number above 0", name, v)
+	}
+	return n
+}
+
+// Rapid sets the number of draws of every rapid.Check in the test binary to n
+// times LULL_DRAWS. Call it from an init function of a test file, so that the
+// flag -rapid.checks still has the final say.
+func Rapid(n int) {
+	n, err := scaled(n)
+	if err == nil {
+		err = flag.Set("rapid.checks", strconv.Itoa(n))
+	}
+	if err != nil {
+		panic(err)
+	}
+}
+
+// Seed returns a seed that differs per run, or LULL_SEED, and logs it.
+func Seed(t testing.TB) uint64 {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	if v := os.Getenv("LULL_SEED"); v != "" {
+		n, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatalf("cannot use LULL_SEED=%q: want a number", v)
+		}
+		seed = n
+	}
+	t.Logf("LULL_SEED=%d", seed)
+	return seed
+}
+
+// Random returns a source of numbers from Seed.
+func Random(t testing.TB) *rand.Rand {
+	t.Helper()
+	return rand.New(rand.NewPCG(Seed(t), 1))
+}
