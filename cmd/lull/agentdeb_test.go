@@ -137,7 +137,7 @@ func TestDebianPackage(t *testing.T) {
 	if p := contents(t, in("etc/passwd")); !strings.Contains(p, "lull-server:") {
 		t.Errorf("there is no user lull-server:\n%s", p)
 	}
-	if v := sh(t, in("usr/bin/lull"), "version"); !strings.Contains(v, "v1.2.3-4-gabcdef") {
+	if v := sh(t, in("usr/bin/lull"), "version"); !strings.Contains(v, programtest.Version) {
 		t.Errorf("lull version says %q", v)
 	}
 	if out := sh(t, "dpkg", "--root="+root, "--verify", "lull"); out != "" {
