@@ -21,7 +21,7 @@ import (
 func (c *cli) agentCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "agent", Short: "Stop this machine when nobody uses it", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(c.agentRun(), c.agentStatus(), c.agentWhy(), c.agentReload(), c.agentSnooze(), c.agentComplete(), c.agentLease(),
+	cmd.AddCommand(c.agentRun(), c.agentStatus(), c.agentWhy(), c.agentReload(), c.agentSnooze(), c.agentComplete(), c.agentLease(), c.agentTTL(),
 		c.agentHistory(), c.agentHalt(), c.agentLs(), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentUninstall())
 	return cmd
 }
@@ -65,8 +65,11 @@ func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 		fmt.Fprintln(w, c.red(fmt.Sprintf("ALARM %s since %s: %s", a.Code, clockTime(a.Since), a.Sentence)))
 	}
 	where := "no cloud"
-	if s.InstanceID != "" {
+	switch {
+	case s.InstanceID != "":
 		where = s.InstanceID + " in " + s.Region
+	case s.Cloud != "" && s.Cloud != "none":
+		where = s.Cloud + ", instance not known yet"
 	}
 	fmt.Fprintf(w, "lull agent %s (built %s), %s, watching since %s\n\n", s.Version, dash(s.BuildDate), where, clockTime(s.StartedAt))
 	for _, g := range s.Stages {
@@ -100,10 +103,16 @@ func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 		fmt.Fprintf(w, "warned at %s\n", clockTime(*s.WarnedAt))
 	}
 	if s.TTL != nil {
-		fmt.Fprintf(w, "its time ends at %s\n", s.TTL.Local().Format(time.DateTime))
+		fmt.Fprintf(w, "TTL: %s\n", s.TTL.Local().Format(time.DateTime))
 	}
+	if s.Completion != "" {
+		fmt.Fprintf(w, "completed with status %s\n", s.Completion)
+	}
+	fmt.Fprintf(w, "next: %s\n", lowerFirst(nextText(time.Now(), s)))
 	if s.Last != nil {
 		fmt.Fprintf(w, "last action: %s\n", outcomeText(s.Last))
+		hookText(w, "  ", "pre-stop", s.Last.Hook)
+		hookText(w, "  ", "post-cancel", s.Last.PostCancel)
 	}
 	fmt.Fprintln(w, "\npolicy:")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -132,9 +141,6 @@ func outcomeText(o *agentctl.Outcome) string {
 	if o.Detail != "" {
 		s += " (" + o.Detail + ")"
 	}
-	if h := o.Hook; h != nil {
-		s += fmt.Sprintf("; hook ended with %d after %s", h.ExitCode, span(time.Duration(h.Took)))
-	}
 	return s
 }
 
@@ -161,6 +167,8 @@ is asked; with it, the server, by what that machine's agent reported to it.`,
 				accountText(w, y.Account, t)
 				if y.Last != nil {
 					fmt.Fprintf(w, "last action: %s\n", outcomeText(y.Last))
+					hookText(w, "  ", "pre-stop", y.Last.Hook)
+					hookText(w, "  ", "post-cancel", y.Last.PostCancel)
 				}
 			})
 		})
@@ -242,6 +250,9 @@ values hold then.`},
 func (c *cli) agentSnooze() *cobra.Command {
 	var e endFlags
 	cmd := c.onAgent(&cobra.Command{Use: "snooze [DURATION]", Short: "Keep this machine running; the answer to a warning", Args: args(cobra.MaximumNArgs(1)),
+		Long: `Keep this machine running for a while. A snooze holds off idleness and a
+completion, whichever came first. It does not hold off a TTL, which only
+lull agent ttl extend moves.`,
 		Example: "  lull agent snooze 2h\n  lull agent snooze --until 22:00\n  lull agent snooze --off"},
 		func(cmd *cobra.Command, a []string, cl *agentctl.Client) error {
 			if len(a) == 1 {
@@ -266,11 +277,12 @@ func (c *cli) agentSnooze() *cobra.Command {
 				return err
 			}
 			return c.print(s, func(w io.Writer) {
+				now := time.Now()
 				if e.off {
-					fmt.Fprintln(w, "the snooze is ended")
+					fmt.Fprintln(w, sentences("The snooze is ended", nextText(now, s)))
 					return
 				}
-				fmt.Fprintf(w, "this machine stays until %s\n", clockTime(end))
+				fmt.Fprintln(w, holdText(now, "Snoozed", end, s))
 			})
 		})
 	e.bind(cmd.Flags(), "end the snooze")
@@ -282,24 +294,49 @@ func (c *cli) agentComplete() *cobra.Command {
 	cmd := c.onAgent(&cobra.Command{Use: "complete", Short: "Say that the work this machine was started for is done", Args: args(cobra.NoArgs),
 		Long: `Say that the work this machine was started for is done. What on-complete says
 follows, after the warning: stop, hibernate, terminate, or none, which only
-records it.`,
-		Example: "  lull agent complete\n  lull agent complete --status failed --message \"out of memory at epoch 7\""},
+records it. A snooze and leases hold it off. --undo takes it back until the
+action starts.`,
+		Example: "  lull agent complete\n  lull agent complete --undo\n  lull agent complete --status failed --message \"out of memory at epoch 7\""},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			s, err := cl.Complete(cmd.Context(), r)
 			if err != nil {
 				return err
 			}
 			return c.print(s, func(w io.Writer) {
-				what := "none"
-				for _, v := range s.Settings {
-					if v.Name == "on-complete" {
-						what = v.Value
-					}
+				now := time.Now()
+				if r.Undo {
+					fmt.Fprintln(w, sentences("The completion is taken back", nextText(now, s)))
+					return
 				}
-				fmt.Fprintf(w, "completed with status %s; on-complete is %s\n", s.Completion, what)
+				text := "Completed with status " + s.Completion
+				i := slices.IndexFunc(s.Upcoming, func(u agentctl.Upcoming) bool { return u.Reason == "completion" })
+				switch {
+				case i < 0 && onComplete(s) == "none":
+					text = sentences(text, "on-complete is none, so nothing follows from it")
+				case i == 0:
+					text = sentences(text, nextText(now, s))
+				case i > 0:
+					text = sentences(text, upcomingText(now, s.Upcoming[i]), "before that, "+lowerFirst(nextText(now, s)))
+				default:
+					text = sentences(text, nothingText(s))
+				}
+				fmt.Fprintln(w, text)
 			})
 		})
 	cmd.Flags().StringVar(&r.Status, "status", "success", "how it ended")
 	cmd.Flags().StringVar(&r.Message, "message", "", "a sentence for the record")
+	cmd.Flags().BoolVar(&r.Undo, "undo", false, "take the completion back")
+	cmd.MarkFlagsMutuallyExclusive("undo", "status")
+	cmd.MarkFlagsMutuallyExclusive("undo", "message")
 	return cmd
+}
+
+// onComplete is what a completion leads to by the policy that holds.
+func onComplete(s agentctl.Status) string {
+	for _, v := range s.Settings {
+		if v.Name == "on-complete" {
+			return v.Value
+		}
+	}
+	return "none"
 }

@@ -54,6 +54,13 @@ was not asked, since a cheaper one was active, or no agent ran.`},
 					by = " (by " + e.By + ")"
 				}
 				fmt.Fprintf(c.out, "%s  %-10s %s%s\n", clockTime(e.At), e.Kind, strings.TrimSpace(e.Sentence), by)
+				switch o := e.Outcome; {
+				case o == nil:
+				case e.Kind == "action" && o.EndedAt != nil:
+					hookText(c.out, strings.Repeat(" ", 21), "pre-stop", o.Hook)
+				case e.Kind == "hook":
+					hookText(c.out, strings.Repeat(" ", 21), "post-cancel", o.PostCancel)
+				}
 			}
 			return nil
 		})
@@ -177,12 +184,14 @@ var happenings = []struct {
 	{'R', "resumed", kind("resume")},
 	{'B', "agent or machine started", kind("start")},
 	{'w', "warned", kind("warning")},
+	{'u', "a warning was withdrawn", kind("withdrawal")},
 	{'h', "halted or no longer", kind("halt")},
 	{'!', "alarm", kind("alarm")},
 	{'d', "work done", kind("completion")},
 	{'z', "snoozed", kind("snooze")},
 	{'l', "lease", kind("lease")},
-	{'c', "an action was cancelled", phase("cancelled")},
+	{'t', "TTL extended", kind("ttl")},
+	{'c', "an action was canceled", phase("cancelled")},
 }
 
 func kind(k string) func(agentctl.Entry) bool {

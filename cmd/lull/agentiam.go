@@ -27,7 +27,7 @@ type policyStatement struct {
 }
 
 // agentRights is the least that an agent needs: see tags and instances (which
-// IAM grants for all or none), and stop and mark the machine it runs on.
+// IAM grants for all or none), and stop and mark the machine it runs on, and move its deadline.
 //
 // ec2:InstanceID is the instance that a call is about, ec2:SourceInstanceARN
 // the one whose credentials made it; both are filled in by EC2.
@@ -39,7 +39,7 @@ func agentRights(partition, prefix string, terminate bool) policyDocument {
 	}
 	status, since, action := tags.StateKeys(prefix)
 	mark := self()
-	mark["ForAllValues:StringEquals"] = map[string][]string{"aws:TagKeys": {status, since, action}}
+	mark["ForAllValues:StringEquals"] = map[string][]string{"aws:TagKeys": {status, since, action, prefix + "ttl-deadline"}}
 	power := []string{"ec2:StopInstances"}
 	if terminate {
 		power = append(power, "ec2:TerminateInstances")
@@ -73,7 +73,8 @@ func (c *cli) agentIAM() *cobra.Command {
 		Use:   "iam",
 		Short: "Print the least role that the agent needs",
 		Long: `Print the least policy that the agent needs: an instance may see tags and
-instances, stop only itself, and write only its own state tags. With --script,
+instances, stop only itself, and write only its own state tags and its
+ttl-deadline (for lull agent ttl extend). With --script,
 print the aws commands that create the role and the instance profile; read
 them, then run them:
 

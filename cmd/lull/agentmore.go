@@ -23,9 +23,9 @@ func (c *cli) agentLeaseHold() *cobra.Command {
 	var until string
 	var dur time.Duration
 	cmd := c.onAgent(&cobra.Command{Use: "hold", Short: "Take or renew a lease", Args: args(cobra.NoArgs),
-		Long: `Take or renew a lease: while anybody holds one this machine is not stopped for
-idleness. It lasts 10 minutes unless --for or --until says otherwise, and at most a
-day; leases survive a restart of the agent.`,
+		Long: `Take or renew a lease: while any is held this machine is not stopped for idleness
+or a completion, only by its TTL. It lasts 10 minutes unless --for or --until says
+otherwise, and at most a day; leases survive a restart of the agent.`,
 		Example: "  lull agent lease hold --holder training --reason \"epoch 3\" --for 1h\n  lull agent lease hold --until 18:00"},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			ttl, err := endOr(time.Now(), until, dur, 10*time.Minute)
@@ -37,7 +37,14 @@ day; leases survive a restart of the agent.`,
 			if err != nil {
 				return err
 			}
-			return c.print(l, func(w io.Writer) { fmt.Fprintf(w, "%s holds until %s\n", l.Holder, clockTime(l.ExpiresAt)) })
+			s, err := cl.Status(cmd.Context())
+			return c.print(l, func(w io.Writer) {
+				if err != nil {
+					fmt.Fprintf(w, "%s holds until %s\n", l.Holder, clockTime(l.ExpiresAt))
+					return
+				}
+				fmt.Fprintln(w, holdText(time.Now(), l.Holder+" holds this machine", l.ExpiresAt, s))
+			})
 		})
 	cmd.Flags().StringVar(&r.Holder, "holder", "default", "who holds it; each holder has a lease of its own")
 	cmd.Flags().StringVar(&r.Reason, "reason", "", "shown by status and why")

@@ -40,9 +40,10 @@ type attempt struct {
 	out    *agentctl.Outcome
 	forced bool // a TTL or a completion: use does not cancel it
 	sent   bool // the call is on its way, and nothing takes it back
-	// cannotHibernate: the instance was not launched for it. It belongs to the
-	// attempt's own goroutine.
+	// cannotHibernate: the instance was not launched for it, and is stopped
+	// instead. It changes before the action is announced.
 	cannotHibernate bool
+	announced       string // the action that the state tags say
 	cancel          context.CancelFunc
 	span            trace.Span
 }
@@ -63,8 +64,9 @@ func (a *Agent) attempt(ctx context.Context, action, reason string, inUse []stri
 	if last := a.state.Last; last != nil && last.Reason == reason && last.EndedAt != nil {
 		failures = a.failures
 		again := last.Phase == phaseFailed || last.Phase == phaseCancelled && now.Sub(*last.EndedAt) < hookHolds
-		if again && last.Hook != nil && last.Hook.Answer == "proceed" && a.machine.activity.Before(last.StartedAt) {
+		if again && a.state.Prepared != nil && last.Hook != nil && last.Hook.Answer == "proceed" && a.machine.activity.Before(last.StartedAt) {
 			hook = last.Hook // once per stop: this is the same stop, tried again
+			a.state.Prepared.Generation = out.Generation
 		}
 	}
 	out.Hook = hook
@@ -137,10 +139,14 @@ func (a *Agent) carryOut(ctx context.Context, at *attempt, hookRan bool) {
 
 // unsay takes the -ing tag back after an action that did not happen.
 func (a *Agent) unsay() {
-	if a.o.Cloud != nil {
-		a.tagged.known = false
-		a.tellTags(a.now())
+	if a.o.Cloud == nil {
+		return
 	}
+	if w := &a.tagged; w.have.Action == tags.ActionStopping || w.have.Action == tags.ActionHibernating {
+		w.ended = tags.ActionNone
+	}
+	a.tagged.known = false
+	a.tellTags(a.now())
 }
 
 // step moves at to a phase, in the loop.
@@ -192,9 +198,10 @@ const hookHolds = 15 * time.Minute
 // vetoBound is how long hooks may hold up one stop in all.
 const vetoBound = 4 * time.Hour
 
-// hookAllowed tells whether the hook comes from where hooks may come from.
-func (a *Agent) hookAllowed() bool {
-	return a.config.hookWhere == sourceFile || a.config.local.AllowTagHooks
+// hookAllowed reports whether a hook's setting comes from where hooks may come
+// from.
+func (a *Agent) hookAllowed(setting string) bool {
+	return a.config.hookWhere[setting] == sourceFile || a.config.local.AllowTagHooks
 }
 
 // runHook runs the pre-stop hook and obeys its answer. A TTL or a completion
@@ -204,7 +211,7 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	var c Config
 	err := a.ask(ctx, func() {
 		c = a.config.Config
-		if c.PreStop == "" || !a.hookAllowed() || a.o.Hooks == nil {
+		if c.PreStop == "" || !a.hookAllowed("pre-stop") || a.o.Hooks == nil {
 			return
 		}
 		spec = HookSpec{Command: c.PreStop, User: c.PreStopUser, Timeout: c.PreStopTimeout,
@@ -214,17 +221,20 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	if err != nil || spec.Command == "" {
 		return err
 	}
+	// Durable before it runs: whatever ends this agent, post-cancel is owed.
+	if err := a.durable(ctx, func() error {
+		a.state.Prepared = &prepared{Generation: at.out.Generation, Action: at.out.Action, Reason: at.out.Reason, At: a.now()}
+		return nil
+	}); err != nil {
+		return fmt.Errorf("cannot record that the pre-stop hook runs: %w", err)
+	}
 	result := a.o.Hooks.Run(ctx, spec)
 	result.Command = tags.Program(result.Command)
 	var answer error
 	err = a.ask(ctx, func() {
 		at.out.Hook = &result
 		answer = a.answerOf(at, &result, c)
-		if result.Error != "" || result.TimedOut || result.ExitCode != 0 {
-			a.alarm("hook_failed", fmt.Sprintf("The pre-stop hook ended with code %d, timed out: %t. %s", result.ExitCode, result.TimedOut, result.Error))
-		} else {
-			a.alarmIf(false, "hook_failed", "")
-		}
+		a.hookEnded("pre-stop", &result)
 	})
 	if err = errors.Join(err, answer); err != nil {
 		return err
@@ -306,8 +316,8 @@ func (a *Agent) fence(ctx context.Context, at *attempt) error {
 	if err := a.ask(ctx, func() { still = a.stillRight(at) }); err != nil || still != nil {
 		return errors.Join(err, still)
 	}
-	a.announce(ctx, at)
 	a.preflight(ctx, at)
+	a.announce(ctx, at)
 	// Phase calling is durable before the call: the next start must know that
 	// the machine may have gone down because of it.
 	if err := a.durable(ctx, func() error { at.out.Phase = phaseCalling; return nil }); err != nil {
@@ -349,7 +359,13 @@ func (a *Agent) preflight(ctx context.Context, at *attempt) {
 	ctx, cancel := context.WithTimeout(ctx, sourceLimit)
 	defer cancel()
 	i, err := a.o.Cloud.Describe(ctx)
-	at.cannotHibernate = err == nil && !i.HibernationConfigured
+	if err != nil || i.HibernationConfigured {
+		return
+	}
+	_ = a.ask(ctx, func() { // what shuts the agent down ends the action too
+		at.cannotHibernate = true
+		at.become(actionHibernate)
+	})
 }
 
 // lastLook reads every signal, judges once more, and in the same turn of the
@@ -363,7 +379,9 @@ func (a *Agent) lastLook(ctx context.Context, at *attempt) error {
 		var fresh bool
 		err := a.ask(ctx, func() {
 			fresh = a.now().Sub(a.readAt()) <= freshLimit
-			still = a.stillRight(at)
+			if still = a.stillRight(at); still == nil && at.announced != "" && at.announced != at.out.Action {
+				still = errCancelled{"the action was changed at the last moment"}
+			}
 			at.sent = still == nil && fresh
 		})
 		if err = errors.Join(err, still); err != nil || fresh {
@@ -388,7 +406,7 @@ func (a *Agent) readAt() time.Time {
 func (a *Agent) stillRight(at *attempt) error {
 	a.watchClocks() // a machine that has just woken up is in use
 	now := a.now()
-	if a.state.Halted != nil || a.state.Server != nil && a.state.Server.Halted {
+	if a.halted() {
 		return errCancelled{"it was halted"}
 	}
 	c := a.config.Config
@@ -402,21 +420,33 @@ func (a *Agent) stillRight(at *attempt) error {
 		if a.state.Completed == nil || c.OnComplete == "none" {
 			return errCancelled{"the completion was taken back"}
 		}
+		if end := a.heldUntil(); end.After(now) {
+			return errCancelled{"held until " + end.Format(time.RFC3339) + " by a snooze or a lease"}
+		}
 		return at.change(c.OnComplete, a.inUse())
 	}
 	if a.machine.activity.After(at.out.StartedAt) {
-		return errCancelled{"somebody used the machine meanwhile"}
+		return errCancelled{"the machine was used meanwhile"}
 	}
 	d := a.judge(now, true)
 	a.keepEvidence(d, now.Add(a.config.CheckInterval))
 	if v := d.Verdict; !v.Eligible {
 		return errCancelled{"it is no longer idle: " + v.Blocks[0].Sentence}
 	}
-	at.out.Action = actionStop
+	at.become(actionStop)
 	if c.Hibernate {
-		at.out.Action = actionHibernate
+		at.become(actionHibernate)
 	}
 	return nil
+}
+
+// become makes the action the wanted one, or a stop where that is hibernation
+// and the instance cannot.
+func (at *attempt) become(wanted string) {
+	if wanted == actionHibernate && at.cannotHibernate {
+		wanted, at.out.Detail = actionStop, "The instance was not launched for hibernation and is stopped instead."
+	}
+	at.out.Action = wanted
 }
 
 // change has a changed policy win, unless it would destroy what people were
@@ -425,24 +455,24 @@ func (at *attempt) change(action string, inUse []string) error {
 	if action == actionTerminate && at.out.Action != actionTerminate {
 		return errCancelled{"it is to be terminated now, and people were warned of a " + at.out.Action}
 	}
-	at.out.Action, at.out.InUse = action, inUse
+	at.become(action)
+	at.out.InUse = inUse
 	return nil
 }
 
 // announce writes the -ing tag before the call: after it there may be no time.
 func (a *Agent) announce(ctx context.Context, at *attempt) {
-	form := map[string]string{actionStop: tags.ActionStopping, actionHibernate: tags.ActionHibernating}[at.out.Action]
-	if a.o.Cloud == nil || form == "" {
-		return
-	}
 	var want tags.State
-	if a.ask(ctx, func() {
+	var form string
+	if a.o.Cloud == nil || a.ask(ctx, func() {
+		form = map[string]string{actionStop: tags.ActionStopping, actionHibernate: tags.ActionHibernating}[at.out.Action]
+		at.announced = at.out.Action
 		want = tags.State{Status: tags.StatusIdle, Since: a.machine.activity, Action: form}
 		if at.forced && len(at.out.InUse) > 0 {
 			want.Status, want.Since = tags.StatusActive, time.Time{}
 		}
-		a.tagged.writing = true
-	}) != nil {
+		a.tagged.writing = form != ""
+	}) != nil || form == "" {
 		return
 	}
 	wctx, cancel := context.WithTimeout(ctx, tagLimit)
@@ -453,6 +483,9 @@ func (a *Agent) announce(ctx context.Context, at *attempt) {
 		a.alarmIf(err != nil, "tags_unwritten", fmt.Sprintf("The state tags cannot be written: %v.", err))
 		if err == nil {
 			a.merged(want)
+		}
+		if at.out.EndedAt != nil {
+			a.unsay() // it was canceled meanwhile
 		}
 	})
 }

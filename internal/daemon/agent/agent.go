@@ -22,6 +22,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -74,13 +75,14 @@ type Power interface {
 	Hibernate(ctx context.Context) error
 }
 
-// Warner tells people. It returns what could not be told to whom; that never
-// holds an action.
+// Warner warns the users of the machine, and withdraws warnings that no longer
+// hold. Both return what could not be delivered; that never delays an action.
 type Warner interface {
 	Warn(ctx context.Context, w Warning) error
+	Withdraw(ctx context.Context, w Withdrawal) error
 }
 
-// HookRunner runs the pre-stop hook.
+// HookRunner runs the pre-stop and post-cancel hooks.
 type HookRunner interface {
 	Run(ctx context.Context, h HookSpec) agentctl.Hook
 }
@@ -110,8 +112,11 @@ type Evidence interface {
 type Options struct {
 	Version, BuildDate string
 	InstanceID, Region string
-	BootID             string
-	Prefix             string // of tags; empty is lull:
+	// Identify returns the instance's id and region. It is asked until it
+	// answers if InstanceID is empty; nil if there is no cloud.
+	Identify func(ctx context.Context) (instanceID, region string, err error)
+	BootID   string
+	Prefix   string // of tags; empty is lull:
 
 	Cheap    Cheap
 	Slow     []Slow
@@ -175,11 +180,20 @@ type Agent struct {
 	server   reporting
 	alarms   map[string]agentctl.Alarm
 	counters agentctl.Counters
-	warned   map[string]time.Time // of ttl and completion, by reason, action and deadline
 	unknown  map[string]time.Time // since when, by signal
 	failures int                  // of the action in a row
 	warning  trace.SpanContext    // of the newest warning; an action points to it
-	ready    chan struct{}
+
+	delivered chan struct{} // closed when the last delivery of the Warner has ended; nil before the first
+	ready     chan struct{}
+
+	self atomic.Pointer[identity]
+}
+
+// identity is the instance that the machine is; empty while it is not known.
+type identity struct {
+	instanceID, region string
+	err                error // why it is not known
 }
 
 // machineView is what the last finished round saw.
@@ -213,13 +227,15 @@ func New(o Options) (*Agent, error) {
 	if o.Own == nil {
 		o.Own = &proc.OwnWrites{}
 	}
-	return &Agent{
+	a := &Agent{
 		o: o, log: o.Log,
 		calls: make(chan func()), ended: make(chan struct{}), ready: make(chan struct{}),
 		lines: make(chan agentctl.Entry, 256),
 		busy:  map[string]bool{}, alarms: map[string]agentctl.Alarm{},
-		warned: map[string]time.Time{}, unknown: map[string]time.Time{},
-	}, errors.Join(errs...)
+		unknown: map[string]time.Time{},
+	}
+	a.self.Store(&identity{instanceID: o.InstanceID, region: o.Region})
+	return a, errors.Join(errs...)
 }
 
 // Ready is closed once the first configuration has been read or has failed to

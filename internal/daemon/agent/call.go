@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/base/delay"
 	"lull/internal/link/agentctl"
+	"lull/internal/link/tags"
 )
 
 // call sends the action. What EC2 cannot hibernate is stopped instead, which
@@ -15,7 +16,7 @@ func (a *Agent) call(ctx context.Context, at *attempt) error {
 	action := at.out.Action // what can change it has ended
 	cctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	detail, err := a.send(cctx, at, action)
+	fallback, err := a.send(cctx, action)
 	if err != nil {
 		return explain(action, err)
 	}
@@ -23,14 +24,21 @@ func (a *Agent) call(ctx context.Context, at *attempt) error {
 		if at.out.EndedAt != nil {
 			return nil // the machine slept and woke before the answer came
 		}
-		at.out.Phase, at.out.Detail = phaseAccepted, detail
-		a.record(agentctl.Entry{Kind: "action", Sentence: action + " was accepted. " + detail, Outcome: copyOf(at.out)})
+		at.out.Phase = phaseAccepted
+		if fallback != "" {
+			action = actionStop
+			at.out.Action, at.out.Detail = actionStop, fallback
+			a.tagged.ended = tags.ActionStopping // it says that it hibernates
+			a.tellTags(a.now())
+		}
+		a.record(agentctl.Entry{Kind: "action", Sentence: action + " was accepted. " + at.out.Detail, Outcome: copyOf(at.out)})
 		return nil
 	})
 }
 
-// send asks the cloud, or the machine itself where there is none.
-func (a *Agent) send(ctx context.Context, at *attempt, action string) (detail string, err error) {
+// send asks the cloud, or the machine itself where there is none. fallback says
+// why it is stopped instead of hibernated, if it is.
+func (a *Agent) send(ctx context.Context, action string) (fallback string, err error) {
 	cloud, power := a.o.Cloud, a.o.Power
 	switch {
 	case action == actionTerminate && cloud != nil:
@@ -47,19 +55,14 @@ func (a *Agent) send(ctx context.Context, at *attempt, action string) (detail st
 	case cloud == nil:
 		return "", power.PowerOff(ctx)
 	case action == actionHibernate:
-		return hibernate(ctx, cloud, at)
+		return hibernate(ctx, cloud)
 	}
 	_, err = cloud.Stop(ctx, false)
 	return "", err
 }
 
-// hibernate asks for it where the instance was launched for it, and stops
-// where it was not.
-func hibernate(ctx context.Context, cloud Cloud, at *attempt) (string, error) {
-	if at.cannotHibernate {
-		_, err := cloud.Stop(ctx, false)
-		return "The instance was not launched for hibernation and is stopped instead.", err
-	}
+// hibernate asks for it, and says why it is a stop where EC2 does not.
+func hibernate(ctx context.Context, cloud Cloud) (string, error) {
 	fallback, err := cloud.Stop(ctx, true)
 	if fallback != "" {
 		fallback = "EC2 does not hibernate it (" + fallback + ") and it is stopped instead."

@@ -22,6 +22,8 @@ const (
 	sourceTags    = "tags"
 	sourceCache   = "cache"
 	sourceFile    = "file"
+
+	sourceExtended = "extended" // by a user, from what another source says
 )
 
 // Local is what the local file says: settings, and what only it may say.
@@ -188,9 +190,9 @@ type configured struct {
 	report    []agentctl.Config
 	faults    []tags.Fault
 	settings  []agentctl.Setting
-	unread    string // why a source has never been read; empty when all have been
-	silent    bool   // every source was read, and none says anything
-	hookWhere string // the source of the pre-stop hook
+	unread    string            // why a source has never been read; empty when all have been
+	silent    bool              // every source was read, and none says anything
+	hookWhere map[string]string // the source of each hook's setting
 	readAt    time.Time
 	reading   []func(agentctl.Reload) // who waits for the reading under way
 }
@@ -241,6 +243,7 @@ func (a *Agent) apply(f fetched) agentctl.Reload {
 	c.settled, c.readAt = true, a.now()
 	said := c.effective()
 	c.Config = Resolve(said)
+	c.TTLDeadline = a.extend(c.TTLDeadline, c.unread == "")
 	c.settings = origins(c, said)
 	c.silent = c.unread == "" && len(said.Encode("")) == 0
 	r := agentctl.Reload{Changed: said.Changes(before), Faults: c.faults, Config: c.report}
@@ -250,8 +253,14 @@ func (a *Agent) apply(f fetched) agentctl.Reload {
 	a.alarmIf(c.unread != "", "config_unreadable", "The configuration cannot be read and nothing is cached: "+c.unread+". Nothing is done until it can be.")
 	a.alarmIf(len(c.faults) > 0, "config_faults", faultSentence(c.faults))
 	a.alarmIf(f.tagsErr != nil && c.unread == "" && !replace, "config_stale", "The tags cannot be read; what they said last holds.")
-	refused := c.PreStop != "" && c.hookWhere != sourceFile && !c.local.AllowTagHooks
-	a.alarmIf(refused, "tag_hook_refused", "The pre-stop hook comes from a tag and is not run: allow-tag-hooks is not set in the local file.")
+	var refused []string
+	for setting, command := range map[string]string{"pre-stop": c.PreStop, "post-cancel": c.PostCancel} {
+		if command != "" && !a.hookAllowed(setting) {
+			refused = append(refused, setting)
+		}
+	}
+	slices.Sort(refused)
+	a.alarmIf(len(refused) > 0, "tag_hook_refused", "Hooks that come from tags are not run ("+strings.Join(refused, ", ")+"): allow-tag-hooks is not set in the local file.")
 	if len(r.Changed) > 0 {
 		a.record(agentctl.Entry{Kind: "config", Sentence: "Changed: " + strings.Join(r.Changed, ", ") + "."})
 		a.log.Info("configuration changed", "settings", r.Changed)
@@ -350,7 +359,7 @@ func origins(c *configured, said tags.Settings) []agentctl.Setting {
 	var out []agentctl.Setting
 	base := Defaults()
 	whole := said.Over(base)
-	c.hookWhere = ""
+	c.hookWhere = map[string]string{}
 	for _, f := range tags.Fields() {
 		v, ok := whole.Get(f.Name)
 		if !ok {
@@ -365,8 +374,13 @@ func origins(c *configured, said tags.Settings) []agentctl.Setting {
 				from = sourceCache
 			}
 		}
-		if f.Name == "pre-stop" {
-			c.hookWhere = from
+		switch f.Name {
+		case "pre-stop", "post-cancel":
+			c.hookWhere[f.Name] = from
+		case "ttl-deadline":
+			if said.TTLDeadline != nil && !c.TTLDeadline.Equal(*said.TTLDeadline) {
+				v, from = c.TTLDeadline.Format(time.RFC3339), sourceExtended
+			}
 		}
 		out = append(out, agentctl.Setting{Name: f.Name, Value: tags.Show(f.Name, v), Source: from})
 	}

@@ -38,7 +38,7 @@ func (a *Agent) status() agentctl.Status {
 	now := a.now()
 	m := &a.machine
 	s := agentctl.Status{
-		Version: a.o.Version, BuildDate: a.o.BuildDate, InstanceID: a.o.InstanceID, Region: a.o.Region, BootID: a.o.BootID,
+		Version: a.o.Version, BuildDate: a.o.BuildDate, InstanceID: a.self.Load().instanceID, Region: a.self.Load().region, BootID: a.o.BootID,
 		StartedAt: a.started, BootedAt: a.booted, ResumedAt: timeOrNil(a.state.ResumedAt),
 		Stage: m.stage, Stages: slices.Clone(m.stages), Readings: slices.Clone(m.readings), NotAsked: slices.Clone(m.notAsked),
 		Memory: m.memory, NextTimers: m.timers, Leases: append([]idle.Lease{}, a.state.Leases...),
@@ -54,6 +54,14 @@ func (a *Agent) status() agentctl.Status {
 	}
 	if c := a.state.Completed; c != nil {
 		s.Completion = c.Status
+	}
+	s.Upcoming = a.upcoming(now, d.Verdict)
+	s.Cloud = "none"
+	if a.o.Cloud != nil {
+		s.Cloud = "ec2"
+	}
+	if err := a.self.Load().err; err != nil {
+		s.CloudError = err.Error()
 	}
 	for _, al := range a.alarms {
 		s.Alarms = append(s.Alarms, al)
@@ -79,7 +87,9 @@ func (a *Agent) Why(ctx context.Context, at time.Time) (w agentctl.Why, err erro
 	if err := a.ask(ctx, func() { s, d = a.status(), a.judge(a.now(), false) }); err != nil {
 		return w, err
 	}
-	w = agentctl.Why{Account: evidence.Explain(a.about(), d), Readings: s.Readings, Last: s.Last}
+	about := a.about()
+	about.Expiry = expiryOf(s)
+	w = agentctl.Why{Account: evidence.Explain(about, d), Readings: s.Readings, Last: s.Last, Upcoming: s.Upcoming}
 	w.Resumed = turnOf(s.ResumedAt)
 	switch {
 	case d.Verdict.Eligible:
@@ -87,7 +97,15 @@ func (a *Agent) Why(ctx context.Context, at time.Time) (w agentctl.Why, err erro
 	default:
 		w.Answer = "It is running because: " + w.Answer
 	}
-	w.Answer += fmt.Sprintf(" The next look is at %s.", d.Verdict.NextIdleCheckAt.Format(time.RFC3339))
+	for _, u := range s.Upcoming {
+		switch u.Reason {
+		case reasonTTL:
+			w.Answer += fmt.Sprintf(" The TTL is to %s it at %s, in use or not; only lull agent ttl extend moves that.", u.Action, u.At.UTC().Format(time.RFC3339))
+		case reasonComplete:
+			w.Answer += fmt.Sprintf(" Its completion (%s) is to %s it at %s; lull agent complete --undo takes it back.", s.Completion, u.Action, u.At.UTC().Format(time.RFC3339))
+		}
+	}
+	w.Answer += fmt.Sprintf(" The next check is at %s.", d.Verdict.NextIdleCheckAt.Format(time.RFC3339))
 	if l := s.Last; l != nil {
 		w.Answer += fmt.Sprintf(" The last action was a %s because of %s at %s: %s %s.", l.Action, l.Reason, l.StartedAt.Format(time.RFC3339), l.Phase, l.Detail)
 	}
@@ -95,8 +113,19 @@ func (a *Agent) Why(ctx context.Context, at time.Time) (w agentctl.Why, err erro
 	return w, nil
 }
 
+// expiryOf returns the first TTL among what comes; nil without one.
+func expiryOf(s agentctl.Status) *evidence.Expiry {
+	for _, u := range s.Upcoming {
+		if u.Reason == reasonTTL && s.TTL != nil {
+			return &evidence.Expiry{At: u.At, Action: u.Action, Deadline: *s.TTL, WarnAt: u.WarnAt, Warned: !u.WarnAt.After(time.Now())}
+		}
+	}
+	return nil
+}
+
 func (a *Agent) about() evidence.Account {
-	return evidence.Account{Object: cmp.Or(a.o.InstanceID, evidence.KindAgent), Name: cmp.Or(a.o.InstanceID, "this machine"), Kind: evidence.KindAgent, State: "running"}
+	id := a.self.Load().instanceID
+	return evidence.Account{Object: cmp.Or(id, evidence.KindAgent), Name: cmp.Or(id, "this machine"), Kind: evidence.KindAgent, State: "running"}
 }
 
 func turnOf(t *time.Time) *evidence.Turn {
@@ -181,8 +210,8 @@ func (a *Agent) Snooze(ctx context.Context, r agentctl.SnoozeRequest) (agentctl.
 		case !r.Until.IsZero() && (!r.Until.After(now) || r.Until.After(now.Add(30*24*time.Hour))):
 			return bad("cannot snooze until %s: want a time in the next 30 days", r.Until.Format(time.RFC3339))
 		}
-		if at := a.acting; at != nil && !at.forced && at.sent {
-			return refused("cannot snooze: the %s is already on its way", at.out.Action)
+		if at := a.acting; at != nil && at.sent {
+			return refused("cannot snooze: the %s is already in progress", at.out.Action)
 		}
 		a.state.SnoozedUntil, a.state.SnoozedBy = until, by
 		sentence := "Snoozed until " + until.Format(time.RFC3339) + "."
@@ -204,6 +233,9 @@ func (a *Agent) Complete(ctx context.Context, r agentctl.CompleteRequest) (agent
 	by := agentctl.Caller(ctx)
 	if r.Status == "" {
 		r.Status = "success"
+	}
+	if r.Undo {
+		return a.undoCompletion(ctx, by)
 	}
 	if len(r.Status) > 64 || len(r.Message) > 1024 {
 		return agentctl.Status{}, bad("cannot complete: a status has at most 64 bytes and a message 1024")
@@ -246,7 +278,7 @@ func (a *Agent) HoldLease(ctx context.Context, r agentctl.LeaseRequest) (l idle.
 	by := agentctl.Caller(ctx)
 	err = a.durable(ctx, func() error {
 		if at := a.acting; at != nil && at.sent {
-			return refused("cannot hold a lease: the %s is already on its way", at.out.Action)
+			return refused("cannot hold a lease: the %s is already in progress", at.out.Action)
 		}
 		l = idle.Lease{Holder: r.Holder, Reason: r.Reason, ExpiresAt: a.now().Add(time.Duration(r.TTL))}
 		i := slices.IndexFunc(a.state.Leases, func(o idle.Lease) bool { return o.Holder == r.Holder })
@@ -259,6 +291,7 @@ func (a *Agent) HoldLease(ctx context.Context, r agentctl.LeaseRequest) (l idle.
 			a.state.Leases = append(a.state.Leases, l)
 		}
 		a.record(agentctl.Entry{Kind: "lease", By: by, Sentence: fmt.Sprintf("Lease of %s until %s. %s", l.Holder, l.ExpiresAt.Format(time.RFC3339), l.Reason)})
+		a.nextAt = a.now()
 		return nil
 	})
 	return l, err

@@ -120,7 +120,10 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 		add(idle.Cooldown, end, "The last attempt failed: %s.", a.state.Last.Detail)
 	}
 	if a.acting != nil && !fence {
-		add(codeActing, time.Time{}, "A %s is under way.", a.acting.out.Action)
+		add(codeActing, time.Time{}, "A %s is in progress.", a.acting.out.Action)
+	}
+	if a.busy[jobPostCancel] {
+		add(codeActing, time.Time{}, "The post-cancel hook is running.")
 	}
 	return out
 }
@@ -149,7 +152,10 @@ func (a *Agent) conclude(ctx context.Context) {
 	a.recordVerdict()
 	a.tellTags(now)
 	a.collect(now)
-	if a.acting != nil {
+	a.identify()
+	a.review(now)
+	a.undoPrepared(now)
+	if a.acting != nil || a.busy[jobPostCancel] {
 		return
 	}
 	if a.overdue(ctx, now) {
@@ -164,9 +170,8 @@ func (a *Agent) conclude(ctx context.Context) {
 		a.attempt(ctx, action, reasonIdle, nil)
 	case m.verdict.WarnDue:
 		a.state.WarnedAt = now
-		a.save(nil)
 		at := *m.verdict.TargetPauseAt // a warning that is due has an end
-		a.warn(ctx, Warning{Reason: reasonIdle, Action: m.policy.Action, At: at,
+		a.warn(ctx, reasonIdle, "", Warning{Reason: reasonIdle, Action: m.policy.Action, At: at,
 			Sentence: fmt.Sprintf("This machine has been idle for %s.", idle.HumanMinutes(m.verdict.IdleMinutes))})
 		a.soon(at)
 	}
@@ -177,42 +182,6 @@ func (a *Agent) soon(t time.Time) {
 	if t.Before(a.nextAt) {
 		a.nextAt = t
 	}
-}
-
-// overdue acts on what ends the machine whether it is in use or not: a TTL and
-// a completion. It reports whether it began something.
-func (a *Agent) overdue(ctx context.Context, now time.Time) bool {
-	if a.state.Halted != nil || a.state.Server != nil && a.state.Server.Halted || now.Before(a.retryAt()) || now.Before(a.server.until) {
-		return false
-	}
-	grace := a.graceEnd()
-	try := func(reason, action, sentence string, due time.Time) bool {
-		before := a.config.WarnBefore
-		key := reason + action + due.Format(time.RFC3339)
-		sent, ok := a.warned[key]
-		if !ok {
-			if warnAt := due.Add(-before); now.Before(warnAt) {
-				a.soon(warnAt)
-				return false
-			}
-			sent = now
-			a.warned[key] = sent
-			a.warn(ctx, Warning{Reason: reason, Action: action, At: later(due, sent.Add(before), grace), Sentence: sentence})
-		}
-		if at := later(due, sent.Add(before), grace); now.Before(at) {
-			a.soon(at)
-			return false
-		}
-		a.attempt(ctx, action, reason, a.inUse())
-		return true
-	}
-	if t := a.config.TTLDeadline; !t.IsZero() && try(reasonTTL, a.config.TTLAction, "This machine's time ends at "+t.Format(time.RFC3339)+".", t) {
-		return true
-	}
-	if done := a.state.Completed; done != nil && a.config.OnComplete != "none" {
-		return try(reasonComplete, a.config.OnComplete, fmt.Sprintf("The work on this machine was completed (%s).", done.Status), done.At)
-	}
-	return false
 }
 
 func later(times ...time.Time) time.Time {

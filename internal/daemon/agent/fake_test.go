@@ -62,10 +62,13 @@ type world struct {
 
 	warnings []Warning
 	warnHang bool
-	hook     func(HookSpec) agentctl.Hook
-	hooks    int
-	atFence  func() // called once, when the tags are written before the call
-	tune     func(*Options)
+
+	withdrawn []Withdrawal
+	hook      func(HookSpec) agentctl.Hook
+	hooks     int
+	ran       []HookSpec
+	atFence   func() // called once, when the tags are written before the call
+	tune      func(*Options)
 }
 
 func newWorld() *world {
@@ -276,9 +279,21 @@ func (w *world) Warn(ctx context.Context, x Warning) error {
 	return nil
 }
 
+func (w *world) Withdraw(_ context.Context, x Withdrawal) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.withdrawn = append(w.withdrawn, x)
+	if x.Warning.Action != "" {
+		w.own.Note(time.Now())
+		w.written = time.Now()
+	}
+	return nil
+}
+
 func (w *world) Run(_ context.Context, h HookSpec) agentctl.Hook {
 	w.mu.Lock()
 	w.hooks++
+	w.ran = append(w.ran, h)
 	f := w.hook
 	w.mu.Unlock()
 	if f == nil {

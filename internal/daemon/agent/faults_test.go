@@ -125,7 +125,7 @@ func faults() []trouble {
 				w.with(func() { w.busy["cpu"] = true })
 				return agentctl.Hook{}
 			}
-		}, check: cancelled("used the machine")},
+		}, check: cancelled("machine was used")},
 		{name: "hook vetoes", then: "not while the machine stays this idle, at most 4 h", set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: HookVeto}, 0) },
 			check: blocked(idle.HookVeto)},
 		{name: "hook vetoes for ever", then: "overruled after 4 h", sleep: 4*time.Hour + 36*time.Minute, set: func(w *world) { withHook(w); w.hook = hook(agentctl.Hook{ExitCode: HookVeto}, 0) },
@@ -232,9 +232,10 @@ func faults() []trouble {
 				}
 			})
 		}, check: func(t *testing.T, w *world, s agentctl.Status) {
-			if s.Halted == nil || s.Last.Phase != phaseCancelled || w.tags["lull:idle-action"] == "" {
+			if s.Halted == nil || s.Last.Phase != phaseCancelled || w.tags["lull:idle-action"] != "" {
 				t.Errorf("halted %v, last %+v, tags %v", s.Halted, s.Last, w.tags)
 			}
+			tagged("stopping")(t, w, s) // and taken back
 		}},
 		{name: "a key at the last second", then: "the action is cancelled", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { w.atFence = func() { w.with(func() { w.typed = time.Now() }) } })
@@ -303,8 +304,8 @@ func blocked(code idle.Code) func(*testing.T, *world, agentctl.Status) {
 func tagged(action string) func(*testing.T, *world, agentctl.Status) {
 	return func(t *testing.T, w *world, _ agentctl.Status) {
 		t.Helper()
-		if w.tags["lull:idle-action"] != action {
-			t.Errorf("tags %v, want action %s", w.tags, action)
+		if !slices.ContainsFunc(w.writes, func(x map[string]string) bool { return x["lull:idle-action"] == action }) {
+			t.Errorf("tags written %v, want action %s", w.writes, action)
 		}
 	}
 }

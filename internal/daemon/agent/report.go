@@ -40,6 +40,16 @@ type serverSaid struct {
 	Holder   string `json:"pause_holder"`
 	Halted   bool   `json:"halted"`
 	Halt     string `json:"halt,omitempty"` // its sentence; empty of an older server
+
+	TTLDeadline *time.Time `json:"ttl_deadline,omitempty"`
+	TTLAction   string     `json:"ttl_action,omitempty"`
+	TTLFromTag  bool       `json:"ttl_from_tag,omitempty"` // the server took it from the machine's tag
+}
+
+func (s serverSaid) same(t serverSaid) bool {
+	at := s.TTLDeadline == t.TTLDeadline || s.TTLDeadline != nil && t.TTLDeadline != nil && s.TTLDeadline.Equal(*t.TTLDeadline)
+	s.TTLDeadline, t.TTLDeadline = nil, nil
+	return at && s == t
 }
 
 // reporting is where the talk with the server stands. It belongs to the loop.
@@ -146,8 +156,8 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 	}
 	p.told(&r)
 	p.failures, p.sentAt, p.tryAt, p.said = 0, now, now.Add(reportSpace), keyOf(r)
-	said := serverSaid{ans.WorkerID, ans.Holder, ans.Halted, ans.Halt}
-	if a.state.Server == nil || *a.state.Server != said {
+	said := serverSaid{ans.WorkerID, ans.Holder, ans.Halted, ans.Halt, ans.TTLDeadline, ans.TTLAction, ans.TTLFromTag}
+	if a.state.Server == nil || !a.state.Server.same(said) {
 		a.state.Server = &said
 		a.record(agentctl.Entry{Kind: "server", Sentence: said.sentence()})
 		a.save(nil)
@@ -156,8 +166,11 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 	if w := ans.Warning; w != nil && w.ID != a.state.ServerWarned {
 		a.state.ServerWarned = w.ID
 		a.save(nil)
-		a.warn(a.ctx, Warning{Reason: reasonIdle, Action: w.Action, At: now.Add(time.Duration(w.Seconds * float64(time.Second))),
+		a.warn(a.ctx, serverWarning, w.ID, Warning{Reason: reasonIdle, Action: w.Action, At: now.Add(time.Duration(w.Seconds * float64(time.Second))),
 			Sentence: "The server found this machine idle."})
+	}
+	if ans.AllClear {
+		a.withdraw(serverWarning, "the server called it off")
 	}
 	a.obey(ans.Order)
 	if p.force {
@@ -188,7 +201,7 @@ func (s serverSaid) haltSentence() string {
 func (a *Agent) reportNow(now time.Time) control.AgentReport {
 	p, m := &a.server, &a.machine
 	p.sequence++
-	r := control.AgentReport{At: now, Sequence: p.sequence, StartedAt: a.started, BootID: a.o.BootID, InstanceID: a.o.InstanceID, Region: a.o.Region,
+	r := control.AgentReport{At: now, Sequence: p.sequence, StartedAt: a.started, BootID: a.o.BootID, InstanceID: a.self.Load().instanceID, Region: a.self.Load().region,
 		Version: a.o.Version, BuildDate: a.o.BuildDate, Interval: idle.Duration(a.reportInterval()), LastUse: m.activity,
 		Idle: now.Sub(m.activity).Minutes(), Holder: a.holder(), Readings: []idle.Reading{}, Holds: a.holds(now), Ordered: p.done, Judged: a.judged(now)}
 	for _, x := range m.readings[:min(len(m.readings), 64)] {
@@ -198,7 +211,7 @@ func (a *Agent) reportNow(now time.Time) control.AgentReport {
 	for _, code := range slices.Sorted(maps.Keys(a.alarms)) {
 		r.Alarms = append(r.Alarms, control.AgentAlarm{Code: code, Sentence: cut(a.alarms[code].Sentence)})
 	}
-	if a.config.PreStop != "" && a.hookAllowed() {
+	if a.config.PreStop != "" && a.hookAllowed("pre-stop") {
 		r.HookSeconds = a.config.PreStopTimeout.Seconds()
 	}
 	if l := a.state.Last; l != nil && l.Phase != phaseIntent {
@@ -354,8 +367,11 @@ func (a *Agent) obey(o *control.AgentOrder) {
 	case o == nil:
 		if p.order != nil && p.done != nil && p.done.Done {
 			a.unsay() // it was called off
+			a.soon(a.now())
 		}
 		p.order = nil
+	case o.Sent:
+		// The stop is on its way: nothing is left to do, and nothing was called off.
 	case p.order != nil && p.order.Generation == o.Generation:
 		if p.looking || p.done == nil || p.done.Generation != o.Generation || !p.done.Done {
 			return
@@ -396,6 +412,7 @@ func (a *Agent) makeReady(o control.AgentOrder) {
 		defer span.End()
 		err := a.runHook(ctx, at)
 		if err == nil {
+			a.preflight(ctx, at)
 			a.announce(ctx, at)
 			err = a.look1(ctx)
 		}

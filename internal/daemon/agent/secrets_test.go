@@ -23,12 +23,17 @@ type ear struct {
 	heard []any
 	order *control.AgentOrder
 	halts bool
+
+	answer control.AgentAnswer // instead of that of worker w-1
 }
 
 func (e *ear) Report(_ context.Context, r control.AgentReport) (control.AgentAnswer, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.heard = append(e.heard, r)
+	if e.answer.WorkerID != "" {
+		return e.answer, nil
+	}
 	return control.AgentAnswer{WorkerID: "w-1", Holder: holderAgent, Order: e.order, Halted: e.halts}, nil
 }
 

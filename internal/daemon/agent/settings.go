@@ -25,6 +25,7 @@ type Config struct {
 	TTLAction      string
 
 	PreStop        string
+	PostCancel     string // runs when a stop is canceled after pre-stop ran
 	PreStopTimeout time.Duration
 	PreStopUser    string
 
@@ -73,7 +74,7 @@ func Resolve(said tags.Settings) Config {
 		Limits:   proc.Limits{CPU: *s.IdleCPU, Cores: *s.IdleCPUCores, Network: *s.IdleNetwork, Disk: *s.IdleDisk},
 		Sessions: *s.Sessions, Inhibitors: *s.Inhibitors, PauseHolder: *s.PauseHolder,
 		IdleTimeout: deref(s.IdleTimeout), TTLDeadline: deref(s.TTLDeadline),
-		PreStop: deref(s.PreStop), PreStopUser: deref(s.PreStopUser), NotifyURL: deref(s.NotifyURL),
+		PreStop: deref(s.PreStop), PostCancel: deref(s.PostCancel), PreStopUser: deref(s.PreStopUser), NotifyURL: deref(s.NotifyURL),
 		Signals: deref(s.Signals), Presence: deref(s.Presence),
 		Processes: deref(s.ActiveProcesses), Profiles: deref(s.ProcessProfiles), Ports: deref(s.ActivePorts),
 	}

@@ -31,6 +31,10 @@ type state struct {
 	ResumedAt    time.Time         `json:"resumed_at,omitzero"`
 	Server       *serverSaid       `json:"server,omitempty"`
 	ServerWarned string            `json:"server_warned,omitempty"` // id of its last warning
+
+	Warned   map[string]*announced `json:"warned,omitempty"`   // warnings that hold, by reason; serverWarning is the server's
+	Extended *extension            `json:"extended,omitempty"` // of the TTL, by a user
+	Prepared *prepared             `json:"prepared,omitempty"` // set from the start of pre-stop until the stop or post-cancel
 }
 
 // veto is what pre-stop hooks have held up since the machine became idle.
@@ -84,8 +88,10 @@ func (a *Agent) settle(now time.Time) {
 	if a.o.Reporter == nil {
 		a.state.Server = nil // what a server said that it no longer has
 	}
+	unsure := false
 	if last := a.state.Last; last != nil && last.EndedAt == nil {
 		ended := now
+		unsure = last.Phase == phaseCalling || last.Phase == phaseAccepted
 		last.EndedAt = &ended
 		switch {
 		case fresh && (last.Phase == phaseCalling || last.Phase == phaseAccepted):
@@ -103,7 +109,11 @@ func (a *Agent) settle(now time.Time) {
 	}
 	if fresh {
 		a.state.Completed, a.state.WarnedAt, a.state.Vetoes = nil, time.Time{}, veto{}
+		a.state.Warned, a.state.Prepared = nil, nil
+	} else if p := a.state.Prepared; p != nil && unsure {
+		p.NotBefore = now.Add(acceptedWait) // the machine may still go down
 	}
+	a.clearWarnings()
 	a.state.BootID = a.o.BootID
 	kind := "The agent was restarted; the idle clock starts again."
 	if fresh {

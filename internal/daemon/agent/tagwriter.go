@@ -63,7 +63,9 @@ func (a *Agent) writeTags(want tags.State) {
 			}
 			if ended {
 				w.ended = ""
-				w.have.Action = want.Action
+				if w.have.Action = want.Action; want.Action == tags.ActionNone {
+					w.have.Action = ""
+				}
 				return
 			}
 			a.merged(want)

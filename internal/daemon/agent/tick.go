@@ -81,6 +81,10 @@ func (a *Agent) watchClocks() {
 	_, s := a.span(ctx, "agent.resume")
 	s.SetAttributes(attribute.Float64("lull.slept_seconds", slept.Seconds()))
 	a.state.Vetoes = veto{}
+	if p := &a.server; p.order != nil && p.done != nil && p.done.Done {
+		a.state.Prepared = nil // the server's stop happened
+	}
+	a.clearWarnings()
 	a.record(agentctl.Entry{Kind: "resume", Sentence: sentence, Outcome: copyOf(a.state.Last), Slept: idle.Duration(max(slept, 0))})
 	a.log.Info("resumed", "slept", slept.Round(time.Second).String(), "jump", jump.Round(time.Second).String())
 	a.save(nil)
@@ -97,6 +101,7 @@ func (a *Agent) concludeDown(slept time.Duration) context.Context {
 		return a.ctx
 	}
 	a.finish(phaseDone, "the machine was down and kept its memory (same boot id)")
+	a.state.Prepared, a.state.Warned = nil, nil // the stop happened
 	a.tagged.final(last.Action)
 	if done := a.state.Completed; done != nil && last.Reason == reasonComplete {
 		// It has been acted on: the machine was not resumed to go down again.
@@ -132,10 +137,20 @@ func (a *Agent) shift(d time.Duration) {
 	for name, x := range a.server.peaks {
 		a.server.peaks[name] = peak{x.value, x.at.Add(d)}
 	}
-	for _, m := range []map[string]time.Time{a.warned, a.unknown} {
-		for k, t := range m {
-			m[k] = t.Add(d)
+	for k, t := range a.unknown {
+		a.unknown[k] = t.Add(d)
+	}
+	for reason, x := range a.state.Warned {
+		x.Sent = x.Sent.Add(d)
+		if reason != reasonTTL { // a deadline is a time of the wall clock
+			x.At = x.At.Add(d)
 		}
+	}
+	if c := a.state.Completed; c != nil {
+		c.At = c.At.Add(d)
+	}
+	if p := a.state.Prepared; p != nil {
+		p.At, p.NotBefore = p.At.Add(d), p.NotBefore.Add(d)
 	}
 }
 

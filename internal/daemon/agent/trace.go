@@ -18,8 +18,8 @@ func (a *Agent) span(ctx context.Context, name string, o ...trace.SpanStartOptio
 		return ctx, noop.Span{}
 	}
 	ctx, s := a.o.Tracer.Start(ctx, name, o...)
-	if a.o.InstanceID != "" {
-		s.SetAttributes(attribute.String("host.id", a.o.InstanceID), attribute.String("cloud.region", a.o.Region))
+	if self := a.self.Load(); self.instanceID != "" {
+		s.SetAttributes(attribute.String("host.id", self.instanceID), attribute.String("cloud.region", self.region))
 	}
 	return ctx, s
 }

@@ -57,7 +57,37 @@ func (p People) Warn(ctx context.Context, w Warning) error {
 		_, err := desktop.Notify(ctx, p.Desktops, desktop.Message{Summary: "lull on " + p.Host, Body: w.Text()})
 		errs = append(errs, err)
 	}
-	errs = append(errs, p.webhook(ctx, w))
+	errs = append(errs, p.webhook(ctx, "idle_warning", "", w))
+	return errors.Join(errs...)
+}
+
+// Withdraw implements Warner: a line on every terminal, the file without the
+// warning, and the webhook.
+func (p People) Withdraw(ctx context.Context, w Withdrawal) error {
+	var errs []error
+	switch {
+	case p.File == "":
+	case len(w.Left) > 0:
+		b, _ := json.Marshal(w.Left[0]) // plain data
+		errs = append(errs, segment.WriteFile(p.File, append(b, '\n'), 0o644))
+	default:
+		if err := os.Remove(p.File); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("cannot remove the warning: %w", err))
+		}
+	}
+	if w.Warning.Action == "" {
+		return errors.Join(errs...)
+	}
+	reached, err := p.terminals(fmt.Sprintf("\r\n*** lull on %s: %s ***\r\n", p.Host, w.Text()))
+	errs = append(errs, err)
+	if err != nil && reached == 0 {
+		errs = append(errs, p.wall(ctx, w.Text()))
+	}
+	if p.Desktops != "" {
+		_, err := desktop.Notify(ctx, p.Desktops, desktop.Message{Summary: "lull on " + p.Host, Body: w.Text()})
+		errs = append(errs, err)
+	}
+	errs = append(errs, p.webhook(ctx, "idle_warning_withdrawn", w.Why, w.Warning))
 	return errors.Join(errs...)
 }
 
@@ -113,15 +143,16 @@ func (p People) wall(ctx context.Context, text string) error {
 	return nil
 }
 
-func (p People) webhook(ctx context.Context, w Warning) error {
+func (p People) webhook(ctx context.Context, event, why string, w Warning) error {
 	if p.HTTP == nil || w.URL == "" {
 		return nil
 	}
 	b, err := json.Marshal(struct {
-		Event string `json:"event"`
+		Event string `json:"event"` // idle_warning, idle_warning_withdrawn
 		Host  string `json:"host"`
+		Why   string `json:"why,omitempty"` // of a withdrawal
 		Warning
-	}{"idle_warning", p.Host, w})
+	}{event, p.Host, why, w})
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"lull/internal/fleet"
 	"lull/internal/idle"
 	"lull/internal/link/control"
+	"lull/internal/link/tags"
 )
 
 // agentSeen is the last report of a worker's agent. The agent's clock may be
@@ -160,13 +161,13 @@ func (j *job) consult(ctx context.Context) (outcome, bool) {
 }
 
 // concludeTag gives the state tag that the agent wrote before it went down its
-// final form. It tells people, and nothing follows from it.
+// final form. It is for users to read, and nothing follows from it.
 func (j *job) concludeTag(ctx context.Context) {
 	if j.inst == nil {
 		return
 	}
-	key := j.s.TagPrefix + "idle-action"
-	final := map[string]string{"stopping": "stopped", "hibernating": "hibernated"}[j.inst.Tags[key]]
+	_, _, key := tags.StateKeys(j.s.TagPrefix)
+	final := map[string]string{tags.ActionStopping: tags.ActionStopped, tags.ActionHibernating: tags.ActionHibernated}[j.inst.Tags[key]]
 	cloud, err := j.cloud()
 	if final == "" || err != nil || cloud.Tag == nil {
 		return

@@ -48,7 +48,7 @@ func policyTags(prefix string, w *fleet.Worker, r *policy.Resolved) map[string]s
 		day := 24 * time.Hour
 		s.Enabled = new(r.Enabled && w.IsIdleDetectionEnabled)
 		s.IdleTimeout = new(min(max(time.Duration(r.Timeout), time.Minute), 30*day))
-		s.WarnBefore = new(min(time.Duration(r.WarnBefore), day))
+		s.WarnBefore = new(min(time.Duration(r.WarnBefore), day, *s.IdleTimeout)) // an agent refuses one longer than its timeout
 		s.Snooze = new(min(time.Duration(r.Snooze), 30*day))
 		s.HibernateOnIdle = new(r.PauseAction != fleet.ActionStop)
 		s.PauseHolder = new("server")
@@ -221,6 +221,33 @@ func (c *Controller) tagWritten(ctx context.Context, t *tagging) {
 	if err != nil && ctx.Err() == nil {
 		c.log.Warn("cannot record the tags of a policy", "worker", t.w.ID, "err", err)
 	}
+}
+
+// rereadDeadline describes the instance again before the record's deadline is
+// acted on, if it came from a tag: a user on the machine may have extended it
+// since the instance was last described. done says that the turn ends here.
+func (j *job) rereadDeadline(ctx context.Context) (out outcome, done bool) {
+	if !j.w.TTLFromTag {
+		return outcome{}, false
+	}
+	cloud, err := j.cloud()
+	if err != nil {
+		return outcome{Result: Retry}, true
+	}
+	call, cancel, err := j.sh.call(ctx)
+	if err != nil {
+		return outcome{Result: Retry}, true
+	}
+	defer cancel()
+	j.c.count.calls.add("instances")
+	found, _, err := cloud.Look.Instances(call, []string{j.w.EC2InstanceID})
+	in, known := found[j.w.EC2InstanceID]
+	if err != nil || !known {
+		j.c.log.Warn("cannot read the ttl-deadline again before acting on it", "worker", j.w.ID, "err", err)
+		return outcome{Result: Retry}, true
+	}
+	j.inst = &in
+	return j.adoptDeadline(ctx)
 }
 
 // adoptDeadline takes the end of its life from the instance's own tag where

@@ -183,6 +183,12 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	if j.now.Before(x.At) {
 		return outcome{}, false
 	}
+	if out, moved := j.rereadDeadline(ctx); moved {
+		return out, true
+	}
+	if x = j.expiry(); x == nil || j.now.Before(x.At) {
+		return outcome{}, false
+	}
 	defer j.writes()()
 	w, err := j.f.ExpireTTL(ctx, j.w.ID, j.w.Revision(), use)
 	if err != nil {

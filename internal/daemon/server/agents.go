@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -124,7 +125,14 @@ func (s *Server) agentOrders(ctx context.Context, w *fleet.Worker, a *control.Ag
 		in := w.Intent
 		a.Order = &control.AgentOrder{Generation: in.Generation, Action: p.PauseAction, Reason: string(in.Reason), Forced: !in.ByReadings()}
 	}
+	if in := w.Intent; in != nil && in.SentAt != nil && in.By != fleet.ByAgent.Name && w.DesiredStatus == power.WorkerStopped {
+		a.Order = &control.AgentOrder{Generation: in.Generation, Action: p.PauseAction, Reason: string(in.Reason), Forced: !in.ByReadings(), Sent: true}
+	}
+	if w.TTLDeadline != nil {
+		a.TTLDeadline, a.TTLAction, a.TTLFromTag = w.TTLDeadline, cmp.Or(w.TTLAction, fleet.ActionStop), w.TTLFromTag
+	}
 	sent := w.WarningSentAt
+	a.AllClear = sent == nil && w.Status == power.WorkerRunning && w.DesiredStatus == power.WorkerRunning
 	if sent == nil || w.Status != power.WorkerRunning || w.DesiredStatus != power.WorkerRunning || w.PauseHolder == fleet.HolderAgent {
 		return nil
 	}

@@ -15,6 +15,8 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"lull/internal/base/httpx"
@@ -31,6 +33,7 @@ type Agent interface {
 	Reload(ctx context.Context) (Reload, error)
 	Snooze(ctx context.Context, r SnoozeRequest) (Status, error)
 	Complete(ctx context.Context, r CompleteRequest) (Status, error)
+	ExtendTTL(ctx context.Context, r ExtendRequest) (Status, error)
 	HoldLease(ctx context.Context, r LeaseRequest) (idle.Lease, error)
 	ReleaseLease(ctx context.Context, holder string) error
 	Leases(ctx context.Context) ([]idle.Lease, error)
@@ -61,7 +64,7 @@ type Config struct {
 type Setting struct {
 	Name   string `json:"name"`
 	Value  string `json:"value"`  // of a command its program, of an address its host
-	Source string `json:"source"` // default, tags, cache, file
+	Source string `json:"source"` // default, tags, cache, file, extended
 }
 
 // Outcome is an action and how it went.
@@ -74,10 +77,11 @@ type Outcome struct {
 	InUse      []string   `json:"in_use"` // what was active when a TTL or completion acted
 	StartedAt  time.Time  `json:"started_at"`
 	EndedAt    *time.Time `json:"ended_at"`
-	Hook       *Hook      `json:"hook"`
+	Hook       *Hook      `json:"hook"`                  // pre-stop; nil if it did not run
+	PostCancel *Hook      `json:"post_cancel,omitempty"` // ran because the action was canceled after pre-stop
 }
 
-// Hook is a run of the pre-stop hook.
+// Hook is a run of the pre-stop or the post-cancel hook.
 type Hook struct {
 	Command  string        `json:"command"` // its program; what it is given is not told
 	User     string        `json:"user"`
@@ -87,6 +91,29 @@ type Hook struct {
 	Output   string        `json:"output"` // the last 4 KiB
 	Answer   string        `json:"answer"` // proceed, veto, defer
 	Error    string        `json:"error"`
+}
+
+// Outcome says how the hook ended: "ended with code 3 after 2s".
+func (h *Hook) Outcome() string {
+	took := idle.Human(time.Duration(h.Took))
+	switch {
+	case h.TimedOut:
+		return "was killed at its timeout, after " + took
+	case h.Error != "":
+		return "failed: " + h.Error
+	}
+	return fmt.Sprintf("ended with code %d after %s", h.ExitCode, took)
+}
+
+// LastLine returns the last line that the hook printed, at most 200 bytes of it.
+func (h *Hook) LastLine() string {
+	lines := strings.FieldsFunc(h.Output, func(r rune) bool { return r == '\n' || r == '\r' })
+	for _, l := range slices.Backward(lines) {
+		if l = strings.TrimSpace(l); l != "" {
+			return strings.ToValidUTF8(l[:min(len(l), 200)], "")
+		}
+	}
+	return ""
 }
 
 // Alarm is something that keeps the agent from doing its work and that a
@@ -101,7 +128,9 @@ type Alarm struct {
 type Status struct {
 	Version    string         `json:"version"`
 	BuildDate  string         `json:"build_date"`
-	InstanceID string         `json:"instance_id"`
+	InstanceID string         `json:"instance_id"`           // empty without a cloud, or while it is not known
+	Cloud      string         `json:"cloud"`                 // ec2, none
+	CloudError string         `json:"cloud_error,omitempty"` // why instance_id is not known
 	Region     string         `json:"region"`
 	BootID     string         `json:"boot_id"`
 	StartedAt  time.Time      `json:"started_at"` // of the agent
@@ -123,9 +152,18 @@ type Status struct {
 	WarnedAt   *time.Time     `json:"warned_at"`
 	TTL        *time.Time     `json:"ttl_deadline"`
 	Completion string         `json:"completion"` // status of a completion signal; empty for none
+	Upcoming   []Upcoming     `json:"upcoming"`   // what happens to the machine by itself, soonest first, if nothing changes
 	Last       *Outcome       `json:"last_action"`
 	Counters   Counters       `json:"counters"`
 	Server     *ServerLink    `json:"server,omitempty"` // nil without one
+}
+
+// Upcoming is an action that the machine is heading for.
+type Upcoming struct {
+	Reason string    `json:"reason"`           // idle_timeout, ttl, completion
+	Action string    `json:"action"`           // stop, hibernate, terminate
+	At     time.Time `json:"at"`               // the earliest moment
+	WarnAt time.Time `json:"warn_at,omitzero"` // when its warning goes out, or went
 }
 
 // ServerLink is what the agent and its server know of each other.
@@ -166,7 +204,8 @@ type Why struct {
 	evidence.Account
 	Sentence string         `json:"sentence"` // the answer
 	Readings []idle.Reading `json:"readings"`
-	Last     *Outcome       `json:"last_action"` // until then
+	Last     *Outcome       `json:"last_action"`        // until then
+	Upcoming []Upcoming     `json:"upcoming,omitempty"` // as in Status; absent at a past time
 }
 
 // Reload says what reading the configuration again changed.
@@ -187,6 +226,13 @@ type SnoozeRequest struct {
 type CompleteRequest struct {
 	Status  string `json:"status"` // success, failed, or any word; default success
 	Message string `json:"message"`
+	Undo    bool   `json:"undo,omitempty"` // take a completion back; the other fields are then ignored
+}
+
+// ExtendRequest moves the TTL For later: from its deadline, or from now if the
+// deadline has passed. For must be above 0 and at most 30 days.
+type ExtendRequest struct {
+	For idle.Duration `json:"for_seconds"`
 }
 
 // LeaseRequest keeps the machine for TTL, at most 24 h, on behalf of Holder.
@@ -206,7 +252,7 @@ type HistoryQuery struct {
 // Entry is one line of the agent's history.
 type Entry struct {
 	At       time.Time      `json:"at"`
-	Kind     string         `json:"kind"` // verdict, warning, action, resume, config, snooze, lease, halt, completion, alarm, server, start, end
+	Kind     string         `json:"kind"` // verdict, warning, withdrawal, action, hook, resume, config, snooze, lease, halt, completion, alarm, server, start, end
 	Sentence string         `json:"sentence"`
 	By       string         `json:"by,omitempty"`
 	Verdict  *idle.Verdict  `json:"verdict,omitempty"`

@@ -55,6 +55,11 @@ func (c *Client) Complete(ctx context.Context, r CompleteRequest) (v Status, err
 	return v, c.do(ctx, "POST", "/v1/complete", r, &v)
 }
 
+// ExtendTTL implements Agent.
+func (c *Client) ExtendTTL(ctx context.Context, r ExtendRequest) (v Status, err error) {
+	return v, c.do(ctx, "POST", "/v1/ttl/extend", r, &v)
+}
+
 // HoldLease implements Agent.
 func (c *Client) HoldLease(ctx context.Context, r LeaseRequest) (v idle.Lease, err error) {
 	return v, c.do(ctx, "POST", "/v1/leases", r, &v)

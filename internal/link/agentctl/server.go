@@ -51,6 +51,13 @@ func Handler(a Agent) http.Handler {
 		}
 		return a.Complete(r.Context(), q)
 	})
+	route("POST /v1/ttl/extend", func(r *http.Request) (any, error) {
+		q, err := body[ExtendRequest](r)
+		if err != nil {
+			return nil, err
+		}
+		return a.ExtendTTL(r.Context(), q)
+	})
 	route("GET /v1/leases", func(r *http.Request) (any, error) { return a.Leases(r.Context()) })
 	route("POST /v1/leases", func(r *http.Request) (any, error) {
 		q, err := body[LeaseRequest](r)

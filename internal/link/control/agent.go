@@ -96,6 +96,7 @@ type AgentOrder struct {
 	Action     string `json:"action"`
 	Reason     string `json:"reason"`
 	Forced     bool   `json:"forced,omitempty"` // the hook is not asked for leave
+	Sent       bool   `json:"sent,omitempty"`   // the stop has been sent: nothing is left to make ready
 }
 
 // AgentWarning asks an agent to warn people, once for each ID.
@@ -114,6 +115,14 @@ type AgentAnswer struct {
 	Refused  string        `json:"refused,omitempty"`      // why the intent must not be acted on
 	Order    *AgentOrder   `json:"order,omitempty"`
 	Warning  *AgentWarning `json:"warning,omitempty"`
+	// AllClear says that no stop of the worker is announced or intended: a
+	// warning that the server asked for earlier no longer holds.
+	AllClear bool `json:"all_clear,omitempty"`
+	// TTLDeadline is the end of the worker's life by its record; TTLFromTag says
+	// that the record took it from the machine's tag, and follows the tag.
+	TTLDeadline *time.Time `json:"ttl_deadline,omitempty"`
+	TTLAction   string     `json:"ttl_action,omitempty"`
+	TTLFromTag  bool       `json:"ttl_from_tag,omitempty"`
 }
 
 // AgentView is an agent as a server sees it.

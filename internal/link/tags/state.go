@@ -11,6 +11,9 @@ const (
 	ActionHibernated  = "hibernated"
 	ActionStopping    = "stopping"
 	ActionStopped     = "stopped"
+
+	// ActionNone takes an -ing form back: it is written as an empty value.
+	ActionNone = "none"
 )
 
 // State is what the agent says about its machine. The agent writes the -ing
@@ -41,7 +44,11 @@ func (s State) Encode(prefix string) map[string]string {
 	if !s.Since.IsZero() {
 		out[since] = s.Since.UTC().Format(time.RFC3339)
 	}
-	if s.Action != "" {
+	switch s.Action {
+	case "":
+	case ActionNone:
+		out[action] = ""
+	default:
 		out[action] = s.Action
 	}
 	return out

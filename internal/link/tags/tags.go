@@ -48,6 +48,7 @@ type Settings struct {
 	TTLAction       *string // stop, terminate
 
 	PreStop        *string
+	PostCancel     *string
 	PreStopTimeout *time.Duration
 	PreStopUser    *string
 

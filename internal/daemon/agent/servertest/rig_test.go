@@ -113,6 +113,8 @@ func (r *rig) Config() ([]byte, error) {
 
 func (r *rig) Completed(string) (time.Time, error) { return time.Time{}, nil }
 
+func (r *rig) Withdraw(context.Context, agent.Withdrawal) error { return nil }
+
 func (r *rig) Warn(_ context.Context, w agent.Warning) error {
 	r.with(func() { r.warned = append(r.warned, w) })
 	return nil

@@ -1,0 +1,106 @@
+package agent
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+	"lull/internal/link/tags"
+)
+
+// prepared is a stop for which the pre-stop hook has begun to run. It lasts
+// until the machine went down or what the hook did was undone, across restarts
+// of the agent.
+type prepared struct {
+	Generation uint64    `json:"generation"`
+	Action     string    `json:"action"`
+	Reason     string    `json:"reason"`
+	At         time.Time `json:"at"`
+	NotBefore  time.Time `json:"not_before,omitzero"` // the stop may still happen until then
+}
+
+const jobPostCancel = "job post-cancel"
+
+// hookEnded raises the alarm of a failed hook, or takes it back.
+func (a *Agent) hookEnded(name string, h *agentctl.Hook) {
+	code := strings.ReplaceAll(name, "-", "_") + "_failed"
+	if name == "pre-stop" {
+		code = "hook_failed"
+	}
+	sentence := fmt.Sprintf("The %s hook %s.", name, h.Outcome())
+	if last := h.LastLine(); last != "" {
+		sentence += " Its output ended with: " + last
+	}
+	asked := name == "pre-stop" && (h.ExitCode == HookVeto || h.ExitCode == HookDefer) // which is an answer
+	a.alarmIf(h.Error != "" || h.TimedOut || h.ExitCode != 0 && !asked, code, sentence)
+}
+
+// undoPrepared runs the post-cancel hook when a stop that pre-stop prepared
+// does not happen. A stop that failed and is tried again is not canceled.
+func (a *Agent) undoPrepared(now time.Time) {
+	p := a.state.Prepared
+	if p == nil || a.acting != nil || a.busy[jobPostCancel] || now.Before(p.NotBefore) || !a.config.settled || a.stillMeant(p) {
+		return
+	}
+	c := a.config.Config
+	if c.PostCancel == "" || !a.hookAllowed("post-cancel") || a.o.Hooks == nil {
+		// Within that time the same stop, tried again, does not run pre-stop anew.
+		if now.Sub(p.At) > hookHolds {
+			a.state.Prepared = nil
+		}
+		return
+	}
+	why := ""
+	if last := a.state.Last; last != nil && last.Generation == p.Generation {
+		why = last.Detail
+	}
+	spec := HookSpec{Command: c.PostCancel, User: c.PreStopUser, Timeout: c.PreStopTimeout,
+		Env: []string{"LULL_ACTION=" + p.Action, "LULL_REASON=" + p.Reason, "LULL_CANCELED=" + why}}
+	a.busy[jobPostCancel] = true
+	a.tasks.Go(func() {
+		h := a.o.Hooks.Run(a.ctx, spec) // it holds its own deadline
+		h.Command = tags.Program(h.Command)
+		if a.ctx.Err() != nil {
+			return // the next agent runs it
+		}
+		a.post(func() {
+			delete(a.busy, jobPostCancel)
+			a.state.Prepared = nil
+			if last := a.state.Last; last != nil && last.Generation == p.Generation {
+				last.PostCancel = &h
+			}
+			a.hookEnded("post-cancel", &h)
+			a.record(agentctl.Entry{Kind: "hook", Sentence: "The post-cancel hook " + h.Outcome() + ".", Outcome: copyOf(a.state.Last)})
+			a.save(nil)
+			a.soon(a.now())
+		})
+	})
+}
+
+// stillMeant reports whether the stop that p prepared is still to come: its
+// call failed and is tried again, or the server has not sent it yet.
+func (a *Agent) stillMeant(p *prepared) bool {
+	if a.server.order != nil {
+		return true
+	}
+	last := a.state.Last
+	if last == nil || last.Generation != p.Generation || last.Phase != phaseFailed || a.halted() {
+		return false
+	}
+	if p.Reason != reasonIdle {
+		for _, d := range a.dues() {
+			if d.reason == p.Reason {
+				return !d.at.After(a.now())
+			}
+		}
+		return false
+	}
+	for _, b := range a.machine.verdict.Blocks {
+		if b.Code != idle.Cooldown && b.Code != idle.WarningPending {
+			return false
+		}
+	}
+	return true
+}
