@@ -17,8 +17,8 @@ import (
 )
 
 func main() {
-	if len(os.Args) == 2 && os.Args[1] == shim.StageVerb {
-		os.Exit(shim.ExecStage())
+	if code, ok := shim.Stage(os.Args); ok {
+		os.Exit(code)
 	}
 	os.Exit(run())
 }

@@ -31,6 +31,7 @@ func (c *cli) instanceCommand() *cobra.Command {
 		name, short, long, flag, doc string
 	}{
 		{"start", "Start it, or resume it when paused", "", "", ""},
+		{"restart", "Stop it and start it again", restartHelp, "", ""},
 		{"stop", "Stop it; always works", "It is thawed if it sleeps, asked to end, and killed after its --stop-grace.", "disable", "and do not wake it again until it is started"},
 		{"pause", "Freeze it now", "Refused, with the reason, while a connection or a lease holds it. With --force connections stay open: a byte on one wakes it, and --stop-after does not stop it while they are.", "force", "although connections or leases hold it"},
 		{"resume", "Thaw it", "", "", ""},
@@ -53,6 +54,15 @@ func (c *cli) instanceCommand() *cobra.Command {
 	}
 	cmd.AddCommand(c.cloneCommand(), c.rmCommand(), c.infoCommand(), c.setCommand(), c.logsCommand(), c.execCommand())
 	return cmd
+}
+
+const restartHelp = `Stop an instance and start it again. Connections to its exposed ports wait until it
+accepts them; none is refused. One that is stopped is started.`
+
+func (c *cli) restartCommand() *cobra.Command {
+	return &cobra.Command{Use: "restart NAME", Short: "Stop an instance and start it again", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Long: restartHelp, Example: "  lull restart web",
+		RunE: func(cmd *cobra.Command, a []string) error { return c.do(cmd, a[0], "restart", url.Values{}) }}
 }
 
 // do carries out a verb. Ctrl-C leaves the daemon at it.
@@ -201,7 +211,7 @@ is taken at once.`,
 	bindSpan(f, &quiet, "quiet-connection-after", 0, "a connection that moved no byte for this long stops holding while the program has no work in hand; 0 is off")
 	bindSpan(f, &grace, "stop-grace", 0, "time from asking it to end until it is killed; 0 is 10s")
 	f.StringVar(&policy, "idle-policy", "", "default, or leases_only to ignore its own activity")
-	f.BoolVar(&wake, "wake-from-stopped", false, "a connection starts it although it is stopped")
+	f.BoolVar(&wake, "wake-from-stopped", true, "a connection starts it after lull stopped it; given as true, also after it ended by itself")
 	f.StringVar(&restart, "restart", "", "no, on-failure or always")
 	completeWords(cmd, "idle-policy", instance.PolicyDefault, instance.PolicyLeasesOnly)
 	completeWords(cmd, "restart", string(instance.RestartNo), string(instance.RestartOnFailure), string(instance.RestartAlways))

@@ -124,7 +124,7 @@ Run instances on this machine with: lull host, then lull run.`,
 	f.StringVar(&c.host, "host", "", "the host daemon's socket, unix:///path (default $LULL_HOST, then the default socket)")
 	host := c.hostCommand()
 	host.AddCommand(c.hostLs(), c.hostGet(), c.hostWhy())
-	root.AddCommand(host, c.runCommand(), c.psCommand(), c.rmCommand(), c.instanceCommand(), c.imageCommand(), c.leaseCommand(), c.orServer(c.whyCommand(), c.workerWhy),
+	root.AddCommand(host, c.runCommand(), c.psCommand(), c.restartCommand(), c.rmCommand(), c.instanceCommand(), c.imageCommand(), c.leaseCommand(), c.orServer(c.whyCommand(), c.workerWhy),
 		c.orServer(c.eventsCommand(), c.fleetEvents), c.agentCommand(), c.snoozeCommand(), c.haltCommand(), c.configCommand(), c.doctorCommand(), c.guestKernelCommand(), c.versionCommand(), c.referenceCommand())
 	root.AddCommand(c.serverCommand(), c.simCommand(), c.workerCommand(), c.templateCommand(), c.settingsCommand(), c.auditCommand(), c.tokenCommand(), c.loginCommand(), c.logoutCommand())
 	root.AddCommand(c.policyCommand(), c.scheduleCommand(), c.overrideCommand(), c.budgetCommand())

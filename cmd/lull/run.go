@@ -25,7 +25,7 @@ func (c *cli) runCommand() *cobra.Command {
 	var path, logMax, memory string
 	var pause, stop, reclaim, hibernate, quiet, ready, grace, silent time.Duration
 	var noise instance.Noise
-	var detach, noStart bool
+	var detach, noStart, wake bool
 	cmd := &cobra.Command{
 		Use:   "run [flags] [-- COMMAND [ARG...]]",
 		Short: "Create an instance and start it",
@@ -66,7 +66,7 @@ error. --json implies -d: it prints the instance once it has started.`,
 	bindSpan(f, &quiet, "quiet-connection-after", 0, "a connection that moved no byte for this long stops holding while the program has no work in hand; 0 is off")
 	bindSpan(f, &ready, "ready-timeout", 0, "how long it may take until it listens (default 60s)")
 	bindSpan(f, &grace, "stop-grace", 0, "time from asking it to end until it is killed (default 10s)")
-	f.BoolVar(&s.WakeFromStopped, "wake-from-stopped", false, "a connection starts it although it is stopped")
+	f.BoolVar(&wake, "wake-from-stopped", true, "a connection starts it after lull stopped it; given as true, also before its first start and after it ended by itself")
 	f.BoolVar(&s.WakeOnOutbound, "wake-on-outbound", false, "bytes on connections that it opened itself wake it too")
 	f.BoolVar(&s.ListenFDs, "listen-fds", false, "hand the exposed sockets to the program (LISTEN_FDS); they stay open while it is stopped")
 	f.StringVar(&s.IdlePolicy, "idle-policy", "default", "default, or leases_only to ignore its own activity")
@@ -108,6 +108,9 @@ error. --json implies -d: it prints the instance once it has started.`,
 		if cmd.Flags().Changed("stop-after") {
 			d := idle.Duration(stop)
 			s.StopAfter = &d
+		}
+		if cmd.Flags().Changed("wake-from-stopped") {
+			s.WakeFromStopped = &wake
 		}
 		s.ReclaimAfter, s.HibernateAfter, s.QuietConnectionAfter = idle.Duration(reclaim), idle.Duration(hibernate), idle.Duration(quiet)
 		s.ReadyTimeout, s.StopGrace = idle.Duration(ready), idle.Duration(grace)
@@ -170,21 +173,61 @@ func (c *cli) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart b
 		return err
 	}
 	if detach || noStart || c.json {
-		return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
+		return c.print(o, func(w io.Writer) {
+			fmt.Fprintf(w, "%s %s%s\n%s\n", o.Name, o.State, endpointsText(o), ladderText(o))
+			c.caveats(o)
+		})
 	}
-	fmt.Fprintf(c.err, "lull: %s is running%s; Ctrl-C leaves it running, and lull instance rm %s ends it\n", o.Name, endpointsText(o), o.Name)
-	return c.watchOutput(ctx, cl, o, s.WakeFromStopped)
+	fmt.Fprintf(c.err, "lull: %s is running%s; Ctrl-C leaves it running, and lull instance rm %s ends it\nlull: %s\n", o.Name, endpointsText(o), o.Name, ladderText(o))
+	c.caveats(o)
+	return c.watchOutput(ctx, cl, o)
+}
+
+// ladderText is the effective ladder of an instance, in one line.
+func ladderText(o hostctl.Instance) string {
+	span := func(s float64) string { return idle.Human(time.Duration(s * float64(time.Second))) }
+	if o.PauseAfter == 0 {
+		return "never pauses by itself"
+	}
+	parts := []string{"pauses after " + span(o.PauseAfter) + " idle"}
+	for _, step := range []struct {
+		does  string
+		after float64
+	}{{"gives memory back", o.ReclaimAfter}, {"hibernates", o.HibernateAfter}, {"stops", o.StopAfter}} {
+		if step.after > 0 {
+			parts = append(parts, step.does+" "+span(step.after)+" later")
+		}
+	}
+	switch {
+	case len(o.Endpoints) == 0:
+		parts = append(parts, "wakes on lull start or resume only")
+	case o.StopAfter > 0 && (!o.Wakes || o.Deaf != ""):
+		parts = append(parts, "wakes on connect until it is stopped")
+	default:
+		parts = append(parts, "wakes on connect")
+	}
+	return strings.Join(parts, ", ")
+}
+
+// caveats prints what a user has to know about how an instance wakes.
+func (c *cli) caveats(o hostctl.Instance) {
+	if o.Deaf != "" && o.StopAfter > 0 {
+		fmt.Fprintf(c.err, "lull: a connection will not wake %s from stopped: %s\n", o.Name, o.Deaf)
+	}
+	if o.NoNewPrivs {
+		fmt.Fprintf(c.err, "lull: setuid programs have no effect inside %s (no_new_privs), because the host does not run as root; --wake-from-stopped=false avoids that\n", o.Name)
+	}
 }
 
 // watchOutput shows what an instance prints until whoever looks leaves, it was
 // removed, or it has ended for good: not while it is started again, or by a
 // connection.
-func (c *cli) watchOutput(ctx context.Context, cl *hostctl.Client, o hostctl.Instance, wakes bool) error {
+func (c *cli) watchOutput(ctx context.Context, cl *hostctl.Client, o hostctl.Instance) error {
 	reading, stop := context.WithCancel(ctx)
 	ended := make(chan *hostctl.Instance, 1)
 	go func() {
 		defer close(ended)
-		if last := c.awaitEnd(reading, cl, o, wakes); last != nil {
+		if last := c.awaitEnd(reading, cl, o); last != nil {
 			ended <- last
 			stop()
 		}
@@ -212,7 +255,7 @@ const endEvery = 500 * time.Millisecond
 // at two looks in a row: what it printed last has come by then. Meanwhile it says
 // when the instance goes to sleep, of which its output tells nothing, and when it
 // runs again. It gives nil when ctx ends before.
-func (c *cli) awaitEnd(ctx context.Context, cl *hostctl.Client, o hostctl.Instance, wakes bool) *hostctl.Instance {
+func (c *cli) awaitEnd(ctx context.Context, cl *hostctl.Client, o hostctl.Instance) *hostctl.Instance {
 	asleep := false
 	for seen := 0; seen < 2; {
 		select {
@@ -225,7 +268,7 @@ func (c *cli) awaitEnd(ctx context.Context, cl *hostctl.Client, o hostctl.Instan
 			seen = 0
 			continue
 		}
-		if o = now; !wakes && o.State == "stopped" && o.RestartAt == nil {
+		if o = now; o.State == "stopped" && o.RestartAt == nil && !o.StartsOnConnection {
 			seen++
 		} else {
 			seen = 0

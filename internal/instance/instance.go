@@ -52,6 +52,7 @@ type Launch struct {
 	Dir     string   // working directory, absolute; empty is the image's
 	User    string   // name or uid[:gid]; empty is the daemon's own user
 	Listen  []string // host:port of the sockets that the program inherits as LISTEN_FDS, in order
+	Handoff []string // host:port whose kept sockets take the place of the program's own at its bind
 	LogPath string   // file of standard output and error, rotated beside itself
 	LogMax  int64    // bytes per log file; the previous one is kept as LogPath.1
 

@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"syscall"
@@ -120,6 +121,16 @@ type Image struct {
 	UsedAt time.Time `json:"used_at" doc:"When a run was last made of it; when it was made, if none was"`
 	InUse  bool      `json:"in_use" doc:"A run lies upon it"`
 }
+
+// Errors of Runtime.Start with a Launch.Handoff.
+var (
+	// ErrNoHandoff says that sockets cannot be handed to this program. Nothing
+	// runs, and a start without Handoff may succeed.
+	ErrNoHandoff = errors.New("sockets cannot be handed over")
+	// ErrStartAgain says that the start was lost with the supervisor. Nothing
+	// runs, and the next start may succeed.
+	ErrStartAgain = errors.New("the supervisor was replaced while the program began")
+)
 
 // SnapshotError says that a hibernated workload cannot be restored: it was
 // saved with something else, or its files are damaged. Nothing was changed; the

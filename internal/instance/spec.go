@@ -68,7 +68,10 @@ type Spec struct {
 	ReadyTimeout         idle.Duration  `json:"ready_timeout,omitempty"` // default 60 s
 	StopGrace            idle.Duration  `json:"stop_grace,omitempty"`    // from SIGTERM to SIGKILL, default 10 s
 
-	WakeFromStopped bool    `json:"wake_from_stopped,omitempty"`
+	// WakeFromStopped is whether a connection starts it while it is stopped. By
+	// default, nil, one does after lull stopped it; with true also before its first
+	// start and after it ended by itself. What a user stopped stays stopped.
+	WakeFromStopped *bool   `json:"wake_from_stopped,omitempty"`
 	WakeOnOutbound  bool    `json:"wake_on_outbound,omitempty"`
 	IdlePolicy      string  `json:"idle_policy,omitempty"`
 	Restart         Restart `json:"restart,omitempty"`
@@ -76,6 +79,10 @@ type Spec struct {
 
 	Noise *Noise `json:"noise,omitempty"`
 }
+
+// Wakes reports whether a connection starts the instance after lull stopped it,
+// as far as the instance's own settings decide.
+func (s *Spec) Wakes() bool { return s.WakeFromStopped == nil || *s.WakeFromStopped }
 
 // Net says what an instance with a network of its own may reach. Clients reach
 // its exposed ports whatever it is.
@@ -411,6 +418,7 @@ type Record struct {
 	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"`
 	SnoozedUntil   time.Time `json:"snoozed_until,omitzero"`
 	PausedBy       string    `json:"last_paused_by,omitempty"`
+	StoppedBy      string    `json:"stopped_by,omitempty"` // who stopped the last run; empty while it runs and when it ended by itself
 	ResumedBy      string    `json:"last_resumed_by,omitempty"`
 	StatusReason   string    `json:"status_reason,omitempty"`
 	Unserved       string    `json:"unserved,omitempty"` // a start or wake that found no room since it is in this state, and why

@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,6 +25,9 @@ type forking struct {
 	cgroups  []string
 	listen   func() (fds []int, names string, err error) // with mu held
 	register func(pid int, start uint64) error           // with mu held; an error ends the stage
+	filtered func(stageWords) error                      // takes what reports the program's binds; nil asks for no filter
+
+	handoff [2]int // the ends of the socket for that, ours and the stage's
 }
 
 // fork starts the stage and waits until it has become the program.
@@ -40,9 +44,21 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 		return failed(err)
 	}
 	defer failR.Close()
+	if f.filtered != nil {
+		if f.handoff, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			specR.Close()
+			failW.Close()
+			return failed(err)
+		}
+		defer unix.Close(f.handoff[0])
+		f.spec.Handoff = true
+	}
 	pid, err := s.spawn(&f, specR, failW)
 	specR.Close()
 	failW.Close()
+	if f.filtered != nil {
+		unix.Close(f.handoff[1])
+	}
 	if err != nil {
 		if pid > 0 {
 			_ = unix.Kill(pid, unix.SIGKILL) // it waits for a spec that does not come, and ends either way
@@ -61,6 +77,16 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 		return failed(fmt.Errorf("cannot hand over what to run: %w", err))
 	}
 	specW.Close()
+	if f.filtered != nil {
+		if err := f.hear(); err != nil {
+			_ = unix.Kill(pid, unix.SIGKILL)
+			var said *shimctl.Error
+			if errors.As(err, &said) {
+				return said
+			}
+			return failed(err)
+		}
+	}
 	said, err := io.ReadAll(io.LimitReader(failR, 64<<10))
 	if err != nil {
 		_ = unix.Kill(pid, unix.SIGKILL)
@@ -75,6 +101,26 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 	}
 	return &shimctl.Error{Code: shimctl.CodeStage, Step: why.Step, Errno: why.Errno,
 		Message: fmt.Sprintf("step %s: %s", why.Step, why.What)}
+}
+
+// hear takes what reports the program's binds and lets the stage continue. A
+// stage that has ended says why on its own pipe.
+func (f *forking) hear() error {
+	words, err := hearStage(f.handoff[0])
+	if err == unix.EPIPE || err == unix.ECONNRESET {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("the program did not begin within %s: %w", stageLimit, err)
+	}
+	if err := f.filtered(words); err != nil {
+		return err
+	}
+	_, err = unix.Write(f.handoff[0], []byte{saysContinue})
+	if err == unix.EPIPE {
+		return nil
+	}
+	return err
 }
 
 // spawn forks the stage, straight into its v2 group where the kernel can, and
@@ -93,6 +139,9 @@ func (s *Shim) spawn(f *forking, spec, fail *os.File) (int, error) {
 			files = append(files, uintptr(fd))
 		}
 		f.spec.Listen, f.spec.Names = len(fds), names
+	}
+	if f.filtered != nil {
+		files = append(files, uintptr(f.handoff[1]))
 	}
 	attr := &syscall.ProcAttr{Dir: "/", Env: []string{"GOMAXPROCS=1", "GOGC=off"}, Files: files,
 		Sys: &syscall.SysProcAttr{Setsid: true}}

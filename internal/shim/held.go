@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,13 +17,60 @@ import (
 
 // held is one listening socket that outlives the program which accepts on it.
 type held struct {
-	addr string
+	addr string // as it was asked for
+	as   form   // as it is bound: a program may have bound more than is exposed
 	fd   int
 }
 
+// form is what a listening socket is bound to.
+type form struct {
+	ip   netip.Addr // IPv4, or IPv6 with IPv4 mapped into it
+	port uint16
+	dual bool // of [::], for IPv4 too
+}
+
+func (f form) v4() bool { return f.ip.Is4() }
+
+// String is what parseForm reads.
+func (f form) String() string {
+	if f.dual {
+		return fmt.Sprintf(":%d", f.port)
+	}
+	return netip.AddrPortFrom(f.ip, f.port).String()
+}
+
+func parseForm(addr string) (form, error) {
+	ip, port, any6, err := parseAddr(addr)
+	return form{ip.WithZone(""), uint16(port), any6}, err
+}
+
+// formOf reads the form of a socket.
+func formOf(fd int) (form, error) {
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return form{}, err
+	}
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return form{ip: netip.AddrFrom4(sa.Addr), port: uint16(sa.Port)}, nil
+	case *unix.SockaddrInet6:
+		f := form{ip: netip.AddrFrom16(sa.Addr), port: uint16(sa.Port)}
+		if f.ip.IsUnspecified() {
+			only, err := unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY)
+			if err != nil {
+				return form{}, err
+			}
+			f.dual = only == 0
+		}
+		return f, nil
+	}
+	return form{}, unix.EAFNOSUPPORT
+}
+
 // hold binds what addrs ask for beyond old, keeps what both have, and gives what
-// is to be closed. On an error nothing has changed.
-func hold(old []held, addrs []string) (now, drop []held, err error) {
+// is to be closed. as are other forms to bind, by address. On an error nothing
+// has changed.
+func hold(old []held, addrs []string, as map[string]string) (now, drop []held, err error) {
 	have := map[string]held{}
 	for _, h := range old {
 		have[h.addr] = h
@@ -37,12 +85,14 @@ func hold(old []held, addrs []string) (now, drop []held, err error) {
 		seen[a] = true
 		h, ok := have[a]
 		if !ok {
-			var fd int
-			if fd, err = listen(a); err != nil {
+			h = held{addr: a}
+			if h.fd, err = listen(cmp.Or(as[a], a)); err != nil {
 				break
 			}
-			h = held{a, fd}
-			fresh = append(fresh, fd)
+			fresh = append(fresh, h.fd)
+			if h.as, err = formOf(h.fd); err != nil {
+				break
+			}
 		}
 		now = append(now, h)
 	}
@@ -103,8 +153,8 @@ func listen(addr string) (int, error) {
 func bind(ip netip.Addr, port int, dual bool) (int, error) {
 	family := unix.AF_INET
 	var sa unix.Sockaddr = &unix.SockaddrInet4{Port: port, Addr: [4]byte{}}
-	if ip.Is4() || ip.Is4In6() {
-		sa = &unix.SockaddrInet4{Port: port, Addr: ip.Unmap().As4()}
+	if ip.Is4() {
+		sa = &unix.SockaddrInet4{Port: port, Addr: ip.As4()}
 	} else {
 		family = unix.AF_INET6
 		in6 := &unix.SockaddrInet6{Port: port, Addr: ip.As16()}
@@ -123,7 +173,7 @@ func bind(ip netip.Addr, port int, dual bool) (int, error) {
 	}
 	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil && family == unix.AF_INET6 {
 		only := 1
-		if dual {
+		if dual || ip.Is4In6() {
 			only = 0
 		}
 		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
@@ -155,8 +205,11 @@ func (s *Shim) hold(_ context.Context, r *shimctl.Request) (shimctl.Answer, erro
 	s.mu.Lock()
 	for i, fd := range r.FDs { // kept by the daemon while another shim came
 		has := slices.ContainsFunc(s.held[m.ID], func(h held) bool { return h.addr == m.Addrs[i] })
-		if !has && listening(fd) {
-			s.held[m.ID] = append(s.held[m.ID], held{m.Addrs[i], fd})
+		if has || !listening(fd) {
+			continue
+		}
+		if f, err := formOf(fd); err == nil {
+			s.held[m.ID] = append(s.held[m.ID], held{m.Addrs[i], f, fd})
 			r.FDs[i] = -1
 		}
 	}
@@ -177,7 +230,7 @@ func (s *Shim) setHeld(id string, addrs []string) error {
 }
 
 func (s *Shim) setHeldLocked(id string, addrs []string) error {
-	now, drop, err := hold(s.held[id], addrs)
+	now, drop, err := hold(s.held[id], addrs, nil)
 	if err != nil {
 		return err
 	}
@@ -187,7 +240,20 @@ func (s *Shim) setHeldLocked(id string, addrs []string) error {
 		return remove(s.dir.heldFile(id))
 	}
 	s.held[id] = now
-	return save(s.dir.heldFile(id), shimctl.Hold{ID: id, Addrs: addrs}, false)
+	return s.saveHeldLocked(id)
+}
+
+// saveHeldLocked writes what is held under id for a later shim.
+func (s *Shim) saveHeldLocked(id string) error {
+	return save(s.dir.heldFile(id), holdOf(id, s.held[id]), false)
+}
+
+func holdOf(id string, hs []held) shimctl.Hold {
+	m := shimctl.Hold{ID: id}
+	for _, h := range hs {
+		m.Addrs, m.As = append(m.Addrs, h.addr), append(m.As, h.as.String())
+	}
+	return m
 }
 
 // keepHeld adds what of addrs is not held under id yet.
@@ -210,10 +276,16 @@ func (s *Shim) loadHeld() error {
 	all, err := loadAll(s.dir.path+"/held", func(h shimctl.Hold) error { return validID(h.ID) })
 	errs := []error{err}
 	for _, h := range all {
-		if r := s.runs[h.ID]; r != nil && r.state == alive {
-			s.held[h.ID] = s.fromProgram(r.PID, h.Addrs)
+		as := map[string]string{}
+		if len(h.As) == len(h.Addrs) {
+			for n, a := range h.Addrs {
+				as[a] = h.As[n]
+			}
 		}
-		now, drop, err := hold(s.held[h.ID], h.Addrs)
+		if r := s.runs[h.ID]; r != nil && r.state == alive {
+			s.held[h.ID] = s.fromProgram(r.PID, h.Addrs, as)
+		}
+		now, drop, err := hold(s.held[h.ID], h.Addrs, as)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -225,8 +297,9 @@ func (s *Shim) loadHeld() error {
 }
 
 // fromProgram takes duplicates of the listening sockets that a program got from
-// an earlier shim. Which one is which is known by the address.
-func (s *Shim) fromProgram(pid int, addrs []string) (found []held) {
+// an earlier shim. Which one is which is known by the address, or by what as says
+// that it is bound to.
+func (s *Shim) fromProgram(pid int, addrs []string, as map[string]string) (found []held) {
 	fds, err := s.proc.Sockets(pid)
 	if err != nil {
 		return nil
@@ -244,35 +317,31 @@ func (s *Shim) fromProgram(pid int, addrs []string) (found []held) {
 		i := -1
 		if listening(fd) {
 			i = slices.IndexFunc(addrs, func(a string) bool {
-				return boundTo(fd, a) && !slices.ContainsFunc(found, func(h held) bool { return h.addr == a })
+				return boundTo(fd, cmp.Or(as[a], a)) && !slices.ContainsFunc(found, func(h held) bool { return h.addr == a })
 			})
 		}
 		if i < 0 {
 			unix.Close(fd)
 			continue
 		}
-		found = append(found, held{addrs[i], fd})
+		f, err := formOf(fd)
+		if err != nil {
+			unix.Close(fd)
+			continue
+		}
+		found = append(found, held{addrs[i], f, fd})
 	}
 	return found
 }
 
-// boundTo says whether a socket is bound to addr.
+// boundTo reports whether a socket is bound to addr.
 func boundTo(fd int, addr string) bool {
-	ip, port, _, err := parseAddr(addr)
+	want, err := parseForm(addr)
 	if err != nil {
 		return false
 	}
-	sa, err := unix.Getsockname(fd)
-	if err != nil {
-		return false
-	}
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return sa.Port == port && ip.Unmap() == netip.AddrFrom4(sa.Addr)
-	case *unix.SockaddrInet6:
-		return sa.Port == port && ip.WithZone("") == netip.AddrFrom16(sa.Addr)
-	}
-	return false
+	is, err := formOf(fd)
+	return err == nil && is == want
 }
 
 func closeHeld(hs []held) {
@@ -301,7 +370,6 @@ func (s *Shim) listeners(_ context.Context, r *shimctl.Request) (shimctl.Answer,
 		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeNotFound, "cannot give the sockets of %s: none is held", m.ID)
 	}
 	a := shimctl.Answer{Close: true}
-	body := shimctl.Hold{ID: m.ID}
 	for _, h := range hs {
 		fd, err := unix.FcntlInt(uintptr(h.fd), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
@@ -309,9 +377,8 @@ func (s *Shim) listeners(_ context.Context, r *shimctl.Request) (shimctl.Answer,
 			return shimctl.Answer{}, fmt.Errorf("cannot give the socket %s: %w", h.addr, err)
 		}
 		a.FDs = append(a.FDs, fd)
-		body.Addrs = append(body.Addrs, h.addr)
 	}
-	a.Body = body
+	a.Body = holdOf(m.ID, hs)
 	return a, nil
 }
 

@@ -20,8 +20,8 @@ import (
 
 // The test binary is also the shim and the exec stage.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == shim.StageVerb {
-		os.Exit(shim.ExecStage())
+	if code, ok := shim.Stage(os.Args); ok {
+		os.Exit(code)
 	}
 	if dir := os.Getenv("LULL_TEST_SHIM"); dir != "" {
 		os.Exit(shimMain(dir))

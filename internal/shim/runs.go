@@ -32,6 +32,7 @@ func (s *Shim) handle(ctx context.Context, r *shimctl.Request) (shimctl.Answer, 
 		shimctl.VerbAckThawed: s.ackThawed, shimctl.VerbHold: s.hold, shimctl.VerbUnhold: s.unhold,
 		shimctl.VerbListeners: s.listeners, shimctl.VerbDup: s.dup, shimctl.VerbExec: s.exec,
 		shimctl.VerbForget: s.forget, shimctl.VerbAdopt: s.adopt, shimctl.VerbOutside: s.outside,
+		shimctl.VerbFilter: s.filter, shimctl.VerbHandoff: s.checkHandoff,
 	}
 	do := verbs[r.Verb]
 	if do == nil {
@@ -54,9 +55,10 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 	}
 	s.begin.RLock()
 	defer s.begin.RUnlock()
+	var noPrivs bool
 	err := s.sweep(ctx, r)
 	if err == nil {
-		err = s.launch(ctx, r, m)
+		noPrivs, err = s.launch(ctx, r, m)
 	}
 	if err != nil {
 		s.mu.Lock()
@@ -83,7 +85,16 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 	if err := s.removeExits(gone); err != nil {
 		s.log.Warn("an old exit stays on disk", "instance", r.ID, "error", err)
 	}
-	return shimctl.Answer{Body: shimctl.Started{PID: r.PID, Start: r.Start}}, nil
+	a := shimctl.Answer{Body: shimctl.Started{PID: r.PID, Start: r.Start, NoNewPrivs: noPrivs}, Close: true}
+	if len(m.Handoff) > 0 && !early {
+		fd, err := s.dupFilter(r.key())
+		if err != nil {
+			s.log.Warn("the daemon does not hold what reports binds", "instance", r.ID, "error", err)
+		} else {
+			a.FDs = []int{fd}
+		}
+	}
+	return a, nil
 }
 
 // sweepLimit bounds the end of what an earlier run left in its group.
@@ -138,6 +149,10 @@ func checkStart(m shimctl.Start) error {
 		bad = fmt.Sprintf("log_path %q is not absolute", m.LogPath)
 	case len(m.Listen) > shimctl.MaxFDs:
 		bad = fmt.Sprintf("listen has %d addresses", len(m.Listen))
+	case len(m.Handoff) > shimctl.MaxFDs:
+		bad = fmt.Sprintf("handoff has %d addresses", len(m.Handoff))
+	case len(m.Listen) > 0 && len(m.Handoff) > 0:
+		bad = "it has both listen and handoff"
 	}
 	for _, c := range m.Cgroups {
 		if !filepath.IsAbs(c) {
@@ -199,20 +214,20 @@ func (s *Shim) claim(r *run) error {
 }
 
 // launch forks, makes the run durable, and only then lets the stage become the
-// program.
-func (s *Shim) launch(ctx context.Context, r *run, m shimctl.Start) error {
+// program. It reports whether that runs with no_new_privs.
+func (s *Shim) launch(ctx context.Context, r *run, m shimctl.Start) (noPrivs bool, err error) {
 	pipe := s.dir.pipe(r.key())
 	out, err := s.openPipe(pipe, m.User)
 	if err != nil {
-		return shimctl.Errorf(shimctl.CodeFailed, "cannot start %s: %w", m.ID, err)
+		return false, shimctl.Errorf(shimctl.CodeFailed, "cannot start %s: %w", m.ID, err)
 	}
 	defer unix.Close(out)
 	if err := s.logs.follow(pipe, m.LogPath, m.LogMax); err != nil {
-		return errors.Join(shimctl.Errorf(shimctl.CodeFailed, "cannot start %s: %w", m.ID, err), remove(pipe))
+		return false, errors.Join(shimctl.Errorf(shimctl.CodeFailed, "cannot start %s: %w", m.ID, err), remove(pipe))
 	}
 	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("cannot open /dev/null: %w", err)
+		return false, fmt.Errorf("cannot open /dev/null: %w", err)
 	}
 	defer unix.Close(null)
 	stdio := [3]int{null, out, out}
@@ -225,11 +240,21 @@ func (s *Shim) launch(ctx context.Context, r *run, m shimctl.Start) error {
 	}
 	if len(m.Listen) > 0 {
 		if err := s.keepHeld(m.ID, m.Listen); err != nil {
-			return err
+			return false, err
 		}
 		f.listen = func() ([]int, string, error) { return s.lend(m.ID, m.Listen) }
 	}
-	return s.fork(ctx, f)
+	if len(m.Handoff) > 0 {
+		if err := s.keepHeld(m.ID, m.Handoff); err != nil {
+			return false, err
+		}
+		f.filtered = func(w stageWords) error {
+			noPrivs = w.noPrivs
+			return s.takeFilter(r.key(), w)
+		}
+	}
+	err = s.fork(ctx, f)
+	return noPrivs, err
 }
 
 // lend gives the held sockets of id for addrs. The caller holds mu.

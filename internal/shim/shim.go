@@ -41,16 +41,20 @@ type Shim struct {
 	begin   sync.RWMutex // held for reading while a program is being started
 	thawing sync.Mutex   // held while everything is thawed for want of a daemon
 
-	mu     sync.Mutex
-	runs   map[string]*run            // the newest run of each id, until forgotten
-	byPID  map[int]*run               // of runs that are our children
-	execs  map[int]uint64             // pid -> number of a command beside an instance
-	last   uint64                     // number of the last such command
-	exits  map[string]exits           // by id, not acknowledged
-	held   map[string][]held          // LISTEN_FDS sockets
-	others map[string]shimctl.Outside // what others may have frozen for the daemon
-	thawed []shimctl.Thawing          // not acknowledged
-	alone  time.Time                  // since when no daemon is there; zero while one is
+	mu      sync.Mutex
+	runs    map[string]*run            // the newest run of each id, until forgotten
+	byPID   map[int]*run               // of runs that are our children
+	execs   map[int]uint64             // pid -> number of a command beside an instance
+	last    uint64                     // number of the last such command
+	exits   map[string]exits           // by id, not acknowledged
+	held    map[string][]held          // listening sockets, by id
+	filters map[int]*filter            // what reports binds, by descriptor
+	others  map[string]shimctl.Outside // what others may have frozen for the daemon
+	thawed  []shimctl.Thawing          // not acknowledged
+	notes   *notifier
+	trying  sync.Mutex // held while a handoff is tried
+	tried   *shimctl.HandoffCheck
+	alone   time.Time // since when no daemon is there; zero while one is
 }
 
 // exits are how runs of one id ended, by run.
@@ -93,12 +97,15 @@ func New(cfg Config) (*Shim, error) {
 	}
 	s := &Shim{cfg: cfg, dir: dir, log: cfg.Log, proc: proc.Live(), started: time.Now(),
 		changed: make(chan struct{}, 1), runs: map[string]*run{}, byPID: map[int]*run{},
-		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, others: map[string]shimctl.Outside{}, alone: time.Now()}
+		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, filters: map[int]*filter{}, others: map[string]shimctl.Outside{}, alone: time.Now()}
 	if s.boot, err = s.proc.BootID(); err == nil {
 		err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	}
 	if err == nil {
 		s.logs, err = newLogs(cfg.Log, s.strangerEnded)
+	}
+	if err == nil {
+		s.notes, err = newNotifier(dir.path + "/bind")
 	}
 	if err != nil {
 		dir.lock.Close()
@@ -121,9 +128,9 @@ func (s *Shim) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	errs := make(chan error, 3)
+	errs := make(chan error, 4)
 	for _, part := range []func(context.Context) error{
-		func(ctx context.Context) error { return s.srv.Run(ctx, l) }, s.logs.run, s.reap,
+		func(ctx context.Context) error { return s.srv.Run(ctx, l) }, s.logs.run, s.reap, s.readBinds,
 	} {
 		wg.Go(func() { errs <- part(ctx) })
 	}
@@ -379,6 +386,9 @@ func (s *Shim) ends(r *run, e shimctl.Exit) {
 	s.mu.Lock()
 	r.state = over
 	s.noteExit(r.key(), e)
+	for _, h := range s.held[r.ID] {
+		_ = unix.Listen(h.fd, backlog) // the program may have made it shorter
+	}
 	s.mu.Unlock()
 	s.note()
 	s.srv.Send(shimctl.VerbExited, m)

@@ -41,6 +41,7 @@ type stageSpec struct {
 	Listen  int      `json:"listen,omitempty"`
 	Names   string   `json:"names,omitempty"`
 	TTY     bool     `json:"tty,omitempty"`
+	Handoff bool     `json:"handoff,omitempty"` // report binds; the socket for that is at listenFD+Listen
 }
 
 // stageFailure says which step before the program failed.
@@ -109,6 +110,11 @@ func (s *stageSpec) become() (string, error) {
 	if s.TTY {
 		if err := unix.IoctlSetInt(0, unix.TIOCSCTTY, 0); err != nil {
 			return "terminal", err
+		}
+	}
+	if s.Handoff { // before it becomes another user, who may not
+		if err := filterSelf(listenFD + s.Listen); err != nil {
+			return "handoff", err
 		}
 	}
 	env := s.environ()

@@ -20,7 +20,8 @@ import (
 //	shim.sock            the daemon connects here
 //	runs/ID.json         one for each run that was started and not forgotten
 //	exits/ID.RUN.json    how it ended, until acknowledged
-//	held/ID.json         which LISTEN_FDS sockets are held for it
+//	held/ID.json         which listening sockets are held for it
+//	bind                 the bind that is being answered, for a shim after a killed one
 //	pipes/ID.RUN         the named pipe of its output
 //	outside/ID.json      what others froze for the daemon, until it is thawed
 //	thawed.json          what was thawed for want of a daemon, until acknowledged

@@ -181,6 +181,7 @@ func (a *API) verbs(api huma.API) {
 		do            func(context.Context, *verb) error
 	}{
 		{"start", "Start it, or resume it when paused", func(ctx context.Context, in *verb) error { return a.Host.Start(ctx, in.Name, byManual) }},
+		{"restart", "Stop it and start it again; connections to its exposed ports wait", func(ctx context.Context, in *verb) error { return a.Host.Restart(ctx, in.Name, byManual) }},
 		{"stop", "Stop it; always works", func(ctx context.Context, in *verb) error { return a.Host.Stop(ctx, in.Name, byManual, in.Disable) }},
 		{"pause", "Freeze it; 409 while a connection or lease holds it", func(ctx context.Context, in *verb) error {
 			return a.Host.Pause(ctx, in.Name, byManual, in.Force)

@@ -378,22 +378,7 @@ func (i *inst) halfway() bool {
 	return false
 }
 
-// watchHeld lets a connection to the held sockets of a stopped program start
-// it.
-func (i *inst) watchHeld() {
-	if i.h.cfg.HeldListeners == nil || !i.spec().ListenFDs || !i.spec().WakeFromStopped || !i.enabled() {
-		return
-	}
-	g, err := i.h.cfg.HeldListeners.Watch(i.id, i.wantWake)
-	if err != nil {
-		i.h.log.Error("cannot watch the held sockets", "instance", i.name(), "error", err)
-		return
-	}
-	i.mu.Lock()
-	i.held = g
-	i.mu.Unlock()
-}
-
+// dropHeld stops watching the kept sockets.
 func (i *inst) dropHeld() {
 	i.mu.Lock()
 	g := i.held

@@ -34,7 +34,7 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 	if err := s.CheckGrace(); err != nil && c.StopGrace != nil {
 		return &InvalidError{err}
 	}
-	if s.WakeFromStopped && c.WakeFromStopped != nil { // then it has to be one that can be started
+	if s.Wakes() && c.WakeFromStopped != nil { // then it has to be one that can be started
 		if err := checkOn(&s, i.rt); err != nil {
 			return err
 		}
@@ -51,7 +51,10 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 		i.scheduleAsleep(now)
 	case i.state() == power.Stopped:
 		i.dropHeld()
-		i.watchHeld()
+		i.rest()
+	}
+	if len(i.keptAddrs()) == 0 {
+		i.letGo()
 	}
 	return nil
 }

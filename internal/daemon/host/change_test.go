@@ -67,7 +67,7 @@ func TestChange(t *testing.T) {
 		if o := r.is("a", power.Hibernated); o.StopAfter != 3600 || !o.StopAt.Equal(paused.Add(time.Hour)) {
 			t.Errorf("the next daemon stops it after %v s, at %s", o.StopAfter, o.StopAt)
 		}
-		change(hostctl.Change{StopAfter: span(10 * time.Minute)})
+		change(hostctl.Change{StopAfter: span(10 * time.Minute), WakeFromStopped: new(false)})
 		time.Sleep(10 * time.Minute)
 		r.is("a", power.Stopped)
 
@@ -104,7 +104,7 @@ func TestChange(t *testing.T) {
 // field of it.
 func TestChangeKeepsEverythingElse(t *testing.T) {
 	old := instance.Spec{Name: "a", PauseAfter: span(time.Minute), StopAfter: span(2 * time.Minute), ReclaimAfter: 3, HibernateAfter: 4, QuietConnectionAfter: 5, StopGrace: 6,
-		IdlePolicy: instance.PolicyDefault, WakeFromStopped: true, Restart: instance.RestartAlways}
+		IdlePolicy: instance.PolicyDefault, WakeFromStopped: new(true), Restart: instance.RestartAlways}
 	if got := (hostctl.Change{}).Apply(old); !reflect.DeepEqual(got, old) {
 		t.Errorf("no change made %+v of %+v", got, old)
 	}
@@ -120,7 +120,7 @@ func TestChangeKeepsEverythingElse(t *testing.T) {
 	}() {
 		t.Error("a field of a change is not tried here")
 	}
-	if got, want := all.Apply(old), (instance.Spec{Name: "a", PauseAfter: span(0), StopAfter: span(0)}); !reflect.DeepEqual(got, want) {
+	if got, want := all.Apply(old), (instance.Spec{Name: "a", PauseAfter: span(0), StopAfter: span(0), WakeFromStopped: new(false)}); !reflect.DeepEqual(got, want) {
 		t.Errorf("changed to %+v, want %+v", got, want)
 	}
 }

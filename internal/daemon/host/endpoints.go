@@ -98,10 +98,8 @@ func (i *inst) mayWake(a router.Arrival) error {
 		case !i.enabled():
 			return fmt.Errorf("%s is disabled", i.name())
 		case i.restartsNow(): // which the client waits for
-		case !i.spec().WakeFromStopped:
-			return fmt.Errorf("%s is stopped; start it with: lull instance start %s", i.name(), i.name())
-		case i.crashLooping():
-			return fmt.Errorf("%s failed too often and is not started by itself", i.name())
+		case i.unwakeable() != "":
+			return fmt.Errorf("%s is stopped (%s); start it with: lull instance start %s", i.name(), i.unwakeable(), i.name())
 		}
 	}
 	return nil
@@ -113,12 +111,6 @@ func (i *inst) restartsNow() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.rec.Enabled && len(i.rec.Crashes) == 0 && !i.rec.RestartAt.IsZero()
-}
-
-func (i *inst) crashLooping() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.rec.CrashLooping
 }
 
 // notListening names the first endpoint whose target has no listener that

@@ -463,5 +463,10 @@ func (i *inst) open() {
 }
 
 func stopIntent(a *attempt) error {
-	return a.i.save(func(r *instance.Record) { r.State, r.StatusReason = power.Stopping, a.reason })
+	return a.i.save(func(r *instance.Record) {
+		r.State, r.StatusReason, r.StoppedBy = power.Stopping, a.reason, a.by
+		if a.i.again {
+			r.StoppedBy, r.RestartAt = "", a.i.h.now()
+		}
+	})
 }

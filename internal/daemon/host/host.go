@@ -113,12 +113,13 @@ type Config struct {
 
 	// NewGate makes the relay's half of an instance; nil where nothing relays.
 	NewGate func(i RelayTarget) (Gate, error)
-	// HeldListeners watches the LISTEN_FDS sockets of a stopped instance; nil
-	// where nobody holds any.
+	// HeldListeners keeps the listening sockets of programs and watches those of a
+	// stopped one; nil keeps none. One with the methods of handoffs also hands
+	// them to a program at its bind.
 	HeldListeners HeldListeners
 }
 
-// HeldListeners holds the sockets of programs that take LISTEN_FDS.
+// HeldListeners holds listening sockets whether or not their program runs.
 type HeldListeners interface {
 	Hold(ctx context.Context, id string, addrs []string) error
 	Unhold(ctx context.Context, id string) error
@@ -138,6 +139,7 @@ type Host struct {
 	measures measures
 	halted   atomic.Pointer[idle.HaltedBy]
 	haltMu   sync.Mutex // of whoever changes it
+	handoff  handoff
 	// haltSet is told that the halt was changed.
 	haltSet chan struct{}
 	// illegal counts transitions that the table does not know: always 0.

@@ -238,8 +238,15 @@ func TestLadder(t *testing.T) {
 		if c := r.k.Connect(id); c.Outcome() != "refused" {
 			t.Errorf("a stopped instance answered: %s", c.Outcome())
 		}
-		if _, err := r.gates["a"].Arrive(r.ctx); err == nil || !strings.Contains(err.Error(), "stopped") {
-			t.Errorf("the relay of a stopped instance: %v", err)
+		if _, err := r.gates["a"].Arrive(r.ctx); err != nil {
+			t.Errorf("a connection does not start what lull stopped: %v", err)
+		}
+		r.is("a", power.Running)
+		if err := r.Stop(r.ctx, "a", byManual, false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.gates["a"].Arrive(r.ctx); err == nil || !strings.Contains(err.Error(), "stopped by a user") {
+			t.Errorf("the relay of an instance that a user stopped: %v", err)
 		}
 	})
 }
@@ -635,17 +642,97 @@ func TestCleanExitEndsStopped(t *testing.T) {
 	})
 }
 
+// TestWakeFromStopped states which stopped instances a connection starts: by
+// default those that lull stopped, with true those that ended by themselves too,
+// with false none; never one that a user stopped, and one that lull stopped and a
+// user stops then is such a one. A daemon that was killed changes none of that.
 func TestWakeFromStopped(t *testing.T) {
-	inBubble(t, func(r *rig) {
-		r.run("a", func(s *instance.Spec) { s.WakeFromStopped = true })
-		time.Sleep(7 * time.Minute)
-		r.is("a", power.Stopped)
-		c, err := r.gates["a"].Arrive(r.ctx)
-		if err != nil || c.Outcome() != "answered" {
-			t.Fatalf("%v", err)
+	ladder := func(r *rig, _ string) { time.Sleep(7 * time.Minute) }
+	user := func(r *rig, _ string) { _ = r.Stop(r.ctx, "a", byManual, false) }
+	exits := func(r *rig, id string) { r.k.Proc(id).Exit(0); time.Sleep(time.Second) }
+	both := func(r *rig, id string) { ladder(r, id); user(r, id) }
+	for _, row := range []struct {
+		name  string
+		set   *bool
+		end   func(r *rig, id string)
+		wakes bool
+	}{
+		{"default, by lull", nil, ladder, true}, {"default, by a user", nil, user, false}, {"default, by itself", nil, exits, false},
+		{"default, by lull and then by a user", nil, both, false},
+		{"true, by lull", new(true), ladder, true}, {"true, by a user", new(true), user, false}, {"true, by itself", new(true), exits, true},
+		{"false, by lull", new(false), ladder, false}, {"false, by itself", new(false), exits, false},
+	} {
+		for _, killed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, daemon killed %v", row.name, killed), func(t *testing.T) {
+				inBubble(t, func(r *rig) {
+					id := r.run("a", func(s *instance.Spec) { s.WakeFromStopped = row.set })
+					row.end(r, id)
+					if killed {
+						r.crash()
+						r.boot()
+					}
+					if o := r.is("a", power.Stopped); o.StartsOnConnection != row.wakes {
+						t.Errorf("starts_on_connection is %v", o.StartsOnConnection)
+					}
+					c, err := r.gates["a"].Arrive(r.ctx)
+					if row.wakes {
+						if err != nil || c.Outcome() != "answered" {
+							t.Fatalf("%v", err)
+						}
+						r.is("a", power.Running)
+						return
+					}
+					if err == nil {
+						t.Error("a connection started it")
+					}
+					r.is("a", power.Stopped)
+				})
+			})
 		}
-		r.is("a", power.Running)
-	})
+	}
+}
+
+// TestRestart: a restart is one new run whatever state the instance is in, keeps
+// its leases, and is carried through by the next daemon.
+func TestRestart(t *testing.T) {
+	for _, from := range []string{"running", "paused", "stopped", "killed in between"} {
+		t.Run(from, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				id := r.run("a", nil)
+				switch from {
+				case "paused":
+					time.Sleep(2 * time.Minute)
+				case "stopped":
+					_ = r.Stop(r.ctx, "a", byManual, false)
+				case "running":
+					if err := r.Hold(r.ctx, "a", idle.Lease{Holder: "h"}, time.Hour); err != nil {
+						t.Fatal(err)
+					}
+				}
+				starts := r.k.Starts()
+				if from == "killed in between" {
+					i, _ := r.find(id)
+					i.acquire()
+					if err := i.endForRestart(r.ctx, byManual); err != nil {
+						t.Fatal(err)
+					}
+					i.release()
+					r.crash()
+					r.boot()
+					time.Sleep(time.Second)
+				} else if err := r.Restart(r.ctx, "a", byManual); err != nil {
+					t.Fatal(err)
+				}
+				o := r.is("a", power.Running)
+				if n := r.k.Starts() - starts; n != 1 {
+					t.Errorf("%d starts, want 1", n)
+				}
+				if o.LeaseHeld != (from == "running") || o.RestartAt != nil {
+					t.Errorf("lease held %v, restart at %v", o.LeaseHeld, o.RestartAt)
+				}
+			})
+		})
+	}
 }
 
 func TestWorkloadSpeaks(t *testing.T) {
@@ -773,7 +860,7 @@ func TestDaemonCrash(t *testing.T) {
 		r.boot()
 		const n = 8
 		for i := range n {
-			r.run(fmt.Sprint("i", i), func(s *instance.Spec) { s.WakeFromStopped = i%2 == 0 })
+			r.run(fmt.Sprint("i", i), func(s *instance.Spec) { s.WakeFromStopped = new(i%2 == 0) })
 		}
 		until := map[string]time.Time{}
 		for range rounds {

@@ -35,6 +35,11 @@ type inst struct {
 	asked atomic.Pointer[time.Time]
 	// from is the state that the wake under way began in; the lock's holder has it.
 	from power.Instance
+	// again says that the stop under way is followed by a start; the lock's holder
+	// has it.
+	again bool
+	// noHandoff is why its program cannot be handed sockets; nil when it can.
+	noHandoff atomic.Pointer[string]
 	// observe is why somebody wants the workload to be looked at, likewise.
 	observe atomic.Pointer[string]
 	// ended is the exit of the present run, noted before anybody has the lock.
@@ -61,7 +66,7 @@ type inst struct {
 	rec      instance.Record
 	work     Workload
 	guard    Guard
-	held     Guard // watches LISTEN_FDS sockets while stopped
+	held     Guard // watches the kept sockets while stopped
 	frozen   bool
 	base     instance.Sample // the look that deltas are measured from
 	last     instance.Sample // the newest look
@@ -191,7 +196,7 @@ func (i *inst) serveWake(why string) {
 		i.wakeLater(byConnection, why)
 	case s.Asleep():
 		i.wakeNow(byConnection, why)
-	case s == power.Stopped && i.spec().WakeFromStopped && i.enabled():
+	case s == power.Stopped && i.unwakeable() == "":
 		i.h.spawn(func() {
 			if err := i.h.startFor(i.h.ctx, i, byConnection, why); err != nil && !fromRoom(err) {
 				i.h.log.Error("cannot start for a connection", "instance", i.name(), "error", err)

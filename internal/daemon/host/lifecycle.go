@@ -76,8 +76,8 @@ func (i *inst) mayStart(by string) error {
 	case !stopped:
 	case by == byRestart && !(due && enabled):
 		return &RefusedError{Name: i.name(), What: "start", Reason: "nothing is left to be restarted"}
-	case by == byConnection && !(enabled && i.spec().WakeFromStopped):
-		return &RefusedError{Name: i.name(), What: "start", Reason: "it is stopped, and connections do not start it"}
+	case by == byConnection && i.unwakeable() != "":
+		return &RefusedError{Name: i.name(), What: "start", Reason: i.unwakeable()}
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 	}
 	now := i.h.now()
 	err = i.save(func(r *instance.Record) {
-		r.State, r.StatusReason = power.Running, why
+		r.State, r.StatusReason, r.StoppedBy = power.Running, why, ""
 		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, by
 	})
 	if err != nil {
@@ -168,15 +168,10 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	if i.h.cfg.Socket != "" {
 		l.Env = append(l.Env, "LULL_SOCKET="+i.h.cfg.Socket)
 	}
-	if s.ListenFDs && i.h.cfg.HeldListeners != nil {
-		for _, e := range s.Expose {
-			l.Listen = append(l.Listen, e.Target)
-		}
-		if err := i.h.cfg.HeldListeners.Hold(ctx, i.id, l.Listen); err != nil {
-			return nil, fmt.Errorf("cannot hold the sockets of %s: %w", s.Name, err)
-		}
+	if err := i.keep(ctx, &l); err != nil {
+		return nil, err
 	}
-	w, err := i.rt.Start(ctx, l)
+	w, err := i.run(ctx, l)
 	if err != nil {
 		return nil, fmt.Errorf("cannot start %s: %w", s.Name, err)
 	}
@@ -266,6 +261,12 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 			afterEnd(r, exit, now)
 		}
 	})
+	i.mu.Lock()
+	due := !i.rec.RestartAt.IsZero()
+	i.mu.Unlock()
+	if !due {
+		i.letGo() // who has come is told by that; the next one tries again
+	}
 	i.forgetRun()
 	i.armRestart()
 	i.emit("start_failed", "", cause.Error())
@@ -291,7 +292,7 @@ func (i *inst) forgetRun() {
 		i.gate.Hold()
 		i.gate.Sleep()
 	}
-	i.watchHeld()
+	i.rest()
 }
 
 // stop ends an instance gracefully. The caller holds the lock. An automatic
@@ -312,6 +313,11 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	}
 	a := i.asItIs(ctx, by, why)
 	a.force = by != stopAfter
+	if keeps := by == stopAfter || i.again; keeps {
+		i.shut(true)
+	} else {
+		i.letGo()
+	}
 	err := a.walk(steps)
 	var unusable *instance.SnapshotError
 	switch {
@@ -328,6 +334,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 			i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
 			return errors.Join(err, uerr)
 		}
+		i.shut(false)
 		i.emit("stop_cancelled", by, err.Error())
 		return err
 	}
@@ -386,7 +393,12 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	e := i.ended.Swap(nil)
 	err := i.save(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, why, 0, 0
-		r.Leases = nil
+		if r.RestartAt.IsZero() { // otherwise they were given to what is started again
+			r.Leases = nil
+		}
+		if by == byManual && !i.again {
+			r.StoppedBy = byManual
+		}
 		if e != nil {
 			exit := e.exit
 			r.Exit = &exit
@@ -394,6 +406,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	})
 	i.forgetRun()
 	i.h.due.remove(i)
+	i.armRestart()
 	if err == nil {
 		i.emit("stopped", by, why)
 		i.h.log.Info("stopped", "instance", i.name(), "by", by, "reason", why)

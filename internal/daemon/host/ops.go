@@ -44,6 +44,7 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 		h.drop(i)
 		return "", fmt.Errorf("cannot create %s: %w", s.Name, err)
 	}
+	i.rest()
 	i.emit("created", "", "")
 	return i.id, nil
 }
@@ -211,15 +212,22 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	pending := !i.rec.RestartAt.IsZero()
 	i.mu.Unlock()
 	i.wanted.Store(nil)
-	if disable || pending {
+	stopped := i.state() == power.Stopped
+	if disable || pending || stopped {
 		if err := i.save(func(r *instance.Record) {
 			r.Enabled, r.RestartAt = r.Enabled && !disable, time.Time{}
+			if stopped { // and it stays so
+				r.StoppedBy = byManual
+			}
 			if pending {
 				r.Leases = nil
 			}
 		}); err != nil {
 			return err
 		}
+	}
+	if stopped {
+		i.letGo()
 	}
 	if unknown != nil { // not found is not stopped
 		return i.endUnknown(ctx, by, unknown)
@@ -312,12 +320,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 		i.release()
 		return fmt.Errorf("cannot remove %s: %w", i.name(), err)
 	}
-	i.dropHeld()
-	if h.cfg.HeldListeners != nil && i.spec().ListenFDs {
-		if err := h.cfg.HeldListeners.Unhold(ctx, i.id); err != nil {
-			h.log.Warn("cannot let the held sockets go", "instance", i.name(), "error", err)
-		}
-	}
+	i.letGo()
 	if f, ok := i.rt.(instance.Forgetter); ok {
 		if err := f.Forget(ctx, i.id); err != nil {
 			h.log.Warn("cannot clean up after an instance", "instance", i.name(), "error", err)

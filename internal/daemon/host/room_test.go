@@ -310,7 +310,7 @@ func TestRoomCalledOff(t *testing.T) {
 			t.Run(asked+", "+ended, func(t *testing.T) {
 				inRoom(t, 150, 1, func(r *rig) {
 					busy := r.k.Connect(r.run("a", small))
-					g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: true, Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
+					g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: new(true), Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
 					guestOf(&g, 100)
 					if _, err := r.Create(r.ctx, g); err != nil {
 						t.Fatal(err)
@@ -486,7 +486,7 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 
 		// Clients of one that is stopped, and of one that sleeps.
 		busy := r.k.Connect(r.run("a", func(s *instance.Spec) { guestOf(s, 200) }))
-		g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: true, Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
+		g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: new(true), Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
 		guestOf(&g, 100)
 		if _, err := r.Create(r.ctx, g); err != nil {
 			t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 type Events struct {
 	Ended     func(Ended)
 	ExecEnded func(ExecEnded)
+	Held      func(HeldChanged)
 }
 
 // Client is the daemon's end of one connection. It is safe for concurrent use.
@@ -149,6 +150,11 @@ func (c *Client) deliver() {
 			if json.Unmarshal(e.Body, &m) == nil && c.events.ExecEnded != nil {
 				c.events.ExecEnded(m)
 			}
+		case VerbHeld:
+			var m HeldChanged
+			if json.Unmarshal(e.Body, &m) == nil && c.events.Held != nil {
+				c.events.Held(m)
+			}
 		}
 	}
 }
@@ -224,6 +230,48 @@ func (c *Client) abandon(id uint64, ch chan answer) {
 func (c *Client) Start(ctx context.Context, s Start) (Started, error) {
 	var out Started
 	return out, c.call(ctx, VerbStart, s, &out)
+}
+
+// StartHandoff starts a run whose binds are reported, and returns the descriptor
+// of those reports. It belongs to the caller and is -1 beside an error.
+func (c *Client) StartHandoff(ctx context.Context, s Start) (Started, int, error) {
+	var out Started
+	fds, err := c.exchange(ctx, VerbStart, s, nil, &out)
+	return out, oneOf(fds, err), err
+}
+
+// TakeFilter returns the descriptor that reports the binds of a run. It belongs
+// to the caller. An *Error of CodeNotFound when the shim has none.
+func (c *Client) TakeFilter(ctx context.Context, id string, run uint64) (int, error) {
+	fds, err := c.exchange(ctx, VerbFilter, Filter{ID: id, Run: run}, nil, nil)
+	fd := oneOf(fds, err)
+	if err == nil && fd < 0 {
+		err = Errorf(CodeNotFound, "cannot take what reports the binds of %s: %d descriptors came", id, len(fds))
+	}
+	return fd, err
+}
+
+// GiveFilter gives that descriptor to a new shim. It stays the caller's.
+func (c *Client) GiveFilter(ctx context.Context, id string, run uint64, fd int) error {
+	fds, err := c.exchange(ctx, VerbFilter, Filter{ID: id, Run: run}, []int{fd}, nil)
+	CloseAll(fds)
+	return err
+}
+
+// CheckHandoff reports whether bind handoff works for programs of this shim. The
+// shim tries it once.
+func (c *Client) CheckHandoff(ctx context.Context) (HandoffCheck, error) {
+	var out HandoffCheck
+	return out, c.call(ctx, VerbHandoff, struct{}{}, &out)
+}
+
+// oneOf keeps the only descriptor of an answer, -1 for any other number.
+func oneOf(fds []int, err error) int {
+	if err != nil || len(fds) != 1 {
+		CloseAll(fds)
+		return -1
+	}
+	return fds[0]
 }
 
 // List lists the runs that live and those that ended and are not acknowledged,

@@ -36,9 +36,12 @@ const (
 	VerbForget    = "forget"
 	VerbAdopt     = "adopt"
 	VerbOutside   = "outside"
+	VerbFilter    = "filter"
+	VerbHandoff   = "check-handoff"
 
 	VerbExited     = "exit"
 	VerbExecExited = "exec-exit"
+	VerbHeld       = "held"
 )
 
 // Exit is how a run ended.
@@ -77,12 +80,15 @@ type Start struct {
 	LogPath string   `json:"log_path"`
 	LogMax  int64    `json:"log_max"`
 	Cgroups []string `json:"cgroups,omitempty"` // directories to join; the first is the freezer's
+	// Handoff are addresses whose sockets are held and take the place of the
+	// program's own when it binds them.
+	Handoff []string `json:"handoff,omitempty"`
 }
 
 // StartOf makes the message for a launch.
 func StartOf(l instance.Launch, cgroups []string) Start {
 	return Start{ID: l.ID, Run: l.Run, Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User,
-		Listen: l.Listen, LogPath: l.LogPath, LogMax: l.LogMax, Cgroups: cgroups}
+		Listen: l.Listen, Handoff: l.Handoff, LogPath: l.LogPath, LogMax: l.LogMax, Cgroups: cgroups}
 }
 
 // Started answers Start, and Exec.
@@ -90,6 +96,10 @@ type Started struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // clock ticks since boot
 	Exec  uint64 `json:"exec,omitempty"`
+	// NoNewPrivs is set when the program runs with no_new_privs, which the kernel
+	// demands of an ordinary user's handoff. The descriptor that reports binds
+	// travels with the answer to a Start with Handoff.
+	NoNewPrivs bool `json:"no_new_privs,omitempty"`
 }
 
 // Run is one run that the shim knows: alive, or ended and not yet acknowledged.
@@ -133,6 +143,30 @@ type Ended struct {
 type Hold struct {
 	ID    string   `json:"id"`
 	Addrs []string `json:"addrs,omitempty"` // host:port; an empty host is every address
+	// As are the addresses that the sockets are bound to, in the order of Addrs:
+	// a program may bind every address although one is exposed. [::] without an
+	// IPv4 part is [::]:port, with one :port. The shim sets it.
+	As []string `json:"as,omitempty"`
+}
+
+// Filter asks for the descriptor that reports the binds of a run, or gives it to
+// a new shim when it travels with the request.
+type Filter struct {
+	ID  string `json:"id"`
+	Run uint64 `json:"run"`
+}
+
+// HandoffCheck answers whether bind handoff works here.
+type HandoffCheck struct {
+	Why        string `json:"why,omitempty"`          // it does not work; empty when it does
+	NoNewPrivs bool   `json:"no_new_privs,omitempty"` // programs run with no_new_privs
+}
+
+// HeldChanged is the event that other sockets are held under an id than before.
+// Why is set when one had to be given up.
+type HeldChanged struct {
+	ID  string `json:"id"`
+	Why string `json:"why,omitempty"`
 }
 
 // Name names an instance, or a process.
@@ -185,6 +219,10 @@ const (
 	CodeStage    Code = "stage"   // a step before the program began; Step and Errno say which
 	CodeGone     Code = "gone"    // the process has ended
 )
+
+// StepHandoff is the step of a CodeStage at which the program could not be put
+// under a filter that reports its binds.
+const StepHandoff = "handoff"
 
 // Error is an answer that is not a result.
 type Error struct {

@@ -145,7 +145,7 @@ func (k *Kernel) Proc(id string) *Proc {
 
 // Capabilities implements instance.Runtime.
 func (k *Kernel) Capabilities() power.Capabilities {
-	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: true, Hibernate: k.Deep, Network: k.Deep, Limits: k.Deep}
+	return power.Capabilities{WakeFromStopped: true, Freeze: true, WatchSockets: true, Reclaim: true, Hibernate: k.Deep, Network: k.Deep, Limits: k.Deep}
 }
 
 // Size implements instance.Sizer.

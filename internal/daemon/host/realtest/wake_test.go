@@ -156,7 +156,7 @@ func TestWakeFromStopped(t *testing.T) {
 		if fds {
 			s.Command = []string{daemontest.Program("guest"), "serve", "-fds"}
 		}
-		s.ListenFDs, s.WakeFromStopped = fds, wake
+		s.ListenFDs, s.WakeFromStopped = fds, new(wake)
 		d.Launch(s)
 		mustAnswer(t, addr)
 		return addr
@@ -182,7 +182,7 @@ func TestWakeFromStopped(t *testing.T) {
 	ln.Close()
 	// The ladder takes it there too.
 	s, addr := web(t, "ladder", true)
-	s.StopAfter, s.WakeFromStopped = daemontest.Seconds(300*time.Millisecond), true
+	s.StopAfter, s.WakeFromStopped = daemontest.Seconds(300*time.Millisecond), nil
 	d.Launch(s)
 	mustAnswer(t, addr)
 	d.Await("ladder", "stopped")

@@ -180,7 +180,7 @@ func (r *Runtime) Capabilities() power.Capabilities {
 func (r *Runtime) CheckSpec(s *instance.Spec) error {
 	var errs []error
 	for field, set := range map[string]bool{"command": len(s.Command) > 0, "env": len(s.Env) > 0, "user": s.User != "",
-		"workdir": s.Workdir != "", "expose": len(s.Expose) > 0, "listen_fds": s.ListenFDs, "wake_from_stopped": s.WakeFromStopped} {
+		"workdir": s.Workdir != "", "expose": len(s.Expose) > 0, "listen_fds": s.ListenFDs, "wake_from_stopped": s.WakeFromStopped != nil && *s.WakeFromStopped} {
 		if set {
 			errs = append(errs, fmt.Errorf("cannot use %s: it is Docker's, of the container that is taken over", field))
 		}

@@ -21,7 +21,7 @@ func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
 	socket := filepath.Join(r.cfg.Dir, "shim.sock")
-	ev := shimctl.Events{Ended: r.ended, ExecEnded: r.execEnded}
+	ev := shimctl.Events{Ended: r.ended, ExecEnded: r.execEnded, Held: r.heldChanged}
 	c, err := shimctl.Dial(ctx, socket, ev)
 	var other *shimctl.VersionError
 	if errors.As(err, &other) {
@@ -160,6 +160,7 @@ func (r *Runtime) readopt(ctx context.Context) {
 			r.cfg.Log.Error("the new shim cannot hold the sockets of an instance", "id", id, "error", err)
 		}
 	}
+	r.giveReports(ctx)
 	for _, w := range works {
 		if w.ident.PID == 0 {
 			continue // its start finds out by itself

@@ -23,9 +23,10 @@ import (
 
 // The test binary is also the shim, its exec stage and the programs under test.
 func TestMain(m *testing.M) {
+	if code, ok := shim.Stage(os.Args); ok {
+		os.Exit(code)
+	}
 	switch {
-	case len(os.Args) == 2 && os.Args[1] == shim.StageVerb:
-		os.Exit(shim.ExecStage())
 	case len(os.Args) == 3 && os.Args[1] == "--dir":
 		os.Exit(shimMain(os.Args[2]))
 	case len(os.Args) > 2 && os.Args[1] == "program":

@@ -42,6 +42,9 @@ type Config struct {
 	// OnShimLost is told when another shim has taken over, or when this one let
 	// frozen instances run because it could not see the daemon.
 	OnShimLost func()
+	// OnGivenUp is told, once Run was called, that a kept socket could not
+	// be handed to the program and was closed.
+	OnGivenUp func(id, why string)
 }
 
 // Runtime implements instance.Runtime. It is safe for concurrent use.
@@ -63,7 +66,8 @@ type Runtime struct {
 	running  bool
 	unsaid   []shimctl.Ended // before Run
 	works    map[string]*Work
-	held     map[string]kept // LISTEN_FDS sockets, so that a new shim gets them
+	held     map[string]kept // what the shim holds, so that a new shim gets it
+	reports  map[string]reports
 	execs    map[uint64]chan instance.Exit
 	early    map[uint64]instance.Exit // commands that ended before their starter asked
 }
@@ -89,7 +93,7 @@ func New(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the shim's directory: %w", err)
 	}
-	r := &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}, held: map[string]kept{}, execs: map[uint64]chan instance.Exit{}, early: map[uint64]instance.Exit{}}
+	r := &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}, held: map[string]kept{}, reports: map[string]reports{}, execs: map[uint64]chan instance.Exit{}, early: map[uint64]instance.Exit{}}
 	r.strays.r = r
 	var err error
 	if r.boot, err = r.fs.BootID(); err != nil {
@@ -161,7 +165,10 @@ func (r *Runtime) Close() error {
 	for _, k := range r.held {
 		shimctl.CloseAll(k.fds)
 	}
-	r.held = nil
+	for _, k := range r.reports {
+		shimctl.CloseAll([]int{k.fd})
+	}
+	r.held, r.reports = nil, nil
 	return err
 }
 
@@ -176,6 +183,7 @@ func (r *Runtime) ended(e shimctl.Ended) {
 		delete(r.works, e.ID)
 	}
 	r.mu.Unlock()
+	r.dropReports(e.ID, e.Run)
 	r.cfg.OnExit(e.ID, e.Run, e.Exit)
 }
 
@@ -222,10 +230,16 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	// knows: it is seen through, and ended when it was given up.
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
 	defer cancel()
-	s, err := r.shim().Start(sctx, shimctl.StartOf(l, dirs))
+	s, err := r.startInShim(sctx, l, dirs)
 	var said *shimctl.Error
+	unreported := false
 	if err != nil && !errors.As(err, &said) {
-		s, err = r.outcome(sctx, l, err)
+		if s, err = r.outcome(sctx, l, err); err == nil {
+			unreported = len(l.Handoff) > 0 // what reports its binds went with the shim
+		}
+	}
+	if said != nil && said.Code == shimctl.CodeStage && said.Step == shimctl.StepHandoff {
+		err = fmt.Errorf("%w: %w", instance.ErrNoHandoff, err)
 	}
 	r.mu.Lock()
 	if err != nil {
@@ -240,6 +254,12 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	}
 	w.ident.PID, w.ident.Start = s.PID, s.Start
 	r.mu.Unlock()
+	if unreported {
+		if err := w.Kill(sctx); err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("cannot start %s: %w", l.ID, instance.ErrStartAgain)
+	}
 	if ctx.Err() != nil {
 		err := fmt.Errorf("cannot start %s: %w", l.ID, context.Cause(ctx))
 		if kerr := w.Kill(sctx); kerr != nil {
@@ -374,6 +394,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	r.mu.Lock()
 	r.works[id] = w
 	r.mu.Unlock()
+	r.holdAgain(ctx, id, w.ident.Run)
 	return w, nil
 }
 

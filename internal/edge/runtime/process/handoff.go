@@ -1,0 +1,163 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/edge/sockets"
+	"lull/internal/instance"
+	"lull/internal/link/shimctl"
+)
+
+// reports is what reports the binds of one run. The daemon never reads it: it
+// keeps it so that a bind waits, and does not fail, while the shim is replaced.
+type reports struct {
+	run uint64
+	fd  int
+}
+
+// handoffLimit bounds the trial of a handoff, and other short requests.
+const handoffLimit = 15 * time.Second
+
+// Handoff reports whether a kept socket can be handed to a program at its bind
+// here, as an error that says why not, and whether programs then run with
+// no_new_privs. The shim tries it once.
+func (r *Runtime) Handoff(ctx context.Context) (noPrivs bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, handoffLimit)
+	defer cancel()
+	c, err := r.shim().CheckHandoff(ctx)
+	var said *shimctl.Error
+	switch {
+	case errors.As(err, &said) && said.Code == shimctl.CodeInvalid:
+		return false, errors.New("the supervisor that runs is of an earlier version")
+	case err != nil:
+		return false, fmt.Errorf("cannot ask the supervisor: %w", err)
+	case c.Why != "":
+		return false, errors.New(c.Why)
+	}
+	return c.NoNewPrivs, nil
+}
+
+// startInShim starts a run, with its binds reported where it asks for that.
+func (r *Runtime) startInShim(ctx context.Context, l instance.Launch, dirs []string) (shimctl.Started, error) {
+	m := shimctl.StartOf(l, dirs)
+	if len(l.Handoff) == 0 {
+		return r.shim().Start(ctx, m)
+	}
+	s, fd, err := r.shim().StartHandoff(ctx, m)
+	if err == nil {
+		r.keepReports(l.ID, l.Run, fd)
+	}
+	return s, err
+}
+
+// keepReports keeps what reports the binds of a run, in place of an earlier one.
+// A negative fd keeps nothing.
+func (r *Runtime) keepReports(id string, run uint64, fd int) {
+	r.mu.Lock()
+	old, had := r.reports[id]
+	delete(r.reports, id)
+	if fd >= 0 && r.reports != nil {
+		r.reports[id] = reports{run, fd}
+		fd = -1
+	}
+	r.mu.Unlock()
+	if fd >= 0 {
+		unix.Close(fd)
+	}
+	if had {
+		unix.Close(old.fd)
+	}
+}
+
+// dropReports closes what reports the binds of a run that is over.
+func (r *Runtime) dropReports(id string, run uint64) {
+	r.mu.Lock()
+	old, had := r.reports[id]
+	had = had && old.run == run
+	if had {
+		delete(r.reports, id)
+	}
+	r.mu.Unlock()
+	if had {
+		unix.Close(old.fd)
+	}
+}
+
+// holdAgain makes this daemon hold, beside the shim, the sockets of an instance
+// and what reports the binds of its run.
+func (r *Runtime) holdAgain(ctx context.Context, id string, run uint64) {
+	c := r.shim()
+	if addrs, fds, err := c.Listeners(ctx, id); err == nil {
+		r.setHeld(id, addrs, fds)
+	}
+	if fd, err := c.TakeFilter(ctx, id, run); err == nil {
+		r.keepReports(id, run, fd)
+	}
+}
+
+// giveReports gives a new shim what reports binds.
+func (r *Runtime) giveReports(ctx context.Context) {
+	r.mu.Lock()
+	all, c := maps.Clone(r.reports), r.client
+	for id, k := range all { // a run that ends meanwhile closes its own
+		fd, err := unix.FcntlInt(uintptr(k.fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "error", err)
+			delete(all, id)
+			continue
+		}
+		all[id] = reports{k.run, fd}
+	}
+	r.mu.Unlock()
+	for id, k := range all {
+		if err := c.GiveFilter(ctx, id, k.run, k.fd); err != nil {
+			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "error", err)
+		}
+		unix.Close(k.fd)
+	}
+}
+
+// heldChanged follows the shim, which holds another socket than before.
+func (r *Runtime) heldChanged(m shimctl.HeldChanged) {
+	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
+	defer cancel()
+	c := r.shim()
+	if c == nil {
+		return
+	}
+	if addrs, fds, err := c.Listeners(ctx, m.ID); err == nil {
+		r.setHeld(m.ID, addrs, fds)
+	} else {
+		r.setHeld(m.ID, nil, nil)
+	}
+	r.mu.Lock()
+	tell := r.running && m.Why != "" && r.cfg.OnGivenUp != nil
+	r.mu.Unlock()
+	if tell {
+		r.cfg.OnGivenUp(m.ID, m.Why)
+	}
+}
+
+// Shut makes the kept sockets of an instance ignore new connections until Open:
+// clients repeat their first packet and wait. It is for the moment in which a
+// program that is asked to end could still accept somebody.
+func (r *Runtime) Shut(id string) { r.door(id, sockets.Shut) }
+
+// Open ends Shut.
+func (r *Runtime) Open(id string) { r.door(id, sockets.Open) }
+
+func (r *Runtime) door(id string, turn func(fd int) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, fd := range r.held[id].fds {
+		if err := turn(fd); err != nil {
+			r.cfg.Log.Warn("clients are not made to wait", "id", id, "error", err)
+		}
+	}
+}

@@ -1,0 +1,37 @@
+package sockets
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// A socket filter that drops the first packet of a connection and nothing else.
+// It is given segments from their TCP header on.
+var dropSYN = []unix.SockFilter{
+	{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: 13}, // flags
+	{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 0x12},
+	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 0x02, Jf: 1}, // SYN without ACK
+	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+	{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
+}
+
+// Shut makes a listening TCP socket ignore new connections until Open. Clients
+// repeat their first packet after a second and longer, so they wait and are not
+// refused. Connections that are in the backlog stay. It concerns every
+// descriptor of the socket, in whatever process.
+func Shut(fd int) error {
+	prog := unix.SockFprog{Len: uint16(len(dropSYN)), Filter: &dropSYN[0]}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog); err != nil {
+		return fmt.Errorf("cannot shut a listening socket: %w", failure("setsockopt", err))
+	}
+	return nil
+}
+
+// Open ends Shut. It is no error when the socket was not shut.
+func Open(fd int) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); err != nil && err != unix.ENOENT {
+		return fmt.Errorf("cannot open a listening socket: %w", failure("setsockopt", err))
+	}
+	return nil
+}

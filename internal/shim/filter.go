@@ -1,0 +1,188 @@
+package shim
+
+import (
+	"fmt"
+	"runtime"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A system call that the filter reports: bind(2), by architecture. The 32-bit
+// ones are there for programs of that kind on a 64-bit kernel.
+type trapped struct {
+	arch uint32
+	nr   uint32
+}
+
+const (
+	archI386   = 0x40000003
+	archX86_64 = 0xc000003e
+	archARM    = 0x40000028
+	archARM64  = 0xc00000b7
+
+	socketcall     = 102 // of i386: bind is its call number 2, with the arguments in memory
+	socketcallBind = 2
+)
+
+var trappedBinds = []trapped{
+	{archX86_64, 49}, {archX86_64, 49 | 0x40000000}, // the latter is x32
+	{archARM64, 200}, {archI386, 361}, {archARM, 282},
+}
+
+// bindFilter returns a seccomp program that reports bind(2) to its listener and
+// allows everything else.
+func bindFilter() []unix.SockFilter {
+	const (
+		load   = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+		equal  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+		ret    = unix.BPF_RET | unix.BPF_K
+		nr     = 0 // offsets in struct seccomp_data
+		arch   = 4
+		first  = 16
+		allow  = 0x7fff0000
+		report = unix.SECCOMP_RET_USER_NOTIF
+	)
+	calls := map[uint32][]uint32{}
+	var archs []uint32
+	for _, t := range trappedBinds {
+		if calls[t.arch] == nil {
+			archs = append(archs, t.arch)
+		}
+		calls[t.arch] = append(calls[t.arch], t.nr)
+	}
+	prog := []unix.SockFilter{{Code: load, K: arch}}
+	for _, a := range archs {
+		block := []unix.SockFilter{{Code: load, K: nr}}
+		for _, n := range calls[a] {
+			block = append(block, unix.SockFilter{Code: equal, K: n, Jf: 1}, unix.SockFilter{Code: ret, K: report})
+		}
+		if a == archI386 {
+			block = append(block, unix.SockFilter{Code: equal, K: socketcall, Jf: 3}, unix.SockFilter{Code: load, K: first},
+				unix.SockFilter{Code: equal, K: socketcallBind, Jf: 1}, unix.SockFilter{Code: ret, K: report})
+		}
+		block = append(block, unix.SockFilter{Code: ret, K: allow})
+		prog = append(append(prog, unix.SockFilter{Code: equal, K: a, Jf: uint8(len(block))}), block...)
+	}
+	return append(prog, unix.SockFilter{Code: ret, K: allow})
+}
+
+// installFilter puts the calling thread, and the program that it becomes, under
+// bindFilter and returns the descriptor to which binds are reported. Without
+// CAP_SYS_ADMIN the kernel demands no_new_privs, which makes setuid programs run
+// without their privileges; plain reports whether that was avoided.
+func installFilter() (fd int, plain bool, err error) {
+	prog := bindFilter()
+	fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
+	const setModeFilter = 1
+	install := func() (int, syscall.Errno) {
+		fd, _, e := unix.RawSyscall(unix.SYS_SECCOMP, setModeFilter,
+			unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW, uintptr(unsafe.Pointer(&fprog)))
+		return int(fd), e
+	}
+	fd, e := install()
+	plain = e != unix.EACCES
+	if !plain {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return -1, false, fmt.Errorf("set no_new_privs: %w", err)
+		}
+		fd, e = install()
+	}
+	runtime.KeepAlive(prog)
+	switch e {
+	case 0:
+		return fd, plain, nil
+	case unix.EBUSY:
+		return -1, false, fmt.Errorf("install a seccomp filter: this host itself runs under one that reports system calls, and the kernel allows one: %w", e)
+	}
+	return -1, false, fmt.Errorf("install a seccomp filter: %w", e)
+}
+
+// What the exec stage says on its handoff socket, one byte and, for the first
+// two, the descriptor beside it.
+const (
+	saysFiltered  = 'f' // binds are reported
+	saysNoPrivs   = 'p' // likewise, with no_new_privs
+	saysNoFilter  = 'n' // it runs without a filter; the reason follows
+	saysContinue  = 'k' // the shim's answer: become the program
+	maxStageWords = 1024
+)
+
+// filterSelf is the exec stage's part of the handoff: it installs the filter,
+// gives the descriptor to the shim and waits until the shim holds it. Without a
+// filter the program starts all the same.
+func filterSelf(socket int) error {
+	fd, plain, err := installFilter()
+	switch {
+	case err != nil:
+		words := append([]byte{saysNoFilter}, err.Error()...)
+		err = unix.Sendmsg(socket, words[:min(len(words), maxStageWords)], nil, nil, unix.MSG_NOSIGNAL)
+	case plain:
+		err = unix.Sendmsg(socket, []byte{saysFiltered}, unix.UnixRights(fd), nil, unix.MSG_NOSIGNAL)
+	default:
+		err = unix.Sendmsg(socket, []byte{saysNoPrivs}, unix.UnixRights(fd), nil, unix.MSG_NOSIGNAL)
+	}
+	if fd >= 0 {
+		unix.Close(fd)
+	}
+	if err != nil {
+		return err
+	}
+	unix.CloseOnExec(socket)
+	for {
+		var b [1]byte
+		n, err := unix.Read(socket, b[:])
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return err
+		case n == 0:
+			return fmt.Errorf("the shim did not take the descriptor: %w", unix.EPIPE)
+		}
+		return nil
+	}
+}
+
+// stageWords is what the exec stage said.
+type stageWords struct {
+	fd      int  // reports the program's binds; -1 without a filter
+	noPrivs bool // the program runs with no_new_privs
+	why     string
+}
+
+// hearStage reads what the exec stage says on the other end of its handoff
+// socket. An error means that the stage has ended or does not answer.
+func hearStage(socket int) (stageWords, error) {
+	out := stageWords{fd: -1}
+	limit := unix.NsecToTimeval(stageLimit.Nanoseconds())
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
+		return out, err
+	}
+	buf, oob := make([]byte, maxStageWords), make([]byte, unix.CmsgSpace(4))
+	n, oobn, _, _, err := unix.Recvmsg(socket, buf, oob, unix.MSG_CMSG_CLOEXEC)
+	for err == unix.EINTR {
+		n, oobn, _, _, err = unix.Recvmsg(socket, buf, oob, unix.MSG_CMSG_CLOEXEC)
+	}
+	if err != nil {
+		return out, err
+	}
+	if n == 0 {
+		return out, unix.EPIPE
+	}
+	if buf[0] == saysNoFilter {
+		out.why = string(buf[1:n])
+		return out, nil
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || len(msgs) != 1 {
+		return out, fmt.Errorf("cannot take the descriptor of the filter: %d messages: %w", len(msgs), err)
+	}
+	fds, err := unix.ParseUnixRights(&msgs[0])
+	if err != nil || len(fds) != 1 {
+		return out, fmt.Errorf("cannot take the descriptor of the filter: %w", err)
+	}
+	out.fd, out.noPrivs = fds[0], buf[0] == saysNoPrivs
+	return out, nil
+}

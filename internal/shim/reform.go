@@ -1,0 +1,195 @@
+package shim
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/edge/sockets"
+	"lull/internal/link/shimctl"
+)
+
+// A program may bind something else than the exposed address for which a socket
+// was held: every address, or the same one as IPv6. Then it gets a socket of that
+// form, which is made beside the held one and takes its place for good. Clients
+// who had come to the held one are connected to the program by the shim.
+
+// reform replaces h by a socket of the form want and returns that. own is the
+// program's socket. On an error h is given up, so that the program can bind.
+func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
+	next, err := s.beside(h, want, own)
+	if err != nil {
+		s.giveUp(f, h, err)
+		return h, err
+	}
+	s.mu.Lock()
+	for n := range s.held[f.id] {
+		if s.held[f.id][n].fd == h.fd {
+			s.held[f.id][n] = next
+		}
+	}
+	serr := s.saveHeldLocked(f.id)
+	s.mu.Unlock()
+	if serr != nil {
+		s.log.Warn("a held socket's new form is not on disk", "instance", f.id, "error", serr)
+	}
+	s.log.Info("a held socket follows the program", "instance", f.id, "from", h.as.String(), "to", want.String())
+	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id})
+	go s.empty(f.id, h, want)
+	return next, nil
+}
+
+// beside makes a listening socket of the form want while h listens.
+func (s *Shim) beside(h held, want form, own int) (held, error) {
+	fail := func(err error) (held, error) {
+		return h, fmt.Errorf("cannot listen on %s beside %s: %w", want, h.as, err)
+	}
+	family := unix.AF_INET
+	if !want.v4() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fail(err)
+	}
+	// Both may share the port for this moment. Afterwards it is as the program has it.
+	set := func(fd, level, name, v int) {
+		if err == nil {
+			err = unix.SetsockoptInt(fd, level, name, v)
+		}
+	}
+	set(h.fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	set(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	set(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	var sa unix.Sockaddr = &unix.SockaddrInet4{Port: int(want.port)}
+	if want.v4() {
+		sa = &unix.SockaddrInet4{Port: int(want.port), Addr: want.ip.As4()}
+	} else {
+		only, oerr := unix.GetsockoptInt(own, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY)
+		if oerr != nil {
+			only = 0
+		}
+		set(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
+		sa = &unix.SockaddrInet6{Port: int(want.port), Addr: want.ip.As16()}
+	}
+	if err == nil {
+		err = unix.Bind(fd, sa)
+	}
+	if err == nil {
+		err = unix.Listen(fd, backlog)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return fail(err)
+	}
+	return held{h.addr, want, fd}, nil
+}
+
+// giveUp stops holding a socket, whoever has a duplicate of it, so that the
+// program can bind the address itself.
+func (s *Shim) giveUp(f *filter, h held, cause error) {
+	_ = unix.SetsockoptInt(h.fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 0)
+	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // it stops listening
+	s.mu.Lock()
+	var left []held
+	for _, o := range s.held[f.id] {
+		if o.fd != h.fd {
+			left = append(left, o)
+		}
+	}
+	s.held[f.id] = left
+	if len(left) == 0 {
+		delete(s.held, f.id)
+	}
+	err := remove(s.dir.heldFile(f.id))
+	if len(left) > 0 {
+		err = s.saveHeldLocked(f.id)
+	}
+	s.mu.Unlock()
+	unix.Close(h.fd)
+	if err != nil {
+		s.log.Warn("what is held is not on disk", "instance", f.id, "error", err)
+	}
+	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id, Why: cause.Error()})
+}
+
+// Limits of emptying a backlog.
+const (
+	handshakes = 20 * time.Millisecond // that are in the middle may end
+	dialLimit  = time.Minute
+)
+
+// empty passes on who had come to h, then closes it. The program listens already,
+// so that nobody is refused in between: a client whose first packet is ignored
+// repeats it a second later, and reaches the program.
+func (s *Shim) empty(id string, h held, now form) {
+	if err := sockets.Shut(h.fd); err != nil {
+		s.log.Warn("clients may be refused for a moment", "instance", id, "error", err)
+	}
+	target := now
+	if now.ip.IsUnspecified() {
+		if f, err := parseForm(h.addr); err == nil {
+			target.ip = f.ip
+		}
+		if target.ip.IsUnspecified() {
+			target.ip = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+			if !now.v4() && !now.dual {
+				target.ip = netip.IPv6Loopback()
+			}
+		}
+	}
+	addr := netip.AddrPortFrom(target.ip.Unmap(), target.port).String()
+	for range 2 {
+		if err := unix.SetNonblock(h.fd, true); err != nil {
+			break
+		}
+		for {
+			fd, _, err := unix.Accept4(h.fd, unix.SOCK_CLOEXEC)
+			if err == unix.EINTR || err == unix.ECONNABORTED {
+				continue
+			}
+			if err != nil {
+				break
+			}
+			go s.pass(id, fd, addr)
+		}
+		time.Sleep(handshakes)
+	}
+	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // the daemon has a duplicate for a moment longer
+	unix.Close(h.fd)
+}
+
+// pass connects one client to the program.
+func (s *Shim) pass(id string, fd int, addr string) {
+	file := os.NewFile(uintptr(fd), "client")
+	client, err := net.FileConn(file)
+	file.Close()
+	if err != nil {
+		return
+	}
+	defer client.Close()
+	program, err := net.DialTimeout("tcp", addr, dialLimit)
+	if err != nil {
+		s.log.Warn("a client could not be passed on", "instance", id, "error", err)
+		return
+	}
+	defer program.Close()
+	var wg sync.WaitGroup
+	copying := func(to, from net.Conn) {
+		wg.Go(func() {
+			_, _ = io.Copy(to, from) // an error ends it like an end
+			if c, ok := to.(*net.TCPConn); ok {
+				_ = c.CloseWrite()
+			}
+		})
+	}
+	copying(program, client)
+	copying(client, program)
+	wg.Wait()
+}
