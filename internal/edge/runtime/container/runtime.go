@@ -214,7 +214,7 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 			return nil, err
 		}
 	}
-	in := instance.Launch{ID: l.ID, Run: l.Run, Env: l.Env, Dir: "/", Listen: l.Listen, LogPath: l.LogPath, LogMax: l.LogMax,
+	in := instance.Launch{ID: l.ID, Run: l.Run, Env: l.Env, Dir: "/", Listen: l.Listen, Handoff: l.Handoff, LogPath: l.LogPath, LogMax: l.LogMax,
 		Command: []string{r.runc, "--root", r.state(), "--log", b.log(), "--log-format", "json",
 			// Keep the groups until Kill, which reads from them why the run ended.
 			"run", "--keep", "--bundle", string(b), "--pid-file", b.pid(), l.ID}}
