@@ -133,6 +133,9 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	i.mu.Unlock()
 	switch {
 	case ended:
+		if e := i.reported; e != nil && gone.Exit.Lost {
+			gone.Exit = e.exit
+		}
 		why := ""
 		if unusable := (*instance.SnapshotError)(nil); errors.As(err, &unusable) {
 			why = unusable.Error()

@@ -44,6 +44,8 @@ type inst struct {
 	observe atomic.Pointer[string]
 	// ended is the exit of the present run, noted before anybody has the lock.
 	ended atomic.Pointer[ending]
+	// reported is the exit that adoption falls back to; guarded by the instance's lock.
+	reported *ending
 	// up says that the application accepts: the relay reads it without a lock.
 	up       atomic.Bool
 	backends atomic.Pointer[[]router.Backend] // of the relayed endpoints, in order

@@ -509,6 +509,22 @@ func (i *inst) handleEnding(e *ending) {
 	default:
 		return
 	}
+	i.mu.Lock()
+	lost := i.work == nil && i.rec.Identity != nil
+	i.mu.Unlock()
+	if lost {
+		// An earlier daemon's run, reported before it could be taken over. Adoption
+		// knows why it ended, and removes what it left.
+		i.reported = e
+		err := i.seek(i.h.ctx)
+		i.reported = nil
+		if err != nil {
+			i.h.log.Error("cannot take over", "instance", i.name(), "err", err)
+		}
+		if err != nil || i.workload() == nil {
+			return
+		}
+	}
 	exit := i.explained(e.exit)
 	if w := i.workload(); w != nil { // children may have outlived it
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)

@@ -1,30 +1,39 @@
 package realtest
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
 	"lull/internal/daemon/host/daemontest"
+	"lull/internal/edge/runtime/container"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
 
-// TestStarvedContainer: a container that the kernel ends for lack of memory says
-// so, also one that ended while no daemon was there, and nothing of it is left.
-// One that ends with the same code does not.
-func TestStarvedContainer(t *testing.T) {
+// starved is the end of a container with 32 MiB that the kernel ended because
+// memory ran out.
+const starved = "exited with code 137: out of memory: the kernel ended it; it has 32 MiB: raise --memory"
+
+// hog is a shell that holds a string, doubled over and over.
+const hog = `x=0123456789abcdef; while :; do x=$x$x; done`
+
+// hungry starts containers that each have 32 MiB. A file named go in the folder
+// that it returns is seen by them as /shared/go.
+func hungry(t *testing.T) (m *bare, run func(name, script string), shared string) {
 	needContainers(t)
 	root := image(t)
-	m := bare{}.over(t)
-	const starved = "exited with code 137: out of memory: the kernel ended it; it has 32 MiB: raise --memory"
-	shared := t.TempDir()
+	m = bare{}.over(t)
+	shared = t.TempDir()
 	if err := os.Chmod(shared, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	run := func(name, script string) {
+	return m, func(name, script string) {
 		t.Helper()
 		s := instance.Spec{Name: name, Runtime: "container", Image: root, Memory: 32 << 20, Restart: instance.RestartNo,
 			Workspace: shared + ":/shared:ro", StopAfter: daemontest.Seconds(0), Command: []string{"sh", "-c", script}}
@@ -33,9 +42,31 @@ func TestStarvedContainer(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.trace(name, o)
+	}, shared
+}
+
+// starveAway has a container run out of memory while no daemon is there, and
+// starts the daemon again.
+func starveAway(t *testing.T, m *bare, run func(name, script string), shared string) {
+	t.Helper()
+	run("late", "while [ ! -e /shared/go ]; do sleep 0.05; done; "+hog)
+	id := m.traces["late"].id
+	m.d.Kill()
+	if err := os.WriteFile(filepath.Join(shared, "go"), nil, 0o644); err != nil {
+		t.Fatal(err)
 	}
-	// A shell that holds a string, doubled over and over.
-	const hog = `x=0123456789abcdef; while :; do x=$x$x; done`
+	waittest.Until(t, "it ends", func() bool { return len(m.d.Marked()[id]) == 0 })
+	m.d.Boot()
+	if o := m.d.Await("late", "stopped"); o.StatusReason != starved+", while the daemon was away" {
+		t.Errorf("out of memory while the daemon was away: %q", o.StatusReason)
+	}
+}
+
+// TestStarvedContainer: a container that the kernel ends for lack of memory says
+// so, also one that ended while no daemon was there, and nothing of it is left.
+// One that ends with the same code does not.
+func TestStarvedContainer(t *testing.T) {
+	m, run, shared := hungry(t)
 	run("hog", hog)
 	if o := m.d.Await("hog", "stopped"); o.StatusReason != starved {
 		t.Errorf("out of memory: %q", o.StatusReason)
@@ -44,22 +75,11 @@ func TestStarvedContainer(t *testing.T) {
 	if err != nil || !strings.Contains(y.Answer, starved) {
 		t.Errorf("why: %+v, %v", y, err)
 	}
-
-	run("late", "while [ ! -e /shared/go ]; do sleep 0.05; done; "+hog)
-	id := m.traces["late"].id
-	m.d.Kill()
-	if err := os.WriteFile(filepath.Join(shared, "go"), nil, 0o644); err != nil {
+	starveAway(t, m, run, shared)
+	run("other", "while [ ! -e /shared/end ]; do sleep 0.05; done; exit 137")
+	if err := os.WriteFile(filepath.Join(shared, "end"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if !daemontest.Within(daemontest.Patience, func() bool { return len(m.d.Marked()[id]) == 0 }) {
-		t.Fatal("it does not end")
-	}
-	m.d.Boot()
-	if o := m.d.Await("late", "stopped"); o.StatusReason != starved+", while the daemon was away" {
-		t.Errorf("out of memory while the daemon was away: %q", o.StatusReason)
-	}
-
-	run("other", "exit 137")
 	if o := m.d.Await("other", "stopped"); o.StatusReason != "exited with code 137" {
 		t.Errorf("another end: %q", o.StatusReason)
 	}
@@ -70,5 +90,50 @@ func TestStarvedContainer(t *testing.T) {
 		if left := m.Left(name); len(left) > 0 {
 			t.Errorf("%s left %q", name, left)
 		}
+	}
+}
+
+// TestStarvedAndHalfSwept: why a container ended is still known if its control
+// groups, which held the evidence, were removed before the exit was recorded.
+// The runc of this test is interrupted in the middle of its first delete.
+func TestStarvedAndHalfSwept(t *testing.T) {
+	real, err := container.Find("")
+	daemontest.Need(t, err, "runc")
+	dir := t.TempDir()
+	script := fmt.Sprintf(`#!/bin/sh
+for last; do :; done
+case " $* " in *" delete "*)
+	if [ ! -e %[1]s/cut ]; then
+		: > %[1]s/cut
+		find /sys/fs/cgroup -depth -type d -path "*/$last/c" -exec rmdir {} +
+		exit 1
+	fi
+esac
+exec %[2]s "$@"
+`, dir, real)
+	if err := os.WriteFile(filepath.Join(dir, "runc"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	m, run, shared := hungry(t)
+	starveAway(t, m, run, shared)
+	if _, err := os.Stat(filepath.Join(dir, "cut")); err != nil {
+		t.Errorf("no delete was interrupted: %v", err)
+	}
+	// The note is of that run, and not of the next.
+	if err := os.Remove(filepath.Join(shared, "go")); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Start("late"); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(m.d.Look("late").PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if o := m.d.Await("late", "stopped"); strings.Contains(o.StatusReason, "memory") {
+		t.Errorf("killed: %q", o.StatusReason)
+	}
+	if err := m.Remove("late"); err != nil {
+		t.Error(err)
 	}
 }

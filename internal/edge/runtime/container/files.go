@@ -26,6 +26,7 @@ func (b box) work() string   { return filepath.Join(string(b), "work") }
 func (b box) rootfs() string { return filepath.Join(string(b), "rootfs") }
 func (b box) pid() string    { return filepath.Join(string(b), "pid") }
 func (b box) log() string    { return filepath.Join(string(b), "runc.log") }
+func (b box) kills() string  { return filepath.Join(string(b), "oom-kills") }
 func (b box) copied() string { return filepath.Join(string(b), "copied") }
 
 // make creates the directory.
@@ -173,4 +174,37 @@ func (b box) reset() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// noteKills keeps how many processes of the run the kernel killed because memory
+// ran out, and its memory limit.
+func (b box) noteKills(kills uint64, limit int64) error {
+	tmp := b.kills() + ".new"
+	if err := os.WriteFile(tmp, fmt.Appendf(nil, "%d %d\n", kills, limit), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, b.kills())
+}
+
+// readKills returns what noteKills kept of the last run, zeros for nothing.
+func (b box) readKills() (kills uint64, limit int64, err error) {
+	text, err := os.ReadFile(b.kills())
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, nil
+	}
+	if err == nil {
+		_, err = fmt.Sscanf(string(text), "%d %d\n", &kills, &limit)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("cannot read %s: %w", b.kills(), err)
+	}
+	return kills, limit, nil
+}
+
+// dropKills forgets what noteKills kept.
+func (b box) dropKills() error {
+	if err := os.Remove(b.kills()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

@@ -192,6 +192,9 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	if err := b.mount(ctx, img.Root); err != nil {
 		return nil, err
 	}
+	if err := b.dropKills(); err != nil { // an earlier run's
+		return nil, err
+	}
 	p := plan{launch: l, config: img.Config, rootfs: b.rootfs(), guests: r.cfg.Guests, limits: true, filter: r.filters}
 	if p.stop, err = img.Config.Signal(); err != nil {
 		return nil, err
@@ -330,26 +333,52 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	return w, b.unmount()
 }
 
-// explain checks whether a run that is over, but not cleaned up, was killed
-// because memory ran out.
+// explain checks whether a run that is over was killed because memory ran out.
+// The kernel's counts go with the control groups when the run is swept, which a
+// full disk, a deadline or the end of the daemon can interrupt before the exit is
+// recorded. So what they say is noted in the box first, and the note speaks for
+// groups that are gone, until the next start.
 func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
-	dir := r.cfg.Process.GroupDir(id)
-	if dir == "" || e.Code == 0 {
+	if e.Code == 0 {
 		return e
 	}
-	g, err := (cgroup.Place{}).Open(dir)
-	if err != nil {
-		return e
-	}
-	kills, limit, err := g.OOMKills()
+	b := r.box(id)
+	kills, limit, err := r.oomKills(id)
 	switch {
-	case err != nil || kills == 0:
+	case kills > 0:
+		_ = b.noteKills(kills, limit) // without the note, this exit is still explained
+	default:
+		var nerr error
+		if kills, limit, nerr = b.readKills(); nerr != nil {
+			err = errors.Join(err, nerr)
+		}
+	}
+	switch {
+	case kills == 0 && err != nil && e.Code == 128+int(unix.SIGKILL):
+		e.Why = fmt.Sprintf("it is not known whether memory ran out: %v", err)
+	case kills == 0:
 	case e.Code == 128+int(unix.SIGKILL):
 		e.Why = instance.Starved("the kernel", limit)
 	default: // another cause is possible, but this is what is known
 		e.Why = instance.Starved("the kernel", limit) + " (processes of it: " + strconv.FormatUint(kills, 10) + ")"
 	}
 	return e
+}
+
+// oomKills reads the counts of an instance's groups, 0 if the groups are gone.
+func (r *Runtime) oomKills(id string) (kills uint64, limit int64, err error) {
+	dir := r.cfg.Process.GroupDir(id)
+	if dir == "" {
+		return 0, 0, nil
+	}
+	g, err := (cgroup.Place{}).Open(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	return g.OOMKills()
 }
 
 // sweep removes what a run left outside its processes.
