@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -129,8 +130,10 @@ func heldBy(o hostctl.Instance) string {
 		}
 		switch b.Code {
 		case "not_idle_yet", "status_not_running":
-		case "recent_activity":
-			parts = append(parts, b.Signal)
+		case "recent_activity", "signal_active":
+			if !slices.Contains(parts, b.Signal) {
+				parts = append(parts, b.Signal)
+			}
 		case "connection_open":
 			parts = append(parts, fmt.Sprintf("%d connections", o.Connections))
 		case "lease_held":

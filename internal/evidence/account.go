@@ -209,6 +209,10 @@ func (a *Account) end(b idle.Block) string {
 	switch b.Code {
 	case idle.ConnectionOpen:
 		return "the open connections would have to close, or --quiet-connection-after be set"
+	case idle.SignalActive:
+		return b.Signal + " would have to read quiet"
+	case idle.SignalIncomplete:
+		return b.Signal + " would have to measure a complete quiet window"
 	case idle.SignalUnknown:
 		return b.Signal + " would have to be readable"
 	case idle.Shadow:

@@ -34,12 +34,13 @@ type Decision struct {
 // what the codec preserves: UTC, without a monotonic reading.
 func Decide(now time.Time, p idle.Policy, e idle.Evidence) Decision {
 	now = plain(now)
-	for _, t := range []*time.Time{&e.LastActivityAt, &e.LastResumedAt, &e.CreatedAt, &e.SnoozedUntil, &e.WarningSentAt} {
+	for _, t := range []*time.Time{&e.LastActivityAt, &e.LastResumedAt, &e.RunningSince, &e.CreatedAt, &e.SnoozedUntil, &e.WarningSentAt} {
 		*t = plain(*t)
 	}
 	e.Readings = slices.Clone(e.Readings)
 	for i := range e.Readings {
-		e.Readings[i].At, e.Readings[i].LastEvent = plain(e.Readings[i].At), plain(e.Readings[i].LastEvent)
+		r := &e.Readings[i]
+		r.At, r.LastEvent, r.QuietSince = plain(r.At), plain(r.LastEvent), plain(r.QuietSince)
 	}
 	e.Leases = slices.Clone(e.Leases)
 	for i := range e.Leases {

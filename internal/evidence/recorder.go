@@ -170,7 +170,7 @@ func samePolicy(a, b idle.Policy) bool {
 }
 
 func sameEvidence(a, b *idle.Evidence) bool {
-	if a.Status != b.Status || a.Running != b.Running || !a.LastResumedAt.Equal(b.LastResumedAt) || !a.CreatedAt.Equal(b.CreatedAt) ||
+	if a.Status != b.Status || a.Running != b.Running || !a.LastResumedAt.Equal(b.LastResumedAt) || !a.CreatedAt.Equal(b.CreatedAt) || !a.RunningSince.Equal(b.RunningSince) ||
 		!a.SnoozedUntil.Equal(b.SnoozedUntil) || !a.WarningSentAt.Equal(b.WarningSentAt) || (a.Connections > 0) != (b.Connections > 0) ||
 		len(a.Readings) != len(b.Readings) || len(a.Leases) != len(b.Leases) || len(a.Guards) != len(b.Guards) {
 		return false

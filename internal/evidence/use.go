@@ -19,7 +19,7 @@ const AboutToBePaused = "about_to_be_paused"
 // if the object was in use, that is, if its last activity was less than two
 // check intervals old at that time.
 func KeptUp(v *idle.Verdict, every time.Duration, at time.Time) string {
-	if last := v.LastActivityAt; last != nil && at.Sub(*last) < 2*every {
+	if last := v.LastActivityAt; last != nil && at.Sub(*last) < 2*every || v.Has(idle.SignalActive) {
 		return ""
 	}
 	if len(v.Blocks) == 0 {

@@ -111,7 +111,7 @@ func (c Case) Use() string {
 	v := c.idle().Verdict
 	for _, b := range v.Blocks {
 		switch b.Code {
-		case idle.RecentActivity, idle.NotIdleYet, idle.SignalUnknown, idle.ConnectionOpen:
+		case idle.RecentActivity, idle.NotIdleYet, idle.SignalActive, idle.SignalUnknown, idle.ConnectionOpen:
 			return b.Sentence
 		}
 	}
@@ -140,20 +140,6 @@ func (c Case) decide(p idle.Policy, e idle.Evidence, guards []idle.Block) eviden
 	if slices.ContainsFunc(guards, func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == idle.Halted && b.Until == nil }) {
 		p.WarnBefore = 0 // nobody is warned of what will not happen
 	}
-	return c.ask(p, e)
-}
-
-// ask asks the engine, with the readings of events as the numbers that it is
-// asked with make them: what the policy still calls active may be quiet for
-// longer than the grace of the schedule that decides.
-func (c Case) ask(p idle.Policy, e idle.Evidence) evidence.Decision {
-	e.Readings = slices.Clone(e.Readings)
-	for i := range e.Readings {
-		r := &e.Readings[i]
-		if r.Signal == SourceCML && r.State == idle.Active && p.Counts(r.Signal) && !r.LastEvent.IsZero() && c.Now.Sub(r.LastEvent) >= time.Duration(p.Timeout) {
-			r.State = idle.Quiet
-		}
-	}
 	return evidence.Decide(c.Now, p, e)
 }
 
@@ -167,7 +153,7 @@ func (c Case) Look(why Reason) evidence.Decision {
 	p.WarnBefore = 0
 	e.Running = true
 	e.Guards = append(slices.Clone(c.Guards), c.Rules.Guards()...)
-	return c.ask(p, e)
+	return evidence.Decide(c.Now, p, e)
 }
 
 // lastStart is when w last came up, for whatever cause.

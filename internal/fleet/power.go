@@ -431,10 +431,14 @@ func (f *Fleet) RetryWorker(ctx context.Context, by Actor, id string) (Worker, e
 // External records a pause that the cloud, or somebody through it, made.
 func (w *Worker) External(tx *Tx, by string) { w.paused(tx, ReasonExternal, by) }
 
-// Resumed records that RUNNING is confirmed. A start that somebody asked for
-// is counted here, once, and begins the snooze; a first launch is none.
+// Resumed records that RUNNING is confirmed. It begins the snooze, after a
+// first launch too; an imported worker that ran already has none. A start that
+// was asked for is counted here, once.
 func (w *Worker) Resumed(tx *Tx) {
 	now := tx.Now
+	if found := w.Imported && w.LastPausedAt == nil; w.RunningSince == nil && !found {
+		w.LastResumedAt, w.LastResumedBy = &now, tx.by.Name
+	}
 	w.Status, w.StatusReason, w.RunningSince = power.WorkerRunning, "", &now
 	w.Intent, w.Draining, w.MissingSince, w.StartSentAt = nil, false, nil, nil
 	w.TargetPauseAt, w.WarningSentAt, w.WarningFor, w.CancelledStopAt, w.StopCalledOff = nil, nil, "", nil, nil

@@ -161,7 +161,7 @@ func TestStartWithdrawn(t *testing.T) {
 					if len(page.Entries) != 1 || page.Entries[0].By.Name != by || page.Entries[0].Events[len(page.Entries[0].Events)-1] != fleet.EventStartWithdrawn {
 						t.Errorf("the audit log has %+v", page.Entries)
 					}
-					if w.StartOrigin != fleet.OriginNone || w.StartBy != "" || w.StartReason != "" || w.StartAskedAt != nil || w.LastResumedAt != nil {
+					if w.StartOrigin != fleet.OriginNone || w.StartBy != "" || w.StartReason != "" || w.StartAskedAt != nil || !w.LastResumedAt.Equal(*before.LastResumedAt) {
 						t.Errorf("left behind: %+v", w)
 					}
 					if kept := w.StartSentAt != nil; kept != (p.name == "starting, sent") {

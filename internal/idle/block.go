@@ -2,13 +2,15 @@ package idle
 
 import "time"
 
-// Code names a reason that prevents a pause. The set is the contract of spec,
-// section 1; the preflight codes of section 2.4 and the host's come as Guards.
+// Code names a reason that prevents a pause. Scripts rely on the codes; the
+// codes of preflight checks and of the host come as Guards.
 type Code string
 
 // Codes of blocks, and IdleTimeoutExceeded for a verdict without any.
 const (
 	RecentActivity      Code = "recent_activity"
+	SignalActive        Code = "signal_active"     // the last reading of a signal was active
+	SignalIncomplete    Code = "signal_incomplete" // quiet, but not for the whole idle time
 	NotIdleYet          Code = "not_idle_yet"
 	InSnoozePeriod      Code = "in_snooze_period"
 	AutoPauseDisabled   Code = "auto_pause_disabled"
@@ -33,7 +35,7 @@ const (
 type Block struct {
 	Code     Code       `json:"code"`
 	Sentence string     `json:"sentence"`         // for people
-	Signal   string     `json:"signal,omitempty"` // of signal_unknown and recent_activity
+	Signal   string     `json:"signal,omitempty"` // of recent_activity and signal_*
 	Holder   string     `json:"holder,omitempty"` // of lease_held
 	Until    *time.Time `json:"until,omitempty"`  // when it ends by itself; nil for no known end
 }

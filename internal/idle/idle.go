@@ -7,9 +7,10 @@
 // are compared: callers on one machine pass times of a clock that does not
 // step.
 //
-// It guarantees that an unknown never counts as quiet, that more activity
-// never makes a verdict more idle, and that TargetPauseAt is exactly the
-// instant at which the verdict becomes eligible if nothing new arrives.
+// It guarantees that an unknown never counts as quiet, that an active reading
+// blocks until a newer one is quiet, that more activity never makes a verdict
+// more idle, and that TargetPauseAt is exactly the instant at which the verdict
+// becomes eligible if nothing new arrives.
 //
 // It does not act, does not know what a worker or an instance is, and does not
 // decide between objects: floors, budgets and schedules reach it as Guards.
@@ -86,11 +87,14 @@ type Evidence struct {
 	Status  string `json:"status"`  // as people know it, for sentences
 	Running bool   `json:"running"` // whether Status is the one from which a pause is legal
 
+	// Idle time counts from the newest of these four.
 	LastActivityAt time.Time `json:"last_activity_at,omitzero"`
-	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"` // the last confirmed resume of any kind
+	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"` // last confirmed start or resume of any kind; begins the snooze
+	RunningSince   time.Time `json:"running_since,omitzero"`   // when it was first seen running after it was last down
 	CreatedAt      time.Time `json:"created_at,omitzero"`
-	SnoozedUntil   time.Time `json:"snoozed_until,omitzero"` // set by a person
-	WarningSentAt  time.Time `json:"warning_sent_at,omitzero"`
+
+	SnoozedUntil  time.Time `json:"snoozed_until,omitzero"` // set by a person
+	WarningSentAt time.Time `json:"warning_sent_at,omitzero"`
 
 	Readings    []Reading `json:"readings,omitempty"`
 	Connections int       `json:"connections,omitempty"` // open ones that hold
@@ -187,6 +191,7 @@ func (d *decision) clocks() {
 	}
 	check("the last activity", d.e.LastActivityAt)
 	check("the last resume", d.e.LastResumedAt)
+	check("the start", d.e.RunningSince)
 	check("the creation", d.e.CreatedAt)
 	check("the warning", d.e.WarningSentAt)
 	for i := range d.e.Readings {
@@ -199,33 +204,38 @@ func (d *decision) clocks() {
 
 // activity finds the baseline and how long it has been idle since.
 func (d *decision) activity() {
-	last, active := d.e.LastActivityAt, -1
+	last, signal := d.e.LastActivityAt, ""
+	var seen time.Time
 	for i := range d.e.Readings {
 		r := &d.e.Readings[i]
 		if !d.p.Counts(r.Signal) {
 			continue
 		}
-		if t := r.ActivityAt(); t.After(last) {
+		t := r.ActivityAt()
+		if t.After(last) {
 			last = t
 		}
-		if r.State == Active && (active < 0 || r.At.After(d.e.Readings[active].At)) {
-			active = i
+		if t.After(seen) {
+			seen, signal = t, r.Signal
 		}
 	}
-	d.v.Baseline, d.base = "last_activity_at", last
-	switch {
-	case !last.IsZero():
+	if !last.IsZero() {
 		t := last.Round(0)
 		d.v.LastActivityAt = &t
-	case !d.e.LastResumedAt.IsZero():
-		d.v.Baseline, d.base = "last_resumed_at", d.e.LastResumedAt
-	case !d.e.CreatedAt.IsZero():
-		d.v.Baseline, d.base = "created_at", d.e.CreatedAt
-	default:
-		d.v.Baseline = "none"
+	}
+	d.v.Baseline = "none"
+	for _, b := range []struct {
+		name string
+		at   time.Time
+	}{{"last_activity_at", last}, {"last_resumed_at", d.e.LastResumedAt}, {"running_since", d.e.RunningSince}, {"created_at", d.e.CreatedAt}} {
+		if b.at.After(d.base) {
+			d.v.Baseline, d.base = b.name, b.at
+		}
+	}
+	if d.base.IsZero() {
 		d.known = false
 		d.block(Block{Code: SignalUnknown, Signal: "last_activity_at",
-			Sentence: "No time of activity, resume or creation is known, so how long it has been idle is unknown."})
+			Sentence: "No time of activity, start or creation is known, so how long it has been idle is unknown."})
 		return
 	}
 	idle := max(d.now.Sub(d.base), 0)
@@ -244,12 +254,11 @@ func (d *decision) activity() {
 		of, after = " of "+Human(time.Duration(d.p.Timeout)), "; it is idle after "+Human(time.Duration(d.p.Timeout))
 	}
 	b := Block{Code: NotIdleYet, Until: &ends, Sentence: "Idle for " + Human(idle) + of + "."}
-	if active >= 0 {
-		r := d.e.Readings[active]
-		b = Block{Code: RecentActivity, Signal: r.Signal, Until: &ends, Sentence: "Active: " + r.describe(d.now) + "."}
-		if idle > d.p.lately() { // it counts still, but nobody would call it active
-			b.Sentence = fmt.Sprintf("Last used %s ago (%s)%s.", Human(idle), r.Signal, after)
+	if signal != "" && d.v.Baseline == "last_activity_at" {
+		if idle <= d.p.lately() {
+			b.Code, b.Signal = RecentActivity, signal
 		}
+		b.Sentence = fmt.Sprintf("Last used %s ago (%s)%s.", Human(idle), signal, after)
 	}
 	d.block(b)
 }
@@ -312,15 +321,27 @@ func (d *decision) switches() {
 	}
 }
 
-// signals blocks for every counted signal that is not known.
+// signals blocks for every counted signal that is active, not known, or quiet
+// for too short a time. The state of an active reading holds at any age: only a
+// newer reading says that the use is over.
 func (d *decision) signals() {
 	for i := range d.e.Readings {
 		r := &d.e.Readings[i]
-		if d.p.Counts(r.Signal) && r.StateAt(d.now) == Unknown {
+		if !d.p.Counts(r.Signal) {
+			continue
+		}
+		if r.State == Active {
+			d.known = false
+			d.block(Block{Code: SignalActive, Signal: r.Signal,
+				Sentence: "Active: " + r.describe(d.now) + "; it has to read quiet first."})
+		}
+		if r.StateAt(d.now) == Unknown {
 			d.known = false
 			d.block(Block{Code: SignalUnknown, Signal: r.Signal,
 				Sentence: "Not known: " + r.describe(d.now) + "; an unknown signal never counts as quiet."})
+			continue
 		}
+		d.covered(r)
 	}
 	for _, s := range d.p.Signals {
 		if !slices.ContainsFunc(d.e.Readings, func(r Reading) bool { return r.Signal == s }) {
@@ -328,6 +349,37 @@ func (d *decision) signals() {
 			d.block(Block{Code: SignalUnknown, Signal: s,
 				Sentence: fmt.Sprintf("Not known: %s has no reading; an unknown signal never counts as quiet.", s)})
 		}
+	}
+}
+
+// covered blocks until the windows of a quiet reading have covered the idle
+// time: a complete window after the baseline, and no window missing for the
+// length of the timeout. Only readings with QuietSince come from a source whose
+// windows can be missing or end before the baseline.
+func (d *decision) covered(r *Reading) {
+	if r.State != Quiet || r.QuietSince.IsZero() || d.base.IsZero() {
+		return
+	}
+	ends := r.QuietSince.Add(time.Duration(d.p.Timeout)).Round(0)
+	if !r.QuietSince.After(d.base) {
+		ends = time.Time{}
+	}
+	first := d.base.Add(time.Duration(r.Window)).Round(0) // no complete window ends earlier
+	lacks := r.At.Add(-time.Duration(r.Window)).Before(d.base)
+	if lacks && d.now.Before(first) && first.After(ends) {
+		ends = first
+	}
+	if !ends.IsZero() {
+		d.until(ends)
+	}
+	switch {
+	case lacks && !d.now.Before(first):
+		d.known = false
+		d.block(Block{Code: SignalIncomplete, Signal: r.Signal, Sentence: fmt.Sprintf(
+			"%s has not measured a complete window of %s since the machine was last in use.", r.Signal, Human(time.Duration(r.Window)))})
+	case d.now.Before(ends):
+		d.block(Block{Code: SignalIncomplete, Signal: r.Signal, Until: &ends, Sentence: fmt.Sprintf(
+			"%s has been quiet without a gap only since %s ago.", r.Signal, Human(d.now.Sub(r.QuietSince)))})
 	}
 }
 

@@ -33,7 +33,9 @@ func TestEligibleTruthTable(t *testing.T) {
 		{"not idle", func(_ *Policy, e *Evidence) { e.LastActivityAt = t0.Add(-59 * time.Minute) }, NotIdleYet},
 		{"globally off", func(p *Policy, _ *Evidence) { p.AutoPause = false }, AutoPauseDisabled},
 		{"off for it", func(p *Policy, _ *Evidence) { p.Detection = false }, DetectionDisabled},
-		{"in snooze", func(_ *Policy, e *Evidence) { e.LastResumedAt = t0.Add(-59 * time.Minute) }, InSnoozePeriod},
+		{"in snooze", func(p *Policy, e *Evidence) {
+			p.Snooze, e.LastResumedAt = Duration(90*time.Minute), t0.Add(-89*time.Minute)
+		}, InSnoozePeriod},
 		{"not running", func(_ *Policy, e *Evidence) { e.Running, e.Status = false, "STOPPED" }, StatusNotRunning},
 		{"unknown signal", func(_ *Policy, e *Evidence) { e.Readings = []Reading{NotKnown("cml", t0, "unreachable")} }, SignalUnknown},
 		{"connection", func(_ *Policy, e *Evidence) { e.Connections = 1 }, ConnectionOpen},
@@ -87,21 +89,23 @@ func TestOffNamesNoTimeout(t *testing.T) {
 	}
 }
 
-// TestBaselineChain is the fallback chain of seeds/000, section 4.
-func TestBaselineChain(t *testing.T) {
+// TestBaseline: idle time counts from the newest of the four times.
+func TestBaseline(t *testing.T) {
 	at := func(min int) time.Time { return t0.Add(-time.Duration(min) * time.Minute) }
 	for _, c := range []struct {
-		activity, resumed, created time.Time
-		want                       float64
-		name                       string
+		activity, resumed, running, created time.Time
+		want                                float64
+		name                                string
 	}{
-		{at(5), at(10), at(20), 5, "last_activity_at"},
-		{at(30), at(10), at(20), 30, "last_activity_at"}, // first of the chain, not the newest
-		{time.Time{}, at(10), at(20), 10, "last_resumed_at"},
-		{time.Time{}, time.Time{}, at(20), 20, "created_at"},
-		{t0.Add(30 * time.Second), at(10), at(20), 0, "last_activity_at"}, // skew within bounds
+		{at(5), at(10), at(10), at(20), 5, "last_activity_at"},
+		{at(30), at(10), at(11), at(20), 10, "last_resumed_at"},
+		{at(30), at(10), at(9), at(20), 9, "running_since"},
+		{at(30), time.Time{}, at(3), at(2), 2, "created_at"}, // telemetry older than the machine
+		{time.Time{}, at(10), time.Time{}, at(20), 10, "last_resumed_at"},
+		{time.Time{}, time.Time{}, time.Time{}, at(20), 20, "created_at"},
+		{t0.Add(30 * time.Second), at(10), at(10), at(20), 0, "last_activity_at"}, // skew within bounds
 	} {
-		v := Decide(t0, policy(), Evidence{Running: true, LastActivityAt: c.activity, LastResumedAt: c.resumed, CreatedAt: c.created})
+		v := Decide(t0, policy(), Evidence{Running: true, LastActivityAt: c.activity, LastResumedAt: c.resumed, RunningSince: c.running, CreatedAt: c.created})
 		if v.Baseline != c.name || v.IdleMinutes != c.want {
 			t.Errorf("%v: got %s %v, want %s %v", c, v.Baseline, v.IdleMinutes, c.name, c.want)
 		}
@@ -122,9 +126,9 @@ func TestEdges(t *testing.T) {
 	}{
 		{"idle at exactly the timeout", func(e *Evidence, d time.Duration) { e.LastActivityAt = t0.Add(-time.Hour + d) }, NotIdleYet},
 		{"snooze ends at exactly its end", func(e *Evidence, d time.Duration) { e.LastResumedAt = t0.Add(-time.Hour + d) }, InSnoozePeriod},
-		{"person's snooze", func(e *Evidence, d time.Duration) { e.SnoozedUntil = t0.Add(d) }, InSnoozePeriod},
+		{"snooze set by a user", func(e *Evidence, d time.Duration) { e.SnoozedUntil = t0.Add(d) }, InSnoozePeriod},
 		{"lease ends at its expiry", func(e *Evidence, d time.Duration) { e.Leases = []Lease{{Holder: "a", ExpiresAt: t0.Add(d)}} }, LeaseHeld},
-		{"clock in future", func(e *Evidence, d time.Duration) { e.CreatedAt = t0.Add(FutureTolerance + d) }, ClockInFuture},
+		{"clock in future", func(e *Evidence, d time.Duration) { e.WarningSentAt = t0.Add(FutureTolerance + d) }, ClockInFuture},
 		{"stale reading", func(e *Evidence, d time.Duration) {
 			e.Readings = []Reading{{Signal: "agent", State: Quiet, At: t0.Add(-time.Minute - d), MaxAge: Duration(time.Minute)}}
 		}, SignalUnknown},
@@ -235,10 +239,10 @@ func TestSignalsThatCount(t *testing.T) {
 		signals []string
 		want    []Code
 	}{
-		{nil, []Code{RecentActivity}},
+		{nil, []Code{RecentActivity, SignalActive}},
 		{[]string{}, nil},
 		{[]string{"gpu"}, nil},
-		{[]string{"cpu", "gpu"}, []Code{RecentActivity}},
+		{[]string{"cpu", "gpu"}, []Code{RecentActivity, SignalActive}},
 		{[]string{"gpu", "disk"}, []Code{SignalUnknown}},
 	} {
 		p := policy()

@@ -39,12 +39,16 @@ func drawReading(t *rapid.T, signal string) Reading {
 	if rapid.Bool().Draw(t, signal+" has event") {
 		r.LastEvent = drawAgo(t, signal+" event")
 	}
+	if r.State == Quiet && rapid.IntRange(0, 3).Draw(t, signal+" has windows") == 0 {
+		r.Window = Duration(time.Duration(rapid.IntRange(1, 12).Draw(t, signal+" window")) * 5 * time.Minute)
+		r.QuietSince = r.At.Add(-time.Duration(r.Window) * time.Duration(rapid.IntRange(1, 4).Draw(t, signal+" windows")))
+	}
 	return r
 }
 
 func drawEvidence(t *rapid.T) Evidence {
 	e := Evidence{Status: "RUNNING", Running: rapid.IntRange(0, 9).Draw(t, "running") > 0,
-		LastActivityAt: drawAgo(t, "activity"), LastResumedAt: drawAgo(t, "resumed"), CreatedAt: drawAgo(t, "created"),
+		LastActivityAt: drawAgo(t, "activity"), LastResumedAt: drawAgo(t, "resumed"), RunningSince: drawAgo(t, "running"), CreatedAt: drawAgo(t, "created"),
 		SnoozedUntil: drawAgo(t, "snoozed").Add(time.Hour), WarningSentAt: drawAgo(t, "warned")}
 	if e.SnoozedUntil.Year() < 2000 {
 		e.SnoozedUntil = time.Time{}
@@ -91,6 +95,58 @@ func TestLawUnknownNeverAllows(t *testing.T) {
 	})
 }
 
+// Law: an active reading that counts never allows a pause, whatever its age and
+// whatever event it carries, and a pause without a newer reading is not in sight.
+func TestLawActiveNeverAllows(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p, e := drawPolicy(t), drawEvidence(t)
+		if len(e.Readings) == 0 {
+			return
+		}
+		e.Readings[0].State = Active
+		if rapid.Bool().Draw(t, "bounded") {
+			e.Readings[0].MaxAge = Duration(time.Minute)
+		}
+		v := Decide(t0, p, e)
+		if p.Counts(e.Readings[0].Signal) && (v.Eligible || v.TargetPauseAt != nil || v.WarnDue || !v.Has(SignalActive)) {
+			t.Fatalf("%s is active, yet %+v", e.Readings[0].Signal, v)
+		}
+	})
+}
+
+// Law: a quiet reading with windows proves no more than its windows: there is
+// no pause until they have covered the timeout without a gap, and one of them
+// all of its time after the baseline.
+func TestLawQuietProvesItsWindowsOnly(t *testing.T) {
+	eligible := 0
+	rapid.Check(t, func(t *rapid.T) {
+		all := drawEvidence(t)
+		p := Policy{Timeout: drawPolicy(t).Timeout, CheckInterval: 1, Detection: true, AutoPause: true}
+		e := Evidence{Running: true, LastActivityAt: all.LastActivityAt, RunningSince: all.RunningSince}
+		for _, r := range all.Readings {
+			r.State, r.LastEvent, r.Window = Quiet, time.Time{}, max(r.Window, Duration(5*time.Minute))
+			r.QuietSince = r.At.Add(-time.Duration(r.Window) * time.Duration(rapid.IntRange(1, 20).Draw(t, r.Signal+" quiet windows")))
+			e.Readings = append(e.Readings, r)
+		}
+		v := Decide(t0, p, e)
+		if !v.Eligible {
+			return
+		}
+		for _, r := range e.Readings {
+			if r.QuietSince.IsZero() || !p.Counts(r.Signal) || r.State != Quiet {
+				continue
+			}
+			eligible++
+			if r.At.Add(-time.Duration(r.Window)).Before(v.base()) || r.QuietSince.After(v.base()) && t0.Sub(r.QuietSince) < time.Duration(p.Timeout) {
+				t.Fatalf("%+v does not cover the idle time since %v, yet %+v", r, v.base(), v)
+			}
+		}
+	})
+	if eligible == 0 {
+		t.Error("no drawn case was eligible with windows")
+	}
+}
+
 // Law: more activity never makes a verdict more idle.
 func TestLawMoreActivityNeverMoreIdle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -125,7 +181,8 @@ func TestLawMoreActivityNeverMoreIdle(t *testing.T) {
 		if after.IdleMinutes > before.IdleMinutes && before.Baseline != "none" {
 			t.Fatalf("idle rose from %v to %v", before.IdleMinutes, after.IdleMinutes)
 		}
-		if before.TargetPauseAt == nil && after.TargetPauseAt != nil && before.Baseline != "none" {
+		// A window that is overdue is awaited anew after more activity.
+		if before.TargetPauseAt == nil && after.TargetPauseAt != nil && before.Baseline != "none" && !before.Has(SignalIncomplete) {
 			t.Fatalf("a target appeared: %+v -> %+v", before, after)
 		}
 		if before.TargetPauseAt != nil && after.TargetPauseAt != nil && after.TargetPauseAt.Before(*before.TargetPauseAt) {
@@ -174,15 +231,27 @@ func TestLawTargetIsTheFlip(t *testing.T) {
 		if p.WarnBefore > 0 && (v.WarnDue || v.WarnAt.After(t0)) {
 			e.WarningSentAt = later(*v.WarnAt, t0)
 		}
+		windowsUntil(&e, target.Add(-1))
 		if w := Decide(target.Add(-1), p, e); w.Eligible {
 			t.Fatalf("eligible before its target %v", target)
 		}
+		windowsUntil(&e, target)
 		if w := Decide(target, p, e); !w.Eligible {
 			t.Fatalf("not eligible at its target %v: %+v (at %v: %+v)", target, w.Blocks, t0, v.Blocks)
 		}
 	})
 	if flips == 0 {
 		t.Error("no drawn case had a flip ahead")
+	}
+}
+
+// windowsUntil continues quiet windows until a time: its source keeps
+// publishing them.
+func windowsUntil(e *Evidence, at time.Time) {
+	for i := range e.Readings {
+		if r := &e.Readings[i]; !r.QuietSince.IsZero() {
+			r.At = at
+		}
 	}
 }
 

@@ -53,10 +53,14 @@ type Reading struct {
 	Threshold float64   `json:"threshold"` // active at or above it
 	Unit      string    `json:"unit,omitempty"`
 	Window    Duration  `json:"window_seconds,omitzero"` // the measured time that Value covers
-	At        time.Time `json:"at,omitzero"`             // when it was taken
+	At        time.Time `json:"at,omitzero"`             // when it was taken; of a rate, the end of its window
 	LastEvent time.Time `json:"last_event,omitzero"`     // for signals that carry the time of their last event
 	MaxAge    Duration  `json:"max_age_seconds,omitzero"`
-	Detail    string    `json:"detail,omitempty"` // what was seen, or why it is unknown
+	// QuietSince is the start of the unbroken run of quiet windows that ends at
+	// At. A source that publishes windows of a fixed length sets it in quiet
+	// readings, since a window may be missing or end before the machine started.
+	QuietSince time.Time `json:"quiet_since,omitzero"`
+	Detail     string    `json:"detail,omitempty"` // what was seen, or why it is unknown
 }
 
 // Judge returns a reading of a rate or level: active at or above threshold.

@@ -118,7 +118,7 @@ func faults() []trouble {
 				w.with(func() { w.typed = time.Now() })
 				return agentctl.Hook{}
 			}
-		}, check: cancelled("Idle for 1m of 30m")},
+		}, check: cancelled("Last used 1m ago (terminals)")},
 		{name: "work begins while the hook runs", then: "the action is cancelled", set: func(w *world) {
 			withHook(w)
 			w.hook = func(HookSpec) agentctl.Hook {
@@ -239,7 +239,7 @@ func faults() []trouble {
 		}},
 		{name: "a key at the last second", then: "the action is cancelled", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { w.atFence = func() { w.with(func() { w.typed = time.Now() }) } })
-		}, check: cancelled("Idle for 0s of 30m")},
+		}, check: cancelled("Last used 0s ago (terminals)")},
 	}
 }
 

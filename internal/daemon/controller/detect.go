@@ -179,6 +179,7 @@ func (j *job) fetch(ctx context.Context, force bool) {
 	j.live.seen, j.live.telemetry, j.live.fetchedAt = t.Seen, t, time.Now()
 	j.c.count.future.Add(t.Future)
 	j.c.count.malformed.Add(t.Malformed)
+	// CML reports events, not levels: use is dated by its newest event.
 	r := idle.Reading{Signal: fleet.SourceCML, State: idle.Quiet, At: t.CheckedAt, LastEvent: t.Newest, MaxAge: idle.Duration(2 * every)}
 	if t.CheckedAt.IsZero() {
 		r.At = time.Now()
@@ -186,8 +187,6 @@ func (j *job) fetch(ctx context.Context, force bool) {
 	if t.Unknown != "" {
 		r.State, r.Detail = idle.Unknown, t.Unknown
 		span.SetStatus(codes.Error, t.Unknown)
-	} else if !t.Newest.IsZero() && now.Sub(t.Newest) < time.Duration(j.rules().Timeout) {
-		r.State = idle.Active
 	}
 	j.live.cml = r
 }

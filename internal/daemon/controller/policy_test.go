@@ -155,7 +155,8 @@ func TestScheduleWeeks(t *testing.T) {
 						}
 					}},
 					{5, "10:58", true, "", nil}, // stands until idleness ends it, after its snooze
-					{5, "11:12", false, fleet.ReasonIdleTimeout, nil},
+					{5, "12:58", true, "", nil}, // and the idle timeout counts from its start
+					{5, "13:12", false, fleet.ReasonIdleTimeout, nil},
 					{5, "22:05", true, "", nil},  // the maintenance window starts it
 					{5, "22:58", true, "", nil},  // and holds it
 					{5, "23:25", false, "", nil}, // and ends

@@ -177,7 +177,7 @@ func TestLifeOfOneWorker(t *testing.T) {
 		w := r.create()
 		begun := time.Now()
 		w = r.await(w.ID, power.WorkerRunning, 5*time.Minute)
-		if w.LastResumedAt != nil || w.Launch == nil || w.PrivateIP == "" || w.EC2State != "running" {
+		if w.LastResumedAt == nil || w.ManualResumeCount+w.AutoResumeCount != 0 || w.Launch == nil || w.PrivateIP == "" || w.EC2State != "running" {
 			t.Errorf("after the launch: %+v", w)
 		}
 		// Somebody works for 30 minutes, then nobody does.

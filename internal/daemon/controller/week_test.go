@@ -470,6 +470,11 @@ func (w *weighed) worker(t *testing.T, name string) error {
 		return err
 	}
 	var offs []off
+	begun, err := w.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: is.ID, Action: "started"})
+	if err != nil || len(begun.Entries) != 1 {
+		return fmt.Errorf("first seen running %d times: %v", len(begun.Entries), err)
+	}
+	up := begun.Entries[0].At // idle time counts from when it was first seen running
 	for _, p := range line.Power {
 		if p.Status == "RUNNING" {
 			continue
@@ -485,7 +490,7 @@ func (w *weighed) worker(t *testing.T, name string) error {
 		if p.SnoozeMinutes != nil {
 			snooze = time.Duration(*p.SnoozeMinutes) * time.Minute
 		}
-		want := byHand(w.uses[name], offs, is.CreatedAt, w.to, time.Duration(p.TimeoutMinutes)*time.Minute, snooze)
+		want := byHand(w.uses[name], offs, up, w.to, time.Duration(p.TimeoutMinutes)*time.Minute, snooze)
 		if err := w.policy(i, s.Policies[i], want, offs); err != nil {
 			t.Errorf("%s under %s: %v", name, p.Name, err)
 		}

@@ -104,7 +104,7 @@ func (s *Server) atRest(ctx context.Context, y *control.Why, w *fleet.Worker, no
 	y.Verdict, y.Signals, y.Change = nil, []evidence.Signal{}, []string{}
 	y.IdleStatus.TargetPauseAt, y.IdleStatus.WarnAt, y.IdleStatus.Reason = nil, nil, idle.StatusNotRunning
 	y.IdleStatus.Blocks = slices.DeleteFunc(slices.Clone(y.IdleStatus.Blocks), func(b idle.Block) bool {
-		return slices.Contains([]idle.Code{idle.NotIdleYet, idle.RecentActivity, idle.SignalUnknown, idle.WarningPending}, b.Code)
+		return slices.Contains([]idle.Code{idle.NotIdleYet, idle.RecentActivity, idle.SignalActive, idle.SignalIncomplete, idle.SignalUnknown, idle.WarningPending}, b.Code)
 	})
 	if w.Status != power.WorkerStopped && w.Status != power.WorkerStopping {
 		return nil

@@ -337,7 +337,7 @@ func meant(w *fleet.Worker, st fleet.IdleStatus) fleet.IdleStatus {
 	}
 	st.Blocks = slices.DeleteFunc(slices.Clone(st.Blocks), func(b idle.Block) bool {
 		switch b.Code {
-		case idle.NotIdleYet, idle.RecentActivity, idle.SignalUnknown, idle.WarningPending:
+		case idle.NotIdleYet, idle.RecentActivity, idle.SignalActive, idle.SignalIncomplete, idle.SignalUnknown, idle.WarningPending:
 			return true
 		}
 		return false

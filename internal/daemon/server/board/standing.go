@@ -108,7 +108,7 @@ func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time
 		r.Standing, r.Sentence = control.StandingPausingSoon, "It is paused at the next check."
 	case st.TargetPauseAt != nil && st.TargetPauseAt.Sub(now) <= min(Soon, third):
 		r.Standing, r.Sentence = control.StandingPausingSoon, "It is paused if nothing happens."
-	case time.Duration(st.IdleMinutes*float64(time.Minute)) <= min(Lately, third):
+	case st.Has(idle.SignalActive) || time.Duration(st.IdleMinutes*float64(time.Minute)) <= min(Lately, third):
 		r.Standing, r.Sentence = control.StandingActive, "In use."
 	default:
 		r.Standing, r.Sentence = control.StandingIdle, "Not used lately."
@@ -149,7 +149,7 @@ func expiry(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) *evidence.Expi
 func lasting(blocks []idle.Block) *idle.Block {
 	for i := range blocks {
 		switch blocks[i].Code {
-		case idle.RecentActivity, idle.NotIdleYet, idle.WarningPending:
+		case idle.RecentActivity, idle.SignalActive, idle.SignalIncomplete, idle.NotIdleYet, idle.WarningPending:
 		case idle.Budget:
 			if !(idle.Verdict{Blocks: blocks}).Used() { // it says nothing of what is in use
 				return &blocks[i]
