@@ -324,7 +324,7 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 	for i := range e.Readings {
 		r := &e.Readings[i]
 		*r = t.judged(*r)
-		r.MaxAge, r.QuietSince = 0, time.Time{} // it was read again all the time
+		r.MaxAge, r.QuietSince = 0, time.Time{} // it was refreshed throughout
 		if r.Signal == eventful && r.State == idle.Active && !r.LastEvent.IsZero() {
 			r.State = idle.Quiet // earlier versions recorded an event within the timeout as active
 		}
