@@ -86,7 +86,7 @@ func (e *ec2Edge) instance(ctx context.Context) (agent.EC2, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.api == nil {
-		cfg, err := (ec2.Access{HTTP: e.http}).Load(ctx, i.Region)
+		cfg, err := (ec2.Access{HTTP: e.http, MetadataEndpoint: e.cfg.IMDSEndpoint}).Load(ctx, i.Region)
 		if err != nil {
 			return agent.EC2{}, err
 		}

@@ -218,7 +218,7 @@ func firstBoot(t *testing.T, deb, root string) {
 	}
 	if len(cloud.Files) != 1 || cloud.Files[0].Path != "/"+policyPath || cloud.Files[0].Permissions != "0600" {
 		t.Errorf("cloud-init writes %+v", cloud.Files)
-	} else if _, faults, err := agent.ParseLocal([]byte(cloud.Files[0].Content)); err != nil || len(faults) > 0 {
+	} else if _, faults, err := agent.ParseLocal("x", []byte(cloud.Files[0].Content)); err != nil || len(faults) > 0 {
 		t.Errorf("the policy that cloud-init writes: %v, %v", err, faults)
 	}
 	cloudInit := func(sum string) (out [][]string) {

@@ -90,13 +90,13 @@ func (d *agentCheck) policyFile() {
 		d.add("policy file", false, err.Error(), "make it and its directories root's, writable by nobody else")
 		return
 	}
-	l, faults, err := agent.ParseLocal(b)
+	l, faults, err := agent.ParseLocal(d.cfg.Config, b)
 	if err != nil {
 		d.add("policy file", false, err.Error(), "correct it")
 		return
 	}
 	for _, f := range faults {
-		d.add("policy file", false, f.Error(), "correct the line in "+d.cfg.Config)
+		d.add("policy file", false, f.Error(), "correct that line")
 	}
 	if len(faults) == 0 {
 		d.add("policy file", true, fmt.Sprintf("%s, %d settings", d.cfg.Config, len(l.Settings.Encode(""))), "")

@@ -54,7 +54,7 @@ SIGHUP reads the policy again; lull agent reload does too and says what changed.
 func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 	log := slog.New(slog.NewTextHandler(c.err, nil))
 	bytes := &agent.Meter{}
-	o, free, err := agent.Machine(agent.Options{Version: version, BuildDate: buildDate, Prefix: cfg.Prefix, Hooks: agent.ShellHooks{}, Log: log}, bytes, cfg.ShortestReach)
+	o, free, err := agent.Machine(agent.Options{Version: version, BuildDate: buildDate, Prefix: cfg.Prefix, ConfigPath: cfg.Config, Hooks: agent.ShellHooks{}, Log: log}, bytes, cfg.ShortestReach)
 	if err != nil {
 		return err
 	}
@@ -142,9 +142,14 @@ func addCloud(ctx context.Context, cfg agentConfig, m *agent.Meter, o *agent.Opt
 		o.Power = localPower{off: cfg.PowerOff, hibernate: cfg.Hibernate}
 		return
 	}
-	if i, err := e.identity(ctx); err == nil {
+	if err == nil {
+		i, _ := e.identity(ctx) // known by now
 		o.InstanceID, o.Region = i.InstanceID, i.Region
 		o.Log.Info("this is an EC2 instance", "instance_id", i.InstanceID, "region", i.Region, "type", i.Type)
+	}
+	o.Identify = func(ctx context.Context) (id, region string, err error) {
+		i, err := e.identity(ctx)
+		return i.InstanceID, i.Region, err
 	}
 	o.Cloud = e
 	o.Tags = []agent.TagSource{e.imds, describedTags{e}}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"lull/internal/daemon/agent"
 	"lull/internal/link/control"
@@ -20,6 +21,11 @@ func addServer(cfg agentConfig, m *agent.Meter, o *agent.Options) error {
 	hc, err := cfg.client(m.Transport(http.ProxyFromEnvironment))
 	if err != nil {
 		return err
+	}
+	if o.Cloud == nil && strings.HasPrefix(cfg.Machine, "i-") {
+		// An instance whose agent is kept from the cloud is still that instance:
+		// the server finds its worker by id and region.
+		o.InstanceID, o.Region = cfg.Machine, cfg.Region
 	}
 	r := reporter{cfg: cfg, http: hc}
 	r.cloud, _ = o.Cloud.(*ec2Edge)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -98,9 +99,15 @@ func readConfigFile(name string) (configFile, error) {
 	if len(f.data) > maxConfigFile {
 		return f, fmt.Errorf("cannot read %s: it has %d bytes, the limit is %d", name, len(f.data), maxConfigFile)
 	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(f.data, &doc); err != nil {
+	var doc, more yaml.Node
+	in := yaml.NewDecoder(bytes.NewReader(f.data))
+	if err := in.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
 		return f, fmt.Errorf("cannot read %s: %w", name, err)
+	}
+	if len(doc.Content) > 0 {
+		if err := in.Decode(&more); !errors.Is(err, io.EOF) {
+			return f, fmt.Errorf("cannot read %s: want one YAML document, and there is more after it", name)
+		}
 	}
 	if len(doc.Content) == 0 {
 		return f, nil

@@ -3,6 +3,9 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"lull/internal/idle"
@@ -16,22 +19,32 @@ import (
 var ByAgent = Actor{Name: "agent", Kind: KindAgent}
 
 // WorkerOfMachine finds the worker that a machine is: by the worker's id, or by
-// that of its instance in a region. Errors: NotFound.
+// that of its instance in a region. An instance whose region is empty is looked
+// up in the default region and in every configured one. Errors: NotFound.
 func (f *Fleet) WorkerOfMachine(ctx context.Context, machine, region string) (Worker, error) {
 	if checkName("machine", machine) != nil || region != "" && checkName("region", region) != nil {
 		return Worker{}, &NotFound{Kind: "worker", Name: machine}
 	}
-	res, err := f.store.Commit(ctx, store.Txn{Read: []string{workerKey(machine), instanceKey(region, machine)}})
+	regions := []string{region}
+	if s := f.Settings(); region == "" && strings.HasPrefix(machine, "i-") {
+		regions = append(slices.Sorted(maps.Keys(s.AWSRegionConfigs)), s.AWSDefaultRegion)
+	}
+	read := []string{workerKey(machine)}
+	for _, r := range regions {
+		read = append(read, instanceKey(r, machine))
+	}
+	res, err := f.store.Commit(ctx, store.Txn{Read: read})
 	if err != nil {
 		return Worker{}, fmt.Errorf("cannot find the worker of machine %q: %w", machine, err)
 	}
 	if res.Read[0].Exists() {
 		return DecodeWorker(res.Read[0])
 	}
-	if !res.Read[1].Exists() {
+	i := slices.IndexFunc(res.Read[1:], store.Value.Exists)
+	if i < 0 {
 		return Worker{}, &NotFound{Kind: "worker", Name: machine}
 	}
-	ref, err := instanceCodec.Decode(res.Read[1].Key, res.Read[1].Data)
+	ref, err := instanceCodec.Decode(res.Read[1+i].Key, res.Read[1+i].Data)
 	if err != nil {
 		return Worker{}, err
 	}

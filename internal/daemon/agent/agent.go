@@ -87,6 +87,12 @@ type HookRunner interface {
 	Run(ctx context.Context, h HookSpec) agentctl.Hook
 }
 
+// UserChecker is a HookRunner that knows whether a user exists. CheckUser
+// returns what is wrong otherwise.
+type UserChecker interface {
+	CheckUser(name string) error
+}
+
 // Disk keeps the agent's files.
 type Disk interface {
 	Load(name string) ([]byte, error)         // fs.ErrNotExist when there is none
@@ -117,6 +123,8 @@ type Options struct {
 	Identify func(ctx context.Context) (instanceID, region string, err error)
 	BootID   string
 	Prefix   string // of tags; empty is lull:
+
+	ConfigPath string // of the local file, for errors; Disk reads it
 
 	Cheap    Cheap
 	Slow     []Slow

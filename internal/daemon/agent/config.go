@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"slices"
 	"strings"
@@ -36,38 +39,65 @@ type Local struct {
 // maxConfig bounds the local file.
 const maxConfig = 64 << 10
 
-// ParseLocal reads /etc/lull/agent.yaml: one setting a line under the tags'
-// names, lists as YAML lists or with commas, and allow-tag-hooks and
-// replace-tags. A file that is no YAML is an error; a setting that cannot be
-// used is a fault and leaves only itself out.
-func ParseLocal(b []byte) (Local, []tags.Fault, error) {
+// ParseLocal reads the content of the local file at path: one setting a line
+// under the tags' names, lists as YAML lists or with commas, and
+// allow-tag-hooks and replace-tags. A file that is not one YAML document is an
+// error; a setting that cannot be used, or that is there twice, is a fault and
+// leaves only itself out.
+func ParseLocal(path string, b []byte) (Local, []tags.Fault, error) {
 	var l Local
 	if len(b) > maxConfig {
-		return l, nil, fmt.Errorf("cannot read the local file: larger than %d bytes", maxConfig)
+		return l, nil, fmt.Errorf("cannot read %s: larger than %d bytes", path, maxConfig)
 	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(b, &doc); err != nil {
-		return l, nil, fmt.Errorf("cannot read the local file: %w", withoutText(err))
+	var doc, more yaml.Node
+	in := yaml.NewDecoder(bytes.NewReader(b))
+	if err := in.Decode(&doc); errors.Is(err, io.EOF) {
+		return l, nil, nil
+	} else if err != nil {
+		return l, nil, fmt.Errorf("cannot read %s: %w", path, withoutText(err))
+	}
+	if err := in.Decode(&more); !errors.Is(err, io.EOF) {
+		return l, nil, fmt.Errorf("cannot read %s: want one YAML document, and there is more after it", path)
 	}
 	if len(doc.Content) == 0 {
 		return l, nil, nil
 	}
 	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
-		return l, nil, fmt.Errorf("cannot read the local file: line %d: want names and values", root.Line)
+		if root.Kind == yaml.ScalarNode && root.Value == "" {
+			return l, nil, nil
+		}
+		return l, nil, fmt.Errorf("cannot read %s: line %d: want names and values", path, root.Line)
 	}
 	var faults []tags.Fault
+	lines := map[string]int{}
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, node := root.Content[i], root.Content[i+1]
 		value, err := scalar(node)
-		if err == nil {
+		switch first, twice := lines[key.Value]; {
+		case twice: // which of them is meant is not known, so neither counts
+			l.clear(key.Value)
+			err = fmt.Errorf("it is in line %d too", first)
+		case err == nil:
 			err = l.set(key.Value, value)
 		}
+		lines[key.Value] = key.Line
 		if err != nil {
-			faults = append(faults, tags.Fault{Tag: fmt.Sprintf("line %d: %s", key.Line, key.Value), Value: l.show(key.Value, value), Problem: err.Error()})
+			faults = append(faults, tags.Fault{Tag: key.Value, Value: l.show(key.Value, value), Problem: err.Error(), Where: fmt.Sprintf("%s, line %d", path, key.Line)})
 		}
 	}
 	return l, faults, nil
+}
+
+// clear takes one setting back.
+func (l *Local) clear(name string) {
+	switch name {
+	case "allow-tag-hooks":
+		l.AllowTagHooks = false
+	case "replace-tags":
+		l.ReplaceTags = false
+	}
+	l.Settings.Clear(name)
 }
 
 func (l *Local) set(name, value string) error {
@@ -132,7 +162,8 @@ type fetched struct {
 	at       time.Time
 	tags     map[string]string
 	tagsErr  error
-	noTags   bool // there is no source of tags
+	noTags   bool   // there is no source of tags
+	path     string // of the local file
 	local    Local
 	localErr error
 	noLocal  bool
@@ -141,7 +172,7 @@ type fetched struct {
 
 // fetch reads every source. It runs beside the loop.
 func (a *Agent) fetch(ctx context.Context) fetched {
-	f := fetched{at: a.o.Clocks().Wall}
+	f := fetched{at: a.o.Clocks().Wall, path: cmp.Or(a.o.ConfigPath, "the local file")}
 	b, err := a.o.Disk.Config()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -149,7 +180,7 @@ func (a *Agent) fetch(ctx context.Context) fetched {
 	case err != nil:
 		f.localErr = err
 	default:
-		f.local, f.faults, f.localErr = ParseLocal(b)
+		f.local, f.faults, f.localErr = ParseLocal(f.path, b)
 	}
 	if f.noTags = len(a.o.Tags) == 0; f.noTags {
 		return f
@@ -240,6 +271,15 @@ func (a *Agent) apply(f fetched) agentctl.Reload {
 	c.report, c.faults, c.unread = nil, nil, ""
 	replace := a.applyLocal(f)
 	a.applyTags(f, replace)
+	for i, s := range []*tags.Settings{&c.local.Settings, &c.tags} { // as they are reported
+		where := ""
+		if i == 0 {
+			where = f.path
+		}
+		found := a.unfit(s, where)
+		c.report[i].Faults = append(c.report[i].Faults, found...)
+		c.faults = append(c.faults, found...)
+	}
 	c.settled, c.readAt = true, a.now()
 	said := c.effective()
 	c.Config = Resolve(said)
@@ -339,14 +379,40 @@ func (a *Agent) applyTags(f fetched, replace bool) {
 func keepFaulty(s *tags.Settings, faults []tags.Fault, prefix string, last map[string]string) {
 	for _, f := range faults {
 		name := strings.TrimPrefix(f.Tag, prefix)
-		if prefix == "" {
-			_, name, _ = strings.Cut(f.Tag, ": ")
-		}
 		if v, ok := last[name]; ok {
 			// What was good when it was cached is good now, or is left out.
 			_ = s.Set(name, v)
 		}
 	}
+}
+
+// unfit finds what in s can be read and cannot work, on this machine or beside
+// what else s and the other source say. path is of the file that s is from;
+// empty is tags. A warning that is longer than the timeout is taken out of s.
+// A user who does not exist stays, so that no hook runs as somebody else.
+func (a *Agent) unfit(s *tags.Settings, path string) (out []tags.Fault) {
+	fault := func(name, problem string) {
+		f := tags.Fault{Tag: a.o.Prefix + name, Problem: problem}
+		v, _ := s.Get(name)
+		if f.Value = tags.Show(name, v); path != "" {
+			f.Tag, f.Where = name, path
+		}
+		out = append(out, f)
+	}
+	if check, ok := a.o.Hooks.(UserChecker); ok && s.PreStopUser != nil {
+		if err := check.CheckUser(*s.PreStopUser); err != nil {
+			fault("pre-stop-user", err.Error()+"; no hook runs before there is one")
+		}
+	}
+	timeout := s.IdleTimeout
+	if both := a.config.effective(); timeout == nil {
+		timeout = both.IdleTimeout
+	}
+	if s.WarnBefore != nil && timeout != nil && *s.WarnBefore > *timeout {
+		fault("warn-before", "it is longer than the idle-timeout of "+timeout.String())
+		s.WarnBefore = nil
+	}
+	return out
 }
 
 func parseAll(values map[string]string) tags.Settings {

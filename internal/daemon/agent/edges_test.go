@@ -176,23 +176,32 @@ func TestLinksAreFollowedWithDistrust(t *testing.T) {
 }
 
 func TestLocalFile(t *testing.T) {
-	l, faults, err := ParseLocal([]byte("idle-timeout: 45m\nsignals: [cpu, disk]\nallow-tag-hooks: true\nidle-cpu: lots\nidle-tiemout: 1h\n"))
+	l, faults, err := ParseLocal("/etc/x.yaml", []byte("idle-timeout: 45m\nsignals: [cpu, disk]\nallow-tag-hooks: true\nidle-cpu: lots\nidle-tiemout: 1h\n"))
 	if err != nil || *l.Settings.IdleTimeout != 45*time.Minute || !l.AllowTagHooks || len(faults) != 2 {
 		t.Fatalf("%+v, %v, %v", l, faults, err)
 	}
 	if d := cmp.Diff([]string{"cpu", "disk"}, *l.Settings.Signals); d != "" {
 		t.Error(d)
 	}
-	for i, want := range []string{"line 4: idle-cpu", "line 5: idle-tiemout"} {
-		if faults[i].Tag != want {
-			t.Errorf("fault %+v, want it at %s", faults[i], want)
+	for i, want := range [][2]string{{"idle-cpu", "/etc/x.yaml, line 4"}, {"idle-tiemout", "/etc/x.yaml, line 5"}} {
+		if faults[i].Tag != want[0] || faults[i].Where != want[1] || strings.Contains(faults[i].Error(), "tag ") {
+			t.Errorf("fault %+v, want %s", faults[i], want)
 		}
 	}
-	if _, faults, err := ParseLocal([]byte(Example())); err != nil || len(faults) > 0 {
+	l, faults, err = ParseLocal("x.yaml", []byte("idle-timeout: 45m\nidle-cpu: 7\nidle-timeout: 5h\nallow-tag-hooks: true\nallow-tag-hooks: true\n"))
+	if err != nil || len(faults) != 2 || faults[0].Tag != "idle-timeout" || faults[0].Where != "x.yaml, line 3" || l.Settings.IdleTimeout != nil || l.AllowTagHooks || *l.Settings.IdleCPU != 7 {
+		t.Errorf("a setting that is there twice: %+v, %v, %v", l, faults, err)
+	}
+	for _, bad := range []string{"a: [", "- 1\n", "idle-timeout: 1h\n---\nidle-timeout: 2h\n", strings.Repeat("#", maxConfig+1)} {
+		if _, _, err := ParseLocal("/etc/x.yaml", []byte(bad)); err == nil || !strings.Contains(err.Error(), "/etc/x.yaml") {
+			t.Errorf("%.20q: %v, want the path", bad, err)
+		}
+	}
+	if _, faults, err := ParseLocal("x", []byte(Example())); err != nil || len(faults) > 0 {
 		t.Errorf("the example: %v, %v", faults, err)
 	}
 	whole := strings.NewReplacer("\n# idle", "\nidle", "\n# check", "\ncheck", "\n# warn", "\nwarn", "\n# boot", "\nboot").Replace(Example())
-	if _, faults, err := ParseLocal([]byte(whole)); err != nil || len(faults) != 1 { // idle-timeout has no default
+	if _, faults, err := ParseLocal("x", []byte(whole)); err != nil || len(faults) != 1 { // idle-timeout has no default
 		t.Errorf("the example without comment signs: %v, %v", faults, err)
 	}
 }
@@ -203,7 +212,7 @@ func FuzzLocalFile(f *testing.F) {
 	f.Add([]byte("- 1\n"))
 	f.Add([]byte(Example()))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		l, _, err := ParseLocal(b)
+		l, _, err := ParseLocal("x", b)
 		if err == nil {
 			Resolve(l.Settings)
 		}

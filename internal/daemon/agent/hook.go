@@ -109,6 +109,19 @@ func (ShellHooks) Run(ctx context.Context, h HookSpec) agentctl.Hook {
 	return out
 }
 
+var _ UserChecker = ShellHooks{}
+
+// CheckUser implements UserChecker.
+func (ShellHooks) CheckUser(name string) error {
+	if _, err := user.Lookup(name); err != nil {
+		if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
+			return fmt.Errorf("there is no user %s on this machine", name)
+		}
+		return err
+	}
+	return nil
+}
+
 // become makes cmd run as that user, with the user's groups and home.
 func become(cmd *exec.Cmd, name string) error {
 	if name == "" {

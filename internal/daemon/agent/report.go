@@ -154,6 +154,9 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 		a.soon(p.tryAt)
 		return
 	}
+	self := a.self.Load()
+	a.alarmIf(ans.WorkerID == "" && a.o.Cloud == nil && self.instanceID != "", "no_worker",
+		fmt.Sprintf("The server knows no worker whose instance is %s (region %q): set --region, or import it with lull worker import.", self.instanceID, self.region))
 	p.told(&r)
 	p.failures, p.sentAt, p.tryAt, p.said = 0, now, now.Add(reportSpace), keyOf(r)
 	said := serverSaid{ans.WorkerID, ans.Holder, ans.Halted, ans.Halt, ans.TTLDeadline, ans.TTLAction, ans.TTLFromTag}

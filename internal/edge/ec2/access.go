@@ -35,6 +35,9 @@ type Access struct {
 	HTTP *http.Client
 	// STSEndpoint is where roles are assumed, if not at AWS.
 	STSEndpoint string
+	// MetadataEndpoint is where the standard chain asks for an instance's
+	// credentials; empty is the metadata service's own address.
+	MetadataEndpoint string
 }
 
 // Load makes the SDK's configuration for a region. Answers are bounded in size.
@@ -47,6 +50,9 @@ func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 		options = append(options, config.WithCredentialsProvider(a.Credentials))
 	}
 	options = append(options, config.WithHTTPClient(awshttp.NewBuildableClient().WithTimeout(attemptTimeout)))
+	if a.MetadataEndpoint != "" {
+		options = append(options, config.WithEC2IMDSEndpoint(a.MetadataEndpoint))
+	}
 	cfg, err := config.LoadDefaultConfig(ctx, options...)
 	if err != nil {
 		return aws.Config{}, fmt.Errorf("cannot load AWS configuration for region %s: %w", region, err)

@@ -11,6 +11,7 @@
 package tags
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -69,15 +70,19 @@ type Settings struct {
 	PauseHolder     *string // agent, controller
 }
 
-// Fault is one tag or line that cannot be used.
+// Fault is one tag, or one line of a file, that cannot be used.
 type Fault struct {
-	Tag     string `json:"tag"`   // with its prefix, as it is written
+	Tag     string `json:"tag"`   // of a tag its name with its prefix, of a line the setting
 	Value   string `json:"value"` // what Show leaves of it
 	Problem string `json:"problem"`
+	Where   string `json:"where,omitempty"` // path and line; empty is a tag
 }
 
-// Error says what is wrong, with name and value.
+// Error says what is wrong, with place, name and value.
 func (f Fault) Error() string {
+	if f.Where != "" {
+		return fmt.Sprintf("cannot use %s: %q in %s: %s", f.Tag, f.Value, f.Where, f.Problem)
+	}
 	return fmt.Sprintf("cannot use tag %s=%q: %s", f.Tag, f.Value, f.Problem)
 }
 
@@ -96,12 +101,12 @@ func Parse(prefix string, tags map[string]string) (Settings, []Fault) {
 		f := find(name)
 		if f == nil {
 			if near := nearest(name); near != "" {
-				faults = append(faults, Fault{key, Show(near, value), fmt.Sprintf("there is no such tag; %s%s is meant?", prefix, near)})
+				faults = append(faults, Fault{Tag: key, Value: Show(near, value), Problem: fmt.Sprintf("there is no such tag; is %s%s meant?", prefix, near)})
 			}
 			continue
 		}
 		if problem := f.set(&s, value); problem != nil {
-			faults = append(faults, Fault{key, Show(name, value), problem.Error()})
+			faults = append(faults, Fault{Tag: key, Value: Show(name, value), Problem: problem.Error()})
 		}
 	}
 	return s, faults
@@ -145,19 +150,17 @@ func (s Settings) Changes(t Settings) []string {
 	return out
 }
 
-// Set reads one setting by its name without a prefix.
+// Set reads one setting by its name without a prefix. Its error says only what
+// is wrong, for a Fault that has name, value and place.
 func (s *Settings) Set(name, value string) error {
 	f := find(name)
 	if f == nil {
 		if near := nearest(name); near != "" {
-			return fmt.Errorf("cannot set %s: there is no such setting; %s is meant?", name, near)
+			return fmt.Errorf("there is no such setting; is %s meant?", near)
 		}
-		return fmt.Errorf("cannot set %s: there is no such setting", name)
+		return errors.New("there is no such setting")
 	}
-	if err := f.set(s, value); err != nil {
-		return fmt.Errorf("cannot set %s to %q: %w", name, Show(name, value), err)
-	}
-	return nil
+	return f.set(s, value)
 }
 
 // Get writes one setting; ok is false where s does not say it.
