@@ -218,8 +218,12 @@ func (c *console) State(ctx context.Context) (controller.LicenseState, error) {
 	if err != nil {
 		return controller.LicenseState{}, err
 	}
+	if l.Registration.Status == "" {
+		return controller.LicenseState{}, fmt.Errorf("cannot read the license of the CML at %s: its answer has no registration status", c.made.URL)
+	}
 	outcome, why := l.Outcome()
-	return controller.LicenseState{Done: outcome == cml.OutcomeDone, Failed: outcome == cml.OutcomeFailed, None: l.None(), Detail: why}, nil
+	return controller.LicenseState{Done: outcome == cml.OutcomeDone, Failed: outcome == cml.OutcomeFailed, None: l.None(), Seat: l.Seat(), Detail: why,
+		Registration: l.Registration.Status, Authorization: l.Authorization.Status}, nil
 }
 
 func (c *console) Deregister(ctx context.Context) (bool, error) {

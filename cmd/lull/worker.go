@@ -37,13 +37,44 @@ func (c *cli) workerCommand() *cobra.Command {
 		{"pause", "Stop it by a person's wish: the same as stop", "", power.WorkerStopped},
 		{"drain", "Take nothing new, and stop it when nothing runs", "Placers see that it drains; running labs may end. At the end of DRAIN_TIMEOUT_SECONDS it is stopped all the same.", power.WorkerStopped},
 		{"cancel-drain", "Return a draining worker to service", "", power.WorkerRunning},
-		{"terminate", "End it for ever, with its volumes", "Nothing brings it back, and idleness alone never does this.", power.WorkerTerminated},
 		{"retry", "Try a failed worker again", "It is launched anew only once it is certain that the failed attempt left no instance.", power.WorkerRunning},
 	} {
 		verb := c.workerVerb(v.name, v.short, v.to)
 		verb.Long, verb.Example = v.long, "  lull worker "+v.name+" cml-1 --wait"
 		cmd.AddCommand(verb)
 	}
+	cmd.AddCommand(c.workerTerminate())
+	return cmd
+}
+
+func (c *cli) workerTerminate() *cobra.Command {
+	var leave bool
+	var wait waiting
+	cmd := &cobra.Command{Use: "terminate WORKER", Short: "Terminate a worker permanently, with its volumes", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Terminate a worker and delete its volumes. This cannot be undone. Idleness alone never
+terminates a worker.
+
+The license of its CML is released first, for up to two minutes. A stopped CML cannot
+release its license: start the worker first, or leave the seat taken with
+--leave-license.`,
+		Example: "  lull worker terminate cml-1 --wait\n  lull worker terminate cml-1 --leave-license",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.findWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			verb := "terminate"
+			if leave {
+				verb += "?leave_license=true"
+			}
+			w, _, err = cl.Do(cmd.Context(), w.ID, verb, nil)
+			if err != nil {
+				return err
+			}
+			return c.arrive(cmd.Context(), cl, w, power.WorkerTerminated, wait)
+		}}
+	cmd.Flags().BoolVar(&leave, "leave-license", false, "terminate a stopped worker although its CML license stays registered")
+	wait.bind(cmd)
 	return cmd
 }
 

@@ -258,7 +258,9 @@ says what would have happened so far; --off puts them back into shadow.`,
 }
 
 func (c *cli) workerLicense() *cobra.Command {
-	cmd := &cobra.Command{Use: "license WORKER", Short: "Show, register or give back a worker's CML license", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+	cmd := &cobra.Command{Use: "license WORKER", Short: "Show, register or release a worker's CML license", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Show the state of a worker's CML license. It is read from CML together with the
+metrics, while the worker runs. A termination releases the license.`,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.findWorker(cmd.Context(), a[0])
 			if err != nil {
@@ -270,8 +272,14 @@ func (c *cli) workerLicense() *cobra.Command {
 			}
 			return c.print(l, func(out io.Writer) {
 				fmt.Fprintf(out, "%s %s", w.Name, l.Status)
+				switch {
+				case l.Registration != "":
+					fmt.Fprintf(out, " (%s)", strings.TrimSuffix(l.Registration+", "+l.Authorization, ", "))
+				case l.Status == fleet.LicenseUnknown:
+					fmt.Fprint(out, " (not read from CML yet)")
+				}
 				if l.PendingOperation != "" {
-					fmt.Fprintf(out, ", %s under way", l.PendingOperation)
+					fmt.Fprintf(out, ", %s in progress", l.PendingOperation)
 				}
 				if l.LastError != "" {
 					fmt.Fprintf(out, ": %s", l.LastError)
@@ -282,9 +290,10 @@ func (c *cli) workerLicense() *cobra.Command {
 	var in control.LicenseRequest
 	var file string
 	var wait waiting
-	register := &cobra.Command{Use: "register WORKER", Short: "Register it", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
-		Long: `Register a worker's CML with Smart Licensing. That CML took the request is not the
-end of it: it is done when CML says so, which --wait waits for.`,
+	register := &cobra.Command{Use: "register WORKER", Short: "Register a worker's CML", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Register a worker's CML with Smart Licensing. The registration is done when CML
+reports it as completed and in compliance, which --wait waits for. A CML that is
+registered stays as it is unless --reregister is given.`,
 		Example: "  lull worker license register cml-1 --smart-token-file /etc/lull/smart.token --wait",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if file != "" {
@@ -295,20 +304,20 @@ end of it: it is done when CML says so, which --wait waits for.`,
 	wait.bind(register)
 	register.Flags().StringVar(&in.Token, "smart-token", "", "registration token, or env:NAME on the server")
 	register.Flags().StringVar(&file, "smart-token-file", "", "file on the server with the registration token")
-	register.Flags().BoolVar(&in.Reregister, "reregister", false, "although it is registered")
-	deregister := &cobra.Command{Use: "deregister WORKER", Short: "Give it back", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+	register.Flags().BoolVar(&in.Reregister, "reregister", false, "register again, with a new token, a CML that is registered")
+	deregister := &cobra.Command{Use: "deregister WORKER", Short: "Release the license of a worker's CML", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
 		RunE: func(cmd *cobra.Command, a []string) error { return c.license(cmd, a[0], nil, wait) }}
 	wait.bind(deregister)
 	cmd.AddCommand(register, deregister)
 	return cmd
 }
 
-// licensed is the goal of a license that is asked for or given back.
+// licensed is the goal of a license operation.
 var licensed = goal{"finish with its license", func(w fleet.Worker) (bool, error) {
 	if w.License.PendingOperation != "" {
 		return false, nil
 	}
-	if w.License.Status == fleet.LicenseFailed {
+	if w.License.Status == fleet.LicenseFailed || w.License.FailedOperation != "" {
 		return false, fmt.Errorf("cannot finish with the license of %s: %s", w.Name, w.License.LastError)
 	}
 	return true, nil

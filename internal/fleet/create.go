@@ -300,6 +300,7 @@ func (f *Fleet) ImportWorker(ctx context.Context, by Actor, n ImportedWorker) (W
 		w.ID = n.WorkerID
 	}
 	w.TemplateName, w.EC2InstanceID, w.Imported = n.TemplateName, n.EC2InstanceID, true
+	w.License.Status = LicenseUnknown
 	w.Status, w.DesiredStatus = power.WorkerUnknown, power.WorkerRunning
 	w.StatusReason = "imported, not observed yet"
 	return f.insert(ctx, w, Entry{Action: "imported", Events: []string{EventImported}, By: by, To: w.Status, Detail: n.EC2InstanceID})

@@ -354,8 +354,21 @@ func (f *Fleet) CancelDrain(ctx context.Context, by Actor, id string) (Worker, e
 	})
 }
 
-// TerminateWorker ends a worker for ever. Idleness never calls it.
+// Termination is how a worker is terminated.
+type Termination struct {
+	// LeaveLicense terminates a stopped worker although its CML license is
+	// registered and only a running CML can release the seat.
+	LeaveLicense bool
+}
+
+// TerminateWorker terminates a worker permanently, and releases its CML license
+// first. Idleness never calls it. Errors: NotFound, Refused.
 func (f *Fleet) TerminateWorker(ctx context.Context, by Actor, id string) (Worker, error) {
+	return f.Terminate(ctx, by, id, Termination{})
+}
+
+// Terminate is TerminateWorker with options.
+func (f *Fleet) Terminate(ctx context.Context, by Actor, id string, t Termination) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		switch {
 		case w.Status == power.WorkerTerminating && w.TerminateFor == ReasonTTL:
@@ -365,9 +378,20 @@ func (f *Fleet) TerminateWorker(ctx context.Context, by Actor, id string) (Worke
 		case w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated:
 			return nil
 		}
+		if !t.LeaveLicense && w.seatOutOfReach() {
+			return &Refused{Command: "terminate", Name: w.Name, Reason: "license_held", Detail: "its CML license is registered, and only a running CML can release the seat: " +
+				"start it first, or give up the seat with: lull worker terminate " + w.Name + " --leave-license"}
+		}
 		w.TerminateFor = ""
 		return w.intendEnd(tx, "terminate_intended", "by "+tx.by.Name)
 	})
+}
+
+// seatOutOfReach reports whether w holds a CML license that cannot be released
+// because its machine does not run.
+func (w *Worker) seatOutOfReach() bool {
+	down := w.EC2State == string(power.EC2Stopped) || w.EC2State == string(power.EC2Stopping)
+	return down && w.EC2InstanceID != "" && w.License.MayHoldSeat()
 }
 
 func (w *Worker) intendEnd(tx *Tx, action, why string) error {

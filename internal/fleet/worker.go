@@ -68,8 +68,10 @@ const (
 	SourceCloudWatch = "cloudwatch"
 )
 
-// License statuses and operations (seeds/003, section 9).
+// License statuses and operations.
 const (
+	// LicenseUnknown: the state was never read from CML.
+	LicenseUnknown       = "unknown"
 	LicenseUnregistered  = "unregistered"
 	LicenseRegistering   = "registering"
 	LicenseRegistered    = "registered"
@@ -81,18 +83,78 @@ const (
 	OperationDeregister = "deregister"
 )
 
-// License is the state of a worker's CML license.
+// License is the state of a worker's CML license: what CML reported last, and
+// the operation that is pending.
 type License struct {
-	Status           string `json:"status"`
+	Status string `json:"status"`
+	// Registration and Authorization are CML's own words, such as COMPLETED and
+	// IN_COMPLIANCE; empty until CML was read.
+	Registration  string `json:"registration,omitempty"`
+	Authorization string `json:"authorization,omitempty"`
+	// Seat reports whether CML was registered, or being registered, when it was
+	// last read: it then holds a seat with Smart Licensing.
+	Seat             bool   `json:"seat,omitempty"`
 	PendingOperation string `json:"pending_operation,omitempty"`
-	// OperationInProgress says since when CML has been asked; a controller
-	// that finds it set goes on from there.
+	// OperationInProgress is when CML was first asked for the pending operation.
+	// A controller that finds it set resumes the operation.
 	OperationInProgress *time.Time `json:"operation_in_progress,omitempty"`
 	LastError           string     `json:"last_error,omitempty"`
-	Token               Secret     `json:"token,omitempty"`
-	Reregister          bool       `json:"reregister,omitempty"`
+	// FailedOperation is the operation that LastError is about; empty if the error
+	// was read from CML.
+	FailedOperation string `json:"failed_operation,omitempty"`
+	Token           Secret `json:"token,omitempty"`
+	Reregister      bool   `json:"reregister,omitempty"`
 	// LocalOnly: deregistered here, but Smart Licensing could not be told.
 	LocalOnly bool `json:"local_only,omitempty"`
+}
+
+// MayHoldSeat reports whether a termination has a seat to release, as far as the
+// record shows. A license that was never read is not known to hold one.
+func (l *License) MayHoldSeat() bool {
+	switch l.Status {
+	case LicenseRegistered, LicenseRegistering, LicenseDeregistering:
+		return true
+	}
+	return l.Seat
+}
+
+// Ask records that CML is about to be asked for an operation.
+func (l *License) Ask(op string, now time.Time) {
+	if op != l.PendingOperation {
+		l.DropOperation()
+	}
+	l.PendingOperation, l.OperationInProgress, l.Status = op, &now, LicenseRegistering
+	if op == OperationDeregister {
+		l.Status = LicenseDeregistering
+	}
+}
+
+// Finish records the outcome of an operation. why is the cause of a failure, and
+// local reports that Smart Licensing could not be told.
+func (l *License) Finish(op, status, why string, local bool) {
+	l.DropOperation()
+	l.Status, l.LastError, l.LocalOnly, l.FailedOperation = status, why, local, ""
+	switch status {
+	case LicenseFailed:
+		l.FailedOperation = op
+	case LicenseDeregistered:
+		l.Registration, l.Authorization, l.Seat = "", "", false
+	}
+}
+
+// Ended records that the machine is gone: nothing is pending any more, and a seat
+// that was not released stays with Smart Licensing.
+func (l *License) Ended() {
+	if l.MayHoldSeat() && l.FailedOperation != OperationDeregister {
+		l.Finish(OperationDeregister, LicenseFailed, "not known to be released before the instance ended", false)
+		l.Seat = true
+	}
+	l.DropOperation()
+}
+
+// DropOperation forgets the pending operation and its token.
+func (l *License) DropOperation() {
+	l.PendingOperation, l.OperationInProgress, l.Token, l.Reregister = "", nil, "", false
 }
 
 // Event is one relevant telemetry event.

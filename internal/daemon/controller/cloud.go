@@ -191,7 +191,10 @@ type Console interface {
 type LicenseState struct {
 	Done, Failed bool // neither: still under way
 	None         bool // or nothing is under way: it is not registered
+	Seat         bool // CML is registered, in compliance or not, or being registered
 	Detail       string
+	// CML's own words, such as COMPLETED and IN_COMPLIANCE.
+	Registration, Authorization string
 }
 
 // ErrRefused is in an error of a Licenser that is CML's own word: it will not

@@ -9,31 +9,85 @@ import (
 	"lull/internal/fleet"
 )
 
-// Times of work on licenses.
+// Time limits of license operations.
 const (
 	// licenseWait bounds how long CML may take over an operation.
 	licenseWait = 10 * time.Minute
-	// licenseAgain is how long after a request of which nothing is known CML is
-	// asked again.
+	// licenseAgain is how long after a request whose answer was lost CML is asked
+	// again.
 	licenseAgain = 30 * time.Second
-	// licenseEnd bounds how long a termination waits for a license to be given
-	// back.
+	// licenseEnd bounds how long a termination waits for the seat to be released.
 	licenseEnd = 2 * time.Minute
 )
 
-// license carries out what is pending (seeds/003, section 9): the marker that
-// CML is at work is durable before it is asked, and the outcome is the true
-// one, however often the controller is restarted in between. An answer that is
-// lost is no outcome: CML's state is, and until that says so, or licenseWait is
-// over, it is asked again.
+// readLicense reads the registration state from CML. A state that cannot be
+// read leaves the record as it is.
+func (j *job) readLicense(ctx context.Context, console Console) {
+	lic, ok := console.(Licenser)
+	if !ok {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if st, err := lic.State(call); err == nil {
+		j.read = &st
+	}
+}
+
+// learnLicense writes the state that this job read from CML, if it is new. While
+// an operation is pending, license reads the state itself.
+func (j *job) learnLicense(ctx context.Context) (outcome, bool) {
+	st := j.read
+	if st == nil || j.w.License.PendingOperation != "" || observed(j.w.License, *st) == j.w.License {
+		return outcome{}, false
+	}
+	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		was := w.License.Status
+		w.License = observed(w.License, *st)
+		if now := w.License.Status; now != was {
+			tx.Note(fleet.Entry{Action: "license_observed", Events: []string{fleet.EventLicense}, Detail: was + " -> " + now})
+		}
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err), true
+	}
+	return outcome{}, false
+}
+
+// observed returns l with the state that CML reports. The error of a failed
+// operation stays until CML's state is the one that the operation was to reach.
+func observed(l fleet.License, st LicenseState) fleet.License {
+	l.Registration, l.Authorization, l.Seat = st.Registration, st.Authorization, st.Seat
+	switch {
+	case st.Done:
+		l.Status, l.LocalOnly = fleet.LicenseRegistered, false
+		if l.FailedOperation != fleet.OperationDeregister {
+			l.LastError, l.FailedOperation = "", ""
+		}
+	case st.Failed:
+		l.Status, l.LastError, l.FailedOperation = fleet.LicenseFailed, st.Detail, ""
+	case l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationRegister:
+	case !st.None:
+		l.Status = fleet.LicenseRegistering
+	case l.Status == fleet.LicenseDeregistered:
+	default:
+		l.Status, l.LastError, l.FailedOperation = fleet.LicenseUnregistered, "", ""
+	}
+	return l
+}
+
+// license carries out the pending operation. The in-progress marker is durable
+// before CML is asked, so that a restarted controller resumes the operation. The
+// outcome is CML's state, never an answer that was lost: until the state shows
+// the outcome, or licenseWait is over, CML is asked again.
 func (j *job) license(ctx context.Context) (outcome, bool) {
 	l := j.w.License
 	if l.PendingOperation == "" || j.now.Sub(j.live.licensed) < 5*time.Second {
 		return outcome{}, false
 	}
 	j.live.licensed = j.now
-	begins := l.OperationInProgress == nil
-	if begins {
+	if l.OperationInProgress == nil {
 		if out, failed := j.beginLicense(ctx); failed {
 			return out, true
 		}
@@ -51,18 +105,13 @@ func (j *job) license(ctx context.Context) (outcome, bool) {
 	if l.PendingOperation == fleet.OperationDeregister {
 		return j.deregister(ctx, call, lic)
 	}
-	return j.register(ctx, call, lic, begins)
+	return j.register(ctx, call, lic)
 }
 
-// beginLicense writes down that CML is about to be asked.
+// beginLicense records that CML is about to be asked.
 func (j *job) beginLicense(ctx context.Context) (outcome, bool) {
-	status := fleet.LicenseRegistering
-	if j.w.License.PendingOperation == fleet.OperationDeregister {
-		status = fleet.LicenseDeregistering
-	}
 	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
-		now := tx.Now
-		w.License.OperationInProgress, w.License.Status = &now, status
+		w.License.Ask(w.License.PendingOperation, tx.Now)
 		tx.Note(fleet.Entry{Action: "license_started", Events: []string{fleet.EventLicense}, Detail: w.License.PendingOperation})
 		return nil
 	})
@@ -73,7 +122,7 @@ func (j *job) beginLicense(ctx context.Context) (outcome, bool) {
 	return outcome{}, false
 }
 
-// deregister gives the license back. To ask twice is harmless.
+// deregister releases the license. Asking twice is harmless.
 func (j *job) deregister(ctx, call context.Context, lic Licenser) (outcome, bool) {
 	local, err := lic.Deregister(call)
 	switch {
@@ -85,17 +134,16 @@ func (j *job) deregister(ctx, call context.Context, lic Licenser) (outcome, bool
 	return j.licensePending(ctx, err.Error())
 }
 
-// register looks what came of a registration that was asked for, perhaps by a
-// controller that is gone, and asks where nothing shows that CML was.
-func (j *job) register(ctx, call context.Context, lic Licenser, begins bool) (outcome, bool) {
-	st := LicenseState{None: true}
-	if !begins {
-		var err error
-		if st, err = lic.State(call); err != nil {
-			return j.licensePending(ctx, err.Error())
-		}
+// register reads CML's state and asks for the registration only where the state
+// does not show it: a controller that is gone may have asked already, and a
+// registered CML refuses to be registered again.
+func (j *job) register(ctx, call context.Context, lic Licenser) (outcome, bool) {
+	st, err := lic.State(call)
+	if err != nil {
+		return j.licensePending(ctx, err.Error())
 	}
-	taken := j.live.licenseTaken // what the state says is of this registration, not of an earlier one
+	j.read = &st
+	taken := j.live.licenseTaken // the state is of this registration, not of an earlier one
 	switch {
 	case st.Done && (taken || !j.w.License.Reregister):
 		return j.licensed(ctx, fleet.LicenseRegistered, "", false)
@@ -120,8 +168,7 @@ func (j *job) register(ctx, call context.Context, lic Licenser, begins bool) (ou
 	return j.licensePending(ctx, without(err, token))
 }
 
-// without is an error's text without a secret, which the other side may have
-// repeated.
+// without returns the text of err without secret, which CML may have repeated.
 func without(err error, secret string) string {
 	if secret == "" {
 		return err.Error()
@@ -129,8 +176,8 @@ func without(err error, secret string) string {
 	return strings.ReplaceAll(err.Error(), secret, "[token]")
 }
 
-// licensePending leaves an operation under way, and says once why it does not
-// get on; after licenseWait it has failed.
+// licensePending leaves an operation pending and records the reason once. After
+// licenseWait the operation has failed.
 func (j *job) licensePending(ctx context.Context, why string) (outcome, bool) {
 	if j.now.Sub(*j.w.License.OperationInProgress) > licenseWait {
 		if why != "" {
@@ -148,18 +195,20 @@ func (j *job) licensePending(ctx context.Context, why string) (outcome, bool) {
 	return outcome{}, false
 }
 
-// licensed records the outcome and clears the operation. It is CML's answer,
-// so that it is written though the worker was changed, or somebody asked for
-// something else, while CML was asked.
+// licensed records the outcome and clears the operation. The outcome is CML's
+// answer, so it is written even if the worker was changed while CML was asked.
 func (j *job) licensed(ctx context.Context, status, why string, local bool) (outcome, bool) {
-	asked := j.w.License.OperationInProgress
+	asked, op := j.w.License.OperationInProgress, j.w.License.PendingOperation
 	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	w, err := j.f.Change(bound, j.w.ID, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, tx *fleet.Tx) error {
 		if now := w.License.OperationInProgress; (now == nil) != (asked == nil) || now != nil && !now.Equal(*asked) {
 			return fleet.ErrStale
 		}
-		w.License = fleet.License{Status: status, LastError: why, LocalOnly: local}
+		w.License.Finish(op, status, why, local)
+		if j.read != nil && status != fleet.LicenseDeregistered {
+			w.License.Registration, w.License.Authorization, w.License.Seat = j.read.Registration, j.read.Authorization, j.read.Seat
+		}
 		tx.Note(fleet.Entry{Action: "license_" + status, Events: []string{fleet.EventLicense}, Detail: why})
 		return nil
 	})
@@ -176,41 +225,86 @@ func (j *job) licensed(ctx context.Context, status, why string, local bool) (out
 	return outcome{Requeue, time.Now().Add(debounce)}, true
 }
 
-// giveBack gives the license of a worker back before it is terminated, so that
-// its seat is free; true tells to wait for that. It is tried for licenseEnd, and
-// what came of it is recorded either way.
+// giveBack releases the seat of a worker that is about to be terminated, and
+// returns true while the termination has to wait for it. CML's state decides and
+// not the record, which knows nothing of a license that was registered outside
+// lull. It is tried for licenseEnd; a seat that was not released is recorded.
 func (j *job) giveBack(ctx context.Context) (outcome, bool) {
-	switch j.w.License.Status {
-	case fleet.LicenseRegistered, fleet.LicenseRegistering, fleet.LicenseDeregistering:
-	default:
+	l := &j.w.License
+	gaveUp := l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationDeregister && l.PendingOperation == "" && j.overdue(licenseEnd)
+	switch {
+	case !j.hasCML() || gaveUp:
 		return outcome{}, false
-	}
-	why := "its machine does not run"
-	if j.seen == "running" {
-		local, err := j.askBack(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return outcome{Requeue, time.Now().Add(debounce)}, true
-		case err == nil:
-			return j.licensed(ctx, fleet.LicenseDeregistered, "", local)
-		case !errors.Is(err, ErrRefused) && !j.overdue(licenseEnd):
-			return outcome{Requeue, time.Now().Add(10 * time.Second)}, true
+	case j.seen != "running" && j.seen != "pending":
+		if !l.MayHoldSeat() || l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationDeregister {
+			return outcome{}, false
 		}
-		why = err.Error()
+		return j.notGivenBack(ctx, "its machine does not run")
 	}
-	return j.licensed(ctx, fleet.LicenseFailed, "not given back before the termination: "+why, false)
+	held, local, marking, err := j.askBack(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return outcome{Requeue, time.Now().Add(debounce)}, true
+	case err == nil && !held && l.PendingOperation == fleet.OperationDeregister && l.OperationInProgress != nil:
+		return j.licensed(ctx, fleet.LicenseDeregistered, "", false) // asked for before, and the answer was lost
+	case err == nil && !held:
+		return j.learnLicense(ctx)
+	case err == nil:
+		return j.licensed(ctx, fleet.LicenseDeregistered, "", local)
+	case marking != nil:
+		return j.failedWrite(marking), true
+	case !errors.Is(err, ErrRefused) && !j.overdue(licenseEnd):
+		return outcome{Requeue, time.Now().Add(10 * time.Second)}, true
+	}
+	return j.notGivenBack(ctx, err.Error())
 }
 
-func (j *job) askBack(ctx context.Context) (local bool, err error) {
+// hasCML reports whether the worker has a CML, as far as is known.
+func (j *job) hasCML() bool {
+	return j.wantsCML() || j.w.CMLVersion != "" || j.w.License.MayHoldSeat()
+}
+
+// notGivenBack records once that the termination continues without the release.
+func (j *job) notGivenBack(ctx context.Context, why string) (outcome, bool) {
+	l := &j.w.License
+	if l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationDeregister {
+		return outcome{}, false
+	}
+	j.w.License.PendingOperation = fleet.OperationDeregister
+	return j.licensed(ctx, fleet.LicenseFailed, "not released before the termination: "+why, false)
+}
+
+// askBack releases the seat if CML holds one. marking is the error of writing the
+// in-progress marker, without which CML is not asked.
+func (j *job) askBack(ctx context.Context) (held, local bool, marking, err error) {
 	console, err := j.c.cfg.Consoles(j.w)
 	if err != nil {
-		return false, err
+		return false, false, nil, err
 	}
 	lic, ok := console.(Licenser)
 	if !ok {
-		return false, ErrRefused
+		return false, false, nil, ErrRefused
 	}
 	call, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	return lic.Deregister(call)
+	st, err := lic.State(call)
+	if err != nil {
+		return false, false, nil, err
+	}
+	j.read = &st
+	if !st.Seat {
+		return false, false, nil, nil
+	}
+	if l := &j.w.License; l.PendingOperation != fleet.OperationDeregister || l.OperationInProgress == nil {
+		marking = j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+			w.License.Ask(fleet.OperationDeregister, tx.Now)
+			tx.Note(fleet.Entry{Action: "license_started", Events: []string{fleet.EventLicense}, Detail: fleet.OperationDeregister})
+			return nil
+		})
+		if marking != nil {
+			return true, false, marking, marking
+		}
+	}
+	local, err = lic.Deregister(call)
+	return true, local, nil, err
 }

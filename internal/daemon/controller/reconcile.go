@@ -46,6 +46,7 @@ type job struct {
 	live   live
 	ask    []fleet.Request
 	unread *fleet.Unread // nil where its region can be read
+	read   *LicenseState // that this job read from CML
 }
 
 // reconcile drives one worker one step.
@@ -286,6 +287,7 @@ func (j *job) gonefor(ctx context.Context, why string) outcome {
 	err := j.writeBy(ctx, fleet.ByCloud, false, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.Status, w.EC2State, w.MissingSince, w.Intent = power.WorkerTerminated, "terminated", nil, nil
 		w.DesiredStatus, w.Draining, w.CMLNotice = power.WorkerTerminated, false, nil
+		w.License.Ended()
 		clearAddress(w)
 		if !asked {
 			w.TerminateFor, w.TerminateBy, w.StatusReason = fleet.ReasonExternal, nil, why

@@ -37,6 +37,9 @@ func (j *job) runningSteps(ctx context.Context) outcome {
 		return out
 	}
 	// Step 4: the license.
+	if out, done := j.learnLicense(ctx); done {
+		return out
+	}
 	if out, done := j.license(ctx); done {
 		return out
 	}
@@ -135,6 +138,7 @@ func (j *job) collect(ctx context.Context) {
 		pprof.Do(call, pprof.Labels("part", "telemetry"), func(ctx context.Context) { s, err = console.System(ctx) })
 		if err == nil {
 			j.live.system, j.live.systemAt, j.live.systemErr = s, time.Now(), ""
+			j.readLicense(ctx, console)
 		}
 	}
 	if err != nil {

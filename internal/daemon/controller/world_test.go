@@ -332,7 +332,7 @@ func (w *world) Run(ctx context.Context, l fleet.Launch) (Instance, error) {
 // add makes an instance.
 func (w *world) add(state string) *machine {
 	w.next++
-	m := &machine{Instance: Instance{ID: fmt.Sprintf("i-%017x", w.next), State: state, LaunchTime: time.Now(), Tags: map[string]string{}}}
+	m := &machine{Instance: Instance{ID: fmt.Sprintf("i-%017x", w.next), State: state, LaunchTime: time.Now(), Tags: map[string]string{}}, lic: unregistered}
 	if state == "pending" {
 		m.then, m.until = "running", time.Now().Add(w.pending)
 	}
@@ -496,6 +496,23 @@ func (c console) license(call string) (*machine, error) {
 	return m, nil
 }
 
+// answered is asked after a call had its effect: an error is an answer that is
+// lost.
+func (m *machine) answered(call string) error {
+	if m.onLicense == nil {
+		return nil
+	}
+	return m.onLicense(call)
+}
+
+// States of a license, as CML reports them.
+var (
+	unregistered = LicenseState{None: true, Registration: "NOT_REGISTERED", Authorization: "EVAL"}
+	inProgress   = LicenseState{Seat: true, Registration: "IN_PROGRESS", Authorization: "EVAL"}
+	registered   = LicenseState{Done: true, Seat: true, Registration: "COMPLETED", Authorization: "IN_COMPLIANCE"}
+	overused     = LicenseState{Failed: true, Seat: true, Registration: "COMPLETED", Authorization: "OUT_OF_COMPLIANCE", Detail: "authorization OUT_OF_COMPLIANCE"}
+)
+
 func (c console) Register(_ context.Context, token string, _ bool) error {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
@@ -506,7 +523,8 @@ func (c console) Register(_ context.Context, token string, _ bool) error {
 	if m.regErr != nil {
 		return fmt.Errorf("%w of token %s", m.regErr, token)
 	}
-	return nil
+	m.lic = inProgress
+	return m.answered("registered")
 }
 
 func (c console) State(context.Context) (LicenseState, error) {
@@ -520,7 +538,11 @@ func (c console) Deregister(context.Context) (bool, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	m, err := c.license("deregister")
-	return false, errors.Join(err, m.regErr)
+	if err = errors.Join(err, m.regErr); err == nil {
+		m.lic = unregistered
+		err = m.answered("deregistered")
+	}
+	return false, err
 }
 
 func (c console) Warn(ctx context.Context, x fleet.Warning) (string, error) {

@@ -32,7 +32,6 @@ func (s *Server) commandRoutes() {
 		}},
 		{"drain", "Take nothing new, and stop when nothing runs or the drain times out", s.fleet.DrainWorker},
 		{"cancel-drain", "Return a draining worker to service", s.fleet.CancelDrain},
-		{"terminate", "End it for ever, with its volumes", s.fleet.TerminateWorker},
 		{"retry", "Try a failed worker again", s.fleet.RetryWorker},
 	} {
 		register(s, route{id: v.name + "-worker", method: "POST", path: at(v.name), role: access.Operator, long: true, doc: v.doc},
@@ -62,6 +61,13 @@ func (s *Server) commandRoutes() {
 				return shown(v.do(ctx, actor(ctx), in.ID))
 			})
 	}
+	register(s, route{id: "terminate-worker", method: "POST", path: at("terminate"), role: access.Operator, long: true, doc: "Terminate it permanently, with its volumes; its CML license is released first"},
+		func(ctx context.Context, in *struct {
+			One
+			LeaveLicense bool `query:"leave_license" doc:"Terminate a stopped worker although its CML license can only be released while it runs"`
+		}) (*answer[fleet.Worker], error) {
+			return accepted(s.fleet.Terminate(ctx, actor(ctx), in.ID, fleet.Termination{LeaveLicense: in.LeaveLicense}))
+		})
 	s.snoozeRoute(at)
 	s.detectRoutes(at)
 	s.licenseRoutes(at)
@@ -137,7 +143,7 @@ func (s *Server) licenseRoutes(at func(string) string) {
 		}) (*answer[fleet.Worker], error) {
 			return accepted(s.fleet.RegisterLicense(ctx, actor(ctx), in.ID, in.Body.Token, in.Body.Reregister))
 		})
-	register(s, route{id: "deregister-license", method: "DELETE", path: at("license"), role: access.Operator, status: http.StatusAccepted, long: true, doc: "Give its CML license back"},
+	register(s, route{id: "deregister-license", method: "DELETE", path: at("license"), role: access.Operator, status: http.StatusAccepted, long: true, doc: "Release its CML license"},
 		func(ctx context.Context, in *One) (*answer[fleet.Worker], error) {
 			return accepted(s.fleet.DeregisterLicense(ctx, actor(ctx), in.ID))
 		})

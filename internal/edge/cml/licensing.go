@@ -80,8 +80,18 @@ func (l Licensing) Outcome() (Outcome, string) {
 	return OutcomePending, "authorization " + cmp.Or(l.Authorization.Status, "unknown") + suffix(reason)
 }
 
-// None tells whether no registration is under way or done.
+// None reports whether no registration is in progress or completed.
 func (l Licensing) None() bool { return l.Registration.Status == "NOT_REGISTERED" }
+
+// Seat reports whether the host is registered, in compliance or not, or is being
+// registered: a deregistration then has a seat to release.
+func (l Licensing) Seat() bool {
+	switch l.Registration.Status {
+	case "", "NOT_REGISTERED", "FAILED", "NOT_SUPPORTED", "EXPIRED":
+		return false
+	}
+	return true
+}
 
 func suffix(reason string) string {
 	if reason == "" {

@@ -61,9 +61,9 @@ func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow
 	if st != nil && w.Status != power.WorkerTerminated {
 		unread(&r, st.CloudUnread, now)
 	}
-	if w.License.Status == fleet.LicenseFailed && r.Standing != control.StandingEnded {
+	if l := &w.License; r.Standing != control.StandingEnded && (l.Status == fleet.LicenseFailed || l.FailedOperation != "") {
 		r.Attention = true
-		r.Sentence = "Its license failed: " + w.License.LastError
+		r.Sentence = "License error: " + l.LastError
 	}
 	return r
 }
