@@ -278,6 +278,8 @@ func TestArbiter(t *testing.T) {
 		{"not eligible", blocked, fleet.Limits{ScaleDown: true, Up: 0, MinWorkers: 9}, fleet.ActNothing, fleet.SkippedNotEligible},
 		{"at the floor", idleV, fleet.Limits{ScaleDown: true, Up: 2, MinWorkers: 2, LastScaleDownAt: ago(time.Second), Cooldown: time.Minute}, fleet.ActNothing, fleet.SkippedMinWorkers},
 		{"cooling: paused instead", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute}, fleet.ActPause, fleet.SkippedCooldown},
+		{"cooling: it waits", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute, Defers: true}, fleet.ActNothing, fleet.SkippedCooldown},
+		{"off: it does not wait", idleV, fleet.Limits{Up: 3, LastScaleDownAt: ago(59 * time.Second), Cooldown: time.Minute, Defers: true}, fleet.ActPause, ""},
 		{"cooled", idleV, fleet.Limits{ScaleDown: true, Up: 3, MinWorkers: 2, LastScaleDownAt: ago(time.Minute), Cooldown: time.Minute}, fleet.ActDrain, ""},
 		{"all pass", idleV, fleet.Limits{ScaleDown: true, Up: 1}, fleet.ActDrain, ""},
 		{"off: pause", idleV, fleet.Limits{Up: 1}, fleet.ActPause, ""},

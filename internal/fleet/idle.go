@@ -102,13 +102,49 @@ type Limits struct {
 	Up              int // running and not intended to stop, the worker included
 	LastScaleDownAt *time.Time
 	Cooldown        time.Duration
+	Defers          bool // the cooldown defers a pause, too
 	Intended        bool // a pause of this worker is intended already
 }
 
-// Arbitrate chooses exactly one action for a worker (spec, section 2.4). v is
-// the verdict without the pool's own guards. The guard that failed first is
-// returned when scale-down is enabled, and min_workers whenever that is what
-// keeps an eligible worker up.
+// limits are those of a worker with what the pool and the settings say.
+func limits(w *Worker, r Reason, p *Pool, s *Settings) Limits {
+	return Limits{
+		ScaleDown: s.ScaleDownEnabled && r != ReasonSchedule, MinWorkers: s.MinWorkers, Up: p.Up,
+		LastScaleDownAt: p.LastScaleDownAt, Cooldown: s.ScaleDownCooldown, Defers: s.ScaleDownCooldownDefersPause,
+		Intended: w.Intent != nil,
+	}
+}
+
+// block is the block of a guard of the pool that keeps a worker up; false if the
+// guard is none, or does not.
+func (l Limits) block(a Action, guard string) (idle.Block, bool) {
+	switch {
+	case a != ActNothing:
+	case guard == SkippedMinWorkers:
+		return idle.Block{Code: idle.MinWorkers, Sentence: "The fleet would have fewer running workers than its floor."}, true
+	case guard == SkippedCooldown:
+		until := l.LastScaleDownAt.Add(l.Cooldown)
+		return idle.Block{Code: idle.Cooldown, Until: &until, Sentence: "Another worker was drained at " + l.LastScaleDownAt.UTC().Format(time.RFC3339) +
+			", and the cooldown lasts until " + until.UTC().Format(time.RFC3339) + "."}, true
+	}
+	return idle.Block{}, false
+}
+
+// hold returns d with the guard of the pool that keeps the worker up, and d
+// itself if none does.
+func (l Limits) hold(d evidence.Decision, a Action, guard string) evidence.Decision {
+	b, ok := l.block(a, guard)
+	if !ok {
+		return d
+	}
+	d.Evidence.Guards = append(slices.Clone(d.Evidence.Guards), b)
+	return evidence.Decide(d.Verdict.At, d.Policy, d.Evidence)
+}
+
+// Arbitrate chooses exactly one action for a worker. v is the verdict without
+// the guards of the pool. The guard that failed first is returned when
+// scale-down is enabled, and min_workers whenever that is what keeps an eligible
+// worker up.
 func Arbitrate(now time.Time, v idle.Verdict, l Limits) (Action, string) {
 	floor := l.Up <= l.MinWorkers
 	cooling := l.LastScaleDownAt != nil && now.Sub(*l.LastScaleDownAt) < l.Cooldown
@@ -128,7 +164,7 @@ func Arbitrate(now time.Time, v idle.Verdict, l Limits) (Action, string) {
 	switch {
 	case guard == "" && l.ScaleDown:
 		return ActDrain, ""
-	case guard == "" || guard == SkippedCooldown:
+	case guard == "" || guard == SkippedCooldown && !l.Defers:
 		return ActPause, guard
 	case !l.ScaleDown && guard != SkippedMinWorkers:
 		return ActNothing, ""
@@ -268,13 +304,9 @@ func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, er
 		d := Case{Now: j.Now, Worker: w, Rules: &rules, Readings: j.Readings, Guards: guards,
 			Budget: f.stopBudget(j.Now, w, tx.Pool.Spent), ScaleDown: tx.Settings.ScaleDownEnabled}.Judge()
 		out.Reason, out.Force = d.Reason, d.Force
-		l := Limits{
-			ScaleDown: tx.Settings.ScaleDownEnabled && d.Reason != ReasonSchedule, MinWorkers: tx.Settings.MinWorkers, Up: tx.Pool.Up,
-			LastScaleDownAt: tx.Pool.LastScaleDownAt, Cooldown: tx.Settings.ScaleDownCooldown,
-			Intended: w.Intent != nil,
-		}
+		l := limits(w, d.Reason, &tx.Pool, &tx.Settings)
 		out.Action, out.Guard = Arbitrate(j.Now, d.Verdict, l)
-		out.Decision = d.Decision
+		out.Decision = l.hold(d.Decision, out.Action, out.Guard)
 		out.Shadowed = len(d.Verdict.Blocks) == 1 && d.Verdict.Blocks[0].Code == idle.Shadow
 		if err := w.settle(tx, &out, rules.Name, d.Use); err != nil {
 			return err
@@ -291,12 +323,6 @@ func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, er
 // settle writes what out says; held is the policy that did when it was decided.
 func (w *Worker) settle(tx *Tx, out *Outcome, held, use string) error {
 	d := out.Decision
-	if out.Guard == SkippedMinWorkers {
-		b := idle.Block{Code: idle.MinWorkers, Sentence: "The fleet would have fewer running workers than its floor."}
-		out.Decision.Evidence.Guards = append(slices.Clone(d.Evidence.Guards), b)
-		out.Decision = evidence.Decide(d.Verdict.At, d.Policy, out.Decision.Evidence)
-		d = out.Decision
-	}
 	outcome := out.Guard
 	if out.Shadowed {
 		outcome = "shadow"

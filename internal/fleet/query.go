@@ -132,6 +132,11 @@ func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings 
 	halt := f.Halted()
 	guards = slices.Concat(guards, Standstill(w, r, halt, shadow))
 	d := Case{Now: now, Worker: w, Rules: r, Readings: readings, Guards: guards, Budget: f.StopBudget(now, w), ScaleDown: f.Settings().ScaleDownEnabled}.Judge()
+	s := f.Settings()
+	l := limits(w, d.Reason, f.now.pool.Load(), &s)
+	if act, guard := Arbitrate(now, d.Verdict, l); d.Verdict.Eligible {
+		d.Decision = l.hold(d.Decision, act, guard)
+	}
 	d.Verdict.NextIdleCheckAt = time.Time{}
 	st := IdleStatus{
 		WorkerID: w.ID, Verdict: d.Verdict, IdleDuration: d.Verdict.IdleMinutes * 60,

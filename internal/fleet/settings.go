@@ -37,6 +37,7 @@ type Settings struct {
 	ScaleDownEnabled                bool              `env:"SCALE_DOWN_ENABLED" default:"false" doc:"Whether idle workers are drained instead of paused."`
 	MinWorkers                      int               `env:"MIN_WORKERS" default:"0" max:"100000" doc:"Least running workers that automatic actions leave."`
 	ScaleDownCooldown               time.Duration     `env:"SCALE_DOWN_COOLDOWN_SECONDS" default:"600" unit:"seconds" max:"86400" doc:"Seconds between two drains by scale-down."`
+	ScaleDownCooldownDefersPause    bool              `env:"SCALE_DOWN_COOLDOWN_DEFERS_PAUSE" default:"true" doc:"Whether an idle worker waits for the end of the cooldown; otherwise it is paused without a drain."`
 	DrainTimeout                    time.Duration     `env:"DRAIN_TIMEOUT_SECONDS" default:"600" unit:"seconds" max:"604800" doc:"Seconds after which a drain ends."`
 	ProvisioningTimeout             time.Duration     `env:"PROVISIONING_TIMEOUT_SECONDS" default:"900" unit:"seconds" min:"60" max:"86400" doc:"Seconds after which a launch or start has failed."`
 	DiscoveryScanInterval           time.Duration     `env:"DISCOVERY_SCAN_INTERVAL_SECONDS" default:"300" unit:"seconds" min:"30" max:"86400" doc:"Seconds between scans for unknown instances."`

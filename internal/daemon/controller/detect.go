@@ -116,7 +116,7 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 		j.c.count.unknown.Add(1)
 	}
 	// Step 4: settle with the arbiter, if there is anything to settle.
-	err := j.settle(ctx, d, &r)
+	d, err := j.settle(ctx, d, &r)
 	j.plan(d.Verdict)
 	j.record(d, j.live.nextCheck)
 	j.say(&j.live.line, "decision", d, r.Guard, j.live.nextCheck)
@@ -356,8 +356,9 @@ func (j *job) preflight(ctx context.Context) {
 }
 
 // settle gives a verdict to the arbiter where that can change something: the
-// worker is eligible, a warning is due, or the guard is another one.
-func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectResult) error {
+// worker is eligible, a warning is due, or the guard is another one. It returns
+// the decision with the guard of the pool that keeps the worker up.
+func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectResult) (evidence.Decision, error) {
 	limits := fleet.Limits{ScaleDown: j.s.ScaleDownEnabled, Up: math.MaxInt, Intended: j.w.Intent != nil}
 	_, guard := fleet.Arbitrate(d.Verdict.At, d.Verdict, limits)
 	shadowed := len(d.Verdict.Blocks) == 1 && d.Verdict.Blocks[0].Code == idle.Shadow
@@ -375,7 +376,7 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 			j.c.count.skipped.add(guard)
 		}
 		r.Guard = guard
-		return nil
+		return d, nil
 	}
 	ctx, span := j.span(ctx, "settle")
 	defer span.End()
@@ -391,7 +392,7 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 	end()
 	if err != nil {
 		r.Error = "cannot settle: " + err.Error()
-		return err
+		return d, err
 	}
 	r.Action, r.Guard = out.Action, out.Guard
 	r.Fill(out.Decision.Verdict)
@@ -406,7 +407,7 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 			j.c.count.drains.Add(1)
 		}
 	}
-	return nil
+	return out.Decision, nil
 }
 
 // plan says when the worker is checked next: at the longer interval while
