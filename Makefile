@@ -82,6 +82,10 @@ PROGRAMS := ./cmd/lull ./internal/daemon/host/realtest ./internal/daemon/agent/r
 	./internal/daemon/host/containers ./internal/edge/etcd/... ./internal/edge/runtime/process
 GUESTS := ./internal/edge/runtime/microvm ./internal/daemon/host/machines ./demo
 ALONE :=
+# Tests that run in another lane than their package: the walks of the fence, which
+# the race detector makes too slow, and the suite of conformance over guests.
+WALKS := ^TestFence
+BOOTS := ^TestConformance$$/^microvm$$
 
 # Programs that tests run, each built once; package programtest has the same flags.
 BIN_DIR := $(CURDIR)/bin/programs
@@ -122,7 +126,8 @@ test-programs test-guests test-alone test-microvm soak bench-vm: export LULL_GUE
 
 test-compute:
 	@ok=0; nice -n 10 $(AGAIN) lint vet-darwin || ok=1; \
-		CGO_ENABLED=1 nice -n 10 $(call TEST,race,$$(go list $(RACE) | tr '\n' ' '),-race) || ok=1; \
+		CGO_ENABLED=1 nice -n 10 $(call TEST,race,$$(go list $(RACE) | tr '\n' ' '),-race -skip '$(WALKS)') || ok=1; \
+		nice -n 10 $(call TEST,walks,./internal/daemon/host,-run '$(WALKS)') || ok=1; \
 		nice -n 10 $(call TEST,pure,$(PURE),) || ok=1; \
 		nice -n 10 $(call TEST,mixed,$$(go list $(MIXED) | tr '\n' ' '),-count=1) || ok=1; \
 		exit $$ok
@@ -130,10 +135,12 @@ test-compute:
 # Programs are not known to the cache of results: -count=1.
 test-programs: export LULL_ARTIFACTS := $(CURDIR)/bin/artifacts
 test-programs:
-	$(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -count=1)
+	$(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -count=1 -skip '$(BOOTS)')
 
 test-guests:
-	nice -n 5 $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1)
+	@ok=0; nice -n 5 $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1) || ok=1; \
+		nice -n 5 $(call TEST,boots,./internal/daemon/host/realtest,-count=1 -run '$(BOOTS)') || ok=1; \
+		exit $$ok
 
 test-alone:
 	$(if $(strip $(ALONE)),$(call TEST,alone,$$(go list $(ALONE) | tr '\n' ' '),-p 1 -count=1),@true)

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/edge/etcd/etcdtest"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
@@ -179,7 +180,7 @@ func TestServersOnACluster(t *testing.T) {
 		}
 		return l
 	}
-	for round := range count(t, "LULL_CLUSTER_ROUNDS", 1) {
+	for round := range scaletest.Count(t, "LULL_CLUSTER_ROUNDS", 1) {
 		// Members, one after the other: a majority stays.
 		c.storm(rng, names(20), 3*time.Second)
 		m := rng.IntN(3)

@@ -3,31 +3,18 @@ package main
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
+
+	"lull/internal/base/scaletest"
 )
 
-// count is a number from the environment, or def.
-func count(t *testing.T, name string, def int) int {
-	s := os.Getenv(name)
-	if s == "" {
-		return def
-	}
-	n, err := strconv.Atoi(s)
-	if err != nil || n < 1 {
-		t.Fatalf("%s=%q is no count", name, s)
-	}
-	return n
-}
-
 // stormSize is how many workers are launched while servers die.
-const stormSize = 500
+const stormSize = 150
 
 // TestServerSurvivesKills kills the server with SIGKILL at random instants
-// (LULL_SERVER_KILLS times, or 30) while 500 workers are created and moved, and
+// (LULL_SERVER_KILLS times, or 6) while 150 workers are created and moved, and
 // starts it again. In the end nothing was launched twice, no instance is
 // without a worker, no worker is stuck, no counter went back, and every call
 // with an idempotency key has had its effect once.
@@ -36,7 +23,7 @@ func TestServerSurvivesKills(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 3))
-	n := count(t, "LULL_SERVER_KILLS", 30)
+	n := scaletest.Count(t, "LULL_SERVER_KILLS", 6)
 	r := newRegion(t, "idle_detection_interval: 10\ndrain_timeout_seconds: 5\n")
 	p := r.add("server", r.sim, "--data", filepath.Join(r.dir, "data"))
 	made, begun := 0, time.Now()

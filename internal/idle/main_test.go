@@ -1,15 +1,6 @@
 package idle
 
-import (
-	"flag"
-	"os"
-	"testing"
-)
+import "lull/internal/base/scaletest"
 
-// A check takes microseconds here, so the laws are tried far more often than
-// rapid's hundred times unless the command line says otherwise.
-func TestMain(m *testing.M) {
-	flag.Set("rapid.checks", "5000")
-	flag.Parse()
-	os.Exit(m.Run())
-}
+// More than the 100 draws of rapid: a check takes microseconds here.
+func init() { scaletest.Rapid(3000) }

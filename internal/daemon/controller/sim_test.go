@@ -380,10 +380,10 @@ func baseSeed(t *testing.T) uint64 {
 
 func TestDays(t *testing.T) {
 	days := []dayParams{
-		{workers: 100, servers: 1, hours: 24},
-		{workers: 60, servers: 1, hours: 24, faults: true},
-		{workers: 60, servers: 3, hours: 24, faults: true, crashes: true},
-		{workers: 40, servers: 3, hours: 24, faults: true, crashes: true, commands: true, minWorkers: 10},
+		{workers: 50, servers: 1, hours: 24},
+		{workers: 30, servers: 1, hours: 24, faults: true},
+		{workers: 30, servers: 3, hours: 24, faults: true, crashes: true},
+		{workers: 30, servers: 3, hours: 24, faults: true, crashes: true, commands: true, minWorkers: 10},
 	}
 	if testing.Short() {
 		days = days[:1]

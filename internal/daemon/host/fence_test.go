@@ -8,15 +8,14 @@ import (
 	"log/slog"
 	"math/big"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/daemon/host/hosttest"
 	"lull/internal/idle"
 	"lull/internal/instance"
@@ -512,14 +511,11 @@ func scenes() (out []scene) {
 
 // count reads how often something is to be tried: make soak raises it, and the
 // race detector makes each try many times slower.
-func count(env string, def int) int {
-	if n, err := strconv.Atoi(os.Getenv(env)); err == nil && n > 0 {
-		return n
-	}
+func count(t *testing.T, env string, def int) int {
 	if underRace {
-		return max(def/20, 20)
+		def = max(def/20, 20)
 	}
-	return def
+	return scaletest.Count(t, env, def)
 }
 
 // TestFenceEveryInterleaving walks every order in which up to three actors can
@@ -527,10 +523,7 @@ func count(env string, def int) int {
 func TestFenceEveryInterleaving(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
-	wanders := 5
-	if n, err := strconv.Atoi(os.Getenv("LULL_INTERLEAVINGS")); err == nil {
-		wanders = n
-	}
+	wanders := scaletest.Count(t, "LULL_INTERLEAVINGS", 5)
 	scs, places, runs, orders := scenes(), 0, 0, new(big.Int)
 	if underRace {
 		scs = slices.DeleteFunc(scs, func(sc scene) bool { return len(sc.names) > 2 })
@@ -619,7 +612,7 @@ func drawScene(r *rand.Rand) scene {
 
 // TestFenceRandomInterleavings draws orders of three to five actors.
 func TestFenceRandomInterleavings(t *testing.T) {
-	runs := count("LULL_RANDOM_INTERLEAVINGS", 50_000)
+	runs := count(t, "LULL_RANDOM_INTERLEAVINGS", 15_000)
 	seed := rand.Uint64()
 	t.Logf("seed %d, %d runs", seed, runs)
 	r := rand.New(rand.NewPCG(seed, 0))

@@ -850,7 +850,7 @@ func TestStubbornProgramIsKilled(t *testing.T) {
 // another: no instance is lost, frozen, or started twice, and no lease is
 // forgotten.
 func TestDaemonCrash(t *testing.T) {
-	rounds := count("LULL_SIM_CRASHES", 60)
+	rounds := count(t, "LULL_SIM_CRASHES", 60)
 	seed := rand.Uint64()
 	t.Logf("seed %d, %d crashes", seed, rounds)
 	rnd := rand.New(rand.NewPCG(seed, 0))

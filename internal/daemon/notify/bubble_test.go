@@ -8,9 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +16,7 @@ import (
 	"time"
 
 	"lull/internal/base/memnet"
+	"lull/internal/base/scaletest"
 	"lull/internal/daemon/notify"
 	"lull/internal/fleet"
 	"lull/internal/store"
@@ -422,17 +421,8 @@ func TestReceiverGone(t *testing.T) {
 	}
 }
 
-// runs is how often random tests run: LULL_NOTIFY_KILLS, or a few times.
-func runs(t *testing.T) int {
-	if s := os.Getenv("LULL_NOTIFY_KILLS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	return 6
-}
+// runs returns the number of runs of each random test.
+func runs(t *testing.T) int { return scaletest.Count(t, "LULL_NOTIFY_KILLS", 4) }
 
 // TestKilled: what delivers is killed again and again between a decision and
 // its delivery, or between that and the note of it; its store forgets its

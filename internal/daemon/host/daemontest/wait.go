@@ -2,7 +2,6 @@ package daemontest
 
 import (
 	"net"
-	"os"
 	"strconv"
 	"testing"
 	"time"
@@ -40,20 +39,6 @@ func Within(limit time.Duration, ok func() bool) bool {
 // Stays reports whether ok held at every look for as long as d.
 func Stays(d time.Duration, ok func() bool) bool {
 	return !Within(d, func() bool { return !ok() })
-}
-
-// Count is a number above 0 from the environment, or def.
-func Count(t testing.TB, name string, def int) int {
-	t.Helper()
-	v := os.Getenv(name)
-	if v == "" {
-		return def
-	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < 1 {
-		t.Fatalf("cannot use %s=%q: want a number above 0", name, v)
-	}
-	return n
 }
 
 // Addr is a loopback address on which nobody listens.

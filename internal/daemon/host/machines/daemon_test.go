@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/idle"
 	"lull/internal/instance"
@@ -47,7 +48,7 @@ func tool(name string) error {
 	return fmt.Errorf("%s is not installed", name)
 }
 
-func rounds(t *testing.T) int { return daemontest.Count(t, "LULL_VM_CYCLES", 2) }
+func rounds(t *testing.T) int { return scaletest.Count(t, "LULL_VM_CYCLES", 2) }
 
 // small makes the files of a guest that has nothing but the test program.
 func small(t *testing.T) string {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/idle"
 	"lull/internal/instance"
@@ -20,7 +21,7 @@ const pauseAfter = 150 * time.Millisecond
 
 func TestMain(m *testing.M) { daemontest.Main(m) }
 
-func cycles(t *testing.T) int { return daemontest.Count(t, "LULL_PROGRAM_CYCLES", 50) }
+func cycles(t *testing.T) int { return scaletest.Count(t, "LULL_PROGRAM_CYCLES", 15) }
 
 // account is who runs the daemon; nil is root.
 type account struct {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/daemon/host/hosttest"
 	"lull/internal/instance"
@@ -30,7 +31,7 @@ func TestConformance(t *testing.T) {
 		}
 		t.Run(s.Name, func(t *testing.T) {
 			m := machines[s.Name](t, bare{Subject: s})
-			for _, row := range hosttest.Suite(daemontest.Count(t, "LULL_CONFORMANCE_KILLS", 3), random(t)) {
+			for _, row := range hosttest.Suite(scaletest.Count(t, "LULL_CONFORMANCE_KILLS", 1), random(t)) {
 				t.Run(row.Name, func(t *testing.T) {
 					if why := m.Lacks(row.Needs); why != "" {
 						t.Skip(why)

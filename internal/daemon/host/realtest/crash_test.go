@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -26,7 +27,7 @@ import (
 // Afterwards every instance is in a state that follows from its record, and
 // nothing is orphaned, forgotten, lost or stuck.
 func TestKill(t *testing.T) {
-	rounds := daemontest.Count(t, "LULL_HOST_CRASHES", 30)
+	rounds := scaletest.Count(t, "LULL_HOST_CRASHES", 10)
 	rng := random(t)
 	w := newKilled(t)
 	begin := time.Now()

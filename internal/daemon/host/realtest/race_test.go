@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -29,14 +30,14 @@ const (
 // Connections around the instant of the freeze: at the idle deadline, at a
 // person's pause, and requests on connections that stand already and were quiet
 // for long enough. Each must be answered.
-func TestRaceDirect(t *testing.T) { race(t, 0, false, 2000) }
+func TestRaceDirect(t *testing.T) { race(t, 0, false, 400) }
 
-func TestRaceRelay(t *testing.T) { race(t, 0, true, 2000) }
+func TestRaceRelay(t *testing.T) { race(t, 0, true, 400) }
 
 // The same without privileges: freezing by signals.
-func TestRaceDirectAsNobody(t *testing.T) { race(t, asNobody(t), false, 600) }
+func TestRaceDirectAsNobody(t *testing.T) { race(t, asNobody(t), false, 120) }
 
-func TestRaceRelayAsNobody(t *testing.T) { race(t, asNobody(t), true, 600) }
+func TestRaceRelayAsNobody(t *testing.T) { race(t, asNobody(t), true, 120) }
 
 func asNobody(t *testing.T) int {
 	t.Helper()
@@ -47,7 +48,7 @@ func asNobody(t *testing.T) int {
 }
 
 func race(t *testing.T, uid int, relay bool, def int) {
-	total := daemontest.Count(t, "LULL_HOST_RACES", def)
+	total := scaletest.Count(t, "LULL_HOST_RACES", def)
 	rng := random(t)
 	d := daemontest.Start(t, daemontest.Config{Under: quickDisk(), UID: uid, GID: uid, Args: []string{"--probe", "50ms"}})
 	log := follow(d)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/daemon/host/daemontest"
 )
 
@@ -65,10 +66,10 @@ func asNet(err error, into *net.Error) bool {
 	return ok
 }
 
-// A thousand pauses and wakes leave no descriptor and no goroutine behind.
+// Hundreds of pauses and wakes leave no descriptor and no goroutine behind.
 func TestNoLeaks(t *testing.T) {
 	t.Parallel()
-	cycles := daemontest.Count(t, "LULL_HOST_CYCLES", 1000)
+	cycles := scaletest.Count(t, "LULL_HOST_CYCLES", 200)
 	d := host(t, "--probe", "1s")
 	var addrs, names []string
 	for n, relay := range []bool{false, true, false, true} {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/instance"
 	"lull/internal/link/guest"
 )
@@ -230,7 +231,7 @@ func TestGuestsClocks(t *testing.T) {
 func TestSavedInFullSpeech(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("speech", "guest", "flood", "1000000")
-	for n := range 15 {
+	for n := range scaletest.N(t, 5) {
 		if err := w.Freeze(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -253,7 +254,9 @@ func TestKilledWhileRestored(t *testing.T) {
 	talk(t, c, "before")
 	survived := 0
 	window := 300 * time.Millisecond // in which it is killed: so wide that about half of the kills hit the restore
-	for n := range 14 {
+	want, rounds := scaletest.N(t, 3), 0
+	for n := 0; survived < want && n < 14*want; n++ {
+		rounds++
 		if err := w.Freeze(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -297,7 +300,7 @@ func TestKilledWhileRestored(t *testing.T) {
 		listening(t, w, "80")
 		c = dial(t, w)
 	}
-	t.Logf("%d of 14 kills came while it was restored", survived)
+	t.Logf("%d of %d kills came while it was restored", survived, rounds)
 	if survived == 0 {
 		t.Error("no kill came while it was restored")
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/edge/runtime/process"
 	"lull/internal/instance"
 )
@@ -314,7 +315,7 @@ func eventuallyQuiet(t *testing.T, g instance.Guard) {
 // works on each answer for a moment. Whenever they come they are answered: the
 // pause is given up or the guard wakes it.
 func TestWakeRace(t *testing.T) {
-	rounds := 100
+	rounds := scaletest.N(t, 40)
 	if os.Getenv("LULL_SOAK") != "" {
 		rounds = 6000
 	}
