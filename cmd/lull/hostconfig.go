@@ -28,6 +28,7 @@ type hostConfig struct {
 	Probe      time.Duration
 	CPU        string
 	Net        uint
+	Disk       uint
 	Files      uint
 	Shim       string
 	Kernel     string
@@ -60,6 +61,7 @@ var hostOptions = []option[hostConfig]{
 	{"probe", "LULL_HOST_PROBE", "duration", "time between two looks at a running instance, jittered by a tenth", func(c *hostConfig) any { return &c.Probe }},
 	{"cpu-threshold", "LULL_HOST_CPU_THRESHOLD", "percent", "processor time of an instance from which it counts as used, as 1%: of one processor between two looks, at least 20 ms of it", func(c *hostConfig) any { return &c.CPU }},
 	{"net-threshold", "LULL_HOST_NET_THRESHOLD", "count", "bytes in 5 s, in and out, from which an instance counts as used", func(c *hostConfig) any { return &c.Net }},
+	{"disk-threshold", "LULL_HOST_DISK_THRESHOLD", "count", "bytes read from and written to disks in 5 s from which an instance counts as active; scaled to shorter probe intervals, at least 4096", func(c *hostConfig) any { return &c.Disk }},
 	{"files", "LULL_HOST_FILES", "count", "open files that are asked for; paused instances need one for each of their sockets", func(c *hostConfig) any { return &c.Files }},
 	{"shim", "LULL_HOST_SHIM", "path", "the lull-shim program; empty finds it beside lull", func(c *hostConfig) any { return &c.Shim }},
 	{"guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a tree as lull guest-kernel makes it, or a file; empty looks in the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }},
@@ -83,7 +85,7 @@ var hostOptions = []option[hostConfig]{
 
 func defaultHostConfig(getenv func(string) string) hostConfig {
 	return hostConfig{Data: "lull-data/host", Socket: defaultSocket(getenv), PauseAfter: time.Minute,
-		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, CPU: "1%", Net: 512, Files: 65536, Machine: "q35", Channel: "auto",
+		StopAfter: 5 * time.Minute, Probe: 5 * time.Second, CPU: "1%", Net: 512, Disk: 8192, Files: 65536, Machine: "q35", Channel: "auto",
 		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour, ImageSpace: "0", Layer: "10G", ReportEvery: 15 * time.Second}
 }
 
@@ -117,6 +119,9 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	}
 	if cfg.Net < 1 || cfg.Net > 1<<30 {
 		errs = append(errs, fmt.Errorf("cannot use net-threshold: %d is not between 1 and %d", cfg.Net, 1<<30))
+	}
+	if cfg.Disk < 1 || cfg.Disk > 1<<40 {
+		errs = append(errs, fmt.Errorf("cannot use disk-threshold: %d is not between 1 and %d", cfg.Disk, 1<<40))
 	}
 	if cfg.WakeWait <= 0 || cfg.WakeWait > time.Hour {
 		errs = append(errs, fmt.Errorf("cannot use wake-wait: %s is not above 0 and at most 1h", cfg.WakeWait))

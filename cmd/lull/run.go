@@ -172,6 +172,9 @@ func (c *cli) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart b
 	if err := c.watched(ctx, cl, s.Name, func() error { o, err = cl.Create(ctx, hostctl.Create{Spec: s, Start: !noStart}); return err }); err != nil {
 		return err
 	}
+	if s := wakeNotice(s, o); s != "" {
+		fmt.Fprintln(c.err, "lull:", s)
+	}
 	if detach || noStart || c.json {
 		return c.print(o, func(w io.Writer) {
 			fmt.Fprintf(w, "%s %s%s\n%s\n", o.Name, o.State, endpointsText(o), ladderText(o))
@@ -217,6 +220,18 @@ func (c *cli) caveats(o hostctl.Instance) {
 	if o.NoNewPrivs {
 		fmt.Fprintf(c.err, "lull: setuid programs have no effect inside %s (no_new_privs), because the host does not run as root; --wake-from-stopped=false avoids that\n", o.Name)
 	}
+}
+
+// wakeNotice says in one line what a missing port means for the idle pause of a
+// new instance; "" where a client can wake it.
+func wakeNotice(s instance.Spec, o hostctl.Instance) string {
+	switch {
+	case len(s.Expose) > 0 || o.PauseAfter == 0:
+		return ""
+	case s.PauseAfter != nil:
+		return fmt.Sprintf("warning: %s exposes no port; once it is paused, it may run again only with: lull resume %s", o.Name, o.Name)
+	}
+	return fmt.Sprintf("%s exposes no port; it is not paused when idle unless something can wake it (add --expose, or force it with --pause-after)", o.Name)
 }
 
 // watchOutput shows what an instance prints until whoever looks leaves, it was

@@ -213,6 +213,8 @@ func (a *Account) end(b idle.Block) string {
 		return b.Signal + " would have to read quiet"
 	case idle.SignalIncomplete:
 		return b.Signal + " would have to measure a complete quiet window"
+	case "nothing_wakes":
+		return "a port would have to be exposed, or --pause-after set for it: then only lull resume wakes it"
 	case idle.SignalUnknown:
 		return b.Signal + " would have to be readable"
 	case idle.Shadow:

@@ -49,6 +49,7 @@ var exceptions = map[[2]string]string{
 	{"internal/edge/runtime/docker", "internal/edge/runtime/process"}:    "a container's processes and sockets are read and watched as a process's are",
 	{"internal/edge/runtime/docker", "internal/edge/cgroup"}:             "whether a container is still is the kernel's word, not Docker's",
 	{"internal/edge/runtime/microvm", "internal/edge/oci"}:               "its files come from images",
+	{"internal/edge/runtime/microvm", "internal/edge/proc"}:              "the disk traffic of a guest is QEMU's",
 	{"internal/edge/runtime/microvm", "internal/link/guest"}:             "the harness in the guest is asked over the control channel",
 	{"internal/edge/runtime/microvm", "internal/link/guest/files"}:       "and asks for the files of its workspace",
 	{"internal/edge/runtime/microvm", "internal/link/guest/vsock"}:       "over vsock, where there is one",

@@ -8,6 +8,7 @@
 package instance
 
 import (
+	"errors"
 	"fmt"
 	"syscall"
 	"time"
@@ -123,6 +124,10 @@ type Conn struct {
 	HalfClose bool          // the client has finished sending (CLOSE_WAIT)
 }
 
+// ErrAbsent means that the source of a signal does not exist on this machine:
+// the signal is quiet, and shown as absent.
+var ErrAbsent = errors.New("not counted on this machine")
+
 // Sample is one look at an instance from outside. Every part can fail alone: a
 // nil error beside a value means that it was read, and an error makes that
 // signal unknown, never quiet.
@@ -135,11 +140,20 @@ type Sample struct {
 	NetBytes uint64 // moved by the tree's sockets, cumulative as far as the kernel tells
 	NetErr   error
 
+	// DiskBytes is what the tree read from disks and wrote to them, cumulative.
+	// DiskErr is ErrAbsent where nothing counts that.
+	DiskBytes uint64
+	DiskErr   error
+
 	Outbound int // established connections that the tree opened itself, not to loopback
+
+	// Listens is set while one of its sockets takes connections or datagrams from
+	// outside, so that a client could wake it.
+	Listens bool
 
 	Inbound    []Conn
 	LastClosed time.Time // when the newest already closed inbound connection ended; zero if none is known
-	ConnErr    error     // covers Inbound, Outbound and LastClosed
+	ConnErr    error     // covers Inbound, Outbound, Listens and LastClosed
 }
 
 // Command is a command to run beside an instance.

@@ -74,6 +74,7 @@ type Config struct {
 	Probe      time.Duration // between two looks at a running instance, default 5 s, each jittered by a tenth
 	CPUPercent float64       // of one processor from which an instance counts as used, default 1
 	NetBytes   float64       // in 5 s, from which it does, default 512
+	DiskBytes  float64       // read and written in 5 s, from which it does, default 8192
 	Workers    int           // transitions that run at once from deadlines, default 8
 	BaseEnv    []string      // environment of every instance, before its own
 	LogDir     string        // where instances' logs are written
@@ -166,6 +167,7 @@ func New(cfg Config) *Host {
 	cfg.Probe = or(cfg.Probe, 5*time.Second)
 	cfg.CPUPercent = or(cfg.CPUPercent, cpuPercent)
 	cfg.NetBytes = or(cfg.NetBytes, netBytes)
+	cfg.DiskBytes = or(cfg.DiskBytes, diskBytes)
 	cfg.Workers = or(cfg.Workers, 8)
 	cfg.WakeWait = or(cfg.WakeWait, 45*time.Second)
 	if cfg.Log == nil {

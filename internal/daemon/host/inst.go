@@ -76,6 +76,7 @@ type inst struct {
 	conns    int
 	verdict  idle.Verdict
 	line     evidence.Line // of its decisions in the log
+	deaf     bool          // nothing could wake it from outside
 	block    *idle.Block   // of the runtime: it cannot be paused, and why
 	beside   []*string     // commands that run beside it
 	busy     int           // connections by which the workload says that it works

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -21,6 +22,8 @@ const (
 	cpuTicks     = 20 * time.Millisecond
 	netBytes     = 512.0
 	netWindow    = 5 * time.Second
+	diskBytes    = 8192.0 // two pages in each 5 s: a program that syncs a record every other second
+	diskPage     = 4096.0 // the least that a disk moves
 	byIdle       = "idle_timeout"
 	byManual     = "manual"
 	byConnection = "connection"
@@ -86,6 +89,7 @@ func (i *inst) look(w Workload) idle.Evidence {
 		i.base = s
 	}
 	i.last = s
+	i.deaf = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
 	i.readings = i.h.cfg.readings(i.base, s, now)
 	e := i.evidenceLocked(now)
 	e.Connections, e.LastActivityAt = i.connections(s, now, e.LastActivityAt, quiet)
@@ -110,6 +114,9 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	if i.block != nil {
 		e.Guards = append(e.Guards, *i.block)
 	}
+	if b := i.deafLocked(now); b != nil {
+		e.Guards = append(e.Guards, *b)
+	}
 	if i.busy > 0 {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.RecentActivity, Signal: "workload", Sentence: "The program says that it is busy."})
 	}
@@ -120,6 +127,21 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.Schedule, Sentence: "The program is due to work soon.", Until: &d})
 	}
 	return e
+}
+
+// NothingWakes is the block of an instance that would sleep until someone
+// resumes it.
+const NothingWakes idle.Code = "nothing_wakes"
+
+// deafLocked blocks the idle pause of an instance that nothing could wake: no
+// exposed port, no socket of its own that takes clients, nothing due. A
+// pause-after of its own says that it is to be paused all the same. i.mu is held.
+func (i *inst) deafLocked(now time.Time) *idle.Block {
+	s := i.spec()
+	if !i.deaf || len(s.Expose) > 0 || s.PauseAfter != nil || i.nextDue.After(now) || i.pauseAfter() == 0 {
+		return nil
+	}
+	return &idle.Block{Code: NothingWakes, Sentence: "Nothing could wake it once it is paused: it exposes no port, listens on no socket and has nothing due."}
 }
 
 // toils says whether the workload is at work while a client of it has been quiet
@@ -202,12 +224,31 @@ func (c Config) readings(base, s instance.Sample, now time.Time) []idle.Reading 
 		threshold := c.NetBytes * max(1, window.Seconds()/netWindow.Seconds())
 		out = append(out, idle.Judge("net", max(moved, 0), round(threshold), "bytes", window, now))
 	}
+	out = append(out, c.diskReading(base, s, now))
 	if s.ConnErr != nil {
 		out = append(out, idle.NotKnown("tcp", now, s.ConnErr.Error()), idle.NotKnown("connections", now, s.ConnErr.Error()))
 	} else {
 		out = append(out, idle.Judge("tcp", float64(s.Outbound), 1, "outbound connections", 0, now))
 	}
 	return out
+}
+
+// diskReading judges what the workload moved to and from disks between two
+// samples. The threshold shrinks with the window, down to one page: a program that
+// writes and syncs all the time is seen however short the window is.
+func (c Config) diskReading(base, s instance.Sample, now time.Time) idle.Reading {
+	window := s.At.Sub(base.At)
+	switch {
+	case errors.Is(s.DiskErr, instance.ErrAbsent):
+		return idle.Reading{Signal: "disk", State: idle.Absent, At: now, Detail: s.DiskErr.Error()}
+	case s.DiskErr != nil:
+		return idle.NotKnown("disk", now, s.DiskErr.Error())
+	case window <= 0 || base.DiskErr != nil:
+		return idle.NotKnown("disk", now, "this is the first sample, a rate needs two")
+	}
+	threshold := max(diskPage, c.DiskBytes*window.Seconds()/netWindow.Seconds())
+	moved := max(float64(s.DiskBytes)-float64(base.DiskBytes), 0)
+	return idle.Judge("disk", moved, round(threshold), "bytes", window, now)
 }
 
 func round(f float64) float64 { return float64(int64(f*100+0.5)) / 100 }

@@ -33,6 +33,8 @@ type Kernel struct {
 	Deep bool
 	// Private has programs listen where nobody but themselves reaches them.
 	Private bool
+	// Deaf has programs listen on nothing.
+	Deaf bool
 	// Restore is how long a guest takes from disk.
 	Restore time.Duration
 	// Frees is how much of a guest's memory Reclaim gives back, in bytes; 0 is
@@ -80,6 +82,8 @@ type Proc struct {
 	cpu     time.Duration
 	busy    bool // uses CPU all the time
 	starved bool // wants CPU and gets none
+	writes  bool // writes to its disk all the time
+	disk    uint64
 	last    time.Time
 	out     int
 	saved   bool
@@ -303,6 +307,9 @@ func (p *Proc) tick() {
 	if p.busy && !p.frozen {
 		p.cpu += now.Sub(p.last)
 	}
+	if p.writes && !p.frozen {
+		p.disk += uint64(now.Sub(p.last).Seconds() * diskRate)
+	}
 	p.last = now
 }
 
@@ -337,6 +344,19 @@ func (p *Proc) SetBusy(on bool) {
 	defer p.k.mu.Unlock()
 	p.tick()
 	p.busy = on
+}
+
+// diskRate is what a program that writes moves, in bytes per second: a page ten
+// times.
+const diskRate = 40960
+
+// SetWriting makes the program write to its disk from now on, at no cost in CPU,
+// or stop writing.
+func (p *Proc) SetWriting(on bool) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.tick()
+	p.writes = on
 }
 
 // SetOutbound sets how many connections the program has opened itself.
@@ -480,7 +500,7 @@ func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	p.tick()
-	s := instance.Sample{At: time.Now(), CPU: p.cpu, Outbound: p.out}
+	s := instance.Sample{At: time.Now(), CPU: p.cpu, DiskBytes: p.disk, Outbound: p.out, Listens: !p.k.Deep && !p.k.Deaf}
 	for _, c := range p.backlog {
 		s.Inbound = append(s.Inbound, instance.Conn{Unread: unread(c), QuietFor: time.Since(c.moved)})
 	}
@@ -517,6 +537,9 @@ func (p *Proc) Listeners() ([]instance.Listener, error) {
 	defer p.k.mu.Unlock()
 	if err := p.k.fails[Listening]; err != nil {
 		return nil, err
+	}
+	if p.k.Deaf {
+		return nil, nil
 	}
 	return []instance.Listener{{Network: "tcp", Addr: "127.0.0.1:80", PID: 1, Watchable: true, Private: p.k.Private}}, nil
 }

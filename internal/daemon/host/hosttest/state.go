@@ -14,7 +14,7 @@ func (k *Kernel) State(b []byte, since time.Time) []byte {
 	defer k.mu.Unlock()
 	b = Append(b, len(k.broken), k.starts, len(k.procs))
 	for _, p := range k.procs { // one in every use of this
-		b = Append(b, int(p.run), flag(p.frozen), flag(p.dead), flag(p.term), flag(p.saved), flag(p.busy), int(p.cpu), int(p.last.Sub(since)), p.out)
+		b = Append(b, int(p.run), flag(p.frozen), flag(p.dead), flag(p.term), flag(p.saved), flag(p.busy), flag(p.writes), int(p.disk), int(p.cpu), int(p.last.Sub(since)), p.out)
 		b = p.guard.state(b)
 		b = Append(b, len(p.backlog))
 		for _, c := range slices.Concat(p.backlog, p.open) {

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"lull/internal/edge/proc"
 	"lull/internal/edge/runtime/microvm/share"
 	"lull/internal/edge/runtime/microvm/vnet"
 	"lull/internal/instance"
@@ -78,6 +79,9 @@ type Work struct {
 	filesAt  string        // its mount point in the guest
 	filesFor string        // its owner, as in guest.RunCall
 	shared   chan error    // result of the first mount
+
+	io      proc.Tally // of disk traffic, guarded by mu
+	settled uint64     // bytes written on behalf of Settle, guarded by mu
 
 	awaiting atomic.Bool // awaitRoom is running
 	roomless atomic.Bool // the guest agent does not support the space call
@@ -279,10 +283,46 @@ func (w *Work) Settle(ctx context.Context) {
 		limit = min(limit, w.r.cfg.LookLimit)
 	}
 	w.mu.Unlock()
+	before, _ := w.disk()
 	if err := w.call(ctx, limit, guest.Sync, nil, nil); err != nil {
 		w.r.log.Info("a guest did not write everything to its disk", "instance", w.id, "error", err)
 	}
+	// What the guest writes on request is not its own activity.
+	if after, err := w.disk(); err == nil && after > before {
+		w.mu.Lock()
+		w.settled += after - before
+		w.mu.Unlock()
+	}
 }
+
+// disk returns how many bytes the guest has written to its disk and its workspace.
+// What QEMU reads is not counted, because a restore reads too.
+func (w *Work) disk() (uint64, error) {
+	w.mu.Lock()
+	pid, saved := w.ident.PID, w.saved
+	w.mu.Unlock()
+	now := map[int]uint64{}
+	if !saved && pid != 0 {
+		switch io, err := proc.Live().IO(pid); {
+		case errors.Is(err, proc.ErrGone):
+		case errors.Is(err, proc.ErrNoIO):
+			return 0, fmt.Errorf("%w: %w", instance.ErrAbsent, err)
+		case err != nil:
+			return 0, err
+		default:
+			now[pid] = io.Written
+		}
+	}
+	if w.files != nil {
+		now[servedKey] = w.files.Written()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.io.Add(now) - w.settled, nil
+}
+
+// servedKey is the workspace's key among process ids.
+const servedKey = 0
 
 // Still implements instance.Workload. It reports the machine's state, not the
 // last request.
@@ -450,6 +490,7 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 		}
 		return nil
 	}
+	s.DiskBytes, s.DiskErr = w.disk()
 	s.CPUErr, s.NetErr, s.ConnErr = say(a.CPUErr), say(a.NetErr), say(a.TCPErr)
 	return s
 }

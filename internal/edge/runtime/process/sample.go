@@ -45,6 +45,8 @@ type tableCache struct {
 	listeningAt time.Time
 	waited      []sockets.Socket // TIME_WAIT
 	waitedAt    time.Time
+	local       []sockets.UnixSocket
+	localAt     time.Time
 }
 
 // recent may be as old as sharedFor.
@@ -104,6 +106,21 @@ func (c *tableCache) listeners() ([]sockets.Socket, error) {
 	return c.dump(sockets.Query{States: []sockets.State{sockets.Listen}})
 }
 
+// unix lists bound unix sockets, as they were within the last second.
+func (c *tableCache) unix() ([]sockets.UnixSocket, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.localAt) >= listeningFor {
+		at := time.Now()
+		l, err := sockets.Unix(c.netns)
+		if err != nil {
+			return nil, err
+		}
+		c.local, c.localAt = l, at
+	}
+	return c.local, nil
+}
+
 // unconnected lists UDP sockets that anybody may send to.
 func (c *tableCache) unconnected() ([]sockets.Socket, error) {
 	return c.dump(sockets.Query{UDP: true, States: []sockets.State{sockets.Close}})
@@ -141,6 +158,7 @@ func (n *netCount) add(now map[uint64]uint64) uint64 {
 func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	s := instance.Sample{At: time.Now()}
 	s.CPU, s.CPUErr = w.cpu()
+	s.DiskBytes, s.DiskErr = w.disk()
 	w.mu.Lock()
 	frozen := w.frozen
 	w.mu.Unlock()
@@ -174,6 +192,30 @@ func (w *Work) cpu() (time.Duration, error) {
 	return w.r.fs.TreeCPU(pids)
 }
 
+// disk is what the tree has read from disks and written to them, in bytes.
+func (w *Work) disk() (uint64, error) {
+	pids, err := w.pids(false)
+	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
+		return 0, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+	}
+	now := make(map[int]uint64, len(pids))
+	for _, pid := range pids {
+		io, err := w.r.fs.IO(pid)
+		switch {
+		case errors.Is(err, proc.ErrGone):
+			continue
+		case errors.Is(err, proc.ErrNoIO):
+			return 0, fmt.Errorf("%w: %w", instance.ErrAbsent, err)
+		case err != nil:
+			return 0, err
+		}
+		now[pid] = io.Read + io.Written
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.io.Add(now), nil
+}
+
 // AtWork implements instance.Toiler.
 func (w *Work) AtWork() (bool, error) {
 	pids, err := w.pids(false)
@@ -203,6 +245,7 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 			listens[l.Local.Port()], at[l.Local] = true, true
 		}
 	}
+	s.Listens = len(at) > 0 || w.listensUnix(own)
 	for _, o := range t.open {
 		if _, ok := own[o.Inode]; ok {
 			local[o.Local] = true
@@ -240,6 +283,19 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 		w.closing = closing
 	}
 	w.mu.Unlock()
+}
+
+// listensUnix reports whether the tree listens on a unix socket. Not knowing is
+// no: it is then not paused where nothing else could wake it.
+func (w *Work) listensUnix(own map[uint64]place) bool {
+	if len(own) == 0 {
+		return false
+	}
+	all, err := w.table.unix()
+	return err == nil && slices.ContainsFunc(all, func(u sockets.UnixSocket) bool {
+		_, mine := own[u.Inode]
+		return mine && u.Listening
+	})
 }
 
 // lastClosed finds when the newest connection that is over ended.

@@ -35,6 +35,7 @@ type Work struct {
 	stopped []int // processes that SIGSTOP was sent to
 	frozen  bool
 	net     netCount
+	io      proc.Tally      // of disk traffic
 	closing map[uint64]bool // inodes in CLOSE_WAIT at the last look while it ran
 }
 

@@ -22,6 +22,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -50,6 +51,7 @@ type Server struct {
 	readOnly bool
 	slow     *rate.Limiter
 	turn     chan struct{} // held by the connection that is served
+	written  atomic.Uint64
 
 	mu   sync.Mutex
 	open chan struct{} // closed while requests are begun
@@ -64,6 +66,13 @@ func New(dir string, readOnly bool) *Server {
 	close(s.open)
 	return s
 }
+
+// syncCost is what a file that is made durable counts for in Written: a page.
+const syncCost = 4096
+
+// Written is how many bytes the guest has written to the directory, with a page
+// for each file that it made durable.
+func (s *Server) Written() uint64 { return s.written.Load() }
 
 // ReadOnly says whether the guest may change nothing.
 func (s *Server) ReadOnly() bool { return s.readOnly }
@@ -217,6 +226,13 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 		}
 		root, lack = s.enter(root)
 		a := root.answer(&q, lack)
+		switch {
+		case a.Errno != 0:
+		case q.Op == files.Write:
+			s.written.Add(uint64(len(q.Data)))
+		case q.Op == files.Sync:
+			s.written.Add(syncCost)
+		}
 		if a.Errno == uint32(unix.ENOENT) && root != nil && root.removed() {
 			return nil // the guest asks again, of a thread that is nobody yet and can open what has taken its place
 		}

@@ -36,6 +36,8 @@ func main() {
 		}
 	case "burn":
 		burn(args)
+	case "record":
+		record(args[0], duration(args[1]))
 	case "exit":
 		time.Sleep(duration(args[1]))
 		code, _ := strconv.Atoi(args[0])
@@ -67,6 +69,28 @@ func duration(s string) time.Duration {
 func forever() {
 	for {
 		time.Sleep(time.Hour)
+	}
+}
+
+// record appends a line to a file every so often and makes it durable, until it
+// gets SIGHUP.
+func record(path string, every time.Duration) {
+	enough := make(chan os.Signal, 1)
+	signal.Notify(enough, syscall.SIGHUP)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		fail(err)
+	}
+	for {
+		select {
+		case <-enough:
+			forever()
+		case now := <-time.After(every):
+			_, err := fmt.Fprintln(f, now)
+			if err = errors.Join(err, f.Sync()); err != nil {
+				fail(err)
+			}
+		}
 	}
 }
 
