@@ -208,7 +208,7 @@ is taken at once.`,
 	bindSpan(f, &reclaim, "reclaim-after", 0, "time from entering paused until its memory is pushed out; 0 is off")
 	bindSpan(f, &hibernate, "hibernate-after", 0, "time from entering paused until it is saved to disk; 0 is off")
 	bindSpan(f, &stop, "stop-after", 0, "time from entering paused until it is stopped; 0 never stops")
-	bindSpan(f, &quiet, "quiet-connection-after", 0, "a connection that moved no byte for this long stops holding while the program has no work in hand; 0 is off")
+	bindSpan(f, &quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, that moved no byte for this long, unless a request on them has no answer yet (its last bytes came from the side that asks); 0 is off")
 	bindSpan(f, &grace, "stop-grace", 0, "time from asking it to end until it is killed; 0 is 10s")
 	f.StringVar(&policy, "idle-policy", "", "default, or leases_only to ignore its own activity")
 	f.BoolVar(&wake, "wake-from-stopped", true, "a connection starts it after lull stopped it; given as true, also after it ended by itself")

@@ -96,6 +96,8 @@ func next(o hostctl.Instance) string {
 		return "unknown, see lull why"
 	case o.Waiting != nil:
 		return fmt.Sprintf("gives up in %s: %s", span(max(time.Until(o.Waiting.Until), 0)), o.Waiting.Reason)
+	case o.Unwritable != "" && o.State != "running" && o.State != "stopped":
+		return "waits: the host cannot record changes"
 	case o.State == "running" && o.PauseAt != nil:
 		return "pauses in " + span(max(time.Until(*o.PauseAt), 0))
 	case o.State == "running":

@@ -63,7 +63,7 @@ error. --json implies -d: it prints the instance once it has started.`,
 	bindSpan(f, &stop, "stop-after", 0, "time from entering paused until it is stopped; 0 never stops (default: the host's)")
 	bindSpan(f, &reclaim, "reclaim-after", 0, "time from entering paused until its memory is pushed out; 0 is off")
 	bindSpan(f, &hibernate, "hibernate-after", 0, "time from entering paused until it is saved to disk; 0 is off")
-	bindSpan(f, &quiet, "quiet-connection-after", 0, "a connection that moved no byte for this long stops holding while the program has no work in hand; 0 is off")
+	bindSpan(f, &quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, that moved no byte for this long, unless a request on them has no answer yet (its last bytes came from the side that asks); 0 is off")
 	bindSpan(f, &ready, "ready-timeout", 0, "how long it may take until it listens (default 60s)")
 	bindSpan(f, &grace, "stop-grace", 0, "time from asking it to end until it is killed (default 10s)")
 	f.BoolVar(&wake, "wake-from-stopped", true, "a connection starts it after lull stopped it; given as true, also before its first start and after it ended by itself")

@@ -113,17 +113,6 @@ func Starved(kernel string, limit int64) string {
 	return why
 }
 
-// Conn is an open inbound connection of an instance.
-type Conn struct {
-	Local     string        // address and port on this machine
-	Remote    string        // the client's
-	QuietFor  time.Duration // since a byte moved in either direction, by the kernel's account
-	Unread    uint32        // bytes the program has not read yet
-	Accepted  bool          // false while it still waits in a listener's queue
-	Loopback  bool          // both ends on this machine's loopback
-	HalfClose bool          // the client has finished sending (CLOSE_WAIT)
-}
-
 // ErrAbsent means that the source of a signal does not exist on this machine:
 // the signal is quiet, and shown as absent.
 var ErrAbsent = errors.New("not counted on this machine")
@@ -145,7 +134,8 @@ type Sample struct {
 	DiskBytes uint64
 	DiskErr   error
 
-	Outbound int // established connections that the tree opened itself, not to loopback
+	Outbound int    // established connections that the tree opened itself, not to loopback
+	Calls    []Conn // those of them, and of those to loopback, about which more is known
 
 	// Listens is set while one of its sockets takes connections or datagrams from
 	// outside, so that a client could wake it.
@@ -153,7 +143,7 @@ type Sample struct {
 
 	Inbound    []Conn
 	LastClosed time.Time // when the newest already closed inbound connection ended; zero if none is known
-	ConnErr    error     // covers Inbound, Outbound, Listens and LastClosed
+	ConnErr    error     // covers Inbound, Outbound, Calls, Listens and LastClosed
 }
 
 // Command is a command to run beside an instance.

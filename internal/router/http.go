@@ -277,6 +277,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := &request{cancel: cancel}
 	q.owner, q.noise = q, rule != ""
 	q.last.Store(time.Now().UnixNano())
+	q.owed.Store(true)
 	in.link(&q.track)
 	defer in.unlink(&q.track)
 

@@ -137,6 +137,20 @@ func (in *Instance) OpenSince(t time.Time) int {
 	return n
 }
 
+// Owed counts open connections and HTTP requests whose bytes the backend has and
+// has not answered with a byte since. It costs one step per open connection.
+func (in *Instance) Owed() int {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	n := 0
+	for k := in.open.next; k != nil && k != &in.open; k = k.next {
+		if !k.noise && k.owed.Load() {
+			n++
+		}
+	}
+	return n
+}
+
 // Cut ends every open connection of the instance at once. Listeners and
 // waiting clients stay.
 func (in *Instance) Cut() {

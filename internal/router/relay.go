@@ -130,6 +130,7 @@ func (c *conn) moveUp() {
 	}
 	if n > 0 {
 		c.last.Store(c.loop.now)
+		c.owed.Store(true)
 	}
 	if broken {
 		// The backend takes no more. What it said before is still delivered,
@@ -149,6 +150,7 @@ func (c *conn) moveDown() {
 	n, broken := c.move(&c.down, c.bfd, c.cfd)
 	if n > 0 {
 		c.last.Store(c.loop.now)
+		c.owed.Store(false)
 		if !c.noise {
 			c.in.gate.lastByte.Store(c.loop.now)
 		}

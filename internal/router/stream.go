@@ -261,7 +261,7 @@ func (g *gated) Read(p []byte) (int, error) {
 	n, err := g.Conn.Read(p)
 	if n > 0 {
 		now := time.Now().UnixNano()
-		g.touch(now)
+		g.touch(now, false)
 		if !g.noise() {
 			g.in.gate.lastByte.Store(now)
 		}
@@ -274,9 +274,10 @@ func (g *gated) noise() bool {
 	return k != nil && k.noise
 }
 
-func (g *gated) touch(now int64) {
+func (g *gated) touch(now int64, owed bool) {
 	if k := g.track.Load(); k != nil {
 		k.last.Store(now)
+		k.owed.Store(owed)
 	}
 }
 
@@ -307,7 +308,7 @@ func (g *gated) CloseWrite() error {
 func (g *gated) leave(moved, noise bool) {
 	now := time.Now().UnixNano()
 	if moved {
-		g.touch(now)
+		g.touch(now, true)
 	}
 	if !noise {
 		g.in.gate.end(moved, now)

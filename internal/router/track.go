@@ -9,6 +9,7 @@ type track struct {
 	noise      bool
 	last       atomic.Int64 // unix nanoseconds of the last byte or of the accept
 	pending    atomic.Int32 // bytes taken from one side and not yet by the other
+	owed       atomic.Bool  // the backend got bytes and has sent none since
 	owner      interface{ askCut() }
 }
 

@@ -278,7 +278,7 @@ const (
 // foundResumed records a resume that nobody saw, at the time at which it is found.
 func (i *inst) foundResumed(by, why string) error {
 	now := i.h.now()
-	err := i.save(func(r *instance.Record) {
+	i.keep(func(r *instance.Record) {
 		r.State, r.StatusReason = power.Running, why
 		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, by
 		r.Freed, r.Saved = 0, 0
@@ -286,19 +286,19 @@ func (i *inst) foundResumed(by, why string) error {
 	i.open()
 	i.scheduleAwake(now)
 	i.emit("resumed", by, why)
-	return err
+	return nil
 }
 
 // foundPausing returns one to running whose pause had not come to its end: there
 // is no resume to tell of.
 func (i *inst) foundPausing() error {
 	now := i.h.now()
-	err := i.save(func(r *instance.Record) {
+	i.keep(func(r *instance.Record) {
 		r.State, r.StatusReason, r.LastActivityAt = power.Running, midChangeSaying, now
 	})
 	i.open()
 	i.scheduleAwake(now)
-	return err
+	return nil
 }
 
 // adoptEnded records what ended while no daemon watched, then applies the
@@ -315,7 +315,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	if cause != "" {
 		why += ": " + cause
 	}
-	err := i.save(func(r *instance.Record) {
+	i.keep(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &e, 0, 0
 		if was != power.Stopping {
 			afterEnd(r, e, now)
@@ -326,7 +326,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	i.forgetRun()
 	i.emit("exited", "", why)
 	i.armRestart()
-	return err
+	return nil
 }
 
 // retryAdopt checks again for a run that could not be looked for.

@@ -133,7 +133,7 @@ func (i *inst) checkAsleep() {
 		i.scheduleAsleep(now)
 		return
 	}
-	if i.h.Halted() != nil {
+	if i.h.Halted() != nil || i.h.unwritable() != "" {
 		at = later(at, now.Add(time.Second))
 	}
 	if now.Before(at) {

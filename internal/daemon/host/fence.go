@@ -100,6 +100,12 @@ type errStirred struct{ what string }
 
 func (e *errStirred) Error() string { return "cannot pause: " + e.what }
 
+// asked reports whether a user asked for it, so that a full disk is no reason to
+// refuse.
+func (a *attempt) asked() bool {
+	return !a.adopted && a.by != byIdle && a.by != stopAfter
+}
+
 func (a *attempt) walk(steps []step) error {
 	for _, s := range steps {
 		a.i.h.point(s.name, a.i)
@@ -237,7 +243,7 @@ func (i *inst) stayHibernated(a *attempt, cause error) error {
 }
 
 func intent(a *attempt) error {
-	return a.i.save(func(r *instance.Record) { r.State, r.StatusReason = power.Pausing, a.reason })
+	return a.i.saveOrKeep(a.asked(), func(r *instance.Record) { r.State, r.StatusReason = power.Pausing, a.reason })
 }
 
 func closeGate(a *attempt) error {
@@ -281,7 +287,7 @@ func look(a *attempt) error {
 func arm(a *attempt) error {
 	i := a.i
 	i.mu.Lock()
-	ports, outbound := i.rec.Endpoints, i.spec().WakeOnOutbound
+	ports, outbound := i.rec.Endpoints, i.spec().WakeOnOutbound || i.spec().QuietConnectionAfter > 0
 	i.mu.Unlock()
 	g, err := a.work.Guard(ports, outbound, i.wantWake)
 	if err != nil {
@@ -335,7 +341,7 @@ func (a *attempt) stirred() error {
 func commitPause(a *attempt) error {
 	i := a.i
 	now := i.h.now()
-	err := i.save(func(r *instance.Record) {
+	err := i.saveOrKeep(a.asked(), func(r *instance.Record) {
 		if a.adopted { // it stays on the step of the ladder that it was on
 			return
 		}
@@ -463,7 +469,7 @@ func (i *inst) open() {
 }
 
 func stopIntent(a *attempt) error {
-	return a.i.save(func(r *instance.Record) {
+	return a.i.saveOrKeep(a.asked(), func(r *instance.Record) {
 		r.State, r.StatusReason, r.StoppedBy = power.Stopping, a.reason, a.by
 		if a.i.again {
 			r.StoppedBy, r.RestartAt = "", a.i.h.now()

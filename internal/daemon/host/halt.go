@@ -21,9 +21,14 @@ func (h *Host) Halt(x *idle.HaltedBy, by string) error {
 
 // setHalt is called under haltMu: what is kept is what holds.
 func (h *Host) setHalt(x *idle.HaltedBy, by, why string) error {
+	var unkept error // a halt takes effect even if it cannot be recorded
 	if keep := h.cfg.KeepHalt; keep != nil {
 		if err := keep(x); err != nil {
-			return fmt.Errorf("cannot record the halt: %w", err)
+			unkept = fmt.Errorf("cannot record the halt: %w", err)
+			if x == nil {
+				return unkept
+			}
+			unkept = fmt.Errorf("the halt is in effect until the daemon ends: %w", unkept)
 		}
 	}
 	h.halted.Store(x)
@@ -38,7 +43,7 @@ func (h *Host) setHalt(x *idle.HaltedBy, by, why string) error {
 	for _, i := range h.all() {
 		i.emit(kind, by, why)
 	}
-	return nil
+	return unkept
 }
 
 // Halted is the halt that holds now; nil for none.

@@ -52,6 +52,7 @@ type Gate interface {
 	Sleep()   // held arrivals and bytes may ask for a wake again
 	Release() // the backend accepts
 	Activity() router.Activity
+	Owed() int // connections whose last bytes went to the backend, unanswered
 }
 
 // Records keeps what must survive.
@@ -177,6 +178,7 @@ func New(cfg Config) *Host {
 		steps: standardFence(), haltSet: make(chan struct{}, 1), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
 	h.halted.Store(cfg.Halted)
 	h.saver = newSaver(cfg.Records)
+	h.saver.find, h.saver.told = h.byIDNow, h.recordsFail
 	h.measures = newMeasures(cfg.Runtimes)
 	h.room = newRoom(h)
 	h.ctx, h.cancel = context.WithCancel(context.Background())

@@ -472,7 +472,7 @@ func TestThresholds(t *testing.T) {
 		t.Helper()
 		at := time.Unix(1000, 0)
 		cfg := New(c).cfg
-		for n, r := range cfg.readings(instance.Sample{At: at}, instance.Sample{At: at.Add(window), CPU: cpu, NetBytes: net}, at.Add(window))[:2] {
+		for n, r := range cfg.readings(instance.Sample{At: at}, instance.Sample{At: at.Add(window), CPU: cpu, NetBytes: net}, calls{}, at.Add(window))[:2] {
 			out[n] = r.State == idle.Active
 		}
 		return out

@@ -257,6 +257,60 @@ func (i *inst) save(f func(r *instance.Record)) error {
 	return nil
 }
 
+// keep changes the record whether or not it can be written. It is for facts, such
+// as the end of a program, and for what a user asked for that must not depend on
+// the disk. What cannot be written is tried again until it is.
+func (i *inst) keep(f func(r *instance.Record)) {
+	rec := i.update(f)
+	if i.h.saver.now(&rec) != nil {
+		i.h.saver.later(i)
+	}
+}
+
+// saveOrKeep is keep for what a user asked for, and save for what lull decided.
+func (i *inst) saveOrKeep(asked bool, f func(r *instance.Record)) error {
+	if asked {
+		i.keep(f)
+		return nil
+	}
+	return i.save(f)
+}
+
+// byIDNow returns an instance; nil for none.
+func (h *Host) byIDNow(id string) *inst {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.byID[id]
+}
+
+// DiskUnwritable is the block of everything automatic while records cannot be
+// written.
+const DiskUnwritable idle.Code = "disk_unwritable"
+
+// unwritable says why no record can be written; "" while they can.
+func (h *Host) unwritable() string {
+	err := h.saver.failing()
+	if err == nil {
+		return ""
+	}
+	return fmt.Sprintf("the host cannot record what it does: %v", err)
+}
+
+// recordsFail reports that records cannot be written any more, or with nil that
+// they can again.
+func (h *Host) recordsFail(i *inst, began error) {
+	kind, why := "trouble_over", "the host can record what it does again"
+	if began != nil {
+		kind, why = "trouble", "the host cannot record what it does: "+began.Error()
+		h.log.Error("cannot write records; automatic actions wait", "error", began)
+	} else {
+		h.log.Info("records can be written again")
+	}
+	if i != nil {
+		i.emit(kind, "", why)
+	}
+}
+
 // move is a change of state that must be legal.
 func (i *inst) move(to power.Instance) error {
 	return power.InstanceTable.Check(i.state(), to)

@@ -244,7 +244,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	if errors.As(cause, &ended) {
 		e = &ending{exit: ended.Exit}
 	}
-	err := i.save(func(r *instance.Record) {
+	i.keep(func(r *instance.Record) {
 		r.State, r.StatusReason = power.Stopped, cause.Error()
 		if full := (*instance.NoRoomError)(nil); restart && r.Enabled && errors.As(cause, &full) {
 			r.RestartAt = now.Add(restartMax)
@@ -271,7 +271,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	i.armRestart()
 	i.emit("start_failed", "", cause.Error())
 	i.h.log.Warn("start failed", "instance", i.name(), "error", cause)
-	return errors.Join(cause, err)
+	return cause
 }
 
 // forgetRun clears what belonged to a run that is over.
@@ -391,7 +391,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	}
 	i.h.point("stopped", i)
 	e := i.ended.Swap(nil)
-	err := i.save(func(r *instance.Record) {
+	i.keep(func(r *instance.Record) { // there is no process any more, whatever the disk says
 		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, why, 0, 0
 		if r.RestartAt.IsZero() { // otherwise they were given to what is started again
 			r.Leases = nil
@@ -407,11 +407,9 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	i.forgetRun()
 	i.h.due.remove(i)
 	i.armRestart()
-	if err == nil {
-		i.emit("stopped", by, why)
-		i.h.log.Info("stopped", "instance", i.name(), "by", by, "reason", why)
-	}
-	return err
+	i.emit("stopped", by, why)
+	i.h.log.Info("stopped", "instance", i.name(), "by", by, "reason", why)
+	return nil
 }
 
 // exitLimit bounds the wait for the exit code of a run that was just ended.
@@ -544,13 +542,10 @@ func (i *inst) handleEnding(e *ending) {
 	}
 	why := exit.How()
 	now := i.h.now()
-	err := i.save(func(r *instance.Record) {
+	i.keep(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &exit, 0, 0
 		afterEnd(r, exit, now)
 	})
-	if err != nil {
-		i.h.log.Error("cannot record an exit", "instance", i.name(), "error", err)
-	}
 	i.forgetRun()
 	i.h.due.remove(i)
 	i.emit("exited", "", why)

@@ -214,7 +214,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	i.wanted.Store(nil)
 	stopped := i.state() == power.Stopped
 	if disable || pending || stopped {
-		if err := i.save(func(r *instance.Record) {
+		i.keep(func(r *instance.Record) {
 			r.Enabled, r.RestartAt = r.Enabled && !disable, time.Time{}
 			if stopped { // and it stays so
 				r.StoppedBy = byManual
@@ -222,9 +222,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 			if pending {
 				r.Leases = nil
 			}
-		}); err != nil {
-			return err
-		}
+		})
 	}
 	if stopped {
 		i.letGo()
@@ -293,7 +291,8 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 		if err := i.wake(by, "resumed by a person"); err != nil {
 			return err
 		}
-		return i.save(func(*instance.Record) {})
+		i.keep(func(*instance.Record) {})
+		return nil
 	default:
 		return &RefusedError{Name: i.name(), What: "resume", Reason: fmt.Sprintf("it is %s", s)}
 	}

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"slices"
+	"strings"
 	"time"
 
 	"lull/internal/evidence"
@@ -90,7 +92,7 @@ func (i *inst) look(w Workload) idle.Evidence {
 	}
 	i.last = s
 	i.deaf = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
-	i.readings = i.h.cfg.readings(i.base, s, now)
+	i.readings = i.h.cfg.readings(i.base, s, i.called(s), now)
 	e := i.evidenceLocked(now)
 	e.Connections, e.LastActivityAt = i.connections(s, now, e.LastActivityAt, quiet)
 	i.conns = e.Connections
@@ -114,6 +116,9 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	if i.block != nil {
 		e.Guards = append(e.Guards, *i.block)
 	}
+	if why := i.h.unwritable(); why != "" {
+		e.Guards = append(e.Guards, idle.Block{Code: DiskUnwritable, Sentence: upperFirst(why) + ". Nothing is paused automatically until it can; a pause or stop by a user works."})
+	}
 	if b := i.deafLocked(now); b != nil {
 		e.Guards = append(e.Guards, *b)
 	}
@@ -128,6 +133,8 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	}
 	return e
 }
+
+func upperFirst(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
 // NothingWakes is the block of an instance that would sleep until someone
 // resumes it.
@@ -170,7 +177,7 @@ func (i *inst) connections(s instance.Sample, now, last time.Time, quiet time.Du
 		if moved.After(last) {
 			last = moved
 		}
-		if quiet == 0 || c.QuietFor < quiet || !c.Accepted || c.Unread > 0 {
+		if quiet == 0 || c.QuietFor < quiet || !c.Accepted || c.Unread > 0 || owes(c, i.rec.Endpoints) {
 			n++
 		}
 	}
@@ -187,6 +194,8 @@ func (i *inst) connections(s instance.Sample, now, last time.Time, quiet time.Du
 		}
 		if quiet == 0 {
 			n = max(n, a.Open)
+		} else {
+			n = max(n, i.gate.Owed())
 		}
 		n += a.Waiting
 	}
@@ -199,8 +208,50 @@ func (i *inst) connections(s instance.Sample, now, last time.Time, quiet time.Du
 	return n, last
 }
 
+// owes reports whether the client of an inbound connection waits for an answer.
+// On the relay path the relay knows who spoke last, where the kernel's clock is too
+// coarse to say.
+func owes(c instance.Conn, ports []instance.Endpoint) bool {
+	if c.Turn == instance.TurnUnclear {
+		for _, e := range ports {
+			if e.Path == instance.PathRelay && samePort(e.Target, c.Local) {
+				return false
+			}
+		}
+	}
+	return c.Owes()
+}
+
+func samePort(a, b string) bool {
+	_, x, err1 := net.SplitHostPort(a)
+	_, y, err2 := net.SplitHostPort(b)
+	return err1 == nil && err2 == nil && x == y
+}
+
+// calls is how many connections that an instance opened itself keep it running:
+// open counts those to other machines, without the ones that
+// quiet-connection-after lets be ignored; waiting those with a request that has no
+// answer yet, to this machine too.
+type calls struct{ open, waiting int }
+
+// called counts the connections that the workload opened. i.mu is held.
+func (i *inst) called(s instance.Sample) (c calls) {
+	quiet := time.Duration(i.spec().QuietConnectionAfter)
+	c.open = s.Outbound
+	for _, o := range s.Calls {
+		if o.Awaits() {
+			c.waiting++
+		}
+		if quiet > 0 && !o.Loopback && o.QuietFor >= quiet && !o.Awaits() && o.Unread == 0 {
+			c.open--
+		}
+	}
+	c.open = max(c.open, 0)
+	return c
+}
+
 // readings are the heartbeat of the workload's tree between two samples.
-func (c Config) readings(base, s instance.Sample, now time.Time) []idle.Reading {
+func (c Config) readings(base, s instance.Sample, called calls, now time.Time) []idle.Reading {
 	window := s.At.Sub(base.At)
 	first := window <= 0
 	out := make([]idle.Reading, 0, 4)
@@ -228,7 +279,11 @@ func (c Config) readings(base, s instance.Sample, now time.Time) []idle.Reading 
 	if s.ConnErr != nil {
 		out = append(out, idle.NotKnown("tcp", now, s.ConnErr.Error()), idle.NotKnown("connections", now, s.ConnErr.Error()))
 	} else {
-		out = append(out, idle.Judge("tcp", float64(s.Outbound), 1, "outbound connections", 0, now))
+		tcp := idle.Judge("tcp", float64(max(called.open, called.waiting)), 1, "outbound connections", 0, now)
+		if called.waiting > 0 {
+			tcp.Detail = fmt.Sprintf("requests without an answer: %d", called.waiting)
+		}
+		out = append(out, tcp)
 	}
 	return out
 }

@@ -24,9 +24,87 @@ type saver struct {
 	dirty   map[string]*inst
 	kick    chan struct{}
 	done    chan struct{}
+	trouble *recordTrouble             // nil while writes succeed
+	find    func(id string) *inst      // nil for one that is not there any more
+	told    func(i *inst, began error) // of the begin of trouble, and of its end with nil; i may be nil
 	// order lets one write of an instance happen at a time: what is looked at
 	// before a write must still hold after it. Instances share a few.
 	order [64]chan struct{}
+}
+
+// recordTrouble is why records cannot be written.
+type recordTrouble struct {
+	err error
+	id  string // of the instance whose write failed last
+}
+
+// retryEvery is how often a write is tried again while none succeeds.
+const retryEvery = time.Second
+
+// failing returns why records cannot be written; nil while they can.
+func (s *saver) failing() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.trouble == nil {
+		return nil
+	}
+	return s.trouble.err
+}
+
+// put writes a record and notes whether records can be written.
+func (s *saver) put(r *instance.Record) error {
+	err := s.to.Put(r)
+	s.mu.Lock()
+	was := s.trouble
+	s.trouble = nil
+	if err != nil {
+		s.trouble = &recordTrouble{err, r.ID}
+	}
+	s.mu.Unlock()
+	if (was != nil) != (err != nil) {
+		s.told(s.find(r.ID), err)
+		if err != nil {
+			s.kicked()
+		}
+	}
+	return err
+}
+
+// try writes the record whose write failed last once more, as it is now. A change
+// that was taken back leaves nothing to be written, and the disk may have room
+// again.
+func (s *saver) try() {
+	s.mu.Lock()
+	id := ""
+	if s.trouble != nil {
+		id = s.trouble.id
+	}
+	s.mu.Unlock()
+	i := s.find(id)
+	if i == nil {
+		s.mu.Lock()
+		s.trouble = nil // the next write shows whether it is over
+		s.mu.Unlock()
+		return
+	}
+	order := s.orderOf(id)
+	order <- struct{}{}
+	defer func() { <-order }()
+	i.mu.Lock()
+	rec := i.rec
+	i.mu.Unlock()
+	if s.put(&rec) == nil {
+		s.mu.Lock()
+		s.written[id] = max(s.written[id], rec.Generation)
+		s.mu.Unlock()
+	}
+}
+
+func (s *saver) kicked() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
 }
 
 func newSaver(to Records) *saver {
@@ -55,7 +133,7 @@ func (s *saver) now(r *instance.Record) error {
 	if stale {
 		return nil
 	}
-	if err := s.to.Put(r); err != nil {
+	if err := s.put(r); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -69,10 +147,7 @@ func (s *saver) later(i *inst) {
 	s.mu.Lock()
 	s.dirty[i.id] = i
 	s.mu.Unlock()
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
+	s.kicked()
 }
 
 func (s *saver) forget(id string) {
@@ -84,7 +159,15 @@ func (s *saver) forget(id string) {
 
 func (s *saver) run() {
 	for {
+		var again <-chan time.Time
+		if s.failing() != nil {
+			again = time.After(retryEvery)
+		}
 		select {
+		case <-again:
+			if !s.flush() {
+				s.try()
+			}
 		case <-s.kick:
 			select {
 			case <-time.After(saveLag):
@@ -100,21 +183,25 @@ func (s *saver) run() {
 
 func (s *saver) stop() { close(s.done) }
 
-// flush writes what is dirty. An instance that is in a transition is written
-// by that transition's end or by the next flush.
-func (s *saver) flush() {
+// flush writes what is dirty and reports whether it tried to write anything. An
+// instance that is in a transition is written by that transition's end or by the
+// next flush; one that cannot be written stays dirty.
+func (s *saver) flush() (tried bool) {
 	s.mu.Lock()
 	batch := s.dirty
 	s.dirty = map[string]*inst{}
 	s.mu.Unlock()
-	for _, i := range batch {
+	for id, i := range batch {
 		i.mu.Lock()
 		rec := i.rec
 		i.mu.Unlock()
-		if err := s.now(&rec); err != nil {
-			i.h.log.Error("cannot record", "instance", i.name(), "error", err)
+		if tried = true; s.now(&rec) != nil && !i.deleted.Load() {
+			s.mu.Lock()
+			s.dirty[id] = i
+			s.mu.Unlock()
 		}
 	}
+	return tried
 }
 
 // seed notes what is on disk already.

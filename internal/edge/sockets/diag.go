@@ -85,7 +85,16 @@ type Traffic struct {
 	BytesReceived uint64 // only with InfoSize of at least 136 (Linux 4.1)
 	LastSent      time.Duration
 	LastReceived  time.Duration
+	LastAck       time.Duration // since the last acknowledgement came, with data or without
+
+	// Segments, retransmitted ones included; only with InfoSize of at least 160
+	// (Linux 4.6). The difference to those with data are plain acknowledgements,
+	// handshakes and ends.
+	SegsOut, SegsIn, DataSegsIn, DataSegsOut uint32
 }
+
+// HasSegments reports whether the kernel was new enough to count segments.
+func (s Socket) HasSegments() bool { return s.InfoSize >= infoDataSegsOut+4 }
 
 // HasBytes says that the kernel was new enough to count bytes.
 func (s Socket) HasBytes() bool { return s.InfoSize >= infoBytesReceived+8 }

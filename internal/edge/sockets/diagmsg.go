@@ -28,8 +28,13 @@ const (
 	// Offsets in struct tcp_info (linux/tcp.h), which only ever grew at its end.
 	infoLastSent      = 44
 	infoLastReceived  = 52
+	infoLastAck       = 56
 	infoBytesAcked    = 120
 	infoBytesReceived = 128
+	infoSegsOut       = 136
+	infoSegsIn        = 140
+	infoDataSegsIn    = 152
+	infoDataSegsOut   = 156
 )
 
 var native = binary.NativeEndian
@@ -239,7 +244,17 @@ func parseInfo(b []byte, s *Socket) {
 		}
 		return native.Uint64(b[at:])
 	}
+	short := func(at int) uint32 {
+		if len(b) < at+4 {
+			return 0
+		}
+		return native.Uint32(b[at:])
+	}
 	s.Traffic = Traffic{
+		LastAck: ms(infoLastAck),
+		SegsOut: short(infoSegsOut), SegsIn: short(infoSegsIn),
+		DataSegsIn: short(infoDataSegsIn), DataSegsOut: short(infoDataSegsOut),
+
 		BytesAcked:    count(infoBytesAcked),
 		BytesReceived: count(infoBytesReceived),
 		LastSent:      ms(infoLastSent),

@@ -61,6 +61,7 @@ type Client struct {
 	unread   bool
 	closed   bool
 	answered int
+	owed     bool // it sent last, and the program has not answered
 	moved    time.Time
 	refused  bool
 	reset    bool
@@ -80,9 +81,12 @@ type Proc struct {
 	open    []*Client
 	guard   *guard
 	cpu     time.Duration
-	busy    bool // uses CPU all the time
-	starved bool // wants CPU and gets none
-	writes  bool // writes to its disk all the time
+	busy    bool      // uses CPU all the time
+	starved bool      // wants CPU and gets none
+	writes  bool      // writes to its disk all the time
+	slow    bool      // answers nothing until it is quick again
+	asked   time.Time // when it moved bytes on those last
+	asks    int       // connections it opened, on which it sent last
 	disk    uint64
 	last    time.Time
 	out     int
@@ -292,7 +296,9 @@ func (p *Proc) work() {
 	for _, c := range p.open {
 		if c.unread {
 			c.unread = false
-			c.answered++
+			if c.owed = p.slow; !p.slow {
+				c.answered++
+			}
 		}
 		if !c.closed {
 			kept = append(kept, c)
@@ -363,7 +369,7 @@ func (p *Proc) SetWriting(on bool) {
 func (p *Proc) SetOutbound(n int) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
-	p.out = n
+	p.out, p.asked = n, time.Now()
 }
 
 // Frozen says whether the program is still.
@@ -505,7 +511,18 @@ func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
 		s.Inbound = append(s.Inbound, instance.Conn{Unread: unread(c), QuietFor: time.Since(c.moved)})
 	}
 	for _, c := range p.open {
-		s.Inbound = append(s.Inbound, instance.Conn{Accepted: true, Unread: unread(c), QuietFor: time.Since(c.moved)})
+		turn := instance.TurnLocal
+		if c.owed {
+			turn = instance.TurnRemote
+		}
+		s.Inbound = append(s.Inbound, instance.Conn{Accepted: true, Unread: unread(c), QuietFor: time.Since(c.moved), Turn: turn})
+	}
+	for n := range max(p.out, p.asks) {
+		turn := instance.TurnRemote
+		if n < p.asks {
+			turn = instance.TurnLocal
+		}
+		s.Calls = append(s.Calls, instance.Conn{Accepted: true, QuietFor: time.Since(p.asked), Turn: turn, Loopback: n >= p.out})
 	}
 	return s
 }
@@ -515,6 +532,29 @@ func (p *Proc) AtWork() (bool, error) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return (p.busy || p.starved) && !p.frozen, nil
+}
+
+// SetSlow lets the program read requests and answer them only when it is set back.
+func (p *Proc) SetSlow(on bool) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	if p.slow = on; on || p.frozen {
+		return
+	}
+	for _, c := range p.open {
+		if c.owed {
+			c.owed, c.moved = false, time.Now()
+			c.answered++
+		}
+	}
+}
+
+// SetAsking sets on how many connections of its own the program waits for an
+// answer.
+func (p *Proc) SetAsking(n int) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	p.asks, p.asked = n, time.Now()
 }
 
 // Starve makes the program want a processor that it does not get.

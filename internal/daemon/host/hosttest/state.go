@@ -14,7 +14,7 @@ func (k *Kernel) State(b []byte, since time.Time) []byte {
 	defer k.mu.Unlock()
 	b = Append(b, len(k.broken), k.starts, len(k.procs))
 	for _, p := range k.procs { // one in every use of this
-		b = Append(b, int(p.run), flag(p.frozen), flag(p.dead), flag(p.term), flag(p.saved), flag(p.busy), flag(p.writes), int(p.disk), int(p.cpu), int(p.last.Sub(since)), p.out)
+		b = Append(b, int(p.run), flag(p.frozen), flag(p.dead), flag(p.term), flag(p.saved), flag(p.busy), flag(p.writes), flag(p.slow), p.asks, int(p.disk), int(p.cpu), int(p.last.Sub(since)), p.out)
 		b = p.guard.state(b)
 		b = Append(b, len(p.backlog))
 		for _, c := range slices.Concat(p.backlog, p.open) {
@@ -36,7 +36,7 @@ func (c *Client) State(b []byte, _ time.Time) []byte {
 
 // state appends what the client's future depends on. k.mu is held.
 func (c *Client) state(b []byte, since time.Time) []byte {
-	return Append(b, flag(c.accepted), flag(c.unread), flag(c.closed), flag(c.answered > 0), flag(c.refused), flag(c.reset), int(c.moved.Sub(since)))
+	return Append(b, flag(c.accepted), flag(c.unread), flag(c.closed), flag(c.answered > 0), flag(c.owed), flag(c.refused), flag(c.reset), int(c.moved.Sub(since)))
 }
 
 // State appends which run it is, and whether that is over.

@@ -490,6 +490,7 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 		}
 		return nil
 	}
+	s.Calls = w.net.Calls()
 	s.DiskBytes, s.DiskErr = w.disk()
 	s.CPUErr, s.NetErr, s.ConnErr = say(a.CPUErr), say(a.NetErr), say(a.TCPErr)
 	return s
@@ -498,7 +499,7 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 // conn combines a connection into the guest with what the guest reports about it.
 func conn(o vnet.Open, waiting []guest.WaitingConn) instance.Conn {
 	c := instance.Conn{Local: netip.AddrPortFrom(vnet.Guest, o.Port).String(), Remote: netip.AddrPortFrom(vnet.Gateway, o.From).String(),
-		QuietFor: o.QuietFor, Accepted: true}
+		QuietFor: o.QuietFor, Turn: o.Turn, Accepted: true}
 	for _, x := range waiting {
 		if x.Port == o.Port && x.Remote == o.From {
 			c.Unread, c.Accepted = x.Unread, x.Accepted

@@ -254,6 +254,18 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 	// What asks itself, as the health check of a container does, is not used by that.
 	private := sync.OnceValue(w.private)
 	moved, closing := map[uint64]uint64{}, map[uint64]bool{}
+	w.mu.Lock()
+	talked := w.turns
+	w.mu.Unlock()
+	talks := turns{}
+	turn := func(o sockets.Socket) instance.Turn {
+		if o.Inode == 0 {
+			return instance.TurnNone // not accepted yet: it holds as it is
+		}
+		turn, t := talked[o.Inode].next(o)
+		talks[o.Inode] = t
+		return turn
+	}
 	for _, o := range t.open {
 		_, mine := own[o.Inode]
 		loopback := o.Remote.Addr().IsLoopback()
@@ -268,10 +280,14 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 			if local[o.Remote] && mine || toItself(o) && private() {
 				continue // between two processes of the tree, one of which may have ended
 			}
-			s.Inbound = append(s.Inbound, instance.Conn{Local: o.Local.String(), Remote: o.Remote.String(), QuietFor: quietFor(o),
+			s.Inbound = append(s.Inbound, instance.Conn{Local: o.Local.String(), Remote: o.Remote.String(), QuietFor: quietFor(o), Turn: turn(o),
 				Unread: o.RQueue, Accepted: mine, Loopback: loopback, HalfClose: o.State == sockets.CloseWait})
-		case mine && o.State == sockets.Established && !listens[port] && !loopback && !local[o.Remote]:
-			s.Outbound++
+		case mine && o.State == sockets.Established && !listens[port] && !local[o.Remote]:
+			if !loopback {
+				s.Outbound++
+			}
+			s.Calls = append(s.Calls, instance.Conn{Local: o.Local.String(), Remote: o.Remote.String(), QuietFor: quietFor(o),
+				Turn: turn(o), Unread: o.RQueue, Accepted: true, Loopback: loopback})
 		}
 	}
 	if len(s.Inbound) == 0 && len(at)+len(ports) > 0 && !frozen {
@@ -279,6 +295,7 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 	}
 	w.mu.Lock()
 	s.NetBytes = w.net.add(moved)
+	w.turns = talks
 	if !frozen {
 		w.closing = closing
 	}

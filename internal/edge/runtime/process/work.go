@@ -35,7 +35,8 @@ type Work struct {
 	stopped []int // processes that SIGSTOP was sent to
 	frozen  bool
 	net     netCount
-	io      proc.Tally      // of disk traffic
+	io      proc.Tally // of disk traffic
+	turns   turns
 	closing map[uint64]bool // inodes in CLOSE_WAIT at the last look while it ran
 }
 

@@ -16,6 +16,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 	"gvisor.dev/gvisor/pkg/waiter"
+
+	"lull/internal/instance"
 )
 
 // Limits on what a guest may have open outside.
@@ -165,14 +167,16 @@ func (n *Network) relayTCP(r *tcp.ForwarderRequest, to netip.AddrPort) {
 	defer inside.Close()
 	defer context.AfterFunc(n.ctx, func() { inside.Close(); outside.Close() })()
 	var up sync.WaitGroup
-	up.Go(func() { carry(outside, inside) })
-	carry(inside, outside)
+	c, ends := n.noteCall(to)
+	defer ends()
+	up.Go(func() { carry(outside, inside, func() { c.note(instance.TurnLocal) }) })
+	carry(inside, outside, func() { c.note(instance.TurnRemote) })
 	up.Wait()
 }
 
 // carry copies one direction including its end; an error ends both.
-func carry(dst, src net.Conn) {
-	_, err := io.Copy(struct{ io.Writer }{dst}, struct{ io.Reader }{src})
+func carry(dst, src net.Conn, moved func()) {
+	_, err := io.Copy(struct{ io.Writer }{dst}, reading{src, moved})
 	if err == nil {
 		if half, ok := dst.(interface{ CloseWrite() error }); ok {
 			err = half.CloseWrite()
@@ -220,4 +224,19 @@ func datagrams(dst, src net.Conn) {
 			return
 		}
 	}
+}
+
+// reading calls moved whenever it has read something.
+type reading struct {
+	io.Reader
+	moved func()
+}
+
+// Read implements io.Reader.
+func (r reading) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	if n > 0 {
+		r.moved()
+	}
+	return n, err
 }

@@ -31,6 +31,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"lull/internal/instance"
 )
 
 // Addresses, the same in every network, because networks are never connected.
@@ -78,8 +80,9 @@ type Network struct {
 
 	mu    sync.Mutex
 	conns map[*Conn]struct{}
-	ended time.Time // when the newest closed connection into the guest ended
-	flows int       // connections and UDP flows opened by the guest
+	calls map[*call]struct{} // connections that the guest opened
+	ended time.Time          // when the newest closed connection into the guest ended
+	flows int                // connections and UDP flows opened by the guest
 
 	moved atomic.Uint64 // payload bytes of connections into the guest, both directions
 	watch atomic.Pointer[watch]
@@ -93,7 +96,7 @@ func New(cfg Config) (*Network, error) {
 	if cfg.Mode != None && cfg.Mode != Outbound && cfg.Mode != Full {
 		return nil, fmt.Errorf("cannot make a network: mode %q is none of none, outbound, full", cfg.Mode)
 	}
-	n := &Network{cfg: cfg, conns: map[*Conn]struct{}{}}
+	n := &Network{cfg: cfg, conns: map[*Conn]struct{}{}, calls: map[*call]struct{}{}}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	n.link = newLink(n.sees)
 	n.stack = stack.New(stack.Options{
@@ -172,12 +175,14 @@ type Conn struct {
 	port  uint16 // the guest's
 	local uint16 // ours
 	last  atomic.Int64
+	turn  atomic.Uint32
 	once  sync.Once
 }
 
-func (c *Conn) note(k int) {
+func (c *Conn) note(k int, turn instance.Turn) {
 	if k > 0 {
 		c.last.Store(time.Now().UnixNano())
+		c.turn.Store(uint32(turn))
 		c.n.moved.Add(uint64(k))
 	}
 }
@@ -185,14 +190,14 @@ func (c *Conn) note(k int) {
 // Read implements net.Conn.
 func (c *Conn) Read(b []byte) (int, error) {
 	k, err := c.TCPConn.Read(b)
-	c.note(k)
+	c.note(k, instance.TurnLocal)
 	return k, err
 }
 
 // Write implements net.Conn.
 func (c *Conn) Write(b []byte) (int, error) {
 	k, err := c.TCPConn.Write(b)
-	c.note(k)
+	c.note(k, instance.TurnRemote)
 	return k, err
 }
 
@@ -212,6 +217,7 @@ type Open struct {
 	Port     uint16 // guest port
 	From     uint16 // source port on the gateway
 	QuietFor time.Duration
+	Turn     instance.Turn
 }
 
 // Opens returns the open connections into the guest, and when the last closed one
@@ -221,7 +227,7 @@ func (n *Network) Opens() (open []Open, ended time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for c := range n.conns {
-		open = append(open, Open{Port: c.port, From: c.local, QuietFor: time.Duration(max(now-c.last.Load(), 0))})
+		open = append(open, Open{Port: c.port, From: c.local, QuietFor: time.Duration(max(now-c.last.Load(), 0)), Turn: instance.Turn(c.turn.Load())})
 	}
 	return open, n.ended
 }
@@ -308,4 +314,42 @@ func stirs(frame []byte, outbound bool) string {
 		}
 	}
 	return ""
+}
+
+// call is a connection that the guest opened.
+type call struct {
+	to   netip.AddrPort
+	last atomic.Int64
+	turn atomic.Uint32
+}
+
+func (c *call) note(turn instance.Turn) {
+	c.last.Store(time.Now().UnixNano())
+	c.turn.Store(uint32(turn))
+}
+
+// noteCall tracks a connection that the guest opened until ends is called.
+func (n *Network) noteCall(to netip.AddrPort) (c *call, ends func()) {
+	c = &call{to: to}
+	c.last.Store(time.Now().UnixNano())
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.calls[c] = struct{}{}
+	return c, func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.calls, c)
+	}
+}
+
+// Calls returns the connections that the guest opened.
+func (n *Network) Calls() (calls []instance.Conn) {
+	now := time.Now().UnixNano()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for c := range n.calls {
+		calls = append(calls, instance.Conn{Remote: c.to.String(), Accepted: true,
+			QuietFor: time.Duration(max(now-c.last.Load(), 0)), Turn: instance.Turn(c.turn.Load())})
+	}
+	return calls
 }

@@ -1,0 +1,70 @@
+package host
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/power"
+)
+
+// A request that was received and not answered is work, however long its
+// connection has been quiet; once it is answered, the quiet connection is ignored
+// again.
+func TestPendingRequestHolds(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("a", func(s *instance.Spec) {
+			s.PauseAfter, s.QuietConnectionAfter = new(idle.Duration(time.Second)), idle.Duration(time.Second)
+		})
+		p := r.k.Proc(id)
+		p.SetSlow(true)
+		c := r.k.Connect(id)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if o := r.is("a", power.Running); o.PauseCount != 0 || o.PauseAt != nil {
+			t.Errorf("paused %d times, to be paused at %v, while a client waits", o.PauseCount, o.PauseAt)
+		}
+		p.SetSlow(false)
+		if c.Outcome() != "answered" {
+			t.Errorf("the client is %s", c.Outcome())
+		}
+		time.Sleep(5 * time.Second)
+		r.is("a", power.Paused)
+	})
+}
+
+// An idle connection that the instance opened itself does not keep it awake with
+// quiet-connection-after; without it, or with a request on it that has no answer
+// yet, it does, and no time of a pause is named.
+func TestOutboundConnections(t *testing.T) {
+	for name, row := range map[string]struct {
+		quiet     time.Duration
+		out, asks int
+		want      power.Instance
+	}{
+		"idle pool":                   {time.Second, 3, 0, power.Paused},
+		"idle pool, no quiet":         {0, 3, 0, power.Running},
+		"request":                     {time.Second, 3, 1, power.Running},
+		"request to this machine":     {time.Second, 0, 1, power.Running},
+		"request, no quiet":           {0, 3, 1, power.Running},
+		"request here, without quiet": {0, 0, 1, power.Running},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				id := r.run("a", func(s *instance.Spec) {
+					s.PauseAfter, s.QuietConnectionAfter = new(idle.Duration(time.Second)), idle.Duration(row.quiet)
+				})
+				p := r.k.Proc(id)
+				p.SetOutbound(row.out)
+				p.SetAsking(row.asks)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if o := r.is("a", row.want); row.want == power.Running && o.PauseCount != 0 {
+					t.Errorf("paused %d times", o.PauseCount)
+				}
+			})
+		})
+	}
+}
