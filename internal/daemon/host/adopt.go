@@ -278,7 +278,7 @@ const (
 // foundResumed records a resume that nobody saw, at the time at which it is found.
 func (i *inst) foundResumed(by, why string) error {
 	now := i.h.now()
-	i.keep(func(r *instance.Record) {
+	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason = power.Running, why
 		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, by
 		r.Freed, r.Saved = 0, 0
@@ -293,7 +293,7 @@ func (i *inst) foundResumed(by, why string) error {
 // is no resume to tell of.
 func (i *inst) foundPausing() error {
 	now := i.h.now()
-	i.keep(func(r *instance.Record) {
+	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.LastActivityAt = power.Running, midChangeSaying, now
 	})
 	i.open()
@@ -315,7 +315,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	if cause != "" {
 		why += ": " + cause
 	}
-	i.keep(func(r *instance.Record) {
+	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &e, 0, 0
 		if was != power.Stopping {
 			afterEnd(r, e, now)

@@ -243,7 +243,7 @@ func (i *inst) stayHibernated(a *attempt, cause error) error {
 }
 
 func intent(a *attempt) error {
-	return a.i.saveOrKeep(a.asked(), func(r *instance.Record) { r.State, r.StatusReason = power.Pausing, a.reason })
+	return a.i.saveOrNote(a.asked(), func(r *instance.Record) { r.State, r.StatusReason = power.Pausing, a.reason })
 }
 
 func closeGate(a *attempt) error {
@@ -341,7 +341,7 @@ func (a *attempt) stirred() error {
 func commitPause(a *attempt) error {
 	i := a.i
 	now := i.h.now()
-	err := i.saveOrKeep(a.asked(), func(r *instance.Record) {
+	err := i.saveOrNote(a.asked(), func(r *instance.Record) {
 		if a.adopted { // it stays on the step of the ladder that it was on
 			return
 		}
@@ -469,7 +469,7 @@ func (i *inst) open() {
 }
 
 func stopIntent(a *attempt) error {
-	return a.i.saveOrKeep(a.asked(), func(r *instance.Record) {
+	return a.i.saveOrNote(a.asked(), func(r *instance.Record) {
 		r.State, r.StatusReason, r.StoppedBy = power.Stopping, a.reason, a.by
 		if a.i.again {
 			r.StoppedBy, r.RestartAt = "", a.i.h.now()

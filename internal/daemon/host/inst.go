@@ -76,7 +76,7 @@ type inst struct {
 	conns    int
 	verdict  idle.Verdict
 	line     evidence.Line // of its decisions in the log
-	deaf     bool          // nothing could wake it from outside
+	unheard  bool          // nothing could wake it from outside
 	block    *idle.Block   // of the runtime: it cannot be paused, and why
 	beside   []*string     // commands that run beside it
 	busy     int           // connections by which the workload says that it works
@@ -257,20 +257,20 @@ func (i *inst) save(f func(r *instance.Record)) error {
 	return nil
 }
 
-// keep changes the record whether or not it can be written. It is for facts, such
+// note changes the record whether or not it can be written. It is for facts, such
 // as the end of a program, and for what a user asked for that must not depend on
 // the disk. What cannot be written is tried again until it is.
-func (i *inst) keep(f func(r *instance.Record)) {
+func (i *inst) note(f func(r *instance.Record)) {
 	rec := i.update(f)
 	if i.h.saver.now(&rec) != nil {
 		i.h.saver.later(i)
 	}
 }
 
-// saveOrKeep is keep for what a user asked for, and save for what lull decided.
-func (i *inst) saveOrKeep(asked bool, f func(r *instance.Record)) error {
+// saveOrNote is note for what a user asked for, and save for what lull decided.
+func (i *inst) saveOrNote(asked bool, f func(r *instance.Record)) error {
 	if asked {
-		i.keep(f)
+		i.note(f)
 		return nil
 	}
 	return i.save(f)

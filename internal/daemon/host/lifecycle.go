@@ -244,7 +244,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	if errors.As(cause, &ended) {
 		e = &ending{exit: ended.Exit}
 	}
-	i.keep(func(r *instance.Record) {
+	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason = power.Stopped, cause.Error()
 		if full := (*instance.NoRoomError)(nil); restart && r.Enabled && errors.As(cause, &full) {
 			r.RestartAt = now.Add(restartMax)
@@ -391,7 +391,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	}
 	i.h.point("stopped", i)
 	e := i.ended.Swap(nil)
-	i.keep(func(r *instance.Record) { // there is no process any more, whatever the disk says
+	i.note(func(r *instance.Record) { // there is no process any more, whatever the disk says
 		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, why, 0, 0
 		if r.RestartAt.IsZero() { // otherwise they were given to what is started again
 			r.Leases = nil
@@ -542,7 +542,7 @@ func (i *inst) handleEnding(e *ending) {
 	}
 	why := exit.How()
 	now := i.h.now()
-	i.keep(func(r *instance.Record) {
+	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &exit, 0, 0
 		afterEnd(r, exit, now)
 	})

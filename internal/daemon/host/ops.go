@@ -214,7 +214,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	i.wanted.Store(nil)
 	stopped := i.state() == power.Stopped
 	if disable || pending || stopped {
-		i.keep(func(r *instance.Record) {
+		i.note(func(r *instance.Record) {
 			r.Enabled, r.RestartAt = r.Enabled && !disable, time.Time{}
 			if stopped { // and it stays so
 				r.StoppedBy = byManual
@@ -291,7 +291,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 		if err := i.wake(by, "resumed by a person"); err != nil {
 			return err
 		}
-		i.keep(func(*instance.Record) {})
+		i.note(func(*instance.Record) {})
 		return nil
 	default:
 		return &RefusedError{Name: i.name(), What: "resume", Reason: fmt.Sprintf("it is %s", s)}

@@ -91,7 +91,7 @@ func (i *inst) look(w Workload) idle.Evidence {
 		i.base = s
 	}
 	i.last = s
-	i.deaf = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
+	i.unheard = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
 	i.readings = i.h.cfg.readings(i.base, s, i.called(s), now)
 	e := i.evidenceLocked(now)
 	e.Connections, e.LastActivityAt = i.connections(s, now, e.LastActivityAt, quiet)
@@ -119,7 +119,7 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	if why := i.h.unwritable(); why != "" {
 		e.Guards = append(e.Guards, idle.Block{Code: DiskUnwritable, Sentence: upperFirst(why) + ". Nothing is paused automatically until it can; a pause or stop by a user works."})
 	}
-	if b := i.deafLocked(now); b != nil {
+	if b := i.nothingWakesLocked(now); b != nil {
 		e.Guards = append(e.Guards, *b)
 	}
 	if i.busy > 0 {
@@ -140,12 +140,12 @@ func upperFirst(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 // resumes it.
 const NothingWakes idle.Code = "nothing_wakes"
 
-// deafLocked blocks the idle pause of an instance that nothing could wake: no
+// nothingWakesLocked blocks the idle pause of an instance that nothing could wake: no
 // exposed port, no socket of its own that takes clients, nothing due. A
 // pause-after of its own says that it is to be paused all the same. i.mu is held.
-func (i *inst) deafLocked(now time.Time) *idle.Block {
+func (i *inst) nothingWakesLocked(now time.Time) *idle.Block {
 	s := i.spec()
-	if !i.deaf || len(s.Expose) > 0 || s.PauseAfter != nil || i.nextDue.After(now) || i.pauseAfter() == 0 {
+	if !i.unheard || len(s.Expose) > 0 || s.PauseAfter != nil || i.nextDue.After(now) || i.pauseAfter() == 0 {
 		return nil
 	}
 	return &idle.Block{Code: NothingWakes, Sentence: "Nothing could wake it once it is paused: it exposes no port, listens on no socket and has nothing due."}

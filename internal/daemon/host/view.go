@@ -102,16 +102,14 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		Endpoints: r.Endpoints, Activity: e.Readings, Blocks: v.Blocks, SnoozeUntil: v.SnoozeUntil,
 		RestartCount: r.RestartCount, CrashLooping: r.CrashLooping, PauseCount: r.PauseCount, WakeCount: r.WakeCount, ReclaimedBytes: r.Freed,
 		SavedBytes: r.Saved, BootedAnew: r.BootedAnew, Trouble: trouble, Misset: i.misset()}
-<<<<<<< HEAD
 	if o.Wakes = i.wakes(); o.Wakes {
 		o.Deaf = i.deaf()
 		o.StartsOnConnection = r.State == power.Stopped && i.unwakeable() == ""
 		noPrivs, err := i.h.handoffNow()
 		o.NoNewPrivs = noPrivs && err == nil && !r.Spec.ListenFDs && i.direct()
-=======
+	}
 	if o.Unwritable = i.h.unwritable(); o.Unwritable != "" {
 		o.StatusReason = strings.TrimPrefix(o.StatusReason+"; "+o.Unwritable, "; ")
->>>>>>> 8e2d0a5 (host: a request without an answer is work, outbound connections go quiet too, and users act on a full disk)
 	}
 	if r.Unserved != "" {
 		o.StatusReason = strings.TrimPrefix(o.StatusReason+"; "+r.Unserved, "; ")

@@ -15,7 +15,6 @@ import (
 
 // Instance is an instance as people and scripts see it.
 type Instance struct {
-<<<<<<< HEAD
 	ID                 string              `json:"id" doc:"Stable id of the instance"`
 	Name               string              `json:"name"`
 	State              string              `json:"state" enum:"stopped,starting,running,pausing,paused,reclaimed,hibernated,resuming,stopping"`
@@ -65,6 +64,7 @@ type Instance struct {
 	SavedBytes         int64               `json:"saved_bytes" doc:"On disk while hibernated"`
 	BootedAnew         string              `json:"booted_anew" doc:"Why its run began with a boot although it had been hibernated"`
 	Misset             string              `json:"misset,omitempty" doc:"What is wrong with its settings together with those that the host has now"`
+	Unwritable         string              `json:"unwritable,omitempty" doc:"Why the host cannot record changes of it now, such as a full disk: automatic actions wait"`
 	Trouble            string              `json:"trouble,omitempty" doc:"What keeps it from working although it runs, such as a QEMU that does not answer"`
 	NextStep           string              `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
 	NextStepAt         *time.Time          `json:"next_step_at"`
@@ -74,63 +74,6 @@ type Instance struct {
 	Deaf               string              `json:"wake_from_stopped_fault,omitempty" doc:"Why connections to some ports do not, although they are meant to"`
 	NoNewPrivs         bool                `json:"no_new_privs,omitempty" doc:"Setuid programs inside run without their privileges: the kernel demands that of an ordinary user who has binds reported"`
 	Waiting            *Waiting            `json:"waiting" doc:"For room to start or wake; null when it does not"`
-=======
-	ID             string              `json:"id" doc:"Stable id of the instance"`
-	Name           string              `json:"name"`
-	State          string              `json:"state" enum:"stopped,starting,running,pausing,paused,reclaimed,hibernated,resuming,stopping"`
-	StateSince     *time.Time          `json:"state_since"`
-	StatusReason   string              `json:"status_reason"`
-	Enabled        bool                `json:"enabled" doc:"False means stopped and not woken"`
-	Runtime        string              `json:"runtime"`
-	Command        []string            `json:"command"`
-	PID            int                 `json:"pid" doc:"Main process, 0 when there is none"`
-	CreatedAt      time.Time           `json:"created_at"`
-	StartedAt      *time.Time          `json:"started_at"`
-	LastActivityAt *time.Time          `json:"last_activity_at"`
-	LastPausedAt   *time.Time          `json:"last_paused_at"`
-	LastPausedBy   string              `json:"last_paused_by"`
-	LastResumedAt  *time.Time          `json:"last_resumed_at"`
-	LastResumedBy  string              `json:"last_resumed_by"`
-	IdleFor        float64             `json:"idle_for" doc:"Seconds since the last activity"`
-	PauseAt        *time.Time          `json:"pause_at" doc:"When it is paused if nothing happens; null when a block has no known end"`
-	StopAt         *time.Time          `json:"stop_at" doc:"When a paused instance is stopped; null for never, as while connections are open that may not be ignored"`
-	Connections    int                 `json:"connections" doc:"Open inbound connections that hold"`
-	Leases         []idle.Lease        `json:"leases"`
-	LeaseHeld      bool                `json:"lease_held"`
-	LeaseReason    string              `json:"lease_reason"`
-	LeaseExpiresAt *time.Time          `json:"lease_expires_at" doc:"Of the lease that ends last"`
-	IdlePolicy     string              `json:"idle_policy"`
-	PauseAfter     float64             `json:"pause_after" doc:"Seconds; 0 is never"`
-	StopAfter      float64             `json:"stop_after" doc:"Seconds from entering paused; 0 is never"`
-	ReclaimAfter   float64             `json:"reclaim_after" doc:"Seconds from entering paused; 0 is off"`
-	HibernateAfter float64             `json:"hibernate_after" doc:"Seconds from entering paused; 0 is off"`
-	Image          string              `json:"image"`
-	MemoryLimit    int64               `json:"memory_limit" doc:"Bytes; 0 is the runtime's default"`
-	CPUs           float64             `json:"cpus" doc:"0 is the runtime's default"`
-	Net            string              `json:"net" doc:"none, outbound or full; empty where it has no network of its own, or is outbound"`
-	Workspace      string              `json:"workspace"`
-	SnoozeUntil    *time.Time          `json:"snooze_until"`
-	Endpoints      []instance.Endpoint `json:"endpoints"`
-	Activity       []idle.Reading      `json:"activity" doc:"The last readings"`
-	Blocks         []idle.Block        `json:"blocks" doc:"Everything that prevents a pause right now"`
-	ExitCode       *int                `json:"exit_code"`
-	RestartCount   int                 `json:"restart_count"`
-	RestartAt      *time.Time          `json:"restart_at" doc:"When a program that ended is started again"`
-	CrashLooping   bool                `json:"crash_looping"`
-	PauseCount     uint64              `json:"pause_count"`
-	WakeCount      uint64              `json:"wake_count"`
-	MemoryBytes    int64               `json:"memory_bytes" doc:"Resident memory, 0 when stopped or unknown"`
-	ReclaimedBytes int64               `json:"reclaimed_bytes"`
-	SavedBytes     int64               `json:"saved_bytes" doc:"On disk while hibernated"`
-	BootedAnew     string              `json:"booted_anew" doc:"Why its run began with a boot although it had been hibernated"`
-	Misset         string              `json:"misset,omitempty" doc:"What is wrong with its settings together with those that the host has now"`
-	Unwritable     string              `json:"unwritable,omitempty" doc:"Why the host cannot record changes of it now, such as a full disk: automatic actions wait"`
-	Trouble        string              `json:"trouble,omitempty" doc:"What keeps it from working although it runs, such as a QEMU that does not answer"`
-	NextStep       string              `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`
-	NextStepAt     *time.Time          `json:"next_step_at"`
-	Unavailable    string              `json:"unavailable,omitempty" doc:"Why it is not known how it is: its runtime is not there, or its run does not answer; its state is the last that was recorded"`
-	Waiting        *Waiting            `json:"waiting" doc:"For room to start or wake; null when it does not"`
->>>>>>> 8e2d0a5 (host: a request without an answer is work, outbound connections go quiet too, and users act on a full disk)
 }
 
 // Waiting is a start or wake that this host has no room for yet.
