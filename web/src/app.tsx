@@ -3,6 +3,7 @@
 
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { ask, Halt, Session, session } from './api'
+import { Boundary } from './boundary'
 import { cut, follow, link, onLink } from './live'
 import { Login } from './pages/login'
 import { useResource } from './resource'
@@ -44,7 +45,7 @@ function Frame() {
   return (
     <>
       <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus() }}>Skip to the page</a>
-      <HaltBanner halt={halt.value} operator={operator} reload={halt.reload} />
+      <Boundary what="whether lull is halted"><HaltBanner halt={halt.value} operator={operator} reload={halt.reload} /></Boundary>
       {who.value?.shadow && <div class="banner shadow" role="status">This server is in shadow: it decides and records everything, and acts on nothing.</div>}
       <div class="frame">
         <nav aria-label="Pages">
@@ -66,7 +67,7 @@ function Frame() {
           <HaltControl halt={halt.value} operator={operator} reload={halt.reload} />
           {who.problem && !who.value ? <Fault problem={who.problem} retry={who.reload} what="The server cannot be asked." />
             : !who.value ? <Loading what="who you are" />
-            : page ? <page.show place={place} role={role} operator={operator} />
+            : page ? <Boundary key={name} what="this page"><page.show place={place} role={role} operator={operator} /></Boundary>
             : <Empty title="There is no such page."><a href="/">Go to the fleet</a></Empty>}
         </main>
       </div>

@@ -3,6 +3,7 @@
 import { ComponentChildren, JSX } from 'preact'
 import { useEffect, useId, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { Problem, Standing } from './api'
+import { Boundary } from './boundary'
 import { ago, clock, exact, useNow } from './time'
 
 /** What each standing is called, and what it means. */
@@ -40,7 +41,7 @@ export function Card(p: { title: string; aside?: ComponentChildren; children: Co
   return (
     <section class={`card ${p.class ?? ''}`} aria-labelledby={id}>
       <header><h2 id={id}>{p.title}</h2>{p.aside}</header>
-      {p.children}
+      <Boundary what={p.title}>{p.children}</Boundary>
     </section>
   )
 }

@@ -61,6 +61,12 @@ func (p *Problem) Error() string {
 	return s
 }
 
+// GetStatus and ContentType make a Problem an error that a huma route can return.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// ContentType is the media type of a problem document.
+func (p *Problem) ContentType(string) string { return "application/problem+json" }
+
 // WriteProblem answers a request with a problem.
 func WriteProblem(w http.ResponseWriter, p *Problem) {
 	body, err := json.Marshal(p)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"reflect"
 	"strconv"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/sse"
 
 	"lull/internal/base/httpx"
+	"lull/internal/base/humax"
 	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
@@ -35,18 +37,19 @@ type API struct {
 // Handler returns the HTTP API and its OpenAPI document.
 func (a *API) Handler() (http.Handler, huma.API) {
 	mux := http.NewServeMux()
-	cfg := huma.DefaultConfig("lull host", a.Version)
+	cfg := humax.Config("lull host", a.Version)
 	cfg.Info.Description = "Instances on one machine and their power states."
 	cfg.DocsPath = ""
-	cfg.CreateHooks = nil // no $schema field in answers: objects are the contract's own
 	// A duration is seconds on the wire, with fractions.
 	cfg.Components.Schemas.RegisterTypeAlias(reflect.TypeFor[idle.Duration](), reflect.TypeFor[float64]())
 	api := humago.New(mux, cfg)
+	api.UseMiddleware(humax.Strict)
 	a.reads(api)
 	a.verbs(api)
 	a.leases(api)
 	a.images(api)
 	a.stream(api, mux)
+	humax.NeverNull(api.OpenAPI())
 	if a.Metrics != nil {
 		mux.Handle("GET /metrics", a.Metrics)
 	}
@@ -314,11 +317,7 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 		next(huma.WithValue(hc, streamKey{}, hc.BodyWriter()))
 	}}
 	sse.Register(api, op, map[string]any{"event": hostctl.Event{}, "reset": hostctl.Reset{}},
-		func(ctx context.Context, in *struct {
-			Last  string `header:"Last-Event-ID"`
-			Since string `query:"since" doc:"now, or a sequence number; default everything that is kept: the newest 4096, those before a restart of the daemon too. After a number that is not among those comes a reset, then everything that is kept"`
-			Kept  bool   `query:"kept" doc:"Only what is kept: it ends before what is to come"`
-		}, send sse.Sender) {
+		func(ctx context.Context, in *followed, send sse.Sender) {
 			if beginStream(ctx) != nil {
 				return
 			}
@@ -354,13 +353,10 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 			refuse(http.StatusNotFound, "not_found", err.Error())
 			return
 		}
-		q := r.URL.Query()
-		l := hostctl.Logs{Tail: -1, Follow: q.Get("follow") == "true", Console: q.Get("console") == "true"}
-		if t := q.Get("tail"); t != "" {
-			if l.Tail, err = strconv.Atoi(t); err != nil || l.Tail < 0 {
-				refuse(http.StatusUnprocessableEntity, "invalid", fmt.Sprintf("cannot use tail: %q is not a number of lines", t))
-				return
-			}
+		l, err := logsOf(r.URL.RawQuery)
+		if err != nil {
+			refuse(http.StatusUnprocessableEntity, "invalid", err.Error())
+			return
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		err = a.Host.Logs(r.Context(), w, i.id, l)
@@ -371,6 +367,51 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 			refuse(http.StatusInternalServerError, "internal", err.Error())
 		}
 	})
+}
+
+// followed asks for events.
+type followed struct {
+	Last  string `header:"Last-Event-ID" maxLength:"20"`
+	Since string `query:"since" maxLength:"20" doc:"now, or a sequence number; default everything that is kept: the newest 4096, those before a restart of the daemon too. After a number that is not among those comes a reset, then everything that is kept"`
+	Kept  bool   `query:"kept" doc:"Only what is kept: it ends before what is to come"`
+}
+
+// Resolve refuses a place in the stream that cannot be one.
+func (f *followed) Resolve(huma.Context) (faults []error) {
+	for where, text := range map[string]string{"header.Last-Event-ID": f.Last, "query.since": f.Since} {
+		if _, err := strconv.ParseUint(text, 10, 64); err != nil && text != "" && text != "now" {
+			faults = append(faults, &huma.ErrorDetail{Message: "want now or a sequence number", Location: where, Value: text})
+		}
+	}
+	return faults
+}
+
+// logsOf reads the query of a request for logs.
+func logsOf(query string) (hostctl.Logs, error) {
+	l := hostctl.Logs{Tail: -1}
+	q, err := url.ParseQuery(query)
+	if err != nil {
+		return l, fmt.Errorf("cannot read the query: %w", err)
+	}
+	for name, values := range q {
+		v := values[len(values)-1]
+		switch name {
+		case "follow":
+			l.Follow, err = strconv.ParseBool(v)
+		case "console":
+			l.Console, err = strconv.ParseBool(v)
+		case "tail":
+			if l.Tail, err = strconv.Atoi(v); err == nil && l.Tail < 0 {
+				err = errors.New("negative")
+			}
+		default:
+			return l, fmt.Errorf("cannot use the query parameter %.40q: logs take follow, console and tail", name)
+		}
+		if err != nil || len(values) > 1 {
+			return l, fmt.Errorf("cannot use the query parameter %s: want one value, true or false, or a number of lines for tail", name)
+		}
+	}
+	return l, nil
 }
 
 // streamKey is where a request's context has the writer of its answer.

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"lull/internal/base/humax/humaxtest"
 	"lull/internal/daemon/host/hosttest"
 	"lull/internal/link/hostctl"
 )
@@ -50,7 +51,7 @@ func TestAPIAnswers(t *testing.T) {
 		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"colour":1}`, 422, "colour"},
 		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"pause_after":-1}`, 422, "pause_after"},
 		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"expose":[{"listen":"192.0.2.1:80","target":"192.0.2.1:80","path":"auto"}]}`, 422, "192.0.2.1 is no address of this machine"},
-		{"POST", "/api/v1/instances", `{`, 400, ""},
+		{"POST", "/api/v1/instances", `{`, 422, "not JSON at line 1, byte 1"},
 		{"POST", "/api/v1/instances", `{"name":"a","command":["` + strings.Repeat("x", maxBody) + `"]}`, 413, ""},
 		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true,"pause_after":1.5}`, 201, `"state":"running"`},
 		{"POST", "/api/v1/instances", `{"name":"a","runtime":"process","command":["x"],"start":true}`, 409, "already"},
@@ -70,6 +71,23 @@ func TestAPIAnswers(t *testing.T) {
 		{"DELETE", "/api/v1/instances/a", "", 204, ""},
 		{"GET", "/api/v1/instances", "", 200, "[]"},
 		{"GET", "/openapi.json", "", 200, `"3.1.0"`},
+		{"GET", "/api/v1/events?since=banana", "", 422, "query.since"},
+		{"GET", "/api/v1/events?since=-1", "", 422, "query.since"},
+		{"GET", "/api/v1/events?kept=banana", "", 422, "query.kept"},
+		{"GET", "/api/v1/events?kept=true&since=now", "", 200, ""},
+		{"GET", "/api/v1/instances?memory=banana", "", 422, "query.memory"},
+		{"GET", "/api/v1/instances?banana=1", "", 422, "banana"},
+		{"GET", "/api/v1/instances?memory=%zz", "", 422, "cannot read the query"},
+		{"POST", "/api/v1/instances", `{"name":"b","runtime":"process","command":["x"],"start":true}`, 201, ""},
+		{"GET", "/api/v1/instances/b/logs?follow=banana", "", 422, "follow"},
+		{"GET", "/api/v1/instances/b/logs?banana=1", "", 422, "banana"},
+		{"GET", "/api/v1/instances/b/logs?tail=-2", "", 422, "tail"},
+		{"GET", "/api/v1/instances/b/why?at=banana", "", 422, "banana"},
+		{"POST", "/api/v1/instances/b/stop", "{}", 422, "this route takes no body"},
+		{"POST", "/api/v1/instances/b/stop", "{bad", 422, "this route takes no body"},
+		{"POST", "/api/v1/instances/b/pause?force=banana", "", 422, "query.force"},
+		{"DELETE", "/api/v1/instances/b", "[1]", 422, "this route takes no body"},
+		{"GET", "/api/v1/instances/b", "", 200, `"state":"running"`},
 	} {
 		code, body := ask(h, c.method, c.path, c.body)
 		if code != c.code || !strings.Contains(body, c.says) {
@@ -78,6 +96,23 @@ func TestAPIAnswers(t *testing.T) {
 		if code >= 400 && code != 413 && !strings.Contains(body, `"status"`) {
 			t.Errorf("%s %s: no problem document: %s", c.method, c.path, body)
 		}
+	}
+}
+
+// TestNoListIsNull encodes every type that the API answers with, empty, and
+// holds the document to the same promise.
+func TestNoListIsNull(t *testing.T) {
+	h := New(Config{Records: hosttest.NewDisk(), KeepEvents: 16})
+	_, api := (&API{Host: h, Version: "test", Status: func() hostctl.Status { return hostctl.Status{} }}).Handler()
+	found, types, err := humaxtest.Nulls(api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range append(found, humaxtest.Nullable(api.OpenAPI())...) {
+		t.Errorf("%s may be null", at)
+	}
+	if types < 15 {
+		t.Errorf("only %d types were checked", types)
 	}
 }
 

@@ -296,11 +296,28 @@ func TestEveryRouteRefuses(t *testing.T) {
 		if op.Role == "admin" {
 			refuse("as operator", operator, body, 403)
 		}
+		for name, value := range op.badQueries() {
+			checks++
+			at := path + "?" + name + "=" + value
+			res, data := b.ask(op.Method, at, b.admin, body)
+			b.problem(op.Method+" "+op.Path+"?"+name+"="+value, res, data, 422)
+			if now := b.revision(); now != before {
+				t.Errorf("%s %s: the store moved by %d", op.Method, at, now-before)
+				before = now
+			}
+		}
 		if op.RequestBody == nil {
+			if op.Method == "GET" {
+				continue
+			}
+			for what, bad := range map[string]string{"with a body": `{}`, "with a list": `[1]`, "with a malformed body": `{bad`, "with text": "stop"} {
+				refuse(what, b.admin, []byte(bad), 422)
+			}
 			continue
 		}
+		refuse("without a body", b.admin, nil, 422)
 		for what, bad := range map[string]string{"malformed": `{"a":`, "not an object": `[1,2]`, "text": `"x"`, "null": `null`, "with surplus": string(body) + "}"} {
-			refuse(what, b.admin, []byte(bad), 400, 422)
+			refuse(what, b.admin, []byte(bad), 422)
 		}
 		refuse("oversized", b.admin, []byte(`{"name":"`+strings.Repeat("x", 300<<10)+`"}`), 413)
 		if free := op.plain(); free != "report-agent" && free != "report-host" && free != "ask-host" {
@@ -308,6 +325,31 @@ func TestEveryRouteRefuses(t *testing.T) {
 		}
 	}
 	t.Logf("%d refusals over %d operations", checks, len(ops))
+}
+
+// freeText are the query parameters that take any text.
+var freeText = []string{"q", "worker_id", "aws_region", "template", "tag", "after", "actor", "action", "object", "owner", "by", "name", "region"}
+
+// badQueries are queries that an operation has to refuse, by the parameter:
+// one that there is not, and for each that there is a value that it cannot
+// have, or two.
+func (op operation) badQueries() map[string]string {
+	out := map[string]string{"banana": "1", "%zz": "1"}
+	for _, p := range op.Parameters {
+		if p.In != "query" {
+			continue
+		}
+		if array := p.Schema["type"] != "string"; !slices.Contains(freeText, p.Name) || p.Schema["enum"] != nil {
+			out[p.Name] = "banana%20split"
+			if array {
+				continue
+			}
+		}
+		if fmt.Sprint(p.Schema["type"]) == "string" {
+			out[p.Name+"=a&"+p.Name] = "b"
+		}
+	}
+	return out
 }
 
 // TestEveryRouteAnswers asks every operation as admin: it is found, it answers

@@ -34,6 +34,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"lull/internal/base/delay"
+	"lull/internal/base/humax"
 	"lull/internal/base/task"
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/agents"
@@ -204,11 +205,9 @@ func New(o Options) (*Server, error) {
 	if s.leaseTTL == 0 {
 		s.leaseTTL = 15 * time.Second
 	}
-	cfg := huma.DefaultConfig("lull server", o.Version)
+	cfg := humax.Config("lull server", o.Version)
 	cfg.Info.Description = "A fleet of cloud workers: who is idle, why, and what is done about it."
 	cfg.DocsPath, cfg.OpenAPIPath, cfg.SchemasPath = "", "", ""
-	cfg.CreateHooks = nil // no $schema member in answers: objects are the contract's own
-	cfg.RejectUnknownQueryParameters = true
 	cfg.Transformers = append(cfg.Transformers, located)
 	cfg.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"token": {Type: "http", Scheme: "bearer", Description: "A token of lull token create"},
@@ -216,7 +215,7 @@ func New(o Options) (*Server, error) {
 	// A duration is seconds on the wire, with fractions.
 	cfg.Components.Schemas.RegisterTypeAlias(reflect.TypeFor[idle.Duration](), reflect.TypeFor[float64]())
 	s.api = humago.New(s.mux, cfg)
-	s.api.UseMiddleware(s.authorize, s.inRegion, s.once)
+	s.api.UseMiddleware(s.authorize, humax.Strict, s.inRegion, s.once)
 	s.routes()
 	if err := s.regional(); err != nil {
 		return nil, err
@@ -252,6 +251,7 @@ func (s *Server) routes() {
 	s.answerRoutes()
 	s.healthRoutes()
 	s.pageRoute()
+	humax.NeverNull(s.api.OpenAPI())
 }
 
 // String names the server as a task.

@@ -1,6 +1,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { Overview, Standing, WorkerRow } from '../api'
 import type { PageProps } from '../app'
+import { Boundary } from '../boundary'
 import { hours, saved, Savings, unknownMoney, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
@@ -49,7 +50,7 @@ export function Fleet(p: PageProps) {
       <h1>Fleet</h1>
       {view.problem && <Fault problem={view.problem} retry={view.reload} what="This is not up to date." />}
       <p class="headline" role="status">{headline(o, !!(filter.q || filter.aws_region))}</p>
-      {o.attention_total > 0 && <Attention o={o} onAll={() => set({ sort: 'attention', standing: '', q: '' })} />}
+      {o.attention_total > 0 && <Boundary what="what needs attention"><Attention o={o} onAll={() => set({ sort: 'attention', standing: '', q: '' })} /></Boundary>}
       <div class="tiles" role="group" aria-label="Workers by standing">
         {order.filter((s) => c(s) > 0 || ['active', 'idle', 'pausing_soon', 'blocked', 'unknown'].includes(s) || filter.standing === s).map((s) => (
           <button key={s} type="button" class={`tile ${s}`} aria-pressed={filter.standing === s} title={standings[s].means} onClick={() => set({ standing: filter.standing === s ? '' : s })}>
@@ -58,14 +59,14 @@ export function Fleet(p: PageProps) {
           </button>
         ))}
       </div>
-      {o.total > 0 && <Saved />}
-      <Search filter={filter} set={set} regions={o.aws_regions} />
+      {o.total > 0 && <Boundary what="the savings"><Saved /></Boundary>}
+      <Boundary what="the search"><Search filter={filter} set={set} regions={o.aws_regions} /></Boundary>
       {o.total === 0 ? (
         <Empty title="There are no workers yet.">Import an instance with <code>lull worker import</code>, or launch one with <code>lull worker create</code>.</Empty>
       ) : o.matched === 0 ? (
         <Empty title="No worker matches."><button type="button" onClick={() => set({ q: '', standing: '', aws_region: '' })}>Show all {o.total.toLocaleString('en')}</button></Empty>
       ) : (
-        <Rows key={filters} rows={known.rows} total={o.matched} onWindow={(offset, limit) => { if (offset !== windowAt.offset || limit !== windowAt.limit) setWindow({ offset, limit }) }} />
+        <Boundary what="the list of workers"><Rows key={filters} rows={known.rows} total={o.matched} onWindow={(offset, limit) => { if (offset !== windowAt.offset || limit !== windowAt.limit) setWindow({ offset, limit }) }} /></Boundary>
       )}
     </>
   )
