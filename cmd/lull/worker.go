@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,7 @@ func (c *cli) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "worker", Aliases: []string{"workers"}, Short: "Cloud workers: create, watch, pause, resume, end", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerDiscovered(), c.workerLs(), c.workerGet(), c.workerWhyCommand(), c.workerActivity(), c.workerIdleStatus(),
-		c.workerSnooze(), c.workerTTL(), c.workerArm(), c.workerLicense(), c.workerDetect(), c.workerForget())
+		c.workerSnooze(), c.workerTTL(), c.workerArm(), c.workerLicense(), c.workerDetect(), c.workerForget(), c.workerTerminate())
 	for _, v := range []struct {
 		name, short, long string
 		to                power.Worker
@@ -76,6 +77,55 @@ release its license: start the worker first, or leave the seat taken with
 	cmd.Flags().BoolVar(&leave, "leave-license", false, "terminate a stopped worker although its CML license stays registered")
 	wait.bind(cmd)
 	return cmd
+}
+
+// workerTerminate ends a worker once it is confirmed: on a terminal by its name,
+// elsewhere by --yes.
+func (c *cli) workerTerminate() *cobra.Command {
+	var wait waiting
+	var yes bool
+	cmd := &cobra.Command{Use: "terminate WORKER", Short: "Terminate a worker and delete its volumes", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Terminate a worker. Its volumes are deleted, and nothing brings it back. Idleness
+alone never terminates a worker. Needs an admin token.
+
+On a terminal the worker's name must be typed to confirm. Elsewhere, pass --yes.`,
+		Example: "  lull worker terminate cml-1\n  lull worker terminate cml-1 --yes --wait",
+		RunE: func(cmd *cobra.Command, a []string) error {
+			cl, w, err := c.findWorker(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			if !yes {
+				if err := c.confirm(w); err != nil {
+					return err
+				}
+			}
+			w, _, err = cl.Do(cmd.Context(), w.ID, "terminate", control.Confirmation{Confirm: w.Name})
+			if err != nil {
+				return err
+			}
+			return c.arrive(cmd.Context(), cl, w, power.WorkerTerminated, wait)
+		}}
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask for confirmation")
+	wait.bind(cmd)
+	return cmd
+}
+
+// confirm has the user type the name of a worker that is to be terminated.
+func (c *cli) confirm(w fleet.Worker) error {
+	if !isTerminal(c.in) {
+		return &usageError{fmt.Errorf("cannot terminate %s without confirmation: there is no terminal to ask on; pass --yes", w.Name)}
+	}
+	what := strings.Join(slices.DeleteFunc([]string{w.EC2InstanceID, w.AWSRegion, strings.ToLower(string(w.Status))}, func(s string) bool { return s == "" }), ", ")
+	fmt.Fprintf(c.err, "This terminates %s (%s) and deletes its volumes. It cannot be undone.\nType the worker's name to confirm: ", w.Name, what)
+	line, err := bufio.NewReader(io.LimitReader(c.in, 1024)).ReadString('\n')
+	if err != nil && line == "" {
+		return fmt.Errorf("cannot read the confirmation: %w", err)
+	}
+	if strings.TrimSpace(line) != w.Name {
+		return fmt.Errorf("%s was not terminated: %q is not its name", w.Name, strings.TrimSpace(line))
+	}
+	return nil
 }
 
 // workerForget removes the record of a worker that is gone, or that EC2 cannot

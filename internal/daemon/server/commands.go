@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"lull/internal/daemon/server/access"
 	"lull/internal/daemon/server/roster"
 	"lull/internal/fleet"
@@ -39,24 +41,40 @@ func (s *Server) commandRoutes() {
 				return accepted(v.do(ctx, actor(ctx), in.ID))
 			})
 	}
+	register(s, route{id: "terminate-worker", method: "POST", path: at("terminate"), role: access.Admin, long: true, doc: "Terminate it permanently, with its volumes"},
+		func(ctx context.Context, in *struct {
+			One
+			Body control.Confirmation
+		}) (*answer[fleet.Worker], error) {
+			w, err := s.fleet.Worker(ctx, in.ID)
+			if err != nil {
+				return nil, problem(err)
+			}
+			if in.Body.Confirm != w.Name {
+				return nil, fault(http.StatusUnprocessableEntity, "confirm", "cannot terminate "+w.Name+": confirm is not its name",
+					&huma.ErrorDetail{Message: "want the worker's name", Location: "body.confirm"})
+			}
+			return accepted(s.fleet.TerminateWorker(ctx, actor(ctx), in.ID))
+		})
 	for _, v := range []struct {
 		name, id, doc string
+		role          access.Role
 		do            do
 	}{
-		{"idle-detection/enable", "enable-idle-detection", "Let its idleness count", func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"idle-detection/enable", "enable-idle-detection", "Let its idleness count", access.Operator, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.SetIdleDetection(ctx, by, id, true)
 		}},
-		{"idle-detection/disable", "disable-idle-detection", "Never pause it for idleness", func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"idle-detection/disable", "disable-idle-detection", "Never pause it for idleness", access.Operator, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.SetIdleDetection(ctx, by, id, false)
 		}},
-		{"arm", "arm-worker", "End its shadow: what is decided is done", func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"arm", "arm-worker", "End its shadow: what is decided is done", access.Admin, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.ArmWorker(ctx, by, id, true)
 		}},
-		{"disarm", "disarm-worker", "Put it in shadow: what is decided is only recorded", func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"disarm", "disarm-worker", "Put it in shadow: what is decided is only recorded", access.Operator, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.ArmWorker(ctx, by, id, false)
 		}},
 	} {
-		register(s, route{id: v.id, method: "POST", path: at(v.name), role: access.Operator, doc: v.doc},
+		register(s, route{id: v.id, method: "POST", path: at(v.name), role: v.role, doc: v.doc},
 			func(ctx context.Context, in *One) (*answer[fleet.Worker], error) {
 				return shown(v.do(ctx, actor(ctx), in.ID))
 			})
@@ -72,11 +90,11 @@ func (s *Server) commandRoutes() {
 	s.detectRoutes(at)
 	s.licenseRoutes(at)
 	s.wakeRoutes(at)
-	register(s, route{id: "arm-workers", method: "POST", path: workersPath + "/arm", role: access.Operator, doc: "End the shadow of all workers that a selector names"},
+	register(s, route{id: "arm-workers", method: "POST", path: workersPath + "/arm", role: access.Admin, doc: "End the shadow of all workers that a selector names"},
 		func(ctx context.Context, in *struct{ Body control.Selector }) (*answer[control.List[fleet.Worker]], error) {
 			return ok(s.armSelected(ctx, in.Body))
 		})
-	register(s, route{id: "scale-up", method: "POST", path: workersPath + "/scale-up", role: access.Operator, status: http.StatusAccepted, long: true,
+	register(s, route{id: "scale-up", method: "POST", path: workersPath + "/scale-up", role: access.Admin, status: http.StatusAccepted, long: true,
 		doc: "One more worker of a template: a stopped one is started before one is launched"},
 		func(ctx context.Context, in *struct{ Body control.ScaleUp }) (*answer[fleet.Worker], error) {
 			if err := intoRegionOf(ctx, &in.Body.AWSRegion); err != nil {
@@ -167,7 +185,7 @@ func (s *Server) wakeRoutes(at func(string) string) {
 			// Whoever has only a wake token is not shown the whole record.
 			return accepted(fleet.Worker{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, Status: w.Status, DesiredStatus: w.DesiredStatus}, nil)
 		})
-	register(s, route{id: "new-wake-token", method: "POST", path: at("wake-token"), role: access.Operator, secret: true, doc: "Make a wake token in place of the one it has; it is shown once"},
+	register(s, route{id: "new-wake-token", method: "POST", path: at("wake-token"), role: access.Admin, secret: true, doc: "Make a wake token in place of the one it has; it is shown once"},
 		func(ctx context.Context, in *One) (*answer[control.WakeToken], error) {
 			t, err := s.fleet.NewWakeToken(ctx, actor(ctx), in.ID)
 			return ok(control.WakeToken{WorkerID: in.ID, Token: t, URL: workersPath + "/" + in.ID + "/wake"}, err)

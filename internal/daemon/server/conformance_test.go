@@ -146,6 +146,7 @@ var bodies = map[string]string{
 	"import-worker":    `{"name":"imp","aws_region":"us-east-1","ec2_instance_id":"i-0123456789abcdef0"}`,
 	"update-worker":    `{"owner":"me"}`,
 	"snooze-worker":    `{"minutes":5}`,
+	"terminate-worker": `{"confirm":"w"}`,
 	"arm-workers":      `{"all":true}`,
 	"scale-up":         `{"template":"small","reason":"test"}`,
 	"register-license": `{"token":"env:LICENSE"}`,

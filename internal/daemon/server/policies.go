@@ -59,7 +59,7 @@ func (s *Server) policyRoutes() {
 		func(ctx context.Context, in *RuleName) (*struct{}, error) {
 			return nil, problem(s.fleet.DeletePolicy(ctx, actor(ctx), in.Name))
 		})
-	register(s, route{id: "apply-policy", method: "POST", path: each + "/apply", role: access.Operator, doc: "Put a policy on workers, or on all that a selector names, now and later"},
+	register(s, route{id: "apply-policy", method: "POST", path: each + "/apply", role: access.Admin, doc: "Put a policy on workers, or on all that a selector names, now and later"},
 		func(ctx context.Context, in *struct {
 			RuleName
 			Body control.Apply
@@ -71,7 +71,7 @@ func (s *Server) policyRoutes() {
 			l, err := s.fleet.Groups(ctx)
 			return ok(control.List[policy.Group]{Items: l}, err)
 		})
-	register(s, route{id: "delete-policy-group", method: "DELETE", path: base + "/policy-groups/{name}", role: access.Operator, doc: "Take away what was applied to a selector"},
+	register(s, route{id: "delete-policy-group", method: "DELETE", path: base + "/policy-groups/{name}", role: access.Admin, doc: "Take away what was applied to a selector"},
 		func(ctx context.Context, in *RuleName) (*struct{}, error) {
 			return nil, problem(s.fleet.DeleteGroup(ctx, actor(ctx), in.Name))
 		})
@@ -164,7 +164,7 @@ func (s *Server) scheduleRoutes() {
 		func(ctx context.Context, in *RuleName) (*struct{}, error) {
 			return nil, problem(s.fleet.DeleteSchedule(ctx, actor(ctx), in.Name))
 		})
-	register(s, route{id: "apply-schedule", method: "POST", path: each + "/apply", role: access.Operator, doc: "Put a schedule on workers, or on all that a selector names, now and later"},
+	register(s, route{id: "apply-schedule", method: "POST", path: each + "/apply", role: access.Admin, doc: "Put a schedule on workers, or on all that a selector names, now and later"},
 		func(ctx context.Context, in *struct {
 			RuleName
 			Body control.Apply

@@ -112,7 +112,7 @@ func (s *Server) workerRoutes() {
 		func(ctx context.Context, in *workerList) (*answer[control.List[fleet.Worker]], error) {
 			return ok(s.listWorkers(ctx, in))
 		})
-	register(s, route{id: "create-worker", method: "POST", path: workersPath, role: access.Operator, status: http.StatusAccepted, long: true,
+	register(s, route{id: "create-worker", method: "POST", path: workersPath, role: access.Admin, status: http.StatusAccepted, long: true,
 		doc: "Record a worker that is launched from a template"},
 		func(ctx context.Context, in *struct{ Body fleet.NewWorker }) (*answer[fleet.Worker], error) {
 			if err := intoRegionOf(ctx, &in.Body.AWSRegion); err != nil {
@@ -123,7 +123,7 @@ func (s *Server) workerRoutes() {
 			}
 			return accepted(s.createOnce(ctx, in.Body))
 		})
-	register(s, route{id: "import-worker", method: "POST", path: workersPath + "/import", role: access.Operator, status: http.StatusAccepted, long: true,
+	register(s, route{id: "import-worker", method: "POST", path: workersPath + "/import", role: access.Admin, status: http.StatusAccepted, long: true,
 		doc: "Record an instance that exists; it is in shadow until it is armed"},
 		func(ctx context.Context, in *struct{ Body fleet.ImportedWorker }) (*answer[fleet.Worker], error) {
 			if err := intoRegionOf(ctx, &in.Body.AWSRegion); err != nil {
@@ -165,6 +165,9 @@ func (s *Server) workerRoutes() {
 			if err != nil {
 				return nil, err
 			}
+			if err := s.mayUpdate(ctx, in.ID, in.RawBody); err != nil {
+				return nil, err
+			}
 			if err := cleared(&in.Body, in.RawBody); err != nil {
 				return nil, problem(err)
 			}
@@ -174,7 +177,7 @@ func (s *Server) workerRoutes() {
 			}
 			return s.ending(ctx, a)
 		})
-	register(s, route{id: "forget-worker", method: "DELETE", path: workersPath + "/{worker_id}", role: access.Operator, doc: "Remove the record of a terminated worker"},
+	register(s, route{id: "forget-worker", method: "DELETE", path: workersPath + "/{worker_id}", role: access.Admin, doc: "Remove the record of a terminated worker"},
 		func(ctx context.Context, in *struct {
 			One
 			Force bool `query:"force" doc:"That of one that is TERMINATING, or that EC2 never told of, too: an instance that is there runs on and costs money"`
@@ -182,6 +185,38 @@ func (s *Server) workerRoutes() {
 			return nil, problem(s.fleet.ForgetWorker(ctx, actor(ctx), in.ID, in.Force))
 		})
 	s.observedRoutes()
+}
+
+// operators are the fields of a worker that an operator may change. The others
+// decide what lull may do to it, or with whose credentials, and need an admin.
+var operators = []string{"name", "tags", "owner", "contacts", "is_idle_detection_enabled", "idle_timeout_minutes", "snooze_minutes", "pause_action", "ttl_deadline"}
+
+// mayUpdate refuses an operator what needs an admin: a deadline whose end
+// terminates is a termination.
+func (s *Server) mayUpdate(ctx context.Context, id string, body []byte) error {
+	if principalOf(ctx).token.Role.Covers(access.Admin) {
+		return nil
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return problem(invalid("", err.Error()))
+	}
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if !slices.Contains(operators, name) {
+			return fault(http.StatusForbidden, "role", "cannot change "+name+" as operator: it needs admin", &huma.ErrorDetail{Message: "needs admin", Location: "body." + name})
+		}
+	}
+	if _, deadline := fields["ttl_deadline"]; deadline {
+		w, err := s.fleet.Worker(ctx, id)
+		if err != nil {
+			return problem(err)
+		}
+		if w.TTLAction == "terminate" {
+			return fault(http.StatusForbidden, "role", "cannot change ttl_deadline as operator: "+w.Name+" is terminated at its end, which needs admin",
+				&huma.ErrorDetail{Message: "needs admin", Location: "body.ttl_deadline"})
+		}
+	}
+	return nil
 }
 
 // cleared takes away the fields of p that a body has as null, which a decoder

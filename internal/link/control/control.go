@@ -247,6 +247,11 @@ type Observation struct {
 	Agent     *AgentView        `json:"agent,omitempty"`
 }
 
+// Confirmation names the worker that a termination is meant for.
+type Confirmation struct {
+	Confirm string `json:"confirm" maxLength:"128" doc:"Name of the worker"`
+}
+
 // Snooze protects a worker: until a time, or for some minutes; neither ends
 // the protection.
 type Snooze struct {

@@ -3,8 +3,10 @@ package generated
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -73,7 +75,18 @@ func TestGeneratedClientWorks(t *testing.T) {
 	if err != nil || why.JSON200 == nil || why.JSON200.Answer == "" {
 		t.Fatalf("ask why: %v %s", err, why.Body)
 	}
-	ended, err := c.TerminateWorkerWithResponse(ctx, id, &TerminateWorkerParams{})
+	// The one call that a client of then cannot make: a termination has to be confirmed by now.
+	unconfirmed, err := c.TerminateWorkerWithResponse(ctx, id, &TerminateWorkerParams{})
+	if err != nil || unconfirmed.ApplicationproblemJSON422 == nil {
+		t.Fatalf("terminate a worker without confirmation: %v %s", err, unconfirmed.Body)
+	}
+	confirm := func(_ context.Context, r *http.Request) error {
+		const body = `{"confirm":"one"}`
+		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
+		r.Header.Set("Content-Type", "application/json")
+		return nil
+	}
+	ended, err := c.TerminateWorkerWithResponse(ctx, id, &TerminateWorkerParams{}, confirm)
 	if err != nil || ended.JSON202 == nil || string(ended.JSON202.DesiredStatus) != "TERMINATED" {
 		t.Fatalf("terminate a worker: %v %s", err, ended.Body)
 	}
