@@ -24,7 +24,7 @@ func TestRegionThatTheAccountHasNot(t *testing.T) {
 			return []string{"us-east-1", "eu-north-1"}, fails
 		}
 	})
-	ops := b.token(access.Operator, "")
+	ops := b.token(access.Admin, "")
 	for _, c := range []struct {
 		path, body string
 		fails      error

@@ -61,7 +61,7 @@ export function Policies(p: PageProps) {
                     <td>{(groups.value?.items ?? []).filter((g) => g.policy === x.name).map((g) => scope(g.selector)).join('; ') || <span class="muted">only those it is put on</span>}</td>
                     <td class="nowrap">
                       {x.idle_timeout_minutes !== undefined && <a href={`/preview?policy=${encodeURIComponent(x.name)}`} aria-label={`Preview ${x.name}`}>Preview</a>}{' '}
-                      {p.operator && <Button kind="plain" label={`Apply ${x.name}`} onClick={() => setApplying(x)}>Apply</Button>}{' '}
+                      {admin && <Button kind="plain" label={`Apply ${x.name}`} onClick={() => setApplying(x)}>Apply</Button>}{' '}
                       {admin && <Button kind="plain" label={`Edit ${x.name}`} onClick={() => setEditing(x)}>Edit</Button>}{' '}
                       {admin && !x.shipped && <Button kind="plain" label={`Remove ${x.name}`} onClick={() => end(`${x.name} is removed.`, `/policies/${encodeURIComponent(x.name)}`, all.reload)}>Remove</Button>}
                     </td>
@@ -88,7 +88,7 @@ export function Policies(p: PageProps) {
         {(groups.value?.items ?? []).length === 0 ? <p class="muted">No policy or schedule is put on a group yet.</p> : (
           <div class="scroll" tabIndex={0} role="region" aria-label="Groups"><table class="asrows">
             <thead><tr><th scope="col">Workers</th><th scope="col">Policy</th><th scope="col">Schedule</th><th scope="col">Priority</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>
-            <tbody>{groups.value!.items.map((g) => <tr key={g.id}><th scope="row">{scope(g.selector)}</th><td>{g.policy || '–'}</td><td>{g.schedule || '–'}</td><td>{g.priority ?? 0}</td><td>{p.operator && <Button kind="plain" label={`Take it away from ${scope(g.selector)}`} onClick={() => end('It is taken away.', `/policy-groups/${g.id}`, groups.reload)}>Take away</Button>}</td></tr>)}</tbody>
+            <tbody>{groups.value!.items.map((g) => <tr key={g.id}><th scope="row">{scope(g.selector)}</th><td>{g.policy || '–'}</td><td>{g.schedule || '–'}</td><td>{g.priority ?? 0}</td><td>{admin && <Button kind="plain" label={`Take it away from ${scope(g.selector)}`} onClick={() => end('It is taken away.', `/policy-groups/${g.id}`, groups.reload)}>Take away</Button>}</td></tr>)}</tbody>
           </table></div>
         )}
       </Card>

@@ -23,7 +23,7 @@ export function Schedules(p: PageProps) {
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
       {!all.value ? !all.problem && <Loading what="the schedules" /> : all.value.items.length === 0 ? <Empty title="There is no schedule yet.">Office hours, such as Monday to Friday from 08:00 to 18:00, are one.</Empty> : all.value.items.map((s) => (
         <Card key={s.name} title={s.name} aside={<span>
-          {p.operator && <Button kind="plain" label={`Apply ${s.name}`} onClick={() => setApplying(s)}>Apply</Button>}{' '}
+          {admin && <Button kind="plain" label={`Apply ${s.name}`} onClick={() => setApplying(s)}>Apply</Button>}{' '}
           {admin && <Button kind="plain" label={`Edit ${s.name}`} onClick={() => setEditing(s)}>Edit</Button>}{' '}
           {admin && <Button kind="plain" label={`Remove ${s.name}`} onClick={() => attempt(`${s.name} is removed.`, () => ask('DELETE', `/schedules/${encodeURIComponent(s.name)}`)).then(all.reload)}>Remove</Button>}
         </span>}>

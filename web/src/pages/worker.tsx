@@ -16,10 +16,10 @@ import { LookBack, TimelineCard } from './timeline'
 
 export function WorkerPage(p: PageProps) {
   const id = p.place.path[1] ?? ''
-  return id ? <One key={id} id={id} operator={p.operator} at={moment(p.place.query.get('at'))} /> : <Empty title="Which worker?"><a href="/">Choose one of the fleet</a></Empty>
+  return id ? <One key={id} id={id} operator={p.operator} admin={p.role === 'admin'} at={moment(p.place.query.get('at'))} /> : <Empty title="Which worker?"><a href="/">Choose one of the fleet</a></Empty>
 }
 
-function One(p: { id: string; operator: boolean; at: number | null }) {
+function One(p: { id: string; operator: boolean; admin: boolean; at: number | null }) {
   const path = `/workers/${encodeURIComponent(p.id)}`
   const mine = (e: Entry) => e.worker_id === p.id || e.action.includes('halt') || e.action.includes('settings')
   const worker = useResource<Worker>(path, { on: mine, every: 30_000 })
@@ -40,7 +40,7 @@ function One(p: { id: string; operator: boolean; at: number | null }) {
       <h1>{w.name} {why.value?.standing && <Badge standing={why.value.standing} />}</h1>
       {worker.problem && <Fault problem={worker.problem} retry={worker.reload} what="This is not up to date." />}
       <Answer why={why} />
-      {p.operator ? <Commands w={w} st={st} worker={worker} path={path} reload={() => { worker.reload(); why.reload() }} />
+      {p.operator ? <Commands admin={p.admin} w={w} st={st} worker={worker} path={path} reload={() => { worker.reload(); why.reload() }} />
         : <p class="muted">Your role can look; an operator can pause, resume and snooze.</p>}
       <TimelineCard path={path} mine={mine} picked={p.at} onPick={pick} />
       <LookBack onPick={pick} />
@@ -52,7 +52,7 @@ function One(p: { id: string; operator: boolean; at: number | null }) {
         </div>
         <div>
           <Facts w={w} metrics={metrics.value} />
-          <Rules w={w} path={path} mine={mine} operator={p.operator} reload={() => { worker.reload(); why.reload() }} />
+          <Rules w={w} path={path} mine={mine} operator={p.operator} admin={p.admin} reload={() => { worker.reload(); why.reload() }} />
           <History why={why} id={p.id} />
         </div>
       </div>
@@ -62,7 +62,7 @@ function One(p: { id: string; operator: boolean; at: number | null }) {
 
 const has = (st: IdleStatus, code: string) => (st.blocks ?? []).some((b) => b.code === code)
 
-function Commands(p: { w: Worker; st: IdleStatus | undefined; worker: Resource<Worker>; path: string; reload: () => void }) {
+function Commands(p: { admin: boolean; w: Worker; st: IdleStatus | undefined; worker: Resource<Worker>; path: string; reload: () => void }) {
   const [dialog, setDialog] = useState<'' | 'pause' | 'snooze' | 'drain'>('')
   const { w } = p
   const now = useNow()
@@ -90,7 +90,7 @@ function Commands(p: { w: Worker; st: IdleStatus | undefined; worker: Resource<W
       <Button onClick={() => act(off ? 'idle-detection/enable' : 'idle-detection/disable', off ? `${w.name} may be paused when it is idle.` : `${w.name} is never paused for idleness.`)}>
         {off ? 'Switch idle detection on' : 'Switch idle detection off'}
       </Button>
-      {!w.armed && <Button kind="primary" onClick={() => act('arm', `${w.name} is armed.`)}>Arm it</Button>}
+      {!w.armed && p.admin && <Button kind="primary" onClick={() => act('arm', `${w.name} is armed.`)}>Arm it</Button>}
       {dialog === 'pause' && (
         <Dialog title={`Pause ${w.name}?`} onClose={() => setDialog('')}>
           <p>{p.st && p.st.last_activity_at ? <>It was last used {ago(p.st.last_activity_at, now)}.</> : <>Nobody was seen using it.</>} {p.st && has(p.st, 'signal_unknown') && <strong>Whether it is used now is not known.</strong>}</p>
@@ -242,7 +242,7 @@ function Facts(p: { w: Worker; metrics: Metrics | undefined }) {
 }
 
 /** What holds for it, where each value came from, and what a person can make of that. */
-function Rules(p: { w: Worker; path: string; mine: (e: Entry) => boolean; operator: boolean; reload: () => void }) {
+function Rules(p: { w: Worker; path: string; mine: (e: Entry) => boolean; operator: boolean; admin: boolean; reload: () => void }) {
   const [dialog, setDialog] = useState<'' | 'policy' | 'except'>('')
   const r = useResource<WorkerPolicy>(p.path + '/policy', { on: (e) => p.mine(e) || /^(policy|budget|schedule|override)_/.test(e.action), every: 60_000 })
   const policies = useResource<List<Policy>>(dialog ? '/policies?limit=1000' : null)
@@ -270,7 +270,7 @@ function Rules(p: { w: Worker; path: string; mine: (e: Entry) => boolean; operat
       {p.operator && (
         <div class="actions">
           <Button onClick={() => setDialog('except')}>Make an exception</Button>
-          <Button onClick={() => setDialog('policy')}>Choose a policy</Button>
+          {p.admin && <Button onClick={() => setDialog('policy')}>Choose a policy</Button>}
         </div>
       )}
       {dialog === 'except' && policies.value && <Except worker={p.w} policies={policies.value.items} onClose={done} />}
