@@ -408,7 +408,7 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 			}
 		}
 		var wg sync.WaitGroup
-		for range count("LULL_ROOM_STOPS", 100) {
+		for range count(t, "LULL_ROOM_STOPS", 100) {
 			for _, name := range []string{"g", "h"} {
 				wg.Go(func() { _ = r.Start(context.Background(), name, byManual) }) // refused or done, as it comes
 				wg.Go(func() {
@@ -599,7 +599,7 @@ func TestRoomKeepsToTheBudget(t *testing.T) {
 		}
 		var wg sync.WaitGroup
 		var served, busy atomic.Int32
-		for range count("LULL_ROOM_CLIENTS", 400) {
+		for range count(t, "LULL_ROOM_CLIENTS", 400) {
 			g := r.gates[fmt.Sprintf("g%d", rng.IntN(guests))]
 			stay := time.Duration(rng.IntN(90)) * time.Second
 			wg.Go(func() {
