@@ -61,6 +61,9 @@ func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 	if h := s.Halted; h != nil {
 		fmt.Fprintln(w, c.red("HALTED: "+h.Sentence("Automatic actions on this machine are")+" End it with: lull agent halt --off"))
 	}
+	if l := s.Server; l != nil && l.Halted {
+		fmt.Fprintln(w, c.red("HALTED: "+l.Halt+" End it with: lull halt --off --server URL"))
+	}
 	for _, a := range s.Alarms {
 		fmt.Fprintln(w, c.red(fmt.Sprintf("ALARM %s since %s: %s", a.Code, clockTime(a.Since), a.Sentence)))
 	}

@@ -75,6 +75,9 @@ func (d *agentCheck) running(ctx context.Context) {
 	if h := s.Halted; h != nil {
 		d.add("halt", false, h.Sentence("automatic actions are"), "end it: lull agent halt --off")
 	}
+	if l := s.Server; l != nil && l.Halted {
+		d.add("fleet halt", false, l.Halt, "end it: lull halt --off --server URL")
+	}
 }
 
 func (d *agentCheck) policyFile() {

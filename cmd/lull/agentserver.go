@@ -43,7 +43,10 @@ type reporter struct {
 	cloud *ec2Edge // nil in no cloud
 }
 
-var _ agent.Reporter = reporter{}
+var (
+	_ agent.Reporter     = reporter{}
+	_ agent.HaltFollower = reporter{}
+)
 
 // Report implements agent.Reporter.
 func (r reporter) Report(ctx context.Context, report control.AgentReport) (a control.AgentAnswer, err error) {
@@ -51,14 +54,38 @@ func (r reporter) Report(ctx context.Context, report control.AgentReport) (a con
 	if err != nil {
 		return a, err
 	}
-	machine := cmp.Or(r.cfg.Machine, hostName())
-	if r.cloud != nil {
-		i, err := r.cloud.identity(ctx)
-		if err != nil {
-			return a, fmt.Errorf("cannot tell which instance this is: %w", err)
-		}
-		report.InstanceID, report.Region = i.InstanceID, i.Region
-		machine = cmp.Or(r.cfg.Machine, i.InstanceID)
+	machine, id, region, err := r.identity(ctx)
+	if err != nil {
+		return a, err
+	}
+	if id != "" {
+		report.InstanceID, report.Region = id, region
 	}
 	return cl.Report(ctx, machine, report)
+}
+
+// AwaitHalt implements agent.HaltFollower.
+func (r reporter) AwaitHalt(ctx context.Context, t control.HaltTurn) (a control.HaltAnswer, err error) {
+	cl, err := r.cfg.dial(r.http, agentTokens)
+	if err != nil {
+		return a, err
+	}
+	machine, _, _, err := r.identity(ctx)
+	if err != nil {
+		return a, err
+	}
+	return cl.AwaitAgentHalt(ctx, machine, t)
+}
+
+// identity returns the name under which this machine reports, and its instance
+// id and region where it is in a cloud.
+func (r reporter) identity(ctx context.Context) (machine, id, region string, err error) {
+	if r.cloud == nil {
+		return cmp.Or(r.cfg.Machine, hostName()), "", "", nil
+	}
+	i, err := r.cloud.identity(ctx)
+	if err != nil {
+		return "", "", "", fmt.Errorf("cannot tell which instance this is: %w", err)
+	}
+	return cmp.Or(r.cfg.Machine, i.InstanceID), i.InstanceID, i.Region, nil
 }

@@ -98,6 +98,11 @@ For a machine with an agent: lull agent halt.`,
 				return err
 			}
 			return c.print(s, func(w io.Writer) {
+				if h.off && s.Halt != nil && s.Halt.Fleet {
+					fmt.Fprintln(w, c.red("The host itself is not halted, the fleet is."))
+					c.tellHostHalt(w, s)
+					return
+				}
 				fmt.Fprintln(w, c.haltLine(s.Halted, until, "nothing is paused or stopped automatically", "lull halt"))
 			})
 		}}
@@ -185,6 +190,17 @@ func (c *cli) tellHalt(ctx context.Context) {
 // tellHostHalt is tellHalt of a host.
 func (c *cli) tellHostHalt(w io.Writer, s hostctl.Status) {
 	if h := s.Halt; h != nil {
-		fmt.Fprintln(w, c.red("HALTED: "+h.Sentence("Automatic actions on this host are")+" End it with: lull halt --off"))
+		fmt.Fprintln(w, c.red("HALTED: "+h.Sentence("Automatic actions on this host are")+" End it with: "+c.endOfHalt(h, "lull halt --off", s.Server)))
 	}
+}
+
+// endOfHalt is the command that ends h: verb, or the fleet's with its server.
+func (c *cli) endOfHalt(h *idle.HaltedBy, verb string, l *hostctl.ServerLink) string {
+	switch {
+	case !h.Fleet:
+		return verb
+	case l != nil && l.URL != "":
+		return "lull halt --off --server " + l.URL
+	}
+	return "lull halt --off --server URL"
 }

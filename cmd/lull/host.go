@@ -33,6 +33,7 @@ import (
 	"lull/internal/edge/oci"
 	"lull/internal/edge/runtime/docker"
 	"lull/internal/edge/runtime/process"
+	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 	"lull/internal/router"
@@ -182,7 +183,16 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if err != nil {
 		return fmt.Errorf("cannot read whether the host is halted: %w", err)
 	}
-	h = host.New(host.Config{Halted: halted, KeepHalt: files.KeepHalt, Images: keepers, ImageAge: cfg.ImageAge, ImageSpace: space, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe, CPUPercent: share, NetBytes: float64(cfg.Net), DiskBytes: float64(cfg.Disk),
+	var fleetHalted *idle.HaltedBy
+	if cfg.Server != "" {
+		fleetHalted, err = files.FleetHalt()
+	} else { // a halt of a fleet that this host no longer reports to
+		err = files.KeepFleetHalt(nil)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read whether the fleet is halted: %w", err)
+	}
+	h = host.New(host.Config{Halted: halted, KeepHalt: files.KeepHalt, FleetHalted: fleetHalted, KeepFleetHalt: files.KeepFleetHalt, Images: keepers, ImageAge: cfg.ImageAge, ImageSpace: space, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe, CPUPercent: share, NetBytes: float64(cfg.Net), DiskBytes: float64(cfg.Disk),
 		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
 		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, EventLog: events, Log: log, Tracer: traces.Tracer(),
 		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})

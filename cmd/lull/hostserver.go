@@ -56,6 +56,15 @@ func (s hostServer) HostTurn(ctx context.Context, name string, t control.HostTur
 	return cl.HostTurn(ctx, name, t)
 }
 
+// AwaitHalt implements host.Server.
+func (s hostServer) AwaitHalt(ctx context.Context, name string, t control.HaltTurn) (a control.HaltAnswer, err error) {
+	cl, err := s.dial(s.http, hostTokens)
+	if err != nil {
+		return a, err
+	}
+	return cl.AwaitHostHalt(ctx, name, t)
+}
+
 // serverFinding is how it stands with the server that this host is to report
 // to; none without one.
 // run is the host that runs here, err why there is none.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"lull/internal/policy"
@@ -36,6 +37,8 @@ type Fleet struct {
 type snapshot struct {
 	settings atomic.Pointer[effective]
 	halt     atomic.Pointer[Halt]
+	haltSet  chan struct{} // closed and replaced, under mu, when the halt was read again
+	mu       sync.Mutex
 	pool     atomic.Pointer[Pool]
 	rules    atomic.Pointer[rules]
 	changed  atomic.Pointer[func()]
@@ -56,7 +59,7 @@ func New(o Options) (*Fleet, error) {
 		return nil, err
 	}
 	o.Flags.Source, o.Env.Source, o.File.Source = FromFlag, FromEnv, FromFile
-	f := &Fleet{opts: o, store: o.Store, now: &snapshot{}}
+	f := &Fleet{opts: o, store: o.Store, now: &snapshot{haltSet: make(chan struct{})}}
 	s, all, err := Resolve(o.Flags, o.Env, o.File)
 	if err != nil {
 		return nil, err
@@ -129,7 +132,11 @@ func (f *Fleet) take(v store.Value) error {
 		if err != nil {
 			return err
 		}
+		f.now.mu.Lock()
 		f.now.halt.Store(&h)
+		close(f.now.haltSet)
+		f.now.haltSet = make(chan struct{})
+		f.now.mu.Unlock()
 	case poolKey:
 		p, err := decodePool(v)
 		if err != nil {

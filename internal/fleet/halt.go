@@ -57,6 +57,25 @@ func decodeHalt(v store.Value) (Halt, error) {
 // Halted tells whether automatic actions are stopped now, as last read.
 func (f *Fleet) Halted() Halt { return f.now.halt.Load().at(time.Now()) }
 
+// HaltRead returns a channel that is closed when the halt is read again. Call it
+// before Halted to miss no change. The end of a halt closes nothing: see
+// Halt.Until.
+func (f *Fleet) HaltRead() <-chan struct{} {
+	f.now.mu.Lock()
+	defer f.now.mu.Unlock()
+	return f.now.haltSet
+}
+
+// HaltedBy returns the halt as machines that report keep it; nil while it is off.
+func (h Halt) HaltedBy() *idle.HaltedBy {
+	if !h.On {
+		return nil
+	}
+	x := h.idle()
+	x.Fleet = true
+	return &x
+}
+
 // SetHalt stops or allows automatic actions. It is durable when it returns;
 // every automatic intent is refused in the same transaction that reads it.
 // Errors: Invalid.

@@ -3,6 +3,7 @@ package idle
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -13,6 +14,7 @@ type HaltedBy struct {
 	Since  time.Time  `json:"since"`
 	Reason string     `json:"reason,omitempty"`
 	Until  *time.Time `json:"until,omitempty"` // it ends by itself then; nil for no end
+	Fleet  bool       `json:"fleet,omitempty"` // it is the whole fleet's, as a server said that this machine reports to
 }
 
 // MaxHaltReason bounds the reason of a halt, in bytes.
@@ -32,9 +34,39 @@ func (h HaltedBy) Check(now time.Time) error {
 // Over tells whether its end has come.
 func (h HaltedBy) Over(now time.Time) bool { return h.Until != nil && !now.Before(*h.Until) }
 
-// Sentence says of what, such as "All automatic actions are", that it is
-// halted, with all that is known of it.
+// wholeFleet names what a fleet halt stops in sentences.
+const wholeFleet = "All automatic actions of the fleet are"
+
+// Same reports whether h and o are the same halt; nil is no halt.
+func (h *HaltedBy) Same(o *HaltedBy) bool {
+	if h == nil || o == nil {
+		return h == o
+	}
+	return h.By == o.By && h.Reason == o.Reason && h.Fleet == o.Fleet && h.Since.Equal(o.Since) &&
+		(h.Until == nil) == (o.Until == nil) && (h.Until == nil || h.Until.Equal(*o.Until))
+}
+
+// MovedBy returns by how much the end of o differs from that of h, where they
+// are the same halt otherwise and both have an end. Everything else is forever.
+func (h *HaltedBy) MovedBy(o *HaltedBy) time.Duration {
+	if h == nil || o == nil || h.Until == nil || o.Until == nil {
+		return math.MaxInt64
+	}
+	at := *o
+	at.Until = h.Until
+	if !h.Same(&at) {
+		return math.MaxInt64
+	}
+	return o.Until.Sub(*h.Until).Abs()
+}
+
+// Sentence returns a sentence that says that what, such as "All automatic
+// actions are", is halted, by whom, since when, until when and why. A fleet halt
+// names the fleet instead of what.
 func (h HaltedBy) Sentence(what string) string {
+	if h.Fleet {
+		what = wholeFleet
+	}
 	s := what + " halted"
 	if h.By != "" {
 		s += " by " + h.By

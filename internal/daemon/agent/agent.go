@@ -273,6 +273,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.begin(); err != nil {
 		return err
 	}
+	if f, ok := a.o.Reporter.(HaltFollower); ok {
+		a.tasks.Go(func() { a.followHalt(ctx, f) })
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

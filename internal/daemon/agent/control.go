@@ -344,11 +344,7 @@ func (a *Agent) Halt(ctx context.Context, r agentctl.HaltRequest) (agentctl.Stat
 		}
 		a.state.Halted = &h
 		a.record(agentctl.Entry{Kind: "halt", By: by, Sentence: h.Sentence(haltedHere)})
-		if at := a.acting; at != nil && !at.sent {
-			a.counters.Cancelled++
-			a.finish(phaseCancelled, "it was halted")
-			a.unsay()
-		}
+		a.haltActing()
 		a.nextAt = now
 		return nil
 	})

@@ -23,7 +23,6 @@ const (
 	codeConfig     idle.Code = "config_unreadable"
 	codeNoPolicy   idle.Code = "no_policy"
 	codeHolder     idle.Code = "pause_holder"
-	codeHalted     idle.Code = "halted"
 	codeActing     idle.Code = "action_under_way"
 	reasonIdle               = "idle_timeout"
 	reasonTTL                = "ttl"
@@ -53,24 +52,6 @@ func (a *Agent) keepEvidence(d evidence.Decision, next time.Time) {
 	if a.o.Evidence != nil {
 		a.o.Evidence.Take(evidence.Record{At: d.Verdict.At, Object: evidence.KindAgent, Next: next.Round(0).UTC(), Decision: d})
 	}
-}
-
-// haltedHere is what a halt of the agent is called in sentences.
-const haltedHere = "Automatic actions on this machine are"
-
-// endHalt ends a halt whose end has come, and says so.
-func (a *Agent) endHalt(now time.Time) {
-	h := a.state.Halted
-	if h == nil || h.Until == nil {
-		return
-	}
-	if !h.Over(now) {
-		a.soon(*h.Until)
-		return
-	}
-	a.state.Halted = nil
-	a.record(agentctl.Entry{Kind: "halt", By: "agent", Sentence: "The halt by " + h.By + " came to its end."})
-	a.save(nil)
 }
 
 // guards are the agent's own reasons not to act.
@@ -107,8 +88,8 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 	default:
 		add(codeHolder, time.Time{}, "The %s decides about this machine; the agent only reports.", h)
 	}
-	if s := a.state.Server; s != nil && s.Halted {
-		add(codeHalted, time.Time{}, "%s", s.haltSentence())
+	if h := a.state.FleetHalt; h != nil {
+		out = append(out, h.Block(haltedHere))
 	}
 	if now.Before(a.server.until) {
 		add(idle.Cooldown, a.server.until, "The server refused it: %s.", a.server.refused)

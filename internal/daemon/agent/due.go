@@ -44,7 +44,7 @@ func (a *Agent) heldUntil() time.Time {
 
 // halted reports whether nothing acts by itself.
 func (a *Agent) halted() bool {
-	return a.state.Halted != nil || a.state.Server != nil && a.state.Server.Halted
+	return a.state.Halted != nil || a.state.FleetHalt != nil
 }
 
 // actsAt returns when d acts: not before its warning has been out for
@@ -89,15 +89,15 @@ func (a *Agent) upcoming(now time.Time, v idle.Verdict) []agentctl.Upcoming {
 	if at := a.acting; at != nil && (at.sent || at.out.Reason == reasonTTL || !a.heldUntil().After(now)) {
 		return append(out, agentctl.Upcoming{Reason: at.out.Reason, Action: at.out.Action, At: now})
 	}
-	if s := a.state.Server; s != nil && s.Halted {
-		return out
-	}
 	var halt time.Time // the end of a halt; actions are warned of after it
-	if h := a.state.Halted; h != nil {
-		if h.Until == nil {
+	for _, h := range []*idle.HaltedBy{a.state.Halted, a.state.FleetHalt} {
+		switch {
+		case h == nil:
+		case h.Until == nil:
 			return out
+		default:
+			halt = later(halt, h.Until.Add(a.config.WarnBefore))
 		}
-		halt = h.Until.Add(a.config.WarnBefore)
 	}
 	for _, d := range a.dues() {
 		at := later(a.actsAt(now, d), halt, a.retryAt(), a.server.until)

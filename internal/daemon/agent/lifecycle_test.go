@@ -259,7 +259,7 @@ func TestHaltSurvivesARestart(t *testing.T) {
 		a = w.start(t, ctx)
 		time.Sleep(5 * time.Hour)
 		s := mustStatus(t, a)
-		if s.Halted == nil || len(w.sent()) > 0 || !s.Verdict.Has(codeHalted) {
+		if s.Halted == nil || len(w.sent()) > 0 || !s.Verdict.Has(idle.Halted) {
 			t.Errorf("halted %v, calls %v", s.Halted, w.sent())
 		}
 		cancel()

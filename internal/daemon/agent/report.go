@@ -38,8 +38,7 @@ const (
 type serverSaid struct {
 	WorkerID string `json:"worker_id"`
 	Holder   string `json:"pause_holder"`
-	Halted   bool   `json:"halted"`
-	Halt     string `json:"halt,omitempty"` // its sentence; empty of an older server
+	Halted   bool   `json:"halted,omitempty"` // only read: earlier versions kept the fleet's halt here
 
 	TTLDeadline *time.Time `json:"ttl_deadline,omitempty"`
 	TTLAction   string     `json:"ttl_action,omitempty"`
@@ -61,8 +60,9 @@ type reporting struct {
 	tryAt    time.Time // not before
 	said     string    // what it said, to send only changes in between
 	failures int
-	errored  string // why the last one failed
-	looking  bool   // a look that the server waits for is under way
+	errored  string    // why the last one failed
+	looking  bool      // a look that the server waits for is under way
+	haltAt   time.Time // when the fleet's halt was learned
 
 	peaks map[string]peak // of signals with a value, by signal
 
@@ -159,7 +159,8 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 		fmt.Sprintf("The server knows no worker whose instance is %s (region %q): set --region, or import it with lull worker import.", self.instanceID, self.region))
 	p.told(&r)
 	p.failures, p.sentAt, p.tryAt, p.said = 0, now, now.Add(reportSpace), keyOf(r)
-	said := serverSaid{ans.WorkerID, ans.Holder, ans.Halted, ans.Halt, ans.TTLDeadline, ans.TTLAction, ans.TTLFromTag}
+	a.heardHalt(ans.Machine(now), r.At)
+	said := serverSaid{WorkerID: ans.WorkerID, Holder: ans.Holder, TTLDeadline: ans.TTLDeadline, TTLAction: ans.TTLAction, TTLFromTag: ans.TTLFromTag}
 	if a.state.Server == nil || !a.state.Server.same(said) {
 		a.state.Server = &said
 		a.record(agentctl.Entry{Kind: "server", Sentence: said.sentence()})
@@ -186,18 +187,7 @@ func (s serverSaid) sentence() string {
 	if s.WorkerID != "" {
 		out = fmt.Sprintf("The server knows this machine as worker %s; the %s decides about it.", s.WorkerID, s.Holder)
 	}
-	if s.Halted {
-		out += " " + s.haltSentence()
-	}
 	return out
-}
-
-// haltSentence says that the whole fleet is halted.
-func (s serverSaid) haltSentence() string {
-	if s.Halt == "" {
-		return "The server halted all automatic actions."
-	}
-	return "The server: " + s.Halt
 }
 
 // reportNow is the report of this moment.
@@ -295,7 +285,10 @@ func (a *Agent) serverLink() *agentctl.ServerLink {
 	p := &a.server
 	l := &agentctl.ServerLink{Holder: a.holder(), ReportedAt: timeOrNil(p.sentAt)}
 	if s := a.state.Server; s != nil {
-		l.WorkerID, l.Halted, l.Halt = s.WorkerID, s.Halted, s.Halt
+		l.WorkerID = s.WorkerID
+	}
+	if h := a.state.FleetHalt; h != nil {
+		l.Halted, l.Halt = true, h.Sentence(haltedHere)
 	}
 	if p.failures > 0 {
 		l.Error = p.errored
@@ -389,7 +382,7 @@ func (a *Agent) obey(o *control.AgentOrder) {
 				})
 			}
 		})
-	case a.state.Halted != nil && !o.Forced:
+	case a.halted() && !o.Forced:
 		p.order, p.done, p.force = o, &control.AgentDone{Generation: o.Generation, Done: true, Answer: "veto"}, true
 	case a.acting == nil:
 		p.order, p.done = o, &control.AgentDone{Generation: o.Generation}

@@ -30,6 +30,7 @@ type state struct {
 	Obeyed       time.Time         `json:"obeyed,omitzero"` // time of the completion file that was acted on
 	ResumedAt    time.Time         `json:"resumed_at,omitzero"`
 	Server       *serverSaid       `json:"server,omitempty"`
+	FleetHalt    *idle.HaltedBy    `json:"fleet_halt,omitempty"`    // as the server said last
 	ServerWarned string            `json:"server_warned,omitempty"` // id of its last warning
 
 	Warned   map[string]*announced `json:"warned,omitempty"`   // warnings that hold, by reason; serverWarning is the server's
@@ -86,7 +87,13 @@ func (a *Agent) load() error {
 func (a *Agent) settle(now time.Time) {
 	fresh := a.state.BootID != a.o.BootID
 	if a.o.Reporter == nil {
-		a.state.Server = nil // what a server said that it no longer has
+		a.state.Server, a.state.FleetHalt = nil, nil // what a server said that it no longer has
+	}
+	if s := a.state.Server; s != nil && s.Halted { // written by an earlier version
+		if a.state.FleetHalt == nil {
+			a.state.FleetHalt = &idle.HaltedBy{Fleet: true, Since: now}
+		}
+		s.Halted = false
 	}
 	unsure := false
 	if last := a.state.Last; last != nil && last.EndedAt == nil {

@@ -19,6 +19,33 @@ func (h *Host) Halt(x *idle.HaltedBy, by string) error {
 	return h.setHalt(x, by, "")
 }
 
+// FleetHalt takes over the fleet's halt as the server says it is; nil for none.
+// It holds whether or not it could be recorded; without a record a restart before
+// the server is reached again forgets it.
+func (h *Host) FleetHalt(x *idle.HaltedBy) error {
+	h.haltMu.Lock()
+	defer h.haltMu.Unlock()
+	was := h.fleetHalted.Load()
+	if was.Same(x) || was.MovedBy(x) < haltSlack {
+		return nil
+	}
+	h.fleetHalted.Store(x)
+	by, why := "lull", "the fleet is no longer halted"
+	if x != nil {
+		by, why = x.By, ""
+	}
+	h.haltChanged(x, by, why)
+	if keep := h.cfg.KeepFleetHalt; keep != nil {
+		if err := keep(x); err != nil {
+			return fmt.Errorf("record the fleet halt: %w", err)
+		}
+	}
+	return nil
+}
+
+// haltSlack is how far the end of a halt may move because clocks differ.
+const haltSlack = 5 * time.Second
+
 // setHalt is called under haltMu: what is kept is what holds.
 func (h *Host) setHalt(x *idle.HaltedBy, by, why string) error {
 	var unkept error // a halt takes effect even if it cannot be recorded
@@ -32,6 +59,12 @@ func (h *Host) setHalt(x *idle.HaltedBy, by, why string) error {
 		}
 	}
 	h.halted.Store(x)
+	h.haltChanged(x, by, why)
+	return unkept
+}
+
+// haltChanged tells of a halt that began or, with nil, ended.
+func (h *Host) haltChanged(x *idle.HaltedBy, by, why string) {
 	select {
 	case h.haltSet <- struct{}{}:
 	default:
@@ -43,15 +76,25 @@ func (h *Host) setHalt(x *idle.HaltedBy, by, why string) error {
 	for _, i := range h.all() {
 		i.emit(kind, by, why)
 	}
-	return unkept
 }
 
-// Halted is the halt that holds now; nil for none.
+// Halted is the halt that holds now, the host's own before the fleet's; nil for
+// none.
 func (h *Host) Halted() *idle.HaltedBy {
-	if x := h.halted.Load(); x != nil && !x.Over(h.now()) {
-		return x
+	if all := h.halts(); len(all) > 0 {
+		return all[0]
 	}
 	return nil
+}
+
+// halts are the host's own halt and the fleet's, as far as they hold now.
+func (h *Host) halts() (out []*idle.HaltedBy) {
+	for _, x := range []*idle.HaltedBy{h.halted.Load(), h.fleetHalted.Load()} {
+		if x != nil && !x.Over(h.now()) {
+			out = append(out, x)
+		}
+	}
+	return out
 }
 
 // haltLook bounds how long it takes until the end of a halt is recorded where
@@ -63,9 +106,11 @@ const haltLook = time.Minute
 func (h *Host) endHalts(ctx context.Context) {
 	for {
 		var look <-chan time.Time
-		if x := h.halted.Load(); x != nil && x.Until != nil {
-			h.endHalt()
-			look = time.After(min(max(x.Until.Sub(h.now()), time.Second), haltLook))
+		for _, x := range []*idle.HaltedBy{h.halted.Load(), h.fleetHalted.Load()} {
+			if x != nil && x.Until != nil {
+				h.endHalt()
+				look = time.After(min(max(x.Until.Sub(h.now()), time.Second), haltLook))
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -77,6 +122,11 @@ func (h *Host) endHalts(ctx context.Context) {
 }
 
 func (h *Host) endHalt() {
+	if x := h.fleetHalted.Load(); x != nil && x.Over(h.now()) {
+		if err := h.FleetHalt(nil); err != nil {
+			h.log.Warn("cannot record the end of the fleet halt", "error", err)
+		}
+	}
 	h.haltMu.Lock()
 	defer h.haltMu.Unlock()
 	x := h.halted.Load()

@@ -109,6 +109,10 @@ type Config struct {
 	// that there is none.
 	Halted   *idle.HaltedBy
 	KeepHalt func(*idle.HaltedBy) error
+	// FleetHalted is the fleet's halt as the server said last, and KeepFleetHalt
+	// keeps one over restarts, or that there is none.
+	FleetHalted   *idle.HaltedBy
+	KeepFleetHalt func(*idle.HaltedBy) error
 
 	// Evidence keeps every look and its verdict; nil keeps none.
 	Evidence Evidence
@@ -138,10 +142,11 @@ type Host struct {
 	room   *room
 	events *Events
 	// measures count for Prometheus.
-	measures measures
-	halted   atomic.Pointer[idle.HaltedBy]
-	haltMu   sync.Mutex // of whoever changes it
-	handoff  handoff
+	measures    measures
+	halted      atomic.Pointer[idle.HaltedBy]
+	fleetHalted atomic.Pointer[idle.HaltedBy] // as the server said last
+	haltMu      sync.Mutex                    // of whoever changes it
+	handoff     handoff
 	// haltSet is told that the halt was changed.
 	haltSet chan struct{}
 	// illegal counts transitions that the table does not know: always 0.
@@ -177,6 +182,7 @@ func New(cfg Config) *Host {
 	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(or(cfg.KeepEvents, 4096), cfg.EventLog),
 		steps: standardFence(), haltSet: make(chan struct{}, 1), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
 	h.halted.Store(cfg.Halted)
+	h.fleetHalted.Store(cfg.FleetHalted)
 	h.saver = newSaver(cfg.Records)
 	h.saver.find, h.saver.told = h.byIDNow, h.recordsFail
 	h.measures = newMeasures(cfg.Runtimes)

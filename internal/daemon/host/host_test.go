@@ -576,7 +576,7 @@ func TestHaltFile(t *testing.T) {
 		t.Errorf("kept %+v, read %+v, %v", want, h, err)
 	}
 	for _, text := range []string{"lull halt\n", "", "{", `{"by":"x"}`, `{"since":"2030-01-02T03:04:05Z","colour":1}`} {
-		if err := os.WriteFile(f.haltFile(), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(f.haltFile(false), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if h, err := f.Halted(); err != nil || h == nil || h.Until != nil || h.Since.IsZero() {

@@ -106,7 +106,7 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	e := idle.Evidence{Status: string(r.State), Running: r.State == power.Running || r.State == power.Pausing,
 		LastActivityAt: r.LastActivityAt, LastResumedAt: r.LastResumedAt, CreatedAt: r.CreatedAt,
 		SnoozedUntil: r.SnoozedUntil, Readings: i.readings, Connections: i.conns, Leases: r.Leases}
-	if x := i.h.Halted(); x != nil {
+	for _, x := range i.h.halts() {
 		e.Guards = append(e.Guards, x.Block(haltedHere))
 	}
 	if i.missing != nil {

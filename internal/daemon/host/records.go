@@ -135,13 +135,32 @@ func decodeRecord(b []byte) (instance.Record, error) {
 	return r, nil
 }
 
-// haltFile marks a host whose automatic actions are switched off.
-func (f *Files) haltFile() string { return filepath.Join(f.dir, "halt") }
+// haltFile marks a host whose automatic actions are switched off: by its own
+// halt, or by the fleet's as the server said last.
+func (f *Files) haltFile(fleet bool) string {
+	if fleet {
+		return filepath.Join(f.dir, "fleet-halt")
+	}
+	return filepath.Join(f.dir, "halt")
+}
 
-// Halted reads the halt; nil for none. A file that does not say of whom it is,
-// as of earlier versions, is one without an end, since when it was written.
-func (f *Files) Halted() (*idle.HaltedBy, error) {
-	file, err := os.Open(f.haltFile())
+// Halted reads the host's own halt; nil for none. A file that does not say of
+// whom it is, as of earlier versions, is one without an end, since when it was
+// written.
+func (f *Files) Halted() (*idle.HaltedBy, error) { return f.readHalt(false) }
+
+// FleetHalt reads the fleet's halt as the server said last; nil for none. A file
+// that cannot be understood is a halt without an end.
+func (f *Files) FleetHalt() (*idle.HaltedBy, error) {
+	h, err := f.readHalt(true)
+	if h != nil {
+		h.Fleet = true
+	}
+	return h, err
+}
+
+func (f *Files) readHalt(fleet bool) (*idle.HaltedBy, error) {
+	file, err := os.Open(f.haltFile(fleet))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -165,16 +184,21 @@ func (f *Files) Halted() (*idle.HaltedBy, error) {
 // maxHalt bounds the file of a halt, in bytes.
 const maxHalt = 8 << 10
 
-// KeepHalt makes a halt durable, or that there is none.
-func (f *Files) KeepHalt(h *idle.HaltedBy) error {
+// KeepHalt makes the host's own halt durable, or that there is none.
+func (f *Files) KeepHalt(h *idle.HaltedBy) error { return f.keepHalt(h, false) }
+
+// KeepFleetHalt makes the fleet's halt durable, or that there is none.
+func (f *Files) KeepFleetHalt(h *idle.HaltedBy) error { return f.keepHalt(h, true) }
+
+func (f *Files) keepHalt(h *idle.HaltedBy, fleet bool) error {
 	if h != nil {
 		data, err := json.Marshal(h)
 		if err != nil {
 			return err
 		}
-		return segment.WriteFile(f.haltFile(), append(data, '\n'), 0o600)
+		return segment.WriteFile(f.haltFile(fleet), append(data, '\n'), 0o600)
 	}
-	if err := os.Remove(f.haltFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(f.haltFile(fleet)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil

@@ -23,6 +23,7 @@ import (
 type Server interface {
 	ReportHost(ctx context.Context, r control.HostReport) (control.HostAnswer, error)
 	HostTurn(ctx context.Context, host string, t control.HostTurn) (control.HostQuestions, error)
+	AwaitHalt(ctx context.Context, host string, t control.HaltTurn) (control.HaltAnswer, error)
 }
 
 // Bounds of reporting.
@@ -37,9 +38,10 @@ const (
 	answerLimit = time.Second // one answer
 )
 
-// Reporter tells a server of a host's instances, and answers its questions.
-// The server is a reader: nothing that it says or does not say changes what
-// happens to an instance. Its fields are set before Run.
+// Reporter reports a host's instances to a server, and answers its questions.
+// The server is a reader, with one exception: while it says that the fleet is
+// halted, nothing happens to an instance automatically, and the last known halt
+// holds while the server cannot be reached. Its fields are set before Run.
 type Reporter struct {
 	Host   *Host
 	Server Server
@@ -50,6 +52,8 @@ type Reporter struct {
 	Every  time.Duration
 	Faults []string // what is wrong with the host
 	Log    *slog.Logger
+
+	haltMark string // of the fleet's halt, as heard last; belongs to followHalt
 
 	mu   sync.Mutex
 	link hostctl.ServerLink
@@ -69,6 +73,7 @@ func (r *Reporter) Link() hostctl.ServerLink {
 func (r *Reporter) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { r.converse(ctx) })
+	wg.Go(func() { r.followHalt(ctx) })
 	r.reports(ctx)
 	wg.Wait()
 	return nil
@@ -309,6 +314,22 @@ func told(o hostctl.Instance) control.HostInstance {
 		out.Waiting = &control.HostInstanceWaiting{Reason: w.Reason, Place: w.Place, Until: w.Until}
 	}
 	return out
+}
+
+// followHalt keeps the fleet's halt as the server says it is.
+func (r *Reporter) followHalt(ctx context.Context) {
+	control.FollowHalt(ctx, func(ctx context.Context, t control.HaltTurn) (control.HaltAnswer, error) {
+		return r.Server.AwaitHalt(ctx, r.Name, t)
+	}, func(a control.HaltAnswer, _ time.Time) {
+		x := a.Machine(r.Host.now())
+		if was := r.Host.fleetHalted.Load(); x != nil && was != nil && a.Mark == r.haltMark {
+			return // the same halt; only the clocks differ
+		}
+		r.haltMark = a.Mark
+		if err := r.Host.FleetHalt(x); err != nil {
+			r.Log.Warn("the fleet halt is not on disk", "error", err)
+		}
+	})
 }
 
 // converse answers the server's questions.

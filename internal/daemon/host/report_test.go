@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lull/internal/base/delay"
 	"lull/internal/daemon/server/hosts"
 	"lull/internal/idle"
 	"lull/internal/instance"
@@ -71,6 +72,17 @@ func (l *listener) HostTurn(ctx context.Context, host string, t control.HostTurn
 	}
 	q.Questions = there.Turn(ctx, host, t.Answers, time.Duration(t.Wait*float64(time.Second)))
 	return q, nil
+}
+
+// AwaitHalt implements Server: this fleet is never halted.
+func (l *listener) AwaitHalt(ctx context.Context, _ string, t control.HaltTurn) (control.HaltAnswer, error) {
+	if l.there() == nil {
+		return control.HaltAnswer{}, errors.New("nobody answers")
+	}
+	if t.Known != "" {
+		_ = delay.For(ctx, time.Duration(t.Wait*float64(time.Second)))
+	}
+	return control.HaltAnswer{Mark: "off"}, ctx.Err()
 }
 
 // take returns what was sent since it was called last.

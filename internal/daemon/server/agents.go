@@ -54,7 +54,8 @@ func (s *Server) agentRoutes() {
 func (s *Server) agentReport(ctx context.Context, name string, r control.AgentReport, body json.RawMessage) (control.AgentAnswer, error) {
 	var a control.AgentAnswer
 	if h := s.fleet.Halted(); h.On {
-		a.Halted, a.Halt = true, h.Sentence()
+		x := haltAnswer(h, time.Now())
+		a.Halted, a.Halt, a.HaltedBy, a.HaltLeft = true, h.Sentence(), x.Halt, x.Left
 	}
 	w, err := s.fleet.WorkerOfMachine(ctx, name, r.Region)
 	_, none := errors.AsType[*fleet.NotFound](err)

@@ -149,21 +149,22 @@ type Server struct {
 	log       *slog.Logger
 	leaseTTL  time.Duration
 
-	mux      *http.ServeMux
-	api      huma.API
-	name     string
-	machines *machines
-	agents   *agents.Agents
-	hosts    *hosts.Hosts
-	others   OtherHosts
-	lease    atomic.Int64 // the store.LeaseID of its claims; 0 before it runs
-	roster   *roster.Roster
-	board    *board.Board
-	feed     *feed.Hub
-	streams  chan struct{} // one for each event stream that may be open
-	snapshot func(ctx context.Context) (io.ReadCloser, error)
-	replays  atomic.Pointer[replay.Log] // set before ready closes
-	ready    chan struct{}
+	mux       *http.ServeMux
+	api       huma.API
+	name      string
+	machines  *machines
+	agents    *agents.Agents
+	hosts     *hosts.Hosts
+	others    OtherHosts
+	lease     atomic.Int64 // the store.LeaseID of its claims; 0 before it runs
+	roster    *roster.Roster
+	board     *board.Board
+	feed      *feed.Hub
+	haltWaits atomic.Int64  // requests that wait for a halt
+	streams   chan struct{} // one for each event stream that may be open
+	snapshot  func(ctx context.Context) (io.ReadCloser, error)
+	replays   atomic.Pointer[replay.Log] // set before ready closes
+	ready     chan struct{}
 }
 
 // maxStreams is how many event streams a server has open at once.
@@ -245,6 +246,7 @@ func (s *Server) routes() {
 	s.eventRoutes()
 	s.tokenRoutes()
 	s.machineRoutes()
+	s.haltRoutes()
 	s.peopleRoutes()
 	s.adminRoutes()
 	s.notifyRoutes()

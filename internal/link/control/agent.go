@@ -108,13 +108,17 @@ type AgentWarning struct {
 
 // AgentAnswer is what a server says to a report.
 type AgentAnswer struct {
-	WorkerID string        `json:"worker_id,omitempty"`    // empty: no worker is this machine
-	Holder   string        `json:"pause_holder,omitempty"` // of that worker
-	Halted   bool          `json:"halted"`                 // the whole fleet
-	Halt     string        `json:"halt,omitempty"`         // who halted it, since when, until when and why
-	Refused  string        `json:"refused,omitempty"`      // why the intent must not be acted on
-	Order    *AgentOrder   `json:"order,omitempty"`
-	Warning  *AgentWarning `json:"warning,omitempty"`
+	WorkerID string `json:"worker_id,omitempty"`    // empty: no worker is this machine
+	Holder   string `json:"pause_holder,omitempty"` // of that worker
+	Halted   bool   `json:"halted"`                 // the whole fleet
+	Halt     string `json:"halt,omitempty"`         // who halted it, since when, until when and why
+	// HaltLeft is how long the halt still holds, in seconds; 0 for one without an end.
+	HaltLeft float64 `json:"halt_left_seconds,omitempty"`
+	// HaltedBy is the halt; nil while the fleet is not halted, and from an older server.
+	HaltedBy *idle.HaltedBy `json:"halted_by,omitempty"`
+	Refused  string         `json:"refused,omitempty"` // why the intent must not be acted on
+	Order    *AgentOrder    `json:"order,omitempty"`
+	Warning  *AgentWarning  `json:"warning,omitempty"`
 	// AllClear says that no stop of the worker is announced or intended: a
 	// warning that the server asked for earlier no longer holds.
 	AllClear bool `json:"all_clear,omitempty"`

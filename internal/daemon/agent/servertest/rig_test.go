@@ -58,6 +58,7 @@ type rig struct {
 	cml    controller.Telemetry // what CML says; its times are set when asked
 	used   bool                 // CML is in use
 	cut    bool                 // no way from the agent to the server
+	waits  func()               // ends the call that waits for a halt
 	skew   time.Duration        // of the agent's clock
 	warned []agent.Warning
 	hooks  []string
@@ -67,6 +68,7 @@ type rig struct {
 	files  map[string][]byte
 	config string
 	end    func()
+	reboot func() // ends the agent and starts it again over its state
 }
 
 func (r *rig) with(f func()) { r.mu.Lock(); defer r.mu.Unlock(); f() }
@@ -156,6 +158,20 @@ func (p reporter) Report(ctx context.Context, x control.AgentReport) (control.Ag
 		return control.AgentAnswer{}, errors.New("cannot report to the server: cut for the test")
 	}
 	return p.cl.Report(ctx, p.r.id, x)
+}
+
+// AwaitHalt implements agent.HaltFollower. A cut ends a call in progress too.
+func (p reporter) AwaitHalt(ctx context.Context, t control.HaltTurn) (control.HaltAnswer, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	p.r.mu.Lock()
+	cut := p.r.cut
+	p.r.waits = cancel
+	p.r.mu.Unlock()
+	if cut {
+		return control.HaltAnswer{}, errors.New("cannot ask the server: cut for the test")
+	}
+	return p.cl.AwaitAgentHalt(ctx, p.r.id, t)
 }
 
 // cloud is the controller's, over the simulator.
@@ -328,7 +344,12 @@ func start(t *testing.T, o options) *rig {
 	<-api.Ready()
 	<-r.ctl.Ready()
 	time.Sleep(2 * time.Minute) // the worker is observed
-	stopAgent := r.boot(agent.Options{Cloud: instance{agent.EC2{Client: client(), ID: r.id}, r}, Reporter: reporter{r, must(control.NewClient("http://server:7070", token, web))(t)}})
+	stopAgent := func() {}
+	r.reboot = func() {
+		stopAgent()
+		stopAgent = r.boot(agent.Options{Cloud: instance{agent.EC2{Client: client(), ID: r.id}, r}, Reporter: reporter{r, must(control.NewClient("http://server:7070", token, web))(t)}})
+	}
+	r.reboot()
 	r.end = func() {
 		stopAgent()
 		cancel()

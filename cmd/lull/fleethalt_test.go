@@ -1,0 +1,28 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/idle"
+	"lull/internal/link/agentctl"
+	"lull/internal/link/hostctl"
+)
+
+// TestFleetHaltIsShown on the screens of an agent and of a host, with the command
+// that ends it.
+func TestFleetHaltIsShown(t *testing.T) {
+	c := &cli{getenv: func(string) string { return "" }}
+	h := idle.HaltedBy{By: "ada", Since: time.Now(), Reason: "network", Fleet: true}
+	var agent, host bytes.Buffer
+	c.agentStatusText(&agent, agentctl.Status{Server: &agentctl.ServerLink{Halted: true, Halt: h.Sentence("")}})
+	c.tellHostHalt(&host, hostctl.Status{Halt: &h, Server: &hostctl.ServerLink{URL: "https://lull.example.com"}})
+	for screen, said := range map[string]string{"agent": agent.String(), "host": host.String()} {
+		line, _, _ := strings.Cut(said, "\n")
+		if !strings.HasPrefix(line, "HALTED: ") || !strings.Contains(line, "fleet") || !strings.Contains(line, "ada") || !strings.Contains(line, "lull halt --off --server") {
+			t.Errorf("%s begins with %q", screen, line)
+		}
+	}
+}
