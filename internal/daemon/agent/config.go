@@ -103,9 +103,9 @@ func (l *Local) clear(name string) {
 func (l *Local) set(name, value string) error {
 	switch name {
 	case "allow-tag-hooks":
-		return truth(value, &l.AllowTagHooks)
+		return parseBool(value, &l.AllowTagHooks)
 	case "replace-tags":
-		return truth(value, &l.ReplaceTags)
+		return parseBool(value, &l.ReplaceTags)
 	}
 	return l.Settings.Set(name, value)
 }
@@ -127,7 +127,7 @@ func withoutText(err error) error {
 	return err
 }
 
-func truth(v string, into *bool) error {
+func parseBool(v string, into *bool) error {
 	switch v {
 	case "true":
 		*into = true

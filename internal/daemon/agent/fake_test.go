@@ -315,6 +315,15 @@ var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(-time.Hour)
 
 func (w *world) start(t *testing.T, ctx context.Context) *Agent {
 	t.Helper()
+	a := w.make(t)
+	go a.Run(ctx)
+	<-a.Ready()
+	return a
+}
+
+// make makes an agent over w that does not run yet.
+func (w *world) make(t *testing.T) *Agent {
+	t.Helper()
 	var slow []Slow
 	for _, s := range []string{proc.SignalUsers, proc.SignalRecent, proc.SignalGPU} {
 		slow = append(slow, slowSignal{w, s})
@@ -328,8 +337,6 @@ func (w *world) start(t *testing.T, ctx context.Context) *Agent {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go a.Run(ctx)
-	<-a.Ready()
 	return a
 }
 
