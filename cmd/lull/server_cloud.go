@@ -232,19 +232,19 @@ func (r awsRegion) Volumes(ctx context.Context, ids []string) (map[string]fleet.
 
 // Load reads CloudWatch. What it has no value of is nil; what failed is an
 // error as well.
-func (r awsRegion) Load(ctx context.Context, ids []string) map[string]controller.Load {
+func (r awsRegion) Load(ctx context.Context, ids []string, since time.Time) map[string]controller.Load {
 	out := make(map[string]controller.Load, len(ids))
-	for id, readings := range r.load.Read(ctx, ids, time.Now()) {
-		l := controller.Load{}
+	for id, readings := range r.load.Read(ctx, ids, since, time.Now()) {
+		l := controller.Load{Period: r.load.Period()}
+		for _, w := range readings[cloudwatch.CPU].Windows {
+			l.Windows = append(l.Windows, controller.LoadWindow{End: w.End, CPU: w.Value})
+		}
 		for m, into := range map[cloudwatch.Metric]**float64{cloudwatch.CPU: &l.CPU, cloudwatch.Memory: &l.Memory, cloudwatch.Disk: &l.Disk} {
 			v := readings[m]
 			switch v.State {
 			case cloudwatch.Present:
 				value := v.Value
 				*into = &value
-				if v.At.After(l.At) {
-					l.At = v.At
-				}
 			case cloudwatch.Failed:
 				l.Err = v.Err
 			}

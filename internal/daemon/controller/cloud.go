@@ -135,16 +135,24 @@ type Sizer interface {
 	Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error)
 }
 
-// Load is the utilisation of an instance in per cent; nil is missing.
+// Load is the utilization of an instance in percent; nil is missing.
 type Load struct {
 	CPU, Memory, Disk *float64
-	At                time.Time
+	Period            time.Duration // length of each window
+	Windows           []LoadWindow  // complete windows of CPU, oldest first
 	Err               error
 }
 
-// LoadReader reads the load of many instances in few calls.
+// LoadWindow is the average CPU utilization in the period before End, in percent.
+type LoadWindow struct {
+	End time.Time
+	CPU float64
+}
+
+// LoadReader reads the load of many instances in few calls. It reads at least
+// the windows that ended after since.
 type LoadReader interface {
-	Load(ctx context.Context, ids []string) map[string]Load
+	Load(ctx context.Context, ids []string, since time.Time) map[string]Load
 }
 
 // Cloud is one region of one account. Load, Check, Tag and Size may be nil.

@@ -115,6 +115,7 @@ type Controller struct {
 	resign  chan struct{}
 	starts  starts
 	sizes   map[string]sized // by selector
+	loads   chan struct{}    // a load is wanted now
 	retag   []*entry         // whose policy tags may have to be written
 	// tagAfter is when tags are tried again after a fault; housekeep's own.
 	tagAfter time.Time
@@ -140,7 +141,7 @@ func New(cfg Config) (*Controller, error) {
 	}
 	c := &Controller{
 		cfg: cfg, fleet: cfg.Fleet, log: cfg.Log, tracer: cfg.Tracer, measure: newMeasures(),
-		ready: make(chan struct{}), wake: make(chan struct{}, 1), resign: make(chan struct{}, 1),
+		ready: make(chan struct{}), wake: make(chan struct{}, 1), resign: make(chan struct{}, 1), loads: make(chan struct{}, 1),
 		entries: map[string]*entry{}, lanes: map[laneKey]*lane{}, regions: map[regionKey]*region{},
 		members: map[string]Member{}, tmpls: map[string]fleet.Template{}, waiting: map[string][]fleet.Request{},
 		sizes: map[string]sized{},
@@ -172,6 +173,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	g.Go(func() error { return c.dispatch(ctx) })
 	g.Go(func() error { return c.observe(ctx) })
 	g.Go(func() error { return c.housekeep(ctx) })
+	g.Go(func() error { return c.readLoads(ctx) })
 	err := g.Wait()
 	c.jobs.Wait()
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {

@@ -65,6 +65,9 @@ func (j *job) detectDue() bool {
 		}
 		j.live.nextCheck = at
 	}
+	if l := j.loadSeen(); l != nil && l.end().After(j.live.loadEnd) && j.wantsLoad() {
+		return true
+	}
 	return !j.now.Before(j.live.nextCheck)
 }
 
@@ -83,6 +86,9 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 	ctx, span := j.span(ctx, "worker.detect")
 	defer span.End()
 	r := fleet.DetectResult{WorkerID: j.w.ID, CheckedAt: time.Now().UTC(), Action: fleet.ActNothing, Blocks: []idle.Block{}}
+	if l := j.loadSeen(); l != nil {
+		j.live.loadEnd = l.end()
+	}
 	j.fetch(ctx, force)
 	if ctx.Err() != nil {
 		r.Error = "the check was called off"
@@ -130,6 +136,10 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 
 func (j *job) wantsAgent() bool {
 	return slices.Contains(j.rules().ActivitySources, fleet.SourceAgent)
+}
+
+func (j *job) wantsLoad() bool {
+	return slices.Contains(j.rules().ActivitySources, fleet.SourceCloudWatch)
 }
 
 func (j *job) wantsCML() bool { return slices.Contains(j.rules().ActivitySources, fleet.SourceCML) }
@@ -217,13 +227,14 @@ func (j *job) readings() []idle.Reading {
 // load is CloudWatch's reading of the worker's processors.
 func (j *job) load(rules *policy.Resolved) idle.Reading {
 	r := idle.NotKnown(fleet.SourceCloudWatch, time.Now(), "it was not read yet")
-	switch l := j.live.load; {
-	case l.CPU != nil:
-		threshold := cmp.Or(rules.Thresholds["cpu"], cpuActive)
-		r = idle.Judge(r.Signal, *l.CPU, threshold, "%", 5*time.Minute, l.At)
-		r.MaxAge = idle.Duration(2*j.s.WorkerMetricsInterval + 5*time.Minute)
+	switch l := j.loadSeen(); {
+	case l == nil:
+	case len(l.Windows) > 0:
+		return l.reading(cmp.Or(rules.Thresholds["cpu"], cpuActive))
 	case l.Err != nil:
 		r.Detail = l.Err.Error()
+	default:
+		r.Detail = "CloudWatch has no data of it"
 	}
 	return r
 }
@@ -267,11 +278,11 @@ func (j *job) activity() Telemetry {
 			t.Newest = use
 		}
 	}
-	if at := j.live.loaded; slices.Contains(j.rules().ActivitySources, fleet.SourceCloudWatch) {
-		if at.After(t.CheckedAt) {
-			t.CheckedAt = at
+	if r := j.load(j.rules()); j.wantsLoad() && r.State != idle.Unknown {
+		if r.At.After(t.CheckedAt) {
+			t.CheckedAt = r.At
 		}
-		if at.After(t.Newest) {
+		if at := r.ActivityAt(); at.After(t.Newest) {
 			t.Newest = at
 		}
 	}
@@ -483,14 +494,22 @@ func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
 	})
 }
 
-// finalLook reads everything again for a pause that rests on readings, with
-// what only the pause itself blocks left out: the warning was out, and the
-// record says that it is to stop.
+// finalLook is the final check of a pause that rests on readings. It reads CML
+// again; freshLoad and consult have seen to CloudWatch and the agent. What only
+// the pause itself blocks is left out: the warning was out, and the record says
+// that it is to stop.
 func (j *job) finalLook(ctx context.Context) evidence.Decision {
 	ctx, span := j.span(j.pausing(ctx), "final_look")
 	defer span.End()
 	j.fetch(ctx, true)
 	j.live.readings = j.readings()
+	if l := j.loadSeen(); j.wantsLoad() && !l.freshAt(time.Now()) {
+		for i := range j.live.readings {
+			if r := &j.live.readings[i]; r.Signal == fleet.SourceCloudWatch {
+				*r = idle.NotKnown(r.Signal, time.Now(), "CloudWatch could not be read for the final check")
+			}
+		}
+	}
 	d := j.casus().Look(j.w.Intent.Reason)
 	traceVerdict(span, d)
 	next := d.Verdict.At.Add(j.s.ReconcileInterval)

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -15,19 +16,14 @@ import (
 )
 
 // housekeep does what is done once for the fleet, by whoever holds shard 0:
-// discovery, the end of a halt, the audit log's bounds and old requests; and, for this server's
-// own workers, the load of each region in few calls.
+// discovery, the end of a halt, the audit log's bounds and old requests.
 func (c *Controller) housekeep(ctx context.Context) error {
-	var scan, load, trim, retag time.Time
+	var scan, trim, retag time.Time
 	for {
 		if err := delay.For(ctx, 5*time.Second); err != nil {
 			return err
 		}
 		s, now := c.fleet.Settings(), time.Now()
-		if now.Sub(load) >= s.WorkerMetricsInterval {
-			load = now
-			c.readLoad(ctx)
-		}
 		if now.Sub(retag) >= FullPass {
 			retag = now // an override may have begun or ended
 			c.mu.Lock()
@@ -57,40 +53,6 @@ func (c *Controller) housekeep(ctx context.Context) error {
 				c.log.Warn("cannot remove old overrides", "err", err)
 			}
 		}
-	}
-}
-
-// readLoad asks CloudWatch for all RUNNING workers of each region at once.
-func (c *Controller) readLoad(ctx context.Context) {
-	ids := map[regionKey][]string{}
-	byID := map[string]*entry{}
-	c.mu.Lock()
-	for _, e := range c.entries {
-		if e.w.Status == power.WorkerRunning && e.w.EC2InstanceID != "" && c.shards[e.shard] != nil {
-			k := keyOf(&e.w)
-			ids[k] = append(ids[k], e.w.EC2InstanceID)
-			byID[e.w.EC2InstanceID] = e
-		}
-	}
-	c.mu.Unlock()
-	for k, list := range ids {
-		cloud, err := c.cfg.Clouds(k.account, k.name)
-		if err != nil || cloud.Load == nil {
-			continue
-		}
-		call, cancel := context.WithTimeout(ctx, time.Minute)
-		c.count.calls.add("metrics")
-		loads := cloud.Load.Load(call, list)
-		cancel()
-		c.mu.Lock()
-		for id, l := range loads {
-			if e := byID[id]; e != nil {
-				known := e.known()
-				known.load = l
-				e.learnt(known)
-			}
-		}
-		c.mu.Unlock()
 	}
 }
 
@@ -270,6 +232,7 @@ func (c *Controller) Live(worker string) (Live, bool) {
 		c.mu.Unlock()
 		return Live{}, false
 	}
+	load := cmp.Or(e.load, &loadSeen{})
 	w, v, l, inst, seen := e.w, e.known(), Live{Owned: c.shards[e.shard] != nil, Failures: e.failures, Agent: e.agent.view(time.Now())}, e.inst, e.agent
 	l.EC2 = fleet.EC2State{State: e.seen, Tags: w.Tags}
 	if at := e.seenAt; !at.IsZero() {
@@ -285,9 +248,9 @@ func (c *Controller) Live(worker string) (Live, bool) {
 		}
 	}
 	m := &l.Metrics
-	m.CPUUtilization, m.MemoryUtilization, m.DiskUtilization = v.load.CPU, v.load.Memory, v.load.Disk
-	if v.load.Err != nil {
-		m.CloudWatchError = v.load.Err.Error()
+	m.CPUUtilization, m.MemoryUtilization, m.DiskUtilization = load.CPU, load.Memory, load.Disk
+	if load.Err != nil {
+		m.CloudWatchError = load.Err.Error()
 	}
 	m.LabsCount, m.NodesCount, m.CMLVersion, m.CMLError = v.system.Labs, v.system.Nodes, v.system.Version, v.systemErr
 	if len(v.system.Info) > 0 {

@@ -23,6 +23,8 @@ type region struct {
 	key  regionKey
 	wake chan struct{}
 
+	loading bool // a read of the load is in progress; guarded as below
+
 	// Guarded by the lock of the controller.
 	entries  map[string]*entry
 	listedAt time.Time // when the last complete listing began

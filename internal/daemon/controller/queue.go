@@ -45,6 +45,8 @@ type entry struct {
 	tagged  bool       // its policy tags are as its policy says
 	tagging bool       // it is in the controller's list of those to be looked at for that
 	live    *live      // nil while nothing is known; of the entry alone
+	load    *loadSeen  // what CloudWatch said last; replaced, never changed
+	loadAsk time.Time  // a read of the load that began after this is wanted; zero for none
 	agent   *agentSeen // what the worker's agent reported last; replaced, never changed
 }
 
@@ -86,8 +88,8 @@ type live struct {
 	system    System
 	systemAt  time.Time
 	systemErr string
-	load      Load
-	loaded    time.Time // when the load was last seen active
+	loadEnd   time.Time // end of the newest window of load that was judged
+	loadWait  time.Time // since when a final check waits for a read of the load
 	metricsAt time.Time
 	nextLoad  time.Time
 

@@ -77,7 +77,6 @@ func (c *Controller) keep(j *job, out outcome) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := j.e
-	j.live.load = e.known().load // read for the region meanwhile
 	e.learnt(j.live)
 	e.settled, e.settledSeen = out.Result == Success && j.rests() && e.w.Revision() == j.w.Revision(), j.seen
 	if out.Result == Skip {

@@ -7,7 +7,6 @@ import (
 
 	"lull/internal/evidence"
 	"lull/internal/fleet"
-	"lull/internal/idle"
 	"lull/internal/power"
 )
 
@@ -106,8 +105,8 @@ func (j *job) addresses(ctx context.Context) (outcome, bool) {
 	return outcome{}, false
 }
 
-// collect reads CloudWatch and CML, each with its own failures, and keeps
-// both in memory.
+// collect reads what CML says of itself, and keeps it in memory. CloudWatch is
+// read for many workers at once, in readLoads.
 func (j *job) collect(ctx context.Context) {
 	j.awaitReady(ctx)
 	if j.now.Before(j.live.nextLoad) {
@@ -123,13 +122,6 @@ func (j *job) collect(ctx context.Context) {
 	}
 	j.live.nextLoad = j.now.Add(every)
 	j.live.metricsAt = j.now
-	j.c.mu.Lock()
-	j.live.load = j.e.known().load // CloudWatch is read for the region at once
-	j.c.mu.Unlock()
-	// A load has no history to ask for later.
-	if r := j.load(j.rules()); r.State == idle.Active && r.At.After(j.live.loaded) {
-		j.live.loaded = r.At
-	}
 	console, err := j.c.cfg.Consoles(j.w)
 	if err == nil {
 		call, cancel := context.WithTimeout(ctx, 30*time.Second)

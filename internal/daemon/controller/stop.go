@@ -136,6 +136,11 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	if out, wait := j.consult(ctx); wait {
 		return out
 	}
+	if in.ByReadings() {
+		if out, wait := j.freshLoad(); wait {
+			return out
+		}
+	}
 	var look evidence.Decision
 	if in.ByReadings() || in.Reason == fleet.ReasonSchedule { // which with force waits for no reading, and for a user's word all the same
 		if look = j.finalLook(ctx); !look.Verdict.Eligible {
@@ -305,6 +310,9 @@ func (j *job) draining(ctx context.Context) outcome {
 	over := j.overdue(j.s.DrainTimeout)
 	none := j.live.labs != nil && *j.live.labs == 0
 	if auto && (over || none || j.now.Sub(j.live.fetchedAt) >= j.s.IdleDetectionInterval) {
+		if out, wait := j.freshLoad(); wait {
+			return out
+		}
 		if look := j.finalLook(ctx); !look.Verdict.Eligible {
 			j.tellPlacers(ctx, false)
 			return j.callOff(ctx, &look, "a reading is active or unknown")

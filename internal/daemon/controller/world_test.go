@@ -35,9 +35,11 @@ type world struct {
 	pending time.Duration
 	stopped time.Duration
 	latency time.Duration
-	launchT map[string]int                  // launches that made an instance, by token
-	onStop  func(id string, sent time.Time) // called before a stop takes effect, without the lock
-	cpu     *float64                        // per cent of every machine, as CloudWatch has it; nil without CloudWatch
+	launchT map[string]int                                           // launches that made an instance, by token
+	onStop  func(id string, sent time.Time)                          // called before a stop takes effect, without the lock
+	cpuLag  time.Duration                                            // from the end of a window until it can be read
+	load    func(id string, end time.Time) (cpu float64, there bool) // replaces cpu if not nil; with the lock held
+	cpu     *float64                                                 // per cent of every machine, as CloudWatch has it; nil without CloudWatch
 }
 
 type machine struct {
@@ -385,16 +387,34 @@ func (w *world) cloud() Cloud {
 	return c
 }
 
-func (w *world) Load(_ context.Context, ids []string) map[string]Load {
+func (w *world) Load(_ context.Context, ids []string, since time.Time) map[string]Load {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.calls["load"]++
 	out := map[string]Load{}
+	now := time.Now()
+	if back := now.Add(-15 * time.Minute); since.IsZero() || since.After(back) {
+		since = back
+	}
 	for _, id := range ids {
-		v := *w.cpu
-		out[id] = Load{CPU: &v, At: time.Now().Add(-time.Minute)}
+		l := Load{Period: loadPeriod}
+		for end := since.Truncate(loadPeriod).Add(loadPeriod); !end.Add(w.cpuLag).After(now); end = end.Add(loadPeriod) {
+			v := *w.cpu
+			if w.load != nil {
+				var there bool
+				if v, there = w.load(id, end); !there {
+					continue
+				}
+			}
+			l.Windows, l.CPU = append(l.Windows, LoadWindow{end, v}), &v
+		}
+		out[id] = l
 	}
 	return out
 }
+
+// loadPeriod is the length of CloudWatch's windows without detailed monitoring.
+const loadPeriod = 5 * time.Minute
 
 // console is the CML of one machine.
 type console struct {

@@ -70,8 +70,16 @@ const (
 type Reading struct {
 	State State
 	Value float64   // per cent, if present
-	At    time.Time // start of the value's period, if present
+	At    time.Time // end of the value's window, if present
 	Err   error     // why it failed
+	// Windows are all that were read, oldest first, if present.
+	Windows []Window
+}
+
+// A Window is the average of one complete period.
+type Window struct {
+	End   time.Time
+	Value float64 // per cent
 }
 
 // Readings are those of one instance, by Metric.
@@ -148,13 +156,21 @@ func orDefault[T comparable](v, def T) T {
 	return v
 }
 
-// Read gives the newest readings before now of every instance asked for.
-func (c *Client) Read(ctx context.Context, ids []string, now time.Time) map[string]Readings {
+// Period returns the length of a window.
+func (c *Client) Period() time.Duration { return c.cfg.Period }
+
+// Read gives the readings of the windows that were complete at now, of every
+// instance asked for: those of Config.Window, or as far back as since if that
+// is earlier and not zero.
+func (c *Client) Read(ctx context.Context, ids []string, since, now time.Time) map[string]Readings {
+	if from := now.Add(-c.cfg.Window); since.IsZero() || since.After(from) {
+		since = from
+	}
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	out := make(map[string]Readings, len(ids))
 	for part := range slices.Chunk(ids, maxQueries/int(metrics)) {
 		readings := make([]Readings, len(part))
-		if err := c.batch(ctx, part, readings, now); err != nil {
+		if err := c.batch(ctx, part, readings, since, now); err != nil {
 			err = fmt.Errorf("cannot read CloudWatch metrics in %s: %w", c.cfg.AWS.Region, err)
 			for i := range readings {
 				for m := range readings[i] {
@@ -170,9 +186,10 @@ func (c *Client) Read(ctx context.Context, ids []string, now time.Time) map[stri
 }
 
 // batch reads the metrics of at most maxQueries/metrics instances.
-func (c *Client) batch(ctx context.Context, ids []string, into []Readings, now time.Time) error {
+func (c *Client) batch(ctx context.Context, ids []string, into []Readings, since, now time.Time) error {
 	in := &cloudwatch.GetMetricDataInput{
-		StartTime: aws.Time(now.Add(-c.cfg.Window)), EndTime: aws.Time(now),
+		// A window that is not over has the average of its beginning only.
+		StartTime: aws.Time(since.Truncate(c.cfg.Period)), EndTime: aws.Time(now.Truncate(c.cfg.Period)),
 		ScanBy: types.ScanByTimestampDescending,
 	}
 	for i, id := range ids {
@@ -190,7 +207,7 @@ func (c *Client) batch(ctx context.Context, ids []string, into []Readings, now t
 			return err
 		}
 		for _, r := range out.MetricDataResults {
-			if err := take(r, into); err != nil {
+			if err := take(r, into, c.cfg.Period); err != nil {
 				return err
 			}
 		}
@@ -240,7 +257,7 @@ func parseQueryID(s string, n int) (i int, m Metric, ok bool) {
 }
 
 // take puts one result in its place; several pages may speak of one metric.
-func take(r types.MetricDataResult, into []Readings) error {
+func take(r types.MetricDataResult, into []Readings, period time.Duration) error {
 	i, m, ok := parseQueryID(aws.ToString(r.Id), len(into))
 	if !ok {
 		return fmt.Errorf("the answer holds a metric that was not asked for: %q", aws.ToString(r.Id))
@@ -254,10 +271,13 @@ func take(r types.MetricDataResult, into []Readings) error {
 		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
 			continue
 		}
-		if reading.State != Present || at.After(reading.At) {
-			*reading = Reading{State: Present, Value: v, At: at.UTC()}
+		end := at.UTC().Add(period)
+		if reading.State != Present || end.After(reading.At) {
+			reading.State, reading.Value, reading.At, reading.Err = Present, v, end, nil
 		}
+		reading.Windows = append(reading.Windows, Window{end, v})
 	}
+	slices.SortFunc(reading.Windows, func(a, b Window) int { return a.End.Compare(b.End) })
 	switch r.StatusCode {
 	case types.StatusCodeInternalError, types.StatusCodeForbidden:
 		if reading.State != Present {

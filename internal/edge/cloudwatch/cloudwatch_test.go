@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -151,7 +152,7 @@ func TestReadBatches(t *testing.T) {
 		}
 		return out, nil
 	})
-	got := f.client(t, nil).Read(t.Context(), append(ids(400), ids(1)...), now)
+	got := f.client(t, nil).Read(t.Context(), append(ids(400), ids(1)...), time.Time{}, now)
 	if len(got) != 400 || len(f.asked) != 3 {
 		t.Fatalf("%d instances in %d calls", len(got), len(f.asked))
 	}
@@ -162,10 +163,10 @@ func TestReadBatches(t *testing.T) {
 	}
 	for id, r := range got {
 		want := Readings{
-			CPU:    {State: Present, Value: 7.5, At: now.Add(-5 * time.Minute)},
+			CPU:    {State: Present, Value: 7.5, At: now},
 			Memory: {State: Missing}, Disk: {State: Missing},
 		}
-		if r != want {
+		if r = plainly(r); !reflect.DeepEqual(r, want) {
 			t.Fatalf("%s: %+v, want %+v", id, r, want)
 		}
 	}
@@ -189,11 +190,22 @@ func TestReadPages(t *testing.T) {
 		}
 		return response{[]result{at(q[0], 0), at(q[2], 5, 40)}, ""}, nil
 	})
-	got := f.client(t, nil).Read(t.Context(), ids(1), now)[ids(1)[0]]
-	five := now.Add(-5 * time.Minute)
-	if want := (Readings{{State: Present, Value: 2, At: five}, {State: Present, Value: 30, At: five}, {State: Present, Value: 40, At: five}}); got != want {
+	got := f.client(t, nil).Read(t.Context(), ids(1), time.Time{}, now)[ids(1)[0]]
+	if w := got[CPU].Windows; len(w) == 0 || !w[len(w)-1].End.Equal(got[CPU].At) {
+		t.Errorf("windows %+v, want the newest last", w)
+	}
+	got = plainly(got)
+	if want := (Readings{{State: Present, Value: 2, At: now}, {State: Present, Value: 30, At: now}, {State: Present, Value: 40, At: now}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
+}
+
+// plainly is r without its earlier windows.
+func plainly(r Readings) Readings {
+	for i := range r {
+		r[i].Windows = nil
+	}
+	return r
 }
 
 func TestReadStates(t *testing.T) {
@@ -203,7 +215,7 @@ func TestReadStates(t *testing.T) {
 		forbidden.StatusCode, broken.StatusCode = "Forbidden", "InternalError"
 		return response{MetricDataResults: []result{forbidden, broken, at(q[2], 5, -1)}}, nil
 	})
-	got := f.client(t, nil).Read(t.Context(), ids(1), now)[ids(1)[0]]
+	got := f.client(t, nil).Read(t.Context(), ids(1), time.Time{}, now)[ids(1)[0]]
 	if got[CPU].State != Failed || got[CPU].Err == nil || !strings.Contains(got[CPU].Err.Error(), "cpu_utilization") {
 		t.Errorf("a forbidden metric: %+v", got[CPU])
 	}
@@ -236,7 +248,7 @@ func TestReadFailedBatchLeavesTheOthers(t *testing.T) {
 			}
 			return response{MetricDataResults: []result{at(in.MetricDataQueries[0], 5, 1)}}, nil
 		}
-		got := c.Read(t.Context(), ids(200), now)
+		got := c.Read(t.Context(), ids(200), time.Time{}, now)
 		failed, missing, present := 0, 0, 0
 		for _, r := range got {
 			for _, m := range r {
@@ -264,11 +276,11 @@ func TestAgentDimensions(t *testing.T) {
 	c := f.client(t, func(cfg *Config) {
 		cfg.Disk = AgentMetric{Namespace: "CWAgent", Name: "disk_used_percent", Dimensions: map[string]string{"path": "/"}}
 	})
-	c.Read(t.Context(), ids(1), now)
+	c.Read(t.Context(), ids(1), time.Time{}, now)
 	if d := f.asked[0].MetricDataQueries[Disk].MetricStat.Metric.Dimensions; len(d) != 2 || d[1].Name != "path" || d[1].Value != "/" {
 		t.Errorf("asked with %+v", d)
 	}
-	if got := c.Read(t.Context(), nil, now); len(got) != 0 || len(f.asked) != 1 {
+	if got := c.Read(t.Context(), nil, time.Time{}, now); len(got) != 0 || len(f.asked) != 1 {
 		t.Errorf("nobody was asked for, yet %d calls", len(f.asked))
 	}
 }
