@@ -101,6 +101,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	var h *host.Host
 	rt, err := process.New(ctx, process.Config{Dir: filepath.Join(cfg.Data, "shim"), Shim: cfg.Shim, Log: log,
 		OnExit:     func(id string, run uint64, e instance.Exit) { h.OnExit(id, run, e) },
+		OnThawed:   func() { h.WakeAll("supervisor", "the daemon did not run for a while, and the supervisor thawed it") },
 		OnShimLost: func() { h.WakeAll("supervisor", "the supervisor died and another has taken over") },
 		OnGivenUp:  func(id, why string) { h.GivenUp(id, why) }})
 	if err != nil {

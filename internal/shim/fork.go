@@ -197,7 +197,9 @@ func (s *Shim) reap(ctx context.Context) error {
 			if err != nil || pid <= 0 {
 				break // ECHILD is no error: there is no child
 			}
-			s.collected(pid, ws)
+			if !s.dogEnded(pid) {
+				s.collected(pid, ws)
+			}
 		}
 		select {
 		case <-ctx.Done():

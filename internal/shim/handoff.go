@@ -598,14 +598,16 @@ func (s *Shim) dupFilter(k key) (int, error) {
 // the address to bind follows.
 const TryVerb = "try-bind"
 
-// Stage runs one of the parts that lull-shim plays between fork and program. It
-// reports false when args ask for none.
+// Stage runs one of the parts that lull-shim plays between fork and program, or
+// as its own watchdog. It reports false when args ask for none.
 func Stage(args []string) (code int, ok bool) {
 	switch {
 	case len(args) == 2 && args[1] == StageVerb:
 		return ExecStage(), true
 	case len(args) == 3 && args[1] == TryVerb:
 		return tryBind(args[2]), true
+	case len(args) == 3 && args[1] == WatchVerb:
+		return Watchdog(args[2]), true
 	}
 	return 0, false
 }

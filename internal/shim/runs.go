@@ -33,6 +33,7 @@ func (s *Shim) handle(ctx context.Context, r *shimctl.Request) (shimctl.Answer, 
 		shimctl.VerbListeners: s.listeners, shimctl.VerbDup: s.dup, shimctl.VerbExec: s.exec,
 		shimctl.VerbForget: s.forget, shimctl.VerbAdopt: s.adopt, shimctl.VerbOutside: s.outside,
 		shimctl.VerbFilter: s.filter, shimctl.VerbHandoff: s.checkHandoff,
+		shimctl.VerbBeat: s.beat,
 	}
 	do := verbs[r.Verb]
 	if do == nil {

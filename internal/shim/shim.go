@@ -41,20 +41,27 @@ type Shim struct {
 	begin   sync.RWMutex // held for reading while a program is being started
 	thawing sync.Mutex   // held while everything is thawed for want of a daemon
 
-	mu      sync.Mutex
-	runs    map[string]*run            // the newest run of each id, until forgotten
-	byPID   map[int]*run               // of runs that are our children
-	execs   map[int]uint64             // pid -> number of a command beside an instance
-	last    uint64                     // number of the last such command
-	exits   map[string]exits           // by id, not acknowledged
-	held    map[string][]held          // listening sockets, by id
-	filters map[int]*filter            // what reports binds, by descriptor
-	others  map[string]shimctl.Outside // what others may have frozen for the daemon
-	thawed  []shimctl.Thawing          // not acknowledged
-	notes   *notifier
-	trying  sync.Mutex // held while a handoff is tried
-	tried   *shimctl.HandoffCheck
-	alone   time.Time // since when no daemon is there; zero while one is
+	silentAt time.Time // when watch expects the heartbeat to be missed; belongs to it
+
+	mu              sync.Mutex
+	pulse           shimctl.Pulse // the daemon's heartbeat
+	pulseFD         int
+	dog             int                        // pid of the watchdog, 0 for none
+	dogSide, dogEnd int                        // of the pipe whose end tells it that this shim has ended
+	ended           bool                       // no watchdog is started any more
+	runs            map[string]*run            // the newest run of each id, until forgotten
+	byPID           map[int]*run               // of runs that are our children
+	execs           map[int]uint64             // pid -> number of a command beside an instance
+	last            uint64                     // number of the last such command
+	exits           map[string]exits           // by id, not acknowledged
+	held            map[string][]held          // listening sockets, by id
+	filters         map[int]*filter            // what reports binds, by descriptor
+	others          map[string]shimctl.Outside // what others may have frozen for the daemon
+	thawed          []shimctl.Thawing          // not acknowledged
+	notes           *notifier
+	trying          sync.Mutex // held while a handoff is tried
+	tried           *shimctl.HandoffCheck
+	alone           time.Time // since when no daemon is there; zero while one is
 }
 
 // exits are how runs of one id ended, by run.
@@ -142,6 +149,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	s.thawing.Unlock()
 	s.letOthersRun("the shim ends", func() bool { return true })
 	s.mu.Lock()
+	s.ended = true
 	for _, hs := range s.held {
 		closeHeld(hs)
 	}
@@ -160,6 +168,14 @@ func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 		alone, busy, others := s.alone, s.busyLocked(), len(s.others)
 		s.mu.Unlock()
 		wait := time.Hour
+		if left, watched := s.untilSilent(); alone.IsZero() && watched {
+			if left <= 0 {
+				s.silentAt = time.Time{}
+				s.hung()
+				continue
+			}
+			wait, s.silentAt = left, time.Now().Add(left)
+		}
 		if !alone.IsZero() {
 			left := time.Until(alone.Add(s.cfg.Gone))
 			switch {
@@ -224,6 +240,7 @@ func (s *Shim) welcome() shimctl.Welcome {
 	defer s.thawing.Unlock()
 	s.mu.Lock()
 	s.alone = time.Time{}
+	s.disarmLocked()
 	defer s.mu.Unlock()
 	return shimctl.Welcome{Version: shimctl.Version, Release: s.cfg.Release, PID: os.Getpid(), StartedAt: s.started,
 		Thawed: append([]shimctl.Thawing(nil), s.thawed...)}
@@ -247,7 +264,9 @@ func (s *Shim) joined() {
 
 func (s *Shim) left() {
 	s.mu.Lock()
-	s.alone = time.Now()
+	if s.alone.IsZero() { // a hung daemon was left before
+		s.alone = time.Now()
+	}
 	s.mu.Unlock()
 	s.note()
 }

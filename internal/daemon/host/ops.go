@@ -459,7 +459,8 @@ func (h *Host) StopAll(ctx context.Context) {
 // WakeAll thaws every paused instance: what watched over them has failed.
 func (h *Host) WakeAll(by, why string) {
 	for _, i := range h.all() {
-		if s := i.state(); s.Asleep() && s != power.Hibernated {
+		// One that is on its way to sleep is called off, or woken after.
+		if s := i.state(); s.Asleep() && s != power.Hibernated || s == power.Pausing {
 			i.wantWake(why)
 		}
 	}

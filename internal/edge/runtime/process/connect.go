@@ -51,6 +51,7 @@ func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 	r.mu.Lock()
 	r.client = c
 	r.mu.Unlock()
+	r.heart.connected()
 	return len(c.Welcome.Thawed) > 0, nil
 }
 
@@ -139,7 +140,10 @@ func (r *Runtime) Run(ctx context.Context) error {
 			r.mu.Unlock()
 			r.readopt(ctx)
 		}
-		if (another || thawed) && r.cfg.OnShimLost != nil {
+		switch {
+		case thawed && !another && r.cfg.OnThawed != nil:
+			r.cfg.OnThawed()
+		case (another || thawed) && r.cfg.OnShimLost != nil:
 			r.cfg.OnShimLost()
 		}
 	}

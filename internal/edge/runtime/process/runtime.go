@@ -42,6 +42,9 @@ type Config struct {
 	// OnShimLost is told when another shim has taken over, or when this one let
 	// frozen instances run because it could not see the daemon.
 	OnShimLost func()
+	// OnThawed is called instead of OnShimLost when the same shim thawed instances
+	// because this daemon did not run for a while. Nil calls OnShimLost.
+	OnThawed func()
 	// OnGivenUp is told, once Run was called, that a kept socket could not
 	// be handed to the program and was closed.
 	OnGivenUp func(id, why string)
@@ -56,6 +59,7 @@ type Runtime struct {
 	poller *sockets.Poller
 	table  tableCache
 	strays strays
+	heart  heart
 
 	reclaims bool // the kernel lets us push another process's memory out
 
@@ -95,6 +99,7 @@ func New(ctx context.Context, cfg Config) (*Runtime, error) {
 	}
 	r := &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}, held: map[string]kept{}, reports: map[string]reports{}, execs: map[uint64]chan instance.Exit{}, early: map[uint64]instance.Exit{}}
 	r.strays.r = r
+	r.heart.r = r
 	var err error
 	if r.boot, err = r.fs.BootID(); err != nil {
 		return nil, err
@@ -157,6 +162,7 @@ func (r *Runtime) shim() *shimctl.Client {
 // Close ends the connection and the poller.
 func (r *Runtime) Close() error {
 	err := r.poller.Close()
+	r.heart.close()
 	r.shim().Close()
 	r.collectShim()
 	r.place.Release()
@@ -181,6 +187,7 @@ func (r *Runtime) ended(e shimctl.Ended) {
 	}
 	if w := r.works[e.ID]; w != nil && w.ident.Run == e.Run {
 		delete(r.works, e.ID)
+		r.heart.drop(e.ID)
 	}
 	r.mu.Unlock()
 	r.dropReports(e.ID, e.Run)
@@ -394,6 +401,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	r.mu.Lock()
 	r.works[id] = w
 	r.mu.Unlock()
+	r.heart.hold(id) // it may be frozen
 	r.holdAgain(ctx, id, w.ident.Run)
 	return w, nil
 }
@@ -415,6 +423,11 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 // WhenGone tells the shim what to do for id when this daemon has gone: a POST to
 // path at a unix socket. An empty socket ends that.
 func (r *Runtime) WhenGone(ctx context.Context, id, socket, path string) error {
+	if socket == "" {
+		defer r.heart.drop("outside " + id)
+	} else {
+		r.heart.hold("outside " + id)
+	}
 	if err := r.shim().Outside(ctx, shimctl.Outside{ID: id, Socket: socket, Path: path}); err != nil {
 		return fmt.Errorf("cannot hand %.20s to the shim: %w", id, err)
 	}

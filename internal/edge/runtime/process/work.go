@@ -93,6 +93,7 @@ func (t tree) Still(pid int) (bool, error) {
 
 // Freeze implements instance.Workload.
 func (w *Work) Freeze(ctx context.Context) error {
+	w.r.heart.hold(w.id)
 	if w.group != nil {
 		if err := w.group.Freeze(ctx); err != nil {
 			return err
@@ -119,6 +120,9 @@ func (w *Work) setFrozen(on bool, pids []int) {
 	w.mu.Lock()
 	w.frozen, w.stopped = on, pids
 	w.mu.Unlock()
+	if !on {
+		w.r.heart.drop(w.id)
+	}
 }
 
 // Thaw implements instance.Workload.

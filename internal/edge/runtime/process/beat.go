@@ -1,0 +1,133 @@
+package process
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/link/shimctl"
+)
+
+// Limits of the heartbeat.
+const (
+	beatAsk    = 2 * time.Second  // for the shim to begin to watch
+	beatLinger = 10 * time.Second // after the last thaw
+)
+
+// heart tells the shim that this daemon runs while something is frozen: should
+// the daemon hang, the shim thaws everything. With nothing frozen it costs
+// nothing.
+type heart struct {
+	r *Runtime
+
+	mu      sync.Mutex
+	frozen  map[string]bool // what is, or is about to be, or may be
+	emptied time.Time       // when frozen became empty
+	pulse   shimctl.Pulse
+	client  *shimctl.Client // that watches pulse; nil while none does
+	beating bool
+	closed  bool
+}
+
+// hold covers id from before it is frozen until drop. A shim that cannot watch is
+// logged; the freeze goes on without.
+func (h *heart) hold(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.frozen == nil {
+		h.frozen = map[string]bool{}
+	}
+	h.frozen[id] = true
+	h.armLocked()
+}
+
+// drop ends the cover of id: it runs, or is no more.
+func (h *heart) drop(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if delete(h.frozen, id); len(h.frozen) == 0 {
+		h.emptied = time.Now()
+	}
+}
+
+// connected has a shim that was just connected watch, if something is frozen.
+func (h *heart) connected() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.frozen) > 0 {
+		h.armLocked()
+	}
+}
+
+func (h *heart) armLocked() {
+	c := h.r.shim()
+	if h.closed || c == nil || h.client == c && h.pulse.Armed() {
+		return
+	}
+	if h.client != c {
+		ctx, cancel := context.WithTimeout(context.Background(), beatAsk)
+		defer cancel()
+		fd, err := c.Beat(ctx)
+		if err != nil {
+			h.r.cfg.Log.Warn("the shim does not watch the heartbeat; should this daemon hang, instances stay frozen", "error", err)
+			return
+		}
+		p, err := shimctl.OpenPulse(fd)
+		unix.Close(fd)
+		if err != nil {
+			h.r.cfg.Log.Warn("no heartbeat", "error", err)
+			return
+		}
+		h.pulse.Close()
+		h.pulse, h.client = p, c
+		h.pulse.Arm(true)
+	} else {
+		h.pulse.Arm(true)
+		ctx, cancel := context.WithTimeout(context.Background(), beatAsk)
+		defer cancel()
+		if fd, err := c.Beat(ctx); err == nil { // it watches again
+			unix.Close(fd)
+		}
+	}
+	if !h.beating {
+		h.beating = true
+		go h.beat()
+	}
+}
+
+// beat beats until nothing has been frozen for a while.
+func (h *heart) beat() {
+	t := time.NewTicker(shimctl.BeatEvery)
+	defer t.Stop()
+	for range t.C {
+		h.mu.Lock()
+		idle := len(h.frozen) == 0 && time.Since(h.emptied) > beatLinger
+		if h.closed || idle {
+			h.beating = false
+			if h.pulse.Mapped() {
+				h.pulse.Arm(false)
+			}
+			if h.closed {
+				h.pulse.Close()
+				h.pulse = shimctl.Pulse{}
+			}
+			h.mu.Unlock()
+			return
+		}
+		h.pulse.Beat()
+		h.mu.Unlock()
+	}
+}
+
+// close ends the heartbeat.
+func (h *heart) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	if !h.beating {
+		h.pulse.Close()
+		h.pulse = shimctl.Pulse{}
+	}
+}

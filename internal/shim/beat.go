@@ -1,0 +1,76 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/link/shimctl"
+)
+
+// beat begins to watch the daemon's heartbeat, and makes sure that something
+// watches this shim.
+func (s *Shim) beat(context.Context, *shimctl.Request) (shimctl.Answer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.watchedLocked(); err != nil {
+		s.log.Error("no watchdog; killing the daemon and the shim together would leave instances frozen", "error", err)
+	}
+	if !s.pulse.Mapped() {
+		p, fd, err := shimctl.NewPulse()
+		if err != nil {
+			return shimctl.Answer{}, err
+		}
+		s.pulse, s.pulseFD = p, fd
+	}
+	s.pulse.Beat()
+	fd, err := unix.FcntlInt(uintptr(s.pulseFD), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return shimctl.Answer{}, fmt.Errorf("pass the heartbeat's memory: %w", err)
+	}
+	s.note()
+	return shimctl.Answer{FDs: []int{fd}, Close: true}, nil
+}
+
+// disarmLocked forgets the heartbeat of an earlier daemon. The caller holds mu.
+func (s *Shim) disarmLocked() {
+	if s.pulse.Mapped() {
+		s.pulse.Arm(false)
+	}
+}
+
+// lateWake is how late the shim itself may wake before it gives the daemon
+// another chance: then the machine was busy or asleep, and not the daemon alone.
+const lateWake = 300 * time.Millisecond
+
+// untilSilent is how long until the daemon has been silent for too long; false
+// while it has nothing frozen.
+func (s *Shim) untilSilent() (time.Duration, bool) {
+	s.mu.Lock()
+	p := s.pulse
+	s.mu.Unlock()
+	if !p.Mapped() || !p.Armed() {
+		return 0, false
+	}
+	left := shimctl.BeatLimit - p.Age()
+	if now := time.Now(); left <= 0 && !s.silentAt.IsZero() && now.Sub(s.silentAt) > lateWake {
+		s.silentAt = now.Add(shimctl.BeatEvery)
+		return shimctl.BeatEvery, true
+	}
+	return left, true
+}
+
+// hung treats a daemon whose heartbeat stopped as one that has gone: everything
+// is thawed at once. Its connection ends, so that it adopts when it runs again.
+func (s *Shim) hung() {
+	s.log.Warn("the daemon does not run", "silent for", s.pulse.Age().Round(time.Millisecond))
+	s.mu.Lock()
+	s.disarmLocked()
+	if s.alone.IsZero() {
+		s.alone = time.Now().Add(-s.cfg.Gone)
+	}
+	s.mu.Unlock()
+	s.srv.Drop()
+}

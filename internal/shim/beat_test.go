@@ -1,0 +1,143 @@
+package shim_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/link/shimctl"
+)
+
+// state is the state of a process by its stat file: T is stopped.
+func state(t *testing.T, pid int) string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return "gone"
+	}
+	s := string(b)
+	return strings.Fields(s[strings.LastIndex(s, ")")+1:])[0]
+}
+
+// frozen starts a run, has the shim watch this daemon, and stops the run.
+func (b *bench) frozen() (pid int, p shimctl.Pulse) {
+	b.t.Helper()
+	s := b.run("a", 1, "exec sleep 1000")
+	fd, err := b.c.Beat(within(b.t))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if p, err = shimctl.OpenPulse(fd); err != nil {
+		b.t.Fatal(err)
+	}
+	_ = syscall.Close(fd)
+	p.Arm(true)
+	if fd, err = b.c.Beat(within(b.t)); err != nil {
+		b.t.Fatal(err)
+	}
+	_ = syscall.Close(fd)
+	if err := syscall.Kill(s.PID, syscall.SIGSTOP); err != nil {
+		b.t.Fatal(err)
+	}
+	eventually(b.t, "the run is stopped", func() bool { return state(b.t, s.PID) == "T" })
+	return s.PID, p
+}
+
+// TestHungDaemon is thawed by the shim, told of it, and covered again afterwards.
+func TestHungDaemon(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).start()
+	pid, p := b.frozen()
+	var slowest time.Duration
+	for range 8 { // longer than the limit
+		<-time.After(shimctl.BeatEvery)
+		slowest = max(slowest, p.Age())
+		p.Beat()
+	}
+	if s := state(t, pid); s != "T" && slowest > shimctl.BeatLimit/2 {
+		t.Skipf("this machine let %s pass between two beats", slowest)
+	} else if s != "T" {
+		t.Fatalf("it was thawed, state %s, although the daemon runs", s)
+	}
+	began := time.Now()
+	eventually(t, "the run of a hung daemon is thawed", func() bool { return state(t, pid) != "T" })
+	t.Logf("thawed %s after the last beat", time.Since(began).Round(time.Millisecond))
+	select {
+	case <-b.c.Done():
+	case <-time.After(patience):
+		t.Fatal("the connection of the hung daemon stays")
+	}
+	b.connect()
+	if w := b.c.Welcome.Thawed; len(w) != 1 || len(w[0].IDs) != 1 || w[0].IDs[0] != "a" {
+		t.Errorf("the shim tells of %+v", w)
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	// A daemon that has nothing frozen need not beat.
+	eventually(t, "the run is stopped", func() bool { return state(t, pid) == "T" })
+	<-time.After(2 * shimctl.BeatLimit)
+	if s := state(t, pid); s != "T" {
+		t.Errorf("state %s: it was thawed without being asked to watch", s)
+	}
+}
+
+// TestBothKilled: the watchdog thaws, and replaces itself when it is killed.
+func TestBothKilled(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).start()
+	pid, _ := b.frozen()
+	dog := func() int { return watchdogOf(b.cmd.Process.Pid) }
+	first := dog()
+	if first == 0 {
+		t.Fatal("there is no watchdog")
+	}
+	status, _ := os.ReadFile("/proc/" + strconv.Itoa(first) + "/smaps_rollup")
+	t.Logf("REPORT the watchdog's memory:\n%s", status)
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "another watchdog", func() bool { d := dog(); return d != 0 && d != first })
+	if s := state(t, pid); s != "T" {
+		t.Skip("the machine is so slow that the shim has thawed it")
+	}
+	b.c.Close()
+	if err := b.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	eventually(t, "the run of a killed daemon and shim is thawed", func() bool { return state(t, pid) != "T" })
+	t.Logf("thawed %s after the kill", time.Since(began).Round(time.Millisecond))
+	_ = b.cmd.Wait()
+	b.start()
+	if w := b.c.Welcome.Thawed; len(w) != 1 || len(w[0].IDs) != 1 || w[0].IDs[0] != "a" {
+		t.Errorf("the next shim tells of %+v", w)
+	}
+}
+
+// watchdogOf finds the watchdog among the children of a shim.
+func watchdogOf(pid int) int {
+	all, _ := os.ReadDir("/proc")
+	for _, e := range all {
+		n, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		line, err := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		if err != nil || !strings.Contains(string(line), "\x00watchdog\x00") {
+			continue
+		}
+		st, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil {
+			continue
+		}
+		s := string(st)
+		if f := strings.Fields(s[strings.LastIndex(s, ")")+1:]); len(f) > 1 && f[1] == strconv.Itoa(pid) {
+			return n
+		}
+	}
+	return 0
+}
