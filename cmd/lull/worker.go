@@ -44,38 +44,6 @@ func (c *cli) workerCommand() *cobra.Command {
 		verb.Long, verb.Example = v.long, "  lull worker "+v.name+" cml-1 --wait"
 		cmd.AddCommand(verb)
 	}
-	cmd.AddCommand(c.workerTerminate())
-	return cmd
-}
-
-func (c *cli) workerTerminate() *cobra.Command {
-	var leave bool
-	var wait waiting
-	cmd := &cobra.Command{Use: "terminate WORKER", Short: "Terminate a worker permanently, with its volumes", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
-		Long: `Terminate a worker and delete its volumes. This cannot be undone. Idleness alone never
-terminates a worker.
-
-The license of its CML is released first, for up to two minutes. A stopped CML cannot
-release its license: start the worker first, or leave the seat taken with
---leave-license.`,
-		Example: "  lull worker terminate cml-1 --wait\n  lull worker terminate cml-1 --leave-license",
-		RunE: func(cmd *cobra.Command, a []string) error {
-			cl, w, err := c.findWorker(cmd.Context(), a[0])
-			if err != nil {
-				return err
-			}
-			verb := "terminate"
-			if leave {
-				verb += "?leave_license=true"
-			}
-			w, _, err = cl.Do(cmd.Context(), w.ID, verb, nil)
-			if err != nil {
-				return err
-			}
-			return c.arrive(cmd.Context(), cl, w, power.WorkerTerminated, wait)
-		}}
-	cmd.Flags().BoolVar(&leave, "leave-license", false, "terminate a stopped worker although its CML license stays registered")
-	wait.bind(cmd)
 	return cmd
 }
 
@@ -83,13 +51,17 @@ release its license: start the worker first, or leave the seat taken with
 // elsewhere by --yes.
 func (c *cli) workerTerminate() *cobra.Command {
 	var wait waiting
-	var yes bool
+	var yes, leave bool
 	cmd := &cobra.Command{Use: "terminate WORKER", Short: "Terminate a worker and delete its volumes", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
 		Long: `Terminate a worker. Its volumes are deleted, and nothing brings it back. Idleness
 alone never terminates a worker. Needs an admin token.
 
-On a terminal the worker's name must be typed to confirm. Elsewhere, pass --yes.`,
-		Example: "  lull worker terminate cml-1\n  lull worker terminate cml-1 --yes --wait",
+On a terminal the worker's name must be typed to confirm. Elsewhere, pass --yes.
+
+The license of its CML is released first, for up to two minutes. A stopped CML cannot
+release its license: start the worker first, or leave the seat taken with
+--leave-license.`,
+		Example: "  lull worker terminate cml-1\n  lull worker terminate cml-1 --yes --wait\n  lull worker terminate cml-1 --leave-license",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.findWorker(cmd.Context(), a[0])
 			if err != nil {
@@ -100,13 +72,18 @@ On a terminal the worker's name must be typed to confirm. Elsewhere, pass --yes.
 					return err
 				}
 			}
-			w, _, err = cl.Do(cmd.Context(), w.ID, "terminate", control.Confirmation{Confirm: w.Name})
+			verb := "terminate"
+			if leave {
+				verb += "?leave_license=true"
+			}
+			w, _, err = cl.Do(cmd.Context(), w.ID, verb, control.Confirmation{Confirm: w.Name})
 			if err != nil {
 				return err
 			}
 			return c.arrive(cmd.Context(), cl, w, power.WorkerTerminated, wait)
 		}}
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask for confirmation")
+	cmd.Flags().BoolVar(&leave, "leave-license", false, "terminate a stopped worker although its CML license stays registered")
 	wait.bind(cmd)
 	return cmd
 }

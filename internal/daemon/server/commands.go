@@ -41,10 +41,11 @@ func (s *Server) commandRoutes() {
 				return accepted(v.do(ctx, actor(ctx), in.ID))
 			})
 	}
-	register(s, route{id: "terminate-worker", method: "POST", path: at("terminate"), role: access.Admin, long: true, doc: "Terminate it permanently, with its volumes"},
+	register(s, route{id: "terminate-worker", method: "POST", path: at("terminate"), role: access.Admin, long: true, doc: "Terminate it permanently, with its volumes; its CML license is released first"},
 		func(ctx context.Context, in *struct {
 			One
-			Body control.Confirmation
+			LeaveLicense bool `query:"leave_license" doc:"Terminate a stopped worker although its CML license can only be released while it runs"`
+			Body         control.Confirmation
 		}) (*answer[fleet.Worker], error) {
 			w, err := s.fleet.Worker(ctx, in.ID)
 			if err != nil {
@@ -54,7 +55,7 @@ func (s *Server) commandRoutes() {
 				return nil, fault(http.StatusUnprocessableEntity, "confirm", "cannot terminate "+w.Name+": confirm is not its name",
 					&huma.ErrorDetail{Message: "want the worker's name", Location: "body.confirm"})
 			}
-			return accepted(s.fleet.TerminateWorker(ctx, actor(ctx), in.ID))
+			return accepted(s.fleet.Terminate(ctx, actor(ctx), in.ID, fleet.Termination{LeaveLicense: in.LeaveLicense}))
 		})
 	for _, v := range []struct {
 		name, id, doc string
@@ -79,13 +80,6 @@ func (s *Server) commandRoutes() {
 				return shown(v.do(ctx, actor(ctx), in.ID))
 			})
 	}
-	register(s, route{id: "terminate-worker", method: "POST", path: at("terminate"), role: access.Operator, long: true, doc: "Terminate it permanently, with its volumes; its CML license is released first"},
-		func(ctx context.Context, in *struct {
-			One
-			LeaveLicense bool `query:"leave_license" doc:"Terminate a stopped worker although its CML license can only be released while it runs"`
-		}) (*answer[fleet.Worker], error) {
-			return accepted(s.fleet.Terminate(ctx, actor(ctx), in.ID, fleet.Termination{LeaveLicense: in.LeaveLicense}))
-		})
 	s.snoozeRoute(at)
 	s.detectRoutes(at)
 	s.licenseRoutes(at)
