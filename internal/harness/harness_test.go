@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"lull/internal/base/programtest"
+	"lull/internal/base/waittest"
 	"lull/internal/link/guest"
 )
 
@@ -243,16 +244,6 @@ func begin(t *testing.T, change func(*Config)) *port {
 	return p
 }
 
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 func shell(line string) guest.RunCall {
 	return guest.RunCall{Command: []string{"sh", "-c", line}, Env: []string{"PATH=/usr/bin:/bin", "FROM=host"}}
 }
@@ -335,7 +326,7 @@ func TestAbandonedCommands(t *testing.T) {
 // pidIn waits for a file with a process id.
 func pidIn(t *testing.T, path string) (pid int) {
 	t.Helper()
-	until(t, "a command runs", func() bool {
+	waittest.Until(t, "a command runs", func() bool {
 		b, err := os.ReadFile(path)
 		if err == nil {
 			pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
@@ -348,7 +339,7 @@ func pidIn(t *testing.T, path string) (pid int) {
 // goneBy waits until a process has ended.
 func goneBy(t *testing.T, pid int) {
 	t.Helper()
-	until(t, "a command is killed", func() bool { return syscall.Kill(pid, 0) != nil })
+	waittest.Until(t, "a command is killed", func() bool { return syscall.Kill(pid, 0) != nil })
 }
 
 func TestExecSignalHealth(t *testing.T) {
@@ -413,20 +404,20 @@ func TestHostAway(t *testing.T) {
 	h := p.connect(t)
 	mark := filepath.Join(t.TempDir(), "mark")
 	h.must(t, guest.Run, shell(`echo first; until [ -e `+mark+`.go ]; do sleep 0.01; done; seq 1 200000; touch `+mark+`; exit 4`), nil)
-	until(t, "the first line", func() bool { return h.text() == "first\n" })
+	waittest.Until(t, "the first line", func() bool { return h.text() == "first\n" })
 	h.c.Close()
-	until(t, "the harness sees it", func() bool { return p.now() == nil })
+	waittest.Until(t, "the harness sees it", func() bool { return p.now() == nil })
 	if err := os.WriteFile(mark+".go", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the workload writes more than anybody keeps", func() bool { _, err := os.Stat(mark); return err == nil })
+	waittest.Until(t, "the workload writes more than anybody keeps", func() bool { _, err := os.Stat(mark); return err == nil })
 	h = p.connect(t)
 	var a guest.HelloAnswer
-	until(t, "the exit is known", func() bool { h.must(t, guest.Hello, nil, &a); return a.Exit != nil })
+	waittest.Until(t, "the exit is known", func() bool { h.must(t, guest.Hello, nil, &a); return a.Exit != nil })
 	if a.Exit.Code != 4 {
 		t.Errorf("exit %+v", a.Exit)
 	}
-	until(t, "the end of the output", func() bool { return strings.HasSuffix(h.text(), "\n200000\n") })
+	waittest.Until(t, "the end of the output", func() bool { return strings.HasSuffix(h.text(), "\n200000\n") })
 	var hl guest.HealthAnswer
 	h.must(t, guest.Health, nil, &hl)
 	h.mu.Lock()
@@ -452,7 +443,7 @@ func TestStuckHost(t *testing.T) {
 	if err := h.run(shell("seq 1 200000; touch " + mark + "; exec sleep 1000")); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the workload is through", func() bool { _, err := os.Stat(mark); return err == nil })
+	waittest.Until(t, "the workload is through", func() bool { _, err := os.Stat(mark); return err == nil })
 	mine.Close()
 	cancel()
 	p.Close()
@@ -492,7 +483,7 @@ func TestSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	h := begin(t, func(c *Config) { c.Socket = path }).connect(t)
 	h.must(t, guest.Run, shell(`echo socket $LULL_SOCKET; sleep 1000`), nil)
-	until(t, "the workload knows its socket", func() bool { return h.text() == "socket "+path+"\n" })
+	waittest.Until(t, "the workload knows its socket", func() bool { return h.text() == "socket "+path+"\n" })
 	ask := func(c net.Conn, line string) string {
 		t.Helper()
 		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
@@ -541,7 +532,7 @@ func TestSocket(t *testing.T) {
 		t.Errorf("while one is busy: %v", h.methods())
 	}
 	b.Close() // gone without a word
-	until(t, "nobody is busy", func() bool { return count(guest.Waiting) == 1 })
+	waittest.Until(t, "nobody is busy", func() bool { return count(guest.Waiting) == 1 })
 }
 
 // TestShutdown ends what does not want to, and what it started.
@@ -549,7 +540,7 @@ func TestShutdown(t *testing.T) {
 	off := make(chan struct{})
 	h := begin(t, func(c *Config) { c.PowerOff = func() error { close(off); return nil } }).connect(t)
 	h.must(t, guest.Run, shell(`trap '' TERM; echo ready; while :; do sleep 0.05; done`), nil)
-	until(t, "it ignores signals", func() bool { return h.text() == "ready\n" })
+	waittest.Until(t, "it ignores signals", func() bool { return h.text() == "ready\n" })
 	h.must(t, guest.Shutdown, guest.ShutdownCall{Grace: 50}, nil)
 	select {
 	case <-off:
@@ -576,17 +567,17 @@ func TestReadings(t *testing.T) {
 		t.Skip("no control group (v2) can be made here")
 	}
 	t.Cleanup(func() {
-		until(t, "the group is empty", func() bool { return os.Remove(group) == nil })
+		waittest.Until(t, "the group is empty", func() bool { return os.Remove(group) == nil })
 	})
 	h := begin(t, func(c *Config) { c.Group, c.Sys = group, t.TempDir() }).connect(t)
 	h.must(t, guest.Run, shell(`sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'; echo done; exec sleep 1000`), nil)
-	until(t, "the child has ended", func() bool { return h.text() == "done\n" })
+	waittest.Until(t, "the child has ended", func() bool { return h.text() == "done\n" })
 	var a, b guest.HealthAnswer
 	h.must(t, guest.Health, nil, &a)
 	if a.CPU <= 0 || a.CPUErr != "" || a.NetErr == "" {
 		t.Errorf("health: %+v", a)
 	}
-	until(t, "a heartbeat", func() bool { return len(h.methods()) > 0 })
+	waittest.Until(t, "a heartbeat", func() bool { return len(h.methods()) > 0 })
 	for _, m := range h.methods() {
 		if m != guest.Activity {
 			t.Errorf("said %s", m)

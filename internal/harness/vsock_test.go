@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
 	"lull/internal/link/guest"
 	"lull/internal/link/guest/vsock"
 )
@@ -42,7 +43,7 @@ func TestVsock(t *testing.T) {
 	}
 	over := func(h *host) {
 		t.Helper()
-		until(t, "the connection ends", func() bool {
+		waittest.Until(t, "the connection ends", func() bool {
 			err := h.do(t, guest.Hello, nil, nil)
 			return errors.Is(err, guest.ErrChannelEnded) || err != nil && strings.Contains(err.Error(), "cannot send")
 		})

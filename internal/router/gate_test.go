@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
+
 	"pgregory.net/rapid"
 )
 
@@ -191,7 +193,7 @@ func TestNoConnectionReachesAFrozenBackend(t *testing.T) {
 		w.in, addr = expose(t, startRouter(t), w, Options{})
 		served, paused, cancelled := 0, 0, 0
 		for range rounds {
-			eventually(t, "nothing is open", func() bool { a := w.in.Activity(); return a.Open == 0 && a.Waiting == 0 })
+			waittest.Until(t, "nothing is open", func() bool { a := w.in.Activity(); return a.Open == 0 && a.Waiting == 0 })
 			var wg sync.WaitGroup
 			for range 1 + rand.IntN(3) {
 				served++
@@ -279,7 +281,7 @@ func TestBytesOfQuietConnectionsWake(t *testing.T) {
 		}
 		// An open connection may still be on its way to the backend's accept, which
 		// no quiet time would allow.
-		eventually(t, "each has been answered", func() bool { return answered.Load() == 3 })
+		waittest.Until(t, "each has been answered", func() bool { return answered.Load() == 3 })
 		for !enough() {
 			// Open ones are quiet when the backend has read all that was moved.
 			if w.pause(func(a Activity) bool { return a.Open == 3 && int64(a.Moves) == w.reads.Load() }) {
@@ -306,13 +308,13 @@ func TestCloseOnAnOpenConnectionWakes(t *testing.T) {
 		var addr string
 		w.in, addr = expose(t, startRouter(t), w, Options{})
 		c := dialTo(t, addr)
-		eventually(t, "it is open", func() bool { return w.in.Activity().Open == 1 })
+		waittest.Until(t, "it is open", func() bool { return w.in.Activity().Open == 1 })
 		if !w.pause(func(Activity) bool { return true }) {
 			t.Fatal("a quiet instance was not paused")
 		}
 		c.Close()
-		eventually(t, "it is awake again", func() bool { return w.up.Load() })
-		eventually(t, "nothing is open", func() bool { return w.in.Activity().Open == 0 && w.in.Activity().Waiting == 0 })
+		waittest.Until(t, "it is awake again", func() bool { return w.up.Load() })
+		waittest.Until(t, "nothing is open", func() bool { return w.in.Activity().Open == 0 && w.in.Activity().Waiting == 0 })
 	})
 }
 
@@ -323,7 +325,7 @@ func TestHeldArrivalsWaitForRelease(t *testing.T) {
 	w.in.Hold()
 	c := dialTo(t, addr)
 	_, _ = c.Write([]byte("x"))
-	eventually(t, "it waits", func() bool { a := w.in.Activity(); return a.Waiting == 1 && a.Open == 0 && a.Held })
+	waittest.Until(t, "it waits", func() bool { a := w.in.Activity(); return a.Waiting == 1 && a.Open == 0 && a.Held })
 	if n := w.in.Stats().Wakes; n != 0 {
 		t.Errorf("%d wakes asked for while the gate was held", n)
 	}

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -127,7 +129,7 @@ func TestFrontRoutesByHostAndHeader(t *testing.T) {
 	if wa.calls.Load() != 1 || wb.calls.Load() != 1 {
 		t.Errorf("%d and %d wakes, want one each", wa.calls.Load(), wb.calls.Load())
 	}
-	eventually(t, "no request is open", func() bool { return a.Activity().Open == 0 })
+	waittest.Until(t, "no request is open", func() bool { return a.Activity().Open == 0 })
 }
 
 func TestFrontRefusesASecondRouteOfTheSameName(t *testing.T) {
@@ -210,7 +212,7 @@ func TestFrontWebSocket(t *testing.T) {
 		t.Errorf("%d wakes, want 2", n)
 	}
 	c.Close()
-	eventually(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
+	waittest.Until(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
 }
 
 func TestFrontSaysWhyAWakeFailed(t *testing.T) {
@@ -270,7 +272,7 @@ func TestWaitingPageForBrowsersOnly(t *testing.T) {
 		t.Errorf("%d wakes: the wake did not go on behind the page", n)
 	}
 	wake <- nil
-	eventually(t, "nobody waits", func() bool { return in.Activity().Waiting == 0 })
+	waittest.Until(t, "nobody waits", func() bool { return in.Activity().Waiting == 0 })
 	if _, body := ask(t, addr, browser); !strings.HasPrefix(body, "a GET") {
 		t.Errorf("after the wake: %q", body)
 	}
@@ -286,12 +288,12 @@ func TestClientOfTheFrontGoesAway(t *testing.T) {
 	in := routed(t, r, f, "a", w, Options{})
 	c := dialTo(t, addr)
 	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: a.localhost\r\n\r\n")
-	eventually(t, "it waits", func() bool { return w.calls.Load() == 1 })
+	waittest.Until(t, "it waits", func() bool { return w.calls.Load() == 1 })
 	c.Close()
 	if err := <-ended; !errors.Is(err, errAbandoned) {
 		t.Errorf("the wake ended with %v", err)
 	}
-	eventually(t, "nobody waits", func() bool { return in.Activity().Waiting == 0 })
+	waittest.Until(t, "nobody waits", func() bool { return in.Activity().Waiting == 0 })
 }
 
 func TestNewGenerationGetsNewConnections(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -55,7 +57,7 @@ func TestNoiseFromASource(t *testing.T) {
 	w.up.Store(false)
 	in.Sleep()
 	_, _ = c.Write([]byte("y"))
-	eventually(t, "its bytes wait", func() bool {
+	waittest.Until(t, "its bytes wait", func() bool {
 		in.mu.Lock()
 		defer in.mu.Unlock()
 		return in.q.first != nil && in.q.first.noise
@@ -74,7 +76,7 @@ func TestNoiseFromASource(t *testing.T) {
 		t.Errorf("stats %+v", s)
 	}
 	c.Close()
-	eventually(t, "nothing is open", func() bool { return in.Activity().Ignored == 0 })
+	waittest.Until(t, "nothing is open", func() bool { return in.Activity().Ignored == 0 })
 }
 
 func TestSilentConnections(t *testing.T) {
@@ -84,7 +86,7 @@ func TestSilentConnections(t *testing.T) {
 		t.Fatalf("%q, %v", b, err)
 	}
 	dialTo(t, addr).Close()
-	eventually(t, "both are counted", func() bool { return in.Stats().Ignored[0].Count == 2 })
+	waittest.Until(t, "both are counted", func() bool { return in.Stats().Ignored[0].Count == 2 })
 	if w.calls.Load() != 0 {
 		t.Error("silence woke the instance")
 	}

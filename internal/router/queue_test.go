@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lull/internal/base/waittest"
 )
 
 // slowWaker wakes when the test says so, or when nobody wants it any more.
@@ -45,7 +47,7 @@ func TestClientGoneWhileWaitingEndsTheWake(t *testing.T) {
 			w, _, ended := slowWaker(serveTCP(t, echoAll))
 			in, addr := expose(t, startRouter(t), w, Options{})
 			c := dialTo(t, addr)
-			eventually(t, "the wake is asked for", func() bool { return w.calls.Load() == 1 })
+			waittest.Until(t, "the wake is asked for", func() bool { return w.calls.Load() == 1 })
 			leave(c)
 			select {
 			case err := <-ended:
@@ -55,7 +57,7 @@ func TestClientGoneWhileWaitingEndsTheWake(t *testing.T) {
 			case <-time.After(patience):
 				t.Fatal("a client that went away keeps waking")
 			}
-			eventually(t, "nobody waits", func() bool { return in.Activity().Waiting == 0 })
+			waittest.Until(t, "nobody waits", func() bool { return in.Activity().Waiting == 0 })
 			if s := in.Stats(); s.Gone != 1 || s.WakesFailed != 0 {
 				t.Errorf("stats %+v", s)
 			}
@@ -67,9 +69,9 @@ func TestOneOfTwoClientsLeaves(t *testing.T) {
 	w, wake, _ := slowWaker(serveTCP(t, echoAll))
 	in, addr := expose(t, startRouter(t), w, Options{})
 	first, second := dialTo(t, addr), dialTo(t, addr)
-	eventually(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
+	waittest.Until(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
 	first.Close()
-	eventually(t, "one waits", func() bool { return in.Activity().Waiting == 1 })
+	waittest.Until(t, "one waits", func() bool { return in.Activity().Waiting == 1 })
 	_, _ = second.Write([]byte("still here"))
 	_ = second.CloseWrite()
 	wake <- nil
@@ -89,12 +91,12 @@ func TestHalfClosedClientWithDataIsServed(t *testing.T) {
 	c := dialTo(t, addr)
 	_, _ = c.Write([]byte("hello"))
 	_ = c.CloseWrite()
-	eventually(t, "it waits", func() bool { return w.calls.Load() == 1 })
+	waittest.Until(t, "it waits", func() bool { return w.calls.Load() == 1 })
 	// A second client makes the loops turn; the first must not be dropped then.
 	other := dialTo(t, addr)
-	eventually(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
+	waittest.Until(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
 	other.Close()
-	eventually(t, "the first waits", func() bool { return in.Activity().Waiting == 1 })
+	waittest.Until(t, "the first waits", func() bool { return in.Activity().Waiting == 1 })
 	wake <- nil
 	if b, err := io.ReadAll(c); err != nil || string(b) != "hello" {
 		t.Fatalf("%q, %v", b, err)
@@ -111,7 +113,7 @@ func TestQueueIsBounded(t *testing.T) {
 	for range 3 {
 		waits = append(waits, dialTo(t, addr))
 	}
-	eventually(t, "three wait", func() bool { return in.Activity().Waiting == 3 })
+	waittest.Until(t, "three wait", func() bool { return in.Activity().Waiting == 3 })
 	over := dialTo(t, addr)
 	if b, err := io.ReadAll(over); err != nil || len(b) != 0 {
 		t.Fatalf("the fourth got %q, %v, want a clean close", b, err)
@@ -134,12 +136,12 @@ func TestListenerLimit(t *testing.T) {
 	w.up.Store(true)
 	in, addr := expose(t, startRouter(t), w, Options{MaxOpen: 1})
 	first := dialTo(t, addr)
-	eventually(t, "one open", func() bool { return in.Activity().Open == 1 })
+	waittest.Until(t, "one open", func() bool { return in.Activity().Open == 1 })
 	if b, err := io.ReadAll(dialTo(t, addr)); err != nil || len(b) != 0 {
 		t.Fatalf("over the limit: %q, %v", b, err)
 	}
 	first.Close()
-	eventually(t, "none open", func() bool { return in.Activity().Open == 0 })
+	waittest.Until(t, "none open", func() bool { return in.Activity().Open == 0 })
 	c := dialTo(t, addr)
 	_, _ = c.Write([]byte("x"))
 	_ = c.CloseWrite()
@@ -152,12 +154,12 @@ func TestFailedWakeClosesCleanlyWithItsReason(t *testing.T) {
 	w, wake, _ := slowWaker(Backend{})
 	in, addr := expose(t, startRouter(t), w, Options{})
 	c := dialTo(t, addr)
-	eventually(t, "it waits", func() bool { return in.Activity().Waiting == 1 })
+	waittest.Until(t, "it waits", func() bool { return in.Activity().Waiting == 1 })
 	wake <- errors.New("no space left for the guest")
 	if b, err := io.ReadAll(c); err != nil || len(b) != 0 {
 		t.Fatalf("got %q, %v, want a clean close", b, err)
 	}
-	eventually(t, "all counts at zero", func() bool { a := in.Activity(); return a.Waiting == 0 && a.Open == 0 })
+	waittest.Until(t, "all counts at zero", func() bool { a := in.Activity(); return a.Waiting == 0 && a.Open == 0 })
 	if s := in.Stats(); s.WakesFailed != 1 || !strings.Contains(s.LastFailure, "cannot wake web: wake failed: no space left for the guest") {
 		t.Errorf("stats %+v", s)
 	}
@@ -188,7 +190,7 @@ func TestFailedWakeResetsNoClient(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
+	waittest.Until(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
 	wake <- errors.New("no space left for the guest")
 	for _, c := range clients {
 		_ = c.SetDeadline(time.Now().Add(patience))
@@ -200,7 +202,7 @@ func TestFailedWakeResetsNoClient(t *testing.T) {
 		}
 		c.Close()
 	}
-	eventually(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
+	waittest.Until(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
 }
 
 // One that never ends is not waited for.
@@ -211,7 +213,7 @@ func TestClientThatStaysAfterAFailedWakeIsClosed(t *testing.T) {
 	if b, err := io.ReadAll(c); err != nil || len(b) != 0 {
 		t.Fatalf("got %q, %v, want a clean close", b, err)
 	}
-	eventually(t, "its end is closed", func() bool {
+	waittest.Until(t, "its end is closed", func() bool {
 		_, err := c.Write([]byte("x"))
 		return err != nil
 	})
@@ -274,13 +276,13 @@ func TestStormOfClientsIsOneWake(t *testing.T) {
 				}
 			})
 		}
-		eventually(t, "all wait", func() bool { return in.Activity().Waiting == clients })
+		waittest.Until(t, "all wait", func() bool { return in.Activity().Waiting == clients })
 		wake <- nil
 		wg.Wait()
 		if n := w.calls.Load(); n != 1 {
 			t.Errorf("%d wakes for %d clients", n, clients)
 		}
-		eventually(t, "all gone", func() bool { return in.Activity().Open == 0 })
+		waittest.Until(t, "all gone", func() bool { return in.Activity().Open == 0 })
 	})
 }
 
@@ -288,7 +290,7 @@ func TestRemovedInstanceTurnsItsClientsAway(t *testing.T) {
 	w, _, ended := slowWaker(Backend{})
 	in, addr := expose(t, startRouter(t), w, Options{})
 	c := dialTo(t, addr)
-	eventually(t, "it waits", func() bool { return w.calls.Load() == 1 })
+	waittest.Until(t, "it waits", func() bool { return w.calls.Load() == 1 })
 	if err := in.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}

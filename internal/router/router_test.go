@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lull/internal/base/waittest"
 )
 
 const patience = 30 * time.Second
@@ -73,16 +75,6 @@ func (w *switchWaker) first() Arrival {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.arrived[0]
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("never happened: %s", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
 }
 
 func loopback(t *testing.T) *net.TCPListener {
@@ -200,7 +192,7 @@ func TestFirstBytesReachABackendThatWasAsleep(t *testing.T) {
 		if a := w.first(); a.Cause != CauseConnect || a.Port != 80 || a.Remote != netip.MustParseAddrPort(c.LocalAddr().String()) {
 			t.Errorf("arrival %+v", a)
 		}
-		eventually(t, "the count goes back to zero", func() bool { return in.Activity().Open == 0 })
+		waittest.Until(t, "the count goes back to zero", func() bool { return in.Activity().Open == 0 })
 		if s := in.Stats(); s.Accepted != 1 || s.Relayed != 1 || s.Wakes != 1 {
 			t.Errorf("stats %+v", s)
 		}
@@ -230,7 +222,7 @@ func TestBulkIsCarriedUnchanged(t *testing.T) {
 				t.Fatalf("size %d: got %d bytes, %v; the checksum or the size is wrong", size, n, err)
 			}
 		}
-		eventually(t, "nothing open", func() bool { return in.Activity().Open == 0 })
+		waittest.Until(t, "nothing open", func() bool { return in.Activity().Open == 0 })
 	})
 }
 
@@ -253,7 +245,7 @@ func TestSlowReaderBlocksNobodyElse(t *testing.T) {
 	in, addr := expose(t, startRouter(t), w, Options{})
 	slow := dialTo(t, addr)
 	_, _ = slow.Write([]byte("b"))
-	eventually(t, "the relay holds bytes for the slow client", func() bool { return in.OpenSince(time.Now().Add(time.Hour)) == 1 })
+	waittest.Until(t, "the relay holds bytes for the slow client", func() bool { return in.OpenSince(time.Now().Add(time.Hour)) == 1 })
 	for range 50 {
 		c := dialTo(t, addr)
 		_, _ = c.Write([]byte("a"))
@@ -313,7 +305,7 @@ func TestResetIsPassedOn(t *testing.T) {
 		in, addr := expose(t, startRouter(t), w, Options{})
 		c := dialTo(t, addr)
 		_, _ = c.Write([]byte("x"))
-		eventually(t, "relayed", func() bool { return in.Activity().Moves > 0 })
+		waittest.Until(t, "relayed", func() bool { return in.Activity().Moves > 0 })
 		_ = c.SetLinger(0)
 		c.Close()
 		if err := <-failed; !errors.Is(err, syscall.ECONNRESET) {
@@ -369,7 +361,7 @@ func TestBackendThatListensLate(t *testing.T) {
 		in, addr := expose(t, startRouter(t), w, Options{})
 		c := dialTo(t, addr)
 		_, _ = c.Write([]byte("x"))
-		eventually(t, "being dialled", func() bool { return in.Activity().Open == 1 })
+		waittest.Until(t, "being dialled", func() bool { return in.Activity().Open == 1 })
 		late, err := net.Listen("tcp", to.String())
 		if err != nil {
 			t.Skip("the port was taken by somebody else")
@@ -399,7 +391,7 @@ func TestBackendThatNeverListens(t *testing.T) {
 		if b, err := io.ReadAll(c); err != nil || len(b) != 0 {
 			t.Fatalf("got %q, %v, want a clean close", b, err)
 		}
-		eventually(t, "all counts at zero", func() bool { return in.Activity().Open == 0 })
+		waittest.Until(t, "all counts at zero", func() bool { return in.Activity().Open == 0 })
 		if s := in.Stats(); s.Unreachable != 1 || !strings.Contains(s.LastFailure, "refused") {
 			t.Errorf("stats %+v", s)
 		}
@@ -420,7 +412,7 @@ func TestCloseDrainsAndThenCuts(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- in.Close(ctx) }()
-	eventually(t, "no longer listening", func() bool {
+	waittest.Until(t, "no longer listening", func() bool {
 		c, err := net.Dial("tcp", addr)
 		if err == nil {
 			c.Close()

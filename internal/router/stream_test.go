@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"lull/internal/base/waittest"
 )
 
 // A listener that is no TCP socket is carried by goroutines, from its first
@@ -43,7 +45,7 @@ func TestOtherListeners(t *testing.T) {
 	if w.calls.Load() != 1 {
 		t.Errorf("%d wakes", w.calls.Load())
 	}
-	eventually(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
+	waittest.Until(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
 }
 
 // Sleeping instances and open connections cost no goroutine each.
@@ -99,7 +101,7 @@ func TestOpenSinceAndCut(t *testing.T) {
 		if n := in.OpenSince(start); n != 2 {
 			t.Errorf("%d open since the start, want 2", n)
 		}
-		eventually(t, "the clock of the relay is past now", func() bool {
+		waittest.Until(t, "the clock of the relay is past now", func() bool {
 			mark := time.Now()
 			say(busy)
 			return in.OpenSince(mark) == 1
@@ -108,7 +110,7 @@ func TestOpenSinceAndCut(t *testing.T) {
 		if _, err := quiet.Read(make([]byte, 1)); err == nil {
 			t.Error("a connection was not cut")
 		}
-		eventually(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
+		waittest.Until(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
 		say(dialTo(t, addr))
 	})
 }
@@ -147,7 +149,7 @@ func TestPanicEndsOneConnectionOnly(t *testing.T) {
 	if b, err := io.ReadAll(c); err != nil || string(b) != "x" {
 		t.Fatalf("after a panic: %q, %v", b, err)
 	}
-	eventually(t, "all counts at zero", func() bool { return in.Activity().Open == 0 })
+	waittest.Until(t, "all counts at zero", func() bool { return in.Activity().Open == 0 })
 	if n := in.Stats().Panics; n != 1 {
 		t.Errorf("%d panics counted", n)
 	}

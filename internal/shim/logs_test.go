@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"lull/internal/base/waittest"
 	"lull/internal/link/shimctl"
 )
 
@@ -142,16 +143,16 @@ func TestShimEnds(t *testing.T) {
 	b = newBench(t, "LULL_TEST_GONE=50ms", "LULL_TEST_LINGER=50ms").start()
 	// Without a child: a shell that waits for one in vfork cannot be stopped.
 	got := b.run("kept", 1, "while :; do echo x >> $OUT; done")
-	eventually(t, "it writes", func() bool { return len(b.text(b.dir+"/out")) > 10 })
+	waittest.Until(t, "it writes", func() bool { return len(b.text(b.dir+"/out")) > 10 })
 	if err := syscall.Kill(-got.PID, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is stopped", func() bool {
+	waittest.Until(t, "it is stopped", func() bool {
 		return strings.Contains(b.text(fmt.Sprintf("/proc/%d/stat", got.PID)), ") T ")
 	})
 	was := len(b.text(b.dir + "/out"))
 	b.stop(syscall.SIGTERM)
-	eventually(t, "it writes again", func() bool { return len(b.text(b.dir+"/out")) > was })
+	waittest.Until(t, "it writes again", func() bool { return len(b.text(b.dir+"/out")) > was })
 	if _, err := os.Stat(b.dir + "/shim.sock"); !os.IsNotExist(err) {
 		t.Errorf("the socket is left: %v", err)
 	}
@@ -210,5 +211,5 @@ func TestLogIsClosedAtTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.exit("short", 1)
-	eventually(t, "the log is closed", func() bool { return !open() })
+	waittest.Until(t, "the log is closed", func() bool { return !open() })
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
 	"lull/internal/link/shimctl"
 	"lull/internal/shim"
 )
@@ -57,17 +58,6 @@ func within(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	end := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(end) {
-			t.Fatalf("not seen in %s: %s", patience, what)
-		}
-		<-time.After(2 * time.Millisecond)
-	}
 }
 
 // bench is a shim under test with a daemon's end of it.
@@ -132,7 +122,7 @@ func (b *bench) command() *exec.Cmd {
 func (b *bench) connect() {
 	b.t.Helper()
 	var err error
-	eventually(b.t, "the shim answers", func() bool {
+	waittest.Until(b.t, "the shim answers", func() bool {
 		b.c, err = shimctl.Dial(within(b.t), b.dir+"/shim.sock", shimctl.Events{Ended: b.ended, ExecEnded: b.execEnded})
 		return err == nil
 	})
@@ -184,7 +174,7 @@ func (b *bench) run(id string, run uint64, script string) shimctl.Started {
 func (b *bench) exit(id string, run uint64) shimctl.Exit {
 	b.t.Helper()
 	var got shimctl.Exit
-	eventually(b.t, fmt.Sprintf("run %d of %s ends", run, id), func() bool {
+	waittest.Until(b.t, fmt.Sprintf("run %d of %s ends", run, id), func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		for _, e := range b.ends[id] {
@@ -208,5 +198,5 @@ func (b *bench) text(path string) string {
 
 func (b *bench) waitText(path, want string) {
 	b.t.Helper()
-	eventually(b.t, fmt.Sprintf("%q in %s", want, path), func() bool { return strings.Contains(b.text(path), want) })
+	waittest.Until(b.t, fmt.Sprintf("%q in %s", want, path), func() bool { return strings.Contains(b.text(path), want) })
 }

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"lull/internal/base/waittest"
 	"lull/internal/link/shimctl"
 )
 
@@ -100,11 +101,11 @@ func TestOutside(t *testing.T) {
 	b.stop(syscall.SIGKILL)
 	b.start()
 	b.c.Close() // the keeper is away, and is asked again
-	eventually(t, "the shim says that it cannot", func() bool {
+	waittest.Until(t, "the shim says that it cannot", func() bool {
 		return strings.Contains(b.text(b.log.Name()), "cannot let something run")
 	})
 	k.open(t)
-	eventually(t, "it is thawed and forgotten", func() bool { return k.count("/a") > 0 && len(b.kept()) == 0 })
+	waittest.Until(t, "it is thawed and forgotten", func() bool { return k.count("/a") > 0 && len(b.kept()) == 0 })
 	if k.count("/b") != 0 {
 		t.Error("what had been taken back was thawed")
 	}
@@ -115,12 +116,12 @@ func TestOutside(t *testing.T) {
 	k.answer(http.StatusInternalServerError, "cannot just now")
 	b.outside(shimctl.Outside{ID: "c", Socket: k.socket, Path: "/c"})
 	b.c.Close()
-	eventually(t, "it is asked twice", func() bool { return k.count("/c") > 1 })
+	waittest.Until(t, "it is asked twice", func() bool { return k.count("/c") > 1 })
 	if got := b.kept(); len(got) != 1 {
 		t.Errorf("kept %q", got)
 	}
 	k.answer(http.StatusInternalServerError, `{"message":"Container c is not paused"}`)
-	eventually(t, "it is forgotten", func() bool { return len(b.kept()) == 0 })
+	waittest.Until(t, "it is forgotten", func() bool { return len(b.kept()) == 0 })
 
 	// A shim that is asked to end does it too.
 	b.connect()

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
 	"lull/internal/edge/proc"
 	"lull/internal/link/shimctl"
 )
@@ -51,7 +52,7 @@ func TestExitCodesAndLogs(t *testing.T) {
 			t.Errorf("left in %s: %v", d, left)
 		}
 	}
-	eventually(t, "no pipe is left", func() bool {
+	waittest.Until(t, "no pipe is left", func() bool {
 		left, _ := os.ReadDir(filepath.Join(b.dir, "pipes"))
 		return len(left) == 0
 	})
@@ -67,7 +68,7 @@ func TestDaemonComesBack(t *testing.T) {
 	if err := os.WriteFile(b.dir+"/out", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the exit is on disk", func() bool { _, err := os.Stat(b.dir + "/exits/ends.1.json"); return err == nil })
+	waittest.Until(t, "the exit is on disk", func() bool { _, err := os.Stat(b.dir + "/exits/ends.1.json"); return err == nil })
 	b.connect()
 	if b.c.Welcome.PID != pid {
 		t.Fatalf("another shim: process %d, was %d", b.c.Welcome.PID, pid)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lull/internal/base/programtest"
+	"lull/internal/base/waittest"
 	"lull/internal/link/shimctl"
 )
 
@@ -104,7 +105,7 @@ func TestListenFDs(t *testing.T) {
 	want := fmt.Sprintf("12 %d %d %s\n", got.PID, got.PID, strings.ReplaceAll(strings.Join(addrs, "|"), ":", "_"))
 	want = strings.ReplaceAll(want, "|", ":")
 	b.waitText(b.logPath("held"), want)
-	eventually(t, "all lines", func() bool { return strings.Count(b.text(b.logPath("held")), "\n") >= 14 })
+	waittest.Until(t, "all lines", func() bool { return strings.Count(b.text(b.logPath("held")), "\n") >= 14 })
 	if n := len(regexp.MustCompile(`(?m)^socket:\[\d+\]$`).FindAllString(b.text(b.logPath("held")), -1)); n != 12 {
 		t.Errorf("%d sockets, want 12:\n%s", n, b.text(b.logPath("held")))
 	}
@@ -199,7 +200,7 @@ func TestManyRuns(t *testing.T) {
 		t.Fatal(err)
 	default:
 	}
-	eventually(t, "every log", func() bool {
+	waittest.Until(t, "every log", func() bool {
 		logs, _ := filepath.Glob(b.dir + "/many-*.log")
 		return len(logs) == runs
 	})

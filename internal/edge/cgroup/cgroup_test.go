@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/base/waittest"
 	"lull/internal/edge/cgroup"
 )
 
@@ -80,17 +81,6 @@ func script(t *testing.T, g *cgroup.Group, text string, env ...string) *exec.Cmd
 	return cmd
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	end := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(end) {
-			t.Fatalf("not seen in %s: %s", patience, what)
-		}
-		hold(time.Millisecond)
-	}
-}
-
 // hold lets the rest of the machine run for d.
 func hold(d time.Duration) { <-time.After(d) }
 
@@ -127,7 +117,7 @@ func TestGroup(t *testing.T) {
 				g := group(t, p)
 				out := filepath.Join(t.TempDir(), "out")
 				script(t, g, bomb, "OUT="+out)
-				eventually(t, "it forks", func() bool { return size(t, out) > 100 })
+				waittest.Until(t, "it forks", func() bool { return size(t, out) > 100 })
 				if err := g.Kill(within(t)); err != nil {
 					t.Fatal(err)
 				}
@@ -141,7 +131,7 @@ func TestGroup(t *testing.T) {
 				g := group(t, p)
 				out := filepath.Join(t.TempDir(), "out")
 				script(t, g, bomb, "OUT="+out)
-				eventually(t, "it forks", func() bool { return size(t, out) > 100 })
+				waittest.Until(t, "it forks", func() bool { return size(t, out) > 100 })
 				ctx, cancel := context.WithCancel(context.Background())
 				cancel()
 				if err := g.Freeze(ctx); err != nil { // it may have been quicker
@@ -162,7 +152,7 @@ func freezeAndThaw(t *testing.T, g *cgroup.Group, text string) {
 	script(t, g, text, "OUT="+out)
 	for range 10 {
 		before := size(t, out)
-		eventually(t, "it writes", func() bool { return size(t, out) > before+20 })
+		waittest.Until(t, "it writes", func() bool { return size(t, out) > before+20 })
 		if err := g.Freeze(within(t)); err != nil {
 			t.Fatal(err)
 		}
@@ -248,7 +238,7 @@ func openFiles(t *testing.T, g *cgroup.Group) {
 		{"thaw what was made anew", g.Thaw, 0},
 	}
 	script(t, g, "sleep 100")
-	eventually(t, "the program is in its group", func() bool { pids, err := g.PIDs(); return err == nil && len(pids) > 0 })
+	waittest.Until(t, "the program is in its group", func() bool { pids, err := g.PIDs(); return err == nil && len(pids) > 0 })
 	for _, s := range steps {
 		if err := s.do(); err != nil {
 			t.Fatalf("%s: %v", s.name, err)
@@ -264,7 +254,7 @@ func openFiles(t *testing.T, g *cgroup.Group) {
 
 func killFrozen(t *testing.T, g *cgroup.Group) {
 	script(t, g, "sleep 1000 & sleep 1000 & sleep 1000")
-	eventually(t, "four processes", func() bool { pids, _ := g.PIDs(); return len(pids) == 4 })
+	waittest.Until(t, "four processes", func() bool { pids, _ := g.PIDs(); return len(pids) == 4 })
 	if err := g.Freeze(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +271,7 @@ func nested(t *testing.T, p cgroup.Place) {
 	g := group(t, p)
 	out := filepath.Join(t.TempDir(), "out")
 	script(t, g, fmt.Sprintf("mkdir -p %[1]s/inner/deep; echo $$ > %[1]s/inner/deep/cgroup.procs; %s", g.Dir(), workers(3)), "OUT="+out)
-	eventually(t, "it writes", func() bool { return size(t, out) > 10 })
+	waittest.Until(t, "it writes", func() bool { return size(t, out) > 10 })
 	if err := g.Freeze(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +295,7 @@ func nested(t *testing.T, p cgroup.Place) {
 func account(t *testing.T, g *cgroup.Group) {
 	script(t, g, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; sleep 1000")
 	var used time.Duration
-	eventually(t, "20 ms of CPU", func() bool {
+	waittest.Until(t, "20 ms of CPU", func() bool {
 		var err error
 		if used, err = g.CPU(); err != nil {
 			t.Fatal(err)

@@ -9,12 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"lull/internal/base/waittest"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -99,15 +100,6 @@ func nextPID(t *testing.T, lines *bufio.Scanner) int {
 	return pid
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s did not come within 30 s", what)
-		}
-	}
-}
-
 func TestStatOfThisProcess(t *testing.T) {
 	st, err := Live().Stat(os.Getpid())
 	if err != nil {
@@ -162,7 +154,7 @@ func TestTasksOfAStoppedProcess(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the stop of every task", func() bool {
+	waittest.Until(t, "the stop of every task", func() bool {
 		tasks, err := Live().Tasks(pid)
 		if err != nil {
 			t.Fatal(err)
@@ -177,7 +169,7 @@ func TestTasksOfAStoppedProcess(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a task that runs again", func() bool {
+	waittest.Until(t, "a task that runs again", func() bool {
 		tasks, err := Live().Tasks(pid)
 		return err == nil && !tasks[0].Still()
 	})
@@ -222,7 +214,7 @@ func TestTreeFindsOrphansByTheirMark(t *testing.T) {
 	if err := marked.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the orphan", func() bool {
+	waittest.Until(t, "the orphan", func() bool {
 		st, err := Live().Stat(child)
 		return err == nil && st.PPID == os.Getpid()
 	})
@@ -235,7 +227,7 @@ func TestTreeFindsOrphansByTheirMark(t *testing.T) {
 	}
 	for _, pid := range []int{child, grandchild} {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
-		eventually(t, "the end of the orphan", func() bool {
+		waittest.Until(t, "the end of the orphan", func() bool {
 			_, err := syscall.Wait4(pid, nil, 0, nil)
 			return err == nil || err == syscall.ECHILD
 		})
@@ -335,7 +327,7 @@ func TestTreeCPUCountsABusyChild(t *testing.T) {
 	if !strings.Contains(fmt.Sprint(pids), strconv.Itoa(cmd.Process.Pid)) {
 		t.Fatalf("Tree = %v lacks the child %d", pids, cmd.Process.Pid)
 	}
-	eventually(t, "30 ms of processor time", func() bool {
+	waittest.Until(t, "30 ms of processor time", func() bool {
 		cpu, err := Live().TreeCPU([]int{cmd.Process.Pid})
 		if err != nil {
 			t.Fatal(err)
@@ -376,7 +368,7 @@ func TestSocketsOfAnUncollectedProcess(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the zombie", func() bool {
+	waittest.Until(t, "the zombie", func() bool {
 		st, err := Live().Stat(cmd.Process.Pid)
 		return err == nil && st.Ended() && st.Threads <= 1 // the kernel ends them one by one
 	})

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
+
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
@@ -37,7 +39,7 @@ func TestDumpSeesTheBacklog(t *testing.T) {
 	gone := p.dial()
 	_ = gone.Close()
 	say(t, waiting, "12345")
-	eventually(t, "the bytes", func() bool {
+	waittest.Until(t, "the bytes", func() bool {
 		for _, s := range list(t, q) {
 			if s.Remote.String() == waiting.LocalAddr().String() && s.RQueue == 6 {
 				return true
@@ -78,12 +80,12 @@ func TestDumpTraffic(t *testing.T) {
 	say(t, c, "123456789")
 	hear(t, c, "123456789")
 	q := Query{LocalPorts: []uint16{port(t, p.addr)}, States: []State{Established}, Info: true}
-	eventually(t, "ten bytes each way", func() bool {
+	waittest.Until(t, "ten bytes each way", func() bool {
 		got := list(t, q)
 		// The kernel counts the handshake as one acknowledged byte on some sides.
 		return len(got) == 1 && got[0].Traffic.BytesReceived == 10 && got[0].Traffic.BytesAcked >= 10 && got[0].Traffic.BytesAcked <= 11
 	})
-	eventually(t, "20 ms of quiet", func() bool {
+	waittest.Until(t, "20 ms of quiet", func() bool {
 		s := list(t, q)[0].Traffic
 		return s.LastReceived >= 20*time.Millisecond && s.LastSent >= 20*time.Millisecond
 	})
@@ -118,7 +120,7 @@ func TestDumpTimeWait(t *testing.T) {
 			return got
 		}},
 	} {
-		eventually(t, "TIME_WAIT by "+from.name, func() bool {
+		waittest.Until(t, "TIME_WAIT by "+from.name, func() bool {
 			for _, s := range from.list(Query{LocalPorts: []uint16{port(t, l.Addr().String())}, States: []State{TimeWait}}) {
 				if s.Remote.String() == c.LocalAddr().String() {
 					return s.Inode == 0 && s.Expires > time.Second && s.Expires <= 60*time.Second

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -279,15 +278,6 @@ func awaken(t testing.TB, woken <-chan string, prefix string) {
 		}
 	case <-time.After(30 * time.Second):
 		t.Fatalf("not woken within 30 s; want %q", prefix)
-	}
-}
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s did not come within 30 s", what)
-		}
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -104,20 +106,9 @@ func TestDescriptorsTravel(t *testing.T) {
 		}
 		CloseAll(got)
 	}
-	eventually(t, "no descriptor is left", func() bool { return countFDs(t) == base })
+	waittest.Until(t, "no descriptor is left", func() bool { return countFDs(t) == base })
 	c.Close()
-	eventually(t, "nothing of the connection is left", func() bool { return countFDs(t) <= open+2 })
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	end := time.Now().Add(testPatience)
-	for !ok() {
-		if time.Now().After(end) {
-			t.Fatalf("not seen in %s: %s", testPatience, what)
-		}
-		<-time.After(time.Millisecond)
-	}
+	waittest.Until(t, "nothing of the connection is left", func() bool { return countFDs(t) <= open+2 })
 }
 
 func countFDs(t *testing.T) int {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
 	"lull/internal/daemon/server/access"
 	"lull/internal/store"
 	"lull/internal/store/mem"
@@ -21,19 +22,6 @@ func open(t *testing.T, db *mem.DB) *access.Tokens {
 	t.Cleanup(func() { cancel(); <-ended; c.Close() })
 	<-tokens.Ready()
 	return tokens
-}
-
-// eventually waits for a condition that another server brings about.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	end := time.After(30 * time.Second)
-	for !is() {
-		select {
-		case <-end:
-			t.Fatalf("not within 30 s: %s", what)
-		case <-time.After(time.Millisecond):
-		}
-	}
 }
 
 func TestFirstTokenIsMadeOnce(t *testing.T) {
@@ -54,7 +42,7 @@ func TestFirstTokenIsMadeOnce(t *testing.T) {
 		t.Fatalf("two servers made %q and %q, want one token", one, two)
 	}
 	first := one + two
-	eventually(t, "both servers accept it", func() bool {
+	waittest.Until(t, "both servers accept it", func() bool {
 		_, errA := a.Check(time.Now(), first)
 		_, errB := b.Check(time.Now(), first)
 		return errA == nil && errB == nil
@@ -118,14 +106,14 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
-	eventually(t, "the other server accepts it", func() bool { _, err := b.Check(now, secret); return err == nil })
+	waittest.Until(t, "the other server accepts it", func() bool { _, err := b.Check(now, secret); return err == nil })
 	if _, err := b.Revoke(t.Context(), tok.ID, "me"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.Check(now, secret); err == nil {
 		t.Error("the server that revoked it accepts it")
 	}
-	eventually(t, "the other server refuses it", func() bool { _, err := a.Check(now, secret); return err != nil })
+	waittest.Until(t, "the other server refuses it", func() bool { _, err := a.Check(now, secret); return err != nil })
 	if _, err := a.Revoke(t.Context(), "nobody", "me"); !errors.Is(err, access.ErrNotFound) {
 		t.Errorf("revoking no token: %v", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
 	"lull/internal/edge/runtime/process"
 	"lull/internal/instance"
 )
@@ -39,7 +40,7 @@ func BenchmarkWake(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			eventually(b, "it answers", func() bool { return ask(addr) == nil })
+			waittest.Until(b, "it answers", func() bool { return ask(addr) == nil })
 			var woken, running, cost []time.Duration
 			for b.Loop() {
 				t := time.Now()

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
 	"lull/internal/edge/cgroup"
 	"lull/internal/edge/runtime/process"
 	"lull/internal/instance"
@@ -61,17 +62,6 @@ func within(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
-}
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	end := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(end) {
-			t.Fatalf("not seen in %s: %s", patience, what)
-		}
-		<-time.After(time.Millisecond)
-	}
 }
 
 // freezers runs a test with every freezer that this user has here.
@@ -174,7 +164,7 @@ func (h *host) end() {
 	}
 	if pid > 1 {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
-		eventually(h.t, "the shim ends", func() bool { return over(pid) })
+		waittest.Until(h.t, "the shim ends", func() bool { return over(pid) })
 	}
 	if h.t.Failed() {
 		b, _ := os.ReadFile(filepath.Join(h.cfg.Dir, "shim.log"))
@@ -217,7 +207,7 @@ func (h *host) start(l instance.Launch) instance.Workload {
 			h.t.Errorf("Kill: %v", err)
 		}
 		if w.Identity().Cgroup != "" {
-			eventually(h.t, "the group can be removed", func() bool { return os.Remove(w.Identity().Cgroup) == nil || !exists(w.Identity().Cgroup) })
+			waittest.Until(h.t, "the group can be removed", func() bool { return os.Remove(w.Identity().Cgroup) == nil || !exists(w.Identity().Cgroup) })
 		}
 	})
 	return w
@@ -240,7 +230,7 @@ func (h *host) serve(id string, run uint64, kind string, addrs ...string) instan
 func (h *host) ready(w instance.Workload, n int) {
 	h.t.Helper()
 	var ls []instance.Listener
-	eventually(h.t, "it listens", func() bool {
+	waittest.Until(h.t, "it listens", func() bool {
 		var err error
 		if ls, err = w.Listeners(); err != nil {
 			h.t.Fatal(err)
@@ -253,7 +243,7 @@ func (h *host) exit(id string, run uint64) instance.Exit {
 	h.t.Helper()
 	var e instance.Exit
 	k := fmt.Sprintf("%s/%d", id, run)
-	eventually(h.t, "the end of "+k, func() bool {
+	waittest.Until(h.t, "the end of "+k, func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if len(h.exits[k]) > 0 {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
 	"lull/internal/edge/cgroup"
 	"lull/internal/edge/runtime/process"
 	"lull/internal/instance"
@@ -115,7 +116,7 @@ func TestExitCodes(t *testing.T) {
 				t.Errorf("%s ended as %+v, want %+v", id, got, want)
 			}
 		}
-		eventually(t, "the log", func() bool { b, _ := os.ReadFile(h.log("clean")); return string(b) == "hello\n" })
+		waittest.Until(t, "the log", func() bool { b, _ := os.ReadFile(h.log("clean")); return string(b) == "hello\n" })
 		_, err := h.rt.Start(within(t), h.launch("none", 1, "/no/such/program"))
 		if !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), "/no/such/program") {
 			t.Errorf("start of what does not exist: %v", err)
@@ -151,8 +152,8 @@ func TestAtWork(t *testing.T) {
 		}
 		spins := h.start(h.launch("spins", 1, "sh", "-c", "sleep 1000 & while :; do :; done"))
 		sleeps := h.start(h.launch("sleeps", 1, "sleep", "1000"))
-		eventually(t, "a child that spins", func() bool { return at(spins) })
-		eventually(t, "one that sleeps", func() bool { return !at(sleeps) })
+		waittest.Until(t, "a child that spins", func() bool { return at(spins) })
+		waittest.Until(t, "one that sleeps", func() bool { return !at(sleeps) })
 	})
 }
 
@@ -183,8 +184,8 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 	if strings.HasPrefix(addr, "[::]") {
 		dial = "127.0.0.1:" + p
 	}
-	eventually(t, "it answers", func() bool { return ask(dial) == nil })
-	eventually(t, "no connection", func() bool { return len(lookNow(w, ports).Inbound) == 0 })
+	waittest.Until(t, "it answers", func() bool { return ask(dial) == nil })
+	waittest.Until(t, "no connection", func() bool { return len(lookNow(w, ports).Inbound) == 0 })
 	idle, err := net.Dial("tcp", dial)
 	if err != nil {
 		t.Fatal(err)
@@ -205,7 +206,7 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 	if why := reason(t, woken); !strings.Contains(why, p) {
 		t.Errorf("woken by %q, want the port %s in it", why, p)
 	}
-	eventually(t, "pending", func() bool { return strings.HasPrefix(g.Pending(), "connection waiting") })
+	waittest.Until(t, "pending", func() bool { return strings.HasPrefix(g.Pending(), "connection waiting") })
 	if s := w.Sample(ports); len(s.Inbound) != 2 {
 		t.Errorf("while one waits Sample() has %d connections, want 2: %+v", len(s.Inbound), s.Inbound)
 	}
@@ -213,7 +214,7 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 	if err := <-answer; err != nil {
 		t.Fatalf("after the wake: %v", err)
 	}
-	eventually(t, "the first connection is gone", func() bool { return len(lookNow(w, ports).Inbound) == 1 })
+	waittest.Until(t, "the first connection is gone", func() bool { return len(lookNow(w, ports).Inbound) == 1 })
 	// Data on an open connection wakes it, and so does its end.
 	g, woken = sleep(t, w, ports, false)
 	quiet(t, g, woken)
@@ -235,7 +236,7 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 		t.Errorf("woken by %q, want a close", why)
 	}
 	wake(t, w, g)
-	eventually(t, "the connection is gone", func() bool { s := lookNow(w, ports); return s.ConnErr == nil && len(s.Inbound) == 0 })
+	waittest.Until(t, "the connection is gone", func() bool { s := lookNow(w, ports); return s.ConnErr == nil && len(s.Inbound) == 0 })
 	if s := w.Sample(ports); s.LastClosed.IsZero() || time.Since(s.LastClosed) > time.Minute {
 		t.Errorf("LastClosed is %v", s.LastClosed)
 	}
@@ -254,7 +255,7 @@ func TestReopenedListener(t *testing.T) {
 			if err := w.Signal(syscall.SIGHUP); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "it opened again", func() bool {
+			waittest.Until(t, "it opened again", func() bool {
 				b, _ := os.ReadFile(h.log("reopens"))
 				return strings.Count(string(b), "open\n") == n+1
 			})
@@ -296,7 +297,7 @@ func TestDatagramsAndUnixSockets(t *testing.T) {
 
 		path := h.out("sock")
 		w = h.start(h.launch("unix", 1, h.cfg.Shim, "program", "unix", path))
-		eventually(t, "it listens", func() bool { c, err := net.Dial("unix", path); return err == nil && c.Close() == nil })
+		waittest.Until(t, "it listens", func() bool { c, err := net.Dial("unix", path); return err == nil && c.Close() == nil })
 		u, err := net.Dial("unix", path)
 		if err != nil {
 			t.Fatal(err)
@@ -305,7 +306,7 @@ func TestDatagramsAndUnixSockets(t *testing.T) {
 		if _, err := say(u, "one"); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the first client is gone", func() bool {
+		waittest.Until(t, "the first client is gone", func() bool {
 			g, _ := sleep(t, w, nil, false)
 			defer wake(t, w, g)
 			return g.Pending() == ""

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"lull/internal/base/scaletest"
+	"lull/internal/base/waittest"
 	"lull/internal/edge/runtime/process"
 	"lull/internal/instance"
 )
@@ -33,7 +34,7 @@ func TestAdopt(t *testing.T) {
 		addr := port(t, "127.0.0.1")
 		w := h.serve("runs", 1, "echo", addr)
 		still := h.start(h.launch("frozen", 1, "sh", "-c", "while :; do echo x >> $OUT; done"))
-		eventually(t, "it writes", func() bool { return size(h.out("frozen")) > 10 })
+		waittest.Until(t, "it writes", func() bool { return size(h.out("frozen")) > 10 })
 		h.start(h.launch("ends", 3, "sh", "-c", "until [ -e $OUT ]; do sleep 0.01; done; exit 9"))
 		if err := still.Freeze(within(t)); err != nil {
 			t.Fatal(err)
@@ -43,7 +44,7 @@ func TestAdopt(t *testing.T) {
 		if err := os.WriteFile(h.out("ends"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the exit is on disk", func() bool { return exists(h.cfg.Dir + "/exits/ends.3.json") })
+		waittest.Until(t, "the exit is on disk", func() bool { return exists(h.cfg.Dir + "/exits/ends.3.json") })
 		h.open()
 		if h.shimPID() != shim {
 			t.Fatalf("another shim: %d, was %d", h.shimPID(), shim)
@@ -82,7 +83,7 @@ func TestAdopt(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := size(h.out("frozen"))
-		eventually(t, "it writes again", func() bool { return size(h.out("frozen")) > before })
+		waittest.Until(t, "it writes again", func() bool { return size(h.out("frozen")) > before })
 		// Identities that are not this run.
 		for name, change := range map[string]func(*instance.Identity){
 			"run":   func(i *instance.Identity) { i.Run++; i.Start++ },
@@ -126,7 +127,7 @@ func TestDaemonGone(t *testing.T) {
 		h := newHost(t, cfg)
 		// One that left its parents behind is thawed too.
 		w := h.start(h.launch("writes", 1, "sh", "-c", `(setsid sh -c 'while :; do echo y >> $OUT.2; sleep 0.001; done' &); while :; do echo x >> $OUT; sleep 0.001; done`))
-		eventually(t, "both write", func() bool { return size(h.out("writes")) > 10 && size(h.out("writes")+".2") > 10 })
+		waittest.Until(t, "both write", func() bool { return size(h.out("writes")) > 10 && size(h.out("writes")+".2") > 10 })
 		if err := w.Freeze(within(t)); err != nil {
 			t.Fatal(err)
 		}
@@ -136,8 +137,8 @@ func TestDaemonGone(t *testing.T) {
 			t.Fatal("it wrote while frozen")
 		}
 		h.close()
-		eventually(t, "both write again", func() bool { return size(h.out("writes")) > one && size(h.out("writes")+".2") > two })
-		eventually(t, "the record of it", func() bool {
+		waittest.Until(t, "both write again", func() bool { return size(h.out("writes")) > one && size(h.out("writes")+".2") > two })
+		waittest.Until(t, "the record of it", func() bool {
 			b, _ := os.ReadFile(h.cfg.Dir + "/thawed.json")
 			return strings.Contains(string(b), "writes")
 		})
@@ -182,7 +183,7 @@ func TestShimKilled(t *testing.T) {
 			if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "another shim", func() bool {
+			waittest.Until(t, "another shim", func() bool {
 				h.mu.Lock()
 				defer h.mu.Unlock()
 				return h.lost == n
@@ -191,7 +192,7 @@ func TestShimKilled(t *testing.T) {
 				t.Fatal("a program ended with the shim")
 			}
 			logged := size(h.log("chatty"))
-			eventually(t, "the log goes on", func() bool { return size(h.log("chatty")) > logged })
+			waittest.Until(t, "the log goes on", func() bool { return size(h.log("chatty")) > logged })
 		}
 		if err := w.Thaw(); err != nil {
 			t.Fatal(err)
@@ -283,7 +284,7 @@ func TestListenFDs(t *testing.T) {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the shim is dead", func() bool { return over(pid) })
+		waittest.Until(t, "the shim is dead", func() bool { return over(pid) })
 		h.open()
 		w, err := h.rt.Adopt(within(t), "held", w.Identity())
 		if err != nil {
@@ -300,7 +301,7 @@ func TestListenFDs(t *testing.T) {
 		if err := h.rt.Unhold(within(t), "held"); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the port is free", func() bool { c, err := net.Dial("tcp", addrs[0]); return err != nil || c.Close() != nil })
+		waittest.Until(t, "the port is free", func() bool { c, err := net.Dial("tcp", addrs[0]); return err != nil || c.Close() != nil })
 	})
 }
 

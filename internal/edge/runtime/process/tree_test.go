@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
 	"lull/internal/edge/runtime/process"
 	"lull/internal/instance"
 )
@@ -32,7 +33,7 @@ func TestNothingEscapes(t *testing.T) {
 				w := h.start(h.launch("tree", 1, "sh", "-c", script))
 				for range 5 {
 					was := size(h.out("tree"))
-					eventually(t, "it writes", func() bool { return size(h.out("tree")) > was+20 })
+					waittest.Until(t, "it writes", func() bool { return size(h.out("tree")) > was+20 })
 					if err := w.Freeze(within(t)); err != nil {
 						t.Fatal(err)
 					}
@@ -69,7 +70,7 @@ func TestUnwatchable(t *testing.T) {
 	h := newHost(t, process.Config{})
 	addr, other := port(t, "127.0.0.1"), port(t, "127.0.0.1")
 	w := h.start(h.launch("hidden", 1, h.cfg.Shim, "program", "hidden", addr))
-	eventually(t, "it answers", func() bool { return ask(addr) == nil })
+	waittest.Until(t, "it answers", func() bool { return ask(addr) == nil })
 	if s := w.Sample(ends(addr)); s.ConnErr == nil {
 		t.Errorf("Sample() = %+v, want that connections are not known", s)
 	}
@@ -169,7 +170,7 @@ func TestExecBeside(t *testing.T) {
 			gone <- err
 		}()
 		pid := 0
-		eventually(t, "the command runs", func() bool {
+		waittest.Until(t, "the command runs", func() bool {
 			b, err := os.ReadFile(file)
 			if err == nil {
 				pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
@@ -180,7 +181,7 @@ func TestExecBeside(t *testing.T) {
 		if err := <-gone; !errors.Is(err, context.Canceled) {
 			t.Errorf("Exec() that was left = %v", err)
 		}
-		eventually(t, "the command is ended", func() bool { return syscall.Kill(pid, 0) != nil })
+		waittest.Until(t, "the command is ended", func() bool { return syscall.Kill(pid, 0) != nil })
 	})
 }
 
