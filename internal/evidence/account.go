@@ -111,7 +111,7 @@ func Explain(a Account, d Decision) Account {
 		if !p.Detection && (b.Code == idle.NotIdleYet || b.Code == idle.RecentActivity) {
 			continue // an object that never pauses for idleness has no end
 		}
-		a.Change = append(a.Change, a.end(b))
+		a.Change = append(a.Change, a.end(b, d.Evidence.Readings))
 	}
 	a.Answer = strings.Join(parts, " ")
 	if len(parts) == 0 {
@@ -201,8 +201,42 @@ var agentEnds = map[idle.Code]string{
 	"policy_untold":     "its agent would have to be of this version",
 }
 
+// readable is what makes an unknown signal of a worker readable, by the reason
+// that its reading begins with. Those with a %s take the worker's name.
+var readable = []struct{ signal, begins, advice string }{
+	{"cml", "not_opted_in", "switch telemetry on in CML: its opt-in is off, so CML may collect no events"},
+	{"cml", "opt_in_unreadable", "CML must say whether telemetry is switched on: lull's CML user needs the right to read it"},
+	{"cml", "unauthorized", "lull needs a user that CML accepts: cml_username and cml_password of the worker, or CML_DEFAULT_USERNAME and CML_DEFAULT_PASSWORD"},
+	{"cml", "clock_offset_unknown", "CML's answers must have a Date header, so that its clock can be compared"},
+	{"cml", "activity detection is switched off", "switch activity detection on: WORKER_ACTIVITY_DETECTION_ENABLED=true"},
+	{"cml", "unreachable", "CML must answer at the worker's address, with a certificate that lull trusts"},
+	{"", "it was not read yet", "wait for the next check, or: lull worker detect-idle %s"},
+}
+
+// read returns what makes an unknown signal readable.
+func (a *Account) read(signal string, readings []idle.Reading) string {
+	for _, r := range readings {
+		if r.Signal != signal || a.Kind != KindWorker {
+			continue
+		}
+		for _, x := range readable {
+			if (x.signal == "" || x.signal == signal) && strings.HasPrefix(r.Detail, x.begins) {
+				return strings.ReplaceAll(x.advice, "%s", a.Name)
+			}
+		}
+	}
+	return signal + " must be readable"
+}
+
+// statusEnds are the ends of status_not_running for a worker, by its status.
+var statusEnds = map[string]string{
+	"DRAINING": "cancel the drain: lull worker cancel-drain %s",
+	"FAILED":   "try it again: lull worker retry %s",
+	"STOPPED":  "start it: lull worker start %s",
+}
+
 // end returns what would have to happen for a block to end.
-func (a *Account) end(b idle.Block) string {
+func (a *Account) end(b idle.Block, readings []idle.Reading) string {
 	if b.Until != nil {
 		return fmt.Sprintf("%s ends at %s", b.Code, b.Until.Format(time.RFC3339))
 	}
@@ -216,7 +250,15 @@ func (a *Account) end(b idle.Block) string {
 	case "nothing_wakes":
 		return "a port would have to be exposed, or --pause-after set for it: then only lull resume wakes it"
 	case idle.SignalUnknown:
-		return b.Signal + " would have to be readable"
+		return a.read(b.Signal, readings)
+	case idle.StopIntended:
+		return "take the stop back: lull worker start " + a.Name
+	case idle.StatusNotRunning:
+		if end := statusEnds[a.State]; a.Kind == KindWorker && end != "" {
+			return strings.ReplaceAll(end, "%s", a.Name)
+		}
+	case idle.MinWorkers:
+		return "more workers must run than MIN_WORKERS"
 	case idle.Shadow:
 		return "a person would have to arm it: lull worker arm " + a.Name
 	case idle.AutoPauseDisabled:

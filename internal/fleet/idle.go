@@ -181,7 +181,7 @@ func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.E
 		return *t
 	}
 	return idle.Evidence{
-		Status: string(w.Status), Running: w.Status == power.WorkerRunning && w.DesiredStatus == power.WorkerRunning,
+		Status: string(w.Status), Running: w.Status == power.WorkerRunning,
 		LastActivityAt: at(w.LastActivityAt), LastResumedAt: at(w.LastResumedAt), RunningSince: at(w.RunningSince), CreatedAt: w.CreatedAt,
 		SnoozedUntil: at(w.SnoozedUntil), WarningSentAt: at(w.WarningSentAt),
 		Readings: readings, Guards: guards,

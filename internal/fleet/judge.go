@@ -129,10 +129,26 @@ func (c Case) evidence() idle.Evidence {
 
 func (c Case) guards(r Reason) []idle.Block {
 	out := append(slices.Clone(c.Guards), c.Rules.Guards()...)
+	if c.Worker.Status == power.WorkerRunning && c.Worker.DesiredStatus != power.WorkerRunning {
+		out = append(out, stopIntended(c.Worker))
+	}
 	if c.Budget != nil {
 		out = append(out, c.Budget(string(r))...)
 	}
 	return out
+}
+
+// stopIntended is the block of a worker that still runs and is to be stopped or
+// terminated: it is not paused a second time.
+func stopIntended(w *Worker) idle.Block {
+	what := "A stop of it is pending."
+	switch in := w.Intent; {
+	case w.DesiredStatus == power.WorkerTerminated:
+		what = "Its termination is pending."
+	case in != nil:
+		what = fmt.Sprintf("A stop of it is pending: %s asked for it at %s (%s).", in.By, in.At.UTC().Format(time.RFC3339), in.Reason)
+	}
+	return idle.Block{Code: idle.StopIntended, Sentence: what}
 }
 
 func (c Case) decide(p idle.Policy, e idle.Evidence, guards []idle.Block) evidence.Decision {

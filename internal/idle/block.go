@@ -16,6 +16,7 @@ const (
 	AutoPauseDisabled   Code = "auto_pause_disabled"
 	DetectionDisabled   Code = "detection_disabled"
 	StatusNotRunning    Code = "status_not_running"
+	StopIntended        Code = "stop_intended" // it runs, and a stop of it is pending
 	SignalUnknown       Code = "signal_unknown"
 	ConnectionOpen      Code = "connection_open"
 	LeaseHeld           Code = "lease_held"

@@ -177,7 +177,7 @@ func find(blocks []idle.Block, codes ...idle.Code) *idle.Block {
 func actionable(c idle.Code) bool {
 	switch c {
 	case idle.InSnoozePeriod, idle.LeaseHeld, idle.AutoPauseDisabled, idle.DetectionDisabled, idle.Schedule, idle.MinWorkers,
-		idle.Cooldown, idle.Budget, idle.ConnectionOpen, idle.StatusNotRunning, idle.Halted:
+		idle.Cooldown, idle.Budget, idle.ConnectionOpen, idle.StatusNotRunning, idle.StopIntended, idle.Halted:
 		return false
 	}
 	return true

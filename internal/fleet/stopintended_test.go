@@ -1,0 +1,43 @@
+package fleet_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"lull/internal/evidence"
+	"lull/internal/fleet"
+	"lull/internal/idle"
+	"lull/internal/policy"
+	"lull/internal/power"
+)
+
+// A running worker whose stop is pending is not said to be not running, and an
+// unknown signal comes with what makes it known.
+func TestBlocksAgreeWithTheStatus(t *testing.T) {
+	now := time.Date(2026, 3, 2, 20, 0, 0, 0, time.UTC)
+	w := &fleet.Worker{Name: "one", Status: power.WorkerRunning, DesiredStatus: power.WorkerStopped, CreatedAt: now.Add(-100 * time.Hour), Armed: true, IsIdleDetectionEnabled: true,
+		Intent: &fleet.Intent{Reason: fleet.ReasonManual, By: "ada", At: now}}
+	rules := policy.Resolved{Enabled: true, AutoPause: true, Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(time.Minute), ActivitySources: []string{fleet.SourceCML}}
+	for detail, advice := range map[string]string{
+		"not_opted_in":             "switch telemetry on in CML",
+		"opt_in_unreadable: x":     "lull's CML user",
+		"unauthorized: status 401": "cml_username",
+		"unreachable: refused":     "certificate",
+		"it was not read yet":      "lull worker detect-idle one",
+		"malformed: x":             "cml must be readable",
+	} {
+		r := fleet.Case{Now: now, Worker: w, Rules: &rules, Readings: []idle.Reading{idle.NotKnown(fleet.SourceCML, now, detail)}}.Judge()
+		if r.Verdict.Eligible || r.Verdict.Has(idle.StatusNotRunning) || !r.Verdict.Has(idle.StopIntended) {
+			t.Errorf("blocks %+v of a running worker whose stop is pending", r.Verdict.Blocks)
+		}
+		a := evidence.Explain(evidence.Account{Name: "one", Kind: evidence.KindWorker, State: "RUNNING"}, r.Decision)
+		if all := strings.Join(a.Change, "\n"); !strings.Contains(all, advice) || !strings.Contains(all, "lull worker start one") {
+			t.Errorf("%s: the way out is\n%s", detail, all)
+		}
+	}
+	w.DesiredStatus, w.Intent = power.WorkerRunning, nil
+	if r := (fleet.Case{Now: now, Worker: w, Rules: &rules}).Judge(); r.Verdict.Has(idle.StopIntended) {
+		t.Errorf("a stop is pending that was not asked for: %+v", r.Verdict.Blocks)
+	}
+}
