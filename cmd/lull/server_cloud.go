@@ -41,7 +41,7 @@ func (c *clouds) cloud(account, region string) (controller.Cloud, error) {
 		return controller.Cloud{}, err
 	}
 	r := awsRegion{client: client, load: load, owners: c.owners}
-	return controller.Cloud{Look: r, Move: r, Launch: r, Check: r, Tag: r, Load: r, Size: r}, nil
+	return controller.Cloud{Look: r, Move: r, Launch: r, Check: r, Tag: r, Load: r, Size: r, Parts: r}, nil
 }
 
 func (c *clouds) cloudwatch(ctx context.Context, account, region string) (*cloudwatch.Client, error) {
@@ -100,6 +100,7 @@ var (
 	_ controller.Tagger     = awsRegion{}
 	_ controller.LoadReader = awsRegion{}
 	_ controller.Sizer      = awsRegion{}
+	_ controller.Cataloger  = awsRegion{}
 )
 
 // callError gives an error of the edge the controller's kind, which has the
@@ -182,8 +183,21 @@ func (r awsRegion) NewestImage(ctx context.Context, pattern string) (string, err
 
 func (r awsRegion) Run(ctx context.Context, l fleet.Launch) (controller.Instance, error) {
 	i, err := r.client.Run(ctx, ec2.Launch{ClientToken: l.Token, ImageID: l.AMIID, InstanceType: l.InstanceType, SubnetID: l.SubnetID,
-		SecurityGroupIDs: l.SecurityGroupIDs, KeyName: l.KeyName, IAMInstanceProfile: l.IAMInstanceProfile, UserData: l.UserData, Tags: l.Tags})
+		SecurityGroupIDs: l.SecurityGroupIDs, KeyName: l.KeyName, IAMInstanceProfile: l.IAMInstanceProfile, UserData: l.UserData, Tags: l.Tags, Hibernation: l.Hibernation, RootVolume: rootVolume(l.RootVolume)})
 	return instanceFrom(i), callError(err)
+}
+
+func rootVolume(v *fleet.LaunchVolume) *ec2.RootVolume {
+	if v == nil {
+		return nil
+	}
+	return &ec2.RootVolume{Device: v.Device, SizeGiB: int32(v.GB), Type: v.Type, Encrypted: v.Encrypted}
+}
+
+// Machine describes what a launch would make.
+func (r awsRegion) Machine(ctx context.Context, imageID, instanceType string) (controller.Machine, error) {
+	m, err := r.client.Machine(ctx, imageID, instanceType)
+	return controller.Machine{Hibernates: m.Hibernates, Why: m.Why, MemoryMiB: int(m.MemoryMiB), RootDevice: m.RootDevice, RootGB: int(m.RootGiB)}, callError(err)
 }
 
 func (r awsRegion) DeleteTags(ctx context.Context, ids []string, keys []string) error {

@@ -53,7 +53,7 @@ var asking = map[string][]string{
 	"worker discovered": nil, "worker drain": {"w"}, "worker forget": {"w"}, "worker get": {"w"}, "worker idle-status": {"w"}, "worker import": {"i-0123456789abcdef0"},
 	"worker license": {"w"}, "worker license deregister": {"w"}, "worker license register": {"w"}, "worker ls": nil, "worker pause": {"w"},
 	"worker resume": {"w"}, "worker retry": {"w"}, "worker snooze": {"w", "--for", "1h"}, "worker start": {"w"}, "worker stop": {"w"},
-	"worker terminate": {"w"}, "worker ttl": {"w", "--for", "1h"}, "worker why": {"w"},
+	"worker terminate": {"w", "--yes"}, "worker ttl": {"w", "--for", "1h"}, "worker why": {"w"},
 }
 
 // alone are the verbs that need no daemon, or are one.

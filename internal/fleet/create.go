@@ -250,32 +250,43 @@ func (w *Worker) TakeTags(tags map[string]string, prefix string) {
 // CreateWorker records a worker that the controller will launch. It is armed.
 // Errors: Invalid, NotFound (template).
 func (f *Fleet) CreateWorker(ctx context.Context, by Actor, n NewWorker) (Worker, error) {
-	tmpl, err := f.Template(ctx, n.TemplateName)
+	w, e, err := f.prepare(ctx, by, n)
 	if err != nil {
 		return Worker{}, err
 	}
+	return f.insert(ctx, w, e)
+}
+
+// prepare makes the record of a worker to be launched, and the audit entry of
+// its creation, without writing either.
+func (f *Fleet) prepare(ctx context.Context, by Actor, n NewWorker) (Worker, Entry, error) {
+	tmpl, err := f.Template(ctx, n.TemplateName)
+	if err != nil {
+		return Worker{}, Entry{}, err
+	}
 	if !tmpl.Enabled {
-		return Worker{}, &Refused{Command: "create from", Name: tmpl.Name, Reason: "template_disabled", Detail: "the template is disabled"}
+		return Worker{}, Entry{}, &Refused{Command: "create from", Name: tmpl.Name, Reason: "template_disabled", Detail: "the template is disabled"}
 	}
 	w, err := f.newWorker(n.Account, n.AWSRegion, n.Name, n.Profile)
 	if err != nil {
-		return Worker{}, err
+		return Worker{}, Entry{}, err
 	}
 	if n.InstanceType != "" && !instanceType.MatchString(n.InstanceType) {
-		return Worker{}, invalidf("instance_type", "%.40q is not an EC2 instance type", n.InstanceType)
+		return Worker{}, Entry{}, invalidf("instance_type", "%.40q is not an EC2 instance type", n.InstanceType)
 	}
 	if n.AMIID != "" && !strings.HasPrefix(n.AMIID, "ami-") {
-		return Worker{}, invalidf("ami_id", "%.40q is not the id of an image", n.AMIID)
+		return Worker{}, Entry{}, invalidf("ami_id", "%.40q is not the id of an image", n.AMIID)
 	}
 	if n.WorkerID != "" {
 		if err := checkName("worker_id", n.WorkerID); err != nil {
-			return Worker{}, err
+			return Worker{}, Entry{}, err
 		}
 		w.ID = n.WorkerID
 	}
+	tmpl.inherit(&w, n.Profile)
 	w.TemplateName, w.InstanceType, w.AMIID = n.TemplateName, n.InstanceType, n.AMIID
 	w.Status, w.DesiredStatus, w.Armed, w.LaunchGeneration = power.WorkerPending, power.WorkerRunning, true, 1
-	return f.insert(ctx, w, Entry{Action: "created", Events: []string{EventCreated}, By: by, To: w.Status})
+	return w, Entry{Action: "created", Events: []string{EventCreated}, By: by, To: w.Status}, nil
 }
 
 var instanceID = regexp.MustCompile(`^i-(?:[0-9a-f]{8}|[0-9a-f]{17})$`)
@@ -431,44 +442,134 @@ func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string, force boo
 	return err
 }
 
+// scaling is the record that scale-ups of a region take turns on.
+type scaling struct {
+	// Resumed are workers that a scale-up chose to start, and when.
+	Resumed map[string]time.Time `json:"resumed,omitempty"`
+}
+
+var scalingCodec = store.Codec[scaling]{Version: 1}
+
+func scalingKey(region string) string { return scalingPrefix + region }
+
+// resumeShows is how long a scale-up that chose a stopped worker may take to
+// record that the worker is to run.
+const resumeShows = time.Minute
+
 // ScaleUp is a request for one more worker of a template: a stopped one is
-// started before a new one is launched. Errors: NotFound, Refused at
-// MAX_WORKERS_PER_REGION, and those of CreateWorker.
+// started before a new one is launched. Check and choice are one transaction,
+// so that parallel requests never exceed MAX_WORKERS_PER_REGION and never
+// choose the same worker. Errors: NotFound, Refused at the limit, and those of
+// CreateWorker.
 func (f *Fleet) ScaleUp(ctx context.Context, by Actor, template, region, reason string) (Worker, error) {
 	if len(reason) > 512 {
 		return Worker{}, invalidf("reason", "it has %d bytes, the limit is 512", len(reason))
 	}
-	s := f.Settings()
 	if region == "" {
-		region = s.AWSDefaultRegion
+		region = f.Settings().AWSDefaultRegion
 	}
-	page, err := store.List(ctx, f.store, WorkerKeys())
+	w, e, err := f.prepare(ctx, by, NewWorker{Name: "scale-up", AWSRegion: region, TemplateName: template})
 	if err != nil {
 		return Worker{}, err
 	}
-	live := 0
+	var resume string
+	key := workerKey(w.ID)
+	turn := scalingKey(region)
+	done, err := store.Transact(ctx, f.store, []string{key, turn}, func(view []store.Value) ([]store.Op, error) {
+		resume = ""
+		var s scaling
+		if view[1].Exists() {
+			var err error
+			if s, err = scalingCodec.Decode(turn, view[1].Data); err != nil {
+				return nil, err
+			}
+		}
+		now := time.Now().UTC()
+		maps.DeleteFunc(s.Resumed, func(_ string, at time.Time) bool { return now.Sub(at) > resumeShows || at.Sub(now) > resumeShows })
+		names, err := f.scale(ctx, region, template, &s, &resume)
+		if err != nil {
+			return nil, err
+		}
+		var ops []store.Op
+		if resume != "" {
+			if s.Resumed == nil {
+				s.Resumed = map[string]time.Time{}
+			}
+			s.Resumed[resume] = now
+		} else {
+			w.Name = scaledName(template, now, names)
+			data, err := workerCodec.Encode(key, w)
+			if err != nil {
+				return nil, err
+			}
+			e.WorkerID, e.WorkerName, e.Region = w.ID, w.Name, w.AWSRegion
+			note, err := entryOps(e)
+			if err != nil {
+				return nil, err
+			}
+			ops = append(append(ops, store.Put(key, data)), note...)
+		}
+		data, err := scalingCodec.Encode(turn, s)
+		return append(ops, store.Put(turn, data)), err
+	}, f.guards...)
+	if err != nil {
+		return Worker{}, err
+	}
+	if resume != "" {
+		return f.ResumeWorker(ctx, by, resume)
+	}
+	w.revision = done.Revision
+	return w, nil
+}
+
+// scale counts the live workers of a region, and chooses a stopped one of a
+// template. It returns the names in use. Errors: Refused at the limit.
+func (f *Fleet) scale(ctx context.Context, region, template string, s *scaling, resume *string) (map[string]bool, error) {
+	page, err := store.List(ctx, f.store, WorkerKeys())
+	if err != nil {
+		return nil, err
+	}
+	live, names := 0, map[string]bool{}
 	for _, v := range page.Values {
 		w, err := DecodeWorker(v)
 		if err != nil {
-			return Worker{}, err
+			return nil, err
 		}
+		names[w.Name] = true
 		if w.AWSRegion != region {
 			continue
 		}
+		_, taken := s.Resumed[w.ID]
 		switch w.Status {
 		case power.WorkerStopped:
-			if w.TemplateName == template && w.DesiredStatus == power.WorkerStopped && f.overdue(time.Now(), &w, "resume") == nil {
-				return f.ResumeWorker(ctx, by, w.ID)
+			switch {
+			case taken || w.DesiredStatus == power.WorkerRunning:
+				live++
+			case w.TemplateName == template && w.DesiredStatus == power.WorkerStopped && f.overdue(time.Now(), &w, "resume") == nil && *resume == "":
+				*resume = w.ID
 			}
 		case power.WorkerTerminating, power.WorkerTerminated, power.WorkerFailed:
 		default:
 			live++
 		}
 	}
-	if live >= s.MaxWorkersPerRegion {
-		return Worker{}, &Refused{Command: "scale up", Name: template, Reason: "max_workers_per_region",
-			Detail: fmt.Sprintf("region %s has %d live workers, the limit is %d", region, live, s.MaxWorkersPerRegion)}
+	if most := f.Settings().MaxWorkersPerRegion; live >= most {
+		return nil, &Refused{Command: "scale up", Name: template, Reason: "max_workers_per_region",
+			Detail: fmt.Sprintf("region %s has %d live workers, the limit is %d", region, live, most)}
 	}
-	name := fmt.Sprintf("cml-%s-%s", template, time.Now().UTC().Format("20060102-150405"))
-	return f.CreateWorker(ctx, by, NewWorker{Name: name, AWSRegion: region, TemplateName: template})
+	return names, nil
+}
+
+// scaledName is a name that no worker has yet.
+func scaledName(template string, now time.Time, used map[string]bool) string {
+	name := fmt.Sprintf("cml-%.80s-%s", template, now.Format("20060102-150405"))
+	for n := 1; ; n++ {
+		next := name
+		if n > 1 {
+			next = fmt.Sprintf("%s-%d", name, n)
+		}
+		if !used[next] {
+			return next
+		}
+	}
 }

@@ -3,7 +3,9 @@ package fleet_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -540,8 +542,48 @@ func TestIllegalTransitionWritesNothing(t *testing.T) {
 	})
 }
 
+// TestScaleUpTogether: requests that come at once keep to the limit, start
+// each stopped worker once, and make workers of different names.
+func TestScaleUpTogether(t *testing.T) {
+	bubble(t, map[string]any{"max_workers_per_region": 8}, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		for range 3 {
+			put(t, fl, create(t, fl).ID, power.WorkerStopped)
+		}
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		ids, names, refused := map[string]int{}, map[string]int{}, 0
+		for range 16 {
+			all.Go(func() {
+				w, err := fl.ScaleUp(ctx, ada, "small", "", "more")
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					ids[w.ID]++
+					if w.Status == power.WorkerPending {
+						names[w.Name]++
+					}
+				} else if _, limit := errors.AsType[*fleet.Refused](err); limit {
+					refused++
+				} else {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if len(ids) != 8 || len(names) != 5 || refused != 8 {
+			t.Errorf("%d workers, %d of them new, %d refused: %v %v", len(ids), len(names), refused, ids, names)
+		}
+		for id, n := range ids {
+			if n > 1 {
+				t.Errorf("worker %s was the answer to %d requests", id, n)
+			}
+		}
+	})
+}
+
 func TestScaleUp(t *testing.T) {
-	bubble(t, map[string]any{"max_workers_per_region": 2}, func(t *testing.T, fl *fleet.Fleet) {
+	bubble(t, map[string]any{"max_workers_per_region": 3}, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()
 		old := create(t, fl).ID
 		put(t, fl, old, power.WorkerStopped)
@@ -557,6 +599,46 @@ func TestScaleUp(t *testing.T) {
 		}
 		if _, ok := errors.AsType[*fleet.Refused](second(fl.ScaleUp(ctx, ada, "small", "", "more"))); !ok {
 			t.Error("over the limit")
+		}
+	})
+}
+
+// TestWorkersInheritLaunchOptions: a scaled-up worker has what its template
+// says, but for what is set on it, and nobody reads the password back.
+func TestWorkersInheritLaunchOptions(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
+		ctx := t.Context()
+		secret := "env:CML"
+		tmpl := fleet.Template{Name: "full", InstanceType: "m5.large", AMINameFilter: "cml*", Enabled: true, TLSInsecure: true, CMLUsername: "lull",
+			ActivitySources: []string{fleet.SourceAgent}, AcceptedRisks: []string{fleet.RiskNoElasticIP}, RootVolume: &fleet.RootVolume{GB: 80}}
+		if _, err := fl.PutTemplateWith(ctx, ada, tmpl, &secret, 0); err != nil {
+			t.Fatal(err)
+		}
+		if kept, err := fl.PutTemplate(ctx, ada, tmpl, 0); err != nil || kept.CMLPassword == "" || kept.Public().CMLPassword != "" {
+			t.Errorf("a change without a password: %+v %v", kept, err)
+		}
+		w, err := fl.ScaleUp(ctx, ada, "full", "", "more")
+		if err != nil || !w.TLSInsecure || w.CMLUsername != "lull" || w.CMLPassword == "" || !slices.Equal(w.ActivitySources, tmpl.ActivitySources) || !slices.Equal(w.AcceptedRisks, tmpl.AcceptedRisks) {
+			t.Errorf("scaled up: %+v %v", w, err)
+		}
+		pin, user := "sha256:x", "other"
+		own, err := fl.CreateWorker(ctx, ada, fleet.NewWorker{Name: "own", TemplateName: "full", Profile: fleet.Profile{TLSPin: &pin, CMLUsername: &user}})
+		if err != nil || own.TLSInsecure || own.TLSPin != pin || own.CMLUsername != user || own.CMLPassword == "" {
+			t.Errorf("with its own: %+v %v", own, err)
+		}
+		for field, bad := range map[string]func(*fleet.Template){
+			"root_volume.gb":   func(x *fleet.Template) { x.RootVolume = &fleet.RootVolume{GB: -1} },
+			"root_volume.type": func(x *fleet.Template) { x.RootVolume = &fleet.RootVolume{Type: "ssd"} },
+			"hibernation":      func(x *fleet.Template) { x.Hibernation = "maybe" },
+			"activity_sources": func(x *fleet.Template) { x.ActivitySources = []string{"stars"} },
+			"accepted_risks":   func(x *fleet.Template) { x.AcceptedRisks = []string{"all"} },
+		} {
+			x := tmpl
+			bad(&x)
+			_, err := fl.PutTemplate(ctx, ada, x, 0)
+			if e, ok := errors.AsType[*fleet.Invalid](err); !ok || e.Field != field {
+				t.Errorf("%s: %v", field, err)
+			}
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 
 	"lull/internal/store"
@@ -27,7 +28,25 @@ type IdleDetection struct {
 	CheckIntervalMinutes      int  `json:"check_interval_minutes,omitempty"`
 }
 
-// Template is what workers are launched from.
+// RootVolume is what a template asks of the root volume. Zero fields leave the
+// choice to the image, or to what hibernation needs.
+type RootVolume struct {
+	GB        int    `json:"gb,omitempty" minimum:"0" maximum:"16384"`
+	Encrypted bool   `json:"encrypted,omitempty"`
+	Type      string `json:"type,omitempty" maxLength:"16" doc:"As EC2 names it: gp3"`
+}
+
+// Values of a template's hibernation. Empty is auto.
+const (
+	HibernationAuto = "auto" // on if the effective policy may hibernate, and type and image allow it
+	HibernationOn   = "on"   // a launch that cannot hibernate fails
+	HibernationOff  = "off"
+)
+
+var volumeTypes = []string{"gp2", "gp3", "io1", "io2", "st1", "sc1", "standard"}
+
+// Template is what workers are launched from. The launch options after
+// IdleDetection are inherited by its workers.
 type Template struct {
 	Name               string         `json:"name"`
 	Description        string         `json:"description,omitempty"`
@@ -39,7 +58,78 @@ type Template struct {
 	Enabled            bool           `json:"enabled"`
 	IdleDetection      *IdleDetection `json:"idle_detection,omitempty"`
 
+	RootVolume      *RootVolume `json:"root_volume,omitempty"`
+	Hibernation     string      `json:"hibernation,omitempty"`
+	Agent           bool        `json:"agent,omitempty"`
+	CMLUsername     string      `json:"cml_username,omitempty"`
+	CMLPassword     Secret      `json:"cml_password,omitempty"`
+	TLSCA           string      `json:"tls_ca,omitempty"`
+	TLSPin          string      `json:"tls_pin,omitempty"`
+	TLSInsecure     bool        `json:"tls_insecure,omitempty"`
+	ActivitySources []string    `json:"activity_sources,omitempty"`
+	AcceptedRisks   []string    `json:"accepted_risks,omitempty"`
+
 	revision int64
+}
+
+// Public is t without its secrets.
+func (t Template) Public() Template {
+	t.CMLPassword = ""
+	return t
+}
+
+// inherit gives w the launch options that p does not set.
+func (t Template) inherit(w *Worker, p Profile) {
+	if p.CMLUsername == nil {
+		w.CMLUsername = t.CMLUsername
+	}
+	if p.CMLPassword == nil {
+		w.CMLPassword = t.CMLPassword
+	}
+	if p.TLSCA == nil && p.TLSPin == nil && p.TLSInsecure == nil { // one identity, not a mixture
+		w.TLSCA, w.TLSPin, w.TLSInsecure = t.TLSCA, t.TLSPin, t.TLSInsecure
+	}
+	if p.ActivitySources == nil {
+		w.ActivitySources = slices.Clone(t.ActivitySources)
+	}
+	if p.AcceptedRisks == nil {
+		w.AcceptedRisks = slices.Clone(t.AcceptedRisks)
+	}
+}
+
+// checkLaunch reports the faults of t's launch options.
+func (t Template) checkLaunch() (errs []error) {
+	bad := func(field, format string, args ...any) { errs = append(errs, invalidf(field, format, args...)) }
+	if v := t.RootVolume; v != nil {
+		if v.GB < 0 || v.GB > 16384 {
+			bad("root_volume.gb", "%d is not between 0 and 16384", v.GB)
+		}
+		if v.Type != "" && !slices.Contains(volumeTypes, v.Type) {
+			bad("root_volume.type", "%.20q is not one of %s", v.Type, strings.Join(volumeTypes, ", "))
+		}
+	}
+	if !slices.Contains([]string{"", HibernationAuto, HibernationOn, HibernationOff}, t.Hibernation) {
+		bad("hibernation", "%.20q is not one of auto, on, off", t.Hibernation)
+	}
+	for _, s := range t.ActivitySources {
+		if !slices.Contains([]string{SourceCML, SourceAgent, SourceCloudWatch}, s) {
+			bad("activity_sources", "%.40q is not one of cml, agent, cloudwatch", s)
+		}
+	}
+	for _, r := range t.AcceptedRisks {
+		if !slices.Contains(risks, r) {
+			bad("accepted_risks", "%.40q is not one of %s", r, strings.Join(risks, ", "))
+		}
+	}
+	for field, v := range map[string]struct {
+		text string
+		most int
+	}{"cml_username": {t.CMLUsername, 256}, "tls_ca": {t.TLSCA, 64 << 10}, "tls_pin": {t.TLSPin, 256}} {
+		if len(v.text) > v.most {
+			bad(field, "it has %d bytes, the limit is %d", len(v.text), v.most)
+		}
+	}
+	return errs
 }
 
 // Revision is the store's revision of the template as it was read.
@@ -78,7 +168,7 @@ func (t Template) Validate() error {
 			errs = append(errs, invalidf("idle_detection.idle_threshold_minutes", "the warning cannot start after the timeout"))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, t.checkLaunch()...)...)
 }
 
 var templateCodec = store.Codec[Template]{Version: 1}
@@ -124,13 +214,32 @@ func (f *Fleet) Templates(ctx context.Context) ([]Template, error) {
 // PutTemplate creates or replaces a template. If revision is not 0 the
 // template must still be at it. Errors: Invalid, Conflict.
 func (f *Fleet) PutTemplate(ctx context.Context, by Actor, t Template, revision int64) (Template, error) {
+	return f.PutTemplateWith(ctx, by, t, nil, revision)
+}
+
+// PutTemplateWith is PutTemplate with a CML password; nil keeps the one that is
+// stored.
+func (f *Fleet) PutTemplateWith(ctx context.Context, by Actor, t Template, password *string, revision int64) (Template, error) {
 	if err := t.Validate(); err != nil {
 		return Template{}, err
+	}
+	if password != nil {
+		var err error
+		if t.CMLPassword, err = f.opts.Seal.Seal("cml_password", *password); err != nil {
+			return Template{}, err
+		}
 	}
 	key := templatePrefix + t.Name
 	v, err := store.Update(ctx, f.store, key, func(old store.Value) ([]byte, []store.Op, error) {
 		if revision != 0 && old.ModRevision != revision {
 			return nil, nil, &Conflict{Kind: "template", Name: t.Name, Detail: "it was changed by somebody else"}
+		}
+		if password == nil && old.Exists() {
+			was, err := templateCodec.Decode(key, old.Data)
+			if err != nil {
+				return nil, nil, err
+			}
+			t.CMLPassword = was.CMLPassword
 		}
 		data, err := templateCodec.Encode(key, t)
 		if err != nil {

@@ -197,8 +197,20 @@ type Launch struct {
 	IAMInstanceProfile string            `json:"iam_instance_profile,omitempty"`
 	UserData           string            `json:"user_data,omitempty"`
 	Tags               map[string]string `json:"tags,omitempty"`
-	ResolvedAt         time.Time         `json:"resolved_at"`
-	SentAt             *time.Time        `json:"sent_at,omitempty"`
+	Hibernation        bool              `json:"hibernation,omitempty"`
+	// HibernationOff says why it cannot hibernate although its policy may.
+	HibernationOff string        `json:"hibernation_off,omitempty"`
+	RootVolume     *LaunchVolume `json:"root_volume,omitempty"`
+	ResolvedAt     time.Time     `json:"resolved_at"`
+	SentAt         *time.Time    `json:"sent_at,omitempty"`
+}
+
+// LaunchVolume is the root volume that a launch asks for.
+type LaunchVolume struct {
+	Device    string `json:"device"`
+	GB        int    `json:"gb"`
+	Type      string `json:"type,omitempty"` // as EC2 names it: gp3
+	Encrypted bool   `json:"encrypted,omitempty"`
 }
 
 // Volume is an EBS volume of a worker's instance.
@@ -388,6 +400,7 @@ const (
 	requestPrefix  = "requests/"
 	auditPrefix    = "audit/"
 	foundPrefix    = "discovered/"
+	scalingPrefix  = "scaling/"
 	settingsKey    = "settings"
 	poolKey        = "pool"
 	haltKey        = "halt"

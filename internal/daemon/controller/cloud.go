@@ -117,6 +117,20 @@ type Launcher interface {
 	Run(ctx context.Context, l fleet.Launch) (Instance, error)
 }
 
+// Machine is what an image makes of an instance type.
+type Machine struct {
+	Hibernates bool
+	Why        string // it does not hibernate
+	MemoryMiB  int
+	RootDevice string // empty if it is not an EBS volume
+	RootGB     int
+}
+
+// Cataloger describes what a launch would make.
+type Cataloger interface {
+	Machine(ctx context.Context, imageID, instanceType string) (Machine, error)
+}
+
 // Inspector looks at what speaks against a stop. Found are preflight codes;
 // an error is unknown, and blocks.
 type Inspector interface {
@@ -164,6 +178,9 @@ type Cloud struct {
 	Tag    Tagger
 	Load   LoadReader
 	Size   Sizer
+	// Parts says what images and types are made of; nil launches with the image's
+	// own root volume and without hibernation.
+	Parts Cataloger
 }
 
 // Telemetry is one reading of a worker's CML history.

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -141,6 +142,10 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 		}
 		ami = newest
 	}
+	root, out, ok := j.root(ctx, cloud, tmpl, ami)
+	if !ok {
+		return out, true
+	}
 	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
 		now := tx.Now
 		if w.InstanceType == "" {
@@ -152,6 +157,7 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 			InstanceType: w.InstanceType, SubnetID: region.SubnetID, SecurityGroupIDs: region.SecurityGroupIDs,
 			KeyName: region.KeyName, IAMInstanceProfile: tmpl.IAMInstanceProfile, UserData: tmpl.UserData,
 			Tags: j.tags(w, region), ResolvedAt: now, SentAt: &now,
+			Hibernation: root.hibernation, HibernationOff: root.off, RootVolume: root.volume,
 		}
 		return nil
 	})
@@ -159,6 +165,64 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 		return j.failedWrite(err), true
 	}
 	return outcome{}, false
+}
+
+// rooted is what a launch asks of the root volume, and whether it hibernates.
+type rooted struct {
+	hibernation bool
+	off         string // why it does not although its policy may
+	volume      *fleet.LaunchVolume
+}
+
+// root decides on hibernation and the root volume. It is not ok if the worker
+// has to wait, or has failed.
+func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami string) (r rooted, out outcome, ok bool) {
+	want, asked := false, tmpl.RootVolume
+	switch tmpl.Hibernation {
+	case fleet.HibernationOn:
+		want = true
+	case fleet.HibernationOff:
+	default:
+		action := j.f.PolicyWith(j.now, &j.w, &tmpl).PauseAction
+		want = action == fleet.ActionHibernate || action == fleet.ActionAuto
+	}
+	if asked == nil {
+		asked = &fleet.RootVolume{}
+	}
+	gb := max(asked.GB, tmpl.Capacity.StorageGB)
+	if !want && gb == 0 && *asked == (fleet.RootVolume{}) {
+		return r, out, true
+	}
+	m, err := Machine{Why: "images and types cannot be described"}, error(nil)
+	if cloud.Parts != nil {
+		j.c.count.calls.add("describe-machine")
+		m, err = cloud.Parts.Machine(ctx, ami, cmp.Or(j.w.InstanceType, tmpl.InstanceType))
+	}
+	switch {
+	case err != nil && !hopeless(KindOf(err)):
+		return r, j.note(ctx, "cannot describe the machine yet: "+err.Error()), false
+	case err != nil:
+		m = Machine{Why: err.Error()}
+	}
+	if want && !m.Hibernates {
+		if tmpl.Hibernation == fleet.HibernationOn {
+			return r, j.fail(ctx, fleet.AuditProvisionFailed, "it cannot hibernate: "+m.Why), false
+		}
+		r.off = m.Why
+	}
+	r.hibernation = want && m.Hibernates
+	if gb == 0 && *asked == (fleet.RootVolume{}) && !r.hibernation {
+		return r, out, true
+	}
+	if m.RootDevice == "" {
+		return r, j.fail(ctx, fleet.AuditProvisionFailed, "its root volume cannot be set: "+cmp.Or(m.Why, "the image has no EBS root volume")), false
+	}
+	r.volume = &fleet.LaunchVolume{Device: m.RootDevice, GB: max(gb, m.RootGB), Type: asked.Type, Encrypted: asked.Encrypted}
+	if r.hibernation { // the memory is written beside what the image holds
+		r.volume.Encrypted = true
+		r.volume.GB = max(gb, m.RootGB+(m.MemoryMiB+1023)/1024)
+	}
+	return r, out, true
 }
 
 // tags are those of a new instance: the region's, over them the worker's, and

@@ -20,6 +20,7 @@ import (
 // knows nothing of the controller and asks what happened, never what was
 // called.
 type world struct {
+	parts      *parts // what images and types are made of; nil cannot be asked
 	volumeType string // of all volumes
 	mute       bool   // who asks for volumes is not answered
 	hibernate  []bool // of each stop
@@ -383,6 +384,9 @@ func (w *world) cloud() Cloud {
 	c := Cloud{Look: w, Move: w, Launch: w, Check: w, Tag: w, Size: w}
 	if w.cpu != nil {
 		c.Load = w
+	}
+	if w.parts != nil {
+		c.Parts = w.parts
 	}
 	return c
 }

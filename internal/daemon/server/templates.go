@@ -17,7 +17,7 @@ type NamedTemplate struct {
 }
 
 func shownTemplate(t fleet.Template, err error) (*answer[fleet.Template], error) {
-	a, err := ok(t, err)
+	a, err := ok(t.Public(), err)
 	if err == nil {
 		a.ETag = etag(t.Revision())
 	}
@@ -29,6 +29,9 @@ func (s *Server) templateRoutes() {
 	register(s, route{id: "list-templates", method: "GET", path: all, role: access.Viewer, doc: "Templates, by name"},
 		func(ctx context.Context, in *Paged) (*answer[control.List[fleet.Template]], error) {
 			l, err := s.fleet.Templates(ctx)
+			for i := range l {
+				l[i] = l[i].Public()
+			}
 			return ok(pageOf(l, in, func(t fleet.Template) string { return t.Name }), err)
 		})
 	register(s, route{id: "get-template", method: "GET", path: each, role: access.Viewer, doc: "One template"},
@@ -48,7 +51,7 @@ func (s *Server) templateRoutes() {
 			if err != nil {
 				return nil, err
 			}
-			return shownTemplate(s.fleet.PutTemplate(ctx, actor(ctx), in.Body.Template(in.Name), at))
+			return shownTemplate(s.fleet.PutTemplateWith(ctx, actor(ctx), in.Body.Template(in.Name), in.Body.CMLPassword, at))
 		})
 	register(s, route{id: "delete-template", method: "DELETE", path: each, role: access.Admin, doc: "Remove a template; workers launched from it stay"},
 		func(ctx context.Context, in *NamedTemplate) (*struct{}, error) {

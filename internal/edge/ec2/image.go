@@ -24,6 +24,66 @@ type Image struct {
 // ErrNoImage says that no available image has a name of the pattern.
 var ErrNoImage = fmt.Errorf("no available image has such a name")
 
+// A Machine is what an image makes of an instance type.
+type Machine struct {
+	// Hibernates reports whether EC2 takes HibernationOptions for it; Why says
+	// why not.
+	Hibernates bool   `json:"hibernates"`
+	Why        string `json:"why,omitempty"`
+	MemoryMiB  int64  `json:"memory_mib"`
+	RootDevice string `json:"root_device"` // such as "/dev/xvda"; empty for an instance-store image
+	RootGiB    int32  `json:"root_gib"`    // the image's; a root volume is never smaller
+}
+
+// hibernateBelow is the memory of a Linux instance, in MiB, from which EC2 does
+// not hibernate it.
+const hibernateBelow = 150 << 10
+
+// Machine describes what a launch of a type from an image would make.
+func (c *Client) Machine(ctx context.Context, imageID, instanceType string) (Machine, error) {
+	images, err := c.api.DescribeImages(ctx, &ec2.DescribeImagesInput{ImageIds: []string{imageID}})
+	if err != nil {
+		return Machine{}, c.failed("DescribeImages", err)
+	}
+	kinds, err := c.api.DescribeInstanceTypes(ctx, &ec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{types.InstanceType(instanceType)}})
+	if err != nil {
+		return Machine{}, c.failed("DescribeInstanceTypes", err)
+	}
+	if len(images.Images) != 1 || len(kinds.InstanceTypes) != 1 {
+		return Machine{}, c.failed("DescribeImages", fmt.Errorf("%d images and %d types for %s on %s", len(images.Images), len(kinds.InstanceTypes), imageID, instanceType))
+	}
+	image, kind := images.Images[0], kinds.InstanceTypes[0]
+	m := Machine{Hibernates: true}
+	if image.RootDeviceType == types.DeviceTypeEbs {
+		m.RootDevice = aws.ToString(image.RootDeviceName)
+	}
+	for _, d := range image.BlockDeviceMappings {
+		if d.Ebs != nil && aws.ToString(d.DeviceName) == m.RootDevice {
+			m.RootGiB = aws.ToInt32(d.Ebs.VolumeSize)
+		}
+	}
+	if kind.MemoryInfo != nil {
+		m.MemoryMiB = aws.ToInt64(kind.MemoryInfo.SizeInMiB)
+	}
+	for _, bar := range []struct {
+		set bool
+		why string
+	}{
+		{!aws.ToBool(kind.HibernationSupported), "instance type " + instanceType + " cannot hibernate"},
+		{aws.ToBool(kind.BareMetal), "bare metal cannot hibernate"},
+		{m.MemoryMiB <= 0, "the memory of " + instanceType + " is not known"},
+		{m.MemoryMiB >= hibernateBelow, "instances with 150 GiB of memory or more cannot hibernate"},
+		{m.RootDevice == "" || m.RootGiB <= 0, "the image has no EBS root volume"},
+		{image.VirtualizationType != "" && image.VirtualizationType != types.VirtualizationTypeHvm, "the image is not HVM"},
+	} {
+		if bar.set {
+			m.Hibernates, m.Why = false, bar.why
+			break
+		}
+	}
+	return m, nil
+}
+
 // NewestImage finds the image with the latest creation date among the available
 // ones whose name matches pattern (* and ?) and that belong to one of owners; no
 // owner means "self", because anybody may publish an image of any name. Without

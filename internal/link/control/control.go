@@ -405,12 +405,24 @@ type TemplateBody struct {
 	Capacity           *fleet.Capacity      `json:"capacity,omitempty"`
 	Enabled            *bool                `json:"enabled,omitempty"`
 	IdleDetection      *fleet.IdleDetection `json:"idle_detection,omitempty"`
+	RootVolume         *fleet.RootVolume    `json:"root_volume,omitempty"`
+	Hibernation        string               `json:"hibernation,omitempty" enum:"auto,on,off" doc:"auto (the default): on if the effective policy may hibernate, and type and image allow it"`
+	Agent              bool                 `json:"agent,omitempty" doc:"Install and enroll the agent through user data"`
+	CMLUsername        string               `json:"cml_username,omitempty" maxLength:"256"`
+	CMLPassword        *string              `json:"cml_password,omitempty" maxLength:"1024" doc:"file:PATH, env:NAME or the password itself; never returned. Absent keeps the one that is stored"`
+	TLSCA              string               `json:"tls_ca,omitempty" maxLength:"65536"`
+	TLSPin             string               `json:"tls_pin,omitempty" maxLength:"256"`
+	TLSInsecure        bool                 `json:"tls_insecure,omitempty"`
+	ActivitySources    []string             `json:"activity_sources,omitempty" enum:"cml,agent,cloudwatch"`
+	AcceptedRisks      []string             `json:"accepted_risks,omitempty" enum:"instance_store,no_elastic_ip,asg_member,spot,stop_protected"`
 }
 
 // Template is the record of t under a name.
 func (t TemplateBody) Template(name string) fleet.Template {
 	out := fleet.Template{Name: name, Description: t.Description, InstanceType: t.InstanceType, AMINameFilter: t.AMINameFilter,
-		UserData: t.UserData, IAMInstanceProfile: t.IAMInstanceProfile, Enabled: t.Enabled == nil || *t.Enabled, IdleDetection: t.IdleDetection}
+		UserData: t.UserData, IAMInstanceProfile: t.IAMInstanceProfile, Enabled: t.Enabled == nil || *t.Enabled, IdleDetection: t.IdleDetection,
+		RootVolume: t.RootVolume, Hibernation: t.Hibernation, Agent: t.Agent, CMLUsername: t.CMLUsername, TLSCA: t.TLSCA, TLSPin: t.TLSPin, TLSInsecure: t.TLSInsecure,
+		ActivitySources: t.ActivitySources, AcceptedRisks: t.AcceptedRisks}
 	if t.Capacity != nil {
 		out.Capacity = *t.Capacity
 	}

@@ -202,7 +202,19 @@ func (c *call) image(img world.Image, owner string) {
 		x.Text("name", img.Name)
 		x.Text("description", img.Name)
 		x.Text("rootDeviceType", "ebs")
-		x.Text("rootDeviceName", "/dev/xvda")
+		x.Text("rootDeviceName", world.RootDevice)
+		x.In("blockDeviceMapping", func() {
+			x.In("item", func() {
+				x.Text("deviceName", world.RootDevice)
+				x.In("ebs", func() {
+					x.Text("snapshotId", "snap-"+strings.TrimPrefix(img.ID, "ami-"))
+					x.Int("volumeSize", max(img.SizeGB, 8))
+					x.Bool("deleteOnTermination", true)
+					x.Text("volumeType", "gp3")
+					x.Bool("encrypted", img.Encrypted)
+				})
+			})
+		})
 		x.Text("virtualizationType", "hvm")
 		x.Text("hypervisor", "xen")
 	})
@@ -262,10 +274,10 @@ func (c *call) volume(i *world.Instance) {
 				x.Bool("deleteOnTermination", true)
 			})
 		})
-		x.Text("volumeType", "gp3")
+		x.Text("volumeType", i.VolumeType)
 		x.Int("iops", 3000)
 		x.Int("throughput", 125)
-		x.Bool("encrypted", i.Hibernation)
+		x.Bool("encrypted", i.Encrypted)
 	})
 }
 

@@ -296,6 +296,7 @@ func (c *call) launchSpec() (world.LaunchSpec, error) {
 		OnShutdown: f.Get("InstanceInitiatedShutdownBehavior"), Spot: f.Get("InstanceMarketOptions.MarketType") == "spot",
 		TokensRequired: f.Get("MetadataOptions.HttpTokens") == "required",
 		TagsInMetadata: f.Get("MetadataOptions.InstanceMetadataTags") == "enabled",
+		VolumeDevice:   f.Get("BlockDeviceMapping.1.DeviceName"), VolumeType: f.Get("BlockDeviceMapping.1.Ebs.VolumeType"),
 	}
 	if s.Profile = f.Get("IamInstanceProfile.Name"); s.Profile == "" {
 		s.Profile = f.Get("IamInstanceProfile.Arn")

@@ -116,6 +116,8 @@ func launch(token string) *ec2.RunInstancesInput {
 			{Key: aws.String("Name"), Value: aws.String("w <&> \"1\"")}, {Key: aws.String("lull:worker-id"), Value: aws.String("w1")},
 		}}},
 		HibernationOptions: &types.HibernationOptionsRequest{Configured: aws.Bool(true)},
+		BlockDeviceMappings: []types.BlockDeviceMapping{{DeviceName: aws.String(world.RootDevice),
+			Ebs: &types.EbsBlockDevice{VolumeSize: aws.Int32(80), Encrypted: aws.Bool(true)}}},
 	}
 }
 

@@ -82,6 +82,8 @@ type Image struct {
 	CML     string    `yaml:"cml"`   // version of CML inside; empty for a plain machine
 	Owner   string    `yaml:"owner"` // default: the account that asks
 	SizeGB  int       `yaml:"size_gb"`
+	// Encrypted says that the snapshot is, and so is every volume made of it.
+	Encrypted bool `yaml:"encrypted"`
 }
 
 // Timing holds how long things take, in the world's time.

@@ -155,6 +155,8 @@ type Instance struct {
 	TagsInMetadata      bool
 	Volume              string
 	VolumeGB            int
+	VolumeType          string
+	Encrypted           bool // the root volume
 	Agent               bool // CloudWatch agent: memory and disk metrics
 
 	Tags    Tags

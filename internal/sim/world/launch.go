@@ -30,6 +30,8 @@ type LaunchSpec struct {
 	TokensRequired     bool
 	TagsInMetadata     bool
 	VolumeGB           int
+	VolumeType         string
+	VolumeDevice       string // empty, or the device whose mapping the volume is
 	EncryptedVolume    bool
 	name, profileOfUse string // set for the scenario's own workers
 }
@@ -140,10 +142,39 @@ func (w *World) checkLaunch(r *Region, s *LaunchSpec) (Image, TypeInfo, error) {
 	if err := checkTags(s.Tags); err != nil {
 		return Image{}, TypeInfo{}, err
 	}
-	if s.Hibernation && !typ.Hibernation {
-		return Image{}, TypeInfo{}, Refuse("UnsupportedHibernationConfiguration", "Hibernation is not supported on instance type %s", s.Type)
+	if err := checkRoot(s, r.Images[k], typ); err != nil {
+		return Image{}, TypeInfo{}, err
 	}
 	return r.Images[k], typ, nil
+}
+
+// RootDevice is the name of every image's root device.
+const RootDevice = "/dev/xvda"
+
+// checkRoot holds the root volume to what EC2 demands: it is no smaller than
+// the image's snapshot, and for hibernation it is encrypted and has room for
+// the memory, of less than 150 GiB on Linux.
+func checkRoot(s *LaunchSpec, img Image, typ TypeInfo) error {
+	root := s.VolumeDevice == "" || s.VolumeDevice == RootDevice
+	size := max(img.SizeGB, 8)
+	if s.VolumeGB > 0 && root {
+		if s.VolumeGB < size {
+			return Refuse("InvalidBlockDeviceMapping", "Volume of size %dGB is smaller than snapshot 'snap-%s', expect size >= %dGB", s.VolumeGB, s.Image[4:], size)
+		}
+		size = s.VolumeGB
+	}
+	memory := (typ.MemoryMiB + 1023) / 1024
+	const code = "UnsupportedHibernationConfiguration"
+	switch {
+	case !s.Hibernation:
+	case !typ.Hibernation || typ.Metal || memory >= 150:
+		return Refuse(code, "Hibernation is not supported on instance type %s", s.Type)
+	case s.EncryptedVolume && !root || !s.EncryptedVolume && !img.Encrypted:
+		return Refuse(code, "The root volume must be encrypted to enable hibernation.")
+	case size <= memory:
+		return Refuse(code, "The root volume of %d GiB is too small to store the contents of RAM (%d GiB).", size, memory)
+	}
+	return nil
 }
 
 func profileName(p string) string { return p[strings.LastIndexByte(p, '/')+1:] }
@@ -207,7 +238,7 @@ func (w *World) makeInstance(now Moment, r *Region, s LaunchSpec, img Image, typ
 		Created: now.Wire, Launched: now.Wire,
 		Hibernation: s.Hibernation, NoStop: s.NoStop, NoTerminate: s.NoTerm, OnShutdown: s.OnShutdown,
 		Spot: s.Spot, UserData: s.UserData, HopLimit: s.HopLimit, TokensRequired: s.TokensRequired,
-		TagsInMetadata: s.TagsInMetadata, Volume: w.newID("vol"), VolumeGB: s.VolumeGB,
+		TagsInMetadata: s.TagsInMetadata, Volume: w.newID("vol"), VolumeGB: s.VolumeGB, VolumeType: s.VolumeType, Encrypted: s.EncryptedVolume,
 		Tags: Tags(nil).with(s.Tags), Visible: now.Wire.Add(w.cfg.Consistency.Instances.D()),
 	}
 	i.Seq = w.seq
@@ -222,6 +253,9 @@ func (w *World) makeInstance(now Moment, r *Region, s LaunchSpec, img Image, typ
 	}
 	if i.VolumeGB == 0 {
 		i.VolumeGB = max(img.SizeGB, 8)
+	}
+	if i.VolumeType == "" {
+		i.VolumeType = "gp3"
 	}
 	w.privateN++
 	i.PrivateIP = netip.AddrFrom4([4]byte{10, byte(w.privateN >> 16), byte(w.privateN >> 8), byte(w.privateN)})

@@ -16,6 +16,10 @@ func (w *World) populate(now Moment, c WorkerConfig) error {
 		HopLimit: c.HopLimit, TokensRequired: c.TokensRequired, TagsInMetadata: c.TagsInMetadata, VolumeGB: c.VolumeGB,
 		profileOfUse: c.Profile,
 	}
+	if spec.Hibernation && c.VolumeGB == 0 {
+		spec.VolumeGB = 200
+	}
+	spec.EncryptedVolume = spec.Hibernation
 	img, typ, err := w.checkLaunch(r, &spec)
 	if err != nil {
 		return fmt.Errorf("cannot use scenario: worker %q: %w", c.Name, err)

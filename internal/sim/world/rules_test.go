@@ -261,3 +261,33 @@ func TestSpeed(t *testing.T) {
 		}
 	})
 }
+
+// TestHibernationNeeds holds launches to what EC2 demands of one that is to
+// hibernate.
+func TestHibernationNeeds(t *testing.T) {
+	for name, c := range map[string]struct {
+		spec LaunchSpec
+		code string
+	}{
+		"the image's own root":   {LaunchSpec{Type: "m5.large"}, "UnsupportedHibernationConfiguration"},
+		"not encrypted":          {LaunchSpec{Type: "m5.large", VolumeGB: 200, VolumeDevice: RootDevice}, "UnsupportedHibernationConfiguration"},
+		"another device":         {LaunchSpec{Type: "m5.large", VolumeGB: 200, VolumeDevice: "/dev/sdf", EncryptedVolume: true}, "UnsupportedHibernationConfiguration"},
+		"no room for the memory": {LaunchSpec{Type: "m5.2xlarge", Image: "ami-0000000000000d012", VolumeGB: 32, VolumeDevice: RootDevice, EncryptedVolume: true}, "UnsupportedHibernationConfiguration"},
+		"below the snapshot":     {LaunchSpec{Type: "m5.large", VolumeGB: 10, VolumeDevice: RootDevice, EncryptedVolume: true}, "InvalidBlockDeviceMapping"},
+		"metal":                  {LaunchSpec{Type: "c5.metal", VolumeGB: 500, VolumeDevice: RootDevice, EncryptedVolume: true}, "UnsupportedHibernationConfiguration"},
+		"as it should be":        {LaunchSpec{Type: "m5.large", VolumeGB: 60, VolumeDevice: RootDevice, EncryptedVolume: true}, ""},
+	} {
+		w, err := New(Config{Regions: []RegionConfig{{Name: region}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := c.spec
+		s.Account, s.Region, s.Min, s.Max, s.Hibernation = account, region, 1, 1, true
+		if s.Image == "" {
+			s.Image = "ami-00000000000000290"
+		}
+		if _, err := w.Launch(s, free, func(*Instance, Moment) {}); refusal(err) != c.code {
+			t.Errorf("%s: %v, want %q", name, err, c.code)
+		}
+	}
+}

@@ -23,7 +23,7 @@ const (
 func free() error { return nil }
 
 func launchSpec(token string) LaunchSpec {
-	return LaunchSpec{Account: account, Region: region, Image: cml, Type: "m5.large", Min: 1, Max: 1, Token: token, Hibernation: true}
+	return LaunchSpec{Account: account, Region: region, Image: cml, Type: "m5.large", Min: 1, Max: 1, Token: token, Hibernation: true, VolumeGB: 80, VolumeDevice: RootDevice, EncryptedVolume: true}
 }
 
 // op is one thing that happens to a world.
