@@ -206,18 +206,17 @@ type identity struct {
 
 // machineView is what the last finished round saw.
 type machineView struct {
-	readings   []idle.Reading
-	notAsked   []string
-	verdict    idle.Verdict
-	policy     idle.Policy
-	stages     []agentctl.Stage
-	stage      int
-	memory     *agentctl.Memory
-	timers     []agentctl.Timer
-	activity   time.Time // newest use of any kind
-	completion string
-	line       evidence.Line // of the decisions in the log
-	recorded   string        // of the verdict last written to the journal
+	readings []idle.Reading
+	notAsked []string
+	verdict  idle.Verdict
+	policy   idle.Policy
+	stages   []agentctl.Stage
+	stage    int
+	memory   *agentctl.Memory
+	timers   []agentctl.Timer
+	activity time.Time     // newest use of any kind
+	line     evidence.Line // of the decisions in the log
+	recorded string        // of the verdict last written to the journal
 }
 
 // New returns an agent. It reads nothing yet.

@@ -52,12 +52,11 @@ type day struct {
 	begun  time.Time
 	calm   atomic.Bool // faults are over
 
-	mu       sync.Mutex
-	faults   []string
-	servers  []*server
-	external map[string]int
-	checked  int // stops that the oracle looked at
-	failed   int // workers that ended FAILED
+	mu      sync.Mutex
+	faults  []string
+	servers []*server
+	checked int // stops that the oracle looked at
+	failed  int // workers that ended FAILED
 }
 
 type server struct {
@@ -70,12 +69,11 @@ type server struct {
 
 // user is who works on one worker, and what the oracle knows of it.
 type user struct {
-	session  time.Time // works until
-	nextAct  time.Time
-	since    time.Time // the worker has been pausable since, by the truth
-	outage   time.Time // telemetry is away until
-	nobody   bool
-	launched bool
+	session time.Time // works until
+	nextAct time.Time
+	since   time.Time // the worker has been pausable since, by the truth
+	outage  time.Time // telemetry is away until
+	nobody  bool
 }
 
 func (d *day) fault(format string, args ...any) {
