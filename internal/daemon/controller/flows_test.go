@@ -493,6 +493,9 @@ func TestTakeover(t *testing.T) {
 		if share == 0 || share == Shards {
 			t.Errorf("the second server has %d of %d shards", share, Shards)
 		}
+		// A store as slow as one on a busy disk: claims one after the other would
+		// take longer than a takeover may.
+		second.c.fleet.Store().(*mem.Client).Inject(func(mem.Call) mem.Fault { return mem.Fault{Latency: 500 * time.Millisecond} })
 		killed := time.Now()
 		r.c.fleet.Store().(*mem.Client).Close()
 		for {

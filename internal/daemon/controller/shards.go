@@ -20,6 +20,9 @@ import (
 // all servers of a store, forever.
 const Shards = 32
 
+// claimsAtOnce is how many shards are claimed at the same time.
+const claimsAtOnce = 16
+
 const (
 	memberPrefix = "servers/"
 	shardPrefix  = "shards/"
@@ -269,9 +272,18 @@ func (c *Controller) balance(ctx context.Context, lease store.Lease) {
 			c.mu.Unlock()
 		}
 	}
+	// At once, and not one after the other: a takeover from a server that died is
+	// as late as its last claim.
+	var claims sync.WaitGroup
+	turn := make(chan struct{}, claimsAtOnce)
 	for _, n := range take {
-		c.claim(ctx, lease, n)
+		turn <- struct{}{}
+		claims.Go(func() {
+			defer func() { <-turn }()
+			c.claim(ctx, lease, n)
+		})
 	}
+	claims.Wait()
 }
 
 func (c *Controller) claim(ctx context.Context, lease store.Lease, n int) {
