@@ -50,7 +50,8 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 	if err := checkStart(m); err != nil {
 		return shimctl.Answer{}, err
 	}
-	r := &run{Run: shimctl.Run{ID: m.ID, Run: m.Run, BootID: s.boot, Cgroups: m.Cgroups, LogPath: m.LogPath, LogMax: m.LogMax, User: m.User}}
+	r := &run{Run: shimctl.Run{ID: m.ID, Run: m.Run, BootID: s.boot, Cgroups: m.Cgroups, LogPath: m.LogPath, LogMax: m.LogMax, User: m.User,
+		Handoff: len(m.Handoff) > 0}}
 	if err := s.onceOver(ctx, m.ID, func() error { return s.claim(r) }); err != nil {
 		return shimctl.Answer{}, err
 	}

@@ -156,6 +156,9 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	i.mu.Unlock()
 	switch was {
 	case power.Starting:
+		if err := i.continueStart(ctx, w); err == nil {
+			return nil
+		}
 		// Nobody knows how far it came; the person or client that asked has
 		// gone. A clean start is the only state that can be named.
 		if err := i.startFailed(w, errors.New("the daemon ended while it was starting"), false); err != nil && i.state() != power.Stopped {

@@ -216,6 +216,36 @@ func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
 	return nil, instance.ErrStartAgain
 }
 
+// continueStart waits for a program that an earlier daemon had started and that
+// still runs: it may have accepted clients already, whom another start would cut.
+// An error says that it has to be started anew.
+func (i *inst) continueStart(ctx context.Context, w Workload) error {
+	if i.rt.Capabilities().Network {
+		return errors.New("its relay ended with the daemon") // nobody is connected to it
+	}
+	if m, ok := w.(interface{ CannotBind() bool }); ok && m.CannotBind() {
+		if ls, err := w.Listeners(); err != nil || notListening(i.spec().Expose, ls) != "" {
+			return errors.New("it cannot bind its address any more")
+		}
+	}
+	if err := i.ready(ctx, w); err != nil {
+		return err
+	}
+	now := i.h.now()
+	err := i.save(func(r *instance.Record) {
+		r.State, r.StoppedBy = power.Running, ""
+		r.LastActivityAt, r.LastResumedAt, r.ResumedBy = now, now, byRestart
+	})
+	if err != nil {
+		return err
+	}
+	i.open()
+	i.scheduleAwake(now)
+	i.ran(power.Stopped)
+	i.emit("started", byRestart, "it began under the daemon before this one")
+	return nil
+}
+
 // rest prepares a stopped instance for connections: they start it, or wait for
 // the restart that is due, or are refused because its sockets are closed. The
 // caller holds the lock.

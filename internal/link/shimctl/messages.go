@@ -113,6 +113,7 @@ type Run struct {
 	LogPath string   `json:"log_path"`
 	LogMax  int64    `json:"log_max"`
 	User    string   `json:"user,omitempty"`
+	Handoff bool     `json:"handoff,omitempty"` // its binds are reported
 	Adopted bool     `json:"adopted,omitempty"` // not this shim's child: how it ends cannot be collected
 	Exit    *Exit    `json:"exit,omitempty"`
 }

@@ -19,7 +19,9 @@ import (
 // fit into a test.
 const pauseAfter = 150 * time.Millisecond
 
-func TestMain(m *testing.M) { daemontest.Main(m) }
+func TestMain(m *testing.M) {
+	daemontest.Main(m, "lull/internal/daemon/host/programs/testdata/serve")
+}
 
 func cycles(t *testing.T) int { return scaletest.Count(t, "LULL_PROGRAM_CYCLES", 15) }
 

@@ -90,15 +90,34 @@ func (r *Runtime) dropReports(id string, run uint64) {
 }
 
 // holdAgain makes this daemon hold, beside the shim, the sockets of an instance
-// and what reports the binds of its run.
-func (r *Runtime) holdAgain(ctx context.Context, id string, run uint64) {
+// and what reports the binds of its run. An error says that it does not hold the
+// latter.
+func (r *Runtime) holdAgain(ctx context.Context, id string, run uint64) error {
 	c := r.shim()
 	if addrs, fds, err := c.Listeners(ctx, id); err == nil {
 		r.setHeld(id, addrs, fds)
 	}
-	if fd, err := c.TakeFilter(ctx, id, run); err == nil {
+	fd, err := c.TakeFilter(ctx, id, run)
+	if err == nil {
 		r.keepReports(id, run, fd)
 	}
+	return err
+}
+
+// CannotBind reports whether every bind of the program fails from here on: daemon
+// and supervisor ended together, and with them what its binds were reported to.
+func (w *Work) CannotBind() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mute
+}
+
+// Trouble implements instance.Troubled.
+func (w *Work) Trouble() string {
+	if w.CannotBind() {
+		return "it can open no further port, because the daemon and its supervisor ended together; lull restart ends that"
+	}
+	return ""
 }
 
 // giveReports gives a new shim what reports binds.

@@ -211,7 +211,7 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 // nil, is given the control group before anything is in it. It is not called
 // where there are none.
 func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*cgroup.Group) error) (*Work, error) {
-	w := &Work{r: r, table: &r.table, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User}
+	w := &Work{r: r, table: &r.table, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User, handoff: len(l.Handoff) > 0}
 	var dirs []string
 	if r.place.Dir != "" {
 		g, err := r.place.Create(l.ID)
@@ -358,7 +358,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 		if run.Exit != nil {
 			return nil, &instance.GoneError{ID: id, Exit: *run.Exit}
 		}
-		w.ident, w.logPath, w.logMax, w.user = run.Identity(), run.LogPath, run.LogMax, run.User
+		w.ident, w.logPath, w.logMax, w.user, w.handoff = run.Identity(), run.LogPath, run.LogMax, run.User, run.Handoff
 		if run.Adopted { // an earlier shim started it
 			r.mu.Lock()
 			r.orphaned = true
@@ -402,7 +402,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	r.works[id] = w
 	r.mu.Unlock()
 	r.heart.hold(id) // it may be frozen
-	r.holdAgain(ctx, id, w.ident.Run)
+	w.mute = r.holdAgain(ctx, id, w.ident.Run) != nil && w.handoff
 	return w, nil
 }
 

@@ -30,10 +30,12 @@ type Work struct {
 	logPath string
 	logMax  int64
 	user    string
+	handoff bool // its binds are reported
 
 	mu      sync.Mutex
 	stopped []int // processes that SIGSTOP was sent to
 	frozen  bool
+	mute    bool // its binds were reported, and nothing hears the reports any more
 	net     netCount
 	io      proc.Tally // of disk traffic
 	turns   turns
@@ -47,7 +49,7 @@ func (w *Work) Identity() instance.Identity { return w.ident }
 
 func (w *Work) asRun() shimctl.Run {
 	run := shimctl.Run{ID: w.id, Run: w.ident.Run, PID: w.ident.PID, Start: w.ident.Start, BootID: w.ident.BootID,
-		LogPath: w.logPath, LogMax: w.logMax, User: w.user}
+		LogPath: w.logPath, LogMax: w.logMax, User: w.user, Handoff: w.handoff}
 	if w.group != nil {
 		run.Cgroups = w.group.Dirs()
 	}

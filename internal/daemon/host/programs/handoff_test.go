@@ -1,0 +1,251 @@
+package programs
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"lull/internal/daemon/host/daemontest"
+	"lull/internal/idle"
+	"lull/internal/instance"
+	"lull/internal/link/hostctl"
+)
+
+// server is a program that is handed its listening socket.
+type server struct {
+	name  string
+	redis bool
+	// command is how it is started for an address; dir is a folder of its own.
+	command func(t *testing.T, dir, host, port string) []string
+}
+
+// servers are programs of seven kinds. Some bind the exposed address, one every
+// address, one the same address as IPv6, and two have several processes.
+var servers = []server{
+	{name: "python", command: func(t *testing.T, _, host, port string) []string {
+		return []string{installed(t, "python3", "/usr/bin/python3", "python3"), "-m", "http.server", port, "--bind", host}
+	}},
+	{name: "nginx", command: func(t *testing.T, dir, host, port string) []string {
+		path := installed(t, "nginx-light", "nginx", "/usr/sbin/nginx")
+		conf := fmt.Sprintf(`daemon off; worker_processes 2; pid %[1]s/pid; error_log stderr error;
+events { worker_connections 256; }
+http {
+  access_log off;
+  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
+  server { listen %[2]s:%[3]s reuseport; location / { return 200 "here\n"; } }
+}
+`, dir, host, port)
+		if err := os.WriteFile(dir+"/nginx.conf", []byte(conf), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return []string{path, "-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr"}
+	}},
+	{name: "node", command: func(t *testing.T, _, _, port string) []string { // binds every address of both families
+		return []string{installed(t, "nodejs", "node"), "-e", "require('http').createServer((q,s)=>s.end('here\\n')).listen(" + port + ")"}
+	}},
+	{name: "go", command: func(t *testing.T, _, host, port string) []string {
+		return []string{daemontest.Program("serve"), net.JoinHostPort(host, port)}
+	}},
+	{name: "java", command: func(t *testing.T, _, host, port string) []string { // binds ::ffff:127.0.0.1
+		dir, err := filepath.Abs("testdata")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []string{installed(t, "default-jre-headless", "java"), "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", dir, "Serve", host, port}
+	}},
+	{name: "redis", redis: true, command: func(t *testing.T, dir, host, port string) []string {
+		return []string{installed(t, "redis-server", "redis-server"), "--bind", host, "--port", port, "--save", "", "--dir", dir}
+	}},
+	{name: "gunicorn", command: func(t *testing.T, dir, host, port string) []string {
+		app := "def app(environ, start_response):\n    start_response('200 OK', [('Content-Length', '5')])\n    return [b'here\\n']\n"
+		if err := os.WriteFile(dir+"/app.py", []byte(app), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return []string{installed(t, "gunicorn", "gunicorn"), "--workers", "2", "--chdir", dir, "--bind", net.JoinHostPort(host, port), "app:app"}
+	}},
+}
+
+// visit is one client: it connects, asks and reads the answer.
+func (s server) visit(addr string) error {
+	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(daemontest.Patience))
+	ask, want := "GET / HTTP/1.0\r\nHost: here\r\n\r\n", " 200 "
+	if s.redis {
+		ask, want = "PING\r\n", "+PONG"
+	}
+	if _, err := io.WriteString(c, ask); err != nil {
+		return err
+	}
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err == nil && !strings.Contains(line, want) {
+		err = fmt.Errorf("answered with %q", line)
+	}
+	return err
+}
+
+// crowd counts what became of clients.
+type crowd struct {
+	mu       sync.Mutex
+	answered int
+	refused  int
+	lost     int
+	first    error
+}
+
+func (c *crowd) note(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err == nil:
+		c.answered++
+		return
+	case errors.Is(err, syscall.ECONNREFUSED):
+		c.refused++
+	default:
+		c.lost++
+	}
+	if c.first == nil {
+		c.first = err
+	}
+}
+
+func (c *crowd) String() string {
+	s := fmt.Sprintf("%d answered, %d refused, %d lost", c.answered, c.refused, c.lost)
+	if c.first != nil {
+		s += fmt.Sprintf("; first: %v", c.first)
+	}
+	return s
+}
+
+// arrive lets n clients come at random times within d and waits for them.
+func (c *crowd) arrive(s server, addr string, n int, d time.Duration) {
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			<-time.After(rand.N(d))
+			c.note(s.visit(addr))
+		})
+	}
+	wg.Wait()
+}
+
+// stage launches a server that falls asleep and is stopped soon.
+func (s server) stage(t *testing.T, h *daemontest.Host) (name, addr string) {
+	t.Helper()
+	dir, err := os.MkdirTemp(h.Dir, s.name)
+	if err == nil {
+		err = os.Chmod(dir, 0o777)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr = daemontest.Addr(t)
+	host, port, _ := net.SplitHostPort(addr)
+	h.Launch(instance.Spec{Name: s.name, Command: s.command(t, dir, host, port), Workdir: dir,
+		PauseAfter: daemontest.Seconds(100 * time.Millisecond), StopAfter: daemontest.Seconds(100 * time.Millisecond),
+		ReadyTimeout: idle.Duration(3 * time.Minute), StopGrace: idle.Duration(10 * time.Second), Restart: instance.RestartAlways,
+		Expose: []instance.Endpoint{{Listen: addr, Target: addr, Path: instance.PathDirect}}})
+	return s.name, addr
+}
+
+func handoffHost(t *testing.T, who *account) *daemontest.Host {
+	cfg := daemontest.Config{Args: []string{"--probe", "50ms", "--stop-all"}}
+	if who != nil {
+		cfg.UID, cfg.GID = who.uid, who.gid
+	}
+	return daemontest.Start(t, cfg)
+}
+
+// started counts the starts of an instance.
+func started(t *testing.T, h *daemontest.Host, name string) (n int) {
+	t.Helper()
+	err := h.Kept(t.Context(), "", func(string) {}, func(e hostctl.Event) error {
+		if e.Instance == name && e.Type == "started" {
+			n++
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestHandoff stops programs automatically and lets clients come before, while and
+// after they are stopped and started again: none is refused, none is lost. Some
+// starts are restarts by a user, and one is after a crash.
+//
+// LULL_HANDOFF_STARTS is how often each is started.
+func TestHandoff(t *testing.T) {
+	starts := daemontest.Count(t, "LULL_HANDOFF_STARTS", 5)
+	for _, s := range servers {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			h := handoffHost(t, nil)
+			name, addr := s.stage(t, h)
+			if o := h.Look(name); o.Deaf != "" || !o.Wakes {
+				t.Fatalf("a connection does not wake it: %s", o.Deaf)
+			}
+			c := &crowd{}
+			took := time.Second
+			for n := 0; started(t, h, name) <= starts; n++ {
+				switch {
+				case n%5 == 3: // a restart on request: who comes from its beginning on waits
+					c.note(s.visit(addr))
+					before := h.Look(name)
+					done := make(chan struct{})
+					go func() {
+						defer close(done)
+						if _, err := h.Do(t.Context(), name, "restart", nil); err != nil {
+							t.Errorf("cannot restart it: %v", err)
+						}
+					}()
+					h.Until(name, "its restart has begun", func(o hostctl.Instance) bool {
+						return o.PID != before.PID || o.State == "stopping" || o.State == "starting"
+					})
+					c.arrive(s, addr, 6, took)
+					<-done
+				case n%5 == 4: // whatever it is doing then
+					c.arrive(s, addr, 6, took+300*time.Millisecond)
+				case n == 2 && s.name != "nginx" && s.name != "gunicorn": // of a crash, without workers that outlive it
+					c.note(s.visit(addr))
+					o := h.Look(name)
+					if o.PID != 0 && syscall.Kill(o.PID, syscall.SIGKILL) == nil {
+						h.Until(name, "its end is known", func(now hostctl.Instance) bool { return now.PID != o.PID })
+					}
+					c.arrive(s, addr, 6, took)
+				default:
+					h.Await(name, "stopped")
+					begun := time.Now()
+					c.note(s.visit(addr))
+					took = min(time.Since(begun), 10*time.Second)
+					h.Await(name, "stopped")
+					c.arrive(s, addr, 8, took*3/2)
+				}
+			}
+			o := h.Look(name)
+			t.Logf("REPORT handoff %s: %d starts, %s, %d crashes", s.name, started(t, h, name)-1, c, o.RestartCount)
+			if c.refused+c.lost > 0 {
+				t.Errorf("%s: %s", s.name, c)
+			}
+			h.Must(name, "stop") // by a user: now it is closed
+			if err := s.visit(addr); !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("a connection to what a user stopped: %v, want it refused", err)
+			}
+		})
+	}
+}
