@@ -156,10 +156,16 @@ func (s *Shim) filterOf(k key) *filter {
 func (s *Shim) dropFilter(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.filters[fd] != nil {
-		delete(s.filters, fd)
-		unix.Close(fd) // epoll forgets it with that
+	if s.filters[fd] == nil {
+		return
 	}
+	delete(s.filters, fd)
+	// The daemon may have a duplicate, with which epoll would keep reporting the
+	// end under a number that is another filter's by then.
+	if err := unix.EpollCtl(s.notes.epfd, unix.EPOLL_CTL_DEL, fd, nil); err != nil {
+		s.log.Error("cannot stop watching binds", "error", err)
+	}
+	unix.Close(fd)
 }
 
 // readBinds answers reports until ctx ends.

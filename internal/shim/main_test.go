@@ -24,6 +24,9 @@ func TestMain(m *testing.M) {
 	if code, ok := shim.Stage(os.Args); ok {
 		os.Exit(code)
 	}
+	if steps := os.Getenv("LULL_TEST_SCRIPT"); steps != "" {
+		os.Exit(script(steps))
+	}
 	if dir := os.Getenv("LULL_TEST_SHIM"); dir != "" {
 		os.Exit(shimMain(dir))
 	}

@@ -41,7 +41,11 @@ func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
 	}
 	s.log.Info("a held socket follows the program", "instance", f.id, "from", h.as.String(), "to", want.String())
 	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id})
-	go s.empty(f.id, h, want)
+	program, err := unix.FcntlInt(uintptr(next.fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		program = -1
+	}
+	go s.empty(f.id, h, want, program)
 	return next, nil
 }
 
@@ -125,10 +129,12 @@ const (
 	dialLimit  = time.Minute
 )
 
-// empty passes on who had come to h, then closes it. The program listens already,
-// so that nobody is refused in between: a client whose first packet is ignored
-// repeats it a second later, and reaches the program.
-func (s *Shim) empty(id string, h held, now form) {
+// empty closes h and passes on who had come to it. The program listens already, so
+// that nobody is refused in between: a client whose first packet is ignored repeats
+// it a second later, and reaches the program. program is a duplicate of the socket
+// that the program listens on.
+func (s *Shim) empty(id string, h held, now form, program int) {
+	defer shimctl.CloseAll([]int{program})
 	if err := sockets.Shut(h.fd); err != nil {
 		s.log.Warn("clients may be refused for a moment", "instance", id, "error", err)
 	}
@@ -145,6 +151,7 @@ func (s *Shim) empty(id string, h held, now form) {
 		}
 	}
 	addr := netip.AddrPortFrom(target.ip.Unmap(), target.port).String()
+	var clients []int
 	for range 2 {
 		if err := unix.SetNonblock(h.fd, true); err != nil {
 			break
@@ -157,15 +164,31 @@ func (s *Shim) empty(id string, h held, now form) {
 			if err != nil {
 				break
 			}
-			go s.pass(id, fd, addr)
+			clients = append(clients, fd)
 		}
 		time.Sleep(handshakes)
 	}
 	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // the daemon has a duplicate for a moment longer
 	unix.Close(h.fd)
+	for _, fd := range clients {
+		awaitRoom(program)
+		s.pass(id, fd, addr)
+	}
 }
 
-// pass connects one client to the program.
+// awaitRoom waits until at most half of a listener's backlog is taken: a connection
+// that finds it full is established for one side only.
+func awaitRoom(listener int) {
+	for end := time.Now().Add(dialLimit); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		// Of a listener these are the length of its backlog and the bound of that.
+		info, err := unix.GetsockoptTCPInfo(listener, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil || info.Unacked <= info.Sacked/2 {
+			return
+		}
+	}
+}
+
+// pass connects one client to the program, and returns once it is connected.
 func (s *Shim) pass(id string, fd int, addr string) {
 	file := os.NewFile(uintptr(fd), "client")
 	client, err := net.FileConn(file)
@@ -173,13 +196,12 @@ func (s *Shim) pass(id string, fd int, addr string) {
 	if err != nil {
 		return
 	}
-	defer client.Close()
 	program, err := net.DialTimeout("tcp", addr, dialLimit)
 	if err != nil {
 		s.log.Warn("a client could not be passed on", "instance", id, "error", err)
+		client.Close()
 		return
 	}
-	defer program.Close()
 	var wg sync.WaitGroup
 	copying := func(to, from net.Conn) {
 		wg.Go(func() {
@@ -191,5 +213,9 @@ func (s *Shim) pass(id string, fd int, addr string) {
 	}
 	copying(program, client)
 	copying(client, program)
-	wg.Wait()
+	go func() {
+		wg.Wait()
+		client.Close()
+		program.Close()
+	}()
 }

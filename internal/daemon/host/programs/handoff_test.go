@@ -249,3 +249,121 @@ func TestHandoff(t *testing.T) {
 		})
 	}
 }
+
+// TestHandoffKilled kills the supervisor, the daemon or both while clients start a
+// program. Without either nobody is refused or lost. Without both the record is
+// kept, the program is started once and serves again; clients who had come may be
+// cut then, because the sockets went with their last holder.
+func TestHandoffKilled(t *testing.T) {
+	rounds := daemontest.Count(t, "LULL_HANDOFF_KILLS", 2)
+	for _, s := range servers {
+		if s.name != "go" && s.name != "nginx" {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			h := handoffHost(t, nil)
+			name, addr := s.stage(t, h)
+			id := h.Look(name).ID
+			for _, victim := range []string{"shim", "daemon", "both"} {
+				c := &crowd{}
+				for range rounds {
+					h.Await(name, "stopped")
+					var wg sync.WaitGroup
+					wg.Go(func() { c.arrive(s, addr, 6, 200*time.Millisecond) })
+					<-time.After(rand.N(200 * time.Millisecond))
+					if victim != "daemon" {
+						if pid := h.ShimPID(); pid != 0 {
+							_ = syscall.Kill(pid, syscall.SIGKILL)
+						}
+					}
+					if victim != "shim" {
+						h.Kill()
+						h.Boot()
+					}
+					wg.Wait()
+					daemontest.Wait(t, "it serves again", func() (bool, string) {
+						err := s.visit(addr)
+						return err == nil || victim != "both" && errors.Is(err, syscall.ECONNREFUSED), fmt.Sprint(err)
+					})
+					if o := h.Look(name); o.ID != id {
+						t.Fatalf("its record was lost: %s is %s now", id, o.ID)
+					}
+				}
+				h.Await(name, "stopped")
+				daemontest.Wait(t, "no process of it is left", func() (bool, string) { m := h.Marked()[id]; return len(m) == 0, fmt.Sprint(m) })
+				t.Logf("REPORT handoff %s, %s killed: %d rounds, %s", s.name, victim, rounds, c)
+				if victim != "both" && c.refused+c.lost > 0 {
+					t.Errorf("%s killed: %s", victim, c)
+				}
+			}
+		})
+	}
+}
+
+// TestHandoffUser: an ordinary user's programs are woken from stopped too, with
+// no_new_privs, and that is said.
+func TestHandoffUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it needs root, to run a daemon as another user")
+	}
+	t.Parallel()
+	h := handoffHost(t, ordinary(t))
+	s := servers[0]
+	name, addr := s.stage(t, h)
+	o := h.Look(name)
+	if o.Deaf != "" || !o.NoNewPrivs {
+		t.Fatalf("no_new_privs %v, and a connection does not wake it: %q", o.NoNewPrivs, o.Deaf)
+	}
+	c := &crowd{}
+	for range 3 {
+		h.Await(name, "stopped")
+		c.arrive(s, addr, 8, time.Second)
+	}
+	t.Logf("REPORT handoff of an ordinary user: %s", c)
+	if c.refused+c.lost > 0 {
+		t.Error(c)
+	}
+}
+
+// TestHandoffRefused: a host that runs under a filter of its own kind cannot have
+// another one. Its programs run without a handoff, it says why, and only the
+// relayed port wakes from stopped.
+func TestHandoffRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it needs root")
+	}
+	t.Parallel()
+	outer := handoffHost(t, nil)
+	listen, dir := daemontest.Addr(t), outer.Dir+"/inner"
+	never := idle.Duration(0)
+	outer.Launch(instance.Spec{Name: "inner", PauseAfter: &never, Restart: instance.RestartNo, Workdir: "/",
+		Command: []string{daemontest.Program("lull"), "host", "--data", dir, "--socket", dir + ".sock", "--probe", "50ms", "--listen", listen},
+		Expose:  []instance.Endpoint{{Listen: listen, Target: listen}}})
+	cl, err := hostctl.NewClient(dir + ".sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner := &daemontest.Host{Client: cl, T: t, Dir: outer.Dir}
+	s := servers[3] // go
+	direct, relayed, target := daemontest.Addr(t), daemontest.Addr(t), daemontest.Addr(t)
+	for name, e := range map[string]instance.Endpoint{"direct": {Listen: direct, Target: direct}, "relayed": {Listen: relayed, Target: target}} {
+		inner.Launch(instance.Spec{Name: name, Command: []string{daemontest.Program("serve"), e.Target}, Workdir: "/",
+			PauseAfter: daemontest.Seconds(100 * time.Millisecond), StopAfter: daemontest.Seconds(100 * time.Millisecond), Expose: []instance.Endpoint{e}})
+		defer inner.Remove(t.Context(), name)
+	}
+	if o := inner.Look("direct"); !strings.Contains(o.Deaf, "seccomp") {
+		t.Errorf("why a connection does not wake it: %q, want the filter in it", o.Deaf)
+	}
+	if o := inner.Look("relayed"); o.Deaf != "" {
+		t.Errorf("a connection to the relay does not wake it: %q", o.Deaf)
+	}
+	inner.Await("direct", "stopped")
+	inner.Await("relayed", "stopped")
+	if err := s.visit(direct); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a connection to the stopped program: %v, want it refused", err)
+	}
+	if err := s.visit(relayed); err != nil {
+		t.Errorf("a connection to the relay: %v", err)
+	}
+}
