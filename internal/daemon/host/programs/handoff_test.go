@@ -272,13 +272,13 @@ func TestHandoffKilled(t *testing.T) {
 					var wg sync.WaitGroup
 					wg.Go(func() { c.arrive(s, addr, 6, 200*time.Millisecond) })
 					<-time.After(rand.N(200 * time.Millisecond))
-					if victim != "daemon" {
-						if pid := h.ShimPID(); pid != 0 {
-							_ = syscall.Kill(pid, syscall.SIGKILL)
-						}
-					}
 					if victim != "shim" {
 						h.Kill()
+					}
+					if pid := h.ShimPID(); pid != 0 && victim != "daemon" {
+						_ = syscall.Kill(pid, syscall.SIGKILL)
+					}
+					if victim != "shim" {
 						h.Boot()
 					}
 					wg.Wait()
@@ -336,11 +336,15 @@ func TestHandoffRefused(t *testing.T) {
 	t.Parallel()
 	outer := handoffHost(t, nil)
 	listen, dir := daemontest.Addr(t), outer.Dir+"/inner"
+	socket := dir + "/socket/host.sock"
+	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	never := idle.Duration(0)
 	outer.Launch(instance.Spec{Name: "inner", PauseAfter: &never, Restart: instance.RestartNo, Workdir: "/",
-		Command: []string{daemontest.Program("lull"), "host", "--data", dir, "--socket", dir + ".sock", "--probe", "50ms", "--listen", listen},
+		Command: []string{daemontest.Program("lull"), "host", "--data", dir + "/data", "--socket", socket, "--probe", "50ms", "--metrics", listen},
 		Expose:  []instance.Endpoint{{Listen: listen, Target: listen}}})
-	cl, err := hostctl.NewClient(dir + ".sock")
+	cl, err := hostctl.NewClient(socket)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -142,6 +142,24 @@ func (r *Runtime) giveReports(ctx context.Context) {
 	}
 }
 
+// untilAnswered repeats a request that may be repeated while the shim is replaced.
+func (r *Runtime) untilAnswered(ctx context.Context, ask func(*shimctl.Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, connectLimit)
+	defer cancel()
+	for {
+		err := ask(r.shim())
+		var said *shimctl.Error
+		if err == nil || errors.As(err, &said) {
+			return err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond): // Run brings a new connection
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
 // heldChanged follows the shim, which holds another socket than before.
 func (r *Runtime) heldChanged(m shimctl.HeldChanged) {
 	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)

@@ -304,7 +304,8 @@ func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (
 					return shimctl.Started{PID: run.PID, Start: run.Start}, nil
 				}
 			}
-			return shimctl.Started{}, cause
+			// A run is on disk before its program begins, so nothing was started.
+			return shimctl.Started{}, fmt.Errorf("%w: %w", instance.ErrStartAgain, cause)
 		}
 		select {
 		case <-time.After(10 * time.Millisecond): // Run brings a new connection

@@ -200,15 +200,16 @@ func unread(fd int) int {
 
 // Hold keeps listening sockets of an instance open whatever its state.
 func (r *Runtime) Hold(ctx context.Context, id string, addrs []string) error {
-	if err := r.shim().Hold(ctx, id, addrs); err != nil {
+	return r.untilAnswered(ctx, func(c *shimctl.Client) error {
+		if err := c.Hold(ctx, id, addrs); err != nil {
+			return err
+		}
+		got, fds, err := c.Listeners(ctx, id)
+		if err == nil {
+			r.setHeld(id, got, fds)
+		}
 		return err
-	}
-	got, fds, err := r.shim().Listeners(ctx, id)
-	if err != nil {
-		return err
-	}
-	r.setHeld(id, got, fds)
-	return nil
+	})
 }
 
 // setHeld keeps duplicates of what the shim holds, in place of those before.
@@ -229,7 +230,7 @@ func (r *Runtime) setHeld(id string, addrs []string, fds []int) {
 // Unhold closes them.
 func (r *Runtime) Unhold(ctx context.Context, id string) error {
 	r.setHeld(id, nil, nil)
-	return r.shim().Unhold(ctx, id)
+	return r.untilAnswered(ctx, func(c *shimctl.Client) error { return c.Unhold(ctx, id) })
 }
 
 // Watch calls wake when a client comes to a held socket of an instance that
