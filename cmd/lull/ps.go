@@ -107,7 +107,7 @@ func next(o hostctl.Instance) string {
 	case o.NextStepAt != nil:
 		verb := map[string]string{"reclaimed": "gives memory back", "hibernated": "goes to disk", "stopped": "stops"}[o.NextStep]
 		return verb + " in " + span(max(time.Until(*o.NextStepAt), 0))
-	case len(o.Endpoints) == 0 && (o.State == "paused" || o.State == "reclaimed" || o.State == "hibernated"):
+	case !o.WakesOnConnection && (o.State == "paused" || o.State == "reclaimed" || o.State == "hibernated"):
 		return "until resumed"
 	case o.State == "paused" || o.State == "reclaimed" || o.State == "hibernated":
 		if o.Connections > 0 && o.StopAfter > 0 {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -171,14 +172,12 @@ func nearVerbs(cmd *cobra.Command, a []string) string {
 
 // client finds the host daemon.
 func (c *cli) client() (*hostctl.Client, error) {
-	where := c.host
-	if where == "" {
-		where = c.getenv("LULL_HOST")
-	}
-	if where == "" {
-		where = defaultSocket(c.getenv)
-	}
-	return hostctl.NewClient(where)
+	return hostctl.NewClient(c.hostAddress())
+}
+
+// hostAddress is where the host is.
+func (c *cli) hostAddress() string {
+	return cmp.Or(c.host, c.getenv("LULL_HOST"), defaultSocket(c.getenv))
 }
 
 // defaultSocket is where a host of this user listens.

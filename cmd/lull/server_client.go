@@ -67,7 +67,15 @@ func (c *cli) orServer(cmd *cobra.Command, ask func(cmd *cobra.Command, a []stri
 		if c.asksServer() {
 			return ask(cmd, a)
 		}
-		return host(cmd, a)
+		err := host(cmd, a)
+		if len(a) == 0 || err == nil || exitCode(err) != exitNotFound || c.getenv("LULL_SERVER") == "" {
+			return err
+		}
+		// A name that the host does not know may be one of the server's.
+		if err = ask(cmd, a); err != nil {
+			err = fmt.Errorf("%w; it was looked up on the host (%s) and at the server (%s)", err, c.hostAddress(), c.serverURL())
+		}
+		return err
 	}
 	complete := cmd.ValidArgsFunction
 	if complete != nil {

@@ -20,7 +20,9 @@ signal with its value, threshold, window and age, everything that speaks against
 a pause, when the next look and the earliest pause are, and what would change
 that. NAME is an instance of a host or a worker of a server.
 
-The host is asked, or the server if --server is given or only LULL_SERVER is set.`,
+The host is asked, or the server if --server is given or only LULL_SERVER is set.
+With LULL_HOST and LULL_SERVER set, a name that the host does not know is looked up
+at the server.`,
 		Example: "  lull why web\n  lull why web --at 03:30\n  lull why web --at 2h",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			at, err := atTime(cmd)

@@ -248,6 +248,8 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 			return fmt.Errorf("cannot thaw %s: %w", i.name(), err)
 		}
 		if was == power.Running {
+			// Its activity since the last record was lost with the daemon that saw it.
+			i.update(func(r *instance.Record) { r.LastActivityAt = i.h.now() })
 			i.open()
 			i.scheduleAwake(i.h.now())
 			return nil

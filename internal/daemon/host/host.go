@@ -273,6 +273,9 @@ func (h *Host) find(ref string) (*inst, error) {
 	if i, ok := h.byID[ref]; ok {
 		return i, nil
 	}
+	if i, ok := h.byName[strings.ToLower(ref)]; ok { // a container's name may have capitals
+		return i, nil
+	}
 	if err := h.absent[ref]; err != nil {
 		return nil, &RefusedError{Name: ref, What: "reach", Reason: err.Error()}
 	}

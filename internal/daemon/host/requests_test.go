@@ -61,10 +61,45 @@ func TestOutboundConnections(t *testing.T) {
 				p.SetAsking(row.asks)
 				time.Sleep(time.Minute)
 				synctest.Wait()
-				if o := r.is("a", row.want); row.want == power.Running && o.PauseCount != 0 {
-					t.Errorf("paused %d times", o.PauseCount)
+				if o := r.is("a", row.want); row.want == power.Running && (o.PauseCount != 0 || o.PauseAt != nil) {
+					t.Errorf("paused %d times, to be paused at %v", o.PauseCount, o.PauseAt)
 				}
 			})
 		})
 	}
+}
+
+// What sleeps wakes on a connection if it exposes a port or listens on a socket of
+// its own, as containers and unix-socket servers do.
+func TestWakesOnConnection(t *testing.T) {
+	for name, row := range map[string]struct {
+		deaf, exposes, want bool
+	}{"a port": {true, true, true}, "a socket of its own": {false, false, true}, "nothing": {true, false, false}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				r.k.Deaf = row.deaf && !row.exposes
+				r.run("a", func(s *instance.Spec) {
+					if !row.exposes {
+						s.Expose = nil
+					}
+				})
+				if err := r.Pause(r.ctx, "a", byManual, false); err != nil {
+					t.Fatal(err)
+				}
+				if o := r.is("a", power.Paused); o.WakesOnConnection != row.want {
+					t.Errorf("wakes on a connection: %t", o.WakesOnConnection)
+				}
+			})
+		})
+	}
+}
+
+// A name is found whatever its case: containers have capitals in theirs.
+func TestNamesWithCapitals(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.run("web_1", nil)
+		if o, err := r.Get("Web_1"); err != nil || o.ID != id {
+			t.Errorf("found %s: %v", o.ID, err)
+		}
+	})
 }

@@ -88,7 +88,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	r := i.rec
 	e := i.evidenceLocked(now)
 	e.Connections = i.conns
-	w, next, trouble, missing := i.work, i.restart, i.trouble, i.missing
+	w, next, trouble, missing, unheard := i.work, i.restart, i.trouble, i.missing, i.unheard
 	i.mu.Unlock()
 	v := idle.Decide(now, i.policy(), e)
 	o := hostctl.Instance{ID: r.ID, Name: r.Spec.Name, State: string(r.State), StateSince: ptr(r.StateSince),
@@ -108,6 +108,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		noPrivs, err := i.h.handoffNow()
 		o.NoNewPrivs = noPrivs && err == nil && !r.Spec.ListenFDs && i.direct()
 	}
+	o.WakesOnConnection = len(r.Spec.Expose) > 0 || !unheard
 	if o.Unwritable = i.h.unwritable(); o.Unwritable != "" {
 		o.StatusReason = strings.TrimPrefix(o.StatusReason+"; "+o.Unwritable, "; ")
 	}
@@ -340,8 +341,8 @@ func (i *inst) explain(y *hostctl.Why) {
 		y.Question = "why is it " + o.State
 		y.Answer = fmt.Sprintf("It was paused %s: %s.", by(o.LastPausedBy, when(o.LastPausedAt)), o.StatusReason)
 		y.Change = []string{"lull instance resume " + o.Name}
-		if len(o.Endpoints) > 0 {
-			y.Change[0] = "a connection to one of its ports, or: " + y.Change[0]
+		if o.WakesOnConnection {
+			y.Change[0] = "a connection to it, or: " + y.Change[0]
 		}
 		open := "a connection is open"
 		if o.Connections > 1 {

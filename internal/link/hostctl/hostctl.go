@@ -64,6 +64,7 @@ type Instance struct {
 	SavedBytes         int64               `json:"saved_bytes" doc:"On disk while hibernated"`
 	BootedAnew         string              `json:"booted_anew" doc:"Why its run began with a boot although it had been hibernated"`
 	Misset             string              `json:"misset,omitempty" doc:"What is wrong with its settings together with those that the host has now"`
+	WakesOnConnection  bool                `json:"wakes_on_connection" doc:"While it sleeps, a client can wake it: it exposes a port, or listens on a socket of its own, a unix socket too"`
 	Unwritable         string              `json:"unwritable,omitempty" doc:"Why the host cannot record changes of it now, such as a full disk: automatic actions wait"`
 	Trouble            string              `json:"trouble,omitempty" doc:"What keeps it from working although it runs, such as a QEMU that does not answer"`
 	NextStep           string              `json:"next_step" doc:"State that a sleeping instance goes to next; empty for none"`

@@ -47,10 +47,7 @@ type Host interface {
 
 // SpecOf parses a container's labels. Every fault names its label.
 func SpecOf(container, name string, labels map[string]string) (instance.Spec, error) {
-	s := instance.Spec{Name: name, Runtime: "docker", Image: container, Restart: instance.RestartNo, StopAfter: new(idle.Duration)}
-	if instance.ValidName(name) != nil {
-		s.Name = plainName(container)
-	}
+	s := instance.Spec{Name: instanceName(container, name), Runtime: "docker", Image: container, Restart: instance.RestartNo, StopAfter: new(idle.Duration)}
 	var errs []error
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		v := labels[k]
@@ -339,10 +336,7 @@ func (f *follower) rename(ctx context.Context, id string, d *details) error {
 	if _, labelled := d.Config.Labels[LabelPauseAfter]; !labelled {
 		return nil
 	}
-	err := instance.ValidName(d.name())
-	if err == nil {
-		err = f.h.RenamedOutside(ctx, id, d.name())
-	}
+	err := f.h.RenamedOutside(ctx, id, instanceName(d.ID, d.name()))
 	if err != nil {
 		err = f.h.RenamedOutside(ctx, id, plainName(d.ID))
 	}
@@ -350,6 +344,15 @@ func (f *follower) rename(ctx context.Context, id string, d *details) error {
 		return &hostError{err}
 	}
 	return nil
+}
+
+// instanceName returns a container's name in lower case, as instances are named, or
+// one derived from its id if that is no instance's name either.
+func instanceName(container, name string) string {
+	if name = strings.ToLower(name); instance.ValidName(name) == nil {
+		return name
+	}
+	return plainName(container)
 }
 
 // plainName derives an instance name from a container's id.

@@ -309,3 +309,12 @@ func TestFollow(t *testing.T) {
 		t.Errorf("taken over twice: %v", h.twice)
 	}
 }
+
+func TestInstanceName(t *testing.T) {
+	const id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	for name, want := range map[string]string{"web": "web", "Web_1": "web_1", "A": "a", "web-": "docker-0123456789ab"} {
+		if got := instanceName(id, name); got != want {
+			t.Errorf("%s is called %s, want %s", name, got, want)
+		}
+	}
+}

@@ -150,7 +150,8 @@ func (r *Runtime) execEnded(e shimctl.ExecEnded) {
 	}
 }
 
-// environment is that of an instance's main process.
+// environment is what an instance's main process was started with; of a run that
+// an earlier version of lull started, what the process shows of it.
 func (r *Runtime) environment(ctx context.Context, id string) (env []string, dir string, err error) {
 	r.mu.Lock()
 	w := r.works[id]
@@ -161,6 +162,11 @@ func (r *Runtime) environment(ctx context.Context, id string) (env []string, dir
 	if live, err := w.Alive(); err != nil || !live {
 		return nil, "", errors.New("cannot run a command: the instance has no process")
 	}
+	n, err := r.launchOf(id, w.ident.Run)
+	if err == nil {
+		return n.Env, n.Dir, nil
+	}
+	r.cfg.Log.Debug("the environment is read from the process", "instance", id, "reason", err)
 	b, err := environ(ctx, w.ident.PID)
 	if err != nil {
 		return nil, "", fmt.Errorf("cannot read the environment: %w", err)

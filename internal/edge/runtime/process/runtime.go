@@ -70,6 +70,7 @@ type Runtime struct {
 	running  bool
 	unsaid   []shimctl.Ended // before Run
 	works    map[string]*Work
+	launches map[string]launched
 	held     map[string]kept // what the shim holds, so that a new shim gets it
 	reports  map[string]reports
 	execs    map[uint64]chan instance.Exit
@@ -97,7 +98,7 @@ func New(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the shim's directory: %w", err)
 	}
-	r := &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}, held: map[string]kept{}, reports: map[string]reports{}, execs: map[uint64]chan instance.Exit{}, early: map[uint64]instance.Exit{}}
+	r := &Runtime{cfg: cfg, fs: proc.Live(), works: map[string]*Work{}, launches: map[string]launched{}, held: map[string]kept{}, reports: map[string]reports{}, execs: map[uint64]chan instance.Exit{}, early: map[uint64]instance.Exit{}}
 	r.strays.r = r
 	r.heart.r = r
 	var err error
@@ -261,6 +262,9 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	}
 	w.ident.PID, w.ident.Start = s.PID, s.Start
 	r.mu.Unlock()
+	if err := r.noteLaunch(l); err != nil {
+		r.cfg.Log.Warn("cannot record the environment of an instance", "instance", l.ID, "error", err)
+	}
 	if unreported {
 		if err := w.Kill(sctx); err != nil {
 			return nil, err
@@ -410,6 +414,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 // Forget drops what is kept of an instance that has no run.
 func (r *Runtime) Forget(ctx context.Context, id string) error {
 	r.setHeld(id, nil, nil)
+	r.forgetLaunch(id)
 	err := r.shim().Forget(ctx, id)
 	var unknown *shimctl.Error
 	if errors.As(err, &unknown) && unknown.Code == shimctl.CodeNotFound {
