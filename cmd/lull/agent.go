@@ -22,7 +22,7 @@ func (c *cli) agentCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "agent", Short: "Stop this machine when nobody uses it", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.agentRun(), c.agentStatus(), c.agentWhy(), c.agentReload(), c.agentSnooze(), c.agentComplete(), c.agentLease(), c.agentTTL(),
-		c.agentHistory(), c.agentHalt(), c.agentLs(), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentUninstall())
+		c.agentHistory(), c.agentHalt(), c.agentLs(), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentEnroll(), c.agentUninstall())
 	return cmd
 }
 

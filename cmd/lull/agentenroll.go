@@ -1,0 +1,141 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// Paths of an enrolled agent, below the root.
+const (
+	enrolledToken    = "etc/lull/agent-token"
+	enrolledCA       = "etc/lull/agent-server-ca.pem"
+	enrolledSettings = "etc/default/lull-agent"
+)
+
+func (c *cli) agentEnroll() *cobra.Command {
+	var r reporting
+	var root, tokenFile string
+	var noStart bool
+	cmd := &cobra.Command{
+		Use:   "enroll",
+		Short: "Have this machine's agent report to a server",
+		Long: `Have the agent of this machine report to a server: keep its token and its settings
+where the unit reads them, and restart the agent. The token is bound to one machine;
+an admin makes it with
+
+  lull token create NAME --role agent --machine INSTANCE-ID
+
+It is read from --token-file, or from standard input, and never from the command
+line, where every user could see it.`,
+		Example: "  lull agent enroll --server https://lull.example.com:7070 < token\n  lull agent enroll --server https://lull.example.com:7070 --server-ca ca.pem --token-file token",
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			in := c.in
+			if tokenFile != "" {
+				f, err := os.Open(tokenFile)
+				if err != nil {
+					return fmt.Errorf("cannot read the token: %w", err)
+				}
+				defer f.Close()
+				in = f
+			}
+			l, err := enrollAgent(root, r, in)
+			if err != nil {
+				return err
+			}
+			if filepath.Clean(root) == "/" && !noStart {
+				if err := systemctl("try-restart lull-agent.service"); err != nil {
+					return err
+				}
+			}
+			return c.printPlaced(l)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&r.Server, "server", "", "the server to report to, https unless it is on this machine")
+	f.StringVar(&tokenFile, "token-file", "", "file with the token; empty reads standard input")
+	f.StringVar(&r.ServerCA, "server-ca", "", "certificates in PEM that the server's is checked against; a copy is kept")
+	f.StringVar(&r.Machine, "machine", "", "the machine that the token speaks for; empty is the instance's id or, without a cloud, the host's name")
+	f.StringVar(&root, "root", "/", "enroll the system below that directory")
+	f.BoolVar(&noStart, "no-start", false, "do not restart the agent")
+	return cmd
+}
+
+// enrollAgent checks everything before it writes anything.
+func enrollAgent(root string, r reporting, token io.Reader) ([]placed, error) {
+	if r.Server == "" {
+		return nil, &usageError{errors.New("cannot enroll without --server")}
+	}
+	b, err := io.ReadAll(io.LimitReader(token, 1024))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the token: %w", err)
+	}
+	secret := strings.TrimSpace(string(b))
+	if secret == "" || strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+		return nil, &usageError{errors.New("cannot enroll: want one token on standard input or in --token-file")}
+	}
+	files := []struct {
+		path    string
+		content string
+	}{{enrolledToken, secret + "\n"}}
+	settings := [][2]string{{"LULL_AGENT_SERVER", r.Server}, {"LULL_AGENT_TOKEN_FILE", "/" + enrolledToken}}
+	r.TokenFile = "/" + enrolledToken
+	if err := r.check("agent", agentToken); err != nil {
+		return nil, &usageError{err}
+	}
+	if r.ServerCA != "" {
+		pem, err := os.ReadFile(r.ServerCA)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read server-ca: %w", err)
+		}
+		files = append(files, struct{ path, content string }{enrolledCA, string(pem)})
+		settings = append(settings, [2]string{"LULL_AGENT_SERVER_CA", "/" + enrolledCA})
+	}
+	if r.Machine != "" {
+		settings = append(settings, [2]string{"LULL_AGENT_MACHINE", r.Machine})
+	}
+	for _, s := range settings {
+		if strings.ContainsFunc(s[1], func(r rune) bool { return r <= ' ' || r >= 0x7f || strings.ContainsRune("\"'\\#", r) }) {
+			return nil, &usageError{fmt.Errorf("cannot enroll: %s %q holds a character that systemd would read as something else", s[0], s[1])}
+		}
+	}
+	old, err := os.ReadFile(filepath.Join(root, enrolledSettings))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cannot read the agent's settings: %w", err)
+	}
+	files = append(files, struct{ path, content string }{enrolledSettings, withSettings(string(old), settings)})
+	var l []placed
+	for _, f := range files {
+		if l, err = place(l, filepath.Join(root, f.path), 0o600, []byte(f.content), ""); err != nil {
+			return l, err
+		}
+	}
+	return l, nil
+}
+
+// withSettings returns the environment file old with settings in it, once
+// each, and without an earlier enrollment's others.
+func withSettings(old string, settings [][2]string) string {
+	var b strings.Builder
+	for line := range strings.Lines(old) {
+		name, _, _ := strings.Cut(strings.TrimSpace(line), "=")
+		switch name {
+		case "LULL_AGENT_SERVER", "LULL_AGENT_TOKEN_FILE", "LULL_AGENT_SERVER_CA", "LULL_AGENT_MACHINE":
+			continue
+		}
+		b.WriteString(strings.TrimRight(line, "\n") + "\n")
+	}
+	for _, s := range settings {
+		b.WriteString(s[0] + "=" + s[1] + "\n")
+	}
+	return b.String()
+}

@@ -1,0 +1,58 @@
+//go:build linux
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestAgentEnroll: an enrolled agent finds its server and its token where its
+// own settings look, also when it is enrolled anew, and what is wrong writes
+// nothing.
+func TestAgentEnroll(t *testing.T) {
+	root := t.TempDir()
+	settings := filepath.Join(root, enrolledSettings)
+	for _, bad := range []struct{ server, token, machine string }{
+		{"", "secret", ""}, {"http://elsewhere:7070", "secret", ""}, {"lull", "secret", ""},
+		{"https://lull:7070", "", ""}, {"https://lull:7070", "two words", ""}, {"https://lull:7070", "secret", "a b"}, {"https://lull:7070", "secret", "x\nLULL_AGENT_POWER_OFF=true"},
+	} {
+		if _, err := enrollAgent(root, reporting{Server: bad.server, Machine: bad.machine}, strings.NewReader(bad.token)); err == nil {
+			t.Errorf("%+v was taken", bad)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(root, "etc")); !os.IsNotExist(err) {
+		t.Fatalf("a refused enrollment wrote something: %v", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(settings), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(settings, []byte("LULL_AGENT_PREFIX=prism:\nLULL_AGENT_MACHINE=old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, server := range []string{"https://one:7070", "https://two:7070"} {
+		if _, err := enrollAgent(root, reporting{Server: server}, strings.NewReader(" secret-"+server[8:11]+"\n")); err != nil {
+			t.Fatal(err)
+		}
+		env := map[string]string{}
+		for line := range strings.Lines(contents(t, settings)) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+			if _, twice := env[name]; twice {
+				t.Errorf("%s is there twice", name)
+			}
+			env[name] = value
+		}
+		flags := (&cli{}).agentRun().Flags()
+		cfg, _, err := resolveAgent(func(k string) string { return env[k] }, flags)
+		if err != nil || cfg.Server != server || cfg.Prefix != "prism:" || cfg.Machine != "" {
+			t.Errorf("%+v, %v", cfg, err)
+		}
+		token := filepath.Join(root, cfg.TokenFile)
+		st, err := os.Stat(token)
+		if err != nil || st.Mode().Perm() != 0o600 || contents(t, token) != "secret-"+server[8:11]+"\n" {
+			t.Errorf("token %v, %v", st, err)
+		}
+	}
+}
