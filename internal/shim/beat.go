@@ -25,7 +25,7 @@ func (s *Shim) beat(context.Context, *shimctl.Request) (shimctl.Answer, error) {
 		}
 		s.pulse, s.pulseFD = p, fd
 	}
-	s.pulse.Beat()
+	s.pulse.Arm(true) // before watch is woken: it checks only what is armed
 	fd, err := unix.FcntlInt(uintptr(s.pulseFD), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return shimctl.Answer{}, fmt.Errorf("pass the heartbeat's memory: %w", err)

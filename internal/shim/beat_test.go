@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/waittest"
 	"lull/internal/link/shimctl"
 )
 
@@ -34,15 +35,10 @@ func (b *bench) frozen() (pid int, p shimctl.Pulse) {
 		b.t.Fatal(err)
 	}
 	_ = syscall.Close(fd)
-	p.Arm(true)
-	if fd, err = b.c.Beat(within(b.t)); err != nil {
-		b.t.Fatal(err)
-	}
-	_ = syscall.Close(fd)
 	if err := syscall.Kill(s.PID, syscall.SIGSTOP); err != nil {
 		b.t.Fatal(err)
 	}
-	eventually(b.t, "the run is stopped", func() bool { return state(b.t, s.PID) == "T" })
+	waittest.Until(b.t, "the run is stopped", func() bool { return state(b.t, s.PID) == "T" })
 	return s.PID, p
 }
 
@@ -63,7 +59,7 @@ func TestHungDaemon(t *testing.T) {
 		t.Fatalf("it was thawed, state %s, although the daemon runs", s)
 	}
 	began := time.Now()
-	eventually(t, "the run of a hung daemon is thawed", func() bool { return state(t, pid) != "T" })
+	waittest.Until(t, "the run of a hung daemon is thawed", func() bool { return state(t, pid) != "T" })
 	t.Logf("thawed %s after the last beat", time.Since(began).Round(time.Millisecond))
 	select {
 	case <-b.c.Done():
@@ -78,7 +74,7 @@ func TestHungDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A daemon that has nothing frozen need not beat.
-	eventually(t, "the run is stopped", func() bool { return state(t, pid) == "T" })
+	waittest.Until(t, "the run is stopped", func() bool { return state(t, pid) == "T" })
 	<-time.After(2 * shimctl.BeatLimit)
 	if s := state(t, pid); s != "T" {
 		t.Errorf("state %s: it was thawed without being asked to watch", s)
@@ -100,7 +96,7 @@ func TestBothKilled(t *testing.T) {
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "another watchdog", func() bool { d := dog(); return d != 0 && d != first })
+	waittest.Until(t, "another watchdog", func() bool { d := dog(); return d != 0 && d != first })
 	if s := state(t, pid); s != "T" {
 		t.Skip("the machine is so slow that the shim has thawed it")
 	}
@@ -109,7 +105,7 @@ func TestBothKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	eventually(t, "the run of a killed daemon and shim is thawed", func() bool { return state(t, pid) != "T" })
+	waittest.Until(t, "the run of a killed daemon and shim is thawed", func() bool { return state(t, pid) != "T" })
 	t.Logf("thawed %s after the kill", time.Since(began).Round(time.Millisecond))
 	_ = b.cmd.Wait()
 	b.start()
