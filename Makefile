@@ -94,7 +94,7 @@ TEST_LDFLAGS := -s -w -X main.version=v9 -X main.buildDate=2026-01-02T03:04:05Z
 # This Makefile again; make -n would run a line that names it otherwise.
 AGAIN := env MAKEFLAGS= $(MAKE) --no-print-directory
 # $(call TEST,lane,packages,flags). make lint vets, so that the tests need not.
-TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 20m $(3)
+TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 45m $(3)
 # What no list has.
 PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(GUESTS) $(ALONE) | sort) | tr '\n' ' ')
 
