@@ -223,15 +223,20 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	}
 	// Durable before it runs: whatever ends this agent, post-cancel is owed.
 	if err := a.durable(ctx, func() error {
+		a.busy[jobPreStop] = true
 		a.state.Prepared = &prepared{Generation: at.out.Generation, Action: at.out.Action, Reason: at.out.Reason, At: a.now()}
 		return nil
 	}); err != nil {
+		a.post(func() { delete(a.busy, jobPreStop) })
 		return fmt.Errorf("cannot record that the pre-stop hook runs: %w", err)
 	}
 	result := a.o.Hooks.Run(ctx, spec)
 	result.Command = tags.Program(result.Command)
 	var answer error
-	err = a.ask(ctx, func() {
+	// Also when the stop was canceled meanwhile: post-cancel waits for it.
+	err = a.ask(context.WithoutCancel(ctx), func() {
+		delete(a.busy, jobPreStop)
+		a.soon(a.now())
 		at.out.Hook = &result
 		answer = a.answerOf(at, &result, c)
 		a.hookEnded("pre-stop", &result)

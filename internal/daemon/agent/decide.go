@@ -136,7 +136,7 @@ func (a *Agent) conclude(ctx context.Context) {
 	a.identify()
 	a.review(now)
 	a.undoPrepared(now)
-	if a.acting != nil || a.busy[jobPostCancel] {
+	if a.acting != nil || a.hooking() {
 		return
 	}
 	if a.overdue(ctx, now) {

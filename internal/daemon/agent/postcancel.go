@@ -21,7 +21,14 @@ type prepared struct {
 	NotBefore  time.Time `json:"not_before,omitzero"` // the stop may still happen until then
 }
 
-const jobPostCancel = "job post-cancel"
+// Hooks that run, among what is busy.
+const (
+	jobPreStop    = "job pre-stop"
+	jobPostCancel = "job post-cancel"
+)
+
+// hooking reports whether a hook runs: none begins beside another.
+func (a *Agent) hooking() bool { return a.busy[jobPreStop] || a.busy[jobPostCancel] }
 
 // hookEnded raises the alarm of a failed hook, or takes it back.
 func (a *Agent) hookEnded(name string, h *agentctl.Hook) {
@@ -41,7 +48,7 @@ func (a *Agent) hookEnded(name string, h *agentctl.Hook) {
 // does not happen. A stop that failed and is tried again is not canceled.
 func (a *Agent) undoPrepared(now time.Time) {
 	p := a.state.Prepared
-	if p == nil || a.acting != nil || a.busy[jobPostCancel] || now.Before(p.NotBefore) || !a.config.settled || a.stillMeant(p) {
+	if p == nil || a.acting != nil || a.hooking() || now.Before(p.NotBefore) || !a.config.settled || a.stillMeant(p) {
 		return
 	}
 	c := a.config.Config

@@ -94,12 +94,48 @@ func TestPostCancel(t *testing.T) {
 				if len(c.want) == 2 && (s.Last.PostCancel == nil || !strings.Contains(strings.Join(w.ran[1].Env, " "), "LULL_CANCELED=")) {
 					t.Errorf("last %+v, env %v", s.Last, w.ran[1].Env)
 				}
-				if c.during != nil && (s.Last.Hook.Output == "" || !hasAlarm(s, "post_cancel_failed", "line two")) {
+				if c.during != nil && (s.Last.Hook == nil || s.Last.Hook.Output == "" || !hasAlarm(s, "post_cancel_failed", "line two")) {
 					t.Errorf("hook %+v, alarms %+v", s.Last.Hook, s.Alarms)
 				}
 			})
 		})
 	}
+}
+
+// TestPostCancelWaitsForPreStop: a stop that is canceled while pre-stop still
+// runs is undone once that has ended, and its result is kept.
+func TestPostCancelWaitsForPreStop(t *testing.T) {
+	w := newWorld()
+	w.tags["lull:idle-timeout"] = "30m"
+	w.config = []byte("pre-stop: save\npost-cancel: load\n")
+	saving := false
+	w.hook = func(h HookSpec) agentctl.Hook {
+		if h.Command == "load" {
+			if saving {
+				t.Error("post-cancel ran beside pre-stop")
+			}
+			return agentctl.Hook{}
+		}
+		saving = true
+		time.Sleep(3 * time.Minute) // and does not end with the stop
+		saving = false
+		return agentctl.Hook{ExitCode: 3}
+	}
+	bubble(t, w, func(t *testing.T, a *Agent) {
+		for len(w.commands()) == 0 {
+			time.Sleep(time.Second)
+		}
+		_, err := a.Halt(t.Context(), agentctl.HaltRequest{On: true})
+		must(t, err)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if d := cmp.Diff([]string{"save", "load"}, w.commands()); d != "" {
+			t.Error(d)
+		}
+		if l := mustStatus(t, a).Last; l.Hook == nil || l.Hook.ExitCode != 3 || l.PostCancel == nil {
+			t.Errorf("last %+v", l)
+		}
+	})
 }
 
 func hasAlarm(s agentctl.Status, code, part string) bool {

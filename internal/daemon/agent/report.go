@@ -384,7 +384,7 @@ func (a *Agent) obey(o *control.AgentOrder) {
 		})
 	case a.halted() && !o.Forced:
 		p.order, p.done, p.force = o, &control.AgentDone{Generation: o.Generation, Done: true, Answer: "veto"}, true
-	case a.acting == nil:
+	case a.acting == nil && !a.hooking(): // otherwise when the server asks again
 		p.order, p.done = o, &control.AgentDone{Generation: o.Generation}
 		a.makeReady(*o)
 	}
