@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/scaletest"
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/idle"
 	"lull/internal/instance"
@@ -191,7 +192,7 @@ func started(t *testing.T, h *daemontest.Host, name string) (n int) {
 //
 // LULL_HANDOFF_STARTS is how often each is started.
 func TestHandoff(t *testing.T) {
-	starts := daemontest.Count(t, "LULL_HANDOFF_STARTS", 5)
+	starts := scaletest.Count(t, "LULL_HANDOFF_STARTS", 5)
 	for _, s := range servers {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
@@ -255,7 +256,7 @@ func TestHandoff(t *testing.T) {
 // kept, the program is started once and serves again; clients who had come may be
 // cut then, because the sockets went with their last holder.
 func TestHandoffKilled(t *testing.T) {
-	rounds := daemontest.Count(t, "LULL_HANDOFF_KILLS", 2)
+	rounds := scaletest.Count(t, "LULL_HANDOFF_KILLS", 2)
 	for _, s := range servers {
 		if s.name != "go" && s.name != "nginx" {
 			continue
