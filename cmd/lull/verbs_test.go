@@ -27,14 +27,14 @@ import (
 // asking are all verbs that ask a daemon, each with arguments that it takes.
 var asking = map[string][]string{
 	"agent complete": nil, "agent halt": nil, "agent history": nil, "agent ls": nil, "agent reload": nil, "agent status": nil, "agent why": nil,
-	"agent lease hold": nil, "agent lease ls": nil, "agent lease release": nil, "agent snooze": {"2h"},
+	"agent ttl extend": {"1h"}, "agent lease hold": nil, "agent lease ls": nil, "agent lease release": nil, "agent snooze": {"2h"},
 	"audit": nil, "audit export": nil,
 	"budget ls": nil, "budget rm": {"b"}, "budget set": {"b", "--max", "1", "--per", "1h"},
 	"events": nil, "halt": nil, "ps": nil, "why": {"web"}, "snooze": {"web", "--for", "1h"},
 	"host get": {"h"}, "host ls": nil, "host why": {"h", "web"},
 	"image ls": nil, "image prune": nil,
 	"instance clone": {"a", "b"}, "instance exec": {"web", "--", "true"}, "instance info": {"web"}, "instance logs": {"web"}, "instance pause": {"web"},
-	"instance resume": {"web"}, "instance rm": {"web"}, "rm": {"web"}, "instance set": {"web", "--pause-after", "5m"}, "instance start": {"web"}, "instance stop": {"web"},
+	"instance resume": {"web"}, "instance rm": {"web"}, "rm": {"web"}, "instance set": {"web", "--pause-after", "5m"}, "instance start": {"web"}, "instance stop": {"web"}, "instance restart": {"web"}, "restart": {"web"},
 	"lease hold": {"web"}, "lease ls": {"web"}, "lease release": {"web"},
 	"login":       nil,
 	"notify dead": nil, "notify drop": {"a/1"}, "notify ls": nil, "notify retry": {"a/1"}, "notify test": {"a"},
@@ -57,7 +57,7 @@ var asking = map[string][]string{
 }
 
 // alone are the verbs that need no daemon, or are one.
-var alone = []string{"agent doctor", "agent iam", "agent install", "agent run", "agent uninstall", "config agent", "config host", "config server",
+var alone = []string{"agent doctor", "agent enroll", "agent iam", "agent install", "agent run", "agent uninstall", "config agent", "config host", "config server",
 	"doctor", "guest-kernel", "host", "logout", "server", "server backup", "server doctor", "server restore", "sim", "version"}
 
 // listings are the verbs whose JSON is an array.
