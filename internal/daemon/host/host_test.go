@@ -80,7 +80,7 @@ func (r *rig) bootFaulty() error {
 		r.tune(&c)
 	}
 	r.Host = New(c)
-	r.k.OnExit = r.Host.OnExit
+	r.k.SetOnExit(r.Host.OnExit)
 	err := r.Load(context.Background(), r.disk.All())
 	for name, g := range r.gates {
 		if o, err := r.Get(name); err == nil {
@@ -107,7 +107,7 @@ func (r *rig) shut() {
 
 // crash ends the daemon without a word: nothing is thawed, nothing is written.
 func (r *rig) crash() {
-	r.k.OnExit = nil
+	r.k.SetOnExit(nil)
 	r.daemon.dead.Store(true)
 	for _, i := range r.all() {
 		i.mu.Lock()

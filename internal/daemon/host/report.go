@@ -205,6 +205,9 @@ func (t *telling) once(ctx context.Context, events []hostctl.Event) (resend bool
 // comes with the parts.
 func (t *telling) heading(c *change) control.HostReport {
 	halt := t.r.Host.Halted()
+	if halt != nil {
+		halt = new(*halt) // Fit writes to it
+	}
 	return control.HostReport{Host: t.r.Name, StartedAt: t.began.Round(0), Version: t.r.Version, BuildDate: t.r.BuildDate,
 		Interval: idle.Duration(t.r.Every), Halted: halt != nil, Halt: halt, Counts: c.counts, Faults: slices.Clone(t.r.Faults), LeftOut: c.total - len(c.sums)}
 }

@@ -46,7 +46,7 @@ func shorten(v any) {
 			}
 			s = s[:cut] + "…"
 		}
-		if t.CanSet() {
+		if t.CanSet() && s != t.String() { // shared text that fits is only read
 			t.SetString(s)
 		}
 	}, nil)

@@ -24,7 +24,7 @@ type Kernel struct {
 	// At is called at the kernel's own named points; nil for none. own appends
 	// what whoever is there goes on with (see State); nil for nothing.
 	At func(point string, own func(b []byte, since time.Time) []byte)
-	// OnExit is told when a run is over.
+	// OnExit is called when a run is over. Use SetOnExit while programs run.
 	OnExit func(id string, run uint64, e instance.Exit)
 	// Ignores SIGTERM: programs end only by Kill.
 	Stubborn bool
@@ -317,6 +317,13 @@ func (p *Proc) tick() {
 		p.disk += uint64(now.Sub(p.last).Seconds() * diskRate)
 	}
 	p.last = now
+}
+
+// SetOnExit replaces OnExit.
+func (k *Kernel) SetOnExit(f func(id string, run uint64, e instance.Exit)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.OnExit = f
 }
 
 // exit ends the run. k.mu is held and released.

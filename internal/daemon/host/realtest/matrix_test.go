@@ -81,6 +81,7 @@ func (r row) prove(t *testing.T, d *daemontest.Host) {
 		s.Command = []string{"sleep", "300"}
 	}
 	s.IdlePolicy, s.StopGrace = r.policy, *daemontest.Seconds(time.Second)
+	s.PauseAfter = daemontest.Seconds(soon) // most rows expose no port, and pause only because they say so
 	d.Launch(s)
 	defer func() {
 		if err := d.Remove(context.Background(), r.name); err != nil {

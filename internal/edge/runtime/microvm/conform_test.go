@@ -55,11 +55,9 @@ func TestEndings(t *testing.T) {
 		if err := w.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.Thaw(); err != nil {
-			t.Fatal(err)
-		}
+		thawed := w.Thaw() // fails if the program ends before its clock is set
 		if e := b.exit(); e.Code != 7 {
-			t.Errorf("exit %+v", e)
+			t.Errorf("exit %+v, thawed: %v", e, thawed)
 		}
 		if err := w.Kill(t.Context()); err != nil { // as the host does after every end
 			t.Error(err)
