@@ -180,9 +180,13 @@ func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.E
 		}
 		return *t
 	}
+	created := w.CreatedAt
+	if up := at(w.RunningSince); w.Imported && !up.IsZero() && up.Before(created) {
+		created = up // the record is younger than the machine
+	}
 	return idle.Evidence{
 		Status: string(w.Status), Running: w.Status == power.WorkerRunning,
-		LastActivityAt: at(w.LastActivityAt), LastResumedAt: at(w.LastResumedAt), RunningSince: at(w.RunningSince), CreatedAt: w.CreatedAt,
+		LastActivityAt: at(w.LastActivityAt), LastResumedAt: at(w.LastResumedAt), RunningSince: at(w.RunningSince), CreatedAt: created,
 		SnoozedUntil: at(w.SnoozedUntil), WarningSentAt: at(w.WarningSentAt),
 		Readings: readings, Guards: guards,
 	}

@@ -339,7 +339,11 @@ func (j *job) up(ctx context.Context) outcome {
 		if w.DesiredStatus == power.WorkerStopped && w.Intent == nil {
 			w.DesiredStatus = power.WorkerRunning
 		}
+		found := w.Imported && w.LastPausedAt == nil && w.StartOrigin == fleet.OriginNone
 		w.Resumed(tx)
+		if found && in.LaunchTime.Before(tx.Now) && !in.LaunchTime.IsZero() {
+			w.RunningSince = &in.LaunchTime // it was running before it was imported
+		}
 		return nil
 	})
 	if err != nil {
