@@ -94,7 +94,10 @@ TEST_LDFLAGS := -s -w -X main.version=v9 -X main.buildDate=2026-01-02T03:04:05Z
 # This Makefile again; make -n would run a line that names it otherwise.
 AGAIN := env MAKEFLAGS= $(MAKE) --no-print-directory
 # $(call TEST,lane,packages,flags). make lint vets, so that the tests need not.
-TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 45m $(3)
+# A failed test is repeated, twice at most, and listed as flaky if it then passes:
+# a bug to fix. More than ten failures and data races are never repeated.
+TEST = go tool gotestsum --format pkgname --hide-summary=skipped --rerun-fails=2 --rerun-fails-max-failures=10 \
+	--rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$(1) --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 45m $(3)
 # What no list has.
 PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(GUESTS) $(ALONE) | sort) | tr '\n' ' ')
 
@@ -112,12 +115,13 @@ check: lint ## the inner loop: format, vet, staticcheck, pure tests and the type
 		echo "the dashboard's types are not checked: run npm install in web/ once"; fi
 
 test: packages modules guest-kernel programs ## everything that must hold; installs what it needs
-	@rm -rf bin/tests-* bin/records.txt bin/artifacts
+	@rm -rf bin/tests-* bin/flaky-* bin/records.txt bin/artifacts
 	@ok=0; $(AGAIN) -k -j3 test-compute test-programs test-guests || ok=1; \
 		$(AGAIN) test-alone || ok=1; \
 		LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/house >bin/records.txt || ok=1; \
 		grep -v '^[=-]\|^PASS\|^ok' bin/records.txt || true; \
 		find bin/artifacts -name report.txt -exec sed 's/^/measured: /' {} + 2>/dev/null || true; \
+		for f in bin/flaky-*; do [ ! -s $$f ] || sed 's/^/flaky: /' $$f; done; \
 		exit $$ok
 
 # The three lanes run side by side: what computes gives way to what waits.
