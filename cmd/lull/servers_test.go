@@ -328,7 +328,11 @@ func (r *region) move(ctx context.Context, rng *rand.Rand) {
 	if verb == "terminate" && rng.IntN(4) > 0 {
 		verb = "resume"
 	}
-	_, _, err = to.Do(ctx, w.ID, verb, nil)
+	var in any
+	if verb == "terminate" {
+		in = control.Confirmation{Confirm: w.Name}
+	}
+	_, _, err = to.Do(ctx, w.ID, verb, in)
 	if p, refused := errors.AsType[*httpx.Problem](err); refused && p.Status != http.StatusConflict && p.Status < 500 {
 		r.t.Errorf("%s %s: %v", verb, w.Name, err)
 	}
