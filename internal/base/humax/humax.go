@@ -63,8 +63,17 @@ func Strict(ctx huma.Context, next func(huma.Context)) {
 	}
 	again := r.WithContext(r.Context())
 	again.Body = io.NopCloser(bytes.NewReader(body))
-	next(humago.NewContext(ctx.Operation(), again, w))
+	next(humago.NewContext(ctx.Operation(), again, bodyRead{w}))
 }
+
+// bodyRead is the writer of a request whose body has been read. A read deadline
+// would only cancel a request that takes longer than it.
+type bodyRead struct{ http.ResponseWriter }
+
+func (w bodyRead) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// SetReadDeadline does nothing.
+func (bodyRead) SetReadDeadline(time.Time) error { return nil }
 
 func fault(status int, code, detail, where, message string) *httpx.Problem {
 	p := httpx.NewProblem(status, code, detail)
@@ -116,10 +125,14 @@ func readBody(op *huma.Operation, r *http.Request, w http.ResponseWriter) ([]byt
 		most = 0
 	}
 	// A transport without deadlines is one of a test, which ends by itself.
-	if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(BodyTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+	conn := http.NewResponseController(w)
+	if err := conn.SetReadDeadline(time.Now().Add(BodyTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return nil, httpx.NewProblem(http.StatusInternalServerError, "internal", err.Error())
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, most+1))
+	if err == nil {
+		_ = conn.SetReadDeadline(time.Time{}) // net/http reads on, and would cancel the request when it passes
+	}
 	large := new(http.MaxBytesError)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):

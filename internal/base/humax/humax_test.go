@@ -85,3 +85,48 @@ func TestStalledBody(t *testing.T) {
 		})
 	}
 }
+
+// TestSlowRoute: a route that takes longer than any body may is not canceled.
+func TestSlowRoute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mux := http.NewServeMux()
+		api := humago.New(mux, humax.Config("test", "1"))
+		api.UseMiddleware(humax.Strict)
+		huma.Register(api, huma.Operation{OperationID: "slow", Method: "POST", Path: "/slow"}, func(ctx context.Context, _ *struct {
+			Body struct {
+				N int `json:"n"`
+			}
+		}) (*struct{}, error) {
+			select {
+			case <-time.After(10 * humax.BodyTimeout):
+				return nil, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		})
+		net := &memnet.Network{}
+		l, err := net.Listen("127.0.0.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv := &http.Server{Handler: mux}
+		go func() { _ = srv.Serve(l) }()
+		defer srv.Close()
+		conn, err := net.DialContext(t.Context(), "tcp", "127.0.0.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := io.WriteString(conn, "POST /slow HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{\"n\": 12}"); err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != 204 {
+			t.Errorf("status %d, want 204", res.StatusCode)
+		}
+	})
+}
