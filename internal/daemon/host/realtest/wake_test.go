@@ -243,6 +243,7 @@ func TestExecAndLogs(t *testing.T) {
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	s := spec("spam", "spam", "40000") // 4 MB
 	s.LogMax, s.Env = 256<<10, []string{"COLOUR=blue"}
+	s.PauseAfter = daemontest.Seconds(200 * time.Millisecond) // nothing wakes it, so the host's does not pause it
 	o := d.Launch(s)
 	hold(d, "spam", "prints") // one that gets no processor looks idle
 	daemontest.Wait(t, "the last line is in the log", func() (bool, string) {
@@ -332,6 +333,7 @@ func TestReclaim(t *testing.T) {
 	_ = f.Sync() // only clean pages can go
 	f.Close()
 	for _, s := range []instance.Spec{spec("file", "mapped", big), spec("anonymous", "mem", "32")} {
+		s.PauseAfter = daemontest.Seconds(200 * time.Millisecond) // nothing wakes it, so the host's does not pause it
 		s.ReclaimAfter = *daemontest.Seconds(300 * time.Millisecond)
 		d.Launch(s)
 		o := d.Await(s.Name, "reclaimed")
