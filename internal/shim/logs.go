@@ -304,8 +304,11 @@ func (l *logs) put(s *sink, b []byte) {
 	s.mu.Unlock()
 	if dropped > 0 {
 		note := fmt.Sprintf("\n[lull] %d bytes of output are missing here: %s\n", dropped, why)
-		if err := l.append(s, []byte(note)); err != nil {
-			s.drop(int(dropped), why)
+		if err := l.append(s, []byte(note)); err != nil { // without it, b would stand in the place of what is missing
+			s.drop(int(dropped)+len(b), why)
+			s.close()
+			l.unlist(s)
+			return
 		}
 	}
 	if err := l.append(s, b); err != nil {
