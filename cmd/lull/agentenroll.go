@@ -36,7 +36,7 @@ an admin makes it with
 
 It is read from --token-file, or from standard input, and never from the command
 line, where every user could see it.`,
-		Example: "  lull agent enroll --server https://lull.example.com:7070 < token\n  lull agent enroll --server https://lull.example.com:7070 --server-ca ca.pem --token-file token",
+		Example: "  lull agent enroll --server https://lull.example.com:7070 --token-file token\n  lull agent enroll --server https://lull.example.com:7070 --server-ca ca.pem --token-file token",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			in := c.in
