@@ -92,7 +92,8 @@ func leftOf(d *daemontest.Host, id string) (left []string) {
 	return left
 }
 
-// ask sends a line to a server and gives its answer.
+// ask sends a line to a server and returns its answer. Both sides have closed the
+// connection by then, so that its end cancels no pause that follows.
 func ask(addr, line string) (string, error) {
 	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
 	if err != nil {
@@ -105,7 +106,14 @@ func ask(addr, line string) (string, error) {
 	if _, err := io.WriteString(c, line+"\n"); err != nil {
 		return "", err
 	}
-	got, err := bufio.NewReader(c).ReadString('\n')
+	r := bufio.NewReader(c)
+	got, err := r.ReadString('\n')
+	if err == nil {
+		err = c.(*net.TCPConn).CloseWrite()
+	}
+	if err == nil {
+		_, err = io.Copy(io.Discard, r)
+	}
 	return strings.TrimSuffix(got, "\n"), err
 }
 
