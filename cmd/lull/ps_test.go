@@ -20,7 +20,8 @@ func TestNextIsTrue(t *testing.T) {
 		{hostctl.Instance{State: "stopped"}, "-"},
 		{hostctl.Instance{State: "stopped", RestartAt: &soon}, "starts again in "},
 		{hostctl.Instance{State: "paused"}, "until resumed"},
-		{hostctl.Instance{State: "paused", Endpoints: port}, "wakes on connection"},
+		{hostctl.Instance{State: "paused", Endpoints: port, WakesOnConnection: true}, "wakes on connection"},
+		{hostctl.Instance{State: "paused", WakesOnConnection: true}, "wakes on connection"}, // it listens on a socket of its own
 	} {
 		if got := next(c.o); !strings.HasPrefix(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.o.State, got, c.want)
