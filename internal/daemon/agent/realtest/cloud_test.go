@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"lull/internal/base/programtest"
 	"lull/internal/link/agentctl"
 	"lull/internal/sim"
 	"lull/internal/sim/fault"
@@ -212,7 +213,7 @@ func TestStopsItself(t *testing.T) {
 				i.faulty(*c.fault)
 			}
 			i.boot()
-			if s := i.status(); s.InstanceID != i.id || s.Region != "us-east-1" || s.Version != "real" || s.BuildDate == "" {
+			if s := i.status(); s.InstanceID != i.id || s.Region != "us-east-1" || s.Version != programtest.Version || s.BuildDate != programtest.BuildDate {
 				t.Errorf("status says instance %q in %q, version %q built %q", s.InstanceID, s.Region, s.Version, s.BuildDate)
 			}
 			i.gone("stopped")

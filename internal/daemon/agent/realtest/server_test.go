@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"lull/internal/base/programtest"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
 	"lull/internal/sim/world"
@@ -89,7 +90,7 @@ func TestAgentAndServer(t *testing.T) {
 			i.await("the agent has heard from the server", func() bool { l := i.status().Server; return l != nil && l.WorkerID == w.ID })
 			var agents []control.Machine
 			ask(&agents, "agent", "ls")
-			if len(agents) != 1 || agents[0].WorkerID != w.ID || agents[0].Stale || agents[0].Agent().Version != "real" {
+			if len(agents) != 1 || agents[0].WorkerID != w.ID || agents[0].Stale || agents[0].Agent().Version != programtest.Version {
 				t.Errorf("the server lists %+v", agents)
 			}
 			i.gone("stopped")
