@@ -21,7 +21,7 @@ SOAK_PACKAGES := debootstrap debian-archive-keyring
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross deb web demo check test test-compute test-programs test-guests test-alone programs vet-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross deb web demo check test test-compute test-programs test-guests test-alone programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -129,7 +129,7 @@ test-compute test-programs test-guests test-alone: export LULL_BIN_DIR := $(BIN_
 test-programs test-guests test-alone test-microvm soak bench-vm: export LULL_GUEST_KERNEL = $(GUEST_KERNEL)
 
 test-compute:
-	@ok=0; nice -n 10 $(AGAIN) lint vet-darwin || ok=1; \
+	@ok=0; nice -n 10 $(AGAIN) lint build-darwin || ok=1; \
 		CGO_ENABLED=1 nice -n 10 $(call TEST,race,$$(go list $(RACE) | tr '\n' ' '),-race -skip '$(WALKS)') || ok=1; \
 		nice -n 10 $(call TEST,walks,./internal/daemon/host,-run '$(WALKS)') || ok=1; \
 		nice -n 10 $(call TEST,pure,$(PURE),) || ok=1; \
@@ -155,8 +155,8 @@ programs: ## build the programs that tests run, in bin/programs
 	@for p in $$(git ls-files '*/testdata/*/main.go'); do p=$${p%/main.go}; \
 		go build -ldflags '$(TEST_LDFLAGS)' -o $(BIN_DIR)/$${p//\//-} ./$$p || exit 1; done
 
-vet-darwin: # what ships for macOS; make cross builds it
-	GOOS=darwin GOARCH=arm64 go vet ./cmd/lull
+build-darwin: # what ships for macOS compiles; go vet would want the tests, which are Linux's
+	GOOS=darwin GOARCH=arm64 go build -o /dev/null ./cmd/lull
 
 test-microvm: guest-kernel ## only the tests that boot guests
 	go test -p 1 -count=1 -timeout 20m ./internal/edge/runtime/microvm ./internal/daemon/host/machines

@@ -48,6 +48,10 @@ func (c *cli) agentInstall() *cobra.Command {
 	return onlyLinux("install", "Install the agent on this machine")
 }
 
+func (c *cli) agentEnroll() *cobra.Command {
+	return onlyLinux("enroll", "Have this machine's agent report to a server")
+}
+
 func (c *cli) agentUninstall() *cobra.Command {
 	return onlyLinux("uninstall", "Remove the agent from this machine")
 }

@@ -11,7 +11,7 @@ import (
 var onlyLinux = []string{"daemon/agent", "daemon/host", "edge/cgroup", "edge/desktop", "edge/oci", "edge/proc", "edge/runtime", "edge/sockets", "link/shimctl", "router", "shim"}
 
 // TestPortable checks that the command line for macOS carries none of them. That
-// it compiles is checked by make vet-darwin.
+// it compiles is checked by make build-darwin.
 func TestPortable(t *testing.T) {
 	tree := module(t)
 	darwin := build.Default
