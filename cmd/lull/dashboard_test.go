@@ -498,11 +498,30 @@ func (w *window) pressAt(css string) {
 	w.click(`document.querySelector($1)`, css)
 }
 
+// click repeats a click that missed because the page moved under the pointer,
+// or that came while the button was disabled.
 func (w *window) click(what, arg string) {
 	w.t.Helper()
-	w.until(what, arg)
-	at := js[[]float64](w, `(() => { const e = `+what+`; e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()`, arg)
-	do(w, chromedp.MouseClickXY(at[0], at[1]))
+	for range 50 {
+		w.until(`(() => { const e = `+what+`; return e && !e.disabled })()`, arg)
+		at := js[[]float64](w, `(() => {
+			const e = `+what+`
+			if (!e) return []
+			e.scrollIntoView({block: 'center'})
+			window.lullHit = false
+			e.addEventListener('click', () => { window.lullHit = true }, {once: true, capture: true})
+			const r = e.getBoundingClientRect()
+			return [r.x + r.width / 2, r.y + r.height / 2]
+		})()`, arg)
+		if len(at) < 2 {
+			continue
+		}
+		do(w, chromedp.MouseClickXY(at[0], at[1]))
+		if js[bool](w, `window.lullHit !== false`) { // another page knows nothing of it
+			return
+		}
+	}
+	w.t.Fatalf("no click reached %s %s", what, arg)
 }
 
 // enter writes into the field that css finds.
