@@ -1,6 +1,6 @@
 // What actions of the audit log are called.
 
-import { words } from './ui'
+import { words } from './parts/ui'
 
 const names: Record<string, string> = {
   activity_updated: 'Used', adopted: 'Adopted', created: 'Created', imported: 'Imported', updated: 'Changed', forgotten: 'Forgotten', moved: 'Moved',

@@ -1,7 +1,6 @@
 // What the dashboard says to the server, and how. Field names are those of the
 // API (docs/reference/server-openapi.json).
 
-import type { Account } from './evidence'
 
 export type Standing =
   | 'active' | 'idle' | 'pausing_soon' | 'blocked' | 'unknown' | 'paused' | 'starting' | 'failed' | 'ended'
@@ -147,6 +146,40 @@ export interface Entry {
   to?: string
   reason?: string
   detail?: string
+}
+
+export interface Missing { from: string; to: string; server?: string; why: string }
+
+export interface Turn { at: string; by: string; reason?: string }
+
+export interface SignalReading {
+  signal: string
+  verdict: 'active' | 'quiet' | 'unknown' | 'absent'
+  value: number | null
+  threshold: number
+  unit?: string
+  window_seconds: number
+  age_seconds: number | null
+  last_event: string | null
+  counts: boolean
+  detail?: string
+}
+
+/** Why, in the one form that workers, instances and agents share. */
+export interface Account {
+  name: string
+  at: string
+  state: string
+  question: string
+  answer: string
+  verdict?: { blocks: Block[] | null; eligible_for_pause: boolean; is_idle: boolean; target_pause_at: string | null }
+  signals: SignalReading[] | null
+  leases: { holder: string; reason: string; expires_at: string }[] | null
+  paused?: Turn
+  resumed?: Turn
+  change: string[] | null
+  checked?: { at: string; since: string; until?: string; engine_differs: boolean; was?: string[] }
+  missing?: Missing[]
 }
 
 export interface Why extends Account {

@@ -3,14 +3,14 @@
 
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { ask, Halt, Session, session } from './api'
-import { Boundary } from './boundary'
+import { Boundary } from './parts/boundary'
 import { cut, follow, link, onLink } from './live'
 import { Login } from './pages/login'
 import { useResource } from './resource'
-import { Place, usePlace } from './router'
+import { usePlace } from './router'
 import { setTheme, theme, Theme } from './theme'
 import { ago, useNow } from './time'
-import { attempt, Button, Dialog, Empty, Fault, Loading, Time, Toasts, words } from './ui'
+import { attempt, Button, Dialog, Empty, Fault, Loading, Time, Toasts, words } from './parts/ui'
 import { pages } from './pages'
 
 export function App() {
@@ -75,8 +75,6 @@ function Frame() {
     </>
   )
 }
-
-export interface PageProps { place: Place; role: string; operator: boolean }
 
 function HaltBanner(p: { halt: Halt | undefined; operator: boolean; reload: () => void }) {
   if (!p.halt?.on) return null

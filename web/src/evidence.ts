@@ -1,41 +1,7 @@
 // What is recorded of a worker, as the API gives it (internal/evidence,
 // internal/link/control).
 
-import { Block, Problem, problemOf, session } from './api'
-
-export interface Missing { from: string; to: string; server?: string; why: string }
-
-export interface Turn { at: string; by: string; reason?: string }
-
-export interface SignalReading {
-  signal: string
-  verdict: 'active' | 'quiet' | 'unknown' | 'absent'
-  value: number | null
-  threshold: number
-  unit?: string
-  window_seconds: number
-  age_seconds: number | null
-  last_event: string | null
-  counts: boolean
-  detail?: string
-}
-
-/** Why, in the one form that workers, instances and agents share. */
-export interface Account {
-  name: string
-  at: string
-  state: string
-  question: string
-  answer: string
-  verdict?: { blocks: Block[] | null; eligible_for_pause: boolean; is_idle: boolean; target_pause_at: string | null }
-  signals: SignalReading[] | null
-  leases: { holder: string; reason: string; expires_at: string }[] | null
-  paused?: Turn
-  resumed?: Turn
-  change: string[] | null
-  checked?: { at: string; since: string; until?: string; engine_differs: boolean; was?: string[] }
-  missing?: Missing[]
-}
+import { Missing, Problem, problemOf, session } from './api'
 
 export interface Point { at: string; until: string; state: 'active' | 'quiet' | 'unknown' | 'absent'; value: number | null }
 

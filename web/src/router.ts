@@ -24,6 +24,9 @@ document.addEventListener('click', (e) => {
 
 export interface Place { path: string[]; query: URLSearchParams }
 
+/** What every page is given. */
+export interface PageProps { place: Place; role: string; operator: boolean }
+
 function here(): Place {
   return { path: location.pathname.split('/').filter(Boolean).map(decodeURIComponent), query: new URLSearchParams(location.search) }
 }

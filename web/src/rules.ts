@@ -1,6 +1,7 @@
 // What rules look like on the wire (internal/policy).
 
 import { ask, List } from './api'
+import { minutes } from './time'
 
 export interface Scope { worker_ids?: string[]; tags?: Record<string, string>; aws_region?: string }
 
@@ -100,4 +101,21 @@ export function selector(workers: string[], tags: string, region: string, all: b
   if (!some && !all) throw new Error('Say for whom: workers, tags, a region, or the whole fleet.')
   if (all) out.all = true
   return out
+}
+
+/** What a policy says, in a sentence. */
+export function says(v: PolicyValues): string {
+  const parts: string[] = []
+  if (v.enabled === false) parts.push('never pauses for idleness')
+  if (v.idle_timeout_minutes !== undefined) parts.push(`${v.pause_action === 'hibernate' ? 'hibernates' : v.pause_action === 'auto' ? 'hibernates or stops' : 'pauses'} after ${minutes(v.idle_timeout_minutes)}`)
+  else if (v.pause_action) parts.push(`pauses by ${v.pause_action}`)
+  if (v.warn_before_minutes !== undefined) parts.push(v.warn_before_minutes === 0 ? 'without a warning' : `warns ${minutes(v.warn_before_minutes)} before`)
+  if (v.snooze_minutes !== undefined) parts.push(`protects ${minutes(v.snooze_minutes)} after a resume`)
+  if (v.check_interval_minutes !== undefined) parts.push(`looks every ${minutes(v.check_interval_minutes)}`)
+  if (v.activity_sources) parts.push(`reads ${v.activity_sources.join(', ')}`)
+  if (v.signals) parts.push(`counts ${v.signals.join(', ')}`)
+  if (v.accepted_risks?.length) parts.push(`accepts ${v.accepted_risks.join(', ')}`)
+  if (v.schedule) parts.push(`keeps the schedule ${v.schedule}${v.force ? ', even in use' : ''}`)
+  if (v.shadow) parts.push('only records what it would do')
+  return parts.length === 0 ? 'says nothing yet' : parts.join('; ')
 }

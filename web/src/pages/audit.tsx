@@ -3,14 +3,14 @@
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { action, actions, kinds, status } from '../actions'
 import { ask, Entry, List, Problem, problemOf, session } from '../api'
-import type { PageProps } from '../app'
+import type { PageProps } from '../router'
 import { saveFile } from '../evidence'
 import { onEvent } from '../live'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { workersOf } from '../rules'
 import { exact, local } from '../time'
-import { attempt, Button, Empty, Fault, Loading, Time, words } from '../ui'
+import { attempt, Button, Empty, Fault, Loading, Time, words } from '../parts/ui'
 
 const many = 100
 

@@ -1,12 +1,12 @@
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { Overview, Standing, WorkerRow } from '../api'
-import type { PageProps } from '../app'
-import { Boundary } from '../boundary'
+import type { PageProps } from '../router'
+import { Boundary } from '../parts/boundary'
 import { hours, saved, Savings, unknownMoney, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { clock, local, minutes, span, useNow } from '../time'
-import { Badge, Card, Empty, Fault, Loading, standings, Time } from '../ui'
+import { Badge, Card, Empty, Fault, Loading, standings, Time } from '../parts/ui'
 
 const order: Standing[] = ['active', 'idle', 'pausing_soon', 'blocked', 'unknown', 'paused', 'starting', 'failed']
 

@@ -3,13 +3,13 @@
 // is in no event of the stream.
 
 import { HostInstance, HostSummary, HostView, HostWhy, List } from '../api'
-import type { PageProps } from '../app'
+import type { PageProps } from '../router'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { span } from '../time'
-import { Card, Empty, Fault, Loading, Time, words } from '../ui'
-import { Answer, Grounds, moment, pathAt, Then } from './account'
-import { LookBack } from './timeline'
+import { Card, Empty, Fault, Loading, Time, words } from '../parts/ui'
+import { Answer, Grounds, moment, pathAt, Then } from '../parts/account'
+import { LookBack } from '../parts/timeline'
 
 const every = 5_000
 

@@ -1,5 +1,5 @@
 import { ComponentType } from 'preact'
-import type { PageProps } from '../app'
+import type { PageProps } from '../router'
 import { Audit } from './audit'
 import { Fleet } from './fleet'
 import { Hosts } from './hosts'

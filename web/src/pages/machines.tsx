@@ -2,13 +2,13 @@
 // with why it is as it is, now and at a past time.
 
 import { AgentWhy, Block, Entry, List, Machine, Reading } from '../api'
-import type { PageProps } from '../app'
+import type { PageProps } from '../router'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { local, minutes } from '../time'
-import { Card, Empty, Fault, Loading, Time, words } from '../ui'
-import { Answer, Grounds, moment, pathAt, Then } from './account'
-import { LookBack, TimelineCard } from './timeline'
+import { Card, Empty, Fault, Loading, Time, words } from '../parts/ui'
+import { Answer, Grounds, moment, pathAt, Then } from '../parts/account'
+import { LookBack, TimelineCard } from '../parts/timeline'
 
 /** server is the one that hears it; where that is another than the one asked, there is no report. */
 interface Agent extends Machine { worker_id?: string; version?: string; server?: string; outdated?: boolean; stale?: boolean }

@@ -2,10 +2,10 @@
 
 import { useState } from 'preact/hooks'
 import { ask, Entry, List } from '../api'
-import type { PageProps } from '../app'
+import type { PageProps } from '../router'
 import { useResource } from '../resource'
-import { attempt, Button, Card, Dialog, Empty, Fault, Loading, Time, words } from '../ui'
-import { ChannelForm, channelsKey, channelsOf, putChannel, Settings, tells } from './channels'
+import { attempt, Button, Card, Dialog, Empty, Fault, Loading, Time, words } from '../parts/ui'
+import { ChannelForm, channelsKey, channelsOf, putChannel, Settings, tells } from '../parts/channels'
 
 interface Delivery { channel: string; type: string; pending: number; delivered: number; dead: number; last_delivered_at: string | null; failing_since: string | null; last_error?: string; next_try_at: string | null }
 interface Letter { id: string; channel: string; event: string; entry: Entry; tries: number; error: string; died_at: string; retry_at: string | null }

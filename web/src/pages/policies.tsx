@@ -1,32 +1,15 @@
 // Policies: what they say, whom they hold for, and exceptions with an end.
 
-import { ComponentChildren } from 'preact'
 import { useState } from 'preact/hooks'
-import { ask, Entry, List, Problem } from '../api'
-import type { PageProps } from '../app'
+import { ask, Entry, List } from '../api'
+import { Form, text } from '../parts/form'
+import { Apply, Except } from '../parts/rules'
+import type { PageProps } from '../router'
 import { useResource } from '../resource'
-import { Budget, Group, Override, overrideKinds, Policy, PolicyValues, scope, selector, whom, workersOf } from '../rules'
-import { minutes } from '../time'
-import { attempt, Button, Card, Dialog, Fault, Loading, Time } from '../ui'
+import { Budget, Group, Override, overrideKinds, Policy, PolicyValues, says, scope, whom } from '../rules'
+import { attempt, Button, Card, Fault, Loading, Time } from '../parts/ui'
 
 const rules = (e: Entry) => /^(policy|budget|schedule|override)_/.test(e.action)
-
-/** What a policy says, in a sentence. */
-export function says(v: PolicyValues): string {
-  const parts: string[] = []
-  if (v.enabled === false) parts.push('never pauses for idleness')
-  if (v.idle_timeout_minutes !== undefined) parts.push(`${v.pause_action === 'hibernate' ? 'hibernates' : v.pause_action === 'auto' ? 'hibernates or stops' : 'pauses'} after ${minutes(v.idle_timeout_minutes)}`)
-  else if (v.pause_action) parts.push(`pauses by ${v.pause_action}`)
-  if (v.warn_before_minutes !== undefined) parts.push(v.warn_before_minutes === 0 ? 'without a warning' : `warns ${minutes(v.warn_before_minutes)} before`)
-  if (v.snooze_minutes !== undefined) parts.push(`protects ${minutes(v.snooze_minutes)} after a resume`)
-  if (v.check_interval_minutes !== undefined) parts.push(`looks every ${minutes(v.check_interval_minutes)}`)
-  if (v.activity_sources) parts.push(`reads ${v.activity_sources.join(', ')}`)
-  if (v.signals) parts.push(`counts ${v.signals.join(', ')}`)
-  if (v.accepted_risks?.length) parts.push(`accepts ${v.accepted_risks.join(', ')}`)
-  if (v.schedule) parts.push(`keeps the schedule ${v.schedule}${v.force ? ', even in use' : ''}`)
-  if (v.shadow) parts.push('only records what it would do')
-  return parts.length === 0 ? 'says nothing yet' : parts.join('; ')
-}
 
 export function Policies(p: PageProps) {
   const all = useResource<List<Policy>>('/policies?limit=1000', { on: rules })
@@ -104,38 +87,6 @@ export function Policies(p: PageProps) {
   )
 }
 
-/** A dialog with a form: it says what is wrong and stays until it is right. */
-export function Form(p: { title: string; submit: string; onClose: () => void; send: (f: FormData) => Promise<string>; children: ComponentChildren }) {
-  const [problem, setProblem] = useState<Problem | null>(null)
-  const [busy, setBusy] = useState(false)
-  const send = async (e: SubmitEvent) => {
-    e.preventDefault()
-    if (busy) return
-    setBusy(true)
-    setProblem(null)
-    try {
-      const done = await p.send(new FormData(e.currentTarget as HTMLFormElement))
-      await attempt(done, async () => {})
-      p.onClose()
-    } catch (err) {
-      setProblem(err instanceof Problem ? err : new Problem(0, '', err instanceof Error ? err.message : String(err)))
-    } finally {
-      setBusy(false)
-    }
-  }
-  return (
-    <Dialog title={p.title} onClose={p.onClose}>
-      <form class="stack" onSubmit={send}>
-        {p.children}
-        {problem && <Fault problem={problem} what="Nothing is changed." />}
-        <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button><button type="submit" class="primary" aria-disabled={busy}>{p.submit}</button></div>
-      </form>
-    </Dialog>
-  )
-}
-
-const text = (f: FormData, name: string) => String(f.get(name) ?? '').trim()
-
 function Edit(p: { was: Policy | null; onClose: () => void }) {
   const { was } = p
   const send = async (f: FormData) => {
@@ -172,71 +123,3 @@ function Edit(p: { was: Policy | null; onClose: () => void }) {
     </Form>
   )
 }
-
-export function Apply(p: { what: 'policy' | 'schedule'; name: string; text: string; onClose: () => void }) {
-  const send = async (f: FormData) => {
-    const path = p.what === 'policy' ? '/policies/' : '/schedules/'
-    const workers = text(f, 'workers')
-    const chosen = selector(await workersOf(workers), text(f, 'tags'), text(f, 'region'), !!f.get('all'))
-    const body = { ...chosen, ...(text(f, 'priority') ? { priority: Number(text(f, 'priority')) } : {}) }
-    await ask('POST', `${path}${encodeURIComponent(p.name)}/apply`, body)
-    return `${p.name} holds for ${chosen.all ? 'the whole fleet' : scope({ ...chosen, worker_ids: workers ? [workers] : undefined })}.`
-  }
-  return (
-    <Form title={`Apply ${p.name}`} submit="Apply" onClose={p.onClose} send={send}>
-      <p>{p.name}: {p.text}.</p>
-      <Whom id="a" what="The whole fleet: every worker, those that come later too" />
-      <label for="a-priority">Priority among groups</label><input id="a-priority" name="priority" type="number" />
-      <p class="muted small">Workers by name get it themselves; of tags and a region it holds for all that share them, now and later.</p>
-    </Form>
-  )
-}
-
-/** For whom something shall hold; nothing of it is nobody. */
-function Whom(p: { id: string; what: string }) {
-  const all = useResource<List<{ id: string; name: string }>>('/workers?limit=1000')
-  return (
-    <>
-      <label for={`${p.id}-workers`}>Workers, by name</label><input id={`${p.id}-workers`} name="workers" list={`${p.id}-names`} autocomplete="off" />
-      <datalist id={`${p.id}-names`}>{(all.value?.items ?? []).map((w) => <option key={w.id} value={w.name} />)}</datalist>
-      <label for={`${p.id}-tags`}>Or all with tags, such as team=ml, env=lab</label><input id={`${p.id}-tags`} name="tags" />
-      <label for={`${p.id}-region`}>Or all in a region</label><input id={`${p.id}-region`} name="region" maxLength={32} />
-      <label class="check"><input type="checkbox" name="all" id={`${p.id}-all`} /> {p.what}</label>
-    </>
-  )
-}
-
-/** Makes an exception with an end, for the worker that is given or for those that are named. */
-export function Except(p: { policies: Policy[]; worker?: { id: string; name: string }; onClose: () => void }) {
-  const [kind, setKind] = useState('keep')
-  const byDay = kind === 'keep' || kind === 'skip'
-  const send = async (f: FormData) => {
-    const at = (name: string) => text(f, name) ? new Date(text(f, name)).toISOString() : ''
-    const body: Record<string, unknown> = { kind, reason: text(f, 'reason') }
-    const s = p.worker ? { worker_ids: [p.worker.id] } as ReturnType<typeof selector> : selector(await workersOf(text(f, 'workers')), text(f, 'tags'), text(f, 'region'), !!f.get('all'))
-    if (s.all) body.all = true
-    else body.selector = s
-    if (at('from')) body.from = at('from')
-    if (at('until')) body.until = at('until')
-    if (kind === 'policy') body.policy = text(f, 'policy')
-    const { value } = await ask<Override>('POST', '/overrides', body)
-    return `The exception holds for ${whom(value)}.`
-  }
-  return (
-    <Form title={p.worker ? `Make an exception for ${p.worker.name}` : 'Make an exception'} submit="Make it" onClose={p.onClose} send={send}>
-      <label for="o-kind">What</label>
-      <select id="o-kind" value={kind} onChange={(e) => setKind(e.currentTarget.value)}>
-        <option value="keep">keep running</option>
-        <option value="skip">skip the schedule</option>
-        <option value="freeze">freeze: neither stop nor start automatically</option>
-        <option value="policy">use another policy</option>
-      </select>
-      {kind === 'policy' && <><label for="o-policy">Policy</label><select id="o-policy" name="policy">{p.policies.map((x) => <option key={x.name}>{x.name}</option>)}</select></>}
-      {!p.worker && <Whom id="o" what="The whole fleet: every worker, those that come meanwhile too" />}
-      <label for="o-from">From; empty is now</label><input id="o-from" name="from" type="datetime-local" />
-      <label for="o-until">Until{byDay && '; empty is not today: the end of today'}</label><input id="o-until" name="until" type="datetime-local" required={!byDay} />
-      <label for="o-reason">Reason</label><input id="o-reason" name="reason" maxLength={256} />
-    </Form>
-  )
-}
-

@@ -2,12 +2,12 @@
 
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { List, Problem } from '../api'
-import type { PageProps } from '../app'
+import type { PageProps } from '../router'
 import { hours, Outcome, saved, simulate, Simulation } from '../evidence'
 import { useResource } from '../resource'
 import { Policy, Schedule } from '../rules'
 import { clock, minutes, span } from '../time'
-import { Empty, Fault, Loading } from '../ui'
+import { Empty, Fault, Loading } from '../parts/ui'
 
 /** One policy to try: a named one, or numbers of its own. */
 interface Candidate { name: string; timeout: string; snooze: string; warn: string; schedule: string; sources: string; signals: string; limits: Record<string, string> }

@@ -2,12 +2,12 @@
 // with what kept them up.
 
 import { useRef, useState } from 'preact/hooks'
-import type { PageProps } from '../app'
+import type { PageProps } from '../router'
 import { hours, saved, saveFile, Savings, Sum, unknownMoney, usd } from '../evidence'
 import { useResource } from '../resource'
 import { go } from '../router'
 import { clock } from '../time'
-import { Card, Empty, Fault, Loading, useWidth, words } from '../ui'
+import { Card, Empty, Fault, Loading, useWidth, words } from '../parts/ui'
 
 /** What keeps idle workers up, and what a person can do about it. */
 const causes: Record<string, [title: string, help: string]> = {

@@ -2,11 +2,12 @@
 
 import { useState } from 'preact/hooks'
 import { ask, Entry, List } from '../api'
-import type { PageProps } from '../app'
+import type { PageProps } from '../router'
 import { useResource } from '../resource'
 import { Boundaries, Schedule } from '../rules'
-import { attempt, Button, Card, Empty, Fault, Loading, Time } from '../ui'
-import { Apply, Form } from './policies'
+import { attempt, Button, Card, Empty, Fault, Loading, Time } from '../parts/ui'
+import { Form } from '../parts/form'
+import { Apply } from '../parts/rules'
 
 const mine = (e: Entry) => e.action.startsWith('schedule_')
 

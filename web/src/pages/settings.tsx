@@ -2,10 +2,10 @@
 
 import { useState } from 'preact/hooks'
 import { ask, Problem, Setting } from '../api'
-import type { PageProps } from '../app'
+import type { PageProps } from '../router'
 import { Resource, useResource } from '../resource'
-import { attempt, Button, Card, Dialog, Fault, Loading, words } from '../ui'
-import { Channel, ChannelForm, channelsKey, Settings, tells } from './channels'
+import { attempt, Button, Card, Dialog, Fault, Loading, words } from '../parts/ui'
+import { Channel, ChannelForm, channelsKey, Settings, tells } from '../parts/channels'
 
 const groups: [string, (key: string) => boolean][] = [
   ['Idle detection', (k) => k.startsWith('worker_') || k.startsWith('idle_') || k.startsWith('min_') || k.startsWith('scale_') || k.startsWith('drain_')],

@@ -2,9 +2,9 @@
 
 import { useState } from 'preact/hooks'
 import { ask, List, Problem, Token } from '../api'
-import type { PageProps } from '../app'
+import type { PageProps } from '../router'
 import { useResource } from '../resource'
-import { attempt, Button, Dialog, Empty, Fault, Loading, Time } from '../ui'
+import { attempt, Button, Dialog, Empty, Fault, Loading, Time } from '../parts/ui'
 
 export function Tokens(p: PageProps) {
   const all = useResource<List<Token>>('/tokens?limit=1000', { on: (e) => e.action.startsWith('token_') })

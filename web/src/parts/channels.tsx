@@ -3,7 +3,7 @@
 import { useState } from 'preact/hooks'
 import { ask, Setting } from '../api'
 import type { Resource } from '../resource'
-import { Form } from './policies'
+import { Form } from './form'
 
 export interface Settings { items: Setting[]; revision: number }
 

@@ -4,11 +4,11 @@
 import { ComponentChildren } from 'preact'
 import { useEffect, useRef } from 'preact/hooks'
 import { action, doer, status } from '../actions'
-import { Entry } from '../api'
-import { Account, figure, SignalReading, Turn } from '../evidence'
+import { Account, Entry, SignalReading, Turn } from '../api'
+import { figure } from '../evidence'
 import { Resource, useResource } from '../resource'
 import { clock, local, span, useNow } from '../time'
-import { Card, Fault, Loading, Time, words } from '../ui'
+import { Card, Fault, Loading, Time, words } from './ui'
 
 /** A time of an address; null if there is none. */
 export function moment(text: string | null): number | null {

@@ -7,7 +7,7 @@ import { Entry } from '../api'
 import { figure, Point, Timeline } from '../evidence'
 import { useResource } from '../resource'
 import { clock, exact, local, span } from '../time'
-import { Card, Fault, useWidth, words } from '../ui'
+import { Card, Fault, useWidth, words } from './ui'
 
 type Kind = 'running' | 'warned' | 'pausing' | 'paused' | 'starting' | 'unknown'
 

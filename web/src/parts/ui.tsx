@@ -2,9 +2,9 @@
 
 import { ComponentChildren, JSX } from 'preact'
 import { useEffect, useId, useLayoutEffect, useRef, useState } from 'preact/hooks'
-import { Problem, Standing } from './api'
+import { Problem, Standing } from '../api'
 import { Boundary } from './boundary'
-import { ago, clock, exact, useNow } from './time'
+import { ago, clock, exact, useNow } from '../time'
 
 /** What each standing is called, and what it means. */
 export const standings: Record<Standing, { label: string; means: string; mark: JSX.Element }> = {
