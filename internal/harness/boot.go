@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -122,7 +123,7 @@ func Boot() (Config, error) {
 	if _, err := randomPool(); err != nil {
 		return Config{}, fmt.Errorf("cannot open the random pool: %w", err)
 	}
-	if err := writeNames(or(cfg.Root, "/"), p); err != nil {
+	if err := writeNames(cmp.Or(cfg.Root, "/"), p); err != nil {
 		return Config{}, err
 	}
 	if err := os.Mkdir(groupDir, 0o755); err == nil || errors.Is(err, os.ErrExist) {
@@ -139,13 +140,6 @@ func setKernel(name, value string) error {
 		return fmt.Errorf("cannot set the kernel's %s to %s: %w", name, value, err)
 	}
 	return nil
-}
-
-func or(s, def string) string {
-	if s == "" {
-		return def
-	}
-	return s
 }
 
 type mount struct {

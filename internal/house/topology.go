@@ -1,6 +1,7 @@
 package house
 
 import (
+	"cmp"
 	"fmt"
 	"go/token"
 	"slices"
@@ -21,7 +22,7 @@ func Topology(t *Tree) string {
 	}
 	b.WriteString("\n## Import law\n\n| band | folders | may import |\n|---|---|---|\n")
 	for _, row := range bands {
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", row.Name, short(row.Root), or(short(row.May), "nothing of ours"))
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", row.Name, short(row.Root), cmp.Or(short(row.May), "nothing of ours"))
 	}
 	b.WriteString("\nBeside the table:\n\n")
 	var lines []string
@@ -104,11 +105,4 @@ func short(dirs []string) string {
 		names[i] = strings.TrimPrefix(d, "internal/")
 	}
 	return strings.Join(names, ", ")
-}
-
-func or(text, otherwise string) string {
-	if text == "" {
-		return otherwise
-	}
-	return text
 }

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -70,8 +71,8 @@ func NewFront(cfg FrontConfig) (*Front, error) {
 		}
 		cfg.Domains[i] = name
 	}
-	cfg.WaitPage = orDefault(cfg.WaitPage, 1500*time.Millisecond)
-	cfg.RetryAfter = orDefault(cfg.RetryAfter, 5*time.Second)
+	cfg.WaitPage = cmp.Or(cfg.WaitPage, 1500*time.Millisecond)
+	cfg.RetryAfter = cmp.Or(cfg.RetryAfter, 5*time.Second)
 	log := cfg.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -373,7 +374,7 @@ func (f *Front) answerHealth(w http.ResponseWriter, in *Instance) {
 	w.Header().Set("X-Lull-State", "asleep")
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.WriteHeader(orDefault(in.opt.Noise.HealthStatus, http.StatusOK))
+	w.WriteHeader(cmp.Or(in.opt.Noise.HealthStatus, http.StatusOK))
 	fmt.Fprintln(w, "asleep; a request that is not a health check wakes it")
 }
 

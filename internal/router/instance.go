@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -18,10 +19,10 @@ type Options struct {
 }
 
 func (o Options) withDefaults() (Options, error) {
-	o.MaxWaiting = orDefault(o.MaxWaiting, 1024)
-	o.MaxOpen = orDefault(o.MaxOpen, 65536)
-	o.WakeTimeout = orDefault(o.WakeTimeout, time.Minute)
-	o.DialTimeout = orDefault(o.DialTimeout, 10*time.Second)
+	o.MaxWaiting = cmp.Or(o.MaxWaiting, 1024)
+	o.MaxOpen = cmp.Or(o.MaxOpen, 65536)
+	o.WakeTimeout = cmp.Or(o.WakeTimeout, time.Minute)
+	o.DialTimeout = cmp.Or(o.DialTimeout, 10*time.Second)
 	var errs []error
 	if o.MaxWaiting < 0 || o.MaxWaiting > 65536 {
 		errs = append(errs, errors.New("cannot use max waiting: it must be 1 to 65536"))
@@ -34,14 +35,6 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	errs = append(errs, o.Noise.Validate())
 	return o, errors.Join(errs...)
-}
-
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
 }
 
 // Instance is one thing that can be asleep, with all its listeners. Its methods

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -321,7 +322,7 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 			if beginStream(ctx) != nil {
 				return
 			}
-			seq, unknown := a.Host.events.from(or(in.Last, in.Since))
+			seq, unknown := a.Host.events.from(cmp.Or(in.Last, in.Since))
 			for {
 				evs, gone, more := a.Host.events.Since(seq)
 				gone, unknown = gone || unknown, false

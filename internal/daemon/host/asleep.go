@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -323,7 +324,7 @@ func (i *inst) restarted(why string) string {
 	}
 	switch {
 	case how == "":
-		return or(why, "restarted after it ended")
+		return cmp.Or(why, "restarted after it ended")
 	case why == "":
 		return how
 	}

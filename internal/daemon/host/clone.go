@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,7 +118,7 @@ func (i *inst) toDisk(refuse func(string, ...any) error) error {
 // files that the next prune removes.
 func (i *inst) become(ctx context.Context, rt instance.Cloner, src *inst) error {
 	saved, err := rt.Clone(ctx, src.id, instance.Launch{ID: i.id, Run: 1, Workspace: i.spec().Workspace,
-		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: or(i.spec().LogMax, logMax)})
+		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: cmp.Or(i.spec().LogMax, logMax)})
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -204,7 +205,7 @@ func listenersOn(e instance.Endpoint, ls []instance.Listener) (out []instance.Li
 	}
 	for _, l := range ls {
 		lh, lp, err := net.SplitHostPort(l.Addr)
-		if err == nil && !l.Private && lp == port && serves(lh, host) && l.Network == or(e.Proto, "tcp") {
+		if err == nil && !l.Private && lp == port && serves(lh, host) && l.Network == cmp.Or(e.Proto, "tcp") {
 			out = append(out, l)
 		}
 	}

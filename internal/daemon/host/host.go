@@ -19,6 +19,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -170,16 +171,16 @@ type Host struct {
 
 // New returns a host without instances.
 func New(cfg Config) *Host {
-	cfg.Probe = or(cfg.Probe, 5*time.Second)
-	cfg.CPUPercent = or(cfg.CPUPercent, cpuPercent)
-	cfg.NetBytes = or(cfg.NetBytes, netBytes)
-	cfg.DiskBytes = or(cfg.DiskBytes, diskBytes)
-	cfg.Workers = or(cfg.Workers, 8)
-	cfg.WakeWait = or(cfg.WakeWait, 45*time.Second)
+	cfg.Probe = cmp.Or(cfg.Probe, 5*time.Second)
+	cfg.CPUPercent = cmp.Or(cfg.CPUPercent, cpuPercent)
+	cfg.NetBytes = cmp.Or(cfg.NetBytes, netBytes)
+	cfg.DiskBytes = cmp.Or(cfg.DiskBytes, diskBytes)
+	cfg.Workers = cmp.Or(cfg.Workers, 8)
+	cfg.WakeWait = cmp.Or(cfg.WakeWait, 45*time.Second)
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(or(cfg.KeepEvents, 4096), cfg.EventLog),
+	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: newDeadlines(), events: NewEvents(cmp.Or(cfg.KeepEvents, 4096), cfg.EventLog),
 		steps: standardFence(), haltSet: make(chan struct{}, 1), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
 	h.halted.Store(cfg.Halted)
 	h.fleetHalted.Store(cfg.FleetHalted)

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,14 +26,6 @@ const (
 	restartMax   = 30 * time.Second
 	logMax       = 10 << 20
 )
-
-func or[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
-}
 
 // startFor brings a stopped instance up, waiting for whatever else is under
 // way. It is nil too when it already runs. A person's start enables it.
@@ -155,13 +148,13 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	i.h.point("launch", i)
 	s := i.spec()
 	l := instance.Launch{ID: i.id, Run: run, Command: s.Command, Dir: s.Workdir, User: s.User,
-		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: or(s.LogMax, logMax)}
+		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: cmp.Or(s.LogMax, logMax)}
 	l.Image, l.Memory, l.CPUs, l.Net, l.Workspace = s.Image, s.Memory, s.CPUs, s.Net, s.Workspace
 	base := i.h.cfg.BaseEnv
 	if i.rt.Capabilities().Image {
 		base = boxEnv
 	} else {
-		l.Dir = or(l.Dir, "/") // in place of an image's
+		l.Dir = cmp.Or(l.Dir, "/") // in place of an image's
 	}
 	l.Env = append(append(l.Env, base...), s.Env...)
 	l.Env = append(l.Env, "LULL_INSTANCE="+s.Name)
@@ -191,7 +184,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 	over := i.over
 	want := append([]instance.Endpoint(nil), i.spec().Expose...)
 	i.mu.Unlock()
-	limit := time.Duration(or(i.spec().ReadyTimeout, idle.Duration(readyTimeout)))
+	limit := time.Duration(cmp.Or(i.spec().ReadyTimeout, idle.Duration(readyTimeout)))
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	pause := 2 * time.Millisecond
@@ -429,7 +422,7 @@ func (i *inst) awaitExit() {
 
 // stopGrace is how long a program has to end.
 func (i *inst) stopGrace() time.Duration {
-	return time.Duration(or(i.spec().StopGrace, idle.Duration(stopGrace)))
+	return time.Duration(cmp.Or(i.spec().StopGrace, idle.Duration(stopGrace)))
 }
 
 // askToEnd sends SIGTERM. A frozen program gets it at the thaw, before it can
@@ -565,7 +558,7 @@ func afterEnd(r *instance.Record, e instance.Exit, now time.Time) {
 	for len(r.Crashes) > 0 && now.Sub(r.Crashes[0]) > crashWindow {
 		r.Crashes = r.Crashes[1:]
 	}
-	rule := or(r.Spec.Restart, instance.RestartOnFailure)
+	rule := cmp.Or(r.Spec.Restart, instance.RestartOnFailure)
 	again := r.Enabled && (rule == instance.RestartAlways || rule == instance.RestartOnFailure && (failed || e.Lost))
 	if len(r.Crashes) >= crashLimit {
 		r.CrashLooping, again = true, false

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -51,7 +52,7 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 
 // checkSpec finds the runtime of s and everything that is wrong with it there.
 func (h *Host) checkSpec(s *instance.Spec) (Runtime, error) {
-	s.Runtime = or(s.Runtime, "process")
+	s.Runtime = cmp.Or(s.Runtime, "process")
 	rt, ok := h.cfg.Runtimes[s.Runtime]
 	if !ok || h.cfg.Missing[s.Runtime] != nil {
 		return nil, &InvalidError{fmt.Errorf("cannot use runtime: %w", h.noRuntime(s.Runtime))}
@@ -360,7 +361,7 @@ func (h *Host) Hold(ctx context.Context, ref string, l idle.Lease, ttl time.Dura
 	if ttl <= 0 || ttl > instance.MaxLease {
 		return &InvalidError{fmt.Errorf("cannot hold a lease: ttl %s is not above 0 and at most %s", ttl, instance.MaxLease)}
 	}
-	l.Holder = or(l.Holder, "default")
+	l.Holder = cmp.Or(l.Holder, "default")
 	if len(l.Holder) > 128 || len(l.Reason) > 1024 {
 		return &InvalidError{errors.New("cannot hold a lease: holder has at most 128 bytes and reason 1024")}
 	}
@@ -410,7 +411,7 @@ func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
 	if err != nil {
 		return err
 	}
-	holder = or(holder, "default")
+	holder = cmp.Or(holder, "default")
 	if err := i.acquireCtx(ctx); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,7 +96,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		StatusReason: r.StatusReason, Enabled: r.Enabled, Runtime: r.Spec.Runtime, Command: r.Spec.Command,
 		CreatedAt: r.CreatedAt, StartedAt: ptr(r.StartedAt), LastActivityAt: ptr(r.LastActivityAt),
 		LastPausedAt: ptr(r.LastPausedAt), LastPausedBy: r.PausedBy, LastResumedAt: ptr(r.LastResumedAt), LastResumedBy: r.ResumedBy,
-		Connections: e.Connections, Leases: liveLeases(r.Leases, now), IdlePolicy: or(r.Spec.IdlePolicy, instance.PolicyDefault),
+		Connections: e.Connections, Leases: liveLeases(r.Leases, now), IdlePolicy: cmp.Or(r.Spec.IdlePolicy, instance.PolicyDefault),
 		PauseAfter: i.pauseAfter().Seconds(), StopAfter: i.stopAfter().Seconds(), ReclaimAfter: time.Duration(r.Spec.ReclaimAfter).Seconds(),
 		HibernateAfter: time.Duration(r.Spec.HibernateAfter).Seconds(), Image: r.Spec.Image, MemoryLimit: r.Spec.Memory, CPUs: r.Spec.CPUs,
 		Net: string(r.Spec.Net), Workspace: r.Spec.Workspace,
@@ -290,7 +291,7 @@ func (i *inst) whyThen(ctx context.Context, at time.Time) (hostctl.Why, error) {
 	y.Paused, y.Resumed = paused, resumed
 	if down != nil {
 		y.Question, y.Change = "why was it "+a.State, []string{}
-		y.Answer = fmt.Sprintf("It was %s since %s, by %s: %s.", a.State, down.At.Format(time.RFC3339), or(down.Change.By, "nobody known"), or(down.Change.Reason, "nothing is recorded"))
+		y.Answer = fmt.Sprintf("It was %s since %s, by %s: %s.", a.State, down.At.Format(time.RFC3339), cmp.Or(down.Change.By, "nobody known"), cmp.Or(down.Change.Reason, "nothing is recorded"))
 	}
 	return y, nil
 }
@@ -311,7 +312,7 @@ func (h *Host) happened(e hostctl.Event) {
 func (i *inst) explain(y *hostctl.Why) {
 	o := &y.Instance
 	by := func(who, at string) string {
-		s := "by " + or(who, "nobody known")
+		s := "by " + cmp.Or(who, "nobody known")
 		if at != "" {
 			s += " at " + at
 		}
@@ -358,7 +359,7 @@ func (i *inst) explain(y *hostctl.Why) {
 		}
 	default:
 		y.Question = "why is it " + o.State
-		y.Answer = fmt.Sprintf("It is %s since %s: %s.", o.State, when(o.StateSince), or(o.StatusReason, "nothing is recorded"))
+		y.Answer = fmt.Sprintf("It is %s since %s: %s.", o.State, when(o.StateSince), cmp.Or(o.StatusReason, "nothing is recorded"))
 		y.Change = []string{}
 		if o.State == string(power.Stopped) {
 			y.Change = append(y.Change, "lull instance start "+o.Name)

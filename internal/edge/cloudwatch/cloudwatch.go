@@ -10,6 +10,7 @@
 package cloudwatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -130,10 +131,10 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Disk.Name == "" {
 		cfg.Disk = AgentMetric{Namespace: "CWAgent", Name: "disk_used_percent"}
 	}
-	cfg.Window = orDefault(cfg.Window, 15*time.Minute)
-	cfg.Period = orDefault(cfg.Period, 5*time.Minute)
-	cfg.Rate, cfg.Burst = orDefault(cfg.Rate, 5), orDefault(cfg.Burst, 10)
-	cfg.Attempts = orDefault(cfg.Attempts, 4)
+	cfg.Window = cmp.Or(cfg.Window, 15*time.Minute)
+	cfg.Period = cmp.Or(cfg.Period, 5*time.Minute)
+	cfg.Rate, cfg.Burst = cmp.Or(cfg.Rate, 5), cmp.Or(cfg.Burst, 10)
+	cfg.Attempts = cmp.Or(cfg.Attempts, 4)
 	if cfg.Period < time.Second || cfg.Window < cfg.Period || cfg.Period > 24*time.Hour {
 		return nil, fmt.Errorf("cannot use CloudWatch settings: window %v, period %v", cfg.Window, cfg.Period)
 	}
@@ -146,14 +147,6 @@ func New(cfg Config) (*Client, error) {
 			o.Retryer = retry.NewStandard(func(s *retry.StandardOptions) { s.MaxAttempts = cfg.Attempts })
 		}),
 	}, nil
-}
-
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
 }
 
 // Period returns the length of a window.

@@ -2,6 +2,7 @@ package cml
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -74,8 +75,8 @@ func New(cfg Config) (*Client, error) {
 	c := &Client{
 		base: u.Scheme + "://" + u.Host + "/api/v0", host: u.Host,
 		username: cfg.Username, password: cfg.Password, http: cfg.HTTP,
-		timeout: orDefault(cfg.Timeout, defaultTimeout),
-		events:  orDefault(cfg.EventsTimeout, defaultEventsTimeout),
+		timeout: cmp.Or(cfg.Timeout, defaultTimeout),
+		events:  cmp.Or(cfg.EventsTimeout, defaultEventsTimeout),
 		login:   make(chan struct{}, 1),
 	}
 	if c.http != nil {

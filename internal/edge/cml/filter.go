@@ -1,6 +1,7 @@
 package cml
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -82,10 +83,10 @@ func NewFilter(cfg FilterConfig) (*Filter, error) {
 	if cfg.Categories == nil {
 		cfg.Categories = relevantByDefault
 	}
-	cfg.MaxEventBytes = orDefault(cfg.MaxEventBytes, 16<<10)
-	cfg.MaxBytes = orDefault(cfg.MaxBytes, 4<<30)
-	cfg.FutureAfter = orDefault(cfg.FutureAfter, time.Minute)
-	cfg.MaxFuture = orDefault(cfg.MaxFuture, 128)
+	cfg.MaxEventBytes = cmp.Or(cfg.MaxEventBytes, 16<<10)
+	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, 4<<30)
+	cfg.FutureAfter = cmp.Or(cfg.FutureAfter, time.Minute)
+	cfg.MaxFuture = cmp.Or(cfg.MaxFuture, 128)
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
@@ -105,14 +106,6 @@ func NewFilter(cfg FilterConfig) (*Filter, error) {
 	size := max(64<<10, cfg.MaxEventBytes+4*minRead)
 	f.buffers.New = func() any { b := make([]byte, size); return &b }
 	return f, nil
-}
-
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
 }
 
 func (c FilterConfig) validate() error {

@@ -146,7 +146,7 @@ func (e *RegistrationError) Unwrap() error { return e.Err }
 // is completed and in compliance, has failed, or ctx ends; a failure is a
 // *RegistrationError. A look that fails is repeated: the host may be busy.
 func (c *Client) AwaitRegistration(ctx context.Context, every time.Duration) error {
-	tick := time.NewTicker(orDefault(every, defaultPoll))
+	tick := time.NewTicker(cmp.Or(every, defaultPoll))
 	defer tick.Stop()
 	reason := "its state was never read"
 	var last error

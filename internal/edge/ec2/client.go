@@ -1,6 +1,7 @@
 package ec2
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -31,18 +32,10 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	l.ReadRate, l.ReadBurst = orDefault(l.ReadRate, 10), orDefault(l.ReadBurst, 50)
-	l.WriteRate, l.WriteBurst = orDefault(l.WriteRate, 2), orDefault(l.WriteBurst, 5)
-	l.Attempts, l.MaxBackoff = orDefault(l.Attempts, 4), orDefault(l.MaxBackoff, 10*time.Second)
+	l.ReadRate, l.ReadBurst = cmp.Or(l.ReadRate, 10), cmp.Or(l.ReadBurst, 50)
+	l.WriteRate, l.WriteBurst = cmp.Or(l.WriteRate, 2), cmp.Or(l.WriteBurst, 5)
+	l.Attempts, l.MaxBackoff = cmp.Or(l.Attempts, 4), cmp.Or(l.MaxBackoff, 10*time.Second)
 	return l
-}
-
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
 }
 
 // A Client calls EC2 for one account in one region. It may be used from many

@@ -1,6 +1,7 @@
 package microvm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -148,7 +149,7 @@ func (w *Work) Trouble() string {
 			return "what it writes to its own disk fails for want of room: " + w.r.roomSaying() +
 				fmt.Sprintf(", of which %s are left for what lull itself writes", instance.Bytes(layerSpare))
 		}
-		return or(w.stands(), w.filesFault())
+		return cmp.Or(w.stands(), w.filesFault())
 	}
 	said := fmt.Sprintf("QEMU (process %d) has not answered for %s", m.pid, time.Since(m.since).Round(time.Second))
 	switch m.state {

@@ -1,6 +1,7 @@
 package microvm
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -39,7 +40,7 @@ func (r *Runtime) prepareRoot(ctx context.Context, root string, call *guest.RunC
 	if len(call.Command) == 0 {
 		return "", errors.New("cannot run it: it names no command, and neither does its image")
 	}
-	who, err := oci.LookupUser(img.Root, or(call.User, img.Config.User))
+	who, err := oci.LookupUser(img.Root, cmp.Or(call.User, img.Config.User))
 	if err != nil {
 		return "", err
 	}
@@ -85,7 +86,7 @@ func (r *Runtime) makeImage(ctx context.Context, root, name string) (string, err
 	if err != nil {
 		return "", err
 	}
-	path, ok := at(or(name, sum))
+	path, ok := at(cmp.Or(name, sum))
 	if ok {
 		return path, nil
 	}

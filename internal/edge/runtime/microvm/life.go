@@ -1,6 +1,7 @@
 package microvm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -434,16 +435,16 @@ func (w *Work) outcome() instance.Exit {
 	case w.exit != nil:
 		return *w.exit
 	case !w.exited:
-		return instance.Exit{Lost: true, At: time.Now(), Machine: or(w.wentBy, "QEMU is gone, and nobody could see how it ended")}
+		return instance.Exit{Lost: true, At: time.Now(), Machine: cmp.Or(w.wentBy, "QEMU is gone, and nobody could see how it ended")}
 	case w.status.Signaled():
 		sig := w.status.Signal()
 		return instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(),
-			Machine: or(w.wentBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig)+w.noRoom(sig))}
+			Machine: cmp.Or(w.wentBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig)+w.noRoom(sig))}
 	}
 	// QEMU exited normally. If the guest's program was still running, the
 	// guest broke.
 	code := w.status.ExitStatus()
-	return instance.Exit{Code: max(code, 1), At: time.Now(), Machine: or(w.wentBy, fmt.Sprintf("QEMU exited with code %d", code))}
+	return instance.Exit{Code: max(code, 1), At: time.Now(), Machine: cmp.Or(w.wentBy, fmt.Sprintf("QEMU exited with code %d", code))}
 }
 
 // noRoom describes how a full disk relates to QEMU's end by sig: a guest's memory

@@ -20,6 +20,7 @@
 package microvm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,8 +60,8 @@ const (
 
 // with applies what an instance requests over m, and defaults below it.
 func (m Machine) with(image string, memory int64, cpus float64, net instance.Net) (Machine, error) {
-	m.Root = or(image, m.Root)
-	m.Net = vnet.Mode(or(string(net), string(m.Net)))
+	m.Root = cmp.Or(image, m.Root)
+	m.Net = vnet.Mode(cmp.Or(string(net), string(m.Net)))
 	if memory != 0 {
 		m.Memory = memory
 	}
@@ -288,14 +289,7 @@ func (r *Runtime) Missing() error { return r.lacks }
 func (r *Runtime) Accelerator() (Accel, string) { return r.accel() }
 
 // KernelVersion returns the version, or else the path, of the guest kernel.
-func (r *Runtime) KernelVersion() string { return or(r.kernel.Version, r.kernel.Image) }
-
-func or(s, def string) string {
-	if s == "" {
-		return def
-	}
-	return s
-}
+func (r *Runtime) KernelVersion() string { return cmp.Or(r.kernel.Version, r.kernel.Image) }
 
 // Capabilities implements instance.Runtime. Clients come through the relay, so
 // the program has no sockets on the host to watch.
@@ -389,7 +383,7 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	if err := r.claim(ctx, l.ID, &rec, &call); err != nil {
 		return nil, errors.Join(err, r.clear(context.WithoutCancel(ctx), l.ID))
 	}
-	call.Dir = or(call.Dir, "/")
+	call.Dir = cmp.Or(call.Dir, "/")
 	w := r.newWork(l.ID)
 	w.ident = instance.Identity{BootID: r.boot, Run: l.Run}
 	if w.log, err = openLog(l.LogPath, l.LogMax); err != nil {
