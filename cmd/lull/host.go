@@ -346,7 +346,7 @@ func hostSockets(path string) (api, guests *unixsock.Listener, err error) {
 	if api, err = unixsock.Listen(path, 0o600); err != nil {
 		return nil, nil, err
 	}
-	if guests, err = unixsock.Listen(filepath.Join(dir, guestSocket), 0o666); err != nil {
+	if guests, err = unixsock.Listen(guestPath(path), 0o666); err != nil {
 		return nil, nil, errors.Join(err, api.Close())
 	}
 	return api, guests, nil

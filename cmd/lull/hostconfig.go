@@ -148,8 +148,20 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	return cfg, out, errors.Join(errs...)
 }
 
-// guestSocket is what LULL_SOCKET is called, beside the API's socket.
+// guestSocket is the name of LULL_SOCKET in the directory that containers are
+// given.
 const guestSocket = "guest.sock"
+
+// guestPath returns the path of LULL_SOCKET for the API's socket: guest.sock
+// beside host.sock, and NAME.guest.sock beside NAME.sock, so that several hosts
+// can have their sockets in one directory.
+func guestPath(api string) string {
+	dir, base := filepath.Split(api)
+	if name := strings.TrimSuffix(base, ".sock"); name != "host" {
+		return dir + name + "." + guestSocket
+	}
+	return dir + guestSocket
+}
 
 // placeSocket makes the socket's path absolute: containers are given its
 // directory, and programs LULL_SOCKET, whose working directory is another.
@@ -159,7 +171,7 @@ func (c *hostConfig) placeSocket() error {
 		return errors.Join(errors.New("cannot use socket: want the path of a unix socket (--socket)"), err)
 	}
 	c.Socket = abs
-	for _, p := range []string{abs, filepath.Join(filepath.Dir(abs), guestSocket)} {
+	for _, p := range []string{abs, guestPath(abs)} {
 		if len(p) > unixsock.MaxPath {
 			return fmt.Errorf("cannot use socket: %s has %d bytes and the path of a unix socket at most %d; name a shorter one with --socket", p, len(p), unixsock.MaxPath)
 		}

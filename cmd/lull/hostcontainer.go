@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"lull/internal/edge/cgroup"
@@ -24,8 +25,9 @@ func newContainers(cfg hostConfig, images *oci.Store, rt *process.Runtime) (*con
 	if err := container.Check("", rt); err != nil {
 		return nil, err
 	}
-	guests := filepath.Join(filepath.Dir(cfg.Socket), "guest.d")
-	if err := shareGuests(guests, filepath.Join(filepath.Dir(cfg.Socket), guestSocket)); err != nil {
+	socket := guestPath(cfg.Socket)
+	guests := strings.TrimSuffix(socket, ".sock") + ".d"
+	if err := shareGuests(guests, socket); err != nil {
 		return nil, err
 	}
 	return container.New(container.Config{Dir: filepath.Join(cfg.Data, "containers"), Process: rt, Images: images, Guests: guests})
@@ -37,7 +39,7 @@ func shareGuests(dir, socket string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("cannot make the directory of LULL_SOCKET for containers: %w", err)
 	}
-	at := filepath.Join(dir, filepath.Base(socket))
+	at := filepath.Join(dir, guestSocket)
 	if err := os.Remove(at); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot replace %s: %w", at, err)
 	}

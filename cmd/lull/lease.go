@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/idle"
+	"lull/internal/link/guest"
 	"lull/internal/link/hostctl"
 )
 
@@ -38,21 +41,86 @@ func leases(w io.Writer, l []idle.Lease) {
 	t.Flush()
 }
 
+// leaser takes and drops leases of one instance: through the host's API, or from
+// inside the instance through LULL_SOCKET.
+type leaser interface {
+	Hold(ctx context.Context, name string, r hostctl.LeaseRequest) ([]idle.Lease, error)
+	Release(ctx context.Context, name, holder string) ([]idle.Lease, error)
+}
+
+// leaserOf returns the leaser for the instance that the command names. Inside an
+// instance no name, or its own, means that instance, through its LULL_SOCKET;
+// --host asks the host in any case.
+func (c *cli) leaserOf(name string) (leaser, error) {
+	if socket := c.getenv("LULL_SOCKET"); socket != "" && c.host == "" {
+		if name == "" || name == c.getenv("LULL_INSTANCE") || name == c.getenv("LULL_INSTANCE_ID") {
+			return insideLeases(socket), nil
+		}
+	}
+	if name == "" {
+		return nil, &usageError{errors.New("want the NAME of an instance: only a program inside an instance, which has LULL_SOCKET, may leave it out")}
+	}
+	return c.client()
+}
+
+// insideLeases is the path of LULL_SOCKET. The host knows from the kernel which
+// instance the caller belongs to.
+type insideLeases string
+
+func (s insideLeases) Hold(ctx context.Context, _ string, r hostctl.LeaseRequest) ([]idle.Lease, error) {
+	ttl := time.Duration(r.TTL)
+	err := s.call(ctx, guest.Keepalive, map[string]any{"ttl_ms": ttl.Milliseconds(), "reason": r.Reason, "holder": r.Holder})
+	if err != nil {
+		return nil, fmt.Errorf("hold this instance: %w", err)
+	}
+	return []idle.Lease{{Holder: r.Holder, Reason: r.Reason, ExpiresAt: time.Now().Add(ttl)}}, nil
+}
+
+func (s insideLeases) Release(ctx context.Context, _, holder string) ([]idle.Lease, error) {
+	if err := s.call(ctx, guest.KeepaliveRelease, map[string]any{"holder": holder}); err != nil {
+		return nil, fmt.Errorf("release the lease on this instance: %w", err)
+	}
+	return nil, nil
+}
+
+// insideLimit bounds a call. A host that restarts answers again within seconds.
+const insideLimit = 35 * time.Second
+
+func (s insideLeases) call(ctx context.Context, method string, params any) error {
+	ctx, cancel := context.WithTimeout(ctx, insideLimit)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", string(s))
+	if err != nil {
+		return fmt.Errorf("LULL_SOCKET: %w", err)
+	}
+	defer conn.Close()
+	p := guest.NewPeer(conn)
+	go p.Run(nil, func(guest.Request) (any, error) { return nil, errors.New("cannot take calls") })
+	return p.Call(ctx, method, params, nil)
+}
+
 func (c *cli) leaseHold() *cobra.Command {
 	var holder, reason, until string
 	var dur time.Duration
 	cmd := &cobra.Command{
-		Use:   "hold NAME [-- COMMAND [ARG...]]",
+		Use:   "hold [NAME] [-- COMMAND [ARG...]]",
 		Short: "Take or renew a lease; with a command, for as long as it runs",
-		Long: `Take or renew a lease: while anybody holds one the instance is not paused. Each
-holder has its own, with a reason and an end that why shows, and releases no
-other's. It lasts 5 minutes unless --for or --until says otherwise, and at most a
-day. With a command it is renewed while that runs and dropped when it ends, and
-the command's exit code is this one's.`,
-		Example: "  lull lease hold web --holder deploy --reason \"new version\" --for 10m\n  lull lease hold web --until 18:00\n  lull lease hold web --holder backup -- tar cf web.tar web",
-		Args:    args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Take or renew a lease: while one is held the instance is not paused. Each holder
+has its own, with a reason and an expiry that why shows, and releases no
+other's. It lasts 5 minutes unless --for or --until is given, and at most a day.
+With a command it is renewed while the command runs and dropped when it ends,
+and the command's exit code is returned.
+
+Inside an instance NAME may be left out: the lease then holds that instance,
+through LULL_SOCKET.`,
+		Example: "  lull lease hold web --holder deploy --reason \"new version\" --for 10m\n  lull lease hold web --until 18:00\n  lull lease hold web --holder backup -- tar cf web.tar web\n  lull lease hold --holder agent --reason \"a task\"",
+		Args:    args(cobra.ArbitraryArgs), ValidArgsFunction: c.complete,
 		RunE: func(cmd *cobra.Command, a []string) error {
-			cl, err := c.client()
+			name, command := "", a
+			if len(a) > 0 && cmd.ArgsLenAtDash() != 0 {
+				name, command = a[0], a[1:]
+			}
+			cl, err := c.leaserOf(name)
 			if err != nil {
 				return err
 			}
@@ -61,13 +129,13 @@ the command's exit code is this one's.`,
 				return err
 			}
 			r := hostctl.LeaseRequest{Holder: holder, Reason: reason, TTL: idle.Duration(ttl)}
-			if len(a) > 1 {
+			if len(command) > 0 {
 				if until != "" {
 					return &usageError{errors.New("cannot hold it until a time and for a command: the lease of a command lasts as long as it runs")}
 				}
-				return c.holdWhile(cmd.Context(), cl, a[0], r, a[1:])
+				return c.holdWhile(cmd.Context(), cl, name, r, command)
 			}
-			l, err := cl.Hold(cmd.Context(), a[0], r)
+			l, err := cl.Hold(cmd.Context(), name, r)
 			if err != nil {
 				return err
 			}
@@ -75,14 +143,14 @@ the command's exit code is this one's.`,
 		},
 	}
 	cmd.Flags().StringVar(&holder, "holder", "default", "who holds it")
-	cmd.Flags().StringVar(&reason, "reason", "", "why, for whoever asks")
+	cmd.Flags().StringVar(&reason, "reason", "", "reason that why shows")
 	bindEnd(cmd.Flags(), &until, &dur)
 	return cmd
 }
 
 // holdWhile runs a command under a lease that is renewed at a third of its
 // time and dropped afterwards. The command's exit code is this one's.
-func (c *cli) holdWhile(ctx context.Context, cl *hostctl.Client, name string, r hostctl.LeaseRequest, command []string) error {
+func (c *cli) holdWhile(ctx context.Context, cl leaser, name string, r hostctl.LeaseRequest, command []string) error {
 	if _, err := cl.Hold(ctx, name, r); err != nil {
 		return err
 	}
@@ -126,7 +194,7 @@ func (c *cli) holdWhile(ctx context.Context, cl *hostctl.Client, name string, r 
 	}
 }
 
-func (c *cli) drop(cl *hostctl.Client, name, holder string) error {
+func (c *cli) drop(cl leaser, name, holder string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	_, err := cl.Release(ctx, name, holder)
@@ -135,17 +203,26 @@ func (c *cli) drop(cl *hostctl.Client, name, holder string) error {
 
 func (c *cli) leaseRelease() *cobra.Command {
 	var holder string
-	cmd := &cobra.Command{Use: "release NAME", Short: "Drop a lease", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+	cmd := &cobra.Command{Use: "release [NAME]", Short: "Drop a lease", Args: args(cobra.MaximumNArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Drop the lease of a holder. Inside an instance NAME may be left out: the lease
+is one on that instance, through LULL_SOCKET.`,
 		RunE: func(cmd *cobra.Command, a []string) error {
-			cl, err := c.client()
+			name := strings.Join(a, "")
+			cl, err := c.leaserOf(name)
 			if err != nil {
 				return err
 			}
-			l, err := cl.Release(cmd.Context(), a[0], holder)
+			l, err := cl.Release(cmd.Context(), name, holder)
 			if err != nil {
 				return err
 			}
-			return c.print(l, func(w io.Writer) { leases(w, l) })
+			return c.print(l, func(w io.Writer) {
+				if _, inside := cl.(insideLeases); inside {
+					fmt.Fprintf(w, "%s holds no lease\n", holder)
+					return
+				}
+				leases(w, l)
+			})
 		}}
 	cmd.Flags().StringVar(&holder, "holder", "default", "whose")
 	return cmd

@@ -28,7 +28,9 @@ func TestScripts(t *testing.T) {
 			e.Setenv("LULL_HOST_SOCKET", filepath.Join(e.WorkDir, "run", "host.sock"))
 			e.Setenv("LULL_HOST", "unix://"+filepath.Join(e.WorkDir, "run", "host.sock"))
 			e.Setenv("LULL_HOST_DATA", filepath.Join(e.WorkDir, "data"))
-			e.Defer(func() { endShim(filepath.Join(e.WorkDir, "data", "shim")) })
+			for _, data := range []string{"data", "data2"} {
+				e.Defer(func() { endShim(filepath.Join(e.WorkDir, data, "shim")) })
+			}
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){

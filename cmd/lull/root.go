@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lull/internal/base/httpx"
+	"lull/internal/link/guest"
 	"lull/internal/link/hostctl"
 )
 
@@ -78,6 +79,14 @@ func (c *cli) complain(err error) {
 func exitCode(err error) int {
 	if _, ok := errors.AsType[*usageError](err); ok || strings.HasPrefix(err.Error(), "unknown command") {
 		return exitUsage
+	}
+	if p, ok := errors.AsType[*guest.Error](err); ok {
+		switch p.Code {
+		case guest.InvalidParams:
+			return exitUsage
+		case guest.Refused:
+			return exitRefused
+		}
 	}
 	if p, ok := errors.AsType[*httpx.Problem](err); ok {
 		switch p.Status {

@@ -190,6 +190,9 @@ func Serve(c io.ReadWriter, do func(Message) error) error {
 		if err != nil {
 			return err
 		}
+		if len(bytes.TrimSpace(line)) == 0 { // what a Peer sends before each message
+			continue
+		}
 		m, bad := Decode(line)
 		if bad == nil {
 			if err := do(m); err != nil {
