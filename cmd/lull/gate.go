@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync"
+	"syscall"
 	"time"
 
 	"lull/internal/daemon/host"
@@ -16,48 +18,125 @@ import (
 	"lull/internal/router"
 )
 
+// portKeeper keeps listening sockets in another process, so that clients queue while
+// this one is restarted.
+type portKeeper interface {
+	Listen(ctx context.Context, id string, addrs []string) ([]net.Listener, error)
+	Unhold(ctx context.Context, id string) error
+}
+
+// sharedPort is the id under which the shared HTTP port is kept.
+const sharedPort = "shared-http"
+
+// portLimit bounds one request to what keeps the sockets.
+const portLimit = 10 * time.Second
+
+// gates are the relay's halves of all instances.
+type gates struct {
+	relay *router.Router
+	front *router.Front
+	ports portKeeper
+
+	mu   sync.Mutex
+	open map[string]bool // ids under which ports are kept
+}
+
+// has reports whether ports are kept under id.
+func (g *gates) has(id string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.open[id]
+}
+
 // gate is the relay's half of one instance, as the host uses it.
 type gate struct {
 	*router.Instance
-	front *router.Front
+	all *gates
+	id  string // under which its ports are kept; empty without ports
 }
 
-// newGate opens the relay's ports of an instance.
-func newGate(r *router.Router, f *router.Front, t host.RelayTarget) (host.Gate, error) {
+// add opens the relay's ports of an instance.
+func (g *gates) add(t host.RelayTarget) (host.Gate, error) {
 	opt, err := relayOptions(t.Noise)
 	if err != nil {
 		return nil, err
 	}
-	in, err := r.Add(t.Name, t.Waker, opt)
+	in, err := g.relay.Add(t.Name, t.Waker, opt)
 	if err != nil {
 		return nil, err
 	}
-	g := &gate{in, f}
-	for port, e := range t.Endpoints {
-		ln, err := listen(e.Listen)
-		if err == nil {
-			_, err = in.Listen(ln, port)
-		}
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("cannot relay %s: %w", e.Listen, err), g.Close())
-		}
+	one := &gate{Instance: in, all: g}
+	if len(t.Endpoints) > 0 {
+		err = one.listen(t)
 	}
-	if err := f.Route(in, 0); err != nil {
-		return nil, errors.Join(err, g.Close())
+	if err == nil {
+		err = g.front.Route(in, 0)
 	}
-	return g, nil
+	if err != nil {
+		return nil, errors.Join(err, one.Close())
+	}
+	return one, nil
 }
 
-// listen opens a port. An address that a daemon before this one still closes
-// is tried again for a moment.
-func listen(addr string) (ln net.Listener, err error) {
+// listen opens the ports, or takes those that an earlier daemon had.
+func (g *gate) listen(t host.RelayTarget) error {
+	addrs := make([]string, len(t.Endpoints))
+	for n, e := range t.Endpoints {
+		addrs[n] = bothFamilies(e.Listen)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), portLimit)
+	defer cancel()
+	g.id = t.ID + ".relay" // apart from the sockets kept for the program itself
+	g.all.mu.Lock()
+	g.all.open[g.id] = true
+	g.all.mu.Unlock()
+	ls, err := listenAgain(ctx, g.all.ports, g.id, addrs)
+	if err != nil {
+		return fmt.Errorf("cannot relay: %w", err)
+	}
+	for port, ln := range ls {
+		if _, err := g.Listen(ln, port); err != nil {
+			for _, ln := range ls[port:] {
+				ln.Close()
+			}
+			return fmt.Errorf("cannot relay %s: %w", addrs[port], err)
+		}
+	}
+	return nil
+}
+
+// listenAgain opens ports. An address that a daemon and a supervisor that were
+// killed together still close is tried again for a moment.
+func listenAgain(ctx context.Context, p portKeeper, id string, addrs []string) (ls []net.Listener, err error) {
 	for range 20 {
-		if ln, err = net.Listen("tcp", addr); err == nil {
-			return ln, nil
+		if ls, err = p.Listen(ctx, id, addrs); !errors.Is(err, syscall.EADDRINUSE) {
+			return ls, err
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	return nil, err
+}
+
+// keepListening opens one port.
+func keepListening(ctx context.Context, p portKeeper, id, addr string) (net.Listener, error) {
+	to, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	ls, err := listenAgain(ctx, p, id, []string{bothFamilies(to.String())})
+	if err != nil {
+		return nil, err
+	}
+	return ls[0], nil
+}
+
+// bothFamilies makes the address of every address of one family that of both.
+func bothFamilies(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if ip, perr := netip.ParseAddr(host); err == nil && perr == nil && ip.IsUnspecified() {
+		return ":" + port
+	}
+	return addr
 }
 
 func relayOptions(n *instance.Noise) (router.Options, error) {
@@ -77,16 +156,25 @@ func relayOptions(n *instance.Noise) (router.Options, error) {
 	return opt, nil
 }
 
-// Close gives the ports back; connections that are still open are cut after a
-// moment.
+// Close gives the ports back, for good; connections that are still open are cut
+// after a moment.
 func (g *gate) Close() error {
-	g.front.Unroute(g.Instance)
+	g.all.front.Unroute(g.Instance)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	if err := g.Instance.Close(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+	err := g.Instance.Close(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = nil
+	}
+	if g.id == "" {
 		return err
 	}
-	return nil
+	g.all.mu.Lock()
+	delete(g.all.open, g.id)
+	g.all.mu.Unlock()
+	ctx, cancel = context.WithTimeout(context.Background(), portLimit)
+	defer cancel()
+	return errors.Join(err, g.all.ports.Unhold(ctx, g.id))
 }
 
 // RelayStats is what why shows.

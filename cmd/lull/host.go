@@ -83,13 +83,6 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	}
 	defer api.Close()
 	defer guests.Close()
-	var shared net.Listener
-	if cfg.HTTP != "" {
-		if shared, err = net.Listen("tcp", cfg.HTTP); err != nil {
-			return fmt.Errorf("cannot listen for HTTP on %s: %w", cfg.HTTP, err)
-		}
-		defer shared.Close()
-	}
 	var scraped net.Listener
 	if cfg.Metrics != "" {
 		if scraped, err = net.Listen("tcp", cfg.Metrics); err != nil {
@@ -108,6 +101,13 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		return err
 	}
 	defer rt.Close()
+	var shared net.Listener
+	if cfg.HTTP != "" {
+		if shared, err = keepListening(ctx, rt, sharedPort, cfg.HTTP); err != nil {
+			return fmt.Errorf("cannot listen for HTTP on %s: %w", cfg.HTTP, err)
+		}
+		defer shared.Close()
+	}
 	runtimes, missing := map[string]host.Runtime{"process": rt}, map[string]error{}
 	images, err := oci.OpenStore(filepath.Join(cfg.Data, "images"), oci.Limits{})
 	if err != nil {
@@ -155,6 +155,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if err != nil {
 		return err
 	}
+	gates := &gates{relay: relay, front: front, ports: rt, open: map[string]bool{}}
 	traces, err := tracing.FromEnv(ctx, c.getenv, "lull-host", version, nil, log)
 	if err != nil {
 		return err
@@ -196,7 +197,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	h = host.New(host.Config{Halted: halted, KeepHalt: files.KeepHalt, FleetHalted: fleetHalted, KeepFleetHalt: files.KeepFleetHalt, Images: keepers, ImageAge: cfg.ImageAge, ImageSpace: space, Memory: budget, Available: available, Places: int(cfg.Wakes), WakeWait: cfg.WakeWait, PauseAfter: cfg.PauseAfter, StopAfter: cfg.StopAfter, Probe: cfg.Probe, CPUPercent: share, NetBytes: float64(cfg.Net), DiskBytes: float64(cfg.Disk),
 		BaseEnv: baseEnv(c.getenv), LogDir: filepath.Join(cfg.Data, "logs"), Socket: guests.Addr().String(),
 		SharedHTTP: shared != nil, Runtimes: runtimes, Missing: missing, Records: files, Evidence: kept, EventLog: events, Log: log, Tracer: traces.Tracer(),
-		NewGate: func(t host.RelayTarget) (host.Gate, error) { return newGate(relay, front, t) }, HeldListeners: rt})
+		NewGate: gates.add, HeldListeners: rt})
 	reports, err := newReporter(cfg, h, faults, log)
 	if err != nil {
 		return err
@@ -216,6 +217,11 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	g.Go(func() error { return rt.Run(rtCtx) })
 	if err := h.Load(ctx, recs); err != nil {
 		log.Error("some instances could not be taken over as they were", "error", err)
+	}
+	if err := rt.UnholdOthers(ctx, func(id string) bool {
+		return gates.has(id) || id == sharedPort && shared != nil || h.Has(id)
+	}); err != nil {
+		log.Warn("ports of removed instances may still be open", "error", err)
 	}
 	started := time.Now()
 	metrics := promhttp.HandlerFor(hostMetrics(h), promhttp.HandlerOpts{})
@@ -264,6 +270,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		if cfg.StopAll {
 			h.StopAll(context.WithoutCancel(ctx))
 		}
+		relay.Unlisten() // who comes now waits for the next daemon
 		for _, end := range ends {
 			end()
 		}

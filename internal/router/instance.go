@@ -165,16 +165,12 @@ func (in *Instance) Close(ctx context.Context) error {
 	in.mu.Lock()
 	first := !in.closed
 	in.closed = true
-	ls := in.listeners
-	in.listeners = nil
 	all := in.q.takeAll()
 	if in.q.flying {
 		in.q.cancel(ErrClosed)
 	}
 	in.mu.Unlock()
-	for _, l := range ls {
-		l.close()
-	}
+	in.unlisten()
 	for _, w := range all {
 		w.resume(ErrClosed)
 	}
@@ -186,6 +182,16 @@ func (in *Instance) Close(ctx context.Context) error {
 	in.flights.Wait()
 	in.streams.Wait()
 	return err
+}
+
+func (in *Instance) unlisten() {
+	in.mu.Lock()
+	ls := in.listeners
+	in.listeners = nil
+	in.mu.Unlock()
+	for _, l := range ls {
+		l.close()
+	}
 }
 
 // drain waits for the last connection. It looks a few times a second: closing

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"runtime"
+	"slices"
 	"sync"
 )
 
@@ -107,6 +109,18 @@ func (r *Router) Add(name string, w Waker, opt Options) (*Instance, error) {
 	in.ctx, in.cut = context.WithCancel(context.Background())
 	r.instances[name] = in
 	return in, nil
+}
+
+// Unlisten closes every listener and leaves open connections and waiting clients
+// as they are. Who arrives from here on waits in the backlog if another process
+// has the socket too, and is refused otherwise.
+func (r *Router) Unlisten() {
+	r.mu.Lock()
+	all := slices.Collect(maps.Values(r.instances))
+	r.mu.Unlock()
+	for _, in := range all {
+		in.unlisten()
+	}
 }
 
 func (r *Router) remove(in *Instance) {

@@ -642,6 +642,9 @@ func tryBind(addr string) int {
 
 const tried = "handed over"
 
+// tryID is the id under which a handoff is tried. No instance has it.
+const tryID = ".try"
+
 // tryLimit bounds one trial of a handoff.
 const tryLimit = 10 * time.Second
 
@@ -662,7 +665,6 @@ func (s *Shim) checkHandoff(ctx context.Context, _ *shimctl.Request) (shimctl.An
 }
 
 func (s *Shim) tryHandoff(ctx context.Context) (m shimctl.HandoffCheck, err error) {
-	const id = ".try" // no instance's
 	fd, err := listen("127.0.0.1:0")
 	if err != nil {
 		return m, err
@@ -672,13 +674,13 @@ func (s *Shim) tryHandoff(ctx context.Context) (m shimctl.HandoffCheck, err erro
 		unix.Close(fd)
 		return m, err
 	}
-	k := key{id, 1}
+	k := key{tryID, 1}
 	s.mu.Lock()
-	s.held[id] = []held{{f.String(), f, fd}}
+	s.held[tryID] = []held{{f.String(), f, fd}}
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
-		delete(s.held, id)
+		delete(s.held, tryID)
 		s.mu.Unlock()
 		unix.Close(fd)
 	}()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -380,6 +381,28 @@ func (s *Shim) listeners(_ context.Context, r *shimctl.Request) (shimctl.Answer,
 	}
 	a.Body = holdOf(m.ID, hs)
 	return a, nil
+}
+
+// listHeld lists under which ids sockets are held.
+func (s *Shim) listHeld(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Listing
+	if err := r.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := shimctl.Holds{IDs: []string{}}
+	for _, id := range slices.Sorted(maps.Keys(s.held)) {
+		if id <= m.After || id == tryID {
+			continue
+		}
+		if len(out.IDs) >= shimctl.MaxListed {
+			out.More = true
+			break
+		}
+		out.IDs = append(out.IDs, id)
+	}
+	return shimctl.Answer{Body: out}, nil
 }
 
 // dup takes duplicates of descriptors of a process below the shim. Where Yama is

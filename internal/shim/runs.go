@@ -30,7 +30,7 @@ func (s *Shim) handle(ctx context.Context, r *shimctl.Request) (shimctl.Answer, 
 	verbs := map[string]func(context.Context, *shimctl.Request) (shimctl.Answer, error){
 		shimctl.VerbStart: s.start, shimctl.VerbList: s.list, shimctl.VerbAckExit: s.ackExit,
 		shimctl.VerbAckThawed: s.ackThawed, shimctl.VerbHold: s.hold, shimctl.VerbUnhold: s.unhold,
-		shimctl.VerbListeners: s.listeners, shimctl.VerbDup: s.dup, shimctl.VerbExec: s.exec,
+		shimctl.VerbListeners: s.listeners, shimctl.VerbHolds: s.listHeld, shimctl.VerbDup: s.dup, shimctl.VerbExec: s.exec,
 		shimctl.VerbForget: s.forget, shimctl.VerbAdopt: s.adopt, shimctl.VerbOutside: s.outside,
 		shimctl.VerbFilter: s.filter, shimctl.VerbHandoff: s.checkHandoff,
 		shimctl.VerbBeat: s.beat,

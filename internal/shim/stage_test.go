@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -247,4 +248,31 @@ func (b *bench) cost() (rss, threads, fds int) {
 		b.t.Fatal(err)
 	}
 	return get("VmRSS"), get("Threads"), len(list)
+}
+
+// TestListHeld: every id under which sockets are held is listed, also those that
+// an earlier shim held, and none that was let go.
+func TestListHeld(t *testing.T) {
+	b := newBench(t).start()
+	var want []string
+	for n := range shimctl.MaxListed + 2 { // more than one answer
+		id := fmt.Sprintf("id%04d", n)
+		if err := b.c.Hold(within(t), id, []string{"127.0.0.1:0"}); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, id)
+	}
+	if err := b.c.Unhold(within(t), want[0]); err != nil {
+		t.Fatal(err)
+	}
+	check := func() {
+		t.Helper()
+		if got, err := b.c.Holds(within(t)); err != nil || !slices.Equal(got, want[1:]) {
+			t.Errorf("%d ids are listed, want %d: %v", len(got), len(want)-1, err)
+		}
+	}
+	check()
+	b.stop(syscall.SIGKILL)
+	b.start()
+	check()
 }

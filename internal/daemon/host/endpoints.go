@@ -19,6 +19,7 @@ import (
 
 // RelayTarget is an instance as the relay sees it.
 type RelayTarget struct {
+	ID        string
 	Name      string
 	Endpoints []instance.Endpoint // those that the relay listens for; a port's number is its index
 	Noise     *instance.Noise

@@ -283,6 +283,9 @@ func (h *Host) byIDNow(id string) *inst {
 	return h.byID[id]
 }
 
+// Has reports whether there is an instance of that id.
+func (h *Host) Has(id string) bool { return h.byIDNow(id) != nil }
+
 // DiskUnwritable is the block of everything automatic while records cannot be
 // written.
 const DiskUnwritable idle.Code = "disk_unwritable"

@@ -137,7 +137,7 @@ func (i *inst) openRelay() error {
 	if i.h.cfg.NewGate == nil {
 		return errors.New("nothing relays on this host")
 	}
-	g, err := i.h.cfg.NewGate(RelayTarget{Name: i.name(), Endpoints: eps, Noise: i.spec().Noise, Waker: i})
+	g, err := i.h.cfg.NewGate(RelayTarget{ID: i.id, Name: i.name(), Endpoints: eps, Noise: i.spec().Noise, Waker: i})
 	if err != nil {
 		return err
 	}

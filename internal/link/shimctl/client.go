@@ -320,6 +320,22 @@ func (c *Client) Unhold(ctx context.Context, id string) error {
 	return c.call(ctx, VerbUnhold, Name{ID: id}, nil)
 }
 
+// Holds lists the ids under which listening sockets are held, sorted.
+func (c *Client) Holds(ctx context.Context) ([]string, error) {
+	var all []string
+	for q := (Listing{}); ; {
+		var out Holds
+		if err := c.call(ctx, VerbHolds, q, &out); err != nil {
+			return nil, err
+		}
+		all = append(all, out.IDs...)
+		if !out.More || len(out.IDs) == 0 {
+			return all, nil
+		}
+		q.After = out.IDs[len(out.IDs)-1]
+	}
+}
+
 // Listeners gives duplicates of the sockets held under id, in the order of their
 // addresses. The caller closes them.
 func (c *Client) Listeners(ctx context.Context, id string) (addrs []string, fds []int, err error) {

@@ -31,6 +31,7 @@ const (
 	VerbHold      = "hold"
 	VerbUnhold    = "unhold"
 	VerbListeners = "listeners"
+	VerbHolds     = "holds"
 	VerbDup       = "dup"
 	VerbExec      = "exec"
 	VerbForget    = "forget"
@@ -148,6 +149,13 @@ type Hold struct {
 	// a program may bind every address although one is exposed. [::] without an
 	// IPv4 part is [::]:port, with one :port. The shim sets it.
 	As []string `json:"as,omitempty"`
+}
+
+// Holds answers holds, which takes a Listing: the ids under which listening
+// sockets are held, sorted. More says that there are ids after the last one.
+type Holds struct {
+	IDs  []string `json:"ids"`
+	More bool     `json:"more,omitempty"`
 }
 
 // Filter asks for the descriptor that reports the binds of a run, or gives it to

@@ -1,6 +1,7 @@
 package containers
 
 import (
+	"bufio"
 	"fmt"
 	"net"
 	"os"
@@ -419,13 +420,26 @@ func TestRungs(t *testing.T) {
 func TestSocketInside(t *testing.T) {
 	d := host(t)
 	at := daemontest.Addr(t)
+	published := daemontest.Addr(t)
 	s := box("talks", daemontest.Image(t), "guest", "serve", "-listen", at)
-	s.Expose, s.User = []instance.Endpoint{{Listen: at, Target: at}}, "1234:2345"
+	s.Expose, s.User = []instance.Endpoint{{Listen: at, Target: at}, {Listen: published, Target: at}}, "1234:2345"
 	d.Launch(s)
 	for n := range 2 {
 		if n > 0 {
 			d.Kill()
+			c, err := net.DialTimeout("tcp", published, daemontest.Patience) // it waits for the next daemon
+			if err != nil {
+				t.Fatalf("a client of the published port without a daemon: %v", err)
+			}
+			defer c.Close()
 			d.Boot()
+			if _, err := fmt.Fprintln(c, "pid"); err != nil {
+				t.Fatal(err)
+			}
+			_ = c.SetReadDeadline(time.Now().Add(daemontest.Patience))
+			if got, err := bufio.NewReader(c).ReadString('\n'); err != nil {
+				t.Errorf("a client of the published port that came without a daemon: %q, %v", got, err)
+			}
 		}
 		reason := fmt.Sprint("build", n)
 		got, err := ask(at, `say {"jsonrpc":"2.0","id":1,"method":"keepalive","params":{"ttl_ms":600000,"reason":"`+reason+`"}}`)

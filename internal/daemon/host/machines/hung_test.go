@@ -52,11 +52,13 @@ func TestRestartWithoutKernel(t *testing.T) {
 	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
 	b.tell("count")
 	d.Kill()
+	c := b.dial(0) // it waits for the next daemon
 	d.Set("--guest-kernel", "/nowhere")
 	d.Boot()
-	if got := b.tell("count"); got != "counted 2" {
-		t.Errorf("it %s", got)
+	if got := b.ask(c, "count"); got != "counted 2" {
+		t.Errorf("a client that came without a daemon: it %s", got)
 	}
+	c.Close()
 	b.pause()
 	if got := b.tell("count"); got != "counted 3" {
 		t.Errorf("woken it %s", got)

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
@@ -225,6 +227,66 @@ func (r *Runtime) setHeld(id string, addrs []string, fds []int) {
 	}
 	r.mu.Unlock()
 	shimctl.CloseAll(old.fds)
+}
+
+// Listen holds listening sockets as Hold does and returns a listener for each of
+// addrs, in order, which the caller closes. The sockets, and who waits in their
+// backlogs, outlive the listeners and this process until Unhold.
+func (r *Runtime) Listen(ctx context.Context, id string, addrs []string) (ls []net.Listener, err error) {
+	if err := r.Hold(ctx, id, addrs); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, a := range addrs {
+		n := slices.Index(r.held[id].addrs, a)
+		if n < 0 {
+			err = fmt.Errorf("listen on %s: the supervisor does not hold it", a)
+			break
+		}
+		var l net.Listener
+		if l, err = listener(r.held[id].fds[n]); err != nil {
+			err = fmt.Errorf("listen on %s: %w", a, err)
+			break
+		}
+		ls = append(ls, l)
+	}
+	if err != nil {
+		for _, l := range ls {
+			l.Close()
+		}
+		return nil, err
+	}
+	return ls, nil
+}
+
+// listener makes a listener of a duplicate of fd.
+func listener(fd int) (net.Listener, error) {
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(dup), "listener")
+	defer f.Close()
+	return net.FileListener(f)
+}
+
+// UnholdOthers closes the sockets that are held under ids for which ours reports
+// false: what they were held for was removed while no daemon could say so.
+func (r *Runtime) UnholdOthers(ctx context.Context, ours func(id string) bool) error {
+	ids, err := r.shim().Holds(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot ask the supervisor which sockets it holds: %w", err)
+	}
+	var errs []error
+	for _, id := range ids {
+		if ours(id) {
+			continue
+		}
+		r.cfg.Log.Info("closing the sockets of what is gone", "id", id)
+		errs = append(errs, r.Unhold(ctx, id))
+	}
+	return errors.Join(errs...)
 }
 
 // Unhold closes them.
