@@ -159,6 +159,9 @@ func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
 		if now != nil {
 			fmt.Fprintf(w, "\npolicy %s (%s)\n", now.Name, now.From["idle_timeout"])
 			rulesText(w, *now)
+			if y.ActivitySourcesReason != "" {
+				fmt.Fprintf(w, "sources: %s\n", y.ActivitySourcesReason)
+			}
 		}
 		if len(y.Last) > 0 {
 			fmt.Fprintln(w)

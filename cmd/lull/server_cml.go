@@ -25,6 +25,8 @@ type consoles struct {
 	fleet  *fleet.Fleet
 	secret func(fleet.Secret) (string, error)
 	port   string // of CML on the workers
+	// dial replaces the network to them; nil is net.Dialer.
+	dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	mu   sync.Mutex
 	byID map[string]*console
@@ -60,7 +62,8 @@ var (
 	_ controller.Warner   = (*console)(nil)
 )
 
-func (c *consoles) console(w fleet.Worker) (controller.Console, error) {
+// config is how the CML of w is reached.
+func (c *consoles) config(w fleet.Worker) (cml.Config, error) {
 	s := c.fleet.Settings()
 	user, ref := w.CMLUsername, w.CMLPassword
 	if user == "" {
@@ -71,11 +74,11 @@ func (c *consoles) console(w fleet.Worker) (controller.Console, error) {
 	}
 	password, err := c.secret(ref)
 	if err != nil {
-		return nil, fmt.Errorf("cannot open the CML password of worker %q: %w", w.ID, err)
+		return cml.Config{}, fmt.Errorf("cannot open the CML password of worker %q: %w", w.ID, err)
 	}
 	u, err := url.Parse(w.HTTPSEndpoint)
 	if err != nil || u.Host == "" {
-		return nil, fmt.Errorf("cannot reach the CML of worker %q: it has no address", w.ID)
+		return cml.Config{}, fmt.Errorf("cannot reach the CML of worker %q: it has no address", w.ID)
 	}
 	if u.Port() == "" && c.port != "443" {
 		u.Host = net.JoinHostPort(u.Hostname(), c.port)
@@ -85,13 +88,24 @@ func (c *consoles) console(w fleet.Worker) (controller.Console, error) {
 	if w.TLSCA == "" {
 		cfg.TLS.CA = nil
 	}
+	cfg.Dial = c.dial
+	return cfg, nil
+}
+
+func (c *consoles) console(w fleet.Worker) (controller.Console, error) {
+	made, err := c.config(w)
+	if err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.byID[w.ID]
+	cfg := made
+	cfg.Dial = nil // a function never equals another
 	if old != nil && reflect.DeepEqual(old.made, cfg) {
 		return old, nil
 	}
-	client, err := cml.New(cfg)
+	client, err := cml.New(made)
 	if err != nil {
 		return nil, err
 	}

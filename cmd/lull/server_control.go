@@ -36,11 +36,14 @@ type controlPlane struct {
 	live    server.Live
 	admin   server.Admin
 	regions server.Regions
-	metrics *prometheus.Registry
-	tasks   []task.Task
-	log     *slog.Logger
-	name    string       // of this process among the servers of the fleet
-	peers   *peers.Peers // nil where no other server can be
+	// instances and cml are how imports look up and probe a machine.
+	instances server.Instances
+	cml       func(ctx context.Context, w fleet.Worker) (bool, string)
+	metrics   *prometheus.Registry
+	tasks     []task.Task
+	log       *slog.Logger
+	name      string       // of this process among the servers of the fleet
+	peers     *peers.Peers // nil where no other server can be
 
 	journal  *journal.Journal // nil in an API process that can write nowhere
 	traces   *tracing.Traces  // nil where nobody collects them
@@ -80,6 +83,16 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 		return plane, err
 	}
 	defer func() { plane.join(cfg, roots, id, f.Store()) }()
+	accounts, err := accountsOf(cfg.Accounts)
+	if err != nil {
+		return plane, err
+	}
+	limits, err := cfg.limits()
+	if err != nil {
+		return plane, err
+	}
+	set := &ec2.Set{Accounts: accounts, Limits: limits}
+	plane.regions, plane.instances = regionsOf(set, func() string { return f.Settings().AWSDefaultRegion }), instancesOf(set)
 	if cfg.Role == "api" {
 		plane.keepReports(cfg)
 		plane.tasks = []task.Task{task.Loop("the settings", func(ctx context.Context) error {
@@ -90,18 +103,10 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 		}
 		return plane, nil
 	}
-	accounts, err := accountsOf(cfg.Accounts)
-	if err != nil {
-		return plane, err
-	}
-	limits, err := cfg.limits()
-	if err != nil {
-		return plane, err
-	}
-	aws := &clouds{set: &ec2.Set{Accounts: accounts, Limits: limits}, owners: fields(cfg.Owners), metric: map[[2]string]*cloudwatch.Client{}}
-	plane.regions = regionsOf(aws.set, func() string { return f.Settings().AWSDefaultRegion })
+	aws := &clouds{set: set, owners: fields(cfg.Owners), metric: map[[2]string]*cloudwatch.Client{}}
 	open := secrets(seal, c.getenv)
 	cmls := &consoles{fleet: f, secret: open, port: cfg.CMLPort, byID: map[string]*console{}}
+	plane.cml = cmls.probe
 	if plane.journal, err = openEvidence(filepath.Join(cfg.Data, "evidence"), cfg.evidenceBounds(), log); err != nil {
 		return plane, err
 	}
@@ -110,7 +115,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	}
 	ctl, err := controller.New(controller.Config{
 		Fleet: f, Server: id, Address: cfg.Advertise,
-		Clouds: aws.cloud, Accounts: accountNames(accounts), Consoles: cmls.console, Secret: open, Journal: plane.journal.Take,
+		Clouds: aws.cloud, Accounts: accountNames(accounts), Consoles: cmls.console, CML: cmls.probe, Secret: open, Journal: plane.journal.Take,
 		Archive: archive(filepath.Join(cfg.Data, "audit")), Shadow: cfg.Shadow, Log: log.With("part", "controller"), Tracer: plane.traces.Tracer(),
 	})
 	if err != nil {

@@ -283,11 +283,18 @@ func (c *cli) workerImport() *cobra.Command {
 	var in fleet.ImportedWorker
 	var wait waiting
 	var profile func()
-	cmd := &cobra.Command{Use: "import INSTANCE-ID", Short: "Take an instance that exists into the fleet; it is in shadow until it is armed", Args: args(cobra.ExactArgs(1)),
-		Long: `Take an instance that exists into the fleet. It is in shadow: everything is decided
-and recorded, and nothing is done to it, until lull worker arm; it is tagged as this
-fleet's before the first thing that is. With --wait it is shown once its instance
-was seen.`,
+	cmd := &cobra.Command{Use: "import INSTANCE-ID", Short: "Import an EC2 instance as a worker, in dry-run mode", Args: args(cobra.ExactArgs(1)),
+		Long: `Import an EC2 instance as a worker. EC2 must have it in --region or, without one, in
+a region of discovery. The worker is in shadow: everything is decided and recorded,
+and nothing is done to it, until lull worker arm; it is tagged as this fleet's before
+the first action.
+
+Without --source, lull chooses by what it can observe: cml if a CML answers at the
+machine's address, agent if its agent reports to this server, otherwise cloudwatch.
+A machine that is stopped or has just booted is probed once it runs. lull why says
+which sources were chosen and why.
+
+With --wait the worker is shown once its instance was seen.`,
 		Example: "  lull worker import i-0123456789abcdef0 --name old --region eu-north-1 --wait\n  lull worker import i-0123456789abcdef0 --tls-pin SHA256 --accept no_elastic_ip",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			in.EC2InstanceID = a[0]
@@ -306,11 +313,14 @@ was seen.`,
 			return c.follow(cmd.Context(), cl, w, wasSeen, wait, func(w fleet.Worker) error {
 				return c.print(w, func(out io.Writer) {
 					fmt.Fprintf(out, "%s imported (%s), in shadow; let lull act on it with: lull worker arm %s\n", w.Name, w.ID, w.Name)
+					if why := w.ActivitySourcesReason; why != "" {
+						fmt.Fprintln(out, "activity sources: "+why)
+					}
 				})
 			})
 		}}
 	cmd.Flags().StringVar(&in.Name, "name", "", "name of the worker; empty is the instance id")
-	cmd.Flags().StringVar(&in.AWSRegion, "region", "us-east-1", "AWS region of the instance")
+	cmd.Flags().StringVar(&in.AWSRegion, "region", "", "AWS region of the instance; empty searches the regions of discovery")
 	cmd.Flags().StringVar(&in.Account, "account", "", "one of the server's aws-accounts; empty is its credentials' own")
 	cmd.Flags().StringVar(&in.TemplateName, "template", "", "template whose idle settings it takes")
 	profile = bindProfile(cmd, &in.Profile)

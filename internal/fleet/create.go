@@ -90,7 +90,30 @@ type ImportedWorker struct {
 	TemplateName  string `json:"template_name,omitempty"`
 	// WorkerID is the id that the instance's tag names; empty makes one.
 	WorkerID string `json:"-"`
+	// Seen is what EC2 said of the instance; nil if it was not asked.
+	Seen *SeenInstance `json:"-"`
+	// Observable is what was probed of it; nil leaves that to the controller.
+	Observable *Observable `json:"-"`
 	Profile
+}
+
+// SeenInstance is what EC2 says of an instance that is to be imported.
+type SeenInstance struct {
+	State      string
+	Type       string
+	PublicIP   string
+	PrivateIP  string
+	LaunchTime time.Time
+	Tags       map[string]string
+}
+
+// Endpoint is where the CML of a machine with these addresses would answer;
+// empty without an address.
+func Endpoint(publicIP, privateIP string) string {
+	if ip := cmp.Or(publicIP, privateIP); ip != "" {
+		return "https://" + ip
+	}
+	return ""
 }
 
 // Preflight codes (spec, section 2.4).
@@ -158,6 +181,9 @@ func (p Profile) set(f *Fleet, w *Worker) error {
 	text("tls_ca", &w.TLSCA, p.TLSCA, 64<<10)
 	text("tls_pin", &w.TLSPin, p.TLSPin, 256)
 	list("contacts", &w.Contacts, p.Contacts, nil)
+	if p.ActivitySources != nil {
+		w.ActivitySourcesReason, w.DetectSources = "", false
+	}
 	list("activity_sources", &w.ActivitySources, p.ActivitySources, []string{SourceCML, SourceAgent, SourceCloudWatch})
 	list("accepted_risks", &w.AcceptedRisks, p.AcceptedRisks, risks)
 	errs = append(errs, p.setNumbers(w), p.setTags(w))
@@ -294,6 +320,20 @@ var instanceID = regexp.MustCompile(`^i-(?:[0-9a-f]{8}|[0-9a-f]{17})$`)
 // ImportWorker records an instance that exists. It starts in shadow, and its
 // first observation decides what is desired. Errors: Invalid, Conflict.
 func (f *Fleet) ImportWorker(ctx context.Context, by Actor, n ImportedWorker) (Worker, error) {
+	w, err := f.Candidate(ctx, n)
+	if err != nil {
+		return Worker{}, err
+	}
+	e := Entry{Action: "imported", Events: []string{EventImported}, By: by, To: w.Status, Detail: n.EC2InstanceID}
+	if w.ActivitySourcesReason != "" {
+		e.Detail += "; activity sources: " + w.ActivitySourcesReason
+	}
+	return f.insert(ctx, w, e)
+}
+
+// Candidate returns the record that ImportWorker would write, without writing
+// it. Errors: Invalid.
+func (f *Fleet) Candidate(ctx context.Context, n ImportedWorker) (Worker, error) {
 	if !instanceID.MatchString(n.EC2InstanceID) {
 		return Worker{}, invalidf("ec2_instance_id", "%.40q is not the id of an instance", n.EC2InstanceID)
 	}
@@ -314,7 +354,25 @@ func (f *Fleet) ImportWorker(ctx context.Context, by Actor, n ImportedWorker) (W
 	w.License.Status = LicenseUnknown
 	w.Status, w.DesiredStatus = power.WorkerUnknown, power.WorkerRunning
 	w.StatusReason = "imported, not observed yet"
-	return f.insert(ctx, w, Entry{Action: "imported", Events: []string{EventImported}, By: by, To: w.Status, Detail: n.EC2InstanceID})
+	if in := n.Seen; in != nil {
+		w.InstanceType, w.PublicIP, w.PrivateIP, w.HTTPSEndpoint = in.Type, in.PublicIP, in.PrivateIP, Endpoint(in.PublicIP, in.PrivateIP)
+		w.TakeTags(in.Tags, f.Settings().TagPrefix)
+	}
+	if len(w.ActivitySources) > 0 {
+		return w, nil
+	}
+	p, err := f.Policy(ctx, &w)
+	if err != nil {
+		return Worker{}, err
+	}
+	switch {
+	case SourcesGiven(&p):
+	case n.Observable != nil:
+		w.SetSources(n.Observable.Choose())
+	default:
+		w.SetSources(nil, "not detected yet: the machine is probed once it is seen running")
+	}
+	return w, nil
 }
 
 // newWorker makes the record of a worker that does not exist yet.

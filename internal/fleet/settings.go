@@ -3,8 +3,11 @@ package fleet
 import (
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,6 +44,8 @@ type Settings struct {
 	DrainTimeout                    time.Duration     `env:"DRAIN_TIMEOUT_SECONDS" default:"600" unit:"seconds" max:"604800" doc:"Seconds after which a drain ends."`
 	ProvisioningTimeout             time.Duration     `env:"PROVISIONING_TIMEOUT_SECONDS" default:"900" unit:"seconds" min:"60" max:"86400" doc:"Seconds after which a launch or start has failed."`
 	DiscoveryScanInterval           time.Duration     `env:"DISCOVERY_SCAN_INTERVAL_SECONDS" default:"300" unit:"seconds" min:"30" max:"86400" doc:"Seconds between scans for unknown instances."`
+	DiscoveryRegions                []string          `env:"DISCOVERY_REGIONS" default:"" doc:"Regions that are scanned for unknown instances; empty scans aws_default_region, the regions of aws_region_configs and those of workers."`
+	DiscoveryAMINamePatterns        []string          `env:"DISCOVERY_AMI_NAME_PATTERNS" default:"*cml*" doc:"Names of the images whose instances are listed, with * and ?; ami_name_pattern of a region takes precedence."`
 	DiscoveryImport                 string            `env:"DISCOVERY_IMPORT" default:"confirm" oneof:"confirm,auto,off" doc:"What happens to instances found by image name."`
 	MaxWorkersPerRegion             int               `env:"MAX_WORKERS_PER_REGION" default:"10" max:"100000" doc:"Most live workers of a region that scale-up leads to."`
 	TagPrefix                       string            `env:"TAG_PREFIX" default:"lull:" doc:"What the names of all tags begin with."`
@@ -133,6 +138,16 @@ func (s Settings) Validate() error {
 	if p := s.TagPrefix; p == "" || len(p) > 32 || strings.HasPrefix(p, "aws:") {
 		errs = append(errs, invalidf("tag_prefix", "%.40q is not 1 to 32 bytes, or belongs to AWS", p))
 	}
+	for _, r := range s.DiscoveryRegions {
+		if !regionName.MatchString(r) {
+			errs = append(errs, invalidf("discovery_regions", "%.40q is not the name of a region", r))
+		}
+	}
+	for _, p := range s.DiscoveryAMINamePatterns {
+		if p == "" || len(p) > 255 {
+			errs = append(errs, invalidf("discovery_ami_name_patterns", "%.40q does not have 1 to 255 bytes", p))
+		}
+	}
 	for name, r := range s.AWSRegionConfigs {
 		if r.Region != "" && r.Region != name {
 			errs = append(errs, invalidf("aws_region_configs."+name, "it names region %.40q", r.Region))
@@ -141,6 +156,17 @@ func (s Settings) Validate() error {
 		errs = append(errs, r.validate("aws_region_configs."+name))
 	}
 	return errors.Join(append(errs, s.validateNotify()...)...)
+}
+
+// ScannedRegions returns the regions that discovery scans, sorted, where known
+// are those of workers.
+func (s Settings) ScannedRegions(known iter.Seq[string]) []string {
+	out := slices.Clone(s.DiscoveryRegions)
+	if len(out) == 0 {
+		out = append(slices.AppendSeq([]string{s.AWSDefaultRegion}, known), slices.Collect(maps.Keys(s.AWSRegionConfigs))...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // Region returns the configuration of a region, or of the default one if

@@ -257,12 +257,17 @@ type Worker struct {
 	// PolicyTags are the tags that were written to the instance for its agent.
 	PolicyTags      map[string]string `json:"policy_tags,omitempty"`
 	ActivitySources []string          `json:"activity_sources,omitempty"`
-	AcceptedRisks   []string          `json:"accepted_risks,omitempty"` // preflight codes that do not block
-	CMLUsername     string            `json:"cml_username,omitempty"`
-	CMLPassword     Secret            `json:"cml_password,omitempty"`
-	TLSCA           string            `json:"tls_ca,omitempty"`
-	TLSPin          string            `json:"tls_pin,omitempty"`
-	TLSInsecure     bool              `json:"tls_insecure,omitempty"`
+	// ActivitySourcesReason is why ActivitySources were chosen at the import;
+	// empty if a user chose them. DetectSources is set until that is decided.
+	ActivitySourcesReason string `json:"activity_sources_reason,omitempty"`
+	DetectSources         bool   `json:"detect_sources,omitempty"`
+
+	AcceptedRisks []string `json:"accepted_risks,omitempty"` // preflight codes that do not block
+	CMLUsername   string   `json:"cml_username,omitempty"`
+	CMLPassword   Secret   `json:"cml_password,omitempty"`
+	TLSCA         string   `json:"tls_ca,omitempty"`
+	TLSPin        string   `json:"tls_pin,omitempty"`
+	TLSInsecure   bool     `json:"tls_insecure,omitempty"`
 
 	// Armed is false for what was imported or discovered, until a person
 	// arms it: everything is decided and nothing is done (shadow).

@@ -70,6 +70,9 @@ type Config struct {
 	Accounts []string
 	// Consoles makes the CML of a worker that has an address.
 	Consoles func(w fleet.Worker) (Console, error)
+	// CML reports whether a CML answers at the endpoint of w, and its version or
+	// why none was found. Nil leaves workers on the sources that they have.
+	CML func(ctx context.Context, w fleet.Worker) (found bool, detail string)
 	// Secret opens a worker's secret.
 	Secret func(s fleet.Secret) (string, error)
 	// Guards gives blocks that others decided on: schedule, budget, hooks.

@@ -356,13 +356,7 @@ func (j *job) up(ctx context.Context) outcome {
 	return j.again()
 }
 
-func endpoint(in *Instance) string {
-	ip := in.PublicIP
-	if ip == "" {
-		ip = in.PrivateIP
-	}
-	return "https://" + ip
-}
+func endpoint(in *Instance) string { return fleet.Endpoint(in.PublicIP, in.PrivateIP) }
 
 // start sends StartInstances, after writing down that it will be.
 func (j *job) start(ctx context.Context) outcome {

@@ -93,6 +93,8 @@ type live struct {
 	metricsAt time.Time
 	nextLoad  time.Time
 
+	nextProbe time.Time // when its activity sources are detected next
+
 	noticeAt   time.Time     // when CML is asked about its notice next
 	noticeWait time.Duration // since it did not answer
 

@@ -49,6 +49,9 @@ func (j *job) runningSteps(ctx context.Context) outcome {
 	if out, done := j.ttl(ctx); done {
 		return out
 	}
+	if out, done := j.detectSources(ctx); done {
+		return out
+	}
 	// Steps 5 and 6: activity, and what the arbiter makes of it.
 	if j.detectDue() {
 		if _, err := j.detect(ctx, false); err != nil {
@@ -80,6 +83,9 @@ func (j *job) next() time.Time {
 	if t := j.live.noticeAt; j.w.CMLNotice != nil && t.After(j.now) && t.Before(at) {
 		at = t
 	}
+	if t := j.live.nextProbe; j.w.DetectSources && !t.IsZero() && t.Before(at) {
+		at = t
+	}
 	if t := j.live.readyAt; !j.live.resumeAsked.IsZero() && t.Before(at) {
 		at = t
 	}
@@ -102,6 +108,47 @@ func (j *job) addresses(ctx context.Context) (outcome, bool) {
 	if err != nil {
 		return j.failedWrite(err), true
 	}
+	return outcome{}, false
+}
+
+// probeWithin bounds one probe for a CML.
+const probeWithin = 10 * time.Second
+
+// detectSources chooses the activity sources of an imported worker whose
+// machine could not be probed at the import. Until then its CML is unknown,
+// and it is not paused.
+func (j *job) detectSources(ctx context.Context) (outcome, bool) {
+	if !j.w.DetectSources || j.c.cfg.CML == nil || j.now.Before(j.live.nextProbe) {
+		return outcome{}, false
+	}
+	o := fleet.Observable{Agent: !j.agent().silent(j.now), Patience: j.s.ProvisioningTimeout}
+	if t := j.w.RunningSince; t != nil {
+		o.Up = max(0, j.now.Sub(*t))
+	}
+	call, cancel := context.WithTimeout(ctx, probeWithin)
+	defer cancel()
+	o.CML, o.CMLDetail = j.c.cfg.CML(call, j.w)
+	if ctx.Err() != nil {
+		return outcome{Result: Requeue}, true
+	}
+	j.live.nextProbe = j.now.Add(j.s.IdleDetectionInterval)
+	sources, reason := o.Choose()
+	if len(sources) == 0 && reason == j.w.ActivitySourcesReason {
+		return outcome{}, false
+	}
+	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		if !w.DetectSources {
+			return nil // chosen by a user meanwhile
+		}
+		if w.SetSources(sources, reason); len(sources) > 0 {
+			tx.Note(fleet.Entry{Action: "sources_detected", Detail: reason})
+		}
+		return nil
+	})
+	if err != nil {
+		return j.failedWrite(err), true
+	}
+	signal(j.c.loads)
 	return outcome{}, false
 }
 

@@ -93,6 +93,12 @@ type Options struct {
 	// Regions tells which regions an account has; nil in a process that asks no
 	// cloud.
 	Regions Regions
+	// Instances tells what EC2 knows of an instance that is to be imported; nil
+	// imports unseen.
+	Instances Instances
+	// CML reports whether a CML answers at the endpoint of w, and its version or
+	// why none was found. Nil leaves the probing to the controller.
+	CML func(ctx context.Context, w fleet.Worker) (found bool, detail string)
 	// Evidence is what was recorded, by all servers; nil keeps none.
 	Evidence Evidence
 	// Record keeps what agents report for this server's part of Evidence; nil
@@ -136,6 +142,10 @@ type Server struct {
 	admin    Admin
 	regions  Regions
 	evidence Evidence
+
+	instances Instances
+	cml       func(ctx context.Context, w fleet.Worker) (bool, string)
+
 	prices   savings.Prices
 	web      http.Handler
 	metrics  prometheus.Gatherer
@@ -180,6 +190,7 @@ func New(o Options) (*Server, error) {
 		version: o.Version, built: o.BuildDate, shadow: o.Shadow, log: o.Log, leaseTTL: o.LeaseTTL,
 		mux: http.NewServeMux(), machines: newMachines(), agents: agents.New(o.Record), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
+	s.instances, s.cml = o.Instances, o.CML
 	s.people, s.publicURL, s.name = o.People, o.PublicURL, o.Name
 	if s.name == "" {
 		s.name = "server-" + strings.ToLower(rand.Text()[:8])

@@ -61,7 +61,7 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	a := about(&w)
 	a.Expiry = expiry
 	y := control.Why{Account: evidence.Explain(a, d),
-		WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last.Entries, Readings: "live"}
+		WorkerID: w.ID, WorkerName: w.Name, Status: string(w.Status), IdleStatus: st, Last: last.Entries, Readings: "live", ActivitySourcesReason: w.ActivitySourcesReason}
 	s.haltInto(&y)
 	seen := &st
 	if _, live := s.observe(ctx, id); !live {

@@ -124,15 +124,9 @@ func (s *Server) workerRoutes() {
 			return accepted(s.createOnce(ctx, in.Body))
 		})
 	register(s, route{id: "import-worker", method: "POST", path: workersPath + "/import", role: access.Admin, status: http.StatusAccepted, long: true,
-		doc: "Record an instance that exists; it is in shadow until it is armed"},
+		doc: "Record an instance that EC2 knows, in the region or else in those of discovery; it is in shadow until it is armed"},
 		func(ctx context.Context, in *struct{ Body fleet.ImportedWorker }) (*answer[fleet.Worker], error) {
-			if err := intoRegionOf(ctx, &in.Body.AWSRegion); err != nil {
-				return nil, problem(err)
-			}
-			if err := s.hasRegion(ctx, in.Body.Account, in.Body.AWSRegion); err != nil {
-				return nil, problem(err)
-			}
-			return accepted(s.fleet.ImportWorker(ctx, actor(ctx), in.Body))
+			return accepted(s.importWorker(ctx, in.Body))
 		})
 	register(s, route{id: "list-discovered", method: "GET", path: workersPath + "/discovered", role: access.Viewer, doc: "Instances that discovery found and nobody imported"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.List[fleet.Discovered]], error) {

@@ -35,6 +35,9 @@ type Why struct {
 	// Standing is what the overview calls it now; empty at a past time.
 	Standing   Standing         `json:"standing,omitempty"`
 	IdleStatus fleet.IdleStatus `json:"idle_status"`
+	// ActivitySourcesReason is why an imported worker is judged by the sources
+	// that it has; empty if a user chose them.
+	ActivitySourcesReason string `json:"activity_sources_reason,omitempty"`
 	// Last are the newest audit entries about it until then, newest first.
 	Last []fleet.Entry `json:"last"`
 	// Readings says where the readings came from: "live", "recorded" or

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"lull/internal/base/memnet"
+	"lull/internal/daemon/controller"
+	"lull/internal/daemon/server"
+	"lull/internal/daemon/server/access"
+	"lull/internal/edge/cloudwatch"
+	"lull/internal/edge/ec2"
+	"lull/internal/fleet"
+	"lull/internal/link/control"
+	"lull/internal/sim"
+	"lull/internal/sim/world"
+	"lull/internal/store/mem"
+)
+
+// cloudRig is a server as lull server wires it, over the real SDK and CML
+// client, with the simulated cloud on a network in memory.
+type cloudRig struct {
+	t     *testing.T
+	sim   *sim.Server
+	fleet *fleet.Fleet
+	ctl   *controller.Controller
+	asks  *control.Client // as admin
+	end   func()
+
+	mu   sync.Mutex
+	dead map[string]bool // hosts of AWS that do not answer, such as "ec2.eu-north-1"
+}
+
+func (r *cloudRig) with(f func()) { r.mu.Lock(); defer r.mu.Unlock(); f() }
+
+// inCloud runs body in a bubble with a fleet without workers.
+func inCloud(t *testing.T, scenario world.Config, settings map[string]any, body func(r *cloudRig)) {
+	t.Helper()
+	for k, v := range map[string]string{"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+		"AWS_ENDPOINT_URL": "", "AWS_REGION": "", "AWS_PROFILE": ""} {
+		t.Setenv(k, v)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := newCloudRig(t, scenario, settings)
+		defer r.end()
+		body(r)
+	})
+}
+
+func newCloudRig(t *testing.T, scenario world.Config, settings map[string]any) *cloudRig {
+	r := &cloudRig{t: t, dead: map[string]bool{}}
+	fatal := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	r.sim, err = sim.New(sim.Options{Scenario: scenario})
+	fatal(err)
+	var network memnet.Network
+	listen := func(addr string) net.Listener {
+		l, err := network.Listen(addr)
+		fatal(err)
+		return l
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := r.sim.Run(ctx, sim.Listeners{API: listen(":443"), CML: listen(":8443")}); err != nil {
+			t.Errorf("the simulator ended with %v", err)
+		}
+	})
+	// AWS's own hosts, in the clear; a host that is dead refuses connections.
+	aws := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return network.DialContext(ctx, "tcp", "aws:443")
+	}}
+	toAWS := &http.Client{Transport: plainly(func(q *http.Request) (*http.Response, error) {
+		var dead bool
+		r.with(func() { dead = r.dead[strings.TrimSuffix(q.URL.Hostname(), ".amazonaws.com")] })
+		if dead {
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+		}
+		q = q.Clone(q.Context())
+		q.URL.Scheme = "http"
+		return aws.RoundTrip(q)
+	})}
+	// A machine without a CML has no listener.
+	toCML := func(ctx context.Context, nw, addr string) (net.Conn, error) {
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, err
+		}
+		there := false
+		r.sim.World.Locate(host, func(i *world.Instance, _ world.Moment) { there = i.Host != nil })
+		if !there {
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+		}
+		return network.DialContext(ctx, nw, addr)
+	}
+
+	db := mem.New(mem.Options{}).Client()
+	values := map[string]any{"worker_auto_pause_snooze_minutes": 0, "cml_default_password": "env:CML_PW"}
+	for k, v := range settings {
+		values[k] = v
+	}
+	r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: fleet.Layer{Values: values}})
+	fatal(err)
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	set := &ec2.Set{Accounts: map[string]ec2.Access{"": {HTTP: toAWS}}}
+	cmls := &consoles{fleet: r.fleet, secret: secrets(nil, func(string) string { return "cml" }), port: "8443", byID: map[string]*console{}, dial: toCML}
+	cl := &clouds{set: set, metric: map[[2]string]*cloudwatch.Client{}}
+	r.ctl, err = controller.New(controller.Config{Fleet: r.fleet, Server: "one", Clouds: cl.cloud, Consoles: cmls.console, CML: cmls.probe, Log: log})
+	fatal(err)
+	tokens := access.New(db)
+	admin, err := tokens.First(ctx)
+	fatal(err)
+	api, err := server.New(server.Options{Fleet: r.fleet, Tokens: tokens, Version: "v1", Live: observed{r.ctl}, Log: log,
+		Regions: regionsOf(set, func() string { return r.fleet.Settings().AWSDefaultRegion }), Instances: instancesOf(set), CML: cmls.probe})
+	fatal(err)
+	for _, f := range []func(context.Context) error{r.ctl.Run, api.Run} {
+		wg.Go(func() {
+			if err := f(ctx); err != nil {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+	<-api.Ready()
+	<-r.ctl.Ready()
+	web := listen("server:7070")
+	srv := &http.Server{Handler: api.Handler()}
+	wg.Go(func() { srv.Serve(web) })
+	tr := &http.Transport{DialContext: network.DialContext}
+	r.asks, err = control.NewClient("http://server:7070", admin, &http.Client{Transport: tr})
+	fatal(err)
+	r.end = func() {
+		tr.CloseIdleConnections()
+		srv.Close()
+		cancel()
+		aws.CloseIdleConnections()
+		for _, c := range cmls.byID {
+			c.client.Close()
+		}
+		wg.Wait()
+		db.Close()
+	}
+	return r
+}
+
+// plainly makes a function a round tripper.
+type plainly func(*http.Request) (*http.Response, error)
+
+func (f plainly) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
+
+// pass lets d pass in the bubble.
+func (r *cloudRig) pass(d time.Duration) { time.Sleep(d) }
+
+// id is the instance id of a machine.
+func (r *cloudRig) id(name string) (id string) {
+	r.sim.World.Locate(name, func(i *world.Instance, _ world.Moment) { id = i.ID })
+	if id == "" {
+		r.t.Fatalf("there is no machine %s", name)
+	}
+	return id
+}
+
+// load gives CloudWatch the CPU load of a machine for a while, minute by minute.
+func (r *cloudRig) load(region, name string, from time.Time, length time.Duration, cpu func(from, to time.Time) float64) {
+	m := world.Metric{Account: "111122223333", Region: region, Namespace: "AWS/EC2", Name: "CPUUtilization", Dimensions: world.Tags{{Key: "InstanceId", Value: r.id(name)}}}
+	for t := from.Truncate(time.Minute); t.Before(from.Add(length)); t = t.Add(time.Minute) {
+		if err := r.sim.World.Put(m, world.Datum{At: t, Value: cpu(t, t.Add(time.Minute))}); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// code is the code of a problem; empty for none.
+func code(err error) string {
+	var p interface{ Code() string }
+	if errors.As(err, &p) {
+		return p.Code()
+	}
+	if err != nil {
+		return fmt.Sprintf("no problem document: %v", err)
+	}
+	return ""
+}

@@ -1,0 +1,166 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"lull/internal/fleet"
+)
+
+// Instances asks EC2 for one instance of a region of an account; empty is the
+// credentials' own account. It returns nil only if EC2 answered that there is
+// none of that id: an error leaves that unknown.
+type Instances func(ctx context.Context, account, region, id string) (*fleet.SeenInstance, error)
+
+// instanceWithin bounds the question whether an instance exists, in all regions.
+const instanceWithin = 20 * time.Second
+
+// importWorker records an instance that EC2 knows. Nothing is written before.
+func (s *Server) importWorker(ctx context.Context, n fleet.ImportedWorker) (fleet.Worker, error) {
+	if err := intoRegionOf(ctx, &n.AWSRegion); err != nil {
+		return fleet.Worker{}, err
+	}
+	if n.AWSRegion != "" {
+		if err := s.hasRegion(ctx, n.Account, n.AWSRegion); err != nil {
+			return fleet.Worker{}, err
+		}
+	}
+	w, err := s.fleet.Candidate(ctx, n) // what is wrong with the request itself
+	if err != nil {
+		return fleet.Worker{}, err
+	}
+	if s.instances != nil {
+		if err := s.find(ctx, &n); err != nil {
+			return fleet.Worker{}, err
+		}
+		if w, err = s.fleet.Candidate(ctx, n); err != nil {
+			return fleet.Worker{}, err
+		}
+		if err := s.observable(ctx, &n, w); err != nil {
+			return fleet.Worker{}, err
+		}
+	}
+	return s.fleet.ImportWorker(ctx, actor(ctx), n)
+}
+
+// find asks EC2 for the instance of n and fills in where it is and what EC2
+// says of it.
+func (s *Server) find(ctx context.Context, n *fleet.ImportedWorker) error {
+	ctx, cancel := context.WithTimeout(ctx, instanceWithin)
+	defer cancel()
+	regions := []string{n.AWSRegion}
+	if n.AWSRegion == "" {
+		var err error
+		if regions, err = s.discoveryRegions(ctx); err != nil {
+			return err
+		}
+	}
+	found, unread := s.ask(ctx, n.Account, regions, n.EC2InstanceID)
+	if len(found) == 0 && unread != nil {
+		return fault(http.StatusServiceUnavailable, "ec2_unavailable",
+			fmt.Sprintf("cannot import %s: EC2 did not say whether it exists, and nothing was changed: %v", n.EC2InstanceID, unread))
+	}
+	if len(found) == 0 {
+		return s.noInstance(ctx, n, regions)
+	}
+	n.AWSRegion = slices.Min(slices.Collect(maps.Keys(found)))
+	n.Seen = found[n.AWSRegion]
+	if st := n.Seen.State; st == "terminated" || st == "shutting-down" {
+		return invalid("ec2_instance_id", fmt.Sprintf("instance %s is %s", n.EC2InstanceID, st))
+	}
+	return nil
+}
+
+// noInstance is the refusal of an instance that EC2 does not know in regions,
+// with the region where it is, if it is in another.
+func (s *Server) noInstance(ctx context.Context, n *fleet.ImportedWorker, regions []string) error {
+	detail := fmt.Sprintf("cannot import %s: EC2 has no such instance in %s", n.EC2InstanceID, strings.Join(regions, ", "))
+	if n.Account != "" {
+		detail += " of account " + n.Account
+	}
+	others, err := s.discoveryRegions(ctx)
+	if err != nil {
+		return err
+	}
+	others = slices.DeleteFunc(others, func(r string) bool { return slices.Contains(regions, r) })
+	found, _ := s.ask(ctx, n.Account, others, n.EC2InstanceID) // a region that does not answer only costs the hint
+	for region := range found {
+		detail += "; it is in " + region + ": name that region"
+	}
+	return fault(http.StatusNotFound, "not_found", detail, &huma.ErrorDetail{Message: "EC2 has no such instance there", Location: "body.ec2_instance_id", Value: n.EC2InstanceID})
+}
+
+// ask asks regions for an instance, side by side. unread names those that did
+// not answer.
+func (s *Server) ask(ctx context.Context, account string, regions []string, id string) (found map[string]*fleet.SeenInstance, unread error) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	found = map[string]*fleet.SeenInstance{}
+	for _, region := range regions {
+		wg.Go(func() {
+			in, err := s.instances(ctx, account, region, id)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				unread = errors.Join(unread, fmt.Errorf("region %s: %w", region, err))
+			} else if in != nil {
+				found[region] = in
+			}
+		})
+	}
+	wg.Wait()
+	return found, unread
+}
+
+// discoveryRegions are the regions that discovery scans, sorted.
+func (s *Server) discoveryRegions(ctx context.Context) ([]string, error) {
+	lines, _, err := s.roster.All(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.fleet.Settings().ScannedRegions(func(yield func(string) bool) {
+		for _, l := range lines {
+			if !yield(l.Worker.AWSRegion) {
+				return
+			}
+		}
+	}), nil
+}
+
+// observable probes the machine of n, which is to become w, unless its sources
+// were chosen or nothing here can reach it.
+func (s *Server) observable(ctx context.Context, n *fleet.ImportedWorker, w fleet.Worker) error {
+	if !w.DetectSources || s.cml == nil {
+		return nil
+	}
+	o := fleet.Observable{Up: -1, Patience: s.fleet.Settings().ProvisioningTimeout}
+	if n.Seen.State == "running" {
+		o.Up = max(0, time.Since(cmp.Or(n.Seen.LaunchTime, time.Now())))
+		var err error
+		if o.Agent, err = s.reporting(ctx, n.EC2InstanceID); err != nil {
+			return err
+		}
+		o.CML, o.CMLDetail = s.cml(ctx, w)
+	}
+	n.Observable = &o
+	return nil
+}
+
+// reporting reports whether the agent of an instance reports to the fleet.
+func (s *Server) reporting(ctx context.Context, instance string) (bool, error) {
+	m, err := s.machine(ctx, "agent", instance)
+	if _, none := errors.AsType[*fleet.NotFound](err); none {
+		return false, nil
+	}
+	return err == nil && !m.Stale, err
+}
