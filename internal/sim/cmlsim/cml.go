@@ -12,12 +12,21 @@
 // "cml", whose actions are a method and a path behind /api/v0/, such as
 // "GET telemetry/events" or "GET labs/{lab}".
 //
-// It leaves out the user interface, the WebSocket, and editing of labs.
+// Clients may do what Cisco's own client library does: create, import, edit, run
+// and remove labs, manage users, groups, definitions, compute hosts and the
+// license. What a user does is a telemetry event where CML makes one of it, and
+// an action of that user (world.Host.LastActivity). A name that logs in with the
+// host's password and was not created is an administrator.
+//
+// It leaves out the user interface, the WebSocket, consoles, packet captures,
+// annotations, lab repositories and LDAP.
 package cmlsim
 
 import (
+	"bytes"
 	"context"
 	"crypto/hmac"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -27,7 +36,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"lull/internal/sim/fault"
 	"lull/internal/sim/world"
@@ -80,6 +88,9 @@ type request struct {
 	r    *http.Request
 	ref  string
 	user string // id of the account; empty where none is asked for
+	// admin reports whether the account may administer the host.
+	admin bool
+	token string
 }
 
 // failure is an error answer.
@@ -139,11 +150,12 @@ func (q *request) run(open bool, serve func(*request) error) error {
 		if open {
 			return nil
 		}
-		user, ok := check(host, now, strings.TrimPrefix(q.r.Header.Get("Authorization"), "Bearer "))
+		token := strings.TrimPrefix(q.r.Header.Get("Authorization"), "Bearer ")
+		user, ok := check(host, now, token)
 		if !ok {
 			return failure{http.StatusUnauthorized, "No authorization token provided or the token is not valid"}
 		}
-		q.user = user
+		q.user, q.admin, q.token = user.ID, user.Admin, token
 		return nil
 	}); err != nil {
 		return err
@@ -175,6 +187,12 @@ func (q *request) send(status int, v any) error {
 
 func (q *request) ok(v any) error { return q.send(http.StatusOK, v) }
 
+func (q *request) text(kind, s string) error {
+	q.w.Header().Set("Content-Type", kind)
+	_, _ = io.WriteString(q.w, s) // the reader may be gone
+	return nil
+}
+
 func (q *request) none(status int) error {
 	q.w.WriteHeader(status)
 	return nil
@@ -183,16 +201,39 @@ func (q *request) none(status int) error {
 // maxBody bounds what a client may send.
 const maxBody = 1 << 20
 
-func (q *request) read(v any) error {
+// body returns what a client sent.
+func (q *request) body() ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(q.r.Body, maxBody+1))
 	if err != nil {
-		return failure{http.StatusBadRequest, "the body cannot be read: " + err.Error()}
+		return nil, failure{http.StatusBadRequest, "the body cannot be read: " + err.Error()}
 	}
 	if len(b) > maxBody {
-		return failure{http.StatusRequestEntityTooLarge, "the body is too large"}
+		return nil, failure{http.StatusRequestEntityTooLarge, "the body is too large"}
+	}
+	return b, nil
+}
+
+func (q *request) read(v any) error {
+	b, err := q.body()
+	if err != nil {
+		return err
 	}
 	if err := json.Unmarshal(b, v); err != nil {
 		return failure{http.StatusBadRequest, "the body is not valid JSON: " + err.Error()}
+	}
+	return nil
+}
+
+// strict reads a body that may have no members beside those of v.
+func (q *request) strict(v any) error {
+	b, err := q.body()
+	if err != nil {
+		return err
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return failure{http.StatusBadRequest, "the body is not what the API describes: " + err.Error()}
 	}
 	return nil
 }
@@ -202,6 +243,8 @@ type claims struct {
 	Host    string `json:"iss"`
 	User    string `json:"sub"`
 	Session int    `json:"sid"`
+	Epoch   int    `json:"epoch"` // of the user
+	ID      string `json:"jti"`
 	Until   int64  `json:"exp"` // ms
 }
 
@@ -220,60 +263,96 @@ func seal(host *world.Host, text string) string {
 	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
 }
 
-func check(host *world.Host, now world.Moment, token string) (user string, ok bool) {
+func check(host *world.Host, now world.Moment, token string) (user world.Account, ok bool) {
 	part := strings.Split(token, ".")
-	if len(part) != 3 || !hmac.Equal([]byte(part[2]), []byte(seal(host, part[0]+"."+part[1]))) {
-		return "", false
+	if len(part) != 3 || !hmac.Equal([]byte(part[2]), []byte(seal(host, part[0]+"."+part[1]))) || slices.Contains(host.LoggedOut, part[2]) {
+		return world.Account{}, false
 	}
 	b, err := base64.RawURLEncoding.DecodeString(part[1])
 	var c claims
 	if err != nil || json.Unmarshal(b, &c) != nil {
-		return "", false
+		return world.Account{}, false
 	}
-	return c.User, c.Host == host.Instance().ID && c.Session == host.Session() && now.Wire.UnixMilli() < c.Until
+	a := host.Person(c.User)
+	if a == nil {
+		return world.Account{}, false
+	}
+	return *a, c.Host == host.Instance().ID && c.Session == host.Session() && c.Epoch == host.Epochs[c.User] && now.Wire.UnixMilli() < c.Until
 }
 
 // login checks a password and logs the visit, as CML does.
-func (q *request) login() (name, id, token string, err error) {
+func (q *request) login() (who world.Account, token string, err error) {
 	var in struct{ Username, Password string }
 	if err := q.read(&in); err != nil {
-		return "", "", "", err
+		return who, "", err
 	}
 	err = q.with(func(host *world.Host, now world.Moment) error {
-		if in.Username == "" || in.Password != host.Password {
+		a := host.Login(now, in.Username, in.Password)
+		if a == nil {
 			return failure{http.StatusForbidden, "Authentication failed!"}
 		}
-		id = host.UserID(in.Username)
-		host.Touch(now, id)
-		token = sign(host, claims{Host: host.Instance().ID, User: id, Session: host.Session(), Until: now.Wire.Add(host.TokenLife).UnixMilli()})
+		who = *a
+		host.Touch(now, a.ID)
+		token = sign(host, claims{Host: host.Instance().ID, User: a.ID, Session: host.Session(), Epoch: host.Epochs[a.ID], ID: rand.Text(),
+			Until: now.Wire.Add(host.TokenLife).UnixMilli()})
 		return nil
 	})
-	return in.Username, id, token, err
+	return who, token, err
+}
+
+// maxLoggedOut bounds the tokens that were given back and are remembered.
+const maxLoggedOut = 1000
+
+func (q *request) logout() error {
+	if err := q.with(func(host *world.Host, _ world.Moment) error {
+		if q.r.URL.Query().Get("clear_all_sessions") == "true" {
+			host.EndSessions(q.user)
+			return nil
+		}
+		if len(host.LoggedOut) >= maxLoggedOut {
+			host.LoggedOut = host.LoggedOut[1:]
+		}
+		host.LoggedOut = append(host.LoggedOut, q.token[strings.LastIndexByte(q.token, '.')+1:])
+		return nil
+	}); err != nil {
+		return err
+	}
+	return q.ok(true)
 }
 
 func (h *CML) routes() {
 	h.handle("POST authenticate", true, func(q *request) error {
-		_, _, token, err := q.login()
+		_, token, err := q.login()
 		if err != nil {
 			return err
 		}
 		return q.ok(token)
 	})
 	h.handle("POST auth_extended", true, func(q *request) error {
-		name, id, token, err := q.login()
+		who, token, err := q.login()
 		if err != nil {
 			return err
 		}
-		return q.ok(map[string]any{"username": name, "id": id, "token": token, "admin": true, "error": nil})
+		return q.ok(map[string]any{"username": who.Name, "id": who.ID, "token": token, "admin": who.Admin, "error": nil})
 	})
 	h.handle("GET authok", false, func(q *request) error { return q.ok("OK") })
-	h.handle("DELETE logout", false, func(q *request) error { return q.ok(true) })
+	h.handle("GET authentication", false, func(q *request) error {
+		var who world.Account
+		if err := q.with(func(host *world.Host, _ world.Moment) error { who = *host.Person(q.user); return nil }); err != nil {
+			return err
+		}
+		return q.ok(map[string]any{"username": who.Name, "id": who.ID, "token": q.token, "admin": who.Admin, "error": nil})
+	})
+	h.handle("DELETE logout", false, (*request).logout)
 	h.handle("GET telemetry/events", false, (*request).events)
 	h.handle("GET telemetry", false, (*request).optIn)
 	h.handle("PUT telemetry", false, (*request).setOptIn)
 	h.systemRoutes()
 	h.labRoutes()
 	h.licenceRoutes()
+	h.elementRoutes()
+	h.peopleRoutes()
+	h.definitionRoutes()
 	h.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		q := &request{h: h, w: w, r: r}
 		q.ref, _ = r.Context().Value(refKey{}).(string)
@@ -339,87 +418,4 @@ func (q *request) events() error {
 	}
 	_, _ = q.w.Write(append(out, ']'))
 	return nil
-}
-
-func (h *CML) licenceRoutes() {
-	h.handle("GET licensing", false, (*request).licence)
-	h.handle("POST licensing/registration", false, func(q *request) error {
-		var in struct {
-			Token      string `json:"token"`
-			Reregister bool   `json:"reregister"`
-		}
-		if err := q.read(&in); err != nil {
-			return err
-		}
-		if err := q.with(func(host *world.Host, now world.Moment) error {
-			return h.w.Register(host, now, in.Token, in.Reregister)
-		}); err != nil {
-			return err
-		}
-		return q.none(http.StatusNoContent)
-	})
-	h.handle("DELETE licensing/deregistration", false, func(q *request) error {
-		status := http.StatusNoContent
-		if err := q.with(func(host *world.Host, now world.Moment) error {
-			told, err := h.w.Deregister(host, now)
-			if !told {
-				status = http.StatusAccepted
-			}
-			return err
-		}); err != nil {
-			return err
-		}
-		return q.none(status)
-	})
-	for _, what := range []string{"registration", "authorization"} {
-		h.handle("PUT licensing/"+what+"/renew", false, func(q *request) error {
-			if err := q.with(func(host *world.Host, now world.Moment) error {
-				if h.w.LicenceOf(host, now).Registration != "COMPLETED" {
-					return failure{http.StatusBadRequest, "The product is not registered"}
-				}
-				return nil
-			}); err != nil {
-				return err
-			}
-			return q.none(http.StatusNoContent)
-		})
-	}
-}
-
-func (q *request) licence() error {
-	var l world.Licence
-	var running int
-	if err := q.with(func(host *world.Host, now world.Moment) error {
-		l, running = q.h.w.LicenceOf(host, now), host.RunningNodes()
-		return nil
-	}); err != nil {
-		return err
-	}
-	moment := func(t time.Time, status string) map[string]any {
-		m := map[string]any{"succeeded": nil, "attempted": nil, "scheduled": nil, "status": status, "failure": l.Failure, "success": status == "SUCCEEDED"}
-		if !t.IsZero() {
-			m["succeeded"], m["attempted"] = t.UTC().Format(time.RFC3339), l.Attempted.UTC().Format(time.RFC3339)
-		}
-		return m
-	}
-	done := slices.Contains([]string{"COMPLETED"}, l.Registration)
-	status := map[bool]string{true: "SUCCEEDED", false: "NOT STARTED"}[done]
-	account := func(s string) any {
-		if !done {
-			return nil
-		}
-		return s
-	}
-	return q.ok(map[string]any{
-		"udi":           map[string]any{"hostname": q.ref, "product_uuid": l.Product},
-		"registration":  map[string]any{"status": l.Registration, "smart_account": account("Simulated Networks"), "virtual_account": account("Default"), "register_time": moment(l.Succeeded, status), "renew_time": moment(time.Time{}, "NOT STARTED"), "expires": nil},
-		"authorization": map[string]any{"status": l.Authorization, "renew_time": moment(l.Succeeded, status), "expires": nil},
-		"features": []any{map[string]any{
-			"id": "regid.cml_enterprise", "name": "CML_ENTERPRISE", "description": "Cisco Modeling Labs", "version": "1.0",
-			"in_use": running, "status": l.Authorization, "min": 0, "max": 20000, "minEndDate": nil, "maxEndDate": nil,
-		}},
-		"reservation_mode": false,
-		"product_license":  map[string]any{"active": "CML_Enterprise", "is_enterprise": true},
-		"transport":        map[string]any{"proxy": map[string]any{"server": nil, "port": nil}, "ssms": "https://smart.example.net/its", "default_ssms": "https://smart.example.net/its"},
-	})
 }

@@ -265,6 +265,7 @@ func TestLabs(t *testing.T) {
 				t.Errorf("%d nodes run", c.Stats.Dominfo.Running)
 			}
 		}
+		time.Sleep(2 * time.Second) // queued at first
 		if got := b.want("GET", "labs/"+ids[0]+"/nodes?data=true", "", 200); !strings.Contains(got, "Booting") {
 			t.Errorf("nodes: %s", got)
 		}

@@ -1,6 +1,7 @@
 package cmlsim
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -20,22 +21,104 @@ func (h *CML) systemRoutes() {
 	})
 	h.handle("GET system_stats", false, (*request).stats)
 	h.handle("GET system_health", false, (*request).health)
-	h.handle("GET system/notices", false, func(q *request) error {
+	h.handle("GET system/notices", false, show(func(_ *request, host *world.Host, _ world.Moment) (any, error) {
 		list := []world.Notice{}
-		if err := q.with(func(host *world.Host, _ world.Moment) error { list = append(list, host.Notices...); return nil }); err != nil {
-			return err
+		for _, n := range host.Notices {
+			list = append(list, shownNotice(n))
 		}
-		return q.ok(list)
-	})
+		return list, nil
+	}))
 	h.handle("POST system/notices", false, (*request).notice)
-	h.handle("DELETE system/notices/{notice}", false, (*request).dropNotice)
-	h.handle("GET system/maintenance_mode", false, func(q *request) error {
-		on := false
-		if err := q.with(func(host *world.Host, _ world.Moment) error { on = host.Maint; return nil }); err != nil {
+	h.handle("GET system/notices/{notice}", false, show(func(q *request, host *world.Host, _ world.Moment) (any, error) {
+		n, err := noticeOf(q, host)
+		if err != nil {
+			return nil, err
+		}
+		return shownNotice(*n), nil
+	}))
+	h.handle("PATCH system/notices/{notice}", false, admin(func(q *request) error {
+		var text json.RawMessage
+		if err := q.read(&text); err != nil {
 			return err
 		}
-		return q.ok(map[string]any{"maintenance_mode": on, "notice": nil})
-	})
+		return show(func(q *request, host *world.Host, _ world.Moment) (any, error) {
+			n, err := noticeOf(q, host)
+			if err != nil {
+				return nil, err
+			}
+			in := *n
+			if err := json.Unmarshal(text, &in); err != nil {
+				return nil, failure{http.StatusBadRequest, err.Error()}
+			}
+			in.ID = n.ID
+			if err := checkLevel(in); err != nil {
+				return nil, err
+			}
+			*n = in
+			return shownNotice(in), nil
+		})(q)
+	}))
+	h.handle("DELETE system/notices/{notice}", false, (*request).dropNotice)
+	maintenance := func(host *world.Host) map[string]any {
+		var id any
+		if host.MaintID != "" {
+			id = host.MaintID
+		}
+		return map[string]any{"maintenance_mode": host.Maint, "notice": id, "resolved_notice": nil}
+	}
+	h.handle("GET system/maintenance_mode", false, show(func(_ *request, host *world.Host, _ world.Moment) (any, error) { return maintenance(host), nil }))
+	h.handle("PATCH system/maintenance_mode", false, admin(func(q *request) error {
+		var in map[string]any
+		if err := q.read(&in); err != nil {
+			return err
+		}
+		return show(func(_ *request, host *world.Host, now world.Moment) (any, error) {
+			for key, v := range in {
+				on, isBool := v.(bool)
+				id, isText := v.(string)
+				switch {
+				case key == "maintenance_mode" && isBool:
+					host.Maint = on
+					host.Log(now, "maintenance_state_change", "", nil)
+				case key == "notice" && (isText || v == nil):
+					host.MaintID = id
+				default:
+					return nil, failure{http.StatusBadRequest, key + " is not known or has the wrong type"}
+				}
+			}
+			out := maintenance(host)
+			for _, n := range host.Notices {
+				if n.ID == host.MaintID {
+					out["resolved_notice"] = shownNotice(n)
+				}
+			}
+			return out, nil
+		})(q)
+	}))
+	h.computeRoutes()
+}
+
+// shownNotice is a notice with no list left out.
+func shownNotice(n world.Notice) world.Notice {
+	if n.Acknowledged == nil {
+		n.Acknowledged = map[string]bool{}
+	}
+	return n
+}
+
+func noticeOf(q *request, host *world.Host) (*world.Notice, error) {
+	id := q.r.PathValue("notice")
+	if k := slices.IndexFunc(host.Notices, func(n world.Notice) bool { return n.ID == id }); k >= 0 {
+		return &host.Notices[k], nil
+	}
+	return nil, missing("Notice", id)
+}
+
+func checkLevel(n world.Notice) error {
+	if !slices.Contains([]string{"INFO", "SUCCESS", "WARNING", "ERROR"}, n.Level) {
+		return failure{http.StatusBadRequest, "level is not INFO, SUCCESS, WARNING or ERROR"}
+	}
+	return nil
 }
 
 // maxNotices bounds what clients can leave behind.
@@ -46,10 +129,8 @@ func (q *request) notice() error {
 	if err := q.read(&n); err != nil {
 		return err
 	}
-	switch n.Level {
-	case "INFO", "SUCCESS", "WARNING", "ERROR":
-	default:
-		return failure{http.StatusBadRequest, "level is not INFO, SUCCESS, WARNING or ERROR"}
+	if err := checkLevel(n); err != nil {
+		return err
 	}
 	if err := q.with(func(host *world.Host, now world.Moment) error {
 		if len(host.Notices) >= maxNotices {
@@ -62,7 +143,7 @@ func (q *request) notice() error {
 	}); err != nil {
 		return err
 	}
-	return q.ok(n)
+	return q.ok(shownNotice(n))
 }
 
 func (q *request) dropNotice() error {
@@ -95,8 +176,8 @@ func (q *request) load() (load, error) {
 		i := host.Instance()
 		t, _ := world.LookupType(i.Type)
 		l = load{id: host.Licence.Product, name: "cml-controller", cpus: t.CPUs, memory: t.MemoryMiB, running: host.RunningNodes(), disk: i.VolumeGB}
-		for _, lab := range host.Labs {
-			l.total += lab.Nodes
+		for k := range host.Labs {
+			l.total += host.Labs[k].Nodes
 		}
 		l.licensed = q.h.w.LicenceOf(host, now).Registration == "COMPLETED"
 		return nil
@@ -151,8 +232,8 @@ func (h *CML) labRoutes() {
 	h.handle("GET labs", false, func(q *request) error {
 		ids := []string{}
 		if err := q.with(func(host *world.Host, _ world.Moment) error {
-			for _, l := range host.Labs {
-				if q.r.URL.Query().Get("show_all") == "true" || l.Owner == q.user {
+			for k := range host.Labs {
+				if l := &host.Labs[k]; !l.Removed && q.sees(host, l, q.r.URL.Query().Get("show_all") == "true") {
 					ids = append(ids, l.ID)
 				}
 			}
@@ -162,134 +243,54 @@ func (h *CML) labRoutes() {
 		}
 		return q.ok(ids)
 	})
-	h.handle("GET labs/{lab}", false, (*request).lab)
-	h.handle("GET labs/{lab}/state", false, func(q *request) error {
-		l, _, _, err := q.findLab()
-		if err != nil {
-			return err
-		}
-		return q.ok(labState(l))
-	})
-	h.handle("GET labs/{lab}/nodes", false, (*request).nodes)
-	h.handle("GET labs/{lab}/lab_element_state", false, func(q *request) error {
-		l, now, _, err := q.findLab()
-		if err != nil {
-			return err
-		}
-		nodes := map[string]string{}
-		for k := range l.Nodes {
-			nodes[nodeID(l, k)], _ = nodeState(l, k, now)
-		}
-		return q.ok(map[string]any{"nodes": nodes, "links": map[string]string{}, "interfaces": map[string]string{}})
-	})
-	h.handle("GET labs/{lab}/events", false, func(q *request) error {
-		l, _, offset, err := q.findLab()
-		if err != nil {
-			return err
-		}
-		return q.ok([]any{map[string]any{
-			"lab_id": l.ID, "event": "CHANGE", "element_type": "LAB", "element_id": l.ID, "data": map[string]any{}, "previous": nil,
-			"timestamp": float64(l.Modified.Add(offset).UnixMilli()) / 1000,
-		}})
-	})
+	h.handle("GET labs/{lab}", false, inLab(func(_ *request, x found) (any, error) { return details(x.host, x.lab), nil }))
+	h.handle("GET labs/{lab}/state", false, inLab(func(_ *request, x found) (any, error) { return labState(x.lab), nil }))
+	h.handle("GET labs/{lab}/events", false, inLab(func(_ *request, x found) (any, error) {
+		return []any{map[string]any{
+			"lab_id": x.lab.ID, "event": "CHANGE", "element_type": "LAB", "element_id": x.lab.ID, "data": map[string]any{}, "previous": nil,
+			"timestamp": float64(x.lab.Modified.Add(x.host.Offset).UnixMilli()) / 1000,
+		}}, nil
+	}))
 	for _, op := range []string{"start", "stop", "wipe"} {
-		h.handle("PUT labs/{lab}/"+op, false, func(q *request) error {
-			if err := q.with(func(host *world.Host, now world.Moment) error {
-				if !host.SetLab(now, q.r.PathValue("lab"), op, q.user) {
-					return noLab(q)
-				}
-				return nil
-			}); err != nil {
-				return err
+		h.handle("PUT labs/{lab}/"+op, false, inLab(func(q *request, x found) (any, error) {
+			if op == "wipe" && x.lab.Started {
+				return nil, failure{http.StatusBadRequest, "Lab is started and cannot be wiped: " + x.lab.ID}
 			}
-			return q.none(http.StatusNoContent)
-		})
+			x.host.SetLab(x.now, x.lab.ID, op, q.user)
+			return nil, nil
+		}))
 	}
 }
 
-func noLab(q *request) error {
-	return failure{http.StatusNotFound, "Lab not found: " + q.r.PathValue("lab")}
-}
-
-func (q *request) findLab() (l world.Lab, at world.Moment, offset time.Duration, err error) {
-	err = q.with(func(host *world.Host, now world.Moment) error {
-		var ok bool
-		if l, ok = host.Lab(q.r.PathValue("lab")); !ok {
-			return noLab(q)
-		}
-		at, offset = now, host.Offset
-		return nil
-	})
-	return l, at, offset, err
-}
-
-func labState(l world.Lab) string {
-	if l.Started {
+func labState(l *world.Lab) string {
+	switch {
+	case l.Started:
 		return "STARTED"
-	}
-	if l.StartedAt.IsZero() {
+	case l.StartedAt.IsZero():
 		return "DEFINED_ON_CORE"
 	}
 	return "STOPPED"
 }
 
-func (q *request) lab() error {
-	l, _, offset, err := q.findLab()
-	if err != nil {
-		return err
-	}
-	owner := "admin"
-	if err := q.with(func(host *world.Host, _ world.Moment) error {
-		for _, u := range host.Users {
-			if u.ID == l.Owner {
-				owner = u.Name
-			}
+// details is a lab without its elements.
+func details(host *world.Host, l *world.Lab) map[string]any {
+	owner, full := "admin", ""
+	for _, u := range host.Users {
+		if u.ID == l.Owner {
+			owner = u.Name
 		}
-		return nil
-	}); err != nil {
-		return err
 	}
-	return q.ok(map[string]any{
-		"id": l.ID, "created": l.Created.Add(offset).UTC().Format(time.RFC3339), "modified": l.Modified.Add(offset).UTC().Format(time.RFC3339),
-		"lab_title": l.Title, "lab_description": "", "lab_notes": "", "owner": l.Owner, "owner_username": owner, "state": labState(l),
-		"node_count": l.Nodes, "link_count": max(l.Nodes-1, 0), "groups": []any{}, "effective_permissions": []string{"lab_admin", "lab_edit", "lab_exec", "lab_view"},
-	})
-}
-
-func nodeID(l world.Lab, k int) string { return fmt.Sprintf("%s%012x", l.ID[:24], k+1) }
-
-// nodeState gives every node of a started lab a boot of 40 s and more.
-func nodeState(l world.Lab, k int, now world.Moment) (state, progress string) {
-	switch {
-	case !l.Started && l.StartedAt.IsZero():
-		return "DEFINED_ON_CORE", "Not running"
-	case !l.Started:
-		return "STOPPED", "Not running"
-	case now.World.Sub(l.StartedAt) < time.Duration(40+10*k)*time.Second:
-		return "STARTED", "Booting"
+	if a := host.Person(l.Owner); a != nil {
+		owner, full = a.Name, a.Fullname
 	}
-	return "BOOTED", "Booted"
-}
-
-func (q *request) nodes() error {
-	l, now, _, err := q.findLab()
-	if err != nil {
-		return err
+	groups := []any{}
+	for _, g := range l.Shared.Groups {
+		groups = append(groups, map[string]any{"id": g.ID, "permission": "read_only"})
 	}
-	if q.r.URL.Query().Get("data") != "true" {
-		ids := []string{}
-		for k := range l.Nodes {
-			ids = append(ids, nodeID(l, k))
-		}
-		return q.ok(ids)
+	return map[string]any{
+		"id": l.ID, "created": l.Created.Add(host.Offset).UTC().Format(time.RFC3339), "modified": l.Modified.Add(host.Offset).UTC().Format(time.RFC3339),
+		"lab_title": l.Title, "lab_description": l.Description, "lab_notes": l.Notes, "owner": l.Owner, "owner_username": owner, "owner_fullname": full,
+		"state": labState(l), "node_count": l.Nodes, "link_count": l.Links(), "groups": groups,
+		"effective_permissions": []string{"lab_admin", "lab_edit", "lab_exec", "lab_view"},
 	}
-	list := []any{}
-	for k := range l.Nodes {
-		state, progress := nodeState(l, k, now)
-		list = append(list, map[string]any{
-			"id": nodeID(l, k), "lab_id": l.ID, "label": fmt.Sprintf("n%d", k), "node_definition": "iosv",
-			"state": state, "boot_progress": progress, "cpu_limit": 100, "ram": 512,
-		})
-	}
-	return q.ok(list)
 }

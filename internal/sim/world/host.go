@@ -22,6 +22,12 @@ type Host struct {
 	Notices    []Notice
 	Posted     int // notices, ever
 	Maint      bool
+	MaintID    string         `json:",omitempty"` // of the notice shown during maintenance
+	Accounts   []Account      `json:",omitempty"` // those that logged in or were created
+	Groups     []Group        `json:",omitempty"`
+	Epochs     map[string]int `json:",omitempty"` // by user id; raised when all tokens of a user become void
+	LoggedOut  []string       `json:",omitempty"` // signatures of tokens that were given back
+	Settings   Settings       `json:",omitzero"`
 
 	History BaseHistory // what happened before the simulation began
 	events  []event     // what happened since, oldest first
@@ -49,15 +55,6 @@ type Spoil struct {
 	Malformed float64  `yaml:"malformed" json:"malformed,omitempty"`
 }
 
-// Lab is one CML lab.
-type Lab struct {
-	ID, Title, Owner  string // Owner is a user id
-	Nodes             int
-	Started           bool
-	StartedAt         time.Time // world's time
-	Created, Modified time.Time // client's time
-}
-
 // Notice is a message to the users of CML.
 type Notice struct {
 	ID      string `json:"id"`
@@ -65,6 +62,9 @@ type Notice struct {
 	Label   string `json:"label"`
 	Content string `json:"content"`
 	Enabled bool   `json:"enabled"`
+	// Acknowledged is by user id.
+	Acknowledged map[string]bool `json:"acknowledged"`
+	Groups       []string        `json:"groups"` // nil means all
 }
 
 // AdminID is the id of CML's built-in account, which the seeds' exclusion pattern matches.
@@ -100,14 +100,6 @@ func (w *World) newHost(now Moment, i *Instance, version, profile string) *Host 
 	return h
 }
 
-func (h *Host) newLab(now Moment, title string, owner int) Lab {
-	id := AdminID
-	if len(h.Users) > 0 {
-		id = h.Users[owner%len(h.Users)].ID
-	}
-	return Lab{ID: h.dice.uuid(), Title: title, Owner: id, Nodes: 2 + h.dice.below(9), Created: now.Wire, Modified: now.Wire}
-}
-
 // powerOn starts the boot of CML; powerOff ends it.
 func (h *Host) powerOn(at time.Time) {
 	h.readyAt = at.Add(h.instance.cmlBoot)
@@ -116,6 +108,11 @@ func (h *Host) powerOn(at time.Time) {
 		h.session++
 		for k := range h.Labs {
 			h.Labs[k].Started = false
+			if e := h.Labs[k].Elements; e != nil {
+				for i := range e.Nodes {
+					e.Nodes[i].Run.Started = false
+				}
+			}
 		}
 		return
 	}
@@ -221,17 +218,6 @@ func (h *Host) Instance() *Instance { return h.instance }
 // Session is a number that changes at each cold boot.
 func (h *Host) Session() int { return h.session }
 
-// RunningNodes counts the nodes of started labs.
-func (h *Host) RunningNodes() int {
-	n := 0
-	for _, l := range h.Labs {
-		if l.Started {
-			n += l.Nodes
-		}
-	}
-	return n
-}
-
 // UserID returns the id of an account of the host: admin, a scripted user, or a
 // name that the host has not seen, which gets an id of its own as a created
 // account would.
@@ -244,53 +230,11 @@ func (h *Host) UserID(name string) string {
 			return u.ID
 		}
 	}
+	for _, a := range h.Accounts {
+		if a.Name == name {
+			return a.ID
+		}
+	}
 	d := seedDice(0, "account", name)
 	return d.uuid()
-}
-
-// SetLab starts, stops or wipes a lab on behalf of a user and reports whether it exists.
-func (h *Host) SetLab(now Moment, id, op, user string) bool {
-	for k := range h.Labs {
-		l := &h.Labs[k]
-		if l.ID != id {
-			continue
-		}
-		h.setLab(now, k, op, user)
-		return true
-	}
-	return false
-}
-
-func (h *Host) setLab(now Moment, k int, op, user string) {
-	l := &h.Labs[k]
-	l.Modified = now.Wire
-	switch op {
-	case "start":
-		if l.Started {
-			return
-		}
-		l.Started, l.StartedAt = true, now.World
-		h.log(now, catStartLab, user, k)
-		h.log(now, catQueueNode, user, k)
-		h.log(now, catBootNode, user, k)
-	case "stop":
-		if !l.Started {
-			return
-		}
-		l.Started = false
-		h.log(now, catStopLab, user, k)
-	case "wipe":
-		l.Started = false
-		h.log(now, catWipeNode, user, k)
-	}
-}
-
-// Lab finds a lab by id.
-func (h *Host) Lab(id string) (Lab, bool) {
-	for _, l := range h.Labs {
-		if l.ID == id {
-			return l, true
-		}
-	}
-	return Lab{}, false
 }

@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"regexp"
 	"strings"
 	"time"
@@ -10,13 +11,35 @@ import (
 // false later: Settle says what is known at a moment.
 type Licence struct {
 	Product       string    `json:"product"`
-	Registration  string    `json:"registration"`  // NOT_REGISTERED, IN_PROGRESS, COMPLETED, FAILED, RETRY_IN_PROGRESS
+	Registration  string    `json:"registration"`  // NOT_REGISTERED, IN_PROGRESS, COMPLETED, FAILED, RETRY_IN_PROGRESS, RESERVATION_IN_PROGRESS
 	Authorization string    `json:"authorization"` // EVAL, IN_COMPLIANCE, OUT_OF_COMPLIANCE
 	Token         string    `json:"token,omitempty"`
 	Failure       string    `json:"failure,omitempty"`
 	Attempted     time.Time `json:"attempted,omitzero"` // client's time
 	Succeeded     time.Time `json:"succeeded,omitzero"` // client's time
 	Due           time.Time `json:"due,omitzero"`       // world's time of the next change
+	Renewed       time.Time `json:"renewed,omitzero"`   // client's time
+
+	Active      string         `json:"active,omitempty"` // product; empty means CML_Enterprise
+	Counts      map[string]int `json:"counts,omitempty"` // of licenses asked for, by feature
+	Reservation bool           `json:"reservation,omitempty"`
+	SSMS        string         `json:"ssms,omitempty"` // empty means the default
+	ProxyServer *string        `json:"proxy_server,omitempty"`
+	ProxyPort   *int           `json:"proxy_port,omitempty"`
+}
+
+// ActiveProduct is the product that the license is of.
+func (l *Licence) ActiveProduct() string { return cmp.Or(l.Active, "CML_Enterprise") }
+
+// Reserve turns reservation mode of an unregistered product on or off.
+func (w *World) Reserve(h *Host, now Moment, on bool) error {
+	l := &h.Licence
+	l.settle(w, now)
+	if l.Registration == "IN_PROGRESS" || l.Registration == "COMPLETED" {
+		return refuse(400, "400", "The product is registered")
+	}
+	l.Reservation, l.Registration = on, "NOT_REGISTERED"
+	return nil
 }
 
 var tokenShape = regexp.MustCompile(`^[a-zA-Z\d+/%=-]{1,256}$`)
@@ -36,9 +59,9 @@ func (l *Licence) settle(w *World, now Moment) {
 		switch {
 		case l.Registration != "IN_PROGRESS":
 			l.Authorization, l.Due = "IN_COMPLIANCE", time.Time{}
-		case strings.HasPrefix(l.Token, "bad"):
+		case strings.HasPrefix(strings.ToLower(l.Token), "bad"):
 			l.Registration, l.Due = "FAILED", time.Time{}
-			l.Failure = "The token is not valid or has expired"
+			l.Failure = "Agent received a failure status in a response message: The token '" + l.Token + "' is not valid."
 		default:
 			l.Registration, l.Succeeded, l.Failure = "COMPLETED", at.Wire, ""
 			l.Due = l.Due.Add(w.cfg.Timing.Licence.D() / 3)
@@ -55,7 +78,7 @@ func (w *World) LicenceOf(h *Host, now Moment) Licence {
 	return h.Licence
 }
 
-// Register begins a registration. Tokens that begin with "bad" are accepted and
+// Register begins a registration. Tokens that begin with "bad", in any case, are accepted and
 // fail later; those that begin with "over" register and stay out of compliance.
 // The error's Status is what CML answers.
 func (w *World) Register(h *Host, now Moment, token string, again bool) error {
@@ -66,6 +89,8 @@ func (w *World) Register(h *Host, now Moment, token string, again bool) error {
 		return refuse(400, "400", "token does not match the pattern")
 	case l.Registration == "IN_PROGRESS":
 		return refuse(409, "409", "A registration is in progress already")
+	case l.Reservation:
+		return refuse(400, "400", "The product is in reservation mode")
 	case l.Registration == "COMPLETED" && !again:
 		return refuse(400, "400", "The product is registered already; use reregister")
 	}
@@ -88,7 +113,7 @@ func (w *World) Deregister(h *Host, now Moment) (told bool, err error) {
 	default:
 		return false, refuse(400, "400", "The product is not registered")
 	}
-	*l = Licence{Product: l.Product, Registration: "NOT_REGISTERED", Authorization: "EVAL"}
+	*l = Licence{Product: l.Product, Registration: "NOT_REGISTERED", Authorization: "EVAL", Active: l.Active, SSMS: l.SSMS, ProxyServer: l.ProxyServer, ProxyPort: l.ProxyPort}
 	h.log(now, catLicenseInfo, "", -1)
 	return !h.DeregSlow, nil
 }

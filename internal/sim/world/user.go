@@ -222,6 +222,9 @@ func (h *Host) act(at Moment, u *User, d *dice) {
 	lab := -1
 	if len(h.Labs) > 0 {
 		lab = d.below(len(h.Labs))
+		if h.Labs[lab].Removed {
+			lab = -1
+		}
 	}
 	roll := d.below(100)
 	switch {

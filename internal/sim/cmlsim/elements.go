@@ -1,0 +1,887 @@
+package cmlsim
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"lull/internal/sim/world"
+)
+
+// Limits of one lab.
+const (
+	maxNodes      = 1000
+	maxInterfaces = 64 // of a node
+)
+
+// found is a lab that a request may use.
+type found struct {
+	host *world.Host
+	now  world.Moment
+	lab  *world.Lab
+	e    *world.Elements // nil in calls that are not about them
+}
+
+// inLab is a call about the lab in the path that answers with what f returns;
+// nil is 204.
+func inLab(f func(*request, found) (any, error)) func(*request) error {
+	return func(q *request) error {
+		var v any
+		if err := q.with(func(host *world.Host, now world.Moment) error {
+			l, err := q.mine(host, q.r.PathValue("lab"))
+			if err == nil {
+				v, err = f(q, found{host: host, now: now, lab: l})
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+		if v == nil {
+			return q.none(http.StatusNoContent)
+		}
+		return q.ok(v)
+	}
+}
+
+// opened is inLab for a call about the elements of a lab, which changes them if
+// edits is true.
+func opened(edits bool, f func(*request, found) (any, error)) func(*request) error {
+	return inLab(func(q *request, x found) (any, error) {
+		x.e = x.lab.Open()
+		v, err := f(q, x)
+		if err == nil && edits {
+			x.host.Edited(x.now, x.lab, q.user)
+		}
+		return v, err
+	})
+}
+
+// mine returns a lab that the user may use: users see their own labs and shared
+// ones, administrators all.
+func (q *request) mine(host *world.Host, id string) (*world.Lab, error) {
+	l := host.LabAt(id)
+	if l == nil || !q.sees(host, l, true) {
+		return nil, failure{http.StatusNotFound, "Lab not found: " + id}
+	}
+	return l, nil
+}
+
+func (q *request) sees(host *world.Host, l *world.Lab, all bool) bool {
+	share := func(s world.Share) bool {
+		g := host.GroupAt(s.ID)
+		return s.ID == q.user || g != nil && slices.Contains(g.Members, q.user)
+	}
+	return l.Owner == q.user || q.admin && all || slices.ContainsFunc(append(slices.Clone(l.Shared.Users), l.Shared.Groups...), share)
+}
+
+func missing(what, id string) error {
+	return failure{http.StatusNotFound, what + " not found: " + id}
+}
+
+func (x found) node(q *request) (*world.Node, error) {
+	if n := x.e.Node(q.r.PathValue("node")); n != nil {
+		return n, nil
+	}
+	return nil, missing("Node", q.r.PathValue("node"))
+}
+
+func (x found) iface(q *request) (*world.Interface, error) {
+	if i := x.e.Interface(q.r.PathValue("interface")); i != nil {
+		return i, nil
+	}
+	return nil, missing("Interface", q.r.PathValue("interface"))
+}
+
+func (x found) link(q *request) (*world.Link, error) {
+	if l := x.e.Link(q.r.PathValue("link")); l != nil {
+		return l, nil
+	}
+	return nil, missing("Link", q.r.PathValue("link"))
+}
+
+// runState is the state of a node: it is queued at first and boots for 40 s and
+// more.
+func (x found) runState(n *world.Node) (state, progress string) {
+	k := slices.IndexFunc(x.e.Nodes, func(m world.Node) bool { return m.ID == n.ID })
+	switch up := x.now.World.Sub(n.Run.Since); {
+	case !n.Run.Started && n.Run.Since.IsZero():
+		return "DEFINED_ON_CORE", "Not running"
+	case !n.Run.Started:
+		return "STOPPED", "Not running"
+	case up < time.Second:
+		return "QUEUED", "Not running"
+	case up < time.Duration(40+10*k)*time.Second:
+		return "STARTED", "Booting"
+	}
+	return "BOOTED", "Booted"
+}
+
+// convergent reports whether a node has reached the state that it was asked for.
+func (x found) convergent(n *world.Node) bool {
+	s, _ := x.runState(n)
+	return s != "QUEUED" && s != "STARTED"
+}
+
+// wireState is the state of an interface or link: that of the nodes at its ends.
+func (x found) wireState(down bool, ends ...string) string {
+	out := "STARTED"
+	for _, id := range ends {
+		i := x.e.Interface(id)
+		n := x.e.Node(i.Node)
+		switch s, _ := x.runState(n); {
+		case s == "DEFINED_ON_CORE":
+			return s
+		case s == "STOPPED" || down || i.Down:
+			out = "STOPPED"
+		}
+	}
+	return out
+}
+
+// nodeView is a node as clients see it.
+func (x found) nodeView(n *world.Node, configured, operational bool) map[string]any {
+	state, progress := x.runState(n)
+	v := map[string]any{
+		"id": n.ID, "lab_id": x.lab.ID, "label": n.Label, "node_definition": n.Definition, "image_definition": n.Image,
+		"x": n.X, "y": n.Y, "ram": n.RAM, "cpus": n.CPUs, "cpu_limit": n.CPULimit, "data_volume": n.DataVolume, "boot_disk_size": n.BootDiskSize,
+		"hide_links": n.HideLinks, "tags": n.Tags, "parameters": n.Parameters, "pinned_compute_id": n.PinnedCompute,
+		"state": state, "boot_progress": progress,
+	}
+	if configured {
+		v["configuration"] = n.Configuration
+	}
+	if operational {
+		var compute any
+		if n.Run.Started {
+			compute = x.host.Licence.Product
+		}
+		v["operational"] = map[string]any{"compute_id": compute, "resource_pool": nil}
+	}
+	return v
+}
+
+func (x found) ifaceView(i *world.Interface) map[string]any {
+	return map[string]any{
+		"id": i.ID, "lab_id": x.lab.ID, "node": i.Node, "label": i.Label, "slot": i.Slot, "type": i.Type, "mac_address": i.MAC,
+		"is_connected": x.e.Connected(i.ID), "state": x.wireState(false, i.ID),
+	}
+}
+
+func (x found) linkView(l *world.Link) map[string]any {
+	return map[string]any{
+		"id": l.ID, "lab_id": x.lab.ID, "label": l.Label, "interface_a": l.A, "interface_b": l.B,
+		"node_a": x.e.Interface(l.A).Node, "node_b": x.e.Interface(l.B).Node, "state": x.wireState(l.Down, l.A, l.B),
+	}
+}
+
+// topology is the whole lab, as clients read and import it.
+func (x found) topology(configured bool) map[string]any {
+	nodes, links := []any{}, []any{}
+	for k := range x.e.Nodes {
+		n := x.nodeView(&x.e.Nodes[k], configured, false)
+		delete(n, "lab_id")
+		list := []any{}
+		for i := range x.e.Interfaces {
+			if f := &x.e.Interfaces[i]; f.Node == x.e.Nodes[k].ID {
+				list = append(list, map[string]any{"id": f.ID, "label": f.Label, "slot": f.Slot, "type": f.Type, "mac_address": f.MAC})
+			}
+		}
+		n["interfaces"] = list
+		nodes = append(nodes, n)
+	}
+	for k := range x.e.Links {
+		l := x.linkView(&x.e.Links[k])
+		delete(l, "lab_id")
+		links = append(links, l)
+	}
+	return map[string]any{
+		"lab":   map[string]any{"title": x.lab.Title, "description": x.lab.Description, "notes": x.lab.Notes, "owner": x.lab.Owner, "version": "0.3.0"},
+		"nodes": nodes, "links": links, "annotations": []any{}, "smart_annotations": []any{},
+	}
+}
+
+func (h *CML) elementRoutes() {
+	configured := func(q *request) bool { return q.r.URL.Query().Get("exclude_configurations") != "true" }
+	lab := func(pattern string, f func(*request, found) (any, error)) {
+		method, path, _ := strings.Cut(pattern, " ")
+		h.handle(method+" labs/{lab}/"+path, false, opened(method != "GET", f))
+	}
+
+	h.handle("POST labs", false, (*request).createLab)
+	h.handle("POST import", false, (*request).importLab)
+	h.handle("GET sample/labs", false, func(q *request) error {
+		out := map[string]any{}
+		for id, title := range samples {
+			out[id] = map[string]any{"title": title, "description": "", "file_path": id}
+		}
+		return q.ok(out)
+	})
+	h.handle("PUT sample/labs/{sample}", false, func(q *request) error {
+		title, ok := samples[q.r.PathValue("sample")]
+		if !ok {
+			return missing("Sample lab", q.r.PathValue("sample"))
+		}
+		return show(func(q *request, host *world.Host, now world.Moment) (any, error) {
+			l, err := host.CreateLab(now, q.user)
+			if err != nil {
+				return nil, err
+			}
+			l.Title, l.Nodes, l.Elements = title, 3, nil
+			host.Log(now, "import_lab", q.user, l)
+			return l.ID, nil
+		})(q)
+	})
+	h.handle("GET populate_lab_tiles", false, show(func(q *request, host *world.Host, now world.Moment) (any, error) {
+		tiles := map[string]any{}
+		for k := range host.Labs {
+			if l := &host.Labs[k]; !l.Removed && q.sees(host, l, true) {
+				t := details(host, l)
+				t["topology"] = found{host, now, l, l.Open()}.topology(false)
+				tiles[l.ID] = t
+			}
+		}
+		return map[string]any{"lab_tiles": tiles}, nil
+	}))
+	h.handle("GET resource_pools", false, func(q *request) error { return q.ok([]any{}) })
+
+	h.handle("PATCH labs/{lab}", false, opened(true, (*request).patchLab))
+	h.handle("DELETE labs/{lab}", false, inLab(func(q *request, x found) (any, error) { return nil, x.host.RemoveLab(x.now, x.lab, q.user) }))
+	lab("GET topology", func(q *request, x found) (any, error) { return x.topology(configured(q)), nil })
+	h.handle("GET labs/{lab}/download", false, func(q *request) error {
+		var text string
+		if err := q.with(func(host *world.Host, now world.Moment) error {
+			l, err := q.mine(host, q.r.PathValue("lab"))
+			if err != nil {
+				return err
+			}
+			host.Log(now, "export_lab", q.user, l)
+			text, err = found{host, now, l, l.Open()}.export()
+			return err
+		}); err != nil {
+			return err
+		}
+		return q.text("application/yaml", text)
+	})
+	lab("GET check_if_converged", func(_ *request, x found) (any, error) {
+		return !slices.ContainsFunc(x.e.Nodes, func(n world.Node) bool { return !x.convergent(&n) }), nil
+	})
+	lab("GET lab_element_state", func(_ *request, x found) (any, error) {
+		nodes, links, ifaces := map[string]string{}, map[string]string{}, map[string]string{}
+		for k := range x.e.Nodes {
+			nodes[x.e.Nodes[k].ID], _ = x.runState(&x.e.Nodes[k])
+		}
+		for _, i := range x.e.Interfaces {
+			ifaces[i.ID] = x.wireState(false, i.ID)
+		}
+		for _, l := range x.e.Links {
+			links[l.ID] = x.wireState(l.Down, l.A, l.B)
+		}
+		return map[string]any{"nodes": nodes, "links": links, "interfaces": ifaces}, nil
+	})
+	lab("GET simulation_stats", func(_ *request, x found) (any, error) {
+		nodes, links := map[string]any{}, map[string]any{}
+		for _, n := range x.e.Nodes {
+			if n.Run.Started {
+				nodes[n.ID] = map[string]any{"cpu_usage": 1.5, "block0_rd_bytes": 1 << 20, "block0_wr_bytes": 1 << 16}
+			}
+		}
+		for _, l := range x.e.Links {
+			links[l.ID] = map[string]any{"readbytes": 0, "readpackets": 0, "writebytes": 0, "writepackets": 0}
+		}
+		return map[string]any{"nodes": nodes, "links": links}, nil
+	})
+	lab("GET layer3_addresses", func(*request, found) (any, error) { return map[string]any{}, nil })
+	lab("GET connector_mappings", func(*request, found) (any, error) { return []any{}, nil })
+	lab("GET resource_pools", func(*request, found) (any, error) { return []any{}, nil })
+	lab("GET bootstrap", func(*request, found) (any, error) { return []any{}, nil })
+	lab("GET associations", func(_ *request, x found) (any, error) { return shared(x.lab), nil })
+	lab("PATCH associations", func(q *request, x found) (any, error) {
+		s := x.lab.Shared
+		if err := q.strict(&s); err != nil {
+			return nil, err
+		}
+		if err := checkShares(x.host, s); err != nil {
+			return nil, err
+		}
+		x.lab.Shared = s
+		return shared(x.lab), nil
+	})
+
+	lab("GET nodes", func(q *request, x found) (any, error) {
+		query := q.r.URL.Query()
+		out := []any{}
+		for k := range x.e.Nodes {
+			if query.Get("data") != "true" {
+				out = append(out, x.e.Nodes[k].ID)
+				continue
+			}
+			out = append(out, x.nodeView(&x.e.Nodes[k], configured(q), query.Get("operational") == "true"))
+		}
+		return out, nil
+	})
+	lab("POST nodes", (*request).createNode)
+	lab("GET nodes/{node}", func(q *request, x found) (any, error) {
+		n, err := x.node(q)
+		if err != nil {
+			return nil, err
+		}
+		return x.nodeView(n, configured(q), q.r.URL.Query().Get("operational") == "true"), nil
+	})
+	lab("PATCH nodes/{node}", func(q *request, x found) (any, error) {
+		n, err := x.node(q)
+		if err != nil {
+			return nil, err
+		}
+		in := nodeInput{Node: *n}
+		in.Tags = slices.Clone(n.Tags)
+		if err := q.strict(&in); err != nil {
+			return nil, err
+		}
+		in.Node.ID, in.Node.Run, in.Definition = n.ID, n.Run, n.Definition
+		if err := in.check(x.host); err != nil {
+			return nil, err
+		}
+		*n = in.Node
+		return n.ID, nil
+	})
+	lab("DELETE nodes/{node}", func(q *request, x found) (any, error) {
+		n, err := x.node(q)
+		if err != nil {
+			return nil, err
+		}
+		if s, _ := x.runState(n); s != "DEFINED_ON_CORE" {
+			return nil, failure{http.StatusBadRequest, "Node is " + s + " and cannot be removed: " + n.ID}
+		}
+		id := n.ID
+		for _, i := range slices.Clone(x.e.Interfaces) {
+			if i.Node == id {
+				x.e.DropInterface(i.ID)
+			}
+		}
+		x.e.Nodes = slices.DeleteFunc(x.e.Nodes, func(n world.Node) bool { return n.ID == id })
+		return nil, nil
+	})
+	lab("GET nodes/{node}/state", func(q *request, x found) (any, error) {
+		n, err := x.node(q)
+		if err != nil {
+			return nil, err
+		}
+		state, _ := x.runState(n)
+		return map[string]any{"state": state, "label": n.Label, "progress": nil}, nil
+	})
+	lab("GET nodes/{node}/check_if_converged", func(q *request, x found) (any, error) {
+		n, err := x.node(q)
+		if err != nil {
+			return nil, err
+		}
+		return x.convergent(n), nil
+	})
+	lab("GET nodes/{node}/layer3_addresses", func(q *request, x found) (any, error) {
+		n, err := x.node(q)
+		if err != nil {
+			return nil, err
+		}
+		return map[string]any{"name": n.Label, "interfaces": map[string]any{}}, nil
+	})
+	lab("GET nodes/{node}/interfaces", func(q *request, x found) (any, error) {
+		n, err := x.node(q)
+		if err != nil {
+			return nil, err
+		}
+		out := []any{}
+		for k := range x.e.Interfaces {
+			if x.e.Interfaces[k].Node == n.ID {
+				out = append(out, x.ifaceView(&x.e.Interfaces[k]))
+			}
+		}
+		return out, nil
+	})
+	for path, op := range map[string]string{"state/start": "start", "state/stop": "stop", "wipe_disks": "wipe"} {
+		lab("PUT nodes/{node}/"+path, func(q *request, x found) (any, error) {
+			n, err := x.node(q)
+			if err != nil {
+				return nil, err
+			}
+			return nil, x.host.SetNode(x.now, x.lab, n, op, q.user)
+		})
+	}
+	lab("PUT nodes/{node}/extract_configuration", func(q *request, x found) (any, error) {
+		n, err := x.node(q)
+		if err == nil && !n.Run.Started {
+			err = failure{http.StatusBadRequest, "Node does not run: " + n.ID}
+		}
+		return "OK", err
+	})
+
+	lab("POST interfaces", (*request).createInterfaces)
+	lab("GET interfaces/{interface}", func(q *request, x found) (any, error) {
+		i, err := x.iface(q)
+		if err != nil {
+			return nil, err
+		}
+		return x.ifaceView(i), nil
+	})
+	lab("PATCH interfaces/{interface}", func(q *request, x found) (any, error) {
+		i, err := x.iface(q)
+		if err != nil {
+			return nil, err
+		}
+		in := struct {
+			MAC *string `json:"mac_address"`
+		}{i.MAC}
+		if err := q.strict(&in); err != nil {
+			return nil, err
+		}
+		i.MAC = in.MAC
+		return x.ifaceView(i), nil
+	})
+	lab("DELETE interfaces/{interface}", func(q *request, x found) (any, error) {
+		i, err := x.iface(q)
+		if err != nil {
+			return nil, err
+		}
+		x.e.DropInterface(i.ID)
+		return nil, nil
+	})
+	lab("GET interfaces/{interface}/state", func(q *request, x found) (any, error) {
+		i, err := x.iface(q)
+		if err != nil {
+			return nil, err
+		}
+		return map[string]any{"state": x.wireState(false, i.ID), "label": i.Label}, nil
+	})
+
+	lab("GET links", func(_ *request, x found) (any, error) {
+		out := []any{}
+		for k := range x.e.Links {
+			out = append(out, x.e.Links[k].ID)
+		}
+		return out, nil
+	})
+	lab("POST links", (*request).createLink)
+	lab("GET links/{link}", func(q *request, x found) (any, error) {
+		l, err := x.link(q)
+		if err != nil {
+			return nil, err
+		}
+		return x.linkView(l), nil
+	})
+	lab("DELETE links/{link}", func(q *request, x found) (any, error) {
+		l, err := x.link(q)
+		if err != nil {
+			return nil, err
+		}
+		id := l.ID
+		x.e.Links = slices.DeleteFunc(x.e.Links, func(l world.Link) bool { return l.ID == id })
+		return nil, nil
+	})
+	lab("GET links/{link}/check_if_converged", func(q *request, x found) (any, error) {
+		_, err := x.link(q)
+		return err == nil, err
+	})
+	lab("GET links/{link}/condition", func(q *request, x found) (any, error) {
+		l, err := x.link(q)
+		if err != nil {
+			return nil, err
+		}
+		return orEmpty(l.Condition), nil
+	})
+	lab("PATCH links/{link}/condition", func(q *request, x found) (any, error) {
+		l, err := x.link(q)
+		if err != nil {
+			return nil, err
+		}
+		in := map[string]any{}
+		if err := q.read(&in); err != nil {
+			return nil, err
+		}
+		l.Condition = in
+		return in, nil
+	})
+	lab("DELETE links/{link}/condition", func(q *request, x found) (any, error) {
+		l, err := x.link(q)
+		if err == nil {
+			l.Condition = nil
+		}
+		return nil, err
+	})
+	for _, op := range []string{"start", "stop"} {
+		lab("PUT links/{link}/state/"+op, func(q *request, x found) (any, error) {
+			l, err := x.link(q)
+			if err == nil {
+				l.Down = op == "stop"
+			}
+			return nil, err
+		})
+		lab("PUT interfaces/{interface}/state/"+op, func(q *request, x found) (any, error) {
+			i, err := x.iface(q)
+			if err == nil {
+				i.Down = op == "stop"
+			}
+			return nil, err
+		})
+	}
+}
+
+func orEmpty(m map[string]any) map[string]any {
+	if m == nil {
+		return map[string]any{}
+	}
+	return m
+}
+
+// samples are the labs that come with CML, by file.
+var samples = map[string]string{"server-triangle.yaml": "Server Triangle"}
+
+// labInput is what a client says of a lab. A nil field is left as it is.
+type labInput struct {
+	Title       *string        `json:"title"`
+	Description *string        `json:"description"`
+	Notes       *string        `json:"notes"`
+	Owner       *string        `json:"owner"`
+	Shared      *world.Shared  `json:"associations"`
+	Groups      []any          `json:"groups"`
+	Autostart   map[string]any `json:"autostart"`
+	Staging     map[string]any `json:"node_staging"`
+}
+
+func (in labInput) apply(host *world.Host, l *world.Lab) error {
+	if in.Title != nil && (*in.Title == "" || len(*in.Title) > 64) {
+		return failure{http.StatusBadRequest, "title is not 1 to 64 characters"}
+	}
+	if in.Shared != nil {
+		if err := checkShares(host, *in.Shared); err != nil {
+			return err
+		}
+		l.Shared = *in.Shared
+	}
+	for from, to := range map[*string]*string{in.Title: &l.Title, in.Description: &l.Description, in.Notes: &l.Notes, in.Owner: &l.Owner} {
+		if from != nil {
+			*to = *from
+		}
+	}
+	return nil
+}
+
+func checkShares(host *world.Host, s world.Shared) error {
+	for _, g := range s.Groups {
+		if host.GroupAt(g.ID) == nil || len(g.Permissions) == 0 {
+			return failure{http.StatusBadRequest, "associations.groups names no group, or no permissions"}
+		}
+	}
+	for _, u := range s.Users {
+		if host.Person(u.ID) == nil || len(u.Permissions) == 0 {
+			return failure{http.StatusBadRequest, "associations.users names no user, or no permissions"}
+		}
+	}
+	return nil
+}
+
+func shared(l *world.Lab) world.Shared {
+	s := l.Shared
+	if s.Groups == nil {
+		s.Groups = []world.Share{}
+	}
+	if s.Users == nil {
+		s.Users = []world.Share{}
+	}
+	return s
+}
+
+func (q *request) createLab() error {
+	var in labInput
+	if err := q.strict(&in); err != nil {
+		return err
+	}
+	return show(func(q *request, host *world.Host, now world.Moment) (any, error) {
+		if err := in.apply(host, &world.Lab{}); err != nil {
+			return nil, err
+		}
+		l, err := host.CreateLab(now, q.user)
+		if err != nil {
+			return nil, err
+		}
+		l.Title = "Lab at " + now.Wire.Add(host.Offset).UTC().Format("Mon 15:04 PM")
+		if err := in.apply(host, l); err != nil {
+			return nil, err
+		}
+		return details(host, l), nil
+	})(q)
+}
+
+func (q *request) patchLab(x found) (any, error) {
+	var in labInput
+	if err := q.strict(&in); err != nil {
+		return nil, err
+	}
+	if err := in.apply(x.host, x.lab); err != nil {
+		return nil, err
+	}
+	return details(x.host, x.lab), nil
+}
+
+// nodeInput is a node that a client describes.
+type nodeInput struct {
+	world.Node
+	LabID  any `json:"lab_id"`
+	State  any `json:"state"`
+	Boot   any `json:"boot_progress"`
+	Ifaces any `json:"interfaces"`
+}
+
+func (in *nodeInput) check(host *world.Host) error {
+	if in.Label == "" || len(in.Label) > 128 {
+		return failure{http.StatusBadRequest, "label is not 1 to 128 characters"}
+	}
+	if definition(host, "node", in.Definition) == nil {
+		return failure{http.StatusBadRequest, fmt.Sprintf("node_definition %q is not known", in.Definition)}
+	}
+	if in.Tags == nil {
+		in.Tags = []string{}
+	}
+	if in.Parameters == nil {
+		in.Parameters = map[string]any{}
+	}
+	return nil
+}
+
+func (q *request) createNode(x found) (any, error) {
+	var in nodeInput
+	if err := q.strict(&in); err != nil {
+		return nil, err
+	}
+	if err := in.check(x.host); err != nil {
+		return nil, err
+	}
+	if len(x.e.Nodes) >= maxNodes {
+		return nil, failure{http.StatusBadRequest, "the lab has too many nodes"}
+	}
+	in.ID, in.Run = x.host.NewID(), world.Run{}
+	x.e.Nodes = append(x.e.Nodes, in.Node)
+	if q.r.URL.Query().Get("populate_interfaces") == "true" {
+		x.addInterfaces(&in.Node, defaultInterfaces(in.Definition)-1)
+	}
+	return map[string]any{"id": in.ID}, nil
+}
+
+// addInterfaces makes the interfaces of a node up to a slot and returns them all.
+func (x found) addInterfaces(n *world.Node, slot int) []any {
+	out := []any{}
+	for k := 0; k <= slot; k++ {
+		i := slices.IndexFunc(x.e.Interfaces, func(i world.Interface) bool { return i.Node == n.ID && i.Slot == k })
+		if i < 0 {
+			i = len(x.e.Interfaces)
+			x.e.Interfaces = append(x.e.Interfaces, world.Interface{ID: x.host.NewID(), Node: n.ID, Label: interfaceLabel(n.Definition, k), Type: "physical", Slot: k})
+		}
+		out = append(out, x.ifaceView(&x.e.Interfaces[i]))
+	}
+	return out
+}
+
+// createInterfaces makes the next interface of a node, or all up to a slot.
+func (q *request) createInterfaces(x found) (any, error) {
+	var in struct {
+		Node string  `json:"node"`
+		Slot *int    `json:"slot"`
+		MAC  *string `json:"mac_address"`
+	}
+	if err := q.strict(&in); err != nil {
+		return nil, err
+	}
+	n := x.e.Node(in.Node)
+	if n == nil {
+		return nil, missing("Node", in.Node)
+	}
+	if in.Slot != nil {
+		if *in.Slot < 0 || *in.Slot >= maxInterfaces {
+			return nil, failure{http.StatusBadRequest, "slot is out of range"}
+		}
+		return x.addInterfaces(n, *in.Slot), nil
+	}
+	next := 0
+	for slices.ContainsFunc(x.e.Interfaces, func(i world.Interface) bool { return i.Node == n.ID && i.Slot == next }) {
+		next++
+	}
+	if next >= maxInterfaces {
+		return nil, failure{http.StatusBadRequest, "the node has too many interfaces"}
+	}
+	all := x.addInterfaces(n, next)
+	return all[next], nil
+}
+
+func (q *request) createLink(x found) (any, error) {
+	var in struct {
+		Src string `json:"src_int"`
+		Dst string `json:"dst_int"`
+	}
+	if err := q.strict(&in); err != nil {
+		return nil, err
+	}
+	for _, id := range []string{in.Src, in.Dst} {
+		if x.e.Interface(id) == nil {
+			return nil, missing("Interface", id)
+		}
+		if x.e.Connected(id) || in.Src == in.Dst {
+			return nil, failure{http.StatusBadRequest, "Interface is connected already: " + id}
+		}
+	}
+	a, b := x.e.Interface(in.Src), x.e.Interface(in.Dst)
+	l := world.Link{ID: x.host.NewID(), A: a.ID, B: b.ID, Label: x.e.Node(a.Node).Label + "-" + a.Label + "<->" + x.e.Node(b.Node).Label + "-" + b.Label}
+	x.e.Links = append(x.e.Links, l)
+	return x.linkView(&l), nil
+}
+
+// A portable lab is what CML exports and imports. Ids are numbers with a letter
+// before them, and only valid within it.
+type portable struct {
+	Lab struct {
+		Title       string `json:"title" yaml:"title"`
+		Description string `json:"description" yaml:"description"`
+		Notes       string `json:"notes" yaml:"notes"`
+		Version     string `json:"version" yaml:"version"`
+	} `json:"lab" yaml:"lab"`
+	Nodes []portableNode `json:"nodes" yaml:"nodes"`
+	Links []portableLink `json:"links" yaml:"links"`
+}
+
+type portableNode struct {
+	ID            string   `json:"id" yaml:"id"`
+	Label         string   `json:"label" yaml:"label"`
+	Definition    string   `json:"node_definition" yaml:"node_definition"`
+	Image         *string  `json:"image_definition" yaml:"image_definition"`
+	Configuration any      `json:"configuration" yaml:"configuration"`
+	X             int      `json:"x" yaml:"x"`
+	Y             int      `json:"y" yaml:"y"`
+	RAM           *int     `json:"ram" yaml:"ram"`
+	CPUs          *int     `json:"cpus" yaml:"cpus"`
+	CPULimit      *int     `json:"cpu_limit" yaml:"cpu_limit"`
+	DataVolume    *int     `json:"data_volume" yaml:"data_volume"`
+	BootDiskSize  *int     `json:"boot_disk_size" yaml:"boot_disk_size"`
+	HideLinks     bool     `json:"hide_links" yaml:"hide_links"`
+	Tags          []string `json:"tags" yaml:"tags"`
+	Interfaces    []struct {
+		ID    string `json:"id" yaml:"id"`
+		Label string `json:"label" yaml:"label"`
+		Slot  *int   `json:"slot" yaml:"slot"`
+		Type  string `json:"type" yaml:"type"`
+	} `json:"interfaces" yaml:"interfaces"`
+}
+
+type portableLink struct {
+	ID    string `json:"id" yaml:"id"`
+	N1    string `json:"n1" yaml:"n1"`
+	I1    string `json:"i1" yaml:"i1"`
+	N2    string `json:"n2" yaml:"n2"`
+	I2    string `json:"i2" yaml:"i2"`
+	Label string `json:"label" yaml:"label"`
+}
+
+func (x found) export() (string, error) {
+	var p portable
+	p.Lab.Title, p.Lab.Description, p.Lab.Notes, p.Lab.Version = x.lab.Title, x.lab.Description, x.lab.Notes, "0.3.0"
+	at := map[string][2]string{} // node and interface by interface id
+	for k, n := range x.e.Nodes {
+		q := portableNode{ID: "n" + strconv.Itoa(k), Label: n.Label, Definition: n.Definition, Image: n.Image, Configuration: n.Configuration, X: n.X, Y: n.Y,
+			RAM: n.RAM, CPUs: n.CPUs, CPULimit: n.CPULimit, DataVolume: n.DataVolume, BootDiskSize: n.BootDiskSize, HideLinks: n.HideLinks, Tags: n.Tags}
+		for _, i := range x.e.Interfaces {
+			if i.Node != n.ID {
+				continue
+			}
+			id := "i" + strconv.Itoa(len(q.Interfaces))
+			at[i.ID] = [2]string{q.ID, id}
+			q.Interfaces = append(q.Interfaces, struct {
+				ID    string `json:"id" yaml:"id"`
+				Label string `json:"label" yaml:"label"`
+				Slot  *int   `json:"slot" yaml:"slot"`
+				Type  string `json:"type" yaml:"type"`
+			}{id, i.Label, &i.Slot, i.Type})
+		}
+		p.Nodes = append(p.Nodes, q)
+	}
+	for k, l := range x.e.Links {
+		a, b := at[l.A], at[l.B]
+		p.Links = append(p.Links, portableLink{ID: "l" + strconv.Itoa(k), N1: a[0], I1: a[1], N2: b[0], I2: b[1], Label: l.Label})
+	}
+	b, err := yaml.Marshal(p)
+	return string(b), err
+}
+
+// importLab takes a lab in YAML or JSON; the query may replace its title.
+func (q *request) importLab() error {
+	b, err := q.body()
+	if err != nil {
+		return err
+	}
+	var p portable
+	if json.Valid(b) {
+		err = json.Unmarshal(b, &p)
+	} else {
+		err = yaml.Unmarshal(b, &p)
+	}
+	if err != nil {
+		return failure{http.StatusBadRequest, "the topology cannot be read: " + err.Error()}
+	}
+	if t := q.r.URL.Query().Get("title"); t != "" {
+		p.Lab.Title = t
+	}
+	if p.Lab.Title == "" || len(p.Nodes) > maxNodes {
+		return failure{http.StatusBadRequest, "the topology has no lab.title, or too many nodes"}
+	}
+	return show(func(q *request, host *world.Host, now world.Moment) (any, error) {
+		e, err := p.elements(host)
+		if err != nil {
+			return nil, err
+		}
+		l, err := host.CreateLab(now, q.user)
+		if err != nil {
+			return nil, err
+		}
+		l.Title, l.Description, l.Notes, l.Elements = p.Lab.Title, p.Lab.Description, p.Lab.Notes, e
+		host.Edited(now, l, q.user)
+		host.Log(now, "import_lab", q.user, l)
+		return map[string]any{"id": l.ID, "warnings": []string{}}, nil
+	})(q)
+}
+
+// elements gives a portable lab the ids of a host.
+func (p *portable) elements(host *world.Host) (*world.Elements, error) {
+	e := &world.Elements{}
+	ids := map[[2]string]string{}
+	for _, n := range p.Nodes {
+		if _, ok := ids[[2]string{n.ID}]; ok || n.ID == "" {
+			return nil, failure{http.StatusBadRequest, fmt.Sprintf("node id %q is empty or there twice", n.ID)}
+		}
+		in := nodeInput{Node: world.Node{ID: host.NewID(), Label: n.Label, Definition: n.Definition, Image: n.Image, Configuration: n.Configuration, X: n.X, Y: n.Y,
+			RAM: n.RAM, CPUs: n.CPUs, CPULimit: n.CPULimit, DataVolume: n.DataVolume, BootDiskSize: n.BootDiskSize, HideLinks: n.HideLinks, Tags: n.Tags}}
+		if err := in.check(host); err != nil {
+			return nil, err
+		}
+		ids[[2]string{n.ID}] = in.ID
+		e.Nodes = append(e.Nodes, in.Node)
+		if len(n.Interfaces) > maxInterfaces {
+			return nil, failure{http.StatusBadRequest, fmt.Sprintf("node %q has too many interfaces", n.ID)}
+		}
+		for _, i := range n.Interfaces {
+			f := world.Interface{ID: host.NewID(), Node: in.ID, Label: i.Label, Type: i.Type, Slot: -1}
+			if i.Slot != nil {
+				f.Slot = *i.Slot
+			}
+			ids[[2]string{n.ID, i.ID}] = f.ID
+			e.Interfaces = append(e.Interfaces, f)
+		}
+	}
+	for _, l := range p.Links {
+		a, b := ids[[2]string{l.N1, l.I1}], ids[[2]string{l.N2, l.I2}]
+		if a == "" || b == "" || a == b || e.Connected(a) || e.Connected(b) {
+			return nil, failure{http.StatusBadRequest, fmt.Sprintf("link %q does not connect two free interfaces", l.ID)}
+		}
+		e.Links = append(e.Links, world.Link{ID: host.NewID(), A: a, B: b, Label: l.Label})
+	}
+	return e, nil
+}

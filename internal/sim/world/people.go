@@ -1,0 +1,93 @@
+package world
+
+import (
+	"encoding/json"
+	"slices"
+	"time"
+)
+
+// Account is a user of CML. An empty Password means the host's.
+type Account struct {
+	ID, Name, Password           string
+	Fullname, Description, Email string
+	Admin                        bool
+	OptIn                        *bool
+	Pubkey, TourVersion          string
+	ResourcePool                 *string
+	Created, Modified            time.Time // client's time
+}
+
+// Group is a group of CML's users.
+type Group struct {
+	ID, Name, Description string
+	Members               []string
+	Created, Modified     time.Time // client's time
+}
+
+// Settings are what administrators of a CML host changed. The zero value is
+// the state of a new one.
+type Settings struct {
+	SessionTimeout int                        `json:",omitempty"` // seconds; 0 means 3600
+	Admission      string                     `json:",omitempty"` // of new compute hosts; empty means READY
+	NodeDefs       map[string]json.RawMessage `json:",omitempty"`
+	ImageDefs      map[string]json.RawMessage `json:",omitempty"`
+	DropFolder     []string                   `json:",omitempty"`
+	ReadOnly       map[string]bool            `json:",omitempty"` // by "node" or "image" and id
+}
+
+// People returns the accounts of a host: the built-in one, those of the
+// scripted users, and those that logged in or were created.
+func (h *Host) People(now Moment) []Account {
+	h.account(now, "admin")
+	for _, u := range h.Users {
+		h.account(now, u.Name)
+	}
+	return h.Accounts
+}
+
+// account returns the account with a name. One that the host has not seen is
+// created as an administrator, with the host's password.
+func (h *Host) account(now Moment, name string) *Account {
+	k := slices.IndexFunc(h.Accounts, func(a Account) bool { return a.Name == name })
+	if k < 0 {
+		k = len(h.Accounts)
+		h.Accounts = append(h.Accounts, Account{ID: h.UserID(name), Name: name, Admin: true, Created: now.Wire, Modified: now.Wire})
+	}
+	return &h.Accounts[k]
+}
+
+// Login returns the account that a name and password open, nil if they do not.
+func (h *Host) Login(now Moment, name, password string) *Account {
+	want := h.Password
+	if k := slices.IndexFunc(h.Accounts, func(a Account) bool { return a.Name == name }); k >= 0 && h.Accounts[k].Password != "" {
+		want = h.Accounts[k].Password
+	}
+	if name == "" || password != want {
+		return nil
+	}
+	return h.account(now, name)
+}
+
+// Person returns the account with an id, nil if there is none.
+func (h *Host) Person(id string) *Account {
+	if k := slices.IndexFunc(h.Accounts, func(a Account) bool { return a.ID == id }); k >= 0 {
+		return &h.Accounts[k]
+	}
+	return nil
+}
+
+// EndSessions makes all tokens of a user void.
+func (h *Host) EndSessions(id string) {
+	if h.Epochs == nil {
+		h.Epochs = map[string]int{}
+	}
+	h.Epochs[id]++
+}
+
+// GroupAt returns the group with an id, nil if there is none.
+func (h *Host) GroupAt(id string) *Group {
+	if k := slices.IndexFunc(h.Groups, func(g Group) bool { return g.ID == id }); k >= 0 {
+		return &h.Groups[k]
+	}
+	return nil
+}
