@@ -58,6 +58,7 @@ func (j *job) learnLicense(ctx context.Context) (outcome, bool) {
 // observed returns l with the state that CML reports. The error of a failed
 // operation stays until CML's state is the one that the operation was to reach.
 func observed(l fleet.License, st LicenseState) fleet.License {
+	same := l.Registration == st.Registration && l.Authorization == st.Authorization
 	l.Registration, l.Authorization, l.Seat = st.Registration, st.Authorization, st.Seat
 	switch {
 	case st.Done:
@@ -65,6 +66,8 @@ func observed(l fleet.License, st LicenseState) fleet.License {
 		if l.FailedOperation != fleet.OperationDeregister {
 			l.LastError, l.FailedOperation = "", ""
 		}
+	case st.Failed && same && l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationRegister:
+		// The reason of the operation is known, and says nothing of its token.
 	case st.Failed:
 		l.Status, l.LastError, l.FailedOperation = fleet.LicenseFailed, st.Detail, ""
 	case l.Status == fleet.LicenseFailed && l.FailedOperation == fleet.OperationRegister:
@@ -142,6 +145,9 @@ func (j *job) register(ctx, call context.Context, lic Licenser) (outcome, bool) 
 	if err != nil {
 		return j.licensePending(ctx, err.Error())
 	}
+	if token, err := j.c.cfg.Secret(j.w.License.Token); err == nil {
+		st.Detail = without(st.Detail, token) // CML repeats a token that is not valid
+	}
 	j.read = &st
 	taken := j.live.licenseTaken // the state is of this registration, not of an earlier one
 	switch {
@@ -163,17 +169,17 @@ func (j *job) register(ctx, call context.Context, lic Licenser) (outcome, bool) 
 		j.live.licenseTaken = true
 		return outcome{}, false // accepted is not done
 	case errors.Is(err, ErrRefused):
-		return j.licensed(ctx, fleet.LicenseFailed, without(err, token), false)
+		return j.licensed(ctx, fleet.LicenseFailed, without(err.Error(), token), false)
 	}
-	return j.licensePending(ctx, without(err, token))
+	return j.licensePending(ctx, without(err.Error(), token))
 }
 
-// without returns the text of err without secret, which CML may have repeated.
-func without(err error, secret string) string {
+// without returns text without secret, which CML may have repeated.
+func without(text, secret string) string {
 	if secret == "" {
-		return err.Error()
+		return text
 	}
-	return strings.ReplaceAll(err.Error(), secret, "[token]")
+	return strings.ReplaceAll(text, secret, "[token]")
 }
 
 // licensePending leaves an operation pending and records the reason once. After

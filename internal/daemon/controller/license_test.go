@@ -44,6 +44,10 @@ func TestLicense(t *testing.T) {
 	}{
 		{name: "registered", op: fleet.OperationRegister, state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
 		{name: "accepted, then failed", op: fleet.OperationRegister, state: LicenseState{Failed: true, Detail: "token expired"}, want: fleet.LicenseFailed, because: "token expired", calls: 1},
+		{name: "accepted, then failed with the token in the reason", op: fleet.OperationRegister, state: LicenseState{Failed: true, Detail: "the token 'env:hush-hush' is not valid"},
+			want: fleet.LicenseFailed, because: "is not valid", calls: 1},
+		{name: "tried again by CML with the token in the reason", op: fleet.OperationRegister, state: LicenseState{Detail: "RETRY_IN_PROGRESS: the token 'env:hush-hush' is not valid"},
+			want: fleet.LicenseFailed, because: "is not valid", calls: 1},
 		{name: "refused", op: fleet.OperationRegister, refuse: refusal, want: fleet.LicenseFailed, because: "status 400", calls: 1},
 		{name: "accepted is not done, for ever", op: fleet.OperationRegister, want: fleet.LicenseFailed, because: "not completed within 10m", calls: 1},
 		{name: "accepted, and nothing came of it", op: fleet.OperationRegister, state: LicenseState{None: true, Detail: "no network"}, want: fleet.LicenseFailed, because: "no network", calls: 1},
@@ -116,7 +120,9 @@ func TestLicense(t *testing.T) {
 				if c.state != (LicenseState{}) {
 					set(func() { m.lic = c.state })
 				}
-				time.Sleep(12 * time.Minute)
+				// 10 min until an operation without an outcome has failed, and 5 min until
+				// CML's state is read again, at a phase that differs.
+				time.Sleep(20 * time.Minute)
 				l := r.worker(id).License
 				if l.Status != c.want || l.PendingOperation != "" || l.OperationInProgress != nil || l.Token != "" || !strings.Contains(l.LastError, c.because) || (l.LastError != "") != (c.because != "") {
 					t.Errorf("ended as %+v, want %s", l, c.want)

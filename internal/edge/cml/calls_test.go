@@ -243,6 +243,18 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
+// Where auth_extended does not exist, the session says who we are.
+func TestIdentityOfSession(t *testing.T) {
+	h := newHost(t, map[string]http.HandlerFunc{
+		"POST /auth_extended": refuse(404, "Not Found"),
+		"GET /authentication": say(`{"id":"4d1f","username":"lull","admin":false}`),
+	})
+	h.valid[""] = true // auth_extended is asked without a session
+	if id, err := h.client(t, nil).Identity(t.Context()); err != nil || id != (Identity{ID: "4d1f", Username: "lull"}) {
+		t.Errorf("%+v, %v", id, err)
+	}
+}
+
 // A trip answers requests without a network.
 type trip func(*http.Request) string
 

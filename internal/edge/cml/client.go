@@ -56,10 +56,12 @@ type Client struct {
 	timeout  time.Duration
 	events   time.Duration
 
-	login  chan struct{} // held while authenticating
-	mu     sync.Mutex
-	token  string
-	offset Offset // the last known one
+	login chan struct{} // held while authenticating
+	mu    sync.Mutex
+	token string
+	// adminToken is the token of a session that is known to be an administrator's.
+	adminToken string
+	offset     Offset // the last known one
 }
 
 // New checks cfg and returns a client for it. It makes no connection.

@@ -57,6 +57,10 @@ func (h *host) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%q", token)
 		return
 	}
+	if f := h.answers["POST /auth_extended"]; f == nil && r.Method == "POST" && path == "/auth_extended" {
+		io.WriteString(w, `{"id":"u-1","username":"lull","admin":true}`)
+		return
+	}
 	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 	h.mu.Lock()
 	valid := h.valid[token]

@@ -82,10 +82,15 @@ func (c *Client) LabState(ctx context.Context, id string) (string, error) {
 }
 
 // CountLabs reads every lab, one after the other. A lab that is deleted
-// meanwhile is not counted; any other failure leaves the counts unknown.
+// meanwhile is not counted; any other failure leaves the counts unknown. So does
+// an account that is no administrator, because CML lists only its own labs to it:
+// the error is an ErrUnauthorized.
 func (c *Client) CountLabs(ctx context.Context) (LabCounts, error) {
 	ids, err := c.Labs(ctx)
 	if err != nil {
+		return LabCounts{}, err
+	}
+	if err := c.seesAllLabs(ctx); err != nil {
 		return LabCounts{}, err
 	}
 	var n LabCounts
@@ -104,4 +109,27 @@ func (c *Client) CountLabs(ctx context.Context) (LabCounts, error) {
 		}
 	}
 	return n, nil
+}
+
+// seesAllLabs returns an error unless the account is an administrator. CML ends
+// the sessions of an account whose role changes, so it is asked once per session.
+func (c *Client) seesAllLabs(ctx context.Context) error {
+	c.mu.Lock()
+	token := c.token
+	known := token != "" && c.adminToken == token
+	c.mu.Unlock()
+	if known {
+		return nil
+	}
+	id, err := c.Identity(ctx)
+	if err != nil {
+		return err
+	}
+	if !id.Admin {
+		return &Error{Op: "list all labs", Host: c.host, Kind: ErrUnauthorized, Err: fmt.Errorf("account %q is not an administrator and is shown only its own labs", id.Username)}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.adminToken = token
+	return nil
 }

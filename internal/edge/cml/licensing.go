@@ -84,20 +84,25 @@ func (l Licensing) Outcome() (Outcome, string) {
 func (l Licensing) None() bool { return l.Registration.Status == "NOT_REGISTERED" }
 
 // Seat reports whether the host is registered, in compliance or not, or is being
-// registered: a deregistration then has a seat to release.
+// registered: a deregistration then has a seat to release. A reservation that is
+// only requested has none.
 func (l Licensing) Seat() bool {
 	switch l.Registration.Status {
-	case "", "NOT_REGISTERED", "FAILED", "NOT_SUPPORTED", "EXPIRED":
+	case "", "NOT_REGISTERED", "FAILED", "NOT_SUPPORTED", "EXPIRED", "RESERVATION_IN_PROGRESS":
 		return false
 	}
 	return true
 }
 
+// quotedToken matches what may be a registration token in CML's text: CML
+// repeats a token that is not valid, in quotes.
+var quotedToken = regexp.MustCompile(`(['"])[a-zA-Z0-9+/%=_-]{8,}['"]`)
+
 func suffix(reason string) string {
 	if reason == "" {
 		return ""
 	}
-	return ": " + sample([]byte(reason))
+	return ": " + sample([]byte(quotedToken.ReplaceAllString(reason, "${1}[token]${1}")))
 }
 
 // Licensing reads the state of the license.

@@ -109,7 +109,12 @@ func (c *Client) Identity(ctx context.Context) (Identity, error) {
 		body: credentials{c.username, c.password}, open: true,
 	}
 	var v Identity
-	if _, _, err := c.fetch(ctx, k, &v); err != nil {
+	_, _, err := c.fetch(ctx, k, &v)
+	if errors.Is(err, ErrNotFound) { // CML 2.10 and later also say it of a session
+		k = call{op: k.op, method: http.MethodGet, path: "/authentication"}
+		_, _, err = c.fetch(ctx, k, &v)
+	}
+	if err != nil {
 		return Identity{}, err
 	}
 	if v.ID == "" {
