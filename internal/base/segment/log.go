@@ -369,6 +369,20 @@ func (l *Log) fail(err error) error {
 	return l.broken
 }
 
+// Flush gives every record appended before the call to the kernel: it outlives the
+// process, though not the machine.
+func (l *Log) Flush() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.broken != nil {
+		return l.broken
+	}
+	if err := l.flush(); err != nil {
+		return fmt.Errorf("cannot write to the log %s: %w", l.dir, err)
+	}
+	return nil
+}
+
 // Sync returns when every record appended before the call is on disk. Calls
 // at the same time share one fsync.
 func (l *Log) Sync() error {

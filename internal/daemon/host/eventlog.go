@@ -17,22 +17,31 @@ const (
 	eventLogSegment  = 512 << 10
 	eventLogQueue    = 4096
 	eventLogInterval = time.Second
+	eventLogPatience = 100 * time.Millisecond // for the disk, before an event is shown
 )
 
 // EventLog keeps a host's events over its restarts, as many as fit into 4 MiB.
-// What a machine that loses its power forgets is the last second; of a daemon that
-// is killed, no more.
+// A daemon that is killed forgets none that was seen, unless the disk takes longer
+// than eventLogPatience; a machine that loses its power forgets the last second.
 type EventLog struct {
 	log     *segment.Log
 	say     *slog.Logger
 	kept    []hostctl.Event // of earlier daemons, until Events has them
 	dropped bool            // there were older ones
-	queue   chan hostctl.Event
+	queue   chan unwritten
 	ended   chan struct{}
 
 	mu     sync.Mutex
 	closed bool
-	lost   int // that the disk was too slow for, since the last that was written
+	behind bool // the disk is slow: nothing waits for it until it has caught up
+	lost   int  // that the disk was too slow for, since the last that was written
+}
+
+// unwritten is an event on its way to the disk. written is closed once the kernel
+// has it, or the disk has refused it.
+type unwritten struct {
+	hostctl.Event
+	written chan struct{}
 }
 
 // OpenEventLog opens or makes the log in dir, and reads it.
@@ -44,7 +53,7 @@ func OpenEventLog(dir string, say *slog.Logger) (*EventLog, error) {
 	for _, d := range damage {
 		say.Warn("the log of events was damaged and is cut there", "damage", d)
 	}
-	l := &EventLog{log: log, say: say, dropped: log.First() > 1 || len(damage) > 0, queue: make(chan hostctl.Event, eventLogQueue), ended: make(chan struct{})}
+	l := &EventLog{log: log, say: say, dropped: log.First() > 1 || len(damage) > 0, queue: make(chan unwritten, eventLogQueue), ended: make(chan struct{})}
 	var last uint64
 	for r, err := range log.Records(segment.From{}) {
 		var damage *segment.Damage
@@ -68,17 +77,34 @@ func OpenEventLog(dir string, say *slog.Logger) (*EventLog, error) {
 	return l, nil
 }
 
-// take keeps an event. It never waits.
+// take keeps an event. It returns once a daemon that is killed has kept it, and
+// does not wait long for that.
 func (l *EventLog) take(e hostctl.Event) {
+	u := unwritten{e, make(chan struct{})}
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.closed {
+		l.mu.Unlock()
 		return
 	}
+	wait := !l.behind
 	select {
-	case l.queue <- e:
+	case l.queue <- u:
 	default:
 		l.lost++
+		wait = false
+	}
+	l.mu.Unlock()
+	if !wait {
+		return
+	}
+	late := time.NewTimer(eventLogPatience)
+	defer late.Stop()
+	select {
+	case <-u.written:
+	case <-late.C:
+		l.mu.Lock()
+		l.behind = true
+		l.mu.Unlock()
 	}
 }
 
@@ -95,14 +121,11 @@ func (l *EventLog) write() {
 	}
 	for {
 		select {
-		case e, more := <-l.queue:
+		case u, more := <-l.queue:
 			if !more {
 				return
 			}
-			b, err := json.Marshal(e)
-			if err == nil {
-				_, err = l.log.Append(e.Time, b)
-			}
+			err := l.append(u)
 			try(err)
 			dirty = dirty || err == nil
 		case <-tick.C:
@@ -119,6 +142,32 @@ func (l *EventLog) write() {
 			}
 		}
 	}
+}
+
+// append gives an event, and those that wait behind it, to the kernel.
+func (l *EventLog) append(u unwritten) error {
+	all := []unwritten{u}
+	for n := len(l.queue); n > 0; n-- {
+		if u, more := <-l.queue; more {
+			all = append(all, u)
+		}
+	}
+	var errs []error
+	for _, u := range all {
+		b, err := json.Marshal(u.Event)
+		if err == nil {
+			_, err = l.log.Append(u.Time, b)
+		}
+		errs = append(errs, err)
+	}
+	errs = append(errs, l.log.Flush())
+	for _, u := range all {
+		close(u.written)
+	}
+	l.mu.Lock()
+	l.behind = l.behind && len(l.queue) > 0
+	l.mu.Unlock()
+	return errors.Join(errs...)
 }
 
 // Close makes everything durable. Events are not kept any more after it.

@@ -15,7 +15,7 @@ import (
 //
 // Numbers rise, and no number comes again. They begin at the microsecond of the
 // start, and well behind those that an earlier daemon has left in the log, which
-// may lack its last second; they are exact in JSON (below 2^53) until the year 2255.
+// may lack its last ones; they are exact in JSON (below 2^53) until the year 2255.
 type Events struct {
 	log *EventLog // nil for none
 
@@ -27,7 +27,7 @@ type Events struct {
 	fresh   chan struct{}
 }
 
-// unkept is more than the events of a second, which a daemon that is killed has
+// unkept is more than the events that a daemon that is killed, or its machine, has
 // numbered and not kept.
 const unkept = 1 << 20
 
@@ -46,20 +46,20 @@ func NewEvents(n int, l *EventLog) *Events {
 	return s
 }
 
-// Add appends e and gives it its number.
+// Add appends e and gives it its number. The log has it before a reader does.
 func (s *Events) Add(e hostctl.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.Seq = s.next
 	s.next++
+	if s.log != nil {
+		s.log.take(e)
+	}
 	if len(s.ring) < cap(s.ring) {
 		s.ring = append(s.ring, e)
 	} else {
 		s.ring[s.begin] = e
 		s.begin, s.dropped = (s.begin+1)%len(s.ring), true
-	}
-	if s.log != nil {
-		s.log.take(e)
 	}
 	close(s.fresh)
 	s.fresh = make(chan struct{})

@@ -129,6 +129,37 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 	}
 }
 
+// TestEventsOutliveAKill: an event that was seen is kept by a daemon that is killed
+// at that moment.
+func TestEventsOutliveAKill(t *testing.T) {
+	dir := t.TempDir()
+	l, err := OpenEventLog(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewEvents(100, l)
+	for n := range 3 {
+		s.Add(hostctl.Event{Type: "paused", Time: time.Now()})
+		killed := filepath.Join(t.TempDir(), "events") // what is on disk without another word
+		if err := os.CopyFS(killed, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		after, err := OpenEventLog(killed, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if evs, _, _ := NewEvents(100, after).Since(0); len(evs) != n+1 {
+			t.Errorf("of %d events that were seen the next daemon has %d", n+1, len(evs))
+		}
+		if err := after.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestEventLogDamaged: a host starts whatever has become of its events, and says
 // that some are gone.
 func TestEventLogDamaged(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/instance"
@@ -44,7 +45,9 @@ func TestWorkspaceSurvives(t *testing.T) {
 		})
 		d.Kill()
 		d.Boot()
+		began := time.Now()
 		goesOn("a kill")
+		t.Logf("REPORT workspace: a file request is served %s after the daemon is back", time.Since(began).Round(time.Millisecond))
 		b.sinks("hibernated")
 		if b.tell("count") == "" {
 			t.Error("it does not answer")

@@ -365,3 +365,29 @@ func (w *killed) checkProcesses() {
 		w.t.Error(odd)
 	}
 }
+
+// TestEventsOfAKilledDaemon: what a command's answer and the events said just
+// before the daemon was killed is among the events of the next one.
+func TestEventsOfAKilledDaemon(t *testing.T) {
+	d := host(t)
+	s, _ := web(t, "a", false)
+	s.PauseAfter = daemontest.Seconds(0)
+	d.Launch(s)
+	for n := range 3 {
+		d.Must("a", "pause")
+		d.Must("a", "resume")
+		d.Kill()
+		d.Boot()
+		count := map[string]int{}
+		err := d.Kept(t.Context(), "", func(string) {}, func(e hostctl.Event) error {
+			count[e.Type]++
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if count["paused"] != n+1 || count["resumed"] != n+1 {
+			t.Errorf("after %d pauses and resumes the events have %v", n+1, count)
+		}
+	}
+}
