@@ -56,10 +56,6 @@ func NewHost(port io.ReadWriter) *Host {
 	return &Host{port: port, patience: patience, calls: map[uint64]*call{}, kick: make(chan struct{}, 1)}
 }
 
-// helloID is the id of the request that announces the guest on each connection.
-// The host reconnects if it does not arrive.
-const helloID = 0
-
 // Connect starts a new connection: messages with key k belong to it.
 func (h *Host) Connect(k files.Key) {
 	h.mu.Lock()
@@ -69,8 +65,8 @@ func (h *Host) Connect(k files.Key) {
 	for _, c := range h.calls {
 		c.q.Again = c.sent
 	}
-	hello := &call{q: files.Request{ID: helloID, Op: files.Stat}} // its answer is ignored
-	h.queue = append([]*call{hello}, slices.SortedFunc(maps.Values(h.calls), func(a, b *call) int { return cmp.Compare(a.q.ID, b.q.ID) })...)
+	hello := &call{q: files.Request{ID: files.HelloID, Op: files.Stat}} // its answer is ignored
+	h.queue = append(slices.SortedFunc(maps.Values(h.calls), func(a, b *call) int { return cmp.Compare(a.q.ID, b.q.ID) }), hello)
 	h.wake()
 }
 
@@ -176,7 +172,7 @@ func (h *Host) send() {
 			}
 			c := h.queue[0]
 			h.queue = h.queue[1:]
-			if c.q.ID != helloID && h.calls[c.q.ID] != c { // already answered or abandoned
+			if c.q.ID != files.HelloID && h.calls[c.q.ID] != c { // already answered or abandoned
 				h.mu.Unlock()
 				continue
 			}

@@ -77,6 +77,7 @@ func (p *port) take(t *testing.T, k files.Key) (out []files.Request) {
 	s.Reset(k)
 	s.Feed(p.out)
 	p.out = nil
+	met := false
 	for {
 		b, err := s.Next()
 		if err != nil {
@@ -89,12 +90,13 @@ func (p *port) take(t *testing.T, k files.Key) (out []files.Request) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if q.ID == helloID {
-			if len(out) > 0 {
-				t.Errorf("the guest says that it is there after %+v", out)
-			}
+		if q.ID == files.HelloID {
+			met = true
 			p.hellos++
 			continue
+		}
+		if met && q.Again {
+			t.Errorf("the guest repeats %+v after it has said that it is there", q)
 		}
 		out = append(out, q)
 	}

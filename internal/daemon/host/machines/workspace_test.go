@@ -55,6 +55,13 @@ func TestWorkspaceSurvives(t *testing.T) {
 		goesOn("a hibernation")
 	}
 	got := b.tell("churn off")
+	b.pause()
+	paused := b.get().LastPausedAt
+	d.Kill()
+	d.Boot()
+	if o := b.is("paused"); !o.LastPausedAt.Equal(*paused) {
+		t.Errorf("it was paused at %s, and with another daemon at %s", paused, o.LastPausedAt)
+	}
 	n, end, _ := strings.Cut(got, " rounds, ")
 	want, err := strconv.Atoi(n)
 	if err != nil || end != "<nil>" {

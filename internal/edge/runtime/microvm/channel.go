@@ -34,9 +34,9 @@ func (w *Work) port(ctx context.Context, socket string) (*gatedConn, error) {
 // How long a running guest may be silent on a port before it is reconnected, at
 // first and at most, and how often that is checked.
 const (
-	silentFirst = 3 * time.Second
+	silentFirst = 500 * time.Millisecond
 	silentMost  = time.Minute
-	silentLook  = 250 * time.Millisecond
+	silentLook  = 100 * time.Millisecond
 )
 
 // silence is how long the next connection of a port may be silent.

@@ -65,9 +65,11 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	}
 	r.cloning.Lock() // a new template has no user yet
 	defer r.cloning.Unlock()
-	if err := r.roomToClone(w, man, l.ID); err != nil {
+	free, err := r.roomToClone(w, man, l.ID)
+	if err != nil {
 		return 0, err
 	}
+	defer free()
 	rec := w.rec
 	rec.Run, rec.LogPath, rec.LogMax, rec.Clone = l.Run, l.LogPath, l.LogMax, true
 	rec.Workspace = l.Workspace // otherwise every access to it fails in the guest

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"lull/internal/edge/runtime/microvm/share"
 )
 
 // ported is a port behind a gate and QEMU's end of it.
@@ -120,4 +122,30 @@ func TestGate(t *testing.T) {
 		t.Errorf("a reader of a closed port got %v", err)
 	}
 	g.open()
+}
+
+// TestGuardOfAWorkspace: a guest that runs under a new daemon is not paused before
+// it has announced itself on the port of its workspace, because it may wait for a
+// file; one that the daemon before it had paused stays so.
+func TestGuardOfAWorkspace(t *testing.T) {
+	quiet := func() string { return "" }
+	s := share.New(t.TempDir(), false)
+	if got := (&guard{pending: quiet, files: s}).Pending(); got == "" {
+		t.Error("nothing holds a guest that has not announced itself")
+	}
+	if got := (&guard{pending: quiet, files: s, rested: true}).Pending(); got != "" {
+		t.Errorf("what an earlier daemon had paused: %s", got)
+	}
+	if got := (&guard{pending: quiet}).Pending(); got != "" {
+		t.Errorf("without a workspace: %s", got)
+	}
+	w := &Work{files: s, rested: true}
+	w.setFrozen(true)
+	if !w.rested {
+		t.Error("it is frozen as before")
+	}
+	w.setFrozen(false)
+	if w.rested {
+		t.Error("it was thawed")
+	}
 }

@@ -70,9 +70,11 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := w.roomToSave(); err != nil {
+	free, err := w.roomToSave()
+	if err != nil {
 		return 0, err
 	}
+	defer free()
 	man, err := w.binding(m)
 	if err != nil {
 		return 0, err
@@ -349,9 +351,11 @@ func (w *Work) restore(ctx context.Context) (err error) {
 	if err := w.checkVsock(man); err != nil {
 		return err
 	}
-	if err := w.roomToRestore(man); err != nil {
+	free, err := w.roomToRestore(man)
+	if err != nil {
 		return err
 	}
+	defer free()
 	state, err := os.Open(w.path(stateFile))
 	if err != nil {
 		return &instance.SnapshotError{Reason: "its state cannot be read: " + err.Error()}

@@ -536,6 +536,9 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 		w.loops.Go(w.awaitRoom)
 		return nil, nil
 	case "paused", "postmigrate": // the latter: it was being saved
+		w.mu.Lock()
+		w.rested = true
+		w.mu.Unlock()
 		w.setFrozen(true)
 		return nil, nil
 	default:

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -32,9 +33,19 @@ type writes struct {
 	bytes int64
 }
 
-// haveRoom returns an *instance.NoRoomError if some file system lacks the space
-// that all needs on it add up to.
-func haveRoom(needs ...writes) error {
+// reserved is the space set aside for operations in progress, by file system.
+// Without it two that begin together would both find the space that one of them
+// needs.
+type reserved struct {
+	mu    sync.Mutex
+	bytes map[uint64]int64
+}
+
+// take sets space aside until free is called, once the operation is over. It
+// returns an *instance.NoRoomError if some file system lacks the space that all
+// needs on it add up to. What an operation has written already counts twice until
+// then, so that a second one may be refused too early but never too late.
+func (r *reserved) take(needs ...writes) (free func(), err error) {
 	type group struct {
 		path  string
 		what  []string
@@ -48,7 +59,7 @@ func haveRoom(needs ...writes) error {
 		}
 		path, dev, err := standing(n.path)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		g := groups[dev]
 		if g == nil {
@@ -57,17 +68,31 @@ func haveRoom(needs ...writes) error {
 		}
 		g.what, g.bytes = append(g.what, n.what), g.bytes+n.bytes
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for _, dev := range devs {
 		g := groups[dev]
 		free, err := freeBytes(g.path)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if free < g.bytes {
-			return &instance.NoRoomError{What: strings.Join(g.what, " and "), Path: g.path, Needs: g.bytes, Free: free}
+		if free = max(free-r.bytes[dev], 0); free < g.bytes {
+			return nil, &instance.NoRoomError{What: strings.Join(g.what, " and "), Path: g.path, Needs: g.bytes, Free: free}
 		}
 	}
-	return nil
+	if r.bytes == nil {
+		r.bytes = map[uint64]int64{}
+	}
+	for _, dev := range devs {
+		r.bytes[dev] += groups[dev].bytes
+	}
+	return sync.OnceFunc(func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, dev := range devs {
+			r.bytes[dev] -= groups[dev].bytes
+		}
+	}), nil
 }
 
 // standing returns path or its nearest existing parent, and its device.
@@ -128,57 +153,57 @@ func (r *Runtime) memoryNeed(id string, rec runRecord) (writes, error) {
 	return n, err
 }
 
-// roomToStart returns an error if there is no space for a guest to boot.
-func (r *Runtime) roomToStart(id string, m Machine) error {
+// roomToStart sets space aside for a guest to boot.
+func (r *Runtime) roomToStart(id string, m Machine) (free func(), err error) {
 	needs := []writes{{"its memory", r.dir(id), m.Memory}}
 	if has, err := taken(r.layer(id)); err != nil {
-		return err
+		return nil, err
 	} else if m.Root != "" && (has > 0 || r.cfg.Layer > 0) {
 		needs = append(needs, writes{"its own disk", r.layers(), layerRoom - has})
 	}
-	return haveRoom(needs...)
+	return r.reserved.take(needs...)
 }
 
-// roomToSave returns an error if there is no space for a guest's state. A
-// clone's state includes its memory.
-func (w *Work) roomToSave() error {
+// roomToSave sets space aside for a guest's state. A clone's state includes its
+// memory.
+func (w *Work) roomToSave() (free func(), err error) {
 	n := writes{"its state", w.r.dir(w.id), stateRoom}
 	if w.rec.Template != "" {
 		n.what, n.bytes = "its state and memory", n.bytes+w.rec.Machine.Memory
 	}
-	return haveRoom(n)
+	return w.r.reserved.take(n)
 }
 
-// roomToRestore returns an error if there is no space to restore a guest.
-func (w *Work) roomToRestore(man *manifest) error {
+// roomToRestore sets space aside to restore a guest.
+func (w *Work) roomToRestore(man *manifest) (free func(), err error) {
 	rec := w.rec
 	if man.Full {
 		rec.Template = "" // from now on its memory is in its own file
 	}
 	n, err := w.r.memoryNeed(w.id, rec)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return haveRoom(n)
+	return w.r.reserved.take(n)
 }
 
-// roomToClone returns an error if there is no space for a copy of a saved guest:
-// its state, its layer, and its memory unless an earlier clone shares it.
-func (r *Runtime) roomToClone(w *Work, man *manifest, to string) error {
+// roomToClone sets space aside for a copy of a saved guest: its state, its layer,
+// and its memory unless an earlier clone shares it.
+func (r *Runtime) roomToClone(w *Work, man *manifest, to string) (free func(), err error) {
 	needs := []writes{{"its state", r.dir(to), man.State}}
 	if w.rec.Layer {
 		has, err := taken(r.layer(w.id))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		needs = append(needs, writes{"its own disk", r.layers(), has})
 	}
 	if _, err := os.Stat(r.templateHome(man)); !man.Full && w.rec.Template == "" && err != nil {
 		has, err := taken(w.path(memoryFile))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		needs = append(needs, writes{"the memory that clones share", r.templates(), has})
 	}
-	return haveRoom(needs...)
+	return r.reserved.take(needs...)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -212,4 +213,55 @@ func TestWakeWithoutMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	talk(t, c, "after")
+}
+
+// TestRoomIsReserved: of operations that begin together only those begin for which
+// there is room beside the others, and the room comes back when they are over.
+func TestRoomIsReserved(t *testing.T) {
+	dir := t.TempDir()
+	free, err := freeBytes(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := writes{"its memory", filepath.Join(dir, "a", "b"), free / 10 * 6}
+	r := &reserved{}
+	for range 2 {
+		var mu sync.Mutex
+		var begun []func()
+		var refused int
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				give, err := r.take(most, writes{"nothing", "/nowhere", 0})
+				mu.Lock()
+				defer mu.Unlock()
+				var no *instance.NoRoomError
+				switch {
+				case err == nil:
+					begun = append(begun, give)
+				case errors.As(err, &no) && no.Free < no.Needs && strings.HasPrefix(no.Path, dir):
+					refused++
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if len(begun) != 1 || refused != 7 {
+			t.Fatalf("%d operations that need 60 %% of the room have begun together, %d were refused", len(begun), refused)
+		}
+		begun[0]()
+		begun[0]() // gives nothing back twice
+	}
+	half := writes{"its memory", dir, free / 10 * 4}
+	a, err := r.take(half)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := r.take(half)
+	if err != nil {
+		t.Fatalf("two for which there is room: %v", err)
+	}
+	a()
+	b()
 }

@@ -154,12 +154,13 @@ type Config struct {
 
 // Runtime implements instance.Runtime.
 type Runtime struct {
-	cfg    Config
-	log    *slog.Logger
-	qemu   string
-	kernel Kernel
-	files  machineFiles
-	rights rights
+	reserved reserved
+	cfg      Config
+	log      *slog.Logger
+	qemu     string
+	kernel   Kernel
+	files    machineFiles
+	rights   rights
 	// listens returns why this process cannot listen on vsock; setCID registers a
 	// vsock device. Tests replace them.
 	listens func() error
@@ -370,9 +371,11 @@ func (r *Runtime) startOn(ctx context.Context, l instance.Launch, m Machine, acc
 	if err := r.checkWorkspace(l.Workspace); err != nil {
 		return nil, fmt.Errorf("cannot use workspace: %w", err)
 	}
-	if err := r.roomToStart(l.ID, m); err != nil {
+	free, err := r.roomToStart(l.ID, m)
+	if err != nil {
 		return nil, err
 	}
+	defer free()
 	cid, err := r.giveCID(m)
 	if err != nil {
 		return nil, err

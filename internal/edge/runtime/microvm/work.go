@@ -103,6 +103,7 @@ type Work struct {
 	peer   *guest.Peer // on the serial port
 	fast   *vsockPeer  // preferred over peer; nil for none
 	frozen bool
+	rested bool // frozen by an earlier daemon, and not thawed since
 	saved  bool // hibernated, without a QEMU
 	last   guest.HealthAnswer
 	lastAt time.Time // zero: no reading yet
@@ -229,6 +230,7 @@ func (w *Work) setFrozen(on bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.frozen = on
+	w.rested = w.rested && on
 	switch {
 	case w.files == nil:
 	case on:
@@ -565,19 +567,26 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(reason 
 	if !w.isFrozen() {
 		return nil, errors.New("cannot watch the guest: it is not frozen")
 	}
+	w.mu.Lock()
+	rested := w.rested
+	w.mu.Unlock()
 	pending, end := w.net.Watch(outbound, wake)
-	return &guard{pending, end, w.files}, nil
+	return &guard{pending, end, w.files, rested}, nil
 }
 
 type guard struct {
 	pending func() string
 	end     func()
 	files   *share.Server
+	rested  bool // an earlier daemon found that it waits for nothing
 }
 
 func (g *guard) Pending() string {
-	if what := g.pending(); what != "" || g.files == nil {
+	switch what := g.pending(); {
+	case what != "" || g.files == nil:
 		return what
+	case !g.rested && !g.files.Met():
+		return "it has not yet said whether it waits for a file of its workspace"
 	}
 	return g.files.Pending()
 }

@@ -77,6 +77,10 @@ const (
 	ForWriting
 )
 
+// HelloID is the id of the request by which the guest announces itself on each
+// connection, after those that it repeats. Its answer is ignored.
+const HelloID = 0
+
 // Request is one operation on one file.
 type Request struct {
 	ID    uint64

@@ -56,6 +56,7 @@ type Server struct {
 	mu   sync.Mutex
 	open chan struct{} // closed while requests are begun
 	busy bool          // a request was begun and its answer is not out
+	met  bool          // the guest has repeated on this connection what it waits for
 	conn net.Conn
 	lack error // why the directory could not be opened; nil when it is
 }
@@ -131,6 +132,14 @@ func (s *Server) Pending() string {
 	return ""
 }
 
+// Met reports whether the guest has announced itself on the present connection.
+// Until then it may wait for the answer to a request of an earlier one.
+func (s *Server) Met() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.met
+}
+
 // waits says whether something can be read from a connection.
 func waits(c net.Conn) bool {
 	sc, ok := c.(syscall.Conn)
@@ -181,6 +190,14 @@ func (s *Server) Serve(ctx context.Context, c net.Conn, k files.Key, ready func(
 func (s *Server) set(c net.Conn, busy bool) {
 	s.mu.Lock()
 	s.conn, s.busy = c, busy
+	s.met = s.met && c != nil
+	s.mu.Unlock()
+}
+
+// meet notes that the guest has announced itself.
+func (s *Server) meet() {
+	s.mu.Lock()
+	s.met = true
 	s.mu.Unlock()
 }
 
@@ -220,6 +237,9 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 		q, err := files.ParseRequest(body)
 		if err != nil {
 			return err
+		}
+		if q.ID == files.HelloID {
+			s.meet()
 		}
 		if err := s.admit(ctx, askCost+len(body)+int(q.Size)); err != nil {
 			return nil // the guest asks again

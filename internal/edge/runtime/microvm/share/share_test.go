@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lull/internal/base/waittest"
 	"lull/internal/link/guest/files"
 )
 
@@ -356,6 +357,26 @@ func TestHold(t *testing.T) {
 		t.Errorf("it was done for a connection that is gone: %v", err)
 	}
 	a.must(files.Request{Op: files.Mkdir, Path: "e", Mode: 0o755, Again: true})
+}
+
+// TestMet: a guest has announced itself on a connection once what it asked again is
+// known, and not on the connections after it.
+func TestMet(t *testing.T) {
+	s := New(workspace(t), false)
+	for range 2 {
+		a, end := dial(t, s)
+		a.must(files.Request{Op: files.Stat})
+		if s.Met() {
+			t.Error("it is met before it has asked for everything again")
+		}
+		a.id = ^uint64(0) // the next is HelloID
+		a.must(files.Request{Op: files.Stat})
+		if !s.Met() {
+			t.Error("it has announced itself and is not met")
+		}
+		end()
+		waittest.Until(t, "its connection is over", func() bool { return !s.Met() })
+	}
 }
 
 // TestReadOnly: nothing that changes anything is done.
