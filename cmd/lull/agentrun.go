@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"lull/internal/base/lockfile"
 	"lull/internal/base/task"
 	"lull/internal/base/tracing"
 	"lull/internal/daemon/agent"
@@ -119,13 +120,12 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 
 // lockState makes sure that one agent at a time keeps its state there.
 func lockState(dir string) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	f, err := lockfile.Take(filepath.Join(dir, "lock"))
+	if held := (*lockfile.HeldError)(nil); errors.As(err, &held) {
+		return nil, fmt.Errorf("cannot use %s: another lull agent keeps its state there: %w", dir, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot lock the agent's state: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("cannot use %s: another lull agent keeps its state there", dir)
 	}
 	return func() { f.Close() }, nil
 }

@@ -9,8 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
+	"lull/internal/base/lockfile"
 	"lull/internal/base/segment"
 	"lull/internal/idle"
 	"lull/internal/instance"
@@ -37,15 +37,13 @@ func OpenFiles(dir string) (*Files, error) {
 			return nil, fmt.Errorf("cannot make the data directory: %w", err)
 		}
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("cannot open the data directory: %w", err)
+	var err error
+	if f.lock, err = lockfile.Take(filepath.Join(dir, "lock")); err != nil {
+		if held := (*lockfile.HeldError)(nil); errors.As(err, &held) {
+			err = fmt.Errorf("another lull host is running on it: %w", err)
+		}
+		return nil, fmt.Errorf("cannot use the data directory %s: %w", dir, err)
 	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		lock.Close()
-		return nil, fmt.Errorf("cannot use the data directory %s: another lull host is running on it", dir)
-	}
-	f.lock = lock
 	return f, nil
 }
 

@@ -9,13 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/pprof"
-	"strings"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
-	"golang.org/x/sys/unix"
 
+	"lull/internal/base/lockfile"
 	"lull/internal/store"
 )
 
@@ -177,25 +176,15 @@ func makePrivate(dir string) error {
 // lockDir takes the lock that keeps a second process out of dir. The kernel
 // drops it when the process ends, however it ends.
 func lockDir(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("cannot lock data directory: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		holder := make([]byte, 20)
-		n, _ := f.Read(holder) // only to say who, if it can be read
-		_ = f.Close()          // nothing was written
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("cannot open data directory %q: it is in use by process %s", dir, strings.TrimSpace(string(holder[:n])))
-		}
+	f, err := lockfile.Take(filepath.Join(dir, "lock"))
+	var held *lockfile.HeldError
+	switch {
+	case errors.As(err, &held) && held.PID != 0:
+		return nil, fmt.Errorf("cannot open data directory %q: it is in use by process %d", dir, held.PID)
+	case errors.As(err, &held):
+		return nil, fmt.Errorf("cannot open data directory %q: it is in use by another process", dir)
+	case err != nil:
 		return nil, fmt.Errorf("cannot lock data directory %q: %w", dir, err)
-	}
-	err = f.Truncate(0)
-	if err == nil {
-		_, err = fmt.Fprintln(f, os.Getpid())
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot lock data directory %q: %w", dir, err), f.Close())
 	}
 	return f, nil
 }
