@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"lull/internal/base/elfcheck"
 	"lull/internal/edge/cgroup"
 	"lull/internal/link/hostctl"
 )
@@ -94,8 +95,11 @@ func hostFindings(cfg hostConfig) (l findings) {
 	if self, err := os.Executable(); err == nil && shim == "" {
 		shim = filepath.Join(filepath.Dir(self), "lull-shim")
 	}
-	_, err = os.Stat(shim)
-	l.add("lull-shim", err == nil, shim, "build it with: make build, or name it with --shim")
+	what := shim
+	if err = elfcheck.Static(shim); err != nil {
+		what = err.Error()
+	}
+	l.add("lull-shim", err == nil, what, "build it with: make build, or name it with --shim")
 	swap := "none: reclaim frees only file-backed memory"
 	if b, err := os.ReadFile("/proc/swaps"); err == nil && strings.Count(string(b), "\n") > 1 {
 		swap = "present"

@@ -125,7 +125,6 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		runtimes["microvm"] = vms
 		if err := vms.Missing(); err != nil {
 			log.Warn("no microVM can be started", "error", err)
-			missing["microvm"] = err
 		}
 	}
 	var containers *docker.Runtime
@@ -227,7 +226,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	metrics := promhttp.HandlerFor(hostMetrics(h), promhttp.HandlerOpts{})
 	a := &host.API{Host: h, Version: version, Metrics: metrics,
 		Status: func() hostctl.Status {
-			s := hostStatus(h, rt, cfg, started, faults, missing)
+			s := hostStatus(h, rt, cfg, started, faults)
 			if containers != nil {
 				s.LeftAlone = containers.Faults()
 			}
@@ -260,7 +259,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	hostDone := make(chan struct{})
 	g.Go(func() error { defer close(hostDone); return h.Run(hostCtx) })
 	log.Info("host is ready", "socket", cfg.Socket, "data", cfg.Data, "freezer", rt.Freezer(), "instances", len(recs),
-		"runtimes", strings.Join(slices.DeleteFunc(slices.Sorted(maps.Keys(runtimes)), func(name string) bool { return missing[name] != nil }), " "))
+		"runtimes", strings.Join(slices.DeleteFunc(slices.Sorted(maps.Keys(runtimes)), func(name string) bool { return h.Missing()[name] != nil }), " "))
 
 	g.Go(func() error { // ends everything in reverse order
 		select {
@@ -370,10 +369,10 @@ func baseEnv(getenv func(string) string) []string {
 	return env
 }
 
-func hostStatus(h *host.Host, rt *process.Runtime, cfg hostConfig, started time.Time, faults []string, missing map[string]error) hostctl.Status {
+func hostStatus(h *host.Host, rt *process.Runtime, cfg hostConfig, started time.Time, faults []string) hostctl.Status {
 	s := hostctl.Status{Version: version, PID: os.Getpid(), StartedAt: started, Halt: h.Halted(), DataDir: cfg.Data,
 		Instances: map[string]int{}, Room: h.Room(), Freezer: rt.Freezer(), Shim: rt.Shim(), Goroutines: runtime.NumGoroutine(), Faults: append(append([]string{}, faults...), h.Misset()...), Missing: map[string]string{}}
-	for name, why := range missing {
+	for name, why := range h.Missing() {
 		s.Missing[name] = why.Error()
 	}
 	s.Halted = s.Halt != nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lull/internal/base/elfcheck"
 	"lull/internal/daemon/host"
 	"lull/internal/edge/oci"
 	"lull/internal/edge/runtime/microvm"
@@ -25,12 +26,11 @@ import (
 // openMachines wires the microVM runtime. What guests lack is what its Missing
 // says.
 func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, h func() *host.Host) (*microvm.Runtime, error) {
-	kernel, without := findKernel(cfg)
 	layer, err := cfg.layer()
 	if err != nil {
 		return nil, err
 	}
-	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), Kernel: kernel, NoKernel: without, Images: images, Layer: layer, Log: log,
+	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), FindKernel: func() (string, error) { return findKernel(cfg) }, Images: images, Layer: layer, Log: log,
 		Channel: microvm.Channel(cfg.Channel),
 		Machine: func(string) (microvm.Machine, error) { return microvm.Machine{Kind: cfg.Machine}, nil },
 		OnExit:  func(id string, run uint64, e instance.Exit) { h().OnExit(id, run, e) },
@@ -82,13 +82,18 @@ var guestKernel string
 func (c *cli) guestKernelCommand() *cobra.Command {
 	return &cobra.Command{Use: "guest-kernel [DIR]", Short: "Fetch a kernel for microVMs from Debian, without installing it",
 		Long: `Fetch Debian's cloud kernel and unpack it, without installing it, into DIR or
-where a host with this environment looks for it. It needs apt-get and dpkg; on
+where the host that runs looks for it, which then uses it at once. Without a host
+that is where one with this environment looks. It needs apt-get and dpkg; on
 other systems point LULL_GUEST_KERNEL at any kernel with virtio.`,
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cfg, _, err := resolve(c.getenv, "", cmd.Flags())
 			if err != nil {
 				return &usageError{err}
+			}
+			run, rerr := c.runningHost(cmd.Context())
+			if rerr == nil {
+				cfg.Data = run.DataDir
 			}
 			dir := append(a, kernelDir(cfg))[0]
 			if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil && !os.IsExist(err) {
@@ -104,6 +109,9 @@ other systems point LULL_GUEST_KERNEL at any kernel with virtio.`,
 				return err
 			}
 			fmt.Fprintf(c.out, "%s in %s\n", k.Version, dir)
+			if rerr == nil && dir == kernelDir(cfg) {
+				fmt.Fprintln(c.err, "The host that runs uses it from now on.")
+			}
 			return nil
 		}}
 }
@@ -113,7 +121,7 @@ func machineFindings(cfg hostConfig) (l findings) {
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	l.optional("microvm: QEMU", err, qemu, "apt-get install qemu-system-x86")
 	harness := findHarness(cfg)
-	_, err = os.Stat(harness)
+	err = elfcheck.Static(harness)
 	l.optional("microvm: lull-harness", err, harness, "build it with: make build")
 	kernel, err := findKernel(cfg)
 	var k microvm.Kernel

@@ -60,6 +60,28 @@ func (h *Host) hold(i *inst, command string) (leave func(), err error) {
 	}, err
 }
 
+// Beside holds an instance until over is closed: someone else runs a command
+// beside it. An instance that the host paused is woken; one that someone else paused
+// stays paused.
+func (h *Host) Beside(ref, command string, over <-chan struct{}) {
+	i, err := h.find(ref)
+	if err != nil {
+		return // removed meanwhile
+	}
+	leave, err := h.hold(i, command)
+	if err != nil {
+		return // the host ends
+	}
+	defer leave()
+	if i.state().Asleep() && !i.pausedByOthers() {
+		i.wantWake("a command runs beside it: " + command)
+	}
+	select {
+	case <-over:
+	case <-h.ctx.Done():
+	}
+}
+
 // maxShown is how much of a command is shown, in bytes.
 const maxShown = 60
 

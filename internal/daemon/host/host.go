@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -251,6 +252,31 @@ func (h *Host) thawAll() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// missing returns why a runtime can make no instance now, nil if it can.
+func (h *Host) missing(runtime string) error {
+	if err := h.cfg.Missing[runtime]; err != nil {
+		return err
+	}
+	if r, ok := h.cfg.Runtimes[runtime].(interface{ Missing() error }); ok {
+		return r.Missing()
+	}
+	return nil
+}
+
+// Missing returns the runtimes that can make no instance now, with the reasons.
+func (h *Host) Missing() map[string]error {
+	out := maps.Clone(h.cfg.Missing)
+	if out == nil {
+		out = map[string]error{}
+	}
+	for name := range h.cfg.Runtimes {
+		if err := h.missing(name); err != nil {
+			out[name] = err
+		}
+	}
+	return out
 }
 
 func (h *Host) all() []*inst {

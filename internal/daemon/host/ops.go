@@ -54,7 +54,7 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 func (h *Host) checkSpec(s *instance.Spec) (Runtime, error) {
 	s.Runtime = cmp.Or(s.Runtime, "process")
 	rt, ok := h.cfg.Runtimes[s.Runtime]
-	if !ok || h.cfg.Missing[s.Runtime] != nil {
+	if !ok || h.missing(s.Runtime) != nil {
 		return nil, &InvalidError{fmt.Errorf("cannot use runtime: %w", h.noRuntime(s.Runtime))}
 	}
 	if err := h.checkWith(s, rt); err != nil {
@@ -122,7 +122,7 @@ func (h *Host) nameIsFreeLocked(name, what string) error {
 
 // noRuntime says why there is no such runtime here.
 func (h *Host) noRuntime(name string) error {
-	if err := h.cfg.Missing[name]; err != nil {
+	if err := h.missing(name); err != nil {
 		return fmt.Errorf("%s is not available here: %w; lull doctor says what to do", name, err)
 	}
 	return fmt.Errorf("there is no runtime %q on this host", name)

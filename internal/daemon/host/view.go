@@ -109,7 +109,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		noPrivs, err := i.h.handoffNow()
 		o.NoNewPrivs = noPrivs && err == nil && !r.Spec.ListenFDs && i.direct()
 	}
-	o.WakesOnConnection = len(r.Spec.Expose) > 0 || !unheard
+	o.WakesOnConnection = (len(r.Spec.Expose) > 0 || !unheard) && !(r.State.Asleep() && r.PausedBy == byOutside)
 	if o.Unwritable = i.h.unwritable(); o.Unwritable != "" {
 		o.StatusReason = strings.TrimPrefix(o.StatusReason+"; "+o.Unwritable, "; ")
 	}

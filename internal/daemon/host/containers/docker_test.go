@@ -1,11 +1,15 @@
 package containers
 
 import (
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"lull/internal/daemon/host/daemontest"
+	"lull/internal/idle"
 	"lull/internal/instance"
 	"lull/internal/link/hostctl"
 )
@@ -348,4 +352,101 @@ func TestHealthCheck(t *testing.T) {
 	checked("shared", "1h", "--network", "container:beside")
 	began := *k.known("shared").LastActivityAt
 	k.d.Until("shared", "its check counts", func(o hostctl.Instance) bool { return o.LastActivityAt.After(began) })
+}
+
+// TestHealthCheckCPU: the CPU time of Docker's health checks does not hold a
+// container, and does not hide what its program does meanwhile.
+func TestHealthCheckCPU(t *testing.T) {
+	k := newDock(t)
+	checked := func(name, program string) {
+		t.Helper()
+		k.Must("run", "-d", "--name", name, "--label", "lull.pause-after=5s", "--health-interval", "100ms", "--health-timeout", "2s",
+			"--health-cmd", "while :; do :; done", "box:1", "sh", "-c", program)
+	}
+	checked("idle", "sleep 1000")
+	checked("works", `while :; do i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; sleep 0.1; done`)
+	began := *k.known("works").LastActivityAt
+	daemontest.Wait(t, "the idle one is paused", func() (bool, string) {
+		o, err := k.d.Get(t.Context(), "idle")
+		return err == nil && o.LastPausedBy == "idle_timeout", daemontest.Describe(o)
+	})
+	o := k.d.Until("works", "its work counts", func(o hostctl.Instance) bool { return o.LastActivityAt.After(began) })
+	if o.LastPausedAt != nil {
+		t.Errorf("it was paused at work: %s", daemontest.Describe(o))
+	}
+}
+
+// established is a connection to port 8080 in /proc/PID/net/tcp6.
+var established = regexp.MustCompile(`:1F90 [0-9A-F]+:[0-9A-F]{4} 01 `)
+
+// TestDockerPause: a container that a user pauses with docker stays paused, whoever
+// connects, until the user ends that.
+func TestDockerPause(t *testing.T) {
+	k := newDock(t)
+	at := k.serve("web")
+	k.Must("pause", "web")
+	o := k.d.Await("web", "paused")
+	if o.LastPausedBy != "external" || o.WakesOnConnection || !strings.Contains(o.StatusReason, "docker pause") {
+		t.Errorf("%s: by %s, wakes on connection %v, %q", daemontest.Describe(o), o.LastPausedBy, o.WakesOnConnection, o.StatusReason)
+	}
+	answer := make(chan error, 1)
+	go func() { answer <- say(at, "are you there") }()
+	daemontest.Wait(t, "the client has connected", func() (bool, string) {
+		b, err := os.ReadFile("/proc/" + k.Say("inspect", "-f", "{{.State.Pid}}", "web") + "/net/tcp6")
+		return err == nil && established.Match(b), string(b)
+	})
+	k.serve("other")
+	k.pause("other")
+	k.d.Kill() // nor does a daemon that comes after this one wake it
+	k.d.Boot()
+	k.known("other")
+	if o = k.d.Look("web"); o.State != "paused" || o.LastPausedBy != "external" || k.status("web") != "paused" {
+		t.Errorf("%s: paused by %s, docker says %s", daemontest.Describe(o), o.LastPausedBy, k.status("web"))
+	}
+	k.Must("unpause", "web")
+	if err := <-answer; err != nil {
+		t.Errorf("the client was not answered: %v", err)
+	}
+	k.known("web")
+
+	// One that lull paused is the user's to resume.
+	k.pause("web")
+	k.Must("unpause", "web")
+	if o := k.known("web"); o.LastResumedBy != "external" {
+		t.Errorf("it was resumed by %s", o.LastResumedBy)
+	}
+	k.pause("web")
+	k.Must("stop", "-t", "5", "web")
+	k.d.Await("web", "stopped")
+}
+
+// TestDockerExec: a command that a user runs with docker exec holds its container
+// while it runs. Docker itself refuses one for a paused container, without an event
+// that lull could wake it for; lull's own exec wakes it.
+func TestDockerExec(t *testing.T) {
+	k := newDock(t)
+	at := daemontest.Addr(t)
+	k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=1s", "-p", at+":8080", "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")
+	k.d.Await("web", "paused")
+	if out := k.Fails("exec", "web", "true"); !strings.Contains(out, "paused") {
+		t.Errorf("docker exec of a paused container: %s", out)
+	}
+	if got, err := k.d.Exec(t.Context(), "web", hostctl.ExecRequest{Command: []string{"echo", "here"}}); err != nil || got.Stdout != "here\n" {
+		t.Errorf("lull exec of a paused container: %+v, %v", got, err)
+	}
+	k.d.Await("web", "paused")
+	k.answers(at)
+	k.Must("exec", "-d", "web", "sh", "-c", "sleep 77777")
+	held := func(o hostctl.Instance) bool {
+		return o.State == "running" && slices.ContainsFunc(o.Blocks, func(b idle.Block) bool { return b.Signal == "exec" && strings.Contains(b.Sentence, "77777") })
+	}
+	k.d.Until("web", "the command holds it", held)
+	k.d.Kill()
+	k.d.Boot()
+	o := k.d.Until("web", "it holds it with the next daemon", held)
+	paused := o.LastPausedAt
+	k.Must("exec", "web", "/bin/busybox", "killall", "sleep")
+	if o = k.d.Await("web", "paused"); o.LastPausedAt == nil || paused != nil && !o.LastPausedAt.After(*paused) || o.LastPausedBy != "idle_timeout" {
+		t.Errorf("once it is over: %s", daemontest.Describe(o))
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"lull/internal/base/programtest"
 	"lull/internal/daemon/host/daemontest"
 )
 
@@ -110,6 +111,17 @@ func TestDoctor(t *testing.T) {
 	}
 	wants("lull-harness", "microvm: lull-harness", "make build", true, doctor(t, programs(t, "lull-harness")))
 	wants("lull-shim", "lull-shim", "make build", false, doctor(t, programs(t, "lull-shim")))
+	for program, what := range map[string]string{"lull-harness": "microvm: lull-harness", "lull-shim": "lull-shim"} {
+		dynamic := programs(t, program)
+		if err := programtest.Copy("/bin/ls", filepath.Join(dynamic, program)); err != nil {
+			t.Fatal(err)
+		}
+		got := doctor(t, dynamic)
+		wants("a static "+program, what, "make build", program == "lull-harness", got)
+		if !strings.Contains(got[what].Found, "dynamically linked") {
+			t.Errorf("a dynamic %s: %+v", program, got[what])
+		}
+	}
 	if f := whole["microvm: guest kernel"]; !f.OK { // this machine may have one of its own
 		wants("a guest kernel", f.What, "lull guest-kernel", true, whole)
 	}
@@ -149,5 +161,44 @@ func TestWithout(t *testing.T) {
 	p.Runtime = ""
 	if o := d.Launch(p); o.State != "running" {
 		t.Errorf("a process: %+v", o)
+	}
+}
+
+// TestKernelThatComesLater: lull guest-kernel puts a kernel where the host that
+// runs looks for it, and that host uses it without a restart.
+func TestKernelThatComesLater(t *testing.T) {
+	d := daemontest.Start(t, daemontest.Config{})
+	lacks := func() string {
+		st, err := d.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.Missing["microvm"]
+	}
+	if own, err := filepath.Glob("/boot/vmlinuz-*"); err == nil && len(own) == 0 { // this machine may have one of its own
+		if got := lacks(); !strings.Contains(got, "guest kernel") {
+			t.Errorf("without a kernel: %q", got)
+		}
+		s := box("vm", daemontest.Image(t), "true")
+		s.Runtime = "microvm"
+		refuses(d, s, "guest kernel")
+	}
+	// The command keeps a kernel that is there: this one saves a download.
+	dir := d.Dir + "/data/guest-kernel"
+	builtin := "virtio_ring.ko\nvirtio.ko\nvirtio_pci.ko\nfailover.ko\nnet_failover.ko\nvirtio_net.ko\nvirtio_console.ko\nvirtio_blk.ko\noverlay.ko\n"
+	for file, text := range map[string]string{"boot/vmlinuz-1.0": "kernel", "lib/modules/1.0/modules.builtin": builtin} {
+		file = filepath.Join(dir, file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(daemontest.Program("lull"), "guest-kernel")
+	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "LULL_HOST=unix://" + d.Dir + "/host.sock"}, "/"
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "1.0 in "+dir) {
+		t.Fatalf("lull guest-kernel: %v: %s", err, out)
+	}
+	if got := lacks(); strings.Contains(got, "guest kernel") {
+		t.Errorf("with a kernel: %q", got)
 	}
 }

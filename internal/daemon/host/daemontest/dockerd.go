@@ -141,3 +141,13 @@ func (k *Dockerd) Must(args ...string) string {
 	}
 	return strings.TrimSpace(string(out))
 }
+
+// Fails is Must for a command that must fail; it returns what it printed.
+func (k *Dockerd) Fails(args ...string) string {
+	k.T.Helper()
+	out, err := k.command(args).CombinedOutput()
+	if err == nil {
+		k.T.Fatalf("docker %s succeeds: %s", args, out)
+	}
+	return string(out)
+}

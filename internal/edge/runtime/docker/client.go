@@ -14,6 +14,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,10 +32,11 @@ const (
 // needs. Paths without a version use the daemon's own version.
 type client struct {
 	http http.Client
+	own  sync.Map // ids of the commands that it runs
 }
 
 func newClient(socket string) *client {
-	return &client{http.Client{Transport: &http.Transport{
+	return &client{http: http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		},
@@ -131,10 +133,13 @@ type details struct {
 	ID     string `json:"Id"`
 	Name   string
 	Config struct {
-		Labels     map[string]string
-		StopSignal string
-		Tty        bool
+		Labels      map[string]string
+		StopSignal  string
+		Tty         bool
+		Shell       []string
+		Healthcheck *struct{ Test []string }
 	}
+	ExecIDs    []string // of commands that run beside it
 	HostConfig struct{ NetworkMode string }
 	State      struct {
 		Running    bool
@@ -215,7 +220,10 @@ func (c *client) networks(ctx context.Context) (map[string]string, error) {
 type event struct {
 	Type   string
 	Action string
-	Actor  struct{ ID string }
+	Actor  struct {
+		ID         string
+		Attributes map[string]string
+	}
 }
 
 // events calls each for every container event from now on, after calling ready
@@ -296,6 +304,8 @@ func (c *client) exec(ctx context.Context, id string, command, env []string, dir
 	if err != nil {
 		return instance.Outcome{}, err
 	}
+	c.own.Store(made.ID, nil)
+	defer c.own.Delete(made.ID)
 	defer func() {
 		if ctx.Err() != nil {
 			c.endExec(id, made.ID)
@@ -326,6 +336,24 @@ func (c *client) exec(ctx context.Context, id string, command, env []string, dir
 			return instance.Outcome{}, context.Cause(ctx)
 		}
 	}
+}
+
+// running returns the command of an exec that still runs.
+func (c *client) running(ctx context.Context, exec string) (command string, ok bool, err error) {
+	var x struct {
+		Running       bool
+		ProcessConfig struct {
+			Entrypoint string   `json:"entrypoint"`
+			Arguments  []string `json:"arguments"`
+		}
+	}
+	if err := c.call(ctx, http.MethodGet, "/exec/"+url.PathEscape(exec)+"/json", nil, nil, &x); err != nil {
+		if isStatus(err, 404) {
+			err = nil
+		}
+		return "", false, err
+	}
+	return strings.Join(append([]string{x.ProcessConfig.Entrypoint}, x.ProcessConfig.Arguments...), " "), x.Running, nil
 }
 
 // endExec kills an abandoned command in a container, which Docker itself cannot

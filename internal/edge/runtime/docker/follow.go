@@ -43,6 +43,9 @@ type Host interface {
 	// unpause by others. It does not block.
 	Observe(id, why string) error
 	Delete(ctx context.Context, id, by string) error
+	// Beside holds an instance awake, and wakes it if the host paused it, until
+	// over is closed: a command runs beside it. It waits for that.
+	Beside(id, command string, over <-chan struct{})
 }
 
 // SpecOf parses a container's labels. Every fault names its label.
@@ -110,7 +113,8 @@ const (
 // Follow keeps h in sync with Docker until ctx ends: by a full listing at first
 // and after each reconnect, otherwise by events.
 func (r *Runtime) Follow(ctx context.Context, h Host) error {
-	f := &follower{r: r, h: h}
+	f := &follower{r: r, h: h, beside: besides{h: h, by: map[string]map[string]func(){}}}
+	defer f.beside.removeAll("")
 	for wait := firstRetry; ; {
 		began := time.Now()
 		err := f.once(ctx)
@@ -132,8 +136,9 @@ func (r *Runtime) Follow(ctx context.Context, h Host) error {
 
 // follower applies container changes to the host.
 type follower struct {
-	r *Runtime
-	h Host
+	r      *Runtime
+	h      Host
+	beside besides
 
 	mu    sync.Mutex
 	due   map[string]bool // containers to check, once however many events arrived
@@ -166,8 +171,7 @@ func (f *follower) take() string {
 	return c
 }
 
-// actions are the events after which a container may have changed. Commands run
-// inside and health checks are not among them.
+// actions are the events after which a container may have changed.
 var actions = map[string]bool{"create": true, "start": true, "die": true, "pause": true, "unpause": true, "destroy": true, "stop": true, "kill": true, "restart": true, "oom": true, "rename": true}
 
 // once follows one event stream until it ends.
@@ -187,9 +191,12 @@ func (f *follower) once(ctx context.Context) error {
 		}, func(e event) {
 			if actions[e.Action] {
 				f.want(e.Actor.ID)
+			} else if strings.HasPrefix(e.Action, "exec_") {
+				f.command(e)
 			}
 		}))
 	})
+	defer f.deaf()
 	defer wg.Wait()
 	for {
 		for c := f.take(); c != ""; c = f.take() {
@@ -206,6 +213,18 @@ func (f *follower) once(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+	}
+}
+
+// deaf forgets the commands whose end will not be heard: those that still run are
+// found again once Docker is.
+func (f *follower) deaf() {
+	f.beside.removeAll("")
+	f.r.mu.Lock()
+	works := slices.Collect(maps.Values(f.r.works))
+	f.r.mu.Unlock()
+	for _, w := range works {
+		w.checks.endAll()
 	}
 }
 
@@ -299,10 +318,21 @@ func (f *follower) look(ctx context.Context, c string) error {
 			return &hostError{err}
 		}
 	}
-	if err := f.h.Observe(id, "somebody used docker"); err != nil {
+	if err := f.findCommands(ctx, d, id); err != nil {
+		return err
+	}
+	if err := f.h.Observe(id, doneOutside(d)); err != nil {
 		return &hostError{err}
 	}
 	return nil
+}
+
+// doneOutside is the reason for what a user did to a container with Docker.
+func doneOutside(d *details) string {
+	if d.State.Paused {
+		return "paused with docker pause: only docker unpause or lull resume wakes it"
+	}
+	return "resumed with docker unpause"
 }
 
 // create adopts a container by its labels. Invalid labels are logged once, and
@@ -364,6 +394,7 @@ func (f *follower) ended(d *details) {
 	if w == nil || d.runs() && d.State.Pid == w.Identity().PID {
 		return
 	}
+	f.beside.removeAll(d.ID)
 	e := d.exit()
 	if d.runs() || d.State.Restarting { // replaced by another run
 		e = instance.Exit{Lost: true, At: time.Now()}
@@ -378,6 +409,7 @@ func (f *follower) gone(ctx context.Context, c string) error {
 		f.r.drop(w)
 		f.r.cfg.OnExit(w.id, w.Identity().Run, instance.Exit{Lost: true, At: time.Now()})
 	}
+	f.beside.removeAll(c)
 	f.r.setFault(c, "")
 	f.r.join(c, "")
 	if id, ok := f.h.ByImage("docker", c); ok {

@@ -32,6 +32,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -240,6 +241,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 		r.drop(w)
 		return nil, &instance.GoneError{ID: id, Exit: instance.Exit{Lost: true, At: time.Now()}}
 	}
+	w.paused.Store(d.State.Paused)
 	return w, nil
 }
 
@@ -280,7 +282,8 @@ func (r *Runtime) attach(id string, run uint64, d *details) (*Work, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Work{Work: pw, r: r, id: id, container: d.ID, group: g, stopSignal: d.Config.StopSignal}
+	w := &Work{Work: pw, r: r, id: id, container: d.ID, still: g.Frozen, stopSignal: d.Config.StopSignal,
+		health: d.healthCommand(), checks: checks{group: g.CPU, main: pw.MainCPU}}
 	r.mu.Lock()
 	r.works[d.ID], r.names[id] = w, d.ID
 	r.mu.Unlock()
@@ -349,8 +352,23 @@ type Work struct {
 	r          *Runtime
 	id         string
 	container  string
-	group      *cgroup.Group
+	still      func() (bool, error) // whether every task of its group is frozen
 	stopSignal string
+	health     string // command of its health check, empty for none
+	checks     checks
+
+	// paused is set while a pause that an earlier daemon made may still be there.
+	// Any other pause that is found is a user's.
+	paused atomic.Bool
+}
+
+// Sample implements instance.Workload. The CPU time of health checks is no use.
+func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
+	s := w.Work.Sample(ports)
+	if s.CPUErr == nil {
+		s.CPU = max(s.CPU-w.checks.used(), 0)
+	}
+	return s
 }
 
 // Freeze implements instance.Workload. The shim knows of it first, so that a
@@ -368,8 +386,9 @@ func (w *Work) Freeze(ctx context.Context) error {
 
 func (w *Work) pause(ctx context.Context) error {
 	err := w.r.api.do(ctx, w.container, "pause", nil)
+	ours := w.paused.Swap(false)
 	if isStatus(err, 409) { // restarting, ended, or paused already
-		if still, serr := w.group.Frozen(); serr != nil || !still {
+		if still, serr := w.still(); serr != nil || !still || !ours {
 			return fmt.Errorf("cannot pause the container: %w", err)
 		}
 		w.Froze(true)
@@ -377,7 +396,7 @@ func (w *Work) pause(ctx context.Context) error {
 	}
 	for err == nil {
 		var still bool
-		if still, err = w.group.Frozen(); still && err == nil {
+		if still, err = w.still(); still && err == nil {
 			w.Froze(true)
 			return nil
 		}
@@ -399,10 +418,11 @@ func (w *Work) Thaw() error {
 	err := w.r.api.do(ctx, w.container, "unpause", nil)
 	if err != nil && !isStatus(err, 404) {
 		// It is not paused any more, or not there any more: that is what was wanted.
-		if still, serr := w.group.Frozen(); (serr != nil || still) && !errors.Is(serr, fs.ErrNotExist) {
+		if still, serr := w.still(); (serr != nil || still) && !errors.Is(serr, fs.ErrNotExist) {
 			return fmt.Errorf("cannot unpause the container: %w", err)
 		}
 	}
+	w.paused.Store(false)
 	w.Froze(false)
 	w.r.unheed(w.container)
 	return nil
@@ -420,7 +440,7 @@ func (r *Runtime) unheed(container string) {
 }
 
 // Still implements instance.Workload.
-func (w *Work) Still() (bool, error) { return w.group.Frozen() }
+func (w *Work) Still() (bool, error) { return w.still() }
 
 // Guard implements instance.Workload. A thaw asks Docker, so a wake goes its own
 // way and holds no other one up.

@@ -489,19 +489,19 @@ func TestFlood(t *testing.T) {
 // and what else keeps a guest from booting is not taken for that.
 func TestFallback(t *testing.T) {
 	b := newBench(t, nil)
-	real := b.qemu
+	real := b.parts().qemu
 	if err := os.Chmod(b.cfg.Dir, 0o711); err != nil { // QEMU runs as another user
 		t.Fatal(err)
 	}
-	b.qemu = filepath.Join(b.cfg.Dir, "qemu")
+	b.parts().qemu = filepath.Join(b.cfg.Dir, "qemu")
 	b.files = fakeFiles(t, "flags : fpu vmx", "")
 	behave := func(with string) {
 		t.Helper()
 		script := "#!/bin/bash\nkvm=no\nfor a; do case $a in kvm) kvm=yes;; esac; done\n" + with + "\na=(\"${@/#kvm/tcg}\")\nexec " + real + " \"${a[@]/#host/max}\"\n"
-		if err := os.WriteFile(b.qemu+".new", []byte(script), 0o755); err != nil {
+		if err := os.WriteFile(b.parts().qemu+".new", []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Rename(b.qemu+".new", b.qemu); err != nil {
+		if err := os.Rename(b.parts().qemu+".new", b.parts().qemu); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -284,10 +284,10 @@ func (r *Runtime) bindMachine(man *manifest, id string, rec runRecord) error {
 
 // bindFiles adds the files that a saved guest depends on.
 func (r *Runtime) bindFiles(man *manifest, id string, rec runRecord) (err error) {
-	if r.lacks != nil { // the dependencies cannot be determined
-		return r.lacks
+	if r.Missing() != nil { // the dependencies cannot be determined
+		return r.Missing()
 	}
-	if man.Kernel, err = r.sum.of(r.kernel.Image); err != nil {
+	if man.Kernel, err = r.sum.of(r.parts().kernel.Image); err != nil {
 		return err
 	}
 	if rec.Root != "" {
@@ -335,8 +335,8 @@ func readManifest(dir string) (*manifest, error) {
 
 // restore restores a hibernated guest, still frozen.
 func (w *Work) restore(ctx context.Context) (err error) {
-	if w.r.lacks != nil {
-		return w.r.lacks
+	if w.r.Missing() != nil {
+		return w.r.Missing()
 	}
 	man, err := readManifest(w.r.dir(w.id))
 	if err != nil {

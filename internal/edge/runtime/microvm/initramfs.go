@@ -136,11 +136,11 @@ func writeInitramfs(w io.Writer, harness string, k Kernel, files map[string]stri
 func (r *Runtime) initramfs(m Machine, workspace, vsock bool) (string, error) {
 	with := map[string]string{}
 	maps.Copy(with, m.Files)
-	if workspace && r.kernel.Fuse != "" {
-		with["/lib/lull/fuse.ko"] = r.kernel.Fuse
+	if workspace && r.parts().kernel.Fuse != "" {
+		with["/lib/lull/fuse.ko"] = r.parts().kernel.Fuse
 	}
 	if vsock {
-		for _, f := range r.kernel.Vsock {
+		for _, f := range r.parts().kernel.Vsock {
 			with["/lib/lull/"+filepath.Base(f)] = f
 		}
 	}
@@ -154,7 +154,7 @@ func (r *Runtime) initramfs(m Machine, workspace, vsock bool) (string, error) {
 	}
 	defer os.Remove(tmp.Name())
 	sum := sha256.New()
-	err = writeInitramfs(io.MultiWriter(tmp, sum), r.cfg.Harness, r.kernel, with)
+	err = writeInitramfs(io.MultiWriter(tmp, sum), r.cfg.Harness, r.parts().kernel, with)
 	// QEMU runs as another user; the directory keeps everyone else out.
 	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
 		return "", err

@@ -220,7 +220,7 @@ func TestNewNamesEverything(t *testing.T) {
 // TestWithoutParts: without anything that a guest is started with, what an earlier
 // daemon left is still looked for and ended, and what is saved stays.
 func TestWithoutParts(t *testing.T) {
-	r, err := New(Config{Dir: t.TempDir(), QEMU: "no-such-qemu", NoKernel: errors.New("no guest-kernel"), Harness: "/nowhere/lull-harness"})
+	r, err := New(Config{Dir: t.TempDir(), QEMU: "no-such-qemu", FindKernel: func() (string, error) { return "", errors.New("no guest-kernel") }, Harness: "/nowhere/lull-harness"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -274,12 +274,12 @@ func listen(path string) (*os.File, error) {
 // readableKernel returns a kernel that other users can read. Some systems make
 // theirs unreadable; it is then copied once.
 func (r *Runtime) readableKernel() (string, error) {
-	st, err := os.Stat(r.kernel.Image)
+	st, err := os.Stat(r.parts().kernel.Image)
 	if err != nil {
 		return "", fmt.Errorf("cannot find the kernel: %w", err)
 	}
 	if !r.rights.own || st.Mode()&0o004 != 0 {
-		return r.kernel.Image, nil
+		return r.parts().kernel.Image, nil
 	}
 	name, err := r.kernelCopy()
 	if err != nil {
@@ -288,7 +288,7 @@ func (r *Runtime) readableKernel() (string, error) {
 	if _, err := os.Stat(name); err == nil {
 		return name, nil
 	}
-	if err := copyFor(name, r.kernel.Image); err != nil {
+	if err := copyFor(name, r.parts().kernel.Image); err != nil {
 		return "", fmt.Errorf("cannot copy the kernel: %w", err)
 	}
 	return name, nil
@@ -296,7 +296,7 @@ func (r *Runtime) readableKernel() (string, error) {
 
 // kernelCopy returns the path of the kernel's copy.
 func (r *Runtime) kernelCopy() (string, error) {
-	sum, err := r.sum.of(r.kernel.Image)
+	sum, err := r.sum.of(r.parts().kernel.Image)
 	return filepath.Join(r.bootFiles(), sum+".kernel"), err
 }
 

@@ -247,12 +247,12 @@ func (r *Runtime) spawn(id string, rec runRecord, vsock *os.File) (*exec.Cmd, er
 		return nil, fmt.Errorf("cannot open QEMU's error log: %w", err)
 	}
 	defer errs.Close()
-	cmd := exec.Command(r.qemu, r.arguments(id, rec)...)
+	cmd := exec.Command(r.parts().qemu, r.arguments(id, rec)...)
 	cmd.Dir, cmd.Stderr, cmd.ExtraFiles = "/", errs, files
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.SysProcAttr = r.rights.attributes(id, rec.Accel)
 	if err := r.rights.start(cmd); err != nil {
-		return nil, fmt.Errorf("cannot start %s: %w", r.qemu, err)
+		return nil, fmt.Errorf("cannot start %s: %w", r.parts().qemu, err)
 	}
 	return cmd, nil
 }

@@ -196,19 +196,19 @@ func TestWakeWithoutMemory(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	short := filepath.Join(dir, "qemu")
-	script := fmt.Sprintf("#!/bin/sh\nulimit -v %d\nexec %s \"$@\"\n", 200<<10, b.qemu) // KiB; it needs twice as much
+	script := fmt.Sprintf("#!/bin/sh\nulimit -v %d\nexec %s \"$@\"\n", 200<<10, b.parts().qemu) // KiB; it needs twice as much
 	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(short, []byte(script), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	enough := b.qemu
-	b.qemu = short
+	enough := b.parts().qemu
+	b.parts().qemu = short
 	err = w.Thaw()
 	var unusable *instance.SnapshotError
 	if err == nil || errors.As(err, &unusable) || shortage(err.Error()) != syscall.ENOMEM.Error() || !w.Hibernated() {
 		t.Fatalf("without memory: %v, hibernated %t", err, w.Hibernated())
 	}
 	t.Log(err)
-	b.qemu = enough
+	b.parts().qemu = enough
 	if err := w.Thaw(); err != nil {
 		t.Fatal(err)
 	}

@@ -33,6 +33,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"lull/internal/base/elfcheck"
 	"lull/internal/edge/oci"
 	"lull/internal/edge/runtime/microvm/vnet"
 	"lull/internal/instance"
@@ -122,16 +123,17 @@ func (m Machine) withDefaults() (Machine, error) {
 
 // Config configures a Runtime.
 type Config struct {
-	Dir      string     // private directory, created with mode 0700; its path must be short, because it contains sockets
-	Harness  string     // the lull-harness program
-	Kernel   string     // tree or file for FindKernel; empty if there is none
-	NoKernel error      // why Kernel is empty; otherwise nil
-	QEMU     string     // default qemu-system-x86_64 in PATH
-	Accel    Accel      // default: chosen by rule, or as remembered
-	Channel  Channel    // default: auto
-	Images   *oci.Store // store for unpacked images; nil accepts only directories and ext4 images
-	Layer    int64      // size in bytes of the writable layer, fixed at the first start; 0 keeps changes in memory until the guest stops
-	Log      *slog.Logger
+	Dir     string // private directory, created with mode 0700; its path must be short, because it contains sockets
+	Harness string // the lull-harness program
+	Kernel  string // tree or file for FindKernel
+	// FindKernel, if set, is called for Kernel's value, again while there is none.
+	FindKernel func() (string, error)
+	QEMU       string     // default qemu-system-x86_64 in PATH
+	Accel      Accel      // default: chosen by rule, or as remembered
+	Channel    Channel    // default: auto
+	Images     *oci.Store // store for unpacked images; nil accepts only directories and ext4 images
+	Layer      int64      // size in bytes of the writable layer, fixed at the first start; 0 keeps changes in memory until the guest stops
+	Log        *slog.Logger
 
 	// Machine returns the defaults for an instance's guest; nil means the zero
 	// Machine.
@@ -157,8 +159,6 @@ type Runtime struct {
 	reserved reserved
 	cfg      Config
 	log      *slog.Logger
-	qemu     string
-	kernel   Kernel
 	files    machineFiles
 	rights   rights
 	// listens returns why this process cannot listen on vsock; setCID registers a
@@ -166,9 +166,8 @@ type Runtime struct {
 	listens func() error
 	setCID  func(fd int, cid uint32) error
 	boot    string
-	// lacks lists missing prerequisites for starting or restoring guests.
-	lacks error
-	sum   kernelSum
+	found   atomic.Pointer[parts]
+	sum     kernelSum
 	// roots is held for reading while a root image and boot files are taken into
 	// use.
 	roots sync.RWMutex
@@ -234,7 +233,7 @@ func New(cfg Config) (*Runtime, error) {
 	r := &Runtime{cfg: cfg, log: cfg.Log, files: liveFiles, listens: listens, setCID: setCID, works: map[string]*Work{}, making: make(chan struct{}, 1)}
 	r.rights = r.files.findRights(os.Geteuid())
 	var errs []error
-	r.lacks = r.findParts()
+	lacks := r.parts().lacks
 	if err := cfg.Channel.check(r.noVsock); err != nil {
 		errs = append(errs, err)
 	}
@@ -252,7 +251,7 @@ func New(cfg Config) (*Runtime, error) {
 		errs = append(errs, err)
 	}
 	if len(errs) > 0 {
-		return nil, errors.Join(append(errs, r.lacks)...)
+		return nil, errors.Join(append(errs, lacks)...)
 	}
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, "vm"), 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the directory of virtual machines: %w", err)
@@ -263,34 +262,61 @@ func New(cfg Config) (*Runtime, error) {
 	return r, nil
 }
 
-// findParts finds the prerequisites; its error lists all that are missing.
-func (r *Runtime) findParts() error {
+// parts are the prerequisites for starting and restoring guests.
+type parts struct {
+	qemu   string
+	kernel Kernel
+	lacks  error // lists what is missing
+}
+
+// parts returns the prerequisites. While some are missing they are looked for at
+// each call, so that one that is installed later is used without a restart.
+func (r *Runtime) parts() *parts {
+	p := r.found.Load()
+	if p == nil || p.lacks != nil {
+		p = r.findParts()
+		r.found.Store(p)
+	}
+	return p
+}
+
+func (r *Runtime) findParts() *parts {
+	p := &parts{}
 	var errs []error
 	var err error
-	if r.qemu, err = exec.LookPath(r.cfg.QEMU); err != nil {
+	if p.qemu, err = exec.LookPath(r.cfg.QEMU); err != nil {
 		errs = append(errs, fmt.Errorf("cannot find QEMU: %w (Debian package qemu-system-x86)", err))
 	}
-	if err = r.cfg.NoKernel; err == nil {
-		r.kernel, err = FindKernel(r.cfg.Kernel)
+	kernel := r.cfg.Kernel
+	if r.cfg.FindKernel != nil {
+		kernel, err = r.cfg.FindKernel()
+	} else {
+		err = nil
+	}
+	if err == nil {
+		p.kernel, err = FindKernel(kernel)
 	}
 	if err != nil {
 		errs = append(errs, err)
 	}
-	if _, err := os.Stat(r.cfg.Harness); err != nil {
-		errs = append(errs, fmt.Errorf("cannot find lull-harness: %w; build it with make build", err))
+	if err := elfcheck.Static(r.cfg.Harness); err != nil {
+		errs = append(errs, fmt.Errorf("cannot use lull-harness: %w; build it with: make build", err))
 	}
-	return errors.Join(errs...)
+	p.lacks = errors.Join(errs...)
+	return p
 }
 
 // Missing returns an error that lists missing prerequisites for starting or
 // restoring guests, nil if there are none.
-func (r *Runtime) Missing() error { return r.lacks }
+func (r *Runtime) Missing() error { return r.parts().lacks }
 
 // Accelerator returns the accelerator used for guests, and why.
 func (r *Runtime) Accelerator() (Accel, string) { return r.accel() }
 
 // KernelVersion returns the version, or else the path, of the guest kernel.
-func (r *Runtime) KernelVersion() string { return cmp.Or(r.kernel.Version, r.kernel.Image) }
+func (r *Runtime) KernelVersion() string {
+	return cmp.Or(r.parts().kernel.Version, r.parts().kernel.Image)
+}
 
 // Capabilities implements instance.Runtime. Clients come through the relay, so
 // the program has no sockets on the host to watch.
@@ -312,7 +338,7 @@ func checkID(id string) error {
 // Start implements instance.Runtime. It returns once the guest has booted and its
 // program has been started.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
-	if err := errors.Join(checkID(l.ID), r.lacks); err != nil {
+	if err := errors.Join(checkID(l.ID), r.Missing()); err != nil {
 		return nil, err
 	}
 	if len(l.Listen) > 0 {

@@ -50,8 +50,8 @@ func (c Channel) check(no func() error) error {
 
 // noVsock returns why guests cannot use vsock, or nil if they can.
 func (r *Runtime) noVsock() error {
-	if r.kernel.Version != "" && !r.kernel.VSOCK {
-		return fmt.Errorf("cannot use vsock: the guests' kernel %s has not all of the modules %v", r.kernel.Version, vsock.Modules)
+	if r.parts().kernel.Version != "" && !r.parts().kernel.VSOCK {
+		return fmt.Errorf("cannot use vsock: the guests' kernel %s has not all of the modules %v", r.parts().kernel.Version, vsock.Modules)
 	}
 	return r.files.noVsock(r.listens)
 }
@@ -79,7 +79,8 @@ func listens() error {
 // FindChannel returns the channel used on this machine for guests with this
 // kernel, and why. It returns an error if want is not available.
 func FindChannel(want Channel, k Kernel) (what string, err error) {
-	r := &Runtime{kernel: k, files: liveFiles, listens: listens}
+	r := &Runtime{files: liveFiles, listens: listens}
+	r.found.Store(&parts{kernel: k})
 	no := r.noVsock()
 	switch err := want.check(func() error { return no }); {
 	case err != nil:

@@ -64,7 +64,8 @@ func TestChannels(t *testing.T) {
 		{"no modules", ChannelAuto, lacks, here, vnet.Outbound, false, ""},
 		{"no modules, by order", ChannelVsock, lacks, here, vnet.Outbound, false, "vmw_vsock_virtio_transport"},
 	} {
-		r := &Runtime{cfg: Config{Channel: c.channel}, kernel: c.kernel, files: c.files, listens: fine}
+		r := &Runtime{cfg: Config{Channel: c.channel}, files: c.files, listens: fine}
+		r.found.Store(&parts{kernel: c.kernel})
 		cid, err := r.giveCID(Machine{Net: c.net})
 		if (cid != 0) != c.device || (err != nil) != (c.fault != "") || err != nil && !strings.Contains(err.Error(), c.fault) {
 			t.Errorf("%s: context id %d, %v", c.name, cid, err)
@@ -100,7 +101,8 @@ func TestWithoutVsock(t *testing.T) {
 		{ChannelAuto, errors.New("cannot start: vhost-vsock"), false},
 		{ChannelVsock, fmt.Errorf("%w: EPERM", errVsock), false},
 	} {
-		r := &Runtime{cfg: Config{Channel: c.channel}, kernel: Kernel{VSOCK: true}, files: withVsock(t), listens: func() error { return nil }, log: slog.New(slog.DiscardHandler)}
+		r := &Runtime{cfg: Config{Channel: c.channel}, files: withVsock(t), listens: func() error { return nil }, log: slog.New(slog.DiscardHandler)}
+		r.found.Store(&parts{kernel: Kernel{VSOCK: true}})
 		if got := r.doWithoutVsock(c.err); got != c.want || r.doWithoutVsock(c.err) {
 			t.Errorf("%s, %v: %t", c.channel, c.err, got)
 		}
@@ -203,7 +205,8 @@ func TestVsockSnapshot(t *testing.T) {
 		{"the device came", without, ChannelAuto, withVsock(t), ""},
 		{"never had one", without, ChannelSerial, machineFiles{dev: "/nowhere"}, ""},
 	} {
-		w := &Work{r: &Runtime{cfg: Config{Channel: c.channel}, kernel: Kernel{VSOCK: true}, files: c.files, listens: func() error { return nil }}}
+		w := &Work{r: &Runtime{cfg: Config{Channel: c.channel}, files: c.files, listens: func() error { return nil }}}
+		w.r.found.Store(&parts{kernel: Kernel{VSOCK: true}})
 		err := w.checkVsock(&c.man)
 		var bad *instance.SnapshotError
 		switch {
@@ -247,7 +250,8 @@ func TestVsockKernel(t *testing.T) {
 	if err != nil || !k.VSOCK || len(k.Vsock) != 2 {
 		t.Fatalf("a kernel that has it built in: %+v, %v", k, err)
 	}
-	r := &Runtime{cfg: Config{Dir: filepath.Join(dir, "data"), Harness: filepath.Join(dir, "harness")}, kernel: k}
+	r := &Runtime{cfg: Config{Dir: filepath.Join(dir, "data"), Harness: filepath.Join(dir, "harness")}}
+	r.found.Store(&parts{kernel: k})
 	for _, on := range []bool{true, false} {
 		name, err := r.initramfs(Machine{}, false, on)
 		if err != nil {

@@ -29,8 +29,8 @@ func (r *Runtime) checkWorkspace(s string) error {
 	if err != nil || ws.Dir == "" {
 		return err
 	}
-	if r.kernel.Version != "" && !r.kernel.FUSE {
-		return fmt.Errorf("the guests' kernel %s has no module fuse", r.kernel.Version)
+	if r.parts().kernel.Version != "" && !r.parts().kernel.FUSE {
+		return fmt.Errorf("the guests' kernel %s has no module fuse", r.parts().kernel.Version)
 	}
 	dir, err := filepath.EvalSymlinks(ws.Dir)
 	if err != nil {

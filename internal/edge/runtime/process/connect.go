@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"lull/internal/base/elfcheck"
 	"lull/internal/instance"
 	"lull/internal/link/shimctl"
 )
@@ -65,8 +66,8 @@ func (r *Runtime) launchShim() error {
 		}
 		path = filepath.Join(filepath.Dir(self), "lull-shim")
 	}
-	if _, err := os.Stat(path); err != nil {
-		return fmt.Errorf("cannot find lull-shim at %s: %w; build it with make build, or name it with --shim", path, err)
+	if err := elfcheck.Static(path); err != nil {
+		return fmt.Errorf("cannot use lull-shim: %w; build it with: make build, or name another with --shim", err)
 	}
 	log, err := os.OpenFile(filepath.Join(r.cfg.Dir, "shim.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -192,6 +192,17 @@ func (w *Work) cpu() (time.Duration, error) {
 	return w.r.fs.TreeCPU(pids)
 }
 
+// MainCPU is the CPU time of the main process and those that descend from it. In a
+// container it leaves out commands that the engine runs beside it. It may fall
+// when a child ends that no parent waits for.
+func (w *Work) MainCPU() (time.Duration, error) {
+	pids, err := w.r.fs.Tree(w.ident.PID, "", nil)
+	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
+		return 0, fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
+	}
+	return w.r.fs.TreeCPU(pids)
+}
+
 // disk is what the tree has read from disks and written to them, in bytes.
 func (w *Work) disk() (uint64, error) {
 	pids, err := w.pids(false)

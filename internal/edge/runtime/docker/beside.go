@@ -1,0 +1,218 @@
+package docker
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Commands that Docker runs beside a container's program are of two kinds. A
+// health check is no use of the container: the CPU time that it takes is left out.
+// Any other command is a user's and holds the container while it runs. Docker says
+// in events when each begins and ends; which of them is a health check is known by
+// its command.
+
+// Events of commands. The command follows the first.
+const (
+	execStart = "exec_start: "
+	execDie   = "exec_die"
+)
+
+// healthCommand returns the command of the health check as events show it, or
+// empty if there is none.
+func (d *details) healthCommand() string {
+	if d.Config.Healthcheck == nil || len(d.Config.Healthcheck.Test) < 2 {
+		return ""
+	}
+	args := d.Config.Healthcheck.Test[1:]
+	switch d.Config.Healthcheck.Test[0] {
+	case "CMD":
+	case "CMD-SHELL":
+		shell := d.Config.Shell
+		if len(shell) == 0 {
+			shell = []string{"/bin/sh", "-c"}
+		}
+		args = slices.Concat(shell, args)
+	default:
+		return ""
+	}
+	return strings.TrimSpace(strings.Join(args, " "))
+}
+
+// checks accounts for the CPU time of a container's health checks. While one runs,
+// what the container's group uses beyond its program's own tree is the check's.
+type checks struct {
+	group, main func() (time.Duration, error)
+
+	mu      sync.Mutex
+	running map[string]bool // by exec
+	open    bool            // the window of those that run has begun with both times below
+	atGroup time.Duration
+	atMain  time.Duration
+	done    time.Duration // of windows that are over
+}
+
+// begin notes that a health check starts.
+func (c *checks) begin(exec string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running == nil {
+		c.running = map[string]bool{}
+	}
+	c.running[exec] = true
+	if c.open {
+		return
+	}
+	var err, gerr error
+	c.atMain, err = c.main() // first: an error in time makes the check look cheaper
+	c.atGroup, gerr = c.group()
+	c.open = err == nil && gerr == nil // else its CPU time counts as the container's
+}
+
+// end notes that a health check is over; it reports whether exec was one.
+func (c *checks) end(exec string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.running[exec] {
+		return false
+	}
+	delete(c.running, exec)
+	if len(c.running) == 0 {
+		c.closeLocked()
+	}
+	return true
+}
+
+// endAll notes that no end of a check will be heard.
+func (c *checks) endAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running = nil
+	c.closeLocked()
+}
+
+func (c *checks) closeLocked() {
+	c.done += c.currentLocked()
+	c.open = false
+}
+
+// currentLocked is the CPU time of the checks of the open window so far. An error
+// counts as none.
+func (c *checks) currentLocked() time.Duration {
+	if !c.open {
+		return 0
+	}
+	group, err := c.group()
+	if err != nil {
+		return 0
+	}
+	main, err := c.main()
+	if err != nil {
+		return 0
+	}
+	return max(group-c.atGroup-max(main-c.atMain, 0), 0)
+}
+
+// used is the CPU time of all checks so far.
+func (c *checks) used() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.done + c.currentLocked()
+}
+
+// besides are users' commands that run beside containers.
+type besides struct {
+	h Host
+
+	mu sync.Mutex
+	by map[string]map[string]func() // by container and exec: what ends its hold
+}
+
+// add holds the instance while the command of a user runs.
+func (b *besides) add(container, exec, id, command string) {
+	over := make(chan struct{})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.by[container][exec] != nil {
+		return
+	}
+	if b.by[container] == nil {
+		b.by[container] = map[string]func(){}
+	}
+	b.by[container][exec] = sync.OnceFunc(func() { close(over) })
+	go b.h.Beside(id, command, over)
+}
+
+func (b *besides) remove(container, exec string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if end := b.by[container][exec]; end != nil {
+		end()
+	}
+	delete(b.by[container], exec)
+	if len(b.by[container]) == 0 {
+		delete(b.by, container)
+	}
+}
+
+// removeAll ends every hold of a container; of all with an empty one.
+func (b *besides) removeAll(container string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for c, execs := range b.by {
+		if container == "" || c == container {
+			for end := range maps.Values(execs) {
+				end()
+			}
+			delete(b.by, c)
+		}
+	}
+}
+
+// command follows the events of commands. It must not wait.
+func (f *follower) command(e event) {
+	exec := e.Actor.Attributes["execID"]
+	w := f.r.workOf(e.Actor.ID)
+	command, starts := strings.CutPrefix(e.Action, execStart)
+	switch {
+	case w == nil || exec == "":
+	case starts && w.isCheck(command):
+		w.checks.begin(exec)
+	case starts:
+		if _, own := f.r.api.own.Load(exec); own { // the host holds the instance for it
+			return
+		}
+		f.beside.add(w.container, exec, w.id, strings.TrimSpace(command))
+	case e.Action == execDie && !w.checks.end(exec):
+		f.beside.remove(w.container, exec)
+	}
+}
+
+func (w *Work) isCheck(command string) bool {
+	return w.health != "" && strings.TrimSpace(command) == w.health
+}
+
+// findCommands holds a container for the users' commands that run beside it
+// already.
+func (f *follower) findCommands(ctx context.Context, d *details, id string) error {
+	for _, exec := range d.ExecIDs {
+		command, runs, err := f.r.api.running(ctx, exec)
+		if err != nil {
+			return err
+		}
+		w := f.r.workOf(d.ID)
+		_, own := f.r.api.own.Load(exec)
+		if !runs || own || w == nil || w.isCheck(command) {
+			continue
+		}
+		f.beside.add(d.ID, exec, id, command)
+		// One that ended before it was added has no event to come.
+		if _, runs, err = f.r.api.running(ctx, exec); err != nil || !runs {
+			f.beside.remove(d.ID, exec)
+		}
+	}
+	return nil
+}
