@@ -18,25 +18,71 @@ import (
 	"lull/internal/sim/truth"
 )
 
-// load is one kind of use that a program can be put to.
+// load is one kind of use that a program can be put to, until end at the latest.
 type load struct {
 	name  string
 	blind time.Duration // what the documented resolution of its signal may hide
-	on    func(r *rig, p *hosttest.Proc, id string) (off func())
+	on    func(r *rig, p *hosttest.Proc, id string, end time.Time) (off func())
+
+	silent bool // it holds without a byte: not with a quiet-connection-after
+	alone  bool // it holds while it lasts, and idle time does not begin at its end
+	relay  bool // its clients are seen by the relay only, and do not outlive the daemon
 }
 
 var loads = []load{
-	{"cpu", blindFor, func(_ *rig, p *hosttest.Proc, _ string) func() { p.SetBusy(true); return func() { p.SetBusy(false) } }},
-	{"disk", blindFor, func(_ *rig, p *hosttest.Proc, _ string) func() {
+	{name: "cpu", blind: blindFor, on: func(_ *rig, p *hosttest.Proc, _ string, _ time.Time) func() {
+		p.SetBusy(true)
+		return func() { p.SetBusy(false) }
+	}},
+	{name: "disk", blind: blindFor, on: func(_ *rig, p *hosttest.Proc, _ string, _ time.Time) func() {
 		p.SetWriting(true)
 		return func() { p.SetWriting(false) }
 	}},
-	{"request", blindFor, func(r *rig, p *hosttest.Proc, id string) func() {
+	{name: "request", blind: blindFor, on: func(r *rig, p *hosttest.Proc, id string, _ time.Time) func() {
 		p.SetSlow(true)
 		r.k.Connect(id)
 		return func() { p.SetSlow(false) }
 	}},
-	{"call", probeFor, func(_ *rig, p *hosttest.Proc, _ string) func() { p.SetAsking(1); return func() { p.SetAsking(0) } }},
+	{name: "call", blind: probeFor, on: func(_ *rig, p *hosttest.Proc, _ string, _ time.Time) func() {
+		p.SetAsking(1)
+		return func() { p.SetAsking(0) }
+	}},
+	{name: "connection", blind: blindFor, silent: true, on: func(r *rig, _ *hosttest.Proc, id string, _ time.Time) func() {
+		return r.k.Connect(id).Close
+	}},
+	{name: "unix connection", blind: blindFor, on: func(r *rig, _ *hosttest.Proc, id string, _ time.Time) func() {
+		return r.k.ConnectUnix(id).Close
+	}},
+	{name: "relayed connection", blind: blindFor, silent: true, relay: true, on: relayed},
+	{name: "relayed request", blind: blindFor, relay: true, on: func(r *rig, p *hosttest.Proc, id string, end time.Time) func() {
+		p.SetSlow(true)
+		gone := relayed(r, p, id, end)
+		return func() { p.SetSlow(false); gone() }
+	}},
+	{name: "lease that expires", alone: true, on: func(r *rig, _ *hosttest.Proc, id string, end time.Time) func() {
+		r.lease(id, "expires", time.Until(end))
+		return func() {}
+	}},
+	{name: "lease that is renewed and released", alone: true, on: func(r *rig, _ *hosttest.Proc, id string, end time.Time) func() {
+		r.lease(id, "another", time.Second)
+		r.lease(id, "renewed", time.Second)
+		r.lease(id, "renewed", time.Until(end)+time.Hour)
+		return func() {
+			if err := r.ReleaseLease(context.Background(), id, "renewed"); err != nil {
+				r.t.Errorf("release: %v", err)
+			}
+		}
+	}},
+}
+
+// relayed is a client of the relay's port.
+func relayed(r *rig, _ *hosttest.Proc, _ string, _ time.Time) func() {
+	c, err := r.gates["a"].Arrive(context.Background())
+	if err != nil {
+		r.t.Errorf("relay: %v", err)
+		return func() {}
+	}
+	return c.Close
 }
 
 // probeFor is the time between two probes: a use that ends between them was last
@@ -52,7 +98,7 @@ const blindFor = time.Second
 // again. The use is drawn before the host runs and is not taken from any reading.
 // LULL_TRUTH_ROUNDS is how many hosts are tried.
 func TestNothingInUseIsPaused(t *testing.T) {
-	rounds := 40
+	rounds := 5 * len(loads)
 	if n, err := strconv.Atoi(os.Getenv("LULL_TRUTH_ROUNDS")); err == nil {
 		rounds = n
 	}
@@ -69,6 +115,7 @@ func TestNothingInUseIsPaused(t *testing.T) {
 				at      time.Time
 				timeout time.Duration
 			}
+			r.k.Remote = kind.relay
 			var seen []pause
 			timeout := time.Second + time.Duration(rnd.Int64N(int64(10*time.Minute)))
 			r.disk.On = func(rec *instance.Record) {
@@ -78,18 +125,21 @@ func TestNothingInUseIsPaused(t *testing.T) {
 			}
 			id := r.run("a", func(s *instance.Spec) {
 				s.PauseAfter, s.StopAfter = new(idle.Duration(timeout)), new(idle.Duration(0))
-				s.QuietConnectionAfter = idle.Duration(time.Second + time.Duration(rnd.Int64N(int64(time.Minute))))
+				if !kind.silent {
+					s.QuietConnectionAfter = idle.Duration(time.Second + time.Duration(rnd.Int64N(int64(time.Minute))))
+				}
 			})
 			use := truth.Of(slices.DeleteFunc(truth.Draw(rnd, time.Now(), 2*time.Hour, 20*time.Minute).Spans(),
 				func(s truth.Span) bool { return s.To.Sub(s.From) <= kind.blind })...)
-			// The daemon is killed now and then until t.
-			until := func(end time.Time) {
+			// The daemon is killed now and then until end.
+			until := func(end time.Time, kills bool) {
 				for left := time.Until(end); left > 0; left = time.Until(end) {
 					time.Sleep(min(left, time.Second+time.Duration(rnd.Int64N(int64(10*time.Minute)))))
 					synctest.Wait()
-					if rnd.IntN(4) == 0 {
+					if kills && rnd.IntN(4) == 0 {
 						r.crash()
 						r.boot()
+						r.gates["a"].ID = id
 					}
 					if rnd.IntN(4) == 0 {
 						after := idle.Duration(time.Second + time.Duration(rnd.Int64N(int64(10*time.Minute))))
@@ -100,19 +150,23 @@ func TestNothingInUseIsPaused(t *testing.T) {
 				}
 			}
 			for _, s := range use.Spans() {
-				until(s.From)
+				until(s.From, true)
 				if r.Resume(context.Background(), id, byManual) != nil { // whoever uses it begins with it awake
 					t.Fatal("it cannot be resumed")
 				}
-				off := kind.on(r, r.k.Proc(id), id)
-				until(s.To)
+				off := kind.on(r, r.k.Proc(id), id, s.To)
+				until(s.To, !kind.relay)
 				off()
 			}
-			until(time.Now().Add(time.Hour))
+			until(time.Now().Add(time.Hour), true)
 			r.is("a", power.Paused) // and what is not used is paused
 			pauses += len(seen)
 			for _, p := range seen {
-				if err := use.Check(p.at, p.timeout-probeFor, kind.blind); err != nil {
+				timeout := p.timeout - probeFor
+				if kind.alone {
+					timeout = 1
+				}
+				if err := use.Check(p.at, timeout, kind.blind); err != nil {
 					t.Errorf("LULL_SEED=%d, host %d, %s: %v", seed, n, kind.name, err)
 				}
 			}

@@ -15,6 +15,7 @@ type UnixSocket struct {
 	Path      string // @ before an abstract name; never empty
 	Listening bool
 	Connected bool // of an accepted connection the path is its listener's
+	Pending   bool // a connection to the listener of that path that is not accepted yet; it has no inode
 }
 
 // Unix lists the bound unix sockets of a process's network namespace, of our own
@@ -42,6 +43,7 @@ const maxUnixLine = 4096
 func parseUnix(r io.Reader) (all []UnixSocket, err error) {
 	const (
 		accepts   = 1 << 16 // __SO_ACCEPTCON
+		pending   = 2       // SS_CONNECTING, of what has no file
 		connected = 3       // SS_CONNECTED
 	)
 	lines := bufio.NewScanner(r)
@@ -66,7 +68,7 @@ func parseUnix(r io.Reader) (all []UnixSocket, err error) {
 			return nil, fmt.Errorf("line %d is not of a socket", n)
 		}
 		_, path, _ := bytes.Cut(lines.Bytes(), append(append([]byte(" "), f[5]...), ' '))
-		all = append(all, UnixSocket{Inode: inode, Path: string(path), Listening: flags&accepts != 0, Connected: state == connected})
+		all = append(all, UnixSocket{Inode: inode, Path: string(path), Listening: flags&accepts != 0, Connected: state == connected, Pending: state == pending && inode == 0})
 	}
 	return all, lines.Err()
 }

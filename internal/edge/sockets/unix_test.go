@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestUnix(t *testing.T) {
@@ -15,12 +17,14 @@ func TestUnix(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	c, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
+	for range 2 {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
 	}
-	defer c.Close()
-	s, err := ln.Accept()
+	s, err := ln.Accept() // the second is left to wait
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,10 +41,12 @@ func TestUnix(t *testing.T) {
 			kinds = append(kinds, "listening")
 		case u.Connected:
 			kinds = append(kinds, "connected")
+		case u.Pending:
+			kinds = append(kinds, "pending")
 		}
 	}
 	slices.Sort(kinds)
-	if !slices.Equal(kinds, []string{"connected", "listening"}) {
+	if !slices.Equal(kinds, []string{"connected", "listening", "pending"}) {
 		t.Errorf("found %v at %s among %d sockets", kinds, path, len(all))
 	}
 }
@@ -58,4 +64,53 @@ func TestParseUnix(t *testing.T) {
 			t.Errorf("%q gives %v", bad, all)
 		}
 	}
+}
+
+// TestUnixPeers: each end of a connection has the other as its peer.
+func TestUnixPeers(t *testing.T) {
+	ln, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	c, err := net.Dial("unix", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	peers, err := UnixPeers(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inode := func(c net.Conn) uint64 {
+		raw, err := c.(*net.UnixConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		if err := raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); err != nil {
+			t.Fatal(err)
+		}
+		return st.Ino
+	}
+	if a, b := inode(c), inode(s); peers[a] != b || peers[b] != a {
+		t.Errorf("peers of %d and %d: %d and %d", a, b, peers[a], peers[b])
+	}
+}
+
+// FuzzPeers reads anything as an answer of the kernel without a crash.
+func FuzzPeers(f *testing.F) {
+	f.Add([]byte{20, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+	f.Add(append([]byte{40, 0, 0, 0, 20, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 8, 0, 2, 0, 7, 0, 0, 0))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		peers := map[uint64]uint64{}
+		if done, err := parsePeers(b, peers); done && err == nil && len(b) < headerSize {
+			t.Errorf("%d bytes are the end of a list", len(b))
+		}
+	})
 }

@@ -399,7 +399,7 @@ func TestDockerPause(t *testing.T) {
 	k.pause("other")
 	k.d.Kill() // nor does a daemon that comes after this one wake it
 	k.d.Boot()
-	k.known("other")
+	k.d.Look("other")
 	if o = k.d.Look("web"); o.State != "paused" || o.LastPausedBy != "external" || k.status("web") != "paused" {
 		t.Errorf("%s: paused by %s, docker says %s", daemontest.Describe(o), o.LastPausedBy, k.status("web"))
 	}

@@ -76,6 +76,24 @@ func (p *Proc) pending() string {
 	return ""
 }
 
+// ConnectUnix is Connect over a unix socket: how long it has been quiet is not
+// known, which counts as not at all.
+func (k *Kernel) ConnectUnix(id string) *Client {
+	c := k.Connect(id)
+	k.mu.Lock()
+	c.local = true
+	k.mu.Unlock()
+	return c
+}
+
+// quietFor is how long no byte moved. The caller holds the kernel's lock.
+func (c *Client) quietFor() time.Duration {
+	if c.local {
+		return 0
+	}
+	return time.Since(c.moved)
+}
+
 // Connect is a client's handshake and first bytes. The kernel completes it
 // whether the program runs or not.
 func (k *Kernel) Connect(id string) *Client {

@@ -21,6 +21,7 @@ type Gate struct {
 	asleep  bool
 	waking  bool
 	inside  int
+	pairs   []*Client // relayed, where the kernel does not show them
 	waiting int
 	fresh   chan struct{} // closed at Release and at the end of a wake
 	failed  error
@@ -49,12 +50,39 @@ func (g *Gate) Release() { g.change(func() { g.held, g.asleep = false, false }) 
 func (g *Gate) Activity() router.Activity {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return router.Activity{Held: g.held, Asleep: g.asleep, Open: g.inside, Waiting: g.waiting}
+	a := router.Activity{Held: g.held, Asleep: g.asleep, Open: g.inside, Waiting: g.waiting}
+	g.each(func(c *Client) {
+		a.Open++
+		if c.moved.After(a.LastByte) {
+			a.LastByte = c.moved
+		}
+	})
+	return a
 }
 
-// Owed implements host.Gate: its clients are those of the simulated kernel, which
-// tells itself who spoke last.
-func (g *Gate) Owed() int { return 0 }
+// each calls f for the relayed clients that are open. The caller holds mu.
+func (g *Gate) each(f func(*Client)) {
+	g.K.mu.Lock()
+	defer g.K.mu.Unlock()
+	for _, c := range g.pairs {
+		if !c.closed && !c.reset && !c.refused {
+			f(c)
+		}
+	}
+}
+
+// Owed implements host.Gate. Of clients that the simulated kernel shows it tells
+// itself who spoke last.
+func (g *Gate) Owed() (n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.each(func(c *Client) {
+		if c.owed {
+			n++
+		}
+	})
+	return n
+}
 
 // Arrive is a client of the relay. It returns once the client is connected to
 // the program, or the error that closed it.
@@ -103,6 +131,9 @@ func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
 	c := g.K.Connect(g.ID)
 	g.mu.Lock()
 	g.inside--
+	if g.K.Remote {
+		g.pairs = append(g.pairs, c)
+	}
 	g.mu.Unlock()
 	return c, nil
 }

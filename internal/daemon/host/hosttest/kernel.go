@@ -35,6 +35,9 @@ type Kernel struct {
 	Private bool
 	// Deaf has programs listen on nothing.
 	Deaf bool
+	// Remote hides the programs' clients from Sample, as a guest's network does:
+	// the relay alone knows them.
+	Remote bool
 	// Restore is how long a guest takes from disk.
 	Restore time.Duration
 	// Frees is how much of a guest's memory Reclaim gives back, in bytes; 0 is
@@ -63,6 +66,7 @@ type Client struct {
 	answered int
 	owed     bool // it sent last, and the program has not answered
 	moved    time.Time
+	local    bool // over a unix socket
 	refused  bool
 	reset    bool
 }
@@ -514,15 +518,15 @@ func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
 	defer p.k.mu.Unlock()
 	p.tick()
 	s := instance.Sample{At: time.Now(), CPU: p.cpu, DiskBytes: p.disk, Outbound: p.out, Listens: !p.k.Deep && !p.k.Deaf}
-	for _, c := range p.backlog {
-		s.Inbound = append(s.Inbound, instance.Conn{Unread: unread(c), QuietFor: time.Since(c.moved)})
+	for _, c := range p.seen(p.backlog) {
+		s.Inbound = append(s.Inbound, instance.Conn{Unread: unread(c), QuietFor: c.quietFor()})
 	}
-	for _, c := range p.open {
+	for _, c := range p.seen(p.open) {
 		turn := instance.TurnLocal
 		if c.owed {
 			turn = instance.TurnRemote
 		}
-		s.Inbound = append(s.Inbound, instance.Conn{Accepted: true, Unread: unread(c), QuietFor: time.Since(c.moved), Turn: turn})
+		s.Inbound = append(s.Inbound, instance.Conn{Accepted: true, Unread: unread(c), QuietFor: c.quietFor(), Turn: turn})
 	}
 	for n := range max(p.out, p.asks) {
 		turn := instance.TurnRemote
@@ -532,6 +536,14 @@ func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
 		s.Calls = append(s.Calls, instance.Conn{Accepted: true, QuietFor: time.Since(p.asked), Turn: turn, Loopback: n >= p.out})
 	}
 	return s
+}
+
+// seen returns the clients that a sample shows.
+func (p *Proc) seen(all []*Client) []*Client {
+	if p.k.Remote {
+		return nil
+	}
+	return all
 }
 
 // AtWork implements instance.Toiler.

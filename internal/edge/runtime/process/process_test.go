@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -268,6 +269,49 @@ func TestReopenedListener(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	})
+}
+
+// TestUnixClients: a client of a unix socket is an inbound connection, accepted or
+// not, until it has gone.
+func TestUnixClients(t *testing.T) {
+	freezers(t, func(t *testing.T, cfg process.Config) {
+		h := newHost(t, cfg)
+		path := h.out("sock")
+		w := h.start(h.launch("unix", 1, h.cfg.Shim, "program", "unix", path))
+		clients := func(n int, accepted bool) {
+			t.Helper()
+			waittest.Until(t, fmt.Sprint(n, " clients are counted"), func() bool {
+				s := w.Sample(nil)
+				return s.ConnErr == nil && len(s.Inbound) == n && !slices.ContainsFunc(s.Inbound, func(c instance.Conn) bool {
+					return c.Local != "unix "+path || c.Accepted != accepted
+				})
+			})
+		}
+		waittest.Until(t, "it listens", func() bool { c, err := net.Dial("unix", path); return err == nil && c.Close() == nil })
+		clients(0, true)
+		u, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer u.Close()
+		if _, err := say(u, "one"); err != nil {
+			t.Fatal(err)
+		}
+		clients(1, true)
+		if err := u.Close(); err != nil {
+			t.Fatal(err)
+		}
+		clients(0, true)
+		g, _ := sleep(t, w, nil, false)
+		late, err := net.Dial("unix", path) // a frozen program accepts nothing
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer late.Close()
+		clients(1, false)
+		wake(t, w, g)
+		clients(1, true)
 	})
 }
 

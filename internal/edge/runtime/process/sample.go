@@ -106,11 +106,12 @@ func (c *tableCache) listeners() ([]sockets.Socket, error) {
 	return c.dump(sockets.Query{States: []sockets.State{sockets.Listen}})
 }
 
-// unix lists bound unix sockets, as they were within the last second.
-func (c *tableCache) unix() ([]sockets.UnixSocket, error) {
+// unix lists bound unix sockets, as they were within the last second unless they
+// must be fresh.
+func (c *tableCache) unix(fresh bool) ([]sockets.UnixSocket, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.localAt) >= listeningFor {
+	if fresh || time.Since(c.localAt) >= listeningFor {
 		at := time.Now()
 		l, err := sockets.Unix(c.netns)
 		if err != nil {
@@ -256,7 +257,8 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 			listens[l.Local.Port()], at[l.Local] = true, true
 		}
 	}
-	s.Listens = len(at) > 0 || w.listensUnix(own)
+	s.Listens = len(at) > 0
+	w.countUnix(s, own, frozen)
 	for _, o := range t.open {
 		if _, ok := own[o.Inode]; ok {
 			local[o.Local] = true
@@ -313,17 +315,43 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 	w.mu.Unlock()
 }
 
-// listensUnix reports whether the tree listens on a unix socket. Not knowing is
-// no: it is then not paused where nothing else could wake it.
-func (w *Work) listensUnix(own map[uint64]place) bool {
+// countUnix adds the unix sockets of the tree: whether it listens on one, and its
+// clients there. How long a client has been quiet is not known, so it counts as if
+// it had just spoken. Sockets that cannot be listed make the connections unknown.
+func (w *Work) countUnix(s *instance.Sample, own map[uint64]place, frozen bool) {
 	if len(own) == 0 {
-		return false
+		return
 	}
-	all, err := w.table.unix()
-	return err == nil && slices.ContainsFunc(all, func(u sockets.UnixSocket) bool {
-		_, mine := own[u.Inode]
-		return mine && u.Listening
+	all, err := w.table.unix(frozen)
+	if err != nil {
+		s.ConnErr = err
+		return
+	}
+	paths := map[string]bool{}
+	for _, u := range all {
+		if _, mine := own[u.Inode]; mine && u.Listening {
+			s.Listens, paths[u.Path] = true, true
+		}
+	}
+	if len(paths) == 0 {
+		return
+	}
+	peers := sync.OnceValue(func() map[uint64]uint64 {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		p, _ := sockets.UnixPeers(ctx, w.table.netns) // those that are not known count as clients
+		return p
 	})
+	for _, u := range all {
+		_, mine := own[u.Inode]
+		if !paths[u.Path] || !u.Pending && !(mine && u.Connected) {
+			continue
+		}
+		if _, itself := own[peers()[u.Inode]]; mine && itself {
+			continue // between two processes of the tree
+		}
+		s.Inbound = append(s.Inbound, instance.Conn{Local: "unix " + u.Path, Accepted: mine, Loopback: true})
+	}
 }
 
 // lastClosed finds when the newest connection that is over ended.
