@@ -171,15 +171,17 @@ func toils(w Workload, s instance.Sample, quiet time.Duration) bool {
 // relay's count covers clients whose backend connection does not stand yet. With
 // quiet above 0, one that moved no byte for so long does not count.
 func (i *inst) connections(s instance.Sample, now, last time.Time, quiet time.Duration) (int, time.Time) {
-	n := 0
+	n, owed := 0, false
 	for _, c := range s.Inbound {
 		moved := now.Add(-c.QuietFor)
 		if moved.After(last) {
 			last = moved
 		}
-		if quiet == 0 || c.QuietFor < quiet || !c.Accepted || c.Unread > 0 || owes(c, i.rec.Endpoints) {
+		waits := !c.Accepted || c.Unread > 0 || owes(c, i.rec.Endpoints)
+		if quiet == 0 || c.QuietFor < quiet || waits {
 			n++
 		}
+		owed = owed || waits
 	}
 	if s.LastClosed.After(last) {
 		last = s.LastClosed
@@ -195,12 +197,13 @@ func (i *inst) connections(s instance.Sample, now, last time.Time, quiet time.Du
 		if quiet == 0 {
 			n = max(n, a.Open)
 		} else {
-			n = max(n, i.gate.Owed())
+			relayed := i.gate.Owed()
+			n, owed = max(n, relayed), owed || relayed > 0
 		}
 		n += a.Waiting
 	}
-	if n > 0 && quiet == 0 {
-		last = now // the timer starts when the last connection closes (seeds/004, 3.1)
+	if n > 0 && quiet == 0 || owed {
+		last = now // idle time begins when the last connection closes, or the last request is answered or given up
 	}
 	if last.After(now) {
 		last = now

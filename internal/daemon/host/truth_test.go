@@ -59,6 +59,11 @@ var loads = []load{
 		gone := relayed(r, p, id, end)
 		return func() { p.SetSlow(false); gone() }
 	}},
+	{name: "relayed request that is given up", blind: blindFor, relay: true, on: func(r *rig, p *hosttest.Proc, id string, end time.Time) func() {
+		p.SetSlow(true)
+		gone := relayed(r, p, id, end)
+		return func() { gone(); p.SetSlow(false) }
+	}},
 	{name: "lease that expires", alone: true, on: func(r *rig, _ *hosttest.Proc, id string, end time.Time) func() {
 		r.lease(id, "expires", time.Until(end))
 		return func() {}
@@ -163,10 +168,11 @@ func TestNothingInUseIsPaused(t *testing.T) {
 			pauses += len(seen)
 			for _, p := range seen {
 				timeout := p.timeout - probeFor
-				if kind.alone {
-					timeout = 1
+				at := p.at
+				if kind.alone { // at its very end it is over
+					timeout, at = 1, at.Add(time.Nanosecond)
 				}
-				if err := use.Check(p.at, timeout, kind.blind); err != nil {
+				if err := use.Check(at, timeout, kind.blind); err != nil {
 					t.Errorf("LULL_SEED=%d, host %d, %s: %v", seed, n, kind.name, err)
 				}
 			}

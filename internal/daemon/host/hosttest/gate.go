@@ -51,12 +51,14 @@ func (g *Gate) Activity() router.Activity {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	a := router.Activity{Held: g.held, Asleep: g.asleep, Open: g.inside, Waiting: g.waiting}
-	g.each(func(c *Client) {
-		a.Open++
+	g.each(func(*Client) { a.Open++ })
+	g.K.mu.Lock()
+	defer g.K.mu.Unlock()
+	for _, c := range g.pairs {
 		if c.moved.After(a.LastByte) {
 			a.LastByte = c.moved
 		}
-	})
+	}
 	return a
 }
 
