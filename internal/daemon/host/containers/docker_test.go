@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"lull/internal/daemon/host/daemontest"
 	"lull/internal/idle"
@@ -448,5 +449,50 @@ func TestDockerExec(t *testing.T) {
 	k.Must("exec", "web", "/bin/busybox", "killall", "sleep")
 	if o = k.d.Await("web", "paused"); o.LastPausedAt == nil || paused != nil && !o.LastPausedAt.After(*paused) || o.LastPausedBy != "idle_timeout" {
 		t.Errorf("once it is over: %s", daemontest.Describe(o))
+	}
+}
+
+// TestDockerFailsOpen: a client of a container that lull has paused is answered
+// although the daemon hangs, or was killed together with the shim.
+func TestDockerFailsOpen(t *testing.T) {
+	k := newDock(t)
+	at := k.serve("web")
+	for _, c := range []struct {
+		name string
+		do   func() (undo func())
+	}{
+		{"the daemon hangs", func() func() {
+			if err := syscall.Kill(k.d.PID(), syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			return func() {
+				if err := syscall.Kill(k.d.PID(), syscall.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
+		{"daemon and shim are killed", func() func() {
+			shim := k.d.ShimPID()
+			k.d.Kill()
+			if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			return k.d.Boot
+		}},
+	} {
+		k.pause("web")
+		began := time.Now()
+		undo := c.do()
+		if err := say(at, "hello"); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		t.Logf("REPORT docker, %s: a client is answered after %s", c.name, time.Since(began).Round(time.Millisecond))
+		if got := k.status("web"); got != "running" {
+			t.Errorf("%s: docker says that it is %s", c.name, got)
+		}
+		undo()
+		k.d.Until("web", "its resume is known", func(o hostctl.Instance) bool {
+			return o.State == "running" && o.LastResumedAt != nil && o.LastResumedAt.After(began)
+		})
 	}
 }
