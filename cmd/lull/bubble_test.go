@@ -17,9 +17,10 @@ import (
 
 	"lull/internal/base/memnet"
 	"lull/internal/daemon/controller"
+	"lull/internal/daemon/controller/cmlconsole"
+	"lull/internal/daemon/controller/ec2cloud"
 	"lull/internal/daemon/server"
 	"lull/internal/daemon/server/access"
-	"lull/internal/edge/cloudwatch"
 	"lull/internal/edge/ec2"
 	"lull/internal/fleet"
 	"lull/internal/link/control"
@@ -119,15 +120,14 @@ func newCloudRig(t *testing.T, scenario world.Config, settings map[string]any) *
 	fatal(err)
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	set := &ec2.Set{Accounts: map[string]ec2.Access{"": {HTTP: toAWS}}}
-	cmls := &consoles{fleet: r.fleet, secret: secrets(nil, func(string) string { return "cml" }), port: "8443", byID: map[string]*console{}, dial: toCML}
-	cl := &clouds{set: set, metric: map[[2]string]*cloudwatch.Client{}}
-	r.ctl, err = controller.New(controller.Config{Fleet: r.fleet, Server: "one", Clouds: cl.cloud, Consoles: cmls.console, CML: cmls.probe, Log: log})
+	cmls := cmlconsole.New(cmlconsole.Config{Fleet: r.fleet, Secret: secrets(nil, func(string) string { return "cml" }), Port: "8443", Dial: toCML})
+	r.ctl, err = controller.New(controller.Config{Fleet: r.fleet, Server: "one", Clouds: ec2cloud.New(set, nil).Cloud, Consoles: cmls.Console, CML: cmls.Probe, Log: log})
 	fatal(err)
 	tokens := access.New(db)
 	admin, err := tokens.First(ctx)
 	fatal(err)
 	api, err := server.New(server.Options{Fleet: r.fleet, Tokens: tokens, Version: "v1", Live: observed{r.ctl}, Log: log,
-		Regions: regionsOf(set, func() string { return r.fleet.Settings().AWSDefaultRegion }), Instances: instancesOf(set), CML: cmls.probe})
+		Regions: regionsOf(set, func() string { return r.fleet.Settings().AWSDefaultRegion }), Instances: instancesOf(set), CML: cmls.Probe})
 	fatal(err)
 	for _, f := range []func(context.Context) error{r.ctl.Run, api.Run} {
 		wg.Go(func() {
@@ -149,9 +149,7 @@ func newCloudRig(t *testing.T, scenario world.Config, settings map[string]any) *
 		srv.Close()
 		cancel()
 		aws.CloseIdleConnections()
-		for _, c := range cmls.byID {
-			c.client.Close()
-		}
+		cmls.Close()
 		wg.Wait()
 		db.Close()
 	}

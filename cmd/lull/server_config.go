@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
 	"os"
@@ -272,4 +273,49 @@ func (cfg *serverConfig) people() (server.People, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// accountsOf reads NAME=ROLE-ARN,... ; the account without a name is the
+// standard credential chain's own.
+func accountsOf(text string) (map[string]ec2.Access, error) {
+	out := map[string]ec2.Access{"": {}}
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		name, arn, ok := strings.Cut(part, "=")
+		if !ok || name == "" || !strings.HasPrefix(arn, "arn:") {
+			return nil, fmt.Errorf("cannot use aws-accounts: %q is not NAME=ROLE-ARN", part)
+		}
+		out[name] = ec2.Access{RoleARN: arn}
+	}
+	return out, nil
+}
+
+// accountNames are the accounts beside the credentials' own.
+func accountNames(accounts map[string]ec2.Access) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(accounts)), func(name string) bool { return name == "" })
+}
+
+// secrets opens what fleet.Secret refers to. Files are bounded, as anything
+// from outside.
+func secrets(seal *fleet.Sealer, getenv func(string) string) func(fleet.Secret) (string, error) {
+	file := func(name string) (string, error) {
+		b, err := os.ReadFile(name)
+		if err == nil && len(b) > 64<<10 {
+			err = fmt.Errorf("%d bytes, the limit is 65536", len(b))
+		}
+		if err != nil {
+			return "", fmt.Errorf("cannot read a secret: %w", err)
+		}
+		return strings.TrimRight(string(b), "\r\n"), nil
+	}
+	env := func(name string) (string, error) {
+		v := getenv(name)
+		if v == "" {
+			return "", fmt.Errorf("cannot read a secret: the environment has no %s", name)
+		}
+		return v, nil
+	}
+	return func(s fleet.Secret) (string, error) { return seal.Open(s, file, env) }
 }

@@ -20,9 +20,10 @@ import (
 	"lull/internal/base/task"
 	"lull/internal/base/tracing"
 	"lull/internal/daemon/controller"
+	"lull/internal/daemon/controller/cmlconsole"
+	"lull/internal/daemon/controller/ec2cloud"
 	"lull/internal/daemon/server"
 	"lull/internal/daemon/server/peers"
-	"lull/internal/edge/cloudwatch"
 	"lull/internal/edge/ec2"
 	"lull/internal/edge/journal"
 	"lull/internal/evidence"
@@ -103,10 +104,10 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 		}
 		return plane, nil
 	}
-	aws := &clouds{set: set, owners: fields(cfg.Owners), metric: map[[2]string]*cloudwatch.Client{}}
+	aws := ec2cloud.New(set, fields(cfg.Owners))
 	open := secrets(seal, c.getenv)
-	cmls := &consoles{fleet: f, secret: open, port: cfg.CMLPort, byID: map[string]*console{}}
-	plane.cml = cmls.probe
+	cmls := cmlconsole.New(cmlconsole.Config{Fleet: f, Secret: open, Port: cfg.CMLPort})
+	plane.cml = cmls.Probe
 	if plane.journal, err = openEvidence(filepath.Join(cfg.Data, "evidence"), cfg.evidenceBounds(), log); err != nil {
 		return plane, err
 	}
@@ -115,7 +116,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	}
 	ctl, err := controller.New(controller.Config{
 		Fleet: f, Server: id, Address: cfg.Advertise,
-		Clouds: aws.cloud, Accounts: accountNames(accounts), Consoles: cmls.console, CML: cmls.probe, Secret: open, Journal: plane.journal.Take,
+		Clouds: aws.Cloud, Accounts: accountNames(accounts), Consoles: cmls.Console, CML: cmls.Probe, Secret: open, Journal: plane.journal.Take,
 		Archive: archive(filepath.Join(cfg.Data, "audit")), Shadow: cfg.Shadow, Log: log.With("part", "controller"), Tracer: plane.traces.Tracer(),
 	})
 	if err != nil {

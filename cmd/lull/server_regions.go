@@ -7,6 +7,7 @@ import (
 
 	"lull/internal/daemon/server"
 	"lull/internal/edge/ec2"
+	"lull/internal/fleet"
 )
 
 // regionsFresh is for how long an answer about an account's regions holds; a
@@ -43,5 +44,24 @@ func regionsOf(set *ec2.Set, known func() string) server.Regions {
 		kept[account] = a
 		mu.Unlock()
 		return a.names, a.err
+	}
+}
+
+// instancesOf asks EC2 for one instance.
+func instancesOf(set *ec2.Set) server.Instances {
+	return func(ctx context.Context, account, region, id string) (*fleet.SeenInstance, error) {
+		client, err := set.Client(ctx, account, region)
+		if err != nil {
+			return nil, err
+		}
+		found, _, err := client.Instances(ctx, []string{id})
+		if err != nil {
+			return nil, err
+		}
+		in, ok := found[id]
+		if !ok {
+			return nil, nil
+		}
+		return &fleet.SeenInstance{State: string(in.State), Type: in.Type, PublicIP: in.PublicIP, PrivateIP: in.PrivateIP, LaunchTime: in.LaunchTime, Tags: in.Tags}, nil
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"lull/internal/base/wall"
 	"lull/internal/daemon/agent"
 	"lull/internal/daemon/controller"
+	"lull/internal/daemon/controller/ec2cloud"
 	"lull/internal/daemon/server"
 	"lull/internal/daemon/server/access"
 	"lull/internal/edge/ec2"
@@ -174,60 +175,15 @@ func (p reporter) AwaitHalt(ctx context.Context, t control.HaltTurn) (control.Ha
 	return p.cl.AwaitAgentHalt(ctx, p.r.id, t)
 }
 
-// cloud is the controller's, over the simulator.
-type cloud struct {
-	c *ec2.Client
+// counted notes the stops that the controller sends.
+type counted struct {
+	controller.Mover
 	r *rig
 }
 
-func describe(i ec2.Instance) controller.Instance {
-	return controller.Instance{ID: i.ID, State: string(i.State), Cause: controller.Cause(i.Cause()), PrivateIP: i.PrivateIP, PublicIP: i.PublicIP, Tags: i.Tags}
-}
-
-func (c cloud) States(ctx context.Context) (map[string]string, error) {
-	l, err := c.c.States(ctx)
-	out := map[string]string{}
-	for id, s := range l {
-		out[id] = string(s)
-	}
-	return out, err
-}
-
-func (c cloud) Instances(ctx context.Context, ids []string) (map[string]controller.Instance, []string, error) {
-	l, missing, err := c.c.Instances(ctx, ids)
-	out := map[string]controller.Instance{}
-	for id, i := range l {
-		out[id] = describe(i)
-	}
-	return out, missing, err
-}
-
-func (c cloud) Find(context.Context, controller.Search) ([]controller.Instance, error) {
-	return nil, nil
-}
-
-func (c cloud) Start(ctx context.Context, id string) error {
-	_, err := c.c.Start(ctx, id)
-	return err
-}
-
-func (c cloud) Stop(ctx context.Context, id string, hibernate bool) (controller.Stopped, error) {
+func (c counted) Stop(ctx context.Context, id string, hibernate bool) (controller.Stopped, error) {
 	c.r.with(func() { c.r.stops = append(c.r.stops, "stop") })
-	_, err := c.c.Stop(ctx, id, hibernate)
-	return controller.Stopped{}, err
-}
-
-func (c cloud) Terminate(ctx context.Context, id string) error {
-	_, err := c.c.Terminate(ctx, id)
-	return err
-}
-
-func (c cloud) CreateTags(ctx context.Context, ids []string, tags map[string]string) error {
-	return c.c.CreateTags(ctx, ids, tags)
-}
-
-func (c cloud) DeleteTags(ctx context.Context, ids []string, keys []string) error {
-	return c.c.DeleteTags(ctx, ids, keys)
+	return c.Mover.Stop(ctx, id, hibernate)
 }
 
 // console is a CML that is quiet unless the test says otherwise.
@@ -285,7 +241,7 @@ func start(t *testing.T, o options) *rig {
 		config: "idle-timeout: 20m\nwarn-before: 2m\nsnooze: 0s\nboot-grace: 0s\n" + o.config}
 	r.sim = must(sim.New(sim.Options{Scenario: world.Config{Regions: []world.RegionConfig{{Name: region}},
 		Workers: []world.WorkerConfig{{Name: "m", Region: region, Image: "ami-0000000000000d012"}}}}))(t)
-	r.sim.World.Locate("m", func(i *world.Instance, _ world.Moment) { r.id = i.ID })
+	r.sim.World.Locate("m", func(i *world.Instance, now world.Moment) { r.id, i.Launched = i.ID, now.Wire })
 	network := &memnet.Network{}
 	serve := func(h http.Handler, addr string) (*http.Client, func()) {
 		l := must(network.Listen(addr))(t)
@@ -310,17 +266,16 @@ func start(t *testing.T, o options) *rig {
 	r.fleet = must(fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: fleet.Layer{Values: settings}}))(t)
 	if !o.unknown {
 		n := fleet.ImportedWorker{Name: "m", AWSRegion: region, EC2InstanceID: r.id}
-		n.PauseHolder, n.ActivitySources = &o.holder, o.sources
+		n.PauseHolder, n.ActivitySources, n.AcceptedRisks = &o.holder, o.sources, []string{fleet.RiskNoElasticIP}
 		r.w = must(r.fleet.ImportWorker(t.Context(), person, n))(t).ID
 		if !o.unarmed {
 			must(r.fleet.ArmWorker(t.Context(), person, r.w, true))(t)
 		}
 	}
-	cc := cloud{client(), r}
+	cc := ec2cloud.Region(client(), nil, nil)
+	cc.Move = counted{cc.Move, r}
 	r.ctl = must(controller.New(controller.Config{Fleet: r.fleet, Server: "one",
-		Clouds: func(string, string) (controller.Cloud, error) {
-			return controller.Cloud{Look: cc, Move: cc, Tag: cc}, nil
-		},
+		Clouds:   func(string, string) (controller.Cloud, error) { return cc, nil },
 		Consoles: func(fleet.Worker) (controller.Console, error) { return console{r}, nil }}))(t)
 	tokens := access.New(db)
 	_, token, err := tokens.Create(t.Context(), access.Wanted{Name: "a", Role: access.Agent, Machine: r.id})

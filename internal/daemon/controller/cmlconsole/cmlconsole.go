@@ -1,4 +1,7 @@
-package main
+// Package cmlconsole adapts the CML of a worker to the ports of package
+// controller: telemetry, system state, licenses and notices. It keeps one client
+// for each worker, so that it logs in once and not at every detection.
+package cmlconsole
 
 import (
 	"context"
@@ -7,10 +10,8 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
 	"reflect"
 	"regexp"
-	"strings"
 	"sync"
 	"time"
 
@@ -19,17 +20,35 @@ import (
 	"lull/internal/fleet"
 )
 
-// consoles makes and keeps the CML clients of workers, so that each logs in
-// once and not at every look.
-type consoles struct {
-	fleet  *fleet.Fleet
-	secret func(fleet.Secret) (string, error)
-	port   string // of CML on the workers
-	// dial replaces the network to them; nil is net.Dialer.
-	dial func(ctx context.Context, network, address string) (net.Conn, error)
+// Config says how consoles reach their CML.
+type Config struct {
+	Fleet  *fleet.Fleet                       // settings and default credentials
+	Secret func(fleet.Secret) (string, error) // opens passwords
+	Port   string                             // of CML on the workers, where their address names none
+	// Dial replaces the network to them; nil is net.Dialer's.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Consoles makes and keeps the CML clients of workers. It is safe for concurrent
+// use.
+type Consoles struct {
+	Config
 
 	mu   sync.Mutex
 	byID map[string]*console
+}
+
+// New returns consoles without a client yet.
+func New(cfg Config) *Consoles { return &Consoles{Config: cfg, byID: map[string]*console{}} }
+
+// Close ends the clients; their idle connections are closed.
+func (c *Consoles) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, one := range c.byID {
+		one.client.Close()
+	}
+	clear(c.byID)
 }
 
 // maxConsoles is how many clients are kept; beyond it all are made anew.
@@ -63,8 +82,8 @@ var (
 )
 
 // config is how the CML of w is reached.
-func (c *consoles) config(w fleet.Worker) (cml.Config, error) {
-	s := c.fleet.Settings()
+func (c *Consoles) config(w fleet.Worker) (cml.Config, error) {
+	s := c.Fleet.Settings()
 	user, ref := w.CMLUsername, w.CMLPassword
 	if user == "" {
 		user = s.CMLDefaultUsername
@@ -72,7 +91,7 @@ func (c *consoles) config(w fleet.Worker) (cml.Config, error) {
 	if ref == "" {
 		ref = s.CMLDefaultPassword
 	}
-	password, err := c.secret(ref)
+	password, err := c.Secret(ref)
 	if err != nil {
 		return cml.Config{}, fmt.Errorf("cannot open the CML password of worker %q: %w", w.ID, err)
 	}
@@ -80,19 +99,21 @@ func (c *consoles) config(w fleet.Worker) (cml.Config, error) {
 	if err != nil || u.Host == "" {
 		return cml.Config{}, fmt.Errorf("cannot reach the CML of worker %q: it has no address", w.ID)
 	}
-	if u.Port() == "" && c.port != "443" {
-		u.Host = net.JoinHostPort(u.Hostname(), c.port)
+	if u.Port() == "" && c.Port != "443" {
+		u.Host = net.JoinHostPort(u.Hostname(), c.Port)
 	}
 	cfg := cml.Config{URL: u.String(), Username: user, Password: password,
 		TLS: cml.TLS{CA: []byte(w.TLSCA), Pin: w.TLSPin, Insecure: w.TLSInsecure}}
 	if w.TLSCA == "" {
 		cfg.TLS.CA = nil
 	}
-	cfg.Dial = c.dial
+	cfg.Dial = c.Dial
 	return cfg, nil
 }
 
-func (c *consoles) console(w fleet.Worker) (controller.Console, error) {
+// Console returns the console of w, made again when its address, credentials or
+// certificate settings have changed.
+func (c *Consoles) Console(w fleet.Worker) (controller.Console, error) {
 	made, err := c.config(w)
 	if err != nil {
 		return nil, err
@@ -115,7 +136,7 @@ func (c *consoles) console(w fleet.Worker) (controller.Console, error) {
 	if len(c.byID) >= maxConsoles {
 		clear(c.byID)
 	}
-	v := &console{made: cfg, client: client, fleet: c.fleet}
+	v := &console{made: cfg, client: client, fleet: c.Fleet}
 	c.byID[w.ID] = v
 	return v, nil
 }
@@ -282,27 +303,4 @@ func (c *console) Withdraw(ctx context.Context, id string) error {
 		}
 	}
 	return nil
-}
-
-// secrets opens what fleet.Secret refers to. Files are bounded, as anything
-// from outside.
-func secrets(seal *fleet.Sealer, getenv func(string) string) func(fleet.Secret) (string, error) {
-	file := func(name string) (string, error) {
-		b, err := os.ReadFile(name)
-		if err == nil && len(b) > 64<<10 {
-			err = fmt.Errorf("%d bytes, the limit is 65536", len(b))
-		}
-		if err != nil {
-			return "", fmt.Errorf("cannot read a secret: %w", err)
-		}
-		return strings.TrimRight(string(b), "\r\n"), nil
-	}
-	env := func(name string) (string, error) {
-		v := getenv(name)
-		if v == "" {
-			return "", fmt.Errorf("cannot read a secret: the environment has no %s", name)
-		}
-		return v, nil
-	}
-	return func(s fleet.Secret) (string, error) { return seal.Open(s, file, env) }
 }

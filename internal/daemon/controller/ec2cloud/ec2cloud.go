@@ -1,11 +1,12 @@
-package main
+// Package ec2cloud adapts EC2 and CloudWatch to the ports of package controller:
+// instances, launches, tags, volumes, stop checks and processor load of one
+// region and account. It keeps one client for each; rates, retries and the kinds
+// of errors are those of packages ec2 and cloudwatch.
+package ec2cloud
 
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,35 +17,53 @@ import (
 	"lull/internal/fleet"
 )
 
-// clouds makes and keeps the clouds of a controller, one for each account and
-// region, over the AWS edges.
-type clouds struct {
+// Clouds makes and keeps the clouds of a controller, one for each account and
+// region. It is safe for concurrent use.
+type Clouds struct {
 	set    *ec2.Set
-	owners []string // of images
+	owners []string
 
 	mu     sync.Mutex
 	metric map[[2]string]*cloudwatch.Client
 }
 
+// New returns clouds over set, which the caller keeps. owners limits the search
+// for images to accounts; empty allows every owner.
+func New(set *ec2.Set, owners []string) *Clouds {
+	return &Clouds{set: set, owners: owners, metric: map[[2]string]*cloudwatch.Client{}}
+}
+
 // loadWithin bounds the search for credentials at the first use of a region.
 const loadWithin = 20 * time.Second
 
-func (c *clouds) cloud(account, region string) (controller.Cloud, error) {
+// Cloud returns the cloud of one region of an account; "" is the account of the
+// credentials. Its errors are of type *controller.CallError where EC2 was asked.
+func (c *Clouds) Cloud(account, name string) (controller.Cloud, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), loadWithin)
 	defer cancel()
-	client, err := c.set.Client(ctx, account, region)
+	client, err := c.set.Client(ctx, account, name)
 	if err != nil {
 		return controller.Cloud{}, callError(err)
 	}
-	load, err := c.cloudwatch(ctx, account, region)
+	load, err := c.cloudwatch(ctx, account, name)
 	if err != nil {
 		return controller.Cloud{}, err
 	}
-	r := awsRegion{client: client, load: load, owners: c.owners}
-	return controller.Cloud{Look: r, Move: r, Launch: r, Check: r, Tag: r, Load: r, Size: r, Parts: r}, nil
+	return Region(client, load, c.owners), nil
 }
 
-func (c *clouds) cloudwatch(ctx context.Context, account, region string) (*cloudwatch.Client, error) {
+// Region returns the cloud of the region of client. Without load, which may be
+// nil, it reads no processor load.
+func Region(client *ec2.Client, load *cloudwatch.Client, owners []string) controller.Cloud {
+	r := &region{client: client, load: load, owners: owners}
+	c := controller.Cloud{Look: r, Move: r, Launch: r, Check: r, Tag: r, Size: r, Parts: r}
+	if load != nil {
+		c.Load = r
+	}
+	return c
+}
+
+func (c *Clouds) cloudwatch(ctx context.Context, account, region string) (*cloudwatch.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := [2]string{account, region}
@@ -63,44 +82,22 @@ func (c *clouds) cloudwatch(ctx context.Context, account, region string) (*cloud
 	return m, nil
 }
 
-// accountsOf reads NAME=ROLE-ARN,... ; the account without a name is the
-// standard credential chain's own.
-func accountsOf(text string) (map[string]ec2.Access, error) {
-	out := map[string]ec2.Access{"": {}}
-	for part := range strings.SplitSeq(text, ",") {
-		if part = strings.TrimSpace(part); part == "" {
-			continue
-		}
-		name, arn, ok := strings.Cut(part, "=")
-		if !ok || name == "" || !strings.HasPrefix(arn, "arn:") {
-			return nil, fmt.Errorf("cannot use aws-accounts: %q is not NAME=ROLE-ARN", part)
-		}
-		out[name] = ec2.Access{RoleARN: arn}
-	}
-	return out, nil
-}
-
-// accountNames are the accounts beside the credentials' own.
-func accountNames(accounts map[string]ec2.Access) []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(accounts)), func(name string) bool { return name == "" })
-}
-
-// awsRegion is one region of one account as the controller sees it.
-type awsRegion struct {
+// region is one region of one account as the controller sees it.
+type region struct {
 	client *ec2.Client
 	load   *cloudwatch.Client
 	owners []string
 }
 
 var (
-	_ controller.Observer   = awsRegion{}
-	_ controller.Mover      = awsRegion{}
-	_ controller.Launcher   = awsRegion{}
-	_ controller.Inspector  = awsRegion{}
-	_ controller.Tagger     = awsRegion{}
-	_ controller.LoadReader = awsRegion{}
-	_ controller.Sizer      = awsRegion{}
-	_ controller.Cataloger  = awsRegion{}
+	_ controller.Observer   = (*region)(nil)
+	_ controller.Mover      = (*region)(nil)
+	_ controller.Launcher   = (*region)(nil)
+	_ controller.Inspector  = (*region)(nil)
+	_ controller.Tagger     = (*region)(nil)
+	_ controller.LoadReader = (*region)(nil)
+	_ controller.Sizer      = (*region)(nil)
+	_ controller.Cataloger  = (*region)(nil)
 )
 
 // callError gives an error of the edge the controller's kind, which has the
@@ -125,7 +122,7 @@ func instanceFrom(i ec2.Instance) controller.Instance {
 		ClientToken: i.ClientToken, Tags: i.Tags, Volumes: i.Volumes}
 }
 
-func (r awsRegion) States(ctx context.Context) (map[string]string, error) {
+func (r *region) States(ctx context.Context) (map[string]string, error) {
 	states, err := r.client.States(ctx)
 	if err != nil {
 		return nil, callError(err)
@@ -137,7 +134,7 @@ func (r awsRegion) States(ctx context.Context) (map[string]string, error) {
 	return out, nil
 }
 
-func (r awsRegion) Instances(ctx context.Context, ids []string) (map[string]controller.Instance, []string, error) {
+func (r *region) Instances(ctx context.Context, ids []string) (map[string]controller.Instance, []string, error) {
 	found, missing, err := r.client.Instances(ctx, ids)
 	if err != nil {
 		return nil, nil, callError(err)
@@ -149,7 +146,7 @@ func (r awsRegion) Instances(ctx context.Context, ids []string) (map[string]cont
 	return out, missing, nil
 }
 
-func (r awsRegion) Find(ctx context.Context, q controller.Search) ([]controller.Instance, error) {
+func (r *region) Find(ctx context.Context, q controller.Search) ([]controller.Instance, error) {
 	l, err := r.client.Find(ctx, ec2.Query{Tags: q.Tags, ClientToken: q.ClientToken, ImageName: q.ImageName, ImageOwners: r.owners})
 	if err != nil {
 		return nil, callError(err)
@@ -161,27 +158,27 @@ func (r awsRegion) Find(ctx context.Context, q controller.Search) ([]controller.
 	return out, nil
 }
 
-func (r awsRegion) Start(ctx context.Context, id string) error {
+func (r *region) Start(ctx context.Context, id string) error {
 	_, err := r.client.Start(ctx, id)
 	return callError(err)
 }
 
-func (r awsRegion) Stop(ctx context.Context, id string, hibernate bool) (controller.Stopped, error) {
+func (r *region) Stop(ctx context.Context, id string, hibernate bool) (controller.Stopped, error) {
 	s, err := r.client.Stop(ctx, id, hibernate)
 	return controller.Stopped{Hibernating: s.Hibernating, Fallback: s.Fallback}, callError(err)
 }
 
-func (r awsRegion) Terminate(ctx context.Context, id string) error {
+func (r *region) Terminate(ctx context.Context, id string) error {
 	_, err := r.client.Terminate(ctx, id)
 	return callError(err)
 }
 
-func (r awsRegion) NewestImage(ctx context.Context, pattern string) (string, error) {
+func (r *region) NewestImage(ctx context.Context, pattern string) (string, error) {
 	i, err := r.client.NewestImage(ctx, pattern, r.owners)
 	return i.ID, callError(err)
 }
 
-func (r awsRegion) Run(ctx context.Context, l fleet.Launch) (controller.Instance, error) {
+func (r *region) Run(ctx context.Context, l fleet.Launch) (controller.Instance, error) {
 	i, err := r.client.Run(ctx, ec2.Launch{ClientToken: l.Token, ImageID: l.AMIID, InstanceType: l.InstanceType, SubnetID: l.SubnetID,
 		SecurityGroupIDs: l.SecurityGroupIDs, KeyName: l.KeyName, IAMInstanceProfile: l.IAMInstanceProfile, UserData: l.UserData, Tags: l.Tags, Hibernation: l.Hibernation, RootVolume: rootVolume(l.RootVolume)})
 	return instanceFrom(i), callError(err)
@@ -195,22 +192,22 @@ func rootVolume(v *fleet.LaunchVolume) *ec2.RootVolume {
 }
 
 // Machine describes what a launch would make.
-func (r awsRegion) Machine(ctx context.Context, imageID, instanceType string) (controller.Machine, error) {
+func (r *region) Machine(ctx context.Context, imageID, instanceType string) (controller.Machine, error) {
 	m, err := r.client.Machine(ctx, imageID, instanceType)
 	return controller.Machine{Hibernates: m.Hibernates, Why: m.Why, MemoryMiB: int(m.MemoryMiB), RootDevice: m.RootDevice, RootGB: int(m.RootGiB)}, callError(err)
 }
 
-func (r awsRegion) DeleteTags(ctx context.Context, ids []string, keys []string) error {
+func (r *region) DeleteTags(ctx context.Context, ids []string, keys []string) error {
 	return callError(r.client.DeleteTags(ctx, ids, keys))
 }
 
-func (r awsRegion) CreateTags(ctx context.Context, ids []string, tags map[string]string) error {
+func (r *region) CreateTags(ctx context.Context, ids []string, tags map[string]string) error {
 	return callError(r.client.CreateTags(ctx, ids, tags))
 }
 
 // Preflight gives the codes of what a stop would meet. A check that could not
 // be made makes the whole unknown.
-func (r awsRegion) Preflight(ctx context.Context, id string) ([]string, error) {
+func (r *region) Preflight(ctx context.Context, id string) ([]string, error) {
 	p, err := r.client.Preflight(ctx, id)
 	if err != nil {
 		return nil, callError(err)
@@ -235,7 +232,7 @@ func (r awsRegion) Preflight(ctx context.Context, id string) ([]string, error) {
 }
 
 // Volumes reads sizes and types of volumes.
-func (r awsRegion) Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error) {
+func (r *region) Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error) {
 	found, err := r.client.Volumes(ctx, ids)
 	out := make(map[string]fleet.Volume, len(found))
 	for id, v := range found {
@@ -246,7 +243,7 @@ func (r awsRegion) Volumes(ctx context.Context, ids []string) (map[string]fleet.
 
 // Load reads CloudWatch. What it has no value of is nil; what failed is an
 // error as well.
-func (r awsRegion) Load(ctx context.Context, ids []string, since time.Time) map[string]controller.Load {
+func (r *region) Load(ctx context.Context, ids []string, since time.Time) map[string]controller.Load {
 	out := make(map[string]controller.Load, len(ids))
 	for id, readings := range r.load.Read(ctx, ids, since, time.Now()) {
 		l := controller.Load{Period: r.load.Period()}

@@ -1,4 +1,4 @@
-package main
+package cmlconsole
 
 import (
 	"context"
@@ -6,20 +6,18 @@ import (
 	"fmt"
 	"time"
 
-	"lull/internal/daemon/server"
 	"lull/internal/edge/cml"
-	"lull/internal/edge/ec2"
 	"lull/internal/fleet"
 )
 
 // probeTimeout bounds one call of a probe for a CML.
 const probeTimeout = 4 * time.Second
 
-// probe reports whether a CML answers at the endpoint of w. One that refuses
+// Probe reports whether a CML answers at the endpoint of w. One that refuses
 // the credentials or whose certificate cannot be verified is a CML too: to
 // judge it by its processor load alone would pause it under its users. Without
 // verification only the version is asked for, and no credentials are sent.
-func (c *consoles) probe(ctx context.Context, w fleet.Worker) (found bool, detail string) {
+func (c *Consoles) Probe(ctx context.Context, w fleet.Worker) (found bool, detail string) {
 	cfg, err := c.config(w)
 	if err != nil {
 		return false, err.Error()
@@ -49,23 +47,4 @@ func (c *consoles) probe(ctx context.Context, w fleet.Worker) (found bool, detai
 		return false, openErr.Error()
 	}
 	return true, fmt.Sprintf("CML %s answers at %s, but its certificate cannot be verified: %v; set --tls-pin or --tls-ca, or choose --source", info.Version, w.HTTPSEndpoint, err)
-}
-
-// instancesOf asks EC2 for one instance.
-func instancesOf(set *ec2.Set) server.Instances {
-	return func(ctx context.Context, account, region, id string) (*fleet.SeenInstance, error) {
-		client, err := set.Client(ctx, account, region)
-		if err != nil {
-			return nil, err
-		}
-		found, _, err := client.Instances(ctx, []string{id})
-		if err != nil {
-			return nil, err
-		}
-		in, ok := found[id]
-		if !ok {
-			return nil, nil
-		}
-		return &fleet.SeenInstance{State: string(in.State), Type: in.Type, PublicIP: in.PublicIP, PrivateIP: in.PrivateIP, LaunchTime: in.LaunchTime, Tags: in.Tags}, nil
-	}
 }
