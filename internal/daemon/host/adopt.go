@@ -12,23 +12,23 @@ import (
 	"lull/internal/power"
 )
 
-// Limits of taking over.
+// Limits of adoption.
 const (
-	adoptLimit   = 10 * time.Second // the search for one run
-	adoptAgain   = 5 * time.Second  // and one that somebody waits for
-	adoptAtOnce  = 16               // how many are searched for at once
-	loadPatience = 2 * time.Second  // before those are served who ask
+	adoptLimit   = 10 * time.Second // search for one run
+	adoptAgain   = 5 * time.Second  // one attempt that a caller waits for
+	adoptAtOnce  = 16               // concurrent searches
+	loadPatience = 2 * time.Second  // how long Load waits before requests are served
 )
 
-// beingSought is why an instance is not known yet.
+// beingSought is the reason why a run is not known yet.
 var beingSought = errors.New("its run is being looked for")
 
-// Load takes over what an earlier daemon left: records of any state, written
-// at any instant. What still runs is adopted, what ended meanwhile is treated
-// like any ending, and what was paused is looked at through the fence before
-// it is frozen again. It waits for that, but not long: what hangs is looked for
-// further while others are served. Call it once, before Run and before serving
-// requests.
+// Load adopts what an earlier daemon left: records in any state, written at any
+// instant. A run that still exists is adopted, one that ended in the meantime
+// is handled like any other exit, and a paused one passes through the fence
+// before it is frozen again. Load waits for this only briefly. Searches that
+// hang continue while other instances are served. Call Load once, before Run
+// and before serving requests.
 func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 	var errs []error
 	for n := range recs {
@@ -43,8 +43,8 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 		}
 		i := newInst(h, rec, rt)
 		if err := i.openRelay(); err != nil {
-			// The instance is kept: its state and promises do not depend on
-			// the port, which the error names.
+			// The instance is kept. Its state and promises do not depend on the
+			// port, which the error names.
 			errs = append(errs, fmt.Errorf("cannot open the ports of %s: %w", rec.Spec.Name, err))
 			i.rec.StatusReason = "its ports could not be opened: " + err.Error()
 		}
@@ -62,12 +62,12 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 	return errors.Join(append(errs, h.adoptAll(ctx))...)
 }
 
-// adoptAll takes over every instance. It gives the faults that it has seen when it
-// has waited long enough.
+// adoptAll adopts every instance. It returns the errors seen until its wait
+// ended.
 func (h *Host) adoptAll(ctx context.Context) error {
 	var mu sync.Mutex
 	var errs []error
-	gone := false // nobody waits for errs any more
+	gone := false // the caller has stopped waiting for errs
 	take := func(i *inst) {
 		i.acquire()
 		err := i.seek(ctx)
@@ -104,8 +104,8 @@ func (h *Host) adoptAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// adopt brings one instance into the state that its record says, for which it
-// looks for its run no longer than limit. The caller holds the lock.
+// adopt brings one instance into the state that its record names. It searches
+// for the run no longer than limit. The caller holds the lock.
 func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	was := i.state()
 	i.mu.Lock()
@@ -142,7 +142,8 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		}
 		return i.adoptEnded(was, gone.Exit, why)
 	case err != nil:
-		// Not found is not stopped: it stays as recorded and is tried again.
+		// Not found is not stopped: the instance stays as recorded, and the
+		// search is repeated.
 		i.h.retryAdopt(i)
 		return fmt.Errorf("cannot take over %s: %w", i.name(), err)
 	}
@@ -150,7 +151,7 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	i.mu.Lock()
 	i.work, i.rec.Identity = w, &found
 	if s, ok := w.(instance.Hibernator); ok && s.Hibernated() && was.Asleep() {
-		// It was saved, and the daemon ended before it could say so.
+		// It was saved, but the daemon ended before it could record that.
 		was, i.rec.State = power.Hibernated, power.Hibernated
 	}
 	i.mu.Unlock()
@@ -159,8 +160,8 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		if err := i.continueStart(ctx, w); err == nil {
 			return nil
 		}
-		// Nobody knows how far it came; the person or client that asked has
-		// gone. A clean start is the only state that can be named.
+		// How far the start came is unknown, and its caller is gone. Only a
+		// clean start leads to a known state.
 		if err := i.startFailed(w, errors.New("the daemon ended while it was starting"), false); err != nil && i.state() != power.Stopped {
 			return err
 		}
@@ -170,31 +171,31 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		err := a.walk([]step{{"stop-signal", askToEnd}, {"stop-thaw", thaw}})
 		var unusable *instance.SnapshotError
 		switch {
-		case errors.As(err, &unusable): // there is nobody to ask
+		case errors.As(err, &unusable): // no one is left to report it to
 			if err := i.endNow(ctx); err != nil {
 				return err
 			}
 		case err != nil:
-			i.h.due.set(i, i.h.now().Add(time.Second)) // it is ended then
+			i.h.due.set(i, i.h.now().Add(time.Second)) // the deadline ends it
 			return err
 		}
 		return i.finishStop(ctx, "restart", i.rec.StatusReason)
 	}
 	if err := i.adoptAlive(ctx, was, w); err != nil {
-		i.h.due.set(i, i.h.now().Add(time.Second)) // looked at again
+		i.h.due.set(i, i.h.now().Add(time.Second)) // the deadline checks it again
 		return err
 	}
 	return nil
 }
 
-// settleLimit is how long something that an earlier daemon asked others for may
-// still happen.
+// settleLimit is how long a request that an earlier daemon sent to another
+// process can still take effect.
 const settleLimit = 30 * time.Second
 
-// adoptAlive takes over a run that was running, paused or in between.
+// adoptAlive adopts a run that was running, paused or in a transition.
 func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) error {
-	// One with a network of its own is relayed to wherever it listens, also when it
-	// cannot be asked where that is.
+	// An instance with its own network is relayed to wherever it listens, even
+	// if its listeners cannot be read.
 	if ls, err := w.Listeners(); err == nil || i.rt.Capabilities().Network {
 		if err := i.decidePaths(append([]instance.Endpoint(nil), i.spec().Expose...), ls); err != nil {
 			return err
@@ -209,7 +210,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		if err != nil { // nothing watches its sockets, so it is woken
 			return fmt.Errorf("cannot tell whether %s is frozen: %w", i.name(), err)
 		}
-		if !still { // what it did meanwhile is not known, so it counts as used
+		if !still { // its recent activity is unknown, so it counts as active
 			i.update(func(r *instance.Record) { r.State = power.Resuming })
 			return i.foundResumed("supervisor", letRunSaying)
 		}
@@ -220,7 +221,8 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 			i.settles = i.h.now().Add(settleLimit)
 			i.mu.Unlock()
 		}
-		// Its own pauses are recorded before they begin, so this is another's.
+		// lull records its own pauses before they begin, so this one was made
+		// outside lull.
 		if still, err := w.Still(); err == nil && still && (was == power.Running || i.pausedByOthers()) {
 			if was == power.Running {
 				return i.pausedOutside("it was paused while no daemon was there")
@@ -248,7 +250,8 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 			return fmt.Errorf("cannot thaw %s: %w", i.name(), err)
 		}
 		if was == power.Running {
-			// Its activity since the last record was lost with the daemon that saw it.
+			// Activity since the last record was lost with the daemon that saw
+			// it.
 			i.update(func(r *instance.Record) { r.LastActivityAt = i.h.now() })
 			i.open()
 			i.scheduleAwake(i.h.now())
@@ -273,14 +276,15 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 	return nil
 }
 
-// Why an instance runs that slept, or was on the way to or from it, when its daemon
-// ended.
+// Reasons for the state of an instance that was asleep or in a power transition
+// when its daemon ended.
 const (
 	letRunSaying    = "it was let run while no daemon was there"
 	midChangeSaying = "the daemon ended in the middle of a change"
 )
 
-// foundResumed records a resume that nobody saw, at the time at which it is found.
+// foundResumed records a resume that happened while no daemon ran, with the
+// time at which it was found.
 func (i *inst) foundResumed(by, why string) error {
 	now := i.h.now()
 	i.note(func(r *instance.Record) {
@@ -294,8 +298,8 @@ func (i *inst) foundResumed(by, why string) error {
 	return nil
 }
 
-// foundPausing returns one to running whose pause had not come to its end: there
-// is no resume to tell of.
+// foundPausing returns an instance whose pause did not complete to running. It
+// records no resume.
 func (i *inst) foundPausing() error {
 	now := i.h.now()
 	i.note(func(r *instance.Record) {
@@ -306,8 +310,8 @@ func (i *inst) foundPausing() error {
 	return nil
 }
 
-// adoptEnded records what ended while no daemon watched, then applies the
-// restart rule.
+// adoptEnded records an exit that happened while no daemon ran, then applies
+// the restart rule.
 func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) error {
 	now := i.h.now()
 	if e.At.IsZero() {
@@ -334,10 +338,10 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	return nil
 }
 
-// retryAdopt checks again for a run that could not be looked for.
+// retryAdopt repeats a failed search for a run.
 func (h *Host) retryAdopt(i *inst) {
 	if !i.lost.CompareAndSwap(false, true) {
-		return // somebody is at it
+		return // another retry is in progress
 	}
 	h.spawn(func() {
 		select {
@@ -359,8 +363,8 @@ func (h *Host) retryAdopt(i *inst) {
 	})
 }
 
-// seek takes i over for nobody who waits, unless somebody else has: a stop does not
-// wait for it. The caller holds the lock.
+// seek adopts i in the background, unless another caller already does. A stop
+// does not wait for it. The caller holds the lock.
 func (i *inst) seek(ctx context.Context) error {
 	if i.workload() != nil {
 		return nil
@@ -372,9 +376,9 @@ func (i *inst) seek(ctx context.Context) error {
 	return i.adopt(ctx, adoptLimit)
 }
 
-// takenOver sees to it that a run which an earlier daemon left is known: until
-// then it can be neither woken nor stopped, and nothing is started beside it.
-// The caller holds the lock.
+// takenOver makes sure that a run left by an earlier daemon is adopted. Until
+// then the instance can be neither woken nor stopped, and no second run is
+// started. The caller holds the lock.
 func (i *inst) takenOver() error {
 	if i.workload() != nil || i.state() == power.Stopped {
 		return nil
@@ -382,8 +386,9 @@ func (i *inst) takenOver() error {
 	return i.adopt(i.h.ctx, adoptAgain)
 }
 
-// endUnknown ends, for a user, a run that could not be taken over because of
-// cause: nobody can ask it to end, and its runtime knows which one it is.
+// endUnknown ends, for a user, a run that could not be adopted because of
+// cause. The program cannot be asked to exit, but its runtime can identify and
+// kill it.
 func (i *inst) endUnknown(ctx context.Context, by string, cause error) error {
 	e, ok := i.rt.(instance.Ender)
 	if !ok {

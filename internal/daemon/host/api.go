@@ -27,12 +27,12 @@ import (
 // maxBody bounds a request body.
 const maxBody = 1 << 20
 
-// API serves a host. Extra knows what the host itself does not.
+// API serves a host over HTTP.
 type API struct {
 	Host    *Host
 	Version string
-	Status  func() hostctl.Status // the daemon's own state
-	Metrics http.Handler          // serves /metrics; nil serves none
+	Status  func() hostctl.Status // the daemon's status
+	Metrics http.Handler          // serves /metrics; nil disables it
 }
 
 // Handler returns the HTTP API and its OpenAPI document.
@@ -41,7 +41,7 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	cfg := humax.Config("lull host", a.Version)
 	cfg.Info.Description = "Instances on one machine and their power states."
 	cfg.DocsPath = ""
-	// A duration is seconds on the wire, with fractions.
+	// Durations are fractional seconds on the wire.
 	cfg.Components.Schemas.RegisterTypeAlias(reflect.TypeFor[idle.Duration](), reflect.TypeFor[float64]())
 	api := humago.New(mux, cfg)
 	api.UseMiddleware(humax.Strict)
@@ -57,7 +57,7 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	return http.MaxBytesHandler(mux, maxBody), api
 }
 
-// Named addresses one instance.
+// Named addresses one instance by name or ID.
 type Named struct {
 	Name string `path:"name" maxLength:"63" doc:"Name or id of an instance"`
 }
@@ -68,7 +68,7 @@ func operation(id, method, path, summary string) huma.Operation {
 	return huma.Operation{OperationID: id, Method: method, Path: "/api/v1" + path, Summary: summary, MaxBodyBytes: maxBody}
 }
 
-// problem turns an error of the host into a problem document.
+// problem converts an error of the host to a problem document.
 func problem(err error) error {
 	if err == nil {
 		return nil
@@ -311,7 +311,7 @@ func (a *API) leases(api huma.API) {
 		})
 }
 
-// stream registers what answers piece by piece: events and logs.
+// stream registers the streaming endpoints: events and logs.
 func (a *API) stream(api huma.API, mux *http.ServeMux) {
 	op := operation("events", "GET", "/events", "Events as they happen; Last-Event-ID continues where a client left off")
 	op.Middlewares = huma.Middlewares{func(hc huma.Context, next func(huma.Context)) {
@@ -370,14 +370,14 @@ func (a *API) stream(api huma.API, mux *http.ServeMux) {
 	})
 }
 
-// followed asks for events.
+// followed is the request for the event stream.
 type followed struct {
 	Last  string `header:"Last-Event-ID" maxLength:"20"`
 	Since string `query:"since" maxLength:"20" doc:"now, or a sequence number; default everything that is kept: the newest 4096, those before a restart of the daemon too. After a number that is not among those comes a reset, then everything that is kept"`
 	Kept  bool   `query:"kept" doc:"Only what is kept: it ends before what is to come"`
 }
 
-// Resolve refuses a place in the stream that cannot be one.
+// Resolve rejects an invalid position in the stream.
 func (f *followed) Resolve(huma.Context) (faults []error) {
 	for where, text := range map[string]string{"header.Last-Event-ID": f.Last, "query.since": f.Since} {
 		if _, err := strconv.ParseUint(text, 10, 64); err != nil && text != "" && text != "now" {
@@ -387,7 +387,7 @@ func (f *followed) Resolve(huma.Context) (faults []error) {
 	return faults
 }
 
-// logsOf reads the query of a request for logs.
+// logsOf parses the query of a log request.
 func logsOf(query string) (hostctl.Logs, error) {
 	l := hostctl.Logs{Tail: -1}
 	q, err := url.ParseQuery(query)
@@ -415,11 +415,11 @@ func logsOf(query string) (hostctl.Logs, error) {
 	return l, nil
 }
 
-// streamKey is where a request's context has the writer of its answer.
+// streamKey is the context key of the response writer.
 type streamKey struct{}
 
-// beginStream sends the head of a stream, with a comment: whoever asks knows that
-// there is one before the first event comes, which may take hours.
+// beginStream sends the response head and one comment line, so that the client
+// sees the stream open. The first event may take hours.
 func beginStream(ctx context.Context) error {
 	w, ok := ctx.Value(streamKey{}).(http.ResponseWriter)
 	if !ok {

@@ -12,14 +12,14 @@ import (
 	"lull/internal/power"
 )
 
-// scheduleAwake sets the first look after a start or a wake: soon, because the
-// first sample is only the base of the deltas.
+// scheduleAwake schedules the first check after a start or wake. It comes early
+// because the first sample only provides the base for deltas.
 func (i *inst) scheduleAwake(now time.Time) {
 	i.h.due.set(i, now.Add(i.probeEvery()/5))
 }
 
-// scheduleAsleep sets the next step of the ladder, counted from entering
-// PAUSED. An instance without one costs no deadline.
+// scheduleAsleep schedules the next step of the ladder, counted from entering
+// PAUSED. An instance without a ladder costs no deadline.
 func (i *inst) scheduleAsleep(now time.Time) {
 	t, _ := i.nextStep()
 	if d := i.wakeDue(); !d.IsZero() && (t.IsZero() || d.Before(t)) {
@@ -32,7 +32,7 @@ func (i *inst) scheduleAsleep(now time.Time) {
 	}
 }
 
-// wakeDue is when the workload asked to be woken; zero for never.
+// wakeDue returns when the workload asked to be woken; zero for never.
 func (i *inst) wakeDue() time.Time {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -46,8 +46,8 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// nextStep is when a paused instance goes deeper, and to which state. A lease and
-// a snooze put that off until they end.
+// nextStep returns when a paused instance goes one state deeper, and which
+// state that is. Leases and snoozes delay it until they end.
 func (i *inst) nextStep() (time.Time, power.Instance) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -61,7 +61,8 @@ func (i *inst) nextStep() (time.Time, power.Instance) {
 	return at, to
 }
 
-// ladderLocked is the next step of the ladder if nothing holds.
+// ladderLocked returns the next step of the ladder, ignoring leases and
+// snoozes.
 func (i *inst) ladderLocked() (time.Time, power.Instance) {
 	since, s := i.rec.LastPausedAt, i.rec.State
 	if r := time.Duration(i.spec().ReclaimAfter); r > 0 && s == power.Paused {
@@ -78,10 +79,11 @@ func (i *inst) ladderLocked() (time.Time, power.Instance) {
 	return at, to
 }
 
-// stopDueLocked is when the ladder ends; zero for never. Every other step keeps
-// connections. This one cuts them, so it waits for those that were open when a
-// person paused it all the same: until they may be ignored, where ever they may.
-// Whichever moves or closes before then wakes it.
+// stopDueLocked returns when the ladder ends in a stop; zero for never. Every
+// other step keeps connections, but a stop cuts them. So it waits for
+// connections that were open when a user forced the pause, until they may be
+// ignored, if they ever may. A connection that moves data or closes before then
+// wakes the instance.
 func (i *inst) stopDueLocked() time.Time {
 	d, quiet := i.stopAfter(), time.Duration(i.spec().QuietConnectionAfter)
 	switch {
@@ -93,8 +95,9 @@ func (i *inst) stopDueLocked() time.Time {
 	return i.rec.LastPausedAt.Add(d)
 }
 
-// heldLocked is until when a lease or a snooze keeps an instance from going
-// deeper; zero or past for nothing that does. Neither wakes (spec, section 4).
+// heldLocked returns the time until which a lease or snooze keeps an instance
+// from going deeper. Zero or a past time means that nothing does. Leases and
+// snoozes never wake an instance.
 func (i *inst) heldLocked() time.Time {
 	end := i.rec.SnoozedUntil
 	for _, l := range i.rec.Leases {
@@ -165,8 +168,8 @@ func (i *inst) stopNow() {
 	}
 }
 
-// stopLater stops an instance that is on disk when there is room to restore it,
-// so that it can be asked to end.
+// stopLater stops a hibernated instance once there is room to restore it, so
+// that its program can be asked to exit.
 func (i *inst) stopLater() {
 	if !i.ending.CompareAndSwap(false, true) {
 		return
@@ -189,8 +192,8 @@ func (i *inst) stopLater() {
 	})
 }
 
-// reclaim pushes the memory of a paused instance out. A failure is shown and
-// changes nothing else.
+// reclaim pages out the memory of a paused instance. A failure is reported and
+// has no other effect.
 func (i *inst) reclaim(by string) {
 	ctx, cancel := context.WithTimeout(i.h.ctx, 30*time.Second)
 	defer cancel()
@@ -209,12 +212,12 @@ func (i *inst) reclaim(by string) {
 	i.emit("reclaimed", by, reason)
 }
 
-// hibernateRetry is how long an instance that could not be saved is left as it
-// is.
+// hibernateRetry is how long an instance is left alone after it could not be
+// saved.
 const hibernateRetry = time.Minute
 
-// hibernate saves a sleeping instance to disk. The caller holds the lock. What
-// cannot be saved stays as it was, and says why.
+// hibernate saves a sleeping instance to disk. On failure the instance stays as
+// it was, with the reason in its status. The caller holds the lock.
 func (i *inst) hibernate(by string) {
 	a := &attempt{i: i, ctx: i.h.ctx, by: by, work: i.workload()}
 	err := a.walk(i.h.steps.deeper)
@@ -241,8 +244,8 @@ func (i *inst) hibernate(by string) {
 	i.scheduleAsleep(now)
 }
 
-// bootAnew starts an instance whose saved state cannot be used. The caller
-// holds the lock and the instance is resuming.
+// bootAnew boots an instance whose saved state is unusable. The caller holds
+// the lock, and the instance is resuming.
 func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.SnapshotError) error {
 	i.h.log.Warn("a hibernated instance is booted anew", "instance", i.name(), "error", cause)
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
@@ -270,7 +273,7 @@ func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.Sna
 	return i.h.saver.now(&rec)
 }
 
-// checkStopped starts again what failed, when its delay is over.
+// checkStopped restarts a failed instance once its restart delay is over.
 func (i *inst) checkStopped() {
 	i.mu.Lock()
 	at, enabled := i.restart, i.rec.Enabled
@@ -293,8 +296,8 @@ func (i *inst) checkStopped() {
 	})
 }
 
-// restartLater sets when a restart is tried again that found no room; one that
-// never will find any is given up.
+// restartLater schedules another attempt of a restart that found no room. It
+// gives up if there can never be room.
 func (i *inst) restartLater(cause error) error {
 	i.acquire()
 	defer i.release()
@@ -306,15 +309,15 @@ func (i *inst) restartLater(cause error) error {
 	if busy := (*BusyError)(nil); errors.As(cause, &busy) {
 		at = i.h.now().Add(restartMax)
 	} else if memory <= i.h.cfg.Memory {
-		return nil // a stop has called it off, and ends it
+		return nil // a stop canceled it, and ends it
 	}
 	err := i.save(func(r *instance.Record) { r.RestartAt = at })
 	i.armRestart()
 	return err
 }
 
-// restarted is why it is started although it had ended: why, if that is not
-// empty, and how it ended.
+// restarted returns the reason for a restart: why, if not empty, and how the
+// last run ended.
 func (i *inst) restarted(why string) string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -331,11 +334,11 @@ func (i *inst) restarted(why string) string {
 	return why + "; " + how
 }
 
-// restartedSaying begins how the run before ended.
+// restartedSaying is the prefix of that reason.
 const restartedSaying = "restarted: "
 
-// repair ends a transition that failed half way. The caller holds the lock, so
-// nobody is in it any more.
+// repair completes or reverts a transition that failed halfway. The caller
+// holds the lock, so the transition is no longer in progress.
 func (i *inst) repair() {
 	var err error
 	switch i.state() {
@@ -358,8 +361,9 @@ func (i *inst) repair() {
 	}
 }
 
-// settle brings i to rest before something is asked of it: a run that was left is
-// taken over, and what failed half way is ended. The caller holds the lock.
+// settle brings i to rest before a request is carried out: it adopts a run left
+// by an earlier daemon and repairs a transition that failed halfway. The caller
+// holds the lock.
 func (i *inst) settle() error {
 	if err := i.takenOver(); err != nil {
 		return err
@@ -370,7 +374,7 @@ func (i *inst) settle() error {
 	return nil
 }
 
-// halfway says that a transition was begun and not ended.
+// halfway reports whether a transition was begun and not completed.
 func (i *inst) halfway() bool {
 	switch i.state() {
 	case power.Pausing, power.Resuming, power.Stopping, power.Starting:

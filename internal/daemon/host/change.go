@@ -11,9 +11,8 @@ import (
 	"lull/internal/power"
 )
 
-// Change gives an instance other timers, or another way to be woken and
-// restarted, from now on and whatever state it is in. What is wrong changes
-// nothing.
+// Change replaces an instance's timers or its wake and restart settings, in any
+// state and with immediate effect. An invalid request changes nothing.
 func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -34,7 +33,7 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 	if err := s.CheckGrace(); err != nil && c.StopGrace != nil {
 		return &InvalidError{err}
 	}
-	if s.Wakes() && c.WakeFromStopped != nil { // then it has to be one that can be started
+	if s.Wakes() && c.WakeFromStopped != nil { // then lull must be able to start it
 		if err := checkOn(&s, i.rt); err != nil {
 			return err
 		}
@@ -59,7 +58,7 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 	return nil
 }
 
-// changed names what c changes, as the API does.
+// changed names the fields that c changes, as in the API.
 func changed(c hostctl.Change) string {
 	var names []string
 	v := reflect.ValueOf(c)

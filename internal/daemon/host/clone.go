@@ -12,13 +12,14 @@ import (
 	"lull/internal/power"
 )
 
-// byClone is what put a clone to sleep, and an instance that is cloned on disk.
+// byClone is the cause of the pause of a clone, and of an instance that is
+// hibernated in order to be cloned.
 const byClone = "clone"
 
-// Clone makes an instance out of what another one has saved to disk. It begins
-// hibernated, with the memory, files and programs of the other as they were,
-// and with a network, a host name and random numbers of its own; the other
-// stays asleep. One that is paused is hibernated first.
+// Clone makes an instance from the snapshot of another one. The clone begins
+// hibernated, with the source's memory, files and programs, but with its own
+// network, host name and random numbers. The source stays asleep; if it is
+// paused, it is hibernated first.
 func (h *Host) Clone(ctx context.Context, ref string, c hostctl.Clone) (id string, err error) {
 	src, err := h.find(ref)
 	if err != nil {
@@ -70,7 +71,7 @@ func (h *Host) Clone(ctx context.Context, ref string, c hostctl.Clone) (id strin
 	return i.id, nil
 }
 
-// undoClone leaves nothing of a clone that could not be made.
+// undoClone removes every trace of a failed clone.
 func (i *inst) undoClone(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killLimit)
 	defer cancel()
@@ -88,8 +89,8 @@ func (i *inst) undoClone(ctx context.Context) {
 	i.h.drop(i)
 }
 
-// toDisk sees to it that a sleeping instance is saved. The caller holds the
-// lock.
+// toDisk makes sure that a sleeping instance is saved to disk. The caller holds
+// the lock.
 func (i *inst) toDisk(refuse func(string, ...any) error) error {
 	switch s := i.state(); s {
 	case power.Hibernated:
@@ -113,9 +114,9 @@ func (i *inst) toDisk(refuse func(string, ...any) error) error {
 	return nil
 }
 
-// become makes i the clone of src: the runtime writes it, the record follows,
-// and it is taken over as after a restart. A daemon that dies in between leaves
-// files that the next prune removes.
+// become makes i the clone of src: the runtime writes the snapshot, the record
+// follows, and i is adopted as after a restart. If the daemon dies in between,
+// the next prune removes the files.
 func (i *inst) become(ctx context.Context, rt instance.Cloner, src *inst) error {
 	saved, err := rt.Clone(ctx, src.id, instance.Launch{ID: i.id, Run: 1, Workspace: i.spec().Workspace,
 		LogPath: filepath.Join(i.h.cfg.LogDir, i.id+".log"), LogMax: cmp.Or(i.spec().LogMax, logMax)})
@@ -131,5 +132,5 @@ func (i *inst) become(ctx context.Context, rt instance.Cloner, src *inst) error 
 	if s := i.state(); s == power.Stopped {
 		return errors.New("its copy could not be taken over")
 	}
-	return nil // a client that has come already has woken it
+	return nil // a client that already connected has woken it
 }

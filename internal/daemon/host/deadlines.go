@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// deadlines holds at most one next look for each instance in one heap. One
-// timer serves them all.
+// deadlines is a heap with at most one deadline per instance: its next check.
+// One timer serves them all.
 type deadlines struct {
 	mu   sync.Mutex
 	heap dueHeap
-	kick chan struct{} // the first deadline changed
+	kick chan struct{} // signals that the first deadline changed
 }
 
 func newDeadlines() *deadlines { return &deadlines{kick: make(chan struct{}, 1)} }
@@ -48,8 +48,8 @@ func (d *deadlines) wakeOne() {
 	}
 }
 
-// next waits for the first deadline and takes it. Several may wait; false
-// means that ctx ended.
+// next waits for the first deadline and removes it. It may be called
+// concurrently. It returns false when ctx ends.
 func (d *deadlines) next(ctx context.Context) (*inst, bool) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -63,7 +63,7 @@ func (d *deadlines) next(ctx context.Context) (*inst, bool) {
 				more := len(d.heap) > 0
 				d.mu.Unlock()
 				if more {
-					d.wakeOne() // somebody else times the next one
+					d.wakeOne() // another caller waits for the next one
 				}
 				return i, ctx.Err() == nil
 			}

@@ -17,21 +17,21 @@ import (
 	"lull/internal/router"
 )
 
-// RelayTarget is an instance as the relay sees it.
+// RelayTarget is the relay's view of an instance.
 type RelayTarget struct {
 	ID        string
 	Name      string
-	Endpoints []instance.Endpoint // those that the relay listens for; a port's number is its index
+	Endpoints []instance.Endpoint // those that the relay listens for; the index identifies the port
 	Noise     *instance.Noise
 	Waker     router.Waker
 }
 
-// relays says whether the relay listens for an endpoint.
+// relays reports whether the relay listens for an endpoint.
 func (i *inst) relays(e instance.Endpoint) bool {
 	return e.Listen != e.Target || i.rt.Capabilities().Network
 }
 
-// relayed are the endpoints that the relay listens for.
+// relayed returns the endpoints that the relay listens for.
 func (i *inst) relayed() (out []instance.Endpoint) {
 	for _, e := range i.spec().Expose {
 		if i.relays(e) {
@@ -42,7 +42,7 @@ func (i *inst) relayed() (out []instance.Endpoint) {
 	return out
 }
 
-// Ready answers the relay without a lock.
+// Ready returns the backend of a port without taking a lock.
 func (i *inst) Ready(port int) (router.Backend, bool) {
 	if !i.up.Load() {
 		return router.Backend{}, false
@@ -54,7 +54,7 @@ func (i *inst) Ready(port int) (router.Backend, bool) {
 	return (*b)[port], true
 }
 
-// Wake brings the instance up for the relay.
+// Wake wakes the instance for the relay.
 func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
 	why := fmt.Sprintf("a client came from %s", a.Remote)
 	if i.rationed() { // a client that wakes nothing takes no room
@@ -86,7 +86,8 @@ func (i *inst) Wake(ctx context.Context, a router.Arrival) error {
 	}
 }
 
-// mayWake says why a client of the relay does not wake i as it is.
+// mayWake returns why a relay client cannot wake i in its present state; nil if
+// it can.
 func (i *inst) mayWake(a router.Arrival) error {
 	switch i.state() {
 	case power.Paused, power.Reclaimed, power.Hibernated:
@@ -99,7 +100,7 @@ func (i *inst) mayWake(a router.Arrival) error {
 			return fmt.Errorf("%s was stopped, and the connection belonged to its last run", i.name())
 		case !i.enabled():
 			return fmt.Errorf("%s is disabled", i.name())
-		case i.restartsNow(): // which the client waits for
+		case i.restartsNow(): // the client waits for the restart
 		case i.unwakeable() != "":
 			return fmt.Errorf("%s is stopped (%s); start it with: lull instance start %s", i.name(), i.unwakeable(), i.name())
 		}
@@ -107,16 +108,16 @@ func (i *inst) mayWake(a router.Arrival) error {
 	return nil
 }
 
-// restartsNow says that it ended and is started again in a moment: only the first
-// time, since one that ends at once again is given time.
+// restartsNow reports whether the instance exited and is about to be restarted.
+// That holds for the first restart only: later ones are delayed.
 func (i *inst) restartsNow() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.rec.Enabled && len(i.rec.Crashes) == 0 && !i.rec.RestartAt.IsZero()
 }
 
-// notListening names the first endpoint whose target has no listener that
-// clients reach.
+// notListening returns the first endpoint whose target has no listener that
+// clients can reach.
 func notListening(want []instance.Endpoint, ls []instance.Listener) string {
 	for _, e := range want {
 		if len(listenersOn(e, ls)) == 0 {
@@ -126,8 +127,8 @@ func notListening(want []instance.Endpoint, ls []instance.Listener) string {
 	return ""
 }
 
-// silent says what there is in place of the listener that is missing. deep is
-// whether the addresses are those of a guest.
+// silent describes what exists in place of the missing listener. deep is
+// whether the addresses belong to a guest.
 func silent(want []instance.Endpoint, ls []instance.Listener, deep bool, limit time.Duration) string {
 	target := notListening(want, ls)
 	_, port, _ := net.SplitHostPort(target)
@@ -148,15 +149,15 @@ func silent(want []instance.Endpoint, ls []instance.Listener, deep bool, limit t
 	return fmt.Sprintf("nothing listens on %s%s after %s", target, where, idle.Human(limit))
 }
 
-// taken says which port the program could not listen on, because something else
-// does; "" for none.
+// taken returns which port the program could not listen on because another
+// process does; "" for none.
 func (i *inst) taken(want []instance.Endpoint, w Workload) string {
 	if i.rt.Capabilities().Network || i.spec().ListenFDs {
 		return ""
 	}
 	own, err := w.Listeners()
 	if err != nil {
-		own = nil // it has ended
+		own = nil // the process has ended
 	}
 	for _, e := range want {
 		if e.Proto != "" || len(listenersOn(e, own)) > 0 {
@@ -173,8 +174,8 @@ func (i *inst) taken(want []instance.Endpoint, w Workload) string {
 	return ""
 }
 
-// checkPlaces refuses ports at addresses that this machine does not have: nothing
-// would ever listen there.
+// checkPlaces rejects ports on addresses that this machine does not have: no
+// program could listen there.
 func checkPlaces(s *instance.Spec, rt Runtime) error {
 	if rt.Capabilities().Network {
 		return nil
@@ -182,7 +183,7 @@ func checkPlaces(s *instance.Spec, rt Runtime) error {
 	for n, e := range s.Expose {
 		host, _, err := net.SplitHostPort(e.Target)
 		if err != nil {
-			continue // said elsewhere
+			continue // reported elsewhere
 		}
 		addr, err := netip.ParseAddr(host)
 		if err != nil || addr.IsLoopback() || addr.IsUnspecified() {
@@ -213,7 +214,7 @@ func listenersOn(e instance.Endpoint, ls []instance.Listener) (out []instance.Li
 	return out
 }
 
-// serves says whether a listener bound to bound accepts what is sent to host.
+// serves reports whether a listener bound to bound accepts connections to host.
 func serves(bound, host string) bool {
 	b, err := netip.ParseAddr(bound)
 	if err != nil {
@@ -232,9 +233,9 @@ func serves(bound, host string) bool {
 	return b.Unmap() == h.Unmap()
 }
 
-// decidePaths settles auto once the program listens (design, section 1). A
-// listener that cannot be watched while frozen makes direct unsafe: then the
-// instance is not paused at all and says so.
+// decidePaths resolves "auto" once the program listens. If a listener cannot be
+// watched while frozen, the direct path is unsafe; the instance is then never
+// paused, and its status says so.
 func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) error {
 	var block *idle.Block
 	backends := []router.Backend{}
@@ -284,7 +285,7 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 				"%s cannot be watched while frozen (%s); expose another port to use the relay.", e.Listen, e.Why)}
 		}
 	}
-	if len(backends) == 0 && len(want) > 0 { // the shared HTTP port reaches it too
+	if len(backends) == 0 && len(want) > 0 { // the shared HTTP port also reaches it
 		if b, err := i.backend(want[0].Target, run); err == nil {
 			backends = append(backends, b)
 		}
@@ -296,7 +297,7 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 	return nil
 }
 
-// backend is how the relay reaches a target of this run.
+// backend returns how the relay reaches a target of this run.
 func (i *inst) backend(target string, run uint64) (router.Backend, error) {
 	addr, err := netip.ParseAddrPort(normalise(target))
 	b := router.Backend{Addr: addr, Generation: run}

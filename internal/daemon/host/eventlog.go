@@ -11,7 +11,7 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// Bounds of the log of events: some ten thousand of them.
+// Bounds of the event log: about ten thousand events.
 const (
 	eventLogBytes    = 4 << 20
 	eventLogSegment  = 512 << 10
@@ -44,7 +44,7 @@ type unwritten struct {
 	written chan struct{}
 }
 
-// OpenEventLog opens or makes the log in dir, and reads it.
+// OpenEventLog opens or creates the log in dir and reads it.
 func OpenEventLog(dir string, say *slog.Logger) (*EventLog, error) {
 	log, damage, err := segment.Open(dir, segment.Options{SegmentBytes: eventLogSegment, MaxBytes: eventLogBytes})
 	if err != nil {
@@ -59,7 +59,7 @@ func OpenEventLog(dir string, say *slog.Logger) (*EventLog, error) {
 		var damage *segment.Damage
 		if errors.As(err, &damage) {
 			say.Warn("some events cannot be read any more", "damage", damage)
-			l.kept, l.dropped = l.kept[:0], true // what follows is whole
+			l.kept, l.dropped = l.kept[:0], true // everything after this is complete
 			continue
 		}
 		if err != nil {

@@ -9,9 +9,9 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// Events keeps the newest events and lets any number of readers follow. A
-// reader that is too slow misses none that is still kept, and is told when
-// some are gone.
+// Events keeps the newest events and lets any number of readers follow them. A
+// slow reader misses no event that is still kept, and learns when some are
+// gone.
 //
 // Numbers rise, and no number comes again. They begin at the microsecond of the
 // start, and well behind those that an earlier daemon has left in the log, which
@@ -21,9 +21,9 @@ type Events struct {
 
 	mu      sync.Mutex
 	ring    []hostctl.Event
-	begin   int    // where the oldest lies, once the ring is full
+	begin   int    // index of the oldest event once the ring is full
 	next    uint64 // number of the next event
-	dropped bool   // there were older ones
+	dropped bool   // older events existed
 	fresh   chan struct{}
 }
 
@@ -31,8 +31,8 @@ type Events struct {
 // numbered and not kept.
 const unkept = 1 << 20
 
-// NewEvents keeps the newest n events, and those that l has. A nil l keeps
-// nothing over the end of this process.
+// NewEvents keeps the newest n events, beginning with those in l. With a nil l,
+// no event survives this process.
 func NewEvents(n int, l *EventLog) *Events {
 	s := &Events{log: l, ring: make([]hostctl.Event, 0, n), next: uint64(max(time.Now().UnixMicro(), 1)), fresh: make(chan struct{})}
 	if l != nil {
@@ -65,11 +65,11 @@ func (s *Events) Add(e hostctl.Event) {
 	s.fresh = make(chan struct{})
 }
 
-// nth is the event at a place, the oldest at 0.
+// nth returns the event at index n, the oldest being 0.
 func (s *Events) nth(n int) *hostctl.Event { return &s.ring[(s.begin+n)%len(s.ring)] }
 
-// after is the place of the first event behind a number, and whether none is
-// missing between both.
+// after returns the index of the first event after number seq. whole is whether
+// no event in between is missing.
 func (s *Events) after(seq uint64) (n int, whole bool) {
 	n = sort.Search(len(s.ring), func(n int) bool { return s.nth(n).Seq > seq })
 	switch {
@@ -81,8 +81,9 @@ func (s *Events) after(seq uint64) (n int, whole bool) {
 	return n, false
 }
 
-// Since returns the kept events after seq, 0 being before all of them, whether some in between are gone,
-// and a channel that is closed when more come.
+// Since returns the kept events after seq, where 0 is before all of them. gone
+// is whether some in between are missing. more is closed when new events
+// arrive.
 func (s *Events) Since(seq uint64) (out []hostctl.Event, gone bool, more <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,16 +94,16 @@ func (s *Events) Since(seq uint64) (out []hostctl.Event, gone bool, more <-chan 
 	return out, !whole, s.fresh
 }
 
-// Last is the number of the newest event.
+// Last returns the number of the newest event.
 func (s *Events) Last() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.next - 1
 }
 
-// from reads where a client of the stream wants to begin, and whether what came
-// after that is not known here: it is no number of an event that is kept. Then it
-// begins with all that is kept.
+// from parses the position from which a client wants to read the stream. If
+// text is not the number of a kept event, the stream begins with everything
+// that is kept, and gone is true.
 func (s *Events) from(text string) (seq uint64, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

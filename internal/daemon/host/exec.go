@@ -11,8 +11,9 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// Exec runs a command beside a running instance; a paused one is resumed
-// first, since it would share its freeze. When ctx ends, so does the command.
+// Exec runs a command inside a running instance. A paused instance is resumed
+// first, because its freeze would include the command. The command ends with
+// ctx.
 func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (hostctl.ExecResult, error) {
 	i, err := h.find(ref)
 	if err != nil {
@@ -36,8 +37,8 @@ func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (hos
 	return rt.Exec(ctx, i.id, r)
 }
 
-// hold notes a command that runs beside an instance until leave is called: it is
-// not paused under it.
+// hold registers a command that runs inside an instance until leave is called.
+// Until then the instance is not paused.
 func (h *Host) hold(i *inst, command string) (leave func(), err error) {
 	if len(command) > maxShown {
 		command = strings.ToValidUTF8(command[:maxShown], "") + "..."
@@ -55,7 +56,8 @@ func (h *Host) hold(i *inst, command string) (leave func(), err error) {
 	}
 	err = note(func() { i.beside = append(i.beside, &command) })
 	return func() {
-		// It fails when the host ends, and then nothing is paused any more.
+		// This fails only when the host ends, and then nothing is paused
+		// anymore.
 		_ = note(func() { i.beside = slices.DeleteFunc(i.beside, func(c *string) bool { return c == &command }) })
 	}, err
 }
@@ -85,7 +87,7 @@ func (h *Host) Beside(ref, command string, over <-chan struct{}) {
 // maxShown is how much of a command is shown, in bytes.
 const maxShown = 60
 
-// besideLocked says what runs beside it; empty for nothing.
+// besideLocked describes the commands that run inside it; empty for none.
 func (i *inst) besideLocked() string {
 	switch n := len(i.beside); n {
 	case 0:

@@ -12,50 +12,50 @@ import (
 	"lull/internal/power"
 )
 
-// freezeLimit bounds how long a workload may take to become still.
+// freezeLimit bounds how long freezing a workload may take.
 const freezeLimit = 5 * time.Second
 
 // saveLimit bounds how long saving a workload to disk may take.
 const saveLimit = 5 * time.Minute
 
-// unwatchableRetry is how long a workload whose sockets could not be watched
-// is left alone: it may have closed them by then.
+// unwatchableRetry is how long a workload is left alone after its sockets could
+// not be watched. By then it may have closed them.
 const unwatchableRetry = time.Minute
 
 // The fence is the order in which an instance is paused, woken and stopped. It
-// is a table, so that the order can be read, every step is a named point at
-// which tests stop the world, and a wrong order can be tried and must be
-// caught.
+// is a table for three reasons: the order can be read, every step is a named
+// point at which tests stop the world, and tests can try a wrong order, which
+// must be caught.
 //
-// Pausing, all of it under the instance's lock, after what the workload has to
-// write down (attempt.settle):
+// Pausing happens under the instance's lock, after the workload has written out
+// its data (attempt.settle):
 //
 //	intent      the intent to pause is on disk
 //	gate        arrivals at the relay are held and counted
-//	freeze      every task is still; on the direct path this is the gate
-//	look        with the world still, everything is read again
+//	freeze      every task is frozen; on the direct path this is the gate
+//	look        everything is read again while frozen
 //	arm         duplicates of the sockets are taken and watched
-//	look-again  what came between look and arm is seen here
-//	commit      paused is on disk and the relay may ask for wakes
+//	look-again  arrivals between look and arm are found
+//	commit      "paused" is on disk, and the relay may ask for wakes
 //
-// Hibernating keeps all of that in place; what comes meanwhile is served when it
-// is done:
+// Hibernating keeps all of that in place. Arrivals in the meantime are served
+// when it is done:
 //
-//	deeper-look    somebody who has come already is served instead
-//	deeper-save    the runtime has made it durable
-//	deeper-commit  hibernated is on disk; before it a daemon that takes over asks
-//	               the runtime
+//	deeper-look    clients that have already arrived are served instead
+//	deeper-save    the runtime has made the snapshot durable
+//	deeper-commit  "hibernated" is on disk; before that, a daemon that takes over
+//	               asks the runtime
 //
-// Anything found at a look thaws at once and no pause is recorded. A wake that
-// is asked for before the commit cancels the pause; one asked for after it is
-// served as soon as the lock is free.
+// If a look finds anything, the instance is thawed at once and no pause is
+// recorded. A wake requested before the commit cancels the pause. One requested
+// after it is served as soon as the lock is free.
 type fence struct {
 	pause  []step
-	undo   []step // after a step of pause or stop failed
+	undo   []step // after a failed step of pause or stop
 	wake   []step
 	stop   []step // of a paused instance
 	deeper []step // a sleeping instance is saved to disk
-	// resumePause restores what a daemon before this one had paused.
+	// resumePause restores a pause made by an earlier daemon.
 	resumePause []step
 }
 
@@ -70,9 +70,9 @@ type attempt struct {
 	ctx    context.Context
 	by     string // idle_timeout, manual, ...
 	reason string
-	force  bool // a person insists: open connections and leases do not hold
-	// adopted: the pause is an earlier daemon's, and its time, cause and count
-	// stay: the next step of the ladder counts from them.
+	force  bool // a user forced it: open connections and leases do not hold
+	// adopted is set for a pause made by an earlier daemon. Its time, cause and
+	// count are kept, because the next step of the ladder is counted from them.
 	adopted bool
 
 	work   Workload
@@ -95,12 +95,12 @@ func standardFence() fence {
 	}
 }
 
-// errStirred is why a pause was cancelled.
+// errStirred says what canceled a pause.
 type errStirred struct{ what string }
 
 func (e *errStirred) Error() string { return "cannot pause: " + e.what }
 
-// asked reports whether a user asked for it, so that a full disk is no reason to
+// asked reports whether a user requested it. A full disk is then no reason to
 // refuse.
 func (a *attempt) asked() bool {
 	return !a.adopted && a.by != byIdle && a.by != stopAfter
@@ -150,8 +150,8 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 		return err
 	}
 	if uerr := a.walk(i.h.steps.undo); uerr != nil {
-		// It may still be frozen. It stays pausing, which is never at rest:
-		// the deadline repairs it.
+		// It may still be frozen. It stays PAUSING, which is not a state at
+		// rest, and the deadline repairs it.
 		i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
 		return errors.Join(err, uerr)
 	}
@@ -165,14 +165,14 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	return err
 }
 
-// wake thaws a paused instance. The caller holds the lock. The record follows
-// the thaw, because a thaw is safe whatever is on disk: a daemon that finds
-// "paused" looks again before it freezes anything.
+// wake thaws a paused instance. The caller holds the lock. The record is
+// written after the thaw, because a thaw is safe whatever is on disk: a daemon
+// that finds "paused" checks again before it freezes anything.
 func (i *inst) wake(by, why string) error {
 	if i.workload() == nil {
 		return fmt.Errorf("cannot wake %s: its run has not been found again yet", i.name())
 	}
-	if s := i.state(); s != power.Resuming { // otherwise a wake before this one failed
+	if s := i.state(); s != power.Resuming { // otherwise an earlier wake failed
 		if err := i.move(power.Resuming); err != nil {
 			return err
 		}
@@ -196,15 +196,16 @@ func (i *inst) wake(by, why string) error {
 	if s, ok := a.work.(instance.Hibernator); ok && s.Hibernated() {
 		return errors.Join(err, i.stayHibernated(a, err))
 	}
-	// Nothing watches its sockets any more, so it is tried until it is done.
+	// Its sockets are no longer watched, so the wake is retried until it
+	// succeeds.
 	i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
 	i.h.due.set(i, i.h.now().Add(100*time.Millisecond))
 	return err
 }
 
-// settle has the workload write down what it must not lose. Clients are let
-// through meanwhile, so that none waits for that, and who has come calls the pause
-// off before it begins.
+// settle has the workload write out the data that it must not lose. Clients
+// pass in the meantime, so that none has to wait. A client that arrives cancels
+// the pause before it begins.
 func (a *attempt) settle() error {
 	s, ok := a.work.(instance.Settler)
 	if !ok {
@@ -214,7 +215,7 @@ func (a *attempt) settle() error {
 	return look(a)
 }
 
-// asItIs is an attempt at an instance as the last one left it.
+// asItIs returns an attempt that starts from the instance's present state.
 func (i *inst) asItIs(ctx context.Context, by, why string) *attempt {
 	a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload()}
 	i.mu.Lock()
@@ -223,8 +224,8 @@ func (i *inst) asItIs(ctx context.Context, by, why string) *attempt {
 	return a
 }
 
-// stayHibernated follows a restore that failed although what was saved is
-// good: it is watched again, and the next client tries again.
+// stayHibernated handles a failed restore whose snapshot is good: the instance
+// is watched again, and the next client tries again.
 func (i *inst) stayHibernated(a *attempt, cause error) error {
 	err := arm(a)
 	if err == nil {
@@ -267,7 +268,7 @@ func freeze(a *attempt) error {
 	return nil
 }
 
-// look reads everything again with the world still.
+// look reads everything again while the workload is frozen.
 func look(a *attempt) error {
 	i := a.i
 	v := i.judge(i.look(a.work))
@@ -313,7 +314,7 @@ func lookAgain(a *attempt) error {
 	return a.stirred()
 }
 
-// lookUnlessForced lets a person's stop through whoever has come.
+// lookUnlessForced is look, but a forced stop ignores what it finds.
 func lookUnlessForced(a *attempt) error {
 	if a.force {
 		return nil
@@ -321,7 +322,8 @@ func lookUnlessForced(a *attempt) error {
 	return lookAgain(a)
 }
 
-// stirred is whatever arrived without the help of a socket of the workload.
+// stirred returns an error if anything arrived other than through a socket of
+// the workload.
 func (a *attempt) stirred() error {
 	i := a.i
 	if why := i.wanted.Load(); why != nil {
@@ -342,7 +344,7 @@ func commitPause(a *attempt) error {
 	i := a.i
 	now := i.h.now()
 	err := i.saveOrNote(a.asked(), func(r *instance.Record) {
-		if a.adopted { // it stays on the step of the ladder that it was on
+		if a.adopted { // it stays on its step of the ladder
 			return
 		}
 		r.State, r.StatusReason = power.Paused, a.reason
@@ -415,7 +417,8 @@ func thaw(a *attempt) error {
 	return nil
 }
 
-// publishWoken makes it running for everybody; the record is written behind.
+// publishWoken makes the instance running for everyone. The record is written
+// afterwards.
 func publishWoken(a *attempt) error {
 	i := a.i
 	now := i.h.now()
@@ -440,8 +443,8 @@ func publishWoken(a *attempt) error {
 	return nil
 }
 
-// publishUndone returns it to running as if nothing had been tried. What
-// stirred was use.
+// publishUndone returns the instance to running as if no pause had been tried.
+// What canceled it counts as activity.
 func publishUndone(a *attempt) error {
 	i := a.i
 	now := i.h.now()
@@ -460,7 +463,7 @@ func publishUndone(a *attempt) error {
 	return nil
 }
 
-// open lets the relay through: the application accepts.
+// open lets the relay through: the application accepts connections.
 func (i *inst) open() {
 	i.up.Store(true)
 	if i.gate != nil {

@@ -17,16 +17,17 @@ import (
 // maxGuests bounds the open connections of all workloads to LULL_SOCKET.
 const maxGuests = 4096
 
-// Guests serves LULL_SOCKET: what workloads say about themselves. Who speaks
-// is taken from the kernel (the peer's pid), never from the message.
+// Guests serves LULL_SOCKET, through which workloads report on themselves. The
+// sender is identified by the peer's PID, which the kernel provides, never by
+// the message.
 //
-// A frozen program cannot send, so a message that is read while its instance
-// is paused was sent before the freeze: whatever holds an instance then wakes
+// A frozen program cannot send. So a message that is read while its instance is
+// paused was sent before the freeze, and a message that holds an instance wakes
 // it.
 type Guests struct {
 	Host     *Host
 	Listener *unixsock.Listener
-	Identify func(pid int) (id string, err error) // which instance a process belongs to
+	Identify func(pid int) (id string, err error) // returns the instance that a process belongs to
 }
 
 // Run serves until ctx ends.
@@ -77,7 +78,7 @@ func (g *Guests) serve(c *net.UnixConn) error {
 	}
 	busy := false
 	defer func() {
-		if busy { // it is gone without a word
+		if busy { // it closed without saying that its work is done
 			i.setBusy(-1)
 		}
 	}()
@@ -96,9 +97,9 @@ func (g *Guests) serve(c *net.UnixConn) error {
 	})
 }
 
-// FromHarness takes what the harness of an instance passes on from the programs
-// beside it: Busy once some of them are in the middle of work, Waiting once none
-// is. It may wait for a change of the instance, at most until ctx ends.
+// FromHarness handles a message that an instance's guest agent forwards for the
+// programs beside it: Busy once one of them has work in progress, Waiting once
+// none has. It may wait for the instance's lock until ctx ends.
 func (h *Host) FromHarness(ctx context.Context, id string, m guest.Message) error {
 	i, err := h.find(id)
 	if err != nil {
@@ -135,7 +136,7 @@ func (h *Host) fromGuest(ctx context.Context, i *inst, m guest.Message) error {
 		return nil
 	case guest.KeepaliveRelease:
 		return h.ReleaseLease(ctx, i.id, p.Holder)
-	case guest.Busy, guest.Waiting: // again; said once it holds as long as its connection
+	case guest.Busy, guest.Waiting: // a repetition; one message holds as long as its connection
 	case guest.NextDue:
 		at := p.At
 		if at.IsZero() {

@@ -8,20 +8,20 @@ import (
 	"lull/internal/idle"
 )
 
-// haltedHere is what a halt of the host is called in sentences.
+// haltedHere begins sentences about a halt of the host.
 const haltedHere = "Automatic actions on this host are"
 
-// Halt stops every automatic pause and stop, or, with nil, lets them go on. by
-// is who wants that. It is durable when it returns.
+// Halt stops every automatic pause and stop or, with nil, resumes them. by is
+// who requested it. It is durable when Halt returns.
 func (h *Host) Halt(x *idle.HaltedBy, by string) error {
 	h.haltMu.Lock()
 	defer h.haltMu.Unlock()
 	return h.setHalt(x, by, "")
 }
 
-// FleetHalt takes over the fleet's halt as the server says it is; nil for none.
-// It holds whether or not it could be recorded; without a record a restart before
-// the server is reached again forgets it.
+// FleetHalt applies the fleet's halt as reported by the server; nil for none.
+// It takes effect even if it could not be recorded; then a restart before the
+// server is reached again loses it.
 func (h *Host) FleetHalt(x *idle.HaltedBy) error {
 	h.haltMu.Lock()
 	defer h.haltMu.Unlock()
@@ -46,7 +46,7 @@ func (h *Host) FleetHalt(x *idle.HaltedBy) error {
 // haltSlack is how far the end of a halt may move because clocks differ.
 const haltSlack = 5 * time.Second
 
-// setHalt is called under haltMu: what is kept is what holds.
+// setHalt stores the halt that is in effect. The caller holds haltMu.
 func (h *Host) setHalt(x *idle.HaltedBy, by, why string) error {
 	var unkept error // a halt takes effect even if it cannot be recorded
 	if keep := h.cfg.KeepHalt; keep != nil {
@@ -63,7 +63,7 @@ func (h *Host) setHalt(x *idle.HaltedBy, by, why string) error {
 	return unkept
 }
 
-// haltChanged tells of a halt that began or, with nil, ended.
+// haltChanged publishes that a halt began or, with nil, ended.
 func (h *Host) haltChanged(x *idle.HaltedBy, by, why string) {
 	select {
 	case h.haltSet <- struct{}{}:
@@ -78,7 +78,7 @@ func (h *Host) haltChanged(x *idle.HaltedBy, by, why string) {
 	}
 }
 
-// Halted is the halt that holds now, the host's own before the fleet's; nil for
+// Halted returns the halt in effect, the host's own before the fleet's; nil for
 // none.
 func (h *Host) Halted() *idle.HaltedBy {
 	if all := h.halts(); len(all) > 0 {
@@ -87,7 +87,7 @@ func (h *Host) Halted() *idle.HaltedBy {
 	return nil
 }
 
-// halts are the host's own halt and the fleet's, as far as they hold now.
+// halts returns the halts in effect: the host's own and the fleet's.
 func (h *Host) halts() (out []*idle.HaltedBy) {
 	for _, x := range []*idle.HaltedBy{h.halted.Load(), h.fleetHalted.Load()} {
 		if x != nil && !x.Over(h.now()) {
@@ -97,12 +97,12 @@ func (h *Host) halts() (out []*idle.HaltedBy) {
 	return out
 }
 
-// haltLook bounds how long it takes until the end of a halt is recorded where
-// the machine was suspended.
+// haltLook bounds how long it takes to record the end of a halt after the
+// machine was suspended.
 const haltLook = time.Minute
 
-// endHalts says, until ctx ends, of every halt whose end has come that it is
-// over. For all else it is enough that its end has come.
+// endHalts records each halt that has expired, until ctx ends. Expiry itself
+// needs no action.
 func (h *Host) endHalts(ctx context.Context) {
 	for {
 		var look <-chan time.Time

@@ -13,25 +13,25 @@ import (
 	"lull/internal/power"
 )
 
-// Bind handoff: the listening sockets of an instance on the direct path are kept
-// while its program does not run, and take the place of the program's own when
-// it binds them. A connection that came meanwhile waits in the backlog, starts
-// the program if lull had stopped it, and is accepted by the program itself.
+// Bind handoff: lull keeps the listening sockets of an instance on the direct
+// path while its program does not run, and substitutes them when the program
+// binds. A connection made in the meantime waits in the backlog, starts the
+// program if lull had stopped it, and is accepted by the program itself.
 //
-// Sockets are kept from the first start until a user stops the instance, so that
-// a crash, a restart and an automatic stop refuse nobody.
+// Sockets are kept from the first start until a user stops the instance, so
+// that no connection is refused during a crash, a restart or an automatic stop.
 
 // handoffs is implemented by HeldListeners that can give a kept socket to a
-// program at its bind.
+// program when it binds.
 type handoffs interface {
-	// Handoff reports why that does not work here, nil when it does, and whether
+	// Handoff returns an error if handoffs do not work here. noPrivs is whether
 	// programs then run with no_new_privs.
 	Handoff(ctx context.Context) (noPrivs bool, err error)
 	Shut(id string) // new connections to the kept sockets wait until Open
 	Open(id string)
 }
 
-// handoff is what is known about handoffs on this host.
+// handoff records what is known about handoffs on this host.
 type handoff struct {
 	mu      sync.Mutex
 	known   bool
@@ -39,13 +39,13 @@ type handoff struct {
 	err     error
 }
 
-// errNoHandoff says that nothing on this host keeps sockets.
+// errNoHandoff means that nothing on this host keeps sockets.
 var errNoHandoff = errors.New("nothing keeps the sockets of programs on this host")
 
-// keepLimit bounds one request to whatever keeps the sockets.
+// keepLimit bounds one request to the process that keeps the sockets.
 const keepLimit = 10 * time.Second
 
-// canHandOff asks once whether handoffs work here.
+// canHandOff checks once whether handoffs work here.
 func (h *Host) canHandOff() error {
 	k, ok := h.cfg.HeldListeners.(handoffs)
 	if !ok {
@@ -60,7 +60,7 @@ func (h *Host) canHandOff() error {
 	return h.handoff.err
 }
 
-// handoffNow is the same as far as it is known, without asking.
+// handoffNow returns the cached result of canHandOff without checking.
 func (h *Host) handoffNow() (noPrivs bool, err error) {
 	if _, ok := h.cfg.HeldListeners.(handoffs); !ok {
 		return false, errNoHandoff
@@ -79,8 +79,8 @@ func (i *inst) wakes() bool {
 	return i.spec().Wakes() && caps.WakeFromStopped && !caps.Shared && len(i.spec().Expose) > 0
 }
 
-// keptAddrs are the addresses whose sockets are kept for the program: of
-// LISTEN_FDS, or for its own bind.
+// keptAddrs returns the addresses whose sockets are kept for the program,
+// either for LISTEN_FDS or for its own bind.
 func (i *inst) keptAddrs() (addrs []string) {
 	s := i.spec()
 	switch {
@@ -105,8 +105,8 @@ func (i *inst) keptAddrs() (addrs []string) {
 	return addrs
 }
 
-// deaf says why connections to some of the exposed ports do not wake the instance
-// from stopped although they are meant to; "" when all do.
+// deaf returns why connections to some of the exposed ports do not start the
+// instance although they are meant to; "" when all do.
 func (i *inst) deaf() string {
 	s := i.spec()
 	if !i.wakes() || s.ListenFDs {
@@ -140,8 +140,8 @@ func (i *inst) direct() bool {
 	return slices.ContainsFunc(i.spec().Expose, func(e instance.Endpoint) bool { return e.Proto == "" && !i.relays(e) })
 }
 
-// unwakeable says why a connection does not start a stopped instance, "" when it
-// does.
+// unwakeable returns why a connection does not start a stopped instance; ""
+// when it does.
 func (i *inst) unwakeable() string {
 	i.mu.Lock()
 	r := i.rec
@@ -163,7 +163,7 @@ func (i *inst) unwakeable() string {
 	return ""
 }
 
-// keep has the sockets of a launch kept, if they can be.
+// keep has the sockets of a launch kept, if possible.
 func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
 	addrs := i.keptAddrs()
 	if len(addrs) == 0 {
@@ -177,7 +177,7 @@ func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
 		if err != nil {
 			return fmt.Errorf("cannot hold the sockets of %s: %w", i.name(), err)
 		}
-	case err != nil: // something else has the address; the program finds out what
+	case err != nil: // another process has the address; the program's own bind reports it
 		i.letGo()
 		i.h.log.Warn("connections are not kept", "instance", i.name(), "error", err)
 	default:
@@ -186,8 +186,8 @@ func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
 	return nil
 }
 
-// run starts the program under its runtime, again where the supervisor was
-// replaced meanwhile and without a handoff where that does not work.
+// run starts the program under its runtime. It retries if the supervisor was
+// replaced in the meantime, and without a handoff if handoffs do not work.
 func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
 	for again := range 3 {
 		w, err := i.rt.Start(ctx, l)
@@ -216,12 +216,12 @@ func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
 	return nil, instance.ErrStartAgain
 }
 
-// continueStart waits for a program that an earlier daemon had started and that
-// still runs: it may have accepted clients already, whom another start would cut.
-// An error says that it has to be started anew.
+// continueStart waits for a program that an earlier daemon started and that
+// still runs. It may already have accepted clients, which a second start would
+// cut. An error means that it has to be started anew.
 func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	if i.rt.Capabilities().Network {
-		return errors.New("its relay ended with the daemon") // nobody is connected to it
+		return errors.New("its relay ended with the daemon") // no client is connected to it
 	}
 	if m, ok := w.(interface{ CannotBind() bool }); ok && m.CannotBind() {
 		if ls, err := w.Listeners(); err != nil || notListening(i.spec().Expose, ls) != "" {
@@ -246,8 +246,8 @@ func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// rest prepares a stopped instance for connections: they start it, or wait for
-// the restart that is due, or are refused because its sockets are closed. The
+// rest prepares a stopped instance for connections: they start it, wait for the
+// restart that is due, or are refused because its sockets are closed. The
 // caller holds the lock.
 func (i *inst) rest() {
 	addrs := i.keptAddrs()
@@ -283,8 +283,8 @@ func (i *inst) rest() {
 	i.mu.Unlock()
 }
 
-// letGo closes the kept sockets; who waits in their backlogs is refused, unless
-// the program has them too.
+// letGo closes the kept sockets. Connections in their backlogs are refused,
+// unless the program holds the sockets too.
 func (i *inst) letGo() {
 	i.dropHeld()
 	if i.h.cfg.HeldListeners == nil || i.rt.Capabilities().Network || len(i.spec().Expose) == 0 {
@@ -297,8 +297,8 @@ func (i *inst) letGo() {
 	}
 }
 
-// shut makes new connections to the kept sockets wait, so that a program that is
-// asked to end accepts none of them.
+// shut makes new connections to the kept sockets wait, so that a program that
+// is asked to exit accepts none of them.
 func (i *inst) shut(on bool) {
 	k, ok := i.h.cfg.HeldListeners.(handoffs)
 	switch {
@@ -310,8 +310,8 @@ func (i *inst) shut(on bool) {
 	}
 }
 
-// GivenUp is told that a kept socket could not be handed to the program, which
-// opened its own.
+// GivenUp is called when a kept socket could not be handed to the program,
+// which then opened its own.
 func (h *Host) GivenUp(id, why string) {
 	h.mu.RLock()
 	i := h.byID[id]
@@ -321,8 +321,8 @@ func (h *Host) GivenUp(id, why string) {
 	}
 }
 
-// Restart ends the program and starts it again. Connections to its ports wait
-// meanwhile. One that is stopped is started.
+// Restart stops the program and starts it again. Connections to its ports wait
+// in the meantime. A stopped instance is started.
 func (h *Host) Restart(ctx context.Context, ref, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -346,8 +346,8 @@ func (h *Host) Restart(ctx context.Context, ref, by string) error {
 
 const restartedByUser = "restarted by a user"
 
-// endForRestart stops i so that it is started again, also by the next daemon if
-// this one ends in between. The caller holds the lock.
+// endForRestart stops i for a restart, which the next daemon completes if this
+// one ends in between. The caller holds the lock.
 func (i *inst) endForRestart(ctx context.Context, by string) error {
 	if err := i.settle(); err != nil {
 		return err

@@ -1,21 +1,19 @@
-// Package host runs instances on one machine and owns their power: it starts
-// them, watches whether anybody uses them, freezes those that nobody does,
-// wakes them on the first packet, and stops them gracefully in the end (spec,
-// section 4).
+// Package host runs instances on one machine and owns their power state. It
+// starts them, watches whether they are in use, freezes those that are idle,
+// wakes them on the first packet, and finally stops them gracefully.
 //
-// What it guarantees: a connection that the kernel or the relay accepted is
-// never left frozen (fence.go has the order that makes it so); an unknown
-// reading never allows a pause; a change of state is on disk before it is
-// acknowledged; whatever instant the daemon is killed at, the next one finds
-// every instance again.
+// Guarantees: a connection that the kernel or the relay accepted is never left
+// frozen (fence.go has the order that ensures this). An unknown reading never
+// allows a pause. A state change is on disk before it is acknowledged. After
+// the daemon is killed at any instant, the next one finds every instance again.
 //
-// How it works: one lock for each instance covers a whole transition, one heap
-// holds all deadlines, and the work of a deadline runs on a few workers, so
-// that a paused instance costs a record, its guard and no goroutine.
+// Implementation: one lock per instance covers a whole transition. One heap
+// holds all deadlines, and a few workers handle them, so a paused instance
+// costs a record and its guard but no goroutine.
 //
-// What it leaves out: how a runtime starts and freezes (Runtime), how a relay
-// moves bytes (Gate), who decides (package idle) and how people ask (link
-// hostctl and the API in this package).
+// Not in this package: how a runtime starts and freezes (Runtime), how a relay
+// moves bytes (Gate), who decides (package idle). Users reach the host through
+// link hostctl and the API in this package.
 package host
 
 import (
@@ -40,90 +38,91 @@ import (
 	"lull/internal/router"
 )
 
-// The port to the runtimes lives in package instance, where both sides of it
-// can see it.
+// The runtime interface lives in package instance, where both sides can import
+// it.
 type (
 	Runtime  = instance.Runtime
 	Workload = instance.Workload
 	Guard    = instance.Guard
 )
 
-// Gate is the relay's half of an instance; router.Instance is the real one.
+// Gate is the relay's half of an instance. router.Instance implements it.
 type Gate interface {
-	Hold()    // arrivals are held from here on
+	Hold()    // holds arrivals from here on
 	Sleep()   // held arrivals and bytes may ask for a wake again
 	Release() // the backend accepts
 	Activity() router.Activity
-	Owed() int // connections whose last bytes went to the backend, unanswered
+	Owed() int // connections whose last bytes went to the backend and are unanswered
 }
 
-// Records keeps what must survive.
+// Records stores what must survive a restart.
 type Records interface {
 	Put(r *instance.Record) error // durable when it returns nil
 	Delete(id string) error
 }
 
-// Evidence keeps what instances were judged by.
+// Evidence stores the evidence of verdicts.
 type Evidence interface {
-	Take(r evidence.Record) // never waits
+	Take(r evidence.Record) // never blocks
 	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
-// Config is what a Host needs. Times are the host's defaults for instances
-// that do not say.
+// Config configures a Host. Durations are defaults for instances that do not
+// set their own.
 type Config struct {
-	PauseAfter time.Duration // 0 never pauses
-	StopAfter  time.Duration // 0 never stops a paused instance
-	Probe      time.Duration // between two looks at a running instance, default 5 s, each jittered by a tenth
-	CPUPercent float64       // of one processor from which an instance counts as used, default 1
-	NetBytes   float64       // in 5 s, from which it does, default 512
-	DiskBytes  float64       // read and written in 5 s, from which it does, default 8192
-	Workers    int           // transitions that run at once from deadlines, default 8
+	PauseAfter time.Duration // 0: never pause
+	StopAfter  time.Duration // 0: never stop a paused instance
+	Probe      time.Duration // interval between probes of a running instance, default 5 s, jittered by a tenth
+	CPUPercent float64       // of one processor at which an instance counts as active, default 1
+	NetBytes   float64       // per 5 s at which it counts as active, default 512
+	DiskBytes  float64       // read and written per 5 s at which it counts as active, default 8192
+	Workers    int           // concurrent transitions from deadlines, default 8
 	BaseEnv    []string      // environment of every instance, before its own
-	LogDir     string        // where instances' logs are written
+	LogDir     string        // directory of instances' logs
 	Socket     string        // LULL_SOCKET of the instances; empty for none
 	SharedHTTP bool          // instances without a relayed port get a gate too
-	KeepEvents int           // newest events that are kept, default 4096
-	EventLog   *EventLog     // keeps them over restarts; nil for none, and the caller's to close
+	KeepEvents int           // number of newest events to keep, default 4096
+	EventLog   *EventLog     // keeps events across restarts; nil for none; the caller closes it
 
 	Runtimes map[string]Runtime
-	Missing  map[string]error // why a runtime that lull knows is not among them, or can make no instance
+	Missing  map[string]error // why a runtime that lull knows is missing or cannot create instances
 	Records  Records
 	Log      *slog.Logger
-	Tracer   trace.Tracer // gets spans of checks, pauses and wakes; nil traces nothing
+	Tracer   trace.Tracer // gets spans of checks, pauses and wakes; nil disables tracing
 
-	// Memory bounds what instances of a known size may hold together, in bytes;
-	// 0 does not. Available is what the machine can give to more of them, read
-	// when one waits; nil leaves that to Memory.
+	// Memory bounds the total memory of instances of known size, in bytes; 0
+	// means no bound. Available returns how much more the machine can give, in
+	// bytes. It is called when an instance waits for memory; nil means that
+	// only Memory counts.
 	Memory    int64
 	Available func() (int64, error)
-	Places    int           // boots and restores from disk that run at once, of runtimes where they are slow; 0 does not bound them
-	WakeWait  time.Duration // for room, until a start or wake fails; default 45 s, less than the relay waits
+	Places    int           // concurrent boots and restores from disk, of runtimes where they are slow; 0 means no bound
+	WakeWait  time.Duration // how long a start or wake waits for room before it fails; default 45 s, less than the relay waits
 
-	// Images are what keeps images, by name; ImageAge how long one that nobody
-	// uses is kept, 0 for ever; ImageSpace how many bytes all of them may take
-	// together before those go that nobody uses, 0 for any.
+	// Images are the image caches, by name. ImageAge is how long an unused
+	// image is kept; 0 keeps it forever. ImageSpace is the total size in bytes
+	// above which unused images are removed; 0 means no limit.
 	Images     map[string]instance.ImageKeeper
 	ImageAge   time.Duration
 	ImageSpace int64
 
-	// Halted is the halt that was kept, and KeepHalt keeps one over restarts, or
-	// that there is none.
+	// Halted is the halt restored at start. KeepHalt persists a halt, or with
+	// nil its absence.
 	Halted   *idle.HaltedBy
 	KeepHalt func(*idle.HaltedBy) error
-	// FleetHalted is the fleet's halt as the server said last, and KeepFleetHalt
-	// keeps one over restarts, or that there is none.
+	// FleetHalted is the fleet's halt as last reported by the server.
+	// KeepFleetHalt persists it, or with nil its absence.
 	FleetHalted   *idle.HaltedBy
 	KeepFleetHalt func(*idle.HaltedBy) error
 
-	// Evidence keeps every look and its verdict; nil keeps none.
+	// Evidence keeps every check and its verdict; nil keeps none.
 	Evidence Evidence
 
-	// NewGate makes the relay's half of an instance; nil where nothing relays.
+	// NewGate creates the relay's half of an instance; nil if nothing relays.
 	NewGate func(i RelayTarget) (Gate, error)
-	// HeldListeners keeps the listening sockets of programs and watches those of a
-	// stopped one; nil keeps none. One with the methods of handoffs also hands
-	// them to a program at its bind.
+	// HeldListeners keeps the listening sockets of programs and watches those
+	// of a stopped one; nil keeps none. If it also implements handoffs, it
+	// gives the sockets to a program when it binds.
 	HeldListeners HeldListeners
 }
 
@@ -134,38 +133,38 @@ type HeldListeners interface {
 	Watch(id string, wake func(reason string)) (Guard, error)
 }
 
-// Host runs instances. Make one with New, load it, then Run it.
+// Host runs instances. Create it with New, call Load, then Run.
 type Host struct {
 	cfg    Config
 	log    *slog.Logger
-	began  time.Time // anchor of now
+	began  time.Time // base of now
 	due    *deadlines
 	saver  *saver
 	room   *room
 	events *Events
-	// measures count for Prometheus.
+	// measures are the counters for Prometheus.
 	measures    measures
 	halted      atomic.Pointer[idle.HaltedBy]
-	fleetHalted atomic.Pointer[idle.HaltedBy] // as the server said last
-	haltMu      sync.Mutex                    // of whoever changes it
+	fleetHalted atomic.Pointer[idle.HaltedBy] // as last reported by the server
+	haltMu      sync.Mutex                    // serializes changes of the halt
 	handoff     handoff
-	// haltSet is told that the halt was changed.
+	// haltSet signals that the halt was changed.
 	haltSet chan struct{}
-	// illegal counts transitions that the table does not know: always 0.
+	// illegal counts transitions missing from the table: always 0.
 	illegal atomic.Int64
 	steps   fence
 	at      func(point string, i *inst) // named points of a transition, for tests; nil otherwise
 
-	mu     sync.RWMutex // the three maps
+	mu     sync.RWMutex // guards the three maps
 	byID   map[string]*inst
 	byName map[string]*inst
-	absent map[string]error  // by id and name: instances whose runtime is not here, and why
-	away   []instance.Record // of those, as they were
+	absent map[string]error  // by ID and name: why the runtime of an instance is missing
+	away   []instance.Record // the records of those instances
 
-	busy   sync.WaitGroup // work that was started outside Run's workers
+	busy   sync.WaitGroup // work started outside Run's workers
 	ctx    context.Context
 	cancel context.CancelFunc
-	// asked is the context of what people ask for; it ends when Run is to.
+	// asked is the context of requests. It is canceled when Run is to end.
 	asked    context.Context
 	endAsked context.CancelFunc
 }
@@ -194,8 +193,8 @@ func New(cfg Config) *Host {
 	return h
 }
 
-// now is a wall time that does not step: durations of a running daemon are
-// measured, not looked up.
+// now returns a wall time without steps: within one daemon, durations are
+// measured with the monotonic clock.
 func (h *Host) now() time.Time { return h.began.Add(time.Since(h.began)) }
 
 func (h *Host) point(name string, i *inst) {
@@ -204,8 +203,8 @@ func (h *Host) point(name string, i *inst) {
 	}
 }
 
-// Run works on deadlines until ctx ends. Then it thaws what is paused and
-// leaves everything running (spec, section 4).
+// Run handles deadlines until ctx ends. Then it thaws what is paused and leaves
+// every instance running.
 func (h *Host) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for range h.cfg.Workers {
@@ -234,13 +233,13 @@ func (h *Host) Run(ctx context.Context) error {
 	return err
 }
 
-// thawAll leaves no instance frozen behind, and says so in their records.
+// thawAll thaws every frozen instance and updates the records.
 func (h *Host) thawAll() error {
 	var errs []error
 	for _, i := range h.all() {
 		i.acquire()
-		// The lock is kept: nothing may begin any more. What is hibernated holds
-		// nothing that a thaw would set free.
+		// The lock is kept, so that nothing begins anymore. A hibernated
+		// instance holds nothing that a thaw would release.
 		if s := i.state(); s == power.Pausing || s == power.Resuming {
 			i.repair()
 		}
@@ -290,7 +289,7 @@ func (h *Host) all() []*inst {
 	return out
 }
 
-// find looks an instance up by name or id.
+// find returns the instance with a name or ID.
 func (h *Host) find(ref string) (*inst, error) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -312,7 +311,7 @@ func (h *Host) find(ref string) (*inst, error) {
 // NotFoundError names an instance that does not exist.
 type NotFoundError struct {
 	Name   string
-	Holder string // whose lease of it is not there; "" where the instance is not
+	Holder string // holder of the lease that does not exist; "" if the instance does not
 }
 
 func (e *NotFoundError) Error() string {
@@ -322,7 +321,7 @@ func (e *NotFoundError) Error() string {
 	return fmt.Sprintf("cannot find an instance %q", e.Name)
 }
 
-// RefusedError is a command that was understood and not done, with the reasons.
+// RefusedError is a valid command that was not carried out, with the reasons.
 type RefusedError struct {
 	Name   string
 	What   string
@@ -334,8 +333,8 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.Reason)
 }
 
-// carry does what somebody asks for, also when they do not wait for it any
-// longer. Only the end of the host ends it early.
+// carry runs do even after its caller stopped waiting. Only the end of the host
+// cancels it early.
 func (h *Host) carry(ctx context.Context, do func(ctx context.Context) error) error {
 	done := make(chan error, 1)
 	h.spawn(func() { done <- do(h.asked) })
@@ -347,5 +346,5 @@ func (h *Host) carry(ctx context.Context, do func(ctx context.Context) error) er
 	}
 }
 
-// spawn runs f where somebody waits for it.
+// spawn runs f in a goroutine that the host waits for when it ends.
 func (h *Host) spawn(f func()) { h.busy.Go(func() { f(); h.point("end", nil) }) }

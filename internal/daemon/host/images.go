@@ -13,7 +13,7 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// Images lists what is kept of images, by size, the largest first.
+// Images lists the cached images, largest first.
 func (h *Host) Images(ctx context.Context) ([]hostctl.Image, error) {
 	out := []hostctl.Image{}
 	var errs []error
@@ -28,8 +28,8 @@ func (h *Host) Images(ctx context.Context) ([]hostctl.Image, error) {
 	return out, errors.Join(errs...)
 }
 
-// usersOf names the instances that an image belongs to: those that were made of
-// it, whatever state they are in, and the one whose files it is.
+// usersOf returns the names of the instances made from an image, in any state,
+// and of the instance whose files it holds.
 func (h *Host) usersOf(img instance.Image) []string {
 	out := []string{}
 	for _, i := range h.all() {
@@ -40,10 +40,10 @@ func (h *Host) usersOf(img instance.Image) []string {
 	return out
 }
 
-// Prune removes the images that nobody uses, nor has used since a time;
-// zero is any, and only then the files of guests that no instance is left of go
-// too: a record that cannot be read looks like none. Removed is what went; an
-// error names what could not.
+// Prune removes images that are unused and were not used since before. A zero
+// time removes every unused image, and also the files of guests that have no
+// instance. Only then, because an unreadable record looks like a missing
+// instance. removed lists what was deleted; err names what could not be.
 func (h *Host) Prune(ctx context.Context, before time.Time) (removed []hostctl.Image, err error) {
 	list, err := h.Images(ctx)
 	if err != nil {
@@ -52,11 +52,11 @@ func (h *Host) Prune(ctx context.Context, before time.Time) (removed []hostctl.I
 	return h.removeImages(ctx, superfluous(list, before))
 }
 
-// removeImages removes images of which nobody has made an instance meanwhile.
+// removeImages removes the images of list that are still unused.
 func (h *Host) removeImages(ctx context.Context, list []hostctl.Image) (removed []hostctl.Image, err error) {
 	removed = []hostctl.Image{}
 	for _, i := range list {
-		if i.UsedBy = h.usersOf(i.Image); len(i.UsedBy) > 0 { // made since
+		if i.UsedBy = h.usersOf(i.Image); len(i.UsedBy) > 0 { // an instance was created since
 			continue
 		}
 		if rerr := h.cfg.Images[i.Keeper].RemoveImage(ctx, i.ID); rerr != nil {
@@ -75,7 +75,8 @@ func (h *Host) removeImages(ctx context.Context, list []hostctl.Image) (removed 
 	return removed, err
 }
 
-// superfluous are the images of list that nobody uses, nor has since before.
+// superfluous returns the images of list that are unused and were not used
+// since before.
 func superfluous(list []hostctl.Image, before time.Time) (out []hostctl.Image) {
 	for _, i := range list {
 		if !i.InUse && len(i.UsedBy) == 0 && (before.IsZero() || i.Kind != "guest" && lastUse(i).Before(before)) {
@@ -92,9 +93,9 @@ func lastUse(i hostctl.Image) time.Time {
 	return i.MadeAt
 }
 
-// beyond are the images that go so that all of list take no more than space: of
-// those that nobody uses the ones that were not used for longest. Files of
-// guests are none of them, and do not count.
+// beyond returns the images to remove so that list takes at most space bytes:
+// the least recently used among those not in use. Files of guests are never
+// among them and do not count.
 func beyond(list []hostctl.Image, space int64) (out []hostctl.Image) {
 	sum := int64(0)
 	for _, i := range list {
@@ -114,7 +115,7 @@ func beyond(list []hostctl.Image, space int64) (out []hostctl.Image) {
 	return out
 }
 
-// fitImages removes what is beyond ImageSpace.
+// fitImages removes images until the cache fits ImageSpace.
 func (h *Host) fitImages(ctx context.Context) error {
 	list, err := h.Images(ctx)
 	if err != nil {
@@ -124,11 +125,10 @@ func (h *Host) fitImages(ctx context.Context) error {
 	return err
 }
 
-// pruneEvery is how often old images are looked for.
+// pruneEvery is the interval between searches for old images.
 const pruneEvery = time.Hour
 
-// keepPruned removes images that nobody has used for as long as ImageAge says,
-// and what is beyond ImageSpace, until ctx ends.
+// keepPruned removes images that exceed ImageAge or ImageSpace, until ctx ends.
 func (h *Host) keepPruned(ctx context.Context) {
 	if h.cfg.ImageAge == 0 && h.cfg.ImageSpace == 0 {
 		return

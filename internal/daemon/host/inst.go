@@ -19,78 +19,84 @@ import (
 type inst struct {
 	h    *Host
 	id   string
-	set  atomic.Pointer[instance.Spec] // what a person asked for; Change puts another in its place
+	set  atomic.Pointer[instance.Spec] // the user's settings; Change replaces it
 	rt   Runtime
 	gate Gate  // nil when nothing relays to it
-	size int64 // bytes that it may take, 0 where its runtime does not know; never changes
-	slow bool  // booting and restoring it is; never changes
+	size int64 // maximum memory in bytes, 0 if its runtime does not know; constant
+	slow bool  // booting and restoring it is slow; constant
 
-	// lock is held across one whole transition or one look. Everything that
-	// changes the instance's power holds it.
+	// lock is held across one whole transition or check. Every change of the
+	// instance's power state requires it.
 	lock chan struct{}
-	// wanted is why a wake was asked for while somebody else held the lock.
-	// Whoever lets the lock go looks at it afterwards, so none is lost.
+	// wanted is the reason for a wake that was requested while the lock was
+	// taken. Whoever releases the lock checks it afterwards, so no request is
+	// lost.
 	wanted atomic.Pointer[string]
-	// asked is since when somebody waits for it to run; nil when nobody does.
+	// asked is the time since which a caller has waited for it to run; nil when
+	// none waits.
 	asked atomic.Pointer[time.Time]
-	// from is the state that the wake under way began in; the lock's holder has it.
+	// from is the state in which the current wake began. Guarded by the
+	// instance's lock.
 	from power.Instance
-	// again says that the stop under way is followed by a start; the lock's holder
-	// has it.
+	// again is set while the current stop is to be followed by a start. Guarded
+	// by the instance's lock.
 	again bool
-	// noHandoff is why its program cannot be handed sockets; nil when it can.
+	// noHandoff is why its program cannot be given sockets; nil when it can.
 	noHandoff atomic.Pointer[string]
-	// observe is why somebody wants the workload to be looked at, likewise.
+	// observe is the reason for a requested observation, handled like wanted.
 	observe atomic.Pointer[string]
-	// ended is the exit of the present run, noted before anybody has the lock.
+	// ended is the exit of the present run, set before the lock is taken.
 	ended atomic.Pointer[ending]
-	// reported is the exit that adoption falls back to; guarded by the instance's lock.
+	// reported is the exit that adoption falls back to. Guarded by the
+	// instance's lock.
 	reported *ending
-	// up says that the application accepts: the relay reads it without a lock.
+	// up is set while the application accepts. The relay reads it without a
+	// lock.
 	up       atomic.Bool
 	backends atomic.Pointer[[]router.Backend] // of the relayed endpoints, in order
 	deleted  atomic.Bool
-	// off is why a person wanted it not to run when they last stopped or removed
-	// it: whatever was asked for before is not done after. Written under the room's
-	// mu.
+	// off is why a user last stopped or removed it. Requests made before that
+	// are not carried out after it. Written under the room's mu.
 	off    atomic.Pointer[string]
-	queued atomic.Bool // wakeLater is at it
-	ending atomic.Bool // stopLater is at it
-	lost   atomic.Bool // retryAdopt is at it
-	// interrupt ends a start, or a repeated search for its run, that is under way.
+	queued atomic.Bool // wakeLater is running
+	ending atomic.Bool // stopLater is running
+	lost   atomic.Bool // retryAdopt is running
+	// interrupt cancels a start, or a repeated search for its run, that is in
+	// progress.
 	interrupt atomic.Pointer[context.CancelCauseFunc]
 
 	dueAt    time.Time // owned by deadlines
 	dueIndex int       // owned by deadlines
 
-	// mu guards the rest. It is never held across anything that waits.
+	// mu guards the rest. It is never held across anything that blocks.
 	mu       sync.Mutex
 	rec      instance.Record
 	work     Workload
 	guard    Guard
 	held     Guard // watches the kept sockets while stopped
 	frozen   bool
-	base     instance.Sample // the look that deltas are measured from
-	last     instance.Sample // the newest look
+	base     instance.Sample // the sample that deltas are measured from
+	last     instance.Sample // the newest sample
 	readings []idle.Reading
 	conns    int
 	verdict  idle.Verdict
 	line     evidence.Line // of its decisions in the log
 	unheard  bool          // nothing could wake it from outside
-	block    *idle.Block   // of the runtime: it cannot be paused, and why
-	beside   []*string     // commands that run beside it
-	busy     int           // connections by which the workload says that it works
-	nextDue  time.Time     // when the workload said that it wants to run again
-	restart  time.Time     // when it is started again after it failed
-	// refused is what was last told of as refused for want of room, and by whom.
+	block    *idle.Block   // of the runtime: why it cannot be paused
+	beside   []*string     // commands that run inside it
+	busy     int           // connections on which the workload reports work in progress
+	nextDue  time.Time     // when the workload asked to be woken
+	restart  time.Time     // when it is restarted after a failure
+	// refused is the last published refusal for lack of room, and its
+	// requester.
 	refused   string
 	refusedAt time.Time
-	// notBefore keeps a hibernation that failed from being tried again at once.
+	// notBefore delays the next attempt after a failed hibernation.
 	notBefore time.Time
-	missing   error         // why the run that its record speaks of is not known to this daemon
-	trouble   string        // what keeps the workload from working, "" for nothing
-	inside    bool          // a harness says that some program in it is in the middle of work
-	settles   time.Time     // until then a pause from outside is what an earlier daemon had asked for
+	missing   error         // why the run that its record names is not known to this daemon
+	trouble   string        // what keeps the workload from working; "" for nothing
+	inside    bool          // the guest agent reports that some program in it has work in progress
+	settles   time.Time     // until then, a pause from outside is one that an earlier daemon requested
 	over      chan struct{} // closed when the present run is known to be over
 }
 
@@ -100,7 +106,7 @@ type ending struct {
 }
 
 func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
-	spec := rec.Spec // a copy of its own: rec changes under mu
+	spec := rec.Spec // a separate copy: rec changes under mu
 	i := &inst{h: h, id: rec.ID, rt: rt, rec: rec, lock: make(chan struct{}, 1), dueIndex: -1}
 	i.set.Store(&spec)
 	if s, ok := rt.(instance.Sizer); ok {
@@ -111,7 +117,7 @@ func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
 
 func (i *inst) name() string { return i.spec().Name } // only RenamedOutside changes it
 
-// spec is what a person asked for. Nobody changes what it returns.
+// spec returns the user's settings. The result must not be modified.
 func (i *inst) spec() *instance.Spec { return i.set.Load() }
 
 // acquire takes the lock.
@@ -140,9 +146,9 @@ func (i *inst) tryAcquire() bool {
 	}
 }
 
-// release lets the lock go and serves what came in the meantime. Looking after
-// the release is what closes the gap: whoever sets wanted tries the lock
-// afterwards, so one of the two sees the other.
+// release releases the lock and serves requests that arrived in the meantime.
+// The check after the release closes the gap: every requester sets wanted and
+// then tries the lock, so one of the two sees the other.
 func (i *inst) release() {
 	for {
 		<-i.lock
@@ -150,16 +156,17 @@ func (i *inst) release() {
 			return
 		}
 		if !i.tryAcquire() {
-			return // its new holder will look
+			return // its new holder will check
 		}
 		i.serve()
 	}
 }
 
-// endedNow says whether the present run is known to be over and not handled.
+// endedNow reports whether the present run has ended and the exit is not yet
+// handled.
 func (i *inst) endedNow() bool { return i.ended.Load() != nil }
 
-// serve handles, under the lock, what others left for its holder.
+// serve handles requests that were left for the holder of the lock.
 func (i *inst) serve() {
 	if e := i.ended.Swap(nil); e != nil {
 		i.handleEnding(e)
@@ -172,15 +179,15 @@ func (i *inst) serve() {
 	}
 }
 
-// wantWake asks for a wake from anywhere and never waits.
+// wantWake requests a wake. It never blocks and needs no lock.
 func (i *inst) wantWake(why string) {
 	i.ask()
 	i.wanted.Store(&why)
 	i.h.point("wake-wanted", i)
 	if i.tryAcquire() {
 		if i.rt.Capabilities().Network {
-			// Its thaw asks the guest and may restore it, which takes longer than
-			// whoever calls can wait.
+			// The thaw talks to the guest and may restore it, which takes
+			// longer than a caller can wait.
 			i.h.spawn(func() { i.serve(); i.release() })
 			return
 		}
@@ -189,8 +196,8 @@ func (i *inst) wantWake(why string) {
 	}
 }
 
-// serveWake wakes the instance under the lock if it is asleep. An instance
-// that runs needs nothing, and one that may not be woken stays as it is.
+// serveWake wakes the instance under the lock if it is asleep and may be woken.
+// Otherwise it does nothing.
 func (i *inst) serveWake(why string) {
 	switch s := i.state(); {
 	case i.pausedByOthers():
@@ -223,7 +230,7 @@ func (i *inst) enabled() bool {
 }
 
 // update changes the record in memory and returns a copy to be written. f runs
-// under mu and must not wait.
+// under mu and must not block.
 func (i *inst) update(f func(r *instance.Record)) instance.Record {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -241,8 +248,8 @@ func (i *inst) update(f func(r *instance.Record)) instance.Record {
 	return i.rec
 }
 
-// save changes the record durably: what f did is undone if it cannot be
-// written.
+// save changes the record durably. If it cannot be written, the change made by
+// f is undone.
 func (i *inst) save(f func(r *instance.Record)) error {
 	i.mu.Lock()
 	old := i.rec
@@ -257,9 +264,9 @@ func (i *inst) save(f func(r *instance.Record)) error {
 	return nil
 }
 
-// note changes the record whether or not it can be written. It is for facts, such
-// as the end of a program, and for what a user asked for that must not depend on
-// the disk. What cannot be written is tried again until it is.
+// note changes the record whether or not it can be written. It is for facts,
+// such as the exit of a program, and for user requests that must not depend on
+// the disk. A failed write is retried until it succeeds.
 func (i *inst) note(f func(r *instance.Record)) {
 	rec := i.update(f)
 	if i.h.saver.now(&rec) != nil {
@@ -267,7 +274,7 @@ func (i *inst) note(f func(r *instance.Record)) {
 	}
 }
 
-// saveOrNote is note for what a user asked for, and save for what lull decided.
+// saveOrNote is note for a user's request and save for lull's own decision.
 func (i *inst) saveOrNote(asked bool, f func(r *instance.Record)) error {
 	if asked {
 		i.note(f)
@@ -276,7 +283,7 @@ func (i *inst) saveOrNote(asked bool, f func(r *instance.Record)) error {
 	return i.save(f)
 }
 
-// byIDNow returns an instance; nil for none.
+// byIDNow returns an instance; nil if there is none.
 func (h *Host) byIDNow(id string) *inst {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -290,7 +297,7 @@ func (h *Host) Has(id string) bool { return h.byIDNow(id) != nil }
 // written.
 const DiskUnwritable idle.Code = "disk_unwritable"
 
-// unwritable says why no record can be written; "" while they can.
+// unwritable returns why no record can be written; "" while they can.
 func (h *Host) unwritable() string {
 	err := h.saver.failing()
 	if err == nil {
@@ -299,8 +306,8 @@ func (h *Host) unwritable() string {
 	return fmt.Sprintf("the host cannot record what it does: %v", err)
 }
 
-// recordsFail reports that records cannot be written any more, or with nil that
-// they can again.
+// recordsFail publishes that records can no longer be written or, with nil,
+// that they can again.
 func (h *Host) recordsFail(i *inst, began error) {
 	kind, why := "trouble_over", "the host can record what it does again"
 	if began != nil {
@@ -314,7 +321,7 @@ func (h *Host) recordsFail(i *inst, began error) {
 	}
 }
 
-// move is a change of state that must be legal.
+// move changes the state. The transition must be legal.
 func (i *inst) move(to power.Instance) error {
 	return power.InstanceTable.Check(i.state(), to)
 }

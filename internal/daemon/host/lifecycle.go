@@ -15,14 +15,14 @@ import (
 	"lull/internal/power"
 )
 
-// Limits of starting and ending (spec, section 4).
+// Limits of starting and ending.
 const (
 	readyTimeout = 60 * time.Second
 	stopGrace    = 10 * time.Second
 	killLimit    = 10 * time.Second
 	crashUptime  = 10 * time.Second // a run that fails sooner is a crash
 	crashWindow  = 2 * time.Minute
-	crashLimit   = 5 // crashes within the window are a loop
+	crashLimit   = 5 // crashes within the window are a crash loop
 	restartMax   = 30 * time.Second
 	logMax       = 10 << 20
 )
@@ -60,7 +60,8 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 	return i.start(ctx, by, why)
 }
 
-// mayStart says why i, as it is, is not started by whom a person's stop binds.
+// mayStart returns why i cannot be started by a caller that a user's stop
+// binds; nil if it can.
 func (i *inst) mayStart(by string) error {
 	i.mu.Lock()
 	stopped, enabled, due := i.rec.State == power.Stopped, i.rec.Enabled, !i.restart.IsZero()
@@ -75,7 +76,8 @@ func (i *inst) mayStart(by string) error {
 	return nil
 }
 
-// notStopped is what of i has no use for once it is stopped.
+// notStopped returns a precondition that fails once i has stopped. what names
+// what was asked for.
 func (i *inst) notStopped(what string) func() error {
 	return func() error {
 		if i.state() == power.Stopped {
@@ -85,7 +87,8 @@ func (i *inst) notStopped(what string) func() error {
 	}
 }
 
-// start runs the program and waits until it accepts. The caller holds the lock.
+// start runs the program and waits until it accepts connections. The caller
+// holds the lock.
 func (i *inst) start(ctx context.Context, by, why string) error {
 	if err := i.move(power.Starting); err != nil {
 		return err
@@ -139,11 +142,11 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 	return nil
 }
 
-// boxEnv is the environment of a program that has files of its own, before what
-// its image and its spec add.
+// boxEnv is the base environment of a program with its own files. Its image and
+// its spec add to it.
 var boxEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
 
-// launch starts the process and records who it is.
+// launch starts the process and records its identity.
 func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	i.h.point("launch", i)
 	s := i.spec()
@@ -177,7 +180,7 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 }
 
 // ready waits until every exposed port has a listener of this program. A
-// connect would prove nothing: the kernel completes it for a program that
+// connect would prove nothing: the kernel also completes it for a program that
 // does not run.
 func (i *inst) ready(ctx context.Context, w Workload) error {
 	i.mu.Lock()
@@ -190,7 +193,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 	pause := 2 * time.Millisecond
 	for {
 		if len(want) == 0 {
-			return nil // started is all that it can be; how it ends is seen like any ending
+			return nil // nothing more to wait for; its exit is handled like any other
 		}
 		if e := i.ended.Load(); e != nil {
 			return fmt.Errorf("cannot start %s: %w: it %s%s", i.name(), errEnded, i.explained(e.exit).How(), i.taken(want, w))
@@ -218,18 +221,18 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 
 var errEnded = errors.New("the program ended before it was ready")
 
-// startFailed leaves nothing of the run behind. A restart that was due is tried
-// again where there was no room for it on disk: that is no fault of the program's.
+// startFailed cleans up a failed run. A restart that failed for lack of disk
+// space is retried, because that is not the program's fault.
 func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	if w != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)
 		defer cancel()
 		if err := w.Kill(ctx); err != nil {
-			// It is not down: a record that says stopped would start it twice.
+			// It still runs. A record that says stopped would start it twice.
 			i.h.due.set(i, i.h.now().Add(time.Second))
 			return errors.Join(cause, fmt.Errorf("cannot end the failed run of %s: %w", i.name(), err))
 		}
-		i.awaitExit() // a start that follows is refused while the end is not known
+		i.awaitExit() // a start that follows is refused while the exit is unknown
 	}
 	e := i.ended.Swap(nil)
 	now := i.h.now()
@@ -258,7 +261,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	due := !i.rec.RestartAt.IsZero()
 	i.mu.Unlock()
 	if !due {
-		i.letGo() // who has come is told by that; the next one tries again
+		i.letGo() // waiting clients are refused; the next one tries again
 	}
 	i.forgetRun()
 	i.armRestart()
@@ -267,13 +270,13 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	return cause
 }
 
-// forgetRun clears what belonged to a run that is over.
+// forgetRun clears the state of a run that is over.
 func (i *inst) forgetRun() {
 	i.mu.Lock()
 	g := i.guard
 	i.work, i.guard, i.frozen, i.missing = nil, nil, false, nil
 	i.readings, i.conns, i.block, i.nextDue, i.trouble = nil, 0, nil, time.Time{}, ""
-	if i.inside { // what was in the middle of work is gone
+	if i.inside { // its work in progress is lost
 		i.inside, i.busy = false, i.busy-1
 	}
 	i.mu.Unlock()
@@ -289,14 +292,15 @@ func (i *inst) forgetRun() {
 }
 
 // stop ends an instance gracefully. The caller holds the lock. An automatic
-// stop of a paused instance gives way to whoever came in the meantime; any other
-// goes on whatever fails: a program that cannot be asked to end is ended.
+// stop of a paused instance gives way to clients that arrived in the meantime.
+// Any other stop continues whatever fails: a program that cannot be asked to
+// exit is killed.
 func (i *inst) stop(ctx context.Context, by, why string) error {
 	steps := i.h.steps.stop
 	switch i.state() {
 	case power.Stopped:
 		return nil
-	case power.Stopping: // a stop before this one could not be finished
+	case power.Stopping: // an earlier stop could not complete
 		return i.finishStop(ctx, by, why)
 	case power.Running, power.Starting:
 		steps = []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-signal", askToEnd}}
@@ -315,7 +319,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	var unusable *instance.SnapshotError
 	switch {
 	case err == nil:
-	case i.state() != power.Stopping: // it could not be recorded
+	case i.state() != power.Stopping: // the intent could not be recorded
 		return err
 	case a.force || errors.As(err, &unusable):
 		why += "; it could not end in order: " + err.Error()
@@ -334,8 +338,8 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	return i.finishStop(ctx, by, why)
 }
 
-// enterToStop takes the lock of i for a stop. What is on disk is restored
-// first, so that it can be asked to end; a person's stop does not fail for lack
+// enterToStop takes the lock of i for a stop. A hibernated instance is restored
+// first, so that it can be asked to exit. A user's stop does not fail for lack
 // of room.
 func (i *inst) enterToStop(ctx context.Context) (leave func(), err error) {
 	if i.state() == power.Hibernated {
@@ -350,7 +354,7 @@ func (i *inst) enterToStop(ctx context.Context) (leave func(), err error) {
 	return i.release, nil
 }
 
-// endNow ends a workload that cannot be asked to.
+// endNow kills a workload that cannot be asked to exit.
 func (i *inst) endNow(ctx context.Context) error {
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
@@ -361,7 +365,7 @@ func (i *inst) endNow(ctx context.Context) error {
 	return nil
 }
 
-// finishStop waits for the program's own end, then ends it.
+// finishStop waits for the program to exit, then kills it.
 func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	w := i.workload()
 	i.mu.Lock()
@@ -384,9 +388,9 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	}
 	i.h.point("stopped", i)
 	e := i.ended.Swap(nil)
-	i.note(func(r *instance.Record) { // there is no process any more, whatever the disk says
+	i.note(func(r *instance.Record) { // no process is left, whether or not that can be written
 		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, why, 0, 0
-		if r.RestartAt.IsZero() { // otherwise they were given to what is started again
+		if r.RestartAt.IsZero() { // otherwise they were handed to the next run
 			r.Leases = nil
 		}
 		if by == byManual && !i.again {
@@ -405,10 +409,10 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	return nil
 }
 
-// exitLimit bounds the wait for the exit code of a run that was just ended.
+// exitLimit bounds the wait for the exit code of a run that was just killed.
 const exitLimit = time.Second
 
-// awaitExit waits until the end of the present run, whose processes are gone,
+// awaitExit waits until the exit of the present run, whose processes are gone,
 // has been reported.
 func (i *inst) awaitExit() {
 	i.mu.Lock()
@@ -420,13 +424,13 @@ func (i *inst) awaitExit() {
 	}
 }
 
-// stopGrace is how long a program has to end.
+// stopGrace returns how long a program has to exit.
 func (i *inst) stopGrace() time.Duration {
 	return time.Duration(cmp.Or(i.spec().StopGrace, idle.Duration(stopGrace)))
 }
 
-// askToEnd sends SIGTERM. A frozen program gets it at the thaw, before it can
-// accept anything more.
+// askToEnd sends SIGTERM. A frozen program receives it at the thaw, before it
+// can accept anything.
 func askToEnd(a *attempt) error {
 	if a.work == nil {
 		return nil
@@ -437,8 +441,9 @@ func askToEnd(a *attempt) error {
 	return nil
 }
 
-// signal asks for the end. Inside a guest somebody has to pass that on, and one
-// that hangs is not waited for longer than a program is that ignores it.
+// signal asks the program to exit. In a guest, the guest agent forwards the
+// signal; if it hangs, signal waits no longer than for a program that ignores
+// the signal.
 func (a *attempt) signal() error {
 	if !a.i.rt.Capabilities().Network {
 		return a.work.Signal(syscall.SIGTERM)
@@ -453,7 +458,7 @@ func (a *attempt) signal() error {
 	}
 }
 
-// OnExit is told by a runtime that a run is over. It never waits.
+// OnExit is called by a runtime when a run is over. It never blocks.
 func (h *Host) OnExit(id string, run uint64, e instance.Exit) {
 	h.mu.RLock()
 	i := h.byID[id]
@@ -484,7 +489,7 @@ func (h *Host) OnExit(id string, run uint64, e instance.Exit) {
 	})
 }
 
-// explained adds what the workload knows of its end and is not said yet.
+// explained adds to e what only the workload knows about its exit.
 func (i *inst) explained(e instance.Exit) instance.Exit {
 	if x, ok := i.workload().(instance.Explainer); ok && e.Why == "" {
 		return x.Explain(e)
@@ -492,8 +497,8 @@ func (i *inst) explained(e instance.Exit) instance.Exit {
 	return e
 }
 
-// handleEnding records that the program ended by itself. The caller holds the
-// lock and is in no transition.
+// handleEnding records that the program exited by itself. The caller holds the
+// lock, and no transition is in progress.
 func (i *inst) handleEnding(e *ending) {
 	switch i.state() {
 	case power.Running, power.Paused, power.Reclaimed, power.Hibernated, power.Pausing, power.Resuming:
@@ -504,8 +509,8 @@ func (i *inst) handleEnding(e *ending) {
 	lost := i.work == nil && i.rec.Identity != nil
 	i.mu.Unlock()
 	if lost {
-		// An earlier daemon's run, reported before it could be taken over. Adoption
-		// knows why it ended, and removes what it left.
+		// This is an earlier daemon's run, reported before it could be adopted.
+		// Adoption knows why it ended and cleans up.
 		i.reported = e
 		err := i.seek(i.h.ctx)
 		i.reported = nil
@@ -523,7 +528,7 @@ func (i *inst) handleEnding(e *ending) {
 		cancel()
 		if err != nil {
 			i.h.log.Error("cannot end what is left", "instance", i.name(), "error", err)
-			i.h.spawn(func() { // tried again until nothing is left
+			i.h.spawn(func() { // retried until nothing is left
 				select {
 				case <-time.After(time.Second):
 					i.h.OnExit(i.id, e.run, exit)
@@ -546,10 +551,10 @@ func (i *inst) handleEnding(e *ending) {
 	i.armRestart()
 }
 
-// afterEnd applies the restart rule to a record, so that what is due is written
-// together with the end. Uptime is the run's own, never the time since its last
-// activity. Leases were given to the instance and not to the run, so they are
-// there when it is started again.
+// afterEnd applies the restart rule to a record, so that the due restart is
+// written together with the exit. Uptime is the run's own, never the time since
+// its last activity. Leases belong to the instance and not to the run, so a
+// restart keeps them.
 func afterEnd(r *instance.Record, e instance.Exit, now time.Time) {
 	failed := e.Code != 0 && !e.Lost
 	if failed && e.At.Sub(r.StartedAt) < crashUptime {

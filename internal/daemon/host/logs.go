@@ -15,11 +15,11 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// followEvery is how often a log that somebody follows is looked at.
+// followEvery is the poll interval of a followed log.
 const followEvery = 100 * time.Millisecond
 
-// Logs copies what an instance has printed, the older file first, and with
-// follow what it continues to print, until ctx ends or the instance is gone.
+// Logs writes what an instance has printed, oldest first. With follow it
+// continues with new output until ctx ends or the instance is gone.
 func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hostctl.Logs) error {
 	i, err := h.find(id)
 	if err != nil {
@@ -71,7 +71,7 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hos
 	}
 }
 
-// flushing sends each write on at once.
+// flushing flushes after each write.
 type flushing struct {
 	io.Writer
 	c *http.ResponseController
@@ -85,20 +85,20 @@ func (f flushing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// logView remembers how far a log was read, across its rotation. A log may be
-// large: nothing of it is kept in memory.
+// logView remembers how far a log was read, across its rotation. It keeps none
+// of the log in memory, since logs may be large.
 type logView struct {
 	inode  os.FileInfo
 	offset int64
 }
 
-// logPart is what of a file is to be copied.
+// logPart is a range of a file to copy.
 type logPart struct {
 	f        *os.File
 	from, to int64
 }
 
-// copyParts copies what parts are and closes their files.
+// copyParts copies parts to w and closes their files.
 func copyParts(w io.Writer, parts []logPart) (err error) {
 	for _, p := range parts {
 		if err == nil {
@@ -109,7 +109,7 @@ func copyParts(w io.Writer, parts []logPart) (err error) {
 	return err
 }
 
-// openPart opens a whole file; none where there is no such file.
+// openPart opens a whole file; it returns no parts if the file does not exist.
 func openPart(path string) (parts []logPart, st os.FileInfo, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -124,8 +124,8 @@ func openPart(path string) (parts []logPart, st os.FileInfo, err error) {
 	return []logPart{{f, 0, st.Size()}}, st, nil
 }
 
-// last gives the last n lines of a log and of the older file beside it; all of
-// them when n is negative.
+// last returns the last n lines of a log and of the older file beside it; all
+// of them if n is negative.
 func (v *logView) last(path string, n int) (parts []logPart, err error) {
 	var old os.FileInfo
 	for {
@@ -161,13 +161,13 @@ func closeParts(parts []logPart) {
 	}
 }
 
-// more gives what was printed since the final check.
+// more returns what was printed since the previous call.
 func (v *logView) more(path string) ([]logPart, error) {
 	parts, st, err := openPart(path)
 	if err != nil || st == nil {
 		return nil, err
 	}
-	if v.inode != nil && !os.SameFile(v.inode, st) { // rotated: the rest of the old one first
+	if v.inode != nil && !os.SameFile(v.inode, st) { // rotated: the rest of the old file comes first
 		old, _, err := openPart(path + ".1")
 		if err != nil {
 			closeParts(parts)
@@ -184,11 +184,11 @@ func (v *logView) more(path string) ([]logPart, error) {
 	return parts, nil
 }
 
-// logBlock is how much is read at once in the search for lines.
+// logBlock is the block size of the search for lines, in bytes.
 const logBlock = 64 << 10
 
-// lastLines moves the beginning of parts to that of their last n lines, reading
-// from the end.
+// lastLines moves the start of parts to their last n lines. It reads from the
+// end.
 func lastLines(parts []logPart, n int) error {
 	b := make([]byte, logBlock)
 	end := true // nothing was read yet: a newline here ends a line and begins none
@@ -221,14 +221,14 @@ func lastLines(parts []logPart, n int) error {
 		switch n {
 		case -1: // it begins here
 			n = 0
-		case 0: // what is older is not asked for
+		case 0: // older lines are not needed
 			p.from = p.to
 		}
 	}
 	return nil
 }
 
-// removeLogs deletes what an instance has printed.
+// removeLogs deletes an instance's logs.
 func (h *Host) removeLogs(id string) {
 	path := filepath.Join(h.cfg.LogDir, id+".log")
 	for _, p := range []string{path, path + ".1"} {

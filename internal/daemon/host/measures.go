@@ -6,18 +6,18 @@ import (
 	"lull/internal/power"
 )
 
-// measures are what a host counts for Prometheus, beside what is read when it is
-// asked for.
+// measures are the host's Prometheus counters. Gauges are read at scrape time.
 type measures struct {
 	wakes  *prometheus.HistogramVec
 	events *prometheus.CounterVec
 }
 
-// failures are the events that rules alert at, which are there from the start:
-// a counter that comes with its first event has not grown.
+// failures are the event kinds that alerts use. Their counters exist from the
+// start, because a counter that first appears with its first event shows no
+// increase.
 var failures = []string{"start_failed", "pause_failed", "hibernate_failed", "wake_failed"}
 
-// wakesFrom are the states that an instance is woken or started from.
+// wakesFrom are the states from which an instance is woken or started.
 var wakesFrom = []power.Instance{power.Paused, power.Reclaimed, power.Hibernated, power.Stopped}
 
 func newMeasures(runtimes map[string]Runtime) measures {
@@ -39,23 +39,23 @@ func newMeasures(runtimes map[string]Runtime) measures {
 	return m
 }
 
-// ask notes that somebody asks for i, unless somebody before them does. What it
-// returns takes that back, where nothing came of it.
+// ask records that a caller is waiting for i, unless one already is. drop
+// undoes that if nothing came of it.
 func (i *inst) ask() (drop func()) {
 	now := i.h.now()
 	i.asked.CompareAndSwap(nil, &now)
 	return func() { i.asked.CompareAndSwap(&now, nil) }
 }
 
-// ran counts how long whoever asked for i waited until it ran. Wakes that nobody
-// asked for, as those at the end of a host, have nobody who waited.
+// ran records how long callers waited until i ran. Wakes without a waiting
+// caller, such as those when the host ends, are not counted.
 func (i *inst) ran(from power.Instance) {
 	if t := i.asked.Swap(nil); t != nil {
 		i.h.measures.wakes.WithLabelValues(i.spec().Runtime, string(from)).Observe(i.h.now().Sub(*t).Seconds())
 	}
 }
 
-// Collector returns what the host counts and how it stands.
+// Collector returns the host's metrics.
 func (h *Host) Collector() prometheus.Collector { return collector{h} }
 
 type collector struct{ h *Host }

@@ -15,11 +15,11 @@ import (
 	"lull/internal/power"
 )
 
-// MaxInstances bounds how many instances one host keeps.
+// MaxInstances is the maximum number of instances of one host.
 const MaxInstances = 100_000
 
-// Create makes an instance, stopped. The spec must be valid; a name that is
-// taken is refused.
+// Create creates a stopped instance. The spec must be valid, and its name must
+// be free.
 func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err error) {
 	if err := s.CheckNew(); err != nil {
 		return "", &InvalidError{err}
@@ -50,7 +50,7 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	return i.id, nil
 }
 
-// checkSpec finds the runtime of s and everything that is wrong with it there.
+// checkSpec returns the runtime of s, and every fault that s has with it.
 func (h *Host) checkSpec(s *instance.Spec) (Runtime, error) {
 	s.Runtime = cmp.Or(s.Runtime, "process")
 	rt, ok := h.cfg.Runtimes[s.Runtime]
@@ -63,8 +63,8 @@ func (h *Host) checkSpec(s *instance.Spec) (Runtime, error) {
 	return rt, checkOn(s, rt)
 }
 
-// checkOn has a runtime look at what a person asked of it: whether the image is
-// there, and whatever else is its own.
+// checkOn has a runtime validate a user's request: whether the image exists,
+// and everything specific to it.
 func checkOn(s *instance.Spec, rt Runtime) error {
 	if c, ok := rt.(instance.SpecChecker); ok {
 		if err := c.CheckSpec(s); err != nil {
@@ -74,8 +74,8 @@ func checkOn(s *instance.Spec, rt Runtime) error {
 	return nil
 }
 
-// checkWith finds what is wrong with s for what its runtime can do, and with its
-// timers on this host.
+// checkWith validates s against the capabilities of its runtime, and its timers
+// against this host.
 func (h *Host) checkWith(s *instance.Spec, rt Runtime) error {
 	if err := s.Validate(); err != nil {
 		return &InvalidError{err}
@@ -106,7 +106,8 @@ func (h *Host) add(i *inst) error {
 	return nil
 }
 
-// nameIsFree says why what is to be done cannot give an instance a name.
+// nameIsFree returns an error if another instance has the name. what is the
+// operation, for the error.
 func (h *Host) nameIsFree(name, what string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -120,7 +121,7 @@ func (h *Host) nameIsFreeLocked(name, what string) error {
 	return &RefusedError{Name: name, What: what, Reason: "there is an instance of that name already"}
 }
 
-// noRuntime says why there is no such runtime here.
+// noRuntime returns why a runtime is missing here.
 func (h *Host) noRuntime(name string) error {
 	if err := h.missing(name); err != nil {
 		return fmt.Errorf("%s is not available here: %w; lull doctor says what to do", name, err)
@@ -128,7 +129,7 @@ func (h *Host) noRuntime(name string) error {
 	return fmt.Errorf("there is no runtime %q on this host", name)
 }
 
-// openRelay opens the relay's ports. They live as long as the instance.
+// openRelay opens the relay's ports, which live as long as the instance.
 func (i *inst) openRelay() error {
 	eps := i.relayed()
 	if len(eps) == 0 && (!i.h.cfg.SharedHTTP || len(i.spec().Expose) == 0) {
@@ -149,13 +150,13 @@ func (i *inst) openRelay() error {
 	return nil
 }
 
-// drop takes i out of the host's maps and closes what it had open.
+// drop removes i from the host's maps and closes what it had open.
 func (h *Host) drop(i *inst) {
 	h.mu.Lock()
 	delete(h.byID, i.id)
 	delete(h.byName, i.name())
 	h.mu.Unlock()
-	i.deleted.Store(true) // for those who wait for its lock
+	i.deleted.Store(true) // for callers that wait for its lock
 	h.room.callOff(i, "it was removed in the meantime")
 	h.due.remove(i)
 	h.saver.forget(i.id)
@@ -188,8 +189,8 @@ func (h *Host) Start(ctx context.Context, ref, by string) error {
 	return h.startFor(ctx, i, by, "started by a person")
 }
 
-// Stop ends an instance; it always works, and what has been asked for before and
-// waits is not done after it. With disable it is not woken either.
+// Stop stops an instance. It always works, and pending earlier requests are not
+// carried out after it. With disable the instance is not woken either.
 func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -206,7 +207,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	defer leave()
 	unknown := i.takenOver()
 	if i.workload() != nil {
-		unknown = nil // what could not be done with it does not keep it from being ended
+		unknown = nil // an unknown run can still be ended
 	}
 	i.mu.Lock()
 	i.restart = time.Time{}
@@ -235,7 +236,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 }
 
 // Pause freezes a running instance now. Without force it is refused while a
-// connection or a lease holds it.
+// connection or a lease holds the instance.
 func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -299,7 +300,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 	}
 }
 
-// Delete stops an instance and forgets it.
+// Delete stops an instance and removes it.
 func (h *Host) Delete(ctx context.Context, ref, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -350,13 +351,14 @@ func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
 	defer i.release()
 	err = i.save(func(r *instance.Record) { r.SnoozedUntil = t })
 	if i.state().Asleep() {
-		i.scheduleAsleep(h.now()) // it may come sooner than the snooze before it
+		i.scheduleAsleep(h.now()) // the next step may now come sooner
 	}
 	return err
 }
 
-// Hold takes or renews a holder's lease. It is durable when it returns. On a
-// paused instance it is kept and wakes nothing; on a stopped one it is refused.
+// Hold takes or renews a holder's lease. It is durable when Hold returns. On a
+// paused instance the lease is kept and wakes nothing; on a stopped one it is
+// refused.
 func (h *Host) Hold(ctx context.Context, ref string, l idle.Lease, ttl time.Duration) error {
 	if ttl <= 0 || ttl > instance.MaxLease {
 		return &InvalidError{fmt.Errorf("cannot hold a lease: ttl %s is not above 0 and at most %s", ttl, instance.MaxLease)}
@@ -405,7 +407,7 @@ func (h *Host) Hold(ctx context.Context, ref string, l idle.Lease, ttl time.Dura
 	return err
 }
 
-// ReleaseLease drops one holder's lease; another's is left alone.
+// ReleaseLease drops one holder's lease and leaves others alone.
 func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -435,7 +437,7 @@ func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
 	if err == nil {
 		i.emit("lease_released", holder, "")
 		if i.state().Asleep() {
-			i.scheduleAsleep(now) // the lease may have been what its next step waited for
+			i.scheduleAsleep(now) // the lease may have delayed its next step
 		}
 	}
 	return err
@@ -457,10 +459,11 @@ func (h *Host) StopAll(ctx context.Context) {
 	wg.Wait()
 }
 
-// WakeAll thaws every paused instance: what watched over them has failed.
+// WakeAll thaws every paused instance. It is called when the guard that watches
+// their sockets failed.
 func (h *Host) WakeAll(by, why string) {
 	for _, i := range h.all() {
-		// One that is on its way to sleep is called off, or woken after.
+		// A pause in progress is canceled, or the instance is woken after it.
 		if s := i.state(); s.Asleep() && s != power.Hibernated || s == power.Pausing {
 			i.wantWake(why)
 		}

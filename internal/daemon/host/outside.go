@@ -7,12 +7,12 @@ import (
 	"lull/internal/power"
 )
 
-// byOutside is who paused, resumed or started an instance when it was somebody
-// who uses the runtime without lull (docker pause, docker start).
+// byOutside is the actor of a pause, resume or start made through the runtime
+// without lull (docker pause, docker start).
 const byOutside = "external"
 
-// ByImage finds the instance of a runtime that was made from an image, which
-// for containers of Docker is the container.
+// ByImage returns the ID of the instance that a runtime made from an image. For
+// Docker the image is the container.
 func (h *Host) ByImage(runtime, image string) (id string, ok bool) {
 	for _, i := range h.all() {
 		if i.spec().Runtime == runtime && i.spec().Image == image {
@@ -32,15 +32,15 @@ func (h *Host) ImagesOf(runtime string) (images []string) {
 	return images
 }
 
-// RenamedOutside calls an instance what somebody else calls its container from now
-// on. A name that another has is refused, and so is one of a relay, whose ports
-// are known by it.
+// RenamedOutside renames an instance because its container was renamed. It
+// refuses a name that is taken, and an instance with relayed ports, because its
+// ports are known by its name.
 func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
 	i, err := h.find(ref)
 	if err != nil || i.name() == name {
 		return err
 	}
-	if err := h.nameIsFree(name, "rename"); err != nil { // whoever has it is not waited for
+	if err := h.nameIsFree(name, "rename"); err != nil { // does not wait for the instance that has it
 		return err
 	}
 	if err := i.acquireCtx(ctx); err != nil {
@@ -80,8 +80,8 @@ func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
 	return err
 }
 
-// StartedOutside takes over an instance that is recorded as stopped and that
-// somebody else has started.
+// StartedOutside adopts an instance that is recorded as stopped and that was
+// started outside lull.
 func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -99,11 +99,11 @@ func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {
 	return i.start(ctx, byOutside, why)
 }
 
-// Observe compares an instance with its workload. One that somebody else has
-// paused is recorded as paused by them: it is left alone, no connection wakes
-// it and it takes no step of the ladder, until they or a user resumes it. One
-// that somebody else has resumed is running. It never waits: while the instance
-// is in a transition, whoever carries that out looks afterwards.
+// Observe compares an instance with its workload. One that was paused outside
+// lull is recorded as such: it is left alone, no connection wakes it and it
+// takes no step of the ladder until it is resumed, outside or by a user. One
+// that was resumed outside is running. Observe never blocks: if a transition is
+// in progress, the holder of the lock observes afterwards.
 func (h *Host) Observe(ref, why string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -117,7 +117,7 @@ func (h *Host) Observe(ref, why string) error {
 	return nil
 }
 
-// serveObserve looks, under the lock.
+// serveObserve does the work of Observe under the lock.
 func (i *inst) serveObserve(why string) {
 	w := i.workload()
 	if w == nil {
@@ -164,7 +164,7 @@ func (i *inst) pausedOutside(why string) error {
 		r.PauseCount++
 	})
 	if err != nil {
-		i.h.due.set(i, now) // repaired: it is thawed
+		i.h.due.set(i, now) // repair thaws it
 		return err
 	}
 	if i.gate != nil {
@@ -175,7 +175,7 @@ func (i *inst) pausedOutside(why string) error {
 	return nil
 }
 
-// pausedByOthers says that it sleeps because somebody else wants it to.
+// pausedByOthers reports whether it was paused outside lull.
 func (i *inst) pausedByOthers() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()

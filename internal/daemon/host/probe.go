@@ -16,26 +16,25 @@ import (
 	"lull/internal/power"
 )
 
-// Thresholds of the heartbeat (spec, section 4), which the configuration may
-// change. CPU counts from 1 % of the window, but never for less than a few
-// scheduler ticks; net from 512 bytes for each 5 s.
+// Default thresholds of the heartbeat. CPU counts from 1 % of the window, but
+// never for less than a few scheduler ticks; net from 512 bytes per 5 s.
 const (
 	cpuPercent   = 1.0
 	cpuTicks     = 20 * time.Millisecond
 	netBytes     = 512.0
 	netWindow    = 5 * time.Second
-	diskBytes    = 8192.0 // two pages in each 5 s: a program that syncs a record every other second
-	diskPage     = 4096.0 // the least that a disk moves
+	diskBytes    = 8192.0 // two pages per 5 s: a program that syncs a record every other second
+	diskPage     = 4096.0 // the least that a disk transfers
 	byIdle       = "idle_timeout"
 	byManual     = "manual"
 	byConnection = "connection"
 	byRestart    = "restart"
 	stopAfter    = "stop_after"
-	besideSignal = "exec" // of the block by a command that runs beside an instance
+	besideSignal = "exec" // of the block by a command that runs inside an instance
 )
 
-// probeEvery is how often a running instance is looked at: more often only where
-// it would be paused sooner than that, not where it is never paused.
+// probeEvery returns the probe interval of a running instance. It is shorter
+// than the default only if the instance would be paused sooner than that.
 func (i *inst) probeEvery() time.Duration {
 	d := i.h.cfg.Probe
 	if p := i.pauseAfter(); p > 0 {
@@ -58,7 +57,7 @@ func (i *inst) stopAfter() time.Duration {
 	return i.h.cfg.StopAfter
 }
 
-// policy is what the engine is given for this instance.
+// policy returns the engine's policy for this instance.
 func (i *inst) policy() idle.Policy {
 	p := idle.Policy{Name: i.spec().IdlePolicy, Timeout: idle.Duration(i.pauseAfter()),
 		CheckInterval: idle.Duration(i.h.cfg.Probe), Detection: true, AutoPause: true, Action: "pause"}
@@ -100,7 +99,7 @@ func (i *inst) look(w Workload) idle.Evidence {
 	return e
 }
 
-// evidenceLocked is what is known without looking at the workload.
+// evidenceLocked returns the evidence that needs no sample of the workload.
 func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	r := &i.rec
 	e := idle.Evidence{Status: string(r.State), Running: r.State == power.Running || r.State == power.Pausing,
@@ -136,13 +135,13 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 
 func upperFirst(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
-// NothingWakes is the block of an instance that would sleep until someone
-// resumes it.
+// NothingWakes is the code of the block of an instance that would sleep until a
+// user resumes it.
 const NothingWakes idle.Code = "nothing_wakes"
 
-// nothingWakesLocked blocks the idle pause of an instance that nothing could wake: no
-// exposed port, no socket of its own that takes clients, nothing due. A
-// pause-after of its own says that it is to be paused all the same. i.mu is held.
+// nothingWakesLocked blocks the idle pause of an instance that nothing could
+// wake: it has no exposed port, no socket that accepts clients, and nothing
+// due. An explicit pause-after overrides the block. i.mu is held.
 func (i *inst) nothingWakesLocked(now time.Time) *idle.Block {
 	s := i.spec()
 	if !i.unheard || len(s.Expose) > 0 || s.PauseAfter != nil || i.nextDue.After(now) || i.pauseAfter() == 0 {
@@ -151,25 +150,26 @@ func (i *inst) nothingWakesLocked(now time.Time) *idle.Block {
 	return &idle.Block{Code: NothingWakes, Sentence: "Nothing could wake it once it is paused: it exposes no port, listens on no socket and has nothing due."}
 }
 
-// toils says whether the workload is at work while a client of it has been quiet
-// for long enough to stop holding: a server that gets no processor or waits for
-// its disk moves no byte either, and frozen it would never answer. Not knowing
-// is as if it were.
+// toils reports whether the workload is working although a client has been
+// quiet for long enough to stop holding. A server that gets no processor time
+// or waits for its disk moves no bytes either, and if it were frozen it would
+// never answer. An unknown reading counts as working.
 func toils(w Workload, s instance.Sample, quiet time.Duration) bool {
 	t, ok := w.(instance.Toiler)
 	if !ok || !slices.ContainsFunc(s.Inbound, func(c instance.Conn) bool { return c.QuietFor >= quiet }) {
 		return false
 	}
 	if still, err := w.Still(); err == nil && still {
-		return false // what it did before the freeze was asked then
+		return false // its work before the freeze was checked then
 	}
 	busy, err := t.AtWork()
 	return busy || err != nil
 }
 
-// connections counts what holds and raises the time of the last activity. The
-// relay's count covers clients whose backend connection does not stand yet. With
-// quiet above 0, one that moved no byte for so long does not count.
+// connections counts the connections that hold and updates the time of the last
+// activity. The relay's count includes clients whose backend connection is not
+// established yet. With quiet above 0, a connection that moved no byte for that
+// long does not count.
 func (i *inst) connections(s instance.Sample, now, last time.Time, quiet time.Duration) (int, time.Time) {
 	n, owed := 0, false
 	for _, c := range s.Inbound {
@@ -212,8 +212,8 @@ func (i *inst) connections(s instance.Sample, now, last time.Time, quiet time.Du
 }
 
 // owes reports whether the client of an inbound connection waits for an answer.
-// On the relay path the relay knows who spoke last, where the kernel's clock is too
-// coarse to say.
+// On the relay path the relay knows which side sent last; the kernel's clock is
+// too coarse for that.
 func owes(c instance.Conn, ports []instance.Endpoint) bool {
 	if c.Turn == instance.TurnUnclear {
 		for _, e := range ports {
@@ -231,10 +231,10 @@ func samePort(a, b string) bool {
 	return err1 == nil && err2 == nil && x == y
 }
 
-// calls is how many connections that an instance opened itself keep it running:
-// open counts those to other machines, without the ones that
-// quiet-connection-after lets be ignored; waiting those with a request that has no
-// answer yet, to this machine too.
+// calls counts the outbound connections of an instance that keep it running.
+// open are those to other machines, without the ones that
+// quiet-connection-after allows to ignore. waiting are those with an unanswered
+// request, including those to this machine.
 type calls struct{ open, waiting int }
 
 // called counts the connections that the workload opened. i.mu is held.
@@ -253,7 +253,8 @@ func (i *inst) called(s instance.Sample) (c calls) {
 	return c
 }
 
-// readings are the heartbeat of the workload's tree between two samples.
+// readings returns the heartbeat readings of the workload's tree between two
+// samples.
 func (c Config) readings(base, s instance.Sample, called calls, now time.Time) []idle.Reading {
 	window := s.At.Sub(base.At)
 	first := window <= 0
@@ -291,9 +292,9 @@ func (c Config) readings(base, s instance.Sample, called calls, now time.Time) [
 	return out
 }
 
-// diskReading judges what the workload moved to and from disks between two
-// samples. The threshold shrinks with the window, down to one page: a program that
-// writes and syncs all the time is seen however short the window is.
+// diskReading judges the bytes that the workload read and wrote between two
+// samples. The threshold shrinks with the window, down to one page, so a
+// program that keeps writing and syncing is seen however short the window is.
 func (c Config) diskReading(base, s instance.Sample, now time.Time) idle.Reading {
 	window := s.At.Sub(base.At)
 	switch {
@@ -311,7 +312,7 @@ func (c Config) diskReading(base, s instance.Sample, now time.Time) idle.Reading
 
 func round(f float64) float64 { return float64(int64(f*100+0.5)) / 100 }
 
-// judge asks the engine and keeps its answer.
+// judge asks the engine for a verdict and keeps it.
 func (i *inst) judge(e idle.Evidence) idle.Verdict {
 	d := evidence.Decide(i.h.now(), i.policy(), e)
 	i.mu.Lock()
@@ -327,8 +328,8 @@ func (i *inst) judge(e idle.Evidence) idle.Verdict {
 	return d.Verdict
 }
 
-// unknownConnections makes connections a signal of leases_only too: an open
-// connection holds under every policy, so not knowing them blocks under every
+// unknownConnections makes connections a signal of leases_only too. An open
+// connection holds under every policy, so an unknown count blocks under every
 // policy.
 func unknownConnections(e *idle.Evidence) {
 	for n := range e.Readings {
@@ -340,7 +341,8 @@ func unknownConnections(e *idle.Evidence) {
 	}
 }
 
-// check is what a deadline does: look, decide, act, and set the next one.
+// check handles a deadline: it probes, decides, acts, and sets the next
+// deadline.
 func (h *Host) check(i *inst) {
 	if !i.tryAcquire() {
 		h.due.set(i, h.now().Add(20*time.Millisecond))
@@ -394,7 +396,8 @@ func (i *inst) checkRunning() {
 	i.h.due.set(i, next)
 }
 
-// noteTrouble tells what keeps a workload from working, when it begins and ends.
+// noteTrouble publishes when something begins or ceases to keep a workload from
+// working.
 func (i *inst) noteTrouble(w Workload) {
 	t, ok := w.(instance.Troubled)
 	if !ok {
@@ -415,7 +418,7 @@ func (i *inst) noteTrouble(w Workload) {
 	}
 }
 
-// advance starts the next window when the present one has been long enough.
+// advance starts the next window when the present one is long enough.
 func (i *inst) advance() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -430,9 +433,8 @@ func (i *inst) workload() Workload {
 	return i.work
 }
 
-// setBusy counts the workload's connections that say it is in the middle of
-// work. A message that is read after the freeze was sent before it, so it
-// wakes.
+// setBusy sets the number of the workload's connections that report work in
+// progress. A message read after the freeze was sent before it, so it wakes.
 func (i *inst) setBusy(n int) {
 	i.mu.Lock()
 	i.busy += n
@@ -443,8 +445,8 @@ func (i *inst) setBusy(n int) {
 	}
 }
 
-// setNextDue is when the workload wants to run again: it is not paused shortly
-// before, and woken then.
+// setNextDue sets when the workload wants to run again. It is not paused
+// shortly before, and is woken then.
 func (i *inst) setNextDue(at time.Time) {
 	i.mu.Lock()
 	i.nextDue = at

@@ -20,16 +20,16 @@ import (
 // maxRecord bounds a record file.
 const maxRecord = 1 << 20
 
-// Files keeps records as one sealed file for each instance: a header line with
-// a checksum, then JSON that people can read. A file is replaced whole and
-// synced, so that a crash leaves the old or the new one.
+// Files stores records as one sealed file per instance: a header line with a
+// checksum, then readable JSON. A file is replaced as a whole and synced, so a
+// crash leaves either the old or the new one.
 type Files struct {
 	dir  string
 	lock *os.File
 }
 
-// OpenFiles opens dir and makes it this process's own. A second daemon on the
-// same directory is refused by name.
+// OpenFiles opens dir for this process alone. A second daemon on the same
+// directory gets an error that names the first.
 func OpenFiles(dir string) (*Files, error) {
 	f := &Files{dir: dir}
 	for _, d := range []string{dir, f.instances(), filepath.Join(dir, "logs")} {
@@ -47,7 +47,7 @@ func OpenFiles(dir string) (*Files, error) {
 	return f, nil
 }
 
-// Close gives the directory back.
+// Close releases the directory.
 func (f *Files) Close() error { return f.lock.Close() }
 
 // Dir is the data directory.
@@ -74,9 +74,9 @@ func (f *Files) Delete(id string) error {
 	return nil
 }
 
-// Load reads every record. A file that is truncated, corrupted or not a record
-// is an error that names it and says what to do; the good ones are returned
-// too, and nothing is dropped or changed.
+// Load reads every record. A file that is truncated, corrupt or not a record
+// yields an error that names it and says what to do. The valid records are
+// returned too, and nothing is dropped or changed.
 func (f *Files) Load() ([]instance.Record, error) {
 	if _, err := segment.RemoveTemporary(f.instances()); err != nil {
 		return nil, err
@@ -133,8 +133,8 @@ func decodeRecord(b []byte) (instance.Record, error) {
 	return r, nil
 }
 
-// haltFile marks a host whose automatic actions are switched off: by its own
-// halt, or by the fleet's as the server said last.
+// haltFile is the file that marks automatic actions as halted, by the host's
+// own halt or by the fleet's as last reported by the server.
 func (f *Files) haltFile(fleet bool) string {
 	if fleet {
 		return filepath.Join(f.dir, "fleet-halt")
@@ -142,13 +142,13 @@ func (f *Files) haltFile(fleet bool) string {
 	return filepath.Join(f.dir, "halt")
 }
 
-// Halted reads the host's own halt; nil for none. A file that does not say of
-// whom it is, as of earlier versions, is one without an end, since when it was
-// written.
+// Halted reads the host's own halt; nil for none. A file that does not name who
+// set it, as written by earlier versions, is a halt without an end that began
+// when the file was written.
 func (f *Files) Halted() (*idle.HaltedBy, error) { return f.readHalt(false) }
 
-// FleetHalt reads the fleet's halt as the server said last; nil for none. A file
-// that cannot be understood is a halt without an end.
+// FleetHalt reads the fleet's halt as last reported by the server; nil for
+// none. An unreadable file counts as a halt without an end.
 func (f *Files) FleetHalt() (*idle.HaltedBy, error) {
 	h, err := f.readHalt(true)
 	if h != nil {
@@ -179,13 +179,13 @@ func (f *Files) readHalt(fleet bool) (*idle.HaltedBy, error) {
 	return &h, nil
 }
 
-// maxHalt bounds the file of a halt, in bytes.
+// maxHalt bounds the size of a halt file, in bytes.
 const maxHalt = 8 << 10
 
-// KeepHalt makes the host's own halt durable, or that there is none.
+// KeepHalt makes the host's own halt durable or, with nil, removes it.
 func (f *Files) KeepHalt(h *idle.HaltedBy) error { return f.keepHalt(h, false) }
 
-// KeepFleetHalt makes the fleet's halt durable, or that there is none.
+// KeepFleetHalt makes the fleet's halt durable or, with nil, removes it.
 func (f *Files) KeepFleetHalt(h *idle.HaltedBy) error { return f.keepHalt(h, true) }
 
 func (f *Files) keepHalt(h *idle.HaltedBy, fleet bool) error {

@@ -19,18 +19,18 @@ import (
 	"lull/internal/power"
 )
 
-// Server is the server of a fleet that a host reports to.
+// Server is the fleet server that a host reports to.
 type Server interface {
 	ReportHost(ctx context.Context, r control.HostReport) (control.HostAnswer, error)
 	HostTurn(ctx context.Context, host string, t control.HostTurn) (control.HostQuestions, error)
 	AwaitHalt(ctx context.Context, host string, t control.HaltTurn) (control.HaltAnswer, error)
 }
 
-// Bounds of reporting.
+// Limits of reporting.
 const (
-	reportLimit = 10 * time.Second // one report, and what a turn takes beyond its wait
+	reportLimit = 10 * time.Second // one report; also what a long poll takes beyond its wait
 	reportSpace = time.Second      // between two reports
-	reportLook  = 5 * time.Second  // between two looks at what runs
+	reportLook  = 5 * time.Second  // between two checks of running instances
 	reportRetry = time.Second      // after a failure; doubles up to reportMost
 	reportMost  = 30 * time.Second
 	reportPart  = 96 << 10 // bytes of instances or answers in one report
@@ -38,28 +38,28 @@ const (
 	answerLimit = time.Second // one answer
 )
 
-// Reporter reports a host's instances to a server, and answers its questions.
-// The server is a reader, with one exception: while it says that the fleet is
-// halted, nothing happens to an instance automatically, and the last known halt
-// holds while the server cannot be reached. Its fields are set before Run.
+// Reporter reports a host's instances to a server and answers its questions.
+// The server only reads, with one exception: while it reports a fleet halt,
+// nothing happens to an instance automatically. The last known halt applies
+// while the server cannot be reached. Set the fields before Run.
 type Reporter struct {
 	Host   *Host
 	Server Server
-	Where  string // the server's URL, for people
-	// Name is the host's, as its token has it.
+	Where  string // the server's URL, for display
+	// Name is the host's name as in its token.
 	Name, Version, BuildDate string
-	// Every is how often it reports where nothing changes.
+	// Every is the heartbeat interval.
 	Every  time.Duration
 	Faults []string // what is wrong with the host
 	Log    *slog.Logger
 
-	haltMark string // of the fleet's halt, as heard last; belongs to followHalt
+	haltMark string // version of the fleet's halt last received; owned by followHalt
 
 	mu   sync.Mutex
 	link hostctl.ServerLink
 }
 
-// Link is how it stands with the server.
+// Link returns the state of the connection to the server.
 func (r *Reporter) Link() hostctl.ServerLink {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,8 +68,8 @@ func (r *Reporter) Link() hostctl.ServerLink {
 	return l
 }
 
-// Run reports until ctx ends. A server that does not answer is asked less and
-// less often.
+// Run reports until ctx ends. A server that does not answer is retried with
+// backoff.
 func (r *Reporter) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { r.converse(ctx) })
@@ -79,7 +79,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	return nil
 }
 
-// reports sends what changed as it changes, and what is left every Every.
+// reports sends changes as they happen, and a full report every Every.
 func (r *Reporter) reports(ctx context.Context) {
 	t := telling{r: r, seed: maphash.MakeSeed(), began: time.Now()}
 	seen, failures := r.Host.events.Last(), 0
@@ -112,7 +112,7 @@ func (r *Reporter) reports(ctx context.Context) {
 	}
 }
 
-// told notes how a report went. It is logged when that changes.
+// told records the outcome of a report and logs it when it changes.
 func (r *Reporter) told(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,21 +133,21 @@ func (r *Reporter) told(err error) {
 	}
 }
 
-// telling is where the reports stand. The zero sums begin anew.
+// telling is the progress of the reports. With zero sums they begin anew.
 type telling struct {
 	r     *Reporter
 	seed  maphash.Seed
 	began time.Time
 	seq   uint64
-	last  uint64 // sequence that the server has; 0 begins anew
+	last  uint64 // sequence number that the server has; 0 begins anew
 	beat  time.Time
-	head  uint64          // sum of what was said of the host itself
-	sums  map[string]sums // of what was said of instances, by id
+	head  uint64          // sum of what was reported about the host itself
+	sums  map[string]sums // of what was reported about instances, by ID
 }
 
-// sums of an instance as it was told of: of what is told at once when it
-// changes, and of everything that the server cannot work out by itself; and its
-// memory.
+// sums are checksums of an instance as reported: of the fields whose change is
+// reported at once, and of every field that the server cannot compute itself.
+// memory is its memory.
 type sums struct {
 	urgent, all uint64
 	memory      int64
@@ -155,7 +155,7 @@ type sums struct {
 
 func (t *telling) anew() { t.last, t.sums = 0, nil }
 
-// tell sends what there is to say.
+// tell sends what has changed.
 func (t *telling) tell(ctx context.Context, events []hostctl.Event) error {
 	for {
 		resend, err := t.once(ctx, events)
@@ -173,7 +173,7 @@ func (t *telling) once(ctx context.Context, events []hostctl.Event) (resend bool
 	beat := t.last == 0 || !time.Now().Before(t.beat)
 	c := t.changed(beat, events)
 	head := t.heading(&c)
-	sum := t.sum(head) // before it says anything of instances
+	sum := t.sum(head) // before instances are added to it
 	if p := &c.parts[0]; !beat && sum == t.head && len(p.instances)+len(p.gone) == 0 {
 		return false, nil
 	}
@@ -195,14 +195,14 @@ func (t *telling) once(ctx context.Context, events []hostctl.Event) (resend bool
 	}
 	t.sums, t.head = c.sums, sum
 	if beat {
-		// A little early, so that a slow report is not one that was missed.
+		// A little early, so that a slow report does not count as missed.
 		t.beat = time.Now().Add(t.r.Every * 3 / 4)
 	}
 	return false, nil
 }
 
-// heading is what a report says of the host itself. What changes all the time
-// comes with the parts.
+// heading returns what a report says about the host itself. Values that change
+// all the time come with the parts.
 func (t *telling) heading(c *change) control.HostReport {
 	halt := t.r.Host.Halted()
 	if halt != nil {
@@ -212,7 +212,7 @@ func (t *telling) heading(c *change) control.HostReport {
 		Interval: idle.Duration(t.r.Every), Halted: halt != nil, Halt: halt, Counts: c.counts, Faults: slices.Clone(t.r.Faults), LeftOut: c.total - len(c.sums)}
 }
 
-// change is what is to be told of the instances.
+// change is what to report about the instances.
 type change struct {
 	total  int
 	counts map[string]int // by state
@@ -220,15 +220,15 @@ type change struct {
 	sums   map[string]sums
 }
 
-// part is what of it goes into one report.
+// part is the share of a change that goes into one report.
 type part struct {
 	instances []control.HostInstance
 	gone      []string
 	bytes     int
 }
 
-// changed looks at instances: at all for a beat, else at those that run and
-// those that events are about. What sleeps changes by events alone.
+// changed collects changes: of all instances for a heartbeat, otherwise of
+// those that run or have events. A sleeping instance changes only by events.
 func (t *telling) changed(beat bool, events []hostctl.Event) change {
 	about := map[string]bool{}
 	for _, e := range events {
@@ -250,7 +250,7 @@ func (t *telling) changed(beat bool, events []hostctl.Event) change {
 		}
 		read := !rests || about[i.id] || !known
 		o := told(i.view(read))
-		if !read { // what sleeps holds what it held when it fell asleep
+		if !read { // a sleeping instance holds what it held when it fell asleep
 			o.Memory = old.memory
 		}
 		body, now := t.weigh(o)
@@ -276,16 +276,16 @@ func (c *change) add(o control.HostInstance, size int) {
 	p.instances, p.bytes = append(p.instances, o), p.bytes+size
 }
 
-// weigh is how long an instance is on the wire, and its sums.
+// weigh returns the size of an instance on the wire, and its sums.
 func (t *telling) weigh(o control.HostInstance) (int, sums) {
 	o.Blocks = slices.Clone(o.Blocks)
 	whole, err := json.Marshal(o)
 	if err != nil {
-		return 0, sums{} // of these fields none fails
+		return 0, sums{} // none of these fields can fail
 	}
-	o.IdleFor = 0 // the server works that out
+	o.IdleFor = 0 // the server computes it
 	all, memory := t.sum(o), o.Memory
-	// Sentences have ages in them, and use moves the times on all the time.
+	// Sentences contain ages, and use changes the times constantly.
 	o.LastActivityAt, o.Memory = nil, 0
 	if o.PauseAt != nil {
 		o.PauseAt = &time.Time{}
@@ -304,8 +304,8 @@ func (t *telling) sum(v any) uint64 {
 	return maphash.Bytes(t.seed, body)
 }
 
-// told is what a server is told of an instance. Its command, environment and
-// files are not its business.
+// told returns what the server gets to know about an instance. Its command,
+// environment and files are left out.
 func told(o hostctl.Instance) control.HostInstance {
 	out := control.HostInstance{ID: o.ID, Name: o.Name, State: o.State, StateSince: o.StateSince, StatusReason: o.StatusReason, Enabled: o.Enabled,
 		Runtime: o.Runtime, Image: o.Image, CreatedAt: o.CreatedAt, LastActivityAt: o.LastActivityAt, LastPausedAt: o.LastPausedAt, LastPausedBy: o.LastPausedBy,
@@ -319,7 +319,7 @@ func told(o hostctl.Instance) control.HostInstance {
 	return out
 }
 
-// followHalt keeps the fleet's halt as the server says it is.
+// followHalt keeps the fleet's halt as reported by the server.
 func (r *Reporter) followHalt(ctx context.Context) {
 	control.FollowHalt(ctx, func(ctx context.Context, t control.HaltTurn) (control.HaltAnswer, error) {
 		return r.Server.AwaitHalt(ctx, r.Name, t)
@@ -358,18 +358,18 @@ func (r *Reporter) converse(ctx context.Context) {
 			}
 		}
 		if len(q.Questions) == 0 && time.Since(began) < reportSpace {
-			_ = delay.For(ctx, reportSpace) // one that does not wait
+			_ = delay.For(ctx, reportSpace) // in case the server does not wait
 		}
 	}
 }
 
-// weighed is an answer and what it is on the wire.
+// weighed is an answer and its size on the wire.
 type weighed struct {
 	control.HostReply
 	body []byte
 }
 
-// answer says why an instance is as it is.
+// answer answers why an instance is in its state.
 func (r *Reporter) answer(ctx context.Context, q control.HostQuestion) weighed {
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()

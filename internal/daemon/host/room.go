@@ -16,54 +16,55 @@ import (
 	"lull/internal/power"
 )
 
-// roomTick is how often those that wait are looked at although nothing of this
-// host's has changed: the machine's own memory may have.
+// roomTick is how often the queue is checked although nothing changed on this
+// host: the machine's available memory may have.
 const roomTick = time.Second
 
-// unservedEvery is how often it is told that one instance is refused for lack of
-// room, however many ask for it.
+// unservedEvery is the minimum interval between published refusals of one
+// instance for lack of room.
 const unservedEvery = time.Minute
 
-// byMemory is who pushes an instance down when another needs its memory.
+// byMemory is the actor when an instance is pushed down because another needs
+// its memory.
 const byMemory = "memory"
 
-// room is what this host has for instances whose memory is known. A start or a
-// wake takes what it needs before it takes the lock of its instance, so that
-// one that waits holds nothing up: it can be leased, stopped or removed, and a
-// stop or a removal calls it off. An instance that only has to be thawed never
-// asks.
+// room manages the memory and boot slots of this host for instances of known
+// size. A start or wake takes what it needs before it takes the lock of its
+// instance. So a waiting one blocks nothing: the instance can be leased,
+// stopped or removed, and a stop or removal cancels the wait. An instance that
+// only needs a thaw never asks.
 type room struct {
 	h       *Host
-	changed chan struct{} // something of an instance has changed
+	changed chan struct{} // signals that some instance has changed
 	waits   atomic.Int32  // len(queue), read without mu
 
 	// mu is taken before the host's and an instance's mu, never after.
 	mu      sync.Mutex
 	queue   []*waiter // in the order of admit.Order
 	seq     uint64
-	taken   int           // places
-	given   map[*inst]int // leaves to use memory that are under way
-	making  bool          // somebody makes room
+	taken   int           // boot slots in use
+	given   map[*inst]int // grants to use memory that are in progress
+	making  bool          // make is running
 	granted uint64
 	refused uint64
 	pushed  uint64
 	longest int
 }
 
-// call is what somebody wants of an instance, as it asks for room and for the
-// lock.
+// call is a request for an instance, with what it needs to ask for room and for
+// the lock.
 type call struct {
 	what   string // start, wake or stop
 	by     string
-	client bool // somebody waits for it
-	// may says why the instance as it is has no use for it any more; nil where it
-	// always has. It is asked under the room's mu.
+	client bool // a client waits for it
+	// may returns why the request no longer applies to the instance; nil if it
+	// does. A nil may always applies. It is called under the room's mu.
 	may func() error
-	off *string // of the instance when it was asked for; enter sets it
+	off *string // of the instance when the request was made; enter sets it
 }
 
-// over says why c is not to be done any more: a user has stopped or removed
-// the instance since, or it is past it.
+// over returns why c must not be carried out anymore: a user has stopped or
+// removed the instance since, or the request no longer applies.
 func (c *call) over(i *inst) error {
 	off := i.off.Load()
 	switch {
@@ -77,19 +78,19 @@ func (c *call) over(i *inst) error {
 	return nil
 }
 
-// waiter is a call that asks for room.
+// waiter is a call that waits for room.
 type waiter struct {
 	i            *inst
 	call         call
 	ask          admit.Ask
 	since, until time.Time
 	leave        *leave
-	err          error         // why it is not to go on
-	done         chan struct{} // closed when leave is given or err is set
+	err          error         // why it was refused
+	done         chan struct{} // closed when leave or err is set
 	reason       string        // why it waits
 }
 
-// leave is what a start or wake was given.
+// leave is the room that was granted to a start or wake.
 type leave struct {
 	r            *room
 	i            *inst
@@ -100,7 +101,7 @@ func newRoom(h *Host) *room {
 	return &room{h: h, changed: make(chan struct{}, 1), given: map[*inst]int{}}
 }
 
-// BusyError is a start or wake that found no room in time.
+// BusyError means that a start or wake found no room in time.
 type BusyError struct {
 	Name   string
 	What   string // start, wake or stop
@@ -116,15 +117,15 @@ func (e *BusyError) cause() string {
 	return fmt.Sprintf("there was no room on this host for %s: %s", idle.Human(e.Waited), e.Reason)
 }
 
-// fromRoom says that err is of room, or of a user who called a start or a wake
-// off, which enter has told.
+// fromRoom reports whether err comes from waiting for room, or from a user who
+// canceled a start or wake. enter has already published it.
 func fromRoom(err error) bool {
 	var busy *BusyError
 	var refused *RefusedError
 	return errors.As(err, &busy) || errors.As(err, &refused)
 }
 
-// upward is what somebody who brings i up does, as it is.
+// upward returns the operation that brings i up from its present state.
 func (i *inst) upward() string {
 	if i.state() == power.Stopped {
 		return "start"
@@ -132,8 +133,8 @@ func (i *inst) upward() string {
 	return "wake"
 }
 
-// unserved tells that c found no room, and keeps it as the reason why i does not
-// run until something else happens to it.
+// unserved publishes that c found no room. The reason stays as i's status until
+// something else happens to it.
 func (i *inst) unserved(c call, cause string) {
 	if c.what == "stop" {
 		return
@@ -154,13 +155,13 @@ func (i *inst) unserved(c call, cause string) {
 	i.h.log.Warn("no room to run", "instance", i.name(), "by", c.by, "reason", cause)
 }
 
-// rationed reports whether starts and wakes of i ask for room.
+// rationed reports whether starts and wakes of i need room.
 func (i *inst) rationed() bool {
 	c := &i.h.cfg
 	return i.slow && c.Places > 0 || i.size > 0 && c.Memory > 0
 }
 
-// needs is what a start or wake takes in the present state.
+// needs returns what a start or wake takes in the present state.
 func (i *inst) needs() (memory int64, slow bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -176,7 +177,8 @@ func (i *inst) needs() (memory int64, slow bool) {
 	return memory, slow && i.h.cfg.Places > 0
 }
 
-// holds is what it may use of the memory of this host as it is.
+// holds returns how much of the host's memory it may use in its present state,
+// in bytes.
 func (i *inst) holds() int64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -189,9 +191,9 @@ func (i *inst) holds() int64 {
 	return i.size
 }
 
-// enter takes the lock of i with leave to start or wake it. One that a user
-// stops while c waits is not started: c came before the stop. One that still
-// sleeps may be woken, the stop has yet to come.
+// enter takes the lock of i with room to start or wake it. If a user stops i
+// while c waits, i is not started, because c came before the stop. If i still
+// sleeps it may be woken; the stop follows.
 func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err error) {
 	c.off = i.off.Load()
 	for {
@@ -221,7 +223,7 @@ func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err er
 	}
 }
 
-// admit waits until there is room for i as it is.
+// admit waits until there is room for i in its present state.
 func (r *room) admit(ctx context.Context, i *inst, c call) (*leave, error) {
 	memory, slow := i.needs()
 	if !i.rationed() || memory == 0 && !slow {
@@ -272,14 +274,15 @@ func (r *room) await(ctx context.Context, w *waiter) (*leave, error) {
 			return w.leave, w.err
 		}
 		err := &BusyError{Name: w.i.name(), What: w.call.what, Reason: w.reason, Waited: r.h.now().Sub(w.since)}
-		if ctx.Err() == nil && r.h.ctx.Err() == nil { // otherwise nobody has use for it any more
+		if ctx.Err() == nil && r.h.ctx.Err() == nil { // otherwise no caller needs the answer anymore
 			w.i.unserved(w.call, err.cause())
 		}
 		return nil, err
 	}
 }
 
-// leaves takes w out of the queue; false when it has its answer.
+// leaves removes w from the queue. It returns false if w already has its
+// answer.
 func (r *room) leaves(w *waiter) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -292,8 +295,7 @@ func (r *room) leaves(w *waiter) bool {
 	return true
 }
 
-// end gives back what was given; what the instance holds by then is counted as
-// its own.
+// end returns the grant. What the instance then uses counts as its own.
 func (l *leave) end() {
 	if l.r == nil {
 		return
@@ -309,7 +311,7 @@ func (l *leave) end() {
 	l.r.pumpLocked()
 }
 
-// kick says that memory may have come free. It never waits.
+// kick signals that memory may have become free. It never blocks.
 func (r *room) kick() {
 	if r.waits.Load() == 0 {
 		return
@@ -326,8 +328,7 @@ func (r *room) pump() (short int64) {
 	return r.pumpLocked()
 }
 
-// callOff takes back every start and wake of i that has been asked for so far. why
-// is a sentence about i.
+// callOff cancels every pending start and wake of i. why is a sentence about i.
 func (r *room) callOff(i *inst, why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -335,8 +336,9 @@ func (r *room) callOff(i *inst, why string) {
 	r.pumpLocked()
 }
 
-// pumpLocked lets those go on for whom there is room, and sends those away who
-// have no use for it any more.
+// pumpLocked admits the waiters for which there is room and dismisses those
+// whose request no longer applies. short is how much memory the first one
+// lacks.
 func (r *room) pumpLocked() (short int64) {
 	defer func() { r.waits.Store(int32(len(r.queue))) }()
 	r.queue = slices.DeleteFunc(r.queue, func(w *waiter) bool {
@@ -355,7 +357,7 @@ func (r *room) pumpLocked() (short int64) {
 	}
 	asks := make([]admit.Ask, len(r.queue))
 	for n, w := range r.queue {
-		if r.given[w.i] == 0 { // otherwise somebody brings it up already
+		if r.given[w.i] == 0 { // otherwise another call is already bringing it up
 			w.ask.Memory, w.ask.Slow = w.i.needs()
 		} else {
 			w.ask.Memory, w.ask.Slow = 0, false
@@ -394,8 +396,8 @@ func (r *room) pumpLocked() (short int64) {
 	return short
 }
 
-// freeLocked is the memory that nobody may use yet: by the budget, and by what
-// the machine has left.
+// freeLocked returns the unassigned memory, limited by the budget and by what
+// the machine has available.
 func (r *room) freeLocked() int64 {
 	used, coming := int64(0), int64(0)
 	r.h.mu.RLock()
@@ -410,15 +412,14 @@ func (r *room) freeLocked() int64 {
 	r.h.mu.RUnlock()
 	free := r.h.cfg.Memory - used
 	if f := r.h.cfg.Available; f != nil {
-		if n, err := f(); err == nil { // otherwise the budget has to do
+		if n, err := f(); err == nil { // otherwise only the budget counts
 			free = min(free, n-coming)
 		}
 	}
 	return free
 }
 
-// make pushes sleeping instances down until the first that waits for memory
-// lacks none.
+// make pushes sleeping instances down until the first waiter has enough memory.
 func (r *room) make() {
 	tried := map[*inst]power.Instance{}
 	for {
@@ -439,7 +440,7 @@ func (r *room) make() {
 	r.mu.Unlock()
 }
 
-// pick finds who goes one step down next.
+// pick returns the instance to push one step down next.
 func (r *room) pick(short int64, tried map[*inst]power.Instance) (*inst, power.Instance) {
 	if short <= 0 || r.h.Halted() != nil {
 		return nil, ""
@@ -473,8 +474,8 @@ func (r *room) pick(short int64, tried map[*inst]power.Instance) (*inst, power.I
 	return who[n], to
 }
 
-// yields reports whether i may be pushed down for another: it sleeps, its memory
-// counts, and nothing holds it.
+// yields reports whether i may be pushed down for another: it sleeps, its
+// memory counts, and nothing holds it.
 func (i *inst) yields() bool {
 	now := i.h.now()
 	if i.size == 0 || i.rt.Capabilities().Shared || i.wanted.Load() != nil {
@@ -489,7 +490,7 @@ func (i *inst) yields() bool {
 // pushDown takes one step of the ladder before its time.
 func (i *inst) pushDown(to power.Instance) bool {
 	if !i.tryAcquire() {
-		return false // somebody is at it, and that is as good as use
+		return false // the lock is taken, which counts as use
 	}
 	defer i.release()
 	i.serve()
@@ -505,8 +506,8 @@ func (i *inst) pushDown(to power.Instance) bool {
 	return i.state() == to
 }
 
-// wakeLater wakes i when there is room for it. Whoever asked does not wait, so
-// it is tried until it is awake or nothing is there to be woken for.
+// wakeLater wakes i when there is room for it. The requester does not wait, so
+// it retries until i is awake or the reason is gone.
 func (i *inst) wakeLater(by, why string) {
 	if !i.queued.CompareAndSwap(false, true) {
 		return
@@ -521,14 +522,14 @@ func (i *inst) wakeLater(by, why string) {
 				return
 			}
 			if err == nil {
-				i.queued.Store(false) // under the lock: whoever asks from here on is served at its release
+				i.queued.Store(false) // under the lock: later requests are served when it is released
 				if i.state().Asleep() {
 					i.wakeNow(by, why)
 				}
 				leave()
 				return
 			}
-			var busy *BusyError // which enter has told
+			var busy *BusyError // enter has published it
 			if !errors.As(err, &busy) || !i.state().Asleep() {
 				i.queued.Store(false)
 				return
@@ -537,15 +538,15 @@ func (i *inst) wakeLater(by, why string) {
 	})
 }
 
-// wakeNow wakes a sleeping instance under its lock for somebody who does not
-// wait. What fails is tried again.
+// wakeNow wakes a sleeping instance under its lock for a requester that does
+// not wait. It retries on failure.
 func (i *inst) wakeNow(by, why string) {
 	if err := i.wake(by, why); err != nil {
 		i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "error", err)
 	}
 }
 
-// waiting is how i waits for room; nil when it does not.
+// waiting returns how i waits for room; nil when it does not.
 func (r *room) waiting(i *inst) *hostctl.Waiting {
 	if r.waits.Load() == 0 {
 		return nil
@@ -560,7 +561,7 @@ func (r *room) waiting(i *inst) *hostctl.Waiting {
 	return nil
 }
 
-// Room says what this host has for its instances, and who waits.
+// Room returns the room of this host and its queue.
 func (h *Host) Room() hostctl.Room {
 	r := h.room
 	r.mu.Lock()

@@ -8,14 +8,14 @@ import (
 	"lull/internal/instance"
 )
 
-// saveLag is how long a record that may follow its change waits: a program that
-// has just been woken has the processors to itself, and changes that come
+// saveLag delays the write of a record that may follow its change. A program
+// that was just woken gets the processors to itself, and changes that come
 // together are written once.
 const saveLag = 20 * time.Millisecond
 
-// saver writes records. Changes that must be durable before they are acted on
-// are written by now; a wake's record, which may follow the thaw, is queued.
-// Writes of one instance never go back: the generation decides.
+// saver writes records. now writes changes that must be durable before they are
+// acted on. A wake's record, which may follow the thaw, is queued. The
+// generation of a record prevents an older one from overwriting a newer one.
 type saver struct {
 	to Records
 
@@ -25,10 +25,10 @@ type saver struct {
 	kick    chan struct{}
 	done    chan struct{}
 	trouble *recordTrouble             // nil while writes succeed
-	find    func(id string) *inst      // nil for one that is not there any more
-	told    func(i *inst, began error) // of the begin of trouble, and of its end with nil; i may be nil
-	// order lets one write of an instance happen at a time: what is looked at
-	// before a write must still hold after it. Instances share a few.
+	find    func(id string) *inst      // nil if it no longer exists
+	told    func(i *inst, began error) // called when trouble begins, and with nil when it ends; i may be nil
+	// order serializes the writes of an instance, so that what is checked
+	// before a write still applies after it. Instances share the slots.
 	order [64]chan struct{}
 }
 
@@ -38,7 +38,7 @@ type recordTrouble struct {
 	id  string // of the instance whose write failed last
 }
 
-// retryEvery is how often a write is tried again while none succeeds.
+// retryEvery is the retry interval while writes fail.
 const retryEvery = time.Second
 
 // failing returns why records cannot be written; nil while they can.
@@ -70,8 +70,8 @@ func (s *saver) put(r *instance.Record) error {
 	return err
 }
 
-// try writes the record whose write failed last once more, as it is now. A change
-// that was taken back leaves nothing to be written, and the disk may have room
+// try writes the record whose write failed last again, in its present state. If
+// its change was undone there is nothing to write, and the disk may have space
 // again.
 func (s *saver) try() {
 	s.mu.Lock()
@@ -122,7 +122,7 @@ func (s *saver) orderOf(id string) chan struct{} {
 	return s.order[h.Sum32()%uint32(len(s.order))]
 }
 
-// now writes r unless something newer of the same instance is on disk already.
+// now writes r unless a newer record of the instance is on disk already.
 func (s *saver) now(r *instance.Record) error {
 	order := s.orderOf(r.ID)
 	order <- struct{}{}
@@ -183,9 +183,9 @@ func (s *saver) run() {
 
 func (s *saver) stop() { close(s.done) }
 
-// flush writes what is dirty and reports whether it tried to write anything. An
-// instance that is in a transition is written by that transition's end or by the
-// next flush; one that cannot be written stays dirty.
+// flush writes the dirty records and reports whether it tried any. An instance
+// in a transition is written at its end or by the next flush. One that cannot
+// be written stays dirty.
 func (s *saver) flush() (tried bool) {
 	s.mu.Lock()
 	batch := s.dirty
@@ -204,7 +204,7 @@ func (s *saver) flush() (tried bool) {
 	return tried
 }
 
-// seed notes what is on disk already.
+// seed records which generation is on disk.
 func (s *saver) seed(id string, generation uint64) {
 	s.mu.Lock()
 	s.written[id] = generation

@@ -11,8 +11,8 @@ import (
 	"lull/internal/idle"
 )
 
-// span begins a span about the instance. Without a tracer it is one that
-// records nothing, and costs nothing.
+// span begins a span about the instance. Without a tracer the span records
+// nothing and costs nothing.
 func (i *inst) span(ctx context.Context, name string) (context.Context, trace.Span) {
 	if i.h.cfg.Tracer == nil {
 		return ctx, noop.Span{}

@@ -16,8 +16,9 @@ import (
 	"lull/internal/power"
 )
 
-// List returns every instance, by name, also those whose runtime is not here.
-// Their memory is read only when it is asked for: it costs a look at each.
+// List returns every instance, by name, including those whose runtime is
+// missing. Memory is read only if requested, because each reading takes a
+// probe.
 func (h *Host) List(memory bool) []hostctl.Instance {
 	all := h.all()
 	out := make([]hostctl.Instance, 0, len(all))
@@ -31,7 +32,7 @@ func (h *Host) List(memory bool) []hostctl.Instance {
 	return out
 }
 
-// viewAway is an instance of which no more is known than what its record says.
+// viewAway returns an instance of which only the record is known.
 func (h *Host) viewAway(r instance.Record) hostctl.Instance {
 	return hostctl.Instance{ID: r.ID, Name: r.Spec.Name, State: string(r.State), StateSince: ptr(r.StateSince), Enabled: r.Enabled,
 		Runtime: r.Spec.Runtime, Command: r.Spec.Command, Image: r.Spec.Image, CreatedAt: r.CreatedAt, StartedAt: ptr(r.StartedAt),
@@ -39,8 +40,8 @@ func (h *Host) viewAway(r instance.Record) hostctl.Instance {
 		Leases: []idle.Lease{}, StatusReason: h.absent[r.ID].Error(), Unavailable: h.noRuntime(r.Spec.Runtime).Error()}
 }
 
-// recordAway is the record of an instance whose runtime is not here; nil for any
-// other.
+// recordAway returns the record of an instance whose runtime is missing; nil
+// for any other.
 func (h *Host) recordAway(ref string) *instance.Record {
 	for n := range h.away {
 		if r := &h.away[n]; r.ID == ref || r.Spec.Name == ref {
@@ -50,7 +51,7 @@ func (h *Host) recordAway(ref string) *instance.Record {
 	return nil
 }
 
-// whyAway says why no more is known of an instance than its record.
+// whyAway explains why only the record of an instance is known.
 func (h *Host) whyAway(r instance.Record) hostctl.Why {
 	o := h.viewAway(r)
 	a := evidence.Account{Object: r.ID, Name: r.Spec.Name, Kind: evidence.KindInstance, At: h.now(), State: o.State,
@@ -80,9 +81,9 @@ func ptr(t time.Time) *time.Time {
 	return &t
 }
 
-// view is the instance as of now. The verdict is judged anew from the last
-// readings, so that leases, snooze and switches show at once. It never waits
-// for a transition.
+// view returns the present state of the instance. The verdict is computed anew
+// from the last readings, so that leases, snoozes and switches show at once. It
+// never waits for a transition.
 func (i *inst) view(memory bool) hostctl.Instance {
 	now := i.h.now()
 	i.mu.Lock()
@@ -143,7 +144,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		o.PauseAt = v.TargetPauseAt
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		if i.h.Halted() != nil || missing != nil || o.Unwritable != "" {
-			break // nothing comes of itself
+			break // nothing happens by itself
 		}
 		i.mu.Lock()
 		held, stop := i.heldLocked(), i.stopDueLocked()
@@ -181,8 +182,8 @@ func liveLeases(in []idle.Lease, now time.Time) []idle.Lease {
 	return out
 }
 
-// misset says what is wrong with the settings of i together with the host's, which
-// may have been others when it was made; "" for nothing.
+// misset returns what is wrong with the settings of i combined with the host's,
+// which may have changed since i was created; "" for nothing.
 func (i *inst) misset() string {
 	if i.spec().StopAfter != nil {
 		return ""
@@ -193,7 +194,7 @@ func (i *inst) misset() string {
 	return ""
 }
 
-// Misset lists what is wrong with the settings of instances, by name.
+// Misset lists the faults in the settings of instances, by name.
 func (h *Host) Misset() (faults []string) {
 	for _, i := range h.all() {
 		if what := i.misset(); what != "" {
@@ -204,8 +205,8 @@ func (h *Host) Misset() (faults []string) {
 	return faults
 }
 
-// Why answers for one instance why it runs, or why it was paused or stopped;
-// now, or at a past time if that is not zero.
+// Why returns why an instance runs, or why it was paused or stopped, now or at
+// a past time; zero is now.
 func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, error) {
 	i, err := h.find(ref)
 	if r := h.recordAway(ref); r != nil && at.IsZero() {
@@ -217,7 +218,7 @@ func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, 
 	if !at.IsZero() {
 		return i.whyThen(ctx, at.UTC())
 	}
-	if i.state() == power.Running && i.tryAcquire() { // fresh readings, unless something is under way
+	if i.state() == power.Running && i.tryAcquire() { // fresh readings, unless a transition is in progress
 		if w := i.workload(); w != nil {
 			e := i.look(w)
 			i.noteTrouble(w)
@@ -250,8 +251,8 @@ func (i *inst) about(state string) evidence.Account {
 	return evidence.Account{Object: i.id, Name: i.name(), Kind: evidence.KindInstance, State: state}
 }
 
-// skew is how far the clock of whoever asks may be ahead of ours: a moment
-// that close is taken for the present.
+// skew is how far a caller's clock may be ahead of ours. A time within it
+// counts as now.
 const skew = 5 * time.Second
 
 // whyThen answers from the journal.
@@ -267,7 +268,7 @@ func (i *inst) whyThen(ctx context.Context, at time.Time) (hostctl.Why, error) {
 	a := i.about("")
 	a.At = at
 	var c evidence.Recall
-	var down *evidence.Record // the change that held, if it is not to running
+	var down *evidence.Record // the change in effect, if it is not to running
 	var err error
 	c.Missing, err = j.Read(ctx, evidence.Query{Object: i.id, To: at}, func(r evidence.Record) error {
 		c.Add(at, &r)
@@ -296,7 +297,7 @@ func (i *inst) whyThen(ctx context.Context, at time.Time) (hostctl.Why, error) {
 	return y, nil
 }
 
-// happened publishes an event, and keeps what it says of the power.
+// happened publishes an event and journals its power change.
 func (h *Host) happened(e hostctl.Event) {
 	h.events.Add(e)
 	h.measures.events.WithLabelValues(e.Type).Inc()
@@ -308,7 +309,7 @@ func (h *Host) happened(e hostctl.Event) {
 	}
 }
 
-// explain puts into words what does not run.
+// explain describes why an instance does not run.
 func (i *inst) explain(y *hostctl.Why) {
 	o := &y.Instance
 	by := func(who, at string) string {
