@@ -35,8 +35,8 @@ func ask(h http.Handler, method, path, body string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// TestAPIAnswers is a table of requests and what they get: problem documents
-// that name the field, and nothing changed by a bad one.
+// TestAPIAnswers is a table of requests and their responses: problem documents
+// name the field, and a bad request changes nothing.
 func TestAPIAnswers(t *testing.T) {
 	h := testAPI()
 	for _, c := range []struct {
@@ -99,8 +99,8 @@ func TestAPIAnswers(t *testing.T) {
 	}
 }
 
-// TestNoListIsNull encodes every type that the API answers with, empty, and
-// holds the document to the same promise.
+// TestNoListIsNull encodes an empty value of every response type and checks
+// that neither the encoding nor the OpenAPI document allows a null list.
 func TestNoListIsNull(t *testing.T) {
 	h := New(Config{Records: hosttest.NewDisk(), KeepEvents: 16})
 	_, api := (&API{Host: h, Version: "test", Status: func() hostctl.Status { return hostctl.Status{} }}).Handler()
@@ -116,8 +116,8 @@ func TestNoListIsNull(t *testing.T) {
 	}
 }
 
-// TestTheStreamBeginsWithoutAnEvent: whoever asks before anything has happened
-// has an answer, and not silence until something does.
+// TestTheStreamBeginsWithoutAnEvent checks that a client gets the response head
+// before the first event.
 func TestTheStreamBeginsWithoutAnEvent(t *testing.T) {
 	if code, body := ask(testAPI(), "GET", "/api/v1/events?kept=true", ""); code != 200 || body != ": events\n\n" {
 		t.Errorf("nothing is kept: %d %q", code, body)
@@ -137,8 +137,8 @@ func TestTheStreamBeginsWithoutAnEvent(t *testing.T) {
 	})
 }
 
-// FuzzAPICreate sends bodies: whatever they are, the answer is a success or a
-// problem, never a crash, and a refused one leaves no instance.
+// FuzzAPICreate sends random bodies. The answer must be a success or a problem,
+// never a crash, and a refused body must leave no instance.
 func FuzzAPICreate(f *testing.F) {
 	f.Add(`{"name":"a","runtime":"process","command":["x"],"start":false}`)
 	f.Add(`{"name":"a","runtime":"process","command":["x"],"start":false,"expose":[{"listen":"127.0.0.1:1","target":"127.0.0.1:2","path":"auto"}]}`)

@@ -16,8 +16,8 @@ import (
 
 func span(d time.Duration) *idle.Duration { return (*idle.Duration)(&d) }
 
-// TestChange: other timers count from now on, in every state, and the next daemon
-// has them; what is wrong changes nothing.
+// TestChange checks that changed timers apply at once, in every state, and
+// survive a restart. An invalid change changes nothing.
 func TestChange(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		change := func(c hostctl.Change) {
@@ -34,7 +34,7 @@ func TestChange(t *testing.T) {
 		if o := r.is("a", power.Running); o.PauseAfter != 600 {
 			t.Errorf("it is paused after %v s", o.PauseAfter)
 		}
-		change(hostctl.Change{PauseAfter: span(time.Minute)}) // which has passed already
+		change(hostctl.Change{PauseAfter: span(time.Minute)}) // that time has already passed
 		time.Sleep(10 * time.Second)
 		o := r.is("a", power.Paused)
 		paused := *o.LastPausedAt
@@ -71,7 +71,7 @@ func TestChange(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		r.is("a", power.Stopped)
 
-		// Of a stopped one, whether a client starts it.
+		// For a stopped instance: whether a client starts it.
 		if _, err := r.gates["a"].Arrive(r.ctx); err == nil {
 			t.Error("a client started it")
 		}
@@ -100,8 +100,8 @@ func TestChange(t *testing.T) {
 	})
 }
 
-// TestChangeKeepsEverythingElse: what a change does not name stays, in every
-// field of it.
+// TestChangeKeepsEverythingElse checks, field by field, that a change leaves
+// alone what it does not name.
 func TestChangeKeepsEverythingElse(t *testing.T) {
 	old := instance.Spec{Name: "a", PauseAfter: span(time.Minute), StopAfter: span(2 * time.Minute), ReclaimAfter: 3, HibernateAfter: 4, QuietConnectionAfter: 5, StopGrace: 6,
 		IdlePolicy: instance.PolicyDefault, WakeFromStopped: new(true), Restart: instance.RestartAlways}

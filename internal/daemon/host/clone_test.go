@@ -11,9 +11,9 @@ import (
 	"lull/internal/power"
 )
 
-// TestClone: a sleeping instance is cloned and stays asleep, a client wakes the
-// clone alone, both live on over a restart, and what must not be cloned is
-// refused with nothing left behind.
+// TestClone checks that a sleeping instance can be cloned and stays asleep,
+// that a client wakes only the clone, that both survive a restart, and that a
+// refused clone leaves nothing behind.
 func TestClone(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -69,7 +69,7 @@ func TestClone(t *testing.T) {
 		r.k.Connect(id).Close()
 		r.is("a", power.Running)
 	})
-	inBubble(t, func(r *rig) { // of a runtime that saves nothing
+	inBubble(t, func(r *rig) { // of a runtime that cannot hibernate
 		r.run("a", nil)
 		if _, err := r.Clone(r.ctx, "a", hostctl.Clone{Name: "b"}); err == nil {
 			t.Error("it was cloned")

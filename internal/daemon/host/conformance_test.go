@@ -14,8 +14,8 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// TestConformance holds the simulated runtime to what the real ones do: what
-// bubbles prove with it would be worth nothing otherwise.
+// TestConformance holds the simulated runtime to the behavior of the real ones.
+// Without it, the tests in bubbles would prove nothing.
 func TestConformance(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -65,7 +65,7 @@ func (m simMachine) Dial(_ *testing.T, name string) hosttest.Conn {
 	return &simConn{k: m.r.k, id: m.id(name)}
 }
 
-// simConn connects with its first line, as the simulated clients do.
+// simConn connects when it sends its first line, as the simulated clients do.
 type simConn struct {
 	k  *hosttest.Kernel
 	id string

@@ -11,8 +11,8 @@ import (
 	"lull/internal/power"
 )
 
-// A program that writes to its disk all the time is in use, however little
-// processor time that takes and however soon it would be paused.
+// A program that keeps writing to its disk is in use, however little processor
+// time that takes and however short its idle timeout is.
 func TestDiskWorkHolds(t *testing.T) {
 	for _, after := range []time.Duration{200 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, time.Hour} {
 		inBubble(t, func(r *rig) {
@@ -30,8 +30,8 @@ func TestDiskWorkHolds(t *testing.T) {
 	}
 }
 
-// Where disk traffic cannot be read it is unknown and holds; where the kernel does
-// not count it, it is absent and does not.
+// Disk traffic that cannot be read is unknown and holds. Traffic that the
+// kernel does not count is absent and does not hold.
 func TestDiskReading(t *testing.T) {
 	at := time.Now()
 	c := Config{DiskBytes: diskBytes}
@@ -59,8 +59,8 @@ func TestDiskReading(t *testing.T) {
 	}
 }
 
-// What nothing could wake is not paused by default. A pause-after of its own, or
-// something that is due, lets it sleep.
+// An instance that nothing could wake is not paused by default. An explicit
+// pause-after, or something that is due, allows the pause.
 func TestNothingSleepsThatCannotWake(t *testing.T) {
 	deaf := func(r *rig) { r.k.Deaf = true }
 	for name, row := range map[string]struct {

@@ -15,9 +15,9 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// TestEventNumbers: no number of an event comes again with another daemon, each is
-// exact as a number of JSON, and who asks for what is not kept is told so and gets
-// all that is.
+// TestEventNumbers checks that no event number repeats across daemons, that
+// each is exact in JSON, and that a reader whose position is no longer kept
+// learns that and gets every kept event.
 func TestEventNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fill := func(n int) *Events {
@@ -69,9 +69,9 @@ func TestEventNumbers(t *testing.T) {
 	})
 }
 
-// TestEventsOutliveTheDaemon: the next daemon has the events of those before it
-// under their numbers, as many as it keeps, and continues behind them whatever the
-// clock says; who has seen some of them is given the others, and nothing else.
+// TestEventsOutliveTheDaemon checks that the next daemon has the earlier events
+// under their numbers, as many as it keeps, and continues after them whatever
+// the clock says. A reader that saw some of them gets exactly the others.
 func TestEventsOutliveTheDaemon(t *testing.T) {
 	dir := t.TempDir()
 	var all []hostctl.Event
@@ -92,7 +92,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
-		s.Add(hostctl.Event{Type: "while it ends"}) // which nobody keeps
+		s.Add(hostctl.Event{Type: "while it ends"}) // which is not kept
 		return s
 	}
 	has := func(s *Events, since uint64, gone bool, want []hostctl.Event) {
@@ -103,7 +103,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 		}
 	}
 	has(daemon(10, 0, "started", "paused"), 0, false, all)
-	s := daemon(10, 1<<50, "resumed") // a clock that is ahead, and put back after it
+	s := daemon(10, 1<<50, "resumed") // a clock that is ahead, and set back afterwards
 	has(s, 0, false, all)
 	for n, e := range all {
 		if seq, unknown := s.from(fmt.Sprint(e.Seq)); seq != e.Seq || unknown {
@@ -115,15 +115,15 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 		t.Errorf("from a number that none has: %d, %t", seq, unknown)
 	}
 	has(daemon(10, 0, "paused", "resumed"), all[1].Seq, false, all[2:])
-	has(daemon(4, 0), 0, true, all[2:]) // and that of its end
+	has(daemon(4, 0), 0, true, all[2:]) // including those of its end
 	has(daemon(10, 0), 0, false, all)
 	for n := 1; n < len(all); n++ {
 		if all[n].Seq <= all[n-1].Seq {
 			t.Errorf("number %d after %d", all[n].Seq, all[n-1].Seq)
 		}
 	}
-	// The clock is behind the third, and the daemon that had it may have numbered
-	// more than it could keep.
+	// The clock is behind the third event, and the daemon that recorded it may
+	// have numbered more events than it wrote.
 	if all[3].Seq-all[2].Seq < 1000 {
 		t.Errorf("number %d right after %d of another daemon", all[3].Seq, all[2].Seq)
 	}

@@ -44,7 +44,7 @@ type world struct {
 
 	clients  []*hosttest.Client
 	leased   bool // a lease was acknowledged while the instance ran
-	busied   bool // the program has said that it is busy
+	busied   bool // the program has reported work in progress
 	explicit bool // a user stops it
 	doomed   bool // a client waited when an automatic stop began
 }
@@ -57,8 +57,8 @@ type parking struct {
 	stand []byte
 }
 
-// park stops the calling goroutine at a named point until the scheduler lets
-// it go on.
+// park blocks the calling goroutine at a named point until the scheduler
+// resumes it.
 func (w *world) park(point string) { w.parkWith(point, nil) }
 
 func (w *world) parkWith(point string, own func([]byte, time.Time) []byte) {
@@ -78,7 +78,7 @@ func (w *world) parkWith(point string, own func([]byte, time.Time) []byte) {
 	if was := w.routines[id]; was != nil {
 		r.carries, r.attempt = was.carries, was.attempt
 	}
-	if point == "connect" { // from here on it has a client of its own
+	if point == "connect" { // from here on it has its own client
 		r.carries = own(nil, w.began)
 	}
 	w.routines[id] = r
@@ -136,7 +136,7 @@ func newWorld(spec func(*instance.Spec), steps *fence, deep bool) *world {
 	return w
 }
 
-// noting keeps who makes which attempt.
+// noting records who makes which attempt.
 func (w *world) noting(f fence) fence {
 	for _, steps := range []*[]step{&f.pause, &f.undo, &f.wake, &f.stop, &f.deeper, &f.resumePause} {
 		*steps = slices.Clone(*steps)
@@ -151,7 +151,7 @@ func (w *world) noting(f fence) fence {
 	return f
 }
 
-// watch notes what an automatic stop must see.
+// watch records what an automatic stop must see.
 func (w *world) watch(point string) {
 	w.mu.Lock()
 	on := w.on
@@ -168,7 +168,8 @@ func (w *world) watch(point string) {
 	}
 }
 
-// recorded is what must hold at the instant at which a pause becomes durable.
+// recorded checks what must hold at the instant at which a pause becomes
+// durable.
 func (w *world) recorded(r *instance.Record) {
 	w.mu.Lock()
 	on := w.on
@@ -194,14 +195,14 @@ func (w *world) recorded(r *instance.Record) {
 	}
 }
 
-// check is a look that may decide nothing: the instance is not idle yet.
+// check is a check that decides nothing: the instance is not idle yet.
 func (i *inst) check() {
 	i.acquire()
 	i.look(i.workload())
 	i.release()
 }
 
-// An actor does one thing. Its points decide where others may come between.
+// An actor does one thing. At its points other actors may come between.
 type actor struct {
 	name string
 	do   func(*world)
@@ -260,7 +261,8 @@ var actors = map[string]actor{
 	}},
 }
 
-// calledOff says that a user's stop came while what failed with err waited.
+// calledOff reports whether err means that a user's stop came while the request
+// waited.
 func calledOff(err error) bool {
 	return strings.Contains(err.Error(), "stopped by a person in the meantime")
 }
@@ -271,7 +273,7 @@ func (w *world) add(c *hosttest.Client) {
 	w.mu.Unlock()
 }
 
-// play runs the actors; choose picks which parked goroutine continues, and none
+// play runs the actors. choose picks the parked goroutine to resume, and none
 // when it has seen enough.
 func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 	w.mu.Lock()
@@ -305,7 +307,7 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 				w.fault("stuck: an actor waits for something that nobody will do")
 				break
 			}
-			time.Sleep(time.Second) // somebody waits for a timer
+			time.Sleep(time.Second) // something waits for a timer
 			continue
 		}
 		idleFor = 0
@@ -332,8 +334,8 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 	return whole
 }
 
-// letGo notes what p's routine knows when it continues. Whatever it may be blocked
-// by before its next point follows from that. The caller holds mu.
+// letGo records what p's goroutine knows when it resumes. Whatever blocks it
+// before its next point follows from that. The caller holds mu.
 func (w *world) letGo(p *parking) {
 	p.r.resumed = len(w.trace)
 	if !strings.HasPrefix(p.point, "begin ") && p.point != "relay-arrive" { // those have only asked for the lock
@@ -341,7 +343,7 @@ func (w *world) letGo(p *parking) {
 	}
 }
 
-// mind notes what the calling goroutine keeps in mind.
+// mind updates what the calling goroutine remembers.
 func (w *world) mind(what func(r *routine)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -354,8 +356,8 @@ func (w *world) mind(what func(r *routine)) {
 	}
 }
 
-// inOrder offers who stands at a point in the order in which they came, point by
-// point.
+// inOrder offers the goroutines parked at a point in the order of their
+// arrival, point by point.
 func (w *world) inOrder() int {
 	slices.SortFunc(w.parked, func(a, b *parking) int {
 		if c := strings.Compare(a.point, b.point); c != 0 {
@@ -366,7 +368,7 @@ func (w *world) inOrder() int {
 	return len(w.parked)
 }
 
-// verify is what must hold whatever the order was.
+// verify returns the violations of what must hold in every order.
 func (w *world) verify(s scene) []string {
 	faults := append(w.faults, w.k.Broken()...)
 	bad := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
@@ -419,11 +421,11 @@ func (w *world) verify(s scene) []string {
 	return faults
 }
 
-// scene is a set of actors and what they meet.
+// scene is a set of actors and the state that they start from.
 type scene struct {
 	names  []string
 	quiet  bool // open connections do not hold by themselves
-	paused bool // it is paused already, and due for the next step
+	paused bool // it is already paused, and due for the next step
 	deep   bool // that step is hibernation, not a stop
 }
 
@@ -431,7 +433,7 @@ func (s scene) String() string {
 	return fmt.Sprintf("%s quiet=%v paused=%v deep=%v", strings.Join(s.names, "+"), s.quiet, s.paused, s.deep)
 }
 
-// run is one interleaving from a fresh world.
+// run executes one interleaving from a fresh world.
 func run(steps *fence, s scene, choose func(w *world) int) (faults []string, trace string) {
 	w := newWorld(func(spec *instance.Spec) {
 		if s.quiet {
@@ -489,7 +491,7 @@ func enumerate(steps *fence, sc scene, limit int, seen map[string]bool) (fault, 
 	return "", "limit"
 }
 
-// scenes are all sets of up to three actors around a pause, and around the
+// scenes returns all sets of up to three actors around a pause, and around the
 // automatic stop of a paused instance.
 func scenes() (out []scene) {
 	others := []string{"connect", "relay", "talk", "lease", "busy", "pause", "resume", "stop", "start", "exit"}
@@ -509,8 +511,8 @@ func scenes() (out []scene) {
 	return out
 }
 
-// count reads how often something is to be tried: make soak raises it, and the
-// race detector makes each try many times slower.
+// count returns the number of tries. make soak raises it through env. The race
+// detector makes each try many times slower.
 func count(t *testing.T, env string, def int) int {
 	if underRace {
 		def = max(def/20, 20)
@@ -519,7 +521,7 @@ func count(t *testing.T, env string, def int) int {
 }
 
 // TestFenceEveryInterleaving walks every order in which up to three actors can
-// pass the named points of the fence, each place that they can come to once.
+// pass the named points of the fence. It visits each reachable place once.
 func TestFenceEveryInterleaving(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -549,13 +551,14 @@ func TestFenceEveryInterleaving(t *testing.T) {
 		orders, orders, len(scs), places, runs, wanders*len(scs))
 }
 
-// TestFenceReduction: where each order can be walked one by one, their number is
-// the one that the places give, and would not be if a place forgot something.
+// TestFenceReduction checks the reduction: where orders can be walked one by
+// one, their number equals the one computed from the places, and differs if a
+// place omits something.
 func TestFenceReduction(t *testing.T) {
 	if underRace {
 		t.Skip("runs nothing that the others do not")
 	}
-	blind := func(w *world) place { return sha256.Sum256(w.state(nil)) } // does not see where anybody stands
+	blind := func(w *world) place { return sha256.Sum256(w.state(nil)) } // ignores where the actors are
 	same, noticed := 0, 0
 	for _, sc := range scenes() {
 		if len(sc.names) > 2 {
@@ -593,7 +596,8 @@ func TestFenceReduction(t *testing.T) {
 	}
 }
 
-// fewOrders is up to how many orders of a scene are walked one by one.
+// fewOrders is the maximum number of orders of a scene that are walked one by
+// one.
 const fewOrders = 400
 
 // drawScene draws three to five actors.
@@ -654,8 +658,8 @@ func instead(steps []step, name string, do func(*attempt) error) []step {
 	return out
 }
 
-// TestFenceMutants breaks the fence on purpose, one rule at a time. Each
-// mutant must be caught, or the tests above prove nothing.
+// TestFenceMutants breaks the fence on purpose, one rule at a time. Each mutant
+// must be caught, or the tests above prove nothing.
 func TestFenceMutants(t *testing.T) {
 	if underRace {
 		t.Skip("broken on purpose: a race of theirs says nothing")
@@ -714,7 +718,7 @@ func TestFenceMutants(t *testing.T) {
 			}
 			small := len(sc.names) == 2
 			if caught != "" && (!small || sc.quiet != by.quiet || sc.paused != by.paused) {
-				continue // two actors of its kind are enough to compare with
+				continue // two actors of its kind are enough for a comparison
 			}
 			synctest.Test(t, func(t *testing.T) {
 				s, fault, _ := explore(&f, sc, (*world).place)
@@ -722,7 +726,7 @@ func TestFenceMutants(t *testing.T) {
 					caught, by = fmt.Sprintf("%v: %s", sc, fault), sc
 				}
 				if !small || fault == "" && s.orders.Cmp(big.NewInt(fewOrders/4)) >= 0 {
-					return // what nobody finds takes all of its orders
+					return // a mutant that is not found takes all of its orders
 				}
 				one, cut := enumerate(&f, sc, fewOrders, map[string]bool{})
 				if one != "" || cut == "" {

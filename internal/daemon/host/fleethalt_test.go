@@ -22,8 +22,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// fleetServer is a real server over memory that a host reports to. It can be
-// out of reach, and it can be restarted over its store.
+// fleetServer is a real server over an in-memory store, to which a host
+// reports. It can be cut off, and restarted over its store.
 type fleetServer struct {
 	t     *testing.T
 	db    *mem.Client
@@ -94,7 +94,8 @@ func (s *fleetServer) start() {
 	}
 }
 
-// reach cuts the way to the server, with the calls in progress, or mends it.
+// reach cuts the connection to the server, including calls in progress, or
+// restores it.
 func (s *fleetServer) reach(on bool) {
 	s.away.Store(!on)
 	if end := s.cut.Swap(nil); end != nil {
@@ -102,11 +103,12 @@ func (s *fleetServer) reach(on bool) {
 	}
 }
 
-// call makes one call that ends when the server goes out of reach.
+// fleetCall makes one call that ends when the server is cut off.
 func fleetCall[T any](s *fleetServer, ctx context.Context, do func(context.Context, *control.Client) (T, error)) (out T, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// More than one call may be in progress: each cancels those before it too.
+	// Several calls may be in progress: each one's cancel also cancels the
+	// earlier ones.
 	var old *context.CancelFunc
 	end := context.CancelFunc(func() {
 		cancel()
@@ -144,11 +146,12 @@ func (s *fleetServer) halt(r fleet.HaltRequest) {
 	}
 }
 
-// haltWithin is how soon a halt must hold everywhere.
+// haltWithin is how soon a halt must be in effect everywhere.
 const haltWithin = 5 * time.Second
 
-// TestFleetHaltReachesTheHost: within 5 s, over restarts of the host while the
-// server is away and of the server, and so does its end.
+// TestFleetHaltReachesTheHost checks that a halt and its end reach the host
+// within 5 s, across restarts of the server, and of the host while the server
+// is away.
 func TestFleetHaltReachesTheHost(t *testing.T) {
 	files, err := OpenFiles(t.TempDir())
 	if err != nil {
@@ -203,7 +206,8 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 			t.Errorf("the server shows %+v", v)
 		}
 
-		// The server is out of reach, and the host is killed: the last known halt holds.
+		// The server is cut off and the host is killed: the last known halt
+		// applies.
 		s.reach(false)
 		end()
 		r.crash()
@@ -214,7 +218,8 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 		halted(true, "ada")
 		r.is("a", power.Running)
 
-		// It is ended meanwhile, which the host hears when the server is back.
+		// The halt ends meanwhile. The host learns that when the server is
+		// back.
 		s.halt(fleet.HaltRequest{})
 		pass(time.Minute)
 		halted(true, "ada")
@@ -224,8 +229,9 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 		pass(2 * time.Minute)
 		r.is("a", power.Paused)
 
-		// The server is restarted in a halt that has an end; the host keeps what
-		// sleeps as it is, and goes on at the end although the server is away.
+		// The server is restarted during a halt with an end. The host keeps
+		// sleeping instances as they are, and resumes automatic actions at that
+		// end although the server is away.
 		until := time.Now().Add(time.Hour)
 		s.halt(fleet.HaltRequest{On: true, Until: &until})
 		s.stop()

@@ -13,9 +13,10 @@ import (
 	"lull/internal/power"
 )
 
-// TestForcedPauseKeepsConnections: one that a user pauses under a client takes
-// the steps that keep the connection, and not the one that cuts it, until the
-// connection has moved or closed; the next daemon does not either.
+// TestForcedPauseKeepsConnections checks that an instance paused by force under
+// a client takes the steps that keep the connection, and takes the one that
+// cuts it only after the connection has moved data or closed. That also holds
+// for the next daemon.
 func TestForcedPauseKeepsConnections(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -51,12 +52,13 @@ func TestForcedPauseKeepsConnections(t *testing.T) {
 		c.Close()
 		r.is("a", power.Running)
 		time.Sleep(7 * time.Minute)
-		r.is("a", power.Stopped) // as any
+		r.is("a", power.Stopped) // like any other
 	})
 }
 
-// TestForcedPauseAndQuietConnections: connections that may be ignored put the stop
-// off until they may be, however that came to be allowed.
+// TestForcedPauseAndQuietConnections checks that connections which may be
+// ignored after a quiet time delay the stop until then, whichever setting
+// allows it.
 func TestForcedPauseAndQuietConnections(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		ids := map[string]string{}
@@ -88,7 +90,7 @@ func TestForcedPauseAndQuietConnections(t *testing.T) {
 	})
 }
 
-// pauseUnder pauses an instance whose clients hold it.
+// pauseUnder pauses an instance by force although clients hold it.
 func (r *rig) pauseUnder(name string) {
 	r.t.Helper()
 	synctest.Wait()

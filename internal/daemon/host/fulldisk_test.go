@@ -16,7 +16,7 @@ import (
 	"lull/internal/power"
 )
 
-// fullDisk takes no record while full is set.
+// fullDisk rejects every record while full is set.
 type fullDisk struct {
 	*hosttest.Disk
 	full atomic.Bool
@@ -34,8 +34,8 @@ type errNoSpace struct{}
 func (*errNoSpace) Error() string { return "write /data/instances/x: no space left on device" }
 func (*errNoSpace) Unwrap() error { return syscall.ENOSPC }
 
-// onFullDisk runs f on a host whose disk becomes full after prepare, and then gives
-// the space back: what is on disk must then be what is so.
+// onFullDisk runs f on a host whose disk becomes full after prepare, then frees
+// the space. After that, the records on disk must match the state.
 func onFullDisk(t *testing.T, prepare, f func(r *rig)) {
 	t.Helper()
 	d := &fullDisk{}
@@ -64,7 +64,7 @@ func onFullDisk(t *testing.T, prepare, f func(r *rig)) {
 	})
 }
 
-// What a user asks for works on a full disk: pause, resume, stop, disable and rm of
+// User actions work on a full disk: pause, resume, stop, disable and rm of
 // instances in every state.
 func TestUsersActOnAFullDisk(t *testing.T) {
 	asleep := func(r *rig) {
@@ -114,8 +114,8 @@ func TestUsersActOnAFullDisk(t *testing.T) {
 	}
 }
 
-// While the disk is full nothing automatic happens, and why, ps and the events say
-// so by name; when there is space again, it goes on.
+// While the disk is full no automatic action happens, and why, ps and the
+// events give that reason. Once there is space, automatic actions resume.
 func TestFullDiskIsNamed(t *testing.T) {
 	for name, asleep := range map[string]bool{"running": false, "paused": true} {
 		t.Run(name, func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestFullDiskIsNamed(t *testing.T) {
 	}
 }
 
-// A halt takes effect although it cannot be recorded, and says that.
+// A halt takes effect although it cannot be recorded, and reports that.
 func TestHaltOnAFullDisk(t *testing.T) {
 	inTuned(t, func(c *Config) { c.KeepHalt = func(*idle.HaltedBy) error { return syscall.ENOSPC } }, func(r *rig) {
 		r.run("a", nil)

@@ -15,20 +15,21 @@ import (
 	"lull/internal/power"
 )
 
-// deep is an instance that goes all the way down.
+// deep configures every step of the ladder.
 func deep(s *instance.Spec) {
 	stop := idle.Duration(30 * time.Minute)
 	s.ReclaimAfter, s.HibernateAfter, s.StopAfter = idle.Duration(time.Minute), idle.Duration(5*time.Minute), &stop
 }
 
-// TestLadderToDisk: every step at its time, counted from entering PAUSED, and a
-// client wakes from each. The time of the pause is not moved by the steps.
+// TestLadderToDisk checks that each step comes at its time, counted from
+// entering PAUSED, and that a client wakes from each. The steps do not change
+// the recorded time of the pause.
 func TestLadderToDisk(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
 		id := r.run("a", deep)
 		steps := []struct {
-			after time.Duration // since the last one
+			after time.Duration // since the last step
 			state power.Instance
 		}{{62 * time.Second, power.Paused}, {time.Minute, power.Reclaimed}, {4 * time.Minute, power.Hibernated}, {25 * time.Minute, power.Stopped}}
 		for _, wakeAt := range []power.Instance{power.Paused, power.Reclaimed, power.Hibernated} {
@@ -65,8 +66,8 @@ func TestLadderToDisk(t *testing.T) {
 	})
 }
 
-// TestHibernateFails: what cannot be saved stays asleep, says why, tries again
-// later, and is stopped at its time all the same.
+// TestHibernateFails checks that an instance that cannot be saved stays asleep,
+// gives the reason, is tried again later, and is still stopped on time.
 func TestHibernateFails(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -87,8 +88,8 @@ func TestHibernateFails(t *testing.T) {
 	})
 }
 
-// TestSnapshotRefused: an instance whose saved state cannot be used is booted
-// anew by the client that comes, once, and why says so.
+// TestSnapshotRefused checks that an instance with an unusable snapshot is
+// booted once, by the next client, and that why says so.
 func TestSnapshotRefused(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -121,9 +122,9 @@ func TestSnapshotRefused(t *testing.T) {
 	})
 }
 
-// TestHibernatedOverRestarts: a daemon that ends leaves what is hibernated as
-// it is, one that begins finds it, and one that died between saving and saying
-// so is corrected by what is there.
+// TestHibernatedOverRestarts checks that a shutdown leaves hibernated instances
+// alone and the next daemon finds them. If a daemon died between saving and
+// recording, the snapshot on disk decides.
 func TestHibernatedOverRestarts(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -152,7 +153,8 @@ func TestHibernatedOverRestarts(t *testing.T) {
 	})
 }
 
-// TestLeaseBlocksDeeperSteps: a lease on a paused instance keeps it where it is.
+// TestLeaseBlocksDeeperSteps checks that a lease keeps a paused instance at its
+// step.
 func TestLeaseBlocksDeeperSteps(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true

@@ -24,7 +24,7 @@ import (
 	"lull/internal/power"
 )
 
-// rig is a whole host on a simulated machine in a bubble.
+// rig is a complete host on a simulated machine in a bubble.
 type rig struct {
 	*Host
 	t      *testing.T
@@ -32,7 +32,7 @@ type rig struct {
 	disk   *hosttest.Disk
 	daemon *mortal // what the present daemon writes to
 	gates  map[string]*hosttest.Gate
-	tune   func(*Config) // of the next daemon; nil changes nothing
+	tune   func(*Config) // adjusts the next daemon's configuration; may be nil
 	end    context.CancelFunc
 	done   chan error
 }
@@ -59,14 +59,14 @@ func inTuned(t *testing.T, tune func(*Config), f func(r *rig)) {
 	})
 }
 
-// boot starts a daemon over what is on disk and in the kernel.
+// boot starts a daemon over the present disk and kernel state.
 func (r *rig) boot() {
 	if err := r.bootFaulty(); err != nil {
 		r.t.Errorf("load: %v", err)
 	}
 }
 
-// bootFaulty is boot of one that may not be able to take everything over.
+// bootFaulty is boot for a daemon that may fail to adopt everything.
 func (r *rig) bootFaulty() error {
 	r.daemon = &mortal{Disk: r.disk}
 	c := Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": r.k},
@@ -105,7 +105,7 @@ func (r *rig) shut() {
 	}
 }
 
-// crash ends the daemon without a word: nothing is thawed, nothing is written.
+// crash kills the daemon: nothing is thawed, nothing is written.
 func (r *rig) crash() {
 	r.k.SetOnExit(nil)
 	r.daemon.dead.Store(true)
@@ -118,7 +118,7 @@ func (r *rig) crash() {
 	<-r.done
 }
 
-// mortal is a disk that a dead daemon can write to no more.
+// mortal is a disk to which a dead daemon can no longer write.
 type mortal struct {
 	*hosttest.Disk
 	dead atomic.Bool
@@ -162,9 +162,9 @@ func (r *rig) is(name string, want power.Instance) hostctl.Instance {
 	return o
 }
 
-// TestLetRunMeanwhile: what was thawed while no daemon was there is recorded as
-// resumed when that is found, once, and why says it; what ran all along was not
-// resumed.
+// TestLetRunMeanwhile checks that an instance thawed while no daemon ran is
+// recorded as resumed, once and when found, and that why says so. One that ran
+// all along was not resumed.
 func TestLetRunMeanwhile(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id, other := r.run("a", nil), r.run("b", nil)
@@ -206,7 +206,7 @@ func TestLetRunMeanwhile(t *testing.T) {
 	})
 }
 
-// TestLadder is the seed's state diagram in time: idle, paused, woken by a
+// TestLadder walks the state diagram in time: idle, paused, woken by a
 // connection, stopped.
 func TestLadder(t *testing.T) {
 	inBubble(t, func(r *rig) {
@@ -251,7 +251,8 @@ func TestLadder(t *testing.T) {
 	})
 }
 
-// TestInteractionMatrix is seeds/004, section 6, row by row.
+// TestInteractionMatrix checks which signals hold an instance, one row per
+// combination.
 func TestInteractionMatrix(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -317,7 +318,8 @@ func TestLeases(t *testing.T) {
 		r.is("a", power.Running)
 		time.Sleep(2 * time.Second)
 		r.is("a", power.Paused)
-		// On a paused one a lease is kept, wakes nothing and blocks deeper steps.
+		// On a paused instance a lease is kept, wakes nothing and blocks deeper
+		// steps.
 		r.lease("a", "late", 20*time.Minute)
 		time.Sleep(19 * time.Minute)
 		r.is("a", power.Paused)
@@ -330,8 +332,8 @@ func TestLeases(t *testing.T) {
 	})
 }
 
-// TestSnoozeOfSleeping: a snooze keeps one that is paused from being stopped, and
-// what is said of its next step is what comes.
+// TestSnoozeOfSleeping checks that a snooze keeps a paused instance from being
+// stopped, and that the announced next step is the one that happens.
 func TestSnoozeOfSleeping(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", nil)
@@ -347,7 +349,7 @@ func TestSnoozeOfSleeping(t *testing.T) {
 		}
 		time.Sleep(59 * time.Minute)
 		r.is("a", power.Paused)
-		if err := r.Snooze(r.ctx, "a", time.Now().Add(10*time.Second)); err != nil { // meanwhile done
+		if err := r.Snooze(r.ctx, "a", time.Now().Add(10*time.Second)); err != nil { // already over
 			t.Fatal(err)
 		}
 		if err := r.Snooze(r.ctx, "a", time.Now().Add(time.Hour)); err != nil {
@@ -364,8 +366,7 @@ func TestSnoozeOfSleeping(t *testing.T) {
 	})
 }
 
-// TestHaltedSaysNoNextStep: a step that does not come while all is halted is not
-// announced.
+// TestHaltedSaysNoNextStep checks that no next step is announced during a halt.
 func TestHaltedSaysNoNextStep(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", nil)
@@ -424,7 +425,7 @@ func TestQuietConnection(t *testing.T) {
 	})
 }
 
-// A server that gets no processor moves no byte either; its client waits.
+// A server without processor time moves no bytes either, but its client waits.
 func TestQuietConnectionOfAStarvedServer(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", func(s *instance.Spec) { s.QuietConnectionAfter = 1 })
@@ -465,8 +466,8 @@ func TestHaltStopsEverythingAutomatic(t *testing.T) {
 	})
 }
 
-// TestThresholds: what counts as use is what the configuration says, and never
-// less processor time than a few ticks.
+// TestThresholds checks that the configured thresholds decide what counts as
+// activity, with a minimum of a few scheduler ticks of CPU time.
 func TestThresholds(t *testing.T) {
 	active := func(c Config, window, cpu time.Duration, net uint64) (out [2]bool) {
 		t.Helper()
@@ -497,8 +498,8 @@ func TestThresholds(t *testing.T) {
 	}
 }
 
-// TestLooksOfOneNeverPaused: who is never paused is looked at no more often than
-// others are.
+// TestLooksOfOneNeverPaused checks that an instance that is never paused is
+// probed no more often than others.
 func TestLooksOfOneNeverPaused(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		never := idle.Duration(0)
@@ -516,7 +517,7 @@ func TestLooksOfOneNeverPaused(t *testing.T) {
 	})
 }
 
-// A halt with an end ends by itself and says so; one that cannot be recorded
+// A halt with an end ends by itself and says so. One that cannot be recorded
 // changes nothing.
 func TestHaltEnds(t *testing.T) {
 	var kept *idle.HaltedBy
@@ -558,7 +559,7 @@ func TestHaltEnds(t *testing.T) {
 	})
 }
 
-// TestHaltFile reads what was written, and what earlier versions wrote.
+// TestHaltFile reads halt files of this and earlier versions.
 func TestHaltFile(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	if err != nil {
@@ -591,8 +592,8 @@ func TestHaltFile(t *testing.T) {
 	}
 }
 
-// TestCrashLoop uses true uptime: a program that fails after an hour is no
-// crash, however busy it was just before.
+// TestCrashLoop uses true uptime: a program that fails after an hour is not in
+// a crash loop, however recent its last activity is.
 func TestCrashLoop(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		noPause := idle.Duration(0)
@@ -642,10 +643,10 @@ func TestCleanExitEndsStopped(t *testing.T) {
 	})
 }
 
-// TestWakeFromStopped states which stopped instances a connection starts: by
-// default those that lull stopped, with true those that ended by themselves too,
-// with false none; never one that a user stopped, and one that lull stopped and a
-// user stops then is such a one. A daemon that was killed changes none of that.
+// TestWakeFromStopped checks which stopped instances a connection starts. By
+// default those that lull stopped; with true also those that exited by
+// themselves; with false none. One that a user stopped is never started, even
+// if lull had stopped it first. Killing the daemon changes none of that.
 func TestWakeFromStopped(t *testing.T) {
 	ladder := func(r *rig, _ string) { time.Sleep(7 * time.Minute) }
 	user := func(r *rig, _ string) { _ = r.Stop(r.ctx, "a", byManual, false) }
@@ -692,8 +693,8 @@ func TestWakeFromStopped(t *testing.T) {
 	}
 }
 
-// TestRestart: a restart is one new run whatever state the instance is in, keeps
-// its leases, and is carried through by the next daemon.
+// TestRestart checks that a restart is exactly one new run in every state,
+// keeps the leases, and is completed by the next daemon.
 func TestRestart(t *testing.T) {
 	for _, from := range []string{"running", "paused", "stopped", "killed in between"} {
 		t.Run(from, func(t *testing.T) {
@@ -780,8 +781,8 @@ func TestReclaim(t *testing.T) {
 	})
 }
 
-// TestSilentPort: where an instance has a network of its own, the port on which
-// nothing listens is said to be there.
+// TestSilentPort checks that, for an instance with its own network, a port
+// without a listener is reported.
 func TestSilentPort(t *testing.T) {
 	for deep, want := range map[bool]string{false: "nothing listens on 127.0.0.1:99 after ", true: "nothing listens on 127.0.0.1:99 in the guest after "} {
 		inBubble(t, func(r *rig) {
@@ -798,8 +799,8 @@ func TestSilentPort(t *testing.T) {
 	}
 }
 
-// TestPrivatePort: a program that listens, but on the loopback of its guest, is
-// not told that nothing listens.
+// TestPrivatePort checks that a program that listens only on its guest's
+// loopback is reported as that, and not as missing.
 func TestPrivatePort(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep, r.k.Private = true, true
@@ -815,7 +816,7 @@ func TestPrivatePort(t *testing.T) {
 	})
 }
 
-// TestListByName: ids are random, so their order would be none.
+// TestListByName: IDs are random, so the list must be sorted by name.
 func TestListByName(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		names := []string{"f", "b", "e", "a", "d", "c", "h", "g"}
@@ -847,7 +848,7 @@ func TestStubbornProgramIsKilled(t *testing.T) {
 }
 
 // TestDaemonCrash kills the daemon at random instants of a busy day and starts
-// another: no instance is lost, frozen, or started twice, and no lease is
+// another. No instance may be lost, left frozen or started twice, and no lease
 // forgotten.
 func TestDaemonCrash(t *testing.T) {
 	rounds := count(t, "LULL_SIM_CRASHES", 60)

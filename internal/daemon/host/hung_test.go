@@ -16,12 +16,12 @@ import (
 	"lull/internal/power"
 )
 
-// hanging is a machine on which some programs answer no daemon that asks them
-// after a restart, and which can end them nevertheless.
+// hanging is a machine on which some programs do not answer a restarted daemon,
+// although they can be killed.
 type hanging struct {
 	*hosttest.Kernel
 	hung map[string]bool
-	well *atomic.Bool // none of them hangs any more
+	well *atomic.Bool // no program hangs anymore
 }
 
 func (k hanging) Adopt(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
@@ -41,10 +41,9 @@ func (k hanging) End(ctx context.Context, id string) error {
 
 var _ instance.Ender = hanging{}
 
-// TestHungOnes: after a restart many programs hang. The daemon serves those who
-// ask within seconds, what is well is taken over, what hangs says so and is
-// stopped or removed at a user's wish; and one that answers again is taken over
-// by itself.
+// TestHungOnes: after a restart many programs hang. The daemon serves requests
+// within seconds and adopts healthy programs. A hung one is reported as such,
+// can be stopped or removed by a user, and is adopted if it answers again.
 func TestHungOnes(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		k := hanging{r.k, map[string]bool{}, new(atomic.Bool)}
@@ -110,7 +109,7 @@ func TestHungOnes(t *testing.T) {
 	})
 }
 
-// mute is a guest that runs and to which no signal gets through.
+// mute is a guest that runs but receives no signal.
 type mute struct{ *hosttest.Proc }
 
 func (mute) Signal(syscall.Signal) error {
@@ -128,8 +127,8 @@ func (k muting) Start(ctx context.Context, l instance.Launch) (instance.Workload
 	return mute{w.(*hosttest.Proc)}, nil
 }
 
-// TestStopOfMuteGuest: a guest that cannot be asked to end is given its stop grace
-// and no more.
+// TestStopOfMuteGuest checks that a guest that cannot be asked to exit gets its
+// stop grace and no more.
 func TestStopOfMuteGuest(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true

@@ -14,7 +14,7 @@ import (
 	"lull/internal/instance"
 )
 
-// shelf is a keeper of images in memory.
+// shelf is an in-memory image cache.
 type shelf struct {
 	mu   sync.Mutex
 	list []instance.Image
@@ -56,8 +56,8 @@ func (s *shelf) names() (out []string) {
 	return out
 }
 
-// TestImageSpace: beyond the space that images may take, those go that nobody
-// uses, the longest unused first, and no more of them than must.
+// TestImageSpace checks that, above the cache size, unused images are removed,
+// the least recently used first and no more than needed.
 func TestImageSpace(t *testing.T) {
 	s := &shelf{}
 	inTuned(t, func(c *Config) {
@@ -80,8 +80,8 @@ func TestImageSpace(t *testing.T) {
 	})
 }
 
-// TestPrune: what is old goes by itself, what nobody uses when a user says
-// so, and what an instance was made of never.
+// TestPrune checks that old images are removed automatically, unused ones on
+// request, and those that an instance was made from never.
 func TestPrune(t *testing.T) {
 	s := &shelf{}
 	inTuned(t, func(c *Config) {

@@ -36,7 +36,8 @@ func TestLastLines(t *testing.T) {
 	}
 }
 
-// TestLastLineOfMuch: of a large log no more is held than a block.
+// TestLastLineOfMuch checks that at most one block of a large log is held in
+// memory.
 func TestLastLineOfMuch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
 	if err := os.WriteFile(path, []byte("the last\n"), 0o600); err != nil {
@@ -62,7 +63,7 @@ func TestLastLineOfMuch(t *testing.T) {
 	}
 }
 
-// TestLogAcrossRotation follows a log over a rotation: every line once, in
+// TestLogAcrossRotation follows a log across a rotation: every line once, in
 // order.
 func TestLogAcrossRotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")

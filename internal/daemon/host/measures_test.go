@@ -19,8 +19,8 @@ import (
 	"lull/internal/power"
 )
 
-// measured are the values of a host's metrics, as name{label,label}; those of a
-// histogram are its count and its sum.
+// measured returns the values of a host's metrics, as name{label,label}. A
+// histogram yields its count and its sum.
 func (r *rig) measured() map[string]float64 {
 	r.t.Helper()
 	reg := prometheus.NewPedanticRegistry()
@@ -58,9 +58,9 @@ func (r *rig) measures(want map[string]float64) {
 	}
 }
 
-// TestMeasures: a wake takes from when somebody first asked until it runs, the
-// wait for a turn included; what nobody asked for, or what nothing came of, is
-// counted with no wake.
+// TestMeasures checks that a wake is measured from the first request until the
+// instance runs, including the time in the queue. Wakes without a requester,
+// and requests that lead to no wake, are not measured.
 func TestMeasures(t *testing.T) {
 	inRoom(t, 1000, 1, func(r *rig) {
 		r.k.Restore = time.Second
@@ -92,7 +92,7 @@ func TestMeasures(t *testing.T) {
 		synctest.Wait()
 		r.measures(map[string]float64{"host_waiting{}": 1, "host_memory_free_bytes{}": 900 * mib})
 		wg.Wait()
-		r.measures(map[string]float64{"instance_wake_seconds{hibernated,process}count": 2, "instance_wake_seconds{hibernated,process}sum": 1 + 2, // one waited for its turn
+		r.measures(map[string]float64{"instance_wake_seconds{hibernated,process}count": 2, "instance_wake_seconds{hibernated,process}sum": 1 + 2, // one waited in the queue
 			"instance_events_total{resumed}": 2, "instance_events_total{hibernated}": 2, "host_waiting{}": 0})
 
 		id := r.run("thin", nil)
@@ -103,7 +103,8 @@ func TestMeasures(t *testing.T) {
 		c.Close()
 		r.measures(map[string]float64{"instance_wake_seconds{paused,process}count": 1, "instance_wake_seconds{paused,process}sum": 0})
 
-		// A client whom it refuses is not who waits for its start, hours later.
+		// A refused client does not count as waiting for the start that comes
+		// hours later.
 		if err := r.Stop(r.ctx, "thin", byManual, true); err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +117,7 @@ func TestMeasures(t *testing.T) {
 		}
 		r.measures(map[string]float64{"instance_wake_seconds{stopped,process}count": 4, "instance_wake_seconds{stopped,process}sum": 0})
 
-		// Nor does one who came while it ran wait since then.
+		// Nor does a client that came while it ran.
 		if err := r.Resume(r.ctx, "thin", byManual); err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +151,8 @@ func TestMeasures(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// The end of a host wakes what is paused, and nobody waited for that.
+		// The end of a host wakes what is paused, but no client waited for
+		// that.
 		if err := r.Start(r.ctx, "thin", byManual); err != nil {
 			t.Fatal(err)
 		}

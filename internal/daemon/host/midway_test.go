@@ -30,8 +30,9 @@ func (r *rig) asleep(name string, step power.Instance) (id string) {
 	return id
 }
 
-// TestAskedWhileThawing: what people ask for while an instance is on its way
-// back is done next, whatever it came back from and at whatever point it was.
+// TestAskedWhileThawing checks that a request made while an instance is being
+// woken is carried out next, from every sleeping state and at every point of
+// the wake.
 func TestAskedWhileThawing(t *testing.T) {
 	commands := []struct {
 		name string
@@ -58,7 +59,7 @@ func TestAskedWhileThawing(t *testing.T) {
 							if point == at && !once {
 								once = true
 								go func() { asked <- c.do(r) }()
-								time.Sleep(time.Second) // it stands in the queue by now
+								time.Sleep(time.Second) // it is in the queue by now
 							}
 						}
 						client := r.k.Connect(id)
@@ -86,8 +87,8 @@ func TestAskedWhileThawing(t *testing.T) {
 	}
 }
 
-// TestThawFails: an instance that could not be thawed is tried again until it
-// can be, whoever had asked for it, and no client is left behind.
+// TestThawFails checks that a failed thaw is retried until it succeeds,
+// whatever caused it, and that every waiting client is served.
 func TestThawFails(t *testing.T) {
 	for name, ask := range map[string]func(r *rig, id string){
 		"client": func(r *rig, id string) {},
@@ -128,9 +129,9 @@ func TestThawFails(t *testing.T) {
 	}
 }
 
-// TestAskedAfterFailure: a change that failed half way is ended by the next that
-// is asked for: a stop always works, also of what can be neither thawed nor
-// asked, and a pause or resume that can be done now is done now.
+// TestAskedAfterFailure checks that the next request completes a transition
+// that failed halfway. A stop always works, even if the instance can be neither
+// thawed nor asked to exit. A pause or resume that is possible is done.
 func TestAskedAfterFailure(t *testing.T) {
 	halfway := map[power.Instance]func(r *rig) (id string){
 		power.Resuming: func(r *rig) string {
@@ -198,7 +199,8 @@ func TestAskedAfterFailure(t *testing.T) {
 	}
 }
 
-// TestStopCannotAsk: a program that cannot be asked to end is ended.
+// TestStopCannotAsk checks that a program that cannot be asked to exit is
+// killed.
 func TestStopCannotAsk(t *testing.T) {
 	for _, state := range []power.Instance{power.Running, power.Paused} {
 		for _, fault := range []hosttest.Fault{hosttest.Signals, hosttest.Thawing} {
@@ -223,8 +225,8 @@ func TestStopCannotAsk(t *testing.T) {
 	}
 }
 
-// TestStopWithoutRoom: a user's stop of a guest on disk works although the
-// guest would have more memory than this host gives to all.
+// TestStopWithoutRoom checks that a user's stop of a hibernated guest works
+// although the guest needs more memory than the host's whole budget.
 func TestStopWithoutRoom(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -242,8 +244,8 @@ func TestStopWithoutRoom(t *testing.T) {
 	})
 }
 
-// TestAdoptAgain: whatever could not be told or done when the daemon took over
-// is tried again: no client waits longer than the fault lasts.
+// TestAdoptAgain checks that whatever failed during adoption is retried, and
+// that no client waits longer than the fault lasts.
 func TestAdoptAgain(t *testing.T) {
 	before := map[string]func(r *rig) string{
 		"running": func(r *rig) string { return r.run("a", nil) },
@@ -289,8 +291,9 @@ func TestAdoptAgain(t *testing.T) {
 	}
 }
 
-// TestStoppingAdopted: a stop that a daemon died in is ended by the next one,
-// also where the program cannot be asked or thawed at first.
+// TestStoppingAdopted checks that the next daemon completes a stop during which
+// the daemon died, even if the program cannot be asked to exit or thawed at
+// first.
 func TestStoppingAdopted(t *testing.T) {
 	for _, fault := range []hosttest.Fault{"", hosttest.Signals, hosttest.Thawing} {
 		t.Run(string(fault), func(t *testing.T) {
@@ -317,8 +320,8 @@ func TestStoppingAdopted(t *testing.T) {
 	}
 }
 
-// TestLeaseOverCrash: a lease that was acknowledged is there when the program
-// that ended is started again, and dropped where nothing starts it.
+// TestLeaseOverCrash checks that an acknowledged lease survives a restart of
+// the exited program, and is dropped if nothing restarts it.
 func TestLeaseOverCrash(t *testing.T) {
 	for _, rule := range []instance.Restart{instance.RestartNo, instance.RestartOnFailure} {
 		for _, away := range []bool{false, true} {
@@ -355,8 +358,8 @@ func TestLeaseOverCrash(t *testing.T) {
 	}
 }
 
-// TestDetached: what somebody has asked for continues when they do not wait for it
-// any longer.
+// TestDetached checks that a request continues after its caller has stopped
+// waiting.
 func TestDetached(t *testing.T) {
 	t.Run("start", func(t *testing.T) {
 		inBubble(t, func(r *rig) {
@@ -410,8 +413,8 @@ func TestDetached(t *testing.T) {
 	})
 }
 
-// TestReleaseLetsSink: a paused instance whose lease is given back continues down
-// the ladder then, not when the lease would have ended.
+// TestReleaseLetsSink checks that releasing a paused instance's lease resumes
+// the ladder at once, not when the lease would have expired.
 func TestReleaseLetsSink(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", nil)
@@ -430,8 +433,8 @@ func TestReleaseLetsSink(t *testing.T) {
 	})
 }
 
-// TestEndThawsHalfway: a host that ends leaves nothing frozen behind, also not
-// what a pause that failed left.
+// TestEndThawsHalfway checks that a host leaves nothing frozen when it ends,
+// including instances whose pause failed.
 func TestEndThawsHalfway(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", nil)
@@ -450,9 +453,10 @@ func TestEndThawsHalfway(t *testing.T) {
 	})
 }
 
-// TestNotFoundYet: a run that a new daemon can neither find nor tell to be over
-// is neither stopped nor started beside; who asks meanwhile is told, and whoever
-// comes once it is found is served.
+// TestNotFoundYet: a new daemon can neither find a run nor confirm that it is
+// over. The instance is not considered stopped and no second run is started.
+// Requests in the meantime get that reason, and clients are served once the run
+// is found.
 func TestNotFoundYet(t *testing.T) {
 	for _, state := range []power.Instance{power.Running, power.Paused, power.Hibernated} {
 		for name, ask := range map[string]func(r *rig) error{
@@ -500,8 +504,8 @@ func TestNotFoundYet(t *testing.T) {
 	}
 }
 
-// TestNoRuntime: an instance whose runtime is not here any more keeps its name,
-// and who asks for it is told why it cannot be reached.
+// TestNoRuntime checks that an instance whose runtime is missing keeps its
+// name, and that requests for it get the reason.
 func TestNoRuntime(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", nil)

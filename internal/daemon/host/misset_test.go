@@ -10,8 +10,8 @@ import (
 	"lull/internal/instance"
 )
 
-// TestMissetByTheHost: timers of an instance that do not rise any more since the
-// host's own was changed are told wherever it is shown.
+// TestMissetByTheHost checks that an instance whose timers no longer increase,
+// because a default of the host changed, is shown with that fault everywhere.
 func TestMissetByTheHost(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", func(s *instance.Spec) { s.ReclaimAfter = idle.Duration(3 * time.Minute) })

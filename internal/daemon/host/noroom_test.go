@@ -27,8 +27,9 @@ func (s cramped) Start(ctx context.Context, l instance.Launch) (instance.Workloa
 	return s.Kernel.Start(ctx, l)
 }
 
-// TestRestartWithoutRoom: a restart for which there is no room on disk says so and
-// is tried again until there is; a start that a user asks for is refused.
+// TestRestartWithoutRoom checks that a restart without disk space is reported
+// and retried until there is space, and that a start requested by a user is
+// refused.
 func TestRestartWithoutRoom(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		var full atomic.Bool

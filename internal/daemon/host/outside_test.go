@@ -10,8 +10,9 @@ import (
 	"lull/internal/power"
 )
 
-// TestRenamedOutside: an instance has its container's new name, in every place and
-// for the next daemon, and its old one is free; a name of another's changes nothing.
+// TestRenamedOutside checks that an instance takes its container's new name
+// everywhere and across a restart, and that its old name is free. A name that
+// is taken changes nothing.
 func TestRenamedOutside(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		ctx := context.Background()

@@ -8,8 +8,8 @@ import (
 	"lull/internal/instance"
 )
 
-// TestSilentNamesTheOtherAddress: who listens on another address than clients
-// come to is told on which.
+// TestSilentNamesTheOtherAddress checks that a program that listens on another
+// address than its clients use is reported with that address.
 func TestSilentNamesTheOtherAddress(t *testing.T) {
 	want := []instance.Endpoint{{Listen: "127.0.0.1:18083", Target: "127.0.0.1:18083"}}
 	ls := []instance.Listener{{Network: "tcp", Addr: "[::1]:18083"}}

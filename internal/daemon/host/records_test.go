@@ -22,8 +22,8 @@ func sampleRecord() instance.Record {
 		Leases: []idle.Lease{{Holder: "h", ExpiresAt: at}}, CreatedAt: at, LastPausedAt: at}
 }
 
-// TestDamagedRecords cuts and flips a record at every byte: it is refused with
-// its name, the good one beside it is read, and no file is changed.
+// TestDamagedRecords truncates and flips a record at every byte. Load names the
+// record and rejects it, reads the intact one, and changes no file.
 func TestDamagedRecords(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	if err != nil {

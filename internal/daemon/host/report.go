@@ -145,9 +145,9 @@ type telling struct {
 	sums  map[string]sums // of what was reported about instances, by ID
 }
 
-// sums are checksums of an instance as reported: of the fields whose change is
-// reported at once, and of every field that the server cannot compute itself.
-// memory is its memory.
+// sums are what the server was told about an instance: a checksum of the fields
+// whose change is reported at once, a checksum of every field that the server
+// cannot compute itself, and the memory in bytes.
 type sums struct {
 	urgent, all uint64
 	memory      int64

@@ -21,8 +21,8 @@ import (
 	"lull/internal/power"
 )
 
-// listener is a server that a host reports to, by the real codec, and what it
-// was sent.
+// listener is a server that a host reports to with the real codec. It keeps
+// what it was sent.
 type listener struct {
 	*hosts.Hosts
 	mu   sync.Mutex
@@ -30,7 +30,7 @@ type listener struct {
 	sent []control.HostReport
 }
 
-// there is what the server knows; nil while it is away.
+// there returns the server's knowledge; nil while it is away.
 func (l *listener) there() *hosts.Hosts {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +85,7 @@ func (l *listener) AwaitHalt(ctx context.Context, _ string, t control.HaltTurn) 
 	return control.HaltAnswer{Mark: "off"}, ctx.Err()
 }
 
-// take returns what was sent since it was called last.
+// take returns the reports since the last call.
 func (l *listener) take() []control.HostReport {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,21 +94,21 @@ func (l *listener) take() []control.HostReport {
 	return out
 }
 
-// set has it go away, or come back.
+// set makes it go away or come back.
 func (l *listener) set(gone bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gone = gone
 }
 
-// forget has it know nothing, as one that was restarted.
+// forget clears its knowledge, as a restart does.
 func (l *listener) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.Hosts = hosts.New("v1", "")
 }
 
-// shows is what the server has of an instance.
+// shows returns the server's view of an instance.
 func (l *listener) shows(t *testing.T, name string) control.HostInstance {
 	t.Helper()
 	v, _ := l.View("desk", time.Now())
@@ -121,13 +121,13 @@ func (l *listener) shows(t *testing.T, name string) control.HostInstance {
 	return control.HostInstance{}
 }
 
-// pass lets time go by in the bubble.
+// pass advances the time in the bubble.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// reporting has the rig's host report to a server.
+// reporting makes the rig's host report to a server.
 func (r *rig) reporting(f func(l *listener, rep *Reporter, log *bytes.Buffer)) {
 	l, log := &listener{Hosts: hosts.New("v1", "")}, &bytes.Buffer{}
 	rep := &Reporter{Host: r.Host, Server: l, Name: "desk", Where: "http://server", Version: "v1", Every: 15 * time.Second, Log: slog.New(slog.NewTextHandler(log, nil))}
@@ -141,8 +141,8 @@ func (r *rig) reporting(f func(l *listener, rep *Reporter, log *bytes.Buffer)) {
 	}
 }
 
-// TestReport tells of changes at once, of nothing that did not change, and of
-// what is gone.
+// TestReport checks that changes and removals are reported at once, and that
+// nothing else is.
 func TestReport(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", nil)
@@ -202,8 +202,9 @@ func TestReport(t *testing.T) {
 	})
 }
 
-// TestServerIsGone changes nothing on the host, is told once, and everything is
-// right when it is back, also when it has forgotten all.
+// TestServerIsGone checks that a missing server changes nothing on the host and
+// is logged once, and that the server's view is right again when it returns,
+// even if it forgot everything.
 func TestServerIsGone(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", nil)
@@ -239,7 +240,8 @@ func TestServerIsGone(t *testing.T) {
 	})
 }
 
-// TestManyInstances are told of in parts that each fit.
+// TestManyInstances checks that many instances are reported in parts that each
+// fit.
 func TestManyInstances(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		const many = 400
@@ -267,7 +269,7 @@ func TestManyInstances(t *testing.T) {
 	})
 }
 
-// TestQuestionsAreAnswered through the server, now and for a past time.
+// TestQuestionsAreAnswered asks through the server, about now and a past time.
 func TestQuestionsAreAnswered(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", nil)
@@ -284,7 +286,7 @@ func TestQuestionsAreAnswered(t *testing.T) {
 				t.Errorf("a past time of a host without evidence: %+v", a)
 			}
 			l.set(true)
-			pass(30 * time.Second) // the turn that was open ends
+			pass(30 * time.Second) // the pending poll ends
 			if a, _ := l.Why(context.Background(), "desk", "a", time.Time{}); a.Why == nil || a.Why.Readings != "unknown" || a.Why.Unheard == "" {
 				t.Errorf("a host that does not listen: %+v", a.Why)
 			}

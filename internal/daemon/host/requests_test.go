@@ -10,9 +10,8 @@ import (
 	"lull/internal/power"
 )
 
-// A request that was received and not answered is work, however long its
-// connection has been quiet; once it is answered, the quiet connection is ignored
-// again.
+// An unanswered request is work, however long its connection has been quiet.
+// Once it is answered, the quiet connection is ignored again.
 func TestPendingRequestHolds(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", func(s *instance.Spec) {
@@ -35,9 +34,9 @@ func TestPendingRequestHolds(t *testing.T) {
 	})
 }
 
-// An idle connection that the instance opened itself does not keep it awake with
-// quiet-connection-after; without it, or with a request on it that has no answer
-// yet, it does, and no time of a pause is named.
+// With quiet-connection-after, an idle outbound connection does not keep the
+// instance awake. Without that setting, or with an unanswered request, it does,
+// and no time of a pause is announced.
 func TestOutboundConnections(t *testing.T) {
 	for name, row := range map[string]struct {
 		quiet     time.Duration
@@ -69,8 +68,8 @@ func TestOutboundConnections(t *testing.T) {
 	}
 }
 
-// What sleeps wakes on a connection if it exposes a port or listens on a socket of
-// its own, as containers and unix-socket servers do.
+// A sleeping instance wakes on a connection if it exposes a port or has its own
+// listening socket, as containers and unix-socket servers do.
 func TestWakesOnConnection(t *testing.T) {
 	for name, row := range map[string]struct {
 		deaf, exposes, want bool
@@ -94,7 +93,7 @@ func TestWakesOnConnection(t *testing.T) {
 	}
 }
 
-// A name is found whatever its case: containers have capitals in theirs.
+// A name is found in any case: container names may have capitals.
 func TestNamesWithCapitals(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("web_1", nil)

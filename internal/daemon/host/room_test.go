@@ -24,7 +24,8 @@ import (
 
 const mib = 1 << 20
 
-// inRoom is a host for guests with so much memory and so many places.
+// inRoom runs f on a host for guests with that much memory and that many boot
+// slots.
 func inRoom(t *testing.T, memory int64, places int, f func(r *rig)) {
 	t.Helper()
 	inTuned(t, func(c *Config) { c.Memory, c.Places = memory*mib, places }, func(r *rig) {
@@ -48,9 +49,9 @@ func guestOf(s *instance.Spec, memory int64) {
 	s.Expose = s.Expose[:1]
 }
 
-// TestRoomPushesDown: who needs memory gets it from those that sleep, the one
-// that was used longest ago first and no further than needed; one that runs or
-// is held keeps what it has.
+// TestRoomPushesDown checks that memory is taken from sleeping instances, the
+// least recently used first and no more than needed. An instance that runs or
+// is held keeps its memory.
 func TestRoomPushesDown(t *testing.T) {
 	inRoom(t, 450, 2, func(r *rig) {
 		r.k.Frees = 60 * mib
@@ -70,7 +71,7 @@ func TestRoomPushesDown(t *testing.T) {
 		r.k.Connect(c) // keeps it running
 		r.run("d", small)
 		r.is("d", power.Running)
-		r.is("a", power.Reclaimed) // 60 freed and 50 there were enough
+		r.is("a", power.Reclaimed) // 60 freed plus the 50 available were enough
 		r.is("b", power.Paused)
 		r.run("e", small)
 		r.is("a", power.Hibernated)
@@ -82,7 +83,7 @@ func TestRoomPushesDown(t *testing.T) {
 		if n := r.k.Held(); n > 450*mib {
 			t.Errorf("%d MiB are held", n/mib)
 		}
-		// Every client of one that was pushed down is served.
+		// Every client of an instance that was pushed down is served.
 		time.Sleep(2 * time.Minute) // d and e sleep too
 		for _, id := range []string{a, b} {
 			cl := r.k.Connect(id)
@@ -99,8 +100,9 @@ func TestRoomPushesDown(t *testing.T) {
 	})
 }
 
-// TestRoomWaits: with nobody to push down a start waits, says so with its
-// place, and continues as soon as somebody makes room; or fails at its deadline.
+// TestRoomWaits checks that a start with no instance to push down waits,
+// reports its place in the queue, and continues as soon as there is room, or
+// fails at its deadline.
 func TestRoomWaits(t *testing.T) {
 	inRoom(t, 250, 0, func(r *rig) {
 		a := r.run("a", small)
@@ -133,7 +135,7 @@ func TestRoomWaits(t *testing.T) {
 		if err != nil || !strings.Contains(y.Answer, "waits, at place 1") || !strings.Contains(y.Answer, "it may take 100.0 MiB more") {
 			t.Errorf("why: %s, %v", y.Answer, err)
 		}
-		if err := r.Hold(r.ctx, "b", idle.Lease{Holder: "x"}, time.Second); err != nil { // nobody is held up
+		if err := r.Hold(r.ctx, "b", idle.Lease{Holder: "x"}, time.Second); err != nil { // the wait blocks nothing else
 			t.Error(err)
 		}
 		time.Sleep(5 * time.Second)
@@ -165,8 +167,8 @@ func TestRoomWaits(t *testing.T) {
 	})
 }
 
-// TestRoomPlaces: however many guests on disk are wanted at once, so many are
-// restored at a time, while one that only has to be thawed is not kept waiting.
+// TestRoomPlaces checks that restores from disk never exceed the boot slots,
+// while an instance that only needs a thaw does not wait.
 func TestRoomPlaces(t *testing.T) {
 	inRoom(t, 0, 3, func(r *rig) {
 		r.k.Restore = time.Second
@@ -209,8 +211,8 @@ func TestRoomPlaces(t *testing.T) {
 	})
 }
 
-// TestRoomClientsFirst: a start that nobody waits for lets those with a client
-// go first, which are served in the order in which they came.
+// TestRoomClientsFirst checks that starts with a waiting client precede those
+// without, in the order of their arrival.
 func TestRoomClientsFirst(t *testing.T) {
 	inRoom(t, 0, 1, func(r *rig) {
 		r.k.Restore = time.Second
@@ -236,7 +238,7 @@ func TestRoomClientsFirst(t *testing.T) {
 			})
 			synctest.Wait()
 		}
-		ask("g0", byManual) // has the place
+		ask("g0", byManual) // has the slot
 		ask("g1", "restart")
 		ask("g2", "restart")
 		ask("g3", byManual)
@@ -248,8 +250,8 @@ func TestRoomClientsFirst(t *testing.T) {
 	})
 }
 
-// TestRoomStops: a user's stop works whatever waits, and what waits for room
-// can be stopped and removed.
+// TestRoomStops checks that a user's stop works whatever waits, and that an
+// instance that waits for room can be stopped and removed.
 func TestRoomStops(t *testing.T) {
 	inRoom(t, 150, 1, func(r *rig) {
 		a := r.run("a", small)
@@ -275,9 +277,9 @@ func TestRoomStops(t *testing.T) {
 	})
 }
 
-// TestRoomCalledOff: a stop or a removal by a user takes back, at once, whatever
-// waits to bring the instance up, whoever asked for it; nothing of it is done
-// afterwards.
+// TestRoomCalledOff checks that a user's stop or removal at once cancels every
+// pending request that would bring the instance up, and that none of them is
+// carried out later.
 func TestRoomCalledOff(t *testing.T) {
 	asks := map[string]func(r *rig) chan error{
 		"start by a person": func(r *rig) chan error {
@@ -341,7 +343,7 @@ func TestRoomCalledOff(t *testing.T) {
 					if o := r.is("g", power.Stopped); o.Waiting != nil || o.RestartAt != nil || o.Enabled != (ended == "stop") {
 						t.Errorf("afterwards: %+v", o)
 					}
-					if err := r.Start(r.ctx, "g", byManual); err != nil { // which is another
+					if err := r.Start(r.ctx, "g", byManual); err != nil { // which is another request
 						t.Error(err)
 					}
 					if o := r.is("g", power.Running); !o.Enabled {
@@ -353,8 +355,9 @@ func TestRoomCalledOff(t *testing.T) {
 	}
 }
 
-// TestRoomCallsOffWakes: what waits to wake one that sleeps is taken back, too, and
-// whoever comes while it is being stopped waits for nothing.
+// TestRoomCallsOffWakes checks that pending wakes of a sleeping instance are
+// canceled too, and that a client that comes during the stop does not wait in
+// vain.
 func TestRoomCallsOffWakes(t *testing.T) {
 	inRoom(t, 150, 1, func(r *rig) {
 		g := r.run("g", small)
@@ -396,8 +399,8 @@ func TestRoomCallsOffWakes(t *testing.T) {
 	})
 }
 
-// TestRoomStartsAgainstStops: whatever order starts and stops come in, the last
-// stop that is answered before any later start holds.
+// TestRoomStartsAgainstStops checks that, in any order of starts and stops, the
+// last stop that is answered before a later start takes effect.
 func TestRoomStartsAgainstStops(t *testing.T) {
 	inRoom(t, 250, 1, func(r *rig) {
 		r.k.Connect(r.run("a", small))
@@ -410,7 +413,7 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 		var wg sync.WaitGroup
 		for range count(t, "LULL_ROOM_STOPS", 100) {
 			for _, name := range []string{"g", "h"} {
-				wg.Go(func() { _ = r.Start(context.Background(), name, byManual) }) // refused or done, as it comes
+				wg.Go(func() { _ = r.Start(context.Background(), name, byManual) }) // refused or done, depending on the order
 				wg.Go(func() {
 					if err := r.Stop(context.Background(), name, byManual, rand.IntN(2) == 0); err != nil {
 						t.Errorf("stop: %v", err)
@@ -437,8 +440,8 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 	})
 }
 
-// happenings are the reasons of what happened of one kind to an instance, with who
-// did it.
+// happenings returns the reasons and actors of an instance's events of one
+// kind.
 func (r *rig) happenings(name, kind string) (out []string) {
 	synctest.Wait()
 	events, _, _ := r.events.Since(0)
@@ -450,9 +453,10 @@ func (r *rig) happenings(name, kind string) (out []string) {
 	return out
 }
 
-// TestRoomTellsWhatItRefuses: a start or wake that finds no room is an event, is
-// counted, and is the reason that the instance shows until something else happens
-// to it, the next daemon's too; who asks over and over is not told of each time.
+// TestRoomTellsWhatItRefuses checks that a start or wake that finds no room is
+// an event, is counted, and is the instance's status reason until something
+// else happens to it, even across a restart. Repeated refusals are not
+// published each time.
 func TestRoomTellsWhatItRefuses(t *testing.T) {
 	inRoom(t, 250, 1, func(r *rig) {
 		r.measures(map[string]float64{"instance_events_total{start_failed}": 0})
@@ -484,7 +488,7 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 			t.Errorf("why, of the next daemon: %s, %v", y.Answer, err)
 		}
 
-		// Clients of one that is stopped, and of one that sleeps.
+		// Clients of a stopped instance, and of a sleeping one.
 		busy := r.k.Connect(r.run("a", func(s *instance.Spec) { guestOf(s, 200) }))
 		g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: new(true), Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
 		guestOf(&g, 100)
@@ -537,8 +541,8 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 	})
 }
 
-// TestRoomForRestarts: a restart that finds no room in time is tried again until
-// there is.
+// TestRoomForRestarts checks that a restart that finds no room in time is
+// retried until there is some.
 func TestRoomForRestarts(t *testing.T) {
 	inRoom(t, 150, 1, func(r *rig) {
 		g := r.run("g", func(s *instance.Spec) { small(s); s.Restart = instance.RestartOnFailure })
@@ -556,7 +560,7 @@ func TestRoomForRestarts(t *testing.T) {
 		r.is("g", power.Running)
 		time.Sleep(30 * time.Second)
 
-		// With less memory than it may take there is nothing to wait for.
+		// If the budget is smaller than its memory, it does not wait.
 		r.crash()
 		r.tune = func(c *Config) { c.Memory, c.Places = 90*mib, 1 }
 		r.boot()
@@ -571,9 +575,9 @@ func TestRoomForRestarts(t *testing.T) {
 	})
 }
 
-// TestRoomKeepsToTheBudget lets many guests of random sizes live for hours with
-// clients at random: what they hold is never more than the budget, and every
-// client is served or told that there was no room.
+// TestRoomKeepsToTheBudget runs many guests of random sizes for hours with
+// random clients. Their memory never exceeds the budget, and every client is
+// served or told that there was no room.
 func TestRoomKeepsToTheBudget(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -635,7 +639,8 @@ func TestRoomKeepsToTheBudget(t *testing.T) {
 	})
 }
 
-// TestRoomAvailable: what the machine has left counts beside the budget.
+// TestRoomAvailable checks that the machine's available memory counts beside
+// the budget.
 func TestRoomAvailable(t *testing.T) {
 	var left atomic.Int64
 	left.Store(50 * mib)
@@ -662,8 +667,8 @@ func TestRoomAvailable(t *testing.T) {
 	})
 }
 
-// TestRoomAfterRestart: what an earlier daemon had up counts, and is taken over
-// whatever the budget says now.
+// TestRoomAfterRestart checks that instances brought up by an earlier daemon
+// count, and are adopted whatever the budget is now.
 func TestRoomAfterRestart(t *testing.T) {
 	inRoom(t, 300, 1, func(r *rig) {
 		for _, n := range []string{"a", "b", "c"} {

@@ -11,8 +11,7 @@ import (
 	"lull/internal/power"
 )
 
-// settling is a machine whose programs take long to write down what they must
-// not lose.
+// settling is a machine whose programs take long to write out their data.
 type settling struct{ *hosttest.Kernel }
 
 func (s settling) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
@@ -27,14 +26,14 @@ type settler struct{ *hosttest.Proc }
 
 func (settler) Settle(context.Context) { <-time.After(5 * time.Second) }
 
-// TestSettleHoldsNobody: a client that comes while a program writes down what it
-// must not lose is answered at once, and the pause is called off; without one it
-// is paused afterwards.
+// TestSettleHoldsNobody checks that a client that comes while a program writes
+// out its data is answered at once and cancels the pause. Without a client, the
+// program is paused afterwards.
 func TestSettleHoldsNobody(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.Host.cfg.Runtimes["process"] = settling{r.k}
 		r.run("a", nil)
-		time.Sleep(62 * time.Second) // it is due after 60, and settles until 65
+		time.Sleep(62 * time.Second) // it is due after 60 s, and settles until 65 s
 		synctest.Wait()
 		r.is("a", power.Running)
 		began := time.Now()

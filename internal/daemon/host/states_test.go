@@ -14,39 +14,40 @@ import (
 	"lull/internal/daemon/host/hosttest"
 )
 
-// The orders of three actors are far too many to be walked one by one, and most
-// of them meet in the same places. A place is the complete state of a world in
-// which everybody stands at a point or is blocked: every field of the instance,
-// of the simulated machine and of its relay that anything reads, the clock, and
-// where everybody stands, with what they carry along. From equal places the same
-// follows, so each is left once in every direction.
+// The orders of three actors are far too many to be walked one by one, but most
+// of them pass through the same places. A place is the complete state of a
+// world in which every goroutine is parked at a point or blocked: every field
+// of the instance, of the simulated machine and of its relay that anything
+// reads, the clock, and the position of each goroutine with what it carries
+// along. Equal places have equal futures, so each is left once in every
+// direction.
 //
-// What is left out is what nothing reads to decide: texts, events, counters for
-// people, deadlines (nobody serves them here) and the record on the disk. What is
-// left out by mistake shows: walks at random come to places that are not known,
-// and the number of orders is not the one that walking each of them gives.
+// Fields that no decision reads are left out: texts, events, counters for
+// users, deadlines (none are served here) and the record on disk. An omission
+// by mistake shows in two ways: random walks reach unknown places, and the
+// number of orders differs from that of walking each of them.
 //
-// Between two points more than one may run: who lets the lock go and who gets it.
-// Once in some hundred thousand runs the machine decides there otherwise than
-// before; such a run is made again.
+// Between two points more than one goroutine may run: the one that releases the
+// lock and the one that gets it. Once in some hundred thousand runs the
+// scheduler decides differently there than before. Such a run is repeated.
 type place [sha256.Size]byte
 
-// routine is somebody who has been at a point and has not come to an end.
+// routine is a goroutine that has been at a point and has not finished.
 type routine struct {
 	point   string
 	calls   uint64 // the calls that led there
 	own     func(b []byte, since time.Time) []byte
 	carries []byte // what it remembers from before
 	attempt *attempt
-	resumed int    // when it was let go on from there; 0 while it stands there
-	from    []byte // what it can have learned when it went on
+	resumed int    // when it was resumed from there; 0 while it is parked
+	from    []byte // what it can have learned when it was resumed
 }
 
-// seats are where actors sit: who passes a point is told by the seat among the
-// calls that led there.
+// seats are distinct functions that run the actors. The seat in a goroutine's
+// call stack identifies the actor that passes a point.
 var seats = [...]func(func()){func(f func()) { f() }, func(f func()) { f() }, func(f func()) { f() }, func(f func()) { f() }, func(f func()) { f() }}
 
-// seatOf is the seat of a call.
+// seatOf maps a call to its seat.
 var seatOf = sync.OnceValue(func() map[uintptr]uint64 {
 	of := map[uintptr]uint64{}
 	for n, sit := range seats {
@@ -59,8 +60,8 @@ var seatOf = sync.OnceValue(func() map[uintptr]uint64 {
 	return of
 })
 
-// who is the calling goroutine, and calls stands for those that led here, apart
-// from the seat.
+// who returns the ID of the calling goroutine, and a value for the calls that
+// led here, without the seat.
 func who() (id, calls uint64) {
 	var pcs [64]uintptr
 	of := seatOf()
@@ -81,7 +82,7 @@ func who() (id, calls uint64) {
 	return id, calls
 }
 
-// number is what the runtime calls the calling goroutine; slow.
+// number returns the runtime's number of the calling goroutine. It is slow.
 func number() (n uint64) {
 	var buf [40]byte
 	b := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
@@ -94,7 +95,7 @@ func number() (n uint64) {
 	return n + uint64(len(seats))
 }
 
-// stand appends where somebody stands or what it was let go on from.
+// stand appends where a goroutine is parked, or what it was resumed from.
 func (r *routine) stand(b []byte, since time.Time) []byte {
 	b = append(b, r.point...)
 	b = binary.LittleEndian.AppendUint64(append(b, 0), r.calls)
@@ -114,7 +115,7 @@ func yes(on bool) int {
 	return 0
 }
 
-// state appends everything but where everybody stands.
+// state appends everything except the positions of the goroutines.
 func (w *world) state(b []byte) []byte {
 	since := func(t time.Time) int {
 		if t.IsZero() {
@@ -177,7 +178,7 @@ func (w *world) state(b []byte) []byte {
 	return b
 }
 
-// order sorts who stands at a point so that equal places offer the same choices
+// order sorts the parked goroutines so that equal places offer the same choices
 // in the same order. The caller holds mu.
 func (w *world) order() int {
 	for _, p := range w.parked {
@@ -187,7 +188,8 @@ func (w *world) order() int {
 	return len(w.parked)
 }
 
-// place is where the world is. The caller holds mu and has called order.
+// place returns the place of the world. The caller holds mu and has called
+// order.
 func (w *world) place() place {
 	b := w.state(w.buf[:0])
 	for _, p := range w.parked {
@@ -199,7 +201,7 @@ func (w *world) place() place {
 			blocked = append(blocked, r)
 		}
 	}
-	slices.SortFunc(blocked, func(a, b *routine) int { return a.resumed - b.resumed }) // in that order they get the lock
+	slices.SortFunc(blocked, func(a, b *routine) int { return a.resumed - b.resumed }) // they get the lock in that order
 	for _, r := range blocked {
 		b = append(r.stand(b, w.began), 2)
 	}
@@ -207,14 +209,14 @@ func (w *world) place() place {
 	return sha256.Sum256(b)
 }
 
-// space is the places of a scene that are known.
+// space is the set of known places of a scene.
 type space struct {
-	known  map[place]*big.Int // how many orders lead on from there; nil while it is not known
+	known  map[place]*big.Int // number of orders that continue from there; nil while unknown
 	runs   int
 	orders *big.Int // of the whole scene
 }
 
-// turning is a place on the way of the present run.
+// turning is a place on the path of the present run.
 type turning struct {
 	at      place
 	choices []choice
@@ -222,7 +224,8 @@ type turning struct {
 	orders  *big.Int
 }
 
-// choice is one of those who stand at a point, and how many stand there alike.
+// choice is one of the parked goroutines, and how many equivalent ones there
+// are.
 type choice struct{ n, alike int }
 
 func (w *world) choices() (out []choice) {
@@ -236,8 +239,8 @@ func (w *world) choices() (out []choice) {
 	return out
 }
 
-// explore leaves every place that can be reached once in every direction and
-// stops at the first fault. where tells places apart.
+// explore leaves every reachable place once in every direction and stops at the
+// first fault. where identifies a place.
 func explore(steps *fence, sc scene, where func(*world) place) (s *space, fault, trace string) {
 	s = &space{known: map[place]*big.Int{}}
 	var way []turning
@@ -303,8 +306,7 @@ func explore(steps *fence, sc scene, where func(*world) place) (s *space, fault,
 	}
 }
 
-// wander walks one order at random and says where it came to a place that is not
-// known.
+// wander walks one order at random and reports if it reaches an unknown place.
 func (s *space) wander(sc scene, pick func(n int) int) (fault, trace string) {
 	var picks []int
 	for again := 0; ; again++ {
@@ -322,7 +324,7 @@ func (s *space) wander(sc scene, pick func(n int) int) (fault, trace string) {
 			return min(picks[d-1], n-1)
 		})
 		if lost && again < 20 {
-			continue // the same way once more
+			continue // the same path once more
 		}
 		if lost {
 			faults = append(faults, "it came to a place that nobody had found")

@@ -12,9 +12,9 @@ import (
 	"lull/internal/power"
 )
 
-// TestTracesAndLines: a pause is a trace under the look that decided on it,
-// with every step of the fence; a wake is one of its own; and looks that say
-// the same make one line.
+// TestTracesAndLines checks that a pause is traced under the check that decided
+// it, with every step of the fence, that a wake has its own trace, and that
+// equal checks produce one log line.
 func TestTracesAndLines(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.shut()

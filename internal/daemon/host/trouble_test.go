@@ -35,8 +35,8 @@ type patient struct {
 
 func (p patient) Trouble() string { return p.what.Load().(string) }
 
-// TestTrouble: what keeps a program from working is told once when it begins and
-// once when it ends, and is in why meanwhile.
+// TestTrouble checks that a program's trouble is published once when it begins
+// and once when it ends, and that why shows it meanwhile.
 func TestTrouble(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		var what atomic.Value

@@ -90,18 +90,19 @@ func relayed(r *rig, _ *hosttest.Proc, _ string, _ time.Time) func() {
 	return c.Close
 }
 
-// probeFor is the time between two probes: a use that ends between them was last
-// seen at the first, and an outbound request that comes and goes between them is
-// not seen.
+// probeFor is the time between two probes. A use that ends between them was
+// last seen at the first, and an outbound request that begins and ends between
+// them is missed.
 const probeFor = 5*time.Second + 5*time.Second/10
 
-// blindFor is what the thresholds of the signals that count may hide.
+// blindFor is the longest use that the thresholds of the counting signals may
+// miss.
 const blindFor = time.Second
 
-// No automatic pause ever hits what was in use within its timeout, whatever it is
-// used for, with settings that change and daemons that are killed and started
-// again. The use is drawn before the host runs and is not taken from any reading.
-// LULL_TRUTH_ROUNDS is how many hosts are tried.
+// No automatic pause ever hits an instance that was in use within its timeout,
+// for every kind of use, with changing settings and with daemons that are
+// killed and restarted. The use is drawn before the host runs and is not
+// derived from any reading. LULL_TRUTH_ROUNDS is the number of hosts.
 func TestNothingInUseIsPaused(t *testing.T) {
 	rounds := 5 * len(loads)
 	if n, err := strconv.Atoi(os.Getenv("LULL_TRUTH_ROUNDS")); err == nil {

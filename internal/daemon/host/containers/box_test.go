@@ -18,9 +18,9 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// TestLimits: what is asked for is what the kernel holds it to, and a process
-// that the kernel ended for lack of memory is told although the program lived on
-// to say something else.
+// TestLimits checks that the kernel enforces the configured limits, and that a
+// process killed for lack of memory is reported even if the program survived
+// and printed something else.
 func TestLimits(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -57,7 +57,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// firstOf is the first process of a container, as this machine numbers it.
+// firstOf returns the PID of a container's first process on this machine.
 func firstOf(d *daemontest.Host, name string) int {
 	d.T.Helper()
 	b, err := os.ReadFile(filepath.Join(d.Dir, "data/containers/box", d.Look(name).ID, "pid"))
@@ -71,8 +71,8 @@ func firstOf(d *daemontest.Host, name string) int {
 	return pid
 }
 
-// inGroups reads a file of every group that a process is in for a controller: a
-// limit may be on the instance's own, above that of the container.
+// inGroups reads a file of every control group of a process for a controller. A
+// limit may be on the instance's group, above the container's.
 func inGroups(t *testing.T, pid int, controller, file string) (all []string) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
@@ -93,9 +93,9 @@ func inGroups(t *testing.T, pid int, controller, file string) (all []string) {
 	return all
 }
 
-// TestWorkspace: a shared directory has the same files on both sides, each with
-// the number of who made it; read only means all that is mounted in it; and
-// nothing of it goes with the container.
+// TestWorkspace checks that a shared directory has the same files and owners on
+// both sides, that read-only covers everything mounted in it, and that removing
+// the container removes none of it.
 func TestWorkspace(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -147,7 +147,7 @@ func TestWorkspace(t *testing.T) {
 		t.Errorf("read only: %q", said)
 	}
 
-	// A path inside that leads out is one inside.
+	// A link in the image that leads out of it is resolved inside it.
 	if err := os.Symlink("/etc/../../../../../../outside", filepath.Join(root, "way")); err != nil {
 		t.Fatal(err)
 	}
@@ -188,8 +188,9 @@ func holds(t *testing.T, path, want string, owner uint32) {
 	}
 }
 
-// TestLayer: what a container writes over its image is there until it is
-// removed, whatever becomes of the daemon, and is nobody else's.
+// TestLayer checks that what a container writes over its image stays until the
+// container is removed, survives the daemon, and is visible to no other
+// container.
 func TestLayer(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -250,8 +251,8 @@ func TestLayer(t *testing.T) {
 	}
 }
 
-// TestStops: a container is asked to end as its image wants it, asleep or awake,
-// and ended when it does not.
+// TestStops checks that a container is asked to exit with its image's stop
+// signal, asleep or awake, and killed if it does not.
 func TestStops(t *testing.T) {
 	d := host(t)
 	stop := func(name string) hostctl.Instance {
@@ -297,8 +298,9 @@ func TestStops(t *testing.T) {
 	refuses(d, box("none", daemontest.Image(t), "/bin/no-such-program"), "no-such-program")
 }
 
-// TestApart: a container sees nothing of other containers and nothing of this
-// machine but its network, and cannot do what containers got out by.
+// TestApart checks that a container sees no other container and nothing of this
+// machine except its network, and lacks the capabilities that containers have
+// escaped with.
 func TestApart(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -342,8 +344,8 @@ func TestApart(t *testing.T) {
 	}
 }
 
-// TestNetwork: a container has this machine's network, loopback included, and
-// says so to whoever asks for another.
+// TestNetwork checks that a container has this machine's network, loopback
+// included, and that a request for another one is refused with that reason.
 func TestNetwork(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -378,7 +380,8 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// TestRungs: a container goes as deep as documented, and refuses what it cannot.
+// TestRungs checks that a container goes as deep as documented and refuses
+// deeper states.
 func TestRungs(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -415,8 +418,8 @@ func TestRungs(t *testing.T) {
 	}
 }
 
-// TestSocketInside: a program in a container, whoever runs it, speaks for itself
-// over LULL_SOCKET, also with a daemon that came later.
+// TestSocketInside checks that a program in a container reports for itself over
+// LULL_SOCKET, under any user and after a daemon restart.
 func TestSocketInside(t *testing.T) {
 	d := host(t)
 	at := daemontest.Addr(t)

@@ -15,7 +15,7 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// dock is a Docker daemon with a lull that idles its containers.
+// dock is a Docker daemon with a lull that manages its containers.
 type dock struct {
 	*daemontest.Dockerd
 	d *daemontest.Host
@@ -27,8 +27,8 @@ func newDock(t *testing.T) dock {
 	return dock{k, host(t, "--docker="+k.Socket())}
 }
 
-// serve runs a labelled server that lull pauses by command only, and gives its
-// address once it answers.
+// serve runs a labeled server that lull pauses on request only. It returns the
+// server's address once it answers.
 func (k dock) serve(name string, more ...string) string {
 	k.d.T.Helper()
 	at := daemontest.Addr(k.d.T)
@@ -39,7 +39,7 @@ func (k dock) serve(name string, more ...string) string {
 	return at
 }
 
-// known waits until lull has taken a container over.
+// known waits until lull has adopted a container.
 func (k dock) known(name string) (o hostctl.Instance) {
 	k.d.T.Helper()
 	daemontest.Wait(k.d.T, name+" is taken over", func() (bool, string) {
@@ -50,8 +50,8 @@ func (k dock) known(name string) (o hostctl.Instance) {
 	return o
 }
 
-// answers waits for a server: Docker forwards to a port before anybody listens
-// there.
+// answers waits for a server. Docker forwards to a port before the program
+// listens there.
 func (k dock) answers(at string) {
 	k.d.T.Helper()
 	daemontest.Wait(k.d.T, at+" answers", func() (bool, string) {
@@ -81,7 +81,7 @@ func (k dock) is(name, want string) {
 	daemontest.Wait(k.d.T, "docker says that "+name+" is "+want, func() (bool, string) { got := k.status(name); return got == want, got })
 }
 
-// forgotten waits until lull knows nothing of a name.
+// forgotten waits until lull no longer knows a name.
 func (k dock) forgotten(name string) {
 	k.d.T.Helper()
 	daemontest.Wait(k.d.T, name+" is forgotten", func() (bool, string) {
@@ -90,8 +90,8 @@ func (k dock) forgotten(name string) {
 	})
 }
 
-// TestNobodyIsLeftPaused: what lull has paused runs again when lull is gone,
-// however it went; what a user has paused stays so.
+// TestNobodyIsLeftPaused checks that containers paused by lull run again once
+// lull has ended in any way, and that those paused by a user stay paused.
 func TestNobodyIsLeftPaused(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("web")
@@ -114,7 +114,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 		t.Errorf("it was paused by %s", o.LastPausedBy)
 	}
 
-	// A daemon that is back at once continues where the other one was: it still
+	// A daemon that restarts at once continues from the earlier state: it still
 	// owns the pause.
 	k.pause("web")
 	k.d.Kill()
@@ -124,7 +124,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 	}
 	k.d.Await("web", "running")
 
-	// Docker is away when lull goes.
+	// Docker is away when lull ends.
 	k.pause("web")
 	k.Stop()
 	k.d.Kill()
@@ -134,7 +134,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 	k.known("web")
 	k.answers(at)
 
-	// In order.
+	// A regular shutdown.
 	k.pause("web")
 	if err := syscall.Kill(k.d.PID(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -147,8 +147,8 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 	k.known("mine")
 }
 
-// TestDockerUses: whatever a user does with docker to a container that lull
-// has paused works, and lull follows.
+// TestDockerUses checks that every docker command works on a container that
+// lull has paused, and that lull follows.
 func TestDockerUses(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("web")
@@ -176,8 +176,8 @@ func TestDockerUses(t *testing.T) {
 	k.known("web")
 	k.answers(at)
 
-	// A name is Docker's to change: the container stays the same instance, which
-	// is called what it is called, and the next one of its name is another.
+	// Docker may rename a container. It stays the same instance, under the new
+	// name, and the next container with the old name is another instance.
 	id := k.d.Look("web").ID
 	k.pause("web")
 	k.Must("rename", "web", "old")
@@ -209,8 +209,8 @@ func TestDockerUses(t *testing.T) {
 	}
 }
 
-// TestWhileAway: what was done to containers while no lull was there is caught up
-// with: one that is gone leaves nothing, and its name is the next one's.
+// TestWhileAway checks that lull catches up with changes made while it did not
+// run: a removed container leaves nothing, and its name goes to the next one.
 func TestWhileAway(t *testing.T) {
 	k := newDock(t)
 	k.serve("web")
@@ -243,8 +243,9 @@ func TestWhileAway(t *testing.T) {
 
 const untilTerm = `trap "exit 0" TERM; while :; do sleep 0.1; done`
 
-// TestLabels: a label that cannot be used is named with its container, in the log
-// and in the status, until the container is gone; the container is left alone.
+// TestLabels checks that an invalid label is reported with its container, in
+// the log and in the status, until the container is gone, and that the
+// container is left alone.
 func TestLabels(t *testing.T) {
 	k := newDock(t)
 	for _, c := range []struct{ name, label, want string }{
@@ -279,22 +280,22 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// named is an instance of a container that is named.
+// named returns the spec of an instance for the container with a name.
 func named(name, container string) instance.Spec {
 	s := box(name, container)
 	s.Runtime = "docker"
 	return s
 }
 
-// TestOneOwner: a container has one instance, and a name that is taken keeps no
-// container from being idled.
+// TestOneOwner checks that a container has one instance, and that a name that
+// is taken keeps no container from being managed.
 func TestOneOwner(t *testing.T) {
 	k := newDock(t)
 	k.serve("web")
 	refuses(k.d, named("second", "web"), "web", "already")
 	k.known("web")
 
-	// By name, before the container is there: it is found when it comes.
+	// By name, before the container exists: it is found when it appears.
 	if _, err := k.d.Create(t.Context(), hostctl.Create{Spec: named("later", "cron")}); err != nil {
 		t.Fatal(err)
 	}
@@ -310,8 +311,8 @@ func TestOneOwner(t *testing.T) {
 	k.known("later")
 }
 
-// TestPublished: ports that Docker publishes on one address or on all of them
-// reach a paused container.
+// TestPublished checks that ports published by Docker, on one address or on
+// all, reach a paused container.
 func TestPublished(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("local")
@@ -331,14 +332,15 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestHealthCheck: Docker's health check of a container is no use of it, unless
-// another container shares its network and might have been the one who asked.
+// TestHealthCheck checks that Docker's own health check does not count as
+// activity, unless another container shares the network and may have made the
+// request.
 func TestHealthCheck(t *testing.T) {
 	k := newDock(t)
 	checked := func(name, pause string, more ...string) {
 		t.Helper()
 		args := []string{"run", "-d", "--name", name, "--label", "lull.pause-after=" + pause,
-			"--label", "lull.idle-policy=leases_only", // its processor is another matter
+			"--label", "lull.idle-policy=leases_only", // its CPU usage is not under test
 			"--health-cmd", "echo hello | nc 127.0.0.1 8080", "--health-interval", "500ms"}
 		k.Must(append(append(args, more...), "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
 	}

@@ -15,7 +15,7 @@ import (
 	"lull/internal/daemon/host/daemontest"
 )
 
-// finding is what doctor says of one thing.
+// finding is one result of doctor.
 type finding struct {
 	What     string
 	OK       bool
@@ -24,8 +24,8 @@ type finding struct {
 	Optional bool
 }
 
-// doctor runs lull doctor in dir, on a machine that lacks some programs, and
-// gives what it found by name. Docker's socket is in dir, too.
+// doctor runs lull doctor in dir, on a machine without the programs in lacks,
+// and returns its findings by name. Docker's socket is in dir too.
 func doctor(t *testing.T, dir string, lacks ...string) map[string]finding {
 	t.Helper()
 	hide := ""
@@ -34,7 +34,7 @@ func doctor(t *testing.T, dir string, lacks ...string) map[string]finding {
 	for _, d := range slices.Compact(path) {
 		for _, name := range lacks {
 			p := filepath.Join(d, name)
-			if _, err := os.Stat(p); err == nil { // what lies over it cannot be run
+			if _, err := os.Stat(p); err == nil { // a file mounted over it cannot be executed
 				hide += "mount --bind /dev/null '" + p + "' && "
 			}
 		}
@@ -50,7 +50,7 @@ func findings(t *testing.T, cmd *exec.Cmd) map[string]finding {
 	cmd.Stderr = &said
 	out, err := cmd.Output()
 	var exit *exec.ExitError
-	if err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 1) { // 1 says that something is missing
+	if err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 1) { // exit status 1 means that something is missing
 		t.Fatalf("%v: %v: %s", cmd.Args, err, said.String())
 	}
 	var l []finding
@@ -64,7 +64,7 @@ func findings(t *testing.T, cmd *exec.Cmd) map[string]finding {
 	return all
 }
 
-// programs copies lull and what belongs beside it, but for one.
+// programs copies lull and its companion programs, except one.
 func programs(t *testing.T, but string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -83,8 +83,9 @@ func programs(t *testing.T, but string) (dir string) {
 	return dir
 }
 
-// TestDoctor: each program that a runtime needs is missed when it is not there,
-// with the command that brings it, and nothing else changes its answer.
+// TestDoctor checks that each program a runtime needs is reported when it is
+// missing, with the command that installs it, and that no other finding
+// changes.
 func TestDoctor(t *testing.T) {
 	daemontest.NeedRunc(t)
 	daemontest.Build(t)
@@ -125,11 +126,11 @@ func TestDoctor(t *testing.T) {
 	if f := whole["microvm: guest kernel"]; !f.OK { // this machine may have one of its own
 		wants("a guest kernel", f.What, "lull guest-kernel", true, whole)
 	}
-	if _, err := os.Stat("/usr/sbin/dockerd"); err == nil { // there, and not running
+	if _, err := os.Stat("/usr/sbin/dockerd"); err == nil { // installed, but not running
 		wants("a Docker that runs", "docker: daemon", "systemctl start docker", true, whole)
 	}
 
-	// For an ordinary user.
+	// As an ordinary user.
 	cmd := exec.Command(daemontest.Program("lull"), "doctor", "--json")
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "LULL_HOST_DATA=/nonexistent"}, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -138,8 +139,8 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// TestWithout: a runtime whose program is missing says so to whoever asks for
-// it, with where to look further; the others serve.
+// TestWithout checks that a runtime whose program is missing says so, with a
+// next step, and that the other runtimes work.
 func TestWithout(t *testing.T) {
 	daemontest.NeedRunc(t)
 	d := daemontest.Start(t, daemontest.Config{UID: 65534, GID: 65534})
@@ -147,7 +148,7 @@ func TestWithout(t *testing.T) {
 	s := box("docker", "web", "true")
 	s.Runtime = "docker"
 	refuses(d, s, "docker")
-	// Root has what that daemon lacked, so that starting it again would help.
+	// Root has what that daemon lacked, so restarting it would help.
 	cmd := exec.Command(daemontest.Program("lull"), "doctor", "--json")
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "LULL_HOST=unix://" + d.Dir + "/host.sock"}, "/"
 	all := findings(t, cmd)

@@ -29,13 +29,13 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// says is what an image says about running it.
+// says is the run configuration of an image.
 type says struct {
 	entrypoint, cmd, env []string
 	dir, user, stop      string
 }
 
-// packed is a tar of a directory, as root's.
+// packed returns a tar of a directory, owned by root.
 func packed(t *testing.T, dir string) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -77,7 +77,8 @@ func packed(t *testing.T, dir string) []byte {
 	return b.Bytes()
 }
 
-// entries is a tar of the given headers, a body for each that has a size.
+// entries returns a tar of the given headers, with a body for each that has a
+// size.
 func entries(t *testing.T, hs ...*tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -109,7 +110,7 @@ func layer(t *testing.T, b []byte) v1.Layer {
 	return l
 }
 
-// image is one of layers, each a tar.
+// image returns an image with layers, each a tar.
 func image(t *testing.T, c says, layers ...[]byte) v1.Image {
 	t.Helper()
 	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, RootFS: v1.RootFS{Type: "layers"},
@@ -125,7 +126,7 @@ func image(t *testing.T, c says, layers ...[]byte) v1.Image {
 	return img
 }
 
-// saved is a docker-save archive of the programs of the tests.
+// saved returns a docker-save archive with the tests' programs.
 func saved(t *testing.T, c says) string {
 	t.Helper()
 	return save(t, image(t, c, packed(t, daemontest.Image(t))))
@@ -144,7 +145,7 @@ func save(t *testing.T, img v1.Image) string {
 	return at
 }
 
-// layoutOf writes an OCI layout, also as a tar.
+// layoutOf writes an OCI layout, as a directory and as a tar.
 func layoutOf(t *testing.T, img v1.Image) (dir, file string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "layout")
@@ -162,7 +163,7 @@ func layoutOf(t *testing.T, img v1.Image) (dir, file string) {
 	return dir, file
 }
 
-// pushed is a reference to an image in a registry of the test's own.
+// pushed pushes img to a registry of the test and returns its reference.
 func pushed(t *testing.T, img v1.Image) (string, *httptest.Server) {
 	t.Helper()
 	srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
@@ -181,8 +182,9 @@ func pushed(t *testing.T, img v1.Image) (string, *httptest.Server) {
 	return ref.String(), srv
 }
 
-// TestImageSays: from every source an image's command, environment, directory
-// and user count where a user gives none, and a user's where they do.
+// TestImageSays checks, for every kind of source, that an image's command,
+// environment, directory and user apply where the user sets none, and the
+// user's where they do.
 func TestImageSays(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -214,7 +216,7 @@ func TestImageSays(t *testing.T) {
 		t.Errorf("without its registry: %q, %s", said, o.StatusReason)
 	}
 
-	// A tree and a tar of one say nothing, so a command is needed.
+	// A tree or a tar of one has no configuration, so a command is needed.
 	tree := filepath.Join(t.TempDir(), "root.tar")
 	if err := os.WriteFile(tree, packed(t, root), 0o600); err != nil {
 		t.Fatal(err)
@@ -233,8 +235,8 @@ func TestImageSays(t *testing.T) {
 	}
 }
 
-// TestHostileImages: an image that is wrong is refused with what is wrong, and
-// nothing of it is left; what only looks wrong stays inside.
+// TestHostileImages checks that an invalid image is refused with its fault and
+// leaves nothing behind, and that paths that seem to escape stay inside.
 func TestHostileImages(t *testing.T) {
 	d := host(t)
 	root := packed(t, daemontest.Image(t))
@@ -267,8 +269,8 @@ func TestHostileImages(t *testing.T) {
 		}
 	}
 
-	// Links that a later layer writes through, entries that come twice and
-	// whiteouts all mean what they mean inside.
+	// Links that a later layer writes through, duplicate entries and whiteouts
+	// take effect inside the image only.
 	img := image(t, says{cmd: script("cat /etc/twice /tmp/f; test -e /etc/gone && echo there; test -L /way && echo link")}, root,
 		entries(t, &tar.Header{Name: "etc/twice", Size: 1}, &tar.Header{Name: "etc/twice", Size: 2}, &tar.Header{Name: "etc/gone", Size: 1}, link("way", "/../../../../tmp", tar.TypeSymlink)),
 		entries(t, &tar.Header{Name: "etc/.wh.gone"}, &tar.Header{Name: "way/f", Size: 4}))
@@ -278,7 +280,7 @@ func TestHostileImages(t *testing.T) {
 	holds(t, outside, "mine", 0)
 }
 
-// TestWrongImages: what was cut, changed or never was an image is refused.
+// TestWrongImages checks that a truncated, modified or foreign file is refused.
 func TestWrongImages(t *testing.T) {
 	d := host(t)
 	good := image(t, says{cmd: []string{"true"}}, packed(t, daemontest.Image(t)))
@@ -329,14 +331,15 @@ func TestWrongImages(t *testing.T) {
 	refuses(d, box("junk", junk, "true"), "cannot use image", junk)
 	refuses(d, box("none", junk+"-none", "true"), "cannot use image", "no such file")
 	refuses(d, box("rel", "No/Reference", "true"), "cannot use image")
-	// The machine's own root would hold what the container writes.
+	// The machine's own root would contain what the container writes.
 	refuses(d, box("all", "/", "true"), "cannot use / as an image", "data directory")
 	if l, err := d.Images(t.Context()); err != nil || len(l) != 0 {
 		t.Errorf("images: %+v, %v", l, err)
 	}
 }
 
-// TestImageInUse: an image stays while a container lies upon it, stopped or not.
+// TestImageInUse checks that an image stays while a container uses it, stopped
+// or not.
 func TestImageInUse(t *testing.T) {
 	d := host(t)
 	s := box("uses", saved(t, says{cmd: script("exit 0")}))
@@ -360,8 +363,8 @@ func TestImageInUse(t *testing.T) {
 	}
 }
 
-// TestSilentRegistry: a container that waits for a registry which says nothing
-// can be stopped and removed, also when whoever asked for it has gone.
+// TestSilentRegistry checks that a container that waits for an unresponsive
+// registry can be stopped and removed, even after the client has disconnected.
 func TestSilentRegistry(t *testing.T) {
 	d := host(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -28,8 +28,8 @@ func host(t *testing.T, args ...string) *daemontest.Host {
 	return daemontest.Start(t, daemontest.Config{Args: append([]string{"--probe", "200ms"}, args...)})
 }
 
-// box is a container that never pauses and is not started again. Most programs
-// of these tests do not listen when they are asked to end.
+// box returns a container that never pauses and is not restarted. Most programs
+// in these tests ignore a request to exit.
 func box(name, image string, command ...string) instance.Spec {
 	return instance.Spec{Name: name, Runtime: "container", Image: image, Command: command, Restart: instance.RestartNo,
 		PauseAfter: new(idle.Duration), StopAfter: new(idle.Duration), StopGrace: *daemontest.Seconds(200 * time.Millisecond)}
@@ -37,7 +37,7 @@ func box(name, image string, command ...string) instance.Spec {
 
 func script(s string) []string { return []string{"/bin/sh", "-c", s} }
 
-// ends runs a container to its end, and gives what it printed.
+// ends runs a container until it exits, and returns its output.
 func ends(d *daemontest.Host, s instance.Spec) (string, hostctl.Instance) {
 	d.T.Helper()
 	d.Launch(s)
@@ -55,8 +55,8 @@ func inside(d *daemontest.Host, name, text string) instance.Outcome {
 	return out
 }
 
-// refuses wants an instance that cannot be made, or not be started, with words
-// in the reason, and removes what is left of it.
+// refuses expects that an instance cannot be created or started, with words in
+// the reason, and removes what is left of it.
 func refuses(d *daemontest.Host, s instance.Spec, words ...string) {
 	d.T.Helper()
 	_, err := d.Create(d.T.Context(), hostctl.Create{Spec: s, Start: true})
@@ -76,15 +76,15 @@ func refuses(d *daemontest.Host, s instance.Spec, words ...string) {
 	}
 }
 
-// leftOf is what the data directory still has of an instance, and of images
-// that were not finished.
+// leftOf returns the files in the data directory that belong to an instance,
+// and those of unfinished images.
 func leftOf(d *daemontest.Host, id string) (left []string) {
 	d.T.Helper()
 	err := filepath.WalkDir(filepath.Join(d.Dir, "data"), func(p string, e os.DirEntry, err error) error {
 		if err == nil && (id != "" && strings.Contains(e.Name(), id) || strings.HasPrefix(e.Name(), "new-")) {
 			left = append(left, p)
 		}
-		return nil // files come and go while this walks
+		return nil // files come and go during the walk
 	})
 	if err != nil {
 		d.T.Fatal(err)
@@ -92,8 +92,8 @@ func leftOf(d *daemontest.Host, id string) (left []string) {
 	return left
 }
 
-// ask sends a line to a server and returns its answer. Both sides have closed the
-// connection by then, so that its end cancels no pause that follows.
+// ask sends a line to a server and returns its answer. Both sides have closed
+// the connection when ask returns, so that its end cancels no later pause.
 func ask(addr, line string) (string, error) {
 	c, err := net.DialTimeout("tcp", addr, daemontest.Patience)
 	if err != nil {
@@ -117,7 +117,7 @@ func ask(addr, line string) (string, error) {
 	return strings.TrimSuffix(got, "\n"), err
 }
 
-// say sends a line to a server and wants it back.
+// say sends a line to a server and expects it back.
 func say(addr, line string) error {
 	got, err := ask(addr, line)
 	if err == nil && got != "echo "+line {

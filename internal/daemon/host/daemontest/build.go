@@ -1,16 +1,16 @@
-// Package daemontest runs the built lull host as a child process, for tests that
-// speak to it as a user does: it builds the programs, starts a host, kills it,
-// starts it again, asks it and waits for what it says.
+// Package daemontest runs the built lull host as a child process, for tests
+// that drive it as a user does. It builds the programs, starts, kills and
+// restarts a host, calls its API and waits for results.
 //
-// It guarantees that programs are built once for each test binary, and static
-// whatever CGO_ENABLED says; that each host has a folder of its own with its
-// data, its socket and its log; and that at the end of a test its instances, the
-// host and its shim are ended, and a process or a guest's file that is left
-// fails the test. It looks at programs, not into them: package hosttest has the
-// simulated world for tests of the daemon's code.
+// Programs are built once per test binary, and statically whatever CGO_ENABLED
+// says. Each host has its own directory with its data, socket and log. At the
+// end of a test its instances, the host and its shim are ended; a process or a
+// guest's file that is left fails the test. The package observes programs from
+// outside; package hosttest has the simulated world for tests of the daemon's
+// code.
 //
-// Environment: LULL_RACE=1 builds lull with the race detector; package
-// programtest says where the other programs come from.
+// Environment: LULL_RACE=1 builds lull with the race detector. Package
+// programtest documents where the other programs come from.
 package daemontest
 
 import (
@@ -24,7 +24,7 @@ import (
 	"lull/internal/base/programtest"
 )
 
-// programs are what the hosts of this test binary need.
+// programs are the programs that the hosts of this test binary need.
 var programs struct {
 	dir  string
 	pkgs []string
@@ -33,12 +33,12 @@ var programs struct {
 }
 
 // Main runs the tests of a package. Its hosts need lull, lull-shim and the
-// programs of the packages more, which are built when the first test asks for
+// programs of the packages in more. They are built when the first test asks for
 // them.
 func Main(m *testing.M, more ...string) {
 	dir, err := os.MkdirTemp("", "lullbin")
 	if err == nil {
-		err = os.Chmod(dir, 0o755) // an ordinary user runs them too
+		err = os.Chmod(dir, 0o755) // ordinary users run them too
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cannot make a folder for what is tested:", err)
@@ -50,10 +50,10 @@ func Main(m *testing.M, more ...string) {
 	os.Exit(code)
 }
 
-// Program is where the program of that name is once Build, or Start, was called.
+// Program returns the path of a program. Build or Start must have been called.
 func Program(name string) string { return filepath.Join(programs.dir, name) }
 
-// Build builds the programs unless they are there.
+// Build builds the programs unless they exist.
 func Build(t testing.TB) {
 	t.Helper()
 	programs.once.Do(func() { programs.err = build() })

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Dockerd is a Docker daemon of the test's own: its data, its socket, and the
-// image box:1, which is Image.
+// Dockerd is a private Docker daemon: its data, its socket, and the image
+// box:1, which is Image.
 type Dockerd struct {
 	T    testing.TB
 	dir  string
@@ -21,7 +21,7 @@ type Dockerd struct {
 }
 
 // StartDockerd runs a Docker daemon until the test ends. Its containers outlive
-// it, as on a host where somebody cares.
+// it, as in a production setup.
 func StartDockerd(t testing.TB) *Dockerd {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -47,8 +47,8 @@ func StartDockerd(t testing.TB) *Dockerd {
 	return k
 }
 
-// end ends it with everything that it made. noBridge says that there was none
-// before.
+// end stops it and removes everything that it created. noBridge means that
+// there was no bridge before.
 func (k *Dockerd) end(noBridge bool) {
 	if k.Over() {
 		k.Start()
@@ -60,7 +60,8 @@ func (k *Dockerd) end(noBridge bool) {
 	if noBridge {
 		_ = exec.Command("ip", "link", "del", "docker0").Run()
 	}
-	// What is mounted below belongs to namespaces of containers that are over.
+	// What is mounted below belongs to namespaces of containers that have
+	// exited.
 	b, _ := os.ReadFile("/proc/self/mountinfo")
 	for _, f := range strings.Fields(string(b)) {
 		if strings.HasPrefix(f, k.dir+"/") {
@@ -72,10 +73,10 @@ func (k *Dockerd) end(noBridge bool) {
 	}
 }
 
-// Socket is where it listens.
+// Socket returns the path of its socket.
 func (k *Dockerd) Socket() string { return k.dir + "/s" }
 
-// Start runs the daemon, again after Stop, and waits until it answers.
+// Start runs the daemon, also after Stop, and waits until it answers.
 func (k *Dockerd) Start() {
 	k.T.Helper()
 	log, err := os.OpenFile(k.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -110,9 +111,9 @@ func (k *Dockerd) Over() bool {
 	}
 }
 
-// Stop ends the daemon; its containers live on.
+// Stop ends the daemon. Its containers continue to run.
 func (k *Dockerd) Stop() {
-	_ = k.cmd.Process.Signal(syscall.SIGTERM) // it may be over already
+	_ = k.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
 	select {
 	case <-k.gone:
 	case <-time.After(Patience):
@@ -126,7 +127,7 @@ func (k *Dockerd) command(args []string) *exec.Cmd {
 	return exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.Socket()}, args...)...)
 }
 
-// Say runs a command of the client and gives what it printed, also when it fails.
+// Say runs a client command and returns its output, even if it fails.
 func (k *Dockerd) Say(args ...string) string {
 	out, _ := k.command(args).Output()
 	return strings.TrimSpace(string(out))

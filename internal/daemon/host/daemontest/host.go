@@ -20,11 +20,11 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// Config says how a host is run. The zero value has the daemon's own settings.
+// Config configures a host. The zero value selects the daemon's defaults.
 type Config struct {
 	Args     []string // of lull host, besides its data and socket
-	UID, GID int      // who runs it; 0 is whoever runs the tests
-	Under    string   // where its folder is made; "" is the folder for temporary files
+	UID, GID int      // user that runs it; 0 is the user of the tests
+	Under    string   // where its directory is created; "" is the directory for temporary files
 }
 
 // Host is a lull host that runs as a child process, and a client of it. Its
@@ -36,11 +36,11 @@ type Host struct {
 	*child
 }
 
-// child is the process of a host; those of one host follow each other.
+// child is the process of a host. A host has one at a time.
 type child struct {
 	cfg    Config
 	cmd    *exec.Cmd
-	gone   chan struct{} // closed when it has ended, err is set then
+	gone   chan struct{} // closed when it has ended; err is set then
 	err    error
 	killed bool
 }
@@ -49,7 +49,7 @@ type child struct {
 func Start(t *testing.T, cfg Config) *Host {
 	t.Helper()
 	Build(t)
-	dir, err := os.MkdirTemp(cfg.Under, "lh") // short, for the sockets in it
+	dir, err := os.MkdirTemp(cfg.Under, "lh") // short, because of the sockets in it
 	if err == nil {
 		err = errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, owner(cfg.UID), owner(cfg.GID)))
 	}
@@ -65,7 +65,7 @@ func Start(t *testing.T, cfg Config) *Host {
 	return h
 }
 
-// owner is id as chown takes it, which leaves things as they are for -1.
+// owner returns id for chown, where -1 leaves the owner unchanged.
 func owner(id int) int {
 	if id == 0 {
 		return -1
@@ -75,14 +75,14 @@ func owner(id int) int {
 
 func (h *Host) socket() string { return h.Dir + "/host.sock" }
 
-// In is h for a subtest.
+// In returns h for a subtest.
 func (h *Host) In(t *testing.T) *Host { c := *h; c.T = t; return &c }
 
-// Set adds arguments to those of the daemons that are booted from here on; of one
-// that is given twice the last counts.
+// Set adds arguments for the daemons booted from now on. If one is given twice,
+// the last counts.
 func (h *Host) Set(args ...string) { h.cfg.Args = append(slices.Clip(h.cfg.Args), args...) }
 
-// Boot starts the daemon, again after Kill, and waits until it answers.
+// Boot starts the daemon, also after Kill, and waits until it answers.
 func (h *Host) Boot() {
 	h.T.Helper()
 	log, err := os.OpenFile(h.Dir+"/daemon.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -92,7 +92,8 @@ func (h *Host) Boot() {
 	defer log.Close()
 	cmd := exec.Command(Program("lull"), append([]string{"host", "--data", h.Dir + "/data", "--socket", h.socket()}, h.cfg.Args...)...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
-	// Nothing of the tests' own environment: settings come by variables too.
+	// Nothing is inherited from the tests' environment: variables are settings
+	// too.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "GORACE=halt_on_error=1 exitcode=66"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if h.cfg.UID != 0 {
@@ -119,22 +120,22 @@ func (h *Host) Over() bool {
 	}
 }
 
-// Kill ends the daemon without a word.
+// Kill kills the daemon with SIGKILL.
 func (h *Host) Kill() {
 	h.killed = true
-	_ = h.cmd.Process.Kill() // it may be over already
+	_ = h.cmd.Process.Kill() // it may have ended already
 	<-h.gone
 }
 
-// PID is the daemon's process.
+// PID returns the daemon's process ID.
 func (h *Host) PID() int { return h.cmd.Process.Pid }
 
-// Log is the end of what the daemon and its shim said, without what happens all
-// the time.
+// Log returns the end of the logs of the daemon and its shim, without routine
+// messages.
 func (h *Host) Log() string {
 	var out []byte
 	for _, f := range []string{"/daemon.log", "/data/shim/shim.log"} {
-		b, _ := os.ReadFile(h.Dir + f) // the shim's may not be there yet
+		b, _ := os.ReadFile(h.Dir + f) // the shim's may not exist yet
 		var rare []byte
 		for line := range bytes.Lines(b) {
 			if !bytes.Contains(line, []byte("level=INFO")) {
@@ -146,7 +147,7 @@ func (h *Host) Log() string {
 	return string(out)
 }
 
-// end ends everything, and fails the test when something will not end.
+// end ends everything, and fails the test if something does not end.
 func (h *Host) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
@@ -208,8 +209,8 @@ func (h *Host) endShim() {
 	}
 }
 
-// left ends the processes of this host that are still there, and names them and
-// the files of guests.
+// left kills the remaining processes of this host, and returns their names and
+// those of guests' files.
 func (h *Host) left() (what []string) {
 	var pids []int
 	Within(Patience, func() bool { pids = h.Processes(); return len(pids) == 0 })
@@ -225,7 +226,7 @@ func (h *Host) left() (what []string) {
 	return append(what, files...)
 }
 
-// Seconds is a duration as the API takes it.
+// Seconds returns a duration in the form that the API takes.
 func Seconds(d time.Duration) *idle.Duration { v := idle.Duration(d); return &v }
 
 // Launch creates and starts an instance.
@@ -238,7 +239,7 @@ func (h *Host) Launch(s instance.Spec) hostctl.Instance {
 	return o
 }
 
-// Said is the end of what an instance printed.
+// Said returns the end of an instance's output.
 func (h *Host) Said(name string) string {
 	var b bytes.Buffer
 	if err := h.Logs(h.T.Context(), name, hostctl.Logs{Tail: 30}, &b); err != nil {
@@ -247,7 +248,7 @@ func (h *Host) Said(name string) string {
 	return b.String()
 }
 
-// Look gets an instance that must be there. Nothing is woken by that.
+// Look returns an instance, which must exist. It wakes nothing.
 func (h *Host) Look(name string) hostctl.Instance {
 	h.T.Helper()
 	o, err := h.Get(h.T.Context(), name)
@@ -257,7 +258,7 @@ func (h *Host) Look(name string) hostctl.Instance {
 	return o
 }
 
-// Until waits until ok holds for an instance, and returns it.
+// Until waits until ok returns true for an instance, and returns it.
 func (h *Host) Until(name, what string, ok func(o hostctl.Instance) bool) (o hostctl.Instance) {
 	h.T.Helper()
 	Wait(h.T, name+": "+what, func() (bool, string) { o = h.Look(name); return ok(o), Describe(o) })
@@ -270,7 +271,7 @@ func (h *Host) Await(name, state string) hostctl.Instance {
 	return h.Until(name, "it is "+state, func(o hostctl.Instance) bool { return o.State == state })
 }
 
-// Describe says what an instance does and why.
+// Describe returns the state of an instance and its reason.
 func Describe(o hostctl.Instance) string {
 	return fmt.Sprintf("%s is %s (%s), process %d, %d connections; blocks %+v; activity %+v",
 		o.Name, o.State, o.StatusReason, o.PID, o.Connections, o.Blocks, o.Activity)
@@ -284,7 +285,7 @@ func (h *Host) Must(name, verb string) {
 	}
 }
 
-// Force pauses an instance whatever it does.
+// Force pauses an instance, even in use.
 func (h *Host) Force(name string) error {
 	_, err := h.Do(h.T.Context(), name, "pause", url.Values{"force": {"true"}})
 	return err

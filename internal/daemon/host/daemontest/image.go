@@ -9,8 +9,8 @@ import (
 	"lull/internal/base/programtest"
 )
 
-// Image is a root file system with a shell and the program guest, which must be
-// among those of Main.
+// Image returns a root file system with a shell and the program guest, which
+// must be among the programs of Main.
 func Image(t testing.TB) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
@@ -41,7 +41,7 @@ func Image(t testing.TB) string {
 	return dir
 }
 
-// NeedRunc skips the test where runc cannot run.
+// NeedRunc skips the test if runc cannot run.
 func NeedRunc(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -12,9 +12,10 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// LeavesCommand asks for a command beside an instance of which every process is
-// one of this machine's, and goes away: meanwhile it is named and nobody pauses it
-// unasked, and then it ends, although it does not listen to a polite word.
+// LeavesCommand starts a command inside an instance whose processes are visible
+// on this machine, and then closes the request. While the command runs it is
+// shown and the instance is not paused automatically. Then the command ends
+// although it ignores SIGTERM.
 func (h *Host) LeavesCommand(name string) {
 	h.T.Helper()
 	const mark = "left-behind"
@@ -44,7 +45,7 @@ func (h *Host) LeavesCommand(name string) {
 	})
 }
 
-// running is a process with that argument last, 0 for none.
+// running returns the PID of a process with that last argument, 0 for none.
 func running(last string) int {
 	ents, _ := os.ReadDir("/proc")
 	for _, e := range ents {

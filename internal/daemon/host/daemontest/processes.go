@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// ShimPID is the process of the shim; 0 when there is none.
+// ShimPID returns the process ID of the shim, 0 if there is none.
 func (h *Host) ShimPID() int {
 	for pid := range living(func(pid int) bool { return strings.Contains(read(pid, "cmdline"), "--dir\x00"+h.Dir+"/data/shim\x00") }) {
 		return pid
@@ -17,8 +17,8 @@ func (h *Host) ShimPID() int {
 	return 0
 }
 
-// Marked are the living processes of each instance, by the mark in their
-// environment. LULL_SOCKET there tells whose mark it is.
+// Marked returns the live processes of each instance, found by the mark in
+// their environment. LULL_SOCKET in the environment identifies the host.
 func (h *Host) Marked() map[string][]int {
 	out := map[string][]int{}
 	for pid := range living(func(pid int) bool { return strings.Contains(read(pid, "environ"), "LULL_SOCKET="+h.Dir+"/") }) {
@@ -31,15 +31,15 @@ func (h *Host) Marked() map[string][]int {
 	return out
 }
 
-// Processes are those that have to do with this host: its folder is in their
-// command line or in their environment.
+// Processes returns the processes that belong to this host: its directory is in
+// their command line or environment.
 func (h *Host) Processes() []int {
 	return slices.Collect(living(func(pid int) bool {
 		return strings.Contains(read(pid, "cmdline"), h.Dir+"/") || strings.Contains(read(pid, "environ"), h.Dir+"/")
 	}))
 }
 
-// living are the processes like that which have not ended.
+// living yields the processes accepted by like that have not exited.
 func living(like func(pid int) bool) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		entries, _ := os.ReadDir("/proc")
@@ -52,14 +52,14 @@ func living(like func(pid int) bool) iter.Seq[int] {
 	}
 }
 
-// ended is true of a zombie too.
+// ended is also true for a zombie.
 func ended(pid int) bool {
 	stat := read(pid, "stat")
 	after := stat[strings.LastIndexByte(stat, ')')+1:]
 	return len(after) < 2 || after[1] == 'Z' || after[1] == 'X'
 }
 
-// read is a file of a process, "" if there is no such process.
+// read returns a file of a process, "" if the process does not exist.
 func read(pid int, file string) string {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
 	return string(b)

@@ -13,8 +13,8 @@ import (
 // seconds.
 const Patience = 2 * time.Minute
 
-// Wait looks until cond holds, and fails the test with what cond saw last if
-// that does not come to pass within Patience.
+// Wait polls until cond returns true. After Patience it fails the test with the
+// last value of saw.
 func Wait(t testing.TB, what string, cond func() (ok bool, saw string)) {
 	t.Helper()
 	var last string
@@ -23,7 +23,8 @@ func Wait(t testing.TB, what string, cond func() (ok bool, saw string)) {
 	}
 }
 
-// Within reports whether ok came to hold within limit. It looks at least once.
+// Within reports whether ok returned true within limit. It calls ok at least
+// once.
 func Within(limit time.Duration, ok func() bool) bool {
 	for end := time.Now().Add(limit); ; {
 		if ok() {
@@ -36,12 +37,12 @@ func Within(limit time.Duration, ok func() bool) bool {
 	}
 }
 
-// Stays reports whether ok held at every look for as long as d.
+// Stays reports whether ok returned true at every poll for d.
 func Stays(d time.Duration, ok func() bool) bool {
 	return !Within(d, func() bool { return !ok() })
 }
 
-// Addr is a loopback address on which nobody listens.
+// Addr returns an unused loopback address.
 func Addr(t testing.TB) string {
 	t.Helper()
 	port, err := freeport.Take()
@@ -51,8 +52,8 @@ func Addr(t testing.TB) string {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
 
-// Need skips the test for lack of what a Debian package brings: err says what
-// was looked for in vain, nil that it is there.
+// Need skips the test if a Debian package is missing. err is the result of the
+// search for it; nil means that it was found.
 func Need(t testing.TB, err error, pkg string) {
 	t.Helper()
 	if err != nil {

@@ -24,7 +24,7 @@ func (p *Proc) Guard(_ []instance.Endpoint, _ bool, wake func(string)) (instance
 	p.guard = g
 	what := p.pending()
 	p.k.mu.Unlock()
-	if what != "" { // a poll set fires for what was there before it
+	if what != "" { // a poll set also fires for what arrived before it
 		g.fire(what)
 	}
 	return g, nil
@@ -130,7 +130,7 @@ func (k *Kernel) stir(p *Proc) {
 	}
 }
 
-// Send is more bytes on an open connection.
+// Send sends more bytes on an open connection.
 func (c *Client) Send() {
 	c.k.pointWith("send", c.State)
 	c.k.mu.Lock()
@@ -143,7 +143,7 @@ func (c *Client) Send() {
 	c.k.stir(p)
 }
 
-// Close ends the connection from the client's side.
+// Close closes the connection from the client's side.
 func (c *Client) Close() {
 	c.k.pointWith("close", c.State)
 	c.k.mu.Lock()
@@ -156,7 +156,7 @@ func (c *Client) Close() {
 	c.k.stir(p)
 }
 
-// Outcome is answered, refused, reset or waiting.
+// Outcome returns answered, refused, reset or waiting.
 func (c *Client) Outcome() string {
 	c.k.mu.Lock()
 	defer c.k.mu.Unlock()
@@ -173,14 +173,14 @@ func (c *Client) Outcome() string {
 
 // Disk keeps records in memory and counts writes. It implements host.Records.
 type Disk struct {
-	On     func(r *instance.Record) // called at the instant of each write; nil for none
+	On     func(r *instance.Record) // called at each write; nil for none
 	Writes atomic.Int64
 
 	recs map[string]instance.Record
 	sem  chan struct{}
 }
 
-// NewDisk returns an empty one.
+// NewDisk returns an empty Disk.
 func NewDisk() *Disk {
 	return &Disk{recs: map[string]instance.Record{}, sem: make(chan struct{}, 1)}
 }
@@ -205,7 +205,7 @@ func (d *Disk) Delete(id string) error {
 	return nil
 }
 
-// All returns what would be there after a crash now.
+// All returns the records that would exist after a crash now.
 func (d *Disk) All() []instance.Record {
 	d.sem <- struct{}{}
 	defer func() { <-d.sem }()

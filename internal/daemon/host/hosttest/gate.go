@@ -8,9 +8,9 @@ import (
 	"lull/internal/router"
 )
 
-// Gate is a simulated relay with one port. It counts an arrival before it
-// looks at the flags, like the real one, and asks for one wake however many
-// wait.
+// Gate is a simulated relay with one port. Like the real one, it counts an
+// arrival before it checks the flags, and asks for one wake however many
+// clients wait.
 type Gate struct {
 	K     *Kernel
 	ID    string
@@ -86,10 +86,10 @@ func (g *Gate) Owed() (n int) {
 	return n
 }
 
-// Arrive is a client of the relay. It returns once the client is connected to
-// the program, or the error that closed it.
+// Arrive connects a client through the relay. It returns once the client is
+// connected to the program, or with the error that closed it.
 func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
-	asks := false // this one asks for a wake, others wait for what comes of it
+	asks := false // this client asks for a wake, the others wait for its outcome
 	g.K.pointWith("relay-arrive", func(b []byte, _ time.Time) []byte {
 		g.mu.Lock()
 		defer g.mu.Unlock()

@@ -2,9 +2,9 @@
 // whose kernel models processes, backlogs, accepts and freezes, so that whole
 // days and every interleaving fit into a synctest bubble.
 //
-// The simulated kernel keeps count of every rule that must not be broken: a
-// program started twice, a duplicate held while its owner runs, a client left
-// in a frozen program. It decides nothing and imitates no daemon.
+// The simulated kernel records every violation of a rule: a program started
+// twice, a duplicate held while its owner runs, a client left in a frozen
+// program. It decides nothing and imitates no daemon.
 package hosttest
 
 import (
@@ -19,41 +19,42 @@ import (
 	"lull/internal/power"
 )
 
-// Kernel is a simulated machine. Its zero value is ready.
+// Kernel is a simulated machine. Its zero value is ready for use.
 type Kernel struct {
 	// At is called at the kernel's own named points; nil for none. own appends
-	// what whoever is there goes on with (see State); nil for nothing.
+	// what the goroutine at the point continues with (see State); nil for
+	// nothing.
 	At func(point string, own func(b []byte, since time.Time) []byte)
 	// OnExit is called when a run is over. Use SetOnExit while programs run.
 	OnExit func(id string, run uint64, e instance.Exit)
-	// Ignores SIGTERM: programs end only by Kill.
+	// Stubborn programs ignore SIGTERM and end only by Kill.
 	Stubborn bool
-	// Deep makes it a machine of guests: with a network of their own, and they
-	// can be saved.
+	// Deep makes it a machine of guests, which have their own network and can
+	// be saved.
 	Deep bool
-	// Private has programs listen where nobody but themselves reaches them.
+	// Private makes programs listen where only they themselves can connect.
 	Private bool
-	// Deaf has programs listen on nothing.
+	// Deaf makes programs not listen at all.
 	Deaf bool
 	// Remote hides the programs' clients from Sample, as a guest's network does:
 	// the relay alone knows them.
 	Remote bool
 	// Restore is how long a guest takes from disk.
 	Restore time.Duration
-	// Frees is how much of a guest's memory Reclaim gives back, in bytes; 0 is
-	// half a MiB.
+	// Frees is how much of a guest's memory Reclaim frees, in bytes; 0 is half
+	// a MiB.
 	Frees int64
 
 	mu    sync.Mutex
 	fails map[Fault]error
-	// spoiled is what the Thaw of a saved guest answers; nil for success.
+	// spoiled is the error of the Thaw of a saved guest; nil for success.
 	spoiled  *instance.SnapshotError
 	procs    map[string]*Proc
-	clients  []*Client // in the order in which they came, where somebody is at the points
+	clients  []*Client // in order of arrival, where points are in use
 	broken   []string
 	starts   int
-	restores int // under way
-	most     int // of them at once
+	restores int // in progress
+	most     int // maximum at once
 }
 
 // Client is one connection from outside.
@@ -75,7 +76,7 @@ type Client struct {
 type Proc struct {
 	k       *Kernel
 	id      string
-	memory  int64 // as its launch asked for
+	memory  int64 // as in its launch
 	freed   int64
 	run     uint64
 	frozen  bool
@@ -88,8 +89,8 @@ type Proc struct {
 	busy    bool      // uses CPU all the time
 	starved bool      // wants CPU and gets none
 	writes  bool      // writes to its disk all the time
-	slow    bool      // answers nothing until it is quick again
-	asked   time.Time // when it moved bytes on those last
+	slow    bool      // answers nothing until it is fast again
+	asked   time.Time // when it last moved bytes on those
 	asks    int       // connections it opened, on which it sent last
 	disk    uint64
 	last    time.Time
@@ -109,12 +110,12 @@ func (k *Kernel) pointWith(name string, own func([]byte, time.Time) []byte) {
 	}
 }
 
-// breach notes a broken rule.
+// breach records a violated rule.
 func (k *Kernel) breach(format string, args ...any) {
 	k.broken = append(k.broken, fmt.Sprintf(format, args...))
 }
 
-// Broken returns every rule that was broken, and which client is stuck now.
+// Broken returns every violation, and the clients that are stuck now.
 func (k *Kernel) Broken() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -138,7 +139,7 @@ func (k *Kernel) Broken() []string {
 	return out
 }
 
-// Starts counts programs that were started.
+// Starts returns the number of programs started.
 func (k *Kernel) Starts() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -178,7 +179,7 @@ func (k *Kernel) Clone(_ context.Context, from string, l instance.Launch) (int64
 	return 1 << 10, nil
 }
 
-// Held is the memory of all guests as they are.
+// Held returns the present memory of all guests.
 func (k *Kernel) Held() (n int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -190,7 +191,7 @@ func (k *Kernel) Held() (n int64) {
 	return n
 }
 
-// Restored is the most guests that were restored at once.
+// Restored returns the maximum number of guests restored at once.
 func (k *Kernel) Restored() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -251,8 +252,8 @@ func (p *Proc) Freeze(context.Context) error {
 	return nil
 }
 
-// Thaw implements instance.Workload. The program then does what it was asked
-// to meanwhile: it accepts, reads, answers, or ends.
+// Thaw implements instance.Workload. The program then handles what arrived
+// meanwhile: it accepts, reads, answers, or exits.
 func (p *Proc) Thaw() error {
 	p.k.mu.Lock()
 	if p.dead {
@@ -289,7 +290,7 @@ func (p *Proc) Thaw() error {
 	return nil
 }
 
-// work is what a running program does at once. k.mu is held.
+// work does what a running program does immediately. k.mu is held.
 func (p *Proc) work() {
 	for _, c := range p.backlog {
 		c.accepted = true
@@ -344,7 +345,7 @@ func (p *Proc) exit(code, signal int) {
 	}
 }
 
-// Exit lets the program end by itself.
+// Exit makes the program exit by itself.
 func (p *Proc) Exit(code int) {
 	p.k.pointWith("program-exit", p.State)
 	p.k.mu.Lock()
@@ -355,7 +356,7 @@ func (p *Proc) Exit(code int) {
 	p.exit(code, 0)
 }
 
-// SetBusy makes the program use a whole CPU from now on, or stop using it.
+// SetBusy makes the program use a whole CPU, or stop using it.
 func (p *Proc) SetBusy(on bool) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
@@ -363,12 +364,12 @@ func (p *Proc) SetBusy(on bool) {
 	p.busy = on
 }
 
-// diskRate is what a program that writes moves, in bytes per second: a page ten
-// times.
+// diskRate is the throughput of a program that writes, in bytes per second: ten
+// pages.
 const diskRate = 40960
 
-// SetWriting makes the program write to its disk from now on, at no cost in CPU,
-// or stop writing.
+// SetWriting makes the program write to its disk, at no cost in CPU, or stop
+// writing.
 func (p *Proc) SetWriting(on bool) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
@@ -376,21 +377,22 @@ func (p *Proc) SetWriting(on bool) {
 	p.writes = on
 }
 
-// SetOutbound sets how many connections the program has opened itself.
+// SetOutbound sets the number of connections that the program has opened
+// itself.
 func (p *Proc) SetOutbound(n int) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	p.out, p.asked = n, time.Now()
 }
 
-// Frozen says whether the program is still.
+// Frozen reports whether the program is frozen.
 func (p *Proc) Frozen() bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.frozen
 }
 
-// Fault is what can be made to fail in a simulated machine.
+// Fault names something that can fail in a simulated machine.
 type Fault string
 
 // The faults.
@@ -399,12 +401,12 @@ const (
 	Thawing   Fault = "thaw"
 	Saving    Fault = "save"
 	Signals   Fault = "signal"
-	Listening Fault = "listeners" // what listens cannot be told
-	Stillness Fault = "still"     // whether it is frozen cannot be told
-	Adopting  Fault = "adopt"     // whether its run lives cannot be told
+	Listening Fault = "listeners" // listening sockets cannot be read
+	Stillness Fault = "still"     // whether it is frozen cannot be read
+	Adopting  Fault = "adopt"     // whether its run is alive cannot be determined
 )
 
-// Fail makes that answer err from now on; nil is success again.
+// Fail makes that operation return err; nil makes it succeed again.
 func (k *Kernel) Fail(what Fault, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -414,7 +416,7 @@ func (k *Kernel) Fail(what Fault, err error) {
 	k.fails[what] = err
 }
 
-// Spoil makes what is saved unusable by that reason; nil makes it good again.
+// Spoil makes snapshots unusable for that reason; nil makes them good again.
 func (k *Kernel) Spoil(err *instance.SnapshotError) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -452,7 +454,7 @@ func (p *Proc) Still() (bool, error) {
 	return p.frozen, p.k.fails[Stillness]
 }
 
-// Waiting counts clients that the program has not answered yet.
+// Waiting returns the number of clients that the program has not answered yet.
 func (p *Proc) Waiting() int {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
@@ -465,21 +467,21 @@ func (p *Proc) Waiting() int {
 	return n
 }
 
-// Open counts accepted clients.
+// Open returns the number of accepted clients.
 func (p *Proc) Open() int {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return len(p.open)
 }
 
-// Guarded says whether duplicates of its sockets are watched.
+// Guarded reports whether duplicates of its sockets are watched.
 func (p *Proc) Guarded() bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.guard != nil && !p.guard.closed
 }
 
-// Signal implements instance.Workload; only SIGTERM does anything.
+// Signal implements instance.Workload. Only SIGTERM has an effect.
 func (p *Proc) Signal(s syscall.Signal) error {
 	p.k.mu.Lock()
 	if p.dead {
@@ -553,7 +555,8 @@ func (p *Proc) AtWork() (bool, error) {
 	return (p.busy || p.starved) && !p.frozen, nil
 }
 
-// SetSlow lets the program read requests and answer them only when it is set back.
+// SetSlow makes the program read requests and answer them only after
+// SetSlow(false).
 func (p *Proc) SetSlow(on bool) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
@@ -568,8 +571,8 @@ func (p *Proc) SetSlow(on bool) {
 	}
 }
 
-// SetAsking sets on how many connections of its own the program waits for an
-// answer.
+// SetAsking sets on how many of its outbound connections the program waits for
+// an answer.
 func (p *Proc) SetAsking(n int) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()

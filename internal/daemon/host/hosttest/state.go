@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// State appends all that the simulated machine's future depends on: two machines
-// that append the same behave the same from here on. Times are counted from
-// since; what only a person reads is left out.
+// State appends everything that the simulated machine's future depends on: two
+// machines that append the same bytes behave the same from here on. Times are
+// relative to since. Texts for users are left out.
 func (k *Kernel) State(b []byte, since time.Time) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	b = Append(b, len(k.broken), k.starts, len(k.procs))
-	for _, p := range k.procs { // one in every use of this
+	for _, p := range k.procs { // there is only one in every use of this
 		b = Append(b, int(p.run), flag(p.frozen), flag(p.dead), flag(p.term), flag(p.saved), flag(p.busy), flag(p.writes), flag(p.slow), p.asks, int(p.disk), int(p.cpu), int(p.last.Sub(since)), p.out)
 		b = p.guard.state(b)
 		b = Append(b, len(p.backlog))
@@ -27,7 +27,7 @@ func (k *Kernel) State(b []byte, since time.Time) []byte {
 	return b
 }
 
-// State appends which client it is.
+// State appends the client's identity.
 func (c *Client) State(b []byte, _ time.Time) []byte {
 	c.k.mu.Lock()
 	defer c.k.mu.Unlock()
@@ -39,14 +39,15 @@ func (c *Client) state(b []byte, since time.Time) []byte {
 	return Append(b, flag(c.accepted), flag(c.unread), flag(c.closed), flag(c.answered > 0), flag(c.owed), flag(c.refused), flag(c.reset), int(c.moved.Sub(since)))
 }
 
-// State appends which run it is, and whether that is over.
+// State appends the run's identity, and whether it is over.
 func (p *Proc) State(b []byte, _ time.Time) []byte {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return Append(b, int(p.run), flag(p.dead), flag(p.frozen))
 }
 
-// state says whether there is a guard and whether it is closed. k.mu is held.
+// state appends whether there is a guard and whether it is closed. k.mu is
+// held.
 func (g *guard) state(b []byte) []byte {
 	return Append(b, flag(g != nil), flag(g != nil && g.closed))
 }

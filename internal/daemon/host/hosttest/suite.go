@@ -14,20 +14,21 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// Machine is a whole host daemon over one runtime, as the suite of conformance
-// drives it. Its methods fail the test when they cannot do what they are for.
+// Machine is a complete host daemon with one runtime, as driven by the
+// conformance suite. Its methods fail the test if they cannot do their job.
 type Machine interface {
-	// Run creates and starts an instance of a program; it is ready on return.
-	// Durations of the spec that matter to the row are set by change.
+	// Run creates and starts an instance of a program, which is ready on
+	// return. change sets the durations of the spec that matter to the row.
 	Run(t *testing.T, name string, p Program, change func(*instance.Spec))
 	Dial(t *testing.T, name string) Conn
-	// Crash kills the daemon as kill -9 does and starts another one.
+	// Crash kills the daemon with SIGKILL and starts another one.
 	Crash(t *testing.T)
-	// Until waits, as long as the machine may need, and fails when it is in vain.
+	// Until waits as long as the machine may need, and fails the test after
+	// that.
 	Until(t *testing.T, what string, ok func() bool)
-	// Left is what of a removed instance is still on the machine.
+	// Left lists what still exists of a removed instance on the machine.
 	Left(name string) []string
-	// Lacks says why what needs an ability cannot be tried here, "" when it can.
+	// Lacks returns why an ability cannot be tested here; "" if it can.
 	Lacks(a Ability) string
 
 	Get(name string) (hostctl.Instance, error)
@@ -43,16 +44,16 @@ type Machine interface {
 }
 
 // Conn is a client's connection to the server of an instance. Ask sends a line
-// and wants it back.
+// and expects it back.
 type Conn interface {
 	Ask(line string) error
-	HalfClose(line string) error // sends a line, then the end; wants the line back, then the end
+	HalfClose(line string) error // sends a line and closes its side; expects the line back, then the end
 	Close()
 }
 
-// Program is what an instance runs: a server that answers lines, or a script for
-// sh -c. A script ends at once at SIGTERM, also as the first process of its
-// namespace, which only gets what it handles.
+// Program is what an instance runs: a server that answers lines, or a script
+// for sh -c. A script exits at once on SIGTERM, even as the first process of
+// its namespace, which receives only signals that it handles.
 type Program struct {
 	Serves bool
 	Script string
@@ -60,9 +61,9 @@ type Program struct {
 
 const untilTerm = `trap "exit 0" TERM; `
 
-// BurnUntil is a program that computes until there is a file of that name where
-// commands inside the instance see it, and sleeps from then on: in one long
-// sleep, since many short ones are work in emulation.
+// BurnUntil returns a program that computes until a file of that name exists
+// inside the instance, and then sleeps. It sleeps in one long sleep, because
+// many short ones are work under emulation.
 func BurnUntil(file string) Program {
 	return Program{Script: fmt.Sprintf(untilTerm+"while [ ! -e %s ]; do :; done; sleep 86400 & wait", file)}
 }
@@ -77,29 +78,30 @@ var (
 	Polite = Program{Script: `trap "echo bye; exit 0" TERM; echo up; while :; do sleep 0.1; done`}
 )
 
-// Ability is what a row needs beyond the model that every machine has.
+// Ability is a feature that a row needs beyond what every machine has.
 type Ability string
 
 // The abilities.
 const (
-	Output    Ability = "output"     // programs print, commands can be run beside them
-	HalfClose Ability = "half-close" // the two directions of a connection end apart
-	Restarts  Ability = "restarts"   // what failed is started again
-	Reclaim   Ability = "reclaim"    // what sleeps gives memory back
-	Hibernate Ability = "hibernate"  // what sleeps is saved to disk
+	Output    Ability = "output"     // programs print, and commands can be run inside them
+	HalfClose Ability = "half-close" // the two directions of a connection end separately
+	Restarts  Ability = "restarts"   // failed programs are restarted
+	Reclaim   Ability = "reclaim"    // sleeping instances free memory
+	Hibernate Ability = "hibernate"  // sleeping instances are saved to disk
 )
 
-// Subject is a runtime that passes the suite, and why it leaves rows out.
+// Subject is a runtime that passes the suite, with its reasons for omitting
+// rows.
 type Subject struct {
 	Name string
 	Why  map[Ability]string
 }
 
-// Lacks implements that method of Machine.
+// Lacks implements Machine.
 func (s Subject) Lacks(a Ability) string { return s.Why[a] }
 
-// Subjects are all runtimes. Simulated is the one of bubbles, the others are
-// driven with real programs.
+// Subjects returns all runtimes. Simulated is the one for bubbles; the others
+// are driven with real programs.
 func Subjects() []Subject {
 	const unsaved = "only a microVM can be saved"
 	return []Subject{
@@ -111,7 +113,7 @@ func Subjects() []Subject {
 	}
 }
 
-// Simulated is the runtime of bubbles.
+// Simulated returns the runtime for bubbles.
 func Simulated() Subject {
 	return Subject{"simulated", map[Ability]string{
 		Output:    "its kernel has neither output nor commands",
@@ -119,14 +121,14 @@ func Simulated() Subject {
 	}}
 }
 
-// Pauses is the idle time of the rows in which instances must pause.
+// Pauses is the idle timeout of the rows in which instances must pause.
 const Pauses = 300 * time.Millisecond
 
 func never(s *instance.Spec) { s.PauseAfter = new(idle.Duration) }
 func soon(s *instance.Spec)  { d := idle.Duration(Pauses); s.PauseAfter = &d }
 
-// Scenarios are the rows of the interaction matrix of seeds/004, section 6, by
-// their names there. Tests of it run each as a subtest of that name.
+// Scenarios are the names of the rows of the interaction matrix. Tests of the
+// matrix run each as a subtest of that name.
 var Scenarios = []string{
 	"HTTP server with active requests",
 	"HTTP server, no requests",
@@ -138,15 +140,15 @@ var Scenarios = []string{
 	"Bot with leases_only, lease held",
 }
 
-// Row is one thing that every runtime does alike.
+// Row is one behavior common to every runtime.
 type Row struct {
 	Name  string
 	Needs Ability
 	Do    func(t *testing.T, m Machine)
 }
 
-// Suite is what a runtime has to do to be one. kills is how often the daemon is
-// killed in the row about that.
+// Suite returns the rows that a runtime must pass. kills is how often the
+// daemon is killed in the row about that.
 func Suite(kills int, rnd *rand.Rand) []Row {
 	rows := []Row{
 		{"start and readiness", "", ready},
@@ -192,7 +194,7 @@ func is(t *testing.T, m Machine, name, state string) (o hostctl.Instance) {
 	return o
 }
 
-// remove takes an instance away, and waits until nothing of it is left.
+// remove removes an instance and waits until nothing of it is left.
 func remove(t *testing.T, m Machine, name string) {
 	t.Helper()
 	must(t, m.Remove(name))
@@ -205,7 +207,7 @@ func remove(t *testing.T, m Machine, name string) {
 	m.Until(t, "nothing is left of "+name, func() bool { left = m.Left(name); return len(left) == 0 })
 }
 
-// asks is one client that comes, asks and goes.
+// asks is one client that connects, asks and disconnects.
 func asks(t *testing.T, m Machine, name string) {
 	t.Helper()
 	c := m.Dial(t, name)
@@ -251,7 +253,7 @@ func exec(t *testing.T, m Machine) {
 	if got.ExitCode != 3 || got.Stdout != "out\n" || got.Stderr != "err\n" {
 		t.Errorf("the command ended with %+v", got)
 	}
-	// More than fits into any one message, on both streams.
+	// More than fits into one message, on both streams.
 	long, err := m.Exec("beside", "sh", "-c", "x=0123456789abcdef; i=0; while [ $i -lt 14 ]; do x=$x$x; i=$((i+1)); done; echo $x; echo $x >&2")
 	must(t, err)
 	want := strings.Repeat("0123456789abcdef", 1<<14) + "\n"
@@ -282,7 +284,7 @@ func exitCode(t *testing.T, m Machine) {
 func pauseAndWake(t *testing.T, m Machine) {
 	m.Run(t, "naps", Serve, soon)
 	for n := range uint64(3) {
-		// A woken program may answer before the daemon says that it runs.
+		// A woken program may answer before the daemon reports it as running.
 		m.Until(t, "it is paused once more", func() bool {
 			o, err := m.Get("naps")
 			return err == nil && o.State == "paused" && o.PauseCount > n
@@ -310,21 +312,21 @@ func dataWakes(t *testing.T, m Machine) {
 	remove(t, m, "data")
 }
 
-// down lets an instance go to that state and stay there; its spec is of deep.
-// The end of a client that was on its way wakes it once more.
+// down lets an instance, with the spec from deep, reach that state and stay
+// there. A client's close that is still in flight may wake it once more.
 func down(t *testing.T, m Machine, name, state string) {
 	t.Helper()
 	m.Until(t, name+" is "+state, func() bool {
 		o, err := m.Get(name)
 		must(t, err)
 		if o.State == "running" {
-			_ = m.Pause(name, true) // looked at again
+			_ = m.Pause(name, true) // checked again
 		}
 		return o.State == state
 	})
 }
 
-// deep has an instance that was paused manually go on to that state by itself.
+// deep makes a manually paused instance continue to that state by itself.
 func deep(state string) func(*instance.Spec) {
 	return func(s *instance.Spec) {
 		never(s)
@@ -338,8 +340,8 @@ func deep(state string) func(*instance.Spec) {
 	}
 }
 
-// wakeFrom has a deeper rung woken by a client that has been there all the time,
-// and by one that comes.
+// wakeFrom wakes an instance from a deeper state, once by a connection that
+// stayed open and once by a new one.
 func wakeFrom(t *testing.T, m Machine, state string) {
 	m.Run(t, "deep", Serve, deep(state))
 	c := m.Dial(t, "deep")
@@ -417,7 +419,7 @@ func leases(t *testing.T, m Machine) {
 	remove(t, m, "leased")
 }
 
-// reading is a signal's verdict at the final check.
+// reading returns a signal's verdict at the last check.
 func reading(o hostctl.Instance, signal string) string {
 	for _, r := range o.Activity {
 		if r.Signal == signal {
@@ -427,8 +429,8 @@ func reading(o hostctl.Instance, signal string) string {
 	return ""
 }
 
-// burns runs a program that computes until it is seen doing it: a machine under
-// load may give a program nothing for as long as the other rows wait.
+// burns runs a program that computes until it is seen as active. A loaded
+// machine may give a program no time for as long as the other rows wait.
 func burns(t *testing.T, m Machine, p Program) {
 	m.Run(t, "burns", p, func(s *instance.Spec) { d := idle.Duration(10 * time.Second); s.PauseAfter = &d })
 	begun := time.Now()
@@ -444,9 +446,9 @@ func heartbeatOn(t *testing.T, m Machine) {
 	remove(t, m, "burns")
 }
 
-// heartbeatOff: what has computed and does no longer is idle.
+// heartbeatOff: a program that has stopped computing is idle.
 func heartbeatOff(t *testing.T, m Machine) {
-	file := fmt.Sprintf("/tmp/lull-enough-%d-%d", os.Getpid(), time.Now().UnixNano()) // a process has this machine's
+	file := fmt.Sprintf("/tmp/lull-enough-%d-%d", os.Getpid(), time.Now().UnixNano()) // a process shares this machine's /tmp
 	t.Cleanup(func() { os.Remove(file) })
 	burns(t, m, BurnUntil(file))
 	_, err := m.Exec("burns", "touch", file)
@@ -488,8 +490,9 @@ func graceful(t *testing.T, m Machine) {
 	remove(t, m, "polite")
 }
 
-// killed kills the daemon at random points while an instance pauses and wakes:
-// it is found again each time, runs once, answers, and keeps its lease.
+// killed kills the daemon at random points while an instance pauses and wakes.
+// The instance is found again each time, runs once, answers, and keeps its
+// lease.
 func killed(t *testing.T, m Machine, kills int, rnd *rand.Rand) {
 	m.Run(t, "kept", Serve, soon)
 	m.Run(t, "leased", Serve, func(s *instance.Spec) { never(s) })

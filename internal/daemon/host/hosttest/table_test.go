@@ -12,8 +12,8 @@ import (
 
 var update = flag.Bool("update", false, "write the table in docs/reference/proofs.md")
 
-// TestTable holds the table of rows and runtimes in the proofs to what the suite
-// runs.
+// TestTable checks that the documented table of rows and runtimes matches what
+// the suite runs.
 func TestTable(t *testing.T) {
 	const file, begin, end = "../../../../docs/reference/proofs.md", "<!-- suite -->\n", "<!-- end of suite -->\n"
 	b, err := os.ReadFile(file)
@@ -36,7 +36,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// table has a line for each row of the suite and a column for each runtime.
+// table returns a line for each row of the suite and a column for each runtime.
 func table() string {
 	var b strings.Builder
 	b.WriteString("\n| row |")

@@ -11,9 +11,9 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// TestClockOnEveryRung: guests that stayed on a rung for much longer than slack
-// have the right time when a client has woken them. Each stays on a rung of its
-// own, and all of them at the same time.
+// TestClockOnEveryRung checks that guests that stayed at a step of the ladder
+// for much longer than slack have the right time after a client wakes them.
+// Each stays at its own step, all at the same time.
 func TestClockOnEveryRung(t *testing.T) {
 	const nap = 3 * slack
 	d := host(t)

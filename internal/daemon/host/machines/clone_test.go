@@ -13,8 +13,8 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// clone puts b to sleep and makes a guest out of it. What a client leaves
-// behind late wakes b once more, so it is tried until it is done.
+// clone pauses b and clones it. The closing of an earlier connection may wake b
+// again, so clone retries until it succeeds.
 func (b *box) clone(name string) *box {
 	b.T.Helper()
 	listen := daemontest.Addr(b.T)
@@ -24,8 +24,8 @@ func (b *box) clone(name string) *box {
 		var err error
 		o, err = b.Clone(b.T.Context(), b.name, hostctl.Clone{Name: name, Expose: []instance.Endpoint{{Listen: listen, Target: "127.0.0.1:80"}}})
 		if err != nil && strings.Contains(err.Error(), "clients are connected") {
-			// The end of one may have come right before the pause: asleep the guest
-			// cannot hear of it.
+			// The close may have arrived right before the pause: a sleeping
+			// guest cannot receive it.
 			_, _ = b.Do(b.T.Context(), b.name, "resume", nil)
 		}
 		return err == nil, fmt.Sprint(err, perr)
@@ -36,7 +36,7 @@ func (b *box) clone(name string) *box {
 	return &box{Host: b.Host, name: name, addrs: []string{listen}}
 }
 
-// inside is what a file in the guest says.
+// inside returns the content of a file in the guest.
 func (b *box) inside(file string) string {
 	b.T.Helper()
 	x, err := b.Exec(b.T.Context(), b.name, hostctl.ExecRequest{Command: []string{"guest", "cat", file}})
@@ -46,10 +46,10 @@ func (b *box) inside(file string) string {
 	return strings.TrimSpace(x.Stdout)
 }
 
-// TestClones: two clones of one guest go on from where it was saved, each for
-// itself and under its own name, beside the guest that continues too; one of them
-// goes to disk and comes back, also over a kill of the daemon; and nothing is
-// left of the memory that they shared.
+// TestClones: two clones of one guest continue from its snapshot, independently
+// and under their own names, beside the guest itself. One of them is hibernated
+// and restored, also across a kill of the daemon. Nothing is left of the memory
+// that they shared.
 func TestClones(t *testing.T) {
 	d := host(t)
 	a := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")

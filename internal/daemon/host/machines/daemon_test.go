@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	daemontest.Main(m, "lull/cmd/lull-harness", "lull/internal/edge/runtime/microvm/testdata/guest")
 }
 
-// host starts a daemon for the test, where there is what guests need.
+// host starts a daemon for the test, or skips it if guests cannot run here.
 func host(t *testing.T, args ...string) *daemontest.Host {
 	t.Helper()
 	if testing.Short() {
@@ -50,7 +50,7 @@ func tool(name string) error {
 
 func rounds(t *testing.T) int { return scaletest.Count(t, "LULL_VM_CYCLES", 2) }
 
-// small makes the files of a guest that has nothing but the test program.
+// small creates the root files of a guest that contains only the test program.
 func small(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -73,7 +73,7 @@ type box struct {
 	addrs []string // where clients connect, by port
 }
 
-// run makes a guest of image with the given ports and starts it.
+// run creates and starts a guest of image with the given ports.
 func run(d *daemontest.Host, name, image string, ports []int, change func(*instance.Spec), command ...string) *box {
 	d.T.Helper()
 	b := &box{Host: d, name: name}
@@ -97,14 +97,14 @@ func (b *box) get() hostctl.Instance {
 	return b.Look(b.name)
 }
 
-// is waits for a state. Reading it wakes nothing.
+// is waits for a state. Reading the state wakes nothing.
 func (b *box) is(state string) hostctl.Instance {
 	b.T.Helper()
 	return b.Await(b.name, state)
 }
 
-// pause freezes it manually. The end of a connection that is still on its way
-// wakes it again, so it is tried until it stays.
+// pause freezes it on request. A connection's close that is still in flight
+// wakes it again, so pause retries until it stays frozen.
 func (b *box) pause() {
 	b.T.Helper()
 	daemontest.Wait(b.T, b.name+" is paused by hand", func() (bool, string) {
@@ -113,19 +113,19 @@ func (b *box) pause() {
 	})
 }
 
-// sinks pauses it and waits for a rung. What a client leaves behind late, such
-// as the end of its connection, wakes it once more.
+// sinks pauses it and waits for a step of the ladder. Late packets of a client,
+// such as the close of its connection, may wake it once more.
 func (b *box) sinks(rung string) {
 	b.T.Helper()
 	b.Until(b.name, "it is "+rung, func(o hostctl.Instance) bool {
 		if o.State == "running" {
-			_ = b.Force(b.name) // looked at again
+			_ = b.Force(b.name) // checked again
 		}
 		return o.State == rung
 	})
 }
 
-// signal is sent to its QEMU.
+// signal sends a signal to its QEMU.
 func (b *box) signal(s syscall.Signal) {
 	b.T.Helper()
 	pid := b.get().PID
@@ -162,7 +162,7 @@ func (b *box) ask(c net.Conn, line string) string {
 	return strings.TrimSpace(got)
 }
 
-// try is ask on a connection of its own, of a box that may not answer.
+// try is ask on a new connection, to a box that may not answer.
 func (b *box) try(line string) (string, error) {
 	c, err := net.DialTimeout("tcp", b.addrs[0], daemontest.Patience)
 	if err != nil {
@@ -179,7 +179,7 @@ func (b *box) try(line string) (string, error) {
 	return strings.TrimSpace(got), err
 }
 
-// tell is ask on a connection of its own.
+// tell is ask on a new connection.
 func (b *box) tell(line string) string {
 	b.T.Helper()
 	c := b.dial(0)

@@ -15,13 +15,13 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// deep makes a guest go down the ladder soon after a pause manually.
+// deep makes a guest go down the ladder soon after a manual pause.
 func deep(s *instance.Spec) {
 	s.ReclaimAfter, s.HibernateAfter = idle.Duration(200*time.Millisecond), idle.Duration(400*time.Millisecond)
 }
 
-// TestDaemonKilled: kill -9 of the daemon while a guest runs, is paused or is
-// saved. The next daemon finds it as it was, with what it counted.
+// TestDaemonKilled kills the daemon with SIGKILL while a guest runs, is paused
+// or is being saved. The next daemon finds it as it was, with its counters.
 func TestDaemonKilled(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
@@ -49,7 +49,7 @@ func TestDaemonKilled(t *testing.T) {
 	again("hibernated", "2")
 }
 
-// TestFaults breaks one thing after the other around one instance.
+// TestFaults breaks one thing after another around one instance.
 func TestFaults(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, deep, "guest", "serve", ":80")
@@ -62,7 +62,7 @@ func TestFaults(t *testing.T) {
 		return y.Answer
 	}
 
-	// A disk that is full when the guest is to be saved.
+	// The disk is full when the guest is to be saved.
 	b.tell("count")
 	if err := os.Symlink("/dev/full", file("state")); err != nil {
 		t.Fatal(err)
@@ -76,8 +76,8 @@ func TestFaults(t *testing.T) {
 		t.Errorf("after a disk was full: %s", got)
 	}
 
-	// A QEMU that a signal has stopped is unknown, not idle, says so, and is let go
-	// on by itself: a client that waits for it is answered.
+	// A QEMU stopped by a signal is unknown and not idle. It is reported, and
+	// continued automatically, so a waiting client is answered.
 	b.signal(syscall.SIGSTOP)
 	daemontest.Wait(b.T, "it is unknown", func() (bool, string) {
 		a := why()
@@ -87,7 +87,7 @@ func TestFaults(t *testing.T) {
 		t.Errorf("after a hang: %s", got)
 	}
 
-	// A saved guest whose files are damaged.
+	// A saved guest with damaged files.
 	b.sinks("hibernated")
 	if err := os.Truncate(file("state"), 1000); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestFaults(t *testing.T) {
 		t.Errorf("why: %s", a)
 	}
 
-	// QEMU killed while the guest runs, and while it is paused.
+	// QEMU is killed while the guest runs, and while it is paused.
 	for _, paused := range []bool{false, true} {
 		if paused {
 			b.Must(b.name, "start")

@@ -9,8 +9,9 @@ import (
 	"lull/internal/daemon/host/daemontest"
 )
 
-// TestHungAtRestart: QEMUs that hang while the daemon is killed and started again
-// say so, hold nobody else up, and can be stopped and removed.
+// TestHungAtRestart checks that QEMUs that hang while the daemon is killed and
+// restarted are reported, delay no other instance, and can be stopped and
+// removed.
 func TestHungAtRestart(t *testing.T) {
 	d := host(t)
 	files := small(t)
@@ -45,8 +46,9 @@ func TestHungAtRestart(t *testing.T) {
 	}
 }
 
-// TestRestartWithoutKernel: a daemon that has no guest kernel any more takes over
-// the guests that run, relays to them, pauses and wakes them, and stops them.
+// TestRestartWithoutKernel checks that a daemon whose guest kernel has
+// disappeared adopts running guests, relays to them, pauses and wakes them, and
+// stops them.
 func TestRestartWithoutKernel(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")

@@ -21,14 +21,14 @@ import (
 
 const killedSaying = "QEMU was killed by signal 9 (killed)"
 
-// home is the directory of its runs.
+// home returns the directory of its runs.
 func (b *box) home() string {
 	b.T.Helper()
 	return filepath.Join(b.Dir, "data", "vm", "vm", b.get().ID)
 }
 
-// qemu is the process of its QEMU as /proc knows it, 0 for none: a daemon in the
-// middle of a change does not tell it.
+// qemu returns the PID of its QEMU from /proc, 0 for none. A daemon in the
+// middle of a transition does not report it.
 func qemu(home string) int {
 	ents, _ := os.ReadDir("/proc")
 	for _, e := range ents {
@@ -44,7 +44,7 @@ func qemu(home string) int {
 	return 0
 }
 
-// killAt kills its QEMU as soon as ok.
+// killAt kills its QEMU as soon as ok returns true.
 func (b *box) killAt(what string, ok func() bool) {
 	b.T.Helper()
 	home := b.home()
@@ -68,9 +68,9 @@ func missing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// TestQEMUKilled ends QEMU at the steps at which a guest is neither running nor
-// paused. Each is told with its reason, and the next client is answered: by the
-// guest as it was where that was on disk, otherwise by one that has booted.
+// TestQEMUKilled kills QEMU at the steps at which a guest is neither running
+// nor paused. Each kill is reported with its reason, and the next client is
+// answered: by the restored guest if it was on disk, otherwise by a booted one.
 func TestQEMUKilled(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, func(s *instance.Spec) {
@@ -101,10 +101,10 @@ func TestQEMUKilled(t *testing.T) {
 			t.Errorf("%s: %s", step, got)
 		}
 		told(step)
-		b.Must("a", "start") // so many ends one after the other are no crash loop
+		b.Must("a", "start") // so many ends in a row are no crash loop
 	}
 
-	// While it boots, after it was killed while it ran.
+	// During boot, after it was killed while running.
 	old := b.get().PID
 	b.signal(syscall.SIGKILL)
 	b.killAt("it boots again", func() bool { pid := qemu(home); return pid != 0 && pid != old })
@@ -117,7 +117,7 @@ func TestQEMUKilled(t *testing.T) {
 	b.signal(syscall.SIGKILL)
 	anew("reclaimed")
 
-	// While it is saved: it is on disk, or has ended.
+	// During the save: it is on disk, or has ended.
 	b.sinks("reclaimed")
 	b.killAt("it is being saved", func() bool { return !missing(filepath.Join(home, "state")) })
 	b.Until("a", "it is at rest", func(o hostctl.Instance) bool { return o.State == "hibernated" || o.State == "running" })
@@ -132,7 +132,7 @@ func TestQEMUKilled(t *testing.T) {
 	}
 	t.Logf("killed while it was saved: kept %t", kept)
 
-	// When its state was read and before its harness answers.
+	// After its state was read and before its guest agent answers.
 	b.sinks("hibernated")
 	woken := make(chan string, 1)
 	go func() {

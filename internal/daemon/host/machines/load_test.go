@@ -22,8 +22,8 @@ import (
 	"lull/internal/daemon/host/daemontest"
 )
 
-// What one load asks for: so many answers of nginx and so many runs of each
-// command of Redis, over a few connections at once.
+// One load consists of this many answers of nginx and this many runs of each
+// Redis command, over a few connections at once.
 const (
 	answers = 24
 	orders  = 300
@@ -33,9 +33,9 @@ const (
 	napEvery    = 200 * time.Millisecond
 )
 
-// script has wrk compare every body, end every other connection with its
-// request, and say when it has enough. It is interrupted then: its time would
-// be a guess of how long a wake takes.
+// script makes wrk compare every body, end every other connection with its
+// request, and report when it has enough. It is then interrupted, because a
+// fixed duration would be a guess of how long wakes take.
 const script = `
 local threads = {}
 function setup(thread) table.insert(threads, thread) end
@@ -72,7 +72,7 @@ function done(summary, latency)
 end
 `
 
-// peers finds the programs that drive the guest.
+// peers finds the programs that load the guest.
 func peers(t *testing.T) {
 	t.Helper()
 	for program, pkg := range map[string]string{"wrk": "wrk", "redis-benchmark": "redis-tools"} {
@@ -81,9 +81,9 @@ func peers(t *testing.T) {
 	}
 }
 
-// load has wrk and redis-benchmark ask the guest at the same time, asleep or
-// not, while it is put to sleep again under their hands. Neither may see an
-// error, and everything that Redis acknowledged must be there afterwards.
+// load runs wrk and redis-benchmark against the guest at the same time, while
+// the guest is repeatedly put to sleep. Neither may see an error, and
+// everything that Redis acknowledged must be there afterwards.
 func (c *client) load() {
 	c.b.T.Helper()
 	ctx, cancel := context.WithTimeout(c.b.T.Context(), 3*daemontest.Patience)
@@ -115,10 +115,11 @@ func (c *client) load() {
 	}
 }
 
-// nap puts the guest to sleep in the middle of its work. Whoever
-// waits for an answer by then would not wake it, so it is woken manually; a pause
-// that meets traffic is called off, and that is welcome, too. Every other time
-// those who make the traffic stand still meanwhile, so that it is not.
+// nap puts the guest to sleep in the middle of its work. A client that already
+// waits for an answer would not wake it, so it is resumed manually. A pause
+// that meets traffic is canceled, which is a valid case too. On every other
+// call the load generators are stopped meanwhile, so that the pause meets no
+// traffic.
 func (c *client) nap() bool {
 	c.b.T.Helper()
 	if c.b.get().State != "running" {
@@ -136,7 +137,7 @@ func (c *client) nap() bool {
 	return true
 }
 
-// drivers are the programs that drive the guest, while they run.
+// drivers are the running load generators.
 type drivers struct {
 	mu   sync.Mutex
 	live []*os.Process
@@ -152,7 +153,7 @@ func (d *drivers) begin(cmd *exec.Cmd) error {
 	return err
 }
 
-// wait waits for one, as Wait of it does.
+// wait waits for one, as cmd.Wait does.
 func (d *drivers) wait(cmd *exec.Cmd) error {
 	err := cmd.Wait()
 	d.mu.Lock()
@@ -169,11 +170,11 @@ func (d *drivers) signal(sig syscall.Signal) {
 	}
 }
 
-// wrk has it ask for the big file, and reads its report.
+// wrk runs wrk against the big file and parses its report.
 func (c *client) wrk(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "wrk", "-t1", "-c"+strconv.Itoa(clients), "-d3600s", "--timeout", "600s", "-s", c.script,
 		"http://"+c.b.addrs[0]+"/big", "--", c.big, strconv.Itoa(answers))
-	stop := func() error { return cmd.Process.Signal(os.Interrupt) } // it reports what it has
+	stop := func() error { return cmd.Process.Signal(os.Interrupt) } // it prints its report
 	cmd.Cancel, cmd.WaitDelay = stop, 10*time.Second
 	var said, complaint bytes.Buffer
 	cmd.Stderr = &complaint
@@ -209,7 +210,7 @@ func (c *client) wrk(ctx context.Context) error {
 	return nil
 }
 
-// counts reads the line that the script writes at the end.
+// counts parses the line that the script prints at the end.
 func counts(said string) (map[string]int, error) {
 	_, line, ok := strings.Cut(said, "report: ")
 	if !ok {
@@ -228,13 +229,13 @@ func counts(said string) (map[string]int, error) {
 	return out, nil
 }
 
-// What redis-benchmark counts in, without -r.
+// The columns of redis-benchmark's output without -r.
 const (
 	counter = "counter:__rand_int__"
 	list    = "mylist"
 )
 
-// benchmark has redis-benchmark write and read, and reads its report.
+// benchmark runs redis-benchmark and parses its report.
 func (c *client) benchmark(ctx context.Context) error {
 	host, port, err := net.SplitHostPort(c.b.addrs[1])
 	if err != nil {
@@ -270,9 +271,9 @@ func (c *client) benchmark(ctx context.Context) error {
 	return nil
 }
 
-// timed asks for a time of the guest a few times (in Unix nanoseconds), and
-// keeps what the answer with the shortest way says: by how much the guest's
-// clock is off, give or take half of that way.
+// timed reads the guest's clock several times (Unix nanoseconds) and keeps the
+// answer with the shortest round trip. off is the difference of the guest's
+// clock, accurate to half of way, the round-trip time.
 func timed(ask func() int64) (off, way time.Duration) {
 	way = -1
 	for range 5 {
@@ -285,7 +286,7 @@ func timed(ask func() int64) (off, way time.Duration) {
 	return off, way
 }
 
-// clock checks the guest's clock by what the service answers.
+// clock checks the guest's clock against the service's answers.
 func (c *client) clock() {
 	t := c.b.T
 	t.Helper()
@@ -308,11 +309,11 @@ func (c *client) clock() {
 	c.ways = append(c.ways, way)
 }
 
-// slack is what a guest's clock may be off on a machine that is too busy to let
-// it hear in time what the time is.
+// slack is how far a guest's clock may be off on a machine too busy to update
+// it in time.
 const slack = 5 * time.Second
 
-// newScript writes wrk's script where wrk can read it.
+// newScript writes wrk's script to a file.
 func newScript(t *testing.T) string {
 	name := filepath.Join(t.TempDir(), "ask.lua")
 	if err := os.WriteFile(name, []byte(script), 0o644); err != nil {

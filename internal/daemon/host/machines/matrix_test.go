@@ -21,7 +21,7 @@ import (
 
 const pauseAfter = 2 * time.Second
 
-// holds checks that the guest keeps running over several idle times, for the
+// holds checks that the guest keeps running over several idle timeouts, for the
 // given reason.
 func (b *box) holds(reason string) {
 	b.T.Helper()
@@ -54,8 +54,8 @@ const (
 	release = `{"jsonrpc":"2.0","id":2,"method":"keepalive.release","params":{}}`
 )
 
-// TestInteractionMatrix is seeds/004, section 6, row by row, inside real guests:
-// one with each policy, and one that sleeps.
+// TestInteractionMatrix checks, in real guests, which signals hold an instance:
+// one guest with each policy, and one that sleeps.
 func TestInteractionMatrix(t *testing.T) {
 	d := host(t)
 	polled := "poll " + netip.AddrPortFrom(vnet.HostAddr, polledPort(t)).String()
@@ -101,7 +101,7 @@ func TestInteractionMatrix(t *testing.T) {
 		},
 		"Bot with leases_only policy, polling": func(b *box) {
 			b.tell(polled)
-			b.tell("spin on") // nor does what it computes count
+			b.tell("spin on") // nor does its computation count
 			b.is("paused")
 		},
 		"Bot with leases_only, lease held": func(b *box) {
@@ -112,7 +112,7 @@ func TestInteractionMatrix(t *testing.T) {
 		},
 	}
 	for n, name := range hosttest.Scenarios {
-		if n == 6 { // the first of those with the other policy
+		if n == 6 { // the first one with the other policy
 			b.Must(b.name, "stop")
 			b = guest("bot", instance.PolicyLeasesOnly, []int{80}, serve...)
 		}
@@ -124,8 +124,8 @@ func TestInteractionMatrix(t *testing.T) {
 	}
 }
 
-// polledPort is where somebody outside waits whom guests poll: here this
-// machine's loopback.
+// polledPort starts a server that guests poll, on this machine's loopback, and
+// returns its port.
 func polledPort(t *testing.T) uint16 {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -133,7 +133,7 @@ func polledPort(t *testing.T) uint16 {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ln.Close() })
-	var open []net.Conn // kept: one that nobody holds is closed
+	var open []net.Conn // referenced, so that the garbage collector closes none
 	go func() {         // ends with the listener
 		for {
 			c, err := ln.Accept()

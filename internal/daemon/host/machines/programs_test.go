@@ -24,8 +24,8 @@ import (
 	"lull/internal/instance"
 )
 
-// service is the Python program of the guest: it answers every line with the
-// time of its clock and how many lines it has seen.
+// service is the Python program of the guest. It answers every line with its
+// clock and the number of lines that it has seen.
 const service = `import socketserver, threading, time
 seen, lock = 0, threading.Lock()
 class H(socketserver.StreamRequestHandler):
@@ -53,8 +53,8 @@ python3 -S -E /srv/service.py &
 exec nginx -p /tmp -c /srv/nginx.conf
 `
 
-// tree makes the files of a guest: with LULL_DEBOOTSTRAP a whole Debian, and
-// otherwise the programs of this machine with what they need.
+// tree creates the files of a guest: a whole Debian with LULL_DEBOOTSTRAP,
+// otherwise this machine's programs and their dependencies.
 func tree(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -107,8 +107,8 @@ func tree(t *testing.T) string {
 	return dir
 }
 
-// debian is the release of this machine, and where its apt gets it from: that
-// may be the only place which can be reached from here.
+// debian returns the release of this machine and the mirror of its apt, which
+// may be the only reachable one.
 func debian(t *testing.T) (suite, mirror string) {
 	t.Helper()
 	out, err := exec.Command("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)",
@@ -126,7 +126,7 @@ func debian(t *testing.T) (suite, mirror string) {
 	return "", ""
 }
 
-// bring copies a program, and the libraries that it is linked to.
+// bring copies a program and the libraries that it is linked to.
 func bring(t *testing.T, root, from, to string) {
 	t.Helper()
 	out, _ := exec.Command("ldd", from).Output() // fails for a static one
@@ -149,7 +149,7 @@ func bring(t *testing.T, root, from, to string) {
 	}
 }
 
-// modules copies Python's own modules without what the service never imports.
+// modules copies Python's modules except those that the service never imports.
 func modules(t *testing.T, from, to string) {
 	t.Helper()
 	skip := map[string]bool{"test": true, "tests": true, "idlelib": true, "lib2to3": true, "ensurepip": true, "distutils": true,
@@ -180,13 +180,13 @@ func modules(t *testing.T, from, to string) {
 	}
 }
 
-// client checks everything that the guest's programs answer.
+// client checks every answer of the guest's programs.
 type client struct {
 	b      *box
 	kept   net.Conn // open all the time, to Redis
 	in     *bufio.Reader
 	n      int // visits so far, and Redis's counter
-	lines  int // lines that the service was sent
+	lines  int // lines sent to the service
 	sum    [32]byte
 	big    string // the file that nginx serves
 	script string // wrk's
@@ -194,8 +194,8 @@ type client struct {
 	drivers             drivers
 	loads, naps, served int             // by wrk and redis-benchmark; sleeps in between
 	tries               int             // to put it to sleep
-	slowest             time.Duration   // answer that wrk had, the wake in it
-	offs, ways          []time.Duration // of the guest's clock; how long the answer took that says so
+	slowest             time.Duration   // answer that wrk received, including a wake
+	offs, ways          []time.Duration // of the guest's clock, and the round-trip times of those readings
 }
 
 func (c *client) redis(command ...string) string {
@@ -230,7 +230,7 @@ func (c *client) redis(command ...string) string {
 	return line
 }
 
-// visit is one round: the connection that stays, and new ones to all three.
+// visit is one round: the open connection, and new ones to all three programs.
 func (c *client) visit() {
 	t := c.b.T
 	t.Helper()
@@ -260,10 +260,10 @@ func (c *client) visit() {
 	c.clock()
 }
 
-// TestProgramsOnEveryRung: nginx, Redis and a Python service in one guest are
-// paused, reclaimed and hibernated over and over. Clients that come and go (wrk
-// and redis-benchmark among them) and one that stays see no error, nothing is
-// lost, and the clock is right after each wake.
+// TestProgramsOnEveryRung repeatedly pauses, reclaims and hibernates a guest
+// with nginx, Redis and a Python service. Clients that come and go (wrk and
+// redis-benchmark among them) and one that stays see no error, nothing is lost,
+// and the clock is right after each wake.
 func TestProgramsOnEveryRung(t *testing.T) {
 	d := host(t)
 	peers(t)
@@ -285,12 +285,12 @@ func TestProgramsOnEveryRung(t *testing.T) {
 		woken := 0
 		c.slowest = 0
 		from := len(c.offs)
-		// The end of a client may be on its way when it is as deep as it should be,
-		// and wake it first: such a round is one more.
+		// A client's close may still be in flight when the guest has reached
+		// its step, and wake it early. Such a round does not count.
 		for n := 0; woken < rounds(t) && n < 3*rounds(t); n++ {
 			b.sinks(rung)
 			was := b.get()
-			if n%2 == 0 { // woken by new clients, or by one that has been there all the time
+			if n%2 == 0 { // woken by new clients, or by the one that stays connected
 				c.load()
 			}
 			c.visit()
@@ -307,7 +307,7 @@ func TestProgramsOnEveryRung(t *testing.T) {
 		t.Logf("%s: %d rounds, %d woken from it; the longest answer that wrk had took %s; the guest's clock was off by %s, seen over ways of %s",
 			rung, rounds(t), woken, c.slowest.Round(time.Millisecond), spread(c.offs[from:]), spread(c.ways[from:]))
 	}
-	for n := 0; c.naps == 0 && n < 5; n++ { // a pause that meets traffic is called off
+	for n := 0; c.naps == 0 && n < 5; n++ { // a pause that meets traffic is canceled
 		c.load()
 	}
 	if c.naps == 0 {
@@ -320,7 +320,7 @@ func TestProgramsOnEveryRung(t *testing.T) {
 	t.Logf("%d wakes; wrk had %d answers, redis-benchmark %d; %d times put to sleep under their hands", o.WakeCount, c.served, 4*orders*c.loads, c.naps)
 }
 
-// spread is the least, the middle and the greatest.
+// spread returns the minimum, the median and the maximum.
 func spread(all []time.Duration) string {
 	s := slices.Sorted(slices.Values(all))
 	show := func(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }

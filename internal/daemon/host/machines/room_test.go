@@ -12,14 +12,14 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// steps are those that instances took down the ladder for lack of memory, in
-// their order, as "NAME STATE".
+// steps are the steps down the ladder for lack of memory, in order, as "NAME
+// STATE".
 type steps struct {
 	mu  sync.Mutex
 	all []string
 }
 
-// follow notes them until the test ends.
+// follow records them until the test ends.
 func follow(d *daemontest.Host) *steps {
 	s := &steps{}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -41,16 +41,16 @@ func follow(d *daemontest.Host) *steps {
 	return s
 }
 
-// since are those after the first n.
+// since returns those after the first n.
 func (s *steps) since(n int) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.all[n:])
 }
 
-// TestMemoryIsShort: three guests on a host that has room for two and a quarter. A
-// start and a wake that do not fit push those that sleep down the ladder, the
-// one that was used longest ago first, and wait when nobody sleeps.
+// TestMemoryIsShort: three guests run on a host with room for two and a
+// quarter. A start or wake that does not fit pushes sleeping guests down the
+// ladder, the least recently used first, and waits if none sleeps.
 func TestMemoryIsShort(t *testing.T) {
 	image := small(t)
 	roomy := host(t, "--memory", "64G")
@@ -73,8 +73,8 @@ func TestMemoryIsShort(t *testing.T) {
 			t.Fatalf("%s %s, want %d", b.name, got, want)
 		}
 	}
-	// first checks the steps down so far, of which there are more than n: none of
-	// younger before the same one of older.
+	// first checks the steps after the first n: no younger guest may take a
+	// step before an older one takes the same step.
 	first := func(n int, older, younger *box) {
 		t.Helper()
 		daemontest.Wait(t, "a step down", func() (bool, string) { return len(pushed.since(n)) > 0, "" })
@@ -87,12 +87,13 @@ func TestMemoryIsShort(t *testing.T) {
 		}
 		t.Logf("for want of memory: %q", got)
 	}
-	// sleeps pauses it until it stays so: the end of a client may wake it first.
+	// sleeps pauses it until it stays paused: a client's close may wake it
+	// first.
 	sleeps := func(b *box) {
 		t.Helper()
 		daemontest.Wait(t, b.name+" stays paused", func() (bool, string) {
 			if b.get().State == "running" {
-				_ = b.Force(b.name) // looked at again
+				_ = b.Force(b.name) // checked again
 			}
 			return daemontest.Stays(300*time.Millisecond, func() bool { return b.get().State == "paused" }), daemontest.Describe(b.get())
 		})
@@ -115,7 +116,7 @@ func TestMemoryIsShort(t *testing.T) {
 	a.is("running")
 	b.is("running")
 
-	// Nobody sleeps but the one that must wake.
+	// The only sleeping guest is the one that must wake.
 	if s := c.get().State; s != "reclaimed" && s != "hibernated" {
 		t.Errorf("the third is %s while two run", s)
 	}

@@ -13,9 +13,10 @@ import (
 	"lull/internal/instance"
 )
 
-// TestWorkspaceSurvives: a guest works on its files without a stop while the
-// daemon is killed, and while it is put to sleep on every rung. Each of its
-// calls goes well, and what is here afterwards is what it did, once.
+// TestWorkspaceSurvives: a guest works on its files continuously while the
+// daemon is killed and while it is put to sleep at every step of the ladder.
+// Each of its calls succeeds, and afterwards the files on this machine show
+// each write exactly once.
 func TestWorkspaceSurvives(t *testing.T) {
 	d := host(t)
 	dir := t.TempDir()
@@ -83,7 +84,7 @@ func TestWorkspaceSurvives(t *testing.T) {
 	t.Logf("%d rounds", want)
 }
 
-// size is that of what the guest has written.
+// size returns the size of what the guest has written.
 func size(t *testing.T, dir string) int64 {
 	t.Helper()
 	st, err := os.Stat(filepath.Join(dir, "log"))

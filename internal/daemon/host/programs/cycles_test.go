@@ -16,9 +16,9 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// comeAndGo lets the program fall asleep by itself and lets a client wake it,
-// over and over. visit is a whole client: it connects, works, checks every
-// answer and goes.
+// comeAndGo lets the program fall asleep by itself and a client wake it,
+// repeatedly. visit is a complete client: it connects, works, checks every
+// answer and disconnects.
 func (w *workload) comeAndGo(n int, visit func(cycle int)) {
 	w.T.Helper()
 	before := w.get()
@@ -39,9 +39,9 @@ func (w *workload) comeAndGo(n int, visit func(cycle int)) {
 }
 
 // hammer pauses the program by force, again and again, while work runs: with
-// connections open and requests half done. A pause by force catches answers
-// that nobody will stir, so the one who insisted also resumes, a moment later.
-// It returns when work does.
+// open connections and requests in progress. A forced pause can stop an answer
+// that no further traffic would release, so hammer also resumes shortly
+// afterwards. It returns when work does.
 func (w *workload) hammer(work func()) {
 	w.T.Helper()
 	ctx, cancel := context.WithCancel(w.T.Context())
@@ -56,7 +56,7 @@ func (w *workload) hammer(work func()) {
 			case err == nil:
 				frozen++
 			case errors.As(err, &refused) && refused.Status == http.StatusConflict:
-				gaveWay++ // somebody came between the freeze and the commit
+				gaveWay++ // a client came between the freeze and the commit
 				err = nil
 			}
 			select {
@@ -81,7 +81,7 @@ func (w *workload) hammer(work func()) {
 	}
 }
 
-// client runs a program that must succeed, and returns what it said.
+// client runs a program that must succeed, and returns its output.
 func client(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), daemontest.Patience)
@@ -107,8 +107,8 @@ func installed(t *testing.T, pkg string, paths ...string) string {
 	return ""
 }
 
-// holdsWhileOpen expects the program to stay awake although nothing happens,
-// because a connection is open (the default policy).
+// holdsWhileOpen expects the program to stay awake without traffic because a
+// connection is open (the default policy).
 func (w *workload) holdsWhileOpen() {
 	w.T.Helper()
 	before := w.get().PauseCount

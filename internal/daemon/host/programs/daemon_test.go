@@ -15,8 +15,8 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// pauseAfter is the idle time of the instances here, short so that many cycles
-// fit into a test.
+// pauseAfter is the idle timeout of the instances here, short so that many
+// cycles fit into a test.
 const pauseAfter = 150 * time.Millisecond
 
 func TestMain(m *testing.M) {
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 
 func cycles(t *testing.T) int { return scaletest.Count(t, "LULL_PROGRAM_CYCLES", 15) }
 
-// account is who runs the daemon; nil is root.
+// account is the user that runs the daemon; nil is root.
 type account struct {
 	name     string
 	uid, gid int
@@ -41,7 +41,7 @@ func ordinary(t *testing.T) *account {
 	return &account{u.Username, uid, gid}
 }
 
-// own gives a path to the account.
+// own makes the account the owner of a path.
 func (a *account) own(t *testing.T, path string) {
 	if a == nil {
 		return
@@ -97,7 +97,7 @@ func (w *workload) targetPort() string {
 	return p
 }
 
-// launch runs the program; quiet is its quiet-connection-after.
+// launch runs the program. quiet is its quiet-connection-after.
 func (w *workload) launch(user string, quiet time.Duration, command ...string) {
 	w.T.Helper()
 	after := idle.Duration(pauseAfter)

@@ -22,16 +22,17 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// server is a program that is handed its listening socket.
+// server is a program that receives its listening socket by bind handoff.
 type server struct {
 	name  string
 	redis bool
-	// command is how it is started for an address; dir is a folder of its own.
+	// command returns its command line for an address; dir is its own
+	// directory.
 	command func(t *testing.T, dir, host, port string) []string
 }
 
-// servers are programs of seven kinds. Some bind the exposed address, one every
-// address, one the same address as IPv6, and two have several processes.
+// servers are seven kinds of programs. Some bind the exposed address, one binds
+// every address, one the same address as IPv6, and two have several processes.
 var servers = []server{
 	{name: "python", command: func(t *testing.T, _, host, port string) []string {
 		return []string{installed(t, "python3", "/usr/bin/python3", "python3"), "-m", "http.server", port, "--bind", host}
@@ -98,7 +99,7 @@ func (s server) visit(addr string) error {
 	return err
 }
 
-// crowd counts what became of clients.
+// crowd counts the outcomes of clients.
 type crowd struct {
 	mu       sync.Mutex
 	answered int
@@ -186,11 +187,11 @@ func started(t *testing.T, h *daemontest.Host, name string) (n int) {
 	return n
 }
 
-// TestHandoff stops programs automatically and lets clients come before, while and
-// after they are stopped and started again: none is refused, none is lost. Some
-// starts are restarts by a user, and one is after a crash.
+// TestHandoff stops programs automatically while clients come before, during
+// and after the stop and the next start: none is refused or lost. Some starts
+// are restarts by a user, and one follows a crash.
 //
-// LULL_HANDOFF_STARTS is how often each is started.
+// LULL_HANDOFF_STARTS is the number of starts of each.
 func TestHandoff(t *testing.T) {
 	starts := scaletest.Count(t, "LULL_HANDOFF_STARTS", 5)
 	for _, s := range servers {
@@ -205,7 +206,7 @@ func TestHandoff(t *testing.T) {
 			took := time.Second
 			for n := 0; started(t, h, name) <= starts; n++ {
 				switch {
-				case n%5 == 3: // a restart on request: who comes from its beginning on waits
+				case n%5 == 3: // a restart on request: clients that come after its beginning wait
 					c.note(s.visit(addr))
 					before := h.Look(name)
 					done := make(chan struct{})
@@ -220,9 +221,9 @@ func TestHandoff(t *testing.T) {
 					})
 					c.arrive(s, addr, 6, took)
 					<-done
-				case n%5 == 4: // whatever it is doing then
+				case n%5 == 4: // in any state
 					c.arrive(s, addr, 6, took+300*time.Millisecond)
-				case n == 2 && s.name != "nginx" && s.name != "gunicorn": // of a crash, without workers that outlive it
+				case n == 2 && s.name != "nginx" && s.name != "gunicorn": // a crash, without workers that outlive it
 					c.note(s.visit(addr))
 					o := h.Look(name)
 					if o.PID != 0 && syscall.Kill(o.PID, syscall.SIGKILL) == nil {
@@ -251,10 +252,11 @@ func TestHandoff(t *testing.T) {
 	}
 }
 
-// TestHandoffKilled kills the supervisor, the daemon or both while clients start a
-// program. Without either nobody is refused or lost. Without both the record is
-// kept, the program is started once and serves again; clients who had come may be
-// cut then, because the sockets went with their last holder.
+// TestHandoffKilled kills the supervisor, the daemon or both while clients
+// start a program. If only one is killed, no client is refused or lost. If both
+// are, the record is kept, the program is started once and serves again, but
+// clients that had already connected may be cut, because the sockets went with
+// their last holder.
 func TestHandoffKilled(t *testing.T) {
 	rounds := scaletest.Count(t, "LULL_HANDOFF_KILLS", 2)
 	for _, s := range servers {
@@ -302,8 +304,8 @@ func TestHandoffKilled(t *testing.T) {
 	}
 }
 
-// TestHandoffUser: an ordinary user's programs are woken from stopped too, with
-// no_new_privs, and that is said.
+// TestHandoffUser checks that an ordinary user's programs are also woken from
+// stopped, with no_new_privs, and that this is reported.
 func TestHandoffUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it needs root, to run a daemon as another user")
@@ -327,9 +329,9 @@ func TestHandoffUser(t *testing.T) {
 	}
 }
 
-// TestHandoffRefused: a host that runs under a filter of its own kind cannot have
-// another one. Its programs run without a handoff, it says why, and only the
-// relayed port wakes from stopped.
+// TestHandoffRefused: a host that runs under a seccomp filter with a listener
+// cannot install another one. Its programs run without a handoff, it reports
+// why, and only the relayed port wakes from stopped.
 func TestHandoffRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it needs root")

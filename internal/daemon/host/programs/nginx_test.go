@@ -101,8 +101,8 @@ func TestNginxOrdinaryUser(t *testing.T) {
 	nginxCycles(nginxAt(start(t, ordinary(t)), instance.PathDirect, 0), cycles(t))
 }
 
-// A browser that keeps its connection open lets the server sleep where the
-// policy says so, and is served over that same connection.
+// A browser that keeps its connection open lets the server sleep if the policy
+// allows it, and is served over the same connection.
 func TestNginxQuietConnectionSleeps(t *testing.T) {
 	t.Parallel()
 	w := nginxAt(start(t, nil), instance.PathDirect, pauseAfter)

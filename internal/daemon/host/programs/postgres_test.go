@@ -17,10 +17,10 @@ import (
 	"lull/internal/instance"
 )
 
-// postgres is a database of its own, run as Debian's user of that name.
+// postgres is a database, run as Debian's user of that name.
 type postgres struct {
 	*workload
-	sent int // transactions that pgbench was told of as done
+	sent int // transactions that pgbench saw committed
 }
 
 // tool finds one of PostgreSQL's programs, which Debian keeps by version.
@@ -72,7 +72,7 @@ func (p *postgres) args() []string {
 	return []string{"-h", "127.0.0.1", "-p", p.port(), "-U", "postgres", "postgres"}
 }
 
-// pgbench runs whole transactions, each of which writes a row of history.
+// pgbench runs transactions, each of which writes a row of history.
 func (p *postgres) pgbench(clients, each int) {
 	p.T.Helper()
 	want := clients * each
@@ -88,8 +88,8 @@ func (p *postgres) query(sql string) string {
 	return strings.TrimSpace(client(p.T, "psql", append([]string{"-X", "-A", "-t", "-c", sql}, p.args()...)...))
 }
 
-// intact expects every acknowledged transaction in the history and the same
-// sum in all four tables.
+// intact expects every acknowledged transaction in the history and the same sum
+// in all four tables.
 func (p *postgres) intact() {
 	p.T.Helper()
 	got := p.query(`select (select count(*) from pgbench_history),
@@ -118,8 +118,8 @@ func TestPostgresRelay(t *testing.T) {
 	postgresAt(start(t, nil), instance.PathRelay, 0).cycles(cycles(t))
 }
 
-// A session that does nothing holds by default; with quiet-connection-after it
-// sleeps with the server and continues where it was, in its transaction.
+// An idle session holds by default. With quiet-connection-after the server
+// sleeps, and the session then continues inside its transaction.
 func TestPostgresIdleSession(t *testing.T) {
 	t.Run("holds", func(t *testing.T) {
 		t.Parallel()

@@ -15,7 +15,7 @@ import (
 	"lull/internal/instance"
 )
 
-// redisConn speaks just enough of Redis's protocol to count.
+// redisConn implements just enough of Redis's protocol to count.
 type redisConn struct {
 	t testing.TB
 	net.Conn

@@ -70,7 +70,7 @@ func once(addr, line string) (string, error) {
 	return c.ask(line)
 }
 
-// mustAnswer is one exchange that must succeed, over a connection of its own.
+// mustAnswer makes one exchange that must succeed, over a new connection.
 func mustAnswer(t *testing.T, addr string) {
 	t.Helper()
 	if got, err := once(addr, "hello"); err != nil || got != "echo hello" {

@@ -19,8 +19,8 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// TestConformance runs one suite over every runtime that this machine has. The
-// simulated one passes it in package host.
+// TestConformance runs one suite over every runtime available on this machine.
+// The simulated runtime passes the same suite in package host.
 func TestConformance(t *testing.T) {
 	machines := map[string]func(t *testing.T, b bare) hosttest.Machine{
 		"process": ordinary, "container": containers, "docker": dockers, "microvm": microvms,
@@ -43,18 +43,18 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// bare is a machine of the suite over one daemon.
+// bare is a machine of the suite with one daemon.
 type bare struct {
 	hosttest.Subject
 	d      *daemontest.Host
-	traces map[string]*trace // of every instance there ever was, by its name
+	traces map[string]*trace // of every instance that existed, by name
 	ports  map[string]string // where its server is reached
-	before []string          // cards of the network
+	before []string          // network interfaces before the test
 	box    func(s *instance.Spec, p hosttest.Program)
 }
 
-// over starts the daemon. Its windows are long enough for a program that uses a
-// processor all the time to be seen doing it although the machine is busy.
+// over starts the daemon. Its probe windows are long enough to see a program
+// that uses a processor all the time, even on a busy machine.
 func (m bare) over(t *testing.T, args ...string) *bare {
 	m.before = cards(t)
 	m.d = host(t, append([]string{"--probe", "1s"}, args...)...)
@@ -73,7 +73,7 @@ func ordinary(t *testing.T, b bare) hosttest.Machine {
 	return m
 }
 
-// image is a root file system with a shell and the guest program.
+// image creates a root file system with a shell and the guest program.
 func image(t *testing.T) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
@@ -156,7 +156,7 @@ func microvms(t *testing.T, b bare) hosttest.Machine {
 	return m
 }
 
-// spec is what Run starts.
+// spec returns the spec that Run starts.
 func (m *bare) spec(t *testing.T, name string, p hosttest.Program, change func(*instance.Spec)) instance.Spec {
 	s := instance.Spec{Name: name, StopAfter: daemontest.Seconds(0), ReadyTimeout: *daemontest.Seconds(daemontest.Patience)}
 	if p.Serves {
@@ -191,7 +191,7 @@ func (l lines) HalfClose(line string) error {
 		return err
 	}
 	b, err := io.ReadAll(l.r)
-	// The guest says how much it had read when it saw the end.
+	// The guest reports how much it had read when it saw the end.
 	if want := fmt.Sprintf("echo %s\nend after %d\n", line, len(line)+1); err == nil && string(b) != want {
 		err = fmt.Errorf("got %q and the end", b)
 	}
@@ -256,7 +256,7 @@ func (m *bare) Remove(name string) error {
 	if err != nil {
 		return err
 	}
-	m.traces[name].look(m.d, o.PID) // others than at its start, perhaps
+	m.traces[name].look(m.d, o.PID) // perhaps others than at its start
 	return m.d.Remove(m.d.T.Context(), name)
 }
 

@@ -10,13 +10,13 @@ import (
 	"lull/internal/daemon/host/daemontest"
 )
 
-// A paused instance costs the daemon a record and its sockets' duplicates, but
-// no goroutine, no thread and no timer of its own.
+// A paused instance costs the daemon a record and duplicates of its sockets,
+// but no goroutine, thread or timer.
 func TestNothingPerInstance(t *testing.T) {
 	const instances, slack = 40, 20
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	empty := costOf(d)
-	for n := range instances { // one after the other: threads once made stay
+	for n := range instances { // one after the other, because threads stay once created
 		s, _ := web(t, fmt.Sprint("cost-", n), false)
 		d.Launch(s)
 	}
@@ -33,7 +33,7 @@ func TestNothingPerInstance(t *testing.T) {
 	t.Logf("REPORT cost: empty %+v, %d paused %+v", empty, instances, full)
 }
 
-// cost is what a daemon has of the things that must not grow with its instances.
+// cost counts what must not grow with the number of instances.
 type cost struct{ goroutines, threads, timers int }
 
 func costOf(d *daemontest.Host) cost {
@@ -49,7 +49,7 @@ func costOf(d *daemontest.Host) cost {
 		d.T.Fatal(err)
 	}
 	c.threads = len(threads)
-	if b, err := os.ReadFile(proc + "timers"); err == nil { // a kernel may have no such file
+	if b, err := os.ReadFile(proc + "timers"); err == nil { // some kernels have no such file
 		c.timers = bytes.Count(b, []byte("ID:"))
 	}
 	files, err := os.ReadDir(proc + "fd")

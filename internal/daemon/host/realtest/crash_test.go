@@ -46,7 +46,7 @@ func TestKill(t *testing.T) {
 }
 
 // killed is the world of the test: three servers that are never stopped, one
-// that is, one program that ends, and one that nobody touches.
+// that is, one program that exits, and one instance without clients.
 type killed struct {
 	t     *testing.T
 	d     *daemontest.Host
@@ -59,9 +59,9 @@ type killed struct {
 	clients              sync.WaitGroup
 	direct, relayed, cut atomic.Int64
 
-	leases        map[string]bool // holder to whether it must be there; gone when not known
+	leases        map[string]bool // by holder, whether it must exist; missing if unknown
 	held, dropped int
-	wantToggle    string // state that the last acknowledged command asked for; "" when not known
+	wantToggle    string // state that the last acknowledged command asked for; "" if unknown
 	exits         int
 }
 
@@ -91,8 +91,8 @@ func newKilled(t *testing.T) *killed {
 
 func (w *killed) stopClients() { w.stop(); w.clients.Wait() }
 
-// visit connects again and again, with gaps in which the instance sleeps. What
-// is relayed may be cut by a kill, what is direct may not.
+// visit connects repeatedly, with gaps in which the instance sleeps. A kill may
+// cut relayed connections, but not direct ones.
 func (w *killed) visit(ctx context.Context, name string) {
 	for ctx.Err() == nil {
 		got, err := once(w.addr[name], "hello")
@@ -170,7 +170,7 @@ func (w *killed) lease(ctx context.Context, n int) {
 		if k%3 != 2 || ctx.Err() != nil {
 			continue
 		}
-		for holder, there := range w.leases { // any that is there
+		for holder, there := range w.leases { // any that exists
 			if !there {
 				continue
 			}
@@ -198,7 +198,7 @@ func (w *killed) toggle(ctx context.Context) {
 func (w *killed) pause(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, name := range []string{"direct", "relay"} {
-			_, _ = w.d.Do(ctx, name, "pause", nil) // refused when somebody is there
+			_, _ = w.d.Do(ctx, name, "pause", nil) // refused while a client is connected
 		}
 		time.Sleep(5 * time.Millisecond) // outside a bubble: paces the load
 	}
@@ -211,7 +211,7 @@ func (w *killed) restart(ctx context.Context) {
 	}
 }
 
-// records reads what is on disk while no daemon is there.
+// records reads the records on disk while no daemon runs.
 func (w *killed) records() map[string]instance.Record {
 	out := map[string]instance.Record{}
 	files, err := filepath.Glob(w.d.Dir + "/data/instances/*.json")
@@ -234,8 +234,8 @@ func (w *killed) records() map[string]instance.Record {
 	return out
 }
 
-// follows are the states at rest that may follow from a recorded one: a record
-// "running" may be paused by now, because it was idle.
+// follows maps a recorded state to the states at rest that may follow from it:
+// a running instance may have been paused since because it was idle.
 var follows = map[string][]string{
 	"running": {"running", "paused"}, "pausing": {"running", "paused"}, "paused": {"running", "paused"},
 	"resuming": {"running", "paused"}, "starting": {"running", "paused"}, "stopping": {"stopped"}, "stopped": {"stopped"},
@@ -301,8 +301,8 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 	mustAnswer(t, w.addr["toggled"])
 }
 
-// checkExit: the code is known unless the shim died, or the daemon before it had
-// asked the shim to begin.
+// checkExit: the exit code is known unless the shim died, or an earlier daemon
+// had already told the shim to start.
 func (w *killed) checkExit(what, was string, o hostctl.Instance) {
 	switch {
 	case o.ExitCode != nil && *o.ExitCode == 7:
@@ -327,7 +327,7 @@ func (w *killed) checkLeases(o hostctl.Instance) {
 	if len(have) < 100 {
 		return
 	}
-	for holder := range have { // the number of holders has a limit
+	for holder := range have { // the number of holders is limited
 		if _, err := w.d.Release(w.t.Context(), "leased", holder); err != nil {
 			w.t.Errorf("cannot release: %v", err)
 		}
@@ -335,7 +335,8 @@ func (w *killed) checkLeases(o hostctl.Instance) {
 	clear(w.leases)
 }
 
-// checkProcesses: one process for each instance that has one, none else.
+// checkProcesses expects one process for each instance that has one, and no
+// others.
 func (w *killed) checkProcesses() {
 	var odd string
 	ok := daemontest.Within(daemontest.Patience, func() bool {

@@ -16,8 +16,8 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// A program that writes and syncs ten times a second is never frozen, and what
-// nothing could wake is not paused by default.
+// A program that writes and syncs ten times a second is never frozen, and an
+// instance that nothing could wake is not paused by default.
 func TestDiskWorkAndNoPort(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "500ms", "--pause-after", "1s")

@@ -19,8 +19,7 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// dockerd is a Docker daemon of the test's own: its data, its socket, and one
-// image.
+// dockerd is a private Docker daemon: its data, its socket, and one image.
 type dockerd struct {
 	t      *testing.T
 	dir    string
@@ -42,8 +41,8 @@ func startDockerd(t *testing.T) *dockerd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A bridge of its own: on docker0 its containers would have the addresses of
-	// another Docker's.
+	// It has its own bridge. On docker0 its containers would share addresses
+	// with those of another Docker daemon.
 	k := &dockerd{t: t, dir: dir, bridge: fmt.Sprint("lk", os.Getpid())}
 	for _, args := range [][]string{{"link", "add", k.bridge, "type", "bridge"},
 		{"addr", "add", fmt.Sprintf("10.%d.%d.1/24", 128+rand.IntN(128), rand.IntN(256)), "dev", k.bridge}, {"link", "set", k.bridge, "up"}} {
@@ -59,7 +58,8 @@ func startDockerd(t *testing.T) *dockerd {
 		if out, err := exec.Command("ip", "link", "del", k.bridge).CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
-		// What is mounted below belongs to namespaces of containers that are over.
+		// What is mounted below belongs to namespaces of containers that have
+		// exited.
 		b, _ := os.ReadFile("/proc/self/mountinfo")
 		for _, f := range strings.Fields(string(b)) {
 			if strings.HasPrefix(f, dir+"/") {
@@ -88,7 +88,7 @@ func (k *dockerd) start() {
 		k.t.Fatal(err)
 	}
 	defer log.Close()
-	// Containers outlive the daemon, as on a host where somebody cares.
+	// Containers outlive the daemon, as in a production setup.
 	cmd := exec.Command("/usr/sbin/dockerd", "--data-root", k.dir+"/d", "--exec-root", k.dir+"/e", "-H", "unix://"+k.socket(),
 		"--pidfile", k.dir+"/pid", "--bridge", k.bridge, "--iptables=false", "--live-restore")
 	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
@@ -115,7 +115,7 @@ func (k *dockerd) over() bool {
 	}
 }
 
-// stop ends the daemon; its containers live on.
+// stop ends the daemon. Its containers continue to run.
 func (k *dockerd) stop() {
 	k.cmd.Process.Signal(syscall.SIGTERM)
 	select {
@@ -127,7 +127,7 @@ func (k *dockerd) stop() {
 	}
 }
 
-// docker runs a command of the client and gives what it printed.
+// docker runs a client command and returns its output.
 func (k *dockerd) docker(args ...string) string {
 	out, _ := exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.socket()}, args...)...).Output()
 	return string(out)
@@ -142,12 +142,12 @@ func (k *dockerd) must(args ...string) string {
 	return string(out)
 }
 
-// dockered is a machine of the suite whose containers a user has started: lull
+// dockered is a machine of the suite whose containers a user has started. lull
 // finds them by their labels.
 type dockered struct {
 	*bare
 	k     *dockerd
-	again map[string]bool // those that Docker starts again when they fail
+	again map[string]bool // those that Docker restarts when they fail
 }
 
 func dockers(t *testing.T, b bare) hosttest.Machine {
@@ -175,7 +175,8 @@ func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change fun
 		m.ports[name] = at
 		m.k.must(append(args, "-p", at+":8080", "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
 	} else {
-		// It begins once it was taken over: only what runs is.
+		// Its script begins once it is adopted, because only running containers
+		// are.
 		m.k.must(append(args, "box:1", "sh", "-c", untilGo+p.Script)...)
 	}
 	m.Until(t, name+" is taken over", func() bool {
@@ -186,7 +187,7 @@ func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change fun
 	if p.Serves {
 		m.answers(t, name)
 	} else {
-		// Through lull, which resumes it first if it has paused it already.
+		// Through lull, which resumes the container first if it is paused.
 		if _, err := m.Exec(name, "touch", "/tmp/go"); err != nil {
 			t.Fatalf("cannot tell %s to begin: %v", name, err)
 		}
@@ -195,8 +196,8 @@ func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change fun
 
 const untilGo = `trap "exit 0" TERM; while [ ! -e /tmp/go ]; do sleep 0.1; done; `
 
-// answers waits for the server: Docker forwards to a port before anybody listens
-// there.
+// answers waits for the server. Docker forwards to a port before the program
+// listens there.
 func (m *dockered) answers(t *testing.T, name string) {
 	t.Helper()
 	m.Until(t, name+" answers", func() bool { got, err := once(m.ports[name], "hello"); return err == nil && got == "echo hello" })
@@ -225,7 +226,7 @@ func (m *dockered) Remove(name string) error {
 	return nil
 }
 
-// Get counts the restarts of a container as Docker does: it starts again what
+// Get counts the restarts of a container as Docker does: Docker restarts what
 // failed, and lull follows.
 func (m *dockered) Get(name string) (hostctl.Instance, error) {
 	o, err := m.bare.Get(name)
@@ -235,17 +236,17 @@ func (m *dockered) Get(name string) (hostctl.Instance, error) {
 	return o, err
 }
 
-// runs reports whether Docker knows the container, and not as one that has ended.
+// runs reports whether Docker lists the container, and not as exited.
 func (m *dockered) runs(name string) bool {
 	return strings.TrimSpace(m.k.docker("inspect", "-f", "{{.State.Running}}", name)) != "false"
 }
 
-// TestDockerOutside does with docker what a user does, and holds that lull
-// follows.
+// TestDockerOutside manages containers with docker as a user does, and checks
+// that lull follows.
 func TestDockerOutside(t *testing.T) {
 	k := startDockerd(t)
 	m := &dockered{bare{}.over(t, "--docker="+k.socket()), k, map[string]bool{}}
-	// It is paused by command only, so nothing of lull's comes between.
+	// It pauses on request only, so that no automatic pause interferes.
 	m.Run(t, "web", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = daemontest.Seconds(0) })
 
 	force(m.d, "web")
@@ -256,7 +257,7 @@ func TestDockerOutside(t *testing.T) {
 	k.must("unpause", "web")
 	m.d.Until("web", "docker unpause was seen", func(o hostctl.Instance) bool { return o.LastResumedBy == "external" })
 
-	// A pause by a user is not touched: no client wakes it.
+	// A user's pause is left alone: no client wakes it.
 	m.answers(t, "web")
 	k.must("pause", "web")
 	m.d.Until("web", "docker pause was seen", func(o hostctl.Instance) bool { return o.State == "paused" && o.LastPausedBy == "external" })
@@ -267,7 +268,7 @@ func TestDockerOutside(t *testing.T) {
 	if !daemontest.Stays(time.Second, func() bool { return m.d.Look("web").State == "paused" }) {
 		t.Error("a client woke what a person had paused")
 	}
-	// Neither does a daemon that comes anew.
+	// Nor does a restarted daemon.
 	m.Crash(t)
 	if o := m.d.Look("web"); o.State != "paused" || o.LastPausedBy != "external" {
 		t.Errorf("after a restart it is %s, by %s", o.State, o.LastPausedBy)
@@ -278,7 +279,7 @@ func TestDockerOutside(t *testing.T) {
 	}
 	c.Close()
 
-	// A Docker daemon that is away delays a wake and loses nobody.
+	// While the Docker daemon is away a wake is delayed, and no client is lost.
 	m.d.Await("web", "running")
 	force(m.d, "web")
 	m.d.Await("web", "paused")
@@ -304,7 +305,7 @@ func TestDockerOutside(t *testing.T) {
 		return err != nil, daemontest.Describe(o)
 	})
 
-	// Labels that say nothing sensible leave the container alone.
+	// A container with invalid labels is left alone.
 	k.must("run", "-d", "--name", "odd", "--label", "lull.pause-after=soon", "box:1", "sh", "-c", untilGo)
 	daemontest.Wait(t, "the label is named in the log", func() (bool, string) {
 		said := m.d.Log()
@@ -315,9 +316,9 @@ func TestDockerOutside(t *testing.T) {
 	}
 }
 
-// mustDialLater connects while dockerd is away, sends a line, and brings dockerd
-// back. docker-proxy is dockerd's child, so the client goes to the container's
-// own address.
+// mustDialLater connects while dockerd is away, sends a line, and restarts
+// dockerd. docker-proxy is dockerd's child, so the client connects to the
+// container's own address.
 func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/fib_trie", m.d.Look(name).PID))

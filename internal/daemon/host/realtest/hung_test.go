@@ -10,8 +10,9 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// TestHungDaemonFailsOpen: clients of paused instances are answered while the
-// daemon is stopped, and what it says of them when it continues is true.
+// TestHungDaemonFailsOpen checks that clients of paused instances are answered
+// while the daemon is stopped by a signal, and that its records are right when
+// it continues.
 func TestHungDaemonFailsOpen(t *testing.T) {
 	d := host(t, "--probe", "50ms")
 	addr := map[string]string{}
@@ -46,8 +47,8 @@ func TestHungDaemonFailsOpen(t *testing.T) {
 	}
 }
 
-// TestBothKilledFailOpen: clients of paused instances are answered although the
-// daemon and the shim were killed together.
+// TestBothKilledFailOpen checks that clients of paused instances are answered
+// although the daemon and the shim were killed together.
 func TestBothKilledFailOpen(t *testing.T) {
 	d := host(t, "--probe", "50ms")
 	s, addr := web(t, "a", false)

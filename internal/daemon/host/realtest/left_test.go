@@ -16,19 +16,19 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// trace is what an instance is found by when it should be gone.
+// trace records how to find leftovers of an instance that should be gone.
 type trace struct {
 	id     string
-	spaces map[string]bool // namespaces that were its own, as the kernel names them
+	spaces map[string]bool // its own namespaces, by the kernel's names
 }
 
-// trace notes what a new instance is made of.
+// trace records what a new instance consists of.
 func (m *bare) trace(name string, o hostctl.Instance) {
 	m.traces[name] = &trace{id: o.ID, spaces: map[string]bool{}}
 	m.traces[name].look(m.d, o.PID)
 }
 
-// look notes the namespaces of its processes as they are now.
+// look records the present namespaces of its processes.
 func (t *trace) look(d *daemontest.Host, pid int) {
 	common := map[string]bool{}
 	for _, p := range []int{os.Getpid(), d.PID(), d.ShimPID()} {
@@ -45,9 +45,10 @@ func (t *trace) look(d *daemontest.Host, pid int) {
 	}
 }
 
-// processes are those whose command, environment, directories or control groups
-// name it: a QEMU has its directory in its arguments, a program of the process
-// runtime and of a container a mark in its environment.
+// processes returns the processes whose command, environment, directories or
+// control groups name the instance. A QEMU has its directory in its arguments;
+// a program of the process runtime or of a container has a mark in its
+// environment.
 func (t *trace) processes() (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -67,9 +68,8 @@ func (t *trace) processes() (pids []int) {
 	return pids
 }
 
-// left names what is still there of it: processes; files, also those that are
-// open though they have no name any more; control groups, mounts, namespaces and
-// sockets.
+// left lists what still exists of it: processes; files, including deleted ones
+// that are still open; control groups, mounts, namespaces and sockets.
 func (t *trace) left(d *daemontest.Host) (left []string) {
 	for _, pid := range t.processes() {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -80,7 +80,7 @@ func (t *trace) left(d *daemontest.Host) (left []string) {
 			if err == nil && strings.Contains(e.Name(), t.id) {
 				left = append(left, p)
 			}
-			return nil // groups come and go while this walks
+			return nil // groups come and go during the walk
 		})
 	}
 	loose, _ := filepath.Glob(filepath.Join(os.TempDir(), "*"+t.id+"*"))
@@ -95,7 +95,7 @@ func (t *trace) left(d *daemontest.Host) (left []string) {
 	return left
 }
 
-// held is what a process has of it.
+// held lists what a process holds of it.
 func (t *trace) held(pid int) (held []string) {
 	for _, what := range append(links(pid, "fd"), links(pid, "ns")...) {
 		if strings.Contains(what, t.id) || t.spaces[what] {
@@ -122,7 +122,7 @@ func link(pid int, name string) string {
 	return s
 }
 
-// links is where everything in a directory of a process points to.
+// links returns the targets of all links in a directory of a process.
 func links(pid int, dir string) (to []string) {
 	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, dir))
 	for _, e := range entries {
@@ -131,8 +131,8 @@ func links(pid int, dir string) (to []string) {
 	return to
 }
 
-// cards are the network cards of this machine that a runtime could have made;
-// Docker's bridges and the ends of its pairs are Docker's.
+// cards returns the network interfaces of this machine that a runtime could
+// have created. It leaves out Docker's bridges and the ends of its pairs.
 func cards(t *testing.T) (names []string) {
 	t.Helper()
 	all, err := net.Interfaces()

@@ -28,12 +28,12 @@ func host(t *testing.T, args ...string) *daemontest.Host {
 	return daemontest.Start(t, daemontest.Config{Args: args})
 }
 
-// spec is an instance of the guest program.
+// spec returns an instance of the guest program.
 func spec(name string, args ...string) instance.Spec {
 	return instance.Spec{Name: name, Command: append([]string{daemontest.Program("guest")}, args...), StopAfter: daemontest.Seconds(0)}
 }
 
-// web is a guest that serves an address: directly, or behind the relay.
+// web returns a guest that serves an address, directly or behind the relay.
 func web(t *testing.T, name string, relay bool, args ...string) (s instance.Spec, listen string) {
 	t.Helper()
 	listen = daemontest.Addr(t)
@@ -46,7 +46,7 @@ func web(t *testing.T, name string, relay bool, args ...string) (s instance.Spec
 	return s, listen
 }
 
-// force pauses an instance whatever it does.
+// force pauses an instance, even in use.
 func force(d *daemontest.Host, name string) {
 	d.T.Helper()
 	if err := d.Force(name); err != nil {
@@ -62,7 +62,7 @@ func hold(d *daemontest.Host, name, holder string) {
 	}
 }
 
-// refused says why a verb was refused, "" when it was not.
+// refused returns why a verb was refused; "" if it was not.
 func refused(err error) string {
 	var p *httpx.Problem
 	if errors.As(err, &p) && p.Status == 409 {
@@ -71,7 +71,7 @@ func refused(err error) string {
 	return ""
 }
 
-// random gives a source whose seed is printed and differs per run.
+// random returns a source whose seed is printed and differs per run.
 func random(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -86,7 +86,7 @@ func random(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 1))
 }
 
-// ownAddress is an address of this machine that is not loopback.
+// ownAddress returns an address of this machine that is not loopback.
 func ownAddress(t *testing.T) string {
 	t.Helper()
 	addrs, err := net.InterfaceAddrs()
@@ -106,7 +106,7 @@ func ownAddress(t *testing.T) string {
 	return own
 }
 
-// port is the port of an address.
+// port returns the port of an address.
 func port(addr string) string {
 	_, p, _ := net.SplitHostPort(addr)
 	return p

@@ -19,26 +19,26 @@ import (
 )
 
 const (
-	soon  = 2 * time.Second // pause-after of the matrix; shorter, a child that gets no processor looks idle
-	watch = 6 * time.Second // how long what must run is watched
+	soon  = 2 * time.Second // pause-after of the matrix; if shorter, a child without processor time looks idle
+	watch = 6 * time.Second // how long an instance that must keep running is watched
 )
 
-// row is one line of the interaction matrix of seeds/004, section 6.
+// row is one combination of the interaction matrix.
 type row struct {
 	name   string // of the instance
-	of     string // the name of the row there; empty for a further rule
+	of     string // name of the matrix row; empty for an additional rule
 	args   []string
 	policy string
 	serves bool // has an exposed port
 	asked  bool // clients keep asking
 	lease  bool
 	sleeps bool   // it is paused
-	by     string // the signal or holder that holds it otherwise
+	by     string // otherwise the signal or holder that holds it
 }
 
-// The whole matrix, row by row, on real processes, and what the two further
-// rules about CPU promise: a busy grandchild holds although it left session
-// and parents, a few scheduler ticks do not.
+// The whole matrix, row by row, on real processes, and two additional rules
+// about CPU: a busy grandchild holds although it left its session and its
+// parents exited, and a few scheduler ticks do not hold.
 func TestMatrix(t *testing.T) {
 	peer := pollServer(t)
 	rows := []row{
@@ -81,7 +81,7 @@ func (r row) prove(t *testing.T, d *daemontest.Host) {
 		s.Command = []string{"sleep", "300"}
 	}
 	s.IdlePolicy, s.StopGrace = r.policy, *daemontest.Seconds(time.Second)
-	s.PauseAfter = daemontest.Seconds(soon) // most rows expose no port, and pause only because they say so
+	s.PauseAfter = daemontest.Seconds(soon) // most rows expose no port, and pause only because of this setting
 	d.Launch(s)
 	defer func() {
 		if err := d.Remove(context.Background(), r.name); err != nil {
@@ -120,7 +120,7 @@ func (r row) prove(t *testing.T, d *daemontest.Host) {
 	t.Logf("REPORT matrix %s: running for %s, pause-after %s: %s", r.name, watch, soon, found)
 }
 
-// keepAsking keeps requests under way until the returned function is called.
+// keepAsking keeps requests in flight until stop is called.
 func keepAsking(t *testing.T, addr string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -136,7 +136,7 @@ func keepAsking(t *testing.T, addr string) (stop func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// pollServer answers a polling client, on an address that is not loopback.
+// pollServer serves a polling client, on an address that is not loopback.
 func pollServer(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", net.JoinHostPort(ownAddress(t), "0"))

@@ -12,8 +12,8 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// TestMetrics reads what a host counts, as Prometheus does and over the socket of
-// its API; where Prometheus reads there is nothing else.
+// TestMetrics reads a host's metrics as Prometheus does and over its API
+// socket. The address for Prometheus serves nothing else.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	open := daemontest.Addr(t)

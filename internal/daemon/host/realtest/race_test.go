@@ -17,24 +17,24 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// spread is how far around the freeze connections are sent.
+// spread is the range of times around the freeze at which connections are made.
 const spread = 1500 * time.Microsecond
 
-// raceLanes is how many instances race at once, and learning how many cycles
-// each spends on finding out when the freeze comes.
+// raceLanes is the number of instances that race at once. learning is how many
+// cycles each needs to find out when the freeze comes.
 const (
 	raceLanes = 6
 	learning  = 20
 )
 
 // Connections around the instant of the freeze: at the idle deadline, at a
-// person's pause, and requests on connections that stand already and were quiet
-// for long enough. Each must be answered.
+// manual pause, and requests on open connections that were quiet for long
+// enough. Each must be answered.
 func TestRaceDirect(t *testing.T) { race(t, 0, false, 400) }
 
 func TestRaceRelay(t *testing.T) { race(t, 0, true, 400) }
 
-// The same without privileges: freezing by signals.
+// The same without privileges, where freezing uses signals.
 func TestRaceDirectAsNobody(t *testing.T) { race(t, asNobody(t), false, 120) }
 
 func TestRaceRelayAsNobody(t *testing.T) { race(t, asNobody(t), true, 120) }
@@ -53,7 +53,7 @@ func race(t *testing.T, uid int, relay bool, def int) {
 	d := daemontest.Start(t, daemontest.Config{Under: quickDisk(), UID: uid, GID: uid, Args: []string{"--probe", "50ms"}})
 	log := follow(d)
 	lanes := make([]*lane, raceLanes)
-	if uid != 0 { // freezing by signals reads all of /proc, and they would disturb each other
+	if uid != 0 { // freezing by signals reads all of /proc, and parallel lanes would disturb each other
 		lanes = lanes[:2]
 	}
 	var fired, woke atomic.Int64
@@ -105,13 +105,13 @@ func race(t *testing.T, uid int, relay bool, def int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range lanes { // after the last cycle each still lives
+	for _, l := range lanes { // after the last cycle each still runs
 		mustAnswer(t, l.addr)
 	}
 	report(t, lanes, log.settle(t, d), st.Freezer, took)
 }
 
-// ways are how the freeze comes about.
+// ways are the causes of the freeze.
 var ways = []string{"deadline", "person", "standing"}
 
 // lane is one instance that is paused again and again.
@@ -119,20 +119,20 @@ type lane struct {
 	d          *daemontest.Host
 	name, addr string
 	rng        *rand.Rand
-	aim, step  [3]time.Duration // from the way's own deadline to the freeze, learnt
+	aim, step  [3]time.Duration // from the way's own deadline to the freeze, learned
 	shots      []shot
 	cycles     int
 }
 
-// shot is one connection, or one request on a standing one.
+// shot is one connection, or one request on an open connection.
 type shot struct {
 	way      int
-	deadline time.Time // the pause's own instant
+	deadline time.Time // time of the pause
 	from, to time.Time // connect or write, and the answer
-	end      time.Time // of the cycle: what happened later is another's
+	end      time.Time // of the cycle: later events belong to another
 }
 
-// cycle brings one freeze about and fires at it.
+// cycle causes one freeze and fires shots at it.
 func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
 	way := [...]int{0, 0, 1, 1, 1, 2, 2}[l.rng.IntN(7)]
 	l.cycles++
@@ -194,14 +194,14 @@ func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
 	return len(shots), woke, nil
 }
 
-// learn moves the aim towards where half of the cycles meet a frozen program,
-// in steps that shrink at each turn.
+// learn moves the aim to where half of the cycles meet a frozen program. The
+// steps shrink with each change of direction.
 func (l *lane) learn(way int, woke bool) {
 	dir := time.Duration(1)
 	if woke {
 		dir = -1
 	}
-	// Two thirds are to meet it frozen: several connections share one wake.
+	// Two thirds should meet it frozen: several connections share one wake.
 	if !woke {
 		l.aim[way] += 200 * time.Microsecond
 	}
@@ -214,8 +214,8 @@ func (l *lane) learn(way int, woke bool) {
 	l.aim[way] = min(max(l.aim[way]+l.step[way], -spread), 100*time.Millisecond)
 }
 
-// quickDisk is a directory in memory where there is one: a quick disk has the
-// freezes come closer to where they are expected, so more is met in the middle.
+// quickDisk returns a directory in memory if there is one. With a fast disk the
+// freezes come closer to the expected time, so more shots land in the middle.
 func quickDisk() string {
 	if st, err := os.Stat("/dev/shm"); err == nil && st.IsDir() {
 		return "/dev/shm"
@@ -223,8 +223,8 @@ func quickDisk() string {
 	return ""
 }
 
-// provoke sees to it that a pause comes, and returns its instant and how often
-// the instance has been woken until then.
+// provoke causes a pause. It returns its time and how often the instance has
+// been woken before.
 func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64, err error) {
 	if way != 1 {
 		for end := time.Now().Add(daemontest.Patience); time.Now().Before(end); {
@@ -255,7 +255,7 @@ func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64
 	return at, o.WakeCount, nil
 }
 
-// settled waits until it is at rest, and returns it.
+// settled waits until the instance is at rest, and returns it.
 func (l *lane) settled(ctx context.Context) (o hostctl.Instance, err error) {
 	for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
 		o, err = l.d.Get(ctx, l.name)
@@ -268,9 +268,10 @@ func (l *lane) settled(ctx context.Context) (o hostctl.Instance, err error) {
 	}
 }
 
-// until sleeps to about at and spins the rest, for an aim of microseconds.
+// until sleeps until shortly before at and spins for the rest, for microsecond
+// accuracy.
 func until(at time.Time) {
-	time.Sleep(time.Until(at) - 200*time.Microsecond) // outside a bubble: the aim is real time
+	time.Sleep(time.Until(at) - 200*time.Microsecond) // the aim is real time
 	for time.Now().Before(at) {
 	}
 }
@@ -299,8 +300,8 @@ func follow(d *daemontest.Host) *eventLog {
 	return g
 }
 
-// settle waits until every event up to now is here, and gives them. More may
-// come: a transition that had begun ends.
+// settle waits until every event up to now has arrived, and returns the events.
+// A transition in progress may add more.
 func (g *eventLog) settle(t *testing.T, d *daemontest.Host) map[string][]hostctl.Event {
 	t.Helper()
 	if _, err := d.Halt(t.Context(), hostctl.Halting{On: true}); err != nil {
@@ -316,8 +317,9 @@ func (g *eventLog) settle(t *testing.T, d *daemontest.Host) map[string][]hostctl
 	return maps.Clone(g.by)
 }
 
-// met says what a shot met: a running program, one that was about to be
-// frozen, or a frozen one. The event that says so is returned with it.
+// met returns what a shot met: a running program, one that was about to be
+// frozen, or a frozen one. It also returns the number of the event that shows
+// it.
 func met(s shot, events []hostctl.Event) (string, uint64) {
 	for _, e := range events {
 		if e.Time.Before(s.from) || e.Time.After(s.end) {
@@ -348,7 +350,7 @@ func report(t *testing.T, lanes []*lane, events map[string][]hostctl.Event, free
 			m, seq := met(s, events[l.name])
 			counts[m]++
 			if m == "frozen" {
-				wakes[seq] = true // of those that met it frozen one woke it
+				wakes[seq] = true // one of those that met it frozen woke it
 			}
 			worst = max(worst, s.to.Sub(s.from))
 		}

@@ -16,15 +16,15 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// starved is the end of a container with 32 MiB that the kernel ended because
-// memory ran out.
+// starved is the exit reason of a container with 32 MiB that the kernel killed
+// because it ran out of memory.
 const starved = "exited with code 137: out of memory: the kernel ended it; it has 32 MiB: raise --memory"
 
-// hog is a shell that holds a string, doubled over and over.
+// hog is a shell script that doubles a string over and over.
 const hog = `x=0123456789abcdef; while :; do x=$x$x; done`
 
-// hungry starts containers that each have 32 MiB. A file named go in the folder
-// that it returns is seen by them as /shared/go.
+// hungry returns a function that starts containers with 32 MiB each. A file
+// named go in the directory shared is visible to them as /shared/go.
 func hungry(t *testing.T) (m *bare, run func(name, script string), shared string) {
 	needContainers(t)
 	root := image(t)
@@ -45,8 +45,8 @@ func hungry(t *testing.T) (m *bare, run func(name, script string), shared string
 	}, shared
 }
 
-// starveAway has a container run out of memory while no daemon is there, and
-// starts the daemon again.
+// starveAway makes a container run out of memory while no daemon runs, and
+// restarts the daemon.
 func starveAway(t *testing.T, m *bare, run func(name, script string), shared string) {
 	t.Helper()
 	run("late", "while [ ! -e /shared/go ]; do sleep 0.05; done; "+hog)
@@ -62,9 +62,9 @@ func starveAway(t *testing.T, m *bare, run func(name, script string), shared str
 	}
 }
 
-// TestStarvedContainer: a container that the kernel ends for lack of memory says
-// so, also one that ended while no daemon was there, and nothing of it is left.
-// One that ends with the same code does not.
+// TestStarvedContainer checks that a container killed for lack of memory gives
+// that reason, even if it ended while no daemon ran, and that nothing of it is
+// left. A container that exits with the same code does not give it.
 func TestStarvedContainer(t *testing.T) {
 	m, run, shared := hungry(t)
 	run("hog", hog)
@@ -93,9 +93,10 @@ func TestStarvedContainer(t *testing.T) {
 	}
 }
 
-// TestStarvedAndHalfSwept: why a container ended is still known if its control
-// groups, which held the evidence, were removed before the exit was recorded.
-// The runc of this test is interrupted in the middle of its first delete.
+// TestStarvedAndHalfSwept checks that the reason of an exit is known even if
+// the control groups, which held the evidence, were removed before the exit was
+// recorded. The runc of this test is interrupted in the middle of its first
+// delete.
 func TestStarvedAndHalfSwept(t *testing.T) {
 	real, err := container.Find("")
 	daemontest.Need(t, err, "runc")
@@ -120,7 +121,7 @@ exec %[2]s "$@"
 	if _, err := os.Stat(filepath.Join(dir, "cut")); err != nil {
 		t.Errorf("no delete was interrupted: %v", err)
 	}
-	// The note is of that run, and not of the next.
+	// The note belongs to that run, not to the next.
 	if err := os.Remove(filepath.Join(shared, "go")); err != nil {
 		t.Fatal(err)
 	}

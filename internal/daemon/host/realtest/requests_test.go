@@ -11,9 +11,9 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// A request that waits for its answer holds the instance however long its
-// connection has been quiet, on both paths, also when it came right behind an
-// answer; the answered connection is ignored.
+// An unanswered request holds the instance however long its connection has been
+// quiet, on both paths, even if it followed an answer at once. The answered
+// connection is ignored.
 func TestLongPollIsAnswered(t *testing.T) {
 	t.Parallel()
 	onBothPaths(t, func(t *testing.T, d *daemontest.Host, relay bool) {
@@ -39,8 +39,7 @@ func TestLongPollIsAnswered(t *testing.T) {
 	})
 }
 
-// A connection that the instance opened itself is ignored while it is idle, and a
-// request on it that has no answer yet is work.
+// An idle outbound connection is ignored. An unanswered request on it is work.
 func TestOutboundRequests(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -76,7 +75,7 @@ func TestOutboundRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.Await("pool", "paused")
-	if _, err := io.WriteString(c, "something\n"); err != nil { // what comes on an ignored connection wakes
+	if _, err := io.WriteString(c, "something\n"); err != nil { // data on an ignored connection wakes
 		t.Fatal(err)
 	}
 	d.Until("pool", "was woken", func(o hostctl.Instance) bool { return o.WakeCount > 0 })

@@ -14,8 +14,8 @@ import (
 	"lull/internal/daemon/host/daemontest"
 )
 
-// Duplicates are gone before the thaw: the end of a connection arrives, and a
-// port is free as soon as its program is gone, paused or not.
+// Duplicated sockets are closed before the thaw: a connection's end arrives,
+// and a port is free as soon as its program is gone, paused or not.
 func TestDuplicatesAreGone(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -42,7 +42,7 @@ func TestDuplicatesAreGone(t *testing.T) {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := io.ReadAll(c.r); err != nil && n%2 == 0 { // the end of the program ends its connection
+		if _, err := io.ReadAll(c.r); err != nil && n%2 == 0 { // the program's exit ends its connection
 			var ne net.Error
 			if asNet(err, &ne) && ne.Timeout() {
 				t.Fatalf("the connection of a dead program stays open: %v", err)
@@ -66,7 +66,7 @@ func asNet(err error, into *net.Error) bool {
 	return ok
 }
 
-// Hundreds of pauses and wakes leave no descriptor and no goroutine behind.
+// Hundreds of pauses and wakes leak no descriptor and no goroutine.
 func TestNoLeaks(t *testing.T) {
 	t.Parallel()
 	cycles := scaletest.Count(t, "LULL_HOST_CYCLES", 200)
@@ -88,7 +88,7 @@ func TestNoLeaks(t *testing.T) {
 		})
 		mustAnswer(t, addr)
 	}
-	for n := range 40 { // what is only ever opened once
+	for n := range 40 { // for everything that is opened once only
 		cycle(n)
 	}
 	look := func() (daemon, shim, goroutines int) {

@@ -25,9 +25,9 @@ func onBothPaths(t *testing.T, f func(t *testing.T, d *daemontest.Host, relay bo
 	}
 }
 
-// Connections that stand while the program is frozen: data wakes it, a close
-// wakes it, half a close arrives as half a close, and the first bytes of a new
-// connection are there.
+// Connections that are open while the program is frozen: data wakes it, a close
+// wakes it, a half-close arrives as a half-close, and the first bytes of a new
+// connection are delivered.
 func TestStandingConnections(t *testing.T) {
 	t.Parallel()
 	onBothPaths(t, func(t *testing.T, d *daemontest.Host, relay bool) {
@@ -62,8 +62,8 @@ func TestStandingConnections(t *testing.T) {
 	})
 }
 
-// Without quiet-connection-after an open connection holds, and with it only one
-// that has been quiet.
+// Without quiet-connection-after an open connection holds. With it, a quiet
+// connection does not.
 func TestIdleConnectionHolds(t *testing.T) {
 	t.Parallel()
 	onBothPaths(t, func(t *testing.T, d *daemontest.Host, relay bool) {
@@ -84,7 +84,7 @@ func TestIdleConnectionHolds(t *testing.T) {
 		if o := d.Look(s.Name); o.State != "paused" {
 			t.Fatalf("by force it is %s, want paused", o.State)
 		}
-		if err := c.echo("and again"); err != nil { // data wakes whatever put it to sleep
+		if err := c.echo("and again"); err != nil { // data wakes it, whatever put it to sleep
 			t.Fatal(err)
 		}
 		c.Close()
@@ -146,8 +146,9 @@ func TestServersOfAllKinds(t *testing.T) {
 	}
 }
 
-// LISTEN_FDS: what lull stopped is started by a connection to its port, which
-// stays open. What a user stopped, and what is not to be woken, has its port closed.
+// LISTEN_FDS: an instance that lull stopped is started by a connection to its
+// port, which stays open. If a user stopped it, or it must not be woken, the
+// port is closed.
 func TestWakeFromStopped(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -173,13 +174,13 @@ func TestWakeFromStopped(t *testing.T) {
 			c.Close()
 			t.Errorf("the port %s of a stopped program is open", addr)
 		}
-		ln, err := net.Listen("tcp", addr) // nothing is held
+		ln, err := net.Listen("tcp", addr) // nothing holds the port
 		if err != nil {
 			t.Fatalf("the port %s of a stopped program cannot be used: %v", addr, err)
 		}
 		ln.Close()
 	}
-	// The ladder takes it there too.
+	// The ladder leads there too.
 	s, addr := web(t, "ladder", true)
 	s.StopAfter = daemontest.Seconds(300 * time.Millisecond)
 	d.Launch(s)
@@ -189,7 +190,7 @@ func TestWakeFromStopped(t *testing.T) {
 	t.Log("REPORT wake from stopped: 5 starts by a connection to held sockets, 1 through the relay; a plain program's port closes with it")
 }
 
-// What a program says over LULL_SOCKET.
+// Messages of a program over LULL_SOCKET.
 func TestWorkloadSocket(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "300ms")
@@ -204,7 +205,7 @@ func TestWorkloadSocket(t *testing.T) {
 	}
 	runs := func(why string) {
 		t.Helper()
-		d.Await("talks", "running") // its answer can come before the daemon says that it runs
+		d.Await("talks", "running") // its answer can come before the daemon reports it as running
 		if !daemontest.Stays(1500*time.Millisecond, func() bool { return d.Look("talks").State == "running" }) {
 			t.Fatalf("it was paused although %s", why)
 		}
@@ -243,9 +244,9 @@ func TestExecAndLogs(t *testing.T) {
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	s := spec("spam", "spam", "40000") // 4 MB
 	s.LogMax, s.Env = 256<<10, []string{"COLOUR=blue"}
-	s.PauseAfter = daemontest.Seconds(200 * time.Millisecond) // nothing wakes it, so the host's does not pause it
+	s.PauseAfter = daemontest.Seconds(200 * time.Millisecond) // nothing wakes it, so the host's default does not pause it
 	o := d.Launch(s)
-	hold(d, "spam", "prints") // one that gets no processor looks idle
+	hold(d, "spam", "prints") // a program without processor time looks idle
 	daemontest.Wait(t, "the last line is in the log", func() (bool, string) {
 		said := d.Said("spam")
 		return strings.Contains(said, "the last line"), said[max(0, len(said)-200):]
@@ -277,8 +278,9 @@ func TestExecAndLogs(t *testing.T) {
 	t.Logf("REPORT logs: 4 MB printed, %d bytes kept in 2 files; exec woke a paused instance and gave code %d", total, x.ExitCode)
 }
 
-// Ends: a crash loop is recognised, a failure is started again, also when the
-// daemon is killed in between, and a paused program is asked to end in order.
+// Exits: a crash loop is recognized, a failed program is restarted even if the
+// daemon is killed in between, and a paused program is asked to exit
+// gracefully.
 func TestEnds(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -286,7 +288,7 @@ func TestEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Short-lived failures are spaced: the daemon may be killed in a gap.
+	// Short-lived failures are spaced out: the daemon may be killed in a gap.
 	d.Until("loops", "two crashes", func(o hostctl.Instance) bool { return o.RestartCount >= 2 && o.State == "stopped" })
 	d.Kill()
 	d.Boot()
@@ -318,7 +320,7 @@ func TestEnds(t *testing.T) {
 	t.Logf("REPORT ends: crash loop after %d restarts over a kill of the daemon; SIGTERM handled after PAUSED; killed program started again", o.RestartCount)
 }
 
-// Reclaim frees memory where the machine can: pages of files always.
+// Reclaim frees memory if the machine can, and pages of files always.
 func TestReclaim(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -330,10 +332,10 @@ func TestReclaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = f.Sync() // only clean pages can go
+	_ = f.Sync() // only clean pages can be freed
 	f.Close()
 	for _, s := range []instance.Spec{spec("file", "mapped", big), spec("anonymous", "mem", "32")} {
-		s.PauseAfter = daemontest.Seconds(200 * time.Millisecond) // nothing wakes it, so the host's does not pause it
+		s.PauseAfter = daemontest.Seconds(200 * time.Millisecond) // nothing wakes it, so the host's default does not pause it
 		s.ReclaimAfter = *daemontest.Seconds(300 * time.Millisecond)
 		d.Launch(s)
 		o := d.Await(s.Name, "reclaimed")

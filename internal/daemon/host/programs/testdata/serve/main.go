@@ -1,4 +1,5 @@
-// Command serve answers every HTTP request at the address that it is given.
+// Command serve answers every HTTP request at the address given as its
+// argument.
 package main
 
 import (

@@ -1,5 +1,5 @@
 // Command guest is the program that the tests of the host daemon run as
-// instances. Its first argument says what it does.
+// instances. Its first argument selects what it does.
 package main
 
 import (
@@ -72,8 +72,8 @@ func forever() {
 	}
 }
 
-// record appends a line to a file every so often and makes it durable, until it
-// gets SIGHUP.
+// record regularly appends a line to a file and syncs it, until it receives
+// SIGHUP.
 func record(path string, every time.Duration) {
 	enough := make(chan os.Signal, 1)
 	signal.Notify(enough, syscall.SIGHUP)
@@ -94,7 +94,7 @@ func record(path string, every time.Duration) {
 	}
 }
 
-// poll keeps one connection to addr and asks over it every so often.
+// poll keeps one connection to addr and regularly asks over it.
 func poll(addr string, every time.Duration) {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
