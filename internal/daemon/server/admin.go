@@ -20,7 +20,7 @@ import (
 	"lull/internal/store"
 )
 
-// noController is the answer of a process that only serves the API.
+// noController returns the error of a process that only serves the API.
 func noController() error {
 	return fault(http.StatusConflict, "no_controller", "cannot do that here: this process has no controller; ask one with --role all or controller")
 }
@@ -70,8 +70,8 @@ func (s *Server) adminRoutes() {
 	describe(s, r, "text/plain", "Prometheus exposition format")
 }
 
-// copyRoutes serve what administrators take away: the whole state, and what
-// the process spends its time on.
+// copyRoutes serve downloads for administrators: the complete state, and
+// profiles of the process.
 func (s *Server) copyRoutes() {
 	r := route{id: "backup", method: "GET", path: "/admin/backup", role: access.Admin, doc: "The whole state as one snapshot, while the server goes on; lull server restore reads it"}
 	register(s, r, func(ctx context.Context, _ *struct{}) (*huma.StreamResponse, error) {
@@ -88,7 +88,7 @@ func (s *Server) copyRoutes() {
 			hc.SetStatus(http.StatusOK)
 			if _, err := io.Copy(hc.BodyWriter(), snapshot); err != nil {
 				s.log.Warn("a backup was cut", "error", err)
-				panic(http.ErrAbortHandler) // a cut answer must not look whole
+				panic(http.ErrAbortHandler) // a truncated response must not look complete
 			}
 		}}, nil
 	})
@@ -108,18 +108,18 @@ func (s *Server) copyRoutes() {
 		}
 		return &huma.StreamResponse{Body: func(hc huma.Context) {
 			if in.Kind == "cpu" {
-				_ = delay.For(hc.Context(), time.Duration(in.Seconds)*time.Second) // who left gets what there is
+				_ = delay.For(hc.Context(), time.Duration(in.Seconds)*time.Second) // a client that disconnects gets what there is
 				pprof.StopCPUProfile()
 			}
 			hc.SetHeader("Content-Type", "application/octet-stream")
 			hc.SetStatus(http.StatusOK)
-			_, _ = hc.BodyWriter().Write(profile.Bytes()) // nobody is left to tell
+			_, _ = hc.BodyWriter().Write(profile.Bytes()) // the client is gone, so the error has no recipient
 		}}, nil
 	})
 	describe(s, r, "application/octet-stream", "A profile in pprof's format")
 }
 
-// readyWithin is how long the store may take to show that it answers.
+// readyWithin is how long the store may take to answer a readiness check.
 const readyWithin = 3 * time.Second
 
 func (s *Server) healthRoutes() {
@@ -156,7 +156,7 @@ func (s *Server) healthRoutes() {
 		return &huma.StreamResponse{Body: func(hc huma.Context) {
 			hc.SetHeader("Content-Type", "application/openapi+json")
 			hc.SetStatus(http.StatusOK)
-			_, _ = hc.BodyWriter().Write(doc) // nobody is left to tell
+			_, _ = hc.BodyWriter().Write(doc) // the client is gone, so the error has no recipient
 		}}, nil
 	})
 	describe(s, r, "application/openapi+json", "OpenAPI 3.1")

@@ -48,9 +48,9 @@ func (s *Server) agentRoutes() {
 		})
 }
 
-// agentReport takes a report in: an intent into the record, the readings to
-// the owner of the worker, and the rest into the listing. The answer follows
-// from the record alone, so any server can give it.
+// agentReport processes a report: an intent goes into the record, the readings
+// to the owner of the worker, and the rest into the listing. The answer depends
+// on the record only, so any server can give it.
 func (s *Server) agentReport(ctx context.Context, name string, r control.AgentReport, body json.RawMessage) (control.AgentAnswer, error) {
 	var a control.AgentAnswer
 	if h := s.fleet.Halted(); h.On {
@@ -87,7 +87,7 @@ func (s *Server) agentReport(ctx context.Context, name string, r control.AgentRe
 	return a, nil
 }
 
-// agentAction records an intent of the agent, or that it came to nothing.
+// agentAction records an intent of the agent, or that the intent failed.
 func (s *Server) agentAction(ctx context.Context, w fleet.Worker, x *control.AgentAction, a *control.AgentAnswer) (fleet.Worker, error) {
 	if x == nil {
 		return w, nil
@@ -109,14 +109,15 @@ func (s *Server) agentAction(ctx context.Context, w fleet.Worker, x *control.Age
 		return after, nil
 	case "cancelled", "failed":
 		if in := w.Intent; in == nil || in.AgentGeneration != x.Generation {
-			return w, nil // withdrawn already, or never asked for
+			return w, nil // withdrawn already, or never requested
 		}
 		return s.fleet.AgentWithdraws(ctx, w.ID, x.Generation, "its agent did not stop it: "+x.Detail)
 	}
 	return w, nil
 }
 
-// agentOrders says what the record asks of an agent that does not decide.
+// agentOrders returns what the record requires of an agent that does not decide
+// itself.
 func (s *Server) agentOrders(ctx context.Context, w *fleet.Worker, a *control.AgentAnswer) error {
 	p, err := s.fleet.Policy(ctx, w)
 	if err != nil {

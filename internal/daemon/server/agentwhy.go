@@ -46,7 +46,7 @@ func (s *Server) agentWhyRoutes() {
 		})
 }
 
-// agentWorker is the worker that a machine is; nil if it is none.
+// agentWorker returns the worker that a machine is; nil if it is none.
 func (s *Server) agentWorker(ctx context.Context, name string) (*fleet.Worker, error) {
 	region := ""
 	if r, heard := s.agents.Seen(name); heard {
@@ -68,8 +68,8 @@ func (s *Server) agentWorker(ctx context.Context, name string) (*fleet.Worker, e
 	return &w, err
 }
 
-// agentWhy answers by what an agent reported: now by its last report, and at a
-// past time by what the servers recorded.
+// agentWhy answers from an agent's reports: from the last one for now, and from
+// what the servers recorded for a past time.
 func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (control.AgentWhy, error) {
 	now := time.Now().UTC()
 	if at.After(now.Add(skew)) {
@@ -111,11 +111,11 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	switch {
 	case y.Verdict != nil:
 		if y.State = c.Before.Evidence.Status; at.IsZero() {
-			y.Question = "why is it running" // another server hears it
+			y.Question = "why is it running" // another server receives its reports
 		}
 	case at.IsZero():
 		y.Readings, y.Unheard = "unknown", "Its agent is not heard of, so what it sees now is not known."
-	case !known: // nothing tells a machine that was forgotten from one that never was
+	case !known: // a removed machine cannot be distinguished from one that never existed
 		y.Readings, y.Unheard = "unknown", "No report of such an agent is recorded of that time, and no server that runs has heard of it."
 	default:
 		y.Readings, y.Unheard = "unknown", "No report of its agent is recorded of that time."
@@ -126,8 +126,8 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	return s.withWorker(ctx, y, w, when)
 }
 
-// agentTurns says how the machine last went down and came up, as its agent
-// told of it.
+// agentTurns adds how the machine last went down and came up, according to its
+// agent.
 func (s *Server) agentTurns(y *control.AgentWhy, r *evidence.Record) {
 	y.Paused = r.Paused
 	if t := r.Evidence.LastResumedAt; !t.IsZero() {
@@ -135,8 +135,8 @@ func (s *Server) agentTurns(y *control.AgentWhy, r *evidence.Record) {
 	}
 }
 
-// withWorker adds what the record of the worker says that the machine is: its
-// power at the time, and who changed it.
+// withWorker adds the record's view of the machine: its power state at the
+// time, and who changed it.
 func (s *Server) withWorker(ctx context.Context, y control.AgentWhy, w *fleet.Worker, at time.Time) (control.AgentWhy, error) {
 	if w == nil {
 		return y, nil

@@ -14,11 +14,11 @@ import (
 	"lull/internal/fleet"
 )
 
-// The pages behind the links of a warning. They need no login: the signature
-// in the link is the right to give this one answer. To look is safe, since
-// programs that scan mail follow every link: only the form on the page acts.
+// The pages behind the links of a warning. They need no login: the signature in
+// the link authorizes this one answer. GET requests have no effect, because
+// mail scanners follow every link. Only the form on the page acts.
 
-// question is what an answer is called before and after it is given.
+// question is the wording of an answer before and after it is given.
 var question = map[string]struct{ ask, button, done string }{
 	fleet.AnswerExtend:   {"Keep it running for another hour?", "Extend by an hour", "It is kept running until"},
 	fleet.AnswerNotToday: {"Keep it running for the rest of the day?", "Not today", "It is kept running until"},
@@ -68,21 +68,21 @@ func (s *Server) answerRoutes() {
 			return &huma.StreamResponse{Body: func(hc huma.Context) {
 				hc.SetHeader("Content-Type", "text/html; charset=utf-8")
 				hc.SetHeader("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
-				hc.SetHeader("Referrer-Policy", "no-referrer") // the address is the right
+				hc.SetHeader("Referrer-Policy", "no-referrer") // the address is the credential
 				hc.SetStatus(status)
-				_, _ = hc.BodyWriter().Write(body.Bytes()) // nobody is left to tell
+				_, _ = hc.BodyWriter().Write(body.Bytes()) // the client is gone, so the error has no recipient
 			}}, nil
 		})
 		describe(s, r, "text/html", "A page that needs nothing from elsewhere")
 	}
 }
 
-// over is the page of a link that has nothing left to say.
+// over returns the page of a link that is no longer valid.
 func over(why string) (int, shownAnswer) {
 	return http.StatusGone, shownAnswer{Title: "Nothing to do", Lines: []string{why}}
 }
 
-// warned repeats the warning that a answers.
+// warned returns the text of the warning that a answers.
 func (s *Server) warned(ctx context.Context, w *fleet.Worker, a fleet.Answer) string {
 	who, zone := w.Name+" ("+w.AWSRegion+")", s.fleet.Settings().Zone()
 	x, err := s.fleet.WarningOf(ctx, a)
@@ -92,7 +92,7 @@ func (s *Server) warned(ctx context.Context, w *fleet.Worker, a fleet.Answer) st
 	return x.Sentence(who, zone)
 }
 
-// answer shows what a link would do, or does it.
+// answer shows what a link would do or, with act, does it.
 func (s *Server) answer(ctx context.Context, token string, act bool) (int, shownAnswer) {
 	a, err := s.fleet.ReadAnswer(time.Now(), token)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"lull/internal/link/control"
 )
 
-// AuditFilter narrows what of the log is read. Embedded parameters must be
-// exported: huma passes others over.
+// AuditFilter selects entries of the log. Embedded parameters must be exported:
+// huma ignores others.
 type AuditFilter struct {
 	WorkerID string `query:"worker_id" maxLength:"128"`
 	Action   string `query:"action" maxLength:"128"`
@@ -79,14 +79,14 @@ func (s *Server) auditRoutes() {
 			hc.SetStatus(http.StatusOK)
 			if err := write(hc.Context(), hc.BodyWriter(), q); err != nil {
 				s.log.Warn("export of the audit log was cut", "error", err)
-				panic(http.ErrAbortHandler) // a cut answer must not look whole
+				panic(http.ErrAbortHandler) // a truncated response must not look complete
 			}
 		}}, nil
 	})
 	describe(s, export, "application/jsonl", "One entry in each line")
 }
 
-// describe says what a route answers that writes its body itself.
+// describe documents the response of a route that writes its body itself.
 func describe(s *Server, r route, mime, doc string) {
 	item := s.api.OpenAPI().Paths[r.path]
 	op := item.Get

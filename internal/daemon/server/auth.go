@@ -14,15 +14,15 @@ import (
 	"lull/internal/fleet"
 )
 
-// principalKey is where a request keeps who makes it.
+// principalKey is the context key of a request's principal.
 type principalKey struct{}
 
-// principal is who makes a request: a token, or why there is none.
+// principal is the caller of a request: a token, or why there is none.
 type principal struct {
 	token   access.Token
 	given   bool
 	denied  error
-	waking  string // what was presented, for the wake route
+	waking  string // the presented token, for the wake route
 	unready bool
 }
 
@@ -31,7 +31,7 @@ func principalOf(ctx context.Context) principal {
 	return p
 }
 
-// actor is who a change is recorded as.
+// actor returns the actor that a change is recorded for.
 func actor(ctx context.Context) fleet.Actor {
 	p := principalOf(ctx)
 	kind := fleet.KindPerson
@@ -41,8 +41,7 @@ func actor(ctx context.Context) fleet.Actor {
 	return fleet.Actor{Name: p.token.Name, Kind: kind}
 }
 
-// identify finds out who makes a request. What that one may do is up to the
-// route.
+// identify authenticates a request. The route decides what the caller may do.
 func (s *Server) identify(r *http.Request) *http.Request {
 	p := principal{}
 	scheme, presented, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -64,7 +63,7 @@ func (s *Server) identify(r *http.Request) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), principalKey{}, p))
 }
 
-// authorize holds a request to the role of its route.
+// authorize checks a request against the role of its route.
 func (s *Server) authorize(ctx huma.Context, next func(huma.Context)) {
 	r, _ := ctx.Operation().Metadata["route"].(route)
 	p := principalOf(ctx.Context())
@@ -94,7 +93,7 @@ func (s *Server) authorize(ctx huma.Context, next func(huma.Context)) {
 	}
 }
 
-// machineKind is "agents" or "hosts" of a path below them.
+// machineKind returns "agents" or "hosts" for a path below them.
 func machineKind(path string) string {
 	kind, _, _ := strings.Cut(strings.TrimPrefix(path, base+"/"), "/")
 	return kind

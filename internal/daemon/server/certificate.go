@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Certificate is a certificate and key in files, read again when they change,
-// so that it can be renewed under a running server. A pair that cannot be
-// read leaves the last good one in use.
+// Certificate is a certificate and key in files. They are read again when they
+// change, so that a running server gets the renewed pair. If a pair cannot be
+// read, the last good one stays in use.
 type Certificate struct {
 	certFile, keyFile string
 
@@ -20,10 +20,10 @@ type Certificate struct {
 	looked time.Time
 }
 
-// lookEvery is how often the files are looked at, at most.
+// lookEvery is the minimum interval between checks of the files.
 const lookEvery = time.Second
 
-// NewCertificate reads the files a first time.
+// NewCertificate reads the files for the first time.
 func NewCertificate(certFile, keyFile string) (*Certificate, error) {
 	c := &Certificate{certFile: certFile, keyFile: keyFile}
 	stamps, err := c.look()
@@ -33,7 +33,7 @@ func NewCertificate(certFile, keyFile string) (*Certificate, error) {
 	return c, c.load(stamps)
 }
 
-// Config is a server's TLS configuration with the certificate.
+// Config returns a server's TLS configuration with the certificate.
 func (c *Certificate) Config() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current(time.Now()), nil }}
@@ -47,7 +47,7 @@ func (c *Certificate) current(now time.Time) *tls.Certificate {
 	}
 	c.looked = now
 	if stamps, err := c.look(); err == nil && stamps != c.stamps {
-		_ = c.load(stamps) // a pair that is half written stays out: the next look finds it whole
+		_ = c.load(stamps) // a half-written pair is rejected; the next check finds it complete
 	}
 	return c.pair
 }

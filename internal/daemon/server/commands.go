@@ -176,7 +176,7 @@ func (s *Server) wakeRoutes(at func(string) string) {
 				}
 				return nil, refused
 			}
-			// Whoever has only a wake token is not shown the whole record.
+			// A caller with only a wake token does not get the complete record.
 			return accepted(fleet.Worker{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, Status: w.Status, DesiredStatus: w.DesiredStatus}, nil)
 		})
 	register(s, route{id: "new-wake-token", method: "POST", path: at("wake-token"), role: access.Admin, secret: true, doc: "Make a wake token in place of the one it has; it is shown once"},
@@ -186,8 +186,8 @@ func (s *Server) wakeRoutes(at func(string) string) {
 		})
 }
 
-// armSelected arms all workers that sel names. What is armed before a fault
-// stays armed; the call can be repeated.
+// armSelected arms all workers selected by sel. Workers armed before an error
+// stay armed; the call can be repeated.
 func (s *Server) armSelected(ctx context.Context, sel control.Selector) (control.List[fleet.Worker], error) {
 	out := control.List[fleet.Worker]{Items: []fleet.Worker{}}
 	if len(sel.WorkerIDs) == 0 && len(sel.Tags) == 0 && sel.Region == "" && !sel.All {

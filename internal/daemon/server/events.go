@@ -17,7 +17,7 @@ import (
 	"lull/internal/link/control"
 )
 
-// sendWithin is how long a reader of the stream may leave a message unread.
+// sendWithin is how long a client of the stream may leave a message unread.
 const sendWithin = 30 * time.Second
 
 func (s *Server) eventRoutes() {
@@ -61,7 +61,7 @@ func startOf(last, since string) (feed.Start, error) {
 	return feed.Start{After: n, Known: true}, nil
 }
 
-// stream writes the feed until the reader goes away or the server ends.
+// stream writes the feed until the client disconnects or the server ends.
 func (s *Server) stream(hc huma.Context, start feed.Start, worker string) {
 	_, w := humago.Unwrap(hc)
 	control := http.NewResponseController(w)
@@ -95,8 +95,8 @@ func (s *Server) stream(hc huma.Context, start feed.Start, worker string) {
 	}
 }
 
-// frameOf writes a message as a server-sent event. One without data moves the
-// reader's last id on and shows it nothing.
+// frameOf encodes a message as a server-sent event. A message without data
+// advances the client's last ID and shows it nothing.
 func frameOf(m feed.Message) ([]byte, error) {
 	var b bytes.Buffer
 	if m.ID > 0 {

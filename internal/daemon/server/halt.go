@@ -11,9 +11,9 @@ import (
 	"lull/internal/link/control"
 )
 
-// Machines that report wait for the fleet's halt here. Beyond maxHaltWaits a
-// request is answered at once, and the machine asks again after haltAgain, which
-// still stops it within 5 s.
+// Machines that report wait here for the fleet's halt. Above maxHaltWaits a
+// request is answered at once, and the machine asks again after haltAgain,
+// which still halts it within 5 s.
 const (
 	maxHaltWaits = 20_000
 	haltAgain    = 4 * time.Second
@@ -32,8 +32,8 @@ func (s *Server) haltRoutes() {
 	}
 }
 
-// awaitHalt returns the fleet's halt as soon as it is not the one that is known,
-// and at the latest when the wait is over or ctx ends.
+// awaitHalt returns the fleet's halt as soon as it differs from the one the
+// caller knows, and at the latest when the wait is over or ctx ends.
 func (s *Server) awaitHalt(ctx context.Context, t control.HaltTurn) control.HaltAnswer {
 	if n := s.haltWaits.Add(1); n > maxHaltWaits {
 		s.haltWaits.Add(-1)

@@ -15,16 +15,16 @@ import (
 
 // OtherHosts are the hosts that report to the other servers of the fleet.
 type OtherHosts interface {
-	// Hosts are those of all servers that answer in time.
+	// Hosts returns those of all servers that answer in time.
 	Hosts(ctx context.Context) []control.HostSummary
-	// Host is one of them with its instances; false if no server that answers
-	// ever heard of it.
+	// Host returns one of them with its instances; false if no answering server
+	// knows it.
 	Host(ctx context.Context, name string) (control.HostView, bool)
-	// HostWhy answers about an instance; false likewise.
+	// HostWhy answers about an instance; false as in Host.
 	HostWhy(ctx context.Context, name, instance string, at time.Time) (control.HostReply, bool)
 }
 
-// Spoken is what a host says to this server.
+// Spoken is the body of a host's request to this server.
 type Spoken struct {
 	Named
 	Body map[string]any
@@ -106,8 +106,8 @@ func (s *Server) hostRoutes() {
 		})
 }
 
-// hostReport takes a report in. The store is told of the host, not of what it
-// says.
+// hostReport processes a report. The store learns of the host, not of the
+// report's content.
 func (s *Server) hostReport(ctx context.Context, r control.HostReport) (control.HostAnswer, error) {
 	a, err := s.hosts.Take(r, time.Now())
 	if full, ok := errors.AsType[*hosts.FullError](err); ok {
@@ -126,7 +126,7 @@ func (s *Server) hostReport(ctx context.Context, r control.HostReport) (control.
 	return a, err
 }
 
-// HostsHere are the hosts that reported to this server.
+// HostsHere returns the hosts that reported to this server.
 func (s *Server) HostsHere() []control.HostSummary {
 	l := s.hosts.Summaries(time.Now())
 	for n := range l {
@@ -135,7 +135,7 @@ func (s *Server) HostsHere() []control.HostSummary {
 	return l
 }
 
-// HostHere is one of them with its instances.
+// HostHere returns one of them with its instances.
 func (s *Server) HostHere(name string) (control.HostView, bool) {
 	v, ok := s.hosts.View(name, time.Now())
 	v.Server = s.name
@@ -147,9 +147,9 @@ func (s *Server) HostWhyHere(ctx context.Context, name, instance string, at time
 	return s.hosts.Why(ctx, name, instance, at)
 }
 
-// allHosts are the hosts of the fleet, by name: as the servers know them that
-// hear them, as the store says where such a one cannot be asked, and those that
-// have a token and were not heard of.
+// allHosts returns the hosts of the fleet, by name: as seen by the server that
+// receives their reports, as recorded in the store if that server cannot be
+// asked, and those with a token that never reported.
 func (s *Server) allHosts(ctx context.Context) ([]control.HostSummary, error) {
 	all := map[string]control.HostSummary{}
 	take := func(l []control.HostSummary) {
@@ -179,8 +179,8 @@ func (s *Server) allHosts(ctx context.Context) ([]control.HostSummary, error) {
 	return out, nil
 }
 
-// unheard are hosts as far as they are known without hearing them: by what the
-// store says of whom the servers hear, and by the tokens of hosts.
+// unheard returns hosts as far as they are known without their reports: from
+// the store's records of who reports where, and from the tokens of hosts.
 func (s *Server) unheard(ctx context.Context) ([]control.HostSummary, error) {
 	present, err := s.present(ctx, "host")
 	if err != nil {
@@ -203,7 +203,7 @@ func (s *Server) unheard(ctx context.Context) ([]control.HostSummary, error) {
 	return out, nil
 }
 
-// host is a host of the fleet with its instances.
+// host returns a host of the fleet with its instances.
 func (s *Server) host(ctx context.Context, name string) (control.HostView, error) {
 	v, found := s.HostHere(name)
 	if s.others != nil && !v.Heard {
@@ -224,8 +224,9 @@ func (s *Server) host(ctx context.Context, name string) (control.HostView, error
 	return v, notFound("host", name)
 }
 
-// hostWhy answers about an instance of a host: by the server that hears the
-// host, else by what one knows of it, else by saying that nothing is known.
+// hostWhy answers about an instance of a host: from the server that receives
+// the host's reports, otherwise from a server that knows it, otherwise with the
+// statement that nothing is known.
 func (s *Server) hostWhy(ctx context.Context, name, instance string, at time.Time) (control.HostReply, error) {
 	if at.After(time.Now().Add(skew)) {
 		return control.HostReply{}, invalid("at", "it is not in the past")

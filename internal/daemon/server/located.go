@@ -11,9 +11,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// located makes every fault of a problem document name its field: what is
-// wrong with a call that has no body is in its query, and what could not be
-// decoded is looked for in the body.
+// located makes every fault of a problem document name its field. Faults of a
+// call without a body are in its query. A value that could not be decoded is
+// searched in the body.
 func located(ctx huma.Context, _ string, v any) (any, error) {
 	m, ok := v.(*huma.ErrorModel)
 	if !ok {
@@ -26,7 +26,7 @@ func located(ctx huma.Context, _ string, v any) (any, error) {
 		case e.Location == "body":
 			body, _ := e.Value.(string)
 			if e.Location, e.Message = undecoded(body, e.Message); e.Location != "body" {
-				e.Value = nil // the whole body, which may hold a secret
+				e.Value = nil // the complete body, which may hold a secret
 			}
 		}
 		if last := e.Location[strings.LastIndexByte(e.Location, '.')+1:]; wanted[last] != "" && strings.HasPrefix(e.Message, "expected string to match pattern") {
@@ -36,14 +36,15 @@ func located(ctx huma.Context, _ string, v any) (any, error) {
 	return m, nil
 }
 
-// wanted says in words what a pattern of the document means, by its field.
+// wanted explains the patterns of the document, by field.
 var wanted = map[string]string{"from": "want a time of day from 00:00 to 24:00", "to": "want a time of day from 00:00 to 24:00"}
 
-// goField is how encoding/json names the field of a value that does not fit.
+// goField matches how encoding/json names the field of a value of the wrong
+// type.
 var goField = regexp.MustCompile(`^json: cannot unmarshal (.{1,80}) into Go struct field [^. ]+\.(\S+) of type`)
 
-// undecoded finds where in a body a value is that could not be decoded, from
-// what the decoder says of it: the field, or the text that it quotes.
+// undecoded finds where in a body the undecodable value is, from the decoder's
+// message: the field, or the text that it quotes.
 func undecoded(body, says string) (where, message string) {
 	if m := goField.FindStringSubmatch(says); m != nil {
 		return "body." + m[2], m[1] + " does not fit here"
@@ -57,7 +58,7 @@ func undecoded(body, says string) (where, message string) {
 	return "body", says
 }
 
-// quoted is the path of the first text in v that says quotes.
+// quoted returns the path of the first text in v that says quotes.
 func quoted(v any, path, says string) (string, bool) {
 	switch v := v.(type) {
 	case string:

@@ -15,23 +15,24 @@ import (
 	"lull/internal/store"
 )
 
-// maxReport is the longest report of a machine and maxMachines how many are
-// remembered.
+// maxReport is the maximum size of a machine's report, and maxMachines the
+// maximum number of machines kept.
 const (
 	maxReport   = 128 << 10
 	maxMachines = 20_000
 )
 
-// machines are the agents and hosts that reported to this server, and what the
-// agents said last; package hosts has what hosts said. They are forgotten when it ends: they report again. Other
-// servers know of them by their presence in the store.
+// machines are the agents and hosts that reported to this server, and the
+// agents' last reports. Package hosts keeps the hosts' reports. They are lost
+// when the server ends, and the machines report again. Other servers learn of
+// them by their presence in the store.
 type machines struct {
 	mu   sync.Mutex
 	last map[string]machine // by kind and name
 }
 
-// machine is one that reported, how long it may then be silent (0 is for
-// ever), and what the store was told of it under which lease.
+// machine is one that reported, how long it may be silent after that (0 is
+// forever), and what was written about it to the store under which lease.
 type machine struct {
 	control.Machine
 	span  time.Duration
@@ -55,8 +56,8 @@ func (m *machines) put(v control.Machine, span time.Duration, now time.Time) (co
 	return v, nil
 }
 
-// news reports whether the store was told something else of v, or under another
-// lease. When it was heard last is no news.
+// news reports whether the store holds something else about v, or under another
+// lease. A newer report alone is no reason to write.
 func (m *machines) news(v control.Machine, p presence, lease store.LeaseID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -65,7 +66,7 @@ func (m *machines) news(v control.Machine, p presence, lease store.LeaseID) bool
 	return old.told != p || old.under != lease
 }
 
-// announced notes what the store was told of v.
+// announced records what was written to the store about v.
 func (m *machines) announced(v control.Machine, p presence, lease store.LeaseID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -115,7 +116,7 @@ func (s *Server) machineRoutes() {
 	s.hostRoutes()
 }
 
-// raw is a report as it is kept.
+// raw encodes a report for storage.
 func raw(body map[string]any) (json.RawMessage, error) {
 	b, err := json.Marshal(body)
 	if err != nil || len(b) > maxReport {

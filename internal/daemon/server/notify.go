@@ -9,9 +9,9 @@ import (
 	"lull/internal/link/control"
 )
 
-// Notifier tries channels of notifications.
+// Notifier tests notification channels.
 type Notifier interface {
-	// Test sends a made-up event to a channel and says what became of it.
+	// Test sends a made-up event to a channel and returns the outcome.
 	Test(ctx context.Context, by fleet.Actor, channel string) error
 }
 

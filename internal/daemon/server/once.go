@@ -16,13 +16,13 @@ import (
 	"lull/internal/daemon/server/replay"
 )
 
-// maxKey is the longest idempotency key, in bytes.
+// maxKey is the maximum length of an idempotency key, in bytes.
 const maxKey = 128
 
-// onceKey is where a request keeps the name of its idempotency key.
+// onceKey is the context key of the name of a request's idempotency key.
 type onceKey struct{}
 
-// once gives a repeated call the first one's answer.
+// once answers a repeated call with the first call's answer.
 func (s *Server) once(ctx huma.Context, next func(huma.Context)) {
 	given, p := ctx.Header("Idempotency-Key"), principalOf(ctx.Context())
 	if given == "" || ctx.Method() == http.MethodGet || p.token.ID == "" {
@@ -38,7 +38,7 @@ func (s *Server) once(ctx huma.Context, next func(huma.Context)) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if err != nil || len(body) > maxBody {
 		r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(body), r.Body))
-		next(humago.NewContext(ctx.Operation(), r, w)) // which refuses it
+		next(humago.NewContext(ctx.Operation(), r, w)) // it refuses the request
 		return
 	}
 	key := replay.Key(p.token.ID, given)
@@ -56,12 +56,12 @@ func (s *Server) once(ctx huma.Context, next func(huma.Context)) {
 	}
 }
 
-// first runs a call and keeps its answer before it is given: once the client
-// has it, it holds.
+// first runs a call and stores its answer before sending it, so that an answer
+// the client has received is final.
 func (s *Server) first(ctx huma.Context, r *http.Request, w http.ResponseWriter, claim *replay.Claim, next func(huma.Context)) {
 	rec := &recorder{header: w.Header()}
 	ended := false
-	// Keeping the answer must not end with the client's patience.
+	// Storing the answer must not depend on the client staying connected.
 	keep, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 10*time.Second)
 	defer cancel()
 	defer func() {
@@ -84,8 +84,8 @@ func (s *Server) first(ctx huma.Context, r *http.Request, w http.ResponseWriter,
 	give(w, a)
 }
 
-// secretGone is what a repeat gets in place of an answer that showed a secret:
-// those are shown once and stored as hashes only.
+// secretGone is the answer to a repeat whose first answer contained a secret.
+// Secrets are shown once and stored only as hashes.
 func secretGone() replay.Answer {
 	body, err := json.Marshal(fault(http.StatusConflict, "shown_once", "cannot show the token again: it was made and shown when this idempotency key was first used; make another"))
 	if err != nil {
@@ -94,7 +94,7 @@ func secretGone() replay.Answer {
 	return replay.Answer{Status: http.StatusConflict, Headers: map[string]string{"Content-Type": "application/problem+json"}, Body: body}
 }
 
-// fingerprint identifies what a request asks.
+// fingerprint identifies what a request asks for.
 func fingerprint(r *http.Request, body []byte) string {
 	h := sha256.New()
 	for _, part := range []string{r.Method, regionOf(r.Context()), r.URL.Path, r.URL.RawQuery, r.Header.Get("If-Match")} {
@@ -104,7 +104,7 @@ func fingerprint(r *http.Request, body []byte) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// recorder holds an answer back.
+// recorder buffers an answer.
 type recorder struct {
 	header http.Header
 	status int
@@ -140,5 +140,5 @@ func give(w http.ResponseWriter, a replay.Answer) {
 		w.Header().Set(k, v)
 	}
 	w.WriteHeader(a.Status)
-	_, _ = w.Write(a.Body) // the answer is kept; a client that has gone asks again
+	_, _ = w.Write(a.Body) // the answer is stored; a client that has disconnected asks again
 }

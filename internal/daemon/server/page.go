@@ -12,8 +12,8 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// reference is the page about the API for people: the served document as a
-// table, without a script and without anything from elsewhere.
+// reference is the human-readable API page: the served document as a table,
+// without scripts and external resources.
 var reference = template.Must(template.New("reference").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>lull: API</title>
 <style>
@@ -34,8 +34,7 @@ type referenceRow struct {
 	Params                      []string
 }
 
-// rows lists the operations of the document, but not the copies below a
-// region.
+// rows lists the operations of the document, except the copies below a region.
 func (s *Server) rows() []referenceRow {
 	var out []referenceRow
 	paths := s.api.OpenAPI().Paths
@@ -74,7 +73,7 @@ func (s *Server) pageRoute() {
 			hc.SetHeader("Content-Type", "text/html; charset=utf-8")
 			hc.SetHeader("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 			hc.SetStatus(http.StatusOK)
-			_, _ = hc.BodyWriter().Write(body) // nobody is left to tell
+			_, _ = hc.BodyWriter().Write(body) // the client is gone, so the error has no recipient
 		}}, nil
 	})
 	describe(s, r, "text/html", "A page that needs nothing from elsewhere")

@@ -15,8 +15,8 @@ import (
 	"lull/internal/link/control"
 )
 
-// People checks tokens of the issuer whose people may ask (spec, section 2.7:
-// optional OIDC), and logs them in. oidc.Provider is one.
+// People checks the tokens of an OIDC issuer and logs its users in.
+// oidc.Provider implements it.
 type People interface {
 	Verify(ctx context.Context, token string) (oidc.Person, error)
 	Issuer() string
@@ -27,11 +27,11 @@ type People interface {
 
 var _ People = (*oidc.Provider)(nil)
 
-// errIssuer is an issuer that cannot be asked: the request may come again.
+// errIssuer means that the issuer cannot be asked; the request may be retried.
 type errIssuer struct{ error }
 
-// person is who a token of the issuer speaks for. One whose claims give no
-// role is known, and may do nothing.
+// person returns the token for a user of the issuer. A user whose claims give
+// no role is known but may do nothing.
 func (s *Server) person(ctx context.Context, presented string) (access.Token, error) {
 	who, err := s.people.Verify(ctx, presented)
 	switch {
@@ -73,7 +73,7 @@ const (
 	flowLife     = 10 * time.Minute
 )
 
-// redirect is where the issuer sends people back to.
+// redirect returns the URL to which the issuer sends users back.
 func (s *Server) redirect(r *http.Request) string {
 	if s.publicURL != "" {
 		return s.publicURL + callbackPath
@@ -85,8 +85,8 @@ func (s *Server) redirect(r *http.Request) string {
 	return scheme + "://" + r.Host + callbackPath
 }
 
-// login sends a browser to the issuer. The flow's secrets travel in a cookie
-// that only this browser has and no script reads.
+// login redirects a browser to the issuer. The flow's secrets are in a cookie
+// that only this browser has and no script can read.
 func (s *Server) login(w http.ResponseWriter, r *http.Request) {
 	f := oidc.NewFlow()
 	where, err := s.people.URL(r.Context(), f, s.redirect(r))
@@ -111,15 +111,15 @@ func (s *Server) setFlow(w http.ResponseWriter, r *http.Request, value string, l
 	http.SetCookie(w, &http.Cookie{Name: flowCookie, Value: value, Path: "/auth/", MaxAge: age, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteLaxMode})
 }
 
-// handOver gives a token to the dashboard, which keeps it for its tab as it
-// keeps one that was typed in.
+// handOver passes a token to the dashboard, which keeps it for its tab, like a
+// token that was typed in.
 var handOver = template.Must(template.New("login").Parse(`<!doctype html><meta charset="utf-8"><title>lull</title>
 <script nonce="{{.Nonce}}">sessionStorage.setItem('lull-token', {{.Token}}); location.replace('/')</script>
 <noscript>The dashboard needs JavaScript.</noscript>
 `))
 
-// callback ends a login: only in the browser that began it, and only for a
-// token that is this login's.
+// callback completes a login, only in the browser that began it and only for a
+// token of this login.
 func (s *Server) callback(w http.ResponseWriter, r *http.Request) {
 	fail := func(detail string) { writeProblem(w, http.StatusBadRequest, "login", detail) }
 	var f oidc.Flow
@@ -148,5 +148,5 @@ func (s *Server) callback(w http.ResponseWriter, r *http.Request) {
 	nonce := rand.Text()
 	w.Header().Set("Content-Security-Policy", "default-src 'none'; script-src 'nonce-"+nonce+"'; base-uri 'none'; frame-ancestors 'none'")
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_ = handOver.Execute(w, map[string]string{"Nonce": nonce, "Token": l.IDToken}) // a browser that has gone begins again
+	_ = handOver.Execute(w, map[string]string{"Nonce": nonce, "Token": l.IDToken}) // a browser that has disconnected begins again
 }

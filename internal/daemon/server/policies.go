@@ -14,18 +14,18 @@ import (
 	"lull/internal/power"
 )
 
-// RuleName names a rule in a path.
+// RuleName is the name of a rule in a path.
 type RuleName struct {
 	Name string `path:"name" maxLength:"64"`
 }
 
-// Putting is how a rule is written.
+// Putting is the request to write a rule.
 type Putting struct {
 	RuleName
 	Create bool `query:"create" doc:"Refuse to replace one that exists"`
 }
 
-// named holds the name of a body to that of the path.
+// named checks that the name in a body matches the path.
 func named(path, body string) error {
 	if body != "" && body != path {
 		return invalid("name", "it is not the name in the path")
@@ -85,7 +85,7 @@ func (s *Server) policyRoutes() {
 		})
 }
 
-// apply puts something on the workers of a selector.
+// apply assigns something to the workers of a selector.
 func (s *Server) apply(ctx context.Context, in control.Apply, a fleet.Application) (control.Applied, error) {
 	if in.Scope.All() && !in.All {
 		return control.Applied{}, invalid("all", "a selector that names nothing needs all: true")
@@ -110,7 +110,8 @@ func (s *Server) workerPolicy(ctx context.Context, w *fleet.Worker) (control.Wor
 	return control.WorkerPolicy{WorkerID: w.ID, WorkerName: w.Name, Resolved: r, Budgets: s.budgetsOf(w, &r)}, nil
 }
 
-// budgetsOf are those that the next automatic stop or start of w meets.
+// budgetsOf returns the budgets that apply to the next automatic stop or start
+// of w.
 func (s *Server) budgetsOf(w *fleet.Worker, r *policy.Resolved) []policy.Used {
 	now, out := time.Now(), []policy.Used{}
 	if up(w.Status) {
@@ -222,7 +223,7 @@ func (s *Server) overrideRoutes() {
 		})
 }
 
-// exceptions are overrides with the names of their workers.
+// exceptions returns overrides with the names of their workers.
 func (s *Server) exceptions(ctx context.Context, l ...policy.Override) ([]control.Exception, error) {
 	names, out := map[string]string{}, make([]control.Exception, 0, len(l))
 	for _, o := range l {
@@ -248,7 +249,7 @@ func (s *Server) exceptions(ctx context.Context, l ...policy.Override) ([]contro
 	return out, nil
 }
 
-// exception is the answer of a command that changed one.
+// exception returns the answer of a command that changed an override.
 func (s *Server) exception(ctx context.Context) func(policy.Override, error) (*answer[control.Exception], error) {
 	return func(o policy.Override, err error) (*answer[control.Exception], error) {
 		if err != nil {
@@ -262,8 +263,8 @@ func (s *Server) exception(ctx context.Context) func(policy.Override, error) (*a
 	}
 }
 
-// overrideOf reads the times of an exception. One that keeps or skips, without
-// an end, ends with the day of zone in which it begins.
+// overrideOf validates the times of an override. One that keeps or skips,
+// without an end, ends with the day in zone on which it begins.
 func overrideOf(now time.Time, zone *time.Location, n control.NewOverride) (policy.Override, error) {
 	o := policy.Override{Kind: n.Kind, Selector: n.Selector, Policy: n.Policy, Reason: n.Reason}
 	if n.Selector.All() && !n.All {
@@ -282,7 +283,7 @@ func overrideOf(now time.Time, zone *time.Location, n control.NewOverride) (poli
 		return o, nil
 	}
 	if n.Until != "" && n.For == "" {
-		start = now // an end is a time of its own
+		start = now // an end by itself is valid
 	}
 	if o.Until, err = when.End(start, n.Until, n.For); err != nil {
 		field := "until"

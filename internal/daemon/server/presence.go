@@ -12,34 +12,34 @@ import (
 	"lull/internal/store"
 )
 
-// presence is what the store says of a machine that reports to some server of
+// presence is the store's record of a machine that reports to some server of
 // the fleet: enough for any server to list it. It is under the lease of the
-// server that hears it, and written when that or what it says changes, not
-// with every report; readings stay in the memory of who hears them.
+// server that receives the reports, and written when that server or the content
+// changes, not with every report. Readings stay in that server's memory.
 type presence struct {
 	Server   string    `json:"server"`
 	WorkerID string    `json:"worker_id,omitempty"`
 	Version  string    `json:"version,omitempty"`
 	Outdated bool      `json:"outdated,omitempty"`
 	Stale    bool      `json:"stale,omitempty"`
-	At       time.Time `json:"at"` // of the report that it was written for
+	At       time.Time `json:"at"` // of the report that caused the write
 }
 
 const presencePrefix = "presence/"
 
-// presenceEvery is how often a server looks whether what the store says of the
-// machines that it hears is still so.
+// presenceEvery is the interval at which a server checks whether the store is
+// still right about the machines that report to it.
 const presenceEvery = time.Minute
 
 var presences = store.Codec[presence]{Version: 1}
 
-// says is the presence of v as this server knows it.
+// says returns the presence of v as known to this server.
 func (s *Server) says(v control.Machine) presence {
 	return presence{Server: s.name, WorkerID: v.WorkerID, Version: v.Version, Outdated: v.Outdated, Stale: v.Stale, At: *v.ReportedAt}
 }
 
-// announce tells the store of a machine that was heard, if it does not know.
-// What cannot be written is tried again with the next report.
+// announce writes a machine's presence if the store does not have it. A failed
+// write is retried with the next report.
 func (s *Server) announce(ctx context.Context, v control.Machine) {
 	lease := store.LeaseID(s.lease.Load())
 	p := s.says(v)
@@ -58,8 +58,8 @@ func (s *Server) announce(ctx context.Context, v control.Machine) {
 	s.machines.announced(v, p, lease)
 }
 
-// attend brings the store in line with what this server hears: machines that
-// fell silent, and those that left for another server and came back.
+// attend reconciles the store with this server's knowledge: machines that fell
+// silent, and those that moved to another server and came back.
 func (s *Server) attend(ctx context.Context) error {
 	page, err := store.List(ctx, s.fleet.Store(), store.Prefix(presencePrefix))
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *Server) attend(ctx context.Context) error {
 			s.machines.announced(v, presence{}, 0)
 			continue
 		case said.Server == s.name && said.Stale == v.Stale,
-			said.Server != s.name && !v.ReportedAt.After(said.At): // heard elsewhere since
+			said.Server != s.name && !v.ReportedAt.After(said.At): // it has reported elsewhere since
 			continue
 		}
 		data, err := presences.Encode(old.Key, p)
@@ -95,7 +95,7 @@ func (s *Server) attend(ctx context.Context) error {
 	return nil
 }
 
-// present is what the store says of the machines of a kind, by name.
+// present returns the store's presences of the machines of a kind, by name.
 func (s *Server) present(ctx context.Context, kind string) (map[string]presence, error) {
 	prefix := presencePrefix + kind + "/"
 	page, err := store.List(ctx, s.fleet.Store(), store.Prefix(prefix))
@@ -113,9 +113,9 @@ func (s *Server) present(ctx context.Context, kind string) (map[string]presence,
 	return out, nil
 }
 
-// everywhere are the machines of a kind that report to any server of the
-// fleet: those heard here as they are known here, the others as the store
-// says.
+// everywhere returns the machines of a kind that report to any server of the
+// fleet. Those that report here are as known here, the others as recorded in
+// the store.
 func (s *Server) everywhere(ctx context.Context, kind string) ([]control.Machine, error) {
 	present, err := s.present(ctx, kind)
 	if err != nil {
@@ -140,7 +140,7 @@ func (s *Server) everywhere(ctx context.Context, kind string) ([]control.Machine
 	return out, nil
 }
 
-// machine is one of everywhere.
+// machine returns one of everywhere.
 func (s *Server) machine(ctx context.Context, kind, name string) (control.Machine, error) {
 	all, err := s.everywhere(ctx, kind)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"lull/internal/store"
 )
 
-// fault makes a problem document.
+// fault returns a problem document.
 func fault(status int, code, detail string, errs ...*huma.ErrorDetail) *huma.ErrorModel {
 	return &huma.ErrorModel{Type: httpx.TypeOf(code), Title: http.StatusText(status), Status: status, Detail: detail, Errors: errs}
 }
@@ -25,8 +25,8 @@ func notFound(kind, name string) error { return &fleet.NotFound{Kind: kind, Name
 
 func invalid(field, detail string) error { return &fleet.Invalid{Field: field, Detail: detail} }
 
-// problem turns an error into a problem document. What is nobody's fault but
-// the server's own says no more than that the caller can use.
+// problem converts an error to a problem document. For an internal error it
+// contains only what the caller can use.
 func problem(err error) error {
 	if err == nil {
 		return nil
@@ -59,7 +59,7 @@ func problem(err error) error {
 	return fault(http.StatusInternalServerError, "internal", err.Error())
 }
 
-// recorded is the problem of an error of package fleet, or nil.
+// recorded returns the problem for an error of package fleet, or nil.
 func recorded(err error) *huma.ErrorModel {
 	if e, ok := errors.AsType[*fleet.NotFound](err); ok {
 		return fault(http.StatusNotFound, "not_found", e.Error())
@@ -90,7 +90,7 @@ func recorded(err error) *huma.ErrorModel {
 	return nil
 }
 
-// invalids are all Invalid errors in the tree of err.
+// invalids returns all Invalid errors in the tree of err.
 func invalids(err error) []*fleet.Invalid {
 	if e, ok := err.(*fleet.Invalid); ok {
 		return []*fleet.Invalid{e}

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// Regions tells which regions an account may use; empty is the credentials' own
-// account.
+// Regions returns the regions that an account may use. An empty account is the
+// credentials' own.
 type Regions func(ctx context.Context, account string) ([]string, error)
 
-// regionsWithin is how long a new worker waits for an answer about its region.
+// regionsWithin is how long a new worker waits for the check of its region.
 const regionsWithin = 5 * time.Second
 
-// hasRegion refuses a region that the cloud says an account does not have. Where
-// the cloud cannot be asked nothing is refused: the worker will show what is wrong.
+// hasRegion rejects a region that an account does not have. If the cloud cannot
+// be asked, nothing is rejected: the worker will show what is wrong.
 func (s *Server) hasRegion(ctx context.Context, account, region string) error {
 	region = cmp.Or(region, s.fleet.Settings().AWSDefaultRegion)
 	if s.regions == nil {

@@ -16,20 +16,20 @@ import (
 // maxBody bounds a request body.
 const maxBody = 256 << 10
 
-// route is one row of the table of routes: what is asked, who may, and the
-// doc that the OpenAPI document has of it.
+// route is one row of the table of routes: the operation, who may call it, and
+// its documentation in the OpenAPI document.
 type route struct {
 	id, method, path, doc string
-	role                  access.Role // none is public
-	machine               bool        // for the token of the machine in the path as well
-	status                int         // of success; 0 is huma's choice
+	role                  access.Role // empty is public
+	machine               bool        // also allowed with the token of the machine in the path
+	status                int         // of success; 0 is huma's default
 	long                  bool        // may be answered with 202
-	secret                bool        // the answer holds a secret, which is kept nowhere
+	secret                bool        // the answer contains a secret, which is stored nowhere
 }
 
 const base = "/api/v1"
 
-// answer is a body; the headers are left out when empty.
+// answer is a body with headers, which are omitted when empty.
 type answer[T any] struct {
 	Status   int
 	ETag     string `header:"ETag"`
@@ -66,7 +66,8 @@ func register[I, O any](s *Server, r route, do func(context.Context, *I) (*O, er
 	}
 	huma.Register(s.api, op, do)
 	if r.long {
-		// Done or not, the body is the same; huma describes only one of them.
+		// Finished or not, the body is the same, but huma documents only one of
+		// them.
 		item := s.api.OpenAPI().Paths[r.path]
 		for _, made := range []*huma.Operation{item.Get, item.Put, item.Post, item.Delete, item.Patch} {
 			if made == nil || made.OperationID != r.id {
@@ -81,7 +82,7 @@ func register[I, O any](s *Server, r route, do func(context.Context, *I) (*O, er
 	}
 }
 
-// regionKey is where a request keeps the region of its path.
+// regionKey is the context key of the region in a request's path.
 type regionKey struct{}
 
 func regionOf(ctx context.Context) string {
@@ -94,8 +95,8 @@ const (
 	regionalPath = base + "/region/{aws_region}/workers"
 )
 
-// regional serves every route of workers under its region as well, and says
-// so in the document.
+// regional also serves every route of workers below its region, and documents
+// that.
 func (s *Server) regional() error {
 	paths := s.api.OpenAPI().Paths
 	for _, p := range slices.Sorted(maps.Keys(paths)) {
@@ -138,7 +139,7 @@ func inRegionItem(item *huma.PathItem) *huma.PathItem {
 	return &out
 }
 
-// inRegion refuses a worker that is not in the region of the path.
+// inRegion rejects a worker outside the region of the path.
 func (s *Server) inRegion(ctx huma.Context, next func(huma.Context)) {
 	region, id := regionOf(ctx.Context()), ctx.Param("worker_id")
 	if region == "" || id == "" {

@@ -18,9 +18,9 @@ import (
 	"lull/internal/savings"
 )
 
-// Bounds of an answer about savings.
+// Limits of an answer about savings.
 const (
-	maxSavings     = 93 * 24 * time.Hour // the audit log, which is what it rests on, keeps 90 days
+	maxSavings     = 93 * 24 * time.Hour // the audit log, on which it is based, keeps 90 days
 	maxPeriodSums  = 20_000
 	maxParts       = 100 // more than maxSavings has days
 	maxPatterns    = 1_000
@@ -46,7 +46,7 @@ func (s *Server) savingsRoutes() {
 		})
 }
 
-// groupKey is how uses are grouped by what a question names.
+// groupKey returns the function that groups uses by a field.
 func groupKey(field, by string) (func(savings.Use) (key, name string), error) {
 	if name, tagged := strings.CutPrefix(by, "tag:"); tagged && name != "" {
 		return func(u savings.Use) (string, string) { return u.Tags[name], "" }, nil
@@ -153,8 +153,8 @@ func (s *Server) savings(ctx context.Context, in savingsQuestion) (control.Savin
 	return out, err
 }
 
-// uses are what workers did in [from, to). byPolicy makes one more of a worker
-// for each policy under which it was stopped and that holds no longer.
+// uses returns what workers did in [from, to). With byPolicy there is an
+// additional use of a worker for each former policy under which it was stopped.
 func uses(all map[string]*trial, from, to time.Time, byPolicy bool) []savings.Use {
 	var out []savings.Use
 	for _, t := range all {
@@ -193,7 +193,7 @@ func uses(all map[string]*trial, from, to time.Time, byPolicy bool) []savings.Us
 	return out
 }
 
-// parts are the days, weeks or months of [from, to) in a zone.
+// parts returns the days, weeks or months of [from, to) in a zone.
 func parts(from, to time.Time, every string, zone *time.Location) ([]control.SavingsPeriod, error) {
 	var out []control.SavingsPeriod
 	for at := from; at.Before(to); {
@@ -210,8 +210,8 @@ func parts(from, to time.Time, every string, zone *time.Location) ([]control.Sav
 	return out, nil
 }
 
-// nextPart is when the day, week or month that at is in is over: at the first
-// moment of the next one, which is not midnight where the clock skips it.
+// nextPart returns the end of the day, week or month that contains at: the
+// first moment of the next one, which is not midnight where the clock skips it.
 func nextPart(at time.Time, every string, zone *time.Location) time.Time {
 	for day := when.DateOf(at.In(zone)); ; day = day.Add(1) {
 		next := day.Add(1)
@@ -221,14 +221,15 @@ func nextPart(at time.Time, every string, zone *time.Location) time.Time {
 		case "week":
 			next = day.Add(7 - (int(day.Weekday())+6)%7)
 		}
-		// Set back over midnight, the clock shows a day once more whose next one has begun already.
+		// If the clock is set back over midnight, it shows a day again although
+		// the next one has already begun.
 		if end := next.First(0, zone); end.After(at) {
 			return end.UTC()
 		}
 	}
 }
 
-// idlest are the patterns with the most hours, and at most maxPatterns of them.
+// idlest returns the patterns with the most hours, at most maxPatterns.
 func idlest(patterns map[string]*control.IdlePattern) []control.IdlePattern {
 	sum := func(p control.IdlePattern) (h float64) {
 		for _, x := range p.Hours {
@@ -246,11 +247,11 @@ func idlest(patterns map[string]*control.IdlePattern) []control.IdlePattern {
 	return out[:min(len(out), maxPatterns)]
 }
 
-// notRecorded is the cause of idle time that nobody saw.
+// notRecorded is the cause of idle time without records.
 const notRecorded = "not_recorded"
 
-// idleTime is the part of a stretch after begin that nobody used, and what kept
-// the worker up; no cause if there is none.
+// idleTime returns the unused part of a stretch after begin, and what kept the
+// worker running; cause is empty if there is none.
 func idleTime(t *trial, x evidence.Stretch, begin time.Time) (from, to time.Time, cause string) {
 	if x.Check == nil {
 		return from, to, ""
@@ -277,7 +278,8 @@ func idleTime(t *trial, x evidence.Stretch, begin time.Time) (from, to time.Time
 // byHour adds [from, to) to the hours of the week that it covers.
 func byHour(sums []float64, from, to time.Time, zone *time.Location) {
 	for at := from.In(zone); at.Before(to); {
-		// Zones change at whole hours of their own, so an hour ends after what is left of its minutes.
+		// Zone changes need not be at whole hours, so an hour ends when its
+		// remaining minutes are over.
 		end := at.Add(time.Hour - time.Duration(at.Minute())*time.Minute - time.Duration(at.Second())*time.Second - time.Duration(at.Nanosecond()))
 		if end.After(to) {
 			end = to

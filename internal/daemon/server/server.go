@@ -1,19 +1,18 @@
-// Package server is the HTTP API of a fleet (spec, section 2.7): it says who
-// may ask, checks what is asked, hands it to package fleet and renders the
-// outcome.
+// Package server is the HTTP API of a fleet: it authorizes and validates
+// requests, passes them to package fleet and renders the result.
 //
-// Guarantees. Every route but the public ones (health, the description of the
-// API, and the answers to a warning, which carry a signature) needs a token
-// whose role covers it; the table of routes is in the OpenAPI document that is served,
-// with the role of each. Every fault is a problem document (RFC 9457) that
-// names the field, and changes nothing. A mutating call with an
-// Idempotency-Key is answered as the first one with that key was. Every
-// change is in the audit log with who asked for it. A command that is not
-// finished when it is answered is answered with 202 and where to look.
+// Every route except the public ones (health, the description of the API, and
+// the answers to a warning, which carry a signature) needs a token whose role
+// covers it. The table of routes, with the role of each, is in the OpenAPI
+// document. Every error is a problem document (RFC 9457) that names the field,
+// and changes nothing. A mutating call with an Idempotency-Key gets the answer
+// of the first call with that key. Every change is in the audit log with its
+// actor. A command that is unfinished when it is answered gets a 202 with the
+// place to poll.
 //
-// It leaves out observing and acting (daemon/controller; a Live and an Admin
-// are handed in), the listener and its certificate's use (cmd; see Certificate),
-// and the dashboard (server/web).
+// Observing and acting are done by daemon/controller (a Live and an Admin are
+// passed in), listening and TLS by cmd (see Certificate), and the dashboard is
+// in server/web.
 package server
 
 import (
@@ -51,46 +50,46 @@ import (
 	"lull/internal/store"
 )
 
-// Live knows what the owner of a worker has in memory.
+// Live is the in-memory state of the workers' owners.
 type Live interface {
-	// Observation is what is known of a worker; false if nobody who
+	// Observation returns what is known of a worker; false if no server that
 	// observes it can be asked.
 	Observation(ctx context.Context, id string) (control.Observation, bool)
-	// Report hands what the worker's agent sees to the owner; false if that
+	// Report passes an agent's report to the worker's owner; false if the owner
 	// cannot be reached.
 	Report(ctx context.Context, id string, r control.AgentReport) bool
-	// Verdicts are the idle status of every worker that anybody who can be
-	// asked observes, by id and without readings.
+	// Verdicts returns the idle status of every worker observed by a reachable
+	// server, by ID and without readings.
 	Verdicts(ctx context.Context) map[string]fleet.IdleStatus
 }
 
-// Evidence is what servers recorded of their checks (spec, section 2.1).
+// Evidence is what servers recorded of their checks.
 type Evidence interface {
-	// Read yields records in the order of time, and says which are missing.
+	// Read yields records in order of time, and returns which are missing.
 	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
-// Admin is the controller as administrators see it.
+// Admin is the administrators' view of the controller.
 type Admin interface {
-	// Stats are the counters of this process.
+	// Stats returns the counters of this process.
 	Stats() map[string]any
 	// Trigger starts a reconcile of all workers now.
 	Trigger()
 	Shards(ctx context.Context) (control.Shards, error)
-	// Resign gives up what this server owns, so that others take it.
+	// Resign gives up the workers that this server owns, so that others take
+	// them.
 	Resign(ctx context.Context) error
 }
 
-// Options are what a Server is made of. Fleet is needed; everything else may
-// be left out.
+// Options configure a Server. Fleet is required; everything else is optional.
 type Options struct {
 	Fleet *fleet.Fleet
-	// Tokens says who may ask. Nil makes one over the fleet's store.
+	// Tokens authenticates callers. Nil creates one over the fleet's store.
 	Tokens *access.Tokens
 	// Live and Admin are the controller; nil in a process without one.
 	Live  Live
 	Admin Admin
-	// Regions tells which regions an account has; nil in a process that asks no
+	// Regions returns the regions of an account; nil in a process that asks no
 	// cloud.
 	Regions Regions
 	// Instances tells what EC2 knows of an instance that is to be imported; nil
@@ -101,40 +100,40 @@ type Options struct {
 	CML func(ctx context.Context, w fleet.Worker) (found bool, detail string)
 	// Evidence is what was recorded, by all servers; nil keeps none.
 	Evidence Evidence
-	// Record keeps what agents report for this server's part of Evidence; nil
-	// keeps none of it. It never waits.
+	// Record stores agents' reports for this server's part of Evidence; nil
+	// stores none. It never blocks.
 	Record func(evidence.Record)
-	// Prices replaces the published table; nil takes that.
+	// Prices replaces the published table; nil selects that.
 	Prices savings.Prices
-	// Web serves what is no API: the dashboard. Nil serves a 404.
+	// Web serves all paths outside the API: the dashboard. Nil serves a 404.
 	Web http.Handler
-	// Peers answers the other servers below /internal/; nil answers none.
+	// Peers serves the other servers below /internal/; nil for none.
 	Peers http.Handler
-	// Others are the hosts that the other servers hear; nil where there is none.
+	// Others are the hosts that report to the other servers; nil for none.
 	Others  OtherHosts
 	Metrics prometheus.Gatherer
-	// Snapshot reads the whole state for a backup; nil has none.
+	// Snapshot reads the complete state for a backup; nil if unsupported.
 	Snapshot func(ctx context.Context) (io.ReadCloser, error)
-	// Notifier tests channels of notifications; nil in a process without one.
+	// Notifier tests notification channels; nil in a process without one.
 	Notifier Notifier
 	Version  string
-	// BuildDate, RFC 3339, is what agents are compared with.
+	// BuildDate, in RFC 3339, is compared with that of agents.
 	BuildDate string
 	Shadow    bool
 	Log       *slog.Logger
-	// People are those of an OIDC issuer; nil is none. PublicURL is where
-	// browsers reach the server, to come back to from the issuer; empty is
-	// where they asked.
+	// People are the users of an OIDC issuer; nil for none. PublicURL is where
+	// browsers reach the server, for the redirect from the issuer; empty is the
+	// address of the request.
 	People    People
 	PublicURL string
 	// LeaseTTL is how long claims of this server outlive it; 0 is 15 s.
 	LeaseTTL time.Duration
-	// Name is what listings call this server; empty makes one up.
+	// Name is this server's name in listings; empty generates one.
 	Name string
 }
 
-// Server is the API of one process. Make it with New and run it before it is
-// asked.
+// Server is the API of one process. Create it with New and run it before it
+// gets requests.
 type Server struct {
 	fleet    *fleet.Fleet
 	tokens   *access.Tokens
@@ -177,10 +176,10 @@ type Server struct {
 	ready     chan struct{}
 }
 
-// maxStreams is how many event streams a server has open at once.
+// maxStreams is the maximum number of open event streams of a server.
 const maxStreams = 512
 
-// New makes a Server and starts nothing.
+// New returns a Server. It starts nothing.
 func New(o Options) (*Server, error) {
 	if o.Fleet == nil {
 		return nil, errors.New("cannot make a server without a fleet")
@@ -224,7 +223,7 @@ func New(o Options) (*Server, error) {
 	cfg.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"token": {Type: "http", Scheme: "bearer", Description: "A token of lull token create"},
 	}
-	// A duration is seconds on the wire, with fractions.
+	// Durations are fractional seconds on the wire.
 	cfg.Components.Schemas.RegisterTypeAlias(reflect.TypeFor[idle.Duration](), reflect.TypeFor[float64]())
 	s.api = humago.New(s.mux, cfg)
 	s.api.UseMiddleware(s.authorize, humax.Strict, s.inRegion, s.once)
@@ -270,15 +269,15 @@ func (s *Server) routes() {
 // String names the server as a task.
 func (s *Server) String() string { return "the API" }
 
-// Ready closes when requests can be answered.
+// Ready is closed when requests can be answered.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
 // sweepEvery is how often old answers are removed.
 const sweepEvery = time.Hour
 
-// Run keeps what the server knows fresh until ctx ends. Its claims are held
-// by a lease; one that is lost, as when the store is away for long, is
-// replaced, and the claims that it held are free.
+// Run keeps the server's state current until ctx ends. A lease holds its
+// claims. If it is lost, for example because the store was away for long, it is
+// replaced, and its claims are free.
 func (s *Server) Run(ctx context.Context) error {
 	lease, err := s.fleet.Store().Grant(ctx, s.leaseTTL)
 	if err != nil {
@@ -305,8 +304,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return task.Run(ctx, tokens, task.Loop("the list of workers", s.roster.Run), task.Loop(s.feed.String(), s.feed.Run), open)
 }
 
-// upkeep sweeps old answers and replaces a lease that is lost, until ctx
-// ends.
+// upkeep sweeps old answers and replaces a lost lease, until ctx ends.
 func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
@@ -344,7 +342,7 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 	}
 }
 
-// revoke gives the claims back at once; if that fails they end with the TTL.
+// revoke releases the claims at once. If that fails they end with the TTL.
 func (s *Server) revoke(ctx context.Context, lease store.Lease) {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
@@ -353,11 +351,11 @@ func (s *Server) revoke(ctx context.Context, lease store.Lease) {
 	}
 }
 
-// API is the OpenAPI side of the server.
+// API returns the OpenAPI side of the server.
 func (s *Server) API() huma.API { return s.api }
 
-// Handler answers everything. It refuses requests that a browser makes for
-// another site.
+// Handler returns the handler for all requests. It rejects cross-site requests
+// of browsers.
 func (s *Server) Handler() http.Handler {
 	cop := http.NewCrossOriginProtection()
 	cop.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -372,7 +370,7 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-// elsewhere answers what no route has: the dashboard, or a problem.
+// elsewhere answers requests without a route: the dashboard, or a problem.
 func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request) {
 	var allow []string
 	for _, m := range []string{"GET", "POST", "PUT", "PATCH", "DELETE"} {

@@ -9,8 +9,8 @@ import (
 	"lull/internal/power"
 )
 
-// Collector counts the machines that this server heard last and that have
-// fallen silent, as metrics.
+// Collector returns metrics about machines that last reported to this server
+// and have fallen silent.
 func (s *Server) Collector() prometheus.Collector { return silence{s} }
 
 type silence struct{ s *Server }
@@ -24,8 +24,8 @@ var (
 // Describe implements prometheus.Collector.
 func (silence) Describe(ch chan<- *prometheus.Desc) { ch <- silentAgents; ch <- silentHosts }
 
-// Collect implements prometheus.Collector. What cannot be counted, because the
-// store does not answer, is left out and is not nought.
+// Collect implements prometheus.Collector. A count that is unknown because the
+// store does not answer is omitted, not zero.
 func (c silence) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

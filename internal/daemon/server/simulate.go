@@ -23,11 +23,11 @@ import (
 	"lull/internal/savings"
 )
 
-// Bounds of what is computed from the past.
+// Limits of computations over the past.
 const (
 	maxSimulated = 35 * 24 * time.Hour
 	maxStops     = 200
-	maxCompared  = 32 // named policies, where none is asked about
+	maxCompared  = 32 // named policies, if none is given
 )
 
 func (s *Server) simulateRoutes() {
@@ -44,23 +44,23 @@ func (s *Server) simulateRoutes() {
 	describe(s, told, "application/jsonl", "One step in each line; the last has the answer, or why there is none")
 }
 
-// trial is what a question to the past needs about a worker, or about a machine
-// with an agent, which need not be one.
+// trial is what a question about the past needs of a worker, or of a machine
+// with an agent, which need not be a worker.
 type trial struct {
 	w       fleet.Worker
 	machine string // of an agent
 	tmpl    *fleet.Template
-	policy  string // that holds now; only where it is asked for
+	policy  string // the present one; only if requested
 	volumes []savings.Volume
 	changes []control.TimelineChange
 	off     []evidence.Off
-	ended   time.Time // since when it is terminated; zero if it is not
+	ended   time.Time // time of termination; zero if it is not terminated
 	follow  evidence.Follow
-	runs    []*evidence.Trial // one for each policy that is asked about
+	runs    []*evidence.Trial // one for each policy in question
 }
 
-// until is the end of what is asked about, to, or of the worker's time if that
-// is sooner.
+// until returns the end of the question's range, or the worker's termination if
+// that is earlier.
 func (t *trial) until(to time.Time) time.Time {
 	if !t.ended.IsZero() && t.ended.Before(to) {
 		return t.ended
@@ -68,8 +68,8 @@ func (t *trial) until(to time.Time) time.Time {
 	return to
 }
 
-// trials collects the workers with their changes since from, and what they were
-// then.
+// trials returns the workers with their changes since from, and what they were
+// before.
 func (s *Server) trials(ctx context.Context, q fleet.WorkerFilter, from, to time.Time) (map[string]*trial, error) {
 	changes, err := s.changes(ctx, fleet.AuditQuery{From: from})
 	if err != nil {
@@ -101,8 +101,8 @@ func (s *Server) trials(ctx context.Context, q fleet.WorkerFilter, from, to time
 	return out, nil
 }
 
-// trial makes that of one worker by its changes since from, of which there are
-// none if it is now as it was.
+// trial returns the trial of one worker from its changes since from. Without
+// changes, it was then as it is now.
 func (s *Server) trial(ctx context.Context, w *fleet.Worker, tmpl *fleet.Template, changes []control.TimelineChange, from, to time.Time) (*trial, error) {
 	if changes == nil && !runs(string(w.Status)) && w.Status != power.WorkerTerminated {
 		before := newStory()
@@ -116,8 +116,8 @@ func (s *Server) trial(ctx context.Context, w *fleet.Worker, tmpl *fleet.Templat
 	return t, nil
 }
 
-// volumes are those that a worker pays for: as EC2 told of them, else what its
-// template says, which is launched on gp3.
+// volumes returns the volumes that a worker pays for: as read from EC2,
+// otherwise those of its template, which are gp3.
 func volumes(w *fleet.Worker, tmpl *fleet.Template) []savings.Volume {
 	var out []savings.Volume
 	for _, v := range w.Volumes {
@@ -129,7 +129,7 @@ func volumes(w *fleet.Worker, tmpl *fleet.Template) []savings.Volume {
 	return out
 }
 
-// offs are the times within [from, to] at which a worker did not run.
+// offs returns the times within [from, to] at which a worker did not run.
 func offs(w *fleet.Worker, changes []control.TimelineChange, from, to time.Time) []evidence.Off {
 	var out []evidence.Off
 	why := func(at time.Time) (automatic bool, held string) {
@@ -161,18 +161,19 @@ func offs(w *fleet.Worker, changes []control.TimelineChange, from, to time.Time)
 	return out
 }
 
-// unheeded is for whom nobody waits to hear how far it is.
+// unheeded is a progress function that does nothing.
 func unheeded(float64) error { return nil }
 
-// among finds the trial of a record by its object.
+// among returns a function that finds the trial of a record by its object.
 func among(all map[string]*trial) func(*evidence.Record) *trial {
 	return func(r *evidence.Record) *trial { return all[r.Object] }
 }
 
-// replay feeds the recorded evidence to all trials, which of finds and may add
-// to, and tells how far it is.
+// replay feeds the recorded evidence to all trials. of finds a record's trial
+// and may add one. progress gets how far it is.
 func (s *Server) replay(ctx context.Context, all map[string]*trial, of func(*evidence.Record) *trial, from, to time.Time, yield func(*trial, evidence.Stretch), tell func(share float64) error) ([]evidence.Missing, error) {
-	// The check after to tells what was until then; what it tells beyond is not asked for.
+	// The first check after to covers the time until then. What it covers
+	// beyond is cut off.
 	give := func(t *trial) func(evidence.Stretch) {
 		return func(x evidence.Stretch) {
 			if end := t.until(to); x.To.After(end) {
@@ -185,7 +186,7 @@ func (s *Server) replay(ctx context.Context, all map[string]*trial, of func(*evi
 	}
 	missing, err := s.recorded(ctx, evidence.Query{From: from, To: to}, func(r evidence.Record) error {
 		if ctx.Err() != nil {
-			return context.Cause(ctx) // nobody waits for it any more
+			return context.Cause(ctx) // the caller has stopped waiting
 		}
 		if err := tell(min(1, max(0, float64(r.At.Sub(from))/float64(to.Sub(from))))); err != nil {
 			return err
@@ -204,18 +205,18 @@ func (s *Server) replay(ctx context.Context, all map[string]*trial, of func(*evi
 	return missing, err
 }
 
-// candidate is a policy that is tried.
+// candidate is a policy on trial.
 type candidate struct {
 	idle.Policy
-	never    bool           // it pauses nothing for idleness
-	snooze   *idle.Duration // nil leaves what was in force, as of warn
+	never    bool           // it never pauses for idleness
+	snooze   *idle.Duration // nil keeps what was in force, like warn
 	warn     *idle.Duration
 	limits   map[string]float64 // thresholds of agents' signals
 	hours    func(time.Time) *policy.Standing
 	schedule string
 }
 
-// wanted makes the numbers that a policy stands for.
+// wanted returns the candidate that a requested policy stands for.
 func (s *Server) wanted(w control.SimulatedPolicy, of string) (candidate, error) {
 	if err := fits(&w, of); err != nil {
 		return candidate{}, err
@@ -224,7 +225,7 @@ func (s *Server) wanted(w control.SimulatedPolicy, of string) (candidate, error)
 	base, known := rules.Policies[cmp.Or(w.Policy, w.Name)]
 	switch {
 	case w.Policy == "" && w.TimeoutMinutes > 0:
-		base = policy.Named{} // numbers of its own
+		base = policy.Named{} // explicit values
 	case w.Policy != "" && !known:
 		return candidate{}, invalid("policies", "there is no policy "+w.Policy)
 	case !known || base.IdleTimeoutMinutes == nil && w.TimeoutMinutes == 0:
@@ -249,7 +250,7 @@ func (s *Server) wanted(w control.SimulatedPolicy, of string) (candidate, error)
 	if len(w.ActivitySources) > 0 {
 		c.Signals = w.ActivitySources
 	}
-	if of == ofAgents { // they read signals of their own, and follow no schedule
+	if of == ofAgents { // they have their own signals, and follow no schedule
 		c.Signals, c.limits = w.Signals, w.Thresholds
 		return c, nil
 	}
@@ -261,7 +262,7 @@ func (s *Server) wanted(w control.SimulatedPolicy, of string) (candidate, error)
 	return c, err
 }
 
-// follow gives a candidate its schedule; nil leaves what was in force.
+// follow gives a candidate its schedule; nil keeps what was in force.
 func (c *candidate) follow(rules *policy.Set, name *string, force bool) error {
 	switch {
 	case name == nil:
@@ -367,7 +368,7 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, tell func(sh
 	return out, nil
 }
 
-// unrecorded names the time before first, of which no check of any of all is
+// unrecorded returns the time before first, of which no check of any trial is
 // recorded.
 func unrecorded(all map[string]*trial, of string, from, to, first time.Time) []evidence.Missing {
 	why := "no check is recorded"
@@ -383,11 +384,12 @@ func unrecorded(all map[string]*trial, of string, from, to, first time.Time) []e
 	return []evidence.Missing{{From: from, To: first, Why: why}}
 }
 
-// tellEvery is the least time between two steps of a simulation that are told.
+// tellEvery is the minimum interval between two progress messages of a
+// simulation.
 const tellEvery = 100 * time.Millisecond
 
-// simulateTold writes a simulation's steps while it continues. A fault that
-// comes before the first is answered as a problem.
+// simulateTold streams a simulation's progress. A fault before the first
+// message is answered as a problem.
 func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 	_, w := humago.Unwrap(hc)
 	answer, begun := http.NewResponseController(w), false
@@ -397,7 +399,8 @@ func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 			hc.SetHeader("Content-Type", "application/jsonl")
 			hc.SetStatus(http.StatusOK)
 		}
-		// One that is kept for its idempotency key is told at its end only.
+		// A response that is stored for its idempotency key is written only at
+		// the end.
 		if err := answer.SetWriteDeadline(time.Now().Add(sendWithin)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return fmt.Errorf("cannot bound the answer: %w", err)
 		}
@@ -439,7 +442,7 @@ func inMinutes(d *idle.Duration) *float64 {
 	return &m
 }
 
-// outcome sums one policy up over all workers.
+// outcome sums up one policy over all workers.
 func (s *Server) outcome(p *candidate, i int, all map[string]*trial) control.SimulatedOutcome {
 	o := control.SimulatedOutcome{Name: p.Name, TimeoutMinutes: time.Duration(p.Timeout).Minutes(), Snooze: inMinutes(p.snooze), WarnBefore: inMinutes(p.warn), Schedule: p.schedule, Stops: []evidence.Stop{}}
 	var uses []savings.Use
@@ -477,14 +480,14 @@ func (s *Server) outcome(p *candidate, i int, all map[string]*trial) control.Sim
 
 func (t *trial) use() savings.Use {
 	if t.w.ID == "" {
-		return savings.Use{Worker: t.machine, Name: t.machine, Region: t.w.AWSRegion} // what it costs is not known
+		return savings.Use{Worker: t.machine, Name: t.machine, Region: t.w.AWSRegion} // its cost is unknown
 	}
 	return savings.Use{Worker: t.w.ID, Name: t.w.Name, Region: t.w.AWSRegion, InstanceType: t.w.InstanceType, Policy: t.policy, Tags: t.w.Tags, Volumes: t.volumes}
 }
 
-// recommended is, of the policies without a false stop, the one that saves the
-// most money, or, unless the money of each is known, the most hours; empty if
-// none avoids anything.
+// recommended returns, among the policies without a false stop, the one that
+// saves the most money or, unless the money of each is known, the most hours;
+// empty if none saves anything.
 func recommended(l []control.SimulatedOutcome) string {
 	var fit []control.SimulatedOutcome
 	money := true
@@ -506,7 +509,7 @@ func recommended(l []control.SimulatedOutcome) string {
 	}).Name
 }
 
-// everyPolicy are the named policies with an idle timeout, by name.
+// everyPolicy returns the named policies with an idle timeout, by name.
 func (s *Server) everyPolicy() []control.SimulatedPolicy {
 	var out []control.SimulatedPolicy
 	for name, p := range s.fleet.Rules().Policies {

@@ -11,14 +11,14 @@ import (
 	"lull/internal/link/control"
 )
 
-// ofAgents asks of machines as their agents saw themselves.
+// ofAgents selects machines as their agents saw themselves.
 const ofAgents = "agents"
 
-// otherwise are guards of agents that a policy of the trial does away with: that
-// nothing said an idle timeout, and that another decides.
+// otherwise are agents' guards that a policy on trial removes: that no idle
+// timeout is set, and that another program decides.
 var otherwise = []idle.Code{"no_policy", "pause_holder"}
 
-// fits holds a policy that is tried to what it is tried on.
+// fits checks that a policy can be tried on these machines.
 func fits(w *control.SimulatedPolicy, of string) error {
 	if of != ofAgents {
 		if w.Signals != nil || w.Thresholds != nil {
@@ -40,9 +40,9 @@ func fits(w *control.SimulatedPolicy, of string) error {
 	return nil
 }
 
-// agentTrials finds the machines with agents while their records come: those
-// that are workers have the power, price and tags of these; the others are known
-// by what they said of themselves alone, and have no tags.
+// agentTrials creates the trials of machines with agents as their records
+// arrive. Machines that are workers get the workers' power, price and tags. The
+// others are known only by their own reports, and have no tags.
 func (s *Server) agentTrials(workers map[string]*trial, in *control.Simulate, policies []candidate, each func(*trial, string)) (map[string]*trial, func(*evidence.Record) *trial) {
 	byMachine := map[string]*trial{}
 	for id, t := range workers {
@@ -79,7 +79,7 @@ func (s *Server) agentTrials(workers map[string]*trial, in *control.Simulate, po
 	}
 }
 
-// untold tells of an agent that did not say what it judges by.
+// untold reports whether an agent did not report its policy.
 func untold(r *evidence.Record) bool {
 	return r != nil && slices.ContainsFunc(r.Evidence.Guards, func(b idle.Block) bool { return b.Code == agents.CodePolicyUntold })
 }

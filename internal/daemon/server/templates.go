@@ -59,7 +59,7 @@ func (s *Server) templateRoutes() {
 		})
 }
 
-// pageOf cuts a page out of a list that is sorted by key.
+// pageOf returns one page of a list that is sorted by key.
 func pageOf[T any](l []T, p *Paged, key func(T) string) control.List[T] {
 	out := control.List[T]{Items: []T{}}
 	for _, v := range l {

@@ -15,7 +15,7 @@ import (
 	"lull/internal/power"
 )
 
-// Bounds of a timeline: its length, and the points of each signal.
+// Limits of a timeline: its length, and the points per signal.
 const (
 	maxTimeline = 35 * 24 * time.Hour
 	maxPoints   = 2000
@@ -41,7 +41,7 @@ func (s *Server) timelineRoutes() {
 		})
 }
 
-// bound reads the bound of a question about the past; a time without a zone is
+// bound parses a bound of a question about the past. A time without a zone is
 // in UTC.
 func bound(field, text string) (time.Time, error) {
 	t, err := when.Bound(time.Now().UTC(), text)
@@ -51,7 +51,7 @@ func bound(field, text string) (time.Time, error) {
 	return t, err
 }
 
-// Between is the bounds of a question about the past.
+// Between is the time range of a question about the past.
 type Between struct {
 	From string `query:"from" maxLength:"80" doc:"RFC 3339, how long before now (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it"`
 	To   string `query:"to" maxLength:"80" doc:"The end, in the same form; default now"`
@@ -64,7 +64,7 @@ func (b Between) read() (from, to time.Time, err error) {
 	return from, to, err
 }
 
-// Then is a past moment that is asked about.
+// Then is the past moment of a question.
 type Then struct {
 	At string `query:"at" maxLength:"80" doc:"RFC 3339, how long ago (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it; default now"`
 }
@@ -74,7 +74,7 @@ func (t Then) read() (time.Time, error) {
 	return at.UTC(), err
 }
 
-// period checks the bounds of a question about the past.
+// period validates the time range of a question about the past.
 func period(from, to, now time.Time, usual, most time.Duration) (time.Time, time.Time, error) {
 	if to.IsZero() || to.After(now) {
 		to = now
@@ -91,7 +91,7 @@ func period(from, to, now time.Time, usual, most time.Duration) (time.Time, time
 	return from.UTC(), to.UTC(), nil
 }
 
-// recorded reads evidence. Without a journal everything is missing.
+// recorded reads evidence. Without a journal all of it is missing.
 func (s *Server) recorded(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
 	if s.evidence == nil {
 		return []evidence.Missing{{From: q.From, To: q.To, Why: "this server keeps no evidence"}}, nil
@@ -99,8 +99,8 @@ func (s *Server) recorded(ctx context.Context, q evidence.Query, yield func(evid
 	return s.evidence.Read(ctx, q, yield)
 }
 
-// timeline draws what is recorded of an object: of a worker, or of the agent of
-// a machine, which w is; nil if no worker is that machine.
+// timeline builds the timeline of an object from its records: of a worker, or
+// of the agent of machine w; w is nil if no worker is that machine.
 func (s *Server) timeline(ctx context.Context, object string, w *fleet.Worker, from, to time.Time, points int) (control.Timeline, error) {
 	from, to, err := period(from, to, time.Now(), 24*time.Hour, maxTimeline)
 	if err != nil {
@@ -133,7 +133,7 @@ func (s *Server) timeline(ctx context.Context, object string, w *fleet.Worker, f
 	return l.done(), nil
 }
 
-// follows takes a worker's changes of power in, which reach to the present.
+// follows adds a worker's power changes, which reach to the present.
 func (l *lines) follows(w *fleet.Worker, changes []control.TimelineChange) {
 	l.t.WorkerID, l.t.Power = w.ID, powers(changes, string(w.Status), later(l.t.From, w.CreatedAt), l.t.To)
 	l.off = stops(changes, string(w.Status), l.t.To)
@@ -144,8 +144,8 @@ func (l *lines) follows(w *fleet.Worker, changes []control.TimelineChange) {
 	}
 }
 
-// seenUp is the power of a machine of which nothing is known but what it said
-// of itself: it ran when it spoke, and between that it is not known.
+// seenUp returns the power of a machine that is known only by its own reports:
+// it ran when it reported, and is unknown in between.
 func seenUp(verdicts []control.TimelineVerdict, from, to time.Time) []control.TimelinePower {
 	out := []control.TimelinePower{}
 	add := func(status string, end time.Time) {
@@ -168,8 +168,8 @@ func seenUp(verdicts []control.TimelineVerdict, from, to time.Time) []control.Ti
 	return out
 }
 
-// powers are the statuses of a worker from one time to another, by its changes
-// since then, which reach to the present, and by its present status.
+// powers returns the statuses of a worker from one time to another, from its
+// changes since from, which reach to the present, and its present status.
 func powers(changes []control.TimelineChange, present string, from, to time.Time) []control.TimelinePower {
 	out := []control.TimelinePower{}
 	add := func(status string, end time.Time) {
@@ -193,15 +193,16 @@ func powers(changes []control.TimelineChange, present string, from, to time.Time
 	return out
 }
 
-// span is a time during which a worker did not run; zero from is ever since.
+// span is a time during which a worker did not run. A zero from means always
+// before.
 type span struct{ from, to time.Time }
 
 func runs(status string) bool {
 	return status == string(power.WorkerRunning) || status == string(power.WorkerDraining)
 }
 
-// stops are the times until to during which a worker did not run, by its
-// changes, which reach to the present, and by its present status.
+// stops returns the times until to during which a worker did not run, from its
+// changes, which reach to the present, and its present status.
 func stops(changes []control.TimelineChange, present string, to time.Time) []span {
 	var out []span
 	first := present
@@ -231,9 +232,8 @@ func gone(status string) bool {
 	return status == string(power.WorkerTerminating) || status == string(power.WorkerTerminated)
 }
 
-// ended is when a worker's time was over, since when it costs nothing and saves
-// nothing: the first moment of its termination; zero if it continues. What is not
-// recorded any more was over at from.
+// ended returns when a worker terminated and ceased to cost or save anything;
+// zero if it exists. If the termination is no longer recorded, it returns from.
 func ended(changes []control.TimelineChange, present string, from time.Time) time.Time {
 	if n := len(changes); n > 0 {
 		present = changes[n-1].To
@@ -257,19 +257,18 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// story collects changes of power, by worker, from entries of the audit log in
-// their order.
+// story collects power changes, by worker, from audit log entries in order.
 type story struct {
 	changes map[string][]control.TimelineChange
-	pauses  map[string]evidence.Change // who decided on the pause that is under way, and why
+	pauses  map[string]evidence.Change // who decided the pause that is in progress, and why
 }
 
 func newStory() *story {
 	return &story{changes: map[string][]control.TimelineChange{}, pauses: map[string]evidence.Change{}}
 }
 
-// add takes an entry in. The controller carries out what others ask for: a
-// change is by whoever asked.
+// add processes an entry. The controller carries out others' requests, so a
+// change is attributed to the requester.
 func (s *story) add(e *fleet.Entry) {
 	if e.Reason != "" && e.Pauses() {
 		s.pauses[e.WorkerID] = evidence.Change{By: e.By.Name, Reason: e.Reason, Policy: e.Policy}
@@ -292,9 +291,9 @@ func (s *story) add(e *fleet.Entry) {
 		Change: evidence.Change{From: string(e.From), To: string(e.To), By: by, Reason: reason, Policy: held}})
 }
 
-// changes are the changes of power in the audit log since q.From, by worker,
-// after those that tell what was then: since it last began to run. Of the whole
-// fleet's only those entries are read that are about power.
+// changes returns the power changes in the audit log since q.From, by worker,
+// preceded by those that show the state at q.From: since it last began to run.
+// For the complete fleet only entries about power are read.
 func (s *Server) changes(ctx context.Context, q fleet.AuditQuery) (map[string][]control.TimelineChange, error) {
 	out := newStory()
 	add := func(e *fleet.Entry) error { out.add(e); return nil }
@@ -328,15 +327,15 @@ func (s *Server) changes(ctx context.Context, q fleet.AuditQuery) (map[string][]
 	}
 }
 
-// beginnings are of workers whose first change of power is not read yet.
+// beginnings tracks workers whose first power change has not been read yet.
 type beginnings struct {
-	known   map[string]bool          // it was
+	known   map[string]bool          // workers whose first change was read
 	decided map[string][]fleet.Entry // the pauses before it
 }
 
-// begin takes in an entry of a worker that is not known yet. What was before is
-// asked for only where the first change does not tell that it ran, and why it
-// ran no longer: it means to read on until that is found.
+// begin processes an entry of a worker that is not known yet. It calls before,
+// to read further back, only if the first change does not show that the worker
+// ran and why it stopped running.
 func (b *beginnings) begin(e *fleet.Entry, to *story, before func() error) error {
 	id := e.WorkerID
 	if e.To == "" {
@@ -357,7 +356,7 @@ func (b *beginnings) begin(e *fleet.Entry, to *story, before func() error) error
 	return nil
 }
 
-// lines draws a timeline while the records come.
+// lines builds a timeline as the records arrive.
 type lines struct {
 	t     control.Timeline
 	off   []span
@@ -365,7 +364,7 @@ type lines struct {
 	most  int
 }
 
-// add draws one stretch, without the times at which the worker did not run.
+// add adds one stretch, without the times at which the worker did not run.
 func (l *lines) add(s evidence.Stretch) {
 	for _, o := range l.off {
 		if !o.to.After(s.From) || !o.from.Before(s.To) {
@@ -380,7 +379,7 @@ func (l *lines) add(s evidence.Stretch) {
 			return
 		}
 		if s.Known {
-			s.Known = false // what held before it was stopped says nothing after it
+			s.Known = false // a state before the stop says nothing about the time after it
 		}
 	}
 	l.draw(s)
@@ -423,10 +422,10 @@ func (l *lines) draw(s evidence.Stretch) {
 	l.t.Verdicts = append(l.t.Verdicts, next)
 }
 
-// point adds a reading, or lets it join the last one when both fall into the
-// width of a point: then the more active one is shown, and a time between them
-// of which nothing is recorded makes it unknown rather than quiet. So there
-// are at most two points for each width.
+// point adds a reading, or merges it with the last one when both fall into the
+// width of one point. The more active one is then shown, and unrecorded time
+// between them makes the point unknown rather than quiet. So there are at most
+// two points per width.
 func (l *lines) point(from, to time.Time, r *idle.Reading, at time.Time) {
 	i := slices.IndexFunc(l.t.Signals, func(s control.TimelineSignal) bool { return s.Signal == r.Signal })
 	if i < 0 {
@@ -464,7 +463,7 @@ func (l *lines) point(from, to time.Time, r *idle.Reading, at time.Time) {
 	s.Points = append(s.Points, p)
 }
 
-// weight orders points by what must not be lost: use first, then doubt, then
+// weight orders points by what must not be lost: use first, then unknown, then
 // the higher value.
 func weight(p control.TimelinePoint) float64 {
 	w := map[idle.State]float64{idle.Active: 3, idle.Unknown: 2, idle.Quiet: 1}[p.State] * 1e18
@@ -474,7 +473,7 @@ func weight(p control.TimelinePoint) float64 {
 	return w
 }
 
-// miss adds a missing time, within the timeline.
+// miss adds a missing time range, clipped to the timeline.
 func (l *lines) miss(m evidence.Missing) {
 	if m.From.Before(l.t.From) {
 		m.From = l.t.From

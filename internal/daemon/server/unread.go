@@ -7,8 +7,8 @@ import (
 	"lull/internal/power"
 )
 
-// notAsked says that EC2 cannot be asked about a worker's region, unless its
-// status reason does.
+// notAsked says that EC2 cannot be read in a worker's region, unless its status
+// reason does.
 func notAsked(w *fleet.Worker, u *fleet.Unread) string {
 	if u == nil || w.Status == power.WorkerTerminated || u.SaidOf(w) {
 		return ""
@@ -16,11 +16,11 @@ func notAsked(w *fleet.Worker, u *fleet.Unread) string {
 	return " " + u.Sentence() + "."
 }
 
-// outAfter is how long a worker may be on its way before what takes it off the
-// record by force is named.
+// outAfter is how long a worker may be in a transition before the way to remove
+// it from the record by force is named.
 const outAfter = 15 * time.Minute
 
-// wayOut names what ends a worker whose end EC2 does not confirm.
+// wayOut names the ways to end a worker whose end EC2 does not confirm.
 func wayOut(w *fleet.Worker, u *fleet.Unread, now time.Time) []string {
 	if !w.Forgettable() || u == nil && now.Sub(w.StatusSince) < outAfter {
 		return nil

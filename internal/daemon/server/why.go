@@ -18,7 +18,7 @@ import (
 	"lull/internal/savings"
 )
 
-// lastEntries is how many audit entries an answer to why carries.
+// lastEntries is the number of audit entries in a why answer.
 const lastEntries = 10
 
 func (s *Server) whyRoutes() {
@@ -97,9 +97,9 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	return y, nil
 }
 
-// atRest makes the answer that of a worker that does not run: what would keep
-// a running one up says nothing about it; what it was stopped from, what that has
-// saved and what would start it do.
+// atRest adapts the answer to a stopped worker. What would keep a running
+// worker up does not matter then; what it was stopped from, what that has saved
+// and what would start it do.
 func (s *Server) atRest(ctx context.Context, y *control.Why, w *fleet.Worker, now time.Time) error {
 	y.Verdict, y.Signals, y.Change = nil, []evidence.Signal{}, []string{}
 	y.IdleStatus.TargetPauseAt, y.IdleStatus.WarnAt, y.IdleStatus.Reason = nil, nil, idle.StatusNotRunning
@@ -124,8 +124,8 @@ func (s *Server) atRest(ctx context.Context, y *control.Why, w *fleet.Worker, no
 	return nil
 }
 
-// restedFor says for how long a worker has been stopped and, where lull stopped
-// it, what that has saved; money that is not known is not named.
+// restedFor returns for how long a worker has been stopped and, if lull stopped
+// it, what that has saved. Unknown costs are omitted.
 func (s *Server) restedFor(w *fleet.Worker, now time.Time) string {
 	d := now.Sub(w.StatusSince)
 	out := fmt.Sprintf("It has been stopped for %s.", idle.Human(d))
@@ -140,7 +140,7 @@ func (s *Server) restedFor(w *fleet.Worker, now time.Time) string {
 	return fmt.Sprintf("It has been stopped for %s, which saved $%.2f so far.", idle.Human(d), *sum.Saved)
 }
 
-// haltInto says that all automatic actions are halted now, and by whom.
+// haltInto adds that all automatic actions are halted, and by whom.
 func (s *Server) haltInto(y *control.Why) {
 	if h := s.fleet.Halted(); h.On {
 		y.Halted, y.Halt = true, &h
@@ -151,8 +151,8 @@ func about(w *fleet.Worker) evidence.Account {
 	return evidence.Account{Object: w.ID, Name: w.Name, Kind: evidence.KindWorker, State: string(w.Status)}
 }
 
-// skew is how far the clock of whoever asks may be ahead of ours: a moment
-// that close is taken for the present.
+// skew is how far a caller's clock may be ahead of ours. A time within it
+// counts as now.
 const skew = 5 * time.Second
 
 // whyThen answers for a past moment, from the evidence of all servers and the
@@ -193,7 +193,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	}
 	var stopped *fleet.Entry
 	if a.State != "" && !up(power.Worker(a.State)) {
-		if v := y.Verdict; v != nil { // of what ran until then
+		if v := y.Verdict; v != nil { // it describes what ran until then
 			v.NextIdleCheckAt, v.TargetPauseAt, v.WarnAt = time.Time{}, nil, nil
 		}
 		y.Question, y.Change = "why was it "+a.State, []string{}
@@ -215,8 +215,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	return y, nil
 }
 
-// comesBack says what would start a stopped worker, and what keeps it from
-// that.
+// comesBack lists what would start a stopped worker, and what prevents it.
 func comesBack(w *fleet.Worker, p *control.WorkerPolicy, now time.Time) []string {
 	out := []string{}
 	for _, o := range p.Overrides {
@@ -245,17 +244,17 @@ func comesBack(w *fleet.Worker, p *control.WorkerPolicy, now time.Time) []string
 	return append(out, who+" at any time: lull worker start "+w.Name, "to keep it up then: lull worker snooze "+w.Name)
 }
 
-// then is what a worker's power was at a past moment: its status, empty before
-// it was there, and how it last went down and came up.
+// then is a worker's power at a past moment: its status, empty before it
+// existed, and how it last went down and came up.
 type then struct {
 	state           string
 	paused, resumed *evidence.Turn
-	decided         *fleet.Entry // on the last stop
-	born            *fleet.Entry // with which it came, if that was later
+	decided         *fleet.Entry // of the last stop
+	born            *fleet.Entry // the entry that created it, if that was later
 }
 
-// maxThen bounds how many of a worker's entries are read for its power at a
-// past moment.
+// maxThen is the maximum number of a worker's entries that are read for its
+// power at a past moment.
 const maxThen = 5000
 
 // powerThen reads back from a moment until it knows the worker's power then.
@@ -289,14 +288,15 @@ func (s *Server) powerThen(ctx context.Context, w *fleet.Worker, at time.Time) (
 		switch turn := (&evidence.Turn{At: ch.At, By: ch.By, Reason: ch.Reason}); {
 		case runs(ch.From) && !runs(ch.To):
 			out.paused = turn
-		case resumes[ch.At]: // an import that runs, and a first launch, are none
+		case resumes[ch.At]: // imports of running workers and first launches do not count
 			out.resumed = turn
 		}
 	}
 	if out.state != "" {
 		return out, nil
 	}
-	// It has not changed before: it was what it changed from afterwards.
+	// There was no change before: it was what the first later change started
+	// from.
 	q = fleet.AuditQuery{WorkerID: id, From: at, Limit: 1000}
 	for read := 0; read < maxThen; {
 		page, err := s.fleet.Audit(ctx, q)
@@ -316,12 +316,12 @@ func (s *Server) powerThen(ctx context.Context, w *fleet.Worker, at time.Time) (
 			break
 		}
 	}
-	out.state = string(w.Status) // it has not changed since, as far as is known
+	out.state = string(w.Status) // no known change since
 	return out, nil
 }
 
-// knowsPower tells whether entries, newest first, go back to when their worker
-// last came up and, with why, to when it last went down.
+// knowsPower reports whether entries, newest first, go back to when their
+// worker last came up and, with why, to when it last went down.
 func knowsPower(back []fleet.Entry) bool {
 	up, down, why := false, false, false
 	for i := range back {
@@ -333,7 +333,7 @@ func knowsPower(back []fleet.Entry) bool {
 	return up && down && why
 }
 
-// up tells whether the question about a worker is why it runs.
+// up reports whether the question about a worker is why it runs.
 func up(w power.Worker) bool {
 	switch w {
 	case power.WorkerPending, power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning, power.WorkerDraining:
@@ -342,7 +342,7 @@ func up(w power.Worker) bool {
 	return false
 }
 
-// explain answers the one question that people have about a worker.
+// explain answers why a worker is in its state.
 func explain(w *fleet.Worker, st fleet.IdleStatus, expiry *evidence.Expiry, now time.Time) (question, text string) {
 	switch {
 	case w.Intent != nil && w.DesiredStatus == power.WorkerRunning:
@@ -352,7 +352,7 @@ func explain(w *fleet.Worker, st fleet.IdleStatus, expiry *evidence.Expiry, now 
 	case w.Status == power.WorkerRunning:
 		switch {
 		case len(st.Blocks) > 0 && expiry.Before(st.TargetPauseAt):
-			st.TargetPauseAt = nil // it does not come to that
+			st.TargetPauseAt = nil // that pause will not happen
 			text = expiry.Sentence(now) + " " + running(st, now)
 		case expiry != nil:
 			text = running(st, now) + " " + expiry.Sentence(now)
@@ -378,7 +378,7 @@ func explain(w *fleet.Worker, st fleet.IdleStatus, expiry *evidence.Expiry, now 
 	return "why is it " + string(w.Status), fmt.Sprintf("Since %s%s.", clock(w.StatusSince), because(w.StatusReason))
 }
 
-// endedBy says who ended a worker that is gone, and when that was seen.
+// endedBy returns who ended a worker that is gone, and when that was seen.
 func endedBy(w *fleet.Worker) string {
 	var who string
 	switch {
@@ -392,11 +392,11 @@ func endedBy(w *fleet.Worker) string {
 	return fmt.Sprintf("%s ended it; EC2 had terminated it by %s.", who, clock(w.StatusSince))
 }
 
-// calledOffTold is for how long it is told that somebody took a stop back; that
-// one failed is told until something else happens.
+// calledOffTold is for how long a canceled stop is reported. A failed one is
+// reported until something else happens.
 const calledOffTold = 24 * time.Hour
 
-// calledOff says that the last stop that was asked for did not happen.
+// calledOff returns that the last requested stop did not happen.
 func calledOff(w *fleet.Worker, now time.Time) string {
 	c := w.StopCalledOff
 	if c == nil || !w.StopRefused() && now.Sub(c.At) > calledOffTold {
@@ -405,7 +405,7 @@ func calledOff(w *fleet.Worker, now time.Time) string {
 	return " " + c.Sentence()
 }
 
-// withdrawn says that a start was taken back.
+// withdrawn returns that a start was canceled.
 func withdrawn(w *fleet.Worker) string {
 	if w.StartWithdrawnAt == nil {
 		return ""
@@ -425,7 +425,7 @@ func running(st fleet.IdleStatus, now time.Time) string {
 	return strongest(st.Blocks).Sentence + nextCheck(st)
 }
 
-// nextCheck says when it is looked at again, where that is known.
+// nextCheck returns when the next check is, if known.
 func nextCheck(st fleet.IdleStatus) string {
 	if st.NextIdleCheckAt.IsZero() {
 		return ""
@@ -433,10 +433,10 @@ func nextCheck(st fleet.IdleStatus) string {
 	return fmt.Sprintf(" The next check is at %s.", clock(st.NextIdleCheckAt))
 }
 
-// strongest is the block that would keep a worker up if all others ended: what
-// is switched off, then what is not known, then what has no known end, then
-// what ends last. A budget says nothing of what is in use: there is another
-// block then. There is at least one.
+// strongest returns the block that would keep a worker up if all others ended:
+// first what is switched off, then what is unknown, then what has no known end,
+// then what ends last. A budget says nothing about use, so another block exists
+// then. blocks must not be empty.
 func strongest(blocks []idle.Block) idle.Block {
 	if (idle.Verdict{Blocks: blocks}).Used() {
 		blocks = slices.DeleteFunc(slices.Clone(blocks), func(b idle.Block) bool { return b.Code == idle.Budget })

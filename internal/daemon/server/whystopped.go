@@ -14,8 +14,8 @@ import (
 	"lull/internal/policy"
 )
 
-// decided is the entry of the audit log in which the last stop of w was
-// decided, of which last are the newest; nil where it is not kept.
+// decided returns the audit log entry in which the last stop of w was decided.
+// last are the newest entries; nil if it is not kept.
 func (s *Server) decided(ctx context.Context, w *fleet.Worker, last []fleet.Entry) (*fleet.Entry, error) {
 	for i := range last {
 		if last[i].Pauses() {
@@ -35,8 +35,8 @@ func (s *Server) decided(ctx context.Context, w *fleet.Worker, last []fleet.Entr
 	return nil, nil
 }
 
-// groundsInto makes y say what a stop was decided from: the rule, for how long
-// it had been idle, and the signals as the check had them that decided.
+// groundsInto adds to y what a stop was decided from: the rule, how long the
+// worker had been idle, and the signals of the deciding check.
 func groundsInto(y *control.Why, e *fleet.Entry) {
 	if e == nil {
 		return
@@ -49,14 +49,14 @@ func groundsInto(y *control.Why, e *fleet.Entry) {
 		return
 	}
 	v, p := d.Verdict, d.Policy
-	v.NextIdleCheckAt, v.TargetPauseAt, v.WarnAt = time.Time{}, nil, nil // it came to the stop
+	v.NextIdleCheckAt, v.TargetPauseAt, v.WarnAt = time.Time{}, nil, nil // the stop has happened
 	y.Verdict, y.PolicyThen, y.Account.Policy = &v, &p, &p
 	y.Signals = evidence.Signals(v.At, p, d.Evidence.Readings)
 	y.Checked = &evidence.Checked{At: v.At, Since: v.At, State: d.Evidence.Status}
 	y.Answer += " " + grounds(e)
 }
 
-// grounds says in a sentence what a stop was decided from.
+// grounds returns a sentence about what a stop was decided from.
 func grounds(e *fleet.Entry) string {
 	d := e.Decision
 	rule, scheduled := "policy "+cmp.Or(e.Policy, d.Policy.Name), strings.HasPrefix(d.Policy.Name, policy.ScheduleName)
@@ -70,7 +70,7 @@ func grounds(e *fleet.Entry) string {
 }
 
 // unborn makes y the answer about a moment before lull knew the worker, which
-// came to it with an entry.
+// begins with entry e.
 func unborn(y *control.Why, e *fleet.Entry, imported bool) {
 	came := "created"
 	if imported {
@@ -80,7 +80,7 @@ func unborn(y *control.Why, e *fleet.Entry, imported bool) {
 	y.Answer = fmt.Sprintf("It was not known to lull then: it was %s at %s by %s.", came, clock(e.At), by(e.By.Name))
 }
 
-// opening says when a schedule that starts workers starts one that is stopped.
+// opening returns when a schedule that starts workers starts a stopped one.
 func opening(st *policy.Standing) string {
 	switch {
 	case !st.Open:

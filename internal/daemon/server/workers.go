@@ -23,13 +23,13 @@ import (
 	"lull/internal/power"
 )
 
-// One names a worker in a path. Embedded parameters must be exported: huma
-// passes others over.
+// One is a worker in a path. Embedded parameters must be exported: huma ignores
+// others.
 type One struct {
 	ID string `path:"worker_id" maxLength:"128" doc:"Id of a worker"`
 }
 
-// Paged asks for a page of a listing.
+// Paged selects a page of a listing.
 type Paged struct {
 	After string `query:"after" maxLength:"300" doc:"Cursor: next of the page before"`
 	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100"`
@@ -70,7 +70,7 @@ type workerList struct {
 	Sort string `query:"sort" enum:"id,name" default:"id"`
 }
 
-// shown is a worker as the API gives it.
+// shown returns a worker as the API's answer.
 func shown(w fleet.Worker, err error) (*answer[fleet.Worker], error) {
 	if err != nil {
 		return nil, problem(err)
@@ -78,7 +78,7 @@ func shown(w fleet.Worker, err error) (*answer[fleet.Worker], error) {
 	return &answer[fleet.Worker]{Status: http.StatusOK, ETag: etag(w.Revision()), Body: w.Public()}, nil
 }
 
-// accepted is shown after a command: 202 while it is not finished.
+// accepted returns the answer to a command: 202 while it is unfinished.
 func accepted(w fleet.Worker, err error) (*answer[fleet.Worker], error) {
 	a, err := shown(w, err)
 	if err == nil && !finished(&w) {
@@ -87,14 +87,14 @@ func accepted(w fleet.Worker, err error) (*answer[fleet.Worker], error) {
 	return a, err
 }
 
-// finished tells whether a worker is what it is wanted to be.
+// finished reports whether a worker has reached its desired state.
 func finished(w *fleet.Worker) bool {
 	return w.Status == w.DesiredStatus && w.Intent == nil && w.License.PendingOperation == "" || w.Status == power.WorkerFailed
 }
 
 func etag(revision int64) string { return `"` + strconv.FormatInt(revision, 10) + `"` }
 
-// revisionOf reads If-Match; 0 is any.
+// revisionOf parses If-Match; 0 is any.
 func revisionOf(match string) (int64, error) {
 	if match == "" || match == "*" {
 		return 0, nil
@@ -185,7 +185,7 @@ func (s *Server) workerRoutes() {
 // decide what lull may do to it, or with whose credentials, and need an admin.
 var operators = []string{"name", "tags", "owner", "contacts", "is_idle_detection_enabled", "idle_timeout_minutes", "snooze_minutes", "pause_action", "ttl_deadline"}
 
-// mayUpdate refuses an operator what needs an admin: a deadline whose end
+// mayUpdate rejects an operator's change that needs an admin: an expiry that
 // terminates is a termination.
 func (s *Server) mayUpdate(ctx context.Context, id string, body []byte) error {
 	if principalOf(ctx).token.Role.Covers(access.Admin) {
@@ -213,8 +213,8 @@ func (s *Server) mayUpdate(ctx context.Context, id string, body []byte) error {
 	return nil
 }
 
-// cleared takes away the fields of p that a body has as null, which a decoder
-// does not tell from those that it does not have.
+// cleared clears the fields of p that are null in a body. A decoder cannot
+// distinguish them from absent fields.
 func cleared(p *fleet.Profile, body []byte) error {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {
@@ -229,8 +229,8 @@ func cleared(p *fleet.Profile, body []byte) error {
 	return errors.Join(errs...)
 }
 
-// createOnce gives a worker of a call with an idempotency key the same id each
-// time, so that a repeat after a crash finds the one that it made.
+// createOnce gives the worker of a call with an idempotency key the same ID
+// each time, so that a repeat after a crash finds the worker that it created.
 func (s *Server) createOnce(ctx context.Context, n fleet.NewWorker) (fleet.Worker, error) {
 	if key, keyed := ctx.Value(onceKey{}).(string); keyed {
 		n.WorkerID = "w-" + key[:16]
@@ -272,7 +272,7 @@ func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[
 	for _, w := range workers {
 		st, known := seen[w.ID]
 		item := asSeen(w.Public(), st, known)
-		if item.Expiry, err = s.expiry(ctx, &w); err != nil { // by its record, which may be newer than what was seen
+		if item.Expiry, err = s.expiry(ctx, &w); err != nil { // by its record, which may be newer than the observation
 			return out, err
 		}
 		out.Items = append(out.Items, item)
@@ -281,9 +281,9 @@ func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[
 	return out, nil
 }
 
-// asSeen puts what is known live of a worker that runs in place of what was
-// stored last: between two changes the record falls behind. Without anybody who
-// knows, nobody can say when it is paused.
+// asSeen replaces the stored readings of a running worker with the live ones,
+// because the record is out of date between two changes. Without live readings
+// it is unknown when the worker is paused.
 func asSeen(w fleet.Worker, st fleet.IdleStatus, known bool) fleet.Worker {
 	if w.Status != power.WorkerRunning {
 		return w
@@ -303,8 +303,8 @@ func asSeen(w fleet.Worker, st fleet.IdleStatus, known bool) fleet.Worker {
 	return w
 }
 
-// lastLook is when everything that a live status tells of was read last; zero
-// where something is not known.
+// lastLook returns when everything in a live status was last read; zero if
+// something is unknown.
 func lastLook(st *fleet.IdleStatus) time.Time {
 	if st.ReadingsUnknown || st.Has(idle.SignalUnknown) {
 		return time.Time{}
@@ -312,8 +312,8 @@ func lastLook(st *fleet.IdleStatus) time.Time {
 	return st.CheckedAt
 }
 
-// observe is what the owner of a worker has in memory; false if it cannot be
-// asked, and the record is all there is.
+// observe returns the owner's in-memory state of a worker; false if the owner
+// cannot be asked and only the record is known.
 func (s *Server) observe(ctx context.Context, id string) (control.Observation, bool) {
 	if s.live == nil {
 		return control.Observation{}, false
@@ -326,7 +326,7 @@ func (s *Server) idleStatus(ctx context.Context, w *fleet.Worker) (fleet.IdleSta
 	if seen, live := s.observe(ctx, w.ID); live && seen.Status != nil {
 		st := meant(w, *seen.Status)
 		var err error
-		st.Expiry, err = s.expiry(ctx, w) // of this record: a deadline may have been set just now
+		st.Expiry, err = s.expiry(ctx, w) // of this record: the expiry may have been set just now
 		return st, err
 	}
 	p, err := s.fleet.Policy(ctx, w)
@@ -336,7 +336,7 @@ func (s *Server) idleStatus(ctx context.Context, w *fleet.Worker) (fleet.IdleSta
 	return meant(w, s.fleet.StatusOf(time.Now(), w, &p, nil, nil, s.shadow)), nil
 }
 
-// expiry is the end of a worker's time; nil without one.
+// expiry returns a worker's expiry; nil if it has none.
 func (s *Server) expiry(ctx context.Context, w *fleet.Worker) (*evidence.Expiry, error) {
 	if w.TTLDeadline == nil || s.shadow {
 		return nil, nil
@@ -348,7 +348,7 @@ func (s *Server) expiry(ctx context.Context, w *fleet.Worker) (*evidence.Expiry,
 	return w.Ends(time.Now(), &p, s.fleet.Halted()), nil
 }
 
-// ending puts into the answer with a worker when its time is over.
+// ending adds the worker's expiry to the answer.
 func (s *Server) ending(ctx context.Context, a *answer[fleet.Worker]) (*answer[fleet.Worker], error) {
 	x, err := s.expiry(ctx, &a.Body)
 	if err != nil {
@@ -358,8 +358,8 @@ func (s *Server) ending(ctx context.Context, a *answer[fleet.Worker]) (*answer[f
 	return a, nil
 }
 
-// meant leaves out of the status of a worker that does not run what means
-// something only of one that does: how long it was idle, and what is not read.
+// meant removes from the status of a stopped worker what only applies to a
+// running one: how long it was idle, and what is unread.
 func meant(w *fleet.Worker, st fleet.IdleStatus) fleet.IdleStatus {
 	if up(w.Status) {
 		return st
@@ -388,7 +388,7 @@ func (s *Server) observedRoutes() {
 				return ok(a, err)
 			}
 			if !seen.Status.NextIdleCheckAt.IsZero() {
-				a.NextIdleCheckAt, a.TargetPauseAt = &seen.Status.NextIdleCheckAt, seen.Status.TargetPauseAt // newer than what is stored
+				a.NextIdleCheckAt, a.TargetPauseAt = &seen.Status.NextIdleCheckAt, seen.Status.TargetPauseAt // newer than the stored values
 			}
 			if t := lastLook(seen.Status); !t.IsZero() && (a.LastActivityCheckAt == nil || t.After(*a.LastActivityCheckAt)) {
 				a.LastActivityCheckAt = &t

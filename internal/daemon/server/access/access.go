@@ -1,14 +1,14 @@
-// Package access says who may do what at the server: tokens, their roles, and
-// the person, agent or wake call behind a request.
+// Package access authenticates and authorizes at the server: tokens, their
+// roles, and the user, agent or wake call behind a request.
 //
-// It guarantees that a token is stored as a hash only, that a revoked or
-// expired one is refused by every server as soon as the store has told it
-// (by the one that revoked it at once), that comparing takes the same time
-// whatever is wrong, and that the token of a machine speaks for that machine
-// alone. It leaves HTTP out, and which role a call needs.
+// A token is stored only as a hash. A revoked or expired token is refused by
+// every server as soon as the store reports it, and at once by the server that
+// revoked it. Comparing takes the same time whatever is wrong. A machine's
+// token is valid for that machine only. HTTP, and which role a call needs, are
+// left to the caller.
 //
-// A token is "lull_" + id + "_" + secret. The secret has 130 random bits, so
-// that a plain SHA-256 of it is enough.
+// A token is "lull_" + id + "_" + secret. The secret has 130 random bits, so a
+// plain SHA-256 of it is sufficient.
 package access
 
 import (
@@ -28,8 +28,8 @@ import (
 	"lull/internal/store"
 )
 
-// Role is what a token may do. The roles of people are ordered; those of
-// machines allow nothing but to speak for their machine.
+// Role is what a token may do. The roles of users are ordered. Those of
+// machines only allow a machine to report.
 type Role string
 
 // The roles.
@@ -43,7 +43,7 @@ const (
 
 var rank = map[Role]int{Viewer: 1, Operator: 2, Admin: 3}
 
-// Covers reports whether r may do what need allows.
+// Covers reports whether r includes the permissions of need.
 func (r Role) Covers(need Role) bool {
 	if rank[need] == 0 {
 		return r == need
@@ -51,15 +51,15 @@ func (r Role) Covers(need Role) bool {
 	return rank[r] >= rank[need]
 }
 
-// Person reports whether r is a role of people.
+// Person reports whether r is a role of users.
 func (r Role) Person() bool { return rank[r] > 0 }
 
-// Token is what is known of a token; never the token itself.
+// Token describes a token, without its secret.
 type Token struct {
 	ID        string     `json:"id"`
 	Name      string     `json:"name"`
 	Role      Role       `json:"role"`
-	Machine   string     `json:"machine,omitempty"` // the one that an agent's or host's token speaks for
+	Machine   string     `json:"machine,omitempty"` // the machine that an agent's or host's token belongs to
 	CreatedAt time.Time  `json:"created_at"`
 	CreatedBy string     `json:"created_by"`
 	ExpiresAt *time.Time `json:"expires_at,omitempty"`
@@ -67,7 +67,7 @@ type Token struct {
 	RevokedBy string     `json:"revoked_by,omitempty"`
 }
 
-// record is a token as it is stored.
+// record is a token as stored.
 type record struct {
 	Token
 	Hash string `json:"hash"`
@@ -75,14 +75,15 @@ type record struct {
 
 var codec = store.Codec[record]{Version: 1}
 
-// prefix has the tokens; born is there once the first was made.
+// prefix is the key prefix of the tokens. born exists once the first token was
+// created.
 const (
 	prefix = "access/tokens/"
 	born   = "access/born"
 )
 
-// The errors of this package. ErrDenied is any token that does not count:
-// what is wrong with it is not told to who presents it.
+// The errors of this package. ErrDenied covers every invalid token; the caller
+// is not told what is wrong with it.
 var (
 	ErrDenied   = errors.New("cannot accept the token: it is unknown, expired or revoked")
 	ErrNotFound = errors.New("cannot find the token")
@@ -93,8 +94,8 @@ type InvalidError struct{ Field, Detail string }
 
 func (e *InvalidError) Error() string { return fmt.Sprintf("cannot use %s: %s", e.Field, e.Detail) }
 
-// Tokens are those of one fleet. It is safe for concurrent use; Run must be
-// running for it to accept any.
+// Tokens are the tokens of one fleet. It is safe for concurrent use. Run must
+// be running for it to accept any.
 type Tokens struct {
 	store store.Store
 	ready chan struct{}
@@ -104,7 +105,7 @@ type Tokens struct {
 	byID map[string]record
 }
 
-// New makes the tokens of a store.
+// New returns the tokens of a store.
 func New(s store.Store) *Tokens {
 	return &Tokens{store: s, ready: make(chan struct{}), byID: map[string]record{}}
 }
@@ -112,8 +113,8 @@ func New(s store.Store) *Tokens {
 // Ready closes when the tokens have been read.
 func (t *Tokens) Ready() <-chan struct{} { return t.ready }
 
-// Run follows the tokens in the store until ctx ends. fault is told of
-// records that cannot be read; such a token is refused.
+// Run follows the tokens in the store until ctx ends. It calls fault for each
+// unreadable record; such a token is refused.
 func (t *Tokens) Run(ctx context.Context, fault func(error)) error {
 	take := func(v store.Value) {
 		r, err := codec.Decode(v.Key, v.Data)
@@ -164,16 +165,16 @@ func (t *Tokens) remember(r record) {
 	t.byID[r.ID] = r
 }
 
-// Wanted is a token to be made.
+// Wanted describes a token to create.
 type Wanted struct {
 	Name    string
 	Role    Role
 	Machine string
-	TTL     time.Duration // 0 does not expire
+	TTL     time.Duration // 0 never expires
 	By      string
 }
 
-// maxTTL bounds a token's life, and maxTokens how many there are.
+// maxTTL bounds the lifetime of a token, and maxTokens their number.
 const (
 	maxTTL    = 10 * 366 * 24 * time.Hour
 	maxTokens = 10_000
@@ -195,9 +196,9 @@ func (w Wanted) validate() error {
 	return nil
 }
 
-// Create makes a token and returns it in the clear, which happens only here.
-// also are writes for the same transaction, as a rule the audit entry.
-// Errors: InvalidError and those of the store.
+// Create creates a token and returns it in the clear, which happens only here.
+// also are writes for the same transaction, usually the audit entry. Errors:
+// InvalidError and those of the store.
 func (t *Tokens) Create(ctx context.Context, w Wanted, also ...store.Op) (Token, string, error) {
 	if err := w.validate(); err != nil {
 		return Token{}, "", err
@@ -245,9 +246,9 @@ func hash(secret string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// First makes the first admin token of a fleet and returns it, or "" when
-// there was one before, whatever became of it. Any number of servers may call
-// it at once; one of them makes it.
+// First creates the first admin token of a fleet and returns it, or "" if one
+// was ever created. Any number of servers may call it at once; exactly one
+// creates the token.
 func (t *Tokens) First(ctx context.Context) (string, error) {
 	r, clear := mint(Wanted{Name: "first-admin", Role: Admin, By: "first start"})
 	made := false
@@ -270,7 +271,7 @@ func (t *Tokens) First(ctx context.Context) (string, error) {
 	return clear, nil
 }
 
-// Revoke ends a token for good. also is as with Create.
+// Revoke permanently revokes a token. also is as in Create.
 func (t *Tokens) Revoke(ctx context.Context, id, by string, also ...store.Op) (Token, error) {
 	var r record
 	_, err := store.Update(ctx, t.store, prefix+id, func(old store.Value) ([]byte, []store.Op, error) {
@@ -319,7 +320,7 @@ func cmpOr(a, b int) int {
 	return b
 }
 
-// Check returns what is known of a token that is presented, or ErrDenied.
+// Check returns the description of a presented token, or ErrDenied.
 func (t *Tokens) Check(now time.Time, presented string) (Token, error) {
 	id, secret, ok := split(presented)
 	t.mu.RLock()
@@ -333,7 +334,7 @@ func (t *Tokens) Check(now time.Time, presented string) (Token, error) {
 	return r.Token, nil
 }
 
-// split takes a token apart; a malformed one gives ok false.
+// split splits a token into its parts. ok is false if it is malformed.
 func split(s string) (id, secret string, ok bool) {
 	rest, ok := strings.CutPrefix(s, "lull_")
 	id, secret, cut := strings.Cut(rest, "_")

@@ -1,16 +1,16 @@
-// Package agents makes evidence of what agents report to a server: what each
-// saw, judged by the engine as the agent itself judges, for the same journal
-// that the checks of workers go to. So why at a past time, the timeline and
-// the preview have one past for both.
+// Package agents converts agents' reports into evidence: what each agent saw,
+// judged by the same engine that the agent uses, for the same journal that
+// holds the checks of workers. So why at a past time, the timeline and the
+// preview use one history for both.
 //
-// Guarantees. The agent's clock may be wrong by any amount: its times count as
-// ages against the report's own. A report that says nothing new becomes part
-// of a run and costs no record of its own. What an agent says is bounded in
-// what it may have written: one that says something else all the time gets a
-// record each half minute, and its other reports leave a time of which nothing
-// is recorded, which is not quiet.
+// The agent's clock may be wrong by any amount: its times count as ages
+// relative to the report's own time. A report that says nothing new extends a
+// run and adds no record. The amount that one agent can have recorded is
+// bounded. An agent whose reports keep changing gets one record every 30
+// seconds; in between nothing is recorded, which does not count as quiet.
 //
-// It leaves out who may report, what is answered, and where records are kept.
+// Who may report, what is answered, and where records are kept are left to the
+// caller.
 package agents
 
 import (
@@ -26,32 +26,33 @@ import (
 	"lull/internal/link/control"
 )
 
-// Object is what the evidence of an agent's machine is filed under. No worker
-// has such an id.
+// Object returns the object ID under which the evidence of an agent's machine
+// is stored. No worker has such an ID.
 func Object(machine string) string { return prefix + machine }
 
 const prefix = "agent/"
 
-// Machine is the one whose evidence is filed under object; false if it is of
-// something else.
+// Machine returns the machine whose evidence is stored under object; false if
+// object is something else.
 func Machine(object string) (string, bool) { return strings.CutPrefix(object, prefix) }
 
-// CodePolicyUntold is the guard of an agent that does not say what it judges by.
+// CodePolicyUntold is the guard of an agent that does not report its policy.
 const CodePolicyUntold idle.Code = "policy_untold"
 
-// Bounds of what is recorded of one agent. An honest report has about ten
-// readings; texts are for people.
+// Limits on what is recorded of one agent. An honest report has about ten
+// readings. Texts are for users.
 const (
 	maxEach    = 24  // readings, guards, leases and names of signals
 	maxText    = 160 // bytes of a text
 	spacing    = 5 * time.Second
 	burst      = 120.0           // records that may be written at once
-	refill     = 1.0 / 30        // records a second
+	refill     = 1.0 / 30        // records per second
 	perRecord  = 512             // bytes of texts that cost as much as a record
-	clockSlack = 2 * time.Second // jitter of a report's way that is not the clock
+	clockSlack = 2 * time.Second // jitter of a report's delivery that is not the clock's
 )
 
-// Agents are those that report to one server. It is safe for concurrent use.
+// Agents are the agents that report to one server. It is safe for concurrent
+// use.
 type Agents struct {
 	keep func(evidence.Record) // nil keeps nothing
 
@@ -59,7 +60,7 @@ type Agents struct {
 	byName map[string]*agent
 }
 
-// agent is what is remembered of one.
+// agent is the state kept for one agent.
 type agent struct {
 	boot     string
 	started  time.Time
@@ -67,18 +68,18 @@ type agent struct {
 	offset   time.Duration // from its clock to ours
 
 	seen   evidence.Record    // the last one
-	taken  evidence.Record    // the last one that was handed on
-	high   map[string]float64 // of those that were not, since
+	taken  evidence.Record    // the last one that was recorded
+	high   map[string]float64 // maximum values of the unrecorded ones since
 	room   float64            // records that may be written
 	roomAt time.Time
 }
 
-// New makes Agents that hand what is to be recorded to keep; nil keeps nothing.
+// New returns Agents that pass records to keep; nil keeps nothing.
 func New(keep func(evidence.Record)) *Agents {
 	return &Agents{keep: keep, byName: map[string]*agent{}}
 }
 
-// Seen is the last check of a machine's agent that this server heard of.
+// Seen returns the last check of a machine's agent received by this server.
 func (a *Agents) Seen(machine string) (evidence.Record, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -89,8 +90,8 @@ func (a *Agents) Seen(machine string) (evidence.Record, bool) {
 	return x.seen, true
 }
 
-// Take takes a report in that has been checked. One that is older than the one
-// before is passed over. How many machines there are is for the caller to bound.
+// Take processes a report that has been validated. A report older than the
+// previous one is ignored. The caller must bound the number of machines.
 func (a *Agents) Take(machine string, r control.AgentReport, now time.Time) {
 	now = now.UTC().Round(0)
 	a.mu.Lock()
@@ -116,8 +117,8 @@ func (a *Agents) Take(machine string, r control.AgentReport, now time.Time) {
 	a.keep(rec)
 }
 
-// admits reports whether a check is to be recorded now. One that continues as
-// before costs nothing, and may as well be told with the next.
+// admits reports whether a check is to be recorded now. One that continues the
+// previous check costs nothing and can be recorded with the next.
 func (x *agent) admits(rec *evidence.Record, cost float64, now time.Time) bool {
 	if x.taken.Object != "" && evidence.Continues(&x.taken, rec) {
 		if now.Sub(x.taken.At) < spacing {
@@ -136,7 +137,7 @@ func (x *agent) admits(rec *evidence.Record, cost float64, now time.Time) bool {
 	return true
 }
 
-// later keeps the values of a check that is not recorded for the next one.
+// later keeps the values of an unrecorded check for the next record.
 func (x *agent) later(rec *evidence.Record) bool {
 	if rec.Levels == nil {
 		return false
@@ -148,7 +149,7 @@ func (x *agent) later(rec *evidence.Record) bool {
 	return false
 }
 
-// when is a time of the agent's clock by ours, within a century.
+// when converts a time of the agent's clock to ours, limited to a century.
 func (x *agent) when(t, now time.Time) time.Time {
 	const century = 100 * 365 * 24 * time.Hour
 	if t.IsZero() {
@@ -163,7 +164,7 @@ func (x *agent) when(t, now time.Time) time.Time {
 	return t
 }
 
-// past is when of something that has happened.
+// past is when for a time that must not be in the future.
 func (x *agent) past(t, now time.Time) time.Time {
 	if t = x.when(t, now); t.After(now) {
 		return now
@@ -171,7 +172,7 @@ func (x *agent) past(t, now time.Time) time.Time {
 	return t
 }
 
-// record makes the evidence of a report, and says how many records it weighs.
+// record returns the evidence of a report and its cost in records.
 func (x *agent) record(machine string, r *control.AgentReport, now time.Time) (evidence.Record, float64) {
 	b := &body{x: x, now: now}
 	e := idle.Evidence{Status: "running", Running: true, LastActivityAt: x.past(r.LastUse, now), CreatedAt: x.past(r.StartedAt, now)}
@@ -188,7 +189,7 @@ func (x *agent) record(machine string, r *control.AgentReport, now time.Time) (e
 	if j := r.Judged; j != nil {
 		p = j.Policy
 		p.Name, p.Action, p.Signals = b.text(p.Name), b.text(p.Action), b.names(p.Signals)
-		// What the server sees of it comes with the reports.
+		// The server learns of changes only with the reports.
 		p.CheckInterval = max(p.CheckInterval, r.Interval)
 		e.LastResumedAt, e.WarningSentAt, e.SnoozedUntil = x.past(j.ResumedAt, now), x.past(j.WarnedAt, now), x.when(j.SnoozedUntil, now)
 		for _, l := range cut(j.Leases) {
@@ -215,7 +216,7 @@ func (x *agent) highOf(signal string) float64 {
 	return math.Inf(-1)
 }
 
-// paused is the last time that the agent took its machine down.
+// paused returns the last time the agent paused its machine.
 func (x *agent) paused(r *control.AgentReport, b *body) *evidence.Turn {
 	if a := r.Action; a != nil && a.Phase == "done" && !a.At.IsZero() {
 		return &evidence.Turn{At: x.past(a.At, b.now), By: "its agent", Reason: b.text(a.Reason)}
@@ -223,7 +224,7 @@ func (x *agent) paused(r *control.AgentReport, b *body) *evidence.Turn {
 	return x.seen.Paused
 }
 
-// body holds what is recorded of a report to its bounds, and weighs it.
+// body limits what is recorded of a report, and computes its cost.
 type body struct {
 	x     *agent
 	now   time.Time
@@ -232,7 +233,7 @@ type body struct {
 
 func cut[T any](l []T) []T { return l[:min(len(l), maxEach)] }
 
-// text cuts a text at a whole character, and makes it fit for a terminal.
+// text cuts a text at a character boundary, and makes it safe for a terminal.
 func (b *body) text(s string) string {
 	for n := range s {
 		if n > maxText {

@@ -1,10 +1,10 @@
-// Package board is the overview of a fleet: what the roster has of all
-// workers, with what is known live about each.
+// Package board computes the overview of a fleet: the roster's data about all
+// workers, combined with what is known live about each.
 //
-// It guarantees that a worker nobody can say anything about stands as unknown,
-// never as idle; that every worker has one standing; and that every change
-// that the store had taken when it was asked is in the answer. Live verdicts
-// are at most Fresh old. It leaves out who may ask, and changes nothing.
+// A worker without live data is shown as unknown, never as idle. Every worker
+// has exactly one standing. Every change that the store had accepted before the
+// request is in the answer. Live verdicts are at most Fresh old. The package
+// changes nothing, and leaves authorization to the caller.
 package board
 
 import (
@@ -21,23 +21,23 @@ import (
 	"lull/internal/link/control"
 )
 
-// Fresh is how long verdicts are used before they are asked for again.
+// Fresh is the maximum age of verdicts before they are read again.
 const Fresh = 2 * time.Second
 
-// MaxAttention is how many urgent workers an overview names.
+// MaxAttention is the maximum number of urgent workers in an overview.
 const MaxAttention = 20
 
-// Board is safe for concurrent use. Make it with New.
+// Board computes overviews. It is safe for concurrent use. Create it with New.
 type Board struct {
 	roster   *roster.Roster
 	observed func(context.Context) map[string]fleet.IdleStatus
 
-	asking chan struct{} // holds the one who asks for verdicts
+	asking chan struct{} // held by the caller that reads verdicts
 	view   *view
 }
 
-// view is what was known at one moment. Workers that have not changed since are
-// not judged again.
+// view is the state at one moment. Workers that have not changed since are not
+// judged again.
 type view struct {
 	verdicts map[string]fleet.IdleStatus
 	at       time.Time
@@ -46,7 +46,8 @@ type view struct {
 	rows map[*roster.Line]*control.WorkerRow
 }
 
-// of are the rows of lines, in their order. Rows are shared: nobody changes them.
+// of returns the rows of lines, in the same order. Rows are shared and must not
+// be modified.
 func (v *view) of(lines []*roster.Line) []*control.WorkerRow {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -65,18 +66,18 @@ func (v *view) of(lines []*roster.Line) []*control.WorkerRow {
 	return out
 }
 
-// New makes a Board over a roster that runs. observed are the idle status of
-// every worker that somebody observes, by id; nil says that nobody does.
+// New returns a Board over a running roster. observed returns the idle status
+// of every observed worker, by ID; nil means that none is observed.
 func New(r *roster.Roster, observed func(context.Context) map[string]fleet.IdleStatus) *Board {
 	return &Board{roster: r, observed: observed, asking: make(chan struct{}, 1)}
 }
 
 // Query selects rows. Empty fields select all.
 type Query struct {
-	Search   string // every word of it is somewhere in the worker
+	Search   string // each of its words must occur in the worker
 	Region   string
 	Standing control.Standing
-	Sort     string // name, idle, pause or attention; empty is name
+	Sort     string // name, idle, pause or attention; empty means name
 	Offset   int
 	Limit    int
 }
@@ -132,8 +133,7 @@ func gather(out *control.Overview, all []*roster.Line, shown []*control.WorkerRo
 	}
 }
 
-// order sorts rows that are in order of their names, and keeps that order
-// among equals.
+// order sorts rows that are sorted by name. The sort is stable.
 func order(rows []*control.WorkerRow, by string) {
 	switch by {
 	case "idle":
@@ -145,7 +145,7 @@ func order(rows []*control.WorkerRow, by string) {
 	}
 }
 
-// compareTimes has the earliest first, and what has none last.
+// compareTimes orders the earliest first and nil last.
 func compareTimes(x, y *time.Time) int {
 	switch {
 	case x == nil && y == nil:
@@ -158,8 +158,8 @@ func compareTimes(x, y *time.Time) int {
 	return x.Compare(*y)
 }
 
-// Seen are the idle status of every worker that somebody observes, by id, at
-// most Fresh old. Nobody changes them.
+// Seen returns the idle status of every observed worker, by ID, at most Fresh
+// old. The result must not be modified.
 func (b *Board) Seen(ctx context.Context, now time.Time) (map[string]fleet.IdleStatus, error) {
 	v, err := b.known(ctx, now)
 	if err != nil {
@@ -168,7 +168,7 @@ func (b *Board) Seen(ctx context.Context, now time.Time) (map[string]fleet.IdleS
 	return v.verdicts, nil
 }
 
-// known is what is known, at most Fresh old. One caller at a time asks for
+// known returns the present view, at most Fresh old. One caller at a time reads
 // verdicts.
 func (b *Board) known(ctx context.Context, now time.Time) (*view, error) {
 	select {

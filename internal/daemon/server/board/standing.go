@@ -13,15 +13,15 @@ import (
 	"lull/internal/power"
 )
 
-// Bounds of the standings: used within Lately is active, a pause within Soon
-// is soon. Both are at most a third of the worker's timeout, so that with a
-// short one not everything is about to be paused.
+// Limits of the standings: a worker used within Lately is active, one to be
+// paused within Soon is soon. Both are at most a third of the worker's timeout,
+// so that with a short timeout not every worker is about to be paused.
 const (
 	Lately = idle.Lately
 	Soon   = 15 * time.Minute
 )
 
-// Row judges one worker at a time. st is nil if nobody observes it.
+// Row judges one worker. st is nil if it is not observed.
 func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow {
 	r := control.WorkerRow{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, InstanceType: w.InstanceType, TemplateName: w.TemplateName, Owner: w.Owner,
 		Status: string(w.Status), DesiredStatus: string(w.DesiredStatus), LastActivityAt: w.LastActivityAt, LastPausedAt: w.LastPausedAt,
@@ -68,12 +68,12 @@ func Row(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) control.WorkerRow
 	return r
 }
 
-// UnreadAfter is how long EC2 may not be asked about a region before the
-// overview says so of its workers.
+// UnreadAfter is how long a region's EC2 API may be unreadable before the
+// overview reports it for its workers.
 const UnreadAfter = 2 * time.Minute
 
-// unread says that EC2 cannot be asked about a worker's region: one that is to
-// end is not known to.
+// unread reports in r that EC2 cannot be read in the worker's region, so it is
+// unknown whether the worker has ended.
 func unread(r *control.WorkerRow, u *fleet.Unread, now time.Time) {
 	if u == nil || now.Sub(u.Since) < UnreadAfter {
 		return
@@ -84,7 +84,7 @@ func unread(r *control.WorkerRow, u *fleet.Unread, now time.Time) {
 	}
 }
 
-// judge places a worker that runs.
+// judge determines the standing of a running worker.
 func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time.Time) {
 	if st == nil {
 		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "Nobody who observes it can be asked.", true
@@ -113,7 +113,7 @@ func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time
 	default:
 		r.Standing, r.Sentence = control.StandingIdle, "Not used lately."
 	}
-	if lasting != nil && r.Block == "" && w.Intent == nil && lasting.Code != idle.Halted { // what all have in common is said once
+	if lasting != nil && r.Block == "" && w.Intent == nil && lasting.Code != idle.Halted { // what all have in common is shown once
 		r.Sentence, r.Block = lasting.Sentence, string(lasting.Code)
 	}
 	if lasting != nil && st.IsIdle {
@@ -121,8 +121,7 @@ func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time
 	}
 }
 
-// ends puts the end of a worker's time before what judge says of its pause,
-// where that does not come before.
+// ends reports the worker's expiry instead of the pause if it comes first.
 func ends(r *control.WorkerRow, x *evidence.Expiry, st *fleet.IdleStatus, now time.Time) {
 	r.Expiry = x
 	if x == nil || st != nil && (len(st.Blocks) == 0 || !x.Before(st.TargetPauseAt)) {
@@ -136,8 +135,7 @@ func ends(r *control.WorkerRow, x *evidence.Expiry, st *fleet.IdleStatus, now ti
 	r.Standing, r.Sentence, r.Block, r.Attention = control.StandingPausingSoon, x.Sentence(now), "", true
 }
 
-// expiry is the end of a worker's time, by what is in its record where nobody
-// observes it.
+// expiry returns the worker's expiry, from its record if it is not observed.
 func expiry(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) *evidence.Expiry {
 	if st == nil {
 		return w.Ends(now, &policy.Resolved{}, fleet.Halt{})
@@ -145,13 +143,13 @@ func expiry(w *fleet.Worker, st *fleet.IdleStatus, now time.Time) *evidence.Expi
 	return st.Expiry
 }
 
-// lasting is the first block that waiting for the timeout does not end.
+// lasting returns the first block that does not end when the timeout is over.
 func lasting(blocks []idle.Block) *idle.Block {
 	for i := range blocks {
 		switch blocks[i].Code {
 		case idle.RecentActivity, idle.SignalActive, idle.SignalIncomplete, idle.NotIdleYet, idle.WarningPending:
 		case idle.Budget:
-			if !(idle.Verdict{Blocks: blocks}).Used() { // it says nothing of what is in use
+			if !(idle.Verdict{Blocks: blocks}).Used() { // it says nothing about use
 				return &blocks[i]
 			}
 		default:
@@ -172,8 +170,8 @@ func find(blocks []idle.Block, codes ...idle.Code) *idle.Block {
 	return nil
 }
 
-// actionable tells whether a block of an idle worker is one that a person did
-// not ask for and can end.
+// actionable reports whether a block of an idle worker was not requested by a
+// user and can be ended by one.
 func actionable(c idle.Code) bool {
 	switch c {
 	case idle.InSnoozePeriod, idle.LeaseHeld, idle.AutoPauseDisabled, idle.DetectionDisabled, idle.Schedule, idle.MinWorkers,
@@ -183,7 +181,7 @@ func actionable(c idle.Code) bool {
 	return true
 }
 
-// urgency puts what a person must do first.
+// urgency orders first what a user must act on.
 func urgency(r control.WorkerRow) int {
 	switch {
 	case r.Standing == control.StandingFailed:

@@ -1,11 +1,11 @@
 // Package feed is the event stream of a fleet: every audit entry, with the
-// store's revision as its id.
+// store's revision as its ID.
 //
-// It guarantees that a reader who continues from the last id it got misses
-// nothing and gets nothing twice, on any server of the fleet, or is told by a
-// Reset that what it missed is gone. Entries of one change share its revision;
-// only the last of them carries the id, so that a reader who was cut off
-// between them gets the whole change again. It leaves HTTP out.
+// A reader that resumes after the last ID it got misses nothing and gets
+// nothing twice, on any server of the fleet, or gets a Reset that says that
+// missed entries are gone. Entries of one change share its revision. Only the
+// last of them carries the ID, so a reader that was cut off between them gets
+// the complete change again. HTTP is left to the caller.
 package feed
 
 import (
@@ -19,31 +19,30 @@ import (
 	"lull/internal/store"
 )
 
-// Message is one step of the stream: an entry, a reset, or neither, which is
-// progress.
+// Message is one step of the stream: an entry, a reset, or only progress.
 type Message struct {
-	// ID is where a reader continues after this message; 0 says that it must
-	// not go on from here.
+	// ID is where a reader resumes after this message. 0 means that it must not
+	// resume from here.
 	ID    int64
-	Entry *fleet.Entry // shared by all readers; not to be changed
+	Entry *fleet.Entry // shared by all readers; read-only
 	Data  []byte       // Entry in JSON
-	// Reset says why entries before ID may have been missed.
+	// Reset is why entries before ID may have been missed.
 	Reset string
 }
 
-// Start says where a stream begins.
+// Start is where a stream begins.
 type Start struct {
-	// After is the last id the reader got, if Known; else it gets what
-	// happens from now on.
+	// After is the last ID the reader got, if Known. Otherwise the reader gets
+	// only what happens from now on.
 	After int64
 	Known bool
 }
 
-// idle is how long the stream is silent before it tells how far it is.
+// idle is how long the stream is silent before it reports its position.
 const idle = 15 * time.Second
 
-// Follow gives send everything after start until ctx ends or send fails,
-// whose error it returns. A store that cannot be reached is waited for.
+// Follow calls send with everything after start until ctx ends or send fails;
+// it returns that error. It waits for a store that cannot be reached.
 func (h *Hub) Follow(ctx context.Context, start Start, send func(Message) error) error {
 	f := follower{hub: h, store: h.store, send: send}
 	if err := f.begin(ctx, start); err != nil {
@@ -72,8 +71,8 @@ type follower struct {
 	at    int64 // everything up to it has been sent
 }
 
-// next sends by the reader's own watch until the hub holds what follows, and
-// then what the hub has for as long as it does. It returns why that ended.
+// next sends from the reader's own watch until the hub holds what follows, and
+// then from the hub for as long as it does. It returns why that ended.
 func (f *follower) next(ctx context.Context) error {
 	for {
 		err := f.watch(ctx)
@@ -86,7 +85,7 @@ func (f *follower) next(ctx context.Context) error {
 	}
 }
 
-// begin finds where the stream starts, and says so.
+// begin determines where the stream starts, and reports it.
 func (f *follower) begin(ctx context.Context, start Start) error {
 	now, err := revision(ctx, f.store)
 	if err != nil {
@@ -164,8 +163,8 @@ func (f *follower) batch(revision int64, messages []Message) error {
 	return nil
 }
 
-// messagesOf are the entries of one change. An entry that cannot be read is
-// shown as one, not left out.
+// messagesOf returns the entries of one change. An unreadable entry is included
+// as such, not omitted.
 func messagesOf(b store.Batch) []Message {
 	var out []Message
 	for _, e := range b.Events {

@@ -13,19 +13,19 @@ import (
 	"lull/internal/store"
 )
 
-// What a Hub holds of the newest changes, at most.
+// Limits of what a Hub holds of the newest changes.
 const (
 	heldBatches = 1024
 	heldBytes   = 4 << 20
 )
 
-// Hub follows the store once for all readers of a server, and reads and
-// encodes each entry once. A reader that begins further back, or that does not
-// keep up, follows the store by itself until it has come to what the Hub
-// holds. Make it with NewHub; without Run every reader is by itself.
+// Hub follows the store once for all readers of a server, and reads and encodes
+// each entry once. A reader that starts further back, or that does not keep up,
+// follows the store itself until it has reached what the Hub holds. Create it
+// with NewHub. Without Run every reader follows the store itself.
 type Hub struct {
 	store  store.Store
-	most   int // batches that are held
+	most   int // number of batches held
 	begins chan struct{}
 
 	mu      sync.Mutex
@@ -44,7 +44,7 @@ type batch struct {
 	bytes    int
 }
 
-// NewHub makes a Hub over a store.
+// NewHub returns a Hub over a store.
 func NewHub(s store.Store) *Hub {
 	return &Hub{store: s, most: heldBatches, begins: make(chan struct{}), more: make(chan struct{})}
 }
@@ -52,10 +52,10 @@ func NewHub(s store.Store) *Hub {
 // String names the hub as a task.
 func (h *Hub) String() string { return "the event stream" }
 
-// Ready closes when the Hub follows the store.
+// Ready is closed when the Hub follows the store.
 func (h *Hub) Ready() <-chan struct{} { return h.begins }
 
-// Run follows the store until ctx ends, whose error it returns.
+// Run follows the store until ctx ends. It returns ctx's error.
 func (h *Hub) Run(ctx context.Context) error {
 	for try := 0; ctx.Err() == nil; try++ {
 		err := h.follow(ctx)
@@ -69,7 +69,7 @@ func (h *Hub) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// follow takes changes in from where the Hub is, or from now on, until the
+// follow receives changes from the Hub's position, or from now on, until the
 // watch ends.
 func (h *Hub) follow(ctx context.Context) error {
 	h.mu.Lock()
@@ -103,7 +103,7 @@ func (h *Hub) begin(now int64) {
 	}
 }
 
-// forget drops everything after a gap. Readers find out when they are woken.
+// forget drops everything after a gap. Readers notice when they are woken.
 func (h *Hub) forget() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -137,8 +137,8 @@ func (h *Hub) take(b store.Batch) {
 	h.more = make(chan struct{})
 }
 
-// after are the changes after a revision; without any, more closes when there
-// are. ok reports whether the Hub holds all that follow.
+// after returns the changes after a revision. If there are none, more is closed
+// when there are. ok reports whether the Hub holds all that follow.
 func (h *Hub) after(at int64) (list []*batch, more <-chan struct{}, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -149,21 +149,20 @@ func (h *Hub) after(at int64) (list []*batch, more <-chan struct{}, ok bool) {
 	return slices.Clone(h.batches[i:]), h.more, true
 }
 
-// holds reports whether a reader that has everything up to a revision can go on
-// with the Hub.
+// holds reports whether a reader at a revision can continue with the Hub.
 func (h *Hub) holds(at int64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.begun && at >= h.from
 }
 
-// errShared and errBehind change between a reader's own watch and the Hub.
+// errShared and errBehind switch between a reader's own watch and the Hub.
 var (
 	errShared = errors.New("the hub holds what follows")
 	errBehind = errors.New("the hub does not hold what follows")
 )
 
-// shared sends what the Hub holds, and then what it gets.
+// shared sends what the Hub holds, and then what it receives.
 func (f *follower) shared(ctx context.Context) error {
 	quiet := time.NewTimer(idle)
 	defer quiet.Stop()

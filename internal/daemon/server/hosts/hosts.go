@@ -1,13 +1,13 @@
-// Package hosts is what a server knows of the hosts that report to it: their
-// instances as they told of them last, and the questions that it has for them
-// .
+// Package hosts is a server's knowledge of the hosts that report to it: their
+// instances as last reported, and pending questions to them.
 //
-// Guarantees. It is in memory alone, and bounded: in hosts, in instances of
-// each and of all, in questions. A report is taken whole or not at all. A host
-// that missed three reports is not heard: its instances are unknown, whatever
-// they were. A question is answered by the host, or it is said that it was not.
+// It exists in memory only and is bounded in hosts, in instances per host and
+// in total, and in questions. A report is accepted completely or not at all. A
+// host that missed three reports is stale: its instances are unknown, whatever
+// they were. A question is either answered by the host or reported as
+// unanswered.
 //
-// It leaves out who may report, other servers, and HTTP.
+// Authorization, other servers, and HTTP are left to the caller.
 package hosts
 
 import (
@@ -23,49 +23,49 @@ import (
 	"lull/internal/link/control"
 )
 
-// Bounds of what one server remembers of hosts.
+// Limits of what one server keeps about hosts.
 const (
 	maxHosts     = 20_000
 	maxInstances = 200_000 // of all hosts together
-	maxQuestions = 16      // that wait for one host
+	maxQuestions = 16      // pending for one host
 )
 
-// FullError says that a report was not taken since nothing more fits.
+// FullError means that a report was rejected because a limit is reached.
 type FullError struct{ What string }
 
 func (e *FullError) Error() string { return "cannot remember more " + e.What }
 
-// InvalidError says why a report was not taken.
+// InvalidError says why a report was rejected.
 type InvalidError struct{ Detail string }
 
 func (e *InvalidError) Error() string { return "cannot take the report: " + e.Detail }
 
-// Hosts are those that report to one server. It is safe for concurrent use.
+// Hosts are the hosts that report to one server. It is safe for concurrent use.
 type Hosts struct {
 	version, built string // of the server, which hosts are compared with
 
 	mu   sync.Mutex
 	byID map[string]*host // by name
-	n    int              // instances of all
+	n    int              // total number of instances
 }
 
-// host is what is known of one. What it told last is never changed, but
-// replaced: views of it are read without the lock.
+// host is the state kept for one host. Its last report is never modified but
+// replaced, so views of it are read without the lock.
 type host struct {
 	last  control.HostReport // without its instances
-	at    time.Time          // when it was taken
+	at    time.Time          // when it was accepted
 	known known
-	// next collects a report that comes in parts; nil where none does.
+	// next collects a report that arrives in parts; nil if none is in progress.
 	next known
 
-	asked map[string]chan control.HostReply // by id of the question
-	open  []control.HostQuestion            // not taken by the host yet
+	asked map[string]chan control.HostReply // by ID of the question
+	open  []control.HostQuestion            // not yet taken by the host
 	fresh chan struct{}                     // closed when there is a question
 	turns int                               // polls that wait for one
 	seq   uint64                            // of questions
 }
 
-// known are instances by id, with when they were told of.
+// known are instances by ID, with the time at which they were reported.
 type known map[string]told
 
 type told struct {
@@ -74,12 +74,12 @@ type told struct {
 	offset time.Duration
 }
 
-// New returns a server's hosts. Hosts are compared with its version and date.
+// New returns a server's hosts. version and built are compared with theirs.
 func New(version, built string) *Hosts {
 	return &Hosts{version: version, built: built, byID: map[string]*host{}}
 }
 
-// Take takes a report in that has been checked (control.ReadHostReport).
+// Take processes a report that has been validated (control.ReadHostReport).
 // Errors: FullError, InvalidError; then nothing has changed.
 func (h *Hosts) Take(r control.HostReport, now time.Time) (control.HostAnswer, error) {
 	h.mu.Lock()
@@ -121,7 +121,7 @@ func (h *Hosts) Take(r control.HostReport, now time.Time) (control.HostAnswer, e
 	return control.HostAnswer{}, nil
 }
 
-// with is k after a report. k stays as it is.
+// with returns k updated by a report. It does not modify k.
 func (k known) with(r *control.HostReport, now time.Time) (known, error) {
 	out := make(known, len(k)+len(r.Instances))
 	names := make(map[string]string, len(k)+len(r.Instances))
@@ -148,10 +148,10 @@ func (k known) with(r *control.HostReport, now time.Time) (known, error) {
 	return out, nil
 }
 
-// heard reports whether a host may be believed.
+// heard reports whether a host's last report is recent enough to be trusted.
 func (x *host) heard(now time.Time) bool { return now.Sub(x.at) <= x.last.Stale() }
 
-// Heard reports whether this server hears a host now.
+// Heard reports whether this server currently receives a host's reports.
 func (h *Hosts) Heard(name string, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -159,7 +159,7 @@ func (h *Hosts) Heard(name string, now time.Time) bool {
 	return x != nil && x.heard(now)
 }
 
-// Summaries are all hosts that ever reported here, by name.
+// Summaries returns all hosts that ever reported here, by name.
 func (h *Hosts) Summaries(now time.Time) []control.HostSummary {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -185,8 +185,8 @@ func (h *Hosts) summary(x *host, now time.Time) control.HostSummary {
 	return s
 }
 
-// View is a host with all of its instances, by name; false where it never
-// reported here.
+// View returns a host with all of its instances; false if it never reported
+// here.
 func (h *Hosts) View(name string, now time.Time) (control.HostView, bool) {
 	h.mu.Lock()
 	x := h.byID[name]
@@ -204,20 +204,20 @@ func (h *Hosts) View(name string, now time.Time) (control.HostView, bool) {
 	return v, true
 }
 
-// aged is an instance as it is now, as far as that is known.
+// aged returns an instance's state as of now, as far as it is known.
 func (t told) aged(heard bool, now time.Time) control.HostInstance {
 	i := t.HostInstance
 	if !heard {
 		i.LastState, i.State, i.PauseAt, i.NextStepAt = i.State, "unknown", nil, nil
 		return i
 	}
-	if i.Connections == 0 && i.LastActivityAt != nil { // an open connection is use until its end
+	if i.Connections == 0 && i.LastActivityAt != nil { // an open connection is use until it ends
 		i.IdleFor = max(i.IdleFor, now.Add(-t.offset).Sub(*i.LastActivityAt).Seconds())
 	}
 	return i
 }
 
-// Turn takes a host's answers in and waits for questions: until there is one,
+// Turn accepts a host's answers and waits for questions: until there is one,
 // for wait, or until ctx ends.
 func (h *Hosts) Turn(ctx context.Context, name string, answers []control.HostReply, wait time.Duration) []control.HostQuestion {
 	h.mu.Lock()
@@ -257,8 +257,8 @@ func (h *Hosts) Turn(ctx context.Context, name string, answers []control.HostRep
 	return out
 }
 
-// Ask puts a question to a host. False: it did not answer until ctx ended, or
-// does not listen here.
+// Ask sends a question to a host. It returns false if the host did not answer
+// before ctx ended, or does not poll this server.
 func (h *Hosts) Ask(ctx context.Context, name, instance string, at time.Time) (control.HostReply, bool) {
 	h.mu.Lock()
 	x := h.byID[name]
@@ -288,9 +288,9 @@ func (h *Hosts) Ask(ctx context.Context, name, instance string, at time.Time) (c
 // Within is how long a host has to answer a question.
 const Within = 1500 * time.Millisecond
 
-// Why answers why an instance of a host is as it is: as the host says, or from
-// what it said last where it cannot be asked. False: the host never reported
-// here. The reply is a refusal where the instance is not known.
+// Why returns why an instance of a host is in its state: from the host itself,
+// or from its last report if it cannot be asked. It returns false if the host
+// never reported here. The reply is a refusal if the instance is unknown.
 func (h *Hosts) Why(ctx context.Context, name, ref string, at time.Time) (control.HostReply, bool) {
 	v, ok := h.View(name, time.Now())
 	if !ok {
@@ -323,7 +323,7 @@ func (h *Hosts) Why(ctx context.Context, name, ref string, at time.Time) (contro
 	return control.HostReply{Why: Told(&v, &v.Instances[n], at, why)}, true
 }
 
-// Missing is the refusal for an instance that a host does not have.
+// Missing returns the refusal for an instance that a host does not have.
 func Missing(host, ref string) control.HostReply {
 	return control.HostReply{Status: 404, Detail: fmt.Sprintf("cannot find instance %q of host %s", ref, host)}
 }

@@ -10,10 +10,9 @@ import (
 	"lull/internal/link/control"
 )
 
-// Told is what can be said about an instance from the last report of a host
-// that cannot be asked: what it was then, and that its readings are unknown.
-// unheard says why it cannot be asked. i is nil where nothing is known of the
-// instance either.
+// Told returns what the last report of a host that cannot be asked says about
+// an instance: its state then, and that its readings are unknown. unheard says
+// why it cannot be asked. i is nil if nothing is known of the instance either.
 func Told(v *control.HostView, i *control.HostInstance, at time.Time, unheard string) *control.HostWhy {
 	y := &control.HostWhy{Host: v.Name, Readings: "unknown", Unheard: unheard, Instance: i}
 	y.Account = evidence.Account{Kind: evidence.KindInstance, At: at, Signals: []evidence.Signal{}, Leases: []idle.Lease{}, Change: []string{}}
@@ -36,7 +35,7 @@ func Told(v *control.HostView, i *control.HostInstance, at time.Time, unheard st
 	return y
 }
 
-// said is an instance's last word about itself.
+// said returns an instance's last own explanation.
 func said(i *control.HostInstance, state string) string {
 	parts := []string{fmt.Sprintf("%s is %s.", i.Name, state)}
 	if state != "running" && i.StatusReason != "" {

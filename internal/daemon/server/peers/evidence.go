@@ -16,16 +16,16 @@ import (
 	"lull/internal/evidence"
 )
 
-// Journal is the evidence that a server has kept.
+// Journal is the evidence stored by one server.
 type Journal interface {
 	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
 var _ Journal = (*Peers)(nil)
 
-// evidencePath is where servers ask each other for evidence; the answer is a
-// row of frames, each a length and a packed record, and last an empty one and
-// what is missing, as JSON. An answer without that end was cut.
+// evidencePath is where servers ask each other for evidence. The answer is a
+// sequence of frames, each a length and a packed record, then an empty frame
+// and, as JSON, what is missing. An answer without that end was truncated.
 const (
 	evidencePath = "/internal/evidence"
 	maxFrame     = evidence.MaxRecord
@@ -34,7 +34,7 @@ const (
 // connectWithin is how long a peer may take to begin its answer.
 const connectWithin = 5 * time.Second
 
-// source is the evidence of one server on its way.
+// source is the evidence of one server as it arrives.
 type source struct {
 	server  string
 	records chan evidence.Record
@@ -43,9 +43,9 @@ type source struct {
 	reached time.Time          // of the last record
 }
 
-// Read yields the evidence of all live servers, in the order of time. A
-// server that does not answer, or not to its end, is named with the time of
-// which its records are missing.
+// Read yields the evidence of all live servers in order of time. For a server
+// that does not answer, or not completely, it returns the time range whose
+// records are missing.
 func (p *Peers) Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -208,11 +208,11 @@ func (p *Peers) serveEvidence(w http.ResponseWriter, r *http.Request) {
 		return err
 	})
 	if err != nil {
-		_ = out.Flush()             // what there is
-		panic(http.ErrAbortHandler) // a cut answer must not look whole
+		_ = out.Flush()             // as much as there is
+		panic(http.ErrAbortHandler) // a truncated response must not look complete
 	}
 	if err := out.WriteByte(0); err == nil {
-		_ = json.NewEncoder(out).Encode(missing) // who asked gives up by itself
+		_ = json.NewEncoder(out).Encode(missing) // on failure the reader gives up by itself
 	}
 	_ = out.Flush()
 }

@@ -11,9 +11,10 @@ import (
 
 // Hosts are the hosts that report to one server.
 type Hosts interface {
-	// HostsHere are all that did, heard or not.
+	// HostsHere returns every host that ever did, stale or not.
 	HostsHere() []control.HostSummary
-	// HostHere is one of them with its instances; false if it never did.
+	// HostHere returns one of them with its instances; false if it never
+	// reported here.
 	HostHere(name string) (control.HostView, bool)
 	// HostWhyHere answers about an instance; false if the host never reported
 	// here.
@@ -22,11 +23,11 @@ type Hosts interface {
 
 const hostsPath = "/internal/hosts"
 
-// Serve has h answer for this server's hosts. It is called before Run.
+// Serve makes h answer for this server's hosts. It must be called before Run.
 func (p *Peers) Serve(h Hosts) { p.cfg.Hosts = h }
 
-// Hosts are the hosts of all other servers that answer in time; one that moved
-// may be there more than once.
+// Hosts returns the hosts of all other servers that answer in time. A host that
+// moved may appear more than once.
 func (p *Peers) Hosts(ctx context.Context) []control.HostSummary {
 	out := []control.HostSummary{}
 	answers(ctx, p, hostsPath, func(theirs []control.HostSummary) bool {
@@ -36,8 +37,8 @@ func (p *Peers) Hosts(ctx context.Context) []control.HostSummary {
 	return out
 }
 
-// Host asks the other servers for a host: who hears it, or who heard of it
-// last.
+// Host asks the other servers for a host: the one that receives its reports, or
+// the one that received the last.
 func (p *Peers) Host(ctx context.Context, name string) (v control.HostView, found bool) {
 	answers(ctx, p, hostsPath+"/"+url.PathEscape(name), func(theirs control.HostView) bool {
 		if !found || theirs.Later(&v.HostSummary) {
@@ -48,8 +49,8 @@ func (p *Peers) Host(ctx context.Context, name string) (v control.HostView, foun
 	return v, found
 }
 
-// HostWhy has the other servers answer about an instance of a host: the one
-// that can ask it, or else one that knows it.
+// HostWhy asks the other servers about an instance of a host: the one that can
+// ask the host, or else one that knows it.
 func (p *Peers) HostWhy(ctx context.Context, name, instance string, at time.Time) (a control.HostReply, found bool) {
 	q := url.Values{"instance": {instance}}
 	if !at.IsZero() {

@@ -1,12 +1,13 @@
-// Package peers asks the other servers of a fleet for what only they have, the
-// live readings of the workers that they own, the evidence that they kept and
-// the hosts that report to them, and hands them the reports of those workers'
-// agents.
+// Package peers asks the other servers of a fleet for what only they have: the
+// live readings of their workers, the evidence they stored, and the hosts that
+// report to them. It also forwards agents' reports to the servers that own the
+// workers.
 //
-// Each server with an address registers it in the store under a lease. Who asks shows a secret that all servers of a store share through
-// it; whoever can read the store could know everything anyway. A peer that
-// does not answer within Within is passed over: the caller then has no
-// readings and says so. It leaves out commands, which go through the store.
+// Each server with an address registers it in the store under a lease. Requests
+// carry a secret that all servers share through the store; anyone who can read
+// the store could read everything anyway. A peer that does not answer within
+// Within is skipped: the caller then has no readings and says so. Commands go
+// through the store instead.
 package peers
 
 import (
@@ -46,36 +47,36 @@ const (
 	maxReport = 256 << 10
 )
 
-// Live knows what the owner of a worker has in memory.
+// Live is the in-memory state of the workers that a server owns.
 type Live interface {
 	Observation(ctx context.Context, id string) (control.Observation, bool)
-	// Report is false where this server does not own the worker.
+	// Report returns false if this server does not own the worker.
 	Report(ctx context.Context, id string, r control.AgentReport) bool
-	// Verdicts are the idle status of every worker that it owns, by id.
+	// Verdicts returns the idle status of every worker that it owns, by ID.
 	Verdicts(ctx context.Context) map[string]fleet.IdleStatus
 }
 
-// Config is what Peers are made of.
+// Config configures Peers.
 type Config struct {
 	Store store.Store
-	// Server is this one's id; Address is the URL where others reach it,
-	// empty for one that is not asked.
+	// Server is this server's ID. Address is the URL where others reach it;
+	// empty if they cannot.
 	Server, Address string
 	// Local are this server's own readings; nil if it has none.
 	Local Live
-	// Journal is this server's own evidence; nil if it keeps none.
+	// Journal is this server's own evidence; nil if it stores none.
 	Journal Journal
-	// Hosts are those that this server hears; nil if it hears none.
+	// Hosts are those that report to this server; nil for none.
 	Hosts Hosts
-	// HTTP is how others are reached; nil is the default client.
+	// HTTP is the client for requests to others; nil is the default client.
 	HTTP *http.Client
-	// Log is told once when a server cannot be reached, and when it can be
-	// again; nil tells nobody.
+	// Log gets one message when a server becomes unreachable, and one when it
+	// is reachable again; nil disables it.
 	Log *slog.Logger
 }
 
-// Peers are the servers of a fleet. It is safe for concurrent use; Run must
-// be running.
+// Peers are the servers of a fleet. It is safe for concurrent use. Run must be
+// running.
 type Peers struct {
 	cfg Config
 
@@ -100,15 +101,16 @@ var (
 	secrets   = store.Codec[shared]{Version: 1}
 )
 
-// Client reaches servers that show a certificate of a CA in roots; nil are the
-// system's. It follows no redirect, since it shows a secret.
+// Client returns an HTTP client that accepts servers with a certificate of a CA
+// in roots; nil are the system's. It follows no redirects, because its requests
+// carry a secret.
 func Client(roots *x509.CertPool) *http.Client {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// New makes Peers and does no I/O.
+// New returns Peers. It does no I/O.
 func New(cfg Config) *Peers {
 	if cfg.HTTP == nil {
 		cfg.HTTP = Client(nil)
@@ -122,7 +124,7 @@ func New(cfg Config) *Peers {
 // String names it as a task.
 func (p *Peers) String() string { return "the link to other servers" }
 
-// Run registers this server and knows the others until ctx ends.
+// Run registers this server and tracks the others until ctx ends.
 func (p *Peers) Run(ctx context.Context) error {
 	if err := p.share(ctx); err != nil {
 		return err
@@ -130,7 +132,7 @@ func (p *Peers) Run(ctx context.Context) error {
 	return task.Run(ctx, task.Loop("the list of servers", p.follow), task.Loop("the registration", p.register))
 }
 
-// share reads the secret, or makes it.
+// share reads the secret, or creates it.
 func (p *Peers) share(ctx context.Context) error {
 	v, err := store.Update(ctx, p.cfg.Store, secretKey, func(old store.Value) ([]byte, []store.Op, error) {
 		if old.Exists() {
@@ -167,7 +169,7 @@ func (p *Peers) register(ctx context.Context) error {
 			case <-ctx.Done():
 				last, cancel := context.WithTimeout(context.WithoutCancel(ctx), Within)
 				defer cancel()
-				_ = lease.Revoke(last) // else it ends by itself
+				_ = lease.Revoke(last) // otherwise it expires
 				return nil
 			}
 		}
@@ -209,8 +211,8 @@ func (p *Peers) follow(ctx context.Context) error {
 	})
 }
 
-// take notes a server that came or went. An address that cannot be read is
-// that of nobody.
+// take processes the arrival or departure of a server. An unreadable address is
+// ignored.
 func (p *Peers) take(v store.Value, gone bool) {
 	id := strings.TrimPrefix(v.Key, prefix)
 	a, err := addresses.Decode(v.Key, v.Data)
@@ -221,8 +223,8 @@ func (p *Peers) take(v store.Value, gone bool) {
 	}
 }
 
-// Observation asks this server and then, all at once, the others. The owner's
-// answer is the only one there is.
+// Observation asks this server and then all others at once. Only the owner
+// answers.
 func (p *Peers) Observation(ctx context.Context, id string) (o control.Observation, ok bool) {
 	if p.cfg.Local != nil {
 		if o, ok := p.cfg.Local.Observation(ctx, id); ok {
@@ -236,8 +238,8 @@ func (p *Peers) Observation(ctx context.Context, id string) (o control.Observati
 	return o, true
 }
 
-// Report hands a report to the worker's owner: this server, or the one of the
-// others that takes it.
+// Report forwards a report to the worker's owner: this server, or the other
+// server that accepts it.
 func (p *Peers) Report(ctx context.Context, id string, r control.AgentReport) bool {
 	if p.cfg.Local != nil && p.cfg.Local.Report(ctx, id, r) {
 		return true
@@ -250,7 +252,7 @@ func (p *Peers) Report(ctx context.Context, id string, r control.AgentReport) bo
 	return ok
 }
 
-// Verdicts are this server's and those of all others that answer in time.
+// Verdicts returns those of this server and of all others that answer in time.
 func (p *Peers) Verdicts(ctx context.Context) map[string]fleet.IdleStatus {
 	out := map[string]fleet.IdleStatus{}
 	if p.cfg.Local != nil {
@@ -263,8 +265,8 @@ func (p *Peers) Verdicts(ctx context.Context) map[string]fleet.IdleStatus {
 	return out
 }
 
-// answers asks all other servers for path and gives take what each answers,
-// as it comes, while take returns true and no longer than Within.
+// answers asks all other servers for path and calls take with each answer as it
+// arrives, while take returns true and no longer than Within.
 func answers[T any](ctx context.Context, p *Peers, path string, take func(T) bool) {
 	ctx, cancel := context.WithTimeout(ctx, Within)
 	defer cancel()
@@ -278,7 +280,7 @@ func answers[T any](ctx context.Context, p *Peers, path string, take func(T) boo
 }
 
 // any sends a request to all other servers at once and returns the first
-// answer that is a success.
+// successful answer.
 func (p *Peers) any(ctx context.Context, method, path string, body []byte) ([]byte, bool) {
 	ctx, cancel := context.WithTimeout(ctx, Within)
 	defer cancel()
@@ -291,14 +293,14 @@ func (p *Peers) any(ctx context.Context, method, path string, body []byte) ([]by
 	return nil, false
 }
 
-// reply is what one other server answered.
+// reply is the answer of one other server.
 type reply struct {
 	body []byte
 	err  error
 }
 
 // each sends a request to all other servers at once. The channel has room for
-// one reply of each, so that none waits.
+// every reply, so no sender blocks.
 func (p *Peers) each(ctx context.Context, method, path string, body []byte) <-chan reply {
 	p.mu.Lock()
 	secret, urls := p.secret, make([]string, 0, len(p.others))
@@ -322,8 +324,8 @@ const (
 	reports      = "/internal/reports/"
 )
 
-// reached notes whether a server could be reached, and tells of a change. An
-// asker who left says nothing about it.
+// reached records whether a server could be reached, and logs a change. A
+// canceled request says nothing about it.
 func (p *Peers) reached(ctx context.Context, server string, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
@@ -362,7 +364,7 @@ func (p *Peers) ask(ctx context.Context, server, method, path, secret string, bo
 	return b, nil
 }
 
-// known reports whether a request shows the secret.
+// known reports whether a request carries the secret.
 func (p *Peers) known(r *http.Request) bool {
 	p.mu.Lock()
 	secret := p.secret
@@ -371,7 +373,7 @@ func (p *Peers) known(r *http.Request) bool {
 	return secret != "" && subtle.ConstantTimeCompare([]byte(given), []byte(secret)) == 1
 }
 
-// serve answers another server, with a 404 where answer has none.
+// serve answers another server, with a 404 if answer returns false.
 func (p *Peers) serve(w http.ResponseWriter, r *http.Request, answer func() (any, bool)) {
 	if !p.known(r) {
 		http.Error(w, "cannot accept the secret", http.StatusUnauthorized)
@@ -388,10 +390,10 @@ func (p *Peers) serve(w http.ResponseWriter, r *http.Request, answer func() (any
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(body) // who asked gives up by itself
+	_, _ = w.Write(body) // on failure the peer gives up by itself
 }
 
-// Handler answers the other servers.
+// Handler returns the handler for requests of other servers.
 func (p *Peers) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+evidencePath, p.serveEvidence)

@@ -1,14 +1,14 @@
-// Package replay makes calls of the API safe to repeat: the first answer to
-// an Idempotency-Key is durable and is what every later call with that key
-// gets, on any server and after a restart.
+// Package replay makes API calls safe to repeat. The first answer to an
+// Idempotency-Key is durable, and every later call with that key gets it, on
+// any server and after a restart.
 //
-// It guarantees that of two calls with one key at most one runs at a time,
-// that a key used for another request is refused, and that an answer is given
-// again as it was for Keep. A server that dies between the change and the
-// recorded answer leaves a claim that ends with its lease; the call then runs
-// again, and it is for the call to find its own traces (Key gives it a name
-// that is the same each time). Failures of the server's own (5xx) are not
-// kept, so that a retry tries. It leaves out reading HTTP requests.
+// Of two calls with one key at most one runs at a time. A key that was used for
+// another request is refused. A stored answer is repeated unchanged for the
+// duration Keep. A server that dies between the change and the stored answer
+// leaves a claim that ends with its lease. The call then runs again and must
+// find its own traces (Key gives it a name that is the same each time). Server
+// errors (5xx) are not stored, so a retry runs again. Reading HTTP requests is
+// left to the caller.
 package replay
 
 import (
@@ -25,10 +25,10 @@ import (
 	"lull/internal/store"
 )
 
-// Keep is how long an answer is kept.
+// Keep is how long an answer is stored.
 const Keep = 24 * time.Hour
 
-// MaxBody is the largest answer that is kept.
+// MaxBody is the maximum size of a stored answer, in bytes.
 const MaxBody = 256 << 10
 
 const (
@@ -36,7 +36,7 @@ const (
 	claimPrefix = "replay/claims/"
 )
 
-// Answer is what a call was answered with.
+// Answer is the answer to a call.
 type Answer struct {
 	Status  int               `json:"status"`
 	Headers map[string]string `json:"headers,omitempty"`
@@ -53,28 +53,29 @@ var codec = store.Codec[record]{Version: 1}
 
 // The refusals.
 var (
-	// ErrOther: the key was used for another request.
+	// ErrOther means that the key was used for another request.
 	ErrOther = errors.New("cannot use the idempotency key again: it was used for another request")
-	// ErrRunning: the first call with the key has not been answered yet.
+	// ErrRunning means that the first call with the key has not been answered
+	// yet.
 	ErrRunning = errors.New("cannot run the request a second time: the first with this idempotency key has not been answered yet")
 )
 
-// Log remembers answers in a store. The zero value is not usable.
+// Log stores answers. The zero value is not usable.
 type Log struct {
 	store store.Store
 	lease store.Lease
 
 	mu      sync.Mutex
-	running map[string]bool // the keys of this server's claims: one lease holds them all
-	left    map[string]int  // keys whose claim may still stand although nothing runs, with the looks that are due
+	running map[string]bool // the keys claimed by this server; one lease holds them all
+	left    map[string]int  // keys whose claim may remain although nothing runs, with the number of checks left
 }
 
-// New makes a Log whose claims end with lease.
+// New returns a Log whose claims end with lease.
 func New(s store.Store, lease store.Lease) *Log {
 	return &Log{store: s, lease: lease, running: map[string]bool{}, left: map[string]int{}}
 }
 
-// enter takes key for a call of this server, or tells that another has it.
+// enter claims key within this server, or returns false if another call has it.
 func (l *Log) enter(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,8 +106,8 @@ type Claim struct {
 	request string
 }
 
-// Begin returns the answer that key got before, or a Claim to run the call
-// now, which must be ended by Done or Drop. request identifies what is asked.
+// Begin returns the answer that key got before, or a Claim to run the call now,
+// which must be ended by Done or Drop. request identifies what is asked.
 // Errors: ErrOther, ErrRunning, and those of the store.
 func (l *Log) Begin(ctx context.Context, key, request string) (*Answer, *Claim, error) {
 	if a, err := l.answer(ctx, key, request); a != nil || err != nil {
@@ -122,10 +123,10 @@ func (l *Log) Begin(ctx context.Context, key, request string) (*Answer, *Claim, 
 		l.leave(key)
 		return nil, nil, ErrRunning
 	case err != nil:
-		l.leaveBehind(key) // it may have been taken all the same
+		l.leaveBehind(key) // the write may have succeeded nevertheless
 		return nil, nil, fmt.Errorf("cannot use the idempotency key: %w", err)
 	}
-	// The first call may have ended between the look and the claim.
+	// The first call may have ended between the read and the claim.
 	a, err := l.answer(ctx, key, request)
 	c := &Claim{log: l, owner: o, key: key, request: request}
 	if a != nil || err != nil {
@@ -152,8 +153,8 @@ func (l *Log) answer(ctx context.Context, key, request string) (*Answer, error) 
 	return &r.Answer, nil
 }
 
-// Done keeps the answer and ends the claim. An answer of 500 and more, or one
-// over MaxBody, is not kept.
+// Done stores the answer and ends the claim. An answer with status 500 or
+// above, or larger than MaxBody, is not stored.
 func (c *Claim) Done(ctx context.Context, a Answer) error {
 	if a.Status >= 500 || len(a.Body) > MaxBody {
 		return c.Drop(ctx)
@@ -180,8 +181,8 @@ func (c *Claim) Drop(ctx context.Context) error {
 	return nil
 }
 
-// looks is how often a claim that was left behind must be seen gone: a write
-// whose outcome was unknown may arrive after the first.
+// looks is how often a claim that was left behind must be seen gone. A write
+// with an unknown outcome may arrive after the first check.
 const looks = 2
 
 func (l *Log) leaveBehind(key string) {
@@ -191,9 +192,9 @@ func (l *Log) leaveBehind(key string) {
 	l.left[key] = looks
 }
 
-// Settle gives back the claims of calls that ended while the store did not
-// answer. Without it they would refuse the key on every other server for as long
-// as this one lives. It is called now and then.
+// Settle releases the claims of calls that ended while the store did not
+// answer. Otherwise every other server would refuse the key for as long as this
+// one runs. It must be called regularly.
 func (l *Log) Settle(ctx context.Context) error {
 	l.mu.Lock()
 	keys := slices.Collect(maps.Keys(l.left))
@@ -201,7 +202,7 @@ func (l *Log) Settle(ctx context.Context) error {
 	var errs []error
 	for _, key := range keys {
 		if !l.enter(key) {
-			continue // a call runs with it and ends its claim
+			continue // a running call has it and will end its claim
 		}
 		gone, err := l.settle(ctx, claimPrefix+key)
 		errs = append(errs, err)
@@ -217,7 +218,8 @@ func (l *Log) Settle(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// settle ends a claim if it is this server's, and reports whether there was none.
+// settle ends a claim if it is this server's. gone reports whether there was
+// none.
 func (l *Log) settle(ctx context.Context, key string) (gone bool, err error) {
 	v, err := store.Get(ctx, l.store, key)
 	switch {
@@ -232,7 +234,7 @@ func (l *Log) settle(ctx context.Context, key string) (gone bool, err error) {
 	return false, nil
 }
 
-// Sweep removes answers that are older than Keep and returns how many.
+// Sweep removes answers older than Keep and returns how many.
 func (l *Log) Sweep(ctx context.Context, now time.Time) (int, error) {
 	removed, after := 0, ""
 	for {

@@ -1,11 +1,10 @@
-// Package roster answers which workers there are without reading them all: it
-// keeps what a listing selects and orders by, and follows the store.
+// Package roster lists workers without reading all of them: it keeps the fields
+// that listings select and sort by, and follows the store.
 //
-// It guarantees that a listing shows every change that the store had taken
-// when the listing was asked for, from whichever server it came: it asks the
-// store for its revision and waits until it has followed that far. A line
-// costs about two kilobytes; the whole records stay in the store, and a page
-// reads its own.
+// A listing contains every change that the store had accepted before the
+// request, from any server: it asks the store for its revision and waits until
+// it has followed that far. A line takes about two kilobytes. The complete
+// records stay in the store, and a page reads its own.
 package roster
 
 import (
@@ -25,31 +24,31 @@ import (
 	"lull/internal/store"
 )
 
-// Query selects workers and says how they are ordered.
+// Query selects and orders workers.
 type Query struct {
 	fleet.WorkerFilter
-	// Name is the whole name, Text what is in the name, an id, an address, a
+	// Name is the complete name. Text occurs in the name, an ID, an address, a
 	// tag, the owner or the template, in any case.
 	Name, Text string
-	// Statuses are those selected; none selects all but TERMINATED, which
-	// WithTerminated adds.
+	// Statuses are the selected ones. An empty list selects all but TERMINATED,
+	// which WithTerminated adds.
 	Statuses []power.Worker
-	Unarmed  bool   // only those in shadow until a user arms them
-	ByName   bool   // the order is by name and then id, else by id
-	After    string // cursor of the page before
-	Limit    int    // from 1
+	Unarmed  bool   // only those in dry run until a user arms them
+	ByName   bool   // order by name and then ID, otherwise by ID
+	After    string // cursor of the previous page
+	Limit    int    // at least 1
 }
 
-// Page is what a Query selects: the ids of one page, in order.
+// Page is the result of a Query: the IDs of one page, in order.
 type Page struct {
 	IDs   []string
 	Next  string // cursor of the next page; empty at the end
-	Total int    // selected on all pages together
+	Total int    // number selected on all pages together
 }
 
-// Line is what is kept of a worker: its record without secrets and without
-// what only one worker's own page shows. It is replaced as a whole, never
-// changed.
+// Line is the indexed part of a worker: its record without secrets and without
+// what only the worker's own page shows. It is replaced as a whole and never
+// modified.
 type Line struct {
 	Worker fleet.Worker
 	text   string // in lower case
@@ -65,47 +64,47 @@ func lineOf(w *fleet.Worker) *Line {
 	return &Line{text: strings.ToLower(strings.Join(parts, "\n")), Worker: kept}
 }
 
-// Has reports whether text is in what a search looks at, in any case.
+// Has reports whether a search for text finds the worker, in any case.
 func (l *Line) Has(text string) bool { return strings.Contains(l.text, strings.ToLower(text)) }
 
 func byID(a, b *Line) int { return cmp.Compare(a.Worker.ID, b.Worker.ID) }
 
 func byName(a, b *Line) int { return cmp.Or(cmp.Compare(a.Worker.Name, b.Worker.Name), byID(a, b)) }
 
-// waiter wants to know when the roster has come to a revision.
+// waiter waits until the roster has reached a revision.
 type waiter struct {
 	revision int64
 	done     chan struct{}
 }
 
-// Roster is the list of a store's workers. Make it with New.
+// Roster is the list of a store's workers. Create it with New.
 type Roster struct {
 	store store.Store
 	log   *slog.Logger
 	ready chan struct{}
 
 	mu      sync.Mutex
-	at      int64 // every change up to it is here
+	at      int64 // every change up to it is included
 	lines   map[string]*Line
-	ids     []*Line // in order of id
+	ids     []*Line // in order of ID
 	names   []*Line // in order of name
 	waiting []waiter
 	loaded  bool
 }
 
-// New makes a Roster; Run fills it.
+// New returns an empty Roster. Run fills it.
 func New(s store.Store, log *slog.Logger) *Roster {
 	return &Roster{store: s, log: log, ready: make(chan struct{}), lines: map[string]*Line{}}
 }
 
-// Ready closes when all workers have been read.
+// Ready is closed when all workers have been read.
 func (r *Roster) Ready() <-chan struct{} { return r.ready }
 
-// Run follows the store until ctx ends, whose error it returns.
+// Run follows the store until ctx ends. It returns ctx's error.
 func (r *Roster) Run(ctx context.Context) error {
 	lines := map[string]*Line{}
 	follower := store.Follower{
-		// Every key: so the revision it has come to is the store's own.
+		// All keys, so that the roster's revision is the store's own.
 		Watch: store.Prefix(""),
 		Listed: func(first bool, values []store.Value) {
 			if first {
@@ -152,8 +151,8 @@ func (r *Roster) Run(ctx context.Context) error {
 	return err
 }
 
-// line reads a record; nil for one that cannot be read, which no listing
-// shows.
+// line converts a record; nil if it cannot be read. No listing shows such a
+// worker.
 func (r *Roster) line(v store.Value) *Line {
 	w, err := fleet.DecodeWorker(v)
 	if err != nil {
@@ -163,7 +162,7 @@ func (r *Roster) line(v store.Value) *Line {
 	return lineOf(&w)
 }
 
-// change takes one event. The lock is held.
+// change applies one event. The lock is held.
 func (r *Roster) change(e store.Event) {
 	old := r.lines[fleet.WorkerID(e.Value.Key)]
 	var l *Line
@@ -178,8 +177,8 @@ func (r *Roster) change(e store.Event) {
 	r.ids, r.names = moved(r.ids, old, l, byID), moved(r.names, old, l, byName)
 }
 
-// moved puts l where old was, in order; either may be nil. Nearly every change
-// of a worker leaves its place, and then the rest of the fleet is not touched.
+// moved replaces old with l, in order; either may be nil. Nearly every change
+// of a worker keeps its place, and then no other line is touched.
 func moved(s []*Line, old, l *Line, order func(a, b *Line) int) []*Line {
 	if old != nil && l != nil && order(old, l) == 0 {
 		if i, found := slices.BinarySearchFunc(s, old, order); found {
@@ -209,7 +208,7 @@ func without(s []*Line, l *Line, order func(a, b *Line) int) []*Line {
 	return slices.Delete(s, i, i+1)
 }
 
-// reached says how far the roster is. The lock is held.
+// reached records the roster's revision and wakes waiters. The lock is held.
 func (r *Roster) reached(revision int64) {
 	r.at = max(r.at, revision)
 	r.waiting = slices.DeleteFunc(r.waiting, func(w waiter) bool {
@@ -221,11 +220,11 @@ func (r *Roster) reached(revision int64) {
 	})
 }
 
-// patience bounds how long a listing waits for the changes that the store
-// has; they are on their way unless the store is away.
+// patience bounds how long a listing waits for changes that the store has
+// accepted. They arrive soon unless the store is unreachable.
 const patience = 10 * time.Second
 
-// catchUp waits until everything that the store has now is here.
+// catchUp waits until every change that the store has now is included.
 func (r *Roster) catchUp(ctx context.Context) error {
 	res, err := r.store.Commit(ctx, store.Txn{Read: []string{revisionOf}})
 	if err != nil {
@@ -252,7 +251,7 @@ func (r *Roster) catchUp(ctx context.Context) error {
 	return fmt.Errorf("cannot list the workers: changes of the store do not arrive: %w", errors.Join(store.ErrUnavailable, context.Cause(ctx)))
 }
 
-// revisionOf is a key whose reading tells the revision of the store.
+// revisionOf is a key that is read only for the revision of the store.
 const revisionOf = "pool"
 
 // Select returns one page of what q selects.
@@ -292,8 +291,8 @@ func (r *Roster) Select(ctx context.Context, q Query) (Page, error) {
 	return out, nil
 }
 
-// All are the lines of all workers by name, and the revision of the store up
-// to which changes are in them.
+// All returns the lines of all workers by name, and the store revision up to
+// which changes are included.
 func (r *Roster) All(ctx context.Context) ([]*Line, int64, error) {
 	if err := r.catchUp(ctx); err != nil {
 		return nil, 0, err
@@ -303,7 +302,7 @@ func (r *Roster) All(ctx context.Context) ([]*Line, int64, error) {
 	return slices.Clone(r.names), r.at, nil
 }
 
-// named are the lines of s, which is in order of name, with one name.
+// named returns the lines with one name. s is sorted by name.
 func named(s []*Line, name string) []*Line {
 	i, _ := slices.BinarySearchFunc(s, name, func(l *Line, name string) int { return cmp.Compare(l.Worker.Name, name) })
 	n := i
@@ -313,7 +312,8 @@ func named(s []*Line, name string) []*Line {
 	return s[i:n]
 }
 
-// cursor is the line that a page ended with, as far as its order goes.
+// cursor returns the line at which a page ended, with the fields of its order
+// only.
 func cursor(after string, byName bool) *Line {
 	l := &Line{}
 	l.Worker.ID = after

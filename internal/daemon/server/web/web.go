@@ -1,10 +1,10 @@
-// Package web serves the dashboard: the files that /web builds, carried in the
+// Package web serves the dashboard: the files built from /web, embedded in the
 // binary.
 //
-// It guarantees that a page runs nothing and loads nothing from anywhere but
-// this server, and that no page is kept after an upgrade: only files whose
-// name holds their hash may be kept by a browser. It leaves out who may ask:
-// the files hold no data, and what they show comes from the API.
+// Pages run and load files only from this server. No page is cached across an
+// upgrade: browsers may cache only files whose name contains their hash. The
+// files need no authorization because they hold no data; everything they show
+// comes from the API.
 package web
 
 import (
@@ -20,13 +20,13 @@ import (
 //go:embed all:dist
 var built embed.FS
 
-// policy lets pages run and load their own files only, be framed by nobody,
-// and make no script out of text.
+// policy allows pages to run and load only their own files, forbids framing,
+// and forbids scripts from text.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; " +
 	"manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 
-// Handler serves the files, and the start page for every path that is none:
-// the page itself finds out what the path means.
+// Handler serves the files, and the start page for every other path: the page
+// itself interprets the path.
 func Handler() http.Handler {
 	files, err := fs.Sub(built, "dist")
 	if err != nil {
