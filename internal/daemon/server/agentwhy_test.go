@@ -12,7 +12,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// hearsReport has s hear an agent whose cpu is at a value.
+// hearsReport makes an agent report a value of cpu to s.
 func (s *Server) hearsReport(t *testing.T, machine string, sequence uint64, cpu float64) {
 	t.Helper()
 	now := time.Now()
@@ -28,9 +28,9 @@ func (s *Server) hearsReport(t *testing.T, machine string, sequence uint64, cpu 
 	}
 }
 
-// TestEveryServerKnowsAnAgentsPast has an agent report to one server and then to
-// another: both answer for both times, and for a time at which it was silent
-// neither does. What only a server that has ended kept is not known.
+// TestEveryServerKnowsAnAgentsPast has an agent report to one server and then
+// to another. Both answer for both times. For a time without reports neither
+// has an answer, and what only a stopped server kept is unknown.
 func TestEveryServerKnowsAnAgentsPast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, net := mem.New(mem.Options{}).Client(), &memnet.Network{}
@@ -48,7 +48,7 @@ func TestEveryServerKnowsAnAgentsPast(t *testing.T) {
 			}
 		}
 		report(one, 10, 2)
-		time.Sleep(10 * time.Minute) // it says nothing
+		time.Sleep(10 * time.Minute) // it reports nothing
 		report(two, 10, 80)
 
 		says := func(when string, s *Server, after time.Duration, readings, verdict string) {

@@ -14,7 +14,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// lived is a server whose audit log tells one worker's life, and that worker.
+// lived is a server whose audit log contains one worker's life, and that
+// worker.
 type lived struct {
 	t      *testing.T
 	s      *Server
@@ -42,13 +43,13 @@ func live(t *testing.T) *lived {
 	}}
 }
 
-// move lets the worker's status change at an hour of its life.
+// move changes the worker's status at an hour of its life.
 func (l *lived) move(hour float64, to power.Worker) {
 	l.commit(fleet.Entry{At: l.at(hour), Action: "status_changed", By: fleet.ByController, From: l.w.Status, To: to})
 	l.w.Status = to
 }
 
-// pause lets somebody decide on a stop, which is carried out within the hour.
+// pause decides on a stop, which is carried out within the hour.
 func (l *lived) pause(hour float64, reason fleet.Reason) {
 	e := fleet.Entry{At: l.at(hour), Action: "pause_intended", Events: []string{fleet.EventPaused}, Reason: string(reason), By: fleet.Actor{Name: "x"}}
 	if reason == fleet.ReasonScaleDown {
@@ -67,7 +68,7 @@ func (l *lived) at(hour float64) time.Time {
 }
 
 // between sums up what the worker did between two hours, and what a policy that
-// never pauses would have made of it if it was looked at all the time.
+// never pauses would have done if it had been checked all the time.
 func (l *lived) between(from, to float64) (savings.Sum, *evidence.Trial) {
 	l.t.Helper()
 	a, b := l.at(from), l.at(to)
@@ -88,9 +89,9 @@ func (l *lived) between(from, to float64) (savings.Sum, *evidence.Trial) {
 
 func near(a, b float64) bool { return math.Abs(a-b) < 1e-6 }
 
-// TestPeriodBeginsInAStop: a stop that began before the time that is asked about
-// is whose it was, whether it ends within that time, continues, or was under way
-// when it began; for lull and for others.
+// TestPeriodBeginsInAStop checks that a stop that began before the queried
+// period is attributed to whoever made it, lull or others, whether it ends
+// within the period, continues, or was in progress when the period began.
 func TestPeriodBeginsInAStop(t *testing.T) {
 	for _, reason := range []fleet.Reason{fleet.ReasonIdleTimeout, fleet.ReasonSchedule, fleet.ReasonTTL, fleet.ReasonScaleDown, fleet.ReasonManual, fleet.ReasonExternal} {
 		for _, ends := range []bool{false, true} {
@@ -127,9 +128,9 @@ func TestPeriodBeginsInAStop(t *testing.T) {
 	}
 }
 
-// TestEndedWorkersSaveNothing: after a worker's termination nothing runs, nothing
-// is avoided and no storage is paid, whatever it was before; a termination that
-// EC2 refused ends nothing.
+// TestEndedWorkersSaveNothing checks that a terminated worker has no running
+// time, no avoided time and no storage costs, whatever it was before, and that
+// a termination refused by EC2 ends nothing.
 func TestEndedWorkersSaveNothing(t *testing.T) {
 	for _, gone := range []power.Worker{power.WorkerTerminating, power.WorkerTerminated} {
 		l := live(t)

@@ -19,7 +19,8 @@ import (
 	"lull/internal/daemon/server"
 )
 
-// writePair writes a certificate with a name, and its key, stamped at a time.
+// writePair writes a certificate with a name, and its key, with a modification
+// time.
 func writePair(t *testing.T, dir, name string, stamp time.Time) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -25,7 +25,7 @@ func decode[T any](t *testing.T, data []byte) (v T) {
 	return v
 }
 
-// stopped makes a worker that is STOPPED, as an import that was observed.
+// stopped creates a STOPPED worker, as an observed import.
 func (b *bench) stopped() string {
 	b.t.Helper()
 	id := b.worker()
@@ -43,8 +43,8 @@ func (b *bench) stopped() string {
 	return id
 }
 
-// TestWake resumes a worker by its own token, once in a while, and by no
-// other.
+// TestWake checks that a worker is resumed by its own wake token, with a rate
+// limit, and by no other.
 func TestWake(t *testing.T) {
 	b := newBench(t, memory(t))
 	id, other := b.stopped(), b.stopped()
@@ -69,8 +69,8 @@ func TestWake(t *testing.T) {
 	b.problem("a token that was replaced", res, data, 401)
 }
 
-// TestDetectIdleIsAnsweredByTheOwner writes the request, and gives the
-// owner's answer.
+// TestDetectIdleIsAnsweredByTheOwner checks that the request is written and the
+// owner's answer returned.
 func TestDetectIdleIsAnsweredByTheOwner(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.worker()
@@ -110,8 +110,8 @@ func TestDetectIdleIsAnsweredByTheOwner(t *testing.T) {
 	}
 }
 
-// TestMachinesSpeakForThemselves lets a machine's token report for its
-// machine, and do nothing else.
+// TestMachinesSpeakForThemselves checks that a machine's token may report for
+// its machine and do nothing else.
 func TestMachinesSpeakForThemselves(t *testing.T) {
 	b := newBench(t, memory(t))
 	agent, host := b.token(access.Agent, "m1"), b.token(access.Host, "m1")
@@ -142,7 +142,7 @@ func TestMachinesSpeakForThemselves(t *testing.T) {
 	}
 }
 
-// TestChangesOfOthers refuses a change that was made on an old state.
+// TestChangesOfOthers checks that a change based on an old revision is refused.
 func TestChangesOfOthers(t *testing.T) {
 	b := newBench(t, memory(t))
 	at := "/api/v1/region/us-east-1/workers/" + b.worker()
@@ -164,8 +164,9 @@ func TestChangesOfOthers(t *testing.T) {
 	b.problem("another site", res, data, 403)
 }
 
-// TestStartAfterTheDeadline: a start of a worker whose ttl_deadline has passed
-// is refused, and why of it, at rest, does not say that anybody starts it.
+// TestStartAfterTheDeadline checks that a worker whose ttl_deadline has passed
+// cannot be started, and that its why, at rest, names nothing that would start
+// it.
 func TestStartAfterTheDeadline(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.stopped()
@@ -192,9 +193,9 @@ func TestStartAfterTheDeadline(t *testing.T) {
 	}
 }
 
-// TestWhyAtRest: the answer about a worker that is stopped names who stopped it
-// and for how long it has been, what starts it, and nothing that would keep a
-// running one up.
+// TestWhyAtRest checks that the answer about a stopped worker names who stopped
+// it, for how long it has been stopped and what starts it, and nothing that
+// would keep a running one up.
 func TestWhyAtRest(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.stopped()
@@ -203,7 +204,7 @@ func TestWhyAtRest(t *testing.T) {
 		w.StatusSince, w.LastPausedAt, w.LastPausedBy, w.PauseReason = since, &since, fleet.ByController.Name, fleet.ReasonIdleTimeout
 		w.AWSRegion, w.InstanceType, w.Volumes = "us-east-1", "m5.large", []fleet.Volume{{ID: "vol-1", Type: "gp3", GB: 10}}
 		w.TTLDeadline, w.TTLAction = &end, "terminate"
-		for range 20 { // what happens to it since pushes the decision out of the newest
+		for range 20 { // later events push the decision out of the newest entries
 			tx.Note(fleet.Entry{Action: "updated"})
 		}
 		return nil
@@ -242,8 +243,8 @@ func TestWhyAtRest(t *testing.T) {
 	}
 }
 
-// TestWhyBeforeItCame: of a time before lull knew a worker nothing is said but
-// that, and when it came.
+// TestWhyBeforeItCame checks that a question about a time before lull knew a
+// worker is answered with that, and with when the worker came.
 func TestWhyBeforeItCame(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.stopped()

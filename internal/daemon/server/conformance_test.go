@@ -19,7 +19,7 @@ import (
 	"lull/internal/store"
 )
 
-// operation is one row of the served OpenAPI document.
+// operation is one operation of the served OpenAPI document.
 type operation struct {
 	Method, Path string
 	ID           string `json:"operationId"`
@@ -75,8 +75,8 @@ func (b *bench) document() (document, []operation, []byte) {
 
 var inPath = regexp.MustCompile(`\{([^}]+)\}`)
 
-// TestOpenAPIDocument holds the served document to OpenAPI's structure: every
-// reference resolves, ids are unique, parameters fit their path.
+// TestOpenAPIDocument checks the structure of the served document: every
+// reference resolves, IDs are unique, parameters fit their path.
 func TestOpenAPIDocument(t *testing.T) {
 	b := newBench(t, memory(t))
 	d, ops, raw := b.document()
@@ -124,7 +124,8 @@ func TestOpenAPIDocument(t *testing.T) {
 	}
 }
 
-// TestReferencePage shows every operation but the copies below a region.
+// TestReferencePage checks that every operation is shown, except the copies
+// below a region.
 func TestReferencePage(t *testing.T) {
 	b := newBench(t, memory(t))
 	_, ops, _ := b.document()
@@ -139,8 +140,7 @@ func TestReferencePage(t *testing.T) {
 	}
 }
 
-// bodies are what operations are asked with that want more than an empty
-// object.
+// bodies are the requests of operations that need more than an empty object.
 var bodies = map[string]string{
 	"create-worker":    `{"name":"new","template_name":"small"}`,
 	"import-worker":    `{"name":"imp","aws_region":"us-east-1","ec2_instance_id":"i-0123456789abcdef0"}`,
@@ -169,7 +169,7 @@ var bodies = map[string]string{
 
 const officeHours = `{"zone":"Europe/Berlin","windows":[{"days":"mon-fri","from":"08:00","to":"18:00"}]}`
 
-// rule makes sure that the object that a path names exists, and names it.
+// rule creates the object that a path refers to and returns its name.
 func (b *bench) rule(path string) string {
 	b.t.Helper()
 	for _, r := range []struct{ prefix, method, path, body string }{
@@ -209,7 +209,7 @@ func (op operation) body() []byte {
 	return nil
 }
 
-// target fills the path of an operation with objects that exist.
+// target fills the path of an operation with existing objects.
 func (b *bench) target(op operation) string {
 	b.t.Helper()
 	return inPath.ReplaceAllStringFunc(op.Path, func(m string) string {
@@ -244,9 +244,9 @@ func (b *bench) target(op operation) string {
 	})
 }
 
-// TestEveryRouteRefuses asks every operation of the document without a token,
-// with bad ones, with too low a role, and with broken bodies. The answer is
-// the right problem document, and the store has not moved.
+// TestEveryRouteRefuses calls every operation of the document without a token,
+// with invalid ones, with an insufficient role, and with broken bodies. The
+// answer must be the right problem document, and the store must not change.
 func TestEveryRouteRefuses(t *testing.T) {
 	b := newBench(t, memory(t))
 	_, ops, _ := b.document()
@@ -328,12 +328,11 @@ func TestEveryRouteRefuses(t *testing.T) {
 	t.Logf("%d refusals over %d operations", checks, len(ops))
 }
 
-// freeText are the query parameters that take any text.
+// freeText are the query parameters that accept any text.
 var freeText = []string{"q", "worker_id", "aws_region", "template", "tag", "after", "actor", "action", "object", "owner", "by", "name", "region"}
 
-// badQueries are queries that an operation has to refuse, by the parameter:
-// one that there is not, and for each that there is a value that it cannot
-// have, or two.
+// badQueries returns invalid queries of an operation, by parameter: an unknown
+// parameter, and for each known one an invalid value, or two.
 func (op operation) badQueries() map[string]string {
 	out := map[string]string{"banana": "1", "%zz": "1"}
 	for _, p := range op.Parameters {
@@ -353,15 +352,15 @@ func (op operation) badQueries() map[string]string {
 	return out
 }
 
-// TestEveryRouteAnswers asks every operation as admin: it is found, it answers
-// what the document says that it answers, and a repeat with the same key gets
-// the same answer and changes nothing.
+// TestEveryRouteAnswers calls every operation as admin. It exists, its answer
+// matches the document, and a repeat with the same key gets the same answer and
+// changes nothing.
 func TestEveryRouteAnswers(t *testing.T) {
 	b := newBench(t, memory(t))
 	_, ops, _ := b.document()
 	for i, op := range ops {
 		if op.plain() == "events" || op.plain() == "wake-worker" || op.plain() == "detect-idle" {
-			continue // have tests of their own: the first never ends, the last waits for a controller
+			continue // have their own tests: the first never ends, the last waits for a controller
 		}
 		path, body := b.target(op), op.body()
 		key := fmt.Sprintf("key-%d", i)
@@ -376,7 +375,7 @@ func TestEveryRouteAnswers(t *testing.T) {
 			continue
 		}
 		if strings.HasPrefix(op.Path, "/answer/") {
-			continue // pages for people, whatever they say
+			continue // HTML pages, with any content
 		}
 		b.fits(op, res, data)
 		if op.Method == "GET" || op.Role == "none" {
@@ -385,7 +384,7 @@ func TestEveryRouteAnswers(t *testing.T) {
 		before := b.revision()
 		again, same := b.ask(op.Method, path, b.admin, body, "Idempotency-Key", key)
 		if secret := op.plain() == "create-token" || op.plain() == "new-wake-token"; secret {
-			b.problem(where+" again", again, same, 409) // a secret is shown once, and kept nowhere
+			b.problem(where+" again", again, same, 409) // a secret is shown once and never stored
 			b.noSecret(data)
 		} else if again.StatusCode != res.StatusCode || !bytes.Equal(data, same) || again.Header.Get("Idempotency-Replayed") != "true" ||
 			again.Header.Get("Location") != res.Header.Get("Location") {
@@ -399,7 +398,7 @@ func TestEveryRouteAnswers(t *testing.T) {
 	}
 }
 
-// noSecret holds the store free of the token in an answer.
+// noSecret checks that the store does not contain the token of an answer.
 func (b *bench) noSecret(answer []byte) {
 	b.t.Helper()
 	var shown struct{ Token string }
@@ -424,7 +423,7 @@ func (b *bench) noSecret(answer []byte) {
 	}
 }
 
-// fits checks an answer against the schema that the document has for it.
+// fits checks an answer against its schema in the document.
 func (b *bench) fits(op operation, res *http.Response, data []byte) {
 	b.t.Helper()
 	item := b.api.API().OpenAPI().Paths[op.Path]
@@ -468,8 +467,8 @@ func (b *bench) fits(op operation, res *http.Response, data []byte) {
 	}
 }
 
-// madeUp returns the token with its last character changed to another of the
-// alphabet, whatever it was.
+// madeUp returns the token with its last character replaced by another of the
+// alphabet.
 func madeUp(token string) string {
 	last := byte('A')
 	if token[len(token)-1] == last {

@@ -14,9 +14,9 @@ import (
 	"lull/internal/power"
 )
 
-// TestExpiryComesFirst: the end of a worker's time is the first answer where it
-// comes before any pause, whatever is not known, and is said of no worker on
-// which nothing acts.
+// TestExpiryComesFirst checks that a worker's expiry is the first answer if it
+// comes before any pause, whatever is unknown, and that it is not mentioned for
+// a worker on which nothing acts.
 func TestExpiryComesFirst(t *testing.T) {
 	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	in := func(d time.Duration) *time.Time { t := now.Add(d); return &t }
@@ -35,7 +35,7 @@ func TestExpiryComesFirst(t *testing.T) {
 		blocks      []idle.Block
 		shadow      bool
 		halt        fleet.Halt
-		warned, at  *time.Time // at is ttl where it is nil
+		warned, at  *time.Time // at is ttl if nil
 		first       bool
 		says        string
 		standing    control.Standing
@@ -73,7 +73,8 @@ func TestExpiryComesFirst(t *testing.T) {
 	}
 }
 
-// TestWhoEndedIt: a worker that is gone says who ended it.
+// TestWhoEndedIt checks that the answer about a terminated worker says who
+// ended it.
 func TestWhoEndedIt(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	for want, w := range map[string]fleet.Worker{

@@ -19,8 +19,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// together runs a server of the fleet that others reach over net: an API alone,
-// which observes no worker.
+// together runs a server of the fleet that others reach over net: an API only,
+// which observes no workers.
 func together(t *testing.T, db store.Store, net *memnet.Network, name string) (s *Server, stop func()) {
 	t.Helper()
 	hc := &http.Client{Transport: &http.Transport{DialContext: net.Host(name).DialContext, DisableKeepAlives: true}}
@@ -57,7 +57,7 @@ func together(t *testing.T, db store.Store, net *memnet.Network, name string) (s
 	}
 }
 
-// hearsHost has s hear a host with one instance, web.
+// hearsHost makes a host with one instance, web, report to s.
 func (s *Server) hearsHost(t *testing.T, name string, seq uint64) {
 	t.Helper()
 	r := control.HostReport{Host: name, At: time.Now(), Sequence: seq, StartedAt: time.Now(), Version: "v1", Interval: idle.Duration(15 * time.Second),
@@ -68,8 +68,8 @@ func (s *Server) hearsHost(t *testing.T, name string, seq uint64) {
 	}
 }
 
-// knows holds what s says of a host: in the listing, of it alone, and why its
-// instance is as it is.
+// knows checks what s returns for a host: in the listing, as a single host, and
+// why its instance is in its state.
 func (s *Server) knows(t *testing.T, when, name, server, state, readings string) {
 	t.Helper()
 	l, err := s.allHosts(t.Context())
@@ -98,7 +98,7 @@ func (s *Server) knows(t *testing.T, when, name, server, state, readings string)
 	}
 }
 
-// answers is a host that answers at s until stop.
+// answers runs a host that answers questions of s until stop is called.
 func (s *Server) answers(t *testing.T, name string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -118,9 +118,9 @@ func (s *Server) answers(t *testing.T, name string) (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// TestEveryServerKnowsEveryHost has two servers, which are APIs alone, on one
-// store: a host that reports to either is known to both, asked through both,
-// and costs no write for each report. What neither can ask is unknown.
+// TestEveryServerKnowsEveryHost has two servers, both APIs only, on one store.
+// A host that reports to either is known to both, can be asked through both,
+// and costs no write per report. What neither can ask is unknown.
 func TestEveryServerKnowsEveryHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, net := mem.New(mem.Options{}).Client(), &memnet.Network{}
@@ -191,8 +191,8 @@ func TestEveryServerKnowsEveryHost(t *testing.T) {
 	})
 }
 
-// TestHostReportsAreRefused where they are another host's, oversized or none,
-// and then nothing has changed.
+// TestHostReportsAreRefused checks that a report for another host, an oversized
+// one and an invalid one are refused and change nothing.
 func TestHostReportsAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := mem.New(mem.Options{}).Client()

@@ -10,8 +10,8 @@ import (
 	"lull/internal/fleet"
 )
 
-// TestNullClears: null takes a field away, and is refused where a worker cannot
-// be without it.
+// TestNullClears checks that null clears a field, and is rejected for a field
+// that a worker needs.
 func TestNullClears(t *testing.T) {
 	b := newBench(t, memory(t))
 	at := "/api/v1/workers/" + b.worker()
@@ -49,8 +49,8 @@ func TestNullClears(t *testing.T) {
 	}
 }
 
-// TestFaultsNameTheirField: whatever is wrong with a call, the answer says
-// where.
+// TestFaultsNameTheirField checks that the answer to every kind of invalid call
+// says where the fault is.
 func TestFaultsNameTheirField(t *testing.T) {
 	b := newBench(t, memory(t))
 	at := "/api/v1/workers/" + b.worker()

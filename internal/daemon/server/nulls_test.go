@@ -6,8 +6,8 @@ import (
 	"lull/internal/base/humax/humaxtest"
 )
 
-// TestNoListIsNull encodes every type that the API answers with, empty, and
-// holds the document to the same promise.
+// TestNoListIsNull encodes an empty value of every response type and checks
+// that neither the encoding nor the OpenAPI document allows a null list.
 func TestNoListIsNull(t *testing.T) {
 	b := newBench(t, memory(t))
 	found, types, err := humaxtest.Nulls(b.api.API())

@@ -17,8 +17,8 @@ import (
 	"lull/internal/link/control"
 )
 
-// TestPeople lets people of an issuer do what their claims allow, and nobody
-// else in; tokens of the server go on beside.
+// TestPeople checks that users of an issuer may do what their claims allow, and
+// no one else may. The server's own tokens remain valid.
 func TestPeople(t *testing.T) {
 	i := oidctest.New(t)
 	p, err := oidc.New(oidc.Config{Issuer: i.URL, ClientID: "lull", RoleClaim: "groups", Roles: map[string]string{"chiefs": "admin", "guests": "viewer"}})
@@ -64,7 +64,8 @@ func TestPeople(t *testing.T) {
 	}
 }
 
-// TestIssuerIsDown is not taken for a bad token.
+// TestIssuerIsDown checks that an unreachable issuer is not reported as an
+// invalid token.
 func TestIssuerIsDown(t *testing.T) {
 	i := oidctest.New(t)
 	p, err := oidc.New(oidc.Config{Issuer: i.URL, ClientID: "lull", RoleClaim: "groups", Roles: map[string]string{"*": "viewer"}})
@@ -80,8 +81,8 @@ func TestIssuerIsDown(t *testing.T) {
 	}
 }
 
-// TestBrowserLogin goes the way of a browser to the dashboard, and of one that
-// somebody else sends there.
+// TestBrowserLogin logs a browser in to the dashboard, and rejects one that an
+// attacker sends there.
 func TestBrowserLogin(t *testing.T) {
 	i := oidctest.New(t)
 	p, err := oidc.New(oidc.Config{Issuer: i.URL, ClientID: "lull", RoleClaim: "groups", Roles: map[string]string{"*": "viewer"}})
@@ -114,7 +115,7 @@ func TestBrowserLogin(t *testing.T) {
 	if res, data := b.ask("GET", "/api/v1/workers", m[1], nil); res.StatusCode != 200 {
 		t.Errorf("the token of the page: %d %s", res.StatusCode, data)
 	}
-	// The address of somebody else's login, in a browser that began none.
+	// The callback URL of another login, in a browser that began none.
 	stop := &http.Client{Jar: jar, CheckRedirect: func(r *http.Request, _ []*http.Request) error {
 		if r.URL.Path == "/auth/callback" {
 			return http.ErrUseLastResponse

@@ -15,8 +15,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestRemovalTakesWhatIsNamed: what is taken from workers and from groups is
-// what was named and nothing else, and the audit log says what is lost.
+// TestRemovalTakesWhatIsNamed checks that a removal takes from workers and
+// groups exactly what was named, and that the audit log says what is lost.
 func TestRemovalTakesWhatIsNamed(t *testing.T) {
 	api, token, w, _ := recordedWorker(t)
 	b := &bench{t: t, url: api}
@@ -72,8 +72,9 @@ func TestRemovalTakesWhatIsNamed(t *testing.T) {
 	}
 }
 
-// TestSimulationNamesWhatIsNotRecorded: time before the first record is named,
-// as is that no worker matches; a pause that began before it is not counted.
+// TestSimulationNamesWhatIsNotRecorded checks that a simulation reports the
+// time before the first record as missing, reports that no worker matches, and
+// does not count a pause that began before.
 func TestSimulationNamesWhatIsNotRecorded(t *testing.T) {
 	api, token, _, begun := recordedWorker(t)
 	b := &bench{t: t, url: api}
@@ -111,7 +112,7 @@ func TestSimulationNamesWhatIsNotRecorded(t *testing.T) {
 	}
 }
 
-// looked knows what was looked at a moment ago.
+// looked is a Live with a check from a moment ago.
 type looked struct {
 	server.Live
 	st fleet.IdleStatus
@@ -124,8 +125,8 @@ func (l looked) Observation(context.Context, string) (control.Observation, bool)
 
 func (l looked) Verdicts(context.Context) map[string]fleet.IdleStatus { return nil }
 
-// TestLastCheckIsTheNewestKnown: the record falls behind between two changes,
-// and what the owner knows is shown; where it could not read, the record is.
+// TestLastCheckIsTheNewestKnown checks that the owner's newer readings are
+// shown instead of the record's, and the record's if the owner could not read.
 func TestLastCheckIsTheNewestKnown(t *testing.T) {
 	now := time.Now().UTC().Truncate(time.Second)
 	for name, c := range map[string]struct {

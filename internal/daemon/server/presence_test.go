@@ -13,7 +13,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// started runs a server of the fleet that the store holds; stop ends it.
+// started runs a server of the fleet in the store. stop ends it.
 func started(t *testing.T, db store.Store, name string, more ...func(*Options)) (s *Server, stop func()) {
 	t.Helper()
 	f, err := fleet.New(fleet.Options{Store: db, ID: "test"})
@@ -46,8 +46,8 @@ func (s *Server) hears(t *testing.T, machine string) {
 	}
 }
 
-// lists holds that s says of m1: it reports to server, and is heard by s
-// itself or not.
+// lists checks what s returns for m1: the server it reports to, and whether s
+// itself receives its reports.
 func (s *Server) lists(t *testing.T, when, server string, stale bool) {
 	t.Helper()
 	l, err := s.everywhere(t.Context(), "agent")
@@ -59,8 +59,8 @@ func (s *Server) lists(t *testing.T, when, server string, stale bool) {
 	}
 }
 
-// TestEveryServerListsEveryAgent has two servers on one store: an agent that
-// reports to either is listed by both, without a write for each report.
+// TestEveryServerListsEveryAgent has two servers on one store. An agent that
+// reports to either is listed by both, without a write per report.
 func TestEveryServerListsEveryAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := mem.New(mem.Options{}).Client()

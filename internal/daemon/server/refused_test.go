@@ -11,9 +11,9 @@ import (
 	"lull/internal/power"
 )
 
-// TestRefusedStopIsTold: a stop that EC2 refused is in the answer and in the
-// overview for as long as nothing else happens, one that somebody took back in
-// the answer of the next day.
+// TestRefusedStopIsTold checks that a stop refused by EC2 is in the answer and
+// in the overview until something else happens, and that a stop canceled by a
+// user is in the answer for a day.
 func TestRefusedStopIsTold(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	const said = "A stop was asked for at 2026-03-02T11:59:00Z by ada (manual) and was called off at 2026-03-02T12:00:00Z: EC2 refused the stop: not allowed."

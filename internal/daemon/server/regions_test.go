@@ -12,8 +12,9 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestRegionThatTheAccountHasNot: a worker is refused in a region that the cloud
-// says is not there, by the field, and taken where nobody can be asked.
+// TestRegionThatTheAccountHasNot checks that a worker in a region that the
+// account does not have is rejected, with the field, and accepted if the cloud
+// cannot be asked.
 func TestRegionThatTheAccountHasNot(t *testing.T) {
 	var fails error
 	b := newBenchWith(t, mem.New(mem.Options{}).Client(), func(o *server.Options) {

@@ -6,8 +6,8 @@ import (
 	"lull/internal/daemon/server/access"
 )
 
-// TestRoles holds the table of routes to who may do what: an operator moves
-// workers, and an admin decides which there are and by which rules.
+// TestRoles checks the roles in the table of routes: an operator acts on
+// workers, and an admin decides which exist and by which rules.
 func TestRoles(t *testing.T) {
 	b := newBench(t, memory(t))
 	_, ops, _ := b.document()
@@ -42,7 +42,8 @@ func TestRoles(t *testing.T) {
 	patch(operator, `{"ttl_deadline":"2099-01-01T00:00:00Z"}`, 403)
 }
 
-// TestTerminateIsConfirmed: a termination that does not name its worker is none.
+// TestTerminateIsConfirmed checks that a termination that does not name its
+// worker is rejected.
 func TestTerminateIsConfirmed(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.worker()

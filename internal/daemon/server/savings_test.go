@@ -13,8 +13,8 @@ import (
 	"lull/internal/savings"
 )
 
-// TestParts: days, weeks and months cover the time without a gap, also where
-// clocks change, leap days and months of any length.
+// TestParts checks that days, weeks and months cover the time without a gap,
+// including clock changes, leap days and months of any length.
 func TestParts(t *testing.T) {
 	berlin, kolkata, howe := zone(t, "Europe/Berlin"), zone(t, "Asia/Kolkata"), zone(t, "Australia/Lord_Howe")
 	for _, c := range []struct {
@@ -65,9 +65,9 @@ func divided(t *testing.T, from, to time.Time, every string, zone *time.Location
 	return out
 }
 
-// TestPartsWhereMidnightIsSkipped: a day begins when the clock says so, also
-// where it jumps over midnight; and in every zone there is, around each time
-// at which its clock is set, a step leads on, to the next day of the calendar.
+// TestPartsWhereMidnightIsSkipped checks that a day begins when the clock says
+// so, even if it skips midnight, and that in every time zone, around each clock
+// change, a step leads to the next calendar day.
 func TestPartsWhereMidnightIsSkipped(t *testing.T) {
 	for name, want := range map[string]string{
 		"America/Santiago": "2026-09-06T04:00:00Z", "America/Havana": "2026-03-08T05:00:00Z", "Atlantic/Azores": "2026-03-29T01:00:00Z",
@@ -118,8 +118,8 @@ func moment(t *testing.T, text string) time.Time {
 	return at
 }
 
-// TestHoursOfTheWeek: an hour counts where it is on the clock of the zone, and
-// one that comes twice counts twice.
+// TestHoursOfTheWeek checks that an hour counts where it is on the zone's
+// clock, and that a repeated hour counts twice.
 func TestHoursOfTheWeek(t *testing.T) {
 	sums := make([]float64, hoursInWeek)
 	byHour(sums, moment(t, "2026-10-24T22:00:00Z"), moment(t, "2026-10-25T23:00:00Z"), zone(t, "Europe/Berlin"))
@@ -133,8 +133,9 @@ func TestHoursOfTheWeek(t *testing.T) {
 	}
 }
 
-// TestStopsCountForTheirPolicy: a stop counts for the policy that held when it
-// was decided, though another one holds now; the worker stays one worker.
+// TestStopsCountForTheirPolicy checks that a stop counts for the policy that
+// applied when it was decided, although another one applies now, and that the
+// worker still counts as one.
 func TestStopsCountForTheirPolicy(t *testing.T) {
 	from := moment(t, "2026-05-01T00:00:00Z")
 	at := func(h int) time.Time { return from.Add(time.Duration(h) * time.Hour) }
@@ -164,8 +165,8 @@ func TestStopsCountForTheirPolicy(t *testing.T) {
 	}
 }
 
-// TestRecommended: money decides, hours where the money of one is not known, and
-// a false stop is never recommended.
+// TestRecommended checks that money decides, or hours if a cost is unknown, and
+// that a policy with a false stop is never recommended.
 func TestRecommended(t *testing.T) {
 	usd := func(v float64) *float64 { return &v }
 	o := func(name string, hours float64, saved *float64, falseStops int) control.SimulatedOutcome {

@@ -7,7 +7,7 @@ import (
 	"lull/internal/base/httpx"
 )
 
-// TestFaultsOfWindows: a fault in a window names the field that it is in.
+// TestFaultsOfWindows checks that a fault in a window names its field.
 func TestFaultsOfWindows(t *testing.T) {
 	api, token, _, _ := recordedWorker(t)
 	b := &bench{t: t, url: api}

@@ -19,7 +19,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// bench is a server over a store in memory, on loopback.
+// bench is a server over an in-memory store, on loopback.
 type bench struct {
 	t      *testing.T
 	db     store.Store
@@ -94,7 +94,7 @@ func (b *bench) token(role access.Role, machine string) string {
 	return secret
 }
 
-// revision is that of the store: it moves with every write.
+// revision returns the store's revision, which every write changes.
 func (b *bench) revision() int64 {
 	b.t.Helper()
 	p, err := b.db.Range(b.t.Context(), store.Query{Keys: store.Key("x"), KeysOnly: true})
@@ -104,7 +104,7 @@ func (b *bench) revision() int64 {
 	return p.Revision
 }
 
-// ask is one request. token "" sends none; body nil sends none.
+// ask makes one request. An empty token and a nil body are not sent.
 func (b *bench) ask(method, path, token string, body []byte, header ...string) (*http.Response, []byte) {
 	b.t.Helper()
 	req, err := http.NewRequestWithContext(b.t.Context(), method, b.url+path, bytes.NewReader(body))
@@ -154,7 +154,7 @@ func (b *bench) problem(what string, res *http.Response, data []byte, want ...in
 	return p
 }
 
-// worker makes a worker and returns its id.
+// worker creates a worker and returns its ID.
 func (b *bench) worker() string {
 	b.t.Helper()
 	if _, err := b.fleet.Template(b.t.Context(), "small"); err != nil {

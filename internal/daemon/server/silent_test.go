@@ -12,7 +12,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// counts holds what the metrics of s say of silent agents.
+// counts checks the metric of silent agents of s.
 func (s *Server) counts(t *testing.T, when string, want float64) {
 	t.Helper()
 	reg := prometheus.NewRegistry()
@@ -28,8 +28,9 @@ func (s *Server) counts(t *testing.T, when string, want float64) {
 	}
 }
 
-// TestSilentAgents: who misses reports is counted by the server that heard it
-// last, and not who moved to another server or stops its own machine.
+// TestSilentAgents checks that an agent that misses reports is counted by the
+// server that last received one, but not if it moved to another server or stops
+// its own machine.
 func TestSilentAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := mem.New(mem.Options{}).Client()

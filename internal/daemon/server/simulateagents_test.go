@@ -20,10 +20,10 @@ import (
 )
 
 // TestSimulateAgents previews thresholds of agents over a recorded day: of a
-// machine that is a worker, whose price is known, of one that is none, and of
-// one whose agent does not say what it judges by. The day is in hours, so that
-// what must come of it is counted manually: cpu at 8 % until 10 h, at 1 % after,
-// but for a minute's peak of 60 % at 16 h.
+// machine that is a worker with a known price, of one that is no worker, and of
+// one whose agent does not report its policy. The times are whole hours, so
+// that the expected results can be computed manually: cpu is at 8 % until 10 h,
+// at 1 % after that, with a peak of 60 % for one minute at 16 h.
 func TestSimulateAgents(t *testing.T) {
 	db := mem.New(mem.Options{}).Client()
 	t.Cleanup(db.Close)
@@ -74,9 +74,10 @@ func TestSimulateAgents(t *testing.T) {
 		}
 		return out, res.StatusCode, data
 	}
-	// As it was: idle from 9:59, so paused from 10:59 until the peak and an hour
-	// after it. From 20 % cpu says nothing until the peak, so it is paused from
-	// 1:00. Beyond any value it is paused from 1:00 to the end.
+	// As it was: idle from 9:59, so paused from 10:59 until the peak, and from
+	// an hour after it. With a threshold of 20 %, cpu shows no use until the
+	// peak, so it is paused from 1:00. With an unreachable threshold it is
+	// paused from 1:00 to the end.
 	const policies = `[{"name":"as it was","timeout_minutes":60},{"name":"higher","timeout_minutes":60,"thresholds":{"cpu":20}},{"name":"none","timeout_minutes":60,"thresholds":{"cpu":101}},
 		{"name":"users alone","timeout_minutes":60,"signals":["users"]},{"name":"lower","timeout_minutes":60,"thresholds":{"cpu":0.5}}]`
 	want := []struct {
@@ -88,7 +89,7 @@ func TestSimulateAgents(t *testing.T) {
 		for i, o := range r.Policies {
 			lacks := unknown
 			if i == 0 && unknown > 0 {
-				lacks -= 10 // what its agent calls use is use
+				lacks -= 10 // what its agent counts as use is use
 			}
 			if got, at := o.AvoidedHours/of, want[i]; got > at.hours+1e-6 || got < at.hours-0.2 || float64(o.Pauses) != of*float64(at.pauses) || math.Abs(o.UnknownHours-lacks) > 0.1 {
 				t.Errorf("%s, %s: %g hours avoided in %d pauses, %g unknown; want %g in %d", what, o.Name, got, o.Pauses, o.UnknownHours, at.hours, at.pauses)
@@ -99,7 +100,7 @@ func TestSimulateAgents(t *testing.T) {
 	if code != http.StatusOK || len(all.Policies) != 5 {
 		t.Fatalf("%d %s", code, data)
 	}
-	check("all", all, 2, 22) // the one that does not tell is not known
+	check("all", all, 2, 22) // the one without a policy is unknown
 	if all.Workers["i-00000000000000001"] != "lab" || all.Workers["laptop"] != "laptop" || len(all.Workers) != 2 {
 		t.Errorf("names: %v", all.Workers)
 	}
@@ -116,7 +117,8 @@ func TestSimulateAgents(t *testing.T) {
 	if o := laptop.Policies[0]; o.ComputeSaved != nil || o.Saved != nil {
 		t.Errorf("money was made up: %+v", o.Sum)
 	}
-	// One of nearly six hours falls on the peak of the second: somebody came back at once.
+	// A pause of nearly six hours ends with the peak of the second: use resumed
+	// soon after.
 	wrong, _, _ := ask(`{"of":"agents","policies":[{"name":"x","timeout_minutes":350}],"from":"FROM","to":"TO","machines":["laptop"]}`)
 	if o := wrong.Policies[0]; o.FalseStops != 1 || o.Pauses != 2 {
 		t.Errorf("a pause ten minutes before the peak: %+v", o)

@@ -19,7 +19,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// cutter is a road to the server whose connections break at random.
+// cutter is a proxy to the server whose connections break at random.
 type cutter struct {
 	mu   sync.Mutex
 	rng  *rand.Rand
@@ -39,7 +39,7 @@ func (c *cutter) dial(ctx context.Context, network, address string) (net.Conn, e
 	return &cutAfter{Conn: conn, left: 400 + c.rng.IntN(12000), c: c}, nil
 }
 
-// cutAfter breaks after so many bytes, wherever in a message that is.
+// cutAfter breaks after that many bytes, at any place in a message.
 type cutAfter struct {
 	net.Conn
 	left int
@@ -59,8 +59,8 @@ func (c *cutAfter) Read(b []byte) (int, error) {
 }
 
 // TestStreamMissesNothing writes events while a reader's connections break at
-// random places, between and within messages. The reader gets every event
-// once and in order. Some changes carry several events.
+// random places, between and within messages. The reader gets every event once
+// and in order. Some changes carry several events.
 func TestStreamMissesNothing(t *testing.T) {
 	for round := range 4 {
 		seed := rand.Uint64()
@@ -102,7 +102,7 @@ func missesNothing(t *testing.T, rng *rand.Rand) {
 	for i := 0; i < total; {
 		var ops []store.Op
 		for range min(1+rng.IntN(3), total-i) {
-			// Keys of one change come in the order of their names.
+			// Keys of one change arrive in the order of their names.
 			entry, err := fleet.EntryOps(fleet.Entry{Action: "test", At: time.Unix(int64(1_700_000_000+i), 0), Detail: fmt.Sprint(i)})
 			if err != nil {
 				t.Fatal(err)
@@ -131,8 +131,8 @@ func missesNothing(t *testing.T, rng *rand.Rand) {
 	t.Logf("%d events over %d cuts", total, road.cuts)
 }
 
-// TestStreamResets tells a reader that its place in the stream is gone, or is
-// none of this store's.
+// TestStreamResets checks that a reader learns if its position in the stream is
+// gone, or is not from this store.
 func TestStreamResets(t *testing.T) {
 	db := mem.New(mem.Options{KeepRevisions: 20})
 	c := db.Client()
@@ -154,7 +154,7 @@ func TestStreamResets(t *testing.T) {
 			err = client.Follow(ctx, control.Events{After: after,
 				Reset: func(reason string) error {
 					why = reason
-					made = b.worker() // what comes after the reset is seen again
+					made = b.worker() // what comes after the reset is received again
 					return nil
 				},
 				Each: func(e fleet.Entry) error {
@@ -173,8 +173,8 @@ func TestStreamResets(t *testing.T) {
 }
 
 // TestOneKeyOneEffect sends one creation many times at once with one key, to
-// two servers on one store: there is one worker, and every answer that is not
-// "not answered yet" is the same.
+// two servers on one store. There is one worker, and all answers other than
+// "not answered yet" are equal.
 func TestOneKeyOneEffect(t *testing.T) {
 	db := mem.New(mem.Options{})
 	var benches []*bench
@@ -193,7 +193,7 @@ func TestOneKeyOneEffect(t *testing.T) {
 			for range 200 {
 				res, data := b.ask("POST", "/api/v1/workers", admin, []byte(`{"name":"only","template_name":"small"}`), "Idempotency-Key", "k")
 				if res.StatusCode == http.StatusConflict || res.StatusCode == http.StatusUnauthorized {
-					continue // running, or the other server has not heard of the token yet
+					continue // running, or the other server does not know the token yet
 				}
 				mu.Lock()
 				answers[fmt.Sprint(res.StatusCode, string(data))]++

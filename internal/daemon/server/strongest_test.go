@@ -9,8 +9,8 @@ import (
 	"lull/internal/power"
 )
 
-// TestListedAsSeen: what is known live stands in place of the record's, and
-// nothing does where nobody knows.
+// TestListedAsSeen checks that live values replace the record's, and that
+// without live values nothing does.
 func TestListedAsSeen(t *testing.T) {
 	at := func(h int) *time.Time { t := time.Date(2026, 3, 2, h, 0, 0, 0, time.UTC); return &t }
 	w := fleet.Worker{Status: power.WorkerRunning, TargetPauseAt: at(9), NextIdleCheckAt: at(8), LastActivityAt: at(7)}
@@ -31,8 +31,8 @@ func TestListedAsSeen(t *testing.T) {
 	}
 }
 
-// TestStrongestBlock: the answer to why is what would keep it up if all else
-// ended, not what happens to come first.
+// TestStrongestBlock checks that why names the block that would remain if all
+// others ended, not the first one in the list.
 func TestStrongestBlock(t *testing.T) {
 	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	soon, late := now.Add(time.Minute), now.Add(time.Hour)

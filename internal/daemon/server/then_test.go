@@ -11,7 +11,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// reads is a store that counts the records that are read from it.
+// reads is a store that counts the records read from it.
 type reads struct {
 	store.Store
 	records int
@@ -31,9 +31,9 @@ func (r *reads) Commit(ctx context.Context, t store.Txn) (store.Result, error) {
 	return res, err
 }
 
-// TestPowerThen asks what a worker's power was at past moments of a life with
-// much activity, and counts what was read for it; and of the whole fleet what
-// is read for savings.
+// TestPowerThen queries a worker's power at past moments of a life with much
+// activity, and counts the records read for it, and those read for the savings
+// of the complete fleet.
 func TestPowerThen(t *testing.T) {
 	c := mem.New(mem.Options{}).Client()
 	defer c.Close()

@@ -25,7 +25,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// kept is evidence in memory.
+// kept is in-memory evidence.
 type kept struct {
 	records []evidence.Record
 	missing []evidence.Missing
@@ -42,9 +42,9 @@ func (k *kept) Read(_ context.Context, q evidence.Query, yield func(evidence.Rec
 	return k.missing, nil
 }
 
-// recordedWorker is an imported worker that was looked at every five minutes
-// for a day: in use at first, then quiet, unknown for an hour, and not looked
-// at for another.
+// recordedWorker is an imported worker that was checked every five minutes for
+// a day: in use at first, then quiet, unknown for an hour, and not checked for
+// another.
 func recordedWorker(t *testing.T) (api string, token string, w fleet.Worker, begun time.Time) {
 	t.Helper()
 	db := mem.New(mem.Options{}).Client()
@@ -171,7 +171,7 @@ func TestTimeline(t *testing.T) {
 			t.Errorf("power %d of %+v", i, l.Power)
 		}
 	}
-	// Where one point stands for longer than the gap, it is not shown as quiet.
+	// A point that stands for longer than the gap is not shown as quiet.
 	for points := 10; points < 20; points++ {
 		q.Set("points", strconv.Itoa(points))
 		coarse := get[control.Timeline](t, api, token, "/api/v1/workers/"+w.ID+"/timeline?"+q.Encode())
@@ -230,8 +230,8 @@ func TestWhyThen(t *testing.T) {
 	}
 }
 
-// TestSimulateAndSavings: what policies would have done with a recorded day,
-// and what of it was idle; without a price no money is made up.
+// TestSimulateAndSavings checks what policies would have done with a recorded
+// day and how much of it was idle. Without a price no money is reported.
 func TestSimulateAndSavings(t *testing.T) {
 	api, token, _, begun := recordedWorker(t)
 	b := &bench{t: t, url: api}
@@ -280,10 +280,10 @@ func TestSimulateAndSavings(t *testing.T) {
 	if all := decode[control.Simulation](t, data); len(all.Policies) < 3 || all.Recommended == "" {
 		t.Errorf("of no policy: %d, and %q is recommended", len(all.Policies), all.Recommended)
 	}
-	// What a policy says beside its timeout.
+	// What a policy says besides its timeout.
 	closes := begun.Add(16*time.Hour + 30*time.Minute).Truncate(time.Minute) // when it is quiet, whatever the hour is now
 	if closes.Format("15:04") == "00:00" {
-		closes = closes.Add(time.Minute) // a window ends on the day that it begins
+		closes = closes.Add(time.Minute) // a window ends on the day on which it begins
 	}
 	res, data = b.ask("PUT", "/api/v1/schedules/brief", token, fmt.Appendf(nil, `{"zone":"UTC","windows":[{"days":"daily","from":%q,"to":%q}]}`,
 		closes.Add(-time.Minute).Format("15:04"), closes.Format("15:04")))
@@ -347,8 +347,9 @@ func TestSimulateAndSavings(t *testing.T) {
 	}
 }
 
-// TestMomentsHaveOneGrammar: every question about the past, and every end,
-// takes what the command line takes, and names the field where it does not.
+// TestMomentsHaveOneGrammar checks that every question about the past, and
+// every end, accepts the same times as the command line, and names the field
+// otherwise.
 func TestMomentsHaveOneGrammar(t *testing.T) {
 	api, token, w, _ := recordedWorker(t)
 	worker := "/api/v1/workers/" + w.ID
@@ -386,7 +387,7 @@ func TestMomentsHaveOneGrammar(t *testing.T) {
 			t.Errorf("an exception until %s answered %d", text, status)
 		}
 	}
-	// Not today ends with the fleet's day, whoever asks.
+	// "Not today" ends with the fleet's day, for every caller.
 	if status := ask("PATCH", "/api/v1/settings", `{"notify_time_zone":"Pacific/Auckland"}`); status != http.StatusOK {
 		t.Fatalf("the settings answered %d", status)
 	}
@@ -414,7 +415,8 @@ func TestMomentsHaveOneGrammar(t *testing.T) {
 	}
 }
 
-// TestSavingsByPolicy: a policy that a worker has from a group is its policy.
+// TestSavingsByPolicy checks that a policy that a worker has from a group
+// counts as its policy.
 func TestSavingsByPolicy(t *testing.T) {
 	api, token, w, begun := recordedWorker(t)
 	b := &bench{t: t, url: api}

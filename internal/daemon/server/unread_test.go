@@ -12,9 +12,9 @@ import (
 	"lull/internal/power"
 )
 
-// TestUnreadRegionIsTold: that EC2 cannot be asked about a region is in the
-// answer and in the overview of its workers, once, and what ends one that waits
-// for EC2 is named.
+// TestUnreadRegionIsTold checks that a region whose EC2 API cannot be read is
+// in the answer and, once, in the overview of its workers, and that a worker
+// that waits for EC2 shows how it can be ended.
 func TestUnreadRegionIsTold(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	u := &fleet.Unread{Region: "eu-west-9", Since: at, Error: "AuthFailure: no such region"}

@@ -151,7 +151,7 @@ func TestCreateRefuses(t *testing.T) {
 	}
 }
 
-// FuzzCheck presents anything as a token: only the token itself is accepted.
+// FuzzCheck presents random tokens. Only the real token is accepted.
 func FuzzCheck(f *testing.F) {
 	c := mem.New(mem.Options{}).Client()
 	tokens := access.New(c)

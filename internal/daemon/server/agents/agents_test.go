@@ -14,7 +14,7 @@ import (
 	"lull/internal/link/control"
 )
 
-// disk is a journal that counts what it is given.
+// disk is a journal that counts what it stores.
 type disk struct {
 	t       testing.TB
 	rec     evidence.Recorder
@@ -43,7 +43,7 @@ func (d *disk) write(list []evidence.Record) {
 
 var begun = time.Date(2026, 1, 5, 0, 0, 0, 0, time.UTC)
 
-// report is one of a machine of seven signals, at a moment of the agent's clock.
+// report returns a report with seven signals, at a time of the agent's clock.
 func report(at time.Time, sequence uint64, cpu float64, used time.Time) control.AgentReport {
 	r := control.AgentReport{At: at, Sequence: sequence, StartedAt: begun, BootID: "b", Version: "v1", Interval: idle.Duration(time.Minute), LastUse: used,
 		Judged: &control.AgentJudged{Policy: idle.Policy{Name: "agent", Timeout: idle.Duration(time.Hour), WarnBefore: idle.Duration(5 * time.Minute), CheckInterval: idle.Duration(time.Minute), Detection: true, AutoPause: true, Action: "stop"}}}
@@ -56,8 +56,9 @@ func report(at time.Time, sequence uint64, cpu float64, used time.Time) control.
 	return r
 }
 
-// TestDayOfAnAgent: a day of reports each 45 s, of which eight hours are in use,
-// weighs no more than a worker's, and the values between its records are known.
+// TestDayOfAnAgent checks that a day of reports every 45 s, eight hours of it
+// in use, takes no more space than a worker's, and that the values between its
+// records are known.
 func TestDayOfAnAgent(t *testing.T) {
 	d := newDisk(t)
 	a := New(d.keep)
@@ -95,9 +96,9 @@ func TestDayOfAnAgent(t *testing.T) {
 	}
 }
 
-// TestHostileAgent says something else with every report, with as much text as
-// a report takes, each second for an hour: what is written of it is
-// bounded, and an honest agent beside it loses nothing.
+// TestHostileAgent reports something else, with as much text as a report may
+// have, every second for an hour. What is written about it is bounded, and an
+// honest agent loses nothing.
 func TestHostileAgent(t *testing.T) {
 	bad, good := newDisk(t), newDisk(t)
 	a := New(func(r evidence.Record) {
@@ -140,7 +141,7 @@ func TestHostileAgent(t *testing.T) {
 	t.Logf("%d reports, %d records, %d bytes", n, len(bad.records), bad.bytes)
 }
 
-// noise is a text that does not compress: a part of one made once.
+// noise returns an incompressible text, a part of one that is generated once.
 func noise(n int) string {
 	from := rand.IntN(len(texts) - n)
 	return texts[from : from+n]
@@ -154,8 +155,8 @@ var texts = func() string {
 	return b.String()
 }()
 
-// TestReportsOutOfOrder: a report that comes twice or late changes nothing, and
-// one of a new start counts.
+// TestReportsOutOfOrder checks that a duplicate or late report changes nothing,
+// and that the first report after a restart counts.
 func TestReportsOutOfOrder(t *testing.T) {
 	var got []evidence.Record
 	a := New(func(r evidence.Record) { got = append(got, r) })
@@ -179,8 +180,8 @@ func TestReportsOutOfOrder(t *testing.T) {
 	}
 }
 
-// TestUntold: an agent that does not tell what it judges by is shown with its
-// readings and holds, and never eligible.
+// TestUntold checks that an agent that does not report its policy is shown with
+// its readings and leases, and never as eligible.
 func TestUntold(t *testing.T) {
 	a := New(nil)
 	r := report(begun.Add(2*time.Hour), 1, 1, begun)
@@ -192,7 +193,7 @@ func TestUntold(t *testing.T) {
 	}
 }
 
-// BenchmarkTake is what one report costs a server that hears 20,000 agents.
+// BenchmarkTake measures one report to a server with 20,000 agents.
 func BenchmarkTake(b *testing.B) {
 	rec := evidence.Recorder{Beat: 30 * time.Minute}
 	written := 0
@@ -209,8 +210,8 @@ func BenchmarkTake(b *testing.B) {
 	b.ReportMetric(float64(written)/float64(b.N), "records/op")
 }
 
-// FuzzReport feeds what passes for a report: whatever it says, a record of it
-// can be written, is small, and replays.
+// FuzzReport feeds valid reports with random content: the record of each can be
+// written, is small, and can be replayed.
 func FuzzReport(f *testing.F) {
 	for _, r := range []control.AgentReport{report(begun, 1, 7, begun), {At: begun, Interval: idle.Duration(time.Second)}} {
 		b, err := json.Marshal(r)

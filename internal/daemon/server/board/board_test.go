@@ -87,7 +87,7 @@ func in(d time.Duration) *time.Time {
 	return &t
 }
 
-// TestStandings has one row for each standing and what leads to it.
+// TestStandings has one row for each standing and its cause.
 func TestStandings(t *testing.T) {
 	running := fleet.Worker{ID: "w", Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning, Armed: true}
 	verdict := func(minutes float64, target *time.Time, codes ...idle.Code) *fleet.IdleStatus {
@@ -150,7 +150,7 @@ func TestStandings(t *testing.T) {
 	}
 }
 
-// TestWindows selects, orders and cuts, and shows every change at once.
+// TestWindows selects, sorts and pages, and sees every change at once.
 func TestWindows(t *testing.T) {
 	on(t, func(s *shelf) {
 		for i := range 30 {

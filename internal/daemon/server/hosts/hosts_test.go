@@ -15,7 +15,7 @@ import (
 
 var began = time.Now()
 
-// report is one of desk.
+// report is a report of the host desk.
 func report(seq, after uint64, names ...string) control.HostReport {
 	r := control.HostReport{Host: "desk", At: time.Now(), Sequence: seq, After: after, StartedAt: began, Version: "v1", Interval: idle.Duration(10 * time.Second), Counts: map[string]int{}}
 	for _, n := range names {
@@ -24,7 +24,7 @@ func report(seq, after uint64, names ...string) control.HostReport {
 	return r
 }
 
-// has holds what is known of desk to some instances.
+// has checks what is known of desk's instances.
 func (h *Hosts) has(t *testing.T, when string, want ...string) {
 	t.Helper()
 	v, _ := h.View("desk", time.Now())
@@ -44,8 +44,8 @@ func (h *Hosts) take(t *testing.T, when string, r control.HostReport, resend boo
 	}
 }
 
-// TestReportsAddUp takes changes only on top of what they were made on, and
-// what comes in parts when it is whole.
+// TestReportsAddUp checks that a change is accepted only on top of its base,
+// and that a report in parts is accepted when it is complete.
 func TestReportsAddUp(t *testing.T) {
 	h := New("v1", "")
 	h.take(t, "a change of what is not known", report(5, 4, "a"), true)
@@ -83,7 +83,8 @@ func TestReportsAddUp(t *testing.T) {
 	h.has(t, "when it is whole", "x", "y", "z")
 }
 
-// TestSilence is not known, and neither running nor stopped.
+// TestSilence checks that a silent host's instances are unknown, neither
+// running nor stopped.
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New("v2", "")
@@ -113,8 +114,8 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// TestQuestions are answered by the host; where it does not, its last report is
-// given as what it is.
+// TestQuestions checks that the host answers questions, and that otherwise its
+// last report is given as such.
 func TestQuestions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New("v1", "")
@@ -179,7 +180,7 @@ func TestQuestions(t *testing.T) {
 	})
 }
 
-// TestFull refuses what does not fit and keeps what it has.
+// TestFull checks that what exceeds a limit is refused and existing data kept.
 func TestFull(t *testing.T) {
 	h := New("v1", "")
 	h.take(t, "the first", report(1, 0, "a"), false)

@@ -14,7 +14,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// kept is the evidence of one server; broken ends it in the middle.
+// kept is the evidence of one server. broken truncates it.
 type kept struct {
 	records []evidence.Record
 	broken  bool
@@ -40,8 +40,8 @@ func at(minutes ...int) (out []evidence.Record) {
 	return out
 }
 
-// TestEvidenceOfAllServers: one answer in the order of time, and who does not
-// answer to the end is named.
+// TestEvidenceOfAllServers expects one answer in order of time, and the names
+// of servers that did not answer completely.
 func TestEvidenceOfAllServers(t *testing.T) {
 	for name, broken := range map[string]bool{"whole": false, "cut": true} {
 		t.Run(name, func(t *testing.T) {

@@ -28,7 +28,7 @@ func (o owned) Observation(_ context.Context, id string) (control.Observation, b
 	return control.Observation{EC2: &fleet.EC2State{State: s}}, ok
 }
 
-// Report takes those of its own workers, and remembers the last by name.
+// Report accepts reports for its own workers and keeps the last by name.
 func (o owned) Report(_ context.Context, id string, r control.AgentReport) bool {
 	if _, ok := o[id]; !ok {
 		return false
@@ -116,7 +116,7 @@ func (o owned) Verdicts(context.Context) map[string]fleet.IdleStatus {
 	return out
 }
 
-// TestVerdictsOfAll gathers what every server that can be reached says.
+// TestVerdictsOfAll collects the verdicts of every reachable server.
 func TestVerdictsOfAll(t *testing.T) {
 	db := mem.New(mem.Options{})
 	var other *peers.Peers
@@ -160,8 +160,9 @@ func (h *heard) count(text string) (n int) {
 	return n
 }
 
-// TestPrivateAuthority: servers whose certificates a private CA signed ask each
-// other once they are told of it; before, the log says once that they cannot.
+// TestPrivateAuthority checks that servers with certificates of a private CA
+// ask each other once they trust it. Before that, the log says once that they
+// cannot.
 func TestPrivateAuthority(t *testing.T) {
 	db := mem.New(mem.Options{})
 	var owner *peers.Peers

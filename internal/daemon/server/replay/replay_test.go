@@ -85,8 +85,8 @@ func TestClaimEndsWithItsServer(t *testing.T) {
 	}
 }
 
-// TestClaimOfAnUnansweredStore: the store takes a claim, or does not hear that
-// it is given back, and does not answer. Other servers get the key after Settle.
+// TestClaimOfAnUnansweredStore: the store accepts a claim, or misses its
+// release, and does not answer. Other servers get the key after Settle.
 func TestClaimOfAnUnansweredStore(t *testing.T) {
 	for what, fault := range map[string]mem.Fault{
 		"claimed without an answer": {LoseAnswer: true},
@@ -135,7 +135,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 			if err != nil {
 				t.Fatalf("after: %v", err)
 			}
-			if err := a.Settle(t.Context()); err != nil { // leaves what is another's alone
+			if err := a.Settle(t.Context()); err != nil { // leaves others' claims alone
 				t.Fatal(err)
 			}
 			if err := claim.Done(t.Context(), replay.Answer{Status: 200}); err != nil {

@@ -20,8 +20,8 @@ import (
 
 var by = fleet.Actor{Name: "test", Kind: fleet.KindPerson}
 
-// TestListsWhatTheStoreHas makes, moves and removes workers and holds each
-// listing, page by page, to the records of the same moment.
+// TestListsWhatTheStoreHas creates, moves and removes workers and compares each
+// listing, page by page, with the records of the same moment.
 func TestListsWhatTheStoreHas(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -110,7 +110,7 @@ func draw(rng *rand.Rand) roster.Query {
 	return q
 }
 
-// pages are the ids of all pages, and holds them to the total.
+// pages returns the IDs of all pages, and checks the total.
 func pages(t *testing.T, r *roster.Roster, q roster.Query) []string {
 	var out []string
 	for {

@@ -14,12 +14,12 @@ import (
 	"testing"
 )
 
-// sources is where the dashboard is written, from here.
+// sources is the directory of the dashboard's sources, relative to this one.
 const sources = "../../../../web"
 
-// TestBuiltFromTheseSources fails when /web was changed and not built again,
-// or when what was built was changed manually: the build writes a hash over
-// the sources (web/vite.config.js), and names each file after its content.
+// TestBuiltFromTheseSources fails if /web was changed and not rebuilt, or if
+// the build result was edited. The build writes a hash of the sources
+// (web/vite.config.js) and names each file after its content.
 func TestBuiltFromTheseSources(t *testing.T) {
 	names := []string{"index.html", "package-lock.json", "package.json", "tsconfig.json", "vite.config.js"}
 	for _, dir := range []string{"public", "src"} {
@@ -53,8 +53,8 @@ func TestBuiltFromTheseSources(t *testing.T) {
 	}
 }
 
-// TestPages holds what is served to its promises: every path of a page gives
-// the start page, under a policy that lets nothing in from elsewhere.
+// TestPages checks that every path of a page returns the start page, under a
+// policy that allows nothing from other origins.
 func TestPages(t *testing.T) {
 	ask := func(method, path string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
