@@ -14,14 +14,15 @@ import (
 )
 
 // agentSeen is the last report of a worker's agent. The agent's clock may be
-// wrong by any amount: its times count as ages against the report's own, and
-// are reckoned back from when the report arrived here.
+// wrong by any amount: its times count as ages relative to the report's own
+// time, and are subtracted from the time at which the report arrived here.
 type agentSeen struct {
 	r  control.AgentReport
 	at time.Time
 }
 
-// when is a time of the agent's clock by ours; never later than the report.
+// when converts a time of the agent's clock to ours; never later than the
+// report.
 func (a *agentSeen) when(t time.Time) time.Time {
 	if t.IsZero() {
 		return t
@@ -29,8 +30,7 @@ func (a *agentSeen) when(t time.Time) time.Time {
 	return a.at.Add(-max(a.r.At.Sub(t), 0))
 }
 
-// span is how long the agent may be silent: twice its interval (spec, section
-// 2.2).
+// span returns how long the agent may be silent: twice its interval.
 func (a *agentSeen) span() time.Duration { return 2 * time.Duration(a.r.Interval) }
 
 func (a *agentSeen) silent(now time.Time) bool { return a == nil || now.Sub(a.at) > a.span() }
@@ -42,8 +42,8 @@ func (a *agentSeen) view(now time.Time) *control.AgentView {
 	return &control.AgentView{ReceivedAt: a.at.UTC().Round(0), Stale: a.silent(now), Report: a.r}
 }
 
-// readings are the one that counts, agent, and behind it those it is made of,
-// to be shown. It is active if any is, else unknown if any is.
+// readings returns the combined reading, agent, followed by its parts, for
+// display. agent is active if any part is, otherwise unknown if any part is.
 func (a *agentSeen) readings(now time.Time) []idle.Reading {
 	if a == nil {
 		return []idle.Reading{idle.NotKnown(fleet.SourceAgent, now, "its agent has not reported to this server")}
@@ -76,11 +76,11 @@ func (a *agentSeen) readings(now time.Time) []idle.Reading {
 	return out
 }
 
-// age is how old the oldest of its readings is.
+// age returns the age of its oldest reading.
 func (a *agentSeen) age(now time.Time) time.Duration { return now.Sub(a.readings(now)[0].At) }
 
-// holds are what people and hooks decided on the machine itself. One with an
-// end holds until then, whatever became of the agent.
+// holds returns what users and hooks decided on the machine itself. A hold with
+// an end applies until then, whatever happens to the agent.
 func (a *agentSeen) holds() []idle.Block {
 	if a == nil {
 		return nil
@@ -95,9 +95,9 @@ func (a *agentSeen) holds() []idle.Block {
 	return out
 }
 
-// Report takes what the agent of a worker sees. It is false where the worker
-// belongs to another server, which must have it instead. A report that is
-// older than the one at hand is dropped.
+// Report processes a report of a worker's agent. It returns false if another
+// server owns the worker, which must get the report instead. A report older
+// than the present one is dropped.
 func (c *Controller) Report(worker string, r control.AgentReport) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,8 +116,8 @@ func (c *Controller) Report(worker string, r control.AgentReport) bool {
 	return true
 }
 
-// agent is the last report of the worker's agent, or nil. One of an instance
-// that the worker no longer is says nothing.
+// agent returns the last report of the worker's agent, or nil. A report of a
+// former instance of the worker does not count.
 func (j *job) agent() *agentSeen {
 	j.c.mu.Lock()
 	defer j.c.mu.Unlock()
@@ -125,18 +125,18 @@ func (j *job) agent() *agentSeen {
 	if a == nil || a.r.InstanceID != "" && j.w.EC2InstanceID != "" && a.r.InstanceID != j.w.EC2InstanceID {
 		return nil
 	}
-	// What was seen before the machine came up is of an earlier boot.
+	// What was seen before the machine came up belongs to an earlier boot.
 	if s := j.w.RunningSince; s != nil && a.at.Before(*s) {
 		return nil
 	}
 	return a
 }
 
-// consult lets the agent make ready before a stop is sent: it runs the
-// machine's pre-stop hook, and where it is a source of activity its readings
-// have to be as fresh as the final look demands. The order itself is in the
-// answers to its reports (see fleet.Worker.AgentConsulted). A silent agent delays
-// nothing: where it is a source, the final look finds it unknown.
+// consult lets the agent prepare before a stop is sent. The agent runs the
+// machine's pre-stop hook, and if it is an activity source, its readings must
+// be recent enough for the final check. The agent gets the order in the answers
+// to its reports (see fleet.Worker.AgentConsulted). A silent agent delays
+// nothing: if it is a source, the final check finds it unknown.
 func (j *job) consult(ctx context.Context) (outcome, bool) {
 	in, a, now := j.w.Intent, j.agent(), time.Now()
 	source := j.wantsAgent() && in.ByReadings()
@@ -161,7 +161,7 @@ func (j *job) consult(ctx context.Context) (outcome, bool) {
 }
 
 // concludeTag gives the state tag that the agent wrote before it went down its
-// final form. It is for users to read, and nothing follows from it.
+// final form. The tag is for users; nothing depends on it.
 func (j *job) concludeTag(ctx context.Context) {
 	if j.inst == nil {
 		return

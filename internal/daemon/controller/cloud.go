@@ -9,11 +9,10 @@ import (
 	"lull/internal/fleet"
 )
 
-// Kind says what sort of failure a call to the cloud was. The names are those
-// of edge/ec2.
+// Kind is the kind of a failed cloud call. The names are those of edge/ec2.
 type Kind string
 
-// The kinds that the controller tells apart; any other is tried again.
+// The kinds that the controller distinguishes. Any other is retried.
 const (
 	Throttled      Kind = "throttled"
 	NotFound       Kind = "not_found"
@@ -28,7 +27,7 @@ const (
 	NoImage        Kind = "no_image"
 )
 
-// CallError is what the adapters of an edge make of its errors.
+// CallError is the form to which the adapters convert errors.
 type CallError struct {
 	Kind Kind
 	Err  error
@@ -37,7 +36,7 @@ type CallError struct {
 func (e *CallError) Error() string { return e.Err.Error() }
 func (e *CallError) Unwrap() error { return e.Err }
 
-// KindOf is the kind of the CallError in err, or Unreachable.
+// KindOf returns the kind of the CallError in err, or Unreachable.
 func KindOf(err error) Kind {
 	if e, ok := errors.AsType[*CallError](err); ok {
 		return e.Kind
@@ -45,12 +44,12 @@ func KindOf(err error) Kind {
 	return Unreachable
 }
 
-// hopeless tells whether the same call can never succeed.
+// hopeless reports whether the same call can never succeed.
 func hopeless(k Kind) bool {
 	return k == Unauthorized || k == Mismatch || k == Invalid || k == NoImage
 }
 
-// Cause is who brought an instance into its state, by EC2's StateReason.
+// Cause is what brought an instance into its state, from EC2's StateReason.
 type Cause string
 
 // The causes.
@@ -61,7 +60,7 @@ const (
 	CauseUnknown  Cause = "unknown"
 )
 
-// Instance is what EC2 tells about one instance.
+// Instance is EC2's description of one instance.
 type Instance struct {
 	ID          string
 	State       string
@@ -75,64 +74,64 @@ type Instance struct {
 	LaunchTime  time.Time
 	ClientToken string
 	Tags        map[string]string
-	Volumes     []string // ids of those that are attached
+	Volumes     []string // IDs of those that are attached
 }
 
-// Search selects instances: those with all the tags, with the client token,
-// or with an image whose name matches.
+// Search selects instances: those with all the tags, with the client token, or
+// with an image whose name matches.
 type Search struct {
 	Tags        map[string]string
 	ClientToken string
 	ImageName   string
 }
 
-// Observer reads one region of one account. An answer is complete or an
+// Observer reads one region of one account. An answer is either complete or an
 // error.
 type Observer interface {
-	// States reads the state of every instance by id.
+	// States returns the state of every instance by ID.
 	States(ctx context.Context) (map[string]string, error)
-	// Instances describes ids; those EC2 does not know are missing.
+	// Instances describes ids. Those unknown to EC2 are missing.
 	Instances(ctx context.Context, ids []string) (found map[string]Instance, missing []string, err error)
 	Find(ctx context.Context, q Search) ([]Instance, error)
 }
 
-// Stopped is an accepted stop. Fallback says why a plain stop was made where
-// hibernation was asked for.
+// Stopped is an accepted stop. Fallback is why it was a plain stop although
+// hibernation was requested.
 type Stopped struct {
 	Hibernating bool
 	Fallback    string
 }
 
-// Mover moves instances. Accepted is not done.
+// Mover changes the power of instances. Accepted is not done.
 type Mover interface {
 	Start(ctx context.Context, id string) error
 	Stop(ctx context.Context, id string, hibernate bool) (Stopped, error)
 	Terminate(ctx context.Context, id string) error
 }
 
-// Launcher launches instances. Run with the same launch gives the instance
-// that the first call made.
+// Launcher launches instances. Repeating Run with the same launch returns the
+// instance that the first call created.
 type Launcher interface {
 	NewestImage(ctx context.Context, pattern string) (id string, err error)
 	Run(ctx context.Context, l fleet.Launch) (Instance, error)
 }
 
-// Machine is what an image makes of an instance type.
+// Machine is the result of an image and an instance type.
 type Machine struct {
 	Hibernates bool
-	Why        string // it does not hibernate
+	Why        string // why it cannot hibernate
 	MemoryMiB  int
 	RootDevice string // empty if it is not an EBS volume
 	RootGB     int
 }
 
-// Cataloger describes what a launch would make.
+// Cataloger describes what a launch would create.
 type Cataloger interface {
 	Machine(ctx context.Context, imageID, instanceType string) (Machine, error)
 }
 
-// Inspector looks at what speaks against a stop. Found are preflight codes;
-// an error is unknown, and blocks.
+// Inspector runs the preflight checks of a stop. found are preflight codes. An
+// error means unknown, and blocks.
 type Inspector interface {
 	Preflight(ctx context.Context, id string) (found []string, err error)
 }
@@ -143,13 +142,13 @@ type Tagger interface {
 	DeleteTags(ctx context.Context, ids []string, keys []string) error
 }
 
-// Sizer reads the volumes of many instances in few calls. Those that EC2 does
-// not know are missing.
+// Sizer reads the volumes of many instances in few calls. Those unknown to EC2
+// are missing.
 type Sizer interface {
 	Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error)
 }
 
-// Load is the utilization of an instance in percent; nil is missing.
+// Load is the utilization of an instance in percent; nil means missing.
 type Load struct {
 	CPU, Memory, Disk *float64
 	Period            time.Duration // length of each window
@@ -163,7 +162,7 @@ type LoadWindow struct {
 	CPU float64
 }
 
-// LoadReader reads the load of many instances in few calls. It reads at least
+// LoadReader reads the load of many instances in few calls. It returns at least
 // the windows that ended after since.
 type LoadReader interface {
 	Load(ctx context.Context, ids []string, since time.Time) map[string]Load
@@ -178,30 +177,30 @@ type Cloud struct {
 	Tag    Tagger
 	Load   LoadReader
 	Size   Sizer
-	// Parts says what images and types are made of; nil launches with the image's
-	// own root volume and without hibernation.
+	// Parts describes images and types. With nil, launches use the image's own
+	// root volume and no hibernation.
 	Parts Cataloger
 }
 
 // Telemetry is one reading of a worker's CML history.
 type Telemetry struct {
-	CheckedAt  time.Time // when the answer had been read completely
-	Unknown    string    // why it says nothing about quiet; empty if it does
+	CheckedAt  time.Time // when the complete answer had been read
+	Unknown    string    // why it does not prove quiet; empty if it does
 	Newest     time.Time // newest relevant activity by our clock; zero for none
 	Recent     []fleet.Event
-	Seen       json.RawMessage // to be handed to the next reading
-	Future     int64           // future-dated events met
+	Seen       json.RawMessage // state for the next reading
+	Future     int64           // number of future-dated events
 	Malformed  int64
 	Categories map[string]int64 // unknown ones
 }
 
-// System is what CML tells about itself. A nil count is not known.
+// System is CML's own status. A nil count is unknown.
 type System struct {
 	Version string
 	Ready   bool
 	Labs    *int
 	Nodes   *int
-	Running *int // labs that run
+	Running *int // running labs
 	Info    json.RawMessage
 }
 
@@ -212,36 +211,36 @@ type Console interface {
 	RunningLabs(ctx context.Context) (int, error)
 }
 
-// LicenseState is where a CML license stands.
+// LicenseState is the state of a CML license.
 type LicenseState struct {
-	Done, Failed bool // neither: still under way
-	None         bool // or nothing is under way: it is not registered
-	Seat         bool // CML is registered, in compliance or not, or being registered
+	Done, Failed bool // neither: still in progress
+	None         bool // nothing is in progress: it is not registered
+	Seat         bool // CML is registered, in compliance or not, or is being registered
 	Detail       string
-	// CML's own words, such as COMPLETED and IN_COMPLIANCE.
+	// CML's own terms, such as COMPLETED and IN_COMPLIANCE.
 	Registration, Authorization string
 }
 
-// ErrRefused is in an error of a Licenser that is CML's own word: it will not
-// do what it was asked. After any other error nobody knows whether it did.
+// ErrRefused is wrapped by an error of a Licenser if CML itself refused the
+// request. After any other error the outcome is unknown.
 var ErrRefused = errors.New("CML refuses")
 
-// Licenser works on the license of a worker's CML. Register returning means
-// accepted, never done. Both Register and Deregister may be asked twice.
+// Licenser manages the license of a worker's CML. When Register returns, the
+// request is accepted, not done. Register and Deregister may be repeated.
 type Licenser interface {
 	Register(ctx context.Context, token string, reregister bool) error
 	State(ctx context.Context) (LicenseState, error)
-	// Deregister returns local when Smart Licensing could not be told.
+	// Deregister returns local if Smart Licensing could not be informed.
 	Deregister(ctx context.Context) (local bool, err error)
 }
 
-// Warner tells the users of a worker that it goes down, in its CML's own
-// pages. A Console may implement it.
+// Warner warns the users of a worker, in its CML's own pages, that it will go
+// down. A Console may implement it.
 type Warner interface {
-	// Warn shows a warning, in place of any that lull showed before, and
-	// returns its id.
+	// Warn shows a warning, replacing any earlier one of lull, and returns its
+	// ID.
 	Warn(ctx context.Context, x fleet.Warning) (id string, err error)
-	// Withdraw takes a warning away; an empty id is whatever lull shows. One
-	// that is gone is no error.
+	// Withdraw removes a warning. An empty ID removes whatever lull shows. A
+	// warning that is gone is no error.
 	Withdraw(ctx context.Context, id string) error
 }

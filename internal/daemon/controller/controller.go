@@ -1,26 +1,25 @@
-// Package controller drives every worker of a fleet through its life (spec,
-// section 2.6): it observes the cloud, judges idleness, and is the only part
-// of lull that acts on EC2.
+// Package controller drives every worker of a fleet through its life: it
+// observes the cloud, judges idleness, and is the only part of lull that acts
+// on EC2.
 //
-// Run shares the workers with all other live servers on the same store: each
-// holds some of Shards shards under a lease, every write carries the shard's
-// ownership as a condition, and every acting call ends Margin before the
-// lease does. Without a store there is no ownership, so nothing is done.
+// Run shares the workers with all other live servers on the same store. Each
+// server holds some of the Shards shards under a lease. Every write has the
+// shard's ownership as a condition, and every acting call ends Margin before
+// the lease does. Without a store there is no ownership, so nothing is done.
 //
-// It guarantees that an intent is durable before a call is sent, that a pause
-// which rests on readings is called off unless readings that are at most
-// FinalLook old are quiet, that a launch is sent with parameters and a token
-// that were durable before, that "not found" is believed only when it was
-// answered twice at least MissingConfirm apart, and that one slow region or
-// worker delays no other: each region observes in a goroutine of its own, and
-// work on workers runs in lanes by region and by health.
+// Guarantees: an intent is durable before a call is sent. A pause based on
+// readings is canceled unless readings at most FinalLook old are quiet. The
+// parameters and the token of a launch are durable before it is sent. "Not
+// found" is believed only after two answers at least MissingConfirm apart. A
+// slow region or worker delays no other: each region is observed in its own
+// goroutine, and work on workers runs in lanes by region and by health.
 //
-// In a steady cycle a region costs one listing of instance states; a worker
-// with an unchanged observation and record and nothing due costs a map
-// look-up and no write.
+// In a steady cycle a region costs one listing of instance states. A worker
+// whose observation and record are unchanged and for which nothing is due costs
+// a map lookup and no write.
 //
-// It leaves out how the cloud and CML are spoken to (the interfaces in
-// cloud.go; package cmd adapts the edges), and the records (package fleet).
+// The cloud and CML are behind the interfaces in cloud.go (package cmd adapts
+// the edges), and the records are in package fleet.
 package controller
 
 import (
@@ -47,51 +46,52 @@ import (
 // Fixed times of the controller.
 const (
 	LeaseTTL       = 15 * time.Second
-	Margin         = 3 * time.Second // no acting call runs in the last of a lease
-	FinalLook      = 5 * time.Second // oldest reading a pause is sent on
+	Margin         = 3 * time.Second // no acting call runs in the last part of a lease of this length
+	FinalLook      = 5 * time.Second // maximum age of readings on which a pause is sent
 	MissingConfirm = 60 * time.Second
-	WriteChecks    = 30 * time.Minute // times of idle checks are written at most this late
-	FullPass       = 10 * time.Minute // every instance is described in this time
+	WriteChecks    = 30 * time.Minute // times of idle checks are written at least this often
+	FullPass       = 10 * time.Minute // every instance is described within this time
 	lateWindow     = 15 * time.Minute // an action that was given up may still happen
-	takeoverShows  = 10 * time.Second // until a call of an earlier owner shows, or will not
+	takeoverShows  = 10 * time.Second // until the effect of an earlier owner's call is visible, or will never be
 	debounce       = 200 * time.Millisecond
 )
 
-// Config is what a Controller is made of. Fleet, Server, Clouds and Consoles
-// are required.
+// Config configures a Controller. Fleet, Server, Clouds and Consoles are
+// required.
 type Config struct {
 	Fleet  *fleet.Fleet
 	Server string // unique among the servers of a store
 	// Address is where other servers reach this one.
 	Address string
 	Clouds  func(account, region string) (Cloud, error)
-	// Accounts are the names of the accounts, beside the credentials' own, that
-	// discovery scans.
+	// Accounts are the names of the accounts, besides the credentials' own,
+	// that discovery scans.
 	Accounts []string
-	// Consoles makes the CML of a worker that has an address.
+	// Consoles returns the CML of a worker that has an address.
 	Consoles func(w fleet.Worker) (Console, error)
 	// CML reports whether a CML answers at the endpoint of w, and its version or
 	// why none was found. Nil leaves workers on the sources that they have.
 	CML func(ctx context.Context, w fleet.Worker) (found bool, detail string)
 	// Secret opens a worker's secret.
 	Secret func(s fleet.Secret) (string, error)
-	// Guards gives blocks that others decided on: schedule, budget, hooks.
+	// Guards returns blocks decided elsewhere: schedule, budget, hooks.
 	Guards func(w *fleet.Worker, now time.Time) []idle.Block
-	// Journal keeps evidence; nil keeps none.
+	// Journal stores evidence; nil stores none.
 	Journal func(evidence.Record)
-	// Archive takes audit entries that leave the store; nil keeps them there.
+	// Archive receives audit entries that leave the store; nil keeps them
+	// there.
 	Archive func([]fleet.Entry) error
-	// Shadow decides and records everything and does nothing.
+	// Shadow (dry run) decides and records everything and does nothing.
 	Shadow bool
-	// Lanes is how many workers of one region are worked on at a time, 0 is
-	// 16; as many again of those whose last try failed.
+	// Lanes is the number of workers of one region handled concurrently; 0
+	// means 16. As many more are handled of those whose last attempt failed.
 	Lanes int
 	Log   *slog.Logger
-	// Tracer gets spans of checks, pauses and resumes; nil traces nothing.
+	// Tracer gets spans of checks, pauses and resumes; nil disables tracing.
 	Tracer trace.Tracer
 }
 
-// Controller reconciles workers. Make one with New.
+// Controller reconciles workers. Create it with New.
 type Controller struct {
 	cfg     Config
 	fleet   *fleet.Fleet
@@ -100,7 +100,7 @@ type Controller struct {
 	count   counters
 	measure measures
 	ready   chan struct{}
-	wake    chan struct{} // the dispatcher has something to look at
+	wake    chan struct{} // wakes the dispatcher
 	jobs    sync.WaitGroup
 
 	mu      sync.Mutex
@@ -109,7 +109,7 @@ type Controller struct {
 	lanes   map[laneKey]*lane
 	regions map[regionKey]*region
 	shards  [Shards]*shard
-	leaving []*shard // given up here, and not yet in the store
+	leaving []*shard // given up here, and not yet released in the store
 	members map[string]Member
 	lease   store.Lease
 	tmpls   map[string]fleet.Template
@@ -118,13 +118,13 @@ type Controller struct {
 	resign  chan struct{}
 	starts  starts
 	sizes   map[string]sized // by selector
-	loads   chan struct{}    // a load is wanted now
-	retag   []*entry         // whose policy tags may have to be written
-	// tagAfter is when tags are tried again after a fault; housekeep's own.
+	loads   chan struct{}    // requests a read of loads now
+	retag   []*entry         // workers whose policy tags may have to be written
+	// tagAfter is when failed tags are retried. Owned by housekeep.
 	tagAfter time.Time
 }
 
-// New makes a Controller. It does no I/O and starts nothing.
+// New returns a Controller. It does no I/O and starts nothing.
 func New(cfg Config) (*Controller, error) {
 	switch {
 	case cfg.Fleet == nil || cfg.Clouds == nil || cfg.Consoles == nil:
@@ -157,10 +157,10 @@ func New(cfg Config) (*Controller, error) {
 // String names the controller in errors and logs.
 func (c *Controller) String() string { return "worker controller" }
 
-// Ready closes when all records have been read.
+// Ready is closed when all records have been read.
 func (c *Controller) Ready() <-chan struct{} { return c.ready }
 
-// Run works until ctx ends. It gives its shards up before it returns.
+// Run works until ctx ends. It releases its shards before it returns.
 func (c *Controller) Run(ctx context.Context) error {
 	if err := c.fleet.Refresh(ctx); err != nil && !errors.Is(err, store.ErrUnavailable) {
 		return err
@@ -185,7 +185,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	return err
 }
 
-// followWorkers keeps the entries at what the store has.
+// followWorkers keeps the entries in line with the store.
 func (c *Controller) followWorkers(ctx context.Context) error {
 	var seen map[string]bool
 	return store.Follow(ctx, c.fleet.Store(), fleet.WorkerKeys(), store.Follower{
@@ -230,7 +230,7 @@ func (c *Controller) followWorkers(ctx context.Context) error {
 	})
 }
 
-// read takes a record from the store. One that cannot be read is left alone,
+// read processes a record from the store. An unreadable one is left alone,
 // shown and counted.
 func (c *Controller) read(v store.Value) {
 	w, err := fleet.DecodeWorker(v)
@@ -242,9 +242,9 @@ func (c *Controller) read(v store.Value) {
 	c.learn(w, debounce)
 }
 
-// learn takes a newer record and looks at the worker after a delay, which
-// collects changes that come together. A record that came back from our own
-// write is known already.
+// learn processes a newer record and schedules a look at the worker after a
+// delay, which combines changes that come together. A record that returns from
+// our own write is already known.
 func (c *Controller) learn(w fleet.Worker, after time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -263,7 +263,7 @@ func (c *Controller) learn(w fleet.Worker, after time.Duration) {
 		e.region, r.entries[e.id] = r, e
 	}
 	if e.w.DesiredStatus != w.DesiredStatus && e.cancel != nil && !e.writing {
-		e.cancel() // what is being done was decided for another wish; a write would be refused for that
+		e.cancel() // the work in progress was decided for the former intent; its write would be refused
 	}
 	e.w = w
 	e.settled = false
@@ -281,7 +281,8 @@ func (c *Controller) drop(e *entry) {
 	delete(c.entries, e.id)
 }
 
-// followTemplates keeps the templates at hand, so that no policy costs a read.
+// followTemplates caches the templates, so that resolving a policy costs no
+// read.
 func (c *Controller) followTemplates(ctx context.Context) error {
 	take := func(v store.Value) {
 		t, err := fleet.DecodeTemplate(v)
@@ -316,7 +317,7 @@ func (c *Controller) followTemplates(ctx context.Context) error {
 	})
 }
 
-// followRequests answers what only the owner of a worker can.
+// followRequests answers requests that only the owner of a worker can answer.
 func (c *Controller) followRequests(ctx context.Context) error {
 	take := func(v store.Value) {
 		r, err := fleet.DecodeRequest(v)
@@ -364,7 +365,7 @@ func (c *Controller) running() int64 {
 	return n
 }
 
-// jitter is a random time between half of d and d.
+// jitter returns a random duration between half of d and d.
 func jitter(d time.Duration) time.Duration {
 	if d <= 1 {
 		return d

@@ -19,11 +19,11 @@ import (
 	"lull/internal/power"
 )
 
-// cpuActive is the load in per cent from which cloudwatch, as an activity
-// source, is active (seeds/002 has the same number for the agent).
+// cpuActive is the load in percent from which cloudwatch, as an activity
+// source, is active. The agent has the same threshold.
 const cpuActive = 5
 
-// rules resolve what holds for the worker now, from what is at hand.
+// rules returns the effective policy of the worker now, from cached data.
 func (j *job) rules() *policy.Resolved {
 	r := j.c.rulesOf(time.Now(), &j.w)
 	return &r
@@ -42,18 +42,19 @@ func (c *Controller) template(w *fleet.Worker) *fleet.Template {
 	return nil
 }
 
-// shadow tells whether what is decided for the worker is only recorded.
+// shadow reports whether decisions about the worker are only recorded (dry
+// run).
 func (j *job) shadow() bool { return j.c.cfg.Shadow || !j.w.Armed || j.rules().Shadow }
 
-// detects tells whether step 5 is done for the worker at all: for its
-// idleness, or for a schedule that pauses it.
+// detects reports whether the worker is checked at all: for its idleness, or
+// for a schedule that pauses it.
 func (j *job) detects() bool { return j.w.IsIdleDetectionEnabled || j.rules().Standing != nil }
 
-// detectDue tells whether the worker's next check has come. A worker whose
+// detectDue reports whether the worker's next check is due. A worker whose
 // check was never planned gets its own point of the interval.
 func (j *job) detectDue() bool {
 	if len(j.ask) > 0 {
-		return false // a request is answered by a check of its own
+		return false // a request is answered by its own check
 	}
 	if !j.detects() {
 		return false
@@ -78,9 +79,8 @@ func spread(id string, d time.Duration) time.Duration {
 	return time.Duration(float64(d) * float64(h.Sum32()) / (math.MaxUint32 + 1.0))
 }
 
-// detect is DetectWorkerIdle (spec, section 2.4): four steps, each of which
-// may fail alone. The error is one of the store; everything else is in the
-// result.
+// detect runs one idle check (DetectWorkerIdle): four steps, each of which may
+// fail alone. The error is the store's; all other failures are in the result.
 func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error) {
 	j.c.count.detections.Add(1)
 	ctx, span := j.span(ctx, "worker.detect")
@@ -94,7 +94,7 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 		r.Error = "the check was called off"
 		return r, nil
 	}
-	// Step 1 again right before an automatic pause: every pause fetches.
+	// Repeat step 1 right before an automatic pause: every pause fetches.
 	if d := j.judge(); d.Verdict.Eligible && j.wantsCML() && !j.live.fetchedAt.After(j.now) {
 		j.fetch(ctx, true)
 	}
@@ -121,7 +121,7 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 	if d.Verdict.Has(idle.SignalUnknown) {
 		j.c.count.unknown.Add(1)
 	}
-	// Step 4: settle with the arbiter, if there is anything to settle.
+	// Step 4: pass the decision to the arbiter, if it can change anything.
 	d, err := j.settle(ctx, d, &r)
 	j.plan(d.Verdict)
 	j.record(d, j.live.nextCheck)
@@ -144,14 +144,15 @@ func (j *job) wantsLoad() bool {
 
 func (j *job) wantsCML() bool { return slices.Contains(j.rules().ActivitySources, fleet.SourceCML) }
 
-// far tells whether the pause is so far away that telemetry may be fetched at
+// far reports whether the pause is so far away that telemetry may be fetched at
 // the longer interval.
 func (j *job) far() bool {
 	v := j.live.verdict
 	return v != nil && v.TargetPauseAt != nil && v.TargetPauseAt.Sub(j.now) > j.s.WorkerActivityDetectionInterval
 }
 
-// interval is the least time between two fetches of the worker's telemetry.
+// interval returns the minimum time between two fetches of the worker's
+// telemetry.
 func (j *job) interval() time.Duration {
 	if j.far() {
 		return j.s.WorkerActivityDetectionInterval
@@ -159,7 +160,7 @@ func (j *job) interval() time.Duration {
 	return time.Duration(j.rules().CheckInterval)
 }
 
-// fetch reads telemetry unless the last reading is young enough.
+// fetch reads telemetry unless the last reading is recent enough.
 func (j *job) fetch(ctx context.Context, force bool) {
 	if !j.wantsCML() {
 		return
@@ -201,7 +202,7 @@ func (j *job) fetch(ctx context.Context, force bool) {
 	j.live.cml = r
 }
 
-// readings are those of the worker's sources.
+// readings returns the readings of the worker's sources.
 func (j *job) readings() []idle.Reading {
 	now := time.Now()
 	var out []idle.Reading
@@ -224,7 +225,7 @@ func (j *job) readings() []idle.Reading {
 	return out
 }
 
-// load is CloudWatch's reading of the worker's processors.
+// load returns CloudWatch's reading of the worker's CPU usage.
 func (j *job) load(rules *policy.Resolved) idle.Reading {
 	r := idle.NotKnown(fleet.SourceCloudWatch, time.Now(), "it was not read yet")
 	switch l := j.loadSeen(); {
@@ -239,7 +240,8 @@ func (j *job) load(rules *policy.Resolved) idle.Reading {
 	return r
 }
 
-// guards are the blocks that do not come from the record or the pool.
+// guards returns the blocks that come neither from the record nor from the
+// pool.
 func (j *job) guards() []idle.Block {
 	var out []idle.Block
 	if j.c.cfg.Guards != nil {
@@ -251,20 +253,20 @@ func (j *job) guards() []idle.Block {
 	return append(out, fleet.Standstill(&j.w, rules, j.c.fleet.Halted(), j.c.cfg.Shadow)...)
 }
 
-// judge asks the engine with what is at hand.
+// judge asks the engine for a decision on the present data.
 func (j *job) judge() evidence.Decision {
 	j.live.readings = j.readings()
 	return j.casus().Judge().Decision
 }
 
-// casus is what the worker is judged by, with the readings at hand.
+// casus returns the engine's input for the worker, with the present readings.
 func (j *job) casus() fleet.Case {
 	now := time.Now()
 	return fleet.Case{Now: now, Worker: &j.w, Rules: j.rules(), Readings: j.live.readings, Guards: j.guards(),
 		Budget: j.c.fleet.StopBudget(now, &j.w), ScaleDown: j.s.ScaleDownEnabled}
 }
 
-// activity is the newest activity of all sources, with CML's events.
+// activity returns the newest activity of all sources, with CML's events.
 func (j *job) activity() Telemetry {
 	t := j.live.telemetry
 	if j.live.fetchedAt.IsZero() {
@@ -301,7 +303,7 @@ func (j *job) update(ctx context.Context) error {
 	defer span.End()
 	u := fleet.ActivityUpdate{LastActivityAt: t.Newest, Recent: t.Recent, CheckedAt: t.CheckedAt, Late: late}
 	if t.Unknown != "" {
-		u.Recent = nil // what is known is true, but not all of it
+		u.Recent = nil // the known events are true, but incomplete
 	}
 	if v := j.live.verdict; v != nil {
 		u.Check, u.Target = &j.live.nextCheck, v.TargetPauseAt
@@ -319,9 +321,9 @@ func (j *job) update(ctx context.Context) error {
 	return nil
 }
 
-// late is how long after it happened the newest activity was reported, if the
-// last pause rested on readings, was carried out, and would not have been with
-// that activity known; else 0.
+// late returns how long after it happened the newest activity was reported, if
+// the last pause was based on readings, was carried out, and would not have
+// happened with that activity known; otherwise 0.
 func (j *job) late(t Telemetry) time.Duration {
 	w := &j.w
 	paused, resumed := w.LastPausedAt, w.LastResumedAt
@@ -336,7 +338,7 @@ func (j *job) late(t Telemetry) time.Duration {
 	return max(t.CheckedAt.Sub(t.Newest), time.Nanosecond)
 }
 
-// activityInto is update inside another change.
+// activityInto is update as part of another change.
 func (j *job) activityInto(w *fleet.Worker) {
 	t := j.activity()
 	w.Checked(t.CheckedAt)
@@ -348,8 +350,8 @@ func (j *job) activityInto(w *fleet.Worker) {
 	}
 }
 
-// preflight looks what speaks against a stop, and keeps that for an hour. What
-// cannot be looked at blocks, and is looked at again in the next check.
+// preflight runs the preflight checks of a stop and keeps the result for an
+// hour. A failed check blocks, and is repeated at the next idle check.
 func (j *job) preflight(ctx context.Context) {
 	cloud, err := j.cloud()
 	if err != nil || cloud.Check == nil || j.now.Sub(j.live.preflightAt) < time.Hour {
@@ -366,8 +368,8 @@ func (j *job) preflight(ctx context.Context) {
 	j.live.preflight, j.live.preflightErr, j.live.preflightAt = found, "", j.now
 }
 
-// settle gives a verdict to the arbiter where that can change something: the
-// worker is eligible, a warning is due, or the guard is another one. It returns
+// settle passes a verdict to the arbiter if that can change something: the
+// worker is eligible, a warning is due, or the guard has changed. It returns
 // the decision with the guard of the pool that keeps the worker up.
 func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectResult) (evidence.Decision, error) {
 	limits := fleet.Limits{ScaleDown: j.s.ScaleDownEnabled, Up: math.MaxInt, Intended: j.w.Intent != nil}
@@ -421,8 +423,8 @@ func (j *job) settle(ctx context.Context, d evidence.Decision, r *fleet.DetectRe
 	return out.Decision, nil
 }
 
-// plan says when the worker is checked next: at the longer interval while
-// the pause is far, and never later than the warning or the pause.
+// plan schedules the next check of the worker: at the longer interval while the
+// pause is far away, and never later than the warning or the pause.
 func (j *job) plan(v idle.Verdict) {
 	j.idled(v)
 	j.live.verdict, j.live.checkedAt = &v, v.At
@@ -455,14 +457,14 @@ func (j *job) plan(v idle.Verdict) {
 	}
 	j.live.nextCheck = next
 	if j.live.cml.MaxAge > 0 {
-		// It is good until the check that reads it again, and for as long after it
-		// as that may come late.
+		// It is valid until the check that reads it again, and for as long
+		// after that as the check may be late.
 		j.live.cml.MaxAge = idle.Duration(max(2*every, next.Sub(j.live.cml.At)+every))
 		j.live.readings = j.readings()
 	}
 }
 
-// record keeps the evidence. next is when the worker is looked at again.
+// record writes the evidence. next is when the worker is checked again.
 func (j *job) record(d evidence.Decision, next time.Time) {
 	if j.c.cfg.Journal == nil {
 		return
@@ -476,8 +478,8 @@ func (j *job) record(d evidence.Decision, next time.Time) {
 	j.c.cfg.Journal(r)
 }
 
-// alarm is raised when a signal has become unknown: an unknown is never
-// silent. A worker that has just come up is given the time its CML takes.
+// alarm reports that a signal has become unknown, because an unknown must never
+// be silent. A worker that has just come up gets the time that its CML needs.
 func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
 	i := slices.IndexFunc(d.Verdict.Blocks, func(b idle.Block) bool { return b.Code == idle.SignalUnknown })
 	booting := j.w.RunningSince != nil && j.now.Sub(*j.w.RunningSince) < j.s.ProvisioningTimeout
@@ -494,10 +496,10 @@ func (j *job) alarm(ctx context.Context, d evidence.Decision) error {
 	})
 }
 
-// finalLook is the final check of a pause that rests on readings. It reads CML
-// again; freshLoad and consult have seen to CloudWatch and the agent. What only
-// the pause itself blocks is left out: the warning was out, and the record says
-// that it is to stop.
+// finalLook is the final check of a pause based on readings. It reads CML
+// again; freshLoad and consult have refreshed CloudWatch and the agent. Blocks
+// that apply only before a pause are ignored: the warning was out, and the
+// record says that it is to stop.
 func (j *job) finalLook(ctx context.Context) evidence.Decision {
 	ctx, span := j.span(j.pausing(ctx), "final_look")
 	defer span.End()
@@ -518,8 +520,8 @@ func (j *job) finalLook(ctx context.Context) evidence.Decision {
 	return d
 }
 
-// overtaken answers a request for a check with the one that was under way when
-// it was made, if that has decided on a pause.
+// overtaken answers a request for a check with the check that was in progress
+// when the request was made, if that check decided on a pause.
 func (j *job) overtaken(r *fleet.Request) bool {
 	in, v := j.w.Intent, j.live.verdict
 	if in == nil || v == nil || !in.ByReadings() || in.At.Before(r.At) {
@@ -537,8 +539,8 @@ func (j *job) overtaken(r *fleet.Request) bool {
 const answerWithin = 10 * time.Second
 
 // answer carries out the requests that wait for the worker's owner. They were
-// written after whatever their askers had changed before, which may not have
-// come by the watch yet: so the record is read again first.
+// written after earlier changes of their authors, which the watch may not have
+// delivered yet. So the record is read again first.
 func (j *job) answer(ctx context.Context) {
 	if len(j.ask) == 0 {
 		return
@@ -560,7 +562,7 @@ func (j *job) answer(ctx context.Context) {
 		case r.Kind == fleet.RequestDetect:
 			d, err := j.detect(ctx, r.Force)
 			for try := 0; errors.Is(err, fleet.ErrStale) && try < 3; try++ {
-				// Somebody else's change: the same question on the newer record.
+				// The record was changed elsewhere: answer from the newer one.
 				if w, reread := j.f.Worker(ctx, j.w.ID); reread == nil {
 					j.took(w)
 				}
@@ -571,7 +573,7 @@ func (j *job) answer(ctx context.Context) {
 				r.Error = err.Error()
 			}
 		}
-		// What was done is answered, though the job was called off meanwhile.
+		// What was done is answered even if the job was canceled meanwhile.
 		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
 		if err := j.f.Answer(bound, r); err != nil {
 			j.c.log.Warn("cannot answer a request", "request", r.ID, "err", err)

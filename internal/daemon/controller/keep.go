@@ -15,8 +15,8 @@ import (
 	"lull/internal/store"
 )
 
-// housekeep does what is done once for the fleet, by whoever holds shard 0:
-// discovery, the end of a halt, the audit log's bounds and old requests.
+// housekeep does the fleet-wide tasks, on the server that holds shard 0:
+// discovery, the end of a halt, the limits of the audit log and old requests.
 func (c *Controller) housekeep(ctx context.Context) error {
 	var scan, trim, retag time.Time
 	for {
@@ -56,7 +56,7 @@ func (c *Controller) housekeep(ctx context.Context) error {
 	}
 }
 
-// trim keeps the audit log and the requests within their bounds.
+// trim keeps the audit log and the requests within their limits.
 func (c *Controller) trim(ctx context.Context, sh *shard) {
 	if c.cfg.Archive != nil {
 		if _, err := sh.fleet.TrimAudit(ctx, time.Now(), c.cfg.Archive); err != nil && ctx.Err() == nil {
@@ -76,15 +76,14 @@ func (c *Controller) trim(ctx context.Context, sh *shard) {
 	}
 }
 
-// orphanGrace is how long an instance that carries our tag may have no worker
-// before it is imported: a launch that was not recorded yet is found by its
-// own worker first.
+// orphanGrace is how long an instance with our tag may have no worker before it
+// is imported. A launch that was not recorded yet is first found by its own
+// worker.
 const orphanGrace = 10 * time.Minute
 
-// discover looks for instances nobody knows. One that
-// carries this fleet's tag is imported, in shadow, after a grace period and a
-// second sighting; one found by the name of its image is listed, and imported
-// when that is set.
+// discover looks for unknown instances. One with this fleet's tag is imported,
+// in dry run, after a grace period and a second sighting. One found by the name
+// of its image is listed, and imported if that is enabled.
 func (c *Controller) discover(ctx context.Context, sh *shard) {
 	s := c.fleet.Settings()
 	if s.DiscoveryImport == "off" {
@@ -137,17 +136,17 @@ func (c *Controller) discover(ctx context.Context, sh *shard) {
 	}
 	for _, d := range old {
 		if unread[regionKey{d.Account, d.Region}] {
-			continue // nobody knows whether it is still there
+			continue // whether it still exists is unknown
 		}
-		// Gone, imported, or not seen any more.
+		// Gone, imported, or no longer seen.
 		if err := sh.fleet.PutDiscovered(ctx, d, true); err != nil {
 			return
 		}
 	}
 }
 
-// discovered deals with one instance of a scan. old keeps what no scan shows
-// any more.
+// discovered processes one instance of a scan. old holds instances that no scan
+// shows anymore.
 func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in Instance, ours bool, old map[string]fleet.Discovered) {
 	s := c.fleet.Settings()
 	key := k.name + "/" + in.ID
@@ -208,8 +207,7 @@ type Live struct {
 	Agent *control.AgentView `json:"agent,omitempty"`
 }
 
-// Metrics are the last readings of a worker's load. Null
-// is not known.
+// Metrics are the last readings of a worker's load. Null means unknown.
 type Metrics struct {
 	CPUUtilization    *float64   `json:"cpu_utilization"`
 	MemoryUtilization *float64   `json:"memory_utilization"`
@@ -223,8 +221,8 @@ type Metrics struct {
 	CMLError          string     `json:"cml_error,omitempty"`
 }
 
-// Live returns what this server knows about a worker; false if it does not
-// know the worker at all.
+// Live returns what this server knows about a worker; false if it does not know
+// the worker.
 func (c *Controller) Live(worker string) (Live, bool) {
 	c.mu.Lock()
 	e := c.entries[worker]
@@ -289,8 +287,8 @@ func (c *Controller) Live(worker string) (Live, bool) {
 	return l, true
 }
 
-// Verdicts are the idle status of every worker that this server owns and that
-// runs, or whose region cannot be read, without the readings behind it.
+// Verdicts returns the idle status, without readings, of every worker that this
+// server owns and that runs or whose region cannot be read.
 func (c *Controller) Verdicts() map[string]fleet.IdleStatus {
 	c.mu.Lock()
 	var ids []string
@@ -312,7 +310,7 @@ func (c *Controller) Verdicts() map[string]fleet.IdleStatus {
 	return out
 }
 
-// TriggerReconcile looks at every worker of this server now.
+// TriggerReconcile schedules every worker of this server now.
 func (c *Controller) TriggerReconcile() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,13 +13,14 @@ import (
 	"lull/internal/power"
 )
 
-// pending launches.
+// pending launches the instance.
 func (j *job) pending(ctx context.Context) outcome {
 	cloud, err := j.cloud()
 	if err != nil {
 		return j.note(ctx, err.Error())
 	}
-	// A launch that nobody had the time to try is not overdue.
+	// A launch that could not be tried yet, because no server had the time, is
+	// not overdue.
 	overdue := j.overdue(j.s.ProvisioningTimeout) && (j.w.Launch != nil || j.w.StatusReason != "")
 	if j.w.RetryLook || overdue {
 		if out, done := j.earlier(ctx, cloud); done {
@@ -50,7 +51,7 @@ func (j *job) pending(ctx context.Context) outcome {
 	return j.launched(ctx, in)
 }
 
-// launched records the instance that a launch made.
+// launched records the instance that a launch created.
 func (j *job) launched(ctx context.Context, in Instance) outcome {
 	err := j.to(ctx, power.WorkerProvisioning, "", func(w *fleet.Worker, tx *fleet.Tx) {
 		w.EC2InstanceID, w.EC2State, w.RetryLook, w.MissingSince = in.ID, in.State, false, nil
@@ -63,9 +64,9 @@ func (j *job) launched(ctx context.Context, in Instance) outcome {
 	return outcome{Result: Success, Next: j.now.Add(j.s.ReconcileInterval)}
 }
 
-// earlier looks for what an earlier launch may have left, by its client
-// token and by the worker's tag. What it finds is adopted; when it finds
-// nothing, a user's retry may continue with the next generation.
+// earlier looks for the result of an earlier launch, by its client token and by
+// the worker's tag. An instance that it finds is adopted. If it finds none, a
+// user's retry may continue with the next generation.
 func (j *job) earlier(ctx context.Context, cloud Cloud) (outcome, bool) {
 	in, ok, err := j.look(ctx, cloud)
 	switch {
@@ -109,8 +110,8 @@ func (j *job) look(ctx context.Context, cloud Cloud) (Instance, bool, error) {
 	return Instance{}, false, nil
 }
 
-// resolve makes the launch parameters and writes them down before the call.
-// A template or region that is missing is FAILED with its cause.
+// resolve computes the launch parameters and writes them before the call. A
+// missing template or region leads to FAILED with that cause.
 func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 	j.c.mu.Lock()
 	tmpl, ok := j.c.tmpls[j.w.TemplateName]
@@ -167,14 +168,14 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 	return outcome{}, false
 }
 
-// rooted is what a launch asks of the root volume, and whether it hibernates.
+// rooted is the root volume of a launch, and whether it can hibernate.
 type rooted struct {
 	hibernation bool
-	off         string // why it does not although its policy may
+	off         string // why it cannot although its policy may hibernate
 	volume      *fleet.LaunchVolume
 }
 
-// root decides on hibernation and the root volume. It is not ok if the worker
+// root decides on hibernation and the root volume. ok is false if the worker
 // has to wait, or has failed.
 func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami string) (r rooted, out outcome, ok bool) {
 	want, asked := false, tmpl.RootVolume
@@ -218,15 +219,15 @@ func (j *job) root(ctx context.Context, cloud Cloud, tmpl fleet.Template, ami st
 		return r, j.fail(ctx, fleet.AuditProvisionFailed, "its root volume cannot be set: "+cmp.Or(m.Why, "the image has no EBS root volume")), false
 	}
 	r.volume = &fleet.LaunchVolume{Device: m.RootDevice, GB: max(gb, m.RootGB), Type: asked.Type, Encrypted: asked.Encrypted}
-	if r.hibernation { // the memory is written beside what the image holds
+	if r.hibernation { // the memory is written in addition to the image's data
 		r.volume.Encrypted = true
 		r.volume.GB = max(gb, m.RootGB+(m.MemoryMiB+1023)/1024)
 	}
 	return r, out, true
 }
 
-// tags are those of a new instance: the region's, over them the worker's, and
-// over all our own.
+// tags returns the tags of a new instance. The worker's tags override the
+// region's, and our own override both.
 func (j *job) tags(w *fleet.Worker, region fleet.Region) map[string]string {
 	tags := map[string]string{}
 	maps.Copy(tags, region.DefaultTags)
@@ -264,7 +265,7 @@ func (j *job) provisioning(ctx context.Context) outcome {
 			return outcome{Result: Requeue}
 		}
 		if j.inst.Cause == CauseServer {
-			// Nothing is left of it, so that a retry launches anew.
+			// Nothing is left of it, so a retry launches anew.
 			err := j.to(ctx, power.WorkerFailed, "EC2 ended the launch: "+j.inst.Reason, func(w *fleet.Worker, tx *fleet.Tx) {
 				w.EC2InstanceID, w.EC2State = "", ""
 				tx.Note(fleet.Entry{Action: fleet.AuditProvisionFailed, Detail: w.StatusReason})
@@ -281,8 +282,8 @@ func (j *job) provisioning(ctx context.Context) outcome {
 	return outcome{Result: Retry}
 }
 
-// starting waits until EC2 reports running and an address, and asks for a
-// start where there is none under way.
+// starting waits until EC2 reports running and an address, and requests a start
+// if none is in progress.
 func (j *job) starting(ctx context.Context) outcome {
 	code, why := j.noStart()
 	switch {
@@ -295,7 +296,7 @@ func (j *job) starting(ctx context.Context) outcome {
 	case j.seen == "running" && j.inst != nil && j.inst.PrivateIP != "":
 		return j.up(ctx)
 	case j.seen == "stopped" && code != "" && !j.wasUp() && (j.w.StartSentAt == nil || j.shows(*j.w.StartSentAt, time.Minute)):
-		// Off means off, in the middle too: it waits as one that was not begun.
+		// Off means off, even halfway: it waits as if the start had not begun.
 		return j.step(ctx, power.WorkerStopped, "does not start: "+why, func(w *fleet.Worker, _ *fleet.Tx) { w.StartSentAt = nil })
 	case j.overdue(j.s.ProvisioningTimeout) && (j.seen != "stopped" || j.w.StartSentAt != nil || j.w.StatusReason != ""):
 		return j.fail(ctx, "start_failed", fmt.Sprintf("EC2 reports %q after %s: %s", j.seen, idle.Human(j.s.ProvisioningTimeout), j.w.StatusReason))
@@ -312,10 +313,10 @@ func (j *job) starting(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	case "stopped":
 		if j.wasUp() {
-			break // it was up: somebody or something stopped it
+			break // it was up, and was stopped outside lull
 		}
 		if s := j.w.StartSentAt; s != nil && !j.shows(*s, time.Minute) {
-			return outcome{Result: Requeue} // give the call time to show
+			return outcome{Result: Requeue} // wait until the call's effect is visible
 		}
 		return j.start(ctx)
 	}
@@ -325,7 +326,7 @@ func (j *job) starting(ctx context.Context) outcome {
 	return outcome{Result: Retry}
 }
 
-// wasUp reports whether EC2 has shown that the start had its effect.
+// wasUp reports whether EC2 has shown the effect of the start.
 func (j *job) wasUp() bool { return j.w.EC2State == "pending" || j.w.EC2State == "running" }
 
 // up confirms RUNNING.
@@ -358,7 +359,7 @@ func (j *job) up(ctx context.Context) outcome {
 
 func endpoint(in *Instance) string { return fleet.Endpoint(in.PublicIP, in.PrivateIP) }
 
-// start sends StartInstances, after writing down that it will be.
+// start calls StartInstances, after recording that.
 func (j *job) start(ctx context.Context) outcome {
 	if out, ok := j.ours(ctx, "start"); !ok {
 		return out
@@ -382,11 +383,12 @@ func (j *job) start(ctx context.Context) outcome {
 	fault(span, err)
 	switch k := KindOf(err); {
 	case err == nil, k == IncorrectState, k == NotFound:
-		return outcome{Result: Requeue} // look what it came to
+		return outcome{Result: Requeue} // check the outcome
 	case hopeless(k) || k == Protected:
 		return j.fail(ctx, "start_failed", "EC2 refused the start: "+err.Error())
 	}
-	// It did not start, so the next try need not wait for this one to show.
+	// It did not start, so the next attempt need not wait for this one's
+	// effect.
 	why := "cannot start yet: " + err.Error()
 	if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.StartSentAt, w.StatusReason = nil, why; return nil }); err != nil {
 		return j.failedWrite(err)

@@ -13,9 +13,9 @@ import (
 
 // Times of reading loads.
 const (
-	loadTick = 5 * time.Second  // how often is checked which loads are due
-	loadLag  = 30 * time.Second // a window is not asked for earlier than this after its end
-	loadPoll = time.Minute      // how often a window that is overdue is asked for
+	loadTick = 5 * time.Second  // interval of the check for due loads
+	loadLag  = 30 * time.Second // a window is not requested earlier than this after its end
+	loadPoll = time.Minute      // interval of requests for an overdue window
 	loadBack = 24 * time.Hour   // how far back windows are read and kept
 	// loadFresh is how old a read of the load may be in a final check: it
 	// returns whole windows, so a newer one says the same.
@@ -24,12 +24,12 @@ const (
 	loadWait = 2 * time.Minute
 )
 
-// loadSeen is what CloudWatch has said of an instance so far.
+// loadSeen is what CloudWatch has reported about an instance.
 type loadSeen struct {
 	Load
 	instance string
 	readAt   time.Time // when the last read began
-	askedAt  time.Time // when the last try began, whatever came of it
+	askedAt  time.Time // when the last attempt began, whatever its outcome
 }
 
 // end returns the end of the newest window, and zero for none.
@@ -123,7 +123,7 @@ func runs(s power.Worker) bool {
 	return s == power.WorkerRunning || s == power.WorkerDraining || s == power.WorkerStopping
 }
 
-// loadPart is what is read in one request for a region.
+// loadPart is the part of a region's loads that is read in one request.
 type loadPart struct {
 	ids   []string
 	since time.Time
@@ -220,7 +220,8 @@ func (c *Controller) readLoad(ctx context.Context, r *region, part loadPart) {
 	}
 }
 
-// loadSeen is what CloudWatch has said of the worker's instance, or nil.
+// loadSeen returns what CloudWatch has reported about the worker's instance, or
+// nil.
 func (j *job) loadSeen() *loadSeen {
 	j.c.mu.Lock()
 	defer j.c.mu.Unlock()

@@ -12,20 +12,20 @@ import (
 
 // measures are the metrics that are more than a count.
 type measures struct {
-	// resume is how long a resume took from when it was asked for: until
-	// RUNNING, and until CML said that it is ready.
+	// resume is the duration of a resume from its request: until RUNNING, and
+	// until CML is ready.
 	resume *prometheus.HistogramVec
 	// notAvoided are the hours that workers ran idle, by what kept them up.
 	notAvoided *prometheus.CounterVec
-	// falsePause counts would-be pauses in shadow that somebody's work
-	// followed within evidence.FalseStop.
+	// falsePause counts would-be pauses in dry run that were followed by use
+	// within evidence.FalseStop.
 	falsePause prometheus.Counter
-	// lateness is how long after it happened activity was reported that would
-	// have prevented a pause.
+	// lateness is the delay of reports of activity that would have prevented a
+	// pause.
 	lateness prometheus.Histogram
 }
 
-// Stages of a resume, as the histogram names them.
+// Stages of a resume, as named in the histogram.
 const (
 	stageRunning = "running"
 	stageReady   = "cml_ready"
@@ -99,7 +99,7 @@ func (j *job) awaitReady(ctx context.Context) {
 }
 
 // idled adds the time since the last check to the idle hours that were not
-// avoided, by what the check before says of it.
+// avoided, with the cause found by that check.
 func (j *job) idled(v idle.Verdict) {
 	last := j.live.verdict
 	if last == nil {
@@ -112,7 +112,7 @@ func (j *job) idled(v idle.Verdict) {
 }
 
 // wouldBeFalse counts a would-be pause that activity at newest has shown to be
-// a false one.
+// false.
 func (j *job) wouldBeFalse(newest time.Time) {
 	at := j.live.wouldAt
 	if at.IsZero() || !newest.After(at) {

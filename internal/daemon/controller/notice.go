@@ -10,18 +10,17 @@ import (
 
 // Times of CML's notices.
 const (
-	noticeCall  = 5 * time.Second // one call, so that a stop does not wait for longer
+	noticeCall  = 5 * time.Second // one call, so that a stop waits no longer
 	noticeWait  = 30 * time.Second
-	noticeWaits = 10 * time.Minute // at most, between two tries
-	// noticeDoubt is how long it is tried to take away what nobody knows to be
-	// there.
+	noticeWaits = 10 * time.Minute // maximum interval between two attempts
+	// noticeDoubt is for how long lull tries to remove a notice that may not
+	// exist.
 	noticeDoubt = time.Hour
 )
 
-// notice makes CML's own pages show the warning that is out, and nothing of
-// one that is not. The record has said so before CML is asked, so a notice
-// outlives no kill; a CML that does not answer delays nothing, and is asked
-// again.
+// notice makes CML's own pages show the pending warning, and no other. The
+// record is written before CML is asked, so a notice never survives a crash
+// unnoticed. A CML that does not answer delays nothing and is asked again.
 func (j *job) notice(ctx context.Context) {
 	n := j.w.CMLNotice
 	if n == nil || ctx.Err() != nil || j.now.Before(j.live.noticeAt) {
@@ -48,12 +47,12 @@ func (j *job) notice(ctx context.Context) {
 		return nil
 	})
 	if err != nil {
-		j.live.noticeAt = time.Now().Add(debounce) // on the newer record, which is on its way
+		j.live.noticeAt = time.Now().Add(debounce) // on the newer record, which will arrive
 	}
 }
 
-// show asks CML for a notice, and returns its id, or for it to be taken away.
-// A console that has no notices shows none.
+// show asks CML to show a notice, and returns its ID, or to remove it. A
+// console without notices shows none.
 func (j *job) show(ctx context.Context, n *fleet.Notice, on bool) (id string, err error) {
 	console, err := j.c.cfg.Consoles(j.w)
 	if err != nil {
@@ -71,9 +70,9 @@ func (j *job) show(ctx context.Context, n *fleet.Notice, on bool) (id string, er
 	return "", w.Withdraw(call, n.ID)
 }
 
-// holds reports whether what n says is still to be expected: its warning is out,
-// and nothing that has no end, or ends later than a pause for that warning may
-// come, is between.
+// holds reports whether the pause announced by n is still to be expected: its
+// warning is out, and no block prevents it that has no end or that ends after
+// the earliest pause for that warning.
 func (j *job) holds(n *fleet.Notice) bool {
 	switch {
 	case !n.Of(&j.w) || j.c.fleet.Halted().On || j.shadow():
@@ -88,7 +87,7 @@ func (j *job) holds(n *fleet.Notice) bool {
 	v := j.live.verdict
 	switch {
 	case v == nil || v.At.Before(n.WarnedAt):
-		return true // nobody has looked since
+		return true // no check since
 	case v.TargetPauseAt != nil:
 		return !v.TargetPauseAt.After(until)
 	case v.Has(idle.AutoPauseDisabled) || v.Has(idle.DetectionDisabled) || v.Has(idle.Halted):

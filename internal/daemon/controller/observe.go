@@ -13,32 +13,32 @@ import (
 	"lull/internal/power"
 )
 
-// regionKey names a region of an account.
+// regionKey identifies a region of an account.
 type regionKey struct{ account, name string }
 
 func keyOf(w *fleet.Worker) regionKey { return regionKey{w.Account, w.AWSRegion} }
 
-// region is what is observed together.
+// region is the set of workers observed together.
 type region struct {
 	key  regionKey
 	wake chan struct{}
 
 	loading bool // a read of the load is in progress; guarded as below
 
-	// Guarded by the lock of the controller.
+	// Guarded by the controller's lock.
 	entries  map[string]*entry
 	listedAt time.Time // when the last complete listing began
 	err      string
 	errSince time.Time // when a cycle first failed after the last good one
-	rolled   string    // how far the full pass is
-	credit   float64   // descriptions it may ask for
+	rolled   string    // position of the full pass
+	credit   float64   // number of descriptions it may request
 }
 
-// soon asks for a listing before the next cycle.
+// soon requests a listing before the next cycle.
 func (r *region) soon() { signal(r.wake) }
 
-// region returns the region of w, which begins to be observed if it is new.
-// The lock is held.
+// region returns the region of w. A new one is observed from now on. The lock
+// is held.
 func (c *Controller) region(w *fleet.Worker) *region {
 	k := keyOf(w)
 	r := c.regions[k]
@@ -74,7 +74,7 @@ func (c *Controller) observe(ctx context.Context) error {
 	}
 }
 
-// watchRegion observes one region each cycle until ctx ends.
+// watchRegion observes one region every cycle until ctx ends.
 func (c *Controller) watchRegion(ctx context.Context, r *region) {
 	failures := 0
 	for {
@@ -101,8 +101,8 @@ func (c *Controller) watchRegion(ctx context.Context, r *region) {
 		case <-timer.C:
 		case <-r.wake:
 			timer.Stop()
-			// Several wishes for a look in a row are one, and a region that
-			// is slow to list is not listed more often for them.
+			// Requests in quick succession are combined, and a region that is
+			// slow to list is not listed more often because of them.
 			space := max(2*time.Second, 4*took) - time.Since(began)
 			if delay.For(ctx, max(space, debounce)) != nil {
 				return
@@ -111,8 +111,8 @@ func (c *Controller) watchRegion(ctx context.Context, r *region) {
 	}
 }
 
-// concluded keeps how a cycle ended. What waits for a first word of EC2 says at
-// once why none comes.
+// concluded records the outcome of a cycle. A worker that waits for EC2's first
+// answer shows at once why none comes.
 func (c *Controller) concluded(r *region, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,7 +131,7 @@ func (c *Controller) concluded(r *region, err error) {
 	r.err = err.Error()
 }
 
-// unread says why the region of w cannot be read; nil where it can. The lock is
+// unread returns why the region of w cannot be read; nil if it can. The lock is
 // held.
 func (c *Controller) unread(w *fleet.Worker) *fleet.Unread {
 	r := c.regions[keyOf(w)]
@@ -141,7 +141,8 @@ func (c *Controller) unread(w *fleet.Worker) *fleet.Unread {
 	return &fleet.Unread{Region: r.key.name, Since: r.errSince, Error: r.err}
 }
 
-// unreadRegions are the regions with workers, and whether each cannot be read.
+// unreadRegions returns the regions with workers, and whether each cannot be
+// read.
 func (c *Controller) unreadRegions() map[regionKey]bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -154,9 +155,9 @@ func (c *Controller) unreadRegions() map[regionKey]bool {
 	return out
 }
 
-// cycle reads a region once: one listing for all workers, and descriptions
-// of those whose state changed, that are on their way or lack an address,
-// and of a part of the rest.
+// cycle reads a region once: one listing for all workers, and descriptions of
+// those whose state changed, that are in a transition or lack an address, and
+// of a part of the rest.
 func (c *Controller) cycle(ctx context.Context, r *region) error {
 	owned, transit := c.inRegion(r)
 	if owned == 0 || !c.fleet.Settings().ReconcilePollingEnabled && transit == 0 {
@@ -180,7 +181,7 @@ func (c *Controller) cycle(ctx context.Context, r *region) error {
 		at := time.Now()
 		f, m, err := cloud.Look.Instances(ctx, ids)
 		if err != nil {
-			failed = err // the listing is good all the same
+			failed = err // the listing is good nevertheless
 		}
 		found = f
 		for _, id := range m {
@@ -230,7 +231,7 @@ func (c *Controller) changed(r *region, states map[string]string, began time.Tim
 			rest = append(rest, id)
 		}
 	}
-	// The rolling pass: all of the rest once in FullPass.
+	// The rolling pass describes all others once in FullPass.
 	r.credit += float64(len(rest)) * float64(s.ReconcileInterval) / float64(FullPass)
 	if n := int(r.credit); n > 0 {
 		r.credit -= float64(n)
@@ -247,7 +248,7 @@ func (c *Controller) changed(r *region, states map[string]string, began time.Tim
 	return ids
 }
 
-// described takes descriptions.
+// described processes descriptions.
 func (c *Controller) described(r *region, found map[string]Instance, missing map[string]bool, at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -264,8 +265,8 @@ func (c *Controller) described(r *region, found map[string]Instance, missing map
 	}
 }
 
-// sweep gives each worker what was observed and wakes those that are not at
-// rest with it.
+// sweep passes each worker its observation and wakes those that do not match
+// it.
 func (c *Controller) sweep(r *region, states map[string]string, began time.Time, found map[string]Instance, missing map[string]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,7 +291,7 @@ func (c *Controller) sweep(r *region, states map[string]string, began time.Time,
 	}
 }
 
-// moved reports whether a worker's addresses are no longer those in its record.
+// moved reports whether a worker's addresses differ from its record.
 func (c *Controller) moved(e *entry) bool {
 	return e.inst != nil && e.w.Status == power.WorkerRunning && e.inst.State == "running" &&
 		(e.inst.PrivateIP != e.w.PrivateIP || e.inst.PublicIP != e.w.PublicIP)

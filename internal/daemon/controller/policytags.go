@@ -13,14 +13,14 @@ import (
 	"lull/internal/power"
 )
 
-// tagBatch is how many instances are tagged with one call, and tagTick how
-// many workers are looked at in one turn.
+// tagBatch is the number of instances tagged with one call, and tagTick the
+// number of workers handled in one turn.
 const (
 	tagBatch = 200
 	tagTick  = 1000
 )
 
-// tagging is one worker whose tags are not what its policy says.
+// tagging is one worker whose tags differ from its policy.
 type tagging struct {
 	w    fleet.Worker
 	sh   *shard
@@ -29,7 +29,7 @@ type tagging struct {
 	drop []string
 }
 
-// key is the same for workers that take the same calls.
+// key is equal for workers that need the same calls.
 func (t *tagging) key() string {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(t.put)) {
@@ -38,9 +38,9 @@ func (t *tagging) key() string {
 	return b.String() + "\x01" + strings.Join(t.drop, "\x00")
 }
 
-// policyTags are the tags by which the agent of w learns what holds for it
-// (spec, section 3): none where nobody put a policy on it. A deadline that came
-// from a tag is not written again.
+// policyTags returns the tags from which the agent of w learns its policy; none
+// if no policy was assigned. A deadline that came from a tag is not written
+// again.
 func policyTags(prefix string, w *fleet.Worker, r *policy.Resolved) map[string]string {
 	var s tags.Settings
 	out := map[string]string{}
@@ -48,7 +48,7 @@ func policyTags(prefix string, w *fleet.Worker, r *policy.Resolved) map[string]s
 		day := 24 * time.Hour
 		s.Enabled = new(r.Enabled && w.IsIdleDetectionEnabled)
 		s.IdleTimeout = new(min(max(time.Duration(r.Timeout), time.Minute), 30*day))
-		s.WarnBefore = new(min(time.Duration(r.WarnBefore), day, *s.IdleTimeout)) // an agent refuses one longer than its timeout
+		s.WarnBefore = new(min(time.Duration(r.WarnBefore), day, *s.IdleTimeout)) // an agent rejects one longer than its timeout
 		s.Snooze = new(min(time.Duration(r.Snooze), 30*day))
 		s.HibernateOnIdle = new(r.PauseAction != fleet.ActionStop)
 		s.PauseHolder = new("server")
@@ -75,8 +75,8 @@ func policyTags(prefix string, w *fleet.Worker, r *policy.Resolved) map[string]s
 	return out
 }
 
-// writePolicyTags brings the tags of this server's workers to what their
-// policies say: only where they differ, and many instances with one call.
+// writePolicyTags updates the tags of this server's workers to their policies:
+// only where they differ, and many instances with one call.
 func (c *Controller) writePolicyTags(ctx context.Context) {
 	if c.cfg.Shadow || c.fleet.Halted().On || time.Now().Before(c.tagAfter) {
 		return
@@ -105,7 +105,7 @@ func (c *Controller) writePolicyTags(ctx context.Context) {
 	}
 }
 
-// untag has the tags of a worker looked at again. The lock is held.
+// untag schedules another check of a worker's tags. The lock is held.
 func (c *Controller) untag(e *entry) {
 	e.tagged = false
 	if !e.tagging {
@@ -114,7 +114,7 @@ func (c *Controller) untag(e *entry) {
 	}
 }
 
-// untagged lists the workers whose tags differ from what they should be.
+// untagged lists the workers whose tags differ from their policy.
 func (c *Controller) untagged() []*tagging {
 	type candidate struct {
 		w    fleet.Worker
@@ -131,7 +131,7 @@ func (c *Controller) untagged() []*tagging {
 		sh := c.shards[e.shard]
 		resting := e.w.Status == power.WorkerRunning || e.w.Status == power.WorkerStopped
 		if c.entries[e.id] != e || e.tagged || sh == nil || !resting || !e.w.Armed || e.inst == nil || e.inst.Tags[prefix+"managed-by"] != c.fleet.ID() {
-			continue // what changes that brings it back
+			continue // the change that makes it possible brings it back
 		}
 		e.tagged = true // until something changes
 		look = append(look, candidate{e.w, sh, e.inst.Tags})
@@ -163,7 +163,7 @@ func (c *Controller) untagged() []*tagging {
 	return out
 }
 
-// tagPart writes one batch, and what was written into each record.
+// tagPart writes one batch, and records the written tags.
 func (c *Controller) tagPart(ctx context.Context, cloud Cloud, part []*tagging) error {
 	ids := make([]string, len(part))
 	for i, t := range part {
@@ -223,9 +223,9 @@ func (c *Controller) tagWritten(ctx context.Context, t *tagging) {
 	}
 }
 
-// rereadDeadline describes the instance again before the record's deadline is
-// acted on, if it came from a tag: a user on the machine may have extended it
-// since the instance was last described. done says that the turn ends here.
+// rereadDeadline describes the instance again before acting on a record's
+// deadline that came from a tag: a user on the machine may have extended it
+// since the last description. done means that the turn ends here.
 func (j *job) rereadDeadline(ctx context.Context) (out outcome, done bool) {
 	if !j.w.TTLFromTag {
 		return outcome{}, false
@@ -250,9 +250,9 @@ func (j *job) rereadDeadline(ctx context.Context) (out outcome, done bool) {
 	return j.adoptDeadline(ctx)
 }
 
-// adoptDeadline takes the end of its life from the instance's own tag where
-// the record has none, so that it is kept even when the agent is dead. It is
-// always a stop: a tag does not terminate here.
+// adoptDeadline takes the deadline from the instance's own tag if the record
+// has none, so that it is kept even if the agent is dead. Its action is always
+// a stop: a tag does not terminate here.
 func (j *job) adoptDeadline(ctx context.Context) (outcome, bool) {
 	key := j.s.TagPrefix + "ttl-deadline"
 	if j.inst == nil || j.w.TTLDeadline != nil && !j.w.TTLFromTag {
@@ -261,7 +261,7 @@ func (j *job) adoptDeadline(ctx context.Context) (outcome, bool) {
 	if _, ours := j.w.PolicyTags[key]; ours {
 		return outcome{}, false
 	}
-	said, _ := tags.Parse(j.s.TagPrefix, map[string]string{key: j.inst.Tags[key]}) // the agent and its doctor show what is wrong with it
+	said, _ := tags.Parse(j.s.TagPrefix, map[string]string{key: j.inst.Tags[key]}) // the agent and its doctor report what is wrong with it
 	d := said.TTLDeadline
 	if _, is := j.inst.Tags[key]; !is {
 		d = nil

@@ -13,24 +13,24 @@ import (
 	"lull/internal/idle"
 )
 
-// entry is one worker in memory. The lock of the controller guards it; a job
-// works on a copy of what it needs.
+// entry is one worker in memory. The controller's lock guards it. A job works
+// on a copy of what it needs.
 type entry struct {
 	id     string
 	shard  int
 	region *region
 	w      fleet.Worker
 
-	// What was observed last. seen is the state in the region's listing, and
-	// empty when the instance was not in it.
+	// The last observation. seen is the state in the region's listing, empty if
+	// the instance was not listed.
 	seen    string
 	seenAt  time.Time // when that listing began
 	inst    *Instance
 	instAt  time.Time
-	missing bool      // not in the listing, and DescribeInstances does not know it
-	sizedAt time.Time // when the volumes were asked for last
+	missing bool      // not in the listing, and unknown to DescribeInstances
+	sizedAt time.Time // when the volumes were last requested
 
-	settled     bool // the record was converged with settledSeen
+	settled     bool // the record was reconciled with settledSeen
 	settledSeen string
 
 	due      time.Time
@@ -39,18 +39,18 @@ type entry struct {
 	running  bool
 	again    bool
 	cancel   context.CancelFunc
-	writing  bool // its job writes the record: what comes of that is its own doing
+	writing  bool // its job is writing the record; the resulting change is its own
 	failures int
 
-	tagged  bool       // its policy tags are as its policy says
-	tagging bool       // it is in the controller's list of those to be looked at for that
-	live    *live      // nil while nothing is known; of the entry alone
-	load    *loadSeen  // what CloudWatch said last; replaced, never changed
+	tagged  bool       // its policy tags match its policy
+	tagging bool       // it is in the controller's list of tags to check
+	live    *live      // nil while nothing is known; owned by the entry
+	load    *loadSeen  // CloudWatch's last report; replaced, never modified
 	loadAsk time.Time  // a read of the load that began after this is wanted; zero for none
-	agent   *agentSeen // what the worker's agent reported last; replaced, never changed
+	agent   *agentSeen // the agent's last report; replaced, never modified
 }
 
-// known is what is known of the worker beyond its record.
+// known returns what is known of the worker beyond its record.
 func (e *entry) known() live {
 	if e.live == nil {
 		return live{}
@@ -58,8 +58,8 @@ func (e *entry) known() live {
 	return *e.live
 }
 
-// learnt puts back what became known. Most workers of a fleet are stopped, and
-// of those nothing is known.
+// learnt stores what became known. Most workers of a fleet are stopped, and
+// nothing is stored for them.
 func (e *entry) learnt(l live) {
 	if reflect.ValueOf(l).IsZero() {
 		e.live = nil
@@ -71,25 +71,25 @@ func (e *entry) learnt(l live) {
 	*e.live = l
 }
 
-// live is what is known about a worker beyond its record. It is lost with
-// the process, and read again by the next owner.
+// live is what is known about a worker beyond its record. It is lost with the
+// process, and read again by the next owner.
 type live struct {
 	cml       idle.Reading
 	telemetry Telemetry
 	seen      json.RawMessage
 	fetchedAt time.Time
-	told      time.Time // newest activity that the journal has
+	told      time.Time // newest activity in the journal
 	checkedAt time.Time
 	verdict   *idle.Verdict
 	readings  []idle.Reading
 	nextCheck time.Time
-	unknown   bool // the last check met an unknown signal
+	unknown   bool // the last check had an unknown signal
 
 	system    System
 	systemAt  time.Time
 	systemErr string
 	loadEnd   time.Time // end of the newest window of load that was judged
-	loadWait  time.Time // since when a final check waits for a read of the load
+	loadWait  time.Time // since when a final check has waited for a read of the load
 	metricsAt time.Time
 	nextLoad  time.Time
 
@@ -99,11 +99,11 @@ type live struct {
 	noticeWait time.Duration // since it did not answer
 
 	resumeAsked time.Time // of a resume whose CML is not ready yet
-	readyAt     time.Time // when CML is asked for that next
-	wouldAt     time.Time // when shadow first kept the pause from happening
+	readyAt     time.Time // when CML is next asked for that
+	wouldAt     time.Time // when dry run first prevented the pause
 
 	preflight    []string // codes
-	preflightErr string   // why they are not known
+	preflightErr string   // why they are unknown
 	preflightAt  time.Time
 
 	labs   *int
@@ -111,12 +111,12 @@ type live struct {
 	tagged bool // the draining tag was written
 
 	line   evidence.Line // of its checks in the log
-	looked evidence.Line // of its final looks
+	looked evidence.Line // of its final checks
 	traced traced
 
-	wouldStart time.Time // the boundary at which shadow kept it from being started
+	wouldStart time.Time // the schedule boundary at which dry run prevented its start
 
-	licensed     time.Time // when the license was worked on last
+	licensed     time.Time // when the license was last worked on
 	licenseAsked time.Time // when CML was asked to register
 	licenseTaken bool      // and it has accepted that
 }
@@ -145,8 +145,8 @@ func (h *dueHeap) Pop() any {
 	return e
 }
 
-// kick makes e due at a time, or leaves it where it is due earlier. One that
-// is being worked on is looked at again afterwards.
+// kick makes e due at a time, unless it is due earlier. One that is being
+// worked on is handled again afterwards.
 func (c *Controller) kick(e *entry, at time.Time) {
 	switch {
 	case e.running && !at.After(time.Now().Add(debounce)):
@@ -181,14 +181,14 @@ func (c *Controller) poke() {
 	}
 }
 
-// laneKey names a lane: workers that answer and workers that do not share
-// none, nor do two regions.
+// laneKey identifies a lane. Workers that answer and workers that do not are in
+// different lanes, and so are two regions.
 type laneKey struct {
 	region regionKey
 	slow   bool
 }
 
-// lane bounds how many of its workers are worked on at a time.
+// lane bounds how many of its workers are worked on concurrently.
 type lane struct {
 	busy  int
 	queue []*entry
@@ -202,7 +202,7 @@ func (c *Controller) dispatch(ctx context.Context) error {
 		for len(c.due) > 0 && !c.due[0].due.After(now) {
 			e := heap.Pop(&c.due).(*entry)
 			if c.shards[e.shard] == nil {
-				continue // somebody else's
+				continue // another server's
 			}
 			e.queued = true
 			k := laneKey{keyOf(&e.w), e.failures > 1}
@@ -231,8 +231,7 @@ func (c *Controller) dispatch(ctx context.Context) error {
 	}
 }
 
-// start begins as much of a lane's queue as it has room for. The lock is
-// held.
+// start begins as much of a lane's queue as fits. The lock is held.
 func (c *Controller) start(ctx context.Context, l *lane) {
 	for len(l.queue) > 0 && l.busy < c.cfg.Lanes {
 		e := l.queue[0]
@@ -259,7 +258,7 @@ func (c *Controller) start(ctx context.Context, l *lane) {
 	}
 }
 
-// work reconciles one worker once and says when it is due again.
+// work reconciles one worker once and schedules it again.
 func (c *Controller) work(ctx context.Context, e *entry, sh *shard) {
 	out := c.reconcile(ctx, e, sh)
 	c.count.results.add(string(out.Result))
@@ -294,5 +293,5 @@ func (c *Controller) work(ctx context.Context, e *entry, sh *shard) {
 	}
 }
 
-// backoff is 1 s x 2^n, at most 60 s.
+// backoff returns 1 s x 2^n, at most 60 s.
 func backoff(n int) time.Duration { return min(time.Second<<min(n, 6), time.Minute) }

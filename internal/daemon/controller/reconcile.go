@@ -11,25 +11,25 @@ import (
 	"lull/internal/store"
 )
 
-// Result is what a handler says of a worker (seeds/003, section 2).
+// Result is a handler's result for a worker.
 type Result string
 
 // The results.
 const (
-	Success Result = "SUCCESS" // converged
+	Success Result = "SUCCESS" // reconciled
 	Requeue Result = "REQUEUE" // not yet; again in the next cycle
-	Retry   Result = "RETRY"   // a passing error; again with backoff
+	Retry   Result = "RETRY"   // a transient error; again with backoff
 	Skip    Result = "SKIP"    // nothing to do
 )
 
-// outcome is a Result and when the worker is due again; a zero Next leaves
-// that to the Result.
+// outcome is a Result and when the worker is due again. A zero Next leaves that
+// to the Result.
 type outcome struct {
 	Result
 	Next time.Time
 }
 
-// job is one reconciliation: a copy of what was known when it began.
+// job is one reconciliation, on a copy of what was known when it began.
 type job struct {
 	c      *Controller
 	e      *entry
@@ -39,27 +39,27 @@ type job struct {
 	s      fleet.Settings
 	now    time.Time
 	seen   string    // the state in EC2, empty if it was not listed
-	seenAt time.Time // when that was asked for
+	seenAt time.Time // when that was requested
 	gone   bool      // EC2 does not know the instance
 	fresh  bool      // seen is newer than the claim and the record's status
 	inst   *Instance
 	live   live
 	ask    []fleet.Request
-	unread *fleet.Unread // nil where its region can be read
-	read   *LicenseState // that this job read from CML
+	unread *fleet.Unread // nil if its region can be read
+	read   *LicenseState // read from CML by this job
 }
 
-// reconcile drives one worker one step.
+// reconcile moves one worker one step.
 func (c *Controller) reconcile(ctx context.Context, e *entry, sh *shard) outcome {
 	now := time.Now()
-	if now.Before(sh.since) { // what waits for the owner goes on waiting
+	if now.Before(sh.since) { // requests for the owner keep waiting
 		return outcome{Requeue, sh.since.Add(time.Millisecond)}
 	}
 	c.mu.Lock()
 	j := &job{c: c, e: e, sh: sh, f: sh.fleet, w: e.w, s: c.fleet.Settings(), now: now, seen: e.seen, seenAt: e.seenAt, gone: e.missing,
 		inst: e.inst, live: e.known(), ask: c.waiting[e.id], unread: c.unread(&e.w)}
 	delete(c.waiting, e.id)
-	// An observation that began before the worker came into its status, or
+	// An observation that began before the worker entered its status, or came
 	// to this server, says nothing about what was done since.
 	j.fresh = e.seenAt.After(sh.since) && !e.seenAt.Before(j.w.StatusSince)
 	if j.inst != nil && j.inst.State != j.seen {
@@ -72,7 +72,7 @@ func (c *Controller) reconcile(ctx context.Context, e *entry, sh *shard) outcome
 	return out
 }
 
-// keep puts what a job learned back into the entry.
+// keep stores what a job learned in the entry.
 func (c *Controller) keep(j *job, out outcome) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +84,7 @@ func (c *Controller) keep(j *job, out outcome) {
 	}
 }
 
-// rests tells whether nothing but a change moves the worker on.
+// rests reports whether only a change can move the worker further.
 func (j *job) rests() bool {
 	return !power.WorkerTable.IsTransitional(j.w.Status) && (j.w.Status != power.WorkerRunning || j.w.DesiredStatus == power.WorkerRunning) &&
 		!(j.w.Status == power.WorkerStopped && j.w.DesiredStatus == power.WorkerRunning)
@@ -117,7 +117,7 @@ func (j *job) handle(ctx context.Context) outcome {
 	return outcome{Result: Skip}
 }
 
-// write changes the record at the revision the decision was made on.
+// write changes the record at the revision on which the decision was made.
 func (j *job) write(ctx context.Context, fn func(w *fleet.Worker, tx *fleet.Tx) error) error {
 	return j.writeBy(ctx, fleet.ByController, false, fn)
 }
@@ -132,10 +132,10 @@ func (j *job) writeBy(ctx context.Context, by fleet.Actor, limits bool, fn func(
 	return nil
 }
 
-// writes begins a change of the record by this job, which ends when what it
-// returns is called: the change that comes back by the watch before it is
-// taken calls nothing off. Another wish that was learned meanwhile calls the job
-// off at the end, for what it would do next was decided before that.
+// writes begins a change of the record by this job. It ends when the returned
+// function is called. Until then, the change that returns through the watch
+// does not cancel the job. A different intent that was learned meanwhile
+// cancels the job at the end, because its next step was decided before that.
 func (j *job) writes() (end func()) {
 	j.c.mu.Lock()
 	defer j.c.mu.Unlock()
@@ -150,7 +150,7 @@ func (j *job) writes() (end func()) {
 	}
 }
 
-// took makes a record that this job wrote the one it works on.
+// took makes a record written by this job its present one.
 func (j *job) took(w fleet.Worker) {
 	j.w = w
 	j.c.mu.Lock()
@@ -160,11 +160,11 @@ func (j *job) took(w fleet.Worker) {
 	}
 }
 
-// failedWrite is the outcome of a write that failed.
+// failedWrite returns the outcome of a failed write.
 func (j *job) failedWrite(err error) outcome {
 	switch {
 	case errors.Is(err, fleet.ErrStale):
-		return outcome{Requeue, time.Now().Add(debounce)} // the newer record is on its way
+		return outcome{Requeue, time.Now().Add(debounce)} // the newer record will arrive
 	case errors.Is(err, store.ErrLeaseLost):
 		j.c.forget(j.sh)
 		return outcome{Result: Skip}
@@ -187,7 +187,7 @@ func (j *job) to(ctx context.Context, s power.Worker, why string, more func(w *f
 	})
 }
 
-// state is what the record keeps as EC2's state.
+// state returns the EC2 state to record.
 func (j *job) state(w *fleet.Worker) string {
 	if j.seen == "" {
 		return w.EC2State
@@ -195,7 +195,7 @@ func (j *job) state(w *fleet.Worker) string {
 	return j.seen
 }
 
-// step is to as a handler's last act.
+// step is to as a handler's last action.
 func (j *job) step(ctx context.Context, s power.Worker, why string, more func(w *fleet.Worker, tx *fleet.Tx)) outcome {
 	if err := j.to(ctx, s, why, more); err != nil {
 		return j.failedWrite(err)
@@ -203,10 +203,11 @@ func (j *job) step(ctx context.Context, s power.Worker, why string, more func(w 
 	return j.again()
 }
 
-// again is SUCCESS with the next look at once: the worker has a new status.
+// again returns SUCCESS with an immediate next turn: the worker has a new
+// status.
 func (j *job) again() outcome {
 	j.c.mu.Lock()
-	j.c.region(&j.w).soon() // what was observed before says nothing about it
+	j.c.region(&j.w).soon() // earlier observations say nothing about it
 	j.c.mu.Unlock()
 	return outcome{Result: Success, Next: time.Now().Add(debounce)}
 }
@@ -222,7 +223,7 @@ func (j *job) fail(ctx context.Context, action, why string) outcome {
 	return outcome{Result: Retry}
 }
 
-// note writes why a worker does not get on, once for each cause.
+// note records why a worker makes no progress, once per cause.
 func (j *job) note(ctx context.Context, why string) outcome {
 	if len(why) > 300 {
 		why = why[:300]
@@ -235,8 +236,8 @@ func (j *job) note(ctx context.Context, why string) outcome {
 	return outcome{Result: Retry}
 }
 
-// unobserved waits for a look at a worker of which nothing is known since it came
-// into its status. Where its region cannot be read it says so, once.
+// unobserved waits for the first observation of a worker since it entered its
+// status. If its region cannot be read it says so, once.
 func (j *job) unobserved(ctx context.Context) outcome {
 	if u := j.unread; u != nil && !u.SaidOf(&j.w) {
 		j.note(ctx, u.Sentence())
@@ -244,15 +245,15 @@ func (j *job) unobserved(ctx context.Context) outcome {
 	return outcome{Result: Requeue}
 }
 
-// overdue tells whether the worker is in its status for longer than d.
+// overdue reports whether the worker has been in its status for longer than d.
 func (j *job) overdue(d time.Duration) bool { return j.now.Sub(j.w.StatusSince) > d }
 
 // cloud returns the worker's region.
 func (j *job) cloud() (Cloud, error) { return j.c.cfg.Clouds(j.w.Account, j.w.AWSRegion) }
 
-// lost handles an instance that is not in the listing: "not found" is only
-// believed when it was answered twice, at least MissingConfirm apart. A
-// launch may take longer to be seen.
+// lost handles an instance that is not in the listing. "Not found" is believed
+// only after two answers at least MissingConfirm apart. A launch may take
+// longer to become visible.
 func (j *job) lost(ctx context.Context) outcome {
 	if !j.gone {
 		return outcome{Result: Requeue} // not listed, and not described yet
@@ -275,12 +276,13 @@ func (j *job) lost(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	if left := confirm - j.seenAt.Sub(*since); left > 0 {
-		return outcome{Requeue, j.now.Add(max(left-j.now.Sub(j.seenAt), j.s.ReconcileInterval/2))} // the same answer again is none
+		return outcome{Requeue, j.now.Add(max(left-j.now.Sub(j.seenAt), j.s.ReconcileInterval/2))} // repeating the same answer does not count
 	}
 	return j.gonefor(ctx, "external: EC2 does not know the instance")
 }
 
-// gonefor ends in TERMINATED: for whoever asked for it, or by an outside cause.
+// gonefor ends in TERMINATED, attributed to whoever requested it or to an
+// external cause.
 func (j *job) gonefor(ctx context.Context, why string) outcome {
 	asked := j.w.DesiredStatus == power.WorkerTerminated
 	err := j.writeBy(ctx, fleet.ByCloud, false, func(w *fleet.Worker, tx *fleet.Tx) error {
@@ -320,9 +322,9 @@ func (j *job) found(ctx context.Context) error {
 	return j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.MissingSince = nil; return nil })
 }
 
-// drift follows EC2 where the worker is not what its record says, by the
-// rules of power.Observe; false means that nothing has drifted. A stop from
-// outside is respected if a user did it, and repaired if the cloud did.
+// drift follows EC2 where the worker differs from its record, by the rules of
+// power.Observe. It returns false if nothing differs. A stop outside lull is
+// respected if a user made it, and repaired if the cloud did.
 func (j *job) drift(ctx context.Context) (outcome, bool) {
 	if !j.fresh {
 		return outcome{}, false
@@ -355,7 +357,7 @@ func (j *job) drift(ctx context.Context) (outcome, bool) {
 	return j.step(ctx, to, "EC2 reports state "+j.seen, nil), true
 }
 
-// stoppedOutside records a stop that this worker's record did not ask for.
+// stoppedOutside records a stop that lull did not request.
 func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 	if j.w.DesiredStatus == power.WorkerStopped && j.w.Intent != nil {
 		// It was to stop anyway, and was counted.
@@ -365,7 +367,7 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 		return j.step(ctx, to, "", nil)
 	}
 	if j.inst == nil {
-		return outcome{Result: Requeue} // who did it is in the description
+		return outcome{Result: Requeue} // its cause is in the description
 	}
 	late := j.w.CancelledStopAt != nil && j.now.Sub(*j.w.CancelledStopAt) < lateWindow
 	cause, why := j.inst.Cause, j.inst.Reason
@@ -391,7 +393,7 @@ func (j *job) stoppedOutside(ctx context.Context, to power.Worker) outcome {
 			w.StatusReason = "stopped from outside: " + why
 			w.External(tx, "external")
 			tx.Note(fleet.Entry{Action: "external_pause", Events: []string{fleet.EventPaused}, Reason: string(fleet.ReasonExternal), Detail: why})
-			if j.w.Status != power.WorkerUnknown || j.w.StartAskedAt == nil { // else it was asked for since
+			if j.w.Status != power.WorkerUnknown || j.w.StartAskedAt == nil { // otherwise it was requested since
 				w.StoppedOutside(tx, &j.w)
 			}
 		}
@@ -420,8 +422,8 @@ func (j *job) stepBy(ctx context.Context, by fleet.Actor, s power.Worker, more f
 	return j.again()
 }
 
-// startedOutside records a start that nobody asked lull for, or that was
-// withdrawn: one that lull sent is stopped again.
+// startedOutside records a start that lull was not asked for. If lull sent the
+// start and it was withdrawn, the worker is stopped again.
 func (j *job) startedOutside(ctx context.Context) outcome {
 	if sent := j.w.StartSentAt; j.w.Status == power.WorkerStopped && j.w.StartWithdrawnAt != nil && sent != nil && j.now.Sub(*sent) < lateWindow {
 		out := j.stepBy(ctx, fleet.ByCloud, power.WorkerStarting, func(w *fleet.Worker, tx *fleet.Tx) {
@@ -435,8 +437,8 @@ func (j *job) startedOutside(ctx context.Context) outcome {
 		return out
 	}
 	return j.stepBy(ctx, fleet.ByCloud, power.WorkerStarting, func(w *fleet.Worker, tx *fleet.Tx) {
-		// What was imported running, or only seemed to be something else,
-		// was not started now.
+		// A worker that was imported running, or only seemed to be in another
+		// state, was not started now.
 		first := j.w.Status == power.WorkerUnknown && (w.RunningSince != nil || w.Imported && w.LastPausedAt == nil)
 		if w.StartOrigin == fleet.OriginNone && !first {
 			w.StartOrigin, w.StartBy = fleet.OriginExternal, "external"

@@ -10,9 +10,9 @@ import (
 	"lull/internal/power"
 )
 
-// runningSteps does the six steps of seeds/003, section 5, in their order.
+// runningSteps executes the steps for a RUNNING worker in their order.
 func (j *job) runningSteps(ctx context.Context) outcome {
-	// Step 1: what is desired.
+	// Step 1: the desired status.
 	if j.w.DesiredStatus == power.WorkerStopped {
 		j.notice(ctx) // while there is a CML to ask
 		if in := j.w.Intent; in != nil && in.Reason.Automatic() && j.c.fleet.Halted().On {
@@ -20,7 +20,7 @@ func (j *job) runningSteps(ctx context.Context) outcome {
 		}
 		return j.step(ctx, power.WorkerStopping, "", nil)
 	}
-	// Step 2: what EC2 says.
+	// Step 2: EC2's state.
 	if out, drifted := j.drift(ctx); drifted {
 		return out
 	}
@@ -42,7 +42,7 @@ func (j *job) runningSteps(ctx context.Context) outcome {
 	if out, done := j.license(ctx); done {
 		return out
 	}
-	// The deadline of its life; it is not idleness, and needs no reading.
+	// The expiry. It is independent of idleness, and needs no reading.
 	if out, done := j.adoptDeadline(ctx); done {
 		return out
 	}
@@ -68,7 +68,7 @@ func (j *job) runningSteps(ctx context.Context) outcome {
 	return outcome{Success, j.next()}
 }
 
-// next is when the clock brings a RUNNING worker back.
+// next returns when a timer makes a RUNNING worker due again.
 func (j *job) next() time.Time {
 	at := j.live.nextLoad
 	if j.detects() && !j.live.nextCheck.IsZero() && (at.IsZero() || j.live.nextCheck.Before(at)) {
@@ -161,9 +161,9 @@ func (j *job) collect(ctx context.Context) {
 	}
 	every := j.s.WorkerMetricsInterval
 	if j.live.nextLoad.IsZero() {
-		// The first collection is at a point of the interval that is the
-		// worker's own, so that a fleet does not ask in step, and that of its
-		// idle checks, so that both take one connection.
+		// The first collection is at the worker's own point of the interval, so
+		// that a fleet does not ask in step. It is the same point as that of
+		// its idle checks, so that both use one connection.
 		j.live.nextLoad = j.now.Add(spread(j.w.ID, every))
 		return
 	}
@@ -186,7 +186,7 @@ func (j *job) collect(ctx context.Context) {
 	j.c.count.metrics.Add(1)
 }
 
-// learnSystem writes what the record keeps of CML: version and readiness.
+// learnSystem writes the recorded part of CML's status: version and readiness.
 func (j *job) learnSystem(ctx context.Context) (outcome, bool) {
 	s := j.live.system
 	if j.live.systemAt.IsZero() || j.live.systemErr != "" || s.Version == j.w.CMLVersion && s.Ready == j.w.CMLReady {
@@ -202,8 +202,8 @@ func (j *job) learnSystem(ctx context.Context) (outcome, bool) {
 	return outcome{}, false
 }
 
-// ttl is the safety valve: it acts on a worker that is past its deadline even
-// when nobody else can, after a warning of that, and says what was in use.
+// ttl is the safety valve: after a warning it acts on a worker that is past its
+// deadline, even if nothing else can, and says what was in use.
 func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	x := j.expiry()
 	if x == nil || j.now.Before(x.WarnAt) || j.shadow() || j.c.fleet.Halted().On {
@@ -244,13 +244,13 @@ func (j *job) ttl(ctx context.Context) (outcome, bool) {
 	return j.again(), true
 }
 
-// expiry is when the worker's time is over; nil for never.
+// expiry returns when the worker expires; nil for never.
 func (j *job) expiry() *evidence.Expiry {
 	return j.w.Ends(j.now, j.rules(), j.c.fleet.Halted())
 }
 
-// nextTTL is when the deadline of the worker's life asks for something next;
-// zero for never.
+// nextTTL returns when the worker's expiry next requires an action; zero for
+// never.
 func (j *job) nextTTL() time.Time {
 	x := j.expiry()
 	if x == nil {
@@ -264,9 +264,9 @@ func (j *job) nextTTL() time.Time {
 	return time.Time{}
 }
 
-// ends terminates a stopped worker at the end of its life, where that is what
-// ttl_action says: to stop it there is nothing to do. What holds the end up
-// (a halt, a shadow) is looked at again later.
+// ends terminates a stopped worker at its expiry, if ttl_action says so; for a
+// stop there is nothing to do. If a halt or dry run prevents that, it is tried
+// again later.
 func (j *job) ends(ctx context.Context) (out outcome, ended bool, next time.Time) {
 	if j.w.TTLDeadline == nil || j.w.TTLAction != "terminate" {
 		return outcome{}, false, time.Time{}

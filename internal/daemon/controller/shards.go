@@ -16,11 +16,11 @@ import (
 	"lull/internal/store"
 )
 
-// Shards is how many parts the workers are divided into. It is the same for
-// all servers of a store, forever.
+// Shards is the number of parts into which the workers are divided. It is the
+// same for all servers of a store and must never change.
 const Shards = 32
 
-// claimsAtOnce is how many shards are claimed at the same time.
+// claimsAtOnce is the maximum number of concurrent claims.
 const claimsAtOnce = 16
 
 const (
@@ -28,7 +28,7 @@ const (
 	shardPrefix  = "shards/"
 )
 
-// Member is a live server, as its lease record says.
+// Member is a live server, as in its lease record.
 type Member struct {
 	Server  string    `json:"server"`
 	Address string    `json:"address,omitempty"`
@@ -39,12 +39,12 @@ type Member struct {
 type shard struct {
 	n      int
 	own    *store.Ownership
-	fleet  *fleet.Fleet // whose writes hold only while the shard is held
+	fleet  *fleet.Fleet // its writes succeed only while the shard is held
 	ctx    context.Context
 	cancel context.CancelFunc
 	jobs   sync.WaitGroup
-	// since is when the calls of an earlier owner have ended for certain:
-	// only what is observed after it is acted on.
+	// since is when the calls of an earlier owner have certainly ended. Only
+	// later observations are acted on.
 	since time.Time
 }
 
@@ -54,8 +54,8 @@ func shardOf(id string) int {
 	return int(h.Sum32() % Shards)
 }
 
-// assigned is the member that shard n falls to: the highest random weight,
-// so that a server that comes or goes moves only its own part.
+// assigned returns the member that shard n belongs to, by highest random
+// weight: a server that comes or goes moves only its own part.
 func assigned(n int, members map[string]Member) string {
 	best, most := "", uint64(0)
 	for id := range members {
@@ -73,8 +73,8 @@ func assigned(n int, members map[string]Member) string {
 	return best
 }
 
-// own keeps a lease, registers the server and holds its shards until ctx
-// ends. When the lease is lost everything is dropped at once and begun anew.
+// own keeps a lease, registers the server and holds its shards until ctx ends.
+// When the lease is lost everything is dropped at once and begun anew.
 func (c *Controller) own(ctx context.Context) error {
 	for try := 0; ctx.Err() == nil; try++ {
 		lease, err := c.fleet.Store().Grant(ctx, LeaseTTL)
@@ -97,7 +97,7 @@ func (c *Controller) own(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// release ends everything that rests on a lease, and the lease.
+// release ends everything that depends on a lease, and revokes it.
 func (c *Controller) release(lease store.Lease) {
 	c.mu.Lock()
 	var held []*shard
@@ -131,7 +131,7 @@ func (c *Controller) hold(ctx context.Context, lease store.Lease) error {
 	if _, err := store.Claim(ctx, c.fleet.Store(), lease, key, data); err != nil {
 		if held, ok := errors.AsType[*store.HeldError](err); ok {
 			_ = held
-			return delay.For(ctx, LeaseTTL/3) // our own earlier life, or a name used twice
+			return delay.For(ctx, LeaseTTL/3) // our own earlier process, or a name used twice
 		}
 		return err
 	}
@@ -164,7 +164,7 @@ func (c *Controller) hold(ctx context.Context, lease store.Lease) error {
 	}
 }
 
-// followMembers keeps the members at what the store has.
+// followMembers keeps the members in line with the store.
 func (c *Controller) followMembers(ctx context.Context, changed chan<- struct{}) {
 	_ = store.Follow(ctx, c.fleet.Store(), store.Prefix(memberPrefix), store.Follower{
 		Reset: func(p store.Page) error {
@@ -217,8 +217,8 @@ func (c *Controller) followShards(ctx context.Context, changed chan<- struct{}) 
 	})
 }
 
-// forget lets go of a shard whose key is gone although the lease may last, so
-// that it is claimed anew.
+// forget drops a shard whose key is gone although the lease may last, so that
+// it is claimed again.
 func (c *Controller) forget(sh *shard) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,8 +235,8 @@ func signal(ch chan<- struct{}) {
 	}
 }
 
-// balance gives up shards that fall to others and claims those that fall to
-// this server and are free.
+// balance releases shards that belong to others and claims free ones that
+// belong to this server.
 func (c *Controller) balance(ctx context.Context, lease store.Lease) {
 	c.mu.Lock()
 	if !c.loaded || len(c.members) == 0 {
@@ -246,7 +246,7 @@ func (c *Controller) balance(ctx context.Context, lease store.Lease) {
 	var give []*shard
 	for _, sh := range c.leaving {
 		if assigned(sh.n, c.members) != c.cfg.Server {
-			give = append(give, sh) // else it is claimed again below, as it is
+			give = append(give, sh) // otherwise it is claimed again below, unchanged
 		}
 	}
 	c.leaving = nil
@@ -268,12 +268,12 @@ func (c *Controller) balance(ctx context.Context, lease store.Lease) {
 		if err := sh.own.Resign(ctx); err != nil {
 			c.log.Warn("cannot give up a shard yet", "shard", sh.n, "err", err)
 			c.mu.Lock()
-			c.leaving = append(c.leaving, sh) // else nobody could have it
+			c.leaving = append(c.leaving, sh) // otherwise no server could have it
 			c.mu.Unlock()
 		}
 	}
-	// At once, and not one after the other: a takeover from a server that died is
-	// as late as its last claim.
+	// Claims run concurrently, because a takeover from a dead server is
+	// complete only after the last of them.
 	var claims sync.WaitGroup
 	turn := make(chan struct{}, claimsAtOnce)
 	for _, n := range take {
@@ -293,7 +293,7 @@ func (c *Controller) claim(ctx context.Context, lease store.Lease, n int) {
 	}
 	own, err := store.Claim(ctx, c.fleet.Store(), lease, shardPrefix+strconv.Itoa(n), data)
 	if err != nil {
-		return // held by its earlier owner yet, or the store is away: balance comes again
+		return // still held by its earlier owner, or the store is away: balance runs again
 	}
 	sh := &shard{n: n, own: own, fleet: c.fleet.Guarded(own.Guard()), since: time.Now().Add(Margin)}
 	sh.ctx, sh.cancel = context.WithCancel(ctx)
@@ -313,7 +313,7 @@ func (c *Controller) claim(ctx context.Context, lease store.Lease, n int) {
 }
 
 // call bounds an acting call: it must have ended Margin before the lease. It
-// fails when there is no time left.
+// fails if no time is left.
 func (sh *shard) call(ctx context.Context) (context.Context, context.CancelFunc, error) {
 	left := sh.own.Lease.Remaining() - Margin
 	if left <= 0 {
@@ -323,7 +323,7 @@ func (sh *shard) call(ctx context.Context) (context.Context, context.CancelFunc,
 	return ctx, cancel, nil
 }
 
-// Owner tells which live server a worker falls to, and whether this one
+// Owner returns the live server that owns a worker. mine is whether this server
 // holds it.
 func (c *Controller) Owner(worker string) (m Member, mine bool) {
 	c.mu.Lock()
@@ -335,7 +335,7 @@ func (c *Controller) Owner(worker string) (m Member, mine bool) {
 	return c.members[assigned(n, c.members)], false
 }
 
-// Leadership is what /admin/leader-status shows.
+// Leadership is the response of /admin/leader-status.
 type Leadership struct {
 	Server  string            `json:"server"`
 	Members map[string]Member `json:"members"`
@@ -344,7 +344,7 @@ type Leadership struct {
 	Lease   float64           `json:"lease_remaining_seconds"`
 }
 
-// Leadership tells what this server holds.
+// Leadership returns what this server holds.
 func (c *Controller) Leadership() Leadership {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -363,5 +363,5 @@ func (c *Controller) Leadership() Leadership {
 	return l
 }
 
-// Resign gives up all shards; the server then takes part anew.
+// Resign releases all shards. The server then takes part anew.
 func (c *Controller) Resign() { signal(c.resign) }

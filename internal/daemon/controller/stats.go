@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Stats are the counters of this process since its start,
-// and running_worker_count, the RUNNING workers it knows of.
+// Stats are the counters of this process since its start, and
+// running_worker_count, the number of RUNNING workers that it knows.
 type Stats struct {
 	Provisioned         int64 `json:"provisioned_count"`
 	Started             int64 `json:"started_count"`
@@ -22,11 +22,11 @@ type Stats struct {
 	RunningWorkers      int64 `json:"running_worker_count"`
 	UnknownSignal       int64 `json:"unknown_signal_count"`
 
-	// Beyond the seed's twelve.
+	// Additional counters.
 	LateActivity   int64            `json:"late_activity_count"`
 	LateActions    int64            `json:"late_action_count"`
 	PauseCancelled int64            `json:"pause_cancelled_count"`
-	WouldPause     int64            `json:"would_pause_count"` // in shadow
+	WouldPause     int64            `json:"would_pause_count"` // in dry run
 	FutureEvents   int64            `json:"future_event_count"`
 	Malformed      int64            `json:"malformed_event_count"`
 	Skipped        map[string]int64 `json:"skipped"` // by the arbiter's guard
@@ -35,7 +35,7 @@ type Stats struct {
 	StaleRecords   int64            `json:"unreadable_record_count"`
 }
 
-// counters hold Stats while they count.
+// counters accumulate Stats.
 type counters struct {
 	provisioned, started, stopped, terminated, metrics, detections, autoPause,
 	registered, deregistered, drains, unknown, lateActivity, lateActions, cancelled,
@@ -44,7 +44,7 @@ type counters struct {
 	skipped, results, calls tally
 }
 
-// tally counts by name; the names are few and known.
+// tally counts by name. The set of names is small and fixed.
 type tally struct {
 	m [32]struct {
 		name atomic.Pointer[string]
@@ -80,7 +80,7 @@ func (t *tally) snapshot() map[string]int64 {
 	return out
 }
 
-// Stats returns the counters as they are now.
+// Stats returns the present counters.
 func (c *Controller) Stats() Stats {
 	n := &c.count
 	return Stats{
@@ -105,7 +105,7 @@ var labelled = map[string]*prometheus.Desc{
 	"cloud_calls": prometheus.NewDesc("lull_cloud_call_count", "Calls to the cloud by kind.", []string{"call"}, nil),
 }
 
-// unread is of each region of an account with workers.
+// unread exists for each region of an account with workers.
 var unread = prometheus.NewDesc("lull_region_unread", "1 while EC2 cannot be asked about a region that has workers, by region and account.", []string{"region", "account"}, nil)
 
 // plain are the counters without labels.

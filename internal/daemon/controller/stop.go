@@ -16,9 +16,9 @@ import (
 
 func asNotFound(err error) (*fleet.NotFound, bool) { return errors.AsType[*fleet.NotFound](err) }
 
-// ours makes sure that an instance is this fleet's before it is acted on:
-// only one that carries our tag is. A worker that a user armed gets it; an
-// instance of another fleet is refused.
+// ours makes sure that an instance belongs to this fleet, that is, has our tag,
+// before it is acted on. A worker that a user armed gets the tag; an instance
+// of another fleet is refused.
 func (j *job) ours(ctx context.Context, what string) (outcome, bool) {
 	tag := j.s.TagPrefix + "managed-by"
 	if j.inst == nil {
@@ -61,7 +61,7 @@ func (j *job) stopping(ctx context.Context) outcome {
 		return j.lost(ctx)
 	case "stopped":
 		if s := j.w.StartSentAt; s != nil && !j.shows(*s, time.Minute) {
-			return outcome{Result: Requeue} // the start that was withdrawn may have been before the stop
+			return outcome{Result: Requeue} // the withdrawn start may have preceded the stop
 		}
 		return j.down(ctx)
 	case "stopping":
@@ -103,15 +103,15 @@ func (j *job) down(ctx context.Context) outcome {
 	return j.again()
 }
 
-// stopRunning decides what becomes of a stop whose instance still runs.
+// stopRunning decides how a stop continues whose instance still runs.
 func (j *job) stopRunning(ctx context.Context) outcome {
 	in := j.w.Intent
 	sent := in != nil && in.SentAt != nil && !j.shows(*in.SentAt, 90*time.Second)
 	switch {
 	case in == nil:
-		return j.startedOutside(ctx) // a stop from outside that was taken back
+		return j.startedOutside(ctx) // a stop outside lull that was withdrawn
 	case sent:
-		return outcome{Result: Requeue} // give the call time to show
+		return outcome{Result: Requeue} // wait until the call's effect is visible
 	case in.By == fleet.ByAgent.Name && j.w.DesiredStatus == power.WorkerStopped:
 		if j.overdue(j.s.ProvisioningTimeout) {
 			return j.refused(ctx, "its agent, which was about to, did not stop it")
@@ -142,7 +142,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		}
 	}
 	var look evidence.Decision
-	if in.ByReadings() || in.Reason == fleet.ReasonSchedule { // which with force waits for no reading, and for a user's word all the same
+	if in.ByReadings() || in.Reason == fleet.ReasonSchedule { // with force, a schedule's stop ignores readings but not users' decisions
 		if look = j.finalLook(ctx); !look.Verdict.Eligible {
 			return j.callOff(ctx, &look, "the final look found it in use or could not tell")
 		}
@@ -160,7 +160,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		}
 		w.Checked(j.activity().CheckedAt)
 		if in.ByReadings() {
-			j.activityInto(w) // what the final look saw was known in time
+			j.activityInto(w) // what the final check saw was known in time
 		}
 		return nil
 	})
@@ -168,7 +168,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return j.failedWrite(err)
 	}
 	if in.ByReadings() && (time.Since(look.Verdict.At) > FinalLook || j.wantsAgent() && j.agent().age(time.Now()) > FinalLook) {
-		// The write took so long that the look is too old: take it back.
+		// The write took so long that the check is too old: cancel the stop.
 		if err := j.write(ctx, func(w *fleet.Worker, _ *fleet.Tx) error { w.Intent.SentAt = nil; return nil }); err != nil {
 			return j.failedWrite(err)
 		}
@@ -180,8 +180,8 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	return j.sendStop(ctx, time.Time{})
 }
 
-// hibernates reports whether the worker's stop is to be a hibernation, and why if
-// its history decides that.
+// hibernates reports whether the worker's stop is to be a hibernation, and why
+// if its history decides that.
 func (j *job) hibernates(ctx context.Context) (bool, string) {
 	switch j.rules().PauseAction {
 	case fleet.ActionHibernate:
@@ -197,15 +197,15 @@ func (j *job) hibernates(ctx context.Context) (bool, string) {
 	return fleet.HibernatePays(pauses)
 }
 
-// shows reports whether what a call came to that was sent at a time can be seen
-// by now: d later or, if an earlier owner sent it, takeoverShows after its
-// calls have ended for certain.
+// shows reports whether the effect of an API call sent at that time should be
+// visible by now: after d or, if a previous owner sent it, takeoverShows after
+// that owner's calls have certainly ended.
 func (j *job) shows(sent time.Time, d time.Duration) bool {
 	return j.now.Sub(sent) >= d || sent.Before(j.sh.since) && j.now.Sub(j.sh.since) >= min(d, takeoverShows)
 }
 
-// sendStop calls StopInstances for an intent that is durable. It may be sent
-// until a time, its retries too; the zero time is no bound.
+// sendStop calls StopInstances for a durable intent. The call and its retries
+// may be sent until that time; zero means no limit.
 func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 	cloud, err := j.cloud()
 	if err != nil {
@@ -236,7 +236,7 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 		}
 		return outcome{Result: Requeue}
 	case err == nil, k == IncorrectState, k == NotFound:
-		return outcome{Result: Requeue} // look what it came to
+		return outcome{Result: Requeue} // check the outcome
 	case k == Protected || k == Unauthorized || k == Invalid:
 		return j.refused(ctx, "EC2 refused the stop: "+err.Error())
 	case k == Throttled:
@@ -246,11 +246,11 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 		}
 		return outcome{Result: Retry}
 	}
-	return outcome{Result: Retry} // it may have had its effect: the next listing shows
+	return outcome{Result: Retry} // it may have had its effect: the next listing shows it
 }
 
-// refused is callOff of a stop that nobody took back: it failed, and why stays
-// in the record until something else happens.
+// refused is callOff for a stop that was not withdrawn: it failed, and the
+// reason stays in the record until something else happens.
 func (j *job) refused(ctx context.Context, why string) outcome {
 	return j.calledOff(ctx, nil, why, func(w *fleet.Worker) { w.Refused(why) })
 }
@@ -287,7 +287,7 @@ func (j *job) calledOff(ctx context.Context, d *evidence.Decision, why string, a
 	return j.again()
 }
 
-// draining waits for what runs to end.
+// draining waits for running work to end.
 func (j *job) draining(ctx context.Context) outcome {
 	if out, drifted := j.drift(ctx); drifted {
 		return out
@@ -330,8 +330,8 @@ func (j *job) draining(ctx context.Context) outcome {
 	return outcome{Result: Requeue}
 }
 
-// tellPlacers writes the tag that keeps new work away; it is advice, so a
-// failure does not hold the drain up.
+// tellPlacers writes the tag that keeps new work away. The tag is advisory, so
+// a failure does not delay the drain.
 func (j *job) tellPlacers(ctx context.Context, on bool) {
 	if j.live.tagged == on {
 		return
@@ -357,8 +357,8 @@ func (j *job) tellPlacers(ctx context.Context, on bool) {
 	j.live.tagged = on
 }
 
-// countLabs reads how many labs run, at most once a minute. What cannot be
-// read is not known, and is never none.
+// countLabs counts the running labs, at most once a minute. A count that cannot
+// be read is unknown, never zero.
 func (j *job) countLabs(ctx context.Context) {
 	if j.now.Sub(j.live.labsAt) < time.Minute {
 		return
@@ -375,8 +375,8 @@ func (j *job) countLabs(ctx context.Context) {
 	}
 }
 
-// stopped watches for starts, those that are wished for and those that happen
-// outside, and for the end of the worker's life.
+// stopped watches for starts, both requested ones and those outside lull, and
+// for the worker's expiry.
 func (j *job) stopped(ctx context.Context) outcome {
 	if !j.fresh {
 		return outcome{Result: Requeue}
