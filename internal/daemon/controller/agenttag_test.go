@@ -9,8 +9,8 @@ import (
 	"lull/internal/power"
 )
 
-// TestFinalStateTag: the server gives the tag of the agent's action its final
-// form, under the names that the prefix has.
+// TestFinalStateTag checks that the server gives the tag of the agent's action
+// its final form, under the configured prefix.
 func TestFinalStateTag(t *testing.T) {
 	for _, prefix := range []string{tags.DefaultPrefix, tags.PrismPrefix, "team:"} {
 		for ing, final := range map[string]string{tags.ActionStopping: tags.ActionStopped, tags.ActionHibernating: tags.ActionHibernated} {
@@ -37,8 +37,9 @@ func TestFinalStateTag(t *testing.T) {
 	}
 }
 
-// TestTagDeadlineIsReadAgain: a deadline in a tag that was moved a moment
-// before it is not acted on, although the instance was described earlier.
+// TestTagDeadlineIsReadAgain checks that lull does not act on a deadline in a
+// tag that was moved a moment before, although the instance was described
+// earlier.
 func TestTagDeadlineIsReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_auto_pause_enabled": false}})

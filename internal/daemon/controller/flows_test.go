@@ -19,8 +19,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// A check that is asked for while a new owner waits until the calls of the one
-// before it have ended is answered after that.
+// A check requested while a new owner waits for the end of its predecessor's
+// calls is answered after that.
 func TestAskedTooEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -29,7 +29,7 @@ func TestAskedTooEarly(t *testing.T) {
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		r.stop()
 		r.run(r.db.Client(), options{server: "server-2"})
-		for range 40 { // all through the time in which the shards change hands
+		for range 40 { // throughout the time in which the shards change hands
 			q, err := r.fleet.AskOwner(t.Context(), person, fleet.RequestDetect, id, true)
 			if err != nil {
 				t.Fatal(err)
@@ -115,8 +115,8 @@ func TestDetectResult(t *testing.T) {
 	})
 }
 
-// That an instance is not found is believed when it is answered twice: while
-// nobody answers, the first answer is not taken for the second.
+// A missing instance is believed after two answers: while EC2 does not answer,
+// the first answer is not counted twice.
 func TestMissingTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -148,7 +148,7 @@ func TestMissingTwice(t *testing.T) {
 	})
 }
 
-// A stop that is sent, given up, and takes effect all the same.
+// A stop that is sent, given up, and takes effect nevertheless.
 func TestLateAction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -170,7 +170,7 @@ func TestLateAction(t *testing.T) {
 		}
 		r.await(id, power.WorkerRunning, 5*time.Minute)
 		r.world.mu.Lock()
-		err := r.world.stop(ec2, CauseUser) // now it lands
+		err := r.world.stop(ec2, CauseUser) // now it takes effect
 		r.world.fault = nil
 		r.world.mu.Unlock()
 		if err != nil {
@@ -192,13 +192,14 @@ func TestLateAction(t *testing.T) {
 	})
 }
 
-// Activity that CML reports only after the pause that it would have prevented is
-// counted once, with its delay, in the metrics and in the audit log. What came
-// before a user's pause is not late, nor is what would not have prevented one.
+// Activity that CML reports only after the pause that it would have prevented
+// is counted once, with its delay, in the metrics and in the audit log.
+// Activity before a user's pause, or that would not have prevented a pause, is
+// not late.
 func TestLateActivity(t *testing.T) {
 	for name, c := range map[string]struct {
 		manual bool
-		before time.Duration // the pause
+		before time.Duration // before the pause
 		late   bool
 	}{"prevents it": {before: 10 * time.Minute, late: true}, "is too old": {before: 70 * time.Minute}, "a person's pause": {manual: true, before: 10 * time.Minute}} {
 		t.Run(name, func(t *testing.T) {
@@ -251,7 +252,7 @@ func TestLateActivity(t *testing.T) {
 }
 
 // pause_action auto stops a worker until its history shows that its pauses are
-// short, and then hibernates it; the audit log says why.
+// short, and then hibernates it. The audit log says why.
 func TestAutoPauseAction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -292,7 +293,7 @@ func failNow(call string, k Kind) func(string) (time.Duration, error, bool) {
 	}
 }
 
-// In shadow everything is decided and recorded, and nothing is done.
+// In dry run everything is decided and recorded, and nothing is done.
 func TestShadow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{shadow: true})
@@ -314,7 +315,7 @@ func TestShadow(t *testing.T) {
 	})
 }
 
-// Off means off: within 5 s, also for what was intended already.
+// Off means off: within 5 s, and also for existing intents.
 func TestHaltInTheController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -328,7 +329,7 @@ func TestHaltInTheController(t *testing.T) {
 		if w := r.worker(id); w.Status != power.WorkerRunning || w.AutoPauseCount != 0 {
 			t.Errorf("halted, it is %s", w.Status)
 		}
-		// Whoever is asked says so: no warning, no countdown, and who did it.
+		// The answers say so: no warning, no countdown, and who halted it.
 		l, _ := r.c.Live(id)
 		record, err := r.fleet.GetWorkerIdleStatus(t.Context(), id)
 		if err != nil {
@@ -359,8 +360,8 @@ func TestHaltInTheController(t *testing.T) {
 	})
 }
 
-// A halt with an end ends by itself and says so; users are warned only after
-// it, and the pause is announced for when that is over.
+// A halt with an end ends by itself and says so. Users are warned only after
+// it, and the announced pause is after its end.
 func TestHaltEndsInTheController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -392,8 +393,8 @@ func TestHaltEndsInTheController(t *testing.T) {
 	})
 }
 
-// First contact is harmless: what is imported is watched, and not touched
-// before it is armed; then it gets this fleet's tag.
+// First contact is harmless: an imported worker is observed, and not changed
+// before it is armed. Then it gets this fleet's tag.
 func TestImport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -432,7 +433,7 @@ func TestImport(t *testing.T) {
 }
 
 // An instance with this fleet's tag and no worker is imported after a grace
-// period and a second sighting; one found by its image's name is listed.
+// period and a second sighting. One found by its image's name is listed.
 func TestDiscovery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"aws_region_configs": map[string]any{region0: map[string]any{"ami_name_pattern": "cisco-*"}}}})
@@ -461,8 +462,8 @@ func TestDiscovery(t *testing.T) {
 	})
 }
 
-// A server that is killed is taken over within the lease's TTL and the bound
-// of its calls; what its lease guarded cannot be written any more.
+// A killed server is replaced within the lease's TTL and the limit of its
+// calls. What its lease guarded can no longer be written.
 func TestTakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -493,8 +494,8 @@ func TestTakeover(t *testing.T) {
 		if share == 0 || share == Shards {
 			t.Errorf("the second server has %d of %d shards", share, Shards)
 		}
-		// A store as slow as one on a busy disk: claims one after the other would
-		// take longer than a takeover may.
+		// A store as slow as one on a busy disk: sequential claims would take
+		// longer than a takeover may.
 		second.c.fleet.Store().(*mem.Client).Inject(func(mem.Call) mem.Fault { return mem.Fault{Latency: 500 * time.Millisecond} })
 		killed := time.Now()
 		r.c.fleet.Store().(*mem.Client).Close()
@@ -528,7 +529,7 @@ func TestTakeover(t *testing.T) {
 	})
 }
 
-// No acting call begins when its lease ends within Margin.
+// No acting call begins if its lease ends within Margin.
 func TestCallsEndBeforeTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()

@@ -14,26 +14,26 @@ import (
 	"lull/internal/store/mem"
 )
 
-// row is one branch of a handler: a record and an instance, and what one
-// reconciliation makes of them.
+// row is one branch of a handler: a record and an instance, and the outcome of
+// one reconciliation.
 type row struct {
 	name   string
 	status power.Worker
 	set    func(w *fleet.Worker)
-	ec2    string // state of the instance; empty: EC2 does not know it
+	ec2    string // state of the instance; empty if EC2 does not know it
 	inst   func(m *machine)
 	world  func(w *world)
 	config map[string]any
-	age    time.Duration // in the status
+	age    time.Duration // time in the status
 	halted bool
-	// asks changes the record, which the controller does not hear of, and then
-	// asks for a check.
+	// asks changes the record without notice to the controller, and then
+	// requests a check.
 	asks func(f *fleet.Fleet) error
 
 	result Result
 	to     power.Worker // empty: no change
 	reason string       // part of status_reason
-	calls  string       // acting calls, in order of their names
+	calls  string       // acting calls, in alphabetical order
 	check  func(t *testing.T, w fleet.Worker, c *Controller)
 }
 
@@ -57,7 +57,7 @@ func both(fs ...func(w *fleet.Worker)) func(w *fleet.Worker) {
 	}
 }
 
-// ended checks that the audit says for what and by whom the worker was ended.
+// ended checks that the audit log says why and by whom the worker was ended.
 func ended(reason fleet.Reason, by fleet.Actor) func(*testing.T, fleet.Worker, *Controller) {
 	return func(t *testing.T, w fleet.Worker, c *Controller) {
 		page, err := c.fleet.Audit(t.Context(), fleet.AuditQuery{WorkerID: w.ID, Action: "terminated"})
@@ -67,7 +67,7 @@ func ended(reason fleet.Reason, by fleet.Actor) func(*testing.T, fleet.Worker, *
 	}
 }
 
-// runRow makes the row's world and reconciles once.
+// runRow creates the row's world and reconciles once.
 func runRow(t *testing.T, r row) {
 	db := mem.New(mem.Options{})
 	client := db.Client()
@@ -242,7 +242,7 @@ func TestHandlers(t *testing.T) {
 				t.Errorf("generation %d, token %s", w.LaunchGeneration, w.Launch.Token)
 			}
 		}},
-		// PROVISIONING (section 4).
+		// PROVISIONING.
 		{name: "no instance id", status: power.WorkerProvisioning, set: fresh, result: Retry, to: power.WorkerFailed, reason: "no instance"},
 		{name: "running", status: power.WorkerProvisioning, ec2: "running", result: Success, to: power.WorkerStarting},
 		{name: "pending", status: power.WorkerProvisioning, ec2: "pending", result: Requeue},
@@ -262,7 +262,7 @@ func TestHandlers(t *testing.T) {
 		{name: "start for too long", status: power.WorkerStarting, ec2: "pending", age: time.Hour, result: Retry, to: power.WorkerFailed, reason: "after 15m"},
 		{name: "stop wished for while starting", status: power.WorkerStarting, set: intent(fleet.ReasonManual, false), ec2: "running", result: Success, to: power.WorkerStopping},
 		{name: "stopped while starting", status: power.WorkerStarting, ec2: "stopped", inst: func(m *machine) { m.Cause = CauseUser }, result: Success, to: power.WorkerStopped},
-		// RUNNING (section 5).
+		// RUNNING.
 		{name: "desired STOPPED", status: power.WorkerRunning, set: intent(fleet.ReasonManual, false), ec2: "running", result: Success, to: power.WorkerStopping},
 		{name: "at rest", status: power.WorkerRunning, ec2: "running", result: Success},
 		{name: "drift: stopping by a user", status: power.WorkerRunning, ec2: "stopping", inst: func(m *machine) { m.Cause = CauseUser }, result: Success, to: power.WorkerStopping, reason: "outside",
@@ -315,7 +315,7 @@ func TestHandlers(t *testing.T) {
 					t.Errorf("answered %+v: %v", q, err)
 				}
 			}},
-		// STOPPING (section 6, as amended).
+		// STOPPING.
 		{name: "no instance to stop", status: power.WorkerStopping, set: both(intent(fleet.ReasonManual, false), fresh), result: Success, to: power.WorkerStopped},
 		{name: "stopped", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "stopped", result: Success, to: power.WorkerStopped, check: counters(func(s Stats) int64 { return s.Stopped }, 1)},
 		{name: "stopping", status: power.WorkerStopping, set: intent(fleet.ReasonManual, false), ec2: "stopping", result: Requeue},
@@ -364,7 +364,7 @@ func TestHandlers(t *testing.T) {
 			}
 		}},
 		{name: "terminated while stopped", status: power.WorkerStopped, set: desired(power.WorkerStopped), ec2: "terminated", result: Success, to: power.WorkerTerminated},
-		// TERMINATING (section 7).
+		// TERMINATING.
 		{name: "never launched", status: power.WorkerTerminating, set: fresh, result: Success, to: power.WorkerTerminated},
 		{name: "launch may have been sent", status: power.WorkerTerminating, set: both(fresh, func(w *fleet.Worker) { at := time.Now(); w.Launch = &fleet.Launch{Token: "x", SentAt: &at} }), result: Requeue},
 		{name: "terminate is sent", status: power.WorkerTerminating, ec2: "running", result: Requeue, calls: "terminate"},

@@ -18,8 +18,8 @@ import (
 	"lull/internal/power"
 )
 
-// secondsHost is a CML on the wire whose clock is known from its Date header
-// alone: in whole seconds, with another delay on the way at each call.
+// secondsHost is a CML on the network whose clock is known only from its Date
+// header: in whole seconds, with a different network delay at each call.
 type secondsHost struct {
 	w    *world
 	id   string
@@ -56,7 +56,7 @@ func (h *secondsHost) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Date": {date}}, Body: io.NopCloser(bytes.NewReader(text)), Request: r}, nil
 }
 
-// secondsConsole reads a secondsHost by the real client.
+// secondsConsole reads a secondsHost with the real client.
 type secondsConsole struct {
 	console
 	client func() *cml.Client
@@ -72,10 +72,10 @@ func (c secondsConsole) Telemetry(ctx context.Context, _ json.RawMessage) Teleme
 	return t
 }
 
-// With the settings that lull comes with, a worker that nobody uses is warned
-// of once and stopped, though each reading finds the same events at slightly
-// other times: a host's clock is known to the second, and less when the way
-// to it is long.
+// With the default settings, an unused worker is warned of once and stopped,
+// although each reading finds the same events at slightly different times: a
+// host's clock is known to the second, and less precisely if the network is
+// slow.
 func TestOneWarning(t *testing.T) {
 	for name, keep := range map[string]bool{"one client": true, "a new client each time": false} {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { oneWarning(t, keep) }) })

@@ -10,7 +10,7 @@ import (
 	"lull/internal/power"
 )
 
-// parts answers for every image and type.
+// parts describes every image and type.
 type parts struct {
 	m   Machine
 	err error
@@ -18,8 +18,8 @@ type parts struct {
 
 func (p *parts) Machine(context.Context, string, string) (Machine, error) { return p.m, p.err }
 
-// TestLaunchCanHibernate: a worker whose policy may hibernate is launched so
-// that it can, and one whose machine cannot says why.
+// TestLaunchCanHibernate checks that a worker whose policy may hibernate is
+// launched so that it can, and that one whose machine cannot says why.
 func TestLaunchCanHibernate(t *testing.T) {
 	able := Machine{Hibernates: true, MemoryMiB: 16 << 10, RootDevice: "/dev/xvda", RootGB: 50}
 	for name, c := range map[string]struct {

@@ -12,7 +12,7 @@ import (
 	"lull/internal/power"
 )
 
-// refusal is CML's own word.
+// refusal is CML's own refusal.
 var refusal = fmt.Errorf("%w: status 400", ErrRefused)
 
 // first fails the first n calls of a kind.
@@ -26,20 +26,20 @@ func first(n int, call string, err error) func(string) error {
 	}
 }
 
-// A license's operation ends with what CML says came of it, whatever is lost on
+// A license operation ends with the state that CML reports, whatever is lost on
 // the way.
 func TestLicense(t *testing.T) {
 	lost := errors.New("the connection was reset")
 	for _, c := range []struct {
 		name    string
 		op      string
-		at      func(m *machine) // before it is asked for
+		at      func(m *machine) // before the request
 		refuse  error
 		within  func(r *rig, id string) // 50 s later
 		state   LicenseState            // from 2 min after the request on; the zero value changes nothing
 		want    string
 		because string // part of last_error
-		calls   int    // of the operation's own call
+		calls   int    // number of calls of the operation itself
 		counts  [2]int64
 	}{
 		{name: "registered", op: fleet.OperationRegister, state: registered, want: fleet.LicenseRegistered, calls: 1, counts: [2]int64{1, 0}},
@@ -145,15 +145,15 @@ func TestLicense(t *testing.T) {
 	}
 }
 
-// A termination releases the seat that CML holds, whoever registered it. Where
-// CML cannot be asked, that is recorded and the termination continues.
+// A termination releases CML's seat, even if it was not registered through
+// lull. If CML cannot be asked, that is recorded and the termination continues.
 func TestLicenseGivenBack(t *testing.T) {
 	away := errors.New("away")
 	for _, c := range []struct {
 		name    string
-		lic     LicenseState // when the termination is asked for; registered for 6 min before
+		lic     LicenseState // when the termination is requested; registered for 6 min before
 		at      func(r *rig, id string, m *machine)
-		after   func(r *rig, id string) // the termination is asked for
+		after   func(r *rig, id string) // the termination is requested
 		want    string
 		because string
 		asked   bool
@@ -230,8 +230,8 @@ func TestLicenseGivenBack(t *testing.T) {
 	}
 }
 
-// A stopped CML cannot release its seat: the termination is refused unless it may
-// leave the seat, and works once the worker runs.
+// A stopped CML cannot release its seat: the termination is refused unless it
+// may leave the seat, and works once the worker runs.
 func TestLicenseHeldByStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -264,7 +264,8 @@ func TestLicenseHeldByStopped(t *testing.T) {
 	})
 }
 
-// An imported worker's license is what its CML reports, and follows it.
+// The license of an imported worker is the one that its CML reports, and
+// follows changes.
 func TestLicenseRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -307,7 +308,7 @@ func TestLicenseRead(t *testing.T) {
 	})
 }
 
-// till waits until the record of a worker is as ok wants it, for 15 min.
+// till waits, for at most 15 min, until ok accepts the record of a worker.
 func (r *rig) till(id string, ok func(fleet.Worker) bool) {
 	r.t.Helper()
 	for range 15 * 60 {

@@ -9,8 +9,8 @@ import (
 	"lull/internal/power"
 )
 
-// TestLoadHoldsForTheTimeout: a worker that is judged by its load alone is idle
-// a whole timeout after the load fell, and not as soon as it has fallen.
+// TestLoadHoldsForTheTimeout checks that a worker judged by its load alone is
+// idle only a complete timeout after the load fell, not at once.
 func TestLoadHoldsForTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(1)

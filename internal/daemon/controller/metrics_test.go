@@ -35,9 +35,9 @@ func (r *rig) measured(name, label string) (n uint64, sum float64) {
 	return 0, 0
 }
 
-// TestResumeIsMeasured: from when it was asked for, to RUNNING and to CML ready,
-// once for each; a launch is no resume. Idle hours that a snooze keeps are
-// counted with that cause.
+// TestResumeIsMeasured checks that a resume is measured once from its request
+// to RUNNING and once to CML ready, that a launch is no resume, and that idle
+// hours during a snooze are counted with that cause.
 func TestResumeIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_warn_before_minutes": 0, "worker_auto_pause_snooze_minutes": 0}})
@@ -70,13 +70,14 @@ func TestResumeIsMeasured(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(4 * time.Hour)
-		if _, hours := r.measured("lull_idle_hours_not_avoided_total", "in_snooze_period"); hours < 3 || hours > 4.01 { // the last check is half an hour old at most
+		if _, hours := r.measured("lull_idle_hours_not_avoided_total", "in_snooze_period"); hours < 3 || hours > 4.01 { // the last check is at most half an hour old
 			t.Errorf("%g idle hours were not avoided for a snooze, want nearly the four that nobody used it", hours)
 		}
 	})
 }
 
-// TestFalsePauseInShadow: work soon after a would-be pause is counted, once.
+// TestFalsePauseInShadow checks that use soon after a would-be pause is
+// counted, once.
 func TestFalsePauseInShadow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{shadow: true})

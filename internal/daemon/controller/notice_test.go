@@ -9,9 +9,9 @@ import (
 	"lull/internal/power"
 )
 
-// CML shows a warning for as long as it is out, and nothing of it afterwards,
-// whatever ended it, whether or not CML answers at once, and though the server
-// is another one by then.
+// CML shows a warning while it is pending and removes it afterwards, whatever
+// ended it, whether or not CML answers at once, and even if another server owns
+// the worker by then.
 func TestNotice(t *testing.T) {
 	ends := map[string]func(r *rig, id string) error{
 		"snoozed": func(r *rig, id string) error {
@@ -79,7 +79,7 @@ func noticeEnds(t *testing.T, how string, end func(r *rig, id string) error) {
 	}
 	time.Sleep(15 * time.Minute)
 	w := r.worker(id)
-	if w.Status == power.WorkerStopped { // what CML did not hear it hears when it runs again
+	if w.Status == power.WorkerStopped { // CML learns what it missed when it runs again
 		if _, err := r.fleet.ResumeWorker(t.Context(), person, id); err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func noticeEnds(t *testing.T, how string, end func(r *rig, id string) error) {
 	}
 }
 
-// A warning of the end of a worker's life says so in CML.
+// A warning of a worker's expiry says so in CML.
 func TestNoticeOfTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})

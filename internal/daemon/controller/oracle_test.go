@@ -12,7 +12,8 @@ import (
 	"lull/internal/store"
 )
 
-// onStop is the oracle of the first promise, asked when a stop takes effect.
+// onStop is the oracle for stops of workers in use. It is called when a stop
+// takes effect.
 func (d *day) onStop(id string, sent time.Time) {
 	ctx := context.Background()
 	wid, err := d.fleet.WorkerOf(ctx, region0, id)
@@ -49,8 +50,8 @@ func (d *day) onStop(id string, sent time.Time) {
 	}
 }
 
-// floor looks at every transaction: one that pauses or drains for idleness
-// must leave the floor.
+// floor checks every transaction: one that pauses or drains for idleness must
+// respect the floor.
 func (d *day) floor(t store.Txn) {
 	up, idle := -1, false
 	for _, op := range t.Then {
@@ -69,8 +70,8 @@ func (d *day) floor(t store.Txn) {
 	}
 }
 
-// judge holds the second half of the promise: what is idle, readable and not
-// blocked does not stay up for longer than check interval and warning.
+// judge checks the opposite: a worker that is idle, readable and not blocked
+// does not stay up for longer than check interval and warning.
 func (d *day) judge(u *user, w *fleet.Worker) {
 	now := time.Now()
 	d.world.mu.Lock()
@@ -96,8 +97,8 @@ func (d *day) judge(u *user, w *fleet.Worker) {
 	}
 	slack := 90 * time.Second
 	if d.p.faults {
-		// Two checks in a row may fail, and the warning goes out again where it
-		// has lapsed by then.
+		// Two checks in a row may fail, and the warning is sent again if it has
+		// lapsed by then.
 		slack += 13 * time.Minute
 	}
 	if d.p.crashes {
@@ -109,7 +110,7 @@ func (d *day) judge(u *user, w *fleet.Worker) {
 	}
 }
 
-// state is what the owner of a worker has in memory.
+// state describes the owner's in-memory state of a worker.
 func (d *day) state(id string) string {
 	for _, s := range d.servers {
 		if s.c == nil {
@@ -178,7 +179,7 @@ func (d *day) finish(ctx context.Context) {
 	}
 }
 
-// audit replays every decision, and counts pauses by what the log says.
+// audit replays every decision, and counts pauses by the audit log.
 func (d *day) audit(ctx context.Context) {
 	counts, decisions := map[string][6]int64{}, 0
 	row := map[string]int{"idle_timeout": 0, "schedule": 0, "ttl": 0, "scale_down": 0, "manual": 1, "external": 2}

@@ -11,9 +11,9 @@ import (
 	"lull/internal/power"
 )
 
-// A worker without any fault is never unknown for what lull itself leaves
-// unread: a pause that is far away, or that a spent budget puts off, puts the
-// next look off too. And that look is when it is said to be.
+// A worker without faults is never unknown because lull itself did not read: a
+// pause that is far away, or that a spent budget delays, delays the next check
+// too. And that check happens when it was announced.
 func TestPlannedChecks(t *testing.T) {
 	for name, c := range map[string]struct {
 		settings map[string]any
@@ -75,7 +75,7 @@ func TestPlannedChecks(t *testing.T) {
 				if l, _ := r.c.Live(id); stopped && !l.Idle.NextIdleCheckAt.IsZero() {
 					t.Errorf("a stopped worker is to be checked at %s", l.Idle.NextIdleCheckAt)
 				}
-				// Whoever has only the record does not make a time up.
+				// An answer from the record alone invents no time.
 				if st, err := r.fleet.GetWorkerIdleStatus(t.Context(), id); err != nil || !st.NextIdleCheckAt.IsZero() {
 					t.Errorf("by the record alone the next check is at %s, %v", st.NextIdleCheckAt, err)
 				}

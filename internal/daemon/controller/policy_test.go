@@ -19,7 +19,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// local is a moment of the bubble's year in Berlin.
+// local is a time of the bubble's year in Berlin.
 func local(t *testing.T, text string) time.Time {
 	t.Helper()
 	m, err := when.Moment(time.Now(), text+" Europe/Berlin")
@@ -37,7 +37,7 @@ func (r *rig) until(m time.Time) {
 	time.Sleep(time.Until(m))
 }
 
-// office makes a schedule of office hours that starts what it wants.
+// office creates a schedule of office hours that starts workers.
 func (r *rig) office(more ...string) {
 	r.t.Helper()
 	s := policy.Schedule{Name: "office", Zone: "Europe/Berlin", Start: true}
@@ -81,9 +81,9 @@ func (r *rig) use(id string) {
 	}
 }
 
-// A fortnight around each change of the clocks. Somebody works on weekdays
-// from eight to half past five, and people say this and that; each line is
-// what must be true at its moment.
+// Two weeks around each clock change. A user works on weekdays from 8:00 to
+// 17:30, and users give various commands. Each line states what must be true at
+// its time.
 func TestScheduleWeeks(t *testing.T) {
 	for _, c := range []struct{ name, monday string }{{"spring forward", "2000-03-20"}, {"fall back", "2000-10-23"}} {
 		t.Run(c.name, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestScheduleWeeks(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				go func() { // the person at work
+				go func() { // the user at work
 					for delay.For(ctx, 15*time.Minute) == nil {
 						now := time.Now().In(loc)
 						clock := when.Clock(now.Hour()*60 + now.Minute())
@@ -134,11 +134,11 @@ func TestScheduleWeeks(t *testing.T) {
 					{1, "08:03", true, fleet.ReasonSchedule, nil},
 					{1, "17:00", true, "", func() { on5(policy.Override{Kind: policy.Keep, Until: on(1, "19:00")}) }},
 					{1, "18:58", true, "", nil},
-					{1, "19:08", false, fleet.ReasonSchedule, nil}, // the closing counts when the keep ends
+					{1, "19:08", false, fleet.ReasonSchedule, nil}, // the closing counts when the override ends
 					{2, "08:03", true, "", nil},
 					{2, "12:00", true, "", func() { on5(policy.Override{Kind: policy.Skip, Until: on(3, "00:00")}) }},
 					{2, "19:00", true, "", nil},
-					{2, "20:40", false, fleet.ReasonIdleTimeout, nil}, // the closing is gone, idleness is not
+					{2, "20:40", false, fleet.ReasonIdleTimeout, nil}, // the closing is over, idleness still counts
 					{3, "08:03", true, "", nil},
 					{3, "18:30", false, fleet.ReasonSchedule, func() { on5(policy.Override{Kind: policy.Freeze, Until: on(4, "09:30")}) }},
 					{4, "09:25", false, "", nil}, // frozen while stopped
@@ -149,12 +149,12 @@ func TestScheduleWeeks(t *testing.T) {
 						}
 					}},
 					{4, "12:03", false, fleet.ReasonManual, nil},
-					{5, "10:00", false, fleet.ReasonManual, func() { // a person's start in closed hours
+					{5, "10:00", false, fleet.ReasonManual, func() { // a user's start in closed hours
 						if _, err := r.fleet.ResumeWorker(t.Context(), person, id); err != nil {
 							t.Error(err)
 						}
 					}},
-					{5, "10:58", true, "", nil}, // stands until idleness ends it, after its snooze
+					{5, "10:58", true, "", nil}, // lasts until idleness ends it, after its snooze
 					{5, "12:58", true, "", nil}, // and the idle timeout counts from its start
 					{5, "13:12", false, fleet.ReasonIdleTimeout, nil},
 					{5, "22:05", true, "", nil},  // the maintenance window starts it
@@ -191,7 +191,7 @@ func TestScheduleWeeks(t *testing.T) {
 	}
 }
 
-// A schedule waits for what is in use, unless its policy says force: then it
+// A schedule waits for a worker in use, unless its policy has force: then it
 // acts after the warning and says what was in use.
 func TestScheduleInUse(t *testing.T) {
 	for _, force := range []bool{false, true} {
@@ -246,7 +246,7 @@ func TestScheduleInUse(t *testing.T) {
 	}
 }
 
-// many makes n workers that run, and returns their ids.
+// many creates n running workers, and returns their IDs.
 func (r *rig) many(n int) []string {
 	r.t.Helper()
 	var ids []string
@@ -263,7 +263,7 @@ func (r *rig) many(n int) []string {
 	return ids
 }
 
-// times lists when audit entries that pick accepts were written.
+// times returns when the audit entries accepted by pick were written.
 func (r *rig) times(pick func(fleet.Entry) bool) []time.Time {
 	r.t.Helper()
 	var out []time.Time
@@ -284,7 +284,7 @@ func (r *rig) times(pick func(fleet.Entry) bool) []time.Time {
 	}
 }
 
-// most is the largest number of times in any stretch of that length.
+// most returns the largest number of times within any period of that length.
 func most(times []time.Time, per time.Duration) int {
 	best, from := 0, 0
 	for i, t := range times {
@@ -296,9 +296,9 @@ func most(times []time.Time, per time.Duration) int {
 	return best
 }
 
-// Budgets hold over two servers whose store loses answers, whatever their
-// numbers; every worker is stopped and started in the end, and those that
-// somebody waits for come first.
+// Budgets hold across two servers whose store loses answers, for all numbers.
+// Every worker is stopped and started in the end, and those with a waiting user
+// come first.
 func TestBudgets(t *testing.T) {
 	seed := baseSeed(t)
 	rng := rand.New(rand.NewPCG(seed, 3))
@@ -354,8 +354,8 @@ func TestBudgets(t *testing.T) {
 		if got := most(paused, time.Duration(stopPer)*time.Minute); got > stops || len(paused) < workers {
 			t.Errorf("%d stops, up to %d in %d min", len(paused), got, stopPer)
 		}
-		// The morning: all but four by their schedule, four by somebody who
-		// waits, two minutes later.
+		// The morning: all but four are started by their schedule, and four by
+		// waiting users two minutes later.
 		r.office()
 		r.apply(policy.Scope{}, fleet.Application{Schedule: new("office")})
 		var tokens []string
@@ -415,8 +415,8 @@ func TestBudgets(t *testing.T) {
 	})
 }
 
-// A policy in shadow decides everything, records it and does nothing: not for
-// idleness, not by the schedule, not at the end of a life, and no tag.
+// A policy in dry run decides everything, records it and does nothing: not for
+// idleness, not by the schedule, not at the expiry, and it writes no tags.
 func TestShadowPolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(local(t, "2000-01-03 10:00")))
@@ -461,7 +461,7 @@ func TestShadowPolicy(t *testing.T) {
 	})
 }
 
-// tags are those of a worker's instance now.
+// tags returns the present tags of a worker's instance.
 func (r *rig) tags(id string) map[string]string {
 	m := r.machine(id)
 	r.world.mu.Lock()
@@ -470,8 +470,8 @@ func (r *rig) tags(id string) map[string]string {
 }
 
 // Applying a policy writes tags, many instances with one call and only what
-// changes; taking it away takes them away. A deadline in a tag is kept even
-// when nobody else keeps it.
+// changes. Removing the policy removes them. A deadline in a tag is kept even
+// if nothing else keeps it.
 func TestPolicyTags(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"max_workers_per_region": 100}})
@@ -503,7 +503,7 @@ func TestPolicyTags(t *testing.T) {
 		m, other := r.machine(ids[1]), r.machine(ids[2])
 		r.world.mu.Lock()
 		m.Tags["lull:ttl-deadline"] = at.Format(time.RFC3339)
-		other.Tags["lull:idle-timeout"] = "99h" // by somebody else
+		other.Tags["lull:idle-timeout"] = "99h" // written outside lull
 		r.world.mu.Unlock()
 		time.Sleep(25 * time.Minute) // the full pass sees both
 		if w := r.worker(ids[1]); w.TTLDeadline == nil || !w.TTLDeadline.Equal(at.Truncate(time.Second)) || !w.TTLFromTag {
@@ -522,7 +522,7 @@ func TestPolicyTags(t *testing.T) {
 		if n := calls(); n > 4 {
 			t.Errorf("%d calls", n)
 		}
-		for range 12 { // used all the time, and its life ends all the same
+		for range 12 { // in use all the time, and it expires nevertheless
 			time.Sleep(5 * time.Minute)
 			r.use(ids[1])
 		}
@@ -539,8 +539,8 @@ func TestPolicyTags(t *testing.T) {
 	})
 }
 
-// TestPauseTellsWhenItWasChecked: a pause writes when the activity was looked
-// at last, one by idleness and one by a person.
+// TestPauseTellsWhenItWasChecked checks that a pause records when activity was
+// last checked, both for an idle pause and for a user's.
 func TestPauseTellsWhenItWasChecked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_activity_detection_interval": 300}})

@@ -10,8 +10,8 @@ import (
 	"lull/internal/power"
 )
 
-// A stop that EC2 refuses is counted, for it was asked for, but is not the last
-// pause, and its record says why it did not happen until something else does.
+// A stop refused by EC2 is counted, because it was requested, but is not the
+// last pause. Its record says why it failed until something else happens.
 func TestRefusedStopIsNoPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})

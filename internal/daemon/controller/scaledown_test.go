@@ -12,7 +12,7 @@ import (
 )
 
 // Scale-down shrinks the fleet one worker per cooldown, each with a drain, also
-// across a restart of the server. Workers that wait are shown as waiting. Without
+// across a restart of the server. Waiting workers are shown as waiting. Without
 // scale_down_cooldown_defers_pause the others are paused without a drain.
 func TestScaleDownCooldown(t *testing.T) {
 	const n, cooldown = 3, 10 * time.Minute
@@ -74,7 +74,7 @@ func TestScaleDownCooldown(t *testing.T) {
 	}
 }
 
-// A worker that min_workers keeps up is not shown as about to be paused.
+// A worker kept up by min_workers is not shown as about to be paused.
 func TestFloorIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"min_workers": 1}})

@@ -28,8 +28,8 @@ type dayParams struct {
 	hours   int
 	faults  bool // of the cloud and the store
 	crashes bool // of servers
-	// commands makes people (and schedules) ask for anything at any time, with
-	// scale-down and a floor of minWorkers.
+	// commands makes users (and schedules) give random commands at any time,
+	// with scale-down and a floor of minWorkers.
 	commands   bool
 	minWorkers int
 }
@@ -55,7 +55,7 @@ type day struct {
 	mu      sync.Mutex
 	faults  []string
 	servers []*server
-	checked int // stops that the oracle looked at
+	checked int // stops that the oracle checked
 	failed  int // workers that ended FAILED
 }
 
@@ -67,11 +67,11 @@ type server struct {
 	downTo time.Time
 }
 
-// user is who works on one worker, and what the oracle knows of it.
+// user is the user of one worker, and what the oracle knows about it.
 type user struct {
 	session time.Time // works until
 	nextAct time.Time
-	since   time.Time // the worker has been pausable since, by the truth
+	since   time.Time // the worker has been pausable since, according to the oracle
 	outage  time.Time // telemetry is away until
 	nobody  bool
 }
@@ -84,7 +84,7 @@ func (d *day) fault(format string, args ...any) {
 	}
 }
 
-// serve starts (or starts again) one server.
+// serve starts or restarts one server.
 func (d *day) serve(i int) {
 	s := d.servers[i]
 	s.client = d.db.Client()
@@ -128,7 +128,7 @@ func (d *day) serve(i int) {
 	go func() { s.done <- s.c.Run(ctx) }()
 }
 
-// kill ends a server without a goodbye: its store is cut off first, so no
+// kill ends a server without a shutdown: its store is cut off first, so no
 // lease is revoked.
 func (d *day) kill(i int, down time.Duration) {
 	s := d.servers[i]
@@ -139,7 +139,7 @@ func (d *day) kill(i int, down time.Duration) {
 	s.c = nil
 }
 
-// step is half a minute of everybody's life.
+// step simulates half a minute.
 func (d *day) step() {
 	ctx := context.Background()
 	for i, id := range d.ids {
@@ -167,7 +167,7 @@ func (d *day) step() {
 	}
 }
 
-// live is what a worker's user, and the world around it, do.
+// live simulates a worker's user and environment.
 func (d *day) live(ctx context.Context, u *user, w *fleet.Worker, i int) {
 	now := time.Now()
 	if w.EC2InstanceID == "" {
@@ -209,7 +209,7 @@ func (d *day) live(ctx context.Context, u *user, w *fleet.Worker, i int) {
 	m.down = now.Before(u.outage)
 	switch d.rng.IntN(4000) {
 	case 0:
-		d.world.stop(m.ID, CauseUser) // from the console
+		d.world.stop(m.ID, CauseUser) // from the AWS console
 	case 1:
 		d.world.stop(m.ID, CauseServer)
 	case 2:
@@ -219,7 +219,7 @@ func (d *day) live(ctx context.Context, u *user, w *fleet.Worker, i int) {
 	}
 }
 
-// command is anybody asking for anything. A refusal is an answer.
+// command gives a random command. A refusal is a valid answer.
 func (d *day) command(ctx context.Context, id string) {
 	n := d.rng.IntN(900)
 	if d.calm.Load() {
@@ -270,7 +270,7 @@ func (d *day) command(ctx context.Context, id string) {
 	}
 }
 
-// runDay simulates a day and returns what broke.
+// runDay simulates a day and returns the faults.
 func runDay(t *testing.T, p dayParams) (faults []string, report string) {
 	d := &day{
 		rig: &rig{t: t, db: mem.New(mem.Options{KeepRevisions: 2000}), world: newWorld(p.seed)}, p: p,
@@ -362,7 +362,7 @@ func runDay(t *testing.T, p dayParams) (faults []string, report string) {
 	return d.faults, d.report()
 }
 
-// seeds of random tests differ in each run unless LULL_SEED says which.
+// baseSeed returns a seed that differs in each run unless LULL_SEED sets it.
 func baseSeed(t *testing.T) uint64 {
 	seed := rand.Uint64()
 	if s := os.Getenv("LULL_SEED"); s != "" {
@@ -387,7 +387,7 @@ func TestDays(t *testing.T) {
 		days = days[:1]
 	}
 	seed := baseSeed(t)
-	// LULL_DAYS asks for more days of each kind, and a larger fleet.
+	// LULL_DAYS sets the number of days of each kind, and a larger fleet.
 	if n, err := strconv.Atoi(os.Getenv("LULL_DAYS")); err == nil && n > 0 {
 		days[0].workers = 300
 		days = slices.Repeat(days, n)

@@ -18,8 +18,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// steadyWorld is a region in which nothing changes: its answers are made
-// once, so that what is measured is the controller.
+// steadyWorld is a region in which nothing changes. Its answers are computed
+// once, so that only the controller is measured.
 type steadyWorld struct {
 	*world
 	states map[string]string
@@ -62,7 +62,7 @@ func (c steadyConsole) System(context.Context) (System, error) {
 }
 func (c steadyConsole) RunningLabs(context.Context) (int, error) { return 1, nil }
 
-// cpu is the processor time this process has used.
+// cpu returns the CPU time used by this process.
 func cpu(t *testing.T) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -72,7 +72,7 @@ func cpu(t *testing.T) time.Duration {
 }
 
 // A steady cycle costs one listing and the telemetry that is due, and writes
-// next to nothing, however many workers there are.
+// almost nothing, however many workers there are.
 func TestSteadyCycle(t *testing.T) {
 	for _, n := range []int{1000, 10000} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -138,7 +138,7 @@ func steady(t *testing.T, n int) {
 	done := make(chan error, 1)
 	begun := cpu(t)
 	go func() { done <- c.Run(ctx) }()
-	time.Sleep(80 * time.Minute) // past the activity's date, and settled
+	time.Sleep(80 * time.Minute) // past the activity's date, and stable
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	warm := cpu(t) - begun

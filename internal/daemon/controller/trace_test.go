@@ -14,9 +14,9 @@ import (
 	"lull/internal/power"
 )
 
-// TestTracesAndLines: a check, the pause that it decided on and the resume
-// after it are traces that hang together, and each decision that says
-// something new is one line.
+// TestTracesAndLines checks that a check, the pause that it decided and the
+// following resume are connected traces, and that each decision that says
+// something new is one log line.
 func TestTracesAndLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := tracetest.New()

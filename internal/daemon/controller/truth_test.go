@@ -13,11 +13,11 @@ import (
 	"lull/internal/sim/truth"
 )
 
-// TestTruthFleet: simulated users and loads, written down before the
-// controller starts, define when a machine was in use. Whatever the sources,
-// their delay and their gaps are, and whatever settings change meanwhile, no
-// automatic stop is sent within the timeout after use that the sources could
-// show, nor earlier than the timeout after the machine started.
+// TestTruthFleet: simulated users and loads, written down before the controller
+// starts, define when a machine was in use. Whatever the sources, their delays
+// and gaps are, and whatever settings change meanwhile, no automatic stop is
+// sent within the timeout after use that the sources could show, nor earlier
+// than the timeout after the machine started.
 func TestTruthFleet(t *testing.T) {
 	rounds := 4
 	if n, err := strconv.Atoi(os.Getenv("LULL_TRUTH_ROUNDS")); err == nil {

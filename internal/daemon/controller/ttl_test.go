@@ -12,9 +12,9 @@ import (
 	"lull/internal/power"
 )
 
-// TestEndOfAStoppedWorker: one that is stopped when its life ends is terminated
-// where ttl_action says so, after a warning of that, and kept by everything
-// that keeps a worker that runs.
+// TestEndOfAStoppedWorker checks that a worker that is stopped at its expiry is
+// terminated if ttl_action says so, after a warning, and that everything that
+// keeps a running worker also keeps it.
 func TestEndOfAStoppedWorker(t *testing.T) {
 	terminate, stop := "terminate", "stop"
 	halt := func(r *rig, until *time.Time) {
@@ -24,9 +24,9 @@ func TestEndOfAStoppedWorker(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		action *string
-		do     func(r *rig, id string, end time.Time) // between the warning and the end
+		do     func(r *rig, id string, end time.Time) // between the warning and the expiry
 		calls  bool
-		status power.Worker // an hour after the end
+		status power.Worker // an hour after the expiry
 	}{
 		"terminate": {&terminate, nil, true, power.WorkerTerminated},
 		"stop":      {&stop, nil, false, power.WorkerStopped},
@@ -56,7 +56,7 @@ func TestEndOfAStoppedWorker(t *testing.T) {
 				r.await(id, power.WorkerRunning, 5*time.Minute)
 				end := time.Now().Add(6 * time.Hour).UTC().Round(0)
 				r.profile(id, fleet.Profile{TTLDeadline: &end, TTLAction: c.action})
-				r.await(id, power.WorkerStopped, 4*time.Hour) // nobody uses it
+				r.await(id, power.WorkerStopped, 4*time.Hour) // it is not used
 				pauses := r.c.Stats().AutoPause
 				time.Sleep(time.Until(end.Add(-time.Minute)))
 				page, err := r.fleet.Audit(t.Context(), fleet.AuditQuery{Action: "pause_warning"})
@@ -90,14 +90,14 @@ func TestEndOfAStoppedWorker(t *testing.T) {
 	}
 }
 
-// TestWarningOfTTL: a worker in use is warned of its end as long before as its
-// policy says, and never for less than a minute; where the deadline is nearer,
-// it is warned now and the end comes when that time has passed.
+// TestWarningOfTTL checks that a worker in use is warned of its expiry as early
+// as its policy says, and at least a minute before. If the deadline is nearer,
+// it is warned now and expires when that time has passed.
 func TestWarningOfTTL(t *testing.T) {
 	for name, c := range map[string]struct {
-		before *int          // minutes, of the policy; the fleet's are 5
+		before *int          // in minutes, of the policy; the fleet's is 5
 		left   time.Duration // to the deadline, when it is set
-		sent   time.Duration // and the warning and the end, from then
+		sent   time.Duration // time to the warning and to the expiry, from then
 		ends   time.Duration
 	}{
 		"the fleet's lead":          {nil, time.Hour, 55 * time.Minute, time.Hour},
@@ -125,7 +125,7 @@ func TestWarningOfTTL(t *testing.T) {
 					r.use(id)
 					time.Sleep(5 * time.Second)
 				}
-				const slack = 40 * time.Second // of looking
+				const slack = 40 * time.Second // of the poll
 				stopped := r.worker(id).LastPausedAt
 				if stopped == nil || stopped.Sub(since) < c.ends || stopped.Sub(since) > c.ends+slack {
 					t.Fatalf("its end is at %v, %s after its deadline was set", stopped, time.Since(since))
@@ -146,9 +146,9 @@ func TestWarningOfTTL(t *testing.T) {
 	}
 }
 
-// TestWarningOfTTLStands: who is in use under a short timeout is warned of a
-// pause again and again, which neither replaces the warning of the end nor puts
-// that off.
+// TestWarningOfTTLStands checks that repeated warnings of a pause, under a
+// short timeout, neither replace the warning of the expiry nor delay the
+// expiry.
 func TestWarningOfTTLStands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_idle_timeout_minutes": 6, "worker_auto_pause_snooze_minutes": 0}})
@@ -167,9 +167,9 @@ func TestWarningOfTTLStands(t *testing.T) {
 	})
 }
 
-// TestStartAfterItsTTL: nothing starts a worker whose deadline has passed, and
-// the refusal says what does; a machine that somebody starts in the cloud all
-// the same is stopped after a warning, once.
+// TestStartAfterItsTTL checks that a worker whose deadline has passed cannot be
+// started, that the refusal says what to do, and that a machine started outside
+// lull is stopped after a warning, once.
 func TestStartAfterItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(local(t, "2000-01-03 10:00")))
@@ -229,7 +229,7 @@ func TestStartAfterItsTTL(t *testing.T) {
 	})
 }
 
-// profile changes what people set on a worker.
+// profile changes a worker's user settings.
 func (r *rig) profile(id string, p fleet.Profile) {
 	r.t.Helper()
 	if _, err := r.fleet.UpdateWorker(r.t.Context(), person, id, 0, p); err != nil {

@@ -13,7 +13,7 @@ import (
 	"lull/internal/power"
 )
 
-// unread is what lull_region_unread says of a region; -1 for nothing.
+// unread returns the value of lull_region_unread for a region; -1 if missing.
 func (r *rig) unread(region string) float64 {
 	r.t.Helper()
 	reg := prometheus.NewRegistry()
@@ -32,8 +32,8 @@ func (r *rig) unread(region string) float64 {
 	return -1
 }
 
-// A region that EC2 does not answer for is told of on its workers and counted,
-// and a worker that was imported into it by mistake has an end.
+// A region for which EC2 does not answer is shown on its workers and counted,
+// and a worker imported into it by mistake can be ended.
 func TestRegionThatIsNotThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})

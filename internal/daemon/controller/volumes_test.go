@@ -9,8 +9,9 @@ import (
 	"lull/internal/fleet"
 )
 
-// TestVolumes: the record of a worker has the volumes that EC2 tells of, read in
-// one call for many, again when others are attached, and once a day.
+// TestVolumes checks that a worker's record has the volumes reported by EC2,
+// read in one call for many workers, again when others are attached, and once a
+// day.
 func TestVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -53,14 +54,14 @@ func TestVolumes(t *testing.T) {
 		attach(ids[0], "vol-30", "vol-40")
 		time.Sleep(90 * time.Minute)
 		expect(ids[0], "gp2", 30, 40)
-		expect(ids[1], "gp3", 50, 70) // the same ones: nobody asks before a day is over
+		expect(ids[1], "gp3", 50, 70) // unchanged: no new read before a day is over
 		time.Sleep(25 * time.Hour)
 		expect(ids[1], "gp2", 50, 70)
 		if n := calls(); n > 6 {
 			t.Errorf("%d calls in a day", n)
 		}
 
-		// An EC2 that does not answer this keeps nobody from looking at states.
+		// If EC2 does not answer this, states are still read.
 		listed := func() int {
 			r.world.mu.Lock()
 			defer r.world.mu.Unlock()

@@ -40,7 +40,7 @@ type options struct {
 	consoles func(fleet.Worker) (Console, error) // nil: the world's
 }
 
-// newRig makes a fleet with a template and a running controller.
+// newRig creates a fleet with a template and a running controller.
 func newRig(t *testing.T, o options) *rig {
 	t.Helper()
 	r := &rig{t: t, db: o.db, world: o.world}
@@ -73,7 +73,7 @@ func newRig(t *testing.T, o options) *rig {
 	return r
 }
 
-// run starts a controller on a client of its own.
+// run starts a controller with its own client.
 func (r *rig) run(client *mem.Client, o options) {
 	f, err := fleet.New(fleet.Options{Store: client, ID: "fleet-1", File: fleet.Layer{Values: r.settingsOf(o)}})
 	if err != nil {
@@ -180,7 +180,7 @@ func TestLifeOfOneWorker(t *testing.T) {
 		if w.LastResumedAt == nil || w.ManualResumeCount+w.AutoResumeCount != 0 || w.Launch == nil || w.PrivateIP == "" || w.EC2State != "running" {
 			t.Errorf("after the launch: %+v", w)
 		}
-		// Somebody works for 30 minutes, then nobody does.
+		// The worker is used for 30 minutes, and then not.
 		time.Sleep(30 * time.Minute)
 		m := r.machine(w.ID)
 		r.world.mu.Lock()

@@ -69,8 +69,8 @@ func scripts(seed uint64) world.Config {
 	return c
 }
 
-// used is when people used each worker, in a world of the same scripts at
-// which nobody ever looked.
+// used returns when each worker was used, in an unobserved world with the same
+// scripts.
 func used(w *world.World) (map[string][]time.Time, error) {
 	out := map[string][]time.Time{}
 	for _, c := range w.Config().Workers {
@@ -100,7 +100,7 @@ func used(w *world.World) (map[string][]time.Time, error) {
 	return out, nil
 }
 
-// recorded is a fleet in shadow over the simulated region, with its journal
+// recorded is a fleet in dry run over the simulated region, with its journal
 // and the API that replays it.
 type recorded struct {
 	sim     *sim.Server
@@ -108,7 +108,7 @@ type recorded struct {
 	api     *server.Server
 	token   string
 	workers map[string]fleet.Worker // by name
-	open    func()                  // the API for questions
+	open    func()                  // starts the API for questions
 	end     func() error
 }
 
@@ -131,7 +131,8 @@ func record(ctx context.Context, seed uint64, dir string) (_ *recorded, err erro
 	tr := &http.Transport{DialContext: network.DialContext}
 	region := ec2.New(aws.Config{Region: weekRegion, HTTPClient: &http.Client{Transport: tr}, Credentials: credentials.NewStaticCredentialsProvider("AKIASIM", "x", "")}, "http://cloud", ec2.Limits{})
 	db := mem.New(mem.Options{}).Client()
-	// Listings every five minutes and not every 30 s: the checks have times of their own.
+	// Listings every five minutes instead of every 30 s: the checks have their
+	// own times.
 	settings := map[string]any{"reconcile_interval": 300, "worker_metrics_interval": 21600, "discovery_import": "off", "worker_auto_pause_snooze_minutes": 20}
 	if r.fleet, err = fleet.New(fleet.Options{Store: db, ID: "fleet-1", File: fleet.Layer{Values: settings}}); err != nil {
 		return nil, err
@@ -218,18 +219,18 @@ func (r *recorded) ask(method, path string, in, out any) error {
 	return json.Unmarshal(a.Body.Bytes(), out)
 }
 
-// handStop is a pause that follows from the script.
+// handStop is a pause computed from the script.
 type handStop struct {
 	from, to time.Time
 	back     bool
 }
 
-// off is a time at which a person had stopped a worker.
+// off is a time at which a user had stopped a worker.
 type off struct{ from, to time.Time }
 
-// byHand says what a policy does with a worker by what people did alone. It
-// runs until it was not used for the timeout, and not before its protection
-// after a start ends; it comes back at the moment of the next use.
+// byHand computes, from the users' actions alone, what a policy does with a
+// worker. The worker runs until it was unused for the timeout, and not before
+// its protection after a start ends. It comes back at the next use.
 func byHand(uses []time.Time, offs []off, born, to time.Time, timeout, snooze time.Duration) (out []handStop) {
 	last, protected, used := born, born, false
 	up := func(until time.Time, back bool) {
@@ -270,16 +271,16 @@ func byHand(uses []time.Time, offs []off, born, to time.Time, timeout, snooze ti
 			return out
 		}
 		if !used {
-			last = x.off.to // it counts from its start until somebody uses it
+			last = x.off.to // counts from its start until it is used
 		}
 	}
 	up(to, false)
 	return out
 }
 
-// TestRecordedWeek: a week of scripted users is watched by a controller in
-// shadow over the wire and written to a journal on disk. What the API makes of
-// it under three policies is, second by second, what follows from the script.
+// TestRecordedWeek: a controller in dry run watches a week of scripted users
+// over the network and writes a journal to disk. The API's results under three
+// policies match, second by second, what follows from the script.
 func TestRecordedWeek(t *testing.T) {
 	seed := rand.Uint64()
 	if s := os.Getenv("LULL_SEED"); s != "" {
@@ -314,7 +315,7 @@ func recordedWeek(t *testing.T, seed uint64, dir string) (err error) {
 		return err
 	}
 	to := from.Add(7 * 24 * time.Hour)
-	time.Sleep(time.Until(to.Add(2 * time.Hour))) // what was used before the end is told after it
+	time.Sleep(time.Until(to.Add(2 * time.Hour))) // use before the end is reported after it
 	r.open()
 	uses, err := used(unseen)
 	if err != nil {
@@ -329,8 +330,8 @@ func recordedWeek(t *testing.T, seed uint64, dir string) (err error) {
 	return w.all(t)
 }
 
-// evenings lets a person stop the worker of that name each evening and start
-// it each morning.
+// evenings makes a user stop the worker of that name each evening and start it
+// each morning.
 func evenings(r *recorded, from time.Time) error {
 	ctx := context.Background()
 	bo := fleet.Actor{Name: "bo", Kind: fleet.KindPerson}
@@ -352,7 +353,8 @@ func evenings(r *recorded, from time.Time) error {
 	return nil
 }
 
-// weekPolicies are those of the replay; one without a snooze has that in force.
+// weekPolicies are the policies of the replay. One without a snooze uses the
+// present one.
 var weekPolicies = []control.SimulatedPolicy{
 	{Name: "aggressive", TimeoutMinutes: 15},
 	{Name: "balanced", TimeoutMinutes: 60, SnoozeMinutes: new(30)},
@@ -362,10 +364,10 @@ var weekPolicies = []control.SimulatedPolicy{
 const (
 	inForce   = 20 * time.Minute // the fleet's snooze
 	tooSoon   = 15 * time.Minute // use this soon after a pause makes it a false stop
-	oneSecond = time.Second      // what a clock that is told in whole seconds leaves open
+	oneSecond = time.Second      // uncertainty of a clock with whole seconds
 )
 
-// weighed compares what the API says with the script.
+// weighed compares the API's results with the script.
 type weighed struct {
 	*recorded
 	uses     map[string][]time.Time

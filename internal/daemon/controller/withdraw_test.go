@@ -14,10 +14,10 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestStartsAndStopsInEveryOrder has three commands, or crashes of the server,
-// follow each other in every order and at several distances, and looks what is
-// left: the last word holds, and each start that was asked for has ended once,
-// as a resume, taken back, or not needed.
+// TestStartsAndStopsInEveryOrder runs three commands, or server crashes, in
+// every order and at several distances, and checks the result: the last command
+// takes effect, and each requested start has ended once, as a resume,
+// withdrawn, or not needed.
 func TestStartsAndStopsInEveryOrder(t *testing.T) {
 	acts := []string{"start", "stop", "drain", "cancel-drain", "crash"}
 	for _, gap := range []time.Duration{0, 2 * time.Second, 13 * time.Second, 45 * time.Second} {
@@ -117,9 +117,9 @@ func inOrder(t *testing.T, up bool, gap time.Duration, order []string) {
 	}
 }
 
-// Another wish that is learned while a job writes calls the job off when the
-// write is over: what it would do next was decided before that wish. Its own
-// write, or one of the same wish, does not.
+// A different intent learned while a job writes cancels the job after the
+// write, because its next step was decided before. The job's own write, or one
+// with the same intent, does not.
 func TestWishDuringAWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -156,8 +156,7 @@ func TestWishDuringAWrite(t *testing.T) {
 }
 
 // A start that was sent, withdrawn, and takes effect after the worker was seen
-// to be stopped is stopped again; one that somebody makes in the console later
-// is not.
+// stopped is stopped again. A later start in the AWS console is not.
 func TestLateStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{})
@@ -176,7 +175,7 @@ func TestLateStart(t *testing.T) {
 		r.world.mu.Lock()
 		r.world.fault = func(c string) (time.Duration, error, bool) {
 			if c == "start" {
-				return 30 * time.Second, callErr(Unreachable), false // nobody knows
+				return 30 * time.Second, callErr(Unreachable), false // the outcome is unknown
 			}
 			return 0, nil, false
 		}
@@ -209,8 +208,8 @@ func TestLateStart(t *testing.T) {
 	})
 }
 
-// What keeps an automatic start from being sent keeps it wherever it has got
-// to, and a person's start is kept by nothing.
+// What prevents an automatic start prevents it at every stage. Nothing prevents
+// a user's start.
 func TestAutomaticStartIsKept(t *testing.T) {
 	for name, keep := range map[string]struct {
 		on, off func(r *rig, id string)
@@ -236,7 +235,7 @@ func TestAutomaticStartIsKept(t *testing.T) {
 					if begun {
 						r.world.fault = failNow("start", Capacity)
 					}
-					err := r.world.stop(ec2, CauseServer) // the cloud's doing is repaired
+					err := r.world.stop(ec2, CauseServer) // a stop by the cloud is repaired
 					r.world.mu.Unlock()
 					if err != nil {
 						t.Fatal(err)
@@ -245,7 +244,7 @@ func TestAutomaticStartIsKept(t *testing.T) {
 						r.await(id, power.WorkerStarting, 5*time.Minute)
 						time.Sleep(10 * time.Second)
 						if name == "frozen" {
-							return // a start that was begun is carried through
+							return // a start that has begun is completed
 						}
 					}
 					keep.on(r, id)
@@ -281,9 +280,8 @@ func TestAutomaticStartIsKept(t *testing.T) {
 	}
 }
 
-// A start that a schedule asked for and that waits for its turn ends with the
-// schedule's hours; one that a person took back is not asked for again before
-// the next opening.
+// A pending start requested by a schedule ends with the schedule's hours. One
+// that a user withdrew is not requested again before the next opening.
 func TestScheduledStartWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(local(t, "2000-03-06 18:30")))
@@ -322,8 +320,8 @@ func TestScheduledStartWithdrawn(t *testing.T) {
 	})
 }
 
-// A pause that an asked-for check decides on comes back by the watch before the
-// check is done; it is answered all the same.
+// The pause decided by a requested check returns through the watch before the
+// check is done. The request is answered nevertheless.
 func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_warn_before_minutes": 0}})
@@ -334,7 +332,7 @@ func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Hour)
-		// What became of a write is known late, so that the watch is first.
+		// The outcome of a write is known late, so that the watch is first.
 		r.c.fleet.Store().(*mem.Client).Inject(func(c mem.Call) mem.Fault {
 			switch {
 			case c.Kind == mem.Commit && len(c.Txn.Then) > 0:
@@ -358,8 +356,8 @@ func TestAnswerSurvivesItsOwnPause(t *testing.T) {
 	})
 }
 
-// A check that is asked for while another decides on a pause is told of that
-// pause, and not that the worker stops.
+// A check requested while another decides on a pause is answered with that
+// pause, and not with the worker's stopping.
 func TestAnswerOfTheCheckBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, options{settings: map[string]any{"worker_warn_before_minutes": 0}})

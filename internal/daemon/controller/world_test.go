@@ -16,13 +16,12 @@ import (
 	"lull/internal/fleet"
 )
 
-// world is a cloud and the CMLs on it, as a model with state and clocks. It
-// knows nothing of the controller and asks what happened, never what was
-// called.
+// world is a model of a cloud and its CMLs, with state and clocks. It knows
+// nothing of the controller. Tests ask it what happened, never what was called.
 type world struct {
-	parts      *parts // what images and types are made of; nil cannot be asked
+	parts      *parts // describes images and types; nil cannot be asked
 	volumeType string // of all volumes
-	mute       bool   // who asks for volumes is not answered
+	mute       bool   // requests for volumes get no answer
 	hibernate  []bool // of each stop
 	mu         sync.Mutex
 	rng        *rand.Rand
@@ -30,22 +29,22 @@ type world struct {
 	token      map[string]string // client token to instance
 	next       int
 	calls      map[string]int
-	// fault is asked before each call; an error with applied true is a lost
+	// fault is called before each call. An error with applied set is a lost
 	// answer.
 	fault   func(call string) (delay time.Duration, err error, applied bool)
 	pending time.Duration
 	stopped time.Duration
 	latency time.Duration
-	launchT map[string]int                                           // launches that made an instance, by token
+	launchT map[string]int                                           // launches that created an instance, by token
 	onStop  func(id string, sent time.Time)                          // called before a stop takes effect, without the lock
 	cpuLag  time.Duration                                            // from the end of a window until it can be read
 	load    func(id string, end time.Time) (cpu float64, there bool) // replaces cpu if not nil; with the lock held
-	cpu     *float64                                                 // per cent of every machine, as CloudWatch has it; nil without CloudWatch
+	cpu     *float64                                                 // percent of every machine, as in CloudWatch; nil without CloudWatch
 }
 
 type machine struct {
 	Instance
-	until   time.Time // when State becomes then
+	until   time.Time // when State becomes next
 	then    string
 	ips     int
 	protect bool
@@ -60,22 +59,22 @@ type machine struct {
 	labs   int
 	lic    LicenseState
 	regErr error
-	// onLicense is asked before each call about the license, with the lock
-	// held; an error is the call's answer.
+	// onLicense is called before each call about the license, with the lock
+	// held. An error is the call's answer.
 	onLicense func(call string) error
 	licensed  map[string]int // calls
 	warned    []time.Time
-	notices   map[string]fleet.Warning // that are shown
+	notices   map[string]fleet.Warning // those that are shown
 	deaf      bool                     // its answers to warnings are lost
 	fetches   int
-	known     bool      // the last completed answer said all there is
+	known     bool      // the last completed answer was complete
 	answer    time.Time // when it was completed
 	newest    time.Time // the newest activity in any answer
 }
 
 type cmlEvent struct {
 	at      time.Time // true time
-	arrives time.Time // when the answer holds it
+	arrives time.Time // when an answer contains it
 }
 
 func newWorld(seed uint64) *world {
@@ -99,7 +98,7 @@ func (w *world) settle(m *machine) {
 	}
 }
 
-// enter is the way into every call: it counts, delays and fails.
+// enter begins every call: it counts, delays and fails calls.
 func (w *world) enter(ctx context.Context, call string) (applied bool, err error) {
 	w.mu.Lock()
 	w.calls[call]++
@@ -139,7 +138,7 @@ func (w *world) States(ctx context.Context) (map[string]string, error) {
 	return out, nil
 }
 
-// Volumes are of a size that is in their ids, and of the type that the world has.
+// Volumes have the size in their IDs and the type set in the world.
 func (w *world) Volumes(ctx context.Context, ids []string) (map[string]fleet.Volume, error) {
 	if _, err := w.enter(ctx, "volumes"); err != nil {
 		return nil, err
@@ -332,7 +331,7 @@ func (w *world) Run(ctx context.Context, l fleet.Launch) (Instance, error) {
 	return m.copy(), err
 }
 
-// add makes an instance.
+// add creates an instance.
 func (w *world) add(state string) *machine {
 	w.next++
 	m := &machine{Instance: Instance{ID: fmt.Sprintf("i-%017x", w.next), State: state, LaunchTime: time.Now(), Tags: map[string]string{}}, lic: unregistered}
@@ -474,8 +473,8 @@ func (c console) Telemetry(ctx context.Context, seen json.RawMessage) Telemetry 
 	return t
 }
 
-// offset is what the bounds of a clock offset leave: up to a second late,
-// never early, and different at each reading.
+// offset returns the remaining error of a clock offset within its bounds: up to
+// a second late, never early, and different at each reading.
 func (w *world) offset(m *machine) time.Duration {
 	if m.skew == 0 {
 		return 0
@@ -520,8 +519,7 @@ func (c console) license(call string) (*machine, error) {
 	return m, nil
 }
 
-// answered is asked after a call had its effect: an error is an answer that is
-// lost.
+// answered is called after a call had its effect. An error is a lost answer.
 func (m *machine) answered(call string) error {
 	if m.onLicense == nil {
 		return nil
