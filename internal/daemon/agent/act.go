@@ -14,14 +14,14 @@ import (
 	"lull/internal/link/tags"
 )
 
-// What can be done to the machine.
+// Actions on the machine.
 const (
 	actionStop      = "stop"
 	actionHibernate = "hibernate"
 	actionTerminate = "terminate"
 )
 
-// Phases of an action, in their order; the last three end it.
+// Phases of an action, in order. The last three end it.
 const (
 	phaseIntent    = "intent"
 	phaseHook      = "hook"
@@ -34,16 +34,16 @@ const (
 	phaseFailed    = "failed"
 )
 
-// attempt is the action under way. Only its own goroutine moves it on, in
+// attempt is the action in progress. Only its own goroutine advances it, in
 // steps that run in the loop.
 type attempt struct {
 	out    *agentctl.Outcome
 	forced bool // a TTL or a completion: use does not cancel it
-	sent   bool // the call is on its way, and nothing takes it back
-	// cannotHibernate: the instance was not launched for it, and is stopped
-	// instead. It changes before the action is announced.
+	sent   bool // the call was sent and cannot be canceled
+	// cannotHibernate is set if the instance was not launched for hibernation,
+	// and is stopped instead. It changes only before the action is announced.
 	cannotHibernate bool
-	announced       string // the action that the state tags say
+	announced       string // the action in the state tags
 	cancel          context.CancelFunc
 	span            trace.Span
 }
@@ -53,8 +53,7 @@ type errCancelled struct{ why string }
 
 func (e errCancelled) Error() string { return e.why }
 
-// attempt begins an action. Its intent is durable before anything else
-// happens.
+// attempt begins an action. Its intent is durable before anything else happens.
 func (a *Agent) attempt(ctx context.Context, action, reason string, inUse []string) {
 	now := a.now()
 	a.state.Generation++
@@ -94,9 +93,9 @@ func copyOf(o *agentctl.Outcome) *agentctl.Outcome {
 	return &c
 }
 
-// carryOut is the fenced stop of the agent: intent, also in the server's record
-// where there is one, hook, the server again since a hook may take long, read
-// everything again, call, observe.
+// carryOut is the agent's fenced stop: the intent, also in the server's record
+// if there is one; the hook; the server again, because a hook may take long;
+// another reading of everything; the call; the observation of its effect.
 func (a *Agent) carryOut(ctx context.Context, at *attempt, hookRan bool) {
 	err := a.durable(ctx, func() error { return nil })
 	if err != nil {
@@ -115,7 +114,7 @@ func (a *Agent) carryOut(ctx context.Context, at *attempt, hookRan bool) {
 	}
 	if a.ctx.Err() != nil {
 		at.span.End()
-		return // the machine or the agent is going down; the next start concludes
+		return // the machine or the agent is going down; the next start concludes the action
 	}
 	a.post(func() {
 		if at.out.EndedAt != nil {
@@ -137,7 +136,7 @@ func (a *Agent) carryOut(ctx context.Context, at *attempt, hookRan bool) {
 	})
 }
 
-// unsay takes the -ing tag back after an action that did not happen.
+// unsay reverts the -ing tag of an action that did not happen.
 func (a *Agent) unsay() {
 	if a.o.Cloud == nil {
 		return
@@ -154,7 +153,7 @@ func (a *Agent) step(ctx context.Context, at *attempt, phase string) error {
 	return a.ask(ctx, func() { at.out.Phase = phase })
 }
 
-// finish concludes the action under way.
+// finish concludes the action in progress.
 func (a *Agent) finish(phase, detail string) {
 	now := a.now()
 	out := a.state.Last
@@ -174,8 +173,8 @@ func (a *Agent) finish(phase, detail string) {
 	a.save(nil)
 }
 
-// retryAt is when a failed action may be tried again: five minutes after, then
-// twice as long each time, at most an hour.
+// retryAt returns when a failed action may be retried: after five minutes, then
+// after twice as long each time, at most an hour.
 func (a *Agent) retryAt() time.Time {
 	last := a.state.Last
 	if last == nil || last.Phase != phaseFailed || last.EndedAt == nil {
@@ -184,28 +183,28 @@ func (a *Agent) retryAt() time.Time {
 	return last.EndedAt.Add(min(retryAfter<<min(max(a.failures-1, 0), 6), time.Hour))
 }
 
-// Exit codes of a pre-stop hook that hold the action up (the others, failures
-// too, do not: the hook is told to clean up, not asked for leave).
+// Exit codes of a pre-stop hook that hold the action. All others, including
+// failures, do not: the hook is asked to clean up, not for permission.
 const (
-	HookVeto  = 100 // not while the machine stays this idle: for another idle-timeout
+	HookVeto  = 100 // not while the machine stays this idle: wait another idle-timeout
 	HookDefer = 101 // ask again in ten minutes
 )
 
-// hookHolds is how long a hook that ran for a stop that was cancelled, and not
-// because of use, need not run again.
+// hookHolds is for how long a hook need not run again if its stop was canceled
+// for a reason other than use.
 const hookHolds = 15 * time.Minute
 
-// vetoBound is how long hooks may hold up one stop in all.
+// vetoBound is the maximum total time for which hooks may hold one stop.
 const vetoBound = 4 * time.Hour
 
-// hookAllowed reports whether a hook's setting comes from where hooks may come
-// from.
+// hookAllowed reports whether a hook's setting comes from a source that may set
+// hooks.
 func (a *Agent) hookAllowed(setting string) bool {
 	return a.config.hookWhere[setting] == sourceFile || a.config.local.AllowTagHooks
 }
 
 // runHook runs the pre-stop hook and obeys its answer. A TTL or a completion
-// runs it too, and does not ask.
+// runs it too, but ignores the answer.
 func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	var spec HookSpec
 	var c Config
@@ -221,7 +220,7 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	if err != nil || spec.Command == "" {
 		return err
 	}
-	// Durable before it runs: whatever ends this agent, post-cancel is owed.
+	// Durable before it runs: whatever ends this agent, post-cancel must run.
 	if err := a.durable(ctx, func() error {
 		a.busy[jobPreStop] = true
 		a.state.Prepared = &prepared{Generation: at.out.Generation, Action: at.out.Action, Reason: at.out.Reason, At: a.now()}
@@ -233,7 +232,7 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	result := a.o.Hooks.Run(ctx, spec)
 	result.Command = tags.Program(result.Command)
 	var answer error
-	// Also when the stop was canceled meanwhile: post-cancel waits for it.
+	// Also if the stop was canceled meanwhile: post-cancel waits for it.
 	err = a.ask(context.WithoutCancel(ctx), func() {
 		delete(a.busy, jobPreStop)
 		a.soon(a.now())
@@ -245,7 +244,7 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 		return err
 	}
 	// The hook's own work must not look like use: the samples start again, and
-	// a whole interval is read without it.
+	// a complete interval is read without it.
 	if err := a.ask(ctx, func() { at.out.Phase = phaseSettling; a.o.Cheap.Reset() }); err != nil {
 		return err
 	}
@@ -258,8 +257,8 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	return a.look1(ctx)
 }
 
-// answerOf turns the hook's exit code into leave, or into an errCancelled with
-// the veto kept.
+// answerOf converts the hook's exit code into permission, or into an
+// errCancelled with the veto recorded.
 func (a *Agent) answerOf(at *attempt, h *agentctl.Hook, c Config) error {
 	h.Answer = "proceed"
 	var wait time.Duration
@@ -290,7 +289,7 @@ func (a *Agent) answerOf(at *attempt, h *agentctl.Hook, c Config) error {
 	return errCancelled{fmt.Sprintf("the pre-stop hook answered %s, until %s", h.Answer, v.Until.Format(time.RFC3339))}
 }
 
-// look1 has one whole round read, the slow signals too.
+// look1 reads one complete round, including the slow signals.
 func (a *Agent) look1(ctx context.Context) error {
 	done := make(chan struct{})
 	if err := a.ask(ctx, func() { a.look(ctx, false, func() { close(done) }) }); err != nil {
@@ -306,10 +305,11 @@ func (a *Agent) look1(ctx context.Context) error {
 	}
 }
 
-// fence reads the tags and every signal again and asks whether the action is
-// still right. Whatever can take time comes before the last look: the tags, the
-// state tags, the disk and the server's leave. It returns with the readings at
-// most freshLimit old, and then nothing stands before the call.
+// fence reads the tags and every signal again and checks whether the action is
+// still right. Everything that can take time comes before the last reading: the
+// tags, the state tags, the disk and the server's permission. When fence
+// returns, the readings are at most freshLimit old, and nothing remains before
+// the call.
 func (a *Agent) fence(ctx context.Context, at *attempt) error {
 	if err := a.step(ctx, at, phaseFence); err != nil {
 		return err
@@ -324,7 +324,7 @@ func (a *Agent) fence(ctx context.Context, at *attempt) error {
 	a.preflight(ctx, at)
 	a.announce(ctx, at)
 	// Phase calling is durable before the call: the next start must know that
-	// the machine may have gone down because of it.
+	// this call may have stopped the machine.
 	if err := a.durable(ctx, func() error { at.out.Phase = phaseCalling; return nil }); err != nil {
 		return fmt.Errorf("cannot record the call: %w", err)
 	}
@@ -334,8 +334,8 @@ func (a *Agent) fence(ctx context.Context, at *attempt) error {
 	return a.within(ctx, "last_look", func(ctx context.Context) error { return a.lastLook(ctx, at) })
 }
 
-// reread has the configuration read again, by a reading that begins now: one
-// under way may have passed what has changed since.
+// reread reads the configuration in a new reading. One in progress may have
+// missed the latest change.
 func (a *Agent) reread(ctx context.Context) error {
 	for joined := true; joined; {
 		read := make(chan struct{})
@@ -354,8 +354,8 @@ func (a *Agent) reread(ctx context.Context) error {
 	return nil
 }
 
-// preflight asks whether the instance can hibernate, where that is wanted.
-// What cannot be read is left to EC2's own answer.
+// preflight checks whether the instance can hibernate, if that is wanted. If it
+// cannot be read, EC2's own answer decides.
 func (a *Agent) preflight(ctx context.Context, at *attempt) {
 	hibernates := false
 	if a.ask(ctx, func() { hibernates = at.out.Action == actionHibernate }) != nil || !hibernates || a.o.Cloud == nil {
@@ -367,14 +367,14 @@ func (a *Agent) preflight(ctx context.Context, at *attempt) {
 	if err != nil || i.HibernationConfigured {
 		return
 	}
-	_ = a.ask(ctx, func() { // what shuts the agent down ends the action too
+	_ = a.ask(ctx, func() { // an end of the agent ends the action too
 		at.cannotHibernate = true
 		at.become(actionHibernate)
 	})
 }
 
 // lastLook reads every signal, judges once more, and in the same turn of the
-// loop puts the call beyond recall.
+// loop makes the call irrevocable.
 func (a *Agent) lastLook(ctx context.Context, at *attempt) error {
 	for range 3 {
 		if err := a.look1(ctx); err != nil {
@@ -396,7 +396,7 @@ func (a *Agent) lastLook(ctx context.Context, at *attempt) error {
 	return errCancelled{"the signals take longer to read than their readings may be old"}
 }
 
-// readAt is the time of the oldest reading of the last round.
+// readAt returns the time of the oldest reading of the last round.
 func (a *Agent) readAt() time.Time {
 	var t time.Time
 	for _, r := range a.machine.readings {
@@ -407,7 +407,7 @@ func (a *Agent) readAt() time.Time {
 	return t
 }
 
-// stillRight judges the action once more, with what is known now.
+// stillRight judges the action once more, on the present data.
 func (a *Agent) stillRight(at *attempt) error {
 	a.watchClocks() // a machine that has just woken up is in use
 	now := a.now()
@@ -445,8 +445,8 @@ func (a *Agent) stillRight(at *attempt) error {
 	return nil
 }
 
-// become makes the action the wanted one, or a stop where that is hibernation
-// and the instance cannot.
+// become changes the action to the wanted one, or to a stop if that is a
+// hibernation and the instance cannot hibernate.
 func (at *attempt) become(wanted string) {
 	if wanted == actionHibernate && at.cannotHibernate {
 		wanted, at.out.Detail = actionStop, "The instance was not launched for hibernation and is stopped instead."
@@ -454,8 +454,8 @@ func (at *attempt) become(wanted string) {
 	at.out.Action = wanted
 }
 
-// change has a changed policy win, unless it would destroy what people were
-// told is only stopped: of that they are warned first.
+// change lets a changed policy win, unless users were told of a stop and the
+// policy now terminates: they are warned of that first.
 func (at *attempt) change(action string, inUse []string) error {
 	if action == actionTerminate && at.out.Action != actionTerminate {
 		return errCancelled{"it is to be terminated now, and people were warned of a " + at.out.Action}
@@ -465,7 +465,8 @@ func (at *attempt) change(action string, inUse []string) error {
 	return nil
 }
 
-// announce writes the -ing tag before the call: after it there may be no time.
+// announce writes the -ing tag before the call: there may be no time
+// afterwards.
 func (a *Agent) announce(ctx context.Context, at *attempt) {
 	var want tags.State
 	var form string

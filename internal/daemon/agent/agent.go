@@ -1,20 +1,21 @@
-// Package agent decides on a machine itself whether it is idle, and stops,
-// hibernates or ends it (spec, section 3).
+// Package agent decides, on a machine itself, whether the machine is idle, and
+// stops, hibernates or ends it.
 //
-// One goroutine, the loop, owns all state: it reads the cheap signals, asks
-// the dear ones only when those are quiet, lets internal/idle judge, and
-// answers the control socket. Whatever can take time (tags, hooks, warnings,
-// the cloud, the disk) runs beside it with a deadline and hands its result
-// back, so that nothing holds the loop for longer than a tick.
+// One goroutine, the loop, owns all state. It reads the cheap signals, asks the
+// slow ones only if the cheap ones are quiet, lets internal/idle judge, and
+// answers the control socket. Everything that can take time (tags, hooks,
+// warnings, the cloud, the disk) runs outside the loop with a deadline and
+// returns its result to it, so that nothing blocks the loop for longer than a
+// tick.
 //
-// It guarantees: an unknown signal, an unreadable configuration and a halt
-// never lead to an idle action; an intent is durable before it is acted on;
-// after the hook everything is read again, the tags too, and the last readings
-// are at most 5 s old when the call is sent; only a TTL or a completion
-// terminates. Its own writes to terminals and its own traffic are not use.
+// Guarantees: an unknown signal, an unreadable configuration and a halt never
+// lead to an idle action. An intent is durable before it is acted on. After the
+// hook everything is read again, including the tags, and the last readings are
+// at most 5 s old when the call is sent. Only a TTL or a completion terminates.
+// The agent's own terminal writes and network traffic do not count as use.
 //
-// It leaves out where its parts come from: files, clocks, metadata and the
-// cloud are handed in through Options.
+// The agent's parts (files, clocks, metadata and the cloud) are passed in
+// through Options.
 package agent
 
 import (
@@ -34,15 +35,15 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// Cheap are the readings that cost microseconds: cpu, network, disk and
-// terminals. proc.Machine is one.
+// Cheap reads the signals that cost microseconds: cpu, network, disk and
+// terminals. proc.Machine implements it.
 type Cheap interface {
 	Read(now time.Time, l proc.Limits, into []idle.Reading) []idle.Reading
 	Reset()
 }
 
-// Slow is one signal that is asked only when the cheap ones are quiet. Read
-// obeys ctx as well as it can; one that does not answer is unknown.
+// Slow is one signal that is read only if the cheap ones are quiet. Read should
+// respect ctx. A signal that does not answer is unknown.
 type Slow interface {
 	Signal() string
 	Wanted(c Config) bool
@@ -54,14 +55,14 @@ type TagSource interface {
 	Tags(ctx context.Context) (map[string]string, error)
 }
 
-// Instance is what the cloud says about the machine.
+// Instance is the cloud's description of the machine.
 type Instance struct {
 	State                 string // running, stopping, ...
 	HibernationConfigured bool
 }
 
-// Cloud acts on the machine the agent runs on. Stop hibernates if asked, stops
-// where that is not possible, and then says why.
+// Cloud acts on the machine that the agent runs on. Stop hibernates if
+// requested. If that is not possible it stops, and returns why.
 type Cloud interface {
 	Describe(ctx context.Context) (Instance, error)
 	WriteTags(ctx context.Context, t map[string]string) error
@@ -69,14 +70,15 @@ type Cloud interface {
 	Terminate(ctx context.Context) error
 }
 
-// Power acts on the machine where there is no cloud.
+// Power acts on the machine if there is no cloud.
 type Power interface {
 	PowerOff(ctx context.Context) error
 	Hibernate(ctx context.Context) error
 }
 
 // Warner warns the users of the machine, and withdraws warnings that no longer
-// hold. Both return what could not be delivered; that never delays an action.
+// apply. Both methods return what could not be delivered; that never delays an
+// action.
 type Warner interface {
 	Warn(ctx context.Context, w Warning) error
 	Withdraw(ctx context.Context, w Withdrawal) error
@@ -87,42 +89,42 @@ type HookRunner interface {
 	Run(ctx context.Context, h HookSpec) agentctl.Hook
 }
 
-// UserChecker is a HookRunner that knows whether a user exists. CheckUser
-// returns what is wrong otherwise.
+// UserChecker is a HookRunner that knows which users exist. CheckUser returns
+// an error if the user does not.
 type UserChecker interface {
 	CheckUser(name string) error
 }
 
-// Disk keeps the agent's files.
+// Disk stores the agent's files.
 type Disk interface {
-	Load(name string) ([]byte, error)         // fs.ErrNotExist when there is none
+	Load(name string) ([]byte, error)         // fs.ErrNotExist if there is none
 	Save(name string, b []byte) error         // durable when it returns
-	Config() ([]byte, error)                  // the local file; fs.ErrNotExist when there is none
-	Completed(path string) (time.Time, error) // when a trustworthy completion file of this boot was written; zero if none is there
+	Config() ([]byte, error)                  // the local file; fs.ErrNotExist if there is none
+	Completed(path string) (time.Time, error) // modification time of a trustworthy completion file of this boot; zero if there is none
 }
 
-// Journal keeps the history.
+// Journal stores the history.
 type Journal interface {
 	Append(e agentctl.Entry) error
 	Entries(q agentctl.HistoryQuery) ([]agentctl.Entry, error)
 }
 
-// Evidence keeps every look and its verdict.
+// Evidence stores every check and its verdict.
 type Evidence interface {
-	Take(r evidence.Record) // never waits
+	Take(r evidence.Record) // never blocks
 	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
 // Options are the parts of an Agent. Cheap, Clocks, Disk and Journal are
-// required; the others may be nil, and what they would do is left out.
+// required. The others may be nil, which disables what they do.
 type Options struct {
 	Version, BuildDate string
 	InstanceID, Region string
-	// Identify returns the instance's id and region. It is asked until it
-	// answers if InstanceID is empty; nil if there is no cloud.
+	// Identify returns the instance's ID and region. If InstanceID is empty it
+	// is called until it succeeds. Nil means that there is no cloud.
 	Identify func(ctx context.Context) (instanceID, region string, err error)
 	BootID   string
-	Prefix   string // of tags; empty is lull:
+	Prefix   string // of tags; empty means lull:
 
 	ConfigPath string // of the local file, for errors; Disk reads it
 
@@ -142,26 +144,26 @@ type Options struct {
 	Clocks   func() wall.Reading // of one boot; see wall.Read
 	Own      *proc.OwnWrites
 	Log      *slog.Logger
-	Tracer   trace.Tracer // gets spans of looks, warnings and actions; nil traces nothing
+	Tracer   trace.Tracer // gets spans of checks, warnings and actions; nil disables tracing
 }
 
-// Bounds of what runs beside the loop.
+// Limits of work outside the loop.
 const (
 	configEvery  = 5 * time.Minute
 	sourceLimit  = 10 * time.Second // one source of configuration
 	probeLimit   = 10 * time.Second // one slow signal
 	warnLimit    = 10 * time.Second
 	tagLimit     = 10 * time.Second
-	diskLimit    = 30 * time.Second // a write to disk that is told of
+	diskLimit    = 30 * time.Second // a write to disk that is reported as hanging
 	callLimit    = 60 * time.Second // one call that stops the machine
-	freshLimit   = 5 * time.Second  // age of the readings when it is sent
+	freshLimit   = 5 * time.Second  // maximum age of the readings when it is sent
 	acceptedWait = 10 * time.Minute // until an accepted stop must have happened
 	retryAfter   = 5 * time.Minute  // after a failed action; doubles up to an hour
-	stepLimit    = 60 * time.Second // a jump of the clock that is told
+	stepLimit    = 60 * time.Second // a jump of the clock that is reported
 	alarmAfter   = 15 * time.Minute // of an unknown signal
 )
 
-// Agent is one machine's agent. Its methods of agentctl.Agent are safe for
+// Agent is one machine's agent. Its agentctl.Agent methods are safe for
 // concurrent use while Run runs.
 type Agent struct {
 	o     Options
@@ -171,9 +173,9 @@ type Agent struct {
 	tasks sync.WaitGroup
 	ctx   context.Context // of Run
 	saver *saver
-	lines chan agentctl.Entry // of the history, on their way to the journal
+	lines chan agentctl.Entry // history entries on their way to the journal
 
-	// Below belongs to the loop.
+	// The fields below are owned by the loop.
 	clock    steady
 	started  time.Time
 	booted   time.Time
@@ -182,15 +184,15 @@ type Agent struct {
 	machine  machineView
 	acting   *attempt
 	round    *round
-	busy     map[string]bool // slow signals whose last question is unanswered
+	busy     map[string]bool // slow signals with an unanswered probe
 	nextAt   time.Time
 	tagged   tagWriter
 	server   reporting
 	alarms   map[string]agentctl.Alarm
 	counters agentctl.Counters
 	unknown  map[string]time.Time // since when, by signal
-	failures int                  // of the action in a row
-	warning  trace.SpanContext    // of the newest warning; an action points to it
+	failures int                  // consecutive failures of the action
+	warning  trace.SpanContext    // of the newest warning; an action links to it
 
 	delivered chan struct{} // closed when the last delivery of the Warner has ended; nil before the first
 	ready     chan struct{}
@@ -198,13 +200,13 @@ type Agent struct {
 	self atomic.Pointer[identity]
 }
 
-// identity is the instance that the machine is; empty while it is not known.
+// identity is the machine's instance, empty while unknown.
 type identity struct {
 	instanceID, region string
-	err                error // why it is not known
+	err                error // why it is unknown
 }
 
-// machineView is what the last finished round saw.
+// machineView is the result of the last finished round.
 type machineView struct {
 	readings []idle.Reading
 	notAsked []string
@@ -245,21 +247,22 @@ func New(o Options) (*Agent, error) {
 	return a, errors.Join(errs...)
 }
 
-// Ready is closed once the first configuration has been read or has failed to
-// be, and the control methods answer.
+// Ready is closed once the first attempt to read the configuration has ended,
+// successful or not, and the control methods answer.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }
 
-// String names the agent in a group of long-running things.
+// String names the agent as a task.
 func (a *Agent) String() string { return "agent" }
 
-// Run watches the machine until ctx ends. It returns nil then, and an error
-// only where the agent cannot begin.
+// Run watches the machine until ctx ends. Then it returns nil. It returns an
+// error only if the agent cannot start.
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	a.ctx = ctx
 	a.saver = newSaver(a.o.Disk)
 	a.tasks.Go(func() { a.saver.run(ctx) })
-	// The history is kept until its last line, which says that it ends.
+	// The journal is written until its last line, which says that the agent
+	// ends.
 	keeping, kept := context.WithCancel(context.WithoutCancel(ctx))
 	a.tasks.Go(func() { a.keep(keeping) })
 	defer func() {
@@ -290,11 +293,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// now is the time everything here is reckoned in: the wall clock, without its
-// jumps.
+// now is the time used throughout the agent: the wall clock, without its jumps.
 func (a *Agent) now() time.Time { return a.clock.at(a.o.Clocks()) }
 
-// post has f run by the loop; it is dropped when the loop has ended.
+// post runs f in the loop. It drops f if the loop has ended.
 func (a *Agent) post(f func()) {
 	select {
 	case a.calls <- f:
@@ -302,7 +304,7 @@ func (a *Agent) post(f func()) {
 	}
 }
 
-// ask has f run by the loop and waits for it.
+// ask runs f in the loop and waits for it.
 func (a *Agent) ask(ctx context.Context, f func()) error {
 	done := make(chan struct{})
 	select {
@@ -316,8 +318,8 @@ func (a *Agent) ask(ctx context.Context, f func()) error {
 	return nil
 }
 
-// beside runs work outside the loop, bounded by limit, and what it returns in
-// the loop. Run waits for it.
+// beside runs work outside the loop, bounded by limit, and the function that it
+// returns in the loop. Run waits for it.
 func (a *Agent) beside(limit time.Duration, work func(ctx context.Context) (then func())) {
 	a.tasks.Go(func() {
 		ctx, cancel := context.WithTimeout(a.ctx, limit)
@@ -328,7 +330,7 @@ func (a *Agent) beside(limit time.Duration, work func(ctx context.Context) (then
 	})
 }
 
-// begin loads what an earlier agent left and says so.
+// begin loads the state of an earlier agent and records the start.
 func (a *Agent) begin() error {
 	c := a.o.Clocks()
 	a.clock.start(c)

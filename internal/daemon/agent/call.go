@@ -10,10 +10,10 @@ import (
 	"lull/internal/link/tags"
 )
 
-// call sends the action. What EC2 cannot hibernate is stopped instead, which
-// is said.
+// call sends the action. If EC2 cannot hibernate the instance, it is stopped
+// instead, and the outcome says so.
 func (a *Agent) call(ctx context.Context, at *attempt) error {
-	action := at.out.Action // what can change it has ended
+	action := at.out.Action // everything that can change it has ended
 	cctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	fallback, err := a.send(cctx, action)
@@ -28,7 +28,7 @@ func (a *Agent) call(ctx context.Context, at *attempt) error {
 		if fallback != "" {
 			action = actionStop
 			at.out.Action, at.out.Detail = actionStop, fallback
-			a.tagged.ended = tags.ActionStopping // it says that it hibernates
+			a.tagged.ended = tags.ActionStopping // the tag said that it hibernates
 			a.tellTags(a.now())
 		}
 		a.record(agentctl.Entry{Kind: "action", Sentence: action + " was accepted. " + at.out.Detail, Outcome: copyOf(at.out)})
@@ -36,8 +36,8 @@ func (a *Agent) call(ctx context.Context, at *attempt) error {
 	})
 }
 
-// send asks the cloud, or the machine itself where there is none. fallback says
-// why it is stopped instead of hibernated, if it is.
+// send asks the cloud, or the machine itself if there is none. fallback is why
+// it is stopped instead of hibernated, if it is.
 func (a *Agent) send(ctx context.Context, action string) (fallback string, err error) {
 	cloud, power := a.o.Cloud, a.o.Power
 	switch {
@@ -61,7 +61,8 @@ func (a *Agent) send(ctx context.Context, action string) (fallback string, err e
 	return "", err
 }
 
-// hibernate asks for it, and says why it is a stop where EC2 does not.
+// hibernate requests a hibernation, and returns why EC2 stops the instance
+// instead, if it does.
 func hibernate(ctx context.Context, cloud Cloud) (string, error) {
 	fallback, err := cloud.Stop(ctx, true)
 	if fallback != "" {

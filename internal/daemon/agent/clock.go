@@ -6,14 +6,14 @@ import (
 	"lull/internal/base/wall"
 )
 
-// steady turns looks at the clocks into a time that follows the wall clock
-// without its jumps, and runs through a suspend.
+// steady converts clock readings into a time that follows the wall clock
+// without its jumps and continues during a suspend.
 type steady struct {
 	at0    wall.Reading
 	events wall.Detector
 }
 
-// noise is the least suspend or step that counts.
+// noise is the smallest suspend or step that counts.
 const noise = 2 * time.Second
 
 func (s *steady) start(r wall.Reading) {
@@ -24,9 +24,9 @@ func (s *steady) start(r wall.Reading) {
 
 func (s *steady) at(r wall.Reading) time.Time { return s.at0.Wall.Add(r.Since(s.at0)).Round(0) }
 
-// look returns what happened since the look before: how long the machine was
-// suspended, and how far its wall clock was set. From then on times are
-// reckoned by the new wall clock, so the caller shifts what it keeps by jump.
+// look returns what happened since the previous reading: how long the machine
+// was suspended, and how far its wall clock was set. From then on times follow
+// the new wall clock, so the caller must shift its stored times by jump.
 func (s *steady) look(r wall.Reading) (slept, jump time.Duration) {
 	for _, e := range s.events.Observe(r) {
 		if e.Kind == wall.Suspended {

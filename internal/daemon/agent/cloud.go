@@ -7,8 +7,8 @@ import (
 	"lull/internal/edge/ec2"
 )
 
-// EC2 is the Cloud of an instance, and the source of its tags that needs the
-// right to describe them.
+// EC2 is the Cloud of an instance, and the source of its tags that needs
+// permission to describe them.
 type EC2 struct {
 	Client *ec2.Client
 	ID     string
@@ -49,7 +49,7 @@ func (e EC2) Terminate(ctx context.Context) error {
 	return err
 }
 
-// Tags implements TagSource by DescribeTags.
+// Tags implements TagSource with DescribeTags.
 func (e EC2) Tags(ctx context.Context) (map[string]string, error) {
 	found, err := e.Client.Tags(ctx, []string{e.ID})
 	if err != nil {
@@ -58,7 +58,7 @@ func (e EC2) Tags(ctx context.Context) (map[string]string, error) {
 	return found[e.ID], nil
 }
 
-// explain says what a user can do about a refusal.
+// explain adds what a user can do about a refusal.
 func explain(action string, err error) error {
 	hint := ""
 	switch ec2.KindOf(err) {

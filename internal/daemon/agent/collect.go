@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// collect asks, beside the loop, for what is not a signal: the completion
-// file, the pending timers, and the server's ear. Each is asked once at a time.
+// collect reads, outside the loop, what is not a signal: the completion file,
+// the pending timers, and the Reporter's link to the server. At most one read
+// of each is in progress.
 func (a *Agent) collect(time.Time) {
 	path := a.config.CompletionFile
 	a.once("completion file", func(context.Context) func() {
@@ -22,7 +23,7 @@ func (a *Agent) collect(time.Time) {
 				a.save(nil)
 			}
 			if c := a.state.Completed; c != nil && c.FileAt.IsZero() {
-				c.FileAt = written // of the same completion, told twice
+				c.FileAt = written // of the same completion, reported twice
 			}
 		}
 	})
@@ -39,7 +40,7 @@ func (a *Agent) collect(time.Time) {
 	a.report()
 }
 
-// once runs work beside the loop unless its last run has not ended.
+// once runs work outside the loop unless its previous run has not ended.
 func (a *Agent) once(name string, work func(ctx context.Context) func()) {
 	key := "job " + name
 	if a.busy[key] {

@@ -19,31 +19,32 @@ import (
 	"lull/internal/link/tags"
 )
 
-// Names of sources, as people see them.
+// Names of sources, as shown to users.
 const (
 	sourceDefault = "default"
 	sourceTags    = "tags"
 	sourceCache   = "cache"
 	sourceFile    = "file"
 
-	sourceExtended = "extended" // by a user, from what another source says
+	sourceExtended = "extended" // by a user, starting from another source's value
 )
 
-// Local is what the local file says: settings, and what only it may say.
+// Local is the content of the local file: settings, and options that only this
+// file has.
 type Local struct {
 	Settings      tags.Settings
-	AllowTagHooks bool // run hooks that tags name: who can write tags then owns the machine
-	ReplaceTags   bool // tags are not read at all
+	AllowTagHooks bool // run hooks set by tags: everyone who can write tags then owns the machine
+	ReplaceTags   bool // ignore tags
 }
 
-// maxConfig bounds the local file.
+// maxConfig bounds the size of the local file.
 const maxConfig = 64 << 10
 
-// ParseLocal reads the content of the local file at path: one setting a line
-// under the tags' names, lists as YAML lists or with commas, and
+// ParseLocal parses the content of the local file at path: one setting per line
+// under the tags' names, lists as YAML lists or comma-separated, and
 // allow-tag-hooks and replace-tags. A file that is not one YAML document is an
-// error; a setting that cannot be used, or that is there twice, is a fault and
-// leaves only itself out.
+// error. A setting that is unusable or duplicated is a fault, and only that
+// setting is ignored.
 func ParseLocal(path string, b []byte) (Local, []tags.Fault, error) {
 	var l Local
 	if len(b) > maxConfig {
@@ -75,7 +76,7 @@ func ParseLocal(path string, b []byte) (Local, []tags.Fault, error) {
 		key, node := root.Content[i], root.Content[i+1]
 		value, err := scalar(node)
 		switch first, twice := lines[key.Value]; {
-		case twice: // which of them is meant is not known, so neither counts
+		case twice: // which one is meant is unknown, so neither counts
 			l.clear(key.Value)
 			err = fmt.Errorf("it is in line %d too", first)
 		case err == nil:
@@ -89,7 +90,7 @@ func ParseLocal(path string, b []byte) (Local, []tags.Fault, error) {
 	return l, faults, nil
 }
 
-// clear takes one setting back.
+// clear removes one setting.
 func (l *Local) clear(name string) {
 	switch name {
 	case "allow-tag-hooks":
@@ -110,7 +111,7 @@ func (l *Local) set(name, value string) error {
 	return l.Settings.Set(name, value)
 }
 
-// show is what may be seen of a value that cannot be used.
+// show returns what may be shown of an unusable value.
 func (l *Local) show(name, value string) string {
 	if name == "allow-tag-hooks" || name == "replace-tags" {
 		return value
@@ -118,8 +119,8 @@ func (l *Local) show(name, value string) string {
 	return tags.Show(name, value)
 }
 
-// withoutText leaves out of an error of YAML what it quotes from the file: a
-// password that begins with a star is read as an alias.
+// withoutText removes what a YAML error quotes from the file: a password that
+// begins with an asterisk is read as an alias.
 func withoutText(err error) error {
 	if strings.Contains(err.Error(), "anchor") {
 		return errors.New("yaml: a value begins with * and is no alias; put it in quotes")
@@ -157,7 +158,7 @@ func scalar(n *yaml.Node) (string, error) {
 }
 
 // fetched is one reading of every source. A nil error with nil content means
-// that the source has nothing.
+// that the source is empty.
 type fetched struct {
 	at       time.Time
 	tags     map[string]string
@@ -170,7 +171,7 @@ type fetched struct {
 	faults   []tags.Fault
 }
 
-// fetch reads every source. It runs beside the loop.
+// fetch reads every source. It runs outside the loop.
 func (a *Agent) fetch(ctx context.Context) fetched {
 	f := fetched{at: a.o.Clocks().Wall, path: cmp.Or(a.o.ConfigPath, "the local file")}
 	b, err := a.o.Disk.Config()
@@ -210,27 +211,27 @@ type remembered struct {
 	LocalAt time.Time         `json:"local_at"`
 }
 
-// configured is the configuration that holds and how it came about. It belongs
-// to the loop.
+// configured is the effective configuration and its origin. It is owned by the
+// loop.
 type configured struct {
 	Config
-	settled   bool // a first reading has come back
+	settled   bool // a first reading has completed
 	last      remembered
-	tags      tags.Settings // as they hold
+	tags      tags.Settings // the effective ones
 	local     Local
 	report    []agentctl.Config
 	faults    []tags.Fault
 	settings  []agentctl.Setting
-	unread    string            // why a source has never been read; empty when all have been
-	silent    bool              // every source was read, and none says anything
+	unread    string            // why a source has never been read; empty if all have been
+	silent    bool              // every source was read, and none sets anything
 	hookWhere map[string]string // the source of each hook's setting
 	readAt    time.Time
-	reading   []func(agentctl.Reload) // who waits for the reading under way
+	reading   []func(agentctl.Reload) // callbacks that wait for the reading in progress
 }
 
 const cacheFile = "config.json"
 
-// loadCache brings back the last good configuration of an earlier agent.
+// loadCache loads the last good configuration of an earlier agent.
 func (a *Agent) loadCache() {
 	b, err := a.o.Disk.Load(cacheFile)
 	if err == nil {
@@ -243,8 +244,8 @@ func (a *Agent) loadCache() {
 	a.config.Config = Resolve(tags.Settings{})
 }
 
-// refresh reads the sources beside the loop, applies them in it and then calls
-// done in it. A reading under way is joined.
+// refresh reads the sources outside the loop, applies them in the loop and then
+// calls done in the loop. It joins a reading in progress.
 func (a *Agent) refresh(done func(agentctl.Reload)) {
 	a.config.reading = append(a.config.reading, done)
 	if len(a.config.reading) > 1 {
@@ -263,7 +264,7 @@ func (a *Agent) refresh(done func(agentctl.Reload)) {
 	})
 }
 
-// apply lays a reading of the sources over what held and reports the
+// apply merges a reading of the sources into the configuration and returns the
 // difference. What could not be read keeps its last good value.
 func (a *Agent) apply(f fetched) agentctl.Reload {
 	c := &a.config
@@ -308,7 +309,7 @@ func (a *Agent) apply(f fetched) agentctl.Reload {
 	return r
 }
 
-// effective is what the sources say together.
+// effective returns the combined settings of all sources.
 func (c *configured) effective() tags.Settings { return c.local.Settings.Over(c.tags) }
 
 func (a *Agent) applyLocal(f fetched) (replace bool) {
@@ -374,22 +375,23 @@ func (a *Agent) applyTags(f fetched, replace bool) {
 	c.report = append(c.report, rep)
 }
 
-// keepFaulty gives a setting that was written wrongly its last good value, so
-// that a slip of the pen does not lift a limit.
+// keepFaulty gives an invalid setting its last good value, so that a typing
+// error does not lift a limit.
 func keepFaulty(s *tags.Settings, faults []tags.Fault, prefix string, last map[string]string) {
 	for _, f := range faults {
 		name := strings.TrimPrefix(f.Tag, prefix)
 		if v, ok := last[name]; ok {
-			// What was good when it was cached is good now, or is left out.
+			// A value that was valid when cached is valid now, or is left out.
 			_ = s.Set(name, v)
 		}
 	}
 }
 
-// unfit finds what in s can be read and cannot work, on this machine or beside
-// what else s and the other source say. path is of the file that s is from;
-// empty is tags. A warning that is longer than the timeout is taken out of s.
-// A user who does not exist stays, so that no hook runs as somebody else.
+// unfit returns the settings in s that are readable but cannot work, on this
+// machine or in combination with the rest of s and the other source. path is
+// the file of s; empty means tags. A warning longer than the timeout is removed
+// from s. A user that does not exist stays, so that no hook runs as another
+// user.
 func (a *Agent) unfit(s *tags.Settings, path string) (out []tags.Fault) {
 	fault := func(name, problem string) {
 		f := tags.Fault{Tag: a.o.Prefix + name, Problem: problem}
@@ -420,7 +422,7 @@ func parseAll(values map[string]string) tags.Settings {
 	return s
 }
 
-// origins lists every setting that holds, with where it comes from.
+// origins lists every effective setting with its source.
 func origins(c *configured, said tags.Settings) []agentctl.Setting {
 	var out []agentctl.Setting
 	base := Defaults()

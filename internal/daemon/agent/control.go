@@ -16,7 +16,7 @@ import (
 
 var _ agentctl.Agent = (*Agent)(nil)
 
-// maxLease is the longest lease (spec, section 4).
+// maxLease is the maximum duration of a lease.
 const maxLease = 24 * time.Hour
 
 func bad(format string, args ...any) error {
@@ -33,7 +33,7 @@ func (a *Agent) Status(ctx context.Context) (s agentctl.Status, err error) {
 	return s, err
 }
 
-// status is a copy of everything, for other goroutines.
+// status returns a copy of everything, for other goroutines.
 func (a *Agent) status() agentctl.Status {
 	now := a.now()
 	m := &a.machine
@@ -113,7 +113,8 @@ func (a *Agent) Why(ctx context.Context, at time.Time) (w agentctl.Why, err erro
 	return w, nil
 }
 
-// expiryOf returns the first TTL among what comes; nil without one.
+// expiryOf returns the first TTL among the upcoming actions; nil if there is
+// none.
 func expiryOf(s agentctl.Status) *evidence.Expiry {
 	for _, u := range s.Upcoming {
 		if u.Reason == reasonTTL && s.TTL != nil {
@@ -135,8 +136,8 @@ func turnOf(t *time.Time) *evidence.Turn {
 	return &evidence.Turn{At: *t, By: "the machine"}
 }
 
-// skew is how far the clock of whoever asks may be ahead of ours: a moment
-// that close is taken for the present.
+// skew is how far a caller's clock may be ahead of ours. A time within it
+// counts as now.
 const skew = 5 * time.Second
 
 // whyThen answers from the evidence, and the last action from the history.
@@ -193,8 +194,8 @@ func (a *Agent) Reload(ctx context.Context) (r agentctl.Reload, err error) {
 	}
 }
 
-// Snooze implements agentctl.Agent. It comes too late once the call that stops
-// the machine is on its way.
+// Snooze implements agentctl.Agent. It is refused once the call that stops the
+// machine was sent.
 func (a *Agent) Snooze(ctx context.Context, r agentctl.SnoozeRequest) (agentctl.Status, error) {
 	by := agentctl.Caller(ctx)
 	err := a.durable(ctx, func() error {
@@ -250,7 +251,7 @@ func (a *Agent) Complete(ctx context.Context, r agentctl.CompleteRequest) (agent
 	return a.Status(ctx)
 }
 
-// completed takes a completion signal in. The first one of a boot holds.
+// completed records a completion signal. The first one of a boot counts.
 func (a *Agent) completed(c completion) {
 	if a.state.Completed != nil {
 		return
@@ -297,7 +298,7 @@ func (a *Agent) HoldLease(ctx context.Context, r agentctl.LeaseRequest) (l idle.
 	return l, err
 }
 
-// ReleaseLease implements agentctl.Agent. It drops the holder's own lease only.
+// ReleaseLease implements agentctl.Agent. It drops only the holder's own lease.
 func (a *Agent) ReleaseLease(ctx context.Context, holder string) error {
 	return a.durable(ctx, func() error {
 		i := slices.IndexFunc(a.state.Leases, func(l idle.Lease) bool { return l.Holder == holder })
@@ -317,7 +318,7 @@ func (a *Agent) Leases(ctx context.Context) (l []idle.Lease, err error) {
 	return l, err
 }
 
-// History implements agentctl.Agent. It reads beside the loop.
+// History implements agentctl.Agent. It reads outside the loop.
 func (a *Agent) History(_ context.Context, q agentctl.HistoryQuery) ([]agentctl.Entry, error) {
 	list, err := a.o.Journal.Entries(q)
 	if list == nil {
@@ -354,7 +355,7 @@ func (a *Agent) Halt(ctx context.Context, r agentctl.HaltRequest) (agentctl.Stat
 	return a.Status(ctx)
 }
 
-// record hands a line to the journal.
+// record queues an entry for the journal.
 func (a *Agent) record(e agentctl.Entry) {
 	e.At = a.now()
 	select {
@@ -364,8 +365,8 @@ func (a *Agent) record(e agentctl.Entry) {
 	}
 }
 
-// keep writes the history beside the loop, so that a disk that hangs holds
-// nothing up. What is under way when ctx ends is still written.
+// keep writes the history outside the loop, so that a hanging disk blocks
+// nothing. Entries queued when ctx ends are still written.
 func (a *Agent) keep(ctx context.Context) {
 	write := func(e agentctl.Entry) {
 		err := a.o.Journal.Append(e)
@@ -392,7 +393,7 @@ func (a *Agent) keep(ctx context.Context) {
 	}
 }
 
-// alarm raises one, once.
+// alarm raises an alarm, once.
 func (a *Agent) alarm(code, sentence string) {
 	if old, ok := a.alarms[code]; ok {
 		old.Sentence = sentence
@@ -406,7 +407,7 @@ func (a *Agent) alarm(code, sentence string) {
 	}
 }
 
-// alarmIf raises an alarm or takes it back.
+// alarmIf raises or clears an alarm.
 func (a *Agent) alarmIf(on bool, code, sentence string) {
 	if on {
 		a.alarm(code, sentence)

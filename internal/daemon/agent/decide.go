@@ -29,9 +29,9 @@ const (
 	reasonComplete           = "completion"
 )
 
-// judge has internal/idle decide on what the last round saw. fence is the last
-// look before an action: the warning is out, and the action itself is no
-// obstacle.
+// judge lets internal/idle decide on the last round. fence is set for the final
+// check before an action: the warning has been out then, and the action itself
+// is no obstacle.
 func (a *Agent) judge(now time.Time, fence bool) evidence.Decision {
 	p := a.config.policy()
 	e := idle.Evidence{
@@ -46,15 +46,15 @@ func (a *Agent) judge(now time.Time, fence bool) evidence.Decision {
 	return evidence.Decide(now, p, e)
 }
 
-// keepEvidence writes a look and its verdict down. next is when the machine is
-// looked at again.
+// keepEvidence records a check and its verdict. next is when the machine is
+// checked again.
 func (a *Agent) keepEvidence(d evidence.Decision, next time.Time) {
 	if a.o.Evidence != nil {
 		a.o.Evidence.Take(evidence.Record{At: d.Verdict.At, Object: evidence.KindAgent, Next: next.Round(0).UTC(), Decision: d})
 	}
 }
 
-// guards are the agent's own reasons not to act.
+// guards returns the agent's own reasons not to act.
 func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 	var out []idle.Block
 	add := func(code idle.Code, until time.Time, format string, args ...any) {
@@ -112,9 +112,9 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 func (a *Agent) graceEnd() time.Time { return a.booted.Add(a.config.BootGrace) }
 
 // conclude judges the finished round and does what follows: warnings, actions,
-// tags, the record, and when to look next.
+// tags, the record, and the time of the next check.
 func (a *Agent) conclude(ctx context.Context) {
-	a.watchClocks() // the machine may have slept while a signal was asked
+	a.watchClocks() // the machine may have slept while a signal was read
 	now := a.now()
 	m := &a.machine
 	d := a.judge(now, false)
@@ -158,7 +158,7 @@ func (a *Agent) conclude(ctx context.Context) {
 	}
 }
 
-// soon has the loop look again at t, or earlier.
+// soon makes the loop check at t, or earlier.
 func (a *Agent) soon(t time.Time) {
 	if t.Before(a.nextAt) {
 		a.nextAt = t
@@ -169,7 +169,7 @@ func later(times ...time.Time) time.Time {
 	return slices.MaxFunc(times, time.Time.Compare)
 }
 
-// inUse names what is active or unknown, for the record of a forced action.
+// inUse returns what is active or unknown, for the record of a forced action.
 func (a *Agent) inUse() []string {
 	out := []string{}
 	for _, r := range a.machine.readings {
@@ -183,7 +183,7 @@ func (a *Agent) inUse() []string {
 	return out
 }
 
-// stages tells the verdict as the three looks of seeds/002.
+// stages returns the verdict as its three stages.
 func (a *Agent) stages() (answered int, out []agentctl.Stage) {
 	people := []string{proc.SignalUsers, proc.SignalTerminals, proc.SignalRecent}
 	look := func(number int, name string, of func(string) bool, none string) agentctl.Stage {
@@ -247,8 +247,8 @@ func (a *Agent) expireLeases(now time.Time) {
 	}
 }
 
-// recordVerdict writes a verdict into the history when what it says changed:
-// the codes of its blocks and the states of its signals, not every value.
+// recordVerdict writes a verdict into the history if it changed in the codes of
+// its blocks or the states of its signals. Values alone do not count.
 func (a *Agent) recordVerdict() {
 	m := &a.machine
 	var key strings.Builder
@@ -270,8 +270,8 @@ func (a *Agent) recordVerdict() {
 	a.record(agentctl.Entry{Kind: "verdict", Sentence: sentence, Verdict: &v, Readings: m.readings})
 }
 
-// idleTagAfter is how long the machine has to be quiet until its tag says so:
-// a tag that follows every pause of a typist would cost a call each.
+// idleTagAfter returns how long the machine must be quiet until its tag says
+// so. A tag that followed every pause in typing would cost a call each time.
 func (c Config) idleTagAfter() time.Duration {
 	if c.IdleTimeout > 0 {
 		return min(5*time.Minute, c.IdleTimeout/2)
@@ -279,7 +279,7 @@ func (c Config) idleTagAfter() time.Duration {
 	return 5 * time.Minute
 }
 
-// tellTags brings the state tags to what holds, when it changed.
+// tellTags updates the state tags when the state changed.
 func (a *Agent) tellTags(now time.Time) {
 	if a.o.Cloud == nil || !a.config.settled {
 		return

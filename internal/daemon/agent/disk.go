@@ -19,17 +19,17 @@ import (
 
 // Files is the Disk of a real machine.
 type Files struct {
-	State      string // directory of what outlives the agent, such as /var/lib/lull/agent
+	State      string // directory of the persistent state, such as /var/lib/lull/agent
 	ConfigFile string // the local file, such as /etc/lull/agent.yaml
-	// Clock reads the machine's clocks: a completion file older than its boot is
-	// of an earlier one. They are read each time, because a clock that was wrong
-	// at the boot is set later.
+	// Clock reads the machine's clocks. A completion file older than the boot
+	// belongs to an earlier one. The clocks are read each time, because a clock
+	// that was wrong at boot is set later.
 	Clock func() wall.Reading
 }
 
 var _ Disk = Files{}
 
-// Prepare makes the directories, closed to others.
+// Prepare creates the directories, closed to other users.
 func (f Files) Prepare() error {
 	if err := os.MkdirAll(f.State, 0o700); err != nil {
 		return fmt.Errorf("cannot make the agent's directory: %w", err)
@@ -48,8 +48,8 @@ func (f Files) Save(name string, b []byte) error {
 	return segment.WriteSealed(filepath.Join(f.State, name), b, 0o600)
 }
 
-// Config implements Disk. A file that somebody else than root or the agent's
-// own user could have written is not read.
+// Config implements Disk. A file that anyone other than root or the agent's own
+// user could have written is not read.
 func (f Files) Config() ([]byte, error) {
 	if f.ConfigFile == "" {
 		return nil, fs.ErrNotExist
@@ -57,13 +57,13 @@ func (f Files) Config() ([]byte, error) {
 	return ReadTrusted(f.ConfigFile, maxConfig+1)
 }
 
-// ReadTrusted reads at most limit bytes of a plain file that nobody but root
-// and the agent's own user can have written.
+// ReadTrusted reads at most limit bytes of a regular file that only root and
+// the agent's own user can have written.
 func ReadTrusted(path string, limit int64) ([]byte, error) {
-	// Without blocking: what lies there may be a pipe.
+	// Non-blocking, because the path may be a pipe.
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		// A link that leads nowhere is a file that cannot be read, not none.
+		// A dangling symlink is an unreadable file, not a missing one.
 		if st, lerr := os.Lstat(path); lerr == nil && st.Mode()&fs.ModeSymlink != 0 {
 			return nil, fmt.Errorf("cannot read %s: it is a link that leads nowhere", path)
 		}
@@ -78,8 +78,8 @@ func ReadTrusted(path string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, limit))
 }
 
-// Completed implements Disk. The file must be a plain one of this boot, in a
-// directory and of an owner that other users cannot pretend to be.
+// Completed implements Disk. It must be a regular file of this boot, in a
+// directory and of an owner that other users cannot forge.
 func (f Files) Completed(path string) (time.Time, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,8 +96,8 @@ func (f Files) Completed(path string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	// A reboot empties /run; elsewhere an old file must not end a new boot. One
-	// from the future is an old one too, where the clock has not been set yet.
+	// A reboot empties /run; elsewhere an old file must not end a new boot. A
+	// file from the future is an old one too, from before the clock was set.
 	written, now := st.ModTime(), f.Clock()
 	if written.Before(now.Wall.Add(-now.Boot)) {
 		return time.Time{}, fmt.Errorf("cannot obey %s: it is of %s, before this boot", path, written.Format(time.RFC3339))
@@ -108,9 +108,9 @@ func (f Files) Completed(path string) (time.Time, error) {
 	return written, nil
 }
 
-// trusted checks an open file and every directory on the way to it, through
-// symbolic links too: each belongs to root or to this process's user, and
-// nobody else may write to it.
+// trusted checks an open file and every directory on its path, through symbolic
+// links too: each must belong to root or to this process's user, and no other
+// user may write to it.
 func trusted(path string, file *os.File) error {
 	st, err := file.Stat()
 	if err != nil {
@@ -155,7 +155,7 @@ func trusted(path string, file *os.File) error {
 	}
 }
 
-// maxLinks bounds the symbolic links on the way to a file, as the kernel does.
+// maxLinks bounds the symbolic links on the path to a file, as the kernel does.
 const maxLinks = 40
 
 func ownOnly(st fs.FileInfo) error {

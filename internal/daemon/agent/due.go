@@ -11,16 +11,16 @@ import (
 	"lull/internal/link/tags"
 )
 
-// due is a TTL or a completion that acts on the machine whether it is in use
-// or not.
+// due is a TTL or a completion. It acts on the machine whether or not the
+// machine is in use.
 type due struct {
 	reason, action, sentence string
-	id                       string    // stays the same while it is the same deadline or completion
-	at                       time.Time // not before
+	id                       string    // constant for the same deadline or completion
+	at                       time.Time // earliest time
 }
 
-// dues returns what is set. A TTL is a hard limit. A manual snooze and leases
-// hold a completion off, whichever came first.
+// dues returns those that are set. A TTL is a hard limit. A manual snooze and
+// leases delay a completion, whichever came first.
 func (a *Agent) dues() (out []due) {
 	if t := a.config.TTLDeadline; !t.IsZero() {
 		out = append(out, due{reasonTTL, a.config.TTLAction, "This machine's time ends at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
@@ -32,8 +32,8 @@ func (a *Agent) dues() (out []due) {
 	return out
 }
 
-// heldUntil returns the end of the manual snooze or of the lease that ends
-// last; it may have passed, and is zero if there was none.
+// heldUntil returns the latest end of the manual snooze and the leases. It may
+// be in the past, and is zero if there are none.
 func (a *Agent) heldUntil() time.Time {
 	end := a.state.SnoozedUntil
 	for _, l := range a.state.Leases {
@@ -42,7 +42,7 @@ func (a *Agent) heldUntil() time.Time {
 	return end
 }
 
-// halted reports whether nothing acts by itself.
+// halted reports whether automatic actions are halted.
 func (a *Agent) halted() bool {
 	return a.state.Halted != nil || a.state.FleetHalt != nil
 }
@@ -82,8 +82,8 @@ func (a *Agent) overdue(ctx context.Context, now time.Time) bool {
 	return false
 }
 
-// upcoming returns what happens to the machine by itself, soonest first, if
-// nothing changes. v is the verdict of now.
+// upcoming returns the automatic actions to expect if nothing changes, soonest
+// first. v is the present verdict.
 func (a *Agent) upcoming(now time.Time, v idle.Verdict) []agentctl.Upcoming {
 	out := []agentctl.Upcoming{}
 	if at := a.acting; at != nil && (at.sent || at.out.Reason == reasonTTL || !a.heldUntil().After(now)) {
@@ -119,8 +119,8 @@ func (a *Agent) upcoming(now time.Time, v idle.Verdict) []agentctl.Upcoming {
 	return out
 }
 
-// serverTTL returns the deadline in the server's record of this machine, if
-// the agent's own configuration does not say the same.
+// serverTTL returns the deadline in the server's record of this machine, unless
+// the agent's own configuration has the same.
 func (a *Agent) serverTTL() *time.Time {
 	s := a.state.Server
 	if s == nil || s.TTLDeadline == nil || s.TTLDeadline.Equal(a.config.TTLDeadline) {
@@ -129,15 +129,15 @@ func (a *Agent) serverTTL() *time.Time {
 	return s.TTLDeadline
 }
 
-// extension is a TTL that a user moved. It holds while the configuration still
-// says From: a deadline that was set since then wins.
+// extension is a TTL that a user moved. It applies while the configuration
+// still has From: a deadline set after the extension overrides it.
 type extension struct {
 	From time.Time `json:"from"`
 	To   time.Time `json:"to"`
 }
 
-// extend applies the extension to the deadline that the sources say. readable
-// says that all of them could be read.
+// extend applies the extension to the deadline of the sources. readable means
+// that all of them could be read.
 func (a *Agent) extend(said time.Time, readable bool) time.Time {
 	e := a.state.Extended
 	switch {
@@ -153,8 +153,8 @@ func (a *Agent) extend(said time.Time, readable bool) time.Time {
 // maxExtend bounds one extension of a TTL.
 const maxExtend = 30 * 24 * time.Hour
 
-// ExtendTTL implements agentctl.Agent. A deadline that a tag says is moved in
-// the tag first, because a server reads it there.
+// ExtendTTL implements agentctl.Agent. A deadline from a tag is first moved in
+// the tag, because a server reads it there.
 func (a *Agent) ExtendTTL(ctx context.Context, r agentctl.ExtendRequest) (agentctl.Status, error) {
 	by := agentctl.Caller(ctx)
 	if d := time.Duration(r.For); d <= 0 || d > maxExtend {
@@ -198,7 +198,7 @@ func (a *Agent) ExtendTTL(ctx context.Context, r agentctl.ExtendRequest) (agentc
 			return err
 		}
 		if e := a.state.Extended; e != nil && e.To.Equal(from) {
-			from = e.From // what the sources may still say
+			from = e.From // the value that the sources may still have
 		}
 		a.state.Extended = &extension{From: from, To: to}
 		a.config.TTLDeadline = to
@@ -221,14 +221,14 @@ func cmpErr(errs ...error) error {
 	return nil
 }
 
-// undoCompletion takes a completion back until its action is sent. A
-// completion file that is there now does not complete the work again.
+// undoCompletion withdraws a completion, as long as its action has not been
+// sent. The present completion file does not complete the work again.
 func (a *Agent) undoCompletion(ctx context.Context, by string) (agentctl.Status, error) {
 	var path string
 	if err := a.ask(ctx, func() { path = a.config.CompletionFile }); err != nil {
 		return agentctl.Status{}, err
 	}
-	written, _ := a.o.Disk.Completed(path) // what is not obeyed needs no undoing
+	written, _ := a.o.Disk.Completed(path) // a file that is not obeyed needs no undoing
 	err := a.durable(ctx, func() error {
 		at := a.acting
 		switch {

@@ -94,7 +94,7 @@ func TestFilesAreDistrusted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP trust: needs root to give files away")
 	}
-	// Below /run and not below /tmp, which everybody may write to.
+	// Below /run and not below /tmp, to which everyone may write.
 	dir, err := os.MkdirTemp("/run", "lull-test-")
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -141,8 +141,8 @@ func TestFilesAreDistrusted(t *testing.T) {
 	}
 }
 
-// TestLinksAreFollowedWithDistrust: what stands on the way to a file, through
-// links too, is looked at as the file itself is.
+// TestLinksAreFollowedWithDistrust checks that everything on the path to a
+// file, through links too, is checked like the file itself.
 func TestLinksAreFollowedWithDistrust(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP trust: needs root for a directory that others cannot write to")

@@ -7,7 +7,8 @@ import (
 	"lull/internal/link/tags"
 )
 
-// Example is a local file with every setting, commented out, and its default.
+// Example returns a local file with every setting and its default, commented
+// out.
 func Example() string {
 	var b strings.Builder
 	b.WriteString("# lull agent. Settings here override the instance's tags of the same names.\n# replace-tags: true      # do not read tags at all\n# allow-tag-hooks: true   # run pre-stop commands that tags name: who can write tags then owns the machine\n")

@@ -19,15 +19,15 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// world is a machine, its cloud and its disk for one agent in a bubble.
+// world is a machine, its cloud and its disk, for one agent in a bubble.
 type world struct {
 	mu sync.Mutex
 
 	// The machine.
 	busy     map[string]bool // signals that are active
 	broken   map[string]bool // signals that cannot be read
-	typed    time.Time       // the last key somebody pressed
-	written  time.Time       // the last write to a terminal, by whomever
+	typed    time.Time       // the last key press
+	written  time.Time       // the last write to a terminal, by any process
 	own      *proc.OwnWrites
 	samples  int // since the last Reset; the first is unknown
 	slept    time.Duration
@@ -40,11 +40,11 @@ type world struct {
 	tags      map[string]string
 	tagsErr   error
 	tagsHang  bool
-	tagsTook  time.Duration // until what they said at the beginning is answered
+	tagsTook  time.Duration // until their initial content is returned
 	writeErr  error
 	writeHang bool
 	descErr   error
-	stopErr   []error // one a call, then success
+	stopErr   []error // one per call, then success
 	stopHang  bool
 	stopTook  time.Duration // until the call is answered
 	descTook  time.Duration
@@ -142,7 +142,7 @@ func (w *world) Tags(ctx context.Context) (map[string]string, error) {
 	return t, err
 }
 
-// refusal is an error as the EC2 edge makes it.
+// refusal returns an error as the EC2 edge creates it.
 func refusal(k ec2.Kind) error { return &ec2.Error{Op: "StopInstances", Kind: k, Code: string(k)} }
 
 type fakeCloud struct{ w *world }
@@ -174,7 +174,7 @@ func (c fakeCloud) WriteTags(ctx context.Context, t map[string]string) error {
 	return nil
 }
 
-// until lets the world go on until ctx ends; it is called with the lock held.
+// until lets the world run until ctx ends. It is called with the lock held.
 func (w *world) until(ctx context.Context) error {
 	w.mu.Unlock()
 	defer w.mu.Lock()
@@ -204,7 +204,7 @@ func (c fakeCloud) act(ctx context.Context, name string) error {
 	return nil
 }
 
-// takes lets time pass; it is called with the lock held.
+// takes lets time pass. It is called with the lock held.
 func (w *world) takes(d time.Duration) {
 	w.mu.Unlock()
 	defer w.mu.Lock()
@@ -302,7 +302,7 @@ func (w *world) Run(_ context.Context, h HookSpec) agentctl.Hook {
 	return f(h)
 }
 
-// clocks are the bubble's, moved by what the test slept and skewed.
+// clocks returns the bubble's clocks, moved by the test's sleeps and skews.
 func (w *world) clocks() wall.Reading {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -310,7 +310,7 @@ func (w *world) clocks() wall.Reading {
 	return wall.Reading{Boot: mono + w.slept, Mono: mono, Wall: time.Now().Add(w.slept + w.skew).Round(0)}
 }
 
-// epoch is when a bubble's clock begins; the machine booted an hour before.
+// epoch is when a bubble's clock begins. The machine booted an hour before.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(-time.Hour)
 
 func (w *world) start(t *testing.T, ctx context.Context) *Agent {
@@ -321,7 +321,7 @@ func (w *world) start(t *testing.T, ctx context.Context) *Agent {
 	return a
 }
 
-// make makes an agent over w that does not run yet.
+// make creates an agent over w, without running it.
 func (w *world) make(t *testing.T) *Agent {
 	t.Helper()
 	var slow []Slow
@@ -348,26 +348,26 @@ func bubble(t *testing.T, w *world, body func(t *testing.T, a *Agent)) {
 		a := w.start(t, ctx)
 		body(t, a)
 		cancel()
-		time.Sleep(4 * w.saveTook) // the agent ends when the disk has taken what waits
+		time.Sleep(4 * w.saveTook) // the agent ends when the disk has taken what is queued
 		synctest.Wait()
 	})
 }
 
-// sent is what the cloud was asked to do so far.
+// sent returns the requests to the cloud so far.
 func (w *world) sent() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return append([]string{}, w.calls...)
 }
 
-// tag is the value of a state tag, by its name without the prefix.
+// tag returns the value of a state tag, by its name without the prefix.
 func (w *world) tag(name string) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.tags["lull:"+name]
 }
 
-// warned are the warnings so far.
+// warned returns the warnings so far.
 func (w *world) warned() []Warning {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -18,12 +18,12 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// trouble is a row of the table of what can go wrong between idle and stopped.
+// trouble is one fault between idle and stopped.
 type trouble struct {
 	name   string
 	set    func(w *world)
 	during func(t *testing.T, w *world, a *Agent) // after the agent has started
-	sleep  time.Duration                          // default 45 min; the timeout is 30
+	sleep  time.Duration                          // default 45 min; the timeout is 30 min
 	calls  []string
 	alarm  string // a code that must be raised at the end
 	then   string // what else happens, for the page
@@ -235,7 +235,7 @@ func faults() []trouble {
 			if s.Halted == nil || s.Last.Phase != phaseCancelled || w.tags["lull:idle-action"] != "" {
 				t.Errorf("halted %v, last %+v, tags %v", s.Halted, s.Last, w.tags)
 			}
-			tagged("stopping")(t, w, s) // and taken back
+			tagged("stopping")(t, w, s) // and withdrawn
 		}},
 		{name: "a key at the last second", then: "the action is cancelled", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { w.atFence = func() { w.with(func() { w.typed = time.Now() }) } })
@@ -243,7 +243,8 @@ func faults() []trouble {
 	}
 }
 
-// anHourInUse has the machine in use for an hour in which the tags cannot be read.
+// anHourInUse has the machine in use for an hour in which the tags cannot be
+// read.
 func anHourInUse(err error) func(*testing.T, *world, *Agent) {
 	return func(_ *testing.T, w *world, _ *Agent) {
 		w.with(func() { w.tagsErr, w.busy["cpu"] = err, true })
@@ -268,8 +269,7 @@ func stepAt(d, step time.Duration) func(*testing.T, *world, *Agent) {
 	}
 }
 
-// atFence has something happen between the last reading of the tags and that
-// of the signals.
+// atFence runs f between the last reading of the tags and that of the signals.
 func atFence(f func(w *world)) func(*testing.T, *world, *Agent) {
 	return func(_ *testing.T, w *world, _ *Agent) {
 		w.with(func() { w.atFence = func() { w.with(func() { f(w) }) } })
@@ -346,8 +346,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// watchLoop asks the agent every seven seconds, whatever goes wrong beside it:
-// nothing may hold the loop up.
+// watchLoop calls the agent every seven seconds during all faults: nothing may
+// block the loop.
 func watchLoop(t *testing.T, a *Agent) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -363,7 +363,7 @@ func watchLoop(t *testing.T, a *Agent) (stop func()) {
 	return func() { cancel(); <-ended }
 }
 
-// TestHookThatHangsHoldsNothingUp asks while a hook hangs.
+// TestHookThatHangsHoldsNothingUp calls the agent while a hook hangs.
 func TestHookThatHangsHoldsNothingUp(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "10m"
@@ -386,8 +386,8 @@ func TestHookThatHangsHoldsNothingUp(t *testing.T) {
 	})
 }
 
-// TestRestart kills the agent in every phase and starts another on what it
-// left, with and without a reboot in between.
+// TestRestart kills the agent in every phase and starts another on its state,
+// with and without a reboot in between.
 func TestRestart(t *testing.T) {
 	for _, at := range []string{phaseIntent, phaseHook, phaseFence, phaseCalling, phaseAccepted} {
 		for _, reboot := range []bool{false, true} {

@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/reference/agent-faults.md")
 
-// elsewhere are the rows that other tests show: what happens, what the agent
+// elsewhere are the rows covered by other tests: what happens, what the agent
 // does, and the file and name of the test.
 var elsewhere = [][4]string{
 	{"any signal is active", "stays; after it ends, stops once the timeout has passed", ".", "TestUseHolds"},
@@ -38,7 +38,7 @@ var elsewhere = [][4]string{
 	{"a file is another's, writable by others, in an open folder, a link or of an earlier boot", "not obeyed, alarm", ".", "TestFilesAreDistrusted"},
 }
 
-// faultsPage is the table of what can go wrong and what the agent does then.
+// faultsPage returns the table of faults and the agent's reactions.
 func faultsPage() string {
 	var b strings.Builder
 	b.WriteString("# What can go wrong for the agent\n\nGenerated from the tests: every row is one. An idle machine has a timeout of 30 minutes; " +
@@ -62,7 +62,7 @@ func faultsPage() string {
 	return b.String()
 }
 
-// TestFaultsPage holds the published table to the tests.
+// TestFaultsPage checks that the published table matches the tests.
 func TestFaultsPage(t *testing.T) {
 	const path = "../../../docs/reference/agent-faults.md"
 	if *update {

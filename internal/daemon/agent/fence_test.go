@@ -12,9 +12,9 @@ import (
 	"lull/internal/link/control"
 )
 
-// TestFenceIsTheLast: whatever takes long between deciding and calling, the
-// call rests on readings of at most five seconds; the cloud of these tests
-// panics at one that does not.
+// TestFenceIsTheLast checks that, whatever takes long between decision and
+// call, the call is based on readings at most five seconds old. The cloud of
+// these tests panics otherwise.
 func TestFenceIsTheLast(t *testing.T) {
 	for name, slow := range map[string]func(w *world){
 		"the disk takes 20 s":            func(w *world) { w.saveTook = 20 * time.Second },
@@ -37,8 +37,8 @@ func TestFenceIsTheLast(t *testing.T) {
 	}
 }
 
-// TestUseWhileTheDiskIsSlow: a key pressed while the intent is on its way to a
-// slow disk cancels the action, and so does a halt.
+// TestUseWhileTheDiskIsSlow checks that a key press while the intent is written
+// to a slow disk cancels the action, and so does a halt.
 func TestUseWhileTheDiskIsSlow(t *testing.T) {
 	for name, use := range map[string]func(t *testing.T, w *world, a *Agent){
 		"a key": func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.typed = time.Now() }) },
@@ -67,8 +67,8 @@ func TestUseWhileTheDiskIsSlow(t *testing.T) {
 	}
 }
 
-// TestResumeBeforeTheAnswer: the machine goes down before the answer to the
-// call has come, as by a command that hibernates and answers after the resume.
+// TestResumeBeforeTheAnswer: the machine goes down before the call is answered,
+// as with a command that hibernates and answers after the resume.
 func TestResumeBeforeTheAnswer(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -88,9 +88,9 @@ func TestResumeBeforeTheAnswer(t *testing.T) {
 	})
 }
 
-// TestCompletionEndsOnce: a machine that hibernated because its work was done,
-// and was resumed, does not go down again for the same completion, and does for
-// another one.
+// TestCompletionEndsOnce checks that a machine that hibernated because its work
+// was done, and was resumed, does not go down again for the same completion,
+// but does for another one.
 func TestCompletionEndsOnce(t *testing.T) {
 	for _, how := range []string{"command", "file", "both"} {
 		t.Run(how, func(t *testing.T) {
@@ -131,8 +131,8 @@ func TestCompletionEndsOnce(t *testing.T) {
 	}
 }
 
-// TestTerminateIsWarnedOf: an action that was announced as a stop never turns
-// into a termination without a warning of that.
+// TestTerminateIsWarnedOf checks that an action announced as a stop never
+// becomes a termination without its own warning.
 func TestTerminateIsWarnedOf(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		w := newWorld()
@@ -161,8 +161,8 @@ func TestTerminateIsWarnedOf(t *testing.T) {
 	}
 }
 
-// TestSleepWhileASignalIsAsked: what was read before a suspend says nothing
-// about the time after it.
+// TestSleepWhileASignalIsAsked checks that readings from before a suspend say
+// nothing about the time after it.
 func TestSleepWhileASignalIsAsked(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -171,7 +171,7 @@ func TestSleepWhileASignalIsAsked(t *testing.T) {
 	bubble(t, w, func(t *testing.T, a *Agent) {
 		time.Sleep(20*time.Minute + 30*time.Second)
 		w.with(func() { w.hang["users"] = true })
-		time.Sleep(32 * time.Second) // a look is under way
+		time.Sleep(32 * time.Second) // a check is in progress
 		w.with(func() { w.slept += 9 * time.Hour; w.hang["users"] = false })
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
@@ -182,8 +182,8 @@ func TestSleepWhileASignalIsAsked(t *testing.T) {
 	})
 }
 
-// TestHaltedMachineRunsNoHook: a halt on the machine holds against a server
-// that is about to stop it, unless a user or a deadline does.
+// TestHaltedMachineRunsNoHook checks that a halt on the machine applies to a
+// server that is about to stop it, unless a user or a deadline stops it.
 func TestHaltedMachineRunsNoHook(t *testing.T) {
 	for _, forced := range []bool{false, true} {
 		w, to := newWorld(), &ear{}
@@ -207,8 +207,8 @@ func TestHaltedMachineRunsNoHook(t *testing.T) {
 	}
 }
 
-// TestTagsAreReadAnew: a reading of the tags that was under way when the action
-// began may have passed a change, and is not the last.
+// TestTagsAreReadAnew checks that a reading of the tags that was in progress
+// when the action began is repeated, because it may have missed a change.
 func TestTagsAreReadAnew(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -226,8 +226,8 @@ func TestTagsAreReadAnew(t *testing.T) {
 	})
 }
 
-// TestHaltedFleetEndsNothing: a halt of the fleet that was set a moment before
-// an action is heard before the call, whatever the action and its reason.
+// TestHaltedFleetEndsNothing checks that a fleet halt set a moment before an
+// action is noticed before the call, for every action and reason.
 func TestHaltedFleetEndsNothing(t *testing.T) {
 	for _, action := range []string{"stop", "terminate", "idle"} {
 		w, to := newWorld(), &ear{}
@@ -240,7 +240,7 @@ func TestHaltedFleetEndsNothing(t *testing.T) {
 		}
 		bubble(t, w, func(t *testing.T, a *Agent) {
 			time.Sleep(2*time.Hour - time.Second)
-			w.with(func() { w.saveTook = 12 * time.Second }) // the call is more than half a minute away then
+			w.with(func() { w.saveTook = 12 * time.Second }) // the call is then more than half a minute away
 			time.Sleep(25 * time.Second)
 			if s := mustStatus(t, a); s.Last == nil || s.Last.EndedAt != nil {
 				t.Fatalf("%s: no action is under way: %+v", action, s.Last)
@@ -257,8 +257,8 @@ func TestHaltedFleetEndsNothing(t *testing.T) {
 	}
 }
 
-// TestNothingBeforeTheAnnouncedTime: whatever timeout and warning are set, the
-// machine runs until the time that people were told.
+// TestNothingBeforeTheAnnouncedTime checks, for any timeout and warning, that
+// the machine runs until the time announced to users.
 func TestNothingBeforeTheAnnouncedTime(t *testing.T) {
 	for _, c := range [][2]string{{"1m", "5m"}, {"6m", "5m"}, {"30m", "5m"}, {"30m", "20m"}, {"2h", "1m"}, {"10m", "90s"}} {
 		t.Run(c[0]+" "+c[1], func(t *testing.T) {

@@ -9,17 +9,17 @@ import (
 	"lull/internal/link/control"
 )
 
-// haltedHere is what a halt of the agent is called in sentences.
+// haltedHere begins sentences about a halt of the agent.
 const haltedHere = "Automatic actions on this machine are"
 
-// HaltFollower is a Reporter that learns of the fleet's halt as soon as it
-// changes. With one that is not, the halt comes with the answers to reports.
+// HaltFollower is a Reporter that learns of a change of the fleet's halt at
+// once. With any other Reporter, the halt comes with the answers to reports.
 type HaltFollower interface {
 	AwaitHalt(ctx context.Context, t control.HaltTurn) (control.HaltAnswer, error)
 }
 
-// followHalt keeps the fleet's halt as the server says it is. It runs beside the
-// loop until ctx ends.
+// followHalt keeps the fleet's halt as reported by the server. It runs outside
+// the loop until ctx ends.
 func (a *Agent) followHalt(ctx context.Context, f HaltFollower) {
 	control.FollowHalt(ctx, f.AwaitHalt, func(x control.HaltAnswer, asked time.Time) {
 		waited := time.Since(asked)
@@ -30,9 +30,9 @@ func (a *Agent) followHalt(ctx context.Context, f HaltFollower) {
 	})
 }
 
-// heardHalt takes over the fleet's halt, nil for none, from an answer to a
-// request sent at asked by this agent's clock. An answer to a request sent before
-// the halt was learned does not end it: it may be older.
+// heardHalt applies the fleet's halt, nil for none, from an answer to a request
+// sent at asked by this agent's clock. An answer to a request sent before the
+// halt was learned does not end the halt, because it may be older.
 func (a *Agent) heardHalt(x *idle.HaltedBy, asked time.Time) {
 	old, now := a.state.FleetHalt, a.now()
 	if old.Same(x) || old.MovedBy(x) < haltSlack || x == nil && !asked.After(a.server.haltAt) {
@@ -64,7 +64,7 @@ func (a *Agent) haltActing() {
 	}
 }
 
-// endHalt ends a halt whose end has come.
+// endHalt ends a halt that has expired.
 func (a *Agent) endHalt(now time.Time) {
 	end := func(h **idle.HaltedBy, whose string) {
 		x := *h

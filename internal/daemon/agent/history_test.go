@@ -10,8 +10,9 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// TestHistoryHasItsEdges: the history says when the agent came and went and how
-// long the machine slept, so that what was in between is not taken for watched.
+// TestHistoryHasItsEdges checks that the history contains the agent's starts
+// and ends and the machine's sleep, so that these times do not count as
+// watched.
 func TestHistoryHasItsEdges(t *testing.T) {
 	w, kept := newWorld(), &MemoryJournal{}
 	w.tune = func(o *Options) { o.Journal = kept }

@@ -14,9 +14,9 @@ import (
 	"lull/internal/link/control"
 )
 
-// TestSnoozeAndLeaseHoldACompletion: a manual snooze or a lease holds off a
-// completion, whichever came first, and what was held is warned of before it
-// happens.
+// TestSnoozeAndLeaseHoldACompletion checks that a manual snooze or a lease
+// delays a completion, whichever came first, and that a delayed completion is
+// warned of before it happens.
 func TestSnoozeAndLeaseHoldACompletion(t *testing.T) {
 	hold := map[string]func(t *testing.T, a *Agent){
 		"snooze": func(t *testing.T, a *Agent) {
@@ -65,7 +65,8 @@ func TestSnoozeAndLeaseHoldACompletion(t *testing.T) {
 	}
 }
 
-// TestNothingHoldsATTL: neither a snooze nor a lease moves a deadline.
+// TestNothingHoldsATTL checks that neither a snooze nor a lease moves a
+// deadline.
 func TestNothingHoldsATTL(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:ttl-deadline"] = "2000-01-01T02:00:00Z"
@@ -82,8 +83,8 @@ func TestNothingHoldsATTL(t *testing.T) {
 	})
 }
 
-// TestUpcoming: what the status says comes next is what happens next, with
-// every combination of TTL, completion, snooze and lease.
+// TestUpcoming checks that the action announced in the status is the next one
+// that happens, for every combination of TTL, completion, snooze and lease.
 func TestUpcoming(t *testing.T) {
 	for name, c := range map[string]struct {
 		tags     map[string]string
@@ -140,8 +141,8 @@ func TestUpcoming(t *testing.T) {
 	}
 }
 
-// TestTTLExtend: an extension moves the deadline, in the tag too, over a
-// restart, and yields to a deadline that is set afterwards.
+// TestTTLExtend checks that an extension moves the deadline, in the tag too and
+// across a restart, and that a deadline set afterwards overrides it.
 func TestTTLExtend(t *testing.T) {
 	extend := func(t *testing.T, a *Agent, d time.Duration) error {
 		t.Helper()
@@ -170,7 +171,7 @@ func TestTTLExtend(t *testing.T) {
 				if got := w.tag("ttl-deadline"); source != "file" && got != "2000-01-01T04:00:00Z" {
 					t.Errorf("the tag says %q", got)
 				}
-				if source == "stale tag" { // as metadata that lags behind
+				if source == "stale tag" { // like outdated metadata
 					w.with(func() { w.tags["lull:ttl-deadline"] = "2000-01-01T02:00:00Z" })
 				}
 				cancel()
@@ -247,8 +248,8 @@ func TestTTLExtend(t *testing.T) {
 	})
 }
 
-// TestCompleteUndo: a completion is taken back until its action starts, by
-// whatever it was signaled, and can be signaled again.
+// TestCompleteUndo checks that a completion can be withdrawn until its action
+// starts, however it was signaled, and can be signaled again.
 func TestCompleteUndo(t *testing.T) {
 	for _, how := range []string{"command", "file", "both"} {
 		t.Run(how, func(t *testing.T) {

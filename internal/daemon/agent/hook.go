@@ -16,20 +16,20 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// HookSpec is one run of the pre-stop hook.
+// HookSpec describes one run of a hook.
 type HookSpec struct {
 	Command string        // for sh -c
-	User    string        // empty is the agent's own
+	User    string        // empty means the agent's own
 	Timeout time.Duration // after it, the whole process group is killed
-	Env     []string      // added to a plain environment
+	Env     []string      // added to a minimal environment
 }
 
-// hookOutput is how much of the end of a hook's output is kept.
+// hookOutput is how much of the end of a hook's output is kept, in bytes.
 const hookOutput = 4 << 10
 
-// ShellHooks runs hooks with sh in a process group of their own. The deadline
-// holds against grandchildren that keep the output open, and against ones that
-// ignore signals: they are killed, and nobody waits for the pipe.
+// ShellHooks runs hooks with sh in their own process group. The deadline also
+// applies to grandchildren that keep the output open or ignore signals: they
+// are killed, and the run does not wait for the pipe.
 type ShellHooks struct{}
 
 // Run implements HookRunner.
@@ -75,8 +75,8 @@ func (ShellHooks) Run(ctx context.Context, h HookSpec) agentctl.Hook {
 	case <-ctx.Done():
 		out.Error = "the agent was shut down"
 	}
-	// Whatever the hook left in its group ends with it: what it should have
-	// started for good it has to put into a group of its own.
+	// Processes left in the hook's group end with it. A hook must start lasting
+	// processes in another group.
 	if out.TimedOut || out.Error != "" {
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 		select {
@@ -86,7 +86,7 @@ func (ShellHooks) Run(ctx context.Context, h HookSpec) agentctl.Hook {
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		select {
 		case err = <-ended:
-		case <-time.After(2 * time.Second): // in a state the kernel does not end
+		case <-time.After(2 * time.Second): // in a state that the kernel does not interrupt
 		}
 	} else {
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)

@@ -46,7 +46,7 @@ func (c countedConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// count has every connection of c counted.
+// count makes wire count every connection of c.
 func (w *wire) count(c *http.Client) *http.Client {
 	t := c.Transport.(*http.Transport)
 	dial := t.DialContext
@@ -60,11 +60,11 @@ func (w *wire) count(c *http.Client) *http.Client {
 	return c
 }
 
-// shelf keeps what an agent writes down, for later.
+// shelf keeps what an agent writes, for later.
 type shelf struct {
 	MemoryJournal
 	mu      sync.Mutex
-	saved   int64 // bytes of whole files
+	saved   int64 // bytes of complete files
 	saves   int
 	entries []agentctl.Entry
 	records []evidence.Record
@@ -95,16 +95,16 @@ func (s *shelf) Read(context.Context, evidence.Query, func(evidence.Record) erro
 	return nil, nil
 }
 
-// toServer reports to a server of its own.
+// toServer reports to a private server.
 type toServer struct{ c *control.Client }
 
 func (r toServer) Report(ctx context.Context, x control.AgentReport) (control.AgentAnswer, error) {
 	return r.c.Report(ctx, "m", x)
 }
 
-// TestHour has an agent watch an instance for an hour, in use every other ten
-// minutes, with the real clients of metadata, EC2 and server, and says what it
-// sent and wrote: make bench-agent prints it.
+// TestHour runs an agent on an instance for an hour, in use every other ten
+// minutes, with the real clients of metadata, EC2 and server, and measures what
+// it sent and wrote: make bench-agent prints it.
 func TestHour(t *testing.T) {
 	var cloud, server wire
 	var kept *shelf
@@ -157,7 +157,7 @@ func TestHour(t *testing.T) {
 	}
 }
 
-// onDisk writes what was kept into real journals and says how large they are.
+// onDisk writes what was kept into real journals and returns their size.
 func onDisk(t *testing.T, s *shelf) (size int64) {
 	t.Helper()
 	dir := t.TempDir()
@@ -187,8 +187,8 @@ func onDisk(t *testing.T, s *shelf) (size int64) {
 	return size
 }
 
-// replays reads the looks of an hour back from the disk: each gives the verdict
-// that was recorded with it.
+// replays reads an hour's checks back from disk: each gives the recorded
+// verdict.
 func replays(t *testing.T, dir string) {
 	t.Helper()
 	j, damage, err := journal.Open(dir, journal.Options{})

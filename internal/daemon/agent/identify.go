@@ -7,8 +7,8 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// identify asks which instance the machine is, beside the loop, until it is
-// known: the metadata service may come up after the agent.
+// identify determines the machine's instance, outside the loop, until it is
+// known: the metadata service may start after the agent.
 func (a *Agent) identify() {
 	if a.o.Identify == nil || a.self.Load().instanceID != "" {
 		return

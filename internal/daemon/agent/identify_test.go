@@ -11,8 +11,8 @@ import (
 	"lull/internal/link/control"
 )
 
-// TestIdentityThatComesLater: an agent that starts before the metadata service
-// says that it does not know its instance yet, and learns it.
+// TestIdentityThatComesLater checks that an agent that starts before the
+// metadata service reports that its instance is unknown, and learns it later.
 func TestIdentityThatComesLater(t *testing.T) {
 	w, to := newWorld(), &ear{}
 	w.tags["lull:idle-timeout"] = "30m"
@@ -47,8 +47,8 @@ func TestIdentityThatComesLater(t *testing.T) {
 	})
 }
 
-// TestNoWorkerIsSaid: an instance without its cloud that the server knows no
-// worker of says so.
+// TestNoWorkerIsSaid checks that an instance without its cloud for which the
+// server knows no worker reports that.
 func TestNoWorkerIsSaid(t *testing.T) {
 	for _, id := range []string{"", "i-7"} {
 		w := newWorld()

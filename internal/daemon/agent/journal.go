@@ -11,9 +11,9 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// FileJournal keeps the history in a ring of checksummed files. Entries are
-// written in batches: a crash loses at most the last flushEvery of them, never
-// an action, which is synced at once.
+// FileJournal stores the history in a ring of checksummed files. Entries are
+// written in batches: a crash loses at most the last flushEvery of them, but
+// never an action, which is synced at once.
 type FileJournal struct {
 	log *segment.Log
 
@@ -24,12 +24,12 @@ type FileJournal struct {
 // journalBytes bounds the history of one machine: months of changes.
 const journalBytes = 32 << 20
 
-// flushEvery is how often the history is written when nothing happens that has
-// to be: the disk must not be kept busy by what says that it is idle.
+// flushEvery is the write interval of the history while no entry requires an
+// immediate write: entries about an idle machine must not keep its disk busy.
 const flushEvery = 15 * time.Minute
 
-// OpenJournal opens the history in dir. Damage that a crash left is cut off and
-// told.
+// OpenJournal opens the history in dir. Damage left by a crash is cut off and
+// reported.
 func OpenJournal(dir string) (*FileJournal, []*segment.Damage, error) {
 	log, damage, err := segment.Open(dir, segment.Options{SegmentBytes: 4 << 20, MaxBytes: journalBytes})
 	if err != nil {
@@ -59,8 +59,8 @@ func (j *FileJournal) Append(e agentctl.Entry) error {
 	return j.log.Sync()
 }
 
-// Entries implements Journal. Records that cannot be read are left out and
-// told in the error, with the others.
+// Entries implements Journal. Unreadable records are left out and reported in
+// the error, which is returned with the others.
 func (j *FileJournal) Entries(q agentctl.HistoryQuery) ([]agentctl.Entry, error) {
 	var out []agentctl.Entry
 	var faults []error
@@ -95,7 +95,7 @@ var _ Journal = (*FileJournal)(nil)
 // MemoryJournal keeps the newest Most entries in memory. It is safe for
 // concurrent use.
 type MemoryJournal struct {
-	Most int // 0 is 4096
+	Most int // 0 means 4096
 
 	mu   sync.Mutex
 	list []agentctl.Entry

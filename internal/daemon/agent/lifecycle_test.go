@@ -77,7 +77,7 @@ func TestTTLMovedAndHalted(t *testing.T) {
 	})
 }
 
-// A halt with an end ends by itself, says so, and warns nobody before.
+// A halt with an end ends by itself, says so, and sends no warning before.
 func TestHaltEnds(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "1h"
@@ -228,7 +228,7 @@ func TestClockSteps(t *testing.T) {
 				if big := step >= time.Minute || step <= -time.Minute; big && s.Verdict.IdleMinutes > 4 {
 					t.Errorf("idle for %g minutes after a step", s.Verdict.IdleMinutes)
 				}
-				// The lease outlives the step by what it has left.
+				// The lease keeps its remaining time across the step.
 				time.Sleep(97 * time.Minute)
 				if len(w.sent()) > 0 {
 					t.Fatal("the lease does not hold")
@@ -363,8 +363,9 @@ func TestLeasesAndSnoozesAreChecked(t *testing.T) {
 	})
 }
 
-// TestSmallClockStep: a step of the clock that is no resume still makes every
-// sample worthless, since a rate over a time that it made longer looks quiet.
+// TestSmallClockStep checks that a clock step that is no resume still
+// invalidates every sample, because a rate over a time that it stretched looks
+// quiet.
 func TestSmallClockStep(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -385,7 +386,8 @@ func TestSmallClockStep(t *testing.T) {
 	})
 }
 
-// TestPrismPrefix: the tags of the seed work as they are, its state tags too.
+// TestPrismPrefix checks that tags with the prefix prism: work unchanged,
+// including the state tags.
 func TestPrismPrefix(t *testing.T) {
 	w := newWorld()
 	w.tune = func(o *Options) { o.Prefix = "prism:" }

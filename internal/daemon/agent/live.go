@@ -15,16 +15,16 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// Meter counts the bytes that lull itself moves over the network, so that they
-// are not taken for use. The zero value is ready.
+// Meter counts the bytes of lull's own network traffic, so that they do not
+// count as use. The zero value is ready for use.
 type Meter struct{ n atomic.Uint64 }
 
-// Bytes is the running total.
+// Bytes returns the total so far.
 func (m *Meter) Bytes() uint64 { return m.n.Load() }
 
-// Frames carry 66 bytes of Ethernet, IPv4 and TCP headers beside at most 1448
-// of content; acknowledgements are not counted, so that the sum stays below
-// what the interface counts.
+// Frames carry 66 bytes of Ethernet, IPv4 and TCP headers and at most 1448 of
+// content. Acknowledgements are not counted, so that the sum stays below the
+// interface's count.
 const (
 	frameHead = 66
 	frameFull = 1448
@@ -48,7 +48,7 @@ func (m *Meter) Transport(proxy func(*http.Request) (*url.URL, error)) *http.Tra
 				return nil, err
 			}
 			if a, ok := c.RemoteAddr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
-				return c, nil // the network signal leaves loopback out
+				return c, nil // the network signal excludes loopback
 			}
 			return metered{c, m}, nil
 		},
@@ -73,8 +73,8 @@ func (c metered) Write(b []byte) (int, error) {
 }
 
 // Machine sets the parts of o that read this machine: signals, clocks, memory
-// and timers. Rates are judged over window at the shortest. The caller
-// releases the parts with the returned function.
+// and timers. Rates are measured over at least window. The caller must call the
+// returned function to release the parts.
 func Machine(o Options, own *Meter, window time.Duration) (Options, func(), error) {
 	clocks, err := machineClocks()
 	if err != nil {
@@ -114,7 +114,7 @@ func machineClocks() (func() wall.Reading, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if err != nil {
-			return last // clocks that could be read once do not go away
+			return last // clocks that could be read once stay readable
 		}
 		last = r
 		return r

@@ -17,8 +17,8 @@ import (
 )
 
 // machine is a machine with users whose use was drawn before the agent runs.
-// The agent reads its files with the real probes; the use itself never comes
-// from a reading.
+// The agent reads its files with the real probes. The use itself is never
+// derived from a reading.
 type machine struct {
 	*world
 	root  string
@@ -33,15 +33,14 @@ type machine struct {
 
 const machineCPUs = 4
 
-// wall is a time of the bubble by the machine's clock.
+// wall converts a time of the bubble to the machine's clock.
 func (m *machine) wall(t time.Time) time.Time { return t.Add(m.slept + m.skew) }
 
-// write brings the files of the machine to now. It is called with the lock
-// held.
+// write updates the machine's files to now. It is called with the lock held.
 func (m *machine) write(now time.Time) error {
 	span := now.Sub(m.at).Seconds()
 	m.cpu += m.load.Share(m.at, now) * span
-	m.sectors += m.disk.Share(m.at, now) * span * 2048 // 1 MiB a second
+	m.sectors += m.disk.Share(m.at, now) * span * 2048 // 1 MiB per second
 	m.at = now
 	busy, total := int64(m.cpu*100), int64(now.Sub(m.began).Seconds()*100)
 	stat := fmt.Sprintf("cpu  %d 0 0 %d 0 0 0 0 0 0\n", busy*machineCPUs, (total-busy)*machineCPUs)
@@ -107,14 +106,14 @@ func (s someone) Read(_ context.Context, now time.Time, _ Config) idle.Reading {
 	return r
 }
 
-// Warn notes its writes by the machine's clock, as the files have it.
+// Warn records its writes by the machine's clock, as the files have it.
 func (m *machine) Warn(ctx context.Context, x Warning) error {
 	err := m.world.Warn(ctx, x)
 	m.with(func() { m.own.Note(m.wall(time.Now())) })
 	return err
 }
 
-// Withdraw does as Warn.
+// Withdraw records its writes as Warn does.
 func (m *machine) Withdraw(ctx context.Context, x Withdrawal) error {
 	err := m.world.Withdraw(ctx, x)
 	m.with(func() {
@@ -136,12 +135,12 @@ func long(u truth.Use, d time.Duration) truth.Use {
 	return truth.Of(out...)
 }
 
-// day is one machine and what became of it.
+// day is one machine and its history.
 type day struct {
 	*machine
 	t        *testing.T
 	rng      *rand.Rand
-	timeout  time.Duration // the shortest that the tags said in the last minute
+	timeout  time.Duration // the shortest in the tags during the last minute
 	interval time.Duration
 	snoozed  time.Time
 	agent    *Agent
@@ -162,10 +161,10 @@ func (c checkedCloud) Stop(ctx context.Context, hibernate bool) (string, error) 
 	return c.fakeCloud.Stop(ctx, hibernate)
 }
 
-// judge convicts a stop for idleness of what was in use. What the rates cannot
-// see is documented: work below their thresholds over a check interval (a
-// twentieth of it at full load), and what began after the final check read its
-// last window, which is 10 s at the least and 5 s old.
+// judge fails if an idle stop hit a machine in use. The documented limits of
+// the rates are allowed: work below their thresholds over a check interval (a
+// twentieth of it at full load), and use that began after the final check read
+// its last window, which is at least 10 s long and 5 s old.
 func (d *day) judge() {
 	s := mustStatus(d.t, d.agent)
 	now := time.Now()
@@ -206,7 +205,7 @@ func (d *day) boot() {
 	ended := d.ended
 	go func() {
 		defer close(ended)
-		_ = agent.Run(ctx) // what it returns is no matter here
+		_ = agent.Run(ctx) // its result does not matter here
 	}()
 	<-agent.Ready()
 }
@@ -217,13 +216,13 @@ func (d *day) down() {
 	d.real.Close()
 }
 
-// happen is one thing that may happen at any time.
+// happen causes one random event.
 func (d *day) happen() {
 	switch d.rng.IntN(12) {
 	case 0, 1, 2: // another timeout
 		to := []time.Duration{time.Minute, 2 * time.Minute, 5 * time.Minute, 15 * time.Minute, 40 * time.Minute}[d.rng.IntN(5)]
 		d.with(func() { d.tags["lull:idle-timeout"] = to.String(); d.timeout = min(d.timeout, to) })
-		time.Sleep(time.Minute) // a fence that is passing may have read the one before
+		time.Sleep(time.Minute) // a fence in progress may have read the previous one
 		d.with(func() { d.timeout = to })
 	case 3:
 		d.with(func() { d.tags["lull:warn-before"] = []string{"10s", "30s", "1m"}[d.rng.IntN(3)] })
@@ -235,14 +234,14 @@ func (d *day) happen() {
 		d.with(func() { d.slept += length; d.snoozed = d.snoozed.Add(-length) }) // it ends while the machine sleeps
 	case 6: // its clock is set
 		d.with(func() { d.skew += time.Duration(d.rng.IntN(600)-300) * time.Second })
-	case 7, 8: // a signal cannot be read for a while
+	case 7, 8: // a signal is unreadable for a while
 		s := []string{proc.SignalCPU, proc.SignalDisk, proc.SignalTerminals, proc.SignalUsers}[d.rng.IntN(4)]
 		d.with(func() { d.broken[s] = true })
 		time.Sleep(time.Duration(d.rng.IntN(20)) * time.Minute)
 		d.with(func() { d.broken[s] = false })
 	case 9:
 		length := time.Duration(1+d.rng.IntN(40)) * time.Minute
-		// A call that is sent refuses it.
+		// A stop that was already sent refuses the snooze.
 		if _, err := d.agent.Snooze(d.t.Context(), agentctl.SnoozeRequest{For: idle.Duration(length)}); err == nil {
 			d.with(func() { d.snoozed = time.Now().Add(length) })
 		}
@@ -257,7 +256,7 @@ func (d *day) happen() {
 	}
 }
 
-// TestOracle: no stop for idleness hits a machine that was in use within its
+// TestOracle checks that no idle stop hits a machine that was in use within its
 // timeout, whatever the users, the load, the tags, the clocks, the signals and
 // the agent itself do. LULL_SOAK runs many more days.
 func TestOracle(t *testing.T) {

@@ -10,27 +10,27 @@ import (
 	"lull/internal/link/tags"
 )
 
-// prepared is a stop for which the pre-stop hook has begun to run. It lasts
-// until the machine went down or what the hook did was undone, across restarts
-// of the agent.
+// prepared is a stop whose pre-stop hook has begun to run. It lasts, across
+// restarts of the agent, until the machine went down or the hook's effect was
+// undone.
 type prepared struct {
 	Generation uint64    `json:"generation"`
 	Action     string    `json:"action"`
 	Reason     string    `json:"reason"`
 	At         time.Time `json:"at"`
-	NotBefore  time.Time `json:"not_before,omitzero"` // the stop may still happen until then
+	NotBefore  time.Time `json:"not_before,omitzero"` // until then the stop may still happen
 }
 
-// Hooks that run, among what is busy.
+// Names of running hooks in busy.
 const (
 	jobPreStop    = "job pre-stop"
 	jobPostCancel = "job post-cancel"
 )
 
-// hooking reports whether a hook runs: none begins beside another.
+// hooking reports whether a hook runs: hooks run one at a time.
 func (a *Agent) hooking() bool { return a.busy[jobPreStop] || a.busy[jobPostCancel] }
 
-// hookEnded raises the alarm of a failed hook, or takes it back.
+// hookEnded raises or clears the alarm of a failed hook.
 func (a *Agent) hookEnded(name string, h *agentctl.Hook) {
 	code := strings.ReplaceAll(name, "-", "_") + "_failed"
 	if name == "pre-stop" {
@@ -40,12 +40,12 @@ func (a *Agent) hookEnded(name string, h *agentctl.Hook) {
 	if last := h.LastLine(); last != "" {
 		sentence += " Its output ended with: " + last
 	}
-	asked := name == "pre-stop" && (h.ExitCode == HookVeto || h.ExitCode == HookDefer) // which is an answer
+	asked := name == "pre-stop" && (h.ExitCode == HookVeto || h.ExitCode == HookDefer) // these codes are answers
 	a.alarmIf(h.Error != "" || h.TimedOut || h.ExitCode != 0 && !asked, code, sentence)
 }
 
-// undoPrepared runs the post-cancel hook when a stop that pre-stop prepared
-// does not happen. A stop that failed and is tried again is not canceled.
+// undoPrepared runs the post-cancel hook if a stop prepared by pre-stop does
+// not happen. A stop that failed and is retried is not canceled.
 func (a *Agent) undoPrepared(now time.Time) {
 	p := a.state.Prepared
 	if p == nil || a.acting != nil || a.hooking() || now.Before(p.NotBefore) || !a.config.settled || a.stillMeant(p) {
@@ -53,7 +53,8 @@ func (a *Agent) undoPrepared(now time.Time) {
 	}
 	c := a.config.Config
 	if c.PostCancel == "" || !a.hookAllowed("post-cancel") || a.o.Hooks == nil {
-		// Within that time the same stop, tried again, does not run pre-stop anew.
+		// Within that time a retry of the same stop does not run pre-stop
+		// again.
 		if now.Sub(p.At) > hookHolds {
 			a.state.Prepared = nil
 		}
@@ -67,7 +68,7 @@ func (a *Agent) undoPrepared(now time.Time) {
 		Env: []string{"LULL_ACTION=" + p.Action, "LULL_REASON=" + p.Reason, "LULL_CANCELED=" + why}}
 	a.busy[jobPostCancel] = true
 	a.tasks.Go(func() {
-		h := a.o.Hooks.Run(a.ctx, spec) // it holds its own deadline
+		h := a.o.Hooks.Run(a.ctx, spec) // it enforces its own deadline
 		h.Command = tags.Program(h.Command)
 		if a.ctx.Err() != nil {
 			return // the next agent runs it
@@ -87,7 +88,7 @@ func (a *Agent) undoPrepared(now time.Time) {
 }
 
 // stillMeant reports whether the stop that p prepared is still to come: its
-// call failed and is tried again, or the server has not sent it yet.
+// call failed and is retried, or the server has not sent it yet.
 func (a *Agent) stillMeant(p *prepared) bool {
 	if a.server.order != nil {
 		return true

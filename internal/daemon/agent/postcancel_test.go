@@ -18,7 +18,7 @@ import (
 	"lull/internal/link/control"
 )
 
-// commands are the hooks that ran, in order.
+// commands returns the hooks that ran, in order.
 func (w *world) commands() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -29,8 +29,9 @@ func (w *world) commands() []string {
 	return out
 }
 
-// TestPostCancel: whatever cancels a stop after pre-stop ran, post-cancel
-// undoes it, once, and says so; and a stop that happens is not undone.
+// TestPostCancel checks that, whatever cancels a stop after pre-stop ran,
+// post-cancel undoes it once and reports that, and that a stop that happens is
+// not undone.
 func TestPostCancel(t *testing.T) {
 	both := []string{"save", "load"}
 	for name, c := range map[string]struct {
@@ -102,8 +103,8 @@ func TestPostCancel(t *testing.T) {
 	}
 }
 
-// TestPostCancelWaitsForPreStop: a stop that is canceled while pre-stop still
-// runs is undone once that has ended, and its result is kept.
+// TestPostCancelWaitsForPreStop checks that a stop canceled while pre-stop runs
+// is undone after pre-stop has ended, and that the result of pre-stop is kept.
 func TestPostCancelWaitsForPreStop(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -147,8 +148,9 @@ func hasAlarm(s agentctl.Status, code, part string) bool {
 	return false
 }
 
-// TestPostCancelAfterARestart: an agent that is killed after pre-stop began
-// leaves the undoing to the next one; a boot in between ends it.
+// TestPostCancelAfterARestart checks that an agent killed after pre-stop began
+// leaves post-cancel to the next one, and that a boot in between makes it
+// unnecessary.
 func TestPostCancelAfterARestart(t *testing.T) {
 	for _, reboot := range []bool{false, true} {
 		w := newWorld()
@@ -190,8 +192,8 @@ func TestPostCancelAfterARestart(t *testing.T) {
 	}
 }
 
-// TestPostCancelOfTheServersStop: a stop that the server called off after its
-// order had pre-stop run is undone; one that it sent is not.
+// TestPostCancelOfTheServersStop checks that a stop canceled by the server
+// after its pre-stop ran is undone, and that one that was sent is not.
 func TestPostCancelOfTheServersStop(t *testing.T) {
 	for _, sent := range []bool{false, true} {
 		w, to := newWorld(), &ear{}
@@ -219,8 +221,9 @@ func TestPostCancelOfTheServersStop(t *testing.T) {
 	}
 }
 
-// TestWithdrawal: a stop that was announced and does not happen is taken back
-// where it was announced, once; the next one is announced again.
+// TestWithdrawal checks that an announced stop that does not happen is
+// withdrawn, once, wherever it was announced, and that the next one is
+// announced again.
 func TestWithdrawal(t *testing.T) {
 	for name, cancel := range map[string]func(t *testing.T, w *world, a *Agent){
 		"use": func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.typed = time.Now() }) },
@@ -273,8 +276,8 @@ func TestWithdrawal(t *testing.T) {
 	}
 }
 
-// TestMomentOfUnknown: a signal that is unknown for one look neither withdraws
-// a warning nor lets the stop come without one.
+// TestMomentOfUnknown checks that a signal that is unknown for one check
+// neither withdraws a warning nor lets the stop come without one.
 func TestMomentOfUnknown(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -291,7 +294,8 @@ func TestMomentOfUnknown(t *testing.T) {
 	})
 }
 
-// TestWarningFile: the file is there exactly as long as a warning holds.
+// TestWarningFile checks that the file exists exactly while a warning is
+// pending.
 func TestWarningFile(t *testing.T) {
 	dir := t.TempDir()
 	p := People{File: filepath.Join(dir, "warning"), Own: newWorld().own, Host: "h"}
@@ -313,8 +317,8 @@ func TestWarningFile(t *testing.T) {
 	}
 }
 
-// TestIngFormIsTheAction: the tag before an action says what is really done,
-// where the instance cannot hibernate or EC2 refuses to.
+// TestIngFormIsTheAction checks that the tag before an action names the real
+// action, even if the instance cannot hibernate or EC2 refuses to.
 func TestIngFormIsTheAction(t *testing.T) {
 	for name, set := range map[string]func(w *world){
 		"not launched for hibernation": func(w *world) { w.hibernate = false },

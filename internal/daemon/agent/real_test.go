@@ -15,9 +15,10 @@ import (
 	"lull/internal/idle"
 )
 
-// nook is a corner of this machine with terminals, network and mounts of its
-// own, so that what else runs here does not show in it. CPU and disks are the
-// machine's: only that use is seen is tried on them, not that quiet is.
+// nook is a part of this machine with its own terminals, network and mounts, so
+// that other activity here does not affect it. CPU and disks are shared with
+// the machine: for them the tests only check that use is seen, not that quiet
+// is.
 type nook struct {
 	t    *testing.T
 	pid  int
@@ -108,7 +109,7 @@ func (n *nook) start(cmd *exec.Cmd) (in io.WriteCloser, stop func()) {
 	return in, stop
 }
 
-// eventually waits until ok holds.
+// eventually waits until ok returns true.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(60 * time.Second)
@@ -133,7 +134,7 @@ func (n *nook) look(m *proc.Machine, signal string) idle.Reading {
 	return idle.Reading{}
 }
 
-// TestRealLoads holds that work of every kind on this machine is seen.
+// TestRealLoads checks that every kind of work on this machine is seen.
 func TestRealLoads(t *testing.T) {
 	t.Parallel()
 	n := newNook(t)
@@ -182,7 +183,8 @@ func TestRealLoads(t *testing.T) {
 	})
 }
 
-// TestRealLogin tries sshd with a real pty: presence is quiet, a key is use.
+// TestRealLogin uses sshd with a real pty: presence is quiet, a key press is
+// use.
 func TestRealLogin(t *testing.T) {
 	t.Parallel()
 	for _, tool := range []string{"/usr/sbin/sshd", "/usr/bin/ssh"} {
@@ -216,7 +218,7 @@ func TestRealLogin(t *testing.T) {
 	})
 }
 
-// TestRealTmux tries a detached tmux: presence is quiet, an output is use.
+// TestRealTmux uses a detached tmux: presence is quiet, output is use.
 func TestRealTmux(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("tmux"); err != nil {
@@ -234,8 +236,8 @@ func TestRealTmux(t *testing.T) {
 	eventually(t, "its output seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
 }
 
-// quiet waits until the terminals stay quiet for a stretch that is longer than
-// the kernel's step of terminal times.
+// quiet waits until the terminals stay quiet for longer than the kernel's
+// granularity of terminal times.
 func (n *nook) quiet(t *testing.T, m *proc.Machine, what string) {
 	t.Helper()
 	since := time.Now()

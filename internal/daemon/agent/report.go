@@ -16,25 +16,25 @@ import (
 	"lull/internal/link/control"
 )
 
-// Reporter tells a server what the agent sees and brings back what the server
-// asks for.
+// Reporter reports the agent's state to a server and returns the server's
+// requests.
 type Reporter interface {
 	Report(ctx context.Context, r control.AgentReport) (control.AgentAnswer, error)
 }
 
-// Bounds of reporting.
+// Limits of reporting.
 const (
 	reportLimit  = 10 * time.Second // one report
 	reportEvery  = 30 * time.Second // the shortest heartbeat
 	reportSpace  = time.Second      // between two reports
-	orderedSpace = 2 * time.Second  // between two looks that the server waits for
+	orderedSpace = 2 * time.Second  // between two checks that the server waits for
 	reportRetry  = 5 * time.Second  // after a failure; doubles up to configEvery
 	refusedHolds = 5 * time.Minute  // after the server refused an intent
 	declareTries = 3
 )
 
-// serverSaid is what the server said about this machine last. It outlives the
-// agent, so that losing the server changes nothing about who decides.
+// serverSaid is the server's last information about this machine. It survives
+// the agent, so that losing the server does not change who decides.
 type serverSaid struct {
 	WorkerID string `json:"worker_id"`
 	Holder   string `json:"pause_holder"`
@@ -51,35 +51,36 @@ func (s serverSaid) same(t serverSaid) bool {
 	return at && s == t
 }
 
-// reporting is where the talk with the server stands. It belongs to the loop.
+// reporting is the state of the communication with the server. It is owned by
+// the loop.
 type reporting struct {
 	sequence uint64
-	busy     bool      // a report is under way
-	force    bool      // the next one goes out whatever has changed
+	busy     bool      // a report is in progress
+	force    bool      // the next one is sent whatever has changed
 	sentAt   time.Time // of the last one that arrived
-	tryAt    time.Time // not before
-	said     string    // what it said, to send only changes in between
+	tryAt    time.Time // earliest time of the next attempt
+	said     string    // its content, to send only changes until the next heartbeat
 	failures int
 	errored  string    // why the last one failed
-	looking  bool      // a look that the server waits for is under way
+	looking  bool      // a check that the server waits for is in progress
 	haltAt   time.Time // when the fleet's halt was learned
 
 	peaks map[string]peak // of signals with a value, by signal
 
 	order   *control.AgentOrder
-	done    *control.AgentDone // of order, or of the one before
+	done    *control.AgentDone // of order, or of the previous one
 	refused string
-	until   time.Time // refused holds
+	until   time.Time // refused applies
 }
 
-// peak is the highest value that no report has told of yet.
+// peak is the highest value that has not been reported yet.
 type peak struct {
 	value float64
 	at    time.Time
 }
 
-// notePeaks remembers what a round read: the values between two reports count
-// for whoever asks later what another threshold would have made of them.
+// notePeaks records what a round read. The values between two reports matter
+// for previews of other thresholds.
 func (p *reporting) notePeaks(readings []idle.Reading) {
 	if p.peaks == nil {
 		p.peaks = map[string]peak{}
@@ -94,12 +95,12 @@ func (p *reporting) notePeaks(readings []idle.Reading) {
 	}
 }
 
-// told forgets the peaks that a report which arrived had in it.
+// told clears the peaks contained in a report that arrived.
 func (p *reporting) told(r *control.AgentReport) {
 	maps.DeleteFunc(p.peaks, func(_ string, x peak) bool { return !x.at.After(r.At) })
 }
 
-// judged is what the verdict follows from beside the readings.
+// judged returns what the verdict depends on besides the readings.
 func (a *Agent) judged(now time.Time) *control.AgentJudged {
 	j := &control.AgentJudged{Policy: a.config.policy(), ResumedAt: a.state.ResumedAt, SnoozedUntil: a.state.SnoozedUntil, WarnedAt: a.state.WarnedAt,
 		Leases: slices.Clone(a.state.Leases), Guards: a.guards(now, false), NotAsked: slices.Clone(a.machine.notAsked), Peaks: map[string]float64{}}
@@ -110,14 +111,15 @@ func (a *Agent) judged(now time.Time) *control.AgentJudged {
 	return j
 }
 
-// reportInterval is the promise to the server: it hears something within it.
+// reportInterval returns the interval within which the server is promised a
+// report.
 func (a *Agent) reportInterval() time.Duration {
 	return min(max(a.config.CheckInterval, reportEvery), control.MaxInterval)
 }
 
-// report sends what has changed, or that nothing has, beside the loop. One is
-// under way at a time, and a server that does not answer is asked less and
-// less often.
+// report sends what has changed, or a heartbeat, outside the loop. One report
+// is in progress at a time, and a server that does not answer is retried with
+// backoff.
 func (a *Agent) report() {
 	p := &a.server
 	if a.o.Reporter == nil || !a.config.settled || p.busy {
@@ -144,7 +146,7 @@ func (a *Agent) report() {
 	})
 }
 
-// heard takes an answer in, or that there was none.
+// heard processes an answer, or its absence.
 func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error) {
 	p, now := &a.server, a.now()
 	a.alarmIf(err != nil, "server_unreachable", fmt.Sprintf("The server does not take reports: %v.", err))
@@ -178,7 +180,7 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 	}
 	a.obey(ans.Order)
 	if p.force {
-		a.report() // it came while this one was under way
+		a.report() // it was requested while this one was in progress
 	}
 }
 
@@ -190,7 +192,7 @@ func (s serverSaid) sentence() string {
 	return out
 }
 
-// reportNow is the report of this moment.
+// reportNow returns a report of the present state.
 func (a *Agent) reportNow(now time.Time) control.AgentReport {
 	p, m := &a.server, &a.machine
 	p.sequence++
@@ -213,11 +215,11 @@ func (a *Agent) reportNow(now time.Time) control.AgentReport {
 	return r
 }
 
-// cut holds a sentence to what a report may carry.
+// cut limits a sentence to the length that a report allows.
 func cut(s string) string { return s[:min(len(s), 300)] }
 
-// keyOf is what of a report is worth sending before the next heartbeat:
-// verdicts and decisions, not every value.
+// keyOf returns the part of a report whose change is sent before the next
+// heartbeat: verdicts and decisions, not every value.
 func keyOf(r control.AgentReport) string {
 	var b strings.Builder
 	for _, x := range r.Readings {
@@ -239,8 +241,8 @@ func keyOf(r control.AgentReport) string {
 	return b.String()
 }
 
-// holds are the agent's blocks that people and hooks decided on, and that hold
-// the controller as well.
+// holds returns the agent's blocks that were decided by users and hooks, which
+// also hold the controller.
 func (a *Agent) holds(now time.Time) []idle.Block {
 	out := []idle.Block{}
 	until := func(t time.Time) *time.Time { return &t }
@@ -261,9 +263,9 @@ func (a *Agent) holds(now time.Time) []idle.Block {
 	return out
 }
 
-// holder is who decides about this machine: the agent, the controller, or
-// nobody known. With a server its record decides; what was heard last holds
-// while it is away, and an agent that never heard from it does not act.
+// holder returns who decides about this machine: the agent, the controller, or
+// unknown. With a server, its record decides. While the server is away its last
+// answer applies, and an agent that never got one does not act.
 func (a *Agent) holder() string {
 	own, s := a.config.PauseHolder, a.state.Server
 	switch {
@@ -277,7 +279,8 @@ func (a *Agent) holder() string {
 	return s.Holder
 }
 
-// serverLink is the talk with the server as people see it; nil without one.
+// serverLink returns the state of the server connection for display; nil
+// without a server.
 func (a *Agent) serverLink() *agentctl.ServerLink {
 	if a.o.Reporter == nil {
 		return nil
@@ -299,10 +302,10 @@ func (a *Agent) serverLink() *agentctl.ServerLink {
 // holderAgent is the agent's name as the holder of the power to pause.
 const holderAgent = "agent"
 
-// declare tells the server what the agent is about to do, and gets its leave:
-// the intent is in the record before anything happens. A server that cannot be
-// told holds an idle action up, since a halt or a snooze may be in its record;
-// a deadline and a completion go on without it.
+// declare announces the agent's intent to the server and gets its permission:
+// the intent is in the record before anything happens. If the server cannot be
+// reached, an idle action is held, because the record may contain a halt or a
+// snooze. A deadline and a completion proceed without permission.
 func (a *Agent) declare(ctx context.Context, at *attempt) error {
 	var r control.AgentReport
 	needed := false
@@ -311,7 +314,7 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 		needed = a.o.Reporter != nil && s != nil && s.WorkerID != ""
 		r = a.reportNow(a.now())
 		if at.out.Action == actionTerminate {
-			return // no intent in the record is of one, but a halt may be in it
+			return // such an action is not recorded as an intent, but a halt may be in the record
 		}
 		r.Action = &control.AgentAction{Generation: at.out.Generation, Action: at.out.Action, Reason: at.out.Reason, Phase: phaseIntent}
 	}); err != nil || !needed {
@@ -325,7 +328,7 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 				return err
 			}
 		}
-		// The agent's clock goes on between tries.
+		// The agent's clock advances between attempts.
 		if err := a.ask(ctx, func() { r.At = a.now(); a.server.sequence++; r.Sequence = a.server.sequence }); err != nil {
 			return err
 		}
@@ -355,19 +358,19 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 	return nil
 }
 
-// obey does what the server's order asks: once the hook, then a look at
-// everything for as long as the order stands.
+// obey carries out the server's order: the hook once, then checks of everything
+// for as long as the order stands.
 func (a *Agent) obey(o *control.AgentOrder) {
 	p := &a.server
 	switch {
 	case o == nil:
 		if p.order != nil && p.done != nil && p.done.Done {
-			a.unsay() // it was called off
+			a.unsay() // it was canceled
 			a.soon(a.now())
 		}
 		p.order = nil
 	case o.Sent:
-		// The stop is on its way: nothing is left to do, and nothing was called off.
+		// The stop was sent: nothing is left to do, and nothing was canceled.
 	case p.order != nil && p.order.Generation == o.Generation:
 		if p.looking || p.done == nil || p.done.Generation != o.Generation || !p.done.Done {
 			return
@@ -391,7 +394,7 @@ func (a *Agent) obey(o *control.AgentOrder) {
 }
 
 // makeReady runs the hook for a stop that the controller sends, reads
-// everything again and says so.
+// everything again and reports that.
 func (a *Agent) makeReady(o control.AgentOrder) {
 	a.state.Generation++
 	out := &agentctl.Outcome{Generation: a.state.Generation, Action: o.Action, Reason: o.Reason, Phase: phaseHook, StartedAt: a.now(), Detail: "the server asked for it"}

@@ -17,7 +17,7 @@ import (
 	"lull/internal/link/control"
 )
 
-// ear is a server and an evidence journal that keep what they are told.
+// ear is a server and an evidence journal that keep what they receive.
 type ear struct {
 	mu    sync.Mutex
 	heard []any
@@ -54,9 +54,9 @@ func (deaf) RoundTrip(*http.Request) (*http.Response, error) {
 	return nil, errors.New("no route to host")
 }
 
-// TestNothingSecretIsTold: a password in any setting that can hold one stands
-// in no status, history, evidence, log, trace, report or tag, while everything
-// that can be told of those settings goes wrong.
+// TestNothingSecretIsTold checks that a password in any setting that can
+// contain one appears in no status, history, evidence, log, trace, report or
+// tag, while everything reported about these settings goes wrong.
 func TestNothingSecretIsTold(t *testing.T) {
 	const mark = "hunter2"
 	for name, file := range map[string]string{
@@ -131,8 +131,8 @@ func TestNothingSecretIsTold(t *testing.T) {
 	}
 }
 
-// TestStatusTellsEnough: what is shown of a command and an address still says
-// which they are.
+// TestStatusTellsEnough checks that what is shown of a command and an address
+// still identifies them.
 func TestStatusTellsEnough(t *testing.T) {
 	w := newWorld()
 	w.config = []byte("idle-timeout: 30m\nnotify-url: https://hooks.example/T0/key\npre-stop: /opt/save --to s3://x\n")

@@ -15,10 +15,11 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// Group is the group whose members may speak to the agent beside root.
+// Group is the group whose members may use the agent's socket, besides root.
 const Group = "lull"
 
-// Listen makes the control socket: root's own, and the group's where it exists.
+// Listen creates the control socket, accessible to root and, if it exists, to
+// the group.
 func Listen(path string) (net.Listener, error) {
 	l, err := unixsock.Listen(path, 0o600)
 	if err != nil {
@@ -46,7 +47,8 @@ func Control(a agentctl.Agent, l net.Listener, log *slog.Logger) *httpx.Server {
 	return &httpx.Server{Name: "agent control socket", Listener: l, Log: log, Handler: named(agentctl.Handler(a))}
 }
 
-// named tells the agent who asks: the user at the other end of the socket.
+// named adds the caller's identity to a request: the user at the other end of
+// the socket.
 func named(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r.WithContext(agentctl.WithCaller(r.Context(), httpx.UserOf(r.Context()))))

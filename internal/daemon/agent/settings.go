@@ -8,11 +8,10 @@ import (
 	"lull/internal/link/tags"
 )
 
-// Config is the policy as it holds: defaults, tags and the local file laid over
-// one another.
+// Config is the effective policy: defaults, tags and the local file merged.
 type Config struct {
 	Enabled       bool
-	IdleTimeout   time.Duration // 0: nobody said one, so idleness leads to nothing
+	IdleTimeout   time.Duration // 0: not set, so idleness has no effect
 	CheckInterval time.Duration
 	WarnBefore    time.Duration
 	BootGrace     time.Duration
@@ -25,13 +24,13 @@ type Config struct {
 	TTLAction      string
 
 	PreStop        string
-	PostCancel     string // runs when a stop is canceled after pre-stop ran
+	PostCancel     string // runs if a stop is canceled after pre-stop ran
 	PreStopTimeout time.Duration
 	PreStopUser    string
 
 	Limits   proc.Limits
 	GPU      float64
-	Signals  []string // nil: all that are there
+	Signals  []string // nil means every available one
 	Presence []string
 
 	Processes, Profiles, Ports []string
@@ -44,9 +43,9 @@ type Config struct {
 // empties.
 const DefaultCompletionFile = "/run/lull/complete"
 
-// Defaults are the values of spec, section 3. CPU counts from 5 percent of all
-// CPUs or half a CPU, whichever is less: one busy core is 0.8 % of a machine
-// of 128, and still somebody's work.
+// Defaults returns the default settings. CPU counts from 5 percent of all CPUs
+// or half a CPU, whichever is less: one busy core is 0.8 % of a machine with
+// 128, and is still use.
 func Defaults() tags.Settings {
 	return tags.Settings{
 		Enabled: new(true), CheckInterval: new(time.Minute), WarnBefore: new(5 * time.Minute),
@@ -58,8 +57,8 @@ func Defaults() tags.Settings {
 	}
 }
 
-// Resolve lays said over the defaults. A percentage of CPU that somebody set
-// holds as it is, without the default's half CPU.
+// Resolve merges said into the defaults. A CPU percentage that a user set
+// applies as it is, without the default's half CPU.
 func Resolve(said tags.Settings) Config {
 	base := Defaults()
 	if said.IdleCPU != nil && said.IdleCPUCores == nil {
@@ -98,8 +97,8 @@ func contains(list []string, s string) bool {
 	return false
 }
 
-// counts reports whether a reading of that signal is asked for: the seven
-// unless Signals leaves it out, the others because they are enabled.
+// counts reports whether a signal is read: the seven default ones unless
+// Signals omits them, the others if they are enabled.
 func (c Config) counts(signal string) bool {
 	switch signal {
 	case proc.SignalCPU, proc.SignalNetwork, proc.SignalDisk, proc.SignalGPU,
@@ -109,8 +108,8 @@ func (c Config) counts(signal string) bool {
 	return true
 }
 
-// policy is what internal/idle judges by. Signals that do not count are left
-// out of the evidence, so all that is there counts.
+// policy returns the policy for internal/idle. Signals that do not count are
+// omitted from the evidence, so every reading in it counts.
 func (c Config) policy() idle.Policy {
 	p := idle.Policy{
 		Name: "agent", Timeout: idle.Duration(c.IdleTimeout), Snooze: idle.Duration(c.Snooze),

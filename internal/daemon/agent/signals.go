@@ -25,8 +25,8 @@ func (s signal) Read(ctx context.Context, now time.Time, c Config) idle.Reading 
 
 func always(Config) bool { return true }
 
-// Signals are the slow signals of a real machine: the three of people and the
-// GPU, and the further ones a policy can add.
+// Signals returns the slow signals of a real machine: the three about users,
+// the GPU, and the additional ones that a policy can enable.
 func Signals(people *proc.People, bus *proc.Logind, work *proc.Work, cards *gpu.Reader) []Slow {
 	return []Slow{
 		signal{proc.SignalUsers, always, func(ctx context.Context, now time.Time, c Config) idle.Reading {

@@ -116,7 +116,7 @@ func idOf(t *testing.T, s *sim.Server, name string) (id string) {
 }
 
 // serveInMemory serves h for the life of the test and returns a client that
-// reaches it whatever the address.
+// reaches it at any address.
 func serveInMemory(t *testing.T, h http.Handler) *http.Client {
 	t.Helper()
 	network := &memnet.Network{}

@@ -14,7 +14,7 @@ import (
 	"lull/internal/link/tags"
 )
 
-// state is what outlives the agent. Times are wall times.
+// state is what survives the agent. Times are wall times.
 type state struct {
 	Generation   uint64            `json:"generation"` // of the last intent
 	BootID       string            `json:"boot_id"`    // under which it was written
@@ -24,28 +24,30 @@ type state struct {
 	Halted       *idle.HaltedBy    `json:"halted,omitempty"`
 	WarnedAt     time.Time         `json:"warned_at,omitzero"`
 	OwnWriteAt   time.Time         `json:"own_write_at,omitzero"`
-	Last         *agentctl.Outcome `json:"last,omitempty"` // the action under way or the last one
+	Last         *agentctl.Outcome `json:"last,omitempty"` // the action in progress or the last one
 	Vetoes       veto              `json:"vetoes,omitzero"`
 	Completed    *completion       `json:"completed,omitempty"`
 	Obeyed       time.Time         `json:"obeyed,omitzero"` // time of the completion file that was acted on
 	ResumedAt    time.Time         `json:"resumed_at,omitzero"`
 	Server       *serverSaid       `json:"server,omitempty"`
-	FleetHalt    *idle.HaltedBy    `json:"fleet_halt,omitempty"`    // as the server said last
-	ServerWarned string            `json:"server_warned,omitempty"` // id of its last warning
+	FleetHalt    *idle.HaltedBy    `json:"fleet_halt,omitempty"`    // as last reported by the server
+	ServerWarned string            `json:"server_warned,omitempty"` // ID of its last warning
 
-	Warned   map[string]*announced `json:"warned,omitempty"`   // warnings that hold, by reason; serverWarning is the server's
+	Warned   map[string]*announced `json:"warned,omitempty"`   // pending warnings, by reason; serverWarning is the server's
 	Extended *extension            `json:"extended,omitempty"` // of the TTL, by a user
 	Prepared *prepared             `json:"prepared,omitempty"` // set from the start of pre-stop until the stop or post-cancel
 }
 
-// veto is what pre-stop hooks have held up since the machine became idle.
+// veto records how pre-stop hooks have held a stop since the machine became
+// idle.
 type veto struct {
 	Since time.Time `json:"since,omitzero"` // of the first
 	Until time.Time `json:"until,omitzero"`
 	Kind  string    `json:"kind,omitempty"`
 }
 
-// completion is a signal that the machine's work is done. It dies with the boot.
+// completion is a signal that the machine's work is done. It is valid for one
+// boot.
 type completion struct {
 	BootID  string    `json:"boot_id"`
 	At      time.Time `json:"at"`
@@ -68,7 +70,8 @@ func (a *Agent) load() error {
 		err = json.Unmarshal(b, &a.state)
 	}
 	if err != nil {
-		// A halt may have been in it: without knowing, nothing is done.
+		// The state may have contained a halt: while that is unknown, nothing
+		// is done.
 		a.state = state{Halted: &idle.HaltedBy{Since: a.now(), By: "agent",
 			Reason: "its state on disk cannot be read, and a halt may have been in it: " + err.Error()}}
 		a.alarm("state_unreadable", "The agent's state on disk cannot be read: "+err.Error()+".")
@@ -82,12 +85,12 @@ func (a *Agent) load() error {
 	return nil
 }
 
-// settle draws the conclusions of a start: what became of the action an
-// earlier agent left, and what a new boot ends.
+// settle evaluates a start: the outcome of an action that an earlier agent
+// left, and what a new boot ends.
 func (a *Agent) settle(now time.Time) {
 	fresh := a.state.BootID != a.o.BootID
 	if a.o.Reporter == nil {
-		a.state.Server, a.state.FleetHalt = nil, nil // what a server said that it no longer has
+		a.state.Server, a.state.FleetHalt = nil, nil // a former server's information
 	}
 	if s := a.state.Server; s != nil && s.Halted { // written by an earlier version
 		if a.state.FleetHalt == nil {
@@ -130,7 +133,7 @@ func (a *Agent) settle(now time.Time) {
 	a.save(nil)
 }
 
-// save makes the state durable and then calls done, if there is one, outside
+// save makes the state durable and then calls done, which may be nil, outside
 // the loop.
 func (a *Agent) save(done func(error)) {
 	a.state.OwnWriteAt = a.o.Own.Last()
@@ -170,9 +173,9 @@ func (a *Agent) durable(ctx context.Context, change func() error) error {
 	}
 }
 
-// saver writes files one after another, beside the loop: a disk that hangs
-// holds nothing else up. Of several waiting versions of a file only the newest
-// is written.
+// saver writes files one after another, outside the loop, so that a hanging
+// disk blocks nothing else. Of several pending versions of a file only the
+// newest is written.
 type saver struct {
 	disk Disk
 	wake chan struct{}
@@ -180,7 +183,7 @@ type saver struct {
 	mu      sync.Mutex
 	pending map[string]*version
 	order   []string
-	since   time.Time // of the write under way; zero when there is none
+	since   time.Time // of the write in progress; zero if there is none
 }
 
 type version struct {
@@ -208,7 +211,8 @@ func (s *saver) save(name string, b []byte, done func(error)) {
 	}
 }
 
-// hangs tells how long the write under way has taken, from diskLimit on.
+// hangs returns how long the write in progress has taken, if longer than
+// diskLimit.
 func (s *saver) hangs() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -218,7 +222,7 @@ func (s *saver) hangs() time.Duration {
 	return 0
 }
 
-// run writes until ctx ends, and then what still waits.
+// run writes until ctx ends, and then what is still pending.
 func (s *saver) run(ctx context.Context) {
 	for {
 		select {

@@ -8,17 +8,17 @@ import (
 	"lull/internal/link/tags"
 )
 
-// tagWriter knows what the state tags say and what they should say. It belongs
-// to the loop.
+// tagWriter tracks the present and the wanted state tags. It is owned by the
+// loop.
 type tagWriter struct {
 	have    tags.State
-	known   bool // have has been read or written
+	known   bool // have was read or written
 	writing bool
-	tryAt   time.Time // not before, after a failure
+	tryAt   time.Time // earliest time of the next attempt after a failure
 	ended   string    // the final form of an action that an earlier agent left unwritten
 }
 
-// seen notes what was read from the instance. What is being written is newer.
+// seen records what was read from the instance. A write in progress is newer.
 func (w *tagWriter) seen(s tags.State) {
 	if w.writing {
 		return
@@ -26,7 +26,7 @@ func (w *tagWriter) seen(s tags.State) {
 	w.have, w.known = s, true
 }
 
-// final has the outcome of an action written before anything else.
+// final makes the outcome of an action the next thing written.
 func (w *tagWriter) final(action string) {
 	switch action {
 	case actionHibernate:
@@ -36,8 +36,8 @@ func (w *tagWriter) final(action string) {
 	}
 }
 
-// writeTags brings the state tags to want, beside the loop, if they say
-// something else. The action is only ever replaced, never taken away.
+// writeTags updates the state tags to want, outside the loop, if they differ.
+// The action tag is replaced, but never removed.
 func (a *Agent) writeTags(want tags.State) {
 	w := &a.tagged
 	now := a.now()
@@ -73,7 +73,7 @@ func (a *Agent) writeTags(want tags.State) {
 	})
 }
 
-// merged notes that want has been written.
+// merged records that want was written.
 func (a *Agent) merged(want tags.State) {
 	w := &a.tagged
 	w.known = true

@@ -15,14 +15,14 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// round is one look at the machine: the cheap readings, and those of the slow
-// signals as they come in.
+// round is one check of the machine: the cheap readings, and those of the slow
+// signals as they arrive.
 type round struct {
 	at       time.Time
 	readings []idle.Reading
 	waiting  map[string]bool
 	asked    map[string]bool
-	done     []func() // called once it has ended
+	done     []func() // called when it has ended
 	over     bool
 }
 
@@ -41,8 +41,8 @@ func (a *Agent) tick() {
 	d := a.saver.hangs()
 	a.alarmIf(d > 0, "disk_hangs", fmt.Sprintf("The disk has not taken the agent's state for %s; no action begins before it has.", idle.Human(d)))
 	if at := a.acting; at != nil && at.out.Phase != phaseAccepted {
-		// The action reads for itself: a look in between would take the hook's
-		// work for use, or cut the stretch that is read after it.
+		// The action reads for itself: a check in between would take the hook's
+		// work for use, or cut short the interval that is read after it.
 		a.report()
 		return
 	}
@@ -50,13 +50,13 @@ func (a *Agent) tick() {
 	a.look(ctx, true, func() { a.conclude(ctx); s.End() })
 }
 
-// watchClocks notices a suspend and a jump of the wall clock. Both make every
-// sample worthless and restart the idle clock.
+// watchClocks detects a suspend and a jump of the wall clock. Both invalidate
+// every sample and restart the idle clock.
 func (a *Agent) watchClocks() {
 	slept, jump := a.clock.look(a.o.Clocks())
 	if jump != 0 {
 		a.shift(jump)
-		a.o.Cheap.Reset() // a rate over a time that the clock made longer looks quiet
+		a.o.Cheap.Reset() // a rate over a time that the clock stretched looks quiet
 	}
 	now := a.now()
 	// A jump forward may be a suspend that the kernel did not account for.
@@ -92,9 +92,9 @@ func (a *Agent) watchClocks() {
 }
 
 // concludeDown ends the action that took the machine down, now that it is back
-// with its memory. The context returned carries that action's span. A call
-// whose answer has not come did it too if the machine slept: a command that
-// hibernates answers after the resume.
+// with its memory. The returned context carries that action's span. A call
+// without an answer also counts if the machine slept: a command that hibernates
+// answers after the resume.
 func (a *Agent) concludeDown(slept time.Duration) context.Context {
 	at, last := a.acting, a.state.Last
 	if at == nil || last.EndedAt != nil || !at.sent || last.Phase != phaseAccepted && slept == 0 {
@@ -104,13 +104,13 @@ func (a *Agent) concludeDown(slept time.Duration) context.Context {
 	a.state.Prepared, a.state.Warned = nil, nil // the stop happened
 	a.tagged.final(last.Action)
 	if done := a.state.Completed; done != nil && last.Reason == reasonComplete {
-		// It has been acted on: the machine was not resumed to go down again.
+		// It was carried out: the machine was not resumed to go down again.
 		a.state.Obeyed, a.state.Completed = done.FileAt, nil
 	}
 	return trace.ContextWithSpanContext(a.ctx, at.span.SpanContext())
 }
 
-// shift moves every kept time by a jump of the wall clock, so that durations
+// shift moves every stored time by a jump of the wall clock, so that durations
 // survive it.
 func (a *Agent) shift(d time.Duration) {
 	for _, t := range []*time.Time{&a.started, &a.booted, &a.machine.activity, &a.state.SnoozedUntil, &a.state.WarnedAt,
@@ -154,9 +154,9 @@ func (a *Agent) shift(d time.Duration) {
 	}
 }
 
-// look starts a round, or joins the one under way, and calls done in the loop
-// when it has ended. With thrift set, slow signals are left alone while a
-// cheap one is active. Of ctx only the span is used.
+// look starts a round, or joins the one in progress, and calls done in the loop
+// when it has ended. With thrift set, slow signals are skipped while a cheap
+// one is active. Only the span of ctx is used.
 func (a *Agent) look(ctx context.Context, thrift bool, done func()) {
 	if a.round != nil {
 		a.round.done = append(a.round.done, done)
@@ -196,12 +196,12 @@ func (a *Agent) look(ctx context.Context, thrift bool, done func()) {
 	})
 }
 
-// probeLimit is how long a slow signal may take: never so long that a tick
+// probeLimit returns how long a slow signal may take: never so long that a tick
 // would wait for it.
 func (a *Agent) probeLimit(c Config) time.Duration { return min(probeLimit, c.CheckInterval*3/4) }
 
-// askSlow asks one slow signal. One that still owes an answer is not asked
-// again.
+// askSlow reads one slow signal, unless a previous probe of it is still in
+// progress.
 func (a *Agent) askSlow(ctx context.Context, r *round, s Slow, c Config) {
 	name := s.Signal()
 	if a.busy[name] {
@@ -232,7 +232,7 @@ func (a *Agent) askSlow(ctx context.Context, r *round, s Slow, c Config) {
 
 func (r *round) add(x idle.Reading) { r.readings = append(r.readings, x) }
 
-// endRound takes what has come in; what has not is unknown.
+// endRound takes the readings that have arrived. The others are unknown.
 func (a *Agent) endRound(r *round) {
 	if r.over {
 		return
@@ -261,7 +261,7 @@ func (a *Agent) endRound(r *round) {
 	}
 }
 
-// note takes a finished round over into what is known of the machine.
+// note stores the result of a finished round.
 func (a *Agent) note(r *round) {
 	m := &a.machine
 	m.readings, m.notAsked = r.readings, nil
@@ -301,7 +301,7 @@ func (a *Agent) note(r *round) {
 	}
 }
 
-// useOf is the newest use that a reading proves.
+// useOf returns the newest use that a reading proves.
 func useOf(x idle.Reading) time.Time {
 	if x.State == idle.Active && x.LastEvent.IsZero() {
 		return x.At

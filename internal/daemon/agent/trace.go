@@ -11,8 +11,8 @@ import (
 	"lull/internal/idle"
 )
 
-// span begins a span about this machine, under the one in ctx. Without a
-// tracer it is one that records nothing, and costs nothing.
+// span begins a span about this machine, below the one in ctx. Without a tracer
+// the span records nothing and costs nothing.
 func (a *Agent) span(ctx context.Context, name string, o ...trace.SpanStartOption) (context.Context, trace.Span) {
 	if a.o.Tracer == nil {
 		return ctx, noop.Span{}
@@ -24,7 +24,7 @@ func (a *Agent) span(ctx context.Context, name string, o ...trace.SpanStartOptio
 	return ctx, s
 }
 
-// within runs one step of an action as a span of its own.
+// within runs one step of an action in its own span.
 func (a *Agent) within(ctx context.Context, name string, step func(context.Context) error) error {
 	ctx, s := a.span(ctx, name)
 	defer s.End()
@@ -33,7 +33,7 @@ func (a *Agent) within(ctx context.Context, name string, step func(context.Conte
 	return err
 }
 
-// traceVerdict writes what a look came to into its span.
+// traceVerdict writes a check's verdict into its span.
 func (a *Agent) traceVerdict(s trace.Span, v *idle.Verdict) {
 	if !s.IsRecording() {
 		return
@@ -46,7 +46,7 @@ func (a *Agent) traceVerdict(s trace.Span, v *idle.Verdict) {
 		attribute.Int("lull.stage", a.machine.stage), attribute.StringSlice("lull.blocks", blocks))
 }
 
-// traceReading writes what a signal said into the span of asking it.
+// traceReading writes a signal's reading into the span of its probe.
 func traceReading(s trace.Span, r idle.Reading) {
 	if s.IsRecording() {
 		s.SetAttributes(attribute.String("lull.state", r.State.String()))
@@ -63,7 +63,7 @@ func failedWith(s trace.Span, err error) {
 	}
 }
 
-// linked has a span point to one of another trace.
+// linked links a span to one of another trace.
 func linked(to trace.SpanContext) []trace.SpanStartOption {
 	if !to.IsValid() {
 		return nil

@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 )
 
-// lines is a log in memory.
+// lines is an in-memory log.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -42,7 +42,7 @@ func (l *lines) decisions() (out []string) {
 	return out
 }
 
-// spans are what a recorder was given, by name and by id.
+// spans are the recorded spans, by name and by ID.
 type spans struct {
 	t      *testing.T
 	byName map[string][]sdk.ReadOnlySpan
@@ -96,9 +96,9 @@ func (w *world) traced() (*tracetest.SpanRecorder, *lines) {
 	return r, l
 }
 
-// TestTracesAndLines: the look that decides, the warning, the action with its
-// steps and the resume after it hang together, with the machine, verdict,
-// reason and outcome in them; looks that say the same are one line.
+// TestTracesAndLines checks that the deciding check, the warning, the action
+// with its steps and the later resume are connected, and contain the machine,
+// verdict, reason and outcome. Equal checks are one log line.
 func TestTracesAndLines(t *testing.T) {
 	w := newWorld()
 	recorder, log := w.traced()
@@ -149,8 +149,8 @@ func TestTracesAndLines(t *testing.T) {
 	})
 }
 
-// TestTraceOfWhatFails: a refused stop, a signal that is not known and an
-// action that is canceled say so in their spans.
+// TestTraceOfWhatFails checks that a refused stop, an unknown signal and a
+// canceled action are visible in their spans.
 func TestTraceOfWhatFails(t *testing.T) {
 	w := newWorld()
 	recorder, _ := w.traced()

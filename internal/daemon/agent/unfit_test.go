@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestUnfitSettings: what can be read and cannot work is refused by name and
-// place, from a tag and from the file.
+// TestUnfitSettings checks that settings that are readable but cannot work are
+// rejected with name and source, from a tag and from the file.
 func TestUnfitSettings(t *testing.T) {
 	for name, c := range map[string]struct {
 		tags  map[string]string
@@ -54,8 +54,8 @@ func TestUnfitSettings(t *testing.T) {
 	}
 }
 
-// TestNoHookAsSomebodyElse: a hook whose user does not exist does not run as
-// the agent's own.
+// TestNoHookAsSomebodyElse checks that a hook whose user does not exist does
+// not run as the agent's user.
 func TestNoHookAsSomebodyElse(t *testing.T) {
 	h := ShellHooks{}.Run(t.Context(), HookSpec{Command: "id -un", User: "nobody-at-all", Timeout: time.Minute})
 	if h.Error == "" || h.Output != "" {

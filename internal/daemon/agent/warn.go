@@ -14,16 +14,16 @@ import (
 	"lull/internal/link/agentctl"
 )
 
-// Warning is what users are told before an action.
+// Warning is the message to users before an action.
 type Warning struct {
 	Reason   string    `json:"reason"` // idle_timeout, ttl, completion
 	Action   string    `json:"action"`
-	At       time.Time `json:"at"` // the earliest moment of the action
+	At       time.Time `json:"at"` // the earliest time of the action
 	Sentence string    `json:"sentence"`
 	URL      string    `json:"-"` // of the webhook; empty for none
 }
 
-// Text is the warning for a terminal.
+// Text returns the warning for a terminal.
 func (w Warning) Text() string {
 	what := map[string]string{"stop": "stopped", "hibernate": "hibernated", "terminate": "terminated (its disks may be deleted)"}[w.Action]
 	if what == "" {
@@ -41,36 +41,36 @@ func (w Warning) Text() string {
 	return s
 }
 
-// Withdrawal is a warning that no longer holds.
+// Withdrawal is the message that a warning no longer applies.
 type Withdrawal struct {
-	Warning Warning   // the zero value tells nobody and only updates the file
+	Warning Warning   // with the zero value, only the file is updated
 	Why     string    // the rest of a sentence: "snoozed until ..."
-	Left    []Warning // warnings that still hold, soonest first
+	Left    []Warning // warnings that still apply, soonest first
 }
 
-// Text is the withdrawal for a terminal.
+// Text returns the withdrawal for a terminal.
 func (w Withdrawal) Text() string {
 	return fmt.Sprintf("The %s announced for %s is canceled: %s.", w.Warning.Action, w.Warning.At.Format("15:04:05 MST"), w.Why)
 }
 
-// announced is a warning that holds.
+// announced is a pending warning.
 type announced struct {
 	Warning
 	ID   string    `json:"id,omitempty"` // of the due it is about, or of the server's warning
 	Sent time.Time `json:"sent"`
 }
 
-// serverWarning is the key of a warning that the server asked for.
+// serverWarning is the key of a warning that the server requested.
 const serverWarning = "server"
 
-// means reports whether the warning is still one of d: not if d was moved
-// beyond the announced time since.
+// means reports whether the warning still applies to d: not if d was since
+// moved beyond the announced time.
 func (x *announced) means(d due) bool {
 	return x.ID == d.id && x.Action == d.action && !d.at.After(x.At)
 }
 
-// warn sends a warning beside the loop. It replaces the one under the same
-// key. The span in ctx is of what decided it.
+// warn sends a warning outside the loop. It replaces the one under the same
+// key. The span in ctx is the one of the decision.
 func (a *Agent) warn(ctx context.Context, key, id string, w Warning) {
 	_, s := a.span(ctx, "agent.warning")
 	s.SetAttributes(attribute.String("lull.reason", w.Reason), attribute.String("lull.action", w.Action))
@@ -91,8 +91,8 @@ func (a *Agent) warn(ctx context.Context, key, id string, w Warning) {
 	}, func() { s.End() })
 }
 
-// deliver runs one delivery of the Warner beside the loop, after the one
-// before it, and then calls done.
+// deliver runs one delivery of the Warner outside the loop, after the previous
+// one, and then calls done.
 func (a *Agent) deliver(send func(context.Context) error, done func()) {
 	if a.o.Warner == nil {
 		done()
@@ -120,7 +120,7 @@ func (a *Agent) deliver(send func(context.Context) error, done func()) {
 	})
 }
 
-// review withdraws warnings that no longer hold.
+// review withdraws warnings that no longer apply.
 func (a *Agent) review(now time.Time) {
 	if a.acting != nil {
 		return
@@ -133,7 +133,7 @@ func (a *Agent) review(now time.Time) {
 	}
 }
 
-// lifted says why what x announced does not happen; empty if it still does.
+// lifted returns why what x announced does not happen; empty if it still does.
 func (a *Agent) lifted(now time.Time, key string, x *announced) string {
 	switch {
 	case key == serverWarning:
@@ -147,7 +147,7 @@ func (a *Agent) lifted(now time.Time, key string, x *announced) string {
 		switch {
 		case d.reason != key:
 		case !d.at.After(x.At):
-			return "" // another action is announced anew
+			return "" // another action is announced separately
 		case key == reasonTTL:
 			return "the TTL was moved to " + d.at.Format(time.RFC3339)
 		default:
@@ -160,7 +160,7 @@ func (a *Agent) lifted(now time.Time, key string, x *announced) string {
 	return "the completion was taken back"
 }
 
-// liftedIdle is lifted for idleness. A verdict that is unknown for a moment
+// liftedIdle is lifted for idleness. A verdict that is briefly unknown
 // withdraws nothing before the announced time has passed.
 func (a *Agent) liftedIdle(now time.Time, x *announced) string {
 	v := a.machine.verdict
@@ -185,7 +185,7 @@ func (a *Agent) liftedIdle(now time.Time, x *announced) string {
 	return "it is not idle any more"
 }
 
-// withdraw takes the warning under a key back, where it was given.
+// withdraw withdraws the warning under a key wherever it was delivered.
 func (a *Agent) withdraw(key, why string) {
 	x := a.state.Warned[key]
 	if x == nil {
@@ -193,7 +193,7 @@ func (a *Agent) withdraw(key, why string) {
 	}
 	delete(a.state.Warned, key)
 	if key == reasonIdle {
-		a.state.WarnedAt = time.Time{} // the next stop needs a warning of its own
+		a.state.WarnedAt = time.Time{} // the next stop needs its own warning
 	}
 	out := Withdrawal{Warning: x.Warning, Why: why, Left: a.warnings()}
 	out.Warning.URL = a.config.NotifyURL
@@ -203,7 +203,7 @@ func (a *Agent) withdraw(key, why string) {
 	a.deliver(func(ctx context.Context) error { return a.o.Warner.Withdraw(ctx, out) }, func() {})
 }
 
-// warnings returns those that hold, soonest first.
+// warnings returns the pending ones, soonest first.
 func (a *Agent) warnings() (out []Warning) {
 	for _, x := range a.state.Warned {
 		out = append(out, x.Warning)
@@ -212,7 +212,7 @@ func (a *Agent) warnings() (out []Warning) {
 	return out
 }
 
-// clearWarnings has the file of the warning say what holds, and tells nobody.
+// clearWarnings updates the file of the warning without notifying users.
 func (a *Agent) clearWarnings() {
 	left := a.warnings()
 	a.deliver(func(ctx context.Context) error { return a.o.Warner.Withdraw(ctx, Withdrawal{Left: left}) }, func() {})

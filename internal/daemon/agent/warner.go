@@ -24,12 +24,12 @@ import (
 )
 
 // People is the Warner of a real machine: every terminal, a file, the desktop
-// of a session, and a webhook. What fails is told; the others are tried all
-// the same.
+// of a session, and a webhook. A failure of one is reported and does not
+// prevent the others.
 type People struct {
 	Terminals string          // directory, such as /dev/pts; empty for none
 	Consoles  []string        // further terminals, such as /dev/tty1
-	Own       *proc.OwnWrites // notes the writes, so that they are not use
+	Own       *proc.OwnWrites // records the writes, so that they do not count as use
 	File      string          // such as /run/lull/warning; empty for none
 	Desktops  string          // directory of the users' session buses, such as /run/user; empty for none
 	HTTP      *http.Client    // nil for no webhook
@@ -91,8 +91,8 @@ func (p People) Withdraw(ctx context.Context, w Withdrawal) error {
 	return errors.Join(errs...)
 }
 
-// terminals writes text to every terminal. One that takes nothing, because its
-// reader has stopped it, is passed over rather than waited for.
+// terminals writes text to every terminal. A terminal that accepts nothing,
+// because its reader has stopped it, is skipped.
 func (p People) terminals(text string) (reached int, err error) {
 	var paths []string
 	if p.Terminals != "" {
@@ -121,7 +121,7 @@ func (p People) write(path, text string) error {
 		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	// Noted on both sides: the kernel's time of the write lies in between.
+	// Noted before and after: the kernel's time of the write lies in between.
 	p.Own.Note(time.Now())
 	defer func() { p.Own.Note(time.Now()) }()
 	if _, err := unix.Write(fd, []byte(text)); err != nil {
@@ -130,7 +130,7 @@ func (p People) write(path, text string) error {
 	return nil
 }
 
-// wall is the fallback where the terminals cannot be listed or written.
+// wall is the fallback if the terminals cannot be listed or written.
 func (p People) wall(ctx context.Context, text string) error {
 	cmd := exec.CommandContext(ctx, "wall")
 	cmd.Stdin = strings.NewReader(text)
@@ -172,8 +172,8 @@ func (p People) webhook(ctx context.Context, event, why string, w Warning) error
 	return nil
 }
 
-// withoutURL leaves the address out of an error of HTTP: a webhook's address is
-// its password, and this error is shown and reported.
+// withoutURL removes the address from an HTTP error: a webhook's address is a
+// secret, and this error is shown and reported.
 func withoutURL(err error) error {
 	if e, ok := errors.AsType[*url.Error](err); ok {
 		return e.Err

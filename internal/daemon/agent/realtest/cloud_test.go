@@ -22,8 +22,8 @@ import (
 	"lull/internal/sim/world"
 )
 
-// instance is a simulated EC2 instance and the real program on it, with the
-// SDK's own credential chain, metadata client and EC2 client.
+// instance is a simulated EC2 instance with the real program on it, which uses
+// the SDK's own credential chain, metadata client and EC2 client.
 type instance struct {
 	t   *testing.T
 	sim *sim.Server
@@ -34,7 +34,7 @@ type instance struct {
 	cmd *exec.Cmd
 }
 
-// launch starts a simulated cloud with one instance; w says what is special.
+// launch starts a simulated cloud with one instance configured by w.
 func launch(t *testing.T, w world.WorkerConfig, tags map[string]string) *instance {
 	t.Helper()
 	return launchAway(t, 1, w, tags)
@@ -49,8 +49,8 @@ func launchAway(t *testing.T, hops int, w world.WorkerConfig, tags map[string]st
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	w.Name, w.Region, w.Image, w.InstanceProfile = "m", "us-east-1", "ami-0000000000000d012", "lull-agent"
-	// Signals of this machine are not what is tried here: there is no GPU, so
-	// the instance is always quiet.
+	// This machine's signals are not under test: there is no GPU, so the
+	// instance is always quiet.
 	w.Tags = map[string]string{"lull:signals": "gpu", "lull:idle-timeout": "1m", "lull:check-interval": "1s",
 		"lull:warn-before": "2s", "lull:boot-grace": "0s"}
 	maps.Copy(w.Tags, tags)
@@ -87,7 +87,8 @@ func (i *instance) environ() []string {
 		"LULL_AGENT_CONFIG=" + filepath.Join(i.dir, "agent.yaml"), "LULL_AGENT_CLOUD=ec2", "LULL_AGENT_SHORTEST_WINDOW=1s"}
 }
 
-// boot starts the agent, with more of an environment, and waits until it answers.
+// boot starts the agent, with an additional environment, and waits until it
+// answers.
 func (i *instance) boot(env ...string) {
 	i.t.Helper()
 	i.cmd = exec.Command(program, "agent", "run")
@@ -186,8 +187,8 @@ func (i *instance) source(name string) (c agentctl.Config) {
 	return c
 }
 
-// TestStopsItself lets an idle instance act on itself, by tags from either
-// road, with and without hibernation, and looks at the state tags.
+// TestStopsItself lets an idle instance act on itself, with tags from either
+// source, with and without hibernation, and checks the state tags.
 func TestStopsItself(t *testing.T) {
 	t.Parallel()
 	refuses := fault.Rule{Service: "ec2", Action: "StopInstances", Kind: fault.Error, Code: "UnsupportedHibernationConfiguration",
@@ -198,7 +199,7 @@ func TestStopsItself(t *testing.T) {
 		tags       map[string]string
 		fault      *fault.Rule
 		hibernated bool
-		action     string // state tag: what is really done
+		action     string // state tag: the real action
 		detail     string
 	}{
 		{"hibernates", world.WorkerConfig{Hibernation: true, TagsInMetadata: true}, map[string]string{"lull:hibernate-on-idle": "true"}, nil, true, "hibernating", ""},
@@ -236,9 +237,9 @@ func TestStopsItself(t *testing.T) {
 	}
 }
 
-// TestTagsUnreadable starts while neither road to the tags works: nothing is
-// done, and it is shown; then they come back, and go again while the agent
-// runs and starts anew: the last good policy holds.
+// TestTagsUnreadable starts while neither source of tags works: nothing is
+// done, and that is shown. Then they work, and fail again while the agent runs
+// and restarts: the last good policy applies.
 func TestTagsUnreadable(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -271,7 +272,8 @@ func TestTagsUnreadable(t *testing.T) {
 				t.Error("the alarm outlives its cause")
 			}
 
-			// Both roads end again: what was read last holds, also for a new agent.
+			// Both sources fail again: the last values apply, also for a new
+			// agent.
 			i.faulty(c.rule)
 			i.faulty(fault.Rule{Service: "ec2", Action: "DescribeTags", Kind: fault.Error, Code: "RequestLimitExceeded", Status: 503})
 			i.setTag("lull:idle-timeout", "2h")
@@ -294,8 +296,8 @@ func TestTagsUnreadable(t *testing.T) {
 	}
 }
 
-// TestDescribeTagsThrottled has EC2 throttle the only road to the tags for a
-// while: the SDK's retries get through.
+// TestDescribeTagsThrottled has EC2 throttle the only source of tags for a
+// while: the SDK's retries succeed.
 func TestDescribeTagsThrottled(t *testing.T) {
 	t.Parallel()
 	i := launch(t, world.WorkerConfig{}, map[string]string{"lull:idle-timeout": "30m"})
@@ -307,7 +309,7 @@ func TestDescribeTagsThrottled(t *testing.T) {
 	}
 }
 
-// TestDeadlineAndCompletion ends instances that are in use, after a warning.
+// TestDeadlineAndCompletion ends instances in use, after a warning.
 func TestDeadlineAndCompletion(t *testing.T) {
 	t.Parallel()
 	soon := time.Now().Add(25 * time.Second).UTC().Format(time.RFC3339)
@@ -372,7 +374,7 @@ func TestDeadlineAndCompletion(t *testing.T) {
 	})
 }
 
-// TestTagHooks holds that a hook from a tag runs only where the machine's own
+// TestTagHooks checks that a hook from a tag runs only if the machine's own
 // file allows it.
 func TestTagHooks(t *testing.T) {
 	t.Parallel()
@@ -400,8 +402,8 @@ func TestTagHooks(t *testing.T) {
 	}
 }
 
-// TestDoctorOnInstance looks at an instance with the right role and at one
-// whose role may not stop it.
+// TestDoctorOnInstance runs doctor on an instance with the right role and on
+// one whose role may not stop it.
 func TestDoctorOnInstance(t *testing.T) {
 	t.Parallel()
 	i := launch(t, world.WorkerConfig{TagsInMetadata: true, Hibernation: true}, map[string]string{"lull:idle-timeout": "4h", "lull:idle-timeut": "3h"})
@@ -421,9 +423,9 @@ func TestDoctorOnInstance(t *testing.T) {
 	}
 }
 
-// TestHopLimit runs the agent where its network is a hop farther from the
-// metadata than the instance lets it be, as in a container: nothing is known,
-// nothing is done, and it says what to change. With the limit raised it works.
+// TestHopLimit runs the agent one hop farther from the metadata than the
+// instance allows, as in a container: nothing is known, nothing is done, and
+// the status says what to change. With a higher limit it works.
 func TestHopLimit(t *testing.T) {
 	t.Parallel()
 	i := launchAway(t, 2, world.WorkerConfig{TagsInMetadata: true}, nil)
@@ -440,7 +442,8 @@ func TestHopLimit(t *testing.T) {
 	j.await("the tags", func() bool { return j.source("tags").State == "read" })
 }
 
-// TestHangup has SIGHUP read the tags again, and looks at the history's picture.
+// TestHangup checks that SIGHUP reads the tags again, and checks the history's
+// chart.
 func TestHangup(t *testing.T) {
 	t.Parallel()
 	i := launch(t, world.WorkerConfig{TagsInMetadata: true}, map[string]string{"lull:idle-timeout": "30m"})
@@ -461,8 +464,8 @@ func TestHangup(t *testing.T) {
 	})
 }
 
-// TestNothingSecretIsSaid gives the program a hook and a webhook that hold a
-// password and fail, and looks for it in everything that it prints.
+// TestNothingSecretIsSaid gives the program a hook and a webhook that contain a
+// password and fail, and searches for it in all output.
 func TestNothingSecretIsSaid(t *testing.T) {
 	t.Parallel()
 	i := launch(t, world.WorkerConfig{TagsInMetadata: true}, map[string]string{"lull:pre-stop": "/bin/false --key hunter2",

@@ -1,13 +1,13 @@
-// Package realtest tries the whole agent, as the program lull, on a real
+// Package realtest tests the complete agent, as the program lull, on a real
 // machine: real CPU load, disk writes, network interfaces, sshd, tmux and
 // shells, and the AWS SDK against the simulated cloud.
 //
-// Each test has a machine of its own made of kernel namespaces (mounts,
-// network, processes), so that other people's terminals and traffic do not
-// show in it. CPU and disks cannot be divided that way: for them the threshold
-// is laid above what the machine does anyway, and where it does too much to
-// tell the two apart the test says so and is skipped.
+// Each test has its own machine made of kernel namespaces (mounts, network,
+// processes), so that other terminals and traffic do not affect it. CPU and
+// disks cannot be isolated that way: their thresholds are set above the
+// machine's other load, and if that load is too high the test is skipped with
+// this reason.
 //
-// It needs root, and Debian's openssh-server, tmux, iproute2 and util-linux.
-// It holds no code that others import.
+// The tests need root, and Debian's openssh-server, tmux, iproute2 and
+// util-linux. The package contains no code for import.
 package realtest

@@ -35,8 +35,8 @@ func run(m *testing.M) int {
 		fmt.Println("SKIP internal/daemon/agent/realtest: needs root for namespaces")
 		return 0
 	}
-	// Not under /tmp: the agent trusts no file below a directory that others
-	// can write to.
+	// Not under /tmp: the agent trusts no file below a directory that other
+	// users can write to.
 	dir, err := os.MkdirTemp("/run", "lull-real-")
 	if err != nil {
 		fmt.Println(err)
@@ -65,8 +65,8 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// touchSources has the test depend on every source, since go test does not see
-// that the program is built from them and would keep an old result.
+// touchSources makes the test depend on every source file. go test does not see
+// that the program is built from them and would reuse an old result.
 func touchSources() error {
 	return filepath.WalkDir("../../../..", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && len(d.Name()) > 2 {
@@ -79,7 +79,7 @@ func touchSources() error {
 	})
 }
 
-// need skips where a program is not installed, and fails in CI.
+// need skips the test if a program is not installed, and fails it in CI.
 func need(t *testing.T, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
@@ -92,12 +92,12 @@ func need(t *testing.T, programs ...string) {
 	}
 }
 
-// machine is a corner of this one with mounts, network, processes and
-// terminals of its own. Everything in it ends with the test.
+// machine is a part of this one with its own mounts, network, processes and
+// terminals. Everything in it ends with the test.
 type machine struct {
 	t   *testing.T
 	pid int    // of its init
-	dir string // visible inside and outside, root's alone
+	dir string // visible inside and outside, to root only
 }
 
 const initScript = `set -e
@@ -143,7 +143,7 @@ func newMachine(t *testing.T) *machine {
 	m.pid = cmd.Process.Pid
 	t.Cleanup(func() {
 		in.Close()
-		cmd.Process.Kill() // the kernel ends all of the namespace with its init
+		cmd.Process.Kill() // the kernel ends the whole namespace with its init
 		cmd.Wait()
 		os.RemoveAll(dir)
 	})
@@ -192,7 +192,7 @@ func (m *machine) start(cmd *exec.Cmd) (stop func()) {
 	return stop
 }
 
-// log is what an agent wrote.
+// log collects an agent's output.
 type log struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -218,7 +218,7 @@ func (m *machine) policy(lines ...string) {
 	}
 }
 
-// powerOff is the file that stands for a machine that was powered off.
+// powerOff is the file that marks a machine as powered off.
 func (m *machine) powerOff() string { return filepath.Join(m.dir, "powered-off") }
 
 // agent runs lull agent run inside, without a cloud, and waits until it
@@ -240,8 +240,8 @@ func (m *machine) agent(lines ...string) *log {
 	return l
 }
 
-// dial reaches the agent from outside: the socket's directory is a mount of
-// the machine, seen through its init.
+// dial connects to the agent from outside: the socket's directory is a mount of
+// the machine, reached through its init.
 func (m *machine) dial() *agentctl.Client {
 	return agentctl.Dial(fmt.Sprintf("/proc/%d/root%s", m.pid, m.socket()))
 }
@@ -269,7 +269,7 @@ func (m *machine) lull(args ...string) (out string, code int) {
 	return string(b), code
 }
 
-// reading is the newest one of a signal.
+// reading returns the newest reading of a signal.
 func (m *machine) reading(signal string) idle.Reading {
 	for _, r := range m.status().Readings {
 		if r.Signal == signal {
@@ -279,7 +279,7 @@ func (m *machine) reading(signal string) idle.Reading {
 	return idle.Reading{Signal: signal, Detail: "not in the status"}
 }
 
-// becomes waits until a signal says state.
+// becomes waits until a signal has a state.
 func (m *machine) becomes(signal string, state idle.State) {
 	m.t.Helper()
 	var last idle.Reading
@@ -287,7 +287,7 @@ func (m *machine) becomes(signal string, state idle.State) {
 		func() string { return fmt.Sprintf("signal %s is %s: %+v", signal, state, last) })
 }
 
-// stays watches for d that a signal says state at every look.
+// stays checks for d that a signal has a state at every poll.
 func (m *machine) stays(signal string, state idle.State, d time.Duration) {
 	m.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); pause() {
@@ -314,7 +314,7 @@ func (m *machine) awaitf(limit time.Duration, ok func() bool, what func() string
 	}
 }
 
-// offAt waits until the machine was powered off and says when.
+// offAt waits until the machine is powered off and returns the time.
 func (m *machine) offAt(limit time.Duration) time.Time {
 	m.t.Helper()
 	m.awaitf(limit, func() bool { _, err := os.Stat(m.powerOff()); return err == nil }, func() string {
@@ -337,7 +337,7 @@ func (m *machine) isOn(when string) {
 	}
 }
 
-// warnings counts the entries of the history that are warnings.
+// warnings counts the warnings in the history.
 func (m *machine) warnings() (n int) {
 	m.t.Helper()
 	l, err := m.dial().History(context.WithoutCancel(m.t.Context()), agentctl.HistoryQuery{})

@@ -12,10 +12,10 @@ import (
 	"lull/internal/idle"
 )
 
-// shell is an open login shell and the keyboard of whoever sits at it.
+// shell is an open login shell and its keyboard.
 type shell struct {
 	keys io.WriteCloser
-	tty  *log // what the terminal showed
+	tty  *log // the terminal's output
 	end  func()
 }
 
@@ -38,8 +38,8 @@ func (s *shell) press(t *testing.T, text string) {
 	}
 }
 
-// types presses keys until they are seen: the kernel moves a terminal's times in
-// steps of 8 s, so that a key soon after another does not show.
+// types presses keys until they are seen: the kernel updates a terminal's times
+// in steps of 8 s, so a key press soon after another one does not show.
 func (m *machine) types(s *shell) (last time.Time) {
 	m.t.Helper()
 	m.await("keys are seen", 60*time.Second, func() bool {
@@ -51,7 +51,7 @@ func (m *machine) types(s *shell) (last time.Time) {
 	return last
 }
 
-// restful waits until terminals have been quiet for 3 s on end.
+// restful waits until terminals have been quiet for 3 s.
 func (m *machine) restful() {
 	m.t.Helper()
 	since := time.Now()
@@ -77,8 +77,8 @@ func (m *machine) login() *shell {
 	return s
 }
 
-// TestLoginShell logs in over ssh: typing is use, for as long as it continues; an
-// open shell is not, and the machine goes down after its window, not before.
+// TestLoginShell logs in over ssh. Typing is use while it continues; an open
+// shell is not, and the machine goes down after its timeout, not before.
 func TestLoginShell(t *testing.T) {
 	t.Parallel()
 	login := func(t *testing.T) (*machine, *shell, time.Time) {
@@ -98,7 +98,7 @@ func TestLoginShell(t *testing.T) {
 			t.Errorf("stage %d answered, want 1: %+v", s.Stage, s.Stages)
 		}
 		m.restful()
-		// Keys now and then, for longer than the idle-timeout.
+		// Key presses now and then, for longer than the idle-timeout.
 		for time.Since(began) < 75*time.Second {
 			m.types(s)
 			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); pause() {
@@ -108,7 +108,7 @@ func TestLoginShell(t *testing.T) {
 	})
 	t.Run("left open", func(t *testing.T) {
 		m, s, last := login(t)
-		// Sessions are asked once the terminals are quiet again.
+		// Sessions are read once the terminals are quiet again.
 		m.await("users have the time of the keys", 60*time.Second, func() bool { return m.reading("users").LastEvent.After(last.Add(-10 * time.Second)) })
 		off := m.offAt(3 * time.Minute)
 		if quiet := off.Sub(last); quiet < 52*time.Second { // terminals' times move in steps of 8 s
@@ -126,15 +126,15 @@ func TestLoginShell(t *testing.T) {
 }
 
 // TestWarningAnswered answers the warning from the open shell. After lull agent
-// snooze the machine stays; after a key it has its whole time again, with
-// another warning.
+// snooze the machine stays up. After a key press it has its complete timeout
+// again, with another warning.
 func TestWarningAnswered(t *testing.T) {
 	t.Parallel()
 	need(t, "script")
 	warned := func(t *testing.T) (*machine, *shell) {
 		t.Parallel()
 		m := newMachine(t)
-		// Warned early, so that the answer comes in time on a busy machine.
+		// An early warning, so that the answer comes in time on a busy machine.
 		m.agent("idle-timeout: 1m", "check-interval: 1s", "warn-before: 25s", "boot-grace: 0s", "signals: [terminals, users, recent]")
 		s := m.open(m.command("script", "-qec", "bash --norc --noprofile -i", "/dev/null"))
 		m.await("a warning on the terminal", 2*time.Minute, func() bool { return strings.Contains(s.tty.String(), "lull agent snooze") })
@@ -211,7 +211,7 @@ func TestTmux(t *testing.T) {
 	})
 }
 
-// TestPrivilege holds who may speak to the agent, and what it trusts.
+// TestPrivilege checks who may use the agent, and what it trusts.
 func TestPrivilege(t *testing.T) {
 	t.Parallel()
 	need(t, "setpriv")
@@ -234,7 +234,8 @@ func TestPrivilege(t *testing.T) {
 		t.Error("it is not halted")
 	}
 
-	// A policy that others could have written is not obeyed; the last good one holds.
+	// A policy that other users could have written is ignored; the last good
+	// one applies.
 	m.policy(quick("hibernate-on-idle: true", "allow-tag-hooks: true")...)
 	m.sh("chmod 0666 " + m.dir + "/agent.yaml")
 	out, code := m.lull("agent", "reload")

@@ -56,9 +56,9 @@ func (i *instance) serve() (url, token string) {
 	return url, token
 }
 
-// TestAgentAndServer runs the real agent, which may do no more than stop its
-// own instance, beside the real server over one simulated cloud: whoever holds
-// the power stops the idle machine, and the record says who.
+// TestAgentAndServer runs the real agent, which may only stop its own instance,
+// beside the real server over one simulated cloud: whichever holds the power
+// stops the idle machine, and the record says which.
 func TestAgentAndServer(t *testing.T) {
 	t.Parallel()
 	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {

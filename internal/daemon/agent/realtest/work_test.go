@@ -14,14 +14,15 @@ import (
 	"lull/internal/idle"
 )
 
-// quick are the lines of every policy here: the shortest windows there are.
+// quick returns the common lines of every policy here: the shortest windows
+// possible.
 func quick(lines ...string) []string {
 	return append([]string{"idle-timeout: 1m", "check-interval: 1s", "warn-before: 10s", "boot-grace: 0s"}, lines...)
 }
 
-// TestSilentComputation runs a computation that prints nothing for longer than
-// the idle-timeout, as the child of a child in a process namespace of its own,
-// as a container's would be. The agent must never take it for idle.
+// TestSilentComputation runs a computation without output for longer than the
+// idle-timeout, as the child of a child in its own process namespace, as in a
+// container. The agent must never consider it idle.
 func TestSilentComputation(t *testing.T) {
 	t.Parallel()
 	need(t, "unshare")
@@ -45,7 +46,7 @@ func TestSilentComputation(t *testing.T) {
 	stop()
 }
 
-// busyCPU is how much of the CPUs is used over d, without the agent's reader.
+// busyCPU returns the CPU usage over d, measured without the agent's reader.
 func busyCPU(t *testing.T, d time.Duration) float64 {
 	t.Helper()
 	read := func() (idle, all float64) {
@@ -69,8 +70,8 @@ func busyCPU(t *testing.T, d time.Duration) float64 {
 	return 100 - 100*(i1-i0)/max(a1-a0, 1)
 }
 
-// TestCPU tries both verdicts at a threshold that lies above what else continues
-// here: all CPUs at work are seen, and that they no longer are.
+// TestCPU checks both verdicts with a threshold above the machine's other load:
+// busy CPUs are seen, and so is their end.
 func TestCPU(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -93,7 +94,7 @@ func TestCPU(t *testing.T) {
 	}
 }
 
-// TestDisk tries both verdicts with a threshold above what others write.
+// TestDisk checks both verdicts with a threshold above the writes of others.
 func TestDisk(t *testing.T) {
 	t.Parallel()
 	dir := realDisk(t)
@@ -109,7 +110,7 @@ func TestDisk(t *testing.T) {
 	m.becomes("disk", idle.Quiet)
 }
 
-// realDisk is a directory on a disk, not in memory.
+// realDisk returns a directory on a disk, not in memory.
 func realDisk(t *testing.T) string {
 	t.Helper()
 	const tmpfs = 0x01021994
@@ -139,7 +140,7 @@ func TestNetwork(t *testing.T) {
 		t.Errorf("a machine with loopback alone: %+v", r)
 	}
 	for _, x := range []*machine{m, peer} {
-		// Its neighbour discovery would be traffic of its own.
+		// IPv6 neighbor discovery would be additional traffic.
 		x.sh("for f in all default; do [ ! -e /proc/sys/net/ipv6 ] || echo 1 > /proc/sys/net/ipv6/conf/$f/disable_ipv6; done")
 	}
 	link := exec.Command("nsenter", "-t", fmt.Sprint(m.pid), "-n", "ip", "link", "add", "uplink", "type", "veth", "peer", "name", "far", "netns", fmt.Sprint(peer.pid))

@@ -8,12 +8,12 @@ import (
 	"lull/internal/idle"
 )
 
-// haltWithin is how soon a halt must hold everywhere.
+// haltWithin is how soon a halt must be in effect everywhere.
 const haltWithin = 5 * time.Second
 
-// TestFleetHaltReachesTheAgent: within 5 s, whether or not the machine is a
-// worker, over restarts of the agent while the server is away, and so does its
-// end. Deadlines are held too.
+// TestFleetHaltReachesTheAgent checks that a halt and its end reach the agent
+// within 5 s, whether or not the machine is a worker, and across restarts of
+// the agent while the server is away. Deadlines are held too.
 func TestFleetHaltReachesTheAgent(t *testing.T) {
 	for name, o := range map[string]options{
 		"worker":    {holder: fleet.HolderAgent, sources: []string{"agent"}},
@@ -65,13 +65,13 @@ func TestFleetHaltReachesTheAgent(t *testing.T) {
 				r.wait(haltWithin)
 				halted(false)
 
-				// One with an end is over then, although the server is away, however
-				// wrong the clock of the machine is.
+				// A halt with an end is over then, although the server is away
+				// and however wrong the machine's clock is.
 				until := time.Now().Add(10 * time.Minute)
 				halt(fleet.HaltRequest{On: true, Until: &until})
 				r.wait(haltWithin)
 				halted(true)
-				if o.unknown { // what a worker's agent does alone is not the point
+				if o.unknown { // what a worker's agent does alone is not under test
 					away(true)
 				}
 				held(9 * time.Minute)

@@ -16,7 +16,8 @@ import (
 	"lull/internal/link/control"
 )
 
-// kept is evidence in memory, through the recorder and the codec of a journal.
+// kept is in-memory evidence, written with the recorder and the codec of a
+// journal.
 type kept struct {
 	t   *testing.T
 	mu  sync.Mutex
@@ -66,7 +67,7 @@ func (k *kept) of(object string) (n int) {
 	return n
 }
 
-// then is what the agent itself says of a moment of its own clock.
+// then returns the agent's own account of a time of its own clock.
 func (k *kept) then(at time.Time) evidence.Account {
 	var c evidence.Recall
 	q := evidence.Query{Object: evidence.KindAgent, From: at, To: at}
@@ -76,7 +77,7 @@ func (k *kept) then(at time.Time) evidence.Account {
 	return evidence.Past(evidence.Account{At: at, Kind: evidence.KindAgent}, c)
 }
 
-// gist is what two accounts of one moment must agree about.
+// gist is the part in which two accounts of one time must agree.
 func gist(a evidence.Account) string {
 	out := ""
 	if a.Verdict == nil {
@@ -98,10 +99,10 @@ func gist(a evidence.Account) string {
 	return out + fmt.Sprintf("timeout %s, idle %t, eligible %t", time.Duration(a.Policy.Timeout), a.Verdict.IsIdle, a.Verdict.Eligible)
 }
 
-// TestServerKnowsTheAgentsPast asks of agent and server why at every past minute
-// of two hours in which much happens: both say the same, with the agent's clock
-// right and hours wrong, whether the machine is a worker or not; what the
-// server did not hear it does not know.
+// TestServerKnowsTheAgentsPast asks agent and server why at every past minute
+// of two eventful hours. Both answer the same, with the agent's clock right and
+// hours wrong, whether or not the machine is a worker. What the server did not
+// receive it does not know.
 func TestServerKnowsTheAgentsPast(t *testing.T) {
 	for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
 		for _, unknown := range []bool{false, true} {
@@ -114,7 +115,7 @@ func TestServerKnowsTheAgentsPast(t *testing.T) {
 	}
 }
 
-// lives plays two hours and compares what is said of them.
+// lives simulates two hours and compares the answers about them.
 func (r *rig) lives(skew time.Duration) {
 	t := r.t
 	begun := time.Now()
@@ -151,7 +152,7 @@ func (r *rig) lives(skew time.Duration) {
 			}
 			continue
 		}
-		near := at.After(cutAt) && at.Before(cutAt.Add(18*time.Minute)) // the agent tries again less and less often
+		near := at.After(cutAt) && at.Before(cutAt.Add(18*time.Minute)) // the agent retries with backoff
 		for _, c := range changes {
 			near = near || at.Sub(c) > -90*time.Second && at.Sub(c) < 150*time.Second
 		}
@@ -204,7 +205,7 @@ func (r *rig) lives(skew time.Duration) {
 	}
 }
 
-// TestServerSaysWhoStopped asks why of a machine that its agent stopped.
+// TestServerSaysWhoStopped asks why about a machine stopped by its agent.
 func TestServerSaysWhoStopped(t *testing.T) {
 	run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}}, func(r *rig) {
 		t := r.t // of the bubble

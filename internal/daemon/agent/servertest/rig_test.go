@@ -51,14 +51,14 @@ type rig struct {
 	agent *agent.Agent
 	own   *kept           // evidence of the agent
 	told  *kept           // and of the server
-	asks  *control.Client // of a person
+	asks  *control.Client // of a user
 
 	mu     sync.Mutex
 	busy   map[string]bool // signals in use
 	broken map[string]bool
-	cml    controller.Telemetry // what CML says; its times are set when asked
+	cml    controller.Telemetry // CML's answer; its times are set when it is read
 	used   bool                 // CML is in use
-	cut    bool                 // no way from the agent to the server
+	cut    bool                 // the agent cannot reach the server
 	waits  func()               // ends the call that waits for a halt
 	skew   time.Duration        // of the agent's clock
 	warned []agent.Warning
@@ -134,7 +134,7 @@ func (r *rig) Run(_ context.Context, h agent.HookSpec) agentctl.Hook {
 	return f()
 }
 
-// instance is the cloud as the agent has it: the SDK against the simulator.
+// instance is the cloud as the agent sees it: the SDK against the simulator.
 type instance struct {
 	agent.EC2
 	r *rig
@@ -145,7 +145,7 @@ func (i instance) Stop(ctx context.Context, hibernate bool) (string, error) {
 	return i.EC2.Stop(ctx, hibernate)
 }
 
-// reporter is the way to the server, which can be cut.
+// reporter is the connection to the server, which can be cut.
 type reporter struct {
 	r  *rig
 	cl *control.Client
@@ -161,7 +161,7 @@ func (p reporter) Report(ctx context.Context, x control.AgentReport) (control.Ag
 	return p.cl.Report(ctx, p.r.id, x)
 }
 
-// AwaitHalt implements agent.HaltFollower. A cut ends a call in progress too.
+// AwaitHalt implements agent.HaltFollower. A cut also ends a call in progress.
 func (p reporter) AwaitHalt(ctx context.Context, t control.HaltTurn) (control.HaltAnswer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -205,18 +205,18 @@ func (c console) System(context.Context) (controller.System, error) {
 }
 func (c console) RunningLabs(context.Context) (int, error) { return 0, nil }
 
-// options say what is special about a run.
+// options configure a run.
 type options struct {
 	holder   string
 	sources  []string
-	config   string // of the agent, beside the usual
+	config   string // of the agent, in addition to the usual one
 	settings map[string]any
 	skew     time.Duration
 	unarmed  bool
 	unknown  bool // the worker is not in the fleet
 }
 
-// run makes the rig in a bubble, all of it idle and up, and ends it.
+// run creates the rig in a bubble, idle and running, and ends it.
 func run(t *testing.T, o options, body func(r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -339,7 +339,7 @@ func (r *rig) boot(o agent.Options) (stop func()) {
 	return sync.OnceFunc(func() { cancel(); <-ended })
 }
 
-// owner is the controller as the API has it.
+// owner is the controller as the API sees it.
 type owner struct{ c *controller.Controller }
 
 func (o owner) Observation(_ context.Context, id string) (control.Observation, bool) {
@@ -351,19 +351,19 @@ func (o owner) Report(_ context.Context, id string, x control.AgentReport) bool 
 	return o.c.Report(id, x)
 }
 
-// pass lets d pass for what calls it, and no more.
+// pass advances the time by d.
 func pass(d time.Duration) { time.Sleep(d) }
 
 func (o owner) Verdicts(context.Context) map[string]fleet.IdleStatus { return nil }
 
-// wait lets d pass.
+// wait advances the time by d and then synchronizes with the rig.
 func (r *rig) wait(d time.Duration) {
-	r.with(func() {}) // what the test read so far, it read before what comes
+	r.with(func() {}) // what the test read so far precedes what follows
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// until waits until ok holds, a minute at a time.
+// until waits until ok returns true, a minute at a time.
 func (r *rig) until(what string, most time.Duration, ok func() bool) time.Duration {
 	r.t.Helper()
 	begun := time.Now()
@@ -397,7 +397,7 @@ func (r *rig) stays(d time.Duration) {
 	}
 }
 
-// acted checks who stopped the machine, and what the record says of it.
+// acted checks who stopped the machine, and what the record says.
 func (r *rig) acted(by string) {
 	r.t.Helper()
 	w := r.worker()
@@ -422,7 +422,7 @@ func (r *rig) say() string {
 	return string(b)
 }
 
-// idle is the server's verdict.
+// idle returns the server's verdict.
 func (r *rig) idle() fleet.IdleStatus {
 	l, _ := r.ctl.Live(r.w)
 	if l.Idle == nil {

@@ -12,8 +12,8 @@ import (
 	"lull/internal/power"
 )
 
-// TestWhoStops lets an idle machine be stopped in every combination of holder
-// and sources, with the agent's clock right and hours wrong.
+// TestWhoStops stops an idle machine in every combination of holder and
+// sources, with the agent's clock right and hours wrong.
 func TestWhoStops(t *testing.T) {
 	for _, sources := range [][]string{{"agent"}, {"cml", "agent"}, {"cml"}} {
 		for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
@@ -45,8 +45,8 @@ func TestWhoStops(t *testing.T) {
 	}
 }
 
-// TestUseHolds keeps a machine up by any listed source, and stops it when that
-// ends; a source that is not listed holds nothing.
+// TestUseHolds keeps a machine up by each listed source, and expects a stop
+// when the use ends. A source that is not listed holds nothing.
 func TestUseHolds(t *testing.T) {
 	for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
 		t.Run("agent "+skew.String(), func(t *testing.T) {
@@ -86,8 +86,8 @@ func TestUseHolds(t *testing.T) {
 	})
 }
 
-// TestUnknownHolds keeps the machine up while the agent's word is not known: a
-// signal it cannot read, an agent that is gone, a server that is out of reach.
+// TestUnknownHolds keeps the machine up while the agent's state is unknown: an
+// unreadable signal, a missing agent, an unreachable server.
 func TestUnknownHolds(t *testing.T) {
 	for name, trouble := range map[string]struct{ on, off func(r *rig) }{
 		"a signal":      {func(r *rig) { r.broken["cpu"] = true }, func(r *rig) { r.broken["cpu"] = false }},
@@ -117,9 +117,9 @@ func TestUnknownHolds(t *testing.T) {
 	})
 }
 
-// TestLostServer holds that an agent does nothing of its own because it lost
-// its server: not one that only reports, and not one that decides, since the
-// record that may speak against it cannot be read.
+// TestLostServer checks that an agent does nothing because it lost its server:
+// neither one that only reports, nor one that decides, since the record that
+// may prevent it cannot be read.
 func TestLostServer(t *testing.T) {
 	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
 		t.Run(holder, func(t *testing.T) {
@@ -140,7 +140,8 @@ func TestLostServer(t *testing.T) {
 	}
 	t.Run("never heard", func(t *testing.T) {
 		run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}, unknown: true}, func(r *rig) {
-			// A server that knows no such worker leaves the agent to itself.
+			// A server that knows no such worker leaves the decision to the
+			// agent.
 			r.wait(19 * time.Minute)
 			if len(r.calls) != 0 {
 				t.Errorf("the agent called %v before the timeout", r.calls)
@@ -153,13 +154,13 @@ func TestLostServer(t *testing.T) {
 	})
 }
 
-// TestHolds tries everything by which people keep a machine, on either side,
+// TestHolds tries everything by which users keep a machine up, on either side,
 // against either holder.
 func TestHolds(t *testing.T) {
 	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
 		for name, c := range map[string]struct {
 			on, off func(r *rig)
-			code    idle.Code // of the server's block where the controller decides
+			code    idle.Code // of the server's block if the controller decides
 		}{
 			"agent snooze": {
 				func(r *rig) {
@@ -227,7 +228,7 @@ func slowly() agentctl.Hook { pass(8 * time.Minute); return agentctl.Hook{} }
 const hooked = "pre-stop: /bin/true\npre-stop-timeout: 10m\n"
 
 // TestHookWhenAsked has the controller ask for the hook before it stops, for
-// every reason but a termination; an answer of no holds idleness alone.
+// every reason but a termination. A veto holds idle stops only.
 func TestHookWhenAsked(t *testing.T) {
 	stop := func(r *rig) {
 		if _, err := r.fleet.StopWorker(r.t.Context(), person, r.w); err != nil {
@@ -290,8 +291,8 @@ func TestHookWhenAsked(t *testing.T) {
 	})
 }
 
-// TestUseAtTheLastMoment begins to use the machine while the stop is on its
-// way, and it is called off.
+// TestUseAtTheLastMoment begins to use the machine while the stop is in
+// progress, and expects it to be canceled.
 func TestUseAtTheLastMoment(t *testing.T) {
 	for _, holder := range []string{fleet.HolderController, fleet.HolderAgent} {
 		t.Run(holder, func(t *testing.T) {
@@ -299,7 +300,8 @@ func TestUseAtTheLastMoment(t *testing.T) {
 				used := false
 				r.with(func() {
 					r.hook = func() agentctl.Hook {
-						// The hook's own work is not use, what continues after it is.
+						// The hook's own work is not use; work that continues after
+						// it is.
 						r.with(func() { r.busy["cpu"], used = true, true })
 						return agentctl.Hook{}
 					}
@@ -334,7 +336,7 @@ func TestHolderChanges(t *testing.T) {
 					w := r.worker()
 					intents := int64(1)
 					if r.audited("pause_cancelled") {
-						intents = 2 // of the one that lost the power, and of the other
+						intents = 2 // one of the former holder, and one of the other
 					}
 					if w.AutoPauseCount != intents || w.ExternalPauseCount != 0 || w.PauseReason != fleet.ReasonIdleTimeout || len(r.calls)+len(r.stops) != 1 {
 						t.Errorf("changed at minute %d: %s", minute, r.say())
@@ -345,8 +347,8 @@ func TestHolderChanges(t *testing.T) {
 	}
 }
 
-// TestPersonResumesAgainstTheAgent withdraws an agent's intent manually: the
-// agent is refused, and the machine stays.
+// TestPersonResumesAgainstTheAgent withdraws an agent's intent as a user: the
+// agent is refused, and the machine stays up.
 func TestPersonResumesAgainstTheAgent(t *testing.T) {
 	run(t, options{holder: fleet.HolderAgent, sources: []string{"agent"}, config: hooked}, func(r *rig) {
 		r.with(func() {
