@@ -359,7 +359,7 @@ func (r *Runtime) explain(id string, e instance.Exit) instance.Exit {
 	case kills == 0:
 	case e.Code == 128+int(unix.SIGKILL):
 		e.Why = instance.Starved("the kernel", limit)
-	default: // another cause is possible, but this is what is known
+	default: // another cause is possible, but this one is known
 		e.Why = instance.Starved("the kernel", limit) + " (processes of it: " + strconv.FormatUint(kills, 10) + ")"
 	}
 	return e

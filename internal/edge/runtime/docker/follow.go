@@ -95,8 +95,7 @@ func SpecOf(container, name string, labels map[string]string) (instance.Spec, er
 var fields = strings.NewReplacer("quiet_connection_after", LabelQuiet, "pause_after", LabelPauseAfter, "stop_after", LabelStopAfter,
 	"reclaim_after", LabelReclaim, "idle_policy", LabelIdlePolicy, "wake_on_outbound", LabelOutbound)
 
-// asLabels replaces field names in err by label names, which is what the user
-// wrote.
+// asLabels replaces field names in err by label names, which the user wrote.
 func asLabels(err error) error {
 	if err == nil {
 		return nil
@@ -259,7 +258,8 @@ func (f *follower) lookAtAll(ctx context.Context) error {
 	f.r.mu.Lock()
 	f.r.joined = joined
 	f.r.mu.Unlock()
-	// Those that went while nobody looked come first: another may have the name.
+	// Containers that disappeared unnoticed come first: another may have the
+	// name.
 	for _, c := range f.h.ImagesOf("docker") {
 		if _, there := modes[c]; !there && validID(c) {
 			f.want(c)

@@ -1,21 +1,20 @@
-// Package docker takes over the idling of containers that Docker runs: those
-// with the label lull.pause-after, and those that a person names. Docker keeps
-// owning them: it starts, pauses, stops and restarts them, and what a person
-// does with docker is respected.
+// Package docker idles containers that Docker runs: those with the label
+// lull.pause-after, and those that a user names. Docker still owns them: it
+// starts, pauses, stops and restarts them, and lull respects what a user does
+// with docker.
 //
-// A container is frozen with docker pause, so that docker ps says so. Clients
-// reach it as before, through its published ports: while it is frozen its own
-// listening sockets are watched from here (they are taken by pidfd_getfd,
-// whatever network namespace they are in), so the first packet that Docker's
-// port forwarding brings wakes it.
+// A container is frozen with docker pause, so docker ps shows it. Clients reach
+// it as before, through its published ports. While it is frozen, its own
+// listening sockets are watched from here (pidfd_getfd duplicates them from any
+// network namespace), so the first packet that Docker's port forwarding
+// delivers wakes it.
 //
-// Docker is asked once and then followed by its events: nothing is polled. When
-// the daemon goes away the driver waits for it, and then looks at every
-// container again.
+// The containers are listed once and then followed by events; nothing is
+// polled. When the Docker daemon goes away the package waits for it, and then
+// checks every container again.
 //
-// It guarantees that Freeze returns nil only once every task is still, and that
-// a container is never stopped that is not the run it was asked about. It
-// decides nothing.
+// Freeze returns nil only once every task is frozen. A container is never
+// stopped if it is not the run in question. The package decides nothing.
 package docker
 
 import (
@@ -42,19 +41,19 @@ import (
 	"lull/internal/power"
 )
 
-// Config of a Runtime.
+// Config configures a Runtime.
 type Config struct {
 	Socket  string           // of the Docker Engine API
-	Process *process.Runtime // which watches sockets and reads processes
+	Process *process.Runtime // watches sockets and reads processes
 	Log     *slog.Logger
 
-	// OnExit is told when a run is over, perhaps more than once. It must not
-	// wait.
+	// OnExit is called when a run is over, perhaps more than once. It must not
+	// block.
 	OnExit func(id string, run uint64, e instance.Exit)
 }
 
 // Runtime implements instance.Runtime. The image of an instance is the name or
-// id of the container that it takes over.
+// ID of the container that it adopts.
 type Runtime struct {
 	cfg Config
 	api *client
@@ -63,7 +62,7 @@ type Runtime struct {
 	mu     sync.Mutex
 	works  map[string]*Work // by container
 	names  map[string]string
-	faults map[string]string // by container: why it is not taken over
+	faults map[string]string // by container: why it is not adopted
 	joined map[string]string // by container: whose network it shares; nil before they were listed
 	wakes  sync.WaitGroup
 }
@@ -76,10 +75,11 @@ var (
 	_ instance.Workload    = (*Work)(nil)
 )
 
-// apiLimit bounds an answer of the daemon to anything that is not a stop.
+// apiLimit bounds a daemon's response to every request except a stop.
 const apiLimit = 30 * time.Second
 
-// New makes a runtime. It asks Docker nothing: the daemon may come later.
+// New returns a runtime. It does not contact Docker: the daemon may start
+// later.
 func New(cfg Config) (*Runtime, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("cannot watch Docker's containers: the host is not root")
@@ -93,9 +93,9 @@ func New(cfg Config) (*Runtime, error) {
 	return &Runtime{cfg: cfg, api: newClient(cfg.Socket), log: cfg.Log, works: map[string]*Work{}, names: map[string]string{}, faults: map[string]string{}}, nil
 }
 
-// alone says that no container that is there, running or not, shares the network
-// of one that has network mode: what connects to it over loopback is then its
-// own, its health check above all.
+// alone reports whether no existing container, running or not, shares the
+// network of one with network mode. A loopback connection to it is then its
+// own, above all its health check.
 func (r *Runtime) alone(container, name, mode string) bool {
 	if mode == "host" || strings.HasPrefix(mode, sharesWith) {
 		return false
@@ -113,11 +113,11 @@ func (r *Runtime) alone(container, name, mode string) bool {
 	return true
 }
 
-// sharesWith is before the id or name of the container in the network mode of
-// one that shares another's network.
+// sharesWith is the prefix, before a container's ID or name, of the network
+// mode of a container that shares another's network.
 const sharesWith = "container:"
 
-// join notes whose network a container shares, if another's.
+// join records whose network a container shares, if another's.
 func (r *Runtime) join(container, mode string) {
 	whose, ok := strings.CutPrefix(mode, sharesWith)
 	r.mu.Lock()
@@ -131,16 +131,16 @@ func (r *Runtime) join(container, mode string) {
 	}
 }
 
-// Faults are the containers that ask to be taken over and cannot be, each with
-// the reason.
+// Faults returns the containers that request adoption and cannot be adopted,
+// each with the reason.
 func (r *Runtime) Faults() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Sorted(maps.Values(r.faults))
 }
 
-// setFault keeps what is wrong with a container, empty for nothing, and says
-// whether that is news.
+// setFault stores what is wrong with a container, empty for nothing, and
+// reports whether that changed.
 func (r *Runtime) setFault(container, what string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -153,7 +153,8 @@ func (r *Runtime) setFault(container, what string) bool {
 	return news
 }
 
-// Find looks for the Docker daemon's program, also where system tools are.
+// Find looks for the Docker daemon's program, also in directories of system
+// tools.
 func Find() (string, error) {
 	for _, p := range []string{"dockerd", "/usr/sbin/dockerd", "/usr/bin/dockerd"} {
 		if at, err := exec.LookPath(p); err == nil {
@@ -163,7 +164,8 @@ func Find() (string, error) {
 	return "", errors.New("cannot find dockerd (Debian package docker.io)")
 }
 
-// Ping says whether a Docker daemon answers on a socket, and its version.
+// Ping returns the version of the Docker daemon on a socket, or an error if
+// none answers.
 func Ping(ctx context.Context, socket string) (version string, err error) {
 	var v struct{ Version string }
 	if err := newClient(socket).call(ctx, "GET", "/version", nil, nil, &v); err != nil {
@@ -192,8 +194,8 @@ func (r *Runtime) CheckSpec(s *instance.Spec) error {
 	return errors.Join(errs...)
 }
 
-// Start implements instance.Runtime: a container that runs is taken over as it
-// is, another one is started.
+// Start implements instance.Runtime. A running container is adopted as it is;
+// any other is started.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
 	d, err := r.api.inspect(ctx, l.Image)
 	if err == nil && !d.runs() {
@@ -256,8 +258,8 @@ func (d *details) exit() instance.Exit {
 	return e
 }
 
-// containerOf reads the container out of the name of its group: docker/ID where
-// Docker makes groups itself, docker-ID.scope where systemd does.
+// containerOf returns the container in the name of its control group: docker/ID
+// if Docker creates the groups itself, docker-ID.scope if systemd does.
 func containerOf(dir string) string {
 	name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(dir), "docker-"), ".scope")
 	if !validID(name) {
@@ -321,7 +323,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 	return out, nil
 }
 
-// Logs implements instance.LogReader: Docker keeps them.
+// Logs implements instance.LogReader. Docker stores them.
 func (r *Runtime) Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error {
 	c, err := r.container(id)
 	if err == nil {
@@ -333,7 +335,7 @@ func (r *Runtime) Logs(ctx context.Context, id string, w io.Writer, tail int, fo
 	return nil
 }
 
-// container is the one that an instance took over last.
+// container returns the container that an instance last adopted.
 func (r *Runtime) container(id string) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -343,7 +345,7 @@ func (r *Runtime) container(id string) (string, error) {
 	return "", errors.New("the instance has taken over no container yet")
 }
 
-// Close waits for wakes that are under way.
+// Close waits for wakes in progress.
 func (r *Runtime) Close() { r.wakes.Wait() }
 
 // Work is one run of a container; it implements instance.Workload.
@@ -371,8 +373,8 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	return s
 }
 
-// Freeze implements instance.Workload. The shim knows of it first, so that a
-// container stays paused only as long as there is a daemon to wake it.
+// Freeze implements instance.Workload. The shim is informed first, so that a
+// container stays paused only while a daemon exists that can wake it.
 func (w *Work) Freeze(ctx context.Context) error {
 	if err := w.r.cfg.Process.WhenGone(ctx, w.container, w.r.cfg.Socket, "/containers/"+w.container+"/unpause"); err != nil {
 		return fmt.Errorf("cannot pause the container: %w", err)
@@ -428,8 +430,8 @@ func (w *Work) Thaw() error {
 	return nil
 }
 
-// unheed lets the shim forget a container that is not ours to unpause any more.
-// One that it does not forget would be unpaused once too often, when this daemon
+// unheed makes the shim forget a container that lull must no longer unpause. If
+// that fails, the container would be unpaused once too often after this daemon
 // has gone.
 func (r *Runtime) unheed(container string) {
 	ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
@@ -442,15 +444,15 @@ func (r *Runtime) unheed(container string) {
 // Still implements instance.Workload.
 func (w *Work) Still() (bool, error) { return w.still() }
 
-// Guard implements instance.Workload. A thaw asks Docker, so a wake goes its own
-// way and holds no other one up.
+// Guard implements instance.Workload. A thaw asks Docker, so each wake runs in
+// its own goroutine and delays no other.
 func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
 	return w.Work.Guard(ports, outbound, func(why string) { w.r.wakes.Go(func() { wake(why) }) })
 }
 
-// Signal implements instance.Workload. Asked to end, it gets the signal that its
-// image wants for that, so that Docker takes it for a stop and does not start
-// it again.
+// Signal implements instance.Workload. A request to exit is sent as the stop
+// signal of the image, so that Docker treats it as a stop and does not restart
+// the container.
 func (w *Work) Signal(sig syscall.Signal) error {
 	ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
 	defer cancel()
@@ -474,7 +476,7 @@ func (w *Work) Signal(sig syscall.Signal) error {
 	return nil
 }
 
-// ours says whether the container's present run is this one.
+// ours reports whether the container's present run is this one.
 func (w *Work) ours(ctx context.Context) (bool, error) {
 	d, err := w.r.api.inspect(ctx, w.container)
 	if isStatus(err, 404) {
@@ -490,7 +492,7 @@ func (w *Work) ours(ctx context.Context) (bool, error) {
 }
 
 // Kill implements instance.Workload. It stops the container for Docker too, so
-// that no restart policy brings it back. A later run is left alone.
+// that no restart policy restarts it. It leaves a later run alone.
 func (w *Work) Kill(ctx context.Context) error {
 	ours, err := w.ours(ctx)
 	if err == nil && ours {
@@ -506,7 +508,8 @@ func (w *Work) Kill(ctx context.Context) error {
 	return nil
 }
 
-// Forget implements instance.Forgetter. The container stays: it is Docker's.
+// Forget implements instance.Forgetter. The container stays, because it is
+// Docker's.
 func (r *Runtime) Forget(_ context.Context, id string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

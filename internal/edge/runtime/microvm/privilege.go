@@ -33,7 +33,7 @@ type rights struct {
 	root  bool // running as user 0
 	own   bool // may run QEMU as its own user
 	apart bool // may give QEMU its own network and mount namespaces
-	many  bool // one user per instance, not just "nobody"
+	many  bool // one user per instance, not just uid 65534
 }
 
 // findRights determines what this host's processes may do.

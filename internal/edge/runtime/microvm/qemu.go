@@ -18,8 +18,8 @@ import (
 	"lull/internal/edge/runtime/microvm/vnet"
 )
 
-// runRecord is what a daemon needs to adopt a run. It is written to disk before
-// QEMU starts.
+// runRecord contains everything that a daemon needs to adopt a run. It is
+// written to disk before QEMU starts.
 type runRecord struct {
 	Run     uint64  `json:"run"`
 	LogPath string  `json:"log_path"`

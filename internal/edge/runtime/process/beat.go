@@ -12,27 +12,27 @@ import (
 
 // Limits of the heartbeat.
 const (
-	beatAsk    = 2 * time.Second  // for the shim to begin to watch
+	beatAsk    = 2 * time.Second  // for the shim to begin watching
 	beatLinger = 10 * time.Second // after the last thaw
 )
 
-// heart tells the shim that this daemon runs while something is frozen: should
-// the daemon hang, the shim thaws everything. With nothing frozen it costs
+// heart tells the shim that this daemon runs, while something is frozen. If the
+// daemon hangs, the shim thaws everything. Without frozen instances it costs
 // nothing.
 type heart struct {
 	r *Runtime
 
 	mu      sync.Mutex
-	frozen  map[string]bool // what is, or is about to be, or may be
+	frozen  map[string]bool // those that are, are about to be, or may be frozen
 	emptied time.Time       // when frozen became empty
 	pulse   shimctl.Pulse
-	client  *shimctl.Client // that watches pulse; nil while none does
+	client  *shimctl.Client // the client that watches pulse; nil while none does
 	beating bool
 	closed  bool
 }
 
-// hold covers id from before it is frozen until drop. A shim that cannot watch is
-// logged; the freeze goes on without.
+// hold covers id from before its freeze until drop. If a shim cannot watch,
+// that is logged and the freeze continues.
 func (h *heart) hold(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -43,7 +43,7 @@ func (h *heart) hold(id string) {
 	h.armLocked()
 }
 
-// drop ends the cover of id: it runs, or is no more.
+// drop ends the cover of id: it runs, or no longer exists.
 func (h *heart) drop(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -52,7 +52,7 @@ func (h *heart) drop(id string) {
 	}
 }
 
-// connected has a shim that was just connected watch, if something is frozen.
+// connected makes a newly connected shim watch, if anything is frozen.
 func (h *heart) connected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"lull/internal/link/shimctl"
 )
 
-// connect reaches the shim, starting one if need be. thawed says that it let
-// instances run since the last acknowledgement.
+// connect connects to the shim, and starts one if needed. thawed reports
+// whether the shim thawed instances since the last acknowledgement.
 func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
@@ -80,7 +80,7 @@ func (r *Runtime) launchShim() error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("cannot start %s: %w", path, err)
 	}
-	// It outlives us, or is collected when another one is needed.
+	// It outlives this process, or is reaped when another shim is needed.
 	r.collectShim()
 	r.mu.Lock()
 	r.child = cmd.Process.Pid
@@ -88,7 +88,7 @@ func (r *Runtime) launchShim() error {
 	return cmd.Process.Release()
 }
 
-// collectShim takes the exit code of a shim that we started and that has ended.
+// collectShim reaps a shim that this process started and that has ended.
 func (r *Runtime) collectShim() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,7 +150,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	}
 }
 
-// readopt tells a new shim of everything that runs.
+// readopt registers every running instance with a new shim.
 func (r *Runtime) readopt(ctx context.Context) {
 	r.mu.Lock()
 	works := make([]*Work, 0, len(r.works))

@@ -22,8 +22,8 @@ import (
 )
 
 // Exec runs a command in the groups and the environment of an instance and
-// waits for it. When ctx ends, the command is ended: nobody could look at it
-// again.
+// waits for it. When ctx ends the command is killed, because its result could
+// no longer be retrieved.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (instance.Outcome, error) {
 	env, dir, err := r.environment(ctx, id)
 	if err != nil {
@@ -49,7 +49,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 		wg.Wait()
 		return instance.Outcome{}, err
 	}
-	// Who asks may leave before it is known what was started: then it is ended below.
+	// The caller may give up before it is known what was started. The command
+	// is then ended below.
 	begin, cancel := context.WithTimeout(context.WithoutCancel(ctx), beginLimit)
 	defer cancel()
 	s, err := r.shim().Exec(begin, shimctl.Exec{ID: id, Command: q.Command, Env: append(env, q.Env...), Dir: dir},
@@ -72,23 +73,23 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 	return instance.Outcome{ExitCode: e.Code, Stdout: out.String(), Stderr: errOut.String(), Truncated: out.cut || errOut.cut}, nil
 }
 
-// outputGrace is how long output is read after a command has ended.
+// outputGrace is how long output is read after a command has exited.
 const outputGrace = 200 * time.Millisecond
 
 // captured is the beginning of a stream.
 type captured struct {
 	bytes.Buffer
-	cut bool // it was longer
+	cut bool // truncated
 }
 
-// capture reads one stream of a command until all its writers are gone, or the
-// deadline of the reading end. The caller closes both ends.
+// capture reads one stream of a command until all its writers are gone, or
+// until the deadline of the reading end. The caller closes both ends.
 func capture(wg *sync.WaitGroup, into *captured) (pr, pw *os.File, err error) {
 	if pr, pw, err = os.Pipe(); err != nil {
 		return nil, nil, fmt.Errorf("cannot make a pipe: %w", err)
 	}
 	wg.Go(func() {
-		// An error here is the deadline, or the end of the stream.
+		// An error is the deadline or the end of the stream.
 		_, _ = io.Copy(&into.Buffer, io.LimitReader(pr, instance.MaxOutput))
 		more, _ := io.Copy(io.Discard, pr)
 		into.cut = more > 0
@@ -96,7 +97,7 @@ func capture(wg *sync.WaitGroup, into *captured) (pr, pw *os.File, err error) {
 	return pr, pw, nil
 }
 
-// awaitExec waits for a command, and ends it when ctx ends first.
+// awaitExec waits for a command, and kills it if ctx ends first.
 func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started) (instance.Exit, error) {
 	ch := make(chan instance.Exit, 1)
 	r.mu.Lock()
@@ -113,7 +114,7 @@ func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started) (instance.Ex
 	case <-ctx.Done():
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		// It leads a session of its own.
+		// It leads its own session.
 		if st, err := r.fs.Stat(s.PID); err == nil && st.Start == s.Start {
 			_ = syscall.Kill(-s.PID, sig) // it may end meanwhile
 		}
@@ -130,11 +131,11 @@ func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started) (instance.Ex
 	return instance.Exit{}, fmt.Errorf("the command was ended, since nobody waits for it any more: %w", context.Cause(ctx))
 }
 
-// beginLimit bounds the start of a command: more than the supervisor takes for its
-// part before the program.
+// beginLimit bounds the start of a command. It exceeds the time that the
+// supervisor needs before the program runs.
 const beginLimit = 30 * time.Second
 
-// endGrace is how long a command that nobody waits for may take to end.
+// endGrace is how long an abandoned command may take to exit.
 const endGrace = 2 * time.Second
 
 func (r *Runtime) execEnded(e shimctl.ExecEnded) {
@@ -145,13 +146,14 @@ func (r *Runtime) execEnded(e shimctl.ExecEnded) {
 		ch <- e.Exit
 		return
 	}
-	if len(r.early) < 1024 { // commands whose starter has gone must not pile up
+	if len(r.early) < 1024 { // commands whose starter has gone must not accumulate
 		r.early[e.Exec] = e.Exit
 	}
 }
 
-// environment is what an instance's main process was started with; of a run that
-// an earlier version of lull started, what the process shows of it.
+// environment returns the environment with which an instance's main process was
+// started. For a run started by an earlier version of lull it is the one that
+// the process shows.
 func (r *Runtime) environment(ctx context.Context, id string) (env []string, dir string, err error) {
 	r.mu.Lock()
 	w := r.works[id]
@@ -183,8 +185,8 @@ func (r *Runtime) environment(ctx context.Context, id string) (env []string, dir
 	return env, dir, nil
 }
 
-// environ reads a process's environment. It is empty in the moment in which the
-// process becomes another program; no instance's is for longer.
+// environ reads a process's environment. It is empty while the process executes
+// another program; an instance's is never empty for longer.
 func environ(ctx context.Context, pid int) (b []byte, err error) {
 	for range 100 {
 		if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); err != nil || len(b) > 0 {
@@ -199,20 +201,20 @@ func environ(ctx context.Context, pid int) (b []byte, err error) {
 	return b, nil
 }
 
-// Identify says which instance a process belongs to: by its control group,
-// otherwise by the mark in its environment or a parent's.
+// Identify returns the instance that a process belongs to, from its control
+// group, or else from the mark in its own or a parent's environment.
 func (r *Runtime) Identify(pid int) (string, error) {
 	if r.place.Dir != "" {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 		if err != nil {
 			return "", err
 		}
-		// The directory of this host's groups has a name of its own, so it is
-		// known from whatever namespace the path is told.
+		// The directory of this host's groups has a unique name, so it is
+		// recognized in a path as seen from any namespace.
 		host := "/" + filepath.Base(r.place.Dir) + "/"
 		for line := range strings.Lines(string(b)) {
 			if _, rest, ok := strings.Cut(strings.TrimSpace(line), host); ok {
-				id, _, _ := strings.Cut(rest, "/") // it may have made groups of its own
+				id, _, _ := strings.Cut(rest, "/") // the instance may have created subgroups
 				return id, nil
 			}
 		}
@@ -237,15 +239,16 @@ func (r *Runtime) Identify(pid int) (string, error) {
 	return "", errors.New("it carries no instance's mark")
 }
 
-// mayPageOut reports whether we may advise about another process's memory.
+// mayPageOut reports whether this process may advise about another process's
+// memory.
 func mayPageOut() bool {
 	var data [2]unix.CapUserData
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	return unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_NICE) != 0
 }
 
-// pageOut asks the kernel to push a process's memory out. It is advice: what
-// has nowhere to go stays.
+// pageOut asks the kernel to page out a process's memory. It is advice: memory
+// without a backing store stays.
 func (r *Runtime) pageOut(pid int) error {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if errors.Is(err, os.ErrNotExist) {

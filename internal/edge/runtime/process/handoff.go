@@ -14,8 +14,9 @@ import (
 	"lull/internal/link/shimctl"
 )
 
-// reports is what reports the binds of one run. The daemon never reads it: it
-// keeps it so that a bind waits, and does not fail, while the shim is replaced.
+// reports is the descriptor that reports the binds of one run. The daemon never
+// reads it. It keeps it open so that a bind waits, rather than fails, while the
+// shim is replaced.
 type reports struct {
 	run uint64
 	fd  int
@@ -24,9 +25,9 @@ type reports struct {
 // handoffLimit bounds the trial of a handoff, and other short requests.
 const handoffLimit = 15 * time.Second
 
-// Handoff reports whether a kept socket can be handed to a program at its bind
-// here, as an error that says why not, and whether programs then run with
-// no_new_privs. The shim tries it once.
+// Handoff returns why a kept socket cannot be given to a program at its bind
+// here, nil if it can. noPrivs is whether programs then run with no_new_privs.
+// The shim tries it once.
 func (r *Runtime) Handoff(ctx context.Context) (noPrivs bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, handoffLimit)
 	defer cancel()
@@ -43,7 +44,7 @@ func (r *Runtime) Handoff(ctx context.Context) (noPrivs bool, err error) {
 	return c.NoNewPrivs, nil
 }
 
-// startInShim starts a run, with its binds reported where it asks for that.
+// startInShim starts a run, with its binds reported if it asks for that.
 func (r *Runtime) startInShim(ctx context.Context, l instance.Launch, dirs []string) (shimctl.Started, error) {
 	m := shimctl.StartOf(l, dirs)
 	if len(l.Handoff) == 0 {
@@ -56,8 +57,8 @@ func (r *Runtime) startInShim(ctx context.Context, l instance.Launch, dirs []str
 	return s, err
 }
 
-// keepReports keeps what reports the binds of a run, in place of an earlier one.
-// A negative fd keeps nothing.
+// keepReports keeps the descriptor that reports the binds of a run, replacing
+// an earlier one. A negative fd keeps nothing.
 func (r *Runtime) keepReports(id string, run uint64, fd int) {
 	r.mu.Lock()
 	old, had := r.reports[id]
@@ -75,7 +76,7 @@ func (r *Runtime) keepReports(id string, run uint64, fd int) {
 	}
 }
 
-// dropReports closes what reports the binds of a run that is over.
+// dropReports closes the descriptor that reports the binds of a finished run.
 func (r *Runtime) dropReports(id string, run uint64) {
 	r.mu.Lock()
 	old, had := r.reports[id]
@@ -89,9 +90,9 @@ func (r *Runtime) dropReports(id string, run uint64) {
 	}
 }
 
-// holdAgain makes this daemon hold, beside the shim, the sockets of an instance
-// and what reports the binds of its run. An error says that it does not hold the
-// latter.
+// holdAgain makes this daemon hold, in addition to the shim, the sockets of an
+// instance and the descriptor that reports the binds of its run. An error means
+// that it does not hold the latter.
 func (r *Runtime) holdAgain(ctx context.Context, id string, run uint64) error {
 	c := r.shim()
 	if addrs, fds, err := c.Listeners(ctx, id); err == nil {
@@ -104,8 +105,8 @@ func (r *Runtime) holdAgain(ctx context.Context, id string, run uint64) error {
 	return err
 }
 
-// CannotBind reports whether every bind of the program fails from here on: daemon
-// and supervisor ended together, and with them what its binds were reported to.
+// CannotBind reports whether every further bind of the program fails, because
+// daemon and supervisor ended together and its binds can no longer be reported.
 func (w *Work) CannotBind() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -120,7 +121,7 @@ func (w *Work) Trouble() string {
 	return ""
 }
 
-// giveReports gives a new shim what reports binds.
+// giveReports passes the descriptors that report binds to a new shim.
 func (r *Runtime) giveReports(ctx context.Context) {
 	r.mu.Lock()
 	all, c := maps.Clone(r.reports), r.client
@@ -142,7 +143,7 @@ func (r *Runtime) giveReports(ctx context.Context) {
 	}
 }
 
-// untilAnswered repeats a request that may be repeated while the shim is replaced.
+// untilAnswered repeats an idempotent request while the shim is replaced.
 func (r *Runtime) untilAnswered(ctx context.Context, ask func(*shimctl.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
@@ -153,14 +154,14 @@ func (r *Runtime) untilAnswered(ctx context.Context, ask func(*shimctl.Client) e
 			return err
 		}
 		select {
-		case <-time.After(10 * time.Millisecond): // Run brings a new connection
+		case <-time.After(10 * time.Millisecond): // Run creates a new connection
 		case <-ctx.Done():
 			return err
 		}
 	}
 }
 
-// heldChanged follows the shim, which holds another socket than before.
+// heldChanged follows the shim, which now holds another socket.
 func (r *Runtime) heldChanged(m shimctl.HeldChanged) {
 	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
 	defer cancel()
@@ -182,8 +183,8 @@ func (r *Runtime) heldChanged(m shimctl.HeldChanged) {
 }
 
 // Shut makes the kept sockets of an instance ignore new connections until Open:
-// clients repeat their first packet and wait. It is for the moment in which a
-// program that is asked to end could still accept somebody.
+// clients repeat their first packet and wait. It is used while a program that
+// is asked to exit could still accept a connection.
 func (r *Runtime) Shut(id string) { r.door(id, sockets.Shut) }
 
 // Open ends Shut.

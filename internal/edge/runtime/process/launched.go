@@ -11,23 +11,23 @@ import (
 	"lull/internal/instance"
 )
 
-// launched is what commands that run beside an instance share with it. It is kept
-// as it was given to the program, because programs such as nginx and Redis write
-// over the memory that /proc/PID/environ shows.
+// launched is the environment that commands inside an instance share with its
+// program. It is kept as the program received it, because programs such as
+// nginx and Redis overwrite the memory that /proc/PID/environ shows.
 type launched struct {
 	Run uint64   `json:"run"`
 	Env []string `json:"env"`
 	Dir string   `json:"dir"`
 }
 
-// maxLaunched bounds the file of one.
+// maxLaunched bounds the size of its file.
 const maxLaunched = 1 << 20
 
 func (r *Runtime) launchedFile(id string) string {
 	return filepath.Join(r.cfg.Dir, "launched-"+id+".json")
 }
 
-// noteLaunch keeps the environment of a run over restarts of the daemon.
+// noteLaunch stores the environment of a run across restarts of the daemon.
 func (r *Runtime) noteLaunch(l instance.Launch) error {
 	n := launched{Run: l.Run, Dir: l.Dir}
 	for _, e := range l.Env {

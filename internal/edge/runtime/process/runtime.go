@@ -1,10 +1,10 @@
 // Package process runs instances as processes of this machine: started by the
-// supervisor (lull-shim), frozen by the cgroup freezer or by signals, watched
-// by duplicates of their sockets while they are frozen.
+// supervisor (lull-shim), frozen by the cgroup freezer or by signals, and
+// watched through duplicates of their sockets while they are frozen.
 //
-// It guarantees that Freeze returns nil only once every task is still, that no
-// duplicate of a socket is held while a program runs, and that what cannot be
-// read is an error in the sample and never a zero. It decides nothing.
+// Freeze returns nil only once every task is frozen. No duplicate of a socket
+// is held while a program runs. A value that cannot be read is an error in the
+// sample, never zero. The package decides nothing.
 package process
 
 import (
@@ -28,25 +28,26 @@ import (
 	"lull/internal/power"
 )
 
-// Config of a Runtime.
+// Config configures a Runtime.
 type Config struct {
-	Dir     string        // the shim's directory, made with mode 0700
-	Shim    string        // the lull-shim program; empty finds it beside this one
-	Kinds   []cgroup.Kind // freezers to try, in order; empty is v2, then v1
-	Signals bool          // freeze by signals although control groups could be made
+	Dir     string        // the shim's directory, created with mode 0700
+	Shim    string        // the lull-shim program; if empty, the one beside this program
+	Kinds   []cgroup.Kind // freezers to try, in order; if empty, v2, then v1
+	Signals bool          // freeze by signals even if control groups are available
 	Log     *slog.Logger
 
-	// OnExit is told, at least once, when a run is over; never before Run is
-	// called. It must not wait.
+	// OnExit is called, at least once, when a run is over, but never before Run
+	// is called. It must not block.
 	OnExit func(id string, run uint64, e instance.Exit)
-	// OnShimLost is told when another shim has taken over, or when this one let
-	// frozen instances run because it could not see the daemon.
+	// OnShimLost is called when another shim has taken over, or when the shim
+	// thawed instances because it could not see the daemon.
 	OnShimLost func()
-	// OnThawed is called instead of OnShimLost when the same shim thawed instances
-	// because this daemon did not run for a while. Nil calls OnShimLost.
+	// OnThawed is called instead of OnShimLost if the same shim thawed
+	// instances because this daemon did not run for a while. If nil, OnShimLost
+	// is called.
 	OnThawed func()
-	// OnGivenUp is told, once Run was called, that a kept socket could not
-	// be handed to the program and was closed.
+	// OnGivenUp is called, once Run was called, when a kept socket could not be
+	// given to the program and was closed.
 	OnGivenUp func(id, why string)
 }
 
@@ -61,17 +62,17 @@ type Runtime struct {
 	strays strays
 	heart  heart
 
-	reclaims bool // the kernel lets us push another process's memory out
+	reclaims bool // the kernel lets us page out another process's memory
 
 	mu       sync.Mutex
 	client   *shimctl.Client
-	orphaned bool // a shim died, so what left its parents may have come to init
-	child    int  // pid of a shim that we started, 0 for none
+	orphaned bool // a shim died, so processes that left their parents may be init's children
+	child    int  // PID of a shim that we started, 0 for none
 	running  bool
-	unsaid   []shimctl.Ended // before Run
+	unsaid   []shimctl.Ended // exits before Run
 	works    map[string]*Work
 	launches map[string]launched
-	held     map[string]kept // what the shim holds, so that a new shim gets it
+	held     map[string]kept // what the shim holds, to pass on to a new shim
 	reports  map[string]reports
 	execs    map[uint64]chan instance.Exit
 	early    map[uint64]instance.Exit // commands that ended before their starter asked
@@ -88,9 +89,9 @@ var _ instance.Runtime = (*Runtime)(nil)
 // connectLimit bounds how long a shim may take to answer.
 const connectLimit = 10 * time.Second
 
-// New finds a freezer and connects to the shim, which it starts when there is
-// none. Run must be called to watch frozen instances; Close gives the
-// connection back and leaves the shim and every program running.
+// New finds a freezer and connects to the shim, which it starts if none runs.
+// Run must be called to watch frozen instances. Close closes the connection and
+// leaves the shim and every program running.
 func New(ctx context.Context, cfg Config) (*Runtime, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -122,7 +123,7 @@ func New(ctx context.Context, cfg Config) (*Runtime, error) {
 	return r, nil
 }
 
-// Freezer names how instances are frozen here.
+// Freezer returns how instances are frozen here.
 func (r *Runtime) Freezer() string {
 	if r.place.Dir == "" {
 		return "signals (SIGSTOP to the whole tree)"
@@ -130,7 +131,7 @@ func (r *Runtime) Freezer() string {
 	return string(r.place.Kind) + " at " + r.place.Dir
 }
 
-// Shim names the shim that keeps the instances.
+// Shim identifies the shim that keeps the instances.
 func (r *Runtime) Shim() string {
 	c := r.shim()
 	if c == nil {
@@ -144,9 +145,9 @@ func (r *Runtime) Capabilities() power.Capabilities {
 	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: r.reclaims, WakeFromStopped: true, ExecInside: true}
 }
 
-// GroupDir is the directory of an instance's control group, empty where there
-// are none. A runtime on top of this one puts groups of its own below it, so
-// that they are frozen, counted and killed with it.
+// GroupDir returns the directory of an instance's control group, empty if there
+// are none. A runtime built on this one creates its groups below it, so that
+// they are frozen, counted and killed with it.
 func (r *Runtime) GroupDir(id string) string {
 	if r.place.Dir == "" {
 		return ""
@@ -181,7 +182,7 @@ func (r *Runtime) Close() error {
 
 func (r *Runtime) ended(e shimctl.Ended) {
 	r.mu.Lock()
-	if !r.running { // whoever is to be told may not be there yet
+	if !r.running { // the receiver may not exist yet
 		r.unsaid = append(r.unsaid, e)
 		r.mu.Unlock()
 		return
@@ -195,11 +196,11 @@ func (r *Runtime) ended(e shimctl.Ended) {
 	r.cfg.OnExit(e.ID, e.Run, e.Exit)
 }
 
-// startLimit bounds one start in the shim, whoever has stopped waiting for it.
+// startLimit bounds one start in the shim, even after its caller has given up.
 const startLimit = 30 * time.Second
 
-// Start implements instance.Runtime. An error means that nothing of the run is
-// left, or says otherwise.
+// Start implements instance.Runtime. After an error nothing of the run is left,
+// unless the error says otherwise.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
 	w, err := r.StartIn(ctx, l, nil)
 	if err != nil {
@@ -208,9 +209,9 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 	return w, nil
 }
 
-// StartIn is Start for a runtime on top of this one: prepare, when it is not
-// nil, is given the control group before anything is in it. It is not called
-// where there are none.
+// StartIn is Start for a runtime built on this one. prepare, if not nil, gets
+// the control group before anything is in it. It is not called if there are no
+// control groups.
 func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*cgroup.Group) error) (*Work, error) {
 	w := &Work{r: r, table: &r.table, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User, handoff: len(l.Handoff) > 0}
 	var dirs []string
@@ -228,14 +229,14 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 		w.ident.Cgroup = g.Dir()
 	}
 	// Registered before the start, because an exit can be reported before the
-	// answer is.
+	// answer.
 	w.ident.BootID, w.ident.Run = r.boot, l.Run
 	r.mu.Lock()
 	before := r.works[l.ID]
 	r.works[l.ID] = w
 	r.mu.Unlock()
-	// A start that nobody waits for any more would be a program that nobody
-	// knows: it is seen through, and ended when it was given up.
+	// A start whose caller has given up would leave an unknown program. So the
+	// start is completed, and the program is then ended.
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
 	defer cancel()
 	s, err := r.startInShim(sctx, l, dirs)
@@ -243,7 +244,7 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	unreported := false
 	if err != nil && !errors.As(err, &said) {
 		if s, err = r.outcome(sctx, l, err); err == nil {
-			unreported = len(l.Handoff) > 0 // what reports its binds went with the shim
+			unreported = len(l.Handoff) > 0 // the descriptor that reports its binds went with the shim
 		}
 	}
 	if said != nil && said.Code == shimctl.CodeStage && said.Step == shimctl.StepHandoff {
@@ -281,10 +282,10 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	return w, nil
 }
 
-// Attach makes a Work of what somebody else started and keeps: its processes
-// are those of the group, its sockets those of pid's network namespace, where
-// alone says that nobody else is. The shim knows nothing of it. A
-// *instance.GoneError when pid is not there.
+// Attach returns a Work for processes started and kept outside lull: its
+// processes are those of the group, its sockets those of pid's network
+// namespace if alone reports that nothing else uses it. The shim knows nothing
+// of it. It returns a *instance.GoneError if pid does not exist.
 func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group, alone func() bool) (*Work, error) {
 	s, err := r.fs.Stat(pid)
 	if errors.Is(err, proc.ErrGone) {
@@ -297,7 +298,7 @@ func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group, alone 
 		ident: instance.Identity{BootID: r.boot, Cgroup: g.Dir(), PID: pid, Start: s.Start, Run: run}}, nil
 }
 
-// outcome finds out what became of a start whose answer did not come, because
+// outcome determines the result of a start whose answer did not arrive, because
 // the shim died or the connection broke.
 func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (shimctl.Started, error) {
 	for {
@@ -308,11 +309,12 @@ func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (
 					return shimctl.Started{PID: run.PID, Start: run.Start}, nil
 				}
 			}
-			// A run is on disk before its program begins, so nothing was started.
+			// A run is on disk before its program begins, so nothing was
+			// started.
 			return shimctl.Started{}, fmt.Errorf("%w: %w", instance.ErrStartAgain, cause)
 		}
 		select {
-		case <-time.After(10 * time.Millisecond): // Run brings a new connection
+		case <-time.After(10 * time.Millisecond): // Run creates a new connection
 		case <-ctx.Done():
 			return shimctl.Started{}, fmt.Errorf("cannot learn whether %s was started: %w", l.ID, errors.Join(cause, err))
 		}
@@ -320,7 +322,8 @@ func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (
 }
 
 // howItEnded waits until the shim knows how a run ended whose process is gone,
-// and gives it as a *instance.GoneError. Another error says that nobody knows yet.
+// and returns that as a *instance.GoneError. Any other error means that it is
+// not known yet.
 func (r *Runtime) howItEnded(ctx context.Context, id string, run uint64) error {
 	for {
 		runs, err := r.shim().List(ctx, id)
@@ -342,8 +345,8 @@ func (r *Runtime) howItEnded(ctx context.Context, id string, run uint64) error {
 	}
 }
 
-// mark is the entry of the environment by which a process is known to belong
-// to an instance although it left its parents.
+// mark returns the environment entry that identifies a process of an instance
+// even if it left its parents.
 func mark(id string) string { return "LULL_INSTANCE_ID=" + id }
 
 // Adopt implements instance.Runtime.
@@ -378,7 +381,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	if err != nil {
 		return nil, fmt.Errorf("cannot look for process %d of %s: %w", w.ident.PID, id, err)
 	}
-	if !live && known { // it ended after the shim was asked, and the shim learns how
+	if !live && known { // it ended after the request, and the shim learns how
 		return nil, r.howItEnded(ctx, id, ident.Run)
 	}
 	if !live {
@@ -411,7 +414,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	return w, nil
 }
 
-// Forget drops what is kept of an instance that has no run.
+// Forget removes everything kept for an instance that has no run.
 func (r *Runtime) Forget(ctx context.Context, id string) error {
 	r.setHeld(id, nil, nil)
 	r.forgetLaunch(id)
@@ -426,8 +429,8 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	return err
 }
 
-// WhenGone tells the shim what to do for id when this daemon has gone: a POST to
-// path at a unix socket. An empty socket ends that.
+// WhenGone tells the shim what to do for id when this daemon has gone: a POST
+// to path on a unix socket. An empty socket cancels that.
 func (r *Runtime) WhenGone(ctx context.Context, id, socket, path string) error {
 	if socket == "" {
 		defer r.heart.drop("outside " + id)

@@ -15,29 +15,29 @@ import (
 	"lull/internal/instance"
 )
 
-// timeWait is how long the kernel remembers a closed connection.
+// timeWait is how long the kernel keeps a closed connection.
 const timeWait = 60 * time.Second
 
-// A listing of the machine's connections serves all instances whose look is due
-// within sharedFor; a frozen instance always gets a new one. Listening sockets
-// are listed apart and less often: thousands of sleeping instances have one
-// each. A listener that is too new to be in the list makes its connections look
-// like the program's own, which holds it.
+// A listing of the machine's connections serves all instances probed within
+// sharedFor; a frozen instance always gets a new one. Listening sockets are
+// listed separately and less often, because thousands of sleeping instances
+// have one each. If a listener is too new to be in the list, its connections
+// look like outbound ones, which hold.
 const (
 	sharedFor    = 50 * time.Millisecond
 	listeningFor = time.Second
 )
 
-// listing is the TCP sockets of this machine at a moment that matter.
+// listing contains the relevant TCP sockets of this machine at one time.
 type listing struct {
 	at        time.Time
 	open      []sockets.Socket // established, and closed by the client
 	listening []sockets.Socket
 }
 
-// tableCache shares listings among looks that are due together.
+// tableCache shares listings among probes at about the same time.
 type tableCache struct {
-	netns int // whose network namespace, as the pid of a process in it; 0 is our own
+	netns int // network namespace, as the PID of a process in it; 0 is our own
 
 	mu          sync.Mutex
 	last        *listing
@@ -49,7 +49,7 @@ type tableCache struct {
 	localAt     time.Time
 }
 
-// recent may be as old as sharedFor.
+// recent returns a listing that may be as old as sharedFor.
 func (c *tableCache) recent() (*listing, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -69,7 +69,7 @@ func (c *tableCache) fresh() (*listing, error) {
 }
 
 func (c *tableCache) listLocked() (*listing, error) {
-	if c.netns != 0 || time.Since(c.listeningAt) >= listeningFor { // another's namespace holds its own listeners only
+	if c.netns != 0 || time.Since(c.listeningAt) >= listeningFor { // another namespace contains only its own listeners
 		at := time.Now()
 		ls, err := c.listeners()
 		if err != nil {
@@ -84,9 +84,9 @@ func (c *tableCache) listLocked() (*listing, error) {
 	return l, err
 }
 
-// closed lists connections that ended within the last minute. A busy server
-// has tens of thousands of them, so only a look that found nothing open asks,
-// and looks within sharedFor share the answer.
+// closed lists connections that ended within the last minute. A busy server has
+// tens of thousands of them, so only a probe that found nothing open asks, and
+// probes within sharedFor share the answer.
 func (c *tableCache) closed() (at time.Time, l []sockets.Socket, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,7 +122,7 @@ func (c *tableCache) unix(fresh bool) ([]sockets.UnixSocket, error) {
 	return c.local, nil
 }
 
-// unconnected lists UDP sockets that anybody may send to.
+// unconnected lists UDP sockets that any peer may send to.
 func (c *tableCache) unconnected() ([]sockets.Socket, error) {
 	return c.dump(sockets.Query{UDP: true, States: []sockets.State{sockets.Close}})
 }
@@ -135,7 +135,8 @@ func (c *tableCache) dump(q sockets.Query) ([]sockets.Socket, error) {
 	return t.Sockets, err
 }
 
-// netCount turns counts of sockets that come and go into one that only grows.
+// netCount converts counters of sockets that come and go into one that only
+// grows.
 type netCount struct {
 	gone uint64
 	live map[uint64]uint64
@@ -144,7 +145,7 @@ type netCount struct {
 func (n *netCount) add(now map[uint64]uint64) uint64 {
 	total := uint64(0)
 	for inode, last := range n.live {
-		if now[inode] < last { // closed, or the inode is another socket's by now
+		if now[inode] < last { // closed, or the inode now belongs to another socket
 			n.gone += last
 		}
 	}
@@ -264,7 +265,8 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 			local[o.Local] = true
 		}
 	}
-	// What asks itself, as the health check of a container does, is not used by that.
+	// A connection from the tree to itself, such as a container's health check,
+	// is no use.
 	private := sync.OnceValue(w.private)
 	moved, closing := map[uint64]uint64{}, map[uint64]bool{}
 	w.mu.Lock()
@@ -273,7 +275,7 @@ func (w *Work) count(s *instance.Sample, t *listing, own map[uint64]place, ports
 	talks := turns{}
 	turn := func(o sockets.Socket) instance.Turn {
 		if o.Inode == 0 {
-			return instance.TurnNone // not accepted yet: it holds as it is
+			return instance.TurnNone // not accepted yet: it holds anyway
 		}
 		turn, t := talked[o.Inode].next(o)
 		talks[o.Inode] = t
@@ -354,7 +356,7 @@ func (w *Work) countUnix(s *instance.Sample, own map[uint64]place, frozen bool) 
 	}
 }
 
-// lastClosed finds when the newest connection that is over ended.
+// lastClosed finds when the newest closed connection ended.
 func (w *Work) lastClosed(s *instance.Sample, at map[netip.AddrPort]bool, ports map[uint16]bool, private func() bool) {
 	then, waited, err := w.table.closed()
 	if err != nil {
@@ -374,33 +376,33 @@ func (w *Work) lastClosed(s *instance.Sample, at map[netip.AddrPort]bool, ports 
 	}
 }
 
-// toItself says that both ends of a connection are on one machine, or in one
-// network namespace.
+// toItself reports whether both ends of a connection are on one machine, or in
+// one network namespace.
 func toItself(s sockets.Socket) bool {
 	return s.Remote.Addr().IsLoopback() || s.Remote.Addr() == s.Local.Addr()
 }
 
-// private says that nobody but this workload is in its network namespace, so
-// that what connects to it from in there is itself. Not knowing is no.
+// private reports whether the workload is alone in its network namespace, so
+// that a connection from within comes from itself. If unknown it returns false.
 func (w *Work) private() bool { return w.alone != nil && w.alone() }
 
-// waitsFor says whether a listener among at takes what comes to addr. A
-// connection that is not accepted yet belongs to nobody else.
+// waitsFor reports whether a listener among at accepts connections to addr. A
+// connection that is not accepted yet has no other owner.
 func waitsFor(at map[netip.AddrPort]bool, addr netip.AddrPort) bool {
 	port := addr.Port()
 	return at[addr] || at[netip.AddrPortFrom(netip.IPv6Unspecified(), port)] ||
 		addr.Addr().Is4() && at[netip.AddrPortFrom(netip.IPv4Unspecified(), port)]
 }
 
-// quietFor is how long no byte moved, by the kernel's account.
+// quietFor returns how long no byte moved, by the kernel's account.
 func quietFor(o sockets.Socket) time.Duration {
 	if o.InfoSize == 0 {
-		return 0 // not known: as if it had just moved
+		return 0 // unknown: as if data had just moved
 	}
 	return min(o.Traffic.LastSent, o.Traffic.LastReceived)
 }
 
-// numeric gives an address without names.
+// numeric returns an address without names.
 func numeric(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -15,15 +15,15 @@ import (
 	"lull/internal/edge/proc"
 )
 
-// pids lists every process of the tree. Without a control group that is the
-// main process, what descends from it, and what left its parents and so came to
-// the shim. fresh looks for the latter now; otherwise a look of a moment ago
-// serves, because thousands of instances share one.
+// pids lists every process of the tree. Without a control group these are the
+// main process, its descendants, and processes that left their parents and
+// became children of the shim. With fresh set, the latter are searched now.
+// Otherwise a recent search serves, because thousands of instances share one.
 func (w *Work) pids(fresh bool) ([]int, error) {
 	if w.group != nil {
 		return w.group.PIDs()
 	}
-	// Its pid may be somebody else's by now, whose tree is none of ours.
+	// Its PID may have been reused, and that process's tree is not ours.
 	roots := []int{w.ident.PID}
 	if s, err := w.r.fs.Stat(w.ident.PID); err == nil && s.Start != w.ident.Start {
 		roots = nil
@@ -40,18 +40,20 @@ func (w *Work) pids(fresh bool) ([]int, error) {
 }
 
 // strays finds processes that left their parents, by their mark. It knows the
-// main processes of all runs, so that an ordinary host reads nothing else.
+// main processes of all runs, so that on an ordinary host it reads nothing
+// else.
 type strays struct {
 	r *Runtime
 
 	mu     sync.Mutex
 	at     time.Time
 	byID   map[string][]int
-	hidden []proc.Stat // that may not be looked into
+	hidden []proc.Stat // unreadable ones
 	err    error
 }
 
-// of gives those of w. An error says that one of the others may be its, too.
+// of returns the strays of w. An error means that an unreadable process may
+// belong to w, too.
 func (s *strays) of(w *Work, fresh bool) ([]int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,8 +69,8 @@ func (s *strays) of(w *Work, fresh bool) ([]int, error) {
 	return slices.Clone(s.byID[w.id]), errors.Join(errs...)
 }
 
-// look reads the children of the shim, and those of init when a shim has died
-// before and left its own to it. The caller holds mu.
+// look reads the children of the shim, and those of init if a shim has died and
+// left its own children to it. The caller holds mu.
 func (s *strays) look() {
 	s.at, s.byID, s.hidden, s.err = time.Now(), map[string][]int{}, nil, nil
 	s.r.mu.Lock()
@@ -115,8 +117,8 @@ func (s *strays) add(pid int) {
 	}
 }
 
-// owned reports whether a process runs for our own user. Others cannot be ours
-// where we are not root, and root reads every environment.
+// owned reports whether a process runs as our own user. Other users' processes
+// cannot be ours unless we are root, and root can read every environment.
 func owned(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -127,8 +129,8 @@ func owned(pid int) bool {
 	return string(word) == strconv.Itoa(os.Getuid())
 }
 
-// childrenOf lists the children of every thread of a process. Kernels without
-// children files cannot tell; there everything that runs is asked for its parent.
+// childrenOf lists the children of every thread of a process. On a kernel
+// without children files it asks every process for its parent.
 func childrenOf(pid int) ([]int, error) {
 	tids, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 // dupLimit bounds a duplication through the shim.
 const dupLimit = 2 * time.Second
 
-// duplicate takes descriptors of a process: directly, or through the shim,
-// which as the process's ancestor may where Yama forbids it to others.
+// duplicate duplicates descriptors of a process: directly, or through the shim,
+// which as the process's ancestor may do so where Yama forbids it to others.
 func (r *Runtime) duplicate(pid int, fds []int) ([]int, error) {
 	got, err := sockets.Duplicate(pid, fds)
 	if !errors.Is(err, sockets.ErrNotPermitted) {
@@ -36,8 +36,8 @@ func (r *Runtime) duplicate(pid int, fds []int) ([]int, error) {
 	return nil, err
 }
 
-// Guard implements instance.Workload. Every socket of the tree is taken, and
-// those that nobody outside can stir are given back at once.
+// Guard implements instance.Workload. Every socket of the tree is duplicated,
+// and duplicates that no outside event can affect are closed at once.
 func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
 	own, err := w.sockets()
 	if err != nil {
@@ -74,15 +74,15 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)
 	closing := w.closing
 	w.mu.Unlock()
 	dups := choose(found, exposed(ports), outbound, closing)
-	g, err := w.r.poller.Guard(dups, wake) // owns the duplicates, also when it fails
+	g, err := w.r.poller.Guard(dups, wake) // owns the duplicates, even if it fails
 	if err != nil {
 		return nil, err
 	}
 	return g, nil
 }
 
-// UnwatchableError says which socket of an instance cannot be watched while it
-// is frozen, so that it must not be frozen.
+// UnwatchableError names a socket of an instance that cannot be watched while
+// frozen, so the instance must not be frozen.
 type UnwatchableError struct {
 	Socket string
 	Err    error
@@ -92,7 +92,7 @@ func (e *UnwatchableError) Error() string {
 	return fmt.Sprintf("cannot watch the socket %s: %v", e.Socket, e.Err)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *UnwatchableError) Unwrap() error { return e.Err }
 
 // unwatchable names the socket that could not be duplicated.
@@ -112,14 +112,14 @@ func (w *Work) unwatchable(err error, own map[uint64]place) error {
 	return &UnwatchableError{name, err}
 }
 
-// taken is one duplicate and what it is.
+// taken is one duplicate and its description.
 type taken struct {
 	fd   int
 	name string
 	in   sockets.Info
 }
 
-// nameOf says which socket it is, as a user knows it.
+// nameOf describes a socket for users.
 func nameOf(in sockets.Info, pid, fd int) string {
 	network := "tcp"
 	if in.Type == unix.SOCK_DGRAM {
@@ -146,10 +146,10 @@ func exposed(ports []instance.Endpoint) map[uint16]bool {
 	return out
 }
 
-// choose keeps what a client can stir and closes the rest: listeners,
-// connections that came to one of the tree's listening ports or paths, and UDP
-// sockets on exposed ports. A connection between two processes of the tree cannot
-// stir while both are frozen.
+// choose keeps the sockets that a client can affect and closes the others. It
+// keeps listeners, connections that came to one of the tree's listening ports
+// or paths, and UDP sockets on exposed ports. A connection between two
+// processes of the tree cannot change while both are frozen.
 func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uint64]bool) (dups []sockets.Dup) {
 	listens, local, paths := map[uint16]bool{}, map[netip.AddrPort]bool{}, map[string]bool{}
 	for p := range ports {
@@ -173,7 +173,7 @@ func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uin
 		case in.Type == unix.SOCK_DGRAM && in.Local.IsValid() && !in.Connected && ports[in.Local.Port()]:
 			kind, keep = sockets.Datagram, true
 		case in.Type == unix.SOCK_STREAM && in.Connected && paths[in.Path]:
-			// An accepted unix connection bears the path of its listener.
+			// An accepted unix connection has the path of its listener.
 			kind, keep = sockets.Stream, true
 		case in.Type == unix.SOCK_STREAM && in.Connected && in.Local.IsValid() && !local[in.Peer]:
 			keep = outbound || listens[in.Local.Port()]
@@ -191,7 +191,7 @@ func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uin
 	return dups
 }
 
-// unread is what waits in a socket; 1 when it cannot be told.
+// unread returns the number of bytes waiting in a socket; 1 if unknown.
 func unread(fd int) int {
 	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
 	if err != nil {
@@ -214,8 +214,8 @@ func (r *Runtime) Hold(ctx context.Context, id string, addrs []string) error {
 	})
 }
 
-// setHeld keeps duplicates of what the shim holds, in place of those before.
-// With them a port and its backlog outlive the shim.
+// setHeld keeps duplicates of what the shim holds, replacing earlier ones. With
+// them a port and its backlog survive the shim.
 func (r *Runtime) setHeld(id string, addrs []string, fds []int) {
 	r.mu.Lock()
 	old := r.held[id]
@@ -295,7 +295,7 @@ func (r *Runtime) Unhold(ctx context.Context, id string) error {
 	return r.untilAnswered(ctx, func(c *shimctl.Client) error { return c.Unhold(ctx, id) })
 }
 
-// Watch calls wake when a client comes to a held socket of an instance that
+// Watch calls wake when a client connects to a held socket of an instance that
 // has no process.
 func (r *Runtime) Watch(id string, wake func(string)) (instance.Guard, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)

@@ -26,20 +26,20 @@ type Work struct {
 	ident   instance.Identity
 	group   *cgroup.Group // nil: signals
 	table   *tableCache   // of the sockets around it
-	alone   func() bool   // that nobody else is in that namespace; nil for not known
+	alone   func() bool   // whether it is alone in that namespace; nil if unknown
 	logPath string
 	logMax  int64
 	user    string
 	handoff bool // its binds are reported
 
 	mu      sync.Mutex
-	stopped []int // processes that SIGSTOP was sent to
+	stopped []int // processes that were sent SIGSTOP
 	frozen  bool
-	mute    bool // its binds were reported, and nothing hears the reports any more
+	mute    bool // its binds were reported, but no longer are
 	net     netCount
 	io      proc.Tally // of disk traffic
 	turns   turns
-	closing map[uint64]bool // inodes in CLOSE_WAIT at the last look while it ran
+	closing map[uint64]bool // inodes in CLOSE_WAIT at the last probe while it ran
 }
 
 var _ instance.Workload = (*Work)(nil)
@@ -56,8 +56,8 @@ func (w *Work) asRun() shimctl.Run {
 	return run
 }
 
-// Alive says whether the main process is still the one that was started. An
-// error is not knowing, and never death.
+// Alive reports whether the main process is still the one that was started. An
+// error means unknown, never dead.
 func (w *Work) Alive() (bool, error) {
 	s, err := w.r.fs.Stat(w.ident.PID)
 	if errors.Is(err, proc.ErrGone) {
@@ -66,7 +66,7 @@ func (w *Work) Alive() (bool, error) {
 	return err == nil && s.Start == w.ident.Start && !s.Ended(), err
 }
 
-// Holds says whether a process is one of the instance's now.
+// Holds reports whether a process belongs to the instance now.
 func (w *Work) Holds(pid int) (bool, error) {
 	pids, err := w.pids(true)
 	return slices.Contains(pids, pid), err
@@ -114,8 +114,9 @@ func (w *Work) Freeze(ctx context.Context) error {
 	return nil
 }
 
-// Froze tells it what was done in another way than its own, as Docker does: what
-// it answers about a frozen run is never older than the freeze.
+// Froze records a freeze or thaw made by other means than its own, such as
+// Docker's, so that its readings of a frozen run are never older than the
+// freeze.
 func (w *Work) Froze(on bool) { w.setFrozen(on, nil) }
 
 func (w *Work) setFrozen(on bool, pids []int) {
@@ -154,7 +155,7 @@ func (w *Work) Still() (bool, error) {
 	return tree{w}.Still(w.ident.PID)
 }
 
-// findStopped takes over what an earlier daemon had stopped by signals.
+// findStopped adopts processes that an earlier daemon had stopped by signals.
 func (w *Work) findStopped() error {
 	pids, err := w.pids(true)
 	if err != nil {
@@ -169,7 +170,7 @@ func (w *Work) Signal(sig syscall.Signal) error {
 	switch live, err := w.Alive(); {
 	case err != nil:
 		return fmt.Errorf("cannot signal process %d: %w", w.ident.PID, err)
-	case !live: // its pid may be somebody else's by now
+	case !live: // its PID may have been reused
 		return fmt.Errorf("cannot signal process %d: %w", w.ident.PID, syscall.ESRCH)
 	}
 	if err := unix.Kill(w.ident.PID, sig); err != nil {
@@ -184,8 +185,8 @@ func (w *Work) Kill(ctx context.Context) error {
 		return w.group.Kill(ctx)
 	}
 	for {
-		// A listing can fail for a moment, for one on a process that is in the
-		// middle of its exec: then it is not over, and looked at again.
+		// A listing can fail temporarily, for example on a process in the
+		// middle of its exec. Then the run is not over, and is checked again.
 		pids, lerr := w.pids(true)
 		left := 0
 		for _, pid := range pids {
@@ -229,8 +230,8 @@ func (w *Work) Memory() (int64, error) {
 	return pages * int64(os.Getpagesize()), nil
 }
 
-// Reclaim implements instance.Workload: memory.reclaim where there is one,
-// otherwise MADV_PAGEOUT over every mapping.
+// Reclaim implements instance.Workload with memory.reclaim if available,
+// otherwise with MADV_PAGEOUT on every mapping.
 func (w *Work) Reclaim(ctx context.Context) (int64, error) {
 	w.mu.Lock()
 	frozen := w.frozen
@@ -264,7 +265,7 @@ func (w *Work) Reclaim(ctx context.Context) (int64, error) {
 	return max(before-after, 0), err
 }
 
-// moves is how often sockets that are moved meanwhile are looked for again.
+// moves is the number of attempts to find sockets that are being moved.
 const moves = 20
 
 // Listeners implements instance.Workload.
@@ -293,10 +294,10 @@ func (w *Work) listeners() ([]instance.Listener, error) {
 	return listenersAmong(tcp, udp, own, w.r.duplicate)
 }
 
-// listenersAmong are those of the listening sockets that are the tree's own, and
-// whether each can be watched. One that has left its place since it was found
-// there says nothing about that: a program that is just starting moves those that
-// it inherits. Then it is an error, and one looks again.
+// listenersAmong returns the listening sockets that belong to the tree, and
+// whether each can be watched. A socket that has left its place since it was
+// found proves nothing, because a starting program moves the sockets that it
+// inherits. It is an error, and the search is repeated.
 func listenersAmong(tcp, udp []sockets.Socket, own map[uint64]place, duplicate func(pid int, fds []int) ([]int, error)) (out []instance.Listener, err error) {
 	for n, s := range slices.Concat(tcp, udp) {
 		at, ok := own[s.Inode]
@@ -323,7 +324,7 @@ func listenersAmong(tcp, udp []sockets.Socket, own map[uint64]place, duplicate f
 	return out, nil
 }
 
-// place is where a socket is found.
+// place is the location of a socket.
 type place struct{ pid, fd int }
 
 // sockets maps the inode of every socket of the tree to one place that has it.

@@ -1,17 +1,17 @@
-// Package share gives the guest of a microVM the files of one directory: its
-// workspace. It answers what the guest asks (package files) on one connection
-// at a time, one request after the other, as the user who owns the directory;
-// a host that is not root's answers as its own user.
+// Package share serves the files of one directory, the workspace, to the guest
+// of a microVM. It answers the guest's requests (package files) on one
+// connection at a time, one after another, as the user who owns the directory;
+// a host without root privileges answers as its own user.
 //
-// It guarantees that nothing outside the directory is read or changed, whatever
-// the guest asks: every path is resolved by the kernel below the directory,
-// without following any symbolic link and without going into another file
-// system. A guest can do what the directory's owner can, and less: it makes no
-// device, no setuid file, and writes to none. A request that fails is an errno
-// for the guest, never silence, also while there is no directory.
+// Nothing outside the directory is read or changed, whatever the guest
+// requests: the kernel resolves every path below the directory, without
+// following any symbolic link or entering another file system. A guest may do
+// less than the directory's owner: it cannot create devices or setuid files,
+// nor write to existing ones. A failed request returns an errno to the guest,
+// even while the directory is missing; it is never left unanswered.
 //
-// It keeps nothing that a guest depends on. The files that it holds open are at
-// most maxOpen and can be closed at any time.
+// The package keeps no state that a guest depends on. It holds at most maxOpen
+// files open, and any of them can be closed at any time.
 package share
 
 import (
@@ -33,19 +33,19 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// How fast a guest may ask: bytes per second, and at once, of requests and
-// answers together, each of which counts for some more.
+// Rate limits of a guest's requests: bytes per second and per burst, of
+// requests and answers together, plus a fixed cost for each.
 const (
 	askRate  = 256 << 20
 	askBurst = 32 << 20
 	askCost  = 4 << 10
 )
 
-// lookAgain is the time between two looks for a directory that is not there,
-// while the guest asks for nothing.
+// lookAgain is the interval between two checks for a missing directory while
+// the guest requests nothing.
 const lookAgain = time.Second
 
-// Server answers one guest. Make it with New.
+// Server answers one guest. Create it with New.
 type Server struct {
 	dir      string
 	readOnly bool
@@ -58,28 +58,29 @@ type Server struct {
 	busy bool          // a request was begun and its answer is not out
 	met  bool          // the guest has repeated on this connection what it waits for
 	conn net.Conn
-	lack error // why the directory could not be opened; nil when it is
+	lack error // why the directory could not be opened; nil when it is open
 }
 
-// New answers for dir, which it opens when it is first asked for.
+// New returns a server for dir, which is opened by the first request.
 func New(dir string, readOnly bool) *Server {
 	s := &Server{dir: dir, readOnly: readOnly, slow: rate.NewLimiter(askRate, askBurst), turn: make(chan struct{}, 1), open: make(chan struct{})}
 	close(s.open)
 	return s
 }
 
-// syncCost is what a file that is made durable counts for in Written: a page.
+// syncCost is the number of bytes that Written adds for each sync of a file:
+// one page.
 const syncCost = 4096
 
-// Written is how many bytes the guest has written to the directory, with a page
-// for each file that it made durable.
+// Written returns the bytes that the guest has written to the directory, plus
+// one page for each sync.
 func (s *Server) Written() uint64 { return s.written.Load() }
 
-// ReadOnly says whether the guest may change nothing.
+// ReadOnly reports whether the directory is read-only for the guest.
 func (s *Server) ReadOnly() bool { return s.readOnly }
 
-// Fault says why every request of the guest fails, for people. It is empty for
-// nothing, and before the first connection.
+// Fault returns why every request of the guest fails, for display. It is empty
+// if there is no fault, and before the first connection.
 func (s *Server) Fault() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +90,7 @@ func (s *Server) Fault() string {
 	return s.lack.Error()
 }
 
-// Check says why a directory cannot be shared.
+// Check returns why a directory cannot be shared.
 func Check(dir string) error {
 	r, err := openRoot(dir)
 	if err != nil {
@@ -98,8 +99,7 @@ func Check(dir string) error {
 	return r.close()
 }
 
-// Hold begins no request from now on, until Release. One that was begun is
-// served to its end.
+// Hold stops starting requests until Release. A request in progress completes.
 func (s *Server) Hold() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,8 +121,8 @@ func (s *Server) Release() {
 	}
 }
 
-// Pending is what of the guest's is in hand: a request that has arrived and was
-// not answered. It is empty for nothing.
+// Pending describes a request that has arrived and was not answered; it is
+// empty if there is none.
 func (s *Server) Pending() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,15 +149,15 @@ func waits(c net.Conn) bool {
 	raw, err := sc.SyscallConn()
 	n := 0
 	if err == nil {
-		_ = raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }) // of a closed one n is 0
+		_ = raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }) // 0 for a closed one
 	}
 	return n > 0
 }
 
-// Serve answers on c until it ends or ctx does, and closes it. It begins once
-// the connection before it has none of its requests under way any more: one
-// that hung must not come after those of the next. ready is called when it has
-// begun, before anything is read.
+// Serve answers on c until c or ctx ends, and closes c. It begins once no
+// request of the previous connection is in progress: a request that hung must
+// not take effect after later ones. ready is called when serving has begun,
+// before anything is read.
 func (s *Server) Serve(ctx context.Context, c net.Conn, k files.Key, ready func() error) error {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
@@ -172,7 +172,7 @@ func (s *Server) Serve(ctx context.Context, c net.Conn, k files.Key, ready func(
 	}
 	s.set(c, false)
 	done := make(chan error, 1)
-	go func() { // it may be in the kernel for long; who waits for it is the next connection
+	go func() { // it may be in the kernel for long; the next connection waits for it
 		defer func() {
 			s.set(nil, false)
 			<-s.turn
@@ -201,7 +201,8 @@ func (s *Server) meet() {
 	s.mu.Unlock()
 }
 
-// serve owns its thread, which is the directory's owner from when that is there.
+// serve owns its thread, which runs as the directory's owner once the directory
+// exists.
 func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error) {
 	root, lack := s.enter(nil)
 	defer func() {
@@ -242,7 +243,7 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 			s.meet()
 		}
 		if err := s.admit(ctx, askCost+len(body)+int(q.Size)); err != nil {
-			return nil // the guest asks again
+			return nil // the guest repeats the request
 		}
 		root, lack = s.enter(root)
 		a := root.answer(&q, lack)
@@ -254,7 +255,7 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 			s.written.Add(syncCost)
 		}
 		if a.Errno == uint32(unix.ENOENT) && root != nil && root.removed() {
-			return nil // the guest asks again, of a thread that is nobody yet and can open what has taken its place
+			return nil // the guest repeats the request, to a thread without an owner that can open the replacement
 		}
 		out = files.AppendAnswer(out[:0], k, &a)
 		if _, err := c.Write(out); err != nil {
@@ -266,8 +267,8 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 	}
 }
 
-// enter opens the directory and makes this thread its owner, unless r is it
-// already. Without one it says why.
+// enter opens the directory and makes this thread its owner, unless r already
+// is that directory. It returns an error if there is none.
 func (s *Server) enter(r *root) (*root, error) {
 	if r != nil {
 		return r, nil
@@ -286,8 +287,8 @@ func (s *Server) enter(r *root) (*root, error) {
 	return r, err
 }
 
-// read waits for more of the guest, not long where the directory is to be looked
-// for meanwhile.
+// read waits for data of the guest, only briefly if look is set because the
+// directory has to be checked.
 func (s *Server) read(c net.Conn, buf []byte, look bool) (int, error) {
 	var until time.Time
 	if look {
@@ -299,7 +300,7 @@ func (s *Server) read(c net.Conn, buf []byte, look bool) (int, error) {
 	return c.Read(buf)
 }
 
-// admit waits until a request may be begun.
+// admit waits until a request may start.
 func (s *Server) admit(ctx context.Context, cost int) error {
 	if err := s.slow.WaitN(ctx, cost); err != nil {
 		return err
@@ -317,7 +318,7 @@ func (s *Server) admit(ctx context.Context, cost int) error {
 	}
 }
 
-// answer does what is asked, unless it is known why that cannot be.
+// answer executes a request, unless err already says why that is impossible.
 func (r *root) answer(q *files.Request, err error) files.Answer {
 	a := files.Answer{ID: q.ID}
 	if err == nil {
@@ -334,7 +335,7 @@ func (r *root) answer(q *files.Request, err error) files.Answer {
 	return files.Answer{ID: q.ID, Errno: uint32(errno)}
 }
 
-// openRoot opens a directory that is to be shared.
+// openRoot opens a directory to be shared.
 func openRoot(dir string) (*root, error) {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -53,7 +53,7 @@ const (
 	nic        = 1
 )
 
-// Mode is what a guest may reach.
+// Mode selects the destinations that a guest may reach.
 type Mode string
 
 // The modes. The zero value means Outbound.
@@ -253,10 +253,10 @@ type watch struct {
 	found    atomic.Pointer[string]
 }
 
-// Watch calls wake, from any goroutine, when a connection, bytes or an end come
-// for the guest; those of connections that the guest opened count only with
-// outbound. There is one watch at a time. The function that it returns says
-// what has come so far, the other ends the watch.
+// Watch calls wake, from any goroutine, when a connection, bytes or an end
+// arrive for the guest; for connections that the guest opened only with
+// outbound. There is one watch at a time. The first returned function reports
+// what has arrived so far, the second ends the watch.
 func (n *Network) Watch(outbound bool, wake func(reason string)) (pending func() string, end func()) {
 	w := &watch{outbound: outbound, wake: wake}
 	n.watch.Store(w)
@@ -269,7 +269,7 @@ func (n *Network) Watch(outbound bool, wake func(reason string)) (pending func()
 	return pending, func() { n.watch.CompareAndSwap(w, nil) }
 }
 
-// sees looks at a frame for the guest while it is watched.
+// sees inspects a frame for the guest while it is watched.
 func (n *Network) sees(frame []byte) {
 	w := n.watch.Load()
 	if w == nil {
@@ -280,7 +280,7 @@ func (n *Network) sees(frame []byte) {
 	}
 }
 
-// stirs says what a frame for the guest would do there, "" for nothing: plain
+// stirs returns the effect of a frame in the guest, "" for none: plain
 // acknowledgements and resets move no program.
 func stirs(frame []byte, outbound bool) string {
 	if len(frame) < header.EthernetMinimumSize+header.IPv4MinimumSize || header.Ethernet(frame).Type() != ipv4.ProtocolNumber {
@@ -309,7 +309,7 @@ func stirs(frame []byte, outbound bool) string {
 			return fmt.Sprintf("the other end closed a connection of port %d", t.DestinationPort())
 		}
 	case udp.ProtocolNumber:
-		if !inbound { // the gateway itself sends nothing but answers of the name server
+		if !inbound { // the gateway itself sends only answers of the name server
 			return "a datagram came"
 		}
 	}
