@@ -9,8 +9,8 @@ import (
 	"lull/internal/instance"
 )
 
-// TestCheckSpec: what is not there is said when an instance is made, not when it
-// is started.
+// TestCheckSpec checks that missing prerequisites are reported when an instance
+// is created, not when it is started.
 func TestCheckSpec(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

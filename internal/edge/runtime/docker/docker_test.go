@@ -39,7 +39,7 @@ func TestSpecOf(t *testing.T) {
 	}
 }
 
-// FuzzLabels makes valid specs of labels, or none.
+// FuzzLabels checks that labels yield a valid spec or none.
 func FuzzLabels(f *testing.F) {
 	f.Add("web", "1m", "5m", "default", "true")
 	f.Add("/x", "-1s", "1h", "?", "2")
@@ -55,8 +55,8 @@ func line(action string) string {
 	return fmt.Sprintf(`{"Type":"container","Action":%q,"Actor":{"ID":%q,"Attributes":{"name":"web"}},"time":1}`, action, id64)
 }
 
-// FuzzEvents reads anything as a stream of events: it ends with an error, and
-// what it tells has the form of an event.
+// FuzzEvents reads random input as an event stream: it ends with an error, and
+// every reported event has the form of one.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte(line("start") + "\n" + line("die")))
 	f.Add([]byte(`{"Type":"image"}{"Type":"container","Actor":{"ID":"../../x"}}[`))
@@ -85,7 +85,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// FuzzDemux takes any output apart without reading beyond it.
+// FuzzDemux splits random output without reading beyond it.
 func FuzzDemux(f *testing.F) {
 	piece := func(stream byte, s string) []byte {
 		return append(binary.BigEndian.AppendUint32([]byte{stream, 0, 0, 0}, uint32(len(s))), s...)
@@ -135,8 +135,8 @@ func TestExit(t *testing.T) {
 	}
 }
 
-// TestAlone: a container's network is its own unless it, or another one, says
-// otherwise, and before anybody has asked.
+// TestAlone checks that a container's network is its own unless its mode, or
+// another container's, says otherwise, and also before the first listing.
 func TestAlone(t *testing.T) {
 	r := &Runtime{}
 	if r.join("b", "container:"+id64); r.alone(id64, "web", "bridge") {

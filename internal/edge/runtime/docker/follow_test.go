@@ -19,8 +19,8 @@ import (
 	"lull/internal/instance"
 )
 
-// engine is a Docker daemon that knows containers, tells events, and may cut
-// everybody off who listens to them.
+// engine is a Docker daemon with containers and an event stream, which can
+// disconnect all listeners.
 type engine struct {
 	mu      sync.Mutex
 	running map[string]bool // container -> whether it runs
@@ -28,7 +28,7 @@ type engine struct {
 	ears    map[chan string]bool
 }
 
-// set changes a container and tells it; a nil change removes it.
+// set changes a container and sends the event. A nil running removes it.
 func (e *engine) set(id, action string, running *bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -102,10 +102,10 @@ func (e *engine) inspect(w http.ResponseWriter, q *http.Request) {
 	fmt.Fprintf(w, `{"Id":%q,"Name":"/%s","Config":{"Labels":{"lull.pause-after":"1m"}},"State":{"Running":%t,"Pid":4000}}`, id, name, running)
 }
 
-// ledger is a host that writes down what it is told.
+// ledger is a host that records its calls.
 type ledger struct {
 	mu       sync.Mutex
-	has      map[string]bool // what was taken over, by container
+	has      map[string]bool // adopted containers
 	twice    []string
 	observed map[string]bool
 	names    map[string]string // by container
@@ -172,14 +172,14 @@ func (l *ledger) list() []string {
 	return slices.Sorted(maps.Keys(l.has))
 }
 
-// looked reports whether all of ids were compared with what they are.
+// looked reports whether all of ids were compared with their present state.
 func (l *ledger) looked(ids []string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !slices.ContainsFunc(ids, func(id string) bool { return !l.observed[id] })
 }
 
-// following is an engine, and a host that follows it until the test ends.
+// following returns an engine, and a host that follows it until the test ends.
 func following(t *testing.T) (*engine, *ledger) {
 	e := &engine{running: map[string]bool{}, names: map[string]string{}, ears: map[chan string]bool{}}
 	mux := http.NewServeMux()
@@ -211,8 +211,9 @@ func following(t *testing.T) (*engine, *ledger) {
 	return e, h
 }
 
-// TestRename: an instance is called what its container is called now, whether lull
-// heard of it or comes later; a name that another has is made up.
+// TestRename checks that an instance has its container's present name, whether
+// lull received the event or connects later, and that a name that is taken is
+// replaced by a generated one.
 func TestRename(t *testing.T) {
 	e, h := following(t)
 	first, second := strings.Repeat("a", 64), strings.Repeat("b", 64)
@@ -240,7 +241,7 @@ func TestRename(t *testing.T) {
 	e.set(first, "rename", &yes)
 	until(first, "dx")
 	call(first, "d3")
-	e.cut() // it is looked at anew
+	e.cut() // it is checked again
 	until(first, "d3")
 	call(second, "d3")
 	e.set(second, "rename", &yes)
@@ -248,13 +249,13 @@ func TestRename(t *testing.T) {
 	call(first, "d4")
 	e.set(first, "rename", &yes)
 	until(first, "d4")
-	e.set(second, "pause", &yes) // whatever is heard of it
+	e.set(second, "pause", &yes) // any event about it
 	until(second, "d3")
 }
 
-// TestFollow: while many containers come, change and go at once, and the stream
-// of events breaks meanwhile, the host ends up with those that are there, and
-// took none over twice.
+// TestFollow: many containers are created, changed and removed at once while
+// the event stream breaks. The host ends up with exactly the existing ones, and
+// adopted none twice.
 func TestFollow(t *testing.T) {
 	e, h := following(t)
 
@@ -280,7 +281,7 @@ func TestFollow(t *testing.T) {
 		})
 	}
 	users.Wait()
-	want := func() (out []string) { // what runs must be there, what is gone must not
+	want := func() (out []string) { // running ones must exist, removed ones must not
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		for id, running := range e.running {
@@ -292,7 +293,7 @@ func TestFollow(t *testing.T) {
 		return out
 	}()
 	for limit := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		got := slices.DeleteFunc(h.list(), func(id string) bool { // what has ended may have been taken over before
+		got := slices.DeleteFunc(h.list(), func(id string) bool { // ended ones may have been adopted before
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			running, there := e.running[id]

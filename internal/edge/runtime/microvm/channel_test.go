@@ -19,7 +19,7 @@ import (
 	"lull/internal/link/guest"
 )
 
-// sabotage orders a fault of the control channel over the guest's network.
+// sabotage requests a fault of the control channel over the guest's network.
 func sabotage(t *testing.T, w *Work, fault string) {
 	t.Helper()
 	var c net.Conn
@@ -40,17 +40,17 @@ func sabotage(t *testing.T, w *Work, fault string) {
 	}
 }
 
-// TestBrokenChannel: a harness that closes its control channel, sends garbage,
-// half a line or too long a one, floods, or says nothing any more, makes its
-// guest unknown at most. It is paused, saved and restored all the same; a wake
-// fails with its reason while nobody answers, and the guest stands still as
-// before; once the channel is right again everything is, with what the program
-// counted.
+// TestBrokenChannel: a guest agent that closes its control channel, sends
+// garbage, half a line or an oversized one, floods, or falls silent makes its
+// guest at most unknown. The guest is still paused, saved and restored. A wake
+// fails with its reason while the guest does not answer, and the guest stays
+// frozen. Once the channel works again everything does, with the program's
+// counter intact.
 func TestBrokenChannel(t *testing.T) {
 	b := newBench(t, func(c *Config) {
 		parts, err := rig()
 		need(t, err)
-		c.Harness, c.Channel = parts.saboteur, ChannelSerial // the channel whose faults it has
+		c.Harness, c.Channel = parts.saboteur, ChannelSerial // the channel whose faults are tested
 	})
 	w := b.start("broken", "guest", "serve", ":80")
 	listening(t, w, "80")
@@ -71,7 +71,7 @@ func TestBrokenChannel(t *testing.T) {
 	counted("1")
 	for n, f := range []struct {
 		fault  string
-		silent bool // nobody answers while it lasts
+		silent bool // no answer while it lasts
 	}{{"garbage", false}, {"half", false}, {"long", false}, {"newlines", false}, {"flood", false}, {"mute", true}, {"closed", true}} {
 		sabotage(t, w, f.fault)
 		s := w.Sample(nil)
@@ -89,8 +89,9 @@ func TestBrokenChannel(t *testing.T) {
 				t.Fatalf("%s: %v", f.fault, err)
 			}
 		}
-		// On a busy machine the answer comes late: only of those that give none
-		// it is not waited for. What an endless flood drowns counts as not said.
+		// On a busy machine the answer is late: only for faults without an
+		// answer the test does not wait. An answer lost in an endless flood
+		// counts as not sent.
 		b.cfg.CallLimit = callLimit
 		if f.silent {
 			b.cfg.CallLimit = time.Second
@@ -104,7 +105,7 @@ func TestBrokenChannel(t *testing.T) {
 			if still, err := w.Still(); err != nil || !still || !w.isFrozen() {
 				t.Errorf("%s: after a wake that failed it runs: %v, %v", f.fault, still, err)
 			}
-			m, err := w.monitor() // its program runs, and the channel is mended
+			m, err := w.monitor() // its program runs, and the channel is repaired
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -136,8 +137,8 @@ func TestBrokenChannel(t *testing.T) {
 	b.clean("broken")
 }
 
-// TestTalkRate: a guest that says nothing but empty lines is read at the rate
-// that it is allowed, beyond what it may say at once.
+// TestTalkRate checks that a guest that sends only empty lines is read at its
+// permitted rate, after the permitted burst.
 func TestTalkRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := (&Runtime{log: slog.New(slog.DiscardHandler)}).newWork("x")
@@ -147,7 +148,7 @@ func TestTalkRate(t *testing.T) {
 		const lines = 400_000
 		var guests sync.WaitGroup
 		defer guests.Wait()
-		guests.Go(func() { _, _ = io.Copy(io.Discard, far) }) // what it is asked
+		guests.Go(func() { _, _ = io.Copy(io.Discard, far) }) // requests to it
 		guests.Go(func() {
 			if _, err := far.Write(bytes.Repeat([]byte("\n"), lines)); err != nil {
 				t.Error(err)
@@ -155,7 +156,7 @@ func TestTalkRate(t *testing.T) {
 			far.Close()
 		})
 		began := time.Now()
-		_ = w.converse(near, guest.NewPeer(near), false) // the guest's end of it is gone
+		_ = w.converse(near, guest.NewPeer(near), false) // the guest's end of it is closed
 		want := time.Second * (lines*emptyCost - talkBurst) / talkRate
 		if took := time.Since(began); took < want || took > want+time.Second {
 			t.Errorf("%d lines were read in %s, want %s", lines, took, want)
@@ -163,9 +164,9 @@ func TestTalkRate(t *testing.T) {
 	})
 }
 
-// TestPortsBlocked: QEMU blocks what a guest writes to a port that nobody is at,
-// if that was left while the machine stood still. The next daemon has both
-// ports again, of a guest that runs and of one that stands still.
+// TestPortsBlocked: QEMU blocks a guest's writes to a port that was
+// disconnected while the machine was stopped. The next daemon can use both
+// ports again, for a running and for a frozen guest.
 func TestPortsBlocked(t *testing.T) {
 	b := newBench(t, func(c *Config) { c.Channel = ChannelSerial })
 	dir := workspace(t)
@@ -193,7 +194,7 @@ func TestPortsBlocked(t *testing.T) {
 			}
 		}
 		began := time.Now()
-		do("cont") // somebody else's
+		do("cont") // from outside lull
 		until(t, "the guest has run", func() bool { return time.Since(began) > time.Second })
 		if frozen {
 			do("stop")

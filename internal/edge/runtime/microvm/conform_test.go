@@ -22,8 +22,8 @@ import (
 	"lull/internal/router"
 )
 
-// TestEndings: how a run ended is told once, with its output, and nothing is
-// left of it.
+// TestEndings checks that the end of a run is reported once, with its output,
+// and that nothing of the run is left.
 func TestEndings(t *testing.T) {
 	b := newBench(t, nil)
 	t.Run("by itself", func(t *testing.T) {
@@ -106,8 +106,8 @@ func TestEndings(t *testing.T) {
 	})
 }
 
-// owner is the least that a host does with the relay: pause it, and wake it
-// when a client comes.
+// owner is the minimum that a host does with the relay: it pauses the guest,
+// and wakes it when a client comes.
 type owner struct {
 	w     *Work
 	in    *router.Instance
@@ -129,8 +129,8 @@ func (p *owner) Wake(context.Context, router.Arrival) error {
 	return err
 }
 
-// TestRelay: clients of the relay reach a guest, wake it with a connection and
-// with bytes on an open one, and half-close is kept.
+// TestRelay checks that clients of the relay reach a guest, wake it with a
+// connection and with data on an open one, and that a half-close is preserved.
 func TestRelay(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("relay", "guest", "serve", ":80")
@@ -221,7 +221,8 @@ func TestRelay(t *testing.T) {
 	}
 }
 
-// TestSample: readings grow with what the program does and are its own.
+// TestSample checks that readings grow with the program's activity and belong
+// to that program.
 func TestSample(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("sample", "guest", "serve", ":80")
@@ -230,8 +231,9 @@ func TestSample(t *testing.T) {
 	if err := errors.Join(a.CPUErr, a.NetErr, a.ConnErr); err != nil {
 		t.Fatal(err)
 	}
-	// Asking often is not the program's work. It may still be at its start, and an
-	// emulated processor counts what the host's others take from it.
+	// Frequent probes are not the program's work. The program may still be
+	// starting, and an emulated processor includes time that other processes
+	// take.
 	var quiet instance.Sample
 	until(t, "being asked 20 times costs the program next to nothing", func() bool {
 		before := w.Sample(nil)
@@ -263,14 +265,14 @@ func TestSample(t *testing.T) {
 		t.Errorf("a lease from inside: %+v, %v", o, err)
 	}
 	b.mu.Lock()
-	// The first word of a guest is that nothing in it is busy.
+	// A guest's first message is that nothing in it is busy.
 	if n := len(b.said); n != 2 || b.said[0].Method != guest.Waiting || b.said[1].Method != guest.Keepalive || b.said[1].Params.Reason != "build" {
 		t.Errorf("heard %+v", b.said)
 	}
 	b.mu.Unlock()
-	// The clock stands still with the guest and is set at the thaw. It is asked for
-	// before, to know how long that takes: it must stand still for longer, or it
-	// would not be seen that nobody has set it.
+	// The clock stops with the guest and is set at the thaw. It is read once
+	// before, to know how long that takes: the pause must be longer, or a clock
+	// that was not set would go unnoticed.
 	clock := func() time.Time {
 		t.Helper()
 		o, err := b.Exec(t.Context(), "sample", instance.Command{Command: []string{"guest", "time"}})
@@ -311,8 +313,8 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// TestAdopt: a daemon that starts again finds its guests, running and frozen,
-// and learns how one ended while nobody was there.
+// TestAdopt checks that a restarted daemon finds its guests, running and
+// frozen, and learns how one ended while no daemon ran.
 func TestAdopt(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("adopt", "guest", "serve", ":80")
@@ -334,7 +336,7 @@ func TestAdopt(t *testing.T) {
 		}
 		return w.(*Work), nil
 	}
-	w, err := again(instance.Identity{Run: 1}) // the daemon died before it wrote the rest down
+	w, err := again(instance.Identity{Run: 1}) // the daemon died before it recorded the rest
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -363,7 +365,7 @@ func TestAdopt(t *testing.T) {
 	if s := w.Sample(nil); errors.Join(s.CPUErr, s.NetErr, s.ConnErr) != nil {
 		t.Errorf("after the thaw: %+v", s)
 	}
-	// It ends while nobody is there.
+	// It ends while no daemon runs.
 	if _, err := c.Write([]byte("crash\n")); err != nil {
 		t.Fatal(err)
 	}
@@ -378,7 +380,7 @@ func TestAdopt(t *testing.T) {
 		}
 	case err != nil:
 		t.Fatal(err)
-	default: // it is told like the end of any run
+	default: // it is reported like any other end
 		if e := b.exit(); e.Code != 42 {
 			t.Errorf("exit %+v", e)
 		}
@@ -389,9 +391,9 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestRoot: files come from a directory, or from an ext4 image that somebody
-// made, writes stay in the guest, and the program runs as the user that was
-// asked for; on the other machine type.
+// TestRoot checks that files come from a directory or from an existing ext4
+// image, that writes stay in the guest, and that the program runs as the
+// requested user. It uses the other machine type.
 func TestRoot(t *testing.T) {
 	parts, err := rig()
 	need(t, err)
@@ -440,10 +442,10 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// runsFrom starts a guest with the files of TestRoot and looks at them there.
+// runsFrom starts a guest with the files of TestRoot and checks them.
 func (b *bench) runsFrom(t *testing.T, id, root string) {
 	t.Helper()
-	// Its limits come with the boot: the image is made under Start.
+	// Its limits apply to the boot: the image is built during Start.
 	l := b.launch(id, 1, "guest", "serve", ":8080")
 	l.Image, l.User, l.Env = root, "web", []string{"PATH=/usr/bin"}
 	if _, err := b.Start(t.Context(), l); err != nil {
@@ -463,8 +465,8 @@ func (b *bench) runsFrom(t *testing.T, id, root string) {
 	}
 }
 
-// TestFlood: a program that prints as fast as it can is neither slowed by the
-// host nor able to fill the disk, and its guest still answers.
+// TestFlood checks that a program that prints as fast as it can is not slowed
+// by the host, cannot fill the disk, and that its guest still answers.
 func TestFlood(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("flood", "guest", "flood")
@@ -485,8 +487,8 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestFallback: a machine that offers KVM on which nothing boots is remembered,
-// and what else keeps a guest from booting is not taken for that.
+// TestFallback checks that a machine whose KVM boots nothing is remembered, and
+// that other boot failures are not attributed to KVM.
 func TestFallback(t *testing.T) {
 	b := newBench(t, nil)
 	real := b.parts().qemu

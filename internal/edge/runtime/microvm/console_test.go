@@ -11,7 +11,7 @@ import (
 	"lull/internal/instance"
 )
 
-// console is what is kept of an instance's.
+// console returns the stored console of an instance.
 func (b *bench) console(id string) string {
 	b.t.Helper()
 	path, err := b.Console(b.t.Context(), id)
@@ -25,9 +25,9 @@ func (b *bench) console(id string) string {
 	return string(text)
 }
 
-// TestConsole: what a guest's kernel and whoever writes to its console print is
-// there while it runs, after its QEMU has gone, and until the instance is
-// forgotten; how it ended says the same.
+// TestConsole checks that everything printed to a guest's console is available
+// while it runs, after its QEMU has gone, and until the instance is forgotten,
+// and that the reason of its end contains it.
 func TestConsole(t *testing.T) {
 	b := newBench(t, nil)
 	b.start("con", "guest", "serve", ":80")
@@ -54,7 +54,8 @@ func TestConsole(t *testing.T) {
 	}
 }
 
-// TestConsoleIsBounded: a guest that prints forever fills two files.
+// TestConsoleIsBounded checks that a guest that prints forever fills only two
+// files.
 func TestConsoleIsBounded(t *testing.T) {
 	r := &Runtime{cfg: Config{Dir: t.TempDir(), LookLimit: time.Second}}
 	line := []byte(strings.Repeat("x", 1<<10-1) + "\n")

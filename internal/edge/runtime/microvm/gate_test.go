@@ -13,7 +13,7 @@ import (
 	"lull/internal/edge/runtime/microvm/share"
 )
 
-// ported is a port behind a gate and QEMU's end of it.
+// ported returns a port behind a gate and QEMU's end of it.
 func ported(t *testing.T, g *gate) (port net.Conn, far net.Conn) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
@@ -35,8 +35,8 @@ func ported(t *testing.T, g *gate) (port net.Conn, far net.Conn) {
 	return port, far
 }
 
-// TestGate: what comes while a gate is held stays where it is, both ways, and
-// passes whole and in order once it is open.
+// TestGate checks that data in both directions waits while a gate is held, and
+// passes complete and in order once it is open.
 func TestGate(t *testing.T) {
 	g := new(gate)
 	port, far := ported(t, g)
@@ -65,7 +65,7 @@ func TestGate(t *testing.T) {
 		t.Errorf("%d bytes arrived, or in another order; %d were sent", len(b), len(want))
 	}
 
-	// A reader and a writer that wait; what they wait for is not taken.
+	// A waiting reader and a waiting writer: their data is not taken.
 	port, far = ported(t, g)
 	read := make(chan error, 1)
 	go func() {
@@ -108,7 +108,7 @@ func TestGate(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A connection that is closed ends whoever waits.
+	// Closing a connection ends waiting readers and writers.
 	g.hold()
 	go func() {
 		_, err := port.Read(make([]byte, 1))

@@ -14,7 +14,7 @@ import (
 	"lull/internal/instance"
 )
 
-// talk sends a line and wants it back.
+// talk sends a line and expects it back.
 func talk(t testing.TB, c net.Conn, line string) {
 	t.Helper()
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
@@ -61,9 +61,9 @@ func listening(t testing.TB, w *Work, port string) {
 	})
 }
 
-// TestStreamsByName: a program opens its output by name, as images have their
-// logs linked, also as a user of its own; and it may open as many files as in a
-// container.
+// TestStreamsByName checks that a program can open its output by name, as
+// images link their logs to it, also as another user, and that it may open as
+// many files as in a container.
 func TestStreamsByName(t *testing.T) {
 	b := newBench(t, nil)
 	as := func(id string, command ...string) *Work {
@@ -149,7 +149,7 @@ func TestGuest(t *testing.T) {
 	if err != nil || o.ExitCode != 3 || o.Stdout != "leaving with 3\n" {
 		t.Errorf("exec: %+v, %v", o, err)
 	}
-	// More commands than may run at once, each left by who asked for it.
+	// More commands than may run at once, each abandoned by its caller.
 	for range 33 {
 		ctx, leave := context.WithCancel(t.Context())
 		gone := make(chan error, 1)

@@ -18,9 +18,9 @@ import (
 	"lull/internal/link/guest"
 )
 
-// TestHibernate: a guest that is saved holds no memory and has no process; a
-// connection that was open before continues after, several times over; a daemon
-// that starts again finds it; and a damaged image is refused, not run.
+// TestHibernate checks that a saved guest holds no memory and has no process,
+// that an open connection continues afterwards, several times, that a restarted
+// daemon finds the guest, and that a damaged image is refused and not run.
 func TestHibernate(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("hib", "guest", "serve", ":80")
@@ -77,7 +77,7 @@ func TestHibernate(t *testing.T) {
 	}
 	c.Close()
 
-	// A guest that heard late what the time is hears it again.
+	// A guest that was told the time late is told it again.
 	wrong := newClockCall()
 	wrong.UnixNano -= int64(time.Hour)
 	if err := w.call(t.Context(), callLimit, guest.SetClock, wrong, nil); err != nil {
@@ -172,8 +172,8 @@ func TestHibernate(t *testing.T) {
 	b.clean("hib")
 }
 
-// TestGuestsClocks looks at what the guest's kernel keeps time with, on every
-// machine, and that standing still does not cost it that.
+// TestGuestsClocks checks which clock source the guest's kernel uses, on every
+// machine type, and that a pause does not make it abandon that clock.
 func TestGuestsClocks(t *testing.T) {
 	for _, kind := range []string{"microvm", "q35"} {
 		t.Run(kind, func(t *testing.T) {
@@ -227,7 +227,7 @@ func TestGuestsClocks(t *testing.T) {
 }
 
 // TestSavedInFullSpeech saves a guest whose program writes to its log all the
-// time, so that its port has something under way at every moment.
+// time, so that its port has data in flight at every moment.
 func TestSavedInFullSpeech(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("speech", "guest", "flood", "1000000")
@@ -244,8 +244,8 @@ func TestSavedInFullSpeech(t *testing.T) {
 	}
 }
 
-// TestKilledWhileRestored ends QEMU at random moments of a restore. A guest whose
-// manifest is there then is still on disk, and comes back with what it counted.
+// TestKilledWhileRestored kills QEMU at random moments of a restore. A guest
+// whose manifest still exists is on disk, and comes back with its counter.
 func TestKilledWhileRestored(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("killed", "guest", "serve", ":80")
@@ -253,7 +253,7 @@ func TestKilledWhileRestored(t *testing.T) {
 	c := dial(t, w)
 	talk(t, c, "before")
 	survived := 0
-	window := 300 * time.Millisecond // in which it is killed: so wide that about half of the kills hit the restore
+	window := 300 * time.Millisecond // so wide that about half of the kills hit the restore
 	want, rounds := scaletest.N(t, 3), 0
 	for n := 0; survived < want && n < 14*want; n++ {
 		rounds++
@@ -275,7 +275,7 @@ func TestKilledWhileRestored(t *testing.T) {
 			<-timer.C
 			_ = unix.Kill(p[0].pid, unix.SIGKILL)
 			_, err := os.Stat(w.path(manifestFile))
-			hit <- err == nil // it was restoring
+			hit <- err == nil // it was being restored
 		}()
 		err := w.Thaw()
 		if <-hit {
@@ -291,7 +291,7 @@ func TestKilledWhileRestored(t *testing.T) {
 			continue
 		}
 		window = window * 2 / 3
-		select { // it ran already, and ended with its QEMU
+		select { // it already ran, and ended with its QEMU
 		case <-b.exits:
 		case <-time.After(patience):
 			t.Fatalf("round %d, killed after %s: nobody was told", n, after)
@@ -305,7 +305,7 @@ func TestKilledWhileRestored(t *testing.T) {
 		t.Error("no kill came while it was restored")
 	}
 
-	// A state that QEMU itself gives up on says so: the guest has to boot.
+	// A state that QEMU itself rejects is reported: the guest has to boot.
 	if err := w.Freeze(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// TestHungQEMU: a QEMU that does not answer says so, is let go on where a signal
-// has stopped it, at once when somebody comes, and is ended where nothing helps.
+// TestHungQEMU checks that a QEMU that does not answer is reported, continued
+// if a signal has stopped it, at once when a client comes, and killed if
+// nothing helps.
 func TestHungQEMU(t *testing.T) {
 	b := newBench(t, func(c *Config) { c.StoppedLimit = time.Millisecond })
 	w := b.start("hung", "guest", "serve", ":80")
@@ -62,15 +63,15 @@ func TestHungQEMU(t *testing.T) {
 	b.clean("hung")
 }
 
-// TestMuteThatWorks: a QEMU that is silent is taken for hung only once it has done
-// nothing for as long: not while it is at work, wants a processor or a disk, or is
-// being debugged.
+// TestMuteThatWorks checks that a silent QEMU counts as hung only after it was
+// inactive for the limit: not while it works, waits for a processor or a disk,
+// or is being debugged.
 func TestMuteThatWorks(t *testing.T) {
 	began := time.Unix(1000, 0)
 	for name, looks := range map[string]struct {
-		states string // one a minute
+		states string // one per minute
 		used   []uint64
-		still  time.Duration // at the final check
+		still  time.Duration // at the last check
 	}{
 		"asleep":              {"SSSS", []uint64{7, 7, 7, 7}, 3 * time.Minute},
 		"stopped":             {"TTT", []uint64{7, 7, 7}, 2 * time.Minute},

@@ -27,8 +27,8 @@ import (
 	"lull/internal/link/guest"
 )
 
-// ociImage is an image with the test's program, a user, and a configuration in
-// which nothing has its default.
+// ociImage returns an image with the test's program, a user, and a
+// configuration without default values.
 func ociImage(t *testing.T, program string) v1.Image {
 	t.Helper()
 	text, err := os.ReadFile(program)
@@ -79,8 +79,8 @@ func ociImage(t *testing.T, program string) v1.Image {
 	return img
 }
 
-// TestImage: a guest's files come from an OCI image, and so do its command,
-// environment, directory and user. The image is unpacked and made once.
+// TestImage checks that a guest's files, command, environment, directory and
+// user come from an OCI image, which is unpacked and built once.
 func TestImage(t *testing.T) {
 	parts, err := rig()
 	need(t, err)
@@ -102,7 +102,7 @@ func TestImage(t *testing.T) {
 		}
 	})
 
-	// A registry gives the same as the archive.
+	// A registry yields the same as the archive.
 	srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(srv.Close)
 	ref, err := name.ParseReference(strings.TrimPrefix(srv.URL, "http://") + "/some/image:v1")
@@ -139,7 +139,7 @@ func TestImage(t *testing.T) {
 			t.Errorf("%s: it was made again: %s, %s, %v", from, first, again, err)
 		}
 	}
-	srv.Close() // what is there is not asked for again
+	srv.Close() // a cached image is not requested again
 	if _, err := b.prepareRoot(t.Context(), ref.String(), new(guest.RunCall)); err != nil {
 		t.Error(err)
 	}
@@ -165,7 +165,8 @@ func TestImage(t *testing.T) {
 	}
 	b.clean("oci")
 
-	// What asks for nothing that is there is told so.
+	// A request for something that the image lacks is rejected with that
+	// reason.
 	for _, c := range []struct{ image, user, want string }{
 		{filepath.Join(t.TempDir(), "nothing.tar"), "", "nothing.tar"},
 		{saved, "nobody-like-it", "no such user"},
@@ -179,7 +180,8 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestManySmallFiles: a tree of more entries than mke2fs expects of its size.
+// TestManySmallFiles uses a tree with more entries than mke2fs expects for its
+// size.
 func TestManySmallFiles(t *testing.T) {
 	if _, err := FindTool("mke2fs"); err != nil {
 		need(t, &absent{"no mke2fs (Debian package e2fsprogs)"})
@@ -188,7 +190,7 @@ func TestManySmallFiles(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "large"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(filepath.Join(root, "large"), 260<<20); err != nil { // sparse; mke2fs counts on fewer files from 512 MiB on
+	if err := os.Truncate(filepath.Join(root, "large"), 260<<20); err != nil { // sparse; mke2fs expects fewer files from 512 MiB on
 		t.Fatal(err)
 	}
 	const links = 40_000

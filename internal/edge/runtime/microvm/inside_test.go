@@ -23,8 +23,8 @@ import (
 	"lull/internal/link/guest/vsock"
 )
 
-// TestVsockSockets runs the tests of package vsock in a guest, whose kernel has
-// vsock within one machine.
+// TestVsockSockets runs the tests of package vsock in a guest, whose kernel
+// supports vsock within one machine.
 func TestVsockSockets(t *testing.T) {
 	parts, err := rig()
 	need(t, err)
@@ -46,8 +46,8 @@ func TestVsockSockets(t *testing.T) {
 	b.clean("sockets")
 }
 
-// TestVsockRefused: a QEMU that cannot make its vsock device of what it is given
-// costs the guests vsock and not their start, unless they must have it.
+// TestVsockRefused checks that a QEMU that cannot create its vsock device costs
+// the guests vsock but not their start, unless they require it.
 func TestVsockRefused(t *testing.T) {
 	for _, kind := range []string{"q35", "microvm"} {
 		b := newBench(t, func(c *Config) {
@@ -58,7 +58,7 @@ func TestVsockRefused(t *testing.T) {
 				return m, err
 			}
 		})
-		b.files.dev = withVsock(t).dev // a file, and no device
+		b.files.dev = withVsock(t).dev // a file, not a device
 		b.listens, b.setCID = func() error { return nil }, func(int, uint32) error { return nil }
 		b.cfg.Channel = ChannelVsock
 		if _, err := b.Start(t.Context(), b.launch("bold", 1, "guest", "serve", ":80")); err == nil || !strings.Contains(err.Error(), "vhost-vsock") {
@@ -80,7 +80,7 @@ func TestVsockRefused(t *testing.T) {
 	}
 }
 
-// compile makes a program of a package's tests.
+// compile builds the test program of a package.
 func compile(t *testing.T, pkg string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "program.test")
@@ -92,7 +92,7 @@ func compile(t *testing.T, pkg string) string {
 	return out
 }
 
-// modulesOf are the files of a kernel's modules.
+// modulesOf returns the files of a kernel's modules.
 func modulesOf(t *testing.T, tree string, names ...string) (files []string) {
 	t.Helper()
 	k, err := FindKernel(tree)
@@ -112,7 +112,7 @@ func modulesOf(t *testing.T, tree string, names ...string) (files []string) {
 	return files
 }
 
-// inGuest puts modules among the files of a guest and lists them there.
+// inGuest adds modules to the files of a guest and returns their list.
 func inGuest(files map[string]string, modules []string) string {
 	var list []string
 	for _, m := range modules {
@@ -123,9 +123,9 @@ func inGuest(files map[string]string, modules []string) string {
 	return strings.Join(list, ":")
 }
 
-// TestVsockInside boots a guest that has guests of its own, because a guest's
-// kernel has what this machine's may not have, and runs TestVsock in it.
-// Emulation in emulation is slow: a guest boots there in minutes.
+// TestVsockInside boots a guest that has its own guests and runs TestVsock in
+// it, because this machine's kernel may lack vsock. Nested emulation is slow: a
+// guest takes minutes to boot there.
 func TestVsockInside(t *testing.T) {
 	if os.Getenv("LULL_VSOCK_INSIDE") == "" {
 		t.Skip("guests inside a guest take ten minutes and more: LULL_VSOCK_INSIDE=1")
@@ -177,7 +177,7 @@ func TestVsockInside(t *testing.T) {
 	b.clean("outer")
 }
 
-// put copies a file or a tree into the files of a guest.
+// put copies a file or a tree to the files of a guest.
 func put(t testing.TB, root, from, to string) {
 	t.Helper()
 	to = filepath.Join(root, to)
@@ -189,7 +189,7 @@ func put(t testing.TB, root, from, to string) {
 	}
 }
 
-// program copies a program with the libraries that it names.
+// program copies a program and the libraries that it needs.
 func program(t *testing.T, root, path string) {
 	t.Helper()
 	put(t, root, path, path)
@@ -204,10 +204,11 @@ func program(t *testing.T, root, path string) {
 	}
 }
 
-// TestVsock: a guest is called over vsock, real on both sides. It is so again
-// after a pause, after a restore with another context id, in a clone and under
-// another daemon; when the connection falls silent the serial port serves; no
-// guest is taken for another; and a snapshot is refused where there is no device.
+// TestVsock: a guest is called over vsock, real on both sides. That also works
+// after a pause, after a restore with another context ID, in a clone and under
+// another daemon. If the connection falls silent the serial port is used. No
+// guest is mistaken for another, and a snapshot is refused if there is no
+// device.
 func TestVsock(t *testing.T) {
 	list := os.Getenv("LULL_VSOCK_MODULES")
 	if list == "" {
@@ -297,7 +298,7 @@ func vsockLife(t *testing.T, kind string) {
 	}
 	hibernate(w)
 	refusals(t, w)
-	// Somebody else has taken its context id meanwhile.
+	// Another guest has taken its context ID meanwhile.
 	was := w.rec.CID
 	thief, _, err := liveFiles.openVsock(was, setCID)
 	if err != nil {
@@ -359,7 +360,7 @@ func vsockLife(t *testing.T, kind string) {
 	b.clean("first")
 }
 
-// fd is the socket of a connection.
+// fd returns the socket of a connection.
 func fd(t *testing.T, v *vsockPeer) (n int) {
 	t.Helper()
 	raw, err := v.c.SyscallConn()
@@ -372,7 +373,7 @@ func fd(t *testing.T, v *vsockPeer) (n int) {
 	return n
 }
 
-// compare measures how long the harness takes to answer over both ways.
+// compare measures how long the guest agent takes to answer over both channels.
 func compare(t *testing.T, w *Work) {
 	t.Helper()
 	w.mu.Lock()

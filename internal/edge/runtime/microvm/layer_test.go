@@ -16,7 +16,7 @@ import (
 	"lull/internal/link/guest"
 )
 
-// layered is a bench whose guests have a root and a layer of their own.
+// layered returns a bench whose guests have a root and their own layer.
 func layered(t *testing.T, kind string) *bench {
 	t.Helper()
 	parts, err := rig()
@@ -59,7 +59,7 @@ func (b *bench) stop(w *Work) {
 	b.clean(w.id)
 }
 
-// crash ends a run as a power cut does.
+// crash ends a run as a power failure does.
 func (b *bench) crash(w *Work) {
 	b.t.Helper()
 	if err := syscall.Kill(w.Identity().PID, syscall.SIGKILL); err != nil {
@@ -69,7 +69,7 @@ func (b *bench) crash(w *Work) {
 	b.clean(w.id)
 }
 
-// used is what a file takes on disk, in bytes.
+// used returns a file's disk usage in bytes.
 func used(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -79,10 +79,10 @@ func used(t *testing.T, path string) int64 {
 	return st.Blocks * 512
 }
 
-// TestLayer: what a guest wrote over its root is there after it was stopped,
-// killed, hibernated, killed while paused, and booted anew because its snapshot
-// did not fit; removed files give their room back; and it is gone when the
-// instance is.
+// TestLayer checks that what a guest wrote over its root is there after it was
+// stopped, killed, hibernated, killed while paused, and booted because its
+// snapshot did not fit. Deleted files free their space, and the layer is
+// removed with the instance.
 func TestLayer(t *testing.T) {
 	b := layered(t, "microvm")
 	w := b.again("own", 1)
@@ -91,7 +91,7 @@ func TestLayer(t *testing.T) {
 		t.Errorf("an empty layer takes %d bytes", n)
 	}
 	want := map[string]string{}
-	write := func(name string) { // not synced: that is for the stop to do
+	write := func(name string) { // not synced: the stop must do that
 		t.Helper()
 		b.must("own", "put", "/var/"+name, "before "+name)
 		want[name] = "before " + name
@@ -187,8 +187,8 @@ func TestLayer(t *testing.T) {
 	}
 }
 
-// TestLayerOfClone: a clone has what its source had, and from then on neither
-// sees what the other writes; also when the clone boots anew.
+// TestLayerOfClone checks that a clone starts with its source's files, and that
+// neither sees the other's later writes, even after the clone boots.
 func TestLayerOfClone(t *testing.T) {
 	b := layered(t, "q35")
 	w := b.again("from", 1)
@@ -234,8 +234,8 @@ func TestLayerOfClone(t *testing.T) {
 	}
 }
 
-// TestLayerBroken: a disk that cannot be mounted is told with what the kernel
-// says of it, is no sign of a KVM that does not work, and stays as it is.
+// TestLayerBroken checks that a disk that cannot be mounted is reported with
+// the kernel's message, is not attributed to KVM, and is left as it is.
 func TestLayerBroken(t *testing.T) {
 	b := layered(t, "q35")
 	b.stop(b.again("broken", 1))
@@ -267,10 +267,10 @@ func TestLayerBroken(t *testing.T) {
 	}
 }
 
-// TestLayerFull: where this machine has no room any more the program hears so when
-// it writes, though it makes nothing durable; with room it writes on in the same
-// run. A machine whose harness does not see to that stands still meanwhile, and
-// loses nothing. Each says why.
+// TestLayerFull checks that, when this machine has no space left, the program's
+// write fails, even without a sync, and that with space the same run writes
+// again. A machine whose guest agent cannot enforce that is stopped meanwhile,
+// and loses nothing. Each gives its reason.
 func TestLayerFull(t *testing.T) {
 	b := layered(t, "q35")
 	if err := os.MkdirAll(b.layers(), 0o700); err != nil {
@@ -306,7 +306,7 @@ func TestLayerFull(t *testing.T) {
 	b.must("full", "bulk", "/var/more", "30000000")
 	sum := b.must("full", "fill", "/var/synced", "8000000", "x")
 
-	// One that is not told.
+	// A guest that is not told.
 	w.roomless.Store(true)
 	size(used(t, b.layer("full")) + 4<<20)
 	wrote := make(chan string, 1)
@@ -350,8 +350,8 @@ func TestLayerFull(t *testing.T) {
 	}
 }
 
-// TestLayerFullAdopted: a daemon that starts again while a machine stands still
-// for lack of room takes it over, and it continues when there is some.
+// TestLayerFullAdopted checks that a restarted daemon adopts a machine stopped
+// for lack of space, and that it continues once there is some.
 func TestLayerFullAdopted(t *testing.T) {
 	b := layered(t, "microvm")
 	if err := os.MkdirAll(b.layers(), 0o700); err != nil {

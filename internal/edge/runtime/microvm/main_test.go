@@ -15,9 +15,9 @@ import (
 	"lull/internal/link/guest"
 )
 
-// rig is what tests of real guests need: the programs, built once.
+// rig contains the programs that tests of real guests need, built once.
 var rig = sync.OnceValues(func() (r struct{ harness, saboteur, program, kernel string }, err error) {
-	if dir := os.Getenv("LULL_RIG"); dir != "" { // a guest that has guests, without a compiler
+	if dir := os.Getenv("LULL_RIG"); dir != "" { // a guest with its own guests, without a compiler
 		r.harness, r.program, r.kernel = filepath.Join(dir, "lull-harness"), filepath.Join(dir, "guest"), os.Getenv("LULL_GUEST_KERNEL")
 		return r, nil
 	}
@@ -46,8 +46,8 @@ type absent struct{ what string }
 
 func (a *absent) Error() string { return a.what }
 
-// need skips a test where parts are missing. make test brings them, so that in
-// CI, and where the kernel was given, what is missing is a failure.
+// need skips a test if prerequisites are missing. make test provides them, so
+// in CI, and if a kernel was given, a missing one is a failure.
 func need(t testing.TB, err error) {
 	t.Helper()
 	if err == nil {
@@ -67,7 +67,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// patience is for everything that a guest on a busy machine does.
+// patience is the time limit for everything that a guest on a busy machine
+// does.
 var patience = 60 * time.Second
 
 // until waits for a condition.
@@ -81,7 +82,7 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// bench is a runtime with what it told.
+// bench is a runtime with its reports.
 type bench struct {
 	*Runtime
 	t     testing.TB
@@ -130,7 +131,7 @@ func newBench(t testing.TB, change func(*Config)) *bench {
 	return b
 }
 
-// next is another daemon, after Close, that takes over a guest.
+// next returns another daemon's runtime, after Close, that has adopted a guest.
 func (b *bench) next(id string) *Work {
 	b.t.Helper()
 	r, err := New(b.cfg)
@@ -145,7 +146,7 @@ func (b *bench) next(id string) *Work {
 	return w.(*Work)
 }
 
-// sweep ends what a failed test left.
+// sweep removes what a failed test left.
 func (b *bench) sweep() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -160,7 +161,7 @@ func (b *bench) sweep() {
 	}
 }
 
-// in is the same bench for a subtest.
+// in returns the bench for a subtest.
 func (b *bench) in(t *testing.T) *bench {
 	return &bench{Runtime: b.Runtime, t: t, exits: b.exits}
 }

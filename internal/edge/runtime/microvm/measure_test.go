@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// BenchmarkWake compares connecting to a guest that runs with waking one that
-// was frozen and connecting to it, to the first byte, in the same rhythm.
+// BenchmarkWake compares connecting to a running guest with waking a frozen one
+// and connecting to it, until the first byte, at the same rate.
 func BenchmarkWake(b *testing.B) {
 	bn := newBench(b, nil)
 	w := bn.start("wake", "guest", "serve", ":80")
@@ -43,9 +43,9 @@ func BenchmarkWake(b *testing.B) {
 	b.ReportMetric(float64(woken[len(woken)/2].Microseconds()), "woken-us-p50")
 }
 
-// BenchmarkHibernate saves a guest and brings it back, to the first byte of a
-// new client. What is written counts before it is durable. QEMU's own processor
-// time is there for machines on which the clock says nothing.
+// BenchmarkHibernate saves a guest and restores it, until the first byte of a
+// new client. Written data counts before it is durable. QEMU's own CPU time is
+// reported for machines on which wall time says nothing.
 func BenchmarkHibernate(b *testing.B) {
 	for _, kind := range []string{"microvm", "q35"} {
 		b.Run(kind, func(b *testing.B) { benchmarkHibernate(b, kind, false) })
@@ -53,7 +53,7 @@ func BenchmarkHibernate(b *testing.B) {
 	}
 }
 
-// notes keeps the times in the debug lines of a runtime.
+// notes collects the times in the debug lines of a runtime.
 type notes map[string][]time.Duration
 
 func (notes) Enabled(context.Context, slog.Level) bool { return true }
@@ -114,7 +114,7 @@ func benchmarkHibernate(b *testing.B, kind string, layer bool) {
 	}
 }
 
-// processorTime is what all threads of a process have used.
+// processorTime returns the CPU time of all threads of a process.
 func processorTime(b *testing.B, pid int) (sum time.Duration) {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil || len(tasks) == 0 {

@@ -19,7 +19,7 @@ import (
 	"lull/internal/instance"
 )
 
-// The world of TestOutside: addresses for documentation, which no machine has.
+// Addresses of TestOutside, reserved for documentation, which no machine has.
 var (
 	webAddr  = netip.MustParseAddr("198.51.100.7")
 	nameAddr = netip.MustParseAddr("198.51.100.53")
@@ -27,11 +27,11 @@ var (
 
 const webName = "web.example."
 
-// TestOutside: a guest with outbound reaches another machine, by its address and
-// by a name that the name server of this machine knows; one with none reaches
-// neither. The other machine is a network of the test's own, in which this test
-// runs once more: there it is at addresses to which packets are delivered but
-// which no card has.
+// TestOutside checks that a guest with outbound access reaches another machine,
+// by its address and by a name that this machine's name server knows, and that
+// one without access reaches neither. The other machine is a private network
+// namespace in which this test runs again, with addresses that packets are
+// delivered to but that no card has.
 func TestOutside(t *testing.T) {
 	const inside = "LULL_TEST_INSIDE_A_NETWORK"
 	if os.Getenv(inside) != "" {
@@ -68,7 +68,7 @@ func outside(t *testing.T) {
 	if err := os.WriteFile(conf, []byte("nameserver "+nameAddr.String()+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// Only in this test's own view of the files.
+	// Only in this test's own mount namespace.
 	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	if err == nil {
 		err = unix.Mount(conf, "/etc/resolv.conf", "", unix.MS_BIND, "")
@@ -104,7 +104,7 @@ func outside(t *testing.T) {
 	}
 }
 
-// answerNames serves the one name, over UDP as resolvers ask first.
+// answerNames serves the one name, over UDP, which resolvers use first.
 func answerNames(t *testing.T) {
 	t.Helper()
 	c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(nameAddr, 53)))

@@ -18,7 +18,7 @@ import (
 	"lull/internal/link/guest"
 )
 
-// fakeFiles is a machine as the accelerator's rule sees it.
+// fakeFiles returns a machine as the accelerator's rule sees it.
 func fakeFiles(t *testing.T, cpuinfo, module string) machineFiles {
 	t.Helper()
 	dir := t.TempDir()
@@ -111,7 +111,7 @@ func TestFindKernel(t *testing.T) {
 	}
 }
 
-// TestInitramfs: what is written follows the format, and the same
+// TestInitramfs checks that the output follows the format, and that the same
 // content gives the same bytes.
 func TestInitramfs(t *testing.T) {
 	dir := t.TempDir()
@@ -204,7 +204,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// TestNewNamesEverything: one error lists all that is missing.
+// TestNewNamesEverything checks that one error lists all missing prerequisites.
 func TestNewNamesEverything(t *testing.T) {
 	_, err := New(Config{Dir: "relative", QEMU: "no-such-qemu", Kernel: "/nowhere", Harness: "/nowhere/lull-harness", Accel: "magic"})
 	if err == nil {
@@ -217,8 +217,8 @@ func TestNewNamesEverything(t *testing.T) {
 	}
 }
 
-// TestWithoutParts: without anything that a guest is started with, what an earlier
-// daemon left is still looked for and ended, and what is saved stays.
+// TestWithoutParts checks that, without any prerequisite for starting guests,
+// runs of an earlier daemon are still found and ended, and saved guests stay.
 func TestWithoutParts(t *testing.T) {
 	r, err := New(Config{Dir: t.TempDir(), QEMU: "no-such-qemu", FindKernel: func() (string, error) { return "", errors.New("no guest-kernel") }, Harness: "/nowhere/lull-harness"})
 	if err != nil {
@@ -292,8 +292,8 @@ func TestProcess(t *testing.T) {
 	<-done
 }
 
-// TestListenersInside: those on the guest's own loopback are told, and that no
-// client reaches them.
+// TestListenersInside checks that listeners on the guest's own loopback are
+// reported as unreachable for clients.
 func TestListenersInside(t *testing.T) {
 	got := listeners([]guest.ListenAddr{{Network: "tcp", Addr: "127.0.0.1:80"}, {Network: "tcp", Addr: "[::1]:81"},
 		{Network: "tcp", Addr: netip.AddrPortFrom(vnet.Guest, 82).String()}, {Network: "udp", Addr: "0.0.0.0:53"}, {Network: "unix", Addr: "/x"}})

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// statusOf is what the kernel says of a process.
+// statusOf returns the kernel's status of a process.
 func statusOf(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -24,9 +24,9 @@ func statusOf(t *testing.T, pid int) map[string]string {
 	return out
 }
 
-// TestPrivileges: a real QEMU has a user of its own, no capability and no way
-// to one, a filter on its system calls, a network without anything in it, and
-// no file that it could write but its guest's memory and log.
+// TestPrivileges checks that a real QEMU has its own user, no capabilities and
+// no way to gain any, a system call filter, an empty network, and no file that
+// it could write except its guest's memory and log.
 func TestPrivileges(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("rights", "guest", "serve", ":80")
@@ -83,7 +83,7 @@ func TestPrivileges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(string(cards), "\n"); n > 3 { // two lines of heads, and lo
+	if n := strings.Count(string(cards), "\n"); n > 3 { // two header lines, and lo
 		t.Errorf("its network has cards:\n%s", cards)
 	}
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mounts", pid))
@@ -97,7 +97,7 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
-// TestRights: what a host may do about QEMU, by what it is itself.
+// TestRights checks what a host may do about QEMU's privileges, given its own.
 func TestRights(t *testing.T) {
 	const whole, small = "0 0 4294967295\n", "0 100000 65536\n"
 	for _, c := range []struct {

@@ -15,8 +15,9 @@ import (
 	"lull/internal/instance"
 )
 
-// TestPruneKeepsWhatGuestsHave: the disk of a guest that is there stays, and so
-// does the memory that a clone shares; the rest can go.
+// TestPruneKeepsWhatGuestsHave checks that the disk of an existing guest and
+// the memory shared by a clone are kept, and that everything else can be
+// removed.
 func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 	r := &Runtime{cfg: Config{Dir: t.TempDir()}, works: map[string]*Work{}}
 	put := func(parts ...string) string {
@@ -51,7 +52,7 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 		t.Fatalf("%+v, %v", l, err)
 	}
 	for _, i := range l {
-		// A saved guest knows its disk by the time at which that was made.
+		// A saved guest identifies its disk by its modification time.
 		if i.Kind == kindDisk && (!i.MadeAt.Equal(old) || i.UsedAt.After(old) != i.InUse) {
 			t.Errorf("made and used long ago, %s: %+v", i.ID, i)
 		}
@@ -83,13 +84,13 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 	if err := os.WriteFile(put("vm", "h", recordFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Images(t.Context()); err == nil { // what it uses is not known
+	if _, err := r.Images(t.Context()); err == nil { // what it uses is unknown
 		t.Error("a guest with a damaged record has no disk")
 	}
 }
 
-// TestClearHalfMade: what a crash left half made goes when the runtime opens;
-// the rest stays.
+// TestClearHalfMade checks that incomplete files left by a crash are removed
+// when the runtime opens, and that the rest stays.
 func TestClearHalfMade(t *testing.T) {
 	dir := t.TempDir()
 	file := func(parts ...string) string {
@@ -122,7 +123,7 @@ func TestClearHalfMade(t *testing.T) {
 	}
 }
 
-// TestAppear: what cannot be made durable never gets its final name.
+// TestAppear checks that what cannot be made durable never gets its final name.
 func TestAppear(t *testing.T) {
 	dir := t.TempDir()
 	tmp, path := filepath.Join(dir, "new-1"), filepath.Join(dir, "a.ext4")
@@ -143,8 +144,8 @@ func TestAppear(t *testing.T) {
 	}
 }
 
-// TestToolEndsWithTheDaemon: what makes a disk does not run on when this process
-// is killed meanwhile.
+// TestToolEndsWithTheDaemon checks that a tool that builds a disk ends if this
+// process is killed meanwhile.
 func TestToolEndsWithTheDaemon(t *testing.T) {
 	const where = "LULL_TEST_MAKES_A_DISK_IN"
 	if dir := os.Getenv(where); dir != "" {

@@ -17,7 +17,8 @@ import (
 	"lull/internal/instance"
 )
 
-// greeter is a server of this machine on every address; it returns its port.
+// greeter starts a server on every address of this machine and returns its
+// port.
 func greeter(t *testing.T) uint16 {
 	t.Helper()
 	ln, err := net.Listen("tcp4", "0.0.0.0:0")
@@ -40,7 +41,8 @@ func greeter(t *testing.T) uint16 {
 	return netip.MustParseAddrPort(ln.Addr().String()).Port()
 }
 
-// own is an address of this machine that is not its loopback; invalid for none.
+// own returns an address of this machine that is not loopback; invalid if there
+// is none.
 func own(t *testing.T) (a netip.Addr) {
 	t.Helper()
 	all, err := net.InterfaceAddrs()
@@ -55,10 +57,9 @@ func own(t *testing.T) (a netip.Addr) {
 	return a
 }
 
-// TestReach: three guests run beside each other, one in each mode of the
-// network. None reaches another one; this machine's loopback and its own
-// address are reached where that was asked for, and nowhere else; and the user
-// of one guest's QEMU can open nothing of another's.
+// TestReach runs three guests, one in each network mode. None reaches another
+// one. This machine's loopback and its own address are reached only where that
+// was requested. The user of one guest's QEMU can open nothing of another's.
 func TestReach(t *testing.T) {
 	b := newBench(t, nil)
 	modes := []instance.Net{instance.NetNone, instance.NetOutbound, instance.NetFull}
@@ -104,7 +105,7 @@ func TestReach(t *testing.T) {
 		}
 	}
 
-	// From outside the guests: what has taken over one QEMU.
+	// From outside the guests: an attacker that has taken over one QEMU.
 	uid, ok := b.rights.user(string(modes[0]))
 	if !ok {
 		t.Log("QEMU has the user of its host here")

@@ -16,8 +16,8 @@ import (
 	"lull/internal/instance"
 )
 
-// TestNoRoom: a QEMU that a full disk ended says where, and another end does not
-// speak of disks.
+// TestNoRoom checks that a QEMU killed by a full disk names the disk, and that
+// other ends do not mention disks.
 func TestNoRoom(t *testing.T) {
 	dir := t.TempDir()
 	for sig, want := range map[syscall.Signal]string{
@@ -44,8 +44,8 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// TestShortage: a state that QEMU gives up on because this machine has no room for
-// it is good, and stays; one that it cannot read is not.
+// TestShortage checks that a state that QEMU rejects for lack of resources is
+// kept, and that an unreadable one is not.
 func TestShortage(t *testing.T) {
 	for said, short := range map[string]bool{
 		"qemu-system-x86_64: cannot set up guest memory 'ram': Cannot allocate memory": true,
@@ -70,8 +70,8 @@ func TestShortage(t *testing.T) {
 	}
 }
 
-// TestEndedWhileRestored: a QEMU that a signal ended while it read a state says so,
-// and the state stays.
+// TestEndedWhileRestored checks that a QEMU killed by a signal while it read a
+// state says so, and that the state is kept.
 func TestEndedWhileRestored(t *testing.T) {
 	r := &Runtime{cfg: Config{Dir: t.TempDir()}}
 	w := r.newWork("a")
@@ -85,9 +85,9 @@ func TestEndedWhileRestored(t *testing.T) {
 	}
 }
 
-// TestFullDisk: a start, a save, a restore and a clone for which there is no room
-// are refused before anything is written, with what is missing and where, and go
-// on when there is some.
+// TestFullDisk checks that a start, a save, a restore and a clone without
+// enough space are refused before anything is written, with what is missing and
+// where, and succeed once there is space.
 func TestFullDisk(t *testing.T) {
 	var dir string
 	size := func(bytes int64) error {
@@ -112,7 +112,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		t.Log(err)
 	}
-	// leave makes the file system so small that only so much is free.
+	// leave shrinks the file system until only that much is free.
 	leave := func(bytes int64) {
 		t.Helper()
 		var st unix.Statfs_t
@@ -175,8 +175,9 @@ func TestFullDisk(t *testing.T) {
 	talk(t, c, "after")
 }
 
-// TestWakeWithoutMemory: a saved guest for whose QEMU this machine has no memory
-// stays on disk, with that reason, and is there when there is some.
+// TestWakeWithoutMemory checks that a saved guest stays on disk, with that
+// reason, if this machine has no memory for its QEMU, and is restored once it
+// has.
 func TestWakeWithoutMemory(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("short", "guest", "serve", ":80")
@@ -190,7 +191,7 @@ func TestWakeWithoutMemory(t *testing.T) {
 	if _, err := w.Hibernate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "qemu") // where QEMU's own user may look
+	dir, err := os.MkdirTemp("", "qemu") // where QEMU's own user has access
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"lull/internal/link/guest"
 )
 
-// answering is a monitor whose QEMU does whatever it is told.
+// answering is a monitor whose QEMU obeys every command.
 func answering(t *testing.T) *monitor {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qmp")
@@ -52,13 +52,13 @@ func answering(t *testing.T) *monitor {
 	return m
 }
 
-// TestHeldWithoutAnswer: a guest that does not answer is held nevertheless, also
-// when all the time that there was went into asking it.
+// TestHeldWithoutAnswer checks that a guest that does not answer is frozen
+// nevertheless, even if the probe took all available time.
 func TestHeldWithoutAnswer(t *testing.T) {
 	w := (&Runtime{cfg: Config{Dir: t.TempDir(), LookLimit: 50 * time.Millisecond}, log: slog.New(slog.DiscardHandler)}).newWork("x")
 	defer w.cancel()
 	near, far := ends(t)
-	go func() { // takes what it is asked, and says nothing
+	go func() { // reads the requests, and does not answer
 		b := make([]byte, 4096)
 		for {
 			if _, err := far.Read(b); err != nil {

@@ -19,7 +19,7 @@ import (
 	"lull/internal/link/guest"
 )
 
-// withVsock is a machine that has, or seems to have, vsock for guests.
+// withVsock is a machine that supports, or seems to support, vsock for guests.
 func withVsock(t *testing.T) machineFiles {
 	t.Helper()
 	m := fakeFiles(t, "", "x")
@@ -29,8 +29,8 @@ func withVsock(t *testing.T) machineFiles {
 	return m
 }
 
-// TestChannels: which guests get vsock, by what the machine and the guests'
-// kernel have and by what was asked for.
+// TestChannels checks which guests get vsock, given the support of the machine
+// and of the guests' kernel and the configuration.
 func TestChannels(t *testing.T) {
 	fine := func() error { return nil }
 	if err := withVsock(t).noVsock(fine); err != nil {
@@ -87,8 +87,8 @@ func TestChannels(t *testing.T) {
 	}
 }
 
-// TestWithoutVsock: QEMU's trouble with the device costs the device, once, and
-// no other trouble does.
+// TestWithoutVsock checks that an error of QEMU's vsock device disables the
+// device, once, and that other errors do not.
 func TestWithoutVsock(t *testing.T) {
 	for _, c := range []struct {
 		channel Channel
@@ -113,8 +113,8 @@ func TestWithoutVsock(t *testing.T) {
 	}
 }
 
-// TestVsockArguments: each kind of machine gets its own kind of device, made of
-// the file that comes last.
+// TestVsockArguments checks that each machine type gets its own kind of device,
+// from the last inherited descriptor.
 func TestVsockArguments(t *testing.T) {
 	r := &Runtime{files: liveFiles}
 	for _, c := range []struct {
@@ -150,8 +150,8 @@ func TestVsockArguments(t *testing.T) {
 	}
 }
 
-// TestContextID: a context id that is taken is changed, and the record with it,
-// before QEMU has it.
+// TestContextID checks that a context ID that is taken is changed, also in the
+// record, before QEMU gets it.
 func TestContextID(t *testing.T) {
 	dir := t.TempDir()
 	w := &Work{r: &Runtime{cfg: Config{Dir: dir}, files: withVsock(t)}, id: "x", rec: runRecord{Run: 3, CID: 70000}}
@@ -188,8 +188,8 @@ func TestContextID(t *testing.T) {
 	}
 }
 
-// TestVsockSnapshot: a guest that was saved with a vsock device is refused by
-// that name where it cannot have one, and one that was saved without is not.
+// TestVsockSnapshot checks that a guest saved with a vsock device is refused
+// with that reason where it cannot have one, and that one saved without is not.
 func TestVsockSnapshot(t *testing.T) {
 	with, without := manifest{QEMU: "7", Vsock: true}, manifest{QEMU: "7"}
 	for _, c := range []struct {
@@ -225,7 +225,8 @@ func TestVsockSnapshot(t *testing.T) {
 	}
 }
 
-// TestVsockKernel: which modules of a kernel are for vsock, and where they go.
+// TestVsockKernel checks which modules of a kernel are used for vsock, and
+// where they go.
 func TestVsockKernel(t *testing.T) {
 	dir := t.TempDir()
 	lib := filepath.Join(dir, "lib", "modules", "1")
@@ -268,9 +269,10 @@ func TestVsockKernel(t *testing.T) {
 	}
 }
 
-// TestSilentVsock: what may be asked twice is asked over the serial port when
-// vsock gives no answer in time or is cut; one that answers late is called again,
-// and what it was asked before is answered; one that never does is given up.
+// TestSilentVsock checks that an idempotent request is repeated over the serial
+// port if vsock does not answer in time or is cut, that a peer that answers
+// late is used again and its pending requests are answered, and that one that
+// never answers is given up.
 func TestSilentVsock(t *testing.T) {
 	w := (&Runtime{cfg: Config{LookLimit: patience, CallLimit: patience}, log: slog.New(slog.DiscardHandler)}).newWork("x")
 	defer w.loops.Wait()
@@ -354,7 +356,7 @@ func TestSilentVsock(t *testing.T) {
 	close(never)
 }
 
-// ends are those of a connection.
+// ends returns both ends of a connection.
 func ends(t *testing.T) (near, far *os.File) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

@@ -18,10 +18,10 @@ import (
 	"lull/internal/instance"
 )
 
-// owner of the workspaces here: nobody in particular.
+// somebody is the owner of the workspaces here, an unused UID.
 const somebody = 12345
 
-// workspace is a directory of somebody who is not root.
+// workspace returns a directory of an owner that is not root.
 func workspace(t testing.TB) string {
 	t.Helper()
 	top, err := os.MkdirTemp("", "ws") // which another user may enter, unlike t.TempDir
@@ -40,7 +40,7 @@ func workspace(t testing.TB) string {
 	return dir
 }
 
-// give makes a file the owner's.
+// give makes the owner the owner of a file.
 func give(t testing.TB, path string) {
 	t.Helper()
 	if os.Geteuid() == 0 {
@@ -62,7 +62,7 @@ func (b *bench) startWith(id, ws string, command ...string) *Work {
 	return w.(*Work)
 }
 
-// try runs an order of the test's program in a guest.
+// try runs a command of the test's program in a guest.
 func (b *bench) try(id string, args ...string) (string, bool) {
 	b.t.Helper()
 	o, err := b.Exec(b.t.Context(), id, instance.Command{Command: append([]string{"guest", "files"}, args...)})
@@ -72,7 +72,7 @@ func (b *bench) try(id string, args ...string) (string, bool) {
 	return strings.TrimSpace(o.Stdout + o.Stderr), o.ExitCode == 0
 }
 
-// must is an order that has to go well.
+// must runs a command that must succeed.
 func (b *bench) must(id string, args ...string) string {
 	b.t.Helper()
 	out, ok := b.try(id, args...)
@@ -82,7 +82,7 @@ func (b *bench) must(id string, args ...string) string {
 	return out
 }
 
-// refused is an order that must fail with an errno.
+// refused runs a command that must fail with an errno.
 func (b *bench) refused(id string, want syscall.Errno, args ...string) {
 	b.t.Helper()
 	if out, ok := b.try(id, args...); ok || !strings.HasPrefix(out, fmt.Sprintf("errno %d ", want)) {
@@ -90,8 +90,8 @@ func (b *bench) refused(id string, want syscall.Errno, args ...string) {
 	}
 }
 
-// TestWorkspace: the guest and this machine see the same files, both ways, and
-// nothing outside them.
+// TestWorkspace checks that the guest and this machine see the same files, in
+// both directions, and nothing outside them.
 func TestWorkspace(t *testing.T) {
 	b := newBench(t, nil)
 	dir := workspace(t)
@@ -211,11 +211,11 @@ func TestWorkspace(t *testing.T) {
 	b.clean("ws")
 }
 
-// holdsPause: a request that is in hand is seen by the final check of a pause, and
-// is answered afterwards.
+// holdsPause checks that a request in progress is found by the final check of a
+// pause, and answered afterwards.
 func (b *bench) holdsPause(w *Work) {
 	t := b.t
-	w.files.Hold() // as a disk that takes long
+	w.files.Hold() // like a slow disk
 	put := make(chan error, 1)
 	go func() {
 		o, err := b.Exec(t.Context(), w.id, instance.Command{Command: []string{"guest", "files", "put", "/workspace/slow", "text"}})
@@ -236,7 +236,7 @@ func (b *bench) holdsPause(w *Work) {
 		t.Errorf("the last look finds %q", what)
 	}
 	g.Close()
-	if err := w.Thaw(); err != nil { // which lets the request through
+	if err := w.Thaw(); err != nil { // which lets the request pass
 		t.Fatal(err)
 	}
 	select {
@@ -249,8 +249,9 @@ func (b *bench) holdsPause(w *Work) {
 	}
 }
 
-// TestWorkspaceAway: a guest whose workspace was moved away while it slept gets an
-// errno, and it is said; it has its files again once they are back.
+// TestWorkspaceAway checks that a guest whose workspace was moved away during a
+// pause gets an errno, that this is reported, and that the guest has its files
+// again once they are back.
 func TestWorkspaceAway(t *testing.T) {
 	b := newBench(t, nil)
 	dir := workspace(t)
@@ -285,7 +286,7 @@ func TestWorkspaceAway(t *testing.T) {
 	}
 }
 
-// TestWorkspaceReadOnly: nothing changes, whoever in the guest tries.
+// TestWorkspaceReadOnly checks that no user in the guest can change anything.
 func TestWorkspaceReadOnly(t *testing.T) {
 	b := newBench(t, nil)
 	dir := workspace(t)
@@ -325,7 +326,7 @@ func TestWorkspaceReadOnly(t *testing.T) {
 	}
 }
 
-// order sends a line to the guest's program and gives what it says.
+// order sends a line to the guest's program and returns its answer.
 func order(t testing.TB, c net.Conn, line string) string {
 	t.Helper()
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
@@ -341,9 +342,9 @@ func order(t testing.TB, c net.Conn, line string) string {
 	return strings.TrimSuffix(got, "\n")
 }
 
-// TestWorkspaceIsKept: a file that is open stays so over a pause, a
-// hibernation and other daemons, even one that was removed; what was written
-// with it is here.
+// TestWorkspaceIsKept checks that an open file, even a deleted one, stays open
+// across a pause, a hibernation and other daemons, and that what was written to
+// it is on this machine.
 func TestWorkspaceIsKept(t *testing.T) {
 	b := newBench(t, nil)
 	dir := workspace(t)
@@ -413,7 +414,7 @@ func TestWorkspaceIsKept(t *testing.T) {
 	step("hibernated,")
 	daemon()
 	step("restarted,")
-	for range 10 { // the guest asks in the very moment in which it continues
+	for range 10 { // the guest requests files at the moment it continues
 		freeze()
 		daemon()
 		thaw()
@@ -445,7 +446,7 @@ func TestWorkspaceIsKept(t *testing.T) {
 	daemon()
 	thaw()
 	step("restarted while hibernated,")
-	func() { // one that was removed is there for whoever has it open
+	func() { // a deleted file exists for the process that has it open
 		c := dial(t, w)
 		defer c.Close()
 		want += "removed"

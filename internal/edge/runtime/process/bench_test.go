@@ -16,9 +16,9 @@ import (
 	"lull/internal/instance"
 )
 
-// BenchmarkWake reports, for each freezer, the median of what a wake costs
-// between the kernel's event and the thaw, and of a client's connect to answer
-// when it wakes the program and when the program runs.
+// BenchmarkWake reports, for each freezer, the median time of a wake from the
+// kernel's event to the thaw, and of a client from connect to answer, both when
+// it wakes the program and when the program runs.
 func BenchmarkWake(b *testing.B) {
 	for name, cfg := range map[string]process.Config{"best": {}, "signals": {Signals: true}} {
 		b.Run(name, func(b *testing.B) {
@@ -75,7 +75,8 @@ func BenchmarkWake(b *testing.B) {
 	}
 }
 
-// sleepThaw freezes w until a client comes, and then gives what the wake cost.
+// sleepThaw freezes w until a client comes, and returns the duration of the
+// wake.
 func sleepThaw(b *testing.B, w instance.Workload, addr string) (instance.Guard, chan time.Duration) {
 	b.Helper()
 	for {

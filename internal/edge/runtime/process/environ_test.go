@@ -12,8 +12,8 @@ import (
 	"lull/internal/instance"
 )
 
-// overwrites is a program that does with its environment what nginx and Redis do
-// for a title: it writes over all of it.
+// overwrites is a program that overwrites its whole environment, as nginx and
+// Redis do to set their title.
 const overwrites = `
 import time
 f = open('/proc/self/stat').read().rsplit(')', 1)[1].split()
@@ -25,7 +25,7 @@ print('written', flush=True)
 time.sleep(1000)
 `
 
-// A command beside a program that has written over its environment gets the one
+// A command beside a program that has overwritten its environment gets the one
 // that the program was started with, also from the next daemon.
 func TestExecAfterATitle(t *testing.T) {
 	python, err := exec.LookPath("python3")

@@ -10,9 +10,9 @@ import (
 	"lull/internal/edge/sockets"
 )
 
-// TestListenersThatMove: a socket that has left its place since it was found there
-// is an error, after which one checks again; only one that may not be had cannot be
-// watched, which holds as long as the program runs.
+// TestListenersThatMove checks that a socket that has moved since it was found
+// is an error, after which the search is repeated, and that only one that may
+// not be duplicated cannot be watched, as long as the program runs.
 func TestListenersThatMove(t *testing.T) {
 	tcp := []sockets.Socket{{Local: netip.MustParseAddrPort("127.0.0.1:80"), Inode: 1}, {Local: netip.MustParseAddrPort("127.0.0.1:81"), Inode: 2}}
 	own := map[uint64]place{1: {pid: 10, fd: 3}}

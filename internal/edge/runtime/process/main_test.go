@@ -64,7 +64,7 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// freezers runs a test with every freezer that this user has here.
+// freezers runs a test with every freezer available to this user.
 func freezers(t *testing.T, test func(t *testing.T, cfg process.Config)) {
 	all := map[string]process.Config{"v2": {Kinds: []cgroup.Kind{cgroup.V2}}, "v1": {Kinds: []cgroup.Kind{cgroup.V1}}, "signals": {Signals: true}}
 	for name, cfg := range all {
@@ -126,7 +126,7 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// open is a start of the daemon.
+// open starts the daemon.
 func (h *host) open() {
 	h.t.Helper()
 	rt, err := process.New(within(h.t), h.cfg)
@@ -148,7 +148,7 @@ func (h *host) open() {
 	}
 }
 
-// close is an end of the daemon; the shim and the programs go on.
+// close ends the daemon. The shim and the programs continue to run.
 func (h *host) close() {
 	h.stop()
 	h.stop = nil
@@ -191,7 +191,7 @@ func (h *host) launch(id string, run uint64, argv ...string) instance.Launch {
 func (h *host) log(id string) string { return filepath.Join(h.cfg.Dir, id+".log") }
 func (h *host) out(id string) string { return filepath.Join(h.cfg.Dir, id+".out") }
 
-// start starts a run and ends it with the test.
+// start starts a run, which ends with the test.
 func (h *host) start(l instance.Launch) instance.Workload {
 	h.t.Helper()
 	w, err := h.rt.Start(within(h.t), l)
@@ -254,7 +254,7 @@ func (h *host) exit(id string, run uint64) instance.Exit {
 	return e
 }
 
-// port gives an address that nobody listens on.
+// port returns an unused address.
 func port(t testing.TB, host string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
@@ -272,7 +272,7 @@ func ends(addrs ...string) (out []instance.Endpoint) {
 	return out
 }
 
-// TestAsNobody runs the other tests again as a user without any privilege.
+// TestAsNobody runs the other tests again as an unprivileged user.
 func TestAsNobody(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to become another user")

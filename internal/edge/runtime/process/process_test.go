@@ -18,7 +18,7 @@ import (
 	"lull/internal/instance"
 )
 
-// say sends a line and gives the answer.
+// say sends a line and returns the answer.
 func say(c net.Conn, line string) (string, error) {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return "", err
@@ -30,7 +30,7 @@ func say(c net.Conn, line string) (string, error) {
 	return strings.TrimSpace(got), err
 }
 
-// ask connects, says something and wants it back.
+// ask connects, sends a line and expects it back.
 func ask(addr string) error {
 	c, err := net.DialTimeout("tcp", addr, patience)
 	if err != nil {
@@ -47,7 +47,7 @@ func ask(addr string) error {
 	return nil
 }
 
-// sleep freezes and guards like the daemon does; woken gets the reasons.
+// sleep freezes and guards like the daemon. The reasons of wakes go to woken.
 func sleep(t testing.TB, w instance.Workload, ports []instance.Endpoint, outbound bool) (instance.Guard, chan string) {
 	t.Helper()
 	if err := w.Freeze(within(t)); err != nil {
@@ -98,7 +98,7 @@ func quiet(t testing.TB, g instance.Guard, woken chan string) {
 	}
 }
 
-// lookNow samples a running program without the listing of a moment ago.
+// lookNow samples a running program without the cached listing.
 func lookNow(w instance.Workload, ports []instance.Endpoint) instance.Sample {
 	<-time.After(60 * time.Millisecond)
 	return w.Sample(ports)
@@ -122,7 +122,7 @@ func TestExitCodes(t *testing.T) {
 		if !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), "/no/such/program") {
 			t.Errorf("start of what does not exist: %v", err)
 		}
-		// The same id can run again, and only one run of it lives.
+		// The same ID can run again, and only one of its runs exists.
 		w := h.start(h.launch("code", 2, "sleep", "1000"))
 		if _, err := h.rt.Start(within(t), h.launch("code", 3, "sleep", "1000")); err == nil {
 			t.Error("two runs of one instance live")
@@ -139,8 +139,8 @@ func TestExitCodes(t *testing.T) {
 	})
 }
 
-// A thread that wants the processor is at work, one that waits for nothing but
-// clients is not.
+// A thread that wants the processor is working; one that only waits for clients
+// is not.
 func TestAtWork(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
@@ -164,7 +164,7 @@ func TestGuardWakes(t *testing.T) {
 		for _, kind := range []string{"echo", "plain", "reuseport", "prefork"} {
 			for _, ip := range []string{"127.0.0.1", "::1", "::"} {
 				if ip != "127.0.0.1" && len(cfg.Kinds) > 0 && cfg.Kinds[0] == cgroup.V1 {
-					continue // addresses and freezers have nothing to do with each other
+					continue // addresses and freezers are independent
 				}
 				addr := port(t, ip)
 				name := kind + strings.ReplaceAll(ip, ":", "x")
@@ -243,8 +243,8 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 	}
 }
 
-// A program that opens its listener again is watched with the new one, and no
-// duplicate keeps the old one alive.
+// A program that reopens its listener is watched with the new one, and no
+// duplicate keeps the old one open.
 func TestReopenedListener(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)

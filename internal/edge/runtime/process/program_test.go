@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// program is what runs under test. It never returns.
+// program runs the program under test. It never returns.
 func program(kind string, args []string) {
 	var err error
 	switch kind {
 	case "echo": // one listener for each address
 		err = each(args, func(a string) (net.Listener, error) { return net.Listen("tcp", a) })
-	case "plain": // the same without Multipath TCP, which Go asks for
+	case "plain": // the same without Multipath TCP, which Go uses by default
 		var c net.ListenConfig
 		c.SetMultipathTCP(false)
 		err = each(args, func(a string) (net.Listener, error) { return c.Listen(context.Background(), "tcp", a) })
-	case "reuseport", "thoughtful": // four processes, each with a listener of its own
+	case "reuseport", "thoughtful": // four processes, each with its own listener
 		err = workers(4, append([]string{kind + "-worker"}, args...), nil)
 	case "reuseport-worker", "thoughtful-worker":
 		if kind == "thoughtful-worker" {
@@ -40,7 +40,7 @@ func program(kind string, args []string) {
 			return err
 		}}
 		err = each(args, func(a string) (net.Listener, error) { return c.Listen(context.Background(), "tcp", a) })
-	case "prefork": // the parent binds, four children accept, the parent lets go
+	case "prefork": // the parent binds, four children accept, the parent closes
 		var l net.Listener
 		if l, err = net.Listen("tcp", args[0]); err == nil {
 			var f *os.File
@@ -64,13 +64,13 @@ func program(kind string, args []string) {
 			n++
 			return l, err
 		})
-	case "reopen": // closes its listener and opens it again at each SIGHUP
+	case "reopen": // reopens its listener at each SIGHUP
 		reopen(args[0])
-	case "hidden": // nobody may look into it
+	case "hidden": // no other process may inspect it
 		if err = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err == nil {
 			err = each(args, func(a string) (net.Listener, error) { return net.Listen("tcp", a) })
 		}
-	case "mapped": // with memory that has a file behind it
+	case "mapped": // with file-backed memory
 		if err = mapFile(os.Getenv("OUT")); err == nil {
 			err = each(args, func(a string) (net.Listener, error) { return net.Listen("tcp", a) })
 		}
@@ -162,7 +162,7 @@ func reopen(addr string) {
 	}
 }
 
-// mapped is how much memory of the program of that name has a file behind it.
+// mapped is the amount of file-backed memory of that program.
 const mapped = 32 << 20
 
 func mapFile(path string) error {

@@ -49,7 +49,7 @@ func TestAdopt(t *testing.T) {
 		if h.shimPID() != shim {
 			t.Fatalf("another shim: %d, was %d", h.shimPID(), shim)
 		}
-		// By the whole identity, and by the run alone.
+		// By the complete identity, and by the run alone.
 		for _, ident := range []instance.Identity{w.Identity(), {Run: 1}} {
 			got, err := h.rt.Adopt(within(t), "runs", ident)
 			if err != nil {
@@ -74,7 +74,8 @@ func TestAdopt(t *testing.T) {
 		if e := gone(t, err); e.Code != 9 || e.Lost {
 			t.Errorf("gone as %+v, want code 9", e)
 		}
-		// What was frozen can be thawed by the new daemon, or was by the shim.
+		// A frozen run can be thawed by the new daemon, or was thawed by the
+		// shim.
 		got, err := h.rt.Adopt(within(t), "frozen", still.Identity())
 		if err != nil {
 			t.Fatal(err)
@@ -84,7 +85,7 @@ func TestAdopt(t *testing.T) {
 		}
 		before := size(h.out("frozen"))
 		waittest.Until(t, "it writes again", func() bool { return size(h.out("frozen")) > before })
-		// Identities that are not this run.
+		// Identities of other runs.
 		for name, change := range map[string]func(*instance.Identity){
 			"run":   func(i *instance.Identity) { i.Run++; i.Start++ },
 			"boot":  func(i *instance.Identity) { i.BootID = "00000000-0000-0000-0000-000000000000"; i.Run = 77 },
@@ -101,7 +102,7 @@ func TestAdopt(t *testing.T) {
 	})
 }
 
-// A run that ends between the shim's answer and the look at its process is not
+// A run that ends between the shim's answer and the check of its process is not
 // lost: the shim will know how it ended.
 func TestAdoptWhatEnds(t *testing.T) {
 	h := newHost(t, process.Config{})
@@ -111,7 +112,7 @@ func TestAdoptWhatEnds(t *testing.T) {
 			_, err := h.rt.Adopt(within(t), "ends", w.Identity())
 			var g *instance.GoneError
 			if !errors.As(err, &g) {
-				continue // it lives, or is about to be gone
+				continue // it is alive, or about to end
 			}
 			if g.Exit.Lost || g.Exit.Code != 9 {
 				t.Fatalf("run %d is gone as %+v, want code 9", run+1, g.Exit)
@@ -121,11 +122,11 @@ func TestAdoptWhatEnds(t *testing.T) {
 	}
 }
 
-// The shim thaws what is frozen when no daemon is there.
+// The shim thaws what is frozen if no daemon runs.
 func TestDaemonGone(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
-		// One that left its parents behind is thawed too.
+		// A process that left its parents is thawed too.
 		w := h.start(h.launch("writes", 1, "sh", "-c", `(setsid sh -c 'while :; do echo y >> $OUT.2; sleep 0.001; done' &); while :; do echo x >> $OUT; sleep 0.001; done`))
 		waittest.Until(t, "both write", func() bool { return size(h.out("writes")) > 10 && size(h.out("writes")+".2") > 10 })
 		if err := w.Freeze(within(t)); err != nil {
@@ -212,7 +213,7 @@ func TestShimKilled(t *testing.T) {
 		if got, err := say(waiting, "hello"); err != nil || !strings.HasSuffix(got, " hello") {
 			t.Fatalf("who waited over three shims got %q, %v", got, err)
 		}
-		// How they end is told, but not with what code.
+		// Their ends are reported, but not with which code.
 		if err := syscall.Kill(chatty.Identity().PID, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
@@ -235,7 +236,8 @@ func TestListenFDs(t *testing.T) {
 			t.Fatal(err)
 		}
 		for run := uint64(1); run <= 3; run++ {
-			// While it is stopped a client is held by the kernel and seen.
+			// While it is stopped, the kernel holds a client, and the client is
+			// seen.
 			woken := make(chan string, 8)
 			g, err := h.rt.Watch("held", func(why string) { woken <- why })
 			if err != nil {
@@ -272,7 +274,8 @@ func TestListenFDs(t *testing.T) {
 				h.open()
 			}
 		}
-		// A shim and a daemon that die together leave the port with the program.
+		// A shim and a daemon that die together leave the port with the
+		// program.
 		w := start(4)
 		for _, a := range addrs {
 			if err := ask(a); err != nil {
@@ -313,8 +316,8 @@ func eventuallyQuiet(t *testing.T, g instance.Guard) {
 }
 
 // TestWakeRace sends clients around the moment of the freeze to a program that
-// works on each answer for a moment. Whenever they come they are answered: the
-// pause is given up or the guard wakes it.
+// works on each answer for a moment. Each is answered: either the pause is
+// canceled or the guard wakes the program.
 func TestWakeRace(t *testing.T) {
 	rounds := scaletest.N(t, 40)
 	if os.Getenv("LULL_SOAK") != "" {
@@ -329,7 +332,7 @@ func TestWakeRace(t *testing.T) {
 		t.Logf("seed %d", seed)
 		rng := rand.New(rand.NewPCG(seed, 1))
 		const lead = 1500 * time.Microsecond
-		took := lead // a freeze, lately
+		took := lead // duration of a recent freeze
 		var cancelled, frozen int
 		var early atomic.Int64
 		for n := range rounds {
@@ -366,8 +369,8 @@ func TestWakeRace(t *testing.T) {
 			}
 			pending := g.Pending()
 			if in := w.Sample(ports).Inbound; pending == "" && len(in) > 0 {
-				// It has read the request and was frozen before it answered: nothing
-				// of that stirs a socket, and the open connection is what holds.
+				// It has read the request and was frozen before it answered. No
+				// socket event shows that, but the open connection holds it.
 				pending = "an open connection"
 			}
 			if pending != "" {

@@ -18,8 +18,8 @@ import (
 	"lull/internal/instance"
 )
 
-// Nothing of a tree escapes a freeze: not who left the group, not who is being
-// forked at that moment.
+// No process of a tree escapes a freeze, neither one that left the group nor
+// one that is being forked at that moment.
 func TestNothingEscapes(t *testing.T) {
 	for name, script := range map[string]string{
 		"twenty":  `i=1; while [ $i -lt 20 ]; do (while :; do echo x >> $OUT; sleep 0.001; done) & i=$((i+1)); done; while :; do echo x >> $OUT; sleep 0.001; done`,
@@ -62,7 +62,7 @@ func TestNothingEscapes(t *testing.T) {
 	}
 }
 
-// A program that may not be looked into is never called quiet or watched.
+// A program that may not be inspected is never considered quiet or watched.
 func TestUnwatchable(t *testing.T) {
 	if os.Getuid() == 0 {
 		t.Skip("root may look into everything; runs as nobody")
@@ -87,7 +87,7 @@ func TestUnwatchable(t *testing.T) {
 	if err := ask(addr); err != nil {
 		t.Fatal(err)
 	}
-	// It does not hinder others.
+	// It does not affect others.
 	guardOne(t, h.serve("seen", 1, "echo", other), other)
 }
 
@@ -148,12 +148,13 @@ func TestExecBeside(t *testing.T) {
 		if err != nil || id != "main" {
 			t.Errorf("Identify() = %q, %v", id, err)
 		}
-		// What a command leaves in the background does not keep it from ending.
+		// A process that a command leaves in the background does not delay the
+		// command's end.
 		got, err = h.rt.Exec(within(t), "main", instance.Command{Command: []string{"sh", "-c", "sleep 1000 & echo done"}})
 		if err != nil || got.Stdout != "done\n" {
 			t.Errorf("Exec() with a background job = %+v, %v", got, err)
 		}
-		// Nobody waits for it any more, and it does not listen.
+		// Its caller has gone, and it ignores signals.
 		ctx, cancel := context.WithCancel(t.Context())
 		dir, err := os.MkdirTemp("", "exec") // another user writes into it
 		if err != nil {

@@ -9,8 +9,8 @@ import (
 	"lull/internal/instance"
 )
 
-// wire is a connection as a kernel would account for it, written apart from what
-// reads the account: each message knows who sent it.
+// wire is a connection with a kernel's accounting, implemented independently of
+// the code that reads it: each message knows its sender.
 type wire struct {
 	now     time.Duration
 	last    instance.Turn
@@ -23,8 +23,8 @@ const tick = 4 * time.Millisecond
 
 func (w *wire) floor() time.Duration { return w.now / tick * tick }
 
-// send moves data one way; the other end's data is acknowledged with it, if it was
-// not by then.
+// send moves data one way. It also acknowledges the other end's data, if that
+// is still unacknowledged.
 func (w *wire) send(from instance.Turn, segments uint32) {
 	if w.last == from || w.last == instance.TurnNone {
 		w.plain(from)
@@ -41,7 +41,8 @@ func (w *wire) send(from instance.Turn, segments uint32) {
 	w.in, w.ack = w.floor(), w.floor()
 }
 
-// plain is an acknowledgement without data, by the end that did not send last.
+// plain sends an acknowledgement without data, from the end that did not send
+// last.
 func (w *wire) plain(sender instance.Turn) {
 	switch {
 	case w.last == instance.TurnNone:
@@ -66,8 +67,9 @@ func (w *wire) socket() sockets.Socket {
 	return sockets.Socket{Inode: 1, Traffic: t, InfoSize: 240}
 }
 
-// Whatever two ends send and whenever it is sampled, the turn is never given to
-// the wrong one where more than one message of a kind came in a tick.
+// Whatever both ends send and whenever it is sampled, the turn is never
+// attributed to the wrong end, except where more than one message of a kind was
+// sent in a tick.
 func TestTurnIsNeverWrong(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

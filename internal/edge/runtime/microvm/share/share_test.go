@@ -18,7 +18,7 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// limit is for everything that a busy machine does.
+// limit is the time limit for everything that a busy machine does.
 const limit = 30 * time.Second
 
 // asker is the guest's end of a connection.
@@ -105,7 +105,7 @@ func (a *asker) ask(q files.Request) files.Answer {
 	return a.receive()
 }
 
-// must wants success, and gives the answer.
+// must expects success, and returns the answer.
 func (a *asker) must(q files.Request) files.Answer {
 	a.t.Helper()
 	got := a.ask(q)
@@ -115,7 +115,8 @@ func (a *asker) must(q files.Request) files.Answer {
 	return got
 }
 
-// workspace is a directory of somebody's; root's where this is no root.
+// workspace returns a directory of another user, or of this one if it is not
+// root.
 func workspace(t *testing.T) string {
 	dir := filepath.Join(t.TempDir(), "work")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -134,8 +135,8 @@ func workspace(t *testing.T) string {
 	return dir
 }
 
-// TestNothingOutside asks for everything that lies beside the workspace, in
-// every way in which a path can get there.
+// TestNothingOutside requests everything beside the workspace, with every kind
+// of path that could lead there.
 func TestNothingOutside(t *testing.T) {
 	dir := workspace(t)
 	out := filepath.Dir(dir)
@@ -168,7 +169,7 @@ func TestNothingOutside(t *testing.T) {
 		for _, q := range []files.Request{{Op: files.Link, Path: p, To: "l"}, {Op: files.Rename, Path: "dir/secret", To: "stolen"}, {Op: files.Rename, Path: "file", To: "dir/other/x"},
 			{Op: files.Change, Path: p, Mask: files.SetSize}} {
 			if q.Op == files.Link && !strings.Contains(p, "/") {
-				continue // a second name of the link itself is in the workspace, too
+				continue // a hard link to the link itself is in the workspace, too
 			}
 			if got := a.ask(q); got.Errno == 0 {
 				t.Errorf("%+v went well", q)
@@ -183,7 +184,8 @@ func TestNothingOutside(t *testing.T) {
 	}
 }
 
-// TestNothingSpecial: no rights of somebody else can be made or used.
+// TestNothingSpecial checks that other users' rights can be neither created nor
+// used.
 func TestNothingSpecial(t *testing.T) {
 	dir := workspace(t)
 	a, end := dial(t, New(dir, false))
@@ -223,7 +225,8 @@ func TestNothingSpecial(t *testing.T) {
 	}
 }
 
-// TestAgain: what was done and not heard of is not done twice, and goes well.
+// TestAgain checks that a repeated request whose answer was lost is not
+// executed twice, and succeeds.
 func TestAgain(t *testing.T) {
 	dir := workspace(t)
 	a, end := dial(t, New(dir, false))
@@ -251,8 +254,9 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestOpenFiles: what was open continues under its inode, and is never taken for
-// another file that has its name now; only so many are held.
+// TestOpenFiles checks that an open file continues under its inode, is never
+// mistaken for another file that now has its name, and that the number of open
+// files is limited.
 func TestOpenFiles(t *testing.T) {
 	dir := workspace(t)
 	s := New(dir, false)
@@ -289,7 +293,7 @@ func TestOpenFiles(t *testing.T) {
 	}
 }
 
-// TestLists: a directory of any size, whole.
+// TestLists checks that a directory of any size is listed completely.
 func TestLists(t *testing.T) {
 	dir := workspace(t)
 	const n = 5000
@@ -322,13 +326,14 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestHold: while it is held nothing is begun, and what has come is told.
+// TestHold checks that no request starts while held, and that arrived ones are
+// reported.
 func TestHold(t *testing.T) {
 	dir := workspace(t)
 	s := New(dir, false)
 	a, end := dial(t, s)
 	a.must(files.Request{Op: files.Stat})
-	for began := time.Now(); s.Pending() != ""; time.Sleep(time.Millisecond) { // an answer is out before its request is over
+	for began := time.Now(); s.Pending() != ""; time.Sleep(time.Millisecond) { // an answer is sent before its request is over
 		if time.Since(began) > limit {
 			t.Fatalf("pending although everything was answered: %s", s.Pending())
 		}
@@ -349,7 +354,7 @@ func TestHold(t *testing.T) {
 	}
 	s.Hold()
 	a.send(files.Request{Op: files.Mkdir, Path: "e", Mode: 0o755})
-	end() // and the connection goes: the guest will ask again
+	end() // and the connection ends: the guest will repeat the request
 	s.Release()
 	a, end = dial(t, s)
 	defer end()
@@ -408,9 +413,9 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// TestDirectoryAway: while there is no directory every request is answered with
-// an errno, and one that comes, or comes back, is served without another
-// connection.
+// TestDirectoryAway checks that every request gets an errno while the directory
+// is missing, and that a directory that appears or returns is served on the
+// same connection.
 func TestDirectoryAway(t *testing.T) {
 	dir := workspace(t)
 	if err := os.Remove(dir); err != nil {
@@ -438,7 +443,7 @@ func TestDirectoryAway(t *testing.T) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for late := time.Now().Add(limit); s.Fault() != ""; time.Sleep(10 * time.Millisecond) { // though nothing is asked for
+	for late := time.Now().Add(limit); s.Fault() != ""; time.Sleep(10 * time.Millisecond) { // without any request
 		if time.Now().After(late) {
 			t.Fatal(s.Fault())
 		}
@@ -456,8 +461,8 @@ func TestDirectoryAway(t *testing.T) {
 	lacks(b)
 }
 
-// FuzzRequests asks for anything: nothing outside is touched, and every request
-// has an answer.
+// FuzzRequests sends random requests: nothing outside is touched, and every
+// request is answered.
 func FuzzRequests(f *testing.F) {
 	for _, q := range []files.Request{{Op: files.Create, Path: "a", Mode: 0o644}, {Op: files.Rename, Path: "a", To: "b"}, {Op: files.Symlink, Path: "l", To: "/etc"}} {
 		f.Add(uint8(q.Op), q.Path, q.To, uint64(0), int64(0), uint32(0), q.Mode, uint32(0), []byte("x"))
@@ -478,7 +483,7 @@ func FuzzRequests(f *testing.F) {
 			return
 		}
 		if q.Op == files.Change && q.Off > 1<<20 {
-			return // a file of holes is only in the way here
+			return // a sparse file is only in the way here
 		}
 		if q.Op == files.Write && q.Off > 1<<20 {
 			return

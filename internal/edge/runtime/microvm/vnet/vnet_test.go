@@ -15,7 +15,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// TestAllow: what a guest may reach, by mode.
+// TestAllow checks what a guest may reach, by mode.
 func TestAllow(t *testing.T) {
 	resolver := netip.MustParseAddrPort("9.9.9.9:53")
 	for _, c := range []struct {
@@ -64,8 +64,8 @@ func TestAllow(t *testing.T) {
 	}
 }
 
-// TestHostileLink: frames of any kind from a guest harm nobody, one that is too
-// long ends the link, and closing gives every goroutine back.
+// TestHostileLink checks that frames of any kind from a guest do no harm, that
+// an oversized one ends the link, and that closing ends every goroutine.
 func TestHostileLink(t *testing.T) {
 	before := runtime.NumGoroutine()
 	n, err := New(Config{})
@@ -114,7 +114,7 @@ func TestHostileLink(t *testing.T) {
 	}
 }
 
-// ping is a frame of the guest that asks to for an echo.
+// ping returns a guest's frame with an echo request to to.
 func ping(to netip.Addr, ident uint16, fragment uint8) []byte {
 	f := make([]byte, header.EthernetMinimumSize+header.IPv4MinimumSize+header.ICMPv4MinimumSize)
 	header.Ethernet(f).Encode(&header.EthernetFields{SrcAddr: guestMAC, DstAddr: gatewayMAC, Type: header.IPv4ProtocolNumber})
@@ -130,8 +130,8 @@ func ping(to netip.Addr, ident uint16, fragment uint8) []byte {
 
 const guestMAC = "\x52\x54\x00\x6c\x75\x02"
 
-// whoIs is a frame of the guest that asks for the gateway's hardware address, by
-// which the gateway learns the guest's.
+// whoIs returns a guest's frame that asks for the gateway's hardware address,
+// from which the gateway learns the guest's.
 func whoIs() []byte {
 	f := make([]byte, header.EthernetMinimumSize+header.ARPSize)
 	header.Ethernet(f).Encode(&header.EthernetFields{SrcAddr: guestMAC, DstAddr: header.EthernetBroadcastAddress, Type: header.ARPProtocolNumber})
@@ -144,7 +144,7 @@ func whoIs() []byte {
 	return f
 }
 
-// TestPing: the gateway answers, nobody else seems to.
+// TestPing checks that the gateway answers, and that nothing else does.
 func TestPing(t *testing.T) {
 	for _, mode := range []Mode{None, Outbound, Full} {
 		n, err := New(Config{Mode: mode})
@@ -183,7 +183,7 @@ func TestPing(t *testing.T) {
 			}
 		}
 		select {
-		case ident := <-answers: // they come in the order of the questions
+		case ident := <-answers: // they come in the order of the requests
 			if ident != last {
 				t.Errorf("with %s ping %d was answered", mode, ident)
 			}

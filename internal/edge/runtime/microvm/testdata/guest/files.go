@@ -13,7 +13,7 @@ import (
 	"syscall"
 )
 
-// files does something with files and says how it went.
+// files runs a file operation and reports the outcome.
 func files(args []string) {
 	out, err := fileOrder(args)
 	if err != nil {
@@ -70,7 +70,7 @@ func fileOrder(a []string) (string, error) {
 		var st syscall.Stat_t
 		err := syscall.Lstat(a[1], &st)
 		return fmt.Sprintf("%o uid %d gid %d size %d links %d", st.Mode, st.Uid, st.Gid, st.Size, st.Nlink), err
-	case "fill": // a file of so many bytes of a seed, durably
+	case "fill": // a file of that many bytes from a seed, synced
 		f, err := os.Create(a[1])
 		if err != nil {
 			return "", err
@@ -80,7 +80,7 @@ func fileOrder(a []string) (string, error) {
 		copy(seed[:], a[3])
 		_, err = io.CopyN(io.MultiWriter(f, sum), rand.NewChaCha8(seed), int64(num(2)))
 		return fmt.Sprintf("%x", sum.Sum(nil)), errors.Join(err, f.Sync(), f.Close())
-	case "bulk": // as many bytes, which nobody makes durable
+	case "bulk": // as many bytes, not synced
 		f, err := os.Create(a[1])
 		if err != nil {
 			return "", err
@@ -94,7 +94,7 @@ func fileOrder(a []string) (string, error) {
 	case "sum":
 		b, err := os.ReadFile(a[1])
 		return fmt.Sprintf("%x", sha256.Sum256(b)), err
-	case "exec": // a program that lies there, in a directory that does
+	case "exec": // a program in the directory, executed with that directory
 		return "", syscall.Exec(filepath.Join(a[1], a[2]), a[2:], os.Environ())
 	}
 	return "", fmt.Errorf("there is no order %q", a[0])
@@ -106,8 +106,8 @@ var churning struct {
 	err        error
 }
 
-// churn makes, renames and removes files in a directory until it is told "off";
-// every one of these has to go well, and once.
+// churn creates, renames and removes files in a directory until it is told
+// "off". Every operation must succeed, and once.
 func churn(arg string) string {
 	c := &churning
 	if arg != "off" {

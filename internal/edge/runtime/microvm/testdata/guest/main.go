@@ -1,5 +1,5 @@
-// Command guest is the workload of the tests: what it does is its first
-// argument.
+// Command guest is the workload of the tests. Its first argument selects what
+// it does.
 package main
 
 import (
@@ -96,7 +96,7 @@ func main() {
 	}
 }
 
-// overVsock connects to a port of the host with a key in hexadecimal.
+// overVsock connects to a port of the host with a hexadecimal key.
 func overVsock(port, key string) {
 	n, err := strconv.ParseUint(port, 10, 32)
 	b, kerr := hex.DecodeString(key)
@@ -112,11 +112,11 @@ func overVsock(port, key string) {
 	fmt.Println("connected")
 }
 
-// serve echoes lines on a port, in capitals at the end of the input; it knows
-// some words.
+// serve echoes lines on a port, in capitals at the end of the input. Some lines
+// are orders.
 func serve(addr string) {
 	term := make(chan os.Signal, 1)
-	signal.Notify(term, syscall.SIGTERM) // before anybody sees it listen
+	signal.Notify(term, syscall.SIGTERM) // before it can be seen listening
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
 		fmt.Println(err)
@@ -159,12 +159,12 @@ var (
 	hoard    [][]byte
 )
 
-// order carries out a line that is an order, and gives back what is said to it:
-// the line itself when it is none.
+// order executes a line that is an order, and returns the answer to it; the
+// line itself if it is none.
 func order(line string) string {
 	word, arg, _ := strings.Cut(strings.TrimSpace(line), " ")
 	switch word {
-	case "poll": // keeps a connection to somebody open
+	case "poll": // keeps an outbound connection open
 		c, err := net.DialTimeout("tcp", arg, 10*time.Second)
 		if err != nil {
 			return err.Error() + "\n"

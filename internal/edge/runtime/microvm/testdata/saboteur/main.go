@@ -1,7 +1,6 @@
-// Command saboteur is a harness that is not to be trusted: it serves as
-// lull-harness does until the host orders a fault of its control channel, by a
-// line to port 9 of the guest: closed, garbage, half, long, flood, newlines,
-// mute, or right for none.
+// Command saboteur is a faulty guest agent. It serves like lull-harness until
+// the host requests a fault of its control channel, by a line to port 9 of the
+// guest: closed, garbage, half, long, flood, newlines, mute, or right for none.
 package main
 
 import (
@@ -97,7 +96,7 @@ func (w *wire) orders(ln net.Listener) {
 	}
 }
 
-// junk is what each fault sends, once or, of a flood, over and over.
+// junk returns what each fault sends, once or, for a flood, repeatedly.
 func junk(fault string) []byte {
 	switch fault {
 	case "garbage":
