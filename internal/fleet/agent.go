@@ -14,13 +14,12 @@ import (
 	"lull/internal/store"
 )
 
-// ByAgent is the actor of what an agent decides on the machine itself (spec,
-// section 2.4).
+// ByAgent is the actor of decisions that an agent makes on its machine.
 var ByAgent = Actor{Name: "agent", Kind: KindAgent}
 
-// WorkerOfMachine finds the worker that a machine is: by the worker's id, or by
-// that of its instance in a region. An instance whose region is empty is looked
-// up in the default region and in every configured one. Errors: NotFound.
+// WorkerOfMachine returns the worker that a machine is, found by the worker's
+// ID or by its instance ID in a region. If region is empty, the default region
+// and every configured one are searched. Errors: NotFound.
 func (f *Fleet) WorkerOfMachine(ctx context.Context, machine, region string) (Worker, error) {
 	if checkName("machine", machine) != nil || region != "" && checkName("region", region) != nil {
 		return Worker{}, &NotFound{Kind: "worker", Name: machine}
@@ -60,14 +59,14 @@ type AgentStop struct {
 	Generation uint64 // the agent's own
 	Reason     Reason // idle_timeout or ttl
 	Detail     string
-	Shadow     bool // the whole server is in shadow
+	Shadow     bool // the whole server is in dry run
 }
 
-// AgentIntends records that an agent is about to stop its machine: durable
-// before the agent acts, and counted here, once. An agent that asks again for
-// the same generation is told the same. Idleness is the agent's to act on only
-// while it holds the power and nothing of the fleet's speaks against it.
-// Errors: NotFound, Refused.
+// AgentIntends records that an agent is about to stop its machine. It is
+// durable before the agent acts, and counted here, once. A repetition for the
+// same generation gets the same answer. The agent may act on idleness only
+// while it holds the power and nothing in the fleet forbids it. Errors:
+// NotFound, Refused.
 func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: ByAgent, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		refuse := func(reason, format string, args ...any) error {
@@ -105,7 +104,8 @@ func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (Worke
 	})
 }
 
-// mayIdleStop holds an agent to what holds the controller's own idle pauses.
+// mayIdleStop applies to an agent the conditions that apply to the controller's
+// own idle pauses.
 func (w *Worker) mayIdleStop(tx *Tx, r *policy.Resolved, refuse func(reason, format string, args ...any) error) error {
 	p := r.Idle(w.IsIdleDetectionEnabled)
 	switch {
@@ -129,7 +129,7 @@ func (w *Worker) mayIdleStop(tx *Tx, r *policy.Resolved, refuse func(reason, for
 	return nil
 }
 
-// AgentWithdraws takes an agent's intent back: it did not stop its machine.
+// AgentWithdraws withdraws an agent's intent: it did not stop its machine.
 func (f *Fleet) AgentWithdraws(ctx context.Context, id string, generation uint64, why string) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: ByAgent}, func(w *Worker, tx *Tx) error {
 		in := w.Intent
@@ -140,9 +140,9 @@ func (f *Fleet) AgentWithdraws(ctx context.Context, id string, generation uint64
 	})
 }
 
-// AgentConsulted reports whether the worker's agent is to make ready for a stop
-// that the controller has decided on and not sent: run the pre-stop hook and
-// check again. A worker that ends is not consulted about.
+// AgentConsulted reports whether the worker's agent is to prepare for a stop
+// that the controller has decided and not sent: run the pre-stop hook and check
+// again. It is not consulted about the end of a worker.
 func (w *Worker) AgentConsulted() bool {
 	in := w.Intent
 	return in != nil && in.SentAt == nil && in.By != ByAgent.Name && w.DesiredStatus == power.WorkerStopped && w.Status != power.WorkerDraining

@@ -19,7 +19,7 @@ import (
 	"lull/internal/store"
 )
 
-// Actor is who did something.
+// Actor is who caused a change.
 type Actor struct {
 	Name string `json:"name"`
 	Kind string `json:"kind"` // one of the Kind constants
@@ -35,15 +35,14 @@ const (
 	KindCloud      = "cloud"
 )
 
-// ByController is the actor of lull's own decisions, ByCloud that of what
-// happened outside.
+// ByController is the actor of lull's own decisions, ByCloud the actor of
+// changes made outside lull.
 var (
 	ByController = Actor{Name: "worker-controller", Kind: KindController}
 	ByCloud      = Actor{Name: "cloud", Kind: KindCloud}
 )
 
-// Names of domain events, as the event stream and
-// webhooks carry them.
+// Names of domain events, as used in the event stream and webhooks.
 const (
 	EventCreated        = "worker.created"
 	EventImported       = "worker.imported"
@@ -63,8 +62,7 @@ const (
 	EventRules          = "rules.updated" // a policy, schedule, group, override or budget
 )
 
-// Audit actions of scaling. Others are
-// named where they are written.
+// Audit actions of scaling. Others are named where they are written.
 const (
 	AuditProvisioned     = "provisioned"
 	AuditProvisionFailed = "provision_failed"
@@ -80,11 +78,11 @@ const (
 	SkippedCooldown    = "skipped_cooldown"
 )
 
-// Entry is one line of the audit log, and the domain events that go with it.
-// It is written in the transaction of the change it tells of.
+// Entry is one entry of the audit log, with its domain events. It is written in
+// the transaction of the change that it describes.
 type Entry struct {
-	// ID is the store revision of the change. Entries of one change share
-	// it; a stream gives the id with the last of them.
+	// ID is the store revision of the change. Entries of one change share it. A
+	// stream carries the ID only with the last of them.
 	ID         int64              `json:"id"`
 	At         time.Time          `json:"at"`
 	Action     string             `json:"action"`
@@ -99,19 +97,19 @@ type Entry struct {
 	Detail     string             `json:"detail,omitempty"`
 	Generation int64              `json:"generation,omitempty"`
 	Decision   *evidence.Decision `json:"decision,omitempty"`
-	Policy     string             `json:"policy,omitempty"`  // that held when a pause was decided
+	Policy     string             `json:"policy,omitempty"`  // that applied when a pause was decided
 	Warning    *Warning           `json:"warning,omitempty"` // of a pause_warning
 }
 
 var entryCodec = store.Codec[Entry]{Version: 1}
 
-// Pauses reports whether somebody decides here that the worker is paused or
-// drained, and Reason says why.
+// Pauses reports whether the entry records the decision to pause or drain the
+// worker, with the cause in Reason.
 func (e *Entry) Pauses() bool {
 	return e.Action == AuditDrainStarted || slices.Contains(e.Events, EventPaused)
 }
 
-// DecodeEntry reads an entry that came by a watch or a listing.
+// DecodeEntry decodes an entry from a watch or a listing.
 func DecodeEntry(v store.Value) (Entry, error) {
 	e, err := entryCodec.Decode(v.Key, v.Data)
 	e.ID = v.ModRevision
@@ -120,8 +118,8 @@ func DecodeEntry(v store.Value) (Entry, error) {
 
 const auditTime = "20060102T150405.000000000"
 
-// entryOps makes the writes of e: the entry, whose key sorts by time, and the
-// marks that find it among those of its worker, and among those about power.
+// entryOps returns the writes of e: the entry, whose key sorts by time, and the
+// marks that index it by worker and among those about power.
 func entryOps(e Entry) ([]store.Op, error) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -140,11 +138,11 @@ func entryOps(e Entry) ([]store.Op, error) {
 type AuditQuery struct {
 	WorkerID string
 	Action   string
-	By       string    // a part of the name of who did it, in any case
+	By       string    // a part of the actor's name, in any case
 	Kind     string    // one of the Kind constants
 	From, To time.Time // half open; zero is no bound
-	After    string    // the cursor of the page before
-	Limit    int       // 0 is 100, at most 1000
+	After    string    // the cursor of the previous page
+	Limit    int       // 0 means 100, at most 1000
 }
 
 // AuditPage is one page of the log. Next is empty at the end.
@@ -153,16 +151,16 @@ type AuditPage struct {
 	Next    string  `json:"next,omitempty"`
 }
 
-// all reports whether q takes every entry that it is given to read.
+// all reports whether q selects every entry it reads.
 func (q *AuditQuery) all() bool { return q.Action == "" && q.By == "" && q.Kind == "" }
 
-// Takes reports whether an entry of the right worker and time is one of q's.
+// Takes reports whether q selects an entry whose worker and time match.
 func (q *AuditQuery) Takes(e *Entry) bool {
 	return (q.Action == "" || e.Action == q.Action) && (q.Kind == "" || e.By.Kind == q.Kind) &&
 		(q.By == "" || strings.Contains(strings.ToLower(e.By.Name), strings.ToLower(q.By)))
 }
 
-// checked is q with its usual limit. Errors: Invalid.
+// checked returns q with the default limit applied. Errors: Invalid.
 func (q AuditQuery) checked() (AuditQuery, error) {
 	switch {
 	case q.Limit == 0:
@@ -176,9 +174,9 @@ func (q AuditQuery) checked() (AuditQuery, error) {
 	return q, nil
 }
 
-// Audit reads a page of the log, of which at most maxScanned entries are read:
-// where few of those are selected the page has few, or none, and a Next.
-// Errors: Invalid, and those of the store.
+// Audit returns a page of the log. It reads at most maxScanned entries, so if
+// few are selected the page may be short or empty, with a Next. Errors:
+// Invalid, and those of the store.
 func (f *Fleet) Audit(ctx context.Context, q AuditQuery) (AuditPage, error) {
 	q, err := q.checked()
 	if err != nil {
@@ -207,13 +205,13 @@ func (f *Fleet) Audit(ctx context.Context, q AuditQuery) (AuditPage, error) {
 	}
 }
 
-// ExportAudit writes the entries of q as JSON lines, all pages of it.
+// ExportAudit writes all entries of q as JSON lines.
 func (f *Fleet) ExportAudit(ctx context.Context, w io.Writer, q AuditQuery) error {
 	return f.eachPage(ctx, q, func(l []Entry) error { return writeLines(w, l) })
 }
 
-// ExportAuditCSV writes the entries of q as a table, all pages of it, without
-// what decisions rest on.
+// ExportAuditCSV writes all entries of q as a table, without the evidence of
+// decisions.
 func (f *Fleet) ExportAuditCSV(ctx context.Context, w io.Writer, q AuditQuery) error {
 	table := csv.NewWriter(w)
 	err := table.Write([]string{"at", "id", "action", "worker", "worker_id", "aws_region", "by", "by_kind", "from", "to", "reason", "detail"})
@@ -234,8 +232,8 @@ func (f *Fleet) ExportAuditCSV(ctx context.Context, w io.Writer, q AuditQuery) e
 	})
 }
 
-// asText marks as text what a spreadsheet would take for a formula: people
-// choose names and reasons.
+// asText marks text that a spreadsheet would interpret as a formula: names and
+// reasons are user input.
 func asText(s string) string {
 	if s != "" && strings.ContainsRune("=+-@\t\r", rune(s[0])) {
 		return "'" + s
@@ -273,8 +271,8 @@ func writeLines(w io.Writer, entries []Entry) error {
 	return nil
 }
 
-// TrimAudit removes the oldest entries, beyond the age and size of the
-// settings, after archive has taken them. It returns how many.
+// TrimAudit removes the oldest entries beyond the age and size in the settings,
+// after archive has stored them. It returns their number.
 func (f *Fleet) TrimAudit(ctx context.Context, now time.Time, archive func([]Entry) error) (int, error) {
 	s := f.Settings()
 	keep := int64(s.AuditMaxMiB) << 20

@@ -14,8 +14,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// counting is a store that counts the records, and the keys alone, that are
-// read from it.
+// counting is a store that counts the records and the bare keys read from it.
 type counting struct {
 	store.Store
 	records, keys int
@@ -37,8 +36,9 @@ func (c *counting) Commit(ctx context.Context, t store.Txn) (store.Result, error
 	return r, err
 }
 
-// TestAuditReadsItsOwn counts what a question about one worker, and one about
-// the newest entries, read in a log of others: it does not grow with the log.
+// TestAuditReadsItsOwn counts the reads of a query about one worker, and of one
+// about the newest entries, in a log with other entries. They do not grow with
+// the log.
 func TestAuditReadsItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()
@@ -121,7 +121,7 @@ func TestAuditReadsItsOwn(t *testing.T) {
 		asked("all of it by pages", 25, 25, all(fleet.AuditQuery{WorkerID: "mine", Limit: 3}), want...)
 		asked("from a time", 5, 5, all(fleet.AuditQuery{WorkerID: "mine", From: time.Now().Add(-241 * time.Hour)}), "0", "1", "2", "3", "4")
 
-		// A log of an earlier version has no marks, and is given them once.
+		// A log of an earlier version has no marks, and gets them once.
 		page, err := store.List(ctx, c, store.Prefix("audit-of/"))
 		if err != nil {
 			t.Fatal(err)
@@ -150,9 +150,9 @@ func TestAuditReadsItsOwn(t *testing.T) {
 	})
 }
 
-// TestAuditPagesAreBounded counts what one page reads of a log in which little
-// is selected, and of one that is written at one moment: a page with few
-// entries, or none, continues where it has stopped.
+// TestAuditPagesAreBounded counts the reads of one page of a log in which
+// little is selected, and of one that is written at one moment. A short or
+// empty page continues where it stopped.
 func TestAuditPagesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()
@@ -183,7 +183,7 @@ func TestAuditPagesAreBounded(t *testing.T) {
 				}
 				ops = nil
 			}
-			if i < total/2 && i%20 == 0 { // the second half is of one second
+			if i < total/2 && i%20 == 0 { // the second half is within one second
 				time.Sleep(5 * time.Minute)
 			} else if i%5 == 0 {
 				time.Sleep(time.Millisecond)
@@ -218,7 +218,8 @@ func TestAuditPagesAreBounded(t *testing.T) {
 				t.Errorf("%s: %q, want %q", p.name, got, p.want)
 			}
 		}
-		// A few of any, of a dense part and before it, and one page after the other.
+		// Selections across all entries, within and before the dense part, page
+		// by page.
 		seen := map[string]bool{}
 		for q := (fleet.AuditQuery{Limit: 100}); len(seen) < 2000; {
 			db.records, db.keys = 0, 0
@@ -238,7 +239,7 @@ func TestAuditPagesAreBounded(t *testing.T) {
 		if out, err := f.NewestAudit(ctx, fleet.AuditQuery{To: time.Now().Add(-30 * time.Hour), Limit: 10}); err != nil || len(out.Entries) != 10 || db.records > 10 || db.keys > 600 {
 			t.Errorf("at a past time %d entries of %d records and %d keys: %v", len(out.Entries), db.records, db.keys, err)
 		}
-		// What changes power is found without the rest.
+		// Power changes are found without reading the rest.
 		db.records = 0
 		n := 0
 		if err := f.PowerAudit(ctx, time.Time{}, func(*fleet.Entry) error { n++; return nil }); err != nil || n != total/10 || db.records != n {
@@ -247,7 +248,7 @@ func TestAuditPagesAreBounded(t *testing.T) {
 	})
 }
 
-// TestTrimTakesTheMarks leaves no mark of an entry that is gone.
+// TestTrimTakesTheMarks checks that no mark of a removed entry is left.
 func TestTrimTakesTheMarks(t *testing.T) {
 	bubble(t, map[string]any{"audit_retention_days": 1}, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()
@@ -268,8 +269,9 @@ func TestTrimTakesTheMarks(t *testing.T) {
 	})
 }
 
-// TestPastPauses reads them from the log: those that have ended, newest first,
-// without that of another worker and without one that a termination ended.
+// TestPastPauses checks the pauses read from the log: those that have ended,
+// newest first, without another worker's and without one that a termination
+// ended.
 func TestPastPauses(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		move := func(id string, from, to power.Worker, after time.Duration) {

@@ -12,8 +12,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestAuditByWhom asks for the entries of a user, of a kind and of both, in
-// both directions and as a table.
+// TestAuditByWhom queries the entries of a user, of a kind and of both, in both
+// directions and as a table.
 func TestAuditByWhom(t *testing.T) {
 	c := mem.New(mem.Options{}).Client()
 	defer c.Close()

@@ -12,22 +12,21 @@ import (
 	"lull/internal/store"
 )
 
-// Marks find entries without reading others: keys that end as the entry's own
-// does.
+// Marks index entries: keys that end like the entry's own key.
 const (
-	// markPrefix has one for each entry of a worker, below its id.
+	// markPrefix has one for each entry of a worker, below its ID.
 	markPrefix = "audit-of/"
-	// powerPrefix has one for each entry that is about power, with what of it
-	// is needed to know when a worker ran.
+	// powerPrefix has one for each entry about power, with the part of it that
+	// shows when a worker ran.
 	powerPrefix = "audit-power/"
-	// marked is the key that tells that every entry has its marks. A log that
-	// was begun by an earlier version is given them by MarkAudit.
+	// marked is the key that records that every entry has its marks. MarkAudit
+	// adds them to a log begun by an earlier version.
 	marked = "audit-marked-2"
-	// maxCursor is the longest that the end of an entry's key is.
+	// maxCursor is the maximum length of the end of an entry's key.
 	maxCursor = 64
 )
 
-// marksOf are the marks of an entry: at most two.
+// marksOf returns the marks of an entry: at most two.
 func marksOf(e *Entry, name string) ([]store.Op, error) {
 	if e.WorkerID == "" {
 		return nil, nil
@@ -42,9 +41,9 @@ func marksOf(e *Entry, name string) ([]store.Op, error) {
 	return append(ops, store.Put(powerPrefix+name, data)), err
 }
 
-// PowerAudit yields the entries that change the power of workers, or say why it
-// will change, from a time on, oldest first and without their decisions. It
-// reads no others. Errors: those of yield and of the store.
+// PowerAudit yields the entries that change the power of workers, or announce a
+// change, from a time on, oldest first and without their decisions. It reads no
+// others. Errors: those of yield and of the store.
 func (f *Fleet) PowerAudit(ctx context.Context, from time.Time, yield func(*Entry) error) error {
 	after := powerPrefix
 	if !from.IsZero() {
@@ -71,17 +70,17 @@ func (f *Fleet) PowerAudit(ctx context.Context, from time.Time, yield func(*Entr
 	}
 }
 
-// PowerBefore yields what PowerAudit would of one worker before a time, but no
-// further back than it takes to know who was stopping it then or had stopped
-// it, and why: when somebody decided that it be, or when it last began to run.
-// It gives up after maxScanned entries.
+// PowerBefore yields what PowerAudit would yield for one worker before a time.
+// It goes no further back than necessary to know who was stopping it or had
+// stopped it then, and why: to the decision to stop it, or to when it last
+// began to run. It gives up after maxScanned entries.
 func (f *Fleet) PowerBefore(ctx context.Context, id string, at time.Time, yield func(*Entry) error) error {
 	w, err := f.backward(ctx, &AuditQuery{WorkerID: id, To: at})
 	if err != nil || w == nil {
 		return err
 	}
 	var found []Entry        // newest first
-	told, ran := false, true // before the entries that are found
+	told, ran := false, true // before the entries found
 	for scanned := 0; !told && w.end > w.oldest && scanned < maxScanned; {
 		within, err := w.names(ctx)
 		if err != nil {
@@ -121,8 +120,9 @@ func (f *Fleet) PowerBefore(ctx context.Context, id string, at time.Time, yield 
 	return nil
 }
 
-// MarkAudit gives marks to the entries of a log that an earlier version began.
-// It is to be called once before the log is read; any number of processes may.
+// MarkAudit adds marks to the entries of a log begun by an earlier version.
+// Call it once before the log is read. It is safe to call from several
+// processes.
 func (f *Fleet) MarkAudit(ctx context.Context) error {
 	_, err := store.Get(ctx, f.store, marked)
 	if !errors.Is(err, store.ErrNotFound) {
@@ -159,8 +159,7 @@ func (f *Fleet) MarkAudit(ctx context.Context) error {
 	return nil
 }
 
-// keys are where the entries that q asks for are found, and what comes before
-// their names.
+// keys returns the keys among which the entries of q are found.
 func (q *AuditQuery) keys() store.Keys {
 	if q.WorkerID != "" {
 		return store.Prefix(markPrefix + q.WorkerID + "/")
@@ -168,20 +167,22 @@ func (q *AuditQuery) keys() store.Keys {
 	return store.Prefix(auditPrefix)
 }
 
-// auditReader reads entries forward. Of a worker's it reads only those.
+// auditReader reads entries forward. For one worker it reads only that
+// worker's.
 type auditReader struct {
 	f     *Fleet
 	q     AuditQuery
-	after string // the name of the last one that was read
+	after string // the name of the last one read
 	have  []store.Value
 	ended bool
-	// scanned is how many entries were read; at maxScanned it stops, and
-	// bounded tells so.
+	// scanned is the number of entries read. At maxScanned the reader stops,
+	// and bounded is set.
 	scanned int
 	bounded bool
 }
 
-// next is the next entry that the query selects; want is how many are wanted.
+// next returns the next entry that the query selects. want is how many are
+// wanted.
 func (r *auditReader) next(ctx context.Context, want int) (Entry, bool, error) {
 	for {
 		if len(r.have) == 0 {
@@ -260,19 +261,19 @@ func (f *Fleet) entries(ctx context.Context, prefix string, names []string) ([]s
 	return res.Read, err
 }
 
-// Bounds of one page: how many entries are read for it, and how many names are
-// looked at together.
+// Limits of one page: how many entries are read for it, and how many names are
+// handled together.
 const (
 	maxScanned = 5000
 	manyNames  = 512
 )
 
-// NewestAudit is a page of the last entries that q selects, newest first; its
-// Next, as q.After, continues with those before. It looks back over longer and
-// longer spans, and over shorter ones where the log is dense, so that a long
-// log costs no more than a short one. A page of a filter that selects little
-// may have fewer entries than q.Limit, or none, and a Next. Errors: Invalid,
-// and those of the store.
+// NewestAudit returns a page of the newest entries that q selects, newest
+// first. Its Next, as q.After, continues with older ones. It looks back over
+// longer and longer spans, and over shorter ones where the log is dense, so
+// that a long log costs no more than a short one. If the filter selects little,
+// a page may have fewer entries than q.Limit, or none, and a Next. Errors:
+// Invalid, and those of the store.
 func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery) (AuditPage, error) {
 	q, err := q.checked()
 	if err != nil {
@@ -325,18 +326,18 @@ func (f *Fleet) NewestAudit(ctx context.Context, q AuditQuery) (AuditPage, error
 	return out, nil
 }
 
-// backward walks over the names of entries from the newest to the oldest.
+// backward iterates over the names of entries from the newest to the oldest.
 type backward struct {
 	f           *Fleet
 	keys        store.Keys
-	oldest, end string // what is left
+	oldest, end string // the remaining range
 	at          time.Time
 	width       time.Duration // of the next span
 }
 
-// backward begins a walk; nil if there is nothing to walk over.
+// backward returns an iteration; nil if there is nothing to iterate over.
 func (f *Fleet) backward(ctx context.Context, q *AuditQuery) (*backward, error) {
-	w := &backward{f: f, keys: q.keys(), end: "~", at: time.Now(), width: time.Minute} // whatever is newer than now comes first
+	w := &backward{f: f, keys: q.keys(), end: "~", at: time.Now(), width: time.Minute} // entries newer than now come first
 	first, err := f.store.Range(ctx, store.Query{Keys: w.keys, Limit: 1, KeysOnly: true})
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the audit log: %w", err)
@@ -362,8 +363,8 @@ func (f *Fleet) backward(ctx context.Context, q *AuditQuery) (*backward, error) 
 	return w, nil
 }
 
-// names are those of the next span, which is made as short as it takes for
-// there not to be too many of them.
+// names returns those of the next span, which is shortened until it contains
+// few enough of them.
 func (w *backward) names(ctx context.Context) ([]string, error) {
 	for {
 		begin := w.at.Add(-w.width)
@@ -386,9 +387,9 @@ func (w *backward) names(ctx context.Context) ([]string, error) {
 	}
 }
 
-// namesBetween are the names of entries from a time until before another, and
-// whether they are all: false where there are more than most, if that is not 0.
-// No name is a time alone: all have more behind it.
+// namesBetween returns the names of entries from a time until before another.
+// It returns false if there are more than most, unless most is 0. No name
+// consists of a time alone: every name has a suffix.
 func (f *Fleet) namesBetween(ctx context.Context, keys store.Keys, from, to string, most int) (out []string, all bool, err error) {
 	after := keys.Name() + from
 	for {

@@ -8,7 +8,7 @@ import (
 	"lull/internal/power"
 )
 
-// LastPause is what the activity group of a worker says of its last pause.
+// LastPause is the part of a worker's activity group about its last pause.
 type LastPause struct {
 	At     *time.Time `json:"at,omitempty"` // nil for none
 	By     string     `json:"by,omitempty"`
@@ -16,18 +16,18 @@ type LastPause struct {
 	Policy string     `json:"policy,omitempty"`
 }
 
-// CalledOff is a stop that was asked for and did not happen.
+// CalledOff is a requested stop that did not happen.
 type CalledOff struct {
 	At      time.Time `json:"at"`
 	Why     string    `json:"why"`
 	AskedAt time.Time `json:"asked_at"`
-	By      string    `json:"by"` // who asked for it
+	By      string    `json:"by"` // who requested it
 	Reason  Reason    `json:"reason"`
 	Policy  string    `json:"policy,omitempty"`
 	Drain   bool      `json:"drain,omitempty"`
 }
 
-// Sentence says what was asked for and what came of it.
+// Sentence describes what was requested and its outcome.
 func (c *CalledOff) Sentence() string {
 	what := "stop"
 	if c.Drain {
@@ -41,8 +41,8 @@ func (w *Worker) lastPause() *LastPause {
 	return &LastPause{At: w.LastPausedAt, By: w.LastPausedBy, Reason: w.PauseReason, Policy: w.PausePolicy}
 }
 
-// beforeStop is the last pause before the stop that is intended now, if one
-// is: a stop in place of another has the same one before it.
+// beforeStop returns the last pause before the present stop intent, if there is
+// one. A stop that replaces another one has the same predecessor.
 func (w *Worker) beforeStop() *LastPause {
 	if w.Intent != nil {
 		return w.Intent.Before
@@ -50,9 +50,8 @@ func (w *Worker) beforeStop() *LastPause {
 	return w.lastPause()
 }
 
-// unpause gives the activity group back the last pause that happened, as the
-// stop that is intended does not, and keeps what is known of that one. It stays
-// counted.
+// unpause restores the last pause that happened, because the intended stop does
+// not, and keeps what is known of that stop. It stays counted.
 func (w *Worker) unpause(now time.Time, why string) {
 	in := w.Intent
 	if in == nil {
@@ -64,17 +63,17 @@ func (w *Worker) unpause(now time.Time, why string) {
 	}
 }
 
-// Refused says, for as long as nothing else happens, that the stop that was
-// called off last failed: nobody took it back.
+// Refused records, until something else happens, that the last stop failed and
+// was not withdrawn by a user.
 func (w *Worker) Refused(why string) { w.StatusReason = "the stop was called off: " + why }
 
-// StopRefused reports whether the last stop of a worker that runs failed.
+// StopRefused reports whether the last stop of a running worker failed.
 func (w *Worker) StopRefused() bool {
 	return w.Status == power.WorkerRunning && w.StopCalledOff != nil && w.StatusReason != ""
 }
 
-// TookEffect makes a stop that was called off the last pause: it happened all
-// the same.
+// TookEffect makes a canceled stop the last pause, because it happened
+// nevertheless.
 func (w *Worker) TookEffect() {
 	c := w.StopCalledOff
 	if c == nil {

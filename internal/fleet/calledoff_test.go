@@ -9,8 +9,9 @@ import (
 	"lull/internal/power"
 )
 
-// A stop or drain that is taken back leaves the last pause what it was, whoever
-// else had asked for one in between; one that takes effect all the same is it.
+// A stop or drain that is withdrawn leaves the last pause unchanged, whoever
+// requested another one in between. One that takes effect nevertheless becomes
+// the last pause.
 func TestTakenBackIsNoPause(t *testing.T) {
 	for name, c := range map[string]struct {
 		stops []fleet.Pause

@@ -11,11 +11,11 @@ import (
 	"lull/internal/store"
 )
 
-// Pool is the record that holds the fleet's limits together: it changes in
-// the same transaction as every worker that goes up or down, so that floor
-// and cooldown hold across servers.
+// Pool is the record of the fleet-wide limits. It changes in the same
+// transaction as every worker that goes up or down, so that floor and cooldown
+// apply across servers.
 type Pool struct {
-	// Up counts the workers that run and that nobody has decided to stop.
+	// Up counts the workers that run and that are not intended to stop.
 	Up              int        `json:"up"`
 	LastScaleDownAt *time.Time `json:"last_scale_down_at,omitempty"`
 	// Spent is what counts against the budgets.
@@ -40,12 +40,12 @@ func (f *Fleet) Pool(ctx context.Context) (Pool, error) {
 	return decodePool(res.Read[0])
 }
 
-// Tx is a change of one worker while it is made. It may be made more than
-// once, on fresh state, until the store takes it.
+// Tx is a change of one worker in progress. It may be repeated on fresh state
+// until the store accepts it.
 type Tx struct {
 	Now      time.Time
 	Settings Settings
-	// Pool and Halted are read when the change asked for them.
+	// Pool and Halted are read if the change requested them.
 	Pool   Pool
 	Halted bool
 
@@ -55,8 +55,7 @@ type Tx struct {
 	spent   bool // Pool.Spent was changed
 }
 
-// Note adds an audit entry to the change. At, By and what it is about are
-// filled in.
+// Note adds an audit entry to the change. It fills in At, By and the worker.
 func (tx *Tx) Note(e Entry) {
 	if e.By == (Actor{}) {
 		e.By = tx.by
@@ -64,29 +63,29 @@ func (tx *Tx) Note(e Entry) {
 	tx.entries = append(tx.entries, e)
 }
 
-// Changing says how a worker is changed.
+// Changing configures how a worker is changed.
 type Changing struct {
 	By Actor
-	// At is the revision the worker must be at; 0 is any.
+	// At is the revision that the worker must have; 0 is any.
 	At int64
 	// Limits reads Pool and Halted for the change.
 	Limits bool
-	// Rules makes sure, with Limits, that the rules are the newest: what is
-	// decided follows what people said last.
+	// Rules ensures, with Limits, that the rules are the newest, so that the
+	// decision follows users' latest changes.
 	Rules bool
 }
 
-// errPool asks for the same change with the pool in its transaction.
+// errPool requests the same change with the pool in its transaction.
 var errPool = errors.New("the pool is needed")
 
-// ErrStale is a change that was decided on a record that is no longer the
+// ErrStale is returned for a change decided on a record that is no longer the
 // newest. Decide again.
 var ErrStale = fmt.Errorf("the record has changed: %w", store.ErrConflict)
 
-// Change is the one way a worker's record is written: compare-and-swap, with
-// the transition checked against the table of package power, and the pool,
-// the instance index and the audit entries in the same transaction. A change
-// that changes nothing writes nothing. Errors: NotFound, ErrStale,
+// Change is the only way to write a worker's record. It is a compare-and-swap:
+// the transition is checked against the table of package power, and the pool,
+// the instance index and the audit entries are in the same transaction. A
+// change without effect writes nothing. Errors: NotFound, ErrStale,
 // power.IllegalError, those of fn and of the store.
 func (f *Fleet) Change(ctx context.Context, id string, c Changing, fn func(w *Worker, tx *Tx) error) (Worker, error) {
 	if err := checkName("worker_id", id); err != nil {
@@ -126,7 +125,7 @@ func (f *Fleet) change(ctx context.Context, id string, c Changing, pooled bool, 
 	return made, nil
 }
 
-// apply makes the writes of one attempt.
+// apply computes the writes of one attempt.
 func (f *Fleet) apply(id string, c Changing, view []store.Value, pooled bool, fn func(w *Worker, tx *Tx) error) ([]store.Op, Worker, error) {
 	if !view[0].Exists() {
 		return nil, Worker{}, &NotFound{Kind: "worker", Name: id}
@@ -160,8 +159,8 @@ func (f *Fleet) apply(id string, c Changing, view []store.Value, pooled bool, fn
 	return ops, w, err
 }
 
-// writes are those that turn old, whose record is was, into w. The worker's
-// own comes first.
+// writes returns the writes that turn old, whose record is was, into w. The
+// worker's own comes first.
 func (f *Fleet) writes(was []byte, old, w *Worker, tx *Tx) ([]store.Op, error) {
 	if old.Status != w.Status {
 		if err := power.WorkerTable.Check(old.Status, w.Status); err != nil {
@@ -203,7 +202,7 @@ func (f *Fleet) writes(was []byte, old, w *Worker, tx *Tx) ([]store.Op, error) {
 	return ops, nil
 }
 
-// moved adds a change of status to what the change says of itself.
+// moved adds a change of status to the change's audit entries.
 func (tx *Tx) moved(from, to power.Worker, why string) {
 	if len(tx.entries) == 0 {
 		tx.Note(Entry{Action: "status_changed", Detail: why})
@@ -213,8 +212,7 @@ func (tx *Tx) moved(from, to power.Worker, why string) {
 	e.Events = append(e.Events, EventStatus)
 }
 
-// limits writes the pool when the worker went up or down, or when fn
-// changed it.
+// limits writes the pool if the worker went up or down, or if fn changed it.
 func (tx *Tx) limits(old, w *Worker) ([]store.Op, error) {
 	delta := 0
 	switch before, after := old.Counted(), w.Counted(); {
@@ -239,7 +237,7 @@ func (tx *Tx) scaled() bool {
 	return tx.Pool.LastScaleDownAt != nil && tx.Pool.LastScaleDownAt.Equal(tx.Now)
 }
 
-// instanceRef says whose an instance is, so that none is imported twice.
+// instanceRef records the owner of an instance, so that none is imported twice.
 type instanceRef struct {
 	Worker string `json:"worker"`
 }

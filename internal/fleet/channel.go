@@ -24,24 +24,24 @@ const (
 	ChannelMail    = "mail"    // SMTP
 )
 
-// How a mail relay is spoken to.
+// Encryption of the connection to a mail relay.
 const (
 	MailStartTLS = "starttls" // the default; a relay that does not offer it is an error
 	MailTLS      = "tls"      // from the first byte
-	MailPlain    = "none"     // in the clear, without a password
+	MailPlain    = "none"     // unencrypted, without a password
 )
 
-// Channel is one receiver of notifications. Everything secret in it is a
-// reference, file:PATH or env:NAME, so that neither the store nor a backup
-// nor an answer of the API holds it.
+// Channel is one receiver of notifications. Every secret in it is a reference,
+// file:PATH or env:NAME, so that the secret is neither in the store, nor in a
+// backup, nor in an API response.
 type Channel struct {
 	Type string `json:"type"` // one of the Channel constants
-	// URL is an http or https address, or a reference to one. An address
-	// that is a secret itself (every Slack-compatible one, and any with a
-	// query) has to be a reference.
+	// URL is an http or https address, or a reference to one. An address that
+	// is itself a secret (every Slack-compatible one, and any with a query)
+	// must be a reference.
 	URL Secret `json:"url,omitempty"`
-	// Key refers to the key that webhooks are signed with. Without one they
-	// are not signed.
+	// Key refers to the key that signs webhooks. Without one they are not
+	// signed.
 	Key Secret `json:"key,omitempty"`
 
 	Relay      string   `json:"relay,omitempty"` // host:port of the mail relay
@@ -50,21 +50,21 @@ type Channel struct {
 	Password   Secret   `json:"password,omitempty"`
 	From       string   `json:"from,omitempty"`
 	To         []string `json:"to,omitempty"`
-	ToContacts bool     `json:"to_contacts,omitempty"` // to the worker's contacts as well
+	ToContacts bool     `json:"to_contacts,omitempty"` // also send to the worker's contacts
 
-	// CA are certificates in PEM that are believed instead of the system's.
+	// CA are PEM certificates that are trusted instead of the system's.
 	CA string `json:"tls_ca,omitempty"`
-	// Events are the names to send; none is everything for a webhook, and
-	// for people what they can act on (see Wants).
+	// Events are the names of the events to send. If empty, a webhook gets all
+	// events, and users get those they can act on (see Wants).
 	Events []string `json:"events,omitempty"`
-	// Urgent events wait for no digest and no end of quiet hours; none is
-	// the warning before a pause.
+	// Urgent events wait neither for a digest nor for the end of quiet hours.
+	// If empty, the warning before a pause is urgent.
 	Urgent []string `json:"urgent,omitempty"`
-	// Digest is how often everything else is sent together, a length
-	// of a minute to a week; empty sends at once.
+	// Digest is the interval at which all other events are sent together, from
+	// a minute to a week. Empty sends at once.
 	Digest string `json:"digest,omitempty"`
-	// QuietHours is a part of the day in which nothing but urgent events is
-	// sent, as 22:00-07:00 in the zone of NOTIFY_TIME_ZONE.
+	// QuietHours is a part of the day in which only urgent events are sent,
+	// such as 22:00-07:00 in the zone of NOTIFY_TIME_ZONE.
 	QuietHours string `json:"quiet_hours,omitempty"`
 }
 
@@ -72,11 +72,11 @@ type Channel struct {
 var eventNames = []string{EventCreated, EventImported, EventActivity, EventPaused, EventResumed, EventStatus, EventDrained, EventLicense,
 	EventDetection, EventPauseWarning, EventUnknownSignal, EventLateAction, EventLateActivity, EventPauseCancelled, EventStartWithdrawn}
 
-// forPeople are the events that somebody can act on.
+// forPeople are the events that users can act on.
 var forPeople = []string{EventPaused, EventResumed, EventDrained, EventPauseWarning, EventPauseCancelled, EventUnknownSignal, EventLateAction, EventLateActivity}
 
-// Wants reports whether the channel sends an event of e. A channel for people
-// that names no events also tells of workers that fail.
+// Wants reports whether the channel sends an event of e. A channel for users
+// without a list of events also sends failures of workers.
 func (c Channel) Wants(e *Entry, event string) bool {
 	switch {
 	case len(c.Events) > 0:
@@ -87,7 +87,7 @@ func (c Channel) Wants(e *Entry, event string) bool {
 	return slices.Contains(forPeople, event) || event == EventStatus && e.To == "FAILED"
 }
 
-// IsUrgent reports whether an event waits for nothing.
+// IsUrgent reports whether an event is sent without delay.
 func (c Channel) IsUrgent(event string) bool {
 	if len(c.Urgent) == 0 {
 		return event == EventPauseWarning
@@ -95,9 +95,8 @@ func (c Channel) IsUrgent(event string) bool {
 	return slices.Contains(c.Urgent, event)
 }
 
-// Due is when an event of the time at is sent by a channel, and whether
-// together with others of the same moment. zone is that of QuietHours and of
-// the days of a digest.
+// Due returns when a channel sends an event of the time at, and whether it is
+// combined with others. zone applies to QuietHours and to the days of a digest.
 func (c Channel) Due(at time.Time, event string, zone *time.Location) (due time.Time, together bool) {
 	if c.IsUrgent(event) {
 		return at, false
@@ -114,8 +113,7 @@ func (c Channel) Due(at time.Time, event string, zone *time.Location) (due time.
 	return due, together
 }
 
-// quiet is a part of the day in minutes from midnight; it may go over
-// midnight.
+// quiet is a part of the day in minutes from midnight. It may include midnight.
 type quiet struct{ from, to int }
 
 func parseQuiet(s string) (quiet, error) {
@@ -132,10 +130,10 @@ func parseQuiet(s string) (quiet, error) {
 	return q, nil
 }
 
-// nextDigest is when what happens at a time is sent, with what else does until
-// then: at the next multiple of every on the clock of the zone, whose days
-// begin at its midnight; a week begins on Monday. Up to an hour it is counted
-// from midnight in true time, so that none gets longer when the clock is set
+// nextDigest returns when an event is sent with all others until then: at the
+// next multiple of every on the clock of the zone, whose days begin at its
+// midnight. A week begins on Monday. Up to an hour, multiples are counted from
+// midnight in elapsed time, so that none gets longer when the clock is set
 // back.
 func nextDigest(at time.Time, every time.Duration, zone *time.Location) time.Time {
 	local := at.In(zone)
@@ -156,14 +154,14 @@ func nextDigest(at time.Time, every time.Duration, zone *time.Location) time.Tim
 	if due := date.First(clock, zone); due.After(at) {
 		return due
 	}
-	return date.After(clock, zone) // the clock is set back inside
+	return date.After(clock, zone) // the clock is set back in between
 }
 
-// beforeUnix are the days from Monday, the first of January of the year 1, to
+// beforeUnix is the number of days from Monday, January 1 of the year 1, to
 // 1970.
 const beforeUnix = 719162
 
-// end is when the quiet hours that t is in are over.
+// end returns when the quiet hours that contain t are over.
 func (q quiet) end(t time.Time, zone *time.Location) (time.Time, bool) {
 	t = t.In(zone)
 	now := t.Hour()*60 + t.Minute()
@@ -179,16 +177,17 @@ func (q quiet) end(t time.Time, zone *time.Location) (time.Time, bool) {
 	}
 	last := when.DateOf(t).Add(day)
 	end := last.First(when.Clock(q.to), zone)
-	if !end.After(t) { // the clock is set back inside
+	if !end.After(t) { // the clock is set back in between
 		end = last.After(when.Clock(q.to), zone)
 	}
 	return end, true
 }
 
-// maxChannels bounds how many receivers a fleet has: each reads the whole log.
+// maxChannels is the maximum number of receivers of a fleet, because each reads
+// the whole log.
 const maxChannels = 20
 
-// validate reports every fault of a channel; at is its field.
+// validate returns every fault of a channel; at is its field.
 func (c Channel) validate(at string) error {
 	var errs []error
 	bad := func(field, format string, a ...any) { errs = append(errs, invalidf(at+"."+field, format, a...)) }
@@ -249,8 +248,8 @@ func (c Channel) validateURL(bad func(field, format string, a ...any)) {
 	}
 }
 
-// CheckAddress tells what is wrong with the address of a webhook. It never
-// repeats the address, which may be a secret.
+// CheckAddress returns what is wrong with the address of a webhook. The error
+// never contains the address, which may be a secret.
 func CheckAddress(s string) error {
 	u, err := url.Parse(s)
 	switch {
@@ -297,8 +296,8 @@ func IsMailAddress(s string) bool {
 	return err == nil && a.Address == s && len(s) <= 254 && !strings.ContainsAny(s, "\r\n")
 }
 
-// asChannels takes a mapping of channels or, as the environment has it, a
-// text in JSON.
+// asChannels converts a mapping of channels or, as in the environment, JSON
+// text.
 func asChannels(raw any) (map[string]Channel, error) {
 	var m map[string]Channel
 	if err := asObject(raw, &m); err != nil {
@@ -310,7 +309,7 @@ func asChannels(raw any) (map[string]Channel, error) {
 	return m, nil
 }
 
-// asObject decodes what came from text, JSON or YAML, and knows every field.
+// asObject decodes a value from text, JSON or YAML, and rejects unknown fields.
 func asObject(raw, into any) error {
 	data, ok := []byte(nil), false
 	if s, text := raw.(string); text {
@@ -333,7 +332,7 @@ func asObject(raw, into any) error {
 	return nil
 }
 
-// validateNotify reports every fault of the settings of notifications.
+// validateNotify returns every fault of the notification settings.
 func (s Settings) validateNotify() []error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(s.NotifyChannels)) {
@@ -356,7 +355,7 @@ func (s Settings) validateNotify() []error {
 	return errs
 }
 
-// Zone is that of NOTIFY_TIME_ZONE.
+// Zone returns the zone of NOTIFY_TIME_ZONE.
 func (s Settings) Zone() *time.Location {
 	if z, err := time.LoadLocation(s.NotifyTimeZone); err == nil {
 		return z

@@ -16,8 +16,8 @@ func channels(t testing.TB, text string) (fleet.Settings, error) {
 	return s, err
 }
 
-// TestChannelFaults: a bad channel names its field, and no error repeats what
-// may be a secret.
+// TestChannelFaults checks that an invalid channel names its field, and that no
+// error repeats a possible secret.
 func TestChannelFaults(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"a":{"type":"fax"}}`:                                                                                          "notify_channels.a.type",
@@ -68,7 +68,7 @@ func TestChannelFaults(t *testing.T) {
 	}
 }
 
-// TestDue: over midnight, over changes of the clock, and for what is urgent.
+// TestDue covers midnight, clock changes, and urgent events.
 func TestDue(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {
@@ -81,7 +81,7 @@ func TestDue(t *testing.T) {
 		"2026-07-01T22:00:00+02:00": "2026-07-02T07:00:00+02:00",
 		"2026-07-02T06:59:59+02:00": "2026-07-02T07:00:00+02:00",
 		"2026-07-02T07:00:00+02:00": "2026-07-02T07:00:00+02:00",
-		"2026-03-28T23:00:00+01:00": "2026-03-29T07:00:00+02:00", // summer begins in between
+		"2026-03-28T23:00:00+01:00": "2026-03-29T07:00:00+02:00", // summer time begins in between
 		"2026-10-24T23:00:00+02:00": "2026-10-25T07:00:00+01:00", // and ends
 	} {
 		when, err := time.Parse(time.RFC3339, at)
@@ -98,8 +98,9 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// TestQuietHoursEnd: they end after what they hold back, when the clock on the
-// wall shows no time in them any more, whatever it jumps over or shows twice.
+// TestQuietHoursEnd checks that they end after the delayed event, at a time
+// outside the quiet hours on the clock, including clock changes that skip or
+// repeat times.
 func TestQuietHoursEnd(t *testing.T) {
 	from, to := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2028, 1, 1, 0, 0, 0, 0, time.UTC)
 	whentest.Changes(t, from, to, func(zone *time.Location, change time.Time) {
@@ -118,8 +119,8 @@ func TestQuietHoursEnd(t *testing.T) {
 	})
 }
 
-// TestDigestDays: a digest ends on the clock of its zone, over changes of that
-// clock, and is never much longer.
+// TestDigestDays checks that a digest ends on the clock of its zone, including
+// clock changes, and is never much longer than configured.
 func TestDigestDays(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {
@@ -161,7 +162,8 @@ func TestDigestDays(t *testing.T) {
 	})
 }
 
-// TestQuietGrammar: quiet hours are written as other times of day are.
+// TestQuietGrammar checks that quiet hours use the same syntax as other times
+// of day.
 func TestQuietGrammar(t *testing.T) {
 	day := time.Date(2026, 7, 1, 0, 0, 0, 0, time.UTC)
 	for hours, want := range map[string]time.Duration{"18:00-24:00": 24 * time.Hour, "8:00-20:00": 20 * time.Hour, "18:00 - 7:00": 31 * time.Hour, "24:00-20:00": 20 * time.Hour} {
@@ -181,7 +183,8 @@ func TestQuietGrammar(t *testing.T) {
 	}
 }
 
-// TestWants: people are told what they can act on, programs everything.
+// TestWants checks that users get what they can act on, and programs
+// everything.
 func TestWants(t *testing.T) {
 	failed := &fleet.Entry{To: "FAILED"}
 	for _, c := range []struct {
@@ -203,8 +206,8 @@ func TestWants(t *testing.T) {
 	}
 }
 
-// FuzzChannels: no text makes settings that crash, and what is taken is
-// taken again.
+// FuzzChannels checks that no text crashes the parser, and that accepted
+// settings are accepted again.
 func FuzzChannels(f *testing.F) {
 	for _, s := range []string{`{}`, `null`, `{"a":null}`, `{"a":{"type":"webhook","url":"https://x/","quiet_hours":"22:00-07:00","digest":"1h"}}`, `{"a":{"type":"webhook","url":"https://x/","digest":"1d"}}`,
 		`{"a":{"type":"mail","relay":"[::1]:25","from":"a@b","to":["c@d"]}}`, `{"a":{"type":"slack","url":"env:X"}}`} {

@@ -16,19 +16,19 @@ import (
 	"lull/internal/store"
 )
 
-// Profile is what people may set on a worker, at its creation or later. A nil
-// field is left alone.
+// Profile contains what users may set on a worker, at its creation or later. A
+// nil field is unchanged.
 type Profile struct {
 	Name                   *string           `json:"name,omitempty"`
 	Tags                   map[string]string `json:"tags,omitempty"`
 	Owner                  *string           `json:"owner,omitempty"`
 	Contacts               []string          `json:"contacts,omitempty"`
 	IsIdleDetectionEnabled *bool             `json:"is_idle_detection_enabled,omitempty"`
-	IdleTimeoutMinutes     *int              `json:"idle_timeout_minutes,omitempty"` // 0 returns to the policy
-	SnoozeMinutes          *int              `json:"snooze_minutes,omitempty"`       // -1 returns to the policy
+	IdleTimeoutMinutes     *int              `json:"idle_timeout_minutes,omitempty"` // 0 inherits from the policy
+	SnoozeMinutes          *int              `json:"snooze_minutes,omitempty"`       // -1 inherits from the policy
 	PauseAction            *string           `json:"pause_action,omitempty"`
 	PauseHolder            *string           `json:"pause_holder,omitempty"`
-	TTLDeadline            *time.Time        `json:"ttl_deadline,omitempty"` // the zero time takes it away, as null does in the API
+	TTLDeadline            *time.Time        `json:"ttl_deadline,omitempty"` // the zero time removes it, as null does in the API
 	TTLAction              *string           `json:"ttl_action,omitempty"`
 	Schedule               *string           `json:"schedule,omitempty"`
 	Policy                 *string           `json:"policy,omitempty"`
@@ -41,8 +41,8 @@ type Profile struct {
 	TLSInsecure            *bool             `json:"tls_insecure,omitempty"`
 }
 
-// Clear takes a field away, which then returns to the policy or to nothing: null
-// in the API. Errors: Invalid for a field that a worker cannot be without.
+// Clear removes a field's value, so that it is inherited or unset: null in the
+// API. Errors: Invalid for a field that a worker needs.
 func (p *Profile) Clear(field string) error {
 	none := ""
 	texts := map[string]**string{"owner": &p.Owner, "pause_action": &p.PauseAction, "ttl_action": &p.TTLAction, "schedule": &p.Schedule,
@@ -67,37 +67,38 @@ func (p *Profile) Clear(field string) error {
 	return nil
 }
 
-// NewWorker is a worker to be created.
+// NewWorker describes a worker to create.
 type NewWorker struct {
 	Name         string `json:"name"`
 	AWSRegion    string `json:"aws_region,omitempty"` // empty is aws_default_region
 	Account      string `json:"account,omitempty"`    // one of aws_accounts; empty is the credentials' own
 	TemplateName string `json:"template_name"`
-	InstanceType string `json:"instance_type,omitempty"` // instead of the template's
-	AMIID        string `json:"ami_id,omitempty"`        // instead of the newest that matches
-	// WorkerID is the id it shall have, for a call that may be repeated;
-	// empty makes one.
+	InstanceType string `json:"instance_type,omitempty"` // overrides the template's
+	AMIID        string `json:"ami_id,omitempty"`        // overrides the newest that matches
+	// WorkerID is the ID to use, for a call that may be repeated; empty
+	// generates one.
 	WorkerID string `json:"-"`
 	Profile
 }
 
-// ImportedWorker is an instance that exists already.
+// ImportedWorker describes an existing instance.
 type ImportedWorker struct {
 	Name          string `json:"name"`
 	AWSRegion     string `json:"aws_region"`
 	Account       string `json:"account,omitempty"` // one of aws_accounts; empty is the credentials' own
 	EC2InstanceID string `json:"ec2_instance_id"`
 	TemplateName  string `json:"template_name,omitempty"`
-	// WorkerID is the id that the instance's tag names; empty makes one.
+	// WorkerID is the ID in the instance's tag; empty generates one.
 	WorkerID string `json:"-"`
-	// Seen is what EC2 said of the instance; nil if it was not asked.
+	// Seen is EC2's description of the instance; nil if EC2 was not asked.
 	Seen *SeenInstance `json:"-"`
-	// Observable is what was probed of it; nil leaves that to the controller.
+	// Observable is the result of probing it; nil leaves that to the
+	// controller.
 	Observable *Observable `json:"-"`
 	Profile
 }
 
-// SeenInstance is what EC2 says of an instance that is to be imported.
+// SeenInstance is EC2's description of an instance to be imported.
 type SeenInstance struct {
 	State      string
 	Type       string
@@ -107,8 +108,8 @@ type SeenInstance struct {
 	Tags       map[string]string
 }
 
-// Endpoint is where the CML of a machine with these addresses would answer;
-// empty without an address.
+// Endpoint returns where the CML of a machine with these addresses would
+// answer; empty without an address.
 func Endpoint(publicIP, privateIP string) string {
 	if ip := cmp.Or(publicIP, privateIP); ip != "" {
 		return "https://" + ip
@@ -116,7 +117,7 @@ func Endpoint(publicIP, privateIP string) string {
 	return ""
 }
 
-// Preflight codes (spec, section 2.4).
+// Preflight codes.
 const (
 	RiskInstanceStore = "instance_store"
 	RiskNoElasticIP   = "no_elastic_ip"
@@ -127,7 +128,7 @@ const (
 
 var risks = []string{RiskInstanceStore, RiskNoElasticIP, RiskASGMember, RiskSpot, RiskStopProtected}
 
-// set puts what p says into w. Every fault is reported.
+// set applies p to w. It returns every fault.
 func (p Profile) set(f *Fleet, w *Worker) error {
 	var errs []error
 	fail := func(field, format string, args ...any) { errs = append(errs, invalidf(field, format, args...)) }
@@ -162,7 +163,7 @@ func (p Profile) set(f *Fleet, w *Worker) error {
 	text("pause_holder", &w.PauseHolder, p.PauseHolder, 16, HolderController, HolderAgent)
 	end := cmp.Or(w.TTLAction, ActionStop)
 	if text("ttl_action", &w.TTLAction, p.TTLAction, 16, ActionStop, "terminate"); cmp.Or(w.TTLAction, ActionStop) != end {
-		w.unwarnTTL() // who was warned of a stop was not warned of an end
+		w.unwarnTTL() // a warning of a stop is no warning of a termination
 	}
 	ruled := [2]string{w.Policy, w.Schedule}
 	text("schedule", &w.Schedule, p.Schedule, 64)
@@ -251,12 +252,12 @@ func (p Profile) setTags(w *Worker) error {
 	return errors.Join(errs...)
 }
 
-// maxTags leaves room among EC2's 50 for ours.
+// maxTags leaves room for ours among EC2's 50.
 const maxTags = 40
 
-// TakeTags gives an imported worker the tags of its instance that it has none
-// of the name of yet, so that policies and savings by tag find it. Names of
-// AWS's own, those with prefix, and the instance's Name stay out.
+// TakeTags copies an instance's tags to an imported worker, except names that
+// the worker already has, so that policies and savings by tag find it. Names of
+// AWS, those with prefix, and the instance's Name are left out.
 func (w *Worker) TakeTags(tags map[string]string, prefix string) {
 	if !w.Imported {
 		return
@@ -283,8 +284,8 @@ func (f *Fleet) CreateWorker(ctx context.Context, by Actor, n NewWorker) (Worker
 	return f.insert(ctx, w, e)
 }
 
-// prepare makes the record of a worker to be launched, and the audit entry of
-// its creation, without writing either.
+// prepare returns the record of a worker to launch, and the audit entry of its
+// creation, without writing either.
 func (f *Fleet) prepare(ctx context.Context, by Actor, n NewWorker) (Worker, Entry, error) {
 	tmpl, err := f.Template(ctx, n.TemplateName)
 	if err != nil {
@@ -317,8 +318,8 @@ func (f *Fleet) prepare(ctx context.Context, by Actor, n NewWorker) (Worker, Ent
 
 var instanceID = regexp.MustCompile(`^i-(?:[0-9a-f]{8}|[0-9a-f]{17})$`)
 
-// ImportWorker records an instance that exists. It starts in shadow, and its
-// first observation decides what is desired. Errors: Invalid, Conflict.
+// ImportWorker records an existing instance. It starts in dry run, and its
+// first observation determines the desired status. Errors: Invalid, Conflict.
 func (f *Fleet) ImportWorker(ctx context.Context, by Actor, n ImportedWorker) (Worker, error) {
 	w, err := f.Candidate(ctx, n)
 	if err != nil {
@@ -375,7 +376,7 @@ func (f *Fleet) Candidate(ctx context.Context, n ImportedWorker) (Worker, error)
 	return w, nil
 }
 
-// newWorker makes the record of a worker that does not exist yet.
+// newWorker returns the record of a new worker.
 func (f *Fleet) newWorker(account, region, name string, p Profile) (Worker, error) {
 	if region == "" {
 		region = f.Settings().AWSDefaultRegion
@@ -397,7 +398,7 @@ func (f *Fleet) newWorker(account, region, name string, p Profile) (Worker, erro
 	return w, p.set(f, &w)
 }
 
-// insert writes a new record and, if it has an instance, claims that.
+// insert writes a new record and, if it has an instance, claims the instance.
 func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
 	key := workerKey(w.ID)
 	keys := []string{key}
@@ -434,13 +435,14 @@ func (f *Fleet) insert(ctx context.Context, w Worker, e Entry) (Worker, error) {
 	return w, nil
 }
 
-// UpdateWorker changes what people may set. If revision is not 0 the worker
-// must still be at it. Errors: NotFound, Invalid, ErrStale.
+// UpdateWorker changes a worker's user settings. If revision is not 0 the
+// worker must have it. Errors: NotFound, Invalid, ErrStale.
 func (f *Fleet) UpdateWorker(ctx context.Context, by Actor, id string, revision int64, p Profile) (Worker, error) {
 	return f.updateWorker(ctx, by, id, revision, func(*Worker) (Profile, error) { return p, nil })
 }
 
-// updateWorker is UpdateWorker by what the worker is inside its transaction.
+// updateWorker is UpdateWorker with a profile computed from the worker inside
+// its transaction.
 func (f *Fleet) updateWorker(ctx context.Context, by Actor, id string, revision int64, of func(*Worker) (Profile, error)) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by, At: revision}, func(w *Worker, tx *Tx) error {
 		p, err := of(w)
@@ -465,9 +467,9 @@ func (f *Fleet) updateWorker(ctx context.Context, by Actor, id string, revision 
 	})
 }
 
-// ForgetWorker removes the record of a TERMINATED worker. With force it removes
-// that of a Forgettable one too, of which nobody knows what is left; the audit
-// says what that may be. Errors: NotFound, Refused.
+// ForgetWorker removes the record of a TERMINATED worker. With force it also
+// removes that of a Forgettable one, of which it is unknown what remains; the
+// audit entry says what that may be. Errors: NotFound, Refused.
 func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string, force bool) error {
 	if err := checkName("worker_id", id); err != nil {
 		return err
@@ -500,7 +502,7 @@ func (f *Fleet) ForgetWorker(ctx context.Context, by Actor, id string, force boo
 	return err
 }
 
-// scaling is the record that scale-ups of a region take turns on.
+// scaling is the record that serializes the scale-ups of a region.
 type scaling struct {
 	// Resumed are workers that a scale-up chose to start, and when.
 	Resumed map[string]time.Time `json:"resumed,omitempty"`
@@ -511,14 +513,14 @@ var scalingCodec = store.Codec[scaling]{Version: 1}
 func scalingKey(region string) string { return scalingPrefix + region }
 
 // resumeShows is how long a scale-up that chose a stopped worker may take to
-// record that the worker is to run.
+// record the start.
 const resumeShows = time.Minute
 
-// ScaleUp is a request for one more worker of a template: a stopped one is
-// started before a new one is launched. Check and choice are one transaction,
-// so that parallel requests never exceed MAX_WORKERS_PER_REGION and never
-// choose the same worker. Errors: NotFound, Refused at the limit, and those of
-// CreateWorker.
+// ScaleUp requests one more worker of a template: it starts a stopped one if
+// there is any, otherwise it launches one. Check and choice are one
+// transaction, so that parallel requests never exceed MAX_WORKERS_PER_REGION
+// and never choose the same worker. Errors: NotFound, Refused at the limit, and
+// those of CreateWorker.
 func (f *Fleet) ScaleUp(ctx context.Context, by Actor, template, region, reason string) (Worker, error) {
 	if len(reason) > 512 {
 		return Worker{}, invalidf("reason", "it has %d bytes, the limit is 512", len(reason))
@@ -618,7 +620,7 @@ func (f *Fleet) scale(ctx context.Context, region, template string, s *scaling, 
 	return names, nil
 }
 
-// scaledName is a name that no worker has yet.
+// scaledName returns an unused worker name.
 func scaledName(template string, now time.Time, used map[string]bool) string {
 	name := fmt.Sprintf("cml-%.80s-%s", template, now.Format("20060102-150405"))
 	for n := 1; ; n++ {

@@ -1,6 +1,6 @@
-// Package fleet holds the records of a fleet of cloud workers and the only
-// ways to read and change them (spec, sections 2.2 to 2.8). It decides and
-// records; nothing here speaks to a cloud or to CML.
+// Package fleet holds the records of a fleet of cloud workers and the only ways
+// to read and change them . It decides and records, and communicates neither
+// with a cloud nor with CML.
 //
 // A Fleet is made by New over a store.Store. Its methods are the commands and
 // queries of the contract:
@@ -24,15 +24,16 @@
 // reason code and the blocks (409), *Conflict and ErrStale (409 or 412), a
 // *power.IllegalError, or those of the store (503).
 //
-// It guarantees that every write is one compare-and-swap transaction which
-// also holds its domain events and audit entries (their ids are the store's
-// revisions), the pool record when a worker goes up or down, and the guards
-// of the view (Guarded); that no write takes a worker through a transition
-// package power does not have; that every pause is counted once, when its
-// intent is durable, and every resume once, when RUNNING is confirmed; that
-// an automatic pause is decided in the transaction that records it, against
-// the floor, the cooldown and the halt of that moment.
+// Every write is one compare-and-swap transaction, which also contains its
+// domain events and audit entries (their IDs are the store's revisions), the
+// pool record when a worker goes up or down, and the guards of the view
+// (Guarded). No write makes a transition that package power does not have.
+// Every pause is counted once, when its intent is durable, and every resume
+// once, when RUNNING is confirmed. An automatic pause is decided in the
+// transaction that records it, against the floor, the cooldown and the halt at
+// that time.
 //
-// It leaves out when things are looked at and carried out (daemon/controller),
-// who may ask (daemon/server) and what idleness is (package idle).
+// Not in this package: when workers are observed and commands carried out
+// (daemon/controller), authorization (daemon/server) and the definition of
+// idleness (package idle).
 package fleet

@@ -2,7 +2,6 @@ package fleet
 
 import "lull/internal/store"
 
-// EntryOps are the writes of an audit entry for a change that is made outside
-// this package, in the same transaction: tokens, for one. At is now if it is
-// zero.
+// EntryOps returns the writes of an audit entry for a change made outside this
+// package, such as a token, in the same transaction. A zero At is now.
 func EntryOps(e Entry) ([]store.Op, error) { return entryOps(e) }

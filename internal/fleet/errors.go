@@ -7,7 +7,7 @@ import (
 	"lull/internal/idle"
 )
 
-// NotFound says that an object does not exist. Find it with errors.AsType.
+// NotFound means that an object does not exist. Find it with errors.AsType.
 type NotFound struct {
 	Kind string `json:"kind"` // "worker", "template", "setting", "request"
 	Name string `json:"name"`
@@ -15,13 +15,13 @@ type NotFound struct {
 
 func (e *NotFound) Error() string { return fmt.Sprintf("cannot find %s %q", e.Kind, e.Name) }
 
-// Refused says that a command is not carried out in the present state, and
-// why. Blocks are the reasons in the terms of the idle engine, if it was one.
+// Refused means that a command is not carried out in the present state, and
+// why. Blocks are the reasons in terms of the idle engine, if it decided.
 type Refused struct {
 	Command string       `json:"command"`
 	Name    string       `json:"name"`
 	Reason  string       `json:"reason"` // a code
-	Detail  string       `json:"detail"` // a sentence for people
+	Detail  string       `json:"detail"` // a sentence for users
 	Blocks  []idle.Block `json:"blocks,omitempty"`
 }
 
@@ -37,8 +37,8 @@ type Invalid struct {
 
 func (e *Invalid) Error() string { return fmt.Sprintf("cannot use %s: %s", e.Field, e.Detail) }
 
-// Conflict says that an object is not what the caller thought: it exists
-// already, was changed by somebody else, or is pinned.
+// Conflict means that an object is not in the state that the caller expected:
+// it already exists, was changed concurrently, or is pinned.
 type Conflict struct {
 	Kind   string `json:"kind"`
 	Name   string `json:"name"`
@@ -49,13 +49,13 @@ func (e *Conflict) Error() string {
 	return fmt.Sprintf("cannot change %s %q: %s", e.Kind, e.Name, e.Detail)
 }
 
-// invalidf makes an Invalid for a field.
+// invalidf returns an Invalid for a field.
 func invalidf(field, format string, args ...any) *Invalid {
 	return &Invalid{Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 
-// checkName holds names of objects to what is safe in a key, a path and a
-// header: 1 to 128 bytes of letters, digits, '.', '_' and '-'.
+// checkName checks that an object's name is safe in a key, a path and a header:
+// 1 to 128 bytes of letters, digits, '.', '_' and '-'.
 func checkName(field, s string) error {
 	switch {
 	case s == "":

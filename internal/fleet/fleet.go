@@ -11,21 +11,21 @@ import (
 	"lull/internal/store"
 )
 
-// Options are what a Fleet is made of.
+// Options configure a Fleet.
 type Options struct {
 	Store store.Store
 	ID    string // of this fleet, the value of the tag managed-by; never empty
 	Seal  *Sealer
-	// Accounts are the names of the accounts, beside the credentials' own, that
-	// workers may be in.
+	// Accounts are the names of the accounts, besides the credentials' own,
+	// that workers may be in.
 	Accounts []string
-	// Flags, Env and File are the layers of settings below and above the
-	// stored ones.
+	// Flags, Env and File are the layers of settings above and below the stored
+	// ones.
 	Flags, Env, File Layer
 }
 
-// Fleet is the one way to read and change the fleet's records. It is safe
-// for concurrent use; any number of processes may have one on one store.
+// Fleet is the only way to read and change the fleet's records. It is safe for
+// concurrent use. Any number of processes may have one on the same store.
 type Fleet struct {
 	opts   Options
 	store  store.Store
@@ -33,7 +33,7 @@ type Fleet struct {
 	now    *snapshot
 }
 
-// snapshot is what Run keeps fresh for all views of a Fleet.
+// snapshot is the state that Run keeps current for all views of a Fleet.
 type snapshot struct {
 	settings atomic.Pointer[effective]
 	halt     atomic.Pointer[Halt]
@@ -51,9 +51,9 @@ type effective struct {
 	revision int64
 }
 
-// New makes a Fleet over a store. It does no I/O: the settings are those of
-// the process until Refresh or Run has read the stored ones. Errors: faults
-// of the layers.
+// New returns a Fleet over a store. It does no I/O: the settings are those of
+// the process until Refresh or Run has read the stored ones. Errors: faults of
+// the layers.
 func New(o Options) (*Fleet, error) {
 	if err := checkName("fleet id", o.ID); err != nil {
 		return nil, err
@@ -71,21 +71,21 @@ func New(o Options) (*Fleet, error) {
 	return f, nil
 }
 
-// ID is the fleet's id.
+// ID returns the fleet's ID.
 func (f *Fleet) ID() string { return f.opts.ID }
 
-// Store is the store the fleet lives in.
+// Store returns the fleet's store.
 func (f *Fleet) Store() store.Store { return f.store }
 
-// Guarded returns a view of f whose writes hold only while conds do; one that
-// does not is store.ErrLeaseLost.
+// Guarded returns a view of f whose writes succeed only while conds hold.
+// Otherwise they fail with store.ErrLeaseLost.
 func (f *Fleet) Guarded(conds ...store.Cond) *Fleet {
 	g := *f
 	g.guards = append(append([]store.Cond(nil), f.guards...), conds...)
 	return &g
 }
 
-// Settings are the effective settings as last read.
+// Settings returns the effective settings as last read.
 func (f *Fleet) Settings() Settings { return f.now.settings.Load().Settings }
 
 // AllSettings lists the effective settings with their sources, and the
@@ -95,7 +95,7 @@ func (f *Fleet) AllSettings() ([]Setting, int64) {
 	return e.all, e.revision
 }
 
-// storedSettings is the record of the settings that people changed.
+// storedSettings is the record of the settings changed by users.
 type storedSettings struct {
 	Values map[string]any `json:"values"`
 }
@@ -124,7 +124,7 @@ func (f *Fleet) take(v store.Value) error {
 		}
 		s, all, err := Resolve(f.opts.Flags, f.opts.Env, Layer{Source: FromStored, Values: rec.Values}, f.opts.File)
 		if err != nil {
-			return err // the last good ones hold
+			return err // the last good ones apply
 		}
 		f.now.settings.Store(&effective{Settings: s, all: all, revision: v.ModRevision})
 	case haltKey:
@@ -147,8 +147,8 @@ func (f *Fleet) take(v store.Value) error {
 	return nil
 }
 
-// Run keeps settings, halt, pool and rules fresh until ctx ends. fault is told of records
-// that cannot be read; the last good ones then hold.
+// Run keeps settings, halt, pool and rules current until ctx ends. It calls
+// fault for each unreadable record; the last good one then applies.
 func (f *Fleet) Run(ctx context.Context, fault func(error)) error {
 	follow := func(key string) error {
 		return store.Follow(ctx, f.store, store.Key(key), store.Follower{
@@ -185,9 +185,9 @@ func (f *Fleet) Run(ctx context.Context, fault func(error)) error {
 	return errors.Join(err, <-done, <-done, <-done)
 }
 
-// PutSettings changes stored settings; a value of nil returns one to what
-// lies below. Errors: Invalid with the field, Conflict for a key that a flag
-// or the environment pins.
+// PutSettings changes stored settings. A nil value removes the stored one, so
+// that the layer below applies. Errors: Invalid with the field, Conflict for a
+// key that a flag or the environment pins.
 func (f *Fleet) PutSettings(ctx context.Context, by Actor, values map[string]any) ([]Setting, error) {
 	for key, v := range values {
 		field, ok := FieldOf(key)

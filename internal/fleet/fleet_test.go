@@ -23,7 +23,7 @@ var (
 	cal = fleet.Actor{Name: "calendar", Kind: fleet.KindSchedule}
 )
 
-// bubble runs f with a fleet on a store in memory.
+// bubble runs f with a fleet on an in-memory store.
 func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.Fleet)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -44,7 +44,7 @@ func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.
 	})
 }
 
-// later is a minute of the bubble's time.
+// later waits a minute of the bubble's time.
 func later() { time.Sleep(time.Minute) }
 
 func create(t *testing.T, fl *fleet.Fleet) fleet.Worker {
@@ -56,8 +56,7 @@ func create(t *testing.T, fl *fleet.Fleet) fleet.Worker {
 	return w
 }
 
-// put brings a worker to a status by legal transitions, as the controller
-// would.
+// put moves a worker to a status by legal transitions, as the controller would.
 func put(t *testing.T, fl *fleet.Fleet, id string, s power.Worker) fleet.Worker {
 	t.Helper()
 	paths := map[power.Worker][]power.Worker{
@@ -91,14 +90,14 @@ func put(t *testing.T, fl *fleet.Fleet, id string, s power.Worker) fleet.Worker 
 	return w
 }
 
-// Every command in every status, as the table of package power has it.
+// Every command in every status, compared with the table of package power.
 func TestCommandsByStatus(t *testing.T) {
 	const refused = "refused"
 	type command struct {
 		name string
 		run  func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error)
-		// want is the status and desired status after it, "refused", or
-		// empty for no change.
+		// want is the resulting status and desired status, "refused", or empty
+		// for no change.
 		want map[power.Worker]string
 	}
 	all := power.WorkerTable.All()
@@ -174,8 +173,8 @@ func TestCommandsByStatus(t *testing.T) {
 	}
 }
 
-// The exact rules of the counters: each pause once, when its intent is
-// durable, each resume once, when RUNNING is confirmed.
+// The exact rules of the counters: each pause once, when its intent is durable,
+// and each resume once, when RUNNING is confirmed.
 func TestCounters(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()
@@ -297,7 +296,7 @@ func TestArbiter(t *testing.T) {
 	}
 }
 
-// The floor holds when everybody is idle at once, and people are exempt.
+// The floor applies when every worker is idle at once, and users are exempt.
 func TestFloor(t *testing.T) {
 	bubble(t, map[string]any{"min_workers": 3, "worker_warn_before_minutes": 0}, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()
@@ -446,7 +445,7 @@ func TestWakeTokens(t *testing.T) {
 		if r, ok := errors.AsType[*fleet.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "rate_limited" {
 			t.Error("a second wake at once was taken")
 		}
-		at := time.Now().Add(24 * time.Hour) // of a server whose clock was wrong
+		at := time.Now().Add(24 * time.Hour) // from a server whose clock was wrong
 		change(t, fl, id, func(w *fleet.Worker) { w.LastWakeAt = &at })
 		if _, err := fl.WakeWorker(ctx, id, token); err != nil {
 			t.Errorf("a wake after one in the future: %v", err)
@@ -521,7 +520,7 @@ func TestAuditIsBoundedAndExported(t *testing.T) {
 		}
 		var gone []fleet.Entry
 		n, err := fl.TrimAudit(ctx, time.Now(), func(e []fleet.Entry) error { gone = append(gone, e...); return nil })
-		// At 30 h what was written at 0 h is older than a day: the template,
+		// At 30 h, entries written at 0 h are older than a day: the template,
 		// the creation and two toggles.
 		if err != nil || n != 4 || len(gone) != 4 {
 			t.Errorf("removed %d, archived %d: %v", n, len(gone), err)
@@ -542,8 +541,8 @@ func TestIllegalTransitionWritesNothing(t *testing.T) {
 	})
 }
 
-// TestScaleUpTogether: requests that come at once keep to the limit, start
-// each stopped worker once, and make workers of different names.
+// TestScaleUpTogether checks that concurrent requests respect the limit, start
+// each stopped worker once, and create workers with different names.
 func TestScaleUpTogether(t *testing.T) {
 	bubble(t, map[string]any{"max_workers_per_region": 8}, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()
@@ -603,8 +602,9 @@ func TestScaleUp(t *testing.T) {
 	})
 }
 
-// TestWorkersInheritLaunchOptions: a scaled-up worker has what its template
-// says, but for what is set on it, and nobody reads the password back.
+// TestWorkersInheritLaunchOptions checks that a scaled-up worker has its
+// template's options, except those set on it, and that the password cannot be
+// read back.
 func TestWorkersInheritLaunchOptions(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()

@@ -8,8 +8,8 @@ import (
 	"lull/internal/store"
 )
 
-// Halt is the switch that stops all automatic actions (spec, promise 7), with
-// who set it last and when.
+// Halt is the switch that stops all automatic actions, with who last set it and
+// when.
 type Halt struct {
 	On     bool       `json:"on"`
 	By     string     `json:"by,omitempty"`
@@ -18,28 +18,28 @@ type Halt struct {
 	Until  *time.Time `json:"until,omitempty" doc:"It ends by itself then; absent for no end"`
 }
 
-// HaltRequest stops all automatic actions, or lets them go on.
+// HaltRequest stops all automatic actions, or allows them again.
 type HaltRequest struct {
 	On     bool
 	Reason string
 	Until  *time.Time
 }
 
-// halted is what a halt of the fleet is called in sentences.
+// halted begins sentences about a halt of the fleet.
 const halted = "All automatic actions are"
 
 func (h Halt) idle() idle.HaltedBy {
 	return idle.HaltedBy{By: h.By, Since: h.At, Reason: h.Reason, Until: h.Until}
 }
 
-// Sentence says who stopped all automatic actions, since when, until when and
+// Sentence says who halted all automatic actions, since when, until when and
 // why.
 func (h Halt) Sentence() string { return h.idle().Sentence(halted) }
 
-// Block is the halt as a reason that prevents a pause.
+// Block returns the halt as a reason that prevents a pause.
 func (h Halt) Block() idle.Block { return h.idle().Block(halted) }
 
-// at is the halt at a moment: off once its end has come.
+// at returns the halt at a time: off once it has expired.
 func (h Halt) at(now time.Time) Halt {
 	h.On = h.On && !h.idle().Over(now)
 	return h
@@ -54,11 +54,11 @@ func decodeHalt(v store.Value) (Halt, error) {
 	return haltCodec.Decode(v.Key, v.Data)
 }
 
-// Halted tells whether automatic actions are stopped now, as last read.
+// Halted returns the halt in effect now, as last read.
 func (f *Fleet) Halted() Halt { return f.now.halt.Load().at(time.Now()) }
 
-// HaltRead returns a channel that is closed when the halt is read again. Call it
-// before Halted to miss no change. The end of a halt closes nothing: see
+// HaltRead returns a channel that is closed when the halt is read again. Call
+// it before Halted to miss no change. The expiry of a halt closes nothing: see
 // Halt.Until.
 func (f *Fleet) HaltRead() <-chan struct{} {
 	f.now.mu.Lock()
@@ -66,7 +66,8 @@ func (f *Fleet) HaltRead() <-chan struct{} {
 	return f.now.haltSet
 }
 
-// HaltedBy returns the halt as machines that report keep it; nil while it is off.
+// HaltedBy returns the halt in the form that machines which report keep; nil
+// while it is off.
 func (h Halt) HaltedBy() *idle.HaltedBy {
 	if !h.On {
 		return nil
@@ -76,9 +77,9 @@ func (h Halt) HaltedBy() *idle.HaltedBy {
 	return &x
 }
 
-// SetHalt stops or allows automatic actions. It is durable when it returns;
-// every automatic intent is refused in the same transaction that reads it.
-// Errors: Invalid.
+// SetHalt stops or allows automatic actions. It is durable when SetHalt
+// returns. Every automatic intent is refused in the same transaction that reads
+// the halt. Errors: Invalid.
 func (f *Fleet) SetHalt(ctx context.Context, by Actor, r HaltRequest) (Halt, error) {
 	h := Halt{On: r.On, By: by.Name, At: time.Now().UTC().Round(0)}
 	e := Entry{Action: "halt_ended", By: by}
@@ -99,8 +100,8 @@ func (f *Fleet) SetHalt(ctx context.Context, by Actor, r HaltRequest) (Halt, err
 	return f.putHalt(ctx, func(Halt) (*Halt, Entry) { return &h, e })
 }
 
-// EndHalt ends a halt whose end has come, and says so in the log. Automatic
-// actions go on from the end itself, whether or not anybody calls it.
+// EndHalt removes an expired halt, and records that in the log. Automatic
+// actions resume at the expiry itself, whether or not EndHalt is called.
 func (f *Fleet) EndHalt(ctx context.Context) error {
 	if h := f.now.halt.Load(); !h.On || h.at(time.Now()).On {
 		return nil
@@ -108,7 +109,7 @@ func (f *Fleet) EndHalt(ctx context.Context) error {
 	_, err := f.putHalt(ctx, func(old Halt) (*Halt, Entry) {
 		now := time.Now().UTC().Round(0)
 		if !old.On || old.at(now).On {
-			return nil, Entry{} // somebody ended it, or moved its end
+			return nil, Entry{} // it was ended, or its end was moved
 		}
 		return &Halt{By: ByController.Name, At: now},
 			Entry{Action: "halt_ended", By: ByController, Detail: "its end was reached; " + old.By + " had set it"}
@@ -116,13 +117,14 @@ func (f *Fleet) EndHalt(ctx context.Context) error {
 	return err
 }
 
-// putHalt writes what change makes of the halt, with its entry; nil leaves it.
+// putHalt writes the halt returned by change, with its entry; nil leaves it
+// unchanged.
 func (f *Fleet) putHalt(ctx context.Context, change func(old Halt) (*Halt, Entry), guards ...store.Cond) (Halt, error) {
 	var made Halt
 	v, err := store.Update(ctx, f.store, haltKey, func(was store.Value) ([]byte, []store.Op, error) {
 		old, err := decodeHalt(was)
 		if err != nil {
-			old = Halt{} // whatever it said, it is said anew
+			old = Halt{} // whatever it contained, it is replaced
 		}
 		h, e := change(old)
 		if h == nil {
@@ -143,7 +145,7 @@ func (f *Fleet) putHalt(ctx context.Context, change func(old Halt) (*Halt, Entry
 	return made, f.take(v)
 }
 
-// untilText is an end for the log; empty for none.
+// untilText formats an end for the log; empty for none.
 func untilText(t *time.Time) string {
 	if t == nil {
 		return ""

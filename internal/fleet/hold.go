@@ -17,7 +17,7 @@ import (
 // MaxSnooze is how far ahead a user may snooze a worker.
 const MaxSnooze = 30 * 24 * time.Hour
 
-// SnoozeWorker protects a worker from automatic pauses until a time; the zero
+// SnoozeWorker protects a worker from automatic pauses until a time. The zero
 // time ends the protection. Errors: NotFound, Invalid.
 func (f *Fleet) SnoozeWorker(ctx context.Context, by Actor, id string, until time.Time) (Worker, error) {
 	if ahead := time.Until(until); !until.IsZero() && (ahead <= 0 || ahead > MaxSnooze) {
@@ -34,7 +34,7 @@ func (f *Fleet) SnoozeWorker(ctx context.Context, by Actor, id string, until tim
 	})
 }
 
-// snooze protects w until a time, and takes a warning back.
+// snooze protects w until a time, and withdraws a warning.
 func (w *Worker) snooze(tx *Tx, until time.Time) {
 	t := until.UTC().Round(0)
 	w.SnoozedUntil, w.SnoozedBy = &t, tx.by.Name
@@ -42,7 +42,7 @@ func (w *Worker) snooze(tx *Tx, until time.Time) {
 	tx.Note(Entry{Action: "snoozed", Detail: "until " + t.Format(time.RFC3339)})
 }
 
-// SetIdleDetection switches idle detection of one worker.
+// SetIdleDetection enables or disables idle detection of one worker.
 func (f *Fleet) SetIdleDetection(ctx context.Context, by Actor, id string, on bool) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if w.IsIdleDetectionEnabled == on {
@@ -54,7 +54,7 @@ func (f *Fleet) SetIdleDetection(ctx context.Context, by Actor, id string, on bo
 	})
 }
 
-// ArmWorker ends (or begins) the shadow of one worker.
+// ArmWorker ends (or begins) the dry run of one worker.
 func (f *Fleet) ArmWorker(ctx context.Context, by Actor, id string, on bool) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if w.Armed == on {
@@ -70,7 +70,7 @@ func (f *Fleet) ArmWorker(ctx context.Context, by Actor, id string, on bool) (Wo
 	})
 }
 
-// NewWakeToken makes a wake token for a worker, in place of the one it has.
+// NewWakeToken creates a wake token for a worker, replacing any earlier one.
 // The token is returned once and stored hashed.
 func (f *Fleet) NewWakeToken(ctx context.Context, by Actor, id string) (string, error) {
 	token := "wake_" + rand.Text()
@@ -87,16 +87,16 @@ func hashToken(token string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// WakeWorker is an automatic resume by a wake token. A token that does not
-// fit is a NotFound, as is the worker. Errors: Refused for a rate over
-// WAKE_INTERVAL_SECONDS, a halt, or the status.
+// WakeWorker resumes a worker by its wake token, as an automatic action. A
+// wrong token is a NotFound, like a missing worker. Errors: Refused for a rate
+// above WAKE_INTERVAL_SECONDS, a halt, or the status.
 func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error) {
 	by := Actor{Name: "wake token", Kind: KindWake}
 	return f.Change(ctx, id, Changing{By: by, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		if w.WakeTokenHash == "" || subtle.ConstantTimeCompare([]byte(hashToken(token)), []byte(w.WakeTokenHash)) != 1 {
 			return &NotFound{Kind: "worker", Name: id}
 		}
-		// A wake in the future is of a clock that was wrong.
+		// A wake in the future comes from a clock that was wrong.
 		if at := w.LastWakeAt; at != nil && tx.Now.Sub(*at) < tx.Settings.WakeInterval && at.Sub(tx.Now) <= time.Minute {
 			return &Refused{Command: "wake", Name: w.Name, Reason: "rate_limited",
 				Detail: fmt.Sprintf("it was woken less than %s ago", idle.Human(tx.Settings.WakeInterval))}
@@ -121,9 +121,9 @@ func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (Worker, error
 
 var licenseToken = regexp.MustCompile(`^[a-zA-Z0-9+/%=-]{1,256}$`)
 
-// RegisterLicense asks for the registration of a worker's CML; token may be a
+// RegisterLicense requests the registration of a worker's CML. token may be a
 // reference or, with a sealing key, the token. Errors: NotFound, Invalid,
-// Conflict while another operation is under way.
+// Conflict while another operation is in progress.
 func (f *Fleet) RegisterLicense(ctx context.Context, by Actor, id, token string, reregister bool) (Worker, error) {
 	if token == "" || len(token) > 4096 {
 		return Worker{}, invalidf("token", "it must have 1 to 4096 bytes")
@@ -138,7 +138,7 @@ func (f *Fleet) RegisterLicense(ctx context.Context, by Actor, id, token string,
 	return f.requestLicense(ctx, by, id, OperationRegister, ref, reregister)
 }
 
-// DeregisterLicense asks for the license to be given back.
+// DeregisterLicense requests the release of the license.
 func (f *Fleet) DeregisterLicense(ctx context.Context, by Actor, id string) (Worker, error) {
 	return f.requestLicense(ctx, by, id, OperationDeregister, "", false)
 }
@@ -155,7 +155,7 @@ func (f *Fleet) requestLicense(ctx context.Context, by Actor, id, op string, tok
 			return nil
 		}
 		l.PendingOperation, l.LastError, l.Reregister, l.Token = op, "", reregister, token
-		l.OperationInProgress = nil // of one that was broken off when the machine went down
+		l.OperationInProgress = nil // of one that was interrupted when the machine went down
 		tx.Note(Entry{Action: "license_requested", Events: []string{EventLicense}, Detail: op})
 		return nil
 	})

@@ -12,7 +12,7 @@ import (
 	"lull/internal/power"
 )
 
-// DetectResult is what DetectWorkerIdle reached (spec, section 2.4).
+// DetectResult is the result of DetectWorkerIdle.
 type DetectResult struct {
 	WorkerID            string       `json:"worker_id"`
 	CheckedAt           time.Time    `json:"checked_at"`
@@ -28,11 +28,11 @@ type DetectResult struct {
 	Action              Action       `json:"action"`
 	Guard               string       `json:"guard,omitempty"` // the arbiter's audit name, if one failed
 	Blocks              []idle.Block `json:"blocks"`
-	WouldHavePaused     bool         `json:"would_have_paused,omitempty"` // in shadow
+	WouldHavePaused     bool         `json:"would_have_paused,omitempty"` // in dry run
 	TelemetryUnknownWhy string       `json:"telemetry_unknown,omitempty"`
 }
 
-// Fill takes over what a verdict says.
+// Fill copies the contents of a verdict.
 func (r *DetectResult) Fill(v idle.Verdict) {
 	r.IdleCheckPerformed = true
 	r.IsIdle, r.IdleMinutes = v.IsIdle, v.IdleMinutes
@@ -40,7 +40,7 @@ func (r *DetectResult) Fill(v idle.Verdict) {
 	r.Blocks = v.Blocks
 }
 
-// IdleStatus is the verdict on a worker with what it was judged by.
+// IdleStatus is the verdict on a worker with its evidence.
 type IdleStatus struct {
 	WorkerID string `json:"worker_id"`
 	idle.Verdict
@@ -48,14 +48,14 @@ type IdleStatus struct {
 	TimeoutMinutes   float64        `json:"timeout_minutes"`
 	AutoPauseEnabled bool           `json:"auto_pause_enabled"`
 	CheckedAt        time.Time      `json:"checked_at"`
-	PolicyName       string         `json:"policy_name"` // whose timeout it is
+	PolicyName       string         `json:"policy_name"` // whose timeout applies
 	Readings         []idle.Reading `json:"readings"`
-	// Expiry is the end of its time, which no verdict knows of; absent if it has
-	// none. target_pause_at is of its idleness alone.
+	// Expiry is the worker's expiry, which is not part of a verdict; absent if
+	// it has none. target_pause_at only concerns its idleness.
 	Expiry *evidence.Expiry `json:"expiry,omitempty"`
-	// ReadingsUnknown: nobody who has live readings could be asked.
+	// ReadingsUnknown means that no server with live readings could be asked.
 	ReadingsUnknown bool `json:"readings_unknown,omitempty"`
-	// CloudUnread: EC2 cannot be asked about the worker's region.
+	// CloudUnread means that EC2 cannot be asked about the worker's region.
 	CloudUnread *Unread `json:"cloud_unread,omitempty"`
 }
 
@@ -85,7 +85,7 @@ type Activity struct {
 	IsIdleDetectionEnabled bool       `json:"is_idle_detection_enabled"`
 }
 
-// Action is what the arbiter chose.
+// Action is the arbiter's choice.
 type Action string
 
 // The arbiter's actions.
@@ -95,18 +95,18 @@ const (
 	ActDrain   Action = "drain"
 )
 
-// Limits are what the arbiter holds a decision against.
+// Limits are the limits that the arbiter checks a decision against.
 type Limits struct {
 	ScaleDown       bool
 	MinWorkers      int
-	Up              int // running and not intended to stop, the worker included
+	Up              int // running and not intended to stop, including this worker
 	LastScaleDownAt *time.Time
 	Cooldown        time.Duration
-	Defers          bool // the cooldown defers a pause, too
-	Intended        bool // a pause of this worker is intended already
+	Defers          bool // the cooldown also defers a pause
+	Intended        bool // a pause of this worker is already intended
 }
 
-// limits are those of a worker with what the pool and the settings say.
+// limits returns those of a worker, from the pool and the settings.
 func limits(w *Worker, r Reason, p *Pool, s *Settings) Limits {
 	return Limits{
 		ScaleDown: s.ScaleDownEnabled && r != ReasonSchedule, MinWorkers: s.MinWorkers, Up: p.Up,
@@ -115,8 +115,8 @@ func limits(w *Worker, r Reason, p *Pool, s *Settings) Limits {
 	}
 }
 
-// block is the block of a guard of the pool that keeps a worker up; false if the
-// guard is none, or does not.
+// block returns the block of a guard of the pool that keeps a worker up; false
+// if the guard is no such guard, or does not.
 func (l Limits) block(a Action, guard string) (idle.Block, bool) {
 	switch {
 	case a != ActNothing:
@@ -130,7 +130,7 @@ func (l Limits) block(a Action, guard string) (idle.Block, bool) {
 	return idle.Block{}, false
 }
 
-// hold returns d with the guard of the pool that keeps the worker up, and d
+// hold returns d with the guard of the pool that keeps the worker up, or d
 // itself if none does.
 func (l Limits) hold(d evidence.Decision, a Action, guard string) evidence.Decision {
 	b, ok := l.block(a, guard)
@@ -142,9 +142,8 @@ func (l Limits) hold(d evidence.Decision, a Action, guard string) evidence.Decis
 }
 
 // Arbitrate chooses exactly one action for a worker. v is the verdict without
-// the guards of the pool. The guard that failed first is returned when
-// scale-down is enabled, and min_workers whenever that is what keeps an eligible
-// worker up.
+// the guards of the pool. It returns the guard that failed first if scale-down
+// is enabled, and min_workers whenever that keeps an eligible worker up.
 func Arbitrate(now time.Time, v idle.Verdict, l Limits) (Action, string) {
 	floor := l.Up <= l.MinWorkers
 	cooling := l.LastScaleDownAt != nil && now.Sub(*l.LastScaleDownAt) < l.Cooldown
@@ -172,7 +171,7 @@ func Arbitrate(now time.Time, v idle.Verdict, l Limits) (Action, string) {
 	return ActNothing, guard
 }
 
-// EvidenceFor makes the engine's evidence of a record and its readings.
+// EvidenceFor returns the engine's evidence of a record and its readings.
 func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.Evidence {
 	at := func(t *time.Time) time.Time {
 		if t == nil {
@@ -192,28 +191,28 @@ func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.E
 	}
 }
 
-// ActivityUpdate is what a telemetry reading says about a worker.
+// ActivityUpdate is the result of a telemetry reading about a worker.
 type ActivityUpdate struct {
 	LastActivityAt time.Time // zero: none seen
-	Recent         []Event   // newest first; nil leaves what is stored
+	Recent         []Event   // newest first; nil keeps the stored ones
 	CheckedAt      time.Time
-	// Late is how long after it happened the activity was reported, where the
-	// last pause was decided without it and would not have been with it; else 0.
+	// Late is the delay with which the activity was reported, if the last pause
+	// was decided without it and would not have been with it; otherwise 0.
 	Late time.Duration
-	// Check and Target are when the worker is looked at and paused next.
+	// Check and Target are when the worker is next checked and paused.
 	Check, Target *time.Time
 }
 
-// Jitter is how far a time of activity may move between two readings of the
-// same history without being news.
+// Jitter is how far a time of activity may differ between two readings of the
+// same history without counting as new.
 const Jitter = evidence.Jitter
 
-// moves tells whether u has activity that is newer than what w knows of.
+// moves reports whether u has activity newer than that known for w.
 func (u ActivityUpdate) moves(w *Worker) bool {
 	return !u.LastActivityAt.IsZero() && (w.LastActivityAt == nil || u.LastActivityAt.Sub(*w.LastActivityAt) > Jitter)
 }
 
-// changes tells whether u is news for w.
+// changes reports whether u contains anything new for w.
 func (u ActivityUpdate) changes(w *Worker) bool {
 	if u.moves(w) {
 		return true
@@ -223,7 +222,8 @@ func (u ActivityUpdate) changes(w *Worker) bool {
 	})
 }
 
-// Checked takes over when the activity was looked at last. It never moves back.
+// Checked records when the activity was last checked. The time never moves
+// back.
 func (w *Worker) Checked(at time.Time) {
 	at = at.UTC().Round(0)
 	if !at.IsZero() && (w.LastActivityCheckAt == nil || at.After(*w.LastActivityCheckAt)) {
@@ -232,8 +232,8 @@ func (w *Worker) Checked(at time.Time) {
 }
 
 // UpdateWorkerActivity writes new activity. It never moves activity back. A
-// reading that is no news writes nothing unless the stored times of the last
-// check are older than stale; 0 writes them always.
+// reading without anything new writes nothing unless the stored times of the
+// last check are older than stale; 0 always writes them.
 func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u ActivityUpdate, stale time.Duration) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: ByController, At: at}, func(w *Worker, tx *Tx) error {
 		news := u.changes(w)
@@ -268,33 +268,33 @@ func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u
 	})
 }
 
-// Judgement is what an automatic decision is made from, again inside its
-// transaction: the readings, and everything that the record does not hold.
+// Judgement is the input of an automatic decision, which is made again inside
+// its transaction: the readings, and everything that the record does not hold.
 type Judgement struct {
-	At       int64 // revision the readings were taken with
+	At       int64 // revision at which the readings were taken
 	Now      time.Time
 	Rules    func(w *Worker) policy.Resolved
 	Readings []idle.Reading
 	Guards   []idle.Block
-	Shadow   bool // the whole server is in shadow
+	Shadow   bool // the whole server is in dry run
 }
 
-// Outcome is what became of a judgement.
+// Outcome is the result of a judgement.
 type Outcome struct {
 	Action   Action
 	Guard    string
-	Reason   Reason // of the pause that was decided about
+	Reason   Reason // of the pause in question
 	Force    bool
 	Decision evidence.Decision
 	Worker   Worker
-	// Shadowed: all that kept the worker up was shadow.
+	// Shadowed means that only dry run kept the worker up.
 	Shadowed bool
 }
 
-// Settle judges a worker and does what the arbiter chose, in one transaction
-// with the pool: the intent to pause or drain is durable when it returns. It
-// also writes the warning when that is due, and audits a guard's outcome when
-// it changed.
+// Settle judges a worker and carries out the arbiter's choice, in one
+// transaction with the pool: the intent to pause or drain is durable when it
+// returns. It also writes a warning that is due, and records a guard's outcome
+// in the audit log when it changed.
 func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, error) {
 	var out Outcome
 	w, err := f.Change(ctx, id, Changing{By: ByController, At: j.At, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
@@ -302,7 +302,7 @@ func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, er
 		guards, rules := slices.Clone(j.Guards), j.Rules(w)
 		halt := f.Halted()
 		if halt.On != tx.Halted {
-			halt = Halt{On: tx.Halted} // as it is in this transaction
+			halt = Halt{On: tx.Halted} // as in this transaction
 		}
 		guards = append(guards, Standstill(w, &rules, halt, j.Shadow)...)
 		d := Case{Now: j.Now, Worker: w, Rules: &rules, Readings: j.Readings, Guards: guards,
@@ -324,7 +324,8 @@ func (f *Fleet) Settle(ctx context.Context, id string, j Judgement) (Outcome, er
 	return out, err
 }
 
-// settle writes what out says; held is the policy that did when it was decided.
+// settle writes the outcome. held is the policy that applied when it was
+// decided.
 func (w *Worker) settle(tx *Tx, out *Outcome, held, use string) error {
 	d := out.Decision
 	outcome := out.Guard
@@ -350,7 +351,8 @@ func (w *Worker) settle(tx *Tx, out *Outcome, held, use string) error {
 		w.LastGuard = ""
 		return w.intendStop(tx, p)
 	}
-	// The warning of a ttl_deadline stands: it says all that this one would.
+	// The warning of a ttl_deadline stays: it says everything that this one
+	// would.
 	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) && w.WarningFor != ReasonTTL {
 		at := tx.Now
 		w.WarningSentAt, w.WarningFor = &at, ""

@@ -11,7 +11,7 @@ import (
 	"lull/internal/power"
 )
 
-// Case is everything that a worker is judged by. Readings, Guards and Budget
+// Case is the complete input for judging a worker. Readings, Guards and Budget
 // may be nil.
 type Case struct {
 	Now      time.Time
@@ -19,28 +19,28 @@ type Case struct {
 	Rules    *policy.Resolved
 	Readings []idle.Reading
 	Guards   []idle.Block
-	// Budget gives the blocks of budgets for a pause with a reason.
+	// Budget returns the blocks of budgets for a pause with a reason.
 	Budget    func(reason string) []idle.Block
 	ScaleDown bool
 }
 
-// Ruling is what became of a Case.
+// Ruling is the result of judging a Case.
 type Ruling struct {
 	evidence.Decision
-	// Reason is what a pause would be recorded with.
+	// Reason is the reason with which a pause would be recorded.
 	Reason Reason
-	// Force tells that readings do not count, and Use what they say.
+	// Force means that readings do not count. Use is what they show.
 	Force bool
 	Use   string
 }
 
-// Judge asks the engine whether the worker is paused, for its idleness or by
-// its schedule, and returns the answer that comes first: of what may be done
-// now the one for idleness, else the one whose pause is nearer.
+// Judge asks the engine whether the worker is to be paused, for its idleness or
+// by its schedule, and returns the answer that comes first: among those
+// possible now the one for idleness, otherwise the one whose pause is nearer.
 //
 // A schedule that has closed since the worker was last started shortens the
-// timeout to its grace; one that will close does so from then on. With force
-// nothing that was read keeps the worker up.
+// timeout to its grace. One that will close does so from then on. With force,
+// no reading keeps the worker up.
 func (c Case) Judge() Ruling {
 	asIdle := c.idle()
 	asScheduled, ok := c.scheduled()
@@ -53,7 +53,7 @@ func (c Case) Judge() Ruling {
 	return asIdle
 }
 
-// nearer tells whether a's pause comes before b's.
+// nearer reports whether a's pause comes before b's.
 func nearer(a, b idle.Verdict) bool {
 	switch {
 	case b.Eligible || a.Eligible:
@@ -77,7 +77,8 @@ func (c Case) idle() Ruling {
 	return r
 }
 
-// scheduled is the answer by the schedule; false without one that pauses.
+// scheduled returns the answer by the schedule; false without a schedule that
+// pauses.
 func (c Case) scheduled() (Ruling, bool) {
 	st := c.Rules.Standing
 	if st == nil {
@@ -101,12 +102,12 @@ func (c Case) scheduled() (Ruling, bool) {
 	return r, true
 }
 
-// offHours are the engine's numbers and evidence in closed hours.
+// offHours returns the engine's policy and evidence in closed hours.
 func (c Case) offHours(st *policy.Standing) (idle.Policy, idle.Evidence) {
 	return st.OffHours(c.Rules.Idle(true), c.evidence())
 }
 
-// Use says what is in use, for the record of a pause that does not wait.
+// Use describes what is in use, for the record of a pause that does not wait.
 func (c Case) Use() string {
 	v := c.idle().Verdict
 	for _, b := range v.Blocks {
@@ -118,7 +119,7 @@ func (c Case) Use() string {
 	return "Nothing is known to be in use."
 }
 
-// evidence is the worker's, with the keeps of overrides.
+// evidence returns the worker's evidence, including overrides that keep it.
 func (c Case) evidence() idle.Evidence {
 	e := EvidenceFor(c.Worker, c.Readings, nil)
 	if k := c.Rules.KeptUntil; k != nil && k.After(e.SnoozedUntil) {
@@ -138,7 +139,7 @@ func (c Case) guards(r Reason) []idle.Block {
 	return out
 }
 
-// stopIntended is the block of a worker that still runs and is to be stopped or
+// stopIntended returns the block of a running worker that is to be stopped or
 // terminated: it is not paused a second time.
 func stopIntended(w *Worker) idle.Block {
 	what := "A stop of it is pending."
@@ -154,13 +155,13 @@ func stopIntended(w *Worker) idle.Block {
 func (c Case) decide(p idle.Policy, e idle.Evidence, guards []idle.Block) evidence.Decision {
 	e.Guards = guards
 	if slices.ContainsFunc(guards, func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == idle.Halted && b.Until == nil }) {
-		p.WarnBefore = 0 // nobody is warned of what will not happen
+		p.WarnBefore = 0 // users are not warned of something that will not happen
 	}
 	return evidence.Decide(c.Now, p, e)
 }
 
 // Look judges again, right before the call, a pause that was intended for a
-// reason: what only the pause itself blocks is left out.
+// reason. Blocks that apply only before a pause is intended are left out.
 func (c Case) Look(why Reason) evidence.Decision {
 	p, e := c.Rules.Idle(c.Worker.IsIdleDetectionEnabled), c.evidence()
 	if st := c.Rules.Standing; why == ReasonSchedule && st != nil {
@@ -172,7 +173,7 @@ func (c Case) Look(why Reason) evidence.Decision {
 	return evidence.Decide(c.Now, p, e)
 }
 
-// lastStart is when w last came up, for whatever cause.
+// lastStart returns when w last came up, for any reason.
 func (w *Worker) lastStart() time.Time {
 	t := w.CreatedAt
 	for _, at := range []*time.Time{w.RunningSince, w.LastResumedAt} {
@@ -183,8 +184,8 @@ func (w *Worker) lastStart() time.Time {
 	return t
 }
 
-// lastStop is when w last went down, for whatever cause, or when a start was
-// taken back after that: who did so has said that it shall be down.
+// lastStop returns when w last went down, for any reason, or when a start was
+// withdrawn after that: a withdrawn start means that the worker must be down.
 func (w *Worker) lastStop() time.Time {
 	t := w.StatusSince
 	if w.LastPausedAt != nil {
@@ -196,26 +197,26 @@ func (w *Worker) lastStop() time.Time {
 	return t
 }
 
-// BudgetsOf tells how the budgets of an action on w stand, by the pool as
+// BudgetsOf returns the state of the budgets of an action on w, by the pool as
 // last read.
 func (f *Fleet) BudgetsOf(now time.Time, w *Worker, what, reason string) []policy.Used {
 	return f.Rules().BudgetsFor(now, f.subject(w, nil), what, reason, f.now.pool.Load().Spent, f.size)
 }
 
-// stopBudget is what Case.Budget needs.
+// stopBudget returns the function for Case.Budget.
 func (f *Fleet) stopBudget(now time.Time, w *Worker, spent policy.Ledger) func(string) []idle.Block {
 	return func(reason string) []idle.Block {
 		return policy.Blocks(f.Rules().BudgetsFor(now, f.subject(w, nil), policy.Stops, reason, spent, f.size))
 	}
 }
 
-// StopBudget is the Case.Budget of a worker by the pool as last read.
+// StopBudget returns the Case.Budget of a worker by the pool as last read.
 func (f *Fleet) StopBudget(now time.Time, w *Worker) func(string) []idle.Block {
 	return f.stopBudget(now, w, f.now.pool.Load().Spent)
 }
 
-// overdue refuses to start what would be stopped again by its ttl_deadline,
-// whoever asks. What runs goes on to the end of its warning.
+// overdue refuses to start a worker that its ttl_deadline would stop again, for
+// every actor. A running one continues until its warning ends.
 func (f *Fleet) overdue(now time.Time, w *Worker, command string) error {
 	runs := w.Status == power.WorkerRunning && w.Intent == nil
 	ends := w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated
@@ -225,7 +226,7 @@ func (f *Fleet) overdue(now time.Time, w *Worker, command string) error {
 	return &Refused{Command: command, Name: w.Name, Reason: "ttl_over", Detail: w.overdueSince() + "; " + w.Prolong()}
 }
 
-// frozen refuses an automatic start of what a person froze.
+// frozen refuses an automatic start of a worker that a user froze.
 func (f *Fleet) frozen(now time.Time, w *Worker, command string) error {
 	r := f.PolicyWith(now, w, nil)
 	if r.FrozenUntil == nil {

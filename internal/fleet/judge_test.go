@@ -10,9 +10,9 @@ import (
 	"lull/internal/power"
 )
 
-// TestReadingsOfTheRuleThatDecides: an event that the policy still counts is
-// long past where the grace of a closed schedule decides, in the recorded
-// decision and in the final check too; with force no reading counts.
+// TestReadingsOfTheRuleThatDecides: an event that still counts for the policy
+// is long past for the grace of a closed schedule. That holds in the recorded
+// decision and in the final check. With force no reading counts.
 func TestReadingsOfTheRuleThatDecides(t *testing.T) {
 	now := time.Date(2026, 3, 2, 20, 0, 0, 0, time.UTC)
 	closed, used := now.Add(-time.Hour), now.Add(-54*time.Hour)

@@ -12,7 +12,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Source is where an effective setting came from.
+// Source is the origin of an effective setting.
 type Source string
 
 // The sources, strongest first.
@@ -24,7 +24,7 @@ const (
 	FromDefault Source = "default"
 )
 
-// Layer is what one source says, by key.
+// Layer contains the values of one source, by key.
 type Layer struct {
 	Source Source
 	Values map[string]any
@@ -32,7 +32,7 @@ type Layer struct {
 	name   string // of the file
 }
 
-// Where says to people which variable, flag or line sets f.
+// Where names, for users, the variable, flag or line that sets f.
 func (l Layer) Where(f Field) string {
 	switch l.Source {
 	case FromFlag:
@@ -45,7 +45,7 @@ func (l Layer) Where(f Field) string {
 	return string(l.Source)
 }
 
-// fault names what sets f, and why it cannot be used.
+// fault names what sets f, and why it is unusable.
 func (l Layer) fault(f Field, err error) error {
 	detail := err.Error()
 	if e, ok := errors.AsType[*Invalid](err); ok && e.Field == f.Key {
@@ -62,19 +62,19 @@ func (l Layer) fault(f Field, err error) error {
 	return fmt.Errorf("cannot use %s: %w", l.Source, err)
 }
 
-// Setting is one effective value and where it came from.
+// Setting is one effective value and its origin.
 type Setting struct {
 	Field
 	Value  any    `json:"value"`
 	Source Source `json:"source"`
 }
 
-// maxFile bounds a config file.
+// maxFile bounds the size of a config file.
 const maxFile = 1 << 20
 
-// FileLayer reads a YAML config file. Keys that are no settings are given to
-// other, which returns false for those it does not know either; nil knows
-// none. Errors name file and line.
+// FileLayer parses a YAML config file. It passes keys that are no settings to
+// other, which returns false for unknown ones; nil knows none. Errors name file
+// and line.
 func FileLayer(name string, data []byte, other func(key string) bool) (Layer, error) {
 	l := Layer{Source: FromFile, Values: map[string]any{}, lines: map[string]int{}, name: name}
 	if len(data) > maxFile {
@@ -120,8 +120,8 @@ func FileLayer(name string, data []byte, other func(key string) bool) (Layer, er
 	return l, errors.Join(errs...)
 }
 
-// Resolve makes the effective settings of layers, strongest first; what none
-// of them says is the default. Every fault is reported.
+// Resolve computes the effective settings of layers, strongest first. What none
+// of them sets has its default. It returns every fault.
 func Resolve(layers ...Layer) (Settings, []Setting, error) {
 	var s Settings
 	var errs []error
@@ -212,8 +212,7 @@ func asStrings(raw any) ([]string, error) {
 	return out, nil
 }
 
-// asRegions takes a mapping of regions or, as the seed writes it in JSON, a
-// text.
+// asRegions converts a mapping of regions or, as in the environment, JSON text.
 func asRegions(raw any) (map[string]Region, error) {
 	var m map[string]Region
 	if err := asObject(raw, &m); err != nil {

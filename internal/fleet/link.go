@@ -16,32 +16,32 @@ import (
 	"lull/internal/power"
 )
 
-// Answers to a warning, as the links in it name them.
+// Answers to a warning, as named in its links.
 const (
-	AnswerExtend   = "extend"    // an hour more: of protection or, of a ttl_deadline, of life
+	AnswerExtend   = "extend"    // an hour more: of protection or, for a ttl_deadline, of life
 	AnswerStop     = "stop"      // stop now
-	AnswerNotToday = "not-today" // kept running until midnight in NOTIFY_TIME_ZONE, as an exception that keeps does without an end
+	AnswerNotToday = "not-today" // kept running until midnight in NOTIFY_TIME_ZONE, like an override that keeps it without an end
 )
 
 // Answers lists them in the order in which they are offered.
 func Answers() []string { return []string{AnswerExtend, AnswerNotToday, AnswerStop} }
 
-// Answer is what a link in a warning says. It holds while that warning is
-// out: every answer, activity and the pause itself end the warning and with
-// it all its links.
+// Answer is the content of a link in a warning. It is valid while that warning
+// is out. Every answer, activity and the pause itself end the warning and
+// invalidate all its links.
 type Answer struct {
 	WorkerID string    `json:"w"`
 	Verb     string    `json:"v"` // one of the Answer constants
 	WarnedAt time.Time `json:"a"`
 	PauseAt  time.Time `json:"p"`
-	Channel  string    `json:"c,omitempty"` // where the warning went, for the record
+	Channel  string    `json:"c,omitempty"` // the channel of the warning, for the record
 }
 
-// linkGrace is how long after the planned pause a link is still read.
+// linkGrace is how long after the planned pause a link is still accepted.
 const linkGrace = 15 * time.Minute
 
-// Links makes the links of a warning x that went out at warned, by verb; nil
-// without NOTIFY_PUBLIC_URL or without a sealing key, which signs them.
+// Links returns the links of a warning x sent at warned, by verb; nil without
+// NOTIFY_PUBLIC_URL or without a sealing key, which signs them.
 func (f *Fleet) Links(worker, channel string, warned time.Time, x *Warning) map[string]string {
 	base := f.Settings().NotifyPublicURL
 	if base == "" || f.opts.Seal == nil {
@@ -58,7 +58,7 @@ func (f *Fleet) Links(worker, channel string, warned time.Time, x *Warning) map[
 	return out
 }
 
-// PageOf is the address of a worker's page; empty without NOTIFY_PUBLIC_URL.
+// PageOf returns the URL of a worker's page; empty without NOTIFY_PUBLIC_URL.
 func (f *Fleet) PageOf(worker string) string {
 	base := f.Settings().NotifyPublicURL
 	if base == "" || worker == "" {
@@ -67,7 +67,7 @@ func (f *Fleet) PageOf(worker string) string {
 	return base + "/workers/" + url.PathEscape(worker)
 }
 
-// sign makes the token of a: its fields and a signature over them.
+// sign returns the token of a: its fields and a signature over them.
 func (s *Sealer) sign(a Answer) (string, error) {
 	body, err := json.Marshal(a)
 	if err != nil {
@@ -83,8 +83,8 @@ func (s *Sealer) mac(text string) []byte {
 	return m.Sum(nil)
 }
 
-// ReadAnswer opens the token of a link. One that is not ours, was changed or
-// has expired is a NotFound, which says no more than that.
+// ReadAnswer verifies the token of a link. A foreign, modified or expired one
+// is a NotFound without further detail.
 func (f *Fleet) ReadAnswer(now time.Time, token string) (Answer, error) {
 	none := &NotFound{Kind: "link", Name: token[:min(len(token), 8)] + "..."}
 	text, sig, ok := strings.Cut(token, ".")
@@ -112,7 +112,7 @@ func (a Answer) Holds(w *Worker) bool {
 		(w.Status == power.WorkerRunning || w.Status == power.WorkerStopped && w.WarningFor == ReasonTTL)
 }
 
-// Until is how long a protects the worker; zero if it stops it.
+// Until returns how long a protects the worker; zero if it stops it.
 func (a Answer) Until(now time.Time, zone *time.Location) time.Time {
 	switch a.Verb {
 	case AnswerExtend:
@@ -126,8 +126,8 @@ func (a Answer) Until(now time.Time, zone *time.Location) time.Time {
 	return time.Time{}
 }
 
-// WarningOf is the warning that a answers, as the audit log has it; nil if it
-// has it no longer.
+// WarningOf returns the warning that a answers, from the audit log; nil if it
+// is no longer there.
 func (f *Fleet) WarningOf(ctx context.Context, a Answer) (*Warning, error) {
 	page, err := f.NewestAudit(ctx, AuditQuery{WorkerID: a.WorkerID, Action: "pause_warning", From: a.WarnedAt.Add(-time.Second), Limit: 1})
 	if err != nil || len(page.Entries) == 0 {
@@ -136,9 +136,9 @@ func (f *Fleet) WarningOf(ctx context.Context, a Answer) (*Warning, error) {
 	return page.Entries[0].Warning, nil
 }
 
-// AnswerWarning does what a link says, once: in the transaction that does it
-// the warning ends. Errors: NotFound, and Refused with "answered" when the
-// warning is no longer out.
+// AnswerWarning carries out a link's answer, once: the same transaction ends
+// the warning. Errors: NotFound, and Refused with "answered" if the warning is
+// no longer out.
 func (f *Fleet) AnswerWarning(ctx context.Context, a Answer) (Worker, error) {
 	by := Actor{Name: "link in a warning", Kind: KindPerson}
 	if a.Channel != "" {
@@ -161,8 +161,8 @@ func (f *Fleet) AnswerWarning(ctx context.Context, a Answer) (Worker, error) {
 	})
 }
 
-// extendLife moves the ttl_deadline, whose warning it ends. The record then
-// holds, where the deadline was that of a tag.
+// extendLife moves the ttl_deadline and ends its warning. If the deadline came
+// from a tag, the record overrides it from then on.
 func (w *Worker) extendLife(tx *Tx, until time.Time) {
 	t := until.UTC().Round(0)
 	w.TTLDeadline, w.TTLFromTag = &t, false

@@ -27,7 +27,7 @@ func linked(t *testing.T) *fleet.Fleet {
 	return f
 }
 
-// warned makes a running worker whose warning is out.
+// warned returns a running worker whose warning is out.
 func warned(t *testing.T, f *fleet.Fleet) (id string, at time.Time) {
 	t.Helper()
 	if _, err := f.PutTemplate(t.Context(), ada, fleet.Template{Name: "small", InstanceType: "m5.large", AMINameFilter: "x", Enabled: true}, 0); err != nil {
@@ -55,8 +55,8 @@ func warn(t *testing.T, f *fleet.Fleet, id string) time.Time {
 	return at
 }
 
-// TestWarningSentence: a warning says what comes, when and why, and claims that
-// nobody uses a worker only where that is the reason.
+// TestWarningSentence checks that a warning says what happens, when and why,
+// and mentions idleness only if that is the reason.
 func TestWarningSentence(t *testing.T) {
 	at := time.Date(2026, 11, 22, 16, 54, 43, 0, time.UTC)
 	for want, x := range map[string]fleet.Warning{
@@ -74,7 +74,8 @@ func TestWarningSentence(t *testing.T) {
 	}
 }
 
-// TestAnswers: each link does what it says, once, and ends its sisters.
+// TestAnswers checks that each link does what it says, once, and invalidates
+// the others.
 func TestAnswers(t *testing.T) {
 	for verb, want := range map[string]func(w fleet.Worker, pause time.Time) bool{
 		fleet.AnswerExtend: func(w fleet.Worker, pause time.Time) bool {
@@ -111,7 +112,7 @@ func TestAnswers(t *testing.T) {
 				if verb == fleet.AnswerStop {
 					return
 				}
-				warn(t, f, id) // the next warning is not answered by the links of the last
+				warn(t, f, id) // links of the previous warning do not answer the next one
 				if _, err := f.AnswerWarning(t.Context(), a); !isRefused(err) {
 					t.Errorf("an old link answers a new warning: %v", err)
 				}
@@ -120,8 +121,9 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestExtendLife: the answer to the warning of a ttl_deadline moves that, of a
-// stopped worker too, and no other answer is offered that would change nothing.
+// TestExtendLife checks that the answer to the warning of a ttl_deadline moves
+// the deadline, also of a stopped worker, and that no answer without effect is
+// offered.
 func TestExtendLife(t *testing.T) {
 	for _, status := range []power.Worker{power.WorkerRunning, power.WorkerStopped} {
 		t.Run(string(status), func(t *testing.T) {
@@ -181,7 +183,8 @@ func read(t *testing.T, f *fleet.Fleet, link string) fleet.Answer {
 	return a
 }
 
-// TestLinkEnds: by time, by activity, and for everything that was changed.
+// TestLinkEnds checks that links end by time, by activity, and by any
+// modification.
 func TestLinkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := linked(t)
@@ -219,7 +222,7 @@ func isRefused(err error) bool {
 	return ok && r.Reason == "answered"
 }
 
-// FuzzReadAnswer: no token but ours is one.
+// FuzzReadAnswer checks that only our own tokens are accepted.
 func FuzzReadAnswer(f *testing.F) {
 	seal, err := fleet.NewSealer([]byte(strings.Repeat("k", 32)))
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestWorkerOfAMachineWithoutARegion: an agent that is kept from its cloud
-// knows its instance and no region.
+// TestWorkerOfAMachineWithoutARegion: an agent without access to its cloud
+// knows its instance but no region.
 func TestWorkerOfAMachineWithoutARegion(t *testing.T) {
 	client := mem.New(mem.Options{}).Client()
 	t.Cleanup(client.Close)

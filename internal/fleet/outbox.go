@@ -15,21 +15,21 @@ import (
 )
 
 // The outbox is the audit log itself: an event is in the entry of its change,
-// and so in the same transaction. What is kept beside it is how far each
-// channel has got, and what could not be delivered.
+// and therefore in the same transaction. Only the progress of each channel and
+// the undeliverable events are stored separately.
 
-// Delivery is how far a channel has got. Everything it wants up to Cursor, a
-// revision, is delivered or a dead letter, and so is what Ahead names.
+// Delivery is the progress of a channel. Everything it wants up to Cursor, a
+// revision, is delivered or a dead letter, and so are the IDs in Ahead.
 type Delivery struct {
 	Channel string           `json:"channel"`
 	Cursor  int64            `json:"cursor"`
-	Ahead   map[string]int64 `json:"ahead,omitempty"` // ids with their revisions
+	Ahead   map[string]int64 `json:"ahead,omitempty"` // IDs with their revisions
 	Batch   *Batch           `json:"batch,omitempty"`
 
-	// What follows is for people to see.
+	// The following fields are for display.
 	Type            string     `json:"type"`
-	Pending         int        `json:"pending"`   // known to wait; more may be behind them
-	Delivered       int64      `json:"delivered"` // messages, since the channel is there
+	Pending         int        `json:"pending"`   // known to be pending; more may follow
+	Delivered       int64      `json:"delivered"` // messages, since the channel exists
 	Dead            int        `json:"dead"`      // counted when it is listed
 	LastDeliveredAt *time.Time `json:"last_delivered_at"`
 	FailingSince    *time.Time `json:"failing_since"`
@@ -37,21 +37,21 @@ type Delivery struct {
 	NextTryAt       *time.Time `json:"next_try_at"`
 }
 
-// Batch are the events of a message of several that is being tried. It is kept
-// before the first try, and stays as it is until the receiver has it: what was
-// taken with an answer that got lost may come again, and never with more in it.
+// Batch are the events of a combined message that is being sent. It is stored
+// before the first attempt and stays unchanged until the receiver has it. If an
+// answer is lost, the same message is sent again, never a larger one.
 type Batch struct {
-	Items []string `json:"items"` // their ids
+	Items []string `json:"items"` // their IDs
 	UpTo  int64    `json:"up_to"` // revision of the last
 }
 
-// Rest is a mail that one address has not taken yet, while others have.
+// Rest is a mail that some addresses have accepted and one has not.
 type Rest struct {
 	Channel string `json:"channel"`
 	ID      string `json:"id"` // of the message
 	To      string `json:"to"`
-	// Named are all that the mail is addressed to, and Stream is what it has its
-	// place in: a worker, or the digests.
+	// Named are all recipients of the mail. Stream is what it is ordered by: a
+	// worker, or the digests.
 	Named     []string    `json:"named"`
 	Stream    string      `json:"stream"`
 	Events    []RestEvent `json:"events"`
@@ -68,8 +68,8 @@ type RestEvent struct {
 	Entry Entry  `json:"entry"`
 }
 
-// DeadLetter is an event that could not be delivered. It stays until somebody
-// has it sent again or drops it.
+// DeadLetter is an event that could not be delivered. It stays until a user
+// requests another attempt or drops it.
 type DeadLetter struct {
 	ID      string `json:"id"`
 	Channel string `json:"channel"`
@@ -77,11 +77,11 @@ type DeadLetter struct {
 	Entry   Entry  `json:"entry"`
 	Tries   int    `json:"tries"`
 	Error   string `json:"error"`
-	// To is the address that did not get it, where others have; the id then
-	// ends in a mark of it.
+	// To is the address that did not get it, if others did. The ID then ends
+	// with a mark of the address.
 	To     string    `json:"to,omitempty"`
 	DiedAt time.Time `json:"died_at"`
-	// RetryAt is set when somebody asked for it to be sent again.
+	// RetryAt is set when a user requested another attempt.
 	RetryAt *time.Time `json:"retry_at"`
 }
 
@@ -100,27 +100,27 @@ const (
 // NotifierKey is held by the one process that delivers.
 const NotifierKey = "notify/holder"
 
-// DeliveryKey is where the Delivery of a channel is.
+// DeliveryKey returns the key of a channel's Delivery.
 func DeliveryKey(channel string) string { return deliveryPrefix + channel }
 
-// DeliveryKeys are those of all channels.
+// DeliveryKeys returns those of all channels.
 func DeliveryKeys() store.Keys { return store.Prefix(deliveryPrefix) }
 
-// DeliveryChannel is the channel whose Delivery a key holds.
+// DeliveryChannel returns the channel of a Delivery's key.
 func DeliveryChannel(key string) string { return strings.TrimPrefix(key, deliveryPrefix) }
 
-// DeadKeys are all dead letters.
+// DeadKeys returns the keys of all dead letters.
 func DeadKeys() store.Keys { return store.Prefix(deadPrefix) }
 
 func deadKey(channel, id string) string { return deadPrefix + channel + "/" + id }
 
-// EventID is the id of an event: that of its entry, whose key in the log is
-// key, and where in the entry it is. It is the same at every delivery.
+// EventID returns the ID of an event: that of its entry, whose key in the log
+// is key, and its index in the entry. It is the same at every delivery.
 func EventID(key string, index int) string {
 	return strings.TrimPrefix(key, auditPrefix) + "." + strconv.Itoa(index)
 }
 
-// DecodeDelivery reads a Delivery; an absent one is nil.
+// DecodeDelivery decodes a Delivery; an absent one is nil.
 func DecodeDelivery(v store.Value) (*Delivery, error) {
 	if !v.Exists() {
 		return nil, nil
@@ -129,23 +129,24 @@ func DecodeDelivery(v store.Value) (*Delivery, error) {
 	return &d, err
 }
 
-// DeliveryOp writes d.
+// DeliveryOp returns the write of d.
 func DeliveryOp(d Delivery) (store.Op, error) {
 	data, err := deliveryCodec.Encode(DeliveryKey(d.Channel), d)
 	return store.Put(DeliveryKey(d.Channel), data), err
 }
 
-// DecodeDead reads a dead letter that came by a watch or a listing.
+// DecodeDead decodes a dead letter from a watch or a listing.
 func DecodeDead(v store.Value) (DeadLetter, error) { return deadCodec.Decode(v.Key, v.Data) }
 
-// DeadOp writes d.
+// DeadOp returns the write of d.
 func DeadOp(d DeadLetter) (store.Op, error) {
 	key := deadKey(d.Channel, d.ID)
 	data, err := deadCodec.Encode(key, d)
 	return store.Put(key, data), err
 }
 
-// RestKeys are those of a channel's rests; with an empty one of all channels'.
+// RestKeys returns the keys of a channel's rests, or of all channels' if
+// channel is empty.
 func RestKeys(channel string) store.Keys {
 	if channel == "" {
 		return store.Prefix(restPrefix)
@@ -153,7 +154,7 @@ func RestKeys(channel string) store.Keys {
 	return store.Prefix(restPrefix + channel + "/")
 }
 
-// RestChannel is the channel whose Rest a key holds.
+// RestChannel returns the channel of a Rest's key.
 func RestChannel(key string) string {
 	channel, _, _ := strings.Cut(strings.TrimPrefix(key, restPrefix), "/")
 	return channel
@@ -161,29 +162,29 @@ func RestChannel(key string) string {
 
 func restKey(r *Rest) string { return restPrefix + r.Channel + "/" + r.ID + "." + AddressMark(r.To) }
 
-// AddressMark is a short name of a mail address for ids.
+// AddressMark returns a short name of a mail address for IDs.
 func AddressMark(address string) string {
 	sum := sha256.Sum256([]byte(address))
 	return hex.EncodeToString(sum[:6])
 }
 
-// DecodeRest reads a rest that came by a listing.
+// DecodeRest decodes a rest from a listing.
 func DecodeRest(v store.Value) (Rest, error) { return restCodec.Decode(v.Key, v.Data) }
 
-// RestOp writes r.
+// RestOp returns the write of r.
 func RestOp(r *Rest) (store.Op, error) {
 	data, err := restCodec.Encode(restKey(r), *r)
 	return store.Put(restKey(r), data), err
 }
 
-// DropRestOp removes a rest.
+// DropRestOp returns the deletion of a rest.
 func DropRestOp(r *Rest) store.Op { return store.Delete(restKey(r)) }
 
-// DropOp removes a dead letter.
+// DropOp returns the deletion of a dead letter.
 func DropOp(d DeadLetter) store.Op { return store.Delete(deadKey(d.Channel, d.ID)) }
 
-// Deliveries lists the channels that are set, by name, with how far each has
-// got; one that has not begun is there with zeroes.
+// Deliveries lists the configured channels, by name, with their progress. One
+// that has not begun has zero values.
 func (f *Fleet) Deliveries(ctx context.Context) ([]Delivery, error) {
 	page, err := store.List(ctx, f.store, DeliveryKeys())
 	if err != nil {
@@ -238,7 +239,7 @@ func (f *Fleet) DeadLetters(ctx context.Context) ([]DeadLetter, error) {
 	return out, nil
 }
 
-// RetryDead asks for a dead letter to be sent again.
+// RetryDead requests another attempt to send a dead letter.
 func (f *Fleet) RetryDead(ctx context.Context, by Actor, channel, id string) (DeadLetter, error) {
 	var out DeadLetter
 	err := f.changeDead(ctx, by, "dead_letter_retried", channel, id, func(d *DeadLetter) bool {
@@ -250,7 +251,7 @@ func (f *Fleet) RetryDead(ctx context.Context, by Actor, channel, id string) (De
 	return out, err
 }
 
-// DropDead removes a dead letter for good.
+// DropDead permanently removes a dead letter.
 func (f *Fleet) DropDead(ctx context.Context, by Actor, channel, id string) error {
 	return f.changeDead(ctx, by, "dead_letter_dropped", channel, id, func(*DeadLetter) bool { return false })
 }

@@ -10,21 +10,20 @@ import (
 	"lull/internal/power"
 )
 
-// What pause_action auto goes by.
+// Parameters of pause_action auto.
 const (
-	// HibernateWithin is the longest pause for which hibernation is worth it.
-	// An instance is billed while its memory is written, and its users wait
-	// less when they come back; nobody who comes back after a weekend has
-	// anything in memory that he waits for.
+	// HibernateWithin is the longest pause for which hibernation is worthwhile.
+	// An instance is billed while its memory is written, in return for a faster
+	// resume. After a weekend, no user needs what was in memory.
 	HibernateWithin = 48 * time.Hour
-	// leastPauses are needed before anything is expected from them, and
-	// mostPauses count.
+	// leastPauses is the minimum number of pauses for a prediction, and
+	// mostPauses the maximum number considered.
 	leastPauses = 3
 	mostPauses  = 20
 )
 
-// PastPauses are how long the last pauses of a worker were that have ended,
-// newest first, as the audit log has them: at most mostPauses.
+// PastPauses returns the durations of a worker's last pauses that have ended,
+// newest first, from the audit log: at most mostPauses.
 func (f *Fleet) PastPauses(ctx context.Context, id string) ([]time.Duration, error) {
 	page, err := f.NewestAudit(ctx, AuditQuery{WorkerID: id, Limit: 500})
 	if err != nil {
@@ -47,7 +46,7 @@ func (f *Fleet) PastPauses(ctx context.Context, id string) ([]time.Duration, err
 }
 
 // HibernatePays reports whether the next pause is expected to be short enough
-// for hibernation, and why: the median of those that were is.
+// for hibernation, and why: whether the median of pauses is.
 func HibernatePays(pauses []time.Duration) (bool, string) {
 	if len(pauses) < leastPauses {
 		return false, fmt.Sprintf("%d of its pauses are known, %d are needed to expect how long one is", len(pauses), leastPauses)

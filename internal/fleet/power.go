@@ -13,20 +13,20 @@ import (
 	"lull/internal/power"
 )
 
-// Pause is what a pause or drain is asked for with.
+// Pause is the request for a pause or drain.
 type Pause struct {
 	Reason Reason // empty is manual
 	Drain  bool
-	// Decision is what an automatic pause rests on; it goes to the audit.
+	// Decision is the basis of an automatic pause. It goes to the audit log.
 	Decision *evidence.Decision
 	Detail   string
-	Policy   string // that held, as policy.Resolved names it; empty if it is not known
-	Force    bool   // nothing that is read calls it off
+	Policy   string // the one that applied, as policy.Resolved names it; empty if unknown
+	Force    bool   // no reading cancels it
 }
 
-// PauseWorker records the intent to stop a worker: desired STOPPED, reason
-// and generation. The controller acts on it. One that is stopped, or will be
-// for a person, stays as it is. Errors: NotFound, Refused.
+// PauseWorker records the intent to stop a worker: desired STOPPED, reason and
+// generation. The controller acts on it. A worker that is stopped, or that a
+// user is already stopping, stays as it is. Errors: NotFound, Refused.
 func (f *Fleet) PauseWorker(ctx context.Context, by Actor, id string, p Pause) (Worker, error) {
 	if p.Reason == "" {
 		p.Reason = ReasonManual
@@ -39,19 +39,19 @@ func (f *Fleet) PauseWorker(ctx context.Context, by Actor, id string, p Pause) (
 	})
 }
 
-// StopWorker is PauseWorker by a person.
+// StopWorker is PauseWorker for a user.
 func (f *Fleet) StopWorker(ctx context.Context, by Actor, id string) (Worker, error) {
 	return f.PauseWorker(ctx, by, id, Pause{})
 }
 
-// DrainWorker makes a RUNNING worker DRAINING by a person's wish: it takes
-// nothing new and stops when nothing runs or the drain times out.
+// DrainWorker makes a RUNNING worker DRAINING at a user's request: it takes no
+// new work, and stops when nothing runs or the drain times out.
 func (f *Fleet) DrainWorker(ctx context.Context, by Actor, id string) (Worker, error) {
 	return f.PauseWorker(ctx, by, id, Pause{Drain: true})
 }
 
 // intendStop records a stop. Every pause is counted here, once, and nowhere
-// else but where the cloud did it.
+// else, except pauses made by the cloud.
 func (w *Worker) intendStop(tx *Tx, p Pause) error {
 	command, verb := "stop", power.VerbStop
 	if p.Drain {
@@ -66,18 +66,18 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 		case p.Reason.Automatic():
 			return refuse("already_intended", fmt.Sprintf("it is to stop already, for %s", w.PauseReason))
 		case w.Intent == nil || !w.Intent.Reason.Automatic() && (p.Drain || !w.Intent.Drain):
-			return nil // done, or on the way for a person
+			return nil // done, or already requested by a user
 		case p.Drain && w.Status != power.WorkerRunning:
 			return refuse("status", fmt.Sprintf("it is %s", w.Status))
 		}
 	}
 	if starts && p.Reason.Automatic() {
-		return refuse("status", fmt.Sprintf("it is %s and to start", w.Status)) // only a person takes a start back
+		return refuse("status", fmt.Sprintf("it is %s and to start", w.Status)) // only a user withdraws a start
 	}
 	if w.startWaits() {
 		if w.Status == power.WorkerStopped || w.Intent != nil && !w.Intent.Reason.Automatic() {
-			// The start is all that there is to take back: the pause was
-			// counted when it was intended.
+			// Only the start remains to be withdrawn: the pause was counted
+			// when it was intended.
 			w.DesiredStatus, w.StatusReason = power.WorkerStopped, ""
 			w.withdrawStart(tx)
 			return nil
@@ -123,20 +123,20 @@ func (w *Worker) intendStop(tx *Tx, p Pause) error {
 	return nil
 }
 
-// startWaits tells whether a start was asked for that a stop, or its turn, is
-// before.
+// startWaits reports whether a start was requested that waits for a stop or for
+// its turn.
 func (w *Worker) startWaits() bool {
 	return w.DesiredStatus == power.WorkerRunning && (w.Status == power.WorkerStopping || w.Status == power.WorkerStopped)
 }
 
-// startPending tells whether a start is under way or waits.
+// startPending reports whether a start is in progress or waiting.
 func (w *Worker) startPending() bool {
 	return w.startWaits() || w.DesiredStatus == power.WorkerRunning && w.Status == power.WorkerStarting
 }
 
-// withdrawStart takes back a start that is not confirmed: it counts as no
-// resume and begins no snooze. One that was sent may take effect all the same,
-// so that StartSentAt is kept until EC2 has shown what came of it.
+// withdrawStart withdraws a start that is not confirmed: it counts as no resume
+// and begins no snooze. A start that was sent may take effect nevertheless, so
+// StartSentAt is kept until EC2 has shown the outcome.
 func (w *Worker) withdrawStart(tx *Tx) {
 	now, detail := tx.Now, "the start of a new worker"
 	if w.StartBy != "" {
@@ -148,12 +148,12 @@ func (w *Worker) withdrawStart(tx *Tx) {
 	tx.Note(Entry{Action: AuditStartWithdrawn, Events: []string{EventStartWithdrawn}, Reason: string(w.StartOrigin), Detail: detail})
 	w.StartWithdrawnAt, w.StartWithdrawnBy = &now, tx.by.Name
 	if w.StartOrigin == OriginExternal || w.EC2State == string(power.EC2Pending) || w.EC2State == string(power.EC2Running) {
-		w.StartSentAt = nil // it has shown
+		w.StartSentAt = nil // its outcome is known
 	}
 	w.clearStart()
 }
 
-// clearStart forgets who asked for a start and why.
+// clearStart removes who requested a start and why.
 func (w *Worker) clearStart() {
 	w.StartOrigin, w.StartBy, w.StartReason, w.StartAskedAt = OriginNone, "", "", nil
 }
@@ -165,7 +165,7 @@ func (w *Worker) stopSent() *time.Time {
 	return w.Intent.SentAt
 }
 
-// paused writes what a pause of any kind leaves in the activity group.
+// paused records a pause of any kind in the activity group.
 func (w *Worker) paused(tx *Tx, r Reason, by string) {
 	now := tx.Now
 	w.LastPausedAt, w.LastPausedBy, w.PauseReason, w.PausePolicy = &now, by, r, ""
@@ -180,14 +180,14 @@ func (w *Worker) paused(tx *Tx, r Reason, by string) {
 	}
 }
 
-// StartWorker and ResumeWorker are the same: desired RUNNING. A worker that
-// stops comes back when it has stopped; one whose stop was not sent yet
+// StartWorker and ResumeWorker are equivalent: desired RUNNING. A worker that
+// is stopping comes back when it has stopped. One whose stop was not sent yet
 // stays up. Errors: NotFound, Refused.
 func (f *Fleet) StartWorker(ctx context.Context, by Actor, id string) (Worker, error) {
 	return f.ResumeWorker(ctx, by, id)
 }
 
-// ResumeWorker asks for RUNNING. Actors that are not people make it an
+// ResumeWorker requests RUNNING. For an actor that is no user it is an
 // automatic resume, which a halt refuses.
 func (f *Fleet) ResumeWorker(ctx context.Context, by Actor, id string) (Worker, error) {
 	origin := OriginManual
@@ -210,7 +210,7 @@ func (f *Fleet) ResumeWorker(ctx context.Context, by Actor, id string) (Worker, 
 	})
 }
 
-// startReason is why an actor starts something, as budgets name it.
+// startReason returns the reason of an actor's start, as named in budgets.
 func startReason(by Actor) string {
 	switch by.Kind {
 	case KindPerson:
@@ -223,9 +223,9 @@ func startReason(by Actor) string {
 	return policy.ForRepair
 }
 
-// TakeStart moves a STOPPED worker that is to run to STARTING, within the
-// budgets of automatic starts: those of people are counted and not held.
-// Errors: NotFound, ErrStale, Refused with reason budget and its blocks.
+// TakeStart moves a STOPPED worker with a pending start to STARTING, within the
+// budgets of automatic starts. Users' starts are counted and not held. Errors:
+// NotFound, ErrStale, Refused with reason budget and its blocks.
 func (f *Fleet) TakeStart(ctx context.Context, id string, at int64, ec2 string) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: ByController, At: at, Limits: true, Rules: true}, func(w *Worker, tx *Tx) error {
 		reason := cmp.Or(w.StartReason, policy.ForRepair)
@@ -269,8 +269,8 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 		w.StartOrigin, w.StartBy, w.StartReason = o, tx.by.Name, startReason(tx.by)
 		w.StartWithdrawnAt, w.StartWithdrawnBy = nil, ""
 	}
-	// A start that waits goes on as it is, unless somebody asks who waits for
-	// less than the one before.
+	// A pending start stays as it is, unless the new requester has priority
+	// over the earlier one.
 	asked := w.DesiredStatus == power.WorkerRunning && (w.StartOrigin != OriginAuto || urgency(startReason(tx.by)) <= urgency(w.StartReason))
 	switch w.Status {
 	case power.WorkerTerminating, power.WorkerTerminated:
@@ -313,7 +313,7 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 	return nil
 }
 
-// urgency orders reasons of starts by who waits for them.
+// urgency orders reasons of starts by who is waiting for them.
 func urgency(reason string) int {
 	switch reason {
 	case policy.ByPerson:
@@ -324,9 +324,9 @@ func urgency(reason string) int {
 	return 0
 }
 
-// CancelStop withdraws a stop and returns the worker to RUNNING; the pause
-// was counted when it was intended and stays counted, but is not its last one.
-// It is for the controller and for commands inside a Change.
+// CancelStop withdraws a stop and returns the worker to RUNNING. The pause was
+// counted when it was intended and stays counted, but is not its last one. It
+// is for the controller and for commands inside a Change.
 func (w *Worker) CancelStop(tx *Tx, action, why string) error {
 	w.unpause(tx.Now, why)
 	if w.Intent != nil && w.Intent.SentAt != nil {
@@ -354,7 +354,7 @@ func (f *Fleet) CancelDrain(ctx context.Context, by Actor, id string) (Worker, e
 	})
 }
 
-// Termination is how a worker is terminated.
+// Termination are the options of a termination.
 type Termination struct {
 	// LeaveLicense terminates a stopped worker although its CML license is
 	// registered and only a running CML can release the seat.
@@ -409,8 +409,8 @@ func (w *Worker) intendEnd(tx *Tx, action, why string) error {
 	return nil
 }
 
-// ExpireTTL acts on a worker's ttl_deadline: stop, or terminate if its
-// ttl_action says so. use is what was in use, for the record.
+// ExpireTTL acts on a worker's ttl_deadline: it stops the worker, or terminates
+// it if its ttl_action says so. use is what was in use, for the record.
 func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: ByController, At: at, Limits: true}, func(w *Worker, tx *Tx) error {
 		switch {
@@ -426,9 +426,9 @@ func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) 
 	})
 }
 
-// RetryWorker lets a FAILED worker that has no instance be launched again,
-// after the controller has proved that the earlier launch left nothing; one
-// that has an instance is started.
+// RetryWorker launches a FAILED worker without an instance again, after the
+// controller has proved that the earlier launch left nothing. One with an
+// instance is started.
 func (f *Fleet) RetryWorker(ctx context.Context, by Actor, id string) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *Worker, tx *Tx) error {
 		if err := f.overdue(tx.Now, w, "retry"); err != nil {
@@ -452,12 +452,12 @@ func (f *Fleet) RetryWorker(ctx context.Context, by Actor, id string) (Worker, e
 	})
 }
 
-// External records a pause that the cloud, or somebody through it, made.
+// External records a pause made by the cloud, or through it.
 func (w *Worker) External(tx *Tx, by string) { w.paused(tx, ReasonExternal, by) }
 
-// Resumed records that RUNNING is confirmed. It begins the snooze, after a
-// first launch too; an imported worker that ran already has none. A start that
-// was asked for is counted here, once.
+// Resumed records that RUNNING is confirmed. It begins the snooze, also after a
+// first launch. An imported worker that already ran gets none. A requested
+// start is counted here, once.
 func (w *Worker) Resumed(tx *Tx) {
 	now := tx.Now
 	if found := w.Imported && w.LastPausedAt == nil; w.RunningSince == nil && !found {
@@ -467,7 +467,7 @@ func (w *Worker) Resumed(tx *Tx) {
 	w.Intent, w.Draining, w.MissingSince, w.StartSentAt = nil, false, nil, nil
 	w.TargetPauseAt, w.WarningSentAt, w.WarningFor, w.CancelledStopAt, w.StopCalledOff = nil, nil, "", nil, nil
 	if w.License.OperationInProgress != nil {
-		w.License.OperationInProgress = &now // CML's time for it begins anew
+		w.License.OperationInProgress = &now // CML's time limit starts again
 	}
 	action, events := "started", []string(nil)
 	if w.StartOrigin != OriginNone {
@@ -487,16 +487,16 @@ func (w *Worker) Resumed(tx *Tx) {
 	w.StartWithdrawnAt, w.StartWithdrawnBy = nil, ""
 }
 
-// Repair asks for a start after a stop that nobody wanted.
+// Repair requests a start after an unintended stop.
 func (w *Worker) Repair(tx *Tx) {
 	now := tx.Now
 	w.StartOrigin, w.StartBy, w.StartReason, w.StartAskedAt = OriginAuto, tx.by.Name, policy.ForRepair, &now
 	w.StartSentAt, w.StartWithdrawnAt, w.StartWithdrawnBy = nil, nil, ""
 }
 
-// StoppedOutside takes back the start that was under way or waited as the
-// worker was before, if there was one: somebody stopped the machine meanwhile,
-// not through lull.
+// StoppedOutside withdraws the start that was in progress or waiting in the
+// earlier state before, if there was one: the machine was stopped outside lull
+// meanwhile.
 func (w *Worker) StoppedOutside(tx *Tx, before *Worker) {
 	w.DesiredStatus = power.WorkerStopped
 	if before.startPending() {
@@ -506,16 +506,16 @@ func (w *Worker) StoppedOutside(tx *Tx, before *Worker) {
 	w.StartSentAt = nil
 }
 
-// StopLateStart makes a start that was withdrawn, and took effect all the same,
-// end in a stop: that of the person who withdrew it, which is counted already.
+// StopLateStart ends a start that was withdrawn and took effect nevertheless in
+// a stop, attributed to the user who withdrew it. That stop is already counted.
 func (w *Worker) StopLateStart(tx *Tx) {
 	w.DesiredStatus, w.StartSentAt = power.WorkerStopped, nil
 	w.Intent = &Intent{Reason: ReasonManual, By: w.StartWithdrawnBy, At: tx.Now, Generation: w.PauseGeneration}
 	w.clearStart()
 }
 
-// CallOff is CancelStop of an automatic stop, with the decision that called it
-// off, for the audit.
+// CallOff is CancelStop for an automatic stop, with the decision that canceled
+// it, for the audit log.
 func (w *Worker) CallOff(tx *Tx, d *evidence.Decision, why string) error {
 	action := "pause_cancelled"
 	if w.Intent != nil && w.Intent.Drain {
@@ -528,8 +528,8 @@ func (w *Worker) CallOff(tx *Tx, d *evidence.Decision, why string) error {
 	return nil
 }
 
-// ScheduleStart asks for RUNNING because a schedule has opened. What at names
-// must be the newest, so that it never stands against a person's later word.
+// ScheduleStart requests RUNNING because a schedule has opened. The revision at
+// must be the newest, so that it never overrides a later decision of a user.
 // Errors: NotFound, ErrStale, Refused.
 func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule string) (Worker, error) {
 	by := Actor{Name: bySchedule + schedule, Kind: KindSchedule}
@@ -547,8 +547,8 @@ func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule
 	})
 }
 
-// ScheduleWithdraws takes back a start that a schedule asked for and that still
-// waits, for the schedule no longer wants it. Errors: NotFound, ErrStale.
+// ScheduleWithdraws withdraws a pending start requested by a schedule that no
+// longer wants it. Errors: NotFound, ErrStale.
 func (f *Fleet) ScheduleWithdraws(ctx context.Context, id string, at int64) (Worker, error) {
 	return f.Change(ctx, id, Changing{By: ByController, At: at}, func(w *Worker, tx *Tx) error {
 		if !w.ForSchedule() || w.Status != power.WorkerStopped {
@@ -561,15 +561,15 @@ func (f *Fleet) ScheduleWithdraws(ctx context.Context, id string, at int64) (Wor
 	})
 }
 
-// ForSchedule tells whether a start waits that a schedule asked for.
+// ForSchedule reports whether a start requested by a schedule is pending.
 func (w *Worker) ForSchedule() bool {
 	return w.startWaits() && w.StartReason == policy.ForSchedule && strings.HasPrefix(w.StartBy, bySchedule)
 }
 
-// bySchedule begins the name of a schedule's actor.
+// bySchedule is the prefix of a schedule's actor name.
 const bySchedule = "schedule "
 
-// WantsStart tells whether a schedule wants a stopped worker started now.
+// WantsStart reports whether a schedule wants a stopped worker started now.
 func (w *Worker) WantsStart(now time.Time, r *policy.Resolved) bool {
 	return w.Status == power.WorkerStopped && w.DesiredStatus == power.WorkerStopped && w.Intent == nil &&
 		r.Standing != nil && r.Standing.Starts(w.lastStop()) && !w.Overdue(now)

@@ -53,14 +53,14 @@ func (q WorkerFilter) Matches(w *Worker) bool {
 	return true
 }
 
-// WorkerPage is one page of a listing, by id. Next is empty at the end.
+// WorkerPage is one page of a listing, by ID. Next is empty at the end.
 type WorkerPage struct {
 	Workers []Worker `json:"workers"`
 	Next    string   `json:"next,omitempty"`
 }
 
-// Workers lists the workers that q selects, at most limit (0 is 100, at most
-// 1000), from the one after the id after.
+// Workers lists the workers that q selects, at most limit (0 means 100, at most
+// 1000), beginning after the ID after.
 func (f *Fleet) Workers(ctx context.Context, q WorkerFilter, after string, limit int) (WorkerPage, error) {
 	switch {
 	case limit == 0:
@@ -97,8 +97,7 @@ func (f *Fleet) Workers(ctx context.Context, q WorkerFilter, after string, limit
 	}
 }
 
-// WorkersByID reads workers in the order of ids, and leaves out those that are
-// gone.
+// WorkersByID reads workers in the order of ids, and omits those that are gone.
 func (f *Fleet) WorkersByID(ctx context.Context, ids []string) ([]Worker, error) {
 	out := make([]Worker, 0, len(ids))
 	for part := range slices.Chunk(ids, store.MaxOps) {
@@ -124,10 +123,10 @@ func (f *Fleet) WorkersByID(ctx context.Context, ids []string) ([]Worker, error)
 	return out, nil
 }
 
-// StatusOf makes the idle status of a worker from its record, what holds for
-// it and its readings. No readings makes every signal unknown, and says so.
-// When it is checked next is for its owner to say, who plans it. shadow: the
-// whole server is in shadow.
+// StatusOf computes the idle status of a worker from its record, its effective
+// policy and its readings. Without readings every signal is unknown, and the
+// status says so. Only the worker's owner plans its next check. shadow means
+// that the whole server is in dry run.
 func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings []idle.Reading, guards []idle.Block, shadow bool) IdleStatus {
 	halt := f.Halted()
 	guards = slices.Concat(guards, Standstill(w, r, halt, shadow))
@@ -149,9 +148,9 @@ func (f *Fleet) StatusOf(now time.Time, w *Worker, r *policy.Resolved, readings 
 	return st
 }
 
-// Standstill are the blocks of whatever would be done automatically to w: a
-// halt, and a shadow. Whoever judges w, for the record, for an answer or for
-// the action itself, has them from here.
+// Standstill returns the blocks of every automatic action on w: a halt, and dry
+// run. Every judgement of w, for the record, for an answer or for the action
+// itself, gets them from here.
 func Standstill(w *Worker, r *policy.Resolved, h Halt, shadow bool) []idle.Block {
 	var out []idle.Block
 	if h.On {
@@ -168,13 +167,13 @@ func Standstill(w *Worker, r *policy.Resolved, h Halt, shadow bool) []idle.Block
 	return out
 }
 
-// shadowed is the sentence of the block of a policy in shadow.
+// shadowed returns the sentence of the block of a policy in dry run.
 func shadowed(r *policy.Resolved) string {
 	return "Its policy is in shadow (" + r.From["shadow"].String() + "): everything is decided and nothing is done."
 }
 
-// GetWorkerIdleStatus judges a worker by its stored record alone: what the
-// API answers when the owner of the live readings cannot be reached.
+// GetWorkerIdleStatus judges a worker by its stored record alone, for answers
+// when the owner of the live readings cannot be reached.
 func (f *Fleet) GetWorkerIdleStatus(ctx context.Context, id string) (IdleStatus, error) {
 	w, err := f.Worker(ctx, id)
 	if err != nil {
@@ -187,7 +186,7 @@ func (f *Fleet) GetWorkerIdleStatus(ctx context.Context, id string) (IdleStatus,
 	return f.StatusOf(time.Now(), &w, &p, nil, nil, false), nil
 }
 
-// GetWorkerActivity is the activity group of a worker.
+// GetWorkerActivity returns the activity group of a worker.
 func (f *Fleet) GetWorkerActivity(ctx context.Context, id string) (Activity, error) {
 	w, err := f.Worker(ctx, id)
 	if err != nil {
@@ -210,13 +209,13 @@ func (f *Fleet) GetWorkerActivity(ctx context.Context, id string) (Activity, err
 	}, nil
 }
 
-// GetWorkerTelemetryEvents are the relevant events last seen, newest first.
+// GetWorkerTelemetryEvents returns the last relevant events, newest first.
 func (f *Fleet) GetWorkerTelemetryEvents(ctx context.Context, id string) ([]Event, error) {
 	w, err := f.Worker(ctx, id)
 	return w.RecentActivityEvents, err
 }
 
-// EC2State is what EC2 says about a worker's instance.
+// EC2State is EC2's state of a worker's instance.
 type EC2State struct {
 	State      string            `json:"state"`
 	Tags       map[string]string `json:"tags"`
@@ -224,14 +223,14 @@ type EC2State struct {
 	ObservedAt *time.Time        `json:"observed_at,omitempty"`
 }
 
-// GetWorkerEC2State is the recorded state, for when no live observation is
-// at hand; then observed_at is null.
+// GetWorkerEC2State returns the recorded state, for use when there is no live
+// observation; observed_at is then null.
 func (f *Fleet) GetWorkerEC2State(ctx context.Context, id string) (EC2State, error) {
 	w, err := f.Worker(ctx, id)
 	return EC2State{State: w.EC2State, Tags: w.Tags}, err
 }
 
-// Request is a command that only the owner of a worker can carry out: it is
+// Request is a command that only the owner of a worker can carry out. It is
 // durable until the owner has answered it, or for RequestTTL.
 type Request struct {
 	ID         string        `json:"id"`
@@ -254,7 +253,7 @@ const (
 
 var requestCodec = store.Codec[Request]{Version: 1}
 
-// DecodeRequest reads a request that came by a watch or a listing.
+// DecodeRequest decodes a request from a watch or a listing.
 func DecodeRequest(v store.Value) (Request, error) { return requestCodec.Decode(v.Key, v.Data) }
 
 // AskOwner writes a request for the owner of a worker. Await waits for its
@@ -289,8 +288,8 @@ func (f *Fleet) Request(ctx context.Context, id string) (Request, error) {
 	return DecodeRequest(v)
 }
 
-// Await waits until a request is answered or ctx ends; then it returns the
-// request as it is, without an error.
+// Await waits until a request is answered or ctx ends. In the latter case it
+// returns the unanswered request without an error.
 func (f *Fleet) Await(ctx context.Context, r Request) (Request, error) {
 	watch, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -334,7 +333,7 @@ func (f *Fleet) DropRequest(ctx context.Context, id string) error {
 	return err
 }
 
-// Discovered is an instance that discovery found and nobody imported yet.
+// Discovered is an instance that discovery found and that is not imported yet.
 type Discovered struct {
 	Region        string            `json:"aws_region"`
 	Account       string            `json:"account,omitempty"`
@@ -344,13 +343,14 @@ type Discovered struct {
 	State         string            `json:"state"`
 	Tags          map[string]string `json:"tags,omitempty"`
 	FirstSeenAt   time.Time         `json:"first_seen_at"`
-	// Orphan: it carries this fleet's tag, but no worker is known for it.
+	// Orphan means that it carries this fleet's tag, but no worker is known for
+	// it.
 	Orphan bool `json:"orphan,omitempty"`
 }
 
 var discoveredCodec = store.Codec[Discovered]{Version: 1}
 
-// Discovered lists what discovery found.
+// Discovered lists the findings of discovery.
 func (f *Fleet) Discovered(ctx context.Context) ([]Discovered, error) {
 	page, err := store.List(ctx, f.store, store.Prefix(foundPrefix))
 	if err != nil {
@@ -387,8 +387,7 @@ func (f *Fleet) PutDiscovered(ctx context.Context, d Discovered, gone bool) erro
 	return err
 }
 
-// WorkerOf returns the id of the worker that an instance belongs to, or
-// nothing.
+// WorkerOf returns the ID of the worker that an instance belongs to, or "".
 func (f *Fleet) WorkerOf(ctx context.Context, region, instance string) (string, error) {
 	v, err := store.Get(ctx, f.store, instanceKey(region, instance))
 	if errors.Is(err, store.ErrNotFound) {

@@ -16,18 +16,18 @@ import (
 	"lull/internal/store"
 )
 
-// Limits on how many rules there may be.
+// Limits of the number of rules.
 const (
 	maxRules     = 1000 // policies, schedules, groups and budgets, each
 	maxOverrides = 5000
-	// keepOverrides is how long an override is kept after its end: it made
-	// boundaries of schedules void that may still be the last ones.
+	// keepOverrides is how long an override is kept after its end: the schedule
+	// boundaries that it made void may still be the last ones.
 	keepOverrides = 60 * 24 * time.Hour
 )
 
-// changeRule writes one rule with the mark and its audit entry, and brings
-// the rules at hand up to date. fn gets the old data, empty for none, and
-// returns the new, nil to delete it.
+// changeRule writes one rule with the mark and its audit entry, and updates the
+// cached rules. fn gets the old data, empty for none, and returns the new data,
+// nil to delete it.
 func (f *Fleet) changeRule(ctx context.Context, key string, e Entry, fn func(old store.Value) ([]byte, error)) error {
 	return f.changeRuleSaying(ctx, key, func(old store.Value) ([]byte, Entry, error) {
 		data, err := fn(old)
@@ -35,7 +35,8 @@ func (f *Fleet) changeRule(ctx context.Context, key string, e Entry, fn func(old
 	})
 }
 
-// changeRuleSaying is changeRule where the audit entry tells of the old data.
+// changeRuleSaying is changeRule with an audit entry that depends on the old
+// data.
 func (f *Fleet) changeRuleSaying(ctx context.Context, key string, fn func(old store.Value) ([]byte, Entry, error)) error {
 	_, err := store.Transact(ctx, f.store, []string{key, rulesMark}, func(view []store.Value) ([]store.Op, error) {
 		data, e, err := fn(view[0])
@@ -60,7 +61,7 @@ func (f *Fleet) changeRuleSaying(ctx context.Context, key string, fn func(old st
 	return f.RefreshRules(ctx)
 }
 
-// put makes the write of a rule that is at a revision, or 0 for any.
+// put returns the write of a rule at a revision, or 0 for any.
 func put[T any](c store.Codec[T], kind, name, key string, revision int64, make func(old *T) (T, error)) func(store.Value) ([]byte, error) {
 	return func(v store.Value) ([]byte, error) {
 		if revision != 0 && v.ModRevision != revision {
@@ -93,7 +94,7 @@ func text(p *string) string {
 	return *p
 }
 
-// knows reports a schedule or policy that is named and does not exist.
+// knows returns an error for a schedule or policy that does not exist.
 func (f *Fleet) knows(policyName, schedule string) error {
 	rules := f.Rules()
 	if _, ok := rules.Policies[policyName]; !ok && policyName != "" {
@@ -105,7 +106,7 @@ func (f *Fleet) knows(policyName, schedule string) error {
 	return nil
 }
 
-// Policies lists all policies by name, those that come with lull too.
+// Policies lists all policies by name, including the built-in ones.
 func (f *Fleet) Policies(ctx context.Context) ([]policy.Named, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return nil, err
@@ -158,8 +159,8 @@ func (f *Fleet) PutPolicy(ctx context.Context, by Actor, p policy.Named, create 
 	return p, err
 }
 
-// DeletePolicy removes a policy. A shipped one that was changed becomes as it
-// came. One that is in use stays. Errors: NotFound, Refused.
+// DeletePolicy removes a policy. A built-in one that was changed returns to its
+// defaults. One that is in use stays. Errors: NotFound, Refused.
 func (f *Fleet) DeletePolicy(ctx context.Context, by Actor, name string) error {
 	if _, err := f.NamedPolicy(ctx, name); err != nil {
 		return err
@@ -198,7 +199,7 @@ func inUse(kind, name string, users []string) error {
 	return &Refused{Command: "remove " + kind, Name: name, Reason: "in_use", Detail: "it is used by " + strings.Join(users, ", ") + more}
 }
 
-// usersOf names the workers that use something.
+// usersOf returns the names of the workers that use something.
 func (f *Fleet) usersOf(ctx context.Context, uses func(*Worker) bool) ([]string, error) {
 	var out []string
 	for after := ""; ; {
@@ -240,8 +241,8 @@ func (f *Fleet) Schedule(ctx context.Context, name string) (policy.Schedule, err
 	return policy.Schedule{}, &NotFound{Kind: "schedule", Name: name}
 }
 
-// PutSchedule creates or replaces a schedule. With create it must not exist.
-// One whose hours change speaks first at its next boundary. Errors: Invalid,
+// PutSchedule creates or replaces a schedule. With create it must not exist. If
+// its hours change, it first acts at its next boundary. Errors: Invalid,
 // Conflict.
 func (f *Fleet) PutSchedule(ctx context.Context, by Actor, s policy.Schedule, create bool) (policy.Schedule, error) {
 	if err := invalidOf(s.Validate()); err != nil {
@@ -296,16 +297,16 @@ func (f *Fleet) DeleteSchedule(ctx context.Context, by Actor, name string) error
 		func(store.Value) ([]byte, error) { return nil, nil })
 }
 
-// Application is what is put on the workers of a selector, or with Remove
-// taken from them. Nil is left alone.
+// Application is what to assign to the workers of a selector or, with Remove,
+// to remove from them. Nil fields are unchanged.
 type Application struct {
 	Policy, Schedule *string
 	Priority         *int // of the group
 	Remove           bool
 }
 
-// becomes is what a name that is was becomes by an Application of asked to
-// whom, or why it does not: only what is named is taken away.
+// becomes returns the new value of a name that was assigned, or why it does not
+// change: only what is named is removed.
 func (a Application) becomes(kind, was string, asked *string, whom string) (string, error) {
 	switch {
 	case asked == nil:
@@ -322,11 +323,10 @@ func (a Application) becomes(kind, was string, asked *string, whom string) (stri
 	return was, &Refused{Command: "take away " + kind, Name: *asked, Reason: "not_in_place", Detail: there}
 }
 
-// Apply puts a policy or a schedule on workers: on those that are named each
-// by itself, else on all that a selector names, now and later. It returns
-// the workers that were changed, or the group; a group that says nothing is
-// removed. Errors: Invalid, NotFound, Refused if what is to be taken away is
-// not in place.
+// Apply assigns a policy or a schedule to workers: individually to those named
+// in the selector, otherwise to all that it selects, now and later. It returns
+// the changed workers, or the group. An empty group is removed. Errors:
+// Invalid, NotFound, Refused if what is to be removed is not assigned.
 func (f *Fleet) Apply(ctx context.Context, by Actor, sel policy.Scope, a Application) ([]Worker, *policy.Group, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return nil, nil, err
@@ -341,7 +341,7 @@ func (f *Fleet) Apply(ctx context.Context, by Actor, sel policy.Scope, a Applica
 	if len(sel.Tags) > 0 || sel.Region != "" {
 		return nil, nil, invalidf("worker_ids", "give workers or a selector, not both")
 	}
-	for _, id := range sel.Workers { // all or none, but for what changes meanwhile
+	for _, id := range sel.Workers { // all or none, except for concurrent changes
 		w, err := f.Worker(ctx, id)
 		if err != nil {
 			return nil, nil, err
@@ -361,7 +361,7 @@ func (f *Fleet) Apply(ctx context.Context, by Actor, sel policy.Scope, a Applica
 	return out, nil, nil
 }
 
-// profile is what an Application changes of a worker.
+// profile returns what an Application changes on a worker.
 func (a Application) profile(w *Worker) (Profile, error) {
 	name, err := a.becomes("policy", w.Policy, a.Policy, "worker "+w.Name)
 	if err != nil {
@@ -381,7 +381,7 @@ func (a Application) profile(w *Worker) (Profile, error) {
 	return out, nil
 }
 
-// groupID is the same for the same selector.
+// groupID returns the same ID for equal selectors.
 func groupID(s policy.Scope) string {
 	sum := sha256.Sum256([]byte(s.String()))
 	return "g-" + hex.EncodeToString(sum[:5])
@@ -439,8 +439,8 @@ func (f *Fleet) applyGroup(ctx context.Context, by Actor, sel policy.Scope, a Ap
 	return g, err
 }
 
-// said tells what an Application changes of whom, which is empty for the
-// worker that the entry names: what is lost too.
+// said describes what an Application changes, including what is lost. whom is
+// empty for the worker that the entry names.
 func (a Application) said(whom, policyWas, policyIs, scheduleWas, scheduleIs string) string {
 	var parts []string
 	part := func(asked *string, kind, was, is string) {
@@ -464,7 +464,7 @@ func (a Application) said(whom, policyWas, policyIs, scheduleWas, scheduleIs str
 	return strings.Join(parts, ", ")
 }
 
-// Groups lists the selectors that something was applied to, weakest first.
+// Groups lists the selectors with assignments, weakest first.
 func (f *Fleet) Groups(ctx context.Context) ([]policy.Group, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return nil, err
@@ -472,7 +472,7 @@ func (f *Fleet) Groups(ctx context.Context) ([]policy.Group, error) {
 	return append([]policy.Group{}, f.Rules().Groups...), nil
 }
 
-// DeleteGroup takes away what was applied to a selector. Errors: NotFound.
+// DeleteGroup removes what was assigned to a selector. Errors: NotFound.
 func (f *Fleet) DeleteGroup(ctx context.Context, by Actor, id string) error {
 	if err := checkName("group", id); err != nil {
 		return err
@@ -505,7 +505,7 @@ func gone(kind, name string) func(store.Value) ([]byte, error) {
 	}
 }
 
-// Budgets lists all budgets by name, the default one too.
+// Budgets lists all budgets by name, including the default one.
 func (f *Fleet) Budgets(ctx context.Context) ([]policy.Budget, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return nil, err
@@ -513,7 +513,7 @@ func (f *Fleet) Budgets(ctx context.Context) ([]policy.Budget, error) {
 	return append([]policy.Budget{}, f.Rules().Budgets...), nil
 }
 
-// BudgetStates tells how every budget stands, by the pool as it is now.
+// BudgetStates returns the state of every budget, by the present pool.
 func (f *Fleet) BudgetStates(ctx context.Context) (map[string]policy.Used, error) {
 	pool, err := f.Pool(ctx)
 	if err != nil {
@@ -555,7 +555,7 @@ func (f *Fleet) DeleteBudget(ctx context.Context, by Actor, name string) error {
 	return f.changeRule(ctx, budgetPrefix+name, Entry{Action: "budget_deleted", By: by, Detail: "budget " + name}, gone("budget", name))
 }
 
-// Overrides lists those that have not ended, or with ended all that are kept.
+// Overrides lists those that have not ended or, with ended, all that are kept.
 func (f *Fleet) Overrides(ctx context.Context, ended bool) ([]policy.Override, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return nil, err
@@ -569,8 +569,8 @@ func (f *Fleet) Overrides(ctx context.Context, ended bool) ([]policy.Override, e
 	return out, nil
 }
 
-// AddOverride makes an exception with an end. ID, By and CreatedAt are filled
-// in; a zero From is now. Errors: Invalid, NotFound (its policy or a worker).
+// AddOverride creates an override. It fills in ID, By and CreatedAt; a zero
+// From is now. Errors: Invalid, NotFound (its policy or a worker).
 func (f *Fleet) AddOverride(ctx context.Context, by Actor, o policy.Override) (policy.Override, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return o, err
@@ -600,8 +600,8 @@ func (f *Fleet) AddOverride(ctx context.Context, by Actor, o policy.Override) (p
 	return o, err
 }
 
-// overrideEntry tells of an override, with the names of its workers; one that
-// is gone keeps its id.
+// overrideEntry describes an override, with the names of its workers. One that
+// is gone keeps its ID.
 func (f *Fleet) overrideEntry(ctx context.Context, action string, by Actor, o *policy.Override) Entry {
 	e := Entry{Action: action, By: by, Reason: o.Kind}
 	whom := o.Selector.String()
@@ -656,7 +656,7 @@ func (f *Fleet) EndOverride(ctx context.Context, by Actor, id string) (policy.Ov
 	return o, err
 }
 
-// TrimOverrides removes overrides that ended long ago. It returns how many.
+// TrimOverrides removes overrides that ended long ago. It returns their number.
 func (f *Fleet) TrimOverrides(ctx context.Context, now time.Time) (int, error) {
 	n := 0
 	for _, o := range f.Rules().Overrides {

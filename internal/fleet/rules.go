@@ -12,8 +12,8 @@ import (
 )
 
 // Keys of the rules: policies, schedules, groups, overrides and budgets. The
-// mark changes with each of them, so that a transaction sees whether the
-// rules it decides by are the newest.
+// mark changes with each of them, so that a transaction can check that its
+// rules are the newest.
 const (
 	rulesPrefix    = "policy/"
 	namedPrefix    = rulesPrefix + "named/"
@@ -37,8 +37,8 @@ type mark struct {
 	Changed string `json:"changed"` // the key that did
 }
 
-// rules is a Set, the revision of the store that it was read at, and what it
-// was made of: how many records, and the revision of the newest.
+// rules is a Set, the store revision at which it was read, and its source: the
+// number of records, and the revision of the newest.
 type rules struct {
 	*policy.Set
 	revision int64
@@ -46,11 +46,11 @@ type rules struct {
 	newest   int64
 }
 
-// Rules are the policies, schedules, groups, overrides and budgets as last
+// Rules returns the policies, schedules, groups, overrides and budgets as last
 // read.
 func (f *Fleet) Rules() *policy.Set { return f.now.rules.Load().Set }
 
-// ruleBook makes a Set of records, kept up to date one by one.
+// ruleBook builds a Set from records, and is updated record by record.
 type ruleBook map[string]store.Value
 
 func (b ruleBook) set() (*policy.Set, error) {
@@ -85,8 +85,8 @@ func decodeInto[T any](c store.Codec[T], v store.Value, to *[]T) error {
 	return err
 }
 
-// takeRules puts a Set into the snapshot unless that has a newer one. A
-// record that cannot be read leaves the last good Set as it is.
+// takeRules puts a Set into the snapshot unless that has a newer one. An
+// unreadable record leaves the last good Set unchanged.
 func (f *Fleet) takeRules(b ruleBook, revision int64) error {
 	made := &rules{revision: revision, records: len(b)}
 	for _, v := range b {
@@ -126,8 +126,8 @@ func (f *Fleet) takeRules(b ruleBook, revision int64) error {
 // OnRules calls fn after the rules have changed; it must not block.
 func (f *Fleet) OnRules(fn func()) { f.now.changed.Store(&fn) }
 
-// CountBy gives the fleet a way to count the workers of a selector, for
-// budgets in per cent.
+// CountBy sets the function that counts the workers of a selector, for budgets
+// in percent.
 func (f *Fleet) CountBy(fn func(policy.Scope) int) { f.now.size.Store(&fn) }
 
 func (f *Fleet) size(s policy.Scope) int {
@@ -150,7 +150,7 @@ func (f *Fleet) RefreshRules(ctx context.Context) error {
 	return f.takeRules(book, page.Revision)
 }
 
-// followRules keeps the rules fresh until ctx ends.
+// followRules keeps the rules current until ctx ends.
 func (f *Fleet) followRules(ctx context.Context, fault func(error)) error {
 	book := ruleBook{}
 	take := func(revision int64) error {
@@ -180,10 +180,10 @@ func (f *Fleet) followRules(ctx context.Context, fault func(error)) error {
 	})
 }
 
-// errRules asks for the same change with newer rules.
+// errRules requests the same change with newer rules.
 var errRules = errors.New("newer rules are needed")
 
-// subject is what the rules need to know of w. tmpl may be nil.
+// subject returns the properties of w that rules depend on. tmpl may be nil.
 func (f *Fleet) subject(w *Worker, tmpl *Template) *policy.Subject {
 	s := &policy.Subject{ID: w.ID, Region: w.AWSRegion, Tags: w.Tags, Policy: w.Policy, Own: policy.Values{
 		IdleTimeoutMinutes: w.IdleTimeoutMinutes, SnoozeMinutes: w.SnoozeMinutes,
@@ -209,7 +209,7 @@ func (f *Fleet) subject(w *Worker, tmpl *Template) *policy.Subject {
 	return s
 }
 
-// values is what a template's block says as a layer of policy.
+// values returns a template's settings as a layer of policy.
 func (t *Template) values(s Settings) policy.Values {
 	d := t.IdleDetection
 	v := policy.Values{Enabled: &d.Enabled}
@@ -228,13 +228,13 @@ func (t *Template) values(s Settings) policy.Values {
 	return v
 }
 
-// Base is the weakest layer of every policy.
+// Base returns the weakest layer of every policy.
 func (s Settings) Base() policy.Base {
 	return policy.Base{Timeout: s.WorkerIdleTimeout, WarnBefore: s.WorkerWarnBefore, CheckInterval: s.IdleDetectionInterval,
 		Snooze: s.WorkerAutoPauseSnooze, AutoPause: s.WorkerAutoPauseEnabled}
 }
 
-// Policy resolves what holds for a worker now, with its template.
+// Policy returns the effective policy of a worker now, with its template.
 func (f *Fleet) Policy(ctx context.Context, w *Worker) (policy.Resolved, error) {
 	if w.TemplateName == "" {
 		return f.PolicyWith(time.Now(), w, nil), nil
@@ -249,12 +249,12 @@ func (f *Fleet) Policy(ctx context.Context, w *Worker) (policy.Resolved, error) 
 	return f.PolicyWith(time.Now(), w, &t), nil
 }
 
-// PolicyWith is Policy at a moment with a template that is at hand, or nil.
+// PolicyWith is Policy at a time with a given template, which may be nil.
 func (f *Fleet) PolicyWith(now time.Time, w *Worker, tmpl *Template) policy.Resolved {
 	return f.Rules().Resolve(now, f.Settings().Base(), f.subject(w, tmpl))
 }
 
-// invalidOf turns the faults of package policy into Invalid errors.
+// invalidOf converts the faults of package policy to Invalid errors.
 func invalidOf(err error) error {
 	if err == nil {
 		return nil

@@ -11,12 +11,12 @@ import (
 	"strings"
 )
 
-// Secret is a reference to a secret, or one that is encrypted with a key
-// outside the store: "file:/path", "env:NAME" or "sealed:BASE64". It is never
-// the secret itself, and prints as what kind it is.
+// Secret is a reference to a secret, or a secret encrypted with a key outside
+// the store: "file:/path", "env:NAME" or "sealed:BASE64". It is never the
+// secret itself, and prints only its kind.
 type Secret string
 
-// String hides what a sealed secret holds.
+// String hides the content of a sealed secret.
 func (s Secret) String() string {
 	if strings.HasPrefix(string(s), "sealed:") {
 		return "sealed:***"
@@ -27,14 +27,13 @@ func (s Secret) String() string {
 // GoString hides it in %#v as well.
 func (s Secret) GoString() string { return s.String() }
 
-// Sealer encrypts secrets that are given in the clear. A nil Sealer refuses
-// them.
+// Sealer encrypts secrets given in the clear. A nil Sealer refuses them.
 type Sealer struct {
 	aead  cipher.AEAD
 	links []byte // signs the links of warnings
 }
 
-// NewSealer makes a Sealer from a key of 32 bytes.
+// NewSealer returns a Sealer with a key of 32 bytes.
 func NewSealer(key []byte) (*Sealer, error) {
 	if len(key) != 32 {
 		return nil, fmt.Errorf("cannot use the sealing key: it has %d bytes, not 32", len(key))
@@ -54,8 +53,8 @@ func NewSealer(key []byte) (*Sealer, error) {
 	return &Sealer{aead, links}, nil
 }
 
-// Seal turns what a user gave for field into a Secret: references stay as
-// they are, anything else is encrypted.
+// Seal converts a user's value of field to a Secret: references stay as they
+// are, anything else is encrypted.
 func (s *Sealer) Seal(field, given string) (Secret, error) {
 	switch {
 	case given == "", strings.HasPrefix(given, "file:"), strings.HasPrefix(given, "env:"):
@@ -75,7 +74,7 @@ func (s *Sealer) Seal(field, given string) (Secret, error) {
 	return Secret("sealed:" + base64.RawStdEncoding.EncodeToString(box)), nil
 }
 
-// Open returns the secret. file and env read what a reference names.
+// Open returns the secret. file and env read the target of a reference.
 func (s *Sealer) Open(ref Secret, file, env func(string) (string, error)) (string, error) {
 	kind, rest, _ := strings.Cut(string(ref), ":")
 	switch {

@@ -18,9 +18,9 @@ import (
 // maxMinutes bounds every setting in minutes: a year.
 const maxMinutes = 525_600
 
-// Settings are the effective settings of the fleet. The
-// tags are the contract: env is the variable, its lower case is the key in
-// the API and in the config file; unit is what a number means outside.
+// Settings are the effective settings of the fleet. The tags are the contract:
+// env is the variable, its lower case is the key in the API and in the config
+// file, and unit is the unit of a number outside this program.
 type Settings struct {
 	WorkerIdleTimeout               time.Duration     `env:"WORKER_IDLE_TIMEOUT_MINUTES" default:"60" unit:"minutes" min:"1" max:"525600" doc:"Minutes without activity before a worker is idle."`
 	WorkerAutoPauseEnabled          bool              `env:"WORKER_AUTO_PAUSE_ENABLED" default:"true" doc:"Whether idle workers are paused at all."`
@@ -96,7 +96,7 @@ func listFields() []Field {
 	return out
 }
 
-// FieldOf finds a setting by its key.
+// FieldOf returns the setting with a key.
 func FieldOf(key string) (Field, bool) {
 	for _, f := range fields {
 		if f.Key == key {
@@ -118,8 +118,8 @@ func (f Field) unit() time.Duration {
 	return 0
 }
 
-// Validate reports every fault that lies between settings; each alone was
-// held to its bounds when it was read.
+// Validate returns every fault in combinations of settings. Each single value
+// was checked when it was read.
 func (s Settings) Validate() error {
 	var errs []error
 	if s.IdleDetectionInterval > s.WorkerActivityDetectionInterval {
@@ -180,8 +180,8 @@ func (s Settings) Region(name string) (Region, bool) {
 	return r, ok
 }
 
-// format returns the value of f in s as text, in the setting's own unit.
-// Secrets are shown as what kind they are.
+// format returns the value of f in s as text, in the setting's own unit. For
+// secrets it returns only their kind.
 func (f Field) format(s *Settings) any {
 	switch v := reflect.ValueOf(s).Elem().Field(f.index).Interface().(type) {
 	case time.Duration:
@@ -196,7 +196,7 @@ func (f Field) format(s *Settings) any {
 	}
 }
 
-// set reads raw, which came from text, JSON or YAML, into f of s.
+// set parses raw, from text, JSON or YAML, into f of s.
 func (f Field) set(s *Settings, raw any) error {
 	v := reflect.ValueOf(s).Elem().Field(f.index)
 	bad := func(want string) error { return invalidf(f.Key, "%.60q is not %s", fmt.Sprint(raw), want) }

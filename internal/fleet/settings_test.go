@@ -98,7 +98,8 @@ func TestPinnedSettings(t *testing.T) {
 	})
 }
 
-// Per worker: own field, named policy, template, global.
+// For each worker: its own field, the named policy, the template, the global
+// value.
 func TestPolicyOfWorker(t *testing.T) {
 	fl, err := fleet.New(fleet.Options{ID: "f1"})
 	if err != nil {

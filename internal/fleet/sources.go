@@ -9,7 +9,7 @@ import (
 	"lull/internal/policy"
 )
 
-// Observable is what can be observed of a machine, as far as it was probed.
+// Observable lists what can be observed of a machine, as far as it was probed.
 type Observable struct {
 	// CML reports that a CML answers at the machine's address. CMLDetail is its
 	// version, or why none was found.

@@ -12,8 +12,8 @@ import (
 	"lull/internal/power"
 )
 
-// A running worker whose stop is pending is not said to be not running, and an
-// unknown signal comes with what makes it known.
+// A running worker with a pending stop is not described as not running, and an
+// unknown signal comes with the way to make it known.
 func TestBlocksAgreeWithTheStatus(t *testing.T) {
 	now := time.Date(2026, 3, 2, 20, 0, 0, 0, time.UTC)
 	w := &fleet.Worker{Name: "one", Status: power.WorkerRunning, DesiredStatus: power.WorkerStopped, CreatedAt: now.Add(-100 * time.Hour), Armed: true, IsIdleDetectionEnabled: true,

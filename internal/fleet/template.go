@@ -12,7 +12,7 @@ import (
 	"lull/internal/store"
 )
 
-// Capacity is what a worker of a template can carry.
+// Capacity is the load that a worker of a template can carry.
 type Capacity struct {
 	CPUCores  int `json:"cpu_cores,omitempty"`
 	MemoryGB  int `json:"memory_gb,omitempty"`
@@ -28,8 +28,8 @@ type IdleDetection struct {
 	CheckIntervalMinutes      int  `json:"check_interval_minutes,omitempty"`
 }
 
-// RootVolume is what a template asks of the root volume. Zero fields leave the
-// choice to the image, or to what hibernation needs.
+// RootVolume is a template's root volume. Zero fields leave the choice to the
+// image, or to the needs of hibernation.
 type RootVolume struct {
 	GB        int    `json:"gb,omitempty" minimum:"0" maximum:"16384"`
 	Encrypted bool   `json:"encrypted,omitempty"`
@@ -72,7 +72,7 @@ type Template struct {
 	revision int64
 }
 
-// Public is t without its secrets.
+// Public returns t without its secrets.
 func (t Template) Public() Template {
 	t.CMLPassword = ""
 	return t
@@ -97,7 +97,7 @@ func (t Template) inherit(w *Worker, p Profile) {
 	}
 }
 
-// checkLaunch reports the faults of t's launch options.
+// checkLaunch returns the faults of t's launch options.
 func (t Template) checkLaunch() (errs []error) {
 	bad := func(field, format string, args ...any) { errs = append(errs, invalidf(field, format, args...)) }
 	if v := t.RootVolume; v != nil {
@@ -137,7 +137,7 @@ func (t Template) Revision() int64 { return t.revision }
 
 var instanceType = regexp.MustCompile(`^[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}$`)
 
-// Validate reports every fault of t.
+// Validate returns every fault of t.
 func (t Template) Validate() error {
 	var errs []error
 	if err := checkName("name", t.Name); err != nil {
@@ -252,7 +252,7 @@ func (f *Fleet) PutTemplateWith(ctx context.Context, by Actor, t Template, passw
 	return t, err
 }
 
-// DeleteTemplate removes a template. Workers that were launched from it stay.
+// DeleteTemplate removes a template. Workers launched from it stay.
 func (f *Fleet) DeleteTemplate(ctx context.Context, by Actor, name string) error {
 	if err := checkName("template", name); err != nil {
 		return err
@@ -274,7 +274,8 @@ type Region struct {
 	SubnetID         string            `json:"subnet_id,omitempty" yaml:"subnet_id"`
 	KeyName          string            `json:"key_name,omitempty" yaml:"key_name"`
 	DefaultTags      map[string]string `json:"default_tags,omitempty" yaml:"default_tags"`
-	// AMINamePattern is what discovery looks for besides the tag.
+	// AMINamePattern is the image name pattern that discovery searches for
+	// besides the tag.
 	AMINamePattern string `json:"ami_name_pattern,omitempty" yaml:"ami_name_pattern"`
 }
 
@@ -302,7 +303,7 @@ func (r Region) validate(field string) error {
 	return errors.Join(errs...)
 }
 
-// Launchable tells what is missing to launch in r.
+// Launchable returns what is missing to launch in r.
 func (r Region) Launchable() error {
 	if r.SubnetID == "" || len(r.SecurityGroupIDs) == 0 {
 		return fmt.Errorf("cannot launch in region %s: its configuration has no subnet_id or no security_group_ids", r.Region)
@@ -310,11 +311,11 @@ func (r Region) Launchable() error {
 	return nil
 }
 
-// TemplateKeys are the keys of all templates, to follow.
+// TemplateKeys returns the keys of all templates.
 func TemplateKeys() store.Keys { return store.Prefix(templatePrefix) }
 
-// TemplateName is the name in the key of a template.
+// TemplateName returns the name in the key of a template.
 func TemplateName(key string) string { return strings.TrimPrefix(key, templatePrefix) }
 
-// DecodeTemplate reads a template that came by a watch or a listing.
+// DecodeTemplate decodes a template from a watch or a listing.
 func DecodeTemplate(v store.Value) (Template, error) { return decodeTemplate(v) }

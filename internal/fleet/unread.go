@@ -8,14 +8,15 @@ import (
 	"lull/internal/power"
 )
 
-// Unread says that EC2 cannot be asked about a region, and so about its workers.
+// Unread means that EC2 cannot be asked about a region, and therefore about its
+// workers.
 type Unread struct {
 	Region string    `json:"aws_region"`
 	Since  time.Time `json:"since"`
 	Error  string    `json:"error"`
 }
 
-// Sentence says so, without a full stop.
+// Sentence describes that, without a full stop.
 func (u *Unread) Sentence() string {
 	return u.begins() + strings.TrimSuffix(u.Error, ".")
 }
@@ -24,24 +25,24 @@ func (u *Unread) begins() string {
 	return fmt.Sprintf("EC2 cannot be asked about %s since %s: ", u.Region, u.Since.UTC().Format(time.RFC3339))
 }
 
-// SaidOf reports whether the record of w says so already. What the error says may
-// differ from try to try.
+// SaidOf reports whether the record of w already says so. The text of the error
+// may differ between attempts.
 func (u *Unread) SaidOf(w *Worker) bool { return strings.HasPrefix(w.StatusReason, u.begins()) }
 
-// NeverSeen reports whether EC2 has never told of the instance that w is said to
-// have, and lull has neither launched nor looked at one.
+// NeverSeen reports whether EC2 has never reported the instance that w is
+// recorded with, and lull has neither launched nor observed one.
 func (w *Worker) NeverSeen() bool {
 	return w.Imported && w.EC2State == "" && w.MissingSince == nil && w.Launch == nil
 }
 
-// Forgettable reports whether w can be forgotten although EC2 has not said that
-// its instance is gone: it is to end, or was never seen.
+// Forgettable reports whether w can be forgotten although EC2 has not confirmed
+// that its instance is gone: it is to end, or was never seen.
 func (w *Worker) Forgettable() bool {
 	return w.Status == power.WorkerTerminating || w.Status == power.WorkerUnknown && w.NeverSeen()
 }
 
-// LeftBehind says what a forgotten worker may leave in the cloud; empty for one
-// that is terminated.
+// LeftBehind returns what a forgotten worker may leave in the cloud; empty for
+// a terminated one.
 func (w *Worker) LeftBehind() string {
 	instance := "the instance of its launch"
 	if w.EC2InstanceID != "" {

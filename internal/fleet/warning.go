@@ -11,26 +11,26 @@ import (
 	"lull/internal/power"
 )
 
-// Warning is what the users of a worker are told before it goes down, and
-// why.
+// Warning is the message to the users of a worker before it goes down, with the
+// reason.
 type Warning struct {
 	PauseAt time.Time `json:"pause_at"`
 	// Action is stop, hibernate or auto, drain, or terminate.
 	Action string `json:"action"`
 	Reason Reason `json:"reason"`
-	// Cause is the schedule or the deadline, if it is for one.
+	// Cause is the schedule or the deadline, if that is the reason.
 	Cause string `json:"cause,omitempty"`
-	// Forced tells that it comes whether the worker is used or not, and Use
-	// what was in use when the warning went out.
+	// Forced means that it happens whether or not the worker is in use. Use is
+	// what was in use when the warning was sent.
 	Forced bool   `json:"forced,omitempty"`
 	Use    string `json:"use,omitempty"`
-	// Stopped tells that it is stopped already, and that the end of its life
-	// comes.
+	// Stopped means that the worker is already stopped, and that its
+	// termination is announced.
 	Stopped bool `json:"stopped,omitempty"`
 }
 
-// warns is the warning that an outcome is about, whose pause has a time since
-// it is due; use is what is in use.
+// warns returns the warning of an outcome whose pause is scheduled because the
+// warning is due. use is what is in use.
 func (o *Outcome) warns(use string) *Warning {
 	d := &o.Decision
 	x := &Warning{PauseAt: d.Verdict.TargetPauseAt.UTC(), Action: d.Verdict.Action, Reason: o.Reason, Forced: o.Force}
@@ -46,8 +46,8 @@ func (o *Outcome) warns(use string) *Warning {
 	return x
 }
 
-// WarnOfTTL writes the warning of a worker's ttl_deadline, which is acted on
-// at a time. It is for the controller inside a Change.
+// WarnOfTTL writes the warning of a worker's ttl_deadline, which is acted on at
+// a time. It is for the controller inside a Change.
 func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 	now := tx.Now
 	w.WarningSentAt, w.WarningFor = &now, ReasonTTL
@@ -62,20 +62,20 @@ func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 
 // Times of the warning of a ttl_deadline.
 const (
-	// leastTTLWarning is how long it is out at least, whatever the policy says:
-	// what follows takes a machine away from those who use it.
+	// leastTTLWarning is the minimum time for which it is out, whatever the
+	// policy says, because users then lose their machine.
 	leastTTLWarning = time.Minute
-	// ttlWarningGrace is how long after what it announced it still speaks for
-	// that: who was told so before a halt of hours was not warned.
+	// ttlWarningGrace is how long after the announced time the warning is still
+	// valid: users warned before a halt of hours were not warned.
 	ttlWarningGrace = 10 * time.Minute
 )
 
-// Ends is when the time of a worker is over that runs, or is stopped and will
-// be terminated, what is done then, and when its users are warned of it: as
-// long before as r warns of any pause. It is at its ttl_deadline; later if the
-// warning cannot be out for that long before, and not before the end of a halt.
-// It is nil without a deadline, in a halt that has no end, and where nothing of
-// lull's own acts on it: in shadow.
+// Ends returns the expiry of a worker that runs, or that is stopped and will be
+// terminated: when, the action, and when its users are warned, which is as
+// early as r warns of any pause. The time is its ttl_deadline, but later if the
+// warning would be too short, and not before the end of a halt. It is nil
+// without a deadline, in a halt without an end, and where lull does not act: in
+// dry run.
 func (w *Worker) Ends(now time.Time, r *policy.Resolved, h Halt) *evidence.Expiry {
 	acts := w.Status == power.WorkerRunning && w.Intent == nil || w.Status == power.WorkerStopped && w.TTLAction == "terminate"
 	halted := h.at(now).On
@@ -113,8 +113,8 @@ func (w *Worker) Overdue(now time.Time) bool {
 	return w.TTLDeadline != nil && !now.Before(*w.TTLDeadline)
 }
 
-// Unstartable says why nothing starts w whose ttl_deadline has passed, and what
-// would have to change.
+// Unstartable returns why w, whose ttl_deadline has passed, cannot be started,
+// and what would have to change.
 func (w *Worker) Unstartable() string {
 	return "Nothing starts it: " + w.overdueSince() + "; " + w.Prolong() + "."
 }
@@ -123,7 +123,7 @@ func (w *Worker) overdueSince() string {
 	return "its ttl_deadline is over since " + w.TTLDeadline.UTC().Format(time.RFC3339) + ", which would end it again"
 }
 
-// Prolong says how the time of a worker is made longer.
+// Prolong describes how the worker's expiry can be extended.
 func (w *Worker) Prolong() string {
 	if w.TTLFromTag {
 		return "change or remove the tag ttl-deadline of its instance, or give it another: lull worker ttl " + w.Name + " --for 2h"
@@ -131,39 +131,40 @@ func (w *Worker) Prolong() string {
 	return "move it: lull worker ttl " + w.Name + " --for 2h, or take it away: lull worker ttl " + w.Name + " --off"
 }
 
-// EndTTL takes a ttl_deadline away, and the warning of it.
+// EndTTL removes a ttl_deadline, and its warning.
 func (w *Worker) EndTTL() {
 	w.TTLDeadline, w.TTLFromTag, w.TTLAction = nil, false, ""
 	w.unwarnTTL()
 }
 
-// unwarnTTL takes back the warning of a ttl_deadline that has changed.
+// unwarnTTL withdraws the warning of a ttl_deadline that has changed.
 func (w *Worker) unwarnTTL() {
 	if w.WarningFor == ReasonTTL {
 		w.WarningSentAt, w.WarningFor = nil, ""
 	}
 }
 
-// Notice is what CML's own pages show of a warning.
+// Notice is the part of a warning that CML's own pages show.
 type Notice struct {
-	// ID is CML's; empty while nobody knows whether it was posted.
+	// ID is CML's; empty while it is unknown whether it was posted.
 	ID       string    `json:"id,omitempty"`
 	WarnedAt time.Time `json:"warned_at"`
 	Warning  Warning   `json:"warning"`
 }
 
-// notice asks for x to be shown by CML, in place of what it shows.
+// notice makes CML show x, replacing what it shows.
 func (w *Worker) notice(tx *Tx, x *Warning) {
 	w.CMLNotice = &Notice{WarnedAt: tx.Now, Warning: *x}
 }
 
-// Of reports whether n is of the warning that is out for w.
+// Of reports whether n belongs to the warning that is out for w.
 func (n *Notice) Of(w *Worker) bool {
 	return w.WarningSentAt != nil && w.WarningSentAt.Equal(n.WarnedAt)
 }
 
-// Answers are those that a link in the warning may give. No snooze holds back a
-// ttl_deadline: to extend moves it, and what is stopped can only be extended.
+// Answers returns those that a link in the warning may give. No snooze delays a
+// ttl_deadline: an extension moves it, and a stopped worker can only be
+// extended.
 func (x *Warning) Answers() []string {
 	switch {
 	case x.Reason == ReasonTTL && x.Stopped:

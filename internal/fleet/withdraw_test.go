@@ -13,13 +13,13 @@ import (
 
 var bob = fleet.Actor{Name: "bob", Kind: fleet.KindPerson}
 
-// pending is one way in which a start can be on its way.
+// pending is one way in which a start can be pending.
 type pending struct {
 	name string
 	make func(t *testing.T, fl *fleet.Fleet, id string)
 }
 
-// change is a step of the controller's.
+// change makes one step of the controller.
 func change(t *testing.T, fl *fleet.Fleet, id string, fn func(w *fleet.Worker)) {
 	t.Helper()
 	if _, err := fl.Change(t.Context(), id, fleet.Changing{By: fleet.ByController}, func(w *fleet.Worker, _ *fleet.Tx) error { fn(w); return nil }); err != nil {
@@ -78,9 +78,9 @@ func pendingStarts() []pending {
 	}
 }
 
-// A start that is on its way, and what each command makes of it. Whoever takes
-// it back is in the record, it counts as no resume and leaves nothing behind
-// that a later start could be counted with.
+// The effect of each command on a pending start. The record names who withdrew
+// it, it counts as no resume, and it leaves nothing that a later start could be
+// counted with.
 func TestStartWithdrawn(t *testing.T) {
 	commands := map[string]func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error){
 		"stop": func(ctx context.Context, fl *fleet.Fleet, id string) (fleet.Worker, error) {
@@ -102,8 +102,8 @@ func TestStartWithdrawn(t *testing.T) {
 			return fl.PauseWorker(ctx, fleet.ByController, id, fleet.Pause{Reason: fleet.ReasonIdleTimeout})
 		},
 	}
-	// What a command leads to: status/desired, whether the start is withdrawn,
-	// and how many pauses more are counted.
+	// The result of a command: status/desired, whether the start is withdrawn,
+	// and how many more pauses are counted.
 	type end struct {
 		to        string
 		withdrawn bool
@@ -178,8 +178,8 @@ func TestStartWithdrawn(t *testing.T) {
 	}
 }
 
-// A stop that is called off before it was sent ends the start that waits
-// behind it: nothing was resumed, then or later.
+// A stop that is canceled before it was sent ends the start that waits behind
+// it: nothing is resumed, then or later.
 func TestStartThatIsNotNeeded(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		id := create(t, fl).ID
@@ -200,7 +200,7 @@ func TestStartThatIsNotNeeded(t *testing.T) {
 	})
 }
 
-// A start that waits is taken over by whoever waits for less.
+// A pending start is taken over by a requester with higher priority.
 func TestStartTakenOver(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		id := create(t, fl).ID
@@ -222,8 +222,8 @@ func TestStartTakenOver(t *testing.T) {
 	})
 }
 
-// A termination that a deadline asked for becomes a person's when one asks for
-// it, so that a halt no longer holds it.
+// A termination requested by a deadline becomes a user's when a user requests
+// one, so that a halt no longer holds it.
 func TestTerminationForTTL(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		id := create(t, fl).ID

@@ -12,7 +12,7 @@ import (
 	"lull/internal/store"
 )
 
-// Reason is why a worker was paused: a closed set (spec, section 2.2).
+// Reason is why a worker was paused. The set is closed.
 type Reason string
 
 // The reasons of a pause.
@@ -25,25 +25,25 @@ const (
 	ReasonScaleDown   Reason = "scale_down"
 )
 
-// Automatic tells whether lull decided that itself, so that the pause counts
+// Automatic reports whether lull itself decided that, so that the pause counts
 // in auto_pause_count.
 func (r Reason) Automatic() bool {
 	return r == ReasonIdleTimeout || r == ReasonSchedule || r == ReasonTTL || r == ReasonScaleDown
 }
 
-// ByIdleness tells whether the pause rests on readings, which are then read
-// again right before the call.
+// ByIdleness reports whether the pause is based on readings, which are then
+// read again right before the call.
 func (r Reason) ByIdleness() bool { return r == ReasonIdleTimeout || r == ReasonScaleDown }
 
-// ByReadings tells whether readings that are active or unknown call it off.
+// ByReadings reports whether active or unknown readings cancel it.
 func (i *Intent) ByReadings() bool {
 	return i.Reason.ByIdleness() || i.Reason == ReasonSchedule && !i.Force
 }
 
-// Origin is who wanted a start.
+// Origin is the cause of a start.
 type Origin string
 
-// The origins of a start. A first launch is none.
+// The origins of a start. A first launch has none.
 const (
 	OriginNone     Origin = ""
 	OriginManual   Origin = "manual"
@@ -51,7 +51,7 @@ const (
 	OriginExternal Origin = "external"
 )
 
-// Pause actions and holders of the power to pause (spec, sections 2.2, 2.4).
+// Pause actions and holders of the power to pause.
 const (
 	ActionStop      = "stop"
 	ActionHibernate = "hibernate"
@@ -83,11 +83,11 @@ const (
 	OperationDeregister = "deregister"
 )
 
-// License is the state of a worker's CML license: what CML reported last, and
-// the operation that is pending.
+// License is the state of a worker's CML license: CML's last report, and the
+// pending operation.
 type License struct {
 	Status string `json:"status"`
-	// Registration and Authorization are CML's own words, such as COMPLETED and
+	// Registration and Authorization are CML's own terms, such as COMPLETED and
 	// IN_COMPLIANCE; empty until CML was read.
 	Registration  string `json:"registration,omitempty"`
 	Authorization string `json:"authorization,omitempty"`
@@ -104,7 +104,8 @@ type License struct {
 	FailedOperation string `json:"failed_operation,omitempty"`
 	Token           Secret `json:"token,omitempty"`
 	Reregister      bool   `json:"reregister,omitempty"`
-	// LocalOnly: deregistered here, but Smart Licensing could not be told.
+	// LocalOnly means that it was deregistered here, but Smart Licensing could
+	// not be informed.
 	LocalOnly bool `json:"local_only,omitempty"`
 }
 
@@ -129,8 +130,8 @@ func (l *License) Ask(op string, now time.Time) {
 	}
 }
 
-// Finish records the outcome of an operation. why is the cause of a failure, and
-// local reports that Smart Licensing could not be told.
+// Finish records the outcome of an operation. why is the cause of a failure.
+// local means that Smart Licensing could not be informed.
 func (l *License) Finish(op, status, why string, local bool) {
 	l.DropOperation()
 	l.Status, l.LastError, l.LocalOnly, l.FailedOperation = status, why, local, ""
@@ -142,8 +143,8 @@ func (l *License) Finish(op, status, why string, local bool) {
 	}
 }
 
-// Ended records that the machine is gone: nothing is pending any more, and a seat
-// that was not released stays with Smart Licensing.
+// Ended records that the machine is gone: nothing is pending anymore, and a
+// seat that was not released stays with Smart Licensing.
 func (l *License) Ended() {
 	if l.MayHoldSeat() && l.FailedOperation != OperationDeregister {
 		l.Finish(OperationDeregister, LicenseFailed, "not known to be released before the instance ended", false)
@@ -172,22 +173,23 @@ type Intent struct {
 	Generation int64     `json:"generation"`
 	Drain      bool      `json:"drain,omitempty"`
 	Force      bool      `json:"force,omitempty"` // by a schedule that does not wait for quiet
-	// SentAt is written before the cloud is asked, so that a crash leaves
-	// no doubt about whether it may have been.
+	// SentAt is written before the cloud is asked, so that after a crash it is
+	// known whether the call may have been sent.
 	SentAt *time.Time `json:"sent_at,omitempty"`
-	// Hibernate: the stop is to hibernate the instance. Decided with SentAt.
+	// Hibernate means that the stop is to hibernate the instance. It is decided
+	// together with SentAt.
 	Hibernate bool `json:"hibernate,omitempty"`
 	// AgentGeneration is the agent's own number of an intent that it made.
 	AgentGeneration uint64 `json:"agent_generation,omitempty"`
-	// Before is the last pause before this one, for when this one does not
-	// happen; nil if it is not known.
+	// Before is the last pause before this one, in case this one does not
+	// happen; nil if unknown.
 	Before *LastPause `json:"before,omitempty"`
 }
 
-// Launch is everything a launch is made of. It is durable before the call,
-// and a retry sends exactly this.
+// Launch contains all parameters of a launch. It is durable before the call,
+// and a retry sends exactly the same.
 type Launch struct {
-	Token              string            `json:"token"` // worker id and generation
+	Token              string            `json:"token"` // worker ID and generation
 	Generation         int64             `json:"generation"`
 	AMIID              string            `json:"ami_id"`
 	InstanceType       string            `json:"instance_type"`
@@ -198,29 +200,29 @@ type Launch struct {
 	UserData           string            `json:"user_data,omitempty"`
 	Tags               map[string]string `json:"tags,omitempty"`
 	Hibernation        bool              `json:"hibernation,omitempty"`
-	// HibernationOff says why it cannot hibernate although its policy may.
+	// HibernationOff is why it cannot hibernate although its policy may.
 	HibernationOff string        `json:"hibernation_off,omitempty"`
 	RootVolume     *LaunchVolume `json:"root_volume,omitempty"`
 	ResolvedAt     time.Time     `json:"resolved_at"`
 	SentAt         *time.Time    `json:"sent_at,omitempty"`
 }
 
-// LaunchVolume is the root volume that a launch asks for.
+// LaunchVolume is the root volume that a launch requests.
 type LaunchVolume struct {
 	Device    string `json:"device"`
 	GB        int    `json:"gb"`
-	Type      string `json:"type,omitempty"` // as EC2 names it: gp3
+	Type      string `json:"type,omitempty"` // EC2's name, such as gp3
 	Encrypted bool   `json:"encrypted,omitempty"`
 }
 
 // Volume is an EBS volume of a worker's instance.
 type Volume struct {
 	ID   string `json:"id"`
-	Type string `json:"type"` // as EC2 names it: gp3
+	Type string `json:"type"` // EC2's name, such as gp3
 	GB   int    `json:"size_gb"`
 }
 
-// Worker is the record of one cloud machine (spec, section 2.2).
+// Worker is the record of one cloud machine.
 type Worker struct {
 	ID            string            `json:"id"`
 	Name          string            `json:"name"`
@@ -236,8 +238,8 @@ type Worker struct {
 
 	LaunchGeneration int64   `json:"launch_generation"`
 	Launch           *Launch `json:"launch,omitempty"`
-	// RetryLook: a person asked for another launch; the earlier one must be
-	// proved to have left nothing first.
+	// RetryLook means that a user requested another launch; first it must be
+	// proved that the earlier one left nothing.
 	RetryLook bool `json:"retry_look,omitempty"`
 
 	IsIdleDetectionEnabled bool       `json:"is_idle_detection_enabled"`
@@ -251,10 +253,10 @@ type Worker struct {
 	Schedule               string     `json:"schedule,omitempty"`
 	Policy                 string     `json:"policy,omitempty"`
 	PolicySince            *time.Time `json:"policy_since,omitempty"` // of Policy and Schedule
-	// Expiry is what follows from TTLDeadline now; it is of answers and is never
-	// stored. What comes before it, or not at all, is TargetPauseAt.
+	// Expiry is what follows from TTLDeadline now. It is part of answers and
+	// never stored. What comes earlier, or not at all, is in TargetPauseAt.
 	Expiry *evidence.Expiry `json:"expiry,omitempty"`
-	// PolicyTags are the tags that were written to the instance for its agent.
+	// PolicyTags are the tags written to the instance for its agent.
 	PolicyTags      map[string]string `json:"policy_tags,omitempty"`
 	ActivitySources []string          `json:"activity_sources,omitempty"`
 	// ActivitySourcesReason is why ActivitySources were chosen at the import;
@@ -306,7 +308,7 @@ type Worker struct {
 	LastResumedBy        string     `json:"last_resumed_by,omitempty"`
 	PauseReason          Reason     `json:"pause_reason,omitempty"`
 	// Volumes are those that are attached, as EC2 told of them last; empty is not
-	// known.
+	// the one that applied when lull last decided on a pause
 	Volumes         []Volume   `json:"volumes,omitempty"`
 	PausePolicy     string     `json:"pause_policy,omitempty"` // that held when lull last decided on a pause
 	NextIdleCheckAt *time.Time `json:"next_idle_check_at"`
@@ -329,7 +331,7 @@ type Worker struct {
 	TerminateFor Reason `json:"terminate_for,omitempty"`
 	TerminateBy  *Actor `json:"terminate_by,omitempty"`
 	// CancelledStopAt is when a stop that may already have been sent was
-	// given up: one that happens all the same is a late action.
+	// StopCalledOff is the last requested stop, if it did not happen.
 	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`
 	// StopCalledOff is the last stop that was asked for, if it did not happen.
 	StopCalledOff *CalledOff `json:"stop_called_off,omitempty"`
@@ -346,7 +348,7 @@ type Worker struct {
 	// the next time that it runs, clears both.
 	StartWithdrawnAt *time.Time `json:"start_withdrawn_at,omitempty"`
 	StartWithdrawnBy string     `json:"start_withdrawn_by,omitempty"`
-	Restarts         int        `json:"restarts,omitempty"` // after stops by the cloud, since it last ran for an hour
+	Restarts         int        `json:"restarts,omitempty"` // why it was a plain stop instead
 	MissingSince     *time.Time `json:"missing_since,omitempty"`
 	HibernateNote    string     `json:"hibernate_note,omitempty"` // why a plain stop was made instead
 	LastGuard        string     `json:"last_guard,omitempty"`     // the arbiter's last outcome, to audit only changes
