@@ -2,7 +2,7 @@ package idle
 
 import "time"
 
-// Code names a reason that prevents a pause. Scripts rely on the codes; the
+// Code names a reason that prevents a pause. Scripts rely on the codes. The
 // codes of preflight checks and of the host come as Guards.
 type Code string
 
@@ -35,8 +35,8 @@ const (
 // Block is one reason that prevents a pause right now.
 type Block struct {
 	Code     Code       `json:"code"`
-	Sentence string     `json:"sentence"`         // for people
+	Sentence string     `json:"sentence"`         // for users
 	Signal   string     `json:"signal,omitempty"` // of recent_activity and signal_*
 	Holder   string     `json:"holder,omitempty"` // of lease_held
-	Until    *time.Time `json:"until,omitempty"`  // when it ends by itself; nil for no known end
+	Until    *time.Time `json:"until,omitempty"`  // when it ends by itself; nil if unknown
 }

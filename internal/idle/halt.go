@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// HaltedBy says that nothing happens by itself in a fleet, on a host or on a
-// machine (spec, promise 7): who wanted that, since when, why, and until when.
+// HaltedBy records that automatic actions are halted, for a fleet, a host or a
+// machine: by whom, since when, why, and until when.
 type HaltedBy struct {
 	By     string     `json:"by,omitempty"`
 	Since  time.Time  `json:"since"`
 	Reason string     `json:"reason,omitempty"`
 	Until  *time.Time `json:"until,omitempty"` // it ends by itself then; nil for no end
-	Fleet  bool       `json:"fleet,omitempty"` // it is the whole fleet's, as a server said that this machine reports to
+	Fleet  bool       `json:"fleet,omitempty"` // it is the fleet's, reported by the server that this machine reports to
 }
 
-// MaxHaltReason bounds the reason of a halt, in bytes.
+// MaxHaltReason is the maximum length of a halt's reason, in bytes.
 const MaxHaltReason = 512
 
-// Check says what is wrong with a halt that is about to begin.
+// Check returns what is wrong with a halt that is about to begin.
 func (h HaltedBy) Check(now time.Time) error {
 	if len(h.Reason) > MaxHaltReason {
 		return fmt.Errorf("cannot halt: a reason has at most %d bytes", MaxHaltReason)
@@ -31,10 +31,10 @@ func (h HaltedBy) Check(now time.Time) error {
 	return nil
 }
 
-// Over tells whether its end has come.
+// Over reports whether it has expired.
 func (h HaltedBy) Over(now time.Time) bool { return h.Until != nil && !now.Before(*h.Until) }
 
-// wholeFleet names what a fleet halt stops in sentences.
+// wholeFleet begins sentences about a fleet halt.
 const wholeFleet = "All automatic actions of the fleet are"
 
 // Same reports whether h and o are the same halt; nil is no halt.
@@ -46,8 +46,9 @@ func (h *HaltedBy) Same(o *HaltedBy) bool {
 		(h.Until == nil) == (o.Until == nil) && (h.Until == nil || h.Until.Equal(*o.Until))
 }
 
-// MovedBy returns by how much the end of o differs from that of h, where they
-// are the same halt otherwise and both have an end. Everything else is forever.
+// MovedBy returns by how much the end of o differs from that of h if both have
+// an end and are otherwise the same halt. In all other cases it returns the
+// maximum duration.
 func (h *HaltedBy) MovedBy(o *HaltedBy) time.Duration {
 	if h == nil || o == nil || h.Until == nil || o.Until == nil {
 		return math.MaxInt64
@@ -60,9 +61,9 @@ func (h *HaltedBy) MovedBy(o *HaltedBy) time.Duration {
 	return o.Until.Sub(*h.Until).Abs()
 }
 
-// Sentence returns a sentence that says that what, such as "All automatic
-// actions are", is halted, by whom, since when, until when and why. A fleet halt
-// names the fleet instead of what.
+// Sentence returns a sentence which says that what, such as "All automatic
+// actions are", is halted, by whom, since when, until when and why. A fleet
+// halt names the fleet instead of what.
 func (h HaltedBy) Sentence(what string) string {
 	if h.Fleet {
 		what = wholeFleet
@@ -83,7 +84,7 @@ func (h HaltedBy) Sentence(what string) string {
 	return s + "."
 }
 
-// Block is the halt as a reason that prevents a pause.
+// Block returns the halt as a reason that prevents a pause.
 func (h HaltedBy) Block(what string) Block {
 	return Block{Code: Halted, Sentence: h.Sentence(what), Until: h.Until}
 }

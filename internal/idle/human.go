@@ -7,10 +7,9 @@ import (
 
 const day = 24 * time.Hour
 
-// Human is a length of time as people read it at a glance, wherever lull tells
-// them one: its two largest units, and below ten seconds a tenth of one. It is
-// what the grammar for times reads: 3d4h, 2h30m, 8m48s, 4.1s. What is not above
-// 0 is 0s.
+// Human formats a duration for users: its two largest units, and below ten
+// seconds with one decimal. The result is valid input wherever lull parses
+// durations: 3d4h, 2h30m, 8m48s, 4.1s. A duration that is not above 0 is 0s.
 func Human(d time.Duration) string {
 	switch {
 	case d <= 0:
@@ -33,7 +32,7 @@ func Human(d time.Duration) string {
 
 var unitNames = map[time.Duration]string{day: "d", time.Hour: "h", time.Minute: "m", time.Second: "s"}
 
-// part is a number of units; nothing for none.
+// part formats a number of units; empty for none.
 func part(n, unit time.Duration) string {
 	if n == 0 {
 		return ""
@@ -41,5 +40,5 @@ func part(n, unit time.Duration) string {
 	return strconv.FormatInt(int64(n), 10) + unitNames[unit]
 }
 
-// HumanMinutes is Human of minutes, as verdicts have them.
+// HumanMinutes is Human for minutes, as in verdicts.
 func HumanMinutes(m float64) string { return Human(time.Duration(m * float64(time.Minute))) }

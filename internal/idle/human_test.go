@@ -26,7 +26,8 @@ func TestHuman(t *testing.T) {
 	}
 }
 
-// TestHumanIsTheGrammar: what is shown can be typed, and means about the same.
+// TestHumanIsTheGrammar checks that displayed durations can be typed in and
+// mean about the same.
 func TestHumanIsTheGrammar(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := time.Duration(rapid.Int64Range(0, int64(9*365*day)).Draw(t, "length"))

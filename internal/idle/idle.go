@@ -1,19 +1,19 @@
-// Package idle is lull's one idea of idleness: the only code that decides
-// whether something is unused and may be paused (spec, section 1).
+// Package idle defines idleness for all of lull: it is the only code that
+// decides whether something is unused and may be paused.
 //
 // Decide is a pure function of now, a Policy and the Evidence. It does no I/O,
-// starts nothing, keeps nothing and has no clock, so that a verdict can be
-// replayed from its recorded inputs and comes out identical. Wall times only
-// are compared: callers on one machine pass times of a clock that does not
-// step.
+// starts nothing, keeps no state and has no clock, so that a verdict replayed
+// from its recorded inputs is identical. Only wall times are compared: callers
+// on one machine pass times of a clock that does not step.
 //
-// It guarantees that an unknown never counts as quiet, that an active reading
-// blocks until a newer one is quiet, that more activity never makes a verdict
-// more idle, and that TargetPauseAt is exactly the instant at which the verdict
-// becomes eligible if nothing new arrives.
+// An unknown never counts as quiet. An active reading blocks until a newer one
+// is quiet. More activity never makes a verdict more idle. TargetPauseAt is
+// exactly the instant at which the verdict becomes eligible if nothing new
+// arrives.
 //
-// It does not act, does not know what a worker or an instance is, and does not
-// decide between objects: floors, budgets and schedules reach it as Guards.
+// The package does not act, does not know what a worker or an instance is, and
+// does not decide between objects: floors, budgets and schedules are passed in
+// as Guards.
 package idle
 
 import (
@@ -23,34 +23,34 @@ import (
 	"time"
 )
 
-// FutureTolerance is how far a stored time may lie ahead of now before it is
-// the block ClockInFuture (spec, section 1).
+// FutureTolerance is how far a stored time may be ahead of now before it causes
+// the block ClockInFuture.
 const FutureTolerance = 60 * time.Second
 
-// Policy holds the numbers of one decision, already resolved.
+// Policy contains the parameters of one decision, already resolved.
 type Policy struct {
 	Name          string   `json:"name,omitempty"`
 	Timeout       Duration `json:"timeout_seconds"`        // idle for at least this long is idle; > 0
 	Snooze        Duration `json:"snooze_seconds"`         // after a confirmed resume; >= 0
 	WarnBefore    Duration `json:"warn_before_seconds"`    // 0 pauses without a warning; at most half of Timeout takes effect
-	CheckInterval Duration `json:"check_interval_seconds"` // longest time between two looks; > 0
+	CheckInterval Duration `json:"check_interval_seconds"` // maximum time between two checks; > 0
 
-	// Detection is the per-object switch and AutoPause the global one; both
-	// must be on for a pause.
+	// Detection is the switch of the object and AutoPause the global one. A
+	// pause requires both.
 	Detection bool `json:"detection"`
 	AutoPause bool `json:"auto_pause"`
 
-	// Signals names the readings that count. Nil counts every reading there
-	// is; otherwise only the named ones count, and a named one without a
-	// reading is unknown. Empty but not nil counts none.
+	// Signals names the readings that count. Nil means all readings. Otherwise
+	// only the named ones count, and a named one without a reading is unknown.
+	// Empty but not nil means none.
 	Signals []string `json:"signals"`
 
-	// Action names what a pause does (stop, hibernate, freeze, ...); the
-	// engine carries it and does not interpret it.
+	// Action names what a pause does (stop, hibernate, freeze, ...). The engine
+	// does not interpret it.
 	Action string `json:"action,omitempty"`
 }
 
-// Validate reports every fault of p, each with its field's name.
+// Validate returns every fault of p, each with its field's name.
 func (p Policy) Validate() error {
 	var errs []error
 	positive := func(field string, d Duration) {
@@ -69,7 +69,7 @@ func (p Policy) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Counts tells whether the policy lets a signal count.
+// Counts reports whether a signal counts under the policy.
 func (p Policy) Counts(signal string) bool {
 	return p.Signals == nil || slices.Contains(p.Signals, signal)
 }
@@ -81,11 +81,11 @@ type Lease struct {
 	ExpiresAt time.Time `json:"expires_at"`
 }
 
-// Evidence is everything that is known about one object at one moment. A zero
-// time means that it never happened.
+// Evidence is everything known about one object at one time. A zero time means
+// never.
 type Evidence struct {
-	Status  string `json:"status"`  // as people know it, for sentences
-	Running bool   `json:"running"` // whether Status is the one from which a pause is legal
+	Status  string `json:"status"`  // as shown to users, for sentences
+	Running bool   `json:"running"` // whether a pause is legal from Status
 
 	// Idle time counts from the newest of these four.
 	LastActivityAt time.Time `json:"last_activity_at,omitzero"`
@@ -93,33 +93,33 @@ type Evidence struct {
 	RunningSince   time.Time `json:"running_since,omitzero"`   // when it was first seen running after it was last down
 	CreatedAt      time.Time `json:"created_at,omitzero"`
 
-	SnoozedUntil  time.Time `json:"snoozed_until,omitzero"` // set by a person
+	SnoozedUntil  time.Time `json:"snoozed_until,omitzero"` // set by a user
 	WarningSentAt time.Time `json:"warning_sent_at,omitzero"`
 
 	Readings    []Reading `json:"readings,omitempty"`
 	Connections int       `json:"connections,omitempty"` // open ones that hold
 	Leases      []Lease   `json:"leases,omitempty"`
 
-	// Guards are blocks that somebody else decided on: min_workers, cooldown,
-	// schedule, budget, hook_veto, shadow and the preflight codes. One with
-	// an Until ends then; one without has no known end.
+	// Guards are blocks decided elsewhere: min_workers, cooldown, schedule,
+	// budget, hook_veto, shadow and the preflight codes. One with an Until ends
+	// then; one without has no known end.
 	Guards []Block `json:"guards,omitempty"`
 }
 
-// Verdict is the engine's answer. JSON names are the contract of spec, section 1.
+// Verdict is the engine's answer. The JSON names are part of the API contract.
 type Verdict struct {
 	At              time.Time  `json:"at"`
 	IsIdle          bool       `json:"is_idle"`
 	IdleMinutes     float64    `json:"idle_minutes"`
-	Baseline        string     `json:"baseline"` // which time idle_minutes counts from
+	Baseline        string     `json:"baseline"` // the time from which idle_minutes counts
 	LastActivityAt  *time.Time `json:"last_activity_at"`
 	InSnoozePeriod  bool       `json:"in_snooze_period"`
 	SnoozeUntil     *time.Time `json:"snooze_until"`
 	Eligible        bool       `json:"eligible_for_pause"`
 	TargetPauseAt   *time.Time `json:"target_pause_at"`
 	WarnAt          *time.Time `json:"warn_at"`
-	WarnDue         bool       `json:"warn_due"`                    // the warning goes out now
-	NextIdleCheckAt time.Time  `json:"next_idle_check_at,omitzero"` // zero: nobody who knows it was asked
+	WarnDue         bool       `json:"warn_due"`                    // the warning must be sent now
+	NextIdleCheckAt time.Time  `json:"next_idle_check_at,omitzero"` // zero: unknown, because its owner was not asked
 	Reason          Code       `json:"reason"`
 	Blocks          []Block    `json:"blocks"`
 	Action          string     `json:"action,omitempty"`
@@ -130,15 +130,15 @@ func (v Verdict) Has(c Code) bool {
 	return slices.ContainsFunc(v.Blocks, func(b Block) bool { return b.Code == c })
 }
 
-// NotBefore tells whether TargetPauseAt is no more than the earliest pause:
-// others may wait for the same budget, which then has no room for all of them.
+// NotBefore reports whether TargetPauseAt is only the earliest time of the
+// pause, because others may wait for the same budget.
 func (v Verdict) NotBefore() bool { return v.TargetPauseAt != nil && v.Has(Budget) }
 
-// Used tells whether it is kept up by its use alone already.
+// Used reports whether its use alone already keeps it up.
 func (v Verdict) Used() bool { return v.Has(RecentActivity) || v.Has(NotIdleYet) }
 
-// Decide judges one object at one moment. Every guard is evaluated and
-// reported, not only the first. An invalid policy is never eligible.
+// Decide judges one object at one time. It evaluates and reports every guard,
+// not only the first. With an invalid policy nothing is eligible.
 func Decide(now time.Time, p Policy, e Evidence) Verdict {
 	d := decision{now: now.Round(0), p: p, e: e, known: true}
 	d.v = Verdict{At: d.now, Action: p.Action, Blocks: []Block{}}
@@ -153,8 +153,8 @@ func Decide(now time.Time, p Policy, e Evidence) Verdict {
 	return d.v
 }
 
-// decision carries one evaluation. end is the latest known end of a block and
-// known says whether every block has one.
+// decision is the state of one evaluation. end is the latest known end of a
+// block, and known is whether every block has one.
 type decision struct {
 	now   time.Time
 	p     Policy
@@ -165,7 +165,7 @@ type decision struct {
 	known bool
 }
 
-// until notes that nothing can happen before t; a zero t has no known end.
+// until records that nothing can happen before t. A zero t has no known end.
 func (d *decision) until(t time.Time) {
 	if t.IsZero() {
 		d.known = false
@@ -180,7 +180,7 @@ func (d *decision) block(b Block) {
 	d.v.Blocks = append(d.v.Blocks, b)
 }
 
-// clocks refuses to reason from times that have not happened yet.
+// clocks blocks if times are in the future.
 func (d *decision) clocks() {
 	check := func(what string, t time.Time) {
 		if ahead := t.Sub(d.now); ahead > FutureTolerance {
@@ -202,7 +202,7 @@ func (d *decision) clocks() {
 	}
 }
 
-// activity finds the baseline and how long it has been idle since.
+// activity determines the baseline and the idle time since.
 func (d *decision) activity() {
 	last, signal := d.e.LastActivityAt, ""
 	var seen time.Time
@@ -249,7 +249,7 @@ func (d *decision) activity() {
 	if d.v.IsIdle {
 		return
 	}
-	of, after := "", "" // without detection its timeout means nothing
+	of, after := "", "" // without detection the timeout has no effect
 	if d.p.Detection {
 		of, after = " of "+Human(time.Duration(d.p.Timeout)), "; it is idle after "+Human(time.Duration(d.p.Timeout))
 	}
@@ -263,14 +263,14 @@ func (d *decision) activity() {
 	d.block(b)
 }
 
-// Lately is how long after its last use people call something active; it is at
-// most a third of the timeout, so that with a short one there is time between
-// active and idle.
+// Lately is how long after its last use an object is described as active. It is
+// at most a third of the timeout, so that with a short timeout there is time
+// between active and idle.
 const Lately = 10 * time.Minute
 
 func (p Policy) lately() time.Duration { return time.Duration(min(Duration(Lately), p.Timeout/3)) }
 
-// snooze protects what was just resumed or was asked for by a person.
+// snooze protects an object that was just resumed or that a user snoozed.
 func (d *decision) snooze() {
 	var end time.Time
 	what := ""
@@ -293,7 +293,7 @@ func (d *decision) snooze() {
 		"Protected for another %s because it was %s.", Human(end.Sub(d.now)), what)})
 }
 
-// switches are the blocks that only a person or another part of lull ends.
+// switches adds the blocks that only a user or another part of lull ends.
 func (d *decision) switches() {
 	open := func(c Code, s string) {
 		d.known = false
@@ -321,9 +321,9 @@ func (d *decision) switches() {
 	}
 }
 
-// signals blocks for every counted signal that is active, not known, or quiet
-// for too short a time. The state of an active reading holds at any age: only a
-// newer reading says that the use is over.
+// signals blocks for every counted signal that is active, unknown, or quiet for
+// too short a time. The state of an active reading applies at any age: only a
+// newer reading proves that the use is over.
 func (d *decision) signals() {
 	for i := range d.e.Readings {
 		r := &d.e.Readings[i]
@@ -353,9 +353,9 @@ func (d *decision) signals() {
 }
 
 // covered blocks until the windows of a quiet reading have covered the idle
-// time: a complete window after the baseline, and no window missing for the
-// length of the timeout. Only readings with QuietSince come from a source whose
-// windows can be missing or end before the baseline.
+// time: it needs a complete window after the baseline, and no missing window
+// for the length of the timeout. Only readings with QuietSince come from a
+// source whose windows can be missing or end before the baseline.
 func (d *decision) covered(r *Reading) {
 	if r.State != Quiet || r.QuietSince.IsZero() || d.base.IsZero() {
 		return
@@ -383,7 +383,7 @@ func (d *decision) covered(r *Reading) {
 	}
 }
 
-// holds are connections and leases.
+// holds adds the blocks of connections and leases.
 func (d *decision) holds() {
 	if n := d.e.Connections; n > 0 {
 		d.known = false
@@ -407,21 +407,21 @@ func (d *decision) holds() {
 	}
 }
 
-// WarnsBefore is how long before its pause a warning goes out. It takes at most
-// half of the timeout: with a longer one people would be warned the moment
-// they pause for thought, again and again.
+// WarnsBefore returns how long before its pause a warning is sent: at most half
+// of the timeout. Otherwise users would be warned repeatedly at every short
+// break.
 func (p Policy) WarnsBefore() time.Duration {
 	return time.Duration(min(p.WarnBefore, p.Timeout/2))
 }
 
-// warningGrace is how long after its announced pause a warning still speaks
-// for one: people who were told "in five minutes" an hour ago were not warned.
+// warningGrace returns how long after the announced pause a warning is still
+// valid. Users who were told "in five minutes" an hour ago were not warned.
 func (p Policy) warningGrace() time.Duration {
 	return max(p.WarnsBefore(), 2*time.Duration(p.CheckInterval))
 }
 
-// warnFrom is when a warning may go out: now, or at the end of a halt that has
-// one, since nothing goes out by itself before.
+// warnFrom returns when a warning may be sent: now, or at the end of a halt
+// that has one, because nothing is sent automatically before.
 func (d *decision) warnFrom() time.Time {
 	from := d.now
 	for _, g := range d.e.Guards {
@@ -451,7 +451,7 @@ func (d *decision) warning() {
 	case valid:
 		warned = sent.Add(before)
 	case from.Before(d.end.Add(-before)):
-		return // there is time: it goes out at WarnAt
+		return // there is time: it is sent at WarnAt
 	default:
 		warned = from.Add(before)
 		d.v.WarnDue = d.known && from.Equal(d.now)
@@ -463,7 +463,7 @@ func (d *decision) warning() {
 	}
 }
 
-// finish derives what follows from the blocks.
+// finish computes what follows from the blocks.
 func (d *decision) finish() {
 	d.v.Eligible = len(d.v.Blocks) == 0
 	d.v.Reason = IdleTimeoutExceeded

@@ -22,8 +22,8 @@ func idleEvidence() Evidence {
 	return Evidence{Status: "RUNNING", Running: true, LastActivityAt: t0.Add(-2 * time.Hour), CreatedAt: t0.Add(-48 * time.Hour)}
 }
 
-// TestEligibleTruthTable is the formula of seeds/000 with the spec's further
-// terms: every combination of its nine terms.
+// TestEligibleTruthTable checks the formula of Eligible with every combination
+// of its nine terms.
 func TestEligibleTruthTable(t *testing.T) {
 	terms := []struct {
 		name  string
@@ -73,8 +73,8 @@ func TestEligibleTruthTable(t *testing.T) {
 	}
 }
 
-// TestOffNamesNoTimeout: where nothing is paused for idleness, no sentence says
-// when it will be.
+// TestOffNamesNoTimeout checks that, where nothing is paused for idleness, no
+// sentence announces a pause.
 func TestOffNamesNoTimeout(t *testing.T) {
 	p, e := policy(), idleEvidence()
 	e.LastActivityAt = t0.Add(-25 * time.Minute)
@@ -89,7 +89,7 @@ func TestOffNamesNoTimeout(t *testing.T) {
 	}
 }
 
-// TestBaseline: idle time counts from the newest of the four times.
+// TestBaseline checks that idle time counts from the newest of the four times.
 func TestBaseline(t *testing.T) {
 	at := func(min int) time.Time { return t0.Add(-time.Duration(min) * time.Minute) }
 	for _, c := range []struct {
@@ -116,12 +116,12 @@ func TestBaseline(t *testing.T) {
 	}
 }
 
-// TestEdges are the instants at which a term flips, one nanosecond apart.
+// TestEdges checks the instants at which a term flips, one nanosecond apart.
 func TestEdges(t *testing.T) {
 	ns := time.Nanosecond
 	for _, c := range []struct {
 		name string
-		e    func(*Evidence, time.Duration) // spoils, with an offset
+		e    func(*Evidence, time.Duration) // changes the evidence, with an offset
 		code Code
 	}{
 		{"idle at exactly the timeout", func(e *Evidence, d time.Duration) { e.LastActivityAt = t0.Add(-time.Hour + d) }, NotIdleYet},
@@ -180,10 +180,10 @@ func TestWarning(t *testing.T) {
 	}
 }
 
-// TestShortTimeoutWarnsOnce has a warning time above the timeout: somebody who
-// is active is not warned at each key.
-// A halt that has an end: nobody is warned before it, and the pause is announced
-// for when the warning has been out.
+// TestShortTimeoutWarnsOnce uses a warning time above the timeout: an active
+// user is not warned at each key press. With a halt that has an end, no warning
+// is sent before that end, and the pause is announced for when the warning has
+// been out.
 func TestWarningAfterAHalt(t *testing.T) {
 	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	end := start.Add(5 * time.Hour)

@@ -96,7 +96,7 @@ func TestLawUnknownNeverAllows(t *testing.T) {
 }
 
 // Law: an active reading that counts never allows a pause, whatever its age and
-// whatever event it carries, and a pause without a newer reading is not in sight.
+// its event, and no pause is predicted without a newer reading.
 func TestLawActiveNeverAllows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, e := drawPolicy(t), drawEvidence(t)
@@ -114,9 +114,9 @@ func TestLawActiveNeverAllows(t *testing.T) {
 	})
 }
 
-// Law: a quiet reading with windows proves no more than its windows: there is
+// Law: a quiet reading with windows proves no more than its windows. There is
 // no pause until they have covered the timeout without a gap, and one of them
-// all of its time after the baseline.
+// lies completely after the baseline.
 func TestLawQuietProvesItsWindowsOnly(t *testing.T) {
 	eligible := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -181,7 +181,8 @@ func TestLawMoreActivityNeverMoreIdle(t *testing.T) {
 		if after.IdleMinutes > before.IdleMinutes && before.Baseline != "none" {
 			t.Fatalf("idle rose from %v to %v", before.IdleMinutes, after.IdleMinutes)
 		}
-		// A window that is overdue is awaited anew after more activity.
+		// After more activity, a new window is awaited instead of the overdue
+		// one.
 		if before.TargetPauseAt == nil && after.TargetPauseAt != nil && before.Baseline != "none" && !before.Has(SignalIncomplete) {
 			t.Fatalf("a target appeared: %+v -> %+v", before, after)
 		}
@@ -203,7 +204,7 @@ func later(a, b time.Time) time.Time {
 }
 
 // Law: TargetPauseAt is exactly when the verdict flips, if nothing new arrives
-// but the warning that the verdict itself asked for.
+// except the warning that the verdict itself requested.
 func TestLawTargetIsTheFlip(t *testing.T) {
 	flips := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -245,7 +246,7 @@ func TestLawTargetIsTheFlip(t *testing.T) {
 	}
 }
 
-// windowsUntil continues quiet windows until a time: its source keeps
+// windowsUntil adds quiet windows until a time, as a source that keeps
 // publishing them.
 func windowsUntil(e *Evidence, at time.Time) {
 	for i := range e.Readings {
@@ -277,8 +278,8 @@ func TestLawReplay(t *testing.T) {
 	})
 }
 
-// Law: the next check is never later than the target, the warning or the
-// check interval, and never in the past.
+// Law: the next check is never later than the target, the warning or the check
+// interval, and never in the past.
 func TestLawNextCheck(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, e := drawPolicy(t), drawEvidence(t)

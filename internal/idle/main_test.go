@@ -2,5 +2,5 @@ package idle
 
 import "lull/internal/base/scaletest"
 
-// More than the 100 draws of rapid: a check takes microseconds here.
+// More than rapid's default of 100 draws: a check takes microseconds here.
 func init() { scaletest.Rapid(3000) }

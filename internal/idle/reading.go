@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// State is what a signal says. The zero value is Unknown, so that a reading
-// nobody filled in can never count as quiet.
+// State is the state of a signal. The zero value is Unknown, so that an
+// incomplete reading can never count as quiet.
 type State uint8
 
-// The values of a signal (spec, 0.1). Absent means that the signal's source
-// does not exist there: it is quiet, and shown as absent.
+// The states of a signal. Absent means that the signal's source does not exist
+// on the machine: it counts as quiet, and is shown as absent.
 const (
 	Unknown State = iota
 	Quiet
@@ -30,10 +30,10 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// MarshalText writes the contract's name.
+// MarshalText encodes s as the contract's name.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads the contract's name and refuses any other.
+// UnmarshalText accepts only the contract's names.
 func (s *State) UnmarshalText(b []byte) error {
 	for i, n := range stateNames {
 		if string(b) == n {
@@ -44,8 +44,8 @@ func (s *State) UnmarshalText(b []byte) error {
 	return fmt.Errorf("cannot read signal state %q: want unknown, quiet, active or absent", b)
 }
 
-// Reading is one look at one signal: a value, an age and a state, never a bare
-// number.
+// Reading is one sample of one signal: a value, an age and a state, never a
+// bare number.
 type Reading struct {
 	Signal    string    `json:"signal"`
 	State     State     `json:"state"`
@@ -53,12 +53,13 @@ type Reading struct {
 	Threshold float64   `json:"threshold"` // active at or above it
 	Unit      string    `json:"unit,omitempty"`
 	Window    Duration  `json:"window_seconds,omitzero"` // the measured time that Value covers
-	At        time.Time `json:"at,omitzero"`             // when it was taken; of a rate, the end of its window
+	At        time.Time `json:"at,omitzero"`             // when it was taken; for a rate, the end of its window
 	LastEvent time.Time `json:"last_event,omitzero"`     // for signals that carry the time of their last event
 	MaxAge    Duration  `json:"max_age_seconds,omitzero"`
 	// QuietSince is the start of the unbroken run of quiet windows that ends at
 	// At. A source that publishes windows of a fixed length sets it in quiet
-	// readings, since a window may be missing or end before the machine started.
+	// readings, because a window may be missing or end before the machine
+	// started.
 	QuietSince time.Time `json:"quiet_since,omitzero"`
 	Detail     string    `json:"detail,omitempty"` // what was seen, or why it is unknown
 }
@@ -77,8 +78,8 @@ func NotKnown(signal string, at time.Time, why string) Reading {
 	return Reading{Signal: signal, State: Unknown, At: at, Detail: why}
 }
 
-// ActivityAt is the newest activity the reading proves; zero for none. An
-// event counts at its own time, whatever the state.
+// ActivityAt returns the newest activity that the reading proves; zero for
+// none. An event counts at its own time, whatever the state.
 func (r *Reading) ActivityAt() time.Time {
 	t := r.LastEvent
 	if r.State == Active && r.LastEvent.IsZero() {
@@ -87,7 +88,7 @@ func (r *Reading) ActivityAt() time.Time {
 	return t
 }
 
-// StateAt is the state at now: a reading past its MaxAge is unknown.
+// StateAt returns the state at now: a reading older than its MaxAge is unknown.
 func (r *Reading) StateAt(now time.Time) State {
 	if r.stale(now) {
 		return Unknown
@@ -99,7 +100,7 @@ func (r *Reading) stale(now time.Time) bool {
 	return r.MaxAge > 0 && now.Sub(r.At) > time.Duration(r.MaxAge)
 }
 
-// describe says what was read, for people.
+// describe returns what was read, for users.
 func (r *Reading) describe(now time.Time) string {
 	s := r.Signal
 	if r.State == Active || r.State == Quiet {
@@ -123,17 +124,17 @@ func (r *Reading) describe(now time.Time) string {
 
 func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
-// Duration is a time.Duration that is seconds in JSON, where the contract's
-// names demand them.
+// Duration is a time.Duration that is encoded in JSON as seconds, as the
+// contract's names require.
 type Duration time.Duration
 
-// MarshalJSON writes seconds.
+// MarshalJSON encodes seconds.
 func (d Duration) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, time.Duration(d).Seconds(), 'f', -1, 64), nil
 }
 
-// UnmarshalJSON reads seconds, rounded to the nanosecond. It refuses what does
-// not fit a time.Duration.
+// UnmarshalJSON decodes seconds, rounded to the nanosecond. It rejects values
+// that do not fit a time.Duration.
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	var sec float64
 	if err := json.Unmarshal(b, &sec); err != nil {
