@@ -118,7 +118,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	} else {
 		runtimes["container"] = box
 	}
-	if vms, err := openMachines(cfg, images, log, func() *host.Host { return h }); err != nil {
+	if vms, err := openMachines(cfg, images, log, rt, func() *host.Host { return h }); err != nil {
 		missing["microvm"] = err
 	} else {
 		defer vms.Close()

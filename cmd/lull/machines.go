@@ -19,19 +19,20 @@ import (
 	"lull/internal/daemon/host"
 	"lull/internal/edge/oci"
 	"lull/internal/edge/runtime/microvm"
+	"lull/internal/edge/runtime/process"
 	"lull/internal/instance"
 	"lull/internal/link/guest"
 )
 
 // openMachines wires the microVM runtime. What guests lack is what its Missing
 // says.
-func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, h func() *host.Host) (*microvm.Runtime, error) {
+func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, rt *process.Runtime, h func() *host.Host) (*microvm.Runtime, error) {
 	layer, err := cfg.layer()
 	if err != nil {
 		return nil, err
 	}
 	return microvm.New(microvm.Config{Dir: filepath.Join(cfg.Data, "vm"), Harness: findHarness(cfg), FindKernel: func() (string, error) { return findKernel(cfg) }, Images: images, Layer: layer, Log: log,
-		Channel: microvm.Channel(cfg.Channel),
+		Channel: microvm.Channel(cfg.Channel), WhenGone: rt.ContinueWhenGone,
 		Machine: func(string) (microvm.Machine, error) { return microvm.Machine{Kind: cfg.Machine}, nil },
 		OnExit:  func(id string, run uint64, e instance.Exit) { h().OnExit(id, run, e) },
 		OnMessage: func(ctx context.Context, id string, m guest.Message) error {

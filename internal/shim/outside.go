@@ -2,14 +2,17 @@ package shim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"lull/internal/link/shimctl"
@@ -66,7 +69,10 @@ func validOutside(o shimctl.Outside) error {
 	if !filepath.IsAbs(o.Socket) {
 		return fmt.Errorf("%q is not the absolute path of a socket", o.Socket)
 	}
-	if len(o.Path) > maxRequest || !strings.HasPrefix(o.Path, "/") ||
+	if o.QMP && o.Path == "" {
+		return nil
+	}
+	if o.QMP || len(o.Path) > maxRequest || !strings.HasPrefix(o.Path, "/") ||
 		strings.ContainsFunc(o.Path, func(c rune) bool { return c <= ' ' || c > '~' }) {
 		return fmt.Errorf("%.100q is not a path to ask for", o.Path)
 	}
@@ -80,10 +86,14 @@ func (s *Shim) letOthersRun(why string, still func() bool) {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.others))
 	s.mu.Unlock()
+	silent := map[string]bool{} // the next one would wait for the same socket
 	for _, o := range all {
+		if silent[o.Socket] {
+			continue
+		}
 		if err := s.letOneRun(o, why, still); err != nil {
 			s.log.Error("cannot let something run that others froze", "id", o.ID, "socket", o.Socket, "error", err)
-			return // the next one would wait for the same socket
+			silent[o.Socket] = true
 		}
 	}
 }
@@ -94,14 +104,21 @@ func (s *Shim) letOneRun(o shimctl.Outside, why string, still func() bool) error
 	if !still() {
 		return nil
 	}
-	was, err := askToThaw(o)
+	ask := askToThaw
+	if o.QMP {
+		ask = continueGuest
+	}
+	was, err := ask(o)
 	if err != nil {
 		return err
 	}
 	if was {
 		s.log.Warn("thawed", "why", why, "id", o.ID, "by", o.Socket)
 	}
-	return s.dropOutside(o.ID)
+	if was && o.QMP { // Docker says so itself
+		err = s.remember([]string{o.ID})
+	}
+	return errors.Join(err, s.dropOutside(o.ID))
 }
 
 // askToThaw makes the one request. It is done too when the thing is gone or runs
@@ -131,4 +148,51 @@ func askToThaw(o shimctl.Outside) (was bool, err error) {
 		return false, nil
 	}
 	return false, fmt.Errorf("%s answers %.300q", o.Socket, b)
+}
+
+// continueGuest continues a guest that its QEMU has paused. One in another state
+// (it is being saved or restored, its disk is full) is left as it is, and a QEMU that
+// has ended has nothing to continue.
+func continueGuest(o shimctl.Outside) (was bool, err error) {
+	c, err := net.DialTimeout("unix", o.Socket, askLimit)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(askLimit)); err != nil {
+		return false, err
+	}
+	answers := json.NewDecoder(io.LimitReader(c, maxReply))
+	ask := func(command string) (status string, err error) {
+		if _, err := fmt.Fprintf(c, "{\"execute\":%q}\n", command); err != nil {
+			return "", err
+		}
+		for {
+			var m struct {
+				Return *struct{ Status string } `json:"return"`
+				Error  *struct{ Desc string }   `json:"error"`
+			}
+			if err := answers.Decode(&m); err != nil {
+				return "", fmt.Errorf("%s: %s: %w", o.Socket, command, err)
+			}
+			switch { // what is neither is its greeting or an event
+			case m.Error != nil:
+				return "", fmt.Errorf("%s: %s: %.300q", o.Socket, command, m.Error.Desc)
+			case m.Return != nil:
+				return m.Return.Status, nil
+			}
+		}
+	}
+	if _, err := ask("qmp_capabilities"); err != nil {
+		return false, err
+	}
+	status, err := ask("query-status")
+	if err != nil || status != "paused" {
+		return false, err
+	}
+	_, err = ask("cont")
+	return err == nil, err
 }

@@ -135,7 +135,7 @@ func TestOutside(t *testing.T) {
 
 func TestOutsideRefused(t *testing.T) {
 	b := newBench(t).start()
-	for _, o := range []shimctl.Outside{{ID: "../x", Socket: "/s", Path: "/p"}, {ID: "../x"}, {ID: "a", Socket: "s", Path: "/p"}, {ID: "a", Socket: "/s"},
+	for _, o := range []shimctl.Outside{{ID: "../x", Socket: "/s", Path: "/p"}, {ID: "../x"}, {ID: "a", Socket: "s", Path: "/p"}, {ID: "a", Socket: "/s"}, {ID: "a", Socket: "/s", Path: "/p", QMP: true}, {ID: "a", Socket: "s", QMP: true},
 		{ID: "a", Socket: "/s", Path: "/p HTTP/1.1\r\nX: y"}, {ID: "a", Socket: "/s", Path: "/" + strings.Repeat("x", 2000)}} {
 		var said *shimctl.Error
 		if err := b.c.Outside(within(t), o); !errors.As(err, &said) || said.Code != shimctl.CodeInvalid {

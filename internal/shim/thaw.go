@@ -55,9 +55,16 @@ func (s *Shim) thaw(why string) {
 		return
 	}
 	slices.Sort(ids)
+	s.log.Warn("thawed", "why", why, "count", len(ids), "first", ids[:min(len(ids), shimctl.MaxThawedIDs)])
+	if err := s.remember(ids); err != nil {
+		s.log.Error("what was thawed is not on disk", "error", err)
+	}
+}
+
+// remember records what was thawed for the next daemon.
+func (s *Shim) remember(ids []string) error {
 	count := len(ids)
 	ids = ids[:min(count, shimctl.MaxThawedIDs)]
-	s.log.Warn("thawed", "why", why, "count", count, "first", ids)
 	s.mu.Lock()
 	s.thawed = append(s.thawed, shimctl.Thawing{At: time.Now(), Count: count, IDs: ids})
 	if n := len(s.thawed) - maxThawings; n > 0 {
@@ -65,9 +72,7 @@ func (s *Shim) thaw(why string) {
 	}
 	all := slices.Clone(s.thawed)
 	s.mu.Unlock()
-	if err := save(s.dir.path+"/thawed.json", all, true); err != nil {
-		s.log.Error("what was thawed is not on disk", "error", err)
-	}
+	return save(s.dir.path+"/thawed.json", all, true)
 }
 
 // thawOne thaws one run, its children included when the main process has ended.

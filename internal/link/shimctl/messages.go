@@ -184,13 +184,15 @@ type Name struct {
 }
 
 // Outside is something that somebody else freezes and thaws for the daemon, as
-// Docker does its containers: what the shim asks, a POST to Path at the unix
-// socket Socket, when the daemon has gone and it may be frozen. Without a socket
-// it need not be asked any more.
+// Docker does its containers and QEMU its guest: what the shim asks when the daemon
+// has gone and it may be frozen. That is a POST to Path at the unix socket Socket
+// or, with QMP, to continue, at a monitor of QEMU. Without a socket it need not be
+// asked any more.
 type Outside struct {
 	ID     string `json:"id"`
 	Socket string `json:"socket,omitempty"`
 	Path   string `json:"path,omitempty"`
+	QMP    bool   `json:"qmp,omitempty"`
 }
 
 // Dup asks for duplicates of a process's descriptors.

@@ -1,12 +1,16 @@
 package machines
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"lull/internal/daemon/host/daemontest"
+	"lull/internal/link/hostctl"
 )
 
 // TestHungAtRestart checks that QEMUs that hang while the daemon is killed and
@@ -72,5 +76,53 @@ func TestRestartWithoutKernel(t *testing.T) {
 	}
 	if err := d.Remove(t.Context(), "a"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestGuestFailsOpen: no guest that lull has paused stays so when the daemon hangs,
+// or is killed together with the shim; the next daemon sets its clock.
+func TestGuestFailsOpen(t *testing.T) {
+	d := host(t)
+	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
+	b.tell("count")
+	for n, c := range []struct {
+		name string
+		do   func() (undo func())
+	}{
+		{"the daemon hangs", func() func() {
+			if err := syscall.Kill(d.PID(), syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			return func() {
+				if err := syscall.Kill(d.PID(), syscall.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
+		{"daemon and shim are killed", func() func() {
+			shim := d.ShimPID()
+			d.Kill()
+			if err := syscall.Kill(shim, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			return d.Boot
+		}},
+	} {
+		b.pause()
+		home := b.home()
+		began := time.Now()
+		undo := c.do()
+		daemontest.Wait(t, c.name+": the shim or its watchdog has continued the guest", func() (bool, string) {
+			text, err := os.ReadFile(filepath.Join(d.Dir, "data", "shim", "shim.log"))
+			return err == nil && strings.Count(string(text), "by="+home+"/go.sock") > n, string(text)
+		})
+		t.Logf("REPORT microVM, %s: continued after %s", c.name, time.Since(began).Round(time.Millisecond))
+		undo()
+		d.Until("a", "its resume is known", func(o hostctl.Instance) bool {
+			return o.State == "running" && o.LastResumedAt != nil && o.LastResumedAt.After(began)
+		})
+		if got, want := b.tell("count"), fmt.Sprint("counted ", n+2); got != want {
+			t.Errorf("%s: it %s, want %s", c.name, got, want)
+		}
 	}
 }

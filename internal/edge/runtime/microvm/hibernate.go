@@ -84,6 +84,17 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 			err = errors.Join(err, removeAll(w.path(manifestFile), w.path(stateFile)))
 		}
 	}()
+	// A guest that is continued while it is saved would lose what it did then.
+	if w.r.cfg.WhenGone != nil {
+		if err := w.r.cfg.WhenGone(ctx, w.id, ""); err != nil {
+			return 0, fmt.Errorf("cannot save the guest: %w", err)
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, w.heed(context.WithoutCancel(ctx)))
+			}
+		}()
+	}
 	w.takeConsole(ctx)
 	ports := w.ports
 	ports.hold()

@@ -402,6 +402,7 @@ func (w *Work) quit() {
 func (w *Work) end() { w.ending.Do(w.clearAway) }
 
 func (w *Work) clearAway() {
+	w.unheed()
 	w.release()
 	e := w.outcome()
 	said := w.r.complaint(w.id)
@@ -531,6 +532,7 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 	}
 	switch s {
 	case "running":
+		w.late.Store(true) // it may have been continued without a daemon to set its clock
 	case ioErrorStatus: // continues when there is space
 		w.setFull(true)
 		w.loops.Go(w.awaitRoom)

@@ -87,6 +87,7 @@ func writeRecord(dir string, rec runRecord) error {
 // Files in an instance's directory.
 const (
 	qmpSocket   = "qmp.sock"
+	goSocket    = "go.sock" // a second monitor, for the shim
 	ctlSocket   = "ctl.sock"
 	netSocket   = "net.sock"
 	filesSocket = "fil.sock"
@@ -247,7 +248,15 @@ func (r *Runtime) spawn(id string, rec runRecord, vsock *os.File) (*exec.Cmd, er
 		return nil, fmt.Errorf("cannot open QEMU's error log: %w", err)
 	}
 	defer errs.Close()
-	cmd := exec.Command(r.parts().qemu, r.arguments(id, rec)...)
+	// It is no part of the machine that a saved guest depends on.
+	monitor, err := listen(filepath.Join(r.dir(id), goSocket))
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen for QEMU: %w", err)
+	}
+	defer monitor.Close()
+	files = append(files[:len(files):len(files)], monitor)
+	args := append(r.arguments(id, rec), "-chardev", "socket,id=go,fd="+strconv.Itoa(2+len(files))+",server=on,wait=off", "-mon", "chardev=go,mode=control")
+	cmd := exec.Command(r.parts().qemu, args...)
 	cmd.Dir, cmd.Stderr, cmd.ExtraFiles = "/", errs, files
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.SysProcAttr = r.rights.attributes(id, rec.Accel)

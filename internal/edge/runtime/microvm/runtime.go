@@ -134,6 +134,9 @@ type Config struct {
 	Images     *oci.Store // store for unpacked images; nil accepts only directories and ext4 images
 	Layer      int64      // size in bytes of the writable layer, fixed at the first start; 0 keeps changes in memory until the guest stops
 	Log        *slog.Logger
+	// WhenGone has a guest continued, at the monitor at socket, when this daemon has
+	// gone; an empty socket ends that. Nil leaves it paused.
+	WhenGone func(ctx context.Context, id, socket string) error
 
 	// Machine returns the defaults for an instance's guest; nil means the zero
 	// Machine.

@@ -243,10 +243,21 @@ func (w *Work) setFrozen(on bool) {
 // Freeze implements instance.Workload. A frozen guest cannot be probed, so it is
 // probed first. If it does not answer in time its readings become unknown, which
 // prevents an idle pause.
-func (w *Work) Freeze(ctx context.Context) error {
+func (w *Work) Freeze(ctx context.Context) (err error) {
+	if w.hibernated() {
+		return nil
+	}
+	if err := w.heed(ctx); err != nil { // also for one that an earlier daemon froze
+		return err
+	}
 	if w.isFrozen() {
 		return nil
 	}
+	defer func() {
+		if err != nil {
+			w.unheed()
+		}
+	}()
 	m, err := w.monitor()
 	if err != nil {
 		return err
@@ -269,6 +280,33 @@ func (w *Work) Freeze(ctx context.Context) error {
 	}
 	w.setFrozen(true)
 	return nil
+}
+
+// heed has the shim continue the guest when this daemon has gone.
+func (w *Work) heed(ctx context.Context) error {
+	if w.r.cfg.WhenGone == nil {
+		return nil
+	}
+	if _, err := os.Stat(w.path(goSocket)); err != nil {
+		return nil // a QEMU that an earlier version started
+	}
+	if err := w.r.cfg.WhenGone(ctx, w.id, w.path(goSocket)); err != nil {
+		return fmt.Errorf("cannot freeze the guest: %w", err)
+	}
+	return nil
+}
+
+// unheed ends what heed began. A shim that was not reached finds a guest that
+// runs, or none.
+func (w *Work) unheed() {
+	if w.r.cfg.WhenGone == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	if err := w.r.cfg.WhenGone(ctx, w.id, ""); err != nil {
+		w.r.log.Warn("the shim may continue a guest", "instance", w.id, "error", err)
+	}
 }
 
 // Settle implements instance.Settler: the guest flushes dirty files to its disk.
@@ -372,6 +410,7 @@ func (w *Work) Thaw() error {
 	}
 	w.late.Store(time.Since(began) > clockSlack)
 	w.setFrozen(false)
+	w.unheed()
 	w.tellRoom(ctx, true)
 	w.mu.Lock()
 	late := w.signals

@@ -432,13 +432,23 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 // WhenGone tells the shim what to do for id when this daemon has gone: a POST
 // to path on a unix socket. An empty socket cancels that.
 func (r *Runtime) WhenGone(ctx context.Context, id, socket, path string) error {
-	if socket == "" {
-		defer r.heart.drop("outside " + id)
+	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, Path: path})
+}
+
+// ContinueWhenGone is WhenGone for a guest that QEMU has paused; socket is one of
+// its monitors.
+func (r *Runtime) ContinueWhenGone(ctx context.Context, id, socket string) error {
+	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, QMP: socket != ""})
+}
+
+func (r *Runtime) whenGone(ctx context.Context, o shimctl.Outside) error {
+	if o.Socket == "" {
+		defer r.heart.drop("outside " + o.ID)
 	} else {
-		r.heart.hold("outside " + id)
+		r.heart.hold("outside " + o.ID)
 	}
-	if err := r.shim().Outside(ctx, shimctl.Outside{ID: id, Socket: socket, Path: path}); err != nil {
-		return fmt.Errorf("cannot hand %.20s to the shim: %w", id, err)
+	if err := r.shim().Outside(ctx, o); err != nil {
+		return fmt.Errorf("cannot hand %.20s to the shim: %w", o.ID, err)
 	}
 	return nil
 }
