@@ -330,7 +330,7 @@ func (f *follower) look(ctx context.Context, c string) error {
 // doneOutside is the reason for what a user did to a container with Docker.
 func doneOutside(d *details) string {
 	if d.State.Paused {
-		return "paused with docker pause: only docker unpause or lull resume wakes it"
+		return "paused with docker pause: only docker unpause or lull instance resume wakes it"
 	}
 	return "resumed with docker unpause"
 }
