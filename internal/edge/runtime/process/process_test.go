@@ -15,6 +15,7 @@ import (
 	"lull/internal/base/waittest"
 	"lull/internal/edge/cgroup"
 	"lull/internal/edge/runtime/process"
+	"lull/internal/edge/sockets"
 	"lull/internal/instance"
 )
 
@@ -312,6 +313,21 @@ func TestUnixClients(t *testing.T) {
 		clients(1, false)
 		wake(t, w, g)
 		clients(1, true)
+
+		// What the program's own processes say to each other is no use of it.
+		path = h.out("own")
+		w = h.start(h.launch("own", 1, h.cfg.Shim, "program", "unix-to-itself", path))
+		waittest.Until(t, "it listens", func() bool { _, err := os.Stat(path); return err == nil })
+		clients(0, true)
+		other, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		clients(1, true)
+		if table, err := sockets.Unix(0); err != nil || !slices.ContainsFunc(table, func(u sockets.UnixSocket) bool { return u.Path == path && u.Connected }) {
+			t.Errorf("the connections of %s are not listed: %v", path, err)
+		}
 	})
 }
 

@@ -76,12 +76,25 @@ func program(kind string, args []string) {
 		}
 	case "udp":
 		err = udp(args[0])
+	case "unix-to-itself": // has a connection to its own socket
+		err = each(args, func(a string) (net.Listener, error) {
+			l, err := net.Listen("unix", a)
+			if err == nil {
+				var c net.Conn
+				c, err = net.Dial("unix", a)
+				keptOpen = append(keptOpen, c)
+			}
+			return l, err
+		})
 	case "unix":
 		err = each(args, func(a string) (net.Listener, error) { return net.Listen("unix", a) })
 	}
 	fmt.Fprintln(os.Stderr, "program ends:", err)
 	os.Exit(1)
 }
+
+// keptOpen are connections that stay open as long as the program.
+var keptOpen []net.Conn
 
 func each(addrs []string, listen func(string) (net.Listener, error)) error {
 	errs := make(chan error)

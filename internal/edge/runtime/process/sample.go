@@ -45,7 +45,7 @@ type tableCache struct {
 	listeningAt time.Time
 	waited      []sockets.Socket // TIME_WAIT
 	waitedAt    time.Time
-	local       []sockets.UnixSocket
+	local       *unixList
 	localAt     time.Time
 }
 
@@ -106,16 +106,30 @@ func (c *tableCache) listeners() ([]sockets.Socket, error) {
 	return c.dump(sockets.Query{States: []sockets.State{sockets.Listen}})
 }
 
+// unixList is the bound unix sockets of this machine at a moment.
+type unixList struct {
+	byInode map[uint64]sockets.UnixSocket
+	pending map[string]int // connections that wait to be accepted, by path
+}
+
 // unix lists bound unix sockets, as they were within the last second unless they
 // must be fresh.
-func (c *tableCache) unix(fresh bool) ([]sockets.UnixSocket, error) {
+func (c *tableCache) unix(fresh bool) (*unixList, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if fresh || time.Since(c.localAt) >= listeningFor {
+	if c.local == nil || fresh || time.Since(c.localAt) >= listeningFor {
 		at := time.Now()
-		l, err := sockets.Unix(c.netns)
+		all, err := sockets.Unix(c.netns)
 		if err != nil {
 			return nil, err
+		}
+		l := &unixList{byInode: make(map[uint64]sockets.UnixSocket, len(all)), pending: map[string]int{}}
+		for _, u := range all {
+			if u.Pending {
+				l.pending[u.Path]++
+			} else {
+				l.byInode[u.Inode] = u
+			}
 		}
 		c.local, c.localAt = l, at
 	}
@@ -330,13 +344,18 @@ func (w *Work) countUnix(s *instance.Sample, own map[uint64]place, frozen bool) 
 		return
 	}
 	paths := map[string]bool{}
-	for _, u := range all {
-		if _, mine := own[u.Inode]; mine && u.Listening {
+	for inode := range own {
+		if u := all.byInode[inode]; u.Listening {
 			s.Listens, paths[u.Path] = true, true
 		}
 	}
 	if len(paths) == 0 {
 		return
+	}
+	for path := range paths {
+		for range all.pending[path] {
+			s.Inbound = append(s.Inbound, instance.Conn{Local: "unix " + path, Loopback: true})
+		}
 	}
 	peers := sync.OnceValue(func() map[uint64]uint64 {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -344,15 +363,15 @@ func (w *Work) countUnix(s *instance.Sample, own map[uint64]place, frozen bool) 
 		p, _ := sockets.UnixPeers(ctx, w.table.netns) // those that are not known count as clients
 		return p
 	})
-	for _, u := range all {
-		_, mine := own[u.Inode]
-		if !paths[u.Path] || !u.Pending && !(mine && u.Connected) {
+	for inode := range own {
+		u := all.byInode[inode]
+		if !u.Connected || !paths[u.Path] {
 			continue
 		}
-		if _, itself := own[peers()[u.Inode]]; mine && itself {
+		if _, itself := own[peers()[inode]]; itself {
 			continue // between two processes of the tree
 		}
-		s.Inbound = append(s.Inbound, instance.Conn{Local: "unix " + u.Path, Accepted: mine, Loopback: true})
+		s.Inbound = append(s.Inbound, instance.Conn{Local: "unix " + u.Path, Accepted: true, Loopback: true})
 	}
 }
 
