@@ -271,8 +271,8 @@ type Worker struct {
 	TLSPin        string   `json:"tls_pin,omitempty"`
 	TLSInsecure   bool     `json:"tls_insecure,omitempty"`
 
-	// Armed is false for what was imported or discovered, until a person
-	// arms it: everything is decided and nothing is done (shadow).
+	// Armed is false for an imported or discovered worker until a user arms it:
+	// everything is decided and nothing is done (dry run).
 	Armed    bool `json:"armed"`
 	Imported bool `json:"imported,omitempty"`
 
@@ -307,62 +307,63 @@ type Worker struct {
 	LastPausedBy         string     `json:"last_paused_by,omitempty"`
 	LastResumedBy        string     `json:"last_resumed_by,omitempty"`
 	PauseReason          Reason     `json:"pause_reason,omitempty"`
-	// Volumes are those that are attached, as EC2 told of them last; empty is not
-	// the one that applied when lull last decided on a pause
+	// Volumes are the attached volumes, as last reported by EC2; empty means
+	// unknown.
 	Volumes         []Volume   `json:"volumes,omitempty"`
-	PausePolicy     string     `json:"pause_policy,omitempty"` // that held when lull last decided on a pause
+	PausePolicy     string     `json:"pause_policy,omitempty"` // the one that applied when lull last decided on a pause
 	NextIdleCheckAt *time.Time `json:"next_idle_check_at"`
 	TargetPauseAt   *time.Time `json:"target_pause_at"`
-	// PauseNotBefore: TargetPauseAt is the earliest, since others may wait for
-	// the same budget. It is of the live verdict, and never stored.
+	// PauseNotBefore means that TargetPauseAt is the earliest time, because
+	// others may wait for the same budget. It comes from the live verdict, and
+	// is never stored.
 	PauseNotBefore bool       `json:"pause_not_before,omitempty"`
 	WarningSentAt  *time.Time `json:"warning_sent_at,omitempty"`
-	// WarningFor is ttl or schedule when the warning is of a pause that does
-	// not wait for quiet: activity does not make it void.
+	// WarningFor is ttl or schedule if the warning is about a pause that does
+	// not wait for quiet. Activity does not invalidate it.
 	WarningFor Reason `json:"warning_for,omitempty"`
-	// CMLNotice is there from when a warning is written until CML's own pages
-	// show nothing of it any more.
+	// CMLNotice exists from when a warning is written until CML's own pages no
+	// longer show it.
 	CMLNotice *Notice `json:"cml_notice,omitempty"`
 
 	Intent          *Intent `json:"intent,omitempty"`
 	PauseGeneration int64   `json:"pause_generation"`
-	// TerminateFor is ttl or external where that, and no person through lull,
-	// wants the worker ended; TerminateBy is who asked for it.
+	// TerminateFor is ttl or external if that, and not a user through lull, is
+	// the cause of the termination. TerminateBy is who requested it.
 	TerminateFor Reason `json:"terminate_for,omitempty"`
 	TerminateBy  *Actor `json:"terminate_by,omitempty"`
-	// CancelledStopAt is when a stop that may already have been sent was
-	// StopCalledOff is the last requested stop, if it did not happen.
+	// CancelledStopAt is when a stop was given up that may already have been
+	// sent. If it happens nevertheless, it is a late action.
 	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`
-	// StopCalledOff is the last stop that was asked for, if it did not happen.
+	// StopCalledOff is the last requested stop, if it did not happen.
 	StopCalledOff *CalledOff `json:"stop_called_off,omitempty"`
-	// AgentCalledOff is the generation of the agent's intent that was called
-	// off last: the agent may not come back with it.
+	// AgentCalledOff is the generation of the agent's last canceled intent. The
+	// agent must not repeat it.
 	AgentCalledOff uint64     `json:"agent_called_off,omitempty"`
 	StartOrigin    Origin     `json:"start_origin,omitempty"`
 	StartBy        string     `json:"start_by,omitempty"`
-	StartReason    string     `json:"start_reason,omitempty"` // as budgets name it
+	StartReason    string     `json:"start_reason,omitempty"` // as named in budgets
 	StartAskedAt   *time.Time `json:"start_asked_at,omitempty"`
 	StartSentAt    *time.Time `json:"start_sent_at,omitempty"`
-	// StartWithdrawnAt is when the last start that was asked for was taken back
-	// before the worker ran, and StartWithdrawnBy by whom. The next start, and
-	// the next time that it runs, clears both.
+	// StartWithdrawnAt is when the last requested start was withdrawn before
+	// the worker ran, and StartWithdrawnBy by whom. The next start, and the
+	// next time that it runs, clears both.
 	StartWithdrawnAt *time.Time `json:"start_withdrawn_at,omitempty"`
 	StartWithdrawnBy string     `json:"start_withdrawn_by,omitempty"`
-	Restarts         int        `json:"restarts,omitempty"` // why it was a plain stop instead
+	Restarts         int        `json:"restarts,omitempty"` // after stops by the cloud, since it last ran for an hour
 	MissingSince     *time.Time `json:"missing_since,omitempty"`
-	HibernateNote    string     `json:"hibernate_note,omitempty"` // why a plain stop was made instead
-	LastGuard        string     `json:"last_guard,omitempty"`     // the arbiter's last outcome, to audit only changes
+	HibernateNote    string     `json:"hibernate_note,omitempty"` // why it was a plain stop instead
+	LastGuard        string     `json:"last_guard,omitempty"`     // the arbiter's last outcome, so that only changes are logged
 	WakeTokenHash    string     `json:"wake_token_hash,omitempty"`
 	LastWakeAt       *time.Time `json:"last_wake_at,omitempty"`
 
 	revision int64
 }
 
-// Revision is the store's revision of the record as it was read, its ETag.
+// Revision returns the store's revision of the record as it was read, its ETag.
 func (w Worker) Revision() int64 { return w.revision }
 
-// Counted tells whether w counts towards the floor of min_workers: it runs
-// and nobody has decided that it shall not.
+// Counted reports whether w counts towards the floor of min_workers: it runs
+// and is not intended to stop.
 func (w *Worker) Counted() bool {
 	return w.Status == power.WorkerRunning && w.DesiredStatus == power.WorkerRunning
 }
@@ -378,7 +379,7 @@ func (w Worker) Public() Worker {
 	return w
 }
 
-// clone copies w deeply enough that a change of one is none of the other.
+// clone copies w deeply enough that the copies can be changed independently.
 func (w Worker) clone() Worker {
 	w.Tags, w.PolicyTags = maps.Clone(w.Tags), maps.Clone(w.PolicyTags)
 	w.Contacts = slices.Clone(w.Contacts)
@@ -413,20 +414,20 @@ const (
 	haltKey        = "halt"
 )
 
-// WorkerKeys are the keys of all worker records, to follow.
+// WorkerKeys returns the keys of all worker records.
 func WorkerKeys() store.Keys { return store.Prefix(workerPrefix) }
 
-// RequestKeys are the keys of all requests to owners, to follow.
+// RequestKeys returns the keys of all requests to owners.
 func RequestKeys() store.Keys { return store.Prefix(requestPrefix) }
 
-// AuditKeys are the keys of the audit log, to follow for the event stream.
+// AuditKeys returns the keys of the audit log, for the event stream.
 func AuditKeys() store.Keys { return store.Prefix(auditPrefix) }
 
 func workerKey(id string) string { return workerPrefix + id }
 
 var workerCodec = store.Codec[Worker]{Version: 1}
 
-// DecodeWorker reads a record that came by a watch or a listing.
+// DecodeWorker decodes a record from a watch or a listing.
 func DecodeWorker(v store.Value) (Worker, error) {
 	w, err := workerCodec.Decode(v.Key, v.Data)
 	w.revision = v.ModRevision
@@ -434,7 +435,7 @@ func DecodeWorker(v store.Value) (Worker, error) {
 	return w, err
 }
 
-// share makes the texts that many workers have in common one text in memory.
+// share interns the texts that many workers have in common.
 func (w *Worker) share() {
 	for _, s := range []*string{&w.AWSRegion, &w.Account, &w.TemplateName, &w.InstanceType, &w.AMIID, &w.Owner, (*string)(&w.DesiredStatus), (*string)(&w.Status),
 		&w.EC2State, &w.PauseHolder, &w.PauseAction, &w.CMLVersion, &w.CMLUsername, &w.License.Status, &w.Policy, &w.Schedule, &w.LastPausedBy, &w.LastResumedBy,
@@ -448,5 +449,5 @@ func (w *Worker) share() {
 	}
 }
 
-// WorkerID is the id in the key of a worker record.
+// WorkerID returns the ID in the key of a worker record.
 func WorkerID(key string) string { return key[len(workerPrefix):] }
