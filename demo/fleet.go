@@ -100,7 +100,7 @@ func startFleet(ctx context.Context, s *stage) (end func() error, err error) {
 	return c.end, nil
 }
 
-// word is what follows a text, up to a space or a comma.
+// word returns the text after a prefix, up to a space or a comma.
 func word(said, after string) string {
 	_, rest, _ := strings.Cut(said, after)
 	return strings.TrimRight(strings.Fields(rest + " ")[0], ",")

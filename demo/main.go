@@ -1,11 +1,10 @@
-// Demo shows what lull does to programs that nobody uses: it starts a host of
-// its own with short timers, runs programs on it (a web server, Redis,
-// PostgreSQL, and a web server in a microVM that goes to disk; what is not
-// installed is said and left out), and prints a line
-// for each of them every second while clients come and go. Next to it a server
-// keeps a simulated region of a dozen cloud workers, whose scripted users live a
-// day in 24 minutes. It ends with Ctrl-C or after --for, and leaves nothing
-// running.
+// Demo shows what lull does to idle programs: it starts a host of its own with
+// short timers, runs programs on it (a web server, Redis, PostgreSQL, and a web
+// server in a microVM that goes to disk; what is not installed is said and left
+// out), and prints a line for each of them every second while clients come and
+// go. Next to it a server keeps a simulated region of a dozen cloud workers,
+// whose scripted users live a day in 24 minutes. It ends with Ctrl-C or after
+// --for, and leaves nothing running.
 //
 // It drives the built programs of --bin as a user does and builds nothing.
 package main
@@ -35,7 +34,7 @@ var scenes = []scene{
 	{"fleet", startFleet},
 }
 
-// stage is what the scenes share.
+// stage is the state shared by the scenes.
 type stage struct {
 	bin   string // folder of the built programs
 	data  string // folder for everything the demo writes

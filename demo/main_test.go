@@ -81,7 +81,7 @@ func TestDemo(t *testing.T) {
 	})
 }
 
-// A folder with somebody's files is not the demo's to empty.
+// The demo must not empty a directory with a user's files.
 func TestForeignFolder(t *testing.T) {
 	dir := t.TempDir()
 	keep := filepath.Join(dir, "mine")

@@ -196,7 +196,8 @@ func lastLine(b []byte) string {
 	return lines[len(lines)-1]
 }
 
-// databaseUser is who may run PostgreSQL here; nil is whoever runs the demo.
+// databaseUser returns the user that runs PostgreSQL here; nil is the user of
+// the demo.
 func databaseUser() (string, *syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return "", nil, nil

@@ -88,7 +88,7 @@ func watch(ctx context.Context, dir string, every time.Duration) error {
 	return errors.Join(a.Run(ctx), <-served)
 }
 
-// usage is what a process has used.
+// usage is the resource usage of a process.
 type usage struct {
 	cpu     time.Duration
 	rss     int64

@@ -85,7 +85,7 @@ func run(ctx context.Context, b bench, of rig.Region) (err error) {
 	return b.measure(ctx, ready, started)
 }
 
-// measured is what is counted at one moment.
+// measured contains the counters at one moment.
 type measured struct {
 	calls    map[string]float64
 	revision int64

@@ -80,7 +80,7 @@ func counted(ctx context.Context, pid int, span time.Duration, work func() error
 	return "not counted: " + lines[len(lines)-1], werr
 }
 
-// used is what a process has used so far.
+// used is the resource usage of a process so far.
 type used struct {
 	cpu      time.Duration // to a tick, or finer where the scheduler tells
 	switches uint64

@@ -131,7 +131,7 @@ func wait(ctx context.Context, limit time.Duration, try func() error) error {
 	}
 }
 
-// freeAddr finds an address that nobody uses.
+// freeAddr returns an unused address.
 func freeAddr() (string, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -35,7 +35,8 @@ func self(addr string) ([]string, error) {
 	return []string{exe, "-serve", addr}, err
 }
 
-// load is what clients did in one measurement; latencies in microseconds.
+// load is the clients' result of one measurement; latencies are in
+// microseconds.
 type load struct{ rate, p50, p99 float64 }
 
 // connections dials, sends a byte, reads it and closes, over and over.

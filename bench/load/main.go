@@ -1,6 +1,7 @@
-// Command load measures what people feel of a large fleet: lull server over a
-// simulated region, with dashboards that follow the event stream and requests
-// of the API at a steady rate, both from this process over loopback.
+// Command load measures the latencies that users see in a large fleet: lull
+// server over a simulated region, with dashboards that follow the event stream
+// and requests of the API at a steady rate, both from this process over
+// loopback.
 //
 // Requests are sent by the clock, whether or not earlier ones are answered, and
 // timed from the moment at which each was due. The delay of an event is from
@@ -107,7 +108,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// load is what the kernel says that the machine is doing, over one minute.
+// load returns the machine's load over one minute, as reported by the kernel.
 func load() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -116,7 +117,7 @@ func load() string {
 	return strings.Fields(string(text))[0]
 }
 
-// used is what the server has used while it was measured.
+// used returns the server's resource usage during the measurement.
 func (b *bench) used() (string, error) {
 	cpu, err := b.CPU()
 	kib, err2 := b.Resident()

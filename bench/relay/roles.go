@@ -72,7 +72,7 @@ func echo(c net.Conn) {
 	}
 }
 
-// plainRelay is what one writes in an afternoon.
+// plainRelay is a minimal relay for comparison.
 func plainRelay(c *net.TCPConn, to string) {
 	defer c.Close()
 	b, err := net.Dial("tcp", to)

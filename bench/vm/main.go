@@ -92,7 +92,7 @@ func serve(addr string) error {
 
 const patience = 5 * time.Minute
 
-// firstByte is what a new client waits for its first byte.
+// firstByte returns how long a new client waits for its first byte.
 func firstByte(addr string) (time.Duration, error) {
 	began := time.Now()
 	c, err := net.DialTimeout("tcp", addr, patience)

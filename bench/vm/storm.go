@@ -247,7 +247,7 @@ func (h *herd) others(all []hostctl.Instance, err error) (list []hostctl.Instanc
 	return list, err
 }
 
-// held is what the guests hold as they are.
+// held reports the present memory of the guests.
 func (h *herd) held(ctx context.Context, what string) error {
 	list, err := h.others(h.ListWithMemory(ctx))
 	if err != nil {

@@ -1,5 +1,5 @@
 // Command lull-shim keeps the instances of one host while its daemon restarts
-// (package shim). The daemon starts it; a person hardly ever has to.
+// (package shim). The daemon starts it; users rarely need to.
 package main
 
 import (

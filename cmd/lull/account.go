@@ -130,7 +130,7 @@ func atFlag(cmd *cobra.Command) {
 	cmd.Flags().String("at", "", "a past time: "+when.PastForms)
 }
 
-// atTime is what --at says; zero for now.
+// atTime returns the value of --at; zero for now.
 func atTime(cmd *cobra.Command) (time.Time, error) {
 	text, err := cmd.Flags().GetString("at")
 	if err != nil {

@@ -334,7 +334,7 @@ action starts.`,
 	return cmd
 }
 
-// onComplete is what a completion leads to by the policy that holds.
+// onComplete returns the action of a completion under the effective policy.
 func onComplete(s agentctl.Status) string {
 	for _, v := range s.Settings {
 		if v.Name == "on-complete" {

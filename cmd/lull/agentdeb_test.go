@@ -144,7 +144,7 @@ func TestDebianPackage(t *testing.T) {
 		t.Errorf("dpkg --verify: %s", out)
 	}
 
-	// A policy that somebody wrote outlives an upgrade and a removal.
+	// A policy written by a user survives an upgrade and a removal.
 	mine := "idle-timeout: 3h\n"
 	if err := os.WriteFile(in("etc/lull/agent.yaml"), []byte(mine), 0o644); err != nil {
 		t.Fatal(err)

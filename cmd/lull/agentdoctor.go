@@ -106,7 +106,7 @@ func (d *agentCheck) policyFile() {
 	}
 }
 
-// sources are where the signals of people come from.
+// sources checks where the signals about users come from.
 func (d *agentCheck) sources(ctx context.Context) {
 	bus := &proc.Logind{}
 	defer bus.Close()

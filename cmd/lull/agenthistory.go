@@ -70,7 +70,7 @@ was not asked, since a cheaper one was active, or no agent ran.`},
 	return cmd
 }
 
-// picture is what a history says of a stretch of time.
+// picture summarizes the history of a period.
 type picture struct {
 	from, to time.Time
 	watched  []stretch
@@ -95,7 +95,7 @@ func takePicture(cmd *cobra.Command, cl *agentctl.Client, since, until, now time
 	if err != nil {
 		return p, err
 	}
-	// What comes after the end says whether the agent was there until then.
+	// Entries after the end show whether the agent ran until then.
 	list, err := cl.History(cmd.Context(), agentctl.HistoryQuery{Since: p.from})
 	if err != nil {
 		return p, err
@@ -107,8 +107,8 @@ func takePicture(cmd *cobra.Command, cl *agentctl.Client, since, until, now time
 	return p, nil
 }
 
-// take sorts a history, which goes on until now, into what was watched and what
-// happened.
+// take sorts a history, which reaches to the present, into watched periods and
+// events.
 func (p *picture) take(list []agentctl.Entry, now time.Time) {
 	var open *stretch
 	var last time.Time
@@ -287,7 +287,7 @@ func (p *picture) says(signal string, state idle.State, from, to time.Time) bool
 	})
 }
 
-// signals are those that were read, people first.
+// signals returns those that were read, signals of users first.
 func (p *picture) signals() []string {
 	order := []string{"users", "terminals", "recent", "cpu", "gpu", "disk", "network"}
 	var out []string

@@ -41,8 +41,8 @@ func upcomingText(now time.Time, u agentctl.Upcoming) string {
 	return "this machine is " + done + " " + at + " if it stays idle"
 }
 
-// remedy says how to put off what u announces. until is what a hold was asked
-// for; zero for none.
+// remedy returns how to delay what u announces. until is the end of the
+// requested hold; zero for none.
 func remedy(u agentctl.Upcoming, until time.Time) string {
 	switch u.Reason {
 	case "ttl":

@@ -155,7 +155,8 @@ func addCloud(ctx context.Context, cfg agentConfig, m *agent.Meter, o *agent.Opt
 	o.Tags = []agent.TagSource{e.imds, describedTags{e}}
 }
 
-// agentConsoles are the terminals beside the pseudo ones that somebody can sit at.
+// agentConsoles returns the terminals, besides pseudo terminals, that users can
+// log in on.
 func agentConsoles() []string {
 	var out []string
 	for _, p := range []string{"/dev/tty1", "/dev/ttyS0"} {

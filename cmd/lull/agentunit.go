@@ -6,10 +6,11 @@ const sysusers = "g lull - -\n"
 // agentUnit is the agent's systemd unit for a program. etc/lull-agent.service
 // is the one for /usr/bin/lull; a test holds them together.
 //
-// Hooks run inside the unit, and one that saves somebody's work must not fail
-// for lack of a right: so neither sudo, nor mounts, nor containers are taken
-// from it. etc/lull-agent-strict.conf takes them away where there are no hooks.
-// ProtectClock is left out because it closes all devices, GPUs too.
+// Hooks run inside the unit, and a hook that saves a user's work must not fail
+// because of a missing permission. So the unit restricts neither sudo, nor
+// mounts, nor containers. etc/lull-agent-strict.conf takes them away where
+// there are no hooks. ProtectClock is left out because it closes all devices,
+// GPUs too.
 func agentUnit(program string) string {
 	return `[Unit]
 Description=lull agent: stops this machine when nobody uses it

@@ -16,9 +16,9 @@ type rule struct {
 	Labels, Annotations map[string]string
 }
 
-// firing is what an alert has to fire at: series in promtool's notation, a
-// sample each minute, when it fires at the latest, and when it does not yet or
-// not any more.
+// firing defines when an alert fires: series in promtool's notation, one sample
+// per minute, when it fires at the latest, and when it does not fire yet or
+// anymore.
 type firing struct {
 	series map[string]string
 	at     string

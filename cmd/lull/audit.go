@@ -52,7 +52,7 @@ func (a *auditFlags) bind(c *cli, cmd *cobra.Command, from, to string) {
 	}) // the flag is there: it was just made
 }
 
-// query is what the flags ask of cl.
+// query returns the audit query selected by the flags.
 func (a *auditFlags) query(ctx context.Context, cl *control.Client) (q fleet.AuditQuery, err error) {
 	q = a.q
 	if q.From, q.To, err = period(time.Now(), a.from, a.to); err != nil || a.worker == "" {

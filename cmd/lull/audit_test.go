@@ -12,8 +12,8 @@ import (
 	"lull/internal/link/control"
 )
 
-// TestAuditIsFiltered: what the flags say is what the server is asked, of a
-// listing and of an export alike, with a worker's name looked up.
+// TestAuditIsFiltered checks that the flags reach the server, for a listing and
+// for an export, with a worker's name resolved.
 func TestAuditIsFiltered(t *testing.T) {
 	var path string
 	var asked url.Values

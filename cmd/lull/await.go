@@ -17,7 +17,7 @@ import (
 	"lull/internal/power"
 )
 
-// waiting is what --wait says.
+// waiting contains the --wait flags.
 type waiting struct {
 	on     bool
 	within time.Duration
@@ -31,7 +31,7 @@ func (w *waiting) bind(cmd *cobra.Command) {
 // pollEvery is how often a waiting verb looks, besides when an event comes.
 const pollEvery = 2 * time.Second
 
-// goal is what a verb waits for.
+// goal is the state that a verb waits for.
 type goal struct {
 	what string // follows "wait longer for NAME to"
 	// met reports whether a worker is there, or why it does not get there any more.
@@ -114,7 +114,7 @@ func (c *cli) await(parent context.Context, cl *control.Client, w fleet.Worker, 
 	last, tick := "", time.NewTicker(pollEvery)
 	defer tick.Stop()
 	for {
-		if now := standing(w); now != last { // why it does not go on is told too
+		if now := standing(w); now != last { // the reason for a delay is shown too
 			last = now
 			fmt.Fprintf(c.err, "%s  %s %s\n", time.Now().Format(time.TimeOnly), w.Name, now)
 		}

@@ -21,8 +21,8 @@ import (
 	"lull/internal/sim"
 )
 
-// crowdScenario are 10,000 instances in three regions. Three in a
-// hundred run: some are in use, some were left, and of some nobody can tell.
+// crowdScenario has 10,000 instances in three regions. Three percent run: some
+// are in use, some are idle, and some are unknown.
 const crowdScenario = `regions: [{name: us-east-1}, {name: eu-west-1}, {name: us-west-2}]
 timing: {pending: 1s, stopping: 1s, background: -1s}
 profiles:
@@ -69,7 +69,7 @@ func newCrowd(t *testing.T) *rig.Rig {
 	return r
 }
 
-// overview is what the server says of the workers that a query selects.
+// overview returns the server's overview of the workers that a query selects.
 func overview(t *testing.T, c *control.Client, q url.Values) control.Overview {
 	t.Helper()
 	o, err := control.Read[control.Overview](t.Context(), c, "/overview?"+q.Encode())

@@ -11,11 +11,11 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// focus is what has the keyboard.
+// focus is the element that has the keyboard focus.
 type focus struct {
 	Body   bool     // nothing has it: the way around the page begins again
 	First  bool     // it had it before on this walk
-	Name   string   // what people call it
+	Name   string   // its accessible name
 	Tag    string   // its element
 	Faults []string // why a user would not see where they are
 }
@@ -35,11 +35,12 @@ const looksAt = `JSON.stringify((() => {
 	return {First: first, Name: nameOf(e), Tag: e.tagName.toLowerCase(), Faults: faults}
 })())`
 
-// calledBy is what people call an element.
+// calledBy computes an element's accessible name.
 const calledBy = `window.nameOf = (e) => (e.getAttribute('aria-label') || (e.getAttribute('aria-labelledby') ?? '').split(' ').map((id) => document.getElementById(id)?.innerText ?? '').join(' ').trim() || e.labels?.[0]?.innerText || e.innerText || e.id || '').trim().replace(/\s+/g, ' ').slice(0, 80)`
 
-// missed is what can be used and was not come to: what takes the keyboard, and
-// what the mouse's pointer says can be pressed although the keyboard passes it by.
+// missed finds usable elements that the keyboard did not reach: focusable ones,
+// and ones that the mouse pointer shows as clickable although the keyboard
+// skips them.
 const missed = `(() => {
 	const all = document.querySelector('dialog[open]') ?? document
 	const shown = (e) => e.checkVisibility({visibilityProperty: true}) && e.getClientRects().length > 0

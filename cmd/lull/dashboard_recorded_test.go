@@ -70,14 +70,14 @@ func site(t *testing.T, db store.Store, more func(*server.Options)) (url, token 
 	return s.URL, token
 }
 
-// past is what was recorded of a few workers, and what they became.
+// past contains the records of a few workers, and their outcome.
 type past struct {
 	checks  []evidence.Record
 	entries []fleet.Entry
 	workers []fleet.Worker
 }
 
-// habit is how somebody uses a worker.
+// habit describes how a worker is used.
 type habit struct {
 	name, team, size string
 	from, to         int // hours of a working day
@@ -88,8 +88,8 @@ type habit struct {
 
 const recordedDays = 8
 
-// play plays days of a worker through the engine: somebody works, goes, it is
-// warned and paused, and comes back in the morning.
+// play simulates days of a worker with the engine: a user works and leaves, the
+// worker is warned of and paused, and the user returns in the morning.
 func (p *past) play(h habit, now time.Time) {
 	id := "w-" + h.name
 	begun := now.Add(-recordedDays * 24 * time.Hour)
@@ -139,7 +139,7 @@ func (p *past) play(h habit, now time.Time) {
 		}
 		ago := now.Sub(at)
 		if h.unreadable && ago > 100*time.Minute && ago < 170*time.Minute {
-			continue // nobody looks
+			continue // not checked
 		}
 		used := idle.Reading{Signal: "cml", State: idle.Quiet, At: at, LastEvent: active, MaxAge: idle.Duration(15 * time.Minute)}
 		if !active.IsZero() && at.Sub(active) < 5*time.Minute {
@@ -368,7 +368,7 @@ func (w *window) timeline(url string) {
 	w.until(`document.querySelector('.chart svg path.active')?.getAttribute('d').length > 10`)
 	w.wide(1360)
 	w.both("timeline", "light", "dark")
-	// What nobody recorded is hatched, and is not called quiet.
+	// Unrecorded time is hatched, and not shown as quiet.
 	w.press("As tables")
 	w.sees(`States, newest first.*Not known\s+Nothing is recorded`)
 	w.sees(`cloudwatch\s+5 %\s+\d`)
@@ -495,7 +495,7 @@ func (w *window) savings(url string) {
 	w.both("savings", "light", "dark")
 	js[bool](w, `(() => { const e = document.querySelector('.filters select'); e.value = 'tag'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
 	w.sees(`By tag team.*training.*network`)
-	// What is exported is what the command line writes.
+	// The export equals what the command line writes.
 	js[bool](w, `(() => { const plain = URL.createObjectURL; URL.createObjectURL = (b) => { window.exported = b.text(); return plain.call(URL, b) }; HTMLAnchorElement.prototype.click = () => {}; return true })()`)
 	w.press("Export CSV")
 	w.until(`window.exported`)
@@ -505,14 +505,14 @@ func (w *window) savings(url string) {
 	}
 }
 
-// reader is a journal of which the first reading stops half-way, until nobody
-// waits for it.
+// reader is a journal whose first reading blocks halfway until its caller gives
+// up.
 type reader struct {
 	records []evidence.Record
 
 	mu   sync.Mutex
 	slow bool
-	gone chan struct{} // closed when nobody waits
+	gone chan struct{} // closed when the caller has given up
 }
 
 func (p *reader) Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
@@ -542,9 +542,9 @@ func (p *reader) Read(ctx context.Context, q evidence.Query, yield func(evidence
 	return nil, nil
 }
 
-// TestDashboardCancelsAPreview reads a journal that takes long: the page says
-// how far it is, and when it is canceled the server ends it as well. The
-// journal is the test's own, which knows whether somebody waits for it.
+// TestDashboardCancelsAPreview reads a slow journal: the page shows the
+// progress, and when it is canceled the server stops as well. The journal is
+// the test's own, so it knows whether its caller still waits.
 func TestDashboardCancelsAPreview(t *testing.T) {
 	chrome := startBrowser(t)
 	db := mem.New(mem.Options{}).Client()

@@ -65,7 +65,7 @@ func TestDashboardServerRestarts(t *testing.T) {
 			}
 		}
 		gone := make(chan error)
-		go func() { // more of them until nobody answers
+		go func() { // further connections until none is answered
 			for snooze() == nil {
 			}
 			close(gone)

@@ -245,7 +245,7 @@ func (r *watched) hosts() {
 	})
 }
 
-// used has somebody work on a worker, and look has its idleness judged.
+// used simulates use of a worker, and look has its idleness judged.
 func (r *watched) used(name string) {
 	r.t.Helper()
 	body := strings.NewReader(`{"category": "start_lab", "user": "alice"}`)
@@ -411,8 +411,8 @@ func do[T any](w *window, a chromedp.Action[T]) T {
 	return v
 }
 
-// js is what an expression says on the page; a promise is waited for. Each $1
-// in it is an argument, as JSON.
+// js evaluates an expression on the page and awaits a promise. Each $1 in it is
+// an argument, as JSON.
 func js[T any](w *window, expression string, arg ...any) T {
 	w.t.Helper()
 	return do(w, chromedp.Evaluate[T](w.fill(expression, arg), chromedp.EvalAwaitPromise))
@@ -1192,7 +1192,7 @@ func (r *road) carry(c net.Conn) {
 	back := make(chan struct{})
 	go func() {
 		defer close(back)
-		_, _ = io.Copy(c, s) // a road that is cut is what this is about
+		_, _ = io.Copy(c, s) // a cut connection is expected here
 		c.Close()
 	}()
 	b := make([]byte, 64<<10)

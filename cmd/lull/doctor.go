@@ -54,8 +54,9 @@ func (c *cli) runningHost(ctx context.Context) (hostctl.Status, error) {
 	return cl.Status(ctx)
 }
 
-// runningFindings are what the host that runs says of itself. It looks for what
-// its runtimes need when it starts; here is what is there now.
+// runningFindings returns what the running host reports about itself. It
+// checked its runtimes' prerequisites when it started; here are the present
+// findings.
 func runningFindings(run hostctl.Status, here findings) (l findings) {
 	l.add("host", true, fmt.Sprintf("version %s runs as process %d since %s, with its data in %s", run.Version, run.PID, clockTime(run.StartedAt), run.DataDir), "")
 	if len(run.Faults) > 0 { // each says what to do

@@ -13,7 +13,7 @@ type finding struct {
 	OK    bool   `json:"ok"`
 	Found string `json:"found"`
 	Do    string `json:"do,omitempty"` // what to do about it
-	// Optional is what only one runtime beside process needs.
+	// Optional means that only one runtime besides process needs it.
 	Optional bool `json:"optional,omitempty"`
 }
 

@@ -156,7 +156,7 @@ func relayOptions(n *instance.Noise) (router.Options, error) {
 	return opt, nil
 }
 
-// Close gives the ports back, for good; connections that are still open are cut
+// Close permanently releases the ports. Connections that are still open are cut
 // after a moment.
 func (g *gate) Close() error {
 	g.all.front.Unroute(g.Instance)
@@ -177,7 +177,7 @@ func (g *gate) Close() error {
 	return errors.Join(err, g.all.ports.Unhold(ctx, g.id))
 }
 
-// RelayStats is what why shows.
+// RelayStats returns the statistics shown by why.
 func (g *gate) RelayStats() hostctl.RelayStats {
 	s := g.Stats()
 	out := hostctl.RelayStats{Accepted: s.Accepted, Relayed: s.Relayed, Waiting: s.Waiting, ClientsGone: s.Gone,

@@ -58,8 +58,8 @@ func endText(t *time.Time) string {
 	return t.Format(time.RFC3339Nano)
 }
 
-// haltLine is what a halt that was just begun or ended is answered with: what
-// it means, and how it ends.
+// haltLine is the answer to a halt that just began or ended: what it means, and
+// how it ends.
 func (c *cli) haltLine(on bool, until *time.Time, means, verb string) string {
 	switch {
 	case !on:
@@ -155,7 +155,7 @@ func (c *cli) underHalt(cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
 		flagged := func(name string) bool { f := cmd.Flags().Lookup(name); return f != nil && f.Changed }
-		if flagged("follow") { // it goes on, so it cannot be held back
+		if flagged("follow") { // it continues, so its output cannot be buffered
 			c.tellHalt(cmd.Context())
 			return run(cmd, a)
 		}

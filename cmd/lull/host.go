@@ -358,7 +358,8 @@ func hostSockets(path string) (api, guests *unixsock.Listener, err error) {
 	return api, guests, nil
 }
 
-// baseEnv is what every instance gets of this process's environment.
+// baseEnv returns the part of this process's environment that every instance
+// gets.
 func baseEnv(getenv func(string) string) []string {
 	var env []string
 	for _, k := range []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"} {

@@ -48,7 +48,7 @@ type hostConfig struct {
 	ReportEvery time.Duration
 }
 
-// dockerSocket is where Docker listens when nobody says otherwise.
+// dockerSocket is Docker's default socket.
 const dockerSocket = "/var/run/docker.sock"
 
 var hostOptions = []option[hostConfig]{

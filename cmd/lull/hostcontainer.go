@@ -49,7 +49,8 @@ func shareGuests(dir, socket string) error {
 	return nil
 }
 
-// containerFindings is what containers need, and those of Docker.
+// containerFindings checks the prerequisites of containers, and those of
+// Docker.
 func containerFindings(ctx context.Context, cfg hostConfig) (l findings) {
 	runc, err := container.Find("")
 	l.optional("container: runc", err, runc, "apt-get install runc")

@@ -219,7 +219,7 @@ is taken at once.`,
 	return cmd
 }
 
-// timersText is when an instance that nobody uses takes which step of the ladder.
+// timersText describes when an unused instance takes which step of the ladder.
 func timersText(o hostctl.Instance) string {
 	span := func(seconds float64) string { return idle.Human(time.Duration(seconds * float64(time.Second))) }
 	if o.PauseAfter == 0 {
@@ -302,7 +302,7 @@ func readings(w io.Writer, o hostctl.Instance) {
 	}
 }
 
-// deeper is what comes between its pause and its stop.
+// deeper describes the steps between its pause and its stop.
 func deeper(o hostctl.Instance) (s string) {
 	if o.ReclaimAfter > 0 {
 		s += ", gives memory back " + seconds(o.ReclaimAfter) + " after the pause"

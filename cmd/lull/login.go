@@ -28,7 +28,7 @@ type savedLogin struct {
 	oidc.Login
 }
 
-// loginWithin is how long somebody may take to log in.
+// loginWithin is how long a user may take to log in.
 const loginWithin = 10 * time.Minute
 
 func (c *cli) loginCommand() *cobra.Command {

@@ -20,7 +20,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// browser is a terminal in front of somebody who opens what it shows.
+// browser is the terminal of a user who opens the URL that it shows.
 type browser struct {
 	mu    sync.Mutex
 	shown strings.Builder

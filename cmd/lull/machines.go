@@ -24,8 +24,8 @@ import (
 	"lull/internal/link/guest"
 )
 
-// openMachines wires the microVM runtime. What guests lack is what its Missing
-// says.
+// openMachines wires the microVM runtime. Its Missing lists the missing
+// prerequisites of guests.
 func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, rt *process.Runtime, h func() *host.Host) (*microvm.Runtime, error) {
 	layer, err := cfg.layer()
 	if err != nil {
@@ -117,7 +117,7 @@ other systems point LULL_GUEST_KERNEL at any kernel with virtio.`,
 		}}
 }
 
-// machineFindings is what microVMs need.
+// machineFindings checks the prerequisites of microVMs.
 func machineFindings(cfg hostConfig) (l findings) {
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	l.optional("microvm: QEMU", err, qemu, "apt-get install qemu-system-x86")

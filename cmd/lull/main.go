@@ -1,8 +1,8 @@
-// Command lull finds compute that nobody is using, pauses it safely and brings
-// it back the moment it is needed.
+// Command lull finds idle compute, pauses it safely and brings it back the
+// moment it is needed.
 //
-// This package is wiring only: the one place that touches the environment,
-// flags, listeners, exit codes and the default logger. Each verb has a file.
+// This package is wiring only: it alone touches the environment, flags,
+// listeners, exit codes and the default logger. Each verb has its own file.
 package main
 
 import (

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"lull": main})
 }
 
-// TestScripts runs the command line as people do, against real daemons.
+// TestScripts runs the command line as users do, against real daemons.
 func TestScripts(t *testing.T) {
 	shim := programtest.Build(t, "lull/cmd/lull-shim")
 	testscript.Run(t, testscript.Params{

@@ -53,7 +53,7 @@ func (s *spanFlag) Set(text string) error {
 // String is the flag as it is read.
 func (s *spanFlag) String() string { return typed(time.Duration(*s)) }
 
-// typed is a length as somebody would type it, to the nanosecond.
+// typed formats a duration as a user would type it, to the nanosecond.
 func typed(d time.Duration) string {
 	short := idle.Human(d)
 	if read, err := when.Span(short); err != nil || read != d {

@@ -150,7 +150,7 @@ func (l *listening) find(texts []string) bool {
 	return false
 }
 
-// mailbox starts a mail relay that knows no nobody@: mailbox. Its address is in
+// mailbox starts a mail relay that rejects nobody@: mailbox. Its address is in
 // RELAY.
 func (rs *receivers) mailbox(ts *testscript.TestScript, _ bool, _ []string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -217,7 +217,7 @@ func (rs *receivers) link(ts *testscript.TestScript, _ bool, args []string) {
 	visit(ts, address, args[1] == "give", args[2], args[3])
 }
 
-// forged visits links that nobody signed: forged-link STATUS TEXT
+// forged visits links without a valid signature: forged-link STATUS TEXT
 func (rs *receivers) forged(ts *testscript.TestScript, _ bool, args []string) {
 	address := rs.of(ts, "hook").links[fleet.AnswerExtend]
 	cut := strings.LastIndexByte(address, '.')
@@ -281,7 +281,8 @@ func expires(ts *testscript.TestScript, _ bool, args []string) {
 	change(ts, w, p)
 }
 
-// contact names who is to be told of a worker: contact WORKER ADDRESS
+// contact sets the address that is notified about a worker: contact WORKER
+// ADDRESS
 func contact(ts *testscript.TestScript, _ bool, args []string) {
 	w, err := workerNamed(ts, http.DefaultClient, args[0])
 	ts.Check(err)

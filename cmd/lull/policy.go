@@ -311,7 +311,7 @@ func (s *choice) bind(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&s.all, "all", false, "all workers")
 }
 
-// scope is what was chosen; workers are named or found by their names.
+// scope returns the selected workers, given by ID or found by name.
 func (s *choice) scope(cmd *cobra.Command, cl *control.Client, workers []string) (policy.Scope, error) {
 	out := policy.Scope{Region: s.region}
 	for _, kv := range s.tags {

@@ -56,8 +56,8 @@ func TestVerbsThatSoundAlike(t *testing.T) {
 	}
 }
 
-// TestNothingMatchesIsSaid: a listing that selects nothing says so to people,
-// on standard error, and is an empty array to programs.
+// TestNothingMatchesIsSaid checks that an empty listing says so on standard
+// error, and is an empty array in JSON.
 func TestNothingMatchesIsSaid(t *testing.T) {
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

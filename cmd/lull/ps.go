@@ -89,7 +89,7 @@ func stateText(o hostctl.Instance) string {
 	return o.State
 }
 
-// next is what happens to it by itself, and when.
+// next returns the next automatic action on it, and when.
 func next(o hostctl.Instance) string {
 	switch {
 	case o.Unavailable != "":
@@ -170,7 +170,7 @@ func ports(o hostctl.Instance) string {
 	return strings.Join(parts, ", ")
 }
 
-// span is a length as people read it at a glance.
+// span formats a duration for users.
 func span(d time.Duration) string { return idle.Human(d) }
 
 func size(n int64) string { return instance.Bytes(n) }

@@ -15,8 +15,8 @@ import (
 	"lull/internal/link/control"
 )
 
-// client makes a client over t whose server is checked as it is set. It follows
-// nobody elsewhere: that might be without TLS.
+// client returns a client over t that verifies its server as configured. It
+// follows no redirects, which might lead away from TLS.
 func (r reporting) client(t *http.Transport) (*http.Client, error) {
 	if r.ServerCA != "" {
 		pem, err := os.ReadFile(r.ServerCA)
@@ -62,7 +62,7 @@ func (r reporting) dial(hc *http.Client, from tokenFile) (*control.Client, error
 	return control.NewClient(r.Server, token, hc)
 }
 
-// token reads the token's file, which nobody else may read.
+// token reads the token's file, which no other user may be able to read.
 func (r reporting) token(from tokenFile) (string, error) {
 	st, err := os.Stat(r.TokenFile)
 	if err != nil {

@@ -32,7 +32,7 @@ const (
 	exitRefused  = 4
 )
 
-// cli is what every verb shares.
+// cli is the state shared by all verbs.
 type cli struct {
 	in     io.Reader
 	out    io.Writer

@@ -234,9 +234,9 @@ func wakeNotice(s instance.Spec, o hostctl.Instance) string {
 	return fmt.Sprintf("%s exposes no port; it is not paused when idle unless something can wake it (add --expose, or force it with --pause-after)", o.Name)
 }
 
-// watchOutput shows what an instance prints until whoever looks leaves, it was
-// removed, or it has ended for good: not while it is started again, or by a
-// connection.
+// watchOutput shows an instance's output until the caller disconnects, the
+// instance is removed, or it has ended permanently: not while it is restarted,
+// or woken by a connection.
 func (c *cli) watchOutput(ctx context.Context, cl *hostctl.Client, o hostctl.Instance) error {
 	reading, stop := context.WithCancel(ctx)
 	ended := make(chan *hostctl.Instance, 1)

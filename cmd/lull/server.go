@@ -146,7 +146,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	case cfg.Role != "controller":
 		tasks = append(tasks, api)
 	case cfg.Advertise != "":
-		handler = asked // a controller answers other servers and nobody else
+		handler = asked // a controller answers other servers only
 	default:
 		return task.Run(ctx, tasks...)
 	}
@@ -321,7 +321,7 @@ func (c *cli) listener(cfg serverConfig, l net.Listener, h http.Handler, log *sl
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
 		defer cancel()
 		if err := srv.Shutdown(last); err != nil {
-			_ = srv.Close() // whoever has not gone by now is cut off
+			_ = srv.Close() // connections that are still open are cut
 		}
 		<-ended
 		return nil

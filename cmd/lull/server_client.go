@@ -170,7 +170,7 @@ func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
 	})
 }
 
-// policyThen is what a recorded check judged by.
+// policyThen describes the policy of a recorded check.
 func policyThen(p *idle.Policy) string {
 	text := fmt.Sprintf("%s, idle after %s", dash(p.Name), span(time.Duration(p.Timeout)))
 	if p.Action != "" {

@@ -23,8 +23,8 @@ import (
 	"lull/internal/fleet"
 )
 
-// serverConfig is what can be set about the process of lull server. What can
-// be set about the fleet is fleet.Settings.
+// serverConfig contains the settings of the lull server process. The settings
+// of the fleet are in fleet.Settings.
 type serverConfig struct {
 	Data, Listen, Role                            string
 	TLSCert, TLSKey                               string
@@ -138,8 +138,8 @@ func (cfg *serverConfig) layers(getenv func(string) string, flags *pflag.FlagSet
 	}
 }
 
-// limits are the rates that EC2 is called at. A burst is what AWS's own
-// buckets hold, or two seconds' worth where the quota is larger.
+// limits returns the rate limits of EC2 calls. A burst is the size of AWS's own
+// buckets, or two seconds' worth if the quota is larger.
 func (cfg *serverConfig) limits() (ec2.Limits, error) {
 	var l ec2.Limits
 	for _, r := range []struct {
@@ -245,7 +245,7 @@ func (c *cli) configServer() *cobra.Command {
 	return cmd
 }
 
-// people is the OIDC issuer that cfg names, or nil.
+// people returns the OIDC issuer that cfg names, or nil.
 func (cfg *serverConfig) people() (server.People, error) {
 	if cfg.Issuer == "" {
 		return nil, nil

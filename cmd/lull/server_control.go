@@ -47,7 +47,7 @@ type controlPlane struct {
 	peers     *peers.Peers // nil where no other server can be
 
 	journal  *journal.Journal // nil in an API process that can write nowhere
-	traces   *tracing.Traces  // nil where nobody collects them
+	traces   *tracing.Traces  // nil if traces are not collected
 	evidence server.Evidence
 }
 

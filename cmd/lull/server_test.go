@@ -20,7 +20,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// freePort is a port of this machine that nobody uses now.
+// freePort returns an unused port of this machine.
 func freePort(t interface{ Fatal(...any) }) string {
 	port, err := freeport.Take()
 	if err != nil {
@@ -73,7 +73,7 @@ func login(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Fatalf("no token in %s within a minute", args[0])
 }
 
-// secret writes a file that nobody else may read: secret FILE TEXT
+// secret writes a file that no other user may read: secret FILE TEXT
 func secret(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(args[1]+"\n"), 0o600))
 }

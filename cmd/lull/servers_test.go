@@ -163,8 +163,8 @@ func (p *serverProc) start() {
 	})
 }
 
-// line is what follows a prefix up to the end of its line; false while the
-// line is not whole.
+// line returns the text after a prefix up to the end of its line; false while
+// the line is incomplete.
 func line(text, prefix string) (before, rest string, ok bool) {
 	before, rest, ok = strings.Cut(text, prefix)
 	if !ok {
@@ -372,7 +372,7 @@ func (r *region) finish() {
 	})
 }
 
-// settle waits until every worker is what it is wanted to be.
+// settle waits until every worker has reached its desired state.
 func (r *region) settle() (l []fleet.Worker) {
 	var open []string
 	defer func() {

@@ -288,7 +288,7 @@ func savingsText(w io.Writer, r control.Savings) {
 
 const savingsHead = "\tRUNNING\tAVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS WITHOUT A PRICE\tHOURS OF UNKNOWN STORAGE"
 
-// saved is what a sum saved, or saved at least.
+// saved formats what was saved, or saved at least.
 func saved(s savings.Sum) string {
 	if s.Saved != nil && s.Partial() {
 		return "at least " + money(s.Saved)
@@ -309,7 +309,7 @@ func savingsRow(row func(string, ...any), before string, g savings.Sum) {
 	row("%s%s\t%.1fh\t%.1fh\t%s\t%s\t%s\t%.1f\t%.1f", before, named(g.Key, g.Name), g.RunningHours, g.AvoidedHours, spent(g, g.ComputeSaved), spent(g, g.StoragePaid), saved(g), g.UnpricedHours, g.UnknownStorageHours)
 }
 
-// named is a group as people call it.
+// named formats the name of a group for users.
 func named(key, name string) string {
 	if name != "" {
 		return name

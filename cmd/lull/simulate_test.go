@@ -9,8 +9,8 @@ import (
 	"lull/internal/savings"
 )
 
-// TestThresholdsHaveOneUnit: what a policy is given is what a trial of it is:
-// bytes a minute, unless a unit says more.
+// TestThresholdsHaveOneUnit checks that a trial interprets thresholds as a
+// policy does: in bytes per minute, unless a unit is given.
 func TestThresholdsHaveOneUnit(t *testing.T) {
 	got, err := thresholds(map[string]string{"cpu": "20", "network": "20KB", "disk": "30000"})
 	if err != nil || got["cpu"] != 20 || got["network"] != 20_000 || got["disk"] != 30_000 {

@@ -350,7 +350,8 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestNobodyAnswers: nor where nobody answers, and every verb says how to start one.
+// TestNobodyAnswers checks the same where no daemon answers: every verb says
+// how to start one.
 func TestNobodyAnswers(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	env := map[string]string{"LULL_SERVER": "http://127.0.0.1:1", "LULL_TOKEN": "t", "LULL_HOST": "unix://" + none, "LULL_AGENT_SOCKET": none, "XDG_CONFIG_HOME": none}

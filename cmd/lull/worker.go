@@ -406,7 +406,7 @@ func pauseAt(t *time.Time, notBefore bool, x *evidence.Expiry) string {
 	return moment0(t)
 }
 
-// workerDiscovered lists what discovery found and nobody took in.
+// workerDiscovered lists what discovery found and what is not imported yet.
 func (c *cli) workerDiscovered() *cobra.Command {
 	return &cobra.Command{Use: "discovered", Short: "List instances that look like workers and are none yet; import takes one in", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

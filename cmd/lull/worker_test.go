@@ -8,8 +8,8 @@ import (
 	"lull/internal/power"
 )
 
-// TestOvertaken holds what is said to whoever waits for a worker that somebody
-// else wants otherwise.
+// TestOvertaken checks the message to a user who waits for a worker whose
+// desired state another user has changed.
 func TestOvertaken(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	for want, c := range map[string]struct {

@@ -1,11 +1,11 @@
-// Package admit decides, on a host whose memory and whose processors are
-// bounded, which starts and wakes may go on now, and which sleeping instance
-// gives memory up for those that may not.
+// Package admit decides, on a host with bounded memory and processors, which
+// starts and wakes may proceed now, and which sleeping instances give up memory
+// for the others.
 //
-// It guarantees that memory is never promised beyond the budget, that nobody is
-// overtaken by one that came later and waits for the same thing with no more
-// urgency, that only what sleeps is pushed down, and that nothing is pushed in
-// vain. It is pure: measuring, waiting and pushing are the host daemon's.
+// Memory is never promised beyond the budget. No ask is overtaken by a later
+// one that waits for the same resource with no more urgency. Only sleeping
+// instances are pushed down, and never in vain. The package is pure: the host
+// daemon measures, waits and pushes.
 package admit
 
 import (
@@ -20,18 +20,18 @@ import (
 type Ask struct {
 	Memory int64  // bytes that it takes beyond what it holds
 	Slow   bool   // a boot or a restore from disk, which takes one of the places
-	Client bool   // somebody waits for it
+	Client bool   // a client waits for it
 	Seq    uint64 // order of arrival
 }
 
-// Room is what there is to give.
+// Room is the available capacity.
 type Room struct {
 	Free   int64 // bytes; negative when more is held than the budget has
 	Places int   // slow ones that may begin now
 }
 
-// Order says which of two asks goes first: those that somebody waits for, then
-// the older one.
+// Order compares two asks: those with a waiting client come first, then the
+// older ones.
 func Order(a, b Ask) int {
 	if a.Client != b.Client {
 		if a.Client {
@@ -42,13 +42,13 @@ func Order(a, b Ask) int {
 	return cmp.Compare(a.Seq, b.Seq)
 }
 
-// Next picks, of asks in their order, those that may go on now. short is how
-// many bytes the first one lacks that has to wait for memory, 0 when none has;
-// nobody behind it takes memory before it does.
+// Next returns the asks, given in order, that may proceed now. short is how
+// many bytes the first ask that must wait for memory lacks, 0 if there is none.
+// No ask behind it takes memory before it does.
 func Next(r Room, asks []Ask) (granted []int, short int64) {
 	for n, a := range asks {
 		switch {
-		case a.Slow && r.Places <= 0: // who needs no place may go on
+		case a.Slow && r.Places <= 0: // asks that need no place may proceed
 			continue
 		case a.Memory > 0 && short > 0:
 			continue
@@ -87,11 +87,11 @@ func (s Sleeper) deeper() power.Instance {
 	return ""
 }
 
-// Push picks who goes one step down, and to which state, to free short bytes;
-// to is empty when nobody should. What wakes cheaply is used up first: all that
-// can be reclaimed are, before one is saved to disk, and on each step the one
-// that was used longest ago goes first. When all of them together do not hold
-// enough, nobody is disturbed.
+// Push returns which sleeper goes one step down, and to which state, to free
+// short bytes; to is empty if none should. What wakes cheaply is used first:
+// every sleeper that can be reclaimed is, before one is saved to disk, and
+// within each step the least recently used goes first. If all of them together
+// do not hold enough, none is pushed.
 func Push(short int64, list []Sleeper) (n int, to power.Instance) {
 	if short <= 0 {
 		return 0, ""

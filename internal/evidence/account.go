@@ -201,8 +201,8 @@ var agentEnds = map[idle.Code]string{
 	"policy_untold":     "its agent would have to be of this version",
 }
 
-// readable is what makes an unknown signal of a worker readable, by the reason
-// that its reading begins with. Those with a %s take the worker's name.
+// readable says how to make an unknown signal of a worker readable, by the
+// reason with which its reading begins. Those with a %s get the worker's name.
 var readable = []struct{ signal, begins, advice string }{
 	{"cml", "not_opted_in", "switch telemetry on in CML: its opt-in is off, so CML may collect no events"},
 	{"cml", "opt_in_unreadable", "CML must say whether telemetry is switched on: lull's CML user needs the right to read it"},

@@ -16,7 +16,7 @@ type machine struct {
 	begun   time.Time
 	cpu     []float64
 	network []float64
-	logins  []bool // somebody typed in that minute
+	logins  []bool // a key was pressed in that minute
 	thrifty bool   // users are not asked for while cpu or network is active
 	list    []evidence.Record
 }
@@ -96,7 +96,7 @@ func (m *machine) records(t *testing.T) []evidence.Record {
 func (m *machine) end() time.Time { return m.begun.Add(time.Duration(len(m.cpu)-1) * time.Minute) }
 
 // stops computes from the minutes alone, without engine or records, when it
-// would have been paused and when somebody came back.
+// would have been paused and when use resumed.
 func (m *machine) stops(cpu, network float64, timeout time.Duration, users bool) (out []evidence.Stop) {
 	used := m.begun
 	for i := range m.cpu {

@@ -58,8 +58,8 @@ type Change struct {
 	Policy string `json:"policy,omitempty"` // the policy that decided the pause, if recorded
 }
 
-// Outcome is what a journal keeps of a verdict: its result and a checksum. The
-// rest follows from the evidence.
+// Outcome is the part of a verdict that a journal keeps: its result and a
+// checksum. The rest follows from the evidence.
 type Outcome struct {
 	Eligible bool        `json:"y,omitempty"`
 	IsIdle   bool        `json:"i,omitempty"`

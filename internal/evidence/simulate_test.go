@@ -10,8 +10,8 @@ import (
 	"lull/internal/idle"
 )
 
-// week is what scripted users did with one worker: every use, and nothing
-// else is the truth.
+// week contains every use of one worker by scripted users. It alone is the
+// truth.
 func week(rng *rand.Rand, begin time.Time) (uses []time.Time) {
 	for day := range 7 {
 		for range 1 + rng.IntN(3) {
@@ -152,7 +152,7 @@ func TestTrialWithoutSnoozeOrWarning(t *testing.T) {
 		e := idle.Evidence{Status: "RUNNING", Running: true, LastActivityAt: begin, LastResumedAt: begin, CreatedAt: begin.Add(-time.Hour),
 			Readings: []idle.Reading{{Signal: "cml", State: idle.Quiet, At: now, MaxAge: idle.Duration(10 * time.Minute)}}}
 		if now.Before(at(5)) {
-			e.Connections = 1 // nobody knows for how long, so that the warning comes after it
+			e.Connections = 1 // for an unknown time, so the warning comes after it
 		}
 		d := evidence.Decide(now, p, e)
 		records = append(records, rec.Take(evidence.Record{At: d.Verdict.At, Object: "w", Next: now.Add(5 * time.Minute), Decision: d})...)
@@ -177,8 +177,9 @@ func TestTrialWithoutSnoozeOrWarning(t *testing.T) {
 	}
 }
 
-// TestTrialKnowsWhatHappened: time off by a user is nobody's saving, a pause
-// that happened continues being judged, and time nobody looked is unknown.
+// TestTrialKnowsWhatHappened checks that time off by a user counts as no
+// saving, that a real pause continues to be judged, and that unchecked time is
+// unknown.
 func TestTrialKnowsWhatHappened(t *testing.T) {
 	begin := t0.UTC()
 	at := func(h float64) time.Time { return begin.Add(time.Duration(h * float64(time.Hour))) }

@@ -75,8 +75,8 @@ func (f *Follow) End(to time.Time, yield func(Stretch)) {
 	}
 }
 
-// Recall is what is recorded about an object around one moment: the last check
-// up to it and the first after it.
+// Recall contains the records of an object around one moment: the last check up
+// to it and the first after it.
 type Recall struct {
 	Before, After *Record
 	Missing       []Missing

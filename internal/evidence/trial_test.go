@@ -62,9 +62,9 @@ func office(t *testing.T, start, force bool) func(time.Time) *policy.Standing {
 	}
 }
 
-// TestTrialOfAPolicy: what a policy can say is what a trial does, beside its
-// timeout: its schedule, which closes, opens and may force, its warning, which
-// signals count, and that it pauses nothing.
+// TestTrialOfAPolicy checks that a trial follows everything in a policy besides
+// its timeout: its schedule, which closes, opens and may force, its warning,
+// which signals count, and that it pauses nothing.
 func TestTrialOfAPolicy(t *testing.T) {
 	h := func(hours float64) time.Duration { return time.Duration(hours * float64(time.Hour)) }
 	morning := []time.Duration{h(9), h(12)}
@@ -119,8 +119,9 @@ func TestTrialOfAPolicy(t *testing.T) {
 	}
 }
 
-// TestTrialOfAnUnsteadyClock: the time of one use moves within the bounds of
-// its host's clock from check to check, and nobody came back by that.
+// TestTrialOfAnUnsteadyClock checks that the time of one use, which moves
+// between checks within the bounds of its host's clock, does not look like new
+// use.
 func TestTrialOfAnUnsteadyClock(t *testing.T) {
 	begin := t0.UTC().Truncate(24 * time.Hour)
 	uses := []time.Duration{9 * time.Hour, 9*time.Hour + 10*time.Minute, 20 * time.Hour}

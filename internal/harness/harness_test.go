@@ -24,8 +24,8 @@ import (
 
 const patience = 30 * time.Second
 
-// port is a channel like a virtio-serial port: a read ends while nobody is at
-// the other end, and a write waits for somebody.
+// port is a channel like a virtio-serial port: while its other end is closed a
+// read ends, and a write waits.
 type port struct {
 	mu     sync.Mutex
 	cond   *sync.Cond
@@ -275,8 +275,8 @@ func TestRunLogsExit(t *testing.T) {
 	}
 }
 
-// TestAbandonedCommands: commands that nobody waits for any more are killed, and
-// as many as may run leave room for every other call.
+// TestAbandonedCommands checks that abandoned commands are killed, and that the
+// maximum number of commands leaves room for every other call.
 func TestAbandonedCommands(t *testing.T) {
 	p := begin(t, nil)
 	h := p.connect(t)
@@ -394,11 +394,11 @@ func TestExecSignalHealth(t *testing.T) {
 	}
 }
 
-// pipeSize is what lies between a workload and the harness, in bytes.
+// pipeSize is the capacity between a workload and the guest agent, in bytes.
 const pipeSize = 64 << 10
 
-// TestHostAway: the workload goes on at full speed while nobody takes its
-// output, and a host that comes back learns what it missed.
+// TestHostAway checks that the workload continues at full speed while its
+// output is not read, and that a host that returns learns what it missed.
 func TestHostAway(t *testing.T) {
 	p := begin(t, nil)
 	h := p.connect(t)
@@ -427,7 +427,8 @@ func TestHostAway(t *testing.T) {
 	}
 }
 
-// TestStuckHost: a host that is there and reads nothing blocks nobody.
+// TestStuckHost checks that a host that is connected and reads nothing blocks
+// nothing.
 func TestStuckHost(t *testing.T) {
 	p := newPort()
 	mine, far := net.Pipe()

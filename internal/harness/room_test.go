@@ -2,8 +2,8 @@ package harness
 
 import "testing"
 
-// TestKeepBack: what programs may still use is what the host has room for, less
-// what it does not know of yet, and never more than there is.
+// TestKeepBack checks that programs may use the host's free space, less what
+// the host does not know of yet, and never more than there is.
 func TestKeepBack(t *testing.T) {
 	for _, c := range []struct {
 		what                            string

@@ -13,9 +13,9 @@ import (
 	"lull/internal/link/guest/vsock"
 )
 
-// TestVsock: from the call on the harness says over vsock what it has to say;
-// when that ends, whoever ends it, the port serves as before, and that the
-// workload ended is said again.
+// TestVsock checks that the guest agent sends over vsock after the call, that
+// after any end of that connection the port is used as before, and that the end
+// of the workload is reported again.
 func TestVsock(t *testing.T) {
 	key := vsock.Key{1, 2, 3}
 	var fast *host

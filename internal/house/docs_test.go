@@ -19,7 +19,7 @@ var (
 	testName  = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z][A-Za-z]*\b`)
 )
 
-// documents are the texts for people, by name.
+// documents returns the texts for users, by name.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}

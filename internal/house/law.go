@@ -20,7 +20,7 @@ const core = "core"
 var coreDirs = []string{"internal/idle", "internal/power", "internal/policy", "internal/fleet",
 	"internal/evidence", "internal/savings", "internal/instance", "internal/admit"}
 
-// bands is the import law of the design, section 1, for code that is not a test.
+// bands is the import law for code that is not a test.
 var bands = []band{
 	{"cmd", []string{"cmd"}, []string{"internal", "cmd"}},
 	{"bench and demo", []string{"bench", "demo"}, []string{"internal", "bench"}},

@@ -1,9 +1,9 @@
-// Package delay waits within a context: for a time, or for longer and longer
-// ones while something fails.
+// Package delay waits within a context: for a duration, or with growing
+// intervals while something fails.
 //
-// It is for loops that check again or try again. What must happen at a time of
-// its own belongs to a deadline that is reckoned from facts, and waiting for a
-// condition to whoever can tell when it holds.
+// It is for loops that poll or retry. An event at a fixed time belongs to a
+// deadline computed from facts, and waiting for a condition belongs to the code
+// that can observe it.
 package delay
 
 import (

@@ -19,8 +19,8 @@ var (
 	next = first + rand.IntN(last-first) // tests of other packages run at the same time
 )
 
-// Take gives a port on which nobody listens, and no port twice in one process
-// until all were given. Another process may still take it before its use.
+// Take returns an unused port, and no port twice in one process until all were
+// returned. Another process may still take it before its use.
 func Take() (int, error) {
 	mu.Lock()
 	defer mu.Unlock()

@@ -22,7 +22,7 @@ const maxAnswer = 256 << 20
 type Client struct {
 	Peer  string // who answers, for errors, such as "lull host"
 	Start string // the command that starts one
-	Where string // its address, as people write it
+	Where string // its address, for display
 	Base  string // goes before every path, such as http://127.0.0.1:7070
 	Token string // sent as a bearer's unless it is empty
 	HTTP  *http.Client
@@ -54,7 +54,7 @@ type Request struct {
 	Once   bool // never sent again, and without an Idempotency-Key
 }
 
-// UnreachableError says that nobody answers at an address.
+// UnreachableError means that no server answers at an address.
 type UnreachableError struct {
 	Peer, Start, Where string
 	Err                error

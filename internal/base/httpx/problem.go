@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// codes is what the type of a problem begins with; its code follows.
+// codes is the prefix of a problem's type. The code follows it.
 const codes = "urn:lull:problem:"
 
 // Problem is an answer that is no success (RFC 9457), and an error.
@@ -15,7 +15,7 @@ type Problem struct {
 	Type   string  `json:"type,omitempty"`
 	Title  string  `json:"title"`
 	Status int     `json:"status"`
-	Detail string  `json:"detail"` // a sentence for people
+	Detail string  `json:"detail"` // a sentence for users
 	Errors []Fault `json:"errors,omitempty"`
 }
 
@@ -26,8 +26,8 @@ type Fault struct {
 	Location string `json:"location,omitempty"`
 }
 
-// NewProblem makes a problem from a status, a code for programs and a sentence
-// for people.
+// NewProblem returns a problem with a status, a code for programs and a
+// sentence for users.
 func NewProblem(status int, code, sentence string) *Problem {
 	return &Problem{Type: TypeOf(code), Title: http.StatusText(status), Status: status, Detail: sentence}
 }
@@ -35,7 +35,7 @@ func NewProblem(status int, code, sentence string) *Problem {
 // TypeOf is the type of a problem with a code.
 func TypeOf(code string) string { return codes + code }
 
-// Code is what a program can go by, or "".
+// Code returns the code that programs use, or "".
 func (p *Problem) Code() string {
 	code, _ := strings.CutPrefix(p.Type, codes)
 	return code
@@ -84,7 +84,7 @@ func WriteProblem(w http.ResponseWriter, p *Problem) {
 // maxProblem bounds a problem that is read, in bytes.
 const maxProblem = 1 << 20
 
-// readProblem makes the error of an answer that is no success, whoever gave it.
+// readProblem returns the error of an unsuccessful response, from any server.
 func readProblem(res *http.Response) error {
 	defer res.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(res.Body, maxProblem))

@@ -243,8 +243,8 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// errReset is what an aborted connection answers.
+// errReset is the error of an aborted connection.
 var errReset = os.NewSyscallError("read", syscall.ECONNRESET)
 
-// errPipe is what a write to somebody who no longer reads answers.
+// errPipe is the error of a write to a peer that no longer reads.
 var errPipe = os.NewSyscallError("write", syscall.EPIPE)

@@ -41,8 +41,9 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close stops listening, resets what nobody accepted and frees the address.
-// Dials that wait for room are refused. A second Close answers net.ErrClosed.
+// Close stops listening, resets connections that were not accepted and frees
+// the address. Dials that wait for room are refused. A second Close returns
+// net.ErrClosed.
 func (l *Listener) Close() error {
 	n := l.network
 	n.mu.Lock()
@@ -68,7 +69,7 @@ func (l *Listener) Close() error {
 // Addr is the address listened on, with the port that was taken for port 0.
 func (l *Listener) Addr() net.Addr { return address(l.name) }
 
-// Pending is the number of connections that nobody has accepted yet.
+// Pending returns the number of connections that were not accepted yet.
 func (l *Listener) Pending() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

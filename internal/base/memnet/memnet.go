@@ -1,17 +1,17 @@
-// Package memnet is a network in memory: named hosts, listeners with a
-// backlog, buffered connections with half-close, deadlines, aborts, latency
-// and cut links.
+// Package memnet is an in-memory network: named hosts, listeners with a
+// backlog, buffered connections with half-close, deadlines, aborts, latency and
+// cut links.
 //
-// It exists so that whole daemons, net/http clients and servers included, run
-// inside testing/synctest bubbles, where a real socket would keep the clock
-// from advancing. It guarantees that nobody waits on anything but a channel or
-// a timer (a mutex is never held across a wait), that a dial succeeds as soon
-// as the backlog has room, as in a kernel, whether or not anybody accepts, and
-// that what was sent before a Close arrives. A zero Network works.
+// It lets whole daemons, including net/http clients and servers, run inside
+// testing/synctest bubbles, where a real socket would keep the clock from
+// advancing. All waits are on channels or timers (a mutex is never held across
+// a wait). A dial succeeds as soon as the backlog has room, as in a kernel,
+// whether or not the connection is accepted. What was sent before a Close
+// arrives. The zero Network is ready for use.
 //
-// It leaves out what no caller here can see: segmentation, Nagle, keepalives,
-// and the reset that a kernel sends when a socket is closed with unread bytes.
-// Channels belong to the bubble that made them: make listeners and
+// It omits what no caller here can see: segmentation, Nagle, keepalives, and
+// the reset that a kernel sends when a socket is closed with unread bytes.
+// Channels belong to the bubble that made them: create listeners and
 // connections inside the bubble that uses them.
 package memnet
 
@@ -44,7 +44,7 @@ const DefaultHost = "client"
 type Network struct {
 	mu        sync.Mutex
 	listeners map[string]*Listener
-	known     map[string]bool // hosts that somebody listened on at some time
+	known     map[string]bool // hosts that were ever listened on
 	conns     map[*Conn]struct{}
 	cut       map[string]chan struct{} // closed when the host is healed
 	latency   map[string]time.Duration
@@ -92,8 +92,8 @@ func (n *Network) Listen(addr string) (*Listener, error) {
 	return n.ListenBacklog(addr, DefaultBacklog)
 }
 
-// ListenBacklog is Listen with room for backlog connections that nobody has
-// accepted yet; it is at least 1.
+// ListenBacklog is Listen with room for backlog connections that are not
+// accepted yet; at least 1.
 func (n *Network) ListenBacklog(addr string, backlog int) (*Listener, error) {
 	if addr == "" {
 		return nil, &net.OpError{Op: "listen", Net: "mem", Err: errors.New("cannot listen on an empty address")}
@@ -135,8 +135,8 @@ func (n *Network) Dial(network, addr string) (net.Conn, error) {
 	return n.DialContext(context.Background(), network, addr)
 }
 
-// Host is one end to dial from. Its name is what Cut, Reset and SetLatency
-// speak of and what the other side sees as the remote host.
+// Host is one end to dial from. Cut, Reset and SetLatency refer to it by name,
+// and the other side sees the name as the remote host.
 type Host struct {
 	network *Network
 	name    string
@@ -150,10 +150,10 @@ func (h Host) Dial(network, addr string) (net.Conn, error) {
 	return h.DialContext(context.Background(), network, addr)
 }
 
-// DialContext connects to addr. A host that nobody ever listened on gives a
+// DialContext connects to addr. A host that was never listened on yields a
 // *net.DNSError (IP literals and paths: ECONNREFUSED), a known host without a
-// listener on that port ECONNREFUSED. A full backlog or a cut link makes it
-// wait until there is room or ctx ends.
+// listener on that port ECONNREFUSED. With a full backlog or a cut link it
+// waits until there is room or ctx ends.
 func (h Host) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	c, err := h.dial(ctx, addr)
 	if err != nil {
@@ -257,9 +257,9 @@ func (n *Network) refusal(addr string) error {
 	return &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
 }
 
-// SetLatency sets how long bytes, ends and connects take to or from host, one
-// way; an empty host sets it for all that have none of their own. Between two
-// hosts the larger counts. What is under way already is not changed.
+// SetLatency sets the one-way delay of bytes, ends and connects to or from
+// host. An empty host sets it for all without their own. Between two hosts the
+// larger applies. Data in flight is not affected.
 func (n *Network) SetLatency(host string, d time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

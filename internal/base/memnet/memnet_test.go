@@ -356,8 +356,8 @@ func TestCutAndReset(t *testing.T) {
 	})
 }
 
-// TestBytesArriveInOrder: whatever the sizes and the changes of latency, what
-// is read is what was written, and ends with its end.
+// TestBytesArriveInOrder checks that, for any sizes and changes of latency, the
+// bytes read equal the bytes written and end with their end.
 func TestBytesArriveInOrder(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.IntRange(0, 100_000), 1, 8).Draw(r, "writes")

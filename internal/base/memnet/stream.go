@@ -25,7 +25,7 @@ func (s *signal) notify() {
 	}
 }
 
-// chunk is what one Write put on its way.
+// chunk is the data of one Write in flight.
 type chunk struct {
 	data []byte
 	at   time.Time // arrival; zero is at once
@@ -117,7 +117,7 @@ func (s *stream) abandon() {
 	s.changed.notify()
 }
 
-// reset loses what is under way and fails both sides.
+// reset discards data in flight and fails both sides.
 func (s *stream) reset(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,12 +1,11 @@
-// Package outward dials where somebody who may change settings, and not only
-// who runs the process, has said: the receivers of notifications.
+// Package outward dials destinations that come from users' settings rather than
+// from the operator of the process: the receivers of notifications.
 //
-// It guarantees that no connection is made to an address of this machine, of
-// its networks or of a cloud's metadata service unless the process was told
-// that it may (Allow), whatever the name resolves to at that moment: the
-// address is looked at after it is resolved and right before it is connected
-// to. Metadata addresses are refused even then. It leaves out what is said
-// over the connection, and proxies, which would dial in its place.
+// No connection is made to an address of this machine, of its networks or of a
+// cloud's metadata service unless the process was configured to allow it
+// (Allow), whatever the name resolves to: the address is checked after the
+// resolution and right before the connect. Metadata addresses are refused even
+// then. The package does not cover proxies, which would dial instead.
 package outward
 
 import (

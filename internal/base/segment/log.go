@@ -57,10 +57,10 @@ type Log struct {
 // ErrLocked is in the error of Open when another process has the log open.
 var ErrLocked = errors.New("another process has it open")
 
-// Open opens or makes the log in dir, which it creates with mode 0700. The
-// damage it returns is what a crash left at the end of the newest file (cut
-// off, Torn) and what else it met there; damage in older files is reported to
-// those who read them.
+// Open opens the log in dir, which it creates with mode 0700 if needed. It
+// returns the damage that a crash left at the end of the newest file (cut off,
+// Torn) and other damage that it found. Damage in older files is reported to
+// their readers.
 func Open(dir string, opts Options) (*Log, []*Damage, error) {
 	if opts.SegmentBytes <= 0 {
 		opts.SegmentBytes = 8 << 20

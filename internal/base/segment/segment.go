@@ -1,13 +1,13 @@
-// Package segment keeps records in append-only files with checksums: a Log is
-// a bounded ring of such files, and WriteFile and the sealed files beside it
-// are single documents written whole or not at all.
+// Package segment keeps records in append-only files with checksums: a Log is a
+// bounded ring of such files, and WriteFile and the sealed files beside it are
+// single documents written whole or not at all.
 //
-// A Log guarantees that what Sync has returned for is on disk; that a tail
-// torn by a crash is cut off at the next Open and reported; that damage
-// anywhere else is reported with file and offset by whoever reads across it,
-// and that reading continues behind it; that a record is never returned changed;
-// and that the files together stay within their bound, the oldest going first.
-// One process has a Log open at a time.
+// A Log guarantees that what Sync has returned for is on disk; that a tail torn
+// by a crash is cut off at the next Open and reported; that damage anywhere
+// else is reported with file and offset to its reader, and that reading
+// continues after it; that a record is never returned changed; and that the
+// files together stay within their bound, the oldest going first. One process
+// has a Log open at a time.
 //
 // It leaves out indexes, compression and deletion of single records. It never
 // looks at the clock: records carry the time that the writer gives them, which
@@ -69,7 +69,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// head is what a file says about itself.
+// head is a file's header.
 type head struct {
 	first uint64
 	begun int64 // time of the first record, Unix nanoseconds

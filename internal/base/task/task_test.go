@@ -200,8 +200,8 @@ func TestNested(t *testing.T) {
 	})
 }
 
-// TestStoppedInReverse: whoever fails or whenever the context ends, every
-// started task ends after all that were started later.
+// TestStoppedInReverse checks that, whichever task fails and whenever the
+// context ends, every started task ends after all that were started later.
 func TestStoppedInReverse(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		n := rapid.IntRange(1, 6).Draw(r, "tasks")

@@ -13,8 +13,8 @@ import (
 // timeout is how long a collector may take where the environment does not say.
 const timeout = 10 * time.Second
 
-// over is a client that sends through t as the environment says. The exporter
-// leaves the environment to whoever brings a client of his own.
+// over returns a client that sends through t as configured in the environment.
+// The exporter ignores the environment if it gets a custom client.
 func over(t *http.Transport, getenv func(string) string) (*http.Client, error) {
 	get := func(name string) string {
 		if v := getenv("OTEL_EXPORTER_OTLP_TRACES_" + name); v != "" {

@@ -141,8 +141,8 @@ func TestOff(t *testing.T) {
 	}
 }
 
-// TestRefused: what a collector does not take delays nobody, and is told once
-// a minute.
+// TestRefused checks that a collector's refusals cause no delay, and are logged
+// once a minute.
 func TestRefused(t *testing.T) {
 	web := httptest.NewServer(http.NotFoundHandler())
 	defer web.Close()

@@ -1,10 +1,8 @@
-// Package unixsock makes the unix sockets of the daemons and asks the kernel who
-// connected to one.
+// Package unixsock creates the daemons' unix sockets and identifies their
+// peers.
 //
-// It guarantees that a socket has its mode from the first instant, that a
-// socket on which somebody answers is never taken away, and that only the file
-// that a listener made goes with it. What is said over a socket is left to
-// those who listen.
+// A socket has its mode from the first instant. A socket that is being served
+// is never removed, and Close removes only the file that its listener created.
 package unixsock
 
 import (
@@ -26,12 +24,12 @@ type Peer struct {
 	UID, GID, PID int
 }
 
-// MaxPath is what the kernel takes for the name of a unix socket, in bytes.
+// MaxPath is the kernel's maximum length of a unix socket's path, in bytes.
 const MaxPath = 107
 
-// Listen listens on a socket at path. A socket file that nobody answers on is
-// replaced; one that somebody answers on gives EADDRINUSE, and anything that is
-// no socket is left alone. Closing the listener removes the file.
+// Listen listens on a socket at path. It replaces a socket file that is not
+// served, returns EADDRINUSE for one that is, and leaves anything that is not a
+// socket alone. Closing the listener removes the file.
 func Listen(path string, mode fs.FileMode) (*Listener, error) {
 	l, err := listen(path, mode)
 	if err != nil {
@@ -69,7 +67,7 @@ func listen(path string, mode fs.FileMode) (*Listener, error) {
 	return &Listener{UnixListener: l, path: path, file: info}, nil
 }
 
-// clear makes sure that nobody serves at path, and takes a dead socket away.
+// clear makes sure that path is not being served, and removes a dead socket.
 func clear(path string) error {
 	info, err := os.Lstat(path)
 	switch {

@@ -2,9 +2,9 @@
 // and a step of its wall clock are events instead of mysteries.
 //
 // Three clocks are read together: CLOCK_MONOTONIC stands still while the
-// machine is suspended, CLOCK_BOOTTIME continues, and the wall clock continues and
-// can be set. Boot time minus monotonic time grows only by suspends; wall time
-// minus boot time changes only when somebody sets the clock (slewing moves all
+// machine is suspended, CLOCK_BOOTTIME continues, and the wall clock continues
+// and can be set. Boot time minus monotonic time grows only by suspends; wall
+// time minus boot time changes only when the clock is set (slewing moves all
 // three alike). Small changes add up: nothing is lost below the tolerance.
 //
 // It guarantees that a Detector reports each suspend and each step once, with
@@ -73,13 +73,13 @@ func clock(id int32) (time.Duration, error) {
 // does not care how the wall clock was set.
 func (r Reading) Since(earlier Reading) time.Duration { return r.Boot - earlier.Boot }
 
-// Kind is what happened to the clocks.
+// Kind is the kind of an event of the clocks.
 type Kind string
 
 // The kinds of events.
 const (
 	Suspended Kind = "suspended" // the machine slept
-	Stepped   Kind = "stepped"   // somebody set the wall clock
+	Stepped   Kind = "stepped"   // the wall clock was set
 )
 
 // Event is one thing that happened between two readings.

@@ -537,7 +537,7 @@ func (j *job) unknown(ctx context.Context) outcome {
 	}
 	if j.w.Imported && j.w.EC2State == "" && j.seen == "stopped" {
 		return j.step(ctx, power.WorkerStopped, "", func(w *fleet.Worker, tx *fleet.Tx) {
-			if w.StartAskedAt == nil { // else somebody was quicker than the first look
+			if w.StartAskedAt == nil { // otherwise another start came before the first check
 				w.DesiredStatus = power.WorkerStopped
 			}
 			if j.inst != nil {

@@ -14,9 +14,9 @@ import (
 	"lull/internal/fleet"
 )
 
-// traced is what ties the spans of one pause or resume together, which many
-// turns of the worker take part in. It is memory only: of a pause that another
-// server takes over, each server sends its own part.
+// traced connects the spans of one pause or resume, which takes many turns of
+// the worker. It is in memory only: for a pause taken over by another server,
+// each server sends its own part.
 type traced struct {
 	check  trace.SpanContext // the check that decided on the pause
 	pause  trace.Span        // from the intent until it is stopped or called off

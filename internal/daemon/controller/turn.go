@@ -17,11 +17,11 @@ import (
 
 // Times of waiting for a start.
 const (
-	// aged is how long a start waits before it counts as if somebody waited
-	// for it, so that a stream of interactive starts starves nothing.
+	// aged is how long a start waits before it gets the priority of an
+	// interactive one, so that a stream of interactive starts starves nothing.
 	aged = 10 * time.Minute
-	// unused is how long a budget may have room that nobody ahead takes,
-	// before anybody may: who is ahead may belong to a server that is gone.
+	// unused is how long a budget may have unused room before later starts may
+	// take it: the earlier one may belong to a server that is gone.
 	unused = time.Minute
 	// queued is how old the order of the waiting may be.
 	queued = time.Second
@@ -40,7 +40,7 @@ func waits(w *fleet.Worker) bool {
 		w.StartReason != policy.ByPerson
 }
 
-// ahead orders starts: those that somebody waits for first, then the oldest.
+// ahead orders starts: interactive ones first, then the oldest.
 func ahead(now time.Time, a, b *fleet.Worker) int {
 	class := func(w *fleet.Worker) int {
 		if w.StartReason == policy.ForWake || now.Sub(askedAt(w)) >= aged {

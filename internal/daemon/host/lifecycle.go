@@ -27,8 +27,8 @@ const (
 	logMax       = 10 << 20
 )
 
-// startFor brings a stopped instance up, waiting for whatever else is under
-// way. It is nil too when it already runs. A person's start enables it.
+// startFor brings a stopped instance up, after any transition in progress. It
+// returns nil if the instance already runs. A user's start enables it.
 func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 	may := func() error { return i.mayStart(by) }
 	if by != byRestart {

@@ -157,7 +157,7 @@ func TestNothingInUseIsPaused(t *testing.T) {
 			}
 			for _, s := range use.Spans() {
 				until(s.From, true)
-				if r.Resume(context.Background(), id, byManual) != nil { // whoever uses it begins with it awake
+				if r.Resume(context.Background(), id, byManual) != nil { // every use begins with the instance awake
 					t.Fatal("it cannot be resumed")
 				}
 				off := kind.on(r, r.k.Proc(id), id, s.To)

@@ -374,7 +374,7 @@ func (w *town) hour(ctx context.Context, mind func(minute int) error) error {
 	return w.check()
 }
 
-// TestReceiverGone: nobody listens for an hour, or now and then.
+// TestReceiverGone: the receiver is away for an hour, or now and then.
 func TestReceiverGone(t *testing.T) {
 	for name, up := range map[string]func(minute int) bool{
 		"for an hour": func(minute int) bool { return minute >= 59 },

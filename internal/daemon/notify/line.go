@@ -164,7 +164,7 @@ func (l *line) wake() time.Time {
 		}
 	}
 	if t := l.wrote.Add(writeEvery); l.pending() != l.last.Pending && (at.IsZero() || t.Before(at)) {
-		at = t // people are to see it
+		at = t // so that it is shown
 	}
 	if len(l.again) > 0 {
 		at = time.Now()
@@ -268,7 +268,7 @@ func (l *line) scan(ctx context.Context) error {
 	return nil
 }
 
-// outcome is what became of one message.
+// outcome is the result of one message.
 type outcome struct {
 	items   []*item
 	message message
@@ -315,7 +315,7 @@ func (l *line) send(ctx context.Context) error {
 	return l.bury(ctx, ops)
 }
 
-// resend tries dead letters that somebody wants to be sent again.
+// resend tries the dead letters that a user asked to send again.
 func (l *line) resend(ctx context.Context) []store.Op {
 	var ops []store.Op
 	for _, d := range l.again {

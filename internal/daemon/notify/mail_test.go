@@ -43,10 +43,10 @@ func had(relay *smtpsim.Relay, address string) (out []string) {
 	return out
 }
 
-// TestOneBadAddress: who cannot be told, or not now, keeps nobody else from
-// being told once and in time, at once or in a digest; what never arrives is a
-// dead letter for that address, and what does is in order, though the process
-// that sends is killed between.
+// TestOneBadAddress checks that an address that fails, or fails for now, keeps
+// no other address from getting a mail once and in time, directly or in a
+// digest. What never arrives is a dead letter for that address, and what
+// arrives is in order, even if the sending process is killed in between.
 func TestOneBadAddress(t *testing.T) {
 	for name, channel := range map[string]string{"at once": ``, "digest": `,"digest":"5m"`} {
 		t.Run(name, func(t *testing.T) {
@@ -124,8 +124,8 @@ func TestOneBadAddress(t *testing.T) {
 	}
 }
 
-// sendAgain has a dead letter of one address sent again, which is refused again
-// and told to nobody else.
+// sendAgain retries a dead letter of one address, which is refused again and
+// sent to no other address.
 func (w *town) sendAgain(ctx context.Context, p *process, relay *smtpsim.Relay, d fleet.DeadLetter) error {
 	before := len(relay.Mails())
 	if _, err := p.fleet.RetryDead(ctx, fleet.Actor{Name: "ada", Kind: fleet.KindPerson}, d.Channel, d.ID); err != nil {

@@ -27,9 +27,9 @@ func (p *process) gauge(name string) (float64, error) {
 	return -1, err
 }
 
-// TestPendingIsDue: what a digest holds back is not waiting, what the receiver
-// keeps from going out is, and nothing waits where nobody delivers. Counters are
-// there before they grow.
+// TestPendingIsDue checks that events held by a digest do not count as pending,
+// that events held up by the receiver do, and that nothing is pending in a
+// process that does not deliver. Counters exist before their first event.
 func TestPendingIsDue(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w := newTown(`{"ops":{"type":"webhook","url":"http://receiver/","digest":"4h"}}`, 1)
@@ -57,7 +57,7 @@ func TestPendingIsDue(t *testing.T) {
 		if l, err := p.fleet.Deliveries(ctx); err != nil || l[0].Pending != 1 {
 			return fmt.Errorf("people see %+v, %w", l, err)
 		}
-		pass(90 * time.Minute) // it is due, and nobody listens
+		pass(90 * time.Minute) // it is due, and the receiver is away
 		if err := is("lull_notify_pending", 1); err != nil {
 			return err
 		}

@@ -37,7 +37,7 @@ import (
 	"lull/internal/store"
 )
 
-// Config is what a Notifier is made of. Fleet, Secret and Dial are required.
+// Config configures a Notifier. Fleet, Secret and Dial are required.
 type Config struct {
 	Fleet *fleet.Fleet
 	// Secret opens a reference to a secret.
@@ -94,8 +94,8 @@ type holder struct {
 	Server string `json:"server"`
 }
 
-// hold takes the right to deliver, when nobody has it, and delivers until it
-// is lost.
+// hold takes the right to deliver when it is free, and delivers until it is
+// lost.
 func (n *Notifier) hold(ctx context.Context) (err error) {
 	lease, err := n.store.Grant(ctx, leaseTTL)
 	if err != nil {
@@ -410,8 +410,9 @@ func (c *counters) all() []prometheus.Collector {
 	return []prometheus.Collector{c.sent, c.dead, c.pending, c.delay, c.unreadable}
 }
 
-// begin shows a channel's counters at nought: a counter that is first seen at
-// one has not grown for Prometheus, and the first dead letter would alert nobody.
+// begin initializes a channel's counters to zero: Prometheus sees no increase
+// in a counter that first appears with the value one, so the first dead letter
+// would raise no alert.
 func (c *counters) begin(channel string) {
 	c.sent.WithLabelValues(channel, outcomeOf(nil))
 	c.dead.WithLabelValues(channel)

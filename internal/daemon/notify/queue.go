@@ -26,8 +26,8 @@ type item struct {
 	next  time.Time // not before
 }
 
-// stream is what is sent in order: the events of one worker, or what is sent
-// together.
+// stream identifies the events that are sent in order: those of one worker, or
+// those that are sent together.
 func (it *item) stream() string {
 	if it.together {
 		return "digest"
@@ -35,8 +35,8 @@ func (it *item) stream() string {
 	return "worker " + it.entry.WorkerID
 }
 
-// queue is what a channel has taken from the log and not yet delivered, in
-// the order of the log. It is pure.
+// queue contains the events that a channel has read from the log and not yet
+// delivered, in log order. It is pure.
 type queue struct {
 	seen  int64            // every entry up to it was looked at
 	open  []*item          // by rev, key and index
@@ -132,7 +132,7 @@ func (q *queue) pressing(now time.Time) map[string]bool {
 
 func (it *item) ripe(now time.Time) bool { return !now.Before(it.due) && !now.Before(it.next) }
 
-// message is what is sent of a stream now, whose oldest item is first.
+// message returns the next message of a stream, whose oldest item is first.
 func (q *queue) message(first *item, now time.Time) []*item {
 	if !first.together {
 		if first.ripe(now) {

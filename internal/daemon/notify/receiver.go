@@ -15,7 +15,7 @@ import (
 	"lull/internal/fleet"
 )
 
-// message is what one delivery holds: one event, or several together.
+// message is the content of one delivery: one event, or several together.
 type message struct {
 	id     string
 	events []event
@@ -36,7 +36,7 @@ type event struct {
 	page  string            // of a pause: the worker's page, if it has an address
 }
 
-// data is what a webhook gets of an event: the entry, what a warning offers, and
+// data is a webhook's data for an event: the entry, a warning's links, and
 // where to look after a pause.
 type data struct {
 	fleet.Entry
@@ -174,7 +174,7 @@ func (b *mailbox) send(ctx context.Context, m message) error {
 	if len(part.Refused)+len(part.Later) > 0 {
 		return part
 	}
-	return nil // to everybody, or nobody is named who could be told
+	return nil // sent to all, or there is no address
 }
 
 var errWaits = errors.New("an earlier mail is still on its way there")
@@ -235,7 +235,7 @@ func verdict(err error) verdictOn {
 	return failsReceiver
 }
 
-// retryAfter is what the receiver asked for.
+// retryAfter returns the delay that the receiver asked for.
 func retryAfter(err error) time.Duration {
 	if e, ok := errors.AsType[*webhook.StatusError](err); ok {
 		return e.RetryAfter

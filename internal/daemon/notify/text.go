@@ -11,13 +11,13 @@ import (
 	"lull/internal/idle"
 )
 
-// label is what a link is called.
+// label is the text of a link.
 var label = map[string]string{
 	fleet.AnswerExtend: "Extend by an hour", fleet.AnswerNotToday: "Not today", fleet.AnswerStop: "Stop now",
 }
 
-// sentence says what happened, for people. It holds what others wrote (names,
-// details), so it goes through an escape wherever there is markup.
+// sentence describes an event for users. It contains user input (names,
+// details), so it must be escaped wherever there is markup.
 func sentence(e event, zone *time.Location) string {
 	x := e.entry
 	who := x.WorkerName

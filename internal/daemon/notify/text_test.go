@@ -12,8 +12,8 @@ import (
 	"lull/internal/idle"
 )
 
-// TestWarningText: what people are told of a warning is that warning: its time,
-// its cause, and the links that can change something.
+// TestWarningText checks that the text of a warning has its time, its cause,
+// and the links that can change something.
 func TestWarningText(t *testing.T) {
 	at := time.Date(2026, 11, 22, 16, 54, 43, 0, time.UTC)
 	for name, c := range map[string]struct {
@@ -44,8 +44,9 @@ func TestWarningText(t *testing.T) {
 	}
 }
 
-// TestPausedText: of a pause that does not wait for readings people are told
-// what was in use, of one for idleness for how long; and how to bring it back.
+// TestPausedText checks that the text of a forced pause says what was in use,
+// that the text of an idle pause says for how long it was idle, and that both
+// say how to bring it back.
 func TestPausedText(t *testing.T) {
 	for want, e := range map[string]fleet.Entry{
 		"r1 is being paused by worker-controller: schedule: schedule office, forced: Active: cml, last event 20s ago.": {Reason: "schedule", Detail: "schedule office, forced: Active: cml, last event 20s ago."},

@@ -96,7 +96,7 @@ func size(t *testing.T, file string) int64 {
 	return st.Size()
 }
 
-// workers is a shell program of n processes that all append to $OUT for ever.
+// workers is a shell program of n processes that append to $OUT forever.
 func workers(n int) string {
 	return fmt.Sprintf(`i=1; while [ $i -lt %d ]; do (while :; do echo x >> $OUT; sleep 0.001; done) & i=$((i+1)); done; while :; do echo x >> $OUT; done`, n)
 }

@@ -95,7 +95,7 @@ type AgentMetric struct {
 	Dimensions map[string]string
 }
 
-// Config is what a Client needs.
+// Config configures a Client.
 type Config struct {
 	// AWS is the SDK's configuration for the account and region, as Load of
 	// package ec2's Access makes it: with bounded answers and a sound client.

@@ -28,7 +28,7 @@ const (
 	defaultEventsTimeout = 10 * time.Minute
 )
 
-// Config is what a client needs to know about one worker.
+// Config configures the client of one worker.
 type Config struct {
 	// URL is the worker's base address, "https://host" with an optional port.
 	// "http" is taken only with TLS.Insecure, as it verifies nothing.
@@ -95,7 +95,7 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// redact keeps a password that somebody put into the URL out of the message.
+// redact removes a password in the URL from the message.
 func redact(u *url.URL, raw string) string {
 	if u == nil {
 		return "(unreadable)"

@@ -1,11 +1,11 @@
-// Package cml speaks to the controller of Cisco Modeling Labs (CML), the program
-// that runs on every worker of the fleet.
+// Package cml speaks to the controller of Cisco Modeling Labs (CML), the
+// program that runs on every worker of the fleet.
 //
 // It has two halves. Client is a client of CML's REST API, about a dozen calls,
 // each limited in time and size. Filter reads a telemetry history, an array of
 // events that only ever grows, as a stream in a fixed buffer, and makes of it
-// the evidence that the idle engine asks for: when somebody last did something,
-// the last few things done, and whether we can know at all.
+// the evidence for the idle engine: the time of the last activity, the last few
+// events, and whether activity can be known at all.
 //
 // Guarantees. A history that is damaged, cut short, unreachable, not collected
 // (no opt-in) or not comparable in time (no offset) is an unknown signal with a

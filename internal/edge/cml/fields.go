@@ -10,7 +10,7 @@ const (
 	good
 )
 
-// fields is what was found in one event.
+// fields are the relevant fields of one event.
 type fields struct {
 	start    int64 // stream offset of the event
 	category *category

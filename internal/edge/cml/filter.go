@@ -39,8 +39,8 @@ type FilterConfig struct {
 	// Categories are the relevant categories; nil means those that count by default.
 	Categories []string
 	// ExcludedUsers matches (anywhere, unless anchored) the data.user_id of
-	// user_activity events that are not activity; nil excludes nobody. An event
-	// without a user_id that is a string counts as activity.
+	// user_activity events that are not activity; nil excludes no user. An
+	// event without a user_id that is a string counts as activity.
 	ExcludedUsers *regexp.Regexp
 	// ExcludedIDs are further user ids to exclude, compared whole: the
 	// account under which we ask.

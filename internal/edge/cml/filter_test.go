@@ -13,7 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// defaultFilterConfig is what a server has whose settings say nothing.
+// defaultFilterConfig returns the configuration of a server with default
+// settings.
 func defaultFilterConfig() FilterConfig {
 	return FilterConfig{Categories: relevantByDefault, ExcludedUsers: regexp.MustCompile(DefaultExcludedUsers), MaxStored: 10}
 }

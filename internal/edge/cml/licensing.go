@@ -58,9 +58,9 @@ const (
 	OutcomeFailed  Outcome = "failed"
 )
 
-// Outcome says whether the host is registered and in compliance, has failed with
-// a reason, or is still at it. The last failure is given as the reason of a
-// pending outcome too, as it may be all that is ever known.
+// Outcome returns whether the host is registered and in compliance, has failed
+// with a reason, or is still in progress. A pending outcome also has the last
+// failure as its reason, because that may be the only information available.
 func (l Licensing) Outcome() (Outcome, string) {
 	reason := cmp.Or(l.Registration.RegisterTime.Failure, l.Registration.RenewTime.Failure)
 	switch l.Registration.Status {
@@ -181,7 +181,7 @@ func (c *Client) AwaitRegistration(ctx context.Context, every time.Duration) err
 	}
 }
 
-// A Deregistration is what became of a request to deregister.
+// Deregistration is the result of a request to deregister.
 type Deregistration string
 
 // What can become of it.

@@ -240,7 +240,7 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // excluded reports whether the data of a user_activity event names an excluded
-// user. Data that names nobody excludes nothing.
+// user. Data without a name excludes nothing.
 func (p *pass) excluded(data []byte) bool {
 	if len(data) == 0 || data[0] != '{' {
 		return false

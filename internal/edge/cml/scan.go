@@ -16,8 +16,8 @@ const (
 	// for syntax and passed over.
 	maxShort = 256
 
-	// readAhead is what must be in the buffer before a short string is read, so
-	// that it lies there in one piece.
+	// readAhead is the number of bytes that must be in the buffer before a
+	// short string is read, so that it lies there in one piece.
 	readAhead = maxShort + 16
 
 	// minRead is the room below which a buffer of the usual size is compacted

@@ -118,7 +118,7 @@ func (s *scanner) short(scratch []byte) (text []byte, ok bool, err error) {
 	return unquote(scratch[:0], raw), true, nil
 }
 
-// skip consumes text if that is what lies in the buffer at the read position.
+// skip consumes text if it is next in the buffer.
 func (s *scanner) skip(text string) bool {
 	if s.end-s.pos < len(text) || string(s.buf[s.pos:s.pos+len(text)]) != text {
 		return false

@@ -7,7 +7,7 @@ import (
 	"net/http"
 )
 
-// Information is what CML tells about itself without authentication.
+// Information is CML's description of itself without authentication.
 type Information struct {
 	Version string `json:"version"`
 	// Ready says that at least one compute can start nodes.

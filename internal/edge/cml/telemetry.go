@@ -27,11 +27,12 @@ func (c *Client) OptedIn(ctx context.Context) (bool, error) {
 }
 
 // Activity reads the opt-in and then the whole telemetry history through f.
-// seen is what the last reading of this worker returned.
+// seen is the state returned by the last reading of this worker.
 //
-// Every failure is an Activity with a Reason, so that none can be overlooked. An
-// Activity that is unknown for another reason than the history itself carries
-// seen unchanged. A host that is not opted in is not asked for its history.
+// Every failure is an Activity with a Reason, so that none can be overlooked.
+// An Activity that is unknown for another reason than the history itself
+// carries seen unchanged. A host that is not opted in is not asked for its
+// history.
 func (c *Client) Activity(ctx context.Context, f *Filter, seen Seen) Activity {
 	unknown := func(r Reason, err error) Activity {
 		return Activity{CheckedAt: time.Now(), Unknown: r, Err: err, Seen: seen}
@@ -62,8 +63,8 @@ func (c *Client) Activity(ctx context.Context, f *Filter, seen Seen) Activity {
 	return activity
 }
 
-// RawEvents writes the telemetry history as CML sends it, at most limit bytes,
-// to w. It is for diagnosis; Activity is what idleness is judged by.
+// RawEvents writes the telemetry history as sent by CML, at most limit bytes,
+// to w. It is for diagnosis; idleness is judged from Activity.
 func (c *Client) RawEvents(ctx context.Context, w io.Writer, limit int64) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.events)
 	defer cancel()

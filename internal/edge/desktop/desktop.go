@@ -1,9 +1,9 @@
-// Package desktop shows a notification on the desktops of the people who are
+// Package desktop shows a notification on the desktops of the users who are
 // logged in here, over the session bus of each.
 //
-// A session bus lets in its own user alone, not even root: the connection is
-// made by a thread that has become that user for it and ends afterwards. A
-// session without a desktop has nobody to show anything and is passed over.
+// A session bus accepts only its own user, not even root. So the connection is
+// made by a thread that has become that user and ends afterwards. A session
+// without a desktop is skipped.
 package desktop
 
 import (
@@ -25,7 +25,7 @@ import (
 // Runtime is where the users' runtime directories lie.
 const Runtime = "/run/user"
 
-// Message is what is shown. It stays until somebody closes it.
+// Message is a notification. It stays until a user closes it.
 type Message struct{ Summary, Body string }
 
 // Notify shows m on every desktop whose user has a runtime directory below
@@ -68,7 +68,7 @@ func owns(st fs.FileInfo, uid int) bool {
 
 const service, object = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
 
-// notify is false without an error where nobody shows notifications.
+// notify returns false without an error if nothing shows notifications.
 func notify(ctx context.Context, bus string, uid int, m Message) (bool, error) {
 	c, err := dialAs(ctx, bus, uid)
 	if err != nil {

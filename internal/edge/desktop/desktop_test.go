@@ -104,8 +104,8 @@ func serve(t *testing.T, uid int, address string) shower {
 	return s
 }
 
-// TestNotify shows a message on a real session bus, of this user and of nobody,
-// whose bus lets no other user in.
+// TestNotify shows a message on a real session bus, of this user and of user
+// nobody, whose bus accepts no other user.
 func TestNotify(t *testing.T) {
 	for _, uid := range []int{os.Geteuid(), 65534} {
 		t.Run(strconv.Itoa(uid), func(t *testing.T) {

@@ -24,7 +24,7 @@ type Image struct {
 // ErrNoImage says that no available image has a name of the pattern.
 var ErrNoImage = fmt.Errorf("no available image has such a name")
 
-// A Machine is what an image makes of an instance type.
+// A Machine is the result of an image and an instance type.
 type Machine struct {
 	// Hibernates reports whether EC2 takes HibernationOptions for it; Why says
 	// why not.

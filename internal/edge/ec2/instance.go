@@ -70,7 +70,7 @@ const (
 	CauseUnknown  Cause = "unknown"
 )
 
-// An Instance is what EC2 tells about one.
+// An Instance is EC2's description of an instance.
 type Instance struct {
 	ID             string            `json:"id"`
 	State          State             `json:"state"`

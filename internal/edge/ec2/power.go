@@ -10,7 +10,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// A Change is what EC2 accepted to do. It is not done yet: look for it.
+// A Change is a request that EC2 accepted. It is not done yet: observe it.
 type Change struct {
 	Previous State `json:"previous"`
 	Current  State `json:"current"`

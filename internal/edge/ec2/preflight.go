@@ -19,7 +19,7 @@ type Check struct {
 	Err error `json:"-"`
 }
 
-// Preflight is what a stop of an instance would meet.
+// Preflight lists the obstacles to a stop of an instance.
 type Preflight struct {
 	Instance Instance `json:"instance"`
 	// InstanceStore: the type has volumes that lose their content.

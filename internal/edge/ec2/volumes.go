@@ -7,7 +7,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 )
 
-// A Volume is what EC2 tells about a volume.
+// A Volume is EC2's description of a volume.
 type Volume struct {
 	Type string // such as gp3
 	GiB  int

@@ -12,7 +12,7 @@ import (
 	"lull/internal/store"
 )
 
-// ledger is what writers were told of their updates.
+// ledger records the answers to writers' updates.
 type ledger struct {
 	step chan struct{} // gets what it has room for of the updates done
 

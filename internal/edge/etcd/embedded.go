@@ -51,10 +51,10 @@ const (
 	etcdDir = "etcd"
 )
 
-// OpenEmbedded starts an etcd server in this process and waits until it can
-// be used. Close the Store to end it. A directory that another process has
-// open is an error that names it. A disk that cannot be written later on
-// makes the process panic, since etcd must not go on without its log.
+// OpenEmbedded starts an etcd server in this process and waits until it is
+// usable. Close the Store to end it. If another process has the directory open,
+// the error names it. If the disk later cannot be written, the process panics,
+// because etcd must not continue without its log.
 func OpenEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Store, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -88,9 +88,9 @@ func OpenEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Store, error) {
 	return s, nil
 }
 
-// endLeases revokes every lease there is: the lock on the directory proves
-// that whoever held one is gone, so nobody need wait for it to run out. One
-// that cannot be revoked runs out all the same.
+// endLeases revokes every lease. The lock on the directory proves that their
+// holders are gone, so there is no need to wait for their expiry. One that
+// cannot be revoked expires.
 func (s *Store) endLeases(ctx context.Context) {
 	call, done, err := s.begin(ctx)
 	if err != nil {

@@ -4,8 +4,8 @@
 // The embedded server opens no listener at all, neither for clients nor for
 // peers, so nothing but this process can reach it. Its directory is locked
 // against a second process. Run, where it is used, keeps history bounded and
-// frees space when the store is full, so that nobody has to operate it.
-// Backup and Restore copy a store to a file and back.
+// frees space when the store is full, so that it needs no maintenance. Backup
+// and Restore copy a store to a file and back.
 //
 // What it leaves out: making and changing clusters, users and roles of etcd,
 // and restoring into an existing cluster, for which etcd has its own tools.

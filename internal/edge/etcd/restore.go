@@ -14,9 +14,9 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/schema"
 )
 
-// revisionGap is added to the revision of a restored store, so that no
-// revision that was given out after the backup is given out again: whoever
-// watches from one is told that the history is gone.
+// revisionGap is added to the revision of a restored store, so that no revision
+// issued after the backup is issued again. A watch from such a revision is told
+// that the history is gone.
 const revisionGap = 1_000_000_000
 
 // Restore makes the data directory dir, for OpenEmbedded, out of the backup

@@ -51,8 +51,8 @@ type Journal struct {
 	fault                atomic.Pointer[string]
 }
 
-// Open opens or makes the journal in dir. The damage is what a crash left and
-// was cut off.
+// Open opens or creates the journal in dir. It returns the damage that a crash
+// left and that was cut off.
 func Open(dir string, o Options) (*Journal, []*segment.Damage, error) {
 	o.Keep, o.Beat = cmp.Or(o.Keep, 30*24*time.Hour), cmp.Or(o.Beat, 30*time.Minute)
 	o.SyncEvery, o.MaxBytes = cmp.Or(o.SyncEvery, 5*time.Second), cmp.Or(o.MaxBytes, 2<<30)
@@ -156,8 +156,8 @@ func (j *Journal) Run(ctx context.Context) error {
 	}
 }
 
-// Close writes what is under way and gives the journal free. Nothing may be
-// taken in any more.
+// Close writes everything queued and releases the journal. Take must not be
+// called afterwards.
 func (j *Journal) Close() error {
 	j.drain()
 	j.write(j.rec.Flush())

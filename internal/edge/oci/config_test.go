@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestPersonBeforeImage: what a user asks for goes before the image's word,
-// also where it is what would be there without an image.
+// TestPersonBeforeImage checks that a user's setting overrides the image's,
+// even if it equals the default without an image.
 func TestPersonBeforeImage(t *testing.T) {
 	c := Config{WorkingDir: "/srv", Env: []string{"A=1", "NOEQ", "=x", "HOME=/of/image"}}
 	for asked, want := range map[string]string{"": "/srv", "/": "/", "/tmp": "/tmp"} {

@@ -287,7 +287,7 @@ type readCloser struct {
 	io.Closer
 }
 
-// Config is what an image specifies about running it.
+// Config is an image's run configuration.
 type Config struct {
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`

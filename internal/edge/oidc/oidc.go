@@ -1,15 +1,16 @@
-// Package oidc lets people in by OpenID Connect: it verifies the ID tokens of
-// one issuer, says which role their claims give, and gets such tokens for
-// somebody by the authorization code flow with PKCE or the device flow.
+// Package oidc authenticates users with OpenID Connect: it verifies the ID
+// tokens of one issuer, determines the role that their claims give, and obtains
+// such tokens with the authorization code flow with PKCE or the device flow.
 //
 // Guarantees. A token counts only with a signature by a key that the issuer
 // publishes now, its issuer, this client as an audience, and before it expires;
-// algorithms without a public key never count. A user whose claims give no
-// role gets none. The issuer is asked for its documents when they are first
-// needed and, for a key it has not published before, at most every fetchEvery:
-// made-up tokens do not make lull a nuisance to it.
+// algorithms without a public key never count. A user whose claims give no role
+// gets none. The issuer is asked for its documents when they are first needed
+// and, for a key it has not published before, at most every fetchEvery: made-up
+// tokens do not make lull a nuisance to it.
 //
-// It leaves out what a role allows, and keeps nothing of anybody.
+// The meaning of a role is left to the caller. The package stores nothing about
+// users.
 package oidc
 
 import (
@@ -235,7 +236,7 @@ func (p *Provider) role(claims map[string]any) string {
 	return rank[best]
 }
 
-// Login is what a flow gives.
+// Login is the result of a flow.
 type Login struct {
 	IDToken      string    `json:"id_token"`
 	RefreshToken string    `json:"refresh_token,omitempty"`

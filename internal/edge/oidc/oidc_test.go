@@ -73,8 +73,8 @@ func changed(token string) string {
 	return token[:at] + string(other) + token[at+1:]
 }
 
-// TestRotatedKey accepts a new key at once and the old one no longer, and does
-// not ask for keys as often as somebody makes them up.
+// TestRotatedKey checks that a new key is accepted at once and the old one no
+// longer, and that made-up key IDs do not cause a fetch each.
 func TestRotatedKey(t *testing.T) {
 	i := oidctest.New(t)
 	p := provider(t, i)

@@ -5,12 +5,12 @@
 //
 // It guarantees that reading and parsing are apart (each parser takes bytes and
 // is fuzzed), that a process which has ended is told apart from one that may
-// not be looked at (ErrGone against EACCES and EPERM), and that a line it cannot
-// understand is an error and never a zero. Reads of one process allocate nothing
-// but their result.
+// not be looked at (ErrGone against EACCES and EPERM), and that a line it
+// cannot understand is an error and never a zero. Reads of one process allocate
+// nothing but their result.
 //
-// It leaves out judging: a number here is what the kernel said at that moment.
-// It also leaves out cgroups (package cgroup), which know a tree better than
+// It does not judge: a number here is the kernel's value at that moment. It
+// also leaves out cgroups (package cgroup), which know a tree better than
 // parent pids do and should be preferred where they exist.
 //
 // All methods of FS are safe for concurrent use; a File is not.

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IO is what a process moved to and from disks, in bytes, as /proc/PID/io has
-// it: pages that were already cached are not read, and a page counts as written
-// when it becomes dirty. Collected children are included.
+// IO counts the bytes that a process moved to and from disks, from
+// /proc/PID/io. Pages that were already cached are not read, and a page counts
+// as written when it becomes dirty. Collected children are included.
 type IO struct {
 	Read    uint64
 	Written uint64

@@ -45,13 +45,12 @@ type MachineConfig struct {
 	Own *OwnWrites
 }
 
-// Machine reads the signals of spec section 3 that cost microseconds. Each
-// probe reads and parses in two functions, fails alone and says so. A source
-// that does not exist is absent; one that exists and cannot be read, and the
-// first sample of a difference, are unknown. Rates are divided by the measured
-// time between two samples. Files are opened once, and reading allocates
-// nothing while the set of devices and terminals stays the same. It is not safe for
-// concurrent use.
+// Machine reads the signals that cost microseconds. Each probe reads and parses
+// in two functions, fails alone and says so. A source that does not exist is
+// absent; one that exists and cannot be read, and the first sample of a
+// difference, are unknown. Rates are divided by the measured time between two
+// samples. Files are opened once, and reading allocates nothing while the set
+// of devices and terminals stays the same. It is not safe for concurrent use.
 type Machine struct {
 	cpu  cpuProbe
 	net  netProbe

@@ -53,8 +53,8 @@ func (l *Logind) connect(ctx context.Context) error {
 	if root == "" {
 		root = "/"
 	}
-	// The directory is what sd_booted and sd_session look for: a bus without
-	// it would wait for a service that cannot start.
+	// sd_booted and sd_session check for this directory: without it the bus
+	// would wait for a service that cannot start.
 	if _, err := l.kept(); err != nil {
 		return err
 	}
@@ -99,8 +99,8 @@ func (l *Logind) kept() (int, error) {
 	return len(files), nil
 }
 
-// gone is the error of a logind that cannot be asked. One that is not there is
-// none only while nobody is logged in by what it left.
+// gone returns the error of a logind that cannot be asked. A missing logind is
+// no error only if its leftover files show that no user is logged in.
 func (l *Logind) gone(err error) error {
 	if n, kerr := l.kept(); kerr != nil || n > 0 {
 		// Not wrapped: it would be taken for a machine without one.
@@ -151,7 +151,7 @@ func (l *Logind) call(ctx context.Context, dest, path, method string, ret any, a
 	return nil
 }
 
-// Sessions lists the people's sessions: class user, not closing.
+// Sessions lists users' sessions: class user, not closing.
 func (l *Logind) Sessions(ctx context.Context) ([]Session, error) {
 	var list []struct {
 		ID   string
@@ -185,8 +185,8 @@ func (l *Logind) Sessions(ctx context.Context) ([]Session, error) {
 	return out, nil
 }
 
-// sessionOf reads the properties of a session. Greeters, lock screens,
-// managers and background sessions are nobody's; a closing one has ended.
+// sessionOf reads the properties of a session. Greeters, lock screens, managers
+// and background sessions do not count as a user's; a closing one has ended.
 func sessionOf(props map[string]dbus.Variant) (Session, bool) {
 	s := Session{}
 	text := func(name string) string { v, _ := props[name].Value().(string); return v }
@@ -217,7 +217,7 @@ func sessionOf(props map[string]dbus.Variant) (Session, bool) {
 	return s, true
 }
 
-// Inhibitor is a lock somebody holds against shutting down or sleeping.
+// Inhibitor is a lock held against shutting down or sleeping.
 type Inhibitor struct {
 	What, Who, Why, Mode string
 	UID, PID             uint32

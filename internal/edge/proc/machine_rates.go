@@ -44,8 +44,8 @@ func (w *window) since(s sampled) (base sampled, ok bool) {
 const firstSample = "first sample, nothing to compare it with"
 
 // cpuTimes are the ticks of all CPUs since boot, from the first line of
-// /proc/stat. Time stolen by the hypervisor is nobody's here and is in
-// neither; guest time is already in user.
+// /proc/stat. Time stolen by the hypervisor is in neither, because it is not
+// used here. Guest time is already in user.
 type cpuTimes struct {
 	busy, idle, iowait uint64
 	cpus               int
@@ -104,7 +104,7 @@ type cpuProbe struct {
 func (p *cpuProbe) reset() { p.old = cpuTimes{}; p.win.reset() }
 
 // read judges by percent of all CPUs, or by cores where that is the lower
-// bar: one busy core of 128 is 0.8 % of the machine and still somebody's work.
+// threshold: one busy core of 128 is 0.8 % of the machine and is still use.
 func (p *cpuProbe) read(now time.Time, percent, cores float64) idle.Reading {
 	b, err := p.file.read(cpuComplete)
 	if err != nil {

@@ -186,8 +186,8 @@ func (t *tally) set(d *device, a, b uint64) {
 	d.value[0], d.value[1], d.known = a, b, true
 }
 
-// gain is what a counter gained. One that ran over 32 bits is counted as such;
-// any other step backwards breaks the round.
+// gain returns the increase of a counter. A wrap at 32 bits is accounted for;
+// any other decrease invalidates the round.
 func (t *tally) gain(old, now uint64) uint64 {
 	if now >= old {
 		return now - old

@@ -438,7 +438,7 @@ func TestOwnWritesAreNotUse(t *testing.T) {
 			t.Errorf("%s: %+v", tt.name, r)
 		}
 	}
-	// A key pressed within the span is somebody's.
+	// A key press within the span is a user's.
 	now = now.Add(10 * time.Minute)
 	own.Note(now)
 	m.pts.seen[0].ctime = 0

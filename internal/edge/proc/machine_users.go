@@ -17,9 +17,10 @@ import (
 
 // People reads who is logged in and who logged in lately, by the first source
 // that the machine has: logind, utmp, else the terminals alone; and wtmp,
-// wtmpdb, lastlog, lastlog2, where none of them is kept up the journal, and else
-// when terminals were handed out. A missing source is never taken for nobody:
-// the reading says what it was read from. It is not safe for concurrent use.
+// wtmpdb, lastlog, lastlog2, where none of them is kept up the journal, and
+// else when terminals were handed out. A missing source never means that no
+// user is logged in: the reading names its source. It is not safe for
+// concurrent use.
 //
 // Logins of which no record is made anywhere and that hold no terminal (a
 // command over ssh on a machine without logind) are left to cpu, network and
@@ -103,8 +104,8 @@ func (p *People) Sessions(ctx context.Context) ([]Session, string, error) {
 			return list, "logind", nil
 		}
 		if !errors.Is(err, ErrNoLogind) {
-			// utmp knows the same people where there is one; the terminals
-			// alone do not.
+			// utmp knows the same users if it exists; the terminals alone do
+			// not.
 			if list, uerr := p.utmp(); uerr == nil {
 				return list, "utmp, because logind does not answer", nil
 			}
@@ -161,7 +162,7 @@ func (p *People) utmp() ([]Session, error) {
 	return out, nil
 }
 
-// terminals makes a session of every pseudo terminal that somebody holds.
+// terminals returns a session for every pseudo terminal in use.
 func (p *People) terminals() ([]Session, error) {
 	names, err := os.ReadDir(p.path("dev/pts"))
 	if err != nil {

@@ -26,9 +26,9 @@ const (
 	SignalInhibitors = "inhibitors"
 )
 
-// Profiles are the named lists of programs of seeds/002: what research leaves
-// running without a user. A name with a dot or a blank is looked for in the
-// command line (python -m torch.distributed.run), another one as the program.
+// Profiles are the named lists of programs that research work leaves running
+// without a user. A name with a dot or a blank is looked for in the command
+// line (python -m torch.distributed.run), another one as the program.
 var Profiles = map[string][]string{
 	"ml-training": {"torchrun", "deepspeed", "accelerate", "horovodrun", "mpirun", "tensorboard", "nvidia-cuda-mps",
 		"torch.distributed", "pytorch_lightning", "train.py", "axolotl", "llamafactory-cli"},
@@ -36,8 +36,8 @@ var Profiles = map[string][]string{
 		"dask-worker", "dask worker", "snakemake", "nextflow", "papermill", "bwa", "samtools", "STAR", "gatk", "blastn", "plink2"},
 }
 
-// sessionServers are the programs whose children are somebody's work in a
-// browser: a kernel, an R session, an editor's server.
+// sessionServers are programs whose children are a user's work in a browser: a
+// kernel, an R session, an editor's server.
 var sessionServers = []string{"ipykernel_launcher", "ipykernel", "jupyter-kernel", "rsession", "code-server", "vscode-server", "openvscode-server", "jupyter-lab", "jupyter-notebook", "jupyter-server"}
 
 // Work reads the processes and sockets of the machine for the further signals.
@@ -299,8 +299,8 @@ func isLoopback(hex []byte) bool {
 	return len(s) == 8 && s[6:] == "7F"
 }
 
-// Inhibiting is active while somebody holds one of logind's locks against
-// shutting down, sleeping or idling in block mode.
+// Inhibiting is active while one of logind's locks against shutting down,
+// sleeping or idling is held in block mode.
 func (l *Logind) Inhibiting(ctx context.Context, now time.Time) idle.Reading {
 	list, err := l.Inhibitors(ctx)
 	if err != nil {

@@ -78,7 +78,7 @@ func procTree(t *testing.T, files map[string]string) string {
 
 func words(w ...string) string { return strings.Join(w, "\x00") + "\x00" }
 
-// TestProfiles tries the research patterns of seeds/002 both ways.
+// TestProfiles checks the research patterns both ways.
 func TestProfiles(t *testing.T) {
 	for line, want := range map[string]string{
 		words("/usr/bin/python3", "-m", "torch.distributed.run", "x.py"):          "ml-training",

@@ -50,9 +50,9 @@ func At(root string) *FS {
 	return &FS{root: strings.TrimRight(root, "/"), tick: clockTick()}
 }
 
-// clockTick is the length of one tick of the times in stat. The kernel tells its
-// rate to every program in the auxiliary vector; 100 a second is what all Linux
-// machines of today have.
+// clockTick returns the length of one tick of the times in stat. The kernel
+// passes its rate to every program in the auxiliary vector; all present Linux
+// machines use 100 per second.
 func clockTick() time.Duration {
 	const (
 		atClockTicks = 17

@@ -180,10 +180,10 @@ func parseBootID(b []byte) (string, error) {
 	return string(b), nil
 }
 
-// TreeCPU sums what pids and their collected children have used. A pid that has
-// ended adds nothing: where nobody of pids waited for it its time is lost, so the
-// sum of a tree can fall from one call to the next. A caller compares per pid
-// or, better, reads the cgroup.
+// TreeCPU sums the CPU time of pids and their collected children. A pid that
+// has ended adds nothing. If no process in pids waited for it, its time is
+// lost, so the sum of a tree can decrease between calls. A caller should
+// compare per pid or, better, read the cgroup.
 func (f *FS) TreeCPU(pids []int) (time.Duration, error) {
 	var ticks uint64
 	for _, pid := range pids {

@@ -221,9 +221,9 @@ func (f *FS) marked(pid int, mark string) (bool, error) {
 	return hasEntry(b, mark), nil
 }
 
-// foreign reports whether pid runs for another user: by its real user, because a
-// set-user-ID program of ours keeps that. It is nobody's that an ordinary user
-// started, and nobody could signal it either.
+// foreign reports whether pid runs for another user, by its real user ID,
+// because a set-user-ID program of ours keeps that. An ordinary user cannot
+// have started such a process, and could not signal it either.
 func (f *FS) foreign(pid int) bool {
 	s := f.scratch().num(pid).str("/status")
 	defer s.free()

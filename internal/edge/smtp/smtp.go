@@ -26,7 +26,7 @@ import (
 	"time"
 )
 
-// Config is what a Client is made of. Relay, From and Dial are required.
+// Config configures a Client. Relay, From and Dial are required.
 type Config struct {
 	Relay              string // host:port
 	TLS                string // starttls, tls or none; empty is starttls
@@ -104,7 +104,7 @@ func Rejected(err error) bool {
 // and not for those that Partly names, by address. If it took it for none, the
 // mail was not handed over.
 type Partly struct {
-	Refused map[string]error // for good: the relay's last word
+	Refused map[string]error // permanent refusals by the relay
 	Later   map[string]error // not now
 }
 

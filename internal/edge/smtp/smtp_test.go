@@ -168,7 +168,7 @@ func TestRealRelay(t *testing.T) {
 	if part, ok := errors.AsType[*smtp.Partly](c.Send(t.Context(), bad)); !ok || len(part.Refused) != 1 || !smtp.Rejected(part.Refused["nobody@example.com"]) {
 		t.Errorf("a mailbox that there is not: %v", part)
 	}
-	// Who is refused keeps nobody else from getting it.
+	// A refused recipient keeps no other from getting the mail.
 	bad.To = []string{"nobody@example.com", "ada@example.com", "later@example.com"}
 	part, ok := errors.AsType[*smtp.Partly](c.Send(t.Context(), bad))
 	if !ok || len(part.Refused) != 1 || part.Refused["nobody@example.com"] == nil || len(part.Later) != 1 || part.Later["later@example.com"] == nil {

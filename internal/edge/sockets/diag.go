@@ -54,11 +54,11 @@ type Query struct {
 	NetNSPID   int      // the network namespace of this process, 0 is the caller's own
 }
 
-// Socket is what the kernel knows of one socket.
+// Socket is the kernel's description of one socket.
 //
-// Inode is 0 where no program holds it: in Established and CloseWait a connection
-// that still waits in a listener's queue, in the later states one that its
-// program has closed.
+// Inode is 0 where no program holds it: in Established and CloseWait a
+// connection that still waits in a listener's queue, in the later states one
+// that its program has closed.
 type Socket struct {
 	Family   uint8 // unix.AF_INET or unix.AF_INET6
 	State    State

@@ -205,7 +205,7 @@ func TestDumpWithManyPorts(t *testing.T) {
 		for _, at := range []int{0, n / 2, n - 1} {
 			ports := make([]uint16, n)
 			for i := range ports {
-				ports[i] = uint16(i + 1) // low ports, in use by nobody in the ephemeral range
+				ports[i] = uint16(i + 1) // low ports, unused in the ephemeral range
 				if ports[i] == mine {
 					ports[i] = 1
 				}

@@ -108,7 +108,7 @@ func portFilter(ports []uint16) []byte {
 	return b
 }
 
-// answer is what one datagram of a dump held.
+// answer is the content of one datagram of a dump.
 type answer struct {
 	sockets     []Socket
 	done        bool

@@ -137,8 +137,8 @@ func (g *Guard) control(op, i int) error {
 	return unix.EpollCtl(g.poller.epfd, op, int(s.fd), event(events|unix.EPOLLONESHOT, g.id<<placeBits|uint64(i)))
 }
 
-// fire notes an event and gives the reason to wake, "" when the guard is closed
-// or has told of this socket already.
+// fire records an event and returns the reason to wake, "" if the guard is
+// closed or has already reported this socket.
 func (g *Guard) fire(i int, events uint32) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -173,10 +173,10 @@ func (g *Guard) Rearm() error {
 	return nil
 }
 
-// Pending looks at every socket now, without waiting, and says what is there; ""
-// is nothing. It does not remember and is not moved by what has fired. When the
-// look itself fails, that is what it says: it must never pass for nothing. A
-// closed guard has nothing pending.
+// Pending checks every socket now, without blocking, and returns what is
+// waiting; "" for nothing. It keeps no state and does not depend on what has
+// fired. If the check itself fails, it returns that: a failure must never look
+// like nothing. A closed guard has nothing pending.
 func (g *Guard) Pending() string {
 	var few [16]unix.PollFd
 	g.mu.Lock()

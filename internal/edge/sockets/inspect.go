@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Info is what a socket is.
+// Info describes a socket.
 type Info struct {
 	Family    int // unix.AF_INET, AF_INET6, AF_UNIX and others
 	Type      int // unix.SOCK_STREAM, SOCK_DGRAM and others

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// partEnv makes the test binary play a program; nobodyEnv says that the tests run
-// as an ordinary user already.
+// partEnv makes the test binary act as a program; nobodyEnv means that the
+// tests already run as an ordinary user.
 const (
 	partEnv   = "LULL_SOCKETS_TEST_PART"
 	nobodyEnv = "LULL_SOCKETS_TEST_NOBODY"

@@ -32,7 +32,7 @@ import (
 	"time"
 )
 
-// Config is what a Client is made of. URL and Dial are required.
+// Config configures a Client. URL and Dial are required.
 type Config struct {
 	URL string
 	// Key signs what is sent: whsec_ and base64, or the key itself. Empty

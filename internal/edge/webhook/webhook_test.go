@@ -116,7 +116,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestUnreachable: nobody there, and nobody who answers in time.
+// TestUnreachable covers a missing receiver and one that does not answer in
+// time.
 func TestUnreachable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"lull/internal/link/guest/files"
 )
 
-// port is a virtio port: while nobody is at its other end a read ends at once,
-// and a write waits.
+// port is a virtio port: while its other end is closed a read ends at once, and
+// a write waits.
 type port struct {
 	mu      sync.Mutex
 	changed sync.Cond
@@ -60,7 +60,7 @@ func (p *port) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// give is what the host sends.
+// give sends data from the host.
 func (p *port) give(b []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,7 +68,7 @@ func (p *port) give(b []byte) {
 	p.changed.Broadcast()
 }
 
-// take is what the guest has sent with a key.
+// take returns what the guest has sent with a key.
 func (p *port) take(t *testing.T, k files.Key) (out []files.Request) {
 	t.Helper()
 	p.mu.Lock()
@@ -102,7 +102,7 @@ func (p *port) take(t *testing.T, k files.Key) (out []files.Request) {
 	}
 }
 
-// bound runs f with a way to a host that nobody has connected yet.
+// bound runs f with a connection to a host that is not connected yet.
 func bound(t *testing.T, f func(t *testing.T, p *port, h *Host)) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort()

@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Recorder is what a daemon left behind. It may be written to and read at once.
+// Recorder collects exported spans. It is safe for concurrent use.
 type Recorder struct {
 	spans *tracetest.SpanRecorder
 	mu    sync.Mutex

@@ -266,8 +266,8 @@ func (c *console) Deregister(ctx context.Context) (bool, error) {
 	return d == cml.DeregisteredLocally, licenseError(err)
 }
 
-// noticeLabel is the label of lull's notices, by which they are found when
-// nobody knows their ids.
+// noticeLabel is the label of lull's notices. It identifies them if their IDs
+// are unknown.
 const noticeLabel = "lull: this machine is about to go down"
 
 // Warn shows a notice in CML's own pages, in place of those before.

@@ -382,8 +382,8 @@ func TestHealthCheckCPU(t *testing.T) {
 // established is a connection to port 8080 in /proc/PID/net/tcp6.
 var established = regexp.MustCompile(`:1F90 [0-9A-F]+:[0-9A-F]{4} 01 `)
 
-// TestDockerPause: a container that a user pauses with docker stays paused, whoever
-// connects, until the user ends that.
+// TestDockerPause checks that a container paused by a user with docker stays
+// paused, whichever client connects, until the user resumes it.
 func TestDockerPause(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("web")

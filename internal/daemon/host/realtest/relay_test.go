@@ -72,7 +72,7 @@ func TestRelayQueuesWithoutADaemon(t *testing.T) {
 		d.Kill()
 		var waiting sync.WaitGroup
 		for _, addr := range addrs {
-			for range 3 { // nobody accepts these before the next daemon
+			for range 3 { // accepted only by the next daemon
 				c, err := dial(addr)
 				if err != nil {
 					t.Fatalf("round %d: %s without a daemon: %v", n, addr, err)

@@ -161,7 +161,7 @@ func (c *Cluster) Restart(i int) {
 // Pause stops member i in its tracks; its connections stay open and silent.
 func (c *Cluster) Pause(i int) { c.signal(i, syscall.SIGSTOP) }
 
-// Resume lets member i go on.
+// Resume resumes member i.
 func (c *Cluster) Resume(i int) { c.signal(i, syscall.SIGCONT) }
 
 func (c *Cluster) signal(i int, s syscall.Signal) {

@@ -419,7 +419,7 @@ func (w *Work) Thaw() error {
 	defer cancel()
 	err := w.r.api.do(ctx, w.container, "unpause", nil)
 	if err != nil && !isStatus(err, 404) {
-		// It is not paused any more, or not there any more: that is what was wanted.
+		// It is no longer paused, or no longer exists, as intended.
 		if still, serr := w.still(); (serr != nil || still) && !errors.Is(serr, fs.ErrNotExist) {
 			return fmt.Errorf("cannot unpause the container: %w", err)
 		}

@@ -219,7 +219,7 @@ func (w *Work) MainCPU() (time.Duration, error) {
 	return w.r.fs.TreeCPU(pids)
 }
 
-// disk is what the tree has read from disks and written to them, in bytes.
+// disk returns the bytes that the tree has read from and written to disks.
 func (w *Work) disk() (uint64, error) {
 	pids, err := w.pids(false)
 	if err != nil && !errors.Is(err, proc.ErrUnsettled) {

@@ -140,7 +140,7 @@ func (s *Server) Met() bool {
 	return s.met
 }
 
-// waits says whether something can be read from a connection.
+// waits reports whether data can be read from a connection.
 func waits(c net.Conn) bool {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
