@@ -2,7 +2,7 @@ package instance
 
 import "fmt"
 
-// Bytes writes a number of bytes for people, in KiB, MiB or GiB.
+// Bytes formats a number of bytes for users, in KiB, MiB or GiB.
 func Bytes(n int64) string {
 	switch {
 	case n >= 1<<30:

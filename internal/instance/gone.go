@@ -2,8 +2,8 @@ package instance
 
 import "fmt"
 
-// GoneError says that a run is over. Exit is how it ended; Lost is set in it
-// when nobody knows.
+// GoneError means that a run is over. Exit is how it ended; its Lost is set if
+// that is unknown.
 type GoneError struct {
 	ID   string
 	Exit Exit
@@ -29,7 +29,7 @@ func (e *EndedError) Unwrap() error { return e.Err }
 // NoRoomError is a change that was refused before it was begun, because a file
 // system of this machine has too little room for what it may write.
 type NoRoomError struct {
-	What        string // that would be written, for people
+	What        string // that would be written, for users
 	Path        string // on the file system
 	Needs, Free int64  // bytes
 }

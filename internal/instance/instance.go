@@ -1,10 +1,10 @@
-// Package instance holds the nouns of a host: what an instance is asked to be
-// (Spec), what one run of it is in the kernel (Identity), and what a runtime
-// can see of it (Sample).
+// Package instance defines the data types of a host: the requested instance
+// (Spec), one run of it in the kernel (Identity), and what a runtime observes
+// of it (Sample).
 //
-// It is pure data. It guarantees nothing about the world; a value here is what
-// somebody read or asked for, with its age. Power states and their legal
-// transitions are package power; decisions are package idle.
+// It is pure data: a value here was observed or requested at some time, and may
+// be outdated. Power states and their legal transitions are in package power,
+// decisions in package idle.
 package instance
 
 import (
@@ -17,7 +17,7 @@ import (
 // Path names how a client's bytes reach an exposed port.
 type Path string
 
-// The data paths of an exposed port (design, section 1).
+// The data paths of an exposed port.
 const (
 	PathAuto   Path = "auto"   // direct where every listener can be watched, otherwise relay
 	PathDirect Path = "direct" // the program listens itself; nothing of lull is in between
@@ -37,7 +37,7 @@ type Endpoint struct {
 // Restart says what happens after a workload ends by itself.
 type Restart string
 
-// Restart rules (spec, section 4). The default is OnFailure.
+// Restart rules. The default is OnFailure.
 const (
 	RestartNo        Restart = "no"
 	RestartOnFailure Restart = "on-failure"
@@ -64,8 +64,8 @@ type Launch struct {
 	Workspace string // as ParseWorkspace reads it
 }
 
-// Identity names one run in the kernel. A pid alone is never an identity: pids
-// are reused, and nothing survives a reboot (spec, section 4).
+// Identity names one run in the kernel. A PID alone is never an identity: PIDs
+// are reused, and none survives a reboot.
 type Identity struct {
 	BootID string `json:"boot_id"`
 	Cgroup string `json:"cgroup,omitempty"` // absolute directory; empty where no cgroup could be made
@@ -79,14 +79,14 @@ type Exit struct {
 	Code   int       `json:"code"`             // exit code, 128+signal when a signal ended it
 	Signal int       `json:"signal,omitempty"` // the signal, 0 when it exited by itself
 	At     time.Time `json:"at"`
-	Lost   bool      `json:"lost,omitempty"` // nobody could collect the code (the shim was gone)
-	// Why is what is known of the cause, beyond the code.
+	Lost   bool      `json:"lost,omitempty"` // the code could not be collected (the shim was gone)
+	// Why is the known cause, beyond the code.
 	Why string `json:"why,omitempty"`
 	// Machine is how its virtual machine ended, when that did and not the program.
 	Machine string `json:"machine,omitempty"`
 }
 
-// How says for people how the run ended: "exited with code 1".
+// How describes for users how the run ended: "exited with code 1".
 func (e Exit) How() string {
 	how := fmt.Sprintf("exited with code %d", e.Code)
 	switch {
@@ -103,8 +103,8 @@ func (e Exit) How() string {
 	return how
 }
 
-// Starved is Exit.Why of a run that kernel ended for want of memory; limit is
-// what it has, in bytes, and 0 if nobody limits it.
+// Starved returns the Exit.Why of a run that the kernel killed because memory
+// ran out. limit is its memory limit in bytes, 0 if it has none.
 func Starved(kernel string, limit int64) string {
 	why := "out of memory: " + kernel + " ended it"
 	if limit > 0 {
@@ -129,8 +129,8 @@ type Sample struct {
 	NetBytes uint64 // moved by the tree's sockets, cumulative as far as the kernel tells
 	NetErr   error
 
-	// DiskBytes is what the tree read from disks and wrote to them, cumulative.
-	// DiskErr is ErrAbsent where nothing counts that.
+	// DiskBytes are the bytes that the tree read from and wrote to disks,
+	// cumulative. DiskErr is ErrAbsent if nothing counts them.
 	DiskBytes uint64
 	DiskErr   error
 

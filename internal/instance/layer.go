@@ -2,8 +2,8 @@ package instance
 
 import "fmt"
 
-// Sizes that the layer of a microVM may have, in bytes: the disk of what it
-// writes over its image. The file is sparse; the size is what may be filled.
+// Limits of the size of a microVM's layer, in bytes: the disk for what it
+// writes over its image. The file is sparse; the size is its maximum.
 const (
 	minLayer = 64 << 20
 	maxLayer = 8 << 40

@@ -42,9 +42,9 @@ type (
 	Ender interface {
 		End(ctx context.Context, id string) error
 	}
-	// LogReader is a runtime whose instances' output somebody else keeps. Lines
-	// go to w: the last tail of them (all when negative), and with follow what
-	// comes until ctx ends.
+	// LogReader is a runtime whose instances' output is stored elsewhere. Lines
+	// go to w: the last tail of them (all if negative), and with follow new
+	// ones until ctx ends.
 	LogReader interface {
 		Logs(ctx context.Context, id string, w io.Writer, tail int, follow bool) error
 	}
@@ -70,8 +70,8 @@ type (
 		Clone(ctx context.Context, from string, l Launch) (saved int64, err error)
 	}
 	// Sizer is a runtime that knows how much memory of this machine an instance
-	// may take, in bytes (0 when nobody knows), and whether it is slow to boot
-	// and to restore.
+	// may take, in bytes (0 if unknown), and whether it is slow to boot and to
+	// restore.
 	Sizer interface {
 		Size(s *Spec) (memory int64, slow bool)
 	}
@@ -80,10 +80,9 @@ type (
 	Identifier interface {
 		Identify(pid int) (id string, err error)
 	}
-	// Toiler is a workload that tells whether it has work in hand while none
-	// of its clients moves a byte: a thread that runs, or waits for a
-	// processor or a disk, may owe one of them an answer. It is not asked of a
-	// frozen one.
+	// Toiler is a workload that reports whether it is working while none of its
+	// clients moves a byte: a thread that runs, or waits for a processor or a
+	// disk, may be preparing an answer. It is not called for a frozen workload.
 	Toiler interface {
 		AtWork() (bool, error)
 	}
@@ -92,8 +91,8 @@ type (
 	Dialer interface {
 		Dial(ctx context.Context, target string) (net.Conn, error)
 	}
-	// Troubled is a workload that can say what keeps it from working although its
-	// run goes on; "" for nothing. It does not wait.
+	// Troubled is a workload that can report what keeps it from working
+	// although its run continues; "" for nothing. Trouble does not block.
 	Troubled interface{ Trouble() string }
 	// Settler is a workload that writes down, before it is frozen for what may be
 	// long, what it must not lose. It may take seconds, in which it serves.
@@ -146,7 +145,7 @@ type Workload interface {
 	// runs again.
 	Freeze(ctx context.Context) error
 	Thaw() error
-	Still() (bool, error) // whether it is frozen now, whoever froze it
+	Still() (bool, error) // whether it is frozen now, by lull or otherwise
 	// Guard duplicates the sockets of the frozen workload and calls wake, from
 	// any goroutine and without waiting, as soon as one of them stirs.
 	Guard(ports []Endpoint, outbound bool, wake func(reason string)) (Guard, error)

@@ -16,7 +16,7 @@ import (
 	"lull/internal/power"
 )
 
-// Policies of Spec.IdlePolicy (seeds/004, section 4).
+// Policies of Spec.IdlePolicy.
 const (
 	PolicyDefault    = "default"     // connections, heartbeat and leases hold
 	PolicyLeasesOnly = "leases_only" // the heartbeat is ignored
@@ -38,8 +38,8 @@ const (
 	MinLog      = 64 << 10 // bytes of a log before it is rotated
 )
 
-// Spec is what a person asked for. Durations of zero mean off, except
-// PauseAfter and StopAfter whose nil means the host's default.
+// Spec contains a user's settings. Durations of zero mean off, except
+// PauseAfter and StopAfter, whose nil means the host's default.
 type Spec struct {
 	Name    string   `json:"name"`
 	Runtime string   `json:"runtime"`
@@ -166,8 +166,8 @@ func (s *Spec) Validate() error {
 	return errors.Join(errs...)
 }
 
-// CheckNew reports every fault of a spec that somebody asks for now: Validate
-// takes what records of earlier versions have, too.
+// CheckNew returns every fault of a newly requested spec. Validate also accepts
+// what records of earlier versions contain.
 func (s *Spec) CheckNew() error {
 	errs := []error{s.Validate(), s.CheckGrace()}
 	bad := func(field, format string, args ...any) {
@@ -187,7 +187,8 @@ func (s *Spec) CheckNew() error {
 	return errors.Join(errs...)
 }
 
-// CheckGrace says that a program is given too long to end: whoever stops it waits.
+// CheckGrace returns an error if the stop grace is too long: a stop waits for
+// it.
 func (s *Spec) CheckGrace() error {
 	if d := time.Duration(s.StopGrace); d > MaxGrace {
 		return fmt.Errorf("cannot use stop_grace: %s is above %s", idle.Human(d), idle.Human(MaxGrace))

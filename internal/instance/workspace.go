@@ -15,7 +15,7 @@ type Workspace struct {
 	ReadOnly bool
 }
 
-// workspacePath is where a workspace lies inside when nobody says.
+// workspacePath is the default path of a workspace inside.
 const workspacePath = "/workspace"
 
 // kernels are the places inside that belong to the kernel.

@@ -42,7 +42,7 @@ func (o Origin) String() string {
 	return text
 }
 
-// Subject is what the rules need to know about a worker.
+// Subject contains the properties of a worker that rules depend on.
 type Subject struct {
 	ID     string
 	Region string

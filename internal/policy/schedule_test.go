@@ -122,7 +122,7 @@ func TestBoundaries(t *testing.T) {
 var zones = []string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "Asia/Kathmandu", "America/St_Johns",
 	"Pacific/Apia", "Africa/Casablanca", "America/Sao_Paulo", "Pacific/Chatham", "Asia/Tehran", "Europe/Dublin", "Antarctica/Troll"}
 
-// moment is what a clock on the wall shows at one.
+// moment is the reading of a wall clock.
 type moment struct {
 	at, wall int64 // Unix seconds, and the same of the local time read as UTC
 }

@@ -38,11 +38,11 @@
 // takes the same way with the count of moves in progress; it looks at the flag
 // asleep too, so that a byte for a paused backend asks for a wake.
 //
-// Whoever waits is put on the queue under the instance's lock and looks at the
-// held flag there; Release and Sleep clear the flag first and then take that
-// lock. So either the newcomer sees the flag cleared and starts the wake, or
-// Release finds it in the queue and starts it. Nobody waits for a wake that
-// nobody asked for.
+// A waiting connection is queued under the instance's lock and checks the held
+// flag there; Release and Sleep clear the flag first and then take that lock.
+// So either the newcomer sees the flag cleared and starts the wake, or Release
+// finds it in the queue and starts it. So no connection waits for a wake that
+// was not requested.
 //
 // The fence of the daemon therefore reads: Hold; freeze; Activity; if it shows
 // anything: thaw and Release; otherwise commit, so that [Waker.Ready] answers

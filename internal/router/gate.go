@@ -28,7 +28,7 @@ type gate struct {
 	ignored     atomic.Int64
 }
 
-// Activity is what the connections of an instance did, for the fence and for
+// Activity is the activity of an instance's connections, for the fence and for
 // the idle engine.
 type Activity struct {
 	Held   bool // Hold was called and neither Release nor Sleep since

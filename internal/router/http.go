@@ -80,8 +80,8 @@ func NewFront(cfg FrontConfig) (*Front, error) {
 	return &Front{cfg: cfg, log: log, names: map[string]*route{}, hosts: map[string]*route{}, routes: map[*Instance]*route{}}, nil
 }
 
-// Route makes in reachable by its name, and by the given host names as well.
-// port is what Ready and Wake are asked for.
+// Route makes in reachable by its name and by the given host names. port is the
+// port passed to Ready and Wake.
 func (f *Front) Route(in *Instance, port int, hosts ...string) error {
 	rt := &route{in: in, port: port}
 	for _, h := range hosts {

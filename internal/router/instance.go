@@ -63,9 +63,9 @@ type Instance struct {
 // Name is the name given to Add.
 func (in *Instance) Name() string { return in.name }
 
-// Hold closes the gate: from its return on, nothing that Activity does not show
-// can reach the backend. Arrivals wait. Connections being dialled go on and are
-// counted in Open.
+// Hold closes the gate: after it returns, nothing that Activity does not show
+// can reach the backend. Arrivals wait. Connections being dialed continue and
+// are counted in Open.
 func (in *Instance) Hold() { in.gate.setHeld() }
 
 // Release opens the gate and marks the backend awake. Everybody who waits asks
@@ -158,9 +158,9 @@ func (in *Instance) Cut() {
 	}
 }
 
-// Close stops listening, turns away who waits, and lets open connections go on
-// until they end or ctx does; then it cuts them. It answers ctx's error when it
-// had to cut.
+// Close stops listening, rejects waiting connections, and lets open ones
+// continue until they end or ctx does; then it cuts them. It returns ctx's
+// error if it had to cut any.
 func (in *Instance) Close(ctx context.Context) error {
 	in.mu.Lock()
 	first := !in.closed

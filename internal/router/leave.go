@@ -21,7 +21,7 @@ const (
 // leaver is a client that was told the end and may still be sending.
 type leaver struct{ fd, left int }
 
-// turnAway ends a connection that nobody has answered.
+// turnAway ends a connection that was not answered.
 func (c *conn) turnAway() {
 	fd := c.cfd
 	c.cfd = -1

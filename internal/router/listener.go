@@ -53,8 +53,8 @@ func (l *Listener) onLoops(t *net.TCPListener) error {
 	return nil
 }
 
-// close stops accepting. The lock keeps the number of the descriptor from being
-// given to somebody else while a loop is about to accept on it.
+// close stops accepting. The lock keeps the descriptor's number from being
+// reused while a loop is about to accept on it.
 func (l *Listener) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

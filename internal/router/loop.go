@@ -14,21 +14,21 @@ import (
 )
 
 const (
-	// copyBuffer is what one read takes; a read that fills it is the sign of a
-	// bulk transfer, which then is spliced.
+	// copyBuffer is the maximum size of one read. A read that fills it
+	// indicates a bulk transfer, which is then spliced.
 	copyBuffer = 64 << 10
 	// turn is how many bytes one connection may move before others are served.
 	turn = 1 << 20
 	// yieldEvery is how long a loop that never runs dry may keep the daemon's
 	// other goroutines waiting.
 	yieldEvery = 500 * time.Microsecond
-	// edges is what a connected socket is registered for. Room to write is
-	// asked for only once a write did not fit.
+	// edges are the events that a connected socket is registered for.
+	// Writability is added only after a write did not fit.
 	edges = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET&(1<<32-1)
 )
 
-// entry is what a descriptor means to a loop. The generation tells an event for
-// an earlier holder of the same number from one for this.
+// entry is the meaning of a descriptor in a loop. The generation distinguishes
+// events for an earlier holder of the same number.
 type entry struct {
 	c    *conn
 	l    *Listener

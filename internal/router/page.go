@@ -6,7 +6,7 @@ import (
 	"net/http"
 )
 
-// page is what a user sees in place of an instance.
+// page is shown to a user instead of an instance.
 type page struct {
 	Title, Name, Text string
 	Refresh           int // seconds; 0: stays

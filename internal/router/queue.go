@@ -108,7 +108,8 @@ func (in *Instance) enqueue(w *waiter) error {
 	return nil
 }
 
-// dequeue takes w out of the queue. False means that its answer is under way.
+// dequeue removes w from the queue. It returns false if w's answer is already
+// in progress.
 func (in *Instance) dequeue(w *waiter) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -122,8 +123,8 @@ func (in *Instance) dequeue(w *waiter) bool {
 	return true
 }
 
-// kick starts a wake if somebody waits for one and none is under way. The lock
-// is held.
+// kick starts a wake if a connection waits for one and none is in progress. The
+// lock is held.
 func (in *Instance) kick() {
 	if in.q.flying || in.q.asking == 0 || in.closed || in.gate.held() {
 		return

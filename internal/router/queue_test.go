@@ -16,7 +16,7 @@ import (
 	"lull/internal/base/waittest"
 )
 
-// slowWaker wakes when the test says so, or when nobody wants it any more.
+// slowWaker wakes when the test says so, or when the wake is canceled.
 func slowWaker(b Backend) (w *switchWaker, wake chan error, ended chan error) {
 	w = &switchWaker{b: b}
 	wake, ended = make(chan error, 1), make(chan error, 1024)

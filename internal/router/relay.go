@@ -181,8 +181,8 @@ func (c *conn) park() {
 		return
 	}
 	if c.noise && !c.in.gate.shut() {
-		// The gate opened between the look and the queue: nobody else would
-		// let this one go.
+		// The gate opened between the check and the queue: nothing else would
+		// release this connection.
 		if c.in.dequeue(&c.w) {
 			c.loop.post(message{c: c})
 		}

@@ -26,7 +26,7 @@ type Stats struct {
 	Ignored []IgnoredBy // noise, by rule; empty when no rule is set
 }
 
-// IgnoredBy is what one noise rule took out.
+// IgnoredBy counts what one noise rule filtered out.
 type IgnoredBy struct {
 	Rule       string // as it was configured
 	Count      uint64

@@ -38,18 +38,18 @@ type Arrival struct {
 	At       time.Time
 }
 
-// Waker is what the router asks of whoever owns the power state.
+// Waker is implemented by the owner of the power state.
 type Waker interface {
 	// Ready answers where to connect for this port if the application is
 	// running and accepts right now. It is called for every arrival on the
 	// event loops: it must not block, and should take no lock and no memory.
 	// It must answer no from before Sleep until the application is up again.
 	Ready(port int) (Backend, bool)
-	// Wake brings the instance up and returns once Ready would answer yes. It
-	// blocks until then, until it failed, or until ctx ends, which happens at
-	// WakeTimeout and when nobody waits any more. The error is shown to people.
-	// For CauseData the connection belongs to the life before: a waker refuses
-	// when that life has ended.
+	// Wake wakes the instance and returns once Ready would return true. It
+	// blocks until then, until the wake failed, or until ctx ends, which
+	// happens at WakeTimeout and when no connection waits anymore. The error is
+	// shown to users. For CauseData the connection belongs to the previous run:
+	// a waker refuses if that run has ended.
 	Wake(ctx context.Context, why Arrival) error
 }
 

@@ -42,7 +42,8 @@ func (b *bench) frozen() (pid int, p shimctl.Pulse) {
 	return s.PID, p
 }
 
-// TestHungDaemon is thawed by the shim, told of it, and covered again afterwards.
+// TestHungDaemon checks that a hung daemon's instances are thawed by the shim,
+// that the daemon learns that, and that it is covered again afterwards.
 func TestHungDaemon(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).start()

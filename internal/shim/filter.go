@@ -145,7 +145,7 @@ func filterSelf(socket int) error {
 	}
 }
 
-// stageWords is what the exec stage said.
+// stageWords is the report of the exec stage.
 type stageWords struct {
 	fd      int  // reports the program's binds; -1 without a filter
 	noPrivs bool // the program runs with no_new_privs

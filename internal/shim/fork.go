@@ -123,9 +123,9 @@ func (f *forking) hear() error {
 	return err
 }
 
-// spawn forks the stage, straight into its v2 group where the kernel can, and
-// registers it. While that goes on nobody collects children, so an early end is
-// not missed.
+// spawn forks the stage, directly into its v2 group if the kernel supports
+// that, and registers it. Meanwhile no children are reaped, so that an early
+// exit is not missed.
 func (s *Shim) spawn(f *forking, spec, fail *os.File) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

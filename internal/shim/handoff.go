@@ -27,7 +27,7 @@ import (
 // because a bind fails with ENOSYS once no holder is left. One goroutine serves
 // the descriptors of all programs.
 
-// filter is what reports the binds of one run.
+// filter is the descriptor that reports the binds of one run.
 type filter struct {
 	key
 	fd     int

@@ -77,7 +77,7 @@ func script(steps string) int {
 			for !exists(f[1]) {
 				<-time.After(time.Millisecond)
 			}
-		case "serve": // answers clients for good
+		case "serve": // answers clients until it is killed
 			err = unix.Listen(socks[f[1]], 8)
 			for err == nil {
 				var c int

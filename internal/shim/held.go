@@ -23,7 +23,7 @@ type held struct {
 	fd   int
 }
 
-// form is what a listening socket is bound to.
+// form is the address form of a listening socket.
 type form struct {
 	ip   netip.Addr // IPv4, or IPv6 with IPv4 mapped into it
 	port uint16
@@ -32,7 +32,7 @@ type form struct {
 
 func (f form) v4() bool { return f.ip.Is4() }
 
-// String is what parseForm reads.
+// String returns the form that parseForm parses.
 func (f form) String() string {
 	if f.dual {
 		return fmt.Sprintf(":%d", f.port)

@@ -14,7 +14,7 @@ func (s *Shim) list(_ context.Context, q *shimctl.Request) (shimctl.Answer, erro
 	if err := q.Into(&m); err != nil {
 		return shimctl.Answer{}, err
 	}
-	// Starts that are under way are waited for, so that none is missing.
+	// Wait for starts in progress, so that none is missing.
 	s.begin.Lock()
 	s.begin.Unlock() //nolint:staticcheck // passing through is the point
 	s.mu.Lock()

@@ -41,7 +41,7 @@ type logs struct {
 	open []*sink // with a file, least recently used first; the writer's own
 }
 
-// source is what an epoll registration stands for: a pipe, or a process.
+// source is the object of an epoll registration: a pipe or a process.
 type source struct {
 	fd   int
 	sink *sink  // of a pipe
@@ -62,7 +62,7 @@ type sink struct {
 	size int64
 }
 
-// chunk is what was read at once; without a byte it is the end.
+// chunk is the data of one read; without data it is the end.
 type chunk struct {
 	sink *sink
 	b    *[]byte
@@ -128,8 +128,8 @@ func (l *logs) add(s *source) error {
 	return nil
 }
 
-// follow reads the pipe at path into the log file until nobody has it open for
-// writing any more; then the pipe is removed.
+// follow copies the pipe at path into the log file until it has no writers;
+// then it removes the pipe.
 func (l *logs) follow(path, logPath string, maxSize int64) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -228,7 +228,8 @@ func (l *logs) finish(s *source) {
 	l.enqueue(chunk{sink: s.sink, b: l.pool.Get().(*[]byte)})
 }
 
-// once takes one chunk from a pipe. over says that nobody can write to it again.
+// once reads one chunk from a pipe. over means that it can have no further
+// writers.
 func (l *logs) once(s *source) (over bool) {
 	b := l.pool.Get().(*[]byte)
 	n, err := unix.Read(s.fd, *b)

@@ -18,7 +18,7 @@ import (
 	"lull/internal/link/shimctl"
 )
 
-// Limits of asking somebody else to let something run.
+// Limits of requests to other programs to thaw something.
 const (
 	askLimit   = 5 * time.Second // a daemon that comes meanwhile waits for it
 	askAgain   = 2 * time.Second

@@ -16,7 +16,7 @@ import (
 	"lull/internal/link/shimctl"
 )
 
-// keeper is somebody else who freezes things and is asked to thaw them.
+// keeper is another program that freezes and thaws on request.
 type keeper struct {
 	socket string
 	mu     sync.Mutex

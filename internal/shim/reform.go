@@ -15,10 +15,10 @@ import (
 	"lull/internal/link/shimctl"
 )
 
-// A program may bind something else than the exposed address for which a socket
-// was held: every address, or the same one as IPv6. Then it gets a socket of that
-// form, which is made beside the held one and takes its place for good. Clients
-// who had come to the held one are connected to the program by the shim.
+// A program may bind another form than the exposed address for which a socket
+// is held: every address, or the same one as IPv6. Then it gets a socket of
+// that form, which is created beside the held one and permanently replaces it.
+// The shim connects clients of the held one to the program.
 
 // reform replaces h by a socket of the form want and returns that. own is the
 // program's socket. On an error h is given up, so that the program can bind.
@@ -95,8 +95,8 @@ func (s *Shim) beside(h held, want form, own int) (held, error) {
 	return held{h.addr, want, fd}, nil
 }
 
-// giveUp stops holding a socket, whoever has a duplicate of it, so that the
-// program can bind the address itself.
+// giveUp stops holding a socket, including its duplicates, so that the program
+// can bind the address itself.
 func (s *Shim) giveUp(f *filter, h held, cause error) {
 	_ = unix.SetsockoptInt(h.fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 0)
 	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // it stops listening
@@ -129,10 +129,10 @@ const (
 	dialLimit  = time.Minute
 )
 
-// empty closes h and passes on who had come to it. The program listens already, so
-// that nobody is refused in between: a client whose first packet is ignored repeats
-// it a second later, and reaches the program. program is a duplicate of the socket
-// that the program listens on.
+// empty closes h and forwards its clients. The program already listens, so no
+// client is refused in between: a client whose first packet is ignored repeats
+// it a second later, and reaches the program. program is a duplicate of the
+// socket that the program listens on.
 func (s *Shim) empty(id string, h held, now form, program int) {
 	defer shimctl.CloseAll([]int{program})
 	if err := sockets.Shut(h.fd); err != nil {

@@ -186,8 +186,8 @@ func (s *Shim) onceOver(ctx context.Context, id string, do func() error) error {
 	}
 }
 
-// collecting says whether the process of id's run has ended although the run was
-// not over a moment ago.
+// collecting reports whether the process of id's run has ended although the run
+// was not over a moment ago.
 func (s *Shim) collecting(id string) bool {
 	s.mu.Lock()
 	old := s.runs[id]

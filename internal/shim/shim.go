@@ -15,7 +15,7 @@ import (
 	"lull/internal/link/shimctl"
 )
 
-// Config is what a shim needs.
+// Config configures a shim.
 type Config struct {
 	Dir     string // its directory, mode 0700; made when it is missing
 	Exe     string // the lull-shim binary, started again as the exec stage
@@ -39,7 +39,7 @@ type Shim struct {
 	changed chan struct{} // something that Run's deadlines depend on
 
 	begin   sync.RWMutex // held for reading while a program is being started
-	thawing sync.Mutex   // held while everything is thawed for want of a daemon
+	thawing sync.Mutex   // held while everything is thawed because no daemon runs
 
 	silentAt time.Time // when watch expects the heartbeat to be missed; belongs to it
 
@@ -157,7 +157,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	return errors.Join(err, remove(s.dir.path+"/shim.sock"), s.dir.lock.Close())
 }
 
-// watch is the clock of the shim: it thaws when the daemon has gone for good and
+// watch is the shim's timer: it thaws when the daemon is gone for too long, and
 // ends when there is nothing left to do.
 func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 	timer := time.NewTimer(s.cfg.Gone)
@@ -246,7 +246,7 @@ func (s *Shim) welcome() shimctl.Welcome {
 		Thawed: append([]shimctl.Thawing(nil), s.thawed...)}
 }
 
-// joined tells a new daemon of every run that ended while nobody listened.
+// joined reports to a new daemon every run that ended while none was connected.
 func (s *Shim) joined() {
 	s.mu.Lock()
 	ends := make([]shimctl.Ended, 0, len(s.exits))
@@ -354,7 +354,7 @@ func (s *Shim) watchStranger(r *run) error {
 	return s.logs.watch(r.PID, pidfd)
 }
 
-// noteExit keeps an exit; the caller holds mu, or nobody else is there yet.
+// noteExit stores an exit. The caller holds mu, or is the only goroutine.
 func (s *Shim) noteExit(k key, e shimctl.Exit) {
 	if s.exits[k.id] == nil {
 		s.exits[k.id] = exits{}

@@ -30,8 +30,8 @@ const (
 	firstFD  = 3 // of LISTEN_FDS, by the convention (sd_listen_fds(3))
 )
 
-// stageSpec is what the stage is told. It arrives only once the run is on disk,
-// so a program never runs that nobody would find again.
+// stageSpec is the input of the stage. It is sent only once the run is on disk,
+// so no program ever runs that could not be found again.
 type stageSpec struct {
 	Command []string `json:"command"`
 	Env     []string `json:"env"`
@@ -57,7 +57,7 @@ func ExecStage() int {
 	runtime.LockOSThread()
 	spec, err := readSpec()
 	if err != nil {
-		return 127 // the shim has gone: nobody is there to be told
+		return 127 // the shim has gone: no one is left to report to
 	}
 	step, err := spec.become()
 	f := stageFailure{Step: step, What: err.Error()}
@@ -73,7 +73,7 @@ func ExecStage() int {
 }
 
 // readSpec reads without the runtime's poller, whose descriptors could take the
-// place of those that the program shall get.
+// numbers that the program must get.
 func readSpec() (*stageSpec, error) {
 	var b []byte
 	buf := make([]byte, 64<<10)

@@ -230,7 +230,7 @@ func wrapped(t *testing.T, exe, dir string) string {
 	return path
 }
 
-// cost is what the shim uses now, memory in KiB.
+// cost returns the shim's present resource usage, memory in KiB.
 func (b *bench) cost() (rss, threads, fds int) {
 	b.t.Helper()
 	pid := strconv.Itoa(b.cmd.Process.Pid)

@@ -22,7 +22,7 @@ import (
 //	GET    /sim/instances/{ref}             one of them
 //	POST   /sim/instances/{ref}/{op}        start, stop, hibernate or terminate; {"by": "user"|"server"|"spot"|"instance"}
 //	PATCH  /sim/instances/{ref}             world.Attributes
-//	POST   /sim/instances/{ref}/events      {"category": "...", "user": "..."}: somebody does this in CML now
+//	POST   /sim/instances/{ref}/events      {"category": "...", "user": "..."}: a user does this in CML now
 //	GET    /sim/faults                      rules and how often each has struck
 //	POST   /sim/faults                      add a rule (fault.Rule; "delay" is in nanoseconds); answers {"id"}
 //	DELETE /sim/faults                      remove all
@@ -33,7 +33,7 @@ import (
 //	POST   /sim/save                        write the state file
 const Control = "/sim/"
 
-// InstanceInfo is what the control API says of an instance.
+// InstanceInfo is the control API's description of an instance.
 type InstanceInfo struct {
 	ID            string             `json:"id"`
 	Name          string             `json:"name,omitempty"`
@@ -82,7 +82,7 @@ func info(i *world.Instance) InstanceInfo {
 
 var errNone = errors.New("cannot find it: there is no such instance or rule")
 
-// route adds a control route whose answer is what serve returns.
+// route adds a control route that answers with the result of serve.
 func (s *Server) route(pattern string, serve func(*http.Request) (any, error)) {
 	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		out, err := serve(r)

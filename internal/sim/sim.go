@@ -227,7 +227,7 @@ func (s *Server) load() error {
 }
 
 // LoopbackOnly wraps a listener on the unspecified address so that it serves
-// nobody but this machine: a connection to any other than a loopback address is
+// this machine only: a connection to any other than a loopback address is
 // closed before a byte is read.
 func LoopbackOnly(l net.Listener) net.Listener { return loopback{l} }
 

@@ -9,7 +9,7 @@ import (
 var (
 	// ErrNotFound: the key does not exist.
 	ErrNotFound = errors.New("not found")
-	// ErrConflict: somebody else holds or changed what was asked for.
+	// ErrConflict means that another client holds or changed the object.
 	ErrConflict = errors.New("conflict")
 	// ErrCompacted: the history asked for is gone. The error is a
 	// *CompactedError.
@@ -51,7 +51,7 @@ func (e *CompactedError) Error() string {
 // Is makes a CompactedError an ErrCompacted.
 func (e *CompactedError) Is(target error) bool { return target == ErrCompacted }
 
-// HeldError is the ErrConflict of a Claim: somebody else owns the key.
+// HeldError is the ErrConflict of a Claim: another client owns the key.
 type HeldError struct {
 	// Holder is the key as its owner wrote it.
 	Holder Value

@@ -41,8 +41,8 @@ func listed(ctx context.Context, s Store, keys Keys, take func([]Value)) (int64,
 // functions are called from the goroutine that called Follow; an error of
 // either ends it.
 type Follower struct {
-	// Watch is what is watched when that is more than what is listed; the
-	// zero Keys are those that are listed.
+	// Watch are the keys to watch, if they are more than the listed ones; the
+	// zero Keys are the listed ones.
 	Watch Keys
 	// Listed gets the keys page by page before Reset, which is then told the
 	// revision and no values: so that many records are never all in memory as
@@ -77,7 +77,7 @@ func Follow(ctx context.Context, s Store, keys Keys, f Follower) error {
 	}
 }
 
-// list is what Reset gets.
+// list returns the values for Reset.
 func (f *Follower) list(ctx context.Context, s Store, keys Keys) (Page, error) {
 	if f.Listed == nil {
 		return List(ctx, s, keys)

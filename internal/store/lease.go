@@ -34,8 +34,8 @@ type KeptLease struct {
 
 var _ Lease = (*KeptLease)(nil)
 
-// Keep starts to renew a lease that was granted in answer to a request sent
-// at sent by clock. clock must go on while the machine sleeps.
+// Keep starts renewing a lease that was granted in answer to a request sent at
+// sent by clock. clock must advance while the machine sleeps.
 func Keep(id LeaseID, ttl, sent time.Duration, clock func() time.Duration, r Renewer) *KeptLease {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &KeptLease{

@@ -33,10 +33,10 @@ func (o *Ownership) Resign(ctx context.Context) error {
 	return err
 }
 
-// Claim takes key with data for lease if nobody has it. If somebody has, the
-// error is a *HeldError; if it is already held by this lease that is a
-// success, with the data it was claimed with. Errors: ErrLeaseLost and those
-// of Commit.
+// Claim takes key with data for lease if it is free. If another client has it,
+// the error is a *HeldError. If this lease already holds it, Claim succeeds and
+// returns the data it was claimed with. Errors: ErrLeaseLost and those of
+// Commit.
 func Claim(ctx context.Context, s Store, lease Lease, key string, data []byte) (*Ownership, error) {
 	t := Txn{If: []Cond{Absent(key)}, Then: []Op{PutLeased(key, data, lease.ID())}, Read: []string{key}}
 	for try := 0; ; try++ {
@@ -63,9 +63,9 @@ func Claim(ctx context.Context, s Store, lease Lease, key string, data []byte) (
 	}
 }
 
-// Campaign claims key as soon as nobody has it, and waits until then. It
-// returns when ctx ends, with its error, or when lease is lost, with
-// ErrLeaseLost. A store that cannot be reached is waited for.
+// Campaign claims key as soon as it is free, and waits until then. It returns
+// ctx's error when ctx ends, and ErrLeaseLost when lease is lost. It waits for
+// a store that cannot be reached.
 func Campaign(ctx context.Context, s Store, lease Lease, key string, data []byte) (*Ownership, error) {
 	for try := 0; ; try++ {
 		o, err := Claim(ctx, s, lease, key, data)

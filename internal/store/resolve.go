@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// ResolveTime is how long Update and Transact go on asking what became of a
-// write after the caller's context has ended.
+// ResolveTime is how long Update and Transact continue to determine the outcome
+// of a write after the caller's context has ended.
 const ResolveTime = 3 * time.Second
 
 // scanRevisions bounds how many revisions are read one by one when the key
@@ -99,9 +99,9 @@ func (a *attempt) look(ctx context.Context, s Store, res Result) (outcome, error
 	return outcome{what: undecided}, nil
 }
 
-// lookDeleted judges an attempt that only deletes. One deleted key that has
-// been deleted since is done, whoever did it; more than one cannot be told
-// apart from somebody else's deletes.
+// lookDeleted judges an attempt that only deletes. If its one key has been
+// deleted since, it counts as done, by any client. Several deletes cannot be
+// distinguished from those of other clients.
 func (a *attempt) lookDeleted(res Result, changed bool) (outcome, error) {
 	if !changed {
 		return outcome{what: undecided}, nil

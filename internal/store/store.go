@@ -30,9 +30,9 @@ import (
 
 // Store is the state of a fleet. It is safe for concurrent use.
 //
-// A context that ends while a write is under way gives ErrAmbiguous. An
-// implementation also bounds each call by itself, so that a store that
-// cannot be reached never blocks a caller forever.
+// A context that ends while a write is in progress gives ErrAmbiguous. An
+// implementation also bounds each call by itself, so that a store that cannot
+// be reached never blocks a caller forever.
 type Store interface {
 	// Range reads the keys of q at one revision.
 	// Errors: ErrCompacted, ErrInvalid, ErrUnavailable.
@@ -119,7 +119,7 @@ type Page struct {
 // LeaseID identifies a lease; 0 is none.
 type LeaseID int64
 
-// Value is what a key holds. A key that does not exist is a Value with only
+// Value is the content of a key. A key that does not exist is a Value with only
 // the key set.
 type Value struct {
 	Key string

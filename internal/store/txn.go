@@ -18,7 +18,7 @@ const (
 	MaxKeyBytes = 1024
 )
 
-// Target is what a Cond looks at.
+// Target is the property that a Cond checks.
 type Target int
 
 // The targets. All are 0 for a key that does not exist.
@@ -34,8 +34,7 @@ type Cond struct {
 	Value  int64
 }
 
-// Unchanged holds while v is what its key holds, or while the key is absent
-// if v is.
+// Unchanged holds while the key still has the value v, or is absent if v is.
 func Unchanged(v Value) Cond { return Cond{Key: v.Key, Value: v.ModRevision} }
 
 // Absent holds while key does not exist.
@@ -88,7 +87,7 @@ type Txn struct {
 	Read []string
 }
 
-// Result is what a transaction did.
+// Result is the result of a transaction.
 type Result struct {
 	Succeeded bool
 	// Revision is that of the transaction if it wrote, and else that of

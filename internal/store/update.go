@@ -75,7 +75,7 @@ func Update(ctx context.Context, s Store, key string, fn func(old Value) ([]byte
 	return done, nil
 }
 
-// Done is what a Transact did.
+// Done is the result of a Transact.
 type Done struct {
 	// Revision is that of the change, or, if nothing was written, that of
 	// the store when the keys were read.

@@ -1,14 +1,14 @@
-// Package agentctl is what the command line and an agent say to each other
-// over the agent's unix socket: the objects, a client, and the server's side
-// of the wire as an http.Handler over Agent.
+// Package agentctl is the protocol between the command line and an agent over
+// the agent's unix socket: the objects, a client, and the server side as an
+// http.Handler over Agent.
 //
 // Requests and answers are JSON over HTTP, a request at most 1 MiB. An error is
 // a problem document (RFC 9457), here a *httpx.Problem. Field names are a
-// contract; times are RFC 3339 or null, durations are seconds in names that
-// end in _seconds.
+// contract. Times are RFC 3339 or null, durations are seconds in names that end
+// in _seconds.
 //
-// It leaves out who may speak: the socket's mode and the caller of Handler
-// decide that, and hand the caller's name in by WithCaller.
+// Authorization is left to the socket's mode and the caller of Handler, which
+// passes the caller's name with WithCaller.
 package agentctl
 
 import (
@@ -25,7 +25,7 @@ import (
 	"lull/internal/link/tags"
 )
 
-// Agent is what answers. Each method is safe for concurrent use, and an error
+// Agent answers requests. Each method is safe for concurrent use, and an error
 // that is a *httpx.Problem stays one on the wire.
 type Agent interface {
 	Status(ctx context.Context) (Status, error)
@@ -41,8 +41,8 @@ type Agent interface {
 	Halt(ctx context.Context, r HaltRequest) (Status, error)
 }
 
-// Stage is one of the three looks of seeds/002: 1 is somebody connected, 2 is
-// work in the background, 3 is sustained quiet.
+// Stage is one of the three stages of a check: 1 is a connected user, 2 is work
+// in the background, 3 is sustained quiet.
 type Stage struct {
 	Number   int    `json:"number"`
 	Name     string `json:"name"`
@@ -166,7 +166,7 @@ type Upcoming struct {
 	WarnAt time.Time `json:"warn_at,omitzero"` // when its warning goes out, or went
 }
 
-// ServerLink is what the agent and its server know of each other.
+// ServerLink is the state of the connection between the agent and its server.
 type ServerLink struct {
 	WorkerID   string     `json:"worker_id"`    // empty: no worker is this machine
 	Holder     string     `json:"pause_holder"` // agent, controller, or unknown until the server has said
@@ -289,7 +289,7 @@ func WithCaller(ctx context.Context, name string) context.Context {
 	return context.WithValue(ctx, callerKey{}, name)
 }
 
-// Caller returns the name in ctx, or "somebody".
+// Caller returns the name in ctx, or a placeholder.
 func Caller(ctx context.Context) string {
 	if n, ok := ctx.Value(callerKey{}).(string); ok && n != "" {
 		return n

@@ -10,7 +10,7 @@ import (
 	"lull/internal/idle"
 )
 
-// DefaultSocket is where an agent answers (spec, section 9).
+// DefaultSocket is the default path of an agent's socket.
 const DefaultSocket = "/run/lull/agent.sock"
 
 // Client speaks to an agent. It is an Agent itself.

@@ -16,8 +16,8 @@ import (
 	"lull/internal/idle"
 )
 
-// AgentReport is what an agent tells a server. Its times are those of the
-// agent's clock; the server uses them only as ages against At.
+// AgentReport is an agent's report to a server. Its times are those of the
+// agent's clock; the server uses them only as ages relative to At.
 type AgentReport struct {
 	At         time.Time      `json:"at"`       // when it was sent
 	Sequence   uint64         `json:"sequence"` // rises with every report since StartedAt
@@ -32,21 +32,21 @@ type AgentReport struct {
 	LastUse    time.Time      `json:"last_use"` // newest use of any signal; the agent's start counts
 	Idle       float64        `json:"idle_minutes"`
 	Holder     string         `json:"pause_holder"` // who decides, as the agent sees it
-	// Holds are what people and hooks decided on the machine itself: leases,
-	// a snooze, a veto, a halt. They block a pause by the controller too.
+	// Holds were decided by users and hooks on the machine itself: leases, a
+	// snooze, a veto, a halt. They also block a pause by the controller.
 	Holds  []idle.Block `json:"holds,omitempty"`
 	Alarms []AgentAlarm `json:"alarms,omitempty"`
 	// HookSeconds is how long the pre-stop hook may take; 0 is none.
 	HookSeconds float64      `json:"hook_seconds,omitempty"`
 	Ordered     *AgentDone   `json:"ordered,omitempty"` // the last order
-	Action      *AgentAction `json:"action,omitempty"`  // the agent's own, under way or last
-	// Judged is what the agent judges by beside its readings; nil from one of an
-	// earlier version.
+	Action      *AgentAction `json:"action,omitempty"`  // the agent's own, in progress or last
+	// Judged is what the agent's verdict depends on besides its readings; nil
+	// from an earlier version.
 	Judged *AgentJudged `json:"judged,omitempty"`
 }
 
-// AgentJudged is the rest of what an agent's verdict follows from, for whoever
-// asks the server why, now or later.
+// AgentJudged is what an agent's verdict depends on besides its readings, for
+// later questions to the server.
 type AgentJudged struct {
 	Policy       idle.Policy  `json:"policy"`
 	ResumedAt    time.Time    `json:"last_resumed_at,omitzero"`
@@ -60,7 +60,7 @@ type AgentJudged struct {
 	Peaks map[string]float64 `json:"peaks,omitempty"`
 }
 
-// AgentAlarm is something a person has to know of.
+// AgentAlarm is a problem that requires a user's attention.
 type AgentAlarm struct {
 	Code     string `json:"code"`
 	Sentence string `json:"sentence"`
@@ -78,7 +78,7 @@ type AgentAction struct {
 	At time.Time `json:"at,omitzero"`
 }
 
-// AgentDone is what became of an order.
+// AgentDone is the result of an order.
 type AgentDone struct {
 	Generation int64  `json:"generation"`
 	Done       bool   `json:"done"` // the hook has ended and everything was read again
@@ -99,14 +99,14 @@ type AgentOrder struct {
 	Sent       bool   `json:"sent,omitempty"`   // the stop has been sent: nothing is left to make ready
 }
 
-// AgentWarning asks an agent to warn people, once for each ID.
+// AgentWarning asks an agent to warn users, once per ID.
 type AgentWarning struct {
 	ID      string  `json:"id"`
 	Seconds float64 `json:"in_seconds"` // until the action
 	Action  string  `json:"action"`
 }
 
-// AgentAnswer is what a server says to a report.
+// AgentAnswer is a server's answer to a report.
 type AgentAnswer struct {
 	WorkerID string `json:"worker_id,omitempty"`    // empty: no worker is this machine
 	Holder   string `json:"pause_holder,omitempty"` // of that worker
@@ -263,9 +263,9 @@ func tell[T any](ctx context.Context, c *Client, path string, in any) (out T, er
 	return out, err
 }
 
-// Outdated tells whether an agent is older than the server: by the numbers of
-// their versions or, where those say nothing, by the dates of their builds.
-// What cannot be compared is not called outdated.
+// Outdated reports whether an agent is older than the server: by their version
+// numbers or, if these are unusable, by their build dates. What cannot be
+// compared is not outdated.
 func Outdated(version, build, serverVersion, serverBuild string) bool {
 	if version == serverVersion {
 		return false

@@ -1,9 +1,9 @@
-// Package control is what a client and a server of a fleet say to each other:
-// the objects of the HTTP API that are not the fleet's own
-// records, and a client for all of it.
+// Package control is the protocol between a client and a server of a fleet: the
+// objects of the HTTP API that are not the fleet's own records, and a client
+// for all of it.
 //
 // Workers, templates, settings and audit entries are those of package fleet.
-// Field names are a contract. It leaves out who may ask what.
+// Field names are a contract. Authorization is left to the server.
 package control
 
 import (
@@ -32,7 +32,7 @@ type Why struct {
 	WorkerID   string `json:"worker_id"`
 	WorkerName string `json:"worker_name"`
 	Status     string `json:"status"`
-	// Standing is what the overview calls it now; empty at a past time.
+	// Standing is its present standing in the overview; empty at a past time.
 	Standing   Standing         `json:"standing,omitempty"`
 	IdleStatus fleet.IdleStatus `json:"idle_status"`
 	// ActivitySourcesReason is why an imported worker is judged by the sources
@@ -47,15 +47,16 @@ type Why struct {
 	Halted bool `json:"halted"`
 	// Halt is who stopped them, and since when; absent without a halt.
 	Halt *fleet.Halt `json:"halt,omitempty"`
-	// Policy is what holds for it now: policy, schedule, overrides and budgets;
-	// absent at a past time.
+	// Policy is its present effective policy, with schedule, overrides and
+	// budgets; absent at a past time.
 	Policy *WorkerPolicy `json:"policy,omitempty" doc:"What holds for it now; absent at a past time"`
-	// PolicyThen is what it was judged by at a past time, or when it was stopped.
+	// PolicyThen is the policy by which it was judged at a past time, or when
+	// it was stopped.
 	PolicyThen *idle.Policy `json:"policy_then,omitempty" doc:"What it was judged by at a past time, or when it was stopped; absent where that is not recorded"`
 }
 
-// Timeline is what was known of a worker's signals over a time. Points are
-// bounded: of those that fall together the most active one stays.
+// Timeline contains a worker's signals over a time range. The number of points
+// is bounded: of several points in one interval the most active one is kept.
 type Timeline struct {
 	WorkerID string           `json:"worker_id"`
 	From     time.Time        `json:"from"`
@@ -78,8 +79,8 @@ type TimelineSignal struct {
 	Points    []TimelinePoint `json:"points"`
 }
 
-// TimelinePoint is one reading. It holds until the next point, or to Until
-// where nobody looked after that.
+// TimelinePoint is one reading. It applies until the next point, or until Until
+// if there was no later check.
 type TimelinePoint struct {
 	At    time.Time  `json:"at"`
 	Until time.Time  `json:"until"`
@@ -174,7 +175,8 @@ type SimulatedOutcome struct {
 	Stops          []evidence.Stop `json:"stops" doc:"The false ones first, at most 200"`
 }
 
-// Savings is what real stops avoided, and what was idle and ran on.
+// Savings contains what real stops avoided, and the idle time that was not
+// avoided.
 type Savings struct {
 	From   time.Time     `json:"from"`
 	To     time.Time     `json:"to"`
@@ -186,8 +188,8 @@ type Savings struct {
 	Days float64 `json:"days"`
 	// Periods are the same for each day, week or month; empty unless asked for.
 	Periods []SavingsPeriod `json:"periods,omitempty"`
-	// NotAvoided are hours that nobody used and that ran on, by what kept
-	// them up: the code of a block, about_to_be_paused or not_recorded.
+	// NotAvoided are the hours that workers ran idle, by what kept them up: the
+	// code of a block, about_to_be_paused or not_recorded.
 	NotAvoided map[string]float64 `json:"idle_hours_not_avoided"`
 	// IdleByHour are those hours by the hour of the week in the time zone, the
 	// first that of Sunday at midnight.
@@ -235,13 +237,13 @@ type Metrics struct {
 	CMLError          string          `json:"cml_error,omitempty"`
 	// Samples are the utilizations with their times, by name.
 	Samples map[string]Sample `json:"samples,omitempty"`
-	// Readings is "live", or "unknown" when this answer comes from the
-	// stored record because nobody who observes the worker can be reached.
+	// Readings is "live", or "unknown" if this answer comes from the stored
+	// record because no server that observes the worker can be reached.
 	Readings string `json:"readings" enum:"live,unknown"`
 }
 
-// Observation is what the owner of a worker knows about it and the store does
-// not. Nil parts are unknown.
+// Observation is the part of the owner's state of a worker that is not in the
+// store. Nil parts are unknown.
 type Observation struct {
 	Status    *fleet.IdleStatus `json:"idle_status,omitempty"`
 	EC2       *fleet.EC2State   `json:"ec2_state,omitempty"`
@@ -262,7 +264,7 @@ type Snooze struct {
 	Minutes int    `json:"minutes,omitempty" minimum:"0" maximum:"43200"`
 }
 
-// Halting stops all automatic actions, or lets them go on.
+// Halting stops all automatic actions, or allows them again.
 type Halting struct {
 	On     bool   `json:"on"`
 	Reason string `json:"reason,omitempty" maxLength:"512" doc:"Shown with the halt everywhere"`
@@ -304,7 +306,7 @@ type NewToken struct {
 	TTLSeconds int64  `json:"ttl_seconds,omitempty" minimum:"0" maximum:"316224000" doc:"0 does not expire"`
 }
 
-// Token is what is known of a token. Secret is there once, when it is made.
+// Token describes a token. Secret is set once, when it is created.
 type Token struct {
 	ID        string     `json:"id"`
 	Name      string     `json:"name"`
@@ -351,7 +353,7 @@ func (m Machine) Agent() (r AgentReport) {
 	return r
 }
 
-// Health is what /healthz and /readyz say: what is wrong, by part.
+// Health is the response of /healthz and /readyz: what is wrong, by part.
 type Health struct {
 	Status string            `json:"status" enum:"ok,starting,failing"`
 	Parts  map[string]string `json:"parts,omitempty"`
@@ -384,7 +386,8 @@ type Session struct {
 	Shadow  bool   `json:"shadow"`
 }
 
-// Auth is how people log in beside tokens; without an issuer all is empty.
+// Auth describes the login besides tokens; without an issuer all fields are
+// empty.
 type Auth struct {
 	Issuer   string `json:"issuer,omitempty"`
 	ClientID string `json:"client_id,omitempty"`

@@ -15,7 +15,7 @@ type Standing string
 const (
 	StandingActive      Standing = "active"       // runs, and was used lately
 	StandingIdle        Standing = "idle"         // runs, and was not used lately
-	StandingPausingSoon Standing = "pausing_soon" // its pause is near, intended or under way
+	StandingPausingSoon Standing = "pausing_soon" // its pause is near, intended or in progress
 	StandingBlocked     Standing = "blocked"      // idle, and something prevents its pause
 	StandingUnknown     Standing = "unknown"      // runs, and whether it is used is not known
 	StandingPaused      Standing = "paused"       // stopped
@@ -35,7 +35,7 @@ type WorkerRow struct {
 	Status        string   `json:"status"`
 	DesiredStatus string   `json:"desired_status"`
 	Standing      Standing `json:"standing" enum:"active,idle,pausing_soon,blocked,unknown,paused,starting,failed,ended"`
-	// Sentence says why, for people; Block is the code of what prevents a
+	// Sentence is the reason, for users. Block is the code of what prevents a
 	// pause, if anything does.
 	Sentence       string     `json:"sentence"`
 	Block          string     `json:"block,omitempty"`

@@ -25,7 +25,7 @@ func serve(t *testing.T, in string, do func(Message) error) string {
 	return p.Buffer.String()
 }
 
-// TestSeedMessages are the lines of seeds/004, as they stand there.
+// TestSeedMessages checks the documented example messages.
 func TestSeedMessages(t *testing.T) {
 	var got []Message
 	out := serve(t, `{"jsonrpc":"2.0","method":"activity","params":{"tcp":3,"cpu_ms":120,"net_bytes":4096}}

@@ -79,8 +79,8 @@ func FuzzPeer(f *testing.F) {
 	})
 }
 
-// TestEveryLineCounts: whoever bounds what is read is told of every line, also
-// of those that mean nothing, and can end it.
+// TestEveryLineCounts checks that the limiter of the input sees every line,
+// including meaningless ones, and can end it.
 func TestEveryLineCounts(t *testing.T) {
 	var told []int
 	enough := errors.New("enough")

@@ -81,8 +81,8 @@ func TestFollowGoesOnWithTheNextDaemon(t *testing.T) {
 	}
 }
 
-// TestFollowSaysWhatFailed: a host that is not there at once is no restart, and
-// whoever reads may have had enough.
+// TestFollowSaysWhatFailed checks that a host that is missing from the start is
+// no restart, and that the reader can end the stream.
 func TestFollowSaysWhatFailed(t *testing.T) {
 	dir, err := os.MkdirTemp("", "events-")
 	if err != nil {

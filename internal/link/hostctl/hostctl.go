@@ -1,8 +1,8 @@
-// Package hostctl is what a client and a host daemon say to each other over
-// the host's unix socket: the objects of the API and a client for it.
+// Package hostctl is the protocol between a client and a host daemon over the
+// host's unix socket: the objects of the API and a client.
 //
-// Field names are the contract of spec, section 9; times are RFC 3339 or null,
-// idle_for, pause_after and stop_after are seconds.
+// Field names are a contract. Times are RFC 3339 or null; idle_for, pause_after
+// and stop_after are in seconds.
 package hostctl
 
 import (
@@ -13,7 +13,7 @@ import (
 	"lull/internal/instance"
 )
 
-// Instance is an instance as people and scripts see it.
+// Instance is an instance as shown to users and scripts.
 type Instance struct {
 	ID                 string              `json:"id" doc:"Stable id of the instance"`
 	Name               string              `json:"name"`
@@ -85,8 +85,8 @@ type Waiting struct {
 	Until  time.Time `json:"until" doc:"When it fails"`
 }
 
-// Room is what a host has for instances whose memory is known, and who waits
-// for it. Counts are of this daemon's life.
+// Room is a host's capacity for instances of known size, and its queue.
+// Counters begin with this daemon.
 type Room struct {
 	Memory  int64  `json:"memory_bytes" doc:"That instances of a known size may hold together; 0 is not bounded"`
 	Free    int64  `json:"free_bytes" doc:"Of it; 0 where it is not bounded"`
@@ -106,7 +106,7 @@ type Why struct {
 	Relay    *RelayStats `json:"relay,omitempty"`
 }
 
-// RelayStats is what the relay did for an instance.
+// RelayStats are the relay's statistics of an instance.
 type RelayStats struct {
 	Accepted    uint64            `json:"accepted"`
 	Relayed     uint64            `json:"relayed"`
@@ -124,10 +124,10 @@ type Create struct {
 	Start bool `json:"start" doc:"Start it at once"`
 }
 
-// Logs says which part of what an instance has printed somebody wants.
+// Logs selects a part of an instance's output.
 type Logs struct {
 	Tail    int  // lines from the end, -1 for all that is kept
-	Follow  bool // and what it goes on to print
+	Follow  bool // and new output
 	Console bool // of the console of its kernel, instead of its own output
 }
 
@@ -145,8 +145,8 @@ type Image struct {
 	UsedBy []string `json:"used_by" doc:"Instances that were made of it"`
 }
 
-// Change is what can be changed of an instance that is there; what is absent
-// stays as it is.
+// Change contains the settings that can be changed on an existing instance;
+// absent ones are unchanged.
 type Change struct {
 	PauseAfter           *idle.Duration    `json:"pause_after,omitempty" doc:"Seconds; 0 never pauses"`
 	ReclaimAfter         *idle.Duration    `json:"reclaim_after,omitempty" doc:"Seconds from entering PAUSED; 0 is off, as of the two below"`

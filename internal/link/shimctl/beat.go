@@ -79,7 +79,7 @@ func monotonic() int64 {
 // Beat says that the daemon runs.
 func (p Pulse) Beat() { p.words[1].Store(monotonic()) }
 
-// Arm says whether the daemon has something frozen.
+// Arm sets whether the daemon has anything frozen.
 func (p Pulse) Arm(on bool) {
 	if on {
 		p.Beat()

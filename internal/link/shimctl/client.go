@@ -124,8 +124,8 @@ func (c *Client) read() {
 	c.more.Signal()
 }
 
-// deliver hands events over, so that an event may ask the shim something while
-// answers go on being read.
+// deliver calls the event handlers, so that a handler may send requests to the
+// shim while answers are still being read.
 func (c *Client) deliver() {
 	for {
 		c.mu.Lock()
@@ -274,8 +274,8 @@ func oneOf(fds []int, err error) int {
 	return fds[0]
 }
 
-// List lists the runs that live and those that ended and are not acknowledged,
-// of one id or of all when id is empty. A start that is under way is waited for.
+// List lists the running runs and the ended ones that are not acknowledged, of
+// one ID or of all if id is empty. It waits for starts in progress.
 func (c *Client) List(ctx context.Context, id string) ([]Run, error) {
 	var all []Run
 	for q := (Listing{ID: id}); ; {

@@ -166,7 +166,8 @@ func (w *wire) take(oob []byte) error {
 	return nil
 }
 
-// close ends the stream and drops what nobody took. The reader calls it last.
+// close ends the stream and closes descriptors that were not taken. The reader
+// calls it last.
 func (w *wire) close() {
 	w.c.Close()
 	CloseAll(w.fds)

@@ -1,18 +1,15 @@
-// Package shimctl is what the host daemon and lull-shim say to each other: the
-// messages, their framing, the client that the daemon uses and the server that
-// the shim runs.
+// Package shimctl is the protocol between the host daemon and lull-shim: the
+// messages, their framing, the daemon's client and the shim's server.
 //
-// The wire is a unix socket with one JSON object on each line; descriptors
-// travel beside the first byte of a line (SCM_RIGHTS) and the line says how
-// many. A request has an id and a verb, its answer has the same id, and an
-// event has no id. The first request on a connection is hello.
+// The wire is a unix socket with one JSON object per line. Descriptors travel
+// beside the first byte of a line (SCM_RIGHTS), and the line gives their
+// number. A request has an ID and a verb, its answer has the same ID, and an
+// event has no ID. The first request on a connection is hello.
 //
-// It guarantees that a peer with another user id is refused (root excepted),
-// that only one daemon is connected (the newest wins and the older connection
-// is closed), that every line and every number of descriptors is bounded, that
-// a descriptor which nobody takes is closed, and that events reach the client
-// in order.
+// A peer with another user ID is refused (except root). Only one daemon is
+// connected: the newest one replaces the older connection. Every line and every
+// number of descriptors is bounded, a descriptor that is not taken is closed,
+// and events reach the client in order.
 //
-// It leaves out what the verbs do (package shim) and when to ask (the process
-// runtime).
+// The verbs are implemented in package shim, and called by the process runtime.
 package shimctl

@@ -140,8 +140,8 @@ type Ended struct {
 	Exit Exit   `json:"exit,omitzero"`
 }
 
-// Hold asks for listening sockets under an id. Sockets that somebody kept may
-// travel with it, one for each address; without them they are bound.
+// Hold requests listening sockets for an ID. Kept sockets may be sent with it,
+// one for each address; otherwise the addresses are bound.
 type Hold struct {
 	ID    string   `json:"id"`
 	Addrs []string `json:"addrs,omitempty"` // host:port; an empty host is every address
@@ -183,11 +183,11 @@ type Name struct {
 	ID string `json:"id"`
 }
 
-// Outside is something that somebody else freezes and thaws for the daemon, as
-// Docker does its containers and QEMU its guest: what the shim asks when the daemon
-// has gone and it may be frozen. That is a POST to Path at the unix socket Socket
-// or, with QMP, to continue, at a monitor of QEMU. Without a socket it need not be
-// asked any more.
+// Outside describes something that another program freezes and thaws for the
+// daemon, such as Docker its containers and QEMU its guest. It is the request
+// that the shim makes when the daemon has gone and it may be frozen: a POST to
+// Path on the unix socket Socket or, with QMP, a continue command to a monitor
+// of QEMU. Without a socket no request is needed.
 type Outside struct {
 	ID     string `json:"id"`
 	Socket string `json:"socket,omitempty"`

@@ -128,9 +128,9 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 	}
 }
 
-// greet answers hello and makes n the daemon; whoever was it before is cut off.
-// Who said hello later wins, whatever turn the answers take: a daemon that has its
-// answer may already have been followed by the next one.
+// greet answers hello and makes n the daemon, disconnecting the previous one.
+// The latest hello wins, whatever the order of the answers: a daemon that gets
+// its answer may already have been replaced.
 func (s *Server) greet(n *session, e envelope) bool {
 	var h Hello
 	if e.Verb != VerbHello || json.Unmarshal(e.Body, &h) != nil {

@@ -18,7 +18,7 @@ import (
 // Field is one setting: how it is named, written and explained.
 type Field struct {
 	Name string
-	Form string // of its value, for people
+	Form string // of its value, for users
 	Doc  string
 
 	set   func(*Settings, string) error

@@ -2,7 +2,7 @@ package tags
 
 import "time"
 
-// The values of State (spec, section 3).
+// The values of State.
 const (
 	StatusActive = "active"
 	StatusIdle   = "idle"
@@ -16,9 +16,9 @@ const (
 	ActionNone = "none"
 )
 
-// State is what the agent says about its machine. The agent writes the -ing
-// form of an action, the server the final one when EC2 confirms it; without a
-// server the agent does at its next start.
+// State is the agent's report about its machine. The agent writes the -ing form
+// of an action, the server the final form when EC2 confirms it. Without a
+// server, the agent writes it at its next start.
 type State struct {
 	Status string    // active or idle; empty is not written
 	Since  time.Time // when the idle period began; zero is not written
@@ -54,8 +54,8 @@ func (s State) Encode(prefix string) map[string]string {
 	return out
 }
 
-// DecodeState reads the state among an instance's tags. A value it does not
-// know is left out: somebody else wrote it.
+// DecodeState reads the state from an instance's tags. It ignores unknown
+// values, which were written by another program.
 func DecodeState(prefix string, t map[string]string) State {
 	status, since, action := StateKeys(prefix)
 	var s State

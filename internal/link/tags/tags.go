@@ -1,13 +1,12 @@
-// Package tags is the language of EC2 instance tags between the agent and
-// whoever sets its policy (spec, section 3): which tags there are, how their
-// values are written, and what is wrong with them. It does no I/O.
+// Package tags is the language of EC2 instance tags between the agent and the
+// source of its policy: which tags exist, how their values are written, and
+// what is wrong with them. It does no I/O.
 //
-// Settings are read from tags or from YAML; a setting that is not there is nil
-// and says nothing, so that sources can be laid over one another. Every fault
-// names its tag and value, and leaves only that tag out. The agent's state
-// goes the other way as State.
+// Settings are read from tags or from YAML. An absent setting is nil, so that
+// sources can be layered. Every fault names its tag and value, and only that
+// tag is ignored. The agent's state goes the other way as State.
 //
-// It leaves out defaults and what a setting leads to: those are the agent's.
+// Defaults and the effects of settings are the agent's.
 package tags
 
 import (
@@ -31,8 +30,7 @@ const (
 	MaxValue = 256
 )
 
-// Settings is what a source says about the agent's policy. Nil fields are not
-// said.
+// Settings are the agent's settings in one source. Nil fields are not set.
 type Settings struct {
 	Enabled *bool // the switch of idle detection; a TTL and completion hold all the same
 

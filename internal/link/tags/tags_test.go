@@ -150,8 +150,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// shown is what a fault tells of a value; a misspelt name has that of the
-// setting that is meant.
+// shown returns how a fault shows a value. A misspelled name is treated like
+// the setting that is meant.
 func shown(name, value string) string {
 	if find(name) == nil {
 		name = nearest(name)

@@ -1,17 +1,17 @@
-// Package when is the one grammar for times that people type: snooze,
-// override, schedule and the looks into the past all read it. It is pure: now
-// and its zone are handed in.
+// Package when is the one syntax for times entered by users: snooze, override,
+// schedule and queries about the past all use it. It is pure: now and its zone
+// are handed in.
 //
 // A moment is a clock time, a day or both, with a zone behind it if it is not
-// the reader's own: 18:00, fri 18:00, tomorrow, 2026-12-24 22:00
-// Europe/Berlin, an RFC 3339 time, or +2h; a clock time may have seconds. A moment that is past is written the
-// same, or as how long ago it was: 2h, or 2h ago. A length is 90m, 2h30m, 1d or
-// 2w.
+// the reader's own: 18:00, fri 18:00, tomorrow, 2026-12-24 22:00 Europe/Berlin,
+// an RFC 3339 time, or +2h; a clock time may have seconds. A moment that is
+// past is written the same, or as how long ago it was: 2h, or 2h ago. A length
+// is 90m, 2h30m, 1d or 2w.
 //
 // The clock on the wall is not a line: it skips and repeats. First and After
-// say what that means, once for everything that is built on it: a time that
-// is skipped is the moment of the skip, and what comes twice begins with the
-// first and ends with the second.
+// say what that means, once for everything that is built on it: a time that is
+// skipped is the moment of the skip, and what comes twice begins with the first
+// and ends with the second.
 package when
 
 import (
@@ -24,13 +24,13 @@ import (
 	_ "time/tzdata" // zones must be there on a machine that has none
 )
 
-// Forms is what a moment may look like, for help texts.
+// Forms lists the forms of a moment, for help texts.
 const Forms = "18:00, fri 18:00, tomorrow, 2006-01-02 15:04, RFC 3339 or +2h, with a zone such as Europe/Berlin behind it"
 
-// PastForms is what a moment that is past may look like, for help texts.
+// PastForms lists the forms of a past moment, for help texts.
 const PastForms = "2h (ago), 18:00, fri 18:00, 2006-01-02 15:04 or RFC 3339, with a zone such as Europe/Berlin behind it"
 
-// LengthForms is what a length may look like, for help texts.
+// LengthForms lists the forms of a duration, for help texts.
 const LengthForms = "90s, 45m, 2h30m, 1d or 2w"
 
 // MaxLength bounds a length: ten years.

@@ -81,7 +81,7 @@ func hostname(hostport string) string {
 	return hostport
 }
 
-// request is one call under way.
+// request is one call in progress.
 type request struct {
 	h    *CML
 	w    http.ResponseWriter
@@ -101,7 +101,8 @@ type failure struct {
 
 func (f failure) Error() string { return "cannot answer: " + f.text }
 
-// with visits the host; one that nobody can reach drops the connection.
+// with calls visit with the host; for an unreachable one it drops the
+// connection.
 func (q *request) with(visit func(*world.Host, world.Moment) error) error {
 	var err error
 	reach := q.h.w.HostAt(q.ref, func(host *world.Host, now world.Moment, reach world.Reach) {

@@ -539,7 +539,7 @@ func orEmpty(m map[string]any) map[string]any {
 // samples are the labs that come with CML, by file.
 var samples = map[string]string{"server-triangle.yaml": "Server Triangle"}
 
-// labInput is what a client says of a lab. A nil field is left as it is.
+// labInput is a client's description of a lab. A nil field is unchanged.
 type labInput struct {
 	Title       *string        `json:"title"`
 	Description *string        `json:"description"`
@@ -737,8 +737,8 @@ func (q *request) createLink(x found) (any, error) {
 	return x.linkView(&l), nil
 }
 
-// A portable lab is what CML exports and imports. Ids are numbers with a letter
-// before them, and only valid within it.
+// A portable lab is the form in which CML exports and imports labs. IDs are a
+// letter followed by a number, and valid only within it.
 type portable struct {
 	Lab struct {
 		Title       string `json:"title" yaml:"title"`

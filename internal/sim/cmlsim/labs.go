@@ -161,7 +161,7 @@ func (q *request) dropNotice() error {
 	return q.none(http.StatusNoContent)
 }
 
-// load is what stats and health are computed from.
+// load is the basis of stats and health.
 type load struct {
 	id, name         string
 	cpus, memory     int // memory in MiB

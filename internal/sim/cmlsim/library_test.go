@@ -67,9 +67,9 @@ func (l library) is(got, want any) {
 
 const noID = "8ee2051d-3adb-4e76-9e51-ae63238f15bc"
 
-// TestLibrary sends every request of the library, in the orders in which its
-// methods do, and takes the answers in the shapes that they read. What must come
-// of them is what the library's own integration tests expect of a server.
+// TestLibrary sends every request of the library, in the order of its methods,
+// and decodes the answers as they do. The expected results are those of the
+// library's own integration tests.
 func TestLibrary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, world.Profile{Labs: 1})

@@ -131,7 +131,7 @@ func (h *CML) licenceRoutes() {
 	})))
 }
 
-// feature is what can be licensed, in CML's shape.
+// feature is a licensable feature, in CML's form.
 type feature struct {
 	ID          string  `json:"id"`
 	Name        string  `json:"name"`

@@ -181,7 +181,7 @@ func groupView(host *world.Host, g world.Group) map[string]any {
 	}
 }
 
-// userInput is what a client says of a user. A nil field is left as it is.
+// userInput is a client's description of a user. A nil field is unchanged.
 type userInput struct {
 	Username     *string         `json:"username"`
 	Password     json.RawMessage `json:"password"` // a string, or {old_password, new_password}
@@ -384,7 +384,7 @@ func (q *request) createUser() error {
 	})(q)
 }
 
-// groupInput is what a client says of a group. A nil field is left as it is.
+// groupInput is a client's description of a group. A nil field is unchanged.
 type groupInput struct {
 	Name         *string        `json:"name"`
 	Description  *string        `json:"description"`

@@ -145,7 +145,8 @@ func invalid(format string, args ...any) error {
 	return world.Refuse("ValidationError", format, args...)
 }
 
-// getMetricData serves one page. A token is the query and the point to go on at.
+// getMetricData serves one page. A token contains the query and the point at
+// which to continue.
 func (h *CloudWatch) getMetricData(c caller, r dataRequest) (dataAnswer, error) {
 	if err := r.check(); err != nil {
 		return dataAnswer{}, err

@@ -33,7 +33,7 @@ type EC2 struct {
 // New returns a handler of a world's EC2.
 func New(w *world.World) *EC2 { return &EC2{w: w} }
 
-// call is one request under way.
+// call is one request in progress.
 type call struct {
 	w      *world.World
 	form   wire.Form
@@ -142,7 +142,7 @@ func (h *EC2) do(c *call, from wire.Caller, serve func(*call) error, targets []s
 	return nil
 }
 
-// check is what a change asks after all validation: DryRun stops here.
+// check is called after all validation of a change: a DryRun ends here.
 func (c *call) check() error {
 	if dry, _ := c.form.Bool("DryRun"); dry {
 		return dryRun()
@@ -215,7 +215,8 @@ func (h *EC2) fail(w http.ResponseWriter, err error) {
 	_, _ = w.Write(x.Bytes())
 }
 
-// page reads MaxResults and NextToken. The token is the Seq to go on behind.
+// page reads MaxResults and NextToken. The token is the Seq after which to
+// continue.
 func (c *call) page(least, most int) (limit int, after uint64, err error) {
 	limit, err = c.form.Int("MaxResults", 0)
 	if err != nil {

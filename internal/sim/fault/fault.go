@@ -91,13 +91,14 @@ func (r Rule) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Call is what a simulator is about to serve.
+// Call is a request that a simulator is about to serve.
 type Call struct {
 	Service, Action, Region string
 	Targets                 []string
 }
 
-// Effect is what the matching rules do to one call. The zero value does nothing.
+// Effect is the combined effect of the matching rules on one call. The zero
+// value has none.
 type Effect struct {
 	Delay time.Duration // sum over all delays that struck
 	Rule  Rule          // the first other fault that struck; Kind is empty where none did

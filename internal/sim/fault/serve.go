@@ -36,7 +36,7 @@ func (e Effect) Serve(w http.ResponseWriter, r *http.Request, refuse func(http.R
 	}
 }
 
-// void takes an answer that nobody will read.
+// void discards an answer.
 type void struct{ header http.Header }
 
 func (v *void) Header() http.Header         { return v.header }

@@ -55,7 +55,7 @@ type token struct {
 func (h *IMDS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	i, now, ok := h.instance(r)
 	if !ok || i.State != world.Running {
-		panic(http.ErrAbortHandler) // nobody is there to answer
+		panic(http.ErrAbortHandler) // there is no instance to answer for
 	}
 	path := strings.TrimPrefix(r.URL.Path, "/latest/")
 	action := r.Method + " " + strings.TrimPrefix(path, "api/")

@@ -122,7 +122,7 @@ func (f Form) Groups(key string) []string {
 	return out
 }
 
-// Caller is what a request's signature says about itself.
+// Caller is the identity in a request's signature.
 type Caller struct {
 	Key, Session    string // access key and session token
 	Region, Service string

@@ -134,7 +134,7 @@ type Instance struct {
 	Launched   time.Time // client's time of the launch or the latest start
 	Created    time.Time // client's time of the first launch
 	UpSince    time.Time // world's time of the latest change to running
-	Due        time.Time // world's time at which DueTo is reached; zero when nothing is under way
+	Due        time.Time // world's time at which DueTo is reached; zero if no transition is in progress
 	DueTo      State
 	Stuck      bool // transitions do not end
 	Impaired   bool // status checks fail
@@ -160,7 +160,7 @@ type Instance struct {
 	Agent               bool // CloudWatch agent: memory and disk metrics
 
 	Tags    Tags
-	shown   Tags         // what reads see while a change of tags is under way
+	shown   Tags         // what reads return while a change of tags is in progress
 	shownTo time.Time    // client's time at which Tags shows
 	Visible time.Time    // client's time from which reads find the instance
 	Gone    time.Time    // client's time from which they no longer do

@@ -32,7 +32,7 @@ type Share struct {
 	Permissions []string `json:"permissions"`
 }
 
-// Elements is what a lab consists of.
+// Elements are the parts of a lab.
 type Elements struct {
 	Nodes      []Node
 	Interfaces []Interface

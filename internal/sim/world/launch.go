@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// LaunchSpec is what RunInstances asks for.
+// LaunchSpec contains the parameters of RunInstances.
 type LaunchSpec struct {
 	Account, Region    string
 	Image, Type        string

@@ -78,9 +78,9 @@ func (w *World) LicenceOf(h *Host, now Moment) Licence {
 	return h.Licence
 }
 
-// Register begins a registration. Tokens that begin with "bad", in any case, are accepted and
-// fail later; those that begin with "over" register and stay out of compliance.
-// The error's Status is what CML answers.
+// Register begins a registration. Tokens that begin with "bad", in any case,
+// are accepted and fail later; those that begin with "over" register and stay
+// out of compliance. The error's Status is CML's response status.
 func (w *World) Register(h *Host, now Moment, token string, again bool) error {
 	l := &h.Licence
 	l.settle(w, now)

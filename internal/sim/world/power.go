@@ -188,9 +188,9 @@ func incorrect(i *Instance, verb, from string) *Error {
 	return Refuse("IncorrectInstanceState", "The instance '%s' is not in the '%s' state.", i.ID, from)
 }
 
-// External does to an instance what somebody other than an API client does: a
-// person at the console ("user"), the cloud ("server", "spot") or the guest
-// itself ("instance"). op is start, stop, hibernate or terminate.
+// External changes an instance's power other than through the API: a user in
+// the console ("user"), the cloud ("server", "spot") or the guest itself
+// ("instance"). op is start, stop, hibernate or terminate.
 func (w *World) External(ref, op, by string) error {
 	w.mu.Lock()
 	i := w.lookup(ref)
@@ -243,7 +243,7 @@ func (w *World) settle(now Moment, i *Instance) {
 	}
 }
 
-// arrive ends the transition that is under way.
+// arrive completes the transition in progress.
 func (w *World) arrive(at Moment, i *Instance) {
 	to := i.DueTo
 	i.become(at, to, "time")

@@ -54,7 +54,7 @@ const (
 type event struct {
 	at    int64  // client's time, ms
 	late  uint32 // ms until the answer contains it
-	who   uint32 // index into Host.Users plus 2; 0 nobody, 1 admin, the rest hashed accounts
+	who   uint32 // index into Host.Users plus 2; 0 no one, 1 admin, the rest hashed accounts
 	what  uint8
 	flags uint8
 	lab   int16
@@ -173,10 +173,10 @@ func (w *World) background(now Moment, h *Host) {
 	}
 }
 
-// BaseHistory is telemetry from before the simulation. It costs no memory: event
-// k is computed from the seed. At 3,136 events its proportions are those of
-// seeds/001: 30 lab events, 196 node events, 207 system_stats, 207
-// running_nodes, and the rest automated user_activity and inventory.
+// BaseHistory is telemetry from before the simulation. It costs no memory:
+// event k is computed from the seed. At 3,136 events its proportions are: 30
+// lab events, 196 node events, 207 system_stats, 207 running_nodes, and the
+// rest automated user_activity and inventory.
 type BaseHistory struct {
 	Events   int       `json:"events,omitempty"`
 	Seed     uint64    `json:"seed,omitempty"`
@@ -289,7 +289,7 @@ func (t *Telemetry) user(who uint32) string {
 	case who >= 2 && int(who-2) < len(t.users):
 		return t.users[who-2]
 	case who >= 2:
-		return "5f0c7a52-11d4-4d0e-b8a5-0a2f6a7d9c31" // somebody whose account is gone
+		return "5f0c7a52-11d4-4d0e-b8a5-0a2f6a7d9c31" // a user whose account is gone
 	}
 	return ""
 }

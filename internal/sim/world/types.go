@@ -1,6 +1,6 @@
 package world
 
-// TypeInfo is what the simulator knows of an instance type.
+// TypeInfo is the simulator's description of an instance type.
 type TypeInfo struct {
 	Name        string
 	CPUs        int

@@ -36,7 +36,7 @@ type regionKey struct{ account, region string }
 
 type tokenKey struct{ account, region, token string }
 
-// launched is what a ClientToken stands for.
+// launched is the launch identified by a ClientToken.
 type launched struct {
 	print       string // the launch's parameters
 	reservation string

@@ -212,7 +212,7 @@ func TestSavedWorldGoesOn(t *testing.T) {
 	})
 }
 
-// picture is what clients could see of a world.
+// picture is the client-visible state of a world.
 func picture(w *World) []string {
 	var out []string
 	w.All(func(i *Instance, now Moment) {
@@ -225,8 +225,8 @@ func picture(w *World) []string {
 	return out
 }
 
-// TestWeekOfUsers lets people work for a week and looks only at the end of each
-// hour: they come on their days and hours only, whatever they do is in the
+// TestWeekOfUsers lets users work for a week and checks only at the end of each
+// hour. They come only on their days and hours, everything they do is in the
 // telemetry, and the same seed gives the same week.
 func TestWeekOfUsers(t *testing.T) {
 	week := func(step time.Duration) (stamps []time.Time, all []string) {
@@ -296,7 +296,7 @@ func TestUserFindsMachineGone(t *testing.T) {
 	})
 }
 
-// TestProportions: the history of 3,136 events has the mix of seeds/001.
+// TestProportions checks the mix of a history of 3,136 events.
 func TestProportions(t *testing.T) {
 	b := BaseHistory{Events: 3136, Seed: 99, From: time.Unix(0, 0), To: time.Unix(1e6, 0)}
 	count := map[string]int{}

@@ -28,7 +28,7 @@ type Call struct {
 	Txn  store.Txn // of a Commit
 }
 
-// Fault is what goes wrong with one call. The zero Fault is nothing.
+// Fault is the fault of one call. The zero Fault is none.
 type Fault struct {
 	// Latency passes before the call takes effect. A Commit whose context
 	// ends meanwhile is ErrAmbiguous and not applied.

@@ -1,11 +1,11 @@
-// Package mem is a store in memory, for tests: the whole contract of
-// package store, faults on demand, and nothing but channels and timers, so
-// that it runs inside a synctest bubble.
+// Package mem is a store in memory, for tests: the whole contract of package
+// store, faults on demand, and nothing but channels and timers, so that it runs
+// inside a synctest bubble.
 //
 // A DB is the store. Each process of a test has a Client of its own, whose
-// faults are its own: it can be cut off while others go on. No lock is held
-// across a channel, a timer or a call out of the package. Nothing is kept
-// on disk.
+// faults are its own: it can be cut off while others continue. No lock is held
+// across a channel, a timer or a call out of the package. Nothing is kept on
+// disk.
 package mem
 
 import (
@@ -254,7 +254,7 @@ func (db *DB) record(v store.Value) {
 	db.size += len(v.Key) + len(v.Data)
 }
 
-// compact drops the states that nobody can read at revision or later.
+// compact drops the states that cannot be read at revision or later.
 func (db *DB) compact(revision int64) {
 	revision = min(revision, db.revision)
 	if revision <= db.compacted {

@@ -19,7 +19,7 @@ import (
 	"lull/internal/store"
 )
 
-// Harness is what a case works with.
+// Harness is the environment of a case.
 type Harness struct {
 	// Store is the process under test, Other another process on the same
 	// store, if the backend can have one.

@@ -281,8 +281,8 @@ func testAmbiguousDelete(t *testing.T, h Harness) {
 	}
 }
 
-// testAmbiguousCompacted takes away the history that would tell: the answer
-// is then that nobody knows, not a guess.
+// testAmbiguousCompacted removes the history that would show the outcome: the
+// answer is then unknown, not a guess.
 func testAmbiguousCompacted(t *testing.T, h Harness) {
 	s := &interfere{Store: h.Store, apply: true, then: func() error {
 		var last int64

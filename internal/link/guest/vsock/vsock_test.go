@@ -21,7 +21,7 @@ import (
 // patience is for everything here.
 const patience = 60 * time.Second
 
-// other is a context id that nobody here has.
+// other is an unused context ID.
 const other = 4711
 
 // need skips a test where no kernel was given that has vsock with a loopback:
@@ -102,8 +102,8 @@ func raw(t *testing.T, port uint32) *os.File {
 	return c
 }
 
-// TestConnect: a connection is made by who knows the key and comes from the
-// right guest, and by nobody else, whatever came before it.
+// TestConnect checks that only a peer that knows the key and comes from the
+// right guest can connect, whatever was sent before.
 func TestConnect(t *testing.T) {
 	need(t)
 	k := vsock.Key{0: 1, 16: 2}
