@@ -17,7 +17,7 @@
 //     the backend that [Instance.Activity] does not show (see below).
 //   - Waiting is bounded: at most MaxWaiting arrivals for an instance, each for
 //     at most WakeTimeout. A client that went away leaves the queue, and a wake
-//     that nobody waits for any more is canceled. A client that sent data and
+//     without waiting clients is canceled. A client that sent data and
 //     then shut down its sending side is still served.
 //   - One wake is asked for however many clients wait.
 //   - No goroutine, timer or thread belongs to an instance, a listener or a

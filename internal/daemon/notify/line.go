@@ -15,8 +15,8 @@ import (
 	"lull/internal/store"
 )
 
-// line is one channel at work: it follows the log, keeps what the channel
-// wants in a queue, and sends it.
+// line delivers for one channel: it follows the log, queues the events that the
+// channel wants, and sends them.
 type line struct {
 	n       *Notifier
 	name    string
@@ -28,26 +28,26 @@ type line struct {
 	q       *queue
 	wrote   time.Time      // when the state was last written
 	last    fleet.Delivery // as it was then
-	died    bool           // something has, since then
+	died    bool           // dead letters were written since then
 	again   []fleet.DeadLetter
 	rests   []*fleet.Rest // oldest first
 	tried   time.Time     // when the receiver was last tried
-	asked   time.Time     // until when it asked to be left alone
+	asked   time.Time     // until when it asked not to be contacted
 	retry   <-chan fleet.DeadLetter
 	backoff int
 }
 
 const (
-	parallel    = 8                // messages of one channel on their way at a time
-	rejectTries = 3                // how often a message is offered that the receiver refuses as such
+	parallel    = 8                // concurrent messages of one channel
+	rejectTries = 3                // attempts for a message that the receiver itself rejects
 	firstWait   = time.Second      // after the first failure of the receiver
-	longestWait = 5 * time.Minute  // between two tries
-	urgentWait  = 30 * time.Second // the same, while something urgent waits
-	writeEvery  = 30 * time.Second // a cursor that only skipped is written so often
+	longestWait = 5 * time.Minute  // maximum between two attempts
+	urgentWait  = 30 * time.Second // the same, while an urgent event is pending
+	writeEvery  = 30 * time.Second // interval of writing a cursor that only skipped entries
 )
 
 // run delivers until ctx ends. It returns the error of the store or of the
-// ownership; a receiver's faults stay inside.
+// ownership; a receiver's failures are handled here.
 func (l *line) run(ctx context.Context) error {
 	if err := l.load(ctx); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (l *line) run(ctx context.Context) error {
 	return l.write(last, true)
 }
 
-// load reads how far the channel has got; one that is new begins now.
+// load reads the channel's progress; a new channel begins now.
 func (l *line) load(ctx context.Context) error {
 	v, err := l.n.store.Commit(ctx, store.Txn{Read: []string{fleet.DeliveryKey(l.name)}})
 	if err != nil {
@@ -96,8 +96,8 @@ func (l *line) load(ctx context.Context) error {
 	return l.write(ctx, true)
 }
 
-// follow watches the log from where the queue is, and sends meanwhile. It
-// returns nil when the queue is full and has been emptied again.
+// follow watches the log from the queue's position, and sends meanwhile. It
+// returns nil when the queue was full and has been emptied again.
 func (l *line) follow(ctx context.Context) error {
 	watch, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -155,7 +155,7 @@ func (l *line) drain(ctx context.Context) error {
 	return nil
 }
 
-// wake is when there is something to do.
+// wake returns when there is something to do.
 func (l *line) wake() time.Time {
 	at := l.q.wake()
 	for _, r := range l.firstRests() {
@@ -175,11 +175,11 @@ func (l *line) wake() time.Time {
 	return at
 }
 
-// pending is how much is known to wait, due or not.
+// pending returns the number of known pending items, due or not.
 func (l *line) pending() int { return len(l.q.open) + len(l.rests) }
 
-// nextTry is when a receiver that fails is tried again; zero for one that does
-// not.
+// nextTry returns when a failing receiver is tried again; zero for one that
+// does not fail.
 func (l *line) nextTry() time.Time {
 	n := l.state.NextTryAt
 	if n == nil {
@@ -194,7 +194,7 @@ func (l *line) nextTry() time.Time {
 	return *n
 }
 
-// take puts what the channel wants of one change into the queue.
+// take queues the events of one change that the channel wants.
 func (l *line) take(b store.Batch) {
 	var found []*item
 	for _, e := range b.Events {
@@ -209,7 +209,7 @@ func (l *line) take(b store.Batch) {
 	l.q.seen = max(l.q.seen, b.Revision)
 }
 
-// items are the events of an entry that the channel wants.
+// items returns the events of an entry that the channel wants.
 func (l *line) items(v store.Value) []*item {
 	e, err := fleet.DecodeEntry(v)
 	if err != nil {
@@ -230,8 +230,8 @@ func (l *line) items(v store.Value) []*item {
 	return out
 }
 
-// scan reads the log itself, for when its history is gone: of everything after
-// what was seen the oldest, as much as the queue holds.
+// scan reads the log itself, for use when its watch history is gone: the oldest
+// unread entries, as many as the queue holds.
 func (l *line) scan(ctx context.Context) error {
 	var found []*item
 	var revision, upTo int64
@@ -275,8 +275,8 @@ type outcome struct {
 	err     error
 }
 
-// send sends what is ready, several at a time, or one while the receiver
-// fails.
+// send sends what is ready, several messages at a time, or one while the
+// receiver fails.
 func (l *line) send(ctx context.Context) error {
 	now, most := time.Now(), parallel
 	if l.state.FailingSince != nil {
@@ -302,7 +302,8 @@ func (l *line) send(ctx context.Context) error {
 		l.tried = time.Now()
 	}
 	if ctx.Err() != nil {
-		// What went out all the same is delivered again, with the same id.
+		// A message that arrived nevertheless is delivered again, with the same
+		// ID.
 		results = slices.DeleteFunc(results, func(r outcome) bool { return r.err != nil })
 	}
 	ops := l.resend(ctx)
@@ -339,8 +340,8 @@ func (l *line) resend(ctx context.Context) []store.Op {
 	return ops
 }
 
-// settle books the outcome of a message and returns the writes of what has
-// died of it, or waits for single addresses.
+// settle records the outcome of a message and returns the resulting writes:
+// dead letters, or mails that wait for single addresses.
 func (l *line) settle(r outcome) []store.Op {
 	now := time.Now().UTC().Round(0)
 	part, some := errors.AsType[*partly](r.err)
@@ -376,20 +377,20 @@ func (l *line) settle(r outcome) []store.Op {
 	return l.die(dead, now, r.err)
 }
 
-// wait is a random time until the next try.
+// wait returns a random time until the next attempt.
 func (l *line) wait() time.Duration {
 	wait := min(longestWait, firstWait<<min(l.backoff, 12))
 	return wait/2 + rand.N(wait/2+1)
 }
 
-// works books that the receiver took something.
+// works records that the receiver accepted something.
 func (l *line) works(now time.Time) {
 	l.state.Delivered++
 	l.state.LastDeliveredAt, l.state.FailingSince, l.state.NextTryAt, l.state.LastError = &now, nil, nil, ""
 	l.backoff, l.asked = 0, time.Time{}
 }
 
-// fails books that the receiver does, and says when it is tried next.
+// fails records that the receiver failed, and schedules the next attempt.
 func (l *line) fails(now time.Time, err error) {
 	l.state.LastError = err.Error()
 	wait := l.wait()
@@ -406,7 +407,7 @@ func (l *line) fails(now time.Time, err error) {
 	}
 }
 
-// die makes dead letters of items.
+// die converts items to dead letters.
 func (l *line) die(items []*item, now time.Time, why error) []store.Op {
 	var ops []store.Op
 	var gone []*item
@@ -437,8 +438,8 @@ func (l *line) bury(ctx context.Context, ops []store.Op) error {
 	return nil
 }
 
-// commit writes while the ownership holds. The writes say what is so, so one
-// that may have been done is done again.
+// commit writes while the ownership lasts. The writes are idempotent, so one
+// with an unknown outcome is repeated.
 func (l *line) commit(ctx context.Context, ops []store.Op) error {
 	for {
 		res, err := l.n.store.Commit(ctx, store.Txn{If: []store.Cond{l.guard}, Then: ops})
@@ -453,8 +454,8 @@ func (l *line) commit(ctx context.Context, ops []store.Op) error {
 	}
 }
 
-// write keeps how far the channel is, if that has changed by a delivery, or
-// long enough ago.
+// write stores the channel's progress, if it has changed by a delivery, or long
+// enough ago.
 func (l *line) write(ctx context.Context, now bool) error {
 	s := l.state
 	s.Cursor, s.Pending, s.Ahead, s.Batch = l.q.cursor(), l.pending(), maps.Clone(l.q.ahead), l.q.batch

@@ -1,21 +1,21 @@
-// Package notify delivers the events of a fleet to the receivers that are set
+// Package notify delivers the events of a fleet to the configured receivers
 // (NOTIFY_CHANNELS): webhooks, Slack-compatible webhooks and mail.
 //
-// The outbox is the audit log: an event is durable with the change it tells
-// of, before anybody is told. One process of the fleet holds the right to
-// deliver and keeps in the store how far each channel is.
+// The outbox is the audit log: an event is durable with its change, before any
+// receiver gets it. One process of the fleet holds the right to deliver and
+// keeps each channel's progress in the store.
 //
-// It guarantees that every event a channel wants arrives at least once or is
-// a dead letter that is shown, that a duplicate carries the same id, and that
-// what is sent at once arrives in order for each worker, however often
-// receivers, this process or the store fail in between. What a digest or
-// quiet hours hold back is in order among itself, and urgent events overtake
-// it. A new channel begins with what happens after it was set.
+// Every event that a channel wants arrives at least once or is a dead letter,
+// which is shown. A duplicate carries the same ID. What is sent at once arrives
+// in order for each worker, however often receivers, this process or the store
+// fail in between. Events held by a digest or quiet hours stay in order among
+// themselves, and urgent events overtake them. A new channel begins with events
+// after its configuration.
 //
-// A failing receiver holds up its own channel and no other; a message that a
-// receiver refuses as such holds up its own worker, and after three tries is a
-// dead letter. It leaves out what the events mean and the answers to a warning
-// (package fleet).
+// A failing receiver delays only its own channel. A message that a receiver
+// rejects delays only its own worker, and becomes a dead letter after three
+// attempts. The meaning of the events and the answers to a warning are in
+// package fleet.
 package notify
 
 import (
@@ -40,9 +40,9 @@ import (
 // Config configures a Notifier. Fleet, Secret and Dial are required.
 type Config struct {
 	Fleet *fleet.Fleet
-	// Secret opens a reference to a secret.
+	// Secret resolves a reference to a secret.
 	Secret func(fleet.Secret) (string, error)
-	// Dial connects to receivers; base/outward says where that may lead.
+	// Dial connects to receivers; base/outward limits the destinations.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Server names this process in the store.
 	Server  string
@@ -50,7 +50,7 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Notifier delivers, and tests channels. Make it with New.
+// Notifier delivers, and tests channels. Create it with New.
 type Notifier struct {
 	cfg   Config
 	store store.Store
@@ -61,10 +61,10 @@ type Notifier struct {
 // leaseTTL is how long the right to deliver outlives its holder.
 const leaseTTL = 15 * time.Second
 
-// lookEvery is how often the settings are compared with what runs.
+// lookEvery is how often the settings are compared with the running lines.
 const lookEvery = 2 * time.Second
 
-// New makes a Notifier and starts nothing.
+// New returns a Notifier. It starts nothing.
 func New(c Config) (*Notifier, error) {
 	if c.Fleet == nil || c.Secret == nil || c.Dial == nil {
 		return nil, errors.New("cannot make a notifier without Fleet, Secret and Dial")
@@ -89,7 +89,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 	return nil
 }
 
-// holder is the record of who delivers.
+// holder is the record of the delivering process.
 type holder struct {
 	Server string `json:"server"`
 }
@@ -128,7 +128,7 @@ func (n *Notifier) hold(ctx context.Context) (err error) {
 	return n.supervise(held, own.Guard())
 }
 
-// running is a line at work.
+// running is a running line.
 type running struct {
 	channel fleet.Channel
 	set     fleet.Settings
@@ -138,8 +138,8 @@ type running struct {
 	err     error
 }
 
-// supervise runs a line for each channel that is set, and makes it anew when
-// it fails or its settings change, until ctx ends or the right is lost.
+// supervise runs a line for each configured channel, and restarts it when it
+// fails or its settings change, until ctx ends or the right is lost.
 func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 	lines := map[string]*running{}
 	defer func() {
@@ -198,7 +198,7 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 			if r := lines[d.Channel]; r != nil {
 				select {
 				case r.retry <- d:
-				default: // it has its hands full; the wish stays in the record
+				default: // it is busy; the request stays in the record
 				}
 			}
 		case <-tick.C:
@@ -206,8 +206,8 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 	}
 }
 
-// forget removes how far channels are that are no longer set, so that one
-// that is set again begins anew.
+// forget removes the progress of channels that are no longer configured, so
+// that one that is configured again begins anew.
 func (n *Notifier) forget(ctx context.Context, guard store.Cond, set fleet.Settings) error {
 	page, err := store.List(ctx, n.store, fleet.DeliveryKeys())
 	if err != nil {
@@ -236,8 +236,8 @@ func (n *Notifier) forget(ctx context.Context, guard store.Cond, set fleet.Setti
 	return nil
 }
 
-// begin starts a line. A channel whose secrets cannot be opened keeps its
-// place: it is tried again, and says why it fails.
+// begin starts a line. A channel whose secrets cannot be resolved keeps its
+// position. It is retried, and shows why it fails.
 func (n *Notifier) begin(ctx context.Context, guard store.Cond, name string, c fleet.Channel, set fleet.Settings) *running {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &running{channel: c, set: set, cancel: cancel, retry: make(chan fleet.DeadLetter, 256), ended: make(chan struct{})}
@@ -249,8 +249,7 @@ func (n *Notifier) begin(ctx context.Context, guard store.Cond, name string, c f
 	return r
 }
 
-// followDead gives out the dead letters that are to be sent again. It ends
-// with ctx.
+// followDead sends the dead letters to be retried to out. It ends with ctx.
 func (n *Notifier) followDead(ctx context.Context, out chan<- fleet.DeadLetter) {
 	take := func(v store.Value) error {
 		d, err := fleet.DecodeDead(v)
@@ -288,15 +287,15 @@ func (n *Notifier) followDead(ctx context.Context, out chan<- fleet.DeadLetter) 
 	}
 }
 
-// later opens its receiver when it is needed, so that a secret that cannot
-// be read is a failure of the receiver like any other.
+// later opens its receiver on first use, so that an unreadable secret is a
+// failure of the receiver like any other.
 type later struct {
 	n       *Notifier
 	name    string
 	channel fleet.Channel
 	set     fleet.Settings
 
-	mu sync.Mutex // messages go out several at a time
+	mu sync.Mutex // messages are sent concurrently
 	to receiver
 }
 
@@ -329,8 +328,8 @@ func (l *later) send(ctx context.Context, m message) error {
 	return to.send(ctx, m)
 }
 
-// Test sends a made-up event to a channel now, past the outbox, and returns
-// what the receiver made of it. Errors: NotFound, Refused.
+// Test sends a made-up event to a channel now, bypassing the outbox, and
+// returns the receiver's answer. Errors: NotFound, Refused.
 func (n *Notifier) Test(ctx context.Context, by fleet.Actor, channel string) error {
 	set := n.cfg.Fleet.Settings()
 	c, ok := set.NotifyChannels[channel]
@@ -351,9 +350,9 @@ func (n *Notifier) Test(ctx context.Context, by fleet.Actor, channel string) err
 	return nil
 }
 
-// message makes what is sent of items. Its id stands for what it says: the same
-// items make the same message at every try, and others, or a warning that has
-// come too late since, another id.
+// message builds the message for items. Its ID depends on its content: the same
+// items make the same message at every attempt. Other items, or a warning that
+// is too late by now, get another ID.
 func (l *line) message(now time.Time, items []*item) message {
 	m := message{}
 	sum := sha256.New()
@@ -418,7 +417,7 @@ func (c *counters) begin(channel string) {
 	c.dead.WithLabelValues(channel)
 }
 
-// rest shows that nothing waits here: it does with who delivers next.
+// rest removes the pending count here: the next delivering process reports it.
 func (c *counters) rest(channel string) { c.pending.DeleteLabelValues(channel) }
 
 func (c *counters) forget(channel string) {
@@ -443,7 +442,7 @@ func (n *Notifier) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// counted books one message in the metrics.
+// counted counts one message in the metrics.
 func (l *line) counted(items []*item, err error) {
 	l.n.count.sent.WithLabelValues(l.name, outcomeOf(err)).Inc()
 	if err != nil {

@@ -9,21 +9,21 @@ import (
 	"lull/internal/fleet"
 )
 
-// item is one event that a channel is to send.
+// item is one event that a channel must send.
 type item struct {
 	id    string
-	rev   int64  // of the change it tells of
+	rev   int64  // of its change
 	key   string // of its entry, which orders the entries of one change
 	index int    // orders the events of one entry
 	event string
 	entry fleet.Entry
 	due   time.Time
-	// together items of one due time are one message.
+	// together means that items with the same due time are one message.
 	together bool
 	urgent   bool
 
 	tries int
-	next  time.Time // not before
+	next  time.Time // earliest time
 }
 
 // stream identifies the events that are sent in order: those of one worker, or
@@ -38,15 +38,15 @@ func (it *item) stream() string {
 // queue contains the events that a channel has read from the log and not yet
 // delivered, in log order. It is pure.
 type queue struct {
-	seen  int64            // every entry up to it was looked at
+	seen  int64            // every entry up to it was read
 	open  []*item          // by rev, key and index
-	ahead map[string]int64 // what was delivered above the cursor, with its revision
-	batch *fleet.Batch     // what is sent together now, if anything
+	ahead map[string]int64 // delivered above the cursor, with its revision
+	batch *fleet.Batch     // what is being sent together, if anything
 }
 
-// maxOpen is how many items a queue has before it stops to read the log, and
-// maxAhead how many delivered ids it remembers above the cursor; what is
-// forgotten is delivered again after a restart.
+// maxOpen is the queue length at which reading the log stops, and maxAhead how
+// many delivered IDs above the cursor are kept; a forgotten one is delivered
+// again after a restart.
 const (
 	maxOpen  = 2000
 	maxAhead = 2000
@@ -60,14 +60,14 @@ func newQueue(d *fleet.Delivery) *queue {
 
 func (q *queue) full() bool { return len(q.open) >= maxOpen }
 
-// add takes an item unless it was delivered before.
+// add queues an item unless it was delivered before.
 func (q *queue) add(it *item) {
 	if _, done := q.ahead[it.id]; !done {
 		q.open = append(q.open, it)
 	}
 }
 
-// cursor is the revision up to which everything is done.
+// cursor returns the revision up to which everything is done.
 func (q *queue) cursor() int64 {
 	if len(q.open) > 0 {
 		return min(q.open[0].rev-1, q.seen)
@@ -94,9 +94,9 @@ func (q *queue) done(items []*item) {
 	}
 }
 
-// ready are up to n messages that may be sent now: of each worker its oldest
-// event, and of what is sent together all that is due. Those of workers for
-// whom something urgent waits come first.
+// ready returns up to n messages that may be sent now: the oldest event of each
+// worker, and everything due that is sent together. Workers with a pending
+// urgent event come first.
 func (q *queue) ready(now time.Time, n int) [][]*item {
 	var urgent, other [][]*item
 	pressing, busy := q.pressing(now), map[string]bool{}
@@ -119,7 +119,7 @@ func (q *queue) ready(now time.Time, n int) [][]*item {
 	return out[:min(n, len(out))]
 }
 
-// pressing are the streams in which something urgent is due.
+// pressing returns the streams in which an urgent event is due.
 func (q *queue) pressing(now time.Time) map[string]bool {
 	out := map[string]bool{}
 	for _, it := range q.open {
@@ -156,7 +156,7 @@ func (q *queue) message(first *item, now time.Time) []*item {
 			}
 			return m
 		}
-		q.batch = nil // it is sent one by one now
+		q.batch = nil // it is now sent one by one
 	}
 	var m []*item
 	for _, it := range q.open {
@@ -167,15 +167,15 @@ func (q *queue) message(first *item, now time.Time) []*item {
 	return m
 }
 
-// unread reports whether a part of what is sent together is still to be read from
+// unread reports whether a part of the combined message must still be read from
 // the log.
 func (q *queue) unread() bool { return q.batch != nil && q.seen < q.batch.UpTo && !q.full() }
 
-// frozen reports whether it belongs to what is sent together now.
+// frozen reports whether it belongs to the combined message being sent.
 func (q *queue) frozen(it *item) bool { return slices.Contains(q.batch.Items, it.id) }
 
-// freeze fixes what is sent together, until it is done; it reports whether that
-// is news.
+// freeze fixes the content of the combined message until it is done. It reports
+// whether the content changed.
 func (q *queue) freeze(items []*item) bool {
 	if !items[0].together || q.batch != nil {
 		return false
@@ -188,7 +188,7 @@ func (q *queue) freeze(items []*item) bool {
 	return true
 }
 
-// due counts what should have been sent by now.
+// due counts items that should have been sent by now.
 func (q *queue) due(now time.Time) (n int) {
 	for _, it := range q.open {
 		if !now.Before(it.due) {
@@ -198,10 +198,10 @@ func (q *queue) due(now time.Time) (n int) {
 	return n
 }
 
-// maxDigest is how many events one message holds.
+// maxDigest is the maximum number of events of one message.
 const maxDigest = 200
 
-// wake is when the next item is ripe; zero if none waits.
+// wake returns when the next item is due; zero if there is none.
 func (q *queue) wake() time.Time {
 	var at time.Time
 	busy := map[string]bool{}
@@ -221,7 +221,7 @@ func (q *queue) wake() time.Time {
 	return at
 }
 
-// inOrder sorts what was read from a listing, whose order is that of keys.
+// inOrder sorts items read from a listing, which is sorted by key.
 func inOrder(items []*item) {
 	slices.SortStableFunc(items, func(a, b *item) int {
 		return cmp.Or(cmp.Compare(a.rev, b.rev), cmp.Compare(a.key, b.key), cmp.Compare(a.index, b.index))

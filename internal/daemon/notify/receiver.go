@@ -20,20 +20,20 @@ type message struct {
 	id     string
 	events []event
 
-	// Of mail: who gets it, if not all, and all that it is addressed to; and
-	// who does not get it now, since an earlier one is still on its way there.
+	// Mail only: the recipients, if not all; all addressees; and those that do
+	// not get it now because an earlier mail to them is pending.
 	only, named []string
 	held        []string
 }
 
-// event is one of them, with what its entry does not hold.
+// event is one event, with data that its entry does not contain.
 type event struct {
 	id    string
 	name  string
 	entry fleet.Entry
-	links map[string]string // of a warning: by verb
-	late  bool              // a warning of what should have happened by now
-	page  string            // of a pause: the worker's page, if it has an address
+	links map[string]string // of a warning, by verb
+	late  bool              // a warning of something that should have happened by now
+	page  string            // of a pause: the worker's page, if it has a URL
 }
 
 // data is a webhook's data for an event: the entry, a warning's links, and
@@ -42,7 +42,7 @@ type data struct {
 	fleet.Entry
 	PauseAt *time.Time        `json:"pause_at,omitempty"`
 	Links   map[string]string `json:"links,omitempty"`
-	Page    string            `json:"page,omitempty"` // of the worker that is paused
+	Page    string            `json:"page,omitempty"` // of the paused worker
 }
 
 // receiver sends messages to one place.
@@ -51,7 +51,7 @@ type receiver interface {
 	close()
 }
 
-// open makes the receiver of a channel.
+// open returns the receiver of a channel.
 func (n *Notifier) open(name string, c fleet.Channel, s fleet.Settings) (receiver, error) {
 	secret := func(field string, ref fleet.Secret) (string, error) {
 		v, err := n.cfg.Secret(ref)
@@ -95,7 +95,7 @@ func (n *Notifier) open(name string, c fleet.Channel, s fleet.Settings) (receive
 	return &hook{client, "lull/" + n.cfg.Fleet.ID()}, nil
 }
 
-// hook is a webhook that takes CloudEvents.
+// hook is a webhook that accepts CloudEvents.
 type hook struct {
 	client *webhook.Client
 	source string
@@ -179,7 +179,7 @@ func (b *mailbox) send(ctx context.Context, m message) error {
 
 var errWaits = errors.New("an earlier mail is still on its way there")
 
-// partly is the error of a mail that some of those named have not got.
+// partly is the error of a mail that some of its recipients did not get.
 type partly struct {
 	smtp.Partly
 	named []string

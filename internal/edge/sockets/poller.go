@@ -26,9 +26,10 @@ type Poller struct {
 	done    chan struct{} // closed when Run returns
 }
 
-// The 64 bits that epoll gives back are a guard's id and the place of the socket
-// in it. Ids are never reused, so an event that was already fetched when its guard
-// was closed finds nobody, even when the descriptor's number is in use again.
+// The 64 bits that epoll gives back are a guard's id and the place of the
+// socket in it. Ids are never reused, so an event that was already fetched when
+// its guard was closed finds no guard, even when the descriptor's number is in
+// use again.
 const (
 	placeBits = 20
 	maxPlaces = 1 << placeBits
