@@ -27,7 +27,7 @@ func callsPart(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return err
 	}
-	span := 11 * time.Second // two looks at the program
+	span := 11 * time.Second // two probes of the program
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	fmt.Fprintf(w, "connections in %s\tsystem calls of the daemon\tits context switches\tits CPU\t\n", span)
 	for _, n := range []int{0, 2_000, 20_000} {

@@ -54,8 +54,8 @@ type Activity struct {
 	LastArrival time.Time // zero: never
 }
 
-// Stirred says that something is waiting or on its way at this instant: a
-// fence that sees it must thaw, whatever it thinks of quiet connections.
+// Stirred reports whether something is waiting or in flight at this instant. A
+// fence that sees it must thaw, however it treats quiet connections.
 func (a Activity) Stirred() bool { return a.Waiting > 0 || a.Moving > 0 }
 
 func (g *gate) activity() Activity {
@@ -84,8 +84,8 @@ func stamp(ns int64) time.Time {
 
 func (g *gate) sub(n uint64) { g.word.Add(^(n - 1)) }
 
-// enter counts an arrival as inside. When the gate is held it turns it into a
-// waiting one and answers false; it is counted either way.
+// enter counts an arrival as inside. If the gate is held, it makes the arrival
+// a waiting one and returns false. It is counted either way.
 func (g *gate) enter() bool {
 	if g.word.Add(insideOne)&heldFlag == 0 {
 		return true
@@ -107,9 +107,9 @@ func (g *gate) insideToWaiting() { g.word.Add(waitingOne - insideOne) }
 func (g *gate) leaveInside()     { g.sub(insideOne) }
 func (g *gate) leaveWaiting()    { g.sub(waitingOne) }
 
-// begin opens a section in which bytes go to the backend; end closes it. When
-// the gate is held or the backend asleep, begin counts the caller as waiting
-// and answers false.
+// begin opens a section in which bytes go to the backend; end closes it. If the
+// gate is held or the backend asleep, begin counts the caller as waiting and
+// returns false.
 func (g *gate) begin() bool {
 	if g.word.Add(movingOne)&(heldFlag|asleepFlag) == 0 {
 		return true

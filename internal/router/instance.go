@@ -37,8 +37,8 @@ func (o Options) withDefaults() (Options, error) {
 	return o, errors.Join(errs...)
 }
 
-// Instance is one thing that can be asleep, with all its listeners. Its methods
-// may be called from any goroutine.
+// Instance is one object that can be asleep, with all its listeners. Its
+// methods are safe for concurrent use.
 type Instance struct {
 	name  string
 	waker Waker
@@ -68,22 +68,22 @@ func (in *Instance) Name() string { return in.name }
 // are counted in Open.
 func (in *Instance) Hold() { in.gate.setHeld() }
 
-// Release opens the gate and marks the backend awake. Everybody who waits asks
-// the waker.
+// Release opens the gate and marks the backend awake. Every waiting connection
+// asks the waker.
 func (in *Instance) Release() {
 	in.gate.setAwake()
 	in.afterGate()
 }
 
 // Sleep opens the gate after a pause was committed: arrivals, and bytes on open
-// connections, ask for a wake. Ready must answer no before it is called.
+// connections, request a wake. Ready must return false before Sleep is called.
 func (in *Instance) Sleep() {
 	in.gate.setAsleep()
 	in.afterGate()
 }
 
-// afterGate starts the wake that waiters need. Noise that was held is let go
-// once the backend is awake, without asking for anything.
+// afterGate starts the wake that waiters need. Held noise is released once the
+// backend is awake, and requests nothing.
 func (in *Instance) afterGate() {
 	in.mu.Lock()
 	var quiet []*waiter
@@ -104,10 +104,10 @@ func (in *Instance) afterGate() {
 	}
 }
 
-// Activity reads what is open, waiting and moving, in one atomic step.
+// Activity returns what is open, waiting and moving, in one atomic step.
 func (in *Instance) Activity() Activity { return in.gate.activity() }
 
-// Stats reads the counters that explain what happened to clients.
+// Stats returns the counters of clients' outcomes.
 func (in *Instance) Stats() Stats {
 	s := in.stats.snapshot(in.opt.Noise)
 	s.Waiting = in.gate.activity().Waiting
@@ -130,8 +130,8 @@ func (in *Instance) OpenSince(t time.Time) int {
 	return n
 }
 
-// Owed counts open connections and HTTP requests whose bytes the backend has and
-// has not answered with a byte since. It costs one step per open connection.
+// Owed counts open connections and HTTP requests whose bytes reached the
+// backend and were not answered since. It costs one step per open connection.
 func (in *Instance) Owed() int {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -194,8 +194,9 @@ func (in *Instance) unlisten() {
 	}
 }
 
-// drain waits for the last connection. It looks a few times a second: closing
-// is rare, and a wake-up per closed connection would cost every connection.
+// drain waits for the last connection. It polls a few times a second: closing
+// is rare, and a notification per closed connection would cost every
+// connection.
 func (in *Instance) drain(ctx context.Context) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -29,8 +29,8 @@ func (w *waiter) resume(err error) {
 	w.ch <- err
 }
 
-// queue is the list of waiters of one instance and the one wake that is asked
-// for on their behalf. Guarded by Instance.mu.
+// queue is the list of waiters of one instance and the one wake requested for
+// them. Guarded by Instance.mu.
 type queue struct {
 	first, last *waiter
 	asking      int // waiters that are not noise
@@ -139,14 +139,15 @@ func (in *Instance) kick() {
 	in.flights.Go(func() { in.fly(ctx, arrival, rounds) })
 }
 
-// fly asks for one wake and hands its outcome to everybody who waits.
+// fly requests one wake and passes its outcome to every waiter.
 func (in *Instance) fly(ctx context.Context, arrival Arrival, rounds int) {
 	err := in.wake(ctx, arrival, rounds)
 	in.mu.Lock()
 	in.q.cancel(nil)
 	in.q.flying = false
 	if err != nil && errors.Is(context.Cause(ctx), errAbandoned) {
-		// Whoever came after the last one had left still wants a wake.
+		// Connections that came after the last waiter had left still need a
+		// wake.
 		in.kick()
 		in.mu.Unlock()
 		return
@@ -161,8 +162,8 @@ func (in *Instance) fly(ctx context.Context, arrival Arrival, rounds int) {
 	}
 }
 
-// wake calls the waker once. A repeated call for the same waiter (the waker
-// said it is up, yet Ready said no) is delayed, so that a confused waker costs
+// wake calls the waker once. A repeated call for the same waiter (Wake
+// succeeded, but Ready returned false) is delayed, so that a faulty waker costs
 // no CPU.
 func (in *Instance) wake(ctx context.Context, arrival Arrival, rounds int) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, in.opt.WakeTimeout)

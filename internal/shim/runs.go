@@ -18,8 +18,8 @@ import (
 	"lull/internal/link/shimctl"
 )
 
-// Mark is the environment entry by which processes of an instance are found
-// again when they left their parents.
+// Mark returns the environment entry that identifies processes of an instance
+// that left their parents.
 func Mark(id string) string { return "LULL_INSTANCE_ID=" + id }
 
 // stageLimit bounds the steps between fork and program.
@@ -74,7 +74,7 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 	}
 	s.mu.Lock()
 	early := r.state == over // the program has ended already
-	// Who starts the next run knows how those before it ended.
+	// The requester of the next run knows how earlier ones ended.
 	gone := s.dropExits(r.ID, func(run uint64) bool { return run < m.Run })
 	if !early {
 		r.state = alive
@@ -99,11 +99,11 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 	return a, nil
 }
 
-// sweepLimit bounds the end of what an earlier run left in its group.
+// sweepLimit bounds the cleanup of an earlier run's group.
 const sweepLimit = 5 * time.Second
 
-// sweep ends what an earlier run of the same id left in the groups, and lets
-// them run, because a program started into a frozen group would never begin.
+// sweep kills what an earlier run of the same ID left in the groups, and thaws
+// them, because a program started in a frozen group would never begin.
 func (s *Shim) sweep(ctx context.Context, r *run) error {
 	if len(r.Cgroups) == 0 {
 		return nil
@@ -167,8 +167,9 @@ func checkStart(m shimctl.Start) error {
 	return nil
 }
 
-// onceOver does what a run that lives stands in the way of. Where the process of
-// the run is gone and only its end has not been collected yet, it waits for that.
+// onceOver runs do, which requires that the run is over. If the process of the
+// run has ended and only its exit has not been collected yet, it waits for
+// that.
 func (s *Shim) onceOver(ctx context.Context, id string, do func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
 	defer cancel()
@@ -204,7 +205,7 @@ func (s *Shim) collecting(id string) bool {
 	return errors.Is(err, proc.ErrGone) || err == nil && (st.Start != start || st.Ended())
 }
 
-// claim makes r the run of its id, unless one lives.
+// claim makes r the run of its ID, unless another is running.
 func (s *Shim) claim(r *run) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,8 +275,8 @@ func (s *Shim) lend(id string, addrs []string) ([]int, string, error) {
 	return fds, strings.Join(names, ":"), nil
 }
 
-// openPipe makes the named pipe of a run. It is opened in both directions, so
-// that the program can write whether or not anybody reads.
+// openPipe creates the named pipe of a run. It is opened in both directions, so
+// that the program can write even without a reader.
 func (s *Shim) openPipe(path, who string) (int, error) {
 	s.logs.names.Lock()
 	defer s.logs.names.Unlock()
@@ -286,7 +287,7 @@ func (s *Shim) openPipe(path, who string) (int, error) {
 		return -1, fmt.Errorf("cannot make the pipe %s: %w", path, err)
 	}
 	if who != "" && os.Geteuid() == 0 {
-		// A program may open /dev/stdout again, which asks for permission anew.
+		// A program may reopen /dev/stdout, which checks the permissions again.
 		if uid, gid, _, err := lookup(who); err == nil {
 			if err := os.Chown(path, uid, gid); err != nil {
 				return -1, errors.Join(err, remove(path))
@@ -300,7 +301,7 @@ func (s *Shim) openPipe(path, who string) (int, error) {
 	return fd, nil
 }
 
-// exec runs a command beside an instance.
+// exec runs a command inside an instance.
 func (s *Shim) exec(ctx context.Context, q *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Exec
 	if err := q.Into(&m); err != nil {

@@ -26,7 +26,7 @@ type Config struct {
 	Linger time.Duration // without a daemon and without a run, after which the shim ends; default 1 min
 }
 
-// Shim keeps the runs of one host. Make one with New and run it once.
+// Shim keeps the runs of one host. Create it with New and run it once.
 type Shim struct {
 	cfg     Config
 	dir     *directory
@@ -41,7 +41,7 @@ type Shim struct {
 	begin   sync.RWMutex // held for reading while a program is being started
 	thawing sync.Mutex   // held while everything is thawed because no daemon runs
 
-	silentAt time.Time // when watch expects the heartbeat to be missed; belongs to it
+	silentAt time.Time // when watch expects to miss the heartbeat; owned by watch
 
 	mu              sync.Mutex
 	pulse           shimctl.Pulse // the daemon's heartbeat
@@ -55,13 +55,13 @@ type Shim struct {
 	last            uint64                     // number of the last such command
 	exits           map[string]exits           // by id, not acknowledged
 	held            map[string][]held          // listening sockets, by id
-	filters         map[int]*filter            // what reports binds, by descriptor
-	others          map[string]shimctl.Outside // what others may have frozen for the daemon
+	filters         map[int]*filter            // descriptors that report binds
+	others          map[string]shimctl.Outside // what other programs may have frozen for the daemon
 	thawed          []shimctl.Thawing          // not acknowledged
 	notes           *notifier
 	trying          sync.Mutex // held while a handoff is tried
 	tried           *shimctl.HandoffCheck
-	alone           time.Time // since when no daemon is there; zero while one is
+	alone           time.Time // since when no daemon is connected; zero while one is
 }
 
 // exits are how runs of one id ended, by run.
@@ -89,8 +89,8 @@ const (
 
 func (r *run) key() key { return key{r.ID, r.Run.Run} }
 
-// New takes the directory, loads what an earlier shim left there and opens the
-// socket. Faults of single state files do not stop it: they are logged by name.
+// New opens the directory, loads the state of an earlier shim and opens the
+// socket. Faulty state files do not stop it: they are logged by name.
 func New(cfg Config) (*Shim, error) {
 	if cfg.Gone == 0 {
 		cfg.Gone = 2 * time.Second
@@ -126,7 +126,8 @@ func New(cfg Config) (*Shim, error) {
 }
 
 // Run serves the daemon until ctx ends or there has been nothing to keep for
-// Config.Linger, then thaws every run and returns. The programs run on.
+// Config.Linger. Then it thaws every run and returns. The programs continue to
+// run.
 func (s *Shim) Run(ctx context.Context) error {
 	l, err := shimctl.Listen(s.dir.path + "/shim.sock")
 	if err != nil {
@@ -162,7 +163,7 @@ func (s *Shim) Run(ctx context.Context) error {
 func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 	timer := time.NewTimer(s.cfg.Gone)
 	defer timer.Stop()
-	thawed := time.Time{} // the absence that was answered
+	thawed := time.Time{} // the absence that was already handled
 	for {
 		s.mu.Lock()
 		alone, busy, others := s.alone, s.busyLocked(), len(s.others)
@@ -233,8 +234,8 @@ func (s *Shim) note() {
 	}
 }
 
-// welcome ends our being alone. It waits for a thaw that has begun, so that the
-// daemon learns of it before it does anything.
+// welcome ends the absence of a daemon. It waits for a thaw in progress, so
+// that the daemon learns of it before it does anything.
 func (s *Shim) welcome() shimctl.Welcome {
 	s.thawing.Lock()
 	defer s.thawing.Unlock()
@@ -271,7 +272,7 @@ func (s *Shim) left() {
 	s.note()
 }
 
-// load reads what an earlier shim left.
+// load reads the state of an earlier shim.
 func (s *Shim) load() error {
 	ended, err1 := loadAll(s.dir.path+"/exits", validEnded)
 	runs, err2 := loadAll(s.dir.path+"/runs", validRun)
@@ -296,8 +297,9 @@ func (s *Shim) load() error {
 	return errors.Join(errs...)
 }
 
-// takeUp makes a run of an earlier shim ours, as far as that goes: its log, its
-// end (without its code) and thaw duty. A run that ended unseen is lost.
+// takeUp adopts a run of an earlier shim as far as possible: its log, its end
+// (without its code) and the duty to thaw it. A run whose end was missed is
+// lost.
 func (s *Shim) takeUp(r shimctl.Run) error {
 	r.Adopted, r.Exit = true, nil
 	n := &run{Run: r, state: alive}
@@ -340,7 +342,7 @@ func (s *Shim) watchStranger(r *run) error {
 	if err != nil {
 		return fmt.Errorf("cannot watch process %d of %s: %w", r.PID, r.ID, err)
 	}
-	// Looked at after it was opened, so it is that process or a later one.
+	// Checked after it was opened, so it is that process or a later one.
 	st, err := s.proc.Stat(r.PID)
 	if errors.Is(err, proc.ErrGone) || err == nil && (st.Start != r.Start || st.Ended()) {
 		unix.Close(pidfd)
@@ -362,7 +364,7 @@ func (s *Shim) noteExit(k key, e shimctl.Exit) {
 	s.exits[k.id][k.run] = e
 }
 
-// dropExits forgets the exits of id for which old says so, and gives their keys.
+// dropExits removes the exits of id selected by old, and returns their keys.
 // The caller holds mu.
 func (s *Shim) dropExits(id string, old func(run uint64) bool) (gone []key) {
 	for n := range s.exits[id] {
@@ -398,8 +400,8 @@ func (s *Shim) strangerEnded(pid int) {
 func (s *Shim) ends(r *run, e shimctl.Exit) {
 	m := shimctl.Ended{ID: r.ID, Run: r.Run.Run, Exit: e}
 	if err := save(s.dir.exitFile(r.key()), m, true); err != nil {
-		// It is kept in memory and told all the same; only a death of the shim
-		// before the acknowledgement would lose the code.
+		// It is kept in memory and reported nevertheless. Only if the shim dies
+		// before the acknowledgement is the code lost.
 		s.log.Error("an exit is not on disk", "instance", r.ID, "error", err)
 	}
 	s.mu.Lock()

@@ -170,9 +170,9 @@ func notJSON(body []byte) string {
 	return err.Error()
 }
 
-// NeverNull says in the document that lists of answers are never null: huma
-// takes any slice for nullable. Schemas that a request uses as well stay as
-// they are there. Call it once, after all routes are registered.
+// NeverNull declares in the document that lists in answers are never null: huma
+// considers any slice nullable. Schemas also used by requests are unchanged.
+// Call it once, after all routes are registered.
 func NeverNull(doc *huma.OpenAPI) {
 	asked := map[*huma.Schema]bool{}
 	var answered []*huma.Schema
