@@ -1,0 +1,213 @@
+package shim
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// bindCall is a bind as the program asked for it.
+type bindCall struct {
+	pid  int // of the process; its threads share their descriptors
+	fd   int
+	addr netip.AddrPort
+}
+
+// readCall reads what a thread binds. It reports false for what is not TCP over
+// IP, or cannot be such.
+func readCall(n *seccompNotif) (bindCall, bool, error) {
+	c := bindCall{}
+	if n.pid == 0 {
+		return c, false, nil
+	}
+	fd, at, size := n.args[0], n.args[1], n.args[2]
+	if n.arch == archI386 && n.nr == socketcall {
+		var b [12]byte
+		if err := readMemory(int(n.pid), n.args[1], b[:]); err != nil {
+			return c, false, err
+		}
+		word := func(i int) uint64 { return uint64(binary.NativeEndian.Uint32(b[4*i:])) }
+		fd, at, size = word(0), word(1), word(2)
+	}
+	if size < unix.SizeofSockaddrInet4 {
+		return c, false, nil
+	}
+	b := make([]byte, min(int(min(size, 128)), unix.SizeofSockaddrInet6))
+	if err := readMemory(int(n.pid), at, b); err != nil {
+		return c, false, err
+	}
+	port := binary.BigEndian.Uint16(b[2:])
+	switch family := binary.NativeEndian.Uint16(b); {
+	case family == unix.AF_INET:
+		c.addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), port)
+	case family == unix.AF_INET6 && len(b) >= 24:
+		c.addr = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[8:24])), port)
+	default:
+		return c, false, nil
+	}
+	if port == 0 {
+		return c, false, nil
+	}
+	var err error
+	c.fd = int(int32(uint32(fd)))
+	c.pid, err = processOf(int(n.pid))
+	return c, err == nil, err
+}
+
+func readMemory(tid int, at uint64, b []byte) error {
+	local := []unix.Iovec{{Base: &b[0]}}
+	local[0].SetLen(len(b))
+	n, err := unix.ProcessVMReadv(tid, local, []unix.RemoteIovec{{Base: uintptr(at), Len: len(b)}}, 0)
+	if err == nil && n < len(b) {
+		err = unix.EFAULT
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read the address that thread %d binds: %w", tid, err)
+	}
+	return nil
+}
+
+// processOf is the process of a thread.
+func processOf(tid int) (int, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "Tgid:"); ok {
+			var pid int
+			_, err := fmt.Sscan(v, &pid)
+			return pid, err
+		}
+	}
+	return 0, fmt.Errorf("cannot find the process of thread %d", tid)
+}
+
+// socketOf returns a duplicate of a process's descriptor.
+func socketOf(pid, fd int) (int, error) {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1, fmt.Errorf("cannot open process %d: %w", pid, err)
+	}
+	defer unix.Close(pidfd)
+	own, err := unix.PidfdGetfd(pidfd, fd, 0)
+	if err != nil {
+		return -1, fmt.Errorf("cannot duplicate descriptor %d of process %d: %w", fd, pid, err)
+	}
+	return own, nil
+}
+
+// inodeOf identifies a socket; 0 when it cannot be told.
+func inodeOf(fd int) uint64 {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// replaceable reports whether own is a fresh TCP socket of our own network
+// namespace, which kept can stand in for.
+func replaceable(own, kept int) bool {
+	opt := func(fd, name int) int { v, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, name); return v }
+	if opt(own, unix.SO_TYPE) != unix.SOCK_STREAM || opt(own, unix.SO_ACCEPTCONN) != 0 {
+		return false
+	}
+	// A multipath socket is given a plain one, which it falls back to anyway.
+	if p := opt(own, unix.SO_PROTOCOL); p != unix.IPPROTO_TCP && p != unix.IPPROTO_MPTCP {
+		return false
+	}
+	if device, err := unix.GetsockoptString(own, unix.SOL_SOCKET, unix.SO_BINDTODEVICE); err == nil && device != "" {
+		return false
+	}
+	cookie := func(fd int) uint64 {
+		v, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		if err != nil {
+			return 0 // before Linux 5.14
+		}
+		return v
+	}
+	return cookie(own) == cookie(kept)
+}
+
+// inUse reports whether a process of the run still has the socket open. Not
+// knowing is no.
+func (s *Shim) inUse(f *filter, inode uint64) bool {
+	s.mu.Lock()
+	r := s.runs[f.id]
+	s.mu.Unlock()
+	if r == nil || r.Run.Run != f.run {
+		return false
+	}
+	pids, err := s.proc.Tree(r.PID, Mark(r.ID), []int{os.Getpid(), 1})
+	if err != nil {
+		s.log.Warn("not all of an instance was searched for its socket", "instance", f.id, "error", err)
+	}
+	for _, pid := range pids {
+		fds, err := s.proc.Sockets(pid)
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			if fd.Inode == inode {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// closesOnExec reports whether a process's descriptor is closed by exec. A
+// program that replaces itself relies on its own choice.
+func closesOnExec(pid, fd int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
+	if err != nil {
+		return true
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "flags:"); ok {
+			var flags int
+			if _, err := fmt.Sscanf(strings.TrimSpace(v), "%o", &flags); err == nil {
+				return flags&unix.O_CLOEXEC != 0
+			}
+		}
+	}
+	return true
+}
+
+// carried are options that a program sets before it binds.
+var carried = []struct{ level, name int }{
+	{unix.SOL_SOCKET, unix.SO_REUSEADDR}, {unix.SOL_SOCKET, unix.SO_REUSEPORT}, {unix.SOL_SOCKET, unix.SO_KEEPALIVE},
+	{unix.SOL_SOCKET, unix.SO_OOBINLINE}, {unix.SOL_SOCKET, unix.SO_MARK}, {unix.SOL_SOCKET, unix.SO_PRIORITY},
+	{unix.IPPROTO_TCP, unix.TCP_NODELAY}, {unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE},
+	{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT}, {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT},
+	{unix.IPPROTO_TCP, unix.TCP_SYNCNT}, {unix.IPPROTO_TCP, unix.TCP_FASTOPEN},
+}
+
+// carryOptions gives kept the options of the program's own socket. Those that it
+// had of an earlier run go with that.
+func carryOptions(own, kept int) {
+	for _, o := range carried {
+		want, err := unix.GetsockoptInt(own, o.level, o.name)
+		if err != nil {
+			continue // not of this kind of socket
+		}
+		if has, err := unix.GetsockoptInt(kept, o.level, o.name); err == nil && has != want {
+			_ = unix.SetsockoptInt(kept, o.level, o.name, want) // it works without
+		}
+	}
+	for _, name := range []int{unix.SO_RCVBUF, unix.SO_SNDBUF} {
+		want, err := unix.GetsockoptInt(own, unix.SOL_SOCKET, name)
+		if has, herr := unix.GetsockoptInt(kept, unix.SOL_SOCKET, name); err == nil && herr == nil && has != want {
+			_ = unix.SetsockoptInt(kept, unix.SOL_SOCKET, name, want/2) // the kernel doubles it
+		}
+	}
+	flags, err := unix.FcntlInt(uintptr(own), unix.F_GETFL, 0)
+	if err == nil {
+		_ = unix.SetNonblock(kept, flags&unix.O_NONBLOCK != 0)
+	}
+}

@@ -1,0 +1,116 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"lull/internal/link/shimctl"
+)
+
+// filter is the descriptor that reports the binds of one run.
+type filter struct {
+	key
+	fd     int
+	handed map[uint64]bool // inodes of sockets that this run was given
+}
+
+// addFilter takes fd, which reports the binds of a run.
+func (s *Shim) addFilter(k key, fd int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.filterOf(k) != nil {
+		unix.Close(fd)
+		return nil
+	}
+	f := &filter{key: k, fd: fd, handed: map[uint64]bool{}}
+	s.filters[fd] = f
+	if err := s.notes.watch(fd); err != nil {
+		delete(s.filters, fd)
+		unix.Close(fd)
+		return fmt.Errorf("cannot watch the binds of %s: %w", k.id, err)
+	}
+	return nil
+}
+
+// filterOf finds the filter of a run; the caller holds mu.
+func (s *Shim) filterOf(k key) *filter {
+	for _, f := range s.filters {
+		if f.key == k {
+			return f
+		}
+	}
+	return nil
+}
+
+// dropFilter closes a descriptor that reports nothing any more.
+func (s *Shim) dropFilter(fd int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.filters[fd] == nil {
+		return
+	}
+	delete(s.filters, fd)
+	// The daemon may have a duplicate, with which epoll would keep reporting the
+	// end under a number that is another filter's by then.
+	if err := unix.EpollCtl(s.notes.epfd, unix.EPOLL_CTL_DEL, fd, nil); err != nil {
+		s.log.Error("cannot stop watching binds", "error", err)
+	}
+	unix.Close(fd)
+}
+
+// filter answers the verb of that name.
+func (s *Shim) filter(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
+	var m shimctl.Filter
+	if err := r.Into(&m); err != nil {
+		return shimctl.Answer{}, err
+	}
+	if err := validID(m.ID); err != nil || len(r.FDs) > 1 {
+		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot use the filter of %q with %d descriptors: want an id and at most one", m.ID, len(r.FDs))
+	}
+	k := key{m.ID, m.Run}
+	if len(r.FDs) == 1 {
+		fd := r.FDs[0]
+		r.FDs[0] = -1
+		if err := s.addFilter(k, fd); err != nil {
+			return shimctl.Answer{}, err
+		}
+		s.mu.Lock()
+		f := s.filterOf(k)
+		s.mu.Unlock()
+		if f != nil {
+			s.resumeBind(f)
+		}
+		return shimctl.Answer{}, nil
+	}
+	fd, err := s.dupFilter(k)
+	if err != nil {
+		return shimctl.Answer{}, err
+	}
+	return shimctl.Answer{FDs: []int{fd}, Close: true}, nil
+}
+
+// dupFilter duplicates what reports the binds of a run.
+func (s *Shim) dupFilter(k key) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.filterOf(k)
+	if f == nil {
+		return -1, shimctl.Errorf(shimctl.CodeNotFound, "cannot give what reports the binds of %s: there is none", k.id)
+	}
+	fd, err := unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return -1, shimctl.Errorf(shimctl.CodeFailed, "cannot duplicate what reports the binds of %s: %w", k.id, err)
+	}
+	return fd, nil
+}
+
+// takeFilter takes what the exec stage gave. Without a filter it is an error that
+// names the step.
+func (s *Shim) takeFilter(k key, w stageWords) error {
+	if w.fd < 0 {
+		return &shimctl.Error{Code: shimctl.CodeStage, Step: shimctl.StepHandoff, Message: "cannot hand sockets over: " + w.why}
+	}
+	return s.addFilter(k, w.fd)
+}

@@ -1,0 +1,115 @@
+package shim
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// seccompNotif is struct seccomp_notif of the kernel.
+type seccompNotif struct {
+	id    uint64
+	pid   uint32 // of the thread; 0 when it is not in our pid namespace
+	flags uint32
+	nr    int32
+	arch  uint32
+	ip    uint64
+	args  [6]uint64
+}
+
+// seccompResponse is struct seccomp_notif_resp.
+type seccompResponse struct {
+	id    uint64
+	val   int64
+	err   int32
+	flags uint32
+}
+
+// seccompAddFD is struct seccomp_notif_addfd.
+type seccompAddFD struct {
+	id         uint64
+	flags      uint32
+	srcfd      uint32
+	newfd      uint32
+	newfdFlags uint32
+}
+
+// Requests on a reporting descriptor that package unix does not have.
+const (
+	notifIDValid = 0x40082102
+	notifAddFD   = 0x40182103
+)
+
+// slot is the report that is being answered, in memory that is shared with a
+// file: the kernel writes the report there, so that a shim that is killed before
+// it has answered leaves it to the next one. The kernel gives a report to one
+// reader only.
+type slot struct {
+	notif seccompNotif // id 0: none
+	run   uint64
+	idLen uint32
+	id    [128]byte
+}
+
+func (s *slot) owner() key { return key{string(s.id[:min(int(s.idLen), len(s.id))]), s.run} }
+
+// notifier reads reports.
+type notifier struct {
+	epfd int
+	stop [2]int // a pipe; a byte in it ends the reader
+	slot *slot
+	left slot       // what a shim before this one had read and not answered
+	mu   sync.Mutex // held while a report is answered
+}
+
+func newNotifier(path string) (*notifier, error) {
+	n := &notifier{}
+	var err error
+	if n.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, err
+	}
+	if err := unix.Pipe2(n.stop[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return nil, err
+	}
+	if err := n.watch(n.stop[0]); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	size := os.Getpagesize()
+	if err := f.Truncate(int64(size)); err != nil {
+		return nil, err
+	}
+	b, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("cannot map %s: %w", path, err)
+	}
+	n.slot = (*slot)(unsafe.Pointer(&b[0]))
+	n.left = *n.slot
+	return n, nil
+}
+
+func (n *notifier) watch(fd int) error {
+	return unix.EpollCtl(n.epfd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
+}
+
+func valid(fd int, id uint64) bool { return ioctl(fd, notifIDValid, unsafe.Pointer(&id)) == nil }
+
+func ioctl(fd int, req uintptr, arg unsafe.Pointer) error {
+	for {
+		_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
+		switch e {
+		case 0:
+			return nil
+		case unix.EINTR:
+			continue
+		}
+		return e
+	}
+}
