@@ -271,7 +271,7 @@ func (l *lane) settled(ctx context.Context) (o hostctl.Instance, err error) {
 // until sleeps until shortly before at and spins for the rest, for microsecond
 // accuracy.
 func until(at time.Time) {
-	time.Sleep(time.Until(at) - 200*time.Microsecond) // the aim is real time
+	time.Sleep(time.Until(at) - 200*time.Microsecond) // outside a bubble: the aim is real time
 	for time.Now().Before(at) {
 	}
 }
