@@ -71,7 +71,7 @@ func (h *host) startDaemon(ctx context.Context) error {
 	}
 	defer logs.Close()
 	h.cmd = exec.Command(filepath.Join(h.s.bin, "lull"), "host", "--data", filepath.Join(h.s.data, "host"), "--socket", h.socket,
-		"--probe", "500ms", "--stop-after", "0", "--stop-all")
+		"--probe-interval", "500ms", "--stop-after", "0", "--stop-all")
 	h.cmd.Stdout, h.cmd.Stderr = logs, logs
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the demo, which ends things in order
 	if err := h.cmd.Start(); err != nil {

@@ -52,7 +52,7 @@ func newRig(ctx context.Context, s settings) (r *rig, err error) {
 	defer log.Close()
 	r.cmd = exec.Command(filepath.Join(r.dir, "lull"), "host", "--data", filepath.Join(r.dir, "data"), "--socket", filepath.Join(r.dir, "host.sock"),
 		"--vm-machine", s.machine, "--stop-after", "0", "--pause-after", "0",
-		"--wakes", strconv.Itoa(s.wakes), "--memory", s.budget, "--wake-wait", "10m")
+		"--max-concurrent-boots", strconv.Itoa(s.wakes), "--memory", s.budget, "--start-timeout", "10m")
 	r.cmd.Stdout, r.cmd.Stderr = log, log
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := r.cmd.Start(); err != nil {

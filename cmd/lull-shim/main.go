@@ -49,7 +49,7 @@ func run() int {
 	limit, err := shim.RaiseFiles()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err != nil {
-		log.Warn("the limit of open files stays", "limit", limit, "error", err)
+		log.Warn("the limit of open files stays", "limit", limit, "err", err)
 	}
 	debug.SetGCPercent(50) // it lives for months and does little
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -61,7 +61,7 @@ func run() int {
 		return 1
 	}
 	if err := s.Run(ctx); err != nil {
-		log.Error("ended", "error", err)
+		log.Error("ended", "err", err)
 		return 1
 	}
 	return 0

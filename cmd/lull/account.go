@@ -25,14 +25,14 @@ func accountText(w io.Writer, a evidence.Account, at time.Time) {
 	if c := a.Checked; c != nil {
 		same := ""
 		if c.At.After(c.Since) {
-			same = "; checks had said the same since " + clockTime(c.Since)
+			same = "; unchanged since the check at " + clockTime(c.Since)
 		}
 		if c.Until.After(c.At) {
-			same += "; they went on to until " + clockTime(c.Until)
+			same += "; unchanged until the check at " + clockTime(c.Until)
 		}
 		fmt.Fprintf(w, "From the check at %s%s.\n", clockTime(c.At), same)
 		if c.Differs {
-			fmt.Fprintf(w, "This version of lull judges it otherwise than was recorded then: %v\n", c.Was)
+			fmt.Fprintf(w, "This version of lull judges these readings differently than was recorded: %v", c.Was)
 		}
 	}
 	if len(a.Signals) > 0 {

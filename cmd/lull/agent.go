@@ -19,7 +19,7 @@ import (
 )
 
 func (c *cli) agentCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "agent", Short: "Stop this machine when nobody uses it", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "agent", Short: "Stop this machine when it is idle", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.agentRun(), c.agentStatus(), c.agentWhy(), c.agentReload(), c.agentSnooze(), c.agentComplete(), c.agentLease(), c.agentTTL(),
 		c.agentHistory(), c.agentHalt(), c.agentLs(), c.agentDoctor(), c.agentIAM(), c.agentInstall(), c.agentEnroll(), c.agentUninstall())
@@ -46,7 +46,7 @@ func (c *cli) agentSocket(flag string) string {
 }
 
 func (c *cli) agentStatus() *cobra.Command {
-	return c.onAgent(&cobra.Command{Use: "status", Short: "Show signals, stages, policy and what comes next", Args: args(cobra.NoArgs),
+	return c.onAgent(&cobra.Command{Use: "status", Short: "Show signals, stages, policy and the next action", Args: args(cobra.NoArgs),
 		Example: "  lull agent status\n  lull agent status --json"},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			s, err := cl.Status(cmd.Context())
@@ -72,7 +72,7 @@ func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 	case s.InstanceID != "":
 		where = s.InstanceID + " in " + s.Region
 	case s.Cloud != "" && s.Cloud != "none":
-		where = s.Cloud + ", instance not known yet"
+		where = s.Cloud + ", instance not yet known"
 	}
 	fmt.Fprintf(w, "lull agent %s (built %s), %s, watching since %s\n\n", s.Version, dash(s.BuildDate), where, clockTime(s.StartedAt))
 	for _, g := range s.Stages {
@@ -85,7 +85,7 @@ func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 	fmt.Fprintln(w)
 	signalTable(w, evidence.Signals(s.Verdict.At, s.Policy, s.Readings))
 	for _, name := range s.NotAsked {
-		fmt.Fprintf(w, "%s: not asked, since another signal is active\n", name)
+		fmt.Fprintf(w, "%s: not read, because another signal is active\n", name)
 	}
 	fmt.Fprintln(w)
 	verdictText(w, s.Verdict, nil)
@@ -95,7 +95,7 @@ func (c *cli) agentStatusText(w io.Writer, s agentctl.Status) {
 		case l.WorkerID != "":
 			what = fmt.Sprintf("the server knows it as worker %s; decides: %s", l.WorkerID, l.Holder)
 		case l.ReportedAt != nil:
-			what = "the server knows no worker that is this machine"
+			what = "the server has no worker for this machine"
 		}
 		if l.Error != "" {
 			what += " (not reached: " + l.Error + ")"
@@ -148,11 +148,11 @@ func outcomeText(o *agentctl.Outcome) string {
 }
 
 func (c *cli) agentWhy() *cobra.Command {
-	cmd := c.onAgent(&cobra.Command{Use: "why [MACHINE]", Short: "Say why this machine runs, or why it was stopped; now or at a past time", Args: args(cobra.MaximumNArgs(1)), ValidArgsFunction: c.completeAgents,
-		Long: `Say why a machine with an agent runs, or why, by whom and when it was stopped:
-each signal with its value, threshold, window and age, everything that speaks
-against a stop, and what would change that. Without MACHINE the agent of this one
-is asked; with it, the server, by what that machine's agent reported to it.`,
+	cmd := c.onAgent(&cobra.Command{Use: "why [MACHINE]", Short: "Explain why this machine runs or was stopped", Args: args(cobra.MaximumNArgs(1)), ValidArgsFunction: c.completeAgents,
+		Long: `Explain why a machine with an agent runs, or why, when and by whom it was stopped:
+each signal with its value, threshold, window and age, every reason against a stop,
+and what would change the outcome. Without MACHINE, ask the agent of this machine;
+with MACHINE, ask the server, which answers from that agent's reports.`,
 		Example: "  lull agent why\n  lull agent why --at 03:30\n  lull agent why i-0123456789abcdef0 --at 2h"},
 		func(cmd *cobra.Command, a []string, cl *agentctl.Client) error {
 			t, err := atTime(cmd)
@@ -218,10 +218,10 @@ func (c *cli) completeAgents(cmd *cobra.Command, a []string, _ string) (names []
 }
 
 func (c *cli) agentReload() *cobra.Command {
-	return c.onAgent(&cobra.Command{Use: "reload", Short: "Read tags and the local file again, and say what changed or what is wrong", Args: args(cobra.NoArgs),
-		Long: `Have the running agent read its tags and its local file again, and say what
-changed. What cannot be read or used is named and is exit code 1; the last good
-values hold then.`},
+	return c.onAgent(&cobra.Command{Use: "reload", Short: "Re-read tags and local policy, and show what changed", Args: args(cobra.NoArgs),
+		Long: `Have the running agent re-read its tags and its local policy file, and show what
+changed. Faults are listed and make the exit code 1; settings that cannot be read
+keep their last good values.`},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			r, err := cl.Reload(cmd.Context())
 			if err != nil {
@@ -252,7 +252,7 @@ values hold then.`},
 
 func (c *cli) agentSnooze() *cobra.Command {
 	var e endFlags
-	cmd := c.onAgent(&cobra.Command{Use: "snooze [DURATION]", Short: "Keep this machine running; the answer to a warning", Args: args(cobra.MaximumNArgs(1)),
+	cmd := c.onAgent(&cobra.Command{Use: "snooze [DURATION]", Short: "Keep this machine running for a while", Args: args(cobra.MaximumNArgs(1)),
 		Long: `Keep this machine running for a while. A snooze holds off idleness and a
 completion, whichever came first. It does not hold off a TTL, which only
 lull agent ttl extend moves.`,
@@ -282,7 +282,7 @@ lull agent ttl extend moves.`,
 			return c.print(s, func(w io.Writer) {
 				now := time.Now()
 				if e.off {
-					fmt.Fprintln(w, sentences("The snooze is ended", nextText(now, s)))
+					fmt.Fprintln(w, sentences("Snooze ended", nextText(now, s)))
 					return
 				}
 				fmt.Fprintln(w, holdText(now, "Snoozed", end, s))
@@ -294,11 +294,11 @@ lull agent ttl extend moves.`,
 
 func (c *cli) agentComplete() *cobra.Command {
 	var r agentctl.CompleteRequest
-	cmd := c.onAgent(&cobra.Command{Use: "complete", Short: "Say that the work this machine was started for is done", Args: args(cobra.NoArgs),
-		Long: `Say that the work this machine was started for is done. What on-complete says
-follows, after the warning: stop, hibernate, terminate, or none, which only
-records it. A snooze and leases hold it off. --undo takes it back until the
-action starts.`,
+	cmd := c.onAgent(&cobra.Command{Use: "complete", Short: "Mark this machine's work as done", Args: args(cobra.NoArgs),
+		Long: `Mark the work of this machine as done. After the warning, the agent takes the
+action that the setting on-complete names: stop, hibernate, terminate, or none,
+which only records the completion. A snooze or lease delays the action. --undo
+takes the completion back until the action starts.`,
 		Example: "  lull agent complete\n  lull agent complete --undo\n  lull agent complete --status failed --message \"out of memory at epoch 7\""},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			s, err := cl.Complete(cmd.Context(), r)
@@ -308,14 +308,14 @@ action starts.`,
 			return c.print(s, func(w io.Writer) {
 				now := time.Now()
 				if r.Undo {
-					fmt.Fprintln(w, sentences("The completion is taken back", nextText(now, s)))
+					fmt.Fprintln(w, sentences("Completion taken back", nextText(now, s)))
 					return
 				}
 				text := "Completed with status " + s.Completion
 				i := slices.IndexFunc(s.Upcoming, func(u agentctl.Upcoming) bool { return u.Reason == "completion" })
 				switch {
 				case i < 0 && onComplete(s) == "none":
-					text = sentences(text, "on-complete is none, so nothing follows from it")
+					text = sentences(text, "on-complete is none: no action follows")
 				case i == 0:
 					text = sentences(text, nextText(now, s))
 				case i > 0:
@@ -326,8 +326,8 @@ action starts.`,
 				fmt.Fprintln(w, text)
 			})
 		})
-	cmd.Flags().StringVar(&r.Status, "status", "success", "how it ended")
-	cmd.Flags().StringVar(&r.Message, "message", "", "a sentence for the record")
+	cmd.Flags().StringVar(&r.Status, "status", "success", "outcome of the work")
+	cmd.Flags().StringVar(&r.Message, "message", "", "message for the record")
 	cmd.Flags().BoolVar(&r.Undo, "undo", false, "take the completion back")
 	cmd.MarkFlagsMutuallyExclusive("undo", "status")
 	cmd.MarkFlagsMutuallyExclusive("undo", "message")

@@ -81,7 +81,7 @@ func (e *ec2Edge) identity(ctx context.Context) (imds.Identity, error) {
 func (e *ec2Edge) instance(ctx context.Context) (agent.EC2, error) {
 	i, err := e.identity(ctx)
 	if err != nil {
-		return agent.EC2{}, fmt.Errorf("cannot tell which instance this is: %w", err)
+		return agent.EC2{}, fmt.Errorf("cannot determine which instance this is: %w", err)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -163,5 +163,5 @@ func findCloud(ctx context.Context, cfg agentConfig, m *agent.Meter) (*ec2Edge, 
 	}
 	// Something answers as a metadata service would: this may be an instance,
 	// and taking it for a machine without a cloud would power it off.
-	return e, fmt.Errorf("cannot tell whether this is an EC2 instance (set --cloud): %w", err)
+	return e, fmt.Errorf("cannot determine whether this is an EC2 instance (set --cloud): %w", err)
 }

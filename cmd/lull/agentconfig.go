@@ -37,21 +37,21 @@ type agentConfig struct {
 // agentOptions come from flags and the environment, which systemd reads from
 // /etc/default/lull-agent; there is no config file of the process.
 var agentOptions = []option[agentConfig]{
-	{"config", "LULL_AGENT_CONFIG", "path", "the local policy file; it and every directory above it must be writable by root alone", func(c *agentConfig) any { return &c.Config }},
-	{"state", "LULL_AGENT_STATE", "path", "directory of the state, the cached policy and the history; one agent at a time", func(c *agentConfig) any { return &c.State }},
-	{"socket", "LULL_AGENT_SOCKET", "path", "control socket, for root and the group lull; the warning file lies beside it", func(c *agentConfig) any { return &c.Socket }},
-	{"prefix", "LULL_AGENT_PREFIX", "text", "prefix of the tags; prism: reads and writes the tags of Prism", func(c *agentConfig) any { return &c.Prefix }},
-	{"cloud", "LULL_AGENT_CLOUD", "auto, ec2, none", "where the machine runs; auto looks for EC2 in the firmware's names and the metadata service", func(c *agentConfig) any { return &c.Cloud }},
-	{"region", "AWS_REGION", "text", "region of EC2; empty takes the metadata's", func(c *agentConfig) any { return &c.Region }},
-	{"ec2-endpoint", "AWS_ENDPOINT_URL_EC2", "URL", "where EC2 is called, if not at AWS", func(c *agentConfig) any { return &c.EC2Endpoint }},
-	{"imds-endpoint", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "URL", "where the metadata service is asked, if not at its own address", func(c *agentConfig) any { return &c.IMDSEndpoint }},
-	{"power-off", "LULL_AGENT_POWER_OFF", "command", "what powers the machine off where there is no cloud; run by sh", func(c *agentConfig) any { return &c.PowerOff }},
-	{"hibernate", "LULL_AGENT_HIBERNATE", "command", "what hibernates the machine where there is no cloud; run by sh", func(c *agentConfig) any { return &c.Hibernate }},
-	{"shortest-window", "LULL_AGENT_SHORTEST_WINDOW", "duration", "the shortest time that rates of cpu, network and disk are judged over", func(c *agentConfig) any { return &c.ShortestReach }},
-	{"server", "LULL_AGENT_SERVER", "URL", "the server to report to, https unless it is on this machine; empty reports to none", func(c *agentConfig) any { return &c.Server }},
-	{"server-token-file", "LULL_AGENT_TOKEN_FILE", "path", "file with the token of this machine's agent, readable by nobody else", func(c *agentConfig) any { return &c.TokenFile }},
-	{"server-ca", "LULL_AGENT_SERVER_CA", "path", "certificates in PEM that the server's is checked against; empty takes the system's", func(c *agentConfig) any { return &c.ServerCA }},
-	{"machine", "LULL_AGENT_MACHINE", "text", "the machine that the token speaks for; empty is the instance's id or, without a cloud, the host's name", func(c *agentConfig) any { return &c.Machine }},
+	{"config", "LULL_AGENT_CONFIG", "path", "local policy file; only root may be able to write to it and its parent directories", func(c *agentConfig) any { return &c.Config }},
+	{"state", "LULL_AGENT_STATE", "path", "directory of the state, the cached policy and the history; used by one agent at a time", func(c *agentConfig) any { return &c.State }},
+	{"socket", "LULL_AGENT_SOCKET", "path", "control socket, for root and the group lull; the warning file is in the same directory", func(c *agentConfig) any { return &c.Socket }},
+	{"prefix", "LULL_AGENT_PREFIX", "text", "tag prefix; prism: reads and writes Prism's tags", func(c *agentConfig) any { return &c.Prefix }},
+	{"cloud", "LULL_AGENT_CLOUD", "auto, ec2, none", "where the machine runs; auto detects EC2 from the firmware and the metadata service", func(c *agentConfig) any { return &c.Cloud }},
+	{"region", "AWS_REGION", "text", "EC2 region (default: from the metadata service)", func(c *agentConfig) any { return &c.Region }},
+	{"ec2-endpoint", "AWS_ENDPOINT_URL_EC2", "URL", "EC2 endpoint (default: AWS)", func(c *agentConfig) any { return &c.EC2Endpoint }},
+	{"imds-endpoint", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "URL", "endpoint of the metadata service (default: its usual address)", func(c *agentConfig) any { return &c.IMDSEndpoint }},
+	{"power-off", "LULL_AGENT_POWER_OFF", "command", "command that powers the machine off outside a cloud; run by sh", func(c *agentConfig) any { return &c.PowerOff }},
+	{"hibernate", "LULL_AGENT_HIBERNATE", "command", "command that hibernates the machine outside a cloud; run by sh", func(c *agentConfig) any { return &c.Hibernate }},
+	{"shortest-window", "LULL_AGENT_SHORTEST_WINDOW", "duration", "shortest window over which rates of cpu, network and disk are judged", func(c *agentConfig) any { return &c.ShortestReach }},
+	{"server", "LULL_AGENT_SERVER", "URL", "server to report to, https unless it is on this machine; empty disables reporting", func(c *agentConfig) any { return &c.Server }},
+	{"server-token-file", "LULL_AGENT_TOKEN_FILE", "path", "file with this machine's agent token, not readable by others", func(c *agentConfig) any { return &c.TokenFile }},
+	{"server-ca", "LULL_AGENT_SERVER_CA", "path", "CA certificates in PEM for the server's certificate (default: the system's)", func(c *agentConfig) any { return &c.ServerCA }},
+	{"machine", "LULL_AGENT_MACHINE", "text", "machine name in the token (default: the instance ID or, outside a cloud, the host name)", func(c *agentConfig) any { return &c.Machine }},
 }
 
 const (
@@ -89,7 +89,7 @@ func resolveAgent(getenv func(string) string, flags *pflag.FlagSet) (agentConfig
 		}
 	}
 	if !strings.HasSuffix(cfg.Prefix, ":") || len(cfg.Prefix) > 64 || strings.HasPrefix(cfg.Prefix, "aws:") {
-		errs = append(errs, fmt.Errorf("cannot use prefix %q: want a word that ends in a colon, and not aws:", cfg.Prefix))
+		errs = append(errs, fmt.Errorf("cannot use prefix %q: want a word that ends in a colon, other than aws:", cfg.Prefix))
 	}
 	return cfg, out, errors.Join(errs...)
 }
@@ -101,7 +101,7 @@ func bindAgentFlags(f *pflag.FlagSet) {
 
 // configAgent is lull config agent.
 func (c *cli) configAgent() *cobra.Command {
-	cmd := c.configOf("agent", "Settings of lull agent run; its policy is shown by lull agent status", func(flags *pflag.FlagSet) ([]setting, error) {
+	cmd := c.configOf("agent", "Show the settings of lull agent run", func(flags *pflag.FlagSet) ([]setting, error) {
 		_, l, err := resolveAgent(c.getenv, flags)
 		return l, err
 	})
@@ -116,10 +116,7 @@ func agentSettingsPage() string {
 	b.WriteString("# Settings of lull agent\n\nGenerated from cmd/lull/agentconfig.go and internal/link/tags.\n\n" +
 		"## The process\n\nPrecedence: flag, environment, default. The systemd unit reads the environment from `/etc/default/lull-agent`.\n\n")
 	optionRows(&b, defaultAgentConfig(), agentOptions)
-	b.WriteString("\n## The policy\n\nPrecedence: local file, tags (prefix `lull:` unless set), default. " +
-		"Tags that cannot be read hold as they were read last.\n" +
-		"The local file also takes `allow-tag-hooks` (run hooks that tags name; default false) and `replace-tags` (read no tags; default false).\n\n" +
-		"| setting | value | default | meaning |\n|---|---|---|---|\n")
+	b.WriteString("\n## The policy\n\nPrecedence: local file, tags (prefix `lull:` unless set), default. A tag that cannot be read keeps its last good value.\nThe local file also takes `allow-tag-hooks` (run hooks that tags name; default false) and `replace-tags` (ignore tags; default false).\n\n| setting | value | default | meaning |\n|---|---|---|---|\n")
 	base := agent.Defaults()
 	for _, f := range tags.Fields() {
 		v, _ := base.Get(f.Name)

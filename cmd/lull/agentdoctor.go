@@ -27,10 +27,10 @@ import (
 )
 
 func (c *cli) agentDoctor() *cobra.Command {
-	cmd := &cobra.Command{Use: "doctor", Short: "Say what the agent lacks on this machine, and what to do", Args: args(cobra.NoArgs),
-		Long: `Look at what the agent needs here: its group, its policy, where it reads people
-from, the cloud's metadata, tags and rights (tried as dry runs), and hibernation.
-Exit code 1 says that something is missing.`,
+	cmd := &cobra.Command{Use: "doctor", Short: "Check this machine for what the agent needs", Args: args(cobra.NoArgs),
+		Long: `Check what the agent needs on this machine: its group, its policy, where it reads
+logins, and the cloud's metadata, tags, permissions (tested with dry runs) and
+hibernation. Exit code 1 means that something is missing.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, _, err := resolveAgent(c.getenv, cmd.Flags())
 			if err != nil {
@@ -55,7 +55,7 @@ type agentCheck struct {
 func (d *agentCheck) look(ctx context.Context) {
 	d.add("root", os.Geteuid() == 0, fmt.Sprintf("user id %d", os.Geteuid()), "the agent needs root to write to terminals, run hooks as others and power off")
 	_, err := user.LookupGroup(agent.Group)
-	d.add("group "+agent.Group, err == nil, "its members may speak to the agent beside root", "make it: groupadd --system "+agent.Group)
+	d.add("group "+agent.Group, err == nil, "its members and root may use the agent's control socket", "create it: groupadd --system "+agent.Group)
 	d.running(ctx)
 	d.policyFile()
 	d.sources(ctx)
@@ -65,7 +65,7 @@ func (d *agentCheck) look(ctx context.Context) {
 func (d *agentCheck) running(ctx context.Context) {
 	s, err := agentctl.Dial(d.cfg.Socket).Status(ctx)
 	if err != nil {
-		d.add("agent", false, err.Error(), "start it: systemctl enable --now lull-agent (or ask as root or a member of group lull)")
+		d.add("agent", false, err.Error(), "start it: systemctl enable --now lull-agent (or run this as root or a member of group lull)")
 		return
 	}
 	d.add("agent", true, "version "+s.Version+", since "+clockTime(s.StartedAt), "")
@@ -84,22 +84,22 @@ func (d *agentCheck) policyFile() {
 	b, err := agent.Files{ConfigFile: d.cfg.Config}.Config()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		d.add("policy file", true, "none at "+d.cfg.Config+": tags alone decide", "")
+		d.add("policy file", true, "none at "+d.cfg.Config+": settings come from tags only", "")
 		return
 	case errors.Is(err, fs.ErrPermission):
-		d.add("policy file", false, err.Error(), "ask as root: it may hold the address of a webhook, and is root's alone")
+		d.add("policy file", false, err.Error(), "run this as root: the file is readable by root only, since it may contain a webhook's address")
 		return
 	case err != nil:
-		d.add("policy file", false, err.Error(), "make it and its directories root's, writable by nobody else")
+		d.add("policy file", false, err.Error(), "make root the owner of it and its parent directories, not writable by others")
 		return
 	}
 	l, faults, err := agent.ParseLocal(d.cfg.Config, b)
 	if err != nil {
-		d.add("policy file", false, err.Error(), "correct it")
+		d.add("policy file", false, err.Error(), "fix it")
 		return
 	}
 	for _, f := range faults {
-		d.add("policy file", false, f.Error(), "correct that line")
+		d.add("policy file", false, f.Error(), "fix that line")
 	}
 	if len(faults) == 0 {
 		d.add("policy file", true, fmt.Sprintf("%s, %d settings", d.cfg.Config, len(l.Settings.Encode(""))), "")
@@ -122,7 +122,7 @@ func (d *agentCheck) sources(ctx context.Context) {
 func (d *agentCheck) cloud(ctx context.Context) {
 	e, err := findCloud(ctx, d.cfg, &agent.Meter{})
 	if e == nil {
-		d.add("cloud", true, "none: idle machines are powered off by "+d.cfg.PowerOff, "")
+		d.add("cloud", true, "no cloud: idle machines are powered off by "+d.cfg.PowerOff, "")
 		d.localHibernation(false)
 		return
 	}
@@ -171,7 +171,7 @@ func (d *agentCheck) instanceTags(ctx context.Context, e *ec2Edge) {
 	}
 	s, faults := tags.Parse(d.cfg.Prefix, t)
 	for _, f := range faults {
-		d.add("tag "+f.Tag, false, f.Error(), "correct the tag")
+		d.add("tag "+f.Tag, false, f.Error(), "fix the tag")
 	}
 	if len(faults) == 0 {
 		d.add("policy tags", true, fmt.Sprintf("%d settings under %s", len(s.Encode("")), d.cfg.Prefix), "")
@@ -218,8 +218,8 @@ func (d *agentCheck) hibernation(ctx context.Context, i agent.EC2) {
 	case err != nil:
 		d.add("hibernation", false, err.Error(), "allow ec2:DescribeInstances: lull agent iam")
 	case !s.HibernationConfigured:
-		d.add("hibernation", true, "not configured at launch: this instance is stopped instead", "")
-		d.hint("only a new instance can have it: aws ec2 run-instances --hibernation-options Configured=true, encrypted root volume")
+		d.add("hibernation", true, "not configured at launch: idle instances are stopped instead", "")
+		d.hint("launch a new instance: aws ec2 run-instances --hibernation-options Configured=true, with an encrypted root volume")
 	default:
 		d.add("hibernation", true, "configured at launch", "")
 		d.localHibernation(true)
@@ -244,9 +244,9 @@ func (d *agentCheck) localHibernation(wanted bool) {
 			fmt.Sscanf(line, "SwapTotal: %d kB", &swap)
 		}
 	}
-	note("swap for hibernation", swap >= ram && ram > 0, fmt.Sprintf("%d MiB of swap for %d MiB of memory", swap>>10, ram>>10), "make swap as large as the memory; on EC2 install ec2-hibinit-agent, which does")
+	note("swap for hibernation", swap >= ram && ram > 0, fmt.Sprintf("%d MiB of swap for %d MiB of memory", swap>>10, ram>>10), "add swap at least as large as the memory; on EC2, ec2-hibinit-agent does this")
 	line, _ := os.ReadFile("/proc/cmdline")
 	resume, _ := os.ReadFile("/sys/power/resume")
 	has := strings.Contains(string(line), "resume=") || len(resume) > 0 && strings.TrimSpace(string(resume)) != "0:0"
-	note("resume device", has, "/sys/power/resume: "+strings.TrimSpace(string(resume)), "set resume= on the kernel's command line; on EC2 ec2-hibinit-agent does")
+	note("resume device", has, "/sys/power/resume: "+strings.TrimSpace(string(resume)), "set resume= on the kernel command line; on EC2, ec2-hibinit-agent does this")
 }

@@ -27,15 +27,15 @@ func (c *cli) agentEnroll() *cobra.Command {
 	var noStart bool
 	cmd := &cobra.Command{
 		Use:   "enroll",
-		Short: "Have this machine's agent report to a server",
-		Long: `Have the agent of this machine report to a server: keep its token and its settings
-where the unit reads them, and restart the agent. The token is bound to one machine;
-an admin makes it with
+		Short: "Connect this machine's agent to a server",
+		Long: `Connect this machine's agent to a server: store its token and settings where the
+systemd unit reads them, and restart the agent. A token is bound to one machine.
+An admin creates it with
 
   lull token create NAME --role agent --machine INSTANCE-ID
 
-It is read from --token-file, or from standard input, and never from the command
-line, where every user could see it.`,
+The token is read from --token-file or standard input, never from the command
+line, where every local user could see it.`,
 		Example: "  lull agent enroll --server https://lull.example.com:7070 --token-file token\n  lull agent enroll --server https://lull.example.com:7070 --server-ca ca.pem --token-file token",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -61,11 +61,11 @@ line, where every user could see it.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&r.Server, "server", "", "the server to report to, https unless it is on this machine")
-	f.StringVar(&tokenFile, "token-file", "", "file with the token; empty reads standard input")
-	f.StringVar(&r.ServerCA, "server-ca", "", "certificates in PEM that the server's is checked against; a copy is kept")
-	f.StringVar(&r.Machine, "machine", "", "the machine that the token speaks for; empty is the instance's id or, without a cloud, the host's name")
-	f.StringVar(&root, "root", "/", "enroll the system below that directory")
+	f.StringVar(&r.Server, "server", "", "server to report to, https unless it is on this machine")
+	f.StringVar(&tokenFile, "token-file", "", "file with the token (default: standard input)")
+	f.StringVar(&r.ServerCA, "server-ca", "", "CA certificates in PEM for the server's certificate; a copy is stored")
+	f.StringVar(&r.Machine, "machine", "", "machine name in the token (default: the instance ID or, outside a cloud, the host name)")
+	f.StringVar(&root, "root", "/", "enroll the system under this directory")
 	f.BoolVar(&noStart, "no-start", false, "do not restart the agent")
 	return cmd
 }
@@ -105,7 +105,7 @@ func enrollAgent(root string, r reporting, token io.Reader) ([]placed, error) {
 	}
 	for _, s := range settings {
 		if strings.ContainsFunc(s[1], func(r rune) bool { return r <= ' ' || r >= 0x7f || strings.ContainsRune("\"'\\#", r) }) {
-			return nil, &usageError{fmt.Errorf("cannot enroll: %s %q holds a character that systemd would read as something else", s[0], s[1])}
+			return nil, &usageError{fmt.Errorf("cannot enroll: %s %q contains a character with a special meaning to systemd", s[0], s[1])}
 		}
 	}
 	old, err := os.ReadFile(filepath.Join(root, enrolledSettings))

@@ -20,11 +20,11 @@ import (
 func (c *cli) agentHistory() *cobra.Command {
 	var since, until string
 	var q agentctl.HistoryQuery
-	cmd := c.onAgent(&cobra.Command{Use: "history", Short: "Show when this machine was in use, and what was decided and done, and why", Args: args(cobra.NoArgs),
-		Long: `Show when this machine was in use, and what was decided and done, and why: a
-picture with a row for each signal and time across, the last 24 hours unless
---since says otherwise, and below it the entries. Blank is not known: the signal
-was not asked, since a cheaper one was active, or no agent ran.`},
+	cmd := c.onAgent(&cobra.Command{Use: "history", Short: "Show when this machine was in use and what was decided", Args: args(cobra.NoArgs),
+		Long: `Show when this machine was in use, and what was decided and done, and why. A chart
+has one row per signal, with time from left to right (the last 24 hours unless
+--since is given); the entries follow below. A blank means no data: the signal was
+not read because a cheaper one was active, or no agent ran.`},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			now := time.Now()
 			var err1, err2 error
@@ -64,9 +64,9 @@ was not asked, since a cheaper one was active, or no agent ran.`},
 			}
 			return nil
 		})
-	cmd.Flags().StringVar(&since, "since", "", "from then on: "+when.PastForms)
-	cmd.Flags().StringVar(&until, "until", "", "before then, in the same form")
-	cmd.Flags().IntVar(&q.Limit, "limit", 100, "at most that many of the newest entries; 0 for all")
+	cmd.Flags().StringVar(&since, "since", "", "start of the period: "+when.PastForms)
+	cmd.Flags().StringVar(&until, "until", "", "end of the period, in the same form")
+	cmd.Flags().IntVar(&q.Limit, "limit", 100, "maximum number of entries, newest first; 0 shows all")
 	return cmd
 }
 
@@ -185,9 +185,9 @@ var happenings = []struct {
 	{'B', "agent or machine started", kind("start")},
 	{'w', "warned", kind("warning")},
 	{'u', "a warning was withdrawn", kind("withdrawal")},
-	{'h', "halted or no longer", kind("halt")},
+	{'h', "halt set or lifted", kind("halt")},
 	{'!', "alarm", kind("alarm")},
-	{'d', "work done", kind("completion")},
+	{'d', "work completed", kind("completion")},
 	{'z', "snoozed", kind("snooze")},
 	{'l', "lease", kind("lease")},
 	{'t', "TTL extended", kind("ttl")},
@@ -249,7 +249,7 @@ func (p *picture) draw(w io.Writer, place *time.Location) {
 		}
 	}
 	print("events", row)
-	legend := []string{"a column is " + span(step)}
+	legend := []string{"one column is " + span(step)}
 	for _, m := range marks {
 		if used[m.mark] {
 			legend = append(legend, string(m.mark)+" "+m.name)
@@ -330,7 +330,7 @@ func (p *picture) summary(place *time.Location) string {
 	for _, s := range []struct {
 		name string
 		d    time.Duration
-	}{{"in use", sums[0]}, {"quiet", sums[2] + sums[3]}, {"not known", sums[1]}, {"not watched", rest}} {
+	}{{"in use", sums[0]}, {"quiet", sums[2] + sums[3]}, {"no data", sums[1]}, {"not watched", rest}} {
 		if s.d >= time.Second {
 			said = append(said, fmt.Sprintf("%s %s (%.0f %%)", s.name, span(s.d), 100*s.d.Seconds()/whole.Seconds()))
 		}

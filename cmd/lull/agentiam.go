@@ -71,17 +71,16 @@ func (c *cli) agentIAM() *cobra.Command {
 	var prefix, name, partition string
 	cmd := &cobra.Command{
 		Use:   "iam",
-		Short: "Print the least role that the agent needs",
-		Long: `Print the least policy that the agent needs: an instance may see tags and
-instances, stop only itself, and write only its own state tags and its
-ttl-deadline (for lull agent ttl extend). With --script,
-print the aws commands that create the role and the instance profile; read
-them, then run them:
+		Short: "Print the minimal IAM policy for the agent",
+		Long: `Print the minimal IAM policy for the agent. It allows an instance to read tags and
+instances, to stop only itself, and to write only its own state tags and its
+ttl-deadline tag (for lull agent ttl extend). --script prints the aws commands that
+create the role and instance profile. Review them, then run them:
 
   lull agent iam --script | sh
 
-TerminateInstances is left out unless a ttl-action or on-complete of terminate
-is going to be used: --terminate.`,
+TerminateInstances is only included with --terminate, which a ttl-action or
+on-complete of terminate needs.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			if !strings.HasSuffix(prefix, ":") {
@@ -103,10 +102,10 @@ is going to be used: --terminate.`,
 		},
 	}
 	cmd.Flags().BoolVar(&terminate, "terminate", false, "allow the instance to terminate itself")
-	cmd.Flags().BoolVar(&script, "script", false, "print aws commands that create role and instance profile")
+	cmd.Flags().BoolVar(&script, "script", false, "print the aws commands that create the role and instance profile")
 	cmd.Flags().StringVar(&prefix, "prefix", tags.DefaultPrefix, "prefix of the state tags")
-	cmd.Flags().StringVar(&partition, "partition", "aws", "of AWS: aws, aws-cn or aws-us-gov")
-	cmd.Flags().StringVar(&name, "name", "lull-agent", "of the role, its policy and the instance profile")
+	cmd.Flags().StringVar(&partition, "partition", "aws", "AWS partition: aws, aws-cn or aws-us-gov")
+	cmd.Flags().StringVar(&name, "name", "lull-agent", "name of the role, its policy and the instance profile")
 	return cmd
 }
 

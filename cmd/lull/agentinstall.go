@@ -36,10 +36,10 @@ func (c *cli) agentInstall() *cobra.Command {
 	var noStart bool
 	cmd := &cobra.Command{
 		Use:   "install",
-		Short: "Set the agent up on this machine: unit, group, directories",
-		Long: `Set the agent up on this machine: the program in /usr/local/bin, a systemd unit,
-the group lull whose members may speak to it, and its directories. An existing
-policy file is kept. The Debian package does the same and needs no install.`,
+		Short: "Install the agent on this machine",
+		Long: `Install the agent on this machine: the program in /usr/local/bin, a systemd unit,
+the directories, and the group lull, whose members may use the control socket. An
+existing policy file is kept. The Debian package does the same.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := installAgent(root)
@@ -57,7 +57,7 @@ policy file is kept. The Debian package does the same and needs no install.`,
 			return c.printPlaced(l)
 		},
 	}
-	cmd.Flags().StringVar(&root, "root", "/", "install into the system below that directory")
+	cmd.Flags().StringVar(&root, "root", "/", "install into the system under this directory")
 	cmd.Flags().BoolVar(&noStart, "no-start", false, "do not enable and start the unit")
 	return cmd
 }
@@ -67,7 +67,7 @@ func (c *cli) agentUninstall() *cobra.Command {
 	var purge bool
 	cmd := &cobra.Command{
 		Use:   "uninstall",
-		Short: "Take the agent off this machine; --purge removes policy and history too",
+		Short: "Uninstall the agent from this machine",
 		Args:  args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if filepath.Clean(root) == "/" {
@@ -87,8 +87,8 @@ func (c *cli) agentUninstall() *cobra.Command {
 			return c.printPlaced(l)
 		},
 	}
-	cmd.Flags().StringVar(&root, "root", "/", "remove from the system below that directory")
-	cmd.Flags().BoolVar(&purge, "purge", false, "remove the policy file, the state and the history too")
+	cmd.Flags().StringVar(&root, "root", "/", "uninstall from the system under this directory")
+	cmd.Flags().BoolVar(&purge, "purge", false, "also remove the policy file, the state and the history")
 	return cmd
 }
 
@@ -117,7 +117,7 @@ func installAgent(root string) ([]placed, error) {
 	}{{"etc/lull", 0o755}, {"var/lib/lull", 0o755}, {"var/lib/lull/agent", 0o700}} {
 		path := filepath.Join(root, d.path)
 		if err := os.MkdirAll(path, d.mode); err != nil {
-			return l, fmt.Errorf("cannot make a directory of the agent: %w", err)
+			return l, fmt.Errorf("cannot create a directory of the agent: %w", err)
 		}
 		if err := os.Chmod(path, d.mode); err != nil {
 			return l, fmt.Errorf("cannot close a directory of the agent: %w", err)
@@ -181,7 +181,7 @@ func makeGroup(root string) error {
 		cmd = exec.Command("groupadd", "--system", "--prefix", root, agent.Group)
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot make the group %s: %w: %.300s", agent.Group, err, out)
+		return fmt.Errorf("cannot create group %s: %w: %.300s", agent.Group, err, out)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 // agentLs lists the agents that report to a server.
 func (c *cli) agentLs() *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List the agents that report to any server of the fleet, and which are outdated or silent", Args: args(cobra.NoArgs),
+	return &cobra.Command{Use: "ls", Short: "List agents, and which are outdated or silent", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {

@@ -12,7 +12,7 @@ import (
 )
 
 func (c *cli) agentLease() *cobra.Command {
-	cmd := &cobra.Command{Use: "lease", Short: "Hold this machine awake for a while", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "lease", Short: "Keep this machine running while programs need it", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.agentLeaseHold(), c.agentLeaseRelease(), c.agentLeaseList())
 	return cmd
@@ -23,9 +23,9 @@ func (c *cli) agentLeaseHold() *cobra.Command {
 	var until string
 	var dur time.Duration
 	cmd := c.onAgent(&cobra.Command{Use: "hold", Short: "Take or renew a lease", Args: args(cobra.NoArgs),
-		Long: `Take or renew a lease: while any is held this machine is not stopped for idleness
-or a completion, only by its TTL. It lasts 10 minutes unless --for or --until says
-otherwise, and at most a day; leases survive a restart of the agent.`,
+		Long: `Take or renew a lease. While a lease is held, this machine is not stopped for
+idleness or a completion, only by its TTL. A lease lasts 10 minutes unless --for or
+--until is given, at most a day. Leases survive a restart of the agent.`,
 		Example: "  lull agent lease hold --holder training --reason \"epoch 3\" --for 1h\n  lull agent lease hold --until 18:00"},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			ttl, err := endOr(time.Now(), until, dur, 10*time.Minute)
@@ -40,21 +40,21 @@ otherwise, and at most a day; leases survive a restart of the agent.`,
 			s, err := cl.Status(cmd.Context())
 			return c.print(l, func(w io.Writer) {
 				if err != nil {
-					fmt.Fprintf(w, "%s holds until %s\n", l.Holder, clockTime(l.ExpiresAt))
+					fmt.Fprintf(w, "%s holds a lease until %s\n", l.Holder, clockTime(l.ExpiresAt))
 					return
 				}
 				fmt.Fprintln(w, holdText(time.Now(), l.Holder+" holds this machine", l.ExpiresAt, s))
 			})
 		})
-	cmd.Flags().StringVar(&r.Holder, "holder", "default", "who holds it; each holder has a lease of its own")
-	cmd.Flags().StringVar(&r.Reason, "reason", "", "shown by status and why")
+	cmd.Flags().StringVar(&r.Holder, "holder", "default", "holder of the lease; each holder has its own")
+	cmd.Flags().StringVar(&r.Reason, "reason", "", "reason, shown by status and why")
 	bindEnd(cmd.Flags(), &until, &dur)
 	return cmd
 }
 
 func (c *cli) agentLeaseRelease() *cobra.Command {
 	var holder string
-	cmd := c.onAgent(&cobra.Command{Use: "release", Short: "Give a lease back", Args: args(cobra.NoArgs)},
+	cmd := c.onAgent(&cobra.Command{Use: "release", Short: "Release a lease", Args: args(cobra.NoArgs)},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			if err := cl.ReleaseLease(cmd.Context(), holder); err != nil {
 				return err
@@ -65,12 +65,12 @@ func (c *cli) agentLeaseRelease() *cobra.Command {
 			}
 			return c.print(l, func(w io.Writer) { fmt.Fprintf(w, "%s holds no lease\n", holder) })
 		})
-	cmd.Flags().StringVar(&holder, "holder", "default", "whose lease")
+	cmd.Flags().StringVar(&holder, "holder", "default", "holder of the lease")
 	return cmd
 }
 
 func (c *cli) agentLeaseList() *cobra.Command {
-	return c.onAgent(&cobra.Command{Use: "ls", Short: "List the leases", Args: args(cobra.NoArgs)},
+	return c.onAgent(&cobra.Command{Use: "ls", Short: "List leases", Args: args(cobra.NoArgs)},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			l, err := cl.Leases(cmd.Context())
 			if err != nil {

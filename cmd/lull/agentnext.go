@@ -81,9 +81,9 @@ func holdText(now time.Time, held string, end time.Time, s agentctl.Status) stri
 	}
 	if l := s.Server; l != nil && l.Holder != "agent" {
 		if l.Error != "" {
-			return text + fmt.Sprintf(", but the %s decides about this machine and has not been told yet: %s.", l.Holder, l.Error)
+			return text + fmt.Sprintf(", but the %s decides about this machine and has not been notified yet: %s.", l.Holder, l.Error)
 		}
-		return text + fmt.Sprintf(". The %s decides about this machine and is told.", l.Holder)
+		return text + fmt.Sprintf(". The %s decides about this machine and is notified.", l.Holder)
 	}
 	return text + ". " + nothingText(s)
 }
@@ -103,7 +103,7 @@ func nextText(now time.Time, s agentctl.Status) string {
 
 // nothingText says why nothing happens by itself.
 func nothingText(s agentctl.Status) string {
-	const nothing = "Nothing stops this machine by itself"
+	const nothing = "No stop is pending"
 	switch l := s.Server; {
 	case s.Halted != nil:
 		return nothing + ": automatic actions are halted."
@@ -175,13 +175,13 @@ func printable(s string) string {
 }
 
 func (c *cli) agentTTL() *cobra.Command {
-	cmd := &cobra.Command{Use: "ttl", Short: "Extend the time this machine has", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "ttl", Short: "Manage this machine's TTL", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(c.onAgent(&cobra.Command{Use: "extend DURATION", Short: "Move this machine's TTL later", Args: args(cobra.ExactArgs(1)),
-		Long: `Move this machine's TTL later, by DURATION from its deadline, or from now if the
-deadline has passed. A TTL is a hard limit: no snooze and no lease holds it off.
-A deadline that a tag sets is moved in the tag too; one that a server's record
-sets is moved there, with lull worker ttl.`,
+	cmd.AddCommand(c.onAgent(&cobra.Command{Use: "extend DURATION", Short: "Extend this machine's TTL", Args: args(cobra.ExactArgs(1)),
+		Long: `Extend this machine's TTL by DURATION from its deadline, or from now if the deadline
+has passed. A TTL is a hard limit: no snooze or lease delays it. If a tag sets the
+deadline, the tag is updated too. If a server's record sets it, the record is
+updated, as by lull worker ttl.`,
 		Example: "  lull agent ttl extend 2h"},
 		func(cmd *cobra.Command, a []string, cl *agentctl.Client) error {
 			d, err := when.Length(a[0])
@@ -195,7 +195,7 @@ sets is moved there, with lull worker ttl.`,
 			return c.print(s, func(w io.Writer) {
 				now := time.Now()
 				if s.TTL != nil {
-					fmt.Fprintf(w, "The TTL is extended until %s. ", shortTime(now, *s.TTL))
+					fmt.Fprintf(w, "TTL extended until %s. ", shortTime(now, *s.TTL))
 				}
 				fmt.Fprintln(w, "Next: "+lowerFirst(nextText(now, s)))
 			})

@@ -25,7 +25,7 @@ func TestHoldPromisesOnlyWhatHolds(t *testing.T) {
 		"a completion waits":   {agentctl.Status{Upcoming: []agentctl.Upcoming{{Reason: "completion", Action: "stop", At: end}}}, []string{"16:12", "--undo"}, []string{"but"}},
 		"idleness afterwards":  {agentctl.Status{Upcoming: []agentctl.Upcoming{{Reason: "idle_timeout", Action: "stop", At: end}}}, []string{"16:12", "idle"}, []string{"but"}},
 		"the server decides":   {agentctl.Status{Server: &agentctl.ServerLink{Holder: "controller"}}, []string{"16:12", "controller"}, []string{"but"}},
-		"the server is away":   {agentctl.Status{Server: &agentctl.ServerLink{Holder: "controller", Error: "refused"}}, []string{"but", "not been told"}, nil},
+		"the server is away":   {agentctl.Status{Server: &agentctl.ServerLink{Holder: "controller", Error: "refused"}}, []string{"but", "not been notified"}, nil},
 		"halted":               {agentctl.Status{Halted: &idle.HaltedBy{}}, []string{"halted"}, []string{"but"}},
 		"a gap of ten minutes": {agentctl.Status{Upcoming: []agentctl.Upcoming{{Reason: "ttl", Action: "stop", At: at(122)}}}, []string{"but", "lull agent ttl extend 15m"}, nil},
 	} {

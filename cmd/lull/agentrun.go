@@ -32,12 +32,12 @@ var buildDate = ""
 func (c *cli) agentRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Watch this machine and stop it when nobody uses it",
-		Long: `Watch this machine, and stop or hibernate it when every signal has been quiet
-for the idle-timeout that its tags or /etc/lull/agent.yaml set. Without an
-idle-timeout it only watches.
+		Short: "Stop this machine when it is idle",
+		Long: `Watch this machine, and stop or hibernate it when every signal has been quiet for
+the idle-timeout set by its tags or /etc/lull/agent.yaml. Without an idle-timeout,
+the agent only watches.
 
-SIGHUP reads the policy again; lull agent reload does too and says what changed.`,
+SIGHUP reloads the policy. lull agent reload does so too and shows what changed.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, _, err := resolveAgent(c.getenv, cmd.Flags())
@@ -75,7 +75,7 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 	}
 	defer history.Close()
 	for _, d := range damage {
-		log.Warn("the history was damaged and is cut there", "damage", d)
+		log.Warn("history was corrupt and has been truncated", "damage", d)
 	}
 	// As small and as rarely written as the history.
 	kept, err := openEvidence(filepath.Join(cfg.State, "evidence"), journal.Options{MaxBytes: 64 << 20, SyncEvery: 15 * time.Minute}, log)
@@ -84,7 +84,7 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 	}
 	defer kept.Close()
 	if err := os.MkdirAll(filepath.Dir(cfg.Socket), 0o755); err != nil {
-		return fmt.Errorf("cannot make the socket's directory: %w", err)
+		return fmt.Errorf("cannot create the socket's directory: %w", err)
 	}
 	listener, err := agent.Listen(cfg.Socket)
 	if err != nil {
@@ -92,7 +92,7 @@ func (c *cli) runAgent(ctx context.Context, cfg agentConfig) error {
 	}
 
 	o.Disk, o.Evidence, o.Journal = files, kept, history
-	log.Info("agent starts", "version", version, "build_date", buildDate, "boot_id", o.BootID)
+	log.Info("agent is starting", "version", version, "build_date", buildDate, "boot_id", o.BootID)
 	addCloud(ctx, cfg, bytes, &o)
 	if err := addServer(cfg, bytes, &o); err != nil {
 		return errors.Join(err, listener.Close())
@@ -135,17 +135,17 @@ func lockState(dir string) (unlock func(), err error) {
 func addCloud(ctx context.Context, cfg agentConfig, m *agent.Meter, o *agent.Options) {
 	e, err := findCloud(ctx, cfg, m)
 	if err != nil {
-		o.Log.Error("the instance is not known yet; nothing is done until it is", "error", err)
+		o.Log.Error("instance not yet known; taking no action until it is", "err", err)
 	}
 	if e == nil {
-		o.Log.Info("this machine runs in no cloud: it is powered off when idle", "power_off", tags.Program(cfg.PowerOff))
+		o.Log.Info("no cloud detected: this machine is powered off when idle", "power_off", tags.Program(cfg.PowerOff))
 		o.Power = localPower{off: cfg.PowerOff, hibernate: cfg.Hibernate}
 		return
 	}
 	if err == nil {
 		i, _ := e.identity(ctx) // known by now
 		o.InstanceID, o.Region = i.InstanceID, i.Region
-		o.Log.Info("this is an EC2 instance", "instance_id", i.InstanceID, "region", i.Region, "type", i.Type)
+		o.Log.Info("running on EC2", "instance_id", i.InstanceID, "region", i.Region, "type", i.Type)
 	}
 	o.Identify = func(ctx context.Context) (id, region string, err error) {
 		i, err := e.identity(ctx)
@@ -188,10 +188,10 @@ func reloadOnHangup(ctx context.Context, a *agent.Agent, log *slog.Logger) error
 		case <-hup:
 			r, err := a.Reload(ctx)
 			if err != nil {
-				log.Error("the policy could not be read again", "error", err)
+				log.Error("policy reload failed", "err", err)
 				continue
 			}
-			log.Info("the policy was read again", "changed", r.Changed, "faults", r.Faults)
+			log.Info("policy reloaded", "changed", r.Changed, "faults", r.Faults)
 		}
 	}
 }

@@ -85,7 +85,7 @@ func (r reporter) identity(ctx context.Context) (machine, id, region string, err
 	}
 	i, err := r.cloud.identity(ctx)
 	if err != nil {
-		return "", "", "", fmt.Errorf("cannot tell which instance this is: %w", err)
+		return "", "", "", fmt.Errorf("cannot determine which instance this is: %w", err)
 	}
 	return cmp.Or(r.cfg.Machine, i.InstanceID), i.InstanceID, i.Region, nil
 }

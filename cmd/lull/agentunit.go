@@ -13,7 +13,7 @@ const sysusers = "g lull - -\n"
 // GPUs too.
 func agentUnit(program string) string {
 	return `[Unit]
-Description=lull agent: stops this machine when nobody uses it
+Description=lull agent: stops this machine when it is idle
 Documentation=file:///usr/share/doc/lull/README.md
 Wants=network-online.target
 After=network-online.target dbus.service systemd-logind.service

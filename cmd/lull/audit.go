@@ -40,12 +40,12 @@ type auditFlags struct {
 
 func (a *auditFlags) bind(c *cli, cmd *cobra.Command, from, to string) {
 	f := cmd.Flags()
-	f.StringVar(&a.worker, "worker", "", "entries about this worker only")
-	f.StringVar(&a.q.Action, "action", "", "this action only")
-	f.StringVar(&a.q.By, "by", "", "of whom this is a part of the name, in any case")
-	f.StringVar(&a.q.Kind, "kind", "", "of what did it only: person, controller, agent, wake, schedule or cloud")
-	f.StringVar(&a.from, from, "", "from this time on: "+when.PastForms)
-	f.StringVar(&a.to, to, "", "before this time, in the same form")
+	f.StringVar(&a.worker, "worker", "", "only entries about this worker")
+	f.StringVar(&a.q.Action, "action", "", "only this action")
+	f.StringVar(&a.q.By, "by", "", "only actors whose name contains this, ignoring case")
+	f.StringVar(&a.q.Kind, "kind", "", "only this kind of actor: person, controller, agent, wake, schedule or cloud")
+	f.StringVar(&a.from, from, "", "start of the period: "+when.PastForms)
+	f.StringVar(&a.to, to, "", "end of the period, in the same form")
 	completeWords(cmd, "kind", fleet.KindPerson, fleet.KindController, fleet.KindAgent, fleet.KindWake, fleet.KindSchedule, fleet.KindCloud)
 	_ = cmd.RegisterFlagCompletionFunc("worker", func(cmd *cobra.Command, _ []string, to string) ([]string, cobra.ShellCompDirective) {
 		return c.completeWorkers(cmd, nil, to)
@@ -78,7 +78,7 @@ func (c *cli) auditCommand() *cobra.Command {
 				return &usageError{fmt.Errorf("cannot show %d entries: want 1 to %d; lull audit export gives all", limit, maxEntries)}
 			}
 			if follow && which.to != "" {
-				return &usageError{errors.New("cannot go on after --until: leave out one of --follow and --until")}
+				return &usageError{errors.New("cannot use --follow with --until: leave one of them out")}
 			}
 			q, err := which.query(cmd.Context(), cl)
 			if err != nil {
@@ -86,9 +86,9 @@ func (c *cli) auditCommand() *cobra.Command {
 			}
 			return c.entries(cmd.Context(), cl, q, limit, follow)
 		}}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more happen; JSON then comes as lines")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "keep printing new entries; --json prints one per line")
 	which.bind(c, cmd, "since", "until")
-	cmd.Flags().IntVarP(&limit, "limit", "n", 100, "how many of the newest entries")
+	cmd.Flags().IntVarP(&limit, "limit", "n", 100, "maximum number of entries, newest first")
 	cmd.AddCommand(c.auditExport())
 	return cmd
 }
@@ -96,7 +96,7 @@ func (c *cli) auditCommand() *cobra.Command {
 func (c *cli) auditExport() *cobra.Command {
 	var which auditFlags
 	var table bool
-	cmd := &cobra.Command{Use: "export", Short: "Write the audit log as JSON lines or as a table, oldest first", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "export", Short: "Export the audit log as JSON lines or CSV, oldest first", Args: args(cobra.NoArgs),
 		Example: "  lull audit export --from 2026-11-01 --to 2026-12-01\n  lull audit export --action drained --csv",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
@@ -110,7 +110,7 @@ func (c *cli) auditExport() *cobra.Command {
 			return cl.Export(cmd.Context(), q, map[bool]string{false: "jsonl", true: "csv"}[table], c.out)
 		}}
 	which.bind(c, cmd, "from", "to")
-	cmd.Flags().BoolVar(&table, "csv", false, "a table without what decisions rest on, for spreadsheets")
+	cmd.Flags().BoolVar(&table, "csv", false, "write CSV without the evidence of decisions, for spreadsheets")
 	return cmd
 }
 

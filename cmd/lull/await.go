@@ -24,7 +24,7 @@ type waiting struct {
 }
 
 func (w *waiting) bind(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&w.on, "wait", "w", false, "wait until it is done, and show how it goes")
+	cmd.Flags().BoolVarP(&w.on, "wait", "w", false, "wait until it is done, showing progress")
 	bindSpan(cmd.Flags(), &w.within, "timeout", 30*time.Minute, "how long to wait")
 }
 
@@ -47,7 +47,7 @@ func reach(to power.Worker) goal {
 		case w.Status == power.WorkerFailed:
 			return false, fmt.Errorf("cannot bring %s to %s: %s", w.Name, to, w.StatusReason)
 		case w.Status == power.WorkerTerminated, w.DesiredStatus != to && w.DesiredStatus != "":
-			return false, fmt.Errorf("cannot bring %s to %s: it is wanted to be %s now%s", w.Name, to, w.DesiredStatus, overtaken(&w, to))
+			return false, fmt.Errorf("cannot bring %s to %s: its desired status is now %s%s", w.Name, to, w.DesiredStatus, overtaken(&w, to))
 		}
 		return false, nil
 	}}
@@ -58,13 +58,13 @@ func reach(to power.Worker) goal {
 func overtaken(w *fleet.Worker, to power.Worker) string {
 	switch {
 	case to == power.WorkerRunning && w.StartWithdrawnAt != nil:
-		return fmt.Sprintf(": %s took the start back at %s", w.StartWithdrawnBy, w.StartWithdrawnAt.Format(time.RFC3339))
+		return fmt.Sprintf(": %s canceled the start at %s", w.StartWithdrawnBy, w.StartWithdrawnAt.Format(time.RFC3339))
 	case to == power.WorkerRunning && w.DesiredStatus == power.WorkerStopped && w.LastPausedBy != "":
-		return fmt.Sprintf(": %s asked for a stop (%s)", w.LastPausedBy, w.PauseReason)
+		return fmt.Sprintf(": %s requested a stop (%s)", w.LastPausedBy, w.PauseReason)
 	case to == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StartBy != "":
-		return ": " + w.StartBy + " asked for a start"
+		return ": " + w.StartBy + " requested a start"
 	case to == power.WorkerStopped && w.DesiredStatus == power.WorkerRunning && w.StopCalledOff != nil:
-		return ": the stop was called off: " + w.StopCalledOff.Why
+		return ": the stop was canceled: " + w.StopCalledOff.Why
 	}
 	return ""
 }
@@ -84,7 +84,7 @@ func (c *cli) follow(ctx context.Context, cl *control.Client, w fleet.Worker, g 
 		var err error
 		if w, err = c.await(ctx, cl, w, g, wait.within); err != nil {
 			if ctx.Err() != nil {
-				fmt.Fprintf(c.err, "lull: detached, it goes on; look again with: lull worker get %s\n", w.Name)
+				fmt.Fprintf(c.err, "lull: detached; the operation continues. Check it with: lull worker get %s\n", w.Name)
 				return nil
 			}
 			return err
@@ -123,7 +123,7 @@ func (c *cli) await(parent context.Context, cl *control.Client, w fleet.Worker, 
 		}
 		select {
 		case <-ctx.Done():
-			return w, fmt.Errorf("cannot wait longer for %s to %s: it is %s", w.Name, g.what, standing(w))
+			return w, fmt.Errorf("timed out waiting for %s to %s: it is %s", w.Name, g.what, standing(w))
 		case <-changed:
 		case <-tick.C:
 		}
@@ -167,7 +167,7 @@ func (c *cli) watched(ctx context.Context, cl *hostctl.Client, name string, do f
 	stop()
 	<-ended
 	if err != nil && ctx.Err() != nil {
-		fmt.Fprintf(c.err, "lull: detached, it goes on; look again with: lull instance info %s\n", name)
+		fmt.Fprintf(c.err, "lull: detached; the operation continues. Check it with: lull instance info %s\n", name)
 		return &exitError{exitDone}
 	}
 	return err
@@ -191,7 +191,7 @@ func (c *cli) narrate(ctx context.Context, look func() (hostctl.Instance, error)
 			continue
 		}
 		if waited && o.Waiting == nil {
-			line = "goes on: " + line
+			line = "resuming: " + line
 		}
 		last, waited = now, o.Waiting != nil
 		fmt.Fprintf(c.err, "%s  %s %s\n", time.Now().Format(time.TimeOnly), o.Name, line)
@@ -202,7 +202,7 @@ func (c *cli) narrate(ctx context.Context, look func() (hostctl.Instance, error)
 // when it changes: what is free changes all the time, a place does not.
 func progress(o hostctl.Instance) (key, line string) {
 	if w := o.Waiting; w != nil {
-		return fmt.Sprint("waits ", w.Place), fmt.Sprintf("%s, waits at place %d until %s: %s", o.State, w.Place, w.Until.Local().Format(time.TimeOnly), w.Reason)
+		return fmt.Sprint("waits ", w.Place), fmt.Sprintf("%s, queued at position %d until %s: %s", o.State, w.Place, w.Until.Local().Format(time.TimeOnly), w.Reason)
 	}
 	line = strings.TrimSpace(o.State + " " + o.StatusReason)
 	return line, line

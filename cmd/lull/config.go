@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -106,7 +107,7 @@ func readConfigFile(name string) (configFile, error) {
 	}
 	if len(doc.Content) > 0 {
 		if err := in.Decode(&more); !errors.Is(err, io.EOF) {
-			return f, fmt.Errorf("cannot read %s: want one YAML document, and there is more after it", name)
+			return f, fmt.Errorf("cannot read %s: want one YAML document, found more than one", name)
 		}
 	}
 	if len(doc.Content) == 0 {
@@ -120,12 +121,32 @@ func readConfigFile(name string) (configFile, error) {
 	for i := 0; i+1 < len(m.Content); i += 2 {
 		k, v := m.Content[i], m.Content[i+1]
 		if old := f.entries[k.Value]; old != nil {
-			errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: it was set in line %d already", k.Value, name, k.Line, old.Line))
+			errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: already set in line %d", k.Value, name, k.Line, old.Line))
 			continue
 		}
 		f.entries[k.Value], f.keys = v, append(f.keys, k.Value)
 	}
 	return f, errors.Join(errs...)
+}
+
+// rename replaces the former names of settings by their present names, to which
+// former maps them. It returns an error for each setting that has both.
+func (f *configFile) rename(former map[string]string) error {
+	var errs []error
+	for i, k := range f.keys {
+		now, ok := former[k]
+		if !ok {
+			continue
+		}
+		v := f.entries[k]
+		if other := f.entries[now]; other != nil {
+			errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: it is the former name of %s, which line %d sets", k, f.name, v.Line, now, other.Line))
+			continue
+		}
+		delete(f.entries, k)
+		f.entries[now], f.keys[i] = v, now
+	}
+	return errors.Join(errs...)
 }
 
 // unknown are faults for the entries that no option, and nothing that also
@@ -134,7 +155,7 @@ func unknown[C any](f configFile, options []option[C], also func(key string) boo
 	var errs []error
 	for _, k := range f.keys {
 		if !slices.ContainsFunc(options, func(o option[C]) bool { return o.Name == k }) && !also(k) {
-			errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: there is no such setting", k, f.name, f.entries[k].Line))
+			errs = append(errs, fmt.Errorf("cannot use %s in %s, line %d: unknown setting", k, f.name, f.entries[k].Line))
 		}
 	}
 	return errors.Join(errs...)
@@ -175,6 +196,14 @@ func readOptions[C any](cfg *C, options []option[C], file configFile, getenv fun
 	return out, errors.Join(errs...)
 }
 
+// acceptFormer makes f accept former names of its flags, which help and
+// completion do not show. former maps them to the present names.
+func acceptFormer(f *pflag.FlagSet, former map[string]string) {
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(cmp.Or(former[name], name))
+	})
+}
+
 // bindOptions declares the flags of options with the defaults in def; their
 // values are read by readOptions.
 func bindOptions[C any](f *pflag.FlagSet, def C, options []option[C]) {
@@ -199,10 +228,10 @@ func optionRows[C any](b *strings.Builder, def C, options []option[C]) {
 
 // configCommand is lull config.
 func (c *cli) configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Print effective settings and where each came from", Args: args(cobra.NoArgs),
-		Long: `Print the settings that a process would have with these flags and this environment,
-and where each came from. A fault is named with its flag, variable or line, and is
-exit code 2.`,
+	cmd := &cobra.Command{Use: "config", Short: "Show effective settings and their sources", Args: args(cobra.NoArgs),
+		Long: `Show the settings that a process would use with these flags and this environment,
+and the source of each. A fault is reported with its flag, variable or line, and
+makes the exit code 2.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.configHost(), c.configAgent(), c.configServer())
 	return cmd

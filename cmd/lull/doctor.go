@@ -22,10 +22,10 @@ import (
 )
 
 func (c *cli) doctorCommand() *cobra.Command {
-	return &cobra.Command{Use: "doctor", Short: "Say what this machine lacks for running instances, and what to do", Args: args(cobra.NoArgs),
-		Long: `Look at what lull host needs here, for each runtime, and say what to do about what
-is missing. Exit code 1 says that something is missing that every instance needs.
-For the other two places: lull server doctor, lull agent doctor.`,
+	return &cobra.Command{Use: "doctor", Short: "Check this machine for missing prerequisites", Args: args(cobra.NoArgs),
+		Long: `Check what lull host needs on this machine, for each runtime, and how to get what is
+missing. Exit code 1 means that something is missing that every instance needs.
+See also lull server doctor and lull agent doctor.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, _, err := resolve(c.getenv, "", cmd.Flags())
 			if err != nil {
@@ -65,7 +65,7 @@ func runningFindings(run hostctl.Status, here findings) (l findings) {
 	for _, name := range slices.Sorted(maps.Keys(run.Missing)) {
 		lacks := func(f finding) bool { return !f.OK && strings.HasPrefix(f.What, name+": ") }
 		if !slices.ContainsFunc(here, lacks) {
-			l.optional(name+": the host that runs", errors.New("what was missing when it started is here now: "+run.Missing[name]), "", "start the host again; its instances go on meanwhile")
+			l.optional(name+": running host", errors.New("available now, but missing when the host started: "+run.Missing[name]), "", "restart the host; its instances keep running meanwhile")
 		}
 	}
 	return l
@@ -76,21 +76,21 @@ func hostFindings(cfg hostConfig) (l findings) {
 		l.add("freezer", true, fmt.Sprintf("%s at %s", p.Kind, p.Dir), "")
 	} else {
 		l.add("freezer", true, "signals: programs are stopped with SIGSTOP, which they can notice", "")
-		l.hint("for the cgroup freezer run as root, or delegate a control group (systemd: Delegate=yes)")
+		l.hint("to use the cgroup freezer, run as root or delegate a control group (systemd: Delegate=yes)")
 	}
 	fd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err == nil {
 		unix.Close(fd)
 	}
-	l.add("pidfd", err == nil, "needed to watch the sockets of frozen programs (Linux 5.6)", "use a newer kernel; without it only the relay path pauses")
-	yama := "not in this kernel"
+	l.add("pidfd", err == nil, "needed to watch the sockets of frozen programs (Linux 5.6)", "use a newer kernel; without it only the relay path can pause programs")
+	yama := "not supported by this kernel"
 	if b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope"); err == nil {
 		yama = strings.TrimSpace(string(b))
 	}
 	l.add("yama", yama != "3", "ptrace_scope "+yama, "ptrace_scope 3 forbids watching sockets: use the relay path (--expose LISTEN:TARGET)")
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
-		l.add("open files", lim.Max >= 4096 || os.Geteuid() == 0, fmt.Sprintf("at most %d: about %d paused instances", lim.Max, lim.Max/3), "raise it: ulimit -n, or LimitNOFILE= in the unit")
+		l.add("open files", lim.Max >= 4096 || os.Geteuid() == 0, fmt.Sprintf("at most %d: enough for about %d paused instances", lim.Max, lim.Max/3), "raise it: ulimit -n, or LimitNOFILE= in the unit")
 	}
 	shim := cfg.Shim
 	if self, err := os.Executable(); err == nil && shim == "" {
@@ -100,7 +100,7 @@ func hostFindings(cfg hostConfig) (l findings) {
 	if err = elfcheck.Static(shim); err != nil {
 		what = err.Error()
 	}
-	l.add("lull-shim", err == nil, what, "build it with: make build, or name it with --shim")
+	l.add("lull-shim", err == nil, what, "build it with make build, or set its path with --shim")
 	swap := "none: reclaim frees only file-backed memory"
 	if b, err := os.ReadFile("/proc/swaps"); err == nil && strings.Count(string(b), "\n") > 1 {
 		swap = "present"

@@ -16,7 +16,7 @@ func openEvidence(dir string, o journal.Options, log *slog.Logger) (*journal.Jou
 		return nil, err
 	}
 	for _, d := range damage {
-		log.Warn("the evidence was damaged and is cut there", "damage", d)
+		log.Warn("evidence was corrupt and has been truncated", "damage", d)
 	}
 	return j, nil
 }

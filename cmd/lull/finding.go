@@ -57,7 +57,7 @@ func findingsText(w io.Writer, l findings) {
 		mark := "ok"
 		switch {
 		case !f.OK && f.Optional:
-			mark = "not here"
+			mark = "not present"
 		case !f.OK:
 			mark = "MISSING"
 		}

@@ -27,8 +27,8 @@ type haltFlags struct {
 }
 
 func (h *haltFlags) bind(f *pflag.FlagSet) {
-	f.BoolVar(&h.off, "off", false, "let automatic actions go on")
-	f.StringVar(&h.reason, "reason", "", "shown with the halt everywhere")
+	f.BoolVar(&h.off, "off", false, "lift the halt")
+	f.StringVar(&h.reason, "reason", "", "reason, shown wherever the halt is shown")
 	bindEnd(f, &h.until, &h.dur)
 }
 
@@ -37,9 +37,9 @@ func (h *haltFlags) end(now time.Time) (*time.Time, error) {
 	ends := h.until != "" || h.dur != 0
 	switch {
 	case h.off && (ends || h.reason != ""):
-		return nil, &usageError{errors.New("cannot give --off a reason or an end: it ends a halt now")}
+		return nil, &usageError{errors.New("cannot combine --off with a reason or an end: it lifts the halt now")}
 	case len(h.reason) > idle.MaxHaltReason:
-		return nil, &usageError{fmt.Errorf("cannot use --reason: it has at most %d bytes", idle.MaxHaltReason)}
+		return nil, &usageError{fmt.Errorf("cannot use --reason: longer than %d bytes", idle.MaxHaltReason)}
 	case !ends:
 		return nil, nil
 	}
@@ -63,23 +63,23 @@ func endText(t *time.Time) string {
 func (c *cli) haltLine(on bool, until *time.Time, means, verb string) string {
 	switch {
 	case !on:
-		return "automatic actions go on"
+		return "automatic actions resumed"
 	case until != nil:
-		return c.red(fmt.Sprintf("HALTED: %s until %s; end it earlier with: %s --off", means, clockTime(*until), verb))
+		return c.red(fmt.Sprintf("HALTED: %s until %s; lift it earlier with: %s --off", means, clockTime(*until), verb))
 	}
-	return c.red(fmt.Sprintf("HALTED: %s; end it with: %s --off", means, verb))
+	return c.red(fmt.Sprintf("HALTED: %s; lift it with: %s --off", means, verb))
 }
 
 func (c *cli) haltCommand() *cobra.Command {
 	var h haltFlags
-	cmd := &cobra.Command{Use: "halt", Short: "Stop all automatic actions of a host or fleet, for good or for a time; --off lets them go on", Args: args(cobra.NoArgs),
-		Long: `Stop all automatic actions within five seconds: nothing is paused, stopped,
-drained or started but by a person, and clients still wake what sleeps. It holds
-over restarts and is shown in red everywhere, with who, since when and why, until
---off or the end that it was given.
+	cmd := &cobra.Command{Use: "halt", Short: "Stop all automatic actions of a host or fleet", Args: args(cobra.NoArgs),
+		Long: `Stop all automatic actions within five seconds. Nothing is paused, stopped, drained
+or started unless a user asks for it; clients still wake sleeping instances. A halt
+survives restarts and is shown in red everywhere, with its author, time and reason,
+until --off or its end.
 
-The host is asked, or the server if --server is given or only LULL_SERVER is set.
-For a machine with an agent: lull agent halt.`,
+The command applies to the host, or to the server if --server is given or only
+LULL_SERVER is set. For a machine with an agent: lull agent halt.`,
 		Example: "  lull halt --reason \"network is down\" --for 2h\n  lull halt --until tomorrow\n  lull halt --off\n  lull halt --server https://lull.example.com:7070",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			until, err := h.end(time.Now())
@@ -99,7 +99,7 @@ For a machine with an agent: lull agent halt.`,
 			}
 			return c.print(s, func(w io.Writer) {
 				if h.off && s.Halt != nil && s.Halt.Fleet {
-					fmt.Fprintln(w, c.red("The host itself is not halted, the fleet is."))
+					fmt.Fprintln(w, c.red("The fleet is halted, not the host itself."))
 					c.tellHostHalt(w, s)
 					return
 				}
@@ -127,9 +127,9 @@ func (c *cli) fleetHalt(ctx context.Context, h haltFlags, until *time.Time) erro
 
 func (c *cli) agentHalt() *cobra.Command {
 	var h haltFlags
-	cmd := c.onAgent(&cobra.Command{Use: "halt", Short: "Stop all automatic actions on this machine, for good or for a time; --off lets them go on", Args: args(cobra.NoArgs),
-		Long: `Stop all automatic actions of the agent at once, deadlines and completions too. It
-holds over restarts, until --off or the end that it was given.`,
+	cmd := c.onAgent(&cobra.Command{Use: "halt", Short: "Stop all automatic actions on this machine", Args: args(cobra.NoArgs),
+		Long: `Stop all automatic actions of the agent, deadlines and completions included. A halt
+survives restarts and lasts until --off or its end.`,
 		Example: "  lull agent halt --reason \"demo today\" --until 18:00\n  lull agent halt --off"},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			until, err := h.end(time.Now())
@@ -183,14 +183,14 @@ func (c *cli) tellHalt(ctx context.Context) {
 	}
 	h, err := control.Read[fleet.Halt](ctx, cl, "/halt")
 	if err == nil && h.On {
-		fmt.Fprintln(c.out, c.red("HALTED: "+h.Sentence()+" No worker is paused, stopped or started automatically; end it with: lull halt --off"))
+		fmt.Fprintln(c.out, c.red("HALTED: "+h.Sentence()+" No worker is paused, stopped or started automatically. Lift it with: lull halt --off"))
 	}
 }
 
 // tellHostHalt is tellHalt of a host.
 func (c *cli) tellHostHalt(w io.Writer, s hostctl.Status) {
 	if h := s.Halt; h != nil {
-		fmt.Fprintln(w, c.red("HALTED: "+h.Sentence("Automatic actions on this host are")+" End it with: "+c.endOfHalt(h, "lull halt --off", s.Server)))
+		fmt.Fprintln(w, c.red("HALTED: "+h.Sentence("Automatic actions on this host are")+" Lift it with: "+c.endOfHalt(h, "lull halt --off", s.Server)))
 	}
 }
 

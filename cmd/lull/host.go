@@ -43,12 +43,12 @@ func (c *cli) hostCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "host",
-		Short: "Run instances on this machine and own their power state",
-		Long: `Run instances on this machine: freeze them when nobody uses them, wake them on
-the first packet.
+		Short: "Run and manage instances on this machine",
+		Long: `Run instances on this machine: freeze them when idle, and wake them on the first
+packet.
 
-It runs for root and for ordinary users. When it ends, paused instances are
-thawed and running ones go on running; --stop-all stops them.`,
+The host runs as root or as an ordinary user. When it exits, it thaws paused
+instances and leaves running ones running. --stop-all stops them all.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, _, err := resolve(c.getenv, file, cmd.Flags())
@@ -58,7 +58,7 @@ thawed and running ones go on running; --stop-all stops them.`,
 			return c.runHost(cmd.Context(), cfg)
 		},
 	}
-	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
 	bindFlags(cmd.Flags(), c.getenv)
 	return cmd
 }
@@ -94,8 +94,8 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	var h *host.Host
 	rt, err := process.New(ctx, process.Config{Dir: filepath.Join(cfg.Data, "shim"), Shim: cfg.Shim, Log: log,
 		OnExit:     func(id string, run uint64, e instance.Exit) { h.OnExit(id, run, e) },
-		OnThawed:   func() { h.WakeAll("supervisor", "the daemon did not run for a while, and the supervisor thawed it") },
-		OnShimLost: func() { h.WakeAll("supervisor", "the supervisor died and another has taken over") },
+		OnThawed:   func() { h.WakeAll("supervisor", "the daemon was suspended, and the shim thawed all instances") },
+		OnShimLost: func() { h.WakeAll("supervisor", "the shim died and was replaced") },
 		OnGivenUp:  func(id, why string) { h.GivenUp(id, why) }})
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		defer vms.Close()
 		runtimes["microvm"] = vms
 		if err := vms.Missing(); err != nil {
-			log.Warn("no microVM can be started", "error", err)
+			log.Warn("microVMs are not available", "err", err)
 		}
 	}
 	var containers *docker.Runtime
@@ -215,7 +215,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	defer endRuntime()
 	g.Go(func() error { return rt.Run(rtCtx) })
 	if err := h.Load(ctx, recs); err != nil {
-		log.Error("some instances could not be taken over as they were", "error", err)
+		log.Error("some instances could not be adopted unchanged", "err", err)
 	}
 	if err := rt.UnholdOthers(ctx, func(id string) bool {
 		return gates.has(id) || id == sharedPort && shared != nil || h.Has(id)
@@ -329,7 +329,7 @@ func serve(g *errgroup.Group, ln net.Listener, h http.Handler) (end func()) {
 func raiseFiles(want uint64) (faults []string) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return []string{"the limit of open files cannot be read: " + err.Error()}
+		return []string{"cannot read the limit of open files: " + err.Error()}
 	}
 	up := unix.Rlimit{Cur: max(l.Cur, want), Max: max(l.Max, want)}
 	if unix.Setrlimit(unix.RLIMIT_NOFILE, &up) == nil {
@@ -337,7 +337,7 @@ func raiseFiles(want uint64) (faults []string) {
 	}
 	up = unix.Rlimit{Cur: l.Max, Max: l.Max}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &up); err != nil || l.Max < want {
-		return []string{fmt.Sprintf("open files are limited to %d, %d were asked for: about %d instances can be paused at once; raise it with ulimit -n or LimitNOFILE=", l.Max, want, l.Max/3)}
+		return []string{fmt.Sprintf("open files are limited to %d, %d were requested: at most about %d instances can be paused at once; raise it with ulimit -n or LimitNOFILE=", l.Max, want, l.Max/3)}
 	}
 	return nil
 }
@@ -347,7 +347,7 @@ func raiseFiles(want uint64) (faults []string) {
 func hostSockets(path string) (api, guests *unixsock.Listener, err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, nil, fmt.Errorf("cannot make the socket's directory: %w", err)
+		return nil, nil, fmt.Errorf("cannot create the socket's directory: %w", err)
 	}
 	if api, err = unixsock.Listen(path, 0o600); err != nil {
 		return nil, nil, err

@@ -52,35 +52,49 @@ type hostConfig struct {
 const dockerSocket = "/var/run/docker.sock"
 
 var hostOptions = []option[hostConfig]{
-	{"data", "LULL_HOST_DATA", "path", "directory of records, logs and the shim's state; one host daemon at a time", func(c *hostConfig) any { return &c.Data }},
+	{"data", "LULL_HOST_DATA", "path", "directory of records, logs and the shim's state; used by one host daemon at a time", func(c *hostConfig) any { return &c.Data }},
 	{"socket", "LULL_HOST_SOCKET", "path", "unix socket of the API, mode 0600", func(c *hostConfig) any { return &c.Socket }},
-	{"http", "LULL_HOST_HTTP", "host:port", "shared HTTP port that routes by host name (NAME.localhost) or X-Lull-Instance; empty is off", func(c *hostConfig) any { return &c.HTTP }},
-	{"metrics", "LULL_HOST_METRICS", "host:port", "where Prometheus finds /metrics and nothing else, without a token, so on an address that only it reaches; the API's socket has them too; empty is off", func(c *hostConfig) any { return &c.Metrics }},
-	{"pause-after", "LULL_HOST_PAUSE_AFTER", "duration", "idle time until an instance is paused, where it does not say; 0 never pauses", func(c *hostConfig) any { return &c.PauseAfter }},
-	{"stop-after", "LULL_HOST_STOP_AFTER", "duration", "time from entering paused until an instance is stopped, where it does not say; 0 never stops", func(c *hostConfig) any { return &c.StopAfter }},
-	{"probe", "LULL_HOST_PROBE", "duration", "time between two looks at a running instance, jittered by a tenth", func(c *hostConfig) any { return &c.Probe }},
-	{"cpu-threshold", "LULL_HOST_CPU_THRESHOLD", "percent", "processor time of an instance from which it counts as used, as 1%: of one processor between two looks, at least 20 ms of it", func(c *hostConfig) any { return &c.CPU }},
-	{"net-threshold", "LULL_HOST_NET_THRESHOLD", "count", "bytes in 5 s, in and out, from which an instance counts as used", func(c *hostConfig) any { return &c.Net }},
-	{"disk-threshold", "LULL_HOST_DISK_THRESHOLD", "count", "bytes read from and written to disks in 5 s from which an instance counts as active; scaled to shorter probe intervals, at least 4096", func(c *hostConfig) any { return &c.Disk }},
-	{"files", "LULL_HOST_FILES", "count", "open files that are asked for; paused instances need one for each of their sockets", func(c *hostConfig) any { return &c.Files }},
-	{"shim", "LULL_HOST_SHIM", "path", "the lull-shim program; empty finds it beside lull", func(c *hostConfig) any { return &c.Shim }},
-	{"guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a tree as lull guest-kernel makes it, or a file; empty looks in the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }},
-	{"harness", "LULL_HOST_HARNESS", "path", "the lull-harness program of microVMs; empty finds it beside lull", func(c *hostConfig) any { return &c.Harness }},
-	{"vm-machine", "LULL_HOST_VM_MACHINE", "name", "QEMU's machine for microVMs: q35, or microvm, which starts sooner", func(c *hostConfig) any { return &c.Machine }},
-	{"vm-channel", "LULL_HOST_VM_CHANNEL", "name", "over what the harness in a microVM is called: vsock where this machine and the guest's kernel have it (auto; not for guests with --net none), the serial port alone (serial), or vsock for every guest (vsock); lull doctor says which it is", func(c *hostConfig) any { return &c.Channel }},
-	{"memory", "LULL_HOST_MEMORY", "size", "memory that instances of a known size (microVMs, containers with a limit) may hold together, as 8G: a start or wake beyond it waits while others are pushed down the ladder; auto is the machine's less a tenth (at most 1 GiB), 0 does not bound them", func(c *hostConfig) any { return &c.Memory }},
-	{"wakes", "LULL_HOST_WAKES", "count", "boots and restores from disk of microVMs that run at once, others wait; 0 does not bound them", func(c *hostConfig) any { return &c.Wakes }},
-	{"wake-wait", "LULL_HOST_WAKE_WAIT", "duration", "how long a start or wake waits for memory and its turn before it fails; a relayed client waits a minute at most", func(c *hostConfig) any { return &c.WakeWait }},
-	{"image-age", "LULL_HOST_IMAGE_AGE", "duration", "how long an unpacked image, or the disk made of one, is kept that no instance uses; 0 keeps them until lull image prune", func(c *hostConfig) any { return &c.ImageAge }},
-	{"image-space", "LULL_HOST_IMAGE_SPACE", "size", "how much unpacked images and the disks made of them may take together, as 20G: each hour those go that no instance uses, the longest unused first, until they fit; 0 does not bound them", func(c *hostConfig) any { return &c.ImageSpace }},
-	{"layer", "LULL_HOST_LAYER", "size", "how much a microVM may write to files of its own, outside a workspace, as 10G: the size of a sparse file that is made at its first start, takes what is in it, and is kept until lull instance rm; 0 keeps them in the guest's memory and loses them when it stops", func(c *hostConfig) any { return &c.Layer }},
-	{"docker", "LULL_HOST_DOCKER", "path", "take over the idling of Docker's containers with the label lull.pause-after, over its API at this socket; empty is off, --docker alone means " + dockerSocket, func(c *hostConfig) any { return &c.Docker }},
-	{"server", "LULL_HOST_SERVER", "URL", "the server of a fleet to report to, https unless it is on this machine; empty reports to none", func(c *hostConfig) any { return &c.Server }},
-	{"token-file", "LULL_HOST_TOKEN_FILE", "path", "file with the token of this host for the server, readable by nobody else", func(c *hostConfig) any { return &c.TokenFile }},
-	{"server-ca", "LULL_HOST_SERVER_CA", "path", "certificates in PEM that the server's is checked against; empty takes the system's", func(c *hostConfig) any { return &c.ServerCA }},
-	{"machine", "LULL_HOST_MACHINE", "text", "what this host is called at the server, as its token has it; empty is the machine's name", func(c *hostConfig) any { return &c.reporting.Machine }},
-	{"report-every", "LULL_HOST_REPORT_EVERY", "duration", "how often it reports where nothing changes; after three times that in silence the server calls it unheard of", func(c *hostConfig) any { return &c.ReportEvery }},
-	{"stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host ends, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }},
+	{"http", "LULL_HOST_HTTP", "host:port", "shared HTTP port that routes by host name (NAME.localhost) or X-Lull-Instance header; empty disables it", func(c *hostConfig) any { return &c.HTTP }},
+	{"metrics", "LULL_HOST_METRICS", "host:port", "address that serves only /metrics, without a token: bind it where only Prometheus can reach it; the API's socket serves the metrics too; empty disables it", func(c *hostConfig) any { return &c.Metrics }},
+	{"pause-after", "LULL_HOST_PAUSE_AFTER", "duration", "default idle timeout until an instance is paused; 0 never pauses", func(c *hostConfig) any { return &c.PauseAfter }},
+	{"stop-after", "LULL_HOST_STOP_AFTER", "duration", "default time in paused until an instance is stopped; 0 never stops", func(c *hostConfig) any { return &c.StopAfter }},
+	{"probe-interval", "LULL_HOST_PROBE", "duration", "probe interval of running instances, with 10% jitter", func(c *hostConfig) any { return &c.Probe }},
+	{"cpu-threshold", "LULL_HOST_CPU_THRESHOLD", "percent", "CPU usage (percent of one CPU over a probe interval, at least 20 ms) at which an instance counts as active", func(c *hostConfig) any { return &c.CPU }},
+	{"net-threshold", "LULL_HOST_NET_THRESHOLD", "count", "network traffic (bytes in and out per 5 s) at which an instance counts as active", func(c *hostConfig) any { return &c.Net }},
+	{"disk-threshold", "LULL_HOST_DISK_THRESHOLD", "count", "disk traffic (bytes read and written per 5 s, scaled to shorter probe intervals, at least 4096) at which an instance counts as active", func(c *hostConfig) any { return &c.Disk }},
+	{"max-open-files", "LULL_HOST_FILES", "count", "RLIMIT_NOFILE to request; each socket of a paused instance uses one descriptor", func(c *hostConfig) any { return &c.Files }},
+	{"shim", "LULL_HOST_SHIM", "path", "path of lull-shim (default: next to lull)", func(c *hostConfig) any { return &c.Shim }},
+	{"guest-kernel", "LULL_GUEST_KERNEL", "path", "kernel of microVMs: a directory made by lull guest-kernel, or a file; empty searches the data directory, /usr/share/lull and /", func(c *hostConfig) any { return &c.Kernel }},
+	{"harness", "LULL_HOST_HARNESS", "path", "path of lull-harness, the guest agent of microVMs (default: next to lull)", func(c *hostConfig) any { return &c.Harness }},
+	{"vm-machine", "LULL_HOST_VM_MACHINE", "name", "QEMU machine type of microVMs: q35, or microvm, which boots faster", func(c *hostConfig) any { return &c.Machine }},
+	{"vm-channel", "LULL_HOST_VM_CHANNEL", "name", "control channel of microVMs: serial, vsock, or auto, which uses vsock if this machine and the guest kernel support it (never for guests with --net none); lull doctor shows the choice", func(c *hostConfig) any { return &c.Channel }},
+	{"memory", "LULL_HOST_MEMORY", "size", "memory budget of all instances of known size (microVMs, containers with a limit), such as 8G. A start or wake over budget waits while sleeping instances are moved to cheaper sleep levels; auto is the machine's memory less a tenth (at most 1 GiB), 0 is unlimited", func(c *hostConfig) any { return &c.Memory }},
+	{"max-concurrent-boots", "LULL_HOST_WAKES", "count", "maximum number of microVMs that boot or restore at once, others queue; 0 is unlimited", func(c *hostConfig) any { return &c.Wakes }},
+	{"start-timeout", "LULL_HOST_WAKE_WAIT", "duration", "how long a start or wake may wait for memory and its turn before it fails; relayed clients wait at most a minute", func(c *hostConfig) any { return &c.WakeWait }},
+	{"image-cache-ttl", "LULL_HOST_IMAGE_AGE", "duration", "how long unused unpacked images, and disks made from them, are kept; 0 keeps them until lull image prune", func(c *hostConfig) any { return &c.ImageAge }},
+	{"image-cache-size", "LULL_HOST_IMAGE_SPACE", "size", "size limit of unpacked images and disks made from them, such as 20G. Checked every hour: unused ones are removed, least recently used first, until the rest fits; 0 is unlimited", func(c *hostConfig) any { return &c.ImageSpace }},
+	{"disk-size", "LULL_HOST_LAYER", "size", "maximum size of a microVM's own files outside a workspace, such as 10G. They are kept in a sparse file from the first start until lull instance rm; 0 keeps them in guest memory, lost at every stop", func(c *hostConfig) any { return &c.Layer }},
+	{"docker", "LULL_HOST_DOCKER", "path", "pause idle Docker containers with the label lull.pause-after, through the Docker API at this socket; empty disables it, --docker alone means " + dockerSocket, func(c *hostConfig) any { return &c.Docker }},
+	{"server", "LULL_HOST_SERVER", "URL", "fleet server to report to, https unless it is on this machine; empty disables reporting", func(c *hostConfig) any { return &c.Server }},
+	{"token-file", "LULL_HOST_TOKEN_FILE", "path", "file with this host's server token, not readable by others", func(c *hostConfig) any { return &c.TokenFile }},
+	{"server-ca", "LULL_HOST_SERVER_CA", "path", "CA certificates in PEM for the server's certificate (default: the system's)", func(c *hostConfig) any { return &c.ServerCA }},
+	{"name", "LULL_HOST_MACHINE", "text", "name of this host at the server, as in its token (default: the host name)", func(c *hostConfig) any { return &c.reporting.Machine }},
+	{"heartbeat-interval", "LULL_HOST_REPORT_EVERY", "duration", "heartbeat interval; the server marks the host stale after three missed heartbeats", func(c *hostConfig) any { return &c.ReportEvery }},
+	{"stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host exits, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }},
+}
+
+// formerHostOptions maps the names that settings of lull host had in the last
+// release to their present names.
+var formerHostOptions = map[string]string{
+	"probe":        "probe-interval",
+	"files":        "max-open-files",
+	"wakes":        "max-concurrent-boots",
+	"wake-wait":    "start-timeout",
+	"image-age":    "image-cache-ttl",
+	"image-space":  "image-cache-size",
+	"layer":        "disk-size",
+	"machine":      "name",
+	"report-every": "heartbeat-interval",
 }
 
 func defaultHostConfig(getenv func(string) string) hostConfig {
@@ -94,7 +108,7 @@ func (c hostConfig) cpuPercent() (float64, error) {
 	text, ok := strings.CutSuffix(c.CPU, "%")
 	f, err := strconv.ParseFloat(text, 64)
 	if !ok || err != nil || !(f > 0 && f <= 100) { // no NaN either
-		return 0, fmt.Errorf("%q is no percentage above 0%% and at most 100%%, such as 2.5%%", c.CPU)
+		return 0, fmt.Errorf("%q is not a percentage above 0%% and up to 100%%, such as 2.5%%", c.CPU)
 	}
 	return f, nil
 }
@@ -104,15 +118,16 @@ func (c hostConfig) cpuPercent() (float64, error) {
 func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hostConfig, []setting, error) {
 	cfg := defaultHostConfig(getenv)
 	read, err := readConfigFile(file)
+	renamed := read.rename(formerHostOptions)
 	out, faults := readOptions(&cfg, hostOptions, read, getenv, flags)
-	errs := []error{err, unknown(read, hostOptions, func(string) bool { return false }), faults}
-	for name, d := range map[string]time.Duration{"pause-after": cfg.PauseAfter, "stop-after": cfg.StopAfter, "image-age": cfg.ImageAge} {
+	errs := []error{err, renamed, unknown(read, hostOptions, func(string) bool { return false }), faults}
+	for name, d := range map[string]time.Duration{"pause-after": cfg.PauseAfter, "stop-after": cfg.StopAfter, "image-cache-ttl": cfg.ImageAge} {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("cannot use %s: %s is negative", name, d))
 		}
 	}
 	if cfg.Probe < 50*time.Millisecond || cfg.Probe > time.Hour {
-		errs = append(errs, fmt.Errorf("cannot use probe: %s is not between 50ms and 1h", cfg.Probe))
+		errs = append(errs, fmt.Errorf("cannot use probe-interval: %s is not between 50ms and 1h", cfg.Probe))
 	}
 	if _, err := cfg.cpuPercent(); err != nil {
 		errs = append(errs, fmt.Errorf("cannot use cpu-threshold: %w", err))
@@ -124,13 +139,13 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 		errs = append(errs, fmt.Errorf("cannot use disk-threshold: %d is not between 1 and %d", cfg.Disk, 1<<40))
 	}
 	if cfg.WakeWait <= 0 || cfg.WakeWait > time.Hour {
-		errs = append(errs, fmt.Errorf("cannot use wake-wait: %s is not above 0 and at most 1h", cfg.WakeWait))
+		errs = append(errs, fmt.Errorf("cannot use start-timeout: %s is not above 0 and up to 1h", cfg.WakeWait))
 	}
 	if _, err := cfg.imageSpace(); err != nil {
-		errs = append(errs, fmt.Errorf("cannot use image-space: %w", err))
+		errs = append(errs, fmt.Errorf("cannot use image-cache-size: %w", err))
 	}
 	if _, err := cfg.layer(); err != nil {
-		errs = append(errs, fmt.Errorf("cannot use layer: %w", err))
+		errs = append(errs, fmt.Errorf("cannot use disk-size: %w", err))
 	}
 	if _, _, err := cfg.budget(); err != nil {
 		errs = append(errs, fmt.Errorf("cannot use memory: %w", err))
@@ -173,7 +188,7 @@ func (c *hostConfig) placeSocket() error {
 	c.Socket = abs
 	for _, p := range []string{abs, guestPath(abs)} {
 		if len(p) > unixsock.MaxPath {
-			return fmt.Errorf("cannot use socket: %s has %d bytes and the path of a unix socket at most %d; name a shorter one with --socket", p, len(p), unixsock.MaxPath)
+			return fmt.Errorf("cannot use socket: %s has %d bytes, the path of a unix socket at most %d; set a shorter one with --socket", p, len(p), unixsock.MaxPath)
 		}
 	}
 	return nil
@@ -186,22 +201,23 @@ func (c *hostConfig) checkReporting() error {
 		return nil
 	}
 	if c.ReportEvery < 2*time.Second || c.ReportEvery > control.MaxInterval {
-		return fmt.Errorf("cannot use report-every: %s is not between 2s and %s", c.ReportEvery, control.MaxInterval)
+		return fmt.Errorf("cannot use heartbeat-interval: %s is not between 2s and %s", c.ReportEvery, control.MaxInterval)
 	}
 	if c.reporting.Machine == "" {
 		var err error
 		if c.reporting.Machine, err = os.Hostname(); err != nil {
-			return fmt.Errorf("cannot name this host: %w; set machine", err)
+			return fmt.Errorf("cannot determine the name of this host (set --name): %w", err)
 		}
 	}
 	if err := control.ValidHost(c.reporting.Machine); err != nil {
-		return fmt.Errorf("cannot use machine: %w", err)
+		return fmt.Errorf("cannot use name: %w", err)
 	}
 	return c.check("host", hostToken)
 }
 
 // bindFlags declares the flags; their values are read by resolve.
 func bindFlags(f *pflag.FlagSet, getenv func(string) string) {
+	acceptFormer(f, formerHostOptions)
 	bindOptions(f, defaultHostConfig(getenv), hostOptions)
 	f.Lookup("docker").NoOptDefVal = dockerSocket
 }
@@ -209,11 +225,11 @@ func bindFlags(f *pflag.FlagSet, getenv func(string) string) {
 // configHost is lull config host.
 func (c *cli) configHost() *cobra.Command {
 	var file string
-	cmd := c.configOf("host", "Settings of lull host", func(flags *pflag.FlagSet) ([]setting, error) {
+	cmd := c.configOf("host", "Show the settings of lull host", func(flags *pflag.FlagSet) ([]setting, error) {
 		_, l, err := resolve(c.getenv, file, flags)
 		return l, err
 	})
-	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
 	bindFlags(cmd.Flags(), c.getenv)
 	return cmd
 }

@@ -77,10 +77,64 @@ func TestSocketIsAbsolute(t *testing.T) {
 	}
 }
 
+// TestFormerNames checks that the names that flags and config keys had in the last
+// release still work and are not shown.
+func TestFormerNames(t *testing.T) {
+	none := func(string) string { return "" }
+	value := func(l []setting, name string) string {
+		for _, s := range l {
+			if s.Name == name {
+				return s.Value
+			}
+		}
+		return "no such setting"
+	}
+	for former, value1 := range map[string]string{"probe": "2s", "files": "4096", "wakes": "3", "wake-wait": "7s", "image-age": "1h0m0s",
+		"image-space": "3G", "layer": "4G", "machine": "desk", "report-every": "8s"} {
+		now := formerHostOptions[former]
+		f := flags()
+		f.VisitAll(func(x *pflag.Flag) {
+			if x.Name == former {
+				t.Errorf("--%s is shown", former)
+			}
+		})
+		if err := f.Parse([]string{"--" + former, value1}); err != nil {
+			t.Errorf("--%s: %v", former, err)
+		}
+		if _, l, err := resolve(none, "", f); err != nil || value(l, now) != value1 {
+			t.Errorf("--%s %s: %s is %s, %v", former, value1, now, value(l, now), err)
+		}
+		file := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(file, []byte(former+": "+value1+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, l, err := resolve(none, file, flags()); err != nil || value(l, now) != value1 {
+			t.Errorf("%s: %s in a file: %s is %s, %v", former, value1, now, value(l, now), err)
+		}
+		if err := os.WriteFile(file, []byte(now+": "+value1+"\n"+former+": "+value1+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := resolve(none, file, flags()); err == nil || !strings.Contains(err.Error(), "line 2") {
+			t.Errorf("%s and %s in a file: %v", now, former, err)
+		}
+	}
+	if len(formerHostOptions) != 9 {
+		t.Errorf("%d former names, 9 are tested", len(formerHostOptions))
+	}
+	image := (&cli{}).imageCommand()
+	prune, _, err := image.Find([]string{"prune"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := prune.ParseFlags([]string{"--older", "24h"}); err != nil || prune.Flag("older-than").Value.String() != "1d" {
+		t.Errorf("--older: %v, %s", err, prune.Flag("older-than").Value)
+	}
+}
+
 // FuzzConfigFile reads anything as a config file: it is used or refused, and a
 // refusal names the file.
 func FuzzConfigFile(f *testing.F) {
-	f.Add("probe: 2s\nstop-after: 1m\n")
+	f.Add("probe-interval: 2s\nstop-after: 1m\n")
 	f.Add("probe: [1]\n")
 	f.Add("- a\n")
 	f.Add("a: &x {b: *x}\n")

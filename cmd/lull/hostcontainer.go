@@ -37,7 +37,7 @@ func newContainers(cfg hostConfig, images *oci.Store, rt *process.Runtime) (*con
 // given: a daemon that comes after this one puts its socket there, too.
 func shareGuests(dir, socket string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("cannot make the directory of LULL_SOCKET for containers: %w", err)
+		return fmt.Errorf("cannot create the directory of LULL_SOCKET for containers: %w", err)
 	}
 	at := filepath.Join(dir, guestSocket)
 	if err := os.Remove(at); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -55,7 +55,7 @@ func containerFindings(ctx context.Context, cfg hostConfig) (l findings) {
 	runc, err := container.Find("")
 	l.optional("container: runc", err, runc, "apt-get install runc")
 	if err == nil {
-		l.optional("container: filter of system calls", container.Filters(runc), "present", "use a runc with libseccomp, on a kernel with seccomp; containers run without")
+		l.optional("container: system call filter", container.Filters(runc), "present", "use runc with libseccomp on a kernel with seccomp; containers run unfiltered")
 	}
 	_, err = cgroup.Find("doctor")
 	if os.Geteuid() != 0 {
@@ -73,6 +73,6 @@ func containerFindings(ctx context.Context, cfg hostConfig) (l findings) {
 	if _, ferr := docker.Find(); ferr == nil {
 		do = "systemctl start docker"
 	}
-	l.optional("docker: daemon", err, version+" at "+socket, do+", or name its socket with --docker=PATH; lull host --docker takes over containers with the label "+docker.LabelPauseAfter)
+	l.optional("docker: daemon", err, version+" at "+socket, do+", or set its socket with --docker=PATH; lull host --docker takes over containers with the label "+docker.LabelPauseAfter)
 	return l
 }

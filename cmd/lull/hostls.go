@@ -16,7 +16,7 @@ import (
 
 // hostLs lists the hosts of a fleet.
 func (c *cli) hostLs() *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List the hosts that report to any server of the fleet, and which are not heard of", Args: args(cobra.NoArgs),
+	return &cobra.Command{Use: "ls", Short: "List hosts that report to the fleet", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -38,7 +38,7 @@ func (c *cli) hostLs() *cobra.Command {
 
 // hostGet shows one host with its instances.
 func (c *cli) hostGet() *cobra.Command {
-	return &cobra.Command{Use: "get HOST", Short: "Show a host of the fleet with its instances", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeHosts,
+	return &cobra.Command{Use: "get HOST", Short: "Show a host with its instances", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeHosts,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -53,7 +53,7 @@ func (c *cli) hostGet() *cobra.Command {
 }
 
 func (c *cli) hostText(w io.Writer, v control.HostView) {
-	fmt.Fprintf(w, "%s, lull %s, heard %s, by %s\n", v.Name, hostVersion(v.HostSummary), hostHeard(v.HostSummary), dash(v.Server))
+	fmt.Fprintf(w, "%s, lull %s, last report %s, by %s\n", v.Name, hostVersion(v.HostSummary), hostHeard(v.HostSummary), dash(v.Server))
 	if !v.Heard {
 		fmt.Fprintln(w, v.Unheard)
 	}
@@ -68,7 +68,7 @@ func (c *cli) hostText(w io.Writer, v control.HostView) {
 		fmt.Fprintln(w, f)
 	}
 	if v.LeftOut > 0 {
-		fmt.Fprintf(w, "It has %d more instances than it tells of.\n", v.LeftOut)
+		fmt.Fprintf(w, "%d more instances are not listed in its reports.\n", v.LeftOut)
 	}
 	rows(w, "NAME\tSTATE\tIDLE FOR\tPAUSES\tHELD BY\tMEMORY\tPORTS", func(row func(string, ...any)) {
 		for _, i := range v.Instances {
@@ -100,7 +100,7 @@ func (c *cli) hostText(w io.Writer, v control.HostView) {
 
 // hostWhy says why an instance of a host elsewhere is as it is.
 func (c *cli) hostWhy() *cobra.Command {
-	cmd := &cobra.Command{Use: "why HOST INSTANCE", Short: "Ask a host of the fleet why an instance runs, or why it was paused or stopped; now or at a past time",
+	cmd := &cobra.Command{Use: "why HOST INSTANCE", Short: "Explain why an instance of a host runs or sleeps",
 		Args: args(cobra.ExactArgs(2)), ValidArgsFunction: c.completeHosts, Example: "  lull host why desk web\n  lull host why desk web --at 2h",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			at, err := atTime(cmd)

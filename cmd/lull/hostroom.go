@@ -22,7 +22,7 @@ func (c hostConfig) budget() (bytes int64, available func() (int64, error), err 
 	case "auto":
 	default:
 		if bytes, err = parseSize(c.Memory); err == nil && bytes == 0 {
-			err = errors.New("it is empty: want a size like 8G, auto or 0")
+			err = errors.New("empty value: want a size such as 8G, auto or 0")
 		}
 		return bytes, nil, err
 	}
@@ -69,7 +69,7 @@ func readMeminfo() (total, available int64, err error) {
 		fmt.Sscanf(string(line), "MemAvailable: %d kB", &available)
 	}
 	if total == 0 || available == 0 {
-		return 0, 0, errors.New("cannot read this machine's memory: /proc/meminfo does not say it")
+		return 0, 0, errors.New("cannot read this machine's memory: no MemAvailable in /proc/meminfo")
 	}
 	return total << 10, available << 10, nil
 }

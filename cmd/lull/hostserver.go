@@ -75,20 +75,20 @@ func serverFinding(cfg hostConfig, run hostctl.Status, err error) []finding {
 	case l == nil && cfg.Server == "":
 		return nil
 	case err != nil:
-		f.Found, f.Do = "reports are to go to "+cfg.Server+", and no host runs", "start it: lull host"
+		f.Found, f.Do = "configured to report to "+cfg.Server+", but no host is running", "start it: lull host"
 		if _, terr := cfg.token(hostTokens); terr != nil {
-			f.Found, f.Do = terr.Error(), "make a token with: lull token create NAME --role host --machine "+cfg.reporting.Machine
+			f.Found, f.Do = terr.Error(), "create a token with: lull token create NAME --role host --machine "+cfg.reporting.Machine
 		}
 	case l == nil:
-		f.Found, f.Do = "the host that runs reports to none, "+cfg.Server+" is set here", "start it again with this setting"
+		f.Found, f.Do = "the running host does not report, but "+cfg.Server+" is set here", "restart it with this setting"
 	case l.Error != "":
-		f.Found = fmt.Sprintf("%s does not hear this host, since %s: %s", l.URL, clockTime(*l.FailingSince), l.Error)
-		f.Do = "instances go on as they are; look at the server, the way to it and the token"
+		f.Found = fmt.Sprintf("%s has received no report from this host since %s: %s", l.URL, clockTime(*l.FailingSince), l.Error)
+		f.Do = "instances are unaffected; check the server, the network path and the token"
 	case l.ReportedAt == nil:
-		f.Found = "the first report to " + l.URL + " is under way"
+		f.Found = "the first report to " + l.URL + " is in progress"
 		f.OK = true
 	default:
-		f.OK, f.Found = true, fmt.Sprintf("%s heard %s at %s", l.URL, l.Host, clockTime(*l.ReportedAt))
+		f.OK, f.Found = true, fmt.Sprintf("%s received a report from %s at %s", l.URL, l.Host, clockTime(*l.ReportedAt))
 	}
 	return []finding{f}
 }

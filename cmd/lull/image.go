@@ -13,9 +13,9 @@ import (
 )
 
 func (c *cli) imageCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "image", Short: "Show and remove what a host keeps of images", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "image", Short: "Manage a host's image cache", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	ls := &cobra.Command{Use: "ls", Short: "List what is kept of images, the largest first", Args: args(cobra.NoArgs),
+	ls := &cobra.Command{Use: "ls", Short: "List cached images, largest first", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.client()
 			if err != nil {
@@ -28,14 +28,15 @@ func (c *cli) imageCommand() *cobra.Command {
 			return c.print(l, func(w io.Writer) { imageTable(w, l) })
 		}}
 	var older time.Duration
-	prune := &cobra.Command{Use: "prune", Short: "Remove images that no instance uses, and what guests left behind", Args: args(cobra.NoArgs),
-		Long: `Remove unpacked images, disks made of them, what guests begin with and files of
-guests that no instance uses. A host does that by itself with what nobody has used for its --image-age,
-and with what was not used for longest when all take more than --image-space.`,
-		Example: "  lull image prune\n  lull image prune --older 24h",
+	prune := &cobra.Command{Use: "prune", Short: "Remove unused images and leftover guest files", Args: args(cobra.NoArgs),
+		Long: `Remove what no instance uses: unpacked images, disks made from them, guest boot
+files and files of removed guests. A host removes these itself once they have been
+unused for --image-cache-ttl, and the least recently used first when the total
+exceeds --image-cache-size.`,
+		Example: "  lull image prune\n  lull image prune --older-than 24h",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if older < 0 {
-				return &usageError{errors.New("cannot use --older: it is negative")}
+				return &usageError{errors.New("cannot use --older-than: it is negative")}
 			}
 			cl, err := c.client()
 			if err != nil {
@@ -54,7 +55,8 @@ and with what was not used for longest when all take more than --image-space.`,
 				fmt.Fprintf(w, "%d removed, %s\n", len(l), size(freed))
 			})
 		}}
-	bindSpan(prune.Flags(), &older, "older", 0, "only those made longer ago, as 24h or 7d")
+	acceptFormer(prune.Flags(), map[string]string{"older": "older-than"})
+	bindSpan(prune.Flags(), &older, "older-than", 0, "only remove what was made longer ago than this, such as 24h or 7d")
 	cmd.AddCommand(ls, prune)
 	return cmd
 }

@@ -31,11 +31,11 @@ func (c *cli) instanceCommand() *cobra.Command {
 	verbs := []struct {
 		name, short, long, flag, doc string
 	}{
-		{"start", "Start it, or resume it when paused", "", "", ""},
-		{"restart", "Stop it and start it again", restartHelp, "", ""},
-		{"stop", "Stop it; always works", "It is thawed if it sleeps, asked to end, and killed after its --stop-grace.", "disable", "and do not wake it again until it is started"},
-		{"pause", "Freeze it now", "Refused, with the reason, while a connection or a lease holds it. With --force connections stay open: a byte on one wakes it, and --stop-after does not stop it while they are.", "force", "although connections or leases hold it"},
-		{"resume", "Thaw it", "", "", ""},
+		{"start", "Start or resume an instance", "", "", ""},
+		{"restart", "Stop and start an instance", restartHelp, "", ""},
+		{"stop", "Stop an instance", "Thaw the instance if it is paused, ask it to exit, and kill it after --stop-grace. A manual stop always works.", "disable", "and do not wake it until it is started manually"},
+		{"pause", "Pause an instance now", "Refused, with the reason, while a connection or lease holds the instance. With --force, connections stay open, data on one of them wakes the instance, and --stop-after does not stop it while they are open.", "force", "pause even if connections or leases hold it"},
+		{"resume", "Resume a paused instance", "", "", ""},
 	}
 	for _, v := range verbs {
 		var on bool
@@ -57,11 +57,11 @@ func (c *cli) instanceCommand() *cobra.Command {
 	return cmd
 }
 
-const restartHelp = `Stop an instance and start it again. Connections to its exposed ports wait until it
-accepts them; none is refused. One that is stopped is started.`
+const restartHelp = `Stop and start an instance. Connections to its exposed ports wait until it accepts
+them; none is refused. A stopped instance is started.`
 
 func (c *cli) restartCommand() *cobra.Command {
-	return &cobra.Command{Use: "restart NAME", Short: "Stop an instance and start it again", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+	return &cobra.Command{Use: "restart NAME", Short: "Stop and start an instance", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
 		Long: restartHelp, Example: "  lull restart web",
 		RunE: func(cmd *cobra.Command, a []string) error { return c.do(cmd, a[0], "restart", url.Values{}) }}
 }
@@ -82,15 +82,15 @@ func (c *cli) do(cmd *cobra.Command, name, verb string, q url.Values) error {
 func (c *cli) cloneCommand() *cobra.Command {
 	var expose []string
 	var workspace bool
-	cmd := &cobra.Command{Use: "clone SOURCE NEW", Short: "Make an instance out of what a sleeping one saved to disk", Args: args(cobra.ExactArgs(2)), ValidArgsFunction: c.complete,
-		Long: `Make an instance out of what a sleeping one saved to disk. It begins asleep with
-the memory, files and programs of the other, shares with it what neither changes,
-and has a network, a host name and random numbers of its own. The first client
-of one of its ports wakes it.
+	cmd := &cobra.Command{Use: "clone SOURCE NEW", Short: "Clone an instance from a hibernated instance's snapshot", Args: args(cobra.ExactArgs(2)), ValidArgsFunction: c.complete,
+		Long: `Clone an instance from a hibernated instance's snapshot. The clone starts asleep, with
+the memory, files and programs of the source, and shares with it what neither
+changes. It has its own network, host name and random seed. The first client of one
+of its ports wakes it.
 
-A source that is paused is saved to disk first; one that runs, or has clients
-connected, is refused. The workspace of the source is not shared with the clone,
-whose programs find only errors in it, unless --workspace says so.`,
+A paused source is hibernated first. A source that runs, or has open connections, is
+refused. The clone does not share the source's workspace unless --workspace is
+given; without it, programs that use the workspace see I/O errors.`,
 		Example: "  lull instance pause web\n  lull instance clone web web2 --expose 8081:80",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			r := hostctl.Clone{Name: a[1], Workspace: workspace}
@@ -115,12 +115,12 @@ whose programs find only errors in it, unless --workspace says so.`,
 			return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s %s%s\n", o.Name, o.State, endpointsText(o)) })
 		}}
 	cmd.Flags().StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
-	cmd.Flags().BoolVar(&workspace, "workspace", false, "share the source's workspace with it")
+	cmd.Flags().BoolVar(&workspace, "workspace", false, "share the source's workspace with the clone")
 	return cmd
 }
 
 func (c *cli) rmCommand() *cobra.Command {
-	return &cobra.Command{Use: "rm NAME...", Short: "Stop instances and forget them", Args: args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.complete,
+	return &cobra.Command{Use: "rm NAME...", Short: "Stop and remove instances", Args: args(cobra.MinimumNArgs(1)), ValidArgsFunction: c.complete,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
 			if err != nil {
@@ -146,7 +146,7 @@ func (c *cli) rmCommand() *cobra.Command {
 }
 
 func (c *cli) infoCommand() *cobra.Command {
-	return &cobra.Command{Use: "info NAME", Short: "Show everything about an instance", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+	return &cobra.Command{Use: "info NAME", Short: "Show an instance in detail", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
 			if err != nil {
@@ -164,11 +164,11 @@ func (c *cli) setCommand() *cobra.Command {
 	var pause, reclaim, hibernate, stop, quiet, grace time.Duration
 	var policy, restart string
 	var wake bool
-	cmd := &cobra.Command{Use: "set NAME", Short: "Change the timers of an instance, and how it is woken and restarted", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
-		Long: `Change the timers of an instance, and how it is woken and restarted: from now on,
-whatever state it is in, and for good. What is not named stays as it is. The steps
-of one that sleeps already count from when it was paused, so that one that is late
-is taken at once.`,
+	cmd := &cobra.Command{Use: "set NAME", Short: "Change timers, wake and restart settings of an instance", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Change timers, wake and restart settings of an instance. Changes apply at once, in
+every state, and are permanent. Settings that are not given stay as they are. For a
+sleeping instance the timers count from when it was paused, so a step that is
+already due is taken immediately.`,
 		Example: "  lull instance set web --pause-after 10m\n  lull instance set vm --hibernate-after 30m --stop-after 1d",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			var in hostctl.Change
@@ -192,7 +192,7 @@ is taken at once.`,
 			set("wake-from-stopped", func() { in.WakeFromStopped = &wake })
 			set("restart", func() { in.Restart = (*instance.Restart)(&restart) })
 			if n == 0 {
-				return &usageError{errors.New("cannot change nothing: name what is to be another, such as --pause-after 10m")}
+				return &usageError{errors.New("nothing to change: give at least one setting, such as --pause-after 10m")}
 			}
 			cl, err := c.client()
 			if err != nil {
@@ -205,14 +205,14 @@ is taken at once.`,
 			return c.print(o, func(w io.Writer) { infoText(w, o) })
 		}}
 	f := cmd.Flags()
-	bindSpan(f, &pause, "pause-after", 0, "idle time until it is paused; 0 never pauses")
-	bindSpan(f, &reclaim, "reclaim-after", 0, "time from entering paused until its memory is pushed out; 0 is off")
-	bindSpan(f, &hibernate, "hibernate-after", 0, "time from entering paused until it is saved to disk; 0 is off")
-	bindSpan(f, &stop, "stop-after", 0, "time from entering paused until it is stopped; 0 never stops")
-	bindSpan(f, &quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, that moved no byte for this long, unless a request on them has no answer yet (its last bytes came from the side that asks); 0 is off")
-	bindSpan(f, &grace, "stop-grace", 0, "time from asking it to end until it is killed; 0 is 10s")
+	bindSpan(f, &pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses")
+	bindSpan(f, &reclaim, "reclaim-after", 0, "time in paused until its memory is paged out; 0 disables it")
+	bindSpan(f, &hibernate, "hibernate-after", 0, "time in paused until it is hibernated to disk; 0 disables it")
+	bindSpan(f, &stop, "stop-after", 0, "time in paused until it is stopped; 0 never stops")
+	bindSpan(f, &quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, without traffic for this long, unless a request is unanswered (the last bytes came from the side that asks); 0 disables it")
+	bindSpan(f, &grace, "stop-grace", 0, "time between the request to exit and the kill; 0 means 10s")
 	f.StringVar(&policy, "idle-policy", "", "default, or leases_only to ignore its own activity")
-	f.BoolVar(&wake, "wake-from-stopped", true, "a connection starts it after lull stopped it; given as true, also after it ended by itself")
+	f.BoolVar(&wake, "wake-from-stopped", true, "start it on a connection after lull stopped it; if set to true explicitly, also after it exited by itself")
 	f.StringVar(&restart, "restart", "", "no, on-failure or always")
 	completeWords(cmd, "idle-policy", instance.PolicyDefault, instance.PolicyLeasesOnly)
 	completeWords(cmd, "restart", string(instance.RestartNo), string(instance.RestartOnFailure), string(instance.RestartAlways))
@@ -223,7 +223,7 @@ is taken at once.`,
 func timersText(o hostctl.Instance) string {
 	span := func(seconds float64) string { return idle.Human(time.Duration(seconds * float64(time.Second))) }
 	if o.PauseAfter == 0 {
-		return "never paused by itself"
+		return "never paused automatically"
 	}
 	var later []string
 	for _, s := range []struct {
@@ -275,7 +275,7 @@ func infoText(w io.Writer, o hostctl.Instance) {
 		row("on disk", "%s", size(o.SavedBytes))
 	}
 	if o.BootedAnew != "" {
-		row("booted anew", "%s", o.BootedAnew)
+		row("cold-booted", "%s", o.BootedAnew)
 	}
 	row("last activity", "%s", at(o.LastActivityAt))
 	row("last paused", "%s by %s, %d times", at(o.LastPausedAt), dash(o.LastPausedBy), o.PauseCount)
@@ -336,9 +336,9 @@ func seconds(f float64) string {
 
 func (c *cli) logsCommand() *cobra.Command {
 	var l hostctl.Logs
-	cmd := &cobra.Command{Use: "logs NAME", Short: "Show what an instance has printed", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
-		Long: `Show what an instance has printed. With --console it is what the kernel of a microVM
-has printed, of this run and of earlier ones, also of one that did not boot.`,
+	cmd := &cobra.Command{Use: "logs NAME", Short: "Show the output of an instance", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Show the output of an instance. --console shows the kernel console of a microVM
+instead, of this run and earlier ones, even if it did not boot.`,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
 			if err != nil {
@@ -346,21 +346,21 @@ has printed, of this run and of earlier ones, also of one that did not boot.`,
 			}
 			return cl.Logs(cmd.Context(), a[0], l, c.out)
 		}}
-	cmd.Flags().BoolVarP(&l.Follow, "follow", "f", false, "go on as it prints more")
-	cmd.Flags().IntVarP(&l.Tail, "tail", "n", -1, "last lines only; -1 is all that is kept")
-	cmd.Flags().BoolVar(&l.Console, "console", false, "the console of its kernel instead of its own output; microVMs have one")
+	cmd.Flags().BoolVarP(&l.Follow, "follow", "f", false, "keep printing new output")
+	cmd.Flags().IntVarP(&l.Tail, "tail", "n", -1, "number of lines from the end; -1 shows all that is stored")
+	cmd.Flags().BoolVar(&l.Console, "console", false, "show the kernel console instead of the output (microVMs only)")
 	return cmd
 }
 
 func (c *cli) execCommand() *cobra.Command {
 	var r hostctl.ExecRequest
-	cmd := &cobra.Command{Use: "exec NAME -- COMMAND [ARG...]", Short: "Run a command beside an instance, in its environment", Args: args(cobra.MinimumNArgs(2)),
+	cmd := &cobra.Command{Use: "exec NAME -- COMMAND [ARG...]", Short: "Run a command in an instance's environment", Args: args(cobra.MinimumNArgs(2)),
 		ValidArgsFunction: c.complete,
-		Long: `Run a command beside an instance, in its environment. A sleeping instance is woken
-first, and is not paused while the command runs, unless somebody forces that. Its
-exit code is this one's; it reads nothing from standard input; and it ends when you
-leave with Ctrl-C. The first 8 MiB of each stream are carried; a line on standard
-error says where more was printed.`,
+		Long: `Run a command in an instance's environment. A sleeping instance is woken first, and
+is not paused while the command runs, except by a pause with --force. The exit code
+is the command's. The command gets no standard input and ends when you press Ctrl-C.
+At most 8 MiB of each stream are transferred; a line on standard error reports a
+truncation.`,
 		Example: "  lull instance exec web -- env",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
@@ -370,7 +370,7 @@ error says where more was printed.`,
 			r.Command = a[1:]
 			x, err := cl.Exec(cmd.Context(), a[0], r)
 			if err != nil && cmd.Context().Err() != nil {
-				fmt.Fprintln(c.err, "lull: you left, and the command is ended")
+				fmt.Fprintln(c.err, "lull: interrupted; the command was ended")
 				return &exitError{128 + int(syscall.SIGINT)}
 			}
 			if err != nil {
@@ -382,7 +382,7 @@ error says where more was printed.`,
 			io.WriteString(c.out, x.Stdout)
 			io.WriteString(c.err, x.Stderr)
 			if x.Truncated {
-				fmt.Fprintf(c.err, "lull: the output is cut: only the first %d MiB of each stream are carried\n", instance.MaxOutput>>20)
+				fmt.Fprintf(c.err, "lull: output truncated to the first %d MiB of each stream\n", instance.MaxOutput>>20)
 			}
 			if x.ExitCode != 0 {
 				return &exitError{x.ExitCode}

@@ -22,7 +22,7 @@ import (
 )
 
 func (c *cli) leaseCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "lease", Short: "Hold an instance awake for a while", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "lease", Short: "Keep an instance awake while programs need it", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.leaseHold(), c.leaseRelease(), c.leaseList())
 	return cmd
@@ -30,7 +30,7 @@ func (c *cli) leaseCommand() *cobra.Command {
 
 func leases(w io.Writer, l []idle.Lease) {
 	if len(l) == 0 {
-		fmt.Fprintln(w, "no lease is held")
+		fmt.Fprintln(w, "no leases")
 		return
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -104,14 +104,14 @@ func (c *cli) leaseHold() *cobra.Command {
 	var dur time.Duration
 	cmd := &cobra.Command{
 		Use:   "hold [NAME] [-- COMMAND [ARG...]]",
-		Short: "Take or renew a lease; with a command, for as long as it runs",
-		Long: `Take or renew a lease: while one is held the instance is not paused. Each holder
-has its own, with a reason and an expiry that why shows, and releases no
-other's. It lasts 5 minutes unless --for or --until is given, and at most a day.
-With a command it is renewed while the command runs and dropped when it ends,
-and the command's exit code is returned.
+		Short: "Take or renew a lease",
+		Long: `Take or renew a lease. While a lease is held, the instance is not paused. Each holder
+has its own lease, with a reason and an expiry that why shows, and can release only
+that one. A lease lasts 5 minutes unless --for or --until is given, at most a day.
+With a command, the lease is renewed while the command runs and released when it
+ends, and the exit code is the command's.
 
-Inside an instance NAME may be left out: the lease then holds that instance,
+Inside an instance NAME can be omitted: the lease then holds that instance,
 through LULL_SOCKET.`,
 		Example: "  lull lease hold web --holder deploy --reason \"new version\" --for 10m\n  lull lease hold web --until 18:00\n  lull lease hold web --holder backup -- tar cf web.tar web\n  lull lease hold --holder agent --reason \"a task\"",
 		Args:    args(cobra.ArbitraryArgs), ValidArgsFunction: c.complete,
@@ -131,7 +131,7 @@ through LULL_SOCKET.`,
 			r := hostctl.LeaseRequest{Holder: holder, Reason: reason, TTL: idle.Duration(ttl)}
 			if len(command) > 0 {
 				if until != "" {
-					return &usageError{errors.New("cannot hold it until a time and for a command: the lease of a command lasts as long as it runs")}
+					return &usageError{errors.New("cannot combine a command with an end: the lease lasts as long as the command runs")}
 				}
 				return c.holdWhile(cmd.Context(), cl, name, r, command)
 			}
@@ -142,8 +142,8 @@ through LULL_SOCKET.`,
 			return c.print(l, func(w io.Writer) { leases(w, l) })
 		},
 	}
-	cmd.Flags().StringVar(&holder, "holder", "default", "who holds it")
-	cmd.Flags().StringVar(&reason, "reason", "", "reason that why shows")
+	cmd.Flags().StringVar(&holder, "holder", "default", "holder of the lease")
+	cmd.Flags().StringVar(&reason, "reason", "", "reason, shown by why")
 	bindEnd(cmd.Flags(), &until, &dur)
 	return cmd
 }
@@ -175,7 +175,7 @@ func (c *cli) holdWhile(ctx context.Context, cl leaser, name string, r hostctl.L
 		case <-renew.C:
 			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 			if _, err := cl.Hold(rctx, name, r); err != nil {
-				fmt.Fprintln(c.err, "lull: the lease could not be renewed:", err)
+				fmt.Fprintln(c.err, "lull: could not renew the lease:", err)
 			}
 			cancel()
 		case err := <-done:
@@ -203,9 +203,9 @@ func (c *cli) drop(cl leaser, name, holder string) error {
 
 func (c *cli) leaseRelease() *cobra.Command {
 	var holder string
-	cmd := &cobra.Command{Use: "release [NAME]", Short: "Drop a lease", Args: args(cobra.MaximumNArgs(1)), ValidArgsFunction: c.complete,
-		Long: `Drop the lease of a holder. Inside an instance NAME may be left out: the lease
-is one on that instance, through LULL_SOCKET.`,
+	cmd := &cobra.Command{Use: "release [NAME]", Short: "Release a lease", Args: args(cobra.MaximumNArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Release the lease of a holder. Inside an instance NAME can be omitted: the lease on
+that instance is released, through LULL_SOCKET.`,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			name := strings.Join(a, "")
 			cl, err := c.leaserOf(name)
@@ -229,7 +229,7 @@ is one on that instance, through LULL_SOCKET.`,
 }
 
 func (c *cli) leaseList() *cobra.Command {
-	return &cobra.Command{Use: "ls NAME", Short: "List who holds an instance", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+	return &cobra.Command{Use: "ls NAME", Short: "List leases of an instance", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.client()
 			if err != nil {

@@ -33,11 +33,11 @@ const loginWithin = 10 * time.Minute
 
 func (c *cli) loginCommand() *cobra.Command {
 	var device bool
-	cmd := &cobra.Command{Use: "login", Short: "Log in to the server with the account of your organisation (OIDC)", Args: args(cobra.NoArgs),
-		Long: `Log in to a server that has an OIDC issuer. A browser on this machine ends the
-login; --device shows a code for a browser anywhere. The login is kept in
-$XDG_CONFIG_HOME/lull and renewed until the issuer ends it; --token and
-LULL_TOKEN come before it.`,
+	cmd := &cobra.Command{Use: "login", Short: "Log in to the server with your organization's account", Args: args(cobra.NoArgs),
+		Long: `Log in to a server that has an OIDC issuer. The login completes in a browser on this
+machine, or with --device in a browser anywhere. It is stored in
+$XDG_CONFIG_HOME/lull and renewed until the issuer ends it. --token and LULL_TOKEN
+take precedence.`,
 		Example: "  lull login --server https://lull.example.com:7070\n  lull login --device",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), loginWithin)
@@ -76,7 +76,7 @@ LULL_TOKEN come before it.`,
 			}
 			s, err := control.Read[control.Session](ctx, me, "/session")
 			if err != nil {
-				return fmt.Errorf("logged in, but the server does not take it: %w", err)
+				return fmt.Errorf("logged in, but the server rejects the login: %w", err)
 			}
 			return c.print(s, func(w io.Writer) { fmt.Fprintf(w, "logged in to %s as %s (%s)\n", where, s.Name, s.Role) })
 		}}
@@ -85,7 +85,7 @@ LULL_TOKEN come before it.`,
 }
 
 func (c *cli) logoutCommand() *cobra.Command {
-	return &cobra.Command{Use: "logout", Short: "Forget the login to the server on this machine", Args: args(cobra.NoArgs),
+	return &cobra.Command{Use: "logout", Short: "Log out of the server on this machine", Args: args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error { return c.keepLogin(c.serverURL(), nil) }}
 }
 
@@ -107,10 +107,10 @@ func (c *cli) loginHere(ctx context.Context, p *oidc.Provider) (l oidc.Login, er
 	mux.HandleFunc("GET /callback", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
 		if q.Get("state") != f.State {
-			http.Error(w, "this is not the login that waits here", http.StatusBadRequest)
+			http.Error(w, "this request does not belong to the pending login", http.StatusBadRequest)
 			return
 		}
-		fmt.Fprintln(w, "You may close this page; lull goes on in the terminal.")
+		fmt.Fprintln(w, "You may close this page and return to the terminal.")
 		select {
 		case got <- back{q.Get("code"), q.Get("error")}:
 		default: // a page that is loaded again
@@ -130,11 +130,11 @@ func (c *cli) loginHere(ctx context.Context, p *oidc.Provider) (l oidc.Login, er
 	select {
 	case b := <-got:
 		if b.fault != "" {
-			return l, fmt.Errorf("cannot log in: the issuer says %s", b.fault)
+			return l, fmt.Errorf("cannot log in: the issuer reports %s", b.fault)
 		}
 		return p.Exchange(ctx, f, redirect, b.code)
 	case <-ctx.Done():
-		return l, fmt.Errorf("cannot log in: nobody came back from the browser: %w", context.Cause(ctx))
+		return l, fmt.Errorf("cannot log in: the browser did not return: %w", context.Cause(ctx))
 	}
 }
 
@@ -177,7 +177,7 @@ func (c *cli) keepLogin(server string, l *savedLogin) error {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(c.loginFile()), 0o700); err != nil {
-		return fmt.Errorf("cannot keep the login: %w", err)
+		return fmt.Errorf("cannot store the login: %w", err)
 	}
 	return segment.WriteFile(c.loginFile(), append(b, '\n'), 0o600)
 }
@@ -200,7 +200,7 @@ func (c *cli) loggedIn(server string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	if l.Login, err = p.Refresh(ctx, l.Login); err != nil {
-		return "", fmt.Errorf("the login to %s has ended (%w); log in again: lull login", server, err)
+		return "", fmt.Errorf("the login to %s has expired (%w); log in again: lull login", server, err)
 	}
 	return l.IDToken, c.keepLogin(server, &l)
 }

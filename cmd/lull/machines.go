@@ -81,11 +81,11 @@ func readable(path string) bool {
 var guestKernel string
 
 func (c *cli) guestKernelCommand() *cobra.Command {
-	return &cobra.Command{Use: "guest-kernel [DIR]", Short: "Fetch a kernel for microVMs from Debian, without installing it",
-		Long: `Fetch Debian's cloud kernel and unpack it, without installing it, into DIR or
-where the host that runs looks for it, which then uses it at once. Without a host
-that is where one with this environment looks. It needs apt-get and dpkg; on
-other systems point LULL_GUEST_KERNEL at any kernel with virtio.`,
+	return &cobra.Command{Use: "guest-kernel [DIR]", Short: "Download a kernel for microVMs",
+		Long: `Download Debian's cloud kernel and unpack it, without installing it, into DIR or where
+the running host looks for it. That host uses it at once. Without a running host, the
+directory is the one that a host with this environment uses. Needs apt-get and dpkg. On
+other systems, set LULL_GUEST_KERNEL to any kernel with virtio.`,
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cfg, _, err := resolve(c.getenv, "", cmd.Flags())
@@ -98,7 +98,7 @@ other systems point LULL_GUEST_KERNEL at any kernel with virtio.`,
 			}
 			dir := append(a, kernelDir(cfg))[0]
 			if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil && !os.IsExist(err) {
-				return fmt.Errorf("cannot make a place for the kernel: %w", err)
+				return fmt.Errorf("cannot create a directory for the kernel: %w", err)
 			}
 			sh := exec.CommandContext(cmd.Context(), "sh", "-c", guestKernel, "guest-kernel", dir)
 			sh.Stdout, sh.Stderr = c.err, c.err
@@ -133,10 +133,10 @@ func machineFindings(cfg hostConfig) (l findings) {
 	}
 	l.optional("microvm: guest kernel", err, kernel, "lull guest-kernel")
 	if err == nil && k.Version != "" && !k.FUSE {
-		l.optional("microvm: workspaces", errors.New("the guest kernel has no module fuse"), "", "lull guest-kernel")
+		l.optional("microvm: workspaces", errors.New("the guest kernel has no fuse module"), "", "lull guest-kernel")
 	}
 	mke2fs, err := microvm.FindTool("mke2fs")
-	l.optional("microvm: images of directories, own files", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without, with layer set to 0)")
+	l.optional("microvm: images of directories, own files", err, mke2fs, "apt-get install e2fsprogs (ext4 images work without it if disk-size is 0)")
 	accel, why := microvm.ChooseAccel()
 	l.optional("microvm: accelerator", nil, string(accel)+": "+why, "")
 	channel, err := microvm.FindChannel(microvm.Channel(cfg.Channel), k)
@@ -144,7 +144,7 @@ func machineFindings(cfg hostConfig) (l findings) {
 	l.optional("microvm: QEMU runs as", nil, microvm.Privileges(), "")
 	if st, err := os.Stat(cfg.Data); err == nil && st.Mode()&fs.ModeDir != 0 {
 		if b, err := os.ReadFile(filepath.Join(cfg.Data, "vm", "no-kvm")); err == nil {
-			l.optional("microvm: KVM was given up", nil, string(b), "")
+			l.optional("microvm: KVM disabled after failures", nil, string(b), "")
 			l.hint("remove " + filepath.Join(cfg.Data, "vm", "no-kvm") + " to try it again")
 		}
 	}

@@ -104,11 +104,9 @@ func (c *cli) serverMetrics() ([]metricInfo, error) {
 // metricsPage lists the metrics of a server and of a host.
 func metricsPage(server, host []metricInfo) []byte {
 	var b strings.Builder
-	b.WriteString("# Metrics\n\nGenerated from what the daemons register. Both have them in Prometheus' format at `/metrics`, with those of the Go runtime and the\n" +
-		"process (`go_*`, `process_*`). Counters count since the start of the process. Rules and a dashboard for them:\n" +
-		"etc/prometheus-rules.yaml, etc/grafana-dashboard.json.\n\n## lull server\n\nFor a viewer's token; each server counts what it does itself.\n\n")
+	b.WriteString("# Metrics\n\nGenerated from what the daemons register. Both serve them in Prometheus' format at `/metrics`, with those of the Go runtime and the\nprocess (`go_*`, `process_*`). Counters start at zero with the process. Alert rules and a dashboard:\netc/prometheus-rules.yaml, etc/grafana-dashboard.json.\n\n## lull server\n\nNeeds a viewer's token. Each server counts its own actions.\n\n")
 	writeMetrics(&b, server)
-	b.WriteString("\n## lull host\n\nOn the API's socket, and at the address of `lull host --metrics`, which answers nothing else and asks for no token.\n\n")
+	b.WriteString("\n## lull host\n\nServed on the API's socket, and at the address of `lull host --metrics`, which serves nothing else and needs no token.\n\n")
 	writeMetrics(&b, host)
 	return []byte(b.String())
 }

@@ -138,7 +138,7 @@ func (e *endFlags) end(now time.Time) (t time.Time, err error) {
 	case !e.off:
 		t, err = moment(now, e.until, e.dur)
 	case e.until != "" || e.dur != 0:
-		err = errors.New("cannot give --off an end: it ends it now")
+		err = errors.New("cannot combine --off with an end")
 	}
 	if err != nil {
 		return t, &usageError{err}

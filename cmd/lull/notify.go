@@ -15,9 +15,9 @@ import (
 )
 
 func (c *cli) notifyCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "notify", Short: "Show and test the channels of notifications, and see to what could not be delivered", Args: args(cobra.NoArgs),
-		Long: `Show and test the channels of notifications, and see to what could not be
-delivered. Channels are the setting notify_channels; see docs/operations.md.`,
+	cmd := &cobra.Command{Use: "notify", Short: "Manage notification channels and dead letters", Args: args(cobra.NoArgs),
+		Long: `Manage notification channels and the events that could not be delivered (dead
+letters). Channels are defined by the setting notify_channels; see docs/operations.md.`,
 		Example: `  lull settings set notify_channels='{"ops":{"type":"webhook","url":"https://example.com/lull","key":"file:/etc/lull/hook.key"}}'
   lull notify test ops`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
@@ -44,7 +44,7 @@ func (c *cli) letters(ctx context.Context) (*control.Client, []fleet.DeadLetter,
 }
 
 func (c *cli) notifyLs() *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List the channels and how far each has got", Args: args(cobra.NoArgs),
+	return &cobra.Command{Use: "ls", Short: "List notification channels and their status", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, l, err := c.channels(cmd.Context())
 			if err != nil {
@@ -61,7 +61,7 @@ func (c *cli) notifyLs() *cobra.Command {
 }
 
 func (c *cli) notifyTest() *cobra.Command {
-	return &cobra.Command{Use: "test CHANNEL", Short: "Send a test to a channel now and say what became of it", Args: args(cobra.ExactArgs(1)), Example: "  lull notify test ops",
+	return &cobra.Command{Use: "test CHANNEL", Short: "Send a test notification to a channel", Args: args(cobra.ExactArgs(1)), Example: "  lull notify test ops",
 		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
 			_, l, err := c.channels(cmd.Context())
 			if err != nil || len(a) > 0 {
@@ -81,12 +81,12 @@ func (c *cli) notifyTest() *cobra.Command {
 			if _, err := cl.Call(cmd.Context(), "POST", "/api/v1/notifications/channels/"+url.PathEscape(a[0])+"/test", nil, nil); err != nil {
 				return err
 			}
-			return c.print(map[string]any{"channel": a[0], "delivered": true}, func(w io.Writer) { fmt.Fprintf(w, "%s took the test\n", a[0]) })
+			return c.print(map[string]any{"channel": a[0], "delivered": true}, func(w io.Writer) { fmt.Fprintf(w, "%s accepted the test\n", a[0]) })
 		}}
 }
 
 func (c *cli) notifyDead() *cobra.Command {
-	return &cobra.Command{Use: "dead", Short: "List events that could not be delivered", Args: args(cobra.NoArgs),
+	return &cobra.Command{Use: "dead", Short: "List dead letters", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, l, err := c.letters(cmd.Context())
 			if err != nil {
@@ -103,17 +103,17 @@ func (c *cli) notifyDead() *cobra.Command {
 }
 
 func (c *cli) notifyRetry() *cobra.Command {
-	return c.eachLetter("retry", "Have dead letters sent again", func(ctx context.Context, cl *control.Client, path string) error {
+	return c.eachLetter("retry", "Retry dead letters", func(ctx context.Context, cl *control.Client, path string) error {
 		_, err := cl.Call(ctx, "POST", path+"/retry", nil, nil)
 		return err
-	}, "is sent again")
+	}, "is queued for delivery")
 }
 
 func (c *cli) notifyDrop() *cobra.Command {
-	return c.eachLetter("drop", "Drop dead letters for good", func(ctx context.Context, cl *control.Client, path string) error {
+	return c.eachLetter("drop", "Delete dead letters permanently", func(ctx context.Context, cl *control.Client, path string) error {
 		_, err := cl.Call(ctx, "DELETE", path, nil, nil)
 		return err
-	}, "is dropped")
+	}, "is deleted")
 }
 
 // eachLetter is a verb for dead letters, by name or all of them.
@@ -133,7 +133,7 @@ func (c *cli) eachLetter(verb, short string, do func(context.Context, *control.C
 		},
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if all == (len(a) > 0) {
-				return &usageError{errors.New("cannot tell which: name dead letters as lull notify dead does, or give --all")}
+				return &usageError{errors.New("cannot tell which ones: give the IDs that lull notify dead lists, or --all")}
 			}
 			cl, l, err := c.letters(cmd.Context())
 			if err != nil {
@@ -162,6 +162,6 @@ func (c *cli) eachLetter(verb, short string, do func(context.Context, *control.C
 				}
 			})
 		}}
-	cmd.Flags().BoolVar(&all, "all", false, "all of them")
+	cmd.Flags().BoolVar(&all, "all", false, "all dead letters")
 	return cmd
 }

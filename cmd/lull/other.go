@@ -16,32 +16,32 @@ var buildDate = ""
 func onlyLinux(use, short string) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short + " (Linux only)", DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return fmt.Errorf("cannot run %s on %s: it needs Linux; the verbs that ask a server or a host elsewhere work here", cmd.CommandPath(), runtime.GOOS)
+			return fmt.Errorf("cannot run %s on %s: it needs Linux; commands that use a remote server or host work here", cmd.CommandPath(), runtime.GOOS)
 		}}
 }
 
 func (c *cli) hostCommand() *cobra.Command {
-	return onlyLinux("host", "Run instances on this machine")
+	return onlyLinux("host", "Run and manage instances on this machine")
 }
 
 func (c *cli) doctorCommand() *cobra.Command {
-	return onlyLinux("doctor", "Say what this machine lacks for running instances")
+	return onlyLinux("doctor", "Check this machine for missing prerequisites")
 }
 
 func (c *cli) guestKernelCommand() *cobra.Command {
-	return onlyLinux("guest-kernel", "Fetch a kernel for microVMs")
+	return onlyLinux("guest-kernel", "Download a kernel for microVMs")
 }
 
 func (c *cli) configAgent() *cobra.Command {
-	return onlyLinux("agent", "The agent's settings")
+	return onlyLinux("agent", "Show the settings of lull agent run")
 }
 
 func (c *cli) agentRun() *cobra.Command {
-	return onlyLinux("run", "Watch this machine and stop it when nobody uses it")
+	return onlyLinux("run", "Stop this machine when it is idle")
 }
 
 func (c *cli) agentDoctor() *cobra.Command {
-	return onlyLinux("doctor", "Say what the agent lacks on this machine")
+	return onlyLinux("doctor", "Check this machine for what the agent needs")
 }
 
 func (c *cli) agentInstall() *cobra.Command {
@@ -49,11 +49,11 @@ func (c *cli) agentInstall() *cobra.Command {
 }
 
 func (c *cli) agentEnroll() *cobra.Command {
-	return onlyLinux("enroll", "Have this machine's agent report to a server")
+	return onlyLinux("enroll", "Connect this machine's agent to a server")
 }
 
 func (c *cli) agentUninstall() *cobra.Command {
-	return onlyLinux("uninstall", "Remove the agent from this machine")
+	return onlyLinux("uninstall", "Uninstall the agent from this machine")
 }
 
 func (c *cli) referenceCommand() *cobra.Command {

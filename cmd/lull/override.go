@@ -16,10 +16,10 @@ import (
 )
 
 func (c *cli) overrideCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "override", Aliases: []string{"overrides"}, Short: "Exceptions with an end: keep running, skip the schedule, freeze", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "override", Aliases: []string{"overrides"}, Short: "Manage temporary exceptions from policies and schedules", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	var ended bool
-	ls := &cobra.Command{Use: "ls", Short: "List exceptions that have not ended", Args: args(cobra.NoArgs),
+	ls := &cobra.Command{Use: "ls", Short: "List overrides that have not ended", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -41,8 +41,8 @@ func (c *cli) overrideCommand() *cobra.Command {
 				})
 			})
 		}}
-	ls.Flags().BoolVar(&ended, "ended", false, "those that have ended too, for 60 days")
-	end := &cobra.Command{Use: "end ID", Short: "End an exception now", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeOverrides,
+	ls.Flags().BoolVar(&ended, "ended", false, "also list overrides that ended in the last 60 days")
+	end := &cobra.Command{Use: "end ID", Short: "End an override now", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeOverrides,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -55,14 +55,18 @@ func (c *cli) overrideCommand() *cobra.Command {
 			return c.print(o, func(w io.Writer) { fmt.Fprintf(w, "%s ended\n", a[0]) })
 		}}
 	cmd.AddCommand(ls, end,
-		c.overrideVerb(policy.Keep, "[WORKER...]", "Keep workers running until a time (not today: by default the end of today); then a schedule that has closed pauses them"),
-		c.overrideVerb(policy.Skip, "[WORKER...]", "Skip the schedule until a time (by default the end of today): what it would do until then is not made up for"),
-		c.overrideVerb(policy.Freeze, "[WORKER...]", "Do nothing automatic until a time, neither pause nor start; a ttl_deadline holds all the same"),
-		c.overrideVerb(policy.Use, "POLICY [WORKER...]", "Use another policy until a time, over all others"))
+		c.overrideVerb(policy.Keep, "[WORKER...]", "Keep workers running until a time",
+			"Keep workers running until a time, by default until the end of today. If a schedule has\nclosed by then, it pauses them."),
+		c.overrideVerb(policy.Skip, "[WORKER...]", "Skip the schedule until a time",
+			"Skip the schedule until a time, by default until the end of today. What the schedule would\nhave done meanwhile is not caught up on."),
+		c.overrideVerb(policy.Freeze, "[WORKER...]", "Suspend automatic pauses and starts until a time",
+			"Suspend automatic pauses and starts until a time. A ttl_deadline still applies."),
+		c.overrideVerb(policy.Use, "POLICY [WORKER...]", "Use another policy until a time",
+			"Use another policy until a time. It takes precedence over every other assignment."))
 	return cmd
 }
 
-func (c *cli) overrideVerb(kind, takes, short string) *cobra.Command {
+func (c *cli) overrideVerb(kind, takes, short, long string) *cobra.Command {
 	var which choice
 	var from, until, reason string
 	var dur time.Duration
@@ -71,7 +75,7 @@ func (c *cli) overrideVerb(kind, takes, short string) *cobra.Command {
 		least = 1
 	}
 	example := map[string]string{policy.Keep: "cml-1 --until 22:00", policy.Skip: "cml-1", policy.Freeze: "--all --until \"mon 08:00\" --reason \"release\"", policy.Use: "conservative --tag team=ml --for 2d"}[kind]
-	cmd := &cobra.Command{Use: kind + " " + takes, Short: short, Args: args(cobra.MinimumNArgs(least)), Example: "  lull override " + kind + " " + example,
+	cmd := &cobra.Command{Use: kind + " " + takes, Short: short, Long: long, Args: args(cobra.MinimumNArgs(least)), Example: "  lull override " + kind + " " + example,
 		ValidArgsFunction: func(cmd *cobra.Command, a []string, to string) ([]string, cobra.ShellCompDirective) {
 			if len(a) < least {
 				return c.completeRules("policies")(cmd, a, to)
@@ -120,8 +124,8 @@ func (c *cli) overrideVerb(kind, takes, short string) *cobra.Command {
 		}}
 	which.bind(cmd)
 	bindEnd(cmd.Flags(), &until, &dur)
-	cmd.Flags().StringVar(&from, "from", "", "when it begins, now if not given: "+when.Forms)
-	cmd.Flags().StringVar(&reason, "reason", "", "a few words for the record")
+	cmd.Flags().StringVar(&from, "from", "", "start (default: now): "+when.Forms)
+	cmd.Flags().StringVar(&reason, "reason", "", "reason for the record")
 	return cmd
 }
 
@@ -142,9 +146,9 @@ func (c *cli) completeOverrides(cmd *cobra.Command, a []string, _ string) ([]str
 }
 
 func (c *cli) budgetCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "budget", Aliases: []string{"budgets"}, Short: "How many workers are stopped and started automatically in a time", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "budget", Aliases: []string{"budgets"}, Short: "Limit automatic stops and starts per time window", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	ls := &cobra.Command{Use: "ls", Short: "List budgets and how they stand", Args: args(cobra.NoArgs),
+	ls := &cobra.Command{Use: "ls", Short: "List budgets and their current use", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -166,7 +170,7 @@ func (c *cli) budgetCommand() *cobra.Command {
 				})
 			})
 		}}
-	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a budget; the default one comes back as it came", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("budgets"),
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a budget or reset a built-in one", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("budgets"),
 		RunE: func(cmd *cobra.Command, a []string) error { return c.removeRule(cmd, "/budgets/", a[0]) }}
 	cmd.AddCommand(ls, c.budgetSet(), rm)
 	return cmd
@@ -177,7 +181,7 @@ func (c *cli) budgetSet() *cobra.Command {
 	var which choice
 	var most string
 	var per time.Duration
-	cmd := &cobra.Command{Use: "set NAME", Short: "Make or replace a budget", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("budgets"),
+	cmd := &cobra.Command{Use: "set NAME", Short: "Create or replace a budget", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("budgets"),
 		Example: "  lull budget set gently --of stop --max 10% --per 1h\n  lull budget set no-stops --of stop --max 0 --per 1h --during release-week",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			n, percent := strings.CutSuffix(most, "%")
@@ -210,12 +214,12 @@ func (c *cli) budgetSet() *cobra.Command {
 			return c.print(b, func(w io.Writer) { fmt.Fprintf(w, "%s: %s of %s\n", b.Name, b.Describe(), b.Selector) })
 		}}
 	f := cmd.Flags()
-	f.StringVar(&in.For, "of", "stop", "stop or start")
-	f.StringVar(&most, "max", "", "the most in --per: 5, or 10% of the workers")
-	f.Var((*lengthFlag)(&per), "per", "the time that it looks at")
-	f.StringSliceVar(&in.Reasons, "reason", nil, "only for these: idle_timeout, scale_down, schedule; of starts schedule, wake, repair")
+	f.StringVar(&in.For, "of", "stop", "what it limits: stop or start")
+	f.StringVar(&most, "max", "", "maximum per time window: 5, or 10% of the workers")
+	f.Var((*lengthFlag)(&per), "per", "length of the time window")
+	f.StringSliceVar(&in.Reasons, "reason", nil, "only for these reasons: idle_timeout, scale_down, schedule; for starts: schedule, wake, repair")
 	f.StringVar(&in.During, "during", "", "only while this schedule is open")
-	f.StringVar(&in.Description, "description", "", "a sentence for people")
+	f.StringVar(&in.Description, "description", "", "description")
 	which.bind(cmd)
 	completeWords(cmd, "of", policy.Stops, policy.Starts)
 	c.completeFlag(cmd, "during", "schedules")

@@ -18,18 +18,18 @@ import (
 )
 
 func (c *cli) policyCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "policy", Aliases: []string{"policies"}, Short: "Named idle policies, and on whom they are", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "policy", Aliases: []string{"policies"}, Short: "Manage idle policies and their assignments", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	ls := &cobra.Command{Use: "ls", Short: "List policies", Args: args(cobra.NoArgs), RunE: c.policyLs}
 	get := &cobra.Command{Use: "get NAME", Short: "Show a policy", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("policies"),
 		RunE: func(cmd *cobra.Command, a []string) error { return c.showRule(cmd, "/policies/", a[0], policy.Named{}) }}
-	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a policy that is not used; one that comes with lull becomes as it came", Args: args(cobra.ExactArgs(1)),
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove an unused policy or reset a built-in one", Args: args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeRules("policies"),
 		RunE:              func(cmd *cobra.Command, a []string) error { return c.removeRule(cmd, "/policies/", a[0]) }}
-	resolve := &cobra.Command{Use: "resolve WORKER", Short: "Show what holds for a worker, and where each value came from", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
-		Long: `Show what holds for a worker, and where each value came from. The strongest that
-says something wins: an override, its own field, its own policy, a group by tag or
-region, the template, the policy of all, the settings.`,
+	resolve := &cobra.Command{Use: "resolve WORKER", Short: "Show a worker's effective policy and its sources", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Show a worker's effective policy and the source of each value. The first of these that
+sets a value wins: an override, the worker's own field, its own policy, a group by tag
+or region, the template, the policy for all workers, the settings.`,
 		Example: "  lull policy resolve cml-1",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.findWorker(cmd.Context(), a[0])
@@ -42,7 +42,7 @@ region, the template, the policy of all, the settings.`,
 			}
 			return c.print(p, func(out io.Writer) { resolvedText(out, p) })
 		}}
-	groups := &cobra.Command{Use: "groups", Short: "List the selectors that a policy or schedule was applied to, weakest first", Args: args(cobra.NoArgs), RunE: c.policyGroups}
+	groups := &cobra.Command{Use: "groups", Short: "List group assignments of policies, weakest first", Args: args(cobra.NoArgs), RunE: c.policyGroups}
 	cmd.AddCommand(ls, get, c.policyWrite("create"), c.policyWrite("edit"), rm, c.applyCommand("policy", "policies"), resolve, groups)
 	return cmd
 }
@@ -142,7 +142,7 @@ func (c *cli) policyWrite(verb string) *cobra.Command {
 	var action, schedule, description string
 	var shadow, force, enabled bool
 	var limits map[string]string
-	short := map[string]string{"create": "Make a policy", "edit": "Change what is named by flags of a policy, and leave the rest"}[verb]
+	short := map[string]string{"create": "Create a policy", "edit": "Change a policy; values without a flag stay as they are"}[verb]
 	cmd := &cobra.Command{Use: verb + " NAME", Short: short, Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("policies"),
 		Example: "  lull policy " + verb + " nights --idle-timeout 20m --action hibernate --schedule office",
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -201,20 +201,20 @@ func (c *cli) policyWrite(verb string) *cobra.Command {
 			})
 		}}
 	f := cmd.Flags()
-	f.Var(minutesFlag{&in.IdleTimeoutMinutes}, "idle-timeout", "without activity for this long it is idle")
-	f.Var(minutesFlag{&in.WarnBeforeMinutes}, "warn-before", "between the warning and the pause, of which at most half of the idle timeout counts; 0 for none")
-	f.Var(minutesFlag{&in.CheckIntervalMinutes}, "check-interval", "least time between two checks")
-	f.Var(minutesFlag{&in.SnoozeMinutes}, "snooze", "protection after a resume; 0 for none")
-	f.StringVar(&action, "action", "", "stop, hibernate or auto")
-	f.StringVar(&schedule, "schedule", "", "a schedule that they run by; empty for none")
-	f.StringSliceVar(&in.ActivitySources, "source", nil, "what tells of activity: cml, agent, cloudwatch")
-	f.StringSliceVar(&in.Signals, "signal", nil, "which of the agent's signals count: cpu, network, disk, gpu, terminals, users, recent")
-	f.StringToStringVar(&limits, "threshold", nil, "from where a signal counts, such as "+thresholdForms)
-	f.StringSliceVar(&in.AcceptedRisks, "accept", nil, "what may not keep them from being stopped: instance_store, no_elastic_ip, asg_member, spot, stop_protected")
-	f.BoolVar(&shadow, "shadow", false, "decide and record everything, and do nothing")
-	f.BoolVar(&force, "force", false, "let the schedule pause what is in use, after the warning")
-	f.BoolVar(&enabled, "enabled", true, "whether idleness leads to a pause")
-	f.StringVar(&description, "description", "", "a sentence for people")
+	f.Var(minutesFlag{&in.IdleTimeoutMinutes}, "idle-timeout", "idle timeout")
+	f.Var(minutesFlag{&in.WarnBeforeMinutes}, "warn-before", "time from the warning to the pause, at most half of the idle timeout; 0 disables the warning")
+	f.Var(minutesFlag{&in.CheckIntervalMinutes}, "check-interval", "minimum time between two checks")
+	f.Var(minutesFlag{&in.SnoozeMinutes}, "snooze", "protection from automatic pauses after a resume; 0 disables it")
+	f.StringVar(&action, "action", "", "pause action: stop, hibernate or auto")
+	f.StringVar(&schedule, "schedule", "", "schedule to follow; empty removes it")
+	f.StringSliceVar(&in.ActivitySources, "source", nil, "activity sources: cml, agent, cloudwatch")
+	f.StringSliceVar(&in.Signals, "signal", nil, "agent signals that count: cpu, network, disk, gpu, terminals, users, recent")
+	f.StringToStringVar(&limits, "threshold", nil, "threshold at which a signal counts as active, such as "+thresholdForms)
+	f.StringSliceVar(&in.AcceptedRisks, "accept", nil, "stop risks to accept: instance_store, no_elastic_ip, asg_member, spot, stop_protected")
+	f.BoolVar(&shadow, "shadow", false, "dry run: decide and record, but take no action")
+	f.BoolVar(&force, "force", false, "let the schedule pause active workers, after the warning")
+	f.BoolVar(&enabled, "enabled", true, "whether idle workers are paused")
+	f.StringVar(&description, "description", "", "description")
 	c.completeFlag(cmd, "schedule", "schedules")
 	completeWords(cmd, "action", "stop", "hibernate", "auto")
 	return cmd
@@ -306,8 +306,8 @@ type choice struct {
 }
 
 func (s *choice) bind(cmd *cobra.Command) {
-	cmd.Flags().StringSliceVar(&s.tags, "tag", nil, "all workers with this tag, now and later: name or name=value, repeatable")
-	cmd.Flags().StringVar(&s.region, "region", "", "all of this AWS region")
+	cmd.Flags().StringSliceVar(&s.tags, "tag", nil, "workers with this tag, present and future: name or name=value, repeatable")
+	cmd.Flags().StringVar(&s.region, "region", "", "all workers in this AWS region")
 	cmd.Flags().BoolVar(&s.all, "all", false, "all workers")
 }
 
@@ -323,7 +323,7 @@ func (s *choice) scope(cmd *cobra.Command, cl *control.Client, workers []string)
 	}
 	selected := !out.All() || s.all
 	if selected == (len(workers) > 0) || s.all && !out.All() {
-		return out, &usageError{fmt.Errorf("cannot tell which workers: name them, or select with --tag, --region or --all")}
+		return out, &usageError{fmt.Errorf("no workers selected: name them, or use --tag, --region or --all")}
 	}
 	for _, ref := range workers {
 		w, err := cl.Worker(cmd.Context(), ref)
@@ -340,10 +340,9 @@ func (c *cli) applyCommand(kind, path string) *cobra.Command {
 	var which choice
 	var priority int
 	var remove bool
-	cmd := &cobra.Command{Use: "apply NAME [WORKER...]", Short: "Put a " + kind + " on workers, or on all that share something, now and later", Args: args(cobra.MinimumNArgs(1)),
-		Long: `Put a ` + kind + ` on workers by name, or on all that share a tag or a region, those
-that come later too. Of several groups of a worker the one with the higher
---priority wins.`,
+	cmd := &cobra.Command{Use: "apply NAME [WORKER...]", Short: "Assign a " + kind + " to workers or groups of workers", Args: args(cobra.MinimumNArgs(1)),
+		Long: `Assign a ` + kind + ` to workers by name, or to all workers, present and future, with a tag or in
+a region. If several groups of a worker have one, the highest --priority wins.`,
 		Example: "  lull " + kind + " apply NAME cml-1 cml-2\n  lull " + kind + " apply NAME --tag team=ml\n  lull " + kind + " apply NAME --all",
 		ValidArgsFunction: func(cmd *cobra.Command, a []string, to string) ([]string, cobra.ShellCompDirective) {
 			if len(a) == 0 {
@@ -382,8 +381,8 @@ that come later too. Of several groups of a worker the one with the higher
 			})
 		}}
 	which.bind(cmd)
-	cmd.Flags().IntVar(&priority, "priority", 0, "of several selectors of a worker the highest wins")
-	cmd.Flags().BoolVar(&remove, "remove", false, "take it away instead; refused where another one is in place")
+	cmd.Flags().IntVar(&priority, "priority", 0, "priority among the groups of a worker; the highest wins")
+	cmd.Flags().BoolVar(&remove, "remove", false, "remove the assignment; refused if a different one is in place")
 	return cmd
 }
 

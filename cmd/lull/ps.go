@@ -18,7 +18,7 @@ import (
 func (c *cli) psCommand() *cobra.Command {
 	var quiet bool
 	cmd := &cobra.Command{
-		Use: "ps", Aliases: []string{"ls"}, Short: "List instances: state, idle for, pauses in, held by", Args: args(cobra.NoArgs),
+		Use: "ps", Aliases: []string{"ls"}, Short: "List instances with state, idle time and holds", Args: args(cobra.NoArgs),
 		Example: "  lull ps\n  lull ps --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.client()
@@ -48,7 +48,7 @@ func (c *cli) psCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
 	return cmd
 }
 
@@ -78,7 +78,7 @@ func table(w io.Writer, l []hostctl.Instance) {
 func stateText(o hostctl.Instance) string {
 	switch {
 	case o.Waiting != nil:
-		return fmt.Sprintf("%s (waits, place %d)", o.State, o.Waiting.Place)
+		return fmt.Sprintf("%s (queued, position %d)", o.State, o.Waiting.Place)
 	case o.CrashLooping:
 		return o.State + " (crash loop)"
 	case !o.Enabled:
@@ -105,7 +105,7 @@ func next(o hostctl.Instance) string {
 	case o.State == "paused" && o.LastPausedBy == "external":
 		return "until resumed"
 	case o.NextStepAt != nil:
-		verb := map[string]string{"reclaimed": "gives memory back", "hibernated": "goes to disk", "stopped": "stops"}[o.NextStep]
+		verb := map[string]string{"reclaimed": "pages memory out", "hibernated": "hibernates", "stopped": "stops"}[o.NextStep]
 		return verb + " in " + span(max(time.Until(*o.NextStepAt), 0))
 	case !o.WakesOnConnection && (o.State == "paused" || o.State == "reclaimed" || o.State == "hibernated"):
 		return "until resumed"
@@ -115,7 +115,7 @@ func next(o hostctl.Instance) string {
 		}
 		return "wakes on connection"
 	case o.RestartAt != nil:
-		return "starts again in " + span(max(time.Until(*o.RestartAt), 0))
+		return "restarts in " + span(max(time.Until(*o.RestartAt), 0))
 	}
 	return "-"
 }

@@ -18,7 +18,7 @@ func TestNextIsTrue(t *testing.T) {
 		want string
 	}{
 		{hostctl.Instance{State: "stopped"}, "-"},
-		{hostctl.Instance{State: "stopped", RestartAt: &soon}, "starts again in "},
+		{hostctl.Instance{State: "stopped", RestartAt: &soon}, "restarts in "},
 		{hostctl.Instance{State: "paused"}, "until resumed"},
 		{hostctl.Instance{State: "paused", Endpoints: port, WakesOnConnection: true}, "wakes on connection"},
 		{hostctl.Instance{State: "paused", WakesOnConnection: true}, "wakes on connection"}, // it listens on a socket of its own

@@ -26,9 +26,9 @@ func (r reporting) check(role, option string) error {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 		return fmt.Errorf("cannot use server %q: want https://host:port", r.Server)
 	case u.Scheme == "http" && !loopbackName(u.Hostname()):
-		return fmt.Errorf("cannot use server %q without TLS: everybody on the way could read the token; want https", r.Server)
+		return fmt.Errorf("cannot use server %q without TLS: the token could be read in transit; use https", r.Server)
 	case r.TokenFile == "":
-		return fmt.Errorf("cannot report to %s without %s; make a token with: lull token create NAME --role %s --machine NAME", r.Server, option, role)
+		return fmt.Errorf("cannot report to %s without %s; create a token with: lull token create NAME --role %s --machine NAME", r.Server, option, role)
 	}
 	return nil
 }

@@ -25,7 +25,7 @@ func (r reporting) client(t *http.Transport) (*http.Client, error) {
 		}
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("cannot use server-ca %s: it holds no certificate", r.ServerCA)
+			return nil, fmt.Errorf("cannot use server-ca %s: it contains no certificate", r.ServerCA)
 		}
 		t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
@@ -69,7 +69,7 @@ func (r reporting) token(from tokenFile) (string, error) {
 		return "", fmt.Errorf("cannot read %s: %w", from.option, err)
 	}
 	if !st.Mode().IsRegular() || st.Mode().Perm()&0o077 != 0 {
-		return "", fmt.Errorf("cannot use %s %s: others may read or write it; want a plain file of mode 0600", from.option, r.TokenFile)
+		return "", fmt.Errorf("cannot use %s %s: others can read or write it; want a regular file of mode 0600", from.option, r.TokenFile)
 	}
 	b, err := from.read(r.TokenFile, 1024)
 	if err != nil {

@@ -104,11 +104,10 @@ func exitCode(err error) int {
 func (c *cli) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "lull",
-		Short: "Find compute nobody uses, pause it safely, bring it back when it is needed",
-		Long: `lull finds compute that nobody is using, pauses it safely, and brings it back
-the moment it is needed.
+		Short: "Pause idle compute and resume it on demand",
+		Long: `lull finds idle compute, pauses it safely, and resumes it the moment it is needed.
 
-Run instances on this machine with: lull host, then lull run.`,
+To run instances on this machine, start lull host, then use lull run.`,
 		SilenceErrors: true, SilenceUsage: true,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			switch c.output {
@@ -128,10 +127,10 @@ Run instances on this machine with: lull host, then lull run.`,
 		return &usageError{fmt.Errorf("%w; see: %s --help", err, cmd.CommandPath())}
 	})
 	f := root.PersistentFlags()
-	f.BoolVar(&c.json, "json", false, "print the API's own objects and nothing else")
-	f.StringVarP(&c.output, "output", "o", "", "text or json")
+	f.BoolVar(&c.json, "json", false, "print the API's objects as JSON and nothing else")
+	f.StringVarP(&c.output, "output", "o", "", "output format: text or json")
 	c.fleetFlags.bind(f)
-	f.StringVar(&c.host, "host", "", "the host daemon's socket, unix:///path (default $LULL_HOST, then the default socket)")
+	f.StringVar(&c.host, "host", "", "socket of the host daemon, unix:///path (default $LULL_HOST, then the default socket)")
 	host := c.hostCommand()
 	host.AddCommand(c.hostLs(), c.hostGet(), c.hostWhy())
 	root.AddCommand(host, c.runCommand(), c.psCommand(), c.restartCommand(), c.rmCommand(), c.instanceCommand(), c.imageCommand(), c.leaseCommand(), c.orServer(c.whyCommand(), c.workerWhy),
@@ -142,7 +141,7 @@ Run instances on this machine with: lull host, then lull run.`,
 	for _, path := range toldUnderHalt {
 		cmd, _, err := root.Find(strings.Fields(path))
 		if err != nil || cmd.RunE == nil || cmd.CommandPath() != "lull "+path {
-			panic("there is no verb " + path) // of this program's own list
+			panic("unknown command " + path) // of this program's own list
 		}
 		c.underHalt(cmd)
 	}

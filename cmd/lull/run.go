@@ -28,22 +28,20 @@ func (c *cli) runCommand() *cobra.Command {
 	var detach, noStart, wake bool
 	cmd := &cobra.Command{
 		Use:   "run [flags] [-- COMMAND [ARG...]]",
-		Short: "Create an instance and start it",
-		Long: `Create an instance and start it.
+		Short: "Create and start an instance",
+		Long: `Create and start an instance. The host daemon runs the program, freezes it when it is
+idle, and wakes it on the first packet to one of its exposed ports.
 
-The program is started on the host daemon's machine, frozen when nobody uses
-it, and woken by the first packet to one of its exposed ports.
-
-  --expose 8080       the program listens on 127.0.0.1:8080 itself (direct path)
+  --expose 8080       the program itself listens on 127.0.0.1:8080 (direct path)
   --expose 8080:80    lull listens on 8080 and relays to 80 (relay path)
 
-What a container or a microVM writes over its image is kept until lull instance rm; a
-microVM's /tmp, /run and /dev/shm begin empty at each start.
+What a container or microVM writes over its image is kept until lull instance rm. A
+microVM's /tmp, /run and /dev/shm are empty at every start.
 
-Without -d its output is shown until it has ended for good, and its exit code is
-this one's, 143 if it was removed; Ctrl-C leaves it running. What takes long, such
-as an image that is fetched, and when it is paused and goes on, is told on standard
-error. --json implies -d: it prints the instance once it has started.`,
+Without -d, lull run shows the output until the instance has ended permanently, and
+exits with its exit code, or 143 if it was removed. Ctrl-C detaches. Long steps, such
+as an image download, and pauses and resumes are reported on standard error. --json
+implies -d and prints the instance once it has started.`,
 		Example: "  lull run -d --name web --expose 8080 --pause-after 30s -- python3 -m http.server 8080 --bind 127.0.0.1" +
 			"\n  lull run -d --name api --runtime container --image registry.example.com/api:1 --expose 9000 --stop-after 1h" +
 			"\n  lull run -d --name vm --runtime microvm --image registry.example.com/api:1 --expose 9001:9000 --hibernate-after 10m",
@@ -51,35 +49,35 @@ error. --json implies -d: it prints the instance once it has started.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&s.Name, "name", "", "name of the instance (default from the command)")
-	f.StringVar(&s.Runtime, "runtime", "process", "what it runs in, of those that lull doctor finds: process, container, microvm")
-	f.StringVar(&s.Image, "image", "", "its files: a directory, an image file or a registry reference, as the runtime reads it")
-	f.StringVar(&memory, "memory", "", "memory limit, as 256M (default: the runtime's)")
-	f.Float64Var(&s.CPUs, "cpus", 0, "processors; 0 is the runtime's default")
-	f.StringVar((*string)(&s.Net), "net", "", "what it may reach: none; outbound, everything but this machine; or full, this machine too, in a microVM at 192.168.127.254 (default outbound where it has a network of its own)")
-	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine that it shares: DIR[:/PATH/INSIDE][:ro|:rw], at /workspace inside and writable unless it says")
+	f.StringVar(&s.Runtime, "runtime", "process", "runtime: process, container or microvm; lull doctor lists what is available")
+	f.StringVar(&s.Image, "image", "", "root file system: a directory, an image file or a registry reference, depending on the runtime")
+	f.StringVar(&memory, "memory", "", "memory limit, such as 256M (default: the runtime's)")
+	f.Float64Var(&s.CPUs, "cpus", 0, "CPUs; 0 is the runtime's default")
+	f.StringVar((*string)(&s.Net), "net", "", "network access: none; outbound, everything except this machine; or full, this machine too (192.168.127.254 in a microVM). Default: outbound where the instance has its own network")
+	f.StringVar(&s.Workspace, "workspace", "", "directory of this machine to share, DIR[:/PATH/INSIDE][:ro|:rw]; by default at /workspace, writable")
 	f.StringArrayVarP(&expose, "expose", "p", nil, "expose a port: PORT, HOST:PORT, LISTEN:TARGET or HOST:LISTEN:HOST:TARGET; repeatable")
 	f.StringVar(&path, "path", "auto", "how clients reach the exposed ports: auto, direct or relay")
-	bindSpan(f, &pause, "pause-after", 0, "idle time until it is paused; 0 never pauses (default: the host's)")
-	bindSpan(f, &stop, "stop-after", 0, "time from entering paused until it is stopped; 0 never stops (default: the host's)")
-	bindSpan(f, &reclaim, "reclaim-after", 0, "time from entering paused until its memory is pushed out; 0 is off")
-	bindSpan(f, &hibernate, "hibernate-after", 0, "time from entering paused until it is saved to disk; 0 is off")
-	bindSpan(f, &quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, that moved no byte for this long, unless a request on them has no answer yet (its last bytes came from the side that asks); 0 is off")
-	bindSpan(f, &ready, "ready-timeout", 0, "how long it may take until it listens (default 60s)")
-	bindSpan(f, &grace, "stop-grace", 0, "time from asking it to end until it is killed (default 10s)")
-	f.BoolVar(&wake, "wake-from-stopped", true, "a connection starts it after lull stopped it; given as true, also before its first start and after it ended by itself")
-	f.BoolVar(&s.WakeOnOutbound, "wake-on-outbound", false, "bytes on connections that it opened itself wake it too")
-	f.BoolVar(&s.ListenFDs, "listen-fds", false, "hand the exposed sockets to the program (LISTEN_FDS); they stay open while it is stopped")
+	bindSpan(f, &pause, "pause-after", 0, "idle timeout until it is paused; 0 never pauses (default: the host's)")
+	bindSpan(f, &stop, "stop-after", 0, "time in paused until it is stopped; 0 never stops (default: the host's)")
+	bindSpan(f, &reclaim, "reclaim-after", 0, "time in paused until its memory is paged out; 0 disables it")
+	bindSpan(f, &hibernate, "hibernate-after", 0, "time in paused until it is hibernated to disk; 0 disables it")
+	bindSpan(f, &quiet, "quiet-connection-after", 0, "ignore connections, inbound and outbound, without traffic for this long, unless a request is unanswered (the last bytes came from the side that asks); 0 disables it")
+	bindSpan(f, &ready, "ready-timeout", 0, "time limit until it listens (default 60s)")
+	bindSpan(f, &grace, "stop-grace", 0, "time between the request to exit and the kill (default 10s)")
+	f.BoolVar(&wake, "wake-from-stopped", true, "start it on a connection after lull stopped it; if set to true explicitly, also before its first start and after it exited by itself")
+	f.BoolVar(&s.WakeOnOutbound, "wake-on-outbound", false, "also wake it on data on connections that it opened itself")
+	f.BoolVar(&s.ListenFDs, "listen-fds", false, "pass the exposed sockets to the program (LISTEN_FDS); they stay open while it is stopped")
 	f.StringVar(&s.IdlePolicy, "idle-policy", "default", "default, or leases_only to ignore its own activity")
 	f.StringVar((*string)(&s.Restart), "restart", "on-failure", "no, on-failure or always")
-	f.StringArrayVarP(&s.Env, "env", "e", nil, "KEY=VALUE for its environment; repeatable")
-	f.StringVarP(&s.Workdir, "workdir", "w", "", "its working directory (default: this one)")
-	f.StringVarP(&s.User, "user", "u", "", "user to run as, name or uid[:gid]")
-	f.StringVar(&logMax, "log-max", "", "size of its log before it is rotated, as 10M (default 10M; one older file is kept)")
-	f.StringArrayVar(&noise.Sources, "ignore-source", nil, "relay: address range that neither holds nor wakes; repeatable")
-	bindSpan(f, &silent, "ignore-silent", 0, "relay: connections that send nothing neither hold nor wake; kept this long")
-	f.StringArrayVar(&noise.Paths, "ignore-path", nil, "HTTP: health-check path that neither holds nor wakes; repeatable")
+	f.StringArrayVarP(&s.Env, "env", "e", nil, "environment variable KEY=VALUE; repeatable")
+	f.StringVarP(&s.Workdir, "workdir", "w", "", "working directory (default: the current one)")
+	f.StringVarP(&s.User, "user", "u", "", "user to run as: name or uid[:gid]")
+	f.StringVar(&logMax, "log-max", "", "log size at which it is rotated, such as 10M (default 10M; one old file is kept)")
+	f.StringArrayVar(&noise.Sources, "ignore-source", nil, "relay path: source address range that neither holds nor wakes; repeatable")
+	bindSpan(f, &silent, "ignore-silent", 0, "relay path: connections that send no data neither hold nor wake, and are closed after this long")
+	f.StringArrayVar(&noise.Paths, "ignore-path", nil, "HTTP: path, such as a health check, that neither holds nor wakes; repeatable")
 	f.StringArrayVar(&noise.UserAgents, "ignore-agent", nil, "HTTP: user agent that neither holds nor wakes; repeatable")
-	f.BoolVarP(&detach, "detach", "d", false, "return once it has started, instead of showing its output; --json implies it")
+	f.BoolVarP(&detach, "detach", "d", false, "return once it has started instead of showing its output; implied by --json")
 	f.BoolVar(&noStart, "no-start", false, "create it stopped")
 	completeWords(cmd, "runtime", "process", "container", "microvm")
 	completeWords(cmd, "net", string(instance.NetNone), string(instance.NetOutbound), string(instance.NetFull))
@@ -89,7 +87,7 @@ error. --json implies -d: it prints the instance once it has started.`,
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
 		s.Command = a
 		if len(a) == 0 && s.Image == "" {
-			return &usageError{errors.New("cannot run nothing: want a command behind --, or --image of something that has one")}
+			return &usageError{errors.New("nothing to run: give a command after --, or an --image that has one")}
 		}
 		if s.Name == "" {
 			s.Name = nameFrom(append(a, s.Image)[0])
@@ -128,7 +126,7 @@ error. --json implies -d: it prints the instance once it has started.`,
 			return &usageError{fmt.Errorf("cannot use --log-max: %w", err)}
 		}
 		if path != string(instance.PathAuto) && len(expose) == 0 {
-			return &usageError{fmt.Errorf("cannot use --path %s: there is no port that clients reach by it; name one with --expose", path)}
+			return &usageError{fmt.Errorf("cannot use --path %s without an exposed port; add one with --expose", path)}
 		}
 		if err := s.CheckNew(); err != nil {
 			return &usageError{err}
@@ -181,7 +179,7 @@ func (c *cli) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart b
 			c.caveats(o)
 		})
 	}
-	fmt.Fprintf(c.err, "lull: %s is running%s; Ctrl-C leaves it running, and lull instance rm %s ends it\nlull: %s\n", o.Name, endpointsText(o), o.Name, ladderText(o))
+	fmt.Fprintf(c.err, "lull: %s is running%s; Ctrl-C detaches, and lull instance rm %s removes it\nlull: %s\n", o.Name, endpointsText(o), o.Name, ladderText(o))
 	c.caveats(o)
 	return c.watchOutput(ctx, cl, o)
 }
@@ -190,13 +188,13 @@ func (c *cli) runInstance(cmd *cobra.Command, s instance.Spec, detach, noStart b
 func ladderText(o hostctl.Instance) string {
 	span := func(s float64) string { return idle.Human(time.Duration(s * float64(time.Second))) }
 	if o.PauseAfter == 0 {
-		return "never pauses by itself"
+		return "never pauses automatically"
 	}
 	parts := []string{"pauses after " + span(o.PauseAfter) + " idle"}
 	for _, step := range []struct {
 		does  string
 		after float64
-	}{{"gives memory back", o.ReclaimAfter}, {"hibernates", o.HibernateAfter}, {"stops", o.StopAfter}} {
+	}{{"pages memory out", o.ReclaimAfter}, {"hibernates", o.HibernateAfter}, {"stops", o.StopAfter}} {
 		if step.after > 0 {
 			parts = append(parts, step.does+" "+span(step.after)+" later")
 		}
@@ -229,7 +227,7 @@ func wakeNotice(s instance.Spec, o hostctl.Instance) string {
 	case len(s.Expose) > 0 || o.PauseAfter == 0:
 		return ""
 	case s.PauseAfter != nil:
-		return fmt.Sprintf("warning: %s exposes no port; once it is paused, it may run again only with: lull resume %s", o.Name, o.Name)
+		return fmt.Sprintf("warning: %s exposes no port; once it is paused, only lull resume %s is certain to wake it", o.Name, o.Name)
 	}
 	return fmt.Sprintf("%s exposes no port; it is not paused when idle unless something can wake it (add --expose, or force it with --pause-after)", o.Name)
 }
@@ -305,9 +303,9 @@ func sleepText(o hostctl.Instance) string {
 		return " since " + t.Local().Format(time.TimeOnly)
 	}
 	if o.State == string(power.Running) {
-		return fmt.Sprintf("%s runs again%s", o.Name, since(o.LastResumedAt))
+		return fmt.Sprintf("%s has resumed%s", o.Name, since(o.LastResumedAt))
 	}
-	text := fmt.Sprintf("%s is paused%s, by %s; it goes on with: lull instance resume %s", o.Name, since(o.LastPausedAt), dash(o.LastPausedBy), o.Name)
+	text := fmt.Sprintf("%s is paused%s, by %s. Resume it with: lull instance resume %s", o.Name, since(o.LastPausedAt), dash(o.LastPausedBy), o.Name)
 	if len(o.Endpoints) > 0 {
 		text += ", or a connection to one of its ports"
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 func (c *cli) scheduleCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "schedule", Aliases: []string{"schedules"}, Short: "Hours at which workers shall run", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "schedule", Aliases: []string{"schedules"}, Short: "Manage the hours during which workers run", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	ls := &cobra.Command{Use: "ls", Short: "List schedules", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -38,7 +38,7 @@ func (c *cli) scheduleCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return c.showRule(cmd, "/schedules/", a[0], policy.Schedule{})
 		}}
-	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a schedule that is not used", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove an unused schedule", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
 		RunE: func(cmd *cobra.Command, a []string) error { return c.removeRule(cmd, "/schedules/", a[0]) }}
 	n := 0
 	next := &cobra.Command{Use: "next NAME", Short: "Show when a schedule opens and closes next", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
@@ -65,7 +65,7 @@ func (c *cli) scheduleCommand() *cobra.Command {
 				}
 			})
 		}}
-	next.Flags().IntVarP(&n, "lines", "n", 10, "how many boundaries, 1 to 200")
+	next.Flags().IntVarP(&n, "lines", "n", 10, "number of boundaries to show, 1 to 200")
 	cmd.AddCommand(ls, get, c.scheduleWrite("create"), c.scheduleWrite("edit"), rm, c.applyCommand("schedule", "schedules"), next)
 	return cmd
 }
@@ -86,7 +86,7 @@ func windowsText(l []policy.Window) string {
 func (c *cli) scheduleWrite(verb string) *cobra.Command {
 	var in control.ScheduleBody
 	var open, hold []string
-	short := map[string]string{"create": "Make a schedule", "edit": "Change what is named by flags of a schedule, and leave the rest"}[verb]
+	short := map[string]string{"create": "Create a schedule", "edit": "Change a schedule; values without a flag stay as they are"}[verb]
 	cmd := &cobra.Command{Use: verb + " NAME", Short: short, Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeRules("schedules"),
 		Example: "  lull schedule " + verb + ` office --zone Europe/Berlin --open "mon-fri 08:00-18:00" --holiday 12-25 --start` +
 			"\n  lull schedule " + verb + ` office --hold "sun 02:00-04:00" --hold "2026-11-05 22:00-02:00"`,
@@ -137,12 +137,12 @@ func (c *cli) scheduleWrite(verb string) *cobra.Command {
 		}}
 	f := cmd.Flags()
 	f.StringVar(&in.Zone, "zone", "", "IANA time zone, such as Europe/Berlin")
-	f.StringArrayVar(&open, "open", nil, `when they shall run, such as "mon-fri 08:00-18:00"; repeatable`)
-	f.StringArrayVar(&hold, "hold", nil, `maintenance: when they shall run and idleness pauses nothing, on holidays too; repeatable`)
-	f.StringSliceVar(&in.Holidays, "holiday", nil, "days without hours: 2026-12-25, or 12-25 for every year")
-	f.BoolVar(&in.Start, "start", false, "start them when it opens; without it, it only pauses")
-	f.Var(minutesFlag{&in.GraceMinutes}, "grace", "in closed hours they are paused when quiet for this long, at most half of which is after the warning (default 15m)")
-	f.StringVar(&in.Description, "description", "", "a sentence for people")
+	f.StringArrayVar(&open, "open", nil, `hours during which workers run, such as "mon-fri 08:00-18:00"; repeatable`)
+	f.StringArrayVar(&hold, "hold", nil, `maintenance hours: workers run and are not paused when idle, on holidays too; repeatable`)
+	f.StringSliceVar(&in.Holidays, "holiday", nil, "days without opening hours: 2026-12-25, or 12-25 for every year")
+	f.BoolVar(&in.Start, "start", false, "start workers when it opens; otherwise it only pauses them")
+	f.Var(minutesFlag{&in.GraceMinutes}, "grace", "idle timeout in closed hours, at most half of which follows the warning (default 15m)")
+	f.StringVar(&in.Description, "description", "", "description")
 	return cmd
 }
 

@@ -28,13 +28,13 @@ import (
 
 func (c *cli) serverCommand() *cobra.Command {
 	var file string
-	cmd := &cobra.Command{Use: "server", Short: "Run the control plane of a fleet: API and controller", Args: args(cobra.NoArgs),
-		Long: `Run the control plane of a fleet: the API, the dashboard and the worker controller.
-State is in --data, or in an etcd cluster that any number of servers share. The
-first start prints an admin token, once. It listens on this machine only unless
---listen says otherwise, and then wants a certificate.
+	cmd := &cobra.Command{Use: "server", Short: "Run the API, the dashboard and the worker controller", Args: args(cobra.NoArgs),
+		Long: `Run the API, the dashboard and the worker controller. The state is kept in --data, or in
+an etcd cluster that any number of servers can share. The first start prints an admin
+token once. The server listens on loopback unless --listen is given; other addresses
+need a TLS certificate.
 
-Env names, settings and where each value comes from: lull config server.`,
+For environment variables, settings and their sources: lull config server.`,
 		Example: "  lull server\n  lull server --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem --config server.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, _, err := resolveServer(c.getenv, file, cmd.Flags())
@@ -43,7 +43,7 @@ Env names, settings and where each value comes from: lull config server.`,
 			}
 			return c.serve(cmd.Context(), cfg)
 		}}
-	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
 	bindServerFlags(cmd.Flags())
 	cmd.AddCommand(c.backupCommand(), c.restoreCommand(), c.serverDoctor())
 	return cmd
@@ -202,13 +202,13 @@ func fleetID(ctx context.Context, db store.Store, want string) (string, error) {
 		return data, nil, err
 	})
 	if err != nil {
-		return "", fmt.Errorf("cannot find out the fleet's id: %w", err)
+		return "", fmt.Errorf("cannot determine the fleet ID: %w", err)
 	}
 	if rec, err = codec.Decode(identityKey, v.Data); err != nil {
 		return "", err
 	}
 	if want != "" && rec.ID != want {
-		return "", fmt.Errorf("cannot use fleet-id %q: the store is that of fleet %q, whose id the instances carry", want, rec.ID)
+		return "", fmt.Errorf("cannot use fleet-id %q: the store belongs to fleet %q, whose ID the EC2 instances carry", want, rec.ID)
 	}
 	return rec.ID, nil
 }
@@ -227,7 +227,7 @@ func (cfg *serverConfig) sealer() (*fleet.Sealer, error) {
 	if errors.Is(err, fs.ErrNotExist) && cfg.SealKey == "" {
 		key = make([]byte, 32)
 		if _, err := rand.Read(key); err != nil {
-			return nil, fmt.Errorf("cannot make the sealing key: %w", err)
+			return nil, fmt.Errorf("cannot create the sealing key: %w", err)
 		}
 		err = writeNew(name, key)
 	}
@@ -330,9 +330,9 @@ func (c *cli) listener(cfg serverConfig, l net.Listener, h http.Handler, log *sl
 
 func (c *cli) backupCommand() *cobra.Command {
 	var file string
-	cmd := &cobra.Command{Use: "backup FILE", Short: "Write the whole state to a file", Args: args(cobra.ExactArgs(1)),
-		Long: `Write the whole state to a file: from a server that runs, with --server; from a
-cluster, with --etcd; else from the data directory of a server that is stopped.`,
+	cmd := &cobra.Command{Use: "backup FILE", Short: "Back up the whole state to a file", Args: args(cobra.ExactArgs(1)),
+		Long: `Back up the whole state to a file: from a running server with --server, from a cluster
+with --etcd, otherwise from the data directory of a stopped server.`,
 		Example: "  lull server backup state.backup --server http://127.0.0.1:7070",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if c.server != "" {
@@ -350,10 +350,10 @@ cluster, with --etcd; else from the data directory of a server that is stopped.`
 			if err := errors.Join(db.Backup(cmd.Context(), a[0]), db.Close()); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.err, "written to %s; the sealing key is not in it\n", a[0])
+			fmt.Fprintf(c.err, "written to %s, without the sealing key\n", a[0])
 			return nil
 		}}
-	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
 	bindServerFlags(cmd.Flags())
 	return cmd
 }
@@ -371,23 +371,23 @@ func (c *cli) backupRunning(ctx context.Context, path string) error {
 	if err := errors.Join(etcd.SaveBackup(path, snapshot), snapshot.Close()); err != nil {
 		return err
 	}
-	fmt.Fprintf(c.err, "written to %s; the sealing key is not in it\n", path)
+	fmt.Fprintf(c.err, "written to %s, without the sealing key\n", path)
 	return nil
 }
 
 func (c *cli) restoreCommand() *cobra.Command {
 	var data string
-	cmd := &cobra.Command{Use: "restore FILE", Short: "Make a new data directory from a backup", Args: args(cobra.ExactArgs(1)),
-		Long: `Make a new data directory from a backup. seal.key is not in a backup: put the old
-one there too, or stored secrets cannot be opened.`,
+	cmd := &cobra.Command{Use: "restore FILE", Short: "Create a data directory from a backup", Args: args(cobra.ExactArgs(1)),
+		Long: `Create a data directory from a backup. A backup does not contain seal.key: copy the old
+one there too, or stored secrets cannot be decrypted.`,
 		Example: "  lull server restore state.backup --data new-data",
 		RunE: func(_ *cobra.Command, a []string) error {
 			if err := etcd.Restore(a[0], data); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.err, "restored into %s; put its seal.key there too\n", data)
+			fmt.Fprintf(c.err, "restored into %s; copy its seal.key there too\n", data)
 			return nil
 		}}
-	cmd.Flags().StringVar(&data, "data", defaultServerConfig().Data, "the new data directory; it must not exist or be empty")
+	cmd.Flags().StringVar(&data, "data", defaultServerConfig().Data, "data directory to create; it must be empty or absent")
 	return cmd
 }

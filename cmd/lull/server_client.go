@@ -28,8 +28,8 @@ type fleetFlags struct {
 }
 
 func (f *fleetFlags) bind(flags *pflag.FlagSet) {
-	flags.StringVar(&f.server, "server", "", "the server's URL (default $LULL_SERVER, then http://127.0.0.1:7070)")
-	flags.StringVar(&f.token, "token", "", "token for the server (default $LULL_TOKEN, which does not show in a list of processes)")
+	flags.StringVar(&f.server, "server", "", "server URL (default $LULL_SERVER, then http://127.0.0.1:7070)")
+	flags.StringVar(&f.token, "token", "", "server token (default $LULL_TOKEN, which process listings do not show)")
 }
 
 // serverURL is where the server is.
@@ -73,7 +73,7 @@ func (c *cli) orServer(cmd *cobra.Command, ask func(cmd *cobra.Command, a []stri
 		}
 		// A name that the host does not know may be one of the server's.
 		if err = ask(cmd, a); err != nil {
-			err = fmt.Errorf("%w; it was looked up on the host (%s) and at the server (%s)", err, c.hostAddress(), c.serverURL())
+			err = fmt.Errorf("%w; checked the host (%s) and the server (%s)", err, c.hostAddress(), c.serverURL())
 		}
 		return err
 	}
@@ -145,16 +145,16 @@ func (c *cli) workerWhy(cmd *cobra.Command, a []string) error {
 	c.tellHalt(cmd.Context())
 	return c.print(y, func(w io.Writer) {
 		if at.IsZero() && y.Readings == "unknown" {
-			fmt.Fprintln(w, "The readings are unknown: nobody who observes it can be asked; this is from its record.")
+			fmt.Fprintln(w, "Live readings are not available: the server that observes it did not answer. Shown from its record.")
 		}
 		accountText(w, y.Account, at)
 		now, then := y.Policy, y.PolicyThen
 		if then != nil {
 			fmt.Fprintf(w, "\npolicy then: %s\n", policyThen(then))
 		} else if c := y.Checked; now == nil && c != nil {
-			fmt.Fprintf(w, "\npolicy then: not known, no check of that time is recorded; the last was at %s\n", clockTime(c.At))
+			fmt.Fprintf(w, "\npolicy then: unknown, no check was recorded at that time; the last one was at %s\n", clockTime(c.At))
 		} else if now == nil {
-			fmt.Fprintln(w, "\npolicy then: not known, no check is recorded at that time or before")
+			fmt.Fprintln(w, "\npolicy then: unknown, no check was recorded at or before that time")
 		}
 		if now != nil {
 			fmt.Fprintf(w, "\npolicy %s (%s)\n", now.Name, now.From["idle_timeout"])
@@ -180,10 +180,10 @@ func policyThen(p *idle.Policy) string {
 		text += fmt.Sprintf("; warned %s before", span(b))
 	}
 	if p.Snooze > 0 {
-		text += fmt.Sprintf("; protected %s after a resume", span(time.Duration(p.Snooze)))
+		text += fmt.Sprintf("; protected for %s after a resume", span(time.Duration(p.Snooze)))
 	}
 	if !p.Detection || !p.AutoPause {
-		text += "; pausing was switched off"
+		text += "; pausing was disabled"
 	}
 	return text
 }
@@ -256,7 +256,7 @@ func (c *cli) entries(ctx context.Context, cl *control.Client, which fleet.Audit
 			return err
 		}
 		if len(l) == 0 && !c.json {
-			fmt.Fprintln(c.err, "no entry")
+			fmt.Fprintln(c.err, "no entries")
 		}
 		return c.print(l, func(w io.Writer) {
 			for _, e := range l {

@@ -43,41 +43,41 @@ type serverConfig struct {
 }
 
 var serverOptions = []option[serverConfig]{
-	{"data", "LULL_SERVER_DATA", "path", "directory of the store, the sealing key and archives; one server at a time", func(c *serverConfig) any { return &c.Data }},
-	{"listen", "LULL_SERVER_LISTEN", "host:port", "address of the API", func(c *serverConfig) any { return &c.Listen }},
-	{"role", "LULL_SERVER_ROLE", "all|api|controller", "what this process does; other than all needs --etcd", func(c *serverConfig) any { return &c.Role }},
-	{"shadow", "LULL_SERVER_SHADOW", "bool", "decide and record everything, do nothing", func(c *serverConfig) any { return &c.Shadow }},
-	{"tls-cert", "LULL_SERVER_TLS_CERT", "path", "certificate of the API in PEM, read again when it changes", func(c *serverConfig) any { return &c.TLSCert }},
-	{"tls-key", "LULL_SERVER_TLS_KEY", "path", "its key", func(c *serverConfig) any { return &c.TLSKey }},
-	{"insecure", "LULL_SERVER_INSECURE", "bool", "listen off loopback without TLS", func(c *serverConfig) any { return &c.Insecure }},
-	{"etcd", "LULL_SERVER_ETCD", "URL,...", "an existing etcd cluster; empty keeps the state in the data directory", func(c *serverConfig) any { return &c.Etcd }},
-	{"etcd-ca", "LULL_SERVER_ETCD_CA", "path", "certificate authority of the cluster in PEM", func(c *serverConfig) any { return &c.EtcdCA }},
-	{"etcd-cert", "LULL_SERVER_ETCD_CERT", "path", "client certificate for the cluster in PEM", func(c *serverConfig) any { return &c.EtcdCert }},
-	{"etcd-key", "LULL_SERVER_ETCD_KEY", "path", "its key", func(c *serverConfig) any { return &c.EtcdKey }},
-	{"etcd-user", "LULL_SERVER_ETCD_USER", "name", "user of the cluster", func(c *serverConfig) any { return &c.EtcdUser }},
-	{"etcd-password-file", "LULL_SERVER_ETCD_PASSWORD_FILE", "path", "file with its password", func(c *serverConfig) any { return &c.EtcdPasswordFile }},
-	{"fleet-id", "LULL_SERVER_FLEET_ID", "name", "value of the tag managed-by; empty takes the stored one, or makes one", func(c *serverConfig) any { return &c.FleetID }},
-	{"seal-key", "LULL_SERVER_SEAL_KEY", "path", "key of 32 bytes that secrets are encrypted with; empty is seal.key in the data directory, made at need", func(c *serverConfig) any { return &c.SealKey }},
-	{"admin-token-file", "LULL_SERVER_ADMIN_TOKEN_FILE", "path", "write the first admin token there (mode 0600) besides printing it", func(c *serverConfig) any { return &c.TokenFile }},
-	{"new-admin-token", "LULL_SERVER_NEW_ADMIN_TOKEN", "bool", "make and print another admin token, for when the first is lost", func(c *serverConfig) any { return &c.NewToken }},
-	{"cml-port", "LULL_SERVER_CML_PORT", "port", "where CML listens on the workers", func(c *serverConfig) any { return &c.CMLPort }},
-	{"image-owners", "LULL_SERVER_IMAGE_OWNERS", "account,...", "who may have published the images that templates name; empty is self", func(c *serverConfig) any { return &c.Owners }},
+	{"data", "LULL_SERVER_DATA", "path", "directory of the store, the sealing key and archives; used by one server at a time", func(c *serverConfig) any { return &c.Data }},
+	{"listen", "LULL_SERVER_LISTEN", "host:port", "listen address of the API", func(c *serverConfig) any { return &c.Listen }},
+	{"role", "LULL_SERVER_ROLE", "all|api|controller", "role of this process; all roles except all need --etcd", func(c *serverConfig) any { return &c.Role }},
+	{"shadow", "LULL_SERVER_SHADOW", "bool", "dry run: decide and record, but take no action", func(c *serverConfig) any { return &c.Shadow }},
+	{"tls-cert", "LULL_SERVER_TLS_CERT", "path", "TLS certificate of the API in PEM, reloaded on change", func(c *serverConfig) any { return &c.TLSCert }},
+	{"tls-key", "LULL_SERVER_TLS_KEY", "path", "private key of the certificate", func(c *serverConfig) any { return &c.TLSKey }},
+	{"insecure", "LULL_SERVER_INSECURE", "bool", "allow listening on a non-loopback address without TLS", func(c *serverConfig) any { return &c.Insecure }},
+	{"etcd", "LULL_SERVER_ETCD", "URL,...", "URLs of an existing etcd cluster; empty keeps the state in the data directory", func(c *serverConfig) any { return &c.Etcd }},
+	{"etcd-ca", "LULL_SERVER_ETCD_CA", "path", "CA certificate of the etcd cluster in PEM", func(c *serverConfig) any { return &c.EtcdCA }},
+	{"etcd-cert", "LULL_SERVER_ETCD_CERT", "path", "client certificate for the etcd cluster in PEM", func(c *serverConfig) any { return &c.EtcdCert }},
+	{"etcd-key", "LULL_SERVER_ETCD_KEY", "path", "private key of the certificate", func(c *serverConfig) any { return &c.EtcdKey }},
+	{"etcd-user", "LULL_SERVER_ETCD_USER", "name", "etcd user", func(c *serverConfig) any { return &c.EtcdUser }},
+	{"etcd-password-file", "LULL_SERVER_ETCD_PASSWORD_FILE", "path", "file with the etcd user's password", func(c *serverConfig) any { return &c.EtcdPasswordFile }},
+	{"fleet-id", "LULL_SERVER_FLEET_ID", "name", "value of the tag managed-by (default: the stored one, or a new one)", func(c *serverConfig) any { return &c.FleetID }},
+	{"seal-key", "LULL_SERVER_SEAL_KEY", "path", "32-byte key that encrypts secrets (default: seal.key in the data directory, created if missing)", func(c *serverConfig) any { return &c.SealKey }},
+	{"admin-token-file", "LULL_SERVER_ADMIN_TOKEN_FILE", "path", "also write the first admin token to this file (mode 0600)", func(c *serverConfig) any { return &c.TokenFile }},
+	{"new-admin-token", "LULL_SERVER_NEW_ADMIN_TOKEN", "bool", "create and print a new admin token, for example after losing the first", func(c *serverConfig) any { return &c.NewToken }},
+	{"cml-port", "LULL_SERVER_CML_PORT", "port", "port of CML on the workers", func(c *serverConfig) any { return &c.CMLPort }},
+	{"image-owners", "LULL_SERVER_IMAGE_OWNERS", "account,...", "owners of the images that templates may use; empty is self", func(c *serverConfig) any { return &c.Owners }},
 	{"aws-accounts", "LULL_SERVER_AWS_ACCOUNTS", "NAME=ROLE-ARN,...", "roles to assume in other accounts", func(c *serverConfig) any { return &c.Accounts }},
-	{"aws-read-rate", "LULL_SERVER_AWS_READ_RATE", "calls a second", "EC2 describe calls in an account and region; AWS allows 20 unless it raised the quota", func(c *serverConfig) any { return &c.ReadRate }},
-	{"aws-write-rate", "LULL_SERVER_AWS_WRITE_RATE", "calls a second", "launches, starts, stops and terminations in an account and region; AWS allows 2 unless it raised the quota", func(c *serverConfig) any { return &c.WriteRate }},
-	{"advertise", "LULL_SERVER_ADVERTISE", "URL", "where other servers of the fleet reach this one for live readings; empty keeps them to itself", func(c *serverConfig) any { return &c.Advertise }},
-	{"peer-ca", "LULL_SERVER_PEER_CA", "path", "certificate authority in PEM that certificates of other servers of the fleet are of, at the names they advertise; empty is the system's", func(c *serverConfig) any { return &c.PeerCA }},
-	{"notify-allow", "LULL_SERVER_NOTIFY_ALLOW", "NETWORK,...", "networks beside the public internet that notifications may go to, like 10.0.0.0/8 or 127.0.0.1", func(c *serverConfig) any { return &c.NotifyAllow }},
-	{"oidc-issuer", "LULL_SERVER_OIDC_ISSUER", "URL", "issuer whose people may ask with its ID tokens; empty is none", func(c *serverConfig) any { return &c.Issuer }},
-	{"oidc-client-id", "LULL_SERVER_OIDC_CLIENT_ID", "text", "this server's id there, which tokens must be for", func(c *serverConfig) any { return &c.ClientID }},
-	{"oidc-client-secret-file", "LULL_SERVER_OIDC_CLIENT_SECRET_FILE", "path", "file with its secret; empty is a public client, as lull login needs", func(c *serverConfig) any { return &c.ClientSecretFile }},
-	{"oidc-role-claim", "LULL_SERVER_OIDC_ROLE_CLAIM", "text", "claim that roles follow from; dots reach into objects", func(c *serverConfig) any { return &c.RoleClaim }},
-	{"oidc-roles", "LULL_SERVER_OIDC_ROLES", "VALUE=ROLE,...", "role for each value of the claim; * is everybody the issuer knows", func(c *serverConfig) any { return &c.Roles }},
-	{"public-url", "LULL_SERVER_PUBLIC_URL", "URL", "where browsers reach this server, to come back to from the issuer; empty is where they asked", func(c *serverConfig) any { return &c.PublicURL }},
-	{"evidence-days", "LULL_SERVER_EVIDENCE_DAYS", "days", "how long the readings and verdicts of checks are kept", func(c *serverConfig) any { return &c.EvidenceDays }},
-	{"evidence-max-mib", "LULL_SERVER_EVIDENCE_MAX_MIB", "MiB", "most space they take in the data directory; the oldest go first", func(c *serverConfig) any { return &c.EvidenceMiB }},
-	{"prices", "LULL_SERVER_PRICES", "path", "CSV file of prices instead of the published ones in the binary", func(c *serverConfig) any { return &c.Prices }},
-	{"log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "least level that is logged to standard error", func(c *serverConfig) any { return &c.LogLevel }},
+	{"aws-read-rate", "LULL_SERVER_AWS_READ_RATE", "calls a second", "rate limit of EC2 describe calls per account and region; AWS's default quota is 20", func(c *serverConfig) any { return &c.ReadRate }},
+	{"aws-write-rate", "LULL_SERVER_AWS_WRITE_RATE", "calls a second", "rate limit of launches, starts, stops and terminations per account and region; AWS's default quota is 2", func(c *serverConfig) any { return &c.WriteRate }},
+	{"advertise", "LULL_SERVER_ADVERTISE", "URL", "URL at which other servers of the fleet read this server's live readings; empty disables this", func(c *serverConfig) any { return &c.Advertise }},
+	{"peer-ca", "LULL_SERVER_PEER_CA", "path", "CA certificates in PEM for other servers of the fleet, whose certificates name their advertised hosts (default: the system's)", func(c *serverConfig) any { return &c.PeerCA }},
+	{"notify-allow", "LULL_SERVER_NOTIFY_ALLOW", "NETWORK,...", "networks besides the public internet that notifications may reach, such as 10.0.0.0/8 or 127.0.0.1", func(c *serverConfig) any { return &c.NotifyAllow }},
+	{"oidc-issuer", "LULL_SERVER_OIDC_ISSUER", "URL", "OIDC issuer whose ID tokens are accepted; empty disables OIDC", func(c *serverConfig) any { return &c.Issuer }},
+	{"oidc-client-id", "LULL_SERVER_OIDC_CLIENT_ID", "text", "client ID of this server at the issuer, the required audience of tokens", func(c *serverConfig) any { return &c.ClientID }},
+	{"oidc-client-secret-file", "LULL_SERVER_OIDC_CLIENT_SECRET_FILE", "path", "file with the client secret; empty for a public client, which lull login needs", func(c *serverConfig) any { return &c.ClientSecretFile }},
+	{"oidc-role-claim", "LULL_SERVER_OIDC_ROLE_CLAIM", "text", "claim that determines the role; dots select nested values", func(c *serverConfig) any { return &c.RoleClaim }},
+	{"oidc-roles", "LULL_SERVER_OIDC_ROLES", "VALUE=ROLE,...", "role for each value of the claim; * matches every user of the issuer", func(c *serverConfig) any { return &c.Roles }},
+	{"public-url", "LULL_SERVER_PUBLIC_URL", "URL", "URL at which browsers reach this server, for redirects from the issuer (default: the URL of the request)", func(c *serverConfig) any { return &c.PublicURL }},
+	{"evidence-days", "LULL_SERVER_EVIDENCE_DAYS", "days", "retention of readings and verdicts of checks", func(c *serverConfig) any { return &c.EvidenceDays }},
+	{"evidence-max-mib", "LULL_SERVER_EVIDENCE_MAX_MIB", "MiB", "size limit of readings and verdicts in the data directory; the oldest are removed first", func(c *serverConfig) any { return &c.EvidenceMiB }},
+	{"prices", "LULL_SERVER_PRICES", "path", "CSV price table to use instead of the built-in one", func(c *serverConfig) any { return &c.Prices }},
+	{"log-level", "LULL_SERVER_LOG_LEVEL", "debug|info|warn|error", "minimum level logged to standard error", func(c *serverConfig) any { return &c.LogLevel }},
 }
 
 func defaultServerConfig() serverConfig {
@@ -164,13 +164,13 @@ func (cfg *serverConfig) validate() error {
 		fail("cannot use role %q: want all, api or controller", cfg.Role)
 	}
 	if cfg.Role != "all" && cfg.Etcd == "" {
-		fail("cannot split roles without --etcd: the processes meet in the store")
+		fail("cannot split roles without --etcd: the processes share their state through it")
 	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, cfg.LogLevel) {
 		fail("cannot use log-level %q: want debug, info, warn or error", cfg.LogLevel)
 	}
 	if n, err := strconv.ParseUint(cfg.CMLPort, 10, 16); err != nil || n == 0 {
-		fail("cannot use cml-port %q: it is no port", cfg.CMLPort)
+		fail("cannot use cml-port %q: not a port", cfg.CMLPort)
 	}
 	if n, err := strconv.Atoi(cfg.EvidenceDays); err != nil || n < 1 || n > 3650 {
 		fail("cannot use evidence-days %q: want 1 to 3650", cfg.EvidenceDays)
@@ -201,7 +201,7 @@ func (cfg *serverConfig) validate() error {
 	case err != nil:
 		fail("cannot listen on %q: want host:port", cfg.Listen)
 	case cfg.TLSCert == "" && !cfg.Insecure && !loopbackName(host):
-		fail("cannot listen on %s without TLS: everybody on the way could read the tokens; give --tls-cert and --tls-key, or --insecure", cfg.Listen)
+		fail("cannot listen on %s without TLS: tokens could be read in transit; give --tls-cert and --tls-key, or --insecure", cfg.Listen)
 	}
 	if _, err := outward.ParseAllow(fields(cfg.NotifyAllow)); err != nil {
 		fail("cannot use notify-allow: %v", err)
@@ -223,7 +223,7 @@ func (cfg *serverConfig) peerRoots() (*x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("cannot use peer-ca %s: it has no certificate in PEM", cfg.PeerCA)
+		return nil, fmt.Errorf("cannot use peer-ca %s: it contains no PEM certificate", cfg.PeerCA)
 	}
 	return pool, nil
 }
@@ -236,11 +236,11 @@ func loopbackName(host string) bool {
 // configServer prints the effective settings of lull server.
 func (c *cli) configServer() *cobra.Command {
 	var file string
-	cmd := c.configOf("server", "Settings of lull server and its fleet, without the stored ones", func(flags *pflag.FlagSet) ([]setting, error) {
+	cmd := c.configOf("server", "Show the settings of lull server and its fleet", func(flags *pflag.FlagSet) ([]setting, error) {
 		_, l, err := resolveServer(c.getenv, file, flags)
 		return l, err
 	})
-	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
 	bindServerFlags(cmd.Flags())
 	return cmd
 }
@@ -266,7 +266,7 @@ func (cfg *serverConfig) people() (server.People, error) {
 		o.ClientSecret = strings.TrimSpace(string(b))
 	}
 	if u, err := url.Parse(cfg.PublicURL); cfg.PublicURL != "" && (err != nil || u.Host == "" || strings.HasSuffix(cfg.PublicURL, "/")) {
-		return nil, fmt.Errorf("cannot use public-url %q: want https://host:port without a slash behind", cfg.PublicURL)
+		return nil, fmt.Errorf("cannot use public-url %q: want https://host:port without a trailing slash", cfg.PublicURL)
 	}
 	p, err := oidc.New(o)
 	if err != nil {

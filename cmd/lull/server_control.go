@@ -75,7 +75,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	plane.metrics, plane.log = reg, log
 	host, err := os.Hostname()
 	if err != nil {
-		return plane, fmt.Errorf("cannot name this server: %w", err)
+		return plane, fmt.Errorf("cannot determine the name of this server: %w", err)
 	}
 	id := host + "-" + strings.ToLower(rand.Text()[:8])
 	plane.name = id
@@ -97,7 +97,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	if cfg.Role == "api" {
 		plane.keepReports(cfg)
 		plane.tasks = []task.Task{task.Loop("the settings", func(ctx context.Context) error {
-			return f.Run(ctx, func(err error) { log.Error("record cannot be read", "error", err) })
+			return f.Run(ctx, func(err error) { log.Error("record cannot be read", "err", err) })
 		})}
 		if plane.journal != nil {
 			plane.tasks = append(plane.tasks, task.Loop(plane.journal.String(), plane.journal.Run))
@@ -134,7 +134,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 func (p *controlPlane) keepReports(cfg serverConfig) {
 	j, err := openEvidence(filepath.Join(cfg.Data, "evidence-api"), cfg.evidenceBounds(), p.log)
 	if err != nil {
-		p.log.Warn("what agents report to this server is not kept: why at a past time does not know it", "err", err)
+		p.log.Warn("agent reports are not recorded: why --at will lack them", "err", err)
 		return
 	}
 	p.journal, p.evidence = j, j

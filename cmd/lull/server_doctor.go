@@ -34,12 +34,12 @@ const (
 
 func (c *cli) serverDoctor() *cobra.Command {
 	var file string
-	cmd := &cobra.Command{Use: "doctor", Short: "Say what a server with these settings lacks, and what to do", Args: args(cobra.NoArgs),
-		Long: `Look at everything that a server with these settings needs: its files, the
-store, the address and certificate, credentials and rights in each region, the
-clock, the table of prices. With LULL_SERVER and LULL_TOKEN the running server
-is asked as well: its stored settings and its notifications. Nothing is changed;
-rights are tried as EC2 dry runs.`,
+	cmd := &cobra.Command{Use: "doctor", Short: "Check a server's settings, files and permissions", Args: args(cobra.NoArgs),
+		Long: `Check everything that a server with these settings needs: its files, the store, the
+listen address and certificate, credentials and permissions in each region, the clock
+and the price table. With LULL_SERVER and LULL_TOKEN, also check the running server's
+stored settings and notifications. Nothing is changed; permissions are tested with
+EC2 dry runs.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, _, err := resolveServer(c.getenv, file, cmd.Flags())
 			if err != nil {
@@ -51,7 +51,7 @@ rights are tried as EC2 dry runs.`,
 			d.look(ctx)
 			return c.showFindings(d.findings)
 		}}
-	cmd.Flags().StringVar(&file, "config", "", "YAML file of settings")
+	cmd.Flags().StringVar(&file, "config", "", "YAML config file")
 	bindServerFlags(cmd.Flags())
 	return cmd
 }
@@ -76,11 +76,11 @@ func (d *serverCheck) files() {
 	info, err := os.Stat(d.cfg.Data)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		d.add("data directory", true, d.cfg.Data+" is made at the first start", "")
+		d.add("data directory", true, d.cfg.Data+" is created at the first start", "")
 	case err != nil:
-		d.add("data directory", false, err.Error(), "let this user read it")
+		d.add("data directory", false, err.Error(), "make it readable for this user")
 	case info.Mode().Perm()&0o077 != 0:
-		d.add("data directory", false, fmt.Sprintf("%s has mode %o: others may read what is in it", d.cfg.Data, info.Mode().Perm()), "chmod 700 "+d.cfg.Data)
+		d.add("data directory", false, fmt.Sprintf("%s has mode %o: other users can read its contents", d.cfg.Data, info.Mode().Perm()), "chmod 700 "+d.cfg.Data)
 	default:
 		d.add("data directory", true, d.cfg.Data, "")
 	}
@@ -91,15 +91,15 @@ func (d *serverCheck) files() {
 	info, err = os.Stat(key)
 	switch {
 	case d.cfg.SealKey == "" && d.cfg.Etcd != "":
-		d.add("sealing key", false, "none: no secret can be stored, and links in warnings cannot be signed", "name the same --seal-key for every server: head -c 32 /dev/urandom > FILE")
+		d.add("sealing key", false, "none: secrets cannot be stored, and links in warnings cannot be signed", "use the same --seal-key on every server: head -c 32 /dev/urandom > FILE")
 	case errors.Is(err, fs.ErrNotExist) && d.cfg.SealKey == "":
-		d.add("sealing key", true, key+" is made at the first start", "")
+		d.add("sealing key", true, key+" is created at the first start", "")
 	case err != nil:
-		d.add("sealing key", false, err.Error(), "put a file of 32 bytes there that only the server reads")
+		d.add("sealing key", false, err.Error(), "put a file of 32 bytes there, readable by the server only")
 	case info.Size() != 32 || info.Mode().Perm()&0o077 != 0:
-		d.add("sealing key", false, fmt.Sprintf("%s has %d bytes and mode %o", key, info.Size(), info.Mode().Perm()), "it must have 32 bytes, and mode 600")
+		d.add("sealing key", false, fmt.Sprintf("%s has %d bytes and mode %o", key, info.Size(), info.Mode().Perm()), "it must have 32 bytes and mode 600")
 	default:
-		d.add("sealing key", true, key+"; keep a copy elsewhere, a backup does not hold it", "")
+		d.add("sealing key", true, key+"; keep a copy elsewhere, backups do not contain it", "")
 	}
 }
 
@@ -111,9 +111,9 @@ func (d *serverCheck) address() {
 	case err != nil:
 		d.add("address", false, err.Error(), "want --listen HOST:PORT")
 	case d.cfg.TLSCert == "" && local:
-		d.add("address", true, d.cfg.Listen+", this machine only, without TLS", "")
+		d.add("address", true, d.cfg.Listen+", loopback only, without TLS", "")
 	case d.cfg.TLSCert == "":
-		d.add("address", false, d.cfg.Listen+" without TLS: tokens can be read on the way", "give --tls-cert and --tls-key, or put a proxy with TLS before it")
+		d.add("address", false, d.cfg.Listen+" without TLS: tokens can be read in transit", "give --tls-cert and --tls-key, or put a TLS proxy in front")
 	default:
 		d.certificate()
 	}
@@ -125,12 +125,12 @@ func (d *serverCheck) certificate() {
 		pair.Leaf, err = x509.ParseCertificate(pair.Certificate[0])
 	}
 	if err != nil {
-		d.add("certificate", false, err.Error(), "want the certificate and its key in PEM")
+		d.add("certificate", false, err.Error(), "give a certificate and its key in PEM")
 		return
 	}
 	left := time.Until(pair.Leaf.NotAfter)
 	d.add("certificate", left > certEnds && time.Now().After(pair.Leaf.NotBefore), fmt.Sprintf("%s, for %v, from %s until %s", d.cfg.Listen, pair.Leaf.DNSNames,
-		pair.Leaf.NotBefore.Format(time.DateOnly), pair.Leaf.NotAfter.Format(time.DateOnly)), "renew it; it is read again when it changes")
+		pair.Leaf.NotBefore.Format(time.DateOnly), pair.Leaf.NotAfter.Format(time.DateOnly)), "renew it; it is reloaded on change")
 }
 
 func (d *serverCheck) prices() {
@@ -139,7 +139,7 @@ func (d *serverCheck) prices() {
 		p, err = savings.Published()
 	}
 	if err != nil {
-		d.add("prices", false, err.Error(), "correct the file of --prices")
+		d.add("prices", false, err.Error(), "fix the file given with --prices")
 		return
 	}
 	var newest time.Time
@@ -150,7 +150,7 @@ func (d *serverCheck) prices() {
 	}
 	d.add("prices", true, fmt.Sprintf("%d, as of %s", len(p), newest.Format(time.DateOnly)), "")
 	if time.Since(newest) > oldPrices { // nothing fails for it
-		d.hint("they are old: the money of savings is reckoned with them; give a newer table with --prices")
+		d.hint("the price table is old, and savings are calculated from it; give a newer one with --prices")
 	}
 }
 
@@ -174,22 +174,22 @@ func (d *serverCheck) server(ctx context.Context) (at places, running bool) {
 	defer db.Close()
 	f, err := fleet.New(fleet.Options{Store: db, ID: "doctor", Flags: d.cfg.flags, Env: d.cfg.env, File: d.cfg.file})
 	if err != nil {
-		d.add("settings", false, err.Error(), "correct what is named")
+		d.add("settings", false, err.Error(), "fix what is listed")
 		return nil, false
 	}
 	s := f.Settings()
 	at = placesOf(s.AWSDefaultRegion, slices.Collect(maps.Keys(s.AWSRegionConfigs)))
 	cl, err := d.c.control()
 	if err != nil {
-		d.add("server", true, "not asked: "+err.Error(), "")
+		d.add("server", true, "not checked: "+err.Error(), "")
 		return at, false
 	}
 	stored, err := control.Read[control.Settings](ctx, cl, "/settings")
 	if err != nil {
-		d.add("server", false, err.Error(), "start it, and set LULL_SERVER and LULL_TOKEN (lull server --new-admin-token makes one) to ask it")
+		d.add("server", false, err.Error(), "start it, and set LULL_SERVER and LULL_TOKEN (lull server --new-admin-token creates one) to include it")
 		return at, false
 	}
-	d.add("server", true, d.c.serverURL()+" answers, and the token is good", "")
+	d.add("server", true, d.c.serverURL()+" answers, and the token is valid", "")
 	_, channels, err := d.c.channels(ctx)
 	if err != nil {
 		d.add("notifications", false, err.Error(), "use a token with the role operator or admin")
@@ -221,11 +221,11 @@ func (d *serverCheck) server(ctx context.Context) (at places, running bool) {
 func (d *serverCheck) store(ctx context.Context, running bool) {
 	switch {
 	case d.cfg.Etcd == "" && running:
-		d.add("store", true, "in "+d.cfg.Data+", held by the running server, which answers from it", "")
+		d.add("store", true, "in "+d.cfg.Data+", open in the running server, which answers from it", "")
 		return
 	case d.cfg.Etcd == "":
 		if _, err := os.Stat(d.cfg.Data); errors.Is(err, fs.ErrNotExist) {
-			d.add("store", true, "empty: it is made at the first start", "")
+			d.add("store", true, "empty: it is created at the first start", "")
 			return
 		}
 	}
@@ -233,7 +233,7 @@ func (d *serverCheck) store(ctx context.Context, running bool) {
 	defer cancel()
 	db, err := d.cfg.open(open, d.c.logger(d.cfg))
 	if err != nil {
-		d.add("store", false, err.Error(), "a running server holds its data directory: set LULL_SERVER and LULL_TOKEN to ask it; a cluster must have quorum and let this user in")
+		d.add("store", false, err.Error(), "a running server has opened its data directory: set LULL_SERVER and LULL_TOKEN to check that server; an etcd cluster must have quorum and accept this user")
 		return
 	}
 	defer func() {
@@ -260,7 +260,7 @@ func (d *serverCheck) cloud(ctx context.Context, regions places) {
 	}
 	limits, err := d.cfg.limits()
 	if err != nil {
-		d.add("rates", false, err.Error(), "correct the rate")
+		d.add("rates", false, err.Error(), "fix the rate")
 		return
 	}
 	set := &ec2.Set{Accounts: accounts, Limits: limits}
@@ -283,27 +283,27 @@ func (d *serverCheck) region(ctx context.Context, set *ec2.Set, account, region 
 	defer cancel()
 	cl, err := set.Client(call, account, region)
 	if err != nil {
-		d.add("region "+name, false, err.Error(), "give credentials: AWS_PROFILE, AWS_ACCESS_KEY_ID, or the role of the machine")
+		d.add("region "+name, false, err.Error(), "provide credentials: AWS_PROFILE, AWS_ACCESS_KEY_ID, or the machine's role")
 		return
 	}
 	states, err := cl.States(call)
 	if err != nil {
-		d.add("region "+name, false, err.Error(), "let the server's role do what etc/examples/cloudformation.yaml lists, and this network reach EC2")
+		d.add("region "+name, false, err.Error(), "allow the server's role what etc/examples/cloudformation.yaml lists, and make EC2 reachable from this network")
 		return
 	}
 	d.add("region "+name, true, fmt.Sprintf("%d instances seen", len(states)), "")
 	ids := slices.Sorted(maps.Keys(states))
 	if len(ids) == 0 {
-		d.add("rights in "+name, true, "not tried: there is no instance to try them on", "")
+		d.add("rights in "+name, true, "not tested: no EC2 instance to test with", "")
 		return
 	}
 	for _, op := range []string{"StopInstances", "StartInstances", "CreateTags"} {
 		err := cl.DryRun(call, op, ids[0])
 		switch ec2.KindOf(err) {
 		case "":
-			d.add(op+" in "+name, err == nil, "tried on "+ids[0]+" without doing it", "see the cause: "+fmt.Sprint(err))
+			d.add(op+" in "+name, err == nil, "tested with "+ids[0]+", as a dry run", "see the cause: "+fmt.Sprint(err))
 		case ec2.Unauthorized:
-			d.add(op+" in "+name, false, err.Error(), "let the server's role do it, at least for instances with the tag managed-by")
+			d.add(op+" in "+name, false, err.Error(), "allow it for the server's role, at least for instances with the tag managed-by")
 		default:
 			d.add(op+" in "+name, true, "allowed; of "+ids[0]+" EC2 says: "+ec2.CodeOf(err), "")
 		}
@@ -327,7 +327,7 @@ func (d *serverCheck) clock(ctx context.Context, region string) {
 	began := time.Now()
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		d.add("clock", false, "not compared: "+err.Error(), "let this network reach EC2")
+		d.add("clock", false, "not compared: "+err.Error(), "make EC2 reachable from this network")
 		return
 	}
 	res.Body.Close()

@@ -132,7 +132,7 @@ func TestServerConfigFaults(t *testing.T) {
 		"list for a value":    {file: "listen: [a, b]\n", want: []string{"listen in", "s.yaml, line 1", "a single value"}},
 		"environment":         {env: "MIN_WORKERS=-1", want: []string{"cannot use MIN_WORKERS: "}},
 		"flag":                {args: []string{"--drain-timeout-seconds", "never"}, want: []string{"cannot use --drain-timeout-seconds: "}},
-		"twice in a file":     {file: "listen: 127.0.0.1:1\nlisten: 127.0.0.1:2\n", want: []string{"listen in", "s.yaml, line 2", "set in line 1 already"}},
+		"twice in a file":     {file: "listen: 127.0.0.1:1\nlisten: 127.0.0.1:2\n", want: []string{"listen in", "s.yaml, line 2", "line 1"}},
 		"process variable":    {env: "LULL_SERVER_SHADOW=perhaps", want: []string{`cannot use LULL_SERVER_SHADOW: "perhaps" is not a bool`}},
 		"off loopback":        {args: []string{"--listen", "0.0.0.0:1"}, want: []string{"TLS", "--insecure"}},
 		"roles without etcd":  {args: []string{"--role", "api"}, want: []string{"--etcd"}},

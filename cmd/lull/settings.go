@@ -15,7 +15,7 @@ import (
 func (c *cli) settingsCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "settings", Short: "Show and change the fleet's settings", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	ls := &cobra.Command{Use: "ls", Short: "List effective settings and where each came from", Args: args(cobra.NoArgs),
+	ls := &cobra.Command{Use: "ls", Short: "List effective settings and their sources", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -33,11 +33,11 @@ func (c *cli) settingsCommand() *cobra.Command {
 				})
 			})
 		}}
-	set := &cobra.Command{Use: "set NAME=VALUE...", Short: "Change settings, all or none; the value is read as JSON or else as text", Args: args(cobra.MinimumNArgs(1)),
+	set := &cobra.Command{Use: "set NAME=VALUE...", Short: "Change settings, all or none", Args: args(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeSettings, Example: "  lull settings set worker_idle_timeout_minutes=30 scale_down_enabled=true",
-		Long: `Change stored settings of the fleet, all or none. A flag or an environment
-variable of the server comes before them: such a setting is refused (exit code 4).
-Every change is in the audit log.`,
+		Long: `Change stored settings of the fleet, all or none. Values are parsed as JSON, otherwise
+taken as text. A server flag or environment variable takes precedence: changing such a
+setting is refused (exit code 4). Every change is recorded in the audit log.`,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			values := map[string]any{}
 			for _, kv := range a {
@@ -53,7 +53,7 @@ Every change is in the audit log.`,
 			}
 			return c.changeSettings(cmd, values)
 		}}
-	unset := &cobra.Command{Use: "unset NAME...", Short: "Return settings to the config file or the default", Args: args(cobra.MinimumNArgs(1)),
+	unset := &cobra.Command{Use: "unset NAME...", Short: "Reset settings to the config file or default", Args: args(cobra.MinimumNArgs(1)),
 		Example:           "  lull settings unset worker_idle_timeout_minutes",
 		ValidArgsFunction: completeSettings,
 		RunE: func(cmd *cobra.Command, a []string) error {

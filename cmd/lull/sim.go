@@ -22,20 +22,20 @@ type simFlags struct {
 
 func (c *cli) simCommand() *cobra.Command {
 	var f simFlags
-	cmd := &cobra.Command{Use: "sim", Short: "Run a simulated cloud: EC2, CloudWatch, metadata and CML hosts with scripted users", Args: args(cobra.NoArgs),
-		Long: `Run a simulated cloud: EC2, STS, CloudWatch, instance metadata and CML hosts with
-scripted users, on this machine only. Point a server at it with
+	cmd := &cobra.Command{Use: "sim", Short: "Run a simulated cloud with scripted users", Args: args(cobra.NoArgs),
+		Long: `Run a simulated cloud on this machine: EC2, STS, CloudWatch, instance metadata and CML
+hosts, with scripted users. Point a server at it with
 
   AWS_ENDPOINT_URL=http://127.0.0.1:7071 AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test lull server --cml-port 8443`,
 		Example: "  lull sim\n  lull sim --speed 60 --cml-port 8443",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return c.simulate(cmd.Context(), f) }}
 	fl := cmd.Flags()
-	fl.StringVar(&f.listen, "listen", "127.0.0.1:7071", "address of the AWS APIs and of the control API, on loopback")
-	fl.StringVar(&f.cml, "cml-port", "8443", "port of the CML hosts at their addresses in 127.64.0.0/10")
-	fl.Float64Var(&f.speed, "speed", 0, "how much faster than real things happen; 0 is the scenario's")
-	fl.Uint64Var(&f.seed, "seed", 0, "seed of chance; 0 is the scenario's")
-	fl.StringVar(&f.scenario, "scenario", "", "YAML file; empty is a dozen workers and their users")
-	fl.StringVar(&f.state, "state", "", "file that the world is loaded from and saved to")
+	fl.StringVar(&f.listen, "listen", "127.0.0.1:7071", "listen address of the AWS APIs and the control API, on loopback")
+	fl.StringVar(&f.cml, "cml-port", "8443", "port of the CML hosts, whose addresses are in 127.64.0.0/10")
+	fl.Float64Var(&f.speed, "speed", 0, "speed relative to real time; 0 uses the scenario's")
+	fl.Uint64Var(&f.seed, "seed", 0, "random seed; 0 uses the scenario's")
+	fl.StringVar(&f.scenario, "scenario", "", "scenario in YAML; empty is a dozen workers and their users")
+	fl.StringVar(&f.state, "state", "", "file that the simulated world is loaded from and saved to")
 	return cmd
 }
 
@@ -46,7 +46,7 @@ func (c *cli) simulate(ctx context.Context, f simFlags) error {
 	}
 	host, _, err := net.SplitHostPort(f.listen)
 	if err != nil || !loopbackName(host) {
-		return &usageError{fmt.Errorf("cannot listen on %q: the simulator serves this machine only; want 127.0.0.1:port", f.listen)}
+		return &usageError{fmt.Errorf("cannot listen on %q: the simulator only listens on loopback; want 127.0.0.1:port", f.listen)}
 	}
 	s, err := sim.New(sim.Options{Scenario: cfg, State: f.state})
 	if err != nil {

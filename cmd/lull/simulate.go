@@ -29,17 +29,17 @@ func (c *cli) simulateCommand() *cobra.Command {
 	var ofAgents bool
 	var snooze, warn *int
 	var in control.Simulate
-	cmd := &cobra.Command{Use: "simulate [--policy NAME]", Short: "Say what a policy would have done in a recorded time: pauses, hours, money and false stops", Args: args(cobra.NoArgs),
-		Long: `Replay what was recorded of the fleet under policies that exist or under a plain
-timeout, and say what each would have done: pauses, hours avoided, money, and false
-stops, after which somebody came back within --window. A pause that would have
-begun before --since counts with its hours alone. The policy of
---policy may be tried with another schedule, warning, protection or other signals.
-Without --policy all policies of the fleet that have a timeout are compared.
-Nothing is changed. Time of which nothing is recorded is named and decides nothing.
+	cmd := &cobra.Command{Use: "simulate [--policy NAME]", Short: "Estimate a policy's effect from recorded activity", Args: args(cobra.NoArgs),
+		Long: `Replay recorded activity under existing policies or a plain timeout, and show what each
+would have done: pauses, hours avoided, money, and false stops, after which the user
+came back within --window. For a pause that would have begun before --since, only its
+hours count. The policy given with --policy can be varied: another schedule, warning,
+protection or set of signals. Without --policy, all policies of the fleet that have a
+timeout are compared. Nothing is changed. Periods without recorded data are listed and
+ignored.
 
-With --agents the machines are replayed as their agents saw themselves: then other
---signals may count, and from other values (--threshold).`,
+With --agents, machines are replayed from their agents' own readings, so --signals
+and --threshold can be varied.`,
 		Example: "  lull simulate --agents --policy 45m --threshold cpu=20 --compare 45m\n  lull simulate --policy balanced --compare aggressive --since 7d\n  lull simulate --policy 45m --since 14d\n  lull simulate --policy balanced --schedule office --compare balanced",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at, err := when.Past(time.Now(), from)
@@ -48,7 +48,7 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 			}
 			in.From = at.UTC().Format(time.RFC3339Nano)
 			if name == "" && (more != nil || snooze != nil || warn != nil || sources != nil || signals != nil || limits != nil || cmd.Flags().Changed("schedule")) {
-				return &usageError{errors.New("cannot compare with nothing or change it: give --policy, a name or a timeout like 45m")}
+				return &usageError{errors.New("nothing to vary or compare: give --policy, a name or a timeout like 45m")}
 			}
 			asked := append([]string{name}, more...)
 			if name == "" {
@@ -105,19 +105,19 @@ With --agents the machines are replayed as their agents saw themselves: then oth
 		}}
 	f := cmd.Flags()
 	f.StringVar(&name, "policy", "", "name of a policy, or an idle timeout like 45m or 1d")
-	f.StringSliceVar(&more, "compare", nil, "another to compare it with, repeatable")
-	f.StringVar(&from, "since", "7d", "from this time on: "+when.PastForms)
-	f.Var(minutesFlag{&snooze}, "snooze", "with this protection after a resume, such as 30m, and not the policy's")
-	f.Var(minutesFlag{&warn}, "warn", "warned this long before, and not as the policy says")
-	f.StringSliceVar(&sources, "sources", nil, "only these signals count: cml, agent, cloudwatch")
-	f.StringVar(&hours, "schedule", "", "following this schedule as if it always had, and not the policy's; empty is none")
-	f.BoolVar(&ofAgents, "agents", false, "replay machines as their agents saw themselves; implied by the next three")
-	f.StringToStringVar(&limits, "threshold", nil, "of agents: a signal counts from this value, such as "+thresholdForms)
-	f.StringSliceVar(&signals, "signals", nil, "of agents: only these signals count, such as cpu,gpu,users")
-	f.StringSliceVar(&in.Machines, "machine", nil, "of agents: only these machines")
-	f.StringVar(&in.Region, "region", "", "workers of this AWS region only")
+	f.StringSliceVar(&more, "compare", nil, "policy to compare with; repeatable")
+	f.StringVar(&from, "since", "7d", "start of the period: "+when.PastForms)
+	f.Var(minutesFlag{&snooze}, "snooze", "use this protection after a resume, such as 30m")
+	f.Var(minutesFlag{&warn}, "warn", "use this warning time")
+	f.StringSliceVar(&sources, "sources", nil, "only count these signals: cml, agent, cloudwatch")
+	f.StringVar(&hours, "schedule", "", "use this schedule throughout; empty is none")
+	f.BoolVar(&ofAgents, "agents", false, "replay machines from their agents' readings; implied by the next three flags")
+	f.StringToStringVar(&limits, "threshold", nil, "with --agents: threshold at which a signal counts as active, such as "+thresholdForms)
+	f.StringSliceVar(&signals, "signals", nil, "with --agents: signals that count, such as cpu,gpu,users")
+	f.StringSliceVar(&in.Machines, "machine", nil, "with --agents: only these machines")
+	f.StringVar(&in.Region, "region", "", "only workers of this AWS region")
 	in.WindowMinutes = 15
-	f.Var((*numberFlag)(&in.WindowMinutes), "window", "whoever comes back within this time makes it a false stop; a bare number is minutes")
+	f.Var((*numberFlag)(&in.WindowMinutes), "window", "a return within this time makes a pause a false stop; a bare number is minutes")
 	return cmd
 }
 
@@ -156,7 +156,7 @@ func thresholds(given map[string]string) (map[string]float64, error) {
 func flows(signal string) bool { return signal == "network" || signal == "disk" }
 
 func simulationText(w io.Writer, r control.Simulation) {
-	fmt.Fprintf(w, "%s to %s, as it was recorded\n\n", clockTime(r.From), clockTime(r.To))
+	fmt.Fprintf(w, "%s to %s, as recorded\n\n", clockTime(r.From), clockTime(r.To))
 	rows(w, "POLICY\tTIMEOUT\tPAUSES\tFALSE STOPS\tHOURS AVOIDED\tCOMPUTE\tSTORAGE PAID\tSAVED\tHOURS UNKNOWN", func(row func(string, ...any)) {
 		for _, p := range r.Policies {
 			row("%s\t%s\t%d\t%d\t%.1f\t%s\t%s\t%s\t%.1f", p.Name, idle.HumanMinutes(p.TimeoutMinutes), p.Pauses, p.FalseStops, p.AvoidedHours, spent(p.Sum, p.ComputeSaved), spent(p.Sum, p.StoragePaid), saved(p.Sum), p.UnknownHours)
@@ -164,9 +164,9 @@ func simulationText(w io.Writer, r control.Simulation) {
 	})
 	switch {
 	case !slices.ContainsFunc(r.Policies, func(p control.SimulatedOutcome) bool { return p.RunningHours+p.AvoidedHours+p.OtherHours > 0 }):
-		fmt.Fprintln(w, "\nnothing is recorded that a policy could be tried on")
+		fmt.Fprintln(w, "\nno recorded data to replay")
 	case r.Recommended != "":
-		fmt.Fprintf(w, "\nmost saved at no false stop: %s\n", r.Recommended)
+		fmt.Fprintf(w, "\nmost saved without a false stop: %s\n", r.Recommended)
 	default:
 		fmt.Fprintln(w, "\nno policy would have avoided anything without a false stop")
 	}
@@ -185,10 +185,9 @@ func money(usd *float64) string {
 func (c *cli) savingsCommand() *cobra.Command {
 	var from, until, by, every, idleBy, zone string
 	var table bool
-	cmd := &cobra.Command{Use: "savings", Short: "Show hours avoided and money saved by real stops, and what was idle and ran on", Args: args(cobra.NoArgs),
-		Long: `Show hours avoided and money saved by real stops, less the storage that is paid for
-meanwhile, by the table of prices that the server has. What has no price is
-unknown, never zero.`,
+	cmd := &cobra.Command{Use: "savings", Short: "Show hours and money saved, and idle time not used", Args: args(cobra.NoArgs),
+		Long: `Show hours avoided and money saved by actual stops, less the storage cost meanwhile,
+based on the server's price table. Amounts without a price are unknown, never zero.`,
 		Example: "  lull savings --since 30d\n  lull savings --by tag:team --csv\n  lull savings --since 2026-10-01T00:00:00Z --until 2026-11-01T00:00:00Z --csv\n  lull savings --by policy --every week --time-zone Europe/Berlin\n  lull savings --idle-by region",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at, err := when.Past(time.Now(), from)
@@ -222,13 +221,13 @@ unknown, never zero.`,
 			}
 			return c.print(r, func(w io.Writer) { savingsText(w, r) })
 		}}
-	cmd.Flags().StringVar(&from, "since", "30d", "from this time on: "+when.PastForms)
-	cmd.Flags().StringVar(&until, "until", "", "up to this time, and not to now: "+when.PastForms)
-	cmd.Flags().StringVar(&by, "by", "worker", "worker, region, policy, instance_type, or tag:NAME")
-	cmd.Flags().StringVar(&every, "every", "", "also sum up each day, week or month")
-	cmd.Flags().StringVar(&idleBy, "idle-by", "", "also show in which hours of the week a worker, region, policy, instance_type or tag:NAME was idle and ran on")
-	cmd.Flags().StringVar(&zone, "time-zone", "UTC", "in which days begin and hours are counted, such as Europe/Berlin")
-	cmd.Flags().BoolVar(&table, "csv", false, "write the groups as CSV, or with --idle-by the hours; an empty field is unknown")
+	cmd.Flags().StringVar(&from, "since", "30d", "start of the period: "+when.PastForms)
+	cmd.Flags().StringVar(&until, "until", "", "end of the period (default: now): "+when.PastForms)
+	cmd.Flags().StringVar(&by, "by", "worker", "group by worker, region, policy, instance_type, or tag:NAME")
+	cmd.Flags().StringVar(&every, "every", "", "also show totals per day, week or month")
+	cmd.Flags().StringVar(&idleBy, "idle-by", "", "also show the hours of the week in which each worker, region, policy, instance_type or tag:NAME ran idle")
+	cmd.Flags().StringVar(&zone, "time-zone", "UTC", "time zone of days and hours, such as Europe/Berlin")
+	cmd.Flags().BoolVar(&table, "csv", false, "write the groups, or with --idle-by the hours, as CSV; an empty field is unknown")
 	completeWords(cmd, "every", "day", "week", "month")
 	for _, f := range []string{"by", "idle-by"} {
 		completeWords(cmd, f, "worker", "region", "policy", "instance_type", "tag:")
@@ -244,10 +243,10 @@ func savingsText(w io.Writer, r control.Savings) {
 		}
 	})
 	if r.Total.UnknownStorageHours > 0 {
-		fmt.Fprintln(w, "\nstorage is unknown where EC2 has not told of a worker's volumes yet (ec2:DescribeVolumes), or their type has no price; those hours are in no saving")
+		fmt.Fprintln(w, "\nstorage is unknown while EC2 has not reported a worker's volumes (ec2:DescribeVolumes), or their type has no price; those hours are in no total")
 	}
 	if r.By == "policy" {
-		fmt.Fprintln(w, "\na stop counts for the policy that held when it was decided, where that is recorded; all else for the one that holds now")
+		fmt.Fprintln(w, "\nstops are attributed to the policy in force when they were decided, where that is recorded; everything else to the present policy")
 	}
 	if len(r.Periods) > 0 {
 		fmt.Fprintln(w)

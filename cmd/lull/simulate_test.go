@@ -32,7 +32,7 @@ func TestNothingIsSaidOfNothing(t *testing.T) {
 	var out strings.Builder
 	r := control.Simulation{Policies: []control.SimulatedOutcome{{Name: "balanced"}}, Missing: []evidence.Missing{{Why: "no worker matches"}}}
 	simulationText(&out, r)
-	if text := out.String(); !strings.Contains(text, "nothing is recorded that a policy could be tried on") || !strings.Contains(text, ": no worker matches\n") || strings.Contains(text, "no policy would") {
+	if text := out.String(); !strings.Contains(text, "no recorded data") || !strings.Contains(text, ": no worker matches\n") || strings.Contains(text, "no policy would") {
 		t.Errorf("of no records it says\n%s", text)
 	}
 	out.Reset()

@@ -15,7 +15,7 @@ import (
 )
 
 func (c *cli) templateCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "template", Short: "What workers are launched from", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "template", Short: "Manage launch templates of workers", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	ls := &cobra.Command{Use: "ls", Short: "List templates", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -47,7 +47,7 @@ func (c *cli) templateCommand() *cobra.Command {
 			}
 			return c.print(t, func(w io.Writer) { yamlText(w, t) })
 		}}
-	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a template; workers launched from it stay", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeTemplates,
+	rm := &cobra.Command{Use: "rm NAME", Short: "Remove a template; its workers are kept", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeTemplates,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -65,10 +65,11 @@ func (c *cli) templateCommand() *cobra.Command {
 
 func (c *cli) templateApply() *cobra.Command {
 	var file string
-	cmd := &cobra.Command{Use: "apply -f FILE", Short: "Create or replace templates from YAML or JSON, one or many documents", Args: args(cobra.NoArgs),
-		Long: `Create or replace templates from YAML or JSON, one or many documents. Each has at
-least a name, an instance_type and an ami_name_filter; lull template get shows the
-rest. A file that is wrong changes nothing from the fault on, and names the field.`,
+	cmd := &cobra.Command{Use: "apply -f FILE", Short: "Create or replace templates from a YAML or JSON file", Args: args(cobra.NoArgs),
+		Long: `Create or replace templates from YAML or JSON, one or more documents. Each needs a
+name, an instance_type and an ami_name_filter; lull template get shows the other
+fields. Documents are applied in order up to the first fault, which is reported with
+its field.`,
 		Example: "  lull template apply -f templates.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			in := c.in
@@ -117,7 +118,7 @@ func templatesOf(r io.Reader) ([]map[string]any, error) {
 		err := d.Decode(&doc)
 		if err == io.EOF {
 			if len(out) == 0 {
-				return nil, fmt.Errorf("cannot find a template in the input")
+				return nil, fmt.Errorf("no template in the input")
 			}
 			return out, nil
 		}

@@ -14,7 +14,7 @@ import (
 )
 
 func (c *cli) tokenCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "token", Short: "Make, list and revoke tokens of the server", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "token", Short: "Create, list and revoke tokens of the server", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.tokenCreate(), c.tokenLs(), c.tokenRevoke())
 	return cmd
@@ -24,11 +24,11 @@ func (c *cli) tokenCreate() *cobra.Command {
 	var in control.NewToken
 	var until string
 	var dur time.Duration
-	cmd := &cobra.Command{Use: "create NAME", Short: "Make a token; it is shown once", Args: args(cobra.ExactArgs(1)),
-		Long: `Make a token; it is shown once. A viewer reads, an operator pauses, resumes and
-halts, an admin changes settings and makes tokens. The token of an agent or a host
-only reports, for its own --machine. It holds until it is revoked, or until --for or
---until says.`,
+	cmd := &cobra.Command{Use: "create NAME", Short: "Create a token, which is shown once", Args: args(cobra.ExactArgs(1)),
+		Long: `Create a token, which is shown once. A viewer reads; an operator pauses, resumes and
+halts; an admin changes settings and creates tokens. An agent's or host's token only
+reports, for its --machine. A token is valid until it is revoked, or until --for or
+--until.`,
 		Example: "  lull token create ci --role operator --for 30d\n  lull token create audit --until 2027-01-01\n  lull token create ws-1 --role agent --machine ws-1",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			ttl, err := endOr(time.Now(), until, dur, 0)
@@ -52,8 +52,8 @@ only reports, for its own --machine. It holds until it is revoked, or until --fo
 				fmt.Fprintf(w, "%s (%s, %s%s, shown once): %s\n", t.Name, t.ID, t.Role, end, t.Secret)
 			})
 		}}
-	cmd.Flags().StringVar(&in.Role, "role", "viewer", "viewer, operator, admin, agent or host")
-	cmd.Flags().StringVar(&in.Machine, "machine", "", "the machine that an agent's or host's token speaks for")
+	cmd.Flags().StringVar(&in.Role, "role", "viewer", "role: viewer, operator, admin, agent or host")
+	cmd.Flags().StringVar(&in.Machine, "machine", "", "machine that an agent's or host's token is bound to")
 	bindEnd(cmd.Flags(), &until, &dur)
 	return cmd
 }
@@ -84,7 +84,7 @@ func (c *cli) tokens(ctx context.Context) ([]control.Token, error) {
 }
 
 func (c *cli) tokenRevoke() *cobra.Command {
-	return &cobra.Command{Use: "revoke ID", Short: "End a token for good", Args: args(cobra.ExactArgs(1)),
+	return &cobra.Command{Use: "revoke ID", Short: "Revoke a token permanently", Args: args(cobra.ExactArgs(1)),
 		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
 			l, err := c.tokens(cmd.Context())
 			if err != nil || len(a) > 0 {

@@ -14,14 +14,14 @@ import (
 )
 
 func (c *cli) whyCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "why NAME", Short: "Say why an instance or worker runs, or why it was paused or stopped; now or at a past time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
-		Long: `Say why something runs, or why, by whom and when it was paused or stopped: each
-signal with its value, threshold, window and age, everything that speaks against
-a pause, when the next look and the earliest pause are, and what would change
-that. NAME is an instance of a host or a worker of a server.
+	cmd := &cobra.Command{Use: "why NAME", Short: "Explain why an instance or worker runs or sleeps", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Explain why an instance or worker runs, or why, when and by whom it was paused or
+stopped: each signal with its value, threshold, window and age, every reason against a
+pause, the next check and the earliest pause, and what would change them. NAME is an
+instance of a host or a worker of a server.
 
-The host is asked, or the server if --server is given or only LULL_SERVER is set.
-With LULL_HOST and LULL_SERVER set, a name that the host does not know is looked up
+The command asks the host, or the server if --server is given or only LULL_SERVER is
+set. With both LULL_HOST and LULL_SERVER set, names unknown to the host are looked up
 at the server.`,
 		Example: "  lull why web\n  lull why web --at 03:30\n  lull why web --at 2h",
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -72,8 +72,8 @@ func eventText(w io.Writer, e hostctl.Event) {
 func (c *cli) eventsCommand() *cobra.Command {
 	var follow bool
 	var since string
-	cmd := &cobra.Command{Use: "events", Short: "Show what happened, and with -f what happens", Args: args(cobra.NoArgs),
-		Long:    "Show what happened to instances or workers, oldest first. The host is asked, or the server if --server is given or only LULL_SERVER is set.",
+	cmd := &cobra.Command{Use: "events", Short: "Show events, and with -f follow them", Args: args(cobra.NoArgs),
+		Long:    "Show events of instances or workers, oldest first. The command asks the host, or the\nserver if --server is given or only LULL_SERVER is set.",
 		Example: "  lull events\n  lull events -f --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.client()
@@ -113,8 +113,8 @@ func (c *cli) eventsCommand() *cobra.Command {
 				}
 			})
 		}}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more happen; JSON then comes as lines")
-	cmd.Flags().StringVar(&since, "since", "", "from this time on: now, "+when.PastForms+"; of a host also a sequence number")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "keep printing new entries; --json prints one per line")
+	cmd.Flags().StringVar(&since, "since", "", "start of the period: now, "+when.PastForms+"; for a host also a sequence number")
 	return cmd
 }
 
@@ -132,11 +132,11 @@ func eventsFrom(now time.Time, since string) (seq string, from time.Time, err er
 
 func (c *cli) snoozeCommand() *cobra.Command {
 	var e endFlags
-	cmd := &cobra.Command{Use: "snooze NAME", Short: "Keep an instance or a worker running until a time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
-		Long: `Keep an instance or a worker running until a time: no automatic pause or stop
-before it. A snooze is a person's; programs hold leases. The host is asked, or the
-server if --server is given or only LULL_SERVER is set. For a machine with an
-agent: lull agent snooze.`,
+	cmd := &cobra.Command{Use: "snooze NAME", Short: "Keep an instance or worker running until a time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.complete,
+		Long: `Keep an instance or worker running until a time: it is not paused or stopped
+automatically before then. Snoozes are for users; programs use leases. The command
+applies to the host, or to the server if --server is given or only LULL_SERVER is set.
+For a machine with an agent: lull agent snooze.`,
 		Example: "  lull snooze web --until 18:00\n  lull snooze web --for 2h\n  lull snooze web --off",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			t, err := e.end(time.Now())
@@ -153,7 +153,7 @@ agent: lull agent snooze.`,
 			}
 			return c.print(o, func(w io.Writer) {
 				if e.off {
-					fmt.Fprintf(w, "the snooze of %s is ended\n", o.Name)
+					fmt.Fprintf(w, "snooze of %s ended\n", o.Name)
 					return
 				}
 				fmt.Fprintf(w, "%s stays until %s\n", o.Name, t.Local().Format(time.DateTime))

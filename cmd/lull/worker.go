@@ -24,7 +24,7 @@ import (
 )
 
 func (c *cli) workerCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "worker", Aliases: []string{"workers"}, Short: "Cloud workers: create, watch, pause, resume, end", Args: args(cobra.NoArgs),
+	cmd := &cobra.Command{Use: "worker", Aliases: []string{"workers"}, Short: "Manage cloud workers", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(c.workerCreate(), c.workerImport(), c.workerDiscovered(), c.workerLs(), c.workerGet(), c.workerWhyCommand(), c.workerActivity(), c.workerIdleStatus(),
 		c.workerSnooze(), c.workerTTL(), c.workerArm(), c.workerLicense(), c.workerDetect(), c.workerForget(), c.workerTerminate())
@@ -32,13 +32,13 @@ func (c *cli) workerCommand() *cobra.Command {
 		name, short, long string
 		to                power.Worker
 	}{
-		{"start", "Start it", "", power.WorkerRunning},
-		{"resume", "Start it: the same as start", "", power.WorkerRunning},
-		{"stop", "Stop it", "Its disks are kept. Neither use nor a snooze holds a person's stop.", power.WorkerStopped},
-		{"pause", "Stop it by a person's wish: the same as stop", "", power.WorkerStopped},
-		{"drain", "Take nothing new, and stop it when nothing runs", "Placers see that it drains; running labs may end. At the end of DRAIN_TIMEOUT_SECONDS it is stopped all the same.", power.WorkerStopped},
+		{"start", "Start a worker", "", power.WorkerRunning},
+		{"resume", "Start a worker (alias for start)", "", power.WorkerRunning},
+		{"stop", "Stop a worker", "Disks are kept. A manual stop takes effect even if the worker is in use or snoozed.", power.WorkerStopped},
+		{"pause", "Stop a worker (alias for stop)", "", power.WorkerStopped},
+		{"drain", "Drain a worker, then stop it", "A draining worker is hidden from placement, and running labs may finish. It is stopped when it is quiet, at the latest after drain_timeout_seconds.", power.WorkerStopped},
 		{"cancel-drain", "Return a draining worker to service", "", power.WorkerRunning},
-		{"retry", "Try a failed worker again", "It is launched anew only once it is certain that the failed attempt left no instance.", power.WorkerRunning},
+		{"retry", "Retry a failed worker", "The worker is launched again only once it is certain that the failed attempt left no EC2 instance.", power.WorkerRunning},
 	} {
 		verb := c.workerVerb(v.name, v.short, v.to)
 		verb.Long, verb.Example = v.long, "  lull worker "+v.name+" cml-1 --wait"
@@ -53,13 +53,13 @@ func (c *cli) workerTerminate() *cobra.Command {
 	var wait waiting
 	var yes, leave bool
 	cmd := &cobra.Command{Use: "terminate WORKER", Short: "Terminate a worker and delete its volumes", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
-		Long: `Terminate a worker. Its volumes are deleted, and nothing brings it back. Idleness
-alone never terminates a worker. Needs an admin token.
+		Long: `Terminate a worker and delete its volumes. This cannot be undone. An idle worker is
+never terminated automatically for idleness. Needs an admin token.
 
-On a terminal the worker's name must be typed to confirm. Elsewhere, pass --yes.
+On a terminal, type the worker's name to confirm. Elsewhere, pass --yes.
 
 The license of its CML is released first, for up to two minutes. A stopped CML cannot
-release its license: start the worker first, or leave the seat taken with
+release its license: start the worker first, or keep the seat taken with
 --leave-license.`,
 		Example: "  lull worker terminate cml-1\n  lull worker terminate cml-1 --yes --wait\n  lull worker terminate cml-1 --leave-license",
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -83,7 +83,7 @@ release its license: start the worker first, or leave the seat taken with
 			return c.arrive(cmd.Context(), cl, w, power.WorkerTerminated, wait)
 		}}
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask for confirmation")
-	cmd.Flags().BoolVar(&leave, "leave-license", false, "terminate a stopped worker although its CML license stays registered")
+	cmd.Flags().BoolVar(&leave, "leave-license", false, "terminate a stopped worker even though its CML license stays registered")
 	wait.bind(cmd)
 	return cmd
 }
@@ -91,7 +91,7 @@ release its license: start the worker first, or leave the seat taken with
 // confirm has the user type the name of a worker that is to be terminated.
 func (c *cli) confirm(w fleet.Worker) error {
 	if !isTerminal(c.in) {
-		return &usageError{fmt.Errorf("cannot terminate %s without confirmation: there is no terminal to ask on; pass --yes", w.Name)}
+		return &usageError{fmt.Errorf("cannot terminate %s without confirmation: no terminal; pass --yes", w.Name)}
 	}
 	what := strings.Join(slices.DeleteFunc([]string{w.EC2InstanceID, w.AWSRegion, strings.ToLower(string(w.Status))}, func(s string) bool { return s == "" }), ", ")
 	fmt.Fprintf(c.err, "This terminates %s (%s) and deletes its volumes. It cannot be undone.\nType the worker's name to confirm: ", w.Name, what)
@@ -110,11 +110,11 @@ func (c *cli) confirm(w fleet.Worker) error {
 func (c *cli) workerForget() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{Use: "forget WORKER", Short: "Remove the record of a terminated worker", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
-		Long: `Remove the record of a terminated worker. What it did stays in the audit log.
+		Long: `Remove the record of a terminated worker. Its audit log entries are kept.
 
-One that is TERMINATING, or that was imported and that EC2 never told of, is forgotten
-with --force: for a region that is not there, or an account that nobody may ask any
-more. Nothing is asked of EC2 then: an instance that is there runs on and costs money.`,
+With --force, also remove a worker that is TERMINATING, or that was imported and never
+seen by EC2, for example in a region or account that is no longer reachable. EC2 is not
+called: if the EC2 instance exists, it keeps running and costing money.`,
 		Example: "  lull worker forget cml-1\n  lull worker forget i-0123456789abcdef0 --force",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.findWorker(cmd.Context(), a[0])
@@ -132,7 +132,7 @@ more. Nothing is asked of EC2 then: an instance that is there runs on and costs 
 				}
 			})
 		}}
-	cmd.Flags().BoolVar(&force, "force", false, "one that EC2 does not confirm the end of, too")
+	cmd.Flags().BoolVar(&force, "force", false, "even if EC2 has not confirmed the termination")
 	return cmd
 }
 
@@ -217,11 +217,11 @@ func (c *cli) workerCreate() *cobra.Command {
 		}}
 	f := cmd.Flags()
 	f.StringVar(&in.TemplateName, "template", "", "template to launch from")
-	f.StringVar(&in.AWSRegion, "region", "", "AWS region; empty is aws_default_region")
-	f.StringVar(&in.Account, "account", "", "one of the server's aws-accounts; empty is its credentials' own")
-	f.StringVar(&in.InstanceType, "instance-type", "", "instead of the template's")
-	f.StringVar(&in.AMIID, "ami", "", "instead of the newest image that matches the template")
-	f.StringSliceVar(&tags, "tag", nil, "name=value, repeatable")
+	f.StringVar(&in.AWSRegion, "region", "", "AWS region (default: aws_default_region)")
+	f.StringVar(&in.Account, "account", "", "account from the server's aws-accounts (default: that of its credentials)")
+	f.StringVar(&in.InstanceType, "instance-type", "", "instance type (default: the template's)")
+	f.StringVar(&in.AMIID, "ami", "", "AMI (default: the newest that matches the template)")
+	f.StringSliceVar(&tags, "tag", nil, "tag name=value; repeatable")
 	profile = bindProfile(cmd, &in.Profile)
 	wait.bind(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("template", c.completeTemplates) // the flag is there: it was just made
@@ -232,18 +232,18 @@ func (c *cli) workerCreate() *cobra.Command {
 // function it returns puts those that were given into p.
 func bindProfile(cmd *cobra.Command, p *fleet.Profile) func() {
 	f := cmd.Flags()
-	owner := f.String("owner", "", "who it belongs to")
-	action := f.String("pause-action", "", "stop, hibernate or auto")
+	owner := f.String("owner", "", "owner of the worker")
+	action := f.String("pause-action", "", "pause action: stop, hibernate or auto")
 	idle, snooze := new(int), new(int)
-	f.Var((*numberFlag)(idle), "idle-timeout", "without activity for this long it is idle, such as 30m; a bare number is minutes, 0 the policy's")
-	f.Var((*numberFlag)(snooze), "snooze", "protection after a resume, such as 1h; a bare number is minutes, -1 the policy's")
-	holder := f.String("pause-holder", "", "who stops it when it is idle: controller or agent")
-	sources := f.StringSlice("source", nil, "what tells of its activity: cml, agent, cloudwatch")
-	pin := f.String("tls-pin", "", "SHA-256 of the public key of its CML")
-	insecure := f.Bool("tls-insecure", false, "do not verify the certificate of its CML")
-	named := f.String("policy", "", "a policy by name; empty takes its own away")
-	hours := f.String("schedule", "", "a schedule by name; empty takes its own away")
-	risks := f.StringSlice("accept", nil, "what may not keep it from being stopped: instance_store, no_elastic_ip, asg_member, spot, stop_protected")
+	f.Var((*numberFlag)(idle), "idle-timeout", "idle timeout, such as 30m; a bare number is minutes, 0 uses the policy's")
+	f.Var((*numberFlag)(snooze), "snooze", "protection after a resume, such as 1h; a bare number is minutes, -1 uses the policy's")
+	holder := f.String("pause-holder", "", "what stops it when it is idle: controller or agent")
+	sources := f.StringSlice("source", nil, "activity sources: cml, agent, cloudwatch")
+	pin := f.String("tls-pin", "", "SHA-256 of the public key of the worker's CML certificate")
+	insecure := f.Bool("tls-insecure", false, "do not verify the certificate of the worker's CML")
+	named := f.String("policy", "", "policy name; empty removes the worker's own policy")
+	hours := f.String("schedule", "", "schedule name; empty removes the worker's own schedule")
+	risks := f.StringSlice("accept", nil, "stop risks to accept: instance_store, no_elastic_ip, asg_member, spot, stop_protected")
 	return func() {
 		set := func(name string, do func()) {
 			if f.Changed(name) {
@@ -285,16 +285,15 @@ func (c *cli) workerImport() *cobra.Command {
 	var profile func()
 	cmd := &cobra.Command{Use: "import INSTANCE-ID", Short: "Import an EC2 instance as a worker, in dry-run mode", Args: args(cobra.ExactArgs(1)),
 		Long: `Import an EC2 instance as a worker. EC2 must have it in --region or, without one, in
-a region of discovery. The worker is in shadow: everything is decided and recorded,
-and nothing is done to it, until lull worker arm; it is tagged as this fleet's before
-the first action.
+a region of discovery. The worker starts in dry-run mode: lull decides and records, but
+takes no action until lull worker arm. lull tags the instance before its first action.
 
-Without --source, lull chooses by what it can observe: cml if a CML answers at the
-machine's address, agent if its agent reports to this server, otherwise cloudwatch.
-A machine that is stopped or has just booted is probed once it runs. lull why says
-which sources were chosen and why.
+Without --source, lull chooses the activity sources by what it can observe: cml if a CML
+answers at the machine's address, agent if its agent reports to this server, otherwise
+cloudwatch. A machine that is stopped or has just booted is probed once it runs. lull why
+shows which sources were chosen and why.
 
-With --wait the worker is shown once its instance was seen.`,
+With --wait, show the worker once EC2 has reported it.`,
 		Example: "  lull worker import i-0123456789abcdef0 --name old --region eu-north-1 --wait\n  lull worker import i-0123456789abcdef0 --tls-pin SHA256 --accept no_elastic_ip",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			in.EC2InstanceID = a[0]
@@ -312,17 +311,17 @@ With --wait the worker is shown once its instance was seen.`,
 			}
 			return c.follow(cmd.Context(), cl, w, wasSeen, wait, func(w fleet.Worker) error {
 				return c.print(w, func(out io.Writer) {
-					fmt.Fprintf(out, "%s imported (%s), in shadow; let lull act on it with: lull worker arm %s\n", w.Name, w.ID, w.Name)
+					fmt.Fprintf(out, "%s imported (%s) in dry-run mode. Let lull act on it with: lull worker arm %s\n", w.Name, w.ID, w.Name)
 					if why := w.ActivitySourcesReason; why != "" {
 						fmt.Fprintln(out, "activity sources: "+why)
 					}
 				})
 			})
 		}}
-	cmd.Flags().StringVar(&in.Name, "name", "", "name of the worker; empty is the instance id")
-	cmd.Flags().StringVar(&in.AWSRegion, "region", "", "AWS region of the instance; empty searches the regions of discovery")
-	cmd.Flags().StringVar(&in.Account, "account", "", "one of the server's aws-accounts; empty is its credentials' own")
-	cmd.Flags().StringVar(&in.TemplateName, "template", "", "template whose idle settings it takes")
+	cmd.Flags().StringVar(&in.Name, "name", "", "name of the worker (default: the instance ID)")
+	cmd.Flags().StringVar(&in.AWSRegion, "region", "", "AWS region of the instance (default: searched in the regions of discovery)")
+	cmd.Flags().StringVar(&in.Account, "account", "", "account from the server's aws-accounts (default: that of its credentials)")
+	cmd.Flags().StringVar(&in.TemplateName, "template", "", "template that provides its idle settings")
 	profile = bindProfile(cmd, &in.Profile)
 	wait.bind(cmd)
 	return cmd
@@ -370,14 +369,14 @@ func (c *cli) workerLs() *cobra.Command {
 			return c.print(l, func(w io.Writer) { workerTable(w, l) })
 		}}
 	f := cmd.Flags()
-	f.StringVar(&region, "region", "", "of this AWS region only")
-	f.StringVar(&status, "status", "", "in this status only")
-	f.StringVar(&template, "template", "", "of this template only")
-	f.StringVar(&owner, "owner", "", "of this owner only")
-	f.StringVar(&name, "name", "", "with this name only")
-	f.StringVar(&text, "search", "", "with this text in the name, an id, an address, a tag, the owner or the template")
-	f.StringArrayVar(&tags, "tag", nil, "name or name=value, repeatable")
-	f.BoolVar(&terminated, "terminated", false, "terminated ones too")
+	f.StringVar(&region, "region", "", "only workers in this AWS region")
+	f.StringVar(&status, "status", "", "only workers in this status")
+	f.StringVar(&template, "template", "", "only workers from this template")
+	f.StringVar(&owner, "owner", "", "only workers of this owner")
+	f.StringVar(&name, "name", "", "only the worker with this name")
+	f.StringVar(&text, "search", "", "only workers with this text in the name, an ID, an address, a tag, the owner or the template")
+	f.StringArrayVar(&tags, "tag", nil, "only workers with this tag: name or name=value, repeatable")
+	f.BoolVar(&terminated, "terminated", false, "include terminated workers")
 	return cmd
 }
 
@@ -408,7 +407,7 @@ func pauseAt(t *time.Time, notBefore bool, x *evidence.Expiry) string {
 
 // workerDiscovered lists what discovery found and what is not imported yet.
 func (c *cli) workerDiscovered() *cobra.Command {
-	return &cobra.Command{Use: "discovered", Short: "List instances that look like workers and are none yet; import takes one in", Args: args(cobra.NoArgs),
+	return &cobra.Command{Use: "discovered", Short: "List EC2 instances that can be imported as workers", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {
@@ -433,7 +432,7 @@ func (c *cli) workerDiscovered() *cobra.Command {
 }
 
 func (c *cli) workerGet() *cobra.Command {
-	return &cobra.Command{Use: "get WORKER", Aliases: []string{"info"}, Short: "Show everything about a worker", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+	return &cobra.Command{Use: "get WORKER", Aliases: []string{"info"}, Short: "Show a worker in detail", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			_, w, err := c.findWorker(cmd.Context(), a[0])
 			if err != nil {
@@ -444,7 +443,7 @@ func (c *cli) workerGet() *cobra.Command {
 }
 
 func (c *cli) workerWhyCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "why WORKER", Short: "Say why a worker runs, or why and by whom it was stopped; now or at a past time", Args: args(cobra.ExactArgs(1)),
+	cmd := &cobra.Command{Use: "why WORKER", Short: "Explain why a worker runs or was stopped", Args: args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeWorkers, RunE: c.workerWhy}
 	atFlag(cmd)
 	return cmd

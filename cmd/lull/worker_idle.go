@@ -22,7 +22,7 @@ func cut(s, sep string) (before, after string, found bool) { return strings.Cut(
 func compare(a, b string) int { return cmp.Compare(a, b) }
 
 func (c *cli) workerActivity() *cobra.Command {
-	return &cobra.Command{Use: "activity WORKER", Short: "Show last activity, recent events, pauses and resumes", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+	return &cobra.Command{Use: "activity WORKER", Short: "Show a worker's recent activity, pauses and resumes", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.findWorker(cmd.Context(), a[0])
 			if err != nil {
@@ -42,8 +42,8 @@ func activityText(out io.Writer, w fleet.Worker, v fleet.Activity) {
 		row("last checked\t%s", moment0(v.LastActivityCheckAt))
 		row("last paused\t%s by %s (%s)", moment0(v.LastPausedAt), dash(v.LastPausedBy), dash(string(v.PauseReason)))
 		row("last resumed\t%s by %s", moment0(v.LastResumedAt), dash(v.LastResumedBy))
-		row("pauses\t%d automatic, %d by people, %d external", v.AutoPauseCount, v.ManualPauseCount, v.ExternalPauseCount)
-		row("resumes\t%d automatic, %d by people, %d external", v.AutoResumeCount, v.ManualResumeCount, v.ExternalResumeCount)
+		row("pauses\t%d automatic, %d manual, %d external", v.AutoPauseCount, v.ManualPauseCount, v.ExternalPauseCount)
+		row("resumes\t%d automatic, %d manual, %d external", v.AutoResumeCount, v.ManualResumeCount, v.ExternalResumeCount)
 		row("snooze\t%s", moment0(v.SnoozeUntil))
 		row("next check\t%s", moment0(v.NextIdleCheckAt))
 		row("pause at\t%s", pauseAt(v.TargetPauseAt, false, w.Expiry))
@@ -59,7 +59,7 @@ func activityText(out io.Writer, w fleet.Worker, v fleet.Activity) {
 }
 
 func (c *cli) workerIdleStatus() *cobra.Command {
-	return &cobra.Command{Use: "idle-status WORKER", Short: "Show whether a worker is idle, until when, and what holds it", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+	return &cobra.Command{Use: "idle-status WORKER", Short: "Show whether a worker is idle and what holds it", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.findWorker(cmd.Context(), a[0])
 			if err != nil {
@@ -85,10 +85,10 @@ func (c *cli) workerIdleStatus() *cobra.Command {
 }
 
 func (c *cli) workerDetect() *cobra.Command {
-	return &cobra.Command{Use: "detect-idle WORKER", Short: "Check now whether a worker is idle, and pause it if it is eligible", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
-		Long: `Check now whether a worker is idle, in the four steps of every check: read its
-telemetry, update its activity, judge, and pause it if it is eligible and armed. The
-answer says how far it came; a reading that failed never leads to a pause.`,
+	return &cobra.Command{Use: "detect-idle WORKER", Short: "Check a worker now, and pause it if eligible", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Check a worker now, in the four steps of every check: read its telemetry, update its
+activity, decide, and pause it if it is eligible and armed. The answer shows how far
+the check got. A failed reading never leads to a pause.`,
 		Example: "  lull worker detect-idle cml-1",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.findWorker(cmd.Context(), a[0])
@@ -133,7 +133,7 @@ func (c *cli) protect(cmd *cobra.Command, name string, e *endFlags) error {
 	}
 	return c.print(w, func(out io.Writer) {
 		if e.off {
-			fmt.Fprintf(out, "the snooze of %s is ended\n", w.Name)
+			fmt.Fprintf(out, "snooze of %s ended\n", w.Name)
 			return
 		}
 		fmt.Fprintf(out, "%s snoozed until %s\n", w.Name, moment0(w.SnoozedUntil))
@@ -152,17 +152,15 @@ func (c *cli) workerSnooze() *cobra.Command {
 func (c *cli) workerTTL() *cobra.Command {
 	var e endFlags
 	var action string
-	cmd := &cobra.Command{Use: "ttl WORKER", Short: "Set when a worker's time ends, used or not, or that it does not", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
-		Long: `Set a worker's ttl_deadline: it is stopped or terminated then, after a warning,
-whether it is used or not. No snooze and no override holds that back; a later
-deadline does, and a halt until it ends.
+	cmd := &cobra.Command{Use: "ttl WORKER", Short: "Set or clear a worker's expiry time", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Set or clear a worker's expiry (ttl_deadline). At the deadline the worker is stopped or
+terminated after a warning, even if it is in use. No snooze or override prevents this.
+A later deadline does, and so does a halt while it lasts.
 
-The warning is out for as long as the worker's policy warns of a pause, for a
-minute at least. Where the deadline is nearer than that, it goes out now and the
-worker's time ends when it has been out for so long.
+The warning period is that of the worker's policy, at least a minute. If the deadline is
+nearer, the warning is sent at once and the worker expires when the period is over.
 
-Once the deadline has passed nothing starts the worker until it is moved or
-taken away.`,
+After the deadline the worker cannot start until the deadline is moved or cleared.`,
 		Example: "  lull worker ttl cml-1 --for 8h\n  lull worker ttl cml-1 --until 2026-12-24 --action terminate\n  lull worker ttl cml-1 --off",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			t, err := e.end(time.Now())
@@ -188,17 +186,17 @@ taken away.`,
 			}
 			return c.print(w, func(out io.Writer) {
 				if w.TTLDeadline == nil {
-					fmt.Fprintf(out, "the time of %s does not end\n", w.Name)
+					fmt.Fprintf(out, "%s has no expiry\n", w.Name)
 					return
 				}
-				fmt.Fprintf(out, "the time of %s ends at %s: %s\n", w.Name, moment0(w.TTLDeadline), cmp.Or(w.TTLAction, fleet.ActionStop))
+				fmt.Fprintf(out, "%s expires at %s: %s\n", w.Name, moment0(w.TTLDeadline), cmp.Or(w.TTLAction, fleet.ActionStop))
 				if x := w.Expiry; x != nil && x.At.After(x.Deadline) {
 					fmt.Fprintln(out, x.Sentence(time.Now()))
 				}
 			})
 		}}
-	e.bind(cmd.Flags(), "take the deadline away")
-	cmd.Flags().StringVar(&action, "action", "", "stop or terminate; it is stop unless it was set before")
+	e.bind(cmd.Flags(), "clear the deadline")
+	cmd.Flags().StringVar(&action, "action", "", "what happens at the deadline: stop or terminate (default: as before, or stop)")
 	return cmd
 }
 
@@ -206,9 +204,9 @@ func (c *cli) workerArm() *cobra.Command {
 	var sel control.Selector
 	var tags []string
 	var off bool
-	cmd := &cobra.Command{Use: "arm [WORKER...]", Short: "End the shadow of imported workers: what is decided is done", ValidArgsFunction: c.completeWorkers,
-		Long: `End the shadow of workers: what is decided about them is done from now on. lull why
-says what would have happened so far; --off puts them back into shadow.`,
+	cmd := &cobra.Command{Use: "arm [WORKER...]", Short: "Take imported workers out of dry-run mode", ValidArgsFunction: c.completeWorkers,
+		Long: `Take workers out of dry-run mode: from now on lull acts on its decisions about them.
+lull why shows what it would have done so far. --off returns them to dry-run mode.`,
 		Example: "  lull worker arm cml-1\n  lull worker arm --tag team=network",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			var err error
@@ -217,7 +215,7 @@ says what would have happened so far; --off puts them back into shadow.`,
 			}
 			selected := len(sel.Tags) > 0 || sel.Region != "" || sel.All
 			if selected == (len(a) > 0) || off && selected {
-				return &usageError{fmt.Errorf("cannot tell which workers: name them, or select with --tag, --region or --all")}
+				return &usageError{fmt.Errorf("no workers selected: name them, or use --tag, --region or --all")}
 			}
 			cl, err := c.control()
 			if err != nil {
@@ -250,17 +248,17 @@ says what would have happened so far; --off puts them back into shadow.`,
 				}
 			})
 		}}
-	cmd.Flags().StringSliceVar(&tags, "tag", nil, "name=value, repeatable")
-	cmd.Flags().StringVar(&sel.Region, "region", "", "all of this AWS region")
+	cmd.Flags().StringSliceVar(&tags, "tag", nil, "tag name=value; repeatable")
+	cmd.Flags().StringVar(&sel.Region, "region", "", "all workers in this AWS region")
 	cmd.Flags().BoolVar(&sel.All, "all", false, "all workers")
-	cmd.Flags().BoolVar(&off, "off", false, "put it back into shadow")
+	cmd.Flags().BoolVar(&off, "off", false, "return to dry-run mode")
 	return cmd
 }
 
 func (c *cli) workerLicense() *cobra.Command {
-	cmd := &cobra.Command{Use: "license WORKER", Short: "Show, register or release a worker's CML license", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
-		Long: `Show the state of a worker's CML license. It is read from CML together with the
-metrics, while the worker runs. A termination releases the license.`,
+	cmd := &cobra.Command{Use: "license WORKER", Short: "Manage a worker's CML license", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Show the state of a worker's CML license. It is read from CML with the metrics while the
+worker runs. Terminating a worker releases its license.`,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			cl, w, err := c.findWorker(cmd.Context(), a[0])
 			if err != nil {
@@ -290,10 +288,10 @@ metrics, while the worker runs. A termination releases the license.`,
 	var in control.LicenseRequest
 	var file string
 	var wait waiting
-	register := &cobra.Command{Use: "register WORKER", Short: "Register a worker's CML", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
-		Long: `Register a worker's CML with Smart Licensing. The registration is done when CML
-reports it as completed and in compliance, which --wait waits for. A CML that is
-registered stays as it is unless --reregister is given.`,
+	register := &cobra.Command{Use: "register WORKER", Short: "Register a worker's CML license", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+		Long: `Register a worker's CML with Smart Licensing. The registration is complete when CML
+reports it as completed and in compliance; --wait waits for that. A registered CML is
+left unchanged unless --reregister is given.`,
 		Example: "  lull worker license register cml-1 --smart-token-file /etc/lull/smart.token --wait",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if file != "" {
@@ -304,8 +302,8 @@ registered stays as it is unless --reregister is given.`,
 	wait.bind(register)
 	register.Flags().StringVar(&in.Token, "smart-token", "", "registration token, or env:NAME on the server")
 	register.Flags().StringVar(&file, "smart-token-file", "", "file on the server with the registration token")
-	register.Flags().BoolVar(&in.Reregister, "reregister", false, "register again, with a new token, a CML that is registered")
-	deregister := &cobra.Command{Use: "deregister WORKER", Short: "Release the license of a worker's CML", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
+	register.Flags().BoolVar(&in.Reregister, "reregister", false, "register again with a new token if already registered")
+	deregister := &cobra.Command{Use: "deregister WORKER", Short: "Release a worker's CML license", Args: args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeWorkers,
 		RunE: func(cmd *cobra.Command, a []string) error { return c.license(cmd, a[0], nil, wait) }}
 	wait.bind(deregister)
 	cmd.AddCommand(register, deregister)

@@ -159,7 +159,7 @@ func (h *Harness) Run(ctx context.Context) error {
 	h.work.Go(func() { h.sendLogs(ctx) })
 	for ; ctx.Err() == nil; p = h.newPeer() {
 		if err := h.serve(ctx, p); err != nil && ctx.Err() == nil {
-			h.log.Warn("the control channel failed", "error", err)
+			h.log.Warn("the control channel failed", "err", err)
 		}
 		select {
 		case <-time.After(retryRead):
@@ -314,7 +314,7 @@ func (h *Harness) shutdown(grace time.Duration) {
 	h.killAll()
 	h.logs.drained(time.Second)
 	if err := h.cfg.PowerOff(); err != nil {
-		h.log.Error("cannot power off", "error", err)
+		h.log.Error("cannot power off", "err", err)
 	}
 	h.off()
 }

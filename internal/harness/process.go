@@ -208,7 +208,7 @@ func (h *Harness) await(p *process, read <-chan struct{}, killed uint64) {
 	h.exit = &n
 	h.mu.Unlock()
 	if err := h.host().Notify(guest.Exited, n); err != nil {
-		h.log.Warn("cannot say that the workload ended; hello will", "error", err)
+		h.log.Warn("cannot say that the workload ended; hello will", "err", err)
 	}
 }
 

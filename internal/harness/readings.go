@@ -255,7 +255,7 @@ func (h *Harness) beat(ctx context.Context) {
 		at = time.Now()
 		if a := activity(last, now, window); a != nil && now.Running {
 			if err := h.host().Notify(guest.Activity, a); err != nil {
-				h.log.Warn("cannot send a heartbeat", "error", err)
+				h.log.Warn("cannot send a heartbeat", "err", err)
 			}
 		}
 		last = now

@@ -21,7 +21,7 @@ const (
 // busy message holds as long as its connection is open.
 func (h *Harness) serveWorkload(ctx context.Context, ln net.Listener) {
 	if err := os.Chmod(h.cfg.Socket, 0o666); err != nil { // every user in the guest belongs to the workload
-		h.log.Warn("cannot open the socket to every user", "error", err)
+		h.log.Warn("cannot open the socket to every user", "err", err)
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -31,7 +31,7 @@ func (h *Harness) serveWorkload(ctx context.Context, ln net.Listener) {
 		c, err := ln.Accept()
 		if err != nil {
 			if ctx.Err() == nil {
-				h.log.Error("cannot serve programs any more", "error", err)
+				h.log.Error("cannot serve programs any more", "err", err)
 			}
 			return
 		}
@@ -46,7 +46,7 @@ func (h *Harness) serveWorkload(ctx context.Context, ln net.Listener) {
 			defer c.Close()
 			defer context.AfterFunc(ctx, func() { c.Close() })()
 			if err := h.serveProgram(ctx, c); err != nil && ctx.Err() == nil {
-				h.log.Warn("a program's messages ended", "error", err)
+				h.log.Warn("a program's messages ended", "err", err)
 			}
 		})
 	}

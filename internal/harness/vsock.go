@@ -67,14 +67,14 @@ func (h *Harness) serveVsock(ctx context.Context, v *overVsock) {
 	exit := h.exit
 	h.mu.Unlock()
 	if was && err != nil && ctx.Err() == nil {
-		h.log.Warn("vsock was cut; the port serves", "error", err)
+		h.log.Warn("vsock was cut; the port serves", "err", err)
 	}
 	if exit == nil || ctx.Err() != nil {
 		return
 	}
 	// The message may have been in transit when the connection was cut.
 	if err := h.host().Notify(guest.Exited, *exit); err != nil {
-		h.log.Warn("cannot say that the workload ended; hello will", "error", err)
+		h.log.Warn("cannot say that the workload ended; hello will", "err", err)
 	}
 }
 

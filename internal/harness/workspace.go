@@ -101,7 +101,7 @@ func (h *Harness) mount(c guest.WorkspaceCall) error {
 	}
 	// If memory runs out, something else must be killed first.
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.pid), []byte("-1000"), 0); err != nil {
-		h.log.Warn("cannot keep the workspace from the end of memory", "error", err)
+		h.log.Warn("cannot keep the workspace from the end of memory", "err", err)
 	}
 	r := bufio.NewReader(hears)
 	said, err := r.ReadString('\n')

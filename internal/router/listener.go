@@ -68,7 +68,7 @@ func (l *Listener) close() {
 		}
 	}
 	if err := l.ln.Close(); err != nil {
-		l.in.log.Warn("cannot close listener", "instance", l.in.name, "error", err)
+		l.in.log.Warn("cannot close listener", "instance", l.in.name, "err", err)
 	}
 }
 
@@ -100,7 +100,7 @@ func (lp *loop) accept(l *Listener) {
 }
 
 func (lp *loop) pauseAccept(l *Listener, errno syscall.Errno) {
-	l.in.log.Warn("cannot accept for now", "instance", l.in.name, "error", errno)
+	l.in.log.Warn("cannot accept for now", "instance", l.in.name, "err", errno)
 	l.in.stats.note(errno)
 	lp.unlisten(l.fd)
 	lp.at(time.Now().Add(50*time.Millisecond).UnixNano(), func() {
@@ -110,7 +110,7 @@ func (lp *loop) pauseAccept(l *Listener, errno syscall.Errno) {
 			return
 		}
 		if err := lp.listen(l); err != nil {
-			l.in.log.Error("cannot accept any more", "instance", l.in.name, "error", err)
+			l.in.log.Error("cannot accept any more", "instance", l.in.name, "err", err)
 		}
 	})
 }

@@ -162,7 +162,7 @@ func (lp *loop) rewatch(fd int, events uint32) {
 	lp.tableMu.Unlock()
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: gen}
 	if err := unix.EpollCtl(lp.ep, unix.EPOLL_CTL_MOD, fd, &ev); err != nil {
-		lp.r.log.Error("cannot watch a connection", "error", err)
+		lp.r.log.Error("cannot watch a connection", "err", err)
 	}
 }
 

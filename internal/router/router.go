@@ -78,7 +78,7 @@ func (r *Router) Run(ctx context.Context) error {
 	cancel()
 	if errors.Join(errs...) == nil {
 		if err := r.Close(now); err != nil && !errors.Is(err, context.Canceled) {
-			r.log.Warn("router closed", "error", err)
+			r.log.Warn("router closed", "err", err)
 		}
 	}
 	for _, l := range r.loops {

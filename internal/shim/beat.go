@@ -16,7 +16,7 @@ func (s *Shim) beat(context.Context, *shimctl.Request) (shimctl.Answer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.watchedLocked(); err != nil {
-		s.log.Error("no watchdog; killing the daemon and the shim together would leave instances frozen", "error", err)
+		s.log.Error("no watchdog; killing the daemon and the shim together would leave instances frozen", "err", err)
 	}
 	if !s.pulse.Mapped() {
 		p, fd, err := shimctl.NewPulse()

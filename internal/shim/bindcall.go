@@ -145,7 +145,7 @@ func (s *Shim) inUse(f *filter, inode uint64) bool {
 	}
 	pids, err := s.proc.Tree(r.PID, Mark(r.ID), []int{os.Getpid(), 1})
 	if err != nil {
-		s.log.Warn("not all of an instance was searched for its socket", "instance", f.id, "error", err)
+		s.log.Warn("not all of an instance was searched for its socket", "instance", f.id, "err", err)
 	}
 	for _, pid := range pids {
 		fds, err := s.proc.Sockets(pid)

@@ -55,7 +55,7 @@ func (s *Shim) dropFilter(fd int) {
 	// The daemon may have a duplicate, with which epoll would keep reporting the
 	// end under a number that is another filter's by then.
 	if err := unix.EpollCtl(s.notes.epfd, unix.EPOLL_CTL_DEL, fd, nil); err != nil {
-		s.log.Error("cannot stop watching binds", "error", err)
+		s.log.Error("cannot stop watching binds", "err", err)
 	}
 	unix.Close(fd)
 }

@@ -65,7 +65,7 @@ func (s *Shim) readBind(fd int) {
 	if err == nil {
 		s.answerBind(f, slot.notif)
 	} else if err != unix.ENOENT && err != unix.EINTR { // the thread was interrupted, and calls again
-		s.log.Error("cannot read a bind", "instance", f.id, "error", err)
+		s.log.Error("cannot read a bind", "instance", f.id, "err", err)
 	}
 	slot.notif.id = 0
 }
@@ -89,14 +89,14 @@ func (s *Shim) resumeBind(f *filter) {
 func (s *Shim) answerBind(f *filter, n seccompNotif) {
 	handed, err := s.handOver(f, &n)
 	if err != nil {
-		s.log.Warn("a socket was not handed over", "instance", f.id, "error", err)
+		s.log.Warn("a socket was not handed over", "instance", f.id, "err", err)
 	}
 	r := seccompResponse{id: n.id}
 	if !handed {
 		r.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
 	}
 	if err := ioctl(f.fd, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r)); err != nil && err != unix.ENOENT {
-		s.log.Error("cannot answer a bind", "instance", f.id, "error", err)
+		s.log.Error("cannot answer a bind", "instance", f.id, "err", err)
 	}
 }
 

@@ -92,7 +92,7 @@ func (s *Shim) letOthersRun(why string, still func() bool) {
 			continue
 		}
 		if err := s.letOneRun(o, why, still); err != nil {
-			s.log.Error("cannot let something run that others froze", "id", o.ID, "socket", o.Socket, "error", err)
+			s.log.Error("cannot let something run that others froze", "id", o.ID, "socket", o.Socket, "err", err)
 			silent[o.Socket] = true
 		}
 	}

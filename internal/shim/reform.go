@@ -37,7 +37,7 @@ func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
 	serr := s.saveHeldLocked(f.id)
 	s.mu.Unlock()
 	if serr != nil {
-		s.log.Warn("a held socket's new form is not on disk", "instance", f.id, "error", serr)
+		s.log.Warn("a held socket's new form is not on disk", "instance", f.id, "err", serr)
 	}
 	s.log.Info("a held socket follows the program", "instance", f.id, "from", h.as.String(), "to", want.String())
 	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id})
@@ -118,7 +118,7 @@ func (s *Shim) giveUp(f *filter, h held, cause error) {
 	s.mu.Unlock()
 	unix.Close(h.fd)
 	if err != nil {
-		s.log.Warn("what is held is not on disk", "instance", f.id, "error", err)
+		s.log.Warn("what is held is not on disk", "instance", f.id, "err", err)
 	}
 	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id, Why: cause.Error()})
 }
@@ -136,7 +136,7 @@ const (
 func (s *Shim) empty(id string, h held, now form, program int) {
 	defer shimctl.CloseAll([]int{program})
 	if err := sockets.Shut(h.fd); err != nil {
-		s.log.Warn("clients may be refused for a moment", "instance", id, "error", err)
+		s.log.Warn("clients may be refused for a moment", "instance", id, "err", err)
 	}
 	target := now
 	if now.ip.IsUnspecified() {
@@ -198,7 +198,7 @@ func (s *Shim) pass(id string, fd int, addr string) {
 	}
 	program, err := net.DialTimeout("tcp", addr, dialLimit)
 	if err != nil {
-		s.log.Warn("a client could not be passed on", "instance", id, "error", err)
+		s.log.Warn("a client could not be passed on", "instance", id, "err", err)
 		client.Close()
 		return
 	}

@@ -85,13 +85,13 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 		s.ends(r, exit)
 	}
 	if err := s.removeExits(gone); err != nil {
-		s.log.Warn("an old exit stays on disk", "instance", r.ID, "error", err)
+		s.log.Warn("an old exit stays on disk", "instance", r.ID, "err", err)
 	}
 	a := shimctl.Answer{Body: shimctl.Started{PID: r.PID, Start: r.Start, NoNewPrivs: noPrivs}, Close: true}
 	if len(m.Handoff) > 0 && !early {
 		fd, err := s.dupFilter(r.key())
 		if err != nil {
-			s.log.Warn("the daemon does not hold what reports binds", "instance", r.ID, "error", err)
+			s.log.Warn("the daemon does not hold what reports binds", "instance", r.ID, "err", err)
 		} else {
 			a.FDs = []int{fd}
 		}

@@ -120,7 +120,7 @@ func New(cfg Config) (*Shim, error) {
 	}
 	s.srv = &shimctl.Server{Handle: s.handle, Welcome: s.welcome, Joined: s.joined, Left: s.left, Log: cfg.Log}
 	if err := s.load(); err != nil {
-		s.log.Error("some of the state is not usable", "error", err)
+		s.log.Error("some of the state is not usable", "err", err)
 	}
 	return s, nil
 }
@@ -319,7 +319,7 @@ func (s *Shim) takeUp(r shimctl.Run) error {
 	s.mu.Unlock()
 	if r.BootID == s.boot {
 		if err := s.logs.resume(s.dir.pipe(n.key()), r.LogPath, r.LogMax); err != nil {
-			s.log.Warn("the log of a run is not followed", "instance", r.ID, "error", err)
+			s.log.Warn("the log of a run is not followed", "instance", r.ID, "err", err)
 		}
 	}
 	if ended {
@@ -402,7 +402,7 @@ func (s *Shim) ends(r *run, e shimctl.Exit) {
 	if err := save(s.dir.exitFile(r.key()), m, true); err != nil {
 		// It is kept in memory and reported nevertheless. Only if the shim dies
 		// before the acknowledgement is the code lost.
-		s.log.Error("an exit is not on disk", "instance", r.ID, "error", err)
+		s.log.Error("an exit is not on disk", "instance", r.ID, "err", err)
 	}
 	s.mu.Lock()
 	r.state = over

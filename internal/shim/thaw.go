@@ -45,7 +45,7 @@ func (s *Shim) thaw(why string) {
 	for _, r := range runs {
 		frozen, err := s.thawOne(r)
 		if err != nil {
-			s.log.Error("cannot thaw an instance", "instance", r.ID, "error", err)
+			s.log.Error("cannot thaw an instance", "instance", r.ID, "err", err)
 		}
 		if frozen {
 			ids = append(ids, r.ID)
@@ -57,7 +57,7 @@ func (s *Shim) thaw(why string) {
 	slices.Sort(ids)
 	s.log.Warn("thawed", "why", why, "count", len(ids), "first", ids[:min(len(ids), shimctl.MaxThawedIDs)])
 	if err := s.remember(ids); err != nil {
-		s.log.Error("what was thawed is not on disk", "error", err)
+		s.log.Error("what was thawed is not on disk", "err", err)
 	}
 }
 

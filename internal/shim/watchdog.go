@@ -72,7 +72,7 @@ func (s *Shim) dogEnded(pid int) bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if err := s.watchedLocked(); err != nil {
-			s.log.Error("no watchdog", "error", err)
+			s.log.Error("no watchdog", "err", err)
 		}
 	})
 	return true
@@ -89,7 +89,7 @@ func Watchdog(dir string) int {
 			break
 		}
 		if err != nil && err != syscall.EINTR {
-			log.Error("cannot wait for the end of the shim", "error", err)
+			log.Error("cannot wait for the end of the shim", "err", err)
 			return 1
 		}
 	}
@@ -100,7 +100,7 @@ func Watchdog(dir string) int {
 	}
 	s := &Shim{dir: &directory{path: dir}, log: log, proc: proc.Live(), runs: map[string]*run{}, others: map[string]shimctl.Outside{}}
 	if err := s.loadFrozen(); err != nil {
-		log.Error("some of the shim's state is not usable", "error", err)
+		log.Error("some of the shim's state is not usable", "err", err)
 	}
 	s.thaw("the shim and the daemon have ended")
 	for end := time.Now().Add(dogAsks); len(s.others) > 0 && time.Now().Before(end); time.Sleep(askAgain) {

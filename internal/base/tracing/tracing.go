@@ -109,6 +109,6 @@ func (f *faults) Handle(err error) {
 	defer f.mu.Unlock()
 	if now := time.Now(); now.Sub(f.last) >= time.Minute {
 		f.last = now
-		f.log.Warn("cannot send traces", "error", err)
+		f.log.Warn("cannot send traces", "err", err)
 	}
 }

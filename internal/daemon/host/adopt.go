@@ -77,7 +77,7 @@ func (h *Host) adoptAll(ctx context.Context) error {
 		switch {
 		case err == nil:
 		case gone:
-			h.log.Error("cannot take over", "instance", i.name(), "error", err)
+			h.log.Error("cannot take over", "instance", i.name(), "err", err)
 		default:
 			errs = append(errs, err)
 		}
@@ -358,7 +358,7 @@ func (h *Host) retryAdopt(i *inst) {
 		before := i.missing
 		i.mu.Unlock()
 		if err := i.seek(h.ctx); err != nil && (before == nil || !strings.Contains(err.Error(), before.Error())) {
-			h.log.Error("cannot take over", "instance", i.name(), "error", err)
+			h.log.Error("cannot take over", "instance", i.name(), "err", err)
 		}
 	})
 }

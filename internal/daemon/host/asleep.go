@@ -206,7 +206,7 @@ func (i *inst) reclaim(by string) {
 		r.State, r.Freed, r.StatusReason = power.Reclaimed, freed, reason
 	})
 	if err != nil {
-		i.h.log.Error("cannot record", "instance", i.name(), "error", err)
+		i.h.log.Error("cannot record", "instance", i.name(), "err", err)
 		return
 	}
 	i.emit("reclaimed", by, reason)
@@ -234,10 +234,10 @@ func (i *inst) hibernate(by string) {
 		i.emit("hibernated", a.by, a.reason)
 		i.h.log.Info("hibernated", "instance", i.name(), "bytes", a.saved)
 	case !errors.As(err, &stirred):
-		i.h.log.Error("cannot hibernate", "instance", i.name(), "error", err)
+		i.h.log.Error("cannot hibernate", "instance", i.name(), "err", err)
 		rec := i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
 		if err := i.h.saver.now(&rec); err != nil {
-			i.h.log.Error("cannot record", "instance", i.name(), "error", err)
+			i.h.log.Error("cannot record", "instance", i.name(), "err", err)
 		}
 		i.emit("hibernate_failed", a.by, err.Error())
 	}
@@ -247,7 +247,7 @@ func (i *inst) hibernate(by string) {
 // bootAnew boots an instance whose saved state is unusable. The caller holds
 // the lock, and the instance is resuming.
 func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.SnapshotError) error {
-	i.h.log.Warn("a hibernated instance is booted anew", "instance", i.name(), "error", cause)
+	i.h.log.Warn("a hibernated instance is booted anew", "instance", i.name(), "err", cause)
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
 	if w := i.workload(); w != nil {
@@ -291,7 +291,7 @@ func (i *inst) checkStopped() {
 			err = i.restartLater(err)
 		}
 		if err != nil {
-			i.h.log.Warn("restart failed", "instance", i.name(), "error", err)
+			i.h.log.Warn("restart failed", "instance", i.name(), "err", err)
 		}
 	})
 }
@@ -354,7 +354,7 @@ func (i *inst) repair() {
 		err = i.startFailed(i.workload(), errors.New("its start was given up"), false)
 	}
 	if err != nil {
-		i.h.log.Error("cannot repair", "instance", i.name(), "error", err)
+		i.h.log.Error("cannot repair", "instance", i.name(), "err", err)
 	}
 	if i.halfway() {
 		i.h.due.set(i, i.h.now().Add(time.Second))

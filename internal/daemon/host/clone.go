@@ -84,7 +84,7 @@ func (i *inst) undoClone(ctx context.Context) {
 	}
 	errs = append(errs, i.h.cfg.Records.Delete(i.id))
 	if err := errors.Join(errs...); err != nil {
-		i.h.log.Warn("cannot clean up after a clone", "instance", i.name(), "error", err)
+		i.h.log.Warn("cannot clean up after a clone", "instance", i.name(), "err", err)
 	}
 	i.h.drop(i)
 }

@@ -67,7 +67,7 @@ func OpenEventLog(dir string, say *slog.Logger) (*EventLog, error) {
 		}
 		var e hostctl.Event
 		if err := json.Unmarshal(r.Payload, &e); err != nil || e.Seq <= last {
-			say.Warn("an event cannot be read any more", "number", r.Number, "error", err)
+			say.Warn("an event cannot be read any more", "number", r.Number, "err", err)
 			continue
 		}
 		last = e.Seq
@@ -115,7 +115,7 @@ func (l *EventLog) write() {
 	dirty, failed := false, false
 	try := func(err error) {
 		if err != nil && !failed {
-			l.say.Error("events are not kept over a restart", "error", err)
+			l.say.Error("events are not kept over a restart", "err", err)
 		}
 		failed = err != nil
 	}

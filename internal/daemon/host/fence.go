@@ -159,7 +159,7 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	if errors.As(err, &stirred) {
 		i.emit("pause_cancelled", by, stirred.what)
 	} else {
-		i.h.log.Error("cannot pause", "instance", i.name(), "error", err)
+		i.h.log.Error("cannot pause", "instance", i.name(), "err", err)
 		i.emit("pause_failed", by, err.Error())
 	}
 	return err

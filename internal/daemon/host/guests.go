@@ -57,7 +57,7 @@ func (g *Guests) Run(ctx context.Context) error {
 			end := context.AfterFunc(ctx, func() { c.Close() })
 			defer end()
 			if err := g.serve(c); err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
-				g.Host.log.Warn("a workload's messages ended", "error", err)
+				g.Host.log.Warn("a workload's messages ended", "err", err)
 			}
 		})
 	}

@@ -124,7 +124,7 @@ func (h *Host) endHalts(ctx context.Context) {
 func (h *Host) endHalt() {
 	if x := h.fleetHalted.Load(); x != nil && x.Over(h.now()) {
 		if err := h.FleetHalt(nil); err != nil {
-			h.log.Warn("cannot record the end of the fleet halt", "error", err)
+			h.log.Warn("cannot record the end of the fleet halt", "err", err)
 		}
 	}
 	h.haltMu.Lock()
@@ -134,6 +134,6 @@ func (h *Host) endHalt() {
 		return
 	}
 	if err := h.setHalt(nil, "lull", "the halt by "+x.By+" came to its end"); err != nil {
-		h.log.Warn("cannot record the end of the halt", "error", err)
+		h.log.Warn("cannot record the end of the halt", "err", err)
 	}
 }

@@ -179,7 +179,7 @@ func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
 		}
 	case err != nil: // another process has the address; the program's own bind reports it
 		i.letGo()
-		i.h.log.Warn("connections are not kept", "instance", i.name(), "error", err)
+		i.h.log.Warn("connections are not kept", "instance", i.name(), "err", err)
 	default:
 		l.Handoff = addrs
 	}
@@ -265,7 +265,7 @@ func (i *inst) rest() {
 	ctx, cancel := context.WithTimeout(i.h.ctx, keepLimit)
 	defer cancel()
 	if err := i.h.cfg.HeldListeners.Hold(ctx, i.id, addrs); err != nil {
-		i.h.log.Error("connections to a stopped instance are refused", "instance", i.name(), "error", err)
+		i.h.log.Error("connections to a stopped instance are refused", "instance", i.name(), "err", err)
 		i.emit("handoff_failed", "", err.Error())
 		return
 	}
@@ -275,7 +275,7 @@ func (i *inst) rest() {
 	}
 	g, err := i.h.cfg.HeldListeners.Watch(i.id, i.wantWake)
 	if err != nil {
-		i.h.log.Error("cannot watch the kept sockets", "instance", i.name(), "error", err)
+		i.h.log.Error("cannot watch the kept sockets", "instance", i.name(), "err", err)
 		return
 	}
 	i.mu.Lock()
@@ -293,7 +293,7 @@ func (i *inst) letGo() {
 	ctx, cancel := context.WithTimeout(i.h.ctx, keepLimit)
 	defer cancel()
 	if err := i.h.cfg.HeldListeners.Unhold(ctx, i.id); err != nil {
-		i.h.log.Warn("cannot close the kept sockets", "instance", i.name(), "error", err)
+		i.h.log.Warn("cannot close the kept sockets", "instance", i.name(), "err", err)
 	}
 }
 

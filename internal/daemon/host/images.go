@@ -152,7 +152,7 @@ func (h *Host) keepPruned(ctx context.Context) {
 			err = errors.Join(err, h.fitImages(ctx))
 		}
 		if err != nil {
-			h.log.Warn("some images could not be removed", "error", err)
+			h.log.Warn("some images could not be removed", "err", err)
 		}
 	}
 }

@@ -209,7 +209,7 @@ func (i *inst) serveWake(why string) {
 	case s == power.Stopped && i.unwakeable() == "":
 		i.h.spawn(func() {
 			if err := i.h.startFor(i.h.ctx, i, byConnection, why); err != nil && !fromRoom(err) {
-				i.h.log.Error("cannot start for a connection", "instance", i.name(), "error", err)
+				i.h.log.Error("cannot start for a connection", "instance", i.name(), "err", err)
 			}
 		})
 	default: // it runs, or may not be woken
@@ -239,7 +239,7 @@ func (i *inst) update(f func(r *instance.Record)) instance.Record {
 	if i.rec.State != before {
 		if err := power.InstanceTable.Check(before, i.rec.State); err != nil {
 			i.h.illegal.Add(1)
-			i.h.log.Error("illegal transition", "instance", i.name(), "error", err)
+			i.h.log.Error("illegal transition", "instance", i.name(), "err", err)
 		}
 		i.rec.StateSince, i.rec.Unserved = i.h.now(), ""
 		i.h.room.kick()
@@ -312,7 +312,7 @@ func (h *Host) recordsFail(i *inst, began error) {
 	kind, why := "trouble_over", "the host can record what it does again"
 	if began != nil {
 		kind, why = "trouble", "the host cannot record what it does: "+began.Error()
-		h.log.Error("cannot write records; automatic actions wait", "error", began)
+		h.log.Error("cannot write records; automatic actions wait", "err", began)
 	} else {
 		h.log.Info("records can be written again")
 	}

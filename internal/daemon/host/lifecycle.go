@@ -266,7 +266,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	i.forgetRun()
 	i.armRestart()
 	i.emit("start_failed", "", cause.Error())
-	i.h.log.Warn("start failed", "instance", i.name(), "error", cause)
+	i.h.log.Warn("start failed", "instance", i.name(), "err", cause)
 	return cause
 }
 
@@ -527,7 +527,7 @@ func (i *inst) handleEnding(e *ending) {
 		err := w.Kill(ctx)
 		cancel()
 		if err != nil {
-			i.h.log.Error("cannot end what is left", "instance", i.name(), "error", err)
+			i.h.log.Error("cannot end what is left", "instance", i.name(), "err", err)
 			i.h.spawn(func() { // retried until nothing is left
 				select {
 				case <-time.After(time.Second):

@@ -233,7 +233,7 @@ func (h *Host) removeLogs(id string) {
 	path := filepath.Join(h.cfg.LogDir, id+".log")
 	for _, p := range []string{path, path + ".1"} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
-			h.log.Warn("cannot remove a log", "path", p, "error", err)
+			h.log.Warn("cannot remove a log", "path", p, "err", err)
 		}
 	}
 }

@@ -162,7 +162,7 @@ func (h *Host) drop(i *inst) {
 	h.saver.forget(i.id)
 	if c, ok := i.gate.(interface{ Close() error }); ok {
 		if err := c.Close(); err != nil {
-			h.log.Warn("cannot close the relay", "instance", i.name(), "error", err)
+			h.log.Warn("cannot close the relay", "instance", i.name(), "err", err)
 		}
 	}
 	i.dropHeld()
@@ -324,7 +324,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 	i.letGo()
 	if f, ok := i.rt.(instance.Forgetter); ok {
 		if err := f.Forget(ctx, i.id); err != nil {
-			h.log.Warn("cannot clean up after an instance", "instance", i.name(), "error", err)
+			h.log.Warn("cannot clean up after an instance", "instance", i.name(), "err", err)
 		}
 	}
 	if h.cfg.LogDir != "" {
@@ -452,7 +452,7 @@ func (h *Host) StopAll(ctx context.Context) {
 		wg.Go(func() {
 			defer func() { <-slots }()
 			if err := h.Stop(ctx, i.id, byManual, false); err != nil {
-				h.log.Error("cannot stop", "instance", i.name(), "error", err)
+				h.log.Error("cannot stop", "instance", i.name(), "err", err)
 			}
 		})
 	}

@@ -128,7 +128,7 @@ func (i *inst) serveObserve(why string) {
 		err = i.follow(still, why)
 	}
 	if err != nil {
-		i.h.log.Error("cannot follow what was done outside", "instance", i.name(), "error", err)
+		i.h.log.Error("cannot follow what was done outside", "instance", i.name(), "err", err)
 	}
 }
 

@@ -126,7 +126,7 @@ func (r *Reporter) told(err error) {
 		r.link = hostctl.ServerLink{ReportedAt: &now}
 	default:
 		if r.link.Error == "" {
-			r.Log.Warn("the server does not hear this host; its instances go on as they are", "server", r.Where, "error", err)
+			r.Log.Warn("the server does not hear this host; its instances go on as they are", "server", r.Where, "err", err)
 			r.link.FailingSince = &now
 		}
 		r.link.Error = err.Error()
@@ -330,7 +330,7 @@ func (r *Reporter) followHalt(ctx context.Context) {
 		}
 		r.haltMark = a.Mark
 		if err := r.Host.FleetHalt(x); err != nil {
-			r.Log.Warn("the fleet halt is not on disk", "error", err)
+			r.Log.Warn("the fleet halt is not on disk", "err", err)
 		}
 	})
 }

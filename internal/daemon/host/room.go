@@ -542,7 +542,7 @@ func (i *inst) wakeLater(by, why string) {
 // not wait. It retries on failure.
 func (i *inst) wakeNow(by, why string) {
 	if err := i.wake(by, why); err != nil {
-		i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "error", err)
+		i.h.log.Error("cannot wake", "instance", i.name(), "why", why, "err", err)
 	}
 }
 

@@ -213,7 +213,7 @@ func (l *line) take(b store.Batch) {
 func (l *line) items(v store.Value) []*item {
 	e, err := fleet.DecodeEntry(v)
 	if err != nil {
-		l.n.log.Error("record cannot be read", "key", v.Key, "error", err)
+		l.n.log.Error("record cannot be read", "key", v.Key, "err", err)
 		l.n.count.unreadable.Inc()
 		return nil
 	}
@@ -403,7 +403,7 @@ func (l *line) fails(now time.Time, err error) {
 	l.state.NextTryAt = &next
 	if l.state.FailingSince == nil {
 		l.state.FailingSince = &now
-		l.n.log.Warn("a receiver of notifications fails", "channel", l.name, "error", err)
+		l.n.log.Warn("a receiver of notifications fails", "channel", l.name, "err", err)
 	}
 }
 
@@ -414,13 +414,13 @@ func (l *line) die(items []*item, now time.Time, why error) []store.Op {
 	for _, it := range items {
 		op, err := fleet.DeadOp(fleet.DeadLetter{ID: it.id, Channel: l.name, Event: it.event, Entry: it.entry, Tries: it.tries, Error: why.Error(), DiedAt: now})
 		if err != nil {
-			l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", it.id, "error", err)
+			l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", it.id, "err", err)
 			continue
 		}
 		ops, gone = append(ops, op), append(gone, it)
 	}
 	if len(gone) > 0 {
-		l.n.log.Error("notifications could not be delivered; see lull notify dead", "channel", l.name, "count", len(gone), "error", why)
+		l.n.log.Error("notifications could not be delivered; see lull notify dead", "channel", l.name, "count", len(gone), "err", why)
 		l.n.count.dead.WithLabelValues(l.name).Add(float64(len(gone)))
 		l.died = true
 		l.q.done(gone)

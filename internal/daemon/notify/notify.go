@@ -82,7 +82,7 @@ func (n *Notifier) String() string { return "the notifier" }
 func (n *Notifier) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := n.hold(ctx); err != nil && ctx.Err() == nil {
-			n.log.Warn("notifications wait", "error", err)
+			n.log.Warn("notifications wait", "err", err)
 			_ = delay.For(ctx, 2*time.Second)
 		}
 	}
@@ -105,7 +105,7 @@ func (n *Notifier) hold(ctx context.Context) (err error) {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
 		if e := lease.Revoke(last); e != nil {
-			n.log.Debug("lease ends by itself", "error", e)
+			n.log.Debug("lease ends by itself", "err", e)
 		}
 	}()
 	data, err := (store.Codec[holder]{Version: 1}).Encode(fleet.NotifierKey, holder{n.cfg.Server})
@@ -177,7 +177,7 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 				return r.err
 			}
 			if r.err != nil {
-				n.log.Error("a channel of notifications failed", "channel", name, "error", r.err)
+				n.log.Error("a channel of notifications failed", "channel", name, "err", r.err)
 			}
 			if !wanted {
 				n.count.forget(name)
@@ -283,7 +283,7 @@ func (n *Notifier) followDead(ctx context.Context, out chan<- fleet.DeadLetter) 
 		},
 	})
 	if err != nil && ctx.Err() == nil {
-		n.log.Error("dead letters are not sent again", "error", err)
+		n.log.Error("dead letters are not sent again", "err", err)
 	}
 }
 

@@ -21,7 +21,7 @@ func (l *line) loadRests(ctx context.Context) error {
 	for _, v := range page.Values {
 		r, err := fleet.DecodeRest(v)
 		if err != nil {
-			l.n.log.Error("record cannot be read", "key", v.Key, "error", err)
+			l.n.log.Error("record cannot be read", "key", v.Key, "err", err)
 			l.n.count.unreadable.Inc()
 			continue
 		}
@@ -88,7 +88,7 @@ func (l *line) restWait(tries int) time.Duration {
 func (l *line) keep(r *fleet.Rest) []store.Op {
 	op, err := fleet.RestOp(r)
 	if err != nil {
-		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", r.ID, "error", err)
+		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", r.ID, "err", err)
 		return nil
 	}
 	l.died = true // it is to be written
@@ -159,10 +159,10 @@ func (l *line) dieFor(address string, e fleet.RestEvent, tries int, now time.Tim
 	op, err := fleet.DeadOp(fleet.DeadLetter{ID: e.ID + "." + fleet.AddressMark(address), Channel: l.name, Event: e.Event, Entry: e.Entry,
 		To: address, Tries: tries, Error: sayWho(address, why), DiedAt: now})
 	if err != nil {
-		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", e.ID, "error", err)
+		l.n.log.Error("a notification cannot be kept", "channel", l.name, "id", e.ID, "err", err)
 		return nil
 	}
-	l.n.log.Error("a notification could not be delivered to an address; see lull notify dead", "channel", l.name, "address", address, "error", why)
+	l.n.log.Error("a notification could not be delivered to an address; see lull notify dead", "channel", l.name, "address", address, "err", why)
 	l.n.count.dead.WithLabelValues(l.name).Inc()
 	l.died = true
 	return []store.Op{op}

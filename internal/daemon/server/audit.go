@@ -78,7 +78,7 @@ func (s *Server) auditRoutes() {
 			hc.SetHeader("Content-Type", mime)
 			hc.SetStatus(http.StatusOK)
 			if err := write(hc.Context(), hc.BodyWriter(), q); err != nil {
-				s.log.Warn("export of the audit log was cut", "error", err)
+				s.log.Warn("export of the audit log was cut", "err", err)
 				panic(http.ErrAbortHandler) // a truncated response must not look complete
 			}
 		}}, nil

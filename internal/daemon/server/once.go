@@ -67,7 +67,7 @@ func (s *Server) first(ctx huma.Context, r *http.Request, w http.ResponseWriter,
 	defer func() {
 		if !ended { // the route panicked
 			if err := claim.Drop(keep); err != nil {
-				s.log.Warn("idempotency key stays taken until the lease ends", "error", err)
+				s.log.Warn("idempotency key stays taken until the lease ends", "err", err)
 			}
 		}
 	}()
@@ -79,7 +79,7 @@ func (s *Server) first(ctx huma.Context, r *http.Request, w http.ResponseWriter,
 		kept = secretGone()
 	}
 	if err := claim.Done(keep, kept); err != nil {
-		s.log.Warn("answer is not kept for repeats", "error", err)
+		s.log.Warn("answer is not kept for repeats", "err", err)
 	}
 	give(w, a)
 }

@@ -42,12 +42,12 @@ func (s *Server) person(ctx context.Context, presented string) (access.Token, er
 		}
 		return access.Token{ID: "oidc-" + who.Subject, Name: who.Name, Role: role, ExpiresAt: &who.Expires}, nil
 	case errors.Is(err, oidc.ErrUnreachable):
-		s.log.Warn("the tokens of people cannot be checked", "error", err)
+		s.log.Warn("the tokens of people cannot be checked", "err", err)
 		return access.Token{}, errIssuer{oidc.ErrUnreachable}
 	case errors.Is(err, oidc.ErrExpired):
 		return access.Token{}, oidc.ErrExpired
 	}
-	s.log.Debug("a person's token is refused", "error", err)
+	s.log.Debug("a person's token is refused", "err", err)
 	return access.Token{}, oidc.ErrDenied
 }
 

@@ -52,7 +52,7 @@ func (s *Server) announce(ctx context.Context, v control.Machine) {
 		_, err = s.fleet.Store().Commit(ctx, store.Txn{Then: []store.Op{store.PutLeased(key, data, lease)}})
 	}
 	if err != nil && !errors.Is(err, store.ErrAmbiguous) {
-		s.log.Debug("other servers do not see a machine yet", "machine", v.Name, "error", err)
+		s.log.Debug("other servers do not see a machine yet", "machine", v.Name, "err", err)
 		return
 	}
 	s.machines.announced(v, p, lease)

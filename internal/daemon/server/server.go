@@ -285,7 +285,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.replays.Store(replay.New(s.fleet.Store(), lease))
 	s.lease.Store(int64(lease.ID()))
-	fault := func(err error) { s.log.Error("record cannot be read", "error", err) }
+	fault := func(err error) { s.log.Error("record cannot be read", "err", err) }
 	tokens := task.Loop("the tokens", func(ctx context.Context) error { return s.tokens.Run(ctx, fault) })
 	open := task.Func("the API's upkeep", func(ctx context.Context, ready func()) error {
 		for _, known := range []<-chan struct{}{s.tokens.Ready(), s.roster.Ready()} {
@@ -329,14 +329,14 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 			s.replays.Store(replay.New(s.fleet.Store(), lease))
 		case <-look.C:
 			if err := s.attend(ctx); err != nil {
-				s.log.Warn("other servers may not see which machines are heard here", "error", err)
+				s.log.Warn("other servers may not see which machines are heard here", "err", err)
 			}
 			if err := s.replays.Load().Settle(ctx); err != nil {
-				s.log.Warn("a repeated request may be refused elsewhere until the store answers", "error", err)
+				s.log.Warn("a repeated request may be refused elsewhere until the store answers", "err", err)
 			}
 		case <-tick.C:
 			if _, err := s.replays.Load().Sweep(ctx, time.Now()); err != nil {
-				s.log.Warn("old answers stay", "error", err)
+				s.log.Warn("old answers stay", "err", err)
 			}
 		}
 	}
@@ -347,7 +347,7 @@ func (s *Server) revoke(ctx context.Context, lease store.Lease) {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	if err := lease.Revoke(last); err != nil {
-		s.log.Debug("lease ends by itself", "error", err)
+		s.log.Debug("lease ends by itself", "err", err)
 	}
 }
 

@@ -430,7 +430,7 @@ func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 		err = errors.Join(err, line(control.SimulateStep{Fault: err.Error()}))
 	}
 	if err != nil {
-		s.log.Debug("a simulation was not told to its end", "error", err)
+		s.log.Debug("a simulation was not told to its end", "err", err)
 	}
 }
 

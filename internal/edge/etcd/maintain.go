@@ -25,7 +25,7 @@ func (s *Store) Run(ctx context.Context) error {
 	for {
 		if s.defragment != nil {
 			if err := s.maintain(ctx); err != nil && ctx.Err() == nil {
-				s.log.Warn("cannot maintain the store", "error", err)
+				s.log.Warn("cannot maintain the store", "err", err)
 			}
 		}
 		select {

@@ -83,7 +83,7 @@ func (s *Server) Run(ctx context.Context, l *net.UnixListener) error {
 			return fmt.Errorf("cannot accept a daemon: %w", err)
 		}
 		if err := trusted(c); err != nil {
-			s.Log.Warn("refused a connection", "error", err)
+			s.Log.Warn("refused a connection", "err", err)
 			c.Close()
 			continue
 		}
@@ -98,7 +98,7 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 		e, fds, err := n.w.read()
 		if err != nil {
 			if ctx.Err() == nil && n.hello {
-				s.Log.Info("the daemon has gone", "error", err)
+				s.Log.Info("the daemon has gone", "err", err)
 			}
 			break
 		}
@@ -184,7 +184,7 @@ func (s *Server) answer(ctx context.Context, n *session, e envelope, fds []int) 
 		}
 	}
 	if err := n.w.write(out, a.FDs); err != nil {
-		s.Log.Warn("cannot answer the daemon", "verb", e.Verb, "error", err)
+		s.Log.Warn("cannot answer the daemon", "verb", e.Verb, "err", err)
 		n.w.c.Close()
 	}
 	if a.Close {
@@ -206,6 +206,6 @@ func (s *Server) Send(verb string, body any) {
 		err = n.w.write(envelope{Verb: verb, Body: b}, nil)
 	}
 	if err != nil {
-		s.Log.Warn("cannot send an event", "event", verb, "error", err)
+		s.Log.Warn("cannot send an event", "event", verb, "err", err)
 	}
 }

@@ -455,7 +455,7 @@ func TestHangup(t *testing.T) {
 	}
 	i.await("the new timeout", func() bool { return time.Duration(i.status().Policy.Timeout) == 2*time.Hour })
 	i.await("a line in the log", func() bool {
-		return strings.Contains(i.log.String(), "the policy was read again") && strings.Contains(i.log.String(), "[idle-timeout]")
+		return strings.Contains(i.log.String(), "changed=[idle-timeout]")
 	})
 	i.await("the picture", func() bool {
 		out, code := i.lull("agent", "history")

@@ -93,7 +93,7 @@ func (c *Consoles) config(w fleet.Worker) (cml.Config, error) {
 	}
 	password, err := c.Secret(ref)
 	if err != nil {
-		return cml.Config{}, fmt.Errorf("cannot open the CML password of worker %q: %w", w.ID, err)
+		return cml.Config{}, fmt.Errorf("cannot decrypt the CML password of worker %q: %w", w.ID, err)
 	}
 	u, err := url.Parse(w.HTTPSEndpoint)
 	if err != nil || u.Host == "" {
@@ -187,7 +187,7 @@ func (c *console) Telemetry(ctx context.Context, seen json.RawMessage) controlle
 	var before cml.Seen
 	if len(seen) > 0 {
 		if err := json.Unmarshal(seen, &before); err != nil {
-			return unknown(fmt.Errorf("cannot read the memory of future events: %w", err))
+			return unknown(fmt.Errorf("cannot read the stored future events: %w", err))
 		}
 	}
 	a := c.client.Activity(ctx, f, before)
@@ -254,7 +254,7 @@ func (c *console) State(ctx context.Context) (controller.LicenseState, error) {
 		return controller.LicenseState{}, err
 	}
 	if l.Registration.Status == "" {
-		return controller.LicenseState{}, fmt.Errorf("cannot read the license of the CML at %s: its answer has no registration status", c.made.URL)
+		return controller.LicenseState{}, fmt.Errorf("cannot read the license of the CML at %s: no registration status in its answer", c.made.URL)
 	}
 	outcome, why := l.Outcome()
 	return controller.LicenseState{Done: outcome == cml.OutcomeDone, Failed: outcome == cml.OutcomeFailed, None: l.None(), Seat: l.Seat(), Detail: why,
@@ -277,10 +277,10 @@ func (c *console) Warn(ctx context.Context, x fleet.Warning) (string, error) {
 	}
 	text := x.Sentence("This machine", c.fleet.Settings().Zone()) + "."
 	if !x.Forced {
-		text += " Whoever uses it keeps it running."
+		text += " It keeps running while it is in use."
 	}
 	if x.Action != "terminate" {
-		text += " Its disks are kept."
+		text += " Disks are kept."
 	}
 	return c.client.PostNotice(ctx, cml.Notice{Level: "WARNING", Label: noticeLabel, Enabled: true, Content: text})
 }

@@ -336,7 +336,7 @@ func (p *Peers) reached(ctx context.Context, server string, err error) {
 	p.mu.Unlock()
 	switch {
 	case err != nil && !was:
-		p.cfg.Log.Warn("another server of the fleet cannot be asked: what only it knows is missing here", "server", server, "error", err)
+		p.cfg.Log.Warn("another server of the fleet cannot be asked: what only it knows is missing here", "server", server, "err", err)
 	case err == nil && was:
 		p.cfg.Log.Info("another server of the fleet can be asked again", "server", server)
 	}

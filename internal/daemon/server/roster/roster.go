@@ -156,7 +156,7 @@ func (r *Roster) Run(ctx context.Context) error {
 func (r *Roster) line(v store.Value) *Line {
 	w, err := fleet.DecodeWorker(v)
 	if err != nil {
-		r.log.Error("cannot list a worker", "key", v.Key, "error", err)
+		r.log.Error("cannot list a worker", "key", v.Key, "err", err)
 		return nil
 	}
 	return lineOf(&w)

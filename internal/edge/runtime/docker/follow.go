@@ -123,7 +123,7 @@ func (r *Runtime) Follow(ctx context.Context, h Host) error {
 		if time.Since(began) > lastRetry {
 			wait = firstRetry
 		}
-		r.log.Warn("Docker is not followed", "error", err, "again_in", wait)
+		r.log.Warn("Docker is not followed", "err", err, "again_in", wait)
 		select {
 		case <-time.After(wait + rand.N(wait/4)):
 		case <-ctx.Done():
@@ -204,7 +204,7 @@ func (f *follower) once(ctx context.Context) error {
 					cancel(err)
 					return err
 				}
-				f.r.log.Warn("cannot follow a container", "container", c[:12], "error", err)
+				f.r.log.Warn("cannot follow a container", "container", c[:12], "err", err)
 			}
 		}
 		select {
@@ -355,7 +355,7 @@ func (f *follower) create(ctx context.Context, d *details) (string, error) {
 		err = asLabels(err)
 	}
 	if f.r.setFault(d.ID, fmt.Sprintf("cannot take over the container %s: %v", d.name(), err)) {
-		f.r.log.Error("cannot take over a container", "container", d.name(), "error", err)
+		f.r.log.Error("cannot take over a container", "container", d.name(), "err", err)
 	}
 	return "", nil
 }

@@ -437,7 +437,7 @@ func (r *Runtime) unheed(container string) {
 	ctx, cancel := context.WithTimeout(context.Background(), apiLimit)
 	defer cancel()
 	if err := r.cfg.Process.WhenGone(ctx, container, "", ""); err != nil {
-		r.log.Warn("the shim may unpause a container", "container", container[:12], "error", err)
+		r.log.Warn("the shim may unpause a container", "container", container[:12], "err", err)
 	}
 }
 

@@ -120,7 +120,7 @@ func (r *Runtime) noteKVM() {
 		return
 	}
 	if err := os.WriteFile(filepath.Join(r.cfg.Dir, worksFile), []byte(r.boot), 0o600); err != nil {
-		r.log.Warn("cannot write down that KVM works here", "error", err)
+		r.log.Warn("cannot write down that KVM works here", "err", err)
 	}
 }
 

@@ -95,7 +95,7 @@ func (w *Work) talk(c *gatedConn, p *guest.Peer) {
 		waking = false
 		patient.after(c)
 		if err != nil && w.qctx.Err() == nil && !w.isGone() {
-			w.r.log.Warn("the control channel of a guest failed", "instance", w.id, "error", err)
+			w.r.log.Warn("the control channel of a guest failed", "instance", w.id, "err", err)
 		}
 		if !w.pause() {
 			return
@@ -187,7 +187,7 @@ func (w *Work) hear(q guest.Request) (any, error) {
 			fmt.Fprintf(w.log, "lull: %d bytes of output were lost here\n", n.Dropped)
 		}
 		if _, err := w.log.Write(n.Data); err != nil {
-			w.r.log.Error("cannot keep a guest's output", "instance", w.id, "error", err)
+			w.r.log.Error("cannot keep a guest's output", "instance", w.id, "err", err)
 		}
 		return nil, nil
 	case guest.Output:

@@ -65,7 +65,7 @@ func (r *Runtime) dropConsole(id string) error {
 func (w *Work) markBoot() {
 	line := fmt.Sprintf("lull: run %d boots at %s\n", w.rec.Run, time.Now().UTC().Format(time.RFC3339))
 	if err := w.r.keepConsole(w.id, []byte(line)); err != nil {
-		w.r.log.Warn("a guest's console is not kept", "instance", w.id, "error", err)
+		w.r.log.Warn("a guest's console is not kept", "instance", w.id, "err", err)
 	}
 }
 
@@ -89,7 +89,7 @@ func (w *Work) takeConsole(ctx context.Context) string {
 		w.printedLast = append([]byte(nil), w.printedLast[n:]...)
 	}
 	if err := w.r.keepConsole(w.id, text); err != nil {
-		w.r.log.Warn("a guest's console is not kept", "instance", w.id, "error", err)
+		w.r.log.Warn("a guest's console is not kept", "instance", w.id, "err", err)
 	}
 	return string(w.printedLast)
 }

@@ -79,7 +79,7 @@ func (w *Work) tellRoom(ctx context.Context, waking bool) {
 	}
 	left, err := w.layerLeft()
 	if err != nil {
-		w.r.log.Warn("it is not known how much room there is for a guest's files", "instance", w.id, "error", err)
+		w.r.log.Warn("it is not known how much room there is for a guest's files", "instance", w.id, "err", err)
 		return
 	}
 	if waking && left == unlimited {
@@ -94,7 +94,7 @@ func (w *Work) tellRoom(ctx context.Context, waking bool) {
 	var refused *guest.Error
 	switch err := w.ask(ctx, w.r.cfg.LookLimit, guest.Room, guest.RoomCall{Free: left}, nil); {
 	case errors.As(err, &refused):
-		w.r.log.Warn("a guest cannot be told how much room there is for its files", "instance", w.id, "error", err)
+		w.r.log.Warn("a guest cannot be told how much room there is for its files", "instance", w.id, "err", err)
 		w.roomless.Store(true)
 	case err == nil:
 		w.mu.Lock()

@@ -267,7 +267,7 @@ func (w *Work) dropQEMU(ctx context.Context) {
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
 	if err := w.proc.kill(kctx); err != nil {
-		w.r.log.Error("cannot end QEMU after hibernation", "instance", w.id, "error", err)
+		w.r.log.Error("cannot end QEMU after hibernation", "instance", w.id, "err", err)
 	}
 	<-w.gone
 	w.renew()
@@ -414,7 +414,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return fmt.Errorf("cannot take a guest out of hibernation: %w", err)
 	}
 	if err := os.Remove(w.path(stateFile)); err != nil {
-		w.r.log.Warn("cannot remove the state of a guest that runs again", "instance", w.id, "error", err)
+		w.r.log.Warn("cannot remove the state of a guest that runs again", "instance", w.id, "err", err)
 	}
 	w.moveToVsock()
 	w.r.log.Debug("restored", "instance", w.id, "qemu_up", up.Sub(began), "state_read", read.Sub(up), "recorded", time.Since(read))

@@ -102,7 +102,7 @@ func (w *Work) letGoOn() {
 		return
 	}
 	err = unix.Kill(ident.PID, unix.SIGCONT)
-	w.r.log.Warn("a QEMU that a signal had stopped is let go on", "instance", w.id, "pid", ident.PID, "error", err)
+	w.r.log.Warn("a QEMU that a signal had stopped is let go on", "instance", w.id, "pid", ident.PID, "err", err)
 }
 
 // rouseEvery is how often a QEMU with a waiting client is checked.
@@ -135,7 +135,7 @@ func (w *Work) endMute(p process, quiet time.Duration) {
 	ctx, cancel := context.WithTimeout(w.ctx, killLimit)
 	defer cancel()
 	if err := p.kill(ctx); err != nil {
-		w.r.log.Error("cannot end QEMU", "instance", w.id, "error", err)
+		w.r.log.Error("cannot end QEMU", "instance", w.id, "err", err)
 	}
 }
 

@@ -239,7 +239,7 @@ func (w *Work) carryFrames() {
 			stop()
 		}
 		if err != nil && w.qctx.Err() == nil && !w.isGone() {
-			w.r.log.Warn("the network of a guest was cut", "instance", w.id, "error", err)
+			w.r.log.Warn("the network of a guest was cut", "instance", w.id, "err", err)
 		}
 		if !w.pause() {
 			return
@@ -353,7 +353,7 @@ func (w *Work) obituary(why string) string {
 	w.words = console
 	w.mu.Unlock()
 	if _, err := fmt.Fprintf(w.log, "lull: %s; its console ends with:\n%s\n", why, console); err != nil {
-		w.r.log.Error("cannot keep a guest's end", "instance", w.id, "error", err)
+		w.r.log.Error("cannot keep a guest's end", "instance", w.id, "err", err)
 	}
 	if _, panic, ok := strings.Cut(console, "Kernel panic"); ok {
 		panic, _, _ = strings.Cut(panic, "\n")
@@ -394,7 +394,7 @@ func (w *Work) quit() {
 	kctx, kcancel := context.WithTimeout(context.Background(), killLimit)
 	defer kcancel()
 	if err := w.proc.kill(kctx); err != nil {
-		w.r.log.Error("cannot end QEMU", "instance", w.id, "error", err)
+		w.r.log.Error("cannot end QEMU", "instance", w.id, "err", err)
 	}
 }
 
@@ -413,7 +413,7 @@ func (w *Work) clearAway() {
 		fmt.Fprintf(w.log, "lull: QEMU said: %s\n", said)
 	}
 	if err := errors.Join(w.log.Close(), w.remove()); err != nil {
-		w.r.log.Error("cannot clear a virtual machine away", "instance", w.id, "error", err)
+		w.r.log.Error("cannot clear a virtual machine away", "instance", w.id, "err", err)
 	}
 	w.r.drop(w)
 	if !w.silent.Load() {
@@ -474,7 +474,7 @@ func (w *Work) release() {
 	w.disconnect()
 	if w.net != nil {
 		if err := w.net.Close(); err != nil {
-			w.r.log.Error("cannot close a guest's network", "instance", w.id, "error", err)
+			w.r.log.Error("cannot close a guest's network", "instance", w.id, "err", err)
 		}
 	}
 	w.loops.Wait()
@@ -497,7 +497,7 @@ func (w *Work) disconnect() {
 func (w *Work) letGo() {
 	w.release()
 	if err := w.log.Close(); err != nil {
-		w.r.log.Error("cannot close a guest's log", "instance", w.id, "error", err)
+		w.r.log.Error("cannot close a guest's log", "instance", w.id, "err", err)
 	}
 	w.r.drop(w)
 }

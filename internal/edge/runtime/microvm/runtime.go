@@ -374,14 +374,14 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 // startWithoutKVM finds out whether KVM kept a guest from booting. A guest that
 // does not boot without KVM either proves nothing about KVM.
 func (r *Runtime) startWithoutKVM(ctx context.Context, l instance.Launch, m Machine, cause error) (*Work, error) {
-	r.log.Warn("a guest does not boot with KVM; trying software emulation", "instance", l.ID, "error", cause)
+	r.log.Warn("a guest does not boot with KVM; trying software emulation", "instance", l.ID, "err", cause)
 	w, err := r.startOn(ctx, l, m, TCG)
 	if err != nil {
 		return nil, cause
 	}
 	r.log.Warn("KVM does not boot a guest here; software emulation from now on")
 	if err := r.remember(cause); err != nil {
-		r.log.Error("the next start tries KVM again", "error", err)
+		r.log.Error("the next start tries KVM again", "err", err)
 	}
 	return w, nil
 }

@@ -126,7 +126,7 @@ func (r *Runtime) doWithoutVsock(err error) bool {
 	if !r.without.CompareAndSwap(nil, &why) {
 		return false
 	}
-	r.log.Warn("guests start without vsock from now on", "error", err)
+	r.log.Warn("guests start without vsock from now on", "err", err)
 	return true
 }
 
@@ -315,7 +315,7 @@ func (w *Work) carryVsock() {
 		}
 		if err.Error() != said {
 			said = err.Error()
-			w.r.log.Info("a guest is called over its serial port", "instance", w.id, "error", err)
+			w.r.log.Info("a guest is called over its serial port", "instance", w.id, "err", err)
 		}
 	}
 }

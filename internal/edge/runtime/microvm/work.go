@@ -179,7 +179,7 @@ func (w *Work) ask(ctx context.Context, limit time.Duration, method string, para
 	if err == nil || errors.As(err, &refused) || ctx.Err() != nil {
 		return err
 	}
-	w.r.log.Info("a guest does not answer over vsock; the serial port is asked", "instance", w.id, "error", err)
+	w.r.log.Info("a guest does not answer over vsock; the serial port is asked", "instance", w.id, "err", err)
 	w.doubt(fast)
 	p, _ = w.voice()
 	return callOn(ctx, p, limit, method, params, result)
@@ -325,7 +325,7 @@ func (w *Work) Settle(ctx context.Context) {
 	w.mu.Unlock()
 	before, _ := w.disk()
 	if err := w.call(ctx, limit, guest.Sync, nil, nil); err != nil {
-		w.r.log.Info("a guest did not write everything to its disk", "instance", w.id, "error", err)
+		w.r.log.Info("a guest did not write everything to its disk", "instance", w.id, "err", err)
 	}
 	// What the guest writes on request is not its own activity.
 	if after, err := w.disk(); err == nil && after > before {
@@ -477,7 +477,7 @@ func (w *Work) tuneClock(off, way time.Duration) {
 		return
 	}
 	err := w.ask(w.ctx, w.r.cfg.LookLimit, guest.SetClock, newClockCall(), nil)
-	w.r.log.Debug("clock set again", "instance", w.id, "off", off, "seen_over", way, "error", err)
+	w.r.log.Debug("clock set again", "instance", w.id, "off", off, "seen_over", way, "err", err)
 }
 
 // look probes the guest and keeps the answer. It returns the guest's clock error

@@ -91,7 +91,7 @@ func (w *Work) carryFiles(c *gatedConn) {
 			said = ""
 		case err.Error() != said && w.qctx.Err() == nil && !w.isGone():
 			said = err.Error()
-			w.r.log.Warn("the workspace of a guest was cut", "instance", w.id, "error", err)
+			w.r.log.Warn("the workspace of a guest was cut", "instance", w.id, "err", err)
 		}
 		if !w.pause() {
 			return

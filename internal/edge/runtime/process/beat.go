@@ -71,13 +71,13 @@ func (h *heart) armLocked() {
 		defer cancel()
 		fd, err := c.Beat(ctx)
 		if err != nil {
-			h.r.cfg.Log.Warn("the shim does not watch the heartbeat; should this daemon hang, instances stay frozen", "error", err)
+			h.r.cfg.Log.Warn("the shim does not watch the heartbeat; should this daemon hang, instances stay frozen", "err", err)
 			return
 		}
 		p, err := shimctl.OpenPulse(fd)
 		unix.Close(fd)
 		if err != nil {
-			h.r.cfg.Log.Warn("no heartbeat", "error", err)
+			h.r.cfg.Log.Warn("no heartbeat", "err", err)
 			return
 		}
 		h.pulse.Close()

@@ -46,7 +46,7 @@ func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 	}
 	if len(c.Welcome.Thawed) > 0 {
 		if err := c.AckThawed(ctx); err != nil {
-			r.cfg.Log.Warn("cannot acknowledge", "error", err)
+			r.cfg.Log.Warn("cannot acknowledge", "err", err)
 		}
 	}
 	r.mu.Lock()
@@ -125,7 +125,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 		r.collectShim()
 		thawed, err := r.connect(ctx)
 		if err != nil {
-			r.cfg.Log.Error("cannot start another shim", "error", err)
+			r.cfg.Log.Error("cannot start another shim", "err", err)
 			select {
 			case <-time.After(time.Second):
 			case <-ctx.Done():
@@ -162,7 +162,7 @@ func (r *Runtime) readopt(ctx context.Context) {
 	r.mu.Unlock()
 	for id, k := range held {
 		if err := c.Keep(ctx, id, k.addrs, k.fds); err != nil {
-			r.cfg.Log.Error("the new shim cannot hold the sockets of an instance", "id", id, "error", err)
+			r.cfg.Log.Error("the new shim cannot hold the sockets of an instance", "id", id, "err", err)
 		}
 	}
 	r.giveReports(ctx)
@@ -171,7 +171,7 @@ func (r *Runtime) readopt(ctx context.Context) {
 			continue // its start finds out by itself
 		}
 		if err := c.Adopt(ctx, w.asRun()); err != nil {
-			r.cfg.Log.Warn("the new shim cannot keep an instance", "id", w.id, "error", err)
+			r.cfg.Log.Warn("the new shim cannot keep an instance", "id", w.id, "err", err)
 			if live, lerr := w.Alive(); lerr == nil && !live {
 				r.ended(shimctl.Ended{ID: w.id, Run: w.ident.Run, Exit: instance.Exit{Lost: true, At: time.Now()}})
 			}

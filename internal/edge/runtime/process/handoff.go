@@ -128,7 +128,7 @@ func (r *Runtime) giveReports(ctx context.Context) {
 	for id, k := range all { // a run that ends meanwhile closes its own
 		fd, err := unix.FcntlInt(uintptr(k.fd), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
-			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "error", err)
+			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "err", err)
 			delete(all, id)
 			continue
 		}
@@ -137,7 +137,7 @@ func (r *Runtime) giveReports(ctx context.Context) {
 	r.mu.Unlock()
 	for id, k := range all {
 		if err := c.GiveFilter(ctx, id, k.run, k.fd); err != nil {
-			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "error", err)
+			r.cfg.Log.Error("the new shim cannot answer the binds of an instance", "id", id, "err", err)
 		}
 		unix.Close(k.fd)
 	}
@@ -195,7 +195,7 @@ func (r *Runtime) door(id string, turn func(fd int) error) {
 	defer r.mu.Unlock()
 	for _, fd := range r.held[id].fds {
 		if err := turn(fd); err != nil {
-			r.cfg.Log.Warn("clients are not made to wait", "id", id, "error", err)
+			r.cfg.Log.Warn("clients are not made to wait", "id", id, "err", err)
 		}
 	}
 }

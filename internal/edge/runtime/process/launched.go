@@ -73,6 +73,6 @@ func (r *Runtime) forgetLaunch(id string) {
 	delete(r.launches, id)
 	r.mu.Unlock()
 	if err := os.Remove(r.launchedFile(id)); err != nil && !os.IsNotExist(err) {
-		r.cfg.Log.Warn("cannot remove the environment of an instance", "instance", id, "error", err)
+		r.cfg.Log.Warn("cannot remove the environment of an instance", "instance", id, "err", err)
 	}
 }

@@ -264,7 +264,7 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	w.ident.PID, w.ident.Start = s.PID, s.Start
 	r.mu.Unlock()
 	if err := r.noteLaunch(l); err != nil {
-		r.cfg.Log.Warn("cannot record the environment of an instance", "instance", l.ID, "error", err)
+		r.cfg.Log.Warn("cannot record the environment of an instance", "instance", l.ID, "err", err)
 	}
 	if unreported {
 		if err := w.Kill(sctx); err != nil {
