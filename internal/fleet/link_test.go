@@ -60,12 +60,12 @@ func warn(t *testing.T, f *fleet.Fleet, id string) time.Time {
 func TestWarningSentence(t *testing.T) {
 	at := time.Date(2026, 11, 22, 16, 54, 43, 0, time.UTC)
 	for want, x := range map[string]fleet.Warning{
-		"w will be paused at 16:54 UTC, since nobody uses it":                                                                {Action: fleet.ActionHibernate, Reason: fleet.ReasonIdleTimeout},
-		"w will be drained and stopped at 16:54 UTC, since nobody uses it":                                                   {Action: "drain", Reason: fleet.ReasonScaleDown},
-		"w will be paused at 16:54 UTC by its schedule office, since nobody uses it":                                         {Action: fleet.ActionStop, Reason: fleet.ReasonSchedule, Cause: "schedule office"},
-		"w will be paused at 16:54 UTC by its schedule office, used or not: Active: cml, last event 20s ago":                 {Action: fleet.ActionStop, Reason: fleet.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml, last event 20s ago."},
-		"w will be stopped at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, used or not: Idle for 2m of 1h":            {Action: fleet.ActionStop, Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Idle for 2m of 1h."},
-		"w will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, used or not: Nothing is known to be in": {Action: "terminate", Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Nothing is known to be in."},
+		"w will be paused at 16:54 UTC because it is not in use":                                                                      {Action: fleet.ActionHibernate, Reason: fleet.ReasonIdleTimeout},
+		"w will be drained and stopped at 16:54 UTC because it is not in use":                                                         {Action: "drain", Reason: fleet.ReasonScaleDown},
+		"w will be paused at 16:54 UTC by its schedule office because it is not in use":                                               {Action: fleet.ActionStop, Reason: fleet.ReasonSchedule, Cause: "schedule office"},
+		"w will be paused at 16:54 UTC by its schedule office, even if it is in use: Active: cml, last event 20s ago":                 {Action: fleet.ActionStop, Reason: fleet.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml, last event 20s ago."},
+		"w will be stopped at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Idle for 2m of 1h":            {Action: fleet.ActionStop, Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Idle for 2m of 1h."},
+		"w will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Nothing is known to be in": {Action: "terminate", Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Nothing is known to be in."},
 	} {
 		x.PauseAt = at
 		if got := x.Sentence("w", time.UTC); got != want {

@@ -177,15 +177,15 @@ func (x *Warning) Answers() []string {
 
 // Sentence says what will happen to who, when and why, without a full stop.
 func (x *Warning) Sentence(who string, zone *time.Location) string {
-	return x.sentence(who, "will be", "uses", zone)
+	return x.sentence(who, "will be", "is", zone)
 }
 
 // Late is Sentence for when that time has passed.
 func (x *Warning) Late(who string, zone *time.Location) string {
-	return x.sentence(who, "was to be", "used", zone) + "; this warning comes after that"
+	return x.sentence(who, "was to be", "was", zone) + "; this warning was delayed"
 }
 
-func (x *Warning) sentence(who, verb, uses string, zone *time.Location) string {
+func (x *Warning) sentence(who, verb, is string, zone *time.Location) string {
 	done := "paused"
 	switch {
 	case x.Action == "terminate":
@@ -200,9 +200,9 @@ func (x *Warning) sentence(who, verb, uses string, zone *time.Location) string {
 		s += " by its " + x.Cause
 	}
 	if !x.Forced {
-		return s + ", since nobody " + uses + " it"
+		return s + " because it " + is + " not in use"
 	}
-	s += ", used or not"
+	s += ", even if it is in use"
 	if x.Use != "" {
 		s += ": " + strings.TrimSuffix(x.Use, ".")
 	}

@@ -821,7 +821,7 @@ func TestUrgentFirst(t *testing.T) {
 			return fmt.Errorf("a warning waited: back at %s, then %d events, first %+v", back, len(got), got[0])
 		}
 		all := strings.Join(texts, "\n")
-		for _, want := range []string{"late was to be paused at ", "since nobody used it; this warning comes after that.", "early will be paused at "} {
+		for _, want := range []string{"late was to be paused at ", "because it was not in use; this warning was delayed.", "early will be paused at "} {
 			if !strings.Contains(all, want) {
 				return fmt.Errorf("nothing says %q: %s", want, all)
 			}

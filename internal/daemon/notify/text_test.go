@@ -21,11 +21,11 @@ func TestWarningText(t *testing.T) {
 		want    string
 		links   int
 	}{
-		"idle": {fleet.Warning{PauseAt: at, Action: "stop", Reason: fleet.ReasonIdleTimeout}, "r1 will be paused at 16:54 UTC, since nobody uses it.", 3},
+		"idle": {fleet.Warning{PauseAt: at, Action: "stop", Reason: fleet.ReasonIdleTimeout}, "r1 will be paused at 16:54 UTC because it is not in use.", 3},
 		"ttl": {fleet.Warning{PauseAt: at, Action: "terminate", Reason: fleet.ReasonTTL, Cause: "ttl_deadline 2026-11-22T16:54:43Z", Forced: true, Use: "Active: cml."},
-			"r1 will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, used or not: Active: cml.", 2},
+			"r1 will be terminated at 16:54 UTC by its ttl_deadline 2026-11-22T16:54:43Z, even if it is in use: Active: cml.", 2},
 		"forced": {fleet.Warning{PauseAt: at, Action: "stop", Reason: fleet.ReasonSchedule, Cause: "schedule office", Forced: true, Use: "Active: cml."},
-			"r1 will be paused at 16:54 UTC by its schedule office, used or not: Active: cml.", 3},
+			"r1 will be paused at 16:54 UTC by its schedule office, even if it is in use: Active: cml.", 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(ctx context.Context) error {

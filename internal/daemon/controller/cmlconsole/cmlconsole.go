@@ -277,7 +277,7 @@ func (c *console) Warn(ctx context.Context, x fleet.Warning) (string, error) {
 	}
 	text := x.Sentence("This machine", c.fleet.Settings().Zone()) + "."
 	if !x.Forced {
-		text += " It keeps running while it is in use."
+		text += " Use it to keep it running."
 	}
 	if x.Action != "terminate" {
 		text += " Disks are kept."
