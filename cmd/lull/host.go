@@ -220,7 +220,7 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 	if err := rt.UnholdOthers(ctx, func(id string) bool {
 		return gates.has(id) || id == sharedPort && shared != nil || h.Has(id)
 	}); err != nil {
-		log.Warn("ports of removed instances may still be open", "error", err)
+		log.Warn("ports of removed instances may still be open", "err", err)
 	}
 	started := time.Now()
 	metrics := promhttp.HandlerFor(hostMetrics(h), promhttp.HandlerOpts{})
