@@ -305,7 +305,7 @@ func (w *Work) unheed() {
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
 	if err := w.r.cfg.WhenGone(ctx, w.id, ""); err != nil {
-		w.r.log.Warn("the shim may continue a guest", "instance", w.id, "error", err)
+		w.r.log.Warn("the shim may continue a guest", "instance", w.id, "err", err)
 	}
 }
 
