@@ -54,9 +54,8 @@ func (c *cli) runningHost(ctx context.Context) (hostctl.Status, error) {
 	return cl.Status(ctx)
 }
 
-// runningFindings returns what the running host reports about itself. It
-// checked its runtimes' prerequisites when it started; here are the present
-// findings.
+// runningFindings returns what the running host reports about itself. It may see
+// other prerequisites than this process, which found those in here.
 func runningFindings(run hostctl.Status, here findings) (l findings) {
 	l.add("host", true, fmt.Sprintf("version %s runs as process %d since %s, with its data in %s", run.Version, run.PID, clockTime(run.StartedAt), run.DataDir), "")
 	if len(run.Faults) > 0 { // each says what to do
@@ -65,7 +64,7 @@ func runningFindings(run hostctl.Status, here findings) (l findings) {
 	for _, name := range slices.Sorted(maps.Keys(run.Missing)) {
 		lacks := func(f finding) bool { return !f.OK && strings.HasPrefix(f.What, name+": ") }
 		if !slices.ContainsFunc(here, lacks) {
-			l.optional(name+": running host", errors.New("available now, but missing when the host started: "+run.Missing[name]), "", "restart the host; its instances keep running meanwhile")
+			l.optional(name+": running host", errors.New("available here, but not to the host: "+run.Missing[name]), "", "restart the host with the same PATH and user; its instances keep running meanwhile")
 		}
 	}
 	return l

@@ -117,6 +117,9 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig) error {
 		missing["container"] = err
 	} else {
 		runtimes["container"] = box
+		if err := box.Missing(); err != nil {
+			log.Warn("no container can be started", "err", err)
+		}
 	}
 	if vms, err := openMachines(cfg, images, log, rt, func() *host.Host { return h }); err != nil {
 		missing["microvm"] = err

@@ -22,7 +22,7 @@ import (
 // newContainers makes the container runtime on top of the process runtime. An
 // error says what this machine lacks for it.
 func newContainers(cfg hostConfig, images *oci.Store, rt *process.Runtime) (*container.Runtime, error) {
-	if err := container.Check("", rt); err != nil {
+	if err := container.Check(rt); err != nil {
 		return nil, err
 	}
 	socket := guestPath(cfg.Socket)

@@ -220,7 +220,7 @@ type Status struct {
 	Goroutines int               `json:"goroutines"`
 	Room       Room              `json:"room" doc:"Memory and places for starts and wakes"`
 	Faults     []string          `json:"faults" doc:"What is wrong, each with what to do"`
-	Missing    map[string]string `json:"missing" doc:"Why a runtime can make no instance here, by the runtime; what it needs is looked for when the host starts"`
+	Missing    map[string]string `json:"missing" doc:"Why a runtime can make no instance here, by the runtime; checked whenever it is read"`
 	LeftAlone  []string          `json:"left_alone,omitempty" doc:"Containers of Docker whose labels ask that they be taken over, and that cannot be, each with the reason"`
 	Server     *ServerLink       `json:"server" doc:"The server that it reports to; null without one"`
 }

@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,9 +47,16 @@ type Config struct {
 
 // Runtime implements instance.Runtime.
 type Runtime struct {
-	cfg     Config
-	runc    string
-	filters bool // runc and the kernel support system call filters
+	cfg Config
+
+	mu   sync.Mutex
+	used engine
+}
+
+// engine is a runc.
+type engine struct {
+	path    string
+	filters bool // it and the kernel support system call filters
 }
 
 var (
@@ -74,32 +82,48 @@ func Find(name string) (string, error) {
 	return "", fmt.Errorf("cannot find %s (Debian package runc)", name)
 }
 
-// Check returns the missing prerequisites for containers, nil if there are none.
-func Check(runc string, p *process.Runtime) error {
-	_, err := Find(runc)
-	errs := []error{err}
-	if os.Geteuid() != 0 {
-		errs = append(errs, errors.New("cannot run containers: the host is not root"))
-	} else if p.GroupDir("x") == "" {
-		errs = append(errs, errors.New("cannot run containers: there are no control groups here"))
+// Check returns the prerequisites for containers that are missing for good, nil if
+// there are none. Missing returns those that can come and go.
+func Check(p *process.Runtime) error {
+	switch {
+	case os.Geteuid() != 0:
+		return errors.New("cannot run containers: the host is not root")
+	case p.GroupDir("x") == "":
+		return errors.New("cannot run containers: there are no control groups here")
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
-// New returns a runtime; its error names everything that is missing. It queries
-// runc's features and starts nothing.
+// New returns a runtime. Its error says what is missing for good. It starts
+// nothing.
 func New(cfg Config) (*Runtime, error) {
-	if err := Check(cfg.Runc, cfg.Process); err != nil {
-		return nil, err
-	}
-	runc, err := Find(cfg.Runc)
-	if err != nil {
+	if err := Check(cfg.Process); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, "box"), 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the directory of containers: %w", err)
 	}
-	return &Runtime{cfg: cfg, runc: runc, filters: Filters(runc) == nil}, nil
+	return &Runtime{cfg: cfg}, nil
+}
+
+// Missing returns what is missing now for starting containers, nil if nothing is.
+func (r *Runtime) Missing() error {
+	_, err := Find(r.cfg.Runc)
+	return err
+}
+
+// runc finds runc, and queries its features when it is another one than before.
+func (r *Runtime) runc() (engine, error) {
+	path, err := Find(r.cfg.Runc)
+	if err != nil {
+		return engine{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.used.path != path {
+		r.used = engine{path, Filters(path) == nil}
+	}
+	return r.used, nil
 }
 
 // Capabilities implements instance.Runtime.
@@ -195,7 +219,11 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 	if err := b.dropKills(); err != nil { // an earlier run's
 		return nil, err
 	}
-	p := plan{launch: l, config: img.Config, rootfs: b.rootfs(), guests: r.cfg.Guests, limits: true, filter: r.filters}
+	runc, err := r.runc()
+	if err != nil {
+		return nil, err
+	}
+	p := plan{launch: l, config: img.Config, rootfs: b.rootfs(), guests: r.cfg.Guests, limits: true, filter: runc.filters}
 	if p.stop, err = img.Config.Signal(); err != nil {
 		return nil, err
 	}
@@ -218,7 +246,7 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 		}
 	}
 	in := instance.Launch{ID: l.ID, Run: l.Run, Env: l.Env, Dir: "/", Listen: l.Listen, Handoff: l.Handoff, LogPath: l.LogPath, LogMax: l.LogMax,
-		Command: []string{r.runc, "--root", r.state(), "--log", b.log(), "--log-format", "json",
+		Command: []string{runc.path, "--root", r.state(), "--log", b.log(), "--log-format", "json",
 			// Keep the groups until Kill, which reads from them why the run ended.
 			"run", "--keep", "--bundle", string(b), "--pid-file", b.pid(), l.ID}}
 	// runc reads its configuration when it runs, so it is written after the
@@ -387,7 +415,11 @@ func (r *Runtime) sweep(ctx context.Context, id string) error {
 	if _, err := os.Stat(filepath.Join(r.state(), id)); err == nil {
 		ctx, cancel := context.WithTimeout(ctx, runLimit)
 		defer cancel()
-		out, err := exec.CommandContext(ctx, r.runc, "--root", r.state(), "delete", "--force", id).CombinedOutput()
+		runc, err := r.runc()
+		if err != nil {
+			return fmt.Errorf("cannot remove the container of %s: %w", id, err)
+		}
+		out, err := exec.CommandContext(ctx, runc.path, "--root", r.state(), "delete", "--force", id).CombinedOutput()
 		if err != nil {
 			if _, serr := os.Stat(filepath.Join(r.state(), id)); !errors.Is(serr, fs.ErrNotExist) {
 				return fmt.Errorf("cannot remove the container of %s: %w: %.300s", id, err, out)
@@ -427,7 +459,11 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command) (inst
 	}
 	defer os.RemoveAll(noted)
 	pid := filepath.Join(noted, "pid")
-	argv := []string{r.runc, "--root", r.state(), "exec", "--pid-file", pid}
+	runc, err := r.runc()
+	if err != nil {
+		return instance.Outcome{}, fmt.Errorf("cannot run a command: %w", err)
+	}
+	argv := []string{runc.path, "--root", r.state(), "exec", "--pid-file", pid}
 	for _, e := range q.Env {
 		argv = append(argv, "--env", e)
 	}

@@ -33,3 +33,24 @@ func TestCheckSpec(t *testing.T) {
 		}
 	}
 }
+
+// TestMissingComesAndGoes: a runc that is installed or removed while the host runs
+// is noticed.
+func TestMissingComesAndGoes(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "runc")
+	r := &Runtime{cfg: Config{Runc: at}}
+	for range 2 {
+		if _, err := r.runc(); err == nil || r.Missing() == nil {
+			t.Errorf("without a runc: %v, missing %v", err, r.Missing())
+		}
+		if err := os.WriteFile(at, []byte("#!/bin/sh\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := r.runc(); err != nil || got.path != at || r.Missing() != nil {
+			t.Errorf("with a runc: %+v, %v, missing %v", got, err, r.Missing())
+		}
+		if err := os.Remove(at); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
