@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -39,7 +40,7 @@ func TestKill(t *testing.T) {
 		}
 	}
 	w.stopClients()
-	t.Logf("REPORT kill: %d rounds (%v) in %s: %d direct and %d relayed exchanges, %d more of the relayed cut, or refused while no daemon was there, 0 direct lost; "+
+	t.Logf("REPORT kill: %d rounds (%v) in %s: %d direct and %d relayed exchanges, %d more of the relayed cut, or refused while daemon and shim were killed, 0 direct lost; "+
 		"%d leases acknowledged, %d released, all kept; %d known exit codes; states at the kill %v",
 		rounds, w.kills, time.Since(begin).Round(time.Millisecond), w.direct.Load(), w.relayed.Load(), w.cut.Load(),
 		w.held, w.dropped, w.exits, w.seen)
@@ -58,6 +59,7 @@ type killed struct {
 	stop                 context.CancelFunc
 	clients              sync.WaitGroup
 	direct, relayed, cut atomic.Int64
+	unheld               atomic.Bool // daemon and shim are killed: nothing has the relay's ports
 
 	leases        map[string]bool // by holder, whether it must exist; missing if unknown
 	held, dropped int
@@ -95,12 +97,16 @@ func (w *killed) stopClients() { w.stop(); w.clients.Wait() }
 // cut relayed connections, but not direct ones.
 func (w *killed) visit(ctx context.Context, name string) {
 	for ctx.Err() == nil {
+		unheld := w.unheld.Load()
 		got, err := once(w.addr[name], "hello")
 		switch {
 		case err == nil && got == "echo hello" && name == "relay":
 			w.relayed.Add(1)
 		case err == nil && got == "echo hello":
 			w.direct.Add(1)
+		case name == "relay" && errors.Is(err, syscall.ECONNREFUSED) && !unheld && !w.unheld.Load():
+			w.t.Errorf("the relay refused a client: %v", err)
+			return
 		case name == "relay":
 			w.cut.Add(1)
 		default:
@@ -130,6 +136,7 @@ func (w *killed) round(n int, what string, rng *rand.Rand) {
 	load.Go(func() { w.restart(ctx) })
 	until(time.Now().Add(time.Duration(20+rng.IntN(500)) * time.Millisecond))
 	shim := d.ShimPID()
+	w.unheld.Store(what == "both")
 	if what != "daemon" {
 		syscall.Kill(shim, syscall.SIGKILL)
 	}
@@ -154,6 +161,7 @@ func (w *killed) round(n int, what string, rng *rand.Rand) {
 	down := time.Now()
 	until(down.Add(away))
 	d.Boot()
+	w.unheld.Store(false)
 	w.check(what, recs, time.Since(down), quiet)
 }
 
