@@ -449,7 +449,7 @@ func (w *window) key(name string, code int64) {
 func (w *window) preview(url string) {
 	w.visit(url + "/policies")
 	w.press("Preview aggressive")
-	w.sees("Preview.*Nothing is changed by it")
+	w.sees("Preview.*A preview changes nothing")
 	w.until(`document.querySelector('#one-name').value === 'aggressive' && document.querySelector('#one-timeout').value === '15'`)
 	w.press("Compare with another")
 	js[bool](w, `(() => { const e = document.querySelector('#two-name'); e.value = 'conservative'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
@@ -457,7 +457,7 @@ func (w *window) preview(url string) {
 	w.sees(`What it would have done.*aggressive.*conservative.*Pauses\s+\d+\s+\d+.*False stops.*Saved.*\$`)
 	w.both("preview", "light", "dark")
 	w.press("Pauses of aggressive")
-	w.sees("somebody came back")
+	w.sees("came back at once: a false stop")
 
 	w.clear("#one-timeout")
 	w.enter("#one-timeout", "45")
@@ -490,7 +490,7 @@ func (w *window) preview(url string) {
 func (w *window) savings(url string) {
 	w.press("Savings")
 	w.sees(`Savings.*\$[\d,.]+.*saved.*a day.*avoided.*By worker.*unpriced-1\s.*unknown.*routing-1.*All`)
-	w.sees(`Idle, and not avoided.*A lease.*Nobody looked|Idle, and not avoided.*Nobody looked.*A lease`)
+	w.sees(`Idle time not avoided.*A lease.*Nobody looked|Idle time not avoided.*Nobody looked.*A lease`)
 	w.until(`document.querySelectorAll('.heat rect').length === 168 && document.querySelectorAll('.heat rect.l5').length > 0`)
 	w.both("savings", "light", "dark")
 	js[bool](w, `(() => { const e = document.querySelector('.filters select'); e.value = 'tag'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)

@@ -748,7 +748,7 @@ func (w *window) worker(r *watched) {
 	w.alone(r)
 
 	w.press("Pause")
-	w.sees("Pause routing-2\\?.*stopped by your wish")
+	w.sees("Pause routing-2\\?.*even if someone is using it")
 	w.accessible("the question before a pause")
 	w.press("Pause it")
 	w.sees(`Last paused.*manual, by first-admin`)

@@ -32,7 +32,7 @@ export function status(code: string | undefined): string {
 }
 
 /** Who did it, by the kind of an entry. */
-export const kinds: Record<string, string> = { person: 'a person', controller: 'lull itself', schedule: 'a schedule', agent: 'an agent', wake: 'a wake link', cloud: 'the cloud' }
+export const kinds: Record<string, string> = { person: 'a user', controller: 'lull itself', schedule: 'a schedule', agent: 'an agent', wake: 'a wake link', cloud: 'the cloud' }
 
 /** Who did something, as people say it. */
 export function doer(name: string | undefined): string {

@@ -46,7 +46,7 @@ function Frame() {
     <>
       <a class="skip" href="#main" onClick={(e) => { e.preventDefault(); main.current?.focus() }}>Skip to the page</a>
       <Boundary what="whether lull is halted"><HaltBanner halt={halt.value} operator={operator} reload={halt.reload} /></Boundary>
-      {who.value?.shadow && <div class="banner shadow" role="status">This server is in shadow: it decides and records everything, and acts on nothing.</div>}
+      {who.value?.shadow && <div class="banner shadow" role="status">This server is in dry-run mode: it decides and records, but takes no action.</div>}
       <div class="frame">
         <nav aria-label="Pages">
           <a class="brand" href="/" aria-label="lull: fleet"><svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><rect width="32" height="32" rx="9" fill="var(--accent)" /><path d="M21.5 19.5A8 8 0 0 1 12.5 8.6a8.2 8.2 0 1 0 10.9 10.5 8 8 0 0 1-1.9.4z" fill="var(--surface)" /></svg>lull</a>
@@ -78,7 +78,7 @@ function Frame() {
 
 function HaltBanner(p: { halt: Halt | undefined; operator: boolean; reload: () => void }) {
   if (!p.halt?.on) return null
-  const resume = () => attempt('Automatic actions go on.', async () => { await ask('POST', '/halt', { on: false }); p.reload() }).then(() => {})
+  const resume = () => attempt('Automatic actions resumed.', async () => { await ask('POST', '/halt', { on: false }); p.reload() }).then(() => {})
   return (
     <div class="banner halt" role="alert">
       <p><strong>Halted.</strong> All automatic actions are stopped{p.halt.by && <> by {p.halt.by}</>} (<Time at={p.halt.at} none="" />){p.halt.reason && <>: {p.halt.reason}</>}. {p.halt.until && <>It ends by itself <Time at={p.halt.until} none="" />. </>}Nothing is paused or resumed by itself.</p>
@@ -103,15 +103,15 @@ function HaltControl(p: { halt: Halt | undefined; operator: boolean; reload: () 
       <button type="button" class="danger quiet" onClick={() => setOpen(true)}>Halt</button>
       {open && (
         <Dialog title="Stop all automatic actions?" onClose={() => setOpen(false)}>
-          <p>Within 5 seconds lull pauses, resumes and drains nothing by itself, on all servers, until the halt is ended. What people ask for still happens. It survives restarts.</p>
+          <p>Within 5 seconds, lull stops pausing, resuming and draining workers automatically, on all servers, until the halt is lifted. Manual actions still work. A halt survives restarts.</p>
           <div class="stack">
             <label for="halt-reason">Why, for those who see it</label><input id="halt-reason" value={reason} maxLength={256} onInput={(e) => setReason(e.currentTarget.value)} />
             <label for="halt-hours">It ends</label>
             <select id="halt-hours" value={hours} onChange={(e) => setHours(e.currentTarget.value)}>
-              <option value="">when somebody ends it</option>
-              <option value="1">by itself in 1 hour</option>
-              <option value="4">by itself in 4 hours</option>
-              <option value="24">by itself in a day</option>
+              <option value="">until it is lifted</option>
+              <option value="1">in 1 hour</option>
+              <option value="4">in 4 hours</option>
+              <option value="24">in a day</option>
             </select>
           </div>
           <div class="actions">

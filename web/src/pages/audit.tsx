@@ -52,7 +52,7 @@ export function Audit(p: PageProps) {
   return (
     <>
       <h1>Audit log</h1>
-      <p class="headline">Who did what, when and why: people, lull itself and the cloud. New entries appear as they happen.</p>
+      <p class="headline">Who did what, when and why: users, lull and the cloud. New entries appear as they happen.</p>
       <Filters key={asked} filter={filter} />
       <Entries key={'of ' + asked} filter={filter} asked={asked} />
     </>
@@ -128,7 +128,7 @@ function Entries(p: { filter: Filter; asked: string }) {
     <>
       {list.problem && <Fault problem={list.problem} retry={list.reload} what="This is not up to date." />}
       {all.length === 0 ? (
-        known.next ? <Empty title="Nothing yet in the newest part of the log."><Button onClick={more}>Look further back</Button></Empty>
+        known.next ? <Empty title="Nothing yet in the newest part of the log."><Button onClick={more}>Load older entries</Button></Empty>
           : p.asked ? <Empty title="Nothing is recorded for this."><a href="/audit">Show all</a></Empty> : <Empty title="Nothing has happened yet." />
       ) : (
         <>

@@ -54,7 +54,7 @@ function All() {
   return (
     <>
       <h1>Hosts</h1>
-      <p class="headline">Machines whose local instances are paused when nobody uses them and woken by connections.{lost > 0 && <strong class="bad"> {lost} of {list.length} {lost === 1 ? 'is' : 'are'} not heard of.</strong>}</p>
+      <p class="headline">Machines whose local instances are paused when idle and woken by connections.{lost > 0 && <strong class="bad"> {lost} of {list.length} {lost === 1 ? 'is' : 'are'} not heard of.</strong>}</p>
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
       {!all.value ? !all.problem && <Loading what="the hosts" /> : list.length === 0 ? (
         <Empty title="No host reports here yet.">Make a token with <code>lull token create NAME --role host --machine NAME</code>, and run <code>lull host --server</code> with it on the machine.</Empty>
@@ -66,7 +66,7 @@ function All() {
               {list.map((h) => (
                 <tr key={h.name}>
                   <th scope="row"><a href={hostAt(h.name)}>{h.name}</a></th>
-                  <td><Heard h={h} />{h.halted && h.heard && <div class="bad small">Halted: nothing is paused by itself</div>}</td>
+                  <td><Heard h={h} />{h.halted && h.heard && <div class="bad small">Halted: nothing is paused automatically</div>}</td>
                   <td>{h.heard ? states(h) : <span class="muted">not known{h.heard_at && h.instances_total > 0 && `; it had ${states(h)}`}</span>}</td>
                   <td><Memory h={h} /></td>
                   <td>{h.version || '–'}{h.outdated && <div class="bad small">older than this server</div>}</td>

@@ -23,20 +23,20 @@ export function Notifications(p: PageProps) {
   return (
     <>
       <h1>Notifications</h1>
-      <p class="headline">Who is told of what happens, and whether it arrived.</p>
+      <p class="headline">Notification channels and their delivery status.</p>
       {admin && <div class="actions commands"><Button kind="primary" onClick={() => setEditing('')}>Add a channel</Button></div>}
       {channels.problem && <Fault problem={channels.problem} retry={channels.reload} />}
-      {!channels.value ? !channels.problem && <Loading what="the channels" /> : channels.value.items.length === 0 ? <Empty title="Nobody is told yet.">{admin ? 'Add a channel: a mailbox, a chat or a webhook. Then people are warned before a pause, and answer by a link.' : <>An admin adds a mailbox, a chat or a webhook here; then people are warned before a pause.</>}</Empty> : channels.value.items.map((c) => (
+      {!channels.value ? !channels.problem && <Loading what="the channels" /> : channels.value.items.length === 0 ? <Empty title="No notification channels yet.">{admin ? 'Add a channel: a mailbox, a chat or a webhook. Then people are warned before a pause, and answer by a link.' : <>An admin adds a mailbox, a chat or a webhook here; so that users are warned before a pause.</>}</Empty> : channels.value.items.map((c) => (
         <Card key={c.channel} title={c.channel} aside={p.operator && <span>{admin && set[c.channel] && <><Button kind="plain" label={`Change ${c.channel}`} onClick={() => setEditing(c.channel)}>Change</Button> <Button kind="plain" label={`Remove ${c.channel}`} onClick={() => setRemoving(c.channel)}>Remove</Button> </>}<Button label={`Send a test to ${c.channel}`} onClick={() => attempt(`A test arrived at ${c.channel}.`, () => ask('POST', `/notifications/channels/${encodeURIComponent(c.channel)}/test`)).then(channels.reload)}>Send a test</Button></span>}>
           {set[c.channel] && <p>{tells(set[c.channel]!).replace(/^./, (x) => x.toUpperCase())}.</p>}
-          <p>{c.failing_since ? <span class="bad">Nothing arrives since <Time at={c.failing_since} as="clock" />: {c.last_error}. {c.next_try_at && <>Tried again <Time at={c.next_try_at} />.</>}</span> : c.last_delivered_at ? <>Works. The last one arrived <Time at={c.last_delivered_at} />.</> : <>Nothing was sent yet. Send a test to see that it arrives.</>}</p>
+          <p>{c.failing_since ? <span class="bad">Failing since <Time at={c.failing_since} as="clock" />: {c.last_error}. {c.next_try_at && <>Tried again <Time at={c.next_try_at} />.</>}</span> : c.last_delivered_at ? <>Works. Last delivery <Time at={c.last_delivered_at} />.</> : <>Nothing was sent yet. Send a test to see that it arrives.</>}</p>
           <p class="muted small">{words(c.type)}; {c.delivered} delivered, {c.pending} waiting, {c.dead} given up</p>
         </Card>
       ))}
       {editing !== null && settings.value && <ChannelForm all={settings} name={editing || undefined} onClose={() => { setEditing(null); channels.reload() }} />}
       {removing && (
         <Dialog title={`Remove the channel ${removing}?`} onClose={() => setRemoving('')}>
-          <p>Nothing is sent to it from now on.</p>
+          <p>It receives no further notifications.</p>
           <div class="actions">
             <button type="button" onClick={() => setRemoving('')}>Cancel</button>
             <Button kind="danger" onClick={async () => { if (await attempt(`The channel ${removing} is removed.`, () => putChannel(settings, removing, null))) setRemoving(''); channels.reload() }}>Remove it</Button>

@@ -56,7 +56,7 @@ export function Policies(p: PageProps) {
         </Card>
       )}
       <Card title="Exceptions">
-        {(overrides.value?.items ?? []).length === 0 ? <p class="muted">None is in force. "Keep until 22:00", "not today" and a freeze are made here, for one worker, for some or for the whole fleet.</p> : (
+        {(overrides.value?.items ?? []).length === 0 ? <p class="muted">No exceptions are in force. Create one for a worker, several workers or the whole fleet: "keep until 22:00", "not today" or a freeze.</p> : (
           <ul class="history">
             {overrides.value!.items.map((o) => (
               <li key={o.id}>
@@ -68,7 +68,7 @@ export function Policies(p: PageProps) {
         )}
       </Card>
       <Card title="Groups" class="flush">
-        {(groups.value?.items ?? []).length === 0 ? <p class="muted">No policy or schedule is put on a group yet.</p> : (
+        {(groups.value?.items ?? []).length === 0 ? <p class="muted">No policy or schedule is assigned to a group yet.</p> : (
           <div class="scroll" tabIndex={0} role="region" aria-label="Groups"><table class="asrows">
             <thead><tr><th scope="col">Workers</th><th scope="col">Policy</th><th scope="col">Schedule</th><th scope="col">Priority</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>
             <tbody>{groups.value!.items.map((g) => <tr key={g.id}><th scope="row">{scope(g.selector)}</th><td>{g.policy || '–'}</td><td>{g.schedule || '–'}</td><td>{g.priority ?? 0}</td><td>{admin && <Button kind="plain" label={`Take it away from ${scope(g.selector)}`} onClick={() => end('It is taken away.', `/policy-groups/${g.id}`, groups.reload)}>Take away</Button>}</td></tr>)}</tbody>
@@ -76,7 +76,7 @@ export function Policies(p: PageProps) {
         )}
       </Card>
       <Card title="Budgets">
-        {(budgets.value?.items ?? []).length === 0 ? <p class="muted">Nothing limits how many are stopped or started at once.</p> : (
+        {(budgets.value?.items ?? []).length === 0 ? <p class="muted">No limit on concurrent stops and starts.</p> : (
           <ul class="history">{budgets.value!.items.map((b) => <li key={b.name}><span><strong>{b.name}</strong> <span class={b.state.free ? 'muted' : 'bad'}>{b.state.free ? 'free' : 'spent'}</span></span><span class="muted small">{b.state.sentence}</span></li>)}</ul>
         )}
       </Card>
@@ -112,14 +112,14 @@ function Edit(p: { was: Policy | null; onClose: () => void }) {
     <Form title={was ? `Edit ${was.name}` : 'New policy'} submit="Save" onClose={p.onClose} send={send}>
       {!was && <><label for="p-name">Name</label><input id="p-name" name="name" required maxLength={64} /></>}
       <label for="p-description">Description</label><input id="p-description" name="description" maxLength={1024} value={was?.description} />
-      <p class="muted small">What is left empty is not said: the next weaker rule then holds.</p>
+      <p class="muted small">Leave a field empty to inherit it.</p>
       {number('Idle after, minutes', 'idle_timeout_minutes')}
       {number('Warn before, minutes', 'warn_before_minutes')}
       {number('Protection after a resume, minutes', 'snooze_minutes')}
       <label for="p-action">Action</label>
       <select id="p-action" name="pause_action" value={was?.pause_action ?? ''}><option value="">not said</option><option value="stop">stop</option><option value="hibernate">hibernate</option><option value="auto">hibernate when it pays</option></select>
       <label for="p-schedule">Schedule</label><input id="p-schedule" name="schedule" maxLength={64} value={was?.schedule} />
-      <label class="check"><input type="checkbox" name="shadow" checked={was?.shadow} /> Shadow: record what it would do, and do nothing</label>
+      <label class="check"><input type="checkbox" name="shadow" checked={was?.shadow} /> Dry run: record decisions, take no action</label>
     </Form>
   )
 }

@@ -33,7 +33,7 @@ export function Preview(p: PageProps) {
     <>
       <p class="crumb"><a href="/policies">Policies</a></p>
       <h1>Preview</h1>
-      <p class="headline">What a policy would have done with the days that are recorded. Nothing is changed by it.</p>
+      <p class="headline">What a policy would have done on the recorded days. A preview changes nothing.</p>
       <Trial list={list} schedules={(schedules.value?.items ?? []).map((x) => x.name)} first={p.place.query.get('policy') ?? list[0]?.name ?? own} />
     </>
   )
@@ -189,7 +189,7 @@ function Result(p: { r: Simulation; of: Of }) {
   const known = total ? total.running_hours + total.avoided_hours : 0
   const rows: [string, (o: Outcome) => string, string?][] = [
     ['Pauses', (o) => o.pauses.toLocaleString('en')],
-    ['False stops', (o) => o.false_stops.toLocaleString('en'), `Somebody came back within ${r.window_minutes} minutes`],
+    ['False stops', (o) => o.false_stops.toLocaleString('en'), `The user came back within ${r.window_minutes} minutes`],
     ['Hours avoided', (o) => hours(o.avoided_hours)],
     ['Hours running', (o) => hours(o.running_hours)],
     ['Saved', (o) => saved(o), 'Compute less the storage that is still paid for'],
@@ -212,7 +212,7 @@ function Result(p: { r: Simulation; of: Of }) {
           <div class="scroll rows" tabIndex={0} role="region" aria-label={`Pauses of ${o.name}`}>
             <table>
               <thead><tr><th scope="col">{p.of === 'agents' ? 'Machine' : 'Worker'}</th><th scope="col">From</th><th scope="col">For</th><th scope="col">Then</th></tr></thead>
-              <tbody>{o.stops.map((x, i) => <tr key={i}><th scope="row"><a href={`/${p.of}/${encodeURIComponent(x.object)}?at=${x.from}`}>{r.workers[x.object] ?? x.object}</a></th><td class="nowrap">{clock(x.from, now)}</td><td class="nowrap">{span((new Date(x.to).getTime() - new Date(x.from).getTime()) / 1000)}</td><td>{x.false_stop ? <span class="bad">somebody came back at once: a false stop</span> : x.back ? 'somebody came back' : 'until the end'}</td></tr>)}</tbody>
+              <tbody>{o.stops.map((x, i) => <tr key={i}><th scope="row"><a href={`/${p.of}/${encodeURIComponent(x.object)}?at=${x.from}`}>{r.workers[x.object] ?? x.object}</a></th><td class="nowrap">{clock(x.from, now)}</td><td class="nowrap">{span((new Date(x.to).getTime() - new Date(x.from).getTime()) / 1000)}</td><td>{x.false_stop ? <span class="bad">the user came back at once: a false stop</span> : x.back ? 'somebody came back' : 'until the end'}</td></tr>)}</tbody>
             </table>
           </div>
         </details>
@@ -226,5 +226,5 @@ function recommend(r: Simulation): string {
   const best = r.policies.find((o) => o.name === r.recommended)
   if (best) return `${best.name} saves the most without a single false stop: ${hours(best.avoided_hours)}${best.saved_usd !== null ? `, ${saved(best)}` : ''}.`
   if (r.policies.every((o) => o.avoided_hours === 0)) return r.policies.length === 1 ? 'It would have paused nothing.' : 'Neither would have paused anything.'
-  return r.policies.length === 1 ? 'It would have stopped somebody who was about to go on. A longer timeout has fewer false stops.' : 'Each would have stopped somebody who was about to go on. A longer timeout has fewer false stops.'
+  return r.policies.length === 1 ? 'It would have stopped a user who was about to continue. A longer timeout has fewer false stops.' : 'Each would have stopped a user who was about to continue. A longer timeout has fewer false stops.'
 }

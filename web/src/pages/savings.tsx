@@ -13,7 +13,7 @@ import { Card, Empty, Fault, Loading, useWidth, words } from '../parts/ui'
 const causes: Record<string, [title: string, help: string]> = {
   not_idle_yet: ['Waiting for the idle timeout', 'A shorter timeout avoids more; a preview shows how much.'],
   recent_activity: ['Waiting for the idle timeout', 'A shorter timeout avoids more; a preview shows how much.'],
-  warning_pending: ['Warned, about to pause', 'The time that people have to answer a warning.'],
+  warning_pending: ['Warned, about to pause', 'The time users have to answer a warning.'],
   about_to_be_paused: ['About to be paused', 'Between the verdict and the stop.'],
   lease_held: ['A lease', 'Somebody or some job holds it up on purpose.'],
   in_snooze_period: ['Protected after a resume, or snoozed', 'A shorter protection avoids more.'],
@@ -52,7 +52,7 @@ export function SavingsPage(p: PageProps) {
   return (
     <>
       <h1>Savings</h1>
-      <p class="headline">What pauses by lull avoided, and what was idle and ran on.</p>
+      <p class="headline">Hours and money saved by pauses, and idle time that was not avoided.</p>
       <form class="filters" onSubmit={(e) => { e.preventDefault(); if (tag.trim()) set('tag:' + tag.trim(), back) }}>
         <label>By{' '}
           <select value={by.startsWith('tag:') ? 'tag' : by} onChange={(e) => { const v = e.currentTarget.value; if (v === 'tag') { setTag('team'); set('tag:team', back) } else set(v, back) }}>
@@ -68,7 +68,7 @@ export function SavingsPage(p: PageProps) {
         {s && <span class="exports"><button type="button" onClick={() => saveFile(`savings-${by.replace(':', '-')}.csv`, new Blob([csv(s)], { type: 'text/csv' }))}>Export CSV</button> <button type="button" onClick={() => saveFile(`savings-${by.replace(':', '-')}.json`, new Blob([JSON.stringify(s, null, 2)], { type: 'application/json' }))}>Export JSON</button></span>}
       </form>
       {r.problem && <Fault problem={r.problem} retry={r.reload} />}
-      {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers show here from the day that lull has them.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} />}
+      {!s ? !r.problem && <Loading what="what was saved" /> : s.total.workers === 0 ? <Empty title="There is nothing to save yet.">Workers appear here from the day they are added.</Empty> : <Shown s={s} whose={whose} setWhose={setWhose} every={every} />}
     </>
   )
 }
@@ -95,7 +95,7 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
       <div class="tiles sums">
         <Figure value={saved(t)} text="saved" note={t.saved_usd === null ? (t.avoided_hours > 0 ? unknownMoney(t) : 'nothing was stopped by lull yet') : `${usd(t.saved_usd / s.days)} a day; storage is subtracted`} />
         <Figure value={hours(t.avoided_hours)} text="avoided" note={`of ${hours(t.avoided_hours + t.running_hours)} of ${t.workers.toLocaleString('en')} worker${t.workers === 1 ? '' : 's'}`} />
-        <Figure value={hours(t.running_hours)} text="ran" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped by people` : 'nothing was stopped by people'} />
+        <Figure value={hours(t.running_hours)} text="ran" note={t.other_stopped_hours > 0 ? `${hours(t.other_stopped_hours)} stopped manually` : 'nothing was stopped manually'} />
         <Figure value={hours(idle)} text="idle, not avoided" note="by cause below" />
       </div>
       {held(s).length > 1 && <Periods s={s} every={p.every} />}
@@ -108,12 +108,12 @@ function Shown(p: { s: Savings; every: string; whose: string; setWhose: (key: st
           </table>
         </div>
         {groups.length > 200 && <p class="muted small">The 200 with the most avoided of {groups.length.toLocaleString('en')}; an export has all.</p>}
-        {s.by === 'policy' && <p class="muted small">A stop counts for the policy that held when it was decided, where that is recorded; all else for the one that holds now.</p>}
+        {s.by === 'policy' && <p class="muted small">Stops are attributed to the policy in force when they were decided, where that is recorded; everything else to the present policy.</p>}
         {unknownMoney(t) && <p class="muted small">{unknownMoney(t)}. What is not known is not counted.</p>}
       </Card>
       <div class="columns even">
-        <Card title="Idle, and not avoided">
-          {lost.length === 0 ? <p class="muted">Nothing was idle and ran on, as far as it is recorded.</p> : (
+        <Card title="Idle time not avoided">
+          {lost.length === 0 ? <p class="muted">No idle running time is recorded.</p> : (
             <ul class="causes">
               {lost.map(([code, h]) => (
                 <li key={code}>

@@ -19,7 +19,7 @@ export function Schedules(p: PageProps) {
   return (
     <>
       <h1>Schedules</h1>
-      <p class="headline">The hours in which workers shall run. Outside them a worker is paused once it is quiet; nobody in use is cut off unless its policy says so.</p>
+      <p class="headline">The hours during which workers run. Outside them, a worker is paused once it is quiet. A worker in use is not paused unless its policy forces it.</p>
       {admin && <div class="actions commands"><Button kind="primary" onClick={() => setEditing('new')}>New schedule</Button></div>}
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
       {!all.value ? !all.problem && <Loading what="the schedules" /> : all.value.items.length === 0 ? <Empty title="There is no schedule yet.">Office hours, such as Monday to Friday from 08:00 to 18:00, are one.</Empty> : all.value.items.map((s) => (
@@ -32,7 +32,7 @@ export function Schedules(p: PageProps) {
           <Next name={s.name} />
           <Week s={s} />
           <Dates s={s} />
-          <p class="muted small">{s.zone}. {s.start ? 'It resumes workers when it opens.' : 'It only pauses; people resume.'} In closed hours a worker is paused once it is quiet for {s.grace_minutes ?? usualGrace} min. {(s.holidays ?? []).length > 0 && `Holidays: ${s.holidays!.join(', ')}.`}</p>
+          <p class="muted small">{s.zone}. {s.start ? 'It resumes workers when it opens.' : 'It only pauses; workers are resumed manually.'} In closed hours a worker is paused once it is quiet for {s.grace_minutes ?? usualGrace} min. {(s.holidays ?? []).length > 0 && `Holidays: ${s.holidays!.join(', ')}.`}</p>
         </Card>
       ))}
       {editing && <Edit was={editing === 'new' ? null : editing} onClose={() => { setEditing(null); all.reload() }} />}

@@ -20,7 +20,7 @@ export function SettingsPage(p: PageProps) {
   return (
     <>
       <h1>Settings</h1>
-      <p class="headline">What holds for the whole fleet, and where it came from. {p.role !== 'admin' && 'An admin can change it.'}</p>
+      <p class="headline">Settings of the whole fleet and the source of each value. {p.role !== 'admin' && 'An admin can change it.'}</p>
       {groups.map(([title, takes]) => {
         const mine = all.value!.items.filter((s) => left.has(s.key) && takes(s.key))
         for (const s of mine) left.delete(s.key)

@@ -16,7 +16,7 @@ export function Tokens(p: PageProps) {
   return (
     <>
       <h1>Tokens</h1>
-      <p class="headline">Who may ask this server. A token is shown once, when it is made; only its hash is kept.</p>
+      <p class="headline">Access tokens of this server. A token is shown once, when it is created; only its hash is stored.</p>
       <div class="actions commands"><Button kind="primary" onClick={() => setMaking(true)}>Make a token</Button></div>
       {all.problem && <Fault problem={all.problem} retry={all.reload} />}
       {!all.value && !all.problem ? <Loading what="the tokens" /> : (
@@ -43,7 +43,7 @@ export function Tokens(p: PageProps) {
       {making && <Make onClose={() => { setMaking(false); all.reload() }} />}
       {ending && (
         <Dialog title={`Revoke ${ending.name}?`} onClose={() => setEnding(null)}>
-          <p>Whoever uses it is refused from now on, on every server. It cannot be undone.</p>
+          <p>The token is rejected from now on, on every server. This cannot be undone.</p>
           <div class="actions">
             <button type="button" onClick={() => setEnding(null)}>Cancel</button>
             <Button kind="danger" onClick={async () => { if (await attempt(`${ending.name} is revoked.`, () => ask('DELETE', `/tokens/${ending.id}`))) setEnding(null); all.reload() }}>Revoke it</Button>
@@ -98,7 +98,7 @@ function Make(p: { onClose: () => void }) {
           <option value="host">host: speaks for one machine</option>
         </select>
         {machine && <><label for="token-machine">Machine</label><input id="token-machine" name="machine" required maxLength={128} /></>}
-        <label for="token-days">Days until it ends, empty for never</label>
+        <label for="token-days">Expires after days (empty: never)</label>
         <input id="token-days" name="days" type="number" min={1} max={3650} />
         {problem && <Fault problem={problem} what="No token is made." />}
         <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button><button type="submit" class="primary">Make it</button></div>

@@ -42,7 +42,7 @@ function One(p: { id: string; operator: boolean; admin: boolean; at: number | nu
       {worker.problem && <Fault problem={worker.problem} retry={worker.reload} what="This is not up to date." />}
       <Answer why={why} />
       {p.operator ? <Commands admin={p.admin} w={w} st={st} worker={worker} path={path} reload={() => { worker.reload(); why.reload() }} />
-        : <p class="muted">Your role can look; an operator can pause, resume and snooze.</p>}
+        : <p class="muted">Your role can only view. An operator can pause, resume and snooze.</p>}
       <TimelineCard path={path} mine={mine} picked={p.at} onPick={pick} />
       <LookBack onPick={pick} />
       {p.at !== null && <Then path={path + '/why'} at={p.at} onEnd={() => go(location.pathname)} />}
@@ -95,13 +95,13 @@ function Commands(p: { admin: boolean; w: Worker; st: IdleStatus | undefined; wo
       {dialog === 'pause' && (
         <Dialog title={`Pause ${w.name}?`} onClose={() => setDialog('')}>
           <p>{p.st && p.st.last_activity_at ? <>It was last used {ago(p.st.last_activity_at, now)}.</> : <>Nobody was seen using it.</>} {p.st && has(p.st, 'signal_unknown') && <strong>Whether it is used now is not known.</strong>}</p>
-          <p>Its instance is stopped by your wish, whoever uses it. It can be resumed at any time.</p>
+          <p>Stops the instance even if someone is using it. You can resume it at any time.</p>
           <div class="actions"><button type="button" onClick={() => setDialog('')}>Cancel</button><Button kind="primary" onClick={() => act('pause', `${w.name} is asked to pause.`)}>Pause it</Button></div>
         </Dialog>
       )}
       {dialog === 'drain' && (
         <Dialog title={`Drain ${w.name}?`} onClose={() => setDialog('')}>
-          <p>It takes nothing new, and stops when nothing runs on it or the time for a drain is over. You can cancel that until then.</p>
+          <p>It takes no new work, and stops when its work is done or the drain timeout is over. You can cancel the drain until then.</p>
           <div class="actions"><button type="button" onClick={() => setDialog('')}>Cancel</button><Button kind="primary" onClick={() => act('drain', `${w.name} drains.`)}>Drain it</Button></div>
         </Dialog>
       )}
@@ -120,13 +120,13 @@ function Snooze(p: { w: Worker; onClose: () => void; act: (verb: string, done: s
   const given = until ? new Date(until) : null
   return (
     <Dialog title={`Protect ${p.w.name} from automatic pauses`} onClose={p.onClose}>
-      {p.w.ttl_deadline && <p>Its time ends at <Time at={p.w.ttl_deadline} as="clock" /> all the same: no snooze holds that back.</p>}
+      {p.w.ttl_deadline && <p>Its time ends at <Time at={p.w.ttl_deadline} as="clock" /> even if snoozed.</p>}
       <div class="actions choices">{choices.map(([label, when]) => <Button key={label} onClick={() => to(when())}>{label}</Button>)}</div>
       <form onSubmit={(e) => { e.preventDefault(); if (given && given.getTime() > now) void to(given) }}>
         <label for="until">Or until</label>{' '}
         <input id="until" type="datetime-local" value={until} onInput={(e) => setUntil(e.currentTarget.value)} />{' '}
         <button type="submit" class="primary" aria-disabled={!given || given.getTime() <= now}>Snooze</button>
-        {given && given.getTime() <= now && <p class="fault" role="alert">This time is over.</p>}
+        {given && given.getTime() <= now && <p class="fault" role="alert">This time is in the past.</p>}
       </form>
       <div class="actions"><button type="button" onClick={p.onClose}>Cancel</button></div>
     </Dialog>
@@ -159,7 +159,7 @@ function Lifecycle(p: { w: Worker; st: IdleStatus | undefined; standing: Standin
       </dl>
       <table class="counters">
         <caption class="hidden">How often it was paused and resumed</caption>
-        <thead><tr><td /><th scope="col">Automatic</th><th scope="col">By people</th><th scope="col">Outside lull</th></tr></thead>
+        <thead><tr><td /><th scope="col">Automatic</th><th scope="col">Manual</th><th scope="col">Outside lull</th></tr></thead>
         <tbody>
           <tr><th scope="row">Paused</th><td>{w.auto_pause_count}</td><td>{w.manual_pause_count}</td><td>{w.external_pause_count}</td></tr>
           <tr><th scope="row">Resumed</th><td>{w.auto_resume_count}</td><td>{w.manual_resume_count}</td><td>{w.external_resume_count}</td></tr>
@@ -231,7 +231,7 @@ function Facts(p: { w: Worker; metrics: Metrics | undefined }) {
       <dl class="facts">
         <div><dt>Instance</dt><dd>{w.ec2_instance_id || '–'} {w.instance_type && <span class="muted">{w.instance_type}</span>}</dd></div>
         <div><dt>Address</dt><dd>{w.public_ip || w.private_ip || '–'}</dd></div>
-        <div><dt>Owner</dt><dd>{w.owner || '–'}{(w.contacts ?? []).length > 0 && <div class="muted small">told of warnings: {w.contacts!.join(', ')}</div>}</dd></div>
+        <div><dt>Owner</dt><dd>{w.owner || '–'}{(w.contacts ?? []).length > 0 && <div class="muted small">receives warnings: {w.contacts!.join(', ')}</div>}</dd></div>
         <div><dt>Running since</dt><dd><Time at={w.running_since} none="–" /></dd></div>
         <div><dt>CPU, memory, disk</dt><dd>{percent(m?.cpu_utilization, 'cpu_utilization')}, {percent(m?.memory_utilization, 'memory_utilization')}, {percent(m?.disk_utilization, 'disk_utilization')}</dd></div>
         <div><dt>Labs, nodes</dt><dd>{m?.labs_count ?? <span class="muted">not known</span>}, {m?.nodes_count ?? <span class="muted">not known</span>}</dd></div>
@@ -297,7 +297,7 @@ function Choose(p: { w: Worker; holds: string; policies: Policy[]; onClose: () =
         <option value="">none of its own: what its group or the fleet has</option>
         {p.policies.map((x) => <option key={x.name} value={x.name}>{x.name}</option>)}
       </select>
-      <p class="muted">{chosen ? `${chosen.name} ${says(chosen)}.` : 'The rules of its groups and of the fleet hold.'} It holds for this worker alone. <a href="/policies">Put one on many at once</a></p>
+      <p class="muted">{chosen ? `${chosen.name} ${says(chosen)}.` : 'The rules of its groups and of the fleet hold.'} It holds for this worker alone. <a href="/policies">Assign to several workers</a></p>
     </Form>
   )
 }

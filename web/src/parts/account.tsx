@@ -62,11 +62,11 @@ export function Grounds(p: { y: Account; title: string; aside?: ComponentChildre
       {y.checked && (
         <p class="muted small">
           From the check at <Time at={y.checked.at} as="clock" />
-          {y.checked.since !== y.checked.at && <>; checks had said the same since <Time at={y.checked.since} as="clock" /></>}
-          {y.checked.until && <>, and went on to until <Time at={y.checked.until} as="clock" /></>}.
+          {y.checked.since !== y.checked.at && <>; unchanged since the check at <Time at={y.checked.since} as="clock" /></>}
+          {y.checked.until && <>, and unchanged until the check at <Time at={y.checked.until} as="clock" /></>}.
         </p>
       )}
-      {y.checked?.engine_differs && <p class="fault">This version of lull judges it otherwise than was recorded then{y.checked.was?.length ? `: ${y.checked.was.join(', ')}` : ''}.</p>}
+      {y.checked?.engine_differs && <p class="fault">This version of lull judges these readings differently than was recorded{y.checked.was?.length ? `: ${y.checked.was.join(', ')}` : ''}.</p>}
       {!bare && <h3>{down ? 'Signals when it was stopped' : 'Signals'}</h3>}
       {bare ? null : signals.length === 0 ? <p class="muted">{p.now && runs ? 'Nobody who has live readings of it can be asked. What is not known is not idle.' : 'None is recorded.'}</p> : (
         <div class="scroll" tabIndex={0} role="region" aria-label="Signals">

@@ -115,7 +115,7 @@ function Fields(p: { all: Resource<Settings>; channels: Record<string, Channel>;
       <details>
         <summary>When, and of what</summary>
         <div class="stack">
-          {field('Events', 'events', { hint: type === 'webhook' ? 'empty is everything' : 'empty is what people can act on', holder: 'worker.pause_warning, worker.paused' })}
+          {field('Events', 'events', { hint: type === 'webhook' ? 'empty: all events' : 'empty: actionable events', holder: 'worker.pause_warning, worker.paused' })}
           {field('Together every', 'digest', { hint: 'such as 1h or 1d; empty sends at once; a warning never waits', holder: '1d' })}
           {field('Quiet hours', 'quiet_hours', { hint: 'only warnings then', holder: '22:00-07:00' })}
         </div>

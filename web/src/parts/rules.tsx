@@ -20,7 +20,7 @@ export function Apply(p: { what: 'policy' | 'schedule'; name: string; text: stri
       <p>{p.name}: {p.text}.</p>
       <Whom id="a" what="The whole fleet: every worker, those that come later too" />
       <label for="a-priority">Priority among groups</label><input id="a-priority" name="priority" type="number" />
-      <p class="muted small">Workers by name get it themselves; of tags and a region it holds for all that share them, now and later.</p>
+      <p class="muted small">Workers given by name get it themselves. For tags and a region it applies to all matching workers, present and future.</p>
     </Form>
   )
 }
@@ -66,7 +66,7 @@ export function Except(p: { policies: Policy[]; worker?: { id: string; name: str
       </select>
       {kind === 'policy' && <><label for="o-policy">Policy</label><select id="o-policy" name="policy">{p.policies.map((x) => <option key={x.name}>{x.name}</option>)}</select></>}
       {!p.worker && <Whom id="o" what="The whole fleet: every worker, those that come meanwhile too" />}
-      <label for="o-from">From; empty is now</label><input id="o-from" name="from" type="datetime-local" />
+      <label for="o-from">Start (default: now)</label><input id="o-from" name="from" type="datetime-local" />
       <label for="o-until">Until{byDay && '; empty is not today: the end of today'}</label><input id="o-until" name="until" type="datetime-local" required={!byDay} />
       <label for="o-reason">Reason</label><input id="o-reason" name="reason" maxLength={256} />
     </Form>

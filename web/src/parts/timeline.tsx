@@ -148,7 +148,7 @@ function Chart(p: { t: Timeline; days: number; picked: number | null; onPick: (a
           </svg>
         )}
       </div>
-      <div class="readout">{cursor !== null && cursor >= from ? <Readout t={t} bands={bands} at={cursor} /> : <span class="muted">Point at a time or touch it, or move with the arrow keys. A click or Enter tells why it was so then.</span>}</div>
+      <div class="readout">{cursor !== null && cursor >= from ? <Readout t={t} bands={bands} at={cursor} /> : <span class="muted">Point at or touch a time, or use the arrow keys. Click or press Enter to explain the state at that time.</span>}</div>
       <Tables t={t} bands={bands} />
     </>
   )
@@ -254,7 +254,7 @@ function Tables(p: { t: Timeline; bands: Stretch[] }) {
           <h3 id="tl-states">States, newest first</h3>
           <div class="scroll rows" tabIndex={0} role="region" aria-labelledby="tl-states">
             <table>
-              <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">State</th><th scope="col">What was said of it</th></tr></thead>
+              <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">State</th><th scope="col">Its explanation then</th></tr></thead>
               <tbody>{rows.map((b) => <tr key={b.from}><td class="nowrap">{clock(b.from, now)}</td><td class="nowrap">{clock(b.to, now)}</td><td>{called[b.kind]}</td><td class="muted">{local(b.said, now)}</td></tr>)}</tbody>
             </table>
           </div>
