@@ -92,7 +92,7 @@ func startFleet(ctx context.Context, s *stage) (end func() error, err error) {
 		return c.end, err
 	}
 	lull := filepath.Join(s.bin, "lull")
-	fmt.Fprintf(s.out, "lull server keeps %d workers of a simulated cloud. Their users' day takes 24 minutes; a worker that nobody used for a minute is stopped.\n", n)
+	fmt.Fprintf(s.out, "lull server keeps %d workers of a simulated cloud. Their users' day takes 24 minutes; a worker that is idle for a minute is stopped.", n)
 	fmt.Fprintf(s.out, "\n  %-60s # the dashboard; it asks for the token\n  export LULL_SERVER=%s\n  export LULL_TOKEN=%s\n", url, url, secret)
 	fmt.Fprintf(s.out, "  %-60s # all of them\n  %-60s # why one runs, or was stopped\n  %-60s # for what was stopped wrongly\n\n",
 		lull+" worker ls", lull+" worker why old-1", lull+" worker resume lab-1")

@@ -330,7 +330,7 @@ func (p *picture) summary(place *time.Location) string {
 	for _, s := range []struct {
 		name string
 		d    time.Duration
-	}{{"in use", sums[0]}, {"quiet", sums[2] + sums[3]}, {"no data", sums[1]}, {"not watched", rest}} {
+	}{{"in use", sums[0]}, {"quiet", sums[2] + sums[3]}, {"unknown", sums[1]}, {"not watched", rest}} {
 		if s.d >= time.Second {
 			said = append(said, fmt.Sprintf("%s %s (%.0f %%)", s.name, span(s.d), 100*s.d.Seconds()/whole.Seconds()))
 		}

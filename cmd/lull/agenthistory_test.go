@@ -66,8 +66,8 @@ cpu         ████████████·······     ··      ·�
 gpu         -           -------     --      ??????
 events      B                wS     B z     B         R
 
-a column is 15m, █ active, ? unknown, · quiet, - absent, S stopped, R resumed, B agent or machine started, w warned, z snoozed
-2026-03-02 06:00:00 to 2026-03-02 18:00:00: in use 4h29m (37 %), quiet 1h (8 %), not known 1h30m (12 %), not watched 5h1m (42 %), stopped: 1, resumed: 1, warned: 1
+one column is 15m, █ active, ? unknown, · quiet, - absent, S stopped, R resumed, B agent or machine started, w warned, z snoozed
+2026-03-02 06:00:00 to 2026-03-02 18:00:00: in use 4h29m (37 %), quiet 1h (8 %), unknown 1h30m (12 %), not watched 5h1m (42 %), stopped: 1, resumed: 1, warned: 1
 
 `},
 		{"an hour that something before it holds in", "09:30", "10:30", "18:00", `
@@ -77,7 +77,7 @@ cpu     ████████████████████████
 gpu                                   ------------------------------
 events
 
-a column is 1m, █ active, · quiet, - absent
+one column is 1m, █ active, · quiet, - absent
 2026-03-02 09:30:00 to 2026-03-02 10:30:00: in use 1h (100 %)
 
 `},
@@ -88,7 +88,7 @@ cpu     ··········
 gpu     ----------
 events            z
 
-a column is 1m, · quiet, - absent, z snoozed
+one column is 1m, · quiet, - absent, z snoozed
 2026-03-02 13:20:00 to 2026-03-02 14:20:00: quiet 10m (17 %), not watched 50m (83 %)
 
 `},

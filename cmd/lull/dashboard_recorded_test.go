@@ -457,7 +457,7 @@ func (w *window) preview(url string) {
 	w.sees(`What it would have done.*aggressive.*conservative.*Pauses\s+\d+\s+\d+.*False stops.*Saved.*\$`)
 	w.both("preview", "light", "dark")
 	w.press("Pauses of aggressive")
-	w.sees("came back at once: a false stop")
+	w.sees("the user came back")
 
 	w.clear("#one-timeout")
 	w.enter("#one-timeout", "45")

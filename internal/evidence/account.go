@@ -260,7 +260,7 @@ func (a *Account) end(b idle.Block, readings []idle.Reading) string {
 	case idle.MinWorkers:
 		return "more workers must run than MIN_WORKERS"
 	case idle.Shadow:
-		return "a person would have to arm it: lull worker arm " + a.Name
+		return "arm it: lull worker arm " + a.Name
 	case idle.AutoPauseDisabled:
 		if a.Kind == KindInstance {
 			return "lull halt --off"

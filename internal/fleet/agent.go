@@ -78,11 +78,11 @@ func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (Worke
 		rules := f.PolicyWith(tx.Now, w, nil)
 		switch {
 		case a.Generation == w.AgentCalledOff:
-			return refuse("called_off", "somebody called it off")
+			return refuse("called_off", "it was called off")
 		case tx.Halted:
 			return refuse("halted", "automatic actions are halted")
 		case a.Shadow || !w.Armed || rules.Shadow:
-			return refuse("shadow", "it is in shadow")
+			return refuse("shadow", "it is in dry-run mode")
 		case w.Status != power.WorkerRunning || w.DesiredStatus != power.WorkerRunning:
 			return refuse("status", "it is %s and wanted %s", w.Status, w.DesiredStatus)
 		}
@@ -118,7 +118,7 @@ func (w *Worker) mayIdleStop(tx *Tx, r *policy.Resolved, refuse func(reason, for
 	case w.SnoozedUntil != nil && tx.Now.Before(*w.SnoozedUntil):
 		return refuse(string(idle.InSnoozePeriod), "%s snoozed it until %s", w.SnoozedBy, w.SnoozedUntil.Format(time.RFC3339))
 	case r.KeptUntil != nil:
-		return refuse(string(idle.InSnoozePeriod), "a person keeps it until %s", r.KeptUntil.Format(time.RFC3339))
+		return refuse(string(idle.InSnoozePeriod), "a user keeps it until %s", r.KeptUntil.Format(time.RFC3339))
 	case len(r.Guards()) > 0:
 		return refuse(string(idle.Schedule), "%s", r.Guards()[0].Sentence)
 	case w.LastResumedAt != nil && tx.Now.Before(w.LastResumedAt.Add(time.Duration(p.Snooze))):

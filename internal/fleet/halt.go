@@ -15,7 +15,7 @@ type Halt struct {
 	By     string     `json:"by,omitempty"`
 	At     time.Time  `json:"at,omitzero"`
 	Reason string     `json:"reason,omitempty"`
-	Until  *time.Time `json:"until,omitempty" doc:"It ends by itself then; absent for no end"`
+	Until  *time.Time `json:"until,omitempty" doc:"When the halt ends automatically; absent for no end"`
 }
 
 // HaltRequest stops all automatic actions, or allows them again.

@@ -292,7 +292,7 @@ func (w *Worker) intendStart(tx *Tx, o Origin) error {
 			return refuse("it was never launched; retry it")
 		}
 		if o == OriginAuto {
-			return refuse("it has failed, and only a person tries again: " + w.StatusReason)
+			return refuse("it has failed, and only a manual retry starts it: " + w.StatusReason)
 		}
 		want()
 		w.Status, w.StatusReason, w.StartSentAt = power.WorkerStarting, "", nil

@@ -158,18 +158,18 @@ func Standstill(w *Worker, r *policy.Resolved, h Halt, shadow bool) []idle.Block
 	}
 	switch {
 	case !w.Armed:
-		out = append(out, idle.Block{Code: idle.Shadow, Sentence: "It is in shadow until a person arms it: everything is decided and nothing is done."})
+		out = append(out, idle.Block{Code: idle.Shadow, Sentence: "It is in dry-run mode until it is armed: lull decides and records, but takes no action."})
 	case r.Shadow:
 		out = append(out, idle.Block{Code: idle.Shadow, Sentence: shadowed(r)})
 	case shadow:
-		out = append(out, idle.Block{Code: idle.Shadow, Sentence: "It is in shadow: everything is decided and nothing is done."})
+		out = append(out, idle.Block{Code: idle.Shadow, Sentence: "It is in dry-run mode: lull decides and records, but takes no action."})
 	}
 	return out
 }
 
 // shadowed returns the sentence of the block of a policy in dry run.
 func shadowed(r *policy.Resolved) string {
-	return "Its policy is in shadow (" + r.From["shadow"].String() + "): everything is decided and nothing is done."
+	return "Its policy is in dry-run mode (" + r.From["shadow"].String() + "): lull decides and records, but takes no action."
 }
 
 // GetWorkerIdleStatus judges a worker by its stored record alone, for answers

@@ -65,7 +65,7 @@ func (f *Fleet) changeRuleSaying(ctx context.Context, key string, fn func(old st
 func put[T any](c store.Codec[T], kind, name, key string, revision int64, make func(old *T) (T, error)) func(store.Value) ([]byte, error) {
 	return func(v store.Value) ([]byte, error) {
 		if revision != 0 && v.ModRevision != revision {
-			return nil, &Conflict{Kind: kind, Name: name, Detail: "it was changed by somebody else"}
+			return nil, &Conflict{Kind: kind, Name: name, Detail: "it was changed concurrently"}
 		}
 		var old *T
 		if v.Exists() {

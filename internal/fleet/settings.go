@@ -56,7 +56,7 @@ type Settings struct {
 	AWSRegionConfigs                map[string]Region `env:"AWS_REGION_CONFIGS" default:"{}" doc:"Infrastructure of each region: security_group_ids, subnet_id, key_name, default_tags."`
 
 	NotifyChannels  map[string]Channel `env:"NOTIFY_CHANNELS" default:"{}" doc:"Receivers of notifications by name: type webhook, slack or mail, and what docs/operations.md says of each."`
-	NotifyPublicURL string             `env:"NOTIFY_PUBLIC_URL" default:"" doc:"Where people reach this server; warnings then hold links that answer them without a login, and pauses the link of the worker's page."`
+	NotifyPublicURL string             `env:"NOTIFY_PUBLIC_URL" default:"" doc:"URL at which users reach this server. With it, warnings contain links that answer them without a login, and pause notices a link to the worker's page."`
 	NotifyTimeZone  string             `env:"NOTIFY_TIME_ZONE" default:"UTC" doc:"Zone of the times in notifications, of quiet hours and of the end of the day."`
 	NotifyRetry     time.Duration      `env:"NOTIFY_RETRY_MINUTES" default:"1440" unit:"minutes" min:"1" max:"20160" doc:"Minutes that a notification is tried before it is a dead letter."`
 }

@@ -52,7 +52,7 @@ func (w *Worker) LeftBehind() string {
 	case w.Status == power.WorkerTerminated || w.EC2InstanceID == "" && (w.Launch == nil || w.Launch.SentAt == nil):
 		return ""
 	case w.EC2State == "":
-		return fmt.Sprintf("EC2 never told of %s in %s: if it is there it runs on and costs money", instance, w.AWSRegion)
+		return fmt.Sprintf("EC2 never reported %s in %s: if it exists, it keeps running and costing money", instance, w.AWSRegion)
 	}
-	return fmt.Sprintf("EC2 last said %s of %s in %s: if it is there it runs on and costs money", w.EC2State, instance, w.AWSRegion)
+	return fmt.Sprintf("EC2 last reported %s for %s in %s: if it exists, it keeps running and costing money", w.EC2State, instance, w.AWSRegion)
 }

@@ -278,7 +278,7 @@ func (d *decision) snooze() {
 		end, what = d.e.LastResumedAt.Add(time.Duration(d.p.Snooze)), "resumed"
 	}
 	if d.e.SnoozedUntil.After(end) {
-		end, what = d.e.SnoozedUntil, "snoozed by a person"
+		end, what = d.e.SnoozedUntil, "snoozed by a user"
 	}
 	if end.IsZero() {
 		return

@@ -93,7 +93,7 @@ func (e Exit) How() string {
 	case e.Machine != "":
 		how = "the virtual machine ended: " + e.Machine
 	case e.Lost:
-		how = "ended while nobody could see how"
+		how = "ended with an unknown exit status"
 	case e.Signal != 0:
 		how = fmt.Sprintf("ended by signal %d (%s)", e.Signal, syscall.Signal(e.Signal))
 	}

@@ -230,7 +230,7 @@ func TestHow(t *testing.T) {
 		want string
 	}{
 		{Exit{Code: 3}, "exited with code 3"},
-		{Exit{Lost: true}, "ended while nobody could see how"},
+		{Exit{Lost: true}, "ended with an unknown exit status"},
 		{Exit{Code: 143, Signal: 15}, "ended by signal 15 (terminated)"},
 		{Exit{Code: 137, Signal: 9, Why: Starved("the kernel", 0)}, "ended by signal 9 (killed): out of memory: the kernel ended it"},
 		{Exit{Code: 137, Why: Starved("the kernel", 64<<20)}, "exited with code 137: out of memory: the kernel ended it; it has 64 MiB: raise --memory"},

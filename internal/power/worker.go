@@ -77,9 +77,9 @@ var workerTransitions = []Transition[Worker]{
 
 	{WorkerRunning, WorkerStarting, []Cause{Observed}, "restarted outside lull"},
 	{WorkerRunning, WorkerDraining, []Cause{Command, Controller}, "scale-down or a user"},
-	{WorkerRunning, WorkerStopping, []Cause{Command, Controller, Observed}, "idle, schedule, ttl, a person, external"},
+	{WorkerRunning, WorkerStopping, []Cause{Command, Controller, Observed}, "idle, schedule, ttl, a user, external"},
 	{WorkerRunning, WorkerStopped, []Cause{Observed}, "external"},
-	{WorkerRunning, WorkerTerminating, []Cause{Command, Controller, Observed}, "ttl, a person, external; never idleness"},
+	{WorkerRunning, WorkerTerminating, []Cause{Command, Controller, Observed}, "ttl, a user, external; never idleness"},
 	{WorkerRunning, WorkerTerminated, []Cause{Observed}, "external"},
 	{WorkerRunning, WorkerUnknown, []Cause{Observed}, ""},
 
@@ -99,7 +99,7 @@ var workerTransitions = []Transition[Worker]{
 	{WorkerStopping, WorkerTerminated, []Cause{Observed}, "external"},
 	{WorkerStopping, WorkerUnknown, []Cause{Observed}, ""},
 
-	{WorkerStopped, WorkerStarting, []Cause{Command, Controller, Observed}, "resume: a person, wake, schedule, external"},
+	{WorkerStopped, WorkerStarting, []Cause{Command, Controller, Observed}, "resume: a user, wake, schedule, external"},
 	{WorkerStopped, WorkerStopping, []Cause{Observed}, "started and stopped outside lull"},
 	{WorkerStopped, WorkerTerminating, []Cause{Command, Controller, Observed}, ""},
 	{WorkerStopped, WorkerTerminated, []Cause{Observed}, "external"},

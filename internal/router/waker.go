@@ -59,6 +59,6 @@ var (
 	ErrClosed     = errors.New("the instance was removed")
 	ErrWake       = errors.New("wake failed")
 	ErrNotAccept  = errors.New("the application does not accept connections")
-	errAbandoned  = errors.New("nobody waits for this wake any more")
+	errAbandoned  = errors.New("all clients of this wake have gone")
 	errClientGone = errors.New("the client went away")
 )

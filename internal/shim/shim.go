@@ -213,7 +213,7 @@ func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 
 func errEarly(err error) error {
 	if err == nil {
-		return errors.New("cannot go on: a part of the shim ended")
+		return errors.New("a part of the shim ended")
 	}
 	return nil
 }

@@ -97,7 +97,7 @@ type SealError struct {
 }
 
 func (e *SealError) Error() string {
-	return fmt.Sprintf("cannot read the record %s: %s; restore it from a backup, or move it away to go on without it", e.Name, e.What)
+	return fmt.Sprintf("cannot read the record %s: %s; restore it from a backup, or move it away to continue without it", e.Name, e.What)
 }
 
 // Unseal checks a sealed file and returns its payload, which shares memory

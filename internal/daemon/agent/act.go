@@ -458,7 +458,7 @@ func (at *attempt) become(wanted string) {
 // policy now terminates: they are warned of that first.
 func (at *attempt) change(action string, inUse []string) error {
 	if action == actionTerminate && at.out.Action != actionTerminate {
-		return errCancelled{"it is to be terminated now, and people were warned of a " + at.out.Action}
+		return errCancelled{"it is due for termination, but users were warned of a " + at.out.Action}
 	}
 	at.become(action)
 	at.out.InUse = inUse

@@ -208,7 +208,7 @@ func (a *Agent) stages() (answered int, out []agentctl.Stage) {
 		}
 		return s
 	}
-	one := look(1, "connections of people", func(s string) bool { return slices.Contains(people, s) }, "Nobody is at a keyboard.")
+	one := look(1, "user activity", func(s string) bool { return slices.Contains(people, s) }, "No user is active.")
 	two := look(2, "work in the background", func(s string) bool { return !slices.Contains(people, s) }, "No work is going on.")
 	if m := a.machine.memory; m != nil && m.TotalBytes > 0 {
 		two.Sentence += fmt.Sprintf(" Memory in use: %d %%.", 100-100*m.AvailableBytes/m.TotalBytes)

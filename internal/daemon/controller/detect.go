@@ -515,7 +515,7 @@ func (j *job) finalLook(ctx context.Context) evidence.Decision {
 	d := j.casus().Look(j.w.Intent.Reason)
 	traceVerdict(span, d)
 	next := d.Verdict.At.Add(j.s.ReconcileInterval)
-	j.say(&j.live.looked, "final look", d, "", next)
+	j.say(&j.live.looked, "final check", d, "", next)
 	j.record(d, next)
 	return d
 }

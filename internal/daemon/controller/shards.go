@@ -116,7 +116,7 @@ func (c *Controller) release(lease store.Lease) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if err := lease.Revoke(ctx); err != nil {
-		c.log.Warn("cannot revoke the lease; it ends by itself", "err", err)
+		c.log.Warn("cannot revoke the lease; it will expire", "err", err)
 	}
 }
 

@@ -122,7 +122,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	case in.Reason.Automatic() && j.c.fleet.Halted().On:
 		return j.callOff(ctx, nil, "all automatic actions are halted")
 	case in.Reason.Automatic() && j.shadow():
-		return j.callOff(ctx, nil, "it is in shadow")
+		return j.callOff(ctx, nil, "it is in dry-run mode")
 	case in.Reason.Automatic() && in.Reason != fleet.ReasonTTL && j.rules().FrozenUntil != nil:
 		return j.callOff(ctx, nil, "it is frozen")
 	case j.overdue(2*j.s.ProvisioningTimeout) && in.SentAt != nil && in.Reason.Automatic():
@@ -144,7 +144,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	var look evidence.Decision
 	if in.ByReadings() || in.Reason == fleet.ReasonSchedule { // with force, a schedule's stop ignores readings but not users' decisions
 		if look = j.finalLook(ctx); !look.Verdict.Eligible {
-			return j.callOff(ctx, &look, "the final look found it in use or could not tell")
+			return j.callOff(ctx, &look, "the final check found it in use or unknown")
 		}
 	}
 	hibernate, why := j.hibernates(ctx)
@@ -303,7 +303,7 @@ func (j *job) draining(ctx context.Context) outcome {
 	case auto && j.c.fleet.Halted().On:
 		return j.callOff(ctx, nil, "all automatic actions are halted")
 	case auto && j.shadow():
-		return j.callOff(ctx, nil, "it is in shadow")
+		return j.callOff(ctx, nil, "it is in dry-run mode")
 	}
 	j.tellPlacers(ctx, true)
 	j.countLabs(ctx)
@@ -429,7 +429,7 @@ func (j *job) noStart() (code, why string) {
 	case j.c.fleet.Halted().On:
 		return "halted", "all automatic actions are halted"
 	case j.shadow():
-		return string(idle.Shadow), "it is in shadow"
+		return string(idle.Shadow), "it is in dry-run mode"
 	}
 	return "", ""
 }
@@ -463,7 +463,7 @@ func (j *job) terminating(ctx context.Context) outcome {
 	case auto && j.c.fleet.Halted().On:
 		return j.note(ctx, "not terminated: all automatic actions are halted")
 	case auto && j.shadow():
-		return j.note(ctx, "not terminated: it is in shadow")
+		return j.note(ctx, "not terminated: it is in dry-run mode")
 	}
 	if out, ok := j.ours(ctx, "terminate"); !ok {
 		return out

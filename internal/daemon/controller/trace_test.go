@@ -47,7 +47,7 @@ func TestTracesAndLines(t *testing.T) {
 		if l := seen.Lines("msg=decision", "outcome=pause code=idle_timeout_exceeded"); len(l) != 1 {
 			t.Errorf("the pause: %q", l)
 		}
-		if l := seen.Lines(`msg="final look"`, "outcome=pause"); len(l) != 1 {
+		if l := seen.Lines(`msg="final check"`, "outcome=pause"); len(l) != 1 {
 			t.Errorf("the final look: %q", l)
 		}
 

@@ -218,7 +218,7 @@ func TestAutomaticStartIsKept(t *testing.T) {
 		"halted": {func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{On: true}) },
 			func(r *rig, _ string) { _, _ = r.fleet.SetHalt(r.t.Context(), person, fleet.HaltRequest{}) }, "halted"},
 		"in shadow": {func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, false) },
-			func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, true) }, "in shadow"},
+			func(r *rig, id string) { _, _ = r.fleet.ArmWorker(r.t.Context(), person, id, true) }, "dry-run mode"},
 		"frozen": {func(r *rig, id string) {
 			r.override(policy.Override{Kind: policy.Freeze, Selector: policy.Scope{Workers: []string{id}}, Until: time.Now().Add(10 * time.Minute)})
 		}, func(r *rig, _ string) { time.Sleep(10 * time.Minute) }, "frozen"},

@@ -96,7 +96,7 @@ func (h *Host) adoptAll(ctx context.Context) error {
 	select {
 	case <-done:
 	case <-time.After(loadPatience):
-		h.log.Warn("not everything has been taken over yet; it goes on")
+		h.log.Warn("not everything has been adopted yet; retrying")
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -399,5 +399,5 @@ func (i *inst) endUnknown(ctx context.Context, by string, cause error) error {
 	if err := e.End(ctx, i.id); err != nil {
 		return errors.Join(cause, fmt.Errorf("cannot stop %s: %w", i.name(), err))
 	}
-	return i.finishStop(ctx, by, "stopped by a person; it could not end in order: "+cause.Error())
+	return i.finishStop(ctx, by, "stopped by a user; it could not end in order: "+cause.Error())
 }

@@ -221,12 +221,12 @@ func (a *API) verbs(api huma.API) {
 			o, err := a.Host.Get(in.Name)
 			return &answer[hostctl.Instance]{o}, problem(err)
 		})
-	huma.Register(api, operation("halt", "POST", "/halt", "Stop all automatic actions, for good or until a time, or let them go on"),
+	huma.Register(api, operation("halt", "POST", "/halt", "Stop all automatic actions, until a time or until lifted, or lift the halt"),
 		func(ctx context.Context, in *struct {
 			Body struct {
 				On     bool   `json:"on"`
 				Reason string `json:"reason,omitempty" maxLength:"512" doc:"Shown with the halt everywhere"`
-				Until  string `json:"until,omitempty" maxLength:"80" doc:"It ends by itself then; RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in the host's zone or with one such as Europe/Berlin behind it"`
+				Until  string `json:"until,omitempty" maxLength:"80" doc:"End of the halt; RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in the host's time zone or followed by one such as Europe/Berlin"`
 			}
 		}) (*answer[hostctl.Status], error) {
 			by := httpx.UserOf(ctx)
@@ -266,7 +266,7 @@ func (a *API) images(api huma.API) {
 			l, err := a.Host.Images(ctx)
 			return &answer[[]hostctl.Image]{l}, problem(err)
 		})
-	huma.Register(api, operation("prune-images", "POST", "/images/prune", "Remove images that nobody uses"),
+	huma.Register(api, operation("prune-images", "POST", "/images/prune", "Remove unused images"),
 		func(ctx context.Context, in *struct {
 			Body struct {
 				Older float64 `json:"older_seconds" minimum:"0" maximum:"1e9" required:"false" doc:"Only those made longer ago"`

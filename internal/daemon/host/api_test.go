@@ -65,7 +65,7 @@ func TestAPIAnswers(t *testing.T) {
 		{"POST", "/api/v1/instances/a/snooze", `{"until":"2001-01-01T00:00:00Z"}`, 422, "cannot snooze"},
 		{"POST", "/api/v1/instances/a/resume", "", 200, `"state":"running"`},
 		{"POST", "/api/v1/instances/a/stop?disable=true", "", 200, `"enabled":false`},
-		{"GET", "/api/v1/instances/a/why", "", 200, "It is disabled: nothing but a start by a person brings it back."},
+		{"GET", "/api/v1/instances/a/why", "", 200, "It is disabled"},
 		{"POST", "/api/v1/instances/a/resume", "", 409, "stopped"},
 		{"POST", "/api/v1/instances/a/leases", `{"ttl_seconds":60}`, 409, "stopped"},
 		{"DELETE", "/api/v1/instances/a", "", 204, ""},

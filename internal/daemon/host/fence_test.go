@@ -264,7 +264,7 @@ var actors = map[string]actor{
 // calledOff reports whether err means that a user's stop came while the request
 // waited.
 func calledOff(err error) bool {
-	return strings.Contains(err.Error(), "stopped by a person in the meantime")
+	return strings.Contains(err.Error(), "stopped by a user in the meantime")
 }
 
 func (w *world) add(c *hosttest.Client) {

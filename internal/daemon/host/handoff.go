@@ -156,7 +156,7 @@ func (i *inst) unwakeable() string {
 	case i.spec().WakeFromStopped == nil && r.StoppedBy != stopAfter && r.RestartAt.IsZero():
 		return "lull did not stop it"
 	case r.CrashLooping:
-		return "it failed too often and is not started by itself"
+		return "it failed too often and is not restarted automatically"
 	case !r.RestartAt.IsZero() && len(r.Crashes) > 0:
 		return "it failed, and is started again in a moment"
 	}

@@ -342,7 +342,7 @@ func (h *Host) carry(ctx context.Context, do func(ctx context.Context) error) er
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("nobody waits for it any longer, it goes on: %w", context.Cause(ctx))
+		return fmt.Errorf("the request was canceled; the operation continues: %w", context.Cause(ctx))
 	}
 }
 

@@ -133,7 +133,7 @@ func (i *inst) acquireCtx(ctx context.Context) error {
 		}
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("cannot reach %s: another change of it is still under way: %w", i.name(), context.Cause(ctx))
+		return fmt.Errorf("instance %s is busy: another operation is in progress: %w", i.name(), context.Cause(ctx))
 	}
 }
 

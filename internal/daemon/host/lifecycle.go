@@ -567,7 +567,7 @@ func afterEnd(r *instance.Record, e instance.Exit, now time.Time) {
 	again := r.Enabled && (rule == instance.RestartAlways || rule == instance.RestartOnFailure && (failed || e.Lost))
 	if len(r.Crashes) >= crashLimit {
 		r.CrashLooping, again = true, false
-		r.StatusReason += fmt.Sprintf("; it failed %d times within %s, so it is not started again by itself", len(r.Crashes), idle.Human(crashWindow))
+		r.StatusReason += fmt.Sprintf("; it failed %d times within %s, so it is not restarted automatically", len(r.Crashes), idle.Human(crashWindow))
 	}
 	r.RestartAt = time.Time{}
 	if !again {

@@ -186,7 +186,7 @@ func (h *Host) Start(ctx context.Context, ref, by string) error {
 	if err != nil {
 		return err
 	}
-	return h.startFor(ctx, i, by, "started by a person")
+	return h.startFor(ctx, i, by, "started by a user")
 }
 
 // Stop stops an instance. It always works, and pending earlier requests are not
@@ -196,7 +196,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if err != nil {
 		return err
 	}
-	h.room.callOff(i, "it was stopped by a person in the meantime")
+	h.room.callOff(i, "it was stopped by a user in the meantime")
 	if cancel := i.interrupt.Load(); cancel != nil {
 		(*cancel)(errors.New("it is being stopped"))
 	}
@@ -232,7 +232,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if unknown != nil { // not found is not stopped
 		return i.endUnknown(ctx, by, unknown)
 	}
-	return i.stop(ctx, by, "stopped by a person")
+	return i.stop(ctx, by, "stopped by a user")
 }
 
 // Pause freezes a running instance now. Without force it is refused while a
@@ -258,7 +258,7 @@ func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 		return &RefusedError{Name: i.name(), What: "pause", Reason: fmt.Sprintf("it is %s", s)}
 	}
 	var stirred *errStirred
-	err = i.pause(ctx, by, "paused by a person", force)
+	err = i.pause(ctx, by, "paused by a user", force)
 	if errors.As(err, &stirred) {
 		i.mu.Lock()
 		blocks := i.verdict.Blocks
@@ -290,7 +290,7 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 	case power.Running:
 		return nil
 	case power.Paused, power.Reclaimed, power.Hibernated:
-		if err := i.wake(by, "resumed by a person"); err != nil {
+		if err := i.wake(by, "resumed by a user"); err != nil {
 			return err
 		}
 		i.note(func(*instance.Record) {})
@@ -306,7 +306,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 	if err != nil {
 		return err
 	}
-	h.room.callOff(i, "it was removed by a person in the meantime")
+	h.room.callOff(i, "it was removed by a user in the meantime")
 	if err := h.Stop(ctx, ref, by, true); err != nil {
 		return err
 	}

@@ -104,7 +104,7 @@ func (f *Files) Load() ([]instance.Record, error) {
 			err = fmt.Errorf("it has the same name as %s", names[r.Spec.Name])
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("cannot use the record %s: %w; restore it from a backup, or move it away to go on without it", path, err))
+			errs = append(errs, fmt.Errorf("cannot use the record %s: %w; restore it from a backup, or move it away to continue without it", path, err))
 			continue
 		}
 		names[r.Spec.Name] = path

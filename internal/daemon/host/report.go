@@ -126,7 +126,7 @@ func (r *Reporter) told(err error) {
 		r.link = hostctl.ServerLink{ReportedAt: &now}
 	default:
 		if r.link.Error == "" {
-			r.Log.Warn("the server does not hear this host; its instances go on as they are", "server", r.Where, "err", err)
+			r.Log.Warn("reports do not reach the server; instances are unaffected", "server", r.Where, "err", err)
 			r.link.FailingSince = &now
 		}
 		r.link.Error = err.Error()

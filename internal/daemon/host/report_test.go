@@ -221,7 +221,7 @@ func TestServerIsGone(t *testing.T) {
 			if s := rep.Link(); s.Error != "nobody answers" || s.FailingSince == nil || time.Since(*s.FailingSince) < time.Hour-time.Minute {
 				t.Errorf("the link is %+v", s)
 			}
-			if n := strings.Count(log.String(), "does not hear this host"); n != 1 {
+			if n := strings.Count(log.String(), "reports do not reach the server"); n != 1 {
 				t.Errorf("it was logged %d times:\n%s", n, log)
 			}
 			l.forget()

@@ -328,7 +328,7 @@ func TestRoomCalledOff(t *testing.T) {
 					}
 					var no *RefusedError
 					if failed != nil {
-						if err := <-failed; !errors.As(err, &no) || !strings.Contains(err.Error(), "by a person in the meantime") {
+						if err := <-failed; !errors.As(err, &no) || !strings.Contains(err.Error(), "by a user in the meantime") {
 							t.Errorf("who waited is told: %v", err)
 						}
 					}
@@ -377,7 +377,7 @@ func TestRoomCallsOffWakes(t *testing.T) {
 		go func() { stopped <- r.Stop(context.Background(), "g", byManual, false) }() // waits itself, to restore it
 		synctest.Wait()
 		var no *RefusedError
-		if err := <-resumed; !errors.As(err, &no) || !strings.Contains(err.Error(), "stopped by a person in the meantime") {
+		if err := <-resumed; !errors.As(err, &no) || !strings.Contains(err.Error(), "stopped by a user in the meantime") {
 			t.Errorf("resumed: %v", err)
 		}
 		arrived := make(chan error, 1)

@@ -352,11 +352,11 @@ func (i *inst) explain(y *hostctl.Why) {
 		}
 		switch {
 		case o.StopAt != nil && o.Connections > 0:
-			y.Answer += fmt.Sprintf(" It is stopped at %s if nobody comes; until then %s and may not be ignored.", when(o.StopAt), open)
+			y.Answer += fmt.Sprintf(" It is stopped at %s without a new connection; until then %s and may not be ignored.", when(o.StopAt), open)
 		case o.StopAt != nil:
-			y.Answer += fmt.Sprintf(" It is stopped at %s if nobody comes.", when(o.StopAt))
+			y.Answer += fmt.Sprintf(" It is stopped at %s unless it is used before.", when(o.StopAt))
 		case o.Connections > 0 && o.StopAfter > 0:
-			y.Answer += fmt.Sprintf(" It is not stopped by itself while %s, which that would cut.", open)
+			y.Answer += fmt.Sprintf(" It is not stopped automatically while %s, because a stop would close them.", open)
 		}
 	default:
 		y.Question = "why is it " + o.State
@@ -366,7 +366,7 @@ func (i *inst) explain(y *hostctl.Why) {
 			y.Change = append(y.Change, "lull instance start "+o.Name)
 		}
 		if !o.Enabled {
-			y.Answer += " It is disabled: nothing but a start by a person brings it back."
+			y.Answer += " It is disabled: only a manual start resumes it."
 		}
 	}
 	if o.Misset != "" {
@@ -374,7 +374,7 @@ func (i *inst) explain(y *hostctl.Why) {
 	}
 	if o.Unavailable != "" {
 		y.Question = "why is it not known how " + o.Name + " is"
-		y.Answer = fmt.Sprintf("It was %s, and %s. It is tried again by itself.", o.State, o.Unavailable)
+		y.Answer = fmt.Sprintf("It was %s, and %s. It is retried automatically.", o.State, o.Unavailable)
 		y.Change = []string{"its run answers, or: lull instance stop " + o.Name + ", which ends it as it is"}
 	}
 	if w := o.Waiting; w != nil {

@@ -105,7 +105,7 @@ func (n *Notifier) hold(ctx context.Context) (err error) {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
 		if e := lease.Revoke(last); e != nil {
-			n.log.Debug("lease ends by itself", "err", e)
+			n.log.Debug("lease will expire", "err", e)
 		}
 	}()
 	data, err := (store.Codec[holder]{Version: 1}).Encode(fleet.NotifierKey, holder{n.cfg.Server})

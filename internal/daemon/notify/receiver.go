@@ -215,7 +215,7 @@ func (b *mailbox) contacts(ctx context.Context, worker string) ([]string, error)
 		return nil, nil // the others are told
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot read who is to be told of worker %q: %w", worker, err)
+		return nil, fmt.Errorf("cannot read the contacts of worker %q: %w", worker, err)
 	}
 	return slices.DeleteFunc(slices.Clone(w.Contacts), func(a string) bool { return !fleet.IsMailAddress(a) }), nil
 }

@@ -66,7 +66,7 @@ func sentence(e event, zone *time.Location) string {
 	case fleet.EventLateAction:
 		s = fmt.Sprintf("A call for %s took effect after it was given up, and is repaired", who)
 	case fleet.EventLateActivity:
-		s = fmt.Sprintf("%s was paused although somebody had used it, which was reported only later", who)
+		s = fmt.Sprintf("%s was paused although it had been in use, which was reported only later", who)
 	case fleet.EventStatus:
 		s = fmt.Sprintf("%s is %s", who, x.To)
 	default:

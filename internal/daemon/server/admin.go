@@ -73,7 +73,7 @@ func (s *Server) adminRoutes() {
 // copyRoutes serve downloads for administrators: the complete state, and
 // profiles of the process.
 func (s *Server) copyRoutes() {
-	r := route{id: "backup", method: "GET", path: "/admin/backup", role: access.Admin, doc: "The whole state as one snapshot, while the server goes on; lull server restore reads it"}
+	r := route{id: "backup", method: "GET", path: "/admin/backup", role: access.Admin, doc: "The whole state as one snapshot of the running server, for lull server restore"}
 	register(s, r, func(ctx context.Context, _ *struct{}) (*huma.StreamResponse, error) {
 		if s.snapshot == nil {
 			return nil, fault(http.StatusConflict, "no_backup", "cannot back up this store")

@@ -114,7 +114,7 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 			y.Question = "why is it running" // another server receives its reports
 		}
 	case at.IsZero():
-		y.Readings, y.Unheard = "unknown", "Its agent is not heard of, so what it sees now is not known."
+		y.Readings, y.Unheard = "unknown", "Its agent does not report, so its current readings are unknown."
 	case !known: // a removed machine cannot be distinguished from one that never existed
 		y.Readings, y.Unheard = "unknown", "No report of such an agent is recorded of that time, and no server that runs has heard of it."
 	default:

@@ -56,7 +56,7 @@ type linkToken struct {
 }
 
 func (s *Server) answerRoutes() {
-	look := route{id: "look-at-answer", method: "GET", path: "/answer/{token}", doc: "The page behind a link in a warning; it does nothing by itself"}
+	look := route{id: "look-at-answer", method: "GET", path: "/answer/{token}", doc: "The page behind a link in a warning; opening it changes nothing"}
 	give := route{id: "give-answer", method: "POST", path: "/answer/{token}", doc: "Give the answer of a link in a warning, once; the signature is the right to"}
 	for _, r := range []route{look, give} {
 		register(s, r, func(ctx context.Context, in *linkToken) (*huma.StreamResponse, error) {
@@ -120,7 +120,7 @@ func (s *Server) answer(ctx context.Context, token string, act bool) (int, shown
 		w, err = s.fleet.AnswerWarning(ctx, a)
 	}
 	if _, refused := errors.AsType[*fleet.Refused](err); refused {
-		return over("The warning about it is over: somebody was faster. Nothing was done by this link.")
+		return over("The warning is over: it was answered elsewhere. This link changed nothing.")
 	}
 	if err != nil {
 		return http.StatusServiceUnavailable, shownAnswer{Title: "Not done", Lines: []string{"The server cannot do that at the moment. Try again."}, Button: q.button}

@@ -28,7 +28,7 @@ func (s *Server) commandRoutes() {
 	}{
 		{"start", "Start it: desired RUNNING", s.fleet.StartWorker},
 		{"resume", "The same as start", s.fleet.ResumeWorker},
-		{"stop", "Stop it by a person's wish", s.fleet.StopWorker},
+		{"stop", "Stop it manually", s.fleet.StopWorker},
 		{"pause", "The same as stop, recorded as a manual pause", func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.PauseWorker(ctx, by, id, fleet.Pause{Reason: fleet.ReasonManual})
 		}},
@@ -68,10 +68,10 @@ func (s *Server) commandRoutes() {
 		{"idle-detection/disable", "disable-idle-detection", "Never pause it for idleness", access.Operator, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.SetIdleDetection(ctx, by, id, false)
 		}},
-		{"arm", "arm-worker", "End its shadow: what is decided is done", access.Admin, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"arm", "arm-worker", "Take it out of dry-run mode", access.Admin, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.ArmWorker(ctx, by, id, true)
 		}},
-		{"disarm", "disarm-worker", "Put it in shadow: what is decided is only recorded", access.Operator, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
+		{"disarm", "disarm-worker", "Put it in dry-run mode: decisions are only recorded", access.Operator, func(ctx context.Context, by fleet.Actor, id string) (fleet.Worker, error) {
 			return s.fleet.ArmWorker(ctx, by, id, false)
 		}},
 	} {
@@ -84,7 +84,7 @@ func (s *Server) commandRoutes() {
 	s.detectRoutes(at)
 	s.licenseRoutes(at)
 	s.wakeRoutes(at)
-	register(s, route{id: "arm-workers", method: "POST", path: workersPath + "/arm", role: access.Admin, doc: "End the shadow of all workers that a selector names"},
+	register(s, route{id: "arm-workers", method: "POST", path: workersPath + "/arm", role: access.Admin, doc: "Take all workers that a selector matches out of dry-run mode"},
 		func(ctx context.Context, in *struct{ Body control.Selector }) (*answer[control.List[fleet.Worker]], error) {
 			return ok(s.armSelected(ctx, in.Body))
 		})

@@ -238,7 +238,7 @@ func TestWhyAtRest(t *testing.T) {
 			t.Errorf("it does not say %q: %s", want, y.Answer)
 		}
 	}
-	if change := strings.Join(y.Change, "\n"); !strings.Contains(y.Answer, "It is terminated at ") || !strings.Contains(change, "A person starts it at any time: lull worker start "+y.WorkerName) || !strings.Contains(change, "lull worker snooze "+y.WorkerName) {
+	if change := strings.Join(y.Change, "\n"); !strings.Contains(y.Answer, "It is terminated at ") || !strings.Contains(change, "Start it at any time: lull worker start "+y.WorkerName) || !strings.Contains(change, "lull worker snooze "+y.WorkerName) {
 		t.Errorf("what would change it: %s", change)
 	}
 }

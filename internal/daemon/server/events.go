@@ -22,7 +22,7 @@ const sendWithin = 30 * time.Second
 
 func (s *Server) eventRoutes() {
 	r := route{id: "events", method: "GET", path: base + "/events", role: access.Viewer,
-		doc: "Audit entries as they happen, as server-sent events; Last-Event-ID goes on where a reader left off"}
+		doc: "Audit entries as they happen, as server-sent events; Last-Event-ID resumes after that entry"}
 	register(s, r, func(ctx context.Context, in *struct {
 		Last     string `header:"Last-Event-ID" maxLength:"20"`
 		Since    string `query:"since" maxLength:"20" doc:"The same as Last-Event-ID, which wins"`
@@ -55,7 +55,7 @@ func startOf(last, since string) (feed.Start, error) {
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 0 {
-		return feed.Start{}, fault(http.StatusUnprocessableEntity, "invalid", "cannot go on after that event: it is not an id of this stream",
+		return feed.Start{}, fault(http.StatusUnprocessableEntity, "invalid", "cannot resume after that event: it is not an ID of this stream",
 			&huma.ErrorDetail{Message: "not an id of this stream", Location: field, Value: text})
 	}
 	return feed.Start{After: n, Known: true}, nil

@@ -32,7 +32,7 @@ type Spoken struct {
 
 func (s *Server) hostRoutes() {
 	all, each := base+"/hosts", base+"/hosts/{name}"
-	register(s, route{id: "list-hosts", method: "GET", path: all, role: access.Viewer, doc: "Hosts that report to any server of the fleet, and those that have a token and are not heard of"},
+	register(s, route{id: "list-hosts", method: "GET", path: all, role: access.Viewer, doc: "Hosts that report to any server of the fleet, and hosts with a token that do not report"},
 		func(ctx context.Context, in *Paged) (*answer[control.List[control.HostSummary]], error) {
 			l, err := s.allHosts(ctx)
 			if err != nil {
@@ -40,7 +40,7 @@ func (s *Server) hostRoutes() {
 			}
 			return ok(pageOf(l, in, func(h control.HostSummary) string { return h.Name }), nil)
 		})
-	register(s, route{id: "get-host", method: "GET", path: each, role: access.Viewer, machine: true, doc: "A host with its instances, by name, as it told of them last; a page of them"},
+	register(s, route{id: "get-host", method: "GET", path: each, role: access.Viewer, machine: true, doc: "A host with a page of its instances by name, as last reported"},
 		func(ctx context.Context, in *struct {
 			Named
 			Paged

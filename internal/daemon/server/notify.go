@@ -53,7 +53,7 @@ func (s *Server) notifyRoutes() {
 			}
 			return a, err
 		})
-	register(s, route{id: "drop-dead-letter", method: "DELETE", path: one, role: access.Operator, doc: "Drop a dead letter for good"},
+	register(s, route{id: "drop-dead-letter", method: "DELETE", path: one, role: access.Operator, doc: "Delete a dead letter permanently"},
 		func(ctx context.Context, in *NamedLetter) (*struct{}, error) {
 			return nil, problem(s.fleet.DropDead(ctx, actor(ctx), in.Channel, in.Letter))
 		})

@@ -14,7 +14,7 @@ const overviewWithin = 10 * time.Second
 
 func (s *Server) overviewRoutes() {
 	register(s, route{id: "overview", method: "GET", path: base + "/overview", role: access.Viewer,
-		doc: "The fleet at a glance: counts by standing, what needs a person first, and a window of the workers"},
+		doc: "The fleet at a glance: counts by standing, what needs attention first, and a window of the workers"},
 		func(ctx context.Context, in *struct {
 			Search   string `query:"q" maxLength:"256" doc:"Words that must all be in a worker's name, id, owner, template, addresses or tags"`
 			Region   string `query:"aws_region" maxLength:"32"`

@@ -38,23 +38,23 @@ func (s *Server) person(ctx context.Context, presented string) (access.Token, er
 	case err == nil:
 		role := access.Role(who.Role)
 		if role == "" {
-			role = "somebody without a role"
+			role = "a user without a role"
 		}
 		return access.Token{ID: "oidc-" + who.Subject, Name: who.Name, Role: role, ExpiresAt: &who.Expires}, nil
 	case errors.Is(err, oidc.ErrUnreachable):
-		s.log.Warn("the tokens of people cannot be checked", "err", err)
+		s.log.Warn("cannot verify users' tokens", "err", err)
 		return access.Token{}, errIssuer{oidc.ErrUnreachable}
 	case errors.Is(err, oidc.ErrExpired):
 		return access.Token{}, oidc.ErrExpired
 	}
-	s.log.Debug("a person's token is refused", "err", err)
+	s.log.Debug("a user's token was refused", "err", err)
 	return access.Token{}, oidc.ErrDenied
 }
 
 const loginPath = "/auth/login"
 
 func (s *Server) peopleRoutes() {
-	register(s, route{id: "auth", method: "GET", path: base + "/auth", status: http.StatusOK, doc: "How people log in: the OIDC issuer, if there is one"},
+	register(s, route{id: "auth", method: "GET", path: base + "/auth", status: http.StatusOK, doc: "How users log in: the OIDC issuer, if there is one"},
 		func(context.Context, *struct{}) (*answer[control.Auth], error) {
 			if s.people == nil {
 				return ok(control.Auth{}, nil)

@@ -17,7 +17,7 @@ type silence struct{ s *Server }
 
 var (
 	silentAgents = prometheus.NewDesc("lull_silent_agents",
-		"Agents that reported to this server last and then missed reports, although nobody has put their machines to sleep.", nil, nil)
+		"Agents that last reported to this server and then missed reports, although their machines were not stopped.", nil, nil)
 	silentHosts = prometheus.NewDesc("lull_silent_hosts", "Hosts that reported to this server last and then missed reports.", nil, nil)
 )
 

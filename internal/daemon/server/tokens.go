@@ -46,7 +46,7 @@ func (s *Server) tokenRoutes() {
 			}
 			return a, err
 		})
-	register(s, route{id: "revoke-token", method: "DELETE", path: all + "/{id}", role: access.Admin, status: http.StatusOK, doc: "End a token for good"},
+	register(s, route{id: "revoke-token", method: "DELETE", path: all + "/{id}", role: access.Admin, status: http.StatusOK, doc: "Revoke a token permanently"},
 		func(ctx context.Context, in *struct {
 			ID string `path:"id" maxLength:"64"`
 		}) (*answer[control.Token], error) {

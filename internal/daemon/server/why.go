@@ -237,9 +237,9 @@ func comesBack(w *fleet.Worker, p *control.WorkerPolicy, now time.Time) []string
 	if st := p.Standing; st != nil && st.Start {
 		out = append(out, st.Describe()+opening(st))
 	}
-	who := "A person starts it"
+	who := "Start it"
 	if w.WakeTokenHash != "" {
-		who = "A person or its wake token starts it"
+		who = "Start it, or use its wake token,"
 	}
 	return append(out, who+" at any time: lull worker start "+w.Name, "to keep it up then: lull worker snooze "+w.Name)
 }

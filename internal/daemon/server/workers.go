@@ -124,11 +124,11 @@ func (s *Server) workerRoutes() {
 			return accepted(s.createOnce(ctx, in.Body))
 		})
 	register(s, route{id: "import-worker", method: "POST", path: workersPath + "/import", role: access.Admin, status: http.StatusAccepted, long: true,
-		doc: "Record an instance that EC2 knows, in the region or else in those of discovery; it is in shadow until it is armed"},
+		doc: "Import an EC2 instance, searched in the region or else in those of discovery; it stays in dry-run mode until it is armed"},
 		func(ctx context.Context, in *struct{ Body fleet.ImportedWorker }) (*answer[fleet.Worker], error) {
 			return accepted(s.importWorker(ctx, in.Body))
 		})
-	register(s, route{id: "list-discovered", method: "GET", path: workersPath + "/discovered", role: access.Viewer, doc: "Instances that discovery found and nobody imported"},
+	register(s, route{id: "list-discovered", method: "GET", path: workersPath + "/discovered", role: access.Viewer, doc: "Instances that discovery found and that were not imported"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.List[fleet.Discovered]], error) {
 			items, err := s.fleet.Discovered(ctx)
 			return ok(control.List[fleet.Discovered]{Items: items}, err)
@@ -147,7 +147,7 @@ func (s *Server) workerRoutes() {
 			a.Body = asSeen(a.Body, st, known)
 			return s.ending(ctx, a)
 		})
-	register(s, route{id: "update-worker", method: "PATCH", path: workersPath + "/{worker_id}", role: access.Operator, doc: "Change what people set; If-Match guards against changes of others"},
+	register(s, route{id: "update-worker", method: "PATCH", path: workersPath + "/{worker_id}", role: access.Operator, doc: "Change user-set fields; If-Match guards against concurrent changes"},
 		func(ctx context.Context, in *struct {
 			One
 			Match string `header:"If-Match" maxLength:"40"`
@@ -174,7 +174,7 @@ func (s *Server) workerRoutes() {
 	register(s, route{id: "forget-worker", method: "DELETE", path: workersPath + "/{worker_id}", role: access.Admin, doc: "Remove the record of a terminated worker"},
 		func(ctx context.Context, in *struct {
 			One
-			Force bool `query:"force" doc:"That of one that is TERMINATING, or that EC2 never told of, too: an instance that is there runs on and costs money"`
+			Force bool `query:"force" doc:"Also forget a worker that is TERMINATING, or that EC2 never reported: an existing EC2 instance keeps running and costing money"`
 		}) (*struct{}, error) {
 			return nil, problem(s.fleet.ForgetWorker(ctx, actor(ctx), in.ID, in.Force))
 		})

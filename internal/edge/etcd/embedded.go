@@ -116,7 +116,7 @@ func startServer(ctx context.Context, cfg EmbeddedConfig) (*embed.Etcd, error) {
 		return server, nil
 	case <-server.Server.StopNotify():
 		server.Close()
-		return nil, errors.New("the server stopped by itself")
+		return nil, errors.New("the embedded server stopped unexpectedly")
 	case <-ctx.Done():
 		server.Close()
 		return nil, context.Cause(ctx)

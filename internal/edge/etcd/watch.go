@@ -72,7 +72,7 @@ func (s *Store) watch(parent context.Context, keys store.Keys, from int64, out c
 			return
 		}
 		if err := resp.Err(); err != nil {
-			send(store.Batch{Err: readError(fmt.Sprintf("go on watching %q", keys), err)})
+			send(store.Batch{Err: readError(fmt.Sprintf("continue watching %q", keys), err)})
 			return
 		}
 		if resp.IsProgressNotify() {
@@ -90,7 +90,7 @@ func (s *Store) watch(parent context.Context, keys store.Keys, from int64, out c
 	if parent.Err() == nil {
 		// The store was closed, or the client gave up without a word.
 		select {
-		case out <- store.Batch{Err: fmt.Errorf("cannot go on watching %q: %w", keys, store.ErrUnavailable)}:
+		case out <- store.Batch{Err: fmt.Errorf("cannot continue watching %q: %w", keys, store.ErrUnavailable)}:
 		case <-parent.Done():
 		case <-s.life.Done():
 		}

@@ -101,7 +101,7 @@ func (j *Journal) lost(err error) {
 	why := err.Error()
 	j.bad.Add(1)
 	if old := j.fault.Swap(&why); old == nil || *old != why {
-		j.opts.Log.Error("evidence cannot be kept; decisions go on without it", "err", err)
+		j.opts.Log.Error("evidence cannot be stored; decisions continue without it", "err", err)
 	}
 }
 

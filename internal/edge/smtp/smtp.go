@@ -217,7 +217,7 @@ func (c *Client) talk(conn net.Conn, to []string, text []byte) error {
 // bytes is the message as it goes over the wire.
 func (m Message) bytes(from string) ([]byte, error) {
 	if len(m.To) == 0 {
-		return nil, errors.New("cannot send a mail to nobody")
+		return nil, errors.New("cannot send a mail without recipients")
 	}
 	for _, a := range slices.Concat([]string{from}, m.To, m.Only) {
 		if p, err := mail.ParseAddress(a); err != nil || p.Address != a {

@@ -95,7 +95,7 @@ type TimelineVerdict struct {
 	IsIdle   bool        `json:"is_idle"`
 	Eligible bool        `json:"eligible_for_pause"`
 	Blocks   []idle.Code `json:"blocks"`
-	Reason   string      `json:"reason" doc:"The first block's sentence when it began, for people"`
+	Reason   string      `json:"reason" doc:"The first block's sentence when it began"`
 }
 
 // TimelinePower is a time during which a worker had one status.
@@ -123,7 +123,7 @@ type SimulatedPolicy struct {
 	ActivitySources   []string `json:"activity_sources,omitempty" maxItems:"3" enum:"cml,agent,cloudwatch" doc:"Only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
 	// Signals and Thresholds are of agents alone.
 	Signals    []string           `json:"signals,omitempty" maxItems:"32" doc:"Of agents: only these signals count; absent is those that did. Nothing is known of times at which one of them was not read"`
-	Thresholds map[string]float64 `json:"thresholds,omitempty" doc:"Of agents: from which value a signal counts, in its unit (cpu and gpu in percent, network and disk in KB/min); absent is what was in force"`
+	Thresholds map[string]float64 `json:"thresholds,omitempty" doc:"For agents: threshold at which a signal counts as active, in its unit (cpu and gpu in percent, network and disk in KB/min); absent uses what was in force"`
 	Schedule   *string            `json:"schedule,omitempty" maxLength:"128" doc:"The schedule that is followed, as if it always had been; empty is none. Absent is the policy's, or what was in force"`
 }
 
@@ -166,11 +166,11 @@ type SimulatedOutcome struct {
 	savings.Sum
 	Name           string          `json:"name"`
 	TimeoutMinutes float64         `json:"timeout_minutes"`
-	Snooze         *float64        `json:"snooze_minutes,omitempty" doc:"Absent is what was in force, as for the warning"`
+	Snooze         *float64        `json:"snooze_minutes,omitempty" doc:"Absent uses what was in force, as for the warning"`
 	WarnBefore     *float64        `json:"warn_before_minutes,omitempty"`
-	Schedule       string          `json:"schedule,omitempty" doc:"That was followed; absent is what was in force, or none"`
+	Schedule       string          `json:"schedule,omitempty" doc:"Schedule to follow; absent uses what was in force, or none"`
 	Pauses         int             `json:"pauses"`
-	FalseStops     int             `json:"false_stops" doc:"Pauses after which somebody came back within the window"`
+	FalseStops     int             `json:"false_stops" doc:"Pauses after which the user came back within the window"`
 	UnknownHours   float64         `json:"unknown_hours" doc:"Of which nothing is recorded; nothing is decided in them"`
 	Stops          []evidence.Stop `json:"stops" doc:"The false ones first, at most 200"`
 }
@@ -268,7 +268,7 @@ type Snooze struct {
 type Halting struct {
 	On     bool   `json:"on"`
 	Reason string `json:"reason,omitempty" maxLength:"512" doc:"Shown with the halt everywhere"`
-	Until  string `json:"until,omitempty" maxLength:"80" doc:"It ends by itself then; RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in UTC or with a zone such as Europe/Berlin behind it. Absent is until it is ended"`
+	Until  string `json:"until,omitempty" maxLength:"80" doc:"End of the halt; RFC 3339, 18:00, fri 18:00, tomorrow, 2006-01-02 15:04 or +2h, in UTC or followed by a time zone such as Europe/Berlin. Absent means until lifted"`
 }
 
 // LicenseRequest asks for a registration.

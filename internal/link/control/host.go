@@ -55,7 +55,7 @@ type HostMemory struct {
 type HostInstance struct {
 	ID             string               `json:"id"`
 	Name           string               `json:"name"`
-	State          string               `json:"state" doc:"unknown where the host is not heard of; then last_state is what it was"`
+	State          string               `json:"state" doc:"unknown while the host does not report; then last_state is its last reported state"`
 	LastState      string               `json:"last_state,omitempty"`
 	StateSince     *time.Time           `json:"state_since"`
 	StatusReason   string               `json:"status_reason"`

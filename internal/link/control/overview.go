@@ -39,7 +39,7 @@ type WorkerRow struct {
 	// pause, if anything does.
 	Sentence       string     `json:"sentence"`
 	Block          string     `json:"block,omitempty"`
-	Attention      bool       `json:"attention,omitempty" doc:"A person should look at it"`
+	Attention      bool       `json:"attention,omitempty" doc:"Needs attention by a user"`
 	IdleMinutes    float64    `json:"idle_minutes"`
 	TimeoutMinutes float64    `json:"timeout_minutes"`
 	LastActivityAt *time.Time `json:"last_activity_at"`

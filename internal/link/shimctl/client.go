@@ -114,7 +114,7 @@ func (c *Client) read() {
 	}
 	c.w.close()
 	c.mu.Lock()
-	c.err = fmt.Errorf("cannot go on with the shim: %w", err)
+	c.err = fmt.Errorf("the connection to the shim failed: %w", err)
 	for id, ch := range c.waiting {
 		close(ch)
 		delete(c.waiting, id)

@@ -143,7 +143,7 @@ func (w *wire) fill() error {
 		return errors.New("cannot take descriptors: they were cut off (is the limit of open files reached?)")
 	}
 	if len(w.fds) > 4*MaxFDs {
-		return fmt.Errorf("cannot read a message: %d descriptors came that nobody asked for", len(w.fds))
+		return fmt.Errorf("cannot read a message: %d unexpected descriptors", len(w.fds))
 	}
 	return nil
 }

@@ -212,7 +212,7 @@ function Result(p: { r: Simulation; of: Of }) {
           <div class="scroll rows" tabIndex={0} role="region" aria-label={`Pauses of ${o.name}`}>
             <table>
               <thead><tr><th scope="col">{p.of === 'agents' ? 'Machine' : 'Worker'}</th><th scope="col">From</th><th scope="col">For</th><th scope="col">Then</th></tr></thead>
-              <tbody>{o.stops.map((x, i) => <tr key={i}><th scope="row"><a href={`/${p.of}/${encodeURIComponent(x.object)}?at=${x.from}`}>{r.workers[x.object] ?? x.object}</a></th><td class="nowrap">{clock(x.from, now)}</td><td class="nowrap">{span((new Date(x.to).getTime() - new Date(x.from).getTime()) / 1000)}</td><td>{x.false_stop ? <span class="bad">the user came back at once: a false stop</span> : x.back ? 'somebody came back' : 'until the end'}</td></tr>)}</tbody>
+              <tbody>{o.stops.map((x, i) => <tr key={i}><th scope="row"><a href={`/${p.of}/${encodeURIComponent(x.object)}?at=${x.from}`}>{r.workers[x.object] ?? x.object}</a></th><td class="nowrap">{clock(x.from, now)}</td><td class="nowrap">{span((new Date(x.to).getTime() - new Date(x.from).getTime()) / 1000)}</td><td>{x.false_stop ? <span class="bad">the user came back at once: a false stop</span> : x.back ? 'the user came back' : 'until the end'}</td></tr>)}</tbody>
             </table>
           </div>
         </details>

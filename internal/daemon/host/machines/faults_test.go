@@ -81,7 +81,7 @@ func TestFaults(t *testing.T) {
 	b.signal(syscall.SIGSTOP)
 	daemontest.Wait(b.T, "it is unknown", func() (bool, string) {
 		a := why()
-		return strings.Contains(a, "Not known") && strings.Contains(a, "a signal has stopped it"), a
+		return strings.Contains(a, "Not known") && strings.Contains(a, "stopped by a signal"), a
 	})
 	if got := b.tell("count"); got != "counted 3" {
 		t.Errorf("after a hang: %s", got)

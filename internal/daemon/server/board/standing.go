@@ -87,7 +87,7 @@ func unread(r *control.WorkerRow, u *fleet.Unread, now time.Time) {
 // judge determines the standing of a running worker.
 func judge(r *control.WorkerRow, w *fleet.Worker, st *fleet.IdleStatus, now time.Time) {
 	if st == nil {
-		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "Nobody who observes it can be asked.", true
+		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "The server that observes it does not answer.", true
 		return
 	}
 	r.IdleMinutes, r.TimeoutMinutes = st.IdleMinutes, st.TimeoutMinutes

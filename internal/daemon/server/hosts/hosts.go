@@ -316,7 +316,7 @@ func (h *Hosts) Why(ctx context.Context, name, ref string, at time.Time) (contro
 	if n < 0 {
 		return Missing(name, ref), true
 	}
-	why := "The host did not answer in time; this is what it reported last."
+	why := "The host did not answer in time; shown as last reported."
 	if !v.Heard {
 		why = v.Unheard
 	}

@@ -169,7 +169,7 @@ func (w *Work) awaitRoom() {
 		w.setFull(false)
 		w.late.Store(true) // its clock stopped as well
 		w.awaiting.Store(false)
-		w.r.log.Info("a guest goes on", "instance", w.id)
+		w.r.log.Info("a guest continues", "instance", w.id)
 		// Stops before awaiting was reset were not reported.
 		if s, err := m.status(w.qctx); err != nil || s != ioErrorStatus || !w.awaiting.CompareAndSwap(false, true) {
 			return

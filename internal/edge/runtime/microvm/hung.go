@@ -102,7 +102,7 @@ func (w *Work) letGoOn() {
 		return
 	}
 	err = unix.Kill(ident.PID, unix.SIGCONT)
-	w.r.log.Warn("a QEMU that a signal had stopped is let go on", "instance", w.id, "pid", ident.PID, "err", err)
+	w.r.log.Warn("continuing a QEMU that a signal had stopped", "instance", w.id, "pid", ident.PID, "err", err)
 }
 
 // rouseEvery is how often a QEMU with a waiting client is checked.
@@ -146,7 +146,7 @@ func (w *Work) Trouble() string {
 	w.mu.Unlock()
 	if m.since.IsZero() {
 		if _, scarce := w.shortOfRoom(); scarce && w.stands() == "" {
-			return "what it writes to its own disk fails for want of room: " + w.r.roomSaying() +
+			return "writes to its own disk fail because the disk is full: " + w.r.roomSaying() +
 				fmt.Sprintf(", of which %s are left for what lull itself writes", instance.Bytes(layerSpare))
 		}
 		return cmp.Or(w.stands(), w.filesFault())
@@ -154,7 +154,7 @@ func (w *Work) Trouble() string {
 	said := fmt.Sprintf("QEMU (process %d) has not answered for %s", m.pid, time.Since(m.since).Round(time.Second))
 	switch m.state {
 	case procStopped:
-		return fmt.Sprintf("%s: a signal has stopped it; lull lets it go on after %s", said, w.r.cfg.StoppedLimit)
+		return fmt.Sprintf("%s: stopped by a signal; lull continues it after %s", said, w.r.cfg.StoppedLimit)
 	case procTraced:
 		return said + ": a debugger has stopped it"
 	case procDisk:

@@ -30,7 +30,7 @@ func TestHungQEMU(t *testing.T) {
 	if s := w.Sample(nil); s.CPUErr == nil {
 		t.Errorf("it was read: %+v", s)
 	}
-	if what := w.Trouble(); !strings.Contains(what, "has not answered for") || !strings.Contains(what, "a signal has stopped it") {
+	if what := w.Trouble(); !strings.Contains(what, "has not answered for") || !strings.Contains(what, "stopped by a signal") {
 		t.Errorf("trouble: %q", what)
 	}
 	until(t, "it goes on", func() bool { w.Sample(nil); return w.Trouble() == "" })

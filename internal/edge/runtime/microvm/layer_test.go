@@ -296,7 +296,7 @@ func TestLayerFull(t *testing.T) {
 	if out, ok := b.try("full", "bulk", "/var/large", "300000000"); ok || !strings.HasPrefix(out, "errno 28 ") {
 		t.Fatalf("on a full disk: %q, %t", out, ok)
 	}
-	until(t, "it says so", func() bool { w.Sample(nil); return strings.Contains(w.Trouble(), "fails for want of room") })
+	until(t, "it says so", func() bool { w.Sample(nil); return strings.Contains(w.Trouble(), "the disk is full") })
 	t.Log(w.Trouble())
 	c := dial(t, w)
 	defer c.Close()

@@ -436,7 +436,7 @@ func (w *Work) outcome() instance.Exit {
 	case w.exit != nil:
 		return *w.exit
 	case !w.exited:
-		return instance.Exit{Lost: true, At: time.Now(), Machine: cmp.Or(w.wentBy, "QEMU is gone, and nobody could see how it ended")}
+		return instance.Exit{Lost: true, At: time.Now(), Machine: cmp.Or(w.wentBy, "QEMU is gone, and its exit status is unknown")}
 	case w.status.Signaled():
 		sig := w.status.Signal()
 		return instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(),

@@ -128,7 +128,7 @@ func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started) (instance.Ex
 	r.mu.Lock()
 	delete(r.execs, s.Exec)
 	r.mu.Unlock()
-	return instance.Exit{}, fmt.Errorf("the command was ended, since nobody waits for it any more: %w", context.Cause(ctx))
+	return instance.Exit{}, fmt.Errorf("the command was ended because the request was canceled: %w", context.Cause(ctx))
 }
 
 // beginLimit bounds the start of a command. It exceeds the time that the
