@@ -3,15 +3,23 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+
+	"lull/internal/base/delay"
+	"lull/internal/base/httpx"
+	"lull/internal/edge/imds"
+	"lull/internal/link/control"
 )
 
 // Paths of an enrolled agent, below the root.
@@ -23,7 +31,7 @@ const (
 
 func (c *cli) agentEnroll() *cobra.Command {
 	var r reporting
-	var root, tokenFile string
+	var root, tokenFile, enrollment string
 	var noStart bool
 	cmd := &cobra.Command{
 		Use:   "enroll",
@@ -35,12 +43,22 @@ An admin creates it with
   lull token create NAME --role agent --machine INSTANCE-ID
 
 The token is read from --token-file or standard input, never from the command
-line, where every local user could see it.`,
+line, where every local user could see it.
+
+A worker launched from a template with agent: true enrolls itself: its user data
+runs this command with --enrollment-file. The secret in that file is exchanged,
+once, for a token bound to this instance.`,
 		Example: "  lull agent enroll --server https://lull.example.com:7070 --token-file token\n  lull agent enroll --server https://lull.example.com:7070 --server-ca ca.pem --token-file token",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			in := c.in
-			if tokenFile != "" {
+			if enrollment != "" {
+				token, err := c.exchange(cmd.Context(), r, enrollment)
+				if err != nil {
+					return err
+				}
+				in = strings.NewReader(token)
+			} else if tokenFile != "" {
 				f, err := os.Open(tokenFile)
 				if err != nil {
 					return fmt.Errorf("cannot read the token: %w", err)
@@ -63,11 +81,58 @@ line, where every local user could see it.`,
 	f := cmd.Flags()
 	f.StringVar(&r.Server, "server", "", "server to report to, https unless it is on this machine")
 	f.StringVar(&tokenFile, "token-file", "", "file with the token (default: standard input)")
+	f.StringVar(&enrollment, "enrollment-file", "", "file with an enrollment secret to exchange for a token")
+	cmd.MarkFlagsMutuallyExclusive("token-file", "enrollment-file")
 	f.StringVar(&r.ServerCA, "server-ca", "", "CA certificates in PEM for the server's certificate; a copy is stored")
 	f.StringVar(&r.Machine, "machine", "", "machine name in the token (default: the instance ID or, outside a cloud, the host name)")
 	f.StringVar(&root, "root", "/", "enroll the system under this directory")
 	f.BoolVar(&noStart, "no-start", false, "do not restart the agent")
 	return cmd
+}
+
+// exchangeWithin is how long an exchange waits for the server, and for the
+// server to know the instance.
+const exchangeWithin = 10 * time.Minute
+
+// exchange returns the token that the server gives for the enrollment secret in
+// a file. It retries while the server is unavailable.
+func (c *cli) exchange(ctx context.Context, r reporting, file string) (string, error) {
+	if r.Server == "" {
+		return "", &usageError{errors.New("cannot enroll without --server")}
+	}
+	r.TokenFile = file
+	if err := r.check("agent", agentToken); err != nil {
+		return "", &usageError{err}
+	}
+	secret, err := r.token(tokenFile{"enrollment-file", hostTokens.read})
+	if err != nil {
+		return "", err
+	}
+	hc, err := r.client(&http.Transport{Proxy: http.ProxyFromEnvironment})
+	if err != nil {
+		return "", err
+	}
+	defer hc.CloseIdleConnections()
+	cl, err := control.NewClient(r.Server, secret, hc)
+	if err != nil {
+		return "", err
+	}
+	metadata := imds.New(imds.Options{Endpoint: c.getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT")})
+	ctx, cancel := context.WithTimeout(ctx, exchangeWithin)
+	defer cancel()
+	for failures := 1; ; failures++ {
+		var made control.Enrolled
+		i, err := metadata.Identity(ctx)
+		if err == nil {
+			made, err = cl.Enroll(ctx, control.Enrollment{InstanceID: i.InstanceID})
+		}
+		if p, answered := errors.AsType[*httpx.Problem](err); err == nil || answered && p.Status < 500 {
+			return made.Token, err
+		}
+		if delay.For(ctx, delay.Backoff(failures, time.Second, 30*time.Second)) != nil {
+			return "", fmt.Errorf("cannot enroll: %w", err)
+		}
+	}
 }
 
 // enrollAgent checks everything before it writes anything.

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -128,7 +129,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	if ctl.peers != nil {
 		asked, others = ctl.peers.Handler(), ctl.peers
 	}
-	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Log: log.With("part", "api"),
+	api, err := server.New(server.Options{Fleet: f, Tokens: tokens, Version: version, BuildDate: buildDate, Shadow: cfg.Shadow, People: people, PublicURL: cfg.PublicURL, Program: ownProgram(), Log: log.With("part", "api"),
 		Web: web.Handler(), Live: ctl.live, Admin: ctl.admin, Regions: ctl.regions, Instances: ctl.instances, CML: ctl.cml, Metrics: ctl.metrics, Snapshot: db.Snapshot, Evidence: ctl.evidence, Record: ctl.record(), Prices: prices, Notifier: note, Peers: asked, Others: others, Name: ctl.name})
 	if err != nil {
 		return err
@@ -156,6 +157,15 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	}
 	tasks = append(tasks, c.listener(cfg, l, handler, log))
 	return task.Run(ctx, tasks...)
+}
+
+// ownProgram is the file of this process's program, as it was started; empty
+// where agents cannot run it.
+func ownProgram() string {
+	if runtime.GOOS != "linux" {
+		return ""
+	}
+	return "/proc/self/exe"
 }
 
 // fleet makes the fleet over an open store.

@@ -57,6 +57,8 @@ type Settings struct {
 
 	NotifyChannels  map[string]Channel `env:"NOTIFY_CHANNELS" default:"{}" doc:"Receivers of notifications by name: type webhook, slack or mail, and what docs/operations.md says of each."`
 	NotifyPublicURL string             `env:"NOTIFY_PUBLIC_URL" default:"" doc:"URL at which users reach this server. With it, warnings contain links that answer them without a login, and pause notices a link to the worker's page."`
+	AgentServerURL  string             `env:"AGENT_SERVER_URL" default:"" doc:"Where launched machines reach this server, https unless it is loopback; templates with agent need it."`
+	AgentServerCA   string             `env:"AGENT_SERVER_CA" default:"" doc:"Certificates in PEM that agents check the server against; empty uses those of their system."`
 	NotifyTimeZone  string             `env:"NOTIFY_TIME_ZONE" default:"UTC" doc:"Zone of the times in notifications, of quiet hours and of the end of the day."`
 	NotifyRetry     time.Duration      `env:"NOTIFY_RETRY_MINUTES" default:"1440" unit:"minutes" min:"1" max:"20160" doc:"Minutes that a notification is tried before it is a dead letter."`
 }
@@ -155,7 +157,7 @@ func (s Settings) Validate() error {
 		r.Region = name
 		errs = append(errs, r.validate("aws_region_configs."+name))
 	}
-	return errors.Join(append(errs, s.validateNotify()...)...)
+	return errors.Join(slices.Concat(errs, s.validateNotify(), s.validateEnroll())...)
 }
 
 // ScannedRegions returns the regions that discovery scans, sorted, where known

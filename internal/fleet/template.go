@@ -149,8 +149,11 @@ func (t Template) Validate() error {
 	if t.AMINameFilter == "" || len(t.AMINameFilter) > 255 {
 		errs = append(errs, invalidf("ami_name_filter", "it must have 1 to 255 bytes"))
 	}
-	if len(t.UserData) > 16<<10 {
+	if len(t.UserData) > maxUserData {
 		errs = append(errs, invalidf("user_data", "it has %d bytes, EC2's limit is 16384", len(t.UserData)))
+	}
+	if t.Agent && t.UserData != "" && userDataType(t.UserData) == "" {
+		errs = append(errs, invalidf("user_data", "with agent it must begin with #!, #cloud-config, #cloud-boothook or #include"))
 	}
 	if c := t.Capacity; c.CPUCores < 0 || c.MemoryGB < 0 || c.StorageGB < 0 || c.MaxNodes < 0 {
 		errs = append(errs, invalidf("capacity", "no part of it may be negative"))

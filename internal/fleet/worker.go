@@ -197,7 +197,8 @@ type Launch struct {
 	SecurityGroupIDs   []string          `json:"security_group_ids,omitempty"`
 	KeyName            string            `json:"key_name,omitempty"`
 	IAMInstanceProfile string            `json:"iam_instance_profile,omitempty"`
-	UserData           string            `json:"user_data,omitempty"`
+	UserData           string            `json:"user_data,omitempty"` // without the enrollment secret
+	Agent              bool              `json:"agent,omitempty"`     // user data installs and enrolls the agent
 	Tags               map[string]string `json:"tags,omitempty"`
 	Hibernation        bool              `json:"hibernation,omitempty"`
 	// HibernationOff is why it cannot hibernate although its policy may.

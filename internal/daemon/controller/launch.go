@@ -35,13 +35,17 @@ func (j *job) pending(ctx context.Context) outcome {
 			return out
 		}
 	}
+	launch, err := j.f.LaunchCall(&j.w)
+	if err != nil {
+		return j.note(ctx, "cannot launch yet: "+err.Error())
+	}
 	call, cancel, err := j.sh.call(ctx)
 	if err != nil {
 		return outcome{Result: Requeue}
 	}
 	defer cancel()
 	j.c.count.calls.add("run")
-	in, err := cloud.Launch.Run(call, *j.w.Launch)
+	in, err := cloud.Launch.Run(call, launch)
 	switch {
 	case err != nil && hopeless(KindOf(err)):
 		return j.fail(ctx, fleet.AuditProvisionFailed, "EC2 refused the launch: "+err.Error())
@@ -143,11 +147,15 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 		}
 		ami = newest
 	}
+	userData, err := j.f.LaunchUserData(tmpl)
+	if err != nil {
+		return j.fail(ctx, fleet.AuditProvisionFailed, err.Error()), true
+	}
 	root, out, ok := j.root(ctx, cloud, tmpl, ami)
 	if !ok {
 		return out, true
 	}
-	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+	err = j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
 		now := tx.Now
 		if w.InstanceType == "" {
 			w.InstanceType = tmpl.InstanceType
@@ -156,7 +164,7 @@ func (j *job) resolve(ctx context.Context, cloud Cloud) (outcome, bool) {
 		w.Launch = &fleet.Launch{
 			Token: w.ID + "-" + strconv.FormatInt(w.LaunchGeneration, 10), Generation: w.LaunchGeneration, AMIID: ami,
 			InstanceType: w.InstanceType, SubnetID: region.SubnetID, SecurityGroupIDs: region.SecurityGroupIDs,
-			KeyName: region.KeyName, IAMInstanceProfile: tmpl.IAMInstanceProfile, UserData: tmpl.UserData,
+			KeyName: region.KeyName, IAMInstanceProfile: tmpl.IAMInstanceProfile, UserData: userData, Agent: tmpl.Agent,
 			Tags: j.tags(w, region), ResolvedAt: now, SentAt: &now,
 			Hibernation: root.hibernation, HibernationOff: root.off, RootVolume: root.volume,
 		}

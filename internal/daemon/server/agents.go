@@ -16,6 +16,7 @@ import (
 
 func (s *Server) agentRoutes() {
 	s.agentWhyRoutes()
+	s.enrollRoutes()
 	register(s, route{id: "report-agent", method: "POST", path: base + "/agents/{name}/report", role: access.Admin, machine: true, status: http.StatusOK,
 		doc: "Report what an agent sees, and hear what it is asked for; its token speaks for its machine alone"},
 		func(ctx context.Context, in *struct {

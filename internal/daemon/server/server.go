@@ -2,7 +2,7 @@
 // requests, passes them to package fleet and renders the result.
 //
 // Every route except the public ones (health, the description of the API, and
-// the answers to a warning, which carry a signature) needs a token whose role
+// answers to a warning and enrollment, which carry a signature) needs a token whose role
 // covers it. The table of routes, with the role of each, is in the OpenAPI
 // document. Every error is a problem document (RFC 9457) that names the field,
 // and changes nothing. A mutating call with an Idempotency-Key gets the answer
@@ -126,6 +126,9 @@ type Options struct {
 	// address of the request.
 	People    People
 	PublicURL string
+	// Program is the file of the lull program that enrolling machines download;
+	// empty offers none.
+	Program string
 	// LeaseTTL is how long claims of this server outlive it; 0 is 15 s.
 	LeaseTTL time.Duration
 	// Name is this server's name in listings; empty generates one.
@@ -154,6 +157,7 @@ type Server struct {
 
 	people    People
 	publicURL string
+	program   string
 	shadow    bool
 	log       *slog.Logger
 	leaseTTL  time.Duration
@@ -190,7 +194,7 @@ func New(o Options) (*Server, error) {
 		mux: http.NewServeMux(), machines: newMachines(), agents: agents.New(o.Record), hosts: hosts.New(o.Version, o.BuildDate), others: o.Others, streams: make(chan struct{}, maxStreams), ready: make(chan struct{}),
 	}
 	s.instances, s.cml = o.Instances, o.CML
-	s.people, s.publicURL, s.name = o.People, o.PublicURL, o.Name
+	s.people, s.publicURL, s.program, s.name = o.People, o.PublicURL, o.Program, o.Name
 	if s.name == "" {
 		s.name = "server-" + strings.ToLower(rand.Text()[:8])
 	}

@@ -241,6 +241,24 @@ func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (Age
 	return tell[AgentAnswer](ctx, c, agentPath(machine, "report"), r)
 }
 
+// Enrollment is what a machine enrolls as. Its secret is the bearer token.
+type Enrollment struct {
+	InstanceID string `json:"instance_id" minLength:"1" maxLength:"128" doc:"Instance ID of the machine, from its metadata service"`
+}
+
+// Enrolled is the result of an enrollment. The token is shown once.
+type Enrolled struct {
+	WorkerID string `json:"worker_id"`
+	Machine  string `json:"machine" doc:"Machine that the token is bound to"`
+	Token    string `json:"token"`
+}
+
+// Enroll exchanges the enrollment secret, which is c's token, for a token of
+// the machine's agent.
+func (c *Client) Enroll(ctx context.Context, e Enrollment) (Enrolled, error) {
+	return tell[Enrolled](ctx, c, "/agents/enroll", e)
+}
+
 func agentPath(machine string, below ...string) string {
 	return "/agents/" + strings.Join(append([]string{url.PathEscape(machine)}, below...), "/")
 }

@@ -87,6 +87,7 @@ const (
 var (
 	ErrDenied   = errors.New("cannot accept the token: it is unknown, expired or revoked")
 	ErrNotFound = errors.New("cannot find the token")
+	ErrUsed     = errors.New("cannot create the token: it was created before")
 )
 
 // InvalidError says which field of a new token is wrong.
@@ -172,6 +173,9 @@ type Wanted struct {
 	Machine string
 	TTL     time.Duration // 0 never expires
 	By      string
+	// Once, if not empty, names what the token is created for. A second token
+	// for the same is refused, permanently.
+	Once string
 }
 
 // maxTTL bounds the lifetime of a token, and maxTokens their number.
@@ -198,7 +202,7 @@ func (w Wanted) validate() error {
 
 // Create creates a token and returns it in the clear, which happens only here.
 // also are writes for the same transaction, usually the audit entry. Errors:
-// InvalidError and those of the store.
+// InvalidError, ErrUsed and those of the store.
 func (t *Tokens) Create(ctx context.Context, w Wanted, also ...store.Op) (Token, string, error) {
 	if err := w.validate(); err != nil {
 		return Token{}, "", err
@@ -218,7 +222,10 @@ func (t *Tokens) Create(ctx context.Context, w Wanted, also ...store.Op) (Token,
 
 func (t *Tokens) put(ctx context.Context, r record, also []store.Op) error {
 	key := prefix + r.ID
-	_, err := store.Update(ctx, t.store, key, func(store.Value) ([]byte, []store.Op, error) {
+	_, err := store.Update(ctx, t.store, key, func(old store.Value) ([]byte, []store.Op, error) {
+		if old.Exists() {
+			return nil, nil, ErrUsed
+		}
 		data, err := codec.Encode(key, r)
 		return data, also, err
 	})
@@ -231,6 +238,10 @@ func (t *Tokens) put(ctx context.Context, r record, also []store.Op) error {
 
 func mint(w Wanted) (record, string) {
 	id, secret := strings.ToLower(rand.Text()[:10]), rand.Text()
+	if w.Once != "" { // its record shows that it was created
+		sum := sha256.Sum256([]byte("once:" + w.Once))
+		id = hex.EncodeToString(sum[:5])
+	}
 	r := record{Token: Token{ID: id, Name: w.Name, Role: w.Role, Machine: w.Machine, CreatedBy: w.By, CreatedAt: now()}, Hash: hash(secret)}
 	if w.TTL > 0 {
 		end := r.CreatedAt.Add(w.TTL)

@@ -1,0 +1,188 @@
+package fleet
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/x509"
+	_ "embed"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"lull/internal/power"
+)
+
+// enrollWithin is how long after its launch was resolved a machine can enroll.
+const enrollWithin = time.Hour
+
+// maxUserData is EC2's limit of user data, in bytes before encoding.
+const maxUserData = 16 << 10
+
+// enrollPrefix begins every enrollment secret.
+const enrollPrefix = "lullenroll_"
+
+// secretHere marks the place of the enrollment secret in the stored user data.
+// The secret itself is never stored: it is a signature with the sealing key.
+const secretHere = "@secret@"
+
+// ErrEnrollment covers every enrollment secret that is not valid. The caller is
+// not told what is wrong with it.
+var ErrEnrollment = errors.New("cannot accept the enrollment secret: it is unknown or of an earlier launch")
+
+//go:embed userdata.sh
+var agentScript string
+
+// agentUserData returns the user data of a launch that installs and enrolls the
+// agent after the template's own user data. The secret is still missing.
+func (f *Fleet) agentUserData(own string) (string, error) {
+	s := f.Settings()
+	switch {
+	case s.AgentServerURL == "":
+		return "", errors.New("the template asks for the agent, and agent_server_url is not set")
+	case f.opts.Seal == nil:
+		return "", errors.New("the template asks for the agent, and there is no sealing key, which signs enrollment secrets")
+	}
+	script := strings.NewReplacer("@server@", strings.TrimSuffix(s.AgentServerURL, "/"), "@ca@", strings.TrimSpace(s.AgentServerCA)).Replace(agentScript)
+	out := script
+	if own != "" {
+		var err error
+		if out, err = mergeUserData(own, script); err != nil {
+			return "", err
+		}
+	}
+	if n := len(out) - len(secretHere) + secretMost; n > maxUserData {
+		return "", fmt.Errorf("user data with the agent's part has %d bytes, EC2's limit is %d", n, maxUserData)
+	}
+	return out, nil
+}
+
+// secretMost bounds the length of an enrollment secret.
+const secretMost = len(enrollPrefix) + 16 + 1 + 20 + 1 + 64
+
+// userDataTypes are the formats of cloud-init that can be combined with the
+// agent's script, by their first bytes.
+var userDataTypes = []struct{ begins, mime string }{
+	{"#!", "text/x-shellscript"},
+	{"#cloud-config", "text/cloud-config"},
+	{"#cloud-boothook", "text/cloud-boothook"},
+	{"#include", "text/x-include-url"},
+}
+
+// userDataType returns the MIME type of user data; empty if it cannot be
+// combined with the agent's script.
+func userDataType(own string) string {
+	for _, t := range userDataTypes {
+		if strings.HasPrefix(own, t.begins) {
+			return t.mime
+		}
+	}
+	return ""
+}
+
+// mergeUserData returns a MIME archive of cloud-init with both parts.
+func mergeUserData(own, script string) (string, error) {
+	const boundary = "lull-user-data-part"
+	kind := userDataType(own)
+	if kind == "" {
+		return "", errors.New("user_data is neither a script (#!), #cloud-config, #cloud-boothook nor #include, and cannot be combined with the agent's part")
+	}
+	encoding := "7bit"
+	if strings.Contains(own, boundary) || strings.ContainsFunc(own, func(r rune) bool { return r > 0x7e }) {
+		encoding, own = "base64", base64.StdEncoding.EncodeToString([]byte(own))
+	}
+	part := func(kind, encoding, name, text string) string {
+		return "--" + boundary + "\nContent-Type: " + kind + "; charset=\"utf-8\"\nContent-Transfer-Encoding: " + encoding +
+			"\nContent-Disposition: attachment; filename=\"" + name + "\"\n\n" + text + "\n"
+	}
+	return "Content-Type: multipart/mixed; boundary=\"" + boundary + "\"\nMIME-Version: 1.0\n\n" +
+		part(kind, encoding, "10-template", own) + part("text/x-shellscript", "7bit", "90-lull-agent", script) + "--" + boundary + "--\n", nil
+}
+
+// EnrollSecret returns the secret with which the machine of a launch of a
+// worker enrolls. It is the same for every try of that launch, since a retry
+// must send exactly the same user data.
+func (f *Fleet) EnrollSecret(worker string, generation int64) (string, error) {
+	if f.opts.Seal == nil {
+		return "", errors.New("cannot sign an enrollment secret without a sealing key")
+	}
+	text := worker + "_" + strconv.FormatInt(generation, 10)
+	return enrollPrefix + text + "_" + hex.EncodeToString(f.opts.Seal.mac("enroll:"+f.opts.ID+":"+text)), nil
+}
+
+// LaunchCall returns the parameters of w's launch as they are sent: with the
+// enrollment secret if it installs the agent.
+func (f *Fleet) LaunchCall(w *Worker) (Launch, error) {
+	l := *w.Launch
+	if !l.Agent {
+		return l, nil
+	}
+	secret, err := f.EnrollSecret(w.ID, l.Generation)
+	i := strings.LastIndex(l.UserData, secretHere) // the agent's part is the last
+	if err != nil || i < 0 {
+		return l, errors.Join(err, errors.New("the user data has no place for the enrollment secret"))
+	}
+	l.UserData = l.UserData[:i] + secret + l.UserData[i+len(secretHere):]
+	return l, nil
+}
+
+// LaunchUserData returns the user data of a launch from t, to be stored.
+func (f *Fleet) LaunchUserData(t Template) (string, error) {
+	if !t.Agent {
+		return t.UserData, nil
+	}
+	return f.agentUserData(t.UserData)
+}
+
+// Enrolling returns the worker whose machine may enroll with a secret, and the
+// generation of its launch. Whether the secret was used before is not checked.
+// Errors: ErrEnrollment, Refused with "enrollment_expired", those of the store.
+func (f *Fleet) Enrolling(ctx context.Context, now time.Time, secret string) (Worker, error) {
+	text, ok := strings.CutPrefix(secret, enrollPrefix)
+	i := strings.LastIndexByte(text, '_')
+	if !ok || i < 0 || len(secret) > 256 || f.opts.Seal == nil {
+		return Worker{}, ErrEnrollment
+	}
+	given, err := hex.DecodeString(text[i+1:])
+	if err != nil || !hmac.Equal(given, f.opts.Seal.mac("enroll:"+f.opts.ID+":"+text[:i])) {
+		return Worker{}, ErrEnrollment
+	}
+	id, generation, _ := strings.Cut(text[:i], "_")
+	w, err := f.Worker(ctx, id)
+	if _, none := errors.AsType[*NotFound](err); none {
+		return Worker{}, ErrEnrollment
+	} else if err != nil {
+		return Worker{}, err
+	}
+	switch l := w.Launch; {
+	case l == nil, !l.Agent, strconv.FormatInt(l.Generation, 10) != generation,
+		w.Status == power.WorkerTerminating, w.Status == power.WorkerTerminated:
+		return Worker{}, ErrEnrollment
+	case now.After(l.ResolvedAt.Add(enrollWithin)):
+		return Worker{}, &Refused{Command: "enroll the machine of", Name: w.Name, Reason: "enrollment_expired",
+			Detail: "its secret expired " + l.ResolvedAt.Add(enrollWithin).Format(time.RFC3339)}
+	}
+	return w, nil
+}
+
+// validateEnroll returns every fault of the settings of enrollment.
+func (s Settings) validateEnroll() (errs []error) {
+	if s.AgentServerURL != "" {
+		u, err := url.Parse(s.AgentServerURL)
+		switch {
+		case CheckAddress(s.AgentServerURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") || strings.ContainsAny(s.AgentServerURL, "'\"\\ \n@"):
+			errs = append(errs, invalidf("agent_server_url", "%.80q is not the address of this server, like https://lull.example.com:7070", s.AgentServerURL))
+		case u.Scheme != "https" && !net.ParseIP(u.Hostname()).IsLoopback():
+			errs = append(errs, invalidf("agent_server_url", "%.80q is not https: an agent sends its token there", s.AgentServerURL))
+		}
+	}
+	if s.AgentServerCA != "" && (len(s.AgentServerCA) > 8<<10 || strings.Contains(s.AgentServerCA, "LULL_END") || !x509.NewCertPool().AppendCertsFromPEM([]byte(s.AgentServerCA))) {
+		errs = append(errs, invalidf("agent_server_ca", "it is not at most 8 KiB of certificates in PEM"))
+	}
+	return errs
+}
