@@ -143,7 +143,15 @@ func TestLaunchedAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	sh(t, "/bin/sh", "-n", file)
-	root := t.TempDir()
+	root, err := os.MkdirTemp("/var/lib", "lull-test-") // an agent trusts no file below /tmp
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
 	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
 		t.Fatal(err)
 	}

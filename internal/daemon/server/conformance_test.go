@@ -153,6 +153,7 @@ var bodies = map[string]string{
 	"put-template":     `{"instance_type":"m5.large","ami_name_filter":"cml*"}`,
 	"change-settings":  `{"min_workers":1}`,
 	"halt":             `{"on":false}`,
+	"enroll-agent":     `{"instance_id":"i-0123456789abcdef0"}`,
 	"create-token":     `{"name":"t","role":"viewer"}`,
 	"report-agent":     `{"at":"2026-01-01T00:00:00Z","sequence":1,"interval_seconds":60,"version":"test","last_use":"2026-01-01T00:00:00Z"}`,
 	"report-host": `{"host":"m1","at":"2026-01-01T00:00:00Z","sequence":1,"after":0,"started_at":"2026-01-01T00:00:00Z","interval_seconds":60,"version":"test",
@@ -277,7 +278,10 @@ func TestEveryRouteRefuses(t *testing.T) {
 				before = now
 			}
 		}
-		if op.plain() == "wake-worker" {
+		if op.plain() == "agent-program" {
+			path += "?architecture=x86_64"
+		}
+		if op.plain() == "wake-worker" || op.plain() == "enroll-agent" || op.plain() == "agent-program" {
 			refuse("without a token", "", body, 401)
 			refuse("with a token of the API", b.admin, body, 401)
 			continue
@@ -359,8 +363,8 @@ func TestEveryRouteAnswers(t *testing.T) {
 	b := newBench(t, memory(t))
 	_, ops, _ := b.document()
 	for i, op := range ops {
-		if op.plain() == "events" || op.plain() == "wake-worker" || op.plain() == "detect-idle" {
-			continue // have their own tests: the first never ends, the last waits for a controller
+		if op.plain() == "events" || op.plain() == "wake-worker" || op.plain() == "detect-idle" || op.plain() == "enroll-agent" || op.plain() == "agent-program" {
+			continue // have their own tests: the first never ends, detect-idle waits for a controller, the rest want secrets of their own
 		}
 		path, body := b.target(op), op.body()
 		key := fmt.Sprintf("key-%d", i)
