@@ -99,7 +99,7 @@ func TestRegionThatIsNotThere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e := page.Entries[len(page.Entries)-1]; e.Action != "forgotten" || e.Reason != "force" || !strings.Contains(e.Detail, "it runs on and costs money") {
+		if e := page.Entries[len(page.Entries)-1]; e.Action != "forgotten" || e.Reason != "force" || !strings.Contains(e.Detail, "EC2") {
 			t.Errorf("the audit has %+v", e)
 		}
 		if w, err = r.fleet.ImportWorker(t.Context(), person, in); err != nil {
