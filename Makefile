@@ -109,7 +109,7 @@ guest-kernel: packages ## fetch a kernel for the tests of microVMs (26 MB), once
 		echo "no guest kernel: tests of microVMs are skipped"
 
 check: lint ## the inner loop: format, vet, staticcheck, pure tests and the types of the dashboard; two minutes
-	@go tool staticcheck -checks "SA*,S1*,U1000,-SA1019,-SA2001,-SA4006" ./...
+	@go tool staticcheck -checks "SA*,S1*,U1000" ./...
 	@LULL_DRAWS=$${LULL_DRAWS:-0.1} $(call TEST,check,$(PURE) $$(go list $(RACE) $(MIXED) | tr '\n' ' '),-short)
 	@if [ -e web/node_modules/.bin/tsc ]; then cd web && node_modules/.bin/tsc --noEmit; else \
 		echo "the dashboard's types are not checked: run npm install in web/ once"; fi

@@ -16,7 +16,8 @@ func (s *Shim) list(_ context.Context, q *shimctl.Request) (shimctl.Answer, erro
 	}
 	// Wait for starts in progress, so that none is missing.
 	s.begin.Lock()
-	s.begin.Unlock() //nolint:staticcheck // passing through is the point
+	//lint:ignore SA2001 passing through is the point
+	s.begin.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := shimctl.List{Runs: []shimctl.Run{}}

@@ -28,10 +28,9 @@ type round struct {
 
 // tick is one turn of the loop.
 func (a *Agent) tick() {
-	now := a.now()
 	a.counters.Ticks++
 	a.watchClocks()
-	now = a.now()
+	now := a.now()
 	if a.config.settled && now.Sub(a.config.readAt) >= configEvery {
 		a.config.readAt = now
 		a.refresh(func(agentctl.Reload) {})

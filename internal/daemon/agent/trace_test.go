@@ -81,7 +81,7 @@ func (s spans) says(x sdk.ReadOnlySpan, want ...attribute.KeyValue) {
 	got := attribute.NewSet(x.Attributes()...)
 	for _, kv := range want {
 		if v, ok := got.Value(kv.Key); !ok || v != kv.Value {
-			s.t.Errorf("%s: %s is %v, want %v", x.Name(), kv.Key, v.Emit(), kv.Value.Emit())
+			s.t.Errorf("%s: %s is %v, want %v", x.Name(), kv.Key, v.String(), kv.Value.String())
 		}
 	}
 }

@@ -35,15 +35,15 @@ func (s *Server) importWorker(ctx context.Context, n fleet.ImportedWorker) (flee
 			return fleet.Worker{}, err
 		}
 	}
-	w, err := s.fleet.Candidate(ctx, n) // what is wrong with the request itself
-	if err != nil {
+	if _, err := s.fleet.Candidate(ctx, n); err != nil { // what is wrong with the request itself
 		return fleet.Worker{}, err
 	}
 	if s.instances != nil {
 		if err := s.find(ctx, &n); err != nil {
 			return fleet.Worker{}, err
 		}
-		if w, err = s.fleet.Candidate(ctx, n); err != nil {
+		w, err := s.fleet.Candidate(ctx, n)
+		if err != nil {
 			return fleet.Worker{}, err
 		}
 		if err := s.observable(ctx, &n, w); err != nil {

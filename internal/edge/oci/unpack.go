@@ -166,7 +166,7 @@ func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
 		if err := u.root.Mkdir(at, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-	case tar.TypeReg, tar.TypeRegA, tar.TypeGNUSparse, tar.TypeCont: //nolint:staticcheck // old archives have TypeRegA
+	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont:
 		return u.file(at, h, body)
 	case tar.TypeSymlink:
 		if len(h.Linkname) > maxPath || h.Linkname == "" || strings.ContainsRune(h.Linkname, 0) {

@@ -371,7 +371,7 @@ func TestAdopt(t *testing.T) {
 	}
 	_, err = io.ReadAll(c)
 	t.Logf("the connection ended with %v", err)
-	w, err = again(ident)
+	_, err = again(ident)
 	var gone *instance.GoneError
 	switch {
 	case errors.As(err, &gone):

@@ -159,7 +159,7 @@ func (w *Work) awaitRoom() {
 		}
 		ctx, cancel := context.WithTimeout(w.qctx, callLimit)
 		if free, err := freeBytes(w.r.layers()); err == nil && free >= resumeRoom {
-			err = m.do(ctx, "cont", nil, nil)
+			_ = m.do(ctx, "cont", nil, nil) // the status below decides
 		}
 		s, err := m.status(ctx)
 		cancel()

@@ -308,7 +308,7 @@ func vsockLife(t *testing.T, kind string) {
 		t.Fatal(err)
 	}
 	step("restored")
-	v = over(w, v)
+	over(w, v)
 	exec("first")
 	if w.rec.CID == was {
 		t.Error("two have one context id")

@@ -204,7 +204,7 @@ func (s *Server) meet() {
 // serve owns its thread, which runs as the directory's owner once the directory
 // exists.
 func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error) {
-	root, lack := s.enter(nil)
+	root, _ := s.enter(nil)
 	defer func() {
 		if root != nil {
 			err = errors.Join(err, root.close())
@@ -226,7 +226,7 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 				continue
 			}
 			if errors.Is(err, os.ErrDeadlineExceeded) {
-				root, lack = s.enter(root)
+				root, _ = s.enter(root)
 				continue
 			}
 			if err == nil || errors.Is(err, io.EOF) || ctx.Err() != nil {
@@ -245,6 +245,7 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 		if err := s.admit(ctx, askCost+len(body)+int(q.Size)); err != nil {
 			return nil // the guest repeats the request
 		}
+		var lack error
 		root, lack = s.enter(root)
 		a := root.answer(&q, lack)
 		switch {
