@@ -18,7 +18,7 @@ import (
 
 const (
 	maxAnswer      = 64 << 20         // bytes of one answer
-	attemptTimeout = 30 * time.Second // of one attempt, when no HTTP client is given
+	attemptTimeout = 30 * time.Second // of one attempt, unless the HTTP client has a limit of its own
 )
 
 // Access says as whom and by what road AWS is called.
@@ -31,7 +31,8 @@ type Access struct {
 	// Credentials replace the standard chain; nil means the chain.
 	Credentials aws.CredentialsProvider
 	// HTTP replaces the SDK's HTTP client for every call but those by which
-	// the standard chain finds its credentials.
+	// the standard chain finds its credentials. Without a timeout of its own, an
+	// attempt ends after 30 s.
 	HTTP *http.Client
 	// STSEndpoint is where roles are assumed, if not at AWS.
 	STSEndpoint string
@@ -59,7 +60,9 @@ func (a Access) Load(ctx context.Context, region string) (aws.Config, error) {
 	}
 	// Wrapped only now: for AWS_CA_BUNDLE the SDK wants a client of its own.
 	if a.HTTP != nil {
-		cfg.HTTPClient = a.HTTP
+		client := *a.HTTP
+		client.Timeout = cmp.Or(client.Timeout, attemptTimeout)
+		cfg.HTTPClient = &client
 	}
 	cfg.HTTPClient = bounded{cfg.HTTPClient}
 	if a.RoleARN == "" {

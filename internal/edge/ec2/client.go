@@ -46,6 +46,12 @@ type Client struct {
 	reads  *rate.Limiter
 	writes *rate.Limiter
 
+	reading     joiner[Instance]
+	stopping    joiner[Change] // of kind hibernating or plain
+	terminating joiner[Change]
+	tagging     joiner[struct{}] // the kind is the tags
+	attributes  chan struct{}    // held while an attribute is read
+
 	mu    sync.Mutex
 	types map[string]bool // instance type -> has instance-store volumes
 }
@@ -59,7 +65,10 @@ func New(cfg aws.Config, endpoint string, limits Limits) *Client {
 		reads:  rate.NewLimiter(rate.Limit(limits.ReadRate), limits.ReadBurst),
 		writes: rate.NewLimiter(rate.Limit(limits.WriteRate), limits.WriteBurst),
 		types:  map[string]bool{},
+
+		attributes: make(chan struct{}, 4),
 	}
+	c.join()
 	c.api = ec2.NewFromConfig(cfg, func(o *ec2.Options) {
 		if endpoint != "" {
 			o.BaseEndpoint = aws.String(endpoint)
@@ -82,6 +91,9 @@ func (c *Client) limit(stack *middleware.Stack) error {
 	wait := middleware.FinalizeMiddlewareFunc("RateLimit", func(
 		ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler,
 	) (middleware.FinalizeOutput, middleware.Metadata, error) {
+		if hasPaid(ctx) {
+			return next.HandleFinalize(ctx, in)
+		}
 		bucket := c.writes
 		if strings.HasPrefix(awsmiddleware.GetOperationName(ctx), "Describe") {
 			bucket = c.reads

@@ -339,14 +339,14 @@ func TestPreflight(t *testing.T) {
 		"DescribeInstanceAttribute": func(v url.Values) reply { return attribute(v) },
 	})
 	c := f.client(t, testLimits)
-	checks := func(p Preflight) [6]Check {
-		return [6]Check{p.InstanceStore, p.ChangesAddress, p.AutoScaling, p.Spot, p.StopProtected, p.TerminationProtected}
+	checks := func(p Preflight) [5]Check {
+		return [5]Check{p.InstanceStore, p.ChangesAddress, p.AutoScaling, p.Spot, p.StopProtected}
 	}
 	more = "<instanceType>m5d.large</instanceType><ipAddress>198.51.100.7</ipAddress><instanceLifecycle>spot</instanceLifecycle>" +
 		"<tagSet><item><key>aws:autoscaling:groupName</key><value>g</value></item></tagSet>"
 	for range 2 {
 		p, err := c.Preflight(t.Context(), id(1))
-		if want := [6]Check{{Set: true}, {Set: false}, {Set: true}, {Set: true}, {Set: true}, {Set: false}}; err != nil || checks(p) != want {
+		if want := [5]Check{{Set: true}, {Set: false}, {Set: true}, {Set: true}, {Set: true}}; err != nil || checks(p) != want {
 			t.Errorf("checks %+v, %v", checks(p), err)
 		}
 	}
@@ -357,7 +357,7 @@ func TestPreflight(t *testing.T) {
 	attribute = func(url.Values) reply { return refusal("UnauthorizedOperation", "no") }
 	f.actions["DescribeInstanceTypes"] = func(url.Values) reply { return fine("DescribeInstanceTypes", "<instanceTypeSet/>") }
 	p, err := c.Preflight(t.Context(), id(1))
-	if err != nil || KindOf(p.StopProtected.Err) != Unauthorized || KindOf(p.TerminationProtected.Err) != Unauthorized || p.InstanceStore.Err == nil {
+	if err != nil || KindOf(p.StopProtected.Err) != Unauthorized || p.InstanceStore.Err == nil {
 		t.Errorf("checks that fail: %+v, %v", p, err)
 	}
 	if p.Spot.Err != nil || p.ChangesAddress != (Check{}) {

@@ -2,8 +2,11 @@ package ec2
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
@@ -23,7 +26,7 @@ func (c *Client) Start(ctx context.Context, id string) (Change, error) {
 	if err != nil {
 		return Change{}, c.failed(op, err, id)
 	}
-	return c.change(op, id, out.StartingInstances)
+	return c.changed(op, id, changes(out.StartingInstances)[id], nil)
 }
 
 // A Stop is an accepted stop.
@@ -53,37 +56,87 @@ func (c *Client) Stop(ctx context.Context, id string, hibernate bool) (Stop, err
 }
 
 func (c *Client) stop(ctx context.Context, id string, hibernate bool) (Change, error) {
-	const op = "StopInstances"
-	in := &ec2.StopInstancesInput{InstanceIds: []string{id}}
+	kind := plain
 	if hibernate {
-		in.Hibernate = aws.Bool(true)
+		kind = hibernating
 	}
-	out, err := c.api.StopInstances(ctx, in)
-	if err != nil {
-		return Change{}, c.failed(op, err, id)
-	}
-	return c.change(op, id, out.StoppingInstances)
+	change, err := c.stopping.do(ctx, kind, id)
+	return c.changed("StopInstances", id, change, err)
 }
 
-// Terminate ends an instance forever.
+// Terminate ends an instance permanently.
 func (c *Client) Terminate(ctx context.Context, id string) (Change, error) {
-	const op = "TerminateInstances"
-	out, err := c.api.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{id}})
-	if err != nil {
-		return Change{}, c.failed(op, err, id)
-	}
-	return c.change(op, id, out.TerminatingInstances)
+	change, err := c.terminating.do(ctx, plain, id)
+	return c.changed("TerminateInstances", id, change, err)
 }
 
-func (c *Client) change(op, id string, changes []types.InstanceStateChange) (Change, error) {
-	for _, ch := range changes {
-		if aws.ToString(ch.InstanceId) == id && ch.CurrentState != nil {
-			out := Change{Current: State(ch.CurrentState.Name)}
-			if ch.PreviousState != nil {
-				out.Previous = State(ch.PreviousState.Name)
-			}
-			return out, nil
+// The kinds of joined calls that act on instances.
+const (
+	plain       = ""
+	hibernating = "hibernate"
+)
+
+// join sets up the calls that are made for many instances at once.
+func (c *Client) join() {
+	c.reading = joiner[Instance]{limit: c.reads, gather: 500 * time.Millisecond, call: func(ctx context.Context, _ string, ids []string) (map[string]Instance, error) {
+		found := map[string]Instance{}
+		return found, c.known(ctx, slices.Compact(slices.Sorted(slices.Values(ids))), found)
+	}}
+	c.stopping = joiner[Change]{limit: c.writes, gather: 50 * time.Millisecond, call: func(ctx context.Context, kind string, ids []string) (map[string]Change, error) {
+		in := &ec2.StopInstancesInput{InstanceIds: ids}
+		if kind == hibernating {
+			in.Hibernate = aws.Bool(true)
 		}
+		out, err := c.api.StopInstances(ctx, in)
+		if err != nil {
+			return nil, c.failed("StopInstances", err, ids...)
+		}
+		return changes(out.StoppingInstances), nil
+	}}
+	c.terminating = joiner[Change]{limit: c.writes, gather: 50 * time.Millisecond, call: func(ctx context.Context, _ string, ids []string) (map[string]Change, error) {
+		out, err := c.api.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: ids})
+		if err != nil {
+			return nil, c.failed("TerminateInstances", err, ids...)
+		}
+		return changes(out.TerminatingInstances), nil
+	}}
+	c.tagging = joiner[struct{}]{limit: c.writes, gather: 50 * time.Millisecond, call: func(ctx context.Context, kind string, ids []string) (map[string]struct{}, error) {
+		var tags map[string]string
+		if err := json.Unmarshal([]byte(kind), &tags); err != nil {
+			return nil, err
+		}
+		if _, err := c.api.CreateTags(ctx, &ec2.CreateTagsInput{Resources: ids, Tags: awsTags(tags)}); err != nil {
+			return nil, c.failed("CreateTags", err, ids...)
+		}
+		return nil, nil
+	}}
+}
+
+// changed is the outcome of a joined call for one instance.
+func (c *Client) changed(op, id string, change Change, err error) (Change, error) {
+	switch {
+	case KindOf(err) != "":
+		return Change{}, err
+	case err != nil:
+		return Change{}, c.failed(op, err, id)
+	case change.Current == "":
+		return Change{}, c.failed(op, errors.New("the answer does not name the instance"), id)
 	}
-	return Change{}, c.failed(op, errors.New("the answer does not name the instance"), id)
+	return change, nil
+}
+
+// changes are those of an answer, by instance.
+func changes(all []types.InstanceStateChange) map[string]Change {
+	out := make(map[string]Change, len(all))
+	for _, ch := range all {
+		if ch.CurrentState == nil {
+			continue
+		}
+		change := Change{Current: State(ch.CurrentState.Name)}
+		if ch.PreviousState != nil {
+			change.Previous = State(ch.PreviousState.Name)
+		}
+		out[aws.ToString(ch.InstanceId)] = change
+	}
+	return out
 }

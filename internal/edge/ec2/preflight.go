@@ -3,11 +3,16 @@ package ec2
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
+
+// attributeWithin bounds the read of an attribute, the wait for its turn
+// included.
+const attributeWithin = time.Second
 
 // asgTag is the tag that an Auto Scaling group puts on its members.
 const asgTag = "aws:autoscaling:groupName"
@@ -29,33 +34,33 @@ type Preflight struct {
 	// AutoScaling: a member of a group, which would replace it.
 	AutoScaling Check `json:"auto_scaling"`
 	Spot        Check `json:"spot"`
-	// StopProtected and TerminationProtected are the instance's attributes
-	// disableApiStop and disableApiTermination.
-	StopProtected        Check `json:"stop_protected"`
-	TerminationProtected Check `json:"termination_protected"`
+	// StopProtected is the instance's attribute disableApiStop. Its error is of
+	// kind Throttled or Canceled if the rate limit left no room to read it within
+	// attributeWithin: each instance takes a call of its own.
+	StopProtected Check `json:"stop_protected"`
 }
 
 // Preflight looks at everything that could make a stop of the instance a bad
 // idea. It fails as a whole only if the instance itself cannot be read, with
 // kind NotFound if EC2 does not know it; else each check fails alone.
 func (c *Client) Preflight(ctx context.Context, id string) (Preflight, error) {
-	found, _, err := c.Instances(ctx, []string{id})
-	if err != nil {
+	i, err := c.reading.do(ctx, plain, id)
+	switch {
+	case KindOf(err) != "":
 		return Preflight{}, err
-	}
-	i, ok := found[id]
-	if !ok {
+	case err != nil:
+		return Preflight{}, c.failed(opDescribe, err, id)
+	case i.ID == "":
 		return Preflight{}, &Error{Op: opDescribe, Region: c.region, Kind: NotFound, IDs: []string{id}}
 	}
 	_, member := i.Tags[asgTag]
 	return Preflight{
-		Instance:             i,
-		InstanceStore:        c.instanceStore(ctx, i),
-		ChangesAddress:       c.changesAddress(ctx, i),
-		AutoScaling:          Check{Set: member},
-		Spot:                 Check{Set: i.Spot},
-		StopProtected:        c.attribute(ctx, id, types.InstanceAttributeNameDisableApiStop),
-		TerminationProtected: c.attribute(ctx, id, types.InstanceAttributeNameDisableApiTermination),
+		Instance:       i,
+		InstanceStore:  c.instanceStore(ctx, i),
+		ChangesAddress: c.changesAddress(ctx, i),
+		AutoScaling:    Check{Set: member},
+		Spot:           Check{Set: i.Spot},
+		StopProtected:  c.stopProtected(ctx, id),
 	}, nil
 }
 
@@ -97,18 +102,24 @@ func (c *Client) changesAddress(ctx context.Context, i Instance) Check {
 	return Check{Set: len(out.Addresses) == 0}
 }
 
-func (c *Client) attribute(ctx context.Context, id string, name types.InstanceAttributeName) Check {
+func (c *Client) stopProtected(ctx context.Context, id string) Check {
 	const op = "DescribeInstanceAttribute"
-	out, err := c.api.DescribeInstanceAttribute(ctx, &ec2.DescribeInstanceAttributeInput{InstanceId: aws.String(id), Attribute: name})
+	ctx, cancel := context.WithTimeout(ctx, attributeWithin)
+	defer cancel()
+	// These calls cannot be joined. Few at a time wait for the rate limit, so
+	// that other reads have their turn between those of a large fleet.
+	select {
+	case c.attributes <- struct{}{}:
+		defer func() { <-c.attributes }()
+	case <-ctx.Done():
+		return Check{Err: c.failed(op, &limitError{context.Cause(ctx)}, id)}
+	}
+	out, err := c.api.DescribeInstanceAttribute(ctx, &ec2.DescribeInstanceAttributeInput{InstanceId: aws.String(id), Attribute: types.InstanceAttributeNameDisableApiStop})
 	if err != nil {
 		return Check{Err: c.failed(op, err, id)}
 	}
-	value := out.DisableApiStop
-	if name == types.InstanceAttributeNameDisableApiTermination {
-		value = out.DisableApiTermination
+	if out.DisableApiStop == nil || out.DisableApiStop.Value == nil {
+		return Check{Err: c.failed(op, errors.New("the answer does not hold disableApiStop"), id)}
 	}
-	if value == nil || value.Value == nil {
-		return Check{Err: c.failed(op, errors.New("the answer does not hold "+string(name)), id)}
-	}
-	return Check{Set: *value.Value}
+	return Check{Set: *out.DisableApiStop.Value}
 }

@@ -2,6 +2,7 @@ package ec2
 
 import (
 	"context"
+	"encoding/json"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
@@ -9,10 +10,20 @@ import (
 )
 
 // CreateTags sets tags on resources, at most 200 at a time, leaving other tags
-// alone.
+// alone. Calls for one resource each that set the same tags are made together.
 func (c *Client) CreateTags(ctx context.Context, ids []string, tags map[string]string) error {
 	if len(ids) == 0 || len(tags) == 0 {
 		return nil
+	}
+	if len(ids) == 1 {
+		kind, err := json.Marshal(tags) // with sorted keys
+		if err == nil {
+			_, err = c.tagging.do(ctx, string(kind), ids[0])
+		}
+		if err != nil && KindOf(err) == "" {
+			err = c.failed("CreateTags", err, ids...)
+		}
+		return err
 	}
 	return batches(ids, func(part []string) error {
 		if _, err := c.api.CreateTags(ctx, &ec2.CreateTagsInput{Resources: part, Tags: awsTags(tags)}); err != nil {
