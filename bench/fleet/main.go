@@ -36,9 +36,21 @@ func main() {
 	events := flag.Int("events", 300, "events in the history of each running worker")
 	bin := flag.String("bin", "bin/lull", "the binary to measure")
 	profile := flag.String("profile", "", "folder for the processor and heap profiles of each run")
+	var idle idleFleet
+	flag.IntVar(&idle.workers, "idle", 0, "instead: how soon this many idle workers behind slow CML hosts are paused; fails if one takes longer than two idle checks")
+	flag.DurationVar(&idle.interval, "interval", time.Minute, "with -idle, the time between two idle checks")
+	flag.DurationVar(&idle.lead, "lead", 6*time.Minute, "with -idle, the time until all of them are due")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if idle.workers > 0 {
+		idle.bin = *bin
+		if err := idle.run(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, "bench fleet:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	fmt.Println("workers  ready s (CPU)  describes/cycle  writes/cycle  CPU s/cycle: all    ec2  telemetry   idle  store   list  evidence     gc  other   RSS MiB  KiB/worker")
 	for text := range strings.SplitSeq(*sizes, ",") {
 		n, err := strconv.Atoi(text)

@@ -78,7 +78,10 @@ type Changing struct {
 // errPool requests the same change with the pool in its transaction.
 var errPool = errors.New("the pool is needed")
 
-// ErrStale is returned for a change decided on a record that is no longer the
+// errContended asks for the same change once nobody else changes the pool.
+var errContended = errors.New("the pool was changed meanwhile")
+
+// ErrStale is a change that was decided on a record that is no longer the
 // newest. Decide again.
 var ErrStale = fmt.Errorf("the record has changed: %w", store.ErrConflict)
 
@@ -104,13 +107,39 @@ func (f *Fleet) Change(ctx context.Context, id string, c Changing, fn func(w *Wo
 }
 
 func (f *Fleet) change(ctx context.Context, id string, c Changing, pooled bool, fn func(w *Worker, tx *Tx) error) (Worker, error) {
+	if !pooled {
+		return f.transact(ctx, id, c, false, false, fn)
+	}
+	w, err := f.transact(ctx, id, c, true, true, fn)
+	if !errors.Is(err, errContended) {
+		return w, err
+	}
+	// A thousand workers that are paused at the same moment all write the pool:
+	// in this process they take turns, instead of using up the store by losing
+	// to each other.
+	select {
+	case f.now.pooled <- struct{}{}:
+		defer func() { <-f.now.pooled }()
+	case <-ctx.Done():
+		return Worker{}, fmt.Errorf("change worker %q: %w", id, context.Cause(ctx))
+	}
+	return f.transact(ctx, id, c, true, false, fn)
+}
+
+// transact makes a change. Once ends it with errContended if somebody else
+// wrote one of its records meanwhile.
+func (f *Fleet) transact(ctx context.Context, id string, c Changing, pooled, once bool, fn func(w *Worker, tx *Tx) error) (Worker, error) {
 	keys := []string{workerKey(id)}
 	if pooled {
 		keys = append(keys, poolKey, haltKey, rulesMark)
 	}
 	var made Worker
-	var wrote bool
+	var wrote, tried bool
 	done, err := store.Transact(ctx, f.store, keys, func(view []store.Value) ([]store.Op, error) {
+		if once && tried {
+			return nil, errContended
+		}
+		tried = true
 		ops, w, err := f.apply(id, c, view, pooled, fn)
 		made = w
 		wrote = len(ops) > 0 && ops[0].Key == keys[0]

@@ -113,8 +113,9 @@ func (j *job) detect(ctx context.Context, force bool) (fleet.DetectResult, error
 	r.ActivityUpdated = r.TelemetryFetched
 	// Step 3: judge.
 	d := j.judge()
-	if d.Verdict.Eligible || d.Verdict.WarnDue || j.live.preflightErr != "" || len(j.live.preflight) > 0 {
-		j.preflight(ctx)
+	must := d.Verdict.Eligible || d.Verdict.WarnDue || j.live.preflightErr != "" || len(j.live.preflight) > 0
+	if must || j.near(d.Verdict) {
+		j.preflight(ctx, must)
 		d = j.judge()
 	}
 	r.Fill(d.Verdict)
@@ -160,7 +161,35 @@ func (j *job) interval() time.Duration {
 	return time.Duration(j.rules().CheckInterval)
 }
 
-// fetch reads telemetry unless the last reading is recent enough.
+// near reports whether the worker may be paused soon, so that what a stop would
+// meet is found out before the pause is due: for a large fleet that takes
+// minutes.
+func (j *job) near(v idle.Verdict) bool {
+	if t := v.TargetPauseAt; t != nil {
+		return t.Sub(v.At) <= j.s.WorkerActivityDetectionInterval
+	}
+	return len(v.Blocks) == 1 && v.Blocks[0].Code == idle.Shadow
+}
+
+// Times of repeated reads of CML.
+const (
+	fetchRetry = 5 * time.Second // doubled with each failure
+	// lookWait is for how long a stop's final check is repeated while only CML's
+	// answer is missing; then the stop is called off.
+	lookWait = 2 * time.Minute
+)
+
+// fetchAfter is the least time from the last fetch to the next: one that failed
+// is repeated sooner than the interval.
+func (j *job) fetchAfter() time.Duration {
+	every := j.interval()
+	if j.live.failed == 0 {
+		return every
+	}
+	return min(every, fetchRetry<<min(j.live.failed-1, 10))
+}
+
+// fetch reads telemetry unless the last reading is young enough.
 func (j *job) fetch(ctx context.Context, force bool) {
 	if !j.wantsCML() {
 		return
@@ -171,7 +200,7 @@ func (j *job) fetch(ctx context.Context, force bool) {
 		return
 	}
 	every := j.interval()
-	if !force && now.Sub(j.live.fetchedAt) < every {
+	if !force && now.Sub(j.live.fetchedAt) < j.fetchAfter() {
 		return
 	}
 	console, err := j.c.cfg.Consoles(j.w)
@@ -195,9 +224,12 @@ func (j *job) fetch(ctx context.Context, force bool) {
 	if t.CheckedAt.IsZero() {
 		r.At = time.Now()
 	}
+	j.live.failed++
 	if t.Unknown != "" {
 		r.State, r.Detail = idle.Unknown, t.Unknown
 		span.SetStatus(codes.Error, t.Unknown)
+	} else {
+		j.live.failed = 0
 	}
 	j.live.cml = r
 }
@@ -350,17 +382,21 @@ func (j *job) activityInto(w *fleet.Worker) {
 	}
 }
 
-// preflight runs the preflight checks of a stop and keeps the result for an
-// hour. A failed check blocks, and is repeated at the next idle check.
-func (j *job) preflight(ctx context.Context) {
+// preflight finds out what speaks against a stop, and keeps that for an hour.
+// Where the pause is due, what cannot be found out blocks it; it is tried again
+// in the next check.
+func (j *job) preflight(ctx context.Context, due bool) {
 	cloud, err := j.cloud()
 	if err != nil || cloud.Check == nil || j.now.Sub(j.live.preflightAt) < time.Hour {
 		return
 	}
-	call, cancel := context.WithTimeout(ctx, 30*time.Second)
+	call, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	j.c.count.calls.add("preflight")
 	found, err := cloud.Check.Preflight(call, j.w.EC2InstanceID)
+	if err != nil && !due {
+		return
+	}
 	if err != nil {
 		j.live.preflight, j.live.preflightErr = nil, err.Error()
 		return
@@ -446,7 +482,7 @@ func (j *job) plan(v idle.Verdict) {
 			next = t
 		}
 	}
-	if due := j.live.fetchedAt.Add(every); j.wantsCML() && j.s.WorkerActivityDetectionEnabled && due.Before(next) {
+	if due := j.live.fetchedAt.Add(j.fetchAfter()); j.wantsCML() && j.s.WorkerActivityDetectionEnabled && due.Before(next) {
 		next = due
 		if soon := v.At.Add(time.Second); next.Before(soon) {
 			next = soon
@@ -520,8 +556,20 @@ func (j *job) finalLook(ctx context.Context) evidence.Decision {
 	return d
 }
 
-// overtaken answers a request for a check with the check that was in progress
-// when the request was made, if that check decided on a pause.
+// repeats reports whether the final check of a stop is made again shortly: it
+// only misses CML's answer, and the worker is STOPPING for less than lookWait.
+func (j *job) repeats(d evidence.Decision) (outcome, bool) {
+	now, blocks := time.Now(), d.Verdict.Blocks
+	if len(blocks) == 0 || now.Sub(j.w.StatusSince) > lookWait || slices.ContainsFunc(blocks, func(b idle.Block) bool {
+		return b.Code != idle.SignalUnknown || b.Signal != fleet.SourceCML
+	}) {
+		return outcome{}, false
+	}
+	return outcome{Requeue, now.Add(jitter(fetchRetry))}, true
+}
+
+// overtaken answers a request for a check with the one that was under way when
+// it was made, if that has decided on a pause.
 func (j *job) overtaken(r *fleet.Request) bool {
 	in, v := j.w.Intent, j.live.verdict
 	if in == nil || v == nil || !in.ByReadings() || in.At.Before(r.At) {

@@ -323,7 +323,8 @@ func TestHandlers(t *testing.T) {
 		{name: "an idle stop is sent after a quiet look", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: quiet, result: Requeue, calls: "stop"},
 		{name: "an idle stop is called off by activity", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: busy, result: Success, to: power.WorkerRunning,
 			check: counters(func(s Stats) int64 { return s.PauseCancelled }, 1)},
-		{name: "an idle stop is called off by an unknown", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: func(m *machine) { m.down = true }, result: Success, to: power.WorkerRunning},
+		{name: "an idle stop is called off by an unknown", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), func(w *fleet.Worker) { w.StatusSince = time.Now().Add(-lookWait) }), age: long, ec2: "running", inst: func(m *machine) { m.down = true }, result: Success, to: power.WorkerRunning},
+		{name: "an idle stop waits for CML", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent), age: long, ec2: "running", inst: func(m *machine) { m.down = true }, result: Requeue},
 		{name: "an idle stop is called off by a snooze", status: power.WorkerStopping, set: both(intent(fleet.ReasonIdleTimeout, false), recent, func(w *fleet.Worker) { at := time.Now().Add(time.Hour); w.SnoozedUntil = &at }), age: long, ec2: "running", result: Success, to: power.WorkerRunning},
 		{name: "a schedule's stop with force is called off by a snooze", status: power.WorkerStopping, set: both(intent(fleet.ReasonSchedule, false), recent, func(w *fleet.Worker) {
 			at := time.Now().Add(time.Hour)

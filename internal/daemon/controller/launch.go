@@ -384,6 +384,10 @@ func (j *job) start(ctx context.Context) outcome {
 		return outcome{Result: Requeue}
 	}
 	defer cancel()
+	if j.w.StartOrigin == fleet.OriginAuto { // a halt ends its retries too
+		call, cancel = context.WithTimeout(call, FinalLook-time.Second)
+		defer cancel()
+	}
 	j.c.count.calls.add("start")
 	call, span := j.span(j.resuming(call, j.w.StartAskedAt), "ec2.start")
 	defer span.End()

@@ -272,7 +272,8 @@ func (c *Controller) sweep(r *region, states map[string]string, began time.Time,
 	defer c.mu.Unlock()
 	r.listedAt = began
 	now := time.Now()
-	polling := c.fleet.Settings().ReconcilePollingEnabled
+	settings := c.fleet.Settings()
+	polling := settings.ReconcilePollingEnabled
 	for _, e := range r.entries {
 		state := states[e.w.EC2InstanceID]
 		if in, ok := found[e.w.EC2InstanceID]; ok {
@@ -280,7 +281,7 @@ func (c *Controller) sweep(r *region, states map[string]string, began time.Time,
 		}
 		e.seen, e.seenAt = state, began
 		e.missing = state == "" && missing[e.w.EC2InstanceID]
-		if e.settled && e.settledSeen == state && !c.moved(e) || c.shards[e.shard] == nil {
+		if e.settled && e.settledSeen == state && !c.moved(e) && !retimed(settings.TagPrefix, e) || c.shards[e.shard] == nil {
 			continue
 		}
 		if polling || power.WorkerTable.IsTransitional(e.w.Status) {
@@ -291,7 +292,17 @@ func (c *Controller) sweep(r *region, states map[string]string, began time.Time,
 	}
 }
 
-// moved reports whether a worker's addresses differ from its record.
+// retimed reports whether the end of a worker's life is no longer what the tag
+// of its instance says.
+func retimed(prefix string, e *entry) bool {
+	if e.inst == nil || len(e.inst.Tags) == 0 && e.w.TTLDeadline == nil {
+		return false
+	}
+	_, follow := deadlineTag(prefix, &e.w, e.inst)
+	return follow
+}
+
+// moved reports whether a worker's addresses are no longer those in its record.
 func (c *Controller) moved(e *entry) bool {
 	return e.inst != nil && e.w.Status == power.WorkerRunning && e.inst.State == "running" &&
 		(e.inst.PrivateIP != e.w.PrivateIP || e.inst.PublicIP != e.w.PublicIP)

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -250,31 +251,47 @@ func (j *job) rereadDeadline(ctx context.Context) (out outcome, done bool) {
 	return j.adoptDeadline(ctx)
 }
 
-// adoptDeadline takes the deadline from the instance's own tag if the record
-// has none, so that it is kept even if the agent is dead. Its action is always
-// a stop: a tag does not terminate here.
+// deadlineTag returns the end of w's life by the tag of its instance, nil for
+// none, and whether w's record has to follow it. A tag that cannot be read sets
+// none: the agent and its doctor show what is wrong with it.
+func deadlineTag(prefix string, w *fleet.Worker, in *Instance) (d *time.Time, follow bool) {
+	key := prefix + "ttl-deadline"
+	if in == nil || w.TTLDeadline != nil && !w.TTLFromTag {
+		return nil, false
+	}
+	if _, ours := w.PolicyTags[key]; ours {
+		return nil, false
+	}
+	if text, is := in.Tags[key]; is {
+		said, _ := tags.Parse(prefix, map[string]string{key: text})
+		d = said.TTLDeadline
+	}
+	if d == nil || w.TTLDeadline == nil {
+		return d, d != w.TTLDeadline
+	}
+	return d, !d.Equal(*w.TTLDeadline)
+}
+
+// adoptDeadline takes the end of its life from the instance's own tag where
+// nobody set another in the record, so that it is kept even when the agent is
+// dead. It is a stop unless the record says otherwise: a tag does not terminate
+// here.
 func (j *job) adoptDeadline(ctx context.Context) (outcome, bool) {
+	d, follow := deadlineTag(j.s.TagPrefix, &j.w, j.inst)
+	if !follow {
+		return outcome{}, false
+	}
 	key := j.s.TagPrefix + "ttl-deadline"
-	if j.inst == nil || j.w.TTLDeadline != nil && !j.w.TTLFromTag {
-		return outcome{}, false
-	}
-	if _, ours := j.w.PolicyTags[key]; ours {
-		return outcome{}, false
-	}
-	said, _ := tags.Parse(j.s.TagPrefix, map[string]string{key: j.inst.Tags[key]}) // the agent and its doctor report what is wrong with it
-	d := said.TTLDeadline
-	if _, is := j.inst.Tags[key]; !is {
-		d = nil
-	}
-	if d == nil && j.w.TTLDeadline == nil || d != nil && j.w.TTLDeadline != nil && d.Equal(*j.w.TTLDeadline) {
-		return outcome{}, false
-	}
 	err := j.write(ctx, func(w *fleet.Worker, tx *fleet.Tx) error {
+		action := fleet.ActionStop
+		if w.TTLFromTag {
+			action = cmp.Or(w.TTLAction, action)
+		}
 		w.EndTTL()
 		e := fleet.Entry{Action: "ttl_dropped", By: fleet.ByCloud, Detail: "its tag " + key + " is gone"}
 		if d != nil {
 			at := d.UTC().Round(0)
-			w.TTLDeadline, w.TTLFromTag, w.TTLAction = &at, true, fleet.ActionStop
+			w.TTLDeadline, w.TTLFromTag, w.TTLAction = &at, true, action
 			e = fleet.Entry{Action: "ttl_adopted", By: fleet.ByCloud, Detail: "its tag " + key + " says " + at.Format(time.RFC3339)}
 		}
 		tx.Note(e)

@@ -78,7 +78,8 @@ type live struct {
 	telemetry Telemetry
 	seen      json.RawMessage
 	fetchedAt time.Time
-	told      time.Time // newest activity in the journal
+	failed    int       // fetches in a row that left telemetry unknown
+	told      time.Time // newest activity that the journal has
 	checkedAt time.Time
 	verdict   *idle.Verdict
 	readings  []idle.Reading

@@ -42,7 +42,7 @@ func (j *job) ours(ctx context.Context, what string) (outcome, bool) {
 	}
 	defer cancel()
 	j.c.count.calls.add("tags")
-	if err := cloud.Tag.CreateTags(call, []string{j.w.EC2InstanceID}, map[string]string{tag: j.c.fleet.ID(), j.s.TagPrefix + "worker-id": j.w.ID}); err != nil {
+	if err := cloud.Tag.CreateTags(call, []string{j.w.EC2InstanceID}, map[string]string{tag: j.c.fleet.ID()}); err != nil {
 		return j.note(ctx, "cannot tag it as this fleet's: "+err.Error()), false
 	}
 	return outcome{}, true
@@ -144,7 +144,10 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	var look evidence.Decision
 	if in.ByReadings() || in.Reason == fleet.ReasonSchedule { // with force, a schedule's stop ignores readings but not users' decisions
 		if look = j.finalLook(ctx); !look.Verdict.Eligible {
-			return j.callOff(ctx, &look, "the final check found it in use or unknown")
+			if out, again := j.repeats(look); again {
+				return out
+			}
+			return j.callOff(ctx, &look, "the final look found it in use or could not tell")
 		}
 	}
 	hibernate, why := j.hibernates(ctx)
@@ -177,7 +180,22 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 	if in.ByReadings() {
 		return j.sendStop(ctx, look.Verdict.At.Add(FinalLook))
 	}
-	return j.sendStop(ctx, time.Time{})
+	until, halted := j.unhalted(in.Reason)
+	if halted {
+		return outcome{Result: Retry} // which calls it off
+	}
+	return j.sendStop(ctx, until)
+}
+
+// unhalted returns until when a call that no reading bounds may be sent, its
+// retries too: the zero time, no bound, if a user asked for it. Halted reports
+// that an automatic one must not be sent at all. A halt ends all automatic
+// calls within 5 s.
+func (j *job) unhalted(r fleet.Reason) (until time.Time, halted bool) {
+	if !r.Automatic() {
+		return time.Time{}, false
+	}
+	return time.Now().Add(FinalLook - time.Second), j.c.fleet.Halted().On
 }
 
 // hibernates reports whether the worker's stop is to be a hibernation, and why
@@ -252,6 +270,7 @@ func (j *job) sendStop(ctx context.Context, until time.Time) outcome {
 // refused is callOff for a stop that was not withdrawn: it failed, and the
 // reason stays in the record until something else happens.
 func (j *job) refused(ctx context.Context, why string) outcome {
+	j.live.preflightAt = time.Time{} // which may not have known of it
 	return j.calledOff(ctx, nil, why, func(w *fleet.Worker) { w.Refused(why) })
 }
 
@@ -381,6 +400,9 @@ func (j *job) stopped(ctx context.Context) outcome {
 	if !j.fresh {
 		return outcome{Result: Requeue}
 	}
+	if out, done := j.adoptDeadline(ctx); done {
+		return out
+	}
 	if j.seen == "stopped" && j.w.DesiredStatus == power.WorkerRunning {
 		if st := j.rules().Standing; j.w.ForSchedule() && st != nil && !st.Open {
 			return j.withdraw(ctx)
@@ -475,11 +497,19 @@ func (j *job) terminating(ctx context.Context) outcome {
 	if err != nil {
 		return j.note(ctx, err.Error())
 	}
+	until, halted := j.unhalted(j.w.TerminateFor)
+	if halted {
+		return outcome{Result: Retry}
+	}
 	call, cancel, err := j.sh.call(ctx)
 	if err != nil {
 		return outcome{Result: Requeue}
 	}
 	defer cancel()
+	if !until.IsZero() {
+		call, cancel = context.WithDeadline(call, until)
+		defer cancel()
+	}
 	j.c.count.calls.add("terminate")
 	err = cloud.Move.Terminate(call, j.w.EC2InstanceID)
 	switch k := KindOf(err); {
@@ -525,6 +555,9 @@ func (j *job) failed(ctx context.Context) outcome {
 		return outcome{Result: Skip}
 	}
 	if out, drifted := j.drift(ctx); drifted {
+		return out
+	}
+	if out, done := j.adoptDeadline(ctx); done {
 		return out
 	}
 	return outcome{Result: Success}

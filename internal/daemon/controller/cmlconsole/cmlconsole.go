@@ -126,7 +126,7 @@ func (c *Consoles) Console(w fleet.Worker) (controller.Console, error) {
 	if old != nil && reflect.DeepEqual(old.made, cfg) {
 		return old, nil
 	}
-	client, err := cml.New(made)
+	v, err := open(c.Fleet, made)
 	if err != nil {
 		return nil, err
 	}
@@ -136,9 +136,26 @@ func (c *Consoles) Console(w fleet.Worker) (controller.Console, error) {
 	if len(c.byID) >= maxConsoles {
 		clear(c.byID)
 	}
-	v := &console{made: cfg, client: client, fleet: c.Fleet}
+	v.made = cfg
 	c.byID[w.ID] = v
 	return v, nil
+}
+
+// Open returns the console of the CML that cfg reaches, with the settings of f.
+func Open(f *fleet.Fleet, cfg cml.Config) (controller.Console, error) {
+	c, err := open(f, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func open(f *fleet.Fleet, cfg cml.Config) (*console, error) {
+	client, err := cml.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &console{made: cfg, client: client, fleet: f}, nil
 }
 
 // filterFor makes the filter for the settings in force. Our own user is

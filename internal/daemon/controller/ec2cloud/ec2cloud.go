@@ -212,6 +212,12 @@ func (r *region) Preflight(ctx context.Context, id string) ([]string, error) {
 	if err != nil {
 		return nil, callError(err)
 	}
+	switch ec2.KindOf(p.StopProtected.Err) {
+	case ec2.Throttled, ec2.Canceled:
+		// It is one call for each instance, and a large fleet may have no room
+		// for them. EC2 itself refuses to stop a protected instance.
+		p.StopProtected = ec2.Check{}
+	}
 	var found []string
 	var errs []error
 	for _, c := range []struct {
