@@ -83,10 +83,10 @@ type Config struct {
 	Archive func([]fleet.Entry) error
 	// Shadow (dry run) decides and records everything and does nothing.
 	Shadow bool
-	// Lanes is how many workers of one region are worked on at a time, 0 is
-	// 1024; as many again of those whose last try failed. Nearly all of that time
-	// is spent waiting for CML: at 6 s a check, 1024 lanes check 10,000 workers a
-	// minute.
+	// Lanes is the number of workers of one region handled concurrently; 0 means
+	// 256. As many more are handled of those whose last attempt failed. Nearly all
+	// of that time is spent waiting for CML: at 6 s a check, 256 lanes check 2,500
+	// workers a minute.
 	Lanes int
 	Log   *slog.Logger
 	// Tracer gets spans of checks, pauses and resumes; nil disables tracing.
@@ -134,7 +134,7 @@ func New(cfg Config) (*Controller, error) {
 	case cfg.Server == "":
 		return nil, errors.New("cannot make a controller without a server id")
 	}
-	cfg.Lanes = cmp.Or(cfg.Lanes, 1024)
+	cfg.Lanes = cmp.Or(cfg.Lanes, 256)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}

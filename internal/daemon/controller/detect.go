@@ -161,14 +161,11 @@ func (j *job) interval() time.Duration {
 	return time.Duration(j.rules().CheckInterval)
 }
 
-// near reports whether the worker may be paused soon, so that what a stop would
-// meet is found out before the pause is due: for a large fleet that takes
-// minutes.
+// near reports whether the pause of the worker is close enough for its preflight
+// checks: those of a large fleet take minutes, so they begin before it is due.
 func (j *job) near(v idle.Verdict) bool {
-	if t := v.TargetPauseAt; t != nil {
-		return t.Sub(v.At) <= j.s.WorkerActivityDetectionInterval
-	}
-	return len(v.Blocks) == 1 && v.Blocks[0].Code == idle.Shadow
+	t := v.TargetPauseAt
+	return t != nil && t.Sub(v.At) <= j.s.WorkerActivityDetectionInterval
 }
 
 // Times of repeated reads of CML.
