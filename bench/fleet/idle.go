@@ -33,7 +33,7 @@ faults:
   - {service: cml, kind: error, status: 503, probability: 0.05}
 `
 
-// idleFleet is a fleet that nobody uses, behind slow CML hosts, all of whose
+// idleFleet is an unused fleet behind slow CML hosts, all of whose
 // pauses are due at the same moment.
 type idleFleet struct {
 	workers  int

@@ -78,7 +78,7 @@ type Changing struct {
 // errPool requests the same change with the pool in its transaction.
 var errPool = errors.New("the pool is needed")
 
-// errContended asks for the same change once nobody else changes the pool.
+// errContended requests the same change with the pool held by this process.
 var errContended = errors.New("the pool was changed meanwhile")
 
 // ErrStale is a change that was decided on a record that is no longer the
@@ -126,8 +126,8 @@ func (f *Fleet) change(ctx context.Context, id string, c Changing, pooled bool, 
 	return f.transact(ctx, id, c, true, false, fn)
 }
 
-// transact makes a change. Once ends it with errContended if somebody else
-// wrote one of its records meanwhile.
+// transact makes a change. With once it fails with errContended if another writer changed
+// one of its records meanwhile.
 func (f *Fleet) transact(ctx context.Context, id string, c Changing, pooled, once bool, fn func(w *Worker, tx *Tx) error) (Worker, error) {
 	keys := []string{workerKey(id)}
 	if pooled {

@@ -273,7 +273,7 @@ func deadlineTag(prefix string, w *fleet.Worker, in *Instance) (d *time.Time, fo
 }
 
 // adoptDeadline takes the end of its life from the instance's own tag where
-// nobody set another in the record, so that it is kept even when the agent is
+// no operator set another in the record, so that it is kept even when the agent is
 // dead. It is a stop unless the record says otherwise: a tag does not terminate
 // here.
 func (j *job) adoptDeadline(ctx context.Context) (outcome, bool) {
