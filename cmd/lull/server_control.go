@@ -104,7 +104,11 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 		}
 		return plane, nil
 	}
-	aws := ec2cloud.New(set, fields(cfg.Owners))
+	owners := fields(cfg.Owners)
+	if len(owners) == 0 {
+		owners = []string{"self"}
+	}
+	aws := ec2cloud.New(set, owners)
 	open := secrets(seal, c.getenv)
 	cmls := cmlconsole.New(cmlconsole.Config{Fleet: f, Secret: open, Port: cfg.CMLPort})
 	plane.cml = cmls.Probe
@@ -116,7 +120,7 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *fleet.Sealer, l
 	}
 	ctl, err := controller.New(controller.Config{
 		Fleet: f, Server: id, Address: cfg.Advertise,
-		Clouds: aws.Cloud, Accounts: accountNames(accounts), Consoles: cmls.Console, CML: cmls.Probe, Secret: open, Journal: plane.journal.Take,
+		Clouds: aws.Cloud, Accounts: accountNames(accounts), ImageOwners: owners, Consoles: cmls.Console, CML: cmls.Probe, Secret: open, Journal: plane.journal.Take,
 		Archive: archive(filepath.Join(cfg.Data, "audit")), Shadow: cfg.Shadow, Log: log.With("part", "controller"), Tracer: plane.traces.Tracer(),
 	})
 	if err != nil {

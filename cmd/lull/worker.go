@@ -407,28 +407,97 @@ func pauseAt(t *time.Time, notBefore bool, x *evidence.Expiry) string {
 
 // workerDiscovered lists what discovery found and what is not imported yet.
 func (c *cli) workerDiscovered() *cobra.Command {
-	return &cobra.Command{Use: "discovered", Short: "List EC2 instances that can be imported as workers", Args: args(cobra.NoArgs),
+	var scanOnly bool
+	cmd := &cobra.Command{Use: "discovered", Short: "List EC2 instances that can be imported as workers", Args: args(cobra.NoArgs),
+		Long: `List the EC2 instances that discovery found and that are not workers yet: those with
+this fleet's tag and those whose image name matches. Below the list is a summary of the
+last scan: regions, image names, instances seen and skipped, and what to do next. With
+--json only the list goes to standard output; --scan --json prints the summary.`,
+		Example: "  lull worker discovered\n  lull worker discovered --scan --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.control()
 			if err != nil {
 				return err
 			}
-			l, err := control.Read[control.List[fleet.Discovered]](cmd.Context(), cl, "/workers/discovered")
+			l, err := control.Read[control.ListDiscovered](cmd.Context(), cl, "/workers/discovered")
 			if err != nil {
 				return err
 			}
+			if scanOnly {
+				return c.print(l.Scan, func(w io.Writer) { scanText(w, l.Scan, len(l.Items)) })
+			}
+			if c.json && len(l.Items) == 0 && l.Scan != nil {
+				scanText(c.err, l.Scan, 0)
+			}
 			return c.print(l.Items, func(w io.Writer) {
-				rows(w, "INSTANCE\tNAME\tSTATE\tREGION\tACCOUNT\tFOUND BY\tSINCE", func(row func(string, ...any)) {
-					for _, d := range l.Items {
-						by := "image"
-						if d.Orphan {
-							by = "tag"
+				if len(l.Items) > 0 {
+					rows(w, "INSTANCE\tNAME\tSTATE\tREGION\tACCOUNT\tFOUND BY\tSINCE", func(row func(string, ...any)) {
+						for _, d := range l.Items {
+							by := "image"
+							if d.Orphan {
+								by = "tag"
+							}
+							row("%s\t%s\t%s\t%s\t%s\t%s\t%s", d.EC2InstanceID, dash(d.Name), d.State, d.Region, dash(d.Account), by, moment0(&d.FirstSeenAt))
 						}
-						row("%s\t%s\t%s\t%s\t%s\t%s\t%s", d.EC2InstanceID, dash(d.Name), d.State, d.Region, dash(d.Account), by, moment0(&d.FirstSeenAt))
-					}
-				})
+					})
+					fmt.Fprintln(w)
+				}
+				scanText(w, l.Scan, len(l.Items))
 			})
 		}}
+	cmd.Flags().BoolVar(&scanOnly, "scan", false, "print only the summary of the last scan")
+	return cmd
+}
+
+// skipped describes the reasons for which a scan skips an instance.
+var skipped = []struct{ code, text string }{
+	{fleet.SkipWorker, "already workers"}, {fleet.SkipNoMatch, "without the tag or a matching image name"},
+	{fleet.SkipLaunching, "just launched by lull"}, {fleet.SkipImported, "imported by this scan"}, {fleet.SkipUnread, "skipped because the store could not be read"},
+}
+
+// scanText prints what a scan covered, saw and skipped, and what to do next. A
+// nil scan means that none has finished.
+func scanText(w io.Writer, s *fleet.Scan, found int) {
+	switch {
+	case s == nil:
+		fmt.Fprintln(w, "No discovery scan has finished yet. The first one runs within seconds of the\nserver's start.")
+		return
+	case s.Import == "off":
+		fmt.Fprintln(w, "Discovery is off. Switch it on with: lull settings set discovery_import=confirm")
+		return
+	}
+	fmt.Fprintf(w, "Last scan %s, next %s. It lists instances with the tag\n%s or a matching image name.\n", moment0(&s.At), moment0(&s.NextAt), s.Tag)
+	failed := false
+	for _, r := range s.Regions {
+		where := r.Region
+		if r.Account != "" {
+			where += " of account " + r.Account
+		}
+		fmt.Fprintf(w, "  %s, images %s of %s: ", where, strings.Join(r.AMINamePatterns, ", "), strings.Join(r.ImageOwners, ", "))
+		if r.Error != "" {
+			failed = true
+			fmt.Fprintf(w, "not scanned: %s\n", r.Error)
+			continue
+		}
+		fmt.Fprintf(w, "%d instances, %d found\n", r.Instances, r.Found)
+		for _, k := range skipped {
+			if n := r.Skipped[k.code]; n > 0 {
+				fmt.Fprintf(w, "    %d %s\n", n, k.text)
+			}
+		}
+	}
+	fmt.Fprintln(w, "Next:")
+	next := func(what, how string) { fmt.Fprintf(w, "  %-24s %s\n", what, how) }
+	if failed {
+		next("check AWS access", "lull server doctor")
+	}
+	if found > 0 {
+		next("import an instance", "lull worker import INSTANCE-ID")
+		return
+	}
+	next("import any instance", "lull worker import INSTANCE-ID --region REGION")
+	next("match other images", "lull settings set 'discovery_ami_name_patterns=*cml*,*NAME*'")
+	next("scan other regions", "lull settings set discovery_regions=us-east-1,eu-north-1")
 }
 
 func (c *cli) workerGet() *cobra.Command {

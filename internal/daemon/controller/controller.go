@@ -67,6 +67,9 @@ type Config struct {
 	// Accounts are the names of the accounts, besides the credentials' own,
 	// that discovery scans.
 	Accounts []string
+	// ImageOwners are the owners of the images that discovery searches; scans
+	// report them.
+	ImageOwners []string
 	// Consoles returns the CML of a worker that has an address.
 	Consoles func(w fleet.Worker) (Console, error)
 	// CML reports whether a CML answers at the endpoint of w, and its version or

@@ -3,6 +3,8 @@ package controller
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +21,7 @@ import (
 // discovery, the end of a halt, the limits of the audit log and old requests.
 func (c *Controller) housekeep(ctx context.Context) error {
 	var scan, trim, retag time.Time
+	var scanned string
 	for {
 		if err := delay.For(ctx, 5*time.Second); err != nil {
 			return err
@@ -42,8 +45,9 @@ func (c *Controller) housekeep(ctx context.Context) error {
 		if err := sh.fleet.EndHalt(sh.ctx); err != nil && ctx.Err() == nil {
 			c.log.Warn("cannot record the end of the halt", "err", err)
 		}
-		if now.Sub(scan) >= s.DiscoveryScanInterval {
-			scan = now
+		// A change of the settings that discovery uses triggers a scan.
+		if by := fmt.Sprint(s.DiscoveryRegions, s.DiscoveryAMINamePatterns, s.DiscoveryImport, s.AWSDefaultRegion, s.AWSRegionConfigs); now.Sub(scan) >= s.DiscoveryScanInterval || by != scanned {
+			scan, scanned = now, by
 			c.discover(sh.ctx, sh)
 		}
 		if now.Sub(trim) >= time.Hour {
@@ -81,11 +85,19 @@ func (c *Controller) trim(ctx context.Context, sh *shard) {
 // worker.
 const orphanGrace = 10 * time.Minute
 
-// discover looks for unknown instances. One with this fleet's tag is imported,
-// in dry run, after a grace period and a second sighting. One found by the name
-// of its image is listed, and imported if that is enabled.
+// discover scans for instances that are not workers, and records the scan. An
+// instance with this fleet's tag is imported, in dry run, after a grace period
+// and a second sighting. One found by the name of its image is listed, and
+// imported if that is enabled.
 func (c *Controller) discover(ctx context.Context, sh *shard) {
-	s := c.fleet.Settings()
+	s, now := c.fleet.Settings(), time.Now().UTC().Round(0)
+	tag, value := s.TagPrefix+"managed-by", c.fleet.ID()
+	scan := fleet.Scan{At: now, NextAt: now.Add(s.DiscoveryScanInterval), Import: s.DiscoveryImport, Tag: tag + "=" + value, Regions: []fleet.ScannedRegion{}}
+	defer func() {
+		if err := sh.fleet.PutScan(ctx, scan); err != nil && ctx.Err() == nil {
+			c.log.Warn("cannot record a discovery scan", "err", err)
+		}
+	}()
 	if s.DiscoveryImport == "off" {
 		return
 	}
@@ -97,42 +109,21 @@ func (c *Controller) discover(ctx context.Context, sh *shard) {
 	for _, d := range known {
 		old[d.Region+"/"+d.EC2InstanceID] = d
 	}
-	keys, unread := map[regionKey]string{}, map[regionKey]bool{}
-	for name, r := range s.AWSRegionConfigs {
-		for _, account := range append([]string{""}, c.cfg.Accounts...) {
-			keys[regionKey{account, name}] = r.AMINamePattern
+	unread := map[regionKey]bool{}
+	for _, k := range c.scanned(s) {
+		r := fleet.ScannedRegion{Region: k.name, Account: k.account, AMINamePatterns: []string{}, ImageOwners: slices.Clone(c.cfg.ImageOwners), Skipped: map[string]int{}}
+		if r.ImageOwners == nil {
+			r.ImageOwners = []string{}
 		}
-	}
-	c.mu.Lock()
-	for k := range c.regions {
-		if _, ok := keys[k]; !ok {
-			keys[k] = ""
+		r.AMINamePatterns = append(r.AMINamePatterns, s.DiscoveryAMINamePatterns...)
+		if p := s.AWSRegionConfigs[k.name].AMINamePattern; p != "" {
+			r.AMINamePatterns = []string{p}
 		}
-	}
-	c.mu.Unlock()
-	for k, pattern := range keys {
-		cloud, err := c.cfg.Clouds(k.account, k.name)
-		if err != nil {
+		if err := c.scan(ctx, sh, &r, Search{Tags: map[string]string{tag: value}}, old); err != nil {
 			c.log.Warn("cannot scan a region", "region", k.name, "account", k.account, "err", err)
-			unread[k] = true
-			continue
+			r.Error, unread[k] = err.Error(), true
 		}
-		searches := []Search{{Tags: map[string]string{s.TagPrefix + "managed-by": c.fleet.ID()}}}
-		if pattern != "" {
-			searches = append(searches, Search{ImageName: pattern})
-		}
-		for _, q := range searches {
-			c.count.calls.add("find")
-			found, err := cloud.Look.Find(ctx, q)
-			if err != nil {
-				c.log.Warn("cannot scan a region", "region", k.name, "account", k.account, "err", err)
-				unread[k] = true
-				break
-			}
-			for _, in := range found {
-				c.discovered(ctx, sh, k, in, q.ImageName == "", old)
-			}
-		}
+		scan.Regions = append(scan.Regions, r)
 	}
 	for _, d := range old {
 		if unread[regionKey{d.Account, d.Region}] {
@@ -145,21 +136,98 @@ func (c *Controller) discover(ctx context.Context, sh *shard) {
 	}
 }
 
-// discovered processes one instance of a scan. old holds instances that no scan
-// shows anymore.
-func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in Instance, ours bool, old map[string]fleet.Discovered) {
+// scanned returns the regions that discovery scans, sorted: the settings'
+// regions in all accounts and, without discovery_regions, those of workers in
+// their accounts.
+func (c *Controller) scanned(s fleet.Settings) []regionKey {
+	keys := map[regionKey]bool{}
+	for _, name := range s.ScannedRegions(slices.Values([]string(nil))) {
+		for _, account := range append([]string{""}, c.cfg.Accounts...) {
+			keys[regionKey{account, name}] = true
+		}
+	}
+	if len(s.DiscoveryRegions) == 0 {
+		c.mu.Lock()
+		for k := range c.regions {
+			keys[k] = true
+		}
+		c.mu.Unlock()
+	}
+	return slices.SortedFunc(maps.Keys(keys), func(a, b regionKey) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.account, b.account))
+	})
+}
+
+// scan scans the region of r and adds to r what it saw. ours is the search for
+// this fleet's tag.
+func (c *Controller) scan(ctx context.Context, sh *shard, r *fleet.ScannedRegion, ours Search, old map[string]fleet.Discovered) error {
+	k := regionKey{r.Account, r.Region}
+	cloud, err := c.cfg.Clouds(k.account, k.name)
+	if err != nil {
+		return err
+	}
+	states, err := cloud.Look.States(ctx)
+	if err != nil {
+		return err
+	}
+	searches := []Search{ours}
+	for _, p := range r.AMINamePatterns {
+		searches = append(searches, Search{ImageName: p})
+	}
+	seen := map[string]bool{}
+	for _, q := range searches {
+		c.count.calls.add("find")
+		found, err := cloud.Look.Find(ctx, q)
+		if err != nil {
+			return err
+		}
+		for _, in := range found {
+			if seen[in.ID] || isGone(in.State) {
+				continue
+			}
+			seen[in.ID] = true
+			if skip := c.discovered(ctx, sh, k, in, q.ImageName == "", old); skip != "" {
+				r.Skipped[skip]++
+			} else {
+				r.Found++
+			}
+		}
+	}
+	for id, state := range states {
+		if seen[id] || isGone(state) {
+			continue
+		}
+		seen[id] = true
+		skip := fleet.SkipNoMatch
+		if owner, err := c.fleet.WorkerOf(ctx, k.name, id); err != nil {
+			skip = fleet.SkipUnread
+		} else if owner != "" {
+			skip = fleet.SkipWorker
+		}
+		r.Skipped[skip]++
+	}
+	r.Instances = len(seen)
+	return nil
+}
+
+// isGone reports whether an instance in state is terminated or about to be.
+func isGone(state string) bool { return state == "terminated" || state == "shutting-down" }
+
+// discovered processes one instance of a scan. It returns a Skip code of package
+// fleet, or "" if the instance is listed. old holds instances that no scan shows
+// anymore.
+func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in Instance, ours bool, old map[string]fleet.Discovered) (skip string) {
 	s := c.fleet.Settings()
 	key := k.name + "/" + in.ID
-	if in.State == "terminated" || in.State == "shutting-down" {
-		return
-	}
-	if owner, err := c.fleet.WorkerOf(ctx, k.name, in.ID); err != nil || owner != "" {
-		return
+	if owner, err := c.fleet.WorkerOf(ctx, k.name, in.ID); err != nil {
+		return fleet.SkipUnread
+	} else if owner != "" {
+		return fleet.SkipWorker
 	}
 	if id := in.Tags[s.TagPrefix+"worker-id"]; ours && id != "" {
 		if w, err := c.fleet.Worker(ctx, id); err == nil && w.EC2InstanceID == "" {
 			delete(old, key)
-			return // its own worker looks for it
+			return fleet.SkipLaunching // its own worker looks for it
 		}
 	}
 	first, seen := old[key]
@@ -169,10 +237,10 @@ func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in 
 		if err := sh.fleet.PutDiscovered(ctx, d, false); err != nil {
 			c.log.Warn("cannot record a discovered instance", "instance", in.ID, "err", err)
 		}
-		return
+		return ""
 	}
 	if ours && time.Since(first.FirstSeenAt) < orphanGrace || !ours && s.DiscoveryImport != "auto" || c.fleet.Halted().On {
-		return
+		return ""
 	}
 	name := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' || r == '-' {
@@ -185,11 +253,12 @@ func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in 
 	}
 	if _, err := sh.fleet.ImportWorker(ctx, fleet.ByController, fleet.ImportedWorker{Name: name, AWSRegion: k.name, Account: k.account, EC2InstanceID: in.ID}); err != nil {
 		c.log.Warn("cannot import a discovered instance", "instance", in.ID, "err", err)
-		return
+		return ""
 	}
 	if err := sh.fleet.PutDiscovered(ctx, first, true); err != nil {
 		c.log.Warn("cannot clear a discovered instance", "instance", in.ID, "err", err)
 	}
+	return fleet.SkipImported
 }
 
 // Live is what this server knows about a worker beyond its record.

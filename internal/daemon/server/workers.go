@@ -128,10 +128,14 @@ func (s *Server) workerRoutes() {
 		func(ctx context.Context, in *struct{ Body fleet.ImportedWorker }) (*answer[fleet.Worker], error) {
 			return accepted(s.importWorker(ctx, in.Body))
 		})
-	register(s, route{id: "list-discovered", method: "GET", path: workersPath + "/discovered", role: access.Viewer, doc: "Instances that discovery found and that were not imported"},
-		func(ctx context.Context, _ *struct{}) (*answer[control.List[fleet.Discovered]], error) {
+	register(s, route{id: "list-discovered", method: "GET", path: workersPath + "/discovered", role: access.Viewer, doc: "Instances that discovery found and that are not workers yet, and a summary of the last scan"},
+		func(ctx context.Context, _ *struct{}) (*answer[control.ListDiscovered], error) {
 			items, err := s.fleet.Discovered(ctx)
-			return ok(control.List[fleet.Discovered]{Items: items}, err)
+			if err != nil {
+				return nil, problem(err)
+			}
+			scan, err := s.fleet.LastScan(ctx)
+			return ok(control.ListDiscovered{List: control.List[fleet.Discovered]{Items: items}, Scan: scan}, err)
 		})
 	register(s, route{id: "get-worker", method: "GET", path: workersPath + "/{worker_id}", role: access.Viewer, doc: "One worker"},
 		func(ctx context.Context, in *One) (*answer[fleet.Worker], error) {

@@ -26,6 +26,13 @@ type List[T any] struct {
 	Total *int `json:"total,omitempty"`
 }
 
+// ListDiscovered lists the instances that discovery found. Scan is the last scan,
+// nil if none has finished.
+type ListDiscovered struct {
+	List[fleet.Discovered]
+	Scan *fleet.Scan `json:"scan,omitempty"`
+}
+
 // Why answers why a worker runs, or why and by whom it was stopped.
 type Why struct {
 	evidence.Account
