@@ -371,7 +371,7 @@ func TestHandlers(t *testing.T) {
 		{name: "terminate is sent", status: power.WorkerTerminating, ec2: "running", result: Requeue, calls: "terminate"},
 		{name: "a person's is sent though all is halted", status: power.WorkerTerminating, halted: true, ec2: "running", result: Requeue, calls: "terminate"},
 		{name: "a ttl's is held by a halt", status: power.WorkerTerminating, halted: true, set: func(w *fleet.Worker) { w.TerminateFor = fleet.ReasonTTL }, ec2: "running", result: Retry, reason: "halted"},
-		{name: "a ttl's is held in shadow", status: power.WorkerTerminating, set: func(w *fleet.Worker) { w.TerminateFor, w.Armed = fleet.ReasonTTL, false }, ec2: "running", result: Retry, reason: "shadow"},
+		{name: "a ttl's is held in shadow", status: power.WorkerTerminating, set: func(w *fleet.Worker) { w.TerminateFor, w.Armed = fleet.ReasonTTL, false }, ec2: "running", result: Retry, reason: "dry-run"},
 		{name: "a ttl's", status: power.WorkerTerminating, set: func(w *fleet.Worker) { w.TerminateFor = fleet.ReasonTTL }, ec2: "running", result: Requeue, calls: "terminate"},
 		{name: "shutting down", status: power.WorkerTerminating, ec2: "shutting-down", result: Requeue},
 		{name: "terminated", status: power.WorkerTerminating, ec2: "terminated", result: Success, to: power.WorkerTerminated, check: counters(func(s Stats) int64 { return s.Terminated }, 1)},
