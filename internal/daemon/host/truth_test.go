@@ -50,7 +50,7 @@ var loads = []load{
 	{name: "connection", blind: blindFor, silent: true, on: func(r *rig, _ *hosttest.Proc, id string, _ time.Time) func() {
 		return r.k.Connect(id).Close
 	}},
-	{name: "unix connection", blind: blindFor, on: func(r *rig, _ *hosttest.Proc, id string, _ time.Time) func() {
+	{name: "unix connection", blind: probeFor, on: func(r *rig, _ *hosttest.Proc, id string, _ time.Time) func() {
 		return r.k.ConnectUnix(id).Close
 	}},
 	{name: "relayed connection", blind: blindFor, silent: true, relay: true, on: relayed},
