@@ -165,7 +165,7 @@ func steady(t *testing.T, n int) {
 	t.Logf("%d workers, a tenth RUNNING; per cycle of 30 s: CPU %s, listings %.2f, describe calls %.2f, telemetry %.1f, writes %.2f, read transactions %.2f, reconciliations %s; memory %d B a worker; start and 80 min %s",
 		n, used/cycles, float64(calls["states"])/cycles, float64(calls["instances"])/cycles, float64(calls["telemetry"])/cycles,
 		float64(writes.Load())/cycles, float64(reads.Load())/cycles, strings.Join(rec, " "), (int64(after.HeapAlloc)-int64(before.HeapAlloc))/int64(n), warm)
-	if calls["states"] > cycles+2 {
+	if scans := cycles / 10; calls["states"] > cycles+scans+2 { // discovery lists the region every 5 minutes
 		t.Errorf("%d listings in %d cycles", calls["states"], cycles)
 	}
 	if most := cycles * (1 + n/1000); calls["instances"] > most {
