@@ -43,7 +43,7 @@ type idleFleet struct {
 }
 
 // run fails unless every worker is stopped within two intervals of its
-// deadline. When a stop was sent is what the simulator says.
+// deadline. The simulator says when a stop was sent.
 func (b idleFleet) run(ctx context.Context) (err error) {
 	const timeout = time.Hour
 	deadline := time.Now().Add(b.lead).UTC().Round(0)

@@ -9,7 +9,7 @@ import (
 	"lull/internal/link/hostctl"
 )
 
-// TestNextIsTrue checks that what ps announces is what happens.
+// TestNextIsTrue checks that instances do what ps announces.
 func TestNextIsTrue(t *testing.T) {
 	soon := time.Now().Add(time.Hour)
 	port := []instance.Endpoint{{Listen: "127.0.0.1:1"}}

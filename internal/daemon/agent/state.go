@@ -14,7 +14,7 @@ import (
 	"lull/internal/link/tags"
 )
 
-// state is what survives the agent. Times are wall times.
+// state survives the agent. Times are wall times.
 type state struct {
 	Generation   uint64            `json:"generation"` // of the last intent
 	BootID       string            `json:"boot_id"`    // under which it was written

@@ -49,7 +49,7 @@ func hopeless(k Kind) bool {
 	return k == Unauthorized || k == Mismatch || k == Invalid || k == NoImage
 }
 
-// Cause is what brought an instance into its state, from EC2's StateReason.
+// Cause says why an instance is in its state, from EC2's StateReason.
 type Cause string
 
 // The causes.

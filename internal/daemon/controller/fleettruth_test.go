@@ -46,7 +46,7 @@ func hidden(window time.Duration) time.Duration {
 	return time.Duration(float64(window) * (activeLoad - idleLoad) / (usedLoad - idleLoad))
 }
 
-// resolution is what sources that are all needed leave unseen: blind is how new
+// resolution returns what a set of sources, all of them needed, leaves unseen: blind is how new
 // use may be, and early how much sooner than its true end it may seem to have
 // ended.
 func resolution(sources []string) (blind, early time.Duration) {

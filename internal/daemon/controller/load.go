@@ -24,7 +24,7 @@ const (
 	loadWait = 2 * time.Minute
 )
 
-// loadSeen is what CloudWatch has reported about an instance.
+// loadSeen holds the load that CloudWatch reported for an instance.
 type loadSeen struct {
 	Load
 	instance string

@@ -71,7 +71,7 @@ func (e *entry) learnt(l live) {
 	*e.live = l
 }
 
-// live is what is known about a worker beyond its record. It is lost with the
+// live holds what the controller knows about a worker beyond its record. It is lost with the
 // process, and read again by the next owner.
 type live struct {
 	cml       idle.Reading

@@ -278,12 +278,12 @@ func (j *job) lost(ctx context.Context) outcome {
 	if left := confirm - j.seenAt.Sub(*since); left > 0 {
 		return outcome{Requeue, j.now.Add(max(left-j.now.Sub(j.seenAt), j.s.ReconcileInterval/2))} // repeating the same answer does not count
 	}
-	return j.gonefor(ctx, "external: EC2 does not know the instance")
+	return j.endGone(ctx, "external: EC2 does not know the instance")
 }
 
-// gonefor ends in TERMINATED, attributed to whoever requested it or to an
+// endGone ends in TERMINATED, attributed to the actor that requested it or to an
 // external cause.
-func (j *job) gonefor(ctx context.Context, why string) outcome {
+func (j *job) endGone(ctx context.Context, why string) outcome {
 	asked := j.w.DesiredStatus == power.WorkerTerminated
 	err := j.writeBy(ctx, fleet.ByCloud, false, func(w *fleet.Worker, tx *fleet.Tx) error {
 		w.Status, w.EC2State, w.MissingSince, w.Intent = power.WorkerTerminated, "terminated", nil, nil
@@ -344,7 +344,7 @@ func (j *job) drift(ctx context.Context) (outcome, bool) {
 	case power.WorkerStopping, power.WorkerStopped:
 		return j.stoppedOutside(ctx, to), true
 	case power.WorkerTerminated:
-		return j.gonefor(ctx, "external: EC2 terminated the instance"), true
+		return j.endGone(ctx, "external: EC2 terminated the instance"), true
 	case power.WorkerTerminating:
 		return j.step(ctx, to, "external: EC2 is terminating the instance", func(w *fleet.Worker, tx *fleet.Tx) {
 			w.DesiredStatus, w.Intent, w.Draining = power.WorkerTerminated, nil, false

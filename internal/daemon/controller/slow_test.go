@@ -56,7 +56,7 @@ func (c slowConsole) Withdraw(ctx context.Context, id string) error {
 	return c.console.Withdraw(ctx, id)
 }
 
-// TestSlowConsoles: a fleet that nobody uses, behind slow CML hosts some of
+// TestSlowConsoles: an unused fleet behind slow CML hosts some of
 // whose answers fail, all due at the same moment, is stopped within two idle
 // checks of that moment, and no worker earlier.
 func TestSlowConsoles(t *testing.T) {

@@ -477,7 +477,7 @@ func (j *job) terminating(ctx context.Context) outcome {
 	case "":
 		return j.lost(ctx)
 	case "terminated":
-		return j.gonefor(ctx, "")
+		return j.endGone(ctx, "")
 	case "shutting-down":
 		return outcome{Result: Requeue}
 	}
@@ -524,7 +524,7 @@ func (j *job) terminating(ctx context.Context) outcome {
 // terminatePending ends a worker that has no instance on record.
 func (j *job) terminatePending(ctx context.Context) outcome {
 	if j.w.Launch == nil || j.w.Launch.SentAt == nil {
-		return j.gonefor(ctx, "")
+		return j.endGone(ctx, "")
 	}
 	cloud, err := j.cloud()
 	if err != nil {
